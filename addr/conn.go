@@ -60,6 +60,9 @@ func (c *Conn) Replace(ctx context.Context, a Address) error {
 
 // change carries out one request.
 func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.HeaderType, flags netlink.HeaderFlags) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	var b nl.Batch
 	m, err := a.Message(typ, flags)
 	b.Add(op, a, m, err)
@@ -102,6 +105,9 @@ func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
 
 // walk lists addresses as they arrive, until each returns an error. It calls begin before each try.
 func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Address) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link).MarshalBinary, nil)
 	return c.nl.Walk("list addresses", ask, err, begin, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWADDR {
@@ -182,6 +188,9 @@ func (a *Address) network() netip.Prefix {
 
 // get asks for one IPv6 address, whose prefix length the kernel does not compare.
 func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
+	if err := ctx.Err(); err != nil {
+		return Address{}, err
+	}
 	var have Address
 	// Strict checking wants the prefix length to be 0 here, and takes no other attribute:
 	// so not the one of no type, which the library adds to those that it has.

@@ -124,6 +124,9 @@ func (c *Conn) Ports(ctx context.Context, bridge int) ([]Link, error) {
 }
 
 func (c *Conn) links(ctx context.Context, op, kind string, master int) ([]Link, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	var list []Link
 	err := link.List(c.nl, op, kind, master, func(l *link.Link) { list = append(list, *linkOf(l)) })
 	return list, err

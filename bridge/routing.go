@@ -22,9 +22,10 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Routing describes what a host that routes for pods needs. A field with its zero value changes nothing.
+// Routing describes the parameters of a host that routes for pods. IPv4 and IPv6 are switches; Input and RouteLocalnet
+// are names of links, often the same bridge. A field with its zero value changes nothing.
 type Routing struct {
-	// IPv4 and IPv6 have each link of the host take packets of the family to forward, and each later link.
+	// IPv4 and IPv6 set each link of the host, and each later link, to forward packets of the family.
 	//
 	// A host that is a router already (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding) stays as it is. On another
 	// host these two stay 0, and the links' own parameters are set: net.ipv4.conf.LINK.forwarding, and
@@ -33,11 +34,11 @@ type Routing struct {
 	//
 	// Links of others then forward to links of others too: nft.Network's Closed drops that.
 	IPv4, IPv6 bool
-	// Input names the link that pods' packets come in by. On a router too, the kernel forwards those of IPv4 only if
-	// this link's own parameter is set.
+	// Input is the name of the link that pods' packets come in by: the bridge. On a router too, the kernel forwards
+	// their IPv4 packets only if this link's own parameter is set.
 	Input string
-	// RouteLocalnet names a link by which host ports on 127.0.0.1 lead to pods: the bridge
-	// (net.ipv4.conf.<link>.route_localnet). It also has the kernel take packets for 127.0.0.0/8 from that link, so
+	// RouteLocalnet is the name of the link by which host ports on 127.0.0.1 lead to pods: the bridge
+	// (net.ipv4.conf.<link>.route_localnet). The kernel then also takes packets for 127.0.0.0/8 from that link, so
 	// rules that keep pods from the host's own services there come first: nft.Conn.Ensure makes them, and they last
 	// as long as its table.
 	RouteLocalnet string

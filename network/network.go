@@ -19,11 +19,11 @@ type Network struct {
 	// DefaultMTU is for a bridge that is made, where MTU is 0; 0 is that of the default route's link.
 	DefaultMTU int
 
-	// Allocator gives pods their addresses. Nil is for pods that name theirs, have none, or
-	// lease them. Del gives an address back only with Origin or Config.Allocators: set one of them.
+	// Allocator reserves the addresses of pods in Add. Nil is for pods that name their addresses, have none, or lease
+	// them. Del gets no Network, so it takes an address back only by Origin or Config.Allocators: set one of the two.
 	Allocator ipam.Allocator
-	// Origin is kept on record with an attachment, and says later which allocator takes its
-	// addresses back: see Config.Allocators.
+	// Origin names the Allocator on record: {Type: "host-local"} for an ipam.HostLocal, or any name that your
+	// Config.Allocators knows. It is not used to reserve addresses.
 	Origin Origin
 
 	// Subnets are those that addresses will come from, as far as that is known: for Ready, which
@@ -94,7 +94,7 @@ const (
 
 const exitHost = string(ExitHost) // as it is on record
 
-// Origin says where an attachment's addresses come from. Both are kept on record.
+// Origin is the source of an attachment's addresses, which Add puts on record for Del: see Config.Allocators.
 type Origin struct {
 	Type string // "host-local", say; empty where there is no allocator. "dhcp" is for leases
 	Dir  string // where it keeps its reservations; empty for <state>/ipam

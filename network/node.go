@@ -20,7 +20,7 @@ const DefaultStateDir = state.DefaultDir
 // been what failed it.
 const UndoTimeout = 10 * time.Second
 
-// Config says what a Node works with. The zero value, and nil, mean the defaults.
+// Config configures a Node. A nil Config and a zero field mean the default.
 type Config struct {
 	// NetNS is the namespace of the bridges, the host's; nil is that of the calling thread. It
 	// stays open as long as the Node is used. Each call is in it until it returns.
@@ -34,10 +34,12 @@ type Config struct {
 	// Mark is the bit of a packet's mark that says that a pod may have it forwarded, which
 	// all networks of a node share; 0 is that of the networks on record, or nft.DefaultMark.
 	Mark uint32
-	// Allocators gives the allocator that takes addresses back: of a network's attachments that came from origin,
-	// or, if that is nil, of the network as it is now. If it gives nil, they are not given back. If Allocators is
-	// nil, those go back that came from an origin of type host-local; of an Allocator that Network.Origin does not
-	// name, Del fails.
+	// Allocators returns the allocator that takes back addresses of a network, since Del and GC get no Network. origin
+	// is the Network.Origin that Add put on record with the attachment, or nil for the network as it is now. If the
+	// allocator is nil, the addresses stay reserved.
+	//
+	// Without Allocators, Del takes back addresses of an Origin of type "host-local", and fails for those of a
+	// Network.Allocator without an Origin.
 	Allocators func(network string, origin *Origin) (ipam.Allocator, error)
 	// Log gets what an operator should know although a call goes on; nil drops it.
 	Log *slog.Logger

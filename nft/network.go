@@ -12,84 +12,79 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Network is what rules are made for.
+// Network describes a network whose rules Conn.Ensure makes. Name is required. Most networks also set Prefixes, Bridge,
+// NFCall as the bridge has it, and Masquerade or Guard. A field with its zero value asks for nothing.
 type Network struct {
-	// Name is the network's name: letters, digits, "_", "." and "-", not starting
-	// with one of the latter three (as CNI has it).
+	// Name is the network's name: letters, digits, "_", "." and "-", not starting with one of the latter three, as in
+	// CNI.
 	Name string
-	// Prefixes are the pods' own: what goes to them keeps its source address.
+	// Prefixes are the subnets of the network's pods. Packets to them are never masqueraded.
 	Prefixes []netip.Prefix
-	// Masquerade gives what pods send to elsewhere the address of the link that it
-	// leaves by. It takes effect for endpoints that ask for it too.
+	// Masquerade lets endpoints be masqueraded: packets from an endpoint with Endpoint.Masquerade leave the host with
+	// the address of the link that they leave by.
 	Masquerade bool
-	// NonMasquerade are further destinations for which pods keep their address;
-	// 0.0.0.0/0 or ::/0 switches masquerade off for the whole family. Multicast
-	// keeps its source address in any case.
+	// NonMasquerade are further destinations to which packets keep their source address. 0.0.0.0/0 or ::/0 turns
+	// masquerade off for the whole family. Packets to multicast groups are never masqueraded.
 	NonMasquerade []netip.Prefix
-	// Bridge is the name of the bridge that the network is on. Without it, packets that are bridged between its
-	// pods have no mark, marks are not cleared, foreign.Conn admits nothing, and the fields below have no effect.
+	// Bridge is the name of the network's bridge, which need not exist yet. It has to be the bridge's own name and not
+	// an alternative one. Without it, packets that are bridged between the network's pods are not marked, foreign.Conn
+	// admits nothing, and the fields below have no effect.
 	Bridge string
-	// VLANOf is the bridge whose VLAN the network is, where Bridge is the host's link in that VLAN; empty where
-	// Bridge is the bridge. Packets that are bridged within the VLAN pass the hooks by the name of VLANOf, and
-	// those that the host routes by that of Bridge.
+	// VLANOf is for a network in a VLAN of a bridge: the name of that bridge, while Bridge is the host's link in the
+	// VLAN. Packets that are bridged within the VLAN pass the firewall's hooks by the name of VLANOf, and packets that
+	// the host routes by that of Bridge.
 	VLANOf string
-	// NFCall says that what the bridge forwards passes the firewall's hooks too (IFLA_BR_NF_CALL_IPTABLES and
-	// _IP6TABLES, or the sysctl that does it for all bridges). Without it, answers between pods of the bridge do
-	// not pass the host: packets between them whose destination was changed are masqueraded.
+	// NFCall says that packets which the bridge forwards pass the firewall's hooks too, by bridge.Bridge's NFCall or by
+	// the sysctls for all bridges. Without it, answers between pods of the bridge do not pass the host, so rules
+	// masquerade packets between pods whose destination the host has changed.
 	NFCall bool
-	// LAN says that a port of the bridge leads to machines that are in one subnet with the pods, as where a NIC of
-	// the host's is such a port. They answer each other and pods past the host: so the host masquerades packets
-	// whose destination it has changed and that it sends to one of them; without NFCall, those that it sends to
-	// pods too.
+	// LAN says that a port of the bridge leads to machines in the pods' subnet, such as a NIC of the host. They answer
+	// each other and pods without the host. So rules masquerade packets to such a machine whose destination the host
+	// has changed, and without NFCall also such packets to pods.
 	//
-	// With NFCall, the bridge itself sends a packet whose destination was changed to another of its ports, and
-	// never back by the port that it came in by: a machine of the LAN whose packet is led to another machine there
-	// gets no answer, unless the frames that the LAN sends to the host's MAC are kept from the bridge (as tc's
-	// mirred does it, from the port's ingress to the bridge's).
+	// With NFCall, the bridge sends a packet whose destination was changed to another port, but never back to the port
+	// that it came in by. So a machine of the LAN that is led to another machine of the LAN gets no answer, unless
+	// frames from the LAN to the host's MAC never reach the bridge: tc's mirred can lead them past it.
 	LAN bool
-	// Gateway has the host route for the network by Bridge, which leads to pods alone. It matters where Closed
-	// is set.
+	// Gateway says that the host routes for the network, and that Bridge leads to pods alone. It matters with Closed.
 	Gateway bool
-	// Closed lists the families of which the host is no router, although its links forward, as pods need it
-	// (bridge.Routing). A packet is dropped unless it comes from or goes to the Bridge of a network with Gateway,
-	// or has the mark of what pods send or receive. All networks of a node share this rule, so give each the same.
+	// Closed lists the families that the host forwards for pods alone: it is no router, although its links forward
+	// (bridge.Routing). The rules drop a packet unless it comes from or goes to the Bridge of a network with Gateway,
+	// or was marked as a pod's. All networks of a node share this rule, so give each the same list.
 	Closed []Closed
-	// Policy says which pods of other networks, and of this one, may send to the
-	// network's pods.
+	// Policy is the set of pods that may send to the network's pods. The zero value is Open: all may.
 	Policy Policy
-	// Guard has what Endpoint.Guard needs. Without it, ports
-	// that were guarded before stay so.
+	// Guard makes the rules that Endpoint.Guard needs. Without it, ports that were guarded before stay guarded.
 	Guard bool
-	// Groups, which Guard implies, drops what pods send to the link-local groups (01:80:c2:00:00:00 to :0f): frames
-	// that a bridge does not forward, but hands to the host as from the port, past every rule that names the
-	// bridge. It holds for each port of each bridge whose name begins with "veth", also for other programs' ports
-	// and for pods that the firewall does not know: a veth that is no pod's, and whose STP or LLDP a bridge without
-	// STP has to pass on, needs another name. The kernel asks the rules about the groups of STP and LLDP only if
-	// the port forwards them (bridge.Port's ForwardGroups).
+	// Groups drops frames from pods to the link-local groups (01:80:c2:00:00:00 to :0f). Guard implies it. A bridge
+	// does not forward such frames, but hands them to the host as from the port, past every rule that names the bridge.
 	//
-	// It also drops, from such ports, IP behind a tag of VLAN 0, which reaches other pods past
-	// the firewall's hooks, and, from ports in PodGroup or GatewayGroup, multicast queries. From ports in GatewayGroup
-	// it drops what would make the pod the host's DHCP server or router: packets to the ports of DHCP clients, router
-	// advertisements and redirects, as far as the bridge would hand them to the host. What goes from pod to pod passes.
+	// It applies to all ports of all bridges whose names begin with "veth", other programs' included. If a bridge
+	// without STP has to pass STP from a veth, give that veth another name. The kernel asks the rules about the groups
+	// of STP and LLDP only if the port forwards them (bridge.Port's ForwardGroups).
+	//
+	// From the same ports it also drops IP behind a tag of VLAN 0, which would pass the hooks unseen. From ports in
+	// PodGroup or GatewayGroup it drops multicast queries. From ports in GatewayGroup it drops packets to the host by
+	// which a pod would become the host's DHCP server or router: packets to the ports of DHCP clients, router
+	// advertisements and redirects.
 	Groups bool
-	// PortSNAT has what Endpoint.PortSNAT needs that is not SNATNeeded. Without it, ports that had that keep it.
+	// PortSNAT makes the rules that an Endpoint.PortSNAT other than SNATNeeded needs. Without it, ports that had one
+	// keep it.
 	PortSNAT bool
 	// Internal drops packets between the bridge and all other links, in both directions. The host itself and the bridge's
 	// pods reach each other. Networks on one bridge are internal together.
 	Internal bool
-	// DropReports keeps the multicast listener reports of others (MLDv2, RFC 3810) from those
-	// ports of the bridge that are in PodGroup. Each pod with IPv6 sends some when it
-	// starts, and a bridge that has heard of no querier sends them to all ports, where
-	// every pod looks at them, and none reads them: with hundreds of pods, most of what the
-	// start of one costs. The bridge itself has seen them before, and a port with a
-	// multicast router behind it has to be in another group (RFC 4541, section 2.1.1: such
-	// ports alone are to get reports).
+	// DropReports keeps the multicast listener reports of others (MLDv2, RFC 3810) from the ports of the bridge that are
+	// in PodGroup. A bridge without a querier sends them to all ports, and every pod looks at them in vain: with
+	// hundreds of pods this is most of the cost of starting one. The bridge itself has seen them before.
+	//
+	// A port with a multicast router behind it needs the reports (RFC 4541, section 2.1.1), so put it into another
+	// group.
 	DropReports bool
-	// Dedup is for a promiscuous bridge that calls iptables, and for as long as it is
-	// both: see there.
+	// Dedup drops second copies of packets, on a promiscuous bridge with NFCall. See the type.
 	Dedup []Dedup
-	// Share connects the bridge to a LAN by a NIC of the host that is no port of it. Networks on one bridge have one
-	// Share. See Endpoint.NIC, and Conn.RemoveShare.
+	// Share connects the bridge to a LAN by a NIC of the host that is no port of the bridge. Networks on one bridge have
+	// the same Share. See Endpoint.NIC and Conn.RemoveShare.
 	Share *Share
 }
 
@@ -108,8 +103,8 @@ type Share struct {
 
 // Closed is a family that the host forwards for pods only.
 type Closed struct {
-	IPv6 bool // else IPv4
-	// Routers are the links that their owner has forward: what comes in by them may go anywhere.
+	IPv6 bool // false means IPv4
+	// Routers are the links that the host's owner lets forward: packets that come in by them may go anywhere.
 	Routers []string
 }
 

@@ -14,6 +14,7 @@ import (
 
 // Port is a port of a pod that is published on the host, or a range of ports.
 type Port struct {
+	// Protocol is TCP, UDP or SCTP. It is required.
 	Protocol Protocol `json:"protocol"`
 	// HostAddr is the one address of the host's that it is published on; 0.0.0.0 and
 	// :: stand for all of their family, and the zero Addr for all of both. Of
@@ -29,7 +30,7 @@ type Port struct {
 	Count uint16 `json:"count,omitempty"`
 }
 
-// Protocol is that of a port, as IANA numbers them.
+// Protocol is the protocol of a port, by its IANA number. The zero value is none.
 type Protocol uint8
 
 // The protocols of ports.

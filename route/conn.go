@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Conn reads and writes routes, rules and neighbours of one network namespace. Its
+// Conn reads and writes the routes of one network namespace, and not its rules and neighbours. Its
 // methods may be called from several goroutines, and ask nothing once their context is
 // done. Errors of the kernel are *tombolo.OpError.
 type Conn struct {
@@ -91,6 +91,9 @@ func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 
 // change carries out one request.
 func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.HeaderType, flags netlink.HeaderFlags) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	var b nl.Batch
 	m, err := r.Message(typ, flags)
 	b.Add(op, r, m, err)
@@ -142,6 +145,9 @@ func (c *Conn) Walk(ctx context.Context, f Filter, each func(Route)) error {
 }
 
 func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	ask, err := f.message()
 	err = c.nl.Walk("list routes", ask, err, begin, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWROUTE {
@@ -181,6 +187,9 @@ func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 // and the kernel also checks its source: the error is EXDEV if the reverse path filter would drop the packet. If link
 // is 0, src has to be an address of this host.
 func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Route, error) {
+	if err := ctx.Err(); err != nil {
+		return Route{}, err
+	}
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
 	if dst.Is4() {
 		// Without it, IPv4 reports table main for every route; IPv6 refuses the flag.

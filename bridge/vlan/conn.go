@@ -40,7 +40,7 @@ func (c *Conn) Probe(ctx context.Context) error {
 		}
 	}
 
-	if _, err := c.get(loopback); errors.Is(err, unix.EOPNOTSUPP) {
+	if _, err := c.get(ctx, loopback); errors.Is(err, unix.EOPNOTSUPP) {
 		return ErrUnsupported // any other error means that loopback is no port
 	}
 	return nil
@@ -55,7 +55,7 @@ func (c *Conn) Ensure(ctx context.Context, port int, m Membership) (changed bool
 		return false, err
 	}
 
-	have, err := c.get(port)
+	have, err := c.get(ctx, port)
 	if err != nil {
 		return false, err
 	}
@@ -83,7 +83,7 @@ func (c *Conn) Outside(ctx context.Context, port int, list ...Range) ([]Range, e
 		return nil, err
 	}
 
-	have, err := c.get(port)
+	have, err := c.get(ctx, port)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func (c *Conn) Check(ctx context.Context, port int, name string, m Membership) (
 		return nil, err
 	}
 
-	have, err := c.get(port)
+	have, err := c.get(ctx, port)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +155,10 @@ func header(port int) []byte {
 }
 
 // get returns the VLANs of a port, or of a bridge as a port of itself (Linux 5.6).
-func (c *Conn) get(port int) (entries, error) {
+func (c *Conn) get(ctx context.Context, port int) (entries, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	m, err := nl.Encode(unix.RTM_GETVLAN, 0, header(port), nil)
 	list := entries{}
 	err = c.nl.List("list VLANs of link", m, err, func(m netlink.Message) error {

@@ -70,8 +70,8 @@ func (c *Conn) Close() error { return c.nl.Close() }
 // The error matches errors.ErrUnsupported if the kernel has no ctnetlink, fs.ErrPermission without CAP_NET_ADMIN, and
 // tombolo.ErrInterrupted if many attempts in a row were interrupted.
 func (c *Conn) List(ctx context.Context, questions ...Question) ([]Flow, error) {
-	if len(questions) == 0 {
-		return nil, nil
+	if len(questions) == 0 || ctx.Err() != nil {
+		return nil, ctx.Err()
 	}
 
 	if count, err := c.count(); err != nil || count == 0 {
@@ -80,10 +80,6 @@ func (c *Conn) List(ctx context.Context, questions ...Question) ([]Flow, error) 
 
 	var list []Flow
 	for _, q := range questions {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-
 		m, err := q.message()
 		err = c.nl.List("list flows", m, err, func(m netlink.Message) error {
 			flow, err := decode(m.Data)

@@ -52,8 +52,8 @@ func (c *Conn) Add(ctx context.Context, a Address) error {
 }
 
 // Replace adds an address, or overwrites the fields of one that is there as far as the kernel allows: lifetimes, Metric
-// and Protocol, for IPv6 also Flags and Peer, but not back to a Metric of 0 or to no Peer. It leaves the other fields as
-// they are, without an error; Ensure corrects those too.
+// and Protocol, for IPv6 also Flags and Peer, but not back to a Metric of 0 or to no Peer. It leaves the other fields
+// as they are, without an error; Ensure corrects those too.
 func (c *Conn) Replace(ctx context.Context, a Address) error {
 	return c.change(ctx, "replace address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Replace)
 }

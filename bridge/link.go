@@ -88,8 +88,7 @@ func (c *Conn) Link(ctx context.Context, name string) (*Link, error) {
 func (c *Conn) bridgeNamed(ctx context.Context, name string) (*Link, error) {
 	l, err := c.Link(ctx, name)
 	if err == nil && l.Name != name {
-		err = &tombolo.OpError{Op: "get bridge", Object: name, Err: fmt.Errorf(
-			"%w: it is an alternative name of link %s, which rules of the firewall do not know: give %[2]s", tombolo.ErrInvalid, l.Name)}
+		err = &tombolo.OpError{Op: "get bridge", Object: name, Err: link.Alternative(l.Name)}
 	}
 	return l, err
 }

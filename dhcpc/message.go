@@ -88,7 +88,8 @@ func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
 		case first != nil && bytes.Equal(first, value):
 			continue
 		case first != nil:
-			m.ignored = append(m.ignored, fmt.Sprintf("option %d: sent twice, as %s and %s: the first is taken", code, Hex(first), Hex(value)))
+			m.ignored = append(m.ignored,
+				fmt.Sprintf("option %d: sent twice, as %s and %s: the first is taken", code, Hex(first), Hex(value)))
 			continue
 		case len(value) == fixedSize(code):
 			seen[code] = value

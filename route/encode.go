@@ -230,12 +230,13 @@ func (n *Route) others() []netlink.Attribute {
 // metrics returns RTA_METRICS of those in Other and of the two that have fields. The library knows five in all.
 func (n *Route) metrics() ([]byte, error) {
 	var fields []netlink.Attribute
-	if n.MTU != 0 {
-		fields = append(fields, netlink.Attribute{Type: unix.RTAX_MTU, Data: binary.NativeEndian.AppendUint32(nil, n.MTU)})
+	put := func(typ uint16, value uint32) {
+		if value != 0 {
+			fields = append(fields, netlink.Attribute{Type: typ, Data: binary.NativeEndian.AppendUint32(nil, value)})
+		}
 	}
-	if n.AdvMSS != 0 {
-		fields = append(fields, netlink.Attribute{Type: unix.RTAX_ADVMSS, Data: binary.NativeEndian.AppendUint32(nil, n.AdvMSS)})
-	}
+	put(unix.RTAX_MTU, n.MTU)
+	put(unix.RTAX_ADVMSS, n.AdvMSS)
 	b, err := netlink.MarshalAttributes(fields)
 	for _, a := range n.Other {
 		if nl.TypeOf(a) == unix.RTA_METRICS {

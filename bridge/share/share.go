@@ -228,7 +228,8 @@ func (c *Conn) restore(ctx context.Context, s Share) error {
 
 func (s Share) validate() error {
 	if !ident.IsLinkName(s.NIC) || !ident.IsLinkName(s.Bridge) {
-		return fmt.Errorf("%w: share %q by the bridge %q: these are no names of links"+ident.LinkNameForm, tombolo.ErrInvalid, s.NIC, s.Bridge)
+		return fmt.Errorf("%w: share %q by the bridge %q: these are no names of links"+ident.LinkNameForm,
+			tombolo.ErrInvalid, s.NIC, s.Bridge)
 	}
 	if len(s.Alias) > aliasMax {
 		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", tombolo.ErrInvalid, len(s.Alias), aliasMax)
@@ -288,8 +289,7 @@ func (c *Conn) find(ctx context.Context, name string) (*link.Link, error) {
 		return nil, err
 	}
 	if l.Name != name {
-		return nil, fmt.Errorf("%w: %s is an alternative name of link %s, which rules of the firewall do not know: give %[3]s",
-			tombolo.ErrInvalid, name, l.Name)
+		return nil, &tombolo.OpError{Op: "get link", Object: name, Err: link.Alternative(l.Name)}
 	}
 	return &l, nil
 }

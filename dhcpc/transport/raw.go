@@ -115,7 +115,8 @@ func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 		return nil, err
 	}
 	if err := c.receiveMAC(conn); err != nil {
-		return nil, errors.Join(&tombolo.OpError{Op: "receive for " + c.MAC.String() + " on", Object: c.object(), Err: err}, conn.Close())
+		err = &tombolo.OpError{Op: "receive for " + c.MAC.String() + " on", Object: c.object(), Err: err}
+		return nil, errors.Join(err, conn.Close())
 	}
 	return c.frameSocket(conn), nil
 }

@@ -62,6 +62,11 @@ type Counters struct {
 	RxPackets, TxPackets, RxBytes, TxBytes uint64
 }
 
+// Alternative returns the error about a name by which a link was found, but which is not its own.
+func Alternative(own string) error {
+	return nl.Invalid("it is an alternative name of link " + own + ", which rules of the firewall do not know: give " + own)
+}
+
 // Up reports whether the link is administratively up.
 func (l *Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
 

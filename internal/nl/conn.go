@@ -401,7 +401,8 @@ func listing(ask netlink.HeaderType) kind {
 	case unix.RTM_GETADDR:
 		return kind{unix.SizeofIfAddrmsg, unix.SizeofIfAddrmsg, []uint16{unix.IFA_ADDRESS, unix.IFA_LOCAL}}
 	case unix.RTM_GETROUTE:
-		return kind{unix.SizeofRtMsg, 8, []uint16{unix.RTA_DST, unix.RTA_OIF, unix.RTA_GATEWAY, unix.RTA_PRIORITY, unix.RTA_TABLE}}
+		keys := []uint16{unix.RTA_DST, unix.RTA_OIF, unix.RTA_GATEWAY, unix.RTA_PRIORITY, unix.RTA_TABLE}
+		return kind{unix.SizeofRtMsg, 8, keys}
 	case unix.RTM_GETNEIGH: // without the state, which changes with each packet
 		return kind{unix.SizeofNdMsg, 8, []uint16{unix.NDA_DST, unix.NDA_LLADDR}}
 	case unix.RTM_GETRULE:

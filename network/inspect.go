@@ -74,7 +74,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		if err != nil {
 			return nil, err
 		}
-		cut, err := s.cutBridges(ctx, false)
+		cut, err := s.cutBridges(ctx, "")
 		if err != nil {
 			return nil, err
 		}

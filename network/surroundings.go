@@ -278,14 +278,15 @@ func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, 
 }
 
 // cutBridges names the bridges of others whose ports the host's firewall cuts off from each other while br_netfilter has
-// it see what bridges forward, or would once that is loaded (planned). A drop that names the bridge is its owner's.
-func (s *session) cutBridges(ctx context.Context, planned bool) (texts []string, _ error) {
+// it see what bridges forward, or would once a network on the planned bridge needs it. A drop that names the bridge is
+// its owner's. On bridges of networks a rule of ours lets pass what they forward.
+func (s *session) cutBridges(ctx context.Context, planned string) (texts []string, _ error) {
 	setting, err := sysctl.Read("net/bridge/bridge-nf-call-iptables")
-	if setting == "0" || err != nil && !planned {
+	if setting == "0" || err != nil && planned == "" {
 		return nil, nil
 	}
 	cause := "br_netfilter shows what it forwards to the host's firewall"
-	if planned {
+	if planned != "" {
 		cause = `br_netfilter, which only "defaultRoute": "host" needs, shows what it forwards to the host's firewall`
 	}
 
@@ -301,7 +302,7 @@ func (s *session) cutBridges(ctx context.Context, planned bool) (texts []string,
 		return nil, stateError(err)
 	}
 	isOurs := func(name string) bool {
-		return slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Bridge == name })
+		return name == planned || slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Bridge == name })
 	}
 	bridges, ports := map[int]string{}, map[int][]string{}
 	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Link) {

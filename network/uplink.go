@@ -312,8 +312,13 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	if err != nil {
 		return nil, nil, err
 	}
+	cut, err := s.cutBridges(ctx, bridgeName)
+	if err != nil {
+		return nil, nil, err
+	}
 	if !shared {
-		return []string{fmt.Sprintf("%s is a port of bridge %s, which is used as it is: nothing is to be made", nic, bridgeName)}, nil, nil
+		used := fmt.Sprintf("%s is a port of bridge %s, which is used as it is: nothing is to be made", nic, bridgeName)
+		return []string{used}, cut, nil
 	}
 	if err := tryShare(ctx); err != nil {
 		return nil, nil, err
@@ -339,10 +344,6 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	for _, l := range children {
 		warnings = append(warnings, childText(l, nic))
 	}
-	if err != nil {
-		return nil, nil, err
-	}
-	cut, err := s.cutBridges(ctx, true)
 	return lines, append(warnings, cut...), err
 }
 

@@ -224,6 +224,8 @@ func TestForwardPolicyOfDropStopsNoPod(t *testing.T) {
 			n := l.network(byHost())
 			said, err := n.exec("tombolo", nil, nil, "uplink", "plan", "--state", n.state, nic, bridge)
 			expect.That(t, err == nil && strings.Contains(said, "bridge vmbr0 of another program") == cut, "the plan: %s %v", said, err)
+			said, err = n.exec("tombolo", nil, nil, "uplink", "plan", "--state", n.state, nic, "vmbr0")
+			expect.That(t, err == nil && !strings.Contains(said, "bridge vmbr0 of another"), "the plan of that bridge: %s %v", said, err)
 
 			a := l.newPod("a", published()...)
 			n.add(a)

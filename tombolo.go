@@ -35,14 +35,9 @@ import (
 // closed. Nothing has been done then. A method that is called on a nil pointer, or with a nil context, panics.
 var ErrInvalid = errors.New("invalid argument")
 
-// Socket is a netlink socket that packages of this module share: what they call On takes
-// one. Only those that this module opens will do; any other is answered with ErrInvalid
-// when it is used.
-type Socket interface {
-	// Usable is nil if the socket is open; otherwise the error matches ErrInvalid.
-	Usable() error
-	Close() error
-}
+// Socket is a netlink socket that packages of this module share: their functions called On take one. Only sockets that
+// this module opens will do.
+type Socket interface{ Close() error }
 
 // OpError is the error of an operation that the kernel refused, or that could
 // not be put to it. Every error of a kernel operation in this module is one, or

@@ -43,8 +43,8 @@ type Conn struct {
 // New returns a Conn over a transport, which it then owns.
 func New(t Transport) *Conn { return &Conn{t: t} }
 
-// Of returns the connection that a public package received as a Socket. It returns nil, for which Usable returns an
-// error, if s is another kind of Socket.
+// Of returns the connection that a public package received as a Socket. It returns nil, which cannot be used, if s is
+// another kind of Socket.
 func Of(s tombolo.Socket) *Conn {
 	c, _ := s.(*Conn)
 	return c
@@ -52,35 +52,11 @@ func Of(s tombolo.Socket) *Conn {
 
 // Close closes the transport. All later calls, including another Close, return tombolo.ErrInvalid.
 func (c *Conn) Close() error {
-	if err := c.Usable(); err != nil {
-		return err
-	}
 	c.mu.Lock()
 	t := c.t
 	c.t = closed{}
 	c.mu.Unlock()
 	return t.Close()
-}
-
-// Usable returns an error if the Conn is nil, was never opened, or is closed. The error matches tombolo.ErrInvalid.
-func (c *Conn) Usable() error {
-	if c == nil {
-		return errNoConn()
-	}
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch c.t.(type) {
-	case nil:
-		return errNoConn()
-	case closed:
-		return closed{}.Close()
-	}
-	return nil
-}
-
-func errNoConn() error {
-	return &tombolo.OpError{Op: "use connection", Err: fmt.Errorf("%w: it was not opened by Dial", tombolo.ErrInvalid)}
 }
 
 // Invalid is an error about an invalid value. It matches tombolo.ErrInvalid.
@@ -121,9 +97,6 @@ func (c *Conn) buffer() []byte {
 // others. Also after an error, the kernel has tried all requests. The exception is a request that could not be
 // encoded or sent: then it has tried none.
 func (c *Conn) Execute(b *Batch) error {
-	if err := c.Usable(); err != nil {
-		return err
-	}
 
 	if err := b.firstErr(); err != nil {
 		return err
@@ -264,9 +237,6 @@ func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.M
 // number of them. It calls begin before each attempt. Without begin it does not go by listing, and each may miss an
 // object. Neither callback may use the connection.
 func (c *Conn) Walk(op string, m netlink.Message, err error, begin func(), each func(netlink.Message) error) error {
-	if err := c.Usable(); err != nil {
-		return err
-	}
 
 	var b Batch
 	m.Header.Flags |= netlink.Dump

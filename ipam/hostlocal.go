@@ -40,8 +40,8 @@ type Config struct {
 }
 
 // A HostLocal assigns addresses from ranges, in turn. It keeps the reservations in a directory, as the reference
-// plugin host-local does. It holds no descriptors between calls, and is safe for use by several goroutines. The zero
-// HostLocal assigns nothing.
+// plugin host-local does. It holds no descriptors between calls, and is safe for use by several goroutines. Only
+// NewHostLocal makes one.
 type HostLocal struct {
 	store  store
 	pool   pool
@@ -88,20 +88,8 @@ func checkNetwork(name string) error {
 	return nil
 }
 
-// checkMade returns an error if the HostLocal was not made by NewHostLocal.
-func (h *HostLocal) checkMade() error {
-	if h.store.network == "" {
-		return newError(tombolo.ErrInvalid, "host-local: %s: the HostLocal was not made by NewHostLocal",
-			tombolo.ErrInvalid)
-	}
-	return nil
-}
-
 // checkRanges returns an error if the HostLocal has no addresses to assign.
 func (h *HostLocal) checkRanges() error {
-	if err := h.checkMade(); err != nil {
-		return err
-	}
 	if len(h.pool) == 0 {
 		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: there are no ranges", h.store.network,
 			tombolo.ErrInvalid)
@@ -239,7 +227,7 @@ func (h *HostLocal) lockOrCreate(ctx context.Context) (*session, error) {
 // the reference plugin: it releases the reservations that name container and interface or, if there are none, those
 // that name only the container.
 func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) error {
-	if err := h.checkOwner(ctx, owner); err != nil {
+	if err := h.checkOwner(owner); err != nil {
 		return err
 	}
 
@@ -286,10 +274,7 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 }
 
 // checkOwner returns an error for an owner without a container ID.
-func (h *HostLocal) checkOwner(ctx context.Context, owner Owner) error {
-	if err := h.checkMade(); err != nil {
-		return err
-	}
+func (h *HostLocal) checkOwner(owner Owner) error {
 	if owner.ContainerID == "" {
 		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: the owner has no ContainerID", h.store.network,
 			tombolo.ErrInvalid)
@@ -325,10 +310,6 @@ func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Add
 // form, without an interface, stays while any valid owner has that container. Empty files of killed processes are
 // removed too. Files of another format stay.
 func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
-	if err := h.checkMade(); err != nil {
-		return err
-	}
-
 	s, err := h.store.lock(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -407,7 +388,7 @@ func (h *HostLocal) Check(ctx context.Context, owner Owner, held []Address) erro
 		return err
 	}
 
-	if err := h.checkOwner(ctx, owner); err != nil {
+	if err := h.checkOwner(owner); err != nil {
 		return err
 	}
 
@@ -561,10 +542,6 @@ func (h *HostLocal) RangeSets() []RangeSet {
 
 // Pools counts the reservations of each range set. It takes no lock and changes nothing.
 func (h *HostLocal) Pools(ctx context.Context) ([]Pool, error) {
-	if err := h.checkMade(); err != nil {
-		return nil, err
-	}
-
 	addrs, err := h.store.list()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err

@@ -142,8 +142,8 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	if f.known == 0 && f.by == "" {
 		return // it was so when the keeper began: no program has undone anything
 	}
-	fought, begins := f.putRight("", "another program undoes rules that pods need: repairing them only once a minute",
-		"what", what, "by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD alone")
+	fought, begins := f.putRight("", what, "another program undoes rules that pods need: repairing them only once a minute",
+		"by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD alone")
 	if begins {
 		f.metrics.firewallContests.Inc()
 	}

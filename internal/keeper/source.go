@@ -153,18 +153,25 @@ func (s *source) trouble(what string, err error, args ...any) {
 	}
 }
 
-// contest keeps the keeper from undoing again and again what another program sets: if a repair is
-// undone three times within a minute, a person or a program does so on purpose, and the keeper repairs only once a
-// minute.
+// contest keeps the keeper from undoing again and again what another program sets: if the same repair is undone three
+// times within a minute, a person or a program does so on purpose, and the keeper repairs only once a minute. Nine
+// different repairs within a minute count as much.
 type contest struct {
-	undone []time.Time // when it was put right, within contestedFor
-	times  int         // the same since it is contested; 0: it is not
-	until  time.Time   // it is left alone
+	undone []repair  // within contestedFor
+	times  int       // the same since it is contested; 0: it is not
+	until  time.Time // it is left alone
+}
+
+// repair is one repair of a thing.
+type repair struct {
+	at   time.Time
+	what string // the differences before it
 }
 
 const (
-	// If it was put right so often within the time, it is left alone for as long.
+	// If the same, or anything, was put right so often within the time, it is left alone for as long.
 	contestedAfter = 3
+	contestedByAll = 9
 	contestedFor   = time.Minute
 )
 
@@ -192,23 +199,30 @@ func (s *source) any(is func(*contest) bool) bool {
 
 func (c *contest) recently() bool {
 	n := len(c.undone)
-	return n > 0 && now().Sub(c.undone[n-1]) < contestedFor
+	return n > 0 && now().Sub(c.undone[n-1].at) < contestedFor
 }
 
 func (c *contest) contested() bool { return c.times > 0 }
 
-// putRight is told that a thing was put right. When that begins to be contested, it is logged with what to say of it.
-func (s *source) putRight(key, say string, args ...any) (c *contest, begins bool) {
+// putRight notes that a thing with these differences was put right. When that begins to be contested, it logs say.
+func (s *source) putRight(key, what, say string, args ...any) (c *contest, begins bool) {
 	c = s.of(key)
-	c.undone = append(slices.DeleteFunc(c.undone, func(t time.Time) bool { return now().Sub(t) > contestedFor }), now())
+	c.undone = append(slices.DeleteFunc(c.undone, func(r repair) bool { return now().Sub(r.at) > contestedFor }), repair{now(), what})
+	same := 0
+	for _, r := range c.undone {
+		if r.what == what {
+			same++
+		}
+	}
+
 	switch {
 	case c.contested():
 		c.times++
-	case len(c.undone) < contestedAfter:
+	case same < contestedAfter && len(c.undone) < contestedByAll:
 		return c, false
 	default:
 		begins, c.times = true, len(c.undone)
-		s.log.Error(say, args...)
+		s.log.Error(say, append(args, "what", what)...)
 	}
 	c.until = now().Add(contestedFor)
 	s.wake = earliest(s.wake, c.until)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
 
@@ -174,7 +175,7 @@ func TestLostAndBrokenNewsAreNews(t *testing.T) {
 // ufw runs a dozen programs, each of which undoes what was repaired before it.
 func TestAReloadOfManyStepsIsNoFight(t *testing.T) {
 	inWall(t, func(w *wall) {
-		w.putRight("", "")
+		w.putRight("", "", "")
 		for range 6 {
 			w.change("ufw")
 			w.after(700 * time.Millisecond)
@@ -187,6 +188,18 @@ func TestAReloadOfManyStepsIsNoFight(t *testing.T) {
 		}
 		if n := len(w.looks); n < 4 || n > 6 { // within 5 s at the latest
 			w.t.Errorf("a reload without an end is looked at at %v", w.looks)
+		}
+	})
+}
+
+// An operator may change several things within a minute, and each is put right at once.
+func TestOneRepairThreeTimesOrNineAreAFight(t *testing.T) {
+	inWall(t, func(w *wall) {
+		for key, when := range map[string]int{"same": 3, "different": 9} {
+			for i := 1; i <= when; i++ {
+				_, begins := w.putRight(key, fmt.Sprint(key, i*map[string]int{"different": 1}[key]), "a fight")
+				expect.Equal(w.t, begins, i == when, "%s: it is a fight at repair %d", key, i)
+			}
 		}
 	})
 }

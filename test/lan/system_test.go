@@ -43,7 +43,7 @@ func newSystem(t *testing.T, m manager) *system {
 	s := &system{lan: newLAN(t), m: m, nic: nic, subnet: "192.168.50.", dir: t.TempDir()}
 	ip(t, s.router.ns, "address add 192.168.60.1/24 dev "+nic)
 	ip(t, s.other.ns, "address add 192.168.60.9/24 dev "+nic)
-	nstest.NewDnsmasq(t, s.router.ns, nic, "--enable-ra", "--dhcp-range=fd50::,ra-only,64,1h", "--ra-param="+nic+",5,60")
+	nstest.NewDnsmasq(t, s.router.ns, nic, "--enable-ra", "--dhcp-range=fd50::100,fd50::1ff,slaac,64,1h", "--ra-param="+nic+",5,60")
 	t.Cleanup(func() { s.off(); s.stopKea() })
 
 	s.boot()
@@ -188,11 +188,12 @@ func (s *system) sh(script string) string {
 }
 
 // has is what the host has: addresses and routes, name servers, lease and zone, without times. A link-local address is
-// another one with each start of NetworkManager's, and dhcpcd's metric has the NIC's index.
+// another one with each start of NetworkManager's, dhcpcd's metric has the NIC's index, and a lease of DHCPv6 may go by
+// the NIC's name.
 func (s *system) has() string {
 	s.Helper()
 	return s.sh(`set +e
-times() { sed -E 's/ (valid_lft|preferred_lft|expires) [^ ]+//g; s/ (hoplimit|mtu|pref) [^ ]+//g; s/ metric 100[0-9]//; s/ nhid [0-9]+//; s/^([^ ]+ inet6|local) fe80::[^ \/]+/\1 fe80::/; s/ +$//; s/\\//g'; }
+times() { sed -E 's/ (valid_lft|preferred_lft|expires) [^ ]+//g; s/ (hoplimit|mtu|pref) [^ ]+//g; s/ metric 100[0-9]//; s/ nhid [0-9]+//; s/^([^ ]+ inet6|local) fe80::[^ \/]+/\1 fe80::/; s/fd50::1[0-9a-f]{2}( |\/)/fd50::lease\1/; s/ +$//; s/\\//g'; }
 ip -o address | sed 's/^[0-9]*: //' | tr -s ' ' | times | sort
 ip -4 route show table all | times | sort
 ip -6 route show table all | grep -vE ' dev lo |^multicast .* dev veth' | times | sort

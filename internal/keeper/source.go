@@ -19,7 +19,7 @@ const (
 	pauseNews = 200 * time.Millisecond
 	urgeNews  = 700 * time.Millisecond
 
-	// The same if something was put right within the last minute. A reload of ufw runs a dozen programs one after
+	// The same of the firewall if something was put right within the last minute. A reload of ufw runs a dozen programs one after
 	// the other, and each undoes what is repaired before it. This is no contest, and pods need their rules when it
 	// is done.
 	pauseAgain = 900 * time.Millisecond
@@ -121,7 +121,7 @@ func (s *source) heard(messages []netlink.Message) {
 			s.first = now()
 		}
 		settle, urge := pauseNews, urgeNews
-		if s.recently() {
+		if s.kind == "firewall" && s.recently() {
 			settle, urge = pauseAgain, urgeAgain
 		}
 		s.wake = earliest(now().Add(settle), s.first.Add(urge))

@@ -98,7 +98,7 @@ docs() {
 clean() {
 	want "no pod is on record" tombolo ls
 	want "0 attachments: nothing differs" tombolo check
-	! ip -oneline link | grep -o 'veth[0-9a-f]*' || fail "a port is left"
+	! ip -oneline link show group 29807 | grep -o 'veth[0-9a-f]*' || fail "a port is left" # the uplink's pair stays
 	want "" find /run/tombolo -path '*/attachments/*.json'
 }
 
@@ -320,6 +320,34 @@ crowd() {
 }
 
 # A lease is renewed, and one that the server does not renew moves, with the published port.
+# IPv6 from the LAN; what a container's own parameters say stands.
+six() {
+	kill "$(cat /tmp/dnsmasq.pid)"
+	ip -n router address add fd77::1/64 dev lan nodad
+	dhcp 50 250 --enable-ra --dhcp-range=fd77::100,fd77::1ff,slaac,64,1h
+	within 10 eval "ip netns exec laptop ip -6 address | grep -q fd77"
+	local how own
+	for how in slaac dhcp; do
+		podman network create -d tombolo -o mode=lan -o uplink=eth0 -o ipv6=$how $how >/dev/null
+		container "web-$how" --network $how
+		within 10 eval "tombolo ls | grep web-$how | grep -q fd77::.*ff:fe"
+		for own in $(tombolo ls | grep "web-$how" | grep -oE 'fd77::[0-9a-f:]+'); do
+			within 10 ip netns exec laptop busybox ping -6 -c 1 -W 2 "$own"
+		done
+	done
+	tombolo ls | grep web-dhcp | grep -qE 'fd77::1[0-9a-f]{2},' || fail "no address by DHCPv6: $(tombolo ls)"
+	container off --network dhcp --sysctl net.ipv6.conf.all.disable_ipv6=1
+	container deaf --network slaac --sysctl net.ipv6.conf.eth0.accept_ra=0 --sysctl net.ipv6.conf.eth0.use_tempaddr=2
+	sleep 3 # the keeper has looked
+	want "" podman exec off ip -6 address
+	want "0
+2" podman exec deaf cat /proc/sys/net/ipv6/conf/eth0/accept_ra /proc/sys/net/ipv6/conf/eth0/use_tempaddr
+	want "$(id off)" ask laptop "$(now off | cut -d , -f 1)"
+	want "4 attachments: nothing differs" eval "tombolo check | tail -n 1" # with a note about off
+	podman rm -f -t 0 web-slaac web-dhcp off deaf >/dev/null
+	clean
+}
+
 leases() {
 	kill "$(cat /tmp/dnsmasq.pid)"
 	LEASE=2m dhcp 50 99 --dhcp-option=option:T1,5

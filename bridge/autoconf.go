@@ -20,9 +20,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Autoconf describes what a pod takes from router advertisements. It always takes addresses (RFC 4862), which end in
-// the interface identifier of its MAC (see LinkLocal), and routes to networks of 48 to 64 bits (RFC 4191), as behind
-// Thread border routers. It takes no temporary addresses (RFC 8981).
+// Autoconf configures a pod by router advertisements. The pod always takes addresses (RFC 4862), which end in the
+// interface identifier of its MAC (see LinkLocal), and routes to networks of 48 to 64 bits (RFC 4191), as behind Thread
+// border routers. It takes no temporary addresses (RFC 8981).
 type Autoconf struct {
 	// DefaultRoute has the pod take default routes and routes to shorter prefixes, too. Without it the caller gives the
 	// pod its default routes.

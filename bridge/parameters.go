@@ -27,8 +27,8 @@ const (
 	ipv4ConfRouteLocalnet = 26 // IPV4_DEVCONF_ROUTE_LOCALNET
 )
 
-// hearing lists the parameters by which a pod with Autoconf hears routers, with the kernel's own values. The last one
-// lets the routers in.
+// hearing lists the parameters that let a pod with Autoconf hear routers, with the kernel's own values. The last one lets
+// the routers in.
 func (p *Port) hearing() []hearingParameter {
 	// Thread border routers advertise networks of 64 bits. A pod without default routes takes no shorter routes than a
 	// site's: they could be the way to all that its caller gave it routes for.

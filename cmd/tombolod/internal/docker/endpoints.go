@@ -186,7 +186,7 @@ func handOver(pod *netns.NS, name, as string) error {
 	return within.Execute(&b)
 }
 
-// lacking returns what an endpoint has that Docker has not given it: its MAC, and the address of a lease. Docker switches
+// lacking returns the MAC and the addresses of an endpoint that Docker has not given it. Docker switches
 // IPv6 off in a container that has no address of IPv6. A container that gets its addresses from routers and DHCPv6 later
 // has its link-local address until then.
 func lacking(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {

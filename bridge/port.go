@@ -106,8 +106,8 @@ type Port struct {
 	// Solicit is called. Nil keeps it from hearing any.
 	Autoconf *Autoconf
 	// LeaveIPv6 leaves the pod's IPv6 to the pod: its interface forms a link-local address as it
-	// comes up, and hears routers, as its namespace's parameters have it. It is for a pod without
-	// Addresses; one with Autoconf has no use for it.
+	// comes up, and hears routers, as its namespace's parameters have it. Attach refuses
+	// it with Addresses and with Autoconf. Solicit has a use for it, too.
 	LeaveIPv6 bool
 	// Neighbours are permanent entries in the pod's neighbour tables. With one, a route can lead to a gateway that
 	// answers neither ARP nor neighbour solicitations. The kernel deletes them when the interface goes down or gets

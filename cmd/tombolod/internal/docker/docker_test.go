@@ -259,7 +259,7 @@ func TestDockerIsToldWhatCannotBe(t *testing.T) {
 		{"CreateNetwork", generic(`7`), "option com.docker.network.generic"},
 		{"CreateNetwork", generic(`{"name":"pods"}`), "has that name"},
 		{"CreateNetwork", generic(`{"stateDir":"/x"}`), "tombolod's own"},
-		{"CreateNetwork", generic(`{"mode":"gateway","ipv6":"slaac"}`), `ipv6 is a field of modes "lan" and "l2"`},
+		{"CreateNetwork", generic(`{"mode":"lan","uplink":"eth0","ipv6":"slaac"}`), "--ipam-driver null"},
 		{"CreateNetwork", strings.ReplaceAll(generic(`{"mode":"lan","uplink":"eth0"}`), "10.9", "172.18"), "name --ipam-driver null"},
 		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.internal":true,"com.docker.network.generic":{"mode":"l2","bridge":"br9"}}`), "--internal is not for mode=l2"},
 		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.enable_ipv6":true}`), "--ipv6 needs a --subnet"},

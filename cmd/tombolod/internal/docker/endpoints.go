@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -191,8 +190,7 @@ func handOver(pod *netns.NS, name, as string) error {
 // has its link-local address until then.
 func lacking(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {
 	lacks := &addresses{}
-	has6 := slices.ContainsFunc(c.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
-	if mac, err := net.ParseMAC(runtimes.MACOf(made)); err == nil && !has6 && n.Options[withRouters] != "" {
+	if mac, err := net.ParseMAC(runtimes.MACOf(made)); err == nil && n.Options[withRouters] != "" {
 		lacks.AddressIPv6 = netip.PrefixFrom(bridge.LinkLocal(mac), 64)
 	}
 	if c.MAC == "" {

@@ -105,6 +105,8 @@ func refuse(n *runtimes.Network, six bool) error {
 	switch {
 	case n.Options["stateDir"]+n.Options["leaseDir"] != "":
 		return errors.New("options stateDir and leaseDir: they are tombolod's own, by --state and --leases: leave them out")
+	case n.Options[withRouters] != "" && len(n.Subnets) > 0:
+		return errors.New("option ipv6 is for mode=lan with --ipam-driver null, where containers lease their addresses: with subnets, name one of IPv6 by --ipv6 --subnet")
 	case six && !slices.ContainsFunc(n.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }):
 		return errors.New("--ipv6 needs a --subnet of IPv6, and Docker's own IPAM driver; containers that lease their addresses have IPv6 by -o ipv6=slaac or -o ipv6=dhcp")
 	}

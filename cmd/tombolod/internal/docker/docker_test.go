@@ -261,7 +261,7 @@ func TestDockerIsToldWhatCannotBe(t *testing.T) {
 		{"CreateNetwork", generic(`{"stateDir":"/x"}`), "tombolod's own"},
 		{"CreateNetwork", generic(`{"mode":"lan","uplink":"eth0","ipv6":"slaac"}`), "--ipam-driver null"},
 		{"CreateNetwork", strings.ReplaceAll(generic(`{"mode":"lan","uplink":"eth0"}`), "10.9", "172.18"), "name --ipam-driver null"},
-		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.internal":true,"com.docker.network.generic":{"mode":"l2","bridge":"br9"}}`), "--internal is not for mode=l2"},
+		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.internal":true,"com.docker.network.generic":{"mode":"l2","bridge":"br9"}}`), `internal is not for mode "l2"`},
 		{"CreateNetwork", createNetwork(other, `,"Options":{"com.docker.network.enable_ipv6":true}`), "--ipv6 needs a --subnet"},
 		{"CreateNetwork", fmt.Sprintf(`{"NetworkID":%q,"IPv4Data":[{"Pool":"0.0.0.0/0"}]}`, other), "has no subnet"},
 		{"CreateNetwork", fmt.Sprintf(`{"NetworkID":%q,"IPv4Data":[{"Pool":"x"}]}`, other), "no '/'"},

@@ -264,6 +264,7 @@ func (w *want) record(epoch string, chosen choice, attachments []*state.Attachme
 		rec.Held = append(rec.Held, state.Held{Gateway: gw, Attachment: w.Owner})
 	}
 	for _, a := range attachments {
+		rec.Guard = rec.Guard || a.Guard != "" // containers of Docker may have one of their own
 		for _, address := range a.Addresses {
 			rec.Subnets = appendNew(rec.Subnets, address.Prefix.Masked())
 			if !w.Gateway || !address.Gateway.IsValid() {

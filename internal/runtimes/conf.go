@@ -1,11 +1,13 @@
 package runtimes
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
@@ -35,13 +37,93 @@ func options() map[string]bool {
 	}
 }
 
+// ContainerOptions lists the options that a container can have in the place of its network's.
+func ContainerOptions() []string {
+	return []string{"ingressRate", "ingressBurst", "egressRate", "egressBurst", "guard", "lanGuard"}
+}
+
+// The prefixes of Docker's own options.
+const (
+	ofDocker = "com.docker.network."
+	ofBridge = ofDocker + "bridge."
+)
+
+// sameMeaning lists options of Docker's and podman's bridge drivers, and the options here that mean the same: with the
+// same value, or those for true and for false.
+func sameMeaning() map[string][]string {
+	return map[string][]string{
+		ofBridge + "name": {"bridge"}, ofDocker + "driver.mtu": {"mtu"},
+		ofBridge + "enable_ip_masquerade": {"ipMasq=true", "ipMasq=false"},
+		ofBridge + "enable_icc":           {"portIsolation=false", "portIsolation=true"},
+		"no_default_route":                {"isDefaultGateway=false", "isDefaultGateway=true"},
+		"isolate":                         {"ingressPolicy=same-bridge", "ingressPolicy=open"},
+	}
+}
+
+// replacements lists options of other drivers that have no option of the same meaning here, and what to use instead.
+func replacements() map[string]string {
+	const (
+		gateway = "ipMasq=false has others see containers' own addresses, and mode=lan puts containers on the LAN"
+		prefix  = "name the interface for each container (podman: --network NAME:interface_name=net0)"
+	)
+	return map[string]string{
+		ofBridge + "host_binding_ipv4": "name the address with each port, as in --publish 192.0.2.1:8080:80",
+		ofBridge + "gateway_mode_ipv4": gateway, ofBridge + "gateway_mode_ipv6": gateway,
+		ofBridge + "inhibit_ipv4": "mode=l2 has no gateway on the bridge", IfPrefix: prefix,
+		ofDocker + "host_ipv4": "ipMasq=false, and an SNAT rule of your own",
+		ofDocker + "host_ipv6": "ipMasq=false, and an SNAT rule of your own",
+		"metric":               "ipam.priority is the metric of leased routes (mode=lan)",
+		"parent":               "uplink names the NIC (mode=lan)",
+		"macvlan_mode":         "portIsolation=true keeps containers apart (mode=lan)",
+		"vrf":                  "a bridge in a VRF is not supported",
+		"lease_timeout":        "ipam.timeout",
+	}
+}
+
+// IfPrefix is the option of Docker's for how the names of interfaces in containers begin.
+const IfPrefix = ofDocker + "container_iface_prefix"
+
+// BridgeOption returns the bridge that an option names, or "".
+func (n *Network) BridgeOption() string {
+	return cmp.Or(n.Options["bridge"], n.Options[ofBridge+"name"])
+}
+
+// translate returns an option of another driver as the one of the same meaning.
+func translate(name, text string) (string, string, error) {
+	same := sameMeaning()[name]
+	switch len(same) {
+	case 0:
+		return name, text, nil
+	case 1:
+		return same[0], text, nil
+	}
+	is, err := strconv.ParseBool(text)
+	if err != nil {
+		return name, text, fmt.Errorf("option %s=%q: write true or false; the option here is %s", name, text, same[0])
+	}
+	if !is {
+		same = same[1:]
+	}
+	name, text, _ = strings.Cut(same[0], "=")
+	return name, text, nil
+}
+
 // configuration returns the plugin's configuration for a container. Even with an error the result suffices for a DEL.
 func (n *Network) configuration(c *Container) (map[string]any, error) {
 	conf := map[string]any{"cniVersion": cniVersion, "name": n.Name, "type": pluginName}
 	ipam := map[string]any{}
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(n.Options)) {
-		value, err := valueOf(name, n.Options[name])
+	all := maps.Clone(n.Options)
+	if len(c.Options) > 0 && all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, c.Options)
+	for _, option := range slices.Sorted(maps.Keys(all)) {
+		var value any
+		name, text, err := translate(option, all[option])
+		if err == nil {
+			value, err = valueOf(name, text)
+		}
 		switch field, ofIPAM := strings.CutPrefix(name, inIPAM); {
 		case err != nil:
 			errs = append(errs, err)
@@ -72,7 +154,9 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 func valueOf(name, text string) (any, error) {
 	isText, known := options()[name]
 	var value any
-	switch {
+	switch instead := replacements()[name]; {
+	case instead != "":
+		return nil, fmt.Errorf("option %q is not known here: %s", name, instead)
 	case !known:
 		return nil, fmt.Errorf("option %q is not known: %s are", name,
 			strings.Join(slices.Sorted(maps.Keys(options())), ", "))

@@ -26,7 +26,8 @@ type Network struct {
 	// Subnets are the subnets of the addresses that the runtime assigns. Without subnets, a network in mode "lan"
 	// leases its addresses.
 	Subnets  []Subnet `json:"subnets"`
-	Internal bool     `json:"internal"` // containers reach only each other and the host
+	Internal bool     `json:"internal"`           // containers reach only each other and the host
+	IfPrefix string   `json:"ifPrefix,omitempty"` // see the constant
 }
 
 // Subnet is a subnet of a network.
@@ -52,6 +53,7 @@ type Container struct {
 	MAC       string // as text; if empty, the plugin chooses one
 	Addresses []netip.Prefix
 	Ports     []cni.PortMapping
+	Options   map[string]string // in the place of the network's
 }
 
 // Call runs a CNI verb of the plugin in process. c is nil for a verb that concerns no container. Only ADD has a

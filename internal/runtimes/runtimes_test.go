@@ -64,6 +64,15 @@ func cases() []struct {
 		{"lan with a subnet and options of leases", Network{Options: with(lan, "ipam.timeout", "5s"), Subnets: []Subnet{subnet}}, Container{Addresses: address}},
 		{"l2", Network{Options: map[string]string{"mode": "l2", "bridge": "br9", "vlan": "7"}}, Container{}},
 		{"l2 with options of leases", Network{Options: map[string]string{"mode": "l2", "ipam.timeout": "5s"}}, Container{}},
+		{"options of other drivers", Network{Bridge: "br7", Subnets: []Subnet{subnet}, Options: map[string]string{
+			"com.docker.network.bridge.name": "br8", "com.docker.network.driver.mtu": "1400", "com.docker.network.bridge.enable_icc": "0",
+			"com.docker.network.bridge.enable_ip_masquerade": "False", "no_default_route": "1", "isolate": "true"}}, Container{Addresses: address}},
+		{"options of other drivers that change nothing", Network{Bridge: "br7", Subnets: []Subnet{subnet}, Options: map[string]string{
+			"com.docker.network.bridge.enable_icc": "true", "com.docker.network.bridge.enable_ip_masquerade": "true", "isolate": "false"}}, Container{Addresses: address}},
+		{"options of other drivers without a match", Network{Options: with(lan, "com.docker.network.bridge.host_binding_ipv4", "127.0.0.1",
+			"com.docker.network.container_iface_prefix", "net", "isolate", "strict", "metric", "7", "parent", "eth0")}, Container{}},
+		{"a container's own options", Network{Options: with(lan, "guard", "true", "ingressRate", "9000")}, Container{Options: map[string]string{"ingressRate": "8000", "lanGuard": "false"}}},
+		{"a container's option without any of the network", Network{Bridge: "br7", Subnets: []Subnet{subnet}}, Container{Addresses: address, Options: map[string]string{"guard": "true"}}},
 		{"options that are none", Network{Options: with(lan, "ipMasq", "on", "parent", "eth0", "type", "bridge")}, Container{}},
 	}
 }

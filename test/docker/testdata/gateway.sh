@@ -50,6 +50,22 @@ refused '0.0.0.0:8085/tcp is in use by docker-proxy' docker run --rm --network n
 docker run -d --name second -p 8080:80 box sleep 1000 >/dev/null
 for command in status check; do holds eval "{ tombolo $command || true; } | grep -F '0.0.0.0:8080/tcp is in use by docker-proxy'"; done
 docker rm -f second >/dev/null
+# Options of Docker's bridge driver, and of a container alone.
+docker network create -d tombolo --subnet 10.1.0.0/24 -o name=carried -o com.docker.network.bridge.name=carried0 -o com.docker.network.driver.mtu=1400 \
+	-o com.docker.network.container_iface_prefix=net -o com.docker.network.bridge.enable_icc=false carried >/dev/null
+run one --network carried
+run two --network name=carried,driver-opt=tombolo.egressRate=8000000,driver-opt=tombolo.guard=true
+holds eval "docker exec one ip link show dev net0 | grep 'mtu 1400'"
+holds ip -d link show dev carried0
+holds docker exec one ping -c 1 -W 2 198.51.100.1
+never docker exec one ping -c 1 -W 1 "$(ip_of two carried)"
+has() { tombolo ls --json --network carried | grep -oE "$1" | wc -l; }
+same 1 "$(has '"rate": ?8000000')"
+same 1 "$(has '"guard": ?"addresses"')"
+run three --network carried # without a guard, after one that has
+eventually within '7 attachments'
+docker rm -f one two three >/dev/null
+refused 'name the address with each port' docker network create -d tombolo -o com.docker.network.bridge.host_binding_ipv4=127.0.0.1 --subnet 10.0.0.0/24 x
 # What cannot be is said.
 docker network create -d tombolo --subnet 10.4.0.0/24 four >/dev/null
 refused 'name the one port of the host' docker run --rm --network net1 -p 80 box true

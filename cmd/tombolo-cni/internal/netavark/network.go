@@ -47,7 +47,7 @@ func create(data []byte) (any, error) {
 // complete fills in what the operator left out, and refuses what the plugin's configuration has no words for.
 func (n *network) complete() error {
 	const driver = "driver"
-	bridge, mode := n.Options["bridge"], n.Mode()
+	bridge, mode := n.BridgeOption(), n.Mode()
 	giver := "none"
 	switch {
 	case len(n.Subnets) > 0 || mode == "gateway":

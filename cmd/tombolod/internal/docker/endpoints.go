@@ -108,6 +108,7 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 		return nil, errors.Join(err, d.takeDown(r.key))
 	}
 	e.join = joinOf(made, r.srcName(), n.Options[withRouters] != "")
+	e.join.InterfaceName.DstPrefix = cmp.Or(n.IfPrefix, e.join.InterfaceName.DstPrefix)
 	return &answer{Interface: lacking(n, c, made)}, nil
 }
 
@@ -124,11 +125,22 @@ func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, ma
 
 // containerOf reads what Docker tells of an endpoint.
 func containerOf(r *request) (*runtimes.Container, error) {
-	c := &runtimes.Container{ID: r.EndpointID, IfName: r.ifName(), MAC: r.Interface.MacAddress}
-	for option := range r.Options {
-		// Docker's own have dots in them.
-		if option != withName && (strings.HasPrefix(option, ofOurs) || !strings.Contains(option, ".")) {
-			return nil, fmt.Errorf("--driver-opt %s is not known: %s is", option, withName)
+	c := &runtimes.Container{ID: r.EndpointID, IfName: r.ifName(), MAC: r.Interface.MacAddress, Options: map[string]string{}}
+	for name := range r.Options {
+		option, isOurs := strings.CutPrefix(name, ofOurs)
+		// The docker command writes --network name=N,driver-opt=NAME=VALUE in small letters.
+		is := slices.IndexFunc(runtimes.ContainerOptions(), func(known string) bool { return strings.EqualFold(known, option) })
+		switch {
+		case name == withName || !isOurs && strings.Contains(name, "."): // Docker's own have dots in them
+		case isOurs && is >= 0:
+			var value string
+			if err := optional(r.Options, name, &value); err != nil {
+				return nil, err
+			}
+			c.Options[runtimes.ContainerOptions()[is]] = value
+		default:
+			return nil, fmt.Errorf("--driver-opt %s is not known: %s is, and with %[3]s before it: %[4]s",
+				name, withName, ofOurs, strings.Join(runtimes.ContainerOptions(), ", "))
 		}
 	}
 	if err := optional(r.Options, withName, &c.Name); err != nil {

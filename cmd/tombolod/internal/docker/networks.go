@@ -78,6 +78,10 @@ func networkOf(r *request) (*runtimes.Network, error) {
 		n.Name = name
 		delete(n.Options, "name")
 	}
+	if prefix, ok := n.Options[runtimes.IfPrefix]; ok {
+		n.IfPrefix = prefix
+		delete(n.Options, runtimes.IfPrefix)
+	}
 	if n.Mode() == "gateway" {
 		n.Bridge = "tb-" + r.NetworkID[:shortest]
 	}

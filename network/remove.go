@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"slices"
+	"strings"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -39,6 +40,16 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		return stateError(err)
 	}
 	others, err := s.others(name)
+	if err != nil {
+		return err
+	}
+	sharers, err := sharers(s, rec)
+	if err == nil && rec.Uplink != "" && !slices.ContainsFunc(sharers, func(o *state.Network) bool { return o.Uplink != "" }) {
+		n := &site{s: s, rec: rec}
+		if err = n.find(ctx); err == nil && n.share != nil {
+			err = s.refuseCutOff(ctx, n.bridge, rec.Uplink, n.share.Port)
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -134,6 +145,23 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 		}
 	}
 	return nil
+}
+
+// refuseCutOff refuses to part a bridge from its uplink while other programs have ports on it, as virtual machines do.
+// own is the port by which the bridge has its uplink.
+func (s *session) refuseCutOff(ctx context.Context, on *bridge.Link, uplink, own string) error {
+	ports, err := s.Links.Ports(ctx, on.Index)
+	var foreign []string
+	for _, p := range ports {
+		if p.Name != own && !strings.HasPrefix(p.Alias, endpoint.AliasPrefix) {
+			foreign = append(foreign, p.Name)
+		}
+	}
+	if err != nil || len(foreign) == 0 {
+		return err
+	}
+	return failf(ErrAttached, "bridge %s has ports of other programs, which would no longer reach the LAN of %s: %s: take them off first (ip link set %[4]s nomaster)",
+		on.Name, uplink, strings.Join(foreign, ", "), foreign[0])
 }
 
 // hasPods says whether any port that is not ours leads into another namespace.

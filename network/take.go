@@ -178,6 +178,11 @@ func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 			case bridgeName != "" && bridgeName != t.rec.Bridge:
 				return failf(ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, t.rec.Bridge, bridgeName)
 			}
+			if on, err := s.link(ctx, t.rec.Bridge); err != nil {
+				return err
+			} else if err := s.refuseCutOff(ctx, on, nic, nic); err != nil {
+				return err
+			}
 			if err := t.conn.Restore(ctx, t.rec, t.file); err != nil {
 				return err
 			}

@@ -58,6 +58,33 @@ func TestRestoreNamesTheAddressThatTheBridgeHasNoMore(t *testing.T) {
 	expect.Success(t, nstest.Ping(t, l.other.ns, l.host.ip6), "the host's other address")
 }
 
+// A virtual machine's tap would be on a bridge that leads nowhere.
+func TestABridgeKeepsItsUplinkForPortsOfOthers(t *testing.T) {
+	t.Parallel()
+	l := newHost(t)
+	n := l.network(plain(t, nil))
+	tap := func() { ip(t, l.host.ns, "tuntap add vnet0 mode tap", "link set vnet0 master "+bridge+" up") }
+	refused := func(command ...string) {
+		t.Helper()
+		_, err := n.exec("tombolo", nil, nil, append(command, "--state", n.state, "--leases", n.leases)...)
+		const text = "bridge br0 has ports of other programs, which would no longer reach the LAN of eth0: vnet0: take them off first (ip link set vnet0 nomaster)"
+		expect.That(t, err != nil && strings.Contains(err.Error(), text), "%v: %v", command, err)
+		ip(t, l.host.ns, "link set vnet0 nomaster")
+	}
+	p := n.add(l.newPod("a"))
+	tap()
+	n.del(p)
+	refused("remove", "home")
+	n.operate("remove", "home")
+	l.wantNoLink(bridge)
+
+	n.operate("uplink take", nic, bridge)
+	ip(t, l.host.ns, "link set vnet0 master "+bridge)
+	refused("uplink", "restore", nic)
+	n.operate("uplink restore", nic)
+	expect.Success(t, nstest.Ping(t, l.other.ns, l.host.ip4), "the host")
+}
+
 // The plan of a share tries what the kernel has, and leaves nothing behind.
 func TestPlanOfAShareSaysWhatIsMadeAndWhatCannotWork(t *testing.T) {
 	t.Parallel()

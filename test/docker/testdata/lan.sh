@@ -27,5 +27,13 @@ run other --network routed
 eventually eval "docker exec other ip route | grep -q 'default via 169.254.1.1 dev eth0'"
 eventually docker exec other ping -c 1 -W 2 198.51.100.1
 docker rm -f web other >/dev/null
+# A virtual machine on the bridge keeps it, and its LAN.
+docker network rm routed >/dev/null
+ip tuntap add vnet0 mode tap
+ip link set vnet0 master br0
+refused 'ip link set vnet0 nomaster' docker network rm lan
+docker network prune -f >/dev/null
+holds docker network inspect lan
+ip link del vnet0
 same "" "$(leased)" # it was given back
 clean

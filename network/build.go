@@ -355,12 +355,21 @@ func probe(ctx context.Context, s *session, w *want) error {
 // isIPv6 says whether a prefix is of IPv6.
 func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
 
-// IsDeserted says whether a network's bridge is gone and no pod is left: nerdctl and podman delete
-// the bridge with the network, without a word to the plugins, and give its subnet to the next one.
+// IsDeserted reports whether a network has no pod, and no bridge that another program or network uses. nerdctl and podman
+// remove a network without a word to the plugins, and give its subnet to the next one.
 func (s *session) IsDeserted(ctx context.Context, o *state.Network) (bool, error) {
-	if l, err := s.link(ctx, o.Bridge); err != nil || l.Index != 0 {
+	attachments, err := s.Attachments(o.Name)
+	if err != nil || len(attachments) > 0 {
 		return false, err
 	}
-	attachments, err := s.Attachments(o.Name)
-	return len(attachments) == 0, err
+	l, err := s.link(ctx, o.Bridge)
+	if err != nil || l.Index == 0 {
+		return err == nil, err
+	}
+	shared, err := sharers(s, o)
+	if err != nil {
+		return false, err
+	}
+	ports, err := s.Links.Ports(ctx, l.Index)
+	return len(ports) == 0 && len(shared) == 0 && l.Alias == endpoint.BridgeAlias, err
 }

@@ -160,7 +160,7 @@ func (r *Reported) names(ip netip.Addr) bool {
 func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment) (*findings, error) {
 	n := &site{s: s, rec: rec, attachments: attachments}
 	if len(attachments) == 0 {
-		if deserted, _ := s.IsDeserted(ctx, rec); deserted {
+		if l, err := s.link(ctx, rec.Bridge); err == nil && l.Index == 0 {
 			n.found.Advise(tombolo.RemedyConfigure, "bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s", rec.Bridge, rec.Name)
 		}
 		n.lookAtOthers()

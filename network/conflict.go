@@ -96,6 +96,7 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 	if err != nil {
 		return nil, err
 	}
+	var bridges []string // of deserted networks
 	for _, o := range others {
 		if o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != token || len(o.Gateways) == 0 {
 			continue
@@ -105,7 +106,7 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 				if is, err := s.IsDeserted(ctx, o); err != nil {
 					return nil, err
 				} else if is {
-					deserted = append(deserted, o.Name)
+					deserted, bridges = append(deserted, o.Name), append(bridges, o.GatewayLink())
 					break
 				}
 				return nil, failf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s of network %q on bridge %s: give it another subnet, or take the other network down (tombolo remove %s)",
@@ -113,12 +114,12 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 			}
 		}
 	}
-	return deserted, refuseConnected(ctx, s, w, fresh)
+	return deserted, refuseConnected(ctx, s, w, fresh, bridges)
 }
 
 // refuseConnected looks for an address of the host's, on another link, in whose network some of
-// the subnets are.
-func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Prefix) error {
+// the subnets are. Links that are about to go do not count.
+func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Prefix, going []string) error {
 	own, err := s.link(ctx, w.Record.GatewayLink())
 	if err != nil {
 		return err
@@ -151,7 +152,7 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 		if err != nil {
 			return err
 		}
-		if own.Index != 0 && (l.Index == own.Index || l.Master == own.Index) {
+		if own.Index != 0 && (l.Index == own.Index || l.Master == own.Index) || slices.Contains(going, l.Name) {
 			continue
 		}
 		return failf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s, which the host has on link %s: give the network another subnet, or that link another address",

@@ -97,10 +97,14 @@ func (s *session) refuseUnknown(ctx context.Context, name string) error {
 	return failf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
 }
 
-// removeDeserted deletes what is left of a network that has no pod, no bridge and no uplink. The caller has the exclusive
-// lock. It is about to build another network, which needs our rules in other programs' chains, so those stay.
+// removeDeserted deletes what is left of a network that is deserted. The caller has the exclusive lock. It is about to
+// build another network, which needs our rules in other programs' chains, so those stay.
 func removeDeserted(ctx context.Context, s *session, name string) error {
-	if err := s.Firewall.RemoveNetwork(ctx, name); err != nil {
+	rec, err := s.Dir.LoadNetwork(name)
+	if err != nil {
+		return stateError(err)
+	}
+	if err := errors.Join(s.Firewall.RemoveNetwork(ctx, name), removeBridge(ctx, s, rec)); err != nil {
 		return err
 	}
 	if err := s.removeReservations(name); err != nil {

@@ -146,7 +146,21 @@ func TestASubnetOfANetworkWhoseBridgeIsDeletedIsGivenToTheNext(t *testing.T) {
 	// Now it is the first that has to wait.
 	wantRefused(t, w, `network "next" on bridge cbr1`)
 	next.del(q)
-	expect.Success(t, n.remove("next").err())
+	// With nothing attached, podman's own bridge goes too, unless another program uses it.
+	n.run("ip", "link", "add", "vnet0", "type", "veth", "peer", "name", "vnet1")
+	n.ip("link set vnet0 master cbr1")
+	wantRefused(t, w, `network "next" on bridge cbr1`)
+	n.ip("link del vnet0")
+	expect.Success(t, w.status())
+	q = n.pod("third")
+	w.add(q)
+	expect.Success(t, w.check(q))
+	wantPing(t, q.NS, outside4)
+	if _, ok := links(t, n.ns)["cbr1"]; ok {
+		t.Error("the bridge of the other network is still there")
+	}
+	w.del(q)
+	expect.Success(t, n.remove("podnet").err())
 	n.wantNothing()
 }
 

@@ -190,6 +190,14 @@ published() {
 	want "$(id web)" ask 127.0.0.1:8081
 	want "$(id web)" ask "[$(podman inspect -f '{{.NetworkSettings.Networks.two.GlobalIPv6Address}}' web)]:80"
 	podman rm -f -t 0 web >/dev/null
+	# The next network of a subnet takes the place of one that podman has removed.
+	podman network rm two >/dev/null
+	podman network create -d tombolo --subnet 10.44.0.0/24 -o com.docker.network.bridge.enable_icc=false third >/dev/null
+	container web --network third -p 8081:80
+	want "$(id web)" ask 127.0.0.1:8081
+	! tombolo ls networks | grep -q '^two ' || fail "the removed network is still there"
+	says 'the pod has no address of that family' podman run --name bad --network third -p '[::]:8082:80' busybox sleep 1
+	podman rm -f bad web -t 0 >/dev/null
 	podman network create -d tombolo --internal inner >/dev/null
 	container web --network inner
 	! podman exec web ip route | grep default || fail "there is a way out"

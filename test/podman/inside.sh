@@ -173,7 +173,7 @@ published() {
 	ip=$(address web pods)
 	want "$(id web)" ask laptop 192.168.77.5:8080
 	want "$(id web)" ask 127.0.0.1:8080
-	want 1 grep -c '127.0.0.1:9002->9002/udp' <(tombolo ls)
+	want 1 grep -c '127.0.0.1:9000-9002->9000-9002/udp' <(tombolo ls)
 	says "address already in use" podman run --name two --network pods -p 8080:80 busybox sleep 1
 	podman rm -f two >/dev/null
 	# Without the keeper, a reload brings the firewall back.
@@ -271,6 +271,23 @@ commands() {
 	tombolo remove lan >/dev/null
 	tombolo remove pods >/dev/null
 	[[ $(ip -oneline address show eth0) == *" 192.168.77.5/24 "* ]] || fail "the NIC has not been given back"
+}
+
+# A container on the LAN and on the node answers at its published port, whichever network comes first.
+several() {
+	ip -n router link set lo up
+	ip -n router address add 198.51.100.1/32 dev lo
+	ip -n router route add 192.168.77.5 dev lan src 198.51.100.1 # as one beyond the router asks
+	for order in "lan pods" "pods lan"; do
+		container web --network "${order% *}" --network "${order#* }" -p 8080:80
+		for from in "laptop 192.168.77.5" "router 192.168.77.5" 192.168.77.5 127.0.0.1; do want "$(id web)" ask ${from}:8080; done
+		want "$(id web)" ask laptop "$(address web)"
+		# The first one leads out.
+		want "eth0" eval "podman exec web ip route show default | sed -n '1s/.* dev \([a-z0-9]*\).*/\1/p'"
+		within 5 tombolo check
+		podman rm -f -t 0 web >/dev/null
+	done
+	clean
 }
 
 # A plugin that kills: itself after some time, or the program that called it, before or after its work.

@@ -42,7 +42,7 @@ sandbox() { # sandbox PART
 }
 
 mkdir -p .cache/mnt
-[ $# -gt 0 ] || set -- docs lan refused published others commands kills crowd leases six rootless
+[ $# -gt 0 ] || set -- docs lan refused published others several commands kills crowd leases six rootless
 for part in "$@"; do
 	begin=$SECONDS
 	sandbox "$part"

@@ -182,7 +182,7 @@ func (a *adding) commit(ctx context.Context) error {
 func (a *adding) publishWithheld(ctx context.Context) error {
 	rec := &a.plan.rec
 	// Another interface of the pod has a default route.
-	if a.metrics != nil || a.leasing != nil && a.leasing.rec.Policy.Priority != a.leasing.asked.Priority {
+	if a.tookOver || a.metrics != nil || a.leasing != nil && a.leasing.rec.Policy.Priority != a.leasing.asked.Priority {
 		if err := a.s.meet(ctx, rec); err != nil {
 			return err
 		}

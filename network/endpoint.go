@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -37,6 +38,7 @@ type entry struct {
 	getsMore bool           // addresses, after it got its port
 	pending  *state.Pending // the pod's record, while the Add is under way
 	attached bool           // the port is there
+	tookOver bool           // host ports of the container's attachment to a LAN
 	back     undo
 
 	held   *nft.Endpoint // what holds the pod, since before its port was there; nil: nothing
@@ -214,22 +216,47 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 	for _, p := range has.Published {
 		theirs[p.String()] = !p.Withheld
 	}
-	found := false
-	for i := range rec.Published {
-		one := &rec.Published[i]
+	var shared []int // by their indexes in the record
+	for i, one := range rec.Published {
 		if has.ContainerID == rec.ContainerID && !one.Withheld && (theirs[one.String()] || one.Count == 0 && one.String() == conflict.Port) {
-			one.Withheld, found = true, true
+			shared = append(shared, i)
 		}
 	}
-	if !found {
+	if len(shared) == 0 {
 		return taken(describe(has))
 	}
-	me := waitingOf(rec)
-	me.Addresses = prefixesOf(rec.Addresses)
-	if err := e.s.await(ctx, has, me, 0); err != nil {
+	if rec.DefaultRoute == "" && has.DefaultRoute != "" {
+		err = e.takeOver(ctx, rec, has, shared)
+	} else {
+		for _, i := range shared {
+			rec.Published[i].Withheld = true
+		}
+		me := waitingOf(rec)
+		me.Addresses = prefixesOf(rec.Addresses)
+		err = e.s.await(ctx, has, me, 0)
+	}
+	if err != nil {
 		return failf(ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %w", conflict.Port, has.IfName, has.Network, err)
 	}
 	return nil
+}
+
+// takeOver has a network of the node take host ports over from the container's attachment to a LAN, whose ports are not
+// reached by 127.0.0.1. meet has that one wait for them.
+func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared []int) error {
+	err := e.s.amend(ctx, waitingOf(lan), 0, func(lan *state.Attachment) {
+		for i := range lan.Published {
+			lan.Published[i].Withheld = lan.Published[i].Withheld || slices.ContainsFunc(shared, func(own int) bool {
+				return rec.Published[own].String() == lan.Published[i].String()
+			})
+		}
+	})
+	e.tookOver = true
+	e.back.push(func(ctx context.Context) error {
+		_ = e.s.Firewall.Remove(ctx, e.endpoint(rec)) // or as much of it as is there
+		return e.s.Publish(ctx, waitingOf(lan))
+	})
+	return err
 }
 
 // describe names a pod as its operator knows it.

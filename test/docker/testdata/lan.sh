@@ -31,9 +31,13 @@ docker rm -f web other >/dev/null
 docker network rm routed >/dev/null
 ip tuntap add vnet0 mode tap
 ip link set vnet0 master br0
-refused 'ip link set vnet0 nomaster' docker network rm lan
-docker network prune -f >/dev/null
-holds docker network inspect lan
+docker network prune -f >/dev/null # Docker takes no refusal
+holds grep -q 'ip link set vnet0 nomaster' /run/tombolod.log
+holds eval "ip link show master br0 | grep -q veth6d56852c328"
+refused 'ip link set vnet0 nomaster' tombolo remove lan
 ip link del vnet0
+refused 'remove it by `tombolo remove lan`' lan
+tombolo remove lan
+lan
 same "" "$(leased)" # it was given back
 clean

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
+	"github.com/tombolo-cni/tombolo/network"
 )
 
 // shortest is how much of an identifier Docker itself shows, and how much names links.
@@ -184,8 +185,8 @@ func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error)
 	if err == nil {
 		err = d.Node.Remove(context.WithoutCancel(ctx), n.Name) // a dockerd that was killed meanwhile does not ask again
 	}
-	if err == nil {
-		err = file.Remove(d.path(r.NetworkID))
+	if err == nil || errors.Is(err, network.ErrAttached) { // Docker forgets the network all the same
+		err = errors.Join(err, file.Remove(d.path(r.NetworkID)))
 	}
 	return &answer{}, err
 }

@@ -38,6 +38,6 @@ refused 'ip link set vnet0 nomaster' tombolo remove lan
 ip link del vnet0
 refused 'remove it by `tombolo remove lan`' lan
 tombolo remove lan
-lan
 same "" "$(leased)" # it was given back
-clean
+nothing_left
+never grep -E 'panic|DATA RACE' /run/tombolod.log

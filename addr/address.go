@@ -11,46 +11,43 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Address is an address on a link. Prefix and Link are enough for most uses; the
-// zero value of every other field leaves the matter to the kernel.
+// Address is an address on a link. Prefix and Link are enough for most uses. The zero value of another field means the
+// kernel's default for a new address. Conn.Ensure gives an address that default back, except that it leaves Broadcast,
+// Label and Protocol.
 type Address struct {
-	// Prefix is the address, with its host bits, and its prefix length. An IPv4
-	// address in IPv6 form (::ffff:10.0.0.1) is taken as the IPv6 address that it
-	// is; see netip.Addr.Unmap.
+	// Prefix is the address, with its host bits, and its prefix length. An IPv4 address in IPv6 form
+	// (::ffff:10.0.0.1) is an IPv6 address here; see netip.Addr.Unmap.
 	Prefix netip.Prefix
 	// Link is the index of the link.
 	Link int
-	// Peer is the other end of a point-to-point link. The prefix length is then
-	// that of the peer's network.
+	// Peer is the other end of a point-to-point link. The prefix length is then the length of the peer's network.
 	Peer netip.Addr
-	// Broadcast is IPv4 only. The kernel derives none from the prefix: the zero value sets none.
+	// Broadcast is for IPv4 only. Zero is none: the kernel derives none from the prefix.
 	Broadcast netip.Addr
-	// Label is IPv4 only: the link's name, or the name with a colon and a suffix. Empty is the link's name.
+	// Label is for IPv4 only: the link's name, or the name with a colon and a suffix. Empty is the link's name.
 	Label string
 	// Scope is how far an IPv4 address is valid (RT_SCOPE_*): 0 is RT_SCOPE_HOST for 127.0.0.0/8, as ip(8) has it, and
 	// RT_SCOPE_UNIVERSE for all others. The kernel derives the scope of an IPv6 address.
 	Scope uint8
-	// Flags are those of package unix (IFA_F_*), as asked for, or, in what List returns, as the kernel has them.
-	// Add and Ensure send only flags that a user may set and that the family has: so a listed address can be added
-	// elsewhere as it is, and both families can be given the same flags.
+	// Flags are flags of package unix (IFA_F_*). List returns all flags that the kernel has. Add and Ensure send only
+	// those that a user may set and that the family has, so a listed address can be added elsewhere as it is.
 	//
-	// IFA_F_NODAD makes an IPv6 address usable without duplicate address detection, which takes a second or two. It
-	// can be bound to when Add returns; the local route, by which packets for it are taken, comes from a work
-	// queue, in general within 1 ms. IFA_F_NOPREFIXROUTE keeps the kernel from adding the route to the prefix. The
-	// kernel sets IFA_F_DADFAILED where another host has the address, and IFA_F_TENTATIVE until the address is
-	// usable.
+	// IFA_F_NODAD makes an IPv6 address usable without duplicate address detection, which takes a second or two. A
+	// program can bind to the address when Add returns. Packets for it are received once a worker of the kernel has
+	// made its local route, in general within 1 ms. IFA_F_NOPREFIXROUTE keeps the kernel from adding the route to the
+	// prefix. The kernel sets IFA_F_DADFAILED if another host has the address, and IFA_F_TENTATIVE until the address
+	// is usable.
 	Flags uint32
 	// Valid is how long the address exists, and Preferred how long it may be chosen for new connections; nil is for
-	// ever. The kernel counts in whole seconds: parts are rounded up. It refuses a Valid of zero.
+	// ever. The kernel counts whole seconds, and parts are rounded up. It refuses a Valid of zero.
 	Valid, Preferred *time.Duration
-	// Protocol is the origin of the address (IFAPROT_*, any number from 4 upwards is
-	// free; 2 is a router advertisement): Linux 5.18, older kernels drop it.
+	// Protocol is the origin of the address (IFAPROT_*): 2 is a router advertisement, and any number from 4 upwards is
+	// free. Kernels before Linux 5.18 drop it.
 	Protocol uint8
-	// Metric is that of the route to the prefix which the kernel adds with the
-	// address; 0 is its default (0 for IPv4, 256 for IPv6).
+	// Metric is the metric of the connected route that the kernel adds together with the address; 0 is the kernel's
+	// default: 0 for IPv4, 256 for IPv6.
 	Metric uint32
-	// Other are attributes (IFA_*) that the kernel gave and this package has no field
-	// for. They are sent as they are.
+	// Other are attributes (IFA_*) without a field here. List returns them, and they are sent as they are.
 	Other []netlink.Attribute
 }
 

@@ -7,10 +7,10 @@
 //	list, err := conn.List(ctx, addr.Filter{Link: index})
 //	err = conn.Remove(ctx, a) // what is gone is success
 //
-// Adding and deleting needs CAP_NET_ADMIN in the user namespace that owns the
-// network namespace; listing needs none. A socket in another namespace takes CAP_SYS_ADMIN. Linux 6.1 and later; Address says which
-// fields are newer than the oldest kernels that otherwise do.
+// Adding and deleting need CAP_NET_ADMIN in the user namespace that owns the network namespace; listing needs no
+// capability. A socket in another namespace needs CAP_SYS_ADMIN. The package works on Linux 6.1 and later; Address
+// names the fields that older kernels lack.
 //
-// The kernel's own rules about what makes two addresses the same differ between
-// the families: see Conn.Ensure.
+// The two families differ in the fields by which the kernel tells addresses apart, and in the fields that it can change:
+// see Conn.Ensure.
 package addr

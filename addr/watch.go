@@ -20,10 +20,9 @@ import (
 // the network answered for (RFC 4862, section 5.4).
 var ErrDuplicate = errors.New("another node of the network has the address")
 
-// Watch hears when IPv6 addresses become usable. The kernel adds one at once, but leaves it to a worker to join its
-// solicited-node group and to make its local route: until then, for some milliseconds, no other host can reach it.
-// With duplicate address detection it takes a second or two. It hears what router advertisements give to links,
-// too.
+// Watch receives announcements of IPv6 addresses that become usable, and of router advertisements. The kernel adds an
+// address at once, but a worker joins its solicited-node group and makes its local route. Until then, for some
+// milliseconds, no other host can reach the address. With duplicate address detection this takes a second or two.
 type Watch struct {
 	nl *nl.Watch
 
@@ -31,8 +30,8 @@ type Watch struct {
 	duplicate *Address // the last formed by an advertisement that another node had
 }
 
-// Listen starts to hear, in a namespace; nil is that of the calling thread. Start before
-// the addresses are added.
+// Listen opens a Watch in a namespace; nil means the calling thread's. Call it before the addresses are added, or Wait
+// takes 250 ms longer.
 func Listen(ns *netns.NS) (*Watch, error) {
 	// The kernel announces resolvers while it reads an advertisement, and an address once it is usable.
 	w, err := nl.Subscribe(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_ND_USEROPT)
@@ -42,7 +41,7 @@ func Listen(ns *netns.NS) (*Watch, error) {
 	return &Watch{nl: w}, nil
 }
 
-// Close stops to hear. Calls that wait, and all later calls, another Close too, return tombolo.ErrInvalid.
+// Close ends the Watch. Calls that wait, and all later calls, another Close too, return tombolo.ErrInvalid.
 func (w *Watch) Close() error {
 	return w.nl.Close()
 }

@@ -17,9 +17,9 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Conn reads and writes the routes of one network namespace, and not its rules and neighbours. Its
-// methods may be called from several goroutines, and ask nothing once their context is
-// done. Errors of the kernel are *tombolo.OpError.
+// Conn reads and writes the routes of one network namespace, but not its rules and neighbours. Its methods may be called
+// from several goroutines, and ask the kernel nothing once their context is done. Errors of the kernel are
+// *tombolo.OpError.
 type Conn struct {
 	nl     *nl.Conn
 	shared bool

@@ -7,10 +7,9 @@
 //	way, err := conn.Get(ctx, netip.MustParseAddr("192.0.2.1")) // as the kernel would send to it
 //	err = conn.Remove(ctx, r)
 //
-// Changing them needs CAP_NET_ADMIN in the user namespace that owns the
-// network namespace; reading needs none. A socket in another namespace takes
-// CAP_SYS_ADMIN. Linux 6.1 and later.
+// Changing routes needs CAP_NET_ADMIN in the user namespace that owns the network namespace; reading needs no
+// capability. A socket in another namespace needs CAP_SYS_ADMIN. The package works on Linux 6.1 and later.
 //
-// Routes that are added without a Protocol carry ProtocolTombolo, by which they
-// are known as ours in `ip route` (as "proto 116") and to a Filter.
+// A route that is added without a Protocol gets ProtocolTombolo. `ip route` shows it as "proto 116", and a Filter can
+// select it.
 package route

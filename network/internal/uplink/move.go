@@ -206,8 +206,8 @@ func placeOf(r *route.Route) place {
 
 // goesBy reports whether at least one next hop of a route uses a link. For a route by a nexthop object, it looks at
 // the next hops that the kernel lists with the route.
-func goesBy(r *route.Route, link int) bool {
-	return r.Link == link || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Link == link })
+func goesBy(r *route.Route, index int) bool {
+	return r.Link == index || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Link == index })
 }
 
 // goesLike reports whether two routes are in the same place and have the same next hops.

@@ -95,8 +95,8 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*snapshot, error) 
 }
 
 // owns reports whether a link is the NIC or the bridge.
-func (s *snapshot) owns(link int) bool {
-	return link == s.NIC.Index || s.Bridge != nil && link == s.Bridge.Index
+func (s *snapshot) owns(index int) bool {
+	return index == s.NIC.Index || s.Bridge != nil && index == s.Bridge.Index
 }
 
 func (c *Conn) lookAddresses(ctx context.Context, s *snapshot) error {
@@ -140,9 +140,9 @@ func (c *Conn) lookNeighbours(_ context.Context, s *snapshot) error {
 }
 
 // address returns the link's entry for an address, or nil.
-func (s *snapshot) address(link int, a addr.Address) *addr.Address {
+func (s *snapshot) address(index int, a addr.Address) *addr.Address {
 	for i := range s.Addresses {
-		if have := &s.Addresses[i]; have.Link == link && isSame(*have, a) {
+		if have := &s.Addresses[i]; have.Link == index && isSame(*have, a) {
 			return have
 		}
 	}

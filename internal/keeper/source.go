@@ -19,9 +19,8 @@ const (
 	pauseNews = 200 * time.Millisecond
 	urgeNews  = 700 * time.Millisecond
 
-	// The same of the firewall if something was put right within the last minute. A reload of ufw runs a dozen programs one after
-	// the other, and each undoes what is repaired before it. This is no contest, and pods need their rules when it
-	// is done.
+	// The pauses for the firewall if it was repaired within the last minute. A reload of ufw runs a dozen programs one
+	// after the other, and each undoes the repair before it. Pods need their rules when the reload is done.
 	pauseAgain = 900 * time.Millisecond
 	urgeAgain  = 5 * time.Second
 
@@ -153,9 +152,8 @@ func (s *source) trouble(what string, err error, args ...any) {
 	}
 }
 
-// contest keeps the keeper from undoing again and again what another program sets: if the same repair is undone three
-// times within a minute, a person or a program does so on purpose, and the keeper repairs only once a minute. Nine
-// different repairs within a minute count as much.
+// contest holds the recent repairs of a thing. If the keeper made the same repair three times within a minute, a person or
+// a program undoes it on purpose, and from then on the keeper repairs once a minute. Nine different repairs count as much.
 type contest struct {
 	undone []repair  // within contestedFor
 	times  int       // the same since it is contested; 0: it is not
@@ -185,7 +183,7 @@ func (s *source) of(key string) *contest {
 	return c
 }
 
-// recently says that anything was put right within the last minute.
+// recently reports whether anything was put right within the last minute.
 func (s *source) recently() bool { return s.any((*contest).recently) }
 
 func (s *source) any(is func(*contest) bool) bool {

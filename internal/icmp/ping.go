@@ -19,39 +19,38 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// DefaultWait is how long Ping waits unless it is told.
+// DefaultWait is the default of Echo.Wait.
 const DefaultWait = 3 * time.Second
 
 const (
-	firstPause   = 50 * time.Millisecond  // before a request is sent again, doubled each time
-	longestPause = 400 * time.Millisecond // bounds how late Ping sees that its context is done
+	firstPause   = 50 * time.Millisecond  // until a request is repeated, doubled each time
+	longestPause = 400 * time.Millisecond // limits the delay until Ping notices that its context is done
 
 	tokenLen  = 8
 	packetMax = 1 << 16
 )
 
-// Echo says how to ping.
+// Echo configures a Ping.
 type Echo struct {
-	// From is the source address; the zero value leaves it to the kernel.
+	// From is the source address. If zero, the kernel chooses it.
 	From netip.Addr
-	// Size is the number of bytes after the ICMP header of 8; at least 8 are sent.
+	// Size is the number of bytes after the ICMP header of 8 bytes. At least 8 are sent.
 	Size int
-	// DontFragment makes a request that is too long for the path fail with EMSGSIZE.
+	// DontFragment makes a request fail with EMSGSIZE if it is too long for the path.
 	DontFragment bool
-	// ID identifies the requests; 0 is a random one.
+	// ID identifies the requests. If 0, it is random.
 	ID uint16
-	// Hops is how many routers a request passes at most; 0 leaves it to the kernel.
+	// Hops is the maximum number of routers that a request passes. If 0, the kernel chooses it.
 	Hops int
-	// Wait is how long to wait for an answer in all; 0 is DefaultWait.
+	// Wait is the total time to wait for an answer. If 0, it is DefaultWait.
 	Wait time.Duration
 }
 
-// ErrNoReply is the cause of a Ping without an answer.
+// ErrNoReply is the cause of an error of Ping if no answer came.
 var ErrNoReply = errors.New("no echo reply")
 
-// Ping sends echo requests from a namespace until one is answered, and gives the
-// time from that request to its answer. The error matches ErrNoReply, or is what
-// the kernel says (EHOSTUNREACH, ECONNREFUSED, …), or ctx's.
+// Ping sends echo requests from a namespace until one is answered, and returns the time from that request to its
+// answer. The error matches ErrNoReply, or is the kernel's (EHOSTUNREACH, ECONNREFUSED, …), or ctx's.
 func Ping(ctx context.Context, ns *netns.NS, dst netip.Addr, opt Echo) (time.Duration, error) {
 	p, err := newPinger(ns, dst, opt)
 	if err != nil {
@@ -62,12 +61,14 @@ func Ping(ctx context.Context, ns *netns.NS, dst netip.Addr, opt Echo) (time.Dur
 	if wait == 0 {
 		wait = DefaultWait
 	}
+
 	deadline := time.Now().Add(wait)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		left := time.Until(deadline)
 		if left <= 0 {
 			return 0, fmt.Errorf("ping %s: %w within %s", dst, ErrNoReply, wait)
 		}
+
 		rtt, err := p.try(ctx, min(pause, left))
 		switch {
 		case err == nil:
@@ -78,13 +79,13 @@ func Ping(ctx context.Context, ns *netns.NS, dst netip.Addr, opt Echo) (time.Dur
 	}
 }
 
-// pinger is one Ping at work.
+// pinger is the state of one Ping.
 type pinger struct {
 	fd   int
 	is4  bool
 	id   uint16
 	data []byte
-	sent []time.Time // when each request was sent, by its sequence number
+	sent []time.Time // time of each request, by its sequence number
 	buf  []byte
 }
 
@@ -93,17 +94,20 @@ func newPinger(ns *netns.NS, dst netip.Addr, opt Echo) (*pinger, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	p := &pinger{
 		fd: fd, is4: dst.Is4(), id: cmp.Or(opt.ID, uint16(rand.Uint32())),
 		data: make([]byte, max(opt.Size, tokenLen)),
 		buf:  make([]byte, packetMax),
 	}
-	// Every raw socket of a namespace hears every reply: ours is known by its data.
+
+	// Every raw socket of a namespace receives all replies. The data identify ours.
 	binary.BigEndian.PutUint64(p.data, rand.Uint64())
 	if err := p.connect(dst, opt); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
+
 	return p, nil
 }
 
@@ -113,6 +117,7 @@ func open(ns *netns.NS, is4 bool) (int, error) {
 	if is4 {
 		family, protocol = unix.AF_INET, unix.IPPROTO_ICMP
 	}
+
 	fd := -1
 	err := ns.Do(func() error {
 		var err error
@@ -122,33 +127,40 @@ func open(ns *netns.NS, is4 bool) (int, error) {
 		}
 		return nil
 	})
+
 	return fd, err
 }
 
-// connect has the kernel report errors about packets to dst, such as that no host answers for its address.
+// connect makes the kernel report errors about packets to dst, for example that no host answers for the address.
 func (p *pinger) connect(dst netip.Addr, opt Echo) error {
-	level, receiveErrors, discover, hops := unix.IPPROTO_IPV6, unix.IPV6_RECVERR, unix.IPV6_MTU_DISCOVER, unix.IPV6_UNICAST_HOPS
+	level, receiveErrors := unix.IPPROTO_IPV6, unix.IPV6_RECVERR
+	discover, hops := unix.IPV6_MTU_DISCOVER, unix.IPV6_UNICAST_HOPS
 	if p.is4 {
 		level, receiveErrors, discover, hops = unix.IPPROTO_IP, unix.IP_RECVERR, unix.IP_MTU_DISCOVER, unix.IP_TTL
 	}
+
 	if err := unix.SetsockoptInt(p.fd, level, receiveErrors, 1); err != nil {
 		return fmt.Errorf("ask for errors: %w", err)
 	}
+
 	if opt.DontFragment {
 		if err := unix.SetsockoptInt(p.fd, level, discover, unix.IP_PMTUDISC_DO); err != nil {
 			return fmt.Errorf("forbid fragments: %w", err)
 		}
 	}
+
 	if opt.Hops != 0 {
 		if err := unix.SetsockoptInt(p.fd, level, hops, opt.Hops); err != nil {
 			return fmt.Errorf("bound the hops: %w", err)
 		}
 	}
+
 	if opt.From.IsValid() {
 		if err := unix.Bind(p.fd, sockaddr(opt.From)); err != nil {
 			return fmt.Errorf("from %s: %w", opt.From, err)
 		}
 	}
+
 	return unix.Connect(p.fd, sockaddr(dst))
 }
 
@@ -159,26 +171,31 @@ func sockaddr(a netip.Addr) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.As16()}
 }
 
-// try sends one request, and waits a while for the answer to it or to one before. An
-// answer that is there counts, even if the caller got no CPU while there was time.
+// try sends one request, and waits for the answer to this or an earlier request. An answer that is already there
+// counts even after the time is over, because the caller may not have got the CPU in time.
 func (p *pinger) try(ctx context.Context, wait time.Duration) (time.Duration, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
+
 	packet, err := p.request().Marshal(nil) // for IPv6 the kernel fills in the checksum
 	if err != nil {
 		return 0, err
 	}
+
 	p.sent = append(p.sent, time.Now())
 	if err := unix.Send(p.fd, packet, 0); err != nil {
 		return 0, err
 	}
+
 	deadline := time.Now().Add(wait)
 	for {
-		timeout := unix.NsecToTimeval(max(time.Until(deadline), time.Microsecond).Nanoseconds()) // 0 would be for ever
+		// 0 would mean for ever
+		timeout := unix.NsecToTimeval(max(time.Until(deadline), time.Microsecond).Nanoseconds())
 		if err := unix.SetsockoptTimeval(p.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 			return 0, fmt.Errorf("set time-out: %w", err)
 		}
+
 		n, err := unix.Read(p.fd, p.buf)
 		now := time.Now()
 		switch {
@@ -189,13 +206,14 @@ func (p *pinger) try(ctx context.Context, wait time.Duration) (time.Duration, er
 		case err != nil:
 			return 0, err
 		}
+
 		if seq, ok := p.answered(p.buf[:n]); ok {
 			return now.Sub(p.sent[seq]), nil
 		}
 	}
 }
 
-// request is the next one to be sent.
+// request returns the next request.
 func (p *pinger) request() *icmp.Message {
 	m := &icmp.Message{Type: ipv6.ICMPTypeEchoRequest, Body: &icmp.Echo{ID: int(p.id), Seq: len(p.sent), Data: p.data}}
 	if p.is4 {
@@ -204,24 +222,27 @@ func (p *pinger) request() *icmp.Message {
 	return m
 }
 
-// answered gives the sequence number of the request that a packet is the answer to.
+// answered returns the sequence number of the request that a packet answers.
 func (p *pinger) answered(packet []byte) (int, bool) {
 	protocol, reply := unix.IPPROTO_ICMPV6, icmp.Type(ipv6.ICMPTypeEchoReply)
 	if p.is4 {
-		// The IP header comes along.
+		// The packet begins with the IP header.
 		h, err := ipv4.ParseHeader(packet)
 		if err != nil || h.Len < ipv4.HeaderLen {
 			return 0, false
 		}
 		protocol, reply, packet = unix.IPPROTO_ICMP, ipv4.ICMPTypeEchoReply, packet[h.Len:]
 	}
+
 	m, err := icmp.ParseMessage(protocol, packet)
 	if err != nil || m.Type != reply {
 		return 0, false
 	}
+
 	echo, ok := m.Body.(*icmp.Echo)
 	if !ok || echo.ID != int(p.id) || echo.Seq >= len(p.sent) || !bytes.Equal(echo.Data, p.data) {
 		return 0, false
 	}
+
 	return echo.Seq, true
 }

@@ -1,6 +1,6 @@
-// Package printable makes text of any origin fit for a terminal and a log. Text from outside, such as a
-// configuration, a file, the alias of a link, another program's rules, or the name of a process, may have control
-// sequences for a terminal.
+// Package printable makes text of any origin safe for a terminal and a log. Text from outside may contain control
+// sequences for a terminal: a configuration, a file, the alias of a link, another program's rules, or the name of a
+// process.
 package printable
 
 import (
@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// quoteMax is how many bytes a message keeps of one quoted piece, or of one word.
+	// quoteMax is the number of bytes that a message keeps of one quoted text or word.
 	quoteMax = 200
-	// lineMax is how many it has at most.
+	// lineMax is the maximum length of a message in bytes.
 	lineMax = 16 << 10
 )
 
-// Line is a message on one line: joined errors, which come a line each, are set apart by semicolons; quoted texts
-// and words are cut after 200 bytes, and characters that cannot be printed are escaped.
+// Line returns a message on one line. It separates joined errors, which are one a line, by semicolons. It cuts quoted
+// texts and words after 200 bytes, and escapes characters that cannot be printed.
 func Line(message string) string {
 	text := escape(strings.ReplaceAll(message, "\n", "; "), "")
 	text = cut(text)
@@ -29,11 +29,12 @@ func Line(message string) string {
 	return text
 }
 
-// cut shortens quoted pieces and words.
+// cut shortens quoted texts and words.
 func cut(text string) string {
 	if len(text) <= quoteMax {
 		return text
 	}
+
 	var out strings.Builder
 	quoted, start := false, 0
 	flush := func(end int) {
@@ -44,10 +45,11 @@ func cut(text string) string {
 		out.WriteString(piece)
 		start = end
 	}
+
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
 		case c == '\\' && quoted:
-			i++ // what follows is no end
+			i++ // the next character does not end the quoted text
 		case c == '"':
 			flush(i)
 			out.WriteByte(c)
@@ -57,11 +59,12 @@ func cut(text string) string {
 			flush(i)
 		}
 	}
+
 	flush(len(text))
 	return out.String()
 }
 
-// whole drops the beginning of a rune, or of an escape, at the end.
+// whole removes an incomplete rune or escape at the end.
 func whole(text string) string {
 	for len(text) > 0 && !utf8.ValidString(text) {
 		text = text[:len(text)-1]
@@ -72,8 +75,8 @@ func whole(text string) string {
 	return text
 }
 
-// escape writes what cannot be printed as \u and four digits, which is an escape in
-// JSON too, but for the characters of keep. A byte that is no UTF-8 is \ufffd.
+// escape replaces characters that cannot be printed by \u and four digits, which is an escape in JSON too. It keeps
+// the characters in keep. A byte that is not UTF-8 becomes \ufffd.
 func escape(text, keep string) string {
 	ok := func(r rune) bool {
 		return r != utf8.RuneError && strconv.IsPrint(r) || strings.ContainsRune(keep, r)
@@ -81,24 +84,26 @@ func escape(text, keep string) string {
 	if strings.IndexFunc(text, func(r rune) bool { return !ok(r) }) < 0 {
 		return text
 	}
+
 	var out strings.Builder
 	for _, r := range text {
 		switch {
 		case ok(r):
 			out.WriteRune(r)
 		case r > 0xffff:
-			// Such have two in JSON (RFC 8259, section 7).
+			// Such a rune needs two escapes in JSON (RFC 8259, section 7).
 			r -= 0x10000
 			fmt.Fprintf(&out, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
 		default:
 			fmt.Fprintf(&out, `\u%04x`, r)
 		}
 	}
+
 	return out.String()
 }
 
-// Writer gives a writer that escapes what cannot be printed, line ends and tabs
-// excepted. Each Write has to be of whole characters.
+// Writer returns a writer that escapes characters that cannot be printed, except line ends and tabs. Each Write must
+// consist of whole characters.
 func Writer(w io.Writer) io.Writer { return &writer{w} }
 
 type writer struct{ to io.Writer }
@@ -110,10 +115,10 @@ func (w *writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// List gives the texts of some in one.
+// List returns the texts of all, separated by between.
 func List[T fmt.Stringer](all []T, between string) string { return strings.Join(Texts(all), between) }
 
-// Texts gives the text of each.
+// Texts returns the texts of all.
 func Texts[T fmt.Stringer](all []T) []string {
 	texts := make([]string, len(all))
 	for i, one := range all {
@@ -122,7 +127,7 @@ func Texts[T fmt.Stringer](all []T) []string {
 	return texts
 }
 
-// Count says how many there are of something.
+// Count returns a number with the noun in the singular or plural.
 func Count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one

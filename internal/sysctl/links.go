@@ -9,19 +9,21 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// OwnForwarding is the value of net.ipv4.conf.LINK.forwarding that we write. The kernel takes every value but 0 for on,
-// so this one tells our links from those that an operator made forward, which have 1. A link that comes later copies
-// it from "default".
+// OwnForwarding is the value that we write to net.ipv4.conf.LINK.forwarding. The kernel treats every value except 0
+// as on. So this value distinguishes links that we set from those that an operator set to 1. A new link copies it
+// from "default".
 const OwnForwarding = "116"
 
-// Links reads a parameter of each link, and of "default", which later links copy. The keys are their names. Links that
-// lack the parameter, or that were deleted meanwhile, are left out: all, where the kernel has nothing of the family.
+// Links reads a parameter of each link, and of "default", which new links copy. The keys are the links' names. It
+// leaves out links without the parameter, and links that were just deleted. If the kernel does not support the
+// family, the result is empty.
 func Links(family, name string) (map[string]string, error) {
 	dir := root + "net/" + family + "/conf"
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, &tombolo.OpError{Op: "list", Object: dir, Err: err}
 	}
+
 	values := make(map[string]string, len(entries))
 	for _, e := range entries {
 		if e.Name() == "all" {
@@ -35,10 +37,11 @@ func Links(family, name string) (map[string]string, error) {
 			values[e.Name()] = value
 		}
 	}
+
 	return values, nil
 }
 
-// Replace writes a parameter of each link, and of "default", that has one value, so that it has another. It leaves out
+// Replace writes the value want to a parameter of each link, and of "default", that has the value have. It leaves out
 // the links in except.
 func Replace(family, name, have, want string, except ...string) error {
 	values, err := Links(family, name)
@@ -50,5 +53,6 @@ func Replace(family, name, have, want string, except ...string) error {
 			err = errors.Join(err, e)
 		}
 	}
+
 	return err
 }

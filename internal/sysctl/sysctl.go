@@ -1,7 +1,7 @@
 // Package sysctl reads and writes kernel parameters below /proc/sys.
 //
-// Those of the network are per namespace: which one a path names is decided when
-// it is opened, by the thread that opens it. Use netns.NS.Do around a call.
+// Network parameters exist once per network namespace. The thread that opens a path determines the namespace. Use
+// netns.NS.Do around a call.
 package sysctl
 
 import (
@@ -19,47 +19,45 @@ import (
 const root = "/proc/sys/"
 
 // Read returns a parameter's value without the newline. path is below /proc/sys, with slashes, since an interface's
-// name may have dots.
+// name may contain dots.
 func Read(path string) (string, error) { return all().read(path) }
 
-// Write sets a parameter. It needs to be root of the user namespace that owns the network namespace. A read-only
-// /proc/sys is no error if the parameter has the value already.
+// Write sets a parameter. It needs root in the user namespace that owns the network namespace. A read-only /proc/sys
+// is no error if the parameter has the value already.
 func Write(path, value string) error { return all().Write(path, value) }
 
-// Ensure sets a parameter unless it has the value, and reports whether it had to.
+// Ensure sets a parameter unless it has the value already, and reports whether it changed it.
 func Ensure(path, value string) (changed bool, err error) { return all().Ensure(path, value) }
 
-// Exists says whether the kernel, in its present state, has the parameter.
+// Exists reports whether the kernel, in its present state, has the parameter.
 func Exists(path string) bool {
 	_, err := Read(path)
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// HasIPv6 looks for what every namespace has of IPv6, unless the kernel was booted with ipv6.disable=1 or built without.
-// Where /proc/sys cannot be read nothing is known, and it says yes.
+// HasIPv6 reports whether the kernel has IPv6. It has none if it was booted with ipv6.disable=1 or built without it.
+// If /proc/sys cannot be read, HasIPv6 returns true.
 func HasIPv6() bool { return Exists("net/ipv6/conf/all/forwarding") || !Exists("net/ipv4/ip_forward") }
 
-// Link gives the path of a parameter of one link: Link("ipv6", "eth0",
-// "accept_ra").
+// Link returns the path of a parameter of one link: Link("ipv6", "eth0", "accept_ra").
 func Link(family, link, name string) string {
 	return strings.Join([]string{"net", family, "conf", link, name}, "/")
 }
 
-// Dir is a directory of parameters. It stays that of the network namespace in which it was opened, also when
-// another thread uses it: to open it while other work goes on saves the time that it takes to find it, which is
-// longer the more namespaces there are (the kernel compares each one's entry of the name, in a row).
+// Dir is an open directory of parameters. It belongs to the network namespace in which it was opened, whichever
+// thread uses it. Opening it while other work goes on saves time later: the more namespaces exist, the longer the
+// kernel takes to find the directory, since it compares the entries of all namespaces.
 type Dir struct {
 	fd   int
-	at   string // what comes before a path when a file is opened
-	name string // and in errors
+	at   string // the beginning of a path when a file is opened
+	name string // the beginning of a path in errors
 }
 
-// all is /proc/sys of the calling thread.
+// all returns /proc/sys of the calling thread.
 func all() *Dir { return &Dir{unix.AT_FDCWD, root, root} }
 
-// OpenDir opens a directory of the calling thread's network namespace. path is below
-// /proc/sys: "net/ipv6/conf". Where the kernel has none, the error matches
-// fs.ErrNotExist.
+// OpenDir opens a directory of the calling thread's network namespace. path is below /proc/sys: "net/ipv6/conf". If
+// the kernel does not have it, the error matches fs.ErrNotExist.
 func OpenDir(path string) (*Dir, error) {
 	fd, err := unix.Open(root+path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -68,10 +66,10 @@ func OpenDir(path string) (*Dir, error) {
 	return &Dir{fd, "", root + path + "/"}, nil
 }
 
-// Close gives the directory back.
+// Close closes the directory.
 func (d *Dir) Close() error { return unix.Close(d.fd) }
 
-// Ensure is the package's Ensure for a path below the directory.
+// Ensure does the work of the package's Ensure for a path below the directory.
 func (d *Dir) Ensure(path, value string) (changed bool, err error) {
 	have, err := d.read(path)
 	if err != nil || have == value {
@@ -94,7 +92,8 @@ func (d *Dir) read(path string) (string, error) {
 	return string(bytes.TrimSpace(b[:n])), nil
 }
 
-// Prefer is Write for a value without which the caller can go on: where /proc/sys is read-only it changes nothing.
+// Prefer writes a value that the caller can do without. If /proc/sys is read-only, it changes nothing and returns no
+// error.
 func (d *Dir) Prefer(path, value string) error {
 	if err := d.Write(path, value); !errors.Is(err, unix.EROFS) {
 		return err
@@ -102,13 +101,14 @@ func (d *Dir) Prefer(path, value string) error {
 	return nil
 }
 
-// Write is the package's Write for a path below the directory.
+// Write does the work of the package's Write for a path below the directory.
 func (d *Dir) Write(path, value string) error {
 	fd, err := unix.Openat(d.fd, d.at+path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
 		_, err = unix.Write(fd, []byte(value))
 		err = errors.Join(err, unix.Close(fd))
 	}
+
 	if errors.Is(err, unix.EROFS) {
 		have, readErr := d.read(path)
 		if readErr == nil && have == value {
@@ -118,8 +118,10 @@ func (d *Dir) Write(path, value string) error {
 			"privileged or by ProtectKernelTunables of a systemd unit: run this privileged or without that, or "+
 			"write %s beforehand where that is allowed (for a link yet to be made, in conf/default)", err, have, value)
 	}
+
 	if err != nil {
 		return &tombolo.OpError{Op: "write " + value + " to", Object: d.name + path, Err: err}
 	}
+
 	return nil
 }

@@ -1,14 +1,15 @@
-// Package lockorder finds calls that do not wait for locks in their order: two processes that wait for each other's lock
-// stop a node, and seldom in a test.
+// Package lockorder detects calls that wait for locks in the wrong order. Two processes that wait for each other's
+// lock stop a node, and tests rarely hit that by chance.
 //
-// Each kind of lock has a rank. To wait for one while holding another of the same rank or of a higher one is a
-// panic, and so is to wait for something slow (a server, another program, a disk) with a lock held that others
-// need. A lock that is only tried for may be taken in any order: it is not waited for.
+// Each kind of lock has a rank. Waiting for a lock while holding one of the same or a higher rank is a panic. So is
+// waiting for something slow (a server, another program, a disk) while holding a lock that others need. A lock that
+// is only tried may be taken in any order, since nobody waits for it.
 //
-// Only programs that are built with the tag lockorder look. "make test" builds them so; in others the calls do nothing.
+// Only programs built with the tag lockorder check this. "make test" builds them so. In other programs the calls do
+// nothing.
 package lockorder
 
-// A Rank is the place of a kind of lock in the order, outer to inner.
+// A Rank is the place of a kind of lock in the order, from outer to inner.
 type Rank int
 
 const (
@@ -16,9 +17,9 @@ const (
 	Attachment Rank = iota + 1
 	// Lease is the lock of a lease's record.
 	Lease
-	// Remembered is that of the lease that a pod's next container is to have.
+	// Remembered is the lock of the lease that a pod's next container will request.
 	Remembered
-	// State is the lock of a state directory. From here on, nothing slow is waited for.
+	// State is the lock of a state directory. A holder of this or a later lock waits for nothing slow.
 	State
 	// Reservations is the lock of a directory of host-local.
 	Reservations

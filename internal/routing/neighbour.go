@@ -16,48 +16,45 @@ import (
 
 const (
 	ndaFlagsExt = 15 // NDA_FLAGS_EXT, Linux 5.16
-	ntfExtShift = 8  // NTF_EXT_SHIFT: where the kernel has the flags of that attribute
+	ntfExtShift = 8  // NTF_EXT_SHIFT: the kernel's position of that attribute's flags
 )
 
-// Neighbour is an entry of the neighbour table of a link: the ARP cache of IPv4,
-// and that of neighbour discovery of IPv6.
+// Neighbour is an entry in the neighbour table of a link: the ARP cache for IPv4, or the neighbour cache for IPv6.
 type Neighbour struct {
 	Addr netip.Addr
-	MAC  net.HardwareAddr // empty while it is being looked for
+	MAC  net.HardwareAddr // empty until it is known
 	Link int              // the link's index
-	// State is how sure the kernel is of the MAC; 0 is Permanent when it is written.
+	// State is the kernel's state of the entry. When written, 0 means Permanent.
 	State State
 	Flags NeighbourFlags
-	// Other are attributes (NDA_*) that the kernel gave and this package has no field
-	// for. They are sent as they are.
+	// Other holds attributes (NDA_*) that this package has no field for. They are sent back unchanged.
 	Other []netlink.Attribute
 }
 
 // State is the state of a neighbour (NUD_* of linux/neighbour.h).
 type State uint16
 
-// Some of the states.
+// Some states of a neighbour.
 const (
 	Reachable State = unix.NUD_REACHABLE // confirmed lately
-	Stale     State = unix.NUD_STALE     // to be confirmed at its next use
+	Stale     State = unix.NUD_STALE     // must be confirmed at its next use
 	Delay     State = unix.NUD_DELAY     // used, and waiting for a confirmation
-	Probe     State = unix.NUD_PROBE     // being asked
+	Probe     State = unix.NUD_PROBE     // the kernel is asking
 	Failed    State = unix.NUD_FAILED    // did not answer
-	NoARP     State = unix.NUD_NOARP     // never to be asked, may be evicted
+	NoARP     State = unix.NUD_NOARP     // never asked, may be evicted
 	Permanent State = unix.NUD_PERMANENT // set by hand: never asked, never evicted
 )
 
-// NeighbourFlags are the flags of a neighbour: NTF_*, and from the ninth bit on
-// NTF_EXT_*.
+// NeighbourFlags are the flags of a neighbour: NTF_*, and from the ninth bit on NTF_EXT_*.
 type NeighbourFlags uint32
 
-// Use has the kernel ask for the MAC at once, as if a packet were to be sent there.
+// Use makes the kernel ask for the MAC at once, as for a packet to the neighbour.
 const Use NeighbourFlags = unix.NTF_USE
 
-// String names the neighbour as errors do: "10.1.0.2 on link 3".
+// String returns the neighbour's name for errors: "10.1.0.2 on link 3".
 func (n Neighbour) String() string { return n.Addr.String() + " on link " + strconv.Itoa(n.Link) }
 
-// Neighbours gives the neighbours of all links.
+// Neighbours returns the neighbours of all links.
 func Neighbours(c *nl.Conn) ([]Neighbour, error) {
 	var list []Neighbour
 	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, (&rtnetlink.NeighMessage{}).MarshalBinary, nil)
@@ -71,11 +68,11 @@ func Neighbours(c *nl.Conn) ([]Neighbour, error) {
 		}
 		return err
 	})
+
 	return list, err
 }
 
-// Find gives the entry of an address on a link (Linux 5.0). The error matches
-// fs.ErrNotExist where there is none.
+// Find returns the entry of an address on a link (Linux 5.0). If there is none, the error matches fs.ErrNotExist.
 func Find(c *nl.Conn, link int, a netip.Addr) (Neighbour, error) {
 	want := Neighbour{Addr: a, Link: link}
 	var got Neighbour
@@ -90,25 +87,26 @@ func Find(c *nl.Conn, link int, a netip.Addr) (Neighbour, error) {
 	return got, err
 }
 
-// ReplaceMessage gives a request that adds an entry or overwrites the one of its address, for callers that put
-// several requests into one datagram.
+// ReplaceMessage returns a request that adds an entry or overwrites the one of its address. It is for callers that
+// send several requests in one datagram.
 func (n Neighbour) ReplaceMessage() (netlink.Message, error) {
 	return n.newMessage(netlink.Create | netlink.Replace)
 }
 
-// DelMessage returns a request that deletes the entry of an address on a link. The error of its answer matches
-// fs.ErrNotExist if there is none.
+// DelMessage returns a request that deletes the entry of an address on a link. If there is none, the error of its
+// answer matches fs.ErrNotExist.
 func (n Neighbour) DelMessage() (netlink.Message, error) { return n.identity(unix.RTM_DELNEIGH) }
 
-// identity is a request about the entry of an address. The library's attributes have
-// others beside it, which a strict get does not take.
+// identity returns a request about the entry of an address. The library would add attributes that a strict get does
+// not accept.
 func (n *Neighbour) identity(typ netlink.HeaderType) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link)}
-	return nl.Marshal(typ, 0, body.MarshalBinary, func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, n.Addr) })
+	return nl.Marshal(typ, 0, body.MarshalBinary,
+		func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, n.Addr) })
 }
 
-// newMessage writes the address as it is: 4 bytes for IPv4. Of 16 the kernel would take
-// the first four. An entry without a MAC the library cannot say.
+// newMessage returns a request with the entry. It encodes an IPv4 address in 4 bytes; of 16 bytes the kernel would
+// use the first four. The library does not support an entry without a MAC.
 func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{
 		Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link), State: uint16(n.State), Flags: uint8(n.Flags),
@@ -116,9 +114,12 @@ func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, erro
 	if n.State == 0 {
 		body.State = uint16(Permanent)
 	}
+
 	if len(n.MAC) > 0 && n.Addr.IsValid() {
-		body.Attributes = &rtnetlink.NeighAttributes{Address: n.Addr.AsSlice(), LLAddress: n.MAC, IfIndex: nl.Index(n.Link)}
+		body.Attributes = &rtnetlink.NeighAttributes{Address: n.Addr.AsSlice(), LLAddress: n.MAC,
+			IfIndex: nl.Index(n.Link)}
 	}
+
 	return nl.Marshal(unix.RTM_NEWNEIGH, flags, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		if body.Attributes == nil {
 			nl.PutAddr(ae, unix.NDA_DST, n.Addr)
@@ -130,16 +131,18 @@ func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, erro
 	})
 }
 
-// decodeNeighbour reads the data of an RTM_NEWNEIGH. known is false for the
-// families that this package leaves alone, such as a bridge's forwarding table.
+// decodeNeighbour parses the data of an RTM_NEWNEIGH. known is false for other families, such as a bridge's
+// forwarding table.
 func decodeNeighbour(data []byte) (n Neighbour, known bool, _ error) {
 	if len(data) < unix.SizeofNdMsg {
 		return Neighbour{}, false, fmt.Errorf("%w: a neighbour of %d bytes", nl.ErrMalformed, len(data))
 	}
+
 	family := data[0]
 	if family != unix.AF_INET && family != unix.AF_INET6 {
 		return Neighbour{}, false, nil
 	}
+
 	n = Neighbour{
 		Link:  int(int32(binary.NativeEndian.Uint32(data[4:]))),
 		State: State(binary.NativeEndian.Uint16(data[8:])),
@@ -153,18 +156,21 @@ func decodeNeighbour(data []byte) (n Neighbour, known bool, _ error) {
 			n.MAC = ad.Bytes()
 		case ndaFlagsExt:
 			n.Flags |= NeighbourFlags(ad.Uint32()) << ntfExtShift
-		case unix.NDA_CACHEINFO, unix.NDA_PROBES: // the kernel's own
-		case unix.NDA_UNSPEC, unix.NDA_IFINDEX: // rtnetlink writes them into each request
+		case unix.NDA_CACHEINFO, unix.NDA_PROBES: // computed by the kernel
+		case unix.NDA_UNSPEC, unix.NDA_IFINDEX: // rtnetlink writes these into each request
 		default:
 			n.Other = append(n.Other, nl.Keep(ad))
 		}
+
 		return nil
 	})
 	if err != nil {
 		return Neighbour{}, false, err
 	}
+
 	if !n.Addr.IsValid() || nl.FamilyOf(n.Addr) != family {
 		return Neighbour{}, false, fmt.Errorf("%w: family %d, neighbour %s", nl.ErrMalformed, family, n.Addr)
 	}
+
 	return n, true, nil
 }

@@ -1,5 +1,5 @@
-// Package routing reads policy rules and neighbours, and writes the requests that move them to another link.
-// Entries of a bridge's forwarding table, which are neighbours to the kernel, are package bridge's.
+// Package routing reads policy rules and neighbours, and encodes the requests that copy neighbours to another link.
+// The kernel also calls entries of a bridge's forwarding table neighbours; these are in package bridge.
 package routing
 
 import (
@@ -16,60 +16,69 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Rule is a rule of policy routing, as the kernel lists it: packets that match all of its selectors are looked up
-// in its table. The zero value of a selector matches everything.
+// Rule is a rule of policy routing. Packets that match all of its selectors are looked up in its table. The zero
+// value of a selector matches everything.
 type Rule struct {
 	Family   uint8  // unix.AF_INET or unix.AF_INET6
-	Priority uint32 // the rule's place, the lowest first
+	Priority uint32 // the place of the rule; the lowest comes first
 
 	From, To   netip.Prefix
-	IIF, OIF   string // names of links, which need not exist; "lo" as IIF is what the host itself sends
-	Mark, Mask uint32 // the former is compared in the bits of the latter
+	IIF, OIF   string // names of links, which need not exist; IIF "lo" means packets of the host itself
+	Mark, Mask uint32 // Mark is compared in the bits of Mask
 	TOS        uint8
-	Invert     bool // apply to what does not match
+	Invert     bool // apply the rule to packets that do not match
 
-	Action   uint8  // what to do: FR_ACT_* of linux/fib_rules.h
+	Action   uint8  // the action: FR_ACT_* of linux/fib_rules.h
 	Table    uint32 // for FR_ACT_TO_TBL
 	Protocol uint8  // the origin of the rule
 
-	// Other are all other attributes (FRA_*), selectors among them: ports, users.
+	// Other holds all other attributes (FRA_*), including selectors such as ports and users.
 	Other []netlink.Attribute
 }
 
-// String names the rule as errors do: "100: from 10.1.0.0/16 table 7".
+// String returns the rule's description for errors: "100: from 10.1.0.0/16 table 7".
 func (r Rule) String() string {
 	var b strings.Builder
 	if r.Priority != 0 {
 		fmt.Fprintf(&b, "%d: ", r.Priority)
 	}
+
 	if r.Invert {
 		b.WriteString("not ")
 	}
+
 	b.WriteString("from " + prefixOrAll(r.From))
 	if r.To.IsValid() {
 		b.WriteString(" to " + prefixOrAll(r.To))
 	}
+
 	if r.IIF != "" {
 		b.WriteString(" iif " + r.IIF)
 	}
+
 	if r.OIF != "" {
 		b.WriteString(" oif " + r.OIF)
 	}
+
 	if r.Mask != 0 {
 		fmt.Fprintf(&b, " mark %#x/%#x", r.Mark, r.Mask)
 	}
+
 	for _, a := range r.Other {
 		fmt.Fprintf(&b, " attribute %d %x", nl.TypeOf(a), a.Data)
 	}
+
 	if r.Action <= unix.FR_ACT_TO_TBL {
 		b.WriteString(" table " + strconv.FormatUint(uint64(r.Table), 10))
 	}
+
 	b.WriteString(map[uint8]string{
 		unix.FR_ACT_BLACKHOLE: " blackhole", unix.FR_ACT_UNREACHABLE: " unreachable", unix.FR_ACT_PROHIBIT: " prohibit",
 	}[r.Action])
 	return b.String()
 }
 
+// prefixOrAll returns a prefix as text, and "all" for the default one.
 func prefixOrAll(p netip.Prefix) string {
 	if p.Bits() <= 0 {
 		return "all"
@@ -77,7 +86,7 @@ func prefixOrAll(p netip.Prefix) string {
 	return p.Masked().String()
 }
 
-// Rules gives the rules of both families, those of each in the order in which the kernel goes through them.
+// Rules returns the rules of both families, each in the kernel's order.
 func Rules(c *nl.Conn) ([]Rule, error) {
 	var list []Rule
 	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, (&rtnetlink.RuleMessage{}).MarshalBinary, nil)
@@ -91,13 +100,14 @@ func Rules(c *nl.Conn) ([]Rule, error) {
 		}
 		return err
 	})
+
 	return list, err
 }
 
-// Foreign returns the first rule, apart from the kernel's own three, that sends a packet from src to dst to a table.
-// in is the name of the link that the packet comes in by, or "lo" for a packet of the host itself. If table is 0, the
-// rule may do anything. Rules with other conditions, such as a mark or a port, are left out: it is not known whether
-// the packet meets them.
+// Foreign returns the first rule, apart from the kernel's own three, that applies to a packet from src to dst and
+// sends it to a table. in is the name of the packet's incoming link, or "lo" for a packet of the host itself. If
+// table is 0, the rule may have any action. Foreign skips rules with other conditions, such as a mark or a port,
+// since it is unknown whether the packet meets them.
 func Foreign(rules []Rule, src, dst netip.Addr, in string, table uint32) (Rule, bool) {
 	for _, r := range rules {
 		isFromAll, isToAll, looksUp := r.From.Bits() <= 0, r.To.Bits() <= 0, r.Action == unix.FR_ACT_TO_TBL
@@ -110,17 +120,19 @@ func Foreign(rules []Rule, src, dst netip.Addr, in string, table uint32) (Rule, 
 			return r, true
 		}
 	}
+
 	return Rule{}, false
 }
 
-// Ahead returns the command that adds a rule before r, by which packets with the selector are looked up in table main.
+// Ahead returns the command that adds a rule before r. With it, packets with the selector are looked up in table
+// main.
 func (r *Rule) Ahead(selector string) string {
 	family := map[uint8]int{unix.AF_INET: 4, unix.AF_INET6: 6}[r.Family]
 	return fmt.Sprintf("ip -%d rule add %s lookup main priority %d", family, selector, max(r.Priority, 1)-1)
 }
 
-// Outside returns an address of elsewhere, of the family of a, to look routes up by. It is of the blocks for
-// documentation (RFC 5737, RFC 3849), and nothing is sent there.
+// Outside returns an external address of a's family for looking up routes. It is from the blocks for documentation
+// (RFC 5737, RFC 3849), and nothing is sent there.
 func Outside(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return netip.AddrFrom4([4]byte{203, 0, 113, 1})
@@ -128,12 +140,12 @@ func Outside(a netip.Addr) netip.Addr {
 	return netip.MustParseAddr("2001:db8:ffff::1")
 }
 
-// decodeRule reads the data of an RTM_NEWRULE. known is false for the families
-// that this package leaves alone.
+// decodeRule parses the data of an RTM_NEWRULE. known is false for other families.
 func decodeRule(data []byte) (r Rule, known bool, _ error) {
 	if len(data) < 12 {
 		return Rule{}, false, fmt.Errorf("%w: a rule of %d bytes", nl.ErrMalformed, len(data))
 	}
+
 	r = Rule{
 		Family: data[0],
 		TOS:    data[3],
@@ -144,6 +156,7 @@ func decodeRule(data []byte) (r Rule, known bool, _ error) {
 	if r.Family != unix.AF_INET && r.Family != unix.AF_INET6 {
 		return Rule{}, false, nil
 	}
+
 	var from, to netip.Addr
 	err := nl.Decode(data[12:], func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {
@@ -159,17 +172,20 @@ func decodeRule(data []byte) (r Rule, known bool, _ error) {
 	if err == nil && to.IsValid() {
 		r.To, err = nl.Prefix(r.Family, to, data[1])
 	}
+
 	if err == nil && from.IsValid() {
 		r.From, err = nl.Prefix(r.Family, from, data[2])
 	}
+
 	if err != nil {
 		return Rule{}, false, err
 	}
+
 	return r, true, nil
 }
 
-// decodeAttr reads an attribute. One that is not known is kept: a rule without one of
-// its selectors would match more than the rule that was read.
+// decodeAttr parses an attribute. It keeps unknown ones, since a rule without one of its selectors would match more
+// packets.
 func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case unix.FRA_PRIORITY:

@@ -8,27 +8,27 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The sets of bridges have their names, some as pairs of the same name, to match packets that come in and go out by
+// The sets of bridges contain names. Some contain pairs of the same name, to match packets that come in and go out by
 // one bridge.
 const (
 	OursSet     = "ours"     // the bridges of all networks, and their links in VLANs
-	gatewaysSet = "gateways" // the links by which the host routes for networks
-	bridgesSet  = "bridges"  // ours
-	policiesSet = "policies" // those with a policy
-	isolatedSet = "isolated" // those with the policy Isolated
-	bypassSet   = "bypass"   // those whose packets pass the hooks by
-	lansSet     = "lans"     // those with machines on them
+	gatewaysSet = "gateways" // the links that the host uses to route for networks
+	bridgesSet  = "bridges"  // the bridges of all networks
+	policiesSet = "policies" // bridges with a policy
+	isolatedSet = "isolated" // bridges with the policy Isolated
+	bypassSet   = "bypass"   // the link names that bridged packets pass the hooks with
+	lansSet     = "lans"     // bridges with other machines on them
 
-	// SharesSet has the NICs of Shares, by which the host routes for pods. They are others' too.
+	// SharesSet contains the NICs of Shares, which the host uses to route for pods. Others use them too.
 	SharesSet = "shares"
 
-	// UplinksSet has the host's uplinks among links of the kinds bridge and veth, which belong to no network.
+	// UplinksSet contains the host's uplinks that are bridges or veth links and belong to no network.
 	UplinksSet = "uplinks"
-	// TrustedSet has the links of networks for which a firewall accepts too much by our doing.
+	// TrustedSet contains the links of networks that a firewall accepts too much from because of us.
 	TrustedSet = "trusted"
 )
 
-// HostComment is the comment of elements that belong to the host, and to no network: those of HostSets.
+// HostComment is the comment of elements that belong to the host and to no network: those of HostSets.
 const HostComment = OwnerPrefix + "host"
 
 // HostSets returns the names of the sets that describe the host.
@@ -37,11 +37,12 @@ func HostSets() []string {
 	return []string{UplinksSet, TrustedSet, families[0].Services, families[1].Services}
 }
 
-// BridgeSets are the sets of bridges.
+// BridgeSets returns the sets of bridges.
 func BridgeSets() []Set {
 	const pair = nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIfname
 	names := [...]string{
-		bridgesSet, OursSet, gatewaysSet, policiesSet, isolatedSet, bypassSet, lansSet, SharesSet, UplinksSet, TrustedSet,
+		bridgesSet, OursSet, gatewaysSet, policiesSet, isolatedSet, bypassSet, lansSet, SharesSet, UplinksSet,
+		TrustedSet,
 	}
 	list := make([]Set, 0, len(names))
 	for _, name := range names {
@@ -51,6 +52,7 @@ func BridgeSets() []Set {
 		}
 		list = append(list, s)
 	}
+
 	return list
 }
 
@@ -71,11 +73,12 @@ func (list *rules) addPolicies() {
 	})
 }
 
-// bridgeElements gives what a network has in the sets of bridges.
+// bridgeElements returns a network's elements in the sets of bridges.
 func (n *Network) bridgeElements() []Element {
 	if n.Bridge == "" {
 		return nil
 	}
+
 	name := nftnl.LinkKey(n.Bridge, nil, 0)
 	pair := slices.Concat(name, name)
 	var list []Element
@@ -99,24 +102,27 @@ func (n *Network) bridgeElements() []Element {
 	if n.Share != nil {
 		add(true, SharesSet, nftnl.LinkKey(n.Share.NIC, nil, 0))
 	}
+
 	return list
 }
 
-// BridgeComment is the comment of what a network has in the sets of bridges: that of
-// an endpoint without an owner, and what the network is set to. So one that should
-// have less there by now is known by what it has. Where networks share a bridge,
-// the elements are those of one of them.
+// BridgeComment returns the comment of a network's elements in the sets of bridges: that of an endpoint without an
+// owner, and the network's settings. So an element that should no longer exist is recognized by its comment. If
+// networks share a bridge, the elements have the comment of one of them.
 func (n *Network) BridgeComment() string {
 	comment := networkComment(n.Key) + "," + n.Policy
 	if n.NFCall {
 		comment += ",nf"
 	}
+
 	if n.LAN {
 		comment += ",lan"
 	}
+
 	if n.Gateway {
 		comment += ",gw"
 	}
+
 	if n.Internal {
 		comment += ",internal"
 	}

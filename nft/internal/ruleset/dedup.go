@@ -14,8 +14,7 @@ import (
 
 const dedupPrefix = "dedup-"
 
-// addDedup adds the network's chain against packets that come twice, or has it
-// removed.
+// addDedup adds the network's chain against duplicate packets, or marks the chain for removal.
 func (rs *Ruleset) addDedup(n *Network) {
 	if len(n.Dedup) == 0 {
 		rs.gone = append(rs.gone, InBridge(dedupPrefix+n.Key))
@@ -25,10 +24,10 @@ func (rs *Ruleset) addDedup(n *Network) {
 	rs.Chains = append(rs.Chains, dedup(n))
 }
 
-// The hook of what the bridge itself sends, by each of its ports.
+// bridgeOutput is the hook of packets that the bridge itself sends, for each port.
 const bridgeOutput = unix.NF_INET_LOCAL_OUT
 
-// dedup is a base chain of the network's own.
+// dedup returns the network's own base chain against duplicates.
 func dedup(n *Network) Chain {
 	ds := normalDedup(n.Dedup)
 	settings := fnv.New32a()
@@ -41,8 +40,8 @@ func dedup(n *Network) Chain {
 	}
 }
 
-// addDedup puts what gateways send before what is dropped of any subnet, since it may
-// be within several.
+// addDedup appends the rules for packets from gateways before those that drop packets of a subnet, since a gateway
+// may be in several subnets.
 func (list *rules) addDedup(ds []Dedup) {
 	once := func(comment string, write func(expressions)) {
 		if !slices.ContainsFunc(*list, func(r Rule) bool { return r.Comment == comment }) {
@@ -58,20 +57,22 @@ func (list *rules) addDedup(ds []Dedup) {
 			x.Leave()
 		})
 	}
+
 	for _, d := range ds {
-		// Between subnets, the host is the only way.
-		once(fmt.Sprintf("a copy of what the bridge forwards within %s at %s", d.Subnet, d.BridgeMAC), func(x expressions) {
-			f := FamilyOf(d.Gateway)
-			x.isSentBy(d.BridgeMAC)
-			x.isProtocol(etherTypeOf(d.Subnet))
-			x.inPrefix(f.src, d.Subnet)
-			x.inPrefix(f.dst, d.Subnet)
-			x.Drop()
-		})
+		// Between subnets there is only the way through the host.
+		once(fmt.Sprintf("a copy of what the bridge forwards within %s at %s", d.Subnet, d.BridgeMAC),
+			func(x expressions) {
+				f := FamilyOf(d.Gateway)
+				x.isSentBy(d.BridgeMAC)
+				x.isProtocol(etherTypeOf(d.Subnet))
+				x.inPrefix(f.src, d.Subnet)
+				x.inPrefix(f.dst, d.Subnet)
+				x.Drop()
+			})
 	}
 }
 
-// normalDedup gives equal lists for lists with the same meaning.
+// normalDedup returns equal lists for lists with the same meaning.
 func normalDedup(list []Dedup) []Dedup {
 	list = slices.Clone(list)
 	for i := range list {
@@ -98,8 +99,8 @@ func etherTypeOf(p netip.Prefix) uint16 {
 	return unix.ETH_P_IPV6
 }
 
-// isSentBy holds for what a bridge of a MAC sends out by a pod's port.
+// isSentBy adds a match for packets that a bridge with this MAC sends by a pod's port.
 func (x expressions) isSentBy(mac net.HardwareAddr) {
-	x.isMeta(expr.MetaKeyOIFNAME, []byte(podPorts)) // as far as it goes: nft's "veth*"
+	x.isMeta(expr.MetaKeyOIFNAME, []byte(podPorts)) // compares a prefix of the name: nft's "veth*"
 	x.isAt(expr.PayloadBaseLLHeader, etherSource, mac)
 }

@@ -11,53 +11,63 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Differences lists those of the tables, the sets and the chains. Of a table that
-// is not there, nothing else is said.
+// Differences returns the differences of the tables, the sets and the chains. If a table does not exist, it lists
+// nothing else about that table.
 func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
 	var list []tombolo.Difference
 	for _, family := range rs.tables {
 		t, ok := have.Tables[family]
 		switch {
 		case !ok:
-			list = append(list, tombolo.Difference{Object: "nf_tables", What: "table", Want: rs.table.Of(family).String()})
+			list = append(list,
+				tombolo.Difference{Object: "nf_tables", What: "table", Want: rs.table.Of(family).String()})
 		case t.IsDormant():
-			list = append(list, tombolo.Difference{Object: "table " + rs.table.Of(family).String(), What: "flag", Have: "dormant"})
+			list = append(list,
+				tombolo.Difference{Object: "table " + rs.table.Of(family).String(), What: "flag", Have: "dormant"})
 		}
 	}
+
 	for _, s := range rs.Sets() {
 		if !have.hasTable(s.Family) {
 			continue
 		}
 		for _, d := range s.differences(have) {
-			if !slices.Contains(list, d) { // those of all sets of a table that was loaded are one
+			if !slices.Contains(list, d) { // all sets of a table that was loaded give one difference
 				list = append(list, d)
 			}
 		}
 	}
+
 	for i := range rs.Chains {
 		if ch := &rs.Chains[i]; have.hasTable(ch.Family) {
 			list = append(list, ch.differences(have)...)
 		}
 	}
+
 	for _, at := range rs.gone {
 		if have.hasChain(at) {
-			list = append(list, tombolo.Difference{Object: "table " + rs.table.Of(at.Family).String(), What: "chain", Have: at.Name})
+			list = append(list,
+				tombolo.Difference{Object: "table " + rs.table.Of(at.Family).String(), What: "chain", Have: at.Name})
 		}
 	}
+
 	return append(list, rs.bridgeDifferences(have)...)
 }
 
-// bridgeDifferences lists those of the sets of bridges, as far as the sets are there.
+// bridgeDifferences returns the differences of those sets of bridges that exist.
 func (rs *Ruleset) bridgeDifferences(have *State) []tombolo.Difference {
 	var list []tombolo.Difference
 	add, del := have.bridgeChanges(rs)
 	for _, el := range add {
 		if _, ok := have.sets[el.Set]; ok {
-			list = append(list, tombolo.Difference{Object: rs.table.Label("set", el.Set).String(), What: "element", Want: el.KeyText()})
+			list = append(list, tombolo.Difference{Object: rs.table.Label("set", el.Set).String(), What: "element",
+				Want: el.KeyText()})
 		}
 	}
+
 	for _, el := range del {
-		list = append(list, tombolo.Difference{Object: rs.table.Label("set", el.Set).String(), What: "element", Have: el.KeyText()})
+		list = append(list,
+			tombolo.Difference{Object: rs.table.Label("set", el.Set).String(), What: "element", Have: el.KeyText()})
 	}
 	return list
 }
@@ -74,15 +84,19 @@ func (s *Set) differences(have *State) []tombolo.Difference {
 		return []tombolo.Difference{{Object: "table " + have.table.Of(s.Family).String(), What: "set", Want: s.Name}}
 	case !s.matches(got):
 		return []tombolo.Difference{{
-			Object: have.table.Label("set", s.Place).String(), What: "type", Want: s.state().describe(), Have: got.describe(),
+			Object: have.table.Label("set", s.Place).String(), What: "type",
+			Want: s.state().describe(), Have: got.describe(),
 		}}
 	case !have.sentinels[s.Place]:
 		if _, loaded := have.sentinels[s.Place]; loaded {
-			text := "table " + have.table.Of(s.Family).String() + ": another program has loaded elements from a save, which may be old"
+			text := "table " + have.table.Of(s.Family).String() +
+				": another program has loaded elements from a save, which may be old"
 			return []tombolo.Difference{{Text: text}}
 		}
-		return []tombolo.Difference{{Object: have.table.Label("set", s.Place).String(), What: "element", Want: s.Sentinel().KeyText()}}
+		return []tombolo.Difference{{Object: have.table.Label("set", s.Place).String(), What: "element",
+			Want: s.Sentinel().KeyText()}}
 	}
+
 	return nil
 }
 
@@ -97,8 +111,10 @@ func (s setState) describe() string {
 func (ch *Chain) differences(have *State) []tombolo.Difference {
 	got, ok := have.Chains[ch.Place]
 	if !ok {
-		return []tombolo.Difference{{Object: "table " + have.table.Of(ch.Family).String(), What: "chain", Want: ch.Name}}
+		return []tombolo.Difference{{Object: "table " + have.table.Of(ch.Family).String(), What: "chain",
+			Want: ch.Name}}
 	}
+
 	object := have.table.Label("chain", ch.Place).String()
 	var list []tombolo.Difference
 	differs := func(what, want, have string) {
@@ -110,13 +126,14 @@ func (ch *Chain) differences(have *State) []tombolo.Difference {
 	if got.Kind != "" && got.Policy != PolicyAccept {
 		differs("policy", "accept", "drop")
 	}
+
 	want := ch.Rules()
 	differs("comment (version and settings)", strconv.Quote(ch.Comment(len(want))), strconv.Quote(got.Comment))
 	return append(list, ruleDifferences(object, want, have.rules[ch.Place])...)
 }
 
-// ruleDifferences tells by their comments which rules are missing, which are too many, and
-// whether they are out of order.
+// ruleDifferences compares rules with comments. It returns the missing rules and the surplus ones, or that the order
+// is wrong.
 func ruleDifferences(object string, rules []Rule, comments []string) []tombolo.Difference {
 	rest := slices.Clone(comments)
 	var list []tombolo.Difference
@@ -128,12 +145,17 @@ func ruleDifferences(object string, rules []Rule, comments []string) []tombolo.D
 		}
 		rest = slices.Delete(rest, i, i+1)
 	}
+
 	for _, comment := range rest {
 		list = append(list, tombolo.Difference{Object: object, What: "rule", Have: strconv.Quote(comment)})
 	}
-	if len(list) == 0 && !slices.EqualFunc(comments, rules, func(comment string, want Rule) bool { return comment == want.Comment }) {
-		list = append(list, tombolo.Difference{Object: object, What: "order of the rules", Want: "as they were made", Have: "another"})
+
+	if len(list) == 0 &&
+		!slices.EqualFunc(comments, rules, func(comment string, want Rule) bool { return comment == want.Comment }) {
+		list = append(list,
+			tombolo.Difference{Object: object, What: "order of the rules", Want: "as they were made", Have: "another"})
 	}
+
 	return list
 }
 
@@ -143,13 +165,16 @@ func (ch *Chain) describe() string {
 
 func describeHook(ch nftnl.Chain) string {
 	hook := strconv.Itoa(int(ch.Hook))
+
 	// enum nf_inet_hooks
 	if names := [...]string{"prerouting", "input", "forward", "output", "postrouting"}; int(ch.Hook) < len(names) {
 		hook = names[ch.Hook]
 	}
+
 	if ch.Kind == "" {
 		return "none"
 	}
+
 	if ch.Device != "" {
 		hook = [...]string{"ingress", "egress"}[ch.Hook&unix.NF_NETDEV_EGRESS] + " device " + ch.Device
 	}

@@ -1,12 +1,11 @@
-// Package ruleset is what the tables of package nft are made of: the sets, chains and rules that
-// there should be for a network, what the kernel has of them, and the transaction that makes one
-// of the other.
+// Package ruleset contains the content of the tables of package nft: the intended sets, chains and rules of a
+// network, their state in the kernel, and the transaction that changes one into the other.
 //
 //	want := ruleset.New(&network, table, mark)  // opens nothing
 //	have, err := tables.Read(want)
 //	p := ruleset.Plan(want, have)
 //	err = p.Transaction(have, true).Commit(tables.Conn)
 //
-// It knows networks, and nothing of endpoints: those are elements to it, with a key, data and a comment. Package
-// nft says what those are. docs/ruleset.nft shows all.
+// It knows networks, but not endpoints. For this package these are elements with a key, data and a comment, made by
+// package nft. docs/ruleset.nft shows everything.
 package ruleset

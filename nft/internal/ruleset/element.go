@@ -16,7 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Lengths in bytes, of parts of keys and of the keys of sets.
+// Lengths in bytes of the parts of keys, and of the keys of sets.
 const (
 	IfnameLen = nftnl.IfnameLen
 	EtherLen  = nftnl.EtherLen
@@ -28,22 +28,22 @@ const (
 	portsLen  = IfnameLen + EtherSlot
 )
 
-// Element is one entry of a set, or of a map, which has data to each key.
+// Element is one entry of a set, or of a map with data for each key.
 type Element struct {
 	Set  Place
 	Key  []byte
 	Data []byte
 }
 
-// Equal says that two are the same entry, with the same data or others.
+// Equal reports whether two elements have the same set and key, whatever their data.
 func (e Element) Equal(other Element) bool {
 	return e.Set == other.Set && bytes.Equal(e.Key, other.Key)
 }
 
-// ID returns what Equal compares, as the key of a map.
+// ID returns the set and key, which Equal compares, for use as the key of a map.
 func (e Element) ID() string { return e.Set.Name + string(rune(e.Set.Family)) + string(e.Key) }
 
-// Parse takes a key apart; results that it does not hold are zero. It is false for keys that are none of ours.
+// Parse returns the parts of a key. Parts that the key lacks are zero. It returns false for keys that are not ours.
 func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, ok bool) {
 	rest := e.Key
 	switch {
@@ -56,14 +56,16 @@ func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, 
 	default:
 		return "", netip.Addr{}, nil, false
 	}
+
 	if e.Set.Name == PortsSet {
 		return bridge, netip.Addr{}, net.HardwareAddr(rest[:EtherLen]), true
 	}
+
 	addr, ok = netip.AddrFromSlice(rest)
 	return bridge, addr, nil, ok
 }
 
-// KeyText gives the key as nft prints it, or in hexadecimal.
+// KeyText returns the key as nft prints it, or in hexadecimal.
 func (e Element) KeyText() string {
 	if s, _ := setAt(e.Set); len(e.Key) == int(s.KeyLen) {
 		return typedText(s.KeyType, e.Key)
@@ -71,29 +73,32 @@ func (e Element) KeyText() string {
 	return fmt.Sprintf("0x%x", e.Key)
 }
 
-// setAt finds one of our sets.
+// setAt returns one of our sets.
 func setAt(at Place) (Set, bool) {
 	if IsMasqueradeSet(at.Name) && at.Family == unix.NFPROTO_INET {
 		return masqueradeSet(at.Name), true
 	}
+
 	if at.Family == unix.NFPROTO_NETDEV && strings.HasPrefix(at.Name, sharePodsPrefix) {
 		return shareSet(at.Name), true
 	}
-	// The first ones are asked for most often where they are not there, and an error has a text: by Ready, and for
-	// thousands of host ports that are put back.
+
+	// Ready, and thousands of restored host ports, look up elements of the first sets, which often do not exist, and
+	// each error contains a text.
 	for _, sets := range []func() []Set{BridgeSets, portSets, guardSets, podSets, portSNATSets, internalSets} {
 		list := sets()
 		if i := slices.IndexFunc(list, func(s Set) bool { return s.Place == at }); i >= 0 {
 			return list[i], true
 		}
 	}
+
 	return Set{}, false
 }
 
-// String gives the key and the set.
+// String returns the key and the set.
 func (e Element) String() string { return e.KeyText() + " of set " + e.Set.Name }
 
-// DataText is the same for data.
+// DataText returns the data as nft prints it, or in hexadecimal.
 func (e Element) DataText() string {
 	if s, _ := setAt(e.Set); s.DataLen > 0 && len(e.Data) == int(s.DataLen) {
 		return typedText(s.DataType, e.Data)
@@ -101,10 +106,10 @@ func (e Element) DataText() string {
 	return fmt.Sprintf("0x%x", e.Data)
 }
 
-// slot is what the parts of a key or of data are multiples of: bytes.
+// Slot is the unit of the parts of a key or of data, in bytes.
 const Slot = 4
 
-// Key joins the parts of one, each filled up to whole slots.
+// Key joins the parts of a key, each filled up to whole slots.
 func Key(parts ...[]byte) []byte {
 	var b []byte
 	for _, part := range parts {
@@ -116,10 +121,10 @@ func Key(parts ...[]byte) []byte {
 	return b
 }
 
-// Number16 is a number as a part of a key.
+// Number16 returns a number as a part of a key.
 func Number16(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
 
-// FamilyOf is that of an address.
+// FamilyOf returns the family of an address.
 func FamilyOf(a netip.Addr) Family {
 	all := Families()
 	if a.Is4() {
@@ -128,24 +133,21 @@ func FamilyOf(a netip.Addr) Family {
 	return all[1]
 }
 
-// ownerPrefix starts the comments of our elements; the number is that of their
-// form.
+// OwnerPrefix begins the comments of our elements. The number is the version of their form.
 const OwnerPrefix = "tombolo:1:"
 
-// maxOwner is how long the name of an endpoint's owner may be, in bytes.
+// MaxOwner is the greatest length of the name of an endpoint's owner, in bytes.
 const MaxOwner = 16
 
-// An element's comment holds the network and the owner, and nft reads back
-// comments of up to 128 bytes only.
+// An element's comment contains the network and the owner, and nft only reads comments of up to 128 bytes.
 const (
 	MaxComment    = 128
 	maxNetworkKey = MaxComment - len(OwnerPrefix) - MaxOwner - len(":")
 	keptOfLong    = 80
 )
 
-// NetworkKey is the network's name as comments and names of chains and sets have
-// it: a name that is too long is cut and gets a hash, behind a character that nft
-// takes in names and networks' names never have.
+// NetworkKey returns the network's name for comments and for names of chains and sets. A name that is too long is
+// shortened and gets a hash, behind a character that nft permits in names, and that networks' names never have.
 func NetworkKey(name string) string {
 	if len(name) <= maxNetworkKey {
 		return name
@@ -155,27 +157,28 @@ func NetworkKey(name string) string {
 	return fmt.Sprintf("%s/%016x", name[:keptOfLong], h.Sum64())
 }
 
-// networkComment starts the comment of what is a network's own.
+// networkComment returns the beginning of the comments of a network's own elements.
 func networkComment(networkKey string) string { return OwnerPrefix + ":" + networkKey }
 
-// IsNetwork says that an element is a network's own.
+// IsNetwork reports whether an element belongs to a network itself.
 func (e *ElementState) IsNetwork(key string) bool {
 	own, _, _ := strings.Cut(e.Comment, ",")
 	return own == networkComment(key)
 }
 
-// typedText gives bytes of a type, of which a concatenation has several. They are
-// as many as the type has.
+// typedText returns the bytes of a type as nft prints them. A concatenation consists of several types. b has the
+// length of the type.
 func typedText(typ uint32, b []byte) string {
 	var types []uint32 // the last one first
 	for ; typ != 0; typ >>= nftnl.TypeBits {
 		types = append(types, typ&(1<<nftnl.TypeBits-1))
 	}
+
 	var parts []string
 	for i := len(types) - 1; i >= 0; i-- {
 		length := (typeLen(types[i]) + Slot - 1) / Slot * Slot
 		if i == 0 {
-			length = len(b) // a key of one part is not filled up, and numbers are of any length
+			length = len(b) // a key of one part is not filled up, and numbers have any length
 		}
 		if length > len(b) {
 			return fmt.Sprintf("0x%x", b)
@@ -183,10 +186,11 @@ func typedText(typ uint32, b []byte) string {
 		parts = append(parts, partText(types[i], b[:length]))
 		b = b[length:]
 	}
+
 	return strings.Join(parts, " . ")
 }
 
-// typeLen is how long values of a type are, in bytes.
+// typeLen returns the length of a type's values, in bytes.
 func typeLen(typ uint32) int {
 	switch typ {
 	case nftnl.TypeIPv4:
@@ -198,6 +202,7 @@ func typeLen(typ uint32) int {
 	case nftnl.TypeIfname:
 		return IfnameLen
 	}
+
 	return Slot
 }
 
@@ -216,10 +221,11 @@ func partText(typ uint32, b []byte) string {
 	case nftnl.TypePort:
 		return strconv.Itoa(int(binary.BigEndian.Uint16(b)))
 	}
+
 	return fmt.Sprintf("0x%x", b)
 }
 
-// ProtocolName gives a number of IANA's as nft prints it.
+// ProtocolName returns the name of an IANA protocol number as nft prints it.
 func ProtocolName(protocol uint8) string {
 	switch protocol {
 	case unix.IPPROTO_TCP:

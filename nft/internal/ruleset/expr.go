@@ -13,87 +13,86 @@ import (
 // expressions writes the steps of a rule.
 type expressions struct{ *nftnl.Expressions }
 
-// lookupData puts the data that a map has for the key in the first register and
-// those behind it into the same; without such an entry the rule ends.
+// lookupData loads a map's data for the key in the first register and those behind it into the same registers.
+// Without such an entry the rule ends.
 func (x expressions) lookupData(name string) {
-	x.Add(&expr.Lookup{SourceRegister: uint32(nftnl.First), DestRegister: uint32(nftnl.First), IsDestRegSet: true, SetName: name})
+	x.Add(&expr.Lookup{SourceRegister: uint32(nftnl.First), DestRegister: uint32(nftnl.First), IsDestRegSet: true,
+		SetName: name})
 }
 
-// destinationType loads what the routing table for local traffic has the
-// destination for: RTN_LOCAL, RTN_UNICAST and so on, in the host's byte order.
+// destinationType loads the type of the destination in the routing table for local traffic: RTN_LOCAL, RTN_UNICAST
+// and so on, in the host's byte order.
 func (x expressions) destinationType() {
 	x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagDADDR: true})
 }
 
-// dnat gives the connection another destination: an address of the family in the
-// first register, and a port behind it.
+// dnat changes the connection's destination to an address of the family in the first register, and a port behind it.
 func (x expressions) dnat(f Family) {
 	x.Add(&expr.NAT{
-		Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: uint32(nftnl.First), RegProtoMin: uint32(nftnl.Behind(f.AddrLen)),
+		Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: uint32(nftnl.First),
+		RegProtoMin: uint32(nftnl.Behind(f.AddrLen)),
 	})
 }
 
-// masquerade gives the connection the address of the link that it leaves by.
+// masquerade changes the connection's source to the address of the link that it leaves by.
 func (x expressions) masquerade() { x.Add(&expr.Masq{}) }
 
-// Rules are made of these phrases.
+// The following methods are the phrases that rules consist of. A method whose name begins with "is" adds a match.
 
-// is holds for packets of a family. nft puts it before expressions that look into their headers, and leaves it out
+// is matches packets of a family. nft inserts this match before expressions that read their headers, and omits it
 // when it prints such a rule.
 func (x expressions) is(f Family) {
 	x.isMeta(expr.MetaKeyNFPROTO, []byte{f.Proto})
 }
 
-// isEthernet holds for packets that came in by a link with Ethernet headers.
+// isEthernet matches packets that came in by a link with Ethernet headers.
 func (x expressions) isEthernet() {
 	x.isMeta(expr.MetaKeyIIFTYPE, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))
 }
 
-// isReply holds for packets of connections that an answer has been seen of, and
-// for what belongs to such (enum ip_conntrack_info: bit n+1 stands for state n).
+// isReply matches packets of connections that have seen an answer, and packets related to such connections (enum
+// ip_conntrack_info: bit n+1 stands for state n).
 func (x expressions) isReply() { x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, replyStates) }
 
-// isNoReply adds a match for all other packets: those that open a connection, and those without one.
+// isNoReply matches all other packets: those that open a connection, and those without one.
 func (x expressions) isNoReply() { x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpEq, replyStates) }
 
 // replyStates are the bits of the states established and related.
 const replyStates = 1<<1 | 1<<2
 
-// isRedirected holds for packets of connections whose destination was changed, by
-// us or by others.
+// isRedirected matches packets of connections whose destination was changed, by us or by others.
 func (x expressions) isRedirected() { x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpNeq, dstNAT) }
 
 func (x expressions) isNotRedirected() { x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpEq, dstNAT) }
 
 const dstNAT = 1 << 5 // IPS_DST_NAT of enum ip_conntrack_status
 
-// hasConntrackBit adds a match for connections that have any of the bits (expr.CmpOpNeq), or none (expr.CmpOpEq).
+// hasConntrackBit matches connections that have any of the bits (expr.CmpOpNeq), or none (expr.CmpOpEq).
 func (x expressions) hasConntrackBit(key expr.CtKey, op expr.CmpOp, bits uint32) {
 	x.Add(&expr.Ct{Key: key, Register: uint32(nftnl.First)})
 	x.Mask(binary.NativeEndian.AppendUint32(nil, bits), nil)
 	x.Compare(op, make([]byte, 4))
 }
 
-// isNotLoopback holds for packets whose incoming or outgoing link is not the loopback interface.
+// isNotLoopback matches packets whose incoming or outgoing link is not the loopback interface.
 func (x expressions) isNotLoopback(linkName expr.MetaKey) {
 	x.Meta(linkName, nftnl.First)
 	x.Compare(expr.CmpOpNeq, nftnl.LinkKey(loopbackLink, nil, 0))
 }
 
-// isTo holds for a destination within a prefix.
+// isTo matches destinations within a prefix.
 func (x expressions) isTo(f Family, p netip.Prefix) { x.isWithin(f, f.dst, p) }
 
-// isFrom holds for a source within a prefix.
+// isFrom matches sources within a prefix.
 func (x expressions) isFrom(f Family, p netip.Prefix) { x.isWithin(f, f.src, p) }
 
-// isWithin holds for an address within a prefix. The whole bytes of a prefix are
-// compared as they are, and others after masking.
+// isWithin matches addresses within a prefix. A prefix of whole bytes is compared directly, and others after masking.
 func (x expressions) isWithin(f Family, offset uint32, p netip.Prefix) {
 	x.is(f)
 	x.inPrefix(offset, p)
 }
 
-// inPrefix holds for an address of the prefix's family at an offset in the header.
+// inPrefix matches addresses of the prefix's family at an offset in the header.
 func (x expressions) inPrefix(offset uint32, p netip.Prefix) {
 	length := uint32(p.Bits()) / 8
 	if whole := p.Bits()%8 == 0; whole {
@@ -106,7 +105,7 @@ func (x expressions) inPrefix(offset uint32, p netip.Prefix) {
 	x.Compare(expr.CmpOpEq, p.Masked().Addr().AsSlice()[:length])
 }
 
-// netmask is a prefix length as the bytes of a mask.
+// netmask returns a prefix length as the bytes of a mask.
 func netmask(bits, length int) []byte {
 	mask := make([]byte, length)
 	for i := range bits {
@@ -115,37 +114,37 @@ func netmask(bits, length int) []byte {
 	return mask
 }
 
-// isMeta adds a match for packets with a property.
+// isMeta matches packets with a property.
 func (x expressions) isMeta(key expr.MetaKey, data []byte) {
 	x.Meta(key, nftnl.First)
 	x.Compare(expr.CmpOpEq, data)
 }
 
-// isAt adds a match for packets with the data at an offset in a header.
+// isAt matches packets with the data at an offset in a header.
 func (x expressions) isAt(base expr.PayloadBase, offset uint32, data []byte) {
 	x.Payload(base, offset, uint32(len(data)), nftnl.First)
 	x.Compare(expr.CmpOpEq, data)
 }
 
-// linkIn adds a match for packets whose incoming or outgoing link is in the set.
+// linkIn matches packets whose incoming or outgoing link is in the set.
 func (x expressions) linkIn(linkName expr.MetaKey, set string) {
 	x.Meta(linkName, nftnl.First)
 	x.Lookup(set)
 }
 
-// linkNotIn adds a match for all other packets.
+// linkNotIn matches all other packets.
 func (x expressions) linkNotIn(linkName expr.MetaKey, set string) {
 	x.Meta(linkName, nftnl.First)
 	x.LookupNone(set)
 }
 
-// portIn adds a match for packets whose incoming link, with some bytes of a header, is in the set.
+// portIn matches packets whose incoming link, with some bytes of a header, is in the set.
 func (x expressions) portIn(base expr.PayloadBase, offset, length uint32, set string) {
 	x.port(expr.MetaKeyIIFNAME, base, offset, length)
 	x.Lookup(set)
 }
 
-// portNotIn adds a match for all other packets.
+// portNotIn matches all other packets.
 func (x expressions) portNotIn(base expr.PayloadBase, offset, length uint32, set string) {
 	x.port(expr.MetaKeyIIFNAME, base, offset, length)
 	x.LookupNone(set)
@@ -157,9 +156,8 @@ func (x expressions) port(linkName expr.MetaKey, base expr.PayloadBase, offset, 
 	x.Payload(base, offset, length, nftnl.Second)
 }
 
-// hostPort loads the key of a published port, from behind what is there already: the
-// protocol and the port that the packet is sent to, which all that have ports at
-// all keep at the same place.
+// hostPort loads the key of a published port, behind the present content of the registers: the protocol and the
+// destination port. All protocols with ports have it at the same offset.
 func (x expressions) hostPort(length uint32) {
 	const dstPort, portLen = 2, 2
 	x.Meta(expr.MetaKeyL4PROTO, nftnl.Behind(length))
@@ -172,16 +170,16 @@ func (x expressions) podPort(f Family) {
 	x.hostPort(IfnameLen + f.AddrLen)
 }
 
-// bridged loads the key of what comes in and goes out by the same bridge.
+// bridged loads the key for packets that come in and go out by the same bridge.
 func (x expressions) bridged() {
 	x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
 	x.Meta(expr.MetaKeyOIFNAME, nftnl.Second)
 }
 
-// clearMark takes bits out of the packet's mark.
+// clearMark clears bits of the packet's mark.
 func (x expressions) clearMark(bits uint32) { x.changeMark(bits, 0) }
 
-// addMark puts them in.
+// addMark sets bits of the packet's mark.
 func (x expressions) addMark(bits uint32) { x.changeMark(bits, bits) }
 
 func (x expressions) changeMark(cleared, set uint32) {
@@ -190,23 +188,24 @@ func (x expressions) changeMark(cleared, set uint32) {
 	x.Add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: uint32(nftnl.First)})
 }
 
-// Family is what the rules of IPv4 and IPv6 differ in.
+// Family holds the differences between the rules of IPv4 and IPv6.
 type Family struct {
 	name      string
-	Proto     byte   // of nf_tables
-	AddrLen   uint32 // bytes
+	Proto     byte   // nf_tables' number
+	AddrLen   uint32 // in bytes
 	addrType  uint32 // nft's number
 	src, dst  uint32 // offsets in the header
 	All       netip.Prefix
-	multicast netip.Prefix // every multicast address
+	multicast netip.Prefix // all multicast addresses
 
-	// The sets and maps. HostPorts leads from a port on all addresses of the host's to a pod's address and port, and
-	// HostAddrs from a port on one address. Published has pods' ports that something leads to, and Selves the addresses
-	// of such pods, each with itself. Services has the addresses that ports on all addresses of the host leave alone.
+	// The sets and maps. HostPorts maps a port on all addresses of the host to a pod's address and port, and
+	// HostAddrs a port on one address. Published contains the pods' ports that are published, and Selves the
+	// addresses of such pods, each paired with itself. Services contains the addresses that ports on all addresses of
+	// the host leave to others.
 	pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
 }
 
-// Families are IPv4 and IPv6, in this order.
+// Families returns IPv4 and IPv6, in this order.
 func Families() [2]Family {
 	return [2]Family{{
 		name: "IPv4", Proto: unix.NFPROTO_IPV4, AddrLen: Addr4Len, addrType: nftnl.TypeIPv4, src: 12, dst: 16,
@@ -223,5 +222,5 @@ func Families() [2]Family {
 	}}
 }
 
-// Is4 says that it is IPv4.
+// Is4 reports whether the family is IPv4.
 func (f *Family) Is4() bool { return f.Proto == unix.NFPROTO_IPV4 }

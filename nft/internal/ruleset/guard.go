@@ -10,56 +10,60 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The guard says what a port of a bridge may say: it holds the pod behind it to its own MAC and
-// addresses, and keeps it from passing for a server or a router (GuardedPort).
+// The guard restricts the frames that a bridge's port may send: it holds the pod behind the port to its own MAC and
+// addresses, and keeps it from posing as a server or router (GuardedPort).
 //
-// The chain guard sees frames as they come in by a port, before the bridge learns from them and before other rules,
-// and checks their Ethernet, ARP, IP and neighbour discovery: so no pod passes for the host or the router. A port
-// that is not guarded costs two looks at sets. It drops frames with any VLAN tag, and all protocols but IP and ARP:
-// those of bridges (STP, LLDP), PPPoE and so on. The chain untrusted keeps those that are to be nothing but hosts
-// from passing for servers and routers: of DHCP and DHCPv6, of multicast, and by redirects. The chains groups and
-// from-pods hold for every port whose name begins with "veth".
+// The chain guard sees frames as they come in by a port, before the bridge learns from them and before other rules.
+// It checks their Ethernet, ARP, IP and neighbour discovery, so no pod can pose as the host or the router. A port
+// that is not guarded costs two set lookups. The chain drops frames with any VLAN tag, and all protocols except IP
+// and ARP: bridge protocols (STP, LLDP), PPPoE and so on. The chain untrusted keeps pods that must only be hosts from
+// posing as servers and routers: of DHCP and DHCPv6, of multicast, and by redirects. The chains groups and from-pods
+// apply to every port whose name begins with "veth".
 //
-// A guard does not limit how often: a pod may ask DHCP servers for any number of addresses, under any client
-// identifier, which a rule cannot read. Nor does it read what is said by name, of mDNS, LLMNR or NetBIOS, or
-// routing protocols over TCP and UDP.
+// A guard does not limit rates. A pod may ask DHCP servers for any number of addresses, with any client identifier,
+// which a rule cannot read. Nor does the guard read names in mDNS, LLMNR or NetBIOS, or routing protocols over TCP
+// and UDP.
 
 const quietPrefix = "quiet-"
 
-// Priorities in the bridge family, whose hooks have the numbers of the others' (uapi linux/netfilter_bridge.h).
+// Priorities in the bridge family, whose hooks have the same numbers as the others (uapi linux/netfilter_bridge.h).
 const (
 	// Before other tables, and before bridged packets are shown to iptables.
 	priorityGuard = -300
-	// The others are right behind the guard, in this order.
+	// The others follow the guard, in this order.
 	priorityUntrusted = priorityGuard + 1
 	priorityFromPods  = priorityUntrusted + 1
 
-	priorityBridged = -200 // "filter", by nft's names for the family
+	priorityBridged = -200 // "filter" in nft's names for the family
 )
 
-// PodGroup is the group of links (IFLA_GROUP) that ports of pods have to be in for the rules
-// about multicast queries and listener reports to say something of them. One that is taken out
-// of it, by `ip link set PORT group 0`, gets all reports again, as a pod needs that is a
-// multicast router.
+// PodGroup is the link group (IFLA_GROUP) of the pods' ports that the rules for multicast queries and listener
+// reports apply to. A port that is removed from it, by `ip link set PORT group 0`, receives all reports again, as a
+// pod that is a multicast router needs.
 const PodGroup = 0x746f
 
-// addGuard adds the chains that guard the network's pods: the same for all networks. Without it, chains that are
-// there may be another network's too, and go with the table.
+// addGuard adds the chains that guard the network's pods. All networks share them. Without a guard, existing chains
+// stay, since they may belong to another network too. They are deleted with the table.
 func (rs *Ruleset) addGuard(n *Network) {
 	if n.Groups || n.Guard {
 		rs.addBridgeChain("groups", unix.NF_INET_PRE_ROUTING, priorityGuard, "link-local groups", (*rules).addGroups)
-		// This one sees frames that the bridge hands to the host.
-		rs.addBridgeChain("groups-input", unix.NF_INET_LOCAL_IN, priorityGuard, "groups, servers", (*rules).addTowardHost)
-		rs.addBridgeChain("from-pods", unix.NF_INET_PRE_ROUTING, priorityFromPods, "tags, queries", (*rules).addFromPods)
+
+		// This chain sees frames that the bridge passes to the host.
+		rs.addBridgeChain("groups-input", unix.NF_INET_LOCAL_IN, priorityGuard, "groups, servers",
+			(*rules).addTowardHost)
+		rs.addBridgeChain("from-pods", unix.NF_INET_PRE_ROUTING, priorityFromPods, "tags, queries",
+			(*rules).addFromPods)
 	}
+
 	if n.Guard {
-		rs.addBridgeChain("guard", unix.NF_INET_PRE_ROUTING, priorityGuard, "spoof guard, or MAC alone", (*rules).addGuard)
+		rs.addBridgeChain("guard", unix.NF_INET_PRE_ROUTING, priorityGuard, "spoof guard, or MAC alone",
+			(*rules).addGuard)
 		rs.addBridgeChain("untrusted", unix.NF_INET_PRE_ROUTING, priorityUntrusted, "hosts only", (*rules).addUntrusted)
 	}
 }
 
-// addReports adds the network's chain that keeps the multicast listener reports of others from the
-// ports in PodGroup, or has it removed.
+// addReports adds the network's chain that drops the multicast listener reports of others at ports in PodGroup, or
+// marks the chain for removal.
 func (rs *Ruleset) addReports(n *Network) {
 	if !n.DropReports {
 		rs.gone = append(rs.gone, InBridge(quietPrefix+n.Key))
@@ -69,7 +73,7 @@ func (rs *Ruleset) addReports(n *Network) {
 	rs.addBridgeChain(quietPrefix+n.Key, unix.NF_INET_FORWARD, priorityBridged, settings, (*rules).addReports)
 }
 
-// addReports comes behind the bridge's own look at reports (multicast snooping).
+// addReports appends its rules. The hook is behind the bridge's own look at reports (multicast snooping).
 func (list *rules) addReports() {
 	list.add("all but ICMPv6", func(x expressions) {
 		x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
@@ -90,7 +94,7 @@ func (rs *Ruleset) addBridgeChain(name string, hook uint32, priority int32, sett
 	})
 }
 
-// needTable has the table of a family made.
+// needTable adds the table of a family.
 func (rs *Ruleset) needTable(family uint8) {
 	if !slices.Contains(rs.tables, family) {
 		rs.tables = append(rs.tables, family)

@@ -7,9 +7,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The chain guard lets pass what a port may send, and drops the rest: but for the first rule, each rule lets some
-// packets leave the chain, and the chain drops the others. Other tables, and our chains behind it, see the packets
-// that leave.
+// The chain guard lets the permitted packets of a port pass, and drops the rest. Except for the first rule, each rule
+// lets some packets leave the chain, and the chain drops the others. Other tables, and our chains behind it, see the
+// packets that leave.
 func (list *rules) addGuard() {
 	list.add("ports that are not guarded", func(x expressions) {
 		x.linkNotIn(expr.MetaKeyIIFNAME, guardedSet)
@@ -24,19 +24,22 @@ func (list *rules) addGuard() {
 		x.linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet)
 		x.Leave()
 	})
-	// Others may take the tag off and look at what is behind it; the rules below would
-	// see IP through it, and ARP not at all.
+
+	// Others may remove the tag and look at the content. The rules below would see IP through it, and ARP not at all.
 	list.add("VLAN tags", func(x expressions) { x.isEtherType(unix.ETH_P_8021Q); x.Drop() })
 	list.add("outer VLAN tags", func(x expressions) { x.isEtherType(unix.ETH_P_8021AD); x.Drop() })
 	list.guardIPv4()
-	// Most of IPv6, with nothing in between: the rest takes the long way.
+
+	// This matches most of IPv6, if no other headers are in between. Other packets pass more rules.
 	list.add("TCP and UDP from its own IPv6 address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IPV6)
 		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
-		x.within(unix.IPPROTO_TCP, unix.IPPROTO_UDP) // and others, none of them a header of IPv6's own
+		// and protocols between their numbers, none of them an IPv6 extension header
+		x.within(unix.IPPROTO_TCP, unix.IPPROTO_UDP)
 		x.portIn(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len, guard6Set)
 		x.Leave()
 	})
+
 	list.add("TCP and UDP from an IPv6 address made of its MAC", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IPV6)
 		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
@@ -44,10 +47,12 @@ func (list *rules) addGuard() {
 		x.isOwnID(ip6SourceID)
 		x.Leave()
 	})
+
 	list.guardARP()
 	list.guardDiscovery()
 	list.guardIPv6()
-	// Bridging protocols among them, which would reach the LAN's switches.
+
+	// These include bridge protocols, which would reach the LAN's switches.
 	list.add("all else", expressions.Drop)
 }
 
@@ -57,8 +62,9 @@ func (list *rules) guardIPv4() {
 		x.portIn(expr.PayloadBaseNetworkHeader, ip4Source, Addr4Len, guard4Set)
 		x.Leave()
 	})
-	// Of a DHCP client that has no address yet. It reaches a server that may as well
-	// refuse it, and says nothing of anyone's address.
+
+	// It is from a DHCP client without an address yet. It reaches a server that may refuse it, and contains no claim
+	// about anyone's address.
 	list.add("DHCP before there is an address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IP)
 		x.isAt(expr.PayloadBaseNetworkHeader, ip4Source, make([]byte, Addr4Len))
@@ -66,6 +72,7 @@ func (list *rules) guardIPv4() {
 		x.isAt(expr.PayloadBaseTransportHeader, 0, []byte{0, 68, 0, 67}) // source and destination port
 		x.Leave()
 	})
+
 	list.add("IPv4 from any address, where none is known", func(x expressions) {
 		x.isEtherType(unix.ETH_P_IP)
 		x.isFree()
@@ -84,6 +91,7 @@ func (list *rules) guardARP() {
 		x.portIn(expr.PayloadBaseNetworkHeader, arpSenderIP, Addr4Len, guard4Set)
 		x.Leave()
 	})
+
 	// RFC 5227: they ask whether a host has the address, and change no neighbour table.
 	list.add("ARP probes", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
@@ -109,10 +117,10 @@ const (
 	listenerReportTwo = 143
 )
 
-// guardDiscovery is for neighbour discovery (RFC 4861): whose address it is about, and
-// which MAC its options give.
+// guardDiscovery appends the rules for neighbour discovery (RFC 4861): they check the address in question, and the
+// MAC in the options.
 func (list *rules) guardDiscovery() {
-	// The first fragment could end before anything shows of what it is.
+	// The first fragment could end before its content can be recognized.
 	list.addSpans([]span{
 		{"fragments of hop-by-hop options", unix.IPPROTO_HOPOPTS, unix.IPPROTO_HOPOPTS},
 		{"fragments of routing and fragment headers", unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT},
@@ -123,7 +131,8 @@ func (list *rules) guardDiscovery() {
 		x.within(byte(headers.from), byte(headers.to))
 		x.Drop()
 	})
-	// The kernel would take what they start with for a header.
+
+	// The kernel would read their beginning as a header.
 	list.add("later fragments from its own IPv6 address", func(x expressions) {
 		x.isLaterFragment()
 		x.portIn(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len, guard6Set)
@@ -138,7 +147,8 @@ func (list *rules) guardDiscovery() {
 		x.isLaterFragment()
 		x.isFree()
 	})
-	// RFC 6980, and more: the rules below look at fixed places.
+
+	// RFC 6980, and more: the rules below look at fixed offsets.
 	list.add("neighbour discovery behind extension headers", func(x expressions) {
 		x.isDiscovery(routerSolicit, redirectMessage)
 		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
@@ -188,7 +198,8 @@ func (list *rules) guardIPv6() {
 		x.isEtherType(unix.ETH_P_IPV6)
 		x.isFree()
 	})
-	// A pod that may send from its own addresses alone can be no router.
+
+	// A pod that may send only from its own addresses cannot be a router.
 	list.add("router advertisements", func(x expressions) { x.isDiscovery(routerAdvert, routerAdvert); x.Drop() })
 	list.add("redirects", func(x expressions) { x.isDiscovery(redirectMessage, redirectMessage); x.Drop() })
 	list.add("advertisements of another's IPv6 address", func(x expressions) {
@@ -207,7 +218,8 @@ func (list *rules) guardIPv6() {
 		x.isOwnID(ip6SourceID)
 		x.Leave()
 	})
-	// A host sends these before it has an address that it can use (RFC 4861, RFC 3590).
+
+	// A host sends these before it has a usable address (RFC 4861, RFC 3590).
 	list.addSpans([]span{
 		{"router solicitations before there is an address", routerSolicit, routerSolicit},
 		{"multicast listener reports before there is an address", listenerReportTwo, listenerReportTwo},
@@ -217,6 +229,7 @@ func (list *rules) guardIPv6() {
 		x.isUnspecified(byte(types.from))
 		x.Leave()
 	})
+
 	list.add("neighbour discovery from another's address", func(x expressions) {
 		x.isDiscovery(routerSolicit, redirectMessage)
 		x.Drop()

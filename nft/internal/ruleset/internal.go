@@ -12,13 +12,13 @@ const (
 	internalSet   = "internal"
 )
 
-// internalSets returns the set of the bridges of internal networks. The set and the chain are made for networks that ask
-// for them, so that packets of the others pass no rule for them.
+// internalSets returns the set of the bridges of internal networks. The set and the chain are made only for networks
+// that need them, so that packets of other networks pass no rule for them.
 func internalSets() []Set {
 	return []Set{{Place: InInet(internalSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}}
 }
 
-// internal drops packets between an internal network and all other links, in both directions.
+// internal returns the chain that drops packets between an internal network and all other links, in both directions.
 func internal() Chain {
 	return Chain{
 		Place: InInet(internalChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter - 1,

@@ -13,30 +13,30 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Place is where a chain or a set is: its name in our table of a family.
+// Place identifies a chain or a set: its name in our table of a family.
 type Place struct {
 	Family uint8 // unix.NFPROTO_*
 	Name   string
 }
 
-// InInet is the place of a name in the table of family inet.
+// InInet returns the Place of a name in the table of family inet.
 func InInet(name string) Place { return Place{unix.NFPROTO_INET, name} }
 
-// InNetdev is that in the table of family netdev.
+// InNetdev returns the Place of a name in the table of family netdev.
 func InNetdev(name string) Place { return Place{unix.NFPROTO_NETDEV, name} }
 
-// InBridge is that in the table of family bridge.
+// InBridge returns the Place of a name in the table of family bridge.
 func InBridge(name string) Place { return Place{unix.NFPROTO_BRIDGE, name} }
 
-// TableName is the name of our tables, which is the same in each family.
+// TableName is the name of our tables, one for all families.
 type TableName string
 
-// Of is the table of a family, as errors name it.
+// Of returns the name of the table of a family for errors.
 func (name TableName) Of(family uint8) nl.Name {
 	return nl.Name(nftnl.FamilyName(family) + " " + string(name))
 }
 
-// Label names what is in it.
+// Label returns the name of an object in the table for errors.
 func (name TableName) Label(kind string, p Place) label { return label{kind, p, name} }
 
 // label names an object in errors, by its kind and its place.
@@ -50,34 +50,35 @@ func (l label) String() string {
 	return l.kind + " " + l.Name + " of table " + l.table.Of(l.Family).String()
 }
 
-// Transaction is one of nf_tables about our tables.
+// Transaction is an nf_tables transaction on our tables.
 type Transaction struct {
 	*nftnl.Transaction
-	Generation *uint32 // nil: any
+	Generation *uint32 // nil for any
 	table      TableName
 }
 
-// Begin starts a transaction. One with a generation is refused (ERESTART) if
-// anything of this namespace's nf_tables has changed since: see SeenGeneration.
+// Begin starts a transaction. With a generation, the kernel refuses it (ERESTART) if anything in this namespace's
+// nf_tables has changed since: see SeenGeneration.
 func (t Tables) Begin(generation *uint32) *Transaction { return t.Name.begin(generation) }
 
 func (name TableName) begin(generation *uint32) *Transaction {
 	return &Transaction{nftnl.Begin(generation), generation, name}
 }
 
-// newTable makes a table, or wakes one that was made dormant.
+// newTable creates a table, or wakes a dormant one.
 func (t *Transaction) newTable(family uint8) {
 	t.Add("add table", t.table.Of(family), family, unix.NFT_MSG_NEWTABLE, netlink.Create,
 		nftnl.String(unix.NFTA_TABLE_NAME, string(t.table)), nftnl.Uint32(unix.NFTA_TABLE_FLAGS, 0))
 }
 
-// delTable deletes a table and all that is in it.
+// delTable deletes a table with its content.
 func (t *Transaction) delTable(family uint8) {
-	t.Add("delete table", t.table.Of(family), family, unix.NFT_MSG_DELTABLE, 0, nftnl.String(unix.NFTA_TABLE_NAME, string(t.table)))
+	t.Add("delete table", t.table.Of(family), family, unix.NFT_MSG_DELTABLE,
+		0, nftnl.String(unix.NFTA_TABLE_NAME, string(t.table)))
 }
 
-// newSet makes a set, exclusively: one with other keys must not pass for it. The
-// id is any number that no other set of the transaction has.
+// newSet creates a set. It must not exist yet, so that a set with other keys is not mistaken for it. The id is any
+// number that no other set of the transaction has.
 func (t *Transaction) newSet(s Set, id uint32) {
 	attrs := []netlink.Attribute{
 		nftnl.String(unix.NFTA_SET_TABLE, string(t.table)), nftnl.String(unix.NFTA_SET_NAME, s.Name),
@@ -85,14 +86,15 @@ func (t *Transaction) newSet(s Set, id uint32) {
 		nftnl.Uint32(unix.NFTA_SET_KEY_TYPE, s.KeyType), nftnl.Uint32(unix.NFTA_SET_KEY_LEN, s.KeyLen),
 	}
 	if s.DataLen > 0 {
-		attrs = append(attrs, nftnl.Uint32(unix.NFTA_SET_DATA_TYPE, s.DataType), nftnl.Uint32(unix.NFTA_SET_DATA_LEN, s.DataLen))
+		attrs = append(attrs, nftnl.Uint32(unix.NFTA_SET_DATA_TYPE, s.DataType),
+			nftnl.Uint32(unix.NFTA_SET_DATA_LEN, s.DataLen))
 	}
-	t.Add("add", t.table.Label("set", s.Place), s.Family, unix.NFT_MSG_NEWSET, netlink.Create|netlink.Excl, append(attrs,
-		nftnl.Uint32(unix.NFTA_SET_ID, id), nftnl.Bytes(unix.NFTA_SET_USERDATA, s.userdata()))...)
+	t.Add("add", t.table.Label("set", s.Place), s.Family, unix.NFT_MSG_NEWSET, netlink.Create|netlink.Excl,
+		append(attrs, nftnl.Uint32(unix.NFTA_SET_ID, id), nftnl.Bytes(unix.NFTA_SET_USERDATA, s.userdata()))...)
 }
 
-// userdata tells nft the byte order of keys and of data, without which it would
-// print single addresses backwards, and single names as empty.
+// userdata tells nft the byte order of keys and data. Without it nft would print single addresses backwards, and
+// single names as empty.
 func (s Set) userdata() []byte {
 	const ofEachPart, hostEndian, bigEndian = 0, 1, 2 // enum byteorder; the first one for a concatenation
 	order := func(b []byte, of userdata.Type, typ uint32) []byte {
@@ -105,21 +107,22 @@ func (s Set) userdata() []byte {
 		}
 		return userdata.Append(b, of, binary.NativeEndian.AppendUint32(nil, order))
 	}
+
 	b := order(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, s.KeyType)
 	if s.DataLen > 0 {
 		b = order(b, userdata.NFTNL_UDATA_SET_DATABYTEORDER, s.DataType)
 	}
+
 	return append(b, s.typeof...)
 }
 
-// delSet deletes a set with its elements; the kernel refuses it (EBUSY) while a
-// rule looks into the set.
+// delSet deletes a set with its elements. The kernel refuses it (EBUSY) while a rule looks into the set.
 func (t *Transaction) delSet(p Place) {
 	t.Add("delete", t.table.Label("set", p), p.Family, unix.NFT_MSG_DELSET, 0, t.table.named(p, unix.NFTA_SET_NAME)...)
 }
 
-// newChain makes a base chain, for so many rules. Its userdata can only be given
-// here: the kernel passes over them when a chain is changed.
+// newChain creates a base chain for a number of rules. Its userdata can only be set here: the kernel ignores them
+// when a chain is changed.
 func (t *Transaction) newChain(ch *Chain, rules int) {
 	hook := []netlink.Attribute{
 		nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, ch.Hook), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(ch.Priority)),
@@ -134,36 +137,39 @@ func (t *Transaction) newChain(ch *Chain, rules int) {
 		nftnl.Bytes(nftnl.ChainUserdata, nftnl.Comment(ch.Comment(rules))))
 }
 
-// PolicyAccept is the policy of our chains, as the kernel has it.
+// PolicyAccept is the policy of our chains, as a kernel's number.
 const PolicyAccept = uint32(expr.VerdictAccept)
 
-// delChain deletes a chain and its rules. A transaction may make one of the same
-// name: packets see either the old one or the new one.
+// delChain deletes a chain and its rules. A transaction may create another one with the same name: packets see either
+// the old one or the new one.
 func (t *Transaction) delChain(p Place) {
-	t.Add("delete", t.table.Label("chain", p), p.Family, unix.NFT_MSG_DELCHAIN, 0, t.table.named(p, unix.NFTA_CHAIN_NAME)...)
+	t.Add("delete", t.table.Label("chain", p), p.Family, unix.NFT_MSG_DELCHAIN, 0,
+		t.table.named(p, unix.NFTA_CHAIN_NAME)...)
 }
 
 // newRule appends a rule to a chain.
 func (t *Transaction) newRule(chain Place, r Rule) {
 	op := fmt.Sprintf("add rule %q to", r.Comment)
-	t.AddRule(op, t.table.Label("chain", chain), chain.Family, netlink.Append, r.Comment, r.Steps, t.table.named(chain, unix.NFTA_RULE_CHAIN)...)
+	t.AddRule(op, t.table.Label("chain", chain), chain.Family, netlink.Append, r.Comment, r.Steps,
+		t.table.named(chain, unix.NFTA_RULE_CHAIN)...)
 }
 
-// NewElement adds an element exclusively: without NLM_F_EXCL the kernel takes one
-// that is there for a success and keeps its comment, so that it stays another's.
+// NewElement adds an element, which must not exist yet. Without NLM_F_EXCL the kernel would accept an existing one
+// and keep its comment, so that it would still belong to another owner.
 func (t *Transaction) NewElement(el Element, comment string) {
-	t.Add("add element", el, el.Set.Family, unix.NFT_MSG_NEWSETELEM, netlink.Create|netlink.Excl, t.table.ElementAttributes(el, comment)...)
+	t.Add("add element", el, el.Set.Family, unix.NFT_MSG_NEWSETELEM, netlink.Create|netlink.Excl,
+		t.table.ElementAttributes(el, comment)...)
 }
 
 // DelElement deletes an element by its key, of any owner.
 func (t *Transaction) DelElement(el Element) {
-	t.Add("delete element", el, el.Set.Family, unix.NFT_MSG_DELSETELEM, 0, t.table.ElementAttributes(Element{Set: el.Set, Key: el.Key}, "")...)
+	t.Add("delete element", el, el.Set.Family, unix.NFT_MSG_DELSETELEM, 0,
+		t.table.ElementAttributes(Element{Set: el.Set, Key: el.Key}, "")...)
 }
 
-// ElementAttributes is the list of one element, with which they are added, got and
-// deleted.
+// ElementAttributes returns the list of one element, which is used to add, get and delete it.
 func (name TableName) ElementAttributes(el Element, comment string) []netlink.Attribute {
-	const list, entry, key = 2, 3, 4 // where the headers are
+	const list, entry, key = 2, 3, 4 // the indexes of the headers
 	attrs := append(name.named(el.Set, unix.NFTA_SET_ELEM_LIST_SET),
 		netlink.Attribute{}, netlink.Attribute{}, netlink.Attribute{})
 	attrs = append(attrs, nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Key))
@@ -172,25 +178,29 @@ func (name TableName) ElementAttributes(el Element, comment string) []netlink.At
 		value := nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Data)
 		attrs = append(attrs, nftnl.Header(unix.NFTA_SET_ELEM_DATA, []netlink.Attribute{value}), value)
 	}
+
 	if comment != "" {
 		attrs = append(attrs, nftnl.Bytes(unix.NFTA_SET_ELEM_USERDATA, nftnl.Comment(comment)))
 	}
+
 	attrs[entry] = nftnl.Header(unix.NFTA_LIST_ELEM, attrs[key:])
 	attrs[list] = nftnl.Header(unix.NFTA_SET_ELEM_LIST_ELEMENTS, attrs[entry:])
 	return attrs
 }
 
-// named gives the attributes that say which table and which chain or set is meant, the latter by its
-// attribute in the message's kind, and room for those of an element. The table's attribute is 1 in all
-// kinds. Both names share their memory.
+// named returns the attributes with the names of the table and of the chain or set (whose attribute depends on the
+// kind of message), and room for those of an element. The table's attribute is 1 in all kinds. Both names share their
+// memory.
 func (name TableName) named(p Place, attribute uint16) []netlink.Attribute {
 	names := string(name) + "\x00" + p.Name + "\x00"
 	b, n := []byte(names), len(name)+1
-	return append(make([]netlink.Attribute, 0, 9), nftnl.Bytes(unix.NFTA_CHAIN_TABLE, b[:n:n]), nftnl.Bytes(attribute, b[n:]))
+	return append(make([]netlink.Attribute, 0, 9), nftnl.Bytes(unix.NFTA_CHAIN_TABLE, b[:n:n]),
+		nftnl.Bytes(attribute, b[n:]))
 }
 
 func (name TableName) getTable(b *nl.Batch, family uint8, reply func([]byte) error) {
-	nftnl.Get(b, name.Of(family), family, unix.NFT_MSG_GETTABLE, reply, nftnl.String(unix.NFTA_TABLE_NAME, string(name)))
+	nftnl.Get(b, name.Of(family), family, unix.NFT_MSG_GETTABLE, reply,
+		nftnl.String(unix.NFTA_TABLE_NAME, string(name)))
 }
 
 func (name TableName) getChain(b *nl.Batch, p Place, reply func([]byte) error) {
@@ -202,5 +212,6 @@ func (name TableName) getSet(b *nl.Batch, p Place, reply func([]byte) error) {
 }
 
 func (name TableName) getElement(b *nl.Batch, el Element, reply func([]byte) error) {
-	nftnl.Get(b, el, el.Set.Family, unix.NFT_MSG_GETSETELEM, reply, name.ElementAttributes(Element{Set: el.Set, Key: el.Key}, "")...)
+	nftnl.Get(b, el, el.Set.Family, unix.NFT_MSG_GETSETELEM, reply,
+		name.ElementAttributes(Element{Set: el.Set, Key: el.Key}, "")...)
 }

@@ -1,25 +1,25 @@
 package ruleset
 
-// Changes are what makes a ruleset of what is there.
+// Changes are the changes that turn the present state into a ruleset.
 type Changes struct {
-	tables    []uint8 // make or wake them, by family
+	tables    []uint8 // families whose tables are to be created or woken
 	Sets      []Set
-	Touched   []Set // sets that exist without a sentinel of ours
+	Touched   []Set // sets that exist without our sentinel
 	chains    []*Chain
-	oldSets   []Place // to be deleted, and most of them made anew
+	oldSets   []Place // to be deleted; most of them are created again
 	oldChains []Place
-	// Changes of the sets of bridges, and the comment of elements that are added.
+	// Changes of the sets of bridges, and the comment of added elements.
 	add, del []Element
 	comment  string
 }
 
-// Nothing says that there is nothing to change.
+// Nothing reports whether there is nothing to change.
 func (p *Changes) Nothing() bool {
 	return len(p.tables)+len(p.Sets)+len(p.Touched)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
 }
 
-// Plan finds the changes. A chain is never mended, but made anew: so it is all as
-// it should be, and carries the comment that says so, which cannot be changed.
+// Plan computes the changes. A chain is never repaired, but created again. So it is right as a whole, and has the
+// comment that confirms this, which cannot be changed.
 func Plan(want *Ruleset, have *State) *Changes {
 	p := &Changes{Touched: have.touched(want)}
 	for _, family := range want.tables {
@@ -27,6 +27,7 @@ func Plan(want *Ruleset, have *State) *Changes {
 			p.tables = append(p.tables, family)
 		}
 	}
+
 	for _, s := range want.Sets() {
 		got, ok := have.sets[s.Place]
 		if ok && s.matches(got) {
@@ -37,10 +38,12 @@ func Plan(want *Ruleset, have *State) *Changes {
 			p.oldSets = append(p.oldSets, s.Place)
 		}
 	}
+
 	for i := range want.Chains {
 		ch := &want.Chains[i]
 		got, ok := have.Chains[ch.Place]
-		// Rules hold on to the sets that they look into.
+
+		// Rules refer to the sets that they look into.
 		if ok && ch.matches(got) && have.hasRules(ch) && len(p.oldSets) == 0 {
 			continue
 		}
@@ -49,41 +52,47 @@ func Plan(want *Ruleset, have *State) *Changes {
 			p.oldChains = append(p.oldChains, ch.Place)
 		}
 	}
+
 	for _, at := range want.gone {
 		if have.hasChain(at) {
 			p.oldChains = append(p.oldChains, at)
 		}
 	}
+
 	p.comment = want.BridgeComment
 	p.add, p.del = have.bridgeChanges(want)
 	return p
 }
 
-// Transaction makes the changes to what was seen in a state, with or without sentinels
-// in new sets.
+// Transaction returns the transaction for the changes to a state, with or without sentinels in new sets.
 func (p *Changes) Transaction(seen *State, sentinels bool) *Transaction {
 	t := seen.table.begin(&seen.Generation)
 	for _, family := range p.tables {
 		t.newTable(family)
 	}
+
 	for _, at := range p.oldChains {
 		t.delChain(at)
 	}
+
 	for _, at := range p.oldSets {
 		t.delSet(at)
 	}
+
 	for i, s := range p.Sets {
 		t.newSet(s, uint32(i+1))
 		if sentinels {
 			t.NewElement(s.Sentinel(), SentinelComment+unsaved)
 		}
 	}
+
 	for _, s := range p.Touched {
 		if _, loaded := seen.sentinels[s.Place]; loaded {
 			t.DelElement(s.Sentinel())
 		}
 		t.NewElement(s.Sentinel(), SentinelComment+unsaved)
 	}
+
 	for _, ch := range p.chains {
 		list := ch.Rules()
 		t.newChain(ch, len(list))
@@ -91,11 +100,14 @@ func (p *Changes) Transaction(seen *State, sentinels bool) *Transaction {
 			t.newRule(ch.Place, r)
 		}
 	}
+
 	for _, el := range p.del {
 		t.DelElement(el)
 	}
+
 	for _, el := range p.add {
 		t.NewElement(el, p.comment)
 	}
+
 	return t
 }

@@ -13,7 +13,7 @@ import (
 
 const podsOnlyChain = "pods-only"
 
-// Closed is a family that the host forwards for pods only. Its fields are those of nft's Closed.
+// Closed is a family that the host forwards for pods only. It has the fields of nft's Closed.
 type Closed struct {
 	IPv6    bool
 	Routers []string
@@ -26,8 +26,8 @@ func (c Closed) family() Family {
 	return Families()[0]
 }
 
-// podsOnly is the chain that drops what the host would forward for others, since its links have to forward for pods.
-// It comes after the chain forward, which marks what pods send and receive.
+// podsOnly returns the chain that drops packets which the host would forward for others, since its links must forward
+// for pods. It comes after the chain forward, which marks the pods' packets.
 func podsOnly(closed []Closed, mark uint32) Chain {
 	settings := []string{markSettings(mark)}
 	for _, c := range closed {
@@ -49,9 +49,10 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 		x.Compare(expr.CmpOpNeq, make([]byte, 4))
 		x.Leave()
 	})
-	// With br_netfilter, frames that another program's bridge forwards by itself come by here, and no property of the
-	// packet tells. The host would route a packet to another link than the one that it came in by, and most bridges
-	// that the host has no address on lead to no sender by their own routes.
+
+	// With br_netfilter, frames that another program's bridge forwards itself pass here, and no property of the
+	// packet reveals this. The host would route a packet to a link other than the one it came in by. If the host has
+	// no address on a bridge, the bridge's own routes usually lead to no sender.
 	for _, route := range []struct {
 		text   string
 		fib    expr.Fib
@@ -59,7 +60,8 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 	}{
 		{"what stays on a bridge of others", expr.Fib{FlagDADDR: true, FlagIIF: true}, true},
 		{"what such a bridge forwards, to where the host has no route", expr.Fib{FlagDADDR: true}, false},
-		{"what such a bridge forwards, from where the host has no route by it", expr.Fib{FlagSADDR: true, FlagIIF: true}, false},
+		{"what such a bridge forwards, from where the host has no route by it",
+			expr.Fib{FlagSADDR: true, FlagIIF: true}, false},
 	} {
 		list.add(route.text, func(x expressions) {
 			x.betweenBridges()
@@ -67,6 +69,7 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 			x.Leave()
 		})
 	}
+
 	for _, c := range closed {
 		f := c.family()
 		list.add("multicast, which a routing daemon forwards, "+f.name, func(x expressions) {
@@ -80,6 +83,7 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 				x.Leave()
 			})
 		}
+
 		list.add("the host is no router of "+f.name, func(x expressions) {
 			x.is(f)
 			x.Drop()
@@ -87,9 +91,9 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 	}
 }
 
-// betweenBridges holds for packets that come in by a link of kind bridge, and go out by one, perhaps the same.
+// betweenBridges matches packets that come in by a link of kind bridge, and leave by one, perhaps the same.
 func (x expressions) betweenBridges() {
-	const kindLen = 16 // nf_tables loads so many bytes
+	const kindLen = 16 // nf_tables loads this number of bytes
 	for _, key := range []expr.MetaKey{metaIIFKind, metaIIFKind + 1} {
 		x.isMeta(key, append([]byte("bridge"), make([]byte, kindLen-len("bridge"))...))
 	}
@@ -98,7 +102,7 @@ func (x expressions) betweenBridges() {
 // metaIIFKind is NFT_META_IIFKIND of include/uapi/linux/netfilter/nf_tables.h. NFT_META_OIFKIND is the next.
 const metaIIFKind expr.MetaKey = 26
 
-// hasRoute holds if the routes that the flags of fib name exist, or if there are none.
+// hasRoute matches if the routes that the flags of fib select exist, or if there are none.
 func (x expressions) hasRoute(fib expr.Fib, exists bool) {
 	fib.Register, fib.ResultOIF, fib.FlagPRESENT = uint32(nftnl.First), true, true
 	x.Add(&fib)

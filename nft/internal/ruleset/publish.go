@@ -10,8 +10,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Hash maps publish ports, each an entry: see Family. A packet that opens a connection to the host looks into two of
-// them at most, with any number of ports.
+// Hash maps publish ports, with one entry for each: see Family. A packet that opens a connection to the host causes
+// two lookups in them at most, with any number of ports.
 const (
 	loopbackChain       = "loopback"
 	answersChain        = "loopback-answers"
@@ -33,7 +33,8 @@ func portSets() []Set {
 		func(f Family) Set { return Set{Place: InInet(f.Services), KeyType: f.addrType, KeyLen: f.AddrLen} },
 		func(f Family) Set {
 			pod := uint32(nftnl.TypeIfname)<<nftnl.TypeBits | f.addrType
-			return Set{Place: InInet(f.Selves), KeyType: pod<<nftnl.TypeBits | f.addrType, KeyLen: IfnameLen + 2*f.AddrLen}
+			return Set{Place: InInet(f.Selves), KeyType: pod<<nftnl.TypeBits | f.addrType,
+				KeyLen: IfnameLen + 2*f.AddrLen}
 		},
 	)
 }
@@ -61,12 +62,13 @@ func (f *Family) portMap(name string, keyType, keyLen uint32) Set {
 func (f *Family) podPortSet(name string) Set {
 	const link, port = nftnl.TypeIfname << (3 * nftnl.TypeBits), nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
 	return Set{
-		Place: InInet(name), KeyType: link | f.addrType<<(2*nftnl.TypeBits) | port, KeyLen: IfnameLen + f.AddrLen + 2*Slot,
+		Place: InInet(name), KeyType: link | f.addrType<<(2*nftnl.TypeBits) | port,
+		KeyLen: IfnameLen + f.AddrLen + 2*Slot,
 	}
 }
 
-// HostPort returns the family, the protocol and the port that an entry publishes, as one text, and whether it does so
-// on all addresses. For elements of other sets, the text is empty.
+// HostPort returns the family, protocol and port that an entry publishes, as one text, and whether it publishes it on
+// all addresses. For elements of other sets, the text is empty.
 func (e Element) HostPort() (port string, onAll bool) {
 	for _, f := range Families() {
 		switch e.Set {
@@ -79,14 +81,14 @@ func (e Element) HostPort() (port string, onAll bool) {
 	return "", false
 }
 
-// Excludes reports whether two elements are one port, on all addresses and on one.
+// Excludes reports whether two elements publish the same port, one of them on all addresses and the other on one.
 func (e Element) Excludes(other Element) bool {
 	port, onAll := e.HostPort()
 	otherPort, otherOnAll := other.HostPort()
 	return port == otherPort && onAll != otherOnAll
 }
 
-// portChains are what publishes ports, for all networks.
+// portChains returns the chains that publish ports, for all networks.
 func portChains(mark uint32) []Chain {
 	return []Chain{
 		loopback(),
@@ -97,10 +99,9 @@ func portChains(mark uint32) []Chain {
 	}
 }
 
-// loopback keeps to the host what is the host's own. A port on 127.0.0.1 needs
-// route_localnet on the bridge, which has the kernel take 127.0.0.0/8 for an address
-// like any other: what listens there, and what trusts callers from there, is then
-// within the pods' reach. So this comes first, and is always there.
+// loopback returns the chain that protects the host's own services. A port on 127.0.0.1 needs route_localnet on the
+// bridge, which makes the kernel treat 127.0.0.0/8 like any other addresses. Then pods could reach programs that
+// listen there or trust callers from there. So this chain is the first, and always exists.
 func loopback() Chain {
 	return Chain{
 		Place: InInet(loopbackChain), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: priorityRaw,
@@ -122,14 +123,14 @@ func (list *rules) addLoopback() {
 	})
 }
 
-// answers tells what the host's own calls from 127.0.0.1 get back from what others
-// send to 127.0.0.0/8. Where bridged packets pass the firewall, they have their
-// destination back before the bridge hands them to the host, and a caller that keeps others
-// out there by a means of its own, which stands without this table, has nothing else
-// to go by.
+// answers returns the chain that marks answers to the host's own calls from 127.0.0.1, to distinguish them from other
+// packets to 127.0.0.0/8. If bridged packets pass the firewall, their original destination is restored before the
+// bridge passes them to the host. A caller that keeps other packets out by separate means, which work without this
+// table, can only use this mark.
 func answers(mark uint32) Chain {
 	return Chain{
-		Place: InInet(answersChain), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: priorityDestinationNAT + 1,
+		Place: InInet(answersChain), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING,
+		Priority: priorityDestinationNAT + 1,
 		settings: markSettings(mark), write: func(list *rules) { list.addAnswers(mark) },
 	}
 }
@@ -144,11 +145,11 @@ func (list *rules) addAnswers(mark uint32) {
 
 func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
 
-// sharedSettings are those of chains that are the same for all networks.
+// sharedSettings are the settings of chains that all networks share.
 const sharedSettings = "shared"
 
-// publish is the chain that leads callers to pods, once for those that come from
-// elsewhere and once for the host itself.
+// publish returns a chain that leads callers to pods. There is one for callers from elsewhere, and one for the host
+// itself.
 func publish(name string, hook uint32) Chain {
 	return Chain{
 		Place: InInet(name), Kind: "nat", Hook: hook, Priority: priorityDestinationNAT,
@@ -162,8 +163,9 @@ func (list *rules) addPublish() {
 		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
 		x.Leave()
 	})
-	// Only packets to an address that routers forward may go to pods: with these, the caller would hang instead of
-	// being refused and turning to IPv4.
+
+	// Of IPv6, only packets to an address that routers forward may go to pods. With others, the caller would hang
+	// instead of being refused and turning to IPv4.
 	ip6 := Families()[1]
 	for _, p := range []netip.Prefix{
 		netip.PrefixFrom(netip.IPv6Loopback(), 128),
@@ -174,6 +176,7 @@ func (list *rules) addPublish() {
 			x.Leave()
 		})
 	}
+
 	list.addFamilies("ports on one address", func(x expressions, f Family) {
 		x.is(f)
 		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
@@ -181,7 +184,8 @@ func (list *rules) addPublish() {
 		x.lookupData(f.HostAddrs)
 		x.dnat(f)
 	})
-	// Programs such as systemd-resolved, at 127.0.0.53, have an address of their own there.
+
+	// Programs such as systemd-resolved, at 127.0.0.53, use an address of their own there.
 	list.add("of 127.0.0.0/8, all addresses are 127.0.0.1 alone", func(x expressions) {
 		ip4 := Families()[0]
 		x.isTo(ip4, loopbackPrefix())
@@ -189,6 +193,7 @@ func (list *rules) addPublish() {
 		x.Compare(expr.CmpOpNeq, []byte{127, 0, 0, 1})
 		x.Leave()
 	})
+
 	// kube-proxy in IPVS mode keeps the addresses of all services on a link of the host.
 	list.addFamilies("addresses that are left alone", func(x expressions, f Family) {
 		x.is(f)
@@ -204,8 +209,8 @@ func (list *rules) addPublish() {
 	})
 }
 
-// hairpin changes the sources of those connections whose answers would not find
-// back otherwise. All others keep theirs.
+// hairpin returns the chain that changes the sources of connections whose answers would not find their way back. All
+// others keep their sources.
 func hairpin() Chain {
 	return Chain{
 		Place: InInet(hairpinChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityBeforeSourceNAT,
@@ -220,6 +225,7 @@ func (list *rules) addHairpin() {
 		x.isFrom(Families()[0], loopbackPrefix())
 		x.masquerade()
 	})
+
 	// Bridged packets have no incoming link here.
 	list.addFamilies("a pod calls itself", func(x expressions, f Family) {
 		x.isRedirected()
@@ -229,6 +235,7 @@ func (list *rules) addHairpin() {
 		x.Lookup(f.Selves)
 		x.masquerade()
 	})
+
 	list.addFamilies("the answer is bridged past the host", func(x expressions, f Family) {
 		x.isRedirected()
 		x.linkIn(expr.MetaKeyOIFNAME, bypassSet)
@@ -237,12 +244,13 @@ func (list *rules) addHairpin() {
 		x.Lookup(f.pods)
 		x.masquerade()
 	})
+
 	list.addLAN()
 }
 
-// addLAN masquerades packets that the host leads to a machine on a LAN, by any rule. It does not ask where they
-// come from, since bridged packets have no incoming link here, and since a machine sends answers for hosts beyond
-// the LAN to the router.
+// addLAN masquerades packets that the host sends to a machine on a LAN after any rule changed their destination. It
+// does not check their source, since bridged packets have no incoming link here, and since a machine sends answers
+// for hosts beyond the LAN to the router.
 func (list *rules) addLAN() {
 	list.addFamilies("a machine of the LAN answers past the host", func(x expressions, f Family) {
 		x.isRedirected()
@@ -252,7 +260,8 @@ func (list *rules) addLAN() {
 		x.LookupNone(f.pods)
 		x.masquerade()
 	})
-	// Pods too, but for where what they send passes the hooks.
+
+	// This is for packets to pods too, except if packets from the pods pass the hooks.
 	list.add("a pod on the LAN answers past the host", func(x expressions) {
 		x.isRedirected()
 		for _, set := range []string{lansSet, bypassSet} {
@@ -262,13 +271,13 @@ func (list *rules) addLAN() {
 	})
 }
 
-// This chain masquerades more callers of published ports than the chain hairpin does, or fewer. It is made only for
-// networks that ask for it, so that the others need not look for it.
+// The chain portSNATChain masquerades more or fewer callers of published ports than the chain hairpin. It is created
+// only for networks that need it, so that packets of others do not pass it.
 
 const portSNATChain = "hostports-snat"
 
-// portSNATSets have pods' ports: those whose callers all lose their address, and those whose callers keep it, if
-// they come in by the link that leads to the pod.
+// portSNATSets returns the sets of the pods' ports whose callers all lose their address, and of those whose callers
+// keep it if they come in by the link that leads to the pod.
 func portSNATSets() []Set {
 	return setsOfBoth(
 		func(f Family) Set { return f.podPortSet(f.SNATAll) },
@@ -280,10 +289,11 @@ func portSNATSets() []Set {
 	)
 }
 
-// portSNAT comes before the chain hairpin, which does not translate the packets that this one has translated.
+// portSNAT returns a chain before the chain hairpin, which skips packets that this one has translated.
 func portSNAT() Chain {
 	return Chain{
-		Place: InInet(portSNATChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityBeforeSourceNAT - 1,
+		Place: InInet(portSNATChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING,
+		Priority: priorityBeforeSourceNAT - 1,
 		settings: sharedSettings, write: (*rules).addPortSNAT,
 	}
 }
@@ -297,6 +307,7 @@ func (list *rules) addPortSNAT() {
 			x.Lookup(f.SNATAll)
 			x.masquerade()
 		})
+
 		list.add("calls of these ports keep their address, by the link to the pod, "+f.name, func(x expressions) {
 			x.byLink(f)
 			x.Lookup(f.SNATNone)
@@ -306,7 +317,7 @@ func (list *rules) addPortSNAT() {
 	}
 }
 
-// byLink loads the key of a pod's port and the links of the packet, of a connection that was led there.
+// byLink loads the key of a pod's port and the links of the packet, for a redirected connection.
 func (x expressions) byLink(f Family) {
 	x.isRedirected()
 	x.is(f)

@@ -17,8 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The names of our table and of what is in it. Chains and sets that belong to a
-// network have its key in their names.
+// The names of our table and of its objects. Chains and sets that belong to a network have its key in their names.
 const (
 	Pods4Set = "pods4"
 	Pods6Set = "pods6"
@@ -32,7 +31,7 @@ const (
 	masqueradePrefix = "masq-"
 )
 
-// MasqueradeSet is the name of the set of pods of a network that are masqueraded.
+// MasqueradeSet returns the name of the set of a network's masqueraded pods.
 func MasqueradeSet(is4 bool, networkKey string) string {
 	if is4 {
 		return masquerade4Prefix + networkKey
@@ -40,12 +39,12 @@ func MasqueradeSet(is4 bool, networkKey string) string {
 	return masquerade6Prefix + networkKey
 }
 
-// IsMasqueradeSet says that a set is that of some network.
+// IsMasqueradeSet reports whether a set has such a name.
 func IsMasqueradeSet(name string) bool {
 	return strings.HasPrefix(name, masquerade4Prefix) || strings.HasPrefix(name, masquerade6Prefix)
 }
 
-// masqueradeSet describes such a set.
+// masqueradeSet returns the Set with such a name.
 func masqueradeSet(name string) Set {
 	if strings.HasPrefix(name, masquerade4Prefix) {
 		return Set{Place: InInet(name), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len}
@@ -53,29 +52,30 @@ func masqueradeSet(name string) Set {
 	return Set{Place: InInet(name), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len}
 }
 
-// Ruleset is what there should be: what all networks share, and one network's own.
+// Ruleset is the intended state: the objects that all networks share, and one network's own.
 type Ruleset struct {
 	of     *Network
 	table  TableName
-	tables []uint8 // by their families
+	tables []uint8 // by family
 	Chains []Chain
-	// gone are chains that should not be there.
+	// gone are chains that should not exist.
 	gone []Place
-	// network is the key of the network, and bridge what it has in the sets of bridges,
-	// with what comment.
+	// network is the key of the network. Bridge holds its elements in the sets of bridges, and BridgeComment their
+	// comment.
 	network       string
 	Bridge        []Element
 	BridgeComment string
 }
 
-// Set is a plain hash set, or a map. It has no time-outs, verdicts or intervals: those make adding an element slower with each that is there.
+// Set is a plain hash set, or a map. It has no time-outs, verdicts or intervals, since these make adding an element
+// slower with each existing one.
 type Set struct {
 	Place
 	KeyType  uint32 // nft's number of the type, six bits for each part of a concatenation
 	KeyLen   uint32 // bytes
 	DataType uint32 // of a map
-	DataLen  uint32 // 0: it is no map
-	// typeof is userdata for nft, where the type does not say enough.
+	DataLen  uint32 // 0 if it is no map
+	// typeof is userdata for nft, if the type is not sufficient.
 	typeof []byte
 }
 
@@ -86,36 +86,36 @@ func (s Set) flags() uint32 {
 	return 0
 }
 
-// state is what the kernel tells of such a set.
+// state returns the set in the form that the kernel reports.
 func (s Set) state() setState {
 	return setState{s.flags(), s.KeyType, s.KeyLen, s.DataType, s.DataLen}
 }
 
-// Chain is a base chain: the kernel calls it beside those of other tables.
+// Chain is a base chain. The kernel calls it beside those of other tables.
 type Chain struct {
 	Place
 	Kind     string // "filter" or "nat"
 	Hook     uint32 // unix.NF_INET_*, or unix.NF_NETDEV_*
-	Device   string // of family netdev: the link
+	Device   string // the link, in family netdev
 	Priority int32
-	settings string       // what its rules depend on, in short
-	write    func(*rules) // makes them
+	settings string       // a short form of the settings that its rules depend on
+	write    func(*rules) // writes the rules
 }
 
-// Rules gives the chain's. A look at whether they are there does without: see Comment.
+// Rules returns the chain's rules. To check that they exist, they are not needed: see Comment.
 func (ch *Chain) Rules() []Rule {
 	var list rules
 	ch.write(&list)
 	return list
 }
 
-// Rule is one of a chain. Its comment is the chain's only one of that text.
+// Rule is one rule of a chain. No other rule in the chain has the same comment.
 type Rule struct {
 	Comment string
 	Steps   []expr.Any
 }
 
-// rules are those of a chain, in their order.
+// rules are the rules of a chain, in order.
 type rules []Rule
 
 // add appends a rule.
@@ -130,7 +130,7 @@ func (list *rules) addFamilies(comment string, write func(expressions, Family)) 
 	}
 }
 
-// span describes a rule about the numbers of a row, by the first and the last.
+// span describes a rule about a range of numbers, with the first and the last.
 type span struct {
 	comment  string
 	from, to uint16
@@ -143,31 +143,30 @@ func (list *rules) addSpans(spans []span, write func(expressions, span)) {
 	}
 }
 
-// rulesVersion is raised with every change of the rules that are made from the
-// same settings; a test knows the rules of each version.
+// rulesVersion is raised with every change of the rules that the same settings produce. A test contains the rules of
+// each version.
 const rulesVersion = 1
 
-// Comment is that of a chain with so many rules. Its version and settings tell apart a chain that was made
-// otherwise, and its number one whose rules were changed since: so a look at the chain alone is enough, and its
-// rules need not be made to compare them. A chain and its comment are made once: so one with the right version and
-// settings had the right number, too.
+// Comment returns the comment of a chain with a number of rules. A different version or setting means that the chain
+// was created differently, and a different number means that its rules were changed since. So a look at the chain
+// alone is enough, and its rules need not be produced for comparison. A chain and its comment are created once, so a
+// chain with the right version and settings had the right number of rules too.
 func (ch *Chain) Comment(rules int) string {
 	return "tombolo rules " + strconv.Itoa(rulesVersion) + ", " + ch.settings + ", " + strconv.Itoa(rules) + " in all"
 }
 
-// Priorities by the names that nft has for them.
+// Priorities, by the names that nft has for them.
 const (
 	priorityRaw             = -300
 	priorityDestinationNAT  = -100
 	priorityBeforeFilter    = nftnl.PriorityForward
 	priorityBeforeSourceNAT = prioritySourceNAT - 1
 	prioritySourceNAT       = 100
-	// priorityLast is behind every other that is in use in postrouting: all others there come before the bit is
-	// cleared.
+	// priorityLast is behind all others in postrouting. Those chains run before the bit is cleared.
 	priorityLast = 300
 )
 
-// podSets have the pods of all networks.
+// podSets returns the sets of the pods of all networks.
 func podSets() []Set {
 	return []Set{
 		{Place: InInet(Pods4Set), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len},
@@ -176,7 +175,7 @@ func podSets() []Set {
 	}
 }
 
-// New gives what there should be for a network, in tables of a name, with a mark.
+// New returns the intended state of a network, in tables with a name, with a mark.
 func New(n *Network, table TableName, mark uint32) *Ruleset {
 	rs := &Ruleset{
 		of: n, table: table, tables: []uint8{unix.NFPROTO_INET},
@@ -189,17 +188,21 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 		// The sets may stay: their elements belong to endpoints, not to rules.
 		rs.gone = append(rs.gone, InInet(masqueradePrefix+n.Key))
 	}
+
 	if n.PortSNAT {
 		rs.Chains = append(rs.Chains, portSNAT())
 	}
+
 	if n.Internal {
 		rs.Chains = append(rs.Chains, internal())
 	}
+
 	if len(n.Closed) > 0 {
 		rs.Chains = append(rs.Chains, podsOnly(n.Closed, mark))
 	} else {
 		rs.gone = append(rs.gone, InInet(podsOnlyChain))
 	}
+
 	rs.addGuard(n)
 	rs.addDedup(n)
 	rs.addReports(n)
@@ -207,29 +210,35 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	return rs
 }
 
-// Sets are those that the rules look into, and that endpoints have elements in.
+// Sets returns the sets that the rules look into, and that endpoints have elements in.
 func (rs *Ruleset) Sets() []Set {
 	list := slices.Concat(podSets(), portSets(), BridgeSets())
 	if rs.of.Masquerade {
-		list = append(list, masqueradeSet(MasqueradeSet(true, rs.network)), masqueradeSet(MasqueradeSet(false, rs.network)))
+		list = append(list, masqueradeSet(MasqueradeSet(true, rs.network)),
+			masqueradeSet(MasqueradeSet(false, rs.network)))
 	}
+
 	if rs.of.PortSNAT {
 		list = append(list, portSNATSets()...)
 	}
+
 	if rs.of.Internal {
 		list = append(list, internalSets()...)
 	}
+
 	if rs.of.Guard {
 		list = append(list, guardSets()...)
 	}
+
 	if rs.of.Share != nil {
 		list = append(list, shareSet(ShareSet(rs.of.Bridge)))
 	}
+
 	return list
 }
 
-// forward makes the chain forward. It admits nothing: it sets a mark bit on packets that may pass, for a rule in
-// the chain that would drop them otherwise. It changes the mark only of packets from and to our bridges.
+// forward returns the chain forward. It admits nothing. It sets a mark bit on packets that may pass, for a rule in
+// the chain that would otherwise drop them. It changes the mark only of packets from and to our bridges.
 func forward(mark uint32) Chain {
 	return Chain{
 		Place: InInet(forwardChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter,
@@ -246,7 +255,9 @@ func (list *rules) addForward(mark uint32) {
 
 		metaOutgoingKind = 27 // NFT_META_OIFKIND; hardware has none
 	)
-	// A bit that another program set would admit what no rule here has looked at. Packets of others keep theirs.
+
+	// A bit that another program has set would admit packets that no rule here has examined. Packets of others keep
+	// theirs.
 	list.addClear(mark)
 	list.addPolicies()
 	list.addFamilies("mark what pods send", func(x expressions, f Family) {
@@ -261,7 +272,8 @@ func (list *rules) addForward(mark uint32) {
 		x.Lookup(PortsSet)
 		x.addMark(mark)
 	})
-	// What other programs closed stays closed: their containers and virtual machines are behind such links.
+
+	// Links closed by other programs stay closed: their containers and virtual machines are behind such links.
 	for _, kind := range [...]string{"bridge", "veth"} {
 		opens := func(x expressions, from string) {
 			x.linkIn(in, from)
@@ -271,6 +283,7 @@ func (list *rules) addForward(mark uint32) {
 				x.linkNotIn(out, set)
 			}
 		}
+
 		list.add("except what opens a connection to a "+kind+" of others", func(x expressions) {
 			opens(x, OursSet)
 			x.clearMark(mark)
@@ -281,6 +294,7 @@ func (list *rules) addForward(mark uint32) {
 			x.Drop()
 		})
 	}
+
 	list.addFamilies("mark replies to pods", func(x expressions, f Family) {
 		x.isReply()
 		x.is(f)
@@ -288,7 +302,8 @@ func (list *rules) addForward(mark uint32) {
 		x.Lookup(f.pods)
 		x.addMark(mark)
 	})
-	// Only frames that are bridged through this hook still carry a pod's MAC here.
+
+	// Only frames that are bridged through this hook still have a pod's MAC here.
 	list.add("mark replies to pods without addresses", func(x expressions) {
 		x.isReply()
 		x.isEthernet()
@@ -296,8 +311,9 @@ func (list *rules) addForward(mark uint32) {
 		x.Lookup(PortsSet)
 		x.addMark(mark)
 	})
-	// Connections that reach the same port of a pod by no published one stay under
-	// the rules of the program that drops them.
+
+	// Connections that reach the same port of a pod without using a published one stay under the rules of the program
+	// that drops them.
 	list.addFamilies("mark what goes to published ports", func(x expressions, f Family) {
 		x.isRedirected()
 		x.is(f)
@@ -305,6 +321,7 @@ func (list *rules) addForward(mark uint32) {
 		x.Lookup(f.Published)
 		x.addMark(mark)
 	})
+
 	list.add("mark what stays on a bridge of ours", func(x expressions) {
 		x.bridged()
 		x.Lookup(bridgesSet)
@@ -325,8 +342,8 @@ func (list *rules) addClear(mark uint32) {
 	}
 }
 
-// unmark clears the bit of our bridges' packets, which only the firewall needs. It also drops the host's redirects to
-// pods, which would tell them of the LAN's router, past the host.
+// unmark returns the chain that clears the bit in our bridges' packets, which only the firewall needs. It also drops
+// the host's redirects to pods. They would direct pods to the LAN's router, bypassing the host.
 func unmark(mark uint32) Chain {
 	return Chain{
 		Place: InInet(unmarkChain), Kind: "filter", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityLast,
@@ -337,7 +354,8 @@ func unmark(mark uint32) Chain {
 
 // addRedirects drops the host's redirects to pods.
 func (list *rules) addRedirects() {
-	messages := [...]struct{ protocol, typ byte }{{unix.IPPROTO_ICMP, icmpRedirect}, {unix.IPPROTO_ICMPV6, redirectMessage}}
+	messages := [...]struct{ protocol, typ byte }{{unix.IPPROTO_ICMP, icmpRedirect},
+		{unix.IPPROTO_ICMPV6, redirectMessage}}
 	for i, f := range Families() {
 		list.add("the host's redirects to pods, "+f.name, func(x expressions) {
 			x.is(f)
@@ -354,8 +372,7 @@ func (list *rules) addRedirects() {
 
 func markSettings(mark uint32) string { return "mark 0x" + strconv.FormatUint(uint64(mark), 16) }
 
-// masquerade is a base chain of the network's own, so that networks never touch
-// each other's rules.
+// masquerade returns the network's own base chain for masquerading, so that networks never change each other's rules.
 func masquerade(n *Network) Chain {
 	settings := fnv.New32a()
 	for _, f := range Families() {
@@ -365,7 +382,8 @@ func masquerade(n *Network) Chain {
 		}
 	}
 	return Chain{
-		Place: InInet(masqueradePrefix + n.Key), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: prioritySourceNAT,
+		Place: InInet(masqueradePrefix + n.Key),
+		Kind:  "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: prioritySourceNAT,
 		settings: fmt.Sprintf("prefixes %08x", settings.Sum32()),
 		write:    func(list *rules) { list.addMasquerade(n) },
 	}
@@ -381,13 +399,15 @@ func (list *rules) addMasquerade(n *Network) {
 			})
 			continue
 		}
+
 		list.add("not sent by pods of this network, "+f.name, func(x expressions) {
 			x.is(f)
 			x.Payload(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen, nftnl.First)
 			x.LookupNone(MasqueradeSet(f.Is4(), n.Key))
 			x.Leave()
 		})
-		// It was sent to the host, and is elsewhere only by where the port leads.
+
+		// The packet was sent to the host. It is somewhere else only because the port leads there.
 		list.add("pods keep their address towards published ports, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.is(f)
@@ -395,12 +415,14 @@ func (list *rules) addMasquerade(n *Network) {
 			x.Lookup(f.Published)
 			x.Leave()
 		})
+
 		for _, p := range exempt {
 			list.add("pods keep their address towards "+p.String(), func(x expressions) {
 				x.isTo(f, p)
 				x.Leave()
 			})
 		}
+
 		list.add("multicast, "+f.name, func(x expressions) {
 			x.isTo(f, f.multicast)
 			x.Leave()
@@ -412,11 +434,12 @@ func (list *rules) addMasquerade(n *Network) {
 			})
 		}
 	}
+
 	list.add("masquerade what pods send to elsewhere", expressions.masquerade)
 }
 
-// exemptOf gives the destinations of one family that are not masqueraded, in a fixed
-// order, so that the same network always makes the same rules.
+// exemptOf returns the destinations of one family that are not masqueraded. The order is fixed, so that the same
+// network always produces the same rules.
 func (n *Network) exemptOf(is4 bool) []netip.Prefix {
 	var list []netip.Prefix
 	for _, p := range n.Exempt {
@@ -427,6 +450,7 @@ func (n *Network) exemptOf(is4 bool) []netip.Prefix {
 			list = slices.Insert(list, at, p.Masked())
 		}
 	}
+
 	return list
 }
 
@@ -437,17 +461,16 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return cmp.Compare(a.Bits(), b.Bits())
 }
 
-// Network has rules, sets and elements of its own. Its fields are those of nft's Network, which have been checked
-// before.
+// Network has rules, sets and elements of its own. It has the fields of nft's Network, with valid values.
 type Network struct {
 	Key                        string // see NetworkKey
 	Masquerade                 bool
 	Exempt                     []netip.Prefix // destinations that are never masqueraded, in any order
-	Bridge                     string         // "": of bridges nothing is known
-	VLANOf                     string         // the bridge whose VLAN it is; "": none's
+	Bridge                     string         // "" if nothing is known about bridges
+	VLANOf                     string         // the bridge that it is a VLAN of, or ""
 	NFCall, LAN, Gateway       bool
 	Closed                     []Closed
-	Policy                     string // which pods may send to its pods
+	Policy                     string // the pods that may send to its pods
 	Guard, Groups, DropReports bool
 	PortSNAT, Internal         bool
 	Dedup                      []Dedup
@@ -461,13 +484,14 @@ type Dedup struct {
 	Subnet    netip.Prefix
 }
 
-// The policies that are not open, as nft.Policy names them.
+// The policies other than open, named as in nft.Policy.
 const (
-	policySameBridge = "same-bridge" // those of the bridge may send, and those of bridges without a policy
-	policyIsolated   = "isolated"    // those of bridges without a policy may
+	policySameBridge = "same-bridge" // pods of the bridge may send, and those of bridges without a policy
+	policyIsolated   = "isolated"    // pods of bridges without a policy may send
 )
 
-// Sum stands for a network, in what was seen of a generation: for all that its ruleset is made from.
+// Sum returns a hash of everything that the ruleset is made from. It stands for a network that was seen in a
+// generation.
 func (rs *Ruleset) Sum() uint64 {
 	sum := fnv.New64a()
 	write := func(at Place, text string) {
@@ -477,18 +501,23 @@ func (rs *Ruleset) Sum() uint64 {
 		sum.Write([]byte(text))
 		sum.Write([]byte{0})
 	}
+
 	write(Place{rulesVersion, rs.network}, rs.BridgeComment)
 	if rs.table != nftnl.DefaultTable {
 		write(Place{Name: string(rs.table)}, "table")
 	}
+
 	for i := range rs.Chains {
 		write(rs.Chains[i].Place, rs.Chains[i].settings)
 	}
+
 	for _, at := range rs.gone {
 		write(at, "gone")
 	}
+
 	for i := range rs.Bridge {
 		write(rs.Bridge[i].Set, string(rs.Bridge[i].Key))
 	}
+
 	return sum.Sum64()
 }

@@ -13,12 +13,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Share is how a bridge is connected to a LAN by a NIC that stays the host's. Its fields are those of nft's Share.
+// Share describes the connection of a bridge to a LAN by a NIC that stays the host's. It has the fields of nft's
+// Share.
 //
-// Chains at the NIC's hooks send frames for pods into a veth pair that leads to the bridge, and copies of multicast
-// frames. The other direction is a program at the pair (package bridge/share), which has frames for the host come in by
-// the NIC. So what the host routes for pods comes in and goes out by the NIC, and the chains of family inet tell it from
-// others' packets by the pods' addresses.
+// Chains at the NIC's hooks send frames for pods, and copies of multicast frames, into a veth pair that leads to the
+// bridge. The other direction is handled by a program at the pair (package bridge/share), which makes frames for the
+// host come in by the NIC. So the packets that the host routes for pods come in and go out by the NIC, and the chains
+// of family inet recognize them by the pods' addresses.
 type Share struct {
 	NIC   string
 	MAC   net.HardwareAddr
@@ -40,14 +41,14 @@ const (
 	shareUnmarkPrefix = sharePrefix + "unmark-"
 )
 
-// ShareSet is the name of the set of the MACs of a bridge's pods, in the table of family netdev.
+// ShareSet returns the name of the set of the MACs of a bridge's pods, in the table of family netdev.
 func ShareSet(bridge string) string { return sharePodsPrefix + bridge }
 
 func shareSet(name string) Set {
 	return Set{Place: InNetdev(name), KeyType: nftnl.TypeEther, KeyLen: EtherLen}
 }
 
-// ofShare reports whether a chain or a set is there for the share of a bridge.
+// ofShare reports whether a chain or a set belongs to the share of a bridge.
 func ofShare(at Place, bridge string) bool {
 	rest, ok := strings.CutPrefix(at.Name, sharePrefix)
 	_, of, _ := strings.Cut(rest, "-")
@@ -59,13 +60,15 @@ func (rs *Ruleset) addShare(n *Network, mark uint32) {
 	if n.Share == nil {
 		return
 	}
+
 	s := &share{*n.Share, n.Bridge, mark}
 	rs.needTable(unix.NFPROTO_NETDEV)
 
 	pair := "pair " + strconv.Itoa(s.Outer)
 	at := func(prefix, device string, hook uint32, settings string, write func(*rules)) {
 		rs.Chains = append(rs.Chains, Chain{
-			Place: InNetdev(prefix + n.Bridge), Kind: "filter", Hook: hook, Device: device, settings: settings, write: write,
+			Place: InNetdev(prefix + n.Bridge),
+			Kind:  "filter", Hook: hook, Device: device, settings: settings, write: write,
 		})
 	}
 	at(shareInPrefix, s.NIC, unix.NF_NETDEV_INGRESS, pair, s.addIn)
@@ -75,17 +78,21 @@ func (rs *Ruleset) addShare(n *Network, mark uint32) {
 
 	inet := func(prefix, kind string, hook uint32, priority int32, settings string, write func(*rules)) {
 		rs.Chains = append(rs.Chains, Chain{
-			Place: InInet(prefix + n.Bridge), Kind: kind, Hook: hook, Priority: priority, settings: settings, write: write,
+			Place: InInet(prefix + n.Bridge),
+			Kind:  kind, Hook: hook, Priority: priority, settings: settings, write: write,
 		})
 	}
 	host := fmt.Sprintf("%s at %s", s.MAC, s.NIC)
 	inet(shareTrackPrefix, "filter", unix.NF_INET_PRE_ROUTING, priorityRaw, host, s.addTrack)
-	inet(shareClosedPrefix, "filter", unix.NF_INET_FORWARD, priorityBeforeFilter+1, s.NIC+", "+markSettings(mark), s.addClosed)
-	inet(shareUnmarkPrefix, "filter", unix.NF_INET_POST_ROUTING, priorityLast, s.NIC+", "+markSettings(mark), s.addUnmark)
+	inet(shareClosedPrefix, "filter", unix.NF_INET_FORWARD, priorityBeforeFilter+1, s.NIC+", "+markSettings(mark),
+		s.addClosed)
+	inet(shareUnmarkPrefix, "filter", unix.NF_INET_POST_ROUTING, priorityLast, s.NIC+", "+markSettings(mark),
+		s.addUnmark)
 	if n.NFCall {
 		rs.gone = append(rs.gone, InInet(shareAnswerPrefix+n.Bridge))
 		return
 	}
+
 	inet(shareAnswerPrefix, "nat", unix.NF_INET_POST_ROUTING, priorityBeforeSourceNAT, s.NIC, s.addAnswers)
 }
 
@@ -96,7 +103,7 @@ type share struct {
 	mark   uint32
 }
 
-// addIn appends the rules for what the NIC receives: from the wire, and from pods by the program at the pair.
+// addIn appends the rules for packets that the NIC receives: from the wire, and from pods by the program at the pair.
 func (s *share) addIn(list *rules) {
 	list.addTagged()
 	list.add("what pods send", func(x expressions) { s.isMAC(x, etherSource); x.Leave() })
@@ -104,7 +111,7 @@ func (s *share) addIn(list *rules) {
 	list.add("for all", func(x expressions) { x.isEthernet(); x.isMulticast(); x.Duplicate(s.Outer) })
 }
 
-// addOut appends the rules for what the NIC sends: for the host, and for pods by the program at the pair.
+// addOut appends the rules for packets that the NIC sends: for the host, and for pods by the program at the pair.
 func (s *share) addOut(list *rules) {
 	list.addTagged()
 	list.add("what pods send", func(x expressions) { s.isMAC(x, etherSource); x.Leave() })
@@ -124,11 +131,12 @@ func (s *share) addOut(list *rules) {
 			x.Drop()
 		})
 	}
+
 	list.add("for a pod", func(x expressions) { s.isMAC(x, etherTarget); x.Forward(s.Outer) })
 	list.add("for all", func(x expressions) { x.isEthernet(); x.isMulticast(); x.Duplicate(s.Outer) })
 }
 
-// addTagged leaves frames with a VLAN tag to the host. A tag of VLAN 0 says nothing but a priority.
+// addTagged leaves frames with a VLAN tag to the host. A tag of VLAN 0 contains only a priority.
 func (list *rules) addTagged() {
 	for _, tag := range []struct {
 		comment string
@@ -144,8 +152,8 @@ func (list *rules) addTagged() {
 	}
 }
 
-// addGuard appends a rule for what leaves the bridge by the pair. The chains at the NIC do not know such a MAC, and would
-// send a copy of its frames back.
+// addGuard appends a rule for packets that leave the bridge by the pair. The chains at the NIC do not know the MAC of
+// a machine that is no pod, and would send a copy of its frames back.
 func (s *share) addGuard(list *rules) {
 	list.add("multicast of MACs that are no pod's", func(x expressions) {
 		x.isEthernet()
@@ -156,12 +164,12 @@ func (s *share) addGuard(list *rules) {
 	})
 }
 
-// addMute appends a rule for what the bridge hands to the host, which hears the same by the NIC.
+// addMute appends a rule for packets that the bridge passes to the host, which receives the same ones by the NIC.
 func (s *share) addMute(list *rules) {
 	list.add("what the host hears by "+s.NIC, func(x expressions) { x.isEthernet(); x.isMulticast(); x.Drop() })
 }
 
-// addTrack has frames between host and pods tracked once: at the NIC, and not by br_netfilter as well.
+// addTrack makes the kernel track frames between host and pods once: at the NIC, and not also in br_netfilter.
 func (s *share) addTrack(list *rules) {
 	for _, way := range []struct {
 		comment string
@@ -176,7 +184,8 @@ func (s *share) addTrack(list *rules) {
 	}
 }
 
-// addClosed comes behind the chain forward, and keeps closed what other programs closed, as that does for our bridges.
+// addClosed appends rules behind the chain forward. They keep the links of other programs closed, as that chain does
+// for our bridges.
 func (s *share) addClosed(list *rules) {
 	for _, kind := range [...]string{"bridge", "veth"} {
 		list.addFamilies("except what opens a connection to a "+kind+" of others", func(x expressions, f Family) {
@@ -193,7 +202,7 @@ func (s *share) addClosed(list *rules) {
 	}
 }
 
-// addUnmark clears the bit in what the host routes for pods.
+// addUnmark clears the bit in packets that the host routes for pods.
 func (s *share) addUnmark(list *rules) {
 	list.addFamilies("what pods send", func(x expressions, f Family) {
 		s.isPod(x, f, expr.MetaKeyIIFNAME, f.src)
@@ -205,8 +214,8 @@ func (s *share) addUnmark(list *rules) {
 	})
 }
 
-// addAnswers changes the source of packets whose answers would not come back by the host: the LAN, on which the bridge
-// is, has a shorter way.
+// addAnswers changes the source of packets whose answers would not return through the host, since the bridge is on
+// the LAN, which has a shorter way.
 func (s *share) addAnswers(list *rules) {
 	list.addFamilies("a pod answers past the host", func(x expressions, f Family) {
 		x.isRedirected()
@@ -220,14 +229,14 @@ func (s *share) addAnswers(list *rules) {
 	})
 }
 
-// isMAC adds a match for frames that are from or to a pod.
+// isMAC matches frames from or to a pod.
 func (s *share) isMAC(x expressions, offset uint32) {
 	x.isEthernet()
 	x.Payload(expr.PayloadBaseLLHeader, offset, EtherLen, nftnl.First)
 	x.Lookup(ShareSet(s.bridge))
 }
 
-// isPod adds a match for packets of a pod that come in or go out by the NIC.
+// isPod matches packets of a pod that come in or go out by the NIC.
 func (s *share) isPod(x expressions, f Family, link expr.MetaKey, offset uint32) {
 	x.isMeta(link, nftnl.LinkKey(s.NIC, nil, 0))
 	x.is(f)
@@ -235,7 +244,7 @@ func (s *share) isPod(x expressions, f Family, link expr.MetaKey, offset uint32)
 	x.Lookup(f.pods)
 }
 
-// isMulticast adds a match for frames to a group, or to all.
+// isMulticast matches frames to a group, or to all.
 func (x expressions) isMulticast() {
 	group := []byte{1, 0, 0, 0, 0, 0}
 	x.Payload(expr.PayloadBaseLLHeader, etherTarget, EtherLen, nftnl.First)
@@ -243,18 +252,22 @@ func (x expressions) isMulticast() {
 	x.Compare(expr.CmpOpEq, group)
 }
 
-// RemoveShare deletes what the share of a bridge has in the table, and the table of family netdev if that was all.
+// RemoveShare deletes the objects of a bridge's share in the table, and the table of family netdev if nothing else is
+// in it.
 func (inv *Inventory) RemoveShare(t *Transaction, bridge string) {
 	others := func(at Place) bool { return !ofShare(at, bridge) }
-	if inv.family == unix.NFPROTO_NETDEV && inv.Table && !slices.ContainsFunc(slices.Concat(inv.chains, inv.sets), others) {
+	if inv.family == unix.NFPROTO_NETDEV && inv.Table &&
+		!slices.ContainsFunc(slices.Concat(inv.chains, inv.sets), others) {
 		t.delTable(inv.family)
 		return
 	}
+
 	for _, at := range inv.chains {
 		if ofShare(at, bridge) {
 			t.delChain(at)
 		}
 	}
+
 	for _, at := range inv.sets {
 		if ofShare(at, bridge) {
 			t.delSet(at)

@@ -10,19 +10,18 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// State is what the kernel has of a ruleset: of the chains and sets only those that
-// the ruleset names, and not the elements.
+// State is the kernel's state of a ruleset: only the chains and sets that the ruleset names, without the elements.
 type State struct {
 	table      TableName
 	Generation uint32
-	Tables     map[uint8]nftnl.Table // by family; those that are there
+	Tables     map[uint8]nftnl.Table // the existing ones, by family
 	Chains     map[Place]nftnl.Chain
 	sets       map[Place]setState
-	rules      map[Place][]string // the comments of the rules of each chain, in their order
-	// sentinels has an entry for each set with a sentinel: true for our own, false for one that another program loaded.
+	rules      map[Place][]string // the comments of the rules of each chain, in order
+	// sentinels has an entry for each set with a sentinel: true for our own, false for one that another program
+	// loaded.
 	sentinels map[Place]bool
-	// bridges are the elements of the sets of bridges: those that the ruleset names,
-	// or, from read, all.
+	// bridges are the elements of the sets of bridges: those that the ruleset names or, after Read, all.
 	bridges []ElementState
 }
 
@@ -42,6 +41,7 @@ func (st *State) getOutline(b *nl.Batch, rs *Ruleset) {
 			return nil
 		})
 	}
+
 	getChains := func(p Place) {
 		st.table.getChain(b, p, func(data []byte) error {
 			st.Chains[p] = nftnl.DecodeChain(data)
@@ -51,12 +51,13 @@ func (st *State) getOutline(b *nl.Batch, rs *Ruleset) {
 	for i := range rs.Chains {
 		getChains(rs.Chains[i].Place)
 	}
+
 	for _, p := range rs.gone {
 		getChains(p)
 	}
 }
 
-// getBridge looks up the network's elements of the sets of bridges.
+// getBridge looks up the network's elements in the sets of bridges.
 func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
 	for _, want := range rs.Bridge {
 		st.table.getElement(b, want, func(data []byte) error {
@@ -66,33 +67,37 @@ func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
 	}
 }
 
-// LooksRight reports whether the tables and the chains are as they should be, as far as an outline tells, and
-// whether each set has our own sentinel. A rule that looks into a set holds the set, so no set is asked for.
+// LooksRight reports whether the tables and chains are right, as far as an outline shows, and whether each set has
+// our own sentinel. A rule that looks into a set keeps the set, so the sets are not looked up.
 func (st *State) LooksRight(rs *Ruleset) bool {
 	for _, family := range rs.tables {
 		if t, ok := st.Tables[family]; !ok || t.IsDormant() {
 			return false
 		}
 	}
+
 	for i := range rs.Chains {
 		ch := &rs.Chains[i]
 		if have, ok := st.Chains[ch.Place]; !ok || !ch.matches(have) {
 			return false
 		}
 	}
+
 	add, del := st.bridgeChanges(rs)
 	touched := func(s Set) bool { return !st.sentinels[s.Place] }
-	return !slices.ContainsFunc(rs.gone, st.hasChain) && len(add)+len(del) == 0 && !slices.ContainsFunc(rs.Sets(), touched)
+	return !slices.ContainsFunc(rs.gone, st.hasChain) && len(add)+len(del) == 0 &&
+		!slices.ContainsFunc(rs.Sets(), touched)
 }
 
-// bridgeChanges are the elements that are missing from the sets of bridges, and those
-// of the network that should not be there, or not with their comments.
+// bridgeChanges returns the elements that are missing in the sets of bridges, and those of the network that should
+// not exist or have wrong comments.
 func (st *State) bridgeChanges(rs *Ruleset) (add, del []Element) {
 	missing := slices.Clone(rs.Bridge)
 	for i := range st.bridges {
 		el := &st.bridges[i]
 		right := el.Comment == rs.BridgeComment && slices.ContainsFunc(rs.Bridge, el.Equal)
-		// Without its pair a share is not known, and what is there of it stays until RemoveShare.
+
+		// Without its pair a share is not known, and its elements stay until RemoveShare.
 		unknown := rs.of.Share == nil && el.Set == InInet(SharesSet)
 		if el.IsNetwork(rs.network) && !right && !unknown {
 			del = append(del, el.Element)
@@ -100,6 +105,7 @@ func (st *State) bridgeChanges(rs *Ruleset) (add, del []Element) {
 		}
 		missing = slices.DeleteFunc(missing, el.Equal)
 	}
+
 	return missing, del
 }
 
@@ -108,9 +114,8 @@ func (st *State) hasChain(p Place) bool {
 	return ok
 }
 
-// matches says that a chain is hooked in where it should be, was made with these
-// rules, and has as many as then. A flush, a rule that someone added, or one that was
-// deleted shows in the number.
+// matches reports whether a chain is hooked in at the right place, was created with these rules, and still has as
+// many. A flush, an added rule or a deleted one changes the number.
 func (ch *Chain) matches(have nftnl.Chain) bool {
 	return ch.sameHook(have) && have.Policy == PolicyAccept && have.Comment == ch.Comment(int(have.Uses))
 }
@@ -119,17 +124,18 @@ func (ch *Chain) sameHook(have nftnl.Chain) bool {
 	return have.Kind == ch.Kind && have.Hook == ch.Hook && have.Device == ch.Device && have.Priority == ch.Priority
 }
 
-// hasRules says that a chain's rules are those that it should have.
+// hasRules reports whether a chain has the right rules.
 func (st *State) hasRules(ch *Chain) bool {
-	return slices.EqualFunc(st.rules[ch.Place], ch.Rules(), func(comment string, want Rule) bool { return comment == want.Comment })
+	return slices.EqualFunc(st.rules[ch.Place], ch.Rules(),
+		func(comment string, want Rule) bool { return comment == want.Comment })
 }
 
-// matches says that a set holds what it should, as plain elements that stay.
+// matches reports whether a set has the right type, with plain elements that stay.
 func (s *Set) matches(have setState) bool {
 	return have == s.state()
 }
 
-// Outline looks up the tables and the chains that a ruleset names, by single gets.
+// Outline looks up the tables and chains that a ruleset names, with single requests.
 func (t Tables) Outline(rs *Ruleset) (*State, error) {
 	st := newState(rs)
 	var b nl.Batch
@@ -139,18 +145,20 @@ func (t Tables) Outline(rs *Ruleset) (*State, error) {
 	return st, nftnl.Look(t.Conn, &b, unix.EINVAL) // EINVAL: a set with other keys
 }
 
-// Read looks up everything that a ruleset names. A change meanwhile may tear the result; a transaction with its
-// generation is then refused.
+// Read looks up everything that a ruleset names. A change during the lookup may make the result inconsistent. Then a
+// transaction with its generation is refused.
 func (t Tables) Read(rs *Ruleset) (*State, error) {
 	generation, err := nftnl.SeenGeneration(t.Conn)
 	if err != nil {
 		return nil, err
 	}
+
 	st := newState(rs)
 	st.Generation, st.sets, st.rules = generation, map[Place]setState{}, map[Place][]string{}
 	var b nl.Batch
 	st.getOutline(&b, rs)
-	// Networks that were internal before have elements in a set that the ruleset does not name any more.
+
+	// Networks that were internal before have elements in a set that the ruleset no longer names.
 	bridges := slices.Concat(BridgeSets(), internalSets())
 	for _, s := range slices.Concat(rs.Sets(), bridges) {
 		st.table.getSet(&b, s.Place, func(data []byte) error {
@@ -158,10 +166,12 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 			return nil
 		})
 	}
+
 	st.getSentinels(&b, rs.Sets())
 	if err := nftnl.Look(t.Conn, &b, unix.EINVAL); err != nil {
 		return nil, err
 	}
+
 	for _, family := range rs.tables {
 		err = t.dump("rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 			chain, comment := decodeRule(data)
@@ -173,17 +183,19 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 			return nil, err
 		}
 	}
+
 	var places []Place
 	for _, s := range bridges {
 		if have, ok := st.sets[s.Place]; ok && s.matches(have) {
 			places = append(places, s.Place)
 		}
 	}
+
 	st.bridges, err = t.ElementsOf(places)
 	return st, err
 }
 
-// setState is a set as the kernel has it: NFT_MSG_NEWSET.
+// setState is a set in the kernel: NFT_MSG_NEWSET.
 type setState struct {
 	flags    uint32
 	keyType  uint32
@@ -201,21 +213,21 @@ func decodeSet(b []byte) setState {
 	}
 }
 
-// decodeRule returns a rule's chain and its comment; a rule without one has an empty comment.
+// decodeRule returns a rule's chain and comment. A rule without one has an empty comment.
 func decodeRule(b []byte) (chain, comment string) {
 	comment, _ = nftnl.CommentOf(nftnl.Find(b, unix.NFTA_RULE_USERDATA))
 	return nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)), comment
 }
 
-// ElementState is an element as the kernel has it. One without a comment, or with
-// another program's, may stand in any of our sets.
+// ElementState is an element in the kernel. Any of our sets may contain elements without a comment, or with another
+// program's.
 type ElementState struct {
 	Element
 	Comment string
 }
 
-// DecodeElements takes apart a message that lists elements of one set
-// (NFT_MSG_NEWSETELEM); a listing consists of several.
+// DecodeElements parses a message that lists elements of one set (NFT_MSG_NEWSETELEM). A listing consists of several
+// messages.
 func DecodeElements(family uint8, b []byte) (list []ElementState) {
 	set := Place{family, nftnl.Text(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_SET))}
 	nftnl.Each(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(el []byte) {
@@ -226,17 +238,18 @@ func DecodeElements(family uint8, b []byte) (list []ElementState) {
 			Data: nftnl.Find(el, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE),
 		}})
 	})
+
 	return list
 }
 
 // Rules and their number do not show that another program changed the elements of a set: that it emptied the set (nft
-// flush set), or deleted the table and loaded an older save of it (nft -f). So each set and map has one element without
-// an owner, its sentinel, and a single get of that shows both. A flush deletes the sentinel. A save brings it back, but
-// without the end of its comment: nft prints and loads a comment up to its first NUL.
+// flush set), or deleted the table and loaded an older copy of it (nft -f). So each set and map has one element
+// without an owner, its sentinel, and one request for it shows both. A flush deletes the sentinel. A loaded copy
+// contains it, but without the end of its comment, since nft prints and loads a comment up to its first NUL.
 //
-// Sentinels match no packet that goes anywhere. Those with a link have one that cannot
-// be: the kernel takes no name with a slash. The others are of no address, which nothing
-// is sent to, or of protocol 255 and port 0, both of which are reserved.
+// Sentinels match no packet that goes anywhere. Those with a link have an impossible name: the kernel permits no name
+// with a slash. The others have the unspecified address, which nothing is sent to, or the reserved protocol 255 and
+// port 0.
 const (
 	SentinelLink     = "/sentinel"
 	sentinelProtocol = unix.IPPROTO_RAW
@@ -246,7 +259,7 @@ const (
 	unsaved = "\x00unsaved"
 )
 
-// Sentinel is that of a set.
+// Sentinel returns a set's sentinel.
 func (s *Set) Sentinel() Element {
 	el := Element{Set: s.Place, Key: make([]byte, s.KeyLen)}
 	const parts = 5 // at most
@@ -256,6 +269,7 @@ func (s *Set) Sentinel() Element {
 		if typ == 0 {
 			continue
 		}
+
 		switch typ {
 		case nftnl.TypeIfname:
 			copy(rest, SentinelLink)
@@ -264,9 +278,11 @@ func (s *Set) Sentinel() Element {
 		}
 		rest = rest[min(len(rest), (typeLen(typ)+Slot-1)/Slot*Slot):]
 	}
+
 	if s.DataLen > 0 {
-		el.Data = make([]byte, s.DataLen) // of no address, and no port
+		el.Data = make([]byte, s.DataLen) // no address, and no port
 	}
+
 	return el
 }
 
@@ -275,15 +291,16 @@ func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 	for i := range sets {
 		at := sets[i].Place
 		st.table.getElement(b, sets[i].Sentinel(), func(data []byte) error {
-			comment := nftnl.Find(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS, unix.NFTA_LIST_ELEM, unix.NFTA_SET_ELEM_USERDATA)
+			comment := nftnl.Find(data, unix.NFTA_SET_ELEM_LIST_ELEMENTS, unix.NFTA_LIST_ELEM,
+				unix.NFTA_SET_ELEM_USERDATA)
 			st.sentinels[at] = bytes.HasSuffix(comment, []byte(unsaved+"\x00"))
 			return nil
 		})
 	}
 }
 
-// touched returns the sets that exist with the right type, but without a sentinel of ours: another program emptied
-// them, or loaded them.
+// touched returns the sets that exist with the right type but without our sentinel, because another program emptied
+// or loaded them.
 func (st *State) touched(rs *Ruleset) []Set {
 	return slices.DeleteFunc(rs.Sets(), func(s Set) bool {
 		have, ok := st.sets[s.Place]

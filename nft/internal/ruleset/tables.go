@@ -14,18 +14,18 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Tables are ours of one name, over a connection to the namespace that they are in.
+// Tables are our tables with one name, over a connection to their namespace.
 type Tables struct {
 	Conn *nl.Conn
 	Name TableName
 }
 
-// OurFamilies are those of the tables that we may have.
+// OurFamilies returns the families of the tables that we may have.
 func OurFamilies() [3]uint8 {
 	return [...]uint8{unix.NFPROTO_INET, unix.NFPROTO_BRIDGE, unix.NFPROTO_NETDEV}
 }
 
-// setNames lists the sets of our table of a family, of which there may be none.
+// setNames lists the sets of our table of a family. The table need not exist.
 func (t Tables) setNames(family uint8) ([]Place, error) {
 	var sets []Place
 	err := t.dump("sets", family, unix.NFT_MSG_GETSET, func(data []byte) error {
@@ -38,14 +38,14 @@ func (t Tables) setNames(family uint8) ([]Place, error) {
 	return sets, err
 }
 
-// ElementsOf lists the elements of those sets that are ours, but for sentinels; others
-// may be anything.
+// ElementsOf lists the elements of our sets, without sentinels. It skips sets that are not ours.
 func (t Tables) ElementsOf(sets []Place) ([]ElementState, error) {
 	var all []ElementState
 	for _, at := range sets {
 		if _, is := setAt(at); !is {
 			continue
 		}
+
 		list, err := t.ElementsOfSet(at)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
@@ -56,37 +56,41 @@ func (t Tables) ElementsOf(sets []Place) ([]ElementState, error) {
 			}
 		}
 	}
+
 	return all, nil
 }
 
-// ElementsOfSet lists a set's elements by key. While the kernel grows or shrinks a
-// set's hash table, which it does in the background, a listing may show elements
-// twice and lack as many others, and does not say so. It is nftnl.ErrOvertaken then.
+// ElementsOfSet lists a set's elements by key. While the kernel grows or shrinks a set's hash table, in the
+// background, a listing may contain elements twice and lack as many others, without any notice. Then the error is
+// nftnl.ErrOvertaken.
 func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
 	var list []ElementState
-	err := nftnl.List(t.Conn, "list elements of set "+set.Name, set.Family, unix.NFT_MSG_GETSETELEM, func(data []byte) error {
-		list = append(list, DecodeElements(set.Family, data)...)
-		return nil
-	}, t.Name.named(set, unix.NFTA_SET_ELEM_LIST_SET)...)
+	err := nftnl.List(t.Conn, "list elements of set "+set.Name, set.Family, unix.NFT_MSG_GETSETELEM,
+		func(data []byte) error {
+			list = append(list, DecodeElements(set.Family, data)...)
+			return nil
+		}, t.Name.named(set, unix.NFTA_SET_ELEM_LIST_SET)...)
 	if err != nil {
 		return nil, err
 	}
+
 	sort.Slice(list, func(i, j int) bool { return bytes.Compare(list[i].Key, list[j].Key) < 0 })
 	all := len(list)
 	list = slices.CompactFunc(list, func(a, b ElementState) bool { return a.Equal(b.Element) })
 	if len(list) < all {
 		return nil, nftnl.ErrOvertaken
 	}
+
 	return list, nil
 }
 
-// dump lists what our table of a family has, but for chains, which the kernel does not narrow down to a table. All
-// kinds have the table's name in the same attribute.
+// dump lists objects in our table of a family. It is not for chains, since the kernel does not limit their listing to
+// a table. All kinds have the table's name in the same attribute.
 func (t Tables) dump(what string, family uint8, msg uint16, each func([]byte) error) error {
 	return nftnl.List(t.Conn, "list "+what, family, msg, each, nftnl.String(unix.NFTA_RULE_TABLE, string(t.Name)))
 }
 
-// Lookup gets elements by their keys; those that are not there are nil.
+// Lookup returns elements by their keys. Those that do not exist are nil.
 func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
 	have := make([]*ElementState, len(elements))
 	for start := 0; start < len(elements); start += GroupSize {
@@ -100,16 +104,18 @@ func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
 				return nil
 			})
 		}
-		// EINVAL: another program made the set with keys of another length.
+
+		// EINVAL: another program created the set with keys of another length.
 		if err := nftnl.Look(t.Conn, &b, unix.EINVAL); err != nil {
 			return nil, err
 		}
 	}
+
 	return have, nil
 }
 
-// GroupSize is about how many elements are looked up and changed at once: few
-// enough for the answers to fit into the socket's default buffer (212,992 bytes).
+// GroupSize is the approximate number of elements that are looked up or changed at once. It is small enough for the
+// answers to fit into the socket's default buffer (212,992 bytes).
 const GroupSize = 32
 
 // Elements lists all elements of our sets.
@@ -125,10 +131,11 @@ func (t Tables) Elements() (all []ElementState, _ error) {
 		}
 		all = append(all, list...)
 	}
+
 	return all, nil
 }
 
-// Inventory is what our table of a family has in it.
+// Inventory is the content of our table of a family.
 type Inventory struct {
 	family   uint8
 	Table    bool
@@ -137,8 +144,8 @@ type Inventory struct {
 	sets     []Place
 }
 
-// Inventory looks up all there is, in several listings. A transaction with a
-// generation from before them is refused if they do not fit together.
+// Inventory looks up the content of the table, in several listings. If they do not fit together, a transaction with a
+// generation from before them is refused.
 func (t Tables) Inventory(family uint8) (*Inventory, error) {
 	inv := &Inventory{family: family}
 	var b nl.Batch
@@ -146,6 +153,7 @@ func (t Tables) Inventory(family uint8) (*Inventory, error) {
 	if err := nftnl.Look(t.Conn, &b); err != nil || !inv.Table {
 		return inv, err
 	}
+
 	err := t.dump("chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		if ch := nftnl.DecodeChain(data); ch.Table == string(t.Name) {
 			inv.chains = append(inv.chains, Place{family, ch.Name})
@@ -155,16 +163,17 @@ func (t Tables) Inventory(family uint8) (*Inventory, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if inv.sets, err = t.setNames(family); err != nil {
 		return nil, err
 	}
+
 	inv.Elements, err = t.ElementsOf(inv.sets)
 	return inv, err
 }
 
-// RemoveNetwork deletes what a network has in the table, and with the last one the
-// table itself: the last in any of the tables, since in each there are chains that are
-// for all networks and name none.
+// RemoveNetwork deletes a network's objects in the table. With the last network in any of the tables it deletes the
+// table too, since each contains chains that are for all networks and name none.
 func (inv *Inventory) RemoveNetwork(t *Transaction, key string, inUse bool) {
 	switch {
 	case !inv.Table:
@@ -173,11 +182,13 @@ func (inv *Inventory) RemoveNetwork(t *Transaction, key string, inUse bool) {
 		t.delTable(inv.family)
 		return
 	}
+
 	for _, at := range inv.chains {
 		if networkOf(at.Name) == key {
 			t.delChain(at)
 		}
 	}
+
 	for _, at := range inv.sets {
 		if networkOf(at.Name) == key {
 			t.delSet(at)
@@ -185,25 +196,25 @@ func (inv *Inventory) RemoveNetwork(t *Transaction, key string, inUse bool) {
 	}
 }
 
-// InUse says that something of another network than that of a key is there.
+// InUse reports whether an object of another network exists.
 func (inv *Inventory) InUse(key string) bool {
 	other := func(at Place) bool {
 		owner := networkOf(at.Name)
 		return owner != "" && owner != key
 	}
 	element := func(el ElementState) bool { return el.Comment != HostComment }
-	return slices.ContainsFunc(inv.Elements, element) || slices.ContainsFunc(inv.chains, other) || slices.ContainsFunc(inv.sets, other)
+	return slices.ContainsFunc(inv.Elements, element) || slices.ContainsFunc(inv.chains, other) ||
+		slices.ContainsFunc(inv.sets, other)
 }
 
-// Has says that a chain, a set or an element is a network's own.
+// Has reports whether a chain, a set or an element belongs to a network.
 func (inv *Inventory) Has(key string) bool {
 	own := func(at Place) bool { return networkOf(at.Name) == key }
 	return slices.ContainsFunc(inv.chains, own) || slices.ContainsFunc(inv.sets, own) ||
 		slices.ContainsFunc(inv.Elements, func(el ElementState) bool { return el.IsNetwork(key) })
 }
 
-// networkOf gives the key of the network that a chain or a set belongs to, "" if
-// all share it.
+// networkOf returns the key of the network that a chain or a set belongs to, or "" if all share it.
 func networkOf(name string) string {
 	for _, prefix := range []string{masqueradePrefix, masquerade4Prefix, masquerade6Prefix, dedupPrefix, quietPrefix} {
 		if key, ok := strings.CutPrefix(name, prefix); ok {

@@ -7,21 +7,23 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The chain untrusted stands behind the guard, and is for those of its ports behind which no server or router may
-// be. The guard has checked the MAC and addresses: this chain checks the protocol, and packets that none of its
-// rules drops pass.
+// The chain untrusted follows the guard. It is for those of the guard's ports that must not have a server or router
+// behind them. The guard has checked the MAC and addresses. This chain checks the protocol, and packets that none of
+// its rules drops pass.
 func (list *rules) addUntrusted() {
 	list.add("ports that are not of hosts only", func(x expressions) {
 		x.linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet)
 		x.Leave()
 	})
-	// Most packets are TCP, which no other rule here is about.
+
+	// Most packets are TCP, which no other rule here concerns.
 	list.add("TCP", func(x expressions) { x.isL4(unix.IPPROTO_TCP); x.Leave() })
 	list.addDHCP()
 	list.addRouting()
 	list.add("other UDP", func(x expressions) { x.isL4(unix.IPPROTO_UDP); x.Leave() })
 	list.addARPProbes()
 	list.addRouters()
+
 	// The kernel knows the protocol of every packet that a host can read. (255 is not assigned: RFC 5237.)
 	list.add("other protocols", func(x expressions) {
 		x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
@@ -46,9 +48,9 @@ const (
 	dhcpHardware = udpLen + 28 // chaddr
 )
 
-// addDHCP is for DHCP servers, and for what might fool one. A server may send from any
-// port, and to a relay as well as to a client; a fragment that starts with the ports
-// may end behind them, and later ones show nothing.
+// addDHCP appends the rules against DHCP servers, and against packets that might deceive servers. A server may send
+// from any port, and to a relay as well as to a client. A fragment that begins with the ports may end behind them,
+// and later fragments reveal nothing.
 func (list *rules) addDHCP() {
 	list.add("from a DHCP server's port", func(x expressions) { x.isUDP(udpSource, dhcpServer); x.Drop() })
 	list.add("to a DHCP client's port", func(x expressions) { x.isUDP(udpTarget, dhcpClient); x.Drop() })
@@ -60,7 +62,8 @@ func (list *rules) addDHCP() {
 		x.isUDP(udpTarget, dhcpServer)
 		x.Drop()
 	})
-	// Others are for relays. A longer hardware address would be another client.
+
+	// Other messages are for relays. A longer hardware address would be another client.
 	list.add("DHCP but for requests by Ethernet", func(x expressions) {
 		x.isUDP(udpTarget, dhcpServer)
 		x.Payload(expr.PayloadBaseTransportHeader, udpLen, 3, nftnl.First)
@@ -79,6 +82,7 @@ func (list *rules) addDHCP() {
 		x.isUDP(udpTarget, dhcp6Server)
 		x.Drop()
 	})
+
 	list.add("DHCPv6 of relays, and to them", func(x expressions) {
 		const informationRequest = 11 // the last that clients send (RFC 8415, section 7.3)
 		x.isUDP(udpTarget, dhcp6Server)
@@ -88,10 +92,9 @@ func (list *rules) addDHCP() {
 	})
 }
 
-// addRouting is for what routers, and firewalls, tell each other by UDP: which ways they
-// know, which of them answers for an address that they share, what connections there are.
-// Most of it is believed if it comes by the right link. It goes to these ports, from
-// whichever, to groups, and some of it to one router as well.
+// addRouting appends the rules against UDP messages between routers or firewalls: about routes, the owner of an
+// address that they share, and connections. Most of them are accepted if they come by the right link. They go to
+// these ports, from any port, to groups, and some also to a single router.
 func (list *rules) addRouting() {
 	list.add("UDP to higher ports", func(x expressions) {
 		x.isL4(unix.IPPROTO_UDP)
@@ -120,8 +123,8 @@ func (list *rules) addRouting() {
 	})
 }
 
-// addARPProbes lets a host that has an address ask for its own alone. A probe for
-// another's makes that host believe in a conflict (RFC 5227, section 2.1.1).
+// addARPProbes lets a host that has an address ask only for its own. A probe for another host's address makes that
+// host assume a conflict (RFC 5227, section 2.1.1).
 func (list *rules) addARPProbes() {
 	list.add("ARP probes for another's address", func(x expressions) {
 		x.isEtherType(unix.ETH_P_ARP)
@@ -138,9 +141,8 @@ const (
 	icmpRouterAdvert = 9
 )
 
-// addRouters is for what routers say. Switches that look for listeners send all of
-// multicast to a host that queries, or advertises itself, and forget the listeners when
-// it stops.
+// addRouters appends the rules against messages of routers. Switches that look for listeners send all multicast to a
+// host that queries or advertises itself, and forget the listeners when it stops.
 func (list *rules) addRouters() {
 	list.addSpans([]span{
 		{"ICMP redirects", icmpRedirect, icmpRedirect},
@@ -151,6 +153,7 @@ func (list *rules) addRouters() {
 		x.firstByte(byte(types.from), byte(types.to))
 		x.Drop()
 	})
+
 	list.addSpans([]span{
 		{"IGMP reports of version 1", 0x12, 0x12},             // RFC 1112
 		{"IGMP reports of version 2, and leaves", 0x16, 0x17}, // RFC 2236
@@ -161,16 +164,18 @@ func (list *rules) addRouters() {
 		x.firstByte(byte(types.from), byte(types.to))
 		x.Leave()
 	})
+
 	// Queries, and routers that advertise themselves (RFC 4286).
 	list.add("other IGMP", func(x expressions) { x.isL4(unix.IPPROTO_IGMP); x.Drop() })
 	list.addSpans([]span{
 		{"multicast listener queries", 130, 130},
-		{"ICMPv6 of routers", 138, 142},        // renumbering; behind it, information on nodes, and inverse discovery
+		{"ICMPv6 of routers", 138, 142},        // renumbering, information on nodes, and inverse discovery
 		{"ICMPv6 that is no host's", 144, 255}, // mobility, certificates, multicast routers
 	}, func(x expressions, types span) {
 		x.isDiscovery(byte(types.from), byte(types.to))
 		x.Drop()
 	})
+
 	list.addSpans([]span{
 		{"GGP", 3, 3},
 		{"EGP and IGRP", 8, 9},
@@ -192,14 +197,13 @@ func (list *rules) addRouters() {
 	})
 }
 
-// isUDP holds for datagrams from or to a port, of which the offset in the header is
-// given.
+// isUDP matches datagrams with a port at an offset in the UDP header.
 func (x expressions) isUDP(offset uint32, port uint16) {
 	x.isL4(unix.IPPROTO_UDP)
 	x.isAt(expr.PayloadBaseTransportHeader, offset, Number16(port))
 }
 
-// isMore holds for fragments of IPv4 packets but for the last ones.
+// isMore matches all fragments of IPv4 packets except the last ones.
 func (x expressions) isMore() {
 	const flags = 6
 	x.isProtocol(unix.ETH_P_IP)

@@ -66,7 +66,7 @@ func (p *attached) look(ctx context.Context) error {
 func (n *site) reattach(ctx context.Context) error {
 	defer n.s.remember()()
 	for _, a := range n.attachments {
-		if a.State != state.Ready && (a.Guard == "" || !n.rec.Guard) {
+		if a.State != state.Ready && (a.Guard == "" || !n.rec.Guards()) {
 			continue // its own Add is at it, or never came to its end
 		}
 		link, err := n.s.link(ctx, a.HostIf)

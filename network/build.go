@@ -26,15 +26,16 @@ type want struct {
 	Routed       bool // what NFCall is where it is left open
 	ForceAddress bool // addresses of the bridge that overlap with a gateway's are replaced
 
-	Owner    string       // the hash of the attachment that it is for
-	Loopback bool         // the host's 127.0.0.1 leads to a port of the pod's
-	Reached  []netip.Addr // the pod's addresses that ports of the host lead to
+	PodEgress bool         // the pod has a policy of egress
+	Owner     string       // the hash of the attachment that it is for
+	Loopback  bool         // the host's 127.0.0.1 leads to a port of the pod's
+	Reached   []netip.Addr // the pod's addresses that ports of the host lead to
 }
 
 // config stands for all that a network was built from, but for what each pod adds to it.
 func (w *want) config() string {
 	r := w.Record
-	r.Gateways, r.Subnets, r.Pools, r.PoolDir = nil, nil, nil, ""
+	r.Gateways, r.Subnets, r.Pools, r.PoolDir, r.Resolvers = nil, nil, nil, "", nil
 	return ident.Hash(string(state.Encode(&r.Version, &r)), fmt.Sprint(w.Gateway), "")
 }
 
@@ -83,7 +84,8 @@ func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
 		return nil, nil
 	}
 	if rec.ConfigHash != w.config() || rec.Epoch != s.Epoch.Token() ||
-		!containsAll(rec.Gateways, w.Record.Gateways) || !containsAll(rec.Subnets, w.Record.Subnets) || !gatewaysInUse(s, rec, w) {
+		!containsAll(rec.Gateways, w.Record.Gateways) || !containsAll(rec.Subnets, w.Record.Subnets) || !gatewaysInUse(s, rec, w) ||
+		w.PodEgress && !rec.PodEgress || !containsAll(rec.Resolvers, w.Record.Resolvers) {
 		return nil, nil
 	}
 	return lookAt(ctx, s, rec, w)
@@ -153,7 +155,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	if chosen.mtu < ipv6MTU && slices.ContainsFunc(w.Record.Subnets, isIPv6) {
 		return nil, failf(tombolo.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d", w.Record.Name, chosen.mtu, ipv6MTU)
 	}
-	if err := refuseOtherMarks(s, &w.Record); err != nil {
+	if err := refuseOthers(s, &w.Record); err != nil {
 		return nil, err
 	}
 	attachments, err := s.Attachments(w.Record.Name)
@@ -163,8 +165,16 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	rec := w.record(s.Epoch.Token(), chosen, attachments)
 	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
 		rec.ChainedPolicy, rec.AdminChain, rec.PortSNAT, rec.HostMAC = old.ChainedPolicy, old.AdminChain, old.PortSNAT, old.HostMAC
+		rec.PodEgress = old.PodEgress
+		for _, a := range old.Resolvers {
+			rec.Resolvers = appendNew(rec.Resolvers, a)
+		}
 	}
 	// The record of before may be lost, and its pods run.
+	rec.PodEgress = rec.PodEgress || w.PodEgress || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.Egress != "" })
+	if err := refuseUnfiltered(rec); err != nil {
+		return nil, err
+	}
 	rec.PortSNAT = rec.PortSNAT || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return endpoint.SNAT(a) != nft.SNATNeeded })
 	if err := recordUplink(ctx, s, rec); err != nil {
 		return nil, err
@@ -280,11 +290,11 @@ func (w *want) record(epoch string, chosen choice, attachments []*state.Attachme
 	return &rec
 }
 
-func containsAll(have, want []netip.Prefix) bool {
-	return !slices.ContainsFunc(want, func(p netip.Prefix) bool { return !slices.Contains(have, p) })
+func containsAll[T comparable](have, want []T) bool {
+	return !slices.ContainsFunc(want, func(p T) bool { return !slices.Contains(have, p) })
 }
 
-func appendNew(list []netip.Prefix, p netip.Prefix) []netip.Prefix {
+func appendNew[T comparable](list []T, p T) []T {
 	if slices.Contains(list, p) {
 		return list
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -76,20 +77,38 @@ func declareMended(ctx context.Context, s *session, sites ...*site) error {
 	return s.setHost(ctx)
 }
 
-// refuseOtherMarks holds the networks of a node to one mark, since they share the
-// rules that have it.
-func refuseOtherMarks(s *session, rec *state.Network) error {
+// refuseUnfiltered returns an error if policies of egress could not be enforced on the network's bridge.
+func refuseUnfiltered(rec *state.Network) error {
+	if rec.Egress == "" && !rec.PodEgress {
+		return nil
+	}
+	if rec.NFCall == nil || !*rec.NFCall {
+		return failf(ErrInvalid, "network %q: egressPolicy needs bridgeNFCall, without which pods reach each other past the host's firewall: set it to true", rec.Name)
+	}
+	if err := bridge.ProbeNetfilter(); err != nil {
+		return fmt.Errorf("egressPolicy: %w", err)
+	}
+	return nil
+}
+
+// refuseOthers returns an error if another network with pods has another mark, since all networks share the rules that
+// have it, or, on the same bridge, another egress policy.
+func refuseOthers(s *session, rec *state.Network) error {
 	others, err := s.others(rec.Name)
 	if err != nil {
 		return err
 	}
 	for _, o := range others {
-		if o.Mark == 0 || o.Mark == rec.Mark {
+		otherEgress := o.Bridge == rec.Bridge && o.Egress != rec.Egress
+		if (o.Mark == 0 || o.Mark == rec.Mark) && !otherEgress {
 			continue
 		}
 		attachments, err := s.Attachments(o.Name)
 		if err != nil {
 			return err
+		}
+		if len(attachments) > 0 && otherEgress {
+			return failf(ErrConflict, "egressPolicy %q: network %q, which has pods on bridge %s too, has %q: give both the same, or another bridge", rec.Egress, o.Name, o.Bridge, o.Egress)
 		}
 		if len(attachments) > 0 {
 			return failf(ErrConflict, "forwardMark %#x: network %q, which has pods, uses %#x, and all networks of a node share one: give both the same", rec.Mark, o.Name, o.Mark)
@@ -105,9 +124,10 @@ func (n *site) rules() nft.Network {
 	nw := nft.Network{
 		Name: rec.Name, Bridge: rec.GatewayLink(), Prefixes: rec.Subnets,
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
-		Policy: max(rec.Policy, rec.ChainedPolicy), Guard: rec.Guard, PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
+		Policy: max(rec.Policy, rec.ChainedPolicy), Guard: rec.Guards(), PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
 		Gateway: rec.DefaultRoute == "" && len(rec.Gateways) > 0, Closed: n.closed,
-		Internal: rec.Internal, NFCall: nfCall(l),
+		Internal: rec.Internal, NFCall: nfCall(l), PodEgress: rec.PodEgress,
+		Egress:      endpoint.WithResolvers(rec.Egress, rec.Resolvers),
 		DropReports: rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6),
 	}
 	if rec.VLAN.ID != 0 {

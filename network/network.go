@@ -45,6 +45,10 @@ type Network struct {
 	Policy        nft.Policy     // where pods of other networks, and of this one, may send to
 	Internal      bool           // no packet passes between the bridge and another link
 
+	// Egress says what pods may send by themselves, on a bridge with Gateway and NFCall. "public" takes in the name servers
+	// of Allocator, if that has a method Resolvers() []netip.Addr.
+	Egress nft.Egress
+
 	Guard nft.Guard // what pods are held to: nft.GuardAddresses, say
 
 	// Promiscuous and NFCall, by which bridged packets pass the firewall, may be nil: then another program's bridge
@@ -132,7 +136,24 @@ func (nw *Network) check() error {
 	if nw.DHCPv6 && !nw.SLAAC {
 		return failf(ErrInvalid, "network %q: DHCPv6 needs SLAAC, which gives pods the way to the routers", nw.Name)
 	}
+	if err := nw.CheckEgress(); err != nil {
+		return err
+	}
 	return nw.CheckVLAN()
+}
+
+// CheckEgress refuses a policy that the network could not enforce: packets have to pass the host's firewall. The error
+// matches ErrInvalid.
+func (nw *Network) CheckEgress() error { return nw.checkEgress(nw.Egress) }
+
+func (nw *Network) checkEgress(policy nft.Egress) error {
+	if err := policy.Check(); err != nil {
+		return failf(ErrInvalid, "network %q: %w", nw.Name, err)
+	}
+	if policy == "" || nw.Gateway && nw.Uplink == "" && nw.VLAN.IsZero() && (nw.NFCall == nil || *nw.NFCall) {
+		return nil
+	}
+	return failf(ErrInvalid, "network %q: egressPolicy %q needs mode \"gateway\" with isGateway and bridgeNFCall, and no VLAN", nw.Name, policy)
 }
 
 // checkName holds a network's name to the CNI specification's form, and to what can name a

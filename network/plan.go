@@ -32,6 +32,7 @@ func (a *adding) derive(context.Context) error {
 	nw, p := a.nw, &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
 	rec := &p.rec
 	rec.Masquerade, rec.Guard = nw.Masquerade, nw.Guard
+	a.limitEgress(p)
 	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
 	if a.built != nil {
@@ -60,7 +61,7 @@ func (a *adding) derive(context.Context) error {
 	switch {
 	case a.link != nil:
 		mac = a.link.PeerMAC
-	case mac == nil && (nw.Guard != "" || nw.Uplink != ""):
+	case mac == nil && (rec.Guard != "" || nw.Uplink != ""):
 		mac = ident.RandomMAC() // the rules have to know it before the kernel does
 	}
 	rec.MAC = state.MAC(mac)
@@ -88,13 +89,31 @@ func (a *adding) derive(context.Context) error {
 	return nil
 }
 
+// limitEgress sets what the pod may send: by its own policy, and by the name servers that its network's policy takes in.
+func (a *adding) limitEgress(p *plan) {
+	var resolvers []netip.Addr
+	if from, ok := a.nw.Allocator.(interface{ Resolvers() []netip.Addr }); ok {
+		resolvers = from.Resolvers()
+	}
+	if endpoint.WithResolvers(a.nw.Egress, resolvers) != a.nw.Egress {
+		p.want.Record.Resolvers = resolvers
+	}
+	if a.pod.Egress == "" {
+		return
+	}
+	p.want.PodEgress, p.rec.Egress = true, endpoint.WithResolvers(a.pod.Egress, resolvers)
+	if p.rec.Guard == "" || p.rec.Guard == nft.GuardMAC {
+		p.rec.Guard = nft.GuardAddresses // it could send from other addresses
+	}
+}
+
 // wantOf is the network as it is asked for, before it is known what the pod calls for.
 func wantOf(nw *Network, hash string, mark uint32) *want {
 	w := &want{
 		Record: state.Network{
 			Name: nw.Name, Bridge: nw.Bridge, MTU: nw.MTU,
 			Masquerade: nw.Masquerade, NonMasquerade: nw.NonMasquerade,
-			Policy: nw.Policy, Internal: nw.Internal, Guard: nw.Guard != "", Mark: mark, NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
+			Policy: nw.Policy, Internal: nw.Internal, Egress: nw.Egress, Guard: nw.Guard != "", Mark: mark, NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
 			Uplink: nw.Uplink, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC, VLAN: nw.VLAN,
 		},
 		DefaultMTU: nw.DefaultMTU, Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,

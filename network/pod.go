@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"encoding/json"
 	"net"
 	"net/netip"
@@ -42,6 +43,7 @@ type Pod struct {
 
 	Ports  []nft.Port      // of the host, that lead to the pod
 	Limits bandwidth.Shape // of its traffic
+	Egress nft.Egress      // what it may send by itself, besides Network.Egress; it implies nft.GuardAddresses
 
 	// Reported is for Check: what other plugins changed in the pod. Nil is nothing.
 	Reported *Reported
@@ -180,7 +182,7 @@ func (p *Pod) check(nw *Network, host *netns.NS) error {
 	if err := p.key(nw).check(); err != nil {
 		return err
 	}
-	if err := checkPorts(p.Ports); err != nil {
+	if err := cmp.Or(checkPorts(p.Ports), nw.checkEgress(p.Egress)); err != nil {
 		return err
 	}
 	const ethernet = 1500 // another MTU has other adjustments, and no other errors

@@ -61,6 +61,9 @@ type Endpoint struct {
 	Ports []Port
 	// PortSNAT says whose calls of Ports come to the pod with the host's address in place of their own.
 	PortSNAT SNAT
+	// Egress says what the pod may send by itself; what its network forbids stays forbidden. It needs a Guard, so that the
+	// pod cannot send from other addresses. The network must be one with PodEgress.
+	Egress Egress
 	// Callers are addresses of the pod on other bridges. Its calls of Ports from there come with the host's
 	// address, as those of Addrs do, since the pod takes packets from its own addresses for forged.
 	Callers []netip.Addr
@@ -103,6 +106,9 @@ func (ep *Endpoint) check() error {
 	if err := ep.checkGuard(); err != nil {
 		return err
 	}
+	if err := ep.Egress.Check(); err != nil {
+		return fmt.Errorf("endpoint %s: %w", ep.Owner, err)
+	}
 	return ep.checkPorts()
 }
 
@@ -126,7 +132,22 @@ func (ep *Endpoint) elements() []ruleset.Element {
 	}
 	list = append(list, ep.portElements()...)
 	list = append(list, ep.shareElements()...)
+	list = append(list, ep.egressElements()...)
 	return append(list, ep.guardElements()...)
+}
+
+// egressElements returns the elements of the endpoint's egress policy. A pod with an address of IPv6 has a link-local one
+// too.
+func (ep *Endpoint) egressElements() []ruleset.Element {
+	policy, err := ruleset.ParseEgress(string(ep.Egress))
+	if err != nil || policy == nil {
+		return nil
+	}
+	addrs := ep.Addrs
+	if len(ep.MAC) == ruleset.EtherLen && slices.ContainsFunc(addrs, netip.Addr.Is6) {
+		addrs = append(slices.Clip(addrs), ident.LinkLocal(ep.MAC))
+	}
+	return policy.PodElements(ep.link(), addrs)
 }
 
 // link returns the name of the link by which the host routes the pod's packets.

@@ -149,5 +149,7 @@ func normal(listing string) string {
 	})
 	// With --debug=netlink.
 	listing = regexp.MustCompile(`(?m)^\s+element .*\n`).ReplaceAllString(listing, "")
+	// nft does this, which does nothing, to a number of one byte before it looks for it among intervals.
+	listing = regexp.MustCompile(`(?m)^.*\[ byteorder reg \d+ = hton\(reg \d+, 2, 1\) \]\n`).ReplaceAllString(listing, "")
 	return regexp.MustCompile(`(?m)^((?:inet|bridge|netdev) tombolo \S+)( \d+)+ *$`).ReplaceAllString(listing, "$1")
 }

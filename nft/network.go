@@ -74,6 +74,11 @@ type Network struct {
 	// Internal drops packets between the bridge and all other links, in both directions. The host itself and the bridge's
 	// pods reach each other. Networks on one bridge are internal together.
 	Internal bool
+	// Egress says what the pods of the bridge may send by themselves, whatever address they send from. Networks on one
+	// bridge have the same. It needs NFCall, without which packets that the bridge switches do not pass.
+	Egress Egress
+	// PodEgress has what Endpoint.Egress needs.
+	PodEgress bool
 	// DropReports keeps the multicast listener reports of others (MLDv2, RFC 3810) from the ports of the bridge that are
 	// in PodGroup. A bridge without a querier sends them to all ports, and every pod looks at them in vain: with
 	// hundreds of pods this is most of the cost of starting one. The bridge itself has seen them before.
@@ -157,8 +162,9 @@ func (n *Network) spec() *ruleset.Network {
 	s := &ruleset.Network{
 		Key: ruleset.NetworkKey(n.Name), Masquerade: n.Masquerade, Exempt: slices.Concat(n.Prefixes, n.NonMasquerade),
 		Bridge: n.Bridge, VLANOf: n.VLANOf, NFCall: n.NFCall, LAN: n.LAN, Gateway: n.Gateway, Policy: n.Policy.String(),
-		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports, PortSNAT: n.PortSNAT, Internal: n.Internal,
+		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports, PortSNAT: n.PortSNAT, Internal: n.Internal, PodEgress: n.PodEgress,
 	}
+	s.Egress, _ = ruleset.ParseEgress(string(n.Egress)) // which check has read
 	s.Share = (*ruleset.Share)(n.Share)
 	for _, c := range n.Closed {
 		s.Closed = append(s.Closed, ruleset.Closed(c))
@@ -200,6 +206,25 @@ func (p *Policy) UnmarshalText(text []byte) error {
 	return unmarshal(p, text, Open, SameBridge, Isolated)
 }
 
+// Egress says what pods may send by themselves; their answers always pass:
+//
+//   - "" and "all": everything
+//   - "replies": nothing
+//   - otherwise entries with commas between, of which each allows more: "public" is the internet without private, shared,
+//     link-local and multicast addresses and without those of the host; a prefix or an address is all of it, the host
+//     included, or one protocol and ports if these follow, as in "10.9.0.0/16 tcp 5432, fd00::/8 udp 53-60, ::1 icmp"
+//
+// A pod sends no ICMP errors, unless it may send there by itself.
+type Egress string
+
+// Check reports an error, which matches tombolo.ErrInvalid, if the text is no policy.
+func (e Egress) Check() error {
+	if _, err := ruleset.ParseEgress(string(e)); err != nil {
+		return invalid("egress policy: %w", err)
+	}
+	return nil
+}
+
 func isNoLinkName(name string) bool { return !ident.IsLinkName(name) }
 
 func (n *Network) checkBridge() error {
@@ -214,8 +239,10 @@ func (n *Network) checkBridge() error {
 		return invalid("network %s: bridge %q is to share a NIC by %+v", n.Name, n.Bridge, *n.Share)
 	case n.Policy > Isolated:
 		return invalid("network %s: %s", n.Name, n.Policy)
-	case n.Bridge == "" && n.Internal:
-		return invalid("network %s: it is internal, and has no bridge", n.Name)
+	case n.Bridge == "" && (n.Internal || n.Egress != ""):
+		return invalid("network %s: it is internal or has an egress policy, and no bridge", n.Name)
+	case n.Egress.Check() != nil:
+		return fmt.Errorf("network %s: %w", n.Name, n.Egress.Check())
 	case n.Bridge == "" && n.Policy != Open:
 		return invalid("network %s: policy %s without the name of a bridge", n.Name, n.Policy)
 	}

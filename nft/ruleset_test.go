@@ -87,12 +87,20 @@ var rulesets = []struct {
 		{Owner: "00000000001", Network: "podnet", Bridge: "br0", NIC: "eth0", MAC: mustMAC("02:00:00:00:00:07"), Addrs: nstest.Addrs("10.22.0.5")},
 		{Owner: "00000000002", Network: "podnet", Bridge: "br0", NIC: "eth0", MAC: mustMAC("02:00:00:00:00:08")},
 	}},
+	{name: "egress", networks: []Network{
+		{Name: "podnet", Bridge: "cbr0", NFCall: true, Masquerade: true, Guard: true, PodEgress: true, Egress: "public, 10.22.0.0/16 tcp 80-90, 10.22.0.7, fd00::/8 udp 53"},
+	}, eps: []Endpoint{limited(guardedPod("00000000001", "veth1", podMAC, pod4, pod6), "192.0.2.0/24 icmp, fd00::53 udp 53")}},
 	{name: "groups", networks: []Network{{Name: "podnet", Groups: true}}},
 	{name: "quiet", networks: []Network{{Name: "podnet", DropReports: true}, {Name: "other", DropReports: true}}},
 	{name: "dedup", networks: []Network{dedupNet(dedups()...), {Name: "other", Dedup: []Dedup{
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("10.23.0.5"), nstest.Prefix("10.23.3.4/19")},
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("fe80::1"), nstest.Prefix("fd00:23::7/61")},
 	}}}},
+}
+
+func limited(ep Endpoint, egress Egress) Endpoint {
+	ep.Egress = egress
+	return ep
 }
 
 // newWithLinks returns a namespace with the links of the share: those of family netdev have to exist.

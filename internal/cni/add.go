@@ -36,7 +36,7 @@ func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*cur
 		if from, err = newAllocator(c.ipamRequest(conf, true)); err != nil {
 			return nil, err
 		}
-		s.Allocator = from
+		s.Allocator, from.resolvers = from, a.dns.Nameservers
 	}
 
 	if a.pod.NetNS, err = c.openPod(); err != nil {
@@ -90,6 +90,7 @@ func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 	}
 
 	a.pod.Limits = conf.limits(conf.Bandwidth)
+	a.pod.Egress = rc.EgressPolicy.egress()
 	if rc.DNS.Servers != nil || rc.DNS.Searches != nil || rc.DNS.Options != nil {
 		a.dns = types.DNS{Nameservers: rc.DNS.Servers, Domain: a.dns.Domain, Search: rc.DNS.Searches,
 			Options: rc.DNS.Options}

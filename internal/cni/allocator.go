@@ -37,6 +37,7 @@ type ipamSection struct {
 	network    string
 	routes     []route.Route
 	dns        types.DNS      // complete when Add has returned
+	resolvers  []string       // name servers of the result; nil: those of dns
 	resolvConf string         // path of a file with DNS settings
 	reported   []ipam.Address // families in the order in which their addresses are reported
 	gateways   bool           // see ipamRequest
@@ -47,6 +48,20 @@ type ipamSection struct {
 // Bind returns a copy that shares the section, which Add completes.
 func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
 	return &allocator{a.ipamSection, a.Allocator.Bind(node)}
+}
+
+// Resolvers returns the name servers of the result, when Add has returned.
+func (a *allocator) Resolvers() (list []netip.Addr) {
+	servers := a.resolvers
+	if servers == nil {
+		servers = a.dns.Nameservers
+	}
+	for _, text := range servers {
+		if server, err := netip.ParseAddr(text); err == nil {
+			list = append(list, server.WithZone("").Unmap())
+		}
+	}
+	return list
 }
 
 // RangeSets returns the range sets for package network's record.

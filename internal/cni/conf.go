@@ -62,12 +62,45 @@ type Common struct {
 	argMAC string // args.cni.mac
 }
 
+// podPolicy is what a runtime may ask of a pod's policies.
+type podPolicy struct {
+	EgressPolicy entries `json:"egressPolicy"`
+}
+
+// entries is a text of entries with commas between. In JSON it may be a list of them.
+type entries string
+
+// UnmarshalJSON reads both forms. An empty list is refused, since it could mean everything or nothing.
+func (e *entries) UnmarshalJSON(b []byte) error {
+	var list []string
+	if json.Unmarshal(b, &list) != nil {
+		return json.Unmarshal(b, (*string)(e))
+	}
+	if len(list) == 0 {
+		return errors.New("the list is empty")
+	}
+	*e = entries(strings.Join(list, ", "))
+	return nil
+}
+
+// JSONExpects describes the JSON to write.
+func (entries) JSONExpects() string { return "a text, or a list of texts" }
+
+// egress returns the policy of egress; empty if it allows everything.
+func (e entries) egress() nft.Egress {
+	if e == "all" {
+		return ""
+	}
+	return nft.Egress(e)
+}
+
 // runtimeConfig holds the arguments of the capabilities that we use.
 type runtimeConfig struct {
 	MAC          string        `json:"mac"`
 	PortMappings []PortMapping `json:"portMappings"`
-	Bandwidth    *Bandwidth    `json:"bandwidth"`
-	DNS          struct {
+	podPolicy
+	Bandwidth *Bandwidth `json:"bandwidth"`
+	DNS       struct {
 		Servers  []string `json:"servers"`
 		Searches []string `json:"searches"`
 		Options  []string `json:"options"`
@@ -103,8 +136,10 @@ func (c *Common) complete(of *call) {
 	var args struct {
 		IPs []string `json:"ips"`
 		MAC string   `json:"mac"`
+		podPolicy
 	}
 	of.readArgs(&args)
+	c.RuntimeConfig.EgressPolicy = cmp.Or(c.RuntimeConfig.EgressPolicy, args.EgressPolicy)
 	c.argMAC, c.RuntimeConfig.ArgIPs = args.MAC, args.IPs
 }
 

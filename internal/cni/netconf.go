@@ -53,6 +53,7 @@ type NetConf struct {
 	LANConf
 	Guard              bool           `json:"guard"`
 	Internal           bool           `json:"internal"`
+	EgressPolicy       entries        `json:"egressPolicy"`
 	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs"`
 	BridgeNFCall       *bool          `json:"bridgeNFCall"`
 
@@ -118,6 +119,8 @@ func (c *NetConf) problems() []error {
 	p.add(c.PromiscMode && orDefault(c.HairpinMode, false),
 		"promiscMode and hairpinMode exclude each other: leave one of them out")
 	p.policy(c.IngressPolicy)
+	p.egress(c.EgressPolicy, "egressPolicy", c.settings())
+	p.egress(c.RuntimeConfig.EgressPolicy, "runtimeConfig.egressPolicy or args.cni.egressPolicy", c.settings())
 	p.add(c.Internal && cmp.Or(c.Mode, modeGateway) != modeGateway,
 		"internal is not for mode %q, whose containers others reach", c.Mode)
 	p.add(c.DisableContainerInterface && c.IPAM.Type != "",
@@ -155,6 +158,7 @@ func (c *NetConf) settings() network.Network {
 		Down:         c.DisableContainerInterface,
 		Policy:       policyOf(c.IngressPolicy),
 		Internal:     c.Internal,
+		Egress:       c.EgressPolicy.egress(),
 		Origin:       network.Origin{Type: c.IPAM.Type, Dir: c.IPAM.DataDir},
 	}
 
@@ -180,6 +184,9 @@ func (c *NetConf) settings() network.Network {
 
 	c.lan(&s)
 	s.VLAN = c.membership()
+	if s.Egress != "" {
+		c.limitEgress(&s)
+	}
 	if s.Bridge == "" {
 		s.Bridge = "cbr0"
 		if !gateway {
@@ -192,6 +199,24 @@ func (c *NetConf) settings() network.Network {
 	}
 
 	return s
+}
+
+// limitEgress sets what a policy of egress needs: packets on the bridge pass the firewall, and pods send from their own
+// addresses alone.
+func (c *NetConf) limitEgress(s *network.Network) {
+	s.NFCall = cmp.Or(s.NFCall, new(true))
+	if s.Guard == "" || s.Guard == nft.GuardMAC {
+		s.Guard = nft.GuardAddresses
+	}
+}
+
+// egress is about a policy of egress.
+func (p *problems) egress(policy entries, field string, s network.Network) {
+	if policy.egress() != "" {
+		s.Egress = policy.egress()
+		err := s.CheckEgress()
+		p.add(err != nil, "%s: %v", field, err)
+	}
 }
 
 // policy adds a problem with an unknown ingressPolicy.
@@ -299,7 +324,7 @@ const nameBridge = "bridge"
 // its defaults.
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall = "", LANConf{}, nil, nil
-	c.IngressPolicy, c.Internal, c.Bandwidth = "", false, Bandwidth{}
+	c.IngressPolicy, c.Internal, c.EgressPolicy, c.Bandwidth = "", false, "", Bandwidth{}
 	for _, field := range []**bool{&c.IsGateway, &c.IsDefaultGateway, &c.IPMasq, &c.HairpinMode} {
 		if *field == nil {
 			*field = new(bool)

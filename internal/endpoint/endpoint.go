@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -22,7 +23,7 @@ func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(), NIC: a.NIC,
 		Addrs: Addresses(a), MAC: net.HardwareAddr(a.MAC), Masquerade: a.Masquerade, Ports: Ports(a),
-		PortSNAT: SNAT(a),
+		PortSNAT: SNAT(a), Egress: a.Egress,
 	}
 	for _, w := range a.Waiting {
 		for _, p := range w.Addresses {
@@ -61,10 +62,25 @@ func SNAT(a *state.Attachment) nft.SNAT {
 func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	ep := Of(a)
 	ep.Masquerade = ep.Masquerade && n.Masquerade
-	if !n.Guard {
+	if !n.Guards() {
 		ep.GuardedPort, ep.SLAAC, ep.Guard = "", false, ""
 	}
+	if !n.PodEgress {
+		ep.Egress = ""
+	}
 	return ep
+}
+
+// WithResolvers returns a policy that takes in name servers if it takes in the public addresses.
+func WithResolvers(policy nft.Egress, servers []netip.Addr) nft.Egress {
+	isPublic := func(entry string) bool { return strings.TrimSpace(entry) == "public" }
+	if !slices.ContainsFunc(strings.Split(string(policy), ","), isPublic) {
+		return policy
+	}
+	for _, a := range servers {
+		policy += nft.Egress(fmt.Sprintf(", %[1]s udp 53, %[1]s tcp 53", a))
+	}
+	return policy
 }
 
 // Addresses returns an attachment's addresses.

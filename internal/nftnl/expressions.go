@@ -132,6 +132,7 @@ const (
 	TypeEther    = 9
 	TypeProtocol = 12 // inet_proto
 	TypePort     = 13 // inet_service
+	TypeFibAddr  = 38 // fib_addrtype
 	TypeIfname   = 41
 	TypeBits     = 6
 )

@@ -26,7 +26,7 @@ const (
 func options() map[string]bool {
 	return map[string]bool{
 		"mode": true, "bridge": true, "mtu": false, "vlan": false, "portIsolation": false, "hairpinMode": false,
-		"ipMasq": false, "isDefaultGateway": false, "guard": false, "ingressPolicy": true, "forwardMark": true,
+		"ipMasq": false, "isDefaultGateway": false, "guard": false, "ingressPolicy": true, "egressPolicy": true, "forwardMark": true,
 		"enabledad": false,
 		"uplink":    true, "defaultRoute": true, "lanGuard": false, "ipv6": true, "bridgeNFCall": false,
 		"ingressRate": false, "ingressBurst": false, "egressRate": false, "egressBurst": false,
@@ -37,9 +37,11 @@ func options() map[string]bool {
 	}
 }
 
+const egressPolicy = "egressPolicy"
+
 // ContainerOptions lists the options that a container can have in the place of its network's.
 func ContainerOptions() []string {
-	return []string{"ingressRate", "ingressBurst", "egressRate", "egressBurst", "guard", "lanGuard"}
+	return []string{"ingressRate", "ingressBurst", "egressRate", "egressBurst", "guard", "lanGuard", egressPolicy}
 }
 
 // The prefixes of Docker's own options.
@@ -113,11 +115,18 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 	conf := map[string]any{"cniVersion": cniVersion, "name": n.Name, "type": pluginName}
 	ipam := map[string]any{}
 	var errs []error
+	asked := map[string]any{"mac": n.MAC(c), "portMappings": c.Ports}
 	all := maps.Clone(n.Options)
 	if len(c.Options) > 0 && all == nil {
 		all = map[string]string{}
 	}
 	maps.Copy(all, c.Options)
+	if own := c.Options[egressPolicy]; own != "" { // it does not replace the network's
+		asked[egressPolicy] = own
+		if all[egressPolicy] = n.Options[egressPolicy]; all[egressPolicy] == "" {
+			delete(all, egressPolicy)
+		}
+	}
 	for _, option := range slices.Sorted(maps.Keys(all)) {
 		var value any
 		name, text, err := translate(option, all[option])
@@ -139,6 +148,9 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 	}
 
 	if n.Internal {
+		if n.Mode() != "gateway" {
+			errs = append(errs, fmt.Errorf("--internal is not for mode=%s, whose containers others reach", n.Mode()))
+		}
 		conf["internal"] = true
 	}
 
@@ -146,7 +158,7 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 		errs = append(errs, err)
 	}
 
-	conf["runtimeConfig"] = map[string]any{"mac": n.MAC(c), "portMappings": c.Ports}
+	conf["runtimeConfig"] = asked
 	return conf, errors.Join(errs...)
 }
 

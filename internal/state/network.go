@@ -44,6 +44,10 @@ type Network struct {
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"` // destinations for which pods keep their address
 	Policy        nft.Policy     `json:"policy,omitempty"`        // the ingress policy
 	Internal      bool           `json:"internal,omitempty"`      // no packet passes between the bridge and another link
+	// Egress is what its pods may send by themselves, and Resolvers the name servers that "public" takes in.
+	Egress    nft.Egress   `json:"egress,omitempty"`
+	Resolvers []netip.Addr `json:"resolvers,omitempty"`
+	PodEgress bool         `json:"podEgress,omitempty"` // pods have policies of their own
 	// ChainedPolicy is the ingress policy that a plugin further down the chain requested. The stricter of the two
 	// policies applies.
 	ChainedPolicy nft.Policy `json:"chainedPolicy,omitempty"`
@@ -92,6 +96,9 @@ type Held struct {
 	Gateway    netip.Prefix `json:"gateway"`
 	Attachment string       `json:"attachment"` // its hash
 }
+
+// Guards reports whether pods of the network may be guarded.
+func (n *Network) Guards() bool { return n.Guard || n.PodEgress }
 
 // Check returns an error for a record that could not be read back.
 func (n *Network) Check() error {

@@ -99,6 +99,9 @@ func (n *Network) bridgeElements() []Element {
 	add(n.LAN, lansSet, name)
 	add(n.Internal, internalSet, name)
 	add(n.Internal && n.VLANOf != "", internalSet, vlanOf)
+	if n.Egress != nil {
+		list = append(list, n.Egress.bridgeElements(n.Bridge)...)
+	}
 	if n.Share != nil {
 		add(true, SharesSet, nftnl.LinkKey(n.Share.NIC, nil, 0))
 	}

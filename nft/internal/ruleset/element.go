@@ -32,16 +32,19 @@ const (
 type Element struct {
 	Set  Place
 	Key  []byte
+	End  []byte // the last key of an interval, of which Key is the first
 	Data []byte
 }
 
 // Equal reports whether two elements have the same set and key, whatever their data.
 func (e Element) Equal(other Element) bool {
-	return e.Set == other.Set && bytes.Equal(e.Key, other.Key)
+	return e.Set == other.Set && bytes.Equal(e.Key, other.Key) && bytes.Equal(e.End, other.End)
 }
 
 // ID returns the set and key, which Equal compares, for use as the key of a map.
-func (e Element) ID() string { return e.Set.Name + string(rune(e.Set.Family)) + string(e.Key) }
+func (e Element) ID() string {
+	return e.Set.Name + string(rune(e.Set.Family)) + string(e.Key) + string(e.End)
+}
 
 // Parse returns the parts of a key. Parts that the key lacks are zero. It returns false for keys that are not ours.
 func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, ok bool) {
@@ -68,7 +71,11 @@ func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, 
 // KeyText returns the key as nft prints it, or in hexadecimal.
 func (e Element) KeyText() string {
 	if s, _ := setAt(e.Set); len(e.Key) == int(s.KeyLen) {
-		return typedText(s.KeyType, e.Key)
+		text := typedText(s.KeyType, e.Key)
+		if len(e.End) == len(e.Key) && !bytes.Equal(e.End, e.Key) {
+			text += " to " + typedText(s.KeyType, e.End)
+		}
+		return text
 	}
 	return fmt.Sprintf("0x%x", e.Key)
 }
@@ -85,7 +92,9 @@ func setAt(at Place) (Set, bool) {
 
 	// Ready, and thousands of restored host ports, look up elements of the first sets, which often do not exist, and
 	// each error contains a text.
-	for _, sets := range []func() []Set{BridgeSets, portSets, guardSets, podSets, portSNATSets, internalSets} {
+	for _, sets := range []func() []Set{
+		BridgeSets, portSets, guardSets, podSets, portSNATSets, internalSets, egressSets, podEgressSets,
+	} {
 		list := sets()
 		if i := slices.IndexFunc(list, func(s Set) bool { return s.Place == at }); i >= 0 {
 			return list[i], true
@@ -201,6 +210,10 @@ func typeLen(typ uint32) int {
 		return EtherLen
 	case nftnl.TypeIfname:
 		return IfnameLen
+	case nftnl.TypeProtocol:
+		return 1
+	case nftnl.TypePort:
+		return 2
 	}
 
 	return Slot

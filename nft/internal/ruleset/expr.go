@@ -58,7 +58,9 @@ func (x expressions) isReply() { x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNe
 func (x expressions) isNoReply() { x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpEq, replyStates) }
 
 // replyStates are the bits of the states established and related.
-const replyStates = 1<<1 | 1<<2
+const replyStates = established | 1<<2
+
+const established = 1 << 1
 
 // isRedirected matches packets of connections whose destination was changed, by us or by others.
 func (x expressions) isRedirected() { x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpNeq, dstNAT) }
@@ -203,6 +205,9 @@ type Family struct {
 	// addresses of such pods, each paired with itself. Services contains the addresses that ports on all addresses of
 	// the host leave to others.
 	pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
+
+	// The sets of policies: egress of bridges, limited of pods that have one, and podEgress of these pods.
+	egress, limited, podEgress string
 }
 
 // Families returns IPv4 and IPv6, in this order.
@@ -213,12 +218,14 @@ func Families() [2]Family {
 		multicast: netip.PrefixFrom(netip.AddrFrom4([4]byte{224}), 4),
 		pods:      Pods4Set, HostAddrs: "hostaddrs4", HostPorts: "hostports4", Published: "published4",
 		Selves: "selves4", Services: "services4", SNATAll: "snatall4", SNATNone: "snatnone4",
+		egress: "egress4", limited: "limited4", podEgress: "pod-egress4",
 	}, {
 		name: "IPv6", Proto: unix.NFPROTO_IPV6, AddrLen: addr6Len, addrType: nftnl.TypeIPv6, src: 8, dst: 24,
 		All:       netip.PrefixFrom(netip.IPv6Unspecified(), 0),
 		multicast: netip.PrefixFrom(netip.AddrFrom16([16]byte{0xff}), 8),
 		pods:      Pods6Set, HostAddrs: "hostaddrs6", HostPorts: "hostports6", Published: "published6",
 		Selves: "selves6", Services: "services6", SNATAll: "snatall6", SNATNone: "snatnone6",
+		egress: "egress6", limited: "limited6", podEgress: "pod-egress6",
 	}}
 }
 

@@ -77,6 +77,14 @@ func (t *Transaction) delTable(family uint8) {
 		0, nftnl.String(unix.NFTA_TABLE_NAME, string(t.table)))
 }
 
+// Numbers of include/uapi/linux/netfilter/nf_tables.h that package unix lacks.
+const (
+	setConcat  = 0x80 // NFT_SET_CONCAT
+	descConcat = 2    // NFTA_SET_DESC_CONCAT
+	fieldLen   = 1    // NFTA_SET_FIELD_LEN
+	keyEnd     = 10   // NFTA_SET_ELEM_KEY_END
+)
+
 // newSet creates a set. It must not exist yet, so that a set with other keys is not mistaken for it. The id is any
 // number that no other set of the transaction has.
 func (t *Transaction) newSet(s Set, id uint32) {
@@ -84,6 +92,13 @@ func (t *Transaction) newSet(s Set, id uint32) {
 		nftnl.String(unix.NFTA_SET_TABLE, string(t.table)), nftnl.String(unix.NFTA_SET_NAME, s.Name),
 		nftnl.Uint32(unix.NFTA_SET_FLAGS, s.flags()),
 		nftnl.Uint32(unix.NFTA_SET_KEY_TYPE, s.KeyType), nftnl.Uint32(unix.NFTA_SET_KEY_LEN, s.KeyLen),
+	}
+	if s.intervals {
+		var parts []netlink.Attribute
+		for _, length := range s.fields() {
+			parts = append(parts, nftnl.Nest(unix.NFTA_LIST_ELEM, nftnl.Uint32(fieldLen, uint32(length))))
+		}
+		attrs = append(attrs, nftnl.Nest(unix.NFTA_SET_DESC, nftnl.Nest(descConcat, parts...)))
 	}
 	if s.DataLen > 0 {
 		attrs = append(attrs, nftnl.Uint32(unix.NFTA_SET_DATA_TYPE, s.DataType),
@@ -164,7 +179,7 @@ func (t *Transaction) NewElement(el Element, comment string) {
 // DelElement deletes an element by its key, of any owner.
 func (t *Transaction) DelElement(el Element) {
 	t.Add("delete element", el, el.Set.Family, unix.NFT_MSG_DELSETELEM, 0,
-		t.table.ElementAttributes(Element{Set: el.Set, Key: el.Key}, "")...)
+		t.table.ElementAttributes(Element{Set: el.Set, Key: el.Key, End: el.End}, "")...)
 }
 
 // ElementAttributes returns the list of one element, which is used to add, get and delete it.
@@ -174,6 +189,10 @@ func (name TableName) ElementAttributes(el Element, comment string) []netlink.At
 		netlink.Attribute{}, netlink.Attribute{}, netlink.Attribute{})
 	attrs = append(attrs, nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Key))
 	attrs[key] = nftnl.Header(unix.NFTA_SET_ELEM_KEY, attrs[key+1:])
+	if len(el.End) > 0 {
+		end := nftnl.Bytes(unix.NFTA_DATA_VALUE, el.End)
+		attrs = append(attrs, nftnl.Header(keyEnd, []netlink.Attribute{end}), end)
+	}
 	if len(el.Data) > 0 {
 		value := nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Data)
 		attrs = append(attrs, nftnl.Header(unix.NFTA_SET_ELEM_DATA, []netlink.Attribute{value}), value)
@@ -213,5 +232,5 @@ func (name TableName) getSet(b *nl.Batch, p Place, reply func([]byte) error) {
 
 func (name TableName) getElement(b *nl.Batch, el Element, reply func([]byte) error) {
 	nftnl.Get(b, el, el.Set.Family, unix.NFT_MSG_GETSETELEM, reply,
-		name.ElementAttributes(Element{Set: el.Set, Key: el.Key}, "")...)
+		name.ElementAttributes(Element{Set: el.Set, Key: el.Key, End: el.End}, "")...)
 }

@@ -67,8 +67,8 @@ type Ruleset struct {
 	BridgeComment string
 }
 
-// Set is a plain hash set, or a map. It has no time-outs, verdicts or intervals, since these make adding an element
-// slower with each existing one.
+// Set is a plain hash set, or a map. It has no time-outs and no verdicts, since these make adding an element slower
+// with each existing one. So do intervals, which only policies have.
 type Set struct {
 	Place
 	KeyType  uint32 // nft's number of the type, six bits for each part of a concatenation
@@ -77,9 +77,14 @@ type Set struct {
 	DataLen  uint32 // 0 if it is no map
 	// typeof is userdata for nft, if the type is not sufficient.
 	typeof []byte
+	// intervals is set if the elements are intervals of keys of several parts.
+	intervals bool
 }
 
 func (s Set) flags() uint32 {
+	if s.intervals {
+		return unix.NFT_SET_INTERVAL | setConcat
+	}
 	if s.DataLen > 0 {
 		return unix.NFT_SET_MAP
 	}
@@ -196,6 +201,7 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	if n.Internal {
 		rs.Chains = append(rs.Chains, internal())
 	}
+	rs.addEgress(n)
 
 	if len(n.Closed) > 0 {
 		rs.Chains = append(rs.Chains, podsOnly(n.Closed, mark))
@@ -224,6 +230,12 @@ func (rs *Ruleset) Sets() []Set {
 
 	if rs.of.Internal {
 		list = append(list, internalSets()...)
+	}
+	if rs.of.Egress != nil {
+		list = append(list, egressSets()...)
+	}
+	if rs.of.PodEgress {
+		list = append(list, podEgressSets()...)
 	}
 
 	if rs.of.Guard {
@@ -473,6 +485,8 @@ type Network struct {
 	Policy                     string // the pods that may send to its pods
 	Guard, Groups, DropReports bool
 	PortSNAT, Internal         bool
+	Egress                     *Egress // of all pods on the bridge; nil allows everything
+	PodEgress                  bool    // pods may have policies of their own
 	Dedup                      []Dedup
 	Share                      *Share
 }
@@ -516,7 +530,7 @@ func (rs *Ruleset) Sum() uint64 {
 	}
 
 	for i := range rs.Bridge {
-		write(rs.Bridge[i].Set, string(rs.Bridge[i].Key))
+		write(rs.Bridge[i].Set, string(rs.Bridge[i].Key)+string(rs.Bridge[i].End))
 	}
 
 	return sum.Sum64()

@@ -159,7 +159,7 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 	st.getOutline(&b, rs)
 
 	// Networks that were internal before have elements in a set that the ruleset no longer names.
-	bridges := slices.Concat(BridgeSets(), internalSets())
+	bridges := slices.Concat(BridgeSets(), internalSets(), egressSets())
 	for _, s := range slices.Concat(rs.Sets(), bridges) {
 		st.table.getSet(&b, s.Place, func(data []byte) error {
 			st.sets[s.Place] = decodeSet(data)
@@ -235,6 +235,7 @@ func DecodeElements(family uint8, b []byte) (list []ElementState) {
 		list = append(list, ElementState{Comment: comment, Element: Element{
 			Set:  set,
 			Key:  nftnl.Find(el, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
+			End:  nftnl.Find(el, keyEnd, unix.NFTA_DATA_VALUE),
 			Data: nftnl.Find(el, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE),
 		}})
 	})
@@ -277,6 +278,9 @@ func (s *Set) Sentinel() Element {
 			rest[0] = sentinelProtocol
 		}
 		rest = rest[min(len(rest), (typeLen(typ)+Slot-1)/Slot*Slot):]
+	}
+	if s.intervals {
+		el.End = el.Key
 	}
 
 	if s.DataLen > 0 {

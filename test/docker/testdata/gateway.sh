@@ -76,7 +76,7 @@ docker network create -d tombolo -o name=same --subnet 10.6.0.0/24 same1 >/dev/n
 refused 'has that name' docker network create -d tombolo -o name=same --subnet 10.5.0.0/24 same2
 refused 'Docker gives a container one address' docker network create -d tombolo -o mode=lan -o uplink=eth0 -o ipv6=slaac --ipam-driver null x
 refused 'name --ipam-driver null' docker network create -d tombolo -o mode=lan -o uplink=eth0 x
-refused 'internal is not for mode' docker network create -d tombolo -o mode=lan -o uplink=eth0 --ipam-driver null --internal x
+refused '--internal' docker network create -d tombolo -o mode=lan -o uplink=eth0 --ipam-driver null --internal x
 refused 'eth7' docker network create -d tombolo -o mode=lan -o uplink=eth7 --ipam-driver null x
 # A network that was deleted without tombolod keeps its name, until what the error advises is done.
 run last --network same1

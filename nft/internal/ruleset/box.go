@@ -1,0 +1,122 @@
+package ruleset
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+// interval is a closed range of values. Numbers and link names have the form of addresses, as which they compare.
+type interval struct{ from, to netip.Addr }
+
+// box is a set of keys: an interval for each part of the key. The kernel refuses elements that overlap.
+type box []interval
+
+// number32 returns a number in the form of an address.
+func number32(n uint32) netip.Addr {
+	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, n)))
+}
+
+// numbers returns an interval of numbers.
+func numbers(from, to uint32) interval { return interval{number32(from), number32(to)} }
+
+// linkValue returns a link's name in the form of an address.
+func linkValue(name string) netip.Addr {
+	return netip.AddrFrom16([16]byte(nftnl.LinkKey(name, nil, 0)))
+}
+
+// single returns the interval of one value.
+func single(a netip.Addr) interval { return interval{a, a} }
+
+// addresses returns the interval of a prefix's addresses.
+func addresses(p netip.Prefix) interval {
+	last := p.Masked().Addr().AsSlice()
+	for i, b := range netmask(p.Bits(), len(last)) {
+		last[i] |= ^b
+	}
+	to, _ := netip.AddrFromSlice(last)
+	return interval{p.Masked().Addr(), to}
+}
+
+// intersect returns the values that two intervals share. The result is false if there are none.
+func (a interval) intersect(b interval) (interval, bool) {
+	if a.from.Less(b.from) {
+		a.from = b.from
+	}
+	if b.to.Less(a.to) {
+		a.to = b.to
+	}
+	return a, !a.to.Less(a.from)
+}
+
+// intersect returns the keys that two boxes share. The result is nil if there are none.
+func (b box) intersect(other box) box {
+	b = slices.Clone(b)
+	for i := range b {
+		var ok bool
+		if b[i], ok = b[i].intersect(other[i]); !ok {
+			return nil
+		}
+	}
+	return b
+}
+
+// without returns the keys of a box that another box lacks, as boxes that do not overlap.
+func (b box) without(other box) (rest []box) {
+	common := b.intersect(other)
+	if common == nil {
+		return []box{b}
+	}
+	b = slices.Clone(b)
+	for i, c := range common {
+		if b[i].from.Less(c.from) {
+			below := slices.Clone(b)
+			below[i].to = c.from.Prev()
+			rest = append(rest, below)
+		}
+		if c.to.Less(b[i].to) {
+			above := slices.Clone(b)
+			above[i].from = c.to.Next()
+			rest = append(rest, above)
+		}
+		b[i] = c
+	}
+	return rest
+}
+
+// disjoint returns the keys of all boxes, as boxes that do not overlap.
+func disjoint(list []box) (all []box) {
+	for _, b := range list {
+		rest := []box{b}
+		for _, have := range all {
+			var next []box
+			for _, r := range rest {
+				next = append(next, r.without(have)...)
+			}
+			rest = next
+		}
+		all = append(all, rest...)
+	}
+	return all
+}
+
+// fields returns the lengths of the parts of a set's keys, in bytes.
+func (s *Set) fields() (list []int) {
+	for typ := s.KeyType; typ != 0; typ >>= nftnl.TypeBits {
+		list = append(list, typeLen(typ&(1<<nftnl.TypeBits-1)))
+	}
+	slices.Reverse(list)
+	return list
+}
+
+// between returns the element of a set of intervals that holds the keys of a box.
+func (s *Set) between(b box) Element {
+	var from, to [][]byte
+	for i, length := range s.fields() {
+		first, last := b[i].from.AsSlice(), b[i].to.AsSlice()
+		from, to = append(from, first[len(first)-length:]), append(to, last[len(last)-length:])
+	}
+	return Element{Set: s.Place, Key: Key(from...), End: Key(to...)}
+}

@@ -1,0 +1,281 @@
+package ruleset
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+// A policy of egress says which packets pods send by themselves; their answers pass. The chain egress looks at the
+// policies of networks, by bridge, and the chain pod-egress at those of pods, by address, so a packet passes both. Each
+// is the same for all networks, and is made for networks that ask for it.
+//
+// The chains stand behind the translation of destinations and before routing. So they see each packet once, whether it
+// goes to the host, to a pod of the bridge or elsewhere. A flow that was open before is checked by its next packet,
+// since a packet passes as an answer only if the other end opened the flow.
+const (
+	egressChain    = "egress"
+	podEgressChain = "pod-egress"
+	egressSet      = "egress" // bridges with a policy
+
+	priorityEgress = priorityDestinationNAT + 2
+)
+
+// Egress is a policy. A nil Egress allows everything.
+type Egress struct{ allowed [2][]box } // by family: type of the destination, destination, protocol and port
+
+const maxEgress = 32 // entries of a policy
+
+// reserved lists the addresses of IPv4 and IPv6 that are not public.
+func reserved() []string {
+	return []string{
+		"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
+		"192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/3",
+		"::/3", "4000::/2", "8000::/1", "2001::/32", "2002::/16", // Teredo and 6to4 lead to IPv4
+	}
+}
+
+// ParseEgress reads a policy: "all", "replies", or entries with commas between. An entry is "public", or a prefix or an
+// address, perhaps with a protocol and ports behind it.
+func ParseEgress(text string) (*Egress, error) {
+	switch text {
+	case "", "all":
+		return nil, nil
+	case "replies":
+		return &Egress{}, nil
+	}
+	e, entries := &Egress{}, strings.Split(text, ",")
+	if len(entries) > maxEgress {
+		return nil, fmt.Errorf("it has %d entries, and may have %d", len(entries), maxEgress)
+	}
+	for _, entry := range entries {
+		if err := e.add(strings.Fields(entry)); err != nil {
+			return nil, fmt.Errorf("%q: %w", strings.TrimSpace(entry), err)
+		}
+	}
+	for i := range e.allowed {
+		e.allowed[i] = disjoint(e.allowed[i])
+	}
+	return e, nil
+}
+
+// add adds an entry of a policy.
+func (e *Egress) add(words []string) error {
+	if len(words) == 1 && words[0] == "public" {
+		e.addPublic()
+		return nil
+	}
+	if len(words) == 0 || len(words) > 3 {
+		return fmt.Errorf(`want "public", or a prefix, which a protocol and ports may follow, as in "192.0.2.0/24 tcp 443"`)
+	}
+	prefix, err := ParsePrefix(words[0])
+	if err != nil {
+		return err
+	}
+	protocol, ports := numbers(0, 255), numbers(0, 65535)
+	if len(words) > 1 {
+		number, ok := map[string]uint32{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": unix.IPPROTO_ICMP}[words[1]]
+		if !ok || words[1] == "icmp" && len(words) > 2 {
+			return fmt.Errorf("protocol %q: want tcp, udp, sctp, or icmp without ports", words[1])
+		}
+		if number == unix.IPPROTO_ICMP && prefix.Addr().Is6() {
+			number = unix.IPPROTO_ICMPV6
+		}
+		protocol = numbers(number, number)
+	}
+	if len(words) > 2 {
+		first, last, isRange := strings.Cut(words[2], "-")
+		if !isRange {
+			last = first
+		}
+		from, err := strconv.ParseUint(first, 10, 16)
+		to, lastErr := strconv.ParseUint(last, 10, 16)
+		if err != nil || lastErr != nil || from > to || from == 0 {
+			return fmt.Errorf("ports %q: want one of 1 to 65535, or two with '-' between", words[2])
+		}
+		ports = numbers(uint32(from), uint32(to))
+	}
+	const anyType = 1<<32 - 1
+	at := &e.allowed[familyIndex(prefix.Addr())]
+	*at = append(*at, box{numbers(0, anyType), addresses(prefix), protocol, ports})
+	return nil
+}
+
+// addPublic adds the public addresses that are not the host's.
+func (e *Egress) addPublic() {
+	for i, f := range Families() {
+		public := []box{{numbers(unix.RTN_UNICAST, unix.RTN_UNICAST), addresses(f.All), numbers(0, 255), numbers(0, 65535)}}
+		for _, text := range reserved() {
+			but := box{numbers(0, 1<<32-1), addresses(netip.MustParsePrefix(text)), numbers(0, 255), numbers(0, 65535)}
+			var rest []box
+			for _, b := range public {
+				rest = append(rest, b.without(but)...)
+			}
+			public = rest
+		}
+		e.allowed[i] = append(e.allowed[i], public...)
+	}
+}
+
+// ParsePrefix reads a prefix or a single address.
+func ParsePrefix(text string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" && !a.Is4In6() {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(text)
+	if err != nil || p.Addr().Is4In6() {
+		return p, fmt.Errorf("%q is no prefix and no address", text)
+	}
+	return p, nil
+}
+
+func familyIndex(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}
+
+// elements returns what a policy has for a sender in the sets of both families.
+func (e *Egress) elements(sender netip.Addr, set func(Family) Set, families ...Family) (list []Element) {
+	for _, f := range families {
+		s := set(f)
+		for _, b := range e.allowed[familyIndex(f.All.Addr())] {
+			list = append(list, s.between(append(box{single(sender)}, b...)))
+		}
+	}
+	return list
+}
+
+// PodElements returns what a pod with the policy has in the sets, behind a link.
+func (e *Egress) PodElements(link string, addrs []netip.Addr) (list []Element) {
+	for _, a := range addrs {
+		f := FamilyOf(a)
+		list = append(list, Element{Set: InInet(f.limited), Key: nftnl.LinkKey(link, a.AsSlice(), 0)})
+		list = append(list, e.elements(a, Family.podEgressSet, f)...)
+	}
+	return list
+}
+
+// bridgeElements returns what a bridge with the policy has in the sets.
+func (e *Egress) bridgeElements(bridge string) []Element {
+	families := Families()
+	list := []Element{{Set: InInet(egressSet), Key: nftnl.LinkKey(bridge, nil, 0)}}
+	return append(list, e.elements(linkValue(bridge), Family.egressSet, families[:]...)...)
+}
+
+// egressType is the type of a key behind the sender: type of the destination, destination, protocol and port.
+func (f Family) egressType() (typ, length uint32) {
+	const ports = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
+	return nftnl.TypeFibAddr<<(3*nftnl.TypeBits) | f.addrType<<(2*nftnl.TypeBits) | ports, f.AddrLen + 3*Slot
+}
+
+func (f Family) egressSet() Set {
+	typ, length := f.egressType()
+	return Set{Place: InInet(f.egress), KeyType: nftnl.TypeIfname<<(4*nftnl.TypeBits) | typ, KeyLen: IfnameLen + length, intervals: true}
+}
+
+func (f Family) podEgressSet() Set {
+	typ, length := f.egressType()
+	return Set{Place: InInet(f.podEgress), KeyType: f.addrType<<(4*nftnl.TypeBits) | typ, KeyLen: f.AddrLen + length, intervals: true}
+}
+
+// egressSets returns the sets of networks' policies.
+func egressSets() []Set {
+	return append([]Set{{Place: InInet(egressSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}}, setsOfBoth(Family.egressSet)...)
+}
+
+// podEgressSets returns the sets of pods' policies: pods that have one, and what they may send to.
+func podEgressSets() []Set {
+	return setsOfBoth(
+		func(f Family) Set {
+			return Set{Place: InInet(f.limited), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | f.addrType, KeyLen: IfnameLen + f.AddrLen}
+		},
+		Family.podEgressSet,
+	)
+}
+
+// addEgress adds the chains of policies of egress that the network asks for.
+func (rs *Ruleset) addEgress(n *Network) {
+	add := func(name string, priority int32, write func(*rules)) {
+		rs.Chains = append(rs.Chains, Chain{
+			Place: InInet(name), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: priority, settings: sharedSettings, write: write,
+		})
+	}
+	if n.Egress != nil {
+		add(egressChain, priorityEgress, (*rules).addEgress)
+	}
+	if n.PodEgress {
+		add(podEgressChain, priorityEgress+1, (*rules).addPodEgress)
+	}
+}
+
+func (list *rules) addEgress() {
+	list.add("bridges without a policy", func(x expressions) { x.linkNotIn(expr.MetaKeyIIFNAME, egressSet); x.Leave() })
+	list.addAllowed(Family.egressSet, func(x expressions, _ Family) uint32 {
+		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+		return IfnameLen
+	})
+}
+
+func (list *rules) addPodEgress() {
+	list.addFamilies("pods without a policy", func(x expressions, f Family) {
+		x.is(f)
+		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
+		x.LookupNone(f.limited)
+		x.Leave()
+	})
+	list.addAllowed(Family.podEgressSet, func(x expressions, f Family) uint32 {
+		x.Payload(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen, nftnl.First)
+		return f.AddrLen
+	})
+}
+
+// addAllowed lets the packets pass that a policy allows, and drops all others. sender loads the first part of the key
+// and returns its length. Where a part of a packet is missing, no rule but the last one matches.
+func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Family) uint32) {
+	list.add("answers", func(x expressions) {
+		x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, established)
+		x.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: uint32(nftnl.First)})
+		x.Compare(expr.CmpOpEq, []byte{1}) // IP_CT_DIR_REPLY
+		x.Leave()
+	})
+	// Without these, nobody could reach the pod by IPv6. The host forwards no packet by the first two rules, and none to
+	// another link by the third.
+	ip6 := Families()[1]
+	list.addSpans([]span{
+		{"multicast listeners and neighbour discovery, with the host and groups", listenerReport, neighbourAdvert},
+		{"multicast listeners of version 2, with the host and groups", listenerReportTwo, listenerReportTwo},
+	}, func(x expressions, types span) {
+		x.is(ip6)
+		x.isICMPv6(byte(types.from), byte(types.to))
+		x.destinationType()
+		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_UNICAST))
+		x.Leave()
+	})
+	list.add("neighbour discovery on the link", func(x expressions) {
+		x.is(ip6)
+		x.isICMPv6(neighbourSolicit, neighbourAdvert)
+		x.hasRoute(expr.Fib{FlagDADDR: true, FlagIIF: true}, true)
+		x.Leave()
+	})
+	list.addFamilies("allowed", func(x expressions, f Family) {
+		x.is(f)
+		length := sender(x, f)
+		kind := uint32(nftnl.Behind(length))
+		x.Add(&expr.Fib{Register: kind, ResultADDRTYPE: true, FlagDADDR: true})
+		x.Add(&expr.Byteorder{SourceRegister: kind, DestRegister: kind, Op: expr.ByteorderHton, Len: Slot, Size: Slot})
+		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(length+Slot))
+		x.hostPort(length + Slot + f.AddrLen)
+		x.Lookup(set(f).Name)
+		x.Leave()
+	})
+	list.add("all else", expressions.Drop)
+}

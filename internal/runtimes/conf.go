@@ -148,9 +148,6 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 	}
 
 	if n.Internal {
-		if n.Mode() != "gateway" {
-			errs = append(errs, fmt.Errorf("--internal is not for mode=%s, whose containers others reach", n.Mode()))
-		}
 		conf["internal"] = true
 	}
 

@@ -154,7 +154,7 @@ refused() {
 	says 'needs an uplink' create -o mode=lan
 	says 'the host has no such link' create -o mode=lan -o uplink=eth9
 	says '--ipv6 needs' create --ipv6
-	says '--internal is not for mode=lan' create --internal -o mode=lan -o uplink=eth0
+	says 'internal is not for mode' create --internal -o mode=lan -o uplink=eth0
 	says '--route' create --route 10.9.0.0/16,10.89.0.1
 	says '--ipam-driver dhcp' create --ipam-driver dhcp
 	says 'cannot set NetworkDNSServers' create --dns 192.0.2.1

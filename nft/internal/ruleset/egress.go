@@ -15,7 +15,7 @@ import (
 
 // A policy of egress says which packets pods send by themselves; their answers pass. The chain egress looks at the
 // policies of networks, by bridge, and the chain pod-egress at those of pods, by address, so a packet passes both. Each
-// is the same for all networks, and is made for networks that ask for it.
+// exists once for all networks, and is made for networks that ask for it.
 //
 // The chains stand behind the translation of destinations and before routing. So they see each packet once, whether it
 // goes to the host, to a pod of the bridge or elsewhere. A flow that was open before is checked by its next packet,
@@ -81,7 +81,9 @@ func (e *Egress) add(words []string) error {
 	}
 	protocol, ports := numbers(0, 255), numbers(0, 65535)
 	if len(words) > 1 {
-		number, ok := map[string]uint32{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": unix.IPPROTO_ICMP}[words[1]]
+		number, ok := map[string]uint32{
+			"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": unix.IPPROTO_ICMP,
+		}[words[1]]
 		if !ok || words[1] == "icmp" && len(words) > 2 {
 			return fmt.Errorf("protocol %q: want tcp, udp, sctp, or icmp without ports", words[1])
 		}
@@ -143,7 +145,7 @@ func familyIndex(a netip.Addr) int {
 	return 1
 }
 
-// elements returns what a policy has for a sender in the sets of both families.
+// elements returns the elements of a policy for a sender, in the sets of some families.
 func (e *Egress) elements(sender netip.Addr, set func(Family) Set, families ...Family) (list []Element) {
 	for _, f := range families {
 		s := set(f)
@@ -154,7 +156,7 @@ func (e *Egress) elements(sender netip.Addr, set func(Family) Set, families ...F
 	return list
 }
 
-// PodElements returns what a pod with the policy has in the sets, behind a link.
+// PodElements returns the elements of a pod with the policy, behind a link.
 func (e *Egress) PodElements(link string, addrs []netip.Addr) (list []Element) {
 	for _, a := range addrs {
 		f := FamilyOf(a)
@@ -164,7 +166,7 @@ func (e *Egress) PodElements(link string, addrs []netip.Addr) (list []Element) {
 	return list
 }
 
-// bridgeElements returns what a bridge with the policy has in the sets.
+// bridgeElements returns the elements of a bridge with the policy.
 func (e *Egress) bridgeElements(bridge string) []Element {
 	families := Families()
 	list := []Element{{Set: InInet(egressSet), Key: nftnl.LinkKey(bridge, nil, 0)}}
@@ -179,12 +181,14 @@ func (f Family) egressType() (typ, length uint32) {
 
 func (f Family) egressSet() Set {
 	typ, length := f.egressType()
-	return Set{Place: InInet(f.egress), KeyType: nftnl.TypeIfname<<(4*nftnl.TypeBits) | typ, KeyLen: IfnameLen + length, intervals: true}
+	typ |= nftnl.TypeIfname << (4 * nftnl.TypeBits)
+	return Set{Place: InInet(f.egress), KeyType: typ, KeyLen: IfnameLen + length, intervals: true}
 }
 
 func (f Family) podEgressSet() Set {
 	typ, length := f.egressType()
-	return Set{Place: InInet(f.podEgress), KeyType: f.addrType<<(4*nftnl.TypeBits) | typ, KeyLen: f.AddrLen + length, intervals: true}
+	typ |= f.addrType << (4 * nftnl.TypeBits)
+	return Set{Place: InInet(f.podEgress), KeyType: typ, KeyLen: f.AddrLen + length, intervals: true}
 }
 
 // egressSets returns the sets of networks' policies.
@@ -192,11 +196,12 @@ func egressSets() []Set {
 	return append([]Set{{Place: InInet(egressSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}}, setsOfBoth(Family.egressSet)...)
 }
 
-// podEgressSets returns the sets of pods' policies: pods that have one, and what they may send to.
+// podEgressSets returns the sets of pods' policies: pods that have one, and their permitted destinations.
 func podEgressSets() []Set {
 	return setsOfBoth(
 		func(f Family) Set {
-			return Set{Place: InInet(f.limited), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | f.addrType, KeyLen: IfnameLen + f.AddrLen}
+			typ := nftnl.TypeIfname<<nftnl.TypeBits | f.addrType
+			return Set{Place: InInet(f.limited), KeyType: typ, KeyLen: IfnameLen + f.AddrLen}
 		},
 		Family.podEgressSet,
 	)
@@ -206,7 +211,8 @@ func podEgressSets() []Set {
 func (rs *Ruleset) addEgress(n *Network) {
 	add := func(name string, priority int32, write func(*rules)) {
 		rs.Chains = append(rs.Chains, Chain{
-			Place: InInet(name), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: priority, settings: sharedSettings, write: write,
+			Place: InInet(name), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: priority,
+			settings: sharedSettings, write: write,
 		})
 	}
 	if n.Egress != nil {
@@ -218,7 +224,10 @@ func (rs *Ruleset) addEgress(n *Network) {
 }
 
 func (list *rules) addEgress() {
-	list.add("bridges without a policy", func(x expressions) { x.linkNotIn(expr.MetaKeyIIFNAME, egressSet); x.Leave() })
+	list.add("bridges without a policy", func(x expressions) {
+		x.linkNotIn(expr.MetaKeyIIFNAME, egressSet)
+		x.Leave()
+	})
 	list.addAllowed(Family.egressSet, func(x expressions, _ Family) uint32 {
 		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
 		return IfnameLen

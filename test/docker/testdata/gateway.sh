@@ -43,6 +43,12 @@ for from in web theirs stranger; do same "" "$(seen $from "$(ip_of shut alone)" 
 run open --network alone
 same open "$(seen shut "$(ip_of open alone)" 80)"
 same shut "$(get "$(ip_of shut alone)" 80)" # by the host
+# A container may have a policy of its own: it answers, and calls nobody.
+run agent --network name=net1,driver-opt=tombolo.egressPolicy=replies
+same agent "$(seen web "$(ip_of agent net1)" 80)"
+same "" "$(seen agent "$(ip_of web net1)" 80)"
+never docker exec agent ping -c 1 -W 1 198.51.100.1
+refused 'no prefix and no address' docker run --rm --network name=net1,driver-opt=tombolo.egressPolicy=here box true
 for from in theirs stranger; do same web "$(seen $from 192.168.50.2 8080)"; done
 same "" "$(seen kept "$(ip_of db net2)" 80)"
 # A port that Docker's own bridge publishes too is told of, whichever comes first.
@@ -76,7 +82,7 @@ docker network create -d tombolo -o name=same --subnet 10.6.0.0/24 same1 >/dev/n
 refused 'has that name' docker network create -d tombolo -o name=same --subnet 10.5.0.0/24 same2
 refused 'Docker gives a container one address' docker network create -d tombolo -o mode=lan -o uplink=eth0 -o ipv6=slaac --ipam-driver null x
 refused 'name --ipam-driver null' docker network create -d tombolo -o mode=lan -o uplink=eth0 x
-refused '--internal' docker network create -d tombolo -o mode=lan -o uplink=eth0 --ipam-driver null --internal x
+refused 'internal is not for mode' docker network create -d tombolo -o mode=lan -o uplink=eth0 --ipam-driver null --internal x
 refused 'eth7' docker network create -d tombolo -o mode=lan -o uplink=eth7 --ipam-driver null x
 # A network that was deleted without tombolod keeps its name, until what the error advises is done.
 run last --network same1

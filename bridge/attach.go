@@ -17,41 +17,37 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Attachment is what Attach made.
+// Attachment describes the result of Attach.
 type Attachment struct {
 	Name    string           // the port, in the bridge's namespace
 	Index   int              // the port's index
-	MAC     net.HardwareAddr // the port's
+	MAC     net.HardwareAddr // the port's MAC
 	Peer    string           // the pod's interface
 	PeerMAC net.HardwareAddr
 	// PeerIndex is the index of the pod's interface in the pod's namespace.
 	PeerIndex int
 	MTU       int // of both ends, in bytes
-	// NetNSCookie is the pod's namespace: see netns.NS.Cookie.
+	// NetNSCookie identifies the pod's namespace: see netns.NS.Cookie.
 	NetNSCookie uint64
 }
 
-// ErrPeerExists is the cause of an Attach into a namespace that has an interface
-// of the name already.
+// ErrPeerExists is the cause of an error of Attach if the pod already has an interface with the peer's name.
 var ErrPeerExists = errors.New("the pod has an interface of this name already")
 
-// ErrBridgeFull is the cause of an Attach to a bridge that has no room for
-// another port.
+// ErrBridgeFull is the cause of an error of Attach if the bridge has no room for another port.
 var ErrBridgeFull = errors.New("the bridge holds 1023 ports, the most that Linux allows")
 
-// ErrNoIPv6 is the cause of an Attach with IPv6 addresses or Autoconf where the kernel
-// has no IPv6.
+// ErrNoIPv6 is the cause of an error of Attach with IPv6 addresses or Autoconf if the kernel has no IPv6.
 var ErrNoIPv6 = errors.New("IPv6 is switched off in this kernel (ipv6.disable=1 on its command line, or built without)")
 
-// Attach connects a pod to a bridge: it makes the veth pair, one end a port of the bridge and up, the other born in
-// the pod's namespace, and gives the latter its addresses and routes. When it returns, the pod's addresses are
-// usable and the port forwards.
+// Attach connects a pod to a bridge. It creates a veth pair: one end is a port of the bridge and up, and the other is
+// created in the pod's namespace, and gets addresses and routes. When Attach returns, the pod's addresses are usable
+// and the port forwards.
 //
-// It undoes itself: after an error, nothing of it is left. A port of the name
-// that is there already is an error (fs.ErrExist), and so is an interface of the
-// peer's name in the pod (ErrPeerExists).
+// After an error nothing remains of the attachment. If a port of this name exists already, the error matches
+// fs.ErrExist. If the pod has an interface with the peer's name, it matches ErrPeerExists.
 //
-// It needs CAP_NET_ADMIN in both namespaces and CAP_SYS_ADMIN to enter the pod's.
+// Attach needs CAP_NET_ADMIN in both namespaces and CAP_SYS_ADMIN to enter the pod's.
 func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachment, error) {
 	if err := cmp.Or(ctx.Err(), c.checkPod(pod, port.SameNetNS)); err != nil {
 		return nil, err
@@ -60,20 +56,24 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 	if err := port.validate(); err != nil {
 		return nil, &tombolo.OpError{Op: "attach", Object: port.Name, Err: err}
 	}
+
 	if err := port.fillIn(ctx, c); err != nil {
 		return nil, err
 	}
-	entered := c.enter(pod, &port)
+
+	pending := c.enter(pod, &port)
 	var b nl.Batch
 	port.create(&b, port.BridgeIndex, pod.FD())
 	err := c.configure(ctx, &b, &port, true)
 	if err == nil {
 		err = c.refuseIPv6(port.Name)
 	}
+
 	if err == nil {
 		err = c.setUp(ctx, &port, port.BeforeUp)
 	}
-	in, enterErr := entered()
+
+	in, enterErr := pending()
 	if err = cmp.Or(err, enterErr); err == nil {
 		var a *Attachment
 		if a, err = c.setUpPod(ctx, in, &port); err == nil {
@@ -82,31 +82,35 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 	} else {
 		in.close()
 	}
+
 	if b.Err(0) != nil {
 		return nil, c.explain(&port, err)
 	}
+
 	return nil, c.undo(&port, err)
 }
 
-// configure sends a batch, to whose end it adds a port's configuration. A kernel without
-// IPv6 refuses that for what it says of IPv6 (EAFNOSUPPORT), and gets it once more
-// without: others are not asked first what they have.
+// configure appends a port's configuration to a batch and sends it. A kernel without IPv6 refuses the IPv6 settings
+// (EAFNOSUPPORT). Then configure sends the configuration again without them. So other kernels need no extra request
+// to learn their abilities.
 func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) error {
 	p.configure(b, fresh)
 	err := c.execute(ctx, b)
 	if !errors.Is(err, unix.EAFNOSUPPORT) || p.noIPv6 || b.Err(b.Len()-1) == nil {
 		return err
 	}
+
 	if p.usesIPv6() {
 		return &tombolo.OpError{Op: "attach", Object: p.Name, Err: ErrNoIPv6}
 	}
+
 	p.noIPv6 = true
 	var again nl.Batch
 	p.configure(&again, fresh)
 	return c.execute(ctx, &again)
 }
 
-// fillIn chooses what the caller left open.
+// fillIn chooses values for the fields that the caller left open.
 func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 	if p.BridgeIndex == 0 || p.MTU == 0 {
 		l, err := c.bridgeNamed(ctx, p.Bridge)
@@ -114,36 +118,42 @@ func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 			return err
 		}
 		if l.Kind != "bridge" {
-			return &tombolo.OpError{Op: "attach", Object: p.Name, Err: fmt.Errorf("%w: %s is not a bridge but %s", tombolo.ErrInvalid, p.Bridge, describeKind(l))}
+			return &tombolo.OpError{Op: "attach", Object: p.Name,
+				Err: fmt.Errorf("%w: %s is not a bridge but %s", tombolo.ErrInvalid, p.Bridge, describeKind(l))}
 		}
 		p.BridgeIndex = l.Index
 		p.MTU = cmp.Or(p.MTU, l.MTU)
 	}
+
 	if p.MAC == nil {
 		p.MAC = ident.RandomMAC()
 	}
+
 	if p.PeerMAC == nil {
 		p.PeerMAC = ident.RandomMAC()
 	}
+
 	return nil
 }
 
-// explain says which of the two names is taken, which the kernel does not, and
-// what its terse errnos mean here.
+// explain replaces the kernel's terse errors: it finds out which of the two names is taken, and that the bridge is
+// full.
 func (c *Conn) explain(p *Port, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrExist):
-		if _, lookErr := c.Link(context.WithoutCancel(context.Background()), p.Name); errors.Is(lookErr, fs.ErrNotExist) {
+		if _, lookErr := c.Link(context.WithoutCancel(context.Background()), p.Name); errors.Is(lookErr,
+			fs.ErrNotExist) {
 			return &tombolo.OpError{Op: "add link", Object: p.Peer, Err: ErrPeerExists}
 		}
 	case errors.Is(err, unix.EXFULL):
 		return &tombolo.OpError{Op: "add port", Object: p.Name + " to " + p.Bridge, Err: ErrBridgeFull}
 	}
+
 	return err
 }
 
-// undo deletes the pair: everything else goes with it. It does not look at a
-// context, since it has to be done all the same.
+// undo deletes the veth pair, and everything else goes with it. It ignores the context, since it must run in any
+// case.
 func (c *Conn) undo(p *Port, cause error) error {
 	c.forget(p.Name)
 	var b nl.Batch
@@ -154,12 +164,14 @@ func (c *Conn) undo(p *Port, cause error) error {
 	return cause
 }
 
-// setUpPod configures the pod's interface, and returns once it is usable, unless the caller waits. It closes in.
-func (c *Conn) setUpPod(ctx context.Context, in *inPod, p *Port) (_ *Attachment, err error) {
+// setUpPod configures the pod's interface, and waits until it is usable, unless the caller waits (Port.NoWait). It
+// closes in.
+func (c *Conn) setUpPod(ctx context.Context, in *podNamespace, p *Port) (_ *Attachment, err error) {
 	a := &Attachment{Name: p.Name, MAC: p.MAC, Peer: p.Peer, PeerMAC: p.PeerMAC, MTU: p.MTU}
 	if err = c.configurePod(ctx, in, p, a); err == nil {
 		a.NetNSCookie, err = in.conn.NetNSCookie()
 	}
+
 	if err != nil || in.usable == nil {
 		in.close()
 	} else {
@@ -169,40 +181,50 @@ func (c *Conn) setUpPod(ctx context.Context, in *inPod, p *Port) (_ *Attachment,
 		}
 		c.waitLater(p.Name, in)
 	}
+
 	if err != nil || p.NoWait {
 		return a, err
 	}
+
 	return a, c.Wait(ctx, p.Name)
 }
 
-func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachment) error {
+// configurePod adds addresses, routes and neighbours in the pod, and sets the interface up.
+func (c *Conn) configurePod(ctx context.Context, in *podNamespace, p *Port, a *Attachment) error {
 	err := p.writeSysctls(in)
 	if err != nil {
 		return err
 	}
+
 	if a.PeerIndex, err = link.IndexOf(in.conn, p.Peer); err != nil {
 		return err
 	}
+
 	if a.Index, err = link.IndexOf(c.nl, p.Name); err != nil {
 		return err
 	}
+
 	if p.NoTxOffload {
 		if err := errors.Join(in.conn.StopTxOffload(p.Peer), c.nl.StartGRO(p.Name)); err != nil {
 			return err
 		}
 	}
+
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+
 	var b nl.Batch
 	p.podLinkUp(&b, a.PeerIndex)
 	if err := in.conn.Execute(&b); err != nil {
 		return err
 	}
+
 	if p.usesIPv6() {
-		// IPv6 takes the interface for ready once that is settled, and begins only then.
+		// IPv6 starts only when the interface is ready.
 		in.conn.RefreshCarrier(p.Peer)
 	}
+
 	if p.Announce && !p.Down {
 		c.nl.RefreshCarrier(p.Name)
 		b.Reset()
@@ -212,13 +234,15 @@ func (c *Conn) configurePod(ctx context.Context, in *inPod, p *Port, a *Attachme
 			return err
 		}
 	}
+
 	if !p.StaticFDB {
 		return nil
 	}
+
 	return c.addStaticFDB(ctx, p, a.Index)
 }
 
-// SetPortMTU sets the MTU of a port alone, in bytes. One that is gone is passed over.
+// SetPortMTU sets the MTU of a port, in bytes, and not of its peer. A missing port is no error.
 func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
 	var b nl.Batch
 	setMTU(&b, port, mtu)
@@ -228,7 +252,8 @@ func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
 		}
 		return err
 	}
-	// An MTU that was too small for IPv6 until now had the kernel forget what was refused.
+
+	// While the MTU was below 1280 the kernel dropped the IPv6 settings, so write them again.
 	return c.refuseIPv6(port)
 }
 
@@ -236,57 +261,62 @@ func setMTU(b *nl.Batch, name string, mtu int) {
 	link.Request{Name: name, MTU: &mtu}.Set(b, "set MTU of link", name)
 }
 
-// writeSysctls sets, before the interface comes up, the parameters that netlink has no attribute for.
-func (p *Port) writeSysctls(in *inPod) error {
+// writeSysctls sets the parameters without a netlink attribute before the interface comes up.
+func (p *Port) writeSysctls(in *podNamespace) error {
 	var errs []error
 	if in.ipv6 != nil && !p.LeaveIPv6 {
-		// A router advertisement would add addresses and routes that the caller did not give.
+		// A router advertisement would add addresses and routes that the caller did not choose.
 		err := in.ipv6.Prefer(p.Peer+"/accept_ra", "0")
-		if p.usesIPv6() || !errors.Is(err, fs.ErrNotExist) { // an MTU that is too small for IPv6
+		if p.usesIPv6() || !errors.Is(err, fs.ErrNotExist) { // the file is missing if the MTU is too small for IPv6
 			errs = append(errs, err)
 		}
 	}
+
 	if p.usesIPv6() {
 		errs = append(errs, in.ipv6.Prefer(p.Peer+"/keep_addr_on_down", "1"))
-		// For runtimes that create namespaces with IPv6 switched off. Elsewhere it must not write: the kernel takes its
-		// lock on all links for that, and a writer that does not get it tries again and again.
+
+		// This is for runtimes that create namespaces with IPv6 switched off. Otherwise it must not write: the kernel
+		// takes its lock on all links for that, and a writer that does not get the lock tries again and again.
 		for _, name := range []string{p.Peer, "lo"} {
 			_, err := in.ipv6.Ensure(name+"/disable_ipv6", "0")
 			errs = append(errs, err)
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
-// setUp does what is left to do with a port that was left down, and then sets it up: before, if
-// there is one, which gets its index, and the VLANs that it is to be in. Until it is in these it is
-// in the bridge's default one, and a pod may send as soon as it has its interface. A port with
-// neither is up already.
+// setUp completes a port that was left down, and sets it up. It calls before, if there is one, with the port's index,
+// and puts the port into its VLANs. A port that is up earlier would be in the bridge's default VLAN, and the pod may
+// send at once. Without both, the port is up already.
 func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, int) error) error {
 	if before == nil && p.VLAN.IsZero() {
 		return nil
 	}
+
 	index, err := link.IndexOf(c.nl, p.Name)
 	if err != nil {
 		return err
 	}
+
 	if before != nil {
 		if err := before(ctx, index); err != nil {
 			return err
 		}
 	}
+
 	if !p.VLAN.IsZero() {
 		if _, err := c.VLANs().Ensure(ctx, index, p.VLAN); err != nil {
 			return err
 		}
 	}
+
 	var b nl.Batch
 	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set port up", p.Name)
 	return c.execute(ctx, &b)
 }
 
-// downUnlessPort sets a port down, for setUp, that is to be in VLANs and is not on its
-// bridge.
+// downUnlessPort sets a port down that is to be in VLANs and is not on its bridge yet. setUp sets it up again.
 func (c *Conn) downUnlessPort(ctx context.Context, b *nl.Batch, p *Port) error {
 	if p.VLAN.IsZero() {
 		return nil

@@ -20,26 +20,26 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Autoconf configures a pod by router advertisements. The pod always takes addresses (RFC 4862), which end in the
-// interface identifier of its MAC (see LinkLocal), and routes to networks of 48 to 64 bits (RFC 4191), as behind Thread
-// border routers. It takes no temporary addresses (RFC 8981).
+// Autoconf says which settings a pod takes from router advertisements. It always takes addresses (RFC 4862), but
+// never temporary ones (RFC 8981). They end in the interface identifier of its MAC (see LinkLocal), so they are known
+// when the prefix is.
 type Autoconf struct {
-	// DefaultRoute has the pod take default routes and routes to shorter prefixes, too. Without it the caller gives the
-	// pod its default routes.
+	// DefaultRoute makes the pod send through the routers. Without it the pod takes no route from them, neither a
+	// default route nor others that they advertise (RFC 4191). The caller must then add routes.
 	DefaultRoute bool
 }
 
-// Autoconfigured is what a pod has from router advertisements.
+// Autoconfigured holds the settings that a pod has from router advertisements.
 type Autoconfigured struct {
-	// Addresses and resolvers are as in addr.Advertised; a resolver with a link-local
-	// address has the pod's interface for its zone.
+	// Addresses and resolvers are as in addr.Advertised. A resolver with a link-local address has the pod's interface
+	// as its zone.
 	addr.Advertised
-	// Gateways are the routers that the pod's default routes lead to, which may be
-	// none, as link-local addresses; empty without Autoconf.DefaultRoute.
+	// Gateways are the link-local addresses of the routers of the pod's default routes. There may be none. It is
+	// empty without Autoconf.DefaultRoute.
 	Gateways []netip.Addr
 }
 
-// Solicitation is a pod that has asked for router advertisements.
+// Solicitation is a pod's request for router advertisements.
 type Solicitation struct {
 	conn     *nl.Conn
 	heard    *addr.Watch
@@ -50,9 +50,9 @@ type Solicitation struct {
 	silent, formsNone bool
 }
 
-// Solicit has a pod that was attached with port.Autoconf accept router advertisements from now on, and ask for one.
-// Call it when the port forwards, and after a guard has the pod's addresses. The kernel sends the solicitation before
-// Solicit returns, again 4 s later, and then less and less often until a router answers. Wait returns what came of it.
+// Solicit makes a pod that was attached with port.Autoconf accept router advertisements, and ask for one. Call it
+// when the port forwards, and after a guard knows the pod's addresses. The kernel sends the solicitation before
+// Solicit returns, again 4 s later, and then less and less often until a router answers. Wait returns the result.
 // After a second Solicit the kernel sends nothing; Wait then waits for the routers' periodic advertisements.
 //
 // If a parameter of IPv6, such as autoconf or use_tempaddr, has another value than the kernel gives a new namespace, the
@@ -66,8 +66,10 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 	}
 
 	if port.Autoconf == nil {
-		return nil, &tombolo.OpError{Op: "solicit routers for", Object: port.Peer, Err: fmt.Errorf("%w: the port is not to be configured by them", tombolo.ErrInvalid)}
+		return nil, &tombolo.OpError{Op: "solicit routers for", Object: port.Peer,
+			Err: fmt.Errorf("%w: the port is not to be configured by them", tombolo.ErrInvalid)}
 	}
+
 	c.nl.RefreshCarrier(port.Name)
 	s := &Solicitation{autoconf: *port.Autoconf, peer: port.Peer}
 	if err := s.ask(c, pod, &port); err != nil {
@@ -76,7 +78,7 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 	return s, nil
 }
 
-// ask listens before anything can come.
+// ask starts to listen before anything can come, and then asks.
 func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 	var l *link.Link
 	err := pod.Do(func() error {
@@ -84,9 +86,11 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 		if s.conn, err = c.dialPod(); err != nil {
 			return err
 		}
+
 		if s.heard, err = addr.Listen(nil); err != nil {
 			return err
 		}
+
 		if l, err = link.Find(s.conn, port.Peer); err != nil {
 			return err
 		}
@@ -158,22 +162,21 @@ func (s *Solicitation) learntDefaults(ctx context.Context, conn *route.Conn) ([]
 	return slices.DeleteFunc(list, func(r route.Route) bool { return !r.Gateway.IsValid() || r.Dst.Bits() > 0 }), err
 }
 
-// token is the interface identifier by which the kernel is to form addresses. It is
-// what the kernel would take by itself, and to be told of it has it ask for
-// advertisements anew (inet6_set_iftoken).
+// token returns the interface identifier for the addresses that the kernel forms. The kernel itself would choose the
+// same identifier. Setting it makes the kernel ask for advertisements again (inet6_set_iftoken).
 func token(l *link.Link) (netip.Addr, error) {
 	if len(l.MAC) != 6 {
-		return netip.Addr{}, &tombolo.OpError{Op: "solicit routers for", Object: l.Name, Err: fmt.Errorf("%w: it has the MAC %q", tombolo.ErrInvalid, l.MAC)}
+		return netip.Addr{}, &tombolo.OpError{Op: "solicit routers for", Object: l.Name,
+			Err: fmt.Errorf("%w: it has the MAC %q", tombolo.ErrInvalid, l.MAC)}
 	}
 	id := LinkLocal(l.MAC).As16()
 	clear(id[:8])
 	return netip.AddrFrom16(id), nil
 }
 
-// Wait waits until the pod has a usable address from a router advertisement. With
-// Port.DAD that takes a second or two after the advertisement. When ctx is done, the
-// error says what came until then: it matches addr.ErrNoRouter, addr.ErrNoPrefix or
-// addr.ErrDuplicate, and ctx's own.
+// Wait waits until the pod has a usable address from a router advertisement. With Port.DAD that takes a second or two
+// after the advertisement. If ctx is done, the error describes the progress until then: it matches addr.ErrNoRouter,
+// addr.ErrNoPrefix or addr.ErrDuplicate, and ctx's error.
 func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 	if s.formsNone {
 		return &Autoconfigured{}, nil
@@ -183,25 +186,28 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "autoconfigure", Object: s.peer, Err: err}
 	}
+
 	got := &Autoconfigured{Advertised: *advertised}
 	for i, a := range got.Servers {
 		if a.IsLinkLocalUnicast() {
 			got.Servers[i] = a.WithZone(s.peer)
 		}
 	}
+
 	if !s.autoconf.DefaultRoute {
 		return got, nil
 	}
 	// The kernel takes in what an advertisement has of routes before its prefixes.
 	learnt, err := s.learntDefaults(ctx, route.On(s.conn))
+
 	for _, r := range learnt {
 		got.Gateways = append(got.Gateways, r.Gateway)
 	}
+
 	return got, err
 }
 
-// Close ends the wait, and leaves the pod as it is. A Wait that is under way ends with
-// tombolo.ErrInvalid, and so does another Close.
+// Close ends the wait, and leaves the pod as it is. A Wait in progress and another Close return tombolo.ErrInvalid.
 func (s *Solicitation) Close() error {
 	var errs []error
 	if s.heard != nil {

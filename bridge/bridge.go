@@ -23,61 +23,57 @@ import (
 type Bridge struct {
 	// Name is 1 to 15 bytes.
 	Name string
-	// MAC is the bridge's own. Nil leaves that of an existing bridge, and takes a
-	// random one for a new. Either way it is pinned: a bridge otherwise takes the
-	// lowest MAC among its ports, and breaks its neighbours' caches as they come
-	// and go.
+	// MAC is the bridge's own MAC. Nil keeps the MAC of an existing bridge, and gives a new one a random MAC. Either
+	// way the MAC is pinned. Otherwise a bridge takes the lowest MAC among its ports, and invalidates its neighbours'
+	// caches as ports come and go.
 	MAC net.HardwareAddr
-	// MTU, in bytes, is pinned too, and does not follow the ports. 0 leaves that of an existing bridge, and is 1500
-	// for a new one.
+	// MTU, in bytes, is pinned too, and does not follow the ports. 0 keeps the MTU of an existing bridge, and means
+	// 1500 for a new one.
 	MTU int
-	// Alias is given to a new bridge, and names its owner, in at most 255 bytes; an existing bridge keeps its own.
-	// Ensure takes a bridge with this alias for one that it made, whose MAC is pinned. Of any other, each Ensure
-	// pins the MAC again, upon which the kernel forgets the bridge's neighbours. Set it, unless the bridge is another
+	// Alias is set on a new bridge, and marks its owner, in at most 255 bytes. An existing bridge keeps its alias. If
+	// the alias matches, Ensure knows that it created the bridge and pinned its MAC. For other bridges, each Ensure
+	// pins the MAC again, and the kernel then drops the bridge's neighbours. So set it, unless the bridge is another
 	// program's.
 	Alias string
-	// NoIPv6 keeps a new bridge from having a link-local address of its own, for
-	// networks without IPv6.
+	// NoIPv6 creates a new bridge without a link-local address, for networks without IPv6.
 	NoIPv6 bool
-	// Promiscuous has the bridge hand the host all frames, whomever they are for (IFF_PROMISC), in place of
-	// hairpin ports. With NFCall, what pods send to a service on their own node then arrives twice, unless rules
-	// drop the copies. Nil leaves it as it is, and a new bridge has it not.
+	// Promiscuous makes the bridge pass all frames to the host, whoever they are for (IFF_PROMISC). It replaces
+	// hairpin ports. With NFCall, packets from pods to a service on their own node then arrive twice, unless rules
+	// drop the copies. Nil changes nothing; it is off on a new bridge.
 	Promiscuous *bool
-	// NFCall has this bridge show its IPv4 and IPv6 packets to the firewall (IFLA_BR_NF_CALL_IPTABLES and
-	// IFLA_BR_NF_CALL_IP6TABLES): without it, packets between pods pass no connection tracking, and a service's
-	// answer comes from the wrong address. Nil leaves it as it is, and a new bridge has it not.
+	// NFCall makes this bridge pass its IPv4 and IPv6 packets through the firewall (IFLA_BR_NF_CALL_IPTABLES and
+	// IFLA_BR_NF_CALL_IP6TABLES). Without it, packets between pods skip connection tracking, and a service's replies
+	// come from the wrong address. Nil changes nothing; it is off on a new bridge.
 	//
-	// It needs the kernel module br_netfilter, without which it has no effect: see ProbeNetfilter. False does not
-	// help against the parameters net.bridge.bridge-nf-call-iptables and -ip6tables, which hold for each bridge.
+	// It needs the kernel module br_netfilter, and has no effect without it: see ProbeNetfilter. False has no effect
+	// while the parameters net.bridge.bridge-nf-call-iptables and -ip6tables are on, which apply to all bridges.
 	NFCall *bool
-	// VLANFiltering has the bridge keep VLANs apart, as Port.VLAN needs it; false leaves it as it is, and a new
-	// bridge without. Ports that are there stay in the default VLAN, and the bridge drops frames that they send
-	// with a tag from then on.
+	// VLANFiltering makes the bridge separate VLANs, as Port.VLAN requires. False changes nothing; it is off on a new
+	// bridge. Existing ports stay in the default VLAN, and from then on the bridge drops their tagged frames.
 	VLANFiltering bool
-	// MaxLearned is how many MACs the bridge learns from what its ports send
-	// (IFLA_BR_FDB_MAX_LEARNED, Linux 6.7; an older kernel has no such limit): a sender
-	// with ever new ones fills the host's memory otherwise. Frames to a MAC for which there
-	// is no room go to all ports. 0 leaves it as it is, and a new bridge without.
+	// MaxLearned is the number of MACs that the bridge learns from its ports (IFLA_BR_FDB_MAX_LEARNED, Linux 6.7;
+	// older kernels have no limit). Without a limit, a sender with ever new MACs fills the host's memory. Frames to a
+	// MAC that did not fit go to all ports. 0 changes nothing; a new bridge has no limit.
 	MaxLearned uint32
 }
 
-// ErrNotBridge is the cause of an Ensure whose name is taken by another kind of
-// link.
+// ErrNotBridge is the cause of an error of Ensure if another kind of link has the name.
 var ErrNotBridge = errors.New("the link is not a bridge")
 
-// Ensure makes the bridge if it is not there, and sets it up, and says whether anything
-// was changed. Conn.Link gives its index. Several callers may do it at once.
+// Ensure creates the bridge if it is missing, configures it, and reports whether it changed anything. Conn.Link
+// returns its index. Several callers may call Ensure at once.
 //
-// Spanning tree stays off, as the kernel has it for a new bridge, so that a port
-// forwards as soon as it has a carrier.
+// The spanning tree protocol stays off, as it is on a new bridge, so that a port forwards as soon as it has a
+// carrier.
 //
-// It sends one request if the bridge is Ensure's own (see Alias) and right, and two for another's. If the kernel
-// was built without br_netfilter and NFCall asks for it, all else is done and the error is ErrNoNetfilter. It needs
-// CAP_NET_ADMIN.
+// For a bridge that Ensure itself created (see Alias) and that is right, it sends one request; for another program's,
+// two. If NFCall is requested and the kernel was built without br_netfilter, Ensure does everything else and returns
+// ErrNoNetfilter. It needs CAP_NET_ADMIN.
 func (c *Conn) Ensure(ctx context.Context, br Bridge) (changed bool, _ error) {
 	if err := br.validate(); err != nil {
 		return false, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: err}
 	}
+
 	l, err := c.bridgeNamed(ctx, br.Name)
 	created := false
 	if errors.Is(err, fs.ErrNotExist) {
@@ -85,6 +81,7 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (changed bool, _ error) {
 			l, err = c.Link(ctx, br.Name)
 		}
 	}
+
 	if err == nil && l.Unfinished() {
 		if err = c.finish(ctx, &br, l.Index); err == nil {
 			created = true
@@ -92,19 +89,23 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (changed bool, _ error) {
 			l, err = c.Link(ctx, br.Name)
 		}
 	}
+
 	if err != nil {
 		return created, err
 	}
+
 	if l.Kind != "bridge" {
 		return created, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: fmt.Errorf(
 			"%w: it is %s; choose another name for the bridge, or delete the link", ErrNotBridge, describeKind(l))}
 	}
+
 	refused := br.refuseNFCall(l)
 	pinned := br.Alias != "" && br.Alias == l.Alias && !created
 	changed, err = c.correctBridge(ctx, br, l, pinned)
 	if err == nil {
 		err = refused
 	}
+
 	return created || changed, err
 }
 
@@ -121,23 +122,25 @@ func (br *Bridge) validate() error {
 	return nil
 }
 
-// unfinishedGroup is the group of links that a bridge is in from when it is made until it
-// has what the request that makes it does not take. A caller that is killed in between
-// leaves it for the next one to finish, which would otherwise take it for another program's bridge.
+// unfinishedGroup is the link group of a bridge between its creation and the request for settings that the creating
+// request does not accept. If a caller is killed in between, the next one recognizes the bridge by this group and
+// finishes it. It would otherwise look like another program's bridge.
 const unfinishedGroup = 29808
 
-// Unfinished says that the link is a bridge whose maker (Conn.Ensure) is at work, or was
-// killed: it has no alias yet, and Ensure finishes it.
+// Unfinished reports whether the link is a bridge that a Conn.Ensure is still creating, or was killed while creating.
+// It has no alias yet, and Ensure finishes it.
 func (l *Link) Unfinished() bool { return l != nil && l.Kind == "bridge" && l.Group == unfinishedGroup }
 
-// createBridge makes a bridge, which finish completes. If another caller has made it, that is success.
+// createBridge creates a bridge, which finish completes. If another caller has created it first, that is no error.
 func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 	if br.MAC == nil {
 		br.MAC = ident.RandomMAC()
 	}
+
 	var b nl.Batch
 	link.Request{
-		Name: br.Name, MAC: br.MAC, MTU: new(otherMTU(br.newMTU())), Group: new(uint32(unfinishedGroup)), Kind: "bridge",
+		Name: br.Name, MAC: br.MAC, MTU: new(otherMTU(br.newMTU())), Group: new(
+			uint32(unfinishedGroup)), Kind: "bridge",
 	}.Create(&b, "add bridge", br.Name)
 	err := c.execute(ctx, &b)
 	if errors.Is(err, fs.ErrExist) {
@@ -146,8 +149,8 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 	return err
 }
 
-// finish sets what the request that creates a bridge cannot: its alias, and whether it gets
-// a link-local address. Call it before the bridge is up. Several callers may do so at once.
+// finish sets the properties that the creating request cannot: the alias, and whether the bridge gets a link-local
+// address. It must run before the bridge is up. Several callers may run it at once.
 func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
 	noIPv6 := br.NoIPv6 && hasIPv6(otherMTU(br.newMTU()))
 	err := c.setNew(ctx, br, index, noIPv6)
@@ -157,8 +160,8 @@ func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
 	return err
 }
 
-// setNew sets the alias and takes the bridge out of unfinishedGroup. It goes by the index: with the name of a link that
-// is gone, the kernel applies a request with a group to all links of that group.
+// setNew sets the alias and takes the bridge out of unfinishedGroup. It uses the index. If it used the name of a link
+// that is gone, the kernel would apply a request with a group to all links of that group.
 func (c *Conn) setNew(ctx context.Context, br *Bridge, index int, noIPv6 bool) error {
 	var b nl.Batch
 	r := link.Request{Index: index, Group: new(uint32(0)), NoLinkLocal: noIPv6}
@@ -169,14 +172,14 @@ func (c *Conn) setNew(ctx context.Context, br *Bridge, index int, noIPv6 bool) e
 	return c.execute(ctx, &b)
 }
 
-// newMTU is that of a bridge which is made.
+// newMTU returns the MTU of a new bridge.
 func (br *Bridge) newMTU() int {
 	return cmp.Or(br.MTU, 1500)
 }
 
-// otherMTU differs from mtu. A bridge's MTU follows the lowest among its ports
-// until it has been changed by hand, and neither one given at creation nor setting
-// what it has already counts as that. So it is born with another.
+// otherMTU returns an MTU that differs from mtu. A bridge's MTU follows the lowest among its ports until somebody
+// changes it. Neither an MTU given at creation nor setting the present one counts as a change. So a bridge is created
+// with another MTU.
 func otherMTU(mtu int) int {
 	if mtu > 1280 {
 		return mtu - 1
@@ -184,27 +187,27 @@ func otherMTU(mtu int) int {
 	return mtu + 1
 }
 
-// refuseNFCall clears br.NFCall where the kernel would ignore it, and is an error if it was true.
+// refuseNFCall clears br.NFCall if the kernel would ignore it, and returns an error if it was true.
 func (br *Bridge) refuseNFCall(l *Link) error {
 	if br.NFCall == nil || l.Bridge.Netfilter {
 		return nil
 	}
-	wanted := *br.NFCall
+	expected := *br.NFCall
 	br.NFCall = nil
-	if !wanted {
+	if !expected {
 		return nil
 	}
 	return &tombolo.OpError{Op: "ensure bridge", Object: br.Name,
 		Err: fmt.Errorf("%w: the kernel was built without CONFIG_BRIDGE_NETFILTER", ErrNoNetfilter)}
 }
 
-// correctBridge brings l to what br asks for. The kernel does not say whether a
-// bridge's MAC is pinned already, so the caller has to.
+// correctBridge changes l to match br. The kernel does not tell whether a bridge's MAC is pinned, so the caller must.
 func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned bool) (bool, error) {
 	changed := len(br.Differences(l)) > 0
 	if !changed && pinned {
 		return false, nil
 	}
+
 	var b nl.Batch
 	r := link.Request{Index: l.Index, MTU: new(cmp.Or(br.MTU, l.MTU))}
 	r.Flags, r.Change = br.setFlags()
@@ -212,29 +215,34 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 	if br.MAC != nil {
 		mac = br.MAC
 	}
+
 	if !pinned || !bytes.Equal(mac, l.MAC) {
-		// To write the address that it has pins it, and flushes its neighbours.
+		// Writing the bridge's own MAC pins it, and flushes its neighbours.
 		r.MAC = mac
 	}
+
 	if br.NFCall != nil || br.limits(l) || br.VLANFiltering {
 		var data driver.Bridge
 		if br.NFCall != nil {
 			data.NfCallIptables, data.NfCallIp6tables = enable(*br.NFCall), enable(*br.NFCall)
 		}
+
 		if br.limits(l) {
 			data.FdbMaxLearned = &br.MaxLearned
 		}
+
 		if br.VLANFiltering {
 			data.VlanFiltering, data.VlanProtocol = enable(true), new(driver.VlanProtocol8021Q)
 		}
 		r.Data = &data
 	}
+
 	r.Set(&b, "set bridge", br.Name)
 	err := c.execute(ctx, &b)
 	return changed && err == nil, err
 }
 
-// setFlags gives the flags, and which of them to change.
+// setFlags returns the flags, and a mask of those to change.
 func (br *Bridge) setFlags() (flags, change uint32) {
 	flags, change = unix.IFF_UP, unix.IFF_UP
 	if br.Promiscuous != nil {
@@ -246,43 +254,49 @@ func (br *Bridge) setFlags() (flags, change uint32) {
 	return flags, change
 }
 
-// limits says whether br asks for a limit that the kernel has.
+// limits reports whether br requests a limit and the kernel supports it.
 func (br *Bridge) limits(l *Link) bool { return br.MaxLearned != 0 && l.Bridge.MaxLearned != nil }
 
-// Remove deletes a bridge, and lets its ports go. One that is not there is
-// success; another kind of link of the name is ErrNotBridge, and stays.
+// Remove deletes a bridge, which releases its ports. A missing bridge is no error. If another kind of link has the
+// name, the error is ErrNotBridge.
 func (c *Conn) Remove(ctx context.Context, name string) error {
 	l, err := c.bridgeNamed(ctx, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+
 	if err != nil {
 		return err
 	}
+
 	if l.Kind != "bridge" {
 		return &tombolo.OpError{Op: "delete bridge", Object: name, Err: ErrNotBridge}
 	}
+
 	var b nl.Batch
 	link.Request{Index: l.Index}.Delete(&b, l.Name)
 	if err := c.execute(ctx, &b); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	return nil
 }
 
-// Enslave makes the link port.Name a port of port.Bridge, and sets it up: for a port that
-// was taken off its bridge, or whose bridge was made anew. The link gets the flags and the
-// alias of port, and its MAC and MTU if port has them; it loses other flags, hairpin too. A
-// link that is a port of the bridge already goes on forwarding. The peer is left alone.
-// StaticFDB needs PeerMAC. It takes one sendmsg if BridgeIndex is given, two more with
-// StaticFDB.
+// Enslave makes the link port.Name a port of port.Bridge, and sets it up. It is for a port that was taken off its
+// bridge, or whose bridge was created again. The link gets the flags and the alias of port, and its MAC and MTU if
+// port has them. Other flags, such as hairpin, are cleared. If the link is a port of the bridge already, it goes on
+// forwarding. The peer is not changed. StaticFDB requires PeerMAC. Enslave needs one sendmsg if BridgeIndex is given,
+// and two more with StaticFDB.
 func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	if err := checkName(port.Name); err != nil {
 		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: err}
 	}
+
 	if port.StaticFDB && len(port.PeerMAC) != 6 {
-		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: fmt.Errorf("%w: a static entry without the MAC that it is for", tombolo.ErrInvalid)}
+		return &tombolo.OpError{Op: "enslave", Object: port.Name,
+			Err: fmt.Errorf("%w: a static entry without the MAC that it is for", tombolo.ErrInvalid)}
 	}
+
 	if port.BridgeIndex == 0 {
 		l, err := c.bridgeNamed(ctx, port.Bridge)
 		if err != nil {
@@ -290,24 +304,30 @@ func (c *Conn) Enslave(ctx context.Context, port Port) error {
 		}
 		port.BridgeIndex = l.Index
 	}
+
 	var b nl.Batch
 	if err := c.downUnlessPort(ctx, &b, &port); err != nil {
 		return err
 	}
+
 	link.Request{Name: port.Name, Master: &port.BridgeIndex}.Set(&b, "enslave", port.Name)
 	if err := c.configure(ctx, &b, &port, false); err != nil {
 		return err
 	}
+
 	if err := c.setUp(ctx, &port, nil); err != nil {
 		return err
 	}
+
 	if err := c.refuseIPv6(port.Name); err != nil || !port.StaticFDB {
 		return err
 	}
+
 	l, err := c.Link(ctx, port.Name)
 	if err != nil {
 		return err
 	}
+
 	return c.addStaticFDB(ctx, &port, l.Index)
 }
 
@@ -318,7 +338,7 @@ func describeKind(l *Link) string {
 	return "of kind " + l.Kind
 }
 
-// Probe asks the kernel whether it makes bridges and veth pairs, without making any.
+// Probe returns an error if the kernel does not support bridges and veth pairs. It creates none.
 func (c *Conn) Probe() error {
 	for _, kind := range []string{"bridge", "veth"} {
 		if err := link.Probe(c.nl, kind); err != nil {
@@ -328,21 +348,21 @@ func (c *Conn) Probe() error {
 	return nil
 }
 
-// ErrNoNetfilter is the cause where a bridge is to show its packets to the firewall
-// (Bridge.NFCall) and this kernel, in its present state, has nothing that does so.
+// ErrNoNetfilter is the cause of an error if a bridge is to pass its packets through the firewall (Bridge.NFCall) and
+// the kernel, in its present state, is unable to.
 var ErrNoNetfilter = errors.New("bridged packets do not pass the firewall")
 
-// ProbeNetfilter asks whether the kernel module br_netfilter is there, without which
-// NFCall has no effect: nil, or an ErrNoNetfilter that says what to do. Nothing here
-// loads the module; once it is loaded, it acts on bridges that were there before.
+// ProbeNetfilter returns an ErrNoNetfilter with advice unless the kernel module br_netfilter is loaded, without which
+// NFCall has no effect. Nothing here loads the module. Once loaded, it also acts on existing bridges.
 func ProbeNetfilter() error { return probeNetfilter(sysctl.Exists) }
 
-// probeNetfilter looks for what comes with the module, in each namespace (Linux 5.3).
+// probeNetfilter looks for a parameter that the module adds in each namespace (Linux 5.3).
 func probeNetfilter(exists func(path string) bool) error {
 	if exists("net/bridge/bridge-nf-call-iptables") {
 		return nil
 	}
 	return &tombolo.OpError{Op: "find the kernel module", Object: "br_netfilter", Err: fmt.Errorf(
-		"%w: it is not loaded; run modprobe br_netfilter, and name it in a file in /etc/modules-load.d, so that it is loaded at boot",
+		"%w: it is not loaded; run modprobe br_netfilter, and name it in a file in /etc/modules-load.d, so that it "+
+			"is loaded at boot",
 		ErrNoNetfilter)}
 }

@@ -11,21 +11,24 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// Check compares the host's end of a pod's veth pair with port, and lists the differences. It compares the MACs only
-// where port has them, and the MTU unless it is 0. The pod's end belongs to the pod once Attach has returned: its owner
-// may change all of it, so Check does not look there.
+// Check compares the host's end of a pod's veth pair with port, and returns the differences. It compares the MACs
+// only if port has them, and the MTU unless it is 0. It does not look at the pod's end, which belongs to the pod once
+// Attach has returned.
 func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, error) {
 	l, err := c.Link(ctx, port.Name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []tombolo.Difference{{Object: "port " + port.Name, What: "link", Want: port.Name}}, nil
 	}
+
 	if err != nil {
 		return nil, err
 	}
+
 	br, err := c.bridgeNamed(ctx, port.Bridge)
 	if errors.Is(err, fs.ErrNotExist) {
 		return port.Differences(*l, Link{}), nil
 	}
+
 	if err != nil {
 		return nil, err
 	}
@@ -34,10 +37,12 @@ func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, erro
 	if br.Index != l.Master {
 		return found.list, nil
 	}
+
 	if !br.Up {
 		down := tombolo.Difference{Object: "bridge " + port.Bridge, What: "link", Want: "up", Have: "down"}
 		found.list = append(found.list, down)
 	}
+
 	if !port.VLAN.IsZero() {
 		diffs, err := c.VLANs().Check(ctx, l.Index, port.Name, port.VLAN)
 		if err != nil {
@@ -45,29 +50,35 @@ func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, erro
 		}
 		found.list = append(found.list, diffs...)
 	}
+
 	lacks, err := c.lacksStaticFDB(ctx, &port, l.Index)
 	if lacks {
 		found.missing("static FDB entry", port.PeerMAC.String())
 	}
+
 	return found.list, err
 }
 
-// Differences compares the link l with the host's end that p describes, as a port of the bridge br, with Index 0 where
-// that is missing. It does not compare VLANs and the static FDB entry, which a link does not have.
+// Differences compares the link l with the host's end described by p, as a port of the bridge br. br.Index is 0 if
+// the bridge is missing. It does not compare VLANs and the static FDB entry, which are not properties of a link.
 func (p *Port) Differences(l, br Link) []tombolo.Difference {
 	cmp := &comparison{object: "port " + p.Name}
 	if !l.Up {
 		cmp.differs("link", "up", "down")
 	}
+
 	if p.MTU != 0 && l.MTU != p.MTU {
 		cmp.differs("MTU", strconv.Itoa(p.MTU), strconv.Itoa(l.MTU))
 	}
+
 	if p.MAC != nil && !bytes.Equal(p.MAC, l.MAC) {
 		cmp.differs("MAC", p.MAC.String(), l.MAC.String())
 	}
+
 	if p.Alias != "" && p.Alias != l.Alias {
 		cmp.differs("alias", strconv.Quote(p.Alias), strconv.Quote(l.Alias))
 	}
+
 	switch have := l.Port; {
 	case br.Index == 0:
 		cmp.missing("bridge", p.Bridge)
@@ -81,18 +92,21 @@ func (p *Port) Differences(l, br Link) []tombolo.Difference {
 		cmp.flag("flood", !p.NoFlood, have.Flood)
 		cmp.flag("multicast flood", !p.NoMulticastFlood, have.MulticastFlood)
 	}
-	// A loose rp_filter, as some systems set it on each new link, does as well as a strict one.
+
+	// A loose rp_filter, which some systems set on each new link, is as good as a strict one.
 	if l.ReversePath == 0 {
 		cmp.differs("IPv4 rp_filter", "1", "0")
 	}
+
 	cmp.flag("IPv6 drop_unicast_in_l2_multicast", true, !l.UnicastInMulticast)
 	if l.AcceptRA != 0 {
 		cmp.differs("IPv6 accept_ra", "0", strconv.Itoa(l.AcceptRA))
 	}
+
 	return cmp.list
 }
 
-// comparison collects differences of one object.
+// comparison collects the differences of one object.
 type comparison struct {
 	object string
 	list   []tombolo.Difference
@@ -119,39 +133,48 @@ func onOff(on bool) string {
 	return "off"
 }
 
-// Differences compares a link, nil where there is none, with what br describes. It leaves out what br leaves open,
-// and the alias, which is only given to a new bridge.
+// Differences compares a link, or nil if there is none, with the bridge that br describes. It leaves out properties
+// that br leaves open, and the alias, which only a new bridge gets.
 func (br *Bridge) Differences(l *Link) []tombolo.Difference {
 	cmp := &comparison{object: "bridge " + br.Name}
 	if l == nil {
 		cmp.missing("link", br.Name)
 		return cmp.list
 	}
+
 	if l.Bridge == nil {
 		cmp.differs("link", "of kind bridge", describeKind(l))
 		return cmp.list
 	}
+
 	if !l.Up {
 		cmp.differs("link", "up", "down")
 	}
+
 	if br.MTU != 0 && br.MTU != l.MTU {
 		cmp.differs("MTU", strconv.Itoa(br.MTU), strconv.Itoa(l.MTU))
 	}
+
 	if br.MAC != nil && !bytes.Equal(br.MAC, l.MAC) {
 		cmp.differs("MAC", br.MAC.String(), l.MAC.String())
 	}
+
 	if br.Promiscuous != nil {
 		cmp.flag("promiscuous mode", *br.Promiscuous, l.Promiscuous)
 	}
+
 	if br.NFCall != nil {
 		cmp.flag("nf_call_iptables", *br.NFCall, l.Bridge.NFCallIPTables)
 		cmp.flag("nf_call_ip6tables", *br.NFCall, l.Bridge.NFCallIP6Tables)
 	}
+
 	if br.VLANFiltering {
 		cmp.flag("vlan_filtering", true, l.Bridge.VLANFiltering)
 	}
+
 	if br.limits(l) && br.MaxLearned != *l.Bridge.MaxLearned {
 		cmp.differs("fdb_max_learned", fmt.Sprint(br.MaxLearned), fmt.Sprint(*l.Bridge.MaxLearned))
 	}
+
 	return cmp.list
 }

@@ -16,22 +16,22 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Conn works on the bridges of one network namespace over one netlink socket. Its
-// methods may be called from several goroutines.
+// Conn works on the bridges of one network namespace over one netlink socket. Several goroutines may call its
+// methods.
 type Conn struct {
 	nl *nl.Conn
-	// dialPod opens the socket in a pod's namespace. It is called there.
+	// dialPod opens the socket in a pod's namespace, where it is called.
 	dialPod func() (*nl.Conn, error)
 
-	home netns.ID // where the bridges are; the zero ID if that is not known
+	home netns.ID // the bridges' namespace; the zero ID if unknown
 
 	mu      sync.Mutex
-	ipv6    *sysctl.Dir       // see hostIPv6
-	waiting map[string]*inPod // by port; of attachments that are not settled yet
+	ipv6    *sysctl.Dir              // see hostIPv6
+	waiting map[string]*podNamespace // by port; attachments that Wait has not waited for yet
 }
 
-// Dial opens the socket, in the namespace of the bridges: the host's side. Nil is that of
-// the calling thread; another one takes CAP_SYS_ADMIN, and may be closed afterwards.
+// Dial opens the socket in ns, the bridges' namespace on the host's side. Nil means the calling thread's namespace.
+// Another one needs CAP_SYS_ADMIN, and may be closed afterwards.
 func Dial(ns *netns.NS) (*Conn, error) {
 	c, err := nl.Dial(unix.NETLINK_ROUTE, ns)
 	if err != nil {
@@ -45,8 +45,7 @@ func Dial(ns *netns.NS) (*Conn, error) {
 	return conn, nil
 }
 
-// noteNetNS notes which namespace the bridges are in, so that it is not taken for a
-// pod's.
+// noteNetNS records the bridges' namespace, so that it is not mistaken for a pod's.
 func (c *Conn) noteNetNS(ns *netns.NS) error {
 	if ns != nil {
 		c.home = ns.ID()
@@ -60,7 +59,8 @@ func (c *Conn) noteNetNS(ns *netns.NS) error {
 	return own.Close()
 }
 
-// checkPod returns an error if pod is closed or nil, or unless same is set if it is the bridge's own namespace.
+// checkPod returns an error if pod is closed or nil. Unless same is set, it also returns one if pod is the bridges'
+// own namespace.
 func (c *Conn) checkPod(pod *netns.NS, same bool) error {
 	err := pod.Usable()
 	if err == nil && !same && pod.ID() == c.home {
@@ -72,9 +72,8 @@ func (c *Conn) checkPod(pod *netns.NS, same bool) error {
 	return nil
 }
 
-// On works over a connection that is there already; dialPod, called within a
-// pod's namespace, opens one there, nil a real one. It is for the packages of this
-// module and for their tests, which put a fake kernel there.
+// On returns a Conn over an open socket. dialPod, called within a pod's namespace, opens a socket there; nil opens a
+// real one. It is for the packages of this module, and for their tests with a fake kernel.
 func On(s tombolo.Socket, dialPod func() (tombolo.Socket, error)) *Conn {
 	if dialPod == nil {
 		return &Conn{nl: nl.Of(s), dialPod: dialRoute}
@@ -87,40 +86,38 @@ func On(s tombolo.Socket, dialPod func() (tombolo.Socket, error)) *Conn {
 
 func dialRoute() (*nl.Conn, error) { return nl.Dial(unix.NETLINK_ROUTE, nil) }
 
-// Close closes the socket. Attachments that have not been settled are as they are.
+// Close closes the socket. Attachments that nobody has waited for stay as they are.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, in := range c.waiting {
 		in.close()
 	}
+
 	c.waiting = nil
 	if c.ipv6 != nil {
-		_ = c.ipv6.Close() // an error loses nothing: the kernel has answered all requests
+		_ = c.ipv6.Close() // an error does not matter: the kernel has answered all requests
 		c.ipv6 = nil
 	}
 	return c.nl.Close()
 }
 
-// Addresses works on the addresses of the bridges' namespace, over this
-// connection's socket. It needs no Close of its own.
+// Addresses returns a connection for addresses in the bridges' namespace, over this connection's socket. It needs no
+// Close.
 func (c *Conn) Addresses() *addr.Conn { return addr.On(c.Socket()) }
 
-// Routes works on the routes of the bridges' namespace, over this connection's
-// socket. It needs no Close of its own.
+// Routes returns a connection for routes in the bridges' namespace, over this connection's socket. It needs no Close.
 func (c *Conn) Routes() *route.Conn { return route.On(c.Socket()) }
 
-// Socket is the connection, for other packages to work over (bandwidth.On). It stays with c.
+// Socket returns the socket for use by other packages (bandwidth.On). It still belongs to c.
 func (c *Conn) Socket() tombolo.Socket {
 	return c.nl
 }
 
-// VLANs works on those of the bridges' namespace, over this connection's socket. It needs no
-// Close.
+// VLANs returns a connection for VLANs of the bridges, over this connection's socket. It needs no Close.
 func (c *Conn) VLANs() *vlan.Conn { return vlan.On(c.Socket()) }
 
-// execute sends a batch unless ctx is done: the kernel's work on it cannot be
-// interrupted.
+// execute sends a batch unless ctx is done. Once sent, the kernel's work on it cannot be interrupted.
 func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -14,17 +14,15 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// ErrForeign is the cause of a Detach or SetAlias of a link whose alias names another
-// owner.
+// ErrForeign is the cause of an error of Detach or SetAlias about a link whose alias names another owner.
 var ErrForeign = errors.New("the link belongs to another owner")
 
-// Detach deletes a port and with it the pod's interface, its addresses and its routes; and, in the same moment,
-// other links that were made for the port, such as an ifb that shapes what comes from it. One that is gone already
-// is success. A link of these names whose alias does not begin with owner belongs to another: it stays, and is an
-// ErrForeign; owner "" takes any.
+// Detach deletes a port and with it the pod's interface, addresses and routes. In the same moment it deletes other
+// links that belong to the port, such as an ifb for bandwidth limits. A missing link is no error. A link with one of
+// these names whose alias does not begin with owner belongs to another program: it stays, and the error matches
+// ErrForeign. An empty owner matches any alias.
 //
-// It takes the kernel some 12 to 36 ms, nearly all of them waiting: no more for several
-// links than for one, where one Detach after the other would wait for each.
+// The kernel needs some 12 to 36 ms, nearly all of it waiting. Several links at once take no longer than one.
 func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) error {
 	c.forget(name)
 	var errs []error
@@ -41,16 +39,18 @@ func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) e
 			errs = append(errs, err)
 		}
 	}
+
 	if len(ours) > 0 {
 		errs = append(errs, c.delLinks(ctx, ours))
 	}
+
 	return errors.Join(errs...)
 }
 
-// Shut sets a port down, and the pod cannot set it up again: nothing passes it any more, so that its guard can be
-// deleted before the port, for which the kernel takes much longer. One that is gone already is success. A link
-// whose alias does not begin with owner belongs to another: it stays as it is, and is an ErrForeign; owner "" takes
-// any.
+// Shut sets a port down. The pod cannot set it up again, so nothing passes the port any more, and its guard can be
+// deleted before the port. Deleting the port takes the kernel much longer. A missing port is no error. A link whose
+// alias does not begin with owner belongs to another program: it stays unchanged, and the error matches ErrForeign.
+// An empty owner matches any alias.
 func (c *Conn) Shut(ctx context.Context, name, owner string) error {
 	return c.change(ctx, "set link down", name, owner, func(_ *Link, r *link.Request) bool {
 		r.Change = unix.IFF_UP
@@ -58,9 +58,8 @@ func (c *Conn) Shut(ctx context.Context, name, owner string) error {
 	})
 }
 
-// SetAlias changes the alias of a link whose alias begins with owner, and nothing else
-// of it; see Port.Alias. A link that is gone is success. One of another owner's stays
-// as it is, and is an ErrForeign; owner "" takes any.
+// SetAlias changes the alias of a link whose alias begins with owner; see Port.Alias. A missing link is no error. A
+// link of another owner stays unchanged, and the error matches ErrForeign. An empty owner matches any alias.
 func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
 	return c.change(ctx, "set alias of link", name, owner, func(l *Link, r *link.Request) bool {
 		r.Alias = &alias
@@ -68,51 +67,56 @@ func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
 	})
 }
 
-// change sets what is asked for of an owner's link, if anything is. A link that is gone is success.
+// change sends the request that ask fills in for a link of an owner, if ask returns true. A missing link is no error.
 func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Link, *link.Request) bool) error {
 	l, err := c.owned(ctx, name)
 	if err == nil {
 		err = l.ownedBy(op, owner)
 	}
+
 	if r := (link.Request{}); err == nil && ask(l, &r) {
 		var b nl.Batch
 		r.Index = l.Index
 		r.Set(&b, op, name)
 		err = c.execute(ctx, &b)
 	}
+
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return nil
 	}
 	return err
 }
 
-// delLinks deletes links of ours. It is no error if one goes meanwhile.
+// delLinks deletes our links. It is no error if one is gone by then.
 func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 	var b nl.Batch
 	if len(list) == 1 {
-		// The index names the link that was looked at; another may have its name by now.
+		// The index identifies the link that was checked. Another link may have its name by now.
 		link.Request{Index: list[0].Index}.Delete(&b, list[0].Name)
 	} else {
 		delTogether(&b, list)
 	}
+
 	err := c.execute(ctx, &b)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	var errs []error
 	for i := range b.Len() {
 		if err := b.Err(i); !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
-// dyingGroup and the index of a link give a group that no other link is in: a group is a number of 32 bits, and
-// those that people choose are small.
+// dyingGroup, combined with the index of a link, is a link group that no other link has: a group has 32 bits, and
+// people choose small numbers.
 const dyingGroup = 0x746f0000
 
-// delTogether makes a group of links, since the kernel deletes those of one together,
+// delTogether puts the links into one group and deletes that, since the kernel deletes the links of a group together
 // and waits once.
 func delTogether(b *nl.Batch, list []*Link) {
 	group := uint32(dyingGroup) ^ uint32(list[0].Index)
@@ -122,14 +126,16 @@ func delTogether(b *nl.Batch, list []*Link) {
 	link.Request{Group: &group}.Delete(b, list[0].Name)
 }
 
-// owned looks a link up for what tells whose it is.
+// owned returns a link with the attributes that show its owner.
 func (c *Conn) owned(ctx context.Context, name string) (*Link, error) {
 	return c.link(ctx, name, 0, unix.IFLA_IFNAME, unix.IFLA_IFALIAS)
 }
 
+// ownedBy returns an ErrForeign unless the link's alias begins with owner.
 func (l *Link) ownedBy(op, owner string) error {
 	if strings.HasPrefix(l.Alias, owner) {
 		return nil
 	}
-	return &tombolo.OpError{Op: op, Object: l.Name, Err: fmt.Errorf("%w: its alias is %q, where %q is expected", ErrForeign, l.Alias, owner)}
+	return &tombolo.OpError{Op: op, Object: l.Name,
+		Err: fmt.Errorf("%w: its alias is %q, where %q is expected", ErrForeign, l.Alias, owner)}
 }

@@ -72,6 +72,6 @@ func run(ctx context.Context) error {
 	differences, err := conn.Check(ctx, port)
 	fmt.Println("as it should be:", len(differences) == 0 && err == nil)
 
-	err = conn.Detach(ctx, port.Name, port.Alias) // what is gone is success
+	err = conn.Detach(ctx, port.Name, port.Alias) // success also if nothing is there
 	return err
 }

@@ -16,40 +16,44 @@ import (
 
 // Values of include/uapi/linux/neighbour.h.
 const (
-	nudNoARP     = 0x40 // NUD_NOARP: static, in an FDB
-	nudPermanent = 0x80 // NUD_PERMANENT: the bridge's own MAC, or a port's
-	ntfSticky    = 0x40 // NTF_STICKY: frames that come in elsewhere do not move it (Linux 5.0)
+	nudNoARP     = 0x40 // NUD_NOARP: a static entry
+	nudPermanent = 0x80 // NUD_PERMANENT: the MAC of the bridge or a port
+	ntfSticky    = 0x40 // NTF_STICKY: frames from elsewhere do not move the entry (Linux 5.0)
 )
 
-// fdbMessage is about an entry of a MAC that the port's bridge holds (NTF_MASTER). The
-// library's attributes have an address and a link beside the MAC.
-func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, index int, state uint16, flags uint8) (netlink.Message, error) {
-	body := &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE, Index: uint32(index), State: state, Flags: unix.NTF_MASTER | flags}
+// fdbMessage returns a request about an entry in the bridge's forwarding database (NTF_MASTER). The library would add
+// an address and a link to the MAC.
+func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, index int, state uint16,
+	flags uint8) (netlink.Message, error) {
+	body := &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE, Index: uint32(index), State: state,
+		Flags: unix.NTF_MASTER | flags}
 	return nl.Marshal(typ, header, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		ae.Bytes(unix.NDA_LLADDR, p.PeerMAC)
-		// Pods of two VLANs may have one MAC. Without a VLAN the entry is for all VLANs that the port is in.
+
+		// Pods in different VLANs may have the same MAC. Without a VLAN the entry applies to all VLANs of the port.
 		if p.VLAN.ID != 0 && len(p.VLAN.Trunk) == 0 {
 			ae.Uint16(unix.NDA_VLAN, p.VLAN.ID)
 		}
 	})
 }
 
-// addStaticFDB enters the pod's MAC for good. An entry of the MAC that the bridge has learnt is replaced. An entry
-// of the bridge's own MAC, or one that a program entered for another port, stays: a pod with such a MAC would get
-// frames that are not its own.
+// addStaticFDB adds a static entry for the pod's MAC. It replaces an entry that the bridge has learnt. An entry of
+// the bridge's own MAC, or a static one for another port, stays: a pod with such a MAC would get frames of others.
 func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 	err := c.sendStaticFDB(ctx, p, index, netlink.Excl)
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
+
 	there, err := c.fdbEntry(ctx, p, index)
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // It has aged out meanwhile.
+	case errors.Is(err, fs.ErrNotExist): // the entry has just expired
 	case err != nil:
 		return err
 	case there.static():
 		return nil
 	}
+
 	return c.sendStaticFDB(ctx, p, index, netlink.Replace)
 }
 
@@ -62,16 +66,16 @@ func (c *Conn) sendStaticFDB(ctx context.Context, p *Port, index int, flag netli
 
 func (p *Port) fdbName() nl.Name { return nl.Name(p.PeerMAC.String() + " of " + p.Name) }
 
-// fdbEntry is what a bridge knows of a MAC.
+// fdbEntry is the bridge's entry for a MAC.
 type fdbEntry struct {
 	port  int // or the bridge itself
 	state uint16
 }
 
-// static says whether it neither ages nor is learnt anew.
+// static reports whether the entry neither expires nor moves.
 func (f fdbEntry) static() bool { return f.state&(nudNoARP|nudPermanent) != 0 }
 
-// fdbEntry gets what the bridge of a port knows of the pod's MAC.
+// fdbEntry returns the entry of the port's bridge for the pod's MAC.
 func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, error) {
 	var f fdbEntry
 	var b nl.Batch
@@ -84,6 +88,7 @@ func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, erro
 		f.state = binary.NativeEndian.Uint16(m.Data[8:])
 		return nil
 	})
+
 	return f, c.execute(ctx, &b)
 }
 

@@ -12,38 +12,41 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// inPod is what is open in a pod's namespace.
-type inPod struct {
+// podNamespace holds the netlink socket and the sysctl directories that Attach opened inside the pod's network
+// namespace.
+type podNamespace struct {
 	conn *nl.Conn
-	// usable hears of the pod's addresses: nil if none has to be waited for.
+	// usable receives announcements about the pod's addresses; nil if there is nothing to wait for.
 	usable *addr.Watch
-	ipv6   *sysctl.Dir // the parameters of the pod's links; nil if the kernel has no IPv6
+	ipv6   *sysctl.Dir // parameters of the pod's links; nil if the kernel has no IPv6
 
-	link      int // of the pod's interface
+	link      int // index of the pod's interface
 	addresses []netip.Addr
 }
 
-// enter opens, at the same time as others work, what Attach needs in a pod: to enter it costs a thread, and to find its
-// parameters takes some time, as do the host's. The caller has to call wait.
-func (c *Conn) enter(pod *netns.NS, p *Port) (wait func() (*inPod, error)) {
-	in, done := &inPod{}, make(chan error, 1)
+// enter opens a podNamespace on another goroutine, while the caller works on. Entering a namespace costs a thread,
+// and finding the parameters takes some time. The caller must call wait.
+func (c *Conn) enter(pod *netns.NS, p *Port) (wait func() (*podNamespace, error)) {
+	in, done := &podNamespace{}, make(chan error, 1)
 	ipv6 := p.usesIPv6()
 	go func() {
-		_, _ = c.hostIPv6() // Attach meets the same error, and says it.
+		_, _ = c.hostIPv6() // on an error, Attach gets the same error and returns it
 		done <- pod.Do(func() error { return in.open(c.dialPod, ipv6) })
 	}()
-	return func() (*inPod, error) { err := <-done; return in, err }
+	return func() (*podNamespace, error) { err := <-done; return in, err }
 }
 
-// open is called in the pod's namespace.
-func (in *inPod) open(dial func() (*nl.Conn, error), ipv6 bool) error {
+// open opens the socket and the directories. It must run in the pod's namespace.
+func (in *podNamespace) open(dial func() (*nl.Conn, error), ipv6 bool) error {
 	var err error
 	if in.conn, err = dial(); err != nil {
 		return err
 	}
+
 	if in.ipv6, err = sysctl.OpenDir("net/ipv6/conf"); err != nil && (ipv6 || !errors.Is(err, fs.ErrNotExist)) {
 		return err
 	}
+
 	if ipv6 {
 		in.usable, err = addr.Listen(nil)
 		return err
@@ -51,9 +54,9 @@ func (in *inPod) open(dial func() (*nl.Conn, error), ipv6 bool) error {
 	return nil
 }
 
-// close leaves the pod as it is.
-func (in *inPod) close() {
-	// An error loses nothing: the kernel has answered all requests.
+// close closes them, and leaves the pod as it is.
+func (in *podNamespace) close() {
+	// An error does not matter, since the kernel has answered all requests.
 	if in.conn != nil {
 		_ = in.conn.Close()
 	}
@@ -65,19 +68,19 @@ func (in *inPod) close() {
 	}
 }
 
-// waitLater keeps what Wait waits with.
-func (c *Conn) waitLater(port string, in *inPod) {
+// waitLater stores a podNamespace for Wait.
+func (c *Conn) waitLater(port string, in *podNamespace) {
 	c.forget(port)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.waiting == nil {
-		c.waiting = map[string]*inPod{}
+		c.waiting = map[string]*podNamespace{}
 	}
 	c.waiting[port] = in
 }
 
-// take gives what waitLater has kept, which is nil where there is nothing to wait for.
-func (c *Conn) take(port string) *inPod {
+// take returns the podNamespace that waitLater stored, or nil if there is nothing to wait for.
+func (c *Conn) take(port string) *podNamespace {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	in := c.waiting[port]
@@ -85,22 +88,20 @@ func (c *Conn) take(port string) *inPod {
 	return in
 }
 
-// forget ends the wait for a port that goes.
+// forget drops the wait for a port that is being deleted.
 func (c *Conn) forget(port string) {
 	if in := c.take(port); in != nil {
 		in.close()
 	}
 }
 
-// Wait waits until a port forwards, and the pod's IPv6 addresses are usable. The
-// kernel leaves both to its workers, which takes them milliseconds on a busy machine: a
-// packet that is sent before is lost, and sent again a second later. The error matches
-// addr.ErrDuplicate where duplicate address detection found another node, and that of
-// ctx when it is done.
+// Wait waits until a port forwards and the pod's IPv6 addresses are usable. The kernel does both jobs in the background,
+// which takes milliseconds on a busy machine. A packet sent earlier is lost and repeated a second later. The error
+// matches addr.ErrDuplicate if duplicate address detection found another node with the address, and the error of ctx
+// when ctx ends.
 //
-// Attach calls Wait, unless Port.NoWait: then the caller does, on the same Conn,
-// which has sockets open for it until then, or until a Detach or Close. A second Wait
-// has nothing to wait for.
+// Attach calls Wait, unless Port.NoWait is set: then the caller calls it on the same Conn, which keeps sockets open
+// for it until Wait, Detach or Close. A second Wait returns at once.
 func (c *Conn) Wait(ctx context.Context, port string) error {
 	c.nl.RefreshCarrier(port)
 	in := c.take(port)

@@ -9,9 +9,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
 
-// parameter is a kernel parameter of a link (net.ipv6.conf.<link>.<name>) as it is
-// to be. Netlink tells all of a link's by their indexes at once; /proc sets them by
-// their names, one by one.
+// parameter is a kernel parameter of a link (net.ipv6.conf.<link>.<name>) with its expected value. Netlink reports
+// all parameters of a link at once, by index. /proc sets them one by one, by name.
 type parameter struct {
 	name  string
 	index int // DEVCONF_* of include/uapi/linux/ipv6.h
@@ -20,7 +19,7 @@ type parameter struct {
 
 func (p parameter) value() string { return strconv.Itoa(int(p.want)) }
 
-// Of enum IPV4_DEVCONF_* of include/uapi/linux/ip.h.
+// Constants of enum IPV4_DEVCONF_* of include/uapi/linux/ip.h.
 const (
 	ipv4ConfARPNotify     = 22 // IPV4_DEVCONF_ARP_NOTIFY
 	ipv4ConfRPFilter      = 8  // IPV4_DEVCONF_RP_FILTER
@@ -37,6 +36,7 @@ func (p *Port) hearing() []hearingParameter {
 		router, shortest = 0, 48
 	}
 	var dad int32
+
 	if p.DAD {
 		dad = 1
 	}
@@ -62,27 +62,26 @@ type hearingParameter struct {
 	asks, forms bool
 }
 
-// The host's end of a veth pair is a port of a bridge, and nothing else. But some frames reach the host's own IP
-// stack as from the port, past every rule that names the bridge: those to link-local groups (01:80:c2:00:00:00 to
-// :0f), and all of them where the port has fallen off its bridge. Rules of the firewall stop the former
-// (nft.Network's Groups); these parameters hold when the rules are flushed. With them the kernel drops IPv4 from
-// every source (rp_filter, RFC 3704; only what a host without an address sends to 255.255.255.255 passes), router
-// advertisements (accept_ra 0), and IPv6 for a single address in a frame that is not for a single MAC
-// (drop_unicast_in_l2_multicast). disable_ipv6 would end all IPv6, but to write it takes the kernel's lock on all
-// links.
+// The host's end of a veth pair is only a port of a bridge. But some frames reach the host's own IP stack from the
+// port, and bypass every rule that names the bridge: frames to link-local groups (01:80:c2:00:00:00 to :0f), and all
+// frames if the port was taken off its bridge. Firewall rules stop the former (nft.Network's Groups). The following
+// parameters still protect the host when someone flushes the rules. With them the kernel drops IPv4 from every source
+// (rp_filter, RFC 3704; only packets of a host without an address to 255.255.255.255 pass), router advertisements
+// (accept_ra 0), and IPv6 for a single address in a frame for several MACs (drop_unicast_in_l2_multicast).
+// disable_ipv6 would stop all IPv6, but writing it takes the kernel's lock on all links.
 
-// noIPv4 is what the host's end gets of it by netlink.
+// noIPv4 returns the parameters of the host's end that netlink can set.
 func noIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }
 
-// hostEnd are the parameters of a port that the kernel has no netlink attribute for.
+// hostEnd returns the parameters of a port that have no netlink attribute.
 func hostEnd() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }
 
 func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }
 func dropUnicast() parameter { return parameter{"drop_unicast_in_l2_multicast", 40, 1} }
 
-// refuseIPv6 sets the parameters of hostEnd on a port. A port has none of them if the kernel has no IPv6 or the port's
-// MTU is too small for IPv6. Where /proc/sys is read-only they stay as they are, and only the firewall's rules keep
-// the frames away.
+// refuseIPv6 sets the parameters of hostEnd on a port. A port has none of them if the kernel has no IPv6 or the
+// port's MTU is too small for IPv6. If /proc/sys is read-only, they stay unchanged, and only the firewall's rules
+// stop the frames.
 func (c *Conn) refuseIPv6(port string) error {
 	dir, err := c.hostIPv6()
 	if err != nil || dir == nil {
@@ -96,14 +95,15 @@ func (c *Conn) refuseIPv6(port string) error {
 	return nil
 }
 
-// hostIPv6 is the directory of IPv6's parameters in the bridges' namespace, nil where
-// the kernel has no IPv6. It stays open for the next port.
+// hostIPv6 returns the directory of IPv6 parameters in the bridges' namespace, or nil if the kernel has no IPv6. It
+// stays open for the next port.
 func (c *Conn) hostIPv6() (*sysctl.Dir, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ipv6 != nil {
 		return c.ipv6, nil
 	}
+
 	err := c.nl.Within(func() error {
 		var err error
 		c.ipv6, err = sysctl.OpenDir("net/ipv6/conf")

@@ -22,24 +22,23 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Routing describes the parameters of a host that routes for pods. IPv4 and IPv6 are switches; Input and RouteLocalnet
-// are names of links, often the same bridge. A field with its zero value changes nothing.
+// Routing describes the settings of a host that routes for pods. A zero field changes nothing.
 type Routing struct {
-	// IPv4 and IPv6 set each link of the host, and each later link, to forward packets of the family.
+	// IPv4 and IPv6 make each present and future link of the host forward incoming packets of the family.
 	//
 	// A host that is a router already (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding) stays as it is. On another
 	// host these two stay 0, and the links' own parameters are set: net.ipv4.conf.LINK.forwarding, and
-	// net.ipv6.conf.LINK.force_forwarding, which Linux has since 6.17. An older kernel forwards IPv6 only for all, so
-	// there net.ipv6.conf.all.forwarding is set.
+	// net.ipv6.conf.LINK.force_forwarding (Linux 6.17). An older kernel forwards IPv6 only for all links, so there
+	// net.ipv6.conf.all.forwarding is set.
 	//
-	// Links of others then forward to links of others too: nft.Network's Closed drops that.
+	// Links of others then forward to links of others too: nft.Network's Closed drops such packets.
 	IPv4, IPv6 bool
-	// Input is the name of the link that pods' packets come in by: the bridge. On a router too, the kernel forwards
-	// their IPv4 packets only if this link's own parameter is set.
+	// Input is the link that pods' packets come in by. On a router too, the kernel forwards IPv4 from this link only
+	// if the link's own parameter is set.
 	Input string
-	// RouteLocalnet is the name of the link by which host ports on 127.0.0.1 lead to pods: the bridge
-	// (net.ipv4.conf.<link>.route_localnet). The kernel then also takes packets for 127.0.0.0/8 from that link, so
-	// rules that keep pods from the host's own services there come first: nft.Conn.Ensure makes them, and they last
+	// RouteLocalnet is the link through which host ports on 127.0.0.1 lead to pods: the bridge
+	// (net.ipv4.conf.<link>.route_localnet). It also makes the kernel accept packets to 127.0.0.0/8 from that link.
+	// So rules that protect the host's own services there must come first. nft.Conn.Ensure adds them, and they last
 	// as long as its table.
 	RouteLocalnet string
 }
@@ -47,24 +46,24 @@ type Routing struct {
 const (
 	routeLocalnet = "route_localnet"
 
-	// A loopback interface is in every namespace. It is the last link that EnsureRouting has forward, so its
-	// parameter tells whether all the others were set.
+	// Every namespace has a loopback interface. EnsureRouting sets it last, so its parameter shows whether all links
+	// were set.
 	loopbackName = "lo"
 )
 
-// hostParameter is a file below /proc/sys and its expected value.
+// hostParameter is a file below /proc/sys with its expected value.
 type hostParameter struct {
 	path, value string
-	isSwitch    bool         // every value but 0 is as good
-	before      func() error // is called before the value is written; nil: nothing is
+	isSwitch    bool         // every value except 0 is as good
+	before      func() error // called before the value is written; may be nil
 }
 
 func (p *hostParameter) isMet(have string) bool { return have == p.value || p.isSwitch && have != "0" }
 
-// forwarding names the parameters by which a host forwards packets of a family.
+// forwarding names the parameters that make a host forward packets of a family.
 type forwarding struct {
 	family, all string // the directory of the family, and the path of the switch for all links
-	name, value string // of the parameter of one link, and what we write there
+	name, value string // name of one link's parameter, and the value that we write
 }
 
 func (r *Routing) families() []forwarding {
@@ -78,12 +77,13 @@ func (r *Routing) families() []forwarding {
 	return list
 }
 
-// parameters lists the parameters of the family. On a router that is at most the input's.
+// parameters returns the parameters of the family. On a router there is at most the input link's.
 func (f *forwarding) parameters(input string) (list []hostParameter, _ error) {
 	all, err := sysctl.Read(f.all)
 	if err != nil {
 		return nil, err
 	}
+
 	of := func(name string) string { return sysctl.Link(f.family, name, f.name) }
 	switch {
 	case all != "0":
@@ -96,27 +96,30 @@ func (f *forwarding) parameters(input string) (list []hostParameter, _ error) {
 		others := func() error { return sysctl.Replace(f.family, f.name, "0", f.value, loopbackName) }
 		list = []hostParameter{{of("default"), f.value, true, nil}, {of(loopbackName), f.value, true, others}}
 	}
+
 	if input != "" {
 		list = append(list, hostParameter{of(input), f.value, true, nil})
 	}
+
 	return list, nil
 }
 
-// keepAdvertised has the links that accept router advertisements accept them from a host that forwards too, and later
-// links as well: with an accept_ra of 1 the kernel would drop the routes that it learnt there, and ignore further
-// advertisements. Where accept_ra is 0, a program reads them (systemd-networkd), or nobody is to.
+// keepAdvertised makes the links that accept router advertisements continue to accept them when the host forwards,
+// including future links. With an accept_ra of 1 the kernel would drop the routes that it has learnt, and ignore
+// further advertisements. If accept_ra is 0, a program reads them (systemd-networkd), or nobody should.
 func keepAdvertised() error { return sysctl.Replace("ipv6", "accept_ra", "1", "2") }
 
 func (r *Routing) parameters() ([]hostParameter, error) {
 	for _, name := range []string{r.Input, r.RouteLocalnet} {
 		err := checkName(name)
-		if name == "all" || name == "default" { // these are every link's
+		if name == "all" || name == "default" { // these apply to every link
 			err = fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
 		}
 		if err != nil && name != "" {
 			return nil, &tombolo.OpError{Op: "set parameters of link", Object: name, Err: err}
 		}
 	}
+
 	var list []hostParameter
 	for _, f := range r.families() {
 		parameters, err := f.parameters(r.Input)
@@ -125,17 +128,20 @@ func (r *Routing) parameters() ([]hostParameter, error) {
 		}
 		list = append(list, parameters...)
 	}
+
 	if r.RouteLocalnet != "" {
 		list = append(list, hostParameter{path: sysctl.Link("ipv4", r.RouteLocalnet, routeLocalnet), value: "1"})
 	}
+
 	return list, nil
 }
 
-// EnsureRouting makes the host as r describes it, by /proc/sys of the calling thread's namespace, which has to be the
-// Conn's (call it in netns.NS.Do), and reports whether it had to change anything. A host that begins to forward IPv6
-// keeps what routers have advertised to it, and goes on listening to them.
+// EnsureRouting configures the host as r describes it, through /proc/sys of the calling thread's namespace, and
+// reports whether it changed anything. A host that begins to forward IPv6 keeps the settings from router
+// advertisements, and continues to accept them.
 //
-// It writes only where something is to be changed. In another namespace the error is tombolo.ErrInvalid.
+// It writes only if something differs. The thread must be in the Conn's namespace (call it in netns.NS.Do); otherwise
+// the error is tombolo.ErrInvalid.
 func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ error) {
 	if err := c.checkThread(); err != nil {
 		return false, err
@@ -145,24 +151,30 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 	if err != nil {
 		return false, err
 	}
+
 	for _, p := range list {
 		have, err := sysctl.Read(p.path)
 		if err != nil {
 			return changed, err
 		}
+
 		if p.isMet(have) {
 			continue
 		}
+
 		if p.before != nil {
 			if err := p.before(); err != nil {
 				return changed, err
 			}
 		}
+
 		if err := sysctl.Write(p.path, p.value); err != nil {
 			return changed, err
 		}
+
 		changed = true
 	}
+
 	return changed, nil
 }
 
@@ -171,14 +183,15 @@ func (c *Conn) checkThread() error {
 	var here Conn
 	err := here.noteNetNS(nil)
 	if err == nil && c.home != (netns.ID{}) && c.home != here.home {
-		err = fmt.Errorf("%w: the thread is not in the bridges' network namespace: call it in NS.Do", tombolo.ErrInvalid)
+		err = fmt.Errorf("%w: the thread is not in the bridges' network namespace: call it in NS.Do",
+			tombolo.ErrInvalid)
 	}
 	return err
 }
 
-// CheckRouting compares the host with r, and lists the differences, which EnsureRouting would change. It does not list
-// single links that do not forward: their owner may want that. Like EnsureRouting it reads /proc/sys of the calling
-// thread's namespace, which has to be the Conn's.
+// CheckRouting compares the host with r, and lists the differences, which EnsureRouting would change. It does not
+// list single links that do not forward: their owner may want that. Like EnsureRouting it reads /proc/sys of the
+// calling thread's namespace, which must also be the Conn's.
 func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Difference, error) {
 	if err := c.checkThread(); err != nil {
 		return nil, err
@@ -189,27 +202,30 @@ func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Differenc
 	if err != nil {
 		return nil, err
 	}
+
 	for _, p := range parameters {
 		have, err := sysctl.Read(p.path)
 		if err != nil {
 			return list, err
 		}
 		if !p.isMet(have) {
-			list = append(list, tombolo.Difference{Object: "kernel parameters", What: p.path, Want: p.value, Have: have})
+			list = append(list,
+				tombolo.Difference{Object: "kernel parameters", What: p.path, Want: p.value, Have: have})
 		}
 	}
+
 	return list, nil
 }
 
-// Of enum IPV4_DEVCONF_* of include/uapi/linux/ip.h, and of DEVCONF_* of include/uapi/linux/ipv6.h.
+// Constants of enum IPV4_DEVCONF_* of include/uapi/linux/ip.h, and of DEVCONF_* of include/uapi/linux/ipv6.h.
 const (
 	ipv4ConfForwarding      = 1  // IPV4_DEVCONF_FORWARDING
 	ipv6ConfForwarding      = 0  // DEVCONF_FORWARDING
 	ipv6ConfForceForwarding = 59 // DEVCONF_FORCE_FORWARDING, since Linux 6.17
 )
 
-// Forwards reports for which families the host forwards packets, at least for pods, and for which of these it is a
-// router: it forwards for all, by a setting of its owner. It takes one request.
+// Forwards returns the families that the host forwards, at least for pods, and those where it is a router: it
+// forwards for everybody, by a setting of its owner. It takes one request.
 func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	var b nl.Batch
 	var lo link.Link
@@ -217,6 +233,7 @@ func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	if err := c.execute(ctx, &b); err != nil {
 		return pods, router, err
 	}
+
 	four, _ := lo.IPv4.At(ipv4ConfForwarding - 1)
 	six, _ := lo.IPv6.At(ipv6ConfForwarding)
 	forced, _ := lo.IPv6.At(ipv6ConfForceForwarding)
@@ -225,8 +242,8 @@ func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	return pods, router, nil
 }
 
-// DefaultMTU is that of the link by which the host sends to elsewhere, in bytes, the smaller over both families; 1500
-// if there is none, or it is the link that is excepted by its name.
+// DefaultMTU returns the MTU, in bytes, of the link with the host's default route, the smaller one of both families.
+// It returns 1500 if there is none, or if it is the link except.
 func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 	const ethernet = 1500
 	ways, err := c.waysOut(ctx)
@@ -239,52 +256,59 @@ func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 	return cmp.Or(mtu, ethernet), err
 }
 
-// waysOut lists the links by which the host sends to elsewhere: one for each family that has a default route.
+// waysOut returns the links with the host's default routes, one for each family that has one.
 func (c *Conn) waysOut(ctx context.Context) (list []*Link, _ error) {
 	for _, zero := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		r, err := c.Routes().Get(ctx, routing.Outside(zero))
 		if route.NoRoute(err) || err == nil && r.Type != unix.RTN_UNICAST {
 			continue
 		}
+
 		if err != nil {
 			return nil, err
 		}
+
 		l, err := c.LinkByIndex(ctx, r.Link)
 		if err == nil {
 			list = append(list, l)
-		} else if !errors.Is(err, fs.ErrNotExist) { // it has gone since
+		} else if !errors.Is(err, fs.ErrNotExist) { // the link has just been deleted
 			return nil, err
 		}
 	}
+
 	return list, nil
 }
 
-// Uplinks names the bridges and veth links that lead to the host's own neighbours, and not to containers or virtual
-// machines on the host: a bridge with a port that is hardware, a bond or a VLAN, or with a default route, and a veth
-// link with a subnet of its own, as a node that is a container has it. Uplinks does not look at the bridges in except,
-// which may have many ports.
+// Uplinks returns the names of bridges and veth links that lead to the host's own neighbours, and not to containers
+// or virtual machines on the host. These are bridges with a port that is hardware, a bond or a VLAN, or with a
+// default route, and veth links with a subnet of their own, as in a node that is a container. It skips the bridges in
+// except, which may have many ports.
 func (c *Conn) Uplinks(ctx context.Context, except ...string) (names []string, _ error) {
 	bridges, err := c.links(ctx, "list bridges", "bridge", 0)
 	if err != nil {
 		return nil, err
 	}
+
 	isNIC := func(l Link) bool { return slices.Contains([]string{"", "bond", "team", "vlan"}, l.Kind) }
 	for _, l := range bridges {
 		if slices.Contains(except, l.Name) {
 			continue
 		}
+
 		ports, err := c.Ports(ctx, l.Index)
 		if err != nil {
 			return nil, err
 		}
+
 		is := slices.ContainsFunc(ports, isNIC)
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 			f := route.Filter{Family: family, Link: l.Index, Type: unix.RTN_UNICAST}
 			err := c.Routes().Walk(ctx, f, func(r route.Route) { is = is || r.Dst.Bits() <= 0 })
-			if err != nil && !errors.Is(err, fs.ErrNotExist) { // it has gone since
+			if err != nil && !errors.Is(err, fs.ErrNotExist) { // the link has just been deleted
 				return nil, err
 			}
 		}
+
 		if is {
 			names = append(names, l.Name)
 		}
@@ -296,13 +320,14 @@ func (c *Conn) Uplinks(ctx context.Context, except ...string) (names []string, _
 			continue
 		}
 		l, err := c.LinkByIndex(ctx, a.Link)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // it has gone since
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // the link has just been deleted
 			return nil, err
 		}
 		if err == nil && l.Kind == "veth" {
 			names = append(names, l.Name)
 		}
 	}
+
 	slices.Sort(names)
 	return slices.Compact(names), err
 }

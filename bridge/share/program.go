@@ -97,7 +97,7 @@ func program(nic int, mac net.HardwareAddr) []instruction {
 		22: {op: call, immediate: helperRedirect},
 		23: {op: exit},
 
-		// Shorter than an Ethernet header: it crosses the pair, where nothing listens.
+		// The frame is shorter than an Ethernet header. The pair drops it, since nothing listens there.
 		24: {op: set, registers: 0, immediate: 0},
 		25: {op: exit},
 	}
@@ -121,7 +121,7 @@ const (
 	loadTries = 100
 )
 
-// load gives a program to the kernel and returns its descriptor, which the caller closes. It needs CAP_BPF and
+// load loads a program into the kernel and returns its descriptor, which the caller closes. It needs CAP_BPF and
 // CAP_NET_ADMIN, or CAP_SYS_ADMIN.
 func load(instructions []instruction) (fd int, _ error) {
 	license := []byte("GPL\x00")
@@ -135,8 +135,10 @@ func load(instructions []instruction) (fd int, _ error) {
 	var got uintptr
 	errno := unix.EAGAIN // the kernel's verifier gives up on a signal, and Go's scheduler sends some
 	for tries := 0; errno == unix.EAGAIN && tries < loadTries; tries++ {
-		got, _, errno = unix.Syscall(unix.SYS_BPF, commandLoad, uintptr(unsafe.Pointer(&request)), unsafe.Sizeof(request))
+		got, _, errno = unix.Syscall(unix.SYS_BPF, commandLoad, uintptr(unsafe.Pointer(&request)),
+			unsafe.Sizeof(request))
 	}
+
 	runtime.KeepAlive(instructions)
 	runtime.KeepAlive(license)
 	if errno == 0 {
@@ -145,7 +147,10 @@ func load(instructions []instruction) (fd int, _ error) {
 
 	err := error(errno)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
-		err = fmt.Errorf("%w: a NIC is shared by a small BPF program, which needs CAP_BPF and CAP_NET_ADMIN (or root), and a kernel with CONFIG_BPF_SYSCALL", err)
+		err = fmt.Errorf(
+			"%w: a NIC is shared by a small BPF program, which needs CAP_BPF and CAP_NET_ADMIN (or root), and a "+
+				"kernel with CONFIG_BPF_SYSCALL", err)
 	}
+
 	return -1, &tombolo.OpError{Op: "load BPF program", Err: err}
 }

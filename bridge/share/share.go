@@ -20,23 +20,23 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Conn shares NICs of one network namespace, over the socket of another Conn. Its methods may be called from several
-// goroutines, though not for one bridge at a time.
+// Conn shares NICs of one network namespace, over the socket of another Conn. Several goroutines may call its
+// methods, but not for the same bridge at once.
 type Conn struct {
 	nl    *nl.Conn
 	links *bridge.Conn
 }
 
-// On makes a Conn over an open socket (bridge.Conn's Socket), which stays its owner's.
+// On returns a Conn over an open socket (bridge.Conn's Socket), which still belongs to its owner.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s), bridge.On(s, nil)} }
 
 // Share names a NIC and the bridge that it connects to the LAN.
 type Share struct {
 	// NIC is an Ethernet link of the host: hardware, a bond, a team, a VLAN or a veth.
 	NIC string
-	// Bridge exists already. It gets no address and answers no ARP.
+	// Bridge is an existing bridge. It gets no address and answers no ARP.
 	Bridge string
-	// Alias names the owner of the pair, in at most 200 bytes.
+	// Alias marks the owner of the pair, in at most 200 bytes.
 	Alias string
 	// Promiscuous is true if the NIC was promiscuous before the first Ensure. Remove then leaves it so.
 	Promiscuous bool
@@ -60,19 +60,20 @@ func Pair(bridgeName string) (outer, port string) {
 	return "veth" + ident.Hash(bridgeName, "share", "outer"), "veth" + ident.Hash(bridgeName, "share", "port")
 }
 
-// found is what the kernel has of a Share.
+// found is the state of a Share in the kernel.
 type found struct {
 	nic, bridge, outer, port *link.Link // outer and port are nil if they do not exist
 	program                  string     // the name of the program at the port
 }
 
-// Ensure makes what is missing of a Share, corrects what differs, and reports whether it changed anything. If the NIC
-// or the bridge does not exist the error matches fs.ErrNotExist.
+// Ensure creates the missing parts of a Share, corrects differences, and reports whether it changed anything. If the
+// NIC or the bridge does not exist, the error matches fs.ErrNotExist.
 func (c *Conn) Ensure(ctx context.Context, s Share) (changed bool, _ error) {
 	have, err := c.look(ctx, s)
 	if err != nil {
 		return false, err
 	}
+
 	if len(s.differences(have)) == 0 {
 		return false, nil
 	}
@@ -83,24 +84,26 @@ func (c *Conn) Ensure(ctx context.Context, s Share) (changed bool, _ error) {
 		}
 	}
 
-	// The program is there before the port is, so IsReady need not look for it.
+	// Set the program before the port is up, so that Ready need not look for it.
 	if have.program != programName(have.nic.Index, have.nic.MAC) {
 		if err := c.setProgram(ctx, have); err != nil {
 			return true, err
 		}
 	}
+
 	if err := c.setPair(ctx, s, have); err != nil {
 		return true, err
 	}
+
 	return true, c.setPromiscuous(ctx, have.nic)
 }
 
-// Find returns the NIC, also if it was renamed after Ensure had noted its index. The error matches fs.ErrNotExist if
-// there is none.
+// Find returns the NIC, even if it was renamed after Ensure. If there is none, the error matches fs.ErrNotExist.
 func (c *Conn) Find(ctx context.Context, s Share) (*bridge.Link, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
 	}
+
 	nic, err := c.links.Link(ctx, s.NIC)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nic, err
@@ -111,19 +114,22 @@ func (c *Conn) Find(ctx context.Context, s Share) (*bridge.Link, error) {
 	if pairErr != nil {
 		return nil, errors.Join(err, pairErr)
 	}
+
 	var index int
 	if _, scanErr := fmt.Sscanf(strings.TrimPrefix(pair.Alias, s.Alias), " share %d ", &index); scanErr != nil {
 		return nil, err
 	}
+
 	nic, renamedErr := c.links.LinkByIndex(ctx, index)
 	if renamedErr != nil {
 		return nil, err
 	}
+
 	return nic, nil
 }
 
-// Ready returns the index of the pair's outer end if a Share needs no Ensure, and 0 otherwise, as far as two requests
-// in one round trip show. It does not ask whether another program removed the BPF program, which Check does.
+// Ready returns the index of the pair's outer end if the Share needs no Ensure, and 0 otherwise. It looks by two
+// requests in one round trip. It cannot see whether another program removed the BPF program; Check does.
 func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int, _ error) {
 	if err := s.validate(); err != nil {
 		return 0, err
@@ -147,6 +153,7 @@ func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int,
 		in.PortOf == "bridge" && in.Group == ident.ShareGroup && out.Alias == noted {
 		return out.Index, nil
 	}
+
 	return 0, nil
 }
 
@@ -156,9 +163,11 @@ func (c *Conn) Probe(ctx context.Context, nic string) error {
 	if err != nil {
 		return err
 	}
+
 	if err := refuseNIC(l); err != nil {
 		return err
 	}
+
 	fd, err := load(program(l.Index, l.MAC))
 	if err != nil {
 		return err
@@ -166,7 +175,7 @@ func (c *Conn) Probe(ctx context.Context, nic string) error {
 	return unix.Close(fd)
 }
 
-// Check compares a Share with the kernel.
+// Check compares a Share with the kernel's state, and returns the differences.
 func (c *Conn) Check(ctx context.Context, s Share) ([]tombolo.Difference, error) {
 	have, err := c.look(ctx, s)
 	if err != nil {
@@ -175,8 +184,9 @@ func (c *Conn) Check(ctx context.Context, s Share) ([]tombolo.Difference, error)
 	return s.differences(have), nil
 }
 
-// Remove deletes the pair, and the NIC is no longer promiscuous, unless it was so before (Share.Promiscuous), also if
-// another program deleted the pair. The bridge stays. It is no error if the pair, the NIC or the bridge does not exist.
+// Remove deletes the pair, and ends the NIC's promiscuous mode unless it was on before (Share.Promiscuous), even if
+// another program deleted the pair. The bridge stays. It is no error if the pair, the NIC or the bridge does not
+// exist.
 func (c *Conn) Remove(ctx context.Context, s Share) error {
 	if err := s.validate(); err != nil {
 		return err
@@ -187,12 +197,15 @@ func (c *Conn) Remove(ctx context.Context, s Share) error {
 	if findErr == nil {
 		findErr = s.checkOwner(pair)
 	}
+
 	if findErr != nil && !errors.Is(findErr, fs.ErrNotExist) {
 		return findErr
 	}
+
 	if err := c.restore(ctx, s); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	if findErr != nil {
 		return nil
 	}
@@ -202,10 +215,11 @@ func (c *Conn) Remove(ctx context.Context, s Share) error {
 	if err := tc.Execute(ctx, c.nl, &b); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	return nil
 }
 
-// restore makes the NIC as it was, and lets the bridge answer ARP again.
+// restore ends the NIC's promiscuous mode, and lets the bridge answer ARP again.
 func (c *Conn) restore(ctx context.Context, s Share) error {
 	nic, err := c.Find(ctx, s)
 	if err == nil && nic.Promiscuous && !s.Promiscuous {
@@ -213,6 +227,7 @@ func (c *Conn) restore(ctx context.Context, s Share) error {
 		link.Request{Index: nic.Index, Change: unix.IFF_PROMISC}.Set(&b, "set link", nic.Name)
 		err = tc.Execute(ctx, c.nl, &b)
 	}
+
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -221,6 +236,7 @@ func (c *Conn) restore(ctx context.Context, s Share) error {
 	if err != nil || l.Kind != "bridge" {
 		return err
 	}
+
 	var b nl.Batch
 	link.Request{Index: l.Index, Change: unix.IFF_NOARP}.Set(&b, "set link", l.Name)
 	return tc.Execute(ctx, c.nl, &b)
@@ -237,7 +253,7 @@ func (s Share) validate() error {
 	return nil
 }
 
-// look reads all parts of a Share. It refuses a NIC that cannot be shared, and a pair of another owner.
+// look returns the state of a Share. It refuses a NIC that cannot be shared, and a pair of another owner.
 func (c *Conn) look(ctx context.Context, s Share) (*found, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
@@ -248,12 +264,15 @@ func (c *Conn) look(ctx context.Context, s Share) (*found, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if have.nic, err = c.find(ctx, nic.Name); err != nil {
 		return nil, err
 	}
+
 	if have.bridge, err = c.find(ctx, s.Bridge); err != nil {
 		return nil, err
 	}
+
 	if err := refuse(have.nic, have.bridge); err != nil {
 		return nil, err
 	}
@@ -264,9 +283,11 @@ func (c *Conn) look(ctx context.Context, s Share) (*found, error) {
 	} else if err != nil {
 		return nil, err
 	}
+
 	if err := s.checkOwner(have.outer); err != nil {
 		return nil, err
 	}
+
 	if have.port, err = c.find(ctx, port); err != nil {
 		return nil, err
 	}
@@ -277,10 +298,11 @@ func (c *Conn) look(ctx context.Context, s Share) (*found, error) {
 			have.program = f.Name
 		}
 	}
+
 	return &have, err
 }
 
-// find asks for one link. The error matches fs.ErrNotExist if there is none.
+// find returns a link. If there is none, the error matches fs.ErrNotExist.
 func (c *Conn) find(ctx context.Context, name string) (*link.Link, error) {
 	var l link.Link
 	var b nl.Batch
@@ -306,7 +328,8 @@ func refuse(nic, on *link.Link) error {
 }
 
 func unfit(nic *link.Link, format string, args ...any) error {
-	return &tombolo.OpError{Op: "share", Object: nic.Name, Err: fmt.Errorf("%w: %s", ErrUnfit, fmt.Sprintf(format, args...))}
+	return &tombolo.OpError{Op: "share", Object: nic.Name,
+		Err: fmt.Errorf("%w: %s", ErrUnfit, fmt.Sprintf(format, args...))}
 }
 
 // refuseNIC returns an error if the NIC cannot be shared by any bridge.
@@ -322,16 +345,19 @@ func refuseNIC(nic *link.Link) error {
 
 	switch nic.Kind {
 	case "bridge":
-		return unfit(nic, "it is a bridge, which pods can use as it is: name it as the bridge, and one of its ports as the NIC")
+		return unfit(nic,
+			"it is a bridge, which pods can use as it is: name it as the bridge, and one of its ports as the NIC")
 	case "macvlan", "macvtap", "ipvlan", "ipvtap":
 		return unfit(nic, "it is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Kind)
 	}
+
 	switch {
 	case nic.Master != 0 && nic.PortOf == "bridge":
 		return unfit(nic, "it is the port of a bridge already: use that bridge")
 	case nic.Master != 0:
 		return unfit(nic, "it is a part of another link (kind %s): share that link", nic.PortOf)
 	}
+
 	return nil
 }
 
@@ -340,15 +366,16 @@ func (s Share) checkOwner(outer *link.Link) error {
 		return nil
 	}
 	return &tombolo.OpError{Op: "share", Object: s.NIC, Err: fmt.Errorf(
-		"%w: its pair would have the name of %s, which is of kind %q, has the alias %q, and belongs to another program", ErrUnfit, outer.Name, outer.Kind, outer.Alias)}
+		"%w: its pair would have the name of %s, which is of kind %q, has the alias %q, and belongs to another program",
+		ErrUnfit, outer.Name, outer.Kind, outer.Alias)}
 }
 
-// programName is what the kernel keeps with the program: for which index and MAC it was made.
+// programName returns the name of the program in the kernel: the index and MAC that it was made for.
 func programName(index int, mac net.HardwareAddr) string {
 	return "share " + strconv.Itoa(index) + " " + mac.String()
 }
 
-// differences compares what the kernel has with what Ensure makes.
+// differences compares the state in the kernel with the state that Ensure sets.
 func (s Share) differences(have *found) []tombolo.Difference {
 	var list []tombolo.Difference
 	differs := func(object, what, want, got string) {
@@ -363,11 +390,13 @@ func (s Share) differences(have *found) []tombolo.Difference {
 		differs("share of "+s.NIC, "veth pair", outer+" and "+port, "")
 		return list
 	}
+
 	differs("link "+s.Bridge, "ARP", "false", strconv.FormatBool(have.bridge.Flags&unix.IFF_NOARP == 0))
 	for _, l := range []*link.Link{have.outer, have.port} {
 		differs("link "+l.Name, "MTU", strconv.Itoa(have.nic.MTU), strconv.Itoa(l.MTU))
 		differs("link "+l.Name, "up", "true", flag(l, unix.IFF_UP))
 	}
+
 	differs("link "+outer, "ARP", "false", strconv.FormatBool(have.outer.Flags&unix.IFF_NOARP == 0))
 	differs("link "+port, "bridge", strconv.Itoa(have.bridge.Index), strconv.Itoa(have.port.Master))
 	differs("link "+port, "program", programName(have.nic.Index, have.nic.MAC), have.program)
@@ -376,10 +405,10 @@ func (s Share) differences(have *found) []tombolo.Difference {
 	return list
 }
 
-// note is the alias of the outer end: its owner, and the index and MAC of the NIC.
+// note returns the alias of the outer end: its owner, and the index and MAC of the NIC.
 func (s Share) note(nic *link.Link) string { return s.Alias + " " + programName(nic.Index, nic.MAC) }
 
-// makePair makes the veth pair, down.
+// makePair creates the veth pair, which stays down.
 func (c *Conn) makePair(ctx context.Context, s Share, have *found) (*found, error) {
 	alias := s.note(have.nic)
 	outer, port := Pair(s.Bridge)
@@ -396,7 +425,7 @@ func (c *Conn) makePair(ctx context.Context, s Share, have *found) (*found, erro
 	return c.look(ctx, s)
 }
 
-// setPair sets both ends and the bridge. The outer end is up last, when the port is on the bridge.
+// setPair configures both ends and the bridge. The outer end comes up last, when the port is on the bridge.
 func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 	set := func(b *nl.Batch, l *link.Link, r link.Request) {
 		r.Index = l.Index
@@ -406,11 +435,13 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 	}
 	loose := []link.Parameter{{ID: reversePathFilter, Value: reversePathLoose}}
 
-	// Without link-local addresses the ends neither send nor answer on the LAN. A kernel without IPv6 refuses the request.
+	// Without link-local addresses the ends neither send nor answer on the LAN. A kernel without IPv6 refuses the
+	// request.
 	var b nl.Batch
 	for _, l := range []*link.Link{have.outer, have.port} {
 		link.Request{Index: l.Index, NoLinkLocal: true}.Set(&b, "set link", l.Name)
 	}
+
 	if err := tc.Execute(ctx, c.nl, &b); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return err
 	}
@@ -422,13 +453,14 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 	if have.port.Master != have.bridge.Index {
 		port.Master = &have.bridge.Index
 	}
+
 	set(&b, have.port, port)
 	alias := s.note(have.nic)
 	set(&b, have.outer, link.Request{MTU: &have.nic.MTU, Alias: &alias, Flags: unix.IFF_NOARP, Change: unix.IFF_NOARP})
 	return tc.Execute(ctx, c.nl, &b)
 }
 
-// setProgram puts the program for this NIC at the port. It replaces an earlier one without a gap.
+// setProgram sets the program for this NIC at the outer end. It replaces an earlier program without a gap.
 func (c *Conn) setProgram(ctx context.Context, have *found) error {
 	fd, err := load(program(have.nic.Index, have.nic.MAC))
 	if err != nil {
@@ -442,6 +474,7 @@ func (c *Conn) setProgram(ctx context.Context, have *found) error {
 	if err := tc.Execute(ctx, c.nl, &b); err != nil && !errors.Is(err, fs.ErrExist) {
 		return tc.Unsupported(err, "sch_ingress")
 	}
+
 	b.Reset()
 	at.SetObject(&b, filterHandle, fd, programName(have.nic.Index, have.nic.MAC))
 	return tc.Unsupported(tc.Execute(ctx, c.nl, &b), "cls_bpf")

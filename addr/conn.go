@@ -15,16 +15,15 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Conn reads and writes the addresses of one network namespace. Its methods may
-// be called from several goroutines, and ask nothing once their context is done.
-// Errors of the kernel are *tombolo.OpError.
+// Conn reads and writes the addresses of one network namespace. Several goroutines may call its methods, which send
+// nothing once their context is done. Errors of the kernel are *tombolo.OpError.
 type Conn struct {
 	nl     *nl.Conn
 	shared bool
 }
 
-// Dial opens a connection to the addresses of a namespace; nil is that of the calling
-// thread. The namespace may be closed afterwards.
+// Dial opens a connection that works on the addresses of the network namespace ns. If ns is nil, it uses the calling
+// thread's namespace. The namespace may be closed afterwards.
 func Dial(ns *netns.NS) (*Conn, error) {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, ns)
 	if err != nil {
@@ -33,11 +32,11 @@ func Dial(ns *netns.NS) (*Conn, error) {
 	return &Conn{nl: conn}, nil
 }
 
-// On makes a Conn over a connection that is open already and that stays with its
-// owner: Close does nothing then. It is for packages of this module.
+// On returns a Conn over an open connection, which still belongs to its owner: Close does nothing. It is for packages
+// of this module.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
 
-// Close closes the connection, unless it is another's.
+// Close closes the connection, unless it belongs to another owner.
 func (c *Conn) Close() error {
 	if c.shared {
 		return nil
@@ -45,20 +44,20 @@ func (c *Conn) Close() error {
 	return c.nl.Close()
 }
 
-// Add adds an address. The error matches fs.ErrExist where the link has it
-// already, and fs.ErrNotExist where there is no such link.
+// Add adds an address. If the link has it already, the error matches fs.ErrExist. If there is no such link, it
+// matches fs.ErrNotExist.
 func (c *Conn) Add(ctx context.Context, a Address) error {
 	return c.change(ctx, "add address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Excl)
 }
 
-// Replace adds an address, or overwrites the fields of one that is there as far as the kernel allows: lifetimes, Metric
-// and Protocol, for IPv6 also Flags and Peer, but not back to a Metric of 0 or to no Peer. It leaves the other fields
-// as they are, without an error; Ensure corrects those too.
+// Replace adds an address. If it exists already, Replace overwrites the properties that the kernel lets it overwrite:
+// lifetimes, Metric and Protocol, for IPv6 also Flags and Peer. The others stay, without an error; Ensure corrects
+// these too.
 func (c *Conn) Replace(ctx context.Context, a Address) error {
 	return c.change(ctx, "replace address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Replace)
 }
 
-// change carries out one request.
+// change sends one request.
 func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.HeaderType, flags netlink.HeaderFlags) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -69,12 +68,12 @@ func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.He
 	return c.nl.Execute(&b)
 }
 
-// Remove deletes an address, by its Prefix, Peer and Link. It is no error if the address or the link does not
-// exist.
+// Remove deletes an address, identified by its Prefix, Peer and Link. It is no error if the address or the link does
+// not exist.
 //
-// With an IPv4 address go the routes that have it as their source, and, where it
-// is the first of its network on the link and net.ipv4.conf.*.promote_secondaries
-// is off, the others of that network.
+// The kernel also deletes the routes with a deleted IPv4 address as their source. If the address is the first of its
+// network on the link, and net.ipv4.conf.*.promote_secondaries is off, it also deletes the other addresses of that
+// network.
 func (c *Conn) Remove(ctx context.Context, a Address) error {
 	err := c.change(ctx, "delete address", &a, unix.RTM_DELADDR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -83,17 +82,17 @@ func (c *Conn) Remove(ctx context.Context, a Address) error {
 	return err
 }
 
-// Filter says which addresses to list.
+// Filter selects the addresses to list.
 type Filter struct {
-	// Link is a link's index; 0 is every link.
+	// Link is a link's index; 0 means every link.
 	Link int
-	// Family is unix.AF_INET or unix.AF_INET6; 0 is both.
+	// Family is unix.AF_INET or unix.AF_INET6; 0 means both.
 	Family uint8
 }
 
-// List returns the addresses that match a filter, which the kernel applies, in the kernel's order. The error matches
-// fs.ErrNotExist where there is no such link, and tombolo.ErrInterrupted where the addresses changed faster than they
-// could be read. The list is then the last try's, which may lack addresses and have others twice.
+// List returns the addresses that match a filter, in the kernel's order. The kernel applies the filter. If there is
+// no such link, the error matches fs.ErrNotExist. If the addresses changed faster than they could be read, it matches
+// tombolo.ErrInterrupted.
 func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
 	var list []Address
 	err := c.walk(ctx, f, func() { list = nil }, func(a Address) error {
@@ -114,7 +113,8 @@ func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Addre
 			return nil
 		}
 		a, err := decode(m.Data)
-		// A kernel that has no IPv6 lists all families where IPv6 is asked for.
+
+		// A kernel without IPv6 lists all families if IPv6 is requested.
 		if err == nil && (f.Family == 0 || f.Family == a.family()) {
 			err = each(a)
 		}
@@ -127,6 +127,7 @@ func (c *Conn) first(ctx context.Context, link int, matches func(*Address) bool)
 	var found *Address
 	err := c.walk(ctx, Filter{Link: link, Family: unix.AF_INET}, func() {}, func(have Address) error {
 		if !matches(&have) {
+
 			return nil
 		}
 		found = &have
@@ -138,8 +139,8 @@ func (c *Conn) first(ctx context.Context, link int, matches func(*Address) bool)
 	return nil, err
 }
 
-// Has reports whether the link has the address, by its Prefix and Link, and by its Peer if that is set. For IPv6 it asks
-// for the one address, for IPv4, which has no such request, it lists the link's.
+// Has reports whether the link has the address, by its Prefix and Link, and by its Peer if that is set. For IPv6 it
+// requests the one address. IPv4 has no such request, so it lists the link's addresses.
 func (c *Conn) Has(ctx context.Context, a Address) (bool, error) {
 	same := func(have *Address) bool {
 		return have.Link == a.Link && have.Prefix == a.Prefix && (!a.Peer.IsValid() || have.peer() == a.Peer)
@@ -156,12 +157,12 @@ func (c *Conn) Has(ctx context.Context, a Address) (bool, error) {
 	return err == nil && same(&have), err
 }
 
-// find gives the address which the kernel takes for the same as a, and
-// fs.ErrNotExist if there is none.
+// find returns the address that the kernel considers equal to a, or fs.ErrNotExist if there is none.
 func (c *Conn) find(ctx context.Context, a *Address) (Address, error) {
 	if !a.is4() {
 		return c.get(ctx, a)
 	}
+
 	// There is no get for IPv4.
 	have, err := c.first(ctx, a.Link, func(have *Address) bool {
 		return have.Prefix == a.Prefix && have.network() == a.network()
@@ -172,8 +173,7 @@ func (c *Conn) find(ctx context.Context, a *Address) (Address, error) {
 	return Address{}, cmp.Or[error](err, &tombolo.OpError{Op: "find address", Object: a.String(), Err: fs.ErrNotExist})
 }
 
-// peer is the other end's address, or the address itself where there is no peer,
-// as the kernel sees it.
+// peer returns the other end's address or, like the kernel, the address itself if there is no peer.
 func (a *Address) peer() netip.Addr {
 	if a.Peer.IsValid() {
 		return a.Peer
@@ -181,22 +181,24 @@ func (a *Address) peer() netip.Addr {
 	return a.Prefix.Addr()
 }
 
-// network is what IPv4 compares besides address and prefix length.
+// network returns the prefix that IPv4 compares besides address and prefix length.
 func (a *Address) network() netip.Prefix {
 	return netip.PrefixFrom(a.peer(), a.Prefix.Bits()).Masked()
 }
 
-// get asks for one IPv6 address, whose prefix length the kernel does not compare.
+// get returns one IPv6 address. The kernel does not compare its prefix length.
 func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 	if err := ctx.Err(); err != nil {
 		return Address{}, err
 	}
 	var have Address
-	// Strict checking wants the prefix length to be 0 here, and takes no other attribute:
-	// so not the one of no type, which the library adds to those that it has.
-	m, err := nl.Marshal(unix.RTM_GETADDR, 0, header(unix.AF_INET6, 0, 0, a.Link).MarshalBinary, func(ae *netlink.AttributeEncoder) {
-		nl.PutAddr(ae, unix.IFA_ADDRESS, a.Prefix.Addr())
-	})
+
+	// Strict checking requires a prefix length of 0 here, and accepts no other attribute. The library would add an
+	// attribute of type 0.
+	m, err := nl.Marshal(unix.RTM_GETADDR, 0, header(unix.AF_INET6, 0, 0, a.Link).MarshalBinary,
+		func(ae *netlink.AttributeEncoder) {
+			nl.PutAddr(ae, unix.IFA_ADDRESS, a.Prefix.Addr())
+		})
 	var b nl.Batch
 	b.AddGet("find address", a, m, err, func(m netlink.Message) error {
 		var err error
@@ -207,29 +209,26 @@ func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 	return have, err
 }
 
-// Ensure makes a link have an address as it is given, and reports whether it had to change anything. It leaves a
-// Broadcast, Label or Protocol that the address has if the field is not set. A finite lifetime starts anew, which is a
-// change unless the seconds left are the same. An IPv4 address of another prefix length, or whose Peer is in another
-// network, is another address to the kernel: Ensure adds it beside the first.
+// Ensure makes a link have the given address, and reports whether it changed anything. It does not compare a
+// Broadcast, Label or Protocol that is not set. A finite lifetime starts again, which counts as a change unless the
+// remaining seconds are equal.
 //
-// Where the kernel cannot change a property in place, Ensure deletes the address and adds it again, in one message.
-// If the kernel refuses the new one, Ensure puts the old one back. Remove says what else a deletion takes along.
-//
-//   - For IPv4, such properties are Flags, Scope, Broadcast, Label and Peer.
-//   - For IPv6 they are the prefix length, a Peer that goes and a Metric that goes.
-//   - An IPv6 address that is not usable is added again too: its duplicate address detection failed, or is under way
-//     though IFA_F_NODAD is asked for.
-//
-// To wait until an IPv6 address is usable, see Watch.Wait.
+// If the kernel cannot change a property in place, Ensure deletes the address and adds it again in one message. If
+// the kernel refuses the new one, Ensure restores the old one. For IPv4 such properties are Flags, Scope, Broadcast,
+// Label and Peer; see Remove for the consequences of a deletion. For IPv6 the property is the prefix length (a link
+// has an IPv6 address only once). An unusable IPv6 address is exchanged too: one whose duplicate address detection
+// failed, or is in progress although IFA_F_NODAD is requested.
 func (c *Conn) Ensure(ctx context.Context, a Address) (changed bool, _ error) {
 	err := c.Add(ctx, a)
 	if !errors.Is(err, fs.ErrExist) {
 		return err == nil, err
 	}
+
 	have, err := c.find(ctx, &a)
 	if err != nil {
 		return false, err
 	}
+
 	switch a.compare(&have) {
 	case replaceable:
 		err = c.Replace(ctx, a)
@@ -238,6 +237,7 @@ func (c *Conn) Ensure(ctx context.Context, a Address) (changed bool, _ error) {
 	default:
 		return false, nil
 	}
+
 	return err == nil, err
 }
 
@@ -253,13 +253,14 @@ func (c *Conn) exchange(ctx context.Context, from, to Address) error {
 	if addErr != nil && delErr == nil {
 		return errors.Join(addErr, c.Add(ctx, from))
 	}
+
 	if delErr != nil && !errors.Is(delErr, fs.ErrNotExist) {
 		return delErr
 	}
 	return addErr
 }
 
-// difference is what it takes to turn one address into another.
+// difference is the kind of change that turns one address into another.
 type difference int
 
 const (
@@ -269,14 +270,16 @@ const (
 )
 
 func (a *Address) compare(have *Address) difference {
-	fixed := a.askedFlags() ^ have.askedFlags() // flags that no request changes in place
+	fixed := a.requestFlags() ^ have.requestFlags() // flags that no request can change in place
 	var changeable uint32
 	if !a.is4() {
 		// inet6_addr_modify() of the kernel.
 		changeable = fixed &^ (unix.IFA_F_MCAUTOJOIN | unix.IFA_F_OPTIMISTIC)
-		fixed &= unix.IFA_F_MCAUTOJOIN // optimistic is gone once the detection is over
+		fixed &= unix.IFA_F_MCAUTOJOIN // the optimistic flag disappears when the detection ends
 	}
-	unusable := have.Flags&unix.IFA_F_DADFAILED != 0 || have.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_NODAD != 0
+
+	unusable := have.Flags&unix.IFA_F_DADFAILED != 0 || have.Flags&unix.IFA_F_TENTATIVE != 0 &&
+		a.Flags&unix.IFA_F_NODAD != 0
 	switch {
 	case a.Prefix != have.Prefix, fixed != 0:
 		return deletable
@@ -292,5 +295,6 @@ func (a *Address) compare(have *Address) difference {
 		seconds(a.Preferred, a.Valid) != seconds(have.Preferred, nil):
 		return replaceable
 	}
+
 	return same
 }

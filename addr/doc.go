@@ -5,12 +5,11 @@
 //	a := addr.Address{Prefix: netip.MustParsePrefix("2001:db8::1/64"), Link: index, Flags: addr.NoDAD}
 //	changed, err := conn.Ensure(ctx, a) // adds it, or does nothing
 //	list, err := conn.List(ctx, addr.Filter{Link: index})
-//	err = conn.Remove(ctx, a) // what is gone is success
+//	err = conn.Remove(ctx, a) // success also if nothing is there
 //
 // Adding and deleting need CAP_NET_ADMIN in the user namespace that owns the network namespace; listing needs no
-// capability. A socket in another namespace needs CAP_SYS_ADMIN. The package works on Linux 6.1 and later; Address
-// names the fields that older kernels lack.
+// capability. A socket in another namespace needs CAP_SYS_ADMIN. The package needs Linux 6.1 or later. Address says
+// which fields need a newer kernel than the others.
 //
-// The two families differ in the fields by which the kernel tells addresses apart, and in the fields that it can change:
-// see Conn.Ensure.
+// The kernel's rules for when two addresses are equal differ between the families: see Conn.Ensure.
 package addr

@@ -43,6 +43,6 @@ func run(ctx context.Context) error {
 		return err
 	}
 	fmt.Println(list)
-	err = conn.Remove(ctx, a) // what is gone is success
+	err = conn.Remove(ctx, a) // success also if nothing is there
 	return err
 }

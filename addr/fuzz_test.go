@@ -32,7 +32,7 @@ func FuzzAddress(f *testing.F) {
 		}
 		mustKeepUnknown(t, data, m.Data)
 		again := must.Of(decode(m.Data)).Get(t)
-		a.Flags = a.askedFlags()
+		a.Flags = a.requestFlags()
 		if !a.is4() {
 			a.Label, a.Broadcast = "", again.Broadcast
 		}

@@ -22,9 +22,9 @@ const (
 	errPeer   = nl.Invalid("the peer is of another family than the address")
 )
 
-// Message gives a request about the address, for callers that put several into one datagram: of type
-// unix.RTM_NEWADDR with the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create and Replace), or
-// of type unix.RTM_DELADDR without flags, as Conn.Remove.
+// Message returns a request about the address, for callers that send several in one datagram. typ is unix.RTM_NEWADDR
+// with the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create and Replace), or unix.RTM_DELADDR
+// without flags, as in Conn.Remove.
 func (a Address) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
 	if typ != unix.RTM_DELADDR {
 		return a.newMessage(flags)
@@ -36,28 +36,32 @@ func (a Address) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (net
 	return nl.Marshal(unix.RTM_DELADDR, 0, body.MarshalBinary, a.putMapped)
 }
 
-// identity says what tells the address from others on the link.
+// identity returns a message with the properties that distinguish the address from others on the link.
 func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 	if !a.Prefix.IsValid() {
 		return nil, errPrefix
 	}
+
 	if a.Peer.IsValid() && a.Peer.Is4() != a.is4() {
 		return nil, errPeer
 	}
+
 	body := header(a.family(), uint8(a.Prefix.Bits()), a.scope(), a.Link)
 	if a.isMapped() {
 		return body, nil
 	}
+
 	body.Attributes = &rtnetlink.AddressAttributes{Address: a.peer().AsSlice()}
 	if a.is4() || a.Peer.IsValid() {
-		// For IPv6 the pair of the two means that there is a peer.
+		// for IPv6 both attributes together mean that there is a peer
 		body.Attributes.Local = a.Prefix.Addr().AsSlice()
 	}
+
 	return body, nil
 }
 
-// isMapped says that one of the addresses is an IPv6 address that maps an IPv4 one. The
-// library would shorten it to 4 bytes, which the kernel refuses.
+// isMapped reports whether the address or its peer is an IPv6 address that maps an IPv4 one. The library would
+// shorten it to 4 bytes, which the kernel refuses.
 func (a *Address) isMapped() bool { return a.Prefix.Addr().Is4In6() || a.Peer.Is4In6() }
 
 // putMapped writes the identity of such an address.
@@ -71,7 +75,7 @@ func (a *Address) putMapped(ae *netlink.AttributeEncoder) {
 	}
 }
 
-// header is a message without attributes.
+// header returns a message without attributes.
 func header(family, bits, scope uint8, link int) *rtnetlink.AddressMessage {
 	return &rtnetlink.AddressMessage{Family: family, PrefixLength: bits, Scope: scope, Index: nl.Index(link)}
 }
@@ -81,48 +85,55 @@ func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error)
 	if err != nil {
 		return netlink.Message{}, err
 	}
+
 	if a.is4() {
 		if a.Broadcast.IsValid() {
 			body.Attributes.Broadcast = a.Broadcast.AsSlice()
 		}
 		body.Attributes.Label = a.Label
 	}
-	// The header has room for eight of the flags only.
+
+	// The header has room for only eight of the flags.
 	if body.Attributes != nil {
-		body.Attributes.Flags = uint32(a.askedFlags())
+		body.Attributes.Flags = uint32(a.requestFlags())
 		body.Attributes.Priority = a.Metric
 	}
+
 	return nl.Marshal(unix.RTM_NEWADDR, flags, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		a.putMapped(ae)
 		if body.Attributes == nil {
-			ae.Uint32(unix.IFA_FLAGS, uint32(a.askedFlags()))
+			ae.Uint32(unix.IFA_FLAGS, uint32(a.requestFlags()))
 			if a.Metric != 0 {
 				ae.Uint32(unix.IFA_RT_PRIORITY, a.Metric)
 			}
 		}
+
 		if a.Valid != nil || a.Preferred != nil {
 			var ci [unix.SizeofIfaCacheinfo]byte
 			binary.NativeEndian.PutUint32(ci[0:], seconds(a.Preferred, a.Valid))
 			binary.NativeEndian.PutUint32(ci[4:], seconds(a.Valid, nil))
 			ae.Bytes(unix.IFA_CACHEINFO, ci[:])
 		}
+
 		if a.Protocol != 0 {
 			ae.Uint8(ifaProto, a.Protocol)
 		}
+
 		nl.PutOther(ae, a.Other)
 	})
 }
 
-// seconds gives a lifetime as the kernel counts it. One that is over is 0. A
-// limit, if there is one, holds for d too: the kernel refuses an address that is
-// preferred for longer than it is valid.
+// seconds converts a lifetime to the kernel's seconds. One that is over becomes 0. d is cut to limit, if there is
+// one, since the kernel refuses an address that is preferred for longer than it is valid.
 func seconds(d, limit *time.Duration) uint32 {
 	if limit != nil && (d == nil || *d > *limit) {
 		d = limit
 	}
+
 	if d == nil {
 		return forever
 	}
+
 	s := *d / time.Second
 	if *d%time.Second > 0 {
 		s++
@@ -138,11 +149,12 @@ func lifetime(s uint32) *time.Duration {
 	return &d
 }
 
-// decode reads the data of an RTM_NEWADDR.
+// decode parses the data of an RTM_NEWADDR.
 func decode(data []byte) (Address, error) {
 	if len(data) < unix.SizeofIfAddrmsg {
 		return Address{}, fmt.Errorf("%w: an address of %d bytes", nl.ErrMalformed, len(data))
 	}
+
 	a := Address{
 		Flags: uint32(data[2]),
 		Scope: data[3],
@@ -167,32 +179,38 @@ func decode(data []byte) (Address, error) {
 			a.Protocol = ad.Uint8()
 		case unix.IFA_RT_PRIORITY:
 			a.Metric = ad.Uint32()
-		case unix.IFA_UNSPEC: // rtnetlink writes one into each request
+		case unix.IFA_UNSPEC: // rtnetlink writes this into each request
 		default:
 			a.Other = append(a.Other, nl.Keep(ad))
 		}
+
 		return nil
 	})
 	if err != nil {
 		return Address{}, err
 	}
+
 	if a.Flags&unix.IFA_F_DEPRECATED != 0 && a.Preferred == nil {
-		// IPv4 gives no lifetimes for an address that is valid for ever.
+		// IPv4 sends no lifetimes for an address that is valid for ever.
 		a.Preferred = new(time.Duration)
 	}
+
 	if !local.IsValid() {
 		local = address
 	} else if address != local {
 		a.Peer = address
 	}
+
 	a.Prefix = netip.PrefixFrom(local, int(data[1]))
-	if !a.Prefix.IsValid() || (data[0] == unix.AF_INET) != local.Is4() || a.Peer.IsValid() && a.Peer.Is4() != local.Is4() {
+	if !a.Prefix.IsValid() || (data[0] == unix.AF_INET) != local.Is4() || a.Peer.IsValid() &&
+		a.Peer.Is4() != local.Is4() {
 		return Address{}, fmt.Errorf("%w: family %d, address %s/%d", nl.ErrMalformed, data[0], local, data[1])
 	}
+
 	return a, nil
 }
 
-// decodeLifetimes reads a struct ifa_cacheinfo (include/uapi/linux/if_addr.h).
+// decodeLifetimes parses a struct ifa_cacheinfo (include/uapi/linux/if_addr.h).
 func (a *Address) decodeLifetimes(b []byte) error {
 	if len(b) < unix.SizeofIfaCacheinfo {
 		return fmt.Errorf("lifetimes of %d bytes", len(b))

@@ -14,49 +14,44 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// ProtocolRA is the Protocol of an address that the kernel formed from a router
-// advertisement: IFAPROT_KERNEL_RA, Linux 5.18.
+// ProtocolRA is the Protocol of an address that the kernel formed from a router advertisement (IFAPROT_KERNEL_RA,
+// Linux 5.18).
 const ProtocolRA = 2
 
-// ErrNoRouter is the cause of an error about a link that no router advertised
-// anything on.
+// ErrNoRouter is the cause of an error if no router sent an advertisement on a link.
 var ErrNoRouter = errors.New("no router advertisement came")
 
-// ErrNoPrefix is the cause of an error about a link on which routers advertised
-// nothing that an address can be formed from.
+// ErrNoPrefix is the cause of an error if routers on a link advertised no prefix for addresses.
 var ErrNoPrefix = errors.New("routers advertised no prefix to form an address from")
 
-// Advertised is what a link has from router advertisements.
+// Advertised holds the settings that a link has from router advertisements.
 type Advertised struct {
-	// Addresses are usable, at least one (RFC 4862, section 5.5), with what is left of
-	// their lifetimes; deprecated ones last, otherwise in the order in which they were
-	// formed.
+	// Addresses are the usable addresses, at least one (RFC 4862, section 5.5), with their remaining lifetimes.
+	// Deprecated ones come last; otherwise they are in the order in which they were formed.
 	Addresses []Address
-	// Servers are resolvers of names (RFC 8106, section 5.1), and Search the domains
-	// in which to look for short names (section 5.2), in the order of the
-	// advertisement. Those that came before Listen are not among them.
+	// Servers are name servers (RFC 8106, section 5.1), and Search the domains for short names (section 5.2), in the
+	// order of the advertisement. Those received before Listen are missing.
 	Servers []netip.Addr
 	Search  []string
-	// OtherConfig says that a DHCPv6 server has more to tell, such as resolvers (RFC 4861, section 4.2,
-	// flags O and M).
+	// OtherConfig is set if a DHCPv6 server has further settings, such as name servers (RFC 4861, section 4.2, flags
+	// O and M).
 	OtherConfig bool
 }
 
-// Advertised waits until a link has a usable address from a router advertisement
-// (RFC 4861), and none that is about to become usable, as far as the kernel takes it: see
-// accept_ra and its like among the kernel's parameters. conn is asked for the addresses.
-// Listen before the link accepts advertisements, or miss what is in the first of them
-// besides addresses.
+// Advertised waits until a link has a usable address from a router advertisement (RFC 4861), and no address that is
+// about to become usable. The kernel's parameters, such as accept_ra, determine which advertisements count. conn
+// serves to list the addresses. Call Listen before the link accepts advertisements, or the name servers in the first
+// of them are missed.
 //
-// When ctx is done, the error matches ctx's and says what was heard until then: it
-// matches ErrNoRouter or ErrNoPrefix too. It matches ErrDuplicate, at once, where
-// another node has the only address.
+// When ctx is done, the error matches ctx's and describes the progress: it also matches ErrNoRouter or ErrNoPrefix.
+// If another node has the only address, it matches ErrDuplicate at once.
 func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertised, error) {
 	for {
 		usable, pending, err := conn.formed(context.WithoutCancel(ctx), link)
 		if err != nil {
 			return nil, err
 		}
+
 		heard, err := w.hear(link, w.nl.Queued)
 		switch {
 		case err != nil:
@@ -66,10 +61,12 @@ func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertis
 		case len(pending) > 0:
 		case len(usable) > 0:
 			flags, err := conn.routerFlags(link)
-			return &Advertised{Addresses: usable, Servers: w.naming.servers, Search: w.naming.search, OtherConfig: flags&(linkRAManaged|linkRAOther) != 0}, err
+			return &Advertised{Addresses: usable, Servers: w.naming.servers, Search: w.naming.search,
+				OtherConfig: flags&(linkRAManaged|linkRAOther) != 0}, err
 		case w.duplicate != nil:
 			return nil, &tombolo.OpError{Op: "form address", Object: w.duplicate.String(), Err: ErrDuplicate}
 		}
+
 		if _, err := w.hear(link, func() ([]netlink.Message, error) { return w.nl.Next(ctx) }); err != nil {
 			if ctx.Err() != nil {
 				err = fmt.Errorf("%w: %w", w.explain(conn, link), err)
@@ -79,13 +76,14 @@ func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertis
 	}
 }
 
-// formed lists the addresses of a link that come from router advertisements: those
-// that are usable, and those that duplicate address detection is still about.
+// formed returns the addresses of a link that come from router advertisements: the usable ones, and those that are
+// still in duplicate address detection.
 func (c *Conn) formed(ctx context.Context, link int) (usable, pending []Address, _ error) {
 	list, err := c.List(ctx, Filter{Link: link, Family: unix.AF_INET6})
 	if err != nil {
 		return nil, nil, err
 	}
+
 	// The kernel lists the youngest first.
 	for _, a := range slices.Backward(list) {
 		switch {
@@ -96,14 +94,15 @@ func (c *Conn) formed(ctx context.Context, link int) (usable, pending []Address,
 			usable = append(usable, a)
 		}
 	}
+
 	sort.SliceStable(usable, func(i, j int) bool {
 		return usable[i].Flags&unix.IFA_F_DEPRECATED < usable[j].Flags&unix.IFA_F_DEPRECATED
 	})
 	return usable, pending, nil
 }
 
-// hear takes in what is announced about a link, as next gives it, until that is
-// nothing, or something after which its addresses have to be listed anew.
+// hear processes announcements about a link from next, until there are none, or until one requires listing the
+// addresses again. It reports the latter.
 func (w *Watch) hear(link int, next func() ([]netlink.Message, error)) (bool, error) {
 	for {
 		messages, err := next()
@@ -113,6 +112,7 @@ func (w *Watch) hear(link int, next func() ([]netlink.Message, error)) (bool, er
 		case err != nil || len(messages) == 0:
 			return false, err
 		}
+
 		again := false
 		for _, m := range messages {
 			about, err := w.take(m, link)
@@ -121,13 +121,14 @@ func (w *Watch) hear(link int, next func() ([]netlink.Message, error)) (bool, er
 			}
 			again = again || about
 		}
+
 		if again {
 			return true, nil
 		}
 	}
 }
 
-// take is true for an announcement about an address of the link.
+// take reports whether an announcement is about an address of the link.
 func (w *Watch) take(m netlink.Message, link int) (bool, error) {
 	switch m.Header.Type {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
@@ -135,6 +136,7 @@ func (w *Watch) take(m netlink.Message, link int) (bool, error) {
 		if err != nil || a.Link != link {
 			return false, err
 		}
+
 		// The kernel deletes a duplicate that it has formed itself.
 		if a.Protocol == ProtocolRA && a.Flags&unix.IFA_F_DADFAILED != 0 {
 			w.duplicate = &a
@@ -147,10 +149,11 @@ func (w *Watch) take(m netlink.Message, link int) (bool, error) {
 		}
 		return false, err
 	}
+
 	return false, nil
 }
 
-// explain says why there is no address.
+// explain returns the reason why there is no address.
 func (w *Watch) explain(conn *Conn, link int) error {
 	flags, err := conn.routerFlags(link)
 	switch {
@@ -161,6 +164,7 @@ func (w *Watch) explain(conn *Conn, link int) error {
 	case w.duplicate != nil:
 		return &tombolo.OpError{Op: "form address", Object: w.duplicate.String(), Err: ErrDuplicate}
 	}
+
 	if flags&linkRAManaged != 0 {
 		return fmt.Errorf("%w; they say that addresses are given by DHCPv6", ErrNoPrefix)
 	}

@@ -15,9 +15,8 @@ import (
 
 const sizeofNDUserOptMsg = 16 // struct nduseroptmsg, include/uapi/linux/rtnetlink.h
 
-// decodeUserOptions reads the data of an RTM_NEWNDUSEROPT: the link that a message
-// of neighbour discovery came by, and those of its options that the kernel leaves
-// to others.
+// decodeUserOptions parses the data of an RTM_NEWNDUSEROPT. It returns the link that a neighbour discovery message
+// came in by, and those of its options that the kernel does not process itself.
 func decodeUserOptions(data []byte) (index int, options []byte, _ error) {
 	if len(data) < sizeofNDUserOptMsg {
 		return 0, nil, fmt.Errorf("%w: options of neighbour discovery in %d bytes", nl.ErrMalformed, len(data))
@@ -31,7 +30,7 @@ func decodeUserOptions(data []byte) (index int, options []byte, _ error) {
 	return index, data[:length], nil
 }
 
-// naming is what routers advertise for resolving names.
+// naming holds the name servers and domains that routers advertise.
 type naming struct {
 	servers []netip.Addr
 	search  []string
@@ -41,18 +40,19 @@ const (
 	optionServers = 25 // RFC 8106, section 5.1
 	optionSearch  = 31 // RFC 8106, section 5.2
 
-	optionUnit   = 8 // an option's length is in these bytes
-	optionHeader = 8 // type, length, two bytes reserved, lifetime in seconds
+	optionUnit   = 8 // unit of an option's length
+	optionHeader = 8 // type, length, two reserved bytes, lifetime in seconds
 )
 
-// take reads the options of one advertisement. Any machine of the LAN may have sent
-// them, so those that make no sense are ignored. A lifetime of 0 ends what was announced before.
+// take processes the options of one advertisement. Any machine of the LAN may have sent them, so invalid ones are
+// ignored. A lifetime of 0 ends an earlier announcement.
 func (n *naming) take(options []byte) {
 	for len(options) >= optionUnit {
 		length := int(options[1]) * optionUnit
 		if length == 0 || length > len(options) {
 			return
 		}
+
 		one := options[:length]
 		options = options[length:]
 		over := binary.BigEndian.Uint32(one[4:]) == 0
@@ -65,7 +65,7 @@ func (n *naming) take(options []byte) {
 	}
 }
 
-// update puts items into a list, or takes them off.
+// update adds items to a list, or removes them if over is set.
 func update[T comparable](list *[]T, items []T, over bool) {
 	for _, item := range items {
 		i := slices.Index(*list, item)
@@ -90,8 +90,7 @@ func servers(b []byte) []netip.Addr {
 	return list
 }
 
-// domains reads names as RFC 1035, section 3.1, writes them, without compression,
-// up to the padding with zeros.
+// domains parses names in the format of RFC 1035, section 3.1, without compression, up to the padding with zeros.
 func domains(b []byte) []string {
 	var list []string
 	for len(b) > 0 && b[0] != 0 {
@@ -104,12 +103,12 @@ func domains(b []byte) []string {
 		}
 		b = rest
 	}
+
 	return list
 }
 
-// domain reads one name, and is false for one that is none: it will stand in the
-// pod's resolv.conf, where a space or a line break would say something else. The
-// rest is nil where no end is to be found.
+// domain parses one name. ok is false if it is not valid: it will be written to the pod's resolv.conf, where a space
+// or a line break would start something else. rest is nil if the name has no end.
 func domain(b []byte) (name string, rest []byte, ok bool) {
 	const labelMax, domainMax = 63, 253
 	var labels []string
@@ -123,11 +122,13 @@ func domain(b []byte) (name string, rest []byte, ok bool) {
 		case n > labelMax || n >= len(b):
 			return "", nil, false
 		}
+
 		label := string(b[1 : 1+n])
 		ok = ok && isLabel(label)
 		labels = append(labels, label)
 		b = b[1+n:]
 	}
+
 	return "", nil, false
 }
 
@@ -138,12 +139,12 @@ func isLabel(s string) bool {
 }
 
 const (
-	linkRAReceived = 0x20 // IF_RA_RCVD, include/net/if_inet6.h: since the kernel has asked for one
-	linkRAManaged  = 0x40 // IF_RA_MANAGED: the M flag of the last one
+	linkRAReceived = 0x20 // IF_RA_RCVD, include/net/if_inet6.h: set since the kernel asked for one
+	linkRAManaged  = 0x40 // IF_RA_MANAGED: the M flag of the last advertisement
 	linkRAOther    = 0x80 // IF_RA_OTHERCONF: its O flag
 )
 
-// routerFlags asks for what IPv6 notes about a link. They are 0 for one without IPv6.
+// routerFlags returns IPv6's flags about routers on a link, or 0 for a link without IPv6.
 func (c *Conn) routerFlags(index int) (uint32, error) {
 	var b nl.Batch
 	var l link.Link

@@ -16,24 +16,24 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// ErrDuplicate is the cause of an error about an IPv6 address that another node of
-// the network answered for (RFC 4862, section 5.4).
+// ErrDuplicate is the cause of an error if another node of the network has the IPv6 address (RFC 4862, section 5.4).
 var ErrDuplicate = errors.New("another node of the network has the address")
 
-// Watch receives announcements of IPv6 addresses that become usable, and of router advertisements. The kernel adds an
-// address at once, but a worker joins its solicited-node group and makes its local route. Until then, for some
-// milliseconds, no other host can reach the address. With duplicate address detection this takes a second or two.
+// Watch receives announcements when IPv6 addresses become usable. The kernel adds an address at once, but a worker
+// joins its solicited-node group and adds its local route. Until then, for some milliseconds, no other host can reach
+// it. With duplicate address detection this takes a second or two. A Watch also receives settings from router
+// advertisements.
 type Watch struct {
 	nl *nl.Watch
 
 	naming    naming
-	duplicate *Address // the last formed by an advertisement that another node had
+	duplicate *Address // the last address of an advertisement that another node has
 }
 
-// Listen opens a Watch in a namespace; nil means the calling thread's. Call it before the addresses are added, or Wait
-// takes 250 ms longer.
+// Listen opens a Watch in the network namespace ns; nil means the calling thread's. Call it before the addresses are
+// added.
 func Listen(ns *netns.NS) (*Watch, error) {
-	// The kernel announces resolvers while it reads an advertisement, and an address once it is usable.
+	// The kernel announces name servers while it processes an advertisement, and an address when it is usable.
 	w, err := nl.Subscribe(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_ND_USEROPT)
 	if err != nil {
 		return nil, err
@@ -41,25 +41,23 @@ func Listen(ns *netns.NS) (*Watch, error) {
 	return &Watch{nl: w}, nil
 }
 
-// Close ends the Watch. Calls that wait, and all later calls, another Close too, return tombolo.ErrInvalid.
+// Close closes the Watch. Calls in progress and all later calls, including another Close, return tombolo.ErrInvalid.
 func (w *Watch) Close() error {
 	return w.nl.Close()
 }
 
-// Wait waits until all the addresses of a link are usable, also those that were so before Listen. It ignores IPv4
-// addresses, which always are. After 250 ms without an announcement it asks conn, and it goes on waiting for an address
-// that the link does not have yet.
-//
-// The error matches ErrDuplicate where duplicate address detection found another node, and fs.ErrNotExist where an
-// address went before it was usable: another program deleted it, or its link, or set the link down. When ctx is done,
-// the error is ctx's.
+// Wait waits until all the addresses of a link are usable. It ignores IPv4 addresses, which always are. It asks conn
+// if there is no announcement. If duplicate address detection found another node, the error matches ErrDuplicate. If
+// an address disappeared before it was usable, because another program deleted it or its link, or set the link down,
+// the error matches fs.ErrNotExist. If ctx is done, it is ctx's error.
 func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
 	pending := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.Is4)
 	for len(pending) > 0 {
-		heard, err := w.heard(ctx, conn, link, pending)
+		heard, err := w.announced(ctx, conn, link, pending)
 		if err != nil {
 			return fmt.Errorf("wait until %s is usable: %w", pending[0], err)
 		}
+
 		for _, a := range heard {
 			i := slices.Index(pending, a.Prefix.Addr())
 			switch {
@@ -72,6 +70,7 @@ func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.A
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -102,13 +101,16 @@ func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip
 		}
 		return list, nil
 	}
+
 	if err != nil {
 		return nil, err
 	}
+
 	for _, m := range messages {
 		if m.Header.Type == unix.RTM_NEWNDUSEROPT {
 			continue
 		}
+
 		a, err := decode(m.Data)
 		switch {
 		case err != nil:
@@ -116,12 +118,13 @@ func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip
 		case m.Header.Type == unix.RTM_NEWADDR:
 			list = append(list, a)
 		case m.Header.Type == unix.RTM_DELADDR && a.Link == link && slices.Contains(pending, a.Prefix.Addr()):
-			// Ensure deletes some to add them again.
+			// Ensure deletes some addresses to add them again.
 			if err := look(a); err != nil {
 				return nil, err
 			}
 		}
 	}
+
 	return list, nil
 }
 
@@ -140,8 +143,8 @@ func (c *Conn) present(ctx context.Context, link int, addrs []netip.Addr) ([]Add
 	return list, nil
 }
 
-// look gives an IPv6 address of a link as it is now. If it is gone, the error says
-// why, as far as its last state tells.
+// look returns the present state of an IPv6 address of a link. If it is gone, the error gives the reason, as far as
+// its last state shows it.
 func (c *Conn) look(ctx context.Context, last Address) (Address, error) {
 	now, err := c.get(ctx, &last)
 	switch {
@@ -150,8 +153,10 @@ func (c *Conn) look(ctx context.Context, last Address) (Address, error) {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return Address{}, err
 	case last.Flags&unix.IFA_F_DADFAILED != 0:
-		// The kernel deletes a duplicate itself if it is not permanent.
+		// The kernel itself deletes a duplicate that is not permanent.
 		return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: ErrDuplicate}
 	}
-	return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: fmt.Errorf("another program deleted it: %w", fs.ErrNotExist)}
+
+	return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(),
+		Err: fmt.Errorf("another program deleted it: %w", fs.ErrNotExist)}
 }

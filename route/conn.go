@@ -17,16 +17,15 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Conn reads and writes the routes of one network namespace, but not its rules and neighbours. Its methods may be called
-// from several goroutines, and ask the kernel nothing once their context is done. Errors of the kernel are
-// *tombolo.OpError.
+// Conn reads and writes the routes of one network namespace. Several goroutines may call its methods, which send
+// nothing once their context is done. Errors of the kernel are *tombolo.OpError.
 type Conn struct {
 	nl     *nl.Conn
 	shared bool
 }
 
-// Dial opens a connection to the routes of a namespace; nil is that of the calling
-// thread. The namespace may be closed afterwards.
+// Dial opens a connection that works on the routes of the network namespace ns. If ns is nil, it uses the calling
+// thread's namespace. The namespace may be closed afterwards.
 func Dial(ns *netns.NS) (*Conn, error) {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, ns)
 	if err != nil {
@@ -35,11 +34,11 @@ func Dial(ns *netns.NS) (*Conn, error) {
 	return &Conn{nl: conn}, nil
 }
 
-// On makes a Conn over a connection that is open already and that stays with its
-// owner: Close does nothing then. It is for packages of this module.
+// On returns a Conn over an open connection, which still belongs to its owner: Close does nothing. It is for packages
+// of this module.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
 
-// Close closes the connection, unless it is another's.
+// Close closes the connection, unless it belongs to another owner.
 func (c *Conn) Close() error {
 	if c.shared {
 		return nil
@@ -47,30 +46,30 @@ func (c *Conn) Close() error {
 	return c.nl.Close()
 }
 
-// Add adds a route. The error matches fs.ErrExist where its table has one with the same Dst, TOS and Priority (for
-// IPv6: Dst, From and Priority), also with another gateway or link.
+// Add adds a route. If its table has a route with the same Dst, TOS and Priority (for IPv6: Dst, From and Priority),
+// even with another gateway or link, the error matches fs.ErrExist.
 func (c *Conn) Add(ctx context.Context, r Route) error {
 	r.Protocol = cmp.Or(r.Protocol, ProtocolTombolo)
 	return c.change(ctx, "add route", &r, unix.RTM_NEWROUTE, netlink.Create|netlink.Excl)
 }
 
-// Replace adds a route, or puts it in the place of the one that Add would find in
-// its way. Packets find one or the other at any moment.
+// Replace adds a route, or replaces the one for which Add would return an error. Packets find one or the other at any
+// moment.
 func (c *Conn) Replace(ctx context.Context, r Route) error {
 	r.Protocol = cmp.Or(r.Protocol, ProtocolTombolo)
 	return c.change(ctx, "replace route", &r, unix.RTM_NEWROUTE, netlink.Create|netlink.Replace)
 }
 
-// Ensure makes a table have a route as it is given, and reports whether it had to change anything. It replaces another
-// route in its place: see Route.Matches for the fields that it compares. Expires starts anew, which is a change unless
-// the seconds left are the same.
+// Ensure makes a table have the given route, and reports whether it changed anything: see Route.Matches for the
+// comparison. It replaces another route in the same place.
 func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 	err := c.Add(ctx, r)
 	if !errors.Is(err, fs.ErrExist) {
 		return err == nil, err
 	}
-	// The kernel's look-up takes an address, not a prefix, a priority and a table,
-	// so there is no get that would do.
+
+	// The kernel can look up only an address, and not a prefix with a priority in a table, so there is no suitable
+	// get.
 	n := r.normal()
 	isThere := false
 	err = c.walk(ctx, Filter{Family: n.Family, Table: n.Table, Link: n.Link}, func() {}, func(have Route) error {
@@ -85,11 +84,12 @@ func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 	if err != nil {
 		return false, err
 	}
+
 	err = c.Replace(ctx, r)
 	return err == nil, err
 }
 
-// change carries out one request.
+// change sends one request.
 func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.HeaderType, flags netlink.HeaderFlags) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -100,8 +100,8 @@ func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.Head
 	return c.nl.Execute(&b)
 }
 
-// Remove deletes the first route of its table that has Dst, and those of the other fields that are set; MTU,
-// AdvMSS, Pref and Expires are not compared. It is no error if there is no such route or link.
+// Remove deletes the first route of its table that has Dst and equals r in the other fields that are set. It does not
+// compare MTU, AdvMSS, Pref and Expires. It is no error if there is no such route or link.
 func (c *Conn) Remove(ctx context.Context, r Route) error {
 	err := c.change(ctx, "delete route", &r, unix.RTM_DELROUTE, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -110,22 +110,21 @@ func (c *Conn) Remove(ctx context.Context, r Route) error {
 	return err
 }
 
-// Filter says which routes to list. The zero value of a field is any.
+// Filter selects the routes to list. A zero field matches any value.
 type Filter struct {
 	// Family is unix.AF_INET or unix.AF_INET6.
 	Family uint8
-	// Table is the table. Unlike in a Route, 0 is every one of them.
+	// Table is the table. Unlike in a Route, 0 means all of them.
 	Table uint32
-	// Link is the index of the link that is sent to, by one next hop at least.
+	// Link is the index of a link that at least one next hop uses.
 	Link     int
 	Protocol Protocol
 	Type     Type
 }
 
-// List gives the routes that match a filter, which the kernel applies, in the
-// kernel's order. A table that does not exist has none. The error matches
-// fs.ErrNotExist where there is no such link, and tombolo.ErrInterrupted where the
-// routes changed faster than they could be read; the list is then the last try's, which may lack routes.
+// List returns the routes that match a filter, in the kernel's order. The kernel applies the filter. A table that
+// does not exist has no routes. If there is no such link, the error matches fs.ErrNotExist. If the routes changed
+// faster than they could be read, it matches tombolo.ErrInterrupted.
 func (c *Conn) List(ctx context.Context, f Filter) ([]Route, error) {
 	var list []Route
 	err := c.walk(ctx, f, func() { list = nil }, func(r Route) error {
@@ -135,8 +134,8 @@ func (c *Conn) List(ctx context.Context, f Filter) ([]Route, error) {
 	return list, err
 }
 
-// Walk is List that keeps no route: a pod may have any number. each must not use the Conn. Where routes changed
-// meanwhile, it may get a route twice, and miss another.
+// Walk calls each for the routes that List would return, and keeps none, since a pod may have any number of them.
+// each must not use the Conn. It may get a route twice if routes changed during the call.
 func (c *Conn) Walk(ctx context.Context, f Filter, each func(Route)) error {
 	return c.walk(ctx, f, nil, func(r Route) error {
 		each(r)
@@ -154,50 +153,54 @@ func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route
 			return nil
 		}
 		r, known, err := decode(m.Data)
-		// A kernel that has no IPv6 lists all families where IPv6 is asked for.
+
+		// A kernel without IPv6 lists all families if IPv6 is requested.
 		if known && (f.Family == 0 || f.Family == r.Family) {
 			err = cmp.Or(err, each(r))
 		}
 		return err
 	})
 	if errors.Is(err, unix.ENOENT) {
-		return nil // what the kernel says of the table; a link is ENODEV
+		return nil // the kernel's error about a missing table; for a link it is ENODEV
 	}
+
 	return err
 }
 
-// message has what the kernel filters by (Linux 4.20). Strict checking makes it refuse
-// any attribute that it does not know, where it would otherwise list everything.
+// message returns a request with the kernel's filter (Linux 4.20). With strict checking the kernel refuses attributes
+// that it does not know; without, it would list everything.
 func (f Filter) message() (netlink.Message, error) {
-	q := request{RouteMessage: rtnetlink.RouteMessage{Family: f.Family, Protocol: uint8(f.Protocol), Type: uint8(f.Type)}}
+	q := request{RouteMessage: rtnetlink.RouteMessage{Family: f.Family, Protocol: uint8(f.Protocol),
+		Type: uint8(f.Type)}}
 	q.table(f.Table)
 	q.Attributes.OutIface = nl.Index(f.Link)
 	return nl.Marshal(unix.RTM_GETROUTE, 0, q.MarshalBinary, nil)
 }
 
-// Get asks the kernel which route a packet of this host to an address would take:
-// the rules apply, and Dst is the address alone. The Type is Local for an
-// address of the host itself. The error is an unix.ENETUNREACH or the like where
-// there is none.
+// Get returns the route that a packet of this host to an address would take. Policy rules apply, and Dst is only the
+// address. The Type is Local for an address of the host itself. Without a route, the error is unix.ENETUNREACH or
+// similar: see NoRoute.
 func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 	return c.GetFrom(ctx, netip.Addr{}, dst, 0)
 }
 
-// GetFrom is Get for a packet from the address src. If link is not 0, the packet comes in by the link with that index,
-// and the kernel also checks its source: the error is EXDEV if the reverse path filter would drop the packet. If link
-// is 0, src has to be an address of this host.
+// GetFrom returns the route of a packet from the address src. If link is not 0, the packet comes in by the link with
+// that index, and the kernel also checks its source: the error is EXDEV if the reverse path filter would drop the
+// packet. If link is 0, src must be an address of this host.
 func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Route, error) {
 	if err := ctx.Err(); err != nil {
 		return Route{}, err
 	}
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
 	if dst.Is4() {
-		// Without it, IPv4 reports table main for every route; IPv6 refuses the flag.
+		// Without this flag, IPv4 reports table main for every route. IPv6 refuses the flag.
 		q.Flags = unix.RTM_F_LOOKUP_TABLE
 	}
+
 	if src.IsValid() {
 		q.SrcLength = uint8(src.BitLen())
 	}
+
 	q.more(func(ae *netlink.AttributeEncoder) {
 		nl.PutAddr(ae, unix.RTA_DST, dst)
 		if src.IsValid() {
@@ -207,6 +210,7 @@ func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Rout
 			ae.Uint32(unix.RTA_IIF, nl.Index(link))
 		}
 	})
+
 	ask, err := nl.Marshal(unix.RTM_GETROUTE, 0, q.MarshalBinary, q.write)
 	var b nl.Batch
 	var r Route
@@ -219,7 +223,7 @@ func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Rout
 	return r, err
 }
 
-// NoRoute says whether an error of Get means that there is no route, or one of a type that refuses packets.
+// NoRoute reports whether an error of Get means that there is no route, or a route of a type that refuses packets.
 func NoRoute(err error) bool {
 	return slices.ContainsFunc([]error{fs.ErrNotExist, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL},
 		func(no error) bool { return errors.Is(err, no) })

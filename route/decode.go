@@ -12,12 +12,12 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// decode reads the data of an RTM_NEWROUTE. known is false for the families that
-// this package leaves alone, such as multicast routing's.
+// decode parses the data of an RTM_NEWROUTE. known is false for other families, such as multicast routing's.
 func decode(data []byte) (r Route, known bool, _ error) {
 	if len(data) < unix.SizeofRtMsg {
 		return Route{}, false, fmt.Errorf("%w: a route of %d bytes", nl.ErrMalformed, len(data))
 	}
+
 	scope := data[6]
 	r = Route{
 		Family:   data[0],
@@ -31,11 +31,13 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	if r.Family != unix.AF_INET && r.Family != unix.AF_INET6 {
 		return Route{}, false, nil
 	}
+
 	r.OnLink = r.Flags&unix.RTNH_F_ONLINK != 0
 	dst, src := netip.IPv6Unspecified(), netip.Addr{}
 	if r.Family == unix.AF_INET {
 		dst = netip.IPv4Unspecified()
 	}
+
 	err := nl.Decode(data[unix.SizeofRtMsg:], func(ad *netlink.AttributeDecoder) error {
 		switch ad.Type() {
 		case unix.RTA_DST:
@@ -50,16 +52,19 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	if err != nil {
 		return Route{}, false, err
 	}
+
 	if r.Dst, err = nl.Prefix(r.Family, dst, data[1]); err == nil && src.IsValid() {
 		r.From, err = nl.Prefix(r.Family, src, data[2])
 	}
+
 	if r.From.IsSingleIP() && r.From.Addr().IsUnspecified() {
-		r.From = netip.Prefix{} // how an answer to Get says that it had no source
+		r.From = netip.Prefix{} // in an answer to Get this means that the question had no source
 	}
+
 	return r, true, err
 }
 
-// decodeAttr reads an attribute, and keeps those that Route has no field for.
+// decodeAttr parses an attribute, and keeps those that Route has no field for.
 func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case unix.RTA_OIF:
@@ -92,13 +97,13 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 		d := time.Duration(ad.Uint32()) * time.Second
 		r.Expires = &d
 	case unix.RTA_PAD, unix.RTA_IIF, unix.RTA_UID, unix.RTA_MARK:
-		// These repeat the question of Get, and are not the route's.
+		// these repeat the question of Get
 	default:
 		r.Other = append(r.Other, nl.Keep(ad))
 	}
 }
 
-// decodeMetrics reads the metrics that have fields, and keeps the others in one RTA_METRICS.
+// decodeMetrics parses the metrics that have fields, and keeps the whole attribute if there are others.
 func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) {
 	ad.Do(func(b []byte) error {
 		var others []netlink.Attribute
@@ -122,8 +127,7 @@ func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) {
 	})
 }
 
-// expires reads struct rta_cacheinfo, whose third number is in USER_HZ, which is
-// 100 on all architectures of today.
+// expires parses struct rta_cacheinfo. Its third number is in USER_HZ, which is 100 on all present architectures.
 func expires(b []byte) *time.Duration {
 	const userHZ = 100
 	if len(b) < 12 {
@@ -137,7 +141,7 @@ func expires(b []byte) *time.Duration {
 	return &d
 }
 
-// via reads struct rtvia: a family and an address of it.
+// via returns a function that parses struct rtvia: a family and an address.
 func via(into *netip.Addr) func([]byte) error {
 	return func(b []byte) error {
 		if len(b) < 2 {
@@ -152,17 +156,19 @@ func via(into *netip.Addr) func([]byte) error {
 	}
 }
 
-// nexthops reads an array of struct rtnexthop, each with its attributes.
+// nexthops parses an array of struct rtnexthop, each with its attributes.
 func nexthops(b []byte) ([]Nexthop, error) {
 	var hops []Nexthop
 	for len(b) > 0 {
 		if len(b) < unix.SizeofRtNexthop {
 			return nil, fmt.Errorf("%d bytes after the last next hop", len(b))
 		}
+
 		n := int(binary.NativeEndian.Uint16(b))
 		if n < unix.SizeofRtNexthop || n > len(b) {
 			return nil, fmt.Errorf("next hop of length %d in %d bytes", n, len(b))
 		}
+
 		h := Nexthop{
 			Flags:  uint32(b[2]),
 			OnLink: b[2]&unix.RTNH_F_ONLINK != 0,
@@ -183,8 +189,10 @@ func nexthops(b []byte) ([]Nexthop, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		hops = append(hops, h)
 		b = b[min((n+3)&^3, len(b)):]
 	}
+
 	return hops, nil
 }

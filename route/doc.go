@@ -7,9 +7,9 @@
 //	way, err := conn.Get(ctx, netip.MustParseAddr("192.0.2.1")) // as the kernel would send to it
 //	err = conn.Remove(ctx, r)
 //
-// Changing routes needs CAP_NET_ADMIN in the user namespace that owns the network namespace; reading needs no
-// capability. A socket in another namespace needs CAP_SYS_ADMIN. The package works on Linux 6.1 and later.
+// Changes need CAP_NET_ADMIN in the user namespace that owns the network namespace; reading needs no capability. A
+// socket in another namespace needs CAP_SYS_ADMIN. The package needs Linux 6.1 or later.
 //
-// A route that is added without a Protocol gets ProtocolTombolo. `ip route` shows it as "proto 116", and a Filter can
-// select it.
+// Routes added without a Protocol get ProtocolTombolo, which marks them as ours in `ip route` (as "proto 116") and
+// for a Filter.
 package route

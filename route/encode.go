@@ -23,30 +23,31 @@ const (
 	errFrom   = nl.Invalid("source prefix is not of the destination's family")
 )
 
-// Message gives a request about the route, for callers that put several into one datagram: of type
-// unix.RTM_NEWROUTE with the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create and Replace), or
-// of type unix.RTM_DELROUTE without flags, as Conn.Remove: what r leaves open, the kernel does not compare then. A
-// Protocol of 0 stays 0.
+// Message returns a request about the route, for callers that send several in one datagram. typ is unix.RTM_NEWROUTE
+// with the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create and Replace), or unix.RTM_DELROUTE
+// without flags, as in Conn.Remove. For a deletion, the kernel does not compare fields that are zero. A Protocol of 0
+// stays 0.
 //
-// Create and Append put it behind those that Add would find in its way; the kernel takes the first of them, or for
-// IPv6 makes one route with several next hops of those that have a gateway.
+// The flags Create and Append add the route behind those for which Add would return an error. The kernel uses the
+// first of them; for IPv6 it combines those with a gateway into one route with several next hops.
 func (r Route) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
 	n := r.normal()
 	n.Protocol = r.Protocol
 	if typ != unix.RTM_DELROUTE {
 		return n.message(typ, flags, n.attributes)
 	}
-	// In a deletion 0 is any, also for the priority, which for IPv6 has a default.
+
+	// In a deletion 0 means any value, also for the priority, which otherwise has a default for IPv6.
 	n.Type, n.Priority = r.Type, r.Priority
 	if r.Scope == nil {
-		n.Scope = new(uint8(unix.RT_SCOPE_NOWHERE)) // any
+		n.Scope = new(uint8(unix.RT_SCOPE_NOWHERE)) // any scope
 	}
 	return n.message(typ, 0, n.keyAttributes)
 }
 
-// message puts together a request for a normal route, but for the wildcards of a
-// deletion.
-func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags, attributes func(*request) error) (netlink.Message, error) {
+// message returns a request for a normal route. The caller has set the wildcards of a deletion.
+func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags,
+	attributes func(*request) error) (netlink.Message, error) {
 	switch {
 	case n.Family == 0:
 		return netlink.Message{}, errFamily
@@ -55,6 +56,7 @@ func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags, attri
 	case n.From.IsValid() && nl.FamilyOf(n.From.Addr()) != n.Family:
 		return netlink.Message{}, errFrom
 	}
+
 	q := request{RouteMessage: rtnetlink.RouteMessage{
 		Family: n.Family, DstLength: uint8(n.Dst.Bits()), SrcLength: uint8(max(n.From.Bits(), 0)), Tos: n.TOS,
 		Protocol: uint8(n.Protocol), Scope: *n.Scope, Type: uint8(n.Type),
@@ -63,9 +65,11 @@ func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags, attri
 	if n.OnLink {
 		q.Flags = unix.RTNH_F_ONLINK
 	}
+
 	if err := attributes(&q); err != nil {
 		return netlink.Message{}, err
 	}
+
 	return nl.Marshal(typ, flags, q.MarshalBinary, q.write)
 }
 
@@ -83,7 +87,7 @@ func (q *request) write(ae *netlink.AttributeEncoder) {
 
 func (q *request) more(fn func(*netlink.AttributeEncoder)) { q.rest = append(q.rest, fn) }
 
-// table puts a table where it belongs: the header has one byte for it.
+// table sets the table. The header has only one byte for it, so larger numbers become an attribute.
 func (q *request) table(table uint32) {
 	if table < 256 {
 		q.Table = uint8(table)
@@ -92,8 +96,8 @@ func (q *request) table(table uint32) {
 	}
 }
 
-// address hands an address to the library, or writes one that it would shorten to 4
-// bytes: an IPv6 address that maps an IPv4 one.
+// address passes an address to the library. It writes IPv6 addresses that map an IPv4 one itself, since the library
+// would shorten them to 4 bytes.
 func (q *request) address(into *net.IP, typ uint16, a netip.Addr) {
 	if a.Is4In6() {
 		q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, typ, a) })
@@ -102,7 +106,7 @@ func (q *request) address(into *net.IP, typ uint16, a netip.Addr) {
 	*into = a.AsSlice()
 }
 
-// attributes are those of a route that is added.
+// attributes adds the attributes of a new route.
 func (n *Route) attributes(q *request) error {
 	if err := n.keyAttributes(q); err != nil {
 		return err
@@ -117,6 +121,7 @@ func (n *Route) attributes(q *request) error {
 	if len(metrics) > 0 {
 		q.more(func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_METRICS|netlink.Nested, metrics) })
 	}
+
 	if n.Family == unix.AF_INET6 {
 		if n.Pref != 0 {
 			q.Attributes.Pref = &n.Pref
@@ -126,24 +131,28 @@ func (n *Route) attributes(q *request) error {
 			q.Attributes.Expires = &in
 		}
 	}
+
 	return nil
 }
 
-// keyAttributes are those that tell a route from others.
+// keyAttributes adds the attributes that distinguish a route from others.
 func (n *Route) keyAttributes(q *request) error {
 	if n.Dst.Bits() > 0 {
 		q.address(&q.Attributes.Dst, unix.RTA_DST, n.Dst.Addr())
 	}
+
 	if n.From.IsValid() {
 		q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.RTA_SRC, n.From.Addr()) })
 	}
+
 	if n.Source.IsValid() {
 		q.address(&q.Attributes.Src, unix.RTA_PREFSRC, n.Source)
 	}
+
 	q.Attributes.Priority = n.Priority
 	switch {
 	case n.NexthopID != 0:
-		// The kernel refuses the others beside it, and List gives them.
+		// The kernel refuses other next hops next to this, although List returns them.
 		q.more(func(ae *netlink.AttributeEncoder) { ae.Uint32(rtaNHID, n.NexthopID) })
 		return nil
 	case len(n.Nexthops) > 0:
@@ -154,37 +163,42 @@ func (n *Route) keyAttributes(q *request) error {
 	default:
 		q.more(func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_VIA, rtvia(n.Gateway)) })
 	}
+
 	q.Attributes.OutIface = nl.Index(n.Link)
 	return nil
 }
 
-// rtvia is struct rtvia, for a gateway that is not of the route's own family.
+// rtvia returns a struct rtvia, for a gateway of another family than the route's.
 func rtvia(gateway netip.Addr) []byte {
 	return append(binary.NativeEndian.AppendUint16(nil, uint16(nl.FamilyOf(gateway))), gateway.AsSlice()...)
 }
 
-// multipath has the library write the next hops, unless one of them has a gateway that
-// it cannot say.
+// multipath lets the library write the next hops, unless it does not support one of the gateways.
 func (n *Route) multipath(q *request) error {
 	plain := true
 	for _, h := range n.Nexthops {
 		if h.Weight < 0 || h.Weight > 256 {
 			return nl.Invalid(fmt.Sprintf("weight %d of a next hop is not within 1 and 256", h.Weight))
 		}
+
 		one := rtnetlink.NextHop{Hop: rtnetlink.RTNextHop{Hops: uint8(max(h.Weight, 1) - 1), IfIndex: nl.Index(h.Link)}}
 		if h.OnLink {
 			one.Hop.Flags = unix.RTNH_F_ONLINK
 		}
+
 		if h.Gateway.IsValid() {
 			one.Gateway = h.Gateway.AsSlice()
 			plain = plain && nl.FamilyOf(h.Gateway) == n.Family && !h.Gateway.Is4In6()
 		}
+
 		plain = plain && len(h.Other) == 0
 		q.Attributes.Multipath = append(q.Attributes.Multipath, one)
 	}
+
 	if plain {
 		return nil
 	}
+
 	hops := q.Attributes.Multipath
 	q.Attributes.Multipath = nil
 	q.more(func(ae *netlink.AttributeEncoder) {
@@ -193,7 +207,7 @@ func (n *Route) multipath(q *request) error {
 	return nil
 }
 
-// rtnexthops writes an array of struct rtnexthop, each with its attributes.
+// rtnexthops encodes an array of struct rtnexthop, each with its attributes.
 func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
 	var b []byte
 	for i, h := range hops {
@@ -205,21 +219,24 @@ func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
 		default:
 			ae.Bytes(unix.RTA_VIA, rtvia(gateway))
 		}
+
 		nl.PutOther(ae, n.Nexthops[i].Other)
 		attrs, err := ae.Encode()
 		if err != nil {
 			return nil, err
 		}
+
 		b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofRtNexthop+len(attrs)))
 		b = append(b, h.Hop.Flags, h.Hop.Hops)
 		b = binary.NativeEndian.AppendUint32(b, h.Hop.IfIndex)
 		b = append(b, attrs...)
 	}
+
 	return b, nil
 }
 
-// others returns the attributes in Other that belong to the route as they are. If the route has a nexthop object, the
-// encapsulation is that object's.
+// others returns the attributes in Other that belong to the route. With a nexthop object, the encapsulation belongs
+// to that object.
 func (n *Route) others() []netlink.Attribute {
 	return slices.DeleteFunc(slices.Clone(n.Other), func(a netlink.Attribute) bool {
 		isEncap := nl.TypeOf(a) == unix.RTA_ENCAP || nl.TypeOf(a) == unix.RTA_ENCAP_TYPE
@@ -246,7 +263,7 @@ func (n *Route) metrics() ([]byte, error) {
 	return b, err
 }
 
-// seconds rounds up; a time that is over is 1 s, since 0 would mean never.
+// seconds rounds up. A time that is over becomes 1 s, since 0 would mean never.
 func seconds(d time.Duration) uint32 {
 	s := d / time.Second
 	if d%time.Second > 0 {

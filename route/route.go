@@ -14,67 +14,62 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Route is a route. Dst with one of Gateway and Link is enough for most uses; the
-// zero value of every other field leaves the matter to the kernel, or has the
-// meaning that its comment gives. In what List and Get return, every field is as
-// the kernel has it, so that Table, for example, is unix.RT_TABLE_MAIN and not 0.
+// Route is a route. Most uses need only Dst and one of Gateway and Link. A zero value of any other field leaves the
+// choice to the kernel, or has the meaning in its comment. In the results of List and Get every field has the
+// kernel's value: Table, for example, is unix.RT_TABLE_MAIN and not 0.
 type Route struct {
-	// Dst is the destination; host bits are disregarded. The zero value is the
-	// default route of Family or, where that is 0, of Gateway's family.
+	// Dst is the destination; host bits are ignored. The zero value is the default route of Family or, if that is 0,
+	// of Gateway's family.
 	Dst netip.Prefix `json:"dst"`
-	// Family is unix.AF_INET or unix.AF_INET6. It is needed only for a default route
-	// that has no Gateway, or that has one of the other family.
+	// Family is unix.AF_INET or unix.AF_INET6. It is needed only for a default route without a Gateway, or with a
+	// Gateway of the other family.
 	Family uint8 `json:"family,omitempty"`
-	// From makes an IPv6 route one for packets from this prefix only.
+	// From restricts an IPv6 route to packets from this prefix.
 	From netip.Prefix `json:"from,omitzero"`
-	// TOS makes an IPv4 route one for packets with this type of service.
+	// TOS restricts an IPv4 route to packets with this type of service.
 	TOS uint8 `json:"tos,omitempty"`
 
-	// Gateway is the next hop, for an IPv4 route an IPv6 address too (Linux 5.2).
+	// Gateway is the next hop. For an IPv4 route it may be an IPv6 address (Linux 5.2).
 	Gateway netip.Addr `json:"gateway,omitzero"`
-	// Link is the index of the link to send to. 0 is that by which Gateway is reached.
+	// Link is the index of the outgoing link. 0 means the link that leads to Gateway.
 	Link int `json:"link,omitempty"`
-	// OnLink says that Gateway is on Link though no route says so.
+	// OnLink means that Gateway is on Link although no route says so.
 	OnLink bool `json:"onLink,omitempty"`
-	// Nexthops are what to choose from for each flow, in place of Gateway and Link.
+	// Nexthops are several next hops, one of them for each flow, in place of Gateway and Link.
 	Nexthops []Nexthop `json:"nexthops,omitempty"`
-	// NexthopID names a nexthop object (Linux 5.3), in place of all of these. List and
-	// Get give what the object holds as well.
+	// NexthopID is the number of a nexthop object (Linux 5.3), in place of all of these. List and Get also return the
+	// content of the object.
 	NexthopID uint32 `json:"nexthopID,omitempty"`
 
-	// Source is the address that packets of the host itself are sent from, where they
-	// have none yet.
+	// Source is the source address of packets of the host itself that have none yet.
 	Source netip.Addr `json:"source,omitzero"`
-	// Priority orders routes to the same destination, the lowest first; 0 is the
-	// kernel's choice: 0 for IPv4, 1024 for IPv6.
+	// Priority orders routes to the same destination, the lowest first. 0 leaves the choice to the kernel: 0 for
+	// IPv4, 1024 for IPv6.
 	Priority uint32 `json:"priority,omitempty"`
-	// Table is the routing table; 0 is unix.RT_TABLE_MAIN.
+	// Table is the routing table; 0 means unix.RT_TABLE_MAIN.
 	Table uint32 `json:"table,omitempty"`
-	// Scope is how far the destination is (RT_SCOPE_*), for IPv4. nil is the customary one: host for a local route, link for
-	// one without a gateway and for broadcast, else global.
+	// Scope is the distance of the destination (RT_SCOPE_*), for IPv4. nil means the customary one: host for a local
+	// route, link for a route without a gateway and for broadcast, else global.
 	Scope *uint8 `json:"scope,omitempty"`
-	// Protocol is the origin of the route; 0 is ProtocolTombolo when it is added, and
-	// any when it is deleted.
+	// Protocol is the origin of the route. 0 means ProtocolTombolo for a new route, and any for a deletion.
 	Protocol Protocol `json:"protocol,omitempty"`
-	// Type says what the kernel does with packets (RTN_*); 0 is unix.RTN_UNICAST when it is added, and any when it
-	// is deleted.
+	// Type is the kernel's treatment of packets (RTN_*). 0 means unix.RTN_UNICAST for a new route, and any for a
+	// deletion.
 	Type Type `json:"type,omitempty"`
-	// Pref ranks IPv6 routes that were learnt from routers (RFC 4191, section 2.1).
+	// Pref ranks IPv6 routes learnt from routers (RFC 4191, section 2.1).
 	Pref uint8 `json:"pref,omitempty"`
-	// Expires is in how long the kernel will delete an IPv6 route; nil is never. It
-	// counts in whole seconds, and parts are rounded up.
+	// Expires is the time until the kernel deletes an IPv6 route; nil means never. It counts in whole seconds, and
+	// fractions are rounded up.
 	Expires *time.Duration `json:"expires,omitempty"`
 
-	// MTU is the largest packet in bytes, and AdvMSS the TCP segment size to
-	// advertise; 0 is what the link gives.
+	// MTU is the largest packet in bytes, and AdvMSS the TCP segment size to advertise. 0 means the link's value.
 	MTU    uint32 `json:"mtu,omitempty"`
 	AdvMSS uint32 `json:"advmss,omitempty"`
 
-	// Flags are the kernel's own (RTM_F_* and RTNH_F_*), and not sent.
+	// Flags are the kernel's own (RTM_F_* and RTNH_F_*). They are never sent.
 	Flags uint32 `json:"flags,omitempty"`
-	// Other are attributes (RTA_*) that have no field here: encapsulation, realms, and RTA_METRICS with metrics other
-	// than MTU and AdvMSS, which are sent together with those two. List and Get return them, and they are sent as they
-	// are. Matches compares them only if there are any.
+	// Other holds attributes (RTA_*) that this package has no field for: encapsulation, realms, and an RTA_METRICS
+	// with further metrics. They are sent back unchanged, since a route without them is another one.
 	Other []netlink.Attribute `json:"other,omitempty"`
 }
 
@@ -83,25 +78,25 @@ type Nexthop struct {
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	Link    int        `json:"link,omitempty"`
 	OnLink  bool       `json:"onLink,omitempty"`
-	// Weight is this one's share of the flows: 1 to 256, 0 is 1.
+	// Weight is this hop's share of the flows: 1 to 256; 0 means 1.
 	Weight int `json:"weight,omitempty"`
-	// Flags are the kernel's own, and not sent.
+	// Flags are the kernel's own. They are never sent.
 	Flags uint32 `json:"flags,omitempty"`
-	// Other is like Route's.
+	// Other holds further attributes, as in Route.
 	Other []netlink.Attribute `json:"other,omitempty"`
 }
 
 // Protocol is the origin of a route (RTPROT_* of package unix).
 type Protocol uint8
 
-// ProtocolTombolo marks the routes of this module: the letter t. Neither the
-// kernel's list, nor iproute2's, nor a routing daemon that we know of uses it.
+// ProtocolTombolo marks the routes of this module: the letter t. Neither the kernel, nor iproute2, nor any routing
+// daemon that we know uses it.
 const ProtocolTombolo Protocol = 't'
 
-// Type is what becomes of the packets that a route matches (RTN_* of package unix).
+// Type is the treatment of packets that a route matches (RTN_* of package unix).
 type Type uint8
 
-// String gives the name that ip-route(8) has for the type, or its number.
+// String returns the name of the type in ip-route(8), or its number.
 func (t Type) String() string {
 	switch t {
 	case 0, unix.RTN_UNICAST:
@@ -123,34 +118,41 @@ func (t Type) String() string {
 	case unix.RTN_THROW:
 		return "throw"
 	}
+
 	return strconv.Itoa(int(t))
 }
 
-// String names the route as errors do: "10.0.0.0/8 via 10.1.0.1 on link 3".
+// String returns the route's name for errors: "10.0.0.0/8 via 10.1.0.1 on link 3".
 func (r Route) String() string {
 	var b strings.Builder
 	if r.Type != 0 && r.Type != unix.RTN_UNICAST {
 		b.WriteString(r.Type.String() + " ")
 	}
+
 	if r.isDefault() {
 		b.WriteString("default")
 	} else {
 		b.WriteString(r.Dst.Masked().String())
 	}
+
 	if r.From.IsValid() && r.From.Bits() > 0 {
 		b.WriteString(" from " + r.From.String())
 	}
+
 	writeHop(&b, r.Gateway, r.Link)
 	for _, h := range r.Nexthops {
 		b.WriteString(" nexthop")
 		writeHop(&b, h.Gateway, h.Link)
 	}
+
 	if r.NexthopID != 0 {
 		b.WriteString(" nexthop object " + strconv.FormatUint(uint64(r.NexthopID), 10))
 	}
+
 	if r.Table != 0 && r.Table != unix.RT_TABLE_MAIN {
 		b.WriteString(" in table " + strconv.FormatUint(uint64(r.Table), 10))
 	}
+
 	return b.String()
 }
 
@@ -165,7 +167,7 @@ func writeHop(b *strings.Builder, gateway netip.Addr, link int) {
 
 func (r *Route) isDefault() bool { return !r.Dst.IsValid() || r.Dst.Bits() == 0 }
 
-// family gives 0 where nothing tells.
+// family returns the family, or 0 if nothing determines it.
 func (r *Route) family() uint8 {
 	switch {
 	case r.Dst.IsValid():
@@ -175,6 +177,7 @@ func (r *Route) family() uint8 {
 	case r.Gateway.IsValid():
 		return nl.FamilyOf(r.Gateway)
 	}
+
 	for _, h := range r.Nexthops {
 		if h.Gateway.IsValid() {
 			return nl.FamilyOf(h.Gateway)
@@ -183,7 +186,7 @@ func (r *Route) family() uint8 {
 	return 0
 }
 
-// normal is the route with the zero values spelt out, as Add understands them.
+// normal returns the route with its zero values replaced by their meaning for Add.
 func (r *Route) normal() Route {
 	n := *r
 	n.Family = r.family()
@@ -191,27 +194,35 @@ func (r *Route) normal() Route {
 	if n.Family == unix.AF_INET {
 		everywhere = netip.IPv4Unspecified()
 	}
+
 	if n.Dst = n.Dst.Masked(); !n.Dst.IsValid() {
 		n.Dst = netip.PrefixFrom(everywhere, 0)
 	}
+
 	if n.From = n.From.Masked(); n.From.Bits() == 0 {
 		n.From = netip.Prefix{}
 	}
+
 	if n.Table == 0 {
 		n.Table = unix.RT_TABLE_MAIN
 	}
+
 	if n.Type == 0 {
 		n.Type = unix.RTN_UNICAST
 	}
+
 	if n.Protocol == 0 {
 		n.Protocol = ProtocolTombolo
 	}
+
 	if n.Family == unix.AF_INET6 && n.Priority == 0 {
 		n.Priority = 1024 // IP6_RT_PRIO_USER
 	}
+
 	if n.Scope == nil {
 		n.Scope = new(n.customaryScope())
 	}
+
 	return n
 }
 
@@ -226,12 +237,13 @@ func (r *Route) customaryScope() uint8 {
 	case r.Type == unix.RTN_UNICAST && !r.Gateway.IsValid() && len(r.Nexthops) == 0 && r.NexthopID == 0:
 		return unix.RT_SCOPE_LINK
 	}
+
 	return unix.RT_SCOPE_UNIVERSE
 }
 
-// Matches reports whether have, as the kernel lists it, is the route that adding r makes: CHECK uses it. It does not
-// compare a Link of 0 where there is a Gateway, an empty Other, Flags, the contents of a nexthop object, and the time
-// that is left of Expires.
+// Matches reports whether have, as the kernel lists it, is the route that adding r creates. CHECK uses it. It does
+// not compare a Link of 0 if there is a Gateway, Flags, Other, the remaining time of Expires, and the contents of a
+// nexthop object.
 func (r Route) Matches(have Route) bool {
 	want := r.normal()
 	have = have.normal()
@@ -259,7 +271,7 @@ func (r *Route) sameHops(have *Route) bool {
 	case r.NexthopID != 0 || have.NexthopID != 0:
 		return r.NexthopID == have.NexthopID
 	case r.sendsNothing():
-		return true // IPv6 names the loopback interface
+		return true // IPv6 names the loopback interface here
 	}
 	hop := Nexthop{Gateway: r.Gateway, Link: r.Link, OnLink: r.OnLink}
 	return hop.matches(Nexthop{Gateway: have.Gateway, Link: have.Link, OnLink: have.OnLink}) &&
@@ -267,7 +279,8 @@ func (r *Route) sameHops(have *Route) bool {
 }
 
 func (r *Route) sendsNothing() bool {
-	return r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_PROHIBIT || r.Type == unix.RTN_THROW
+	return r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_PROHIBIT ||
+		r.Type == unix.RTN_THROW
 }
 
 func (h Nexthop) matches(have Nexthop) bool {

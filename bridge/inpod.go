@@ -95,10 +95,10 @@ func (c *Conn) forget(port string) {
 	}
 }
 
-// Wait waits until a port forwards and the pod's IPv6 addresses are usable. The kernel does both jobs in the background,
-// which takes milliseconds on a busy machine. A packet sent earlier is lost and repeated a second later. The error
-// matches addr.ErrDuplicate if duplicate address detection found another node with the address, and the error of ctx
-// when ctx ends.
+// Wait waits until a port forwards and the pod's IPv6 addresses are usable. The kernel works on both in the background,
+// for milliseconds on a busy machine. A packet sent earlier is lost and repeated a second later. The error matches
+// addr.ErrDuplicate if duplicate address detection found another node with the address, and the error of ctx when ctx
+// ends.
 //
 // Attach calls Wait, unless Port.NoWait is set: then the caller calls it on the same Conn, which keeps sockets open
 // for it until Wait, Detach or Close. A second Wait returns at once.

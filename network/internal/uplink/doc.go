@@ -30,15 +30,14 @@
 //
 // # Crashes
 //
-// The record of a takeover is saved before each step. Before the step "release", a failure or the end of the context
-// undoes all steps, and Recover undoes them after a crash. From that step on (Record.Committed) Take ignores the
-// context, and Recover completes the takeover, as it completes a Restore. The host is reachable throughout.
+// The record of a takeover is saved before each step. If a step fails, or the context ends, Take undoes all steps.
+// After a crash Recover undoes them. The host is reachable throughout.
 //
 // # Limits
 //
 // Plan refuses, with the reason, a takeover that would cut the host off. Above all it refuses addresses and default
 // routes from a DHCP client or router advertisements, since on a port these are no longer received. It warns about
-// routes by nexthop objects and VLANs, which stay on the NIC. Also:
+// VLANs, which stay on the NIC. Also:
 //   - The kernel deletes masqueraded flows that leave by the NIC. The host's own flows continue.
 //   - XDP and tc programs stay on the NIC. nft and iptables rules that name it are not examined.
 //   - Sockets bound to the NIC, and multicast groups joined on it, receive nothing more.
@@ -46,7 +45,7 @@
 //
 // # Needs
 //
-// The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN if a Config
-// names a namespace, and /proc with a writable /proc/sys/net. It needs Linux 6.1 or later with bridge. Errors of the
+// The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace, CAP_SYS_ADMIN if Dial
+// gets a namespace, and /proc with a writable /proc/sys/net. It needs Linux 6.1 or later with bridge. Errors of the
 // kernel are a *tombolo.OpError, or wrap one. The package keeps no files and takes no locks: see Journal and Conn.
 package uplink

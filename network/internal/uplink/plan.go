@@ -129,7 +129,8 @@ func (m *move) release() []request {
 
 // removeBridge deletes the bridge, unless it has other ports.
 func (m *move) removeBridge() []request {
-	hasPorts := slices.ContainsFunc(m.s.Links, func(l link.Link) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
+	hasPorts := slices.ContainsFunc(m.s.Links,
+		func(l link.Link) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
 	if m.from.Index == noLink || hasPorts {
 		return nil
 	}
@@ -154,7 +155,7 @@ func setMaster(l link.Link, master int, text string) []request {
 // noLink stands for the index of a bridge that does not exist yet.
 const noLink = -1
 
-// links lists all links of the namespace, with what a takeover needs to know of each.
+// links lists all links of the namespace, with the properties that a takeover needs.
 func (c *Conn) links() ([]link.Link, error) {
 	var list []link.Link
 	err := link.List(c.nl, "list links", "", 0, func(l *link.Link) {

@@ -36,8 +36,12 @@ type refusal func(is bool, format string, args ...any)
 // refuseNIC looks at the NIC itself.
 func (s *snapshot) refuseNIC(no refusal) {
 	nic := &s.NIC
-	no(nic.Type != unix.ARPHRD_ETHER, "%s is not Ethernet (its type is %d), and a bridge takes nothing else; name the NIC that leads to the LAN", nic.Name, nic.Type)
-	no(s.Wireless, "%s is a Wi-Fi interface, whose access point drops what comes from other MACs than its own; use a wired NIC", nic.Name)
+	no(nic.Type != unix.ARPHRD_ETHER,
+		"%s is not Ethernet (its type is %d), and a bridge takes nothing else; name the NIC that leads to the LAN",
+		nic.Name, nic.Type)
+	no(s.Wireless,
+		"%s is a Wi-Fi interface, whose access point drops what comes from other MACs than its own; use a wired NIC",
+		nic.Name)
 	switch nic.Kind {
 	case "bridge":
 		no(true, "%s is a bridge itself; name one of its ports, or put pods on it as it is", nic.Name)
@@ -139,7 +143,9 @@ func (s *snapshot) refuseAbove(no refusal) {
 // refuseRoutes looks for routes and rules whose loss would cut the host off.
 func (s *snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.Routes {
-		no(r.NexthopID != 0 && goesBy(&r, s.NIC.Index), "the route to %s goes by nexthop object %d, which stays on %s and leads nowhere from there; name its gateway instead",
+		no(r.NexthopID != 0 && goesBy(&r, s.NIC.Index),
+			"the route to %s goes by nexthop object %d, which stays on %s and leads nowhere from there; name its "+
+				"gateway instead",
 			describe(&r), r.NexthopID, s.NIC.Name)
 	}
 
@@ -155,11 +161,13 @@ func (s *snapshot) refuseRoutes(no refusal) {
 	}
 }
 
-// warn describes the VLANs of the NIC, which work otherwise than before.
+// warn describes the VLANs of the NIC, which work differently after a takeover.
 func (s *snapshot) warn() (list []string) {
 	for _, l := range s.Links {
 		if l.Lower == s.NIC.Index && l.Kind == "vlan" {
-			list = append(list, fmt.Sprintf("VLAN %s stays on %s and goes on working; pods cannot reach it through the bridge", l.Name, s.NIC.Name))
+			list = append(list,
+				fmt.Sprintf("VLAN %s stays on %s and goes on working; pods cannot reach it through the bridge", l.Name,
+					s.NIC.Name))
 		}
 	}
 

@@ -10,8 +10,7 @@ import (
 )
 
 // Take makes the NIC a port of the bridge and moves its addresses, routes and rules there, by the steps of Plan. If a
-// step fails, or ctx is done, before the point of no return (see the package comment), Take undoes the previous steps
-// and removes the journal.
+// step fails, or ctx ends, Take undoes the previous steps and removes the journal.
 //
 // If nothing was begun, the error matches ErrRefused. If Take returns a record together with an error, Recover has to
 // finish.
@@ -53,7 +52,7 @@ type run struct {
 	journal Journal
 }
 
-// forward does the steps of a takeover, and writes into the journal that it is done.
+// forward makes the steps of a takeover, and records their end in the journal.
 func (r *run) forward(ctx context.Context) error {
 	for _, name := range takeSteps() {
 		r.rec.Step = name
@@ -86,6 +85,7 @@ func (r *run) planned(ctx context.Context, forward bool) (*snapshot, *Steps, err
 // step makes one step of a takeover, or of the way back.
 func (r *run) step(ctx context.Context, name stepName) error {
 	rec := r.rec
+	// forward makes the steps of a takeover, and records their end in the journal.
 	forward := rec.State == Taking
 	switch {
 	case name == stepBridge && forward:
@@ -148,11 +148,14 @@ func (r *run) moveAllRoutes(ctx context.Context, forward bool) error {
 // MAC flushes the bridge's neighbours.
 func (r *run) makeBridge(ctx context.Context) error {
 	rec := r.rec
-	if l, err := r.bridge.Link(ctx, rec.Bridge); err == nil && l.Kind == "bridge" && l.Up && bytes.Equal(l.MAC, rec.Before.NIC.MAC) {
+	if l, err := r.bridge.Link(ctx, rec.Bridge); err == nil && l.Kind == "bridge" && l.Up &&
+		bytes.Equal(l.MAC, rec.Before.NIC.MAC) {
 		return nil
 	}
 
-	_, err := r.bridge.Ensure(ctx, bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true, MAC: rec.Before.NIC.MAC, MTU: rec.Before.NIC.MTU})
+	_, err := r.bridge.Ensure(ctx, bridge.Bridge{Name: rec.Bridge, Alias: rec.Alias, NoIPv6: true,
+		MAC: rec.Before.NIC.MAC, MTU: rec.Before.NIC.MTU})
+
 	return err
 }
 
@@ -235,8 +238,8 @@ func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record) error {
 	return err
 }
 
-// Recover finishes a takeover or restoration that a crash interrupted, by the record in the journal. After the point
-// of no return it goes forward, else back. It returns the record, or nil if the NIC has been given back.
+// Recover follows a crash: it undoes an interrupted takeover, or completes an interrupted restoration, by the record in
+// the journal. It returns nil if it gave the NIC back, and else the record.
 func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, error) {
 	if err := rec.validate(); err != nil || rec.State == Taken {
 		return rec, err

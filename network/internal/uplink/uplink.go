@@ -58,7 +58,7 @@ func over(ns *netns.NS, conn *nl.Conn) *Conn {
 	return &Conn{nl: conn, ns: ns, addrs: addr.On(conn), routes: route.On(conn), bridge: bridge.On(conn, nil)}
 }
 
-// reopen opens the namespace again, since files below /proc are read and written there later.
+// reopen opens the namespace a second time, for later access to files below /proc.
 func reopen(ns *netns.NS) (*netns.NS, error) {
 	if ns == nil {
 		return netns.Current()

@@ -14,32 +14,34 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
+// These limit how long a visit waits for servers' answers. A renewal is answered within milliseconds or, as a rule,
+// not at all. If there is no answer by then, the server may be slow. A client without a lease gets time for its
+// retransmissions.
 const (
 	// renewWait is how long a visit waits for the answer to a renewal, which comes within milliseconds or, in general, not
 	// at all. A server that did not answer in that time may be slow: see patience.
 	renewWait = 4 * time.Second
 
-	// resendAfter is when a renewal is sent once more in the same visit: packets do get lost.
+	// resendAfter is the time until a renewal is sent again in the same visit, since packets may get lost.
 	resendAfter = time.Second
 
-	// mostDoubts is how many different answers of one lease are logged that were not believed.
+	// mostDoubts is the number of different rejected answers about one lease that are logged.
 	mostDoubts = 8
 )
 
-// exchange is a visit's conversation with servers.
+// exchange is a conversation with DHCP servers during one visit.
 type exchange struct {
 	*visit
 	line[*dhcpc.Packet]
 	pod   pod
-	local netip.Addr // that conn was dialled for
+	local netip.Addr // the address that conn was dialled for
 	limit time.Time
-	last  *dhcpc.Packet // a renewal that may be sent again, at that time
+	last  *dhcpc.Packet // a renewal that may be sent again at the time `again`
 	again time.Time
-	asked bool // for a renewal, and not heard yet what became of it
+	asked bool // a renewal was sent, and its result is not known yet
 }
 
-// exchange takes the session's steps until there is nothing to wait for, or no more
-// time.
+// exchange makes the session's steps until there is nothing to wait for, or the time is up.
 func (v *visit) exchange(p pod) error {
 	began := now()
 	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
@@ -58,9 +60,8 @@ func (v *visit) patience() time.Duration {
 	return max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait)
 }
 
-// unlessDeleted is for a renewal whose answer did not come: a DEL takes the pod's link
-// away, but not the renewal that the server had from it before, and that may have come
-// there after the RELEASE.
+// unlessDeleted handles a renewal that was not answered. A DEL may have deleted the pod's link and sent a RELEASE.
+// The renewal may have reached the server after that RELEASE. Then unlessDeleted releases the lease again.
 func (x *exchange) unlessDeleted(err error) error {
 	deleted := x.underLock(func(*lease.Held) error { return nil })
 	if !errors.Is(deleted, errDeleted) {
@@ -80,11 +81,13 @@ func (x *exchange) run() error {
 			x.m.doubts = append(x.m.doubts, out.Unbelieved)
 			x.log.Warn("an answer is not believed", append(x.who(), "why", out.Unbelieved)...)
 		}
+
 		if out.Lost != nil || out.Err != nil {
 			if err := x.lost(out); err != nil {
 				return err
 			}
 		}
+
 		if out.Send != nil {
 			if err := x.send(out.Send); err != nil {
 				return err
@@ -93,12 +96,14 @@ func (x *exchange) run() error {
 				x.last, x.again, x.asked = out.Send, now().Add(resendAfter), true
 			}
 		}
+
 		if out.Bound != nil {
 			x.m.slow, x.asked = false, false
 			if err := x.bound(out.Bound); err != nil {
 				return err
 			}
 		}
+
 		t := now()
 		switch {
 		case out.Listen.IsZero():
@@ -106,10 +111,12 @@ func (x *exchange) run() error {
 		case !t.Before(x.limit):
 			return x.unheard()
 		}
+
 		p, err := x.receive(x.ctx, earliest(out.Listen, out.Wake, x.limit, x.again))
 		if err != nil {
 			return fmt.Errorf("hear from DHCP servers: %w", err)
 		}
+
 		heard = p
 		switch {
 		case p != nil || wakes(x.m.session, now()):
@@ -123,26 +130,28 @@ func (x *exchange) run() error {
 	}
 }
 
-// resend sends a renewal again, by a packet socket: that needs no ARP, no route and no
-// word of the pod's firewall, where the first may have got stuck.
+// resend sends a renewal again, by a packet socket. That needs no ARP, no route and no permission of the pod's
+// firewall, which may have stopped the first attempt.
 func (x *exchange) resend() error {
 	p := x.last
 	x.last, x.again, x.m.slow = nil, time.Time{}, true
 	return errors.Join(x.hangUp(), x.send(p))
 }
 
-// send sends from the address that the packet has as its source.
+// send sends a packet from its source address.
 func (x *exchange) send(p *dhcpc.Packet) error {
 	var local netip.Addr
 	if p.ARP == nil && !p.Src.Addr().IsUnspecified() {
 		local = p.Src.Addr()
 	}
+
 	err := x.sendFrom(local, p)
 	if err != nil && local.IsValid() && x.ctx.Err() == nil {
-		// The pod may have neither address nor route any more, or drop what it sends, which stops no packet socket.
+		// The pod may have lost its address or route, or drop its own packets. None of this stops a packet socket.
 		x.m.slow = true
 		err = errors.Join(x.hangUp(), x.sendFrom(local, p))
 	}
+
 	if err != nil {
 		return fmt.Errorf("send to DHCP servers: %w", err)
 	}
@@ -155,6 +164,7 @@ func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
 			return err
 		}
 	}
+
 	if x.conn == nil {
 		at := local
 		if x.m.slow {
@@ -166,10 +176,11 @@ func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
 		}
 		x.conn, x.local = conn, local
 	}
+
 	return x.conn.Send(x.ctx, p)
 }
 
-// line is what a visit speaks with servers by: a transport, which is dialled when there is something to send.
+// line is the transport between a visit and servers. It is dialled when there is something to send.
 type line[M any] struct {
 	conn interface {
 		Send(context.Context, M) error
@@ -178,7 +189,7 @@ type line[M any] struct {
 	}
 }
 
-// receive gives nothing at the end of its time.
+// receive returns the zero value when the time is up.
 func (l *line[M]) receive(ctx context.Context, until time.Time) (message M, err error) {
 	if l.conn == nil {
 		return message, nil
@@ -199,8 +210,8 @@ func (l *line[M]) hangUp() error {
 	return conn.Close()
 }
 
-// unheard records that an exchange ended without an answer. It returns an error if no lease is left. While one is,
-// nothing is wrong yet: the record gets a note.
+// unheard records that an exchange ended without an answer. It returns an error if no lease is left. If a lease is
+// left, the record only gets a note.
 func (x *exchange) unheard() error {
 	x.metrics.unanswered.Inc()
 	x.m.slow = true
@@ -218,12 +229,13 @@ func (x *exchange) unheard() error {
 		return held.Replace(x.r)
 	})
 	if errors.Is(err, errDeleted) {
-		return nil // unlessDeleted sees to it
+		return nil // unlessDeleted handles it
 	}
+
 	return err
 }
 
-// bound applies a lease and writes it down.
+// bound applies a lease and records it.
 func (x *exchange) bound(l *dhcpc.Lease) error {
 	before, fresh := x.r.Lease, x.r.State != lease.Bound
 	err := x.underLock(func(held *lease.Held) error { return x.apply(held, x.pod, l) })
@@ -232,11 +244,12 @@ func (x *exchange) bound(l *dhcpc.Lease) error {
 		x.giveBack(l)
 		return err
 	case err != nil:
-		// Neither the record nor, it may be, the pod knows of it: at T1 of the new
-		// lease, the pod's address would have come to its end by the old one.
+		// The record, and perhaps the pod, lack the new lease. If the session went on, it would do nothing until T1
+		// of the new lease, and the pod's address would expire by the old one.
 		x.m.session = nil
 		return err
 	}
+
 	switch {
 	case fresh:
 		x.metrics.acquisitions.Inc()
@@ -245,32 +258,34 @@ func (x *exchange) bound(l *dhcpc.Lease) error {
 		x.metrics.renewals.Inc()
 		x.log.Debug("lease renewed", append(x.who(), "expires", l.Expire)...)
 	}
+
 	return nil
 }
 
-// giveBack releases what a DEL has released already: the server renewed it after that.
+// giveBack releases a lease a second time, because the server renewed it after the RELEASE of a DEL.
 func (x *exchange) giveBack(l *dhcpc.Lease) {
 	x.log.Info("lease deleted while it was being renewed: releasing it again", x.who()...)
 	if err := x.release4(l); err != nil {
-		// It runs out: there is no later try.
+		// There is no later attempt: the lease will expire.
 		x.failed("cannot release lease again", append(x.who(), "err", err)...)
 	}
 }
 
-// apply makes the pod have what a lease comes to, and the record say so. It holds the
-// record's lock, so that no DEL comes in between. Where something has to go, the record
-// first says that the pod has both, so that a keeper that is killed here leaves
-// nothing behind which its successor does not know of.
+// apply configures the pod for a lease, and records the lease. It holds the record's lock, so that no DEL comes in
+// between. If something must be removed from the pod, the record first names both the old and the new. So if the
+// keeper is killed here, its successor knows of everything in the pod.
 func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 	yielded, err := v.yield(p)
 	if err != nil {
 		return err
 	}
+
 	want := v.r.Wanted(l)
 	set := want
 	if v.r.State == lease.Bound {
 		set.Routes = want.Without(v.r.Applied).Routes
 	}
+
 	stale := v.r.Applied.Without(want)
 	if !stale.Empty() {
 		v.r.Applied = lease.Applied{
@@ -282,13 +297,15 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 			return err
 		}
 	}
+
 	err = apply4(p, set, l)
 	if err == nil && !stale.Empty() {
 		err = p.withdraw(stale)
 	}
+
 	trouble := ""
 	if err != nil {
-		// The lease is the pod's all the same.
+		// The pod has the lease nevertheless.
 		trouble, v.m.right = err.Error(), false
 	} else {
 		v.r.Applied = want
@@ -296,15 +313,17 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 			v.m.look = now().Add(confirmAfter)
 		}
 	}
+
 	if l == v.r.Lease && v.r.State == lease.Bound && stale.Empty() && !yielded && v.r.Error == trouble {
 		return err // nothing new to write
 	}
+
 	v.r.Lease, v.r.State, v.r.Error, v.r.Note = l, lease.Bound, trouble, ""
 	return errors.Join(err, held.Replace(v.r))
 }
 
-// lost takes what a lease came to out of the pod: after a NAK its address may be
-// another's. After its end the kernel has done so.
+// lost removes a lease's addresses and routes from the pod, because another host may have the address after a NAK.
+// After the end of a lease the kernel has removed them.
 func (x *exchange) lost(out dhcpc.Output) error {
 	switch {
 	case errors.Is(out.Err, dhcpc.ErrNAK):
@@ -312,12 +331,14 @@ func (x *exchange) lost(out dhcpc.Output) error {
 	case errors.Is(out.Err, dhcpc.ErrExpired):
 		x.metrics.expired.Inc()
 	}
+
 	x.log.Warn("lease lost: trying to get another", append(x.who(), "err", out.Err)...)
 	x.m.slow, x.asked = true, false
 	x.limit = now().Add(x.patience())
 	if out.Lost == nil && x.r.State == lease.Expired {
 		return nil
 	}
+
 	err := x.underLock(func(held *lease.Held) error {
 		err := x.pod.withdraw(x.r.Applied)
 		if err == nil {
@@ -326,14 +347,16 @@ func (x *exchange) lost(out dhcpc.Output) error {
 		x.r.State, x.r.Error, x.r.Note = lease.Expired, fmt.Sprint(out.Err), ""
 		return errors.Join(err, held.Replace(x.r))
 	})
-	// The search for another lease goes on, also if this fails.
+
+	// The search for another lease continues, even if this fails.
 	if followErr := x.follow(); followErr != nil {
 		x.failed("cannot take the lost address out of the firewall", append(x.who(), "err", followErr)...)
 	}
+
 	return err
 }
 
-// earliest gives the earliest of some times; the zero time never comes.
+// earliest returns the earliest of some times. The zero time means never.
 func earliest(times ...time.Time) time.Time {
 	var first time.Time
 	for _, t := range times {
@@ -344,17 +367,17 @@ func earliest(times ...time.Time) time.Time {
 	return first
 }
 
-// pod is a place; see there.
+// pod is the interface of place, for tests.
 type pod interface {
-	// dial opens a transport in the pod; see dhcpc.Config.
+	// dial opens a transport in the pod: see dhcpc.Config.
 	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error)
 	dial6() (dhcpc.Transport[[]byte], error)
-	// apply makes the pod have addresses, which the kernel takes away when the lease ends, and routes. Times are as
-	// dhcpc.Lease.Left has them.
+	// apply adds addresses and routes to the pod. The kernel removes the addresses when the lease ends. The times are
+	// like those of dhcpc.Lease.Left.
 	apply(a lease.Applied, valid, preferred time.Duration) error
-	// withdraw takes addresses and routes away; that they are gone is success.
+	// withdraw removes addresses and routes. It is no error if they are gone.
 	withdraw(a lease.Applied) error
-	// keeps returns the part of a that is still there as the lease left it.
+	// keeps returns the part of a that still exists as the lease set it.
 	keeps(a lease.Applied) (lease.Applied, error)
 	inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (bool, error)
 	// formed lists the addresses that the pod has by router advertisements.
@@ -367,9 +390,9 @@ func apply4(p pod, a lease.Applied, l *dhcpc.Lease) error {
 	return p.apply(a, left, left)
 }
 
-// node is where the pods are: a kernel; see there.
+// node is the interface of kernel, for tests.
 type node interface {
-	// enter gives an error that matches errGone where the pod is gone for sure.
+	// enter returns an error that matches errGone if the pod certainly no longer exists.
 	enter(r *lease.Record) (pod, error)
 	taken(bridge string, a, had netip.Addr) error
 	follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error)
@@ -377,5 +400,5 @@ type node interface {
 	release6(ctx context.Context, r *lease.Record) error
 }
 
-// errGone says that a pod is gone.
+// errGone means that a pod no longer exists.
 var errGone = errors.New("the pod is gone")

@@ -16,39 +16,40 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// The kernel announces every change of nf_tables by the one message that ends each transaction (NFT_MSG_NEWGEN):
-// the messages about rules and elements are not queued, since a thousand of them in a burst would overflow the
-// socket. A change of our own is known by its generation: the keeper does not look again at a generation that it
-// found right, and verbs of the plugin leave theirs in their note.
+// The kernel announces each change of nf_tables with one message that ends the transaction (NFT_MSG_NEWGEN). The
+// messages about rules and elements are not queued, since a burst of a thousand would overflow the socket. The keeper
+// recognizes changes of this project by their generation. It does not look again at a generation that it found right,
+// and verbs of the plugin leave theirs in their note.
 
-// lookAtFirewall is how often the keeper looks at the firewall without an announcement: the kernel announces
-// neither changes of legacy tables nor a table that becomes dormant.
+// lookAtFirewall is the interval of looks at the firewall without an announcement. The kernel does not announce
+// changes of legacy tables, or that a table becomes dormant.
 const lookAtFirewall = 30 * time.Second
 
-// generation is an announcement: nf_tables has changed.
+// generation is the announcement of a change of nf_tables.
 type generation struct {
-	lost bool // there were more than could be queued; the rest says nothing
+	lost bool // announcements were lost; the other fields are unset
 	id   uint32
-	by   string // the process, as it calls itself
+	by   string // the name of the process that made the change
 }
 
-// firewall looks after it.
+// firewall is the source that watches and repairs the firewall.
 type firewall struct {
 	source
-	fought  *contest // over all of it
-	known   uint32   // the generation at which all was right
+	fought  *contest // the contest over the whole firewall
+	known   uint32   // the generation that was found right
 	by      string
 	strays  bool      // another program has changed nf_tables since swept
-	swept   time.Time // when the firewall last looked for elements of pods that are gone
-	blocked []string  // obstacles, as last told
-	sought  time.Time // when they were looked for
+	swept   time.Time // the last search for elements of pods that no longer exist
+	blocked []string  // the obstacles that were last logged
+	sought  time.Time // the last search for obstacles
 }
 
 func (k *Keeper) newFirewall(ctx context.Context) *firewall {
 	f := &firewall{}
-	f.source = source{Keeper: k, ctx: ctx, kind: "firewall", every: lookAtFirewall, listen: k.listenToFirewall, hear: f.hear, look: f.visit, contests: map[string]*contest{}}
+	f.source = source{Keeper: k, ctx: ctx, kind: "firewall", every: lookAtFirewall, listen: k.listenToFirewall,
+		hear: f.hear, look: f.visit, contests: map[string]*contest{}}
 	f.fought = f.of("")
-	f.writeContested(nil) // what an earlier keeper wrote down is over
+	f.writeContested(nil) // an earlier keeper's record no longer applies
 	return f
 }
 
@@ -58,7 +59,7 @@ func (k *Keeper) listenToFirewall() (feed, error) {
 
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 
-// generationOf reads a struct nfgenmsg and the attributes NFTA_GEN_*. A message that does not parse counts as lost.
+// generationOf parses a struct nfgenmsg and the attributes NFTA_GEN_*. A malformed message counts as lost.
 func generationOf(b []byte) generation {
 	const header = 4
 	b = b[min(header, len(b)):]
@@ -66,94 +67,104 @@ func generationOf(b []byte) generation {
 	return generation{lost: id == 0, id: id, by: nftnl.Text(nftnl.Find(b, unix.NFTA_GEN_PROC_NAME))}
 }
 
-// hear says how soon the firewall is to be compared after announcements: soon if another program changed
-// it since the last comparison, later if one of ours did, and never if no change is newer than that.
+// hear returns when to compare the firewall after announcements: soon if another program changed it since the last
+// comparison, later if one of ours changed it, and never if no change is newer than that.
 func (f *firewall) hear(messages []netlink.Message) urgency {
 	when := never
 	for _, m := range messages {
 		if m.Header.Type != newGeneration {
 			continue
 		}
+
 		g := generationOf(m.Data)
 		switch {
 		case !g.lost && int32(g.id-f.known) <= 0 && f.known != 0:
 			// The firewall was compared after this change.
 		case g.by == nftnl.DoctorName:
-			// Its table is its own, and goes with it.
+			// The doctor's table is separate, and is deleted after its run.
 		case g.lost || g.by != "tombolo" && g.by != "tombolod":
 			when, f.by, f.strays = soon, g.by, true
 		default:
 			when = max(when, later)
 		}
 	}
+
 	return when
 }
 
-// visit looks at it, and has it put right.
+// visit looks at the firewall, and lets the networks repair it.
 func (f *firewall) visit(ctx context.Context) {
 	if now().Before(f.fought.until) {
 		f.wake = f.fought.until
 		return
 	}
+
 	at, lacking, err := f.network.Upkeep().Firewall(ctx)
-	f.metrics.firewallLooks.Inc() // who waits for it may change the firewall then
+	f.metrics.firewallLooks.Inc() // tests wait for this counter, and may change the firewall then
 	if err != nil {
 		f.trouble("cannot look at the firewall", err)
 		return
 	}
+
 	if len(lacking) == 0 {
 		f.known = at
 		f.allRight()
 		if now().Sub(f.sought) >= lookAtFirewall {
 			f.sought = now()
-			f.obstacles(ctx) // it reads whole tables
+			f.obstacles(ctx) // reads whole tables
 		}
 		f.removeStrays(ctx)
 		return
 	}
+
 	f.mend(ctx, strings.Join(lacking, "; "))
 }
 
-// removeStrays deletes elements of pods that are gone, after another program may have loaded an older save of a set.
-// Neither rules nor sentinels show those, and to find them takes a list of all elements.
+// removeStrays deletes elements of pods that no longer exist. Another program may have loaded an old copy of a set.
+// Neither rules nor sentinels reveal such elements; finding them takes a list of all elements.
 func (f *firewall) removeStrays(ctx context.Context) {
 	if !f.strays || now().Sub(f.swept) < lookAtFirewall {
 		return
 	}
+
 	f.strays, f.swept = false, now()
 	found, err := f.network.Upkeep().RemoveStrays(ctx)
 	if err != nil {
 		f.trouble("cannot delete elements of pods that are gone", err)
 	}
 	if found {
-		f.log.Warn("deleted elements of pods that are gone, which another program may have loaded from a save", "by", f.by)
+		f.log.Warn("deleted elements of pods that are gone, which another program may have loaded from a save", "by",
+			f.by)
 	}
 }
 
-// mend has the networks repaired.
+// mend has the networks repair the firewall.
 func (f *firewall) mend(ctx context.Context, what string) {
 	f.log.Warn("another program has changed rules that pods need: repairing them", "what", what, "by", f.by)
 	if err := f.network.Repair(ctx); err != nil {
-		// An obstacle is an error as well, and what could be put right, is.
+		// Obstacles are errors too, and everything else is repaired nevertheless.
 		f.trouble("cannot repair all of the firewall", err)
 		f.wake = now().Add(again)
 	}
+
 	f.metrics.firewallMends.Inc()
 	if f.known == 0 && f.by == "" {
-		return // it was so when the keeper began: no program has undone anything
+		return // it was like that when the keeper began, so no program has undone anything
 	}
+
 	fought, begins := f.putRight("", what, "another program undoes rules that pods need: repairing them only once a minute",
 		"by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD alone")
 	if begins {
 		f.metrics.firewallContests.Inc()
 	}
+
 	if fought.contested() {
 		f.metrics.firewallContested.Set(1)
 		f.writeContested(&state.Contested{At: now(), Times: fought.times, What: what, By: f.by})
 	}
 }
 
-// allRight is told that it is.
+// allRight ends a contest, after a look that found everything right.
 func (f *firewall) allRight() {
 	if !f.fought.calm() {
 		return
@@ -163,13 +174,14 @@ func (f *firewall) allRight() {
 	f.writeContested(nil)
 }
 
-// obstacles logs those that come and go.
+// obstacles logs new obstacles, and those that have gone.
 func (f *firewall) obstacles(ctx context.Context) {
 	obstacles, err := f.network.Upkeep().Obstacles(ctx)
 	if err != nil {
 		f.trouble("cannot look for what stops pods", err)
 		return
 	}
+
 	var list []string
 	for _, network := range slices.Sorted(maps.Keys(obstacles)) {
 		for _, o := range obstacles[network] {
@@ -178,6 +190,7 @@ func (f *firewall) obstacles(ctx context.Context) {
 			}
 		}
 	}
+
 	if !slices.Equal(list, f.blocked) {
 		for _, o := range list {
 			f.log.Error("a firewall stops pods", "what", o)
@@ -186,6 +199,7 @@ func (f *firewall) obstacles(ctx context.Context) {
 			f.log.Info("no firewall stops pods any more")
 		}
 	}
+
 	f.blocked = list
 	f.metrics.firewallObstacles.Set(float64(len(list)))
 }

@@ -14,23 +14,24 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// workers is how many leases are worked on at a time: each may wait seconds for a server that does not answer.
+// workers is the number of leases that are visited at the same time. Each visit may wait seconds for a server.
 const workers = 64
 
-// Config says what to keep. Leases is needed; the rest has defaults.
+// Config holds the settings of a Keeper. Leases is required; the other fields have defaults.
 type Config struct {
 	Leases *lease.Dir
-	// State is the plugin's state directory, which tells what addresses pods have; nil: none is known.
+	// State is the plugin's state directory, which records the addresses of pods. If nil, none are known.
 	State *state.Dir
-	// Node is the same node, whose attachments follow their leases to other addresses, and whose uplinks, firewall, links
-	// and dead pods are looked after; nil: nothing of that. It needs State, and the same directory of leases.
+	// Node is the network node with the same state and lease directories. With it the keeper updates attachments when
+	// their leases get other addresses, and looks after uplinks, the firewall, links and dead pods. If nil, the
+	// keeper does none of this. Node requires State.
 	Node *network.Node
-	// Log gets the keeper's messages; it may be nil.
+	// Log receives the keeper's messages. It may be nil.
 	Log *slog.Logger
-	// Ready is called once, when all the records that there were have been listed, and
-	// new ones are heard of; nil is nothing.
+	// Ready is called once, when all existing records are listed and the keeper receives news of others. It may be
+	// nil.
 	Ready func()
-	// Alive is called every lease.Beat for as long as the loop turns; nil is nothing.
+	// Alive is called every lease.Beat as long as the loop runs. It may be nil.
 	Alive func()
 }
 
@@ -39,7 +40,7 @@ type Keeper struct {
 	leases  *lease.Dir
 	state   *state.Dir    // may be nil
 	network *network.Node // may be nil
-	host    *netns.NS     // nil: the keeper's own
+	host    *netns.NS     // nil for the keeper's own namespace
 	log     *slog.Logger
 	workers int
 	ready   func()
@@ -47,47 +48,55 @@ type Keeper struct {
 	node    node
 	boot    string
 	metrics *metrics
-	// carriers is told that an uplink has its carrier again: it may lead to another network.
+	// carriers gets a message when an uplink has its carrier again, since it may lead to another network now.
 	carriers chan struct{}
 }
 
-// New checks a configuration. Nothing is opened yet.
+// New checks a configuration and returns a Keeper. It opens nothing yet.
 func New(cfg *Config) (*Keeper, error) {
 	if cfg == nil || cfg.Leases == nil {
 		return nil, errors.New("keep leases: no directory given")
 	}
+
 	boot, _, err := cfg.Leases.Clock()
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
-	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)), workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{network: cfg.Node}, boot: boot,
+
+	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node,
+		log:     cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)),
+		workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{network: cfg.Node}, boot: boot,
 		metrics: newMetrics(cfg), carriers: make(chan struct{}, 1)}
 	if k.ready == nil {
 		k.ready = func() {}
 	}
+
 	if k.alive == nil {
 		k.alive = func() {}
 	}
+
 	return k, nil
 }
 
-// Run keeps the leases until ctx is done, and then ends without an error: every lease
-// stays as it is, for the next keeper. The error matches lease.ErrOtherKeeper where there is
-// another keeper, and os.ErrNotExist when the directory was removed meanwhile.
+// Run keeps the leases until ctx is done, and then returns nil. Every lease stays as it is, for the next keeper. The
+// error matches lease.ErrOtherKeeper if there is another keeper, and os.ErrNotExist if the directory was removed.
 func (k *Keeper) Run(ctx context.Context) error {
 	heartbeat, err := k.leases.Keep()
 	if err != nil {
 		return err
 	}
-	// Before the records are listed, so that none falls in between.
+
+	// Watch before listing the records, so that no change is missed.
 	w, err := watch(k.leases.Path())
 	if err != nil {
 		return errors.Join(err, heartbeat.Close())
 	}
+
 	err = k.newLoop(ctx).run(w.changes, heartbeat.Beat)
-	// The heartbeat last: a process that sees no keeper may begin as one.
+
+	// Stop the heartbeat last, since a process that sees no keeper may begin as one.
 	return errors.Join(err, w.close(), heartbeat.Close())
 }
 
-// now is the time. It goes by the monotonic clock, as the times of a record that was read do.
+// now returns the time, with a reading of the monotonic clock, as in the times of a record that was read.
 func now() time.Time { return time.Now() }

@@ -17,50 +17,51 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Announcements of links, addresses and routes (rtnetlink(7)) do not say which program changed them. The keeper
-// tells by their objects those that ADDs and DELs cause, and looks a little later after these, as a look reads all
-// records. Of kernel parameters (sysctl) only IPv4's and the global forwarding are announced, so it looks every minute too.
+// Announcements of links, addresses and routes (rtnetlink(7)) do not name the program that made the change. The
+// keeper recognizes by the objects those that ADDs and DELs cause, and looks a little later after these, since a look
+// reads all records. Of kernel parameters (sysctl) only IPv4's and the global forwarding are announced, so the keeper
+// looks every minute too.
 
-// linkage looks after them.
+// linkage is the source that watches and repairs links.
 type linkage struct {
-	source                     // with a contest over each network
-	firewall *source           // which depends on whether the host is a router
-	bridges  map[int]linkFacts // by index; the facts are empty until they are announced
-	ports    map[int]bool      // ports of pods that were seen
-	services int               // the index of kube-ipvs0; 0: it does not exist
-	// uplinks are the NICs of networks on a LAN and the pairs by which bridges share them, by index; nics are the names
-	// of the NICs, and unplugged those that have lost their carrier, or were deleted.
+	source                     // with a contest for each network
+	firewall *source           // depends on whether the host is a router
+	bridges  map[int]linkFacts // by index; the values are empty until an announcement
+	ports    map[int]bool      // known ports of pods
+	services int               // the index of kube-ipvs0, or 0 if it does not exist
+	// uplinks are the NICs of networks on a LAN, and the pairs that share them with bridges, by index. nics maps the
+	// names of the NICs to their indexes, and unplugged holds those that have lost their carrier or were deleted.
 	uplinks   map[int]linkFacts
 	nics      map[string]int
 	unplugged map[string]bool
-	// remains are the differences that a repair of a network left: they are logged once, and not again before
-	// another is found there.
+	// remains holds the differences that a repair of a network left. They are logged once, and again only after
+	// another difference is found in that network.
 	remains map[string][]string
 }
 
-// changes are what announcements tell.
+// changes is the content of announcements.
 type changes struct {
-	lost    bool // something was; the rest says nothing
-	routing bool // a parameter of forwarding has changed
+	lost    bool // announcements were lost; the other fields are incomplete
+	routing bool // a forwarding parameter has changed
 	links   []linkChange
-	ports   []int // links whose flags as ports have changed
-	added   []int // links that have got an address
-	touched []int // links that an address or a route of went
+	ports   []int // links whose properties as ports have changed
+	added   []int // links that got an address
+	touched []int // links that lost an address or a route
 	uplinks bool  // a default route was added
-	filters []int // links that a filter, or a queueing discipline, of went
+	filters []int // links that lost a filter or a queueing discipline
 }
 
 type linkChange struct {
 	index   int
 	gone    bool
 	kind    string
-	ours    bool // it has an alias of ours
-	shares  bool // it is of a pair by which a bridge shares a NIC
+	ours    bool // it has an alias of this project
+	shares  bool // it belongs to a pair that shares a NIC with a bridge
 	carrier bool
 	facts   linkFacts
 }
 
-// linkFacts are what matters of a bridge.
+// linkFacts are the properties of a link that the keeper compares.
 type linkFacts struct {
 	name        string
 	master      int
@@ -71,36 +72,40 @@ type linkFacts struct {
 }
 
 func (k *Keeper) listenToLinks() (feed, error) {
-	return nl.FollowOnly(unix.NETLINK_ROUTE, k.host, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_TC)
+	return nl.FollowOnly(unix.NETLINK_ROUTE, k.host, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
+		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF,
+		unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_TC)
 }
 
-// linkKinds are the announcements that matter. Of routes, those to subnets do that the kernel makes
-// with addresses: a routing engine adds and withdraws its own by the ten thousand.
+// linkKinds returns the announcements that matter. Of routes these are the subnet routes that the kernel adds with
+// addresses. A routing engine adds and withdraws its own by the ten thousand.
 func linkKinds() []nl.Kind {
 	const (
 		lengthAt, protocolAt = 1, 5 // in struct rtmsg
 
-		// A change of one parameter: the header, struct netconfmsg, and two attributes of eight bytes. A new link is
-		// announced with more.
+		// A change of one parameter: the header, struct netconfmsg, and two attributes of eight bytes. The
+		// announcement of a new link is longer.
 		netconfSize = 16 + 4 + 2*8
 	)
+
 	return []nl.Kind{
 		{Type: unix.RTM_NEWLINK}, {Type: unix.RTM_DELLINK}, {Type: unix.RTM_NEWADDR}, {Type: unix.RTM_DELADDR},
 		{Type: unix.RTM_DELROUTE, At: protocolAt, Byte: unix.RTPROT_KERNEL},
-		{Type: unix.RTM_NEWROUTE, At: lengthAt, Byte: 0}, // a default route: the host may have another uplink
+		{Type: unix.RTM_NEWROUTE, At: lengthAt, Byte: 0}, // a default route, since the host may have another uplink now
 		{Type: unix.RTM_NEWNETCONF, Size: netconfSize},
 		{Type: unix.RTM_DELTFILTER}, {Type: unix.RTM_DELQDISC},
 	}
 }
 
 func (k *Keeper) newLinkage(ctx context.Context, firewall *source) *linkage {
-	l := &linkage{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{}, unplugged: map[string]bool{}, remains: map[string][]string{}}
-	l.source = source{Keeper: k, ctx: ctx, kind: "links", every: time.Minute, listen: k.listenToLinks, hear: l.hear, look: l.visit, contests: map[string]*contest{}}
+	l := &linkage{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{}, unplugged: map[string]bool{},
+		remains: map[string][]string{}}
+	l.source = source{Keeper: k, ctx: ctx, kind: "links", every: time.Minute, listen: k.listenToLinks, hear: l.hear,
+		look: l.visit, contests: map[string]*contest{}}
 	return l
 }
 
-// changesOf reads announcements. A message that does not parse counts as lost.
+// changesOf parses announcements. A malformed message counts as lost.
 func changesOf(messages []netlink.Message) (c changes) {
 	for _, m := range messages {
 		if err := c.add(m); err != nil {
@@ -114,18 +119,23 @@ func (c *changes) add(m netlink.Message) error {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		var k link.Link
-		if err := k.Decode(m.Data, unix.IFLA_IFNAME, unix.IFLA_MASTER, unix.IFLA_MTU, unix.IFLA_ADDRESS, unix.IFLA_IFALIAS, unix.IFLA_LINKINFO); err != nil {
+		if err := k.Decode(m.Data, unix.IFLA_IFNAME, unix.IFLA_MASTER, unix.IFLA_MTU, unix.IFLA_ADDRESS,
+			unix.IFLA_IFALIAS, unix.IFLA_LINKINFO); err != nil {
 			return err
 		}
+
 		if k.Family == unix.AF_BRIDGE {
 			c.ports = append(c.ports, k.Index)
 			return nil
 		}
+
 		c.links = append(c.links, linkChange{
-			index: k.Index, gone: m.Header.Type == unix.RTM_DELLINK, kind: k.Kind, ours: strings.HasPrefix(k.Alias, "tombolo:"),
+			index: k.Index, gone: m.Header.Type == unix.RTM_DELLINK, kind: k.Kind,
+			ours:    strings.HasPrefix(k.Alias, "tombolo:"),
 			shares:  strings.HasPrefix(k.Alias, endpoint.ShareAlias),
 			carrier: k.Flags&unix.IFF_LOWER_UP != 0,
-			facts:   linkFacts{name: k.Name, master: k.Master, mtu: k.MTU, mac: string(k.MAC), up: k.Up(), promiscuous: k.Flags&unix.IFF_PROMISC != 0},
+			facts: linkFacts{name: k.Name, master: k.Master, mtu: k.MTU, mac: string(k.MAC), up: k.Up(),
+				promiscuous: k.Flags&unix.IFF_PROMISC != 0},
 		})
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		// struct ifaddrmsg
@@ -155,10 +165,11 @@ func (c *changes) add(m netlink.Message) error {
 		}
 		return err
 	}
+
 	return nil
 }
 
-// routeLink reads where a route leads (struct rtmsg, RTA_OIF).
+// routeLink returns the index of a route's link (struct rtmsg, RTA_OIF).
 func routeLink(b []byte) (index int, _ error) {
 	if len(b) < unix.SizeofRtMsg {
 		return 0, nl.ErrMalformed
@@ -169,19 +180,22 @@ func routeLink(b []byte) (index int, _ error) {
 	return index, nil
 }
 
-// hear says how soon links are to be compared: soon after changes that no pod causes, and later after those
-// that come and go with pods.
+// hear returns when to compare links after announcements: soon after changes that no pod causes, and later after
+// changes that also occur when pods come and go.
 func (l *linkage) hear(messages []netlink.Message) urgency {
 	c, when := changesOf(messages), never
 	if c.lost || c.routing {
 		when = soon
 	}
+
 	if c.routing {
 		l.firewall.heard(nil)
 	}
+
 	for _, n := range c.links {
 		when = max(when, l.linkNews(n))
 	}
+
 	isPort := func(index int) bool { return l.ports[index] }
 	isServices := func(index int) bool { return index == l.services }
 	isBridge := func(index int) bool { _, known := l.bridges[index]; return known }
@@ -193,57 +207,66 @@ func (l *linkage) hear(messages []netlink.Message) urgency {
 		slices.ContainsFunc(slices.Concat(c.touched, c.added), isServices):
 		return max(when, later)
 	}
+
 	return when
 }
 
-// uplinkNews returns when links are to be looked at after news of a NIC, or of a pair by which a bridge shares one.
+// uplinkNews returns when to look at links after news of a NIC, or of a pair that shares a NIC with a bridge.
 func (l *linkage) uplinkNews(n linkChange) urgency {
 	before, known := l.uplinks[n.index]
 	index, isNIC := l.nics[n.facts.name]
 	if isNIC {
 		l.carries(n.facts.name, n.carrier && !n.gone)
 	}
+
 	switch {
 	case n.gone && known:
 		delete(l.uplinks, n.index)
 	case known:
 		l.uplinks[n.index] = n.facts
 		if !isNIC && slices.Contains(slices.Collect(maps.Values(l.nics)), n.index) {
-			l.firewall.heard(nil) // it was renamed, and the chains at its hooks have the name
+			l.firewall.heard(nil) // the NIC was renamed, and the chains at its hooks contain the name
 		}
 	}
+
 	if known && (n.gone || before != n.facts) || isNIC && n.index != index {
 		return soon
 	}
+
 	return never
 }
 
-// carries has servers asked where a NIC has its carrier again: it may lead to another network.
+// carries notes a NIC's carrier. When the NIC has its carrier again, DHCP servers are to be asked about leases, since
+// it may lead to another network.
 func (l *linkage) carries(nic string, carrier bool) {
 	if !carrier {
 		l.unplugged[nic] = true
 		return
 	}
+
 	if !l.unplugged[nic] {
 		return
 	}
+
 	delete(l.unplugged, nic)
 	select {
 	case l.carriers <- struct{}{}:
-	default: // they are to be asked already
+	default: // the request is already waiting
 	}
 }
 
-// linkNews returns when links are to be looked at after news of a link.
+// linkNews returns when to look at links after news of a link.
 func (l *linkage) linkNews(n linkChange) urgency {
 	if when := l.uplinkNews(n); when != never {
 		return when
 	}
+
 	if before, ok := l.bridges[n.index]; ok {
 		if n.gone {
 			delete(l.bridges, n.index)
 			return soon
 		}
+
 		l.bridges[n.index] = n.facts
 		switch before {
 		case linkFacts{}:
@@ -253,13 +276,14 @@ func (l *linkage) linkNews(n linkChange) urgency {
 		}
 		return soon
 	}
+
 	switch {
 	case n.facts.name == link.ServiceLink && n.index != l.services:
 		return later
 	case n.shares:
-		return soon // the NIC is to be known before it loses its carrier
+		return soon // look, to know the NIC before it loses its carrier
 	case n.kind == "bridge":
-		return later // it may be one that another program deleted and made anew
+		return later // another program may have deleted it and created it again
 	case !n.ours:
 		return never
 	case n.gone:
@@ -273,38 +297,45 @@ func (l *linkage) linkNews(n linkChange) urgency {
 		}
 		return later
 	}
+
 	l.ports[n.index] = true
 	return later
 }
 
-// visit looks at them, and has networks repaired, but those that are contested less often.
+// visit looks at links, and lets networks repair theirs. Contested networks are repaired less often.
 func (l *linkage) visit(ctx context.Context) {
 	lacking, ok := l.lookAgain(ctx)
 	if !ok {
 		return
 	}
+
 	networks := l.toMend(lacking)
 	if len(networks) == 0 {
 		return
 	}
+
 	for _, name := range networks {
-		l.log.Warn("another program has changed links, addresses or routes that pods need: repairing them", "network", name, "what", strings.Join(lacking[name], "; "))
+		l.log.Warn("another program has changed links, addresses or routes that pods need: repairing them", "network",
+			name, "what", strings.Join(lacking[name], "; "))
 		l.metrics.driftFound.Add(float64(len(lacking[name])))
 	}
+
 	if err := l.network.Upkeep().Repair(ctx, networks); err != nil {
 		l.trouble("cannot repair all links", err)
 		l.wake = now().Add(again)
 	}
+
 	after, ok := l.lookAgain(ctx)
 	if !ok {
 		return
 	}
+
 	for _, name := range networks {
 		l.mended(name, lacking[name], after[name])
 	}
 }
 
-// toMend lists the networks that are to be put right now, by what they lack.
+// toMend returns the networks to repair now. lacking holds the differences of each network.
 func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
 	maps.DeleteFunc(l.remains, func(name string, _ []string) bool { return len(lacking[name]) == 0 })
 	for name, r := range l.contests {
@@ -318,28 +349,32 @@ func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
 			delete(l.contests, name)
 		}
 	}
+
 	l.metrics.linksContested.Set(truth(l.any((*contest).contested)))
 	for _, name := range slices.Sorted(maps.Keys(lacking)) {
 		switch until := l.of(name).until; {
 		case len(lacking[name]) == 0, slices.Equal(lacking[name], l.remains[name]):
-			// Nothing is to be done, or it is known that it does not help.
+			// Nothing is missing, or repairs do not help.
 		case now().Before(until):
 			l.wake = earliest(l.wake, until)
 		default:
 			networks = append(networks, name)
 		}
 	}
+
 	return networks
 }
 
-// mended takes down what came of putting a network right.
+// mended notes the result of the repair of a network.
 func (l *linkage) mended(name string, before, after []string) {
 	if l.remains[name] = after; len(after) > 0 {
 		l.log.Error("a repair did not restore all that pods need", "network", name, "what", strings.Join(after, "; "))
 	}
+
 	if len(after) >= len(before) {
 		return
 	}
+
 	l.metrics.driftMended.Add(float64(len(before) - len(after)))
 	const say = "another program changes links, addresses or routes that pods need: putting them right only once a minute"
 	fought, _ := l.putRight(name, strings.Join(before, "; "), say, "network", name, "remedy", "have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")
@@ -348,31 +383,35 @@ func (l *linkage) mended(name string, before, after []string) {
 	}
 }
 
-// lookAgain looks, and learns which bridges to listen for.
+// lookAgain looks at the links of all networks, and learns which bridges and NICs to watch.
 func (l *linkage) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
 	seen, err := l.network.Upkeep().Links(ctx)
-	l.metrics.linkLooks.Inc() // as in firewall.visit
+	l.metrics.linkLooks.Inc() // see firewall.visit
 	if err != nil {
 		l.trouble("cannot look at links", err)
 		l.wake = now().Add(again)
 		return nil, false
 	}
+
 	for _, index := range seen.Bridges {
 		if _, ok := l.bridges[index]; !ok {
 			l.bridges[index] = linkFacts{}
 		}
 	}
+
 	maps.DeleteFunc(l.bridges, func(index int, _ linkFacts) bool { return !slices.Contains(seen.Bridges, index) })
 	l.services, l.nics = seen.Services, seen.Uplinks
 	watched := map[int]linkFacts{}
 	for _, index := range slices.AppendSeq(slices.Clone(seen.Pairs), maps.Values(seen.Uplinks)) {
 		watched[index] = l.uplinks[index]
 	}
-	delete(watched, 0) // a NIC that does not exist
+
+	delete(watched, 0) // the index of NICs that do not exist
 	l.uplinks = watched
 	clear(l.ports)
 	for _, index := range seen.Ports {
 		l.ports[index] = true
 	}
+
 	return seen.Lacking, true
 }

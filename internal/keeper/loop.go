@@ -9,39 +9,38 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// change is what a watch tells: a record was written or removed, or, with an empty name,
-// something was lost and everything is to be looked at. A lease's name is its hash, an
-// uplink's the NIC.
+// change is one message of a watcher: a record was written or removed. With an empty name, changes were lost, and
+// every record must be read. The name is a lease's hash, or an uplink's NIC.
 type change struct{ name string }
 
-// slot is when something is due, and whether a worker is at it.
+// slot is the schedule of an entry or source.
 type slot struct {
-	wake time.Time // of the next visit; zero: none, until something happens
+	wake time.Time // of the next visit; zero means none until something happens
 	busy bool
 }
 
-// entry is what the loop knows of one lease.
+// entry is the loop's knowledge about one lease.
 type entry struct {
 	slot
 	hash   string
-	again  bool // its record changed meanwhile
-	stale  bool // the machine slept meanwhile, or the servers are to be asked
+	again  bool // its record changed during a visit
+	stale  bool // the machine slept during a visit, or the servers are to be asked
 	memory memory
-	state  lease.State // of its last visit, for the metrics
-	next   time.Time   // of its next renewal, likewise
+	state  lease.State // the state at its last visit, for the metrics
+	next   time.Time   // the time of its next renewal, for the metrics
 }
 
-// loop is the one place that decides what is done when. Nothing in it waits: workers do what is due.
+// loop alone decides about the time of all work. Nothing in it waits; workers do the work.
 type loop struct {
 	*Keeper
 	ctx     context.Context
 	stop    func()
 	entries map[string]*entry
 	sources []*source
-	events  chan func() // what sources and workers have the loop do
+	events  chan func() // functions for the loop to call, from sources and workers
 	running int
 	clock   clock
-	asked   time.Time // when servers were, or are to be, asked since an uplink got its carrier again
+	asked   time.Time // the time of the last or next request to servers after a carrier came back
 }
 
 func (k *Keeper) newLoop(ctx context.Context) *loop {
@@ -60,14 +59,17 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 	if err := l.rescan(); err != nil {
 		return err
 	}
+
 	err := l.beat(beat)
 	if err == nil {
 		l.ready()
 	}
+
 	for _, s := range l.sources {
 		s.wake = now()
 		defer l.subscribe(s)()
 	}
+
 	ticker := time.NewTicker(lease.Beat)
 	defer ticker.Stop()
 	timer := time.NewTimer(0)
@@ -92,51 +94,58 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 			err = l.beat(beat)
 		}
 	}
+
 	l.stop()
 	for l.running > 0 { // they end with the context, or soon
 		(<-l.events)()
 	}
+
 	return err
 }
 
-// beat gives the heartbeat, and looks whether the machine slept: sessions and timers do not count that time, but
+// beat calls the heartbeat, and finds out whether the machine slept. Sessions and timers do not count that time, but
 // the times on record do.
 func (l *loop) beat(beat func() error) error {
 	if err := beat(); err != nil {
 		return err
 	}
+
 	l.alive()
 	l.metrics.turn.Store(new(now()))
 	slept, err := l.slept()
 	if err != nil || slept == 0 {
 		return err
 	}
+
 	l.log.Warn("the machine slept: looking at every lease", "for", slept)
 	for _, e := range l.entries {
 		if e.busy {
-			e.stale = true // a worker has the session
+			e.stale = true // a worker is using the session
 			continue
 		}
 		e.memory.session, e.memory.six.session = nil, nil
 		e.wake = now()
 	}
+
 	return nil
 }
 
-// askedOnce bounds how often servers are asked about leases for a carrier: a bad cable loses it again and again.
+// askedOnce is the shortest interval between requests to servers after carriers came back, since a bad cable loses
+// its carrier again and again.
 const askedOnce = 10 * time.Second
 
-// askAgain has servers asked about what pods have by DHCPv6, now that an uplink has its carrier again (RFC 8415,
-// section 18.2.12). It asks for all pods: which bridge a lease is behind is known only after its first visit. Where
-// that is too soon after the last time they are asked later, and once: the network may be another only since the last
-// of several returns.
+// askAgain has servers asked about the pods' DHCPv6 leases when an uplink has its carrier again (RFC 8415, section
+// 18.2.12). It asks for all pods, since a lease's bridge is known only after its first visit. If the last request was
+// too recent, one request follows later, because the network may have changed with the last of several carrier
+// changes.
 func (l *loop) askAgain() {
 	at, last := now(), l.asked
 	if next := last.Add(askedOnce); at.Before(last) {
-		at = last // they are to be asked already
+		at = last // the request is already waiting
 	} else if at.Before(next) {
 		at = next
 	}
+
 	l.asked = at
 	for _, e := range l.entries {
 		if e.busy {
@@ -150,7 +159,7 @@ func (l *loop) askAgain() {
 	}
 }
 
-// changed has a record looked at.
+// changed has a record visited.
 func (l *loop) changed(c change) error {
 	if c.name == "" {
 		l.log.Warn("changes of lease records were lost: reading all of them")
@@ -161,15 +170,17 @@ func (l *loop) changed(c change) error {
 	return nil
 }
 
-// rescan has every record looked at, and those that are gone.
+// rescan has all records visited, and forgets those that no longer exist.
 func (l *loop) rescan() error {
 	hashes, err := l.leases.Hashes()
 	if err != nil {
 		return err
 	}
+
 	for _, hash := range hashes {
 		l.look(hash)
 	}
+
 	for hash := range l.entries {
 		if _, listed := slices.BinarySearch(hashes, hash); !listed {
 			l.look(hash)
@@ -187,7 +198,7 @@ func (l *loop) look(hash string) {
 	e.again, e.wake = e.busy, now()
 }
 
-// first gives the lease that is due first, of those that no worker is at; nil where none is ever.
+// first returns the lease that is due first and has no worker, or nil.
 func (l *loop) first() *entry {
 	var first *entry
 	for _, e := range l.entries {
@@ -198,20 +209,22 @@ func (l *loop) first() *entry {
 	return first
 }
 
-// dispatch gives what is due to workers. Sources do not wait for one, as leases do: each has a single worker at most.
+// dispatch starts workers for everything that is due. Leases wait for a free worker. Sources do not wait, since each
+// has at most one worker.
 func (l *loop) dispatch() {
 	for _, s := range l.sources {
 		if !s.busy && !s.wake.After(now()) {
 			l.start(&s.slot, s.work)
 		}
 	}
+
 	for l.running < l.workers {
 		e := l.first()
 		if e == nil || e.wake.After(now()) {
 			return
 		}
 		e.again, e.stale = false, false
-		m := e.memory // the session is idle meanwhile: the worker has a copy of it
+		m := e.memory // the worker gets a copy, and the loop leaves the session alone until the worker ends
 		l.start(&e.slot, func() func() {
 			o := l.visit(l.ctx, e.hash, m)
 			return func() { l.finish(e, o) }
@@ -219,7 +232,7 @@ func (l *loop) dispatch() {
 	}
 }
 
-// start has a worker do something; the loop does then what that gives.
+// start runs work in a worker. The loop then calls the function that work returned.
 func (l *loop) start(at *slot, work func() (end func())) {
 	at.busy = true
 	l.running++
@@ -233,65 +246,72 @@ func (l *loop) start(at *slot, work func() (end func())) {
 	}()
 }
 
-// finish takes down what a visit came to.
+// finish notes the result of a visit.
 func (l *loop) finish(e *entry, o outcome) {
 	l.metrics.moved(e.state, o.state)
 	if o.gone && !e.again {
 		delete(l.entries, e.hash)
 		return
 	}
+
 	e.memory, e.state, e.next = o.memory, o.state, o.next
 	if e.stale {
 		e.memory.session, e.memory.six.session = nil, nil
 	}
+
 	if e.again || e.stale {
 		o.wake = now()
 	}
 	e.wake = o.wake
 }
 
-// longestPause is a pause in which nothing is due.
+// longestPause is the longest pause of the loop.
 const longestPause = time.Minute
 
-// pause is how long nothing is due.
+// pause returns the time until something is due.
 func (l *loop) pause() time.Duration {
 	next := now().Add(longestPause)
 	var renewal time.Time
 	if e := l.first(); e != nil {
 		renewal = e.wake
 	}
+
 	l.metrics.next.Store(&renewal)
 	if l.running < l.workers {
 		next = earliest(next, renewal)
 	}
+
 	for _, s := range l.sources {
 		if !s.busy {
 			next = earliest(next, s.wake)
 		}
 	}
+
 	return max(next.Sub(now()), 0)
 }
 
-// clock is a look at two clocks, of which the monotonic one stands still while the machine sleeps.
+// clock is one reading of two clocks. The monotonic one stands still while the machine sleeps.
 type clock struct {
 	up   time.Duration
 	mono time.Time
 }
 
-// sleptFrom is less than any lease lasts, and more than what lies between the looks at the two clocks.
+// sleptFrom is the shortest sleep that counts. Every lease lasts longer, and the two clocks are read within less.
 const sleptFrom = 2 * time.Second
 
-// slept says for how long the machine slept since it was last said, 0 if it did not.
+// slept returns how long the machine has slept since the last call.
 func (l *loop) slept() (time.Duration, error) {
 	_, up, err := l.leases.Clock()
 	is := clock{up: up, mono: time.Now()}
 	if l.clock.mono.IsZero() {
 		l.clock = is
 	}
+
 	by := is.up - l.clock.up - is.mono.Sub(l.clock.mono)
 	if err != nil || by < sleptFrom {
 		return 0, err
 	}
+
 	l.clock = is
 	return by.Round(time.Millisecond), nil
 }

@@ -21,16 +21,16 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// metrics are counted by loops and workers and read by the handler. They have a registry of their own, since other
-// packages may register metrics with Prometheus' global one.
+// metrics are the counters of the loops and workers, read by the handler. They have a separate registry, since other
+// packages may register metrics in Prometheus' global one.
 type metrics struct {
 	registry *prometheus.Registry
 	dir      *lease.Dir
 	state    *state.Dir    // may be nil
 	node     *network.Node // may be nil
 
-	next atomic.Pointer[time.Time] // of the next visit; the zero time if there is none
-	turn atomic.Pointer[time.Time] // when the loop last turned
+	next atomic.Pointer[time.Time] // the time of the next visit; zero if none
+	turn atomic.Pointer[time.Time] // the time of the loop's last turn
 
 	leases                           *prometheus.GaugeVec
 	renewals, acquisitions, releases prometheus.Counter
@@ -60,12 +60,15 @@ func newMetrics(cfg *Config) *metrics {
 	byState := func(name, help string, states ...string) *prometheus.GaugeVec {
 		g := register.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{"state"})
 		for _, s := range states {
-			g.WithLabelValues(s) // 0 is told too
+			g.WithLabelValues(s) // export 0 too
 		}
 		return g
 	}
-	m.leases = byState("tombolo_leases", "Leases by state.", string(lease.Adding), string(lease.Bound), string(lease.Expired), string(lease.Sticky))
-	register.NewGaugeFunc(prometheus.GaugeOpts{Name: "tombolo_lease_next_seconds", Help: "Time until a lease is due; 0 if one is, or there is none."}, m.untilNext)
+
+	m.leases = byState("tombolo_leases", "Leases by state.", string(lease.Adding), string(lease.Bound),
+		string(lease.Expired), string(lease.Sticky))
+	register.NewGaugeFunc(prometheus.GaugeOpts{Name: "tombolo_lease_next_seconds",
+		Help: "Time until a lease is due; 0 if one is, or there is none."}, m.untilNext)
 	m.renewals = counter("tombolo_lease_renewals_total", "Leases that a server renewed.")
 	m.acquisitions = counter("tombolo_lease_acquisitions_total", "Leases got after one was lost.")
 	m.releases = counter("tombolo_lease_releases_total", "Leases released because their pod was gone.")
@@ -75,35 +78,45 @@ func newMetrics(cfg *Config) *metrics {
 	m.unanswered = counter("tombolo_lease_unanswered_total", "Exchanges that no server answered in time.")
 	m.damaged = counter("tombolo_lease_damaged_total", "Records that could not be read.")
 	m.rescans = counter("tombolo_lease_rescans_total", "Times that changes were lost and all records read anew.")
-	m.firewallContested = gauge("tombolo_firewall_contested", "1 if another program undoes repairs of the firewall again and again; STATUS names it.")
-	m.firewallObstacles = gauge("tombolo_firewall_obstacles", "Firewalls that stop pods and are out of reach, or left to their owners; STATUS names them.")
-	m.firewallLooks = counter("tombolo_firewall_looks_total", "Looks at the firewall, after changes and once in a while.")
-	m.firewallMends = counter("tombolo_firewall_mends_total", "Repairs of the firewall after another program had changed it.")
-	m.firewallContests = counter("tombolo_firewall_contests_total", "Times that another program began to undo the repairs again and again.")
+	m.firewallContested = gauge("tombolo_firewall_contested",
+		"1 if another program undoes repairs of the firewall again and again; STATUS names it.")
+	m.firewallObstacles = gauge("tombolo_firewall_obstacles",
+		"Firewalls that stop pods and are out of reach, or left to their owners; STATUS names them.")
+	m.firewallLooks = counter("tombolo_firewall_looks_total",
+		"Looks at the firewall, after changes and once in a while.")
+	m.firewallMends = counter("tombolo_firewall_mends_total",
+		"Repairs of the firewall after another program had changed it.")
+	m.firewallContests = counter("tombolo_firewall_contests_total",
+		"Times that another program began to undo the repairs again and again.")
 	m.deadLooks = counter("tombolo_dead_looks_total", "Looks for pods that died without a DEL.")
 	m.reclaims = counter("tombolo_dead_reclaimed_total", "Attachments of such pods that were taken down.")
-	m.linksContested = gauge("tombolo_links_contested", "1 if another program changes again and again links, addresses or routes that pods need; the log says which.")
-	m.linkLooks = counter("tombolo_links_looks_total", "Looks at links, addresses and routes, after changes and once in a while.")
-	m.driftFound = counter("tombolo_drift_found_total", "Links, addresses, routes and settings of them that were found not as pods need them.")
+	m.linksContested = gauge("tombolo_links_contested",
+		"1 if another program changes again and again links, addresses or routes that pods need; the log says which.")
+	m.linkLooks = counter("tombolo_links_looks_total",
+		"Looks at links, addresses and routes, after changes and once in a while.")
+	m.driftFound = counter("tombolo_drift_found_total",
+		"Links, addresses, routes and settings of them that were found not as pods need them.")
 	m.driftMended = counter("tombolo_drift_mended_total", "Differences that were repaired.")
-	m.errors = register.NewCounterVec(prometheus.CounterOpts{Name: "tombolo_errors_total", Help: "Things that went wrong, by kind; the log says what."}, []string{"kind"})
+	m.errors = register.NewCounterVec(prometheus.CounterOpts{Name: "tombolo_errors_total",
+		Help: "Things that went wrong, by kind; the log says what."}, []string{"kind"})
 	for _, kind := range []string{"dead", "firewall", "lease", "links", "read"} {
-		m.errors.WithLabelValues(kind) // 0 is told too
+		m.errors.WithLabelValues(kind) // export 0 too
 	}
+
 	m.registry.MustRegister(collector(m.collectCalls), collector(m.collectPods))
 	return m
 }
 
-// collector tells what is known when it is asked; which labels there will be it cannot say before.
+// collector exports values computed at the time of a request. It does not know the labels beforehand.
 type collector func(chan<- prometheus.Metric)
 
-// Describe gives no descriptions.
+// Describe describes nothing.
 func (c collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect gives all values.
+// Collect exports all values.
 func (c collector) Collect(to chan<- prometheus.Metric) { c(to) }
 
-// moved takes a lease from one state to another; the empty one is none.
+// moved counts a lease's change of state. The empty state means no lease.
 func (m *metrics) moved(from, to lease.State) {
 	if from != "" {
 		m.leases.WithLabelValues(string(from)).Dec()
@@ -121,22 +134,26 @@ func (m *metrics) untilNext() float64 {
 	return max(next.Sub(now()), 0).Round(time.Millisecond).Seconds()
 }
 
-// readWithin bounds what is read for an answer of the metrics.
+// readWithin limits the time for reading files to answer a request for metrics.
 const readWithin = 5 * time.Second
 
-// collectCalls tells what the plugin has left on disk: which calls failed, and how far pools are used up.
+// collectCalls exports the plugin's records: failed calls, and the use of pools.
 func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 	if m.state != nil {
 		list, err := m.state.Failures()
 		m.read(err)
 		for _, f := range list {
-			tell(to, "tombolo_failures_total", "Calls of the plugin that failed, by verb and error code, since the state directory was made.", prometheus.CounterValue,
-				float64(f.Count), prometheus.Labels{"verb": f.Verb, "code": strconv.FormatUint(uint64(f.Code), 10)})
+			tell(to, "tombolo_failures_total",
+				"Calls of the plugin that failed, by verb and error code, since the state directory was made.",
+				prometheus.CounterValue, float64(f.Count),
+				prometheus.Labels{"verb": f.Verb, "code": strconv.FormatUint(uint64(f.Code), 10)})
 		}
 	}
+
 	if m.node == nil {
 		return
 	}
+
 	ctx, cancel := context.WithTimeout(context.Background(), readWithin)
 	defer cancel()
 	list, err := m.node.Pools(ctx)
@@ -147,17 +164,21 @@ func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 			family = "ipv6"
 		}
 		labels := prometheus.Labels{"network": p.Network, "range": p.Name, "family": family}
-		tell(to, "tombolo_pool_addresses", "Addresses that a network can give its pods.", prometheus.GaugeValue, float64(p.Size), labels)
-		tell(to, "tombolo_pool_reserved_addresses", "Those of them that are reserved.", prometheus.GaugeValue, float64(p.Reserved), labels)
+		tell(to, "tombolo_pool_addresses", "Addresses that a network can give its pods.", prometheus.GaugeValue,
+			float64(p.Size), labels)
+		tell(to, "tombolo_pool_reserved_addresses", "Those of them that are reserved.", prometheus.GaugeValue,
+			float64(p.Reserved), labels)
 	}
 }
 
-// collectPods tells how much each pod has received and transmitted. The host's end of its link receives what the pod
-// transmits. The container is among the labels, since two of one pod may be there while one takes the other's place.
+// collectPods exports how much each pod has received and transmitted. The host's end of its link receives the packets
+// that the pod transmits. The container is a label too, since two containers of one pod may exist while one replaces
+// the other.
 func (m *metrics) collectPods(to chan<- prometheus.Metric) {
 	if m.state == nil {
 		return
 	}
+
 	counters, err := podCounters()
 	m.read(err)
 	networks, err := m.state.Networks()
@@ -173,7 +194,7 @@ func (m *metrics) collectPods(to chan<- prometheus.Metric) {
 	}
 }
 
-// podCounters are those of the host's ends, by their names.
+// podCounters returns the counters of the host's ends, by name.
 func podCounters() (map[string]link.Counters, error) {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {
@@ -190,7 +211,9 @@ func tellPod(to chan<- prometheus.Metric, r *state.Attachment, c *link.Counters)
 	if !is {
 		namespace, pod = "", r.Pod
 	}
-	labels := prometheus.Labels{"namespace": namespace, "pod": pod, "container": r.ContainerID, "network": r.Network, "interface": r.IfName}
+
+	labels := prometheus.Labels{"namespace": namespace, "pod": pod, "container": r.ContainerID, "network": r.Network,
+		"interface": r.IfName}
 	count := func(name, help string, value uint64) {
 		tell(to, name, help, prometheus.CounterValue, float64(value), labels)
 	}
@@ -200,21 +223,22 @@ func tellPod(to chan<- prometheus.Metric, r *state.Attachment, c *link.Counters)
 	count("tombolo_pod_transmit_packets_total", "Packets that a pod has transmitted at an interface.", c.RxPackets)
 }
 
-// read is told what came of reading.
+// read counts an error of reading.
 func (m *metrics) read(err error) {
 	if err != nil {
 		m.errors.WithLabelValues("read").Inc()
 	}
 }
 
-// tell tells a value. One whose labels are no text is left out.
-func tell(to chan<- prometheus.Metric, name, help string, kind prometheus.ValueType, value float64, labels prometheus.Labels) {
+// tell exports a value. If a label is not valid text, it exports nothing.
+func tell(to chan<- prometheus.Metric, name, help string, kind prometheus.ValueType, value float64,
+	labels prometheus.Labels) {
 	if one, err := prometheus.NewConstMetric(prometheus.NewDesc(name, help, nil, labels), kind, value); err == nil {
 		to <- one
 	}
 }
 
-// truth is 1 for true.
+// truth returns 1 for true and 0 for false.
 func truth(is bool) float64 {
 	if is {
 		return 1
@@ -222,11 +246,12 @@ func truth(is bool) float64 {
 	return 0
 }
 
-// Handler serves /metrics, in Prometheus' formats, and /healthz: 200 while the
-// keeper's loop turns, else 503, with a line of JSON.
+// Handler serves /metrics in Prometheus' formats, and /healthz: 200 while the keeper's loop runs, else 503, with a
+// line of JSON.
 func (k *Keeper) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(k.metrics.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(k.metrics.registry,
+		promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		since, ok := k.metrics.healthy()
 		w.Header().Set("Content-Type", "application/json")
@@ -235,10 +260,11 @@ func (k *Keeper) Handler() http.Handler {
 		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"healthy": ok, "silentSeconds": since.Seconds()})
 	})
+
 	return mux
 }
 
-// healthy says whether the loop turns.
+// healthy reports whether the loop runs, and the time since its last turn.
 func (m *metrics) healthy() (since time.Duration, _ bool) {
 	turn := m.turn.Load()
 	if turn == nil {

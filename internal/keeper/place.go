@@ -28,39 +28,40 @@ import (
 
 // kernel is the node that the keeper runs on.
 type kernel struct {
-	host    *netns.NS     // nil: the keeper's own namespace
-	network *network.Node // nil: leases have no attachments
+	host    *netns.NS     // nil for the keeper's own namespace
+	network *network.Node // if nil, leases have no attachments
 }
 
-// place is where a lease's address is: the interface of a pod. A change that has begun is completed, also when the
+// place is the location of a lease's address: a pod's interface. A change that has begun is completed, even if the
 // keeper's context ends.
 type place struct {
 	kernel
 	r     *lease.Record
-	ns    *netns.NS // of the pod
-	conn  *nl.Conn  // likewise
+	ns    *netns.NS // the pod's
+	conn  *nl.Conn  // in the pod's namespace
 	index int       // of the pod's interface
-	name  string    // of the pod's interface, which its owner may have renamed
+	name  string    // of the pod's interface; its owner may have renamed it
 }
 
-// enter finds a lease's place.
+// enter opens the interface of a lease's pod.
 func (k kernel) enter(r *lease.Record) (pod, error) {
 	p := &place{kernel: k, r: r}
 	var err error
 	if p.ns, err = k.namespace(r); err != nil {
 		return nil, err
 	}
+
 	if p.conn, err = nl.Dial(unix.NETLINK_ROUTE, p.ns); err == nil {
 		err = p.find()
 	}
+
 	if err != nil {
 		return nil, errors.Join(err, p.close())
 	}
 	return p, nil
 }
 
-// namespace opens the namespace that the record's path names, and makes sure that it is
-// the one of old.
+// namespace opens the namespace at the record's path, and verifies that it is the original one.
 func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 	ns, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) || errors.Is(err, netns.ErrOther) {
@@ -69,22 +70,26 @@ func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 	return ns, err
 }
 
-// unlessPort says that a pod is gone whose namespace is not found, unless its port is
-// there, whose other end is in that namespace: then it is only out of reach, because the
-// keeper does not see the mounts of the runtime, say.
+// unlessPort returns errGone for a pod whose namespace was not found, unless its port exists, with its other end in
+// that namespace. Then the pod is only out of reach, for example because the keeper does not see the runtime's
+// mounts.
 func (k kernel) unlessPort(r *lease.Record, cause error) error {
 	if r.HostIf != "" {
 		switch _, err := k.port(r.HostIf); {
 		case err == nil:
-			return fmt.Errorf("%w; but its port %s is there, so the pod is not gone: does the keeper see the mounts below /run/netns?", cause, r.HostIf)
+			return fmt.Errorf(
+				"%w; but its port %s is there, so the pod is not gone: does the keeper see the mounts below "+
+					"/run/netns?",
+				cause, r.HostIf)
 		case !errors.Is(err, fs.ErrNotExist):
 			return err
 		}
 	}
+
 	return fmt.Errorf("%w: %w", errGone, cause)
 }
 
-// port finds a link of the host.
+// port returns a link of the host.
 func (k kernel) port(name string) (l *bridge.Link, _ error) {
 	err := k.withLinks(func(links *bridge.Conn) (err error) {
 		l, err = links.Link(context.Background(), name)
@@ -102,7 +107,8 @@ func (k kernel) withLinks(do func(*bridge.Conn) error) error {
 	return do(links)
 }
 
-// taken says why no pod behind a link of the host's may have an address, by what the host has; had is the one it had.
+// taken returns an error with the reason if no pod behind a link of the host may have an address, because of the
+// host's own addresses. had is the pod's previous address.
 func (k kernel) taken(at string, a, had netip.Addr) error {
 	return k.withLinks(func(links *bridge.Conn) error {
 		l, err := links.Link(context.Background(), at)
@@ -113,8 +119,8 @@ func (k kernel) taken(at string, a, had netip.Addr) error {
 	})
 }
 
-// follow has guard, host ports and masquerade of a pod follow its lease, and returns the addresses before and after,
-// if they differ.
+// follow updates guard, host ports and masquerade of a pod after a change of its lease. It returns the addresses
+// before and after, if they differ.
 func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error) {
 	if k.network == nil {
 		return nil, nil, nil
@@ -122,7 +128,7 @@ func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.P
 	return k.network.Upkeep().Follow(ctx, network.Key{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName})
 }
 
-// release sends the RELEASE of a lease whose pod is gone.
+// release sends the RELEASE of a lease whose pod no longer exists.
 func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
 	return k.withLinks(func(links *bridge.Conn) error { return giveback.Release(ctx, r, links, k.host, l) })
 }
@@ -131,7 +137,7 @@ func (k kernel) release6(ctx context.Context, r *lease.Record) error {
 	return k.withLinks(func(links *bridge.Conn) error { return giveback.Release6(ctx, r, links, k.host) })
 }
 
-// find finds the pod's interface, as the other end of its port.
+// find finds the pod's interface: the other end of its port.
 func (p *place) find() error {
 	port, err := p.port(p.r.HostIf)
 	if err != nil {
@@ -150,9 +156,8 @@ func (p *place) close() error {
 	return errors.Join(err, p.ns.Close())
 }
 
-// dial has the pod send from its own interface, and hears at the host's end of its link.
-// In the pod's namespace a name says little: the pod may give it to a link of its own, and
-// answer itself.
+// dial sends from the pod's interface and receives at the host's end of its link. An interface's name in the pod's
+// namespace proves nothing: the pod may give it to another link, and answer itself.
 func (p *place) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	sockets := &transport.Config{NetNS: p.ns, Link: p.index, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}
 	outside, err := p.outside()
@@ -177,7 +182,8 @@ func (p *place) dial6() (dhcpc.Transport[[]byte], error) {
 	})
 }
 
-// outside says where to hear what is for a pod: at the host's end of its link, which says by its alias that it is.
+// outside returns the configuration for receiving a pod's packets: at the host's end of its link, after checking the
+// alias.
 func (p *place) outside() (*transport.Config, error) {
 	l, err := p.port(p.r.HostIf)
 	if err != nil {
@@ -186,10 +192,11 @@ func (p *place) outside() (*transport.Config, error) {
 	if !strings.HasPrefix(l.Alias, endpoint.AliasOwner(p.r.Hash())) {
 		return nil, fmt.Errorf("find the pod's port: %s is another's: its alias is %q", p.r.HostIf, l.Alias)
 	}
-	return &transport.Config{NetNS: p.host, Link: l.Index, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}, nil
+	return &transport.Config{NetNS: p.host, Link: l.Index, MAC: []byte(p.r.Client.MAC),
+		ARP: p.r.Client.DetectConflicts}, nil
 }
 
-// has gives an address as the interface has it. See lease.Link.Keeps for IPv6.
+// has returns the addresses of the interface that match. For IPv6 see lease.Link.Keeps.
 func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
 	list, err := addr.On(p.conn).List(context.Background(), addr.Filter{})
 	return slices.DeleteFunc(list, func(a addr.Address) bool {
@@ -217,15 +224,16 @@ func (p *place) formed() ([]netip.Prefix, error) {
 	return list, err
 }
 
-// apply sets the lifetimes of addresses, and adds those that are not there, with their routes.
+// apply sets the lifetimes of addresses. It adds missing addresses and their routes.
 func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
 	a.MTU = 0
-	a.Addresses = slices.DeleteFunc(slices.Clone(a.Addresses), func(own netip.Prefix) bool { return p.lasts(own, valid) })
+	a.Addresses = slices.DeleteFunc(slices.Clone(a.Addresses),
+		func(own netip.Prefix) bool { return p.lasts(own, valid) })
 	return p.pod().Apply(context.Background(), a, valid, preferred, lease.ReplaceOwn(p.r.Applied.Routes))
 }
 
-// lasts reports whether a pod has an address for as long as it should, but for a second or two. Two changes in a row
-// may cost the pod the address: see confirmAfter.
+// lasts reports whether a pod already has an address for the intended time, give or take a second or two. Two changes
+// in a row may cost the pod the address: see confirmAfter.
 func (p *place) lasts(own netip.Prefix, valid time.Duration) bool {
 	have, err := p.has(own)
 	want := lease.Lifetime(valid, time.Second)
@@ -235,13 +243,13 @@ func (p *place) lasts(own netip.Prefix, valid time.Duration) bool {
 	return (*have[0].Valid - *want).Abs() <= 2*time.Second
 }
 
-// pod is the interface of a pod.
+// pod returns the interface of the pod.
 func (p *place) pod() *lease.Link {
 	return &lease.Link{Conn: p.conn, Index: p.index, Name: p.name, Priority: p.r.Policy.Priority}
 }
 
-// withdraw takes routes and addresses away. Without promote_secondaries, which systemd sets for every link, the kernel
-// would take others in the same network along, and then all routes.
+// withdraw removes routes and addresses. Without promote_secondaries, which systemd sets for every link, the kernel
+// would also remove other addresses in the same network, and then all routes.
 func (p *place) withdraw(a lease.Applied) error {
 	return p.whileOn(sysctl.Link("ipv4", p.name, "promote_secondaries"), func() error {
 		return p.pod().Withdraw(context.Background(), a)
@@ -249,15 +257,16 @@ func (p *place) withdraw(a lease.Applied) error {
 }
 
 const (
-	// detection is longer than the kernel takes to look for other hosts: up to a second until it
-	// asks, and a second for the answer.
+	// detection is longer than duplicate address detection takes: up to a second until the kernel asks, and a second
+	// for the answer.
 	detection = 10 * time.Second
-	// lookPause is between two looks whether it is done.
+	// lookPause is the interval between two looks at its result.
 	lookPause = 20 * time.Millisecond
 )
 
-// inUse says whether another host has an address of IPv6, which the pod has then if none does. The kernel looks only
-// where accept_dad is set, which no pod that leases its addresses has otherwise: its others are known to be its own.
+// inUse reports whether another host has an IPv6 address. If none has it, the pod has it afterwards. The kernel only
+// looks if accept_dad is set, which is otherwise off in a pod that leases its addresses, since its other addresses
+// are known to be unique.
 func (p *place) inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (used bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, detection)
 	defer cancel()
@@ -271,10 +280,11 @@ func (p *place) inUse(ctx context.Context, a lease.Applied, valid, preferred tim
 		}
 		return err
 	})
+
 	return used, err
 }
 
-// whileOn sets a parameter of the pod's interface to 1, calls fn, and sets the parameter to what it was.
+// whileOn sets a parameter of the pod's interface to 1, calls fn, and restores the parameter.
 func (p *place) whileOn(path string, fn func() error) error {
 	was := ""
 	err := p.ns.Do(func() (err error) {
@@ -286,13 +296,14 @@ func (p *place) whileOn(path string, fn func() error) error {
 	if err != nil {
 		return err
 	}
+
 	if err = fn(); was != "1" {
 		err = errors.Join(err, p.ns.Do(func() error { return sysctl.Write(path, was) }))
 	}
 	return err
 }
 
-// detects waits until the kernel has looked whether another host has an address.
+// detects waits for the result of duplicate address detection, and reports whether another host has the address.
 func (p *place) detects(ctx context.Context, own netip.Prefix) (bool, error) {
 	for {
 		have, err := p.has(own)
@@ -304,6 +315,7 @@ func (p *place) detects(ctx context.Context, own netip.Prefix) (bool, error) {
 		case have[0].Flags&unix.IFA_F_TENTATIVE == 0:
 			return false, nil
 		}
+
 		select {
 		case <-ctx.Done():
 			return false, fmt.Errorf("look for other hosts that have %s: %w", own.Addr(), ctx.Err())

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// newReclaim has what dead pods hold reclaimed, at once and then every minute. An ADD that lacks what they hold looks
-// for itself.
+// newReclaim returns the source that reclaims the resources of dead pods, at once and then every minute. An ADD that
+// lacks resources reclaims them itself.
 func (k *Keeper) newReclaim(ctx context.Context) *source {
 	s := &source{Keeper: k, ctx: ctx, kind: "dead", every: time.Minute}
 	said := ""
@@ -18,27 +18,30 @@ func (k *Keeper) newReclaim(ctx context.Context) *source {
 		if err != nil {
 			text = err.Error()
 		}
-		if text != "" && text != said { // what cannot be helped is said once
+		if text != "" && text != said { // log a lasting error once
 			s.trouble("cannot reclaim all that dead pods hold", err)
 		}
 		said = text
 	}
+
 	return s
 }
 
-// reclaim takes down what pods hold that died without a DEL.
+// reclaim frees the resources of pods that died without a DEL.
 func (k *Keeper) reclaim(ctx context.Context) error {
 	dead, err := k.network.CollectDead(ctx, "", false)
 	errs := []error{err}
 	for _, d := range dead {
 		if d.Kept != nil {
-			errs = append(errs, fmt.Errorf("%s of container %s in network %s: %w", d.IfName, d.ContainerID, d.Network, d.Kept))
+			errs = append(errs,
+				fmt.Errorf("%s of container %s in network %s: %w", d.IfName, d.ContainerID, d.Network, d.Kept))
 			continue
 		}
 		k.metrics.reclaims.Inc()
 		k.log.Info("reclaimed what a pod held that died without a DEL",
 			"network", d.Network, "pod", d.Pod, "container", d.ContainerID, "interface", d.IfName, "why", d.Why)
 	}
+
 	k.metrics.deadLooks.Inc()
 	return errors.Join(errs...)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// refuse gives what is asked about each lease that a server grants. It outlives the visit.
+// refuse returns the function that checks each lease that a server grants. The function outlives the visit.
 func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	had, free := r.Lease.Address.Addr(), k.free(r)
 	return func(l, held *dhcpc.Lease) error {
@@ -40,7 +40,8 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 	}
 }
 
-// free says why an address cannot be the pod's, which had another, or holds one.
+// free returns a function that returns the reason if an address cannot be the pod's. had is the pod's previous
+// address, and holds means that it still has one.
 func (k *Keeper) free(r *lease.Record) func(own, had netip.Addr, holds bool) error {
 	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
 	return func(own, had netip.Addr, holds bool) error {
@@ -54,13 +55,14 @@ func (k *Keeper) free(r *lease.Record) func(own, had netip.Addr, holds bool) err
 	}
 }
 
-// anothersAddress says which pod on record has an address. The pod may take over an address from one that is not on
-// record.
+// anothersAddress returns an error that names the other pod on record with an address. The pod may take over an
+// address that no pod on record has.
 func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) error {
 	fw, err := nft.Dial(&nft.Config{NetNS: k.host})
 	if err != nil {
 		return err
 	}
+
 	held, err := fw.AddressOwner(context.Background(), bridge, own)
 	err = errors.Join(err, fw.Close())
 	switch {
@@ -69,8 +71,9 @@ func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) e
 	case err != nil:
 		return err
 	case held.Owner == "":
-		return held // another program's
+		return held // it belongs to another program
 	}
+
 	a, err := k.state.Load(held.Network, string(held.Owner))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -80,5 +83,6 @@ func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) e
 	case !slices.ContainsFunc(a.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr() == own }):
 		return nil
 	}
+
 	return fmt.Errorf("a pod of this node has it: container %s", a.ContainerID)
 }

@@ -13,18 +13,18 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// A pod's address by DHCPv6 is the keeper's from the first SOLICIT on: the plugin does without the
-// codec, and waits. It is in the same record as the lease of IPv4, so that it goes where that goes; the
-// attachment follows either in the same way.
+// The keeper alone leases a pod's DHCPv6 address, from the first SOLICIT on. The plugin has no DHCPv6 code, and
+// waits. The lease is in the same record as that of IPv4, so both are released together. The attachment is updated in
+// the same way for either.
 
-// memory6 is what a visit leaves to the next of DHCPv6.
+// memory6 is what one visit leaves to the next about DHCPv6.
 type memory6 struct {
 	machine *dhcp6.Machine
 	session *dhcp6.Session
-	right   bool // the address has been looked at since the keeper began
+	right   bool // the address was checked since the keeper began
 }
 
-// wakes6 says whether there is something to do about DHCPv6.
+// wakes6 reports whether DHCPv6 work is due.
 func (v *visit) wakes6(t time.Time) bool {
 	if v.r.Six == nil {
 		return false
@@ -36,7 +36,7 @@ func (v *visit) wakes6(t time.Time) bool {
 	return s == nil || !s.Wake().IsZero() && !t.Before(s.Wake())
 }
 
-// work6 does what is due about DHCPv6.
+// work6 does the DHCPv6 work that is due.
 func (v *visit) work6(p pod) error {
 	if v.r.Six == nil {
 		return nil
@@ -54,6 +54,7 @@ func (v *visit) keep6(p pod) error {
 			return err
 		}
 	}
+
 	if l := v.r.Six.Lease; l != nil && !v.r.Six.Checking && l.Left(now()) != 0 {
 		err := v.yield6(p)
 		if err == nil && !v.m.six.right && v.r.Wants6() {
@@ -64,21 +65,25 @@ func (v *visit) keep6(p pod) error {
 		}
 		v.m.six.right = true
 	}
+
 	if !v.wakes6(now()) {
 		return nil
 	}
+
 	x := &exchange6{visit: v, pod: p, limit: now().Add(renewWait)}
 	if v.r.Six.Lease == nil || v.m.slow {
 		x.limit = now().Add(x.patience())
 	}
+
 	err := errors.Join(x.run(), x.hangUp())
 	if s := v.m.six.session; s != nil && s.State() == dhcp6.Informed {
-		v.m.six.session = nil // the next time it is asked anew
+		v.m.six.session = nil // it is built again the next time
 	}
+
 	return errors.Join(err, v.follow())
 }
 
-// applied6 is what a lease comes to in the pod.
+// applied6 returns a lease's configuration in the pod.
 func applied6(l *dhcp6.Lease) lease.Applied {
 	return lease.Applied{Addresses: []netip.Prefix{netip.PrefixFrom(l.Address, l.Address.BitLen())}}
 }
@@ -94,37 +99,44 @@ func (v *visit) yield6(p pod) error {
 	if ends(l.Left(now())) || !v.r.Wants6() {
 		return nil
 	}
+
 	has, err := p.keeps(applied6(l))
 	if err != nil || len(has.Addresses) > 0 {
 		return err
 	}
-	v.log.Info("the pod's owner has removed the address by DHCPv6, and it stays so", append(v.who(), "ipv6", l.Address)...)
+
+	v.log.Info("the pod's owner has removed the address by DHCPv6, and it stays so",
+		append(v.who(), "ipv6", l.Address)...)
 	return v.underLock(func(held *lease.Held) error {
 		v.r.Removed.Addresses = append(v.r.Removed.Addresses, applied6(l).Addresses...)
 		return held.Replace(v.r)
 	})
 }
 
-// restore6 makes a session of the record.
+// restore6 makes a session from the record.
 func (v *visit) restore6() error {
 	cfg := v.r.Six.Config(v.r.Client.HostName)
 	cfg.Refuse = v.refuse6(v.r)
 	if l := v.r.Six.Lease; l != nil && v.r.Six.Checking {
-		cfg.Address = l.Address // which a keeper was killed at
+		cfg.Address = l.Address // an earlier keeper was killed while checking it
 	}
+
 	machine, err := dhcp6.NewMachine(cfg)
 	if err != nil {
 		return err
 	}
+
 	s := machine.Start(now(), rand.Uint64())
 	if v.r.Six.Stateless {
 		s = machine.Inform(now(), rand.Uint64())
 	}
+
 	if l := v.r.Six.Lease; l != nil && !v.r.Six.Checking {
 		if s, err = machine.Confirm(now(), rand.Uint64(), l); err != nil {
 			return err
 		}
 	}
+
 	v.m.six.machine, v.m.six.session, v.m.six.right = machine, &s, false
 	return nil
 }
@@ -152,7 +164,7 @@ func (v *visit) noteFormed(p pod) error {
 	return v.follow()
 }
 
-// note6 writes on record why there is no lease, for the ADD that waits and for tombolo check.
+// note6 records the reason why there is no lease, for the waiting ADD and for tombolo check.
 func (v *visit) note6(trouble string) error {
 	if v.r.Six.Error == trouble {
 		return nil
@@ -160,7 +172,7 @@ func (v *visit) note6(trouble string) error {
 	return v.change6(func(six *lease.Six) { six.Error = trouble })
 }
 
-// change6 changes what is on record of DHCPv6.
+// change6 changes the DHCPv6 part of the record.
 func (v *visit) change6(change func(*lease.Six)) error {
 	six := *v.r.Six
 	change(&six)
@@ -170,10 +182,11 @@ func (v *visit) change6(change func(*lease.Six)) error {
 	})
 }
 
-// tries6 is how often a RELEASE is tried for a pod that is gone: for half a minute and more.
+// tries6 is the number of attempts at a RELEASE for a pod that no longer exists. They take more than half a minute.
 const tries6 = 3
 
-// expires6 is when the pod's lease by DHCPv6 ends; the zero time if it has none, or one for ever.
+// expires6 returns the end of the pod's DHCPv6 lease. It is the zero time without a lease, or with one that never
+// ends.
 func (v *visit) expires6() time.Time {
 	if v.r.Six == nil || v.r.Six.Lease == nil {
 		return time.Time{}
@@ -186,14 +199,19 @@ func (v *visit) endUnseen6(cause error) error {
 	if ends := v.expires6(); ends.IsZero() || now().Before(ends) {
 		return nil
 	}
-	v.log.Warn("DHCPv6 lease ended, and its pod is out of reach: nothing leads to its address any more", append(v.who(), "ipv6", v.r.Six.Lease.Address, "err", cause)...)
+
+	v.log.Warn("DHCPv6 lease ended, and its pod is out of reach: nothing leads to its address any more",
+		append(v.who(), "ipv6", v.r.Six.Lease.Address, "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.six.session = nil
-	err := v.change6(func(six *lease.Six) { six.Lease, six.Release, six.Checking, six.Error = nil, nil, false, cause.Error() })
+	err := v.change6(func(six *lease.Six) {
+		six.Lease, six.Release, six.Checking, six.Error = nil, nil, false,
+			cause.Error()
+	})
 	return errors.Join(err, v.follow())
 }
 
-// exchange6 is a visit's conversation with DHCPv6 servers.
+// exchange6 is a conversation with DHCPv6 servers during one visit.
 type exchange6 struct {
 	*visit
 	line[[]byte]
@@ -209,12 +227,14 @@ func (x *exchange6) run() error {
 		x.m.six.session, e = &s, dhcp6.Event{}
 		err := x.took(out)
 		if err == nil && x.r.Six.Lease == nil && out.Send != nil && s.State() == was {
-			err = x.note6(x.inVain().Error()) // asked again: an ADD may not wait for the end
+			err = x.note6(x.inVain().Error()) // ask again, since an ADD may not wait until the end
 		}
+
 		if err != nil {
-			x.m.six.session = nil // the record has what there is
+			x.m.six.session = nil // the record holds everything
 			return err
 		}
+
 		if out.Check != nil {
 			var err error
 			if e.Verdict, err = x.check(out.Check); err != nil {
@@ -223,23 +243,26 @@ func (x *exchange6) run() error {
 			}
 			continue
 		}
+
 		switch {
 		case out.Listen.IsZero():
 			return nil
 		case !now().Before(x.limit):
 			return x.unheard()
 		}
+
 		message, err := x.receive(x.ctx, earliest(out.Listen, out.Wake, x.limit))
 		if err != nil {
 			return err
 		}
+
 		if e.Message = message; message == nil && !now().Before(x.limit) {
 			return x.unheard()
 		}
 	}
 }
 
-// took does what a step asks for, but for the look for other hosts.
+// took handles the result of a step, except for the check for other hosts.
 func (x *exchange6) took(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.log.Warn("no address by DHCPv6", append(x.who(), "err", out.Err)...)
@@ -247,6 +270,7 @@ func (x *exchange6) took(out dhcp6.Output) error {
 			x.metrics.naks.Inc()
 		}
 	}
+
 	switch {
 	case out.Lost != nil:
 		if err := x.lost6(out); err != nil {
@@ -257,21 +281,24 @@ func (x *exchange6) took(out dhcp6.Output) error {
 			return err
 		}
 	}
+
 	if out.Send != nil {
 		if err := x.send(out.Send); err != nil {
 			return err
 		}
 	}
+
 	switch {
 	case out.Bound != nil:
 		return x.bound6(out.Bound)
 	case out.Information != nil:
 		return x.informed(out.Information)
 	}
+
 	return nil
 }
 
-// informed writes down what a pod without a lease learns.
+// informed records the information for a pod without a lease.
 func (x *exchange6) informed(i *dhcp6.Information) error {
 	err := x.change6(func(six *lease.Six) {
 		six.Information, six.Error = &lease.Information{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
@@ -280,18 +307,21 @@ func (x *exchange6) informed(i *dhcp6.Information) error {
 	return err
 }
 
-// check looks whether another host has an address. The pod's part of the firewall is made before, or it
-// could not ask.
+// check finds out whether another host has an address. It first updates the pod's part of the firewall, which would
+// otherwise drop the kernel's question.
 func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
 	if !x.r.Wants6() {
 		return dhcp6.Unused, nil
 	}
+
 	if err := x.write(l, true, ""); err != nil {
 		return 0, err
 	}
+
 	if err := x.follow(); err != nil {
 		return 0, err
 	}
+
 	t := now()
 	inUse, err := x.pod.inUse(x.ctx, applied6(l), l.Left(t), l.PreferredFor(t))
 	switch {
@@ -300,14 +330,16 @@ func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
 	case !inUse:
 		return dhcp6.Unused, nil
 	}
+
 	x.log.Warn("another host has the address that a DHCPv6 server gave", append(x.who(), "ipv6", l.Address)...)
 	if err := x.write(nil, false, fmt.Sprintf("%s: %v", l.Address, dhcpc.ErrDeclined)); err != nil {
 		return 0, err
 	}
+
 	return dhcp6.InUse, x.follow()
 }
 
-// write puts a lease on record; nil records that there is none.
+// write records a lease; nil means none.
 func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	six := *x.r.Six
 	six.Lease, six.Release, six.Checking, six.Error, six.Note = l, nil, checking, trouble, ""
@@ -318,20 +350,24 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 		}
 		six.Release = release
 	}
+
 	if l != nil && !checking {
 		six.Address = l.Address
 	}
+
 	err := x.underLock(func(held *lease.Held) error {
 		if was := x.r.Six.Lease; was != nil && l != nil && was.Address != l.Address {
 			if err := x.pod.withdraw(applied6(was)); err != nil {
 				return err
 			}
 		}
+
 		if l != nil && !checking && x.r.Wants6() {
 			if err := apply6(x.pod, l); err != nil {
 				return err
 			}
 		}
+
 		x.r.Six = &six
 		return held.Replace(x.r)
 	})
@@ -341,10 +377,11 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 			err = errors.Join(err, x.release6())
 		}
 	}
+
 	return err
 }
 
-// bound6 applies a lease and writes it down, under the record's lock, so that no DEL comes in between.
+// bound6 applies a lease and records it, under the record's lock, so that no DEL comes in between.
 func (x *exchange6) bound6(l *dhcp6.Lease) error {
 	fresh := x.r.Six.Lease == nil || x.r.Six.Checking
 	if !fresh {
@@ -352,24 +389,28 @@ func (x *exchange6) bound6(l *dhcp6.Lease) error {
 			return err
 		}
 	}
+
 	if err := x.write(l, false, ""); err != nil {
 		return err
 	}
+
 	x.m.six.right = true
 	if fresh {
 		x.metrics.acquisitions.Inc()
 		x.log.Info("leased by DHCPv6", append(x.who(), "ipv6", l.Address)...)
 		return nil
 	}
+
 	x.metrics.renewals.Inc()
 	return nil
 }
 
-// lost6 takes an address out of the pod that it may not have any more.
+// lost6 removes an address from the pod that the pod may no longer use.
 func (x *exchange6) lost6(out dhcp6.Output) error {
 	if errors.Is(out.Err, dhcpc.ErrExpired) {
 		x.metrics.expired.Inc()
 	}
+
 	err := x.underLock(func(held *lease.Held) error {
 		err := x.pod.withdraw(applied6(out.Lost))
 		six := *x.r.Six
@@ -383,27 +424,30 @@ func (x *exchange6) lost6(out dhcp6.Output) error {
 	if err == nil {
 		err = x.follow()
 	}
+
 	x.limit = now().Add(x.patience())
 	return err
 }
 
-// unheard is the end of an exchange without an answer.
+// unheard handles the end of an exchange without an answer.
 func (x *exchange6) unheard() error {
 	x.metrics.unanswered.Inc()
 	if x.m.six.session.State() == dhcp6.Confirming {
 		x.log.Debug("no server confirms the DHCPv6 lease yet", x.who()...)
 		return nil
 	}
+
 	x.m.slow = true
 	why := x.inVain()
 	if x.m.six.session.Lease() != nil {
-		x.log.Warn("no server renews the DHCPv6 lease yet", append(x.who(), "err", why, "next", x.m.six.session.Wake())...)
+		x.log.Warn("no server renews the DHCPv6 lease yet",
+			append(x.who(), "err", why, "next", x.m.six.session.Wake())...)
 		return x.change6(func(six *lease.Six) { six.Note = why.Error() })
 	}
 	return why
 }
 
-// inVain says what came of the session so far.
+// inVain returns the error of a session without result so far.
 func (x *exchange6) inVain() error {
 	op := "lease an address"
 	if x.r.Six.Stateless {

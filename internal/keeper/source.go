@@ -14,30 +14,30 @@ import (
 )
 
 const (
-	// A change is looked at when there was none for the first of these, and after the second
-	// at the latest.
+	// A source is visited when there was no news for the first of these, and at the latest after the second.
 	pauseNews = 200 * time.Millisecond
 	urgeNews  = 700 * time.Millisecond
 
-	// The pauses for the firewall if it was repaired within the last minute. A reload of ufw runs a dozen programs one
-	// after the other, and each undoes the repair before it. Pods need their rules when the reload is done.
+	// The limits are longer if something was repaired within the last minute. A reload of ufw runs a dozen programs
+	// one after the other, and each undoes the previous repairs. This is no contest, and pods need their rules when
+	// it has ended.
 	pauseAgain = 900 * time.Millisecond
 	urgeAgain  = 5 * time.Second
 
-	// pauseOwn is the same for what pods that come and go cause as well.
+	// pauseOwn is the pause after changes that pods also cause when they come and go.
 	pauseOwn = 3 * time.Second
 
-	// again is when what failed is tried again.
+	// again is the time until a failed action is repeated.
 	again = 10 * time.Second
 
-	// lookWithin is how long one look may take, with the repairs that follow from it.
+	// lookWithin limits the duration of one look and its repairs.
 	lookWithin = time.Minute
 
-	// mostNews is how many announcements wait while a worker looks: of more, it is known only that there were some.
+	// mostNews is the number of announcements that wait while a worker looks. Further ones count as lost.
 	mostNews = 64
 )
 
-// urgency is when news are looked at.
+// urgency is the time until news lead to a look.
 type urgency int
 
 const (
@@ -46,50 +46,53 @@ const (
 	soon          // when the burst is over
 )
 
-// feed is what an nl.Feed is.
+// feed is the interface of nl.Feed.
 type feed interface {
 	Next() ([]netlink.Message, error)
 	Close() error
 }
 
-// source is something of the kernel that the loop has looked at when its changes are announced, and once in a while. One
-// worker at most is at it, and all of it but news is that worker's meanwhile.
+// source is a part of the kernel's state that the loop visits after announcements of changes, and once in a while. At
+// most one worker visits it, and everything except news belongs to that worker until it ends.
 type source struct {
 	*Keeper
 	slot
 	ctx    context.Context
 	kind   string               // in logs and metrics
-	every  time.Duration        // between two looks without news
-	listen func() (feed, error) // nil: nothing is announced
+	every  time.Duration        // the interval of looks without news
+	listen func() (feed, error) // nil if nothing is announced
 	hear   func([]netlink.Message) urgency
-	look   func(context.Context) // looks and has put right what is to be; it may set when to look again
+	look   func(context.Context) // looks and repairs; may set the time of the next look
 
-	first    time.Time           // of the news that wait for a look; zero: none do
-	news     [][]netlink.Message // what came while a worker was at it; nil messages: some were lost
-	contests map[string]*contest // by what is put right by itself
+	first    time.Time           // the time of the first news that wait for a look; zero if none
+	news     [][]netlink.Message // news that came while a worker looked; nil messages mean that some were lost
+	contests map[string]*contest // by the object that is repaired separately
 }
 
-// subscribe has a source's changes told to the loop until the context is done. Without a subscription, the looks that are
-// made once in a while remain.
+// subscribe delivers a source's announcements to the loop until the context is done. Without a subscription, only the
+// regular looks remain.
 func (l *loop) subscribe(s *source) (stop func()) {
 	if s.listen == nil {
 		return func() {}
 	}
+
 	f, err := s.listen()
 	if err != nil {
 		s.trouble("cannot hear of changes of "+s.kind+": looking once in a while", err)
 		return func() {}
 	}
+
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		for {
 			messages, err := f.Next()
 			if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, nl.ErrMalformed) {
-				return // it is closed, or as good as that
+				return // it was closed, or cannot continue
 			}
+
 			for i := range messages {
-				messages[i].Data = bytes.Clone(messages[i].Data) // which the next ones overwrite
+				messages[i].Data = bytes.Clone(messages[i].Data) // the next messages overwrite it
 			}
 			select {
 			case l.events <- func() { s.heard(messages) }:
@@ -98,10 +101,11 @@ func (l *loop) subscribe(s *source) (stop func()) {
 			}
 		}
 	}()
+
 	return func() { _ = f.Close(); <-ended }
 }
 
-// heard has news looked at.
+// heard schedules a look after news.
 func (s *source) heard(messages []netlink.Message) {
 	if s.busy {
 		if len(s.news) == mostNews {
@@ -110,10 +114,12 @@ func (s *source) heard(messages []netlink.Message) {
 		s.news = append(s.news, messages)
 		return
 	}
+
 	when := soon
 	if len(messages) > 0 {
 		when = s.hear(messages)
 	}
+
 	switch when {
 	case soon:
 		if s.first.IsZero() {
@@ -129,7 +135,7 @@ func (s *source) heard(messages []netlink.Message) {
 	}
 }
 
-// work is one look, by a worker.
+// work is one look, made by a worker.
 func (s *source) work() (end func()) {
 	ctx, cancel := context.WithTimeout(s.ctx, lookWithin)
 	defer cancel()
@@ -144,20 +150,21 @@ func (s *source) work() (end func()) {
 	}
 }
 
-// trouble reports what went wrong.
+// trouble counts and logs an error.
 func (s *source) trouble(what string, err error, args ...any) {
-	if s.ctx.Err() == nil { // that the keeper ends is no failure
+	if s.ctx.Err() == nil { // the end of the keeper is no failure
 		s.metrics.errors.WithLabelValues(s.kind).Inc()
 		s.log.Warn(what, append(args, "err", err)...)
 	}
 }
 
-// contest holds the recent repairs of a thing. If the keeper made the same repair three times within a minute, a person or
-// a program undoes it on purpose, and from then on the keeper repairs once a minute. Nine different repairs count as much.
+// contest keeps the keeper from undoing again and again the changes of another program. If a repair is undone three
+// times within a minute, this must be the intention of a person or a program, and the keeper repairs only once a
+// minute.
 type contest struct {
 	undone []repair  // within contestedFor
-	times  int       // the same since it is contested; 0: it is not
-	until  time.Time // it is left alone
+	times  int       // the number of repairs since it is contested; 0 if it is not
+	until  time.Time // no repair before this time
 }
 
 // repair is one repair of a thing.
@@ -167,13 +174,13 @@ type repair struct {
 }
 
 const (
-	// If the same, or anything, was put right so often within the time, it is left alone for as long.
+	// After this many repairs within the time, the object is left alone for as long.
 	contestedAfter = 3
 	contestedByAll = 9
 	contestedFor   = time.Minute
 )
 
-// of gives the contest over a thing.
+// of returns the contest over an object.
 func (s *source) of(key string) *contest {
 	c := s.contests[key]
 	if c == nil {
@@ -183,7 +190,7 @@ func (s *source) of(key string) *contest {
 	return c
 }
 
-// recently reports whether anything was put right within the last minute.
+// recently reports whether anything was repaired within the last minute.
 func (s *source) recently() bool { return s.any((*contest).recently) }
 
 func (s *source) any(is func(*contest) bool) bool {
@@ -222,12 +229,13 @@ func (s *source) putRight(key, what, say string, args ...any) (c *contest, begin
 		begins, c.times = true, len(c.undone)
 		s.log.Error(say, append(args, "what", what)...)
 	}
+
 	c.until = now().Add(contestedFor)
 	s.wake = earliest(s.wake, c.until)
 	return c, begins
 }
 
-// calm is told that all is right, and says whether it was contested until now.
+// calm ends a contest, because everything is right. It reports whether there was one.
 func (c *contest) calm() bool {
 	was := c.contested()
 	if was {

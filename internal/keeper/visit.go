@@ -14,53 +14,52 @@ import (
 )
 
 const (
-	// lookEvery is how often a pod is looked after that is not due.
+	// lookEvery is the interval of visits to a pod that is not due.
 	lookEvery = 5 * time.Minute
 
-	// confirmAfter is how long after its address was set a pod is looked at again. The
-	// kernel, where it ends addresses of the namespace whose time is up, first reads the
-	// clock and then waits for its lock: an address that was set in between seems to be
-	// older than any, and goes with them (check_lifetime in net/ipv4/devinet.c, Linux
-	// 6.18; some hundred of a million renewals, on a busy machine). An address that goes
-	// within this time of a renewal is set again; later its pod's owner has removed it.
+	// confirmAfter is the time from setting a pod's address to checking it. When the kernel ends addresses of the
+	// namespace whose time is up, it first reads the clock and then waits for its lock. An address that was set in
+	// between looks older than any, and is deleted too (check_lifetime in net/ipv4/devinet.c, Linux 6.18; some
+	// hundred in a million renewals, on a busy machine). If an address disappears within this time after a renewal,
+	// it is set again. Later, its disappearance means that the pod's owner has removed it.
 	confirmAfter = time.Second
 
-	// yieldUntil is how long before a lease ends an address that is missing is the doing
-	// of the pod's owner. Later, the kernel may have ended it.
+	// yieldUntil is a time before the end of a lease. If an address disappears earlier, the pod's owner has removed
+	// it. Later, the kernel may have ended it.
 	yieldUntil = 3 * time.Second
 
-	// After a failure a lease is visited again after the first of these, doubled up to
-	// the second, and a random part of it more or less.
+	// After a failure the next visit comes after the first of these, doubled with each failure up to the second, plus
+	// or minus a random part.
 	firstRetry = 5 * time.Second
 	lastRetry  = 5 * time.Minute
 
-	// lockedFor is how long a record's lock is waited for: by an ADD it may be held
-	// for as long as its server takes, but then there is no lease yet to renew.
+	// lockedFor limits the wait for a record's lock. An ADD may hold it as long as its server takes, but then there
+	// is no lease to renew yet.
 	lockedFor = 5 * time.Second
 )
 
-// memory is what one visit leaves to the next. It can be lost: it is with the keeper.
+// memory is what one visit leaves to the next. It is lost when the keeper ends, without harm.
 type memory struct {
-	token    string // of the record that it is about
+	token    string // of the record that it belongs to
 	machine  *dhcpc.Machine
 	session  *dhcpc.Session // nil before the first exchange, and after the machine slept
-	right    bool           // address and routes have been looked at since the keeper began
-	confirm  bool           // the address was set by a renewal, and not looked at since
-	look     time.Time      // when to look for the pod again
+	right    bool           // address and routes were checked since the keeper began
+	confirm  bool           // a renewal set the address, and it was not checked since
+	look     time.Time      // the time of the next check of the pod
 	formed   int            // looks at addresses by router advertisements since they last changed
 	failures int            // in a row
-	slow     bool           // the last visit waited in vain
-	doubts   []string       // answers that were not believed, and logged
+	slow     bool           // the last visit got no answer in time
+	doubts   []string       // rejected answers that were logged
 	six      memory6
 }
 
-// outcome is what a visit came to.
+// outcome is the result of a visit.
 type outcome struct {
-	gone   bool // there is no such record any more
+	gone   bool // the record no longer exists
 	memory memory
 	state  lease.State
 	wake   time.Time
-	next   time.Time // of the renewal, for the metrics
+	next   time.Time // the time of the renewal, for the metrics
 }
 
 // visit is one worker's work on one lease.
@@ -71,7 +70,7 @@ type visit struct {
 	m   memory
 }
 
-// visit looks at a record and does what is due.
+// visit reads a record and does the work that is due.
 func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	r, err := k.leases.Load(hash)
 	switch {
@@ -79,15 +78,18 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 		return outcome{gone: true}
 	case errors.Is(err, file.ErrDamaged):
 		k.metrics.damaged.Inc()
-		k.log.Error("lease record is damaged: its lease runs out unless the pod is added anew", "record", hash, "err", err)
+		k.log.Error("lease record is damaged: its lease runs out unless the pod is added anew", "record", hash, "err",
+			err)
 		return outcome{gone: true}
 	case err != nil:
 		k.failed("cannot read lease record", "record", hash, "err", err)
 		return outcome{memory: m, wake: now().Add(lookEvery)}
 	}
+
 	if m.token != r.Token {
 		m = memory{token: r.Token}
 	}
+
 	v := &visit{Keeper: k, ctx: ctx, r: r, m: m}
 	switch {
 	case r.State == lease.Sticky:
@@ -97,10 +99,11 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	case r.State == lease.Adding:
 		return v.adding()
 	}
+
 	return v.keep()
 }
 
-// remembered deletes a remembered lease that has ended: another client may have the address now.
+// remembered deletes a remembered lease that has ended, since another client may have the address now.
 func (v *visit) remembered() outcome {
 	ends := v.r.Expires()
 	if ends.IsZero() || now().Before(ends) {
@@ -109,33 +112,38 @@ func (v *visit) remembered() outcome {
 	return v.drop("cannot remove remembered lease", (*lease.Held).Remove)
 }
 
-// adding leaves the record to the ADD that is at work on it. If that died, a DEL or GC
-// will come; if none does, the record goes with the pod.
+// adding leaves the record to the ADD that is using it. If that ADD died, a DEL or GC will follow. Otherwise the
+// record is deleted with the pod.
 func (v *visit) adding() outcome {
 	held, err := v.leases.TryLock(v.r.Hash())
 	if err != nil {
 		return v.failedWith("cannot lock lease record", err)
 	}
+
 	if held == nil {
-		// The ADD will write the record, which is announced, or be killed, which is not.
+		// The ADD will either write the record, which is announced, or be killed, which is not.
 		return v.outcome(now().Add(time.Minute))
 	}
 	defer v.unlock(held)
 	if fresh, err := held.Load(); err != nil || fresh.State != lease.Adding {
 		return v.outcome(now())
 	}
+
 	pod, err := v.node.enter(v.r)
 	if err == nil {
 		if err = pod.close(); err == nil {
 			return v.outcome(now().Add(lookEvery))
 		}
 	}
+
 	if !errors.Is(err, errGone) {
 		return v.failedWith("cannot look for the pod of an unfinished ADD", err)
 	}
+
 	if err := held.Remove(); err != nil {
 		return v.failedWith("cannot remove lease record", err)
 	}
+
 	v.log.Info("record of an unfinished ADD removed: its pod is gone", v.who()...)
 	return outcome{gone: true}
 }
@@ -145,11 +153,13 @@ func (v *visit) keep() outcome {
 	t := now()
 	due := v.m.session == nil || wakes(v.m.session, t) || v.wakes6(t)
 	if !due && v.m.right && t.Before(v.m.look) {
-		return v.idle() // its own write was heard of
+		return v.idle() // this visit follows from the previous one's write
 	}
+
 	if v.r.NetNS == "" {
 		return v.outcome(t.Add(lookEvery)) // Docker has not moved the interface yet: network.Change.Moved
 	}
+
 	pod, err := v.node.enter(v.r)
 	switch {
 	case errors.Is(err, errGone):
@@ -157,6 +167,7 @@ func (v *visit) keep() outcome {
 	case err != nil:
 		return v.notRenewed("cannot enter the pod", err)
 	}
+
 	v.m.look = t.Add(lookEvery) // unless something is set
 	err = v.work(pod)
 	if !errors.Is(err, errDeleted) {
@@ -165,41 +176,47 @@ func (v *visit) keep() outcome {
 	if v.r.Policy.IPv6 && !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.noteFormed(pod))
 	}
+
 	if err = errors.Join(err, pod.close()); err != nil {
 		return v.notRenewed("cannot keep lease", err)
 	}
+
 	v.m.failures = 0
 	return v.idle()
 }
 
-// notRenewed is the outcome of a visit that did not do what was due.
+// notRenewed returns the outcome of a visit that failed.
 func (v *visit) notRenewed(what string, err error) outcome {
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.endUnseen(err))
 	}
 	if errors.Is(err, errDeleted) {
-		return outcome{state: v.r.State, wake: now()} // to see what is there in its place
+		return outcome{state: v.r.State, wake: now()} // read the record that replaced it
 	}
 	return v.failedWith(what, err)
 }
 
-// endUnseen ends a lease whose time is up where the keeper does not get at the pod's interface: its owner may have
-// renamed it, moved it or shut the keeper out. The address may be another's from now on, so nothing of the host's
-// may go by it. In the pod, the kernel ends the address.
+// endUnseen ends a lease whose time is up if the keeper cannot reach the pod's interface. Its owner may have renamed
+// it, moved it or shut the keeper out. From then on another host may have the address, so the host's rules for the
+// pod must no longer contain it. In the pod, the kernel ends the address.
 func (v *visit) endUnseen(cause error) error {
 	if v.ctx.Err() != nil {
 		return nil
 	}
+
 	if err := v.endUnseen6(cause); err != nil {
 		return err
 	}
+
 	switch {
 	case v.r.State == lease.Expired:
-		return v.follow() // what a keeper was killed at, or could not do
+		return v.follow() // complete the work of a killed keeper, or of a failed attempt
 	case v.r.State != lease.Bound || v.r.Lease.Left(now()) != 0:
 		return nil
 	}
-	v.log.Warn("lease ended, and its pod is out of reach: nothing leads to its address any more", append(v.who(), "err", cause)...)
+
+	v.log.Warn("lease ended, and its pod is out of reach: nothing leads to its address any more",
+		append(v.who(), "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.session = nil
 	err := v.underLock(func(held *lease.Held) error {
@@ -209,7 +226,8 @@ func (v *visit) endUnseen(cause error) error {
 	return errors.Join(err, v.follow())
 }
 
-// follow has what the host has of the pod go by the addresses that the pod has leased by now: see network.Upkeep.Follow.
+// follow updates the host's rules for the pod to the addresses that the pod has leased now: see
+// network.Upkeep.Follow.
 func (v *visit) follow() error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
@@ -222,7 +240,7 @@ func (v *visit) follow() error {
 	return nil
 }
 
-// wakes says whether a session has something to do.
+// wakes reports whether a session has work to do.
 func wakes(s *dhcpc.Session, t time.Time) bool { return !s.Wake().IsZero() && !t.Before(s.Wake()) }
 
 func (v *visit) work(p pod) error {
@@ -231,6 +249,7 @@ func (v *visit) work(p pod) error {
 			return err
 		}
 	}
+
 	if v.m.right && v.r.State == lease.Bound {
 		has, err := p.keeps(v.r.Applied)
 		if err != nil {
@@ -240,21 +259,23 @@ func (v *visit) work(p pod) error {
 		v.m.right = v.r.Applied.Without(has).Empty()
 		v.m.confirm = v.m.confirm && lost
 	}
+
 	if !v.m.right {
 		if err := v.putRight(p); err != nil {
 			return err
 		}
 		v.m.right = true
 	}
+
 	var err error
 	if wakes(v.m.session, now()) {
 		err = v.exchange(p)
 	}
+
 	return errors.Join(err, v.follow())
 }
 
-// restore makes a session of the record: of a lease that the pod has, or, where that
-// was lost, of the search for another.
+// restore makes a session from the record: of the pod's lease or, if it was lost, of the search for another.
 func (v *visit) restore() error {
 	cfg := v.r.Client.Asking(v.r.Lease)
 	cfg.Refuse = v.refuse(v.r)
@@ -262,6 +283,7 @@ func (v *visit) restore() error {
 	if err != nil {
 		return err
 	}
+
 	t := now()
 	s := machine.Start(t, rand.Uint64())
 	if v.r.State == lease.Bound {
@@ -269,12 +291,13 @@ func (v *visit) restore() error {
 			return err
 		}
 	}
+
 	v.m.machine, v.m.session = machine, &s
 	return nil
 }
 
-// putRight makes the pod have what its record says, after a keeper was away: an earlier
-// one may have been killed between writing and applying.
+// putRight configures the pod by its record when a keeper begins, since an earlier keeper may have been killed
+// between writing and applying.
 func (v *visit) putRight(p pod) error {
 	if v.r.State != lease.Bound || v.r.Lease.Left(now()) == 0 {
 		return nil
@@ -282,20 +305,23 @@ func (v *visit) putRight(p pod) error {
 	return v.underLock(func(held *lease.Held) error { return v.apply(held, p, v.r.Lease) })
 }
 
-// yield takes what the pod does not have any more of its lease out of the record, and reports whether there was any.
-// The pod's owner has removed it, and the pod does not get it again.
+// yield removes from the record the addresses and routes of its lease that the pod no longer has, and reports whether
+// there were any. The pod's owner has removed them, and the pod does not get them again.
 func (v *visit) yield(p pod) (yielded bool, _ error) {
 	if v.r.State != lease.Bound || ends(v.r.Lease.Left(now())) {
 		return false, nil
 	}
+
 	has, err := p.keeps(v.r.Applied)
 	gone := v.r.Applied.Without(has)
 	if err != nil || gone.Empty() {
 		return false, err
 	}
+
 	if v.r.Applied = has; v.m.confirm {
-		return false, nil // the kernel has
+		return false, nil // the kernel has removed it
 	}
+
 	v.r.Removed.Addresses = append(v.r.Removed.Addresses, gone.Addresses...)
 	v.r.Removed.Routes = append(v.r.Removed.Routes, gone.Routes...)
 	v.log.Info("the pod's owner has removed what the lease gave it, and does not get it again",
@@ -303,13 +329,13 @@ func (v *visit) yield(p pod) (yielded bool, _ error) {
 	return true, nil
 }
 
-// ends reports whether a lease is so near its end that the kernel may have ended its address.
+// ends reports whether a lease is close to its end, when the kernel may have ended its address.
 func ends(left time.Duration) bool { return left >= 0 && left < yieldUntil }
 
-// releaseGone ends the lease of a pod that is gone.
+// releaseGone ends the lease of a pod that no longer exists.
 func (v *visit) releaseGone(why string) outcome {
 	return v.drop("cannot end the lease of a pod that is gone", func(held *lease.Held) error {
-		// An address that an ADD wanted to ask for, or that a server has refused, is not the pod's.
+		// An address that an ADD wanted to ask for, or that a server refused, does not belong to the pod.
 		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0
 		switch {
 		case v.r.Client.Sticky && released && len(v.r.Client.ClientID) > 0:
@@ -317,37 +343,43 @@ func (v *visit) releaseGone(why string) outcome {
 			return held.Remember(v.ctx, v.r)
 		case released:
 			if err := v.release4(v.r.Lease); err != nil {
-				return err // until it ends by itself: the bridge may not be there yet
+				return err // repeat until the lease ends, since the bridge may not exist yet
 			}
 		}
+
 		if v.r.Releases6(now()) {
-			// A bridge without a link-local address is no reason to keep the record for ever.
+			// If the bridge has no link-local address, this cannot succeed, and the record must not stay for ever.
 			if err := v.release6(); err != nil && v.m.failures < tries6 {
 				return fmt.Errorf("DHCPv6: %w", err)
 			}
 		}
+
 		if err := held.Remove(); err != nil {
 			return err
 		}
+
 		v.log.Info("lease dropped", append(v.who(), "why", why, "released", released)...)
 		return nil
 	})
 }
 
-// release gives a lease back from the host's bridge, unless another pod has its
-// identity by now: to the server both are the same client.
+// release gives a lease back from the host's bridge, unless another pod now has its identity. To the server both are
+// the same client.
 func (v *visit) release(send func() error) error {
 	others, err := v.leases.Same(v.r)
 	if err != nil {
 		return err
 	}
+
 	if len(others) > 0 {
 		v.log.Info("lease not released: another pod has it now", append(v.who(), "other", others[0].ContainerID)...)
 		return nil
 	}
+
 	if err := send(); err != nil {
 		return err
 	}
+
 	v.metrics.releases.Inc()
 	return nil
 }
@@ -360,23 +392,22 @@ func (v *visit) release6() error {
 	return v.release(func() error { return v.node.release6(v.ctx, v.r) })
 }
 
-// drop ends what is on record, if it is still what was read.
+// drop ends a record, if it is unchanged since it was read.
 func (v *visit) drop(fails string, do func(*lease.Held) error) outcome {
 	switch err := v.underLock(do); {
 	case errors.Is(err, errDeleted):
-		return v.outcome(now()) // to look again what it is now
+		return v.outcome(now()) // read it again
 	case err != nil:
 		return v.failedWith(fails, err)
 	}
 	return outcome{gone: true}
 }
 
-// errDeleted says that a record was removed, or replaced by that of another ADD, since
-// it was read.
+// errDeleted means that a record was removed, or replaced by another ADD, since it was read.
 var errDeleted = errors.New("the lease was deleted meanwhile")
 
-// underLock does something with the record. Its error matches errDeleted where that is not the one any more that was
-// read.
+// underLock calls fn with the record locked. If the record has changed since it was read, the error matches
+// errDeleted.
 func (v *visit) underLock(fn func(*lease.Held) error) error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
@@ -392,6 +423,7 @@ func (v *visit) underLock(fn func(*lease.Held) error) error {
 	case err != nil:
 		return err
 	}
+
 	return fn(held)
 }
 
@@ -401,12 +433,12 @@ func (k *Keeper) unlock(held *lease.Held) {
 	}
 }
 
-// outcome is that of a visit after which all is well.
+// outcome returns the result of a successful visit.
 func (v *visit) outcome(wake time.Time) outcome {
 	return outcome{memory: v.m, state: v.r.State, wake: wake}
 }
 
-// idle waits for the session, or to look for the pod.
+// idle waits until the session or the next check of the pod is due.
 func (v *visit) idle() outcome {
 	o := v.outcome(v.m.look)
 	if s := v.m.session; s != nil {
@@ -419,38 +451,44 @@ func (v *visit) idle() outcome {
 	return o
 }
 
-// failedWith is the outcome of a visit that has to be made again.
+// failedWith returns the result of a visit that must be repeated.
 func (v *visit) failedWith(what string, err error) outcome {
 	if v.ctx.Err() != nil {
-		return v.outcome(time.Time{}) // that the keeper ends is no failure
+		return v.outcome(time.Time{}) // the end of the keeper is no failure
 	}
+
 	v.failed(what, append(v.who(), "err", err)...)
 	pause := min(firstRetry<<min(v.m.failures, 10), lastRetry)
 	v.m.failures++
 	o := v.outcome(now().Add(pause - pause/4 + rand.N(pause/2)))
-	// A lease that is due before that is not to run out for want of a try, nor is it to be found out late that it has.
+
+	// Repeat earlier if the lease is due earlier, so that it does not end for lack of an attempt, and its end is
+	// noticed in time.
 	due := []time.Time{v.expires6()}
 	if v.m.session != nil {
 		due = append(due, v.m.session.Wake())
 	}
+
 	if v.r.State == lease.Bound {
 		due = append(due, v.r.Expires())
 	}
+
 	for _, t := range due {
 		if t.After(now()) {
 			o.wake = earliest(o.wake, t)
 		}
 	}
+
 	return o
 }
 
-// failed reports what went wrong.
+// failed counts and logs an error.
 func (k *Keeper) failed(what string, args ...any) {
 	k.metrics.errors.WithLabelValues("lease").Inc()
 	k.log.Warn(what, args...)
 }
 
-// who is the lease's name in a log.
+// who returns the attributes that identify a lease in a log.
 func (v *visit) who() []any {
 	args := []any{"network", v.r.Network, "pod", v.r.Pod, "container", v.r.ContainerID, "interface", v.r.IfName}
 	if v.r.Lease != nil {

@@ -20,19 +20,22 @@ type watcher struct {
 	ended   chan struct{}
 }
 
-// mask are the events of records: they are renamed into place, and unlinked, or renamed aside.
-const mask = unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
+// mask holds the events of records. They are renamed into place, and unlinked or renamed away.
+const mask = unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF |
+	unix.IN_ONLYDIR
 
-// watch begins to watch records.
+// watch begins to watch the records.
 func watch(dir string) (*watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: inotify: %w", dir, err)
 	}
+
 	file := os.NewFile(uintptr(fd), "inotify")
 	if _, err := unix.InotifyAddWatch(fd, dir, mask); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch %s: inotify: %w", dir, err), file.Close())
 	}
+
 	w := &watcher{file: file, changes: make(chan change, 64), stop: make(chan struct{}), ended: make(chan struct{})}
 	go w.run()
 	return w, nil
@@ -54,6 +57,7 @@ func (w *watcher) run() {
 		if err != nil {
 			return
 		}
+
 		changes, gone := parse(buf[:n])
 		for _, c := range changes {
 			select {
@@ -62,21 +66,23 @@ func (w *watcher) run() {
 				return
 			}
 		}
+
 		if gone {
 			return
 		}
 	}
 }
 
-// parse reads events (struct inotify_event). It leaves out what is no record, and what
-// stands next to its like. gone says that the directory is.
+// parse parses events (struct inotify_event). It skips events about other files, and repeats of the previous event.
+// gone means that the directory is gone.
 func parse(b []byte) (changes []change, gone bool) {
 	const maskAt, lenAt, nameAt = 4, 12, unix.SizeofInotifyEvent
 	for len(b) >= nameAt {
 		bits, length := binary.NativeEndian.Uint32(b[maskAt:]), uint64(binary.NativeEndian.Uint32(b[lenAt:]))
 		if nameAt+length > uint64(len(b)) {
-			return append(changes, change{}), gone // the kernel does not do that
+			return append(changes, change{}), gone // the kernel never sends that
 		}
+
 		name, _, _ := strings.Cut(string(b[nameAt:nameAt+length]), "\x00")
 		b = b[nameAt+length:]
 		c := change{}
@@ -89,9 +95,11 @@ func parse(b []byte) (changes []change, gone bool) {
 				continue
 			}
 		}
+
 		if len(changes) == 0 || changes[len(changes)-1] != c {
 			changes = append(changes, c)
 		}
 	}
+
 	return changes, gone
 }

@@ -55,11 +55,11 @@ type Solicitation struct {
 // Solicit returns, again 4 s later, and then less and less often until a router answers. Wait returns the result.
 // After a second Solicit the kernel sends nothing; Wait then waits for the routers' periodic advertisements.
 //
-// If a parameter of IPv6, such as autoconf or use_tempaddr, has another value than the kernel gives a new namespace, the
-// pod's owner or runtime has chosen it, and it stays. If the pod forms no address by that, Wait returns none at once.
+// If an IPv6 parameter, such as autoconf or use_tempaddr, differs from its value in a new namespace, the pod's owner or
+// runtime has chosen it, and Solicit keeps it. If the pod forms no address because of it, Wait returns none at once.
 //
-// With port.LeaveIPv6 the interface may have heard routers before, since another program moved it into the pod. Without
-// Autoconf.DefaultRoute, Solicit then deletes the default routes that the kernel has learnt.
+// With port.LeaveIPv6 the interface may have received advertisements before, since another program moved it into the
+// pod. Then Solicit deletes the default routes that the kernel has learnt, unless Autoconf.DefaultRoute is set.
 func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicitation, error) {
 	if err := cmp.Or(ctx.Err(), c.checkPod(pod, true)); err != nil {
 		return nil, err
@@ -115,13 +115,13 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 	return s.dropDefaults()
 }
 
-// hear sets the parameters of hearing that nobody else has chosen. It is called in the pod's namespace.
+// hear sets those of port.hearing's parameters that nobody else has chosen. It is called in the pod's namespace.
 func (s *Solicitation) hear(port *Port, l *link.Link) error {
 	for _, p := range port.hearing() {
 		have, ok := l.IPv6.At(p.index)
 		chosen := have
 		if p.name == acceptRA().name && !port.LeaveIPv6 {
-			// The interface has the value that Attach has written.
+			// The interface has the value that Attach wrote, so look at the namespace's default.
 			text, err := sysctl.Read(sysctl.Link("ipv6", "default", p.name))
 			if err != nil {
 				return err
@@ -146,7 +146,7 @@ func (s *Solicitation) hear(port *Port, l *link.Link) error {
 	return nil
 }
 
-// dropDefaults deletes the default routes that the kernel has learnt from routers.
+// dropDefaults deletes the default routes that the kernel has learnt from router advertisements.
 func (s *Solicitation) dropDefaults() error {
 	ctx, conn := context.Background(), route.On(s.conn)
 	learnt, err := s.learntDefaults(ctx, conn)
@@ -156,7 +156,7 @@ func (s *Solicitation) dropDefaults() error {
 	return err
 }
 
-// learntDefaults lists the default routes that the kernel has learnt from routers.
+// learntDefaults lists the default routes that the kernel has learnt from router advertisements.
 func (s *Solicitation) learntDefaults(ctx context.Context, conn *route.Conn) ([]route.Route, error) {
 	list, err := conn.List(ctx, route.Filter{Family: unix.AF_INET6, Link: s.link, Protocol: unix.RTPROT_RA})
 	return slices.DeleteFunc(list, func(r route.Route) bool { return !r.Gateway.IsValid() || r.Dst.Bits() > 0 }), err
@@ -197,7 +197,7 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 	if !s.autoconf.DefaultRoute {
 		return got, nil
 	}
-	// The kernel takes in what an advertisement has of routes before its prefixes.
+	// Of an advertisement, the kernel handles the routes before the prefixes.
 	learnt, err := s.learntDefaults(ctx, route.On(s.conn))
 
 	for _, r := range learnt {

@@ -26,11 +26,11 @@ const (
 	ipv4ConfRouteLocalnet = 26 // IPV4_DEVCONF_ROUTE_LOCALNET
 )
 
-// hearing lists the parameters that let a pod with Autoconf hear routers, with the kernel's own values. The last one lets
-// the routers in.
+// hearing returns the parameters that make a pod with Autoconf accept router advertisements, with the kernel's initial
+// values. The last one admits the advertisements.
 func (p *Port) hearing() []hearingParameter {
-	// Thread border routers advertise networks of 64 bits. A pod without default routes takes no shorter routes than a
-	// site's: they could be the way to all that its caller gave it routes for.
+	// Thread border routers advertise networks of 64 bits. A pod without default routes accepts no prefixes shorter
+	// than a site's, since these could replace the routes that the caller gave to the pod.
 	router, shortest := int32(1), int32(0)
 	if !p.Autoconf.DefaultRoute {
 		router, shortest = 0, 48
@@ -42,20 +42,21 @@ func (p *Port) hearing() []hearingParameter {
 	}
 	return []hearingParameter{
 		{parameter: parameter{"autoconf", 5, 1}, initial: 1, forms: true},
-		{parameter: parameter{"router_solicitations", 7, -1}, initial: -1, asks: true, forms: true}, // until one is answered
+		// -1 repeats solicitations until one is answered.
+		{parameter: parameter{"router_solicitations", 7, -1}, initial: -1, asks: true, forms: true},
 		{parameter: parameter{"use_tempaddr", 10, 0}},
 		{parameter: parameter{"accept_ra_defrtr", 17, router}, initial: 1},
 		{parameter: parameter{"accept_ra_pinfo", 18, 1}, initial: 1, forms: true},
 		{parameter: parameter{"accept_dad", 27, dad}, initial: 1},
 		{parameter: parameter{"accept_ra_rt_info_min_plen", 49, shortest}},
 		{parameter: parameter{"accept_ra_rt_info_max_plen", 21, 64}},
-		// 2 hears them even where the pod forwards for others.
+		// 2 accepts advertisements even if the pod forwards for others.
 		{parameter: parameter{"accept_ra", 3, 2}, initial: 1, asks: true, forms: true},
 	}
 }
 
-// hearingParameter is a parameter with the value that the kernel gives it in a new namespace. Where it is 0 the kernel
-// does not ask for advertisements (asks), or forms no addresses by them (forms).
+// hearingParameter is a parameter with its initial value in a new namespace. If the value is 0, the kernel does not ask
+// for advertisements (if asks is set), or does not form addresses from them (if forms is set).
 type hearingParameter struct {
 	parameter
 	initial     int32

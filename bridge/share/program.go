@@ -54,10 +54,10 @@ const (
 	etherLen      = 14
 )
 
-// program returns the instructions for frames that leave the bridge by the port, before they cross the pair. A frame for
-// the NIC's MAC goes to the host's stack as if the NIC had received it. A multicast or broadcast frame goes there and
-// out of the NIC, and every other frame goes out of the NIC. Unlike the action mirred, both helpers also work while the
-// NIC has no carrier.
+// program returns the instructions for frames that leave the bridge by the port, before they cross the pair. A frame
+// for the NIC's MAC goes to the host's stack as if the NIC had received it. A multicast or broadcast frame goes there
+// and out of the NIC, and every other frame goes out of the NIC. Unlike the action mirred, both helpers also work
+// while the NIC has no carrier.
 func program(nic int, mac net.HardwareAddr) []instruction {
 	high := int32(binary.NativeEndian.Uint32(mac))
 	low := int32(binary.NativeEndian.Uint16(mac[4:]))

@@ -14,12 +14,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// These limit how long a visit waits for servers' answers. A renewal is answered within milliseconds or, as a rule,
-// not at all. If there is no answer by then, the server may be slow. A client without a lease gets time for its
-// retransmissions.
 const (
-	// renewWait is how long a visit waits for the answer to a renewal, which comes within milliseconds or, in general, not
-	// at all. A server that did not answer in that time may be slow: see patience.
+	// renewWait limits the wait for the answer to a renewal. It comes within milliseconds or, as a rule, not at all.
+	// A server that did not answer in that time may be slow: see patience.
 	renewWait = 4 * time.Second
 
 	// resendAfter is the time until a renewal is sent again in the same visit, since packets may get lost.
@@ -55,7 +52,7 @@ func (v *visit) exchange(p pod) error {
 	return err
 }
 
-// patience is how long a visit waits for slow servers, and for all if there is no lease: as long as an ADD does.
+// patience returns how long a visit waits for slow servers, and for any server if there is no lease: as long as an ADD.
 func (v *visit) patience() time.Duration {
 	return max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait)
 }

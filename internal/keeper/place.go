@@ -209,7 +209,7 @@ func (p *place) keeps(a lease.Applied) (lease.Applied, error) {
 	return p.pod().Keeps(context.Background(), a)
 }
 
-// formed lists the usable addresses that end in the interface identifier of the pod's MAC.
+// formed returns the usable addresses that end in the interface identifier made from the pod's MAC.
 func (p *place) formed() ([]netip.Prefix, error) {
 	list := []netip.Prefix{}
 	local := bridge.LinkLocal([]byte(p.r.Client.MAC)).As16()

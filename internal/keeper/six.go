@@ -141,8 +141,8 @@ func (v *visit) restore6() error {
 	return nil
 }
 
-// noteFormed writes on record which addresses the pod has formed by router advertisements, for the attachment to follow.
-// Routers may begin to advertise at any time, but most do so within seconds of a pod's start.
+// noteFormed records the addresses that the pod has formed from router advertisements, and updates the attachment.
+// Routers may begin to advertise at any time, usually within seconds of a pod's start.
 func (v *visit) noteFormed(p pod) error {
 	formed, err := p.formed()
 	if err != nil {

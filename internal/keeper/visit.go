@@ -46,7 +46,7 @@ type memory struct {
 	right    bool           // address and routes were checked since the keeper began
 	confirm  bool           // a renewal set the address, and it was not checked since
 	look     time.Time      // the time of the next check of the pod
-	formed   int            // looks at addresses by router advertisements since they last changed
+	formed   int            // checks of the formed addresses since they last changed
 	failures int            // in a row
 	slow     bool           // the last visit got no answer in time
 	doubts   []string       // rejected answers that were logged

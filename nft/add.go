@@ -12,19 +12,20 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Add adds an endpoint: one transaction of a few elements, however many are there.
+// Add adds an endpoint, in one transaction with a few elements. Its time does not grow with the number of endpoints.
 //
-// The error is a *ConflictError, which matches fs.ErrExist, where one of them is
-// there already, or what excludes it: a port on all addresses and the same port on
-// one of the same family. See Replace. It matches fs.ErrNotExist where the table or a set is
-// missing, for which Ensure is the cure. Nothing is added then.
+// If one of the elements exists, or one that excludes it, the error is a *ConflictError, which matches fs.ErrExist. A
+// port on all addresses and the same port on one address of the family exclude each other. See Replace. If the table
+// or a set is missing, the error matches fs.ErrNotExist, and Ensure can repair it. After an error, nothing was added.
 func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	if err := ep.check(); err != nil {
 		return err
 	}
+
 	elements, comment := ep.elements(), ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	return c.retry(ctx, func() error {
-		generation := c.seen.Generation() // if it is old, the transaction is refused, and it is forgotten
+		// if it is outdated, the kernel refuses the transaction, and the generation is dropped
+		generation := c.seen.Generation()
 		if len(ep.Ports) > 0 && generation == nil {
 			seen, err := nftnl.SeenGeneration(c.tables.Conn)
 			if err != nil {
@@ -32,10 +33,12 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 			}
 			generation = &seen
 		}
+
 		excluding, err := c.findExcluding(elements)
 		if err != nil {
 			return explainMissing(err)
 		}
+
 		err = fs.ErrExist
 		if len(excluding) == 0 {
 			t := c.tables.Begin(generation)
@@ -44,32 +47,37 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 			}
 			err = c.commitEndpoints(t)
 		}
+
 		if errors.Is(err, fs.ErrExist) {
 			err = c.findConflict(&ep, elements)
 		}
+
 		return explainMissing(err)
 	})
 }
 
-// findConflict says what refuses an endpoint's elements, and whose it is.
+// findConflict returns the error for the element that makes the kernel refuse an endpoint's elements, and for its
+// owner.
 func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 	have, err := c.tables.Lookup(elements)
 	if err != nil {
 		return err
 	}
+
 	excluding, err := c.findExcluding(elements)
 	if err != nil {
 		return err
 	}
+
 	for _, el := range append(have, excluding...) {
 		if el != nil {
 			return newConflict(c.tables.Name, *el, ep.portOf(el.Element))
 		}
 	}
-	return nftnl.ErrOvertaken // gone again
+	return nftnl.ErrOvertaken // it is gone again
 }
 
-// explainMissing tells what to do about a missing set.
+// explainMissing adds an explanation to the error about a missing set.
 func explainMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the network's firewall is not (or no longer) set up: %w", err)
@@ -77,37 +85,43 @@ func explainMissing(err error) error {
 	return err
 }
 
-// Replace adds endpoints also where others' elements are in the way: elements that are right are left alone, those
-// of other owners are taken over, and so are published ports that exclude those of the endpoints. Elements of a
-// guarded endpoint for when it had no address, or no SLAAC, go in the same transaction; for other addresses that it
-// had, see Move. Each endpoint is all there or as it was before; of several, those before an error are there.
+// Replace adds endpoints even if others' elements are in the way. It leaves correct elements alone. It takes over the
+// elements of other owners, and published ports that exclude those of the endpoints. In the same transaction it
+// removes the elements that a guarded endpoint needed before it had an address or without SLAAC. For other former
+// addresses see Move. Each endpoint is added completely, or stays as it was. After an error, the endpoints before the
+// failed one have been added.
 //
-// It is for a caller that knows the endpoint to be right: where a stale element is in a new pod's way, or after
-// Ensure had to make a set anew. The error matches fs.ErrNotExist where the table or a set is missing.
+// Replace is for a caller that knows the endpoint to be right: if a stale element is in a new pod's way, or after
+// Ensure created a set again. The error matches fs.ErrNotExist if the table or a set is missing.
 func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 	for i := range eps {
 		if err := eps[i].check(); err != nil {
 			return err
 		}
 	}
+
 	var group, gone []ruleset.ElementState
 	for i := range eps {
 		group = append(group, eps[i].commented()...)
 		for _, el := range eps[i].leftovers() {
-			gone = append(gone, ruleset.ElementState{Element: el, Comment: ownerComment(eps[i].Owner, ruleset.NetworkKey(eps[i].Network))})
+			gone = append(gone, ruleset.ElementState{Element: el,
+				Comment: ownerComment(eps[i].Owner, ruleset.NetworkKey(eps[i].Network))})
 		}
+
 		if len(group) < ruleset.GroupSize && i < len(eps)-1 {
 			continue
 		}
+
 		if err := c.replace(ctx, group, gone, nil); err != nil {
 			return explainMissing(err)
 		}
 		group, gone = group[:0], gone[:0]
 	}
+
 	return nil
 }
 
-// commented gives an endpoint's elements with its comment.
+// commented returns an endpoint's elements with its comment.
 func (ep *Endpoint) commented() []ruleset.ElementState {
 	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	elements := ep.elements()
@@ -126,35 +140,41 @@ func withoutComments(list []ruleset.ElementState) []ruleset.Element {
 	return elements
 }
 
-// replace adds the elements of group in place of those that have their keys or exclude them, and removes those in
-// gone, if they are there with their comments. No element is in both lists. refuse, unless nil, gets the elements
-// to be replaced, and its error ends the call.
-func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, refuse func(is []*ruleset.ElementState) error) error {
+// replace adds the elements of group in place of elements with the same keys and of those that exclude them. It
+// removes the elements in gone, if they exist with their comments. No element is in both lists. refuse, unless nil,
+// is called with the elements to be replaced, and its error ends the call.
+func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState,
+	refuse func(is []*ruleset.ElementState) error) error {
 	elements := withoutComments(group)
 	return c.retry(ctx, func() error {
 		asked := publishedBy(elements)
 		if i := slices.IndexFunc(elements, asked.exclude); i >= 0 {
 			return newConflict(c.tables.Name, group[i], "")
 		}
+
 		generation, err := nftnl.SeenGeneration(c.tables.Conn)
 		if err != nil {
 			return err
 		}
+
 		have, err := c.tables.Lookup(slices.Concat(elements, withoutComments(gone)))
 		if err != nil {
 			return err
 		}
+
 		excluding, err := c.findExcluding(elements)
 		if err != nil {
 			return err
 		}
+
 		if refuse != nil {
 			if err := refuse(slices.Concat(have[:len(elements)], excluding)); err != nil {
 				return err
 			}
 		}
-		// One that excludes an element of the group may be in gone too. If two of the group contradict each other, the
-		// kernel says so.
+
+		// An element that excludes one of the group may be in gone too. If two elements of the group contradict each
+		// other, the kernel refuses them.
 		t, settled := c.tables.Begin(&generation), map[string]bool{}
 		remove := func(el ruleset.Element) {
 			if id := el.ID(); !settled[id] {
@@ -165,11 +185,13 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, 
 		for _, el := range excluding {
 			remove(el.Element)
 		}
+
 		for i, el := range have[len(elements):] {
 			if el != nil && el.Comment == gone[i].Comment {
 				remove(el.Element)
 			}
 		}
+
 		for i, want := range group {
 			switch {
 			case have[i] == nil:
@@ -181,30 +203,30 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState, 
 			}
 			t.NewElement(want.Element, want.Comment)
 		}
+
 		return c.commitEndpoints(t)
 	})
 }
 
-// Move makes of an endpoint as it was one as it is by now, in one transaction: when
-// its lease gave it another address, or its first one. A look sees all of the
-// old or all of the new, and so do packets, but for one that a rule on another processor
-// is just at: so a guarded port is open at no time, and shut at none, and a published
-// port leads to one of the addresses or to the other.
+// Move changes an endpoint from old to next in one transaction, for example when its lease gave it another address or
+// its first one. A reader sees either the old elements or the new ones, and so do packets, except for a packet that a
+// rule on another processor is handling at that moment. So a guarded port is never open and never shut, and a
+// published port always leads to one of the addresses.
 //
-// Both have the same Owner and Network. It adds the new one's elements as Replace does, and removes those that only
-// the old one had as Remove does, if they are there and the owner's. So it is safe to call again, and an old one
-// with too many does no harm. Connections that exist keep the address they were led to.
+// old and next have the same Owner and Network. Move adds the elements of next like Replace. It removes the elements
+// that only old has like Remove, if they exist and belong to the owner. So it may be called again, and surplus
+// elements in old do no harm. Existing connections keep their address.
 //
-// The error matches fs.ErrNotExist where the table or a set is missing, for which
-// Ensure is the cure; nothing has changed then.
+// The error matches fs.ErrNotExist if the table or a set is missing. Ensure can repair this, and nothing has changed
+// then.
 func (c *Conn) Move(ctx context.Context, old, next Endpoint) error {
 	return c.move(ctx, old, next, nil)
 }
 
-// Update is Move for an endpoint that takes nothing from others: as with Add, the error is a *ConflictError where
-// another owner has an element of the new one, or what excludes it, and nothing has changed then. The owner's own
-// elements are no conflict. So an endpoint that was guarded by Add before its port was there gets its host ports by
-// this, and is guarded throughout.
+// Update is Move for an endpoint that takes nothing from others. As with Add, the error is a *ConflictError if
+// another owner has an element of the new endpoint or one that excludes it, and nothing has changed then. The owner's
+// own elements are no conflict. Thus an endpoint that Add guarded before its port existed gets its host ports, and is
+// guarded throughout.
 func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 	comment := ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
 	return c.move(ctx, old, next, func(is []*ruleset.ElementState) error {
@@ -217,36 +239,41 @@ func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 	})
 }
 
-// move is both; refuse is nil where everything is taken over.
+// move implements Move and Update. refuse is nil if everything is taken over.
 func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*ruleset.ElementState) error) error {
 	for _, ep := range []*Endpoint{&old, &next} {
 		if err := ep.check(); err != nil {
 			return err
 		}
 	}
+
 	if old.Owner != next.Owner || old.Network != next.Network {
-		return invalid("endpoint %s of network %s cannot become %s of %s", old.Owner, old.Network, next.Owner, next.Network)
+		return invalid("endpoint %s of network %s cannot become %s of %s", old.Owner, old.Network, next.Owner,
+			next.Network)
 	}
+
 	group, comment := next.commented(), ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
 	var gone []ruleset.ElementState
 	known := make(map[string]bool, len(group))
 	for i := range group {
 		known[group[i].ID()] = true
 	}
+
 	for _, el := range append(old.traces(), next.leftovers()...) {
 		if id := el.ID(); !known[id] {
 			known[id] = true
 			gone = append(gone, ruleset.ElementState{Element: el, Comment: comment})
 		}
 	}
+
 	return explainMissing(c.replace(ctx, group, gone, refuse))
 }
 
-// A port on all addresses and the same port on one address exclude each other, and are entries of two maps. The kernel
-// refuses a key that is there, and knows nothing of one that must not be there elsewhere: so that is looked up, or
-// listed, and the transaction is of the generation that was looked at.
+// A port on all addresses and the same port on one address exclude each other. They are entries of two maps. The
+// kernel refuses an existing key, but does not know that a key in another map must not exist. So this package looks
+// that key up, or lists the map, and ties the transaction to the generation that it has seen.
 
-// publishedPorts has the ports of the host that some elements publish: on all addresses, and on one.
+// publishedPorts holds the host ports that some elements publish: on all addresses, and on one address.
 type publishedPorts map[string][2]bool
 
 func publishedBy(elements []ruleset.Element) publishedPorts {
@@ -260,16 +287,16 @@ func publishedBy(elements []ruleset.Element) publishedPorts {
 	return list
 }
 
-// exclude reports whether one of the elements excludes this one.
+// exclude reports whether one of the elements excludes el.
 func (list publishedPorts) exclude(el ruleset.Element) bool {
 	port, onAll := el.HostPort()
 	return onAll && list[port][1] || !onAll && list[port][0]
 }
 
-// findExcluding gives what is there and excludes some of several elements.
+// findExcluding returns the existing elements that exclude some of the given elements.
 func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementState, error) {
 	var onAll []ruleset.Element
-	var onOne []ruleset.Place // maps of ports, in which any may be
+	var onOne []ruleset.Place // maps of ports; each entry may be an excluding one
 	asked := publishedBy(elements)
 	for _, f := range ruleset.Families() {
 		one, done := ruleset.InInet(f.HostAddrs), map[string]bool{}
@@ -286,10 +313,12 @@ func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementStat
 			}
 		}
 	}
+
 	have, err := c.tables.Lookup(onAll)
 	if err != nil {
 		return nil, err
 	}
+
 	excluding := slices.DeleteFunc(have, func(el *ruleset.ElementState) bool { return el == nil })
 	all, err := c.tables.ElementsOf(slices.Compact(onOne))
 	for i := range all {
@@ -297,11 +326,12 @@ func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementStat
 			excluding = append(excluding, &all[i])
 		}
 	}
+
 	return excluding, err
 }
 
-// portOf names the port of the endpoint's that an entry is for, or excludes, as it was asked for; "" for elements of
-// other sets.
+// portOf returns the requested name of the endpoint's port that an element publishes or excludes, or "" for elements
+// of other sets.
 func (ep *Endpoint) portOf(el ruleset.Element) string {
 	for _, p := range ep.Ports {
 		for _, a := range ep.firstAddrs() {
@@ -312,5 +342,6 @@ func (ep *Endpoint) portOf(el ruleset.Element) string {
 			}
 		}
 	}
+
 	return ""
 }

@@ -10,16 +10,17 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Check compares what is there with what the network needs, and lists the differences; none is what should be. Ensure
-// mends them. Of the elements of endpoints it says nothing: see CheckEndpoint.
+// Check compares the firewall with the needs of a network, and returns the differences. Ensure repairs them. Elements
+// of endpoints are not checked: see CheckEndpoint.
 //
-// Rules are known by their comments, and chains by theirs: a rule that someone put
-// in place of ours under the same comment is not found out.
+// Check recognizes rules and chains by their comments. It does not notice a rule that someone replaced while keeping
+// the comment.
 func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, error) {
 	want, err := c.ruleset(&n)
 	if err != nil {
 		return nil, err
 	}
+
 	var diffs []tombolo.Difference
 	err = nftnl.Retry(ctx, func() error {
 		have, err := c.tables.Read(want)
@@ -29,23 +30,27 @@ func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, erro
 		if diffs = want.Differences(have); len(diffs) == 0 {
 			return nil
 		}
-		// The answers to several requests may be of different times.
+
+		// The answers to several requests may differ in time.
 		return nftnl.Unchanged(c.tables.Conn, have.Generation)
 	})
+
 	return diffs, err
 }
 
-// CheckEndpoint compares what is there with what an endpoint needs, and lists the differences, which Replace mends. More
-// elements are none, but for what a guard would let it do as another one.
+// CheckEndpoint compares the firewall with the needs of an endpoint, and returns the differences. Replace repairs
+// them. Additional elements are no difference, unless they make the guard allow more than it should.
 func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Difference, error) {
 	if err := ep.check(); err != nil {
 		return nil, err
 	}
+
 	want := ep.elements()
 	have, err := c.lookup(ctx, append(want, ep.leftovers()...)...)
 	if err != nil {
 		return nil, err
 	}
+
 	var list []tombolo.Difference
 	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	for i, el := range want {
@@ -65,13 +70,15 @@ func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Differ
 			})
 		}
 	}
+
 	for _, el := range have[len(want):] {
 		if el != nil && el.Comment == comment {
 			list = append(list, tombolo.Difference{Object: c.setOf(el.Set), What: "element", Have: el.KeyText()})
 		}
 	}
+
 	return list, nil
 }
 
-// setOf names a set in differences.
+// setOf returns a set's name for differences.
 func (c *Conn) setOf(at ruleset.Place) string { return c.tables.Name.Label("set", at).String() }

@@ -9,24 +9,23 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// ConflictError says that an element which an endpoint needs is there already, or
-// one that excludes it. It matches fs.ErrExist.
+// ConflictError means that an element of an endpoint, or one that excludes it, exists already. It matches
+// fs.ErrExist.
 type ConflictError struct {
-	// Element is as nft takes it: "inet tombolo pods4 { cbr0 . 10.22.0.5 }".
+	// Element is the element in nft's syntax: "inet tombolo pods4 { cbr0 . 10.22.0.5 }".
 	Element string
-	// Owner and Network are those of the endpoint that has it. The owner may be the
-	// one that was to be added. Both are empty if the element is not ours.
+	// Owner and Network are those of the endpoint that has it. The owner may equal the owner of the failed Add. Both
+	// are empty if the element is not ours.
 	Owner   Owner
 	Network string
-	// Comment is the element's.
+	// Comment is the element's comment.
 	Comment string
-	// Port is the published port that was asked for, as Port.String has it, where it
-	// is about one. What Element names may be another: a port on all addresses excludes
-	// the same port on one.
+	// Port is the requested published port, in the form of Port.String, if the conflict concerns a port. Element may
+	// name another one: a port on all addresses excludes the same port on one.
 	Port string
 }
 
-// Error names the element and whose it is.
+// Error names the element and its owner.
 func (e *ConflictError) Error() string {
 	whose := fmt.Sprintf("endpoint %s of network %s", e.Owner, e.Network)
 	if e.Owner == "" {
@@ -38,10 +37,10 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("add element %s: it belongs to %s", e.Element, whose)
 }
 
-// Is makes it match fs.ErrExist and EEXIST.
+// Is makes the error match fs.ErrExist and EEXIST.
 func (e *ConflictError) Is(target error) bool { return target == fs.ErrExist || target == unix.EEXIST }
 
-// newConflict is about an element, and the port that was to be published.
+// newConflict returns the error about an element. port is the port that was to be published.
 func newConflict(name ruleset.TableName, el ruleset.ElementState, port string) *ConflictError {
 	owner, network, _ := ownerOf(&el)
 	return &ConflictError{

@@ -10,18 +10,18 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// SetHost tells the rules of all networks what they need to know of the host. The error matches fs.ErrNotExist before
-// the first Ensure.
+// SetHost gives the rules of all networks the facts about the host that they need. The error matches fs.ErrNotExist
+// before the first Ensure.
 //
-// uplinks are the bridges and veth links that are the host's uplinks (bridge.Conn.Uplinks). What opens a connection
-// from a pod to any other bridge or veth link that is not a Network's is not marked: it leads to containers or virtual
+// uplinks are the bridges and veth links that are the host's uplinks (bridge.Conn.Uplinks). New connections from a
+// pod to any other bridge or veth link that is not a Network's are not marked: it leads to containers or virtual
 // machines of other programs.
 //
-// services are addresses of the host that ports without a HostAddr leave to others. A port whose HostAddr is one of
-// them takes it.
+// services are addresses of the host that ports without a HostAddr leave to others. A port takes one of them if its
+// HostAddr names it.
 //
-// trusted are links of Networks whose pods a firewall lets pass everywhere since they are there, as firewalld's zone
-// trusted does. What opens a connection from them to a link that is not marked is dropped, unless its destination was
+// trusted are links of Networks that a firewall lets send anywhere, as firewalld's zone trusted does. New connections
+// from them to a link that is not marked are dropped, unless their destination was changed.
 // changed.
 func (c *Conn) SetHost(ctx context.Context, uplinks, trusted []string, services []netip.Addr) error {
 	known, err := c.hostElements(ctx)
@@ -33,6 +33,7 @@ func (c *Conn) SetHost(ctx context.Context, uplinks, trusted []string, services 
 	for _, el := range known {
 		gone[el.ID()] = el
 	}
+
 	add := func(set string, key []byte) {
 		el := ruleset.Element{Set: ruleset.InInet(set), Key: key}
 		if _, is := gone[el.ID()]; !is {
@@ -40,19 +41,24 @@ func (c *Conn) SetHost(ctx context.Context, uplinks, trusted []string, services 
 		}
 		delete(gone, el.ID())
 	}
+
 	for _, name := range uplinks {
 		add(ruleset.UplinksSet, nftnl.LinkKey(name, nil, 0))
 	}
+
 	for _, name := range trusted {
 		add(ruleset.TrustedSet, nftnl.LinkKey(name, nil, 0))
 	}
+
 	for _, a := range services {
 		add(ruleset.FamilyOf(a).Services, a.AsSlice())
 	}
+
 	return explainMissing(c.replace(ctx, missing, slices.Collect(maps.Values(gone)), nil))
 }
 
-// Host returns the uplinks and services that SetHost was given. The error matches fs.ErrNotExist before the first Ensure.
+// Host returns the uplinks and services of the last SetHost. The error matches fs.ErrNotExist before the first
+// Ensure.
 func (c *Conn) Host(ctx context.Context) (uplinks []string, services []netip.Addr, _ error) {
 	elements, err := c.hostElements(ctx)
 	for _, el := range elements {
@@ -63,6 +69,7 @@ func (c *Conn) Host(ctx context.Context) (uplinks []string, services []netip.Add
 			services = append(services, a)
 		}
 	}
+
 	return uplinks, services, err
 }
 
@@ -79,5 +86,6 @@ func (c *Conn) hostElements(ctx context.Context) (list []ruleset.ElementState, _
 		}
 		return nil
 	})
+
 	return slices.DeleteFunc(list, func(el ruleset.ElementState) bool { return el.Comment != ruleset.HostComment }), err
 }

@@ -16,13 +16,12 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Endpoints lists a network's endpoints that the kernel has, or with "" of all networks', by owner: of each the owner,
-// the network, the bridge, the addresses or the MAC in their place, and whether it is masqueraded. An endpoint that
-// lost elements lacks those addresses, and one may lack its bridge. The other fields are not read back, so change an
-// endpoint of your own records, and give that to Move.
+// Endpoints lists a network's endpoints in the kernel by owner, or with "" those of all networks. It sets the owner,
+// network, bridge, addresses (or instead the MAC), and Masquerade. If an endpoint has lost elements, their addresses
+// are missing, and perhaps its bridge.
 //
-// A network whose name is too long for a comment goes by a shortened form of it,
-// with a hash, unless it was asked for by name.
+// A network whose name is too long for a comment has a shortened name with a hash here, unless it was requested by
+// name.
 func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error) {
 	if network != "" {
 		if err := checkName(network); err != nil {
@@ -36,12 +35,13 @@ func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error
 	return collect(elements, network), nil
 }
 
-// HasPorts says whether an endpoint behind a bridge, of any network, has ports of the host's IPv4 addresses that
-// lead to it. It lists an element for each that has.
+// HasPorts reports whether an endpoint behind a bridge, of any network, has published ports for IPv4 addresses of the
+// host. It lists one element for each such endpoint.
 func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
 		return false, invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)
 	}
+
 	name := nftnl.LinkKey(bridge, nil, 0)
 	found := false
 	err := c.retry(ctx, func() error {
@@ -52,7 +52,7 @@ func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	return found, err
 }
 
-// collect makes endpoints of elements.
+// collect builds endpoints from elements.
 func collect(elements []ruleset.ElementState, network string) []Endpoint {
 	type id struct {
 		owner Owner
@@ -65,6 +65,7 @@ func collect(elements []ruleset.ElementState, network string) []Endpoint {
 		if !ok || network != "" && key != ruleset.NetworkKey(network) {
 			continue
 		}
+
 		ep := found[id{owner, key}]
 		if ep == nil {
 			ep = &Endpoint{Owner: owner, Network: key}
@@ -73,13 +74,16 @@ func collect(elements []ruleset.ElementState, network string) []Endpoint {
 			}
 			found[id{owner, key}] = ep
 		}
+
 		ep.note(el)
 	}
+
 	list := make([]Endpoint, 0, len(found))
 	for _, ep := range found {
 		sort.Slice(ep.Addrs, func(i, j int) bool { return ep.Addrs[i].Less(ep.Addrs[j]) })
 		list = append(list, *ep)
 	}
+
 	sort.Slice(list, func(i, j int) bool {
 		a, b := &list[i], &list[j]
 		return cmp.Or(strings.Compare(a.Network, b.Network), strings.Compare(string(a.Owner), string(b.Owner))) < 0
@@ -87,26 +91,29 @@ func collect(elements []ruleset.ElementState, network string) []Endpoint {
 	return list
 }
 
-// note adds what one element tells.
+// note adds the facts from one element.
 func (ep *Endpoint) note(el *ruleset.ElementState) {
 	bridge, addr, mac, ok := el.Parse()
 	if !ok {
 		return
 	}
+
 	if bridge != "" {
 		ep.Bridge = bridge
 	}
+
 	if mac != nil {
 		ep.MAC = mac
 	}
+
 	if addr.IsValid() && !slices.Contains(ep.Addrs, addr) {
 		ep.Addrs = append(ep.Addrs, addr)
 	}
 	ep.Masquerade = ep.Masquerade || ruleset.IsMasqueradeSet(el.Set.Name)
 }
 
-// AddressOwner returns, by one request, the owner of an address behind a bridge, as the *ConflictError that an Add
-// of the address would return. It is nil if the address has no owner, and if the table or a set is missing; another
+// AddressOwner returns, with one request, the owner of an address behind a bridge, as the *ConflictError that an Add
+// of the address would return. It is nil if the address has no owner, or if the table or a set is missing. Another
 // program's element counts as an owner.
 func (c *Conn) AddressOwner(ctx context.Context, bridge string, a netip.Addr) (*ConflictError, error) {
 	if !ident.IsLinkName(bridge) || !a.IsValid() {

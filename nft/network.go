@@ -12,67 +12,67 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Network describes a network whose rules Conn.Ensure makes. Name is required. Most networks also set Prefixes, Bridge,
-// NFCall as the bridge has it, and Masquerade or Guard. A field with its zero value asks for nothing.
+// Network describes a network and its rules.
 type Network struct {
-	// Name is the network's name: letters, digits, "_", "." and "-", not starting with one of the latter three, as in
-	// CNI.
+	// Name is the network's name: letters, digits, "_", "." and "-", beginning with a letter or digit (as in CNI).
 	Name string
-	// Prefixes are the subnets of the network's pods. Packets to them are never masqueraded.
+	// Prefixes are the pods' own networks. Packets to them keep their source address.
 	Prefixes []netip.Prefix
-	// Masquerade lets endpoints be masqueraded: packets from an endpoint with Endpoint.Masquerade leave the host with
-	// the address of the link that they leave by.
+	// Masquerade gives packets from pods to other destinations the address of the link that they leave by. It applies
+	// only to endpoints with Masquerade.
 	Masquerade bool
-	// NonMasquerade are further destinations to which packets keep their source address. 0.0.0.0/0 or ::/0 turns
-	// masquerade off for the whole family. Packets to multicast groups are never masqueraded.
+	// NonMasquerade are further destinations. Packets to them keep the pod's address. 0.0.0.0/0 or ::/0 disables
+	// masquerading for the whole family. Multicast always keeps its source address.
 	NonMasquerade []netip.Prefix
-	// Bridge is the name of the network's bridge, which need not exist yet. It has to be the bridge's own name and not
-	// an alternative one. Without it, packets that are bridged between the network's pods are not marked, foreign.Conn
-	// admits nothing, and the fields below have no effect.
+	// Bridge is the name of the network's bridge. Without it, packets bridged between its pods have no mark, marks
+	// are not cleared, foreign.Conn admits nothing, and the fields below have no effect.
 	Bridge string
-	// VLANOf is for a network in a VLAN of a bridge: the name of that bridge, while Bridge is the host's link in the
-	// VLAN. Packets that are bridged within the VLAN pass the firewall's hooks by the name of VLANOf, and packets that
-	// the host routes by that of Bridge.
+	// VLANOf names the bridge if the network is a VLAN of it, and Bridge is the host's link in that VLAN. Otherwise
+	// it is empty, and Bridge is the bridge. Packets bridged within the VLAN pass the hooks with the name of VLANOf,
+	// and packets routed by the host with that of Bridge.
 	VLANOf string
-	// NFCall says that packets which the bridge forwards pass the firewall's hooks too, by bridge.Bridge's NFCall or by
-	// the sysctls for all bridges. Without it, answers between pods of the bridge do not pass the host, so rules
-	// masquerade packets between pods whose destination the host has changed.
+	// NFCall means that bridged packets pass the firewall's hooks too (IFLA_BR_NF_CALL_IPTABLES and _IP6TABLES, or
+	// the sysctl for all bridges). Without it, answers between pods of the bridge do not pass the host. So packets
+	// between them whose destination was changed are masqueraded.
 	NFCall bool
-	// LAN says that a port of the bridge leads to machines in the pods' subnet, such as a NIC of the host. They answer
-	// each other and pods without the host. So rules masquerade packets to such a machine whose destination the host
-	// has changed, and without NFCall also such packets to pods.
+	// LAN means that a port of the bridge leads to machines in the same subnet as the pods, for example because a NIC
+	// of the host is a port. They answer each other and the pods directly. So the host masquerades packets to such
+	// machines whose destination it has changed, and without NFCall also those to pods.
 	//
-	// With NFCall, the bridge sends a packet whose destination was changed to another port, but never back to the port
-	// that it came in by. So a machine of the LAN that is led to another machine of the LAN gets no answer, unless
-	// frames from the LAN to the host's MAC never reach the bridge: tc's mirred can lead them past it.
+	// With NFCall, the bridge itself sends a packet whose destination was changed to another of its ports, and never
+	// back by the port that it came in by. So a LAN machine whose packet is redirected to another machine there gets
+	// no answer, unless frames from the LAN to the host's MAC are kept away from the bridge (for example by tc's
+	// mirred, from the port's ingress to the bridge's).
 	LAN bool
-	// Gateway says that the host routes for the network, and that Bridge leads to pods alone. It matters with Closed.
+	// Gateway makes the host route for the network through Bridge, which leads to pods only. It only matters together
+	// with Closed.
 	Gateway bool
-	// Closed lists the families that the host forwards for pods alone: it is no router, although its links forward
-	// (bridge.Routing). The rules drop a packet unless it comes from or goes to the Bridge of a network with Gateway,
-	// or was marked as a pod's. All networks of a node share this rule, so give each the same list.
+	// Closed lists the families that the host does not route for others, although its links forward them because pods
+	// need it (bridge.Routing). A packet is dropped unless it comes from or goes to the Bridge of a network with
+	// Gateway, or has the mark of packets from or to pods. All networks of a node share this rule, so give each the
+	// same value.
 	Closed []Closed
-	// Policy is the set of pods that may send to the network's pods. The zero value is Open: all may.
+	// Policy selects the pods, of this and other networks, that may send to the network's pods.
 	Policy Policy
-	// Guard makes the rules that Endpoint.Guard needs. Without it, ports that were guarded before stay guarded.
+	// Guard adds the rules that Endpoint.Guard needs. If it is cleared later, guarded ports stay guarded.
 	Guard bool
-	// Groups drops frames from pods to the link-local groups (01:80:c2:00:00:00 to :0f). Guard implies it. A bridge
-	// does not forward such frames, but hands them to the host as from the port, past every rule that names the bridge.
-	//
-	// It applies to all ports of all bridges whose names begin with "veth", other programs' included. If a bridge
-	// without STP has to pass STP from a veth, give that veth another name. The kernel asks the rules about the groups
+	// Groups, which Guard implies, drops packets from pods to the link-local groups (01:80:c2:00:00:00 to :0f). A
+	// bridge does not forward such frames, but passes them to the host as if received from the port, past every rule
+	// that names the bridge. The rule applies to each port of each bridge whose name begins with "veth", also to
+	// other programs' ports and to pods that the firewall does not know. So a veth that is no pod's, and whose STP or
+	// LLDP frames a bridge without STP must pass on, needs another name. The kernel applies the rules to the groups
 	// of STP and LLDP only if the port forwards them (bridge.Port's ForwardGroups).
 	//
-	// From the same ports it also drops IP behind a tag of VLAN 0, which would pass the hooks unseen. From ports in
-	// PodGroup or GatewayGroup it drops multicast queries. From ports in GatewayGroup it drops packets to the host by
-	// which a pod would become the host's DHCP server or router: packets to the ports of DHCP clients, router
-	// advertisements and redirects.
+	// It also drops, from such ports, IP behind a tag of VLAN 0, which would reach other pods past the firewall's
+	// hooks. From ports in PodGroup or GatewayGroup it drops multicast queries. From ports in GatewayGroup it drops
+	// packets that would make the pod the host's DHCP server or router: packets to the ports of DHCP clients, router
+	// advertisements and redirects, if the bridge would pass them to the host. Packets between pods pass.
 	Groups bool
-	// PortSNAT makes the rules that an Endpoint.PortSNAT other than SNATNeeded needs. Without it, ports that had one
-	// keep it.
+	// PortSNAT adds the rules for values of Endpoint.PortSNAT other than SNATNeeded. If it is cleared later, ports
+	// that use them keep working.
 	PortSNAT bool
-	// Internal drops packets between the bridge and all other links, in both directions. The host itself and the bridge's
-	// pods reach each other. Networks on one bridge are internal together.
+	// Internal drops packets between the bridge and all other links, in both directions. The host itself and the
+	// bridge's pods reach each other. Networks on one bridge are internal together.
 	Internal bool
 	// Egress says what the pods of the bridge may send by themselves, whatever address they send from. Networks on one
 	// bridge have the same. It needs NFCall, without which packets that the bridge switches do not pass.
@@ -86,24 +86,24 @@ type Network struct {
 	// A port with a multicast router behind it needs the reports (RFC 4541, section 2.1.1), so put it into another
 	// group.
 	DropReports bool
-	// Dedup drops second copies of packets, on a promiscuous bridge with NFCall. See the type.
+	// Dedup lists subnets of a promiscuous bridge that calls iptables. Set it only while both hold: see Dedup.
 	Dedup []Dedup
-	// Share connects the bridge to a LAN by a NIC of the host that is no port of the bridge. Networks on one bridge have
-	// the same Share. See Endpoint.NIC and Conn.RemoveShare.
+	// Share connects the bridge to a LAN through a NIC of the host that is not a port of it. Networks on one bridge
+	// have the same Share. See Endpoint.NIC, and Conn.RemoveShare.
 	Share *Share
 }
 
-// Share is a NIC of the host, and a veth pair that leads from its hooks to a bridge (package bridge/share). Frames to
-// the MACs of the bridge's endpoints go from the NIC into the pair, and copies of multicast frames do. All others, and
-// those with the tag of a VLAN, go where they went before.
+// Share describes a NIC of the host, and a veth pair that leads from its hooks to a bridge (package bridge/share).
+// Frames to the MACs of the bridge's endpoints go from the NIC into the pair, and so do copies of multicast frames.
+// All other frames, and frames with a VLAN tag, take their usual way.
 //
-// It needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FWD_NETDEV, CONFIG_NFT_DUP_NETDEV and CONFIG_NETFILTER_EGRESS (Linux 5.16).
-// Where the pair or the NIC was made anew, Ready is false until Ensure is called.
+// It needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FWD_NETDEV, CONFIG_NFT_DUP_NETDEV and CONFIG_NETFILTER_EGRESS (Linux
+// 5.16). If the pair or the NIC was created again, Ready is false until Ensure is called.
 type Share struct {
 	NIC   string
 	MAC   net.HardwareAddr // the NIC's
 	Outer int              // the index of the pair's end that is not on the bridge
-	Port  string           // its other end, the bridge's port
+	Port  string           // the pair's other end, a port of the bridge
 }
 
 // Closed is a family that the host forwards for pods only.
@@ -117,16 +117,18 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{tombolo.ErrInvalid}, args...)...)
 }
 
-// check says what is wrong with a network.
+// check returns an error if a network is invalid.
 func (n *Network) check() error {
 	if err := checkName(n.Name); err != nil {
 		return err
 	}
+
 	for _, p := range slices.Concat(n.Prefixes, n.NonMasquerade) {
 		if !p.IsValid() || p.Addr().Is4In6() {
 			return invalid("network %s: prefix %v", n.Name, p)
 		}
 	}
+
 	if err := n.checkDedup(); err != nil {
 		return err
 	}
@@ -136,7 +138,8 @@ func (n *Network) check() error {
 func checkName(name string) error {
 	for i, c := range []byte(name) {
 		if !isAlphanumeric(c) && (i == 0 || c != '_' && c != '.' && c != '-') {
-			return invalid("network name %q: want letters and digits, and after the first one '_', '.' and '-' too", name)
+			return invalid("network name %q: want letters and digits, and after the first one '_', '.' and '-' too",
+				name)
 		}
 	}
 	if name == "" {
@@ -149,7 +152,7 @@ func isAlphanumeric(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
 }
 
-// ruleset gives what there should be for a network.
+// ruleset returns the intended rules of a network.
 func (c *Conn) ruleset(n *Network) (*ruleset.Ruleset, error) {
 	if err := cmp.Or(c.err, n.check()); err != nil {
 		return nil, err
@@ -157,7 +160,7 @@ func (c *Conn) ruleset(n *Network) (*ruleset.Ruleset, error) {
 	return ruleset.New(n.spec(), c.tables.Name, c.mark), nil
 }
 
-// spec is the network as package ruleset has it.
+// spec converts the network to package ruleset's type.
 func (n *Network) spec() *ruleset.Network {
 	s := &ruleset.Network{
 		Key: ruleset.NetworkKey(n.Name), Masquerade: n.Masquerade, Exempt: slices.Concat(n.Prefixes, n.NonMasquerade),
@@ -169,17 +172,17 @@ func (n *Network) spec() *ruleset.Network {
 	for _, c := range n.Closed {
 		s.Closed = append(s.Closed, ruleset.Closed(c))
 	}
+
 	for _, d := range n.Dedup {
 		s.Dedup = append(s.Dedup, ruleset.Dedup(d))
 	}
 	return s
 }
 
-// Policy says from where pods may be sent to, as far as other pods are concerned.
-// It does not concern the host, what comes from outside, and networks that have none:
-// a packet is dropped only if it comes from a bridge with a policy, and goes to
-// such a bridge. So is one that answers to it: policies need to know nothing of
-// connections. A port that a pod has published on the host is no way round them.
+// Policy restricts packets between pods of different bridges or of one. It does not apply to packets from the host or
+// from outside, or to networks without a policy: a packet is dropped only if it comes from a bridge with a policy and
+// goes to such a bridge. This includes answers, so policies need no connection tracking. A published port of a pod
+// does not bypass the policy.
 //
 // Networks on the same bridge share the strictest of their policies.
 type Policy uint8
@@ -187,21 +190,21 @@ type Policy uint8
 const (
 	// Open drops nothing.
 	Open Policy = iota
-	// SameBridge drops what comes from or goes to another bridge with a policy.
+	// SameBridge drops packets between two bridges that both have a policy.
 	SameBridge
-	// Isolated drops what stays on the bridge, too: what a pod sends to itself by way of the host included. Packets
-	// that the bridge forwards by itself pass here only with Network.NFCall; without it the bridge's ports have to
-	// be isolated.
+	// Isolated also drops packets that stay on the bridge, including those from a pod to itself through the host.
+	// Packets that the bridge itself forwards pass these rules only with Network.NFCall. Without it, the bridge's
+	// ports must be isolated.
 	Isolated
 )
 
-// String gives the policy as the field ingressPolicy of CNI's firewall plugin has it.
+// String returns the policy's name, as in the field ingressPolicy of CNI's firewall plugin.
 func (p Policy) String() string { return nameOf("policy", uint8(p), "open", "same-bridge", "isolated") }
 
-// MarshalText gives what String does.
+// MarshalText returns the name from String.
 func (p Policy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText reads what String gives. The error matches tombolo.ErrInvalid.
+// UnmarshalText parses the name from String. The error matches tombolo.ErrInvalid.
 func (p *Policy) UnmarshalText(text []byte) error {
 	return unmarshal(p, text, Open, SameBridge, Isolated)
 }
@@ -246,6 +249,7 @@ func (n *Network) checkBridge() error {
 	case n.Bridge == "" && n.Policy != Open:
 		return invalid("network %s: policy %s without the name of a bridge", n.Name, n.Policy)
 	}
+
 	return nil
 }
 
@@ -258,20 +262,20 @@ func (s *Share) check() error {
 
 // Dedup is a subnet of a promiscuous bridge whose pods would get packets twice.
 //
-// A packet of such a pod to a service's address, which is changed to that of another pod of the bridge, takes two
-// ways where the bridge calls iptables (Network.NFCall): the bridge forwards it by itself, and the host, which sees
-// a copy, routes it back to the bridge. The second copy is dropped where it leaves the bridge: it comes from the
-// bridge's own MAC, with a pod's address. So does everything that the host alone forwards between pods of the
-// subnet: where the bridge does not call iptables or is not promiscuous, and where the service's address is the
-// host's own, as IPVS has it, there is no first copy, and dedup drops all. Pods with hairpin ports need no
+// Suppose a pod sends a packet to a service's address, which is changed to that of another pod on the bridge. If the
+// bridge calls iptables (Network.NFCall), the packet takes two ways: the bridge itself forwards it, and the host,
+// which sees a copy, routes it back to the bridge. The second copy is dropped when it leaves for the bridge: it comes
+// from the bridge's own MAC, with a pod's address. But so does everything that the host alone forwards between pods
+// of the subnet. If the bridge does not call iptables or is not promiscuous, or if the service's address is the
+// host's own, as with IPVS, there is no first copy, and dedup would drop all. Pods with hairpin ports need no
 // promiscuous bridge.
 type Dedup struct {
-	// BridgeMAC is the bridge's.
+	// BridgeMAC is the bridge's MAC.
 	BridgeMAC net.HardwareAddr
-	// Gateway is the host's address on the bridge, from which it may send to pods. For
-	// more than one of them, the rest is given again.
+	// Gateway is the host's address on the bridge, which may send to pods. For several gateways, repeat the Dedup
+	// with each.
 	Gateway netip.Addr
-	// Subnet has the pods' addresses, of the same family; its host bits do not matter.
+	// Subnet contains the pods' addresses, of the same family. Its host bits are ignored.
 	Subnet netip.Prefix
 }
 
@@ -281,13 +285,15 @@ func (d *Dedup) check() error {
 		return invalid("dedup: %q cannot be the MAC of a bridge", d.BridgeMAC)
 	case !d.Subnet.IsValid() || d.Subnet.Addr().Is4In6() || d.Subnet.Bits() == 0:
 		return invalid("dedup: subnet %v", d.Subnet)
-	case d.Gateway.Is4() != d.Subnet.Addr().Is4() || !d.Gateway.IsValid() || d.Gateway.Zone() != "" || d.Gateway.Is4In6():
+	case d.Gateway.Is4() != d.Subnet.Addr().Is4() || !d.Gateway.IsValid() || d.Gateway.Zone() != "" ||
+		d.Gateway.Is4In6():
 		return invalid("dedup: gateway %v of subnet %v", d.Gateway, d.Subnet)
 	}
+
 	return nil
 }
 
-// checkDedup says what is wrong with the network's.
+// checkDedup returns an error if an entry of the network's Dedup is invalid.
 func (n *Network) checkDedup() error {
 	for i := range n.Dedup {
 		if err := n.Dedup[i].check(); err != nil {

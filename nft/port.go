@@ -16,21 +16,19 @@ import (
 type Port struct {
 	// Protocol is TCP, UDP or SCTP. It is required.
 	Protocol Protocol `json:"protocol"`
-	// HostAddr is the one address of the host's that it is published on; 0.0.0.0 and
-	// :: stand for all of their family, and the zero Addr for all of both. Of
-	// 127.0.0.0/8, all means 127.0.0.1: programs have addresses of their own there. On
-	// 127.0.0.1 it can be reached from the host alone, and needs route_localnet on
-	// the bridge. There is no such thing for ::1 and for link-local addresses of
-	// IPv6, which cannot be named therefore.
+	// HostAddr is the address of the host that the port is published on. 0.0.0.0 and :: mean all of their family, and
+	// the zero Addr means all of both. Of 127.0.0.0/8, "all" includes only 127.0.0.1, since programs use other
+	// addresses there themselves. At 127.0.0.1 the port is reachable from the host alone, and needs route_localnet on
+	// the bridge. The kernel has no such setting for ::1 and IPv6 link-local addresses, so these are refused.
 	HostAddr netip.Addr `json:"hostIP,omitzero"`
-	// HostPort is what callers see, and PodPort where the pod listens.
+	// HostPort is the port that callers use, and PodPort the port that the pod listens on.
 	HostPort uint16 `json:"hostPort"`
 	PodPort  uint16 `json:"podPort"`
-	// Count is how many ports from HostPort on lead to as many from PodPort on, one to one; 0 is one.
+	// Count is the number of ports from HostPort on, which lead one to one to the ports from PodPort on. 0 means 1.
 	Count uint16 `json:"count,omitempty"`
 }
 
-// Protocol is the protocol of a port, by its IANA number. The zero value is none.
+// Protocol is the protocol of a port, by its IANA number.
 type Protocol uint8
 
 // The protocols of ports.
@@ -40,18 +38,18 @@ const (
 	SCTP Protocol = unix.IPPROTO_SCTP
 )
 
-// String names the protocol: "tcp".
+// String returns the protocol's name, such as "tcp".
 func (p Protocol) String() string { return ruleset.ProtocolName(uint8(p)) }
 
-// MarshalText gives what String does.
+// MarshalText returns the name from String.
 func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText reads "tcp", "udp" or "sctp". The error matches tombolo.ErrInvalid.
+// UnmarshalText parses "tcp", "udp" or "sctp". The error matches tombolo.ErrInvalid.
 func (p *Protocol) UnmarshalText(text []byte) error {
 	return unmarshal(p, text, TCP, UDP, SCTP)
 }
 
-// unmarshal finds the value among some that has this name.
+// unmarshal sets to to the value with this name.
 func unmarshal[T fmt.Stringer](to *T, name []byte, values ...T) error {
 	for _, v := range values {
 		if to != nil && v.String() == string(name) {
@@ -62,26 +60,26 @@ func unmarshal[T fmt.Stringer](to *T, name []byte, values ...T) error {
 	return invalid("%q: want one of %v", name, values)
 }
 
-// SNAT names the callers of published ports whose address is changed to the host's, on the link to the pod.
+// SNAT selects the callers of published ports whose address is changed to the host's address on the link to the pod.
 type SNAT uint8
 
 const (
-	// SNATNeeded are those that would get no answer otherwise: the host by 127.0.0.1, the pod itself, and, where
-	// bridged packets do not pass the firewall's hooks, other pods. It is the default.
+	// SNATNeeded selects the callers that would get no answer otherwise: the host by 127.0.0.1, the pod itself and,
+	// if bridged packets do not pass the firewall's hooks, other pods. It is the default.
 	SNATNeeded SNAT = iota
-	// SNATAll are all callers. The network must be one with PortSNAT.
+	// SNATAll selects all callers. The network must have PortSNAT set.
 	SNATAll
-	// SNATNone is the host by 127.0.0.1 alone: a pod behind the same link gets an answer only where the firewall
-	// sees it, and the pod that calls itself gets none. The network must be one with PortSNAT.
+	// SNATNone selects only the host by 127.0.0.1. Another pod behind the same link gets an answer only if the
+	// firewall sees it, and a pod that calls itself gets none. The network must have PortSNAT set.
 	SNATNone
 
-	snatAny // all elements that an endpoint may have by any of these
+	snatAny // all elements that an endpoint may have with any of these
 )
 
-// String is "needed", "all" or "none".
+// String returns "needed", "all" or "none".
 func (s SNAT) String() string { return nameOf("SNAT", uint8(s), "needed", "all", "none") }
 
-// nameOf returns the name of a value, from 0 on.
+// nameOf returns the name of a value. The names begin with that of 0.
 func nameOf(kind string, value uint8, names ...string) string {
 	if int(value) < len(names) {
 		return names[value]
@@ -89,15 +87,15 @@ func nameOf(kind string, value uint8, names ...string) string {
 	return fmt.Sprintf("%s %d", kind, value)
 }
 
-// MarshalText gives what String does.
+// MarshalText returns the name from String.
 func (s SNAT) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads what String gives. The error matches tombolo.ErrInvalid.
+// UnmarshalText parses the name from String. The error matches tombolo.ErrInvalid.
 func (s *SNAT) UnmarshalText(text []byte) error {
 	return unmarshal(s, text, SNATNeeded, SNATAll, SNATNone)
 }
 
-// String names the host's side: 8080/tcp, 192.0.2.1:8080/udp, [2001:db8::1]:8080-8090/sctp.
+// String returns the host's side: 8080/tcp, 192.0.2.1:8080/udp, [2001:db8::1]:8080-8090/sctp.
 func (p Port) String() string {
 	text := strconv.Itoa(int(p.HostPort))
 	if p.HostAddr.IsValid() {
@@ -109,7 +107,7 @@ func (p Port) String() string {
 	return text + "/" + p.Protocol.String()
 }
 
-// Check refuses a port that cannot be published. The error matches tombolo.ErrInvalid.
+// Check returns an error for a port that cannot be published. The error matches tombolo.ErrInvalid.
 func (p Port) Check() error {
 	switch {
 	case p.Protocol != TCP && p.Protocol != UDP && p.Protocol != SCTP:
@@ -117,28 +115,32 @@ func (p Port) Check() error {
 	case p.HostPort == 0 || p.PodPort == 0:
 		return invalid("port %s: port 0, of the host or of the pod (%d)", p, p.PodPort)
 	case int(max(p.HostPort, p.PodPort))+int(p.Count) > 1<<16:
-		return invalid("port %s: %d ports from %d on, of the host or of the pod, end beyond 65535", p, p.Count, max(p.HostPort, p.PodPort))
+		return invalid("port %s: %d ports from %d on, of the host or of the pod, end beyond 65535", p, p.Count,
+			max(p.HostPort, p.PodPort))
 	}
+
 	switch a := p.HostAddr; {
 	case a.Zone() != "" || a.Is4In6() || a.IsMulticast() || a.Is6() && a.IsLinkLocalUnicast():
 		return invalid("port %s: no address that a port can be published on", p)
 	case a.Is6() && a.IsLoopback():
 		return invalid("port %s: the kernel forwards nothing that is sent to ::1; use 127.0.0.1", p)
 	}
+
 	return nil
 }
 
-// publication is a port as it is published over one family.
+// publication is a port published over one family.
 type publication struct {
 	protocol Protocol
-	host     netip.Addr // the zero Addr: all of the family
+	host     netip.Addr // the zero Addr means all of the family
 	port     uint16
 	pod      netip.AddrPort
 }
 
-// on returns how a port of a range is published for one of the pod's addresses, and false if it is not.
+// on returns the publication of one port of a range for one of the pod's addresses, or false if there is none.
 func (p Port) on(pod netip.Addr, i uint16) (publication, bool) {
-	pub := publication{protocol: p.Protocol, host: p.HostAddr, port: p.HostPort + i, pod: netip.AddrPortFrom(pod, p.PodPort+i)}
+	pub := publication{protocol: p.Protocol, host: p.HostAddr, port: p.HostPort + i,
+		pod: netip.AddrPortFrom(pod, p.PodPort+i)}
 	if p.HostAddr.IsValid() && p.HostAddr.Is4() != pod.Is4() {
 		return pub, false
 	}
@@ -148,8 +150,8 @@ func (p Port) on(pod netip.Addr, i uint16) (publication, bool) {
 	return pub, true
 }
 
-// publications lists what an endpoint's ports come to, each once; the error says
-// which of them contradict each other.
+// publications returns the publications of all of an endpoint's ports, each once. The error names two that contradict
+// each other.
 func (ep *Endpoint) publications() ([]publication, error) {
 	type place struct {
 		protocol Protocol
@@ -166,7 +168,8 @@ func (ep *Endpoint) publications() ([]publication, error) {
 				}
 			}
 		}
-		// One on all addresses comes first: it covers those on single ones.
+
+		// Ports on all addresses come first, since they cover those on single ones.
 		slices.SortStableFunc(family, func(a, b publication) int { return a.host.Compare(b.host) })
 		taken := make(map[place]netip.AddrPort, len(family))
 		for _, pub := range family {
@@ -184,10 +187,11 @@ func (ep *Endpoint) publications() ([]publication, error) {
 			}
 		}
 	}
+
 	return list, nil
 }
 
-// firstAddrs are the pod's addresses that ports are published for.
+// firstAddrs returns the pod's addresses that ports are published for.
 func (ep *Endpoint) firstAddrs() []netip.Addr {
 	var list []netip.Addr
 	for _, a := range ep.Addrs {
@@ -204,26 +208,31 @@ func (ep *Endpoint) checkPorts() error {
 			return err
 		}
 	}
+
 	if len(ep.Ports) > 0 && len(ep.Addrs) == 0 {
 		return invalid("endpoint %s: it has ports to publish, and no address", ep.Owner)
 	}
+
 	if ep.PortSNAT >= snatAny {
 		return invalid("endpoint %s: PortSNAT is %d", ep.Owner, ep.PortSNAT)
 	}
+
 	_, err := ep.publications()
 	return err
 }
 
-// portElements gives what an endpoint has in the sets and maps of published ports.
+// portElements returns an endpoint's elements in the sets and maps of published ports.
 func (ep *Endpoint) portElements() []ruleset.Element {
 	pubs, err := ep.publications()
 	if err != nil || len(pubs) == 0 {
 		return nil // see check
 	}
+
 	list := make([]ruleset.Element, 0, 3*len(pubs))
 	for _, pub := range pubs {
 		list = append(list, pub.element())
 	}
+
 	link := nftnl.LinkKey(ep.link(), nil, 0)
 	type podPort struct {
 		protocol Protocol
@@ -243,18 +252,21 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATNone), Key: ruleset.Key(link, key)})
 			}
 		}
+
 		if ep.PortSNAT != SNATNone && (i == 0 || pubs[i-1].pod.Addr() != pub.pod.Addr()) {
 			for _, caller := range append([]netip.Addr{pub.pod.Addr()}, ep.Callers...) {
 				if caller.Is4() == f.Is4() {
-					list = append(list, ruleset.Element{Set: ruleset.InInet(f.Selves), Key: ruleset.Key(link, caller.AsSlice(), pod)})
+					list = append(list,
+						ruleset.Element{Set: ruleset.InInet(f.Selves), Key: ruleset.Key(link, caller.AsSlice(), pod)})
 				}
 			}
 		}
 	}
+
 	return list
 }
 
-// element is the entry of a map that leads to the pod.
+// element returns the map entry that leads to the pod.
 func (pub publication) element() ruleset.Element {
 	f := ruleset.FamilyOf(pub.pod.Addr())
 	el := ruleset.Element{

@@ -10,12 +10,12 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Remove removes endpoints that may or may not be there. Their elements are looked up by bridge, addresses, MAC and
-// ports, as Add had them, and deleted only if their comments name the owner: an address that belongs to another by
-// now stays with it. Elements that the caller does not know any more are left; see RemoveOwners.
+// Remove removes endpoints, which need not exist. It looks up their elements by bridge, addresses, MAC and ports, as
+// for Add, and deletes only those whose comments name the owner. An address that now belongs to another endpoint
+// stays. Elements that are not in eps stay too: see RemoveOwners.
 //
-// The kernel frees what was deleted after an RCU grace period. It does not make
-// the caller wait for that, until the connection is closed (see Close).
+// The kernel frees deleted objects after an RCU grace period. It makes the caller wait for that only when the
+// connection is closed (see Close).
 func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
 	var elements []ruleset.Element
 	owners := map[Owner]bool{}
@@ -26,14 +26,15 @@ func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
 		elements = append(elements, eps[i].traces()...)
 		owners[eps[i].Owner] = true
 	}
+
 	return c.removeElements(ctx, elements, func(el *ruleset.ElementState) bool {
 		owner, _, ok := ownerOf(el)
 		return ok && owners[owner]
 	})
 }
 
-// RemoveOwners removes all elements of the owners, by listing all elements: for when only the owner of an endpoint
-// is known, and after a crash.
+// RemoveOwners removes all elements of the owners, by listing all elements. It is for callers that only know the
+// owner of an endpoint, and for use after a crash.
 func (c *Conn) RemoveOwners(ctx context.Context, owners ...Owner) error {
 	doomed := make(map[Owner]bool, len(owners))
 	for _, o := range owners {
@@ -54,6 +55,7 @@ func (c *Conn) removeWhere(ctx context.Context, match func(*ruleset.ElementState
 	if err != nil {
 		return err
 	}
+
 	var elements []ruleset.Element
 	for i := range all {
 		if match(&all[i]) {
@@ -63,10 +65,10 @@ func (c *Conn) removeWhere(ctx context.Context, match func(*ruleset.ElementState
 	return c.removeElements(ctx, elements, match)
 }
 
-// removeElements deletes those elements that are there and match. Deleting goes by
-// the key alone, and by then it may be another's: so the kernel is told which
-// generation was looked at.
-func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element, match func(*ruleset.ElementState) bool) error {
+// removeElements deletes the elements that exist and match. The kernel deletes by the key alone, and by then the key
+// may belong to another owner. So the transaction is tied to the generation that was examined.
+func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
+	match func(*ruleset.ElementState) bool) error {
 	var errs []error
 	for group := range slices.Chunk(elements, ruleset.GroupSize) {
 		errs = append(errs, c.retry(ctx, func() error {
@@ -74,10 +76,12 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element, m
 			if err != nil {
 				return err
 			}
+
 			have, err := c.tables.Lookup(group)
 			if err != nil {
 				return err
 			}
+
 			t := c.tables.Begin(&generation)
 			for i, el := range have {
 				// Endpoints of one owner may share some.
@@ -85,40 +89,47 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element, m
 					t.DelElement(el.Element)
 				}
 			}
+
 			return c.commitEndpoints(t)
 		}))
 	}
+
 	return errors.Join(errs...)
 }
 
-// RemoveNetwork removes a network that may or may not be there: what endpoints left behind, its sets and its chain.
-// With the last of them goes the table. It does not wait for endpoints to be removed first: their elements go too.
+// RemoveNetwork removes a network, which need not exist: elements left by endpoints, its sets and its chain. With the
+// last network the table is deleted. It does not wait for endpoints to be removed first: their elements are deleted
+// too.
 //
-// A network without masquerade, bridge and endpoints leaves no trace in the table, so
-// the table may go before such a network does. Of networks that share a bridge, one
-// takes along what is known of the bridge. Ready then says so, for what is left.
+// A network without masquerade, bridge and endpoints has nothing in the table, so the table may be deleted before
+// such a network. If networks share a bridge, removing one of them also removes the facts about the bridge. Then
+// Ready is false for the others.
 func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
+
 	key := ruleset.NetworkKey(name)
 	err := c.removeWhere(ctx, func(el *ruleset.ElementState) bool {
 		_, network, ok := ownerOf(el)
 		return ok && network == key || el.IsNetwork(key)
 	})
-	c.seen.Drop() // what is known of the bridge was more than an endpoint's
+	c.seen.Drop() // more than elements of endpoints has changed
 	if err != nil {
 		return err
 	}
+
 	return c.retry(ctx, func() error {
 		generation, err := nftnl.SeenGeneration(c.tables.Conn)
 		if err != nil {
 			return err
 		}
+
 		inventories, inUse, err := c.inventories(key)
 		if err != nil {
 			return err
 		}
+
 		t := c.tables.Begin(&generation)
 		for _, inv := range inventories {
 			inv.RemoveNetwork(t, key, inUse)
@@ -127,9 +138,9 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	})
 }
 
-// RemoveShare removes the rules of the Share of a bridge, with what endpoints have there: the pods are cut off from the
-// LAN. It is no error if there are none. Networks on the bridge are not Ready until Ensure is called with another Share
-// or without any.
+// RemoveShare removes the rules of a bridge's Share, with the endpoints' elements there. This cuts the pods off from
+// the LAN. It is no error if there are none. Networks on the bridge are not Ready until Ensure is called with another
+// Share or with none.
 func (c *Conn) RemoveShare(ctx context.Context, bridge string) error {
 	if isNoLinkName(bridge) {
 		return invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)
@@ -140,6 +151,7 @@ func (c *Conn) RemoveShare(ctx context.Context, bridge string) error {
 		if err != nil {
 			return err
 		}
+
 		inventories, _, err := c.inventories("")
 		if err != nil {
 			return err
@@ -153,27 +165,31 @@ func (c *Conn) RemoveShare(ctx context.Context, bridge string) error {
 	})
 }
 
-// HasNetwork says whether RemoveNetwork would delete anything: what is this network's, or a table
-// in which nothing is any network's. It changes nothing.
+// HasNetwork reports whether RemoveNetwork would delete anything: an object of this network, or a table without any
+// network. It changes nothing.
 func (c *Conn) HasNetwork(ctx context.Context, name string) (bool, error) {
 	if err := checkName(name); err != nil {
 		return false, err
 	}
+
 	key, has := ruleset.NetworkKey(name), false
 	err := c.retry(ctx, func() error {
 		inventories, inUse, err := c.inventories(key)
 		has = slices.ContainsFunc(inventories, func(inv *ruleset.Inventory) bool {
-			return inv.Table && !inUse || inv.Has(key) || slices.ContainsFunc(inv.Elements, func(el ruleset.ElementState) bool {
-				_, network, ok := ownerOf(&el)
-				return ok && network == key
-			})
+			return inv.Table && !inUse || inv.Has(key) ||
+				slices.ContainsFunc(inv.Elements, func(el ruleset.ElementState) bool {
+					_, network, ok := ownerOf(&el)
+					return ok && network == key
+				})
 		})
 		return err
 	})
+
 	return has, err
 }
 
-// inventories are those of our tables, and say whether another network than that of a key has anything there.
+// inventories returns the inventories of our tables, and reports whether a network with another key has anything
+// there.
 func (c *Conn) inventories(key string) (list []*ruleset.Inventory, inUse bool, _ error) {
 	for _, family := range ruleset.OurFamilies() {
 		inv, err := c.tables.Inventory(family)

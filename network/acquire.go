@@ -29,133 +29,160 @@ type leasing struct {
 	asked  *Lease
 	client lease.Client
 	dir    *lease.Dir
-	held   *lease.Held // the lock of its record, while it is held
+	held   *lease.Held // the lock of its record, unless released
 	rec    *lease.Record
-	// unconfirmed is set if no server answered, and the pod has its last lease again. The keeper asks servers for it.
+	// unconfirmed is set if no server answered, and the pod uses its last lease again. The keeper asks servers for
+	// it.
 	unconfirmed bool
 }
 
-// prepareLease checks the lease's configuration before anything is changed. It fills in the record, by which other
-// calls put the guard back while this one waits for the server.
+// prepareLease checks the lease's configuration before anything is changed. It fills in the record, which other calls
+// use to restore the guard while this one waits for the server.
 func (a *adding) prepareLease() (*leasing, error) {
 	l := &leasing{asked: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
 	switch len(a.pod.MAC) {
 	case 6:
 	case 0:
 		pod := *a.pod
-		pod.MAC = ident.RandomMAC() // the server goes by it
+		pod.MAC = ident.RandomMAC() // the server identifies the pod by it
 		a.pod = &pod
 	default:
 		return nil, failf(ErrInvalid, "container %s: %q is not a MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)
 	}
+
 	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.asked.Sticky
 	if _, err := dhcpc.NewMachine(l.client.Asking(nil)); err != nil {
 		return nil, failf(ErrInvalid, "ipam: %w", err)
 	}
+
 	for _, p := range a.pod.Ports {
-		if p.Protocol == unix.IPPROTO_UDP && p.PodPort <= dhcpv4.ClientPort && dhcpv4.ClientPort < int(p.PodPort)+max(int(p.Count), 1) {
-			return nil, failf(ErrInvalid, "runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: with ipam.type \"dhcp\" it cannot be published", endpoint.PortText(p), p.PodPort)
+		if p.Protocol == unix.IPPROTO_UDP && p.PodPort <= dhcpv4.ClientPort &&
+			dhcpv4.ClientPort < int(p.PodPort)+max(int(p.Count), 1) {
+			return nil,
+				failf(ErrInvalid,
+					"runtimeConfig.portMappings: port %s leads to the pod's UDP port %d, where DHCP servers answer: "+
+						"with ipam.type \"dhcp\" it cannot be published", endpoint.PortText(p), p.PodPort)
 		}
 	}
+
 	var err error
 	if l.dir, err = a.node.leases(l.asked); err != nil {
 		return nil, err
 	}
+
 	a.base.IPAMType, a.base.DataDir = endpoint.Leased, l.dir.Path()
 	a.base.MAC, a.base.SLAAC = state.MAC(a.pod.MAC), a.nw.SLAAC
 	a.base.Guard = a.nw.Guard
 	return l, nil
 }
 
-// leases opens the records of leases. It refuses where no program would renew the lease that is asked
-// for; nil asks for none.
+// leases opens the records of leases. It returns an error if no program would renew the requested lease. nil requests
+// none.
 func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
 	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {
 		return nil, failf(ErrInvalid, "%w", err)
 	}
+
 	if asked == nil || asked.KeeperOptional {
 		return dir, nil
 	}
+
 	if err := dir.CheckKeeper(); err != nil {
 		return nil, failf(ErrTryAgain, `%w; or set ipam.keeper to "optional", if leases need not be renewed`, err)
 	}
 	return dir, nil
 }
 
-// lease gets the pod its address from its link, which is up and without one. A server may take long, so the lock is
-// not held meanwhile.
+// lease gets the pod's address through its link, which is up and without an address. A server may be slow, so the
+// lock is not held during this.
 func (a *adding) lease(ctx context.Context) error {
 	asked, err := a.solicit(ctx)
 	if err != nil {
 		return err
 	}
+
 	if asked != nil {
 		defer asked.Close()
 	}
+
 	a.s.Leave()
 	if err := whileWanted(ctx, a.pending, a.acquire); err != nil {
 		return err
 	}
+
 	rec := a.leasing.rec
 	a.given = givenBy(rec, a.pod.Routes)
 	if err := a.advertised(ctx, asked); err != nil {
 		return err
 	}
+
 	if formed := a.given.addresses[1:]; len(formed) > 0 {
 		rec.Formed = prefixesOf(formed)
 	}
+
 	if a.given.informs && !a.leasing.asked.KeeperOptional {
 		rec.Six = lease.SixOf(&rec.Client)
 		rec.Six.Stateless = true
 	}
+
 	if err := a.s.Enter(ctx); err != nil {
 		return err
 	}
+
 	if err := a.refuseTaken(ctx); err != nil {
 		return err
 	}
+
 	if err := applyLease(ctx, a.pod.NetNS, rec, a.link); err != nil {
 		return explainRoute(err)
 	}
+
 	return a.again(ctx)
 }
 
-// recordLease puts the lease on record before a packet is sent, so that after a kill too the keeper and Collect
-// know that there may be one.
+// recordLease records the lease before a packet is sent. So even after a kill, the keeper and Collect know that there
+// may be one.
 func (a *adding) recordLease(context.Context) error {
 	l := a.leasing
 	boot, err := state.BootID()
 	if err != nil {
 		return err
 	}
-	// By this the keeper knows that the attachment is the lease's.
+
+	// The cookie tells the keeper that the attachment belongs to the lease.
 	cookie, err := a.pod.NetNS.Cookie()
 	if err != nil {
 		return err
 	}
+
 	rec := &lease.Record{
 		State: lease.Adding, Network: a.nw.Name, ContainerID: a.pod.ContainerID, IfName: a.pod.IfName, Pod: a.pod.Name,
-		NetNS: a.pod.Path, NetNSCookie: cookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge, GatewayLink: cmp.Or(a.plan.rec.NIC, a.base.VLANLink()),
-		Client: l.client,
-		Policy: lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority, IPv6: a.nw.SLAAC},
+		NetNS: a.pod.Path, NetNSCookie: cookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge,
+		GatewayLink: cmp.Or(a.plan.rec.NIC, a.base.VLANLink()),
+		Client:      l.client,
+		Policy: lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority,
+			IPv6: a.nw.SLAAC},
 	}
 	if a.byHost() {
 		rec.Policy.Gateway = hostHop(false)
 	}
+
 	if a.nw.DHCPv6 {
 		rec.Six = lease.SixOf(&rec.Client)
 	}
+
 	rec.Lease = l.dir.Recall(rec)
 	if err := l.held.Create(rec); err != nil {
 		return stateError(err)
 	}
+
 	l.rec = rec
 	a.back.push(func(context.Context) error { return l.held.Remove() })
 	return nil
 }
 
-// unlock gives up the lock of the lease's record.
+// unlock releases the lock of the lease's record.
 func (l *leasing) unlock() {
 	if l.held != nil {
 		l.held.Close()
@@ -163,37 +190,44 @@ func (l *leasing) unlock() {
 	}
 }
 
-// acquire gets the lease from inside the pod, and has the record say so.
+// acquire gets the lease from inside the pod, and records it.
 func (a *adding) acquire(ctx context.Context) error {
 	rec, link := a.leasing.rec, a.link
 	rec.Client.LinkMTU = link.MTU
-	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC, ARP: rec.Client.DetectConflicts}
+	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC,
+		ARP: rec.Client.DetectConflicts}
 	cfg := rec.Client.Asking(rec.Lease)
 	cfg.Last = rec.Lease
 	cfg.Refuse = a.refuse(ctx, a.built.at.Index, rec.Lease)
-	// The address that a DHCP server gives goes into the host's firewall, and a process with all rights in the
-	// pod's namespace could forge the answer: so answers are heard at the port.
+
+	// The address from a DHCP server goes into the host's firewall, and a process with all rights in the pod's
+	// namespace could forge the answer. So answers are received at the port.
 	outside := &transport.Config{Link: link.Index, MAC: link.PeerMAC, ARP: sockets.ARP}
 	cfg.Dial = func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
-		return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return transport.Dialer(sockets)(ctx, local) })
+		return transport.DialWitness(outside,
+			func() (dhcpc.Transport[*dhcpc.Packet], error) { return transport.Dialer(sockets)(ctx, local) })
 	}
 	client, err := dhcpc.New(cfg)
 	if err != nil {
 		return failf(ErrInvalid, "ipam: %w", err)
 	}
+
 	lockorder.Slow("a DHCP server")
 	got, err := client.Acquire(ctx)
 	if err != nil && a.built.bridge.Bridge != nil && a.built.bridge.Bridge.PortDelay > 0 {
 		return failf(ErrTryAgain, "%w: %s", err, endpoint.SlowPorts(a.nw.Bridge, a.built.bridge.Bridge.PortDelay))
 	}
+
 	if errors.Is(err, dhcpc.ErrTimeout) {
 		if router := a.built.answeringRouter(ctx); router.IsValid() {
 			return failf(ErrTryAgain, "%w; the host's router %s answers the host: see %s", err, router, endpoint.OneMAC)
 		}
 	}
+
 	if err != nil {
 		return failf(ErrTryAgain, "%w", err)
 	}
+
 	a.back.push(func(ctx context.Context) error {
 		a.s.Leave()
 		return transport.Release(ctx, sockets, got)
@@ -202,12 +236,15 @@ func (a *adding) acquire(ctx context.Context) error {
 		rec.Note = "no DHCP server answered: the pod has its last lease, which no server has confirmed yet"
 		a.s.Warn(rec.Note + ": " + got.Address.String() + ", " + lease.TimeLeft(got, time.Now()))
 	}
+
 	if len(got.Others) > 0 {
 		a.s.Warn(lease.TwoServers(got))
 	}
+
 	for _, why := range got.Ignored {
 		a.s.Warn("lease of " + got.Address.String() + ": " + why)
 	}
+
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
 	if slices.ContainsFunc(rec.Applied.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 }) {
 		metric, err := freeMetric(ctx, a.pod.NetNS, unix.AF_INET, uint32(rec.Policy.Priority))
@@ -216,19 +253,22 @@ func (a *adding) acquire(ctx context.Context) error {
 		}
 		rec.Policy.Priority = int(metric)
 	}
+
 	if rec.Applied.MTU > got.MTU {
-		a.s.Warn(fmt.Sprintf("lease of %s: MTU %d is too small for IPv6, which the pod has: it gets %d", got.Address, got.MTU, rec.Applied.MTU))
+		a.s.Warn(fmt.Sprintf("lease of %s: MTU %d is too small for IPv6, which the pod has: it gets %d", got.Address,
+			got.MTU, rec.Applied.MTU))
 	}
+
 	return nil
 }
 
-// isUnconfirmed reports whether got is the last lease, taken up without an answer: see dhcpc.Config.
+// isUnconfirmed reports whether got is the last lease, reused without an answer: see dhcpc.Config.
 func isUnconfirmed(last, got *dhcpc.Lease) bool {
 	return got == last || last != nil && !got.Infinite() && got.Renew.Equal(got.Rebind) && got.Renew.Before(time.Now())
 }
 
-// refuse is asked about each lease that a server offers or grants; had is the one that the pod had, nil
-// if none.
+// refuse returns a function that checks each lease that a server offers or grants. had is the pod's previous lease,
+// or nil.
 func (a *adding) refuse(ctx context.Context, link int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
 	var before netip.Addr
 	if had != nil {
@@ -246,7 +286,7 @@ func (a *adding) refuse(ctx context.Context, link int, had *dhcpc.Lease) func(l,
 	}
 }
 
-// givenBy is what a pod is given by its lease.
+// givenBy returns the addresses, routes and DNS that a pod gets from its lease.
 func givenBy(rec *lease.Record, more []route.Route) given {
 	got := rec.Lease
 	address := ipam.Address{Prefix: got.Address, Gateway: rec.Policy.Router(got)}
@@ -258,11 +298,12 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 		}
 		g.routes = append(g.routes, one)
 	}
+
 	g.routes = append(g.routes, more...)
 	return g
 }
 
-// commit hands the lease over to the keeper. It waits for the disk, so the state's lock is not held meanwhile.
+// commit hands the lease over to the keeper. It waits for the disk, so the state's lock is not held during this.
 func (l *leasing) commit(ctx context.Context, s *session) error {
 	s.Leave()
 	l.rec.State = lease.Bound

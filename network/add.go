@@ -13,29 +13,32 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Add attaches a pod to a network, and makes the network first if it is not there: an interface with addresses and
-// routes, limits, and its part in the firewall. Where it fails it has undone what it did. It first undoes what a
-// killed Add of the same attachment left; otherwise an attachment that exists is ErrExists. Where the network has
-// no address left, it is undone, takes down what CollectDead finds of the network, and tries once more. It needs
-// CAP_NET_ADMIN in both namespaces, and CAP_SYS_ADMIN to enter the pod's.
+// Add attaches a pod to a network, and creates the network if necessary: an interface with addresses and routes,
+// limits, and the pod's part of the firewall. If Add fails, it undoes its changes. It first undoes the remains of a
+// killed Add of the same attachment. Otherwise, if the attachment exists, the error is ErrExists. If the network has
+// no free address, Add undoes its changes, removes the network's dead attachments as CollectDead does, and tries once
+// more. It needs CAP_NET_ADMIN in both namespaces, and CAP_SYS_ADMIN to enter the pod's.
 func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err
 	}
+
 	made, err := n.tryAdd(ctx, nw, pod)
 	if err != nil && nw.lacking(err) && n.reclaim(ctx, nw) {
 		made, err = n.tryAdd(ctx, nw, pod)
 	}
+
 	if err == nil && pod.Path != "" && (nw.DHCPv6 && !made.unconfirmed || made.informs) {
 		return n.await6(ctx, pod, made)
 	}
 	return made, err
 }
 
-// tryAdd is one try. When it returns, it has given up its locks.
+// tryAdd makes one attempt. It has released its locks when it returns.
 func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	hash := pod.key(nw).hash()
-	a := &adding{entry: entry{node: n, hash: hash, getsMore: pod.Lease != nil || nw.SLAAC}, nw: nw, pod: pod, base: pod.record(nw, hash)}
+	a := &adding{entry: entry{node: n, hash: hash, getsMore: pod.Lease != nil || nw.SLAAC}, nw: nw, pod: pod,
+		base: pod.record(nw, hash)}
 	origin := n.origin(nw)
 	a.base.IPAMType, a.base.DataDir = origin.Type, origin.Dir
 	if pod.Lease != nil {
@@ -44,64 +47,72 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 			return nil, err
 		}
 	}
+
 	var err error
 	if a.s, err = openSession(n.cfg); err != nil {
 		return nil, err
 	}
 	defer a.s.Close()
 	if a.leasing != nil {
-		// Before Close, which may wait for the lock of the host's lease.
+		// Do this before Close, which may wait for the lock of the host's lease.
 		defer a.leasing.unlock()
 	}
+
 	if err := n.step("open"); err != nil {
 		return nil, err
 	}
+
 	made, err := a.run(ctx)
 	if err == nil {
 		return made, nil
 	}
+
 	if a.pending != nil {
 		if gone, _ := a.pending.Gone(); gone {
-			// It may have failed at anything that was taken down along with its record.
+			// The failure may be a consequence of the removal of the attachment.
 			a.s.Warn("the attachment's record is gone: " + err.Error())
 			err = errDeleted()
-			// The attachment may have been added again meanwhile. Port, elements and reservations go by its name,
-			// so they may be the other ADD's. The DEL took down what this one had made, or the other ADD does.
+
+			// The attachment may exist again. Port, elements and reservations have its name, so they may belong to
+			// the other ADD. The DEL has removed the objects of this ADD, or the other ADD removes them.
 			if _, loadErr := a.s.Dir.Load(nw.Name, hash); !errors.Is(loadErr, fs.ErrNotExist) {
-				_ = a.pending.Close() // of a file that is gone
+				_ = a.pending.Close() // its file is gone
 				return nil, err
 			}
 		}
 	}
+
 	return nil, a.back.run(err)
 }
 
-// adding is one Add under way.
+// adding is one Add in progress.
 type adding struct {
 	entry
 	nw   *Network
 	pod  *Pod
-	base *state.Attachment // as it was put on record
+	base *state.Attachment // the attachment as recorded before it was made
 
 	leasing *leasing        // nil unless the address comes by DHCP
 	metrics metrics         // of its default routes
-	shaped  bandwidth.Shape // its limits as the kernel enforces them
+	shaped  bandwidth.Shape // its limits as enforced by the kernel
 
-	// Results of its steps so far.
+	// The results of the steps so far.
 	given given
 	plan  *plan
 	built *site              // the network
-	link  *bridge.Attachment // nil before the pod has it
+	link  *bridge.Attachment // nil until the pod has it
 }
 
-// run does the steps of an Add, in order. A pod has its addresses before its link, unless it leases them by that.
+// run runs the steps of an Add, in order. A pod gets its addresses before its link, unless it leases them through the
+// link.
 func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if len(a.pod.Ports) > 0 {
-		// After all else is undone, the record included.
+		// Do this after everything else is undone, including the record.
 		a.back.push(func(ctx context.Context) error {
 			return closeUnusedLoopback(ctx, a.s, false, a.nw.Bridge, a.nw.GatewayLink())
 		})
 	}
+
 	steps := []func(context.Context) error{
 		a.begin, a.done("record"), a.allocate, a.done("ipam"), a.derive, a.refuseListeners, a.ready, a.done("network"),
 		a.attach, a.autoconfigure, a.done("link"),
@@ -112,42 +123,46 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 			a.recordLease, a.attach, a.done("link"), a.lease, a.done("ipam"),
 		}
 	}
-	// Only at the end do the pod's ports lead to it.
+
+	// The pod's ports lead to it only at the end.
 	steps = append(steps, a.enlist, a.flushStale, a.done("firewall"), a.commit, a.done("commit"), a.publishWithheld)
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
 	}
+
 	return a.made(), nil
 }
 
-// done says that steps are done that have a name.
+// done reports the end of a step to Config.Step.
 func (a *adding) done(name string) func(context.Context) error {
 	return func(context.Context) error { return a.node.step(name) }
 }
 
-// refuseListeners is about the ports that the pod is to have.
+// refuseListeners checks the ports that the pod requests.
 func (a *adding) refuseListeners(ctx context.Context) error {
 	return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.given.addresses, a.getsMore)
 }
 
-// ready sees to it that the network is there as it was derived.
+// ready ensures that the network exists as derived.
 func (a *adding) ready(ctx context.Context) (err error) {
 	if a.built, err = ready(ctx, a.s, a.plan.want); err != nil {
 		return err
 	}
+
 	a.plan.rec.NIC = a.built.sharedNIC()
 	if a.link != nil {
-		return nil // the pod has sent frames from its MAC already
+		return nil // the pod has sent frames from its MAC before
 	}
+
 	if err := a.built.refuseMAC(ctx, a.pod.MAC); err != nil {
 		return err
 	}
 	return a.refuseTaken(ctx)
 }
 
-// enlist enters the pod into the firewall's sets.
+// enlist adds the pod to the firewall's sets.
 func (a *adding) enlist(ctx context.Context) error {
 	setLimits(&a.plan.rec, a.shaped)
 	return a.add(ctx, &a.plan.rec, a.plan.want)
@@ -157,84 +172,92 @@ func (a *adding) flushStale(ctx context.Context) error {
 	return flushStale(ctx, a.s.Links, &a.plan.rec)
 }
 
-// commit waits for the port, and puts the attachment on record as it is.
+// commit waits for the port, and completes the attachment's record.
 func (a *adding) commit(ctx context.Context) error {
 	if err := a.s.Links.Wait(ctx, a.link.Name); err != nil {
 		return err
 	}
+
 	if a.leasing != nil {
 		if err := a.leasing.commit(ctx, a.s); err != nil {
 			return err
 		}
 	}
+
 	if err := a.refuseAnswered(a.link.PeerMAC); err != nil {
 		return err
 	}
+
 	err := a.pending.Commit(&a.plan.rec)
 	if errors.Is(err, fs.ErrNotExist) {
 		return errDeleted()
 	}
+
 	return stateError(err)
 }
 
-// publishWithheld publishes ports that another attachment of the container had, if its Del found none to pass them
-// on to. It first tells attachments of one container of each other, if some are to LANs and others publish ports.
+// publishWithheld publishes ports that another attachment of the container had, if its Del found none to pass them on
+// to. First, if some of the container's attachments are to LANs and others publish ports, it records them with each
+// other.
 func (a *adding) publishWithheld(ctx context.Context) error {
 	rec := &a.plan.rec
+
 	// Another interface of the pod has a default route.
 	if a.tookOver || a.metrics != nil || a.leasing != nil && a.leasing.rec.Policy.Priority != a.leasing.asked.Priority {
 		if err := a.s.meet(ctx, rec); err != nil {
 			return err
 		}
 	}
+
 	if !withholds(rec) {
 		return nil
 	}
 	return a.s.Publish(ctx, waitingOf(rec))
 }
 
-// made is the result of an Add.
+// made returns the result of an Add.
 func (a *adding) made() *Attachment {
 	at := attachmentOf(&a.plan.rec)
 	at.BridgeMAC, at.BridgeMTU = a.built.bridge.MAC, a.built.rec.MTU
 	if l := a.built.at; a.built.share == nil && l.Index != a.built.bridge.Index {
 		at.HostVLAN, at.HostVLANMAC = l.Name, l.MAC
 	}
+
 	at.PortMAC, at.MAC = a.link.MAC, a.link.PeerMAC
 	at.Addresses, at.DNS = a.given.addresses, a.given.dns
 	at.Routes = a.metrics.apply(withDefaults(a.nw.DefaultGateway, at.Addresses, a.given.routes))
 	if a.leasing == nil {
 		return at
 	}
+
 	rec := a.leasing.rec
 	if rec.Applied.MTU > 0 {
 		at.PodMTU = min(rec.Applied.MTU, at.MTU)
 	}
+
 	at.informs, at.unconfirmed = rec.Six != nil && rec.Six.Stateless, a.unconfirmed()
 	return at
 }
 
-// given is what a pod was given: its addresses, IPv4 first, routes as they were asked for, and
-// name servers.
+// given holds the addresses that a pod was given, IPv4 first, its routes as requested, and its name servers.
 type given struct {
 	addresses []ipam.Address
 	routes    []route.Route
 	dns       DNS
-	informs   bool // DHCPv6 has DNS that routers do not tell
+	informs   bool // DHCPv6 has DNS that routers do not announce
 }
 
-// maxRemains is how often an ADD undoes what it finds in its way. Once is enough, unless
-// others are killed at the same attachment meanwhile.
+// maxRemains limits how often an ADD undoes remains. Once is enough, unless other calls for the same attachment are
+// killed at the same time.
 const maxRemains = 3
 
-// begin takes the locks that the ADD needs, in their order, and puts the attachment on record before anything is
-// made for it, so that also after a kill all that is left has an owner. The record's lock is held from then on, and
-// is never waited for.
+// begin takes the locks that the ADD needs, in their order, and records the attachment before anything is created for
+// it. So even after a kill, everything has an owner. From then on it holds the record's lock, for which nobody waits.
 func (a *adding) begin(ctx context.Context) error {
 	for range maxRemains {
 		if a.leasing != nil {
-			// An ADD of the same that runs has the lease's lock for as long as its server
-			// takes: so look first. A Del or the keeper may have it for a while. It comes before the state's.
+			// Look first, since a running ADD of the same attachment holds the lease's lock as long as its server
+			// takes. A Del or the keeper may hold it for a while. It comes before the state's lock.
 			if err := a.takeRemainsDown(ctx); err != nil {
 				return err
 			}
@@ -243,27 +266,31 @@ func (a *adding) begin(ctx context.Context) error {
 				return failf(ErrTryAgain, "%w", err)
 			}
 		}
+
 		if err := a.s.Enter(ctx); err != nil {
 			return err
 		}
+
 		err := a.writeRecord()
 		if !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		// The remains may have a lease to release, and an IPAM plugin to ask.
+
+		// The removal may have to release a lease, and to call an IPAM plugin.
 		a.s.Leave()
 		if a.leasing != nil {
 			a.leasing.unlock()
 		}
+
 		if err := a.takeRemainsDown(ctx); err != nil {
 			return err
 		}
 	}
+
 	return existsAlready(a.pod.key(a.nw))
 }
 
-// writeRecord creates the record and locks it. The error matches fs.ErrExist where there
-// is one.
+// writeRecord creates the record and locks it. If a record exists, the error matches fs.ErrExist.
 func (a *adding) writeRecord() error {
 	a.base.Epoch = a.s.Epoch.Token()
 	var err error
@@ -277,16 +304,14 @@ func (a *adding) writeRecord() error {
 	return nil
 }
 
-// takeRemainsDown undoes what an ADD of this very attachment left that was killed: its
-// record's lock is free, and the record says that it never came to its end. So it does with
-// what is left of a pod that died without a DEL, whose port went with its namespace: some
-// runtimes give the next container the same ID, and send no DEL before. Any other record is
-// in the way.
+// takeRemainsDown removes the remains of a killed ADD of the same attachment: the record is not locked, and is not
+// complete. It also removes the remains of a pod that died without a DEL, whose port was deleted with its namespace,
+// since some runtimes reuse the ID for the next container without a DEL. Any other record makes the ADD fail.
 func (a *adding) takeRemainsDown(ctx context.Context) error {
 	lock, err := a.s.Dir.LockAttachment(a.nw.Name, a.hash)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil // it has gone by itself
+		return nil // it is gone already
 	case err != nil:
 		return existsAlready(a.pod.key(a.nw))
 	}
@@ -302,11 +327,13 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 	default:
 		a.s.Warn("the pod of this attachment is gone, without a DEL: undoing what it left")
 	}
+
 	known := &Known{Bridge: a.nw.Bridge, GatewayLink: a.nw.GatewayLink(), Leased: a.leasing != nil}
 	t := a.node.teardown(a.s, a.nw.Name, known)
 	return t.takeDown(ctx, t.ownRemains(ctx, a.pod.key(a.nw).owner(), a.hash))
 }
 
 func existsAlready(k Key) error {
-	return failf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", k.ContainerID, k.IfName, k.Network)
+	return failf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", k.ContainerID,
+		k.IfName, k.Network)
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// bridgePart is the bridge. Of another program's bridge, it sets only what the network asks for.
+// bridgePart is the bridge. For another program's bridge, it sets only the properties that the network asks for.
 type bridgePart struct{}
 
-// bridgeWanted is what the network asks of its bridge.
+// bridgeWanted returns the bridge as requested by the network.
 func (n *site) bridgeWanted() bridge.Bridge {
 	mtu := n.rec.MTU
 	if n.rec.Uplink != "" {
-		mtu = 0 // it carries frames of the LAN, whose MTU pods have no say in
+		mtu = 0 // it carries frames of the LAN, and pods do not determine the LAN's MTU
 	}
 	return bridge.Bridge{
 		Name: n.rec.Bridge, MTU: mtu, Promiscuous: n.rec.Promiscuous, NFCall: n.rec.NFCall,
@@ -35,25 +35,31 @@ func (bridgePart) look(ctx context.Context, n *site) error {
 	if n.bridge.Index == 0 {
 		if name, err := n.renamed(ctx); err != nil {
 			return err
-		} else if name != "" && !n.usual {
+		} else if name != "" && !n.quick {
 			n.found.List = append(n.found.List, tombolo.Difference{
-				Object: "bridge " + n.rec.Bridge, What: "link", Want: n.rec.Bridge, Text: renamedText(n.rec.Bridge, name), Remedy: tombolo.RemedyConfigure,
+				Object: "bridge " + n.rec.Bridge, What: "link", Want: n.rec.Bridge, Text: renamedText(n.rec.Bridge,
+					name), Remedy: tombolo.RemedyConfigure,
 			})
 			return nil
 		}
+
 		n.found.AddAll(want.Differences(nil), remedy)
 		return nil
 	}
+
 	if n.bridge.Bridge == nil {
-		remedy = tombolo.RemedyConfigure // the name is another link's
+		remedy = tombolo.RemedyConfigure // the name belongs to another link
 	}
+
 	n.found.AddAll(want.Differences(n.bridge), remedy)
-	if n.usual || n.rec.NFCall == nil || !*n.rec.NFCall {
+	if n.quick || n.rec.NFCall == nil || !*n.rec.NFCall {
 		return nil
 	}
+
 	if err := bridge.ProbeNetfilter(); err != nil {
 		n.found.Advise(tombolo.RemedyConfigure, "%v", err)
 	}
+
 	return nil
 }
 
@@ -62,80 +68,98 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	if n.bridge, err = n.s.link(ctx, n.rec.Bridge); err != nil {
 		return false, err
 	}
+
 	want, isNew := n.bridgeWanted(), n.bridge.Index == 0
 	if name, err := n.renamed(ctx); err != nil {
 		return false, err
 	} else if name != "" {
 		return false, failf(ErrNoLink, "%s", renamedText(n.rec.Bridge, name))
 	}
+
 	want.Alias, want.NoIPv6 = endpoint.BridgeAlias, true
 	if isNew {
 		want.MAC, want.MaxLearned = bridgeMAC(n.s.Epoch.Token(), n.rec.Bridge), maxLearned
-	} else if l := n.bridge; want.VLANFiltering && l.Bridge != nil && !l.Bridge.VLANFiltering && !l.Unfinished() && l.Alias != endpoint.BridgeAlias {
-		return false, failf(ErrNoLink, "bridge %s does not keep VLANs apart, and Tombolo did not make it: ip link set %s type bridge vlan_filtering 1 vlan_protocol 802.1Q, if no port of it needs tagged frames of VLANs that it is not in",
-			l.Name, l.Name)
+	} else if l := n.bridge; want.VLANFiltering && l.Bridge != nil && !l.Bridge.VLANFiltering && !l.Unfinished() &&
+		l.Alias != endpoint.BridgeAlias {
+		return false,
+			failf(ErrNoLink,
+				"bridge %s does not keep VLANs apart, and Tombolo did not make it: ip link set %s type bridge "+
+					"vlan_filtering 1 vlan_protocol 802.1Q, if no port of it needs tagged frames of VLANs that it is "+
+					"not in",
+				l.Name, l.Name)
 	}
+
 	changed, err = n.s.Links.Ensure(ctx, want)
 	if errors.Is(err, bridge.ErrNoNetfilter) {
-		// Everything else is done; a later call does not ask the kernel for that again.
+		// Everything else succeeded. Later calls do not request this setting again.
 		n.s.Warn(err.Error())
 		n.rec.NFCall, err = nil, nil
 	}
+
 	if err == nil {
 		n.bridge, err = n.s.Links.Link(ctx, want.Name)
 	}
+
 	if err != nil {
 		return changed, err
 	}
+
 	if isNew && len(n.rec.Gateways) > 0 {
 		n.s.placeLoopback(ctx, n.bridge)
 	}
+
 	if err := n.shieldFromNetworkd(); err != nil {
 		n.s.Warn("systemd-networkd may take pods off bridge " + n.rec.Bridge + " when it starts: " + err.Error())
 	}
+
 	return changed, nil
 }
 
-// renamed returns the new name of a bridge that was renamed: the name of the bridge that has the network's ports. It
-// returns "" if there is none.
+// renamed returns the new name of a renamed bridge: the bridge with the network's ports, or "".
 func (n *site) renamed(ctx context.Context) (string, error) {
 	for _, a := range n.attachments {
 		if n.bridge.Index != 0 || a.State != state.Ready {
 			continue
 		}
+
 		port, err := n.s.link(ctx, a.HostIf)
 		if err != nil {
 			return "", err
 		}
+
 		if port.Master == 0 {
 			continue
 		}
+
 		l, err := n.s.Links.LinkByIndex(ctx, port.Master)
 		if err == nil && l.Kind == "bridge" {
 			return l.Name, nil
 		}
+
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return "", err
 		}
 	}
+
 	return "", nil
 }
 
 func renamedText(was, name string) string {
 	return fmt.Sprintf("bridge %s is missing, and its ports are on bridge %s, as if it had been renamed; this helps: "+
-		"ip link set %s down; ip link set %s name %s; ip link set %s up; tombolo repair", was, name, name, name, was, was)
+		"ip link set %s down; ip link set %s name %s; ip link set %s up; tombolo repair",
+		was, name, name, name, was, was)
 }
 
 const ipv6MTU = 1280 // RFC 8200, section 5
 
-// choice is what a network leaves open and was settled.
+// choice holds the values chosen for settings that a network leaves open.
 type choice struct {
 	mtu                 int
 	promiscuous, nfCall *bool
 }
 
-// chooseBridge settles what a network leaves open. Another program's bridge must not be changed unasked: it keeps
-// what it has. One of our own gets the defaults, and the MTU of the default route's link.
+// chooseBridge chooses the settings that a network leaves open. Another program's bridge keeps its settings, since it
+// must not be changed without a request. Our own bridge gets the defaults, and the MTU of the default route's link.
 func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 	nw := &w.Record
 	chosen := choice{nw.MTU, nw.Promiscuous, nw.NFCall}
@@ -143,12 +167,14 @@ func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 	if err != nil {
 		return chosen, err
 	}
-	// One that is half made has neither its alias nor its MTU yet (bridge.Conn.Ensure).
+
+	// A half-made bridge has neither its alias nor its MTU yet (bridge.Conn.Ensure).
 	found := l.Index != 0 && !l.Unfinished()
 	foreign := found && l.Kind == "bridge" && l.Alias != endpoint.BridgeAlias
 	if nw.MTU == 0 && found && foreign {
 		chosen.mtu = l.MTU
 	}
+
 	if nw.MTU == 0 && nw.Uplink != "" {
 		nic, err := s.shares().Find(ctx, shareOf(nw))
 		if err != nil {
@@ -156,57 +182,64 @@ func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 		}
 		chosen.mtu = nic.MTU
 	}
+
 	if foreign {
 		return chosen, nil
 	}
+
 	if nw.Promiscuous == nil {
 		chosen.promiscuous = new(bool)
 	}
+
 	if nw.NFCall == nil {
 		on := w.Routed
 		chosen.nfCall = &on
 	}
+
 	chosen.mtu = cmp.Or(chosen.mtu, w.DefaultMTU)
 	if chosen.mtu != 0 {
 		return chosen, nil
 	}
+
 	chosen.mtu, err = s.Links.DefaultMTU(ctx, nw.Bridge)
 	return chosen, err
 }
 
-// leaveBridge takes the network off a bridge that it was on, when no pod is there any more.
+// leaveBridge removes the network from its previous bridge if no pod is there any more.
 func leaveBridge(ctx context.Context, s *session, w *want) error {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != s.Epoch.Token() {
 		return nil
 	}
+
 	stays := before.GatewayLink() == w.Record.GatewayLink()
 	if stays && before.Uplink == w.Record.Uplink {
 		return nil
 	}
+
 	if err := removeShare(ctx, s, before); err != nil || stays {
 		return err
 	}
 	return removeBridge(ctx, s, before)
 }
 
-// maxLearned is how many MACs a bridge of ours learns, as many as a large switch: a pod
-// that macspoofchk, guard or lanGuard does not hold to its own may send as any number of them.
-// There is no such limit of multicast groups: the kernel counts those of a port
-// (mcast_max_groups) after it has made the entry that fills the bridge's table.
+// maxLearned is the number of MACs that our bridges learn, as many as a large switch. A pod that macspoofchk, guard
+// or lanGuard does not restrict may send from any number of them. There is no such limit for multicast groups: the
+// kernel counts those of a port (mcast_max_groups) only after it has made the entry that fills the bridge's table.
 const maxLearned = 16384
 
-// learnedLimit is the limit of a bridge that is there: another program's keeps what it has, and so does one of ours
-// to which an operator gave another. One that was left half made has no alias yet.
+// learnedLimit returns the limit to set on an existing bridge. Another program's bridge keeps its limit, and so does
+// one of ours with a limit set by an operator. A half-made bridge has no alias yet.
 func learnedLimit(l *bridge.Link) uint32 {
-	if l.Alias != endpoint.BridgeAlias && !l.Unfinished() || l.Bridge == nil || l.Bridge.MaxLearned == nil || *l.Bridge.MaxLearned != 0 {
+	if l.Alias != endpoint.BridgeAlias && !l.Unfinished() || l.Bridge == nil || l.Bridge.MaxLearned == nil ||
+		*l.Bridge.MaxLearned != 0 {
 		return 0
 	}
 	return maxLearned
 }
 
-// bridgeMAC is the MAC of a bridge that is made, the same whenever that happens in
-// one life of the node: pods would send to the gateway's old one for half a minute.
+// bridgeMAC returns the MAC of a new bridge. It does not change within one boot of the node. Otherwise pods would
+// send to the gateway's old MAC for half a minute.
 func bridgeMAC(epoch, name string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte(epoch + " " + name))
 	sum[0] = sum[0]&^1 | 2 // unicast, locally administered

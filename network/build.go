@@ -16,14 +16,14 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// want is what one Add wants its network to be.
+// want is the network as required by one Add.
 type want struct {
-	// Record is the network as it is asked for: with the gateways and subnets of this one
-	// pod, and with an MTU of 0, and no NFCall and Promiscuous, where they are left open.
+	// Record is the network as requested: with the gateways and subnets of this one pod, with MTU 0 if the MTU is
+	// open, and with nil NFCall and Promiscuous if these are open.
 	Record       state.Network
 	DefaultMTU   int  // see Network
 	Gateway      bool // the bridge has the gateways' addresses
-	Routed       bool // what NFCall is where it is left open
+	Routed       bool // the value of NFCall if it is open
 	ForceAddress bool // addresses of the bridge that overlap with a gateway's are replaced
 
 	PodEgress bool         // the pod has a policy of egress
@@ -32,19 +32,18 @@ type want struct {
 	Reached   []netip.Addr // the pod's addresses that ports of the host lead to
 }
 
-// config stands for all that a network was built from, but for what each pod adds to it.
+// config returns a hash of the configuration of a network, without the additions of single pods.
 func (w *want) config() string {
 	r := w.Record
 	r.Gateways, r.Subnets, r.Pools, r.PoolDir, r.Resolvers = nil, nil, nil, "", nil
 	return ident.Hash(string(state.Encode(&r.Version, &r)), fmt.Sprint(w.Gateway), "")
 }
 
-// ready sees to it that the network is there. In the common case it is, and a few
-// single requests show it. Where anything is missing, one caller makes it under
-// the exclusive lock while the others wait.
+// ready ensures that the network exists. Usually it does, and a few single requests show it. If anything is missing,
+// one caller creates it under the exclusive lock while the others wait.
 func ready(ctx context.Context, s *session, w *want) (*site, error) {
-	// Under the exclusive lock the network is compared again. If something is known to be missing, that one
-	// comparison is enough: so it is without route_localnet, which costs a tenth of a look.
+	// Under the exclusive lock the network is compared again. If a part is known to be missing, one comparison is
+	// enough. route_localnet is checked for this, which costs a tenth of a look.
 	shut := false
 	if w.Loopback && w.Record.Uplink == "" && s.Shared() {
 		value, err := sysctl.Read(sysctl.Link("ipv4", w.Record.GatewayLink(), routeLocalnet))
@@ -59,7 +58,7 @@ func ready(ctx context.Context, s *session, w *want) (*site, error) {
 	}, func() (*site, error) { return buildNetwork(ctx, s, w) })
 }
 
-// bring makes a network unless look finds it there: it builds one for which look returns nil, and completes one that is
+// bring creates a network unless look finds it. It builds the network if look returns nil, and completes it if it is
 // almost there.
 func bring(ctx context.Context, s *session, look, build func() (*site, error)) (n *site, err error) {
 	done := func() (is bool, _ error) {
@@ -73,16 +72,18 @@ func bring(ctx context.Context, s *session, look, build func() (*site, error)) (
 		n, err = build()
 		return err
 	})
+
 	return n, err
 }
 
-// lookFor gives the network if it is as the Add needs it, or almost, and otherwise nil.
+// lookFor returns the network if it is, or almost is, as the Add needs it, and otherwise nil.
 func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
 	rec, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil {
-		// Not built yet, or its record is damaged: building writes it anew.
+		// It was not built yet, or its record is damaged. Building writes a new one.
 		return nil, nil
 	}
+
 	if rec.ConfigHash != w.config() || rec.Epoch != s.Epoch.Token() ||
 		!containsAll(rec.Gateways, w.Record.Gateways) || !containsAll(rec.Subnets, w.Record.Subnets) || !gatewaysInUse(s, rec, w) ||
 		w.PodEgress && !rec.PodEgress || !containsAll(rec.Resolvers, w.Record.Resolvers) {
@@ -91,9 +92,9 @@ func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
 	return lookAt(ctx, s, rec, w)
 }
 
-// lookAt is lookFor for a network that is on record as the Add needs it.
+// lookAt is lookFor for a network whose record is right.
 func lookAt(ctx context.Context, s *session, rec *state.Network, w *want) (*site, error) {
-	n := &site{s: s, rec: rec, want: w, usual: true}
+	n := &site{s: s, rec: rec, want: w, quick: true}
 	if err := n.look(ctx, parts()); err != nil || len(n.found.List) > 0 {
 		return nil, err
 	}
@@ -105,7 +106,7 @@ func samePools(a, b *state.Network) bool {
 	return a.PoolDir == b.PoolDir && reflect.DeepEqual(a.Pools, b.Pools)
 }
 
-// complete makes what is missing of a network that is almost there, under the exclusive lock. It spares the whole
+// complete creates the missing parts of a network that is almost there, under the exclusive lock. This saves a whole
 // build, since a network can get its first host port many times.
 func (n *site) complete(ctx context.Context) error {
 	rec, w := n.rec, n.want
@@ -120,48 +121,58 @@ func (n *site) complete(ctx context.Context) error {
 	return stateError(n.s.Dir.SaveNetwork(rec))
 }
 
-// buildNetwork makes the network, or mends it, under the exclusive lock. Every part is
-// idempotent, so that a build which was cut short is finished by the next.
+// buildNetwork creates or repairs the network, under the exclusive lock. Every part is idempotent, so the next build
+// completes one that was interrupted.
 func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	if err := refuseIPv6(w.Record.Name, w.Record.SLAAC, w.Record.Subnets); err != nil {
 		return nil, err
 	}
+
 	if !w.Record.VLAN.IsZero() {
 		if err := s.Links.VLANs().Probe(ctx); err != nil {
 			return nil, err
 		}
 	}
+
 	deserted, err := refuseConflicts(ctx, s, w, s.Epoch.Token())
 	if err != nil {
 		return nil, err
 	}
+
 	for _, name := range deserted {
 		if err := removeDeserted(ctx, s, name); err != nil {
 			return nil, err
 		}
 	}
+
 	if err := leaveBridge(ctx, s, w); err != nil {
 		return nil, err
 	}
+
 	if w.Record.Uplink != "" {
 		if _, err := refuseUplink(ctx, s, &w.Record); err != nil {
 			return nil, err
 		}
 	}
+
 	chosen, err := chooseBridge(ctx, s, w)
 	if err != nil {
 		return nil, err
 	}
+
 	if chosen.mtu < ipv6MTU && slices.ContainsFunc(w.Record.Subnets, isIPv6) {
-		return nil, failf(tombolo.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d", w.Record.Name, chosen.mtu, ipv6MTU)
+		return nil, failf(tombolo.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d",
+			w.Record.Name, chosen.mtu, ipv6MTU)
 	}
 	if err := refuseOthers(s, &w.Record); err != nil {
 		return nil, err
 	}
+
 	attachments, err := s.Attachments(w.Record.Name)
 	if err != nil {
 		return nil, err
 	}
+
 	rec := w.record(s.Epoch.Token(), chosen, attachments)
 	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
 		rec.ChainedPolicy, rec.AdminChain, rec.PortSNAT, rec.HostMAC = old.ChainedPolicy, old.AdminChain, old.PortSNAT, old.HostMAC
@@ -179,42 +190,51 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	if err := recordUplink(ctx, s, rec); err != nil {
 		return nil, err
 	}
+
 	n := &site{s: s, rec: rec, attachments: attachments, want: w}
 	changed, err := n.make(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	coming, err := refuseObstacles(ctx, s, rec, len(rec.Gateways) > 0)
 	if err != nil {
 		return nil, err
 	}
+
 	paths, err := s.reversePaths(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
+
 	for _, path := range paths {
 		s.Warn("network " + rec.Name + ": " + path)
 	}
-	// The record is written last, so that the next ADD finishes what a stopped call has left.
+
+	// The record is written last, so that the next ADD completes an interrupted call.
 	if err := n.settle(ctx, changed); err != nil {
 		return nil, err
 	}
+
 	if coming {
 		if err := awaitZone(ctx, s, rec); err != nil {
 			return nil, err
 		}
 	}
+
 	return n, stateError(s.Dir.SaveNetwork(rec))
 }
 
-// reach sees to it that an attachment's network is as on record, with a change to that, and that ports of the host can
-// lead to the attachment, which has them on record. change says whether it changed anything. In the common case
-// nothing is missing, as with ready.
-func reach(ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool) (rec *state.Network, _ error) {
+// reach applies a change to the record of an attachment's network, and makes ports of the host able to lead to the
+// attachment, which has them on record. change reports whether it changed anything. Usually nothing is missing, as
+// with ready.
+func reach(ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool) (rec *state.Network,
+	_ error) {
 	w := &want{Loopback: endpoint.PublishesIPv4(a)}
 	if len(a.Published) > 0 {
 		w.Reached = endpoint.Addresses(a)
 	}
+
 	_, err := bring(ctx, s, func() (_ *site, err error) {
 		if rec, err = s.Dir.LoadNetwork(a.Network); err != nil {
 			return nil, stateError(err)
@@ -225,46 +245,52 @@ func reach(ctx context.Context, s *session, a *state.Attachment, change func(*st
 		w.Record.Pools, w.Record.PoolDir = rec.Pools, rec.PoolDir
 		return lookAt(ctx, s, rec, w)
 	}, func() (*site, error) { return nil, restoreAlone(ctx, s, rec, w) })
+
 	return rec, err
 }
 
-// restoreAlone makes a network anew as its record has it, and what others have a part in if something was missing.
+// restoreAlone creates a network again from its record. If something was missing, it also repairs the parts shared
+// with others.
 func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *want) error {
 	attachments, err := s.Attachments(rec.Name)
 	if err != nil {
 		return err
 	}
+
 	n := &site{s: s, rec: rec, attachments: attachments, want: w}
 	changed, err := n.restore(ctx)
 	if err != nil {
 		return err
 	}
+
 	if err := n.settle(ctx, changed); err != nil {
 		return err
 	}
+
 	_, err = obstacles(ctx, s, rec)
 	return err
 }
 
-// settle ends the making of a network. If something changed that other networks have a part in, settle repairs those
-// too: a flush of our table deletes their rules, and the deletion of the bridge takes their ports off. A table that a
-// program loaded from an older save has elements of pods that are gone, which settle deletes.
+// settle ends the creation of a network. If something changed that other networks share, settle repairs those too: a
+// flush of our table deletes their rules, and the deletion of the bridge removes their ports from it. If a program
+// loaded an older copy of the table, it contains elements of pods that no longer exist, and settle deletes these.
 func (n *site) settle(ctx context.Context, changed bool) error {
 	if !changed {
 		return declareMended(ctx, n.s, n)
 	}
+
 	others, err := mendOthers(ctx, n.s, n.rec.Name)
 	if err != nil {
 		return err
 	}
+
 	if _, err := mendStrays(ctx, n.s); err != nil {
 		return err
 	}
 	return declareMended(ctx, n.s, append(others, n)...)
 }
 
-// record is what the network will be: what this Add asks for, and what the pods
-// that are there came from.
+// record returns the new record of the network: the request of this Add, and the settings of the existing pods.
 func (w *want) record(epoch string, chosen choice, attachments []*state.Attachment) *state.Network {
 	rec := w.Record
 	rec.Epoch, rec.ConfigHash = epoch, w.config()
@@ -273,6 +299,7 @@ func (w *want) record(epoch string, chosen choice, attachments []*state.Attachme
 	for _, gw := range w.Record.Gateways {
 		rec.Held = append(rec.Held, state.Held{Gateway: gw, Attachment: w.Owner})
 	}
+
 	for _, a := range attachments {
 		rec.Guard = rec.Guard || a.Guard != "" // containers of Docker may have one of their own
 		for _, address := range a.Addresses {
@@ -287,6 +314,7 @@ func (w *want) record(epoch string, chosen choice, attachments []*state.Attachme
 			}
 		}
 	}
+
 	return &rec
 }
 
@@ -301,13 +329,14 @@ func appendNew[T comparable](list []T, p T) []T {
 	return append(list, p)
 }
 
-// couldBe says why a network could not be built, nor a pod of it made. It asks without the lock, and changes nothing,
-// but for what reopen does.
+// couldBe returns the reason if a network could not be built, or no pod attached. It takes no lock and changes
+// nothing, except for the work of reopen.
 func couldBe(ctx context.Context, s *session, w *want) error {
 	if err := probe(ctx, s, w); err != nil {
 		return err
 	}
-	// Another firewall may let pass the subnets of pods that there are, and not the bridge.
+
+	// Another firewall may let the subnets of existing pods pass, but not the bridge.
 	rec := w.Record
 	rec.Subnets = nil
 	if is, err := s.Dir.LoadNetwork(rec.Name); err == nil && is.Bridge == rec.Bridge {
@@ -316,57 +345,68 @@ func couldBe(ctx context.Context, s *session, w *want) error {
 			s.Later(func() error { defer s.Leave(); return reopen(ctx, s, is.Name) })
 		}
 	}
+
 	if _, err := refuseObstacles(ctx, s, &rec, w.Gateway); err != nil {
 		return err
 	}
+
 	if err := s.Dir.CheckWritable(); err != nil {
 		return stateError(err)
 	}
+
 	if err := refuseIPv6(rec.Name, rec.SLAAC, w.Record.Subnets); err != nil {
 		return err
 	}
+
 	e, err := s.Dir.Epoch()
 	if err != nil {
-		e = state.Epoch{} // no record counts
+		e = state.Epoch{} // no record is valid
 	}
+
 	if _, err := refuseConflicts(ctx, s, w, e.Token()); err != nil || rec.Uplink == "" {
 		return err
 	}
+
 	_, err = refuseUplink(ctx, s, &w.Record)
 	return err
 }
 
-// probe asks for the facilities of the kernel that an Add needs.
+// probe checks the facilities of the kernel that an Add needs.
 func probe(ctx context.Context, s *session, w *want) error {
 	if err := s.Links.Probe(); err != nil {
 		return err
 	}
+
 	rec := &w.Record
 	if !rec.VLAN.IsZero() {
 		if err := s.Links.VLANs().Probe(ctx); err != nil {
 			return err
 		}
 	}
+
 	if err := s.Firewall.Probe(ctx); err != nil {
 		return err
 	}
+
 	if rec.NFCall == nil && w.Routed || rec.NFCall != nil && *rec.NFCall {
 		if err := bridge.ProbeNetfilter(); err != nil {
 			remedy := "set bridgeNFCall to false, if no service and no policy concerns pods of one node"
 			if rec.DefaultRoute == exitHost {
-				remedy = `set defaultRoute to "router" and bridgeNFCall to false: through the host, a firewall that drops what conntrack calls invalid stops every connection`
+				remedy = `set defaultRoute to "router" and bridgeNFCall to false: through the host, a firewall that ` +
+					`drops what conntrack calls invalid stops every connection`
 			}
 			return fmt.Errorf("bridgeNFCall: %w; or %s", err, remedy)
 		}
 	}
+
 	return nil
 }
 
-// isIPv6 says whether a prefix is of IPv6.
+// isIPv6 reports whether a prefix is of IPv6.
 func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
 
-// IsDeserted reports whether a network has no pod, and no bridge that another program or network uses. nerdctl and podman
-// remove a network without a word to the plugins, and give its subnet to the next one.
+// IsDeserted reports whether a network's bridge is gone and it has no pods. nerdctl and podman delete the bridge with
+// the network, without calling the plugins, and give its subnet to the next one.
 func (s *session) IsDeserted(ctx context.Context, o *state.Network) (bool, error) {
 	attachments, err := s.Attachments(o.Name)
 	if err != nil || len(attachments) > 0 {

@@ -15,42 +15,48 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Plugins further down a chain change attachments that are there already. A change is on the attachment's record,
-// as if its Add had been asked for it, before it is made: by the record, a Del finds what a killed call has made.
+// Plugins further down a chain change existing attachments. Each change is recorded before it is made, as if the
+// attachment's Add had requested it. So a Del finds the work of a killed call by the record.
 
-// attached gives the record of an attachment whose Add is done. A plugin of a list has its DEL before that of the one
-// whose ADD did not finish, and has given it nothing.
+// attached returns the record of an attachment whose Add is done. A plugin in a list gets its DEL even if the ADD of
+// the one before it failed, and then it has changed nothing.
 func (n *Node) attached(ctx context.Context, key Key) (*state.Attachment, error) {
 	if err := key.check(); err != nil {
 		return nil, err
 	}
+
 	rec, err := n.cfg.Dir.Load(key.Network, key.hash())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, failf(ErrNotAttached, "container %s has no attachment %s to network %q on record: DEL it and ADD it again", key.ContainerID, key.IfName, key.Network)
+		return nil,
+			failf(ErrNotAttached, "container %s has no attachment %s to network %q on record: DEL it and ADD it again",
+				key.ContainerID, key.IfName, key.Network)
 	case err != nil:
 		return nil, stateError(err)
 	case rec.State != state.Ready:
-		return nil, failf(ErrNotAttached, "the ADD of container %s did not finish: DEL it and ADD it again", key.ContainerID)
+		return nil,
+			failf(ErrNotAttached, "the ADD of container %s did not finish: DEL it and ADD it again", key.ContainerID)
 	}
+
 	return rec, nil
 }
 
-// Change is what plugins further down a chain ask for, of an attachment whose Add is done.
+// Change makes changes to a complete attachment, for plugins further down a chain.
 type Change struct {
 	node *Node
 	key  Key
 }
 
-// Change gives access to an attachment that is there.
+// Change returns access to an existing attachment.
 func (n *Node) Change(key Key) Change { return Change{n, key} }
 
-// do locks the attachment's record, and has it changed.
+// do locks the attachment's record, and changes it.
 func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attachment) error) error {
 	n := c.node
 	if _, err := n.attached(ctx, c.key); err != nil {
 		return err
 	}
+
 	lock, err := n.cfg.Dir.LockAttachment(c.key.Network, c.key.hash())
 	if err != nil {
 		return stateError(err)
@@ -60,6 +66,7 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 	if err != nil {
 		return err
 	}
+
 	s, err := n.openEntered(ctx)
 	if err != nil {
 		return err
@@ -69,31 +76,36 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 	return do(s, a, &next)
 }
 
-// Tuned tells of a MAC (nil: the same) and an MTU in bytes (0: the same) that another program
-// gives to a pod's interface: the guard, the port and the record follow. A MAC that a lease or a LAN
-// knows the pod by is ErrInvalid, that of another machine on the LAN ErrConflict (see RefuseMAC), and an attachment that
+// Tuned records the MAC (nil: unchanged) and the MTU in bytes (0: unchanged) that another program gives to a pod's
+// interface, and updates the guard and the port. For a MAC that identifies the pod to a lease or a LAN, the error is
+// ErrInvalid. For the MAC of another machine on the LAN it is ErrConflict (see RefuseMAC), and for an attachment that
 // is not on record ErrNotAttached. It needs CAP_NET_ADMIN.
 func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error {
 	if len(mac) != 0 && len(mac) != 6 || mtu < 0 {
 		return failf(ErrInvalid, "MAC %s and MTU %d cannot be an interface's", mac, mtu)
 	}
+
 	return c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		if mac != nil {
 			next.MAC = state.MAC(mac)
 		}
+
 		moved := !bytes.Equal(next.MAC, a.MAC)
 		if err := s.refuseMove(ctx, a, mac); err != nil {
 			return err
 		}
+
 		if mtu > a.MTU && a.MTU > 0 {
 			next.MTU = mtu
 			if err := s.Links.SetPortMTU(ctx, a.HostIf, mtu); err != nil {
 				return err
 			}
 		}
+
 		if !moved && next.MTU == a.MTU {
 			return nil
 		}
+
 		if moved {
 			if err := s.Firewall.Move(ctx, endpoint.Of(a), endpoint.Of(next)); err != nil {
 				return err
@@ -102,48 +114,59 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 				return err
 			}
 		}
+
 		return s.Dir.UpdateLocked(next)
 	})
 }
 
-// refuseMove refuses another MAC for an attachment that cannot have it; nil is the same MAC.
+// refuseMove returns an error if an attachment cannot have another MAC. nil means the present MAC.
 func (s *session) refuseMove(ctx context.Context, a *state.Attachment, mac net.HardwareAddr) error {
 	if mac == nil || bytes.Equal(mac, a.MAC) {
 		return nil
 	}
+
 	if a.Guard == nft.GuardUntrusted || a.SLAAC || a.IPAMType == endpoint.Leased {
-		return failf(ErrInvalid, "the MAC of interface %s, by which it has its lease or is known on its LAN, cannot be changed from %s to %s: "+
-			"ask for it at its ADD (the capability mac, or args.cni.mac)", a.IfName, a.MAC, mac)
+		return failf(ErrInvalid,
+			"the MAC of interface %s, by which it has its lease or is known on its LAN, cannot be changed from %s to "+
+				"%s: "+
+				"ask for it at its ADD (the capability mac, or args.cni.mac)", a.IfName, a.MAC, mac)
 	}
+
 	rec, err := s.Dir.LoadNetwork(a.Network)
 	if err != nil {
 		return stateError(err)
 	}
+
 	n := &site{s: s, rec: rec}
 	if err := n.find(ctx); err != nil {
 		return err
 	}
+
 	return n.refuseMAC(ctx, mac, endpoint.Addresses(a)...)
 }
 
-// Check compares an attachment's record with what Publish and Limit were asked for; nil is nothing. Node.Check
+// Check compares an attachment's record with the arguments of Publish and Limit. nil means no request. Node.Check
 // compares the kernel with the record. An attachment that is not on record is ErrNotAttached.
 func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth.Shape) ([]tombolo.Difference, error) {
 	a, err := c.node.attached(ctx, c.key)
 	if err != nil {
 		return nil, err
 	}
+
 	found := &findings{}
 	if ports != nil {
 		if a.PortSNAT != ports.SNAT {
-			found.Add("calls of its ports come from the host's address as by %s, which is not what was asked for", a.PortSNAT)
+			found.Add("calls of its ports come from the host's address as by %s, which is not what was asked for",
+				a.PortSNAT)
 		}
 		for _, p := range endpoint.Published(ports.Ports) {
-			if !slices.ContainsFunc(a.Published, func(has state.Published) bool { has.Withheld = false; return has == p }) {
+			if !slices.ContainsFunc(a.Published,
+				func(has state.Published) bool { has.Withheld = false; return has == p }) {
 				found.Add("port %s of the host does not lead to the pod", endpoint.PortText(p.Port))
 			}
 		}
 	}
+
 	if limits != nil {
 		want, _, err := limits.Effective(max(a.MTU, 1))
 		if err != nil {
@@ -153,5 +176,6 @@ func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth
 			found.Add("the limits are %+v, where %+v was asked for", a.Bandwidth, want)
 		}
 	}
+
 	return found.List, nil
 }

@@ -15,16 +15,17 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// Check compares an attachment with what Add made of it: its port, its limits and reservations, its network, and its
-// part in the firewall. Of the pod's inside it compares what the CNI specification asks for: that the interface is
-// there, with the addresses and routes of pod.Reported, and its MAC. A default route may lead anywhere, since other
-// plugins move it. Without pod.Reported, Check goes by the record. An attachment that is not on record, or whose Add
-// did not come to its end, is ErrNotAttached. Check changes nothing, but for this: if the host has been made a router
-// since, Check deletes the rules that dropped what the host forwards for others.
+// Check compares an attachment with the result of Add: its port, its limits and reservations, its network, and its
+// part of the firewall. Inside the pod it compares the parts that the CNI specification names: the interface with the
+// addresses and routes of pod.Reported, and its MAC. A default route may lead anywhere, since other plugins move it.
+// Without pod.Reported, Check uses the record. An attachment that is not on record, or whose Add is not complete, is
+// ErrNotAttached. Check changes nothing, except that it deletes the rules against forwarding for others if somebody
+// has made the host a router since.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
 	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err
 	}
+
 	s, err := n.openEntered(ctx)
 	if err != nil {
 		return nil, err
@@ -33,20 +34,23 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 	if err := reopen(ctx, s, nw.Name); err != nil {
 		return nil, err
 	}
+
 	rec, err := n.attached(ctx, pod.key(nw))
 	if err != nil {
 		return nil, err
 	}
+
 	k := &checking{s, nw, pod, rec}
 	found := &findings{}
 	if err := k.attachment(ctx, found); err != nil {
 		return nil, err
 	}
+
 	err = k.reservations(ctx, found)
 	return found.List, err
 }
 
-// checking is one Check under way.
+// checking is one Check in progress.
 type checking struct {
 	s   *session
 	nw  *Network
@@ -54,48 +58,55 @@ type checking struct {
 	rec *state.Attachment
 }
 
-// attachment compares the attachment's network, and what it has there.
+// attachment compares the attachment's network, and the attachment's parts there.
 func (k *checking) attachment(ctx context.Context, found *findings) error {
 	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
 	if err != nil {
 		found.Add("the record of network %q: %v", k.nw.Name, err)
 		return nil
 	}
+
 	shared, err := checkNetwork(ctx, k.s, rec, []*state.Attachment{k.rec})
 	if err != nil {
 		return err
 	}
+
 	found.AddAll(shared.List, "")
 	p, err := k.s.find(ctx, rec, k.rec)
 	if err != nil {
 		return err
 	}
+
 	p.pod.Close()
 	p.pod, p.lost, p.keeperOptional = k.pod.NetNS, nil, k.pod.Lease != nil && k.pod.Lease.KeeperOptional
 	k.expect(&p.want, found)
 	if err := p.look(ctx); err != nil {
 		return err
 	}
+
 	found.AddAll(p.found.List, "")
-	p.want.MTU, p.want.Down = 0, len(p.want.Addresses) == 0 // then the reference looks at no route
+	p.want.MTU, p.want.Down = 0, len(p.want.Addresses) == 0 // then the reference plugin looks at no route
 	p.anyDefault = true
 	inside, err := p.inside(ctx)
 	found.AddAll(inside, "")
 	return err
 }
 
-// expect sets what the pod's port and interface should be by the configuration, and by what other plugins report.
+// expect sets the expected properties of the pod's port and interface, from the configuration and the reports of
+// other plugins.
 func (k *checking) expect(port *bridge.Port, found *findings) {
 	port.Bridge = k.nw.Bridge
 	if !k.nw.VLAN.IsZero() {
 		port.VLAN = k.nw.VLAN
 	}
+
 	port.Hairpin, port.Isolated = k.nw.Hairpin && !sharesNIC(k.rec), k.nw.Isolated
 	told := k.pod.Reported
 	if told == nil {
 		return
 	}
-	// The entry has the MAC that Add gave, also if other plugins gave the pod another.
+
+	// The entry has the MAC from Add, even if other plugins gave the pod another.
 	port.StaticFDB = port.StaticFDB && bytes.Equal(told.MAC, port.PeerMAC)
 	port.PeerMAC = told.MAC
 	if text := told.HostMACs[k.rec.HostIf]; text != "" {
@@ -105,12 +116,13 @@ func (k *checking) expect(port *bridge.Port, found *findings) {
 			found.Add("prevResult gives the interface %s the MAC %.40q, which is invalid", k.rec.HostIf, text)
 		}
 	}
+
 	port.Addresses = k.expectedAddresses(told)
 	port.Routes = append(subnets(port.Addresses), routesFor(nil, told.Routes)...)
 }
 
-// expectedAddresses lists the addresses of the report that the pod's interface should have. A lease and an advertised
-// prefix come and go, so that the report is old: then only those count that are still on record.
+// expectedAddresses returns the reported addresses that the pod's interface should have. A lease and an advertised
+// prefix come and go, so the report may be outdated. Then only those count that are still on record.
 func (k *checking) expectedAddresses(told *Reported) []netip.Prefix {
 	onRecord := func(p netip.Prefix) bool {
 		return slices.ContainsFunc(k.rec.Addresses, func(a ipam.Address) bool { return a.Prefix == p })
@@ -121,18 +133,19 @@ func (k *checking) expectedAddresses(told *Reported) []netip.Prefix {
 			reported = append(reported, p)
 		}
 	}
+
 	if k.rec.IPAMType != endpoint.Leased && !k.rec.SLAAC {
 		return reported
 	}
 	return slices.DeleteFunc(reported, func(p netip.Prefix) bool { return autoconfigured(k.rec, p) || !onRecord(p) })
 }
 
-// reservations asks the allocator, about the addresses that the pod is reported to have. Addresses that others have
-// added need no reservation.
+// reservations asks the allocator about the pod's reported addresses. Addresses added by others need no reservation.
 func (k *checking) reservations(ctx context.Context, found *findings) error {
 	if k.rec.IPAMType == endpoint.Leased || k.nw.Allocator == nil {
 		return nil
 	}
+
 	allocator := k.s.bind(k.nw.Allocator, k.nw.Name, k.pod.key(k.nw).owner(), k.rec.Short)
 	var held []ipam.Address
 	for _, a := range k.rec.Addresses {
@@ -140,24 +153,27 @@ func (k *checking) reservations(ctx context.Context, found *findings) error {
 			held = append(held, a)
 		}
 	}
+
 	err := allocator.Check(ctx, k.pod.key(k.nw).owner(), held)
 	if err != nil && !allocator.Slow() {
 		found.Add("%v", err)
 		return nil
 	}
+
 	return err
 }
 
-// names says whether an address is among those that are reported.
+// names reports whether an address is among the reported ones.
 func (r *Reported) names(ip netip.Addr) bool {
 	is := func(p netip.Prefix) bool { return p.Addr() == ip }
-	return slices.ContainsFunc(r.Addresses, is) || slices.ContainsFunc(r.Unplaced, is) || slices.ContainsFunc(r.Others, is)
+	return slices.ContainsFunc(r.Addresses, is) || slices.ContainsFunc(r.Unplaced, is) ||
+		slices.ContainsFunc(r.Others, is)
 }
 
-// checkNetwork finds what of a network's own parts is not as its record has it. A network without
-// attachments needs none of it, unless the host itself goes by its bridge; without a bridge, too,
-// it may be one that a runtime has deleted.
-func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment) (*findings, error) {
+// checkNetwork compares a network's own parts with its record. A network without attachments needs none of them,
+// unless the host itself uses its bridge. Without a bridge, a runtime may have deleted the network.
+func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment) (*findings,
+	error) {
 	n := &site{s: s, rec: rec, attachments: attachments}
 	if len(attachments) == 0 {
 		if l, err := s.link(ctx, rec.Bridge); err == nil && l.Index == 0 {
@@ -166,6 +182,7 @@ func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachmen
 		n.lookAtOthers()
 		return &n.found, nil
 	}
+
 	err := n.look(ctx, parts())
 	return &n.found, err
 }

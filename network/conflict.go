@@ -21,14 +21,13 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// refuseConflicts refuses a network that would leave pods without their way: its own, if its
-// bridge or its mode has changed since, and others', if they have the same addresses. token is
-// that of the epoch. It lists records and addresses, so an Add asks only where it builds. It gives
-// the networks that had the same addresses and are deserted: the caller that builds takes them down.
+// refuseConflicts refuses a network that would cut pods off: its own, if its bridge or mode has changed, and others',
+// if they have the same addresses. token is the epoch's token. It lists records and addresses, so an Add calls it
+// only when it builds. It returns the deserted networks with the same addresses, which the building caller removes.
 func refuseConflicts(ctx context.Context, s *session, w *want, token string) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != token {
-		before = nil // or damaged: its settings are not known
+		before = nil // or damaged: its settings are unknown
 	}
 	if before != nil {
 		if err := refuseStranding(ctx, s, w, before); err != nil {
@@ -38,34 +37,43 @@ func refuseConflicts(ctx context.Context, s *session, w *want, token string) (de
 	return refuseOverlaps(ctx, s, w, before, token)
 }
 
-// refuseStranding refuses a change by which the network's present pods would lose their bridge or gateway.
+// refuseStranding refuses a change that would take the bridge or gateway from the network's present pods.
 func refuseStranding(ctx context.Context, s *session, w *want, before *state.Network) error {
 	was, is := mode(before.DefaultRoute, len(before.Gateways) > 0), mode(w.Record.DefaultRoute, w.Gateway)
+
 	// From l2 to gateway, pods lose nothing.
 	stays := before.GatewayLink() == w.Record.GatewayLink()
 	if stays && (was == is || was == "l2" && is == "gateway") {
 		return nil
 	}
+
 	attachments, err := s.Attachments(w.Record.Name)
 	if err != nil {
 		return err
 	}
-	pods := slices.DeleteFunc(attachments, func(a *state.Attachment) bool { return a.Hash() == w.Owner || a.State != state.Ready })
+
+	pods := slices.DeleteFunc(attachments,
+		func(a *state.Attachment) bool { return a.Hash() == w.Owner || a.State != state.Ready })
 	if len(pods) == 0 {
 		return nil
 	}
+
 	how := fmt.Sprintf("in mode %q, and its configuration now is of mode %q, in which they lose their gateway", was, is)
 	if !stays {
-		how = fmt.Sprintf("on bridge %s, and its configuration now names bridge %s, from which they are not reached", before.GatewayLink(), w.Record.GatewayLink())
+		how = fmt.Sprintf("on bridge %s, and its configuration now names bridge %s, from which they are not reached",
+			before.GatewayLink(), w.Record.GatewayLink())
 		if l, err := s.Links.Link(ctx, w.Record.Bridge); err == nil && l.Kind != "bridge" {
 			return failf(bridge.ErrNotBridge, "network %q has pods %s: %s is no bridge", w.Record.Name, how, l.Name)
 		}
 	}
-	return failf(ErrConflict, "network %q has %s %s: set it back, delete the pods first (tombolo gc reclaims those that died), or give the new configuration a name of its own",
+
+	return failf(ErrConflict,
+		"network %q has %s %s: set it back, delete the pods first (tombolo gc reclaims those that died), or give the "+
+			"new configuration a name of its own",
 		w.Record.Name, printable.Count(len(pods), "pod", "pods"), how)
 }
 
-// mode is what a configuration calls a network that is so.
+// mode returns the configuration's name for a network's mode.
 func mode(defaultRoute string, gateway bool) string {
 	switch {
 	case defaultRoute != "":
@@ -76,31 +84,37 @@ func mode(defaultRoute string, gateway bool) string {
 	return "l2"
 }
 
-// refuseOverlaps refuses subnets that another network, or the host, has already. It is for networks with a gateway,
-// whose subnets the host routes. Subnets that the network has on record are not compared again: otherwise its ADDs
-// would fail where another network took them later.
-func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Network, token string) (deserted []string, err error) {
+// refuseOverlaps refuses subnets that another network or the host has already. It is for networks with a gateway,
+// whose subnets the host routes. It does not compare subnets that the network has on record. Otherwise its ADDs would
+// fail if another network took them later.
+func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Network, token string) (deserted []string,
+	err error) {
 	if !w.Gateway {
 		return nil, nil
 	}
+
 	var fresh []netip.Prefix
 	for _, p := range w.Record.Subnets {
 		if !p.IsSingleIP() && (before == nil || !slices.Contains(before.Subnets, p)) {
 			fresh = append(fresh, p)
 		}
 	}
+
 	if len(fresh) == 0 {
 		return nil, nil
 	}
+
 	others, err := s.others(w.Record.Name)
 	if err != nil {
 		return nil, err
 	}
 	var bridges []string // of deserted networks
+
 	for _, o := range others {
 		if o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != token || len(o.Gateways) == 0 {
 			continue
 		}
+
 		for _, theirs := range o.Subnets {
 			if i := slices.IndexFunc(fresh, theirs.Overlaps); i >= 0 {
 				if is, err := s.IsDeserted(ctx, o); err != nil {
@@ -109,11 +123,15 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 					deserted, bridges = append(deserted, o.Name), append(bridges, o.GatewayLink())
 					break
 				}
-				return nil, failf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s of network %q on bridge %s: give it another subnet, or take the other network down (tombolo remove %s)",
-					w.Record.Name, w.Record.GatewayLink(), fresh[i], theirs, o.Name, o.GatewayLink(), o.Name)
+				return nil,
+					failf(ErrConflict,
+						"network %q on bridge %s: its subnet %s overlaps with %s of network %q on bridge %s: give it "+
+							"another subnet, or take the other network down (tombolo remove %s)",
+						w.Record.Name, w.Record.GatewayLink(), fresh[i], theirs, o.Name, o.GatewayLink(), o.Name)
 			}
 		}
 	}
+
 	return deserted, refuseConnected(ctx, s, w, fresh, bridges)
 }
 
@@ -124,18 +142,22 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 	if err != nil {
 		return err
 	}
+
 	addresses, err := s.Links.Addresses().List(ctx, addr.Filter{})
 	if err != nil {
 		return err
 	}
+
 	for _, a := range addresses {
 		i := slices.IndexFunc(fresh, a.Prefix.Overlaps)
 		if i < 0 || a.Prefix.IsSingleIP() || a.Prefix.Addr().IsLinkLocalUnicast() {
 			continue
 		}
+
 		ours := fresh[i]
-		// A subnet cut out of a wider network goes before it: pods are reached, and so is the rest,
-		// such as the router, unless that is in the subnet.
+
+		// A subnet cut out of a wider network takes precedence over it. Pods are reached, and so are the others, such
+		// as the router, unless the router is in the subnet.
 		if ours.Bits() > a.Prefix.Bits() && !ours.Contains(a.Prefix.Addr()) {
 			router, err := routerIn(ctx, s.Links, ours)
 			if err != nil {
@@ -145,25 +167,32 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 				continue
 			}
 		}
+
 		l, err := s.Links.LinkByIndex(ctx, a.Link)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // it has gone since
 		}
+
 		if err != nil {
 			return err
 		}
+
 		if own.Index != 0 && (l.Index == own.Index || l.Master == own.Index) || slices.Contains(going, l.Name) {
 			continue
 		}
-		return failf(ErrConflict, "network %q on bridge %s: its subnet %s overlaps with %s, which the host has on link %s: give the network another subnet, or that link another address",
+
+		return failf(ErrConflict,
+			"network %q on bridge %s: its subnet %s overlaps with %s, which the host has on link %s: give the "+
+				"network another subnet, or that link another address",
 			w.Record.Name, w.Record.GatewayLink(), ours, a.Prefix, l.Name)
 	}
+
 	return nil
 }
 
-// refuseAnswered refuses a gateway that another machine has, if that machine is reached by a port of the bridge that is
-// not a pod's of ours. It asks by ARP probes (RFC 5227). For IPv6 it returns the flags of an address for which the
-// kernel asks. Without such a port it asks nobody, and the address is usable at once.
+// refuseAnswered refuses a gateway address that another machine has, if that machine is behind a port of the bridge
+// that is not one of our pods'. It asks by ARP probes (RFC 5227). For IPv6 it returns the flags that make the kernel
+// ask. Without such a port it asks nobody, and the address is usable at once.
 func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint32, _ error) {
 	ports, err := n.s.Links.Ports(ctx, n.bridge.Index)
 	isForeign := func(l bridge.Link) bool {
@@ -173,6 +202,7 @@ func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint3
 	if err != nil || !slices.ContainsFunc(ports, isForeign) {
 		return unix.IFA_F_NODAD, err
 	}
+
 	if isIPv6(gw) {
 		return 0, nil
 	}
@@ -187,6 +217,7 @@ func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint3
 			return 0, n.answered(gw, owners[0].String())
 		}
 	}
+
 	return unix.IFA_F_NODAD, nil
 }
 
@@ -196,10 +227,11 @@ func (n *site) answered(gw netip.Prefix, by string) error {
 		"(`bridge link show master %[1]s` lists the ports)", n.bridge.Name, gw.Addr(), n.rec.Name, by)
 }
 
-// routerIn says whether a route of the host leads to a gateway in the subnet.
+// routerIn reports whether a route of the host leads to a gateway in the subnet.
 func routerIn(ctx context.Context, links *bridge.Conn, subnet netip.Prefix) (bool, error) {
 	routes, err := links.Routes().List(ctx, route.Filter{Family: nl.FamilyOf(subnet.Addr())})
 	return slices.ContainsFunc(routes, func(r route.Route) bool {
-		return subnet.Contains(r.Gateway) || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return subnet.Contains(h.Gateway) })
+		return subnet.Contains(r.Gateway) ||
+			slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return subnet.Contains(h.Gateway) })
 	}), err
 }

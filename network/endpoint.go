@@ -14,9 +14,9 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// endpointPart is a pod's elements in the sets of our table: its guard, its host ports, that it is masqueraded, and that
-// frames from the LAN are led to it. The guard is there before the port is made, and goes after it: a process may wait in the pod's namespace for its interface, bring
-// it up before any other does, and send until it is gone.
+// endpointPart is a pod's elements in the sets of our table: for its guard, its host ports, its masquerading, and
+// frames from the LAN. The guard is added before the port is created, and deleted after it: a process may wait in the
+// pod's namespace for its interface, bring it up first, and send until it is gone.
 type endpointPart struct{}
 
 func (endpointPart) look(ctx context.Context, p *attached) error {
@@ -29,23 +29,23 @@ func (endpointPart) mend(ctx context.Context, p *attached) error {
 	return p.s.Firewall.Replace(ctx, endpoint.In(p.Attachment, p.nw))
 }
 
-// entry is a pod in the firewall's sets, as far as its Add has come.
+// entry is a pod in the firewall's sets, in the course of its Add.
 type entry struct {
 	node     *Node
 	s        *session
 	hash     string
-	in       *state.Network // nil while the Add is under way, which asks for what its network has
-	getsMore bool           // addresses, after it got its port
-	pending  *state.Pending // the pod's record, while the Add is under way
-	attached bool           // the port is there
+	in       *state.Network // nil during the Add, which requests the network's settings
+	getsMore bool           // it gets more addresses after its port
+	pending  *state.Pending // the pod's record, during the Add
+	attached bool           // the port exists
 	tookOver bool           // host ports of the container's attachment to a LAN
 	back     undo
 
-	held   *nft.Endpoint // what holds the pod, since before its port was there; nil: nothing
-	wanted nft.Endpoint  // what was last asked for
+	held   *nft.Endpoint // the guard's elements, added before its port existed; nil if none
+	wanted nft.Endpoint  // the last requested endpoint
 }
 
-// endpoint is the pod as the firewall is to have it.
+// endpoint returns the intended endpoint of the pod.
 func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
 	if e.in != nil {
 		return endpoint.In(rec, e.in)
@@ -53,13 +53,13 @@ func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
 	return endpoint.Of(rec)
 }
 
-// holdBefore enters what holds the pod to its MAC and its addresses, and what leads frames from the LAN to it, before
-// its port is there.
-// A pod that gets its addresses later has its host ports then, too.
+// holdBefore adds the elements that hold the pod to its MAC and addresses, and those that send frames from the LAN to
+// it, before its port exists. A pod that gets its addresses later gets its host ports then, too.
 func (e *entry) holdBefore(ctx context.Context, rec *state.Attachment, want *want) error {
 	if rec.Guard == "" && rec.NIC == "" {
 		return nil
 	}
+
 	var ep nft.Endpoint
 	derive := func() {
 		e.wanted = e.endpoint(rec)
@@ -72,33 +72,37 @@ func (e *entry) holdBefore(ctx context.Context, rec *state.Attachment, want *wan
 		if e.attached {
 			return nil // it could not be deleted, and stays guarded
 		}
+
 		if e.held == nil {
-			// The kernel's answer may have been lost, and the elements be there. But what a
-			// killed Add left may have a port yet, whose guard these are.
+			// The kernel's answer may have been lost, and the elements may exist. But the remains of a killed Add may
+			// still have a port, which these elements guard.
 			if l, err := e.s.link(ctx, rec.HostIf); err != nil || l.Index != 0 {
 				return err
 			}
 		}
+
 		return e.s.Firewall.Remove(ctx, ep, e.wanted)
 	})
 	if err := e.enter(ctx, rec, want, func() error { derive(); return e.s.Firewall.Add(ctx, ep) }); err != nil {
 		return err
 	}
+
 	e.held = &ep
 	return nil
 }
 
-// add enters the pod into the firewall's sets, as far as it is not there yet. Withheld of the record's ports is set
-// where the container has one already. want is nil if the Add is done.
+// add adds the pod to the firewall's sets, except for existing elements. It sets Withheld for those of the record's
+// ports that the container has already. want is nil if the Add is done.
 func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) error {
 	ep := e.endpoint(rec)
 	if e.held == nil {
 		e.back.push(func(ctx context.Context) error { return e.s.Firewall.Remove(ctx, ep) })
 		return e.enter(ctx, rec, want, func() error { ep = e.endpoint(rec); return e.s.Firewall.Add(ctx, ep) })
 	}
+
 	e.wanted = ep
 	if !e.getsMore {
-		// All of it is there, unless another program has flushed it meanwhile.
+		// Everything exists, unless another program has flushed it.
 		if same, err := e.s.seen().Unchanged(); err != nil || same {
 			return err
 		}
@@ -106,7 +110,7 @@ func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) erro
 	return e.enter(ctx, rec, want, func() error { ep = e.endpoint(rec); return e.s.Firewall.Update(ctx, *e.held, ep) })
 }
 
-// refuseAddress says which pod has an address at a link, of those that are there.
+// refuseAddress returns an error that names the pod which has an address at a link.
 func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) error {
 	held, err := e.s.Firewall.AddressOwner(ctx, link, own)
 	if err != nil || held == nil {
@@ -118,45 +122,52 @@ func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) 
 	return fmt.Errorf("another pod of this node has it: %w", held)
 }
 
-// enter enters an endpoint, in the place of what a pod that is gone left.
+// enter adds an endpoint, in place of the remains of a pod that is gone.
 func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, add func() error) error {
 	if err := wanted(e.pending); err != nil {
 		return err
 	}
+
 	err := add()
 	if errors.Is(err, fs.ErrNotExist) && want != nil {
-		// A set went missing since we looked.
+		// A set has disappeared since the last look.
 		if _, err := ready(ctx, e.s, want); err != nil {
 			return err
 		}
 		err = add()
 	}
+
 	for conflict := (*nft.ConflictError)(nil); errors.As(err, &conflict); err = add() {
 		if err := wanted(e.pending); err != nil {
 			return err
 		}
+
 		stale, lookErr := e.isStale(ctx, conflict)
 		if lookErr != nil {
 			return errors.Join(err, lookErr)
 		}
+
 		if !stale {
 			if err := e.withhold(ctx, rec, conflict); err != nil {
 				return err
 			}
 			continue
 		}
+
 		if string(conflict.Owner) == e.hash && !e.attached {
 			// It is the guard of a port that a killed Add may have left.
 			if err := e.s.Links.Detach(ctx, rec.HostIf, endpoint.AliasOwner(e.hash)); err != nil {
 				return err
 			}
 		}
+
 		// No other remains of that Add are needed.
 		if err := e.s.Firewall.RemoveOwners(ctx, conflict.Owner); err != nil {
 			return err
 		}
+
 		if string(conflict.Owner) != e.hash && conflict.Network == rec.Network {
-			e.s.Later(func() error { // when the Add has given up its locks
+			e.s.Later(func() error { // when the Add has released its locks
 				ctx, cancel := context.WithTimeout(context.Background(), reclaimTimeout)
 				defer cancel()
 				_, err := e.node.teardown(e.s, rec.Network, nil).CollectDead(ctx, false)
@@ -164,36 +175,41 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 			})
 		}
 	}
+
 	return err
 }
 
-// isStale says whether the owner of an element is gone: it has no port, and no record of an Add that may be about
-// to make one. An element of this attachment is one that a killed Add left.
+// isStale reports whether the owner of an element is gone: it has no port, and no record of an Add that may be about
+// to create one. An element of this attachment itself is the remains of a killed Add.
 func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
 	hash := string(conflict.Owner)
 	if hash == "" || hash == e.hash {
 		return hash != "", nil
 	}
+
 	rec, err := e.s.Dir.Load(conflict.Network, hash)
 	if err == nil && rec.State != state.Ready {
 		return false, nil
 	}
+
 	l, err := e.s.link(ctx, "veth"+hash)
 	if err != nil {
 		return false, err
 	}
+
 	if l.Index == 0 {
 		renamed, err := e.s.Renamed(ctx, hash)
 		return !renamed, err
 	}
+
 	owner, ours := endpoint.ParseAlias(l.Alias)
 	return !ours || owner.Hash != hash, nil
 }
 
-// withhold leaves a host port to another attachment of the same container, which has it already: some runtimes hand
-// a container's ports to all of its networks. That attachment's record names those that wait, so that its Del
-// passes the port on. The error of any other conflict names the pod that has the port or address. Where that is an
-// address, that pod's reservation is lost, and the next Add gets another.
+// withhold leaves a host port to another attachment of the same container that has it already, since some runtimes
+// pass a container's ports to all of its networks. That attachment's record lists those that wait, so that its Del
+// passes the port on. For any other conflict, the error names the pod that has the port or address. If it is an
+// address, that pod's reservation is lost, and the next Add gets another address.
 func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *nft.ConflictError) error {
 	if conflict.Port == "" {
 		if has, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
@@ -201,17 +217,20 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 		}
 		return conflict
 	}
+
 	taken := func(by string) error {
 		return failf(ErrConflict, "port %s is already published by %s", conflict.Port, by)
 	}
 	if conflict.Owner == "" {
 		return taken("another program")
 	}
+
 	has, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner))
 	if err != nil {
 		return taken("endpoint " + string(conflict.Owner))
 	}
-	// All that it has at once: each conflict costs a transaction.
+
+	// Handle all of its ports at once: each conflict costs a transaction.
 	theirs := map[string]bool{}
 	for _, p := range has.Published {
 		theirs[p.String()] = !p.Withheld
@@ -231,6 +250,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 		for _, i := range shared {
 			rec.Published[i].Withheld = true
 		}
+
 		me := waitingOf(rec)
 		me.Addresses = prefixesOf(rec.Addresses)
 		err = e.s.await(ctx, has, me, 0)
@@ -238,6 +258,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 	if err != nil {
 		return failf(ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %w", conflict.Port, has.IfName, has.Network, err)
 	}
+
 	return nil
 }
 
@@ -259,7 +280,7 @@ func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared
 	return err
 }
 
-// describe names a pod as its operator knows it.
+// describe returns a pod's name for its operator.
 func describe(rec *state.Attachment) string {
 	id := rec.ContainerID
 	if len(id) > 12 {
@@ -271,13 +292,14 @@ func describe(rec *state.Attachment) string {
 	return "pod " + rec.Pod + " (container " + id + ")"
 }
 
-// isKnown says whether an attachment's record, which may be nil, tells all that the firewall's sets have of it.
+// isKnown reports whether an attachment's record, which may be nil, describes all its elements in the firewall's
+// sets.
 func isKnown(rec *state.Attachment) bool {
 	return rec != nil && rec.State == state.Ready && !rec.Moving
 }
 
-// RemoveElements takes an attachment out of the firewall's sets: by its keys where
-// its record tells them, else by its owner's name, which is a search.
+// RemoveElements removes an attachment from the firewall's sets: by its keys if its record contains them, else by a
+// search for its owner.
 func (s *session) RemoveElements(ctx context.Context, hash string, rec *state.Attachment) error {
 	if isKnown(rec) && s.Firewall.Remove(ctx, endpoint.Of(rec)) == nil {
 		return nil

@@ -8,32 +8,31 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// Errors of this package match these with errors.Is, where a program can do something about it. Other errors are
-// those of the packages that this one composes: of the kernel, as a rule.
+// Errors of this package match these with errors.Is if a program can react to them. Other errors come from the
+// packages below, usually from the kernel.
 var (
-	// ErrInvalid says that an argument or a configuration is not valid.
+	// ErrInvalid means that an argument or a configuration is invalid.
 	ErrInvalid = tombolo.ErrInvalid
-	// ErrState says that the state directory, or the directory of leases, cannot be used.
+	// ErrState means that the state directory, or the directory of leases, cannot be used.
 	ErrState = errors.New("state cannot be read or written")
-	// ErrTryAgain says that a later call may succeed.
+	// ErrTryAgain means that a later call may succeed.
 	ErrTryAgain = errors.New("try again later")
-	// ErrHostNamespace says that a pod's namespace is the one that the bridge is in. It
-	// comes with ErrInvalid.
+	// ErrHostNamespace means that a pod's namespace is the one that contains the bridge. The error then matches
+	// ErrInvalid too.
 	ErrHostNamespace = errors.New("the pod's namespace is the host's own")
-	// ErrExists says that there is such an attachment already.
+	// ErrExists means that the attachment exists already.
 	ErrExists = errors.New("the attachment exists")
-	// ErrNotAttached says that there is no such attachment, or that its Add has not come to
-	// its end.
+	// ErrNotAttached means that there is no such attachment, or that its Add is not complete.
 	ErrNotAttached = errors.New("no such attachment")
-	// ErrAttached says that a network, or an uplink, is in use by attachments.
+	// ErrAttached means that a network, or an uplink, is in use by attachments.
 	ErrAttached = errors.New("there are attachments")
-	// ErrConflict says that an address, a port or a link belongs to another owner.
+	// ErrConflict means that an address, a port or a link belongs to another owner.
 	ErrConflict = errors.New("it belongs to another owner")
-	// ErrNoGateway says that there is no address for pods to send to.
+	// ErrNoGateway means that there is no address for pods to send to.
 	ErrNoGateway = errors.New("no gateway")
-	// ErrNoLink says that a link is not there, or of a kind that nothing can be attached to.
+	// ErrNoLink means that a link does not exist, or is of a kind that nothing can be attached to.
 	ErrNoLink = errors.New("no link to attach to")
-	// ErrObstructed says that another firewall would drop what pods send.
+	// ErrObstructed means that another firewall would drop the pods' packets.
 	ErrObstructed = errors.New("another firewall is in the way")
 )
 
@@ -56,7 +55,7 @@ func stateError(err error) error {
 	return failf(ErrState, "%w", err)
 }
 
-// joinSteps runs all steps, also after one that failed, and joins their errors.
+// joinSteps runs all steps, even after a failed one, and joins their errors.
 func joinSteps(steps ...func() error) error {
 	var errs []error
 	for _, step := range steps {
@@ -65,13 +64,12 @@ func joinSteps(steps ...func() error) error {
 	return errors.Join(errs...)
 }
 
-// undo keeps the way back from each step that was taken.
+// undo contains the functions that undo the steps so far.
 type undo []func(context.Context) error
 
 func (u *undo) push(step func(context.Context) error) { *u = append(*u, step) }
 
-// run takes the steps back in reverse, all of them, and joins what goes wrong to
-// the cause.
+// run undoes all steps in reverse order, and joins the errors to the cause.
 func (u undo) run(cause error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), UndoTimeout)
 	defer cancel()

@@ -55,7 +55,7 @@ func attach(ctx context.Context, ns *netns.NS) error {
 	}
 	pods := network.Network{
 		Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true, Hairpin: true,
-		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // by which Del gives the address back
+		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // Del needs it to give the address back
 	}
 	pod := network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: ns, Path: path, Ports: ports}
 	made, err := node.Add(ctx, &pods, &pod)

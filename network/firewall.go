@@ -13,67 +13,74 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// firewallPart is the network's rules in our own table. Their sets are its pods' (endpoint.go).
+// firewallPart is the network's rules in our own table. The elements of the sets belong to its pods (endpoint.go).
 type firewallPart struct{}
 
 func (firewallPart) look(ctx context.Context, n *site) error {
-	if n.usual && n.bridge.Index == 0 {
-		return nil // that is no matter of the firewall
+	if n.quick && n.bridge.Index == 0 {
+		return nil // not a matter of the firewall
 	}
+
 	if n.closed == nil {
 		if _, err := n.lookAtForwarding(ctx, n.needs()); err != nil {
 			return err
 		}
 	}
+
 	rules := n.rules()
 	return n.lookAtRules("the rules of network "+n.rec.Name,
 		func() (bool, error) { return n.s.Firewall.Ready(ctx, rules) },
 		func() ([]tombolo.Difference, error) { return n.s.Firewall.Check(ctx, rules) })
 }
 
-// lookAtRules asks whether rules are ready, where the site is usual, and compares them if not: for an Add it is enough
-// that they are not.
+// lookAtRules asks whether rules are ready if a quick look suffices, and otherwise compares them. For an Add it is
+// enough to know that they are not ready.
 func (n *site) lookAtRules(what string, ready func() (bool, error), check func() ([]tombolo.Difference, error)) error {
-	if n.usual {
+	if n.quick {
 		if ok, err := ready(); ok || err != nil {
 			return err
 		}
 	}
+
 	var diffs []tombolo.Difference
 	var err error
-	if n.want == nil || !n.usual {
+	if n.want == nil || !n.quick {
 		diffs, err = check()
 	}
+
 	n.found.AddAll(diffs, tombolo.RemedyRepair)
-	if n.usual && err == nil && len(diffs) == 0 {
+	if n.quick && err == nil && len(diffs) == 0 {
 		n.found.Add("%s were touched", what)
 	}
+
 	return err
 }
 
 func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
-	if err := n.findAt(ctx); err != nil { // earlier parts may have made it
+	if err := n.findAt(ctx); err != nil { // earlier parts may have created it
 		return false, err
 	}
 	return n.s.Firewall.Prepare(ctx, n.rules())
 }
 
-// declareMended says that the sets of networks have all that belongs there.
+// declareMended declares that the networks' sets contain everything again.
 func declareMended(ctx context.Context, s *session, sites ...*site) error {
-	var back []nft.Endpoint // of all of them: they share sets
+	var back []nft.Endpoint // of all networks, since they share sets
 	for _, n := range sites {
 		back = append(back, n.back...)
 	}
+
 	for _, n := range sites {
 		if _, err := s.Firewall.Ensure(ctx, n.rules(), back...); err != nil {
 			return fmt.Errorf("network %s: %w", n.rec.Name, err)
 		}
 	}
+
 	if len(sites) == 0 {
 		return nil // there are no rules
 	}
 
-	// What was told of the host may have been flushed since. From here on, another flush shows.
+	// The facts about the host may have been flushed. From here on, another flush is noticed.
 	return s.setHost(ctx)
 }
 
@@ -98,11 +105,13 @@ func refuseOthers(s *session, rec *state.Network) error {
 	if err != nil {
 		return err
 	}
+
 	for _, o := range others {
 		otherEgress := o.Bridge == rec.Bridge && o.Egress != rec.Egress
 		if (o.Mark == 0 || o.Mark == rec.Mark) && !otherEgress {
 			continue
 		}
+
 		attachments, err := s.Attachments(o.Name)
 		if err != nil {
 			return err
@@ -111,14 +120,16 @@ func refuseOthers(s *session, rec *state.Network) error {
 			return failf(ErrConflict, "egressPolicy %q: network %q, which has pods on bridge %s too, has %q: give both the same, or another bridge", rec.Egress, o.Name, o.Bridge, o.Egress)
 		}
 		if len(attachments) > 0 {
-			return failf(ErrConflict, "forwardMark %#x: network %q, which has pods, uses %#x, and all networks of a node share one: give both the same", rec.Mark, o.Name, o.Mark)
+			return failf(ErrConflict,
+				"forwardMark %#x: network %q, which has pods, uses %#x, and all networks of a node share one: give "+
+					"both the same", rec.Mark, o.Name, o.Mark)
 		}
 	}
+
 	return nil
 }
 
-// rules describes the network to the firewall: as its record has it, and as its
-// bridge is.
+// rules describes the network to the firewall, by its record and the state of its bridge.
 func (n *site) rules() nft.Network {
 	rec, l := n.rec, n.bridge
 	nw := nft.Network{
@@ -133,33 +144,36 @@ func (n *site) rules() nft.Network {
 	if rec.VLAN.ID != 0 {
 		nw.VLANOf = rec.Bridge
 	}
+
 	nw.Share = n.share
 	if !l.Promiscuous || l.Bridge == nil { // another link may have the name
 		return nw
 	}
-	// Only what passes the firewall on the bridge is there twice: without that, the
-	// rules would take the only copy.
+
+	// Only packets that pass the firewall on the bridge exist twice. Otherwise the rules would drop the only copy.
 	for _, gw := range rec.Gateways {
 		if passesFirewall(l.Bridge, gw.Addr().Is4()) {
 			nw.Dedup = append(nw.Dedup, nft.Dedup{BridgeMAC: l.MAC, Gateway: gw.Addr(), Subnet: gw.Masked()})
 		}
 	}
+
 	return nw
 }
 
-// passesFirewall reports whether packets of IPv4, or of IPv6, that a bridge switches pass the firewall: by an attribute
-// of the bridge, or by a parameter of the calling thread's namespace.
+// passesFirewall reports whether IPv4 or IPv6 packets that a bridge forwards pass the firewall, by an attribute of
+// the bridge or a parameter of the calling thread's namespace.
 func passesFirewall(b *bridge.BridgeState, ipv4 bool) bool {
 	own, path := b.NFCallIPTables, "net/bridge/bridge-nf-call-iptables"
 	if !ipv4 {
 		own, path = b.NFCallIP6Tables, "net/bridge/bridge-nf-call-ip6tables"
 	}
 	all, err := sysctl.Read(path)
+
 	// Without the parameter there is no br_netfilter.
 	return err == nil && (own || all == "1")
 }
 
-// nfCall says whether what a bridge forwards passes the firewall.
+// nfCall reports whether bridged packets pass the firewall.
 func nfCall(l *bridge.Link) bool {
 	return l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil
 }

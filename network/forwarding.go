@@ -17,27 +17,29 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// forwardingPart has the host forward what pods send, and what is sent to them, and nothing for others unless its owner
-// made it a router. The rules that keep it from that are the firewall's part.
+// forwardingPart makes the host forward packets from and to pods, and none for others unless its owner made it a
+// router. The rules against the latter belong to firewallPart.
 type forwardingPart struct{}
 
-// needs describes the host as the network needs it: it forwards the families of gateways, and of pods that ports of
-// the host lead to, and those of pods whose default route leads through the host (ExitHost). An Add asks for its own pod
-// alone.
+// needs returns the network's needs of the host: the host forwards the families of gateways, of pods that ports of
+// the host lead to, and of pods with a default route through the host (ExitHost). An Add includes only its own pod.
 func (n *site) needs() (r bridge.Routing) {
 	need := func(a netip.Addr) { r.IPv4, r.IPv6 = r.IPv4 || a.Is4(), r.IPv6 || a.Is6() }
 	gateways := n.rec.Gateways
-	if n.usual && n.want != nil {
+	if n.quick && n.want != nil {
 		gateways = n.want.Record.Gateways
 	}
+
 	for _, gw := range gateways {
 		need(gw.Addr())
 	}
+
 	if n.want != nil {
 		for _, a := range n.want.Reached {
 			need(a)
 		}
 	}
+
 	for _, a := range n.attachments {
 		for _, address := range a.Addresses {
 			if len(a.Published) > 0 {
@@ -49,35 +51,41 @@ func (n *site) needs() (r bridge.Routing) {
 	if n.at.Index != 0 && len(n.rec.Gateways) > 0 {
 		r.Input = n.at.Name
 	}
+
 	if n.rec.DefaultRoute == exitHost {
 		r.IPv4, r.IPv6 = true, r.IPv6 || n.rec.SLAAC
 	}
+
 	return r
 }
 
-// lookAtForwarding notes which families the host forwards for pods only, or would if a difference was mended.
+// lookAtForwarding notes the families that the host forwards for pods only, or would forward after a repair.
 func (n *site) lookAtForwarding(ctx context.Context, needs bridge.Routing) (pods bridge.Routing, _ error) {
 	pods, router, err := n.s.Links.Forwards(ctx)
 	if err != nil {
 		return pods, err
 	}
+
 	n.closed = []nft.Closed{}
 	if (pods.IPv4 || needs.IPv4) && !router.IPv4 {
 		n.closed = append(n.closed, nft.Closed{Routers: n.rec.Routers4})
 	}
+
 	if (pods.IPv6 || needs.IPv6) && !router.IPv6 {
 		n.closed = append(n.closed, nft.Closed{IPv6: true, Routers: n.rec.Routers6})
 	}
 	return pods, err
 }
 
-// routers4 lists the links that their owner has forward IPv4 on a host that is no router: with another value than ours.
+// routers4 lists the links that their owner lets forward IPv4 on a host that is no router: those with a value other
+// than ours.
 func routers4() ([]string, error) { return routers("ipv4", "forwarding", "0", sysctl.OwnForwarding) }
 
 // routers lists the links with another value of a parameter than these.
 func routers(family, name string, others ...string) ([]string, error) {
 	values, err := sysctl.Links(family, name)
-	maps.DeleteFunc(values, func(link, value string) bool { return link == "default" || slices.Contains(others, value) })
+	maps.DeleteFunc(values,
+		func(link, value string) bool { return link == "default" || slices.Contains(others, value) })
 	return slices.Sorted(maps.Keys(values)), err
 }
 
@@ -89,9 +97,11 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 	if err != nil {
 		return err
 	}
+
 	if needs.IPv4 && !pods.IPv4 {
 		n.found.Advise(tombolo.RemedyRepair, "the host does not forward IPv4 (net.ipv4.conf.*.forwarding)")
 	}
+
 	if needs.IPv6 && !pods.IPv6 {
 		parameter := "*." + forceForwarding
 		if !sysctl.Exists(sysctl.Link("ipv6", "lo", forceForwarding)) {
@@ -100,17 +110,19 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 		n.found.Advise(tombolo.RemedyRepair, "the host does not forward IPv6 (net.ipv6.conf.%s)", parameter)
 	}
 
-	// A family that the host does not forward has been named.
+	// A family that the host does not forward was reported above.
 	needs.IPv4, needs.IPv6 = needs.IPv4 && pods.IPv4, needs.IPv6 && pods.IPv6
-	if n.usual {
+	if n.quick {
 		return nil
 	}
+
 	n.lookAtOthers()
 	diffs, err := n.s.Links.CheckRouting(ctx, needs)
 	n.found.AddAll(diffs, tombolo.RemedyRepair)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // a link is gone, which is said of the link
+		return nil // a link is gone, which another part reports
 	}
+
 	return err
 }
 
@@ -119,12 +131,15 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	if err := n.noteRouters(); err != nil {
 		return false, err
 	}
+
 	if _, err := n.s.Links.EnsureRouting(ctx, needs); err != nil {
 		return false, err
 	}
+
 	if _, err := n.lookAtForwarding(ctx, needs); err != nil {
 		return false, err
 	}
+
 	n.rec.Closed4 = slices.ContainsFunc(n.closed, func(c nft.Closed) bool { return !c.IPv6 })
 	n.rec.Closed6 = slices.ContainsFunc(n.closed, func(c nft.Closed) bool { return c.IPv6 })
 	if n.rec.Routers4 = nil; n.rec.Closed4 {
@@ -134,18 +149,19 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 		}
 		n.rec.Routers4, n.closed[0].Routers = links, links // IPv4 is the first
 	}
+
 	return false, nil
 }
 
-// isRouterNow reports whether the owner of the host made it a router after the network's rules were set up to drop what
-// the host forwards for others.
+// isRouterNow reports whether the owner of the host made it a router after the network got rules against forwarding
+// for others.
 func isRouterNow(rec *state.Network) bool {
 	isOn := func(path string) bool { value, err := sysctl.Read(path); return err == nil && value != "0" }
 	return rec.Closed4 && isOn("net/ipv4/ip_forward") || rec.Closed6 && isOn("net/ipv6/conf/all/forwarding")
 }
 
-// isOpened reports whether isRouterNow holds, or the owner has other links forward than when the rules were set up. It
-// reads a parameter of each link.
+// isOpened reports whether isRouterNow holds, or the owner lets other links forward than when the rules were set up.
+// It reads a parameter of each link.
 func isOpened(rec *state.Network) bool {
 	if !rec.Closed4 || isRouterNow(rec) {
 		return isRouterNow(rec)
@@ -154,24 +170,28 @@ func isOpened(rec *state.Network) bool {
 	return err == nil && !slices.Equal(links, rec.Routers4)
 }
 
-// lookAtOthers adds that isOpened holds.
+// lookAtOthers adds a difference if isOpened holds.
 func (n *site) lookAtOthers() {
 	if isOpened(n.rec) {
-		n.found.Advise(tombolo.RemedyRepair, "the host's owner changed what it forwards for others (net.ipv4.ip_forward, "+
-			"net.ipv6.conf.all.forwarding, or of a link), and the rules of network %s drop it as before", n.rec.Name)
+		n.found.Advise(tombolo.RemedyRepair,
+			"the host's owner changed what it forwards for others (net.ipv4.ip_forward, "+
+				"net.ipv6.conf.all.forwarding, or of a link), and the rules of network %s drop it as before",
+			n.rec.Name)
 	}
 }
 
-// reopen has the network's rules stop dropping what the owner has the host forward for others, if isOpened. Then it
-// takes the exclusive lock.
+// reopen changes the network's rules if isOpened holds, so that they no longer drop packets that the owner lets the
+// host forward. For that it takes the exclusive lock.
 func reopen(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil || !isOpened(rec) {
-		return nil // the record is another part's matter
+		return nil // another part reports the record
 	}
+
 	if err := s.EnterAlone(ctx); err != nil {
 		return err
 	}
+
 	if rec, err = s.Dir.LoadNetwork(name); err != nil || rec.Epoch != s.Epoch.Token() {
 		return stateError(err)
 	}
@@ -180,22 +200,25 @@ func reopen(ctx context.Context, s *session, name string) error {
 	if err := n.find(ctx); err != nil {
 		return err
 	}
+
 	for _, p := range []part{forwardingPart{}, firewallPart{}} {
 		if _, err := p.make(ctx, n); err != nil {
 			return err
 		}
 	}
+
 	return stateError(s.Dir.SaveNetwork(rec))
 }
 
-// noteRouters puts on record the links that their owner has forward IPv6, before others do so for pods: afterwards they
-// cannot be told apart, as the parameter is either 0 or 1.
+// noteRouters records the links that their owner lets forward IPv6, before other links forward it for pods.
+// Afterwards they cannot be distinguished, since the parameter is only 0 or 1.
 func (n *site) noteRouters() (err error) {
-	// The kernel never sets "default" back by itself.
+	// The kernel never resets "default" itself.
 	if later, _ := sysctl.Read(sysctl.Link("ipv6", "default", forceForwarding)); later != "1" {
 		n.rec.Routers6, err = routers("ipv6", forceForwarding, "0")
 		return err
 	}
+
 	records, _, err := n.s.Dir.ListNetworks()
 	for _, rec := range records {
 		if len(n.rec.Routers6) == 0 && rec.Epoch == n.rec.Epoch {
@@ -205,8 +228,8 @@ func (n *site) noteRouters() (err error) {
 	return stateError(err)
 }
 
-// stopForwarding sets back what forwardingPart made, with the last network, as far as nobody has changed it since. On
-// kernels before Linux 6.17 the host goes on forwarding IPv6.
+// stopForwarding reverts the settings of forwardingPart, with the last network, unless somebody has changed them
+// since. On kernels before Linux 6.17 the host continues to forward IPv6.
 func stopForwarding(rec *state.Network) error {
 	err := sysctl.Replace("ipv4", "forwarding", sysctl.OwnForwarding, "0")
 	return errors.Join(err, sysctl.Replace("ipv6", forceForwarding, "1", "0", rec.Routers6...))
@@ -220,15 +243,19 @@ func refuseIPv6(network string, slaac bool, subnets []netip.Prefix, routes ...ro
 	if i := slices.IndexFunc(routes, func(r route.Route) bool { return isIPv6(r.Dst) }); i >= 0 {
 		asked = fmt.Sprintf("a route to %s", routes[i].Dst)
 	}
+
 	if i := slices.IndexFunc(subnets, isIPv6); i >= 0 {
 		asked = fmt.Sprintf("an address in %s", subnets[i])
 	}
+
 	if slaac {
 		asked = `ipv6 "slaac"`
 	}
+
 	if asked == "" || sysctl.HasIPv6() {
 		return nil
 	}
+
 	return failf(tombolo.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: "+
 		"take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line "+
 		"(and with a kernel that has IPv6)", network, asked)

@@ -18,17 +18,19 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// gatewayPart is the gateways' addresses on the bridge, or on the host's link in its VLAN, with the host's
-// routes to their subnets.
+// gatewayPart is the gateways' addresses on the bridge, or on the host's link in its VLAN, with the host's routes to
+// their subnets.
 type gatewayPart struct{}
 
 func (gatewayPart) look(ctx context.Context, n *site) error {
 	if n.at.Index == 0 {
 		return nil
 	}
-	if n.usual {
+
+	if n.quick {
 		return n.lookAtOwnGateways(ctx)
 	}
+
 	if path := n.advertisements(); path != "" {
 		if have, err := sysctl.Read(path); err != nil {
 			return err
@@ -37,19 +39,23 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 			n.found.AddAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
 		}
 	}
+
 	have, err := n.s.Links.Addresses().List(ctx, addr.Filter{Link: n.at.Index})
 	if err != nil {
 		return err
 	}
+
 	n.lookAtLinkLocal(have)
 	for _, gw := range n.rec.Gateways {
 		if !has(have, gw) {
 			n.lacksGateway(gw, have)
 			continue
 		}
+
 		if !n.at.Up {
-			continue // the kernel has no route by a link that is down
+			continue // the kernel has no route through a link that is down
 		}
+
 		wrong, err := checkSubnet(ctx, n.s.Links.Routes(), gw, n.at.Index)
 		if err != nil {
 			return err
@@ -58,26 +64,29 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 			n.found.Advise(tombolo.RemedyRepair, "bridge %s: the host's route to %s %s", n.at.Name, gw.Masked(), wrong)
 		}
 	}
+
 	return nil
 }
 
-// lacksGateway says that a gateway is missing. Another address that overlaps is not ours to replace.
+// lacksGateway reports that a gateway is missing. An overlapping address of another owner is not replaced.
 func (n *site) lacksGateway(gw netip.Prefix, have []addr.Address) {
 	for _, a := range have {
 		if inTheWay(n.rec, gw, a.Prefix) {
-			n.found.Advise(tombolo.RemedyConfigure, "bridge %s: the gateway %s is missing, and in its place is %s", n.at.Name, gw, a.Prefix)
+			n.found.Advise(tombolo.RemedyConfigure, "bridge %s: the gateway %s is missing, and in its place is %s",
+				n.at.Name, gw, a.Prefix)
 			return
 		}
 	}
 	n.found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
 }
 
-// lookAtLinkLocal looks for what giveLinkLocal gives, where a gateway of IPv6 is there.
+// lookAtLinkLocal looks for the address of giveLinkLocal, if there is an IPv6 gateway.
 func (n *site) lookAtLinkLocal(have []addr.Address) {
 	is6 := func(gw netip.Prefix) bool { return isIPv6(gw) && has(have, gw) }
 	own := func(a addr.Address) bool { return isIPv6(a.Prefix) && a.Prefix.Addr().IsLinkLocalUnicast() }
 	if n.at.Up && slices.ContainsFunc(n.rec.Gateways, is6) && !slices.ContainsFunc(have, own) {
-		n.found.Advise(tombolo.RemedyRepair, "bridge %s: a link-local IPv6 address, from which the host asks for pods, is missing", n.at.Name)
+		n.found.Advise(tombolo.RemedyRepair,
+			"bridge %s: a link-local IPv6 address, from which the host asks for pods, is missing", n.at.Name)
 	}
 }
 
@@ -85,19 +94,20 @@ func has(have []addr.Address, p netip.Prefix) bool {
 	return slices.ContainsFunc(have, func(a addr.Address) bool { return a.Prefix == p })
 }
 
-// inTheWay says that an address of a gateways' link is none of them, and overlaps with one.
+// inTheWay reports whether an address of the gateways' link is not a gateway, and overlaps with one.
 func inTheWay(rec *state.Network, gw, is netip.Prefix) bool {
 	return is.Overlaps(gw) && !is.Addr().IsLinkLocalUnicast() && !slices.Contains(rec.Gateways, is)
 }
 
-// lookAtOwnGateways asks for those of an Add's pod, each in one request: for IPv6 by a get of the address.
-// IPv4 has no such get, so the routing table is asked whether the host has it; for IPv6 it would not do, since
-// the kernel makes the address's route some milliseconds after the address.
+// lookAtOwnGateways looks for the gateways of an Add's pod, each in one request: for IPv6 by a get of the address.
+// IPv4 has no such get, so it asks the routing table whether the host has the address. This is unsuitable for IPv6,
+// since the kernel adds the address's route some milliseconds after the address.
 func (n *site) lookAtOwnGateways(ctx context.Context) error {
 	gateways := n.rec.Gateways
 	if n.want != nil {
 		gateways = n.want.Record.Gateways
 	}
+
 	for _, gw := range gateways {
 		var ok bool
 		var err error
@@ -108,13 +118,16 @@ func (n *site) lookAtOwnGateways(ctx context.Context) error {
 			r, err = n.s.Links.Routes().Get(ctx, gw.Addr())
 			ok = err == nil && r.Type == unix.RTN_LOCAL
 		}
+
 		if err != nil && !route.NoRoute(err) {
 			return err
 		}
+
 		if !ok {
 			n.found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
 		}
 	}
+
 	return nil
 }
 
@@ -124,6 +137,7 @@ func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
 			return false, err
 		}
 	}
+
 	if slices.ContainsFunc(n.rec.Gateways, isIPv6) {
 		if err := n.giveLinkLocal(ctx); err != nil {
 			return false, err
@@ -132,9 +146,9 @@ func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, n.buildGateways(ctx, n.want != nil && n.want.ForceAddress)
 }
 
-// advertisements is the parameter that is to be 0, by which the gateways' link would take router advertisements: a
-// pod must not give the host addresses and routes. It is empty where there is none to hold: the kernel need not have
-// IPv6, and by a bridge with an uplink it is the LAN's router that advertises.
+// advertisements returns the path of the parameter that must be 0, so that the gateways' link ignores router
+// advertisements: a pod must not give the host addresses and routes. It returns "" if there is none: the kernel may
+// lack IPv6, and on a bridge with an uplink the LAN's router sends advertisements.
 func (n *site) advertisements() string {
 	path := sysctl.Link("ipv6", n.at.Name, "accept_ra")
 	routes := n.bridge.Alias == endpoint.BridgeAlias || len(n.rec.Gateways) > 0
@@ -144,21 +158,21 @@ func (n *site) advertisements() string {
 	return path
 }
 
-// giveLinkLocal gives the gateways' link the address from which the host, as a router, asks
-// for pods (RFC 4861, section 7.2.2). One that the kernel makes would not do: it is
-// of no use until duplicate detection is over, and a bridge that began without
-// IPv6 never gets it.
+// giveLinkLocal gives the gateways' link the address that the host, as a router, uses to ask for pods (RFC 4861,
+// section 7.2.2). The kernel's own link-local address is unsuitable: it is unusable until duplicate address detection
+// is over, and a bridge that began without IPv6 never gets it.
 func (n *site) giveLinkLocal(ctx context.Context) error {
 	if _, err := sysctl.Ensure(sysctl.Link("ipv6", n.at.Name, "disable_ipv6"), "0"); err != nil {
 		return err
 	}
-	own := addr.Address{Prefix: netip.PrefixFrom(bridge.LinkLocal(n.at.MAC), 64), Link: n.at.Index, Flags: unix.IFA_F_NODAD}
+	own := addr.Address{Prefix: netip.PrefixFrom(bridge.LinkLocal(n.at.MAC), 64), Link: n.at.Index,
+		Flags: unix.IFA_F_NODAD}
 	_, err := n.s.Links.Addresses().Ensure(ctx, own)
 	return err
 }
 
-// gatewaysInUse says whether each gateway that this ADD does not ask for is still needed: whether the attachment that
-// holds it, by an earlier configuration or another subnet, is there.
+// gatewaysInUse reports whether each gateway that this ADD does not request is still needed: whether the attachment
+// that holds it, by an earlier configuration or another subnet, exists.
 func gatewaysInUse(s *session, rec *state.Network, w *want) bool {
 	for _, held := range rec.Held {
 		if slices.Contains(w.Record.Gateways, held.Gateway) {
@@ -171,18 +185,19 @@ func gatewaysInUse(s *session, rec *state.Network, w *want) bool {
 	return true
 }
 
-// buildGateways puts the gateways on the bridge, and takes those off that no pod
-// needs any more.
+// buildGateways adds the gateways to the bridge, and removes those that no pod needs any more.
 func (n *site) buildGateways(ctx context.Context, force bool) error {
 	s, rec, l := n.s, n.rec, n.at
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
 	if err != nil {
 		return err
 	}
+
 	stale, err := staleGateways(s, rec)
 	if err != nil {
 		return err
 	}
+
 	usable, err := addr.Listen(nil)
 	if err != nil {
 		return err
@@ -194,15 +209,18 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 				continue
 			}
 			if !force && !slices.Contains(stale, a.Prefix) {
-				return failf(ErrConflict, "bridge %s has the address %s, which overlaps with the gateway %s of network %q: set forceAddress to replace it, or choose another bridge",
+				return failf(ErrConflict,
+					"bridge %s has the address %s, which overlaps with the gateway %s of network %q: set "+
+						"forceAddress to replace it, or choose another bridge",
 					l.Name, a.Prefix, gw, rec.Name)
 			}
 			stale = appendNew(stale, a.Prefix)
 		}
+
 		// Usable at once, since no other program assigns addresses of the pods' network.
 		own := addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}
 		if !has(have, gw) {
-			// An operator's own may have none: to exchange it would cost the routes that go by it.
+			// An operator's own address may have none. Replacing it would delete the routes that use it.
 			own.Broadcast = addr.Broadcast(gw)
 			if own.Flags, err = n.refuseAnswered(ctx, gw); err != nil {
 				return err
@@ -213,6 +231,7 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 		if err != nil {
 			return err
 		}
+
 		if changed {
 			err := usable.Wait(ctx, s.Links.Addresses(), l.Index, gw.Addr())
 			if errors.Is(err, addr.ErrDuplicate) {
@@ -226,58 +245,66 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 
 		wrong, err := checkSubnet(ctx, s.Links.Routes(), gw, l.Index)
 		if wrong != "" {
-			_, err = s.Links.Routes().Ensure(ctx, subnetRoute(gw, l.Index)) // in the place of another one
+			_, err = s.Links.Routes().Ensure(ctx, subnetRoute(gw, l.Index)) // in place of another one
 		}
+
 		if err != nil {
 			return err
 		}
 	}
+
 	for _, p := range stale {
 		if err := s.Links.Addresses().Remove(ctx, addr.Address{Prefix: p, Link: l.Index}); err != nil {
 			return err
 		}
 	}
+
 	if len(stale) == 0 {
 		return nil
 	}
-	// Those of the same subnet go with the one that was there first, unless promote_secondaries
-	// is on.
+
+	// Addresses of the same subnet are deleted with the first one, unless promote_secondaries is on.
 	for _, gw := range rec.Gateways {
-		if _, err := s.Links.Addresses().Ensure(ctx, addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}); err != nil {
+		if _, err := s.Links.Addresses().Ensure(ctx,
+			addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
-// staleGateways are the addresses that an earlier form of this network put on the
-// bridge, and that neither it nor another network needs now.
+// staleGateways returns the addresses that an earlier configuration of this network added to the bridge, and that
+// neither it nor another network needs now.
 func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 	before, err := s.Dir.LoadNetwork(rec.Name)
 	if err != nil || before.GatewayLink() != rec.GatewayLink() {
 		return nil, nil // none, or damaged: then nothing is known to be ours
 	}
+
 	used := slices.Clone(rec.Gateways)
 	others, err := s.others(rec.Name)
 	if err != nil {
 		return nil, err
 	}
+
 	for _, o := range others {
 		if o.GatewayLink() == rec.GatewayLink() {
 			used = append(used, o.Gateways...)
 		}
 	}
+
 	var stale []netip.Prefix
 	for _, gw := range before.Gateways {
 		if !slices.Contains(used, gw) {
 			stale = append(stale, gw)
 		}
 	}
+
 	return stale, nil
 }
 
-// subnetRoute is the route that the kernel makes with an address, by its link's index, and does not make again
-// after it was deleted.
+// subnetRoute returns the route that the kernel adds with an address, and does not add again after it was deleted.
 func subnetRoute(a netip.Prefix, link int) route.Route {
 	const priority6 = 256 // IP6_RT_PRIO_ADDRCONF (include/uapi/linux/ipv6_route.h)
 	r := route.Route{Dst: a.Masked(), Link: link, Protocol: unix.RTPROT_KERNEL}
@@ -289,24 +316,27 @@ func subnetRoute(a netip.Prefix, link int) route.Route {
 	return r
 }
 
-// checkSubnet says what is wrong with the kernel's route to the subnet of an address, through the link that has it.
-// It looks in all tables, since that of a link in a VRF is in the VRF's. It returns "" if nothing is wrong. A
+// checkSubnet describes the fault of the kernel's route to the subnet of an address, through the link that has it. It
+// looks in all tables, since the route of a link in a VRF is in the VRF's table. It returns "" if nothing is wrong. A
 // prefix of a single address has no such route.
 func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link int) (string, error) {
 	if a.IsSingleIP() {
 		return "", nil
 	}
-	// The cheap question first: a list is made from all routes that the host has.
+
+	// First the cheap question: a list is selected from all routes that the host has.
 	other := a.Addr().Next()
 	if !a.Contains(other) {
 		other = a.Addr().Prev()
 	}
+
 	switch r, err := routes.Get(ctx, other); {
 	case err == nil && r.Link == link:
 		return "", nil
 	case err != nil && !route.NoRoute(err):
 		return "", err
 	}
+
 	wrong := "is missing"
 	err := routes.Walk(ctx, route.Filter{Family: nl.FamilyOf(a.Addr())}, func(r route.Route) {
 		switch {
@@ -317,5 +347,6 @@ func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link i
 			wrong = "leads elsewhere: " + r.String()
 		}
 	})
+
 	return wrong, err
 }

@@ -18,12 +18,10 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// collectWait is what GC gives one attachment, so that one that cannot be had leaves time
-// for the others.
+// collectWait limits the time for one attachment in GC, so that one that is locked leaves time for the others.
 const collectWait = 10 * time.Second
 
-// Collect takes down all attachments of the network that keep does not name, and gives those
-// that went, as far as they have names.
+// Collect removes all attachments of the network that keep does not name, and returns those with known names.
 func (t *teardown) Collect(ctx context.Context, keep []Key) (went []Key, _ error) {
 	began := time.Now()
 	valid := map[string]bool{}
@@ -32,10 +30,12 @@ func (t *teardown) Collect(ctx context.Context, keep []Key) (went []Key, _ error
 		valid[ident.Hash(t.Network, key.ContainerID, key.IfName)] = true
 		owners = append(owners, key.owner())
 	}
+
 	leases, leaseErr := leasesOf(t.Session, t.Network)
 	if err := t.Session.Enter(ctx); err != nil {
 		return nil, errors.Join(leaseErr, err)
 	}
+
 	found, err := t.Session.inventory(ctx, t.Network, leases)
 	t.Session.Leave()
 	errs := []error{leaseErr, err}
@@ -50,14 +50,15 @@ func (t *teardown) Collect(ctx context.Context, keep []Key) (went []Key, _ error
 			went = append(went, keyOf(r.rec))
 		}
 	}
+
 	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, gone...))
 	t.Session.Leave()
 	return went, errors.Join(append(errs, t.collectReservations(ctx, owners))...)
 }
 
-// collect takes down one attachment that is not valid, if it is still what was listed. One
-// whose ADD or DEL is at work is not garbage, nor is one whose ADD came since. A record that
-// could not be read for the list, and now can, came since only if it was made since.
+// collect removes one attachment that is not valid, if it is unchanged since it was listed. An attachment with an ADD
+// or DEL in progress is no garbage, nor is one with a newer ADD. A record that was unreadable for the list, and is
+// readable now, counts as newer only if it was created since.
 func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) error {
 	now := *r
 	lock, err := t.Session.Dir.LockAttachment(t.Network, r.hash)
@@ -67,7 +68,7 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 	case errors.Is(err, fs.ErrNotExist):
 		now.rec, now.unrecorded = nil, true
 	case err != nil:
-		t.Session.Warn(err.Error()) // of a record that is no file
+		t.Session.Warn(err.Error()) // the record is no file
 	default:
 		defer lock.Close()
 		rec, err := t.Session.Dir.Load(t.Network, r.hash)
@@ -81,14 +82,16 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 			now.addresses, now.owner = endpoint.Addresses(rec), keyOf(rec).owner()
 		}
 	}
+
 	now.leaseDir = cmp.Or(now.leaseDir, t.leaseDir(now.rec))
-	// The keeper has a lease's lock for as long as the disk takes.
+
+	// The keeper holds a lease's lock as long as the disk takes.
 	ctx, cancel := context.WithTimeout(ctx, collectWait)
 	defer cancel()
 	return t.takeDown(ctx, &now)
 }
 
-// inventory is all attachments of a network, or of all, by their short names.
+// inventory contains all attachments of a network, or of all networks, by their short names.
 type inventory struct {
 	all    map[string]*remains
 	others []string // another program's elements, in words
@@ -101,14 +104,15 @@ func (in *inventory) at(hash string) *remains {
 	return in.all[hash]
 }
 
-// inventory finds all attachments that are on record, have a lease, or carry their mark in the kernel. Leases are on
-// a disk, and listed before. Without a network's name it is those of all.
+// inventory finds all attachments that are on record, have a lease, or have objects in the kernel. Leases are on a
+// disk, so they are listed before. Without a network's name it finds those of all networks.
 func (s *session) inventory(ctx context.Context, network string, leases []*lease.Record) (*inventory, error) {
 	in := &inventory{all: map[string]*remains{}}
 	networks, err := []string{network}, error(nil)
 	if network == "" {
 		networks, err = s.Dir.Networks()
 	}
+
 	errs := []error{err}
 	for _, name := range networks {
 		records, damaged, err := s.Dir.List(name)
@@ -123,6 +127,7 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 			}
 		}
 	}
+
 	delete(in.all, "") // of a file with another name
 	isOurs := func(of string) bool { return network == "" || of == endpoint.NetworkToken(network) }
 	links, err := s.Links.Veths(ctx)
@@ -135,24 +140,31 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 			}
 		}
 	}
+
 	endpoints, err := s.Firewall.Endpoints(ctx, network)
 	errs = append(errs, err)
 	for _, e := range endpoints {
 		hash := string(e.Owner)
-		// The name of a network is cut where it is too long for a comment.
-		if !ident.IsHash(hash) || in.all[hash] == nil && !slices.Contains(networks, e.Network) && !strings.Contains(e.Network, "/") {
-			in.others = append(in.others, "elements of endpoint "+hash+" of network "+e.Network+" are another program's: no record tells of either")
+
+		// The name of a network is shortened if it is too long for a comment.
+		if !ident.IsHash(hash) || in.all[hash] == nil && !slices.Contains(networks, e.Network) &&
+			!strings.Contains(e.Network, "/") {
+			in.others = append(in.others, "elements of endpoint "+hash+" of network "+e.Network+
+				" are another program's: no record tells of either")
 			continue
 		}
+
 		v := in.at(hash)
 		v.entered = e.Addrs
 		if v.elementsOf = e.Network; v.rec == nil && v.addresses == nil {
 			v.addresses = e.Addrs
 		}
 	}
+
 	for _, l := range leases {
 		in.at(l.Hash()).leaseDir = s.LeaseDir
 	}
+
 	ifbs, err := bandwidth.On(s.Links.Socket()).IFBs(ctx)
 	errs = append(errs, err)
 	for name, alias := range ifbs {
@@ -160,11 +172,12 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 			in.at(a.Hash).ifb = name
 		}
 	}
+
 	return in, errors.Join(errs...)
 }
 
-// strays returns the attachments that have no record, or elements of addresses that are not theirs, in the order of
-// their hashes.
+// strays returns the attachments that have no record, or that have elements of addresses that are not theirs, ordered
+// by hash.
 func (in *inventory) strays() []*remains {
 	var list []*remains
 	for _, hash := range slices.Sorted(maps.Keys(in.all)) {

@@ -12,21 +12,23 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 )
 
-// hostPart is what the rules know of the host, which all networks share: see nft.Conn.SetHost. Uplinks are the links
-// by which pods may leave the host. Host ports without a hostIP leave alone the addresses of kube-ipvs0: kube-proxy in
-// IPVS mode has the addresses of all services there, which the kernel takes for the host's own.
+// hostPart is the facts about the host in the rules, which all networks share: see nft.Conn.SetHost. Uplinks are the
+// links that lead pods out of the host. Host ports without a hostIP leave the addresses of kube-ipvs0 alone:
+// kube-proxy in IPVS mode keeps the addresses of all services there, and the kernel regards them as the host's own.
 type hostPart struct{}
 
-// look compares the addresses of services, which one link has. For uplinks, all links of the host have to be listed:
-// see lookAtExits.
+// look compares the addresses of services, which one link has. To compare uplinks, all links of the host must be
+// listed: see lookAtExits.
 func (hostPart) look(ctx context.Context, n *site) error {
-	if n.bridge.Index == 0 || n.usual && (n.want == nil || !n.want.Loopback) {
+	if n.bridge.Index == 0 || n.quick && (n.want == nil || !n.want.Loopback) {
 		return nil
 	}
+
 	services, err := n.s.services(ctx)
-	if err != nil || n.usual && len(services) == 0 {
+	if err != nil || n.quick && len(services) == 0 {
 		return err
 	}
+
 	_, known, err := n.s.Firewall.Host(ctx)
 	slices.SortFunc(known, netip.Addr.Compare)
 	switch {
@@ -36,12 +38,13 @@ func (hostPart) look(ctx context.Context, n *site) error {
 		n.found.Advise(tombolo.RemedyRepair,
 			"host ports without a hostIP leave alone other addresses than those of %s", link.ServiceLink)
 	}
+
 	return err
 }
 
 func (hostPart) make(ctx context.Context, n *site) (bool, error) { return false, n.s.setHost(ctx) }
 
-// setHost tells the rules what the host has. Without rules it does nothing.
+// setHost gives the rules the facts about the host. Without rules it does nothing.
 func (s *session) setHost(ctx context.Context) error {
 	uplinks, err := s.uplinks(ctx)
 	services, servicesErr := s.services(ctx)
@@ -57,7 +60,7 @@ func (s *session) setHost(ctx context.Context) error {
 	return err
 }
 
-// trusted lists the links that tombolod put into firewalld's zone trusted, for as long as firewalld has rules.
+// trusted lists the links that tombolod put into firewalld's zone trusted, as long as firewalld has rules.
 func (s *session) trusted(ctx context.Context) ([]string, error) {
 	zones, err := s.Dir.Zones()
 	if err != nil || len(zones.Joined) == 0 {
@@ -70,7 +73,7 @@ func (s *session) trusted(ctx context.Context) ([]string, error) {
 	return zones.Joined, err
 }
 
-// uplinks names the host's uplinks. Bridges of networks need not be among them.
+// uplinks returns the names of the host's uplinks. Bridges of networks need not be among them.
 func (s *session) uplinks(ctx context.Context) ([]string, error) {
 	records, _, err := s.Dir.ListNetworks()
 	if err != nil {
@@ -83,15 +86,18 @@ func (s *session) uplinks(ctx context.Context) ([]string, error) {
 	return s.Links.Uplinks(ctx, ours...)
 }
 
-// lookAtExits finds uplinks of the host that the rules do not know. It takes several lists, so Add and Check do not.
+// lookAtExits finds uplinks of the host that the rules do not contain. It takes several lists, so Add and Check do
+// not call it.
 func (s *session) lookAtExits(ctx context.Context, found *findings) error {
 	known, _, err := s.Firewall.Host(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // the table is missing, which firewallPart reports
 	}
+
 	if err != nil {
 		return err
 	}
+
 	names, err := s.uplinks(ctx)
 	for _, name := range names {
 		if !slices.Contains(known, name) {
@@ -99,6 +105,7 @@ func (s *session) lookAtExits(ctx context.Context, found *findings) error {
 				"%s, an uplink of the host, is missing in set uplinks of table inet tombolo", name)
 		}
 	}
+
 	return err
 }
 
@@ -108,12 +115,14 @@ func (s *session) services(ctx context.Context) (list []netip.Addr, _ error) {
 	if err != nil || l.Index == 0 {
 		return nil, err
 	}
+
 	addresses, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
 	for _, a := range addresses {
 		if own := a.Prefix.Addr(); !own.IsLinkLocalUnicast() {
 			list = append(list, own)
 		}
 	}
+
 	slices.SortFunc(list, netip.Addr.Compare)
 	return slices.Compact(list), err
 }

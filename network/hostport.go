@@ -21,9 +21,9 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// withholds says whether an attachment has host ports withheld. Some runtimes hand a container's ports to all of its
-// networks. The first attachment has them then; the others have them on record as withheld, wait for them on its record,
-// and get them when it goes.
+// withholds reports whether an attachment has withheld host ports. Some runtimes pass a container's ports to all of
+// its networks. Then the first attachment has them. The others have them on record as withheld, wait for them on the
+// first one's record, and get them when it is removed.
 func withholds(a *state.Attachment) bool {
 	return slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
 }
@@ -32,12 +32,12 @@ func waitingOf(a *state.Attachment) state.Waiting {
 	return state.Waiting{Network: a.Network, Hash: a.Hash(), LAN: a.DefaultRoute != ""}
 }
 
-// isOfSame reports whether two attachments are of one container. Docker tells only the namespace.
+// isOfSame reports whether two attachments belong to one container. Docker reveals only the namespace.
 func isOfSame(a, b *state.Attachment) bool {
 	return a.Hash() != b.Hash() && (a.ContainerID == b.ContainerID || a.NetNS == b.NetNS && a.NetNS != "")
 }
 
-// siblings lists the attachments of the same container: to LANs, or for an attachment to a LAN, to other networks.
+// siblings lists the attachments of the same container: to LANs or, for an attachment to a LAN, to other networks.
 func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ error) {
 	networks, err := s.others(a.Network)
 	for _, nw := range networks {
@@ -52,10 +52,11 @@ func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ err
 			}
 		}
 	}
+
 	return list, err
 }
 
-// meet lets each attachment that publishes ports know of the container's attachments to LANs.
+// meet updates each attachment of the container that publishes ports, with the container's attachments to LANs.
 func (s *session) meet(ctx context.Context, a *state.Attachment) error {
 	siblings, err := s.siblings(a)
 	for _, o := range siblings {
@@ -68,10 +69,11 @@ func (s *session) meet(ctx context.Context, a *state.Attachment) error {
 			err = errors.Join(err, s.await(ctx, publishes, waitingOf(lan), busyTries))
 		}
 	}
+
 	return err
 }
 
-// await has an attachment wait for the host ports of another. tries is that of amend.
+// await makes an attachment wait for the host ports of another. tries: see amend.
 func (s *session) await(ctx context.Context, has *state.Attachment, w state.Waiting, tries int) error {
 	next := *has
 	next.Waiting = waitingWith(has.Waiting, w)
@@ -80,10 +82,12 @@ func (s *session) await(ctx context.Context, has *state.Attachment, w state.Wait
 			return err
 		}
 	}
-	return s.amend(ctx, waitingOf(has), tries, func(has *state.Attachment) { has.Waiting = waitingWith(has.Waiting, w) })
+	return s.amend(ctx, waitingOf(has), tries,
+		func(has *state.Attachment) { has.Waiting = waitingWith(has.Waiting, w) })
 }
 
-// translates returns a change of an attachment's network by which that can translate the callers of its host ports.
+// translates returns a change of an attachment's network that makes it able to translate the callers of the
+// attachment's host ports.
 func translates(a *state.Attachment) func(*state.Network) bool {
 	return func(nw *state.Network) bool {
 		lacks := endpoint.SNAT(a) != nft.SNATNeeded && !nw.PortSNAT
@@ -92,21 +96,24 @@ func translates(a *state.Attachment) func(*state.Network) bool {
 	}
 }
 
-// waitingWith is a list with an attachment that waits.
+// waitingWith returns a list with an additional waiting attachment.
 func waitingWith(list []state.Waiting, w state.Waiting) []state.Waiting {
 	return append(waitingWithout(list, w), w)
 }
 
 func waitingWithout(list []state.Waiting, w state.Waiting) []state.Waiting {
-	return slices.DeleteFunc(slices.Clone(list), func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash })
+	return slices.DeleteFunc(slices.Clone(list),
+		func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash })
 }
 
-// passPorts has those attachments publish host ports that waited for one which loses its own, and has it wait for
-// none. It needs the state's lock. A failure does not keep that one from its end: Repair tries again.
+// passPorts publishes the host ports of an attachment that loses them for those that waited, and makes that
+// attachment wait for none. It needs the state's lock. A failure does not keep the attachment from being removed:
+// Repair tries again.
 func (s *session) passPorts(ctx context.Context, gone *state.Attachment) {
 	if gone == nil {
 		return
 	}
+
 	for i, w := range gone.Waiting {
 		if err := s.Publish(ctx, w, gone.Waiting[i+1:]...); err != nil {
 			s.Warn("pass host ports on to another attachment of the container: " + err.Error())
@@ -119,17 +126,18 @@ func (s *session) passPorts(ctx context.Context, gone *state.Attachment) {
 	}
 }
 
-// Publish publishes the ports that an attachment's record has as withheld, unless another has them; others may wait
-// for them then. An attachment that another call is at work on, or that is gone, is passed over: Repair publishes
+// Publish publishes the ports that an attachment's record has as withheld, unless another attachment has them. Others
+// may then wait for them. It skips an attachment that another call is working on, or that is gone. Repair publishes
 // ports that are still withheld.
 func (s *session) Publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
 	a, err := s.Dir.Load(w.Network, w.Hash)
 	if err != nil || a.State != state.Ready {
 		return nil
 	}
+
 	withheld := slices.DeleteFunc(slices.Clone(a.Published), func(p state.Published) bool { return !p.Withheld })
 	publish := func(ports ...state.Published) error {
-		// Another Publish may have it for a moment, which has met with a conflict that is over.
+		// Another Publish may hold the record for a moment, because of a conflict that is over.
 		return s.amend(ctx, w, busyTries, func(a *state.Attachment) {
 			for i, p := range a.Published {
 				a.Published[i].Withheld = p.Withheld && !slices.Contains(ports, p)
@@ -142,65 +150,75 @@ func (s *session) Publish(ctx context.Context, w state.Waiting, others ...state.
 	if len(withheld) == 0 {
 		return nil
 	}
+
 	isTaken := func(err error) bool { return errors.As(err, new(*nft.ConflictError)) }
 	if err = publish(withheld...); isTaken(err) {
 		for i := 0; i < len(withheld) && (err == nil || isTaken(err)); i++ {
 			err = publish(withheld[i])
 		}
 	}
+
 	if errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist) || isTaken(err) {
 		return nil
 	}
+
 	return err
 }
 
-// stopWaiting has an attachment that goes wait for host ports no more: its addresses may be another pod's then.
+// stopWaiting removes an attachment that is being deleted from the lists of those that wait for host ports, since its
+// addresses may then belong to another pod.
 func (s *session) stopWaiting(ctx context.Context, gone *state.Attachment) error {
 	w := waitingOf(gone)
 	list, err := s.allAttachments()
 	for _, has := range list {
 		if isOfSame(has, gone) && len(waitingWithout(has.Waiting, w)) < len(has.Waiting) {
-			err = errors.Join(err, s.amend(ctx, waitingOf(has), 0, func(has *state.Attachment) { has.Waiting = waitingWithout(has.Waiting, w) }))
+			err = errors.Join(err, s.amend(ctx, waitingOf(has), 0,
+				func(has *state.Attachment) { has.Waiting = waitingWithout(has.Waiting, w) }))
 		}
 	}
 	return err
 }
 
-// How often a record that is locked is looked at again, and when.
+// The number of looks at a locked record, and the pause between them.
 const (
 	busyTries = 20
 	busyPause = 5 * time.Millisecond
 )
 
-// amend changes what an attachment has of host ports, on record and in the firewall. tries is how often it waits for
-// another call that has the record.
+// amend changes an attachment's host ports, on record and in the firewall. tries is how often it waits for another
+// call that holds the record.
 func (s *session) amend(ctx context.Context, w state.Waiting, tries int, change func(*state.Attachment)) error {
 	do := func(a *state.Attachment) error {
 		n, err := s.Dir.LoadNetwork(w.Network)
 		if err != nil {
 			return err
 		}
+
 		before := endpoint.In(a, n)
 		change(a)
 		after := endpoint.In(a, n)
 		if err := s.Firewall.Update(ctx, before, after); err != nil {
 			return err
 		}
+
 		if err := s.Dir.UpdateLocked(a); err != nil {
 			return errors.Join(err, s.Firewall.Update(ctx, after, before))
 		}
 		return nil
 	}
+
 	err := s.locked(w.Network, w.Hash, do)
 	for ; errors.Is(err, state.ErrBusy) && tries > 0; tries-- {
 		time.Sleep(busyPause)
 		err = s.locked(w.Network, w.Hash, do)
 	}
+
 	return err
 }
 
-// refuseListeners refuses ports that sockets of the host have.
-func refuseListeners(ctx context.Context, containerID string, asked []nft.Port, has []ipam.Address, mayHaveMore bool) error {
+// refuseListeners refuses ports that sockets of the host use.
+func refuseListeners(ctx context.Context, containerID string, asked []nft.Port, has []ipam.Address,
+	mayHaveMore bool) error {
 	taken, err := listeners(ctx, containerID, asked, has, mayHaveMore)
 	if err != nil || len(taken) == 0 {
 		return err
@@ -208,12 +226,15 @@ func refuseListeners(ctx context.Context, containerID string, asked []nft.Port, 
 	return failf(ErrConflict, "publish port %d of the host: %s: %s", taken[0].Local.Port(), taken[0], wayOut(taken[0]))
 }
 
-// listeners finds sockets of the host that have one of the ports: the pod gets their packets. A port on all addresses
-// leads to the pod in the families that it has, or may have yet, as one that leases an address or forms some by itself.
-func listeners(ctx context.Context, containerID string, asked []nft.Port, has []ipam.Address, mayHaveMore bool) ([]hostport.Listener, error) {
+// listeners finds sockets of the host with one of the ports, since the pod would get their packets. A port on all
+// addresses leads to the pod in the families that it has, or may get, for example by a lease or by forming addresses
+// itself.
+func listeners(ctx context.Context, containerID string, asked []nft.Port, has []ipam.Address,
+	mayHaveMore bool) ([]hostport.Listener, error) {
 	if len(asked) == 0 {
 		return nil, nil
 	}
+
 	ports := slices.Clone(asked)
 	of4 := func(a ipam.Address) bool { return a.Prefix.Addr().Is4() }
 	of6 := func(a ipam.Address) bool { return !of4(a) }
@@ -228,11 +249,12 @@ func listeners(ctx context.Context, containerID string, asked []nft.Port, has []
 			}
 		}
 	}
+
 	taken, err := hostport.Listeners(ctx, nil, ports...)
 	return hostport.NotHeldFor(containerID, taken), err
 }
 
-// wayOut advises what to do about a socket that is in a port's way.
+// wayOut returns advice about a socket that is in a port's way.
 func wayOut(l hostport.Listener) string {
 	text := "stop that, or choose another hostPort"
 	switch {
@@ -241,29 +263,37 @@ func wayOut(l hostport.Listener) string {
 	case !l.Local.Addr().IsUnspecified():
 		text += ", or a hostIP that is another address of the host"
 	}
-	// A client that sends before it connects looks like a server.
+
+	// A client that binds before it connects looks like a server.
 	const portRange = "net/ipv4/ip_local_port_range"
 	var first, last uint16
 	bounds, err := sysctl.Read(portRange)
-	if n, _ := fmt.Sscan(bounds, &first, &last); err == nil && n == 2 && l.Protocol == nft.UDP && first <= l.Local.Port() && l.Local.Port() <= last {
-		text += fmt.Sprintf("; if that is a client, whose port the kernel chose out of net.ipv4.ip_local_port_range (%d-%d): try again, and add %d to net.ipv4.ip_local_reserved_ports, so that no other client gets it",
+	if n, _ := fmt.Sscan(bounds, &first, &last); err == nil && n == 2 && l.Protocol == nft.UDP &&
+		first <= l.Local.Port() && l.Local.Port() <= last {
+		text += fmt.Sprintf(
+			"; if that is a client, whose port the kernel chose out of net.ipv4.ip_local_port_range (%d-%d): try "+
+				"again, and add %d to net.ipv4.ip_local_reserved_ports, so that no other client gets it",
 			first, last, l.Local.Port())
 	}
+
 	return text
 }
 
-// maxRanges is how many ranges of host ports a record has room for.
+// maxRanges is the number of ranges of host ports that a record has room for.
 const maxRanges = 4096
 
-// checkPorts refuses ports that could not be published or kept on record.
+// checkPorts refuses ports that could not be published or recorded.
 func checkPorts(ports []nft.Port) error {
 	for _, p := range ports {
 		if err := p.Check(); err != nil {
 			return failf(ErrInvalid, "publish: %w", err)
 		}
 	}
+
 	if n := len(endpoint.Published(ports)); n > maxRanges {
-		return failf(ErrInvalid, "publish %d ranges of ports of the host: a pod has up to %d, each of ports that follow one another and lead to ports that do: publish fewer, or in a row", n, maxRanges)
+		return failf(ErrInvalid,
+			"publish %d ranges of ports of the host: a pod has up to %d, each of ports that follow one another and "+
+				"lead to ports that do: publish fewer, or in a row", n, maxRanges)
 	}
 	return nil
 }
@@ -271,17 +301,19 @@ func checkPorts(ports []nft.Port) error {
 // refuseUnreachable refuses a host port that no address of the pod could serve.
 func refuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	for _, p := range ports {
-		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == p.HostAddr.Is4() }) {
+		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses,
+			func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == p.HostAddr.Is4() }) {
 			return failf(ErrInvalid, "publish port %s: the pod has no address of that family", p)
 		}
 		if len(addresses) == 0 {
 			return failf(ErrInvalid, "publish port %s: the pod has no address", endpoint.PortText(p))
 		}
 	}
+
 	return nil
 }
 
-// flushStale has the kernel forget the flows to a new pod's ports that lead elsewhere.
+// flushStale makes the kernel forget flows to a new pod's ports that lead elsewhere.
 func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) error {
 	conn, err := dialFlows(links, rec)
 	if conn == nil {
@@ -291,7 +323,7 @@ func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 	return conn.FlushStale(ctx, endpoint.Addresses(rec), endpoint.Ports(rec)...)
 }
 
-// dialFlows opens the kernel's table of flows if an attachment, nil is none, may have any that outlive it.
+// dialFlows opens the kernel's table of flows if an attachment, which may be nil, may have flows that outlive it.
 func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error) {
 	udp := func(p nft.Port) bool { return p.Protocol == unix.IPPROTO_UDP }
 	if rec == nil || !slices.ContainsFunc(endpoint.Ports(rec), udp) {
@@ -300,17 +332,18 @@ func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error
 	return hostport.Dial(nil, links.Routes())
 }
 
-// flushFlows has the kernel forget the flows that lead to a pod which is going. It goes through
-// all of its table for that, some 10 ms, and so does it when it deletes the link: they are done
-// side by side.
+// flushFlows makes the kernel forget the flows that lead to a pod which is being removed. The kernel walks through
+// its whole table for that, some 10 ms, and so does it when it deletes the link. Both run in parallel.
 func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
 	done := make(chan error, 1)
-	// The kernel is opened by the caller's thread, to which it belongs; any can do the rest.
+
+	// The socket is opened by the caller's thread, in its namespace. Any thread can do the rest.
 	conn, err := dialFlows(links, rec)
 	if conn == nil {
 		done <- err
 		return done
 	}
+
 	go func() {
 		defer conn.Close()
 		done <- conn.Flush(ctx, endpoint.Addresses(rec), endpoint.Ports(rec)...)
@@ -318,27 +351,30 @@ func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 	return done
 }
 
-// Publication is what Publish is asked for.
+// Publication is the argument of Publish.
 type Publication struct {
 	Ports []nft.Port
-	// SNAT says whose calls come to the pod from the host's address.
+	// SNAT selects the callers whose packets reach the pod with the host's address.
 	SNAT nft.SNAT
 }
 
-// Publish has ports of the host lead to a pod that is attached already, in place of those that do,
-// as if its Add had been asked for them; without any, none does. It undoes itself. An attachment
-// that is not on record, or whose Add did not finish, is ErrNotAttached. It needs CAP_NET_ADMIN.
+// Publish makes ports of the host lead to an attached pod, in place of its present ones, as if its Add had requested
+// them. Without any ports, none lead to it. After a failure it undoes its changes. An attachment that is not on
+// record, or whose Add is not complete, is ErrNotAttached. It needs CAP_NET_ADMIN.
 func (c Change) Publish(ctx context.Context, what Publication) error {
 	return c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		if len(what.Ports) == 0 {
 			return unpublish(ctx, s, a, next)
 		}
+
 		if err := cmp.Or(checkPorts(what.Ports), refuseUnreachable(what.Ports, a.Addresses)); err != nil {
 			return err
 		}
+
 		if err := refuseListeners(ctx, c.key.ContainerID, what.Ports, a.Addresses, false); err != nil {
 			return err
 		}
+
 		next.Published, next.PortSNAT = endpoint.Published(what.Ports), what.SNAT
 		if next.DefaultRoute == "" {
 			lans, err := s.siblings(next)
@@ -349,10 +385,13 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 				next.Waiting = waitingWith(next.Waiting, waitingOf(o))
 			}
 		}
+
 		err := c.node.publish(ctx, s, a, next)
 		if err != nil {
-			err = errors.Join(err, closeUnusedLoopback(context.WithoutCancel(ctx), s, false, next.Bridge, next.GatewayLink()))
+			err = errors.Join(err,
+				closeUnusedLoopback(context.WithoutCancel(ctx), s, false, next.Bridge, next.GatewayLink()))
 		}
+
 		return err
 	})
 }
@@ -362,9 +401,10 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 	if err != nil {
 		return err
 	}
+
 	has, asked := endpoint.In(a, nw), endpoint.In(next, nw)
 	if len(has.Ports) > 0 && (has.PortSNAT != asked.PortSNAT || !slices.Equal(has.Ports, asked.Ports)) {
-		// The next record does not tell of them.
+		// The next record does not contain them.
 		none := has
 		none.Ports, none.PortSNAT = nil, nft.SNATNeeded
 		if err := s.Firewall.Update(ctx, has, none); err != nil {
@@ -372,37 +412,47 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 		}
 		has = none
 	}
+
 	if err := s.Dir.UpdateLocked(next); err != nil {
 		return stateError(err)
 	}
+
 	e := &entry{node: n, s: s, hash: a.Hash(), in: nw, held: &has, getsMore: true, attached: true}
 	err = e.add(ctx, next, nil)
 	if err == nil && withholds(next) {
 		err = s.Dir.UpdateLocked(next)
 	}
+
 	if err == nil {
 		err = flushStale(ctx, s.Links, next)
 	}
+
 	if err != nil {
 		ctx = context.WithoutCancel(ctx)
-		return errors.Join(err, s.Firewall.Update(ctx, endpoint.In(next, nw), endpoint.In(a, nw)), s.Dir.UpdateLocked(a))
+		return errors.Join(err, s.Firewall.Update(ctx, endpoint.In(next, nw), endpoint.In(a, nw)),
+			s.Dir.UpdateLocked(a))
 	}
+
 	if endpoint.PublishesIPv4(a) && !endpoint.PublishesIPv4(next) {
 		return closeUnusedLoopback(ctx, s, endpoint.PublishesIPv4(a), a.Bridge, a.GatewayLink())
 	}
+
 	return nil
 }
 
-// unpublish has no port lead there any more. Those that others of the container have waited for are passed on.
+// unpublish removes all host ports of an attachment. Ports that other attachments of the container wait for are
+// passed on.
 func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error {
 	if len(a.Published) == 0 {
 		return closeUnusedLoopback(ctx, s, false, a.Bridge, a.GatewayLink()) // a killed call may have left some of it
 	}
+
 	next.Published, next.Waiting, next.PortSNAT = nil, nil, nft.SNATNeeded
 	nw, err := s.Dir.LoadNetwork(a.Network)
 	if err != nil {
 		return stateError(err)
 	}
+
 	err = joinSteps(
 		func() error { return s.Firewall.Update(ctx, endpoint.In(a, nw), endpoint.In(next, nw)) },
 		func() error { s.passPorts(ctx, a); return nil },
@@ -411,9 +461,11 @@ func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error
 	if err != nil {
 		return err
 	}
-	// As long as the rest is not done, the record says so by having none.
+
+	// Until the rest is done, the record says so by having none.
 	if err := s.Dir.UpdateLocked(next); err != nil {
 		return stateError(err)
 	}
+
 	return closeUnusedLoopback(ctx, s, endpoint.PublishesIPv4(a), a.Bridge, a.GatewayLink())
 }

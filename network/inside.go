@@ -21,7 +21,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// The inside of a pod belongs to the pod, its runtime and the plugins that follow. Here it is only looked at.
+// The inside of a pod belongs to the pod, its runtime and the plugins that follow. This file only looks at it.
 
 // peerOf finds a pod's interface, whatever its name is now, over a connection into the pod's namespace.
 func peerOf(ctx context.Context, s *session, a *state.Attachment, conn *nl.Conn) (*link.Link, error) {
@@ -32,12 +32,13 @@ func peerOf(ctx context.Context, s *session, a *state.Attachment, conn *nl.Conn)
 	return link.Peer(conn, port.Peer, port.Index)
 }
 
-// inside lists how the pod's interface differs from p.want. More addresses and routes are no difference, nor is a
-// route in another table. Without a port or a namespace there is nothing to compare.
+// inside lists differences between the pod's interface and p.want. More addresses and routes are no difference, nor
+// is a route in another table. Without a port or a namespace there is nothing to compare.
 func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ error) {
 	if p.gone || p.pod == nil {
 		return nil, nil
 	}
+
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, p.pod)
 	if err != nil {
 		return nil, err
@@ -48,13 +49,16 @@ func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ err
 	if errors.Is(err, fs.ErrNotExist) {
 		return []tombolo.Difference{{Object: "pod", What: "interface", Want: p.IfName}}, nil
 	}
+
 	if err != nil {
 		return nil, err
 	}
-	named, err := link.IndexOf(conn, p.IfName) // also by an alternative name, which Docker's have
+
+	named, err := link.IndexOf(conn, p.IfName) // also by an alternative name, as Docker uses
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
+
 	differs := func(is bool, what, want, have string) {
 		if is {
 			list = append(list, tombolo.Difference{Object: "interface " + p.IfName, What: what, Want: want, Have: have})
@@ -74,10 +78,12 @@ func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ err
 		}
 		differs(!bytes.Equal(has.MAC, n.MAC), "neighbour "+n.Addr.String(), n.MAC.String(), has.MAC.String())
 	}
+
 	have, err := addr.On(conn).List(ctx, addr.Filter{Link: l.Index})
 	if err != nil {
 		return nil, err
 	}
+
 	for _, a := range want.Addresses {
 		differs(!has(have, a), "address", a.String(), "")
 	}
@@ -91,6 +97,7 @@ func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ err
 			}
 			instead[destination(has)] = shown.String()
 		}
+
 		routes = slices.DeleteFunc(routes, func(want route.Route) bool {
 			anywhere := !want.Gateway.IsValid() || p.anyDefault && want.Dst.Bits() <= 0
 			toGateway := func(hop route.Nexthop) bool { return hop.Gateway == want.Gateway }
@@ -98,13 +105,15 @@ func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ err
 				(anywhere || want.Gateway == has.Gateway || slices.ContainsFunc(has.Nexthops, toGateway))
 		})
 	})
+
 	for _, r := range routes {
 		differs(true, "route", r.String(), instead[destination(r)]) // only a default route has another in its place
 	}
+
 	return list, err
 }
 
-// destination returns where a route leads. The default route's may be left open.
+// destination returns a route's destination. That of a default route may be left unset.
 func destination(r route.Route) netip.Prefix {
 	if r.Dst.IsValid() {
 		return r.Dst.Masked()

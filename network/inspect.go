@@ -11,37 +11,37 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// NetworkReport is the same of a network's own parts.
+// NetworkReport is the report about a network's own parts.
 type NetworkReport struct {
 	Network     string               `json:"network"`
 	Differences []tombolo.Difference `json:"differences"`
 }
 
-// Inspection is what Inspect found.
+// Inspection is the result of Inspect.
 type Inspection struct {
 	Attachments []Report        `json:"attachments"`
 	Networks    []NetworkReport `json:"networks,omitempty"` // those with differences
-	// Uplinks is what is wrong with NICs that were taken over.
+	// Uplinks are the faults of NICs that were taken over.
 	Uplinks []tombolo.Difference `json:"uplinks,omitempty"`
-	// Stray is what the kernel has of ours and no record tells of.
+	// Stray are objects of ours in the kernel that no record contains.
 	Stray []tombolo.Difference `json:"stray,omitempty"`
-	// Others names objects of other programs in our table of the firewall, elements there of owners and networks
-	// that are not on record, other tables' chains that may drop pods' packets, other tables' rules that set our bit
-	// of the mark, and settings of the host that may be in the way. They are no differences.
+	// Others are descriptions of objects of other programs in our table of the firewall, elements there of owners and
+	// networks that are not on record, other tables' chains that may drop pods' packets, other tables' rules that set
+	// our bit of the mark, and settings of the host that may be in the way. They are no differences.
 	Others []string `json:"others,omitempty"`
 	// Damaged are the records that cannot be read.
 	Damaged []tombolo.Difference `json:"damaged,omitempty"`
 }
 
-// Differs reports whether anything is not as it should be. What pods have changed inside counts as right.
+// Differs reports whether there are any differences. Changes that pods have made inside do not count.
 func (in *Inspection) Differs() bool {
 	return in != nil && (len(in.Networks)+len(in.Uplinks)+len(in.Stray)+len(in.Damaged) > 0 ||
 		slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Differences) > 0 }))
 }
 
 // Inspect compares all attachments on record with the kernel and with the pods' namespaces. It changes nothing and
-// waits for no lock: objects that come and go meanwhile may show as different. An attachment that a call is at work
-// on is not compared.
+// waits for no lock, so objects that come and go during it may show as differences. It skips an attachment that a
+// call is working on.
 func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	s, err := n.openKnown(ctx)
 	if err != nil {
@@ -56,28 +56,34 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	if err != nil {
 		return nil, stateError(err)
 	}
+
 	in := &Inspection{Attachments: []Report{}}
 	host := &surroundings{}
 	if err := host.read(ctx, s); err != nil {
 		return nil, err
 	}
+
 	for _, name := range networks {
 		if err := in.network(ctx, s, name, host); err != nil {
 			return nil, err
 		}
 	}
+
 	if _, in.Uplinks, err = s.takes(ctx); err != nil {
 		return nil, err
 	}
+
 	if len(in.Attachments) > 0 {
 		markers, err := s.Foreign("").Markers(ctx)
 		if err != nil {
 			return nil, err
 		}
+
 		cut, err := s.cutBridges(ctx, "")
 		if err != nil {
 			return nil, err
 		}
+
 		in.Others = slices.Concat(in.Others, markers, cut)
 		if slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Attachment.Ports) > 0 }) {
 			exempt, err := s.Foreign("").Exemptions(ctx)
@@ -87,16 +93,18 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 			in.Others = append(in.Others, exempt...)
 		}
 	}
+
 	all, err := s.inventory(ctx, "", nil)
 	if err != nil {
 		return nil, err
 	}
+
 	slices.Sort(in.Others)
 	in.Stray, in.Others = strayDifferences(all.strays()), append(all.others, slices.Compact(in.Others)...)
 	return in, nil
 }
 
-// recreate is what helps where nothing can be repaired.
+// recreate returns a difference that cannot be repaired.
 func recreate(text string) []tombolo.Difference {
 	return []tombolo.Difference{{Text: text, Remedy: tombolo.RemedyRecreate}}
 }
@@ -107,9 +115,11 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 	if err != nil {
 		return stateError(err)
 	}
+
 	for _, d := range damaged {
 		in.Damaged = append(in.Damaged, recreate(d.Error())...)
 	}
+
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil {
 		rec = nil
@@ -117,11 +127,13 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 			in.Damaged = append(in.Damaged, recreate(err.Error())...)
 		}
 	}
+
 	if rec != nil {
 		found, err := checkNetwork(ctx, s, rec, attachments)
 		if err != nil {
 			return err
 		}
+
 		n := &site{s: s, rec: rec, attachments: attachments, found: *found}
 		if err := in.surroundings(ctx, host, n); err != nil {
 			return err
@@ -130,12 +142,13 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 			in.Networks = append(in.Networks, NetworkReport{name, n.found.List})
 		}
 	}
+
 	for _, a := range attachments {
 		var diffs, inside []tombolo.Difference
 		switch {
 		case a.State != state.Ready:
 			err := s.locked(a.Network, a.Hash(), func(*state.Attachment) error { return nil })
-			if !errors.Is(err, state.ErrBusy) { // else a call is at work on it
+			if !errors.Is(err, state.ErrBusy) { // else a call is working on it
 				diffs = recreate("its ADD did not finish")
 			}
 		case rec == nil:
@@ -146,24 +159,28 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 			if err != nil {
 				return err
 			}
+
 			err = p.look(ctx)
 			if err == nil {
 				p.want.Neighbours = neighbours(a, net.HardwareAddr(rec.HostMAC))
 				inside, err = p.inside(ctx)
 			}
+
 			p.pod.Close()
 			if err != nil {
 				return err
 			}
 			diffs = p.found.List
 		}
+
 		in.Attachments = append(in.Attachments, Report{attachmentOf(a), diffs, inside})
 	}
+
 	return nil
 }
 
-// strayDifferences describes what the kernel has of attachments that no record tells of. One that has a port may be
-// a pod: only its Del, or a garbage collection that does not name it, takes it down.
+// strayDifferences describes objects in the kernel that belong to attachments without a record. One that has a port
+// may be a pod. Only its Del, or a garbage collection that does not name it, removes it.
 func strayDifferences(list []*remains) []tombolo.Difference {
 	found := &findings{}
 	for _, r := range list {
@@ -172,16 +189,21 @@ func strayDifferences(list []*remains) []tombolo.Difference {
 				"does not have", r.hash, r.elementsOf)
 			continue
 		}
+
 		if r.onPort != "" {
 			found.Advise(tombolo.RemedyRecreate, "port %s of network %s has no record", r.onPort, r.network)
 			continue
 		}
+
 		if r.elementsOf != "" {
-			found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s have no record", r.hash, r.elementsOf)
+			found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s have no record", r.hash,
+				r.elementsOf)
 		}
+
 		if r.ifb != "" {
 			found.Advise(tombolo.RemedyRepair, "link %s has no record", r.ifb)
 		}
 	}
+
 	return found.List
 }

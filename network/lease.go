@@ -21,24 +21,24 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// leasePart is the lease of a pod that has its address by DHCP. It is on record in a directory of its own,
-// which lasts longer than the node's state, and the keeper renews it.
+// leasePart is the lease of a pod with an address by DHCP. It is on record in a separate directory that outlasts the
+// node's state, and the keeper renews it.
 type leasePart struct{}
 
-// mend brings an attachment's record up to its lease: where the server gave the pod another address since its Add,
-// the keeper has changed the pod's, and this changes all else that depends on the address.
+// mend updates an attachment's record to its lease. If the server gave the pod another address since its Add, the
+// keeper has changed the pod's, and mend changes everything else that depends on the address.
 func (leasePart) mend(ctx context.Context, p *attached) error {
 	rec, err := ahead(p.Attachment)
 	if rec == nil || err != nil {
-		return nil // what is wrong with a lease is for Check to say
+		return nil // Check reports faults of a lease
 	}
 	if err := p.s.move(ctx, p.Attachment, p.nw, rec); !errors.Is(err, state.ErrBusy) {
 		return err
 	}
-	return nil // a Del that has it takes the elements by the record of now
+	return nil // A Del that holds the record removes the elements by the present record.
 }
 
-// applyLease gives the pod what it has leased.
+// applyLease configures the pod for its lease.
 func applyLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
@@ -49,8 +49,10 @@ func applyLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link *bri
 	if a.MTU >= link.MTU {
 		a.MTU = 0
 	}
+
 	at := &lease.Link{Conn: conn, Index: link.PeerIndex, Name: link.Peer, Priority: rec.Policy.Priority}
-	// As bridge.Attach does: another interface may have a route to the same destination.
+
+	// As in bridge.Attach: another interface may have a route to the same destination.
 	add := func(_ context.Context, _ *route.Conn, r route.Route) error {
 		var b nl.Batch
 		m, err := r.Message(unix.RTM_NEWROUTE, netlink.Create)
@@ -60,7 +62,7 @@ func applyLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link *bri
 	return at.Apply(ctx, a, left, left, add)
 }
 
-// leaseLockWait is more than the keeper has a record locked for.
+// leaseLockWait is longer than the keeper ever holds a record's lock.
 const leaseLockWait = 5 * time.Second
 
 func lockLease(ctx context.Context, a *state.Attachment) (*lease.Held, error) {
@@ -73,21 +75,24 @@ func lockLease(ctx context.Context, a *state.Attachment) (*lease.Held, error) {
 	return dir.Lock(ctx, a.Hash())
 }
 
-// look compares an attachment with its lease. A node repairs nothing of a lease that a keeper is at work on.
+// look compares an attachment with its lease. A node repairs nothing of a lease that a keeper is working on.
 func (leasePart) look(_ context.Context, p *attached) error {
 	if p.IPAMType != endpoint.Leased {
 		return nil
 	}
+
 	p.s.Leave() // leases are on a disk
 	dir, err := lease.Open(p.DataDir)
 	if err != nil {
 		return err
 	}
+
 	remedy := tombolo.RemedyConfigure
 	if err := dir.CheckKeeper(); err != nil && !p.keeperOptional {
 		remedy = tombolo.RemedyKeeper
 		p.found.Advise(remedy, "%v", err)
 	}
+
 	rec, err := dir.Load(p.Hash())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -103,19 +108,22 @@ func (leasePart) look(_ context.Context, p *attached) error {
 	case rec.Lease.Left(time.Now()) == 0:
 		p.found.Advise(remedy, "its lease of %s ended at %s", rec.Lease.Address, rec.Lease.Expire.Format(time.RFC3339))
 	}
+
 	p.lookAt6(rec, remedy)
 	return nil
 }
 
-// leases lists the network's, but for those that only wait for their pod to come back.
+// leasesOf lists the network's leases, without those that only wait for their pod to come back.
 func leasesOf(s *session, network string) ([]*lease.Record, error) {
 	if s.LeaseDir == "" {
 		return nil, nil // an operator's command
 	}
+
 	dir, err := lease.Open(s.LeaseDir)
 	if err != nil {
 		return nil, err
 	}
+
 	all, damaged, err := dir.List()
 	for _, d := range damaged {
 		s.Warn(d.Error())
@@ -125,8 +133,8 @@ func leasesOf(s *session, network string) ([]*lease.Record, error) {
 	}), err
 }
 
-// leaseDir is where an attachment's lease is on record, by its own record or by what the
-// caller knows; "" where it has none.
+// leaseDir returns the directory with the record of an attachment's lease, by its own record or the caller's
+// knowledge, or "" if it has none.
 func (t *teardown) leaseDir(rec *state.Attachment) string {
 	switch {
 	case rec != nil && rec.IPAMType == endpoint.Leased && filepath.IsAbs(rec.DataDir):

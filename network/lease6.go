@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// lookAt6 compares an attachment with its lease by DHCPv6.
+// lookAt6 compares an attachment with its DHCPv6 lease.
 func (p *attached) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	if rec.Six == nil || rec.Six.Stateless {
 		return
@@ -26,24 +26,28 @@ func (p *attached) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	case !own.IsValid():
 		p.found.Advise(remedy, "it has no address by DHCPv6: %s", rec.Six.Error)
 	case rec.Six.Lease.Left(time.Now()) == 0:
-		p.found.Advise(remedy, "its DHCPv6 lease of %s ended at %s", own.Addr(), rec.Six.Lease.Expire.Format(time.RFC3339))
+		p.found.Advise(remedy, "its DHCPv6 lease of %s ended at %s", own.Addr(),
+			rec.Six.Lease.Expire.Format(time.RFC3339))
 	case !slices.ContainsFunc(p.Addresses, func(a ipam.Address) bool { return a.Prefix == own }):
 		p.found.Advise(remedy, "its DHCPv6 lease is of %s", own.Addr())
 	}
 }
 
-// awaitKeeper waits until the record of a lease says that the keeper is done, or until ctx ends, and gives the record as
-// it is then. The state's lock must not be held.
-func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record) (bool, error)) (*lease.Record, error) {
+// awaitKeeper waits until the record of a lease shows that the keeper is done, or until ctx ends, and returns the
+// record in that state. The caller must not hold the state's lock.
+func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record) (bool, error)) (*lease.Record,
+	error) {
 	leases, err := lease.Open(path)
 	if err != nil {
 		return nil, err
 	}
+
 	for {
 		rec, err := leases.Load(hash)
 		if err != nil {
 			return nil, deletedMeanwhile(err)
 		}
+
 		if is, err := done(rec); is || err != nil {
 			return rec, err
 		}
@@ -55,8 +59,8 @@ func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record
 	}
 }
 
-// await6 waits for what the keeper gets for a pod by DHCPv6, and adds it to what Add gives: an address
-// and DNS, or DNS alone. Without the address there is no attachment.
+// await6 waits for the result of the keeper's DHCPv6 for a pod, and adds it to the result of Add: an address and DNS,
+// or DNS alone. Without the address the Add fails.
 func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachment, error) {
 	limit := cmp.Or(pod.Lease.Client.Timeout, dhcpc.DefaultTimeout)
 	waiting, cancel := context.WithTimeout(ctx, limit)
@@ -65,6 +69,7 @@ func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachm
 		n.awaitDNS(waiting, made)
 		return made, nil
 	}
+
 	if err := n.awaitAddress6(waiting, made); err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 		defer cancel()
@@ -73,8 +78,8 @@ func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachm
 	return made, nil
 }
 
-// awaitAddress6 waits until the keeper has leased an address for a pod, and the attachment has it on
-// record: then the pod, and the firewall, have it.
+// awaitAddress6 waits until the keeper has leased an address for a pod, and the attachment has it on record: then the
+// pod, and the firewall, have it.
 func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
 	rec, err := awaitKeeper(ctx, n.cfg.LeaseDir, made.rec.Hash(), func(rec *lease.Record) (bool, error) {
 		own := rec.Leased6()
@@ -88,6 +93,7 @@ func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
 		made.rec = now
 		return !now.Moving && slices.Contains(prefixesOf(now.Addresses), own), nil
 	})
+
 	switch {
 	case err != nil && ctx.Err() != nil && rec != nil:
 		why := "tombolod has not said why: see its log"
@@ -98,19 +104,21 @@ func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
 	case err != nil:
 		return err
 	}
+
 	own := ipam.Address{Prefix: rec.Leased6()}
 	for _, r := range made.Routes {
 		if r.Gateway.Is6() && r.Dst.Bits() <= 0 {
 			own.Gateway = r.Gateway
 		}
 	}
+
 	made.Addresses = append(slices.Clone(made.Addresses), own)
 	made.addDNS(rec.Six.Lease.DNS, rec.Six.Lease.Search)
 	return nil
 }
 
-// dnsWait is how long an ADD waits for DNS, without which it succeeds too. The keeper asks a server three times
-// in it.
+// dnsWait is how long an ADD waits for DNS. It succeeds without DNS too. In this time the keeper asks a server three
+// times.
 const dnsWait = 4 * time.Second
 
 // awaitDNS waits until the keeper has asked for a pod's DNS.
@@ -128,7 +136,7 @@ func (n *Node) awaitDNS(ctx context.Context, made *Attachment) {
 	}
 }
 
-// addDNS adds what a DHCPv6 server has told.
+// addDNS adds the answer of a DHCPv6 server.
 func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
 	for _, server := range servers {
 		if server.IsLinkLocalUnicast() {
@@ -139,7 +147,7 @@ func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
 	a.DNS.Search = append(a.DNS.Search, search...)
 }
 
-// deletedMeanwhile is the error where a record went meanwhile.
+// deletedMeanwhile returns the error for a record that was deleted during the wait.
 func deletedMeanwhile(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return failf(ErrTryAgain, `ipv6 "dhcp": the attachment was deleted meanwhile`)
@@ -147,8 +155,8 @@ func deletedMeanwhile(err error) error {
 	return stateError(err)
 }
 
-// solicit has the pod ask for router advertisements, for which advertised waits later. It returns nil for a pod that
-// takes none, or takes them in another namespace: see Change.Moved.
+// solicit makes the pod ask for router advertisements. advertised waits for them later. It returns nil for a pod that
+// accepts none, or accepts them in another namespace: see Change.Moved.
 func (a *adding) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 	if a.plan.port.Autoconf == nil || a.pod.Path == "" {
 		return nil, nil
@@ -156,15 +164,16 @@ func (a *adding) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 	return a.s.Links.Solicit(ctx, a.pod.NetNS, a.plan.port)
 }
 
-// unconfirmed reports whether no DHCP server answered: then no router is waited for either.
+// unconfirmed reports whether no DHCP server answered. Then there is no wait for a router either.
 func (a *adding) unconfirmed() bool { return a.leasing != nil && a.leasing.unconfirmed }
 
-// advertised waits for the pod's first address by a router advertisement, adds it to
-// what the pod has, and gives the pod its default route.
+// advertised waits for the pod's first address from a router advertisement, adds it to the pod's addresses, and gives
+// the pod its default route.
 func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) error {
 	if asked == nil {
 		return nil
 	}
+
 	var err error
 	got, g := new(bridge.Autoconfigured), &a.given
 	if !a.nw.DHCPv6 && !a.unconfirmed() {
@@ -175,6 +184,7 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) err
 			a.s.Warn(`ipv6 "slaac": parameters of the pod's own (net.ipv6.conf) keep it from forming an address`)
 		}
 	}
+
 	var gateway netip.Addr
 	switch {
 	case a.nw.NoDefaultRoute:
@@ -184,19 +194,22 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) err
 		gateway = got.Gateways[0]
 		g.routes = append(g.routes, defaultBy(gateway))
 	}
+
 	for _, address := range got.Addresses {
 		g.addresses = append(g.addresses, ipam.Address{Prefix: address.Prefix, Gateway: gateway})
 	}
+
 	g.dns.Servers = append(g.dns.Servers, got.Servers...)
 	g.informs = got.OtherConfig && len(got.Servers) == 0
 	return nil
 }
 
-// autoconfigure does all of it for a pod whose other addresses are there already.
+// autoconfigure runs solicit and advertised for a pod that has its other addresses already.
 func (a *adding) autoconfigure(ctx context.Context) error {
 	if !a.nw.SLAAC {
 		return nil
 	}
+
 	asked, err := a.solicit(ctx)
 	if asked == nil {
 		return err
@@ -208,8 +221,8 @@ func (a *adding) autoconfigure(ctx context.Context) error {
 	return a.again(ctx)
 }
 
-// again derives all anew for a pod that was given more after it got its link, whose port can tell only
-// now whose addresses are behind it.
+// again derives everything again for a pod that got more after its link. The port can only now show the addresses
+// behind it.
 func (a *adding) again(ctx context.Context) error {
 	if err := a.derive(ctx); err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// limitsPart is the limits of a pod's traffic: qdiscs of its port, and a link (ifb) for what it sends.
+// limitsPart is the limits of a pod's traffic: qdiscs of its port, and a link (ifb) for the traffic from the pod.
 type limitsPart struct{}
 
 func (limitsPart) look(ctx context.Context, p *attached) error {
@@ -33,7 +33,7 @@ func (limitsPart) mend(ctx context.Context, p *attached) error {
 	return err
 }
 
-// target says where an attachment's traffic is shaped.
+// target returns the links that shape an attachment's traffic.
 func target(rec *state.Attachment) bandwidth.Target {
 	return bandwidth.Target{
 		Port: rec.HostIf, MTU: rec.MTU, IFB: bandwidth.IFBName(rec.Hash()),
@@ -41,7 +41,7 @@ func target(rec *state.Attachment) bandwidth.Target {
 	}
 }
 
-// setLimits puts limits on record, with the link that shapes what the pod sends.
+// setLimits records limits, with the link that shapes the traffic from the pod.
 func setLimits(rec *state.Attachment, s bandwidth.Shape) {
 	rec.Bandwidth, rec.IFB = s, ""
 	if s.Egress.Rate > 0 {
@@ -49,8 +49,7 @@ func setLimits(rec *state.Attachment, s bandwidth.Shape) {
 	}
 }
 
-// shapers are the links that shape the attachment's traffic. One without a record may have
-// had limits.
+// shapers returns the links that shape the attachment's traffic. An attachment without a record may have had limits.
 func (r *remains) shapers() []string {
 	if r.rec != nil && r.rec.State == state.Ready && r.rec.IFB == "" {
 		return nil
@@ -58,33 +57,37 @@ func (r *remains) shapers() []string {
 	return []string{bandwidth.IFBName(r.hash)}
 }
 
-// shape gives a pod's port the limits that were asked for, if any. It does so before the port comes up, when its
-// index is known (bridge.Port's BeforeUp).
+// shape sets the requested limits of a pod's port, if any. This happens before the port is up, as soon as its index
+// is known (bridge.Port's BeforeUp).
 func (a *adding) shape(ctx context.Context, index, mtu int) (err error) {
 	if a.pod.Limits.IsZero() {
 		return a.node.step("bandwidth")
 	}
+
 	target := target(&a.plan.rec)
 	target.PortIndex, target.MTU = index, mtu
 	conn := bandwidth.On(a.s.Links.Socket())
-	// The port's own qdiscs and filters go with it.
+
+	// The port's own qdiscs and filters are deleted with it.
 	a.back.push(func(ctx context.Context) error {
 		return conn.Remove(ctx, bandwidth.Target{IFB: target.IFB, Owner: target.Owner})
 	})
-	if a.shaped.IsZero() { // else this is a second try, and the operator was told
+	if a.shaped.IsZero() { // else this is a second attempt, and the operator has the warning already
 		if a.shaped, err = effectiveLimits(a.s, a.pod.Limits, mtu); err != nil {
 			return err
 		}
 	}
+
 	if _, err = conn.Ensure(ctx, target, a.shaped); err != nil {
 		return err
 	}
+
 	return a.node.step("bandwidth")
 }
 
-// Limit gives a pod that is attached already limits in place of those that it has, as if its Add had
-// been asked for them; the zero Shape is none. It gives the link that shapes what the pod sends, nil if
-// that has no limit. An attachment that is not on record is as with Publish.
+// Limit replaces the limits of an attached pod, as if its Add had requested them. The zero Shape means none. It
+// returns the link that shapes the traffic from the pod, or nil without such a limit. An attachment that is not on
+// record is treated as in Publish.
 func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.Link, _ error) {
 	err := c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		target, conn := target(a), bandwidth.On(s.Links.Socket())
@@ -98,26 +101,32 @@ func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.L
 			}
 			return s.Dir.UpdateLocked(next)
 		}
+
 		effective, err := effectiveLimits(s, limits, a.MTU)
 		if err != nil {
 			return err
 		}
+
 		setLimits(next, effective)
 		if err := s.Dir.UpdateLocked(next); err != nil {
 			return stateError(err)
 		}
+
 		if _, err := conn.Ensure(ctx, target, effective); err != nil {
 			return errors.Join(err, conn.Remove(context.WithoutCancel(ctx), target), s.Dir.UpdateLocked(a))
 		}
+
 		if next.IFB != "" {
 			by, err = s.Links.Link(ctx, next.IFB)
 		}
+
 		return err
 	})
+
 	return by, err
 }
 
-// effectiveLimits gives limits as the kernel enforces them, and warns of what is not as it was asked for.
+// effectiveLimits returns the limits as enforced by the kernel, and warns of differences from the request.
 func effectiveLimits(s *session, asked bandwidth.Shape, mtu int) (bandwidth.Shape, error) {
 	effective, adjusted, err := asked.Effective(mtu)
 	if err != nil {

@@ -14,16 +14,17 @@ func (n *Node) Networks(ctx context.Context) ([]string, error) {
 	return names, stateError(err)
 }
 
-// Attachments lists a network's attachments that are on record; those whose record cannot be
-// read are for Inspect to name.
+// Attachments lists a network's attachments on record. It skips unreadable records, which Inspect reports.
 func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, error) {
 	if err := checkName(network); err != nil {
 		return nil, err
 	}
+
 	records, _, err := n.cfg.Dir.List(network)
 	if err != nil {
 		return nil, stateError(err)
 	}
+
 	list := make([]*Attachment, len(records))
 	for i, rec := range records {
 		list[i] = attachmentOf(rec)
@@ -31,35 +32,40 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 	return list, nil
 }
 
-// Pool is how far a range set of a network is used up.
+// Pool is the use of a range set of a network.
 type Pool struct {
 	Network string
 	ipam.Pool
 }
 
-// Pools counts the reservations of the networks whose addresses an ipam.HostLocal gives, by
-// their records: a network is on record from its first Add. It goes on past a network for which
-// that fails, takes no lock and changes nothing.
+// Pools counts the reservations of the networks on record whose addresses come from an ipam.HostLocal. A network is
+// on record from its first Add. After a failure it continues with the other networks. It takes no lock and changes
+// nothing.
 func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 	records, _, err := n.cfg.Dir.ListNetworks()
 	if err != nil {
 		return nil, stateError(err)
 	}
+
 	var list []Pool
 	var errs []error
 	for _, rec := range records {
 		if len(rec.Pools) == 0 {
 			continue
 		}
-		h, err := ipam.NewHostLocal(&ipam.Config{Network: rec.Name, Dir: cmp.Or(rec.PoolDir, n.cfg.Dir.Path()+"/ipam"), Ranges: rec.Pools})
+
+		h, err := ipam.NewHostLocal(&ipam.Config{Network: rec.Name, Dir: cmp.Or(rec.PoolDir, n.cfg.Dir.Path()+"/ipam"),
+			Ranges: rec.Pools})
 		var pools []ipam.Pool
 		if err == nil {
 			pools, err = h.Pools(ctx)
 		}
+
 		errs = append(errs, err)
 		for _, p := range pools {
 			list = append(list, Pool{rec.Name, p})
 		}
 	}
+
 	return list, errors.Join(errs...)
 }

@@ -18,23 +18,26 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Moved tells that another program moves the pod's interface into the namespace at path, with IfName as its
-// alternative name, and gives it its addresses and routes. path is empty where that namespace is not known yet. While the
-// interface is not there, the pod is not looked at, and the error is ErrTryAgain, but for an empty path. From then on the
-// records are of that namespace; default routes are on record no more, since that program may let another interface
-// have them. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to enter the namespace.
+// Moved announces that another program moves the pod's interface into the namespace at path, with IfName as its
+// alternative name, and gives it its addresses and routes. path is empty if that namespace is not known yet. While
+// the interface is not there, the pod is not compared, and the error is ErrTryAgain unless path is empty. Afterwards
+// the records are about that namespace. They no longer contain default routes, since that program may give them to
+// another interface. Moved needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to enter the namespace.
 func (c Change) Moved(ctx context.Context, path string) error {
 	a, err := c.node.attached(ctx, c.key)
 	if err != nil {
 		return err
 	}
+
 	cookie, late := arrived(ctx, a, path)
 	if path != "" && a.NetNS == path && (cookie == 0 || cookie == a.NetNSCookie) {
 		return late
 	}
+
 	if cookie != 0 {
 		err = moveLease(ctx, a, path, cookie)
 	}
+
 	if err == nil {
 		err = c.do(ctx, func(s *session, _, next *state.Attachment) error {
 			next.NetNS, next.NetNSCookie = path, cookie
@@ -45,17 +48,20 @@ func (c Change) Moved(ctx context.Context, path string) error {
 					return err
 				}
 			}
+
 			if err := s.Dir.UpdateLocked(next); err != nil || next.DefaultRoute == "" {
 				return err
 			}
 			return s.meet(ctx, next)
 		})
 	}
+
 	return cmp.Or(err, late)
 }
 
-// hearRouters has a pod whose interface was moved take router advertisements, and ask for one. It adds the default route
-// by the host, for which the program that moved the interface could find one of a router's in its way.
+// hearRouters makes a pod whose interface was moved accept router advertisements, and ask for one. It adds the
+// default route through the host, because a router's route could be in the way of the program that moved the
+// interface.
 func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 	port := portOf(a)
 	if port.Autoconf == nil {
@@ -72,6 +78,7 @@ func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 	if err != nil {
 		return err
 	}
+
 	if err := asked.Close(); err != nil || a.DefaultRoute != exitHost {
 		return err
 	}
@@ -85,19 +92,22 @@ func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 	if err != nil {
 		return err
 	}
+
 	err = route.On(conn).Add(ctx, route.Route{Gateway: hostHop(true), Link: l.Index, Protocol: route.ProtocolTombolo})
 	if errors.Is(err, fs.ErrExist) {
 		return nil // another interface has the default route
 	}
+
 	return err
 }
 
-// moveLease writes the record of an attachment's lease anew, so that the keeper looks at all that the interface is to
-// have.
+// moveLease updates the record of an attachment's lease, so that the keeper checks all addresses and routes of the
+// interface.
 func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uint64) error {
 	if a.IPAMType != endpoint.Leased {
 		return nil
 	}
+
 	held, err := lockLease(ctx, a)
 	if err != nil {
 		return err
@@ -107,19 +117,22 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 	if err != nil {
 		return err
 	}
+
 	rec.NetNS, rec.NetNSCookie = path, cookie
 	return held.Create(rec)
 }
 
-// settles is how long a pod is waited for to get a default route after its Add: it may be that it has none.
+// settles is how long after its Add a pod is expected to get a default route. It may have none.
 const settles = 10 * time.Second
 
-// arrived gives the cookie of the namespace at path when a pod's interface is up there, and the pod has its default
-// route if it is to have one: a program that adds it later fails where it is there. Of a lease it is taken to have one.
+// arrived returns the cookie of the namespace at path when a pod's interface is up there, and the pod has its default
+// route if it should have one. A program that adds the route later would fail if it existed already. A pod with a
+// lease is assumed to have one.
 func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint64, late error) {
 	if path == "" {
 		return 0, nil
 	}
+
 	pod, err := netns.Open(path)
 	if err != nil {
 		return 0, failf(ErrTryAgain, "%w", err)
@@ -128,6 +141,7 @@ func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint
 	if cookie, err = pod.Cookie(); err != nil || cookie == a.NetNSCookie {
 		return cookie, err
 	}
+
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return 0, err
@@ -137,13 +151,17 @@ func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}
-	// The kernel may have one of IPv6 from a router already.
+
+	// The kernel may already have one for IPv6 from a router.
 	isLed := func(r route.Route) bool { return isDefault(&r) && (r.Gateway.Is4() || !a.SLAAC) }
 	leads := a.IPAMType == endpoint.Leased || slices.ContainsFunc(a.Routes, isLed)
 	led := !leads || time.Since(a.Created) > settles
-	err = route.On(conn).Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN}, func(r route.Route) { led = led || isLed(r) })
+	err = route.On(conn).Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN},
+		func(r route.Route) { led = led || isLed(r) })
 	if err != nil || !l.Up() || !led {
-		return 0, cmp.Or(err, failf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod))
+		return 0, cmp.Or(err,
+			failf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod))
 	}
+
 	return cookie, nil
 }

@@ -23,9 +23,9 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// nextHopPart is the next hop of default routes by the host (ExitHost). It is one address for each family, which nobody
-// has. A permanent neighbour entry in each pod has the host's MAC for it. So the routes stay valid whatever addresses
-// the host gets or loses, and no other machine can answer for the next hop. Only the MAC can change.
+// nextHopPart is the next hop of default routes through the host (ExitHost). It is one address for each family that
+// nobody has. A permanent neighbour entry in each pod maps it to the host's MAC. So the routes stay valid whatever
+// addresses the host gets or loses, and no other machine can answer for the next hop. Only the MAC can change.
 type nextHopPart struct{}
 
 // hostHop returns the next hop of a family. That of IPv6 ends in "tombolo", since real routers have fe80::1.
@@ -36,25 +36,27 @@ func hostHop(is6 bool) netip.Addr {
 	return netip.AddrFrom4([4]byte{169, 254, 1, 1})
 }
 
-// byHost reports whether the pod gets default routes by the host.
+// byHost reports whether the pod gets default routes through the host.
 func (a *adding) byHost() bool { return a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute }
 
-// routeByHost adds the default routes by the host that the pod's allocator left to the network.
+// routeByHost adds the default routes through the host if the pod's allocator gave none.
 func (a *adding) routeByHost() {
 	if !a.byHost() {
 		return
 	}
+
 	var hops []ipam.Address
 	for _, address := range a.given.addresses {
 		hops = append(hops, ipam.Address{Gateway: hostHop(address.Prefix.Addr().Is6())})
 	}
+
 	if a.nw.SLAAC {
 		hops = append(hops, ipam.Address{Gateway: hostHop(true)})
 	}
 	a.given.routes = withDefaults(true, hops, a.given.routes)
 }
 
-// neighbours returns the entries of the next hops that a pod gets, for the families that it has.
+// neighbours returns a pod's entries of the next hops, for the families that it has.
 func neighbours(a *state.Attachment, host net.HardwareAddr) (list []bridge.Neighbour) {
 	if a.DefaultRoute != exitHost {
 		return nil
@@ -85,13 +87,14 @@ func (nextHopPart) look(_ context.Context, n *site) error {
 	return nil
 }
 
-// make puts the host's MAC on record, for the pods to come, and renews the entries of the pods that are there.
+// make records the host's MAC, for future pods, and renews the entries of the present ones.
 func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	mac, before := n.hostMAC(), net.HardwareAddr(n.rec.HostMAC)
 	if n.rec.DefaultRoute != exitHost || bytes.Equal(mac, before) {
 		return false, nil
 	}
-	// A bridge that was never given a MAC takes the smallest one of its ports, so it would change with the first pod.
+
+	// A bridge without an explicit MAC takes the smallest one of its ports, so it would change with the first pod.
 	if l := n.bridge; l.Alias != endpoint.BridgeAlias && n.share == nil {
 		var b nl.Batch
 		link.Request{Index: l.Index, MAC: l.MAC}.Set(&b, "keep the MAC of bridge", l.Name)
@@ -99,6 +102,7 @@ func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 			return false, err
 		}
 	}
+
 	for _, a := range n.attachments {
 		if before == nil {
 			break // no pod has an entry
@@ -107,17 +111,19 @@ func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 			n.s.Warn(fmt.Sprintf("cannot tell container %s of the host's MAC %s: %v", a.ContainerID, mac, err))
 		}
 	}
+
 	n.rec.HostMAC = state.MAC(mac)
 	return false, nil
 }
 
-// setNextHops writes a pod's entries of the next hops. Unless before is nil, it writes only those that are still
-// permanent and have that MAC: the pod's owner has changed the others. A pod that is gone is passed over.
+// setNextHops writes a pod's entries of the next hops. Unless before is nil, it writes only entries that are still
+// permanent and have that MAC, since the pod's owner has changed the others. It skips a pod that is gone.
 func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, before net.HardwareAddr) error {
 	list := neighbours(a, host)
 	if len(list) == 0 {
 		return nil
 	}
+
 	pod, err := netns.OpenSame(a.NetNS, a.NetNSCookie)
 	if err != nil {
 		return nil
@@ -132,6 +138,7 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+
 	if err != nil {
 		return err
 	}
@@ -148,14 +155,16 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 				continue
 			}
 		}
+
 		m, err := entry.ReplaceMessage()
 		b.Add("add neighbour", &entry, m, err)
 	}
+
 	return conn.Execute(&b)
 }
 
-// completeNextHops writes the entries anew for a pod whose interface another program moved or gave another MAC, which
-// deletes them.
+// completeNextHops writes the entries again for a pod whose interface another program moved or gave another MAC,
+// which deletes them.
 func (s *session) completeNextHops(ctx context.Context, a *state.Attachment) error {
 	if a.DefaultRoute != exitHost {
 		return nil

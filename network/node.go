@@ -13,78 +13,78 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// DefaultStateDir is where the state is kept unless a Config says otherwise.
+// DefaultStateDir is the state directory if Config.StateDir is empty.
 const DefaultStateDir = state.DefaultDir
 
-// UndoTimeout bounds what is undone after an Add that failed, whose own deadline may have
-// been what failed it.
+// UndoTimeout limits the time for undoing a failed Add, whose own deadline may have been the cause.
 const UndoTimeout = 10 * time.Second
 
-// Config configures a Node. A nil Config and a zero field mean the default.
+// Config holds the parameters of a Node. The zero value, and nil, mean the defaults.
 type Config struct {
-	// NetNS is the namespace of the bridges, the host's; nil is that of the calling thread. It
-	// stays open as long as the Node is used. Each call is in it until it returns.
+	// NetNS is the namespace of the bridges, the host's. nil means that of the calling thread. It must stay open as
+	// long as the Node is used. Each call enters it until it returns.
 	NetNS *netns.NS
-	// StateDir is where networks and attachments are on record; empty is DefaultStateDir. All
-	// programs that work on one node have to agree on it.
+	// StateDir is the directory with the records of networks and attachments. Empty means DefaultStateDir. All
+	// programs on one node must use the same.
 	StateDir string
-	// LeaseDir is where leases are on record. Without it no pod can lease its address, and
-	// the lease that the host has by an uplink is left alone.
+	// LeaseDir is the directory with the records of leases. Without it no pod can lease its address, and the host's
+	// own lease on an uplink is left alone.
 	LeaseDir string
-	// Mark is the bit of a packet's mark that says that a pod may have it forwarded, which
-	// all networks of a node share; 0 is that of the networks on record, or nft.DefaultMark.
+	// Mark is the bit of a packet's mark which means that a pod may have the packet forwarded. All networks of a node
+	// share it. 0 means that of the networks on record, or nft.DefaultMark.
 	Mark uint32
-	// Allocators returns the allocator that takes back addresses of a network, since Del and GC get no Network. origin
-	// is the Network.Origin that Add put on record with the attachment, or nil for the network as it is now. If the
-	// allocator is nil, the addresses stay reserved.
-	//
-	// Without Allocators, Del takes back addresses of an Origin of type "host-local", and fails for those of a
-	// Network.Allocator without an Origin.
+	// Allocators returns the allocator that takes addresses back: for a network's attachments with this origin or, if
+	// origin is nil, for the network as it is now. If it returns nil, addresses are not given back. If Allocators is
+	// nil, only addresses with an origin of type host-local are given back, and for addresses of an Allocator that
+	// Network.Origin does not name, Del fails.
 	Allocators func(network string, origin *Origin) (ipam.Allocator, error)
-	// Log gets what an operator should know although a call goes on; nil drops it.
+	// Log receives messages for the operator about calls that continue. nil discards them.
 	Log *slog.Logger
-	// Step is called when a step of Add is done, and when one of what Del takes down is; an
-	// error of it ends the Add there, undone. Nil is nothing.
+	// Step is called after each step of Add, and of the removal in Del. If it returns an error, Add ends there, and
+	// is undone. It may be nil.
 	Step func(step string) error
 
-	// DialBridge and DialFirewall open the kernel for each call, in NetNS; nil is bridge.Dial and
-	// nft.Dial. They are for tests, which put a fault in front of it.
+	// DialBridge and DialFirewall open the kernel's sockets for each call, in NetNS. nil means bridge.Dial and
+	// nft.Dial. They are for tests with injected faults.
 	DialBridge   func() (*bridge.Conn, error)
 	DialFirewall func(*nft.Config) (*nft.Conn, error)
 }
 
-// Node is the networks and pods of one network namespace, the host's, with their records. It
-// holds no socket, file or lock between calls, and its methods may be called from several
-// goroutines, and processes.
+// Node manages the networks and pods of one network namespace, the host's, with their records. It holds no socket,
+// file or lock between calls. Several goroutines, and several processes, may call its methods.
 type Node struct{ cfg settings }
 
-// settings is a Config with its defaults filled in, but for the Mark.
+// settings is a Config with its defaults, except for the Mark.
 type settings struct {
 	Config
 	Dir *state.Dir
 }
 
-// Open checks a configuration. Nothing is made before there is something to keep.
+// Open checks a configuration and returns a Node. It creates nothing before something must be recorded.
 func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
+
 	dir, err := state.Open(cmp.Or(cfg.StateDir, DefaultStateDir))
 	if err != nil {
 		return nil, failf(ErrInvalid, "%w", err)
 	}
+
 	n := &Node{settings{*cfg, dir}}
 	n.cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if n.cfg.DialBridge == nil {
 		n.cfg.DialBridge = func() (*bridge.Conn, error) { return bridge.Dial(nil) }
 	}
+
 	if n.cfg.DialFirewall == nil {
 		n.cfg.DialFirewall = nft.Dial
 	}
+
 	return n, nil
 }
 
-// step says that a part of a call is done.
+// step reports the end of a part of a call.
 func (n *Node) step(name string) error {
 	if n.cfg.Step == nil {
 		return nil
@@ -105,7 +105,7 @@ func (n *Node) openEntered(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// about does something in a session about all networks, or about some by their names.
+// about calls do in a session about all networks, or about some by their names.
 func (n *Node) about(ctx context.Context, do func(*session) error, networks ...string) error {
 	s, err := n.openKnown(ctx, networks...)
 	if err != nil {
@@ -115,14 +115,15 @@ func (n *Node) about(ctx context.Context, do func(*session) error, networks ...s
 	return do(s)
 }
 
-// openKnown opens a session for a call about all networks, or about some by their names. All
-// share one mark, so any record tells it.
+// openKnown opens a session for a call about all networks, or about some by their names. All networks share one mark,
+// so any record contains it.
 func (n *Node) openKnown(ctx context.Context, networks ...string) (*session, error) {
 	for _, name := range networks {
 		if err := checkName(name); err != nil {
 			return nil, err
 		}
 	}
+
 	cfg := n.cfg
 	if cfg.Mark == 0 {
 		records, _, err := n.cfg.Dir.ListNetworks()
@@ -135,5 +136,6 @@ func (n *Node) openKnown(ctx context.Context, networks ...string) (*session, err
 			}
 		}
 	}
+
 	return openSession(cfg)
 }

@@ -16,13 +16,14 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// refuseMAC refuses a MAC for a pod that would cut off the host or another machine: the host and the LAN would send
-// frames for that MAC to the pod. It asks nothing for a pod whose MAC is of our own choice. A pod may answer at its own
-// addresses.
+// refuseMAC refuses a MAC for a pod that would cut off the host or another machine, because the host and the LAN
+// would send frames for that MAC to the pod. It asks nothing if the pod's MAC was chosen by us. A pod may answer at
+// its own addresses.
 func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip.Addr) error {
 	if !n.uplink.shared || mac == nil {
 		return nil
 	}
+
 	nic := n.uplink.nic
 	switch {
 	case mac[0]&1 != 0:
@@ -36,30 +37,35 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 	if err != nil {
 		return err
 	}
+
 	for _, router := range routers {
 		if err := meet(ctx, conn, nic.Index, router); err != nil {
 			return err
 		}
 	}
+
 	list, err := routing.Neighbours(conn)
 	for _, entry := range list {
 		if entry.Link != nic.Index || !bytes.Equal(entry.MAC, mac) || slices.Contains(own, entry.Addr) {
 			continue
 		}
 		if is, err := answers(ctx, conn, entry); is || err != nil {
-			return errors.Join(err, failf(ErrConflict, "MAC %s is that of another machine on the LAN of uplink %s, which has %s: give the pod another one",
+			return errors.Join(err, failf(ErrConflict,
+				"MAC %s is that of another machine on the LAN of uplink %s, which has %s: give the pod another one",
 				mac, nic.Name, entry.Addr))
 		}
 	}
+
 	return err
 }
 
-// answeringRouter returns the first next hop of the host's default routes by the LAN that answers the host; none if the
-// network has no uplink.
+// answeringRouter returns the first next hop of the host's default routes through the LAN that answers the host.
+// Without an uplink there is none.
 func (n *site) answeringRouter(ctx context.Context) netip.Addr {
 	if n.rec.Uplink == "" {
 		return netip.Addr{}
 	}
+
 	conn := nl.Of(n.s.Links.Socket())
 	routers, _ := n.routers(ctx, n.at.Index)
 	for _, router := range routers {
@@ -69,10 +75,11 @@ func (n *site) answeringRouter(ctx context.Context) netip.Addr {
 			return router
 		}
 	}
+
 	return netip.Addr{}
 }
 
-// routers lists the next hops of the host's default routes by a link.
+// routers lists the next hops of the host's default routes through a link.
 func (n *site) routers(ctx context.Context, link int) (list []netip.Addr, _ error) {
 	add := func(hop netip.Addr) {
 		if hop.IsValid() && !slices.Contains(list, hop) {
@@ -88,6 +95,7 @@ func (n *site) routers(ctx context.Context, link int) (list []netip.Addr, _ erro
 			add(hop.Gateway)
 		}
 	})
+
 	return list, err
 }
 
@@ -97,7 +105,7 @@ const (
 	neighbourPause = 10 * time.Millisecond
 )
 
-// meet has the kernel ask for the MAC of an address that it does not know, and waits for an answer.
+// meet makes the kernel ask for the MAC of an address that it does not know, and waits for an answer.
 func meet(ctx context.Context, conn *nl.Conn, link int, address netip.Addr) error {
 	known, err := routing.Find(conn, link, address)
 	if err == nil && len(known.MAC) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -107,8 +115,8 @@ func meet(ctx context.Context, conn *nl.Conn, link int, address netip.Addr) erro
 	return err
 }
 
-// answers has the kernel ask a neighbour whether it is there, and reports whether it answers. An entry may be that of a
-// pod that is gone.
+// answers makes the kernel ask a neighbour, and reports whether it answers. An entry may belong to a pod that is
+// gone.
 func answers(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (bool, error) {
 	if entry.State == routing.Permanent {
 		return true, nil
@@ -118,7 +126,7 @@ func answers(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (bool,
 	return now.State == routing.Reachable && bytes.Equal(now.MAC, entry.MAC), err
 }
 
-// ask writes an entry for which the kernel asks the neighbour, and returns what became of it.
+// ask writes an entry that makes the kernel ask the neighbour, and returns the resulting entry.
 func ask(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (now routing.Neighbour, _ error) {
 	var b nl.Batch
 	m, err := entry.ReplaceMessage()
@@ -141,11 +149,13 @@ func ask(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (now routi
 		case <-time.After(neighbourPause):
 		}
 	}
+
 	return now, nil
 }
 
-// RefuseMAC returns an error if the pod's interface cannot get another MAC: one by which a lease or a LAN knows the pod
-// is ErrInvalid, and that of another machine on the LAN ErrConflict. It changes nothing.
+// RefuseMAC returns an error if the pod's interface cannot get another MAC. If its present MAC identifies the pod to
+// a lease or a LAN, the error is ErrInvalid. If another machine on the LAN has the MAC, it is ErrConflict. It changes
+// nothing.
 func (c Change) RefuseMAC(ctx context.Context, mac net.HardwareAddr) error {
 	if _, err := c.node.attached(ctx, c.key); err != nil {
 		return err

@@ -15,20 +15,21 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// plan is what an Add makes of what the pod was given.
+// plan is the configuration that an Add derives from the pod's addresses, routes and DNS.
 type plan struct {
 	want *want
 	port bridge.Port
-	rec  state.Attachment // as it will be on record
+	rec  state.Attachment // the future record
 }
 
-// derive derives what the network has to be, the port and the record from what the pod was given.
+// derive derives the required network, the port and the record from the pod's addresses, routes and DNS.
 func (a *adding) derive(context.Context) error {
 	a.routeByHost()
 	g := a.given
 	if err := a.checkGiven(g); err != nil {
 		return err
 	}
+
 	nw, p := a.nw, &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
 	rec := &p.rec
 	rec.Masquerade, rec.Guard = nw.Masquerade, nw.Guard
@@ -38,6 +39,7 @@ func (a *adding) derive(context.Context) error {
 	if a.built != nil {
 		rec.NIC = a.built.sharedNIC()
 	}
+
 	for _, address := range g.addresses {
 		record := &p.want.Record
 		record.Subnets = appendNew(record.Subnets, address.Prefix.Masked())
@@ -49,6 +51,7 @@ func (a *adding) derive(context.Context) error {
 		}
 		rec.Addresses = append(rec.Addresses, address)
 	}
+
 	p.want.Loopback = endpoint.PublishesIPv4(rec)
 	if len(rec.Published) > 0 {
 		p.want.Reached = endpoint.Addresses(rec)
@@ -58,23 +61,27 @@ func (a *adding) derive(context.Context) error {
 	if mac == nil {
 		mac = ident.MACOf(endpoint.Addresses(rec))
 	}
+
 	switch {
 	case a.link != nil:
 		mac = a.link.PeerMAC
 	case mac == nil && (rec.Guard != "" || nw.Uplink != ""):
 		mac = ident.RandomMAC() // the rules have to know it before the kernel does
 	}
+
 	rec.MAC = state.MAC(mac)
 	p.port = portOf(rec)
 	p.port.DAD, p.port.Group, p.port.NoWait, p.port.SameNetNS = nw.DAD, nft.PodGroup, a.leasing == nil, a.pod.SameNetNS
 	if nw.Gateway && nw.Uplink == "" {
 		p.port.Group = nft.GatewayGroup
 	}
-	// A pod that leases waits for its port, or its first frame would be lost.
-	// Neighbours know an address's last MAC: that which follows from it, unless another
-	// was asked for, or another plugin gave the address to a pod of its own.
+
+	// A pod that leases waits for its port, or its first frame would be lost. Neighbours know an address's last MAC.
+	// It is derived from the address, unless another was requested, or another plugin gave the address to one of its
+	// pods.
 	p.port.Announce = a.pod.MAC != nil || a.base.DataDir != ""
-	// The uplink may be without checksum offloading, and writes checksums behind the guard.
+
+	// The uplink may lack checksum offloading, and writes checksums behind the guard.
 	p.port.NoTxOffload = nw.Guard != "" && nw.Guard != nft.GuardMAC && nw.Uplink != ""
 	p.port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
 	p.port.Addresses = prefixesOf(g.addresses)
@@ -82,9 +89,11 @@ func (a *adding) derive(context.Context) error {
 	if a.leasing == nil {
 		rec.Routes = routed(rec, p.port.Routes)
 	}
+
 	if a.link != nil {
 		p.link(a.link)
 	}
+
 	a.plan = p
 	return nil
 }
@@ -124,7 +133,7 @@ func wantOf(nw *Network, hash string, mark uint32) *want {
 	return w
 }
 
-// onto is the port on its bridge.
+// onto returns the port on its bridge.
 func (p *plan) onto(b *site) bridge.Port {
 	port := p.port
 	port.BridgeIndex, port.MTU = b.bridge.Index, b.rec.MTU
@@ -137,27 +146,33 @@ func (p *plan) onto(b *site) bridge.Port {
 	return port
 }
 
-// link notes what the kernel made of the port.
+// link records the properties of the port in the kernel.
 func (p *plan) link(l *bridge.Attachment) {
 	p.rec.MTU, p.rec.MAC, p.rec.HostMAC = l.MTU, state.MAC(l.PeerMAC), state.MAC(l.MAC)
 	p.rec.NetNSCookie = l.NetNSCookie
 }
 
-// checkGiven refuses what the pod could not be given.
+// checkGiven refuses addresses and routes that the pod could not be given.
 func (a *adding) checkGiven(g given) error {
 	if len(g.addresses) == 0 && a.leasing != nil {
 		return nil // they are to come
 	}
+
 	if len(g.addresses) == 0 && a.nw.Origin.Type != "" {
 		return failf(ErrInvalid, "ipam %q gave no address", a.nw.Origin.Type)
 	}
+
 	for _, address := range g.addresses {
 		if a.nw.Gateway && !address.Gateway.IsValid() {
-			return failf(ErrNoGateway, "ipam %q gave %s without a gateway, and the bridge is to be one: name the gateway in the ipam, or set isGateway to false", a.nw.Origin.Type, address.Prefix)
+			return failf(ErrNoGateway,
+				"ipam %q gave %s without a gateway, and the bridge is to be one: name the gateway in the ipam, or "+
+					"set isGateway to false", a.nw.Origin.Type, address.Prefix)
 		}
 	}
+
 	if slices.ContainsFunc(prefixesOf(g.addresses), isIPv6) {
 		return refuseUnreachable(a.pod.Ports, g.addresses)
 	}
+
 	return cmp.Or(refuseIPv6(a.nw.Name, false, nil, g.routes...), refuseUnreachable(a.pod.Ports, g.addresses))
 }

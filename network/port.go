@@ -28,11 +28,13 @@ func (portPart) look(ctx context.Context, p *attached) error {
 	if err != nil {
 		return err
 	}
+
 	p.gone = len(diffs) > 0 && diffs[0].What == "link" && diffs[0].Have == "" && diffs[0].Want == p.want.Name
 	switch {
 	case p.gone && p.lost != nil:
 		p.found.List = nil
-		p.found.Advise(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %v", p.want.Name, p.lost)
+		p.found.Advise(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %v",
+			p.want.Name, p.lost)
 		return nil
 	case p.gone:
 		p.found.List = nil
@@ -41,28 +43,32 @@ func (portPart) look(ctx context.Context, p *attached) error {
 	case p.lost != nil:
 		p.found.Advise(tombolo.RemedyRecreate, "its namespace is gone: %v", p.lost)
 	}
+
 	p.found.AddAll(diffs, tombolo.RemedyRepair)
 	return nil
 }
 
-// mend puts the port back on its bridge, which may be another than that of
-// its network by now, and gone.
+// mend puts the port back on its bridge. The bridge may be gone, or differ from the network's present one.
 func (portPart) mend(ctx context.Context, p *attached) error {
 	br, err := p.s.link(ctx, p.Bridge)
 	if err != nil {
 		return err
 	}
+
 	port := portOn(p.Attachment, br)
-	// Of an entry, and of VLANs, there is no knowing here.
+
+	// This look does not reveal an entry, or VLANs.
 	if br.Kind != "bridge" || len(port.Differences(*p.link, *br)) == 0 && !port.StaticFDB && port.VLAN.IsZero() {
 		return nil
 	}
+
 	port.BridgeIndex = br.Index
 	return p.s.Links.Enslave(ctx, port)
 }
 
-// onBridge says how a link differs from the port that an attachment should have.
-func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *bridge.Link) ([]tombolo.Difference, error) {
+// onBridge returns the differences between a link and the port that an attachment should have.
+func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *bridge.Link) ([]tombolo.Difference,
+	error) {
 	p := portOn(a, br)
 	diffs := p.Differences(*link, *br)
 	if len(diffs) > 0 || p.VLAN.IsZero() {
@@ -75,9 +81,10 @@ func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *br
 	return diffs, err
 }
 
-// onBridgeNow is onBridge by another look, at a port and a record that no call is changing: its ADD may have ended since
-// the ports were listed, and its DEL shuts a port before it deletes it.
-func onBridgeNow(ctx context.Context, s *session, a *state.Attachment, br *bridge.Link) (diffs []tombolo.Difference, _ error) {
+// onBridgeNow repeats onBridge with another look, at a port and a record that no call is changing: since the ports
+// were listed, its ADD may have ended, and its DEL shuts a port before it deletes it.
+func onBridgeNow(ctx context.Context, s *session, a *state.Attachment, br *bridge.Link) (diffs []tombolo.Difference,
+	_ error) {
 	err := s.locked(a.Network, a.Hash(), func(now *state.Attachment) error {
 		link, err := s.link(ctx, now.HostIf)
 		if err == nil && link.Index != 0 && now.State == state.Ready {
@@ -91,19 +98,20 @@ func onBridgeNow(ctx context.Context, s *session, a *state.Attachment, br *bridg
 	return diffs, err
 }
 
-// keepTable is what a kernel without such a limit (before Linux 6.7) needs in its place: the
-// bridge learns nothing from a pod that nothing holds to its own MAC, and has an entry of
-// that MAC for good. Frames for other MACs behind the port then go to all ports.
+// keepTable sets the substitute for a kernel without such a limit (before Linux 6.7). The bridge learns nothing from
+// a pod that is not restricted to its own MAC, and gets a permanent entry for that MAC. Frames for other MACs behind
+// the port then go to all ports.
 func keepTable(p *bridge.Port, guarded bool, br *bridge.Link) {
 	if br.Bridge != nil && br.Bridge.MaxLearned == nil && !guarded {
 		p.NoLearning, p.StaticFDB = true, true
 	}
 }
 
-// portOf is the host's side of an attachment, from its record.
+// portOf returns the host's side of an attachment, from its record.
 func portOf(a *state.Attachment) bridge.Port {
 	p := bridge.Port{
-		Bridge: a.Bridge, Name: a.HostIf, Peer: a.IfName, MTU: a.MTU, MAC: net.HardwareAddr(a.HostMAC), PeerMAC: net.HardwareAddr(a.MAC),
+		Bridge: a.Bridge, Name: a.HostIf, Peer: a.IfName, MTU: a.MTU, MAC: net.HardwareAddr(
+			a.HostMAC), PeerMAC: net.HardwareAddr(a.MAC),
 		Alias:   endpoint.AliasOf(a),
 		Hairpin: a.Hairpin && !sharesNIC(a), Isolated: a.Isolated, ForwardGroups: true,
 		Down: !a.Up, VLAN: a.VLAN,
@@ -114,11 +122,11 @@ func portOf(a *state.Attachment) bridge.Port {
 	return p
 }
 
-// sharesNIC reports whether the bridge of an attachment shares a NIC. The host routes what such a pod sends to a service,
-// and a hairpin port would send the pod a copy of each of its own multicast frames.
+// sharesNIC reports whether the bridge of an attachment shares a NIC. The host routes packets from such a pod to a
+// service, and a hairpin port would send the pod a copy of each of its own multicast frames.
 func sharesNIC(a *state.Attachment) bool { return a.NIC != "" }
 
-// portOn is portOf, with what depends on the bridge that is there.
+// portOn is portOf, with the properties that depend on the existing bridge.
 func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {
 	p := portOf(a)
 	if p.VLAN.IsZero() {
@@ -130,7 +138,7 @@ func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {
 	return p
 }
 
-// Renamed says whether an attachment's port is there by another name: its alias stays.
+// Renamed reports whether an attachment's port exists with another name: its alias stays.
 func (s *session) Renamed(ctx context.Context, hash string) (bool, error) {
 	links, err := s.Links.Veths(ctx)
 	return slices.ContainsFunc(links, func(l bridge.Link) bool {
@@ -138,7 +146,7 @@ func (s *session) Renamed(ctx context.Context, hash string) (bool, error) {
 	}), err
 }
 
-// live lists the addresses that pods of a network have in the kernel, by the aliases of their ports.
+// live lists the addresses of a network's pods in the kernel, by the aliases of their ports.
 func (s *session) live(ctx context.Context, network string) ([]ipam.Live, error) {
 	links, err := s.Links.Veths(ctx)
 	var list []ipam.Live
@@ -151,13 +159,14 @@ func (s *session) live(ctx context.Context, network string) ([]ipam.Live, error)
 			list = append(list, ipam.Live{Hash: a.Hash, Addr: ip})
 		}
 	}
+
 	return list, err
 }
 
 func (r *remains) port() string { return "veth" + r.hash }
 
-// autoconfigured says whether an address is one that a pod has formed by a router advertisement. The advertised
-// prefix may change, so the pod may lose the address.
+// autoconfigured reports whether a pod has formed an address from a router advertisement. The advertised prefix may
+// change, so the pod may lose the address.
 func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
 	if !a.SLAAC || a.MAC == nil || !p.Addr().Is6() {
 		return false
@@ -165,7 +174,7 @@ func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
 	return ident.EndsAlike(p.Addr(), ident.LinkLocal(net.HardwareAddr(a.MAC)))
 }
 
-// lasting are the addresses of an attachment that it is to have for as long as it is there.
+// lasting returns the addresses that an attachment keeps as long as it exists.
 func lasting(rec *state.Attachment) []netip.Prefix {
 	var list []netip.Prefix
 	for _, a := range rec.Addresses {
@@ -176,8 +185,8 @@ func lasting(rec *state.Attachment) []netip.Prefix {
 	return list
 }
 
-// attach makes the link. One of the same name that an Add or a Del of this very attachment left when it was killed
-// is deleted first: the record, which was made anew, says that no other call is at work on it.
+// attach creates the link. It first deletes a link of the same name that a killed Add or Del of this attachment left:
+// the new record shows that no other call is working on it.
 func (a *adding) attach(ctx context.Context) error {
 	p, port := a.plan, a.plan.onto(a.built)
 	beforeUp := func(ctx context.Context, index int) error {
@@ -197,9 +206,11 @@ func (a *adding) attach(ctx context.Context) error {
 	if err := wanted(a.pending); err != nil {
 		return err
 	}
+
 	if err := a.holdBefore(ctx, &p.rec, p.want); err != nil {
 		return err
 	}
+
 	owner := endpoint.AliasOwner(a.hash)
 	link, err := a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
@@ -211,14 +222,17 @@ func (a *adding) attach(ctx context.Context) error {
 		}
 		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	}
+
 	if isRoute(err) && errors.Is(err, fs.ErrExist) {
 		if err = a.chooseFreeMetrics(ctx, &port, err); err == nil {
 			link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 		}
 	}
+
 	if err != nil {
 		return explainRoute(err)
 	}
+
 	a.attached = true
 	a.back.push(func(ctx context.Context) error {
 		err := a.s.Links.Detach(ctx, port.Name, owner)

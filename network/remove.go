@@ -15,30 +15,37 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// removeNetwork takes down what Collect leaves of a network: see Node.Remove.
+// removeNetwork removes the objects of a network that Collect leaves: see Node.Remove.
 func removeNetwork(ctx context.Context, s *session, name string) error {
 	leases, err := leasesOf(s, name)
 	if err != nil {
 		return err
 	}
+
 	if err := s.EnterAlone(ctx); err != nil {
 		return err
 	}
+
 	left, err := s.inventory(ctx, name, leases)
 	if err != nil {
 		return err
 	}
+
 	if len(left.all) > 0 {
-		return failf(ErrAttached, "network %q has %s: remove the pods first", name, printable.Count(len(left.all), "attachment", "attachments"))
+		return failf(ErrAttached, "network %q has %s: remove the pods first", name,
+			printable.Count(len(left.all), "attachment", "attachments"))
 	}
+
 	rec, err := s.Dir.LoadNetwork(name)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, state.ErrDamaged) {
-		// There may be rules all the same, where the state was lost, and a directory that a failed Add made.
+		// There may be rules nevertheless, if the state was lost, and a directory that a failed Add made.
 		rec, err = &state.Network{}, nil
 	}
+
 	if err != nil {
 		return stateError(err)
 	}
+
 	others, err := s.others(name)
 	if err != nil {
 		return err
@@ -53,12 +60,14 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	if err != nil {
 		return err
 	}
+
 	err = joinSteps(
 		func() error {
 			if len(others) > 0 {
 				return nil
 			}
-			// With the last network go our rules in the chains of others.
+
+			// With the last network, delete our rules in the chains of others.
 			return errors.Join(stopForwarding(rec), s.Foreign("").Remove(ctx))
 		},
 		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
@@ -70,11 +79,12 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	if err != nil {
 		return err
 	}
+
 	return s.Dir.RemoveNetwork(name)
 }
 
-// Known refuses a network that is not on record, and of which the kernel has nothing either: its name was mistyped. The
-// error matches ErrInvalid, and names those on record.
+// Known returns an error for a network that is not on record and has nothing in the kernel either: its name was
+// mistyped. The error matches ErrInvalid, and names those on record.
 func (u Upkeep) Known(ctx context.Context, name string) error {
 	return u.node.about(ctx, func(s *session) error { return s.refuseUnknown(ctx, name) }, name)
 }
@@ -84,21 +94,26 @@ func (s *session) refuseUnknown(ctx context.Context, name string) error {
 	if err != nil || slices.Contains(names, name) {
 		return stateError(err)
 	}
+
 	leases, err := leasesOf(s, name)
 	if err != nil {
 		return err
 	}
+
 	if has, err := s.Firewall.HasNetwork(ctx, name); has || err != nil {
 		return err
 	}
+
 	if left, err := s.inventory(ctx, name, leases); err != nil || len(left.all) > 0 {
 		return err
 	}
+
 	return failf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
 }
 
-// removeDeserted deletes what is left of a network that is deserted. The caller has the exclusive lock. It is about to
-// build another network, which needs our rules in other programs' chains, so those stay.
+// removeDeserted deletes the remains of a network that has no pod, no bridge and no uplink. The caller has the
+// exclusive lock. It is about to build another network, which needs our rules in other programs' chains, so those
+// stay.
 func removeDeserted(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil {
@@ -113,33 +128,41 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
-// removeBridge deletes the network's bridge if we made it and neither another network nor a foreign port is on it,
-// else only the gateways that are this network's alone. Another program's pods on it keep theirs.
+// removeBridge deletes the network's bridge if we made it and neither another network nor a foreign port is on it.
+// Otherwise it deletes only the gateways that belong to this network alone. Another program's pods on it keep theirs.
 func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	l, err := s.link(ctx, rec.Bridge)
 	if err != nil || l.Index == 0 {
 		return err
 	}
+
 	if l.Kind != "bridge" {
-		return failf(bridge.ErrNotBridge, "%s is no longer a bridge but of kind %q: it is left alone", rec.Bridge, l.Kind)
+		return failf(bridge.ErrNotBridge, "%s is no longer a bridge but of kind %q: it is left alone", rec.Bridge,
+			l.Kind)
 	}
+
 	shared, err := sharers(s, rec)
 	if err != nil {
 		return err
 	}
+
 	ports, err := s.Links.Ports(ctx, l.Index)
 	if err != nil {
 		return err
 	}
+
 	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias {
 		return errors.Join(s.Links.Remove(ctx, rec.Bridge), file.Remove(networkdFile(rec.Bridge))) // no path is no file
 	}
+
 	if !rec.VLAN.IsZero() {
 		return leaveVLANs(ctx, s, rec, l, shared)
 	}
+
 	if hasPods(ctx, s, ports) {
 		return nil
 	}
+
 	for _, gw := range rec.Gateways {
 		if slices.ContainsFunc(shared, func(o *state.Network) bool { return slices.Contains(o.Gateways, gw) }) {
 			continue
@@ -148,6 +171,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -168,7 +192,7 @@ func (s *session) refuseCutOff(ctx context.Context, on *bridge.Link, uplink, own
 		on.Name, uplink, strings.Join(foreign, ", "), foreign[0])
 }
 
-// hasPods says whether any port that is not ours leads into another namespace.
+// hasPods reports whether any port that is not ours leads into another namespace.
 func hasPods(ctx context.Context, s *session, ports []bridge.Link) bool {
 	return slices.ContainsFunc(ports, func(p bridge.Link) bool {
 		if _, own := endpoint.ParseAlias(p.Alias); own || p.Kind != "veth" {
@@ -179,7 +203,7 @@ func hasPods(ctx context.Context, s *session, ports []bridge.Link) bool {
 	})
 }
 
-// sharers are the other networks on the same bridge.
+// sharers returns the other networks on the same bridge.
 func sharers(s *session, rec *state.Network) ([]*state.Network, error) {
 	others, err := s.others(rec.Name)
 	return slices.DeleteFunc(others, func(o *state.Network) bool { return o.Bridge != rec.Bridge }), err
@@ -191,17 +215,21 @@ func refusePodsBehind(s *session, nic string) error {
 	if err != nil {
 		return stateError(err)
 	}
+
 	for _, n := range networks {
 		if n.Uplink != nic {
 			continue
 		}
+
 		attachments, _, err := s.Dir.List(n.Name)
 		if err != nil {
 			return stateError(err)
 		}
 		if len(attachments) > 0 {
-			return failf(ErrAttached, "uplink %s: network %q has %s on it: remove the pods first", nic, n.Name, printable.Count(len(attachments), "attachment", "attachments"))
+			return failf(ErrAttached, "uplink %s: network %q has %s on it: remove the pods first", nic, n.Name,
+				printable.Count(len(attachments), "attachment", "attachments"))
 		}
 	}
+
 	return nil
 }

@@ -18,52 +18,57 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// mendOthers puts the rules and elements of the other networks right that have
-// attachments, for the caller to declare mended. Those that have none are mended by their next ADD.
+// mendOthers repairs the rules and elements of the other networks with attachments, for the caller to declare mended.
+// Networks without attachments are repaired by their next ADD.
 func mendOthers(ctx context.Context, s *session, except string) ([]*site, error) {
 	others, err := s.others(except)
 	if err != nil {
 		return nil, err
 	}
+
 	r := &repair{s: s}
 	for _, o := range others {
 		if err := r.network(ctx, o); err != nil {
-			s.Warn(err.Error()) // its own next ADD says so
+			s.Warn(err.Error()) // its own next ADD reports it
 		}
 	}
 	return r.mended, nil
 }
 
-// restore makes a network again that is on record. It says whether anything was missing that other networks have a
-// part in. After a failure, the network's own next Add tries again: others may declare mended what all
-// share.
+// restore creates a network again from its record. It reports whether anything was missing that other networks share.
+// After a failure, the network's own next Add tries again, since others may declare the shared parts mended.
 func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 	changed, err := n.make(ctx)
 	if err != nil {
 		n.rec.ConfigHash = ""
 		err = fmt.Errorf("network %s: %w", n.rec.Name, err)
 	}
+
 	// Rules in the chains of others have new numbers.
 	return changed, errors.Join(err, stateError(n.s.Dir.SaveNetwork(n.rec)))
 }
 
-// repairNetworks does it for the networks that are in use. Of some, where any are named, it makes these alone, unless
-// something was missing that others have a part in.
+// repairNetworks repairs the networks that are in use. If some are named, it repairs only these, unless something was
+// missing that others share.
 func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	if err := s.EnterAlone(ctx); err != nil {
 		return err
 	}
+
 	records, damaged, err := s.Dir.ListNetworks()
 	if err != nil {
 		return stateError(err)
 	}
+
 	var errs []error
 	for _, d := range damaged {
 		errs = append(errs, d)
 	}
+
 	if len(some) == 0 {
 		errs = append(errs, finishTakes(ctx, s))
 	}
+
 	r := &repair{s: s}
 	var others []*state.Network
 	for _, rec := range records {
@@ -73,59 +78,66 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 		}
 		errs = append(errs, r.network(ctx, rec))
 	}
+
 	if r.changed {
 		for _, rec := range others {
 			errs = append(errs, r.network(ctx, rec))
 		}
 	}
+
 	errs = append(errs, declareMended(ctx, s, r.mended...))
 	for _, a := range r.followers {
 		if withholds(a) {
-			errs = append(errs, s.Publish(ctx, waitingOf(a))) // a DEL may have been killed that was to pass them on
+			errs = append(errs, s.Publish(ctx, waitingOf(a))) // a DEL that was to pass them on may have been killed
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
-// repair is one under way.
+// repair is one repair in progress.
 type repair struct {
 	s         *session
 	mended    []*site
 	followers []*state.Attachment
-	changed   bool // something was missing that other networks have a part in
+	changed   bool // something was missing that other networks share
 }
 
 func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	if rec.Epoch != r.s.Epoch.Token() {
 		return nil // of an earlier epoch: its next ADD builds it
 	}
+
 	attachments, err := r.s.Attachments(rec.Name)
 	if err != nil {
 		return err
 	}
+
 	if len(attachments) == 0 {
 		return reopen(ctx, r.s, rec.Name)
 	}
+
 	n := &site{s: r.s, rec: rec, attachments: attachments}
 	changed, err := n.restore(ctx)
 	r.changed = r.changed || changed
 	if err != nil {
 		return err
 	}
+
 	r.mended, r.followers = append(r.mended, n), append(r.followers, attachments...)
 	_, err = obstacles(ctx, r.s, rec)
 	return err
 }
 
-// Repair makes all networks anew that are on record and in use, as their records have them, and puts every pod's
-// host side back: after another program flushed the firewall, or deleted or changed a bridge. It is what the next
-// ADD of each network would do. It also deletes the elements and links of pods that are gone and that no record
-// tells of. It changes nothing inside a pod, which belongs to the pod after its Add, except that the next hop by the host
-// follows the host's MAC. It goes on past what it cannot mend.
+// Repair restores all networks that are on record and in use, by their records, and every pod's host side, after
+// another program flushed the firewall, or deleted or changed a bridge. The next ADD of each network would do this
+// too. It also deletes the elements and links of pods that are gone and not on record. It changes nothing inside a
+// pod, which belongs to the pod after its Add, except that the next hop through the host gets the host's present MAC.
+// After a failure it continues.
 func (n *Node) Repair(ctx context.Context) error {
 	return n.about(ctx, func(s *session) error {
 		if err := s.inOwnNamespace(); err != nil {
-			return err // what it found missing, it would make here
+			return err // it would create everything that is missing there in this namespace
 		}
 		err := repairNetworks(ctx, s)
 		_, straysErr := mendStrays(ctx, s)
@@ -133,14 +145,14 @@ func (n *Node) Repair(ctx context.Context) error {
 	})
 }
 
-// Upkeep is what a program needs that repairs a node by itself, as tombolod does.
+// Upkeep contains the methods for a program that repairs a node automatically, such as tombolod.
 type Upkeep struct{ node *Node }
 
-// Upkeep gives access to what tells when to repair, and what.
+// Upkeep returns access to the methods that find out when to repair, and which networks.
 func (n *Node) Upkeep() Upkeep { return Upkeep{n} }
 
-// Repair is Node.Repair of some networks alone, without what no pod has, and of the host alone. The others are left as
-// they are, unless something was missing that they have a part in, such as the table.
+// Repair is Node.Repair for some networks only, without the search for objects of no pod, or for the host only. The
+// other networks are left as they are, unless something was missing that they share, such as the table.
 func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
 		return nil
@@ -148,9 +160,8 @@ func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	return u.node.about(ctx, func(s *session) error { return repairNetworks(ctx, s, networks...) }, networks...)
 }
 
-// Firewall says what of the firewall is not as the networks with pods need it, as far as
-// an ADD would notice, and at which of the kernel's generations that was seen. If nothing is
-// lacking, the next ADD need not look. It changes nothing.
+// Firewall returns the deficiencies of the firewall for the networks with pods, as far as an ADD would notice them,
+// and the kernel's generation at that time. If there are none, the next ADD need not look. It changes nothing.
 func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []string, _ error) {
 	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
@@ -158,7 +169,7 @@ func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []stri
 	}
 	defer s.Close()
 	for _, rec := range records {
-		n := &site{s: s, rec: rec, usual: true}
+		n := &site{s: s, rec: rec, quick: true}
 		if err := n.look(ctx, []part{firewallPart{}, admissionPart{}}); err != nil {
 			return 0, nil, err
 		}
@@ -168,13 +179,16 @@ func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []stri
 			}
 		}
 	}
+
 	if seen := s.seen().Generation(); seen != nil {
 		generation = *seen
 	}
+
 	return generation, lacking, nil
 }
 
-// Obstacles lists, by network, what stops pods, or may stop them, and is out of reach, or left to its owner.
+// Obstacles lists, by network, settings that stop pods, or may stop them, and that we cannot change or leave to their
+// owner.
 func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, error) {
 	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
@@ -190,26 +204,28 @@ func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, e
 	return list, nil
 }
 
-// RemoveStrays deletes from the firewall what no record tells of, such as elements that a program loaded from an older
-// save, and reports whether there was anything. It takes the exclusive lock.
+// RemoveStrays deletes objects from the firewall that are not on record, such as elements that a program loaded from
+// an older copy, and reports whether there were any. It takes the exclusive lock.
 func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	err := u.node.about(ctx, func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
 	return found, err
 }
 
-// openNetworks opens the host, under the shared lock, if any network of this epoch of the node has attachments, or rules
-// that outlived their reason (isOpened), and returns those networks.
+// openNetworks opens a session under the shared lock, and returns the networks of this epoch that have attachments,
+// or rules that outlived their reason (isOpened). If there are none, the session is nil.
 func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
 	s, err := n.openKnown(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	records, _, err := s.Dir.ListNetworks()
 	if err == nil && len(records) > 0 {
 		if err = s.Enter(ctx); err == nil {
 			records, _, err = s.Dir.ListNetworks() // an ADD may have changed one while it had the lock
 		}
 	}
+
 	var used []*state.Network
 	for _, rec := range records {
 		if err != nil || rec.Epoch != s.Epoch.Token() {
@@ -220,20 +236,23 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 			used = append(used, rec)
 		}
 	}
+
 	if err != nil || len(used) == 0 {
 		s.Close()
 		return nil, nil, err
 	}
+
 	return s, used, nil
 }
 
-// mendStrays deletes objects of ours that no record tells of, and the elements of addresses that a pod does not have any
-// more: a program that loads an older save of our tables brings both back. It reports whether there were any. It takes
-// the exclusive lock, so no other Add is at work meanwhile.
+// mendStrays deletes objects of ours that are not on record, and the elements of addresses that a pod no longer has:
+// a program that loads an older copy of our tables brings both back. It reports whether there were any. It takes the
+// exclusive lock, so no Add is in progress.
 func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 	if err := s.EnterAlone(ctx); err != nil {
 		return false, err
 	}
+
 	all, err := s.inventory(ctx, "", nil)
 	if err != nil {
 		return false, err
@@ -246,19 +265,24 @@ func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 			errs, found = append(errs, s.dropOldElements(ctx, r)), true
 			continue
 		}
+
 		if r.onPort != "" {
 			continue // a pod
 		}
+
 		if r.elementsOf != "" {
 			owners, found = append(owners, nft.Owner(r.hash)), true
 		}
 		if r.ifb != "" {
-			errs = append(errs, bandwidth.On(s.Links.Socket()).Remove(ctx, bandwidth.Target{IFB: r.ifb, Owner: endpoint.AliasOwner(r.hash)}))
+			errs = append(errs, bandwidth.On(s.Links.Socket()).Remove(ctx,
+				bandwidth.Target{IFB: r.ifb, Owner: endpoint.AliasOwner(r.hash)}))
 		}
 	}
+
 	if len(owners) > 0 {
 		errs = append(errs, s.Firewall.RemoveOwners(ctx, owners...))
 	}
+
 	return found, errors.Join(errs...)
 }
 
@@ -280,28 +304,26 @@ func (s *session) dropOldElements(ctx context.Context, r *remains) error {
 	return s.Firewall.Move(ctx, old, next)
 }
 
-// Host tells the rules of the firewall what they need to know of the host (nft.Conn.SetHost). Without rules it does
-// nothing.
+// Host gives the rules of the firewall the facts about the host that they need (nft.Conn.SetHost). Without rules it
+// does nothing.
 func (u Upkeep) Host(ctx context.Context) error {
 	return u.node.about(ctx, func(s *session) error { return s.setHost(ctx) })
 }
 
 // Links are the links of the networks that have pods.
 type Links struct {
-	Bridges, Ports []int // indexes of those that are there
-	// Uplinks are the NICs of networks on a LAN by their names, with their indexes, 0 if they do not exist. Pairs are the
-	// indexes of the ends of the pairs by which bridges share them.
+	Bridges, Ports []int // indexes of the existing ones
+	// Uplinks maps the names of the NICs of networks on a LAN to their indexes, or 0 if they do not exist. Pairs are
+	// the indexes of the ends of the pairs that share them with bridges.
 	Uplinks  map[string]int
 	Pairs    []int
-	Services int // the index of kube-ipvs0; 0: it is not there
-	// Lacking says, by network, what of the host's links, addresses and routes is not as pods
-	// need it. Upkeep.Repair puts it right.
+	Services int // the index of kube-ipvs0, or 0 if it does not exist
+	// Lacking lists, by network, the faults of the host's links, addresses and routes. Upkeep.Repair repairs them.
 	Lacking map[string][]string
 }
 
-// Links compares the host's links, addresses and routes with the records. It looks into
-// no pod, and changes nothing but what the rules know of the host (nft.Conn.SetHost). A port that is missing is no
-// matter of its: the pod is gone.
+// Links compares the host's links, addresses and routes with the records. It looks into no pod, and changes nothing
+// except the facts about the host in the rules (nft.Conn.SetHost). It ignores a missing port, since its pod is gone.
 func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
@@ -312,24 +334,29 @@ func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	ports := map[string]*bridge.Link{}
 	for i := range veths {
 		ports[veths[i].Name] = &veths[i]
 	}
+
 	l := &Links{Lacking: map[string][]string{}, Uplinks: map[string]int{}}
 	services, err := s.link(ctx, link.ServiceLink)
 	if err == nil {
 		l.Services = services.Index
 		err = s.setHost(ctx)
 	}
+
 	if err != nil {
 		return nil, err
 	}
+
 	for _, rec := range records {
 		if err := l.lookAt(ctx, &site{s: s, rec: rec}, ports); err != nil {
 			return nil, err
 		}
 	}
+
 	return l, nil
 }
 
@@ -338,10 +365,12 @@ func (l *Links) uplink(ctx context.Context, n *site) error {
 	if n.rec.Uplink == "" {
 		return nil
 	}
+
 	l.Uplinks[n.uplink.nic.Name] = n.uplink.nic.Index
 	if !n.uplink.shared {
 		return nil
 	}
+
 	outer, port := share.Pair(n.rec.Bridge)
 	for _, name := range []string{outer, port} {
 		end, err := n.s.link(ctx, name)
@@ -352,6 +381,7 @@ func (l *Links) uplink(ctx context.Context, n *site) error {
 			l.Pairs = append(l.Pairs, end.Index)
 		}
 	}
+
 	return nil
 }
 
@@ -360,39 +390,51 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 	if n.attachments, err = n.s.Attachments(n.rec.Name); err != nil {
 		return err
 	}
-	// Those that the kernel tells of with its links, addresses and routes.
-	if err := n.look(ctx, []part{bridgePart{}, uplinkPart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{}, loopbackPart{}}); err != nil {
+
+	// The kernel announces changes of these with its links, addresses and routes.
+	if err := n.look(ctx, []part{bridgePart{}, uplinkPart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{},
+		loopbackPart{}}); err != nil {
 		return err
 	}
+
 	if n.bridge.Index != 0 {
 		l.Bridges = append(l.Bridges, n.bridge.Index)
 	}
+
 	if n.at.Index != 0 && n.at.Index != n.bridge.Index && n.share == nil {
 		l.Bridges = append(l.Bridges, n.at.Index)
 	}
+
 	if err := l.uplink(ctx, n); err != nil {
 		return err
 	}
+
 	for _, a := range n.attachments {
 		port := ports[a.HostIf]
 		if port == nil {
 			continue
 		}
+
 		l.Ports = append(l.Ports, port.Index)
 		if a.State != state.Ready || a.Bridge != n.rec.Bridge || n.bridge.Index == 0 {
 			continue
 		}
+
 		diffs, err := onBridge(ctx, n.s, a, port, n.bridge)
 		if len(diffs) > 0 {
 			diffs, err = onBridgeNow(ctx, n.s, a, n.bridge)
 		}
+
 		if err != nil {
 			return err
 		}
+
 		n.found.AddAll(diffs, "")
 	}
+
 	if len(n.found.List) > 0 {
 		l.Lacking[n.rec.Name] = printable.Texts(n.found.List)
 	}
+
 	return nil
 }

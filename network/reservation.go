@@ -18,8 +18,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// IPAMNode is what an allocator of a network is told of the node, for an attachment whose hash
-// is known: the zero Owner is for all.
+// IPAMNode returns the facts about the node for an allocator of a network, about an attachment with a known hash. The
+// zero Owner means all.
 func (s *session) IPAMNode(network string, own ipam.Owner, hash string) ipam.Node {
 	return ipam.Node{
 		Epoch: ipam.Epoch{Token: s.Epoch.Token(), Started: s.Dir.Begun(s.Epoch)},
@@ -38,7 +38,7 @@ func (s *session) IPAMNode(network string, own ipam.Owner, hash string) ipam.Nod
 	}
 }
 
-// bind gives the allocator its node, and up the lock while a slow one works.
+// bind gives the allocator its node. For a slow allocator it releases the lock.
 func (s *session) bind(a ipam.Allocator, network string, own ipam.Owner, hash string) ipam.Allocator {
 	if a.Slow() {
 		s.Leave()
@@ -46,12 +46,13 @@ func (s *session) bind(a ipam.Allocator, network string, own ipam.Owner, hash st
 	return a.Bind(s.IPAMNode(network, own, hash))
 }
 
-// collectReservations gives back what no valid attachment has reserved, and none on record:
-// one may be under way, or have come since the caller made its list.
+// collectReservations gives back reservations of no valid attachment and none on record: one may be in progress, or
+// newer than the caller's list.
 func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) error {
 	if t.Known.Leased {
 		return nil // leases are attachments like others
 	}
+
 	if err := t.Session.Enter(ctx); err != nil {
 		return err
 	}
@@ -63,16 +64,18 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 	return t.Session.bind(allocator, t.Network, ipam.Owner{}, "").Collect(ctx, valid)
 }
 
-// retaken lists the addresses that the reference's host-local, which does not know our records, has reserved again for
-// the same attachment: that plugin has restarted the container.
+// retaken lists the addresses that the reference's host-local, which does not know our records, has reserved again
+// for the same attachment, because that plugin restarted the container.
 func (t *teardown) retaken(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec.DataDir == "" {
 		return nil // a directory of our own
 	}
+
 	written, err := t.Session.Dir.Written(t.Network, r.hash)
 	if err != nil {
 		return nil
 	}
+
 	var list []netip.Addr
 	for _, a := range r.addresses {
 		path := r.rec.DataDir + "/" + t.Network + "/" + a.String()
@@ -80,67 +83,75 @@ func (t *teardown) retaken(ctx context.Context, r *remains) []netip.Addr {
 		if err != nil || !info.Mode().IsRegular() || !info.ModTime().After(written) {
 			continue
 		}
-		// One that was made again by the kernel's addresses names no container.
+
+		// A reservation restored from the kernel's addresses names no container.
 		text, err := file.ReadNamed(ctx, path, file.MaxRecord, 0)
 		if err == nil && strings.HasPrefix(string(text), r.owner.ContainerID) {
 			list = append(list, a)
 		}
 	}
+
 	return list
 }
 
-// removeReservations deletes the network's own directory of reservations, whose files without an attachment are
-// only bookkeeping. A directory that the configuration named stays: it is the operator's.
+// removeReservations deletes the network's own directory of reservations, whose files without an attachment are only
+// bookkeeping. A directory named in the configuration stays: it is the operator's.
 func (s *session) removeReservations(network string) error {
 	return stateError(os.RemoveAll(s.Dir.Path() + "/ipam/" + network))
 }
 
-// knownAddresses looks for the attachment's addresses where they may be written
-// down: its record, its port's alias, what the caller knows. Nil means that none of
-// them tells, and that it takes a search.
+// knownAddresses returns the attachment's addresses from the places that may contain them: its record, its port's
+// alias, the caller's knowledge. nil means that they are unknown, and must be searched for.
 func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec != nil && r.rec.State == state.Ready {
 		return endpoint.Addresses(r.rec)
 	}
+
 	if l, err := t.Session.Links.Link(ctx, r.port()); err == nil {
 		if a, ok := endpoint.ParseAlias(l.Alias); ok && a.Hash == r.hash && len(a.Addresses) > 0 {
 			return a.Addresses
 		}
 	}
+
 	if t.Known.Addresses == nil {
 		return nil
 	}
 	return slices.Clone(t.Known.Addresses())
 }
 
-// release gives the addresses back to the allocator: that of the record, should the network
-// have another since. One that asks another program does so without the lock.
+// release gives the addresses back to the allocator in the record, since the network may have another now. For an
+// allocator that asks another program, it gives them back without the lock.
 func (t *teardown) release(ctx context.Context, r *remains) error {
 	if r.rec != nil && r.rec.IPAMType == endpoint.Leased || r.rec == nil && t.Known.Leased {
-		return nil // done, before the link went
+		return nil // done before the link was deleted
 	}
+
 	if r.owner.ContainerID == "" {
 		return nil // no allocator knows it by its short name
 	}
+
 	var origin *Origin
 	if r.rec != nil {
 		origin = &Origin{r.rec.IPAMType, r.rec.DataDir}
 	}
+
 	allocator, err := t.node.allocator(t.Network, origin)
 	if err != nil || allocator == nil {
 		return err
 	}
+
 	allocator = t.Session.bind(allocator, t.Network, r.owner, r.hash)
-	addresses := slices.DeleteFunc(slices.Clone(r.addresses), func(a netip.Addr) bool { return slices.Contains(r.retaken, a) })
+	addresses := slices.DeleteFunc(slices.Clone(r.addresses),
+		func(a netip.Addr) bool { return slices.Contains(r.retaken, a) })
 	if len(addresses) == 0 && len(r.retaken) > 0 {
 		return nil
 	}
+
 	return allocator.Del(ctx, r.owner, addresses)
 }
 
-// unlist takes the attachment out of the firewall's sets. One that is guarded, or may be, is
-// shut before: it would send what it likes until its port is gone. If that fails, the
-// guard stays with the port.
+// unlist removes the attachment from the firewall's sets. If it is or may be guarded, its port is shut before, since
+// it could send anything until its port is gone. If that fails, the guard stays with the port.
 func unlist(ctx context.Context, s *session, r *remains) error {
 	var err error
 	if !isKnown(r.rec) || r.rec.Guard != "" {
@@ -152,22 +163,25 @@ func unlist(ctx context.Context, s *session, r *remains) error {
 	return errors.Join(err, s.RemoveElements(ctx, r.hash, r.rec))
 }
 
-// allocate gets the pod's addresses. An allocator that asks another program may take long, so the lock is not held
-// meanwhile.
+// allocate gets the pod's addresses. An allocator that asks another program may be slow, so the lock is not held
+// during this.
 func (a *adding) allocate(ctx context.Context) (err error) {
 	if err := wanted(a.pending); err != nil {
 		return err
 	}
+
 	if a.nw.Allocator == nil {
 		a.given, err = givenOf(a.pod.Addresses, a.pod.Routes)
 		return err
 	}
+
 	owner := a.pod.key(a.nw).owner()
 	allocator := a.s.bind(a.nw.Allocator, a.nw.Name, owner, a.hash)
 	got, err := allocator.Add(ctx, owner)
 	if err != nil {
 		return &allocationError{err}
 	}
+
 	a.back.push(func(ctx context.Context) error {
 		if allocator.Slow() {
 			a.s.Leave()
@@ -181,11 +195,12 @@ func (a *adding) allocate(ctx context.Context) (err error) {
 	if err := a.s.Enter(ctx); err != nil {
 		return err
 	}
+
 	a.given, err = givenOf(got.Addresses, append(got.Routes, a.pod.Routes...))
 	return err
 }
 
-// givenOf puts IPv4 first: runtimes take the first address of a result for the pod's.
+// givenOf puts IPv4 first: runtimes regard the first address of a result as the pod's.
 func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
 	g := given{routes: routes, addresses: slices.Clone(addresses)}
 	for i, a := range addresses {
@@ -193,9 +208,11 @@ func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
 			return g, failf(ErrInvalid, "the ipam's ips[%d] is no address with a prefix length", i)
 		}
 		if a.Gateway.IsValid() && a.Gateway.BitLen() != a.Prefix.Addr().BitLen() {
-			return g, failf(ErrInvalid, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, a.Gateway, a.Prefix)
+			return g, failf(ErrInvalid, "the ipam's ips[%d]: the gateway %s is not of the family of %s", i, a.Gateway,
+				a.Prefix)
 		}
 	}
+
 	slices.SortStableFunc(g.addresses, func(a, b ipam.Address) int {
 		return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen()
 	})

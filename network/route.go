@@ -21,27 +21,29 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// wayPart is the host's way to a pod. Where the routes of its subnets are there, and the host sends elsewhere all the
-// same, it is by a rule or a route of others, which is left to them.
+// wayPart is the host's way to a pod. If the routes of its subnets exist, and the host still sends elsewhere, the
+// cause is a rule or a route of others, which is left to them.
 type wayPart struct{}
 
 func (wayPart) mend(context.Context, *attached) error { return nil }
 
-// look goes by the link that has the gateways; of one in a VRF, the host's own rules say nothing.
+// look uses the link with the gateways. If that link is in a VRF, the host's own rules are irrelevant.
 func (wayPart) look(ctx context.Context, p *attached) error {
 	at, err := p.s.link(ctx, p.nw.GatewayLink())
 	if err != nil || at.Index == 0 || at.Master != 0 {
 		return err
 	}
+
 	for _, address := range p.Addresses {
 		gw := netip.PrefixFrom(address.Gateway, address.Prefix.Bits())
 		if !slices.Contains(p.nw.Gateways, gw) || gw.Masked() != address.Prefix.Masked() {
-			continue // the host has no route to it by us
+			continue // the host has no route to it through us
 		}
 		if err := p.lookAtWay(ctx, at, address.Prefix); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -52,28 +54,31 @@ func (p *attached) lookAtWay(ctx context.Context, at *bridge.Link, own netip.Pre
 	case err != nil && !route.NoRoute(err):
 		return err
 	}
+
 	if wrong, err := checkSubnet(ctx, p.s.Links.Routes(), own, at.Index); wrong != "" || err != nil {
-		return err // which is said of the network
+		return err // the network reports it
 	}
-	p.found.Advise(tombolo.RemedyConfigure, "the host does not send what is for %s to %s: see ip route get %s, and ip rule", own.Addr(), at.Name, own.Addr())
+
+	p.found.Advise(tombolo.RemedyConfigure,
+		"the host does not send what is for %s to %s: see ip route get %s, and ip rule",
+		own.Addr(), at.Name, own.Addr())
 	return nil
 }
 
-// routed is how routes of a pod's interface are on record: without the default route that a pod has
-// learnt from its LAN's router, and may learn anew.
+// routed returns the routes of a pod's interface to be recorded: without the default route that a pod has learnt from
+// its LAN's router, and may learn again.
 func routed(rec *state.Attachment, routes []route.Route) []route.Route {
 	return slices.DeleteFunc(slices.Clone(routes), func(r route.Route) bool {
 		return rec.SLAAC && rec.DefaultRoute != exitHost && r.Dst.Bits() <= 0 && r.Gateway.Is6()
 	})
 }
 
-// routes are those of an attachment that it is to have for as long as it is there, in an order in
-// which they can be made.
+// routes returns the routes that an attachment keeps as long as it exists, in an order that permits adding them.
 func routes(rec *state.Attachment) []route.Route {
 	return append(subnets(lasting(rec)), rec.Routes...)
 }
 
-// subnets are those routes of a pod's addresses, one for each subnet.
+// subnets returns the routes of a pod's addresses, one for each subnet.
 func subnets(addresses []netip.Prefix) []route.Route {
 	var list []route.Route
 	for _, a := range addresses {
@@ -85,10 +90,10 @@ func subnets(addresses []netip.Prefix) []route.Route {
 	return list
 }
 
-// routesFor returns the routes of a pod as its kernel gets them, in the order of the requested ones, each once. A route
-// that names no gateway gets the first gateway among the addresses, unless it is an IPv4 route whose scope allows none.
-// The gateways 0.0.0.0 and :: mean that there is none. A gateway outside of the addresses' prefixes is on the link.
-// A route without a gateway has the scope global by default, as the reference's has.
+// routesFor returns the routes of a pod for its kernel, in the order of the requested ones, each once. A route
+// without a gateway gets the first gateway among the addresses, unless it is an IPv4 route whose scope allows none.
+// The gateways 0.0.0.0 and :: mean that there is none. A gateway outside the addresses' prefixes is on the link. A
+// route without a gateway has the scope global by default, like the reference's.
 func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route {
 	var list []route.Route
 	for _, r := range requested {
@@ -96,9 +101,11 @@ func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route 
 		if !r.Gateway.IsValid() && (r.Scope == nil || *r.Scope < unix.RT_SCOPE_LINK || r.Dst.Addr().Is6()) {
 			r.Gateway = gatewayFor(r.Dst.Addr(), addresses)
 		}
+
 		if r.Gateway.IsUnspecified() {
 			r.Gateway = netip.Addr{}
 		}
+
 		r.OnLink = r.Gateway.IsValid() && !reachable(r.Gateway, addresses)
 		if !r.Gateway.IsValid() {
 			r.Scope = cmp.Or(r.Scope, new(uint8(unix.RT_SCOPE_UNIVERSE)))
@@ -108,11 +115,12 @@ func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route 
 			list = append(list, r)
 		}
 	}
+
 	return list
 }
 
-// withDefaults returns the routes, if wanted with a default route for each family that has a gateway and lacks one. It
-// does not change the caller's list.
+// withDefaults returns the routes. If wanted, it adds a default route for each family that has a gateway and lacks
+// one. It does not change the caller's list.
 func withDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) []route.Route {
 	if !wanted {
 		return routes
@@ -128,16 +136,17 @@ func withDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) [
 
 // hasDefault reports whether the routes contain a default route of an address's family.
 func hasDefault(routes []route.Route, a netip.Addr) bool {
-	return slices.ContainsFunc(routes, func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == a.Is4() })
+	return slices.ContainsFunc(routes,
+		func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == a.Is4() })
 }
 
-// defaultBy returns the default route by a gateway.
+// defaultBy returns the default route through a gateway.
 func defaultBy(gateway netip.Addr) route.Route {
 	everything, _ := gateway.Prefix(0)
 	return route.Route{Dst: everything, Gateway: gateway}
 }
 
-// gatewayFor returns the first gateway of the destination's family, the zero Addr if there is none.
+// gatewayFor returns the first gateway of the destination's family, or the zero Addr.
 func gatewayFor(dst netip.Addr, addresses []ipam.Address) netip.Addr {
 	for _, a := range addresses {
 		if a.Gateway.IsValid() && a.Gateway.Is4() == dst.Is4() {
@@ -154,8 +163,8 @@ func reachable(gateway netip.Addr, addresses []ipam.Address) bool {
 		slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Contains(gateway) })
 }
 
-// metrics holds the numbers that a network adds to the metrics of a pod's default routes; the key true is for IPv6. The
-// kernel takes the default route with the smallest metric, which is the first network's.
+// metrics holds the numbers that a network adds to the metrics of a pod's default routes. The key true is for IPv6.
+// The kernel uses the default route with the smallest metric, which is the first network's.
 type metrics map[bool]uint32
 
 // apply adds the metrics to those of the default routes. It does not change the caller's list.
@@ -172,8 +181,8 @@ func (m metrics) apply(routes []route.Route) []route.Route {
 	return list
 }
 
-// chooseFreeMetrics gives larger metrics to the default routes of a port, whose Attach failed because another interface
-// of the pod has such a route. If no other interface has one, it returns the error of Attach.
+// chooseFreeMetrics gives larger metrics to the default routes of a port whose Attach failed because another
+// interface of the pod has such a route. If no other interface has one, it returns the error of Attach.
 func (a *adding) chooseFreeMetrics(ctx context.Context, port *bridge.Port, failed error) error {
 	found := metrics{}
 	for i := range port.Routes {
@@ -187,9 +196,11 @@ func (a *adding) chooseFreeMetrics(ctx context.Context, port *bridge.Port, faile
 			}
 		}
 	}
+
 	if len(found) == 0 {
 		return failed
 	}
+
 	a.metrics, port.Routes = found, found.apply(port.Routes)
 	a.plan.port.Routes, a.plan.rec.Routes = port.Routes, routed(&a.plan.rec, port.Routes)
 	return nil
@@ -201,7 +212,8 @@ func isDefault(r *route.Route) bool {
 }
 
 // freeMetric returns the metric for a new default route of a pod's main table. It is the requested metric, unless the
-// pod has a default route of the family with that metric. Then it is larger than all of them. 0 is the kernel's own.
+// pod has a default route of the family with that metric. Then it is larger than all of them. 0 means the kernel's
+// default.
 func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint32) (uint32, error) {
 	conn, err := route.Dial(pod)
 	if err != nil {
@@ -216,6 +228,7 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint
 	if family == unix.AF_INET6 {
 		metric = cmp.Or(requested, default6)
 	}
+
 	err = conn.Walk(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN}, func(r route.Route) {
 		if r.Dst.Bits() > 0 || r.Priority == math.MaxUint32 {
 			return // the last is the kernel's own, which refuses packets
@@ -226,6 +239,7 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint
 	if err != nil || !taken {
 		return requested, err
 	}
+
 	return largest + step, nil
 }
 

@@ -16,22 +16,22 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// session is what one call holds of the node.
+// session holds the sockets and locks of one call.
 type session struct {
 	settings
 	Links    *bridge.Conn
 	Firewall *nft.Conn
-	Epoch    state.Epoch // of this start of the node; known after Enter
+	Epoch    state.Epoch // of this boot of the node; known after Enter
 
-	bridges map[string]*bridge.Link // that are remembered; nil: none is to be
+	bridges map[string]*bridge.Link // remembered bridges; nil if none are to be remembered
 
 	leave func() error // NetNS
 	lock  *state.Lock
-	note  string // of the lock, as this call found it
+	note  string // the lock's note, as this call found it
 	later []func() error
 }
 
-// openSession opens the kernel, without the lock.
+// openSession opens the kernel's sockets, without the lock.
 func openSession(cfg settings) (*session, error) {
 	s := &session{settings: cfg, leave: func() error { return nil }}
 	s.Mark = cmp.Or(s.Mark, nft.DefaultMark)
@@ -41,17 +41,20 @@ func openSession(cfg settings) (*session, error) {
 			return nil, err
 		}
 	}
+
 	if s.Links, err = cfg.DialBridge(); err != nil {
 		return nil, errors.Join(err, s.leave())
 	}
+
 	if s.Firewall, err = cfg.DialFirewall(&nft.Config{Mark: s.Mark}); err != nil {
 		s.Links.Close()
 		return nil, errors.Join(err, s.leave())
 	}
+
 	return s, nil
 }
 
-// Close gives up the locks, then does what Later was given, and closes the sockets.
+// Close releases the locks, then calls the functions given to Later, and closes the sockets.
 func (s *session) Close() {
 	s.Leave()
 	for _, do := range s.later {
@@ -59,6 +62,7 @@ func (s *session) Close() {
 			s.Warn(err.Error())
 		}
 	}
+
 	s.Links.Close()
 	s.Firewall.Close()
 	if err := s.leave(); err != nil {
@@ -66,15 +70,14 @@ func (s *session) Close() {
 	}
 }
 
-// Later leaves something to Close, when no lock is held: it may take those that come before
-// the state's. An error of it is a warning.
+// Later leaves a function to Close, which calls it when no lock is held. It may take locks that come before the
+// state's. Its error becomes a warning.
 func (s *session) Later(do func() error) { s.later = append(s.later, do) }
 
-// Warn logs what an operator should know although the call goes on.
+// Warn logs a message for the operator although the call continues.
 func (s *session) Warn(text string) { s.Log.Warn(printable.Line(text)) }
 
-// Enter takes the shared lock and sees to it that the state belongs to this start
-// of the node. It may be called again.
+// Enter takes the shared lock, and ensures that the state belongs to this boot of the node. It may be called again.
 func (s *session) Enter(ctx context.Context) error {
 	if s.lock != nil {
 		return nil
@@ -87,7 +90,7 @@ func (s *session) Enter(ctx context.Context) error {
 	return err
 }
 
-// Leave gives the lock up, so that the caller can wait for something slow, or take a lock that comes before it.
+// Leave releases the lock, so that the caller can wait for something slow, or take a lock that comes before it.
 // Records that were read under the lock may have changed at the next Enter.
 func (s *session) Leave() {
 	if s.lock == nil {
@@ -98,7 +101,7 @@ func (s *session) Leave() {
 	s.lock = nil
 }
 
-// EnterAlone takes the lock exclusively, unless the session holds it so.
+// EnterAlone takes the lock exclusively, unless the session holds it exclusively already.
 func (s *session) EnterAlone(ctx context.Context) error {
 	if err := s.Enter(ctx); err != nil || !s.Shared() {
 		return err
@@ -106,11 +109,11 @@ func (s *session) EnterAlone(ctx context.Context) error {
 	return s.lock.Upgrade(ctx)
 }
 
-// Shared says whether the session holds the lock, and not exclusively.
+// Shared reports whether the session holds the lock, but not exclusively.
 func (s *session) Shared() bool { return s.lock.Mode() == state.Shared }
 
-// Ensure has work done under the exclusive lock, unless done says that it needs none: see
-// state.Lock.Ensure. Where the lock is exclusive already, it stays so.
+// Ensure runs work under the exclusive lock, unless done reports that it is unnecessary: see state.Lock.Ensure. An
+// exclusive lock stays exclusive.
 func (s *session) Ensure(ctx context.Context, done func() (bool, error), work func() error) error {
 	if s.Shared() {
 		return s.lock.Ensure(ctx, done, work)
@@ -121,9 +124,8 @@ func (s *session) Ensure(ctx context.Context, done func() (bool, error), work fu
 	return work()
 }
 
-// The note is which networks the firewall was ready for, in this epoch and namespace,
-// when the last call was done with it: so the next one asks for a single number, unless
-// others have changed nf_tables since.
+// The note contains the networks that the firewall was ready for, in this epoch and namespace, at the end of the last
+// call. So the next call requests a single number, unless others have changed nf_tables since.
 
 func (s *session) readNote() {
 	s.note = s.lock.Note()
@@ -137,43 +139,45 @@ func (s *session) readNote() {
 func (s *session) leaveNote() {
 	text := s.seen().Text()
 	if note := s.Epoch.Token() + " " + text; text != "" && note != s.note {
-		// Without it, the next call looks for itself.
+		// Without it, the next call looks itself.
 		_ = s.lock.SetNote(note)
 	}
 }
 
-// seen is the firewall's socket, and what was seen over it.
+// seen returns the firewall's socket, with its knowledge.
 func (s *session) seen() nftnl.Socket { return nftnl.Of(s.Firewall.Socket()) }
 
-// link gives a link of the host's, with nothing but its name where it is missing.
+// link returns a link of the host. If it does not exist, only its name is set.
 func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {
 	if l := s.bridges[name]; l != nil {
 		return l, nil
 	}
+
 	l, err := s.Links.Link(ctx, name)
 	if name == "" || errors.Is(err, fs.ErrNotExist) {
 		return &bridge.Link{Name: name}, nil
 	}
+
 	if err == nil && s.bridges != nil && l.Kind == "bridge" {
 		s.bridges[name] = l
 	}
 	return l, err
 }
 
-// remember has a bridge asked for once, however many pods are on it, until forget is called. Meanwhile none is changed.
+// remember makes link request each bridge only once, however many pods are on it, until forget is called. No bridge
+// is changed until then.
 func (s *session) remember() (forget func()) {
 	s.bridges = map[string]*bridge.Link{}
 	return func() { s.bridges = nil }
 }
 
-// others gives the records of the networks but one.
+// others returns the records of all networks but one.
 func (s *session) others(than string) ([]*state.Network, error) {
 	all, _, err := s.Dir.ListNetworks()
 	return slices.DeleteFunc(all, func(o *state.Network) bool { return o.Name == than }), stateError(err)
 }
 
-// Attachments gives the records of a network's attachments, and warns of those that are
-// damaged.
+// Attachments returns the records of a network's attachments, and warns of damaged ones.
 func (s *session) Attachments(network string) ([]*state.Attachment, error) {
 	attachments, damaged, err := s.Dir.List(network)
 	if err != nil {
@@ -185,7 +189,7 @@ func (s *session) Attachments(network string) ([]*state.Attachment, error) {
 	return attachments, nil
 }
 
-// allAttachments gives those of all networks.
+// allAttachments returns the attachments of all networks.
 func (s *session) allAttachments() (all []*state.Attachment, _ error) {
 	networks, err := s.Dir.Networks()
 	err = stateError(err)
@@ -196,7 +200,7 @@ func (s *session) allAttachments() (all []*state.Attachment, _ error) {
 	return all, err
 }
 
-// locked does something with an attachment's record, as it is under its lock.
+// locked calls do with an attachment's record, under its lock.
 func (s *session) locked(network, hash string, do func(*state.Attachment) error) error {
 	lock, err := s.Dir.LockAttachment(network, hash)
 	if err != nil {
@@ -210,14 +214,13 @@ func (s *session) locked(network, hash string, do func(*state.Attachment) error)
 	return do(a)
 }
 
-// errDeleted is how an ADD ends whose record was removed.
+// errDeleted returns the error of an ADD whose record was removed.
 func errDeleted() error {
 	return failf(ErrTryAgain, "the attachment was deleted, or collected as garbage, while it was being made")
 }
 
-// wanted is the error with which an ADD ends whose record was removed. It asks before it
-// makes, or takes away, what has the same name for the next ADD of the attachment. One that is done
-// is wanted: nil.
+// wanted returns an error if an ADD's record was removed. Call it before creating or removing anything that has the
+// same name for the next ADD of the attachment. For a complete ADD it returns nil.
 func wanted(record *state.Pending) error {
 	if record == nil {
 		return nil
@@ -229,11 +232,11 @@ func wanted(record *state.Pending) error {
 	return err
 }
 
-// lookEvery is how often an ADD that waits for others looks whether it is wanted still.
+// lookEvery is how often an ADD that waits for others checks that it is still wanted.
 const lookEvery = 100 * time.Millisecond
 
-// whileWanted does something that may take long, and ends it when the attachment's record
-// is removed: the call that removes it wants the ADD to end, and may wait for a lock that it has.
+// whileWanted runs a function that may take long, and ends it when the attachment's record is removed: the call that
+// removes it wants the ADD to end, and may wait for a lock that it holds.
 func whileWanted(ctx context.Context, record *state.Pending, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	deleted := errDeleted()
@@ -250,11 +253,13 @@ func whileWanted(ctx context.Context, record *state.Pending, do func(context.Con
 			}
 		}
 	}()
+
 	err := do(ctx)
 	cancel(nil)
 	<-watched
 	if err != nil && context.Cause(ctx) == deleted {
 		return deleted
 	}
+
 	return err
 }

@@ -13,18 +13,18 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// A part is one thing that the pods of a network share on the node. Its file has all that is done
-// with it: also how it is taken away (remove.go has the order of that).
+// A part is one object or setting that the pods of a network share on the node. Its file contains everything about
+// it, including its removal (remove.go has the order).
 type part interface {
-	// look adds to n.found what differs from the record. It changes nothing. For an Add, and where n
-	// is usual, it asks for single objects only, so that it costs the same with a thousand pods.
+	// look adds differences from the record to n.found. It changes nothing. For an Add, and for a quick look, it
+	// requests single objects only, so that it costs the same with a thousand pods.
 	look(ctx context.Context, n *site) error
-	// make makes the part, or mends it, under the exclusive lock. It says whether anything was missing that other
-	// networks have a part in. The next make finishes one that was cut short.
+	// make creates or repairs the part, under the exclusive lock. It reports whether anything was missing that other
+	// networks share. The next make completes one that was interrupted.
 	make(ctx context.Context, n *site) (changed bool, err error)
 }
 
-// parts are all, in the order in which they are made.
+// parts returns all parts, in the order of their creation.
 func parts() []part {
 	return []part{
 		bridgePart{}, uplinkPart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{},
@@ -32,28 +32,28 @@ func parts() []part {
 	}
 }
 
-// site is a network as a call finds it on the node, or makes it.
+// site is a network in the state that a call finds on the node, or creates.
 type site struct {
 	s           *session
 	rec         *state.Network
 	attachments []*state.Attachment
-	want        *want // of the Add that it is for, else nil
-	usual       bool  // only what an Add would notice is looked for
+	want        *want // of the Add that it is for, or nil
+	quick       bool  // look only for things that an Add would notice
 
-	// bridge is there if its Index is not 0. at is the link by which the host routes for pods: the bridge, the host's in
-	// the network's VLAN, or the NIC that the bridge shares.
+	// bridge exists if its Index is not 0. at is the link that the host uses to route for pods: the bridge, the
+	// host's link in the network's VLAN, or the NIC that the bridge shares.
 	bridge, at *bridge.Link
-	share      *nft.Share // what connects the bridge to a LAN without being its port; nil: nothing
+	share      *nft.Share // the connection of the bridge to a LAN by a NIC that is not its port, or nil
 	uplink     foundUplink
 	found      findings
-	closed     []nft.Closed // the families that the host forwards for pods only; nil: not looked for yet
-	// almost says that only the way from 127.0.0.1 to the pod's ports is missing, or that the record's pools
-	// differ from those that are asked for.
+	closed     []nft.Closed // the families that the host forwards for pods only; nil before the look
+	// almost means that only the way from 127.0.0.1 to the pod's ports is missing, or that the record's pools differ
+	// from the requested ones.
 	almost bool
-	back   []nft.Endpoint // of pods that were put back
+	back   []nft.Endpoint // of pods that were restored
 }
 
-// find asks for the bridge, for the link that has the gateways, and for the uplink.
+// find requests the bridge, the link with the gateways, and the uplink.
 func (n *site) find(ctx context.Context) error {
 	var err error
 	if n.bridge, err = n.s.link(ctx, n.rec.Bridge); err != nil {
@@ -73,44 +73,46 @@ func (n *site) findAt(ctx context.Context) (err error) {
 	return n.findUplink(ctx)
 }
 
-// look has parts look, until one finds something where n is usual.
+// look calls look of the parts. A quick look ends with the first difference.
 func (n *site) look(ctx context.Context, list []part) error {
 	if err := n.find(ctx); err != nil {
 		return err
 	}
+
 	var errs []error
 	for _, p := range list {
 		err := p.look(ctx, n)
-		if n.usual && (err != nil || len(n.found.List) > 0) {
+		if n.quick && (err != nil || len(n.found.List) > 0) {
 			return err
 		}
 		errs = append(errs, err)
 	}
+
 	return errors.Join(errs...)
 }
 
-// make makes all parts, or mends them, and puts the network's pods back. The caller declares the firewall's sets
-// mended, once all networks are (nft.Conn.Prepare).
+// make creates or repairs all parts, and restores the network's pods. The caller declares the firewall's sets mended,
+// once all networks are (nft.Conn.Prepare).
 func (n *site) make(ctx context.Context) (changed bool, _ error) {
 	for i, p := range parts() {
 		did, err := p.make(ctx, n)
 		changed = changed || did
 		if err != nil {
-			return i > 0, err // how far it has come is not known
+			return i > 0, err // its progress is unknown
 		}
 	}
 	return changed, n.reattach(ctx)
 }
 
-// findings are what is not as it should be.
+// findings are the differences found.
 type findings struct {
 	List []tombolo.Difference
 }
 
-// Add adds one, by a format.
+// Add adds a difference, by a format.
 func (f *findings) Add(format string, args ...any) { f.Advise("", format, args...) }
 
-// Advise adds one with what mends it.
+// Advise adds a difference with its remedy.
 func (f *findings) Advise(remedy tombolo.Remedy, format string, args ...any) {
 	f.List = append(f.List, tombolo.Difference{Text: fmt.Sprintf(format, args...), Remedy: remedy})
 }
@@ -118,7 +120,7 @@ func (f *findings) Advise(remedy tombolo.Remedy, format string, args ...any) {
 // texts returns the findings in words.
 func (f *findings) texts() []string { return printable.Texts(f.List) }
 
-// AddAll adds those that others found. Those that say no remedy get this one.
+// AddAll adds differences. Those without a remedy get this one.
 func (f *findings) AddAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 	for _, d := range diffs {
 		d.Remedy = cmp.Or(d.Remedy, remedy)

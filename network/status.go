@@ -13,13 +13,14 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// Ready says why an Add to a network could not succeed now; nil if it could. leases is how its
-// pods lease their addresses, nil if they do not. It does not take the lock, since
-// runtimes ask every few seconds. It changes nothing, but for the rules that Check deletes, too.
+// Ready returns the reason why an Add to a network could not succeed now, or nil. leases describes how its pods lease
+// their addresses, or is nil. It does not take the lock, since runtimes ask every few seconds. It changes nothing,
+// except for the rules that Check deletes, too.
 func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := nw.check(); err != nil {
 		return err
 	}
+
 	s, err := openSession(n.cfg)
 	if err != nil {
 		return err
@@ -30,16 +31,20 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := couldBe(ctx, s, w); err != nil {
 		return err
 	}
+
 	if err := refuseContested(n.cfg.Dir); err != nil {
 		return err
 	}
+
 	paths, err := s.reversePaths(ctx, &w.Record)
 	if err != nil {
 		return err
 	}
+
 	if len(paths) > 0 {
 		return failf(ErrObstructed, "%s", strings.Join(paths, "; "))
 	}
+
 	if leases == nil && nw.Allocator != nil {
 		err := n.allocatorReady(ctx, nw)
 		if !errors.Is(err, ipam.ErrPoolFull) {
@@ -47,13 +52,15 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 		}
 		dead, deadErr := n.CollectDead(ctx, nw.Name, true)
 		if deadErr == nil && slices.ContainsFunc(dead, func(d Dead) bool { return d.Kept == nil }) {
-			return nil // an ADD takes them down, and comes only if this says yes
+			return nil // an ADD removes them, and comes only if Ready returns nil
 		}
 		return err
 	}
+
 	if leases == nil {
 		return nil
 	}
+
 	_, err = n.leases(leases)
 	return err
 }
@@ -61,30 +68,38 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 // allocatorReady asks the network's allocator.
 func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 	e, err := n.cfg.Dir.Epoch()
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, state.ErrStale) && !errors.Is(err, state.ErrDamaged) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, state.ErrStale) &&
+		!errors.Is(err, state.ErrDamaged) {
 		return stateError(err)
 	}
-	// Where this epoch has not begun, its token is another than that of any reservation.
-	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.cfg.Dir.Begun(e)}, Hash: func(o ipam.Owner) string { return Key{nw.Name, o.ContainerID, o.IfName}.hash() }}
+
+	// If this epoch has not begun, its token differs from that of any reservation.
+	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.cfg.Dir.Begun(e)},
+		Hash: func(o ipam.Owner) string { return Key{nw.Name, o.ContainerID, o.IfName}.hash() }}
 	return nw.Allocator.Bind(node).Status(ctx)
 }
 
-// contestedFor is how long what tombolod wrote down holds: it looks once in a minute.
+// contestedFor is how long a report of tombolod is valid: it looks once in a minute.
 const contestedFor = 3 * time.Minute
 
-// refuseContested names the program that undoes what tombolod repairs of the firewall.
+// refuseContested returns an error that names the program which undoes tombolod's repairs of the firewall.
 func refuseContested(dir *state.Dir) error {
 	f, err := dir.Contested()
 	if err != nil {
 		return stateError(err)
 	}
+
 	if f == nil || time.Since(f.At) > contestedFor {
 		return nil
 	}
+
 	by := "another program"
 	if f.By != "" {
 		by = fmt.Sprintf("another program (the last to change it: %q)", f.By)
 	}
-	return failf(ErrObstructed, "%s undoes what pods need of the firewall: tombolod has put it back %d times, and now does so only once a minute; the last time it was: %.200q: have that program leave it alone",
+
+	return failf(ErrObstructed,
+		"%s undoes what pods need of the firewall: tombolod has put it back %d times, and now does so only once a "+
+			"minute; the last time it was: %.200q: have that program leave it alone",
 		by, f.Times, f.What)
 }

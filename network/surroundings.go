@@ -23,8 +23,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// surroundings holds what an Inspect reads once about the host: its addresses, the routes that it learnt by DHCP or
-// from routers, the rules of policy routing, and the records of all networks.
+// surroundings holds the facts about the host that an Inspect reads once: its addresses, the routes that it learnt by
+// DHCP or from routers, the rules of policy routing, and the records of all networks.
 type surroundings struct {
 	addresses []addr.Address
 	learnt    []route.Route
@@ -36,9 +36,11 @@ func (h *surroundings) read(ctx context.Context, s *session) (err error) {
 	if h.networks, _, err = s.Dir.ListNetworks(); err != nil {
 		return stateError(err)
 	}
+
 	if h.addresses, err = s.Links.Addresses().List(ctx, addr.Filter{}); err != nil {
 		return err
 	}
+
 	for _, f := range []route.Filter{{Family: unix.AF_INET, Protocol: unix.RTPROT_DHCP},
 		{Family: unix.AF_INET6, Protocol: unix.RTPROT_DHCP}, {Family: unix.AF_INET6, Protocol: unix.RTPROT_RA}} {
 		list, err := s.Links.Routes().List(ctx, f)
@@ -47,38 +49,46 @@ func (h *surroundings) read(ctx context.Context, s *session) (err error) {
 		}
 		h.learnt = append(h.learnt, list...)
 	}
+
 	h.rules, err = routing.Rules(nl.Of(s.Links.Socket()))
 	return err
 }
 
-// surroundings adds what the host's owner or other programs have set up, and what keeps the pods of a network from
-// working for certain, and notes what may. It is no matter of CHECK: no runtime can do anything about it.
+// surroundings adds settings of the host's owner or other programs that certainly keep the pods of a network from
+// working, and notes those that may. CHECK does not report them, since no runtime can change them.
 func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *site) error {
 	if err := n.find(ctx); err != nil {
 		return err
 	}
+
 	if err := host.clients(ctx, n); err != nil {
 		return err
 	}
+
 	if len(n.attachments) == 0 {
 		return nil
 	}
+
 	if err := in.neighboursOf(ctx, n); err != nil {
 		return err
 	}
+
 	for _, a := range n.attachments {
 		taken, err := listeners(ctx, a.ContainerID, endpoint.Ports(a), a.Addresses, false)
 		if err != nil {
 			return err
 		}
 		for _, l := range taken {
-			n.found.Advise(tombolo.RemedyConfigure, "host port %d leads to container %s, and %s too, which gets none of its packets: %s",
+			n.found.Advise(tombolo.RemedyConfigure,
+				"host port %d leads to container %s, and %s too, which gets none of its packets: %s",
 				l.Local.Port(), a.ContainerID, l, wayOut(l))
 		}
 	}
+
 	if b := n.bridge.Bridge; b != nil && b.PortDelay > 0 {
 		n.found.Advise(tombolo.RemedyConfigure, "%s", endpoint.SlowPorts(n.rec.Bridge, b.PortDelay))
 	}
+
 	if n.at.Index != 0 && n.at.Up && n.rec.Uplink == "" {
 		if err := in.gateways(ctx, host, n); err != nil {
 			return err
@@ -88,13 +98,16 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 	if err := n.s.lookAtExits(ctx, &n.found); err != nil {
 		return err
 	}
+
 	paths, err := n.s.reversePaths(ctx, n.rec)
 	if err != nil {
 		return err
 	}
+
 	for _, path := range paths {
 		n.found.Advise(tombolo.RemedyConfigure, "%s", path)
 	}
+
 	list, err := n.s.Obstacles(ctx, n.rec)
 	for _, o := range list {
 		if o.Maybe {
@@ -103,17 +116,19 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 			n.found.Advise(tombolo.RemedyConfigure, "%s", o)
 		}
 	}
+
 	return err
 }
 
 // clients adds the addresses and routes that a DHCP client or router advertisements gave the host on a pod's port, or
-// on the bridge of a network whose gateway is the host, if Tombolo made the bridge. Then a pod leads the host's
+// on the bridge of a network with the host as gateway, if Tombolo made the bridge. Then a pod directs the host's
 // traffic.
 func (h *surroundings) clients(ctx context.Context, n *site) error {
 	links, err := n.s.Links.Veths(ctx)
 	if err != nil {
 		return err
 	}
+
 	links = slices.DeleteFunc(links, func(l bridge.Link) bool {
 		a, ok := endpoint.ParseAlias(l.Alias)
 		return !ok || a.Network != endpoint.NetworkToken(n.rec.Name)
@@ -124,6 +139,7 @@ func (h *surroundings) clients(ctx context.Context, n *site) error {
 			links = append(links, *n.at)
 		}
 	}
+
 	for _, l := range links {
 		var list []string
 		for _, a := range h.addresses {
@@ -131,12 +147,14 @@ func (h *surroundings) clients(ctx context.Context, n *site) error {
 				list = append(list, a.Prefix.String())
 			}
 		}
+
 		for _, r := range h.learnt {
 			if r.Link == l.Index {
 				r.Link = 0
 				list = append(list, r.String())
 			}
 		}
+
 		if len(list) > 0 {
 			n.found.Advise(tombolo.RemedyConfigure, "a DHCP client of the host, or a router advertisement, gave %[1]s "+
 				"what pods may have sent: %s: keep network managers off it (docs/operating.md, \"Network managers\"), "+
@@ -144,22 +162,26 @@ func (h *surroundings) clients(ctx context.Context, n *site) error {
 				"ip -6 route flush dev %[1]s proto ra", l.Name, strings.Join(list, ", "))
 		}
 	}
+
 	return nil
 }
 
-// gateways adds what others did on the link that has the gateways of a network, and to the ways from and to it.
+// gateways adds changes of others to the link with the gateways of a network, and to the ways from and to it.
 func (in *Inspection) gateways(ctx context.Context, host *surroundings, n *site) error {
 	if len(n.rec.Gateways) == 0 {
 		return nil
 	}
+
 	if err := in.strangeAddresses(ctx, host, n); err != nil {
 		return err
 	}
+
 	if slices.ContainsFunc(n.rec.Gateways, isIPv6) {
 		if err := in.deafLinks(ctx, n.s, host); err != nil {
 			return err
 		}
 	}
+
 	for _, gw := range n.rec.Gateways {
 		var pods []netip.Addr
 		for _, a := range n.attachments {
@@ -172,12 +194,13 @@ func (in *Inspection) gateways(ctx context.Context, host *surroundings, n *site)
 			}
 		}
 	}
+
 	return nil
 }
 
-// strangeAddresses finds addresses of the gateways' link that no network has on record. Such an address leads its
+// strangeAddresses finds addresses of the gateways' link that no network has on record. Such an address directs its
 // subnet to the bridge. It is a difference if the host has another route there, such as one to another node's pods.
-// Addresses with a lifetime belong to a program that is at work.
+// Addresses with a lifetime belong to a running program.
 func (in *Inspection) strangeAddresses(ctx context.Context, host *surroundings, n *site) error {
 	routes := n.s.Links.Routes()
 	for _, a := range host.addresses {
@@ -187,6 +210,7 @@ func (in *Inspection) strangeAddresses(ctx context.Context, host *surroundings, 
 		if a.Link != n.at.Index || known || a.Prefix.Addr().IsLinkLocalUnicast() || a.Flags&unix.IFA_F_PERMANENT == 0 {
 			continue
 		}
+
 		subnet, other := a.Prefix.Masked(), ""
 		f := route.Filter{Family: nl.FamilyOf(subnet.Addr()), Table: unix.RT_TABLE_MAIN}
 		err := routes.Walk(ctx, f, func(r route.Route) {
@@ -197,6 +221,7 @@ func (in *Inspection) strangeAddresses(ctx context.Context, host *surroundings, 
 		if err != nil {
 			return err
 		}
+
 		text := fmt.Sprintf("bridge %s has the address %s, which no network has on record and which leads %s to the "+
 			"bridge%s; unless the address is meant, this helps: ip address del %[2]s dev %[1]s",
 			n.at.Name, a.Prefix, subnet, other)
@@ -208,19 +233,22 @@ func (in *Inspection) strangeAddresses(ctx context.Context, host *surroundings, 
 			in.Others = append(in.Others, text)
 		}
 	}
+
 	return nil
 }
 
-// deafLinks notes links that ignore router advertisements because the host forwards IPv6, if the host has no default
-// route of IPv6.
+// deafLinks notes links that ignore router advertisements because the host forwards IPv6, if the host has no IPv6
+// default route.
 func (in *Inspection) deafLinks(ctx context.Context, s *session, host *surroundings) error {
 	if _, err := s.Links.Routes().Get(ctx, routing.Outside(netip.IPv6Unspecified())); !route.NoRoute(err) {
 		return err
 	}
+
 	for _, a := range host.addresses {
 		if !isIPv6(a.Prefix) || !a.Prefix.Addr().IsLinkLocalUnicast() {
 			continue
 		}
+
 		l, err := s.Links.LinkByIndex(ctx, a.Link)
 		if err != nil || l.AcceptRA != 1 || l.Master != 0 || strings.HasPrefix(l.Alias, endpoint.AliasPrefix) {
 			continue // or it is gone
@@ -231,12 +259,13 @@ func (in *Inspection) deafLinks(ctx context.Context, s *session, host *surroundi
 				"is there, with its next advertisement this helps: sysctl -w net/ipv6/conf/%[1]s/accept_ra=2", l.Name))
 		}
 	}
+
 	return nil
 }
 
-// misrouted asks the kernel for the way of packets from the host's addresses to pods of one gateway's subnet, and from
-// these pods to elsewhere, as far as a rule of policy routing has a part in it. wayPart finds what leads packets from
-// any address away from the bridge.
+// misrouted asks the kernel for the way of packets from the host's addresses to pods of one gateway's subnet, and
+// from these pods to other destinations, if a rule of policy routing is involved. wayPart finds settings that direct
+// packets from any address away from the bridge.
 func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, pods []netip.Addr) error {
 	routes, at := n.s.Links.Routes(), n.at
 	for _, a := range h.addresses {
@@ -245,6 +274,7 @@ func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, 
 		if !ruled || own.Is4() != pod.Is4() || own.IsLoopback() || own.IsLinkLocalUnicast() {
 			continue
 		}
+
 		r, err := routes.GetFrom(ctx, own, pod, 0)
 		way := r.String()
 		switch {
@@ -255,12 +285,14 @@ func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, 
 		case r.Link == at.Index:
 			continue
 		}
+
 		general, _ := routes.Get(ctx, pod)
 		if rule, ok := routing.Foreign(h.rules, own, pod, "lo", r.Table); ok && general.Link == at.Index {
 			n.found.Advise(tombolo.RemedyConfigure, "what the host sends from %s to pods does not go by %s, because "+
 				"of the rule %s (%s); this helps: %s", own, at.Name, rule, way, rule.Ahead("to "+gw.Masked().String()))
 		}
 	}
+
 	for _, pod := range pods {
 		outside := routing.Outside(pod)
 		rule, ruled := routing.Foreign(h.rules, pod, outside, at.Name, 0)
@@ -274,6 +306,7 @@ func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, 
 			break
 		}
 	}
+
 	return nil
 }
 
@@ -285,6 +318,7 @@ func (s *session) cutBridges(ctx context.Context, planned string) (texts []strin
 	if setting == "0" || err != nil && planned == "" {
 		return nil, nil
 	}
+
 	cause := "br_netfilter shows what it forwards to the host's firewall"
 	if planned != "" {
 		cause = `br_netfilter, which only "defaultRoute": "host" needs, shows what it forwards to the host's firewall`
@@ -297,10 +331,12 @@ func (s *session) cutBridges(ctx context.Context, planned string) (texts []strin
 	if err != nil || len(general) == 0 {
 		return nil, err
 	}
+
 	networks, _, err := s.Dir.ListNetworks()
 	if err != nil {
 		return nil, stateError(err)
 	}
+
 	isOurs := func(name string) bool {
 		return name == planned || slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Bridge == name })
 	}
@@ -313,24 +349,29 @@ func (s *session) cutBridges(ctx context.Context, planned string) (texts []strin
 			bridges[l.Index] = l.Name
 		}
 	})
+
 	for _, index := range slices.Sorted(maps.Keys(bridges)) {
 		if err != nil || len(ports[index]) < 2 {
 			continue
 		}
+
 		var found []foreign.Obstacle
 		found, err = drops(bridges[index])
 		isMeant := func(o foreign.Obstacle) bool { return !slices.Contains(general, o) }
 		if len(found) == 0 || slices.ContainsFunc(found, isMeant) {
 			continue
 		}
+
 		verb := "drops"
 		if found[0].Maybe {
 			verb = "may drop"
 		}
+
 		texts = append(texts, fmt.Sprintf("bridge %s of another program has the ports %s; %s, and %s %s it; "+
 			"unless that is meant, this helps, and bridges of Tombolo keep their own setting: "+
 			"sysctl -w net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0",
 			bridges[index], strings.Join(ports[index], ", "), cause, found[0].Chain, verb))
 	}
+
 	return texts, err
 }

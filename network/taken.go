@@ -18,33 +18,39 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// refuseTaken returns an error if an address of a pod on a LAN is the host's or a gateway's. Then it has the kernel ask
-// the LAN for the pod's addresses. Machines answer while the Add goes on, and refuseAnswered looks for their answers.
-// Only with DetectConflicts it waits for them. DHCP has its own ways: see refuse.
+// refuseTaken returns an error if an address of a pod on a LAN is the host's or a gateway's. Then it makes the kernel
+// ask the LAN for the pod's addresses. Machines answer while the Add continues, and refuseAnswered looks for their
+// answers. It waits for them only with DetectConflicts. DHCP has separate methods: see refuse.
 func (a *adding) refuseTaken(ctx context.Context) error {
 	if !a.namesAddresses() {
 		return nil
 	}
+
 	at, conn := a.built.at, nl.Of(a.s.Links.Socket())
 	for _, address := range a.given.addresses {
 		own, routed := address.Prefix.Addr(), netip.Addr{}
 		if a.nw.Guard != nft.GuardUntrusted {
 			routed = own // the pod may be the router
 		}
+
 		err := lease.Taken(ctx, a.s.Links.Routes(), at.Index, own, routed)
 		if err == nil && own == address.Gateway && own != routed {
 			err = errors.New("it is the gateway of the pod's own subnet")
 		}
+
 		if err != nil {
 			return a.taken(own, err)
 		}
+
 		if a.asksNobody() {
 			continue
 		}
+
 		if err := askFor(conn, at.Index, own); err != nil {
 			return fmt.Errorf("ask the LAN of %s for %s: %w", at.Name, own, err)
 		}
 	}
+
 	if a.nw.DetectConflicts == nil || !*a.nw.DetectConflicts {
 		return nil
 	}
@@ -59,6 +65,7 @@ func (a *adding) refuseTaken(ctx context.Context) error {
 		case <-time.After(neighbourPause):
 		}
 	}
+
 	return nil
 }
 
@@ -70,44 +77,53 @@ func (a *adding) namesAddresses() bool {
 func (a *adding) asksNobody() bool { return a.nw.DetectConflicts != nil && !*a.nw.DetectConflicts }
 
 func (a *adding) taken(own netip.Addr, why error) error {
-	return failf(ErrConflict, "ipam: a pod on the LAN of %s cannot have address %s: %w: name another one, or keep it out of the range that pods get addresses from",
+	return failf(ErrConflict,
+		"ipam: a pod on the LAN of %s cannot have address %s: %w: name another one, or keep it out of the range that "+
+			"pods get addresses from",
 		a.built.at.Name, own, why)
 }
 
-// askFor has the kernel ask for the machine that has an address, as before it sends there. An entry that an operator made
-// stays. The kernel asks nobody for IPv6 if the host has none on the link.
+// askFor makes the kernel ask for the machine that has an address, as before it sends there. It does not change an
+// operator's entry. The kernel asks nobody for IPv6 if the host has no IPv6 address on the link.
 func askFor(conn *nl.Conn, link int, own netip.Addr) error {
 	has, err := routing.Find(conn, link, own)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) || has.State == routing.Permanent {
 		return err
 	}
+
 	var b nl.Batch
+
 	// The machine that had the address may be gone.
 	for _, flags := range []routing.NeighbourFlags{0, unix.NTF_USE} {
 		entry := routing.Neighbour{Addr: own, Link: link, State: routing.Failed, Flags: flags}
 		m, err := entry.ReplaceMessage()
 		b.Add("ask for neighbour", &entry, m, err)
 	}
+
 	if err := conn.Execute(&b); !errors.Is(err, unix.EINVAL) {
 		return err
 	}
+
 	return nil
 }
 
-// refuseAnswered returns an error if a machine with another MAC than the pod's has answered for an address of the pod.
+// refuseAnswered returns an error if a machine with a MAC other than the pod's has answered for an address of the
+// pod.
 func (a *adding) refuseAnswered(mac net.HardwareAddr) error {
 	if !a.namesAddresses() || a.asksNobody() {
 		return nil
 	}
+
 	conn := nl.Of(a.s.Links.Socket())
 	for _, address := range a.given.addresses {
 		has, err := routing.Find(conn, a.built.at.Index, address.Prefix.Addr())
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
+
 		if has.State != routing.Reachable || slices.Equal(has.MAC, mac) {
 			if mac != nil && err == nil && has.State != routing.Permanent {
-				var b nl.Batch // the last look: the host's table stays as it was
+				var b nl.Batch // the last look: leave the host's table as it was
 				m, err := has.DelMessage()
 				b.Add("delete neighbour", &has, m, err)
 				if err := conn.Execute(&b); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -116,6 +132,7 @@ func (a *adding) refuseAnswered(mac net.HardwareAddr) error {
 			}
 			continue
 		}
+
 		owner := has.MAC.String()
 		if list, err := routing.Neighbours(conn); err == nil {
 			for _, n := range list {
@@ -124,7 +141,9 @@ func (a *adding) refuseAnswered(mac net.HardwareAddr) error {
 				}
 			}
 		}
+
 		return a.taken(has.Addr, errors.New("machine "+owner+" answers for it"))
 	}
+
 	return nil
 }

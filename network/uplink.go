@@ -27,9 +27,9 @@ import (
 // used as it is. Every other NIC stays the host's, and the bridge shares it (package share).
 type uplinkPart struct{}
 
-// foundUplink is the NIC of a network as a call finds it.
+// foundUplink is the NIC of a network in the state that a call finds.
 type foundUplink struct {
-	nic    *bridge.Link // its Index is 0 if the host has no such link; nil if the network has no uplink
+	nic    *bridge.Link // Index 0 if the host has no such link; nil if the network has no uplink
 	shared bool         // it is no port of the bridge
 	ready  bool         // the share needs no Ensure, as far as single requests show
 }
@@ -41,20 +41,22 @@ func shareOf(rec *state.Network) share.Share {
 	}
 }
 
-// shares gives access to the shares of NICs.
+// shares returns access to the shares of NICs.
 func (s *session) shares() *share.Conn { return share.On(s.Links.Socket()) }
 
-// findUplink asks for the NIC, and for the pair if the bridge shares the NIC. The host routes for pods by that NIC.
+// findUplink requests the NIC, and the pair if the bridge shares the NIC. The host routes for pods through that NIC.
 func (n *site) findUplink(ctx context.Context) error {
 	n.share, n.uplink = nil, foundUplink{}
 	if n.rec.Uplink == "" {
 		return nil
 	}
+
 	nic, err := n.s.shares().Find(ctx, shareOf(n.rec))
 	if errors.Is(err, fs.ErrNotExist) {
 		n.uplink.nic = &bridge.Link{Name: n.rec.Uplink}
 		return nil
 	}
+
 	if err != nil {
 		return err
 	}
@@ -64,10 +66,12 @@ func (n *site) findUplink(ctx context.Context) error {
 	if !n.uplink.shared || n.bridge.Index == 0 {
 		return nil
 	}
+
 	outer, err := n.s.shares().Ready(ctx, shareOf(n.rec), nic)
 	if err != nil {
 		return err
 	}
+
 	name, port := share.Pair(n.rec.Bridge)
 	if n.uplink.ready = outer != 0; !n.uplink.ready {
 		end, err := n.s.link(ctx, name)
@@ -76,11 +80,12 @@ func (n *site) findUplink(ctx context.Context) error {
 		}
 		outer = end.Index
 	}
+
 	n.at, n.share = nic, &nft.Share{NIC: nic.Name, MAC: nic.MAC, Outer: outer, Port: port}
 	return nil
 }
 
-// sharedNIC returns the name of the NIC that the bridge shares, and "" if it shares none.
+// sharedNIC returns the name of the NIC that the bridge shares, or "".
 func (n *site) sharedNIC() string {
 	if n.share == nil {
 		return ""
@@ -88,15 +93,17 @@ func (n *site) sharedNIC() string {
 	return n.share.NIC
 }
 
-// followNIC puts the NIC that the bridge shares by now on the record of a pod. The pod's elements are keyed by its name,
-// so those of the earlier one go, and their part adds the others. While the host has no such NIC they stay.
+// followNIC records the NIC that the bridge shares now with a pod. The keys of the pod's elements contain its name.
+// So the old elements are deleted, and endpointPart adds new ones. While the host has no such NIC they stay.
 func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 	if a.State != state.Ready {
-		a.NIC = n.sharedNIC() // its Add, which is under way, puts it on record
+		a.NIC = n.sharedNIC() // its Add, which is in progress, records it
 	}
+
 	if a.NIC == n.sharedNIC() || n.rec.Uplink != "" && n.uplink.nic.Index == 0 {
 		return nil
 	}
+
 	err := n.s.locked(a.Network, a.Hash(), func(now *state.Attachment) error {
 		if err := n.s.Firewall.RemoveOwners(ctx, nft.Owner(a.Hash())); err != nil {
 			return err
@@ -105,13 +112,15 @@ func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 		return n.s.Dir.UpdateLocked(now)
 	})
 	if errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist) {
-		return nil // another call is at work on it, or has removed it
+		return nil // another call is working on it, or has removed it
 	}
+
 	a.NIC = n.sharedNIC()
 	return err
 }
 
-// noIPv6 is the parameter by which the host takes no IPv6 packet from a bridge. It is empty without IPv6.
+// noIPv6 returns the path of the parameter that makes the host accept no IPv6 packet from a bridge, or "" without
+// IPv6.
 func noIPv6(bridgeName string) string {
 	path := sysctl.Link("ipv6", bridgeName, "disable_ipv6")
 	if !sysctl.Exists(path) {
@@ -127,9 +136,9 @@ func (uplinkPart) look(ctx context.Context, n *site) error {
 	case n.uplink.nic.Index == 0:
 		n.found.Advise(tombolo.RemedyConfigure, "uplink %s: the host has no such link", n.rec.Uplink)
 		return nil
-	case !n.uplink.shared || n.bridge.Index == 0 || n.usual && n.uplink.ready:
+	case !n.uplink.shared || n.bridge.Index == 0 || n.quick && n.uplink.ready:
 		return nil
-	case n.usual:
+	case n.quick:
 		n.found.Add("uplink %s: bridge %s does not share it as it was made", n.rec.Uplink, n.rec.Bridge)
 		return nil
 	}
@@ -139,6 +148,7 @@ func (uplinkPart) look(ctx context.Context, n *site) error {
 		n.found.Advise(tombolo.RemedyConfigure, "%v", err)
 		return nil
 	}
+
 	n.found.AddAll(diffs, tombolo.RemedyRepair)
 	if path := noIPv6(n.rec.Bridge); err == nil && path != "" && n.bridge.Alias == endpoint.BridgeAlias {
 		if have, readErr := sysctl.Read(path); readErr == nil && have != "1" {
@@ -146,6 +156,7 @@ func (uplinkPart) look(ctx context.Context, n *site) error {
 			n.found.AddAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
 		}
 	}
+
 	return err
 }
 
@@ -153,12 +164,15 @@ func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
 	if n.rec.Uplink == "" {
 		return false, nil
 	}
+
 	if err := n.findAt(ctx); err != nil {
 		return false, err
 	}
+
 	if n.uplink.nic.Index == 0 && n.want == nil {
-		return false, nil // pods reach each other without it; look says that it is missing
+		return false, nil // pods reach each other without it; look reports that it is missing
 	}
+
 	if _, err := refuseUplink(ctx, n.s, n.rec); err != nil || !n.uplink.shared {
 		return false, err
 	}
@@ -166,21 +180,24 @@ func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
 	if _, err := n.s.shares().Ensure(ctx, shareOf(n.rec)); err != nil {
 		return false, err
 	}
+
 	if path := noIPv6(n.rec.Bridge); path != "" && n.bridge.Alias == endpoint.BridgeAlias {
 		if _, err := sysctl.Ensure(path, "1"); err != nil {
 			return false, err
 		}
 	}
+
 	return false, n.findAt(ctx)
 }
 
-// recordUplink puts a network with an uplink on record before anything of it is made, without its configuration, so that
-// a removal finds what a killed Add left, and knows whether the NIC was promiscuous before. The next Add makes the rest.
+// recordUplink records a network with an uplink before any of it is created, without its configuration. So a removal
+// finds the remains of a killed Add, and knows whether the NIC was promiscuous before. The next Add creates the rest.
 func recordUplink(ctx context.Context, s *session, rec *state.Network) error {
 	records, _, err := s.Dir.ListNetworks()
 	if err != nil || rec.Uplink == "" {
 		return stateError(err)
 	}
+
 	isOnNIC := func(o *state.Network) bool {
 		return o.Uplink == rec.Uplink && o.Bridge == rec.Bridge && o.Epoch == rec.Epoch
 	}
@@ -191,7 +208,8 @@ func recordUplink(ctx context.Context, s *session, rec *state.Network) error {
 		if err := n.find(ctx); err != nil {
 			return err
 		}
-		// Without a record, a pair is of an earlier network whose record was lost.
+
+		// Without a record, a pair belongs to an earlier network whose record was lost.
 		rec.MadePromiscuous = n.share != nil || !n.uplink.nic.Promiscuous && n.uplink.shared
 	}
 
@@ -200,20 +218,23 @@ func recordUplink(ctx context.Context, s *session, rec *state.Network) error {
 	return stateError(s.Dir.SaveNetwork(&early))
 }
 
-// refuseUplink returns an error if the NIC of a network cannot be its uplink, and says what to do about it. It asks for
-// single objects only.
+// refuseUplink returns an error, with advice, if the NIC of a network cannot be its uplink. It requests single
+// objects only.
 func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared bool, _ error) {
 	nic, err := s.shares().Find(ctx, shareOf(rec))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, noLink(rec.Uplink)
 	}
+
 	if err != nil {
 		return false, err
 	}
+
 	l, err := s.link(ctx, rec.Bridge)
 	if err != nil {
 		return false, err
 	}
+
 	if l.Index != 0 && nic.Master == l.Index {
 		return false, nil
 	}
@@ -223,22 +244,34 @@ func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared b
 		if err != nil {
 			return false, err
 		}
+
 		if on.Kind == "bridge" {
-			return false, failf(share.ErrUnfit, "uplink %s is a port of bridge %s already: name that one (\"bridge\": %q), and pods are on the LAN by it",
-				nic.Name, on.Name, on.Name)
+			return false,
+				failf(share.ErrUnfit,
+					"uplink %s is a port of bridge %s already: name that one (\"bridge\": %q), and pods are on the "+
+						"LAN by it",
+					nic.Name, on.Name, on.Name)
 		}
-		return false, failf(share.ErrUnfit, "uplink %s is a part of %s (kind %s): name %s as the uplink", nic.Name, on.Name, on.Kind, on.Name)
+
+		return false, failf(share.ErrUnfit, "uplink %s is a part of %s (kind %s): name %s as the uplink", nic.Name,
+			on.Name, on.Kind, on.Name)
 	}
+
 	if !rec.VLAN.IsZero() {
-		return false, failf(share.ErrUnfit, "uplink %s is shared, and its tagged frames stay the host's: name the VLAN's own interface as the uplink "+
-			"(ip link add link %[1]s name %[1]s.%d type vlan id %[2]d), and leave vlan out", nic.Name, max(rec.VLAN.ID, 10))
+		return false, failf(share.ErrUnfit,
+			"uplink %s is shared, and its tagged frames stay the host's: name the VLAN's own interface as the uplink "+
+				"(ip link add link %[1]s name %[1]s.%d type vlan id %[2]d), and leave vlan out", nic.Name, max(
+				rec.VLAN.ID, 10))
 	}
+
 	if err := s.shares().Probe(ctx, nic.Name); err != nil {
 		return false, err
 	}
+
 	if l.Index != 0 && l.Kind == "bridge" && l.Alias != endpoint.BridgeAlias && !l.Unfinished() {
 		return true, refuseHostsBridge(ctx, s, nic, l)
 	}
+
 	return true, refuseOtherShare(s, rec)
 }
 
@@ -246,13 +279,15 @@ func noLink(nic string) error {
 	return failf(ErrNoLink, "uplink %s: the host has no such link (ip link shows those that there are)", nic)
 }
 
-// refuseHostsBridge refuses a bridge on which the host has addresses: it is of another network than the NIC.
+// refuseHostsBridge refuses a bridge with addresses of the host: it belongs to another network than the NIC.
 func refuseHostsBridge(ctx context.Context, s *session, nic, l *bridge.Link) error {
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
 	for _, a := range have {
 		if !a.Prefix.Addr().IsLinkLocalUnicast() {
-			return failf(share.ErrUnfit, "uplink %s: bridge %s is not Tombolo's, has the host's address %s, and %s is no port of it: "+
-				"name another bridge, which is made, or have your system make %[1]s a port of %[2]s", nic.Name, l.Name, a.Prefix, nic.Name)
+			return failf(share.ErrUnfit,
+				"uplink %s: bridge %s is not Tombolo's, has the host's address %s, and %s is no port of it: "+
+					"name another bridge, which is made, or have your system make %[1]s a port of %[2]s",
+				nic.Name, l.Name, a.Prefix, nic.Name)
 		}
 	}
 	return err
@@ -265,9 +300,12 @@ func refuseOtherShare(s *session, rec *state.Network) error {
 		if o.Epoch != s.Epoch.Token() || o.Uplink == "" || (o.Uplink == rec.Uplink) == (o.Bridge == rec.Bridge) {
 			continue
 		}
-		return failf(ErrConflict, "network %q on bridge %s with uplink %s: network %q has bridge %s with uplink %s: a bridge shares one NIC, and a NIC is shared by one bridge",
+		return failf(ErrConflict,
+			"network %q on bridge %s with uplink %s: network %q has bridge %s with uplink %s: a bridge shares one "+
+				"NIC, and a NIC is shared by one bridge",
 			rec.Name, rec.Bridge, rec.Uplink, o.Name, o.Bridge, o.Uplink)
 	}
+
 	return err
 }
 
@@ -283,7 +321,7 @@ func removeShare(ctx context.Context, s *session, rec *state.Network) error {
 	return errors.Join(s.Firewall.RemoveShare(ctx, rec.Bridge), s.shares().Remove(ctx, shareOf(rec)))
 }
 
-// checkNIC refuses what no link can be called.
+// checkNIC returns an error for an impossible name of a link.
 func checkNIC(nic string) error {
 	if !ident.IsLinkName(nic) {
 		return failf(ErrInvalid, "uplink %q cannot name a link", nic)
@@ -294,15 +332,16 @@ func checkNIC(nic string) error {
 // Uplinks are the NICs of the host that connect bridges to a LAN.
 type Uplinks struct{ node *Node }
 
-// Uplinks gives access to the NICs that are shared or taken over, or may be.
+// Uplinks returns access to the NICs that are, or may be, shared or taken over.
 func (n *Node) Uplinks() Uplinks { return Uplinks{n} }
 
-// PlanShare describes in lines what the first Add of a network with this NIC and bridge makes, and in warnings what
-// does not work as one may expect. The error says why the NIC cannot be shared. It changes nothing.
+// PlanShare describes in lines the objects that the first Add of a network with this NIC and bridge creates, and in
+// warnings the surprising limitations. The error is the reason why the NIC cannot be shared. It changes nothing.
 func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, warnings []string, _ error) {
 	if err := checkNIC(nic); err != nil {
 		return nil, nil, err
 	}
+
 	s, err := u.node.openKnown(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -316,13 +355,16 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	if err != nil {
 		return nil, nil, err
 	}
+
 	if !shared {
 		used := fmt.Sprintf("%s is a port of bridge %s, which is used as it is: nothing is to be made", nic, bridgeName)
 		return []string{used}, cut, nil
 	}
+
 	if err := tryShare(ctx); err != nil {
 		return nil, nil, err
 	}
+
 	_, router, err := s.Links.Forwards(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -337,9 +379,12 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 		"make " + nic + " promiscuous; its addresses, routes and manager stay as they are",
 	}
 	if !router.IPv4 || !router.IPv6 {
-		lines = append(lines, `only for pods with published ports, or with "defaultRoute": "host": have the host, which is no router, forward for pods alone `+
-			"(net.ipv4.conf.*.forwarding, net.ipv6.conf.*."+forceForwarding+")")
+		lines = append(lines,
+			`only for pods with published ports, or with "defaultRoute": "host": have the host, which is no router, `+
+				`forward for pods alone `+
+				"(net.ipv4.conf.*.forwarding, net.ipv6.conf.*."+forceForwarding+")")
 	}
+
 	children, err := s.children(ctx, nic)
 	for _, l := range children {
 		warnings = append(warnings, childText(l, nic))
@@ -347,8 +392,8 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	return lines, append(warnings, cut...), err
 }
 
-// tryShare makes a share in a network namespace of its own, which ends with all that is in it. The error says what the
-// kernel refused.
+// tryShare creates a share in a new network namespace, which is deleted afterwards with its content. The error is the
+// kernel's refusal.
 func tryShare(ctx context.Context) error {
 	ns, err := netns.New()
 	if err != nil {
@@ -372,40 +417,49 @@ func tryShare(ctx context.Context) error {
 	if err := nl.Of(links.Socket()).Execute(&b); err != nil {
 		return err
 	}
+
 	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "br0", NoIPv6: true}); err != nil {
 		return err
 	}
+
 	if _, err := share.On(links.Socket()).Ensure(ctx, share.Share{NIC: "nic", Bridge: "br0"}); err != nil {
 		return err
 	}
+
 	if err := firewall.Probe(ctx); err != nil {
 		return err
 	}
+
 	nic, err := links.Link(ctx, "nic")
 	if err != nil {
 		return err
 	}
+
 	name, port := share.Pair("br0")
 	outer, err := links.Link(ctx, name)
 	if err != nil {
 		return err
 	}
+
 	_, err = firewall.Ensure(ctx, nft.Network{
 		Name: "try", Bridge: "br0", Share: &nft.Share{NIC: nic.Name, MAC: nic.MAC, Outer: outer.Index, Port: port},
 	})
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, fs.ErrNotExist) {
-		err = failf(share.ErrUnfit, "this kernel takes no rules at a NIC's hooks, by which frames reach pods (%w): it needs Linux 5.16 with "+
-			"CONFIG_NETFILTER_EGRESS, and the modules nf_tables, nft_fwd_netdev and nft_dup_netdev", err)
+		err = failf(share.ErrUnfit,
+			"this kernel takes no rules at a NIC's hooks, by which frames reach pods (%w): it needs Linux 5.16 with "+
+				"CONFIG_NETFILTER_EGRESS, and the modules nf_tables, nft_fwd_netdev and nft_dup_netdev", err)
 	}
+
 	return err
 }
 
-// children lists the macvlan and ipvlan links that rest on a NIC, here or in another namespace.
+// children lists the macvlan and ipvlan links on top of a NIC, here or in another namespace.
 func (s *session) children(ctx context.Context, nic string) (list []string, _ error) {
 	on, err := s.link(ctx, nic)
 	if err != nil {
 		return nil, err
 	}
+
 	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Link) {
 		switch l.Kind {
 		case "macvlan", "macvtap", "ipvlan", "ipvtap":
@@ -414,27 +468,29 @@ func (s *session) children(ctx context.Context, nic string) (list []string, _ er
 			}
 		}
 	})
+
 	return list, err
 }
 
-// childText says what a macvlan on a shared NIC does not get.
+// childText describes the frames that a macvlan on a shared NIC does not get.
 func childText(child, nic string) string {
-	return fmt.Sprintf("%s rests on %s: pods hear what it sends, and it does not hear what pods send to it alone", child, nic)
+	return fmt.Sprintf("%s rests on %s: pods hear what it sends, and it does not hear what pods send to it alone",
+		child, nic)
 }
 
 // UplinkReport describes a NIC that is shared or taken over.
 type UplinkReport struct {
 	NIC    string `json:"nic"`
 	Bridge string `json:"bridge"`
-	// State is "shared", or how far the work of `uplink take` has come: "taken", "taking", "undoing" or "restoring".
+	// State is "shared", or the progress of `uplink take`: "taken", "taking", "undoing" or "restoring".
 	State string `json:"state"`
-	// Networks are those on the bridge that have this uplink.
+	// Networks lists the bridge's networks with this uplink.
 	Networks []string `json:"networks,omitempty"`
-	// Differences are what is not as it was made, or why that is not known.
+	// Differences are the faults, or why they are not known.
 	Differences []string `json:"differences"`
 }
 
-// List reports on the NICs that are shared or taken over, or on one of them, if nic is not empty. It takes no lock and
+// List reports on the NICs that are shared or taken over, or on one of them if nic is not empty. It takes no lock and
 // changes nothing.
 func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	s, err := u.node.openKnown(ctx)
@@ -446,17 +502,21 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	records, _, err := s.Dir.ListNetworks()
 	if err != nil {
 		return nil, stateError(err)
 	}
+
 	for _, rec := range records {
 		if rec.Uplink == "" {
 			continue
 		}
+
 		n := &site{s: s, rec: rec}
 		err := n.find(ctx)
-		known := slices.IndexFunc(list, func(r UplinkReport) bool { return r.NIC == rec.Uplink && r.Bridge == rec.Bridge })
+		known := slices.IndexFunc(list,
+			func(r UplinkReport) bool { return r.NIC == rec.Uplink && r.Bridge == rec.Bridge })
 		switch {
 		case known >= 0:
 			list[known].Networks = append(list[known].Networks, rec.Name)
@@ -466,17 +526,19 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 			if err == nil {
 				err = uplinkPart{}.look(ctx, n)
 			}
-			report := UplinkReport{NIC: rec.Uplink, Bridge: rec.Bridge, State: "shared", Networks: []string{rec.Name}, Differences: n.found.texts()}
+			report := UplinkReport{NIC: rec.Uplink, Bridge: rec.Bridge, State: "shared", Networks: []string{rec.Name},
+				Differences: n.found.texts()}
 			if err != nil {
 				report.Differences = append(report.Differences, err.Error())
 			}
 			list = append(list, report)
 		}
 	}
+
 	return slices.DeleteFunc(list, func(r UplinkReport) bool { return nic != "" && r.NIC != nic }), nil
 }
 
-// neighboursOf notes what a network's share cannot do for links beside it.
+// neighboursOf notes the limitations of a network's share for links beside it.
 func (in *Inspection) neighboursOf(ctx context.Context, n *site) error {
 	if !n.uplink.shared || n.uplink.nic.Index == 0 {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// defaultVLAN is that of ports of networks without VLANs, on a bridge of ours that keeps VLANs apart.
-// On another, all are one, or its owner has a say.
+// defaultVLAN returns the VLAN for ports of networks without VLANs, on a bridge of ours that separates VLANs. On
+// another bridge, there is only one VLAN, or its owner decides.
 func defaultVLAN(br *bridge.Link) (m vlan.Membership) {
 	if br.Bridge != nil && br.Bridge.VLANFiltering && br.Alias == endpoint.BridgeAlias {
 		m.ID = 1
@@ -20,17 +20,19 @@ func defaultVLAN(br *bridge.Link) (m vlan.Membership) {
 	return m
 }
 
-// inDefault calls do for the links that a network without VLANs needs in the default one: where the
-// host is in the network, the bridge, and its uplink. They may be in others besides.
+// inDefault calls do for the links that a network without VLANs needs in the default VLAN: the bridge, if the host is
+// in the network, and its uplink. They may be in others too.
 func (n *site) inDefault(ctx context.Context, do func(index int, name string, m vlan.Membership) error) error {
 	m := defaultVLAN(n.bridge)
 	if m.IsZero() || len(n.rec.Gateways) == 0 && n.rec.Uplink == "" {
 		return nil
 	}
+
 	m.KeepDefault = true
 	if err := do(n.bridge.Index, n.bridge.Name, m); err != nil {
 		return err
 	}
+
 	nic, err := n.nic(ctx)
 	if nic == nil || err != nil {
 		return nil // the uplink's part
@@ -38,15 +40,16 @@ func (n *site) inDefault(ctx context.Context, do func(index int, name string, m 
 	return do(nic.Index, nic.Name, m)
 }
 
-// hostVLAN is the host's link in the VLAN of a network; ok is false where the host is in none:
-// where the network has no VLAN, or the host is no gateway there.
+// hostVLAN returns the host's link in the VLAN of a network. ok is false if the network has no VLAN, or the host is
+// no gateway there.
 func hostVLAN(rec *state.Network, l *bridge.Link) (_ vlan.Link, ok bool) {
-	return vlan.Link{Bridge: l.Index, Name: rec.GatewayLink(), ID: rec.VLAN.ID, MTU: l.MTU, MAC: l.MAC, Alias: endpoint.BridgeAlias},
+	return vlan.Link{Bridge: l.Index, Name: rec.GatewayLink(), ID: rec.VLAN.ID, MTU: l.MTU, MAC: l.MAC,
+			Alias: endpoint.BridgeAlias},
 		rec.VLAN.ID != 0 && len(rec.Gateways) > 0
 }
 
-// carried are the VLANs that a network's uplink carries with their tags. Its frames without
-// one are the host's own.
+// carried returns the VLANs that a network's uplink carries with their tags. Its frames without a tag are the host's
+// own.
 func carried(rec *state.Network) vlan.Ranges {
 	m := rec.VLAN
 	if m.ID != 0 {
@@ -55,13 +58,14 @@ func carried(rec *state.Network) vlan.Ranges {
 	return m.Trunk
 }
 
-// vlanPart is what the host and the uplink have of the network's VLANs.
+// vlanPart is the host's link and the uplink's membership in the network's VLANs.
 type vlanPart struct{}
 
 func (vlanPart) look(ctx context.Context, n *site) error {
 	if n.bridge.Index == 0 {
 		return nil
 	}
+
 	vlans := n.s.Links.VLANs()
 	if n.rec.VLAN.IsZero() {
 		return n.inDefault(ctx, func(index int, name string, m vlan.Membership) error {
@@ -70,6 +74,7 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 			return err
 		})
 	}
+
 	if want, ok := hostVLAN(n.rec, n.bridge); ok {
 		diffs, err := vlans.CheckLink(ctx, want)
 		if err != nil {
@@ -77,14 +82,18 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 		}
 		n.found.AddAll(diffs, tombolo.RemedyRepair)
 	}
+
 	nic, err := n.nic(ctx)
 	if nic == nil || err != nil {
 		return nil // found with the uplink
 	}
+
 	outside, err := vlans.Outside(ctx, nic.Index, carried(n.rec)...)
 	if len(outside) > 0 {
-		n.found.AddAll([]tombolo.Difference{{Object: "uplink " + n.rec.Uplink, What: "VLANs", Want: vlan.Ranges(outside).String()}}, tombolo.RemedyRepair)
+		n.found.AddAll([]tombolo.Difference{{Object: "uplink " + n.rec.Uplink, What: "VLANs",
+			Want: vlan.Ranges(outside).String()}}, tombolo.RemedyRepair)
 	}
+
 	return err
 }
 
@@ -109,21 +118,24 @@ func ensureVLANs(ctx context.Context, n *site) (changed bool, _ error) {
 		})
 		return changed, err
 	}
+
 	if want, ok := hostVLAN(n.rec, n.bridge); ok {
 		var err error
 		if changed, err = vlans.EnsureLink(ctx, want); err != nil {
 			return false, err
 		}
 	}
+
 	nic, err := n.nic(ctx)
 	if nic == nil || err != nil {
 		return changed, err
 	}
+
 	joined, err := vlans.Join(ctx, nic.Index, carried(n.rec)...)
 	return changed || joined, err
 }
 
-// nic is the network's uplink, if it has one that is a port of the bridge.
+// nic returns the network's uplink, if it has one that is a port of the bridge.
 func (n *site) nic(ctx context.Context) (*bridge.Link, error) {
 	if n.rec.Uplink == "" {
 		return nil, nil
@@ -135,26 +147,31 @@ func (n *site) nic(ctx context.Context) (*bridge.Link, error) {
 	return nic, nil
 }
 
-// leaveVLANs takes the host's link in a network's VLAN away, and its uplink out of the VLANs
-// that no other network on the bridge has.
+// leaveVLANs removes the host's link in a network's VLAN, and its uplink from the VLANs that no other network on the
+// bridge has.
 func leaveVLANs(ctx context.Context, s *session, rec *state.Network, l *bridge.Link, shared []*state.Network) error {
-	if host, ok := hostVLAN(rec, l); ok && !slices.ContainsFunc(shared, func(o *state.Network) bool { return o.VLAN.ID == rec.VLAN.ID }) {
+	if host, ok := hostVLAN(rec, l); ok &&
+		!slices.ContainsFunc(shared, func(o *state.Network) bool { return o.VLAN.ID == rec.VLAN.ID }) {
 		if err := s.Links.VLANs().RemoveLink(ctx, host); err != nil {
 			return err
 		}
 	}
+
 	if rec.Uplink == "" {
 		return nil
 	}
+
 	nic, err := s.Links.Link(ctx, rec.Uplink)
 	if err != nil || nic.Master != l.Index {
 		return nil // it is no port any more
 	}
+
 	err = s.Links.VLANs().Leave(ctx, nic.Index, carried(rec)...)
 	for _, o := range shared {
 		if err == nil && o.Uplink == rec.Uplink {
 			_, err = s.Links.VLANs().Join(ctx, nic.Index, carried(o)...)
 		}
 	}
+
 	return err
 }

@@ -58,7 +58,8 @@ func (c *Conn) Replace(ctx context.Context, a Address) error {
 }
 
 // change sends one request.
-func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.HeaderType, flags netlink.HeaderFlags) error {
+func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.HeaderType,
+	flags netlink.HeaderFlags) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -107,6 +108,7 @@ func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Addre
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+
 	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link).MarshalBinary, nil)
 	return c.nl.Walk("list addresses", ask, err, begin, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWADDR {
@@ -127,7 +129,6 @@ func (c *Conn) first(ctx context.Context, link int, matches func(*Address) bool)
 	var found *Address
 	err := c.walk(ctx, Filter{Link: link, Family: unix.AF_INET}, func() {}, func(have Address) error {
 		if !matches(&have) {
-
 			return nil
 		}
 		found = &have
@@ -191,6 +192,7 @@ func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 	if err := ctx.Err(); err != nil {
 		return Address{}, err
 	}
+
 	var have Address
 
 	// Strict checking requires a prefix length of 0 here, and accepts no other attribute. The library would add an
@@ -257,6 +259,7 @@ func (c *Conn) exchange(ctx context.Context, from, to Address) error {
 	if delErr != nil && !errors.Is(delErr, fs.ErrNotExist) {
 		return delErr
 	}
+
 	return addErr
 }
 
@@ -284,7 +287,7 @@ func (a *Address) compare(have *Address) difference {
 	case a.Prefix != have.Prefix, fixed != 0:
 		return deletable
 	case !a.is4() && (unusable || !a.Peer.IsValid() && have.Peer.IsValid() || a.Metric == 0 && have.Metric != 0):
-		return deletable // the kernel passes over what a request does not have
+		return deletable // the kernel ignores fields that a request lacks
 	case a.is4() && (a.scope() != have.Scope || a.peer() != have.peer() ||
 		a.Broadcast.IsValid() && a.Broadcast != have.Broadcast ||
 		a.Label != "" && a.Label != have.Label):

@@ -74,13 +74,13 @@ func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.A
 	return nil
 }
 
-// askAfter is how long Wait waits for an announcement before it asks. It is longer than the kernel's worker takes on a
-// busy machine: an address that needs no detection looks usable before the worker has made it so.
+// askAfter is how long Wait waits for an announcement before it asks. The kernel's worker takes less, even on a busy
+// machine. An address without duplicate address detection looks usable before the worker has handled it.
 const askAfter = 250 * time.Millisecond
 
-// heard returns the addresses that were announced next. If announcements were lost, or none came in time, it returns
-// the pending addresses as they are.
-func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip.Addr) ([]Address, error) {
+// announced returns the next announced addresses. If announcements were lost, or none came in time, it returns the
+// present state of the pending ones.
+func (w *Watch) announced(ctx context.Context, conn *Conn, link int, pending []netip.Addr) ([]Address, error) {
 	var list []Address
 	look := func(last Address) error {
 		a, err := conn.look(ctx, last)
@@ -93,6 +93,7 @@ func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip
 	if err != nil && quiet.Err() != nil && ctx.Err() == nil {
 		return conn.present(ctx, link, pending)
 	}
+
 	if errors.Is(err, unix.ENOBUFS) {
 		for _, a := range pending {
 			if err := look(Address{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link}); err != nil {
@@ -128,7 +129,7 @@ func (w *Watch) heard(ctx context.Context, conn *Conn, link int, pending []netip
 	return list, nil
 }
 
-// present returns those of the addresses that the link has.
+// present returns the given addresses that the link has.
 func (c *Conn) present(ctx context.Context, link int, addrs []netip.Addr) ([]Address, error) {
 	var list []Address
 	for _, a := range addrs {
@@ -140,6 +141,7 @@ func (c *Conn) present(ctx context.Context, link int, addrs []netip.Addr) ([]Add
 			list = append(list, have)
 		}
 	}
+
 	return list, nil
 }
 

@@ -81,7 +81,7 @@ func (c *Conn) Link(ctx context.Context, name string) (*Link, error) {
 	return c.link(ctx, name, 0)
 }
 
-// bridgeNamed looks a bridge up by its own name. It refuses an alternative name, which the firewall's rules and other
+// bridgeNamed returns the bridge with a name. It refuses an alternative name, which the firewall's rules and other
 // programs do not know.
 func (c *Conn) bridgeNamed(ctx context.Context, name string) (*Link, error) {
 	l, err := c.Link(ctx, name)

@@ -412,14 +412,17 @@ func (s *session) IsDeserted(ctx context.Context, o *state.Network) (bool, error
 	if err != nil || len(attachments) > 0 {
 		return false, err
 	}
+
 	l, err := s.link(ctx, o.Bridge)
 	if err != nil || l.Index == 0 {
 		return err == nil, err
 	}
+
 	shared, err := sharers(s, o)
 	if err != nil {
 		return false, err
 	}
+
 	ports, err := s.Links.Ports(ctx, l.Index)
 	return len(ports) == 0 && len(shared) == 0 && l.Alias == endpoint.BridgeAlias, err
 }

@@ -177,7 +177,9 @@ func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachmen
 	n := &site{s: s, rec: rec, attachments: attachments}
 	if len(attachments) == 0 {
 		if l, err := s.link(ctx, rec.Bridge); err == nil && l.Index == 0 {
-			n.found.Advise(tombolo.RemedyConfigure, "bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s", rec.Bridge, rec.Name)
+			n.found.Advise(tombolo.RemedyConfigure,
+				"bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s",
+				rec.Bridge, rec.Name)
 		}
 		n.lookAtOthers()
 		return &n.found, nil

@@ -108,6 +108,7 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 	if err != nil {
 		return nil, err
 	}
+
 	var bridges []string // of deserted networks
 
 	for _, o := range others {
@@ -135,8 +136,8 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 	return deserted, refuseConnected(ctx, s, w, fresh, bridges)
 }
 
-// refuseConnected looks for an address of the host's, on another link, in whose network some of
-// the subnets are. Links that are about to go do not count.
+// refuseConnected refuses subnets inside the network of an address that the host has on another link. It ignores the
+// links in going, which are about to be deleted.
 func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Prefix, going []string) error {
 	own, err := s.link(ctx, w.Record.GatewayLink())
 	if err != nil {

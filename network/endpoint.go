@@ -235,15 +235,19 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 	for _, p := range has.Published {
 		theirs[p.String()] = !p.Withheld
 	}
+
 	var shared []int // by their indexes in the record
 	for i, one := range rec.Published {
-		if has.ContainerID == rec.ContainerID && !one.Withheld && (theirs[one.String()] || one.Count == 0 && one.String() == conflict.Port) {
+		if has.ContainerID == rec.ContainerID && !one.Withheld &&
+			(theirs[one.String()] || one.Count == 0 && one.String() == conflict.Port) {
 			shared = append(shared, i)
 		}
 	}
+
 	if len(shared) == 0 {
 		return taken(describe(has))
 	}
+
 	if rec.DefaultRoute == "" && has.DefaultRoute != "" {
 		err = e.takeOver(ctx, rec, has, shared)
 	} else {
@@ -255,15 +259,18 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 		me.Addresses = prefixesOf(rec.Addresses)
 		err = e.s.await(ctx, has, me, 0)
 	}
+
 	if err != nil {
-		return failf(ErrTryAgain, "port %s is published by the container's %s of network %q, at which another call is at work: %w", conflict.Port, has.IfName, has.Network, err)
+		return failf(ErrTryAgain,
+			"port %s is published by the container's %s of network %q, at which another call is at work: %w",
+			conflict.Port, has.IfName, has.Network, err)
 	}
 
 	return nil
 }
 
-// takeOver has a network of the node take host ports over from the container's attachment to a LAN, whose ports are not
-// reached by 127.0.0.1. meet has that one wait for them.
+// takeOver gives host ports of the container's attachment to a LAN, which are not reachable at 127.0.0.1, to its
+// attachment to a network of the node. meet makes the former wait for them.
 func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared []int) error {
 	err := e.s.amend(ctx, waitingOf(lan), 0, func(lan *state.Attachment) {
 		for i := range lan.Published {
@@ -272,9 +279,10 @@ func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared
 			})
 		}
 	})
+
 	e.tookOver = true
 	e.back.push(func(ctx context.Context) error {
-		_ = e.s.Firewall.Remove(ctx, e.endpoint(rec)) // or as much of it as is there
+		_ = e.s.Firewall.Remove(ctx, e.endpoint(rec)) // or the existing part of it
 		return e.s.Publish(ctx, waitingOf(lan))
 	})
 	return err

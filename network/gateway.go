@@ -60,6 +60,7 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		if err != nil {
 			return err
 		}
+
 		if wrong != "" {
 			n.found.Advise(tombolo.RemedyRepair, "bridge %s: the host's route to %s %s", n.at.Name, gw.Masked(), wrong)
 		}

@@ -204,6 +204,7 @@ func (s *session) amend(ctx context.Context, w state.Waiting, tries int, change 
 		if err := s.Dir.UpdateLocked(a); err != nil {
 			return errors.Join(err, s.Firewall.Update(ctx, after, before))
 		}
+
 		return nil
 	}
 
@@ -333,7 +334,7 @@ func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error
 }
 
 // flushFlows makes the kernel forget the flows that lead to a pod which is being removed. The kernel walks through
-// its whole table for that, some 10 ms, and so does it when it deletes the link. Both run in parallel.
+// its whole table for that, some 10 ms, and likewise to delete the link, so both run in parallel.
 func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
 	done := make(chan error, 1)
 

@@ -170,6 +170,7 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 			if err != nil {
 				return err
 			}
+
 			diffs = p.found.List
 		}
 

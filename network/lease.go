@@ -128,6 +128,7 @@ func leasesOf(s *session, network string) ([]*lease.Record, error) {
 	for _, d := range damaged {
 		s.Warn(d.Error())
 	}
+
 	return slices.DeleteFunc(all, func(r *lease.Record) bool {
 		return r.Network != network || r.State == lease.Sticky
 	}), err

@@ -50,13 +50,16 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	if err != nil {
 		return err
 	}
+
 	sharers, err := sharers(s, rec)
-	if err == nil && rec.Uplink != "" && !slices.ContainsFunc(sharers, func(o *state.Network) bool { return o.Uplink != "" }) {
+	if err == nil && rec.Uplink != "" &&
+		!slices.ContainsFunc(sharers, func(o *state.Network) bool { return o.Uplink != "" }) {
 		n := &site{s: s, rec: rec}
 		if err = n.find(ctx); err == nil && n.share != nil {
 			err = s.refuseCutOff(ctx, n.bridge, rec.Uplink, n.share.Port)
 		}
 	}
+
 	if err != nil {
 		return err
 	}
@@ -119,9 +122,11 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 	if err != nil {
 		return stateError(err)
 	}
+
 	if err := errors.Join(s.Firewall.RemoveNetwork(ctx, name), removeBridge(ctx, s, rec)); err != nil {
 		return err
 	}
+
 	if err := s.removeReservations(name); err != nil {
 		return err
 	}
@@ -175,8 +180,8 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	return nil
 }
 
-// refuseCutOff refuses to part a bridge from its uplink while other programs have ports on it, as virtual machines do.
-// own is the port by which the bridge has its uplink.
+// refuseCutOff refuses to separate a bridge from its uplink while other programs have ports on it, such as virtual
+// machines. own is the bridge's port to its uplink.
 func (s *session) refuseCutOff(ctx context.Context, on *bridge.Link, uplink, own string) error {
 	ports, err := s.Links.Ports(ctx, on.Index)
 	var foreign []string
@@ -185,10 +190,13 @@ func (s *session) refuseCutOff(ctx context.Context, on *bridge.Link, uplink, own
 			foreign = append(foreign, p.Name)
 		}
 	}
+
 	if err != nil || len(foreign) == 0 {
 		return err
 	}
-	return failf(ErrAttached, "bridge %s has ports of other programs, which would no longer reach the LAN of %s: %s: take them off first (ip link set %[4]s nomaster)",
+	return failf(ErrAttached,
+		"bridge %s has ports of other programs, which would no longer reach the LAN of %s: %s: take them off first "+
+			"(ip link set %[4]s nomaster)",
 		on.Name, uplink, strings.Join(foreign, ", "), foreign[0])
 }
 

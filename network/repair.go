@@ -273,6 +273,7 @@ func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 		if r.elementsOf != "" {
 			owners, found = append(owners, nft.Owner(r.hash)), true
 		}
+
 		if r.ifb != "" {
 			errs = append(errs, bandwidth.On(s.Links.Socket()).Remove(ctx,
 				bandwidth.Target{IFB: r.ifb, Owner: endpoint.AliasOwner(r.hash)}))

@@ -310,9 +310,9 @@ func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, 
 	return nil
 }
 
-// cutBridges names the bridges of others whose ports the host's firewall cuts off from each other while br_netfilter has
-// it see what bridges forward, or would once a network on the planned bridge needs it. A drop that names the bridge is
-// its owner's. On bridges of networks a rule of ours lets pass what they forward.
+// cutBridges returns the bridges of others whose ports the host's firewall separates while br_netfilter shows it
+// bridged packets, or would separate once a network on the planned bridge needs that. If a drop rule names the bridge,
+// it is its owner's. On bridges of networks a rule of ours lets bridged packets pass.
 func (s *session) cutBridges(ctx context.Context, planned string) (texts []string, _ error) {
 	setting, err := sysctl.Read("net/bridge/bridge-nf-call-iptables")
 	if setting == "0" || err != nil && planned == "" {

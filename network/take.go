@@ -149,6 +149,7 @@ func (s *session) refuseTake(ctx context.Context, want uplink.Uplink) error {
 		if err := n.find(ctx); err != nil {
 			return err
 		}
+
 		if n.share != nil {
 			return failf(ErrConflict,
 				"uplink %s is shared with bridge %s for network %q, whose pods are on the LAN: nothing is to be "+
@@ -200,6 +201,7 @@ func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 			case bridgeName != "" && bridgeName != t.rec.Bridge:
 				return failf(ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, t.rec.Bridge, bridgeName)
 			}
+
 			if on, err := s.link(ctx, t.rec.Bridge); err != nil {
 				return err
 			} else if err := s.refuseCutOff(ctx, on, nic, nic); err != nil {
@@ -209,6 +211,7 @@ func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 			if err := t.conn.Restore(ctx, t.rec, t.file); err != nil {
 				return err
 			}
+
 			return s.allBack(ctx, t.rec)
 		})
 	}))

@@ -290,6 +290,7 @@ func refuseHostsBridge(ctx context.Context, s *session, nic, l *bridge.Link) err
 				nic.Name, l.Name, a.Prefix, nic.Name)
 		}
 	}
+
 	return err
 }
 
@@ -351,6 +352,7 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	if err != nil {
 		return nil, nil, err
 	}
+
 	cut, err := s.cutBridges(ctx, bridgeName)
 	if err != nil {
 		return nil, nil, err
@@ -389,6 +391,7 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	for _, l := range children {
 		warnings = append(warnings, childText(l, nic))
 	}
+
 	return lines, append(warnings, cut...), err
 }
 

@@ -37,6 +37,7 @@ func (n *site) inDefault(ctx context.Context, do func(index int, name string, m 
 	if nic == nil || err != nil {
 		return nil // the uplink's part
 	}
+
 	return do(nic.Index, nic.Name, m)
 }
 

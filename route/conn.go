@@ -81,6 +81,7 @@ func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 	if isThere {
 		return false, nil
 	}
+
 	if err != nil {
 		return false, err
 	}
@@ -90,7 +91,8 @@ func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 }
 
 // change sends one request.
-func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.HeaderType, flags netlink.HeaderFlags) error {
+func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.HeaderType,
+	flags netlink.HeaderFlags) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -147,6 +149,7 @@ func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+
 	ask, err := f.message()
 	err = c.nl.Walk("list routes", ask, err, begin, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWROUTE {
@@ -191,6 +194,7 @@ func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Rout
 	if err := ctx.Err(); err != nil {
 		return Route{}, err
 	}
+
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
 	if dst.Is4() {
 		// Without this flag, IPv4 reports table main for every route. IPv6 refuses the flag.

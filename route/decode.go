@@ -121,6 +121,7 @@ func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) {
 		if err != nil || len(others) == 0 {
 			return err
 		}
+
 		data, err := netlink.MarshalAttributes(others)
 		r.Other = append(r.Other, netlink.Attribute{Type: unix.RTA_METRICS, Data: data})
 		return err

@@ -111,13 +111,16 @@ func (n *Route) attributes(q *request) error {
 	if err := n.keyAttributes(q); err != nil {
 		return err
 	}
+
 	if others := n.others(); len(others) > 0 {
 		q.more(func(ae *netlink.AttributeEncoder) { nl.PutOther(ae, others) })
 	}
+
 	metrics, err := n.metrics()
 	if err != nil {
 		return err
 	}
+
 	if len(metrics) > 0 {
 		q.more(func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_METRICS|netlink.Nested, metrics) })
 	}
@@ -244,7 +247,7 @@ func (n *Route) others() []netlink.Attribute {
 	})
 }
 
-// metrics returns RTA_METRICS of those in Other and of the two that have fields. The library knows five in all.
+// metrics returns RTA_METRICS with the metrics in Other and the two that have fields. The library knows only five.
 func (n *Route) metrics() ([]byte, error) {
 	var fields []netlink.Attribute
 	put := func(typ uint16, value uint32) {
@@ -260,6 +263,7 @@ func (n *Route) metrics() ([]byte, error) {
 			b = slices.Concat(a.Data, b)
 		}
 	}
+
 	return b, err
 }
 

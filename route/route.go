@@ -183,6 +183,7 @@ func (r *Route) family() uint8 {
 			return nl.FamilyOf(h.Gateway)
 		}
 	}
+
 	return 0
 }
 

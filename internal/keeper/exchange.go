@@ -152,6 +152,7 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 	if err != nil {
 		return fmt.Errorf("send to DHCP servers: %w", err)
 	}
+
 	return nil
 }
 

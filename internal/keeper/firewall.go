@@ -152,8 +152,10 @@ func (f *firewall) mend(ctx context.Context, what string) {
 		return // it was like that when the keeper began, so no program has undone anything
 	}
 
-	fought, begins := f.putRight("", what, "another program undoes rules that pods need: repairing them only once a minute",
-		"by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD alone")
+	fought, begins := f.putRight("", what,
+		"another program undoes rules that pods need: repairing them only once a minute",
+		"by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD "+
+			"alone")
 	if begins {
 		f.metrics.firewallContests.Inc()
 	}

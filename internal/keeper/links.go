@@ -376,8 +376,10 @@ func (l *linkage) mended(name string, before, after []string) {
 	}
 
 	l.metrics.driftMended.Add(float64(len(before) - len(after)))
-	const say = "another program changes links, addresses or routes that pods need: putting them right only once a minute"
-	fought, _ := l.putRight(name, strings.Join(before, "; "), say, "network", name, "remedy", "have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")
+	const say = "another program changes links, addresses or routes that pods need: putting them right only once a " +
+		"minute"
+	fought, _ := l.putRight(name, strings.Join(before, "; "), say, "network", name, "remedy",
+		"have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")
 	if fought.contested() {
 		l.metrics.linksContested.Set(1)
 	}

@@ -186,6 +186,7 @@ func (l *loop) rescan() error {
 			l.look(hash)
 		}
 	}
+
 	return nil
 }
 
@@ -262,6 +263,7 @@ func (l *loop) finish(e *entry, o outcome) {
 	if e.again || e.stale {
 		o.wake = now()
 	}
+
 	e.wake = o.wake
 }
 

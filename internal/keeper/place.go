@@ -159,11 +159,13 @@ func (p *place) close() error {
 // dial sends from the pod's interface and receives at the host's end of its link. An interface's name in the pod's
 // namespace proves nothing: the pod may give it to another link, and answer itself.
 func (p *place) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
-	sockets := &transport.Config{NetNS: p.ns, Link: p.index, MAC: []byte(p.r.Client.MAC), ARP: p.r.Client.DetectConflicts}
+	sockets := &transport.Config{NetNS: p.ns, Link: p.index, MAC: []byte(p.r.Client.MAC),
+		ARP: p.r.Client.DetectConflicts}
 	outside, err := p.outside()
 	if err != nil {
 		return nil, err
 	}
+
 	send := transport.DialRaw
 	if local.IsValid() {
 		send = transport.DialUDP
@@ -221,6 +223,7 @@ func (p *place) formed() ([]netip.Prefix, error) {
 			list = append(list, a.Prefix)
 		}
 	}
+
 	return list, err
 }
 
@@ -300,6 +303,7 @@ func (p *place) whileOn(path string, fn func() error) error {
 	if err = fn(); was != "1" {
 		err = errors.Join(err, p.ns.Do(func() error { return sysctl.Write(path, was) }))
 	}
+
 	return err
 }
 

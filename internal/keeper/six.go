@@ -148,6 +148,7 @@ func (v *visit) noteFormed(p pod) error {
 	if err != nil {
 		return err
 	}
+
 	isNew := len(formed)+len(v.r.Formed) > 0 && !slices.Equal(formed, v.r.Formed)
 	if isNew {
 		v.m.formed = 0
@@ -156,11 +157,13 @@ func (v *visit) noteFormed(p pod) error {
 			return held.Replace(v.r)
 		})
 	}
+
 	v.m.look = earliest(v.m.look, now().Add(time.Second<<v.m.formed))
 	v.m.formed = min(v.m.formed+1, 9)
 	if err != nil || !isNew {
 		return err
 	}
+
 	return v.follow()
 }
 

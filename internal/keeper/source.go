@@ -162,12 +162,12 @@ func (s *source) trouble(what string, err error, args ...any) {
 // times within a minute, this must be the intention of a person or a program, and the keeper repairs only once a
 // minute.
 type contest struct {
-	undone []repair  // within contestedFor
+	undone []repair  // repairs within contestedFor
 	times  int       // the number of repairs since it is contested; 0 if it is not
 	until  time.Time // no repair before this time
 }
 
-// repair is one repair of a thing.
+// repair is one repair of an object.
 type repair struct {
 	at   time.Time
 	what string // the differences before it
@@ -209,10 +209,11 @@ func (c *contest) recently() bool {
 
 func (c *contest) contested() bool { return c.times > 0 }
 
-// putRight notes that a thing with these differences was put right. When that begins to be contested, it logs say.
+// putRight notes a repair of these differences. When a contest begins, it logs say.
 func (s *source) putRight(key, what, say string, args ...any) (c *contest, begins bool) {
 	c = s.of(key)
-	c.undone = append(slices.DeleteFunc(c.undone, func(r repair) bool { return now().Sub(r.at) > contestedFor }), repair{now(), what})
+	c.undone = append(slices.DeleteFunc(c.undone, func(r repair) bool { return now().Sub(r.at) > contestedFor }),
+		repair{now(), what})
 	same := 0
 	for _, r := range c.undone {
 		if r.what == what {

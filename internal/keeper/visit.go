@@ -173,6 +173,7 @@ func (v *visit) keep() outcome {
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.work6(pod))
 	}
+
 	if v.r.Policy.IPv6 && !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.noteFormed(pod))
 	}

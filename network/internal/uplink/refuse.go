@@ -79,7 +79,8 @@ func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
 	}
 
 	no(len(given) > 0, "a DHCP client or router advertisements gave %s %s, and no program would renew that on %s; "+
-		"mode \"lan\" shares %s without taking it, and its manager goes on: leave it out of any bridge, and name it as the network's uplink",
+		"mode \"lan\" shares %s without taking it, and its manager goes on: leave it out of any bridge, and name it "+
+		"as the network's uplink",
 		u.NIC, strings.Join(given, ", "), u.Bridge, u.NIC)
 }
 

@@ -85,6 +85,7 @@ func (r *run) planned(ctx context.Context, forward bool) (*snapshot, *Steps, err
 // step makes one step of a takeover, or of the way back.
 func (r *run) step(ctx context.Context, name stepName) error {
 	rec := r.rec
+
 	// forward makes the steps of a takeover, and records their end in the journal.
 	forward := rec.State == Taking
 	switch {

@@ -35,7 +35,7 @@ func TestABrokenUplinkIsNamedAndMended(t *testing.T) {
 	table{with: onLAN, faults: map[string]fault{
 		"promiscuous": {on: "ip link set nic0 promisc off", says: "link nic0: promiscuous is false, should be true [repair]"},
 		"the port":    {on: "ip link set " + port + " nomaster", says: "link " + port + ": bridge is 0, should be 3 [repair]"},
-		"the program": {on: "tc qdisc del dev " + outer + " clsact", says: "link " + outer + ": program share 2 02:00:00:00:00:01 is missing [repair]"},
+		"the program": {on: "tc qdisc del dev " + port + " clsact", says: "link " + port + ": program share 2 02:00:00:00:00:01 is missing [repair]"},
 		"on another bridge": {on: "ip link add br9 type bridge; ip link set nic0 master br9", undo: "ip link set nic0 nomaster; ip link del br9",
 			left: "ip link add br9 type bridge; ip link set nic0 master br9", says: "share nic0: the link cannot be shared: it is the port of a bridge already: use that bridge [configuration]"},
 		"the pair":           {on: "ip link del " + outer, says: "share of nic0: veth pair " + outer + " and " + port + " is missing [repair]"},

@@ -97,7 +97,7 @@ func TestNetavarkCallsItByAnArgument(t *testing.T) {
 	got := run(t, plugin, nil, "", "info")
 	expect.That(t, got.status == 0 && strings.Contains(got.stdout, `"api_version":"1.0.0"`), "info: %+v", got)
 	got = run(t, plugin, nil, `{"name": "home", "options": {"mode": "lan", "parent": "eth0"}}`, "create")
-	expect.That(t, got.status == 1 && strings.HasPrefix(got.stdout, `{"error":"option \"parent\" is not known: `), "create: %+v", got)
+	expect.That(t, got.status == 1 && strings.HasPrefix(got.stdout, `{"error":"option \"parent\" is not known here: uplink names the NIC`), "create: %+v", got)
 }
 
 func TestANamesFirstLineLeadsToThePlugin(t *testing.T) {

@@ -9,6 +9,10 @@
 // nothing.
 package lockorder
 
+// Off is the name of an environment variable that switches the checks off. It is for the unit tests of the locks
+// themselves, which hold several of them in one goroutine.
+const Off = "TOMBOLO_LOCK_ORDER_OFF"
+
 // A Rank is the place of a kind of lock in the order, from outer to inner.
 type Rank int
 

@@ -5,6 +5,7 @@ package lockorder
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -35,6 +36,10 @@ func Wait(r Rank) *Held { return enter(r, true) }
 func Tried(r Rank) *Held { return enter(r, false) }
 
 func enter(r Rank, waits bool) *Held {
+	if os.Getenv(Off) != "" {
+		return nil
+	}
+
 	h := &Held{rank: r, who: goroutine()}
 	table.Lock()
 	defer table.Unlock()

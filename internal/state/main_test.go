@@ -20,6 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -30,6 +31,7 @@ import (
 const helperVariable = "TOMBOLO_STATE_HELPER"
 
 func TestMain(m *testing.M) {
+	os.Setenv(lockorder.Off, "1")
 	if name := os.Getenv(helperVariable); name != "" {
 		os.Exit(runHelper(name, os.Args[1:]))
 	}

@@ -60,8 +60,8 @@ type Endpoint struct {
 	// Egress says what the pod may send by itself; what its network forbids stays forbidden. It needs a Guard, so that the
 	// pod cannot send from other addresses. The network must be one with PodEgress.
 	Egress Egress
-	// Callers are addresses of the pod on other bridges. Its calls of Ports from there come with the host's
-	// address, as those of Addrs do, since the pod takes packets from its own addresses for forged.
+	// Callers are addresses of the pod on other bridges. Its calls of Ports from there get the host's address, like
+	// those from Addrs, since the pod rejects packets from its own addresses as forged.
 	Callers []netip.Addr
 }
 
@@ -112,6 +112,7 @@ func (ep *Endpoint) check() error {
 	if err := ep.Egress.Check(); err != nil {
 		return fmt.Errorf("endpoint %s: %w", ep.Owner, err)
 	}
+
 	return ep.checkPorts()
 }
 
@@ -156,7 +157,7 @@ func (ep *Endpoint) egressElements() []ruleset.Element {
 	return policy.PodElements(ep.link(), addrs)
 }
 
-// link returns the name of the link by which the host routes the pod's packets.
+// link returns the name of the link that the host uses to route the pod's packets.
 func (ep *Endpoint) link() string { return cmp.Or(ep.NIC, ep.Bridge) }
 
 // shareElements returns the elements that send frames from the LAN to the pod.

@@ -79,12 +79,11 @@ type Network struct {
 	Egress Egress
 	// PodEgress has what Endpoint.Egress needs.
 	PodEgress bool
-	// DropReports keeps the multicast listener reports of others (MLDv2, RFC 3810) from the ports of the bridge that are
-	// in PodGroup. A bridge without a querier sends them to all ports, and every pod looks at them in vain: with
-	// hundreds of pods this is most of the cost of starting one. The bridge itself has seen them before.
-	//
-	// A port with a multicast router behind it needs the reports (RFC 4541, section 2.1.1), so put it into another
-	// group.
+	// DropReports drops the multicast listener reports of others (MLDv2, RFC 3810) at the bridge's ports in PodGroup.
+	// Each pod with IPv6 sends some when it starts, and a bridge that has seen no querier sends them to all ports.
+	// Every pod's kernel looks at them, without a use: with hundreds of pods, they are most of the cost of starting
+	// one. The bridge itself has seen them before. A port that leads to a multicast router must be in another group
+	// (RFC 4541, section 2.1.1: only such ports should get reports).
 	DropReports bool
 	// Dedup lists subnets of a promiscuous bridge that calls iptables. Set it only while both hold: see Dedup.
 	Dedup []Dedup

@@ -67,7 +67,7 @@ func (n *site) reattach(ctx context.Context) error {
 	defer n.s.remember()()
 	for _, a := range n.attachments {
 		if a.State != state.Ready && (a.Guard == "" || !n.rec.Guards()) {
-			continue // its own Add is at it, or never came to its end
+			continue // its own Add is in progress, or was never finished
 		}
 
 		link, err := n.s.link(ctx, a.HostIf)

@@ -27,8 +27,8 @@ type want struct {
 	ForceAddress bool // addresses of the bridge that overlap with a gateway's are replaced
 
 	PodEgress bool         // the pod has a policy of egress
-	Owner     string       // the hash of the attachment that it is for
-	Loopback  bool         // the host's 127.0.0.1 leads to a port of the pod's
+	Owner     string       // the hash of the attachment of the Add
+	Loopback  bool         // the host's 127.0.0.1 leads to a port of the pod
 	Reached   []netip.Addr // the pod's addresses that ports of the host lead to
 }
 
@@ -164,6 +164,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		return nil, failf(tombolo.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d",
 			w.Record.Name, chosen.mtu, ipv6MTU)
 	}
+
 	if err := refuseOthers(s, &w.Record); err != nil {
 		return nil, err
 	}

@@ -95,6 +95,7 @@ func refuseUnfiltered(rec *state.Network) error {
 	if err := bridge.ProbeNetfilter(); err != nil {
 		return fmt.Errorf("egressPolicy: %w", err)
 	}
+
 	return nil
 }
 

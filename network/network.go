@@ -47,7 +47,7 @@ type Network struct {
 	// of Allocator, if that has a method Resolvers() []netip.Addr.
 	Egress nft.Egress
 
-	Guard nft.Guard // what pods are held to: nft.GuardAddresses, say
+	Guard nft.Guard // the restriction of pods' packets, such as nft.GuardAddresses
 
 	// Promiscuous and NFCall (which makes bridged packets pass the firewall) may be nil. Then another program's
 	// bridge keeps its settings, and one of ours is not promiscuous, and calls the firewall if Routed is set.
@@ -143,6 +143,7 @@ func (nw *Network) check() error {
 	if err := nw.CheckEgress(); err != nil {
 		return err
 	}
+
 	return nw.CheckVLAN()
 }
 
@@ -160,8 +161,7 @@ func (nw *Network) checkEgress(policy nft.Egress) error {
 	return failf(ErrInvalid, "network %q: egressPolicy %q needs mode \"gateway\" with isGateway and bridgeNFCall, and no VLAN", nw.Name, policy)
 }
 
-// checkName holds a network's name to the CNI specification's form, and to what can name a
-// file.
+// checkName checks a network's name against the CNI specification, and for use in a file name.
 func checkName(name string) error {
 	if len(name) > 250 || !ident.IsIdentifier(name) {
 		return failf(ErrInvalid, "%q is not the name of a network", name)

@@ -66,7 +66,7 @@ func (a *adding) derive(context.Context) error {
 	case a.link != nil:
 		mac = a.link.PeerMAC
 	case mac == nil && (rec.Guard != "" || nw.Uplink != ""):
-		mac = ident.RandomMAC() // the rules have to know it before the kernel does
+		mac = ident.RandomMAC() // the rules need it before the kernel would choose one
 	}
 
 	rec.MAC = state.MAC(mac)
@@ -116,7 +116,7 @@ func (a *adding) limitEgress(p *plan) {
 	}
 }
 
-// wantOf is the network as it is asked for, before it is known what the pod calls for.
+// wantOf returns the network as requested, without the needs of the pod.
 func wantOf(nw *Network, hash string, mark uint32) *want {
 	w := &want{
 		Record: state.Network{

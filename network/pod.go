@@ -184,6 +184,7 @@ func (p *Pod) check(nw *Network, host *netns.NS) error {
 	if err := p.key(nw).check(); err != nil {
 		return err
 	}
+
 	if err := cmp.Or(checkPorts(p.Ports), nw.checkEgress(p.Egress)); err != nil {
 		return err
 	}

@@ -13,46 +13,49 @@ import (
 )
 
 const (
-	// requestTries is how often an offered address is requested, before the server is
-	// taken to be gone. RFC 2131 suggests four times; another server's OFFER is worth
-	// more than waiting a minute.
+	// requestTries is the number of REQUESTs for an offered address before the server counts as gone. RFC 2131
+	// suggests four, but another server's OFFER is worth more than waiting a minute.
 	requestTries = 2
-	// betterOffer is how long an OFFER of a server that refused before is held back.
+	// betterOffer is how long an OFFER from a server that has refused before is held back.
 	betterOffer = time.Second
-	// broadcastTry is the DISCOVER from which on servers are asked to broadcast their answers: a switch, a relay or a
-	// server may lose what it sends to an address that the client does not have yet.
+	// Beginning with DISCOVER number broadcastTry, servers are asked to broadcast their answers. A switch, a relay or
+	// a server may lose packets to an address that the client does not have yet.
 	broadcastTry = 3
 )
 
-// discover sends a DISCOVER, the first of an attempt or another.
+// discover sends a DISCOVER, the first of an attempt or a repetition.
 func (t *step) discover() {
 	if t.s.tries == 0 && t.s.offer == nil {
 		t.newXID()
 		t.s.askBroadcast, t.s.others, t.s.unbelieved = false, nil, nil
 	}
+
 	t.s.tries++
 	t.s.askBroadcast = t.s.askBroadcast || t.s.tries >= broadcastTry
-	t.s.asked = t.now
+	t.s.requestSent = t.now
 	t.count()
 	d := t.request(dhcpv4.MessageTypeDiscover, t.s)
 	if t.s.hint.IsValid() {
 		d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.hint)))
 	}
+
 	if t.cfg.RapidCommit {
 		d.UpdateOption(dhcpv4.OptGeneric(dhcpv4.OptionRapidCommit, nil))
 	}
+
 	t.send("DISCOVER", t.broadcast(d))
 	wake := t.now.Add(t.retransmission(t.s.tries))
 	if t.s.last != nil && t.now.Before(t.s.giveUp) {
 		wake = trace.Earlier(wake, t.s.giveUp)
 	}
+
 	t.enter(selecting, wake)
 }
 
-// reboot asks servers to confirm the lease of before: RFC 2131, section 3.2.
+// reboot asks servers to confirm the previous lease: RFC 2131, section 3.2.
 func (t *step) reboot() {
 	t.newXID()
-	t.s.offer, t.s.hint, t.s.asked = t.s.last, t.s.last.Address.Addr(), t.now
+	t.s.offer, t.s.hint, t.s.requestSent = t.s.last, t.s.last.Address.Addr(), t.now
 	t.s.giveUp = t.now.Add(min(silence, t.cfg.Timeout/2))
 	d := t.request(dhcpv4.MessageTypeRequest, t.s)
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.hint)))
@@ -60,7 +63,7 @@ func (t *step) reboot() {
 	t.enter(rebooting, trace.Earlier(t.now.Add(confirmWait), t.s.giveUp))
 }
 
-// rebooting takes an ACK of the lease of before, or a NAK, from any server.
+// rebooting handles an ACK or NAK for the previous lease, from any server.
 func (t *step) rebooting(m *message) {
 	switch m.MessageType() {
 	case dhcpv4.MessageTypeAck:
@@ -76,8 +79,8 @@ func (t *step) rebooting(m *message) {
 	}
 }
 
-// selecting takes the first OFFER that is usable: nothing tells which one is better,
-// and waiting would cost every client its time. It also takes the late ACK of an OFFER that was requested before.
+// selecting accepts the first usable OFFER: nothing shows which one is better, and waiting would cost every client
+// its time. It also accepts the late ACK of an OFFER that was requested before.
 func (t *step) selecting(m *message) {
 	isACK := m.MessageType() == dhcpv4.MessageTypeAck
 	rapid := isACK && t.cfg.RapidCommit && m.Options.Has(dhcpv4.OptionRapidCommit)
@@ -85,25 +88,31 @@ func (t *step) selecting(m *message) {
 		t.requesting(m)
 		return
 	}
+
 	if m.MessageType() != dhcpv4.MessageTypeOffer && !rapid {
 		t.note(describe(m) + ": not an OFFER")
 		return
 	}
+
 	l := t.granted(m)
 	if l == nil {
 		return
 	}
+
 	if !l.Server.IsValid() {
-		l.Server = m.source // as udhcpc takes it
+		l.Server = m.source // as udhcpc does
 	}
+
 	if !usable(l.Server) {
 		t.note(describe(m) + ": no server identifier")
 		return
 	}
+
 	refused, heard := t.refusal(l), describe(m)
 	if refused != nil {
 		heard += ": " + refused.Error()
 	}
+
 	t.note(heard)
 	switch {
 	case rapid && refused != nil:
@@ -111,7 +120,7 @@ func (t *step) selecting(m *message) {
 	case rapid:
 		t.accept(l)
 	case refused != nil || slices.Contains(t.s.avoid, l.Server):
-		// Only a DECLINE tells the server, and only of an address that it granted.
+		// Only a DECLINE tells the server, and only about an address that it granted.
 		t.s.others = trace.Shun(t.s.others, l.Server)
 		if t.s.other == nil {
 			t.s.other = l
@@ -124,9 +133,9 @@ func (t *step) selecting(m *message) {
 	}
 }
 
-// granted reads the lease of an OFFER or an ACK, and is nil if there is none in it.
+// granted returns the lease in an OFFER or an ACK, or nil if there is none.
 func (t *step) granted(m *message) *Lease {
-	l, err := t.lease(m, t.s.asked)
+	l, err := t.lease(m, t.s.requestSent)
 	if err != nil {
 		t.note(describe(m) + ": " + err.Error())
 		return nil
@@ -149,6 +158,7 @@ func (t *step) selectingTimeUp() {
 			return
 		}
 	}
+
 	t.discover()
 }
 
@@ -160,7 +170,7 @@ func (t *step) choose(offer *Lease) {
 
 func (t *step) sendRequest() {
 	t.s.tries++
-	t.s.asked = t.now
+	t.s.requestSent = t.now
 	d := t.request(dhcpv4.MessageTypeRequest, t.s)
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.offer.Address.Addr())))
 	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(t.s.offer.Server)))
@@ -168,8 +178,9 @@ func (t *step) sendRequest() {
 	t.enter(requesting, t.now.Add(t.retransmission(t.s.tries)))
 }
 
-// requesting waits for the ACK of an offered address, from any server: some share their leases, or have several
-// identifiers. It believes a NAK of the selected server alone, since others may refuse addresses that are not theirs.
+// requesting waits for the ACK of an offered address, from any server: some servers share their leases, or have
+// several identifiers. It accepts a NAK only from the selected server, since others may refuse addresses that are not
+// theirs.
 func (t *step) requesting(m *message) {
 	offer := t.s.offer
 	switch m.MessageType() {
@@ -186,11 +197,11 @@ func (t *step) requesting(m *message) {
 		t.s.hint = t.cfg.Address
 		t.startOver(refusal(m, offer.Address.Addr()), 0)
 	default:
-		t.isAnothers(m, offer) // a duplicate of the OFFER is common, and no news
+		t.isAnothers(m, offer) // a duplicate of the OFFER is common, and irrelevant
 	}
 }
 
-// isAnothers reports whether a message comes from another server than the one that was asked, and notes that server.
+// isAnothers reports whether a message comes from a server other than the asked one, and notes that server.
 func (t *step) isAnothers(m *message, asked *Lease) bool {
 	if m.sender() == asked.Server || m.source == asked.Server {
 		return false
@@ -202,23 +213,27 @@ func (t *step) isAnothers(m *message, asked *Lease) bool {
 	return true
 }
 
-// acknowledged reads an ACK of what was asked for, and is nil if it is not one. Where the ACK says nothing of the
-// server, that of the asked lease stays.
+// acknowledged returns the lease in an ACK of the requested address, or nil. If the ACK does not name the server, the
+// server of the requested lease stays.
 func (t *step) acknowledged(m *message, asked *Lease) *Lease {
 	if m.address != asked.Address.Addr() {
 		t.note(describe(m) + ": asked for " + asked.Address.Addr().String())
 		return nil
 	}
+
 	l := t.granted(m)
 	if l == nil {
 		return nil
 	}
+
 	if !l.Server.IsValid() {
 		l.Server = asked.Server
 	}
+
 	if len(l.ServerMAC) == 0 && l.Server == asked.Server {
 		l.ServerMAC = asked.ServerMAC
 	}
+
 	return l
 }
 
@@ -233,7 +248,7 @@ func (t *step) requestingTimeUp() {
 	t.discover()
 }
 
-// refusal is the caller's word on a lease, nil if it may be taken.
+// refusal returns the caller's reason against a lease, or nil if there is none.
 func (t *step) refusal(l *Lease) error {
 	if t.cfg.Refuse == nil {
 		return nil
@@ -241,7 +256,7 @@ func (t *step) refusal(l *Lease) error {
 	return t.cfg.Refuse(l, t.s.lease)
 }
 
-// acceptUnlessRefused takes an acknowledged lease, if the caller does.
+// acceptUnlessRefused accepts an acknowledged lease unless the caller refuses it.
 func (t *step) acceptUnlessRefused(l *Lease) {
 	if refused := t.refusal(l); refused != nil {
 		t.refuse(l, refused)
@@ -250,14 +265,14 @@ func (t *step) acceptUnlessRefused(l *Lease) {
 	t.accept(l)
 }
 
-// refuse declines an address that was granted, for the reason that the caller gave, and avoids its server.
+// refuse declines a granted address, with the caller's reason, and avoids its server.
 func (t *step) refuse(l *Lease, why error) {
 	t.lose()
 	t.shun(l.Server)
 	t.decline(l, fmt.Errorf("%w: %s, by %s: %w", ErrRefused, l.Address.Addr(), l.Server, why))
 }
 
-// decline tells the server that an address which it granted is not taken, and starts over.
+// decline tells the server that the client does not use an address that it granted, and starts over.
 func (t *step) decline(l *Lease, why error) {
 	t.newXID()
 	t.send("DECLINE", declineOf(l, t.s.xid))
@@ -267,7 +282,7 @@ func (t *step) decline(l *Lease, why error) {
 	t.startOver(why, declineBackOff)
 }
 
-// accept takes an acknowledged lease, or first looks whether its address is free.
+// accept accepts an acknowledged lease, or first checks that its address is free.
 func (t *step) accept(l *Lease) {
 	if t.cfg.DetectConflicts {
 		t.startProbing(l)
@@ -285,7 +300,7 @@ const (
 	announceWait = 2 * time.Second // after the last, for answers
 )
 
-// startProbing looks for others that have the address, before it is taken.
+// startProbing looks for other hosts with the address, before it is used.
 func (t *step) startProbing(l *Lease) {
 	t.s.offer, t.s.tries = l, 0
 	t.enter(probing, t.now.Add(t.s.random.Between(0, probeWait)))
@@ -298,15 +313,18 @@ func (t *step) probe() {
 		t.discover()
 		return
 	}
+
 	if t.s.tries == probeCount {
 		t.bind(t.s.offer)
 		return
 	}
+
 	t.s.tries++
 	pause := t.s.random.Between(probeMin, probeMax)
 	if t.s.tries == probeCount {
 		pause = announceWait
 	}
+
 	// The sender's address is 0.0.0.0, so that no host changes a neighbour entry.
 	t.send("probe", &Packet{
 		SrcMAC: Hex(t.cfg.MAC),
@@ -315,8 +333,7 @@ func (t *step) probe() {
 	t.enter(probing, t.now.Add(pause))
 }
 
-// hearARP declines the address if another host has it, or is about to take it: RFC 5227,
-// section 2.1.1.
+// hearARP declines the address if another host has it, or is about to use it: RFC 5227, section 2.1.1.
 func (t *step) hearARP(a *ARP) {
 	if t.s.state != probing || bytes.Equal(a.SenderMAC, t.cfg.MAC) {
 		return

@@ -14,15 +14,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Client gets, keeps and releases leases for one interface: a Machine with a clock
-// and sockets. It keeps no state between calls, so that several methods may be at
-// work at once, if Config.Dial can bear it.
+// Client gets, keeps and releases leases for one interface. It is a Machine with a clock and sockets. It keeps no
+// state between calls, so several methods may run at once, if Config.Dial permits that.
 type Client struct {
 	machine *Machine
 	cfg     *Config
 }
 
-// New checks a configuration. Nothing is opened or sent yet.
+// New checks a configuration and returns a Client. It opens and sends nothing yet.
 func New(cfg *Config) (*Client, error) {
 	m, err := NewMachine(cfg)
 	if err != nil {
@@ -34,10 +33,9 @@ func New(cfg *Config) (*Client, error) {
 	return &Client{machine: m, cfg: m.cfg}, nil
 }
 
-// Acquire gets a lease. It tries until one comes, Config.Timeout has passed or ctx is
-// done, also after a NAK or a conflict. The error lists the messages sent and heard. It matches
-// ErrTimeout, ctx's or a transport's error, and ErrNAK, ErrDeclined or ErrRefused too if
-// such a thing happened last.
+// Acquire gets a lease. It keeps trying, also after a NAK or a conflict, until a lease comes, Config.Timeout has
+// passed or ctx is done. The error lists the messages sent and received. It matches ErrTimeout, ctx's or a
+// transport's error, and also ErrNAK, ErrDeclined or ErrRefused if that was the last event.
 func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 	limit := c.cfg.clock.Now().Add(c.cfg.Timeout)
 	r := runner{Client: c, session: c.machine.Start(c.cfg.clock.Now(), rand.Uint64())}
@@ -53,24 +51,24 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 	}
 }
 
-// Run keeps a lease until ctx is done: it renews it when it is due, and gets another when it is refused or runs
-// out. It calls apply with each change, one at a time: with an old and a new lease after a renewal, where mostly
-// nothing but the times differs; with nil for next when the lease is lost, and with nil for old when there is one
-// again. When apply returns, the change must be in effect: renewals come from the leased address.
+// Run keeps a lease until ctx is done: it renews the lease when it is due, and gets another when it is refused or
+// expires. It calls apply with each change, one at a time: with an old and a new lease after a renewal, which usually
+// differ only in the times; with nil for next when the lease is lost; and with nil for old when there is one again.
+// When apply returns, the change must be in effect, since renewals come from the leased address.
 //
-// A lease goes on ending while the machine is suspended. Within ten seconds of its waking, Run renews such a lease or
-// calls apply with nil.
-//
-// Run ends with the error of apply, or with ctx's. It does not end because no server answers, or a transport fails:
-// it tries again in time. It does end with tombolo.ErrInvalid.
+// Run ends with the error of apply, or with ctx's. It does not end because no server answers, or a transport fails,
+// but tries again later. It does end with tombolo.ErrInvalid. A lease also runs out while the machine is
+// suspended. Within ten seconds of its waking, Run renews such a lease or calls apply with nil.
 func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease) error) error {
 	if apply == nil {
 		apply = func(_, _ *Lease) error { return nil }
 	}
+
 	s, err := c.machine.Restore(c.cfg.clock.Now(), rand.Uint64(), l)
 	if err != nil {
 		return fmt.Errorf("keep lease: %w", err)
 	}
+
 	r := runner{Client: c, session: s, patient: true, asleep: c.cfg.clock.Asleep()}
 	defer r.hangUp()
 	for {
@@ -78,32 +76,36 @@ func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease)
 		if err != nil {
 			return fmt.Errorf("keep lease: %w", err)
 		}
+
 		if out.Lost != nil {
 			err = apply(out.Lost, nil)
 			l = nil
 		}
+
 		if out.Bound != nil && out.Bound != l {
 			err = apply(l, out.Bound)
 			l = out.Bound
 		}
+
 		if err != nil {
 			return fmt.Errorf("apply lease: %w", err)
 		}
 	}
 }
 
-// Release gives a lease back, from its address, which the interface must still have.
-// Servers do not answer, so that success means no more than that it was sent. See the
-// function Release where the interface is gone.
+// Release gives a lease back, from its address, which the interface must still have. Servers do not answer, so
+// success only means that it was sent. If the interface no longer exists, use the function Release.
 func (c *Client) Release(ctx context.Context, l *Lease) error {
 	p, err := Release(l, rand.Uint32())
 	if err != nil {
 		return fmt.Errorf("release lease: %w", err)
 	}
+
 	conn, err := c.dial(ctx, l.Address.Addr())
 	if err == nil {
 		err = errors.Join(conn.Send(ctx, p), conn.Close())
 	}
+
 	if err != nil {
 		return fmt.Errorf("release lease of %s: %w", l.Address.Addr(), err)
 	}
@@ -114,33 +116,38 @@ func (c *Client) Release(ctx context.Context, l *Lease) error {
 type runner struct {
 	*Client
 	session Session
-	patient bool // a transport's error is like an answer that does not come
+	patient bool // a transport's error counts as a missing answer
 	conn    Transport[*Packet]
-	bound   bool          // conn is of a client that has its address
+	bound   bool          // conn is for a client that has its address
 	asleep  time.Duration // the clock's Asleep when the times of the session's lease were last set
 }
 
-// next waits for the next thing to happen, and takes the step. It ends with
-// ErrTimeout at a limit, unless that is the zero time.
+// next waits for the next event, and makes the step. It ends with ErrTimeout at a limit, unless that is the zero
+// time.
 func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return Output{}, err
 		}
+
 		now := r.cfg.clock.Now()
 		if err := r.countSleep(now); err != nil {
 			return Output{}, err
 		}
+
 		if !limit.IsZero() && !now.Before(limit) {
 			return Output{}, ErrTimeout
 		}
+
 		if wake := r.session.wake; !wake.IsZero() && !now.Before(wake) {
 			return r.step(ctx, nil)
 		}
+
 		p, err := r.wait(ctx, now, trace.Earlier(limit, r.session.wake))
 		if err != nil {
 			return Output{}, err
 		}
+
 		if p != nil {
 			return r.step(ctx, p)
 		}
@@ -155,19 +162,21 @@ func (r *runner) countSleep(now time.Time) error {
 	if by < leastSleep || r.session.Lease() == nil {
 		return nil
 	}
+
 	older := *r.session.Lease()
 	for _, t := range []*time.Time{&older.Obtained, &older.Renew, &older.Rebind, &older.Expire} {
 		if !t.IsZero() {
-			*t = now.Add(t.Sub(now) - by) // the wall clock has moved on, so its time stays
+			*t = now.Add(t.Sub(now) - by) // the wall clock has continued, so its time stays
 		}
 	}
+
 	var err error
 	r.asleep = asleep
 	r.session, err = r.machine.Restore(now, rand.Uint64(), &older)
 	return err
 }
 
-// wait waits for a packet, or until some time at the latest.
+// wait waits for a packet, until some time at the latest.
 func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error) {
 	if r.conn != nil && now.Before(r.session.listen) {
 		p, err := r.conn.Receive(ctx, trace.Earlier(until, r.session.listen))
@@ -180,11 +189,12 @@ func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error
 			return nil, err
 		}
 	}
+
 	r.hangUp()
 	return nil, r.cfg.clock.Wait(ctx, until)
 }
 
-// step takes a step and sends the packet that results.
+// step makes a step and sends its packet.
 func (r *runner) step(ctx context.Context, e *Packet) (Output, error) {
 	var out Output
 	r.session, out = r.machine.Step(r.session, r.cfg.clock.Now(), e)
@@ -202,11 +212,13 @@ func (r *runner) send(ctx context.Context, p *Packet) error {
 	if p == nil {
 		return nil
 	}
-	// ARP probes go the way of a client without an address.
+
+	// ARP probes are sent like messages of a client without an address.
 	bound := p.ARP == nil && !p.Src.Addr().IsUnspecified()
 	if r.conn != nil && r.bound != bound {
 		r.hangUp()
 	}
+
 	if r.conn == nil {
 		local := p.Src.Addr()
 		if !bound {
@@ -218,10 +230,11 @@ func (r *runner) send(ctx context.Context, p *Packet) error {
 		}
 		r.conn, r.bound = conn, bound
 	}
+
 	return r.conn.Send(ctx, p)
 }
 
-// dial opens a transport by the caller's Dial, and refuses none.
+// dial opens a transport with the caller's Dial. A nil transport is an error.
 func (c *Client) dial(ctx context.Context, local netip.Addr) (Transport[*Packet], error) {
 	conn, err := c.cfg.Dial(ctx, local)
 	if err == nil && conn == nil {
@@ -230,7 +243,7 @@ func (c *Client) dial(ctx context.Context, local netip.Addr) (Transport[*Packet]
 	return conn, err
 }
 
-// hangUp closes the transport. Its error is of no use: nothing is written that could be lost.
+// hangUp closes the transport. Its error is irrelevant, since no written data could be lost.
 func (r *runner) hangUp() {
 	if r.conn != nil {
 		_ = r.conn.Close()
@@ -238,20 +251,20 @@ func (r *runner) hangUp() {
 	}
 }
 
-// clock tells the time and waits: tests have one of their own.
+// clock returns the time and waits. Tests use another one.
 type clock interface {
 	Now() time.Time
-	// Asleep returns for how long the machine has been suspended since it booted. Now does not count that time.
+	// Asleep returns how long the machine has been suspended since it booted. Now does not count that time.
 	Asleep() time.Duration
-	// Wait returns at a time, or soon after the machine slept, or with ctx's error as soon as ctx is done. The zero
-	// time never comes.
+	// Wait returns at a time, or soon after the machine has slept, or with ctx's error as soon as ctx is done. The
+	// zero time never comes.
 	Wait(ctx context.Context, until time.Time) error
 }
 
 const (
-	// sleepLook is how often a wait looks whether the machine slept.
+	// sleepLook is how often a wait checks for a sleep of the machine.
 	sleepLook = 10 * time.Second
-	// leastSleep is more than what lies between the looks at two clocks, and less than any lease lasts.
+	// leastSleep is the shortest sleep that counts. Every lease lasts longer, and two clocks are read within less.
 	leastSleep = 2 * time.Second
 )
 
@@ -261,7 +274,7 @@ func (systemClock) Now() time.Time { return time.Now() }
 
 func (systemClock) Asleep() time.Duration {
 	var awake, all unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &awake) // both clocks are always there
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &awake) // both clocks always exist
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &all)
 	return time.Duration(all.Nano() - awake.Nano())
 }
@@ -271,6 +284,7 @@ func (c systemClock) Wait(ctx context.Context, until time.Time) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
+
 	asleep := c.Asleep()
 	for left := time.Until(until); left > 0 && c.Asleep()-asleep < leastSleep; left = time.Until(until) {
 		timer := time.NewTimer(min(left, sleepLook))
@@ -281,5 +295,6 @@ func (c systemClock) Wait(ctx context.Context, until time.Time) error {
 		case <-timer.C:
 		}
 	}
+
 	return nil
 }

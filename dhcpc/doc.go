@@ -7,22 +7,22 @@
 //	err = client.Run(ctx, lease, apply) // until ctx is done; apply gets each change
 //	err = client.Release(context.WithoutCancel(ctx), held)
 //
-// It comes in three parts, each of use without the others:
+// It has three parts, which can be used separately:
 //
-//   - Machine and Session are the state machine. They have no sockets, no clock and
-//     no goroutines: they compute, from what a client knows, the time, and what it
-//     received, its next state, what it sends and when it wants to be woken.
-//   - Transport carries packets and knows no states. Package dhcpc/transport has raw
-//     and UDP sockets, opened in a network namespace.
-//   - Client puts the two together with a clock: Acquire, Run, Release.
+//   - Machine and Session are the state machine. They have no sockets, no clock and no goroutines. From a client's
+//     state, the time, and a received message, they compute the next state, the message to send, and the time of the
+//     next step.
+//   - Transport carries packets and knows no states. Package dhcpc/transport has raw and UDP sockets, opened in a
+//     network namespace.
+//   - Client combines the two with a clock: Acquire, Run, Release.
 //
-// A Lease is all that is needed to renew and to release it, in JSON too: the program
-// that got it may end, and another go on.
+// A Lease contains everything needed to renew and release it, in JSON too: the program that got it may end, and
+// another may continue.
 //
 // # States
 //
-// They are those of RFC 2131, figure 5, and PROBING for RFC 5227. An arrow has the message
-// that is received, or the time that comes, and after the stroke what is sent.
+// The states come from RFC 2131, figure 5, with PROBING for RFC 5227. An arrow has the received message, or the time
+// that has come, and after the slash the sent message.
 //
 //	         ┌──────┐ now, or after a back-off / DISCOVER
 //	┌───────>│ INIT │──────────────┐
@@ -49,40 +49,39 @@
 //	│     └──────────┘ / REQUEST to all───┘                   │
 //	└──────────────────────────────────────────────────────────┘
 //
-// With Config.Last, INIT sends the REQUEST of INIT-REBOOT and goes to REBOOTING: an ACK leads to BOUND, a NAK to INIT,
-// and after 1 s there is a DISCOVER.
+// With Config.Last, INIT sends the REQUEST of INIT-REBOOT and goes to REBOOTING. An ACK leads to BOUND, a NAK to
+// INIT, and after 1 s there is a DISCOVER.
 //
-// A REQUEST without an answer in REQUESTING leads to a new DISCOVER, and a late ACK still counts. After a NAK the client
-// waits 1 s, doubled with each up to 30 min; after a conflict 10 s at least. A client without an address asks for its
-// earlier one in a DISCOVER.
+// A REQUEST without an answer in REQUESTING leads to a new DISCOVER, and a late ACK still counts. After a NAK the
+// client waits 1 s, doubled with each up to 30 min, and after a conflict at least 10 s. A client without an address
+// requests its previous one in a DISCOVER.
 //
 // In RENEWING the first REQUEST goes to the server. The next one follows after 10 s, doubled with each up to half of
-// the time that is left, and goes to all. Each second REQUEST is that of INIT-REBOOT, with the broadcast flag: it
-// reaches a server behind a relay, and its answer is believed whatever port and address it comes from.
+// the remaining time, and goes to all. Every second REQUEST has the form for INIT-REBOOT, with the broadcast flag. It
+// reaches a server behind a relay, and its answer is accepted from any port and address.
 //
 // # Standards
 //
-// RFC 2131 and 2132; 3396 (long options) and overloaded fields; 3442 (classless routes,
-// with option 249); 4039 (rapid commit); 4361 (the client identifier is the caller's);
-// 5227, of which it sends the probes before an address is used, and neither announces
-// nor defends it after; 6842 (an echoed client identifier is compared). It does not wait
-// a random time before its first DISCOVER, and it asks an offering server twice rather
-// than four times. A FORCERENEW (RFC 3203) is ignored, since it cannot be authenticated.
+// The package implements RFC 2131 and 2132; 3396 (long options) and overloaded fields; 3442 (classless routes, with
+// option 249); 4039 (rapid commit); 4361 (the caller chooses the client identifier); of 5227 the probes before an
+// address is used, but no announcements or defence after it; 6842 (an echoed client identifier is compared). It does
+// not wait a random time before its first DISCOVER, and asks an offering server twice instead of four times. It
+// ignores a FORCERENEW (RFC 3203), since that cannot be authenticated.
 //
 // A message counts if it is a reply with our transaction and hardware address, names no other client identifier, and
-// comes from a server of Config.Servers, if there are any. An ACK counts from every server, but not of an address that
-// was not requested. A NAK in REQUESTING and RENEWING counts from the server that was asked alone. An answer to a client with
-// an address must come from an address of its subnet or its server, and from port 67, or be broadcast: a machine
-// outside the LAN can send any other one. A server without an identifier is known by its packets' source. Wrong options of a server are ignored one by one, with a word about it in
-// Lease.Ignored: an option that is cut short, of the wrong size, or out of range. An option of fixed size that a server
-// sends twice is read once, and the parts of any other option are joined (RFC 3396). Only an address or a lease time that
-// no client could use makes an OFFER unusable.
+// comes from one of Config.Servers, if there are any. An ACK counts from every server, but not for an address that
+// was not requested. A NAK in REQUESTING and RENEWING counts only from the asked server. An answer to a client with
+// an address must come from port 67 and an address of its subnet or its server, or be broadcast, since a machine
+// outside the LAN can send any other one. A server without an identifier is identified by its packets' source.
 //
-// Ignored as a whole are an answer of BOOTP, which has no message type (option 53), and IP fragments. A tag of VLAN 0,
-// which carries a priority alone, changes nothing. From the third DISCOVER on the client asks for broadcast answers.
+// Wrong options of a server (truncated, of the wrong size, or out of range) are ignored one by one, and listed in
+// Lease.Ignored. If a server sends an option of fixed size twice, it is read once. The parts of any other option are
+// joined (RFC 3396). Only an address or a lease time that no client could use makes an OFFER unusable.
+//
+// The client ignores BOOTP answers, which have no message type (option 53), and IP fragments. It accepts a tag of
+// VLAN 0, which contains only a priority. From the third DISCOVER on it asks for broadcast answers.
 //
 // # Needs
 //
-// This package needs nothing of the kernel; its transports do. Errors are about values
-// and time.
+// The package needs nothing from the kernel; its transports do. Errors are about values and time.
 package dhcpc

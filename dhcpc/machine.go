@@ -9,9 +9,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Machine is the state machine of RFC 2131 for one client's identity. It has no
-// socket, no clock and no goroutine, and keeps nothing between calls: where the
-// client stands is a Session, which Step takes and gives back. So a program with a
+// Machine is the state machine of RFC 2131 for one client's identity. It has no socket, no clock and no goroutine,
+// and keeps nothing between calls. The client's state is a Session, which Step takes and returns. So a program with a
 // thousand leases holds a thousand Sessions and one heap of their wake-up times.
 type Machine struct {
 	cfg *Config
@@ -26,36 +25,36 @@ func NewMachine(cfg *Config) (*Machine, error) {
 	return &Machine{cfg: c}, nil
 }
 
-// Session is where a client stands. It is a value: a copy is a snapshot, and Step
-// changes neither its argument nor what that points to.
+// Session is the state of a client. It is a value: a copy is a snapshot, and Step changes neither its argument nor
+// anything that it points to.
 type Session struct {
 	state  State
-	random trace.Random // xids and pauses come from it
-	now    time.Time    // the latest that Step was told
+	random trace.Random // the source of xids and pauses
+	now    time.Time    // the latest time given to Step
 	wake   time.Time
 	listen time.Time
 	trace  trace.Trace
 
 	xid      uint32
-	secs     uint16    // since it began, as of the last DISCOVER, or REQUEST that follows none
-	asked    time.Time // when the last REQUEST was sent, or DISCOVER with rapid commit
-	tries    int       // of what is being sent in this state
-	failures int       // since the last lease: they make the back-off longer
+	secs     uint16    // since it began, at the last DISCOVER, or at a REQUEST without one
+	requestSent    time.Time // the time of the last REQUEST, or of the last DISCOVER with rapid commit
+	tries    int       // of the message in this state
+	failures int       // since the last lease; they make the back-off longer
 
 	askBroadcast bool // servers are asked to broadcast their answers, see broadcastTry
 
-	offer *Lease       // what is being requested, or probed
-	other *Lease       // an OFFER of a server to avoid, taken if there is no better
+	offer *Lease       // being requested or probed
+	other *Lease       // an OFFER from a server to avoid, used if there is no better one
 	avoid []netip.Addr // servers that offered and then refused, or fell silent
-	hint  netip.Addr   // the address to ask for in a DISCOVER
+	hint  netip.Addr   // the address to request in a DISCOVER
 
 	last   *Lease    // Config.Last, until a server answers
-	giveUp time.Time // when to take it up
+	giveUp time.Time // the time to use it
 
-	others     []netip.Addr // servers that answered besides the one that was asked, for Lease.Others
-	unbelieved []string     // answers, for Lease.Ignored, see doubt
+	others     []netip.Addr // servers that answered besides the asked one, for Lease.Others
+	unbelieved []string     // rejected answers, for Lease.Ignored, see doubt
 
-	lease *Lease // what is held
+	lease *Lease // the present lease
 }
 
 // Failure returns an error that matches err and lists the messages that the Session sent and received.
@@ -64,56 +63,56 @@ func (s *Session) Failure(op string, now time.Time, err error) error {
 		"does a DHCP server serve this network, and do bridge and firewall let UDP ports 67 and 68 pass?")
 }
 
-// State gives the state.
+// State returns the state.
 func (s *Session) State() State { return s.state }
 
-// Lease gives the lease that is held: in BOUND, RENEWING and REBINDING; else nil.
+// Lease returns the present lease: in BOUND, RENEWING and REBINDING, else nil.
 func (s *Session) Lease() *Lease { return s.lease }
 
-// Wake gives the time of the next Step, as the last Output did.
+// Wake returns the time of the next Step, like the last Output.
 func (s *Session) Wake() time.Time { return s.wake }
 
-// Output is what a Step asks of its caller.
+// Output is the result of a Step: its requests to the caller.
 type Output struct {
-	// Send is to be sent now. If it cannot be, let time pass: it is sent again.
+	// Send is to be sent now. If that fails, let time pass: it is sent again.
 	Send *Packet
-	// Bound is a lease that a server granted, renewed or confirmed just now: its
-	// address, routes and lifetimes are to be applied.
+	// Bound is a lease that a server has just granted, renewed or confirmed. Apply its address, routes and lifetimes.
 	Bound *Lease
-	// Lost is a lease that has ended: nothing may use its address any more.
+	// Lost is a lease that has ended. Nothing may use its address any more.
 	Lost *Lease
-	// Err is why a lease was lost or refused: it matches ErrNAK, ErrDeclined,
-	// ErrRefused or ErrExpired. The Session goes on and tries to get another.
+	// Err is the reason why a lease was lost or refused. It matches ErrNAK, ErrDeclined, ErrRefused or ErrExpired.
+	// The Session continues and tries to get another.
 	Err error
-	// Unbelieved describes an answer that was passed over, and why, for a log: its server is none of Config.Servers,
-	// or it may come from outside the LAN.
+	// Unbelieved describes a rejected answer, with the reason, for a log: its server is not in Config.Servers, or it
+	// may come from outside the LAN.
 	Unbelieved string
-	// Wake is when to call Step again if nothing comes before; the zero time: never.
+	// Wake is the time to call Step again if nothing comes before. The zero time means never.
 	Wake time.Time
-	// Listen is until when answers are expected: after that, and where it is the
-	// zero time, sockets need not stay open. It is not later than Wake.
+	// Listen is the time until which answers are expected. After it, and if it is the zero time, sockets need not
+	// stay open. It is not later than Wake.
 	Listen time.Time
 }
 
-// Start begins a Session without an address. The seed makes transaction
-// identifiers and pauses differ between clients: a random number.
+// Start begins a Session without an address. The seed, a random number, makes transaction identifiers and pauses
+// differ between clients.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
-	s := Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: m.cfg.Address, trace: trace.Trace{Began: now}}
+	s := Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: m.cfg.Address,
+		trace: trace.Trace{Began: now}}
 	if m.cfg.Last.Left(now) != 0 {
 		s.last = m.cfg.Last
 	}
 	return s
 }
 
-// Restore takes up a lease whose address this client still has, as a restarted
-// program does: it is renewed when it is due, and nothing is sent before. A lease
-// that has run out is gone, and its address is asked for in the first DISCOVER. For a
-// lease of the future any server is asked at once: the clock was set. The error
-// matches tombolo.ErrInvalid.
+// Restore continues a lease whose address this client still has, like a restarted program. The lease is renewed when
+// it is due, and nothing is sent before. If it has expired, it is dropped, and its address is requested in the first
+// DISCOVER. If it lies in the future, the clock was set, and any server is asked at once. The error matches
+// tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if err := l.Validate(); err != nil {
 		return Session{}, err
 	}
+
 	s := m.Start(now, seed)
 	s.last = nil
 	s.hint, s.lease, s.others = l.Address.Addr(), l, l.Others
@@ -124,27 +123,31 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 	return s, nil
 }
 
-// Step tells a Session that time has passed and what has happened. Times may come late: Step then does all that is
-// due. A time before that of an earlier Step is taken for that one: nothing runs backwards. The time for which the
-// machine was suspended, which Go's clock does not count, is the caller's to add: see unix.CLOCK_BOOTTIME.
+// Step tells a Session the time, and the message that was received, if any. Times may come late: Step then does all
+// the work that is due. A time before that of an earlier Step is replaced by the latter, so time never runs
+// backwards. The caller must add the time of a suspended machine, which Go's clock does not count: see
+// unix.CLOCK_BOOTTIME.
 func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output) {
 	if now.Before(s.now) {
 		now = s.now
 	}
+
 	s.now = now
 	t := step{Machine: m, s: &s, now: now}
 	if heard != nil {
 		t.receive(heard)
 	}
+
 	// A message that changed the state set a new wake-up time, even if that is past.
 	if !s.wake.IsZero() && !now.Before(s.wake) && t.out.Send == nil && t.out.Bound == nil {
 		t.timeUp()
 	}
+
 	t.out.Wake, t.out.Listen = s.wake, s.listen
 	return s, t.out
 }
 
-// step is one Step at work, on its own copy of the Session.
+// step is one Step in progress, with a copy of the Session.
 type step struct {
 	*Machine
 	s   *Session
@@ -179,25 +182,29 @@ func (t *step) receive(p *Packet) {
 		t.hearARP(p.ARP)
 		return
 	}
+
 	m, err := parse(p)
 	if err != nil {
 		t.note("packet without a DHCP message")
 		return
 	}
+
 	if why := t.foreign(t.s, m); why != "" {
 		t.note(describe(m) + ": " + why)
 		return
 	}
+
 	if why := t.doubt(t.s, m, p); why != "" {
 		t.out.Unbelieved = describe(m) + ": " + why
 		t.s.unbelieved = trace.Shun(t.s.unbelieved, t.out.Unbelieved)
 		t.note(t.out.Unbelieved)
 		if t.s.lease != nil && t.s.tries == 1 {
-			t.s.wake = t.now // a broadcast tells whether the server meant it
+			t.s.wake = t.now // a broadcast shows whether the server meant it
 		}
 		return
 	}
-	t.s.last = nil // a server is there
+
+	t.s.last = nil // a server exists
 	switch t.s.state {
 	case rebooting:
 		t.rebooting(m)
@@ -212,15 +219,15 @@ func (t *step) receive(p *Packet) {
 	}
 }
 
-// note counts something heard, for the error if no lease comes of it.
+// note counts a received message, for the error if there is no lease in the end.
 func (t *step) note(what string) { t.s.trace.Heard.Add(what) }
 
-// enter goes to a state, for a wait until some time at which it is heard no more.
+// enter enters a state that waits for answers until some time.
 func (t *step) enter(state State, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, wake
 }
 
-// idle goes to a state in which nothing is waited for but the time.
+// idle enters a state that waits only for a time.
 func (t *step) idle(state State, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, time.Time{}
 }
@@ -230,8 +237,8 @@ func (t *step) send(what string, p *Packet) {
 	t.s.trace.Sent.Add(what)
 }
 
-// count writes down how long this has taken already. It goes into each message, by
-// which a relay may see that a client is in need.
+// count records the time that this has taken so far. Each message contains it, and a relay may see by it that a
+// client is in need.
 func (t *step) count() {
 	t.s.secs = uint16(min(max(t.now.Sub(t.s.trace.Began)/time.Second, 0), math.MaxUint16))
 }
@@ -239,18 +246,17 @@ func (t *step) count() {
 // newXID changes the transaction identifier.
 func (t *step) newXID() { t.s.xid = uint32(t.s.random.Next()) }
 
-// retransmission is the pause after the n-th transmission, 1 being the first: RFC
-// 2131, section 4.1.
+// retransmission returns the pause after the n-th transmission, beginning with 1: RFC 2131, section 4.1.
 func (t *step) retransmission(n int) time.Duration {
 	d := trace.Doubled(t.cfg.Retransmit, n-1, maxRetransmit)
 	jitter := min(time.Second, d/4)
 	return t.s.random.Between(d-jitter, d+jitter)
 }
 
-// declineBackOff is the least pause after a conflict: RFC 2131, section 3.1, 5.
+// declineBackOff is the shortest pause after a conflict: RFC 2131, section 3.1, 5.
 const declineBackOff = 10 * time.Second
 
-// startOver goes back to INIT after a failure, for a while that grows with each.
+// startOver returns to INIT after a failure, for a time that grows with each failure.
 func (t *step) startOver(err error, atLeast time.Duration) {
 	t.out.Err, t.s.trace.Last = err, err
 	pause := max(trace.BackOff(t.s.failures), atLeast)
@@ -259,7 +265,7 @@ func (t *step) startOver(err error, atLeast time.Duration) {
 	t.idle(initial, t.now.Add(pause))
 }
 
-// forget drops what belongs to an attempt.
+// forget drops the state of an attempt.
 func (t *step) forget() {
 	t.s.tries, t.s.offer, t.s.other = 0, nil, nil
 }
@@ -267,7 +273,7 @@ func (t *step) forget() {
 // shun remembers that a server's OFFER led to nothing.
 func (t *step) shun(server netip.Addr) { t.s.avoid = trace.Shun(t.s.avoid, server) }
 
-// lose ends the lease that is held, if one is.
+// lose ends the present lease, if any.
 func (t *step) lose() {
 	if t.s.lease == nil {
 		return
@@ -276,19 +282,20 @@ func (t *step) lose() {
 	t.s.trace.Began = t.now
 }
 
-// bind takes a lease: the session's work is done until T1.
+// bind uses a lease. The session has nothing to do until T1.
 func (t *step) bind(l *Lease) {
 	t.out.Bound, t.s.lease = l, l
 	t.s.hint = l.Address.Addr()
 	t.s.failures, t.s.avoid = 0, nil
 	t.s.trace, t.s.unbelieved = trace.Trace{Began: t.now}, nil
 	t.forget()
-	// Nothing is to be heard until then.
+
+	// No message is expected until then.
 	t.idle(Bound, t.renewAt(l))
 }
 
-// renewAt is T1, or somewhat later, so that clients that began together do not all
-// come back together (RFC 2131, section 4.4.5); the zero time for what is for ever.
+// renewAt returns T1, or a somewhat later time, so that clients that began together do not all return together (RFC
+// 2131, section 4.4.5). It returns the zero time for a lease that never ends.
 func (t *step) renewAt(l *Lease) time.Time {
 	if l.Infinite() {
 		return time.Time{}
@@ -296,23 +303,23 @@ func (t *step) renewAt(l *Lease) time.Time {
 	return l.Renew.Add(t.s.random.Between(0, min(l.Rebind.Sub(l.Renew)/8, time.Minute)))
 }
 
-// State is one of the states of RFC 2131, figure 5, or Probing. Each is a wait:
-// what is sent in it was sent on the way into it, or again since.
+// State is one of the states of RFC 2131, figure 5, or Probing. Each is a wait: its message was sent on entering it,
+// or again since.
 type State uint8
 
 // The package's comment has a diagram of them.
 const (
 	initial    State = iota // about to send a DISCOVER: at the start, or after a back-off
-	rebooting               // REQUEST for the address of Config.Last sent; waits for an ACK or a NAK
-	selecting               // DISCOVER sent; waits for an OFFER, or for an ACK where rapid commit is on
-	requesting              // REQUEST for an offered address sent; waits for the server's ACK or NAK
-	probing                 // an ACK came; asks by ARP whether a host has the address (RFC 5227)
-	Bound                   // holds a lease; waits for T1
-	Renewing                // past T1: REQUEST sent to the server that gave the lease
-	Rebinding               // past T2: REQUEST sent to any server
+	rebooting               // sent a REQUEST for the address of Config.Last; waits for an ACK or a NAK
+	selecting               // sent a DISCOVER; waits for an OFFER, or for an ACK with rapid commit
+	requesting              // sent a REQUEST for an offered address; waits for the server's ACK or NAK
+	probing                 // received an ACK; asks by ARP whether a host has the address (RFC 5227)
+	Bound                   // has a lease; waits for T1
+	Renewing                // past T1: sent a REQUEST to the server that gave the lease
+	Rebinding               // past T2: sent a REQUEST to any server
 )
 
-// String gives the name in RFC 2131's spelling.
+// String returns the name in RFC 2131's spelling.
 func (s State) String() string {
 	names := [...]string{"INIT", "REBOOTING", "SELECTING", "REQUESTING", "PROBING", "BOUND", "RENEWING", "REBINDING"}
 	if int(s) < len(names) {

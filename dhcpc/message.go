@@ -15,17 +15,17 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// message is a message of a server, with what the machine looks at besides.
+// message is a message of a server, with the additional facts that the machine uses.
 type message struct {
 	*dhcpv4.DHCPv4
 	address netip.Addr // yiaddr
-	server  netip.Addr // option 54; not valid where it is missing or no address
-	source  netip.Addr // of the packet, not valid where it is not known
+	server  netip.Addr // option 54; not valid if it is missing or no address
+	source  netip.Addr // of the packet, not valid if unknown
 	nextHop Hex        // the frame's source
 	ignored []string   // options that were left out, for Lease.Ignored
 }
 
-// sender is the server that a message names: by its identifier, else by its source.
+// sender returns the server that a message names: by its identifier, or else its source.
 func (m *message) sender() netip.Addr {
 	if m.server.IsValid() {
 		return m.server
@@ -38,7 +38,7 @@ const (
 	snameAt, fileAt, cookieAt, optionsAt = 44, 108, 236, 240
 )
 
-// parse reads a packet's payload.
+// parse parses a packet's payload.
 func parse(p *Packet) (*message, error) {
 	m := &message{nextHop: p.SrcMAC, source: p.Src.Addr().Unmap()}
 	payload := bytes.Clone(p.Payload)
@@ -47,11 +47,12 @@ func parse(p *Packet) (*message, error) {
 		payload = append(payload[:optionsAt], m.wholeOptions(payload[optionsAt:], seen)...)
 	}
 
-	// A server that leaves the End option out is understood: one more does no harm.
+	// Accept a server that omits the End option: an additional one does no harm.
 	var err error
 	if m.DHCPv4, err = dhcpv4.FromBytes(append(payload, dhcpv4.OptionEnd.Code())); err != nil {
 		return nil, fmt.Errorf("read DHCP message: %w", err)
 	}
+
 	if err := m.addOverloaded(p.Payload, seen); err != nil {
 		return nil, fmt.Errorf("read DHCP message: %w", err)
 	}
@@ -62,12 +63,14 @@ func parse(p *Packet) (*message, error) {
 			m.server = a
 		}
 	}
+
 	return m, nil
 }
 
-// wholeOptions copies the options of one field up to its End option. It leaves out an option that is cut short, and the
-// repetition of one that has a fixed size: dnsmasq sends lease time and server identifier twice when they are configured
-// too. Parts of other options stay, since the codec joins them (RFC 3396). seen has the values of fixed size so far.
+// wholeOptions copies the options of one field up to its End option. It leaves out a truncated option, and the
+// repetition of one with a fixed size: dnsmasq sends lease time and server identifier twice when they are configured
+// too. Parts of other options stay, since the codec joins them (RFC 3396). seen contains the values of fixed size so
+// far.
 func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
 	whole := make([]byte, 0, len(b))
 	for len(b) > 0 && b[0] != dhcpv4.OptionEnd.Code() {
@@ -76,6 +79,7 @@ func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
 			b = b[1:]
 			continue
 		}
+
 		if len(b) < 2 || len(b) < 2+int(b[1]) {
 			m.ignored = append(m.ignored, fmt.Sprintf("option %d: cut short at the end of its field", code))
 			break
@@ -94,8 +98,10 @@ func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
 		case len(value) == fixedSize(code):
 			seen[code] = value
 		}
+
 		whole = append(whole, option...)
 	}
+
 	return whole
 }
 
@@ -112,9 +118,9 @@ func fixedSize(code uint8) int {
 	return -1
 }
 
-// addOverloaded adds the options that a server put into the fields sname and file for want of room (option 52). RFC 3396
-// wants file before sname where an option is in both. The codec cuts these fields at their first zero byte, so they are
-// read here.
+// addOverloaded adds the options that a server put into the fields sname and file for lack of room (option 52). RFC
+// 3396 demands file before sname if an option is in both. The codec cuts these fields at their first zero byte, so
+// they are read here.
 func (m *message) addOverloaded(payload []byte, seen map[uint8][]byte) error {
 	v := m.Options.Get(dhcpv4.OptionOptionOverload)
 	if len(v) != 1 {
@@ -123,20 +129,23 @@ func (m *message) addOverloaded(payload []byte, seen map[uint8][]byte) error {
 
 	const inFile, inSname = 1, 2
 	if v[0]&inFile != 0 {
-		if err := m.Options.FromBytes(append(m.wholeOptions(payload[fileAt:cookieAt], seen), dhcpv4.OptionEnd.Code())); err != nil {
+		if err := m.Options.FromBytes(append(m.wholeOptions(payload[fileAt:cookieAt], seen),
+			dhcpv4.OptionEnd.Code())); err != nil {
 			return fmt.Errorf("options in the field file: %w", err)
 		}
 	}
+
 	if v[0]&inSname != 0 {
-		if err := m.Options.FromBytes(append(m.wholeOptions(payload[snameAt:fileAt], seen), dhcpv4.OptionEnd.Code())); err != nil {
+		if err := m.Options.FromBytes(append(m.wholeOptions(payload[snameAt:fileAt], seen),
+			dhcpv4.OptionEnd.Code())); err != nil {
 			return fmt.Errorf("options in the field sname: %w", err)
 		}
 	}
+
 	return nil
 }
 
-// foreign says why a message is not an answer to what a session sent; it is empty
-// if it is one.
+// foreign returns the reason if a message is no answer to a message of a session, and "" if it is one.
 func (m *Machine) foreign(s *Session, msg *message) string {
 	switch {
 	case msg.OpCode != dhcpv4.OpcodeBootReply:
@@ -146,20 +155,23 @@ func (m *Machine) foreign(s *Session, msg *message) string {
 	case binary.BigEndian.Uint32(msg.TransactionID[:]) != s.xid:
 		return "for another transaction"
 	}
+
 	// A server may echo the identifier (RFC 6842) or not (RFC 2131).
 	id := msg.Options.Get(dhcpv4.OptionClientIdentifier)
 	if id != nil && len(m.cfg.ClientID) > 0 && !bytes.Equal(id, m.cfg.ClientID) {
 		return "for another client identifier"
 	}
+
 	switch msg.MessageType() {
 	case dhcpv4.MessageTypeOffer, dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak:
 		return ""
 	}
-	// A FORCERENEW must be authenticated (RFC 3203), which needs a key that we have not.
+
+	// A FORCERENEW must be authenticated (RFC 3203), which needs a key that we do not have.
 	return "not an answer"
 }
 
-// doubt returns why an answer to this client is not believed; it is empty if the answer is.
+// doubt returns the reason if an answer to this client is rejected, and "" if it is accepted.
 func (m *Machine) doubt(s *Session, msg *message, p *Packet) string {
 	isAccepted := func(server netip.Addr) bool { return slices.Contains(m.cfg.Servers, server) }
 	switch {
@@ -171,9 +183,9 @@ func (m *Machine) doubt(s *Session, msg *message, p *Packet) string {
 	return ""
 }
 
-// isFromLAN reports whether an answer to a client that holds a lease can only come from the LAN's servers. Such a
-// client may work together with a machine outside the LAN: that one learns the client's requests, and sends to the
-// client's port from a DHCP server's port. But it cannot send from an address of the LAN, or broadcast.
+// isFromLAN reports whether an answer to a client with a lease can only come from the LAN's servers. Such a client
+// may cooperate with a machine outside the LAN: that machine learns the client's requests, and sends to the client's
+// port from a DHCP server's port. But it cannot send from an address of the LAN, or broadcast.
 func isFromLAN(p *Packet, held *Lease) bool {
 	if held == nil || !p.Dst.IsValid() || p.Dst.Addr() == broadcastAddr() {
 		return true
@@ -198,8 +210,8 @@ func draft(kind dhcpv4.MessageType, xid uint32, mac, clientID []byte) *dhcpv4.DH
 	return d
 }
 
-// request begins a DISCOVER or a REQUEST, whose options are the same (RFC 2131,
-// table 5) but for those that say which address is meant.
+// request begins a DISCOVER or a REQUEST. They have the same options (RFC 2131, table 5), except for those with the
+// requested address.
 func (m *Machine) request(kind dhcpv4.MessageType, s *Session) *dhcpv4.DHCPv4 {
 	d := draft(kind, s.xid, m.cfg.MAC, m.cfg.ClientID)
 	d.NumSeconds = s.secs
@@ -207,21 +219,24 @@ func (m *Machine) request(kind dhcpv4.MessageType, s *Session) *dhcpv4.DHCPv4 {
 	if m.cfg.HostName != "" {
 		set(dhcpv4.OptionHostName.Code(), []byte(m.cfg.HostName))
 	}
+
 	if m.cfg.VendorClass != "" {
 		set(dhcpv4.OptionClassIdentifier.Code(), []byte(m.cfg.VendorClass))
 	}
+
 	if list := m.cfg.requested(); len(list) > 0 {
 		set(dhcpv4.OptionParameterRequestList.Code(), list)
 	}
+
 	d.UpdateOption(dhcpv4.OptMaxMessageSize(m.messageSize()))
 	for _, o := range m.cfg.Provide {
 		set(o.Code, o.Value)
 	}
+
 	return d
 }
 
-// messageSize is the longest answer that arrives in one piece: a raw socket hears no
-// fragments.
+// messageSize returns the size of the longest answer that arrives in one piece: a raw socket receives no fragments.
 func (m *Machine) messageSize() uint16 {
 	if m.cfg.LinkMTU == 0 {
 		return usualMessage
@@ -246,7 +261,7 @@ func packet(d *dhcpv4.DHCPv4, src, dst netip.Addr) *Packet {
 	}
 }
 
-// declineOf makes the message that refuses an address which a server granted.
+// declineOf returns the message that refuses an address which a server granted.
 func declineOf(l *Lease, xid uint32) *Packet {
 	d := draft(dhcpv4.MessageTypeDecline, xid, l.MAC, l.ClientID)
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(l.Address.Addr())))
@@ -255,17 +270,17 @@ func declineOf(l *Lease, xid uint32) *Packet {
 	return packet(d, netip.IPv4Unspecified(), broadcastAddr())
 }
 
-// Release makes the RELEASE of a lease, to the server that granted it. A packet
-// socket anywhere on the server's link can send it, as the bridge's does when the
-// client's own interface is gone: the MAC addresses are in it as far as they are
-// known. No server answers it. The error matches tombolo.ErrInvalid.
+// Release returns the RELEASE of a lease, for the server that granted it. A packet socket anywhere on the server's
+// link can send it, for example at the bridge after the client's own interface is gone: it contains the MAC
+// addresses, if known. No server answers it. The error matches tombolo.ErrInvalid.
 func Release(l *Lease, xid uint32) (*Packet, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
 	}
+
 	d := draft(dhcpv4.MessageTypeRelease, xid, l.MAC, l.ClientID)
-	// The address is in ciaddr, and not in option 50: servers ignore a RELEASE that
-	// has it there (RFC 2131, table 5).
+
+	// The address is in ciaddr, and not in option 50: servers ignore a RELEASE with option 50 (RFC 2131, table 5).
 	d.ClientIPAddr = ip(l.Address.Addr())
 	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(l.Server)))
 	p := packet(d, l.Address.Addr(), l.Server)
@@ -275,38 +290,39 @@ func Release(l *Lease, xid uint32) (*Packet, error) {
 
 func ip(a netip.Addr) net.IP { return a.AsSlice() }
 
-// Causes to branch on with errors.Is.
+// Causes of errors, for errors.Is.
 var (
-	// ErrTimeout: no lease came in time. The error around it says what was sent and
-	// heard, and matches ErrNAK, ErrDeclined or ErrRefused too if that is what happened on the way.
+	// ErrTimeout means that no lease came in time. The error around it lists the messages sent and received, and also
+	// matches ErrNAK, ErrDeclined or ErrRefused if that happened on the way.
 	ErrTimeout = trace.ErrTimeout
-	// ErrNAK: a server refused the address that was asked for.
+	// ErrNAK means that a server refused the requested address.
 	ErrNAK = errors.New("server refused the address")
-	// ErrDeclined: the address was in use by another host and was declined.
+	// ErrDeclined means that another host uses the address, so it was declined.
 	ErrDeclined = errors.New("address is in use by another host")
-	// ErrRefused: a server granted an address that Config.Refuse does not take, and that
-	// was declined.
+	// ErrRefused means that Config.Refuse refused an address that a server granted, so it was declined.
 	ErrRefused = errors.New("address not taken")
-	// ErrExpired: a lease ran out before any server renewed it.
+	// ErrExpired means that a lease ended before any server renewed it.
 	ErrExpired = errors.New("lease expired")
 )
 
-// describe names a message as a trace does: "OFFER of 192.0.2.9 from 192.0.2.1".
+// describe returns the description of a message for a trace: "OFFER of 192.0.2.9 from 192.0.2.1".
 func describe(m *message) string {
 	s := m.MessageType().String()
 	if m.MessageType() == dhcpv4.MessageTypeNone {
 		s = "message of no type"
 	}
+
 	if m.address.IsValid() && !m.address.IsUnspecified() {
 		s += " of " + m.address.String()
 	}
+
 	if from := m.sender(); from.IsValid() {
 		s += " from " + from.String()
 	}
 	return s
 }
 
-// refusal is the error of a NAK.
+// refusal returns the error of a NAK.
 func refusal(m *message, asked netip.Addr) error {
 	err := fmt.Errorf("%w %s: NAK from %s", ErrNAK, asked, m.sender())
 	if text := trace.Printable(m.Message()); text != "" {

@@ -17,8 +17,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// reader takes a server's options one by one and notes what it cannot use: a server
-// with one bad option is still a server.
+// reader reads a server's options one by one and notes those that it cannot use: one bad option does not make a
+// server useless.
 type reader struct {
 	options dhcpv4.Options
 	ignored []string
@@ -28,7 +28,7 @@ func (r *reader) ignore(code uint8, format string, args ...any) {
 	r.ignored = append(r.ignored, fmt.Sprintf("option %d: ", code)+fmt.Sprintf(format, args...))
 }
 
-// sized gives an option's value; nil if it is missing or not of the length that it is to have.
+// sized returns an option's value, or nil if it is missing or has the wrong length.
 func (r *reader) sized(code uint8, length int) []byte {
 	v, ok := r.options[code]
 	if ok && len(v) != length {
@@ -38,12 +38,12 @@ func (r *reader) sized(code uint8, length int) []byte {
 	return v
 }
 
-// lease makes a lease of an OFFER or an ACK. The error says why it is not one that a
-// host could use.
+// lease returns the lease in an OFFER or an ACK. The error is the reason why a host could not use it.
 func (m *Machine) lease(msg *message, sent time.Time) (*Lease, error) {
 	if !usable(msg.address) {
 		return nil, fmt.Errorf("%s is no host's address", msg.address)
 	}
+
 	r := reader{options: msg.Options, ignored: slices.Clone(msg.ignored)}
 	l := &Lease{
 		Server: msg.server, ServerMAC: msg.nextHop,
@@ -53,6 +53,7 @@ func (m *Machine) lease(msg *message, sent time.Time) (*Lease, error) {
 	if err := r.times(l); err != nil {
 		return nil, err
 	}
+
 	l.Address = netip.PrefixFrom(msg.address, r.prefixLen(msg.address))
 	l.Routers = r.addrs(3)
 	l.Routes = r.routes(l)
@@ -68,6 +69,7 @@ func (m *Machine) lease(msg *message, sent time.Time) (*Lease, error) {
 			l.Options[code] = Hex(v)
 		}
 	}
+
 	l.Ignored = r.ignored
 	return l, nil
 }
@@ -87,6 +89,7 @@ func (r *reader) times(l *Lease) error {
 		r.ignore(51, "a lease of %s: %s assumed", total, shortestLease)
 		total = shortestLease
 	}
+
 	t2, known, infinite := r.seconds(59)
 	if !known || infinite || t2 < shortestT2 || t2 >= total {
 		if known {
@@ -94,6 +97,7 @@ func (r *reader) times(l *Lease) error {
 		}
 		t2 = total / 8 * 7
 	}
+
 	t1, known, infinite := r.seconds(58)
 	if !known || infinite || t1 < shortestT1 || t1 >= t2 {
 		if known {
@@ -101,11 +105,12 @@ func (r *reader) times(l *Lease) error {
 		}
 		t1 = min(total/2, t2/7*4)
 	}
+
 	l.Renew, l.Rebind, l.Expire = l.Obtained.Add(t1), l.Obtained.Add(t2), l.Obtained.Add(total)
 	return nil
 }
 
-// seconds reads a time; infinite is what RFC 2131, section 3.3, means by all ones.
+// seconds reads a time. infinite means the value with all bits set (RFC 2131, section 3.3).
 func (r *reader) seconds(code uint8) (d time.Duration, known, infinite bool) {
 	v := r.sized(code, 4)
 	if v == nil {
@@ -115,8 +120,8 @@ func (r *reader) seconds(code uint8) (d time.Duration, known, infinite bool) {
 	return time.Duration(n) * time.Second, true, n == math.MaxUint32
 }
 
-// shortestMask is a class A network's. No link has a larger one; by a mask that claims half
-// of all addresses a server would have what is sent to them go past every router.
+// shortestMask is the mask of a class A network. No link has a larger network. With a mask for half of all addresses,
+// a server would make packets to them bypass every router.
 const shortestMask = 8
 
 // prefixLen reads the subnet mask (option 1).
@@ -125,6 +130,7 @@ func (r *reader) prefixLen(a netip.Addr) int {
 	if bits, of := net.IPMask(v).Size(); of == 32 && bits >= shortestMask {
 		return bits
 	}
+
 	bits := classful(a)
 	if ok {
 		r.ignore(1, "%s is no subnet mask: /%d assumed, by the address's class", Hex(v), bits)
@@ -134,7 +140,7 @@ func (r *reader) prefixLen(a netip.Addr) int {
 	return bits
 }
 
-// classful is what hosts assume that are told no mask (RFC 950).
+// classful returns the prefix length that hosts assume without a mask (RFC 950).
 func classful(a netip.Addr) int {
 	bits, _ := ip(a).DefaultMask().Size()
 	return bits
@@ -146,6 +152,7 @@ func (r *reader) addrs(code uint8) []netip.Addr {
 	if len(v)%4 != 0 {
 		r.ignore(code, "%d bytes are no list of addresses", len(v))
 	}
+
 	var list []netip.Addr
 	for ; len(v) >= 4; v = v[4:] {
 		a := netip.AddrFrom4([4]byte(v))
@@ -155,6 +162,7 @@ func (r *reader) addrs(code uint8) []netip.Addr {
 		}
 		list = append(list, a)
 	}
+
 	return list
 }
 
@@ -171,18 +179,19 @@ func (r *reader) broadcast(own netip.Prefix) netip.Addr {
 	return a
 }
 
-// mtu reads option 26. A value under 576 counts as 576: with less, RFC 791 allows
-// a host not to work at all.
+// mtu reads option 26. A value under 576 counts as 576: with less, RFC 791 permits a host not to work at all.
 func (r *reader) mtu(link int) int {
 	v := r.sized(26, 2)
 	if v == nil {
 		return 0
 	}
+
 	sent := int(binary.BigEndian.Uint16(v))
 	mtu := max(sent, minMessage)
 	if link > 0 {
 		mtu = min(mtu, link)
 	}
+
 	if mtu != sent {
 		r.ignore(26, "MTU %d: %d taken", sent, mtu)
 	}
@@ -207,11 +216,13 @@ func (r *reader) search() []string {
 	if len(v) == 0 {
 		return nil
 	}
+
 	labels, err := rfc1035label.FromBytes(v)
 	if err != nil {
 		r.ignore(119, "%v", err)
 		return nil
 	}
+
 	var list []string
 	for _, name := range labels.Labels {
 		if !trace.IsDomain(name) {
@@ -220,5 +231,6 @@ func (r *reader) search() []string {
 		}
 		list = append(list, name)
 	}
+
 	return list
 }

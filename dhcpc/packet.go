@@ -12,52 +12,49 @@ import (
 
 // Packet is a DHCP message in UDP over IPv4, or an ARP packet.
 type Packet struct {
-	// Src and Dst are the ends of the UDP packet. A transport may leave Dst out of
-	// what it receives.
+	// Src and Dst are the ends of the UDP packet. A transport may omit Dst from received packets.
 	Src, Dst netip.AddrPort
-	// SrcMAC and DstMAC are the ends of the Ethernet frame. In what is sent, nil
-	// leaves them to the transport; in what was received, they are nil where the
-	// transport does not know them.
+	// SrcMAC and DstMAC are the ends of the Ethernet frame. In a packet to send, nil leaves them to the transport. In
+	// a received one, they are nil if the transport does not know them.
 	SrcMAC, DstMAC Hex
 	// Payload is the DHCP message.
 	Payload []byte
-	// ARP is set in place of Src, Dst and Payload.
+	// ARP is set instead of Src, Dst and Payload.
 	ARP *ARP
 }
 
-// ARP is an ARP packet (RFC 826) about IPv4 over Ethernet.
+// ARP is an ARP packet (RFC 826) for IPv4 over Ethernet.
 type ARP struct {
 	Reply                bool
 	SenderMAC, TargetMAC Hex // the latter is empty in a request
 	SenderIP, TargetIP   netip.Addr
 }
 
-// Transport carries messages on one interface, for one goroutine: a *Packet each for a Client,
-// the bytes of a message for DHCPv6. It knows nothing of DHCP's states.
+// Transport carries messages on one interface, for one goroutine: a *Packet each for a Client, and the bytes of a
+// message for DHCPv6. It knows nothing about DHCP's states.
 type Transport[M any] interface {
-	// Send sends a message. It does not wait for anything but room.
+	// Send sends a message. It waits only for room.
 	Send(ctx context.Context, message M) error
-	// Receive waits for a message for the client's port, or an ARP packet where it can hear
-	// such. It may give those that are for others. It ends with
-	// os.ErrDeadlineExceeded at a time, and with ctx's error as soon as ctx is done.
+	// Receive waits for a message for the client's port, or an ARP packet if it can receive them. It may return
+	// packets for others. It ends with os.ErrDeadlineExceeded at a time, and with ctx's error as soon as ctx is done.
 	Receive(ctx context.Context, until time.Time) (M, error)
-	// Close gives up what the transport holds.
+	// Close releases the transport's resources.
 	Close() error
 }
 
-// Hex is a string of bytes whose text form, in JSON too, is that of hardware
-// addresses and of DHCP servers' lease files: 02:00:0a:09:00:02.
+// Hex is a string of bytes. Its text form, in JSON too, is common for hardware addresses and in DHCP servers' lease
+// files: 02:00:0a:09:00:02.
 type Hex []byte
 
-// String gives the text form; it is empty where there are no bytes.
+// String returns the text form, which is empty without any bytes.
 func (h Hex) String() string { return net.HardwareAddr(h).String() }
 
-// MarshalText gives the text form.
+// MarshalText returns the text form.
 func (h Hex) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
 
-// UnmarshalText reads the text form.
+// UnmarshalText parses the text form.
 func (h *Hex) UnmarshalText(text []byte) error {
-	// Two digits a byte with colons between, so that a text has one reading.
+	// Two digits a byte with colons between, so that a text has one meaning.
 	b, err := hex.DecodeString(strings.ReplaceAll(string(text), ":", ""))
 	if err != nil || !strings.EqualFold(Hex(b).String(), string(text)) {
 		return fmt.Errorf("read %q: not bytes in hexadecimal with colons between them", text)

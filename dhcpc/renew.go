@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// answerWait is how long an answer to a renewal is waited for with an open socket.
+	// answerWait is how long a socket stays open for the answer to a renewal.
 	answerWait = 15 * time.Second
-	// secondRenewal is the pause after the first REQUEST of a renewal. It is doubled with each, up to half of the time
-	// that is left (RFC 2131, section 4.4.5).
+	// secondRenewal is the pause after the first REQUEST of a renewal. It is doubled each time, up to half of the
+	// remaining time (RFC 2131, section 4.4.5).
 	secondRenewal = 10 * time.Second
 )
 
-// leaseTimeUp does what is due at this time for the holder of a lease.
+// leaseTimeUp does the work that is due for a client with a lease.
 func (t *step) leaseTimeUp() {
 	l := t.s.lease
 	switch {
@@ -31,22 +31,24 @@ func (t *step) leaseTimeUp() {
 	}
 }
 
-// renew asks for an extension: first the server that gave the lease, and all servers if it does not answer. Each
-// REQUEST has an identifier of its own, so that an ACK says which of them it extends from.
+// renew asks for an extension: first the server that gave the lease, and then all servers. Each REQUEST has a
+// separate identifier, so an ACK shows which of them it extends from.
 //
-// Each second REQUEST is one of a client that has rebooted, which asks for a broadcast. A server that is behind a
-// relay, or that answers renewals from another port or address, is heard by that.
+// Every second REQUEST has the form for a rebooted client, which asks for a broadcast. This reaches a server behind a
+// relay, and permits answers from another port or address.
 func (t *step) renew(state State, end time.Time) {
 	l := t.s.lease
 	t.newXID()
 	if t.s.state == Bound {
 		t.s.trace = trace.Trace{Began: t.now}
 	}
+
 	if t.s.state != state {
 		t.s.tries = 0
 	}
+
 	t.s.tries++
-	t.s.asked = t.now
+	t.s.requestSent = t.now
 	t.count()
 	d := t.request(dhcpv4.MessageTypeRequest, t.s)
 	if t.s.tries%2 == 0 {
@@ -61,6 +63,7 @@ func (t *step) renew(state State, end time.Time) {
 	if wake.After(end) {
 		wake = end
 	}
+
 	t.enter(state, wake)
 	if enough := t.now.Add(answerWait); enough.Before(wake) {
 		t.s.listen = enough
@@ -68,7 +71,7 @@ func (t *step) renew(state State, end time.Time) {
 }
 
 // extension addresses a renewal's REQUEST from the leased address, to the lease's server alone or to all. It has the
-// address in ciaddr only, and no server identifier: some servers ignore a renewal that has more (RFC 2131, table 4).
+// address only in ciaddr, and no server identifier: some servers ignore a renewal that has more (RFC 2131, table 4).
 func (t *step) extension(d *dhcpv4.DHCPv4, toServer bool) *Packet {
 	l := t.s.lease
 	d.ClientIPAddr = ip(l.Address.Addr())
@@ -80,7 +83,7 @@ func (t *step) extension(d *dhcpv4.DHCPv4, toServer bool) *Packet {
 	return p
 }
 
-// renewing waits for the ACK of a renewal, from any server. Before T2 it believes a NAK of the lease's server alone.
+// renewing waits for the ACK of a renewal, from any server. Before T2 it accepts a NAK only from the lease's server.
 func (t *step) renewing(m *message) {
 	l := t.s.lease
 	switch m.MessageType() {
@@ -104,7 +107,7 @@ func (t *step) renewing(m *message) {
 	}
 }
 
-// refused takes a NAK of the lease that is held.
+// refused handles a NAK of the present lease.
 func (t *step) refused(m *message) {
 	err := refusal(m, t.s.lease.Address.Addr())
 	t.lose()
@@ -112,7 +115,7 @@ func (t *step) refused(m *message) {
 	t.startOver(err, 0)
 }
 
-// expire gives the lease up and tries to get the same address again at once.
+// expire drops the lease and tries to get the same address again at once.
 func (t *step) expire() {
 	l := t.s.lease
 	t.out.Err = fmt.Errorf("%w: %s, at %s", ErrExpired, l.Address.Addr(), l.Expire.Format(time.RFC3339))

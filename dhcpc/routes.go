@@ -6,42 +6,47 @@ import (
 	"slices"
 )
 
-// routes chooses among the options that carry routes, as RFC 3442 wants it: classless
-// ones, else the static ones and the first router. Option 249 is 121 as some servers
-// send it.
+// routes selects the options with routes, as RFC 3442 demands: classless ones, else the static ones and the first
+// router. Option 249 is 121 as some servers send it.
 func (r *reader) routes(l *Lease) []Route {
 	for _, code := range []uint8{121, 249} {
 		v, ok := r.options[code]
 		if !ok {
 			continue
 		}
+
 		list, err := classlessRoutes(v)
 		if err == nil && len(list) > 0 {
 			l.noteRouters(list)
 			return onLinkFirst(list, l.Address)
 		}
+
 		if err == nil {
 			err = fmt.Errorf("no route in it")
 		}
-		// Half of a list could send traffic astray: all of it, or none.
+
+		// Half of a list could misdirect traffic, so use all of it or none.
 		r.ignore(code, "%v", err)
 	}
+
 	list := r.staticRoutes()
 	if len(l.Routers) > 0 {
 		list = append(list, Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: l.Routers[0]})
 	}
+
 	l.noteRouters(list)
 	return onLinkFirst(list, l.Address)
 }
 
-// noteRouters looks whether the address itself is among the routers.
+// noteRouters checks whether the address itself is among the routers.
 func (l *Lease) noteRouters(list []Route) {
 	own := l.Address.Addr()
-	l.OwnRouter = slices.Contains(l.Routers, own) || slices.ContainsFunc(list, func(r Route) bool { return r.Gateway == own })
+	l.OwnRouter = slices.Contains(l.Routers, own) ||
+		slices.ContainsFunc(list, func(r Route) bool { return r.Gateway == own })
 }
 
-// classlessRoutes reads a list of prefix length, as many bytes of the destination as
-// that takes, and router.
+// classlessRoutes reads a list of entries: the prefix length, the significant bytes of the destination, and the
+// router.
 func classlessRoutes(v []byte) ([]Route, error) {
 	var list []Route
 	for len(v) > 0 {
@@ -50,9 +55,11 @@ func classlessRoutes(v []byte) ([]Route, error) {
 		if bits > 32 {
 			return nil, fmt.Errorf("a destination of %d bits", bits)
 		}
+
 		if len(v) < 1+n+4 {
 			return nil, fmt.Errorf("cut short after %d routes", len(list))
 		}
+
 		var dst [4]byte
 		copy(dst[:], v[1:1+n])
 		route := Route{Dst: netip.PrefixFrom(netip.AddrFrom4(dst), bits).Masked()}
@@ -63,39 +70,43 @@ func classlessRoutes(v []byte) ([]Route, error) {
 			}
 			route.Gateway = via
 		}
+
 		list = append(list, route)
 		v = v[1+n+4:]
 	}
+
 	return list, nil
 }
 
-// staticRoutes reads option 33: pairs of destination, which has no length but its
-// class's, and router.
+// staticRoutes reads option 33: pairs of destination, which has only its class's prefix length, and router.
 func (r *reader) staticRoutes() []Route {
 	v := r.options[33]
 	if len(v)%8 != 0 {
 		r.ignore(33, "%d bytes are no list of pairs of addresses", len(v))
 	}
+
 	var list []Route
 	for ; len(v) >= 8; v = v[8:] {
 		dst, via := netip.AddrFrom4([4]byte(v)), netip.AddrFrom4([4]byte(v[4:]))
+
 		// RFC 2132 forbids a default route here.
 		if !usable(dst) || !usable(via) {
 			r.ignore(33, "no route to %s via %s", dst, via)
 			continue
 		}
+
 		prefix := netip.PrefixFrom(dst, classful(dst))
 		if prefix.Masked().Addr() != dst {
 			prefix = netip.PrefixFrom(dst, 32)
 		}
 		list = append(list, Route{Dst: prefix, Gateway: via})
 	}
+
 	return list
 }
 
-// onLinkFirst orders routes so that the kernel takes them: those on the link first,
-// and among them one to each router that nothing else puts on the link, as with an
-// address that is a /32.
+// onLinkFirst orders routes as the kernel needs them: those on the link first, and among them one to each router that
+// nothing else puts on the link, for example if the address is a /32.
 func onLinkFirst(list []Route, own netip.Prefix) []Route {
 	var onLink, others []Route
 	list = slices.Clone(list)
@@ -108,6 +119,7 @@ func onLinkFirst(list []Route, own netip.Prefix) []Route {
 			onLink = append(onLink, r)
 		}
 	}
+
 	for _, r := range list {
 		if !r.Gateway.IsValid() || slices.Contains(others, r) {
 			continue
@@ -119,5 +131,6 @@ func onLinkFirst(list []Route, own netip.Prefix) []Route {
 		}
 		others = append(others, r)
 	}
+
 	return append(onLink, others...)
 }

@@ -5,26 +5,26 @@ import (
 	"fmt"
 )
 
-// Difference is one thing that is not as it was asked for: what the Check of a
-// package finds. It is worded for the operator, by the names that ip and nft print.
+// Difference is one difference between the intended and the actual state, found by the Check of a package. It is worded
+// for the operator, with the names that ip and nft print.
 type Difference struct {
 	Object string // "port vethab…", "chain forward of table inet tombolo"
 	What   string // "MTU", "address", "rule"
-	Want   string // empty where there should be nothing
-	Have   string // empty where there is nothing
+	Want   string // empty if there should be nothing
+	Have   string // empty if there is nothing
 
-	// Text says it all where it is no attribute of an object. Then the others are empty.
+	// Text is the whole description if it does not concern an attribute of an object. Then the fields above are empty.
 	Text string
 
-	// Remedy is what mends it, as far as the one who found it knows.
+	// Remedy is the way to repair it, if the finder knows one.
 	Remedy Remedy
 }
 
-// Remedy is what mends a difference, in words for an operator. The empty one is not known: a
-// package that compares an object of the kernel does not know who would put it right.
+// Remedy is the way to repair a difference, in words for an operator. It is empty if unknown: a package that compares
+// an object of the kernel does not know who should repair it.
 type Remedy string
 
-// These are package network's words for a node's differences.
+// The remedies that package network gives for a node's differences.
 const (
 	RemedyRepair    Remedy = "repair"         // Node.Repair; tombolo repair
 	RemedyCollect   Remedy = "gc"             // garbage collection of pods that died without a Del
@@ -33,7 +33,7 @@ const (
 	RemedyConfigure Remedy = "configuration"  // of the host, the network, or another program
 )
 
-// MarshalJSON gives the difference by its text and its remedy.
+// MarshalJSON returns the difference as its text and its remedy.
 func (d Difference) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		Text   string `json:"text"`
@@ -41,7 +41,7 @@ func (d Difference) MarshalJSON() ([]byte, error) {
 	}{d.String(), d.Remedy})
 }
 
-// String gives one line: "port vethab…: MTU is 1400, should be 1500".
+// String returns one line: "port vethab…: MTU is 1400, should be 1500".
 func (d Difference) String() string {
 	switch {
 	case d.Text != "":

@@ -1,6 +1,5 @@
-// Package tombolo is the root of a set of packages that put pods on a Linux
-// bridge, in one process and over netlink alone: nothing here starts another
-// program.
+// Package tombolo is the root of a set of packages that put pods on a Linux bridge. They work in one process and only
+// over netlink: nothing here starts another program.
 //
 //	ns, err := netns.New() // or nil, the calling thread's
 //	links, err := bridge.Dial(ns)
@@ -10,18 +9,18 @@
 //	_, err = links.Ensure(ctx, bridge.Bridge{Name: "lo"})
 //	fmt.Println(errors.As(err, &op), errors.Is(err, bridge.ErrNotBridge), err)
 //
-// Programs in the docs of packages leave the handling of errors out; their Examples have it. docs/embedding.md says
-// which package is for what, and what a version promises.
+// Programs in the docs of packages omit the handling of errors; their Examples contain it. docs/embedding.md explains
+// the purpose of each package, and the promises of a version.
 //
-// Dial opens one netlink socket, in a namespace or, with nil, in the calling thread's; On shares one. All speak
-// net/netip, and none knows what CNI is; only network logs, to the logger of its Config, and only ipam and network
-// keep files. The verbs mean the same everywhere:
+// Dial opens one netlink socket, in a namespace or, with nil, in the calling thread's. On shares one. All packages use
+// net/netip, and none knows about CNI. Only network logs, to the logger of its Config, and only ipam and network keep
+// files. The verbs mean the same everywhere:
 //
-//	Add      creates; what is there already is an error (fs.ErrExist)
-//	Ensure   creates or corrects, and says whether it changed anything
+//	Add      creates; an existing object is an error (fs.ErrExist)
+//	Ensure   creates or corrects, and reports whether it changed anything
 //	Replace  creates or overwrites
-//	Del      deletes; what is not there is an error (fs.ErrNotExist)
-//	Remove   deletes; it is no error if it is not there
+//	Del      deletes; a missing object is an error (fs.ErrNotExist)
+//	Remove   deletes; a missing object is no error
 package tombolo
 
 import (
@@ -31,35 +30,30 @@ import (
 	"syscall"
 )
 
-// ErrInvalid is the cause of an error about an argument that is not valid: no namespace, or a Conn that has been
-// closed. Nothing has been done then. A method that is called on a nil pointer, or with a nil context, panics.
+// ErrInvalid is the cause of an error about an invalid argument, such as something that is no namespace, or a closed
+// Conn. Nothing was changed then. A method that is called on a nil pointer, or with a nil context, panics.
 var ErrInvalid = errors.New("invalid argument")
 
-// Socket is a netlink socket that packages of this module share: their functions called On take one. Only sockets that
-// this module opens will do.
+// Socket is a netlink socket that packages of this module share: their functions named On take one. It must be a socket
+// that this module has opened.
 type Socket interface{ Close() error }
 
-// OpError is the error of an operation that the kernel refused, or that could
-// not be put to it. Every error of a kernel operation in this module is one, or
-// wraps one or several: use errors.As to reach the fields, and errors.Is with an
-// errno (unix.EEXIST) or a sentinel of io/fs (fs.ErrExist, fs.ErrNotExist,
-// fs.ErrPermission) to branch.
+// OpError is the error of an operation that the kernel refused, or that could not be requested. Every error of a kernel
+// operation in this module is one, or wraps one or several. Use errors.As to reach the fields, and errors.Is with an
+// errno (unix.EEXIST) or an error of io/fs (fs.ErrExist, fs.ErrNotExist, fs.ErrPermission) to distinguish causes.
 type OpError struct {
-	// Op is what was asked for, as a verb and the kind of object: "add link",
-	// "set port", "list routes".
+	// Op is the requested operation, as a verb and the kind of object: "add link", "set port", "list routes".
 	Op string
-	// Object names the object that it was asked of: a link's name, an address
-	// with its link, a route. Empty where there is just one.
+	// Object is the name of its object: a link's name, an address with its link, a route. It is empty if there is
+	// only one.
 	Object string
-	// Err is the cause, in general the kernel's errno (a syscall.Errno).
+	// Err is the cause, usually the kernel's errno (a syscall.Errno).
 	Err error
-	// Message is the kernel's own explanation (its extended acknowledgement,
-	// Linux 4.12), in the kernel's words; empty where it gave none.
+	// Message is the kernel's own explanation (its extended acknowledgement, Linux 4.12), or empty.
 	Message string
 }
 
-// Error gives all four fields in one line: "add link vethab: file exists
-// (kernel: …)".
+// Error returns all four fields in one line: "add link vethab: file exists (kernel: …)".
 func (e *OpError) Error() string {
 	var b strings.Builder
 	b.WriteString(e.Op)
@@ -67,28 +61,30 @@ func (e *OpError) Error() string {
 		b.WriteByte(' ')
 		b.WriteString(e.Object)
 	}
+
 	b.WriteString(": ")
 	if e.Err != nil {
 		b.WriteString(e.Err.Error())
 	} else {
 		b.WriteString("failed")
 	}
+
 	if e.Message != "" {
 		b.WriteString(" (kernel: ")
 		b.WriteString(e.Message)
 		b.WriteByte(')')
 	}
+
 	return b.String()
 }
 
-// Unwrap gives the cause, so that errors.Is sees the errno.
+// Unwrap returns the cause, so that errors.Is sees the errno.
 func (e *OpError) Unwrap() error {
 	return e.Err
 }
 
-// Is makes the errnos by which the kernel says that a link (ENODEV), a route
-// (ESRCH) or an address (EADDRNOTAVAIL) is not there match fs.ErrNotExist; ENOENT
-// and EEXIST match their sentinels by themselves.
+// Is makes the kernel's errnos for a missing link (ENODEV), route (ESRCH) or address (EADDRNOTAVAIL) match
+// fs.ErrNotExist. ENOENT and EEXIST match the errors of io/fs without it.
 func (e *OpError) Is(target error) bool {
 	if target != fs.ErrNotExist {
 		return false
@@ -100,6 +96,6 @@ func (e *OpError) Is(target error) bool {
 	return errno == syscall.ENODEV || errno == syscall.ESRCH || errno == syscall.EADDRNOTAVAIL
 }
 
-// ErrInterrupted is the cause of a listing that the kernel marked as
-// inconsistent (NLM_F_DUMP_INTR) each time it was tried again.
+// ErrInterrupted is the cause of the failure of a listing that the kernel marked as inconsistent (NLM_F_DUMP_INTR) at
+// each attempt.
 var ErrInterrupted = errors.New("listing was interrupted by changes each time it was tried")

@@ -51,7 +51,7 @@ type Session struct {
 	rank      int      // its preference, lower for a server to avoid
 	avoid     []string // servers that advertised, and then refused or did not answer
 	hint      netip.Addr
-	requested *Lease // what is being requested, checked or declined
+	requested *Lease // the lease being requested, checked or declined
 	lease     *Lease // the present lease
 }
 

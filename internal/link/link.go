@@ -62,7 +62,7 @@ type Counters struct {
 	RxPackets, TxPackets, RxBytes, TxBytes uint64
 }
 
-// Alternative returns the error about a name by which a link was found, but which is not its own.
+// Alternative returns the error for an alternative name of a link. own is the link's own name.
 func Alternative(own string) error {
 	return nl.Invalid("it is an alternative name of link " + own + ", which rules of the firewall do not know: give " + own)
 }

@@ -352,7 +352,7 @@ func (c *Conn) readDump(b *Batch, l kind, each func(netlink.Message) error) (r r
 }
 
 // kind describes a kind of objects: how long the fixed header is, how much of it identifies an object, and which
-// attributes do so too.
+// attributes also identify it.
 type kind struct {
 	header, head int
 	keys         []uint16

@@ -55,8 +55,8 @@ func Deeper(environ []string) []string {
 	return append(environ, prefix+strconv.Itoa(depth+1))
 }
 
-// IsSame reports whether b is the program at a: the same file, a script whose interpreter is that file, or a file or
-// script of Tombolo's by its name. It does not recognize a copy under another name: DepthVariable ends that.
+// IsSame reports whether b is the program at a: it is one file, or b is a script with that file as interpreter, or a
+// file or script with a name of Tombolo. It does not recognize a copy under another name: DepthVariable ends that loop.
 func IsSame(a, b string) (bool, error) {
 	own, err := os.Stat(a)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package netavark is the plugin as podman 5 and its netavark call it: by an argument, with JSON on stdin and stdout
-// (plugin-API.md of github.com/containers/netavark).
+// Package netavark implements the plugin's interface for podman 5 and its netavark: a call by an argument, with JSON
+// on stdin and stdout (plugin-API.md of github.com/containers/netavark).
 package netavark
 
 import (
@@ -20,64 +20,76 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
 )
 
-// Run carries out a call, if the arguments are those of one, and gives the process's exit status. An error is printed to
-// out, as the API wants it.
+// Run executes a call, if the arguments request one, and returns the process's exit status. It prints an error
+// to out, as the API demands.
 func Run(args []string, in io.Reader, out io.Writer) (status int, called bool) {
 	if len(args) == 0 || !slices.Contains([]string{"create", "setup", "teardown", "info"}, args[0]) {
 		return 0, false
 	}
-	answer, err := carryOut(args, in)
+
+	answer, err := execute(args, in)
 	if err != nil {
 		answer, status = map[string]string{"error": err.Error()}, 1
 	}
+
 	to := json.NewEncoder(out)
-	to.SetEscapeHTML(false) // a message may have a command with &&
+	to.SetEscapeHTML(false) // a message may contain a command with &&
 	if answer != nil && to.Encode(answer) != nil {
 		status = 1
 	}
 	return status, true
 }
 
-func carryOut(args []string, in io.Reader) (any, error) {
+func execute(args []string, in io.Reader) (any, error) {
 	switch {
 	case args[0] == "info":
 		build, _ := debug.ReadBuildInfo()
 		return map[string]string{"version": build.Main.Version, "api_version": "1.0.0"}, nil
 	case os.Geteuid() != 0 || os.Getenv("_CONTAINERS_USERNS_CONFIGURED") == "done": // podman's, for its user namespace
-		return nil, errors.New("podman without root may not change the host's network, which a network of tombolo is in: run podman as root")
+		return nil,
+			errors.New(
+				"podman without root may not change the host's network, which a network of tombolo is in: run podman " +
+					"as root")
 	}
+
 	data, err := io.ReadAll(io.LimitReader(in, cni.MaxStdin))
 	if err != nil {
 		return nil, err
 	}
+
 	if args[0] == "create" {
 		return create(data)
 	}
+
 	return attach(args[0], data, strings.Join(args[1:], " "))
 }
 
-// attach attaches a container, or detaches it, which needs no valid options.
+// attach attaches or detaches a container. Detaching needs no valid options.
 func attach(verb string, data []byte, path string) (any, error) {
 	a := new(attachment)
 	if err := json.Unmarshal(data, a); err != nil {
 		return nil, fmt.Errorf("%s reads a container's attachment as JSON: %w", verb, err)
 	}
+
 	c, err := a.container(path)
 	if verb == "teardown" {
 		_, err = a.Network.Call("DEL", c)
 		return nil, err
 	}
+
 	if err != nil {
 		return nil, err
 	}
+
 	result, err := a.Network.Call("ADD", c)
 	if err != nil {
 		return nil, err
 	}
+
 	return a.status(result), nil
 }
 
-// attachment is what netavark tells of a container in a network.
+// attachment is netavark's description of a container in a network.
 type attachment struct {
 	ContainerID string  `json:"container_id"`
 	Name        string  `json:"container_name"`
@@ -86,8 +98,8 @@ type attachment struct {
 		ContainerPort int    `json:"container_port"`
 		HostIP        string `json:"host_ip"`
 		HostPort      int    `json:"host_port"`
-		Protocol      string `json:"protocol"` // or some, with commas between; none is TCP
-		Range         int    `json:"range"`    // how many ports from these on; 0 is one
+		Protocol      string `json:"protocol"` // or several, separated by commas; none means TCP
+		Range         int    `json:"range"`    // the number of ports beginning with these; 0 means one
 	} `json:"port_mappings"`
 	Options struct {
 		Interface string       `json:"interface_name"`
@@ -96,17 +108,22 @@ type attachment struct {
 	} `json:"network_options"`
 }
 
-// container is whole enough for a teardown, also where there is an error.
+// container returns the container. It is complete enough for a teardown even with an error.
 func (a *attachment) container(path string) (*runtimes.Container, error) {
 	o := &a.Options
-	c := &runtimes.Container{ID: a.ContainerID, Name: a.Name, NetNS: path, IfName: o.Interface, MAC: o.MAC, Ports: a.ports()}
+	c := &runtimes.Container{ID: a.ContainerID, Name: a.Name, NetNS: path, IfName: o.Interface, MAC: o.MAC,
+		Ports: a.ports()}
 	if len(a.Network.Subnets) == 0 {
-		// To reload a network, podman asks for what there was: MAC and addresses.
+		// To reload a network, podman requests the previous MAC and addresses.
 		if len(o.IPs) > 0 && o.MAC == "" {
-			return c, fmt.Errorf("--ip %s: containers in network %s lease their addresses: use --mac-address, and have the DHCP server reserve the address for it", o.IPs[0], a.Network.Name)
+			return c,
+				fmt.Errorf(
+					"--ip %s: containers in network %s lease their addresses: use --mac-address, and have the DHCP "+
+						"server reserve the address for it", o.IPs[0], a.Network.Name)
 		}
 		return c, nil
 	}
+
 	for _, ip := range o.IPs {
 		i := slices.IndexFunc(a.Network.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Contains(ip) })
 		if i < 0 {
@@ -114,21 +131,23 @@ func (a *attachment) container(path string) (*runtimes.Container, error) {
 		}
 		c.Addresses = append(c.Addresses, netip.PrefixFrom(ip, a.Network.Subnets[i].Prefix.Bits()))
 	}
+
 	return c, nil
 }
 
-// ports lists the mappings, each of one protocol.
+// ports lists the mappings, each with one protocol.
 func (a *attachment) ports() []cni.PortMapping {
 	var list []cni.PortMapping
 	for _, m := range a.Ports {
 		for _, protocol := range strings.Split(cmp.Or(m.Protocol, "tcp"), ",") {
-			list = append(list, cni.PortMapping{HostPort: m.HostPort, ContainerPort: m.ContainerPort, Range: m.Range, Protocol: protocol, HostIP: m.HostIP})
+			list = append(list, cni.PortMapping{HostPort: m.HostPort, ContainerPort: m.ContainerPort, Range: m.Range,
+				Protocol: protocol, HostIP: m.HostIP})
 		}
 	}
 	return list
 }
 
-// status says of an ADD's result what netavark wants to know: its StatusBlock.
+// status returns netavark's StatusBlock for the result of an ADD.
 func (a *attachment) status(of *current.Result) any {
 	subnets, servers, search := []map[string]string{}, []string{}, of.DNS.Search
 	for _, ip := range of.IPs {
@@ -138,16 +157,20 @@ func (a *attachment) status(of *current.Result) any {
 		}
 		subnets = append(subnets, one)
 	}
+
 	for _, text := range of.DNS.Nameservers {
 		if server, err := netip.ParseAddr(text); err == nil && server.Zone() == "" { // netavark reads no zones
 			servers = append(servers, text)
 		}
 	}
+
 	if len(search) == 0 && of.DNS.Domain != "" {
 		search = []string{of.DNS.Domain}
 	}
+
 	made := map[string]any{"mac_address": runtimes.MACOf(of), "subnets": subnets}
 	return map[string]any{
-		"dns_server_ips": servers, "dns_search_domains": search, "interfaces": map[string]any{a.Options.Interface: made},
+		"dns_server_ips": servers, "dns_search_domains": search,
+		"interfaces": map[string]any{a.Options.Interface: made},
 	}
 }

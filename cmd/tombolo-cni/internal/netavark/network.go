@@ -16,7 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// network is podman's, as far as the plugin has to do with it.
+// network is podman's network, with the fields that the plugin uses.
 type network struct {
 	runtimes.Network
 	ID     string            `json:"id"`
@@ -25,26 +25,30 @@ type network struct {
 	IPAM   map[string]string `json:"ipam_options"`
 }
 
-// create completes a network, and refuses one that cannot be. Fields that it does not know stay as they are.
+// create completes a network, and refuses an impossible one. Unknown fields stay as they are.
 func create(data []byte) (any, error) {
 	var all map[string]any
 	n := new(network)
 	if err := json.Unmarshal(data, n); err != nil {
 		return nil, fmt.Errorf("create reads a network as JSON: %w", err)
 	}
+
 	_ = json.Unmarshal(data, &all) // an object, since it is a network
 	if err := n.complete(); err != nil {
 		return nil, err
 	}
+
 	if _, err := n.Call("STATUS", nil); err != nil {
 		return nil, err
 	}
+
 	all["network_interface"], all["subnets"], all["ipam_options"] = n.Bridge, n.Subnets, n.IPAM
-	all["dns_enabled"] = false // aardvark-dns knows podman's own bridges alone
+	all["dns_enabled"] = false // aardvark-dns knows only podman's own bridges
 	return all, nil
 }
 
-// complete fills in what the operator left out, and refuses what the plugin's configuration has no words for.
+// complete fills in the fields that the operator left out, and refuses settings that the plugin's configuration
+// cannot express.
 func (n *network) complete() error {
 	const driver = "driver"
 	bridge, mode := n.BridgeOption(), n.Mode()
@@ -55,6 +59,7 @@ func (n *network) complete() error {
 	case mode == "lan":
 		giver = "dhcp"
 	}
+
 	is6 := func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }
 	switch asked := cmp.Or(n.IPAM[driver], giver); {
 	case asked != giver:
@@ -66,11 +71,13 @@ func (n *network) complete() error {
 	case len(n.Routes) > 0:
 		return errors.New("--route: containers in a network of tombolo have its default route alone")
 	}
+
 	n.IPAM = map[string]string{driver: giver}
 	n.Bridge = cmp.Or(n.Bridge, bridge)
 	if mode != "gateway" {
 		return nil
 	}
+
 	n.Bridge = cmp.Or(n.Bridge, fmt.Sprintf("tb-%.12s", n.ID))
 	return n.completeSubnets()
 }
@@ -84,6 +91,7 @@ func (n *network) completeSubnets() error {
 		}
 		n.Subnets = []runtimes.Subnet{{Prefix: free}}
 	}
+
 	for i := range n.Subnets {
 		if s := &n.Subnets[i]; !s.Gateway.IsValid() {
 			s.Gateway = s.Prefix.Masked().Addr().Next()
@@ -92,8 +100,8 @@ func (n *network) completeSubnets() error {
 	return nil
 }
 
-// freeSubnet is one that no route of the host leads to, of those that podman chooses from. A network without a
-// container has no route, so that the id says where to begin.
+// freeSubnet returns a subnet that no route of the host leads to, among those that podman chooses from. A network
+// without a container has no route, so the search begins at a place that depends on the id.
 func freeSubnet(id string) (netip.Prefix, error) {
 	var routes []route.Route
 	conn, err := route.Dial(nil)
@@ -101,6 +109,7 @@ func freeSubnet(id string) (netip.Prefix, error) {
 		defer conn.Close()
 		routes, err = conn.List(context.Background(), route.Filter{Family: unix.AF_INET})
 	}
+
 	const first, all = 89, (256 - 89) * 256 // 10.89.0.0/24 to 10.255.255.0/24
 	for i := crc32.ChecksumIEEE([]byte(id)) % all; i < 2*all && err == nil; i++ {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(first + i%all/256), byte(i)}), 24)
@@ -108,5 +117,7 @@ func freeSubnet(id string) (netip.Prefix, error) {
 			return p, nil
 		}
 	}
-	return netip.Prefix{}, cmp.Or(err, errors.New("this host has routes to all of 10.89.0.0/24 to 10.255.255.0/24: name a --subnet"))
+
+	return netip.Prefix{},
+		cmp.Or(err, errors.New("this host has routes to all of 10.89.0.0/24 to 10.255.255.0/24: name a --subnet"))
 }

@@ -1,6 +1,6 @@
-// Package doctor finds out why a pod has no network: it goes the way that the pod's packets
-// go, from its interface to beyond the host, and says of each step that fails what shows it
-// and what helps. It sends a few packets, and changes nothing.
+// Package doctor finds out why a pod has no network. It follows the way of the pod's packets, from its interface to
+// beyond the host. For each failing step it reports the evidence and a remedy. It sends a few packets, and changes
+// nothing.
 package doctor
 
 import (
@@ -22,61 +22,63 @@ type Step string
 
 // The steps, in the order of the way.
 const (
-	StepNamespace  Step = "namespace"  // there is a pod
+	StepNamespace  Step = "namespace"  // the pod exists
 	StepLink       Step = "link"       // its interface and the port of the bridge
 	StepAddress    Step = "address"    // its own addresses
 	StepDuplicate  Step = "duplicate"  // another node has one of them, or the gateway's
 	StepRoute      Step = "route"      // the pod's routes
 	StepGateway    Step = "gateway"    // answers by ARP or neighbour discovery
 	StepForwarding Step = "forwarding" // the host forwards, and has a way itself
-	StepFirewall   Step = "firewall"   // ours is whole, and no other one drops
+	StepFirewall   Step = "firewall"   // ours is complete, and no other one drops packets
 	StepBeyond     Step = "beyond"     // the host's next hop answers the pod
-	StepMTU        Step = "mtu"        // so it does if packets are long
+	StepMTU        Step = "mtu"        // it also answers long packets
 	StepDNS        Step = "dns"        // a name server answers the pod
 	StepLease      Step = "lease"      // DHCP
 )
 
-// Finding is a step that fails, or a note.
+// Finding is a failed step, or a note.
 type Finding struct {
 	Step     Step   `json:"step"`
 	Evidence string `json:"evidence"`
 	Remedy   string `json:"remedy,omitempty"`
-	// Note says that it may be as it should be: nothing that was tried has failed.
+	// Note means that it may be right: no test has failed.
 	Note bool `json:"note,omitempty"`
 }
 
-// Report is what is wrong with one attachment.
+// Report contains the faults of one attachment.
 type Report struct {
 	Network     string    `json:"network"`
 	Pod         string    `json:"pod,omitempty"`
 	ContainerID string    `json:"containerID"`
 	IfName      string    `json:"ifName"`
-	Findings    []Finding `json:"findings"` // empty: nothing was found
-	// Tried lists what was tested, and how it went.
+	Findings    []Finding `json:"findings"` // empty if nothing was found
+	// Tried lists the tests, with their results.
 	Tried []string `json:"tried,omitempty"`
 }
 
-// Options says what to look at.
+// Options are the options of Examine.
 type Options struct {
-	// DNS are the name servers to ask; nil leaves that step out.
+	// DNS are the name servers to ask. nil omits that step.
 	DNS []netip.Addr
-	// To are addresses that pods should reach, such as those of other nodes' pods, and by TCP if they have a port.
+	// To are addresses that pods should reach, such as those of other nodes' pods. With a port, they are tested by
+	// TCP too.
 	To []netip.AddrPort
-	// Trusted are the links that tombolod had join firewalld's zone trusted.
+	// Trusted are the links that tombolod has added to firewalld's zone trusted.
 	Trusted []string
-	// Kept are, by network, the destinations for which pods keep their address.
+	// Kept maps a network to the destinations that see its pods' own addresses.
 	Kept map[string][]netip.Prefix
 	// Uplinks are the NICs of networks on a LAN.
 	Uplinks map[string]string
 }
 
-// Examine looks at the pods of an inspection. It has to be called in the host's namespace, and
-// needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN.
+// Examine examines the pods of an inspection. Call it in the host's namespace. It needs CAP_NET_ADMIN, CAP_NET_RAW
+// and CAP_SYS_ADMIN.
 func Examine(ctx context.Context, node *network.Node, in *network.Inspection, opt Options) ([]Report, error) {
 	obstacles, err := node.Upkeep().Obstacles(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	reports := []Report{}
 	for _, r := range in.Attachments {
 		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network], others: in.Others}
@@ -88,37 +90,38 @@ func Examine(ctx context.Context, node *network.Node, in *network.Inspection, op
 			f.Note = isReplaced(d)
 			e.found = append(e.found, *f)
 		}
+
 		if err := e.walk(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", report.PodName(r.Pod, r.ContainerID), err)
 		}
 		reports = append(reports, Report{r.Network, r.Pod, r.ContainerID, r.IfName, e.sorted(), e.tried})
 	}
+
 	return reports, nil
 }
 
-// isReplaced reports whether a pod has something in place of what it was given, by which it may work: another default
-// route, MAC or name, or a smaller MTU.
+// isReplaced reports whether a pod may work with a replacement: another default route, MAC or name, or a smaller MTU.
 func isReplaced(d tombolo.Difference) bool {
 	have, _ := strconv.Atoi(d.Have)
 	want, _ := strconv.Atoi(d.Want)
 	return d.Have != "" && d.What != "link" && have <= want
 }
 
-// examination is one attachment's.
+// examination is the examination of one attachment.
 type examination struct {
 	node      *network.Node
 	opt       Options
 	at        *network.Attachment
-	way                          // of its packets, once walk has opened it
+	way                          // of its packets, after walk has opened it
 	obstacles []foreign.Obstacle // of its network
-	others    []string           // what the inspection noted about the host
+	others    []string           // the inspection's notes about the host
 	found     []Finding
 	tried     []string
 	dead      bool
-	led       bool // a gateway is there, or the pod sends by one
+	led       bool // a gateway exists, or the pod sends through one
 }
 
-// recreate is the remedy for a difference that only an ADD can mend.
+// recreate is the remedy for a difference that only an ADD can repair.
 const recreate = "delete the pod and create it again"
 
 func finding(step Step, remedy, format string, args ...any) *Finding {
@@ -129,7 +132,8 @@ func (e *examination) add(step Step, remedy, format string, args ...any) {
 	e.found = append(e.found, *finding(step, remedy, format, args...))
 }
 
-// addLoss adds a finding about a host or connection that gives the pod no answer. A chain that drops is named alone.
+// addLoss adds a finding about a host or connection that gives the pod no answer. If a chain drops the packets, it
+// names only the chain.
 func (e *examination) addLoss(f *Finding, name string) {
 	if !strings.HasPrefix(f.Evidence, "chain ") {
 		f.Evidence = fmt.Sprintf("%s gives the pod %s no answer: %s", name, e.own, f.Evidence)
@@ -141,7 +145,7 @@ func (e *examination) try(format string, args ...any) {
 	e.tried = append(e.tried, fmt.Sprintf(format, args...))
 }
 
-// sorted gives each finding once, in the order of the way.
+// sorted returns each finding once, in the order of the way.
 func (e *examination) sorted() []Finding {
 	way := []Step{StepNamespace, StepLink, StepAddress, StepDuplicate, StepRoute, StepGateway,
 		StepForwarding, StepFirewall, StepBeyond, StepMTU, StepDNS, StepLease}
@@ -159,8 +163,7 @@ func (e *examination) failed(steps ...Step) bool {
 	return slices.ContainsFunc(e.found, func(f Finding) bool { return !f.Note && slices.Contains(steps, f.Step) })
 }
 
-// recorded takes what differs from the records: which the rest of the way shows only in its
-// effects.
+// recorded adds the differences from the records. The rest of the way shows only their effects.
 func (e *examination) recorded(causes []report.Line) {
 	for _, c := range causes {
 		step := StepOf(c.First)
@@ -175,7 +178,7 @@ func (e *examination) recorded(causes []report.Line) {
 
 const spanningTree = "spanning tree"
 
-// split takes the command that helps out of a text.
+// split separates the helpful command from a text.
 func split(text, otherwise string) (evidence, remedy string) {
 	if before, command, ok := strings.Cut(text, "this helps: "); ok {
 		return strings.TrimRight(before, "; ,"), command
@@ -183,7 +186,7 @@ func split(text, otherwise string) (evidence, remedy string) {
 	return text, otherwise
 }
 
-// StepOf is the part of the way that a difference concerns.
+// StepOf returns the part of the way that a difference concerns.
 func StepOf(d tombolo.Difference) Step {
 	text := d.String()
 	has := func(parts ...string) bool {
@@ -204,12 +207,14 @@ func StepOf(d tombolo.Difference) Step {
 		return StepMTU
 	case has("the host's route", "the host does not send", "what the host sends", "which no network has on record"):
 		return StepForwarding
-	case has("forward of table", "FORWARD", " of table ", "nf_tables", "chain ", "what pods send", "br_netfilter", "nf_call"):
+	case has("forward of table", "FORWARD", " of table ", "nf_tables", "chain ", "what pods send", "br_netfilter",
+		"nf_call"):
 		return StepFirewall
 	case has("the gateway"):
 		return StepGateway
 	case has("forward"):
 		return StepForwarding
 	}
+
 	return StepLink
 }

@@ -21,32 +21,34 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// What helps where a pod, or the host, lacks a route to other nodes' pods.
+// The remedies if a pod, or the host, lacks a route to other nodes' pods.
 const (
 	setRoute = "set isDefaultGateway, or a route in the ipam, and create the pod again"
 	routed   = "see why the host gets no such route from the routing engine (birdc show protocols; " +
 		"vtysh -c 'show bgp summary'), or from the cloud's route controller"
 )
 
-// kept looks for destinations for which pods keep their address, and to which the host refuses
-// to send anything: a routing engine announces all of a cluster's pods as unreachable, but for
-// those that it knows the way to. Where a default route is all that leads there, the next router
-// may know the way.
+// kept looks for destinations that see the pods' own addresses, and that the host refuses to send to. A routing
+// engine announces all of a cluster's pods as unreachable, except for those with a known way. If only a default route
+// leads there, the next router may know the way.
 func (e *examination) kept(ctx context.Context) error {
 	routes, err := e.onHost.List(ctx, route.Filter{Family: nl.FamilyOf(e.own), Table: unix.RT_TABLE_MAIN})
 	if err != nil {
 		return err
 	}
+
 	for _, to := range e.opt.Kept[e.at.Network] {
 		if to.Addr().Is4() != e.own.Is4() {
 			continue
 		}
+
 		refused, sent := false, false
 		for _, r := range routes {
 			special := r.Dst.Bits() > 0
 			refused = refused || special && refuses(r) && r.Dst.Bits() <= to.Bits() && r.Dst.Contains(to.Addr())
 			sent = sent || special && r.Type == unix.RTN_UNICAST && r.Dst.Overlaps(to) && !r.Dst.Contains(e.own)
 		}
+
 		if refused && !sent {
 			f := finding(StepBeyond, "nothing, if no other node has pods; else "+routed, "the host has routes to no "+
 				"other pods of %s, for which pods keep their address: it refuses what is sent there", to)
@@ -54,10 +56,11 @@ func (e *examination) kept(ctx context.Context) error {
 			e.found = append(e.found, *f)
 		}
 	}
+
 	return nil
 }
 
-// targets follows the way to what the operator asks about, such as another node's pod.
+// targets follows the way to the operator's targets, such as another node's pod.
 func (e *examination) targets(ctx context.Context) (err error) {
 	for _, to := range e.opt.To {
 		switch {
@@ -69,14 +72,17 @@ func (e *examination) targets(ctx context.Context) (err error) {
 		default:
 			err = e.connection(ctx, to)
 		}
+
 		if err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
-// sendsTo reports whether the pod has an address of the family of to, and has probes sent from the first such address.
+// sendsTo reports whether the pod has an address of the family of to, and sets the first such address as the source
+// of probes.
 func (e *examination) sendsTo(to netip.Addr) bool {
 	i := slices.IndexFunc(e.at.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == to.Is4() })
 	if i >= 0 {
@@ -85,7 +91,7 @@ func (e *examination) sendsTo(to netip.Addr) bool {
 	return i >= 0
 }
 
-// connection has the pod begin a connection by TCP. A refusal is an answer.
+// connection makes the pod begin a TCP connection. A refusal is an answer.
 func (e *examination) connection(ctx context.Context, to netip.AddrPort) error {
 	const dynamic = 49152 // the first port that is not assigned (RFC 6335)
 	from := netip.AddrPortFrom(e.own, dynamic+rand.N[uint16](1<<14))
@@ -100,10 +106,12 @@ func (e *examination) connection(ctx context.Context, to netip.AddrPort) error {
 			return conn.Close()
 		})
 	}
+
 	f, err := e.exchange(ctx, "a connection to "+to.String(), to.Addr(), p, func() error { return dial(e.pod, dialer) })
 	if f == nil {
 		return err
 	}
+
 	if f.Remedy == "" {
 		f.Remedy = "see there, and on what is between, whether a firewall drops it, and whether a route leads back"
 		does := ", and the host itself reaches it"
@@ -112,6 +120,7 @@ func (e *examination) connection(ctx context.Context, to netip.AddrPort) error {
 		}
 		f.Evidence += does
 	}
+
 	e.addLoss(f, to.String())
 	return err
 }
@@ -122,10 +131,12 @@ func (e *examination) destination(ctx context.Context, to netip.Addr) error {
 	if err != nil || f == nil {
 		return err
 	}
+
 	hop, err := e.onHost.Get(ctx, to)
 	if err != nil {
 		return err
 	}
+
 	general, _ := e.onHost.Get(ctx, routing.Outside(to))
 	byDefault := hop.Gateway.IsValid() && hop.Gateway == general.Gateway && hop.Link == general.Link
 	keeps := slices.ContainsFunc(e.opt.Kept[e.at.Network], func(p netip.Prefix) bool { return p.Contains(to) })
@@ -140,15 +151,16 @@ func (e *examination) destination(ctx context.Context, to netip.Addr) error {
 		evidence += ", to which a route leads by " + hop.Gateway.String()
 		remedy = fmt.Sprintf("look whether %s and %s are up, and whether a firewall there drops it", hop.Gateway, to)
 	}
+
 	e.add(StepBeyond, remedy, "%s: %s", evidence, f.Evidence)
 	return nil
 }
 
-// hear is for how long several nodes may answer for one address.
+// hear is how long several nodes may answer for one address.
 const hear = 200 * time.Millisecond
 
-// duplicates asks on the bridge who has the pod's IPv4 address, and who the gateway's, which the
-// host itself does not answer there.
+// duplicates asks on the bridge which nodes have the pod's IPv4 address and the gateway's. The host itself does not
+// answer there.
 func (e *examination) duplicates(ctx context.Context) error {
 	for _, a := range e.at.Addresses {
 		for _, asked := range []netip.Addr{a.Prefix.Addr(), a.Gateway} {
@@ -156,10 +168,12 @@ func (e *examination) duplicates(ctx context.Context) error {
 			if !asked.Is4() || isGateway && !e.isOwn(ctx, asked) {
 				continue
 			}
+
 			owners, err := lease.WhoHas(ctx, e.bridge.Index, e.bridge.MAC, asked, hear)
 			if err != nil {
 				return err
 			}
+
 			for _, mac := range owners {
 				if isGateway {
 					e.add(StepDuplicate, "give that node another address",
@@ -171,5 +185,6 @@ func (e *examination) duplicates(ctx context.Context) error {
 			}
 		}
 	}
+
 	return nil
 }

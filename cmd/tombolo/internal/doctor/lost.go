@@ -19,8 +19,8 @@ import (
 )
 
 // exchange calls send, which sends a request from the pod to an address, and returns where the request or its answer
-// was lost. It returns nil if send got an answer, and lists that as tried. A Finding without a Remedy means that the
-// request left the host, and that no answer came to the host.
+// was lost. It returns nil if send got an answer, and lists the test as tried. A Finding without a Remedy means that
+// the request left the host, and that no answer reached the host.
 func (e *examination) exchange(
 	ctx context.Context, tried string, to netip.Addr, p probe, send func() error,
 ) (*Finding, error) {
@@ -29,14 +29,17 @@ func (e *examination) exchange(
 	if err == nil && p.isQuestion && !t.left { // the kernel has just given up on an earlier question, and asks again
 		t, err = e.follow(ctx, p, func() { sendErr = send() })
 	}
+
 	if err := cmp.Or(ctx.Err(), err); err != nil {
 		return nil, err
 	}
+
 	isDropped := t.to.drop != nil || t.from.drop != nil
 	if sendErr == nil || errors.Is(sendErr, unix.ECONNREFUSED) && t.back && !isDropped { // the other end refuses
 		e.try("%s", tried)
 		return nil, nil
 	}
+
 	r, err := e.inPod.Get(ctx, to)
 	hop := nextHop(r, to)
 	switch {
@@ -49,6 +52,7 @@ func (e *examination) exchange(
 	case !isResolved(e.socket, e.index, hop):
 		return e.unresolved(ctx, hop, hop.String())
 	}
+
 	return e.lost(ctx, to, t, sendErr)
 }
 
@@ -64,7 +68,7 @@ func (e *examination) unresolved(ctx context.Context, a netip.Addr, name string)
 	return f, err
 }
 
-// nextHop returns the address that a packet to dst is handed to on the link of a route.
+// nextHop returns the address that a packet to dst is sent to on the link of a route.
 func nextHop(r route.Route, dst netip.Addr) netip.Addr {
 	if r.Gateway.IsValid() {
 		return r.Gateway
@@ -91,8 +95,8 @@ func (e *examination) inside(command string) string {
 	return "nsenter --net=" + e.at.Path + " " + command
 }
 
-// lost finds out from a trail where a request to an address, or its answer, was lost. sendErr is the error of the pod's
-// kernel.
+// lost finds out from a trail where a request to an address, or its answer, was lost. sendErr is the error of the
+// pod's kernel.
 func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr error) (*Finding, error) {
 	port, ifName := e.port.Name, e.at.IfName
 	isLocal := e.isOwn(ctx, to)
@@ -128,6 +132,7 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 		return finding(StepLink, fmt.Sprintf("see what filters it: tc filter show dev %s egress", port),
 			"the answer comes to the bridge %s and does not leave it by the port %s", e.link.Name, port), nil
 	}
+
 	look := "sh -c 'nft list ruleset; tc filter show dev %s ingress; sysctl net.ipv4.conf.%[1]s.rp_filter'"
 	return finding(StepLink, "see the pod's own firewall and filters: "+e.inside(fmt.Sprintf(look, ifName)),
 		"the answer comes to the pod's interface %s, and the pod does not take it", ifName), nil
@@ -139,6 +144,7 @@ func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *
 	if t.sent != nil {
 		where = "beyond " + e.name(ctx, t.sent.link) + ", by which it leaves the host,"
 	}
+
 	f := finding(StepGateway, fmt.Sprintf("see whether %s is up and in this network, or correct the address", to),
 		"nothing %s answers for it", where)
 	_ = ping(ctx, e.host, to, icmp.Echo{Wait: wait})
@@ -150,14 +156,15 @@ func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *
 	return f
 }
 
-// stuck finds out what on the host keeps a packet from src to dst, which came in by a link, from leaving the host, or
-// the host from answering. No rule of nf_tables drops it.
+// stuck finds out why the host does not send a packet from src to dst, which came in by a link, or does not answer
+// it. No rule of nf_tables drops it.
 func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, link int) (*Finding, error) {
 	name := e.name(ctx, link)
 	what, passed := "it comes to the host by "+name, t.to
 	if src != e.own {
 		what, passed = "the answer comes to the host by "+name, t.from
 	}
+
 	hook, ended := strings.CutSuffix(passed.chain, end)
 	switch {
 	case t.request.ethertype == unix.ETH_P_ARP:
@@ -197,6 +204,7 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 			"ip route get %s", hop, out, dst),
 			"%s, and cannot be sent on, since %s does not answer by %s on %s", what, hop, protocolOf(hop), out), nil
 	}
+
 	return finding(StepBeyond, "see its filters: tc filter show dev "+out+" egress; nft list ruleset netdev",
 		"%s, passes the firewall and is not sent by %s", what, out), nil
 }
@@ -205,7 +213,7 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 func (e *examination) unrouted(
 	ctx context.Context, src, dst netip.Addr, in, what string, cause error,
 ) (*Finding, error) {
-	// Newer kernels report EINVAL for what a reverse path filter drops, as for a blackhole.
+	// Newer kernels report EINVAL if a reverse path filter drops a packet, as for a blackhole.
 	if src.Is4() && (errors.Is(cause, unix.EXDEV) || errors.Is(cause, unix.EINVAL)) {
 		own, _ := sysctl.Read(sysctl.Link("ipv4", in, "rp_filter"))
 		all, _ := sysctl.Read(sysctl.Link("ipv4", "all", "rp_filter"))
@@ -215,12 +223,14 @@ func (e *examination) unrouted(
 				"filter drops it (net.ipv4.conf.%s.rp_filter), since the way to %s is another", what, in, src), nil
 		}
 	}
+
 	f := finding(StepForwarding, routed, "%s, and the host has no route to %s for it: %v", what, dst, cause)
 	rules, err := routing.Rules(e.hostSocket)
 	if rule, ok := routing.Foreign(rules, src, dst, in, 0); ok || err != nil {
 		f.Evidence, f.Remedy = f.Evidence+", because of the rule "+rule.String(), rule.Ahead("iif "+in)
 		return f, err
 	}
+
 	refusing := route.Route{}
 	err = e.onHost.Walk(ctx, route.Filter{Family: nl.FamilyOf(dst)}, func(r route.Route) {
 		if refuses(r) && r.Dst.Contains(dst) && r.Dst.Bits() >= refusing.Dst.Bits() {
@@ -230,19 +240,21 @@ func (e *examination) unrouted(
 	if refusing.Dst.IsValid() {
 		f.Evidence += ", because of the route " + refusing.String()
 	}
+
 	if refusing.Protocol == unix.RTPROT_BOOT || refusing.Protocol == unix.RTPROT_STATIC { // else a routing engine's
 		const remedy = "unless it is meant: ip route del %s %s table %d"
 		f.Remedy = fmt.Sprintf(remedy, refusing.Type, refusing.Dst, refusing.Table)
 	}
+
 	return f, err
 }
 
-// refuses reports whether the host drops what it sends by a route.
+// refuses reports whether the host drops packets that match a route.
 func refuses(r route.Route) bool {
 	return r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_PROHIBIT
 }
 
-// protocolOf names the protocol by which a neighbour is asked for its MAC.
+// protocolOf returns the protocol that asks a neighbour for its MAC.
 func protocolOf(a netip.Addr) string {
 	return map[bool]string{true: "ARP", false: "neighbour discovery"}[a.Is4()]
 }

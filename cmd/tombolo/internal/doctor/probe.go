@@ -25,7 +25,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// probe describes a request that a pod sends, and its answer, by fields that no address translation changes.
+// probe describes a request from a pod, and its answer, by fields that no address translation changes.
 type probe struct {
 	request, answer message
 	isQuestion      bool // for the MAC of a neighbour
@@ -56,7 +56,7 @@ func ipMessage(is4 bool, protocol byte, fields ...field) message {
 	return m
 }
 
-// echoProbe is an echo request with an identifier (RFC 792, RFC 4443).
+// echoProbe returns an echo request with an identifier (RFC 792, RFC 4443).
 func echoProbe(is4 bool, id uint16) probe {
 	protocol, request, reply := byte(unix.IPPROTO_ICMPV6), byte(128), byte(129)
 	if is4 {
@@ -68,13 +68,13 @@ func echoProbe(is4 bool, id uint16) probe {
 	return probe{request: of(request), answer: of(reply)}
 }
 
-// flowProbe is a packet of TCP or UDP from a port of the pod's.
+// flowProbe returns a TCP or UDP packet from a port of the pod.
 func flowProbe(is4 bool, protocol byte, from uint16) probe {
 	port := binary.BigEndian.AppendUint16(nil, from)
 	return probe{request: ipMessage(is4, protocol, field{0, port}), answer: ipMessage(is4, protocol, field{2, port})}
 }
 
-// neighbourProbe is the question for the MAC of an address (RFC 826, RFC 4861).
+// neighbourProbe returns the question for the MAC of an address (RFC 826, RFC 4861).
 func neighbourProbe(a netip.Addr) probe {
 	if a.Is4() {
 		return probe{
@@ -95,7 +95,7 @@ func (m *message) is(ethertype uint16, packet []byte) bool {
 	})
 }
 
-// filter returns the socket filter that takes the request and the answer.
+// filter returns the socket filter that accepts the request and the answer.
 func (p *probe) filter() ([]bpf.RawInstruction, error) {
 	var program []bpf.Instruction
 	for _, m := range []message{p.request, p.answer} {
@@ -105,6 +105,7 @@ func (p *probe) filter() ([]bpf.RawInstruction, error) {
 				list = append(list, bpf.LoadAbsolute{Off: uint32(f.offset + i), Size: 1}, bpf.JumpIf{Val: uint32(b)})
 			}
 		}
+
 		for i := 1; i < len(list); i += 2 {
 			jump := list[i].(bpf.JumpIf)
 			jump.SkipFalse = uint8(len(list) - i) // to behind the RetConstant
@@ -112,16 +113,17 @@ func (p *probe) filter() ([]bpf.RawInstruction, error) {
 		}
 		program = append(append(program, list...), bpf.RetConstant{Val: math.MaxUint16})
 	}
+
 	return bpf.Assemble(append(program, bpf.RetConstant{}))
 }
 
-// sighting is a link that a probe or its answer passed, and the source of the packet there, if it is one of IP.
+// sighting is a link that a probe or its answer passed, and the packet's source there, if it is an IP packet.
 type sighting struct {
 	link int
 	src  netip.Addr
 }
 
-// trail is how far a probe and its answer came.
+// trail is the way of a probe and its answer, as far as they came.
 type trail struct {
 	probe
 	left, arrived  bool      // the request left the pod's interface, and came to the bridge
@@ -130,19 +132,20 @@ type trail struct {
 	to, from       passage   // of the request, and of the answer
 }
 
-// passage is how far the rules of the host let a packet come.
+// passage is a packet's way through the rules of the host.
 type passage struct {
-	chain string // the last one of doctor's chains that saw it
-	drop  *rule  // what dropped it
+	chain string // the last of doctor's chains that saw it
+	drop  *rule  // the rule that dropped it
 }
 
-// follow calls send, which sends the probe, and records where the probe and its answer were seen: at the host's links,
-// the port of the pod among them, and in nf_tables.
+// follow calls send, which sends the probe, and records where the probe and its answer were seen: at the host's
+// links, including the pod's port, and in nf_tables.
 func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail, error) {
 	program, err := p.filter()
 	if err != nil {
 		return nil, err
 	}
+
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open packet socket: %w", err)
@@ -152,6 +155,7 @@ func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail,
 	if err := cmp.Or(nl.AttachFilter(fd, program), unix.Bind(fd, all)); err != nil {
 		return nil, err
 	}
+
 	t := &trail{probe: p}
 	if err := t.trace(ctx, e.host, send); err != nil {
 		return nil, err
@@ -164,6 +168,7 @@ func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail,
 		if err != nil || !ok {
 			return t, nil
 		}
+
 		ethertype := bits.ReverseBytes16(at.Protocol)
 		s := &sighting{link: at.Ifindex}
 		switch ethertype {
@@ -197,11 +202,11 @@ func (e *examination) see(t *trail, s *sighting, out, isAnswer bool) {
 type rule struct {
 	family       uint8
 	table, chain string
-	handle       uint64 // 0: the policy
+	handle       uint64 // 0 means the policy
 }
 
 // trace calls send, and reads from the trace of nf_tables how far the probe and its answer came. The tables belong to
-// the socket, so that they go with the process at the latest.
+// the socket, so they are deleted with the process at the latest.
 func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 	const group = 9 // NFNLGRP_NFTRACE
 	watch, err := nl.Subscribe(unix.NETLINK_NETFILTER, nil, group)
@@ -222,7 +227,7 @@ func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 	go func() {
 		defer stop()
 		send()
-		time.Sleep(wait / 10) // the kernel has told all by then
+		time.Sleep(wait / 10) // the kernel has sent all messages by then
 	}()
 	answers := map[uint32]bool{}
 	for {
@@ -230,6 +235,7 @@ func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 		if sending.Err() != nil {
 			return ctx.Err()
 		}
+
 		if err != nil && !errors.Is(err, unix.ENOBUFS) { // some of many messages may be missing
 			return err
 		}
@@ -262,12 +268,12 @@ func tableName() string { return fmt.Sprintf("%s-%d", nftnl.DoctorName, os.Getpi
 // end ends the names of doctor's chains that come last in a hook.
 const end = "-end"
 
-// tables makes a table for IP with a chain at each end of each hook, and one for bridges. The first chain of a hook has
-// the probe and its answer traced, so that the trace tells how far they came.
+// tables returns a transaction for a table for IP with a chain at each end of each hook, and one for bridges. The
+// first chain of a hook makes the kernel trace the probe and its answer, so that the trace shows how far they came.
 func (t *trail) tables() *nftnl.Transaction {
 	const (
 		owned = 2    // NFT_TABLE_F_OWNER, Linux 5.12
-		first = -450 // br_netfilter takes what it has had seen already out of a hook before that
+		first = -450 // before that priority br_netfilter removes packets that it has already passed from a hook
 	)
 	transaction := nftnl.Begin(nil)
 	add := func(family uint8, chain string, hook int, priority int32, messages ...message) {
@@ -284,15 +290,17 @@ func (t *trail) tables() *nftnl.Transaction {
 				nftnl.String(unix.NFTA_RULE_TABLE, tableName()), nftnl.String(unix.NFTA_RULE_CHAIN, chain))
 		}
 	}
+
 	add(unix.NFPROTO_BRIDGE, "bridge", unix.NF_INET_PRE_ROUTING, math.MinInt32, t.request, t.answer)
 	for hook, name := range []string{"prerouting", "input", "forward", "output", "postrouting"} { // NF_INET_*
 		add(unix.NFPROTO_INET, name, hook, first, t.request, t.answer)
 		add(unix.NFPROTO_INET, name+end, hook, math.MaxInt32)
 	}
+
 	return transaction
 }
 
-// traceIt matches the message, and has the kernel trace it.
+// traceIt matches the message, and makes the kernel trace it.
 func (m message) traceIt(x *nftnl.Expressions) {
 	x.Meta(expr.MetaKeyPROTOCOL, nftnl.First)
 	x.Compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, m.ethertype))
@@ -304,12 +312,13 @@ func (m message) traceIt(x *nftnl.Expressions) {
 	x.Add(&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: uint32(nftnl.First)})
 }
 
-// read reads an NFT_MSG_TRACE, whose attributes are NFTA_TRACE_*. The first one about a packet has its headers.
+// read parses an NFT_MSG_TRACE, with attributes NFTA_TRACE_*. The first one about a packet has its headers.
 func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 	const header = 4 // struct nfgenmsg
 	if m.Header.Type != nftnl.Type(unix.NFT_MSG_TRACE) || len(m.Data) < header {
 		return nil
 	}
+
 	attrs := m.Data[header:]
 	text := func(typ uint16) string { return nftnl.Text(nftnl.Find(attrs, typ)) }
 	number := func(path ...uint16) uint32 { return nftnl.Number(nftnl.Find(attrs, path...)) }
@@ -327,22 +336,25 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 	if packet != nil {
 		answers[id] = t.answer.is(t.answer.ethertype, packet)
 	}
+
 	on := &t.to
 	if answers[id] {
 		on = &t.from
 	}
+
 	switch {
 	case r.table == tableName():
 		on.chain = r.chain
 	case r.table == nftnl.DefaultTable && strings.HasPrefix(r.chain, "share-mute-"):
-		// A copy for the host, which hears the same by the NIC that the bridge shares.
+		// This is a copy for the host, which receives the same by the NIC that the bridge shares.
 	case drops:
 		on.drop = cmp.Or(on.drop, &r)
 	}
+
 	return nil
 }
 
-// number is where a rule stands in its chain, from 1 on.
+// number returns a rule's position in its chain, beginning with 1.
 func (r *rule) number() (int, error) {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -357,8 +369,8 @@ func (r *rule) number() (int, error) {
 	return slices.Index(handles, r.handle) + 1, err
 }
 
-// droppedBy returns the finding that a rule drops a packet. side is what rules for that packet call the pod's side of
-// the host: iifname or oifname.
+// droppedBy returns the finding that a rule drops a packet. side is the name of the pod's side in rules for that
+// packet: iifname or oifname.
 func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
 	at := fmt.Sprintf("chain %s of table %s %s", r.chain, nftnl.FamilyName(r.family), r.table)
 	if r.handle == 0 {
@@ -369,7 +381,8 @@ func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
 		at, number, r.handle, what), err
 }
 
-// acceptInPolicy returns the command that has a policy of firewalld accept, before all else, what the subnet's pods send.
+// acceptInPolicy returns the command that makes a policy of firewalld accept, before all others, packets from the
+// subnet's pods.
 func (e *examination) acceptInPolicy(policy string) string {
 	family := map[bool]string{true: "ipv4", false: "ipv6"}[e.own.Is4()]
 	i := slices.IndexFunc(e.at.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr() == e.own })
@@ -377,8 +390,8 @@ func (e *examination) acceptInPolicy(policy string) string {
 		`source address="%s" accept' && firewall-cmd --reload`, policy, family, e.at.Addresses[i].Prefix.Masked())
 }
 
-// remedy returns the command that helps against a rule of a chain, or its policy. Rules that a program makes anew are
-// that program's to delete.
+// remedy returns the command that helps against a rule of a chain, or its policy. Rules that a program creates again
+// must be deleted by that program.
 func (e *examination) remedy(r *rule, at, side string) string {
 	link := e.link.Name
 	zone, ofZone := strings.CutPrefix(r.chain, "filter_FWD_")
@@ -392,24 +405,28 @@ func (e *examination) remedy(r *rule, at, side string) string {
 	case ofZone && strings.HasPrefix(zone, "trusted"):
 		return "firewall-cmd --permanent --zone=trusted --set-target=ACCEPT && firewall-cmd --reload"
 	case ofZone && slices.Contains(e.opt.Trusted, link):
-		// The zone comes before trusted, as it has the pod's address as a source. Policies come before both.
+		// The zone comes before trusted, since it has the pod's address as a source. Policies come before both.
 		add := "firewall-cmd --permanent --policy=tombolo --add-"
 		return "firewall-cmd --permanent --new-policy=tombolo && " + add + "ingress-zone=" + zone + " && " +
 			add + "egress-zone=ANY && " + e.acceptInPolicy("tombolo")
 	case strings.HasPrefix(r.chain, "ufw-user-") || strings.HasPrefix(r.chain, "ufw6-user-"):
 		return "see ufw status numbered, and ufw delete NUMBER; another command's deletion ends with ufw's next reload"
 	}
+
 	for _, o := range e.obstacles {
 		if o.Firewalld && r.table == "firewalld" || r.handle == 0 && o.Chain == at {
 			return o.Remedy
 		}
 	}
+
 	chain := fmt.Sprintf("%s %s %s", nftnl.FamilyName(r.family), r.table, r.chain)
 	if r.handle != 0 {
 		return fmt.Sprintf("nft delete rule %s handle %d", chain, r.handle)
 	}
+
 	if r.family == unix.NFPROTO_BRIDGE {
 		link = e.port.Name
 	}
+
 	return fmt.Sprintf("nft add rule %s %s %s accept", chain, side, link)
 }

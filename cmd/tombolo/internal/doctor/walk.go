@@ -28,28 +28,29 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// wait is how long one answer may take. One that does not come in time on a link, or from the next hop, is lost.
+// wait limits the time for one answer. On a link, or from the next hop, an answer that takes longer is lost.
 const wait = time.Second
 
-// way is what a pod's packets pass.
+// way contains the parts that a pod's packets pass.
 type way struct {
 	pod, host          *netns.NS
 	socket, hostSocket *nl.Conn // of the pod's namespace and of the host's, as inPod and onHost
 	inPod, onHost      *route.Conn
 	links              *bridge.Conn
 	index, mtu         int    // of the pod's interface
-	shaper             int    // the index of the link that limits what the pod sends; 0 if there is none
+	shaper             int    // the index of the link that limits packets from the pod; 0 if there is none
 	pair               [2]int // the indexes of the veth pair that connects the bridge to a NIC that it shares
 	port, bridge       *bridge.Link
 	link               *bridge.Link // the bridge, or the host's link in the network's VLAN
 	own                netip.Addr   // the pod's address that probes are sent from
 }
 
-// walk goes the pod's way, as far as it is not known to be cut.
+// walk follows the pod's way, up to a known interruption.
 func (e *examination) walk(ctx context.Context) error {
 	if e.dead || !e.at.Ready {
 		return nil
 	}
+
 	var err error
 	if e.pod, err = netns.Open(e.at.Path); err != nil {
 		e.add(StepNamespace, recreate, "%v", err)
@@ -72,17 +73,20 @@ func (e *examination) walk(ctx context.Context) error {
 	if e.failed(StepLink) {
 		return nil
 	}
+
 	if err := e.lookAtLinks(ctx); err != nil || e.failed(StepLink) {
 		return err
 	}
+
 	steps := []func(context.Context) error{e.addresses, e.duplicates, e.families, e.names, e.targets}
 	for i := 0; err == nil && i < len(steps) && (i == 0 || !e.failed(StepAddress)); i++ {
 		err = steps[i](ctx)
 	}
+
 	return err
 }
 
-// lookAtLinks finds the host's links, and looks at both ends of the pod's.
+// lookAtLinks finds the host's links, and looks at both ends of the pod's link.
 func (e *examination) lookAtLinks(ctx context.Context) error {
 	for _, find := range []struct {
 		link **bridge.Link
@@ -98,9 +102,11 @@ func (e *examination) lookAtLinks(ctx context.Context) error {
 		}
 		*find.link = l
 	}
+
 	if l, err := e.links.Link(ctx, "ifb"+strings.TrimPrefix(e.at.Port, "veth")); err == nil {
 		e.shaper = l.Index
 	}
+
 	outer, port := share.Pair(e.at.Bridge)
 	for i, name := range []string{outer, port} {
 		if l, err := e.links.Link(ctx, name); err == nil {
@@ -113,6 +119,7 @@ func (e *examination) lookAtLinks(ctx context.Context) error {
 	if err == nil {
 		e.mtu = peer.MTU
 	}
+
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		e.add(StepLink, recreate, "the other end of the port %s is not in the pod's network namespace %s", e.port.Name,
@@ -130,6 +137,7 @@ func (e *examination) lookAtLinks(ctx context.Context) error {
 			e.add(StepLink, remedy, "port %s does not forward, though both of its ends are up", e.port.Name)
 		}
 	}
+
 	return nil
 }
 
@@ -144,6 +152,7 @@ func (e *examination) addresses(ctx context.Context) error {
 				"another node has %s: duplicate address detection failed", a.Prefix.Addr())
 		}
 	}
+
 	return err
 }
 
@@ -158,13 +167,14 @@ func (e *examination) families(ctx context.Context) error {
 	return nil
 }
 
-// family follows one address of the pod's to its gateway and beyond. The IPAM names a gateway for every subnet, and no
+// family follows one address of the pod to its gateway and beyond. The IPAM names a gateway for every subnet, and no
 // host needs to have that address.
 func (e *examination) family(ctx context.Context, gateway netip.Addr) error {
 	routes, err := e.inPod.List(ctx, route.Filter{Family: nl.FamilyOf(e.own), Link: e.index})
 	if err != nil {
 		return err
 	}
+
 	isUsed := gateway.IsValid() && e.isOwn(ctx, gateway)
 	for _, r := range routes {
 		isUsed = isUsed || gateway.IsValid() && (r.Gateway == gateway ||
@@ -176,35 +186,42 @@ func (e *examination) family(ctx context.Context, gateway netip.Addr) error {
 			}
 		}
 	}
+
 	if !isUsed {
 		return nil
 	}
+
 	e.led = true
 	if answers, err := e.gateway(ctx, gateway, "the gateway "+gateway.String()); err != nil || !answers {
 		return err
 	}
+
 	if err := e.kept(ctx); err != nil {
 		return err
 	}
+
 	return e.beyond(ctx)
 }
 
-// gateway reports whether a gateway answers by ARP or neighbour discovery, and by the right MAC. Its own firewall may
+// gateway reports whether a gateway answers by ARP or neighbour discovery, with the right MAC. Its own firewall may
 // drop echo requests.
 func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name string) (bool, error) {
 	pingErr := ping(ctx, e.pod, gateway, icmp.Echo{From: e.own, Wait: wait})
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
+
 	if e.failed(StepForwarding, StepRoute) && pingErr != nil {
-		return false, nil // it is known what stops the pod
+		return false, nil // the obstacle is known
 	}
+
 	if r, err := e.inPod.Get(ctx, gateway); err != nil || r.Link != e.index {
 		look := e.inside("sh -c 'ip route get " + gateway.String() + "; ip rule'")
 		e.add(StepRoute, "delete in the pod what leads elsewhere: "+look,
 			"the pod has no route to its gateway %s by %s", gateway, e.at.IfName)
 		return false, nil
 	}
+
 	if pingErr != nil && !isResolved(e.socket, e.index, gateway) {
 		f, err := e.unresolved(ctx, gateway, name)
 		if f != nil {
@@ -212,6 +229,7 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 		}
 		return f == nil, err
 	}
+
 	// A link in a VLAN of the bridge has its MAC.
 	next, _ := routing.Find(e.socket, e.index, gateway)
 	if pingErr != nil && e.isOwn(ctx, gateway) && !bytes.Equal(e.bridge.MAC, next.MAC) {
@@ -220,21 +238,24 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 			"the gateway %s does not answer: the pod has its MAC as %s, and it is %s", gateway, next.MAC, e.bridge.MAC)
 		return false, nil
 	}
+
 	by := protocolOf(gateway)
 	if next.State == routing.Permanent {
 		by = "the pod's permanent neighbour entry"
 	}
+
 	e.try("%s by %s", name, by)
 	return true, nil
 }
 
-// beyond follows the way to elsewhere, as far as the host's next hop.
+// beyond follows the way to other destinations, as far as the host's next hop.
 func (e *examination) beyond(ctx context.Context) error {
 	far := routing.Outside(e.own)
 	hop, err := e.onHost.Get(ctx, far)
 	if err != nil {
 		return e.noDefault(ctx, far, err)
 	}
+
 	if r, err := e.inPod.Get(ctx, far); err != nil {
 		e.add(StepRoute, setRoute, "the pod has no default route: %v", err)
 		return nil
@@ -242,21 +263,25 @@ func (e *examination) beyond(ctx context.Context) error {
 		e.try("no way to elsewhere by this interface: the pod sends by another one")
 		return nil
 	}
+
 	if !hop.Gateway.IsValid() || hop.Link == e.bridge.Index || e.failed(StepForwarding, StepFirewall) {
-		return nil // on the pod's own link, or it is known what stops the pod
+		return nil // on the pod's own link, or the obstacle is known
 	}
+
 	name := "the host's next hop " + hop.Gateway.String()
 	lost, answered, err := e.echo(ctx, hop.Gateway, name)
 	if lost != nil {
 		e.try("%s, which answers no echo request of host or pod: what the pod sends leaves the host", name)
 	}
+
 	if answered {
 		return e.long(ctx, hop.Gateway)
 	}
+
 	return err
 }
 
-// noDefault adds that the host has no default route. A host without IPv6 of its own may be as it should be.
+// noDefault adds that the host has no default route. For a host without IPv6 this may be right.
 func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error) error {
 	missing := map[bool]string{true: "route to elsewhere", false: "default route of IPv6"}[far.Is4()]
 	f := finding(StepForwarding, "give the host a default route: ip route add default via ROUTER",
@@ -271,14 +296,17 @@ func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error
 			f.Evidence, f.Remedy = split(text, "")
 		}
 	}
+
 	if !e.failed(StepForwarding) {
 		e.found = append(e.found, *f)
 	}
+
 	return err
 }
 
-// echo has the pod send echo requests to an address, and reports whether an answer came. If none does, and this host is
-// why, or the host itself gets one, it adds a finding. Else it returns how far the requests came.
+// echo makes the pod send echo requests to an address, and reports whether an answer came. If none does, and the
+// cause is on this host, or the host itself gets an answer, it adds a finding. Otherwise it returns how far the
+// requests came.
 func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (lost *Finding, answered bool, _ error) {
 	id := uint16(rand.Uint32())
 	f, err := e.exchange(ctx, name+" by echo requests", to, echoProbe(to.Is4(), id), func() error {
@@ -290,10 +318,12 @@ func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (los
 	case f.Remedy != "":
 		e.addLoss(f, name)
 	case ping(ctx, e.host, to, icmp.Echo{Wait: wait}) == nil:
-		remedy := "see there, or on its node, whether a route leads back to the pod, and whether a firewall drops what is " +
+		remedy := "see there, or on its node, whether a route leads back to the pod, and whether a firewall drops " +
+			"what is " +
 			"forwarded: ip route get " + e.own.String()
 		if e.opt.Uplinks[e.at.Network] != "" {
-			remedy = fmt.Sprintf("see there, and on the LAN's router, whether a firewall or a list of known machines stops %s (%s)",
+			remedy = fmt.Sprintf(
+				"see there, and on the LAN's router, whether a firewall or a list of known machines stops %s (%s)",
 				e.own, e.at.MAC)
 		}
 		e.add(StepBeyond, remedy,
@@ -301,6 +331,7 @@ func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (los
 	default:
 		return f, false, ctx.Err()
 	}
+
 	return nil, false, nil
 }
 
@@ -310,24 +341,27 @@ func (e *examination) isOwn(ctx context.Context, a netip.Addr) bool {
 	return err == nil && r.Type == unix.RTN_LOCAL
 }
 
-// long sends packets as long as the pod's MTU, which a lease or the plugin tuning may have made less than that on
-// record.
+// long sends packets as long as the pod's MTU. A lease or the plugin tuning may have made it smaller than the
+// recorded one.
 func (e *examination) long(ctx context.Context, hop netip.Addr) error {
 	const headers4, headers6 = 20 + 8, 40 + 8
 	headers := headers6
 	if hop.Is4() {
 		headers = headers4
 	}
+
 	echo := icmp.Echo{From: e.own, Size: e.mtu - headers, DontFragment: true, Wait: wait}
 	err := ping(ctx, e.pod, hop, echo)
 	if err == nil || e.failed(StepMTU) {
 		return ctx.Err()
 	}
+
 	echo.From = netip.Addr{}
 	if errors.Is(err, unix.EMSGSIZE) || ping(ctx, e.host, hop, echo) != nil {
 		e.add(StepMTU, "set mtu of the network to what the path takes, and create its pods again",
 			"packets of %d bytes, the pod's MTU, do not get to %s, and short ones do: %v", e.mtu, hop, err)
 	}
+
 	return nil
 }
 
@@ -336,11 +370,12 @@ func ping(ctx context.Context, ns *netns.NS, to netip.Addr, echo icmp.Echo) erro
 	return err
 }
 
-// names asks each name server something that any answers, if with an error.
+// names asks each name server a question that any server answers, perhaps with an error.
 func (e *examination) names(ctx context.Context) error {
 	if e.failed(StepGateway, StepRoute, StepForwarding, StepFirewall, StepBeyond) {
 		return nil
 	}
+
 	for _, server := range e.opt.DNS {
 		if r, err := e.inPod.Get(ctx, server); err != nil || !e.sendsTo(server) || r.Link != e.index {
 			if e.led {
@@ -348,20 +383,24 @@ func (e *examination) names(ctx context.Context) error {
 			}
 			continue
 		}
+
 		f, err := e.ask(ctx, server)
 		if err != nil {
 			return err
 		}
+
 		if f != nil {
 			const remedy = "see whether the server serves the pod's subnet, and whether a firewall drops UDP 53"
 			e.add(StepDNS, cmp.Or(f.Remedy, remedy),
 				"the name server %s does not answer the pod: %s", server, f.Evidence)
 		}
 	}
+
 	return nil
 }
 
-// ask sends a query twice, and takes any answer. If none comes, it finds out where the query or the answer was lost.
+// ask sends a query twice, and accepts any answer. If none comes, it finds out where the query or the answer was
+// lost.
 func (e *examination) ask(ctx context.Context, server netip.Addr) (*Finding, error) {
 	var conn *net.UDPConn
 	err := e.pod.Do(func() (err error) {
@@ -372,6 +411,7 @@ func (e *examination) ask(ctx context.Context, server netip.Addr) (*Finding, err
 		return finding(StepDNS, "see in the pod: "+e.inside("ip route get "+server.String()), "%v", err), nil
 	}
 	defer conn.Close()
+
 	// RFC 1035, section 4.1: the name servers of the root.
 	query := []byte{0x74, 0x6f, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1}
 	port := conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
@@ -386,6 +426,7 @@ func (e *examination) ask(ctx context.Context, server netip.Addr) (*Finding, err
 				break
 			}
 		}
+
 		return err
 	})
 }

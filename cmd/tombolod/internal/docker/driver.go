@@ -1,9 +1,10 @@
-// Package docker serves the remote driver protocol of Docker's libnetwork: it makes calls of the plugin of what Docker
-// asks about networks and endpoints.
+// Package docker serves the remote driver protocol of Docker's libnetwork. It answers Docker's requests about
+// networks and endpoints by calls of the plugin.
 //
-// Docker moves a container's interface itself, and wants the container's addresses before the container has a
-// namespace. So an endpoint is attached to a namespace that lasts as long as the request, and its interface is
-// handed to Docker in the host's. Docker renames it in the container, where its alternative name finds it.
+// Docker moves a container's interface itself, and needs the container's addresses before the container has a
+// namespace. So an endpoint is attached to a namespace that lasts as long as the request, and its interface is then
+// moved to the host's namespace for Docker. Docker renames it in the container, where it is found by its alternative
+// name.
 package docker
 
 import (
@@ -23,26 +24,27 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Config is what a Driver works with. All fields are required.
+// Config holds the parameters of a Driver. All fields are required.
 type Config struct {
 	StateDir string // of the plugin
-	LeaseDir string // beside it, in "docker", networks are kept: Docker tells of one only once
+	LeaseDir string // networks are kept beside it, in "docker", since Docker announces each only once
 	Node     *network.Node
 	Log      *slog.Logger
 }
 
-// Driver is an http.Handler. An endpoint is an attachment: what is to outlast a restart is on that one's record.
+// Driver is an http.Handler. An endpoint is an attachment. Everything that must outlast a restart is in that
+// attachment's record.
 type Driver struct {
 	*Config
 	networks  string          // the directory of their files
 	endpoints sync.Map        // an *endpoint for each identifier
-	begun     atomic.Int64    // when this dockerd began, in nanoseconds since 1970; 0: before tombolod
-	ctx       context.Context // of work
+	begun     atomic.Int64    // the start of this dockerd, in nanoseconds since 1970; 0 if before tombolod's
+	ctx       context.Context // of the work between requests
 	work      sync.WaitGroup  // between requests
 }
 
-// New looks for the endpoints in their containers that were being moved there under an earlier Driver. Until ctx is done
-// the Driver does things by itself.
+// New returns a Driver. It looks in their containers for the endpoints that were being moved there under an earlier
+// Driver. Until ctx is done the Driver also works between requests.
 func New(ctx context.Context, cfg *Config) *Driver {
 	d := &Driver{Config: cfg, ctx: ctx, networks: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")}
 	for k, a := range d.attached() {
@@ -52,14 +54,15 @@ func New(ctx context.Context, cfg *Config) *Driver {
 			d.work.Go(func() { d.follow(e, a.Key, a.Path) })
 		}
 	}
+
 	d.work.Go(d.tidy)
 	return d
 }
 
-// Wait waits for the end of what the Driver does by itself.
+// Wait waits for the end of the Driver's work between requests.
 func (d *Driver) Wait() { d.work.Wait() }
 
-// rest gives false where the Driver ends before a time has gone by.
+// rest waits. It returns false if the Driver ends before the time has passed.
 func (d *Driver) rest(wait time.Duration) bool {
 	select {
 	case <-d.ctx.Done():
@@ -69,7 +72,7 @@ func (d *Driver) rest(wait time.Duration) bool {
 	}
 }
 
-// request is any of Docker's, and answer any answer: each has a part of the fields.
+// request is any request of Docker, and answer any answer. Each uses some of the fields.
 type request struct {
 	key
 	SandboxKey         string // the path of the container's namespace
@@ -91,8 +94,8 @@ type answer struct {
 	DisableGatewayService bool           `json:",omitempty"`
 }
 
-// addresses are those of an endpoint. In an answer they are only those that Docker did not choose, since it refuses
-// others.
+// addresses are the addresses of an endpoint. An answer contains only those that Docker did not choose, since it
+// refuses others.
 type addresses struct {
 	Address, AddressIPv6 netip.Prefix `json:",omitzero"`
 	MacAddress           string       `json:",omitempty"`
@@ -107,7 +110,7 @@ type staticRoute struct {
 
 type interfaceName struct{ SrcName, DstPrefix string }
 
-// methods are those of the protocol that want more than an empty answer.
+// methods returns the methods of the protocol that need more than an empty answer.
 func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, error) {
 	return map[string]func(context.Context, *request) (*answer, error){
 		"CreateNetwork": d.createNetwork, "DeleteNetwork": d.deleteNetwork,
@@ -116,10 +119,10 @@ func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, 
 	}
 }
 
-// longest is what a request may have, in bytes. Docker lists each published port twice, in 200 bytes.
+// longest is the greatest length of a request, in bytes. Docker lists each published port twice, in 200 bytes.
 const longest = 64 << 20
 
-// ServeHTTP answers a request of Docker's.
+// ServeHTTP answers a request of Docker.
 func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	to := &answer{}
 	method, ofDriver := strings.CutPrefix(r.URL.Path, "/NetworkDriver.")
@@ -136,28 +139,31 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		to.Scope, to.ConnectivityScope = "local", "local"
 	case do != nil:
 		var err error
-		if to, err = carryOut(r, method, do); err != nil {
+		if to, err = call(r, method, do); err != nil {
 			d.Log.Warn("cannot do what Docker asks for", "method", method, "err", err)
 			to = &answer{Err: err.Error()}
 		}
 	}
+
 	w.Header().Set("Content-Type", "application/vnd.docker.plugins.v1.2+json")
-	_ = json.NewEncoder(w).Encode(to) // Docker has gone, if it cannot be written
+	_ = json.NewEncoder(w).Encode(to) // if it cannot be written, Docker has gone
 }
 
-func carryOut(r *http.Request, method string, do func(context.Context, *request) (*answer, error)) (*answer, error) {
-	asked := new(request)
-	if err := json.NewDecoder(http.MaxBytesReader(nil, r.Body, longest)).Decode(asked); err != nil {
+func call(r *http.Request, method string, do func(context.Context, *request) (*answer, error)) (*answer, error) {
+	req := new(request)
+	if err := json.NewDecoder(http.MaxBytesReader(nil, r.Body, longest)).Decode(req); err != nil {
 		return nil, fmt.Errorf("read the request (Docker sends an empty one where it tries again): %w", err)
 	}
-	ids := []string{asked.NetworkID, asked.EndpointID}
+
+	ids := []string{req.NetworkID, req.EndpointID}
 	if strings.HasSuffix(method, "Network") {
 		ids = ids[:1]
 	}
+
 	for _, id := range ids {
 		if !ident.IsIdentifier(id) || len(id) < shortest || len(id) > 10*shortest {
 			return nil, fmt.Errorf("%.40q is no identifier of Docker's", id)
 		}
 	}
-	return do(r.Context(), asked)
+	return do(r.Context(), req)
 }

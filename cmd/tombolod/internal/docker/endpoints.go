@@ -26,22 +26,22 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// The options of an endpoint: the one that names the container.
+// The options of an endpoint.
 const (
 	ofOurs      = "tombolo."
 	withName    = ofOurs + "name"
-	longestName = 63 // a host's
+	longestName = 63 // the longest name of a host
 )
 
-// key is what Docker calls an endpoint.
+// key is Docker's name for an endpoint.
 type key struct{ NetworkID, EndpointID string }
 
-// ifName is the name by which an endpoint's interface is always found, and srcName the one that it has when Docker takes
+// ifName returns the name that an endpoint's interface always keeps, and srcName the name it has when Docker takes
 // it.
 func (k key) ifName() string  { return "tb-" + k.EndpointID[:shortest-1] }
 func (k key) srcName() string { return "ts-" + k.EndpointID[:shortest-1] }
 
-// endpoint is what is known of one beside its record. It is locked while a request works on it.
+// endpoint holds the facts about an endpoint that are not in its record. It is locked while a request works on it.
 type endpoint struct {
 	sync.Mutex
 	created time.Time
@@ -49,7 +49,7 @@ type endpoint struct {
 	moved   bool // it is in its container
 }
 
-// lock has one request at a time work on an endpoint, or on what else has a name.
+// lock lets one request at a time work on an endpoint, or on another object with a name.
 func (d *Driver) lock(id string) *endpoint {
 	one, _ := d.endpoints.LoadOrStore(id, new(endpoint))
 	e := one.(*endpoint)
@@ -57,7 +57,7 @@ func (d *Driver) lock(id string) *endpoint {
 	return e
 }
 
-// attached are the endpoints that are on record.
+// attached returns the endpoints on record.
 func (d *Driver) attached() map[key]*network.Attachment {
 	all := map[key]*network.Attachment{}
 	for _, id := range d.known() {
@@ -65,7 +65,8 @@ func (d *Driver) attached() map[key]*network.Attachment {
 		if err != nil {
 			continue
 		}
-		list, _ := d.Node.Attachments(d.ctx, n.Name) // `tombolo check` names records that cannot be read
+
+		list, _ := d.Node.Attachments(d.ctx, n.Name) // `tombolo check` reports unreadable records
 		for _, a := range list {
 			k := key{id, a.ContainerID}
 			if len(a.ContainerID) >= shortest && a.IfName == k.ifName() {
@@ -73,6 +74,7 @@ func (d *Driver) attached() map[key]*network.Attachment {
 			}
 		}
 	}
+
 	return all
 }
 
@@ -81,58 +83,72 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	if err != nil {
 		return nil, err
 	}
+
 	c, err := containerOf(r)
 	if err != nil {
 		return nil, err
 	}
-	d.sweep() // of ports and the name that the container is to have
+
+	d.sweep() // of ports and the name that the container needs
 	if mac := n.MAC(c); mac != "" {
 		defer d.lock(n.Name + mac).Unlock() // two may come at once
 		if err := d.refuseTwo(ctx, n, r.key, mac); err != nil {
 			return nil, err
 		}
 	}
+
 	e := d.lock(r.EndpointID)
 	defer e.Unlock()
-	if err := d.takeDown(r.key); err != nil { // Docker asks again, after tombolod was killed
+	if err := d.takeDown(r.key); err != nil { // Docker repeats the request after tombolod was killed
 		return nil, err
 	}
+
 	e.created, e.moved = time.Now(), false
 	made, err := attach(n, c, r.srcName())
 	if err == nil {
 		err = d.Node.Change(network.Key{Network: n.Name, ContainerID: c.ID, IfName: c.IfName}).Moved(ctx, "")
 	}
+
 	if err == nil {
-		err = ctx.Err() // dockerd was killed, and will not know of it
+		err = ctx.Err() // dockerd was killed, and will not know it
 	}
+
 	if err != nil {
 		return nil, errors.Join(err, d.takeDown(r.key))
 	}
+
 	e.join = joinOf(made, r.srcName(), n.Options[withRouters] != "")
 	e.join.InterfaceName.DstPrefix = cmp.Or(n.IfPrefix, e.join.InterfaceName.DstPrefix)
 	return &answer{Interface: lacking(n, c, made)}, nil
 }
 
-// refuseTwo refuses a container of a MAC that another has: a server and a router would take them for one machine.
+// refuseTwo refuses a container with a MAC that another one has, since a server and a router would regard both as one
+// machine.
 func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, mac string) error {
-	_, _ = d.Node.CollectDead(ctx, n.Name, false) // there may be no such network yet
+	_, _ = d.Node.CollectDead(ctx, n.Name, false) // the network may not exist yet
 	for k, a := range d.attached() {
 		if k.NetworkID == own.NetworkID && k != own && strings.EqualFold(a.MAC.String(), mac) {
-			return fmt.Errorf("--mac-address or tombolo.name: endpoint %.12s, whose container `docker network inspect %.12s` names, has %s (%s): stop it, or give this container another", k.EndpointID, own.NetworkID, mac, cmp.Or(a.Pod, "no name"))
+			return fmt.Errorf(
+				"--mac-address or tombolo.name: endpoint %.12s, whose container `docker network inspect %.12s` "+
+					"names, has %s (%s): stop it, or give this container another",
+				k.EndpointID, own.NetworkID, mac, cmp.Or(a.Pod, "no name"))
 		}
 	}
 	return nil
 }
 
-// containerOf reads what Docker tells of an endpoint.
+// containerOf reads Docker's description of an endpoint.
 func containerOf(r *request) (*runtimes.Container, error) {
-	c := &runtimes.Container{ID: r.EndpointID, IfName: r.ifName(), MAC: r.Interface.MacAddress, Options: map[string]string{}}
+	c := &runtimes.Container{ID: r.EndpointID, IfName: r.ifName(), MAC: r.Interface.MacAddress,
+		Options: map[string]string{}}
 	for name := range r.Options {
 		option, isOurs := strings.CutPrefix(name, ofOurs)
+
 		// The docker command writes --network name=N,driver-opt=NAME=VALUE in small letters.
-		is := slices.IndexFunc(runtimes.ContainerOptions(), func(known string) bool { return strings.EqualFold(known, option) })
+		is := slices.IndexFunc(runtimes.ContainerOptions(),
+			func(known string) bool { return strings.EqualFold(known, option) })
 		switch {
-		case name == withName || !isOurs && strings.Contains(name, "."): // Docker's own have dots in them
+		case name == withName || !isOurs && strings.Contains(name, "."): // Docker's own contain dots
 		case isOurs && is >= 0:
 			var value string
 			if err := optional(r.Options, name, &value); err != nil {
@@ -144,22 +160,27 @@ func containerOf(r *request) (*runtimes.Container, error) {
 				name, withName, ofOurs, strings.Join(runtimes.ContainerOptions(), ", "))
 		}
 	}
+
 	if err := optional(r.Options, withName, &c.Name); err != nil {
 		return nil, err
 	}
+
 	c.Lasting = r.Options[withName] != nil
 	if c.Lasting && (!ident.IsIdentifier(c.Name) || len(c.Name) > longestName) {
-		return nil, fmt.Errorf("%s=%.70q: it takes up to %d letters, digits, '-', '.' and '_', as a host name", withName, c.Name, longestName)
+		return nil, fmt.Errorf("%s=%.70q: it takes up to %d letters, digits, '-', '.' and '_', as a host name",
+			withName, c.Name, longestName)
 	}
+
 	for _, address := range []netip.Prefix{r.Interface.Address, r.Interface.AddressIPv6} {
 		if address.IsValid() {
 			c.Addresses = append(c.Addresses, address)
 		}
 	}
+
 	return c, nil
 }
 
-// attach has the plugin attach a container to a namespace of its own, and hands its interface to Docker.
+// attach makes the plugin attach a container to a new namespace, and moves its interface to the host's for Docker.
 func attach(n *runtimes.Network, c *runtimes.Container, as string) (*current.Result, error) {
 	pod, err := netns.New()
 	if err != nil {
@@ -171,11 +192,11 @@ func attach(n *runtimes.Network, c *runtimes.Container, as string) (*current.Res
 	if err != nil {
 		return nil, err
 	}
-	return made, handOver(pod, c.IfName, as)
+	return made, moveToHost(pod, c.IfName, as)
 }
 
-// handOver moves an interface into the host's namespace. The name that it was made by stays with it.
-func handOver(pod *netns.NS, name, as string) error {
+// handOver moves an interface into the host's namespace. Its original name stays as an alternative name.
+func moveToHost(pod *netns.NS, name, as string) error {
 	host, err := netns.Current()
 	if err != nil {
 		return err
@@ -190,39 +211,44 @@ func handOver(pod *netns.NS, name, as string) error {
 	if err != nil {
 		return err
 	}
+
 	var b nl.Batch
-	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", name) // for the kernel to rename it
+	// the kernel renames only a link that is down
+	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", name)
 	link.Request{Index: index, Name: as}.Set(&b, "rename link", name)
 	link.AddName(&b, index, name)
 	link.Request{Index: index, Name: as, NetNS: new(host.FD())}.Set(&b, "move link to the host's namespace", name)
 	return within.Execute(&b)
 }
 
-// lacking returns the MAC and the addresses of an endpoint that Docker has not given it. Docker switches
-// IPv6 off in a container that has no address of IPv6. A container that gets its addresses from routers and DHCPv6 later
-// has its link-local address until then.
+// lacking returns the MAC and the addresses of an endpoint that Docker has not given it. Docker disables IPv6 in a
+// container without an IPv6 address. A container that gets its addresses from routers and DHCPv6 later has its
+// link-local address until then.
 func lacking(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {
 	lacks := &addresses{}
 	if mac, err := net.ParseMAC(runtimes.MACOf(made)); err == nil && n.Options[withRouters] != "" {
 		lacks.AddressIPv6 = netip.PrefixFrom(bridge.LinkLocal(mac), 64)
 	}
+
 	if c.MAC == "" {
 		lacks.MacAddress = runtimes.MACOf(made)
 	}
+
 	if len(c.Addresses) == 0 && len(made.IPs) > 0 {
 		lacks.Address, _ = netip.ParsePrefix(made.IPs[0].Address.String())
 	}
 	return lacks
 }
 
-// deleteEndpoint takes an endpoint down, also one that is not on record.
+// deleteEndpoint removes an endpoint, even if it is not on record.
 func (d *Driver) deleteEndpoint(_ context.Context, r *request) (*answer, error) {
 	defer d.lock(r.EndpointID).Unlock()
 	defer d.endpoints.Delete(r.EndpointID)
 	return &answer{}, d.takeDown(r.key)
 }
 
-// takeDown needs no more than the names, which follow from the identifiers: after a boot no endpoint is known.
+// takeDown removes an endpoint. It needs only the names, which follow from the identifiers: after a boot no endpoint
+// is known.
 func (d *Driver) takeDown(k key) error {
 	n, err := d.network(k.NetworkID)
 	if err == nil {
@@ -243,10 +269,10 @@ func (d *Driver) tidy() {
 	}
 }
 
-// sweep takes down the endpoints that are in no container, but for those that may be on their way into one. A dockerd
-// that was killed does not delete endpoints: the next one has not heard of them, or deletes what it knows of them without
-// a call of ours, and brings their interfaces back to the host's namespace, before it first speaks to us or after. Those
-// that go with a container's namespace are dead pods, which the keeper reclaims.
+// sweep removes the endpoints that are in no container, except for those that may be on their way into one. A killed
+// dockerd does not delete endpoints. The next one does not know them, or deletes its records of them without calling
+// this driver, and moves their interfaces back to the host's namespace, before its first request or after it.
+// Endpoints that are deleted with a container's namespace are dead pods, which the keeper reclaims.
 func (d *Driver) sweep() {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {
@@ -259,13 +285,15 @@ func (d *Driver) sweep() {
 	}
 	for k := range d.attached() {
 		if !isHere(k) {
-			continue // and if it is locked, then for as long as a server does not answer
+			continue // if it is locked, then as long as a server does not answer
 		}
+
 		e := d.lock(k.EndpointID)
 		joins := !e.moved && e.created.UnixNano() > d.begun.Load() && time.Since(e.created) < joinsWithin
 		if !joins && isHere(k) {
 			err := d.takeDown(k)
-			d.Log.Warn("took an endpoint down that dockerd has left in no container", "endpoint", k.EndpointID, "err", err)
+			d.Log.Warn("took an endpoint down that dockerd has left in no container", "endpoint", k.EndpointID, "err",
+				err)
 		}
 		e.Unlock()
 	}

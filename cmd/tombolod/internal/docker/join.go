@@ -15,34 +15,38 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// While Docker sets a container up, its interface is looked for there so often, and so many times.
+// The interval and the number of looks for an interface in its container, while Docker sets the container up.
 const (
 	lookEvery = 100 * time.Millisecond
 	looks     = 600
 )
 
-// join tells Docker which link to move into a container.
+// join returns the link that Docker moves into a container.
 func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 	e, a := d.lock(r.EndpointID), d.attached()[r.key]
 	defer e.Unlock()
 	if e.join == nil || a == nil {
 		return nil, fmt.Errorf("endpoint %.12s is not known to this tombolod: restart the container", r.EndpointID)
 	}
-	// The path is on record from now on, for a tombolod that is started meanwhile.
+
+	// The path is on record from now on, for a tombolod that is restarted.
 	if err := d.Node.Change(a.Key).Moved(ctx, r.SandboxKey); err != nil && !errors.Is(err, network.ErrTryAgain) {
 		return nil, err
 	}
+
 	d.work.Go(func() { d.follow(e, a.Key, r.SandboxKey) })
 	return e.join, nil
 }
 
-// joinOf names the routes that Docker is to add in a container. It leaves out a route by a gateway outside of the
-// container's subnets, since Docker would start no container with one. For a default route by such a gateway it adds a
-// route to the gateway. With hearsRouters, the default route of IPv6 comes when the interface is in the container.
+// joinOf returns the routes that Docker must add in a container. It leaves out a route with a gateway outside the
+// container's subnets, since Docker would start no container with one. For a default route with such a gateway it
+// adds a route to the gateway. With hearsRouters, the IPv6 default route comes when the interface is in the
+// container.
 func joinOf(made *current.Result, srcName string, hearsRouters bool) *answer {
 	a := &answer{InterfaceName: &interfaceName{srcName, "eth"}, DisableGatewayService: true}
 	for _, route := range made.Routes {
-		onLink := slices.ContainsFunc(made.IPs, func(ip *current.IPConfig) bool { return ip.Address.Contains(route.GW) })
+		onLink := slices.ContainsFunc(made.IPs,
+			func(ip *current.IPConfig) bool { return ip.Address.Contains(route.GW) })
 		length, bits := route.Dst.Mask.Size()
 		switch {
 		case length == 0 && bits == 128 && hearsRouters:
@@ -57,21 +61,24 @@ func joinOf(made *current.Result, srcName string, hearsRouters bool) *answer {
 		default:
 			a.GatewayIPv6 = route.GW.String()
 		}
+
 		if length == 0 && route.GW != nil && !onLink {
 			a.StaticRoutes = append(a.StaticRoutes, staticRoute{fmt.Sprintf("%s/%d", route.GW, bits), 1, ""})
 		}
 	}
+
 	return a
 }
 
-// follow has the records follow an interface into its container.
+// follow updates the records when an interface has moved into its container.
 func (d *Driver) follow(e *endpoint, of network.Key, path string) {
 	err := d.look(e, of, path)
 	for i := 0; i < looks && errors.Is(err, network.ErrTryAgain) && d.rest(lookEvery); i++ {
 		err = d.look(e, of, path)
 	}
 	if err != nil && !errors.Is(err, network.ErrNotAttached) && d.ctx.Err() == nil {
-		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", of.ContainerID, "namespace", path, "err", err)
+		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", of.ContainerID,
+			"namespace", path, "err", err)
 	}
 }
 
@@ -83,24 +90,27 @@ func (d *Driver) look(e *endpoint, of network.Key, path string) error {
 	return err
 }
 
-// portBinding is a port of the host that is to lead to a container.
+// portBinding is a port of the host that must lead to a container.
 type portBinding struct {
 	Proto                       uint8
 	Port, HostPort, HostPortEnd uint16
 	HostIP                      netip.Addr
 }
 
-// publish has the ports of a container lead to this endpoint, by which Docker has it reach the world; or none any more.
+// publish makes the ports of a container lead to this endpoint, which Docker selected for the container's access to
+// the world, or removes all ports.
 func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 	defer d.lock(r.EndpointID).Unlock()
 	var list []portBinding
 	if err := optional(r.Options, withPorts, &list); err != nil {
 		return nil, err
 	}
+
 	a := d.attached()[r.key]
 	if a == nil {
 		return &answer{}, nil // it has no ports any more
 	}
+
 	has := func(b portBinding) bool {
 		isOf := func(has ipam.Address) bool { return has.Prefix.Addr().Is4() == b.HostIP.Is4() }
 		return !b.HostIP.IsValid() || slices.ContainsFunc(a.Addresses, isOf)
@@ -108,10 +118,13 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 	var what network.Publication
 	for _, b := range list {
 		if b.HostPort == 0 || b.HostPortEnd > b.HostPort {
-			return nil, fmt.Errorf("--publish %d: name the one port of the host that is to lead there, as in --publish 8080:%d", b.Port, b.Port)
+			return nil,
+				fmt.Errorf("--publish %d: name the one port of the host that is to lead there, as in --publish 8080:%d",
+					b.Port, b.Port)
 		}
-		// Some versions name both 0.0.0.0 and ::, also for a container with one family. Any other address of a family that
-		// it lacks is refused.
+
+		// Some versions name both 0.0.0.0 and ::, even for a container with one family. Any other address of a family
+		// that it lacks is refused.
 		isTwin := func(o portBinding) bool {
 			isAll := b.HostIP.IsUnspecified() && o.HostIP.IsUnspecified()
 			return isAll && o.Proto == b.Proto && o.Port == b.Port && o.HostPort == b.HostPort && has(o)
@@ -121,5 +134,6 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 			what.Ports = append(what.Ports, p)
 		}
 	}
+
 	return &answer{}, d.Node.Change(a.Key).Publish(ctx, what)
 }

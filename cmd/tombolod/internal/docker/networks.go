@@ -18,48 +18,52 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// shortest is how much of an identifier Docker itself shows, and how much names links.
+// shortest is the length of Docker's short identifiers, and of identifiers in names of links.
 const shortest = 12
 
-// withRouters is the option by which containers have IPv6 from routers and DHCPv6.
+// withRouters is the option that gives containers IPv6 addresses from routers and DHCPv6.
 const withRouters = "ipv6"
 
-// The options of Docker's own.
+// Docker's own options.
 const (
-	withOptions  = "com.docker.network.generic" // those of --opt
+	withOptions  = "com.docker.network.generic" // the options from --opt
 	withInternal = "com.docker.network.internal"
 	withIPv6     = "com.docker.network.enable_ipv6"
 	withPorts    = "com.docker.network.portmap"
 )
 
-// createNetwork keeps a network. It is made when its first endpoint is.
+// createNetwork stores a network. The network itself is created with its first endpoint.
 func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := networkOf(r)
 	if err == nil {
 		err = d.refuseName(ctx, r.NetworkID, n.Name)
 	}
+
 	if err == nil {
 		_, err = d.own(n).Call("STATUS", nil)
 	}
-	data, _ := json.Marshal(n) // texts alone
+
+	data, _ := json.Marshal(n) // it contains only texts
 	if err == nil {
 		err = os.MkdirAll(d.networks, 0o700)
 	}
+
 	if err == nil {
 		err = file.ReplaceDurably(d.path(r.NetworkID)+".new", d.path(r.NetworkID), data)
 	}
+
 	return &answer{}, err
 }
 
 const suffix = ".json"
 
-// path is that of the file of a network, which is whole or not there.
+// path returns the path of the file of a network. The file is either complete or missing.
 func (d *Driver) path(id string) string { return filepath.Join(d.networks, id+suffix) }
 
 // known lists the networks by Docker's identifiers.
 func (d *Driver) known() []string {
 	var ids []string
-	entries, _ := os.ReadDir(d.networks) // a directory that is missing has none
+	entries, _ := os.ReadDir(d.networks) // a missing directory has none
 	for _, e := range entries {
 		if id, is := strings.CutSuffix(e.Name(), suffix); is {
 			ids = append(ids, id)
@@ -68,29 +72,35 @@ func (d *Driver) known() []string {
 	return ids
 }
 
-// networkOf reads what Docker tells of a network.
+// networkOf reads Docker's description of a network.
 func networkOf(r *request) (*runtimes.Network, error) {
 	n := &runtimes.Network{Name: "docker-" + r.NetworkID[:shortest]}
 	var six bool
-	if err := errors.Join(optional(r.Options, withOptions, &n.Options), optional(r.Options, withInternal, &n.Internal), optional(r.Options, withIPv6, &six)); err != nil {
+	if err := errors.Join(optional(r.Options, withOptions, &n.Options), optional(r.Options, withInternal, &n.Internal),
+		optional(r.Options, withIPv6, &six)); err != nil {
 		return nil, err
 	}
+
 	if name, ok := n.Options["name"]; ok {
 		n.Name = name
 		delete(n.Options, "name")
 	}
+
 	if prefix, ok := n.Options[runtimes.IfPrefix]; ok {
 		n.IfPrefix = prefix
 		delete(n.Options, runtimes.IfPrefix)
 	}
+
 	if n.Mode() == "gateway" {
 		n.Bridge = "tb-" + r.NetworkID[:shortest]
 	}
+
 	for _, data := range slices.Concat(r.IPv4Data, r.IPv6Data) {
 		if data.Pool.Bits() > 0 { // else it is --ipam-driver null
 			n.Subnets = append(n.Subnets, runtimes.Subnet{Prefix: data.Pool, Gateway: data.Gateway.Addr()})
 		}
 	}
+
 	return n, refuse(n, six)
 }
 
@@ -105,26 +115,35 @@ func optional(options map[string]json.RawMessage, name string, into any) error {
 	return nil
 }
 
-// refuse says what cannot be of a network, in Docker's terms.
+// refuse returns an error, in Docker's terms, for an invalid network.
 func refuse(n *runtimes.Network, six bool) error {
 	switch {
 	case n.Options["stateDir"]+n.Options["leaseDir"] != "":
-		return errors.New("options stateDir and leaseDir: they are tombolod's own, by --state and --leases: leave them out")
+		return errors.New(
+			"options stateDir and leaseDir: they are tombolod's own, by --state and --leases: leave them out")
 	case n.Options[withRouters] != "" && len(n.Subnets) > 0:
-		return errors.New("option ipv6 is for mode=lan with --ipam-driver null, where containers lease their addresses: with subnets, name one of IPv6 by --ipv6 --subnet")
+		return errors.New(
+			"option ipv6 is for mode=lan with --ipam-driver null, where containers lease their addresses: with " +
+				"subnets, name one of IPv6 by --ipv6 --subnet")
 	case six && !slices.ContainsFunc(n.Subnets, func(s runtimes.Subnet) bool { return s.Prefix.Addr().Is6() }):
-		return errors.New("--ipv6 needs a --subnet of IPv6, and Docker's own IPAM driver; containers that lease their addresses have IPv6 by -o ipv6=slaac or -o ipv6=dhcp")
+		return errors.New(
+			"--ipv6 needs a --subnet of IPv6, and Docker's own IPAM driver; containers that lease their addresses " +
+				"have IPv6 by -o ipv6=slaac or -o ipv6=dhcp")
 	}
+
 	for _, s := range n.Subnets {
-		// Docker makes one up where none is named.
+		// Docker chooses one if none is named.
 		if n.Mode() == "lan" && n.Options["defaultRoute"] != "router" && !isHosts(s.Prefix) {
-			return fmt.Errorf("mode=lan with the subnet %s, in which the host has no address: name --ipam-driver null, for containers to lease addresses; or the LAN's --subnet, for Docker to give them", s.Prefix)
+			return fmt.Errorf(
+				"mode=lan with the subnet %s, in which the host has no address: name --ipam-driver null, for "+
+					"containers to lease addresses; or the LAN's --subnet, for Docker to give them", s.Prefix)
 		}
 	}
+
 	return nil
 }
 
-// isHosts says whether the host has an address in a subnet.
+// isHosts reports whether the host has an address in a subnet.
 func isHosts(subnet netip.Prefix) bool {
 	have, _ := net.InterfaceAddrs()
 	return slices.ContainsFunc(have, func(a net.Addr) bool {
@@ -133,25 +152,32 @@ func isHosts(subnet netip.Prefix) bool {
 	})
 }
 
-// refuseName says by which network a name is taken.
+// refuseName returns an error with the network that has a name already.
 func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 	names, err := d.Node.Networks(ctx)
 	for _, other := range d.known() {
 		switch n, err := d.network(other); {
 		case err != nil || n.Name != name:
 		case other == id:
-			return nil // Docker asks again
+			return nil // Docker repeats the request
 		default:
-			return fmt.Errorf("option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does not show it, since it was removed while tombolod was stopped, delete %s and, if it has had a container, run `tombolo remove %s`", name, other, d.path(other), name)
+			return fmt.Errorf(
+				"option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does "+
+					"not show it, since it was removed while tombolod was stopped, delete %s and, if it has had a "+
+					"container, run `tombolo remove %s`", name, other, d.path(other), name)
 		}
 	}
+
 	if slices.Contains(names, name) {
-		return fmt.Errorf("option name=%s: there is such a network, which is not Docker's: take another name, or remove it by `tombolo remove %s`", name, name)
+		return fmt.Errorf(
+			"option name=%s: there is such a network, which is not Docker's: take another name, or remove it by "+
+				"`tombolo remove %s`", name, name)
 	}
+
 	return err
 }
 
-// network gives one that Docker has created. The error matches fs.ErrNotExist where it has not.
+// network returns a network that Docker has created. If there is none, the error matches fs.ErrNotExist.
 func (d *Driver) network(id string) (*runtimes.Network, error) {
 	n := new(runtimes.Network)
 	data, err := file.Read(d.path(id), file.MaxRecord)
@@ -159,7 +185,8 @@ func (d *Driver) network(id string) (*runtimes.Network, error) {
 		err = json.Unmarshal(data, n)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("network %.12s of Docker's: %w; remove it by `docker network rm`, and create it anew", id, err)
+		return nil,
+			fmt.Errorf("network %.12s of Docker's: %w; remove it by `docker network rm`, and create it anew", id, err)
 	}
 	return d.own(n), nil
 }
@@ -173,20 +200,26 @@ func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
 	return n
 }
 
-// deleteNetwork is asked for when no endpoint is left. It takes down what is left of some all the same.
+// deleteNetwork removes a network. Docker calls it when no endpoint is left. It removes the remains of endpoints
+// nevertheless.
 func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := d.network(r.NetworkID)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &answer{}, nil
 	}
+
 	if err == nil {
 		_, err = n.Call("GC", nil)
 	}
+
 	if err == nil {
-		err = d.Node.Remove(context.WithoutCancel(ctx), n.Name) // a dockerd that was killed meanwhile does not ask again
+		// a dockerd that was killed does not repeat the request
+		err = d.Node.Remove(context.WithoutCancel(ctx), n.Name)
 	}
-	if err == nil || errors.Is(err, network.ErrAttached) { // Docker forgets the network all the same
+
+	if err == nil || errors.Is(err, network.ErrAttached) { // Docker forgets the network in any case
 		err = errors.Join(err, file.Remove(d.path(r.NetworkID)))
 	}
+
 	return &answer{}, err
 }

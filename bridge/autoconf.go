@@ -75,6 +75,7 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 	if err := s.ask(c, pod, &port); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
+
 	return s, nil
 }
 
@@ -109,9 +110,11 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 		link.Request{Index: l.Index, Token: token}.Set(&b, "solicit routers for", port.Peer)
 		err = s.conn.Execute(&b)
 	}
+
 	if err != nil || s.autoconf.DefaultRoute || !port.LeaveIPv6 {
 		return err
 	}
+
 	return s.dropDefaults()
 }
 
@@ -129,20 +132,25 @@ func (s *Solicitation) hear(port *Port, l *link.Link) error {
 			n, _ := strconv.Atoi(text)
 			chosen = int32(n)
 		}
+
 		if chosen != p.initial {
 			p.want = chosen
 		}
+
 		if p.want == 0 {
 			s.silent = s.silent || p.asks
 			s.formsNone = s.formsNone || p.forms
 		}
+
 		if ok && have == p.want {
 			continue
 		}
+
 		if err := sysctl.Write(sysctl.Link("ipv6", l.Name, p.name), p.value()); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -197,6 +205,7 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 	if !s.autoconf.DefaultRoute {
 		return got, nil
 	}
+
 	// Of an advertisement, the kernel handles the routes before the prefixes.
 	learnt, err := s.learntDefaults(ctx, route.On(s.conn))
 

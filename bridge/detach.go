@@ -84,6 +84,7 @@ func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Lin
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return nil
 	}
+
 	return err
 }
 

@@ -35,11 +35,13 @@ func (p *Port) hearing() []hearingParameter {
 	if !p.Autoconf.DefaultRoute {
 		router, shortest = 0, 48
 	}
+
 	var dad int32
 
 	if p.DAD {
 		dad = 1
 	}
+
 	return []hearingParameter{
 		{parameter: parameter{"autoconf", 5, 1}, initial: 1, forms: true},
 		// -1 repeats solicitations until one is answered.
@@ -113,5 +115,6 @@ func (c *Conn) hostIPv6() (*sysctl.Dir, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+
 	return c.ipv6, err
 }

@@ -195,6 +195,7 @@ func (r *reader) mtu(link int) int {
 	if mtu != sent {
 		r.ignore(26, "MTU %d: %d taken", sent, mtu)
 	}
+
 	return mtu
 }
 

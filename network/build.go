@@ -85,7 +85,8 @@ func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
 	}
 
 	if rec.ConfigHash != w.config() || rec.Epoch != s.Epoch.Token() ||
-		!containsAll(rec.Gateways, w.Record.Gateways) || !containsAll(rec.Subnets, w.Record.Subnets) || !gatewaysInUse(s, rec, w) ||
+		!containsAll(rec.Gateways, w.Record.Gateways) || !containsAll(rec.Subnets, w.Record.Subnets) ||
+		!gatewaysInUse(s, rec, w) ||
 		w.PodEgress && !rec.PodEgress || !containsAll(rec.Resolvers, w.Record.Resolvers) {
 		return nil, nil
 	}
@@ -176,18 +177,23 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 
 	rec := w.record(s.Epoch.Token(), chosen, attachments)
 	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
-		rec.ChainedPolicy, rec.AdminChain, rec.PortSNAT, rec.HostMAC = old.ChainedPolicy, old.AdminChain, old.PortSNAT, old.HostMAC
+		rec.ChainedPolicy, rec.AdminChain = old.ChainedPolicy, old.AdminChain
+		rec.PortSNAT, rec.HostMAC = old.PortSNAT, old.HostMAC
 		rec.PodEgress = old.PodEgress
 		for _, a := range old.Resolvers {
 			rec.Resolvers = appendNew(rec.Resolvers, a)
 		}
 	}
+
 	// The record of before may be lost, and its pods run.
-	rec.PodEgress = rec.PodEgress || w.PodEgress || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.Egress != "" })
+	rec.PodEgress = rec.PodEgress || w.PodEgress ||
+		slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.Egress != "" })
 	if err := refuseUnfiltered(rec); err != nil {
 		return nil, err
 	}
-	rec.PortSNAT = rec.PortSNAT || slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return endpoint.SNAT(a) != nft.SNATNeeded })
+
+	rec.PortSNAT = rec.PortSNAT ||
+		slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return endpoint.SNAT(a) != nft.SNATNeeded })
 	if err := recordUplink(ctx, s, rec); err != nil {
 		return nil, err
 	}

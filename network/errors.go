@@ -17,8 +17,8 @@ var (
 	ErrState = errors.New("state cannot be read or written")
 	// ErrTryAgain means that a later call may succeed.
 	ErrTryAgain = errors.New("try again later")
-	// ErrHostNamespace means that a pod's namespace is the one that contains the bridge. The error then matches
-	// ErrInvalid too.
+	// ErrHostNamespace means that a pod's namespace contains the bridge. Such an error also matches
+	// ErrInvalid.
 	ErrHostNamespace = errors.New("the pod's namespace is the host's own")
 	// ErrExists means that the attachment exists already.
 	ErrExists = errors.New("the attachment exists")

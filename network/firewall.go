@@ -84,14 +84,18 @@ func declareMended(ctx context.Context, s *session, sites ...*site) error {
 	return s.setHost(ctx)
 }
 
-// refuseUnfiltered returns an error if policies of egress could not be enforced on the network's bridge.
+// refuseUnfiltered returns an error if egress policies could not be enforced on the network's bridge.
 func refuseUnfiltered(rec *state.Network) error {
 	if rec.Egress == "" && !rec.PodEgress {
 		return nil
 	}
+
 	if rec.NFCall == nil || !*rec.NFCall {
-		return failf(ErrInvalid, "network %q: egressPolicy needs bridgeNFCall, without which pods reach each other past the host's firewall: set it to true", rec.Name)
+		return failf(ErrInvalid,
+			"network %q: egressPolicy needs bridgeNFCall, without which pods reach each other past the host's "+
+				"firewall: set it to true", rec.Name)
 	}
+
 	if err := bridge.ProbeNetfilter(); err != nil {
 		return fmt.Errorf("egressPolicy: %w", err)
 	}
@@ -100,7 +104,7 @@ func refuseUnfiltered(rec *state.Network) error {
 }
 
 // refuseOthers returns an error if another network with pods has another mark, since all networks share the rules that
-// have it, or, on the same bridge, another egress policy.
+// contain it, or has another egress policy on the same bridge.
 func refuseOthers(s *session, rec *state.Network) error {
 	others, err := s.others(rec.Name)
 	if err != nil {
@@ -117,9 +121,13 @@ func refuseOthers(s *session, rec *state.Network) error {
 		if err != nil {
 			return err
 		}
+
 		if len(attachments) > 0 && otherEgress {
-			return failf(ErrConflict, "egressPolicy %q: network %q, which has pods on bridge %s too, has %q: give both the same, or another bridge", rec.Egress, o.Name, o.Bridge, o.Egress)
+			return failf(ErrConflict,
+				"egressPolicy %q: network %q, which has pods on bridge %s too, has %q: give both the same, or "+
+					"another bridge", rec.Egress, o.Name, o.Bridge, o.Egress)
 		}
+
 		if len(attachments) > 0 {
 			return failf(ErrConflict,
 				"forwardMark %#x: network %q, which has pods, uses %#x, and all networks of a node share one: give "+
@@ -136,7 +144,8 @@ func (n *site) rules() nft.Network {
 	nw := nft.Network{
 		Name: rec.Name, Bridge: rec.GatewayLink(), Prefixes: rec.Subnets,
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
-		Policy: max(rec.Policy, rec.ChainedPolicy), Guard: rec.Guards(), PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
+		Policy: max(rec.Policy,
+			rec.ChainedPolicy), Guard: rec.Guards(), PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
 		Gateway: rec.DefaultRoute == "" && len(rec.Gateways) > 0, Closed: n.closed,
 		Internal: rec.Internal, NFCall: nfCall(l), PodEgress: rec.PodEgress,
 		Egress:      endpoint.WithResolvers(rec.Egress, rec.Resolvers),

@@ -334,7 +334,7 @@ func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error
 }
 
 // flushFlows makes the kernel forget the flows that lead to a pod which is being removed. The kernel walks through
-// its whole table for that, some 10 ms, and so does it when it deletes the link. Both run in parallel.
+// its whole table for that, some 10 ms, and likewise to delete the link, so both run in parallel.
 func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
 	done := make(chan error, 1)
 

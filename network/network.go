@@ -43,8 +43,8 @@ type Network struct {
 	Policy        nft.Policy     // the pods, of this and other networks, that may send to the network's pods
 	Internal      bool           // no packet passes between the bridge and another link
 
-	// Egress says what pods may send by themselves, on a bridge with Gateway and NFCall. "public" takes in the name servers
-	// of Allocator, if that has a method Resolvers() []netip.Addr.
+	// Egress lists the destinations that pods may open connections to, on a bridge with Gateway and NFCall. "public"
+	// includes the name servers of Allocator, if that has a method Resolvers() []netip.Addr.
 	Egress nft.Egress
 
 	Guard nft.Guard // the restriction of pods' packets, such as nft.GuardAddresses
@@ -140,6 +140,7 @@ func (nw *Network) check() error {
 	if nw.DHCPv6 && !nw.SLAAC {
 		return failf(ErrInvalid, "network %q: DHCPv6 needs SLAAC, which gives pods the way to the routers", nw.Name)
 	}
+
 	if err := nw.CheckEgress(); err != nil {
 		return err
 	}
@@ -147,8 +148,8 @@ func (nw *Network) check() error {
 	return nw.CheckVLAN()
 }
 
-// CheckEgress refuses a policy that the network could not enforce: packets have to pass the host's firewall. The error
-// matches ErrInvalid.
+// CheckEgress returns an error for a policy that the network could not enforce, because packets do not pass the host's
+// firewall. The error matches ErrInvalid.
 func (nw *Network) CheckEgress() error { return nw.checkEgress(nw.Egress) }
 
 func (nw *Network) checkEgress(policy nft.Egress) error {
@@ -158,7 +159,9 @@ func (nw *Network) checkEgress(policy nft.Egress) error {
 	if policy == "" || nw.Gateway && nw.Uplink == "" && nw.VLAN.IsZero() && (nw.NFCall == nil || *nw.NFCall) {
 		return nil
 	}
-	return failf(ErrInvalid, "network %q: egressPolicy %q needs mode \"gateway\" with isGateway and bridgeNFCall, and no VLAN", nw.Name, policy)
+	return failf(ErrInvalid,
+		"network %q: egressPolicy %q needs mode \"gateway\" with isGateway and bridgeNFCall, and no VLAN",
+		nw.Name, policy)
 }
 
 // checkName checks a network's name against the CNI specification, and for use in a file name.

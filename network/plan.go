@@ -98,18 +98,21 @@ func (a *adding) derive(context.Context) error {
 	return nil
 }
 
-// limitEgress sets what the pod may send: by its own policy, and by the name servers that its network's policy takes in.
+// limitEgress sets the pod's egress policy, and the name servers that its network's policy includes.
 func (a *adding) limitEgress(p *plan) {
 	var resolvers []netip.Addr
 	if from, ok := a.nw.Allocator.(interface{ Resolvers() []netip.Addr }); ok {
 		resolvers = from.Resolvers()
 	}
+
 	if endpoint.WithResolvers(a.nw.Egress, resolvers) != a.nw.Egress {
 		p.want.Record.Resolvers = resolvers
 	}
+
 	if a.pod.Egress == "" {
 		return
 	}
+
 	p.want.PodEgress, p.rec.Egress = true, endpoint.WithResolvers(a.pod.Egress, resolvers)
 	if p.rec.Guard == "" || p.rec.Guard == nft.GuardMAC {
 		p.rec.Guard = nft.GuardAddresses // it could send from other addresses
@@ -122,7 +125,8 @@ func wantOf(nw *Network, hash string, mark uint32) *want {
 		Record: state.Network{
 			Name: nw.Name, Bridge: nw.Bridge, MTU: nw.MTU,
 			Masquerade: nw.Masquerade, NonMasquerade: nw.NonMasquerade,
-			Policy: nw.Policy, Internal: nw.Internal, Egress: nw.Egress, Guard: nw.Guard != "", Mark: mark, NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
+			Policy: nw.Policy, Internal: nw.Internal, Egress: nw.Egress, Guard: nw.Guard != "", Mark: mark,
+			NFCall: nw.NFCall, Promiscuous: nw.Promiscuous,
 			Uplink: nw.Uplink, DefaultRoute: string(nw.Exit), SLAAC: nw.SLAAC, VLAN: nw.VLAN,
 		},
 		DefaultMTU: nw.DefaultMTU, Gateway: nw.Gateway, Routed: nw.Routed, ForceAddress: nw.ForceAddress, Owner: hash,

@@ -44,7 +44,7 @@ type Pod struct {
 
 	Ports  []nft.Port      // ports of the host that lead to the pod
 	Limits bandwidth.Shape // of its traffic
-	Egress nft.Egress      // what it may send by itself, besides Network.Egress; it implies nft.GuardAddresses
+	Egress nft.Egress      // permitted destinations, besides Network.Egress; it implies nft.GuardAddresses
 
 	// Reported is for Check: the changes that other plugins made in the pod. nil means none.
 	Reported *Reported

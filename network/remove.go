@@ -194,6 +194,7 @@ func (s *session) refuseCutOff(ctx context.Context, on *bridge.Link, uplink, own
 	if err != nil || len(foreign) == 0 {
 		return err
 	}
+
 	return failf(ErrAttached,
 		"bridge %s has ports of other programs, which would no longer reach the LAN of %s: %s: take them off first "+
 			"(ip link set %[4]s nomaster)",

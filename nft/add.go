@@ -74,6 +74,7 @@ func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 			return newConflict(c.tables.Name, *el, ep.portOf(el.Element))
 		}
 	}
+
 	return nftnl.ErrOvertaken // it is gone again
 }
 

@@ -57,8 +57,8 @@ type Endpoint struct {
 	Ports []Port
 	// PortSNAT selects the callers of Ports whose packets reach the pod with the host's address instead of their own.
 	PortSNAT SNAT
-	// Egress says what the pod may send by itself; what its network forbids stays forbidden. It needs a Guard, so that the
-	// pod cannot send from other addresses. The network must be one with PodEgress.
+	// Egress lists the destinations that the pod may open connections to, among those that its network permits. It
+	// needs a Guard, so that the pod cannot send from other addresses. The network must have PodEgress set.
 	Egress Egress
 	// Callers are addresses of the pod on other bridges. Its calls of Ports from there get the host's address, like
 	// those from Addrs, since the pod rejects packets from its own addresses as forged.
@@ -109,6 +109,7 @@ func (ep *Endpoint) check() error {
 	if err := ep.checkGuard(); err != nil {
 		return err
 	}
+
 	if err := ep.Egress.Check(); err != nil {
 		return fmt.Errorf("endpoint %s: %w", ep.Owner, err)
 	}
@@ -143,7 +144,7 @@ func (ep *Endpoint) elements() []ruleset.Element {
 	return append(list, ep.guardElements()...)
 }
 
-// egressElements returns the elements of the endpoint's egress policy. A pod with an address of IPv6 has a link-local one
+// egressElements returns the elements of the endpoint's egress policy. A pod with an IPv6 address has a link-local one
 // too.
 func (ep *Endpoint) egressElements() []ruleset.Element {
 	policy, err := ruleset.ParseEgress(string(ep.Egress))

@@ -14,8 +14,8 @@ import (
 type ConflictError struct {
 	// Element is the element in nft's syntax: "inet tombolo pods4 { cbr0 . 10.22.0.5 }".
 	Element string
-	// Owner and Network are those of the endpoint that has it. The owner may equal the owner of the failed Add. Both
-	// are empty if the element is not ours.
+	// Owner and Network belong to the endpoint that has it. The owner may equal the owner of the failed Add. Both are
+	// empty if the element is not ours.
 	Owner   Owner
 	Network string
 	// Comment is the element's comment.

@@ -109,6 +109,7 @@ func (ep *Endpoint) note(el *ruleset.ElementState) {
 	if addr.IsValid() && !slices.Contains(ep.Addrs, addr) {
 		ep.Addrs = append(ep.Addrs, addr)
 	}
+
 	ep.Masquerade = ep.Masquerade || ruleset.IsMasqueradeSet(el.Set.Name)
 }
 

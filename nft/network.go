@@ -74,10 +74,10 @@ type Network struct {
 	// Internal drops packets between the bridge and all other links, in both directions. The host itself and the
 	// bridge's pods reach each other. Networks on one bridge are internal together.
 	Internal bool
-	// Egress says what the pods of the bridge may send by themselves, whatever address they send from. Networks on one
-	// bridge have the same. It needs NFCall, without which packets that the bridge switches do not pass.
+	// Egress lists the destinations that the pods of the bridge may open connections to, from any source address.
+	// Networks on one bridge have the same Egress. It needs NFCall: without it, bridged packets do not pass.
 	Egress Egress
-	// PodEgress has what Endpoint.Egress needs.
+	// PodEgress adds the rules that Endpoint.Egress needs.
 	PodEgress bool
 	// DropReports drops the multicast listener reports of others (MLDv2, RFC 3810) at the bridge's ports in PodGroup.
 	// Each pod with IPv6 sends some when it starts, and a bridge that has seen no querier sends them to all ports.
@@ -164,7 +164,8 @@ func (n *Network) spec() *ruleset.Network {
 	s := &ruleset.Network{
 		Key: ruleset.NetworkKey(n.Name), Masquerade: n.Masquerade, Exempt: slices.Concat(n.Prefixes, n.NonMasquerade),
 		Bridge: n.Bridge, VLANOf: n.VLANOf, NFCall: n.NFCall, LAN: n.LAN, Gateway: n.Gateway, Policy: n.Policy.String(),
-		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports, PortSNAT: n.PortSNAT, Internal: n.Internal, PodEgress: n.PodEgress,
+		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports, PortSNAT: n.PortSNAT, Internal: n.Internal,
+		PodEgress: n.PodEgress,
 	}
 	s.Egress, _ = ruleset.ParseEgress(string(n.Egress)) // which check has read
 	s.Share = (*ruleset.Share)(n.Share)
@@ -175,6 +176,7 @@ func (n *Network) spec() *ruleset.Network {
 	for _, d := range n.Dedup {
 		s.Dedup = append(s.Dedup, ruleset.Dedup(d))
 	}
+
 	return s
 }
 
@@ -208,15 +210,16 @@ func (p *Policy) UnmarshalText(text []byte) error {
 	return unmarshal(p, text, Open, SameBridge, Isolated)
 }
 
-// Egress says what pods may send by themselves; their answers always pass:
+// Egress lists the destinations that pods may open connections to. Their answers always pass.
 //
-//   - "" and "all": everything
-//   - "replies": nothing
-//   - otherwise entries with commas between, of which each allows more: "public" is the internet without private, shared,
-//     link-local and multicast addresses and without those of the host; a prefix or an address is all of it, the host
-//     included, or one protocol and ports if these follow, as in "10.9.0.0/16 tcp 5432, fd00::/8 udp 53-60, ::1 icmp"
+//   - "" and "all" permit every destination.
+//   - "replies" permits none.
+//   - Otherwise it is a list of entries with commas between. Each entry permits more. "public" is the internet without
+//     private, shared, link-local and multicast addresses and without those of the host. A prefix or an address permits
+//     all of it, including the host, or only one protocol and ports if these follow, as in
+//     "10.9.0.0/16 tcp 5432, fd00::/8 udp 53-60, ::1 icmp".
 //
-// A pod sends no ICMP errors, unless it may send there by itself.
+// A pod sends ICMP errors only to permitted destinations.
 type Egress string
 
 // Check reports an error, which matches tombolo.ErrInvalid, if the text is no policy.

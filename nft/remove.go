@@ -134,6 +134,7 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 		for _, inv := range inventories {
 			inv.RemoveNetwork(t, key, inUse)
 		}
+
 		return explainBusy(t.Commit(c.tables.Conn))
 	})
 }
@@ -161,6 +162,7 @@ func (c *Conn) RemoveShare(ctx context.Context, bridge string) error {
 		for _, inv := range inventories {
 			inv.RemoveShare(t, bridge)
 		}
+
 		return explainBusy(t.Commit(c.tables.Conn))
 	})
 }

@@ -91,6 +91,7 @@ func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 			list = append(list, a)
 		}
 	}
+
 	return list, nil
 }
 
@@ -142,6 +143,7 @@ func readRecords(dir string, opt *doctor.Options) error {
 	for _, n := range networks {
 		opt.Kept[n.Name], opt.Uplinks[n.Name] = n.NonMasquerade, n.Uplink
 	}
+
 	return err
 }
 

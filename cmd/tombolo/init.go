@@ -50,6 +50,7 @@ func (o *options) initLAN() *cobra.Command {
 				return nil, fmt.Errorf("uplink %s: the host has no such link (ip link shows those that there are)",
 					uplink)
 			}
+
 			return &firstNetwork{
 				name: name,
 				plugin: fmt.Sprintf(`{ "type": "tombolo", "mode": "lan", "uplink": %q, "ipam": { "type": "dhcp" },

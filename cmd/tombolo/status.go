@@ -211,8 +211,10 @@ func asSetUp(in *network.Inspection) (firewall, drift condition) {
 
 	firewall, drift = causesIn("firewall", ofFirewall), causesIn("drift", others)
 	if firewall.Well && len(in.Others) > 0 {
-		firewall.Is = "as it was set up; what other programs have set up may matter (tombolo check): " + strings.Join(in.Others, "; ")
+		firewall.Is = "as it was set up; what other programs have set up may matter (tombolo check): " +
+			strings.Join(in.Others, "; ")
 	}
+
 	return firewall, drift
 }
 

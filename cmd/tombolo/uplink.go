@@ -84,6 +84,7 @@ func (o *options) planShare(ctx context.Context, node *network.Node, nic, bridge
 	for _, w := range warnings {
 		fmt.Fprintf(&text, "warning: %s\n", w)
 	}
+
 	return o.print(text.String(), nil)
 }
 

@@ -62,7 +62,7 @@ type Common struct {
 	argMAC string // args.cni.mac
 }
 
-// podPolicy is what a runtime may ask of a pod's policies.
+// podPolicy holds the pod policies that a runtime may request.
 type podPolicy struct {
 	EgressPolicy entries `json:"egressPolicy"`
 }
@@ -223,6 +223,7 @@ func (c *call) parse(data []byte) error {
 
 	c.note(found)
 	c.complete(c)
+
 	// until version 0.2.0, the specification's meaning of a missing version
 	c.conf.CNIVersion = cmp.Or(c.conf.CNIVersion, "0.1.0")
 	return nil

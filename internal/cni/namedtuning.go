@@ -143,6 +143,7 @@ func (c *call) checkTuned(f *tuningConf) error {
 		}
 
 		want := f.attributes
+
 		// like the reference plugin, expect promiscuous mode to be off unless it is requested
 		want.Promisc = new(orZero(want.Promisc))
 		if want.MAC != nil {

@@ -187,6 +187,7 @@ func (c *NetConf) settings() network.Network {
 	if s.Egress != "" {
 		c.limitEgress(&s)
 	}
+
 	if s.Bridge == "" {
 		s.Bridge = "cbr0"
 		if !gateway {
@@ -201,8 +202,8 @@ func (c *NetConf) settings() network.Network {
 	return s
 }
 
-// limitEgress sets what a policy of egress needs: packets on the bridge pass the firewall, and pods send from their own
-// addresses alone.
+// limitEgress sets the options that an egress policy needs: bridged packets pass the firewall, and pods send only from
+// their own addresses.
 func (c *NetConf) limitEgress(s *network.Network) {
 	s.NFCall = cmp.Or(s.NFCall, new(true))
 	if s.Guard == "" || s.Guard == nft.GuardMAC {

@@ -99,13 +99,16 @@ func translate(name, text string) (string, string, error) {
 	case 1:
 		return same[0], text, nil
 	}
+
 	is, err := strconv.ParseBool(text)
 	if err != nil {
 		return name, text, fmt.Errorf("option %s=%q: write true or false; the option here is %s", name, text, same[0])
 	}
+
 	if !is {
 		same = same[1:]
 	}
+
 	name, text, _ = strings.Cut(same[0], "=")
 	return name, text, nil
 }
@@ -120,6 +123,7 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 	if len(c.Options) > 0 && all == nil {
 		all = map[string]string{}
 	}
+
 	maps.Copy(all, c.Options)
 	if own := c.Options[egressPolicy]; own != "" { // it does not replace the network's
 		asked[egressPolicy] = own
@@ -127,6 +131,7 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 			delete(all, egressPolicy)
 		}
 	}
+
 	for _, option := range slices.Sorted(maps.Keys(all)) {
 		var value any
 		name, text, err := translate(option, all[option])

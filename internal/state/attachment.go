@@ -69,9 +69,9 @@ type Attachment struct {
 
 	Up         bool `json:"up,omitempty"`         // false only with disableContainerInterface
 	Masquerade bool `json:"masquerade,omitempty"` // its addresses are masqueraded
-	// Guard says which MAC and addresses the pod may send from.
+	// Guard restricts the MAC and addresses that the pod may send from.
 	Guard nft.Guard `json:"guard,omitzero"`
-	// Egress says what the pod may send by itself, besides the policy of its network.
+	// Egress lists the destinations that the pod may open connections to, besides the policy of its network.
 	Egress nft.Egress `json:"egress,omitempty"`
 	// DefaultRoute says where the default route of a pod on a LAN leads: "host" or "router". It is empty without a
 	// LAN.

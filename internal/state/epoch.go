@@ -53,6 +53,7 @@ func (d *Dir) epochOf(netns func() (uint64, error)) (Epoch, error) {
 	if err != nil {
 		return e, fmt.Errorf("read epoch: %w", err)
 	}
+
 	return e, nil
 }
 

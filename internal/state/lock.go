@@ -39,8 +39,8 @@ func (m Mode) String() string {
 //   - flock(2) on a file, shared or exclusive;
 //   - the gate, a write lock on that file's first byte (F_OFD_SETLK). A process that wants the exclusive lock takes
 //     the gate first, and keeps it until it is done. A process that wants the shared lock waits while the gate is
-//     taken. Without the gate a stream of ADDs would starve the exclusive lock, since the kernel grants a shared flock past a
-//     waiting exclusive one.
+//     taken. Without the gate a stream of ADDs would starve the exclusive lock, since the kernel grants a shared flock
+//     past a waiting exclusive one.
 //
 // Callers that see different directories at the same path do not exclude each other. Two of them may build the same
 // network namespace at once.

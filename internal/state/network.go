@@ -43,7 +43,8 @@ type Network struct {
 	Masquerade    bool           `json:"masquerade,omitempty"`
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"` // destinations for which pods keep their address
 	Policy        nft.Policy     `json:"policy,omitempty"`        // the ingress policy
-	Internal      bool           `json:"internal,omitempty"`      // no packet passes between the bridge and another link
+	// no packet passes between the bridge and another link
+	Internal bool `json:"internal,omitempty"`
 	// Egress is what its pods may send by themselves, and Resolvers the name servers that "public" takes in.
 	Egress    nft.Egress   `json:"egress,omitempty"`
 	Resolvers []netip.Addr `json:"resolvers,omitempty"`

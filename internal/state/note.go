@@ -38,6 +38,7 @@ func (l *Lock) Note() string {
 	if !whole || sumOf(text, netns) != string(buf[:noteSum]) {
 		return ""
 	}
+
 	return text
 }
 

@@ -69,6 +69,7 @@ func (b box) without(other box) (rest []box) {
 	if common == nil {
 		return []box{b}
 	}
+
 	b = slices.Clone(b)
 	for i, c := range common {
 		if b[i].from.Less(c.from) {
@@ -76,6 +77,7 @@ func (b box) without(other box) (rest []box) {
 			below[i].to = c.from.Prev()
 			rest = append(rest, below)
 		}
+
 		if c.to.Less(b[i].to) {
 			above := slices.Clone(b)
 			above[i].from = c.to.Next()
@@ -83,6 +85,7 @@ func (b box) without(other box) (rest []box) {
 		}
 		b[i] = c
 	}
+
 	return rest
 }
 
@@ -99,6 +102,7 @@ func disjoint(list []box) (all []box) {
 		}
 		all = append(all, rest...)
 	}
+
 	return all
 }
 

@@ -102,6 +102,7 @@ func (n *Network) bridgeElements() []Element {
 	if n.Egress != nil {
 		list = append(list, n.Egress.bridgeElements(n.Bridge)...)
 	}
+
 	if n.Share != nil {
 		add(true, SharesSet, nftnl.LinkKey(n.Share.NIC, nil, 0))
 	}
@@ -129,5 +130,6 @@ func (n *Network) BridgeComment() string {
 	if n.Internal {
 		comment += ",internal"
 	}
+
 	return comment
 }

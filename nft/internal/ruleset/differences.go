@@ -178,5 +178,6 @@ func describeHook(ch nftnl.Chain) string {
 	if ch.Device != "" {
 		hook = [...]string{"ingress", "egress"}[ch.Hook&unix.NF_NETDEV_EGRESS] + " device " + ch.Device
 	}
+
 	return fmt.Sprintf("type %s hook %s priority %d", ch.Kind, hook, ch.Priority)
 }

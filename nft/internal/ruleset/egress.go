@@ -13,9 +13,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// A policy of egress says which packets pods send by themselves; their answers pass. The chain egress looks at the
-// policies of networks, by bridge, and the chain pod-egress at those of pods, by address, so a packet passes both. Each
-// exists once for all networks, and is made for networks that ask for it.
+// An egress policy lists the destinations that pods may open connections to; their answers pass. The chain egress
+// applies the policies of networks, by bridge, and the chain pod-egress those of pods, by address, so a packet passes
+// both. Each exists once for all networks, and is created for networks that need it.
 //
 // The chains stand behind the translation of destinations and before routing. So they see each packet once, whether it
 // goes to the host, to a pod of the bridge or elsewhere. A flow that was open before is checked by its next packet,
@@ -51,18 +51,22 @@ func ParseEgress(text string) (*Egress, error) {
 	case "replies":
 		return &Egress{}, nil
 	}
+
 	e, entries := &Egress{}, strings.Split(text, ",")
 	if len(entries) > maxEgress {
 		return nil, fmt.Errorf("it has %d entries, and may have %d", len(entries), maxEgress)
 	}
+
 	for _, entry := range entries {
 		if err := e.add(strings.Fields(entry)); err != nil {
 			return nil, fmt.Errorf("%q: %w", strings.TrimSpace(entry), err)
 		}
 	}
+
 	for i := range e.allowed {
 		e.allowed[i] = disjoint(e.allowed[i])
 	}
+
 	return e, nil
 }
 
@@ -72,13 +76,17 @@ func (e *Egress) add(words []string) error {
 		e.addPublic()
 		return nil
 	}
+
 	if len(words) == 0 || len(words) > 3 {
-		return fmt.Errorf(`want "public", or a prefix, which a protocol and ports may follow, as in "192.0.2.0/24 tcp 443"`)
+		return fmt.Errorf(
+			`want "public", or a prefix, which a protocol and ports may follow, as in "192.0.2.0/24 tcp 443"`)
 	}
+
 	prefix, err := ParsePrefix(words[0])
 	if err != nil {
 		return err
 	}
+
 	protocol, ports := numbers(0, 255), numbers(0, 65535)
 	if len(words) > 1 {
 		number, ok := map[string]uint32{
@@ -92,6 +100,7 @@ func (e *Egress) add(words []string) error {
 		}
 		protocol = numbers(number, number)
 	}
+
 	if len(words) > 2 {
 		first, last, isRange := strings.Cut(words[2], "-")
 		if !isRange {
@@ -104,6 +113,7 @@ func (e *Egress) add(words []string) error {
 		}
 		ports = numbers(uint32(from), uint32(to))
 	}
+
 	const anyType = 1<<32 - 1
 	at := &e.allowed[familyIndex(prefix.Addr())]
 	*at = append(*at, box{numbers(0, anyType), addresses(prefix), protocol, ports})
@@ -113,7 +123,8 @@ func (e *Egress) add(words []string) error {
 // addPublic adds the public addresses that are not the host's.
 func (e *Egress) addPublic() {
 	for i, f := range Families() {
-		public := []box{{numbers(unix.RTN_UNICAST, unix.RTN_UNICAST), addresses(f.All), numbers(0, 255), numbers(0, 65535)}}
+		public := []box{{numbers(unix.RTN_UNICAST, unix.RTN_UNICAST), addresses(f.All), numbers(0, 255),
+			numbers(0, 65535)}}
 		for _, text := range reserved() {
 			but := box{numbers(0, 1<<32-1), addresses(netip.MustParsePrefix(text)), numbers(0, 255), numbers(0, 65535)}
 			var rest []box
@@ -122,6 +133,7 @@ func (e *Egress) addPublic() {
 			}
 			public = rest
 		}
+
 		e.allowed[i] = append(e.allowed[i], public...)
 	}
 }
@@ -193,7 +205,8 @@ func (f Family) podEgressSet() Set {
 
 // egressSets returns the sets of networks' policies.
 func egressSets() []Set {
-	return append([]Set{{Place: InInet(egressSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}}, setsOfBoth(Family.egressSet)...)
+	return append([]Set{{Place: InInet(egressSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}},
+		setsOfBoth(Family.egressSet)...)
 }
 
 // podEgressSets returns the sets of pods' policies: pods that have one, and their permitted destinations.
@@ -256,8 +269,9 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 		x.Compare(expr.CmpOpEq, []byte{1}) // IP_CT_DIR_REPLY
 		x.Leave()
 	})
-	// Without these, nobody could reach the pod by IPv6. The host forwards no packet by the first two rules, and none to
-	// another link by the third.
+
+	// Without these, nobody could reach the pod by IPv6. The first two rules let no packet be forwarded by the host, and
+	// the third none to another link.
 	ip6 := Families()[1]
 	list.addSpans([]span{
 		{"multicast listeners and neighbour discovery, with the host and groups", listenerReport, neighbourAdvert},
@@ -269,6 +283,7 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_UNICAST))
 		x.Leave()
 	})
+
 	list.add("neighbour discovery on the link", func(x expressions) {
 		x.is(ip6)
 		x.isICMPv6(neighbourSolicit, neighbourAdvert)
@@ -286,5 +301,6 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 		x.Lookup(set(f).Name)
 		x.Leave()
 	})
+
 	list.add("all else", expressions.Drop)
 }

@@ -32,7 +32,7 @@ const (
 type Element struct {
 	Set  Place
 	Key  []byte
-	End  []byte // the last key of an interval, of which Key is the first
+	End  []byte // the last key of an interval that begins with Key
 	Data []byte
 }
 

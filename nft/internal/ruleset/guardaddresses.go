@@ -34,6 +34,7 @@ func (list *rules) addGuard() {
 	list.add("TCP and UDP from its own IPv6 address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IPV6)
 		x.Payload(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1, nftnl.First)
+
 		// and protocols between their numbers, none of them an IPv6 extension header
 		x.within(unix.IPPROTO_TCP, unix.IPPROTO_UDP)
 		x.portIn(expr.PayloadBaseNetworkHeader, ip6Source, addr6Len, guard6Set)

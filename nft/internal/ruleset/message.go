@@ -100,10 +100,12 @@ func (t *Transaction) newSet(s Set, id uint32) {
 		}
 		attrs = append(attrs, nftnl.Nest(unix.NFTA_SET_DESC, nftnl.Nest(descConcat, parts...)))
 	}
+
 	if s.DataLen > 0 {
 		attrs = append(attrs, nftnl.Uint32(unix.NFTA_SET_DATA_TYPE, s.DataType),
 			nftnl.Uint32(unix.NFTA_SET_DATA_LEN, s.DataLen))
 	}
+
 	t.Add("add", t.table.Label("set", s.Place), s.Family, unix.NFT_MSG_NEWSET, netlink.Create|netlink.Excl,
 		append(attrs, nftnl.Uint32(unix.NFTA_SET_ID, id), nftnl.Bytes(unix.NFTA_SET_USERDATA, s.userdata()))...)
 }
@@ -193,6 +195,7 @@ func (name TableName) ElementAttributes(el Element, comment string) []netlink.At
 		end := nftnl.Bytes(unix.NFTA_DATA_VALUE, el.End)
 		attrs = append(attrs, nftnl.Header(keyEnd, []netlink.Attribute{end}), end)
 	}
+
 	if len(el.Data) > 0 {
 		value := nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Data)
 		attrs = append(attrs, nftnl.Header(unix.NFTA_SET_ELEM_DATA, []netlink.Attribute{value}), value)

@@ -47,6 +47,7 @@ func Plan(want *Ruleset, have *State) *Changes {
 		if ok && ch.matches(got) && have.hasRules(ch) && len(p.oldSets) == 0 {
 			continue
 		}
+
 		p.chains = append(p.chains, ch)
 		if ok {
 			p.oldChains = append(p.oldChains, ch.Place)

@@ -201,6 +201,7 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	if n.Internal {
 		rs.Chains = append(rs.Chains, internal())
 	}
+
 	rs.addEgress(n)
 
 	if len(n.Closed) > 0 {
@@ -231,9 +232,11 @@ func (rs *Ruleset) Sets() []Set {
 	if rs.of.Internal {
 		list = append(list, internalSets()...)
 	}
+
 	if rs.of.Egress != nil {
 		list = append(list, egressSets()...)
 	}
+
 	if rs.of.PodEgress {
 		list = append(list, podEgressSets()...)
 	}

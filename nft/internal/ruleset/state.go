@@ -279,6 +279,7 @@ func (s *Set) Sentinel() Element {
 		}
 		rest = rest[min(len(rest), (typeLen(typ)+Slot-1)/Slot*Slot):]
 	}
+
 	if s.intervals {
 		el.End = el.Key
 	}

@@ -37,6 +37,7 @@ func Run(args []string, in io.Reader, out io.Writer) (status int, called bool) {
 	if answer != nil && to.Encode(answer) != nil {
 		status = 1
 	}
+
 	return status, true
 }
 

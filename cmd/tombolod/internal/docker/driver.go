@@ -165,5 +165,6 @@ func call(r *http.Request, method string, do func(context.Context, *request) (*a
 			return nil, fmt.Errorf("%.40q is no identifier of Docker's", id)
 		}
 	}
+
 	return do(r.Context(), req)
 }

@@ -134,6 +134,7 @@ func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, ma
 				k.EndpointID, own.NetworkID, mac, cmp.Or(a.Pod, "no name"))
 		}
 	}
+
 	return nil
 }
 
@@ -213,6 +214,7 @@ func moveToHost(pod *netns.NS, name, as string) error {
 	}
 
 	var b nl.Batch
+
 	// the kernel renames only a link that is down
 	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", name)
 	link.Request{Index: index, Name: as}.Set(&b, "rename link", name)

@@ -142,7 +142,11 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *Finding {
 	where := "on the bridge " + e.bridge.Name
 	if t.sent != nil {
-		where = "beyond " + e.name(ctx, t.sent.link) + ", by which it leaves the host,"
+		// The bridge sends a question to the ports of other pods, too.
+		l, err := e.links.LinkByIndex(ctx, t.sent.link)
+		if err == nil && !strings.HasPrefix(l.Alias, endpoint.AliasPrefix) {
+			where = "beyond " + l.Name + ", by which it leaves the host,"
+		}
 	}
 
 	f := finding(StepGateway, fmt.Sprintf("see whether %s is up and in this network, or correct the address", to),

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -190,6 +191,11 @@ func (r *releasedNode) shown(t *testing.T) nstest.Snapshot {
 			all = all.Plus("file " + name + "/" + file + " " + strings.NewReplacer(r.names()...).Replace(readFile(t, filepath.Join(dir, file))))
 		}
 	}
+	// A bridge leaves the groups of IPv6 some time after IPv6 is switched off there.
+	isGroup := func(line string) bool {
+		return strings.HasPrefix(line, "33:33:") || strings.HasPrefix(line, "01:00:5e:")
+	}
+	all = slices.DeleteFunc(all, isGroup)
 	for i := range all {
 		all[i] = unnamed(all[i])
 	}

@@ -154,8 +154,8 @@ func (f *firewall) mend(ctx context.Context, what string) {
 
 	fought, begins := f.putRight("", what,
 		"another program undoes rules that pods need: repairing them only once a minute",
-		"by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" in FORWARD "+
-			"alone")
+		"by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" "+
+			"in FORWARD alone")
 	if begins {
 		f.metrics.firewallContests.Inc()
 	}

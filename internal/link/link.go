@@ -64,7 +64,8 @@ type Counters struct {
 
 // Alternative returns the error for an alternative name of a link. own is the link's own name.
 func Alternative(own string) error {
-	return nl.Invalid("it is an alternative name of link " + own + ", which rules of the firewall do not know: give " + own)
+	return nl.Invalid("it is an alternative name of link " + own + ", which rules of the firewall do not know: give " +
+		own)
 }
 
 // Up reports whether the link is administratively up.

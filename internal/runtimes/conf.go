@@ -26,7 +26,8 @@ const (
 func options() map[string]bool {
 	return map[string]bool{
 		"mode": true, "bridge": true, "mtu": false, "vlan": false, "portIsolation": false, "hairpinMode": false,
-		"ipMasq": false, "isDefaultGateway": false, "guard": false, "ingressPolicy": true, "egressPolicy": true, "forwardMark": true,
+		"ipMasq": false, "isDefaultGateway": false, "guard": false, "ingressPolicy": true,
+		"egressPolicy": true, "forwardMark": true,
 		"enabledad": false,
 		"uplink":    true, "defaultRoute": true, "lanGuard": false, "ipv6": true, "bridgeNFCall": false,
 		"ingressRate": false, "ingressBurst": false, "egressRate": false, "egressBurst": false,

@@ -30,6 +30,30 @@ func (n *site) bridgeWanted() bridge.Bridge {
 	}
 }
 
+// agree adds to want what the other networks on the bridge ask of it: the largest MTU, and each setting that one of them
+// has on. Otherwise each network would undo what another needs.
+func (n *site) agree(want *bridge.Bridge) error {
+	others, err := sharers(n.s, n.rec)
+	for _, o := range others {
+		if o.Epoch != n.rec.Epoch {
+			continue
+		}
+		if want.MTU != 0 && o.Uplink == "" {
+			want.MTU = max(want.MTU, o.MTU)
+		}
+		want.Promiscuous, want.NFCall = eitherOn(want.Promiscuous, o.Promiscuous), eitherOn(want.NFCall, o.NFCall)
+	}
+	return err
+}
+
+// eitherOn returns the setting of other if that is on, and else that of own.
+func eitherOn(own, other *bool) *bool {
+	if other != nil && *other {
+		return other
+	}
+	return own
+}
+
 func (bridgePart) look(ctx context.Context, n *site) error {
 	want, remedy := n.bridgeWanted(), tombolo.RemedyRepair
 	if n.bridge.Index == 0 {
@@ -51,7 +75,15 @@ func (bridgePart) look(ctx context.Context, n *site) error {
 		remedy = tombolo.RemedyConfigure // the name belongs to another link
 	}
 
-	n.found.AddAll(want.Differences(n.bridge), remedy)
+	diffs := want.Differences(n.bridge)
+	if len(diffs) > 0 {
+		if err := n.agree(&want); err != nil {
+			return err
+		}
+		diffs = want.Differences(n.bridge)
+	}
+
+	n.found.AddAll(diffs, remedy)
 	if n.quick || n.rec.NFCall == nil || !*n.rec.NFCall {
 		return nil
 	}
@@ -87,6 +119,10 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 					"vlan_filtering 1 vlan_protocol 802.1Q, if no port of it needs tagged frames of VLANs that it is "+
 					"not in",
 				l.Name, l.Name)
+	}
+
+	if err := n.agree(&want); err != nil {
+		return false, err
 	}
 
 	changed, err = n.s.Links.Ensure(ctx, want)

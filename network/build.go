@@ -218,6 +218,15 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		s.Warn("network " + rec.Name + ": " + path)
 	}
 
+	// Other networks on the bridge agree with this one on its settings (agree).
+	if shared, err := sharers(s, rec); err != nil {
+		return nil, err
+	} else if len(shared) > 0 && changed {
+		if err := saveEarly(s, rec); err != nil {
+			return nil, err
+		}
+	}
+
 	// The record is written last, so that the next ADD completes an interrupted call.
 	if err := n.settle(ctx, changed); err != nil {
 		return nil, err

@@ -213,6 +213,11 @@ func recordUplink(ctx context.Context, s *session, rec *state.Network) error {
 		rec.MadePromiscuous = n.share != nil || !n.uplink.nic.Promiscuous && n.uplink.shared
 	}
 
+	return saveEarly(s, rec)
+}
+
+// saveEarly puts a network on record without its configuration, so that the next Add makes what is missing.
+func saveEarly(s *session, rec *state.Network) error {
 	early := *rec
 	early.ConfigHash = ""
 	return stateError(s.Dir.SaveNetwork(&early))

@@ -117,6 +117,24 @@ func TestNextADDHealsOtherNetworksRules(t *testing.T) {
 	}
 }
 
+// TestNetworksOfOneBridgeAgreeOnIt is about settings of a bridge, which networks must not undo for each other.
+func TestNetworksOfOneBridgeAgreeOnIt(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	first := n.podnet(conf{"mtu": 1400, "promiscMode": true, "hairpinMode": false})
+	second := n.network("othernet", conf{"bridgeNFCall": false, "ipam": hostLocal("10.78.0.0/24")})
+	a, b := n.pod("a"), n.pod("b")
+	first.add(a)
+	second.add(b)
+	first.add(n.pod("c"))
+	shown := n.run("ip", "-d", "link", "show", "cbr0")
+	for _, want := range []string{"PROMISC", "mtu 1500", "nf_call_iptables 1"} {
+		expect.Contains(t, shown, want, "the bridge")
+	}
+	expect.Contains(t, n.operate("check", "--state", n.state).stdout, "3 attachments: nothing differs", "check")
+	wantPing(t, a.NS, "10.78.0.1")
+}
+
 // TestNextADDHealsOtherNetworksPorts is about what networks may share: a bridge.
 func TestNextADDHealsOtherNetworksPorts(t *testing.T) {
 	t.Parallel()

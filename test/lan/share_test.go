@@ -459,6 +459,17 @@ func TestTwoNetworksOnOneBridgeHearTheLANOnce(t *testing.T) {
 	n.del(pods[0])
 	n.operate("remove", "home")
 	expect.Success(t, nstest.Ping(t, l.other.ns, pods[1].ip4), "the other network's pod")
+
+	// A third one, whose pods go out by the host, has other needs of the bridge.
+	routed := n.another(object{"name": "routed", "defaultRoute": "host", "ipam": addressesFrom(t, "192.168.50.180")})
+	c := routed.add(l.newPod("c"))
+	guests.add(l.newPod("d"))
+	expect.Contains(t, n.operate("check"), "3 attachments: nothing differs", "check")
+	expect.Success(t, nstest.Ping(t, l.other.ns, c.ip4), "the routed network's pod")
+	routed.del(c)
+	routed.operate("remove", "routed")
+	n.operate("repair")
+	expect.Contains(t, l.hostRun("ip", "-d", "link", "show", "br0"), "nf_call_iptables 0", "after the removal")
 }
 
 // A second NIC is on another LAN, and another bridge shares it.

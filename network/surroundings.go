@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -15,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -30,6 +32,7 @@ type surroundings struct {
 	learnt    []route.Route
 	rules     []routing.Rule
 	networks  []*state.Network
+	queues    []string // rules that hand packets to a queue without a program
 }
 
 func (h *surroundings) read(ctx context.Context, s *session) (err error) {
@@ -49,9 +52,38 @@ func (h *surroundings) read(ctx context.Context, s *session) (err error) {
 		}
 		h.learnt = append(h.learnt, list...)
 	}
-
+	if h.queues, err = s.deadQueues(); err != nil {
+		return err
+	}
 	h.rules, err = routing.Rules(nl.Of(s.Links.Socket()))
 	return err
+}
+
+// deadQueues describes the rules that hand packets to a queue at which no program listens, so that the kernel drops
+// these packets. An engine of NetworkPolicies that died leaves such a rule.
+func (s *session) deadQueues() (texts []string, _ error) {
+	listening, err := nftnl.QueueListeners()
+	if err != nil {
+		return nil, err
+	}
+	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_BRIDGE} {
+		err = cmp.Or(err, nftnl.List(nftnl.Of(s.Firewall.Socket()).Conn, "list rules", family, unix.NFT_MSG_GETRULE, func(b []byte) error {
+			q, ok := nftnl.QueueOf(b)
+			for n := q.First; ok && !q.Bypass && n-q.First < q.Total; n++ {
+				if listening[n] {
+					continue
+				}
+				texts = append(texts, fmt.Sprintf("chain %s of table %s %s hands packets to queue %d, by its rule with handle %d, "+
+					"and the kernel drops them, since no program listens there; this helps: start that program, in a "+
+					"cluster the engine of its NetworkPolicies", nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)),
+					nftnl.FamilyName(family), nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_TABLE)), n,
+					nftnl.Number64(nftnl.Find(b, unix.NFTA_RULE_HANDLE))))
+				break
+			}
+			return nil
+		}))
+	}
+	return texts, err
 }
 
 // surroundings adds settings of the host's owner or other programs that certainly keep the pods of a network from
@@ -68,7 +100,9 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 	if len(n.attachments) == 0 {
 		return nil
 	}
-
+	for _, text := range host.queues {
+		n.found.Advise(tombolo.RemedyConfigure, "%s", text)
+	}
 	if err := in.neighboursOf(ctx, n); err != nil {
 		return err
 	}

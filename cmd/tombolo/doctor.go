@@ -29,7 +29,7 @@ func (o *options) doctorCommand() *cobra.Command {
 			"evidence, and what helps; then what was tried. The exit status is 4 if a problem was found.",
 		Args: takes(0, 1),
 		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
-			opt := doctor.Options{}
+			opt := doctor.Options{IsDNSNamed: len(dns) > 0}
 			var err error
 			if opt.DNS, err = nameServers(ctx, dns); err != nil {
 				return err

@@ -46,9 +46,7 @@ func decodeRule(b []byte, p *packet) rule {
 	nftnl.Each(nftnl.Find(b, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {
 		rr.expression(nftnl.Text(nftnl.Find(b, unix.NFTA_EXPR_NAME)), nftnl.Find(b, unix.NFTA_EXPR_DATA))
 	})
-	if comment, ok := nftnl.CommentOf(nftnl.Find(b, unix.NFTA_RULE_USERDATA)); ok {
-		rr.comment = comment
-	}
+	rr.comment = nftnl.RuleComment(b)
 	return rr.rule
 }
 
@@ -240,12 +238,11 @@ func (rr *ruleReader) decide(code []byte, target string) {
 const xtName, xtInfo = 1, 3
 
 // xtMatch evaluates an x_tables match. It understands the match of marks, struct xt_mark_mtinfo1
-// (include/uapi/linux/netfilter/xt_mark.h). A comment match counts as the rule's comment.
+// (include/uapi/linux/netfilter/xt_mark.h). A comment is no condition.
 func (rr *ruleReader) xtMatch(name string, info []byte) {
 	const markLen = 9 // the mark, its mask and a flag that inverts
 	switch {
 	case name == "comment":
-		rr.comment = nftnl.Text(info)
 	case name == "mark" && len(info) >= markLen:
 		rr.loaded = rr.packet.meta(expr.MetaKeyMARK)
 		rr.and(info[4:8])

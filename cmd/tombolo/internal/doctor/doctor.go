@@ -60,6 +60,8 @@ type Report struct {
 type Options struct {
 	// DNS are the name servers to ask. nil omits that step.
 	DNS []netip.Addr
+	// IsDNSNamed is set if the caller named them. Otherwise they are the node's.
+	IsDNSNamed bool
 	// To are addresses that pods should reach, such as those of other nodes' pods. With a port, they are tested by
 	// TCP too.
 	To []netip.AddrPort

@@ -107,6 +107,8 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 			"it does not leave the pod's interface %s for the port %s (%v)", ifName, port, sendErr), nil
 	case t.to.drop != nil:
 		return e.droppedBy(t.to.drop, "what the pod sends to "+to.String(), "iifname")
+	case t.to.queue != nil:
+		return e.queuedBy(t.to.queue, "what the pod sends to "+to.String())
 	case !t.arrived && t.sent == nil && t.to.chain == "":
 		look := "ip link show dev %s; tc filter show dev %[1]s ingress; nft list ruleset netdev; ebtables-legacy -L"
 		return finding(StepLink, "see what filters the port: "+fmt.Sprintf(look, port),
@@ -124,6 +126,8 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 			e.name(ctx, t.sent.link), as), nil
 	case t.from.drop != nil:
 		return e.droppedBy(t.from.drop, "the answer of "+to.String()+" to the pod", "oifname")
+	case t.from.queue != nil:
+		return e.queuedBy(t.from.queue, "the answer of "+to.String()+" to the pod")
 	case isLocal && !t.returned:
 		return e.stuck(ctx, t, e.own, to, e.link.Index)
 	case !t.returned:

@@ -134,8 +134,9 @@ type trail struct {
 
 // passage is a packet's way through the rules of the host.
 type passage struct {
-	chain string // the last of doctor's chains that saw it
-	drop  *rule  // the rule that dropped it
+	chain string // the last one of doctor's chains that saw it
+	drop  *rule  // what dropped it
+	queue *rule  // what handed it to a queue, from which it has not come back
 }
 
 // follow calls send, which sends the probe, and records where the probe and its answer were seen: at the host's
@@ -203,6 +204,23 @@ type rule struct {
 	family       uint8
 	table, chain string
 	handle       uint64 // 0 means the policy
+	queue        uint16
+	after        int // if it queues a packet, the place of the doctor's chain that saw the packet before
+}
+
+// String returns the chain and the table.
+func (r *rule) String() string {
+	return fmt.Sprintf("chain %s of table %s %s", r.chain, nftnl.FamilyName(r.family), r.table)
+}
+
+// place returns where a doctor's chain is on the way of a packet.
+func place(chain string) int {
+	name, isEnd := strings.CutSuffix(chain, end)
+	at := 2 * slices.Index([]string{"bridge", "prerouting", "input", "forward", "output", "postrouting"}, name)
+	if isEnd {
+		at++
+	}
+	return at
 }
 
 // trace calls send, and reads from the trace of nf_tables how far the probe and its answer came. The tables belong to
@@ -333,6 +351,8 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 		return nftnl.Find(attrs, path...) != nil && int32(number(path...))&0xff == int32(expr.VerdictDrop)
 	}
 	drops := isDrop(unix.NFTA_TRACE_VERDICT, unix.NFTA_VERDICT_CODE) || isDrop(unix.NFTA_TRACE_POLICY)
+	const queues = 3 // NF_QUEUE, with the number above the lower 16 bits
+	code := number(unix.NFTA_TRACE_VERDICT, unix.NFTA_VERDICT_CODE)
 	if packet != nil {
 		answers[id] = t.answer.is(t.answer.ethertype, packet)
 	}
@@ -345,40 +365,47 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 	switch {
 	case r.table == tableName():
 		on.chain = r.chain
+		if on.queue != nil && place(r.chain) > on.queue.after {
+			on.queue = nil
+		}
 	case r.table == nftnl.DefaultTable && strings.HasPrefix(r.chain, "share-mute-"):
 		// This is a copy for the host, which receives the same by the NIC that the bridge shares.
 	case drops:
 		on.drop = cmp.Or(on.drop, &r)
+	case int32(code) > 0 && code&0xff == queues:
+		r.queue, r.after = uint16(code>>16), place(on.chain)
+		on.queue = &r
 	}
 
 	return nil
 }
 
-// number returns a rule's position in its chain, beginning with 1.
-func (r *rule) number() (int, error) {
+// find returns the number of a rule in its chain, from 1 on, and its comment.
+func (r *rule) find() (number int, comment string, _ error) {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	defer conn.Close()
-	var handles []uint64
+	n := 0
 	err = nftnl.List(conn, "list rules of chain "+r.chain, r.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-		handles = append(handles, nftnl.Number64(nftnl.Find(data, unix.NFTA_RULE_HANDLE)))
+		if n++; nftnl.Number64(nftnl.Find(data, unix.NFTA_RULE_HANDLE)) == r.handle {
+			number, comment = n, nftnl.RuleComment(data)
+		}
 		return nil
 	}, nftnl.String(unix.NFTA_RULE_TABLE, r.table), nftnl.String(unix.NFTA_RULE_CHAIN, r.chain))
-	return slices.Index(handles, r.handle) + 1, err
+	return number, comment, err
 }
 
 // droppedBy returns the finding that a rule drops a packet. side is the name of the pod's side in rules for that
 // packet: iifname or oifname.
 func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
-	at := fmt.Sprintf("chain %s of table %s %s", r.chain, nftnl.FamilyName(r.family), r.table)
 	if r.handle == 0 {
-		return finding(StepFirewall, e.remedy(r, at, side), "%s drops, by its policy, %s", at, what), nil
+		return finding(StepFirewall, e.remedy(r, "", side), "%s%s drops, by its policy, %s", r, quoted(r, ""), what), nil
 	}
-	number, err := r.number()
-	return finding(StepFirewall, e.remedy(r, at, side), "%s drops or rejects, by its rule number %d with handle %d, %s",
-		at, number, r.handle, what), err
+	number, comment, err := r.find()
+	return finding(StepFirewall, e.remedy(r, comment, side), "%s drops or rejects, by its rule number %d with handle %d%s, %s",
+		r, number, r.handle, strings.TrimSuffix(quoted(r, comment), ","), what), err
 }
 
 // acceptInPolicy returns the command that makes a policy of firewalld accept, before all others, packets from the
@@ -390,9 +417,9 @@ func (e *examination) acceptInPolicy(policy string) string {
 		`source address="%s" accept' && firewall-cmd --reload`, policy, family, e.at.Addresses[i].Prefix.Masked())
 }
 
-// remedy returns the command that helps against a rule of a chain, or its policy. Rules that a program creates again
-// must be deleted by that program.
-func (e *examination) remedy(r *rule, at, side string) string {
+// remedy returns the command that helps against a rule of a chain, or its policy. It deletes no rule that a program
+// manages, or may manage because of a comment.
+func (e *examination) remedy(r *rule, comment, side string) string {
 	link := e.link.Name
 	zone, ofZone := strings.CutPrefix(r.chain, "filter_FWD_")
 	ofZone = ofZone && r.table == "firewalld"
@@ -409,19 +436,22 @@ func (e *examination) remedy(r *rule, at, side string) string {
 		add := "firewall-cmd --permanent --policy=tombolo --add-"
 		return "firewall-cmd --permanent --new-policy=tombolo && " + add + "ingress-zone=" + zone + " && " +
 			add + "egress-zone=ANY && " + e.acceptInPolicy("tombolo")
-	case strings.HasPrefix(r.chain, "ufw-user-") || strings.HasPrefix(r.chain, "ufw6-user-"):
-		return "see ufw status numbered, and ufw delete NUMBER; another command's deletion ends with ufw's next reload"
 	}
 
 	for _, o := range e.obstacles {
-		if o.Firewalld && r.table == "firewalld" || r.handle == 0 && o.Chain == at {
+		if o.Firewalld && r.table == "firewalld" || r.handle == 0 && o.Chain == r.String() {
 			return o.Remedy
 		}
 	}
 
 	chain := fmt.Sprintf("%s %s %s", nftnl.FamilyName(r.family), r.table, r.chain)
-	if r.handle != 0 {
-		return fmt.Sprintf("nft delete rule %s handle %d", chain, r.handle)
+	switch m := managerOf(r); {
+	case m != nil:
+		return m.governs(comment)
+	case comment != "":
+		return "have the program or the person that made the rule let this pass: nft -a list chain " + chain
+	case r.handle != 0:
+		return fmt.Sprintf("nft delete rule %s handle %d # unless a program manages table %s", chain, r.handle, r.table)
 	}
 
 	if r.family == unix.NFPROTO_BRIDGE {

@@ -390,7 +390,10 @@ func (e *examination) names(ctx context.Context) error {
 		}
 
 		if f != nil {
-			const remedy = "see whether the server serves the pod's subnet, and whether a firewall drops UDP 53"
+			remedy := "see whether the server serves the pod's subnet, and whether a firewall drops UDP 53"
+			if !e.opt.IsDNSNamed && strings.Contains(e.at.Pod, "/") {
+				remedy = "ask the cluster's DNS, since this is the node's name server: --dns ADDR; else " + remedy
+			}
 			e.add(StepDNS, cmp.Or(f.Remedy, remedy),
 				"the name server %s does not answer the pod: %s", server, f.Evidence)
 		}
@@ -416,7 +419,11 @@ func (e *examination) ask(ctx context.Context, server netip.Addr) (*Finding, err
 	query := []byte{0x74, 0x6f, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1}
 	port := conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	p := flowProbe(server.Is4(), unix.IPPROTO_UDP, port)
-	return e.exchange(ctx, "the name server "+server.String(), server, p, func() error {
+	tried := "the name server " + server.String()
+	if !e.opt.IsDNSNamed && strings.Contains(e.at.Pod, "/") {
+		tried += " (the node's; a cluster's by --dns ADDR)"
+	}
+	return e.exchange(ctx, tried, server, p, func() error {
 		for range 2 {
 			if _, err = conn.Write(query); err != nil {
 				break

@@ -1,0 +1,100 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+// manager is a program that maintains rules by itself.
+type manager struct {
+	prefix  string // of its chains or tables
+	name    string
+	command string // shows the setting from which the program makes its rules
+}
+
+const policies = "kubectl get networkpolicy"
+
+// managerOf returns the program that manages a chain, or nil if the names tell of none. DOCKER-USER is the operator's.
+func managerOf(r *rule) *manager {
+	list := []manager{
+		{"KUBE-POD-FW-", "kube-router", policies},
+		{"KUBE-NWPLCY-", "kube-router", policies},
+		{"KUBE-ROUTER-", "kube-router", policies},
+		{"KUBE-", "kube-proxy", "kubectl get services,endpointslices -A"},
+		{"kube-proxy", "kube-proxy", "kubectl get services,endpointslices -A"},
+		{"kube-network-policies", "kube-network-policies", policies},
+		{"kindnet", "kindnet", policies},
+		{"cali-", "Calico", policies},
+		{"calico", "Calico", policies},
+		{"CILIUM_", "Cilium", policies},
+		{"DOCKER", "Docker", "docker network inspect $(docker network ls -q)"},
+		{"docker-", "Docker", "docker network inspect $(docker network ls -q)"},
+		{"NETAVARK", "podman", "podman network inspect $(podman network ls -q)"},
+		{"netavark", "podman", "podman network inspect $(podman network ls -q)"},
+		{"LIBVIRT_", "libvirt", "virsh net-list --all"},
+		{"libvirt", "libvirt", "virsh net-list --all"},
+		{"f2b-", "fail2ban", "fail2ban-client status"},
+		{"firewalld", "firewalld", "firewall-cmd --list-all-zones; firewall-cmd --list-all-policies"},
+		{"ufw-user-", "ufw", "ufw status numbered, and ufw delete NUMBER"},
+		{"ufw6-user-", "ufw", "ufw status numbered, and ufw delete NUMBER"},
+		{"ufw", "ufw", "ufw status verbose, and the rules in /etc/ufw"},
+	}
+	i := slices.IndexFunc(list, func(m manager) bool {
+		return r.chain != "DOCKER-USER" && (strings.HasPrefix(r.chain, m.prefix) || strings.HasPrefix(r.table, m.prefix))
+	})
+	if i < 0 {
+		return nil
+	}
+	return &list[i]
+}
+
+// governs returns the remedy for a rule that a program manages. The program would make a deleted rule again, and
+// until then whatever the rule protects would be open.
+func (m *manager) governs(comment string) string {
+	command := m.command
+	if command == policies {
+		command += " -A"
+		if of := regexp.MustCompile(`namespace: ?([a-z0-9.-]+)`).FindStringSubmatch(comment); of != nil {
+			command = fmt.Sprintf("kubectl -n %s get networkpolicy", of[1])
+		}
+	}
+	return fmt.Sprintf("leave the rule to %s, and see what it is made from: %s", m.name, command)
+}
+
+// queuedBy returns the finding that a rule hands a packet to a queue from which the packet does not come back.
+func (e *examination) queuedBy(r *rule, what string) (*Finding, error) {
+	listening := map[uint16]bool{}
+	err := e.host.Do(func() (err error) {
+		listening, err = nftnl.QueueListeners()
+		return err
+	})
+	number, comment, listErr := r.find()
+	evidence := fmt.Sprintf("%s hands, by its rule number %d with handle %d%s, to queue %d %s", r, number, r.handle,
+		quoted(r, comment), r.queue, what)
+	if !listening[r.queue] {
+		return finding(StepFirewall, fmt.Sprintf("start the program that is to listen at queue %d, in a cluster the "+
+			"engine of its NetworkPolicies", r.queue), "%s, and no program listens there", evidence), cmp.Or(err, listErr)
+	}
+	remedy := fmt.Sprintf("see what the program at queue %d was told, in a cluster: %s -A", r.queue, policies)
+	if m := managerOf(r); m != nil {
+		remedy = m.governs(comment)
+	}
+	return finding(StepFirewall, remedy, "%s, and the program that listens there drops or keeps it", evidence),
+		cmp.Or(err, listErr)
+}
+
+// quoted returns the comment of a rule and its manager, as a part of a sentence.
+func quoted(r *rule, comment string) (text string) {
+	if comment != "" {
+		text = fmt.Sprintf(" (%q)", comment)
+	}
+	if m := managerOf(r); m != nil {
+		text += ", which is " + m.name + "'s,"
+	}
+	return text
+}

@@ -95,7 +95,7 @@ func refuseContested(dir *state.Dir) error {
 
 	by := "another program"
 	if f.By != "" {
-		by = fmt.Sprintf("another program (the last to change it: %q)", f.By)
+		by = fmt.Sprintf("the program %q", f.By)
 	}
 
 	return failf(ErrObstructed,

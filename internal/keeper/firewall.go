@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -37,7 +38,7 @@ type firewall struct {
 	source
 	fought  *contest // the contest over the whole firewall
 	known   uint32   // the generation that was found right
-	by      string
+	names   []string // the other programs that changed nf_tables since known; "" stands for an unknown one
 	strays  bool      // another program has changed nf_tables since swept
 	swept   time.Time // the last search for elements of pods that no longer exist
 	blocked []string  // the obstacles that were last logged
@@ -83,7 +84,10 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 		case g.by == nftnl.DoctorName:
 			// The doctor's table is separate, and is deleted after its run.
 		case g.lost || g.by != "tombolo" && g.by != "tombolod":
-			when, f.by, f.strays = soon, g.by, true
+			when, f.strays = soon, true
+			if !slices.Contains(f.names, g.by) && len(f.names) < 2 {
+				f.names = append(f.names, g.by)
+			}
 		default:
 			when = max(when, later)
 		}
@@ -107,7 +111,7 @@ func (f *firewall) visit(ctx context.Context) {
 	}
 
 	if len(lacking) == 0 {
-		f.known = at
+		f.known, f.names = at, nil
 		f.allRight()
 		if now().Sub(f.sought) >= lookAtFirewall {
 			f.sought = now()
@@ -133,14 +137,28 @@ func (f *firewall) removeStrays(ctx context.Context) {
 		f.trouble("cannot delete elements of pods that are gone", err)
 	}
 	if found {
-		f.log.Warn("deleted elements of pods that are gone, which another program may have loaded from a save", "by",
-			f.by)
+		f.log.Warn("deleted elements of pods that are gone, which another program may have loaded from a save")
 	}
+}
+
+// maker returns the program that certainly made the firewall's differences: the only one that changed nf_tables since
+// the firewall was right. If links or parameters of the host differ too, the differences may come from these.
+func (f *firewall) maker(ctx context.Context) string {
+	seen, err := f.network.Upkeep().Links(ctx)
+	if err != nil || len(seen.Lacking) > 0 || len(f.names) != 1 {
+		return ""
+	}
+	return f.names[0]
 }
 
 // mend has the networks repair the firewall.
 func (f *firewall) mend(ctx context.Context, what string) {
-	f.log.Warn("another program has changed rules that pods need: repairing them", "what", what, "by", f.by)
+	by := f.maker(ctx)
+	args := []any{"what", what}
+	if by != "" {
+		args = append(args, "by", by)
+	}
+	f.log.Warn("pods lack rules of the firewall: repairing them", args...)
 	if err := f.network.Repair(ctx); err != nil {
 		// Obstacles are errors too, and everything else is repaired nevertheless.
 		f.trouble("cannot repair all of the firewall", err)
@@ -148,21 +166,21 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	}
 
 	f.metrics.firewallMends.Inc()
-	if f.known == 0 && f.by == "" {
+	if f.known == 0 && len(f.names) == 0 {
 		return // it was like that when the keeper began, so no program has undone anything
 	}
 
 	fought, begins := f.putRight("", what,
 		"another program undoes rules that pods need: repairing them only once a minute",
-		"by", f.by, "remedy", "have that program leave the table inet tombolo and the rule \"tombolo: …\" "+
-			"in FORWARD alone")
+		"by", cmp.Or(by, "unknown"), "remedy", "have that program leave the table inet tombolo and the rule "+
+			"\"tombolo: …\" in FORWARD alone")
 	if begins {
 		f.metrics.firewallContests.Inc()
 	}
 
 	if fought.contested() {
 		f.metrics.firewallContested.Set(1)
-		f.writeContested(&state.Contested{At: now(), Times: fought.times, What: what, By: f.by})
+		f.writeContested(&state.Contested{At: now(), Times: fought.times, What: what, By: by})
 	}
 }
 

@@ -3,6 +3,7 @@ package keeper
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -61,7 +62,7 @@ type linkChange struct {
 	facts   linkFacts
 }
 
-// linkFacts are the properties of a link that the keeper compares.
+// linkFacts are the properties of a link that the keeper compares. Those after promiscuous are a bridge's.
 type linkFacts struct {
 	name        string
 	master      int
@@ -69,6 +70,25 @@ type linkFacts struct {
 	mac         string
 	up          bool
 	promiscuous bool
+
+	nfCall, nfCall6, vlanFiltering string
+	maxLearned                     string
+}
+
+// bridgeFacts adds the properties of a bridge.
+func (f *linkFacts) bridgeFacts(l *link.Link) {
+	if b := l.Bridge; b != nil {
+		f.nfCall, f.nfCall6, f.vlanFiltering = fact(b.NfCallIptables), fact(b.NfCallIp6tables), fact(b.VlanFiltering)
+		f.maxLearned = fact(b.FdbMaxLearned)
+	}
+}
+
+// fact returns a value of the kernel for comparisons.
+func fact[T any](p *T) string {
+	if p == nil {
+		return ""
+	}
+	return fmt.Sprint(*p)
 }
 
 func (k *Keeper) listenToLinks() (feed, error) {
@@ -129,14 +149,16 @@ func (c *changes) add(m netlink.Message) error {
 			return nil
 		}
 
-		c.links = append(c.links, linkChange{
+		change := linkChange{
 			index: k.Index, gone: m.Header.Type == unix.RTM_DELLINK, kind: k.Kind,
 			ours:    strings.HasPrefix(k.Alias, "tombolo:"),
 			shares:  strings.HasPrefix(k.Alias, endpoint.ShareAlias),
 			carrier: k.Flags&unix.IFF_LOWER_UP != 0,
 			facts: linkFacts{name: k.Name, master: k.Master, mtu: k.MTU, mac: string(k.MAC), up: k.Up(),
 				promiscuous: k.Flags&unix.IFF_PROMISC != 0},
-		})
+		}
+		change.facts.bridgeFacts(&k)
+		c.links = append(c.links, change)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		// struct ifaddrmsg
 		if len(m.Data) < unix.SizeofIfAddrmsg {
@@ -268,13 +290,10 @@ func (l *linkage) linkNews(n linkChange) urgency {
 		}
 
 		l.bridges[n.index] = n.facts
-		switch before {
-		case linkFacts{}:
-			return later
-		case n.facts:
+		if before == n.facts {
 			return never
 		}
-		return soon
+		return soon // also at the first announcement, which may be of a change
 	}
 
 	switch {

@@ -23,7 +23,7 @@ type Contested struct {
 	At      time.Time `json:"at,omitzero"`     // the time of the last repair
 	Times   int       `json:"times,omitempty"` // the number of repairs since this began
 	What    string    `json:"what,omitempty"`  // the object that was last undone
-	// the program that changed the firewall last, by the kernel's name for it
+	// the program that undoes the repairs, by the kernel's name for it; empty if it is not known for certain
 	By string `json:"by,omitempty"`
 }
 

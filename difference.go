@@ -29,8 +29,8 @@ const (
 	RemedyRepair    Remedy = "repair"         // Node.Repair; tombolo repair
 	RemedyCollect   Remedy = "gc"             // garbage collection of pods that died without a Del
 	RemedyRecreate  Remedy = "recreate pod"   // Del and Add of the pod
-	RemedyKeeper    Remedy = "start tombolod" // the program that keeps leases
-	RemedyConfigure Remedy = "configuration"  // of the host, the network, or another program
+	RemedyKeeper    Remedy = "start tombolod" // tombolod, which renews leases, does not run
+	RemedyConfigure Remedy = "configuration"  // change the configuration of the host, the network or another program
 )
 
 // MarshalJSON returns the difference as its text and its remedy.

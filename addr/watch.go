@@ -16,7 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// ErrDuplicate is the cause of an error if another node of the network has the IPv6 address (RFC 4862, section 5.4).
+// ErrDuplicate is the cause of the error when duplicate address detection (RFC 4862, section 5.4) finds an IPv6 address
+// at another node of the network.
 var ErrDuplicate = errors.New("another node of the network has the address")
 
 // Watch receives announcements when IPv6 addresses become usable. The kernel adds an address at once, but a worker

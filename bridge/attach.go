@@ -136,8 +136,8 @@ func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 	return nil
 }
 
-// explain replaces the kernel's terse errors: it finds out which of the two names is taken, and that the bridge is
-// full.
+// explain replaces two errno values of a failed Attach by clear errors. For EEXIST it finds out whether the name in the
+// host or the name in the pod is taken. EXFULL means that the bridge has no free port number.
 func (c *Conn) explain(p *Port, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrExist):

@@ -118,7 +118,7 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 	return s.dropDefaults()
 }
 
-// hear sets those of port.hearing's parameters that nobody else has chosen. It is called in the pod's namespace.
+// hear sets the parameters of port.hearing that no other program has changed. It is called in the pod's namespace.
 func (s *Solicitation) hear(port *Port, l *link.Link) error {
 	for _, p := range port.hearing() {
 		have, ok := l.IPv6.At(p.index)

@@ -37,7 +37,7 @@ type Bridge struct {
 	Alias string
 	// NoIPv6 creates a new bridge without a link-local address, for networks without IPv6.
 	NoIPv6 bool
-	// Promiscuous makes the bridge pass all frames to the host, whoever they are for (IFF_PROMISC). It replaces
+	// Promiscuous makes the bridge pass all frames to the host, for any destination (IFF_PROMISC). It replaces
 	// hairpin ports. With NFCall, packets from pods to a service on their own node then arrive twice, unless rules
 	// drop the copies. Nil changes nothing; it is off on a new bridge.
 	Promiscuous *bool

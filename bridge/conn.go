@@ -86,7 +86,8 @@ func On(s tombolo.Socket, dialPod func() (tombolo.Socket, error)) *Conn {
 
 func dialRoute() (*nl.Conn, error) { return nl.Dial(unix.NETLINK_ROUTE, nil) }
 
-// Close closes the socket. Attachments that nobody has waited for stay as they are.
+// Close closes the sockets of the Conn, also those in pods whose attachment was started and not waited for. The
+// interfaces of such pods stay as they are.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

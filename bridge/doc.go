@@ -26,7 +26,7 @@
 //
 // A pod whose network has a router may take IPv6 addresses from it: set Port.Autoconf, and call Solicit when the
 // pod's frames get through. Solicit asks the router, and its result waits for the answer. The host can still be the
-// pod's gateway: use a next hop that nobody has, with a permanent entry of the host's MAC in Port.Neighbours. It
+// pod's gateway: use a next hop that no machine has, with a permanent entry of the host's MAC in Port.Neighbours. It
 // stays valid when the host's addresses change, and the pod's kernel ignores ICMP redirects, which come from another
 // address.
 //

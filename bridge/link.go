@@ -135,7 +135,7 @@ func linkOf(l *link.Link) *Link {
 		Index: l.Index, Name: l.Name, Kind: l.Kind, MAC: l.MAC, MTU: l.MTU, Master: l.Master, Peer: l.Lower,
 		Alias: l.Alias, Group: l.Group,
 		Up: l.Up(),
-		// The kernel sets this flag if it was requested by flags. IFLA_PROMISCUITY would also count sockets.
+		// IFF_PROMISC is set only if a program set it, as by ip link. IFLA_PROMISCUITY would also count packet sockets.
 		Promiscuous: l.Flags&unix.IFF_PROMISC != 0,
 	}
 

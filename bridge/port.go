@@ -361,8 +361,8 @@ func (p *Port) podRoutes(index int) []route.Route {
 	return list
 }
 
-// LinkLocal returns the link-local address of a MAC of six bytes (RFC 4291, appendix A). For any other it returns the
-// zero Addr.
+// LinkLocal returns the link-local address of a MAC of six bytes (RFC 4291, appendix A). If the MAC has another
+// length, it returns the zero Addr.
 func LinkLocal(mac net.HardwareAddr) netip.Addr {
 	if len(mac) != 6 {
 		return netip.Addr{}

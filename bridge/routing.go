@@ -106,7 +106,7 @@ func (f *forwarding) parameters(input string) (list []hostParameter, _ error) {
 
 // keepAdvertised makes the links that accept router advertisements continue to accept them when the host forwards,
 // including future links. With an accept_ra of 1 the kernel would drop the routes that it has learnt, and ignore
-// further advertisements. If accept_ra is 0, a program reads them (systemd-networkd), or nobody should.
+// further advertisements. If accept_ra is 0, a program such as systemd-networkd reads them, or they are unwanted.
 func keepAdvertised() error { return sysctl.Replace("ipv6", "accept_ra", "1", "2") }
 
 func (r *Routing) parameters() ([]hostParameter, error) {

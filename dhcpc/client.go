@@ -119,7 +119,7 @@ type runner struct {
 	patient bool // a transport's error counts as a missing answer
 	conn    Transport[*Packet]
 	bound   bool          // conn is for a client that has its address
-	asleep  time.Duration // the clock's Asleep when the times of the session's lease were last set
+	asleep  time.Duration // clock.Asleep at the last correction of the lease's times for a suspended machine
 }
 
 // next waits for the next event, and makes the step. It ends with ErrTimeout at a limit, unless that is the zero
@@ -154,8 +154,8 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 	}
 }
 
-// countSleep moves the times of the lease by the time that the machine slept, which Now does not count. A lease that
-// ended during the sleep, or that is due for renewal, is then due at once.
+// countSleep corrects the lease's times after the machine was suspended, because Now does not count that time. A lease
+// that expired or became due for renewal meanwhile is due at once.
 func (r *runner) countSleep(now time.Time) error {
 	asleep := r.cfg.clock.Asleep()
 	by := asleep - r.asleep

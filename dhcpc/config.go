@@ -16,8 +16,8 @@ import (
 // Defaults of Config, and the limits of RFC 2131.
 const (
 	DefaultTimeout    = 30 * time.Second
-	defaultRetransmit = 4 * time.Second  // doubled each time
-	maxRetransmit     = 64 * time.Second // the greatest
+	defaultRetransmit = 4 * time.Second  // the first pause before a message is sent again; doubled each time
+	maxRetransmit     = 64 * time.Second // the longest such pause
 	defaultLeaseTime  = time.Hour        // if a server names none
 	minRenewWait      = 60 * time.Second // between later REQUESTs of one renewal
 	confirmWait       = time.Second      // for an answer to the REQUEST of INIT-REBOOT

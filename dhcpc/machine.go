@@ -35,11 +35,11 @@ type Session struct {
 	listen time.Time
 	trace  trace.Trace
 
-	xid      uint32
-	secs     uint16    // since it began, at the last DISCOVER, or at a REQUEST without one
-	requestSent    time.Time // the time of the last REQUEST, or of the last DISCOVER with rapid commit
-	tries    int       // of the message in this state
-	failures int       // since the last lease; they make the back-off longer
+	xid         uint32
+	secs        uint16    // since it began, at the last DISCOVER, or at a REQUEST without one
+	requestSent time.Time // the time of the last REQUEST, or of the last DISCOVER with rapid commit
+	tries       int       // of the message in this state
+	failures    int       // since the last lease; they make the back-off longer
 
 	askBroadcast bool // servers are asked to broadcast their answers, see broadcastTry
 
@@ -74,7 +74,7 @@ func (s *Session) Wake() time.Time { return s.wake }
 
 // Output is the result of a Step: its requests to the caller.
 type Output struct {
-	// Send is to be sent now. If that fails, let time pass: it is sent again.
+	// Send is a packet that the caller must send now, or nil. If sending fails, continue: a later Step sends it again.
 	Send *Packet
 	// Bound is a lease that a server has just granted, renewed or confirmed. Apply its address, routes and lifetimes.
 	Bound *Lease
@@ -124,8 +124,8 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 }
 
 // Step tells a Session the time, and the message that was received, if any. Times may come late: Step then does all
-// the work that is due. A time before that of an earlier Step is replaced by the latter, so time never runs
-// backwards. The caller must add the time of a suspended machine, which Go's clock does not count: see
+// the work that is due. If a time is before an earlier Step's, Step uses the earlier Step's, so time never
+// runs backwards. The caller must add the time of a suspended machine, which Go's clock does not count: see
 // unix.CLOCK_BOOTTIME.
 func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output) {
 	if now.Before(s.now) {

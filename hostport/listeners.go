@@ -22,7 +22,7 @@ import (
 // Listener is a socket of the host that listens at a port. Once the port is published, it receives nothing any more.
 type Listener struct {
 	Protocol nft.Protocol
-	Local    netip.AddrPort // the address that it is bound to; an IPv4 address of an IPv6 socket has the IPv4 form
+	Local    netip.AddrPort // the address and port of the socket; ::ffff:10.0.0.1 becomes 10.0.0.1
 	Link     string         // the link that it is bound to (SO_BINDTODEVICE), if any
 
 	onlyIPv6 bool   // at [::], it accepts no IPv4

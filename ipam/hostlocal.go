@@ -97,7 +97,7 @@ func (h *HostLocal) checkRanges() error {
 	return nil
 }
 
-// Bind returns a copy that knows the node.
+// Bind returns a copy of h that uses node to identify attachments, live addresses and the epoch.
 func (h *HostLocal) Bind(node Node) Allocator {
 	bound := *h
 	bound.store.node = node
@@ -344,9 +344,9 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 	return errors.Join(errs...)
 }
 
-// isInUse reports whether the reservation's owner is on record. An ADD writes its record before it reserves an
-// address, and a DEL releases the address before it removes the record. So while GC holds the lock, it never mistakes
-// a used reservation for an ownerless one.
+// isInUse reports whether the attachment that owns the reservation has a record. An ADD writes its record before it
+// reserves an address, and a DEL releases the address before it removes the record. So while GC holds the lock, it
+// never mistakes a used reservation for an ownerless one.
 func (s *store) isInUse(r reservation) bool {
 	switch {
 	case s.node.InUse == nil:

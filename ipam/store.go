@@ -62,9 +62,9 @@ func (s *store) create() error {
 // netip and the reference plugin write alike, also for IPv6.
 func (s *store) path(addr netip.Addr) string { return s.dir + "/" + addr.String() }
 
-// read returns the reservation of addr. A file that cannot be read because of its kind, such as a directory, is
-// foreign and no error. An error means that there is no file (fs.ErrNotExist), or that the disk or machine failed and
-// the owner is unknown.
+// read returns the reservation of addr. A file of a kind that cannot be read, such as a directory, has stateForeign and
+// is no error. The error matches fs.ErrNotExist if there is no file. Any other error means that the disk or machine
+// failed, so the owner is unknown.
 func (s *store) read(addr netip.Addr) (reservation, reservationState, error) {
 	data, err := readFile(s.path(addr), maxReservation)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -101,7 +101,7 @@ func (s *store) isOwner(r reservation, owner Owner) (is, old bool) {
 	return r.ifName == owner.IfName || r.ifName == "", r.ifName == ""
 }
 
-// list returns the addresses with a file, in no order.
+// list returns the addresses that have a reservation file, unsorted.
 func (s *store) list() ([]netip.Addr, error) {
 	dir, err := os.Open(s.dir)
 	if err != nil {

@@ -252,7 +252,8 @@ type given struct {
 const maxRemains = 3
 
 // begin takes the locks that the ADD needs, in their order, and records the attachment before anything is created for
-// it. So even after a kill, everything has an owner. From then on it holds the record's lock, for which nobody waits.
+// it. So even after a kill, everything has an owner. From then on it holds the record's lock, for which no other call
+// waits.
 func (a *adding) begin(ctx context.Context) error {
 	for range maxRemains {
 		if a.leasing != nil {

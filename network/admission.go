@@ -97,9 +97,9 @@ func (s *session) Foreign(adminChain string) *foreign.Conn {
 	return foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: s.Mark, AdminChain: adminChain})
 }
 
-// Obstacles lists settings that stop a network's pods, or may stop them, and that we cannot change or leave to their
-// owner. Packets of pods with their router on the LAN are not forwarded by the host, so nothing applies to them
-// unless bridged packets pass the firewall.
+// Obstacles lists the parts of other programs' firewalls that drop or may drop packets of a network's pods, and that we
+// do not change. It returns none if the pods' router is on the LAN and bridged packets skip the firewall: then no rule
+// of the host sees the pods' packets.
 func (s *session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
 	if rec.DefaultRoute == string(ExitRouter) && !filtersBridged(rec, true) && !filtersBridged(rec, false) {
 		return nil, nil

@@ -21,7 +21,7 @@ type want struct {
 	// Record is the network as requested: with the gateways and subnets of this one pod, with MTU 0 if the MTU is
 	// open, and with nil NFCall and Promiscuous if these are open.
 	Record       state.Network
-	DefaultMTU   int  // see Network
+	DefaultMTU   int  // MTU of a new bridge if the MTU is open; see Network.DefaultMTU
 	Gateway      bool // the bridge has the gateways' addresses
 	Routed       bool // the value of NFCall if it is open
 	ForceAddress bool // addresses of the bridge that overlap with a gateway's are replaced
@@ -58,12 +58,12 @@ func ready(ctx context.Context, s *session, w *want) (*site, error) {
 	}, func() (*site, error) { return buildNetwork(ctx, s, w) })
 }
 
-// bring creates a network unless look finds it. It builds the network if look returns nil, and completes it if it is
-// almost there.
+// bring creates a network unless look finds it. It builds the network if look returns nil, and completes it if
+// look sets needsCompletion.
 func bring(ctx context.Context, s *session, look, build func() (*site, error)) (n *site, err error) {
 	done := func() (is bool, _ error) {
 		n, err = look()
-		return n != nil && !n.almost, err
+		return n != nil && !n.needsCompletion, err
 	}
 	err = s.Ensure(ctx, done, func() (err error) {
 		if n != nil {
@@ -76,7 +76,8 @@ func bring(ctx context.Context, s *session, look, build func() (*site, error)) (
 	return n, err
 }
 
-// lookFor returns the network if it is, or almost is, as the Add needs it, and otherwise nil.
+// lookFor returns the network if it meets the Add's requirements, or needs only complete to meet them. Otherwise it
+// returns nil.
 func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
 	rec, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil {
@@ -93,13 +94,13 @@ func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
 	return lookAt(ctx, s, rec, w)
 }
 
-// lookAt is lookFor for a network whose record is right.
+// lookAt does the work of lookFor after the record: it compares the network's objects in the kernel.
 func lookAt(ctx context.Context, s *session, rec *state.Network, w *want) (*site, error) {
 	n := &site{s: s, rec: rec, want: w, quick: true}
 	if err := n.look(ctx, parts()); err != nil || len(n.found.List) > 0 {
 		return nil, err
 	}
-	n.almost = n.almost || !samePools(rec, &w.Record)
+	n.needsCompletion = n.needsCompletion || !samePools(rec, &w.Record)
 	return n, nil
 }
 
@@ -107,7 +108,7 @@ func samePools(a, b *state.Network) bool {
 	return a.PoolDir == b.PoolDir && reflect.DeepEqual(a.Pools, b.Pools)
 }
 
-// complete creates the missing parts of a network that is almost there, under the exclusive lock. This saves a whole
+// complete creates the missing parts of a network with needsCompletion, under the exclusive lock. This saves a whole
 // build, since a network can get its first host port many times.
 func (n *site) complete(ctx context.Context) error {
 	rec, w := n.rec, n.want

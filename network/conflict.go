@@ -193,7 +193,7 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 
 // refuseAnswered refuses a gateway address that another machine has, if that machine is behind a port of the bridge
 // that is not one of our pods'. It asks by ARP probes (RFC 5227). For IPv6 it returns the flags that make the kernel
-// ask. Without such a port it asks nobody, and the address is usable at once.
+// ask. Without such a port it sends no probe, and the address is usable at once.
 func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint32, _ error) {
 	ports, err := n.s.Links.Ports(ctx, n.bridge.Index)
 	isForeign := func(l bridge.Link) bool {

@@ -202,14 +202,14 @@ func (t *teardown) lock(ctx context.Context, hash string) (*state.AttachmentLock
 	return dir.LockAttachment(t.Network, hash)
 }
 
-// writeEnds is how long a Del waits for the writing of a record.
+// writeEnds is how long a Del waits for another call to write an attachment's record.
 const writeEnds = 500 * time.Millisecond
 
 // addEnds is how long a Del waits for the end of an Add. An Add that hangs for longer leaves alone the objects of an
 // Add after the Del.
 const addEnds = 3 * time.Second
 
-// outwait waits for the end of another call.
+// outwait waits for the end of another call, for at most limit.
 func outwait(ctx context.Context, wait func(context.Context), limit time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -35,10 +35,10 @@ type entry struct {
 	s        *session
 	hash     string
 	in       *state.Network // nil during the Add, which requests the network's settings
-	getsMore bool           // it gets more addresses after its port
+	getsMore bool           // the pod gets more addresses after its port is created
 	pending  *state.Pending // the pod's record, during the Add
-	attached bool           // the port exists
-	tookOver bool           // host ports of the container's attachment to a LAN
+	attached bool           // the pod's port exists on the bridge
+	tookOver bool           // the Add took over host ports from the container's attachment to a LAN
 	back     undo
 
 	held   *nft.Endpoint // the guard's elements, added before its port existed; nil if none

@@ -56,7 +56,8 @@ func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ err
 	return list, err
 }
 
-// meet updates each attachment of the container that publishes ports, with the container's attachments to LANs.
+// meet compares a with each other attachment of its container. If one publishes host ports and the other is on a LAN,
+// meet adds the latter to the former's Waiting list, so that a Del of the former passes its ports on.
 func (s *session) meet(ctx context.Context, a *state.Attachment) error {
 	siblings, err := s.siblings(a)
 	for _, o := range siblings {
@@ -405,7 +406,7 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 
 	has, asked := endpoint.In(a, nw), endpoint.In(next, nw)
 	if len(has.Ports) > 0 && (has.PortSNAT != asked.PortSNAT || !slices.Equal(has.Ports, asked.Ports)) {
-		// The next record does not contain them.
+		// Delete the old elements first. The record that is written next does not list them, so a crash would leave them.
 		none := has
 		none.Ports, none.PortSNAT = nil, nft.SNATNeeded
 		if err := s.Firewall.Update(ctx, has, none); err != nil {

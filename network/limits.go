@@ -41,7 +41,8 @@ func target(rec *state.Attachment) bandwidth.Target {
 	}
 }
 
-// setLimits records limits, with the link that shapes the traffic from the pod.
+// setLimits writes the limits into the record. If traffic from the pod is limited, it also writes the name of the IFB
+// link that shapes this traffic.
 func setLimits(rec *state.Attachment, s bandwidth.Shape) {
 	rec.Bandwidth, rec.IFB = s, ""
 	if s.Egress.Rate > 0 {
@@ -49,7 +50,8 @@ func setLimits(rec *state.Attachment, s bandwidth.Shape) {
 	}
 }
 
-// shapers returns the links that shape the attachment's traffic. An attachment without a record may have had limits.
+// shapers returns the names of the IFB links that may shape the attachment's traffic. Without a complete record the
+// limits are unknown, so it returns the name that the attachment's IFB would have.
 func (r *remains) shapers() []string {
 	if r.rec != nil && r.rec.State == state.Ready && r.rec.IFB == "" {
 		return nil

@@ -47,7 +47,7 @@ func (loopbackPart) look(ctx context.Context, n *site) error {
 		return err
 	})
 	if n.quick {
-		n.almost = n.almost || missing // the rest of the network may exist
+		n.needsCompletion = n.needsCompletion || missing // the rest of the network may exist, so complete it
 	} else if missing && err == nil {
 		n.found.Advise(tombolo.RemedyRepair,
 			"bridge %s: the filter is missing at its ingress that keeps others from the host's 127.0.0.1 should "+

@@ -203,7 +203,7 @@ func (s *session) moveElements(ctx context.Context, next *state.Attachment, nw *
 	return err
 }
 
-// forgetFlows makes the kernel forget its translations for addresses that may now belong to others.
+// forgetFlows deletes the conntrack entries of addresses that the pod has lost, since another pod may get them.
 func forgetFlows(ctx context.Context, gone []ipam.Address) error {
 	if len(gone) == 0 {
 		return nil

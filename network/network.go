@@ -19,8 +19,8 @@ type Network struct {
 	// DefaultMTU is the MTU of a new bridge if MTU is 0. 0 means the MTU of the default route's link.
 	DefaultMTU int
 
-	// Allocator allocates addresses for pods. It is nil for pods that name theirs, have none, or lease them. Del
-	// gives an address back only with Origin or Config.Allocators: set one of them.
+	// Allocator allocates addresses for pods. It is nil if pods request fixed addresses, have none, or lease them by
+	// DHCP. Also set Origin or Config.Allocators: without them Del does not release addresses.
 	Allocator ipam.Allocator
 	// Origin is recorded with an attachment. It determines later which allocator takes its addresses back: see
 	// Config.Allocators.
@@ -33,7 +33,7 @@ type Network struct {
 	Gateway bool
 	// DefaultGateway gives a pod a default route for each family with a gateway, unless its allocator gave it one.
 	DefaultGateway bool
-	// NoDefaultRoute omits the default route that a lease or the LAN would give.
+	// NoDefaultRoute omits the default route that a lease or a router of the LAN offers.
 	NoDefaultRoute bool
 	// ForceAddress replaces addresses of the bridge that overlap with a gateway's.
 	ForceAddress bool

@@ -24,7 +24,7 @@ import (
 )
 
 // nextHopPart is the next hop of default routes through the host (ExitHost). It is one address for each family that
-// nobody has. A permanent neighbour entry in each pod maps it to the host's MAC. So the routes stay valid whatever
+// no machine has. A permanent neighbour entry in each pod maps it to the host's MAC. So the routes stay valid whatever
 // addresses the host gets or loses, and no other machine can answer for the next hop. Only the MAC can change.
 type nextHopPart struct{}
 
@@ -70,7 +70,7 @@ func neighbours(a *state.Attachment, host net.HardwareAddr) (list []bridge.Neigh
 	return list
 }
 
-// hostMAC returns the host's MAC on the LAN: that of the shared NIC, or else the bridge's.
+// hostMAC returns the host's MAC on the LAN: the shared NIC's MAC, or else the bridge's.
 func (n *site) hostMAC() net.HardwareAddr {
 	if n.uplink.shared {
 		return n.uplink.nic.MAC

@@ -117,7 +117,7 @@ type DNS struct {
 	Search  []string
 }
 
-// attachmentOf returns the attachment with this record.
+// attachmentOf converts a record into an Attachment.
 func attachmentOf(rec *state.Attachment) *Attachment {
 	return &Attachment{
 		Key: keyOf(rec), Pod: rec.Pod, Path: rec.NetNS, Ready: rec.State == state.Ready,

@@ -293,7 +293,7 @@ func (r *remains) hasOldElements() bool {
 	return r.rec != nil && r.rec.State == state.Ready && !r.rec.Moving && slices.ContainsFunc(r.entered, isOld)
 }
 
-// dropOldElements deletes the elements of addresses that are not the attachment's.
+// dropOldElements deletes the firewall elements of addresses that the attachment no longer has.
 func (s *session) dropOldElements(ctx context.Context, r *remains) error {
 	nw, err := s.Dir.LoadNetwork(r.rec.Network)
 	if err != nil {

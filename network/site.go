@@ -47,10 +47,10 @@ type site struct {
 	uplink     foundUplink
 	found      findings
 	closed     []nft.Closed // the families that the host forwards for pods only; nil before the look
-	// almost means that only the way from 127.0.0.1 to the pod's ports is missing, or that the record's pools differ
-	// from the requested ones.
-	almost bool
-	back   []nft.Endpoint // of pods that were restored
+	// needsCompletion means that only the way from 127.0.0.1 to the pod's ports is missing, or that the record's pools
+	// differ from the requested ones. complete repairs both.
+	needsCompletion bool
+	back            []nft.Endpoint // of pods that were restored
 }
 
 // find requests the bridge, the link with the gateways, and the uplink.

@@ -30,7 +30,7 @@ func (a *adding) refuseTaken(ctx context.Context) error {
 	for _, address := range a.given.addresses {
 		own, routed := address.Prefix.Addr(), netip.Addr{}
 		if a.nw.Guard != nft.GuardUntrusted {
-			routed = own // the pod may be the router
+			routed = own // accept the address if routes lead to it: the pod may be a router
 		}
 
 		err := lease.Taken(ctx, a.s.Links.Routes(), at.Index, own, routed)
@@ -42,7 +42,7 @@ func (a *adding) refuseTaken(ctx context.Context) error {
 			return a.taken(own, err)
 		}
 
-		if a.asksNobody() {
+		if a.skipsDetection() {
 			continue
 		}
 
@@ -74,7 +74,7 @@ func (a *adding) namesAddresses() bool {
 	return a.nw.Exit != "" && (a.leasing == nil || a.unconfirmed()) && a.built.at.Index != 0
 }
 
-func (a *adding) asksNobody() bool { return a.nw.DetectConflicts != nil && !*a.nw.DetectConflicts }
+func (a *adding) skipsDetection() bool { return a.nw.DetectConflicts != nil && !*a.nw.DetectConflicts }
 
 func (a *adding) taken(own netip.Addr, why error) error {
 	return failf(ErrConflict,
@@ -84,7 +84,7 @@ func (a *adding) taken(own netip.Addr, why error) error {
 }
 
 // askFor makes the kernel ask for the machine that has an address, as before it sends there. It does not change an
-// operator's entry. The kernel asks nobody for IPv6 if the host has no IPv6 address on the link.
+// operator's entry. For IPv6 the kernel sends no request if the host has no IPv6 address on the link.
 func askFor(conn *nl.Conn, link int, own netip.Addr) error {
 	has, err := routing.Find(conn, link, own)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) || has.State == routing.Permanent {
@@ -110,7 +110,7 @@ func askFor(conn *nl.Conn, link int, own netip.Addr) error {
 // refuseAnswered returns an error if a machine with a MAC other than the pod's has answered for an address of the
 // pod.
 func (a *adding) refuseAnswered(mac net.HardwareAddr) error {
-	if !a.namesAddresses() || a.asksNobody() {
+	if !a.namesAddresses() || a.skipsDetection() {
 		return nil
 	}
 

@@ -47,10 +47,10 @@ type Network struct {
 	// Gateway makes the host route for the network through Bridge, which leads to pods only. It only matters together
 	// with Closed.
 	Gateway bool
-	// Closed lists the families that the host does not route for others, although its links forward them because pods
-	// need it (bridge.Routing). A packet is dropped unless it comes from or goes to the Bridge of a network with
-	// Gateway, or has the mark of packets from or to pods. All networks of a node share this rule, so give each the
-	// same value.
+	// Closed lists the address families that the host routes for pods only. The kernel forwards them on all of the
+	// host's links, because pods need it (bridge.Routing). So the firewall drops a packet of such a family unless it
+	// comes from or goes to the Bridge of a network with Gateway, or has the mark of packets from or to pods. All
+	// networks of a node share this rule, so set the same value in each.
 	Closed []Closed
 	// Policy selects the pods, of this and other networks, that may send to the network's pods.
 	Policy Policy
@@ -222,7 +222,7 @@ func (p *Policy) UnmarshalText(text []byte) error {
 // A pod sends ICMP errors only to permitted destinations.
 type Egress string
 
-// Check reports an error, which matches tombolo.ErrInvalid, if the text is no policy.
+// Check returns an error that matches tombolo.ErrInvalid if e is not a valid policy.
 func (e Egress) Check() error {
 	if _, err := ruleset.ParseEgress(string(e)); err != nil {
 		return invalid("egress policy: %w", err)

@@ -139,9 +139,9 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	})
 }
 
-// RemoveShare removes the rules of a bridge's Share, with the endpoints' elements there. This cuts the pods off from
-// the LAN. It is no error if there are none. Networks on the bridge are not Ready until Ensure is called with another
-// Share or with none.
+// RemoveShare removes the rules of a bridge's Share, and the endpoints' elements in their sets. This cuts the pods off
+// from the LAN. It is no error if the bridge has no Share. Networks on the bridge are not Ready until Ensure is called
+// with another Share or with none.
 func (c *Conn) RemoveShare(ctx context.Context, bridge string) error {
 	if isNoLinkName(bridge) {
 		return invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)

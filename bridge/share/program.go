@@ -47,7 +47,7 @@ const (
 	helperRedirect      = 23 // BPF_FUNC_redirect
 
 	towardsHost = 1 // BPF_F_INGRESS: as if the NIC had received it
-	towardsWire = 0
+	towardsWire = 0 // the NIC transmits it
 
 	offsetData    = 76 // of struct __sk_buff
 	offsetDataEnd = 80
@@ -79,25 +79,25 @@ func program(nic int, mac net.HardwareAddr) []instruction {
 		10: {op: loadHalf, registers: 5 | 2<<4, offset: 4},
 		11: {op: ifDiffers, registers: 5, offset: to(toWire, 11), immediate: low},
 
-		// For the host.
+		// A frame to the NIC's MAC: pass it to the host's stack, and end.
 		12: {op: set, registers: 1, immediate: int32(nic)},
 		13: {op: set, registers: 2, immediate: towardsHost},
 		14: {op: call, immediate: helperRedirect},
 		15: {op: exit},
 
-		// For everyone.
+		// A multicast or broadcast frame: pass a copy to the host's stack, and continue below with the original.
 		16: {op: move, registers: 1 | 6<<4},
 		17: {op: set, registers: 2, immediate: int32(nic)},
 		18: {op: set, registers: 3, immediate: towardsHost},
 		19: {op: call, immediate: helperCloneRedirect},
 
-		// For the wire.
+		// Every frame that is not for the host alone: send it out of the NIC.
 		20: {op: set, registers: 1, immediate: int32(nic)},
 		21: {op: set, registers: 2, immediate: towardsWire},
 		22: {op: call, immediate: helperRedirect},
 		23: {op: exit},
 
-		// The frame is shorter than an Ethernet header. The pair drops it, since nothing listens there.
+		// The frame is shorter than an Ethernet header: let it cross the veth pair. Nothing listens at its other end.
 		24: {op: set, registers: 0, immediate: 0},
 		25: {op: exit},
 	}

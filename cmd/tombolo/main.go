@@ -121,7 +121,7 @@ type options struct {
 	parsed        bool // the command line is valid, so later errors come from the command's work
 }
 
-// root returns the root command with all others.
+// root returns the command tombolo with all its subcommands.
 func (o *options) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "tombolo",
@@ -190,7 +190,7 @@ func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 			didYouMean(args[0], cmd.SuggestionsFor(args[0])))
 	}
 
-	cmd.SuggestionsMinimumDistance = 2 // cobra's default for the root
+	cmd.SuggestionsMinimumDistance = 2 // in edits of the misspelt name; cobra sets it for the root command only
 	cmd.AddCommand(commands...)
 	return cmd
 }

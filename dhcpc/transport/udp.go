@@ -67,7 +67,7 @@ func sendDatagram(conn *net.UDPConn, p *dhcpc.Packet) error {
 
 	var oob []byte
 	if src := p.Src.Addr(); src.Is4() && !src.IsUnspecified() {
-		// The kernel might prefer another address of the interface.
+		// Choose the source address. Otherwise the kernel might choose another address of the interface.
 		oob = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: src.As4()})
 	}
 

@@ -88,7 +88,7 @@ func (a *allocator) readHostLocal(r *ipamRequest) error {
 }
 
 // ParseResolvConf parses the lines nameserver, domain, search and options of a file in the format of resolv.conf(5).
-// Like the reference plugin, it adds up several lines of search and options, and ignores unknown lines.
+// Like the reference plugin, it joins the values of repeated search and options lines, and ignores unknown lines.
 func ParseResolvConf(text string) types.DNS {
 	var dns types.DNS
 	for line := range strings.Lines(text) {

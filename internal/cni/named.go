@@ -29,7 +29,7 @@ func Kept(path string) string { return path + ".reference" }
 type kind struct {
 	configuration
 	first  string // the first supported version
-	others bool   // it works on interfaces of other plugins
+	others bool   // a chained plugin: it works on the interface that an earlier plugin of the list made
 }
 
 // kinds returns the program's behaviours by the names of reference plugins.

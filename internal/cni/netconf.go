@@ -44,7 +44,7 @@ type NetConf struct {
 	PortIsolation             bool    `json:"portIsolation"`
 	VLANConf
 
-	// Fields of the reference plugins firewall and bandwidth, with their meaning.
+	// Fields of the reference plugins firewall and bandwidth. They mean the same here.
 	IngressPolicy string `json:"ingressPolicy"`
 	Bandwidth
 

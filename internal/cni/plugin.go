@@ -63,7 +63,7 @@ const (
 type call struct {
 	*Plugin
 	kind
-	named       bool // by a reference plugin's name, so unknown fields are ignored
+	named       bool // the program was called by a reference plugin's name; ignore unknown fields
 	verb        string
 	containerID string
 	netns       string

@@ -140,7 +140,7 @@ func (conf *routeConf) route(where string) (route.Route, error) {
 	return one, nil
 }
 
-// routes converts the routes of a configuration.
+// routes converts the routes of a configuration. It returns an error if one has no dst, or an invalid field.
 func routes(confs []routeConf) ([]route.Route, error) {
 	var list []route.Route
 	for i, conf := range confs {
@@ -226,7 +226,8 @@ func ipNet(p netip.Prefix) net.IPNet {
 	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// prefixOf converts an address of a result. ok is false if it is not valid.
+// prefixOf converts a net.IPNet of a result or configuration into a netip.Prefix. It returns false if the address and
+// the mask are invalid or do not fit together. An IPv4 address in IPv6 form becomes IPv4.
 func prefixOf(n net.IPNet) (netip.Prefix, bool) {
 	ip, ok := netip.AddrFromSlice(n.IP)
 	ones, bits := n.Mask.Size()

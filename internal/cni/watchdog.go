@@ -7,7 +7,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// lastGrace is the time left for a call to print its end after its deadline and the time to undo.
+// lastGrace is the time that a call has to print its result or error, after its deadline and network.UndoTimeout.
 const lastGrace = time.Second
 
 // watchdog ends the process if a call continues past its deadline and the time to undo it. Contexts end other waits,
@@ -15,7 +15,7 @@ const lastGrace = time.Second
 type watchdog struct {
 	timer   *time.Timer
 	conf    atomic.Pointer[Common] // the configuration, once it is read
-	claimed atomic.Bool            // the call, or the watchdog, has begun to print the call's end
+	claimed atomic.Bool            // the call, or the watchdog, has begun to print the result or error
 }
 
 // watch starts the call's watchdog with the default deadline, until the configuration's is known.
@@ -26,8 +26,8 @@ func (c *call) watch() {
 	c.watchdog = w
 }
 
-// bite ends the process. If the call hangs while it prints its end, its reader has the output already, or there is no
-// reader.
+// bite ends the process. First it prints an error, unless the call has begun to print its result. If the call hangs
+// while it prints, its reader has the output already, or there is no reader.
 func (c *call) bite(w *watchdog) {
 	if conf := w.conf.Load(); w.claimed.CompareAndSwap(false, true) {
 		c.printError(conf.CNIVersion, newError(codeTryAgainLater,
@@ -45,8 +45,8 @@ func (w *watchdog) until(conf *Common) {
 	w.timer.Reset(conf.deadline() + network.UndoTimeout + lastGrace)
 }
 
-// speak must be called before the call prints its end. If the watchdog has begun to print, the process is about to
-// end, and speak does not return.
+// speak prevents the watchdog from printing. Call it before the call's result or error is printed. If the watchdog
+// prints already, the process is about to end, and speak does not return.
 func (w *watchdog) speak() {
 	if !w.claimed.CompareAndSwap(false, true) {
 		select {}

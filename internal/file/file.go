@@ -247,7 +247,8 @@ func Remove(path string) error {
 	return nil
 }
 
-// CleanDir checks the path of a directory, and returns it without redundant parts.
+// CleanDir returns the path of a directory without redundant parts. It returns an error if the path is empty, relative
+// or contains a NUL. It does not look at the disk.
 func CleanDir(path string) (string, error) {
 	switch {
 	case path == "":

@@ -37,10 +37,10 @@ type kernel struct {
 type place struct {
 	kernel
 	r     *lease.Record
-	ns    *netns.NS // the pod's
-	conn  *nl.Conn  // in the pod's namespace
-	index int       // of the pod's interface
-	name  string    // of the pod's interface; its owner may have renamed it
+	ns    *netns.NS // the pod's network namespace
+	conn  *nl.Conn  // a socket in the pod's namespace
+	index int       // the index of the pod's interface
+	name  string    // the present name of the pod's interface, which the pod may have renamed
 }
 
 // enter opens the interface of a lease's pod.

@@ -11,17 +11,17 @@ import (
 // lacks resources reclaims them itself.
 func (k *Keeper) newReclaim(ctx context.Context) *source {
 	s := &source{Keeper: k, ctx: ctx, kind: "dead", every: time.Minute}
-	said := ""
+	logged := ""
 	s.look = func(ctx context.Context) {
 		err := k.reclaim(ctx)
 		text := ""
 		if err != nil {
 			text = err.Error()
 		}
-		if text != "" && text != said { // log a lasting error once
+		if text != "" && text != logged { // log an error that repeats only once
 			s.trouble("cannot reclaim all that dead pods hold", err)
 		}
-		said = text
+		logged = text
 	}
 
 	return s

@@ -113,12 +113,12 @@ func (v *visit) yield6(p pod) error {
 	})
 }
 
-// restore6 makes a session from the record.
+// restore6 starts a DHCPv6 session from the lease record, after a start of the keeper.
 func (v *visit) restore6() error {
 	cfg := v.r.Six.Config(v.r.Client.HostName)
 	cfg.Refuse = v.refuse6(v.r)
 	if l := v.r.Six.Lease; l != nil && v.r.Six.Checking {
-		cfg.Address = l.Address // an earlier keeper was killed while checking it
+		cfg.Address = l.Address // request it again: an earlier keeper ended during duplicate address detection
 	}
 
 	machine, err := dhcp6.NewMachine(cfg)

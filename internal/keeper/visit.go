@@ -121,7 +121,8 @@ func (v *visit) adding() outcome {
 	}
 
 	if held == nil {
-		// The ADD will either write the record, which is announced, or be killed, which is not.
+		// An ADD holds the lock. When it writes the record, a file event starts the next visit. If it is killed, no
+		// event comes, so look again after a minute.
 		return v.outcome(now().Add(time.Minute))
 	}
 	defer v.unlock(held)

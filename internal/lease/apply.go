@@ -84,7 +84,7 @@ func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Rout
 	}
 }
 
-// Keeps returns the part of a that the pod still has as the lease left it.
+// Keeps returns the addresses and routes of a that still exist on the pod's interface. It does not check the MTU.
 func (l *Link) Keeps(ctx context.Context, a Applied) (Applied, error) {
 	has := Applied{MTU: a.MTU}
 	addresses, err := addr.On(l.Conn).List(ctx, addr.Filter{Link: l.Index})

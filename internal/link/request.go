@@ -31,7 +31,7 @@ type Request struct {
 	TxQLen        *uint32 // in packets
 	Lower         int     // the link below a new one; 0 for none
 	Group         *uint32
-	NetNS         *int                 // the descriptor of the namespace for a new link
+	NetNS         *int                 // a file descriptor of the namespace in which to create the link
 	Kind          string               // the kind of the link; with Data, the kind of that
 	Data          rtnetlink.LinkDriver // settings of the kind
 	// the other end of a new veth; replaces Kind and Data, and gives each end one transmit queue

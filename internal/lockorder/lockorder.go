@@ -3,7 +3,7 @@
 //
 // Each kind of lock has a rank. Waiting for a lock while holding one of the same or a higher rank is a panic. So is
 // waiting for something slow (a server, another program, a disk) while holding a lock that others need. A lock that
-// is only tried may be taken in any order, since nobody waits for it.
+// is only tried may be taken in any order, since no caller waits for it.
 //
 // Only programs built with the tag lockorder check this. "make test" builds them so. In other programs the calls do
 // nothing.

@@ -69,9 +69,9 @@ func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err er
 func (b *Batch) append(r request, m netlink.Message) {
 
 	if b.buf == nil {
-		room, count := 1<<10, 8 // enough for most batches of an ADD
+		room, count := 1<<10, 8 // bytes and requests: enough for most batches of an ADD
 		if r.want == object {
-			room, count = 1<<8, 4 // a batch of gets is small
+			room, count = 1<<8, 4 // a batch of requests for single objects is small
 		}
 		b.buf, b.reqs = make([]byte, 0, room), make([]request, 0, count)
 	}

@@ -195,7 +195,7 @@ func (r *request) take(m netlink.Message) {
 			r.err = opError(r.op, r.object, errno, text)
 		}
 	case m.Header.Type < unix.NLMSG_MIN_TYPE:
-		return // NLMSG_NOOP and similar messages
+		return // ignore NLMSG_NOOP and other control messages
 	case r.reply != nil && !r.done:
 		if err := r.reply(m); err != nil {
 			r.err = err

@@ -228,8 +228,8 @@ func (d *Dir) Update(a *Attachment) error {
 	return errors.Join(d.UpdateLocked(a), lock.Close())
 }
 
-// UpdateLocked does the work of Update for a caller that holds the record's lock. That lock is on the old file. It
-// keeps nobody from the new one.
+// UpdateLocked does the work of Update for a caller that holds the record's lock. The lock is on the old file, so
+// another caller may lock the new file at once.
 func (d *Dir) UpdateLocked(a *Attachment) error {
 	path, err := d.attachmentPath(a.Network, a.Hash())
 	if err == nil {

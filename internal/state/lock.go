@@ -137,8 +137,8 @@ func (l *Lock) Downgrade() error {
 		return fmt.Errorf("downgrade lock of %s: it is %s", l.dir.path, l.mode)
 	}
 
-	// flock(2) releases the lock before it takes the other mode. Nobody can take it in between, since that requires
-	// the gate, which is still ours.
+	// flock(2) releases the lock before it takes the other mode. No other process can take it in between, since that
+	// requires the gate, which we still hold.
 	had, err := file.TryFlock(l.fd, unix.LOCK_SH)
 	if err == nil && !had {
 		err = fmt.Errorf("%s: %w by a program that is none of ours", l.path, ErrLocked)

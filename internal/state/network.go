@@ -26,7 +26,7 @@ var ErrInUse = errors.New("in use")
 type Network struct {
 	Version int    `json:"version,omitempty"`
 	Name    string `json:"name"`
-	Epoch   string `json:"epoch,omitempty"` // the Token of the epoch in which it was built
+	Epoch   string `json:"epoch,omitempty"` // Token of the epoch (one boot of the node) in which the network was built
 	// hash of the configuration that the caller built from; opaque to this package
 	ConfigHash string `json:"configHash,omitempty"`
 

@@ -150,9 +150,9 @@ func (d *decoder) pointer(v reflect.Value) error {
 	return err
 }
 
-// decode stores the value at the current position in v, which must be settable. It has the order of encoding/json: it
-// follows pointers first, so that an optional type may unmarshal itself, and so that null never reaches such a type
-// through a pointer.
+// decode stores the value at the current position in v, which must be settable. Like encoding/json, it follows
+// pointers before it looks for a type's own UnmarshalJSON or UnmarshalText. So the target of a pointer may unmarshal
+// itself, and null never reaches its method through a pointer.
 func (d *decoder) decode(v reflect.Value) error {
 	first := d.json.PeekKind()
 	null := first == 'n'

@@ -231,7 +231,7 @@ func (l Link) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
 		})
 }
 
-// DelProgram appends the deletion of a filter of SetProgram.
+// DelProgram appends a request that deletes the filter that SetProgram set with this handle.
 func (l Link) DelProgram(b *nl.Batch, handle uint32) {
 	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {

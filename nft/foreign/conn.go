@@ -66,7 +66,7 @@ func (ch chain) named(attribute uint16) []netlink.Attribute {
 	return []netlink.Attribute{nftnl.String(unix.NFTA_CHAIN_TABLE, ch.table), nftnl.String(attribute, ch.name)}
 }
 
-// getChain appends a request for a chain.
+// getChain appends a request for a chain to a batch. reply receives the chain.
 func getChain(b *nl.Batch, ch chain, reply func(nftnl.Chain)) {
 	nftnl.Get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		reply(nftnl.DecodeChain(data))

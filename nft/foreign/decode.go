@@ -149,7 +149,8 @@ func native(b []byte) uint32 {
 	return binary.NativeEndian.Uint32(b)
 }
 
-// meta returns the value that a rule loads with a property of the packet.
+// meta returns the value that a rule's meta expression loads for this packet: its mark, protocol family or link name.
+// An unknown value is the zero loaded.
 func (p *packet) meta(key expr.MetaKey) loaded {
 	switch {
 	case key == expr.MetaKeyMARK:

@@ -14,7 +14,7 @@ import (
 )
 
 // Obstacle is a part of a firewall that drops packets of pods, or may drop them, and that Ensure does not change:
-// because it cannot, or because the decision is its owner's.
+// because it cannot, or because the firewall's owner must decide.
 type Obstacle struct {
 	Chain  string // such as "chain forward of table inet filter"
 	Effect string // such as "drops, by its policy,"
@@ -219,7 +219,8 @@ func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint
 	return list, err
 }
 
-// obstacle returns the obstacle in a chain, or nil if there is none or Ensure removes it.
+// obstacle returns the first obstacle for the pods' packets in a chain. It returns nil if there is none or if Ensure
+// removes it.
 func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path) (*Obstacle, error) {
 	link := path.Bridge
 	if path.Switched {
@@ -251,7 +252,7 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path
 	case o == nil || at.table == firewalld && b.isTrusted():
 		return nil, b.err
 	case isFirewalld:
-		// It waits for a reload in progress, and removes the remains of an interrupted one.
+		// A reload also waits for another reload in progress, and removes the remains of an interrupted reload.
 		o.Firewalld, o.Remedy = true, "firewall-cmd --reload"
 		if at.table == firewalld {
 			o.Remedy = "firewall-cmd --permanent --zone=trusted --change-interface=" + link + " && " + o.Remedy

@@ -64,8 +64,8 @@ func run(ctx context.Context, path string, env []string, stdin []byte, stderr io
 		quoted("; stderr", complaint.Bytes()))
 }
 
-// start runs a command to its end, and tries again while its binary is being written. Each attempt needs a new
-// command, since a command can be started only once.
+// start runs a command and waits for its end. If its binary is being written (ETXTBSY), start tries again, at most
+// busyTries times. Each attempt needs a new exec.Cmd.
 func start(ctx context.Context, command func() *exec.Cmd) error {
 	for try := 0; ; try++ {
 		err := command().Run()

@@ -186,7 +186,8 @@ func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.
 	return errors.Join(errs...)
 }
 
-// sendBy calls by to send a message from a port, if that is up and in the VLAN.
+// sendBy sends a message from a bridge port by calling by with the port's transport. It does nothing if the port is
+// down, is not in the VLAN, or no longer exists.
 func sendBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.NS, port *bridge.Link,
 	by func(cfg *transport.Config, port bool) error) error {
 	outside, err := links.VLANs().Outside(ctx, port.Index, vlan.Range{First: id, Last: id})

@@ -75,7 +75,7 @@ func (m *move) addAddresses() []request {
 	for _, a := range inOrder(m.addresses()) {
 		n := m.movedAddress(a)
 		if a.Prefix.Addr().Is6() {
-			n.Flags |= unix.IFA_F_NODAD // no other host can have it, and it must be usable at once
+			n.Flags |= unix.IFA_F_NODAD // skip duplicate address detection: the address was ours on the other link
 		}
 		if have := m.s.address(m.to.Index, a); have != nil {
 			// Its route exists, or is unwanted. Without the flag the kernel would add it.

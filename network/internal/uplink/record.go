@@ -16,8 +16,8 @@ type State string
 
 // The states of a takeover.
 const (
-	Taking    State = "taking"    // moving to the bridge
-	Taken     State = "taken"     // the bridge has everything
+	Taking    State = "taking"    // moving the NIC's addresses and routes to the bridge
+	Taken     State = "taken"     // all addresses and routes are on the bridge
 	Restoring State = "restoring" // moving back to the NIC on request
 	Undoing   State = "undoing"   // moving back because the takeover failed or was interrupted
 )

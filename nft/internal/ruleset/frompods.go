@@ -33,8 +33,8 @@ const (
 	igmpQuery     = 0x11 // RFC 3376, section 4
 	listenerQuery = 130  // RFC 3810, section 5.1
 
-	vlanTag  = etherType + 2 // behind the type of a tag: its priority and VLAN
-	vlanType = vlanTag + 2   // the type of the tag's content
+	vlanTag  = etherType + 2 // offset of a tag's priority and VLAN ID
+	vlanType = vlanTag + 2   // offset of the EtherType after the tag
 
 	defaultVLAN = 1
 )

@@ -64,8 +64,8 @@ func (list *rules) guardIPv4() {
 		x.Leave()
 	})
 
-	// It is from a DHCP client without an address yet. It reaches a server that may refuse it, and contains no claim
-	// about anyone's address.
+	// Accept messages from a DHCP client that has no address yet. Such a message claims no address, and the server may
+	// refuse it.
 	list.add("DHCP before there is an address", func(x expressions) {
 		x.isProtocol(unix.ETH_P_IP)
 		x.isAt(expr.PayloadBaseNetworkHeader, ip4Source, make([]byte, Addr4Len))

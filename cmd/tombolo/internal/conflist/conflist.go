@@ -25,8 +25,8 @@ type Report struct {
 	Problems []string // errors, as ADD would report them
 	Warnings []string // probable mistakes that ADD accepts all the same
 	Plan     []string // the steps of the first ADD; empty if there are problems
-	List     bool     // the file is a list of plugins
-	Single   bool     // the file is the conf of one plugin
+	List     bool     // the file is a list of plugins (.conflist)
+	Single   bool     // the file is the configuration of a single plugin (.conf)
 }
 
 // list is a file of either form: a list of plugins, or the conf of one.
@@ -107,7 +107,7 @@ func Examine(data []byte) *Report {
 			continue
 		}
 
-		// A runtime passes name and version of the list to each plugin.
+		// Add the list's name and version to the plugin's configuration, as a runtime does.
 		for key, value := range map[string]string{"cniVersion": l.CNIVersion, "name": l.Name} {
 			fields[key], _ = json.Marshal(value)
 		}

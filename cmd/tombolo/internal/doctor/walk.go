@@ -39,7 +39,7 @@ type way struct {
 	links              *bridge.Conn
 	index, mtu         int    // of the pod's interface
 	shaper             int    // the index of the link that limits packets from the pod; 0 if there is none
-	pair               [2]int // the indexes of the veth pair that connects the bridge to a NIC that it shares
+	pair               [2]int // the indexes of both ends of the veth between the bridge and a shared NIC
 	port, bridge       *bridge.Link
 	link               *bridge.Link // the bridge, or the host's link in the network's VLAN
 	own                netip.Addr   // the pod's address that probes are sent from

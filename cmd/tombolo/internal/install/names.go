@@ -220,7 +220,7 @@ func keep(path string) error {
 	return os.Link(path, cni.Kept(path))
 }
 
-// replace writes an executable file and renames it to path, so that nobody sees a part of it.
+// replace writes an executable file and renames it to path, so that no process sees a part of it.
 func replace(path string, data []byte) error {
 	file, err := os.CreateTemp(filepath.Dir(path), ".tombolo-*")
 	if err != nil {

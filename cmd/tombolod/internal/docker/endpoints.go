@@ -122,10 +122,10 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	return &answer{Interface: lacking(n, c, made)}, nil
 }
 
-// refuseTwo refuses a container with a MAC that another one has, since a server and a router would regard both as one
-// machine.
+// refuseTwo returns an error if another container of the network has the MAC. A DHCP server and a router would regard
+// both containers as one machine.
 func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, mac string) error {
-	_, _ = d.Node.CollectDead(ctx, n.Name, false) // the network may not exist yet
+	_, _ = d.Node.CollectDead(ctx, n.Name, false) // ignore the error: the network may not exist yet
 	for k, a := range d.attached() {
 		if k.NetworkID == own.NetworkID && k != own && strings.EqualFold(a.MAC.String(), mac) {
 			return fmt.Errorf(

@@ -101,8 +101,8 @@ func (c *Conn) formed(ctx context.Context, link int) (usable, pending []Address,
 	return usable, pending, nil
 }
 
-// hear processes announcements about a link from next, until there are none, or until one requires listing the
-// addresses again. It reports the latter.
+// hear processes announcements about a link until next returns none, or until the addresses must be listed again. It
+// reports whether they must.
 func (w *Watch) hear(link int, next func() ([]netlink.Message, error)) (bool, error) {
 	for {
 		messages, err := next()

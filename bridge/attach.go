@@ -275,8 +275,8 @@ func (p *Port) writeSysctls(in *podNamespace) error {
 	if p.usesIPv6() {
 		errs = append(errs, in.ipv6.Prefer(p.Peer+"/keep_addr_on_down", "1"))
 
-		// This is for runtimes that create namespaces with IPv6 switched off. Otherwise it must not write: the kernel
-		// takes its lock on all links for that, and a writer that does not get the lock tries again and again.
+		// Some runtimes create namespaces with IPv6 switched off, so switch it on. Write only if the value differs: for
+		// a write the kernel takes its lock on all links, and a writer that fails to get the lock spins.
 		for _, name := range []string{p.Peer, "lo"} {
 			_, err := in.ipv6.Ensure(name+"/disable_ipv6", "0")
 			errs = append(errs, err)

@@ -31,7 +31,7 @@ type Routing struct {
 	// net.ipv6.conf.LINK.force_forwarding (Linux 6.17). An older kernel forwards IPv6 only for all links, so there
 	// net.ipv6.conf.all.forwarding is set.
 	//
-	// Links of others then forward to links of others too: nft.Network's Closed drops such packets.
+	// Then the host also forwards packets between links of other programs. nft.Network's Closed drops such packets.
 	IPv4, IPv6 bool
 	// Input is the link that pods' packets come in by. On a router too, the kernel forwards IPv4 from this link only
 	// if the link's own parameter is set.

@@ -38,8 +38,8 @@ type Session struct {
 	xid         uint32
 	secs        uint16    // since it began, at the last DISCOVER, or at a REQUEST without one
 	requestSent time.Time // the time of the last REQUEST, or of the last DISCOVER with rapid commit
-	tries       int       // of the message in this state
-	failures    int       // since the last lease; they make the back-off longer
+	tries       int       // how often the message of this state was sent
+	failures    int       // failed exchanges since the last lease; each makes the back-off longer
 
 	askBroadcast bool // servers are asked to broadcast their answers, see broadcastTry
 

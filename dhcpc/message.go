@@ -20,8 +20,8 @@ type message struct {
 	*dhcpv4.DHCPv4
 	address netip.Addr // yiaddr
 	server  netip.Addr // option 54; not valid if it is missing or no address
-	source  netip.Addr // of the packet, not valid if unknown
-	nextHop Hex        // the frame's source
+	source  netip.Addr // the IP packet's source; not valid if unknown
+	nextHop Hex        // the frame's source MAC
 	ignored []string   // options that were left out, for Lease.Ignored
 }
 

@@ -33,8 +33,8 @@ type Listener struct {
 // Listeners returns the sockets of the host that would lose packets if the ports were published, sorted by protocol,
 // address and port. A port without a HostAddr is on all addresses of the host. An invalid port is tombolo.ErrInvalid.
 //
-//   - It finds TCP and SCTP sockets that listen, and UDP sockets that are bound and not connected. The kernel cannot
-//     tell whether the latter are servers, so a UDP client that does not connect is found too.
+//   - It finds TCP and SCTP sockets that listen, and UDP sockets that are bound and not connected. A UDP
+//     client that does not connect its socket is found too, because the kernel does not distinguish it from a server.
 //   - A socket that is bound to a link is found if that link has an address of the port. A server in a VRF has none.
 //   - Sockets at multicast, broadcast and IPv6 link-local addresses and at [::1] are left out: packets to these never
 //     lead to a pod. In 127.0.0.0/8 only 127.0.0.1 and the HostAddr of a port matter, and not, for example,

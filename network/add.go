@@ -93,14 +93,14 @@ type adding struct {
 	base *state.Attachment // the attachment as recorded before it was made
 
 	leasing *leasing        // nil unless the address comes by DHCP
-	metrics metrics         // of its default routes
-	shaped  bandwidth.Shape // its limits as enforced by the kernel
+	metrics metrics         // metrics of the pod's default routes
+	shaped  bandwidth.Shape // the pod's limits as enforced by the kernel
 
 	// The results of the steps so far.
 	given given
 	plan  *plan
 	built *site              // the network
-	link  *bridge.Attachment // nil until the pod has it
+	link  *bridge.Attachment // nil until the pod has its link
 }
 
 // run runs the steps of an Add, in order. A pod gets its addresses before its link, unless it leases them through the

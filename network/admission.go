@@ -142,7 +142,7 @@ func filtersBridged(rec *state.Network, ipv4 bool) bool {
 }
 
 // reversePaths returns the rules that drop packets from pods at a shared NIC, if bridged packets pass the firewall.
-// These come in by the bridge, and the way back is by the NIC.
+// Such a rule compares the incoming link, which is the bridge, with the route back, which is by the NIC.
 func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]string, error) {
 	var families []uint8
 	if filtersBridged(rec, true) {

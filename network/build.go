@@ -81,7 +81,7 @@ func bring(ctx context.Context, s *session, look, build func() (*site, error)) (
 func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
 	rec, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil {
-		// It was not built yet, or its record is damaged. Building writes a new one.
+		// The network was not built yet, or its record is damaged. Building the network writes a new record.
 		return nil, nil
 	}
 

@@ -18,8 +18,8 @@ import (
 // Plugins further down a chain change existing attachments. Each change is recorded before it is made, as if the
 // attachment's Add had requested it. So a Del finds the work of a killed call by the record.
 
-// attached returns the record of an attachment whose Add is done. A plugin in a list gets its DEL even if the ADD of
-// the one before it failed, and then it has changed nothing.
+// attached returns the record of an attachment whose Add is done. A runtime calls a chained
+// plugin's DEL even if the ADD of an earlier plugin failed. Then the chained plugin has changed nothing.
 func (n *Node) attached(ctx context.Context, key Key) (*state.Attachment, error) {
 	if err := key.check(); err != nil {
 		return nil, err

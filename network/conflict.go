@@ -157,8 +157,8 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 
 		ours := fresh[i]
 
-		// A subnet cut out of a wider network takes precedence over it. Pods are reached, and so are the others, such
-		// as the router, unless the router is in the subnet.
+		// If our subnet is a part of a wider network, its route takes precedence, so pods are reached. The other
+		// machines of the wider network, such as its router, are reached too unless they are in our subnet.
 		if ours.Bits() > a.Prefix.Bits() && !ours.Contains(a.Prefix.Addr()) {
 			router, err := routerIn(ctx, s.Links, ours)
 			if err != nil {

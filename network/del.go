@@ -18,10 +18,10 @@ import (
 // Known holds a caller's knowledge about attachments without a record: from its configuration, or from the result of
 // an Add. The zero Known is empty.
 type Known struct {
-	Bridge      string              // of their network
-	GatewayLink string              // of their network: see Network.GatewayLink
-	Addresses   func() []netip.Addr // of the attachment that Del removes; called only if it has no record
-	Leased      bool                // their addresses come by DHCP
+	Bridge      string              // the bridge of the attachments' network
+	GatewayLink string              // the network's gateway link: see Network.GatewayLink
+	Addresses   func() []netip.Addr // returns the addresses of the attachment; called only if it has no record
+	Leased      bool                // the attachments' addresses come by DHCP
 }
 
 // Del removes an attachment. It needs neither the pod's namespace nor a configuration: the port's name follows from

@@ -155,7 +155,7 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 		}
 
 		if string(conflict.Owner) == e.hash && !e.attached {
-			// It is the guard of a port that a killed Add may have left.
+			// A killed Add of this attachment may have left a guarded port, whose element conflicts. Delete the port.
 			if err := e.s.Links.Detach(ctx, rec.HostIf, endpoint.AliasOwner(e.hash)); err != nil {
 				return err
 			}

@@ -106,7 +106,7 @@ type Origin struct {
 type Key struct {
 	Network     string
 	ContainerID string
-	IfName      string // of the interface in the pod
+	IfName      string // name of the interface in the pod
 }
 
 // check returns an error for an invalid network.

@@ -76,9 +76,10 @@ func (a *adding) derive(context.Context) error {
 		p.port.Group = nft.GatewayGroup
 	}
 
-	// A pod that leases waits for its port, or its first frame would be lost. Neighbours know an address's last MAC.
-	// It is derived from the address, unless another was requested, or another plugin gave the address to one of its
-	// pods.
+	// A pod that leases waits for its port (NoWait above), or its first frame would be lost.
+	//
+	// Announce the MAC only if neighbours may remember another MAC for the address. By default the MAC is derived from
+	// the address. It may differ if the pod requests a MAC, or if another plugin's pod had the address before.
 	p.port.Announce = a.pod.MAC != nil || a.base.DataDir != ""
 
 	// The uplink may lack checksum offloading, and writes checksums behind the guard.

@@ -43,7 +43,7 @@ type Pod struct {
 	Lease *Lease
 
 	Ports  []nft.Port      // ports of the host that lead to the pod
-	Limits bandwidth.Shape // of its traffic
+	Limits bandwidth.Shape // limits of the pod's traffic
 	Egress nft.Egress      // permitted destinations, besides Network.Egress; it implies nft.GuardAddresses
 
 	// Reported is for Check: the changes that other plugins made in the pod. nil means none.
@@ -90,11 +90,11 @@ type Attachment struct {
 	HostVLAN    string
 	HostVLANMAC net.HardwareAddr
 	BridgeMTU   int
-	Port        string // the host's end
+	Port        string // the veth's end on the bridge
 	PortMAC     net.HardwareAddr
-	MTU         int // of the port
+	MTU         int // MTU of Port
 	MAC         net.HardwareAddr
-	PodMTU      int    // of the pod's end
+	PodMTU      int    // MTU of the veth's end in the pod
 	IFB         string // the link that shapes the traffic from the pod; empty if none
 
 	Addresses []ipam.Address // IPv4 first

@@ -57,7 +57,7 @@ func (portPart) mend(ctx context.Context, p *attached) error {
 
 	port := portOn(p.Attachment, br)
 
-	// This look does not reveal an entry, or VLANs.
+	// The link's attributes do not show the port's static MAC entry or its VLANs, so these need requests of their own.
 	if br.Kind != "bridge" || len(port.Differences(*p.link, *br)) == 0 && !port.StaticFDB && port.VLAN.IsZero() {
 		return nil
 	}

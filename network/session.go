@@ -21,7 +21,7 @@ type session struct {
 	settings
 	Links    *bridge.Conn
 	Firewall *nft.Conn
-	Epoch    state.Epoch // of this boot of the node; known after Enter
+	Epoch    state.Epoch // the epoch of this boot of the node; known after Enter
 
 	bridges map[string]*bridge.Link // remembered bridges; nil if none are to be remembered
 

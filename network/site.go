@@ -37,7 +37,7 @@ type site struct {
 	s           *session
 	rec         *state.Network
 	attachments []*state.Attachment
-	want        *want // of the Add that it is for, or nil
+	want        *want // the requirements of the Add that looks, or nil
 	quick       bool  // look only for things that an Add would notice
 
 	// bridge exists if its Index is not 0. at is the link that the host uses to route for pods: the bridge, the
@@ -50,7 +50,7 @@ type site struct {
 	// needsCompletion means that only the way from 127.0.0.1 to the pod's ports is missing, or that the record's pools
 	// differ from the requested ones. complete repairs both.
 	needsCompletion bool
-	back            []nft.Endpoint // of pods that were restored
+	back            []nft.Endpoint // endpoints of pods that were restored
 }
 
 // find requests the bridge, the link with the gateways, and the uplink.

@@ -529,7 +529,7 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 		case known >= 0:
 			list[known].Networks = append(list[known].Networks, rec.Name)
 		case err == nil && n.share == nil:
-			// It has no share yet, or the NIC is a port of the bridge.
+			// List nothing: the bridge does not share the NIC yet, or the NIC is a port of the bridge.
 		default:
 			if err == nil {
 				err = uplinkPart{}.look(ctx, n)

@@ -53,8 +53,8 @@ func (c *Conn) Add(ctx context.Context, r Route) error {
 	return c.change(ctx, "add route", &r, unix.RTM_NEWROUTE, netlink.Create|netlink.Excl)
 }
 
-// Replace adds a route, or replaces the one for which Add would return an error. Packets find one or the other at any
-// moment.
+// Replace adds a route. If Add would fail because of an existing route, Replace replaces that route without a gap: at
+// any moment packets find the old or the new route.
 func (c *Conn) Replace(ctx context.Context, r Route) error {
 	r.Protocol = cmp.Or(r.Protocol, ProtocolTombolo)
 	return c.change(ctx, "replace route", &r, unix.RTM_NEWROUTE, netlink.Create|netlink.Replace)

@@ -169,8 +169,8 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	}
 }
 
-// allocator sets the network's allocator to the one of the configuration. With DHCP it returns a lease, and the
-// allocator only serves pods that were added under another type.
+// allocator sets the network's allocator as configured by the section ipam. With type dhcp it also returns a lease.
+// Then the allocator only releases addresses of pods that were added under another type.
 func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Lease, _ error) {
 	if conf.IPAM.Type == typeDHCP {
 		dhcp, err := conf.dhcp()

@@ -105,7 +105,10 @@ type Output struct {
 // Start returns a Session without an address. seed is a random number. It makes transaction identifiers and pauses
 // differ between clients.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
-	return Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: m.cfg.Address, trace: trace.Trace{Began: now}}
+	return Session{
+		state: initial, random: trace.Random(seed), now: now, wake: now, hint: m.cfg.Address,
+		trace: trace.Trace{Began: now},
+	}
 }
 
 // Inform returns a Session that requests options and no address.
@@ -146,7 +149,7 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 }
 
 // Step advances a Session to the time now and handles the event. If Step is called late, it does everything that is
-// due. A time before the one of an earlier Step counts as that earlier time.
+// due. A time before an earlier Step's counts as the time of that Step.
 func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
 
 	if now.Before(s.now) {

@@ -15,8 +15,8 @@ type change struct{ name string }
 
 // slot is the schedule of an entry or source.
 type slot struct {
-	wake time.Time // of the next visit; zero means none until something happens
-	busy bool
+	wake time.Time // the time of the next visit; zero means none until something happens
+	busy bool      // a visit or look is in progress
 }
 
 // entry is the loop's knowledge about one lease.

@@ -58,7 +58,7 @@ type source struct {
 	*Keeper
 	slot
 	ctx    context.Context
-	kind   string               // in logs and metrics
+	kind   string               // the source's name in logs and metrics
 	every  time.Duration        // the interval of looks without news
 	listen func() (feed, error) // nil if nothing is announced
 	hear   func([]netlink.Message) urgency
@@ -66,7 +66,7 @@ type source struct {
 
 	first    time.Time           // the time of the first news that wait for a look; zero if none
 	news     [][]netlink.Message // news that came while a worker looked; nil messages mean that some were lost
-	contests map[string]*contest // by the object that is repaired separately
+	contests map[string]*contest // the key is an object that is repaired separately
 }
 
 // subscribe delivers a source's announcements to the loop until the context is done. Without a subscription, only the

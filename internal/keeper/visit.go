@@ -38,9 +38,9 @@ const (
 	lockedFor = 5 * time.Second
 )
 
-// memory is what one visit leaves to the next. It is lost when the keeper ends, without harm.
+// memory is the state that a lease's visits share. It is lost when the keeper ends, without harm.
 type memory struct {
-	token    string // of the record that it belongs to
+	token    string // the Token of the record that this memory belongs to
 	machine  *dhcpc.Machine
 	session  *dhcpc.Session // nil before the first exchange, and after the machine slept
 	right    bool           // address and routes were checked since the keeper began

@@ -48,8 +48,8 @@ func (m Mode) String() string {
 // A Lock is not safe for use by several goroutines at once.
 type Lock struct {
 	dir   *Dir
-	path  string // of the lock file
-	fd    int    // of the lock file, -1 once it is closed
+	path  string // path of the lock file
+	fd    int    // descriptor of the lock file; -1 after Close
 	mode  Mode
 	order *lockorder.Held
 

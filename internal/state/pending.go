@@ -114,8 +114,8 @@ func (p *Pending) Gone() (bool, error) {
 	return st.Nlink == 0, nil
 }
 
-// Abandon removes the record if it is still the one of Create, also after Commit, and closes p. It needs the shared
-// lock.
+// Abandon removes the record, also after Commit, and closes p. It removes no record that another call has created
+// since. It needs the shared lock.
 func (p *Pending) Abandon() error {
 	gone, err := p.Gone()
 	if err == nil && !gone && !p.lost {

@@ -78,8 +78,8 @@ func (e *ValueError) Unwrap() error { return e.Err }
 
 // SyntaxError reports bytes that are not JSON.
 type SyntaxError struct {
-	Line   int    // of the offending byte, from 1
-	Column int    // in bytes, from 1
+	Line   int    // line of the offending byte, from 1
+	Column int    // column of the offending byte, in bytes from 1
 	Reason string // the expected and the actual input
 }
 

@@ -20,7 +20,7 @@ type Config struct {
 	Mark  uint32
 	Table string
 	// AdminChain is an operator's chain that iptables calls before all others for forwarded packets; empty for none.
-	// It is created if it is missing and FORWARD exists.
+	// Ensure creates it if it is missing and the chain FORWARD exists.
 	AdminChain string
 }
 

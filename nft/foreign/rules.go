@@ -24,7 +24,7 @@ type rule struct {
 type verdict uint8
 
 const (
-	goesOn verdict = iota // to the next rule, or back to the calling chain
+	goesOn verdict = iota // continues with the next rule, or returns to the calling chain at the end of its chain
 	accepts
 	drops // drops or rejects
 	returns

@@ -26,7 +26,7 @@ func (list *rules) addTowardHost() {
 	})
 	list.add("TCP to the host", func(x expressions) { x.isL4(unix.IPPROTO_TCP); x.Leave() })
 
-	// They do not begin with a header, and are useless without the first one.
+	// A later fragment has no UDP or ICMP header to match, and is useless without the first fragment, so let it pass.
 	list.add("later fragments of IPv4 to the host", func(x expressions) {
 		const flagsAndOffset = 6
 		x.isProtocol(unix.ETH_P_IP)

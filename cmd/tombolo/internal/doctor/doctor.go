@@ -114,8 +114,8 @@ type examination struct {
 	node      *network.Node
 	opt       Options
 	at        *network.Attachment
-	way                          // of its packets, after walk has opened it
-	obstacles []foreign.Obstacle // of its network
+	way                          // the parts that the pod's packets pass; set by walk
+	obstacles []foreign.Obstacle // other firewalls' obstacles for the pod's network
 	others    []string           // the inspection's notes about the host
 	found     []Finding
 	tried     []string

@@ -28,7 +28,7 @@ import (
 // probe describes a request from a pod, and its answer, by fields that no address translation changes.
 type probe struct {
 	request, answer message
-	isQuestion      bool // for the MAC of a neighbour
+	isQuestion      bool // the request asks for the MAC of a neighbour
 }
 
 // message describes packets by their EtherType, and by bytes at offsets from the network header. IPv4 headers have no
@@ -129,7 +129,7 @@ type trail struct {
 	left, arrived  bool      // the request left the pod's interface, and came to the bridge
 	sent, came     *sighting // the request left the host by another link, and the answer came by one
 	returned, back bool      // the answer left the host towards the pod, and came to the pod's interface
-	to, from       passage   // of the request, and of the answer
+	to, from       passage   // the ways of the request and of the answer through the host's rules
 }
 
 // passage is a packet's way through the rules of the host.
@@ -369,7 +369,7 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 			on.queue = nil
 		}
 	case r.table == nftnl.DefaultTable && strings.HasPrefix(r.chain, "share-mute-"):
-		// This is a copy for the host, which receives the same by the NIC that the bridge shares.
+		// Ignore this drop. The packet is a copy, and the host receives the original by the shared NIC.
 	case drops:
 		on.drop = cmp.Or(on.drop, &r)
 	case int32(code) > 0 && code&0xff == queues:

@@ -34,10 +34,10 @@ const wait = time.Second
 // way contains the parts that a pod's packets pass.
 type way struct {
 	pod, host          *netns.NS
-	socket, hostSocket *nl.Conn // of the pod's namespace and of the host's, as inPod and onHost
+	socket, hostSocket *nl.Conn // in the pod's and in the host's namespace; used by inPod and onHost
 	inPod, onHost      *route.Conn
 	links              *bridge.Conn
-	index, mtu         int    // of the pod's interface
+	index, mtu         int    // the pod's interface: its index and MTU
 	shaper             int    // the index of the link that limits packets from the pod; 0 if there is none
 	pair               [2]int // the indexes of both ends of the veth between the bridge and a shared NIC
 	port, bridge       *bridge.Link

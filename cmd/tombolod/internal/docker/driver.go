@@ -26,7 +26,7 @@ import (
 
 // Config holds the parameters of a Driver. All fields are required.
 type Config struct {
-	StateDir string // of the plugin
+	StateDir string // the state directory of the CNI plugin
 	LeaseDir string // networks are kept beside it, in "docker", since Docker announces each only once
 	Node     *network.Node
 	Log      *slog.Logger
@@ -39,8 +39,8 @@ type Driver struct {
 	networks  string          // the directory of their files
 	endpoints sync.Map        // an *endpoint for each identifier
 	begun     atomic.Int64    // the start of this dockerd, in nanoseconds since 1970; 0 if before tombolod's
-	ctx       context.Context // of the work between requests
-	work      sync.WaitGroup  // between requests
+	ctx       context.Context // ends the background work
+	work      sync.WaitGroup  // waits for the background work
 }
 
 // New returns a Driver. It looks in their containers for the endpoints that were being moved there under an earlier

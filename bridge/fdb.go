@@ -47,7 +47,7 @@ func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 
 	there, err := c.fdbEntry(ctx, p, index)
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // the entry has just expired
+	case errors.Is(err, fs.ErrNotExist): // the entry has just expired; add it below
 	case err != nil:
 		return err
 	case there.static():

@@ -62,8 +62,8 @@ func (p *hostParameter) isMet(have string) bool { return have == p.value || p.is
 
 // forwarding names the parameters that make a host forward packets of a family.
 type forwarding struct {
-	family, all string // the directory of the family, and the path of the switch for all links
-	name, value string // name of one link's parameter, and the value that we write
+	family, all string // the family's directory below /proc/sys/net, and the path of the parameter for all links
+	name, value string // the name of the parameter for one link, and the value that turns it on
 }
 
 func (r *Routing) families() []forwarding {

@@ -19,7 +19,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Listener is a socket of the host that listens at a port. Once the port is published, it receives nothing any more.
+// Listener is a socket of the host that listens at a port. Once the port is published, the
+// socket receives no new connections or packets: they go to the pod.
 type Listener struct {
 	Protocol nft.Protocol
 	Local    netip.AddrPort // the address and port of the socket; ::ffff:10.0.0.1 becomes 10.0.0.1

@@ -159,7 +159,7 @@ func (ns *NS) Close() error {
 		return &tombolo.OpError{Op: "close network namespace", Object: ns.String(), Err: err}
 	}
 	fd := ns.fd
-	ns.fd = -1 // the number may be reused for another file
+	ns.fd = -1 // never use the number again: the kernel may give it to another file
 	return unix.Close(fd)
 }
 

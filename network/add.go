@@ -202,7 +202,8 @@ func (a *adding) commit(ctx context.Context) error {
 func (a *adding) publishWithheld(ctx context.Context) error {
 	rec := &a.plan.rec
 
-	// Another interface of the pod has a default route.
+	// These are signs that the container has another attachment: it passed on host ports, or it has a default route,
+	// so that this attachment's route got another metric.
 	if a.tookOver || a.metrics != nil || a.leasing != nil && a.leasing.rec.Policy.Priority != a.leasing.asked.Priority {
 		if err := a.s.meet(ctx, rec); err != nil {
 			return err

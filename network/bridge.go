@@ -22,7 +22,7 @@ type bridgePart struct{}
 func (n *site) bridgeWanted() bridge.Bridge {
 	mtu := n.rec.MTU
 	if n.rec.Uplink != "" {
-		mtu = 0 // it carries frames of the LAN, and pods do not determine the LAN's MTU
+		mtu = 0 // keep the bridge's MTU: the bridge carries the LAN's frames, and the LAN determines it
 	}
 	return bridge.Bridge{
 		Name: n.rec.Bridge, MTU: mtu, Promiscuous: n.rec.Promiscuous, NFCall: n.rec.NFCall,

@@ -213,7 +213,8 @@ func reopen(ctx context.Context, s *session, name string) error {
 // noteRouters records the links that their owner lets forward IPv6, before other links forward it for pods.
 // Afterwards they cannot be distinguished, since the parameter is only 0 or 1.
 func (n *site) noteRouters() (err error) {
-	// The kernel never resets "default" itself.
+	// If "default" is not 1, no network of ours has switched on force_forwarding yet, so each link's value is its
+	// owner's. The kernel never resets "default".
 	if later, _ := sysctl.Read(sysctl.Link("ipv6", "default", forceForwarding)); later != "1" {
 		n.rec.Routers6, err = routers("ipv6", forceForwarding, "0")
 		return err

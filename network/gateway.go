@@ -147,9 +147,9 @@ func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, n.buildGateways(ctx, n.want != nil && n.want.ForceAddress)
 }
 
-// advertisements returns the path of the parameter that must be 0, so that the gateways' link ignores router
-// advertisements: a pod must not give the host addresses and routes. It returns "" if there is none: the kernel may
-// lack IPv6, and on a bridge with an uplink the LAN's router sends advertisements.
+// advertisements returns the path of the parameter accept_ra of the gateways' link. It must be 0, so that no pod gives
+// the host addresses and routes by router advertisements. The path is "" if the value does not matter: the kernel lacks
+// IPv6, neither the bridge nor gateways are ours, or the LAN's router advertises through the bridge's uplink.
 func (n *site) advertisements() string {
 	path := sysctl.Link("ipv6", n.at.Name, "accept_ra")
 	routes := n.bridge.Alias == endpoint.BridgeAlias || len(n.rec.Gateways) > 0

@@ -37,7 +37,8 @@ func isOfSame(a, b *state.Attachment) bool {
 	return a.Hash() != b.Hash() && (a.ContainerID == b.ContainerID || a.NetNS == b.NetNS && a.NetNS != "")
 }
 
-// siblings lists the attachments of the same container: to LANs or, for an attachment to a LAN, to other networks.
+// siblings lists the other attachments of a's container that are of the other kind: if a is on a LAN, those on other
+// networks, and otherwise those on LANs.
 func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ error) {
 	networks, err := s.others(a.Network)
 	for _, nw := range networks {

@@ -44,7 +44,7 @@ func (a *adding) derive(context.Context) error {
 		record := &p.want.Record
 		record.Subnets = appendNew(record.Subnets, address.Prefix.Masked())
 		if address.Gateway.IsUnspecified() {
-			address.Gateway = netip.Addr{} // 0.0.0.0 and :: mean none
+			address.Gateway = netip.Addr{} // an allocator returns 0.0.0.0 or :: if there is no gateway
 		}
 		if nw.Gateway && address.Gateway.IsValid() {
 			record.Gateways = appendNew(record.Gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
@@ -145,7 +145,7 @@ func (p *plan) onto(b *site) bridge.Port {
 	port.Neighbours = neighbours(&p.rec, net.HardwareAddr(b.rec.HostMAC))
 	if b.sharedNIC() != "" {
 		port.Hairpin = false
-		port.MTU = cmp.Or(p.want.Record.MTU, b.uplink.nic.MTU) // which may have changed since the network was made
+		port.MTU = cmp.Or(p.want.Record.MTU, b.uplink.nic.MTU) // the NIC's present MTU may differ from the recorded one
 	}
 	keepTable(&port, p.rec.Guard != "", b.bridge)
 	return port

@@ -106,7 +106,7 @@ type Attachment struct {
 	rec *state.Attachment
 	// informs means that the keeper asks for the pod's DNS by DHCPv6.
 	informs bool
-	// unconfirmed means that no DHCP server answered, so that there is no wait for DHCPv6.
+	// unconfirmed means that no DHCP server answered, so the Add does not wait for DHCPv6 either.
 	unconfirmed bool
 }
 
@@ -146,7 +146,7 @@ func (r Report) MarshalJSON() ([]byte, error) {
 	}{r.Attachment.onRecord(), r.Differences, r.Inside})
 }
 
-// onRecord returns an attachment's record for JSON, with the version of its format.
+// onRecord returns a copy of the attachment's record for JSON output. It omits the version of the record's file format.
 func (a *Attachment) onRecord() *state.Attachment {
 	if a == nil || a.rec == nil {
 		return nil

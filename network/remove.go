@@ -157,7 +157,8 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	}
 
 	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias {
-		return errors.Join(s.Links.Remove(ctx, rec.Bridge), file.Remove(networkdFile(rec.Bridge))) // no path is no file
+		// networkdFile may return "". Then file.Remove does nothing.
+		return errors.Join(s.Links.Remove(ctx, rec.Bridge), file.Remove(networkdFile(rec.Bridge)))
 	}
 
 	if !rec.VLAN.IsZero() {

@@ -151,8 +151,8 @@ type Upkeep struct{ node *Node }
 // Upkeep returns access to the methods that find out when to repair, and which networks.
 func (n *Node) Upkeep() Upkeep { return Upkeep{n} }
 
-// Repair is Node.Repair for some networks only, without the search for objects of no pod, or for the host only. The
-// other networks are left as they are, unless something was missing that they share, such as the table.
+// Repair repairs the named networks as Node.Repair does, but does not search for objects without a pod. It repairs
+// other networks only if an object was missing that they share, such as the firewall's table.
 func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
 		return nil
@@ -287,7 +287,7 @@ func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 	return found, errors.Join(errs...)
 }
 
-// hasOldElements reports whether the firewall has elements of addresses that are not the attachment's.
+// hasOldElements reports whether the firewall has elements of addresses that the attachment no longer has.
 func (r *remains) hasOldElements() bool {
 	isOld := func(a netip.Addr) bool { return !slices.Contains(r.addresses, a) }
 	return r.rec != nil && r.rec.State == state.Ready && !r.rec.Moving && slices.ContainsFunc(r.entered, isOld)

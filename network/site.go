@@ -16,8 +16,8 @@ import (
 // A part is one object or setting that the pods of a network share on the node. Its file contains everything about
 // it, including its removal (remove.go has the order).
 type part interface {
-	// look adds differences from the record to n.found. It changes nothing. For an Add, and for a quick look, it
-	// requests single objects only, so that it costs the same with a thousand pods.
+	// look compares the part with the record, and adds the differences to n.found. It changes nothing. If n.quick is
+	// set, as for an Add, it requests single objects only, so that it costs the same with a thousand pods.
 	look(ctx context.Context, n *site) error
 	// make creates or repairs the part, under the exclusive lock. It reports whether anything was missing that other
 	// networks share. The next make completes one that was interrupted.

@@ -217,8 +217,8 @@ func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 	}))
 }
 
-// allBack returns an error that names the addresses which the NIC has not got back, because they were no longer on
-// the bridge.
+// allBack returns an error if the NIC lacks addresses that it had before the takeover. The error names them. A restore
+// cannot move an address that somebody deleted from the bridge.
 func (s *session) allBack(ctx context.Context, rec *uplink.Record) error {
 	nic, err := s.link(ctx, rec.NIC)
 	if err != nil || nic.Index == 0 {

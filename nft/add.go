@@ -24,7 +24,8 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 
 	elements, comment := ep.elements(), ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
 	return c.retry(ctx, func() error {
-		// if it is outdated, the kernel refuses the transaction, and the generation is dropped
+		// Reuse the last known generation. If it is outdated, the kernel refuses the transaction, and c.retry tries
+		// again with a new one.
 		generation := c.seen.Generation()
 		if len(ep.Ports) > 0 && generation == nil {
 			seen, err := nftnl.SeenGeneration(c.tables.Conn)

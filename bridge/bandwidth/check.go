@@ -129,8 +129,8 @@ type installed struct {
 	egress tc.Qdisc   // root qdisc of the ifb
 
 	ingress tc.Qdisc // root qdisc of the port
-	// place is the qdisc in the place of clsact: clsact itself, or another program's ingress qdisc, which holds
-	// filters too.
+	// place is the port's qdisc with the handle ffff: clsact, or another program's ingress qdisc. Only one of them can
+	// exist, and filters attach to either.
 	place tc.Qdisc
 	// own are the filters with our priority at the port's ingress, and the other entries that u32 lists with them.
 	own []tc.Filter

@@ -97,7 +97,7 @@ func (o *options) repair(ctx context.Context, node *network.Node, _ []string) er
 
 	var text strings.Builder
 	for _, line := range did.Done {
-		line.Remedy = "" // it has been applied
+		line.Remedy = "" // omit the remedy: Repair has applied it
 		text.WriteString("repaired: " + printable.Line(line.String()) + "\n")
 	}
 

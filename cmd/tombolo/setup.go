@@ -80,7 +80,8 @@ func (o *options) validate(ctx context.Context, files []string) error {
 	invalid := false
 	var readErr error
 	for _, name := range files {
-		data, err := file.ReadNamed(ctx, name, cni.MaxStdin, fs.ModeNamedPipe) // the shell's <(command) is a pipe
+		// Allow a named pipe: the shell's <(command) is one.
+		data, err := file.ReadNamed(ctx, name, cni.MaxStdin, fs.ModeNamedPipe)
 		if err != nil {
 			readErr = errors.Join(readErr, err)
 			continue

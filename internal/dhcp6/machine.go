@@ -318,8 +318,8 @@ func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	}
 }
 
-// answerWait is how long a socket stays open for an answer. It limits the wait, since retransmissions of a renewal
-// are minutes apart.
+// answerWait is the longest time that a socket stays open for the answer to one message. Messages of a renewal are
+// minutes apart, so without this limit the socket would stay open throughout.
 const answerWait = 15 * time.Second
 
 // idle enters a state in which the client expects no message until wake.

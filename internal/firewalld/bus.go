@@ -179,7 +179,7 @@ func answered(err error) bool {
 	return errors.As(err, &e) && !gone(err)
 }
 
-// gone reports whether an error of the bus means that the program does not run, or ended before it answered.
+// gone reports whether an error of the bus means that the called program does not run, or ended before it answered.
 func gone(err error) bool {
 	var e dbus.Error
 	return noOwner(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"

@@ -35,8 +35,8 @@ type linkage struct {
 	uplinks   map[int]linkFacts
 	nics      map[string]int
 	unplugged map[string]bool
-	// remains holds the differences that a repair of a network left. They are logged once, and again only after
-	// another difference is found in that network.
+	// remains maps a network to the differences that its last repair did not remove. The same differences are not
+	// logged again until the list changes.
 	remains map[string][]string
 }
 
@@ -247,7 +247,7 @@ func (l *linkage) uplinkNews(n linkChange) urgency {
 	case known:
 		l.uplinks[n.index] = n.facts
 		if !isNIC && slices.Contains(slices.Collect(maps.Values(l.nics)), n.index) {
-			l.firewall.heard(nil) // the NIC was renamed, and the chains at its hooks contain the name
+			l.firewall.heard(nil) // the NIC was renamed: look at the firewall, whose netdev chains contain the name
 		}
 	}
 

@@ -301,7 +301,7 @@ func (x *exchange6) took(out dhcp6.Output) error {
 	return nil
 }
 
-// informed records the information for a pod without a lease.
+// informed records the DNS servers and search domains that DHCPv6 announced to a pod without a lease.
 func (x *exchange6) informed(i *dhcp6.Information) error {
 	err := x.change6(func(six *lease.Six) {
 		six.Information, six.Error = &lease.Information{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""

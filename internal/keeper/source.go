@@ -46,7 +46,7 @@ const (
 	soon          // when the burst is over
 )
 
-// feed is the interface of nl.Feed.
+// feed is a subscription to the kernel's announcements. nl.Feed implements it, and tests replace it.
 type feed interface {
 	Next() ([]netlink.Message, error)
 	Close() error

@@ -46,8 +46,8 @@ type memory struct {
 	right    bool           // address and routes were checked since the keeper began
 	confirm  bool           // a renewal set the address, and it was not checked since
 	look     time.Time      // the time of the next check of the pod
-	formed   int            // checks of the formed addresses since they last changed
-	failures int            // in a row
+	formed   int            // how often the pod's autoconfigured addresses were checked since they changed
+	failures int            // consecutive failed visits
 	slow     bool           // the last visit got no answer in time
 	doubts   []string       // rejected answers that were logged
 	six      memory6
@@ -398,7 +398,7 @@ func (v *visit) release6() error {
 func (v *visit) drop(fails string, do func(*lease.Held) error) outcome {
 	switch err := v.underLock(do); {
 	case errors.Is(err, errDeleted):
-		return v.outcome(now()) // read it again
+		return v.outcome(now()) // visit again at once, to read the new record
 	case err != nil:
 		return v.failedWith(fails, err)
 	}

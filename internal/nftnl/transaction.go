@@ -161,7 +161,7 @@ func Retry(ctx context.Context, try func() error) error {
 	return fmt.Errorf("gave up after %d tries, each overtaken by another change of the firewall: %w", tries, err)
 }
 
-// ErrOvertaken means that an object that was found is no longer there, or the reverse.
+// ErrOvertaken means that another program created or deleted an object between our look at it and our change.
 var ErrOvertaken = errors.New("overtaken by another change")
 
 // IsOvertaken reports whether an error means a lost race against another change.

@@ -22,7 +22,7 @@ const (
 // Neighbour is an entry in the neighbour table of a link: the ARP cache for IPv4, or the neighbour cache for IPv6.
 type Neighbour struct {
 	Addr netip.Addr
-	MAC  net.HardwareAddr // empty until it is known
+	MAC  net.HardwareAddr // empty until the neighbour has answered
 	Link int              // the link's index
 	// State is the kernel's state of the entry. When written, 0 means Permanent.
 	State State

@@ -328,8 +328,8 @@ func iptablesProgram(family uint8) string {
 	return "iptables"
 }
 
-// insert returns the beginning of an nft command that adds a rule before the rule with number before, or, if that is
-// 0, at the end of the chain. So the new rule overrides as little as possible.
+// insert returns the beginning of an nft command that adds a rule to a chain: before the rule with number before, or at
+// the end if before is 0. So the new rule overrides as few rules as possible.
 func (b *base) insert(at chain, before int) string {
 	where := fmt.Sprintf("%s %s %s", nftnl.FamilyName(at.family), at.table, at.name)
 	if before == 0 {

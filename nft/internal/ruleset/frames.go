@@ -25,9 +25,9 @@ const (
 	arpTargetIP   = 24
 
 	ip6Len         = 40
-	ndRouterLen    = 8  // of a router solicitation; its options start there
-	ndNeighbourLen = 24 // of a neighbour solicitation or advertisement
-	ndOptionLen    = 8  // a type, a length, and a MAC
+	ndRouterLen    = 8  // length of a router solicitation before its options
+	ndNeighbourLen = 24 // length of a neighbour solicitation or advertisement before its options
+	ndOptionLen    = 8  // length of an option with a type, a length and a MAC
 	ndTarget       = ip6Len + 8
 	ndOption       = ip6Len + ndNeighbourLen + 2
 	ndRouterOption = ip6Len + ndRouterLen + 2

@@ -99,8 +99,8 @@ type attachment struct {
 		ContainerPort int    `json:"container_port"`
 		HostIP        string `json:"host_ip"`
 		HostPort      int    `json:"host_port"`
-		Protocol      string `json:"protocol"` // or several, separated by commas; none means TCP
-		Range         int    `json:"range"`    // the number of ports beginning with these; 0 means one
+		Protocol      string `json:"protocol"` // one or several protocols, separated by commas; empty means TCP
+		Range         int    `json:"range"`    // the number of consecutive ports from ContainerPort and HostPort; 0 means one
 	} `json:"port_mappings"`
 	Options struct {
 		Interface string       `json:"interface_name"`

@@ -146,7 +146,7 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *Finding {
 	where := "on the bridge " + e.bridge.Name
 	if t.sent != nil {
-		// The bridge sends a question to the ports of other pods, too.
+		// The bridge floods an ARP request to all ports. Name the link only if it is not another pod's port.
 		l, err := e.links.LinkByIndex(ctx, t.sent.link)
 		if err == nil && !strings.HasPrefix(l.Alias, endpoint.AliasPrefix) {
 			where = "beyond " + l.Name + ", by which it leaves the host,"

@@ -36,9 +36,9 @@ type generation struct {
 // firewall is the source that watches and repairs the firewall.
 type firewall struct {
 	source
-	fought  *contest // the contest over the whole firewall
-	known   uint32   // the generation that was found right
-	names   []string // the other programs that changed nf_tables since known; "" stands for an unknown one
+	fought  *contest  // the contest over the whole firewall
+	known   uint32    // the generation that was found right
+	names   []string  // the other programs that changed nf_tables since known; "" stands for an unknown one
 	strays  bool      // another program has changed nf_tables since swept
 	swept   time.Time // the last search for elements of pods that no longer exist
 	blocked []string  // the obstacles that were last logged

@@ -30,7 +30,7 @@ func (n *site) bridgeWanted() bridge.Bridge {
 	}
 }
 
-// agree adds to want what the other networks on the bridge ask of it: the largest MTU, and each setting that one of them
+// agree adds to want the needs of the other networks on the bridge: the largest MTU, and each setting that one of them
 // has on. Otherwise each network would undo what another needs.
 func (n *site) agree(want *bridge.Bridge) error {
 	others, err := sharers(n.s, n.rec)

@@ -216,7 +216,7 @@ func recordUplink(ctx context.Context, s *session, rec *state.Network) error {
 	return saveEarly(s, rec)
 }
 
-// saveEarly puts a network on record without its configuration, so that the next Add makes what is missing.
+// saveEarly puts a network on record without its configuration, so that the next Add builds it again.
 func saveEarly(s *session, rec *state.Network) error {
 	early := *rec
 	early.ConfigHash = ""

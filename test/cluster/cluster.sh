@@ -181,12 +181,29 @@ control_plane() {
 	serve control kube-scheduler --kubeconfig "$run/admin.conf"
 }
 
+# owners lists the directories of the clusters on this machine, whose names are the machine's. It lists "unknown" if
+# only namespaces or groups are left.
+owners() {
+	local left
+	left=$(ip netns list | grep ^tcluster- || true; find /sys/fs/cgroup -path '*/tombolo-cluster' -type d 2>/dev/null || true)
+	[ -z "$left" ] || cat /run/tombolo-cluster 2>/dev/null || echo unknown
+}
+
 up() {
-	[ ! -e "$DIR/run" ] || { echo "there is a cluster: cluster.sh down ends it" >&2; exit 1; }
+	local other=$(owners)
+	[ -z "$other" ] || {
+		[ "$other" != unknown ] || other=$DIR # whose down removes what no process uses
+		echo "there is a cluster on this machine, of $other; this ends it: CLUSTER_DIR=$other $here/cluster.sh down" >&2
+		exit 1
+	}
+	[ ! -e "$DIR/run" ] || { echo "a cluster ended uncleanly; this removes what it left: $here/cluster.sh down" >&2; exit 1; }
 	grep -q ':pids:' /proc/self/cgroup || { echo "there are no control groups of version 1" >&2; exit 1; }
+	echo "cluster: building, which takes 10 to 15 minutes the first time"
 	CLUSTER_DIR=$DIR "$here/build.sh"
+	echo "cluster: starting the control plane"
 	rm -rf "$DIR/logs"
 	mkdir "$DIR"/{run,logs}
+	echo "$DIR" >/run/tombolo-cluster
 	awk -F: '$2 {sub("name=", "", $2); print "/sys/fs/cgroup/" $2 $3 "/tombolo-cluster"}' /proc/self/cgroup >"$DIR/run/groups"
 	mkdir $(cat "$DIR/run/groups")
 	cpuset=$(grep /cpuset/ "$DIR/run/groups")
@@ -200,12 +217,14 @@ up() {
 	control_plane
 	serve outside agnhost netexec --http-port=9999 # tells whose address it sees
 	for n in 1 2 3; do
+		echo "cluster: starting node n$n"
 		"$here/cluster.sh" boot $n
 		for i in "$DIR"/images/*.tar; do in_node $n ctr -n k8s.io images import "$i" >>"$DIR/logs/n$n.import" 2>&1; done
 	done
 	until_true 60 k wait --for 'jsonpath={.spec.podCIDRs[1]}' --timeout=1s node n1 n2 n3
 	routes control # which is no node, so that BIRD tells it nothing
 	[ "$ROUTES" != static ] || for n in 1 2 3; do routes n$n; done
+	echo "cluster: waiting for its pods"
 	k create clusterrolebinding coredns --clusterrole cluster-admin --serviceaccount kube-system:default >/dev/null
 	k apply -f "$repo/deploy/kubernetes/tombolo.yaml" -f "$here/coredns.yaml" >/dev/null
 	k -n kube-system rollout status daemonset,deployment --timeout=180s >/dev/null
@@ -214,6 +233,13 @@ up() {
 }
 
 down() {
+	local other=$(owners)
+	[ "$other" != unknown ] || [ -e "$DIR/run" ] ||
+		[ -n "$(find /sys/fs/cgroup -path '*/tombolo-cluster*' -name cgroup.procs -exec cat {} + 2>/dev/null)" ] || other=
+	case $other in "$DIR" | "") ;; unknown) [ -e "$DIR/run" ] || { echo "another clone's cluster runs: end it there" >&2; exit 1; } ;; *)
+		echo "the cluster on this machine is of $other; this ends it: CLUSTER_DIR=$other $here/cluster.sh down" >&2
+		exit 1
+	esac
 	local groups=(find /sys/fs/cgroup -depth -path '*/tombolo-cluster*') list
 	while list=$("${groups[@]}" -name cgroup.procs -exec cat {} + 2>/dev/null || true) && [ -n "$list" ]; do
 		kill -KILL $list 2>/dev/null || true
@@ -221,7 +247,7 @@ down() {
 	done
 	for name in $(ip netns list | awk '/^tcluster-/ {print $1}'); do ip netns del "$name"; done
 	"${groups[@]}" -type d -exec rmdir {} \;
-	rm -rf "$DIR/nodes" "$DIR/etcd" "$DIR/run"
+	rm -rf "$DIR/nodes" "$DIR/etcd" "$DIR/run" /run/tombolo-cluster
 }
 
 verb=${1:-} n=${2:-}

@@ -54,7 +54,7 @@ reboot 00000000-0000-0000-0000-000000000001
 tombolod; dockerd
 same "$named" "$(ip_of named)"
 same exited "$(docker inspect -f '{{.State.Status}}' any)"
-unconfirmed() { tombolo leases | grep 'which no server has confirmed yet'; }
+unconfirmed() { tombolo leases | grep -E 'which no server has confirmed yet|not renewed yet'; }
 holds unconfirmed
 router
 eval "$(sed -n 's/^ExecStart=\(.*docker start\) web$/\1 any/p' "$BIN/lan.md")"

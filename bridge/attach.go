@@ -41,8 +41,8 @@ var ErrBridgeFull = errors.New("the bridge holds 1023 ports, the most that Linux
 var ErrNoIPv6 = errors.New("IPv6 is switched off in this kernel (ipv6.disable=1 on its command line, or built without)")
 
 // Attach connects a pod to a bridge. It creates a veth pair: one end is a port of the bridge and up, and the other is
-// created in the pod's namespace, and gets addresses and routes. When Attach returns, the pod's addresses are usable
-// and the port forwards.
+// created in the pod's namespace, and gets addresses and routes. Attach also sets the pod's loopback interface up. When
+// Attach returns, the pod's addresses are usable and the port forwards.
 //
 // After an error nothing remains of the attachment. If a port of this name exists already, the error matches
 // fs.ErrExist. If the pod has an interface with the peer's name, it matches ErrPeerExists.

@@ -46,7 +46,9 @@ type Bridge struct {
 	// come from the wrong address. Nil changes nothing; it is off on a new bridge.
 	//
 	// It needs the kernel module br_netfilter, and has no effect without it: see ProbeNetfilter. False has no effect
-	// while the parameters net.bridge.bridge-nf-call-iptables and -ip6tables are on, which apply to all bridges.
+	// while the parameters net.bridge.bridge-nf-call-iptables and -ip6tables are on, which apply to all bridges. The
+	// kernel turns them on in each new namespace once br_netfilter is loaded. While packets pass the firewall, a pod
+	// that calls its own published port needs Port.Hairpin.
 	NFCall *bool
 	// VLANFiltering makes the bridge separate VLANs, as Port.VLAN requires. False changes nothing; it is off on a new
 	// bridge. Existing ports stay in the default VLAN, and from then on the bridge drops their tagged frames.

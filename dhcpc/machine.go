@@ -86,7 +86,8 @@ type Output struct {
 	// Unbelieved describes a rejected answer, with the reason, for a log: its server is not in Config.Servers, or it
 	// may come from outside the LAN.
 	Unbelieved string
-	// Wake is the time to call Step again if nothing comes before. The zero time means never.
+	// Wake is the time to call Step again if nothing comes before. The zero time means never. With a lease, it is T1
+	// or some seconds later, at random, so that clients that began together do not all return together.
 	Wake time.Time
 	// Listen is the time until which answers are expected. After it, and if it is the zero time, sockets need not
 	// stay open. It is not later than Wake.

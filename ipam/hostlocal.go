@@ -143,8 +143,8 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 // neither the directory nor other reservations. The error is ErrPoolFull if no address is left, and ErrAddressTaken
 // if another attachment has the requested one.
 //
-// Add returns ErrDuplicate only if a candidate turns out to belong to the attachment already. It does not search for
-// such an address, since the caller's records of attachments prevent this.
+// A second Add for one owner usually assigns it a second set of addresses: callers keep records of attachments, so Add
+// does not search for them. It returns ErrDuplicate only if a candidate turns out to belong to the attachment already.
 func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	if err := h.checkRanges(); err != nil {
 		return nil, err

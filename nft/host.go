@@ -22,7 +22,6 @@ import (
 //
 // trusted are links of Networks that a firewall lets send anywhere, as firewalld's zone trusted does. New connections
 // from them to a link that is not marked are dropped, unless their destination was changed.
-// changed.
 func (c *Conn) SetHost(ctx context.Context, uplinks, trusted []string, services []netip.Addr) error {
 	known, err := c.hostElements(ctx)
 	if err != nil {

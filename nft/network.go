@@ -108,7 +108,8 @@ type Share struct {
 // Closed is a family that the host forwards for pods only.
 type Closed struct {
 	IPv6 bool // false means IPv4
-	// Routers are the links that the host's owner lets forward: packets that come in by them may go anywhere.
+	// Routers are the links that the host's owner lets forward: packets that come in by them may go anywhere. The
+	// answers come in by another link, which has to be listed as well.
 	Routers []string
 }
 

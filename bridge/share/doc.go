@@ -13,8 +13,9 @@
 //
 // Ensure creates a veth pair. One end, the port, is on the bridge. A BPF program at the other end sends the pods'
 // frames to the host's stack, as if the NIC had received them, to the wire, or to both. The NIC becomes promiscuous.
-// For the other direction, from the NIC into the pair, nf_tables rules at the NIC's hooks are needed, which select
-// frames by the pods' MACs. Without them pods receive nothing from the LAN, and the host works as before.
+// For the other direction, from the NIC into the pair, nf_tables rules at the NIC's hooks select frames by the pods'
+// MACs. Package nft makes these rules: see its Network.Share and Endpoint.NIC. Without them pods receive nothing from
+// the LAN, and the host works as before.
 //
 // Every intermediate state is harmless to the host. A NIC that was created again or got another MAC needs another
 // Ensure.

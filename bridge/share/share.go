@@ -175,7 +175,8 @@ func (c *Conn) Probe(ctx context.Context, nic string) error {
 	return unix.Close(fd)
 }
 
-// Check compares a Share with the kernel's state, and returns the differences.
+// Check compares a Share with the kernel's state, and returns the differences. A NIC with a new name is no difference:
+// see Find.
 func (c *Conn) Check(ctx context.Context, s Share) ([]tombolo.Difference, error) {
 	have, err := c.look(ctx, s)
 	if err != nil {

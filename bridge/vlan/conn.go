@@ -19,7 +19,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// ErrUnsupported means that the kernel's bridges do not support VLANs.
+// ErrUnsupported means that the kernel's bridges do not support VLANs. Only Probe returns it: the other calls fail with
+// EOPNOTSUPP there, so call Probe first.
 var ErrUnsupported = errors.New("this kernel's bridges know no VLANs: it was built without " +
 	"CONFIG_BRIDGE_VLAN_FILTERING, so use a kernel that has it, or leave VLANs out of the configuration")
 

@@ -407,7 +407,7 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 
 	has, asked := endpoint.In(a, nw), endpoint.In(next, nw)
 	if len(has.Ports) > 0 && (has.PortSNAT != asked.PortSNAT || !slices.Equal(has.Ports, asked.Ports)) {
-		// Delete the old elements first. The record that is written next does not list them, so a crash would leave them.
+		// Delete the old elements first. The next record does not list them, so a crash would leave them.
 		none := has
 		none.Ports, none.PortSNAT = nil, nft.SNATNeeded
 		if err := s.Firewall.Update(ctx, has, none); err != nil {

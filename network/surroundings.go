@@ -59,8 +59,8 @@ func (h *surroundings) read(ctx context.Context, s *session) (err error) {
 	return err
 }
 
-// deadQueues describes the rules that hand packets to a queue at which no program listens, so that the kernel drops
-// these packets. An engine of NetworkPolicies that died leaves such a rule.
+// deadQueues describes the rules that hand packets to a queue without a listening program, so the kernel drops these
+// packets. An engine of NetworkPolicies that died leaves such a rule.
 func (s *session) deadQueues() (texts []string, _ error) {
 	listening, err := nftnl.QueueListeners()
 	if err != nil {

@@ -19,7 +19,7 @@ const (
 	// A server that did not answer in that time may be slow: see patience.
 	renewWait = 4 * time.Second
 
-	// resendAfter is the time without an answer after which a visit sends its renewal again, since packets may get lost.
+	// resendAfter is the time without an answer after which a visit sends its renewal again: packets may get lost.
 	resendAfter = time.Second
 
 	// mostDoubts is the number of different rejected answers about one lease that are logged.

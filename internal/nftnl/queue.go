@@ -38,7 +38,7 @@ func QueueOf(rule []byte) (q Queue, ok bool) {
 	return q, ok
 }
 
-// QueueListeners returns the queues at which programs of this network namespace listen.
+// QueueListeners returns the queues that programs of this network namespace read.
 func QueueListeners() (map[uint16]bool, error) {
 	text, err := os.ReadFile("/proc/thread-self/net/netfilter/nfnetlink_queue")
 	if errors.Is(err, os.ErrNotExist) { // the module is not loaded

@@ -41,7 +41,7 @@ func (o Obstacle) String() string {
 type Path struct {
 	Bridge   string         // the link that they come in by
 	Prefixes []netip.Prefix // the pods' subnets. Obstacles ignores other families. If empty, pods have both families
-	// Switched packets leave by the same bridge, which is another program's. They have no mark, and obstacles no remedy.
+	// Switched packets leave by the same bridge, another program's. They have no mark, and obstacles no remedy.
 	Switched bool
 }
 

@@ -57,7 +57,7 @@ func All(ctx context.Context, path, hash string, links *bridge.Conn, warn func(s
 		warn(err.Error())
 	}
 
-	if rec.Client.Sticky && rec.Lease != nil && rec.State != lease.Expired { // a server may have refused an expired lease
+	if rec.Client.Sticky && rec.Lease != nil && rec.State != lease.Expired { // a server may have refused it
 		if err = held.Remember(ctx, rec); err == nil {
 			return nil
 		}

@@ -270,8 +270,8 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 		x.Leave()
 	})
 
-	// Without these messages no machine could reach the pod by IPv6. The host forwards no packet that the first two rules
-	// accept. The third rule accepts none to another link.
+	// Without these messages no machine could reach the pod by IPv6. The host forwards no packet that the first two
+	// rules accept. The third rule accepts none to another link.
 	ip6 := Families()[1]
 	list.addSpans([]span{
 		{"multicast listeners and neighbour discovery, with the host and groups", listenerReport, neighbourAdvert},

@@ -100,7 +100,7 @@ type attachment struct {
 		HostIP        string `json:"host_ip"`
 		HostPort      int    `json:"host_port"`
 		Protocol      string `json:"protocol"` // one or several protocols, separated by commas; empty means TCP
-		Range         int    `json:"range"`    // the number of consecutive ports from ContainerPort and HostPort; 0 means one
+		Range         int    `json:"range"`    // number of consecutive ports; 0 means one
 	} `json:"port_mappings"`
 	Options struct {
 		Interface string       `json:"interface_name"`

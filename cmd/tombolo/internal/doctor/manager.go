@@ -14,7 +14,7 @@ import (
 type manager struct {
 	prefix  string // of its chains or tables
 	name    string
-	command string // shows the setting from which the program makes its rules
+	command string // shows the program's own setting
 }
 
 const policies = "kubectl get networkpolicy"
@@ -45,7 +45,8 @@ func managerOf(r *rule) *manager {
 		{"ufw", "ufw", "ufw status verbose, and the rules in /etc/ufw"},
 	}
 	i := slices.IndexFunc(list, func(m manager) bool {
-		return r.chain != "DOCKER-USER" && (strings.HasPrefix(r.chain, m.prefix) || strings.HasPrefix(r.table, m.prefix))
+		return r.chain != "DOCKER-USER" &&
+			(strings.HasPrefix(r.chain, m.prefix) || strings.HasPrefix(r.table, m.prefix))
 	})
 	if i < 0 {
 		return nil
@@ -54,7 +55,7 @@ func managerOf(r *rule) *manager {
 }
 
 // governs returns the remedy for a rule that a program manages. The program would make a deleted rule again, and
-// until then whatever the rule protects would be open.
+// until then all that the rule protects would be open.
 func (m *manager) governs(comment string) string {
 	command := m.command
 	if command == policies {
@@ -66,7 +67,7 @@ func (m *manager) governs(comment string) string {
 	return fmt.Sprintf("leave the rule to %s, and see what it is made from: %s", m.name, command)
 }
 
-// queuedBy returns the finding that a rule hands a packet to a queue from which the packet does not come back.
+// queuedBy returns the finding that a rule hands a packet to a queue and the packet does not come back.
 func (e *examination) queuedBy(r *rule, what string) (*Finding, error) {
 	listening := map[uint16]bool{}
 	err := e.host.Do(func() (err error) {

@@ -136,7 +136,7 @@ type trail struct {
 type passage struct {
 	chain string // the last one of doctor's chains that saw it
 	drop  *rule  // what dropped it
-	queue *rule  // what handed it to a queue, from which it has not come back
+	queue *rule  // the rule that handed it to a queue, if it has not come back
 }
 
 // follow calls send, which sends the probe, and records where the probe and its answer were seen: at the host's

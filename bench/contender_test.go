@@ -107,7 +107,11 @@ func here(n *node, verb string, p *pod) (cost, error) {
 // attach is a program that embeds package bridge, and holds a connection.
 func attach(tb testing.TB) contender {
 	var conn *bridge.Conn
-	tb.Cleanup(func() { conn.Close() })
+	tb.Cleanup(func() {
+		if conn != nil {
+			conn.Close()
+		}
+	})
 	return contender{name: "attach", bridgeless: true, call: func(n *node, verb string, p *pod) (cost, error) {
 		var err error
 		if conn == nil {

@@ -60,7 +60,7 @@ func TestUfwStopsPodsUntilItsUserDeletesTheRule(t *testing.T) {
 			reaches(rule, at, alone != "" && at != alone)
 			o := n.operate("doctor", "--dns", "none", "--to", netip.AddrPortFrom(nstest.Addr(at), 80).String(), "--state", n.state, "a")
 			if stopped := alone == "" || at == alone; stopped != (o.status == 4) ||
-				stopped && (!strings.Contains(o.stdout, "-user-forward of table ip") || !strings.Contains(o.stdout, "this helps: see ufw status numbered")) {
+				stopped && (!strings.Contains(o.stdout, "-user-forward of table ip") || !strings.Contains(o.stdout, "see what it is made from: ufw status numbered, and ufw delete NUMBER")) {
 				t.Errorf("%s: doctor about %s: %+v", rule, at, o)
 			}
 		}

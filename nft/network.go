@@ -109,7 +109,7 @@ type Share struct {
 type Closed struct {
 	IPv6 bool // false means IPv4
 	// Routers are the links that the host's owner lets forward: packets that come in by them may go anywhere. The
-	// answers come in by another link, which has to be listed as well.
+	// answers come in by another link: list that link as well.
 	Routers []string
 }
 

@@ -88,7 +88,7 @@ func (all *everyone) talk() {
 				}
 				at := address
 				if at.IsLinkLocalUnicast() {
-					at = at.WithZone(nic)
+					at = at.WithZone(fmt.Sprint(from.index)) // package net caches names
 				}
 				cells++
 				text := fmt.Sprintf("ask %s %s %d.", from.name, at, cells)

@@ -12,7 +12,10 @@ func prepare() {
 // stackSize is enough for the deepest calls.
 const stackSize = 24 << 10
 
-// growStack needs stackSize bytes on the stack. The stack keeps that size after the call.
+// growStack needs stackSize bytes on the stack. The stack keeps that size after the call. Inlined, the bytes would be
+// part of main's frame, and deeper calls would have to grow the stack again.
+//
+//go:noinline
 func growStack(use bool) byte {
 	if !use {
 		return 0
@@ -22,6 +25,8 @@ func growStack(use bool) byte {
 }
 
 // occupy uses the bytes, so that the compiler does not remove them.
+//
+//go:noinline
 func occupy(room *[stackSize]byte) byte {
 	for i := range room {
 		room[i] = byte(i)

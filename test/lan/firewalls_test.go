@@ -109,6 +109,7 @@ func (o *owner) wantLAN(when string, a, b place, families []int, open bool) {
 
 // The host's own firewall holds for pods as for other machines of the LAN, and is not in the way of what is not its own.
 func TestFirewallsTakePodsForMachinesOfTheLAN(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		begin       func(n *network, t *testing.T) *owner
 		open, again string

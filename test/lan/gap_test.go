@@ -70,8 +70,10 @@ func staticAddresses(dir string) object {
 // While an ADD waits for its server, somebody flushes the firewall or deletes the bridge,
 // and the repair puts the guard back of the pod that waits.
 func TestGuardOfAPodThatWaitsForItsLeaseIsPutBack(t *testing.T) {
+	t.Parallel()
 	for _, mend := range []string{"an ADD", "repair"} {
 		t.Run(mend, func(t *testing.T) {
+			t.Parallel()
 			l, d := newLab(t)
 			n := l.network(object{"deadline": "5m"})
 			n.add(l.newPod("another"))

@@ -83,6 +83,7 @@ func (d deed) does(t *testing.T, l *lan, p *pod) (aside *netns.NS) {
 // Whatever a pod does to its namespace, it passes for nobody, nobody else is harmed, no
 // verb waits for it, and nothing of it is left in the end.
 func TestHostileNamespaceHarmsNobodyElse(t *testing.T) {
+	t.Parallel()
 	l, _ := newLab(t)
 	n := l.network(object{"deadline": "1m"})
 	good := n.add(l.newPod("good"))
@@ -118,6 +119,7 @@ func TestHostileNamespaceHarmsNobodyElse(t *testing.T) {
 
 // Without the guard, most of these do pass: so it is the guard that stops them.
 func TestHostileNamespacePassesWithoutAGuard(t *testing.T) {
+	t.Parallel()
 	l, _ := newLab(t)
 	n := l.network(object{"lanGuard": false})
 	e := l.listen(l.other.ns, nic)

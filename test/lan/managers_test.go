@@ -157,6 +157,7 @@ func root() string {
 // The host's NIC is shared before its manager has a lease, and the manager notices nothing: what the host has is the
 // same as without Tombolo, and host, pods and the LAN reach each other, whatever becomes of lease, manager and NIC.
 func TestManagersNoticeNothingOfAShare(t *testing.T) {
+	t.Parallel()
 	nstest.Need(t, "unshare")
 	for _, m := range managers(t) {
 		t.Run(m.name, func(t *testing.T) {

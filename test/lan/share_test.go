@@ -374,6 +374,7 @@ func (m *machine) measure() {
 }
 
 func TestLargePacketsPassWhole(t *testing.T) {
+	t.Parallel()
 	for name, set := range map[string]struct{ offloads, filtered bool }{
 		"offloads on": {true, false}, "offloads on, and br_netfilter": {true, true}, "offloads off": {false, false},
 	} {

@@ -21,6 +21,7 @@ const threadNet, thread, siteNet, site = "fd11:22:33:44::/64", "fd11:22:33:44::5
 // TestTheSmartHome has pods do what Home Assistant does: they hear and send mDNS and SSDP behind a switch that snoops,
 // wake machines by broadcasts, and reach Matter devices behind a Thread border router.
 func TestTheSmartHome(t *testing.T) {
+	t.Parallel()
 	for _, uplink := range []string{"shared", "the system's bridge"} {
 		for _, exit := range []string{"router", "host"} {
 			t.Run(uplink+", by the "+exit, func(t *testing.T) {

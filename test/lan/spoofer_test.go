@@ -189,8 +189,10 @@ const rogueFirst, rogueLast = "192.168.50.210", "192.168.50.220"
 // silent: so a machine that takes the pod for the router gets an answer, and no other does.
 // Package nft has more attacks, frame by frame.
 func TestGuardedPodIsNotTakenForTheRouter(t *testing.T) {
+	t.Parallel()
 	for _, guarded := range []bool{false, true} {
 		t.Run(fmt.Sprintf("lanGuard %t", guarded), func(t *testing.T) {
+			t.Parallel()
 			l := newHost(t)
 			l.dnsmasq()
 			fields := object{}

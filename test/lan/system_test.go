@@ -106,6 +106,9 @@ func (s *system) boot() {
 	children := strings.Fields(nstest.ReadIf(s, fmt.Sprintf("/proc/%d/task/%[1]d/children", pid)))
 	must.That(s, len(children) == 1, "unshare has the children %q", children)
 	s.off()
+	if s.port != "" { // links of a host that is off go once nobody has its namespaces open, and its pods would answer until then
+		ip(s, s.wire, "link delete "+s.port)
+	}
 	s.init = children[0]
 	s.lanPods = nil
 	go cmd.Wait()

@@ -166,8 +166,8 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	}
 
 	f.metrics.firewallMends.Inc()
-	if f.known == 0 && len(f.names) == 0 {
-		return // it was like that when the keeper began, so no program has undone anything
+	if len(f.names) == 0 {
+		return // no program has changed nf_tables since it was right, or since the keeper began
 	}
 
 	fought, begins := f.putRight("", what,

@@ -94,7 +94,11 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 			return err
 		}
 
-		if right = p.transaction().Empty(); right && c.seen.IsOn() {
+		if right = p.transaction().Empty(); !right {
+			return nftnl.Unchanged(c.nl, generation) // a change during the plan may have mixed two states
+		}
+
+		if c.seen.IsOn() {
 			c.seen.Add(generation, c.sum())
 		}
 

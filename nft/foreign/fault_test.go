@@ -106,6 +106,25 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 	}
 }
 
+// Another program replaces all rules of a chain while Ready looks: the state before and after is right.
+func TestReadyLooksAgainWhenOvertaken(t *testing.T) {
+	t.Parallel()
+	ns := newHost(t)
+	nstest.Script(t, ns, "iptables -P FORWARD DROP")
+	mustPlace(t, dial(t, ns), true)
+	looks := 0
+	c := watched(t, ns, unix.NFT_MSG_GETRULE, func() {
+		switch looks++; looks {
+		case 1:
+			iptables(t, ns, "iptables", "-F")
+		case 2:
+			must.Succeed(t, ensure(dial(t, ns)))
+		}
+	})
+	ok, err := c.Ready(t.Context())
+	expect.That(t, ok && err == nil && looks > 2, "after %d looks: %t, %v", looks, ok, err)
+}
+
 func TestAdmissionWithAContextThatIsDone(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)

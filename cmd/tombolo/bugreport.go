@@ -26,20 +26,15 @@ import (
 
 func (o *options) bugreportCommand() *cobra.Command {
 	lists := ""
-	cmd := &cobra.Command{
-		Use:   "bugreport [FILE]",
-		Short: "write a file that can be pasted into an issue: what other commands say, and the configuration",
-		Long: "Write a new file, tombolo-bugreport.md where none is named, that can be pasted into an issue: what " +
-			"status, check, ls,\n" +
-			"leases, doctor and others say, the chains of nf_tables, and the runtimes' networks. Of these it has " +
-			"only fields that\n" +
-			"Tombolo knows, since others may be secret. It names pods and addresses.",
-		Args: takes(0, 1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.bugreport(cmd.Context(), cmp.Or(optional(args, 0), "tombolo-bugreport.md"), lists)
-		},
-	}
-
+	cmd := command("bugreport [FILE]",
+		"write a file that can be pasted into an issue: what other commands say, and the configuration",
+		"Write a new file, tombolo-bugreport.md where none is named, that can be pasted into an issue: what status, "+
+			"check, ls, leases, doctor and others say, the chains of nf_tables, and the runtimes' networks. Of these it "+
+			"has only fields that Tombolo knows, since others may be secret. It names pods and addresses.",
+		func(ctx context.Context, args []string) error {
+			return o.bugreport(ctx, cmp.Or(optional(args, 0), "tombolo-bugreport.md"), lists)
+		})
+	cmd.ValidArgsFunction = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault)
 	cmd.Flags().StringVar(&lists, "dir", "/etc/cni/net.d", "the runtimes' `DIR` of CNI networks")
 	return cmd
 }

@@ -26,21 +26,11 @@ func differs(lines []report.Line) found {
 
 func (o *options) checkCommand() *cobra.Command {
 	each := false
-	cmd := &cobra.Command{
-		Use:   "check",
-		Short: "compare bridges, pods and firewalls with what was set up",
-		Long: "Compare bridges, pods and firewalls with what was set up, and list what differs and what repairs it. " +
-			"The exit\n" +
-			"status is 4 if something differs. What pods changed inside is a note: it is theirs, and nothing puts it " +
+	cmd := o.withJSON(o.onNode("check", "compare bridges, pods and firewalls with what was set up",
+		"Compare bridges, pods and firewalls with what was set up, and list what differs and what repairs it. The exit "+
+			"status is 4 if something differs. What pods changed inside is a note: it is theirs, and nothing puts it "+
 			"back.",
-		Args: takes(0, 0),
-		RunE: o.onNode(func(ctx context.Context, node *network.Node,
-			_ []string) error {
-			return o.check(ctx, node, each)
-		}),
-	}
-
-	o.jsonFlag(cmd)
+		func(ctx context.Context, node *network.Node, _ []string) error { return o.check(ctx, node, each) }))
 	cmd.Flags().BoolVarP(&each, "verbose", "v", false, "print one line for each difference, not one for each cause")
 	return cmd
 }
@@ -75,17 +65,10 @@ func (o *options) check(ctx context.Context, node *network.Node, each bool) erro
 }
 
 func (o *options) repairCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "repair",
-		Short: "put back what check marks [repair]; delete links and rules of ours that no pod has",
-		Long: "Put back what check marks [repair], on the host and never inside a pod, and print what was repaired " +
-			"and what is\n" +
-			"left. It deletes only links and rules of Tombolo's that no pod has any more. The exit status is 4 if " +
-			"something is\n" +
-			"left.",
-		Args: takes(0, 0),
-		RunE: o.onNode(o.repair),
-	}
+	return o.onNode("repair", "put back what check marks [repair]; delete links and rules of ours that no pod has",
+		"Put back what check marks [repair], on the host and never inside a pod, and print what was repaired and what "+
+			"is left. It deletes only links and rules of Tombolo's that no pod has any more. The exit status is 4 if "+
+			"something is left.", o.repair)
 }
 
 // repair repairs the host, and prints all repaired and all remaining differences.
@@ -126,17 +109,12 @@ func (o *options) repair(ctx context.Context, node *network.Node, _ []string) er
 
 func (o *options) gcCommand() *cobra.Command {
 	dryRun := false
-	cmd := &cobra.Command{
-		Use:   "gc [NETWORK]",
-		Short: "delete what pods left that died without a DEL: ports, addresses, host ports, records",
-		Long: "Delete what pods left that died without a DEL: their ports, addresses, host ports and records, of all " +
-			"networks or\n" +
-			"of one. The exit status is 4 if some could not be cleaned up; the output says why.",
-		Args: takes(0, 1), ValidArgsFunction: o.completeNetworks,
-		RunE: func(cmd *cobra.Command, args []string) error { return o.gc(cmd.Context(), optional(args, 0), dryRun) },
-	}
-
-	o.jsonFlag(cmd)
+	cmd := o.withJSON(command("gc [NETWORK]",
+		"delete what pods left that died without a DEL: ports, addresses, host ports, records",
+		"Delete what pods left that died without a DEL: their ports, addresses, host ports and records, of all networks "+
+			"or of one. The exit status is 4 if some could not be cleaned up; the output says why.",
+		func(ctx context.Context, args []string) error { return o.gc(ctx, optional(args, 0), dryRun) }))
+	cmd.ValidArgsFunction = o.completeNetworks
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what would be cleaned up")
 	return cmd
 }
@@ -205,14 +183,11 @@ func (o *options) tellOfPorts(ctx context.Context, node *network.Node, name stri
 }
 
 func (o *options) removeCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "remove NETWORK",
-		Short: "delete a network without pods: its rules, gateways and record, and its bridge if nothing else uses it",
-		Long: "Delete a network that has no pods left: its rules, gateways and record, and its bridge if nothing " +
-			"else uses it.\n" +
+	cmd := o.onNode("remove NETWORK",
+		"delete a network without pods: its rules, gateways and record, and its bridge if nothing else uses it",
+		"Delete a network that has no pods left: its rules, gateways and record, and its bridge if nothing else uses it. "+
 			"The exit status is 3 while pods use it.",
-		Args: takes(1, 1), ValidArgsFunction: o.completeNetworks,
-		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
+		func(ctx context.Context, node *network.Node, args []string) error {
 			if err := node.Upkeep().Known(ctx, args[0]); err != nil {
 				return err
 			}
@@ -220,6 +195,7 @@ func (o *options) removeCommand() *cobra.Command {
 				return err
 			}
 			return o.print("network "+printable.Line(args[0])+" is removed\n", nil)
-		}),
-	}
+		})
+	cmd.ValidArgsFunction = o.completeNetworks
+	return cmd
 }

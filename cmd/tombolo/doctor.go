@@ -21,16 +21,11 @@ import (
 
 func (o *options) doctorCommand() *cobra.Command {
 	var dns, to []string
-	cmd := &cobra.Command{
-		Use:   "doctor [POD]",
-		Short: "find out why a pod has no network",
-		Long: "Find out why a pod has no network: test each step from the pod to the outside, and print each that " +
-			"fails, the\n" +
+	cmd := o.withJSON(o.onNode("doctor [POD]", "find out why a pod has no network",
+		"Find out why a pod has no network: test each step from the pod to the outside, and print each that fails, the "+
 			"evidence, and what helps; then what was tried. The exit status is 4 if a problem was found.",
-		Args: takes(0, 1),
-		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
+		func(ctx context.Context, node *network.Node, args []string) (err error) {
 			opt := doctor.Options{IsDNSNamed: len(dns) > 0}
-			var err error
 			if opt.DNS, err = nameServers(ctx, dns); err != nil {
 				return err
 			}
@@ -38,10 +33,7 @@ func (o *options) doctorCommand() *cobra.Command {
 				return err
 			}
 			return o.doctor(ctx, node, report.Selection{Pod: optional(args, 0)}, opt)
-		}),
-	}
-
-	o.jsonFlag(cmd)
+		}))
 	cmd.Flags().StringSliceVar(&dns, "dns", nil,
 		"ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
 	cmd.Flags().StringSliceVar(&to, "to", nil,

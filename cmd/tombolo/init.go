@@ -88,13 +88,13 @@ func (o *options) initPods() *cobra.Command {
 // onInit returns a subcommand of init.
 func (o *options) onInit(use, short string, network func() (*firstNetwork, error)) *cobra.Command {
 	dir, yes := "", false
-	cmd := &cobra.Command{Use: use, Short: short, Args: takes(0, 0), RunE: func(cmd *cobra.Command, _ []string) error {
+	cmd := command(use, short, "", func(ctx context.Context, _ []string) error {
 		f, err := network()
 		if err != nil {
 			return err
 		}
-		return o.begin(cmd.Context(), f, filepath.Join(dir, "10-"+f.name+".conflist"), yes)
-	}}
+		return o.begin(ctx, f, filepath.Join(dir, "10-"+f.name+".conflist"), yes)
+	})
 
 	cmd.Flags().StringVar(&dir, "dir", "/etc/cni/net.d", "the runtimes' `DIR` of CNI networks")
 	cmd.Flags().BoolVar(&yes, "yes", false, "write the file")

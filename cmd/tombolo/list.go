@@ -17,44 +17,23 @@ import (
 // lsCommand returns the command ls with its views: pods as a table, networks, and a map of all.
 func (o *options) lsCommand() *cobra.Command {
 	only := report.Selection{}
-	ls := &cobra.Command{
-		Use:   "ls [POD]",
-		Short: "list pods, or networks, or draw both",
-		Long: "List the pods on this node with their addresses, host ports and limits, and what has changed since " +
-			"they were\n" +
+	ls := o.withJSON(o.onNode("ls [POD]", "list pods, or networks, or draw both",
+		"List the pods on this node with their addresses, host ports and limits, and what has changed since they were "+
 			"added. In POD, * and ? are wildcards. ls networks lists networks, and ls map draws them with their pods.",
-		Args: takes(0, 1),
-		RunE: o.onNode(func(ctx context.Context, node *network.Node, args []string) error {
+		func(ctx context.Context, node *network.Node, args []string) error {
 			only.Pod = optional(args, 0)
 			return o.list(ctx, node, only)
-		}),
-	}
-
-	o.jsonFlag(ls)
+		}))
 	ls.Flags().StringVar(&only.Network, "network", "", "list only the pods of this `NETWORK`")
 	_ = ls.RegisterFlagCompletionFunc("network", o.completeNetworks)
-	networks := &cobra.Command{
-		Use:   "networks [NETWORK]",
-		Short: "list networks: bridge, subnets, gateways, uplink, pools and host ports",
-		Long: "List the networks on record with their bridges, subnets, gateways and uplinks, how full their pools " +
-			"are, and\n" +
-			"which host port leads to which pod.",
-		Args: takes(0, 1), ValidArgsFunction: o.completeNetworks,
-		RunE: o.onNode(o.networks),
-	}
-
-	o.jsonFlag(networks)
+	networks := o.withJSON(o.onNode("networks [NETWORK]",
+		"list networks: bridge, subnets, gateways, uplink, pools and host ports",
+		"List the networks on record with their bridges, subnets, gateways and uplinks, how full their pools are, and "+
+			"which host port leads to which pod.", o.networks))
+	networks.ValidArgsFunction = o.completeNetworks
 	svg := false
-	draw := &cobra.Command{
-		Use:   "map",
-		Short: "draw uplinks, bridges, networks and pods; what check finds wrong is red",
-		Args:  takes(0, 0),
-		RunE: o.onNode(func(ctx context.Context, node *network.Node,
-			_ []string) error {
-			return o.draw(ctx, node, svg)
-		}),
-	}
-
+	draw := o.onNode("map", "draw uplinks, bridges, networks and pods; what check finds wrong is red", "",
+		func(ctx context.Context, node *network.Node, _ []string) error { return o.draw(ctx, node, svg) })
 	draw.Flags().BoolVar(&svg, "svg", false, "draw an SVG image instead, and print it")
 	ls.AddCommand(networks, draw)
 	return ls
@@ -116,18 +95,12 @@ func (o *options) draw(ctx context.Context, node *network.Node, svg bool) error 
 }
 
 func (o *options) leasesCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "leases",
-		Short: "list the DHCP leases of pods, when they expire, and what is wrong with them",
-		Args:  takes(0, 0),
-		RunE:  func(*cobra.Command, []string) error { return o.listLeases() },
-	}
-	o.jsonFlag(cmd)
-	return cmd
+	return o.withJSON(command("leases", "list the DHCP leases of pods, when they expire, and what is wrong with them", "",
+		o.listLeases))
 }
 
 // listLeases prints the leases on record. Problems with a record or the keeper go to stderr.
-func (o *options) listLeases() error {
+func (o *options) listLeases(context.Context, []string) error {
 	d, err := lease.Open(o.leases)
 	if err != nil {
 		return err

@@ -14,14 +14,13 @@ import (
 	"os/signal"
 	"regexp"
 	"runtime/debug"
+	"slices"
 	"strings"
 
-	"github.com/containernetworking/cni/pkg/types"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/cmd/tombolo/internal/report"
-	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/strict"
@@ -30,7 +29,8 @@ import (
 
 func main() {
 	if os.Getenv("CNI_COMMAND") != "" {
-		os.Exit(misplaced(os.Stdout))
+		fmt.Println(misplaced)
+		os.Exit(exitFailed)
 	}
 	debug.SetGCPercent(collectAt)
 	os.Exit(operator(os.Args[1:]))
@@ -40,20 +40,9 @@ func main() {
 // heap is large. With the default, collections take a tenth of the CPU time of repairing 200 pods.
 const collectAt = 400
 
-// misplaced prints a CNI error for a runtime that started this command instead of the plugin.
-func misplaced(out io.Writer) int {
-	versions := cni.SupportedVersions()
-	_ = json.NewEncoder(out).Encode(struct {
-		CNIVersion string `json:"cniVersion"`
-		types.Error
-	}{versions[len(versions)-1], types.Error{
-		Code: types.ErrInvalidEnvironmentVariables,
-		Msg: "this file is the operator's command tombolo, and no CNI plugin: tombolo-cni belongs here, by the name " +
-			"tombolo; sudo tombolo install DIR puts it there",
-	}})
-
-	return 1
-}
+// misplaced is the CNI error for a runtime that started this command instead of the plugin.
+const misplaced = `{"cniVersion":"1.1.0","code":4,"msg":"this file is the operator's command tombolo, and no CNI ` +
+	`plugin: tombolo-cni belongs here, by the name tombolo; sudo tombolo install DIR puts it there"}`
 
 const (
 	exitFailed   = 1
@@ -165,17 +154,25 @@ func (o *options) root() *cobra.Command {
 	return root
 }
 
-// takes returns a check that a command gets from least to most arguments; a most of -1 means any number. The error
-// names the arguments as in the command's usage.
-func takes(least, most int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) >= least && (most < 0 || len(args) <= most) {
-			return nil
-		}
-		_, names, _ := strings.Cut(cmd.Use, " ")
-		return fmt.Errorf("%s takes %s; given: %s", cmd.CommandPath(), cmp.Or(names, "no arguments"),
-			cmp.Or(strings.Join(args, " "), "none"))
+// command returns a command. Its usage names its arguments: "remove NETWORK", "ls [POD]", "validate FILE...".
+func command(use, short, long string, run func(context.Context, []string) error) *cobra.Command {
+	const width = 118
+	return &cobra.Command{
+		Use: use, Short: short, Long: strings.Join(printable.Fold(long, width), "\n"), Args: takeNamed,
+		RunE: func(cmd *cobra.Command, args []string) error { return run(cmd.Context(), args) },
 	}
+}
+
+// takeNamed returns an error unless a command gets as many arguments as its usage names.
+func takeNamed(cmd *cobra.Command, args []string) error {
+	names := strings.Fields(cmd.Use)[1:]
+	required := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name[0] == '[' })
+	isList := strings.HasSuffix(cmd.Use, "...")
+	if len(args) >= len(required) && (isList || len(args) <= len(names)) {
+		return nil
+	}
+	return fmt.Errorf("%s takes %s; given: %s", cmd.CommandPath(), cmp.Or(strings.Join(names, " "), "no arguments"),
+		cmp.Or(strings.Join(args, " "), "none"))
 }
 
 // group returns a command that only has subcommands.
@@ -213,9 +210,10 @@ func badFlag(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w%s", err, didYouMean("--"+unknown.GetSpecifiedName(), flags))
 }
 
-// jsonFlag adds the flag --json to a command.
-func (o *options) jsonFlag(cmd *cobra.Command) {
+// withJSON adds the flag --json to a command.
+func (o *options) withJSON(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().BoolVar(&o.json, "json", false, "print JSON")
+	return cmd
 }
 
 // print prints text or, with --json, value.
@@ -243,15 +241,16 @@ func (o *options) open(ctx context.Context) (*network.Node, error) {
 	return report.Open(ctx, &network.Config{StateDir: o.state, LeaseDir: o.leases})
 }
 
-// onNode returns the function of a command that works on the node.
-func (o *options) onNode(do func(context.Context, *network.Node, []string) error) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		node, err := o.open(cmd.Context())
+// onNode returns a command that works on the node.
+func (o *options) onNode(use, short, long string,
+	do func(context.Context, *network.Node, []string) error) *cobra.Command {
+	return command(use, short, long, func(ctx context.Context, args []string) error {
+		node, err := o.open(ctx)
 		if err != nil {
 			return err
 		}
-		return do(cmd.Context(), node, args)
-	}
+		return do(ctx, node, args)
+	})
 }
 
 // optional returns an argument, or "" if it is missing.

@@ -21,16 +21,11 @@ import (
 
 func (o *options) installCommand() *cobra.Command {
 	list, undo := "", false
-	cmd := &cobra.Command{
-		Use:   "install DIR",
-		Short: "put the plugin into a runtime's directory of CNI plugins",
-		Long: "Put the plugin into a runtime's directory of CNI plugins; with --names, also under the names of the " +
-			"reference\n" +
+	cmd := command("install DIR", "put the plugin into a runtime's directory of CNI plugins",
+		"Put the plugin into a runtime's directory of CNI plugins; with --names, also under the names of the reference "+
 			"plugins, which are kept.",
-		Args: takes(1, 1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs),
-		RunE: func(_ *cobra.Command, args []string) error { return o.install(args[0], list, undo) },
-	}
-
+		func(_ context.Context, args []string) error { return o.install(args[0], list, undo) })
+	cmd.ValidArgsFunction = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
 	cmd.Flags().StringVar(&list, "names", "", "also install it under these `NAMES`, such as bridge,portmap, or all")
 	cmd.Flags().BoolVar(&undo, "undo", false, "remove these names, or all of them, and put back what was there")
 	return cmd
@@ -63,15 +58,12 @@ func (o *options) install(dir, list string, undo bool) error {
 }
 
 func (o *options) validateCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "validate FILE...",
-		Short: "print all that is wrong with configuration files, or what their first ADD would do",
-		Long: "Print all that is wrong with configuration files, or what the first ADD of each would do; change " +
-			"nothing. The exit\n" +
-			"status is 4 if a file is invalid.",
-		Args: takes(1, -1), ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
-		RunE: func(cmd *cobra.Command, args []string) error { return o.validate(cmd.Context(), args) },
-	}
+	cmd := command("validate FILE...",
+		"print all that is wrong with configuration files, or what their first ADD would do",
+		"Print all that is wrong with configuration files, or what the first ADD of each would do; change nothing. The "+
+			"exit status is 4 if a file is invalid.", o.validate)
+	cmd.ValidArgsFunction = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault)
+	return cmd
 }
 
 // validate prints the problems or the plan of each file.
@@ -140,17 +132,10 @@ func thisVersion() version {
 }
 
 func (o *options) versionCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "version",
-		Short: "print the version, the commit, the Go release and the supported CNI versions",
-		Args:  takes(0, 0),
-		RunE: func(*cobra.Command, []string) error {
+	return o.withJSON(command("version", "print the version, the commit, the Go release and the supported CNI versions", "",
+		func(context.Context, []string) error {
 			v := thisVersion()
 			return o.print(fmt.Sprintf("tombolo %s (commit %s, %s, %s/%s)\nCNI %s\n",
 				v.Version, v.Commit, v.Go, runtime.GOOS, runtime.GOARCH, strings.Join(v.CNI, ", ")), v)
-		},
-	}
-
-	o.jsonFlag(cmd)
-	return cmd
+		}))
 }

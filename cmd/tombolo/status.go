@@ -24,18 +24,9 @@ import (
 )
 
 func (o *options) statusCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "say in a few lines whether all is well",
-		Long: "Say in a few lines whether all is well: node, networks, pods, leases, keeper, for whom the host " +
-			"forwards, firewall,\n" +
-			"and what differs from what was set up. The exit status is 4 if not all is well.",
-		Args: takes(0, 0),
-		RunE: o.onNode(o.status),
-	}
-
-	o.jsonFlag(cmd)
-	return cmd
+	return o.withJSON(o.onNode("status", "say in a few lines whether all is well",
+		"Say in a few lines whether all is well: node, networks, pods, leases, keeper, for whom the host forwards, "+
+			"firewall, and what differs from what was set up. The exit status is 4 if not all is well.", o.status))
 }
 
 // condition is a line of the status.

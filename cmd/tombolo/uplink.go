@@ -17,54 +17,50 @@ import (
 func (o *options) uplinkCommand() *cobra.Command {
 	byTake := false
 	plan := o.onUplink("plan NIC BRIDGE",
-		"print what a network with this uplink makes, and what cannot work; change nothing", takes(2, 2),
+		"print what a network with this uplink makes, and what cannot work; change nothing",
+		"Print what the first ADD of a network with this uplink and bridge makes, and what cannot work. Change nothing. "+
+			"With --take, print how `uplink take` would make the NIC a port of the bridge.",
 		func(ctx context.Context, node *network.Node, args []string) error {
 			if byTake {
 				return o.planTake(ctx, node, args[0], args[1])
 			}
 			return o.planShare(ctx, node, args[0], args[1])
 		})
-
-	plan.Long = "Print what the first ADD of a network with this uplink and bridge makes, and what cannot work. " +
-		"Change nothing.\n" +
-		"With --take, print how `uplink take` would make the NIC a port of the bridge."
 	plan.Flags().BoolVar(&byTake, "take", false, "print the steps of `uplink take`")
 	take := o.onUplink("take NIC BRIDGE",
-		"make a NIC with static addresses a port of a bridge, which gets its addresses and routes", takes(2, 2),
+		"make a NIC with static addresses a port of a bridge, which gets its addresses and routes",
+		"Make a NIC a port of a bridge, which gets its addresses and routes. No network needs that: mode \"lan\" shares "+
+			"the NIC. It is for hosts with static addresses. A NIC that a DHCP client or router advertisements manage is "+
+			"refused.",
 		func(ctx context.Context, node *network.Node, args []string) error {
 			if err := node.Uplinks().Take(ctx, args[0], args[1]); err != nil {
 				return err
 			}
 			return o.print(args[0]+" is a port of "+args[1]+", which has its addresses and routes\n", nil)
 		})
-
-	take.Long = "Make a NIC a port of a bridge, which gets its addresses and routes. No network needs that: mode " +
-		"\"lan\" shares the NIC.\n" +
-		"It is for hosts with static addresses. A NIC that a DHCP client or router advertisements manage is refused."
 	restore := o.onUplink("restore NIC [BRIDGE]", "undo `uplink take`: give the NIC its addresses and routes back",
-		takes(1, 2), o.restoreUplink)
-	restore.Long = "Take a NIC off its bridge, and give it its addresses and routes back. The exit status is 3 while " +
-		"pods use it."
-	status := o.onUplink("status [NIC]", "list the NICs that are shared or taken over, and what is not as it was made",
-		takes(0, 1), o.uplinkStatus)
-	status.Long = "List the NICs that are shared or taken over, and what is not as it was made. The exit status is 4 " +
-		"if something is not."
-	o.jsonFlag(status)
+		"Take a NIC off its bridge, and give it its addresses and routes back. The exit status is 3 while pods use it.",
+		o.restoreUplink)
+	status := o.withJSON(o.onUplink("status [NIC]",
+		"list the NICs that are shared or taken over, and what is not as it was made",
+		"List the NICs that are shared or taken over, and what is not as it was made. The exit status is 4 if something "+
+			"is not.", o.uplinkStatus))
 	return group("uplink", "see which NICs connect pods to a LAN; make a NIC a port of a bridge, and back", "", plan,
 		take, restore, status)
 }
 
 // onUplink returns a subcommand of uplink.
-func (o *options) onUplink(use, short string, args cobra.PositionalArgs,
+func (o *options) onUplink(use, short, long string,
 	do func(context.Context, *network.Node, []string) error) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: args, ValidArgsFunction: completeLinks,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			node, err := network.Open(cmd.Context(), &network.Config{StateDir: o.state})
-			if err != nil {
-				return err
-			}
-			return do(cmd.Context(), node, args)
-		}}
+	cmd := command(use, short, long, func(ctx context.Context, args []string) error {
+		node, err := network.Open(ctx, &network.Config{StateDir: o.state})
+		if err != nil {
+			return err
+		}
+		return do(ctx, node, args)
+	})
+	cmd.ValidArgsFunction = completeLinks
+	return cmd
 }
 
 // planShare prints how a bridge would share a NIC.

@@ -127,6 +127,19 @@ func Texts[T fmt.Stringer](all []T) []string {
 	return texts
 }
 
+// Fold breaks a text into lines between words. A word longer than width gets a line of its own.
+func Fold(text string, width int) []string {
+	var lines []string
+	for _, word := range strings.Fields(text) {
+		if last := len(lines) - 1; last >= 0 && len(lines[last])+1+len(word) <= width {
+			lines[last] += " " + word
+		} else {
+			lines = append(lines, word)
+		}
+	}
+	return lines
+}
+
 // Count returns a number with the noun in the singular or plural.
 func Count(n int, one, many string) string {
 	if n == 1 {

@@ -102,7 +102,7 @@ func (n *Node) Map(s Screen) string {
 
 	p.line(p.in(bold, "wrong:"))
 	for _, text := range wrong {
-		for i, line := range fold(label(text, 2000), s.Width-4) {
+		for i, line := range printable.Fold(label(text, 2000), s.Width-4) {
 			p.line([]string{"  ", "    "}[min(i, 1)], p.in(red, line))
 		}
 	}
@@ -163,7 +163,7 @@ func (p *painter) network(d *Network, first, rest string) {
 	})
 	wrong := slices.ContainsFunc(p.found.Networks, func(r network.NetworkReport) bool { return r.Network == d.Name })
 	name := "network " + label(d.Name, nameMost)
-	for i, line := range fold(d.title(len(pods)), max(p.Width-indent-len(name)-2, minWidth/2)) {
+	for i, line := range printable.Fold(d.title(len(pods)), max(p.Width-indent-len(name)-2, minWidth/2)) {
 		if i == 0 {
 			p.line(first, p.in(markOf(wrong), name), ": ", line)
 		} else {
@@ -219,7 +219,7 @@ func (p *painter) pod(pod *network.Report, rest string) {
 
 	name := label(report.PodName(pod.Pod, pod.ContainerID), min(nameMost, p.Width/2-4))
 	text := strings.TrimRight(name+"  "+Addresses(pod.Attachment, " "), " ")
-	ports, arrow := fold(strings.Join(hostPorts(pod.Attachment), " "), p.Width-indent-6), p.glyph(" ← ", " < ")
+	ports, arrow := printable.Fold(strings.Join(hostPorts(pod.Attachment), " "), p.Width-indent-6), p.glyph(" ← ", " < ")
 	behind := ""
 	if len(ports) == 1 && 2+len(text)+3+len(ports[0]) <= p.Width-indent {
 		behind, ports = arrow+ports[0], nil

@@ -103,16 +103,3 @@ func label(text string, most int) string {
 	}
 	return text
 }
-
-// fold breaks a text into lines between words. A word longer than width gets a line of its own.
-func fold(text string, width int) []string {
-	var lines []string
-	for _, word := range strings.Fields(text) {
-		if last := len(lines) - 1; last >= 0 && len(lines[last])+1+len(word) <= width {
-			lines[last] += " " + word
-		} else {
-			lines = append(lines, word)
-		}
-	}
-	return lines
-}

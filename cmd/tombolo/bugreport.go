@@ -105,6 +105,7 @@ func chains(to io.Writer) error {
 
 // configurations prints the configuration files in a directory, with unknown fields left out.
 func configurations(ctx context.Context, to io.Writer, dir string) {
+	known := append(cni.KnownFields(), "plugins", "cniVersions", "disableCheck")
 	paths, _ := filepath.Glob(filepath.Join(dir, "*.*")) // the pattern is valid
 	for _, path := range paths {
 		var conf map[string]any
@@ -113,32 +114,24 @@ func configurations(ctx context.Context, to io.Writer, dir string) {
 			fmt.Fprintf(to, "%s: %v\n", path, err)
 			continue
 		}
-		data, _ = json.Marshal(redact(conf))
+		data, _ = json.Marshal(redact(conf, known))
 		fmt.Fprintf(to, "%s: %s\n", path, data)
 	}
 }
 
-// known lists the fields that are printed: fields of our configuration whose values are not secret.
-const known = ` address addresses advmss bandwidth bridge bridgeNFCall capabilities clientID cniVersion cniVersions
- dataDir deadline defaultRoute detectConflicts disableCheck dns domain dst egressBurst egressRate forwardMark gateway
- guard gw hairpinMode ingressBurst ingressPolicy ingressRate ipMasq ipMasqBackend ipRanges ipam ips ipv6
- isDefaultGateway isGateway keeper lanGuard leaseDir logFile logLevel mac macspoofchk mode mtu name nameservers
- nonMasqueradeCIDRs option plugins portIsolation portMappings preserveDefaultVlan priority promiscMode rangeEnd
- rangeStart ranges request resolvConf routes search servers skipDefault stateDir subnet table timeout type uplink
- vlan vlanTrunk `
-
-// redact replaces all values that may be secret: unknown fields, and all fields of other plugins except the type.
-func redact(conf any) any {
+// redact replaces all values that may be secret: of fields that are not known, and all fields of other plugins except
+// the type.
+func redact(conf any, known []string) any {
 	switch conf := conf.(type) {
 	case []any:
 		for i := range conf {
-			conf[i] = redact(conf[i])
+			conf[i] = redact(conf[i], known)
 		}
 	case map[string]any:
 		kind, is := conf["type"].(string)
 		foreign := is && !slices.Contains(append(cni.Names(), "tombolo", "dhcp"), filepath.Base(kind))
 		for key := range conf {
-			if conf[key] = redact(conf[key]); foreign && key != "type" || !slices.Contains(strings.Fields(known), key) {
+			if conf[key] = redact(conf[key], known); foreign && key != "type" || !slices.Contains(known, key) {
 				conf[key] = "(left out)"
 			}
 		}

@@ -18,7 +18,7 @@ func TestABugReportHasWhatIsNeededAndNoSecrets(t *testing.T) {
 			{"type": "calico", "token": "SECRET2", "mtu": "SECRET3", "ipam": {"type": "host-local", "subnet": "SECRET4"}},
 			{"type": "tombolo", "mtu": 1400, "_note": "SECRET5", "pasword": "SECRET6", "args": {"cni": {"mac": "SECRET7"}}, "type": "/opt/tombolo",
 			 "ipam": {"type": "whereabouts", "subnet": "SECRET8", "kubeconfig": {"name": "SECRET9"}}},
-			{"type": "tombolo", "ipam": {"type": "dhcp", "clientID": "pod", "provide": [{"option": "90", "value": "SECRET10"}]}},
+			{"type": "tombolo", "internal": true, "ipam": {"type": "dhcp", "clientID": "pod", "provide": [{"option": "90", "value": "SECRET10"}]}},
 			{"type": {"name": "x", "key": "SECRET11"}}]}`,
 		"20-torn.conf": `{"name": "SECRET12`, "30-list.json": `["SECRET"]`,
 	} {
@@ -33,7 +33,7 @@ func TestABugReportHasWhatIsNeededAndNoSecrets(t *testing.T) {
 	for _, want := range []string{"### tombolo version\n", "\nCNI 0.1.0", "Linux ", "pods       3, 3 of them not", "3 attachments, 3 of them differ", "default/web-0  0123456789ab",
 		"no lease is on record", "no NIC is shared or taken over", "tombolo: a problem was found\n```\n", "inet other f: hook 2, priority 5, policy 1\n", "inet tombolo x: of ours\n",
 		`{"_note":"(left out)","args":"(left out)","ipam":{"kubeconfig":"(left out)","subnet":"(left out)","type":"whereabouts"},"mtu":1400,`,
-		`{"ipam":"(left out)","mtu":"(left out)","token":"(left out)","type":"calico"}`, `"clientID":"pod"`, "20-torn.conf: unexpected end"} {
+		`{"ipam":"(left out)","mtu":"(left out)","token":"(left out)","type":"calico"}`, `"clientID":"pod"`, `"internal":true,`, "20-torn.conf: unexpected end"} {
 		expect.Contains(t, text, want)
 	}
 	expect.That(t, !strings.Contains(text, "SECRET"), "it has a secret:\n%s", text)

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -45,6 +47,16 @@ func kinds() map[string]kind {
 		"static":     {&ipamPluginConf{}, all, false},
 		"tuning":     {&tuningConf{}, all, true},
 	}
+}
+
+// KnownFields returns the names of all fields that our plugins read, except those whose values may be secret.
+func KnownFields() []string {
+	var names []string
+	for _, conf := range []any{NetConf{}, hostLocalConf{}, staticConf{}, DHCP{}, firewallConf{}, portmapConf{}, tuningConf{}} {
+		names = append(names, strict.Names(reflect.TypeOf(conf))...)
+	}
+	return slices.DeleteFunc(names,
+		func(name string) bool { return slices.Contains([]string{"args", "prevResult", "provide"}, name) })
 }
 
 // kindOf returns the behaviour by the call's name, and whether this is a reference plugin's. By any other name the

@@ -57,6 +57,19 @@ func collect(fields []field, of reflect.Type, prefix []int) []field {
 	return fields
 }
 
+// Names returns the JSON keys of a struct type, and of the structs in its fields.
+func Names(of reflect.Type) (names []string) {
+	switch of.Kind() {
+	case reflect.Pointer, reflect.Slice:
+		return Names(of.Elem())
+	case reflect.Struct:
+		for _, f := range collect(nil, of, nil) {
+			names = append(append(names, f.name), Names(of.FieldByIndex(f.index).Type)...)
+		}
+	}
+	return names
+}
+
 // folded returns the index of the field whose name equals name without regard to case, or -1. Some programs write
 // "HostPort" for "hostPort" of the CNI conventions, since encoding/json accepts it.
 func folded(fields []field, name []byte) int {

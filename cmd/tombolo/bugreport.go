@@ -29,8 +29,8 @@ func (o *options) bugreportCommand() *cobra.Command {
 	cmd := command("bugreport [FILE]",
 		"write a file that can be pasted into an issue: what other commands say, and the configuration",
 		"Write a new file, tombolo-bugreport.md where none is named, that can be pasted into an issue: what status, "+
-			"check, ls, leases, doctor and others say, the chains of nf_tables, and the runtimes' networks. Of these it "+
-			"has only fields that Tombolo knows, since others may be secret. It names pods and addresses.",
+			"check, ls, leases, doctor and others say, the chains of nf_tables, and the runtimes' networks. Of "+
+			"these it has only fields that Tombolo knows, since others may be secret. It names pods and addresses.",
 		func(ctx context.Context, args []string) error {
 			return o.bugreport(ctx, cmp.Or(optional(args, 0), "tombolo-bugreport.md"), lists)
 		})

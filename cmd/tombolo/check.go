@@ -27,9 +27,9 @@ func differs(lines []report.Line) found {
 func (o *options) checkCommand() *cobra.Command {
 	each := false
 	cmd := o.withJSON(o.onNode("check", "compare bridges, pods and firewalls with what was set up",
-		"Compare bridges, pods and firewalls with what was set up, and list what differs and what repairs it. The exit "+
-			"status is 4 if something differs. What pods changed inside is a note: it is theirs, and nothing puts it "+
-			"back.",
+		"Compare bridges, pods and firewalls with what was set up, and list what differs and what repairs it. The "+
+			"exit status is 4 if something differs. What pods changed inside is a note: it is theirs, and nothing "+
+			"puts it back.",
 		func(ctx context.Context, node *network.Node, _ []string) error { return o.check(ctx, node, each) }))
 	cmd.Flags().BoolVarP(&each, "verbose", "v", false, "print one line for each difference, not one for each cause")
 	return cmd
@@ -111,8 +111,8 @@ func (o *options) gcCommand() *cobra.Command {
 	dryRun := false
 	cmd := o.withJSON(command("gc [NETWORK]",
 		"delete what pods left that died without a DEL: ports, addresses, host ports, records",
-		"Delete what pods left that died without a DEL: their ports, addresses, host ports and records, of all networks "+
-			"or of one. The exit status is 4 if some could not be cleaned up; the output says why.",
+		"Delete what pods left that died without a DEL: their ports, addresses, host ports and records, of all "+
+			"networks or of one. The exit status is 4 if some could not be cleaned up; the output says why.",
 		func(ctx context.Context, args []string) error { return o.gc(ctx, optional(args, 0), dryRun) }))
 	cmd.ValidArgsFunction = o.completeNetworks
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what would be cleaned up")
@@ -185,8 +185,8 @@ func (o *options) tellOfPorts(ctx context.Context, node *network.Node, name stri
 func (o *options) removeCommand() *cobra.Command {
 	cmd := o.onNode("remove NETWORK",
 		"delete a network without pods: its rules, gateways and record, and its bridge if nothing else uses it",
-		"Delete a network that has no pods left: its rules, gateways and record, and its bridge if nothing else uses it. "+
-			"The exit status is 3 while pods use it.",
+		"Delete a network that has no pods left: its rules, gateways and record, and its bridge if nothing else "+
+			"uses it. The exit status is 3 while pods use it.",
 		func(ctx context.Context, node *network.Node, args []string) error {
 			if err := node.Upkeep().Known(ctx, args[0]); err != nil {
 				return err

@@ -22,8 +22,8 @@ import (
 func (o *options) doctorCommand() *cobra.Command {
 	var dns, to []string
 	cmd := o.withJSON(o.onNode("doctor [POD]", "find out why a pod has no network",
-		"Find out why a pod has no network: test each step from the pod to the outside, and print each that fails, the "+
-			"evidence, and what helps; then what was tried. The exit status is 4 if a problem was found.",
+		"Find out why a pod has no network: test each step from the pod to the outside, and print each that fails, "+
+			"the evidence, and what helps; then what was tried. The exit status is 4 if a problem was found.",
 		func(ctx context.Context, node *network.Node, args []string) (err error) {
 			opt := doctor.Options{IsDNSNamed: len(dns) > 0}
 			if opt.DNS, err = nameServers(ctx, dns); err != nil {

@@ -95,8 +95,8 @@ func (o *options) draw(ctx context.Context, node *network.Node, svg bool) error 
 }
 
 func (o *options) leasesCommand() *cobra.Command {
-	return o.withJSON(command("leases", "list the DHCP leases of pods, when they expire, and what is wrong with them", "",
-		o.listLeases))
+	return o.withJSON(command("leases",
+		"list the DHCP leases of pods, when they expire, and what is wrong with them", "", o.listLeases))
 }
 
 // listLeases prints the leases on record. Problems with a record or the keeper go to stderr.

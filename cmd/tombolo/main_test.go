@@ -326,8 +326,9 @@ func TestNetworksAndMapOfWhatIsForged(t *testing.T) {
 		{"ls networks --state " + dir + " lab", "lab\n  record         none of the network itself: recreate its pods\n  pods           1\n  pool           none: pods get no addresses from an IPAM\n"},
 		{"ls map --state " + empty, "no network is on record\nnothing is wrong\n"},
 		{"ls map --state " + dir, "no bridge\n`- network lab: no record, 1 pod\n   x container c3\nbridge cbr0\n`- network pods: no record, 2 pods\n" +
-			"   x container unfinished\n   x default/web-0  10.61.0.2 fd61::2\n\nwrong:\n  its network has no record (affects container c3, default/web-0) [recreate\n    pod]\n" +
-			"  container unfinished, eth0 of network pods: its ADD did not finish [recreate\n    pod]\n"},
+			"   x container unfinished\n   x default/web-0  10.61.0.2 fd61::2\n\nwrong:\n  its network has no " +
+			"record (affects container c3, default/web-0) [recreate\n    pod]\n  container unfinished, eth0 of " +
+			"network pods: its ADD did not finish [recreate\n    pod]\n"},
 	} {
 		expect.Equal(t, run(t, nstest.New(t), nil, "", strings.Fields(tt.line)...), (outcome{0, tt.stdout, ""}), "%s", tt.line)
 	}

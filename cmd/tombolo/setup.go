@@ -22,8 +22,8 @@ import (
 func (o *options) installCommand() *cobra.Command {
 	list, undo := "", false
 	cmd := command("install DIR", "put the plugin into a runtime's directory of CNI plugins",
-		"Put the plugin into a runtime's directory of CNI plugins; with --names, also under the names of the reference "+
-			"plugins, which are kept.",
+		"Put the plugin into a runtime's directory of CNI plugins; with --names, also under the names of the "+
+			"reference plugins, which are kept.",
 		func(_ context.Context, args []string) error { return o.install(args[0], list, undo) })
 	cmd.ValidArgsFunction = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
 	cmd.Flags().StringVar(&list, "names", "", "also install it under these `NAMES`, such as bridge,portmap, or all")
@@ -60,8 +60,8 @@ func (o *options) install(dir, list string, undo bool) error {
 func (o *options) validateCommand() *cobra.Command {
 	cmd := command("validate FILE...",
 		"print all that is wrong with configuration files, or what their first ADD would do",
-		"Print all that is wrong with configuration files, or what the first ADD of each would do; change nothing. The "+
-			"exit status is 4 if a file is invalid.", o.validate)
+		"Print all that is wrong with configuration files, or what the first ADD of each would do; change nothing. "+
+			"The exit status is 4 if a file is invalid.", o.validate)
 	cmd.ValidArgsFunction = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault)
 	return cmd
 }
@@ -132,7 +132,8 @@ func thisVersion() version {
 }
 
 func (o *options) versionCommand() *cobra.Command {
-	return o.withJSON(command("version", "print the version, the commit, the Go release and the supported CNI versions", "",
+	return o.withJSON(command("version",
+		"print the version, the commit, the Go release and the supported CNI versions", "",
 		func(context.Context, []string) error {
 			v := thisVersion()
 			return o.print(fmt.Sprintf("tombolo %s (commit %s, %s, %s/%s)\nCNI %s\n",

@@ -18,8 +18,8 @@ func (o *options) uplinkCommand() *cobra.Command {
 	byTake := false
 	plan := o.onUplink("plan NIC BRIDGE",
 		"print what a network with this uplink makes, and what cannot work; change nothing",
-		"Print what the first ADD of a network with this uplink and bridge makes, and what cannot work. Change nothing. "+
-			"With --take, print how `uplink take` would make the NIC a port of the bridge.",
+		"Print what the first ADD of a network with this uplink and bridge makes, and what cannot work. Change "+
+			"nothing. With --take, print how `uplink take` would make the NIC a port of the bridge.",
 		func(ctx context.Context, node *network.Node, args []string) error {
 			if byTake {
 				return o.planTake(ctx, node, args[0], args[1])
@@ -29,9 +29,9 @@ func (o *options) uplinkCommand() *cobra.Command {
 	plan.Flags().BoolVar(&byTake, "take", false, "print the steps of `uplink take`")
 	take := o.onUplink("take NIC BRIDGE",
 		"make a NIC with static addresses a port of a bridge, which gets its addresses and routes",
-		"Make a NIC a port of a bridge, which gets its addresses and routes. No network needs that: mode \"lan\" shares "+
-			"the NIC. It is for hosts with static addresses. A NIC that a DHCP client or router advertisements manage is "+
-			"refused.",
+		"Make a NIC a port of a bridge, which gets its addresses and routes. No network needs that: mode \"lan\" "+
+			"shares the NIC. It is for hosts with static addresses. A NIC that a DHCP client or router "+
+			"advertisements manage is refused.",
 		func(ctx context.Context, node *network.Node, args []string) error {
 			if err := node.Uplinks().Take(ctx, args[0], args[1]); err != nil {
 				return err
@@ -43,8 +43,8 @@ func (o *options) uplinkCommand() *cobra.Command {
 		o.restoreUplink)
 	status := o.withJSON(o.onUplink("status [NIC]",
 		"list the NICs that are shared or taken over, and what is not as it was made",
-		"List the NICs that are shared or taken over, and what is not as it was made. The exit status is 4 if something "+
-			"is not.", o.uplinkStatus))
+		"List the NICs that are shared or taken over, and what is not as it was made. The exit status is 4 if "+
+			"something is not.", o.uplinkStatus))
 	return group("uplink", "see which NICs connect pods to a LAN; make a NIC a port of a bridge, and back", "", plan,
 		take, restore, status)
 }

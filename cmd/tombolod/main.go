@@ -14,7 +14,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -206,15 +205,17 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	var metrics *server
 	endDocker := func() {}
 	defer func() { metrics.close(); endDocker() }()
-	var zones sync.WaitGroup
-	defer zones.Wait()
-	firewalldCtx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	bus := ""
+	if o.firewalld {
+		bus = cmp.Or(p.getenv("DBUS_SYSTEM_BUS_ADDRESS"), firewalld.SystemBus)
+	}
+
 	var k *keeper.Keeper
 	k, err = keeper.New(&keeper.Config{
 		Leases: dir,
 		State:  plugins,
 		Node:   node,
+		Bus:    bus,
 		Log:    log,
 		// Serve only now, when no other keeper can have the same socket.
 		Ready: func() {
@@ -229,15 +230,6 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 			}
 
 			log.Info("keeping leases", "dir", dir.Path(), "state", plugins.Path(), "metrics", o.metrics)
-			if o.firewalld {
-				zones.Go(func() {
-					firewalld.Keep(firewalldCtx, &firewalld.Config{
-						State: plugins, Address: p.getenv("DBUS_SYSTEM_BUS_ADDRESS"),
-						Tell: node.Upkeep().Host, Log: log,
-					})
-				})
-			}
-
 			systemd.tell("READY=1")
 		},
 		Alive: func() { systemd.tell("WATCHDOG=1") },

@@ -52,7 +52,8 @@ func kinds() map[string]kind {
 // KnownFields returns the names of all fields that our plugins read, except those whose values may be secret.
 func KnownFields() []string {
 	var names []string
-	for _, conf := range []any{NetConf{}, hostLocalConf{}, staticConf{}, DHCP{}, firewallConf{}, portmapConf{}, tuningConf{}} {
+	ipams := []any{hostLocalConf{}, staticConf{}, DHCP{}}
+	for _, conf := range append(ipams, NetConf{}, firewallConf{}, portmapConf{}, tuningConf{}) {
 		names = append(names, strict.Names(reflect.TypeOf(conf))...)
 	}
 	return slices.DeleteFunc(names,

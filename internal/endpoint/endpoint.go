@@ -154,8 +154,8 @@ func PortText(p nft.Port) string {
 }
 
 // OneMAC names the places where a LAN answers at the NIC's MAC alone.
-const OneMAC = "whether what is beyond the NIC drops frames of other MACs than the NIC's, as Wi-Fi, most clouds, ESXi " +
-	"(unless its port group accepts forged transmits and promiscuous mode) and switches with port security do"
+const OneMAC = "whether what is beyond the NIC drops frames of other MACs than the NIC's, as Wi-Fi, most clouds, " +
+	"ESXi (unless its port group accepts forged transmits and promiscuous mode) and switches with port security do"
 
 // SlowPorts returns a warning about a bridge with the spanning tree protocol. It names the delay until a new port
 // forwards frames, and the command that helps.

@@ -13,36 +13,35 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// systemBus is the address of the system bus if the environment names no other (D-Bus Specification, "Well-known
+// SystemBus is the address of the system bus if the environment names no other (D-Bus Specification, "Well-known
 // Message Bus Instances").
-const systemBus = "unix:path=/run/dbus/system_bus_socket"
+const SystemBus = "unix:path=/run/dbus/system_bus_socket"
 
 const (
 	busName = "org.freedesktop.DBus"
 	busPath = dbus.ObjectPath("/org/freedesktop/DBus")
 )
 
-// errNoBus means that no program listens at the bus's address.
-var errNoBus = errors.New("no bus")
+// ErrNoBus means that no program listens at the bus's address, or that firewalld has just ended.
+var ErrNoBus = errors.New("no bus")
 
 // bus is a connection to a message bus.
 type bus struct {
-	socket   net.Conn
-	conn     *dbus.Conn
-	timeout  time.Duration
-	news     chan struct{} // has an element after a signal about firewalld
-	lastLook time.Time     // time of the last look that a signal caused
+	socket  net.Conn
+	conn    *dbus.Conn
+	timeout time.Duration
+	notify  func() // called after a signal about firewalld, and at the end of the connection
 }
 
 // dialBus connects to a bus, and subscribes to signals about firewalld. The connection ends with ctx. If no program
-// listens, the error matches errNoBus.
-func dialBus(ctx context.Context, address string, timeout time.Duration) (*bus, error) {
+// listens, the error matches ErrNoBus.
+func dialBus(ctx context.Context, address string, timeout time.Duration, notify func()) (*bus, error) {
 	socket, err := dialSocket(ctx, address, timeout)
 	if err != nil {
 		return nil, err
 	}
 
-	b := &bus{socket: socket, timeout: timeout, news: make(chan struct{}, 1)}
+	b := &bus{socket: socket, timeout: timeout, notify: notify}
 
 	// On this transport godbus accepts no file descriptors from peers, which would stay open here.
 	b.conn, err = dbus.NewConn(socket, dbus.WithContext(ctx), dbus.WithSignalHandler(b),
@@ -56,6 +55,7 @@ func dialBus(ctx context.Context, address string, timeout time.Duration) (*bus, 
 		return nil, fmt.Errorf("bus %s: %w", address, err)
 	}
 
+	context.AfterFunc(b.conn.Context(), notify)
 	return b, nil
 }
 
@@ -95,14 +95,14 @@ func (b *bus) begin(ctx context.Context) error {
 func dialSocket(ctx context.Context, address string, timeout time.Duration) (net.Conn, error) {
 	path, ok := strings.CutPrefix(address, "unix:path=")
 	if !ok {
-		return nil, fmt.Errorf("bus %q: want an address such as %s", address, systemBus)
+		return nil, fmt.Errorf("bus %q: want an address such as %s", address, SystemBus)
 	}
 
 	path, _, _ = strings.Cut(path, ",") // options such as guid=…
 	dialer := net.Dialer{Timeout: timeout}
 	socket, err := dialer.DialContext(ctx, "unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errNoBus, err)
+		return nil, fmt.Errorf("%w: %w", ErrNoBus, err)
 	}
 	return socket, nil
 }
@@ -129,23 +129,10 @@ func ignoreCalls(m *dbus.Message) {
 // DeliverSignal notes a signal about firewalld. godbus calls it for each signal. The keeper does not use the signal's
 // content, but asks firewalld for its state.
 func (b *bus) DeliverSignal(_, member string, _ *dbus.Signal) {
-	if member != "NameOwnerChanged" && member != "Reloaded" {
-		return
-	}
-	select {
-	case b.news <- struct{}{}:
-	default:
+	if member == "NameOwnerChanged" || member == "Reloaded" {
+		b.notify()
 	}
 }
-
-// settle waits until the last look is minLookInterval ago.
-func (b *bus) settle(ctx context.Context) {
-	wait(ctx, time.Until(b.lastLook.Add(minLookInterval)))
-	b.lastLook = time.Now()
-}
-
-// ended returns a channel that is closed when the connection ends.
-func (b *bus) ended() <-chan struct{} { return b.conn.Context().Done() }
 
 // close closes the connection. It closes the socket first, since godbus waits for its own writes.
 func (b *bus) close() {

@@ -2,20 +2,26 @@
 // as long as their networks are on record. It is necessary because an accept of ours does not override firewalld's
 // rejects.
 //
+//	z := firewalld.New(ctx, &firewalld.Config{State: dir, Tell: tell})
+//	defer z.Close()
+//	for err := error(nil); err == nil; _, err = z.Next() {
+//		log.Print(z.Look(ctx))
+//	}
+//
 // It talks to firewalld over D-Bus. It changes only firewalld's running configuration, never the permanent one. So it
 // repeats the change whenever firewalld starts or reloads. It respects an operator's choice: it leaves a link alone
 // that is in a zone other than the default one, or in any zone of the permanent configuration.
-//
-// Without a bus or firewalld, or if firewalld runs in another network namespace, it waits until they appear.
 package firewalld
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"slices"
 	"time"
+
+	"github.com/mdlayher/netlink"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
@@ -25,164 +31,145 @@ const (
 	// seconds while it loads them.
 	timeout = 30 * time.Second
 
-	// retryPause is the pause after a failure, and between two attempts to reach the bus.
-	retryPause = 5 * time.Second
-
 	// pollInterval is the interval between two looks for new and removed networks.
-	pollInterval = 500 * time.Millisecond
+	pollInterval = 250 * time.Millisecond
 
-	// minLookInterval is the least time between two looks caused by signals, since any local user can send signals.
-	minLookInterval = time.Second
-
-	// mostText is the maximum length of an error text of firewalld in the log, in bytes.
-	mostText = 200
-
-	// maxLookInterval is the longest time between two looks at firewalld.
-	maxLookInterval = time.Minute
+	// minInterval is the least time between two results of Next caused by signals, since any local user can send
+	// signals.
+	minInterval = time.Second
 )
 
-// Config configures Keep. State and Tell are required.
+// Config configures Zones. All fields are required.
 type Config struct {
-	// State has the networks' records, and stores which links Keep has put into the zone.
+	// State has the networks' records, and stores which links Look has put into the zone.
 	State *state.Dir
-	// Address is the address of the bus, as in DBUS_SYSTEM_BUS_ADDRESS. Empty means the system's bus. Only
-	// unix:path=… is supported.
+	// Address is the address of the bus, as in DBUS_SYSTEM_BUS_ADDRESS. Only unix:path=… is supported.
 	Address string
 	// Tell is called before and after a change of the links in the zone, so that our rules follow State's Zones.
 	Tell func(context.Context) error
-	// Log receives a line for each link that joins or leaves the zone. It may be nil.
+	// Log receives a line for each link that joins or leaves the zone.
 	Log *slog.Logger
 }
 
-// Keep puts links into the zone, and takes them out when their networks are gone, until ctx is done. The links then
-// stay in the zone, for the next process. Nothing waits for Keep.
-func Keep(ctx context.Context, cfg *Config) {
-	newKeeper(cfg).keep(ctx)
+// Zones puts links into the zone, and takes them out when their networks are gone. Another goroutine may call Next
+// while Look is at work.
+type Zones struct {
+	Config
+	ctx     context.Context // the connection to the bus ends with it
+	timeout time.Duration
+	bus     *bus          // nil while there is no connection
+	lock    *os.File      // the announcement that links are put into the zone; nil while firewalld does not run
+	news    chan struct{} // has an element after a signal about firewalld
+	changed int64         // the last result of State.NetworksChanged
+	last    time.Time     // the time of the last signal that Next reported
 }
 
-// keep connects to the bus again and again until ctx is done.
-func (k *keeper) keep(ctx context.Context) {
-	for ctx.Err() == nil {
-		k.report(k.connect(ctx))
-		wait(ctx, k.retryPause)
+// New returns a Zones that works until ctx is done.
+func New(ctx context.Context, cfg *Config) *Zones {
+	return &Zones{Config: *cfg, ctx: ctx, timeout: timeout, news: make(chan struct{}, 1)}
+}
+
+// Close closes the connection. The links stay in the zone, for the next process.
+func (z *Zones) Close() error {
+	z.release()
+	return nil
+}
+
+// Next waits until firewalld, its bus or a network may have changed. Then a Look is due. It returns no messages. When
+// ctx is done it returns its error.
+func (z *Zones) Next() ([]netlink.Message, error) {
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
+	for {
+		select {
+		case <-z.ctx.Done():
+			return nil, z.ctx.Err()
+		case <-poll.C:
+			if now := z.State.NetworksChanged(); now != z.changed {
+				z.changed = now
+				return nil, nil
+			}
+			if len(z.news) > 0 && time.Since(z.last) > minInterval {
+				<-z.news
+				z.last = time.Now()
+				return nil, nil
+			}
+		}
 	}
 }
 
-// keeper is the state of one Keep.
-type keeper struct {
-	state   *state.Dir
-	address string
-	tell    func(context.Context) error
-	log     *slog.Logger
-
-	timeout, retryPause, pollInterval, maxLookInterval time.Duration // the constants of these names, except in tests
-
-	reported string          // the error that was reported last
-	left     map[string]bool // links whose line about another zone is in the log already
-}
-
-func newKeeper(cfg *Config) *keeper {
-	return &keeper{
-		state: cfg.State, tell: cfg.Tell, address: cmp.Or(cfg.Address, systemBus), log: cmp.Or(cfg.Log,
-			slog.New(slog.DiscardHandler)),
-		timeout: timeout, retryPause: retryPause, pollInterval: pollInterval, maxLookInterval: maxLookInterval,
-		left: map[string]bool{},
+// notify makes Next return.
+func (z *Zones) notify() {
+	select {
+	case z.news <- struct{}{}:
+	default:
 	}
 }
 
-// report logs an error, unless it is the error that was logged last. A missing bus is not logged.
-func (k *keeper) report(err error) {
-	text := ""
-	if err != nil && !errors.Is(err, errNoBus) && !errors.Is(err, context.Canceled) {
-		text = err.Error()
-		text = text[:min(len(text), mostText)]
+// Look puts the links of networks into the zone, and takes out those whose networks are gone. Without firewalld in this
+// network namespace it does nothing. After an error, look again soon. ErrNoBus, and no other error, is no fault.
+func (z *Zones) Look(ctx context.Context) error {
+	if z.bus != nil && z.bus.conn.Context().Err() != nil {
+		z.release()
 	}
-	if text != "" && text != k.reported {
-		k.log.Warn("cannot have firewalld's zones as pods need them: trying again", "err", text)
+
+	err := z.attend(ctx)
+	if err != nil {
+		z.release() // ADDs must not wait for us
 	}
-	k.reported = text
+
+	if gone(err) {
+		return ErrNoBus
+	}
+	return err
 }
 
-// connect connects to the bus, and works until the connection ends.
-func (k *keeper) connect(ctx context.Context) error {
-	b, err := dialBus(ctx, k.address, k.timeout)
+// attend connects to the bus, and looks while firewalld is running.
+func (z *Zones) attend(ctx context.Context) (err error) {
+	if z.bus == nil {
+		if z.bus, err = dialBus(z.ctx, z.Address, z.timeout, z.notify); err != nil {
+			return err
+		}
+	}
+
+	there, err := z.bus.isThere(ctx)
 	if err != nil {
 		return err
 	}
-	defer b.close()
-	for {
-		there, err := b.isThere(ctx)
-		var again <-chan time.Time // set only while firewalld runs; the bus announces its start
-		switch {
-		case err == nil && there:
-			err = k.attend(ctx, b)
-			again = time.After(k.retryPause)
-		case err == nil:
-			err = k.tell(ctx)
-		}
 
-		k.report(err)
-		if err != nil {
-			return err
-		}
-
-		select {
-		case <-b.news:
-			b.settle(ctx)
-		case <-again:
-		case <-b.ended():
-			return nil
-		}
+	if !there {
+		z.unlock()
+		return z.Tell(ctx)
 	}
-}
 
-// attend works while firewalld is running, or until something fails.
-func (k *keeper) attend(ctx context.Context, b *bus) error {
-	lock, err := k.state.AttendZones()
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	for {
-		changed := k.state.NetworksChanged()
-		err := k.look(ctx, b)
-		if gone(err) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-
-		k.report(nil)
-		if there, err := k.stir(ctx, b, changed); err != nil || !there {
+	if z.lock == nil {
+		if z.lock, err = z.State.AttendZones(); err != nil {
 			return err
 		}
 	}
+	return z.look(ctx, z.bus)
 }
 
-// stir waits until networks or firewalld change, and reports whether firewalld is still running. If two changes of
-// networks come within one tick of the clock, the second is noticed later.
-func (k *keeper) stir(ctx context.Context, b *bus, changed int64) (there bool, _ error) {
-	timer := time.NewTicker(k.pollInterval)
-	defer timer.Stop()
-	for end := time.Now().Add(k.maxLookInterval); changed == k.state.NetworksChanged() && time.Now().Before(end); {
-		select {
-		case <-timer.C:
-		case <-b.news:
-			b.settle(ctx)
-			return b.isThere(ctx)
-		case <-b.ended():
-			return false, nil
-		}
+// release closes the connection, and withdraws the announcement.
+func (z *Zones) release() {
+	if z.bus != nil {
+		z.bus.close()
+		z.bus = nil
 	}
-
-	return true, nil
+	z.unlock()
 }
 
-// look puts the links of networks into the zone, and takes out those whose networks are gone.
-func (k *keeper) look(ctx context.Context, b *bus) error {
+// unlock withdraws the announcement that links are put into the zone.
+func (z *Zones) unlock() {
+	_ = z.lock.Close() // without a file it does nothing
+	z.lock = nil
+}
+
+// look does the work of Look over a connection.
+func (z *Zones) look(ctx context.Context, b *bus) error {
 	// If some networks cannot be read, no link leaves the zone.
-	links, unread := k.state.ForwardedLinks()
-	before, err := k.state.Zones()
+	links, unread := z.State.ForwardedLinks()
+	before, err := z.State.Zones()
 	if err != nil {
 		return err
 	}
@@ -202,21 +189,21 @@ func (k *keeper) look(ctx context.Context, b *bus) error {
 		case forget:
 		case leaveAlone:
 			now.Left = append(now.Left, link)
-			if !k.left[link] {
-				k.log.Info("a bridge is left in the zone of firewalld that another program or a user chose for it",
+			if !slices.Contains(before.Left, link) {
+				z.Log.Info("a bridge is left in the zone of firewalld that another program or a user chose for it",
 					"link", link, "zone", is.chosen())
 			}
 		default:
 			// Write the record and the rules before the change. So a kill leaves no unrecorded link in the zone, and
 			// no link whose pods reach ports that firewalld closes.
-			if err := errors.Join(k.record(before, now, link), k.tell(ctx)); err != nil {
+			if err := errors.Join(z.record(before, now, link), z.Tell(ctx)); err != nil {
 				return errors.Join(append(errs, err)...)
 			}
 
 			err := b.changeZone(ctx, what, link, is)
 			switch {
 			case err == nil:
-				k.log.Info(what.text(), "link", link, "zone", zone)
+				z.Log.Info(what.text(), "link", link, "zone", zone)
 			case !answered(err):
 				return errors.Join(append(errs, err)...)
 			}
@@ -232,35 +219,20 @@ func (k *keeper) look(ctx context.Context, b *bus) error {
 		}
 	}
 
-	clear(k.left)
-	for _, link := range now.Left {
-		k.left[link] = true
-	}
-
 	if !slices.Equal(now.Joined, before.Joined) || !slices.Equal(now.Left, before.Left) {
-		errs = append(errs, k.state.SetZones(now))
+		errs = append(errs, z.State.SetZones(now))
 	}
 
-	return errors.Join(append(errs, k.tell(ctx))...)
+	return errors.Join(append(errs, z.Tell(ctx))...)
 }
 
 // record adds a link to the record before the link is changed.
-func (k *keeper) record(before, now state.Zones, link string) error {
+func (z *Zones) record(before, now state.Zones, link string) error {
 	all := append(slices.Concat(before.Joined, now.Joined), link)
 	slices.Sort(all)
 	all = slices.Compact(all)
 	if slices.Equal(all, before.Joined) {
 		return nil
 	}
-	return k.state.SetZones(state.Zones{Joined: all, Left: now.Left})
-}
-
-// wait waits for d, or until ctx is done.
-func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
+	return z.State.SetZones(state.Zones{Joined: all, Left: now.Left})
 }

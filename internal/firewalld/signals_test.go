@@ -2,7 +2,6 @@ package firewalld
 
 import (
 	"context"
-	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -63,9 +62,18 @@ func TestSignalsOfAnybodyCostOneLookASecond(t *testing.T) {
 	must.Succeed(t, dir.SetZones(state.Zones{Joined: []string{"cbr0"}}))
 	stranger := must.Of(dbus.Connect(bus)).Get(t)
 	defer stranger.Close()
-	k := newKeeper(&Config{State: dir, Address: bus, Tell: func(context.Context) error { return nil }, Log: slog.New(slog.DiscardHandler)})
-	k.pollInterval = 10 * time.Millisecond
-	run(t, k)
+	ctx, cancel := context.WithCancel(t.Context())
+	z, ended := zonesOn(t, ctx, dir, bus), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for err := error(nil); err == nil; _, err = z.Next() {
+			if err := z.Look(ctx); err != nil && ctx.Err() == nil {
+				t.Error(err)
+			}
+		}
+		z.Close()
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
 	must.Until(t, "it has looked", func() bool { return asked.Load() > 0 })
 	var names []string
 	must.Succeed(t, stranger.BusObject().Call(busName+".ListNames", 0).Store(&names))

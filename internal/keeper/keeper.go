@@ -26,6 +26,9 @@ type Config struct {
 	// their leases get other addresses, and looks after uplinks, the firewall, links and dead pods. If nil, the
 	// keeper does none of this. Node requires State.
 	Node *network.Node
+	// Bus is the address of the D-Bus with firewalld, as in DBUS_SYSTEM_BUS_ADDRESS. If it is empty, the keeper leaves
+	// the zones of firewalld alone.
+	Bus string
 	// Log receives the keeper's messages. It may be nil.
 	Log *slog.Logger
 	// Ready is called once, when all existing records are listed and the keeper receives news of others. It may be
@@ -40,6 +43,7 @@ type Keeper struct {
 	leases  *lease.Dir
 	state   *state.Dir    // may be nil
 	network *network.Node // may be nil
+	bus     string        // see Config
 	host    *netns.NS     // nil for the keeper's own namespace
 	log     *slog.Logger
 	workers int
@@ -63,7 +67,7 @@ func New(cfg *Config) (*Keeper, error) {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
 
-	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node,
+	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, bus: cfg.Bus,
 		log:     cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)),
 		workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{network: cfg.Node}, boot: boot,
 		metrics: newMetrics(cfg), carriers: make(chan struct{}, 1)}

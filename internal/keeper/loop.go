@@ -49,6 +49,9 @@ func (k *Keeper) newLoop(ctx context.Context) *loop {
 	if k.network != nil {
 		firewall := &k.newFirewall(l.ctx).source
 		l.sources = []*source{firewall, &k.newLinkage(l.ctx, firewall).source, k.newReclaim(l.ctx)}
+		if k.bus != "" {
+			l.sources = append(l.sources, k.newZones(l.ctx))
+		}
 	}
 	return l
 }

@@ -99,7 +99,7 @@ func newMetrics(cfg *Config) *metrics {
 	m.driftMended = counter("tombolo_drift_mended_total", "Differences that were repaired.")
 	m.errors = register.NewCounterVec(prometheus.CounterOpts{Name: "tombolo_errors_total",
 		Help: "Things that went wrong, by kind; the log says what."}, []string{"kind"})
-	for _, kind := range []string{"dead", "firewall", "lease", "links", "read"} {
+	for _, kind := range []string{"dead", "firewall", "firewalld", "lease", "links", "read"} {
 		m.errors.WithLabelValues(kind) // export 0 too
 	}
 

@@ -5,23 +5,33 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/tombolo-cni/tombolo/internal/firewalld"
 )
 
 // newReclaim returns the source that reclaims the resources of dead pods, at once and then every minute. An ADD that
 // lacks resources reclaims them itself.
 func (k *Keeper) newReclaim(ctx context.Context) *source {
 	s := &source{Keeper: k, ctx: ctx, kind: "dead", every: time.Minute}
-	logged := ""
+	s.look = func(ctx context.Context) { s.ended("cannot reclaim all that dead pods hold", k.reclaim(ctx)) }
+	return s
+}
+
+// newZones returns the source that puts links into a zone of firewalld.
+func (k *Keeper) newZones(ctx context.Context) *source {
+	host := k.network.Upkeep().Host
+	zones := firewalld.New(ctx, &firewalld.Config{State: k.state, Address: k.bus, Tell: host, Log: k.log})
+	s := &source{Keeper: k, ctx: ctx, kind: "firewalld", every: time.Minute,
+		listen: func() (feed, error) { return zones, nil }}
 	s.look = func(ctx context.Context) {
-		err := k.reclaim(ctx)
-		text := ""
+		err := zones.Look(ctx)
 		if err != nil {
-			text = err.Error()
+			s.wake = now().Add(again / 2)
 		}
-		if text != "" && text != logged { // log an error that repeats only once
-			s.trouble("cannot reclaim all that dead pods hold", err)
+		if errors.Is(err, firewalld.ErrNoBus) {
+			err = nil
 		}
-		logged = text
+		s.ended("cannot have firewalld's zones as pods need them: trying again", err)
 	}
 
 	return s

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -64,6 +65,7 @@ type source struct {
 	hear   func([]netlink.Message) urgency
 	look   func(context.Context) // looks and repairs; may set the time of the next look
 
+	failure  string              // the error of the last look, by ended
 	first    time.Time           // the time of the first news that wait for a look; zero if none
 	news     [][]netlink.Message // news that came while a worker looked; nil messages mean that some were lost
 	contests map[string]*contest // the key is an object that is repaired separately
@@ -156,6 +158,15 @@ func (s *source) trouble(what string, err error, args ...any) {
 		s.metrics.errors.WithLabelValues(s.kind).Inc()
 		s.log.Warn(what, append(args, "err", err)...)
 	}
+}
+
+// ended counts and logs the error of a look, unless the look before it failed alike.
+func (s *source) ended(what string, err error) {
+	text := fmt.Sprint(err)
+	if err != nil && text != s.failure {
+		s.trouble(what, err)
+	}
+	s.failure = text
 }
 
 // contest keeps the keeper from undoing again and again the changes of another program. If a repair is undone three

@@ -77,16 +77,18 @@ func (e *examination) queuedBy(r *rule, what string) (*Finding, error) {
 	number, comment, listErr := r.find()
 	evidence := fmt.Sprintf("%s hands, by its rule number %d with handle %d%s, to queue %d %s", r, number, r.handle,
 		quoted(r, comment), r.queue, what)
-	if !listening[r.queue] {
-		return finding(StepFirewall, fmt.Sprintf("start the program that is to listen at queue %d, in a cluster the "+
-			"engine of its NetworkPolicies", r.queue), "%s, and no program listens there", evidence), cmp.Or(err, listErr)
-	}
+	does := "and the program that listens there drops or keeps it"
 	remedy := fmt.Sprintf("see what the program at queue %d was told, in a cluster: %s -A", r.queue, policies)
 	if m := managerOf(r); m != nil {
 		remedy = m.governs(comment)
 	}
-	return finding(StepFirewall, remedy, "%s, and the program that listens there drops or keeps it", evidence),
-		cmp.Or(err, listErr)
+
+	if !listening[r.queue] {
+		does = "and no program listens there"
+		remedy = fmt.Sprintf("start the program that is to listen at queue %d, in a cluster the engine of its "+
+			"NetworkPolicies", r.queue)
+	}
+	return finding(StepFirewall, remedy, "%s, %s", evidence, does), cmp.Or(err, listErr)
 }
 
 // quoted returns the comment of a rule and its manager, as a part of a sentence.

@@ -401,10 +401,12 @@ func (r *rule) find() (number int, comment string, _ error) {
 // packet: iifname or oifname.
 func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
 	if r.handle == 0 {
-		return finding(StepFirewall, e.remedy(r, "", side), "%s%s drops, by its policy, %s", r, quoted(r, ""), what), nil
+		f := finding(StepFirewall, e.remedy(r, "", side), "%s%s drops, by its policy, %s", r, quoted(r, ""), what)
+		return f, nil
 	}
 	number, comment, err := r.find()
-	return finding(StepFirewall, e.remedy(r, comment, side), "%s drops or rejects, by its rule number %d with handle %d%s, %s",
+	return finding(StepFirewall, e.remedy(r, comment, side),
+		"%s drops or rejects, by its rule number %d with handle %d%s, %s",
 		r, number, r.handle, strings.TrimSuffix(quoted(r, comment), ","), what), err
 }
 

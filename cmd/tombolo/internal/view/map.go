@@ -219,8 +219,8 @@ func (p *painter) pod(pod *network.Report, rest string) {
 
 	name := label(report.PodName(pod.Pod, pod.ContainerID), min(nameMost, p.Width/2-4))
 	text := strings.TrimRight(name+"  "+Addresses(pod.Attachment, " "), " ")
-	ports, arrow := printable.Fold(strings.Join(hostPorts(pod.Attachment), " "), p.Width-indent-6), p.glyph(" ← ", " < ")
-	behind := ""
+	ports := printable.Fold(strings.Join(hostPorts(pod.Attachment), " "), p.Width-indent-6)
+	arrow, behind := p.glyph(" ← ", " < "), ""
 	if len(ports) == 1 && 2+len(text)+3+len(ports[0]) <= p.Width-indent {
 		behind, ports = arrow+ports[0], nil
 	}

@@ -69,7 +69,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		}
 	}
 
-	if _, in.Uplinks, err = s.takes(ctx); err != nil {
+	if _, in.Uplinks, err = s.takeReports(ctx); err != nil {
 		return nil, err
 	}
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo"
@@ -18,59 +17,40 @@ import (
 
 // An operator may let a bridge take over a NIC (tombolo uplink take). An Add never takes one over.
 
-// take is the work on one NIC, under its lock.
-type take struct {
-	conn *uplink.Conn
-	file *state.UplinkFile
-	rec  *uplink.Record // nil if the NIC has not been taken over
-	// undone is true if an earlier call was killed, and its work was undone just now.
-	undone bool
-}
+func (s *session) takes() *uplink.Conn { return uplink.On(s.Links.Socket()) }
 
-// withNIC calls do under the lock of a NIC. It first completes or undoes the work of a killed call.
-func (s *session) withNIC(ctx context.Context, nic string, do func(*take) error) error {
+// withNIC calls do under the lock of a NIC, with the record of its takeover, or nil without one. It first completes or
+// undoes the work of a killed call. undone means that it just gave the NIC back.
+func (s *session) withNIC(ctx context.Context, nic string, do func(rec *uplink.Record, undone bool) error) error {
 	lock, err := s.Dir.LockUplink(ctx, nic)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	conn, err := uplink.Dial(nil)
+	rec, err := s.loadTake(nic)
+	undone := false
+	if err == nil && rec != nil {
+		rec, err = s.takes().Recover(ctx, rec, s.Dir.Uplink(nic))
+		undone = rec == nil
+	}
+
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-
-	t := &take{conn: conn, file: s.Dir.Uplink(nic)}
-	if t.rec, err = loadTake(t.file); err != nil {
-		return err
-	}
-
-	if t.rec != nil && t.rec.State != uplink.Taken {
-		if t.rec, err = conn.Recover(ctx, t.rec, t.file); err != nil {
-			return err
-		}
-		t.undone = t.rec == nil
-	}
-
-	return do(t)
+	return do(rec, undone)
 }
 
 // loadTake reads the record of a NIC. It returns nil if there is none in this epoch of the node.
-func loadTake(file *state.UplinkFile) (*uplink.Record, error) {
-	data, err := file.Load()
+func (s *session) loadTake(nic string) (rec *uplink.Record, _ error) {
+	data, err := s.Dir.Uplink(nic).Load()
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, state.ErrStale) {
 		return nil, nil
 	}
 
-	if err != nil {
-		return nil, stateError(err)
+	if err == nil {
+		rec, err = uplink.ParseRecord(data)
 	}
-
-	rec, err := uplink.ParseRecord(data)
-	if err != nil {
-		return nil, stateError(err)
-	}
-	return rec, nil
+	return rec, stateError(err)
 }
 
 // about calls do under the lock that keeps Adds away.
@@ -95,36 +75,31 @@ func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps st
 		return "", nil, nil, err
 	}
 
-	want := uplink.Uplink{NIC: nic, Bridge: bridgeName}
-	s, err := u.node.openKnown(ctx)
+	plan := &uplink.Plan{}
+	err := u.node.about(ctx, func(s *session) error {
+		err := s.refuseTake(ctx, nic)
+		if err == nil {
+			plan, err = s.takes().Plan(ctx, uplink.Uplink{NIC: nic, Bridge: bridgeName})
+		}
+		return explainNIC(err, nic)
+	})
 	if err != nil {
 		return "", nil, nil, err
 	}
-	defer s.Close()
-	if err := s.refuseTake(ctx, want); err != nil {
-		return "", nil, nil, err
-	}
+	return plan.Steps, plan.Moves, plan.Warnings, nil
+}
 
-	conn, err := uplink.Dial(nil)
-	if err != nil {
-		return "", nil, nil, err
-	}
-	defer conn.Close()
-	plan, err := conn.Plan(ctx, want)
+// explainNIC adds advice to an error about a NIC that does not exist.
+func explainNIC(err error, nic string) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil, nil, noLink(nic)
+		return noLink(nic)
 	}
-
-	if err != nil {
-		return "", nil, nil, err
-	}
-
-	return plan.String(), plan.Moves, plan.Warnings, nil
+	return err
 }
 
 // refuseTake refuses a NIC that is already taken over or shared.
-func (s *session) refuseTake(ctx context.Context, want uplink.Uplink) error {
-	rec, err := loadTake(s.Dir.Uplink(want.NIC))
+func (s *session) refuseTake(ctx context.Context, nic string) error {
+	rec, err := s.loadTake(nic)
 	if err != nil {
 		return err
 	}
@@ -132,7 +107,7 @@ func (s *session) refuseTake(ctx context.Context, want uplink.Uplink) error {
 	if rec != nil && rec.State == uplink.Taken {
 		return failf(ErrConflict,
 			"uplink %s is a port of bridge %s already: tombolo uplink restore %[1]s gives it back",
-			want.NIC, rec.Bridge)
+			nic, rec.Bridge)
 	}
 
 	records, _, err := s.Dir.ListNetworks()
@@ -142,44 +117,36 @@ func (s *session) refuseTake(ctx context.Context, want uplink.Uplink) error {
 
 	for _, rec := range records {
 		n := &site{s: s, rec: rec}
-		if rec.Uplink != want.NIC {
-			continue
-		}
-
-		if err := n.find(ctx); err != nil {
-			return err
+		if rec.Uplink == nic {
+			err = errors.Join(err, n.find(ctx))
 		}
 
 		if n.share != nil {
 			return failf(ErrConflict,
-				"uplink %s is shared with bridge %s for network %q, whose pods are on the LAN: nothing is to be "+
-					"taken over. "+
-					"If the NIC is to be a port of a bridge all the same, remove the network first (tombolo remove %s)",
-				want.NIC, rec.Bridge, rec.Name, rec.Name)
+				"uplink %s is shared with bridge %s for network %q, whose pods are on the LAN: nothing is to be taken "+
+					"over. If the NIC is to be a port of a bridge all the same, remove the network first (tombolo "+
+					"remove %[3]s)", nic, rec.Bridge, rec.Name)
 		}
 	}
 
-	return nil
+	return err
 }
 
 // Take makes a NIC a port of a bridge, which gets the host's addresses and routes. An Add never takes one over.
 func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 	want := uplink.Uplink{NIC: nic, Bridge: bridgeName, Alias: endpoint.BridgeAlias}
 	return u.about(ctx, nic, func(s *session) error {
-		return s.withNIC(ctx, nic, func(t *take) error {
-			if t.rec != nil && t.rec.Bridge == want.Bridge {
+		return s.withNIC(ctx, nic, func(rec *uplink.Record, _ bool) error {
+			if rec != nil && rec.Bridge == want.Bridge {
 				return nil
 			}
 
-			if err := s.refuseTake(ctx, want); err != nil {
+			if err := s.refuseTake(ctx, nic); err != nil {
 				return err
 			}
 
-			_, err := t.conn.Take(ctx, want, t.file)
-			if errors.Is(err, fs.ErrNotExist) {
-				return noLink(want.NIC)
-			}
-			return err
+			_, err := s.takes().Take(ctx, want, s.Dir.Uplink(nic))
+			return explainNIC(err, nic)
 		})
 	})
 }
@@ -192,44 +159,45 @@ func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 			return err
 		}
 
-		return s.withNIC(ctx, nic, func(t *take) error {
+		return s.withNIC(ctx, nic, func(rec *uplink.Record, undone bool) error {
 			switch {
-			case t.undone:
+			case undone:
 				return nil
-			case t.rec == nil:
+			case rec == nil:
 				return failf(ErrConflict, "uplink %s has not been taken over: there is nothing to give back", nic)
-			case bridgeName != "" && bridgeName != t.rec.Bridge:
-				return failf(ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, t.rec.Bridge, bridgeName)
+			case bridgeName != "" && bridgeName != rec.Bridge:
+				return failf(ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, rec.Bridge, bridgeName)
 			}
 
-			if on, err := s.link(ctx, t.rec.Bridge); err != nil {
-				return err
-			} else if err := s.refuseCutOff(ctx, on, nic, nic); err != nil {
-				return err
+			on, err := s.link(ctx, rec.Bridge)
+			if err == nil {
+				err = s.refuseCutOff(ctx, on, nic, nic)
 			}
 
-			if err := t.conn.Restore(ctx, t.rec, t.file); err != nil {
-				return err
+			if err == nil {
+				err = s.takes().Restore(ctx, rec, s.Dir.Uplink(nic))
 			}
 
-			return s.allBack(ctx, t.rec)
+			if err != nil {
+				return err
+			}
+			return s.refuseLost(ctx, rec)
 		})
 	}))
 }
 
-// allBack returns an error if the NIC lacks addresses that it had before the takeover. The error names them. A restore
-// cannot move an address that somebody deleted from the bridge.
-func (s *session) allBack(ctx context.Context, rec *uplink.Record) error {
+// refuseLost returns an error that names the addresses which the NIC had before the takeover and lacks now: somebody
+// deleted them from the bridge.
+func (s *session) refuseLost(ctx context.Context, rec *uplink.Record) error {
 	nic, err := s.link(ctx, rec.NIC)
 	if err != nil || nic.Index == 0 {
 		return err
 	}
 
-	has, err := s.Links.Addresses().List(ctx, addr.Filter{Link: nic.Index})
+	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: nic.Index})
 	var lost, commands []string
 	for _, a := range rec.Before.Addresses {
-		isBack := slices.ContainsFunc(has, func(b addr.Address) bool { return b.Prefix == a.Prefix })
-		if !a.Prefix.Addr().IsLinkLocalUnicast() && !isBack {
+		if !a.Prefix.Addr().IsLinkLocalUnicast() && !has(have, a.Prefix) {
 			lost = append(lost, a.Prefix.String())
 			commands = append(commands, fmt.Sprintf("ip address add %s dev %s", a.Prefix, nic.Name))
 		}
@@ -248,34 +216,46 @@ func (s *session) allBack(ctx context.Context, rec *uplink.Record) error {
 // finishTakes completes interrupted work on NICs.
 func finishTakes(ctx context.Context, s *session) error {
 	nics, err := s.Dir.Uplinks()
-	errs := []error{stateError(err)}
+	err = stateError(err)
 	for _, nic := range nics {
-		errs = append(errs, s.withNIC(ctx, nic, func(*take) error { return nil }))
+		err = errors.Join(err, s.withNIC(ctx, nic, func(*uplink.Record, bool) error { return nil }))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
-// takes reports on the NICs that were taken over, and lists their faults.
-func (s *session) takes(ctx context.Context) (list []UplinkReport, wrong []tombolo.Difference, _ error) {
+// takeReports reports on the NICs that were taken over, and lists their faults.
+func (s *session) takeReports(ctx context.Context) (list []UplinkReport, wrong []tombolo.Difference, _ error) {
 	nics, err := s.Dir.Uplinks()
 	if err != nil {
 		return nil, nil, stateError(err)
 	}
 
 	list = []UplinkReport{}
-	for _, nic := range nics {
-		found, report := &findings{}, UplinkReport{NIC: nic}
-		rec, err := loadTake(s.Dir.Uplink(nic))
+	for _, name := range nics {
+		found, report := &findings{}, UplinkReport{NIC: name}
+		rec, err := s.loadTake(name)
 		switch {
 		case err != nil:
 			found.Advise(tombolo.RemedyConfigure, "%v", err)
 		case rec == nil:
 			continue
+		case rec.State != uplink.Taken:
+			found.Advise(tombolo.RemedyRepair, "the work on uplink %s was cut short (%s)", name, rec.State)
 		default:
-			report.Bridge, report.State = rec.Bridge, string(rec.State)
-			if err := s.lookAtTake(ctx, rec, found); err != nil {
+			nic, nicErr := s.link(ctx, name)
+			on, err := s.link(ctx, rec.Bridge)
+			if err := errors.Join(nicErr, err); err != nil {
 				return nil, nil, err
 			}
+			if nic.Index == 0 || on.Index == 0 || nic.Master != on.Index {
+				found.Advise(tombolo.RemedyConfigure,
+					"uplink %s is no port of bridge %s any more: tombolo uplink restore %[1]s gives it what the "+
+						"bridge has, or had if it is gone", name, rec.Bridge)
+			}
+		}
+
+		if rec != nil {
+			report.Bridge, report.State = rec.Bridge, string(rec.State)
 		}
 
 		report.Differences = found.texts()
@@ -283,26 +263,4 @@ func (s *session) takes(ctx context.Context) (list []UplinkReport, wrong []tombo
 	}
 
 	return list, wrong, nil
-}
-
-// lookAtTake adds the faults of a NIC that was taken over.
-func (s *session) lookAtTake(ctx context.Context, rec *uplink.Record, found *findings) error {
-	if rec.State != uplink.Taken {
-		found.Advise(tombolo.RemedyRepair, "the work on uplink %s was cut short (%s)", rec.NIC, rec.State)
-		return nil
-	}
-
-	nic, err := s.link(ctx, rec.NIC)
-	if err != nil {
-		return err
-	}
-
-	on, err := s.link(ctx, rec.Bridge)
-	if err == nil && (nic.Index == 0 || on.Index == 0 || nic.Master != on.Index) {
-		found.Advise(tombolo.RemedyConfigure,
-			"uplink %s is no port of bridge %s any more: tombolo uplink restore %[1]s gives it what the bridge has, "+
-				"or had if it is gone", rec.NIC, rec.Bridge)
-	}
-
-	return err
 }

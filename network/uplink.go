@@ -506,7 +506,7 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 		return nil, err
 	}
 	defer s.Close()
-	list, _, err := s.takes(ctx)
+	list, _, err := s.takeReports(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -42,13 +42,11 @@ func TestARestoreThatTheKernelRefusesCutsNobodyOff(t *testing.T) {
 			}
 			fault.Errno = unix.ENOBUFS
 			nltest.MustHaveFired(t, fault)
-			conn, err := uplink.DialThrough(l.host, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, fault) })
-			must.Succeed(t, err)
-			defer conn.Close()
+			conn := l.through(t, fault)
 			expect.Is(t, conn.Restore(t.Context(), rec, j), unix.ENOBUFS, "restore")
 			l.mustReach(t, "when the kernel had refused it")
 			b := must.Of(j.load()).Get(t)
-			rec, err = uplink.ParseRecord(b)
+			rec, err := uplink.ParseRecord(b)
 			must.That(t, err == nil && rec.State == uplink.Restoring, "the journal has %v, %v", rec, err)
 			must.Succeed(t, l.conn.Restore(t.Context(), rec, j))
 			l.mustReach(t, "given back")
@@ -69,9 +67,7 @@ func TestAFullNeighbourTableStopsNoTakeover(t *testing.T) {
 			before := state(t, l.host)
 			kept := nltest.Fault{Type: unix.RTM_NEWNEIGH, Match: copiesNeighbour, Errno: unix.ENOBUFS}
 			nltest.MustHaveFired(t, &kept)
-			conn, err := uplink.DialThrough(l.host, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, &kept) })
-			must.Succeed(t, err)
-			defer conn.Close()
+			conn := l.through(t, &kept)
 			var j memory
 			rec, err := conn.Take(t.Context(), toBridge(), &j)
 			if full {

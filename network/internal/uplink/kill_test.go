@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -70,11 +71,12 @@ func helper() int {
 
 func doomed(what string, j *mortal) error {
 	ctx := context.Background()
-	conn, err := uplink.Dial(nil)
+	socket, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer socket.Close()
+	conn := uplink.On(socket)
 	if what == "take" {
 		_, err = conn.Take(ctx, toBridge(), j)
 		return err
@@ -184,7 +186,7 @@ func (d *death) dies(t *testing.T, n int) bool {
 		return false
 	}
 	killed := loadRecord(t, journal)
-	when := fmt.Sprintf("killed at %d, %s, step %q", n, killed.State, killed.Step)
+	when := fmt.Sprintf("killed at %d, %s", n, killed.State)
 	l.mustReach(t, when)
 	rec := must.Of(l.conn.Recover(t.Context(), killed, &mortal{path: journal})).Get(t, "%s: recover", when)
 	l.mustReach(t, when+", recovered")

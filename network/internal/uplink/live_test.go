@@ -8,12 +8,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
-	"github.com/tombolo-cni/tombolo/network/internal/uplink"
 )
 
 // hosts are hosts whose every item has to come along, as commands of ip(8).
@@ -175,9 +173,7 @@ func TestKernelWithoutIPv6TakesANICOver(t *testing.T) {
 	l := newLAN(t)
 	refusal := nltest.NoIPv6()
 	nltest.MustHaveFired(t, refusal)
-	conn, err := uplink.DialThrough(l.host, func(tr nl.Transport) nl.Transport { return nltest.NewFaulty(tr, refusal) })
-	must.Succeed(t, err)
-	defer conn.Close()
+	conn := l.through(t, refusal)
 	must.Succeed(t, expect.Err(conn.Take(t.Context(), toBridge(), new(memory))))
 	l.mustReach(t, "taken over")
 }

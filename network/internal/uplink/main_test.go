@@ -1,6 +1,7 @@
 package uplink_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,7 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network/internal/uplink"
@@ -29,7 +34,36 @@ func TestMain(m *testing.M) {
 // its cable.
 type lan struct {
 	host, router *netns.NS
-	conn         *uplink.Conn
+	conn         conn
+}
+
+// conn is a Conn whose methods are called in the host's namespace.
+type conn struct {
+	*uplink.Conn
+	ns *netns.NS
+}
+
+func (c conn) Take(ctx context.Context, u uplink.Uplink, j uplink.Journal) (rec *uplink.Record, err error) {
+	err = c.ns.Do(func() error { rec, err = c.Conn.Take(ctx, u, j); return err })
+	return rec, err
+}
+
+func (c conn) Restore(ctx context.Context, rec *uplink.Record, j uplink.Journal) error {
+	return c.ns.Do(func() error { return c.Conn.Restore(ctx, rec, j) })
+}
+
+func (c conn) Recover(ctx context.Context, rec *uplink.Record, j uplink.Journal) (left *uplink.Record, err error) {
+	err = c.ns.Do(func() error { left, err = c.Conn.Recover(ctx, rec, j); return err })
+	return left, err
+}
+
+// through returns a Conn whose requests to the kernel have faults.
+func (l *lan) through(tb testing.TB, faults ...*nltest.Fault) conn {
+	tb.Helper()
+	transport := must.Of(nl.Open(unix.NETLINK_ROUTE, l.host)).Get(tb)
+	socket := nl.New(nltest.NewFaulty(transport, faults...))
+	tb.Cleanup(func() { socket.Close() })
+	return conn{uplink.On(socket), l.host}
 }
 
 const (
@@ -60,9 +94,7 @@ func newLAN(tb testing.TB, commands ...string) *lan {
 	run(tb, l.host, commands...)
 	settle(tb, l.host)
 	settle(tb, l.router)
-	conn := must.Of(uplink.Dial(l.host)).Get(tb)
-	tb.Cleanup(func() { conn.Close() })
-	l.conn = conn
+	l.conn = l.through(tb)
 	return l
 }
 

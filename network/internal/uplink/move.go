@@ -3,6 +3,7 @@ package uplink
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -21,10 +23,6 @@ import (
 type move struct {
 	s        *snapshot
 	from, to link.Link
-}
-
-func newMove(s *snapshot, from, to link.Link) *move {
-	return &move{s: s, from: from, to: to}
 }
 
 // words returns the description of an object, with the links' names instead of their numbers.
@@ -81,7 +79,7 @@ func (m *move) addAddresses() []request {
 			// Its route exists, or is unwanted. Without the flag the kernel would add it.
 			n.Flags = n.Flags&^unix.IFA_F_NOPREFIXROUTE | have.Flags&unix.IFA_F_NOPREFIXROUTE
 		}
-		list = append(list, ask("add "+m.words(n), "replace address", &n, as(n, unix.RTM_NEWADDR, replace), nil))
+		list = append(list, ask("add "+m.words(n), "replace address", n, unix.RTM_NEWADDR, replace, nil))
 	}
 
 	return list
@@ -96,8 +94,8 @@ func (m *move) restoreAddressFlags() []request {
 		if a.Prefix.Addr().Is6() && have != nil &&
 			(have.Flags^a.Flags)&(unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE) != 0 {
 			n := m.movedAddress(a)
-			list = append(list, ask("make "+m.words(n)+" an ordinary address", "replace address", &n,
-				as(n, unix.RTM_NEWADDR, replace), nil))
+			list = append(list, ask("make "+m.words(n)+" an ordinary address", "replace address", n,
+				unix.RTM_NEWADDR, replace, nil))
 		}
 	}
 
@@ -109,13 +107,23 @@ func (m *move) restoreAddressFlags() []request {
 func (m *move) delAddresses() []request {
 	var list []request
 	for _, a := range slices.Backward(m.addresses()) {
-		list = append(list, m.delAddress(a))
+		list = append(list, ask("delete "+m.words(a), "delete address", a, unix.RTM_DELADDR, 0, isGone))
 	}
 	return list
 }
 
-func (m *move) delAddress(a addr.Address) request {
-	return ask("delete "+m.words(a), "delete address", &a, as(a, unix.RTM_DELADDR, 0), isGone)
+// removeBridge deletes the bridge, unless it has other ports.
+func (m *move) removeBridge() []request {
+	hasPorts := slices.ContainsFunc(m.s.Links,
+		func(l link.Link) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
+	if m.from.Index == noLink || hasPorts {
+		return nil
+	}
+	return []request{{
+		text: "delete bridge " + m.from.Name,
+		done: isGone,
+		add:  func(b *nl.Batch) { link.Request{Index: m.from.Index}.Delete(b, m.from.Name) },
+	}}
 }
 
 // copyNeighbours copies the known neighbours to the other link, because the NIC as a port receives no answers. If the
@@ -133,7 +141,10 @@ func (m *move) copyNeighbours() []request {
 			n.State = routing.Stale
 		}
 
-		r := ask("add neighbour "+m.words(n)+" at "+n.MAC.String(), "replace neighbour", &n, n.ReplaceMessage, nil)
+		r := request{text: "add neighbour " + m.words(n) + " at " + n.MAC.String(), add: func(b *nl.Batch) {
+			m, err := n.ReplaceMessage()
+			b.Add("replace neighbour", n, m, err)
+		}}
 		if n.State != routing.Permanent {
 			r.done = func(err error) bool { return errors.Is(err, unix.ENOBUFS) }
 		}
@@ -157,7 +168,7 @@ func (m *move) moveRoutes() []request {
 	for _, r := range m.routes() {
 		n := m.movedRoute(r)
 		if slices.ContainsFunc(m.s.Routes, func(have route.Route) bool { return goesLike(&have, &n) }) {
-			list = append(list, ask("delete route "+m.words(r), "delete route", &r, as(r, unix.RTM_DELROUTE, 0),
+			list = append(list, ask("delete route "+m.words(r), "delete route", r, unix.RTM_DELROUTE, 0,
 				isGone))
 			continue
 		}
@@ -166,7 +177,8 @@ func (m *move) moveRoutes() []request {
 		if r.Family == unix.AF_INET || n.Priority != r.Priority || !r.Gateway.IsValid() && len(r.Nexthops) == 0 {
 			how = netlink.Create | netlink.Append
 		}
-		list = append(list, ask("replace route "+m.words(n), "add route", &n, as(n, unix.RTM_NEWROUTE, how), exists))
+		list = append(list, ask("replace route "+m.words(n), "add route", n, unix.RTM_NEWROUTE, how,
+			func(err error) bool { return errors.Is(err, fs.ErrExist) }))
 	}
 
 	return list

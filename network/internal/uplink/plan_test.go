@@ -66,12 +66,12 @@ func TestRecordSnapshots(t *testing.T) {
 func TestPlansOfRecordedHosts(t *testing.T) {
 	t.Parallel()
 	for name, s := range recorded(t) {
-		steps, err := uplink.Plan(s, toBridge())
+		steps, err := uplink.PlanOf(s, toBridge())
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		golden.Compare(t, filepath.Join("plans", name+".txt"), steps.String())
+		golden.Compare(t, filepath.Join("plans", name+".txt"), steps.Steps)
 	}
 }
 
@@ -104,7 +104,7 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 		{"a port of a bridge that cannot be seen", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Master, s.NIC.PortOf = 98, "openvswitch" }, "a port of link 98 (openvswitch)"},
 		{"a port of the bridge", func(s *uplink.Snapshot, _ *uplink.Uplink) {
 			s.Bridge = &uplink.Link{Index: 50, Name: "br0", Kind: "bridge"}
-			s.NIC.Master, s.NIC.PortOf = 50, "bridge"
+			s.NIC.Master, s.NIC.PortOf, s.Links = 50, "bridge", append(s.Links, *s.Bridge)
 		}, "is a port of bridge br0 already, which networks use as it is"},
 		{"down", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Flags &^= unix.IFF_UP }, "set it up with `ip link set eth0 up`"},
 		{"no cable", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Flags &^= unix.IFF_LOWER_UP }, "see to its cable"},
@@ -151,7 +151,7 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 			t.Parallel()
 			s, u := plain(t), toBridge()
 			tt.change(s, &u)
-			_, err := uplink.Plan(s, u)
+			_, err := uplink.PlanOf(s, u)
 			if !errors.Is(err, uplink.ErrRefused) && !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("plan: %v\nwant %s", err, tt.want)
 			}
@@ -165,7 +165,7 @@ func TestEveryReasonIsGiven(t *testing.T) {
 	s.Wireless = true
 	s.NIC.Flags &^= unix.IFF_LOWER_UP
 	link(uplink.Link{Name: "mv0", Kind: "macvlan", Lower: 1})(s, nil)
-	_, err := uplink.Plan(s, toBridge())
+	_, err := uplink.PlanOf(s, toBridge())
 	for _, want := range []string{"Wi-Fi", "cable", "mv0"} {
 		expect.That(t, err != nil && strings.Contains(err.Error(), want),
 			"plan: %v, want %s among the reasons", err, want)
@@ -185,13 +185,13 @@ func TestWhatChangesIsWarnedOf(t *testing.T) {
 			t.Parallel()
 			s, u := plain(t), toBridge()
 			tt.change(s, &u)
-			steps := must.Of(uplink.Plan(s, u)).Get(t)
-			if !strings.Contains(steps.String(), "warning: ") || !strings.Contains(strings.Join(steps.Warnings, "\n"), tt.want) {
+			steps := must.Of(uplink.PlanOf(s, u)).Get(t)
+			if !strings.Contains(steps.Steps, "warning: ") || !strings.Contains(strings.Join(steps.Warnings, "\n"), tt.want) {
 				t.Errorf("warnings: %q, want %q", steps.Warnings, tt.want)
 			}
 		})
 	}
-	steps, err := uplink.Plan(plain(t), toBridge())
+	steps, err := uplink.PlanOf(plain(t), toBridge())
 	expect.That(t, err == nil && len(steps.Warnings) == 0, "a plain host: %v, %q", err, steps.Warnings)
 }
 
@@ -199,7 +199,7 @@ func TestPlanDoesNotTouchTheSnapshot(t *testing.T) {
 	t.Parallel()
 	for name, s := range recorded(t) {
 		was := must.Of(json.Marshal(s)).Get(t)
-		must.Succeed(t, expect.Err(uplink.Plan(s, toBridge())))
+		must.Succeed(t, expect.Err(uplink.PlanOf(s, toBridge())))
 		is, _ := json.Marshal(s)
 		expect.That(t, string(is) == string(was), "%s: the snapshot is another", name)
 	}

@@ -1,7 +1,6 @@
 package uplink
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,7 +17,7 @@ func (s *snapshot) refuse(u *Uplink) error {
 	var errs []error
 	no := func(is bool, format string, args ...any) {
 		if is {
-			errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrRefused}, args...)...))
+			errs = append(errs, fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, args...)))
 		}
 	}
 	s.refuseNIC(no)
@@ -42,23 +41,30 @@ func (s *snapshot) refuseNIC(no refusal) {
 	no(s.Wireless,
 		"%s is a Wi-Fi interface, whose access point drops what comes from other MACs than its own; use a wired NIC",
 		nic.Name)
-	switch nic.Kind {
-	case "bridge":
-		no(true, "%s is a bridge itself; name one of its ports, or put pods on it as it is", nic.Name)
-	case "macvlan", "macvtap", "ipvlan", "ipvtap":
-		no(true, "%s is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Name, nic.Kind)
+	no(nic.Kind == "bridge", "%s is a bridge itself; name one of its ports, or put pods on it as it is", nic.Name)
+	no(isChild(nic.Kind), "%s is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Name,
+		nic.Kind)
+
+	on := fmt.Sprintf("link %d", nic.Master)
+	for _, l := range s.Links {
+		if l.Index == nic.Master {
+			on = l.Name
+		}
 	}
 
-	on := s.master()
-	onBridge := nic.PortOf == "bridge"
-	no(onBridge, "%s is a port of bridge %s already, which networks use as it is: name that one, and nothing is "+
-		"taken over", nic.Name, on)
-	no(nic.Master != 0 && !onBridge, "%s is a port of %s (%s) already; name %s as the NIC", nic.Name, on, nic.PortOf,
-		on)
-	no(!nic.Up(), "%s is down, and the program that manages it may want it so; set it up with `ip link set %s up`",
-		nic.Name, nic.Name)
+	no(nic.PortOf == "bridge", "%s is a port of bridge %s already, which networks use as it is: name that one, and "+
+		"nothing is taken over", nic.Name, on)
+	no(nic.Master != 0 && nic.PortOf != "bridge", "%s is a port of %s (%s) already; name %[2]s as the NIC", nic.Name,
+		on, nic.PortOf)
+	no(!nic.Up(), "%s is down, and the program that manages it may want it so; set it up with `ip link set %[1]s up`",
+		nic.Name)
 	no(nic.Up() && nic.Flags&unix.IFF_LOWER_UP == 0,
 		"%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
+}
+
+// isChild reports whether links of a kind rest on another link, which cannot be a bridge's port besides.
+func isChild(kind string) bool {
+	return slices.Contains([]string{"macvlan", "macvtap", "ipvlan", "ipvtap"}, kind)
 }
 
 // refuseManaged refuses a NIC with addresses or a default route from a DHCP client or router advertisements. These
@@ -98,46 +104,31 @@ func (s *snapshot) refuseStale(no refusal) {
 		}) || slices.ContainsFunc(s.Routes, func(to route.Route) bool {
 			return to.Link == nic && !to.Gateway.IsValid() && to.Dst.Bits() > 0 && to.Dst.Contains(r.Gateway)
 		})
-		family := map[bool]string{true: "ip -6"}[r.Gateway.Is6()]
-		no(!near, "the route to %s goes by %s, which is in no network of %s any more, so the kernel would not take "+
-			"it on the bridge; delete it (%s route delete %s via %s dev %s)",
-			describe(&r), r.Gateway, s.NIC.Name, cmp.Or(family,
-				"ip"), cmp.Or(
-				map[bool]string{true: "default"}[r.Dst.Bits() == 0], r.Dst.String()), r.Gateway, s.NIC.Name)
-	}
-}
-
-// master returns the name of the link that the NIC is a port of.
-func (s *snapshot) master() string {
-	if s.Bridge != nil && s.Bridge.Index == s.NIC.Master {
-		return s.Bridge.Name
-	}
-	for _, l := range s.Links {
-		if l.Index == s.NIC.Master {
-			return l.Name
+		family, to := "", r.Dst.String()
+		if r.Gateway.Is6() {
+			family = "-6 "
 		}
+		if r.Dst.Bits() == 0 {
+			to = "default"
+		}
+		no(!near, "the route to %s goes by %s, which is in no network of %s any more, so the kernel would not take "+
+			"it on the bridge; delete it (ip %sroute delete %s via %[2]s dev %[3]s)", describe(&r), r.Gateway,
+			s.NIC.Name, family, to)
 	}
-	return fmt.Sprintf("link %d", s.NIC.Master)
 }
 
 // refuseAbove looks at links on top of the NIC. Some receive at the point where a bridge would, and the kernel
-// permits only one receiver. Tunnels send by the routes of the NIC.
+// permits only one receiver. Tunnels send by the routes of the NIC. VLANs go on working.
 func (s *snapshot) refuseAbove(no refusal) {
 	for _, l := range s.Links {
-		if l.Lower != s.NIC.Index {
+		if l.Lower != s.NIC.Index || l.Kind == "vlan" {
 			continue
 		}
-		switch l.Kind {
-		case "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec":
-			no(true,
-				"%s, of kind %s, rests on %s, which cannot be a port besides; delete it, or make it anew on the "+
-					"bridge afterwards", l.Name, l.Kind, s.NIC.Name)
-		case "vlan":
-		default:
-			no(true,
-				"the tunnel %s, of kind %s, sends by %s alone and would be cut off; make it anew without naming a "+
-					"link, or delete it", l.Name, l.Kind, s.NIC.Name)
-		}
+		receives := isChild(l.Kind) || l.Kind == "macsec"
+		no(receives, "%s, of kind %s, rests on %s, which cannot be a port besides; delete it, or make it anew on the "+
+			"bridge afterwards", l.Name, l.Kind, s.NIC.Name)
+		no(!receives, "the tunnel %s, of kind %s, sends by %s alone and would be cut off; make it anew without naming "+
+			"a link, or delete it", l.Name, l.Kind, s.NIC.Name)
 	}
 }
 
@@ -160,19 +151,6 @@ func (s *snapshot) refuseRoutes(no refusal) {
 		no(true, "another link has a route to %s too, with the same metric, and would come first; give one of the "+
 			"two another metric", describe(&r))
 	}
-}
-
-// warn describes the VLANs of the NIC, which work differently after a takeover.
-func (s *snapshot) warn() (list []string) {
-	for _, l := range s.Links {
-		if l.Lower == s.NIC.Index && l.Kind == "vlan" {
-			list = append(list,
-				fmt.Sprintf("VLAN %s stays on %s and goes on working; pods cannot reach it through the bridge", l.Name,
-					s.NIC.Name))
-		}
-	}
-
-	return list
 }
 
 // describe returns a route's destination for a message.

@@ -2,6 +2,7 @@ package uplink
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -41,40 +42,54 @@ type snapshot struct {
 
 // snapshot looks at a NIC and a bridge. The bridge need not exist.
 func (c *Conn) snapshot(ctx context.Context, nic, bridge string) (*snapshot, error) {
-	s, err := c.look(ctx, nic, bridge)
-	if err != nil {
-		return nil, err
-	}
-
-	// sysfs shows the links of the namespace that it was mounted in.
-	_, err = os.Stat("/sys/class/net/" + nic + "/phy80211")
-	s.Wireless = err == nil
-	return s, nil
-}
-
-// look takes a snapshot without the facts that do not change between steps.
-func (c *Conn) look(ctx context.Context, nic, bridge string) (*snapshot, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 
 	s := &snapshot{}
-	links, err := c.links()
-	if err != nil {
+	if err := c.lookLinks(s, nic, bridge); err != nil {
 		return nil, err
 	}
 
-	for _, l := range links {
-		switch l.Name {
-		case nic:
-			s.NIC = l
-		case bridge:
-			s.Bridge = &l
+	addresses, err := c.addrs.List(ctx, addr.Filter{})
+	s.Addresses = slices.DeleteFunc(addresses, func(a addr.Address) bool { return !s.owns(a.Link) })
+	neighbours, neighboursErr := routing.Neighbours(c.nl)
+	s.Neighbours = slices.DeleteFunc(neighbours,
+		func(n routing.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
+	rules, rulesErr := routing.Rules(c.nl)
+	s.Rules = slices.DeleteFunc(rules, func(r routing.Rule) bool { return r.IIF != nic && r.OIF != nic })
+	if err := errors.Join(err, neighboursErr, rulesErr, c.lookRoutes(ctx, s)); err != nil {
+		return nil, fmt.Errorf("look at %s: %w", nic, err)
+	}
+
+	return s, nil
+}
+
+// lookLinks finds the NIC, the bridge, and the links that depend on them.
+func (c *Conn) lookLinks(s *snapshot, nic, bridge string) error {
+	var links []link.Link
+	err := link.List(c.nl, "list links", "", 0, func(l *link.Link) {
+		one := link.Link{
+			Index: l.Index, Name: l.Name, Kind: l.Kind, Type: l.Type, MAC: l.MAC, MTU: l.MTU, Flags: l.Flags,
+			Master: l.Master, PortOf: l.PortOf, Lower: l.Lower,
 		}
+		if l.Elsewhere || l.Kind == "veth" {
+			one.Lower = 0 // an index of another namespace, or the other end
+		}
+
+		switch links = append(links, one); l.Name {
+		case nic:
+			s.NIC = one
+		case bridge:
+			s.Bridge = &one
+		}
+	})
+	if err != nil {
+		return err
 	}
 
 	if s.NIC.Index == 0 {
-		return nil, &tombolo.OpError{Op: "find link", Object: nic, Err: fs.ErrNotExist}
+		return &tombolo.OpError{Op: "find link", Object: nic, Err: fs.ErrNotExist}
 	}
 
 	for _, l := range links {
@@ -84,25 +99,15 @@ func (c *Conn) look(ctx context.Context, nic, bridge string) (*snapshot, error) 
 		}
 	}
 
-	for _, look := range []func(context.Context, *snapshot) error{c.lookAddresses, c.lookRoutes, c.lookRules,
-		c.lookNeighbours} {
-		if err := look(ctx, s); err != nil {
-			return nil, fmt.Errorf("look at %s: %w", nic, err)
-		}
-	}
-
-	return s, nil
+	// sysfs shows the links of the namespace that it was mounted in.
+	_, err = os.Stat("/sys/class/net/" + nic + "/phy80211")
+	s.Wireless = err == nil
+	return nil
 }
 
 // owns reports whether a link is the NIC or the bridge.
 func (s *snapshot) owns(index int) bool {
 	return index == s.NIC.Index || s.Bridge != nil && index == s.Bridge.Index
-}
-
-func (c *Conn) lookAddresses(ctx context.Context, s *snapshot) error {
-	all, err := c.addrs.List(ctx, addr.Filter{})
-	s.Addresses = slices.DeleteFunc(all, func(a addr.Address) bool { return !s.owns(a.Link) })
-	return err
 }
 
 func (c *Conn) lookRoutes(ctx context.Context, s *snapshot) error {
@@ -122,31 +127,12 @@ func (c *Conn) lookRoutes(ctx context.Context, s *snapshot) error {
 	return err
 }
 
-func (c *Conn) lookRules(_ context.Context, s *snapshot) error {
-	rules, err := routing.Rules(c.nl)
-	for _, r := range rules {
-		if r.IIF == s.NIC.Name || r.OIF == s.NIC.Name {
-			s.Rules = append(s.Rules, r)
-		}
-	}
-	return err
-}
-
-func (c *Conn) lookNeighbours(_ context.Context, s *snapshot) error {
-	list, err := routing.Neighbours(c.nl)
-	s.Neighbours = slices.DeleteFunc(list,
-		func(n routing.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
-	return err
-}
-
 // address returns the link's entry for an address, or nil.
 func (s *snapshot) address(index int, a addr.Address) *addr.Address {
 	for i := range s.Addresses {
-		if have := &s.Addresses[i]; have.Link == index && isSame(*have, a) {
+		if have := &s.Addresses[i]; have.Link == index && have.Prefix == a.Prefix && have.Peer == a.Peer {
 			return have
 		}
 	}
 	return nil
 }
-
-func isSame(a, b addr.Address) bool { return a.Prefix == b.Prefix && a.Peer == b.Peer }

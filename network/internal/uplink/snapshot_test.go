@@ -21,7 +21,7 @@ func TestSnapshotFindsWhatDependsOnTheNIC(t *testing.T) {
 	run(t, l.host, "link add mv0 link eth0 type macvlan")
 
 	s := must.Of(l.conn.Snapshot(t.Context(), "eth0", "br0")).Get(t)
-	if _, err := uplink.Plan(s, toBridge()); !errors.Is(err, uplink.ErrRefused) || !strings.Contains(err.Error(), "mv0, of kind macvlan, rests on eth0") {
+	if _, err := uplink.PlanOf(s, toBridge()); !errors.Is(err, uplink.ErrRefused) || !strings.Contains(err.Error(), "mv0, of kind macvlan, rests on eth0") {
 		t.Errorf("plan: %v", err)
 	}
 	// It is right to refuse: the kernel does.

@@ -27,7 +27,7 @@ type Listener struct {
 	Link     string         // the link that it is bound to (SO_BINDTODEVICE), if any
 
 	onlyIPv6 bool   // at [::], it accepts no IPv4
-	link     int    // the index of Link, or of lo; 0 if it is not bound to a link
+	link     int    // the index of Link; 0 if it is not bound to a link
 	inode    uint32 // the socket's number, also in /proc's lists of open files
 }
 
@@ -134,13 +134,13 @@ func (k *links) lead(l *Listener, host netip.Addr) bool {
 	const loopback = 1 // index of lo; the host reaches all of its own addresses through it
 	at, all := l.Local.Addr(), !host.IsValid() || host.IsUnspecified()
 	bound := l.link > loopback
-	if !bound && (!all || at.IsUnspecified()) {
+	if l.link == 0 && (!all || at.IsUnspecified()) {
 		return true
 	}
 
 	k.read()
 	if l.Link = k.names[l.link]; !bound {
-		return !slices.ContainsFunc(k.addresses, func(a addr.Address) bool {
+		return !all || at.IsUnspecified() || !slices.ContainsFunc(k.addresses, func(a addr.Address) bool {
 			own := a.Prefix.Addr()
 			return at == own && k.names[a.Link] == link.ServiceLink || at.Is4() && at != own &&
 				(at == a.Broadcast || at == addr.Broadcast(a.Prefix))

@@ -261,6 +261,7 @@ func listeners(ctx context.Context, containerID string, asked []nft.Port, has []
 func wayOut(l hostport.Listener) string {
 	text := "stop that, or choose another hostPort"
 	switch {
+	case l.Link == "lo" && l.Local.Addr().IsUnspecified(): // it hears what the host sends to any address of its own
 	case l.Link != "":
 		text += ", or a hostIP that is an address of another link than " + l.Link
 	case !l.Local.Addr().IsUnspecified():

@@ -36,8 +36,8 @@ func (wayPart) look(ctx context.Context, p *attached) error {
 
 	for _, address := range p.Addresses {
 		gw := netip.PrefixFrom(address.Gateway, address.Prefix.Bits())
-		if !slices.Contains(p.nw.Gateways, gw) || gw.Masked() != address.Prefix.Masked() {
-			continue // the host has no route to it through us
+		if !slices.Contains(p.nw.Gateways, gw) || gw.Masked() != address.Prefix.Masked() || gw == address.Prefix {
+			continue // the host has no route to it through us, or has the address itself
 		}
 		if err := p.lookAtWay(ctx, at, address.Prefix); err != nil {
 			return err

@@ -163,7 +163,7 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 		DefaultDataDir: dataDir,
 		Strict:         strictly,
 		RangesLater:    conf.Capabilities["ipRanges"],
-		Gateways:       conf.bridge && conf.settings().Gateway,
+		Gateways:       conf.settings().Gateway,
 		ByName:         conf.bridge,
 		Warn:           c.log.warn,
 	}

@@ -148,8 +148,8 @@ type ipamRequest struct {
 	Strict bool
 	// RangesLater means that the runtime passes the ranges of host-local with a pod's verbs.
 	RangesLater bool
-	// Gateways makes the first address of the subnet the gateway of an address without one, like the reference plugin
-	// bridge.
+	// Gateways makes the first address of the subnet the gateway of an address without one, as for the reference
+	// plugin bridge.
 	Gateways bool
 	// ByName makes the allocator behave like the reference plugins: it ignores unknown fields, and reports addresses
 	// in the order in which the section, or the plugin, lists their families.

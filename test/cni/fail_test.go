@@ -103,13 +103,6 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 			code: 116, says: "ensure bridge taken0: the link is not a bridge: it is of kind veth; choose another name for the bridge, or delete the link",
 		},
 		{
-			name: "the gateway is missing",
-			prepare: func(t *testing.T, w *network, p *pod) *network {
-				return w.with(conf{"ipam": fixed(conf{"address": "10.99.0.2/24"})})
-			},
-			code: 115, says: "without a gateway",
-		},
-		{
 			name: "a route that the kernel refuses",
 			prepare: func(t *testing.T, w *network, p *pod) *network {
 				ipam := dualStack()
@@ -202,11 +195,6 @@ func TestDelegatedIPAMThatFailsIsUndone(t *testing.T) {
 			"its answer has no address",
 			fakeConf{Answer: json.RawMessage(`{"cniVersion":"1.0.0"}`)},
 			7, "gave no address", []string{"ADD fails eth0", "DEL fails eth0"},
-		},
-		{
-			"its answer has no gateway",
-			fakeConf{Answer: json.RawMessage(`{"cniVersion":"1.0.0","ips":[{"address":"10.77.0.9/24"}]}`)},
-			115, "without a gateway", []string{"ADD fails eth0", "DEL fails eth0"},
 		},
 		{
 			"it hangs until the deadline",

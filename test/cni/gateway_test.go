@@ -98,8 +98,15 @@ func TestResultWithoutGateway(t *testing.T) {
 	const answer = `{"cniVersion":"1.0.0","ips":[{"address":"10.77.0.9/24"}]}`
 	n := newNode(t)
 	p := n.pod("a")
-	_, err := n.podnet(conf{"ipam": answering(t, answer)}).tryAdd(p)
-	wantError(t, err, 115, `ipam "fake-ipam" gave 10.77.0.9/24 without a gateway`)
+	// As the reference plugin, it takes the first address of the subnet.
+	first := n.podnet(conf{"ipam": answering(t, answer)})
+	r := first.add(p)
+	expect.Equal(t, r.IPs[0].Gateway.String(), "10.77.0.1")
+	expect.Equal(t, strings.Join(globals(t, n.ns, "cbr0"), " "), "10.77.0.1/24")
+	wantPing(t, p.NS, "10.77.0.1")
+	expect.Success(t, first.check(p))
+	first.del(p)
+	expect.Success(t, n.remove("podnet").err())
 	n.wantNothing()
 	// A bridge that is none does not need it.
 	w := n.podnet(conf{"ipam": answering(t, answer), "isGateway": false})

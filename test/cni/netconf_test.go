@@ -198,7 +198,6 @@ func badConfs() []badConf {
 		{name: "route of a lease without a destination", fields: leased(conf{"routes": []conf{{"gw": gateway4}}})},
 		{name: "route of a lease that is of IPv6", fields: leased(conf{"routes": []conf{{"dst": "fd00::/8"}}})},
 		{name: "mtu too small for IPv6", fields: conf{"mtu": 600}},
-		{name: "static without a gateway", fields: static(conf{"addresses": []conf{{"address": "10.77.0.2/24"}}})},
 	}
 }
 

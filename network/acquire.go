@@ -106,7 +106,7 @@ func (a *adding) lease(ctx context.Context) error {
 		defer asked.Close()
 	}
 
-	a.s.Leave()
+	a.s.leave()
 	if err := whileWanted(ctx, a.pending, a.acquire); err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (a *adding) lease(ctx context.Context) error {
 		rec.Six.Stateless = true
 	}
 
-	if err := a.s.Enter(ctx); err != nil {
+	if err := a.s.enter(ctx); err != nil {
 		return err
 	}
 
@@ -229,20 +229,20 @@ func (a *adding) acquire(ctx context.Context) error {
 	}
 
 	a.back.push(func(ctx context.Context) error {
-		a.s.Leave()
+		a.s.leave()
 		return transport.Release(ctx, sockets, got)
 	})
 	if a.leasing.unconfirmed = isUnconfirmed(rec.Lease, got); a.leasing.unconfirmed {
 		rec.Note = "no DHCP server answered: the pod has its last lease, which no server has confirmed yet"
-		a.s.Warn(rec.Note + ": " + got.Address.String() + ", " + lease.TimeLeft(got, time.Now()))
+		a.s.warn(rec.Note + ": " + got.Address.String() + ", " + lease.TimeLeft(got, time.Now()))
 	}
 
 	if len(got.Others) > 0 {
-		a.s.Warn(lease.TwoServers(got))
+		a.s.warn(lease.TwoServers(got))
 	}
 
 	for _, why := range got.Ignored {
-		a.s.Warn("lease of " + got.Address.String() + ": " + why)
+		a.s.warn("lease of " + got.Address.String() + ": " + why)
 	}
 
 	rec.Lease, rec.Applied = got, rec.Policy.Apply(got)
@@ -255,7 +255,7 @@ func (a *adding) acquire(ctx context.Context) error {
 	}
 
 	if rec.Applied.MTU > got.MTU {
-		a.s.Warn(fmt.Sprintf("lease of %s: MTU %d is too small for IPv6, which the pod has: it gets %d", got.Address,
+		a.s.warn(fmt.Sprintf("lease of %s: MTU %d is too small for IPv6, which the pod has: it gets %d", got.Address,
 			got.MTU, rec.Applied.MTU))
 	}
 
@@ -305,10 +305,10 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 
 // commit hands the lease over to the keeper. It waits for the disk, so the state's lock is not held during this.
 func (l *leasing) commit(ctx context.Context, s *session) error {
-	s.Leave()
+	s.leave()
 	l.rec.State = lease.Bound
 	if err := l.held.Replace(l.rec); err != nil {
 		return stateError(err)
 	}
-	return s.Enter(ctx)
+	return s.enter(ctx)
 }

@@ -52,7 +52,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 	if a.s, err = openSession(n.cfg); err != nil {
 		return nil, err
 	}
-	defer a.s.Close()
+	defer a.s.close()
 	if a.leasing != nil {
 		// Do this before Close, which may wait for the lock of the host's lease.
 		defer a.leasing.unlock()
@@ -70,7 +70,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 	if a.pending != nil {
 		if gone, _ := a.pending.Gone(); gone {
 			// The failure may be a consequence of the removal of the attachment.
-			a.s.Warn("the attachment's record is gone: " + err.Error())
+			a.s.warn("the attachment's record is gone: " + err.Error())
 			err = errDeleted()
 
 			// The attachment may exist again. Port, elements and reservations have its name, so they may belong to
@@ -213,7 +213,7 @@ func (a *adding) publishWithheld(ctx context.Context) error {
 	if !withholds(rec) {
 		return nil
 	}
-	return a.s.Publish(ctx, waitingOf(rec))
+	return a.s.publish(ctx, waitingOf(rec))
 }
 
 // made returns the result of an Add.
@@ -269,7 +269,7 @@ func (a *adding) begin(ctx context.Context) error {
 			}
 		}
 
-		if err := a.s.Enter(ctx); err != nil {
+		if err := a.s.enter(ctx); err != nil {
 			return err
 		}
 
@@ -279,7 +279,7 @@ func (a *adding) begin(ctx context.Context) error {
 		}
 
 		// The removal may have to release a lease, and to call an IPAM plugin.
-		a.s.Leave()
+		a.s.leave()
 		if a.leasing != nil {
 			a.leasing.unlock()
 		}
@@ -322,12 +322,12 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case err != nil || !unfinished && !a.s.Died(ctx, a.nw.Name, a.hash):
+	case err != nil || !unfinished && !a.s.hasDied(ctx, a.nw.Name, a.hash):
 		return existsAlready(a.pod.key(a.nw))
 	case unfinished:
-		a.s.Warn("an earlier ADD of this attachment was killed: undoing what it left")
+		a.s.warn("an earlier ADD of this attachment was killed: undoing what it left")
 	default:
-		a.s.Warn("the pod of this attachment is gone, without a DEL: undoing what it left")
+		a.s.warn("the pod of this attachment is gone, without a DEL: undoing what it left")
 	}
 
 	known := &Known{Bridge: a.nw.Bridge, GatewayLink: a.nw.GatewayLink(), Leased: a.leasing != nil}

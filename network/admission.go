@@ -23,20 +23,20 @@ import (
 type admissionPart struct{}
 
 func (admissionPart) look(ctx context.Context, n *site) error {
-	conn := n.s.Foreign(n.rec.AdminChain)
+	conn := n.s.foreign(n.rec.AdminChain)
 	return n.lookAtRules("the rules in FORWARD", func() (bool, error) { return conn.Ready(ctx) },
 		func() ([]tombolo.Difference, error) { return conn.Check(ctx) })
 }
 
 func (admissionPart) make(ctx context.Context, n *site) (bool, error) {
-	_, err := n.s.Foreign(n.rec.AdminChain).Ensure(ctx)
+	_, err := n.s.foreign(n.rec.AdminChain).Ensure(ctx)
 	return false, err
 }
 
 // obstacles returns an error for settings that certainly stop the pods' packets and that we cannot change. firewalld
 // means that firewalld is the only obstacle.
 func obstacles(ctx context.Context, s *session, rec *state.Network) (firewalld bool, _ error) {
-	list, err := s.Obstacles(ctx, rec)
+	list, err := s.obstacles(ctx, rec)
 	if err != nil {
 		return false, err
 	}
@@ -92,15 +92,15 @@ func awaitZone(ctx context.Context, s *session, rec *state.Network) error {
 	return err
 }
 
-// Foreign returns the connection to other programs' firewalls, over the same socket.
-func (s *session) Foreign(adminChain string) *foreign.Conn {
+// foreign returns the connection to other programs' firewalls, over the same socket.
+func (s *session) foreign(adminChain string) *foreign.Conn {
 	return foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: s.Mark, AdminChain: adminChain})
 }
 
-// Obstacles lists the parts of other programs' firewalls that drop or may drop packets of a network's pods, and that we
+// obstacles lists the parts of other programs' firewalls that drop or may drop packets of a network's pods, and that we
 // do not change. It returns none if the pods' router is on the LAN and bridged packets skip the firewall: then no rule
 // of the host sees the pods' packets.
-func (s *session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
+func (s *session) obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
 	if rec.DefaultRoute == string(ExitRouter) && !filtersBridged(rec, true) && !filtersBridged(rec, false) {
 		return nil, nil
 	}
@@ -114,7 +114,7 @@ func (s *session) Obstacles(ctx context.Context, rec *state.Network) ([]foreign.
 		link = cmp.Or(nic, link)
 	}
 
-	return s.Foreign(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: link, Prefixes: rec.Subnets})
+	return s.foreign(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: link, Prefixes: rec.Subnets})
 }
 
 // sharedNIC returns the name of the NIC that the bridge of a network shares or will share, or "".
@@ -162,7 +162,7 @@ func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]strin
 		return nil, err
 	}
 
-	return s.Foreign("").ReversePaths(ctx, rec.Bridge, families...)
+	return s.foreign("").ReversePaths(ctx, rec.Bridge, families...)
 }
 
 // Admit gives the network of an attached pod an ingress policy. The stricter of this policy and Network.Policy
@@ -179,7 +179,7 @@ func (c Change) Admit(ctx context.Context, policy nft.Policy, adminChain string)
 	if err != nil {
 		return err
 	}
-	defer s.Close()
+	defer s.close()
 	_, err = reach(ctx, s, a, func(nw *state.Network) bool {
 		changes := nw.ChainedPolicy != policy || nw.AdminChain != adminChain
 		nw.ChainedPolicy, nw.AdminChain = policy, adminChain

@@ -60,14 +60,14 @@ func (bridgePart) look(ctx context.Context, n *site) error {
 		if name, err := n.renamed(ctx); err != nil {
 			return err
 		} else if name != "" && !n.quick {
-			n.found.List = append(n.found.List, tombolo.Difference{
+			n.found.list = append(n.found.list, tombolo.Difference{
 				Object: "bridge " + n.rec.Bridge, What: "link", Want: n.rec.Bridge, Text: renamedText(n.rec.Bridge,
 					name), Remedy: tombolo.RemedyConfigure,
 			})
 			return nil
 		}
 
-		n.found.AddAll(want.Differences(nil), remedy)
+		n.found.addAll(want.Differences(nil), remedy)
 		return nil
 	}
 
@@ -83,13 +83,13 @@ func (bridgePart) look(ctx context.Context, n *site) error {
 		diffs = want.Differences(n.bridge)
 	}
 
-	n.found.AddAll(diffs, remedy)
+	n.found.addAll(diffs, remedy)
 	if n.quick || n.rec.NFCall == nil || !*n.rec.NFCall {
 		return nil
 	}
 
 	if err := bridge.ProbeNetfilter(); err != nil {
-		n.found.Advise(tombolo.RemedyConfigure, "%v", err)
+		n.found.advise(tombolo.RemedyConfigure, "%v", err)
 	}
 
 	return nil
@@ -128,7 +128,7 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	changed, err = n.s.Links.Ensure(ctx, want)
 	if errors.Is(err, bridge.ErrNoNetfilter) {
 		// Everything else succeeded. Later calls do not request this setting again.
-		n.s.Warn(err.Error())
+		n.s.warn(err.Error())
 		n.rec.NFCall, err = nil, nil
 	}
 
@@ -145,7 +145,7 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	}
 
 	if err := n.shieldFromNetworkd(); err != nil {
-		n.s.Warn("systemd-networkd may take pods off bridge " + n.rec.Bridge + " when it starts: " + err.Error())
+		n.s.warn("systemd-networkd may take pods off bridge " + n.rec.Bridge + " when it starts: " + err.Error())
 	}
 
 	return changed, nil

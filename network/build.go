@@ -45,7 +45,7 @@ func ready(ctx context.Context, s *session, w *want) (*site, error) {
 	// Under the exclusive lock the network is compared again. If a part is known to be missing, one comparison is
 	// enough. route_localnet is checked for this, which costs a tenth of a look.
 	shut := false
-	if w.Loopback && w.Record.Uplink == "" && s.Shared() {
+	if w.Loopback && w.Record.Uplink == "" && s.shared() {
 		value, err := sysctl.Read(sysctl.Link("ipv4", w.Record.GatewayLink(), routeLocalnet))
 		shut = err == nil && value == "0"
 	}
@@ -65,7 +65,7 @@ func bring(ctx context.Context, s *session, look, build func() (*site, error)) (
 		n, err = look()
 		return n != nil && !n.needsCompletion, err
 	}
-	err = s.Ensure(ctx, done, func() (err error) {
+	err = s.ensure(ctx, done, func() (err error) {
 		if n != nil {
 			return n.complete(ctx)
 		}
@@ -97,7 +97,7 @@ func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
 // lookAt does the work of lookFor after the record: it compares the network's objects in the kernel.
 func lookAt(ctx context.Context, s *session, rec *state.Network, w *want) (*site, error) {
 	n := &site{s: s, rec: rec, want: w, quick: true}
-	if err := n.look(ctx, parts()); err != nil || len(n.found.List) > 0 {
+	if err := n.look(ctx, parts()); err != nil || len(n.found.list) > 0 {
 		return nil, err
 	}
 	n.needsCompletion = n.needsCompletion || !samePools(rec, &w.Record)
@@ -171,7 +171,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		return nil, err
 	}
 
-	attachments, err := s.Attachments(w.Record.Name)
+	attachments, err := s.attachments(w.Record.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +216,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	}
 
 	for _, path := range paths {
-		s.Warn("network " + rec.Name + ": " + path)
+		s.warn("network " + rec.Name + ": " + path)
 	}
 
 	// Other networks on the bridge agree with this one on its settings (agree).
@@ -269,7 +269,7 @@ func reach(ctx context.Context, s *session, a *state.Attachment, change func(*st
 // restoreAlone creates a network again from its record. If something was missing, it also repairs the parts shared
 // with others.
 func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *want) error {
-	attachments, err := s.Attachments(rec.Name)
+	attachments, err := s.attachments(rec.Name)
 	if err != nil {
 		return err
 	}
@@ -359,7 +359,7 @@ func couldBe(ctx context.Context, s *session, w *want) error {
 	if is, err := s.Dir.LoadNetwork(rec.Name); err == nil && is.Bridge == rec.Bridge {
 		rec.Subnets = is.Subnets
 		if isRouterNow(is) {
-			s.Later(func() error { defer s.Leave(); return reopen(ctx, s, is.Name) })
+			s.atEnd(func() error { defer s.leave(); return reopen(ctx, s, is.Name) })
 		}
 	}
 
@@ -422,10 +422,10 @@ func probe(ctx context.Context, s *session, w *want) error {
 // isIPv6 reports whether a prefix is of IPv6.
 func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
 
-// IsDeserted reports whether a network's bridge is gone and it has no pods. nerdctl and podman delete the bridge with
+// isDeserted reports whether a network's bridge is gone and it has no pods. nerdctl and podman delete the bridge with
 // the network, without calling the plugins, and give its subnet to the next one.
-func (s *session) IsDeserted(ctx context.Context, o *state.Network) (bool, error) {
-	attachments, err := s.Attachments(o.Name)
+func (s *session) isDeserted(ctx context.Context, o *state.Network) (bool, error) {
+	attachments, err := s.attachments(o.Name)
 	if err != nil || len(attachments) > 0 {
 		return false, err
 	}

@@ -71,7 +71,7 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 	if err != nil {
 		return err
 	}
-	defer s.Close()
+	defer s.close()
 	next := *a
 	return do(s, a, &next)
 }
@@ -156,13 +156,13 @@ func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth
 	found := &findings{}
 	if ports != nil {
 		if a.PortSNAT != ports.SNAT {
-			found.Add("calls of its ports come from the host's address as by %s, which is not what was asked for",
+			found.add("calls of its ports come from the host's address as by %s, which is not what was asked for",
 				a.PortSNAT)
 		}
 		for _, p := range endpoint.Published(ports.Ports) {
 			if !slices.ContainsFunc(a.Published,
 				func(has state.Published) bool { has.Withheld = false; return has == p }) {
-				found.Add("port %s of the host does not lead to the pod", endpoint.PortText(p.Port))
+				found.add("port %s of the host does not lead to the pod", endpoint.PortText(p.Port))
 			}
 		}
 	}
@@ -173,9 +173,9 @@ func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth
 			return nil, err
 		}
 		if a.Bandwidth != want {
-			found.Add("the limits are %+v, where %+v was asked for", a.Bandwidth, want)
+			found.add("the limits are %+v, where %+v was asked for", a.Bandwidth, want)
 		}
 	}
 
-	return found.List, nil
+	return found.list, nil
 }

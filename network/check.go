@@ -30,7 +30,7 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 	if err != nil {
 		return nil, err
 	}
-	defer s.Close()
+	defer s.close()
 	if err := reopen(ctx, s, nw.Name); err != nil {
 		return nil, err
 	}
@@ -47,7 +47,7 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 	}
 
 	err = k.reservations(ctx, found)
-	return found.List, err
+	return found.list, err
 }
 
 // checking is one Check in progress.
@@ -62,7 +62,7 @@ type checking struct {
 func (k *checking) attachment(ctx context.Context, found *findings) error {
 	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
 	if err != nil {
-		found.Add("the record of network %q: %v", k.nw.Name, err)
+		found.add("the record of network %q: %v", k.nw.Name, err)
 		return nil
 	}
 
@@ -71,7 +71,7 @@ func (k *checking) attachment(ctx context.Context, found *findings) error {
 		return err
 	}
 
-	found.AddAll(shared.List, "")
+	found.addAll(shared.list, "")
 	p, err := k.s.find(ctx, rec, k.rec)
 	if err != nil {
 		return err
@@ -84,11 +84,11 @@ func (k *checking) attachment(ctx context.Context, found *findings) error {
 		return err
 	}
 
-	found.AddAll(p.found.List, "")
+	found.addAll(p.found.list, "")
 	p.want.MTU, p.want.Down = 0, len(p.want.Addresses) == 0 // then the reference plugin looks at no route
 	p.anyDefault = true
 	inside, err := p.inside(ctx)
-	found.AddAll(inside, "")
+	found.addAll(inside, "")
 	return err
 }
 
@@ -113,7 +113,7 @@ func (k *checking) expect(port *bridge.Port, found *findings) {
 		if mac, err := net.ParseMAC(text); err == nil && len(mac) == 6 {
 			port.MAC = mac
 		} else {
-			found.Add("prevResult gives the interface %s the MAC %.40q, which is invalid", k.rec.HostIf, text)
+			found.add("prevResult gives the interface %s the MAC %.40q, which is invalid", k.rec.HostIf, text)
 		}
 	}
 
@@ -156,7 +156,7 @@ func (k *checking) reservations(ctx context.Context, found *findings) error {
 
 	err := allocator.Check(ctx, k.pod.key(k.nw).owner(), held)
 	if err != nil && !allocator.Slow() {
-		found.Add("%v", err)
+		found.add("%v", err)
 		return nil
 	}
 
@@ -177,7 +177,7 @@ func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachmen
 	n := &site{s: s, rec: rec, attachments: attachments}
 	if len(attachments) == 0 {
 		if l, err := s.link(ctx, rec.Bridge); err == nil && l.Index == 0 {
-			n.found.Advise(tombolo.RemedyConfigure,
+			n.found.advise(tombolo.RemedyConfigure,
 				"bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s",
 				rec.Bridge, rec.Name)
 		}

@@ -47,7 +47,7 @@ func refuseStranding(ctx context.Context, s *session, w *want, before *state.Net
 		return nil
 	}
 
-	attachments, err := s.Attachments(w.Record.Name)
+	attachments, err := s.attachments(w.Record.Name)
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 
 		for _, theirs := range o.Subnets {
 			if i := slices.IndexFunc(fresh, theirs.Overlaps); i >= 0 {
-				if is, err := s.IsDeserted(ctx, o); err != nil {
+				if is, err := s.isDeserted(ctx, o); err != nil {
 					return nil, err
 				} else if is {
 					deserted, bridges = append(deserted, o.Name), append(bridges, o.GatewayLink())

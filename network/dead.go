@@ -74,7 +74,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 		if dryRun {
 			return nil, nil
 		}
-		return nil, n.about(ctx, func(s *session) error { return s.Enter(ctx) }) // this deletes all records
+		return nil, n.about(ctx, func(s *session) error { return s.enter(ctx) }) // this deletes all records
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil // the epoch of the records is unknown
 	case err != nil:
@@ -85,7 +85,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 	if err != nil {
 		return nil, err
 	}
-	defer s.Close()
+	defer s.close()
 	if err := s.inOwnNamespace(); err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 	var list []Dead
 	var errs []error
 	for _, name := range networks {
-		found, err := n.teardown(s, name, nil).CollectDead(ctx, dryRun)
+		found, err := n.teardown(s, name, nil).collectDead(ctx, dryRun)
 		list, errs = append(list, found...), append(errs, err)
 	}
 
@@ -159,9 +159,9 @@ func (n *Node) reclaim(ctx context.Context, nw *Network) bool {
 	return freed
 }
 
-// Died reports whether the pod of an attachment on record is gone: the record is readable, and its port no longer
+// hasDied reports whether the pod of an attachment on record is gone: the record is readable, and its port no longer
 // exists.
-func (s *session) Died(ctx context.Context, network, hash string) bool {
+func (s *session) hasDied(ctx context.Context, network, hash string) bool {
 	if _, err := s.Dir.Load(network, hash); err != nil {
 		return false
 	}
@@ -188,7 +188,7 @@ func whyDead(ctx context.Context, s *session, rec *state.Attachment) (string, er
 	}
 
 	// To find a renamed port takes a dump of all links, so do this last.
-	if renamed, err := s.Renamed(ctx, rec.Hash()); renamed || err != nil {
+	if renamed, err := s.isRenamed(ctx, rec.Hash()); renamed || err != nil {
 		return "", err
 	}
 
@@ -278,15 +278,15 @@ func (t *teardown) unreleasable(rec *state.Attachment) error {
 	return err
 }
 
-// CollectDead removes the dead attachments of the network, and returns them.
-func (t *teardown) CollectDead(ctx context.Context, dryRun bool) ([]Dead, error) {
+// collectDead removes the dead attachments of the network, and returns them.
+func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error) {
 	records, unread, err := t.Session.Dir.List(t.Network)
 	if err != nil {
 		return nil, stateError(err)
 	}
 
 	for _, d := range unread {
-		t.Session.Warn(d.Error())
+		t.Session.warn(d.Error())
 		if d.Hash != "" && (errors.Is(d, state.ErrDamaged) || errors.Is(d, state.ErrVersion)) {
 			records = append(records, t.instead(d.Hash))
 		}
@@ -307,7 +307,7 @@ func (t *teardown) CollectDead(ctx context.Context, dryRun bool) ([]Dead, error)
 	}
 
 	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, gone...))
-	t.Session.Leave()
+	t.Session.leave()
 	return found, errors.Join(errs...)
 }
 

@@ -276,7 +276,7 @@ func TestAnADDUnderWayIsNotReclaimed(t *testing.T) {
 	b.node.cfg.Step = nil
 	// The record's lock is what held it off: one that an ADD left which was killed is reclaimed.
 	b.inside(t, func(s *session) error {
-		if err := s.Enter(t.Context()); err != nil {
+		if err := s.enter(t.Context()); err != nil {
 			return err
 		}
 		killed := b.another(t, "killed")
@@ -344,7 +344,7 @@ func TestWhereDeadPodsAreInTheWayWhatHelpsIsNamed(t *testing.T) {
 	p := b.another(t, "p")
 	made := b.added(t, p)
 	b.inside(t, func(s *session) error { // as if they were on a LAN
-		if err := s.EnterAlone(t.Context()); err != nil {
+		if err := s.enterAlone(t.Context()); err != nil {
 			return err
 		}
 		rec, err := s.Dir.LoadNetwork("pods")
@@ -413,10 +413,10 @@ func TestCollectLeavesAloneWhatCameSinceItsList(t *testing.T) {
 	list := func() (found map[string]*remains) {
 		t.Helper()
 		b.inside(t, func(s *session) error {
-			defer s.Leave()
+			defer s.leave()
 			in, err := s.inventory(t.Context(), b.nw.Name, nil)
 			found = in.all
-			return errors.Join(s.Enter(t.Context()), err)
+			return errors.Join(s.enter(t.Context()), err)
 		})
 		return found
 	}

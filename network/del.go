@@ -35,8 +35,8 @@ func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 	if err != nil {
 		return err
 	}
-	defer s.Close()
-	return n.teardown(s, key.Network, known).Attachment(ctx, key.owner(), key.hash())
+	defer s.close()
+	return n.teardown(s, key.Network, known).remove(ctx, key.owner(), key.hash())
 }
 
 // teardown returns a teardown for attachments of a network.
@@ -61,8 +61,8 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 	if err != nil {
 		return nil, err
 	}
-	defer s.Close()
-	return n.teardown(s, network, known).Collect(ctx, keep)
+	defer s.close()
+	return n.teardown(s, network, known).collectExcept(ctx, keep)
 }
 
 // Remove removes the objects of a network that Collect leaves: its rules, its gateways, its record, its host-local
@@ -143,8 +143,8 @@ type teardown struct {
 	node    *Node
 }
 
-// Attachment removes an attachment, even if its Add is in progress.
-func (t *teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string) error {
+// remove removes an attachment, even if its Add is in progress.
+func (t *teardown) remove(ctx context.Context, owner ipam.Owner, hash string) error {
 	lock, err := t.lock(ctx, hash)
 	if err == nil {
 		defer lock.Close()
@@ -162,14 +162,14 @@ func (t *teardown) Attachment(ctx context.Context, owner ipam.Owner, hash string
 			return err
 		}
 		defer func() {
-			t.Session.Leave()
+			t.Session.leave()
 			outwait(ctx, wait, addEnds)
 		}()
 		if err := t.forget(ctx, hash); err != nil {
 			return err
 		}
 	case !errors.Is(err, state.ErrBusy): // another Del is at the same work
-		t.Session.Warn(err.Error())
+		t.Session.warn(err.Error())
 	}
 
 	if err := t.takeDown(ctx, r); err != nil {
@@ -221,7 +221,7 @@ func (t *teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string
 	rec, err := t.Session.Dir.Load(t.Network, hash)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			t.Session.Warn(err.Error())
+			t.Session.warn(err.Error())
 		}
 		rec = nil
 	}
@@ -244,7 +244,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	var leaseErr error
 	if r.leaseDir != "" {
 		// Do this from the pod's own interface, while it exists.
-		leaseErr = giveback.All(ctx, r.leaseDir, r.hash, s.Links, s.Warn)
+		leaseErr = giveback.All(ctx, r.leaseDir, r.hash, s.Links, s.warn)
 		if errors.Is(leaseErr, file.ErrLocked) {
 			leaseErr = failf(ErrTryAgain, "%w", leaseErr)
 		} else {
@@ -252,14 +252,14 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 		}
 	}
 
-	if err := s.Enter(ctx); err != nil {
+	if err := s.enter(ctx); err != nil {
 		return errors.Join(leaseErr, err)
 	}
 
 	if r.unrecorded { // all others are kept away, if it still has no record
-		err := s.EnterAlone(ctx)
+		err := s.enterAlone(ctx)
 		if _, loadErr := s.Dir.Load(t.Network, r.hash); err != nil || !errors.Is(loadErr, fs.ErrNotExist) {
-			s.Leave()
+			s.leave()
 			return errors.Join(leaseErr, err)
 		}
 	}
@@ -286,7 +286,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 		func() error { _ = t.node.step("ipam"); return nil },
 	)
 	if err != nil {
-		s.Leave()
+		s.leave()
 		return err
 	}
 
@@ -295,9 +295,9 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 
 // forget removes an attachment's record, and releases the lock.
 func (t *teardown) forget(ctx context.Context, hash string) error {
-	if err := t.Session.Enter(ctx); err != nil {
+	if err := t.Session.enter(ctx); err != nil {
 		return err
 	}
-	defer t.Session.Leave()
+	defer t.Session.leave()
 	return stateError(t.Session.Dir.Remove(t.Network, hash))
 }

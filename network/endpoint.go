@@ -21,7 +21,7 @@ type endpointPart struct{}
 
 func (endpointPart) look(ctx context.Context, p *attached) error {
 	diffs, err := p.s.Firewall.CheckEndpoint(ctx, endpoint.In(p.Attachment, p.nw))
-	p.found.AddAll(diffs, tombolo.RemedyRepair)
+	p.found.addAll(diffs, tombolo.RemedyRepair)
 	return err
 }
 
@@ -167,10 +167,10 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 		}
 
 		if string(conflict.Owner) != e.hash && conflict.Network == rec.Network {
-			e.s.Later(func() error { // when the Add has released its locks
+			e.s.atEnd(func() error { // when the Add has released its locks
 				ctx, cancel := context.WithTimeout(context.Background(), reclaimTimeout)
 				defer cancel()
-				_, err := e.node.teardown(e.s, rec.Network, nil).CollectDead(ctx, false)
+				_, err := e.node.teardown(e.s, rec.Network, nil).collectDead(ctx, false)
 				return err
 			})
 		}
@@ -198,7 +198,7 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 	}
 
 	if l.Index == 0 {
-		renamed, err := e.s.Renamed(ctx, hash)
+		renamed, err := e.s.isRenamed(ctx, hash)
 		return !renamed, err
 	}
 
@@ -283,7 +283,7 @@ func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared
 	e.tookOver = true
 	e.back.push(func(ctx context.Context) error {
 		_ = e.s.Firewall.Remove(ctx, e.endpoint(rec)) // or the existing part of it
-		return e.s.Publish(ctx, waitingOf(lan))
+		return e.s.publish(ctx, waitingOf(lan))
 	})
 	return err
 }
@@ -306,9 +306,9 @@ func isKnown(rec *state.Attachment) bool {
 	return rec != nil && rec.State == state.Ready && !rec.Moving
 }
 
-// RemoveElements removes an attachment from the firewall's sets: by its keys if its record contains them, else by a
+// removeElements removes an attachment from the firewall's sets: by its keys if its record contains them, else by a
 // search for its owner.
-func (s *session) RemoveElements(ctx context.Context, hash string, rec *state.Attachment) error {
+func (s *session) removeElements(ctx context.Context, hash string, rec *state.Attachment) error {
 	if isKnown(rec) && s.Firewall.Remove(ctx, endpoint.Of(rec)) == nil {
 		return nil
 	}

@@ -48,9 +48,9 @@ func (n *site) lookAtRules(what string, ready func() (bool, error), check func()
 		diffs, err = check()
 	}
 
-	n.found.AddAll(diffs, tombolo.RemedyRepair)
+	n.found.addAll(diffs, tombolo.RemedyRepair)
 	if n.quick && err == nil && len(diffs) == 0 {
-		n.found.Add("%s were touched", what)
+		n.found.add("%s were touched", what)
 	}
 
 	return err
@@ -117,7 +117,7 @@ func refuseOthers(s *session, rec *state.Network) error {
 			continue
 		}
 
-		attachments, err := s.Attachments(o.Name)
+		attachments, err := s.attachments(o.Name)
 		if err != nil {
 			return err
 		}

@@ -99,7 +99,7 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 	}
 
 	if needs.IPv4 && !pods.IPv4 {
-		n.found.Advise(tombolo.RemedyRepair, "the host does not forward IPv4 (net.ipv4.conf.*.forwarding)")
+		n.found.advise(tombolo.RemedyRepair, "the host does not forward IPv4 (net.ipv4.conf.*.forwarding)")
 	}
 
 	if needs.IPv6 && !pods.IPv6 {
@@ -107,7 +107,7 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 		if !sysctl.Exists(sysctl.Link("ipv6", "lo", forceForwarding)) {
 			parameter = "all.forwarding"
 		}
-		n.found.Advise(tombolo.RemedyRepair, "the host does not forward IPv6 (net.ipv6.conf.%s)", parameter)
+		n.found.advise(tombolo.RemedyRepair, "the host does not forward IPv6 (net.ipv6.conf.%s)", parameter)
 	}
 
 	// A family that the host does not forward was reported above.
@@ -118,7 +118,7 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 
 	n.lookAtOthers()
 	diffs, err := n.s.Links.CheckRouting(ctx, needs)
-	n.found.AddAll(diffs, tombolo.RemedyRepair)
+	n.found.addAll(diffs, tombolo.RemedyRepair)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // a link is gone, which another part reports
 	}
@@ -173,7 +173,7 @@ func isOpened(rec *state.Network) bool {
 // lookAtOthers adds a difference if isOpened holds.
 func (n *site) lookAtOthers() {
 	if isOpened(n.rec) {
-		n.found.Advise(tombolo.RemedyRepair,
+		n.found.advise(tombolo.RemedyRepair,
 			"the host's owner changed what it forwards for others (net.ipv4.ip_forward, "+
 				"net.ipv6.conf.all.forwarding, or of a link), and the rules of network %s drop it as before",
 			n.rec.Name)
@@ -188,7 +188,7 @@ func reopen(ctx context.Context, s *session, name string) error {
 		return nil // another part reports the record
 	}
 
-	if err := s.EnterAlone(ctx); err != nil {
+	if err := s.enterAlone(ctx); err != nil {
 		return err
 	}
 

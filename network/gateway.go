@@ -36,7 +36,7 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 			return err
 		} else if have != "0" {
 			differs := tombolo.Difference{Object: "kernel parameters", What: path, Want: "0", Have: have}
-			n.found.AddAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
+			n.found.addAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
 		}
 	}
 
@@ -62,7 +62,7 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		}
 
 		if wrong != "" {
-			n.found.Advise(tombolo.RemedyRepair, "bridge %s: the host's route to %s %s", n.at.Name, gw.Masked(), wrong)
+			n.found.advise(tombolo.RemedyRepair, "bridge %s: the host's route to %s %s", n.at.Name, gw.Masked(), wrong)
 		}
 	}
 
@@ -73,12 +73,12 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 func (n *site) lacksGateway(gw netip.Prefix, have []addr.Address) {
 	for _, a := range have {
 		if inTheWay(n.rec, gw, a.Prefix) {
-			n.found.Advise(tombolo.RemedyConfigure, "bridge %s: the gateway %s is missing, and in its place is %s",
+			n.found.advise(tombolo.RemedyConfigure, "bridge %s: the gateway %s is missing, and in its place is %s",
 				n.at.Name, gw, a.Prefix)
 			return
 		}
 	}
-	n.found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
+	n.found.advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
 }
 
 // lookAtLinkLocal looks for the address of giveLinkLocal, if there is an IPv6 gateway.
@@ -86,7 +86,7 @@ func (n *site) lookAtLinkLocal(have []addr.Address) {
 	is6 := func(gw netip.Prefix) bool { return isIPv6(gw) && has(have, gw) }
 	own := func(a addr.Address) bool { return isIPv6(a.Prefix) && a.Prefix.Addr().IsLinkLocalUnicast() }
 	if n.at.Up && slices.ContainsFunc(n.rec.Gateways, is6) && !slices.ContainsFunc(have, own) {
-		n.found.Advise(tombolo.RemedyRepair,
+		n.found.advise(tombolo.RemedyRepair,
 			"bridge %s: a link-local IPv6 address, from which the host asks for pods, is missing", n.at.Name)
 	}
 }
@@ -125,7 +125,7 @@ func (n *site) lookAtOwnGateways(ctx context.Context) error {
 		}
 
 		if !ok {
-			n.found.Advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
+			n.found.advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
 		}
 	}
 

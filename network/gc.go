@@ -21,8 +21,8 @@ import (
 // collectWait limits the time for one attachment in GC, so that one that is locked leaves time for the others.
 const collectWait = 10 * time.Second
 
-// Collect removes all attachments of the network that keep does not name, and returns those with known names.
-func (t *teardown) Collect(ctx context.Context, keep []Key) (went []Key, _ error) {
+// collectExcept removes all attachments of the network that keep does not name, and returns those with known names.
+func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _ error) {
 	began := time.Now()
 	valid := map[string]bool{}
 	var owners []ipam.Owner
@@ -32,12 +32,12 @@ func (t *teardown) Collect(ctx context.Context, keep []Key) (went []Key, _ error
 	}
 
 	leases, leaseErr := leasesOf(t.Session, t.Network)
-	if err := t.Session.Enter(ctx); err != nil {
+	if err := t.Session.enter(ctx); err != nil {
 		return nil, errors.Join(leaseErr, err)
 	}
 
 	found, err := t.Session.inventory(ctx, t.Network, leases)
-	t.Session.Leave()
+	t.Session.leave()
 	errs := []error{leaseErr, err}
 	var gone []*state.Attachment
 	for hash, r := range found.all {
@@ -52,7 +52,7 @@ func (t *teardown) Collect(ctx context.Context, keep []Key) (went []Key, _ error
 	}
 
 	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, gone...))
-	t.Session.Leave()
+	t.Session.leave()
 	return went, errors.Join(append(errs, t.collectReservations(ctx, owners))...)
 }
 
@@ -68,7 +68,7 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 	case errors.Is(err, fs.ErrNotExist):
 		now.rec, now.unrecorded = nil, true
 	case err != nil:
-		t.Session.Warn(err.Error()) // the record is no file
+		t.Session.warn(err.Error()) // the record is no file
 	default:
 		defer lock.Close()
 		rec, err := t.Session.Dir.Load(t.Network, r.hash)
@@ -123,7 +123,7 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 		}
 		for _, d := range damaged {
 			if in.at(d.Hash).unread = true; network != "" {
-				s.Warn(d.Error())
+				s.warn(d.Error())
 			}
 		}
 	}

@@ -35,7 +35,7 @@ func (hostPart) look(ctx context.Context, n *site) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil // the table is missing, which firewallPart reports
 	case err == nil && !slices.Equal(known, services):
-		n.found.Advise(tombolo.RemedyRepair,
+		n.found.advise(tombolo.RemedyRepair,
 			"host ports without a hostIP leave alone other addresses than those of %s", link.ServiceLink)
 	}
 
@@ -66,7 +66,7 @@ func (s *session) trusted(ctx context.Context) ([]string, error) {
 	if err != nil || len(zones.Joined) == 0 {
 		return nil, err
 	}
-	is, err := s.Foreign("").HasFirewalld(ctx)
+	is, err := s.foreign("").HasFirewalld(ctx)
 	if !is {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func (s *session) lookAtExits(ctx context.Context, found *findings) error {
 	names, err := s.uplinks(ctx)
 	for _, name := range names {
 		if !slices.Contains(known, name) {
-			found.Advise(tombolo.RemedyRepair,
+			found.advise(tombolo.RemedyRepair,
 				"%s, an uplink of the host, is missing in set uplinks of table inet tombolo", name)
 		}
 	}

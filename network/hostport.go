@@ -45,7 +45,7 @@ func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ err
 		if (nw.DefaultRoute == "") == (a.DefaultRoute == "") {
 			continue
 		}
-		attachments, listErr := s.Attachments(nw.Name)
+		attachments, listErr := s.attachments(nw.Name)
 		err = errors.Join(err, listErr)
 		for _, o := range attachments {
 			if isOfSame(o, a) {
@@ -117,21 +117,21 @@ func (s *session) passPorts(ctx context.Context, gone *state.Attachment) {
 	}
 
 	for i, w := range gone.Waiting {
-		if err := s.Publish(ctx, w, gone.Waiting[i+1:]...); err != nil {
-			s.Warn("pass host ports on to another attachment of the container: " + err.Error())
+		if err := s.publish(ctx, w, gone.Waiting[i+1:]...); err != nil {
+			s.warn("pass host ports on to another attachment of the container: " + err.Error())
 		}
 	}
 	if withholds(gone) || gone.DefaultRoute != "" {
 		if err := s.stopWaiting(ctx, gone); err != nil {
-			s.Warn("have an attachment wait for host ports no more: " + err.Error())
+			s.warn("have an attachment wait for host ports no more: " + err.Error())
 		}
 	}
 }
 
-// Publish publishes the ports that an attachment's record has as withheld, unless another attachment has them. Others
+// publish publishes the ports that an attachment's record has as withheld, unless another attachment has them. Others
 // may then wait for them. It skips an attachment that another call is working on, or that is gone. Repair publishes
 // ports that are still withheld.
-func (s *session) Publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
+func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
 	a, err := s.Dir.Load(w.Network, w.Hash)
 	if err != nil || a.State != state.Ready {
 		return nil
@@ -362,7 +362,7 @@ type Publication struct {
 	SNAT nft.SNAT
 }
 
-// Publish makes ports of the host lead to an attached pod, in place of its present ones, as if its Add had requested
+// publish makes ports of the host lead to an attached pod, in place of its present ones, as if its Add had requested
 // them. Without any ports, none lead to it. After a failure it undoes its changes. An attachment that is not on
 // record, or whose Add is not complete, is ErrNotAttached. It needs CAP_NET_ADMIN.
 func (c Change) Publish(ctx context.Context, what Publication) error {

@@ -47,7 +47,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer s.Close()
+	defer s.close()
 	if err := s.inOwnNamespace(); err != nil {
 		return nil, err
 	}
@@ -74,7 +74,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	}
 
 	if len(in.Attachments) > 0 {
-		markers, err := s.Foreign("").Markers(ctx)
+		markers, err := s.foreign("").Markers(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -86,7 +86,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 
 		in.Others = slices.Concat(in.Others, markers, cut)
 		if slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Attachment.Ports) > 0 }) {
-			exempt, err := s.Foreign("").Exemptions(ctx)
+			exempt, err := s.foreign("").Exemptions(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -138,8 +138,8 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 		if err := in.surroundings(ctx, host, n); err != nil {
 			return err
 		}
-		if len(n.found.List) > 0 {
-			in.Networks = append(in.Networks, NetworkReport{name, n.found.List})
+		if len(n.found.list) > 0 {
+			in.Networks = append(in.Networks, NetworkReport{name, n.found.list})
 		}
 	}
 
@@ -171,7 +171,7 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 				return err
 			}
 
-			diffs = p.found.List
+			diffs = p.found.list
 		}
 
 		in.Attachments = append(in.Attachments, Report{attachmentOf(a), diffs, inside})
@@ -186,25 +186,25 @@ func strayDifferences(list []*remains) []tombolo.Difference {
 	found := &findings{}
 	for _, r := range list {
 		if r.hasOldElements() {
-			found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s are of addresses that it "+
+			found.advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s are of addresses that it "+
 				"does not have", r.hash, r.elementsOf)
 			continue
 		}
 
 		if r.onPort != "" {
-			found.Advise(tombolo.RemedyRecreate, "port %s of network %s has no record", r.onPort, r.network)
+			found.advise(tombolo.RemedyRecreate, "port %s of network %s has no record", r.onPort, r.network)
 			continue
 		}
 
 		if r.elementsOf != "" {
-			found.Advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s have no record", r.hash,
+			found.advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s have no record", r.hash,
 				r.elementsOf)
 		}
 
 		if r.ifb != "" {
-			found.Advise(tombolo.RemedyRepair, "link %s has no record", r.ifb)
+			found.advise(tombolo.RemedyRepair, "link %s has no record", r.ifb)
 		}
 	}
 
-	return found.List
+	return found.list
 }

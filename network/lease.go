@@ -81,7 +81,7 @@ func (leasePart) look(_ context.Context, p *attached) error {
 		return nil
 	}
 
-	p.s.Leave() // leases are on a disk
+	p.s.leave() // leases are on a disk
 	dir, err := lease.Open(p.DataDir)
 	if err != nil {
 		return err
@@ -90,23 +90,23 @@ func (leasePart) look(_ context.Context, p *attached) error {
 	remedy := tombolo.RemedyConfigure
 	if err := dir.CheckKeeper(); err != nil && !p.keeperOptional {
 		remedy = tombolo.RemedyKeeper
-		p.found.Advise(remedy, "%v", err)
+		p.found.advise(remedy, "%v", err)
 	}
 
 	rec, err := dir.Load(p.Hash())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		p.found.Advise(tombolo.RemedyRecreate, "its lease has no record in %s", dir.Path())
+		p.found.advise(tombolo.RemedyRecreate, "its lease has no record in %s", dir.Path())
 		return nil
 	case err != nil:
-		p.found.Advise(tombolo.RemedyRecreate, "%v", err)
+		p.found.advise(tombolo.RemedyRecreate, "%v", err)
 		return nil
 	case rec.State != lease.Bound:
-		p.found.Advise(remedy, "its lease is %s: %s", rec.State, rec.Error)
+		p.found.advise(remedy, "its lease is %s: %s", rec.State, rec.Error)
 	case len(p.Addresses) == 0 || rec.Lease.Address != p.Addresses[0].Prefix:
-		p.found.Advise(tombolo.RemedyRepair, "its lease is of %s", rec.Lease.Address)
+		p.found.advise(tombolo.RemedyRepair, "its lease is of %s", rec.Lease.Address)
 	case rec.Lease.Left(time.Now()) == 0:
-		p.found.Advise(remedy, "its lease of %s ended at %s", rec.Lease.Address, rec.Lease.Expire.Format(time.RFC3339))
+		p.found.advise(remedy, "its lease of %s ended at %s", rec.Lease.Address, rec.Lease.Expire.Format(time.RFC3339))
 	}
 
 	p.lookAt6(rec, remedy)
@@ -126,7 +126,7 @@ func leasesOf(s *session, network string) ([]*lease.Record, error) {
 
 	all, damaged, err := dir.List()
 	for _, d := range damaged {
-		s.Warn(d.Error())
+		s.warn(d.Error())
 	}
 
 	return slices.DeleteFunc(all, func(r *lease.Record) bool {

@@ -24,12 +24,12 @@ func (p *attached) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	}
 	switch own := rec.Leased6(); {
 	case !own.IsValid():
-		p.found.Advise(remedy, "it has no address by DHCPv6: %s", rec.Six.Error)
+		p.found.advise(remedy, "it has no address by DHCPv6: %s", rec.Six.Error)
 	case rec.Six.Lease.Left(time.Now()) == 0:
-		p.found.Advise(remedy, "its DHCPv6 lease of %s ended at %s", own.Addr(),
+		p.found.advise(remedy, "its DHCPv6 lease of %s ended at %s", own.Addr(),
 			rec.Six.Lease.Expire.Format(time.RFC3339))
 	case !slices.ContainsFunc(p.Addresses, func(a ipam.Address) bool { return a.Prefix == own }):
-		p.found.Advise(remedy, "its DHCPv6 lease is of %s", own.Addr())
+		p.found.advise(remedy, "its DHCPv6 lease is of %s", own.Addr())
 	}
 }
 
@@ -181,7 +181,7 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) err
 			return failf(ErrTryAgain, `ipv6 "slaac": %w`, err)
 		}
 		if len(got.Addresses) == 0 {
-			a.s.Warn(`ipv6 "slaac": parameters of the pod's own (net.ipv6.conf) keep it from forming an address`)
+			a.s.warn(`ipv6 "slaac": parameters of the pod's own (net.ipv6.conf) keep it from forming an address`)
 		}
 	}
 

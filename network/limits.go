@@ -19,7 +19,7 @@ func (limitsPart) look(ctx context.Context, p *attached) error {
 		return nil
 	}
 	diffs, err := bandwidth.On(p.s.Links.Socket()).Check(ctx, target(p.Attachment), p.Bandwidth)
-	p.found.AddAll(diffs, tombolo.RemedyRepair)
+	p.found.addAll(diffs, tombolo.RemedyRepair)
 	return err
 }
 
@@ -135,7 +135,7 @@ func effectiveLimits(s *session, asked bandwidth.Shape, mtu int) (bandwidth.Shap
 		return bandwidth.Shape{}, failf(ErrInvalid, "bandwidth: %w", err)
 	}
 	for _, adj := range adjusted {
-		s.Warn("bandwidth: " + adj)
+		s.warn("bandwidth: " + adj)
 	}
 	return effective, nil
 }

@@ -83,7 +83,7 @@ func (b *bed) inside(t *testing.T, do func(*session) error) {
 		if err != nil {
 			return err
 		}
-		defer s.Close()
+		defer s.close()
 		return do(s)
 	})
 }

@@ -35,7 +35,7 @@ func (loopbackPart) look(ctx context.Context, n *site) error {
 	case n.bridge.Index == 0 || n.at.Index == 0 || !n.usesLoopback():
 		return nil
 	case !n.quick && (!n.at.RouteLocalnet || !n.bridge.RouteLocalnet):
-		n.found.Advise(tombolo.RemedyRepair,
+		n.found.advise(tombolo.RemedyRepair,
 			"bridge %s: route_localnet is off, so that 127.0.0.1 does not lead to the pods' ports", n.at.Name)
 		return nil
 	}
@@ -49,7 +49,7 @@ func (loopbackPart) look(ctx context.Context, n *site) error {
 	if n.quick {
 		n.needsCompletion = n.needsCompletion || missing // the rest of the network may exist, so complete it
 	} else if missing && err == nil {
-		n.found.Advise(tombolo.RemedyRepair,
+		n.found.advise(tombolo.RemedyRepair,
 			"bridge %s: the filter is missing at its ingress that keeps others from the host's 127.0.0.1 should "+
 				"nf_tables be flushed", n.at.Name)
 	}
@@ -129,7 +129,7 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 	// The host's own packets through an uplink's bridge would be lost while the place is created.
 	if n.rec.Uplink != "" && !kept.HasPlace() {
 		n.rec.LoopbackUnfiltered = true
-		n.s.Warn(openIfFlushed + l.Name +
+		n.s.warn(openIfFlushed + l.Name +
 			": to keep it would cost the host packets there, unless Tombolo makes the bridge anew")
 		_, err := sysctl.Ensure(path, "1")
 		return err
@@ -139,7 +139,7 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 	_, err = conn.Ensure(ctx, keep, kept, routed)
 	n.rec.LoopbackUnfiltered = localnet.IsUnsupported(err)
 	if n.rec.LoopbackUnfiltered {
-		n.s.Warn(openIfFlushed + l.Name + ": " + err.Error())
+		n.s.warn(openIfFlushed + l.Name + ": " + err.Error())
 	} else if err != nil {
 		return err
 	}
@@ -223,7 +223,7 @@ func closeUnusedLoopback(ctx context.Context, s *session, known bool, links ...s
 }
 
 func closeLoopback(ctx context.Context, s *session, known bool, name string) error {
-	if err := s.Enter(ctx); err != nil {
+	if err := s.enter(ctx); err != nil {
 		return err
 	}
 
@@ -235,7 +235,7 @@ func closeLoopback(ctx context.Context, s *session, known bool, name string) err
 		return s.Firewall.HasPorts(ctx, name)
 	}
 
-	return s.Ensure(ctx, needed, func() error {
+	return s.ensure(ctx, needed, func() error {
 		// Their elements may have been flushed.
 		if used, err := s.publishedBehind(name); used || err != nil {
 			return err

@@ -39,7 +39,7 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 	}
 
 	err := u.node.about(ctx, func(s *session) error {
-		if err := s.EnterAlone(ctx); err != nil {
+		if err := s.enterAlone(ctx); err != nil {
 			return err
 		}
 
@@ -196,7 +196,7 @@ func (s *session) moveElements(ctx context.Context, next *state.Attachment, nw *
 	err = errors.Join(err, s.Firewall.Move(ctx, endpoint.Of(&old), now))
 	if errors.Is(err, fs.ErrNotExist) {
 		// Another program flushed it. A repair, or the next Add, restores it from the records.
-		s.Warn("the firewall was removed: tombolo repair puts it back: " + err.Error())
+		s.warn("the firewall was removed: tombolo repair puts it back: " + err.Error())
 		return nil
 	}
 

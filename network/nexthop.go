@@ -82,7 +82,7 @@ func (nextHopPart) look(_ context.Context, n *site) error {
 	mac := n.hostMAC()
 	if n.rec.DefaultRoute == exitHost && n.bridge.Index != 0 && !bytes.Equal(mac, n.rec.HostMAC) {
 		before := net.HardwareAddr(n.rec.HostMAC)
-		n.found.Advise(tombolo.RemedyRepair, "pods send to the host's MAC %s, and it is %s", before, mac)
+		n.found.advise(tombolo.RemedyRepair, "pods send to the host's MAC %s, and it is %s", before, mac)
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 			break // no pod has an entry
 		}
 		if err := n.s.setNextHops(ctx, a, mac, before); err != nil {
-			n.s.Warn(fmt.Sprintf("cannot tell container %s of the host's MAC %s: %v", a.ContainerID, mac, err))
+			n.s.warn(fmt.Sprintf("cannot tell container %s of the host's MAC %s: %v", a.ContainerID, mac, err))
 		}
 	}
 

@@ -98,8 +98,8 @@ func (n *Node) openEntered(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Enter(ctx); err != nil {
-		s.Close()
+	if err := s.enter(ctx); err != nil {
+		s.close()
 		return nil, err
 	}
 	return s, nil
@@ -111,7 +111,7 @@ func (n *Node) about(ctx context.Context, do func(*session) error, networks ...s
 	if err != nil {
 		return err
 	}
-	defer s.Close()
+	defer s.close()
 	return do(s)
 }
 

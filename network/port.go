@@ -32,19 +32,19 @@ func (portPart) look(ctx context.Context, p *attached) error {
 	p.gone = len(diffs) > 0 && diffs[0].What == "link" && diffs[0].Have == "" && diffs[0].Want == p.want.Name
 	switch {
 	case p.gone && p.lost != nil:
-		p.found.List = nil
-		p.found.Advise(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %v",
+		p.found.list = nil
+		p.found.advise(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %v",
 			p.want.Name, p.lost)
 		return nil
 	case p.gone:
-		p.found.List = nil
-		p.found.AddAll(diffs[:1], tombolo.RemedyRecreate)
+		p.found.list = nil
+		p.found.addAll(diffs[:1], tombolo.RemedyRecreate)
 		return nil
 	case p.lost != nil:
-		p.found.Advise(tombolo.RemedyRecreate, "its namespace is gone: %v", p.lost)
+		p.found.advise(tombolo.RemedyRecreate, "its namespace is gone: %v", p.lost)
 	}
 
-	p.found.AddAll(diffs, tombolo.RemedyRepair)
+	p.found.addAll(diffs, tombolo.RemedyRepair)
 	return nil
 }
 
@@ -138,8 +138,8 @@ func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {
 	return p
 }
 
-// Renamed reports whether an attachment's port exists with another name: its alias stays.
-func (s *session) Renamed(ctx context.Context, hash string) (bool, error) {
+// isRenamed reports whether an attachment's port exists with another name: its alias stays.
+func (s *session) isRenamed(ctx context.Context, hash string) (bool, error) {
 	links, err := s.Links.Veths(ctx)
 	return slices.ContainsFunc(links, func(l bridge.Link) bool {
 		return l.Name != "veth"+hash && strings.HasPrefix(l.Alias, endpoint.AliasOwner(hash))

@@ -22,7 +22,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		return err
 	}
 
-	if err := s.EnterAlone(ctx); err != nil {
+	if err := s.enterAlone(ctx); err != nil {
 		return err
 	}
 
@@ -71,7 +71,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 			}
 
 			// With the last network, delete our rules in the chains of others.
-			return errors.Join(stopForwarding(rec), s.Foreign("").Remove(ctx))
+			return errors.Join(stopForwarding(rec), s.foreign("").Remove(ctx))
 		},
 		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
 		func() error { return closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()) },

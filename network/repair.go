@@ -29,7 +29,7 @@ func mendOthers(ctx context.Context, s *session, except string) ([]*site, error)
 	r := &repair{s: s}
 	for _, o := range others {
 		if err := r.network(ctx, o); err != nil {
-			s.Warn(err.Error()) // its own next ADD reports it
+			s.warn(err.Error()) // its own next ADD reports it
 		}
 	}
 	return r.mended, nil
@@ -51,7 +51,7 @@ func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 // repairNetworks repairs the networks that are in use. If some are named, it repairs only these, unless something was
 // missing that others share.
 func repairNetworks(ctx context.Context, s *session, some ...string) error {
-	if err := s.EnterAlone(ctx); err != nil {
+	if err := s.enterAlone(ctx); err != nil {
 		return err
 	}
 
@@ -88,7 +88,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	errs = append(errs, declareMended(ctx, s, r.mended...))
 	for _, a := range r.followers {
 		if withholds(a) {
-			errs = append(errs, s.Publish(ctx, waitingOf(a))) // a DEL that was to pass them on may have been killed
+			errs = append(errs, s.publish(ctx, waitingOf(a))) // a DEL that was to pass them on may have been killed
 		}
 	}
 
@@ -108,7 +108,7 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 		return nil // of an earlier epoch: its next ADD builds it
 	}
 
-	attachments, err := r.s.Attachments(rec.Name)
+	attachments, err := r.s.attachments(rec.Name)
 	if err != nil {
 		return err
 	}
@@ -167,13 +167,13 @@ func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []stri
 	if err != nil || s == nil {
 		return 0, nil, err
 	}
-	defer s.Close()
+	defer s.close()
 	for _, rec := range records {
 		n := &site{s: s, rec: rec, quick: true}
 		if err := n.look(ctx, []part{firewallPart{}, admissionPart{}}); err != nil {
 			return 0, nil, err
 		}
-		for _, d := range n.found.List {
+		for _, d := range n.found.list {
 			if text := d.String(); !slices.Contains(lacking, text) {
 				lacking = append(lacking, text)
 			}
@@ -194,10 +194,10 @@ func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, e
 	if err != nil || s == nil {
 		return nil, err
 	}
-	defer s.Close()
+	defer s.close()
 	list := map[string][]foreign.Obstacle{}
 	for _, rec := range records {
-		if list[rec.Name], err = s.Obstacles(ctx, rec); err != nil {
+		if list[rec.Name], err = s.obstacles(ctx, rec); err != nil {
 			return nil, err
 		}
 	}
@@ -221,7 +221,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 
 	records, _, err := s.Dir.ListNetworks()
 	if err == nil && len(records) > 0 {
-		if err = s.Enter(ctx); err == nil {
+		if err = s.enter(ctx); err == nil {
 			records, _, err = s.Dir.ListNetworks() // an ADD may have changed one while it had the lock
 		}
 	}
@@ -232,13 +232,13 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 			continue
 		}
 		var attachments []*state.Attachment
-		if attachments, err = s.Attachments(rec.Name); len(attachments) > 0 || isOpened(rec) {
+		if attachments, err = s.attachments(rec.Name); len(attachments) > 0 || isOpened(rec) {
 			used = append(used, rec)
 		}
 	}
 
 	if err != nil || len(used) == 0 {
-		s.Close()
+		s.close()
 		return nil, nil, err
 	}
 
@@ -249,7 +249,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 // a program that loads an older copy of our tables brings both back. It reports whether there were any. It takes the
 // exclusive lock, so no Add is in progress.
 func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
-	if err := s.EnterAlone(ctx); err != nil {
+	if err := s.enterAlone(ctx); err != nil {
 		return false, err
 	}
 
@@ -330,7 +330,7 @@ func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	if err != nil || s == nil {
 		return &Links{}, err
 	}
-	defer s.Close()
+	defer s.close()
 	veths, err := s.Links.Veths(ctx)
 	if err != nil {
 		return nil, err
@@ -388,7 +388,7 @@ func (l *Links) uplink(ctx context.Context, n *site) error {
 
 func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Link) error {
 	var err error
-	if n.attachments, err = n.s.Attachments(n.rec.Name); err != nil {
+	if n.attachments, err = n.s.attachments(n.rec.Name); err != nil {
 		return err
 	}
 
@@ -430,11 +430,11 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 			return err
 		}
 
-		n.found.AddAll(diffs, "")
+		n.found.addAll(diffs, "")
 	}
 
-	if len(n.found.List) > 0 {
-		l.Lacking[n.rec.Name] = printable.Texts(n.found.List)
+	if len(n.found.list) > 0 {
+		l.Lacking[n.rec.Name] = printable.Texts(n.found.list)
 	}
 
 	return nil

@@ -18,9 +18,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// IPAMNode returns the facts about the node for an allocator of a network, about an attachment with a known hash. The
+// ipamNode returns the facts about the node for an allocator of a network, about an attachment with a known hash. The
 // zero Owner means all.
-func (s *session) IPAMNode(network string, own ipam.Owner, hash string) ipam.Node {
+func (s *session) ipamNode(network string, own ipam.Owner, hash string) ipam.Node {
 	return ipam.Node{
 		Epoch: ipam.Epoch{Token: s.Epoch.Token(), Started: s.Dir.Begun(s.Epoch)},
 		Live:  func(ctx context.Context) ([]ipam.Live, error) { return s.live(ctx, network) },
@@ -34,16 +34,16 @@ func (s *session) IPAMNode(network string, own ipam.Owner, hash string) ipam.Nod
 			_, err := s.Dir.Load(network, hash)
 			return !errors.Is(err, fs.ErrNotExist)
 		},
-		Warn: s.Warn,
+		Warn: s.warn,
 	}
 }
 
 // bind gives the allocator its node. For a slow allocator it releases the lock.
 func (s *session) bind(a ipam.Allocator, network string, own ipam.Owner, hash string) ipam.Allocator {
 	if a.Slow() {
-		s.Leave()
+		s.leave()
 	}
-	return a.Bind(s.IPAMNode(network, own, hash))
+	return a.Bind(s.ipamNode(network, own, hash))
 }
 
 // collectReservations gives back reservations of no valid attachment and none on record: one may be in progress, or
@@ -53,10 +53,10 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 		return nil // leases are attachments like others
 	}
 
-	if err := t.Session.Enter(ctx); err != nil {
+	if err := t.Session.enter(ctx); err != nil {
 		return err
 	}
-	defer t.Session.Leave()
+	defer t.Session.leave()
 	allocator, err := t.node.allocator(t.Network, nil)
 	if err != nil || allocator == nil {
 		return err
@@ -160,7 +160,7 @@ func unlist(ctx context.Context, s *session, r *remains) error {
 			return err
 		}
 	}
-	return errors.Join(err, s.RemoveElements(ctx, r.hash, r.rec))
+	return errors.Join(err, s.removeElements(ctx, r.hash, r.rec))
 }
 
 // allocate gets the pod's addresses. An allocator that asks another program may be slow, so the lock is not held
@@ -184,7 +184,7 @@ func (a *adding) allocate(ctx context.Context) (err error) {
 
 	a.back.push(func(ctx context.Context) error {
 		if allocator.Slow() {
-			a.s.Leave()
+			a.s.leave()
 		}
 		var addrs []netip.Addr
 		for _, one := range got.Addresses {
@@ -192,7 +192,7 @@ func (a *adding) allocate(ctx context.Context) (err error) {
 		}
 		return allocator.Del(ctx, owner, addrs)
 	})
-	if err := a.s.Enter(ctx); err != nil {
+	if err := a.s.enter(ctx); err != nil {
 		return err
 	}
 

@@ -59,7 +59,7 @@ func (p *attached) lookAtWay(ctx context.Context, at *bridge.Link, own netip.Pre
 		return err // the network reports it
 	}
 
-	p.found.Advise(tombolo.RemedyConfigure,
+	p.found.advise(tombolo.RemedyConfigure,
 		"the host does not send what is for %s to %s: see ip route get %s, and ip rule",
 		own.Addr(), at.Name, own.Addr())
 	return nil

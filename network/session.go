@@ -21,64 +21,64 @@ type session struct {
 	settings
 	Links    *bridge.Conn
 	Firewall *nft.Conn
-	Epoch    state.Epoch // the epoch of this boot of the node; known after Enter
+	Epoch    state.Epoch // the epoch of this boot of the node; known after enter
 
 	bridges map[string]*bridge.Link // remembered bridges; nil if none are to be remembered
 
-	leave func() error // NetNS
-	lock  *state.Lock
-	note  string // the lock's note, as this call found it
-	later []func() error
+	leaveNS func() error // back to the caller's namespace
+	lock    *state.Lock
+	note    string // the lock's note, as this call found it
+	later   []func() error
 }
 
 // openSession opens the kernel's sockets, without the lock.
 func openSession(cfg settings) (*session, error) {
-	s := &session{settings: cfg, leave: func() error { return nil }}
+	s := &session{settings: cfg, leaveNS: func() error { return nil }}
 	s.Mark = cmp.Or(s.Mark, nft.DefaultMark)
 	var err error
 	if s.NetNS != nil {
-		if s.leave, err = s.NetNS.Enter(); err != nil {
+		if s.leaveNS, err = s.NetNS.Enter(); err != nil {
 			return nil, err
 		}
 	}
 
 	if s.Links, err = cfg.DialBridge(); err != nil {
-		return nil, errors.Join(err, s.leave())
+		return nil, errors.Join(err, s.leaveNS())
 	}
 
 	if s.Firewall, err = cfg.DialFirewall(&nft.Config{Mark: s.Mark}); err != nil {
 		s.Links.Close()
-		return nil, errors.Join(err, s.leave())
+		return nil, errors.Join(err, s.leaveNS())
 	}
 
 	return s, nil
 }
 
-// Close releases the locks, then calls the functions given to Later, and closes the sockets.
-func (s *session) Close() {
-	s.Leave()
+// close releases the locks, then calls the functions given to atEnd, and closes the sockets.
+func (s *session) close() {
+	s.leave()
 	for _, do := range s.later {
 		if err := do(); err != nil {
-			s.Warn(err.Error())
+			s.warn(err.Error())
 		}
 	}
 
 	s.Links.Close()
 	s.Firewall.Close()
-	if err := s.leave(); err != nil {
-		s.Warn(err.Error())
+	if err := s.leaveNS(); err != nil {
+		s.warn(err.Error())
 	}
 }
 
-// Later leaves a function to Close, which calls it when no lock is held. It may take locks that come before the
+// atEnd leaves a function to Close, which calls it when no lock is held. It may take locks that come before the
 // state's. Its error becomes a warning.
-func (s *session) Later(do func() error) { s.later = append(s.later, do) }
+func (s *session) atEnd(do func() error) { s.later = append(s.later, do) }
 
-// Warn logs a message for the operator although the call continues.
-func (s *session) Warn(text string) { s.Log.Warn(printable.Line(text)) }
+// warn logs a message for the operator although the call continues.
+func (s *session) warn(text string) { s.Log.Warn(printable.Line(text)) }
 
-// Enter takes the shared lock, and ensures that the state belongs to this boot of the node. It may be called again.
-func (s *session) Enter(ctx context.Context) error {
+// enter takes the shared lock, and ensures that the state belongs to this boot of the node. It may be called again.
+func (s *session) enter(ctx context.Context) error {
 	if s.lock != nil {
 		return nil
 	}
@@ -90,9 +90,9 @@ func (s *session) Enter(ctx context.Context) error {
 	return err
 }
 
-// Leave releases the lock, so that the caller can wait for something slow, or take a lock that comes before it.
-// Records that were read under the lock may have changed at the next Enter.
-func (s *session) Leave() {
+// leave releases the lock, so that the caller can wait for something slow, or take a lock that comes before it.
+// Records that were read under the lock may have changed at the next enter.
+func (s *session) leave() {
 	if s.lock == nil {
 		return
 	}
@@ -101,21 +101,21 @@ func (s *session) Leave() {
 	s.lock = nil
 }
 
-// EnterAlone takes the lock exclusively, unless the session holds it exclusively already.
-func (s *session) EnterAlone(ctx context.Context) error {
-	if err := s.Enter(ctx); err != nil || !s.Shared() {
+// enterAlone takes the lock exclusively, unless the session holds it exclusively already.
+func (s *session) enterAlone(ctx context.Context) error {
+	if err := s.enter(ctx); err != nil || !s.shared() {
 		return err
 	}
 	return s.lock.Upgrade(ctx)
 }
 
-// Shared reports whether the session holds the lock, but not exclusively.
-func (s *session) Shared() bool { return s.lock.Mode() == state.Shared }
+// shared reports whether the session holds the lock, but not exclusively.
+func (s *session) shared() bool { return s.lock.Mode() == state.Shared }
 
-// Ensure runs work under the exclusive lock, unless done reports that it is unnecessary: see state.Lock.Ensure. An
+// ensure runs work under the exclusive lock, unless done reports that it is unnecessary: see state.Lock.Ensure. An
 // exclusive lock stays exclusive.
-func (s *session) Ensure(ctx context.Context, done func() (bool, error), work func() error) error {
-	if s.Shared() {
+func (s *session) ensure(ctx context.Context, done func() (bool, error), work func() error) error {
+	if s.shared() {
 		return s.lock.Ensure(ctx, done, work)
 	}
 	if is, err := done(); is || err != nil {
@@ -177,14 +177,14 @@ func (s *session) others(than string) ([]*state.Network, error) {
 	return slices.DeleteFunc(all, func(o *state.Network) bool { return o.Name == than }), stateError(err)
 }
 
-// Attachments returns the records of a network's attachments, and warns of damaged ones.
-func (s *session) Attachments(network string) ([]*state.Attachment, error) {
+// attachments returns the records of a network's attachments, and warns of damaged ones.
+func (s *session) attachments(network string) ([]*state.Attachment, error) {
 	attachments, damaged, err := s.Dir.List(network)
 	if err != nil {
 		return nil, stateError(err)
 	}
 	for _, d := range damaged {
-		s.Warn(d.Error())
+		s.warn(d.Error())
 	}
 	return attachments, nil
 }
@@ -194,7 +194,7 @@ func (s *session) allAttachments() (all []*state.Attachment, _ error) {
 	networks, err := s.Dir.Networks()
 	err = stateError(err)
 	for _, name := range networks {
-		attachments, listErr := s.Attachments(name)
+		attachments, listErr := s.attachments(name)
 		all, err = append(all, attachments...), errors.Join(err, listErr)
 	}
 	return all, err

@@ -82,7 +82,7 @@ func (n *site) look(ctx context.Context, list []part) error {
 	var errs []error
 	for _, p := range list {
 		err := p.look(ctx, n)
-		if n.quick && (err != nil || len(n.found.List) > 0) {
+		if n.quick && (err != nil || len(n.found.list) > 0) {
 			return err
 		}
 		errs = append(errs, err)
@@ -106,24 +106,24 @@ func (n *site) make(ctx context.Context) (changed bool, _ error) {
 
 // findings are the differences found.
 type findings struct {
-	List []tombolo.Difference
+	list []tombolo.Difference
 }
 
-// Add adds a difference, by a format.
-func (f *findings) Add(format string, args ...any) { f.Advise("", format, args...) }
+// add adds a difference, by a format.
+func (f *findings) add(format string, args ...any) { f.advise("", format, args...) }
 
-// Advise adds a difference with its remedy.
-func (f *findings) Advise(remedy tombolo.Remedy, format string, args ...any) {
-	f.List = append(f.List, tombolo.Difference{Text: fmt.Sprintf(format, args...), Remedy: remedy})
+// advise adds a difference with its remedy.
+func (f *findings) advise(remedy tombolo.Remedy, format string, args ...any) {
+	f.list = append(f.list, tombolo.Difference{Text: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
 // texts returns the findings in words.
-func (f *findings) texts() []string { return printable.Texts(f.List) }
+func (f *findings) texts() []string { return printable.Texts(f.list) }
 
-// AddAll adds differences. Those without a remedy get this one.
-func (f *findings) AddAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
+// addAll adds differences. Those without a remedy get this one.
+func (f *findings) addAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 	for _, d := range diffs {
 		d.Remedy = cmp.Or(d.Remedy, remedy)
-		f.List = append(f.List, d)
+		f.list = append(f.list, d)
 	}
 }

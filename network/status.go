@@ -25,7 +25,7 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err != nil {
 		return err
 	}
-	defer s.Close()
+	defer s.close()
 	w := wantOf(nw, "", n.cfg.Mark)
 	w.Record.Subnets = nw.Subnets
 	if err := couldBe(ctx, s, w); err != nil {

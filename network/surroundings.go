@@ -101,7 +101,7 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 		return nil
 	}
 	for _, text := range host.queues {
-		n.found.Advise(tombolo.RemedyConfigure, "%s", text)
+		n.found.advise(tombolo.RemedyConfigure, "%s", text)
 	}
 	if err := in.neighboursOf(ctx, n); err != nil {
 		return err
@@ -113,14 +113,14 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 			return err
 		}
 		for _, l := range taken {
-			n.found.Advise(tombolo.RemedyConfigure,
+			n.found.advise(tombolo.RemedyConfigure,
 				"host port %d leads to container %s, and %s too, which gets none of its packets: %s",
 				l.Local.Port(), a.ContainerID, l, wayOut(l))
 		}
 	}
 
 	if b := n.bridge.Bridge; b != nil && b.PortDelay > 0 {
-		n.found.Advise(tombolo.RemedyConfigure, "%s", endpoint.SlowPorts(n.rec.Bridge, b.PortDelay))
+		n.found.advise(tombolo.RemedyConfigure, "%s", endpoint.SlowPorts(n.rec.Bridge, b.PortDelay))
 	}
 
 	if n.at.Index != 0 && n.at.Up && n.rec.Uplink == "" {
@@ -139,15 +139,15 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 	}
 
 	for _, path := range paths {
-		n.found.Advise(tombolo.RemedyConfigure, "%s", path)
+		n.found.advise(tombolo.RemedyConfigure, "%s", path)
 	}
 
-	list, err := n.s.Obstacles(ctx, n.rec)
+	list, err := n.s.obstacles(ctx, n.rec)
 	for _, o := range list {
 		if o.Maybe {
 			in.Others = append(in.Others, o.String())
 		} else {
-			n.found.Advise(tombolo.RemedyConfigure, "%s", o)
+			n.found.advise(tombolo.RemedyConfigure, "%s", o)
 		}
 	}
 
@@ -190,7 +190,7 @@ func (h *surroundings) clients(ctx context.Context, n *site) error {
 		}
 
 		if len(list) > 0 {
-			n.found.Advise(tombolo.RemedyConfigure, "a DHCP client of the host, or a router advertisement, gave %[1]s "+
+			n.found.advise(tombolo.RemedyConfigure, "a DHCP client of the host, or a router advertisement, gave %[1]s "+
 				"what pods may have sent: %s: keep network managers off it (docs/operating.md, \"Network managers\"), "+
 				"and then: ip address flush dev %[1]s dynamic; ip route flush dev %[1]s proto dhcp; "+
 				"ip -6 route flush dev %[1]s proto ra", l.Name, strings.Join(list, ", "))
@@ -262,7 +262,7 @@ func (in *Inspection) strangeAddresses(ctx context.Context, host *surroundings, 
 		general, _ := routes.Get(ctx, routing.Outside(subnet.Addr()))
 		switch {
 		case other != "":
-			n.found.Advise(tombolo.RemedyConfigure, "%s", text)
+			n.found.advise(tombolo.RemedyConfigure, "%s", text)
 		case general.Link != n.at.Index: // a host whose own way out is this bridge has its own address there
 			in.Others = append(in.Others, text)
 		}
@@ -322,7 +322,7 @@ func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, 
 
 		general, _ := routes.Get(ctx, pod)
 		if rule, ok := routing.Foreign(h.rules, own, pod, "lo", r.Table); ok && general.Link == at.Index {
-			n.found.Advise(tombolo.RemedyConfigure, "what the host sends from %s to pods does not go by %s, because "+
+			n.found.advise(tombolo.RemedyConfigure, "what the host sends from %s to pods does not go by %s, because "+
 				"of the rule %s (%s); this helps: %s", own, at.Name, rule, way, rule.Ahead("to "+gw.Masked().String()))
 		}
 	}
@@ -334,7 +334,7 @@ func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, 
 			continue // the host itself has no way out
 		}
 		if _, err := routes.GetFrom(ctx, pod, outside, at.Index); route.NoRoute(err) {
-			n.found.Advise(tombolo.RemedyConfigure, "the host does not send on what the pod %s sends to elsewhere, "+
+			n.found.advise(tombolo.RemedyConfigure, "the host does not send on what the pod %s sends to elsewhere, "+
 				"because of the rule %s (%v); unless it is meant for pods, this helps: %s",
 				pod, rule, err, rule.Ahead("iif "+at.Name))
 			break
@@ -359,7 +359,7 @@ func (s *session) cutBridges(ctx context.Context, planned string) (texts []strin
 	}
 
 	drops := func(name string) ([]foreign.Obstacle, error) {
-		return s.Foreign("").Obstacles(ctx, foreign.Path{Bridge: name, Switched: true})
+		return s.foreign("").Obstacles(ctx, foreign.Path{Bridge: name, Switched: true})
 	}
 	general, err := drops("any bridge")
 	if err != nil || len(general) == 0 {

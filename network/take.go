@@ -59,7 +59,7 @@ func (u Uplinks) about(ctx context.Context, nic string, do func(*session) error)
 		return err
 	}
 	return u.node.about(ctx, func(s *session) error {
-		if err := s.EnterAlone(ctx); err != nil {
+		if err := s.enterAlone(ctx); err != nil {
 			return err
 		}
 		return do(s)
@@ -236,11 +236,11 @@ func (s *session) takeReports(ctx context.Context) (list []UplinkReport, wrong [
 		rec, err := s.loadTake(name)
 		switch {
 		case err != nil:
-			found.Advise(tombolo.RemedyConfigure, "%v", err)
+			found.advise(tombolo.RemedyConfigure, "%v", err)
 		case rec == nil:
 			continue
 		case rec.State != uplink.Taken:
-			found.Advise(tombolo.RemedyRepair, "the work on uplink %s was cut short (%s)", name, rec.State)
+			found.advise(tombolo.RemedyRepair, "the work on uplink %s was cut short (%s)", name, rec.State)
 		default:
 			nic, nicErr := s.link(ctx, name)
 			on, err := s.link(ctx, rec.Bridge)
@@ -248,7 +248,7 @@ func (s *session) takeReports(ctx context.Context) (list []UplinkReport, wrong [
 				return nil, nil, err
 			}
 			if nic.Index == 0 || on.Index == 0 || nic.Master != on.Index {
-				found.Advise(tombolo.RemedyConfigure,
+				found.advise(tombolo.RemedyConfigure,
 					"uplink %s is no port of bridge %s any more: tombolo uplink restore %[1]s gives it what the "+
 						"bridge has, or had if it is gone", name, rec.Bridge)
 			}
@@ -259,7 +259,7 @@ func (s *session) takeReports(ctx context.Context) (list []UplinkReport, wrong [
 		}
 
 		report.Differences = found.texts()
-		list, wrong = append(list, report), append(wrong, found.List...)
+		list, wrong = append(list, report), append(wrong, found.list...)
 	}
 
 	return list, wrong, nil

@@ -97,7 +97,7 @@ func TestHashOfAKeyIsPassedOnAndNotComputedAgain(t *testing.T) {
 	must.Succeed(t, err)
 	defer pending.Close()
 	expect.Is(t, expect.Err(dir.LockAttachment("pods", hash)), state.ErrBusy, "the record is not the hash's")
-	target, node := target(rec), (&session{}).IPAMNode("pods", own, hash)
+	target, node := target(rec), (&session{}).ipamNode("pods", own, hash)
 	for what, text := range map[string]string{
 		"port": rec.HostIf, "owner": string(endpoint.Of(rec).Owner), "alias": endpoint.AliasOf(rec),
 		"owner of the ifb": target.Owner, "alias of the ifb": target.Alias, "allocator": node.Hash(own),

@@ -134,26 +134,26 @@ func (uplinkPart) look(ctx context.Context, n *site) error {
 	case n.rec.Uplink == "":
 		return nil
 	case n.uplink.nic.Index == 0:
-		n.found.Advise(tombolo.RemedyConfigure, "uplink %s: the host has no such link", n.rec.Uplink)
+		n.found.advise(tombolo.RemedyConfigure, "uplink %s: the host has no such link", n.rec.Uplink)
 		return nil
 	case !n.uplink.shared || n.bridge.Index == 0 || n.quick && n.uplink.ready:
 		return nil
 	case n.quick:
-		n.found.Add("uplink %s: bridge %s does not share it as it was made", n.rec.Uplink, n.rec.Bridge)
+		n.found.add("uplink %s: bridge %s does not share it as it was made", n.rec.Uplink, n.rec.Bridge)
 		return nil
 	}
 
 	diffs, err := n.s.shares().Check(ctx, shareOf(n.rec))
 	if errors.Is(err, share.ErrUnfit) {
-		n.found.Advise(tombolo.RemedyConfigure, "%v", err)
+		n.found.advise(tombolo.RemedyConfigure, "%v", err)
 		return nil
 	}
 
-	n.found.AddAll(diffs, tombolo.RemedyRepair)
+	n.found.addAll(diffs, tombolo.RemedyRepair)
 	if path := noIPv6(n.rec.Bridge); err == nil && path != "" && n.bridge.Alias == endpoint.BridgeAlias {
 		if have, readErr := sysctl.Read(path); readErr == nil && have != "1" {
 			differs := tombolo.Difference{Object: "kernel parameters", What: path, Want: "1", Have: have}
-			n.found.AddAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
+			n.found.addAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
 		}
 	}
 
@@ -352,7 +352,7 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	if err != nil {
 		return nil, nil, err
 	}
-	defer s.Close()
+	defer s.close()
 	shared, err := refuseUplink(ctx, s, &state.Network{Uplink: nic, Bridge: bridgeName})
 	if err != nil {
 		return nil, nil, err
@@ -505,7 +505,7 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer s.Close()
+	defer s.close()
 	list, _, err := s.takeReports(ctx)
 	if err != nil {
 		return nil, err

@@ -71,7 +71,7 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 	if n.rec.VLAN.IsZero() {
 		return n.inDefault(ctx, func(index int, name string, m vlan.Membership) error {
 			diffs, err := vlans.Check(ctx, index, name, m)
-			n.found.AddAll(diffs, tombolo.RemedyRepair)
+			n.found.addAll(diffs, tombolo.RemedyRepair)
 			return err
 		})
 	}
@@ -81,7 +81,7 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 		if err != nil {
 			return err
 		}
-		n.found.AddAll(diffs, tombolo.RemedyRepair)
+		n.found.addAll(diffs, tombolo.RemedyRepair)
 	}
 
 	nic, err := n.nic(ctx)
@@ -91,7 +91,7 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 
 	outside, err := vlans.Outside(ctx, nic.Index, carried(n.rec)...)
 	if len(outside) > 0 {
-		n.found.AddAll([]tombolo.Difference{{Object: "uplink " + n.rec.Uplink, What: "VLANs",
+		n.found.addAll([]tombolo.Difference{{Object: "uplink " + n.rec.Uplink, What: "VLANs",
 			Want: vlan.Ranges(outside).String()}}, tombolo.RemedyRepair)
 	}
 

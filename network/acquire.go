@@ -94,11 +94,11 @@ func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
 	return dir, nil
 }
 
-// lease gets the pod's address through its link, which is up and without an address. A server may be slow, so the
-// lock is not held during this.
-func (a *adding) lease(ctx context.Context) error {
+// obtain gets the addresses that a pod gets through its link, which is up: a lease, and those from router
+// advertisements. A server may be slow, so the lock is not held during this.
+func (a *adding) obtain(ctx context.Context) error {
 	asked, err := a.solicit(ctx)
-	if err != nil {
+	if err != nil || asked == nil && a.leasing == nil {
 		return err
 	}
 
@@ -106,17 +106,42 @@ func (a *adding) lease(ctx context.Context) error {
 		defer asked.Close()
 	}
 
-	a.s.leave()
-	if err := whileWanted(ctx, a.pending, a.acquire); err != nil {
-		return err
+	if a.leasing != nil {
+		a.s.leave()
+		if err := whileWanted(ctx, a.pending, a.acquire); err != nil {
+			return err
+		}
+		a.given = givenBy(a.leasing.rec, a.pod.Routes)
 	}
 
-	rec := a.leasing.rec
-	a.given = givenBy(rec, a.pod.Routes)
 	if err := a.advertised(ctx, asked); err != nil {
 		return err
 	}
 
+	if a.leasing != nil {
+		if err := a.applyLease(ctx); err != nil {
+			return err
+		}
+	}
+
+	// Derive everything again. The port can only now show the addresses behind it.
+	if err := a.derive(ctx); err != nil {
+		return err
+	}
+
+	if err := a.s.Links.Enslave(ctx, a.plan.onto(a.built)); err != nil {
+		return err
+	}
+
+	if err := a.ready(ctx); err != nil || a.leasing == nil {
+		return err
+	}
+	return a.node.step("ipam")
+}
+
+// applyLease completes the lease's record with the other addresses of the pod, and configures the pod for its lease.
+func (a *adding) applyLease(ctx context.Context) error {
+	rec := a.leasing.rec
 	if formed := a.given.addresses[1:]; len(formed) > 0 {
 		rec.Formed = prefixesOf(formed)
 	}
@@ -134,17 +159,17 @@ func (a *adding) lease(ctx context.Context) error {
 		return err
 	}
 
-	if err := applyLease(ctx, a.pod.NetNS, rec, a.link); err != nil {
-		return explainRoute(err)
-	}
-
-	return a.again(ctx)
+	return explainRoute(configureLease(ctx, a.pod.NetNS, rec, a.link))
 }
 
 // recordLease records the lease before a packet is sent. So even after a kill, the keeper and Collect know that there
 // may be one.
 func (a *adding) recordLease(context.Context) error {
 	l := a.leasing
+	if l == nil {
+		return nil
+	}
+
 	boot, err := state.BootID()
 	if err != nil {
 		return err

@@ -103,8 +103,8 @@ type adding struct {
 	link  *bridge.Attachment // nil until the pod has its link
 }
 
-// run runs the steps of an Add, in order. A pod gets its addresses before its link, unless it leases them through the
-// link.
+// run runs the steps of an Add, in order. A pod gets its addresses before its link, except for those that it gets
+// through the link.
 func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if len(a.pod.Ports) > 0 {
 		// Do this after everything else is undone, including the record.
@@ -113,20 +113,12 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		})
 	}
 
-	steps := []func(context.Context) error{
-		a.begin, a.done("record"), a.allocate, a.done("ipam"), a.derive, a.refuseListeners, a.ready, a.done("network"),
-		a.attach, a.autoconfigure, a.done("link"),
-	}
-	if a.leasing != nil {
-		steps = []func(context.Context) error{
-			a.begin, a.done("record"), a.derive, a.refuseListeners, a.ready, a.done("network"),
-			a.recordLease, a.attach, a.done("link"), a.lease, a.done("ipam"),
-		}
-	}
-
 	// The pod's ports lead to it only at the end.
-	steps = append(steps, a.enlist, a.flushStale, a.done("firewall"), a.commit, a.done("commit"), a.publishWithheld)
-	for _, step := range steps {
+	for _, step := range []func(context.Context) error{
+		a.begin, a.done("record"), a.allocate, a.derive, a.refuseListeners, a.ready, a.done("network"), a.recordLease,
+		a.attach, a.done("link"), a.obtain, a.enlist, a.flushStale, a.done("firewall"), a.commit, a.done("commit"),
+		a.publishWithheld,
+	} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}

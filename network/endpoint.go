@@ -103,7 +103,7 @@ func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) erro
 	e.wanted = ep
 	if !e.getsMore {
 		// Everything exists, unless another program has flushed it.
-		if same, err := e.s.seen().Unchanged(); err != nil || same {
+		if same, err := e.s.rules().Unchanged(); err != nil || same {
 			return err
 		}
 	}

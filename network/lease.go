@@ -38,8 +38,8 @@ func (leasePart) mend(ctx context.Context, p *attached) error {
 	return nil // A Del that holds the record removes the elements by the present record.
 }
 
-// applyLease configures the pod for its lease.
-func applyLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
+// configureLease configures the pod for its lease.
+func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
 		return err

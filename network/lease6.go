@@ -203,32 +203,3 @@ func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) err
 	g.informs = got.OtherConfig && len(got.Servers) == 0
 	return nil
 }
-
-// autoconfigure runs solicit and advertised for a pod that has its other addresses already.
-func (a *adding) autoconfigure(ctx context.Context) error {
-	if !a.nw.SLAAC {
-		return nil
-	}
-
-	asked, err := a.solicit(ctx)
-	if asked == nil {
-		return err
-	}
-	defer asked.Close()
-	if err := a.advertised(ctx, asked); err != nil {
-		return err
-	}
-	return a.again(ctx)
-}
-
-// again derives everything again for a pod that got more after its link. The port can only now show the addresses
-// behind it.
-func (a *adding) again(ctx context.Context) error {
-	if err := a.derive(ctx); err != nil {
-		return err
-	}
-	if err := a.s.Links.Enslave(ctx, a.plan.onto(a.built)); err != nil {
-		return err
-	}
-	return a.ready(ctx)
-}

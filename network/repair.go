@@ -180,8 +180,8 @@ func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []stri
 		}
 	}
 
-	if seen := s.seen().Generation(); seen != nil {
-		generation = *seen
+	if now := s.rules().Generation(); now != nil {
+		generation = *now
 	}
 
 	return generation, lacking, nil

@@ -163,16 +163,22 @@ func unlist(ctx context.Context, s *session, r *remains) error {
 	return errors.Join(err, s.removeElements(ctx, r.hash, r.rec))
 }
 
-// allocate gets the pod's addresses. An allocator that asks another program may be slow, so the lock is not held
-// during this.
+// allocate gets the addresses of a pod that does not lease them. An allocator that asks another program may be slow, so
+// the lock is not held during this.
 func (a *adding) allocate(ctx context.Context) (err error) {
+	if a.leasing != nil {
+		return nil
+	}
+
 	if err := wanted(a.pending); err != nil {
 		return err
 	}
 
 	if a.nw.Allocator == nil {
-		a.given, err = givenOf(a.pod.Addresses, a.pod.Routes)
-		return err
+		if a.given, err = givenOf(a.pod.Addresses, a.pod.Routes); err != nil {
+			return err
+		}
+		return a.node.step("ipam")
 	}
 
 	owner := a.pod.key(a.nw).owner()
@@ -196,8 +202,10 @@ func (a *adding) allocate(ctx context.Context) (err error) {
 		return err
 	}
 
-	a.given, err = givenOf(got.Addresses, append(got.Routes, a.pod.Routes...))
-	return err
+	if a.given, err = givenOf(got.Addresses, append(got.Routes, a.pod.Routes...)); err != nil {
+		return err
+	}
+	return a.node.step("ipam")
 }
 
 // givenOf puts IPv4 first: runtimes regard the first address of a result as the pod's.

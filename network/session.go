@@ -25,10 +25,10 @@ type session struct {
 
 	bridges map[string]*bridge.Link // remembered bridges; nil if none are to be remembered
 
-	leaveNS func() error // back to the caller's namespace
-	lock    *state.Lock
-	note    string // the lock's note, as this call found it
-	later   []func() error
+	leaveNS    func() error // back to the caller's namespace
+	lock       *state.Lock
+	generation string // from the lock's file, as this call found it
+	later      []func() error
 }
 
 // openSession opens the kernel's sockets, without the lock.
@@ -85,7 +85,7 @@ func (s *session) enter(ctx context.Context) error {
 	var err error
 	s.lock, s.Epoch, err = s.Dir.Enter(ctx)
 	if err == nil {
-		s.readNote()
+		s.readGeneration()
 	}
 	return err
 }
@@ -96,7 +96,7 @@ func (s *session) leave() {
 	if s.lock == nil {
 		return
 	}
-	s.leaveNote()
+	s.saveGeneration()
 	s.lock.Close()
 	s.lock = nil
 }
@@ -124,28 +124,31 @@ func (s *session) ensure(ctx context.Context, done func() (bool, error), work fu
 	return work()
 }
 
-// The note contains the networks that the firewall was ready for, in this epoch and namespace, at the end of the last
-// call. So the next call requests a single number, unless others have changed nf_tables since.
+// The lock's file holds nf_tables' generation at the end of the last call, with the networks that the firewall was
+// ready for then, in this epoch and namespace. While the generation stays the same, nobody has changed nf_tables, and
+// the next call requests this number instead of the rules.
 
-func (s *session) readNote() {
-	s.note = s.lock.Note()
-	text, ok := strings.CutPrefix(s.note, s.Epoch.Token()+" ")
+// readGeneration passes the generation in the lock's file to the firewall's socket.
+func (s *session) readGeneration() {
+	s.generation = s.lock.Note()
+	text, ok := strings.CutPrefix(s.generation, s.Epoch.Token()+" ")
 	if !ok {
 		text = ""
 	}
-	s.seen().Use(text)
+	s.rules().Use(text)
 }
 
-func (s *session) leaveNote() {
-	text := s.seen().Text()
-	if note := s.Epoch.Token() + " " + text; text != "" && note != s.note {
+// saveGeneration writes the generation that the firewall's socket knows into the lock's file.
+func (s *session) saveGeneration() {
+	text := s.rules().Text()
+	if now := s.Epoch.Token() + " " + text; text != "" && now != s.generation {
 		// Without it, the next call looks itself.
-		_ = s.lock.SetNote(note)
+		_ = s.lock.SetNote(now)
 	}
 }
 
-// seen returns the firewall's socket, with its knowledge.
-func (s *session) seen() nftnl.Socket { return nftnl.Of(s.Firewall.Socket()) }
+// rules returns the firewall's socket, which knows the generation.
+func (s *session) rules() nftnl.Socket { return nftnl.Of(s.Firewall.Socket()) }
 
 // link returns a link of the host. If it does not exist, only its name is set.
 func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {

@@ -26,10 +26,9 @@ type want struct {
 	Routed       bool // the value of NFCall if it is open
 	ForceAddress bool // addresses of the bridge that overlap with a gateway's are replaced
 
-	PodEgress bool         // the pod has a policy of egress
-	Owner     string       // the hash of the attachment of the Add
-	Loopback  bool         // the host's 127.0.0.1 leads to a port of the pod
-	Reached   []netip.Addr // the pod's addresses that ports of the host lead to
+	PodEgress bool              // the pod has a policy of egress
+	Owner     string            // the hash of the attachment of the Add
+	Pod       *state.Attachment // its future record; nil for Ready, which asks for no pod
 }
 
 // config returns a hash of the configuration of a network, without the additions of single pods.
@@ -45,7 +44,7 @@ func ready(ctx context.Context, s *session, w *want) (*site, error) {
 	// Under the exclusive lock the network is compared again. If a part is known to be missing, one comparison is
 	// enough. route_localnet is checked for this, which costs a tenth of a look.
 	shut := false
-	if w.Loopback && w.Record.Uplink == "" && s.shared() {
+	if w.Pod != nil && endpoint.PublishesIPv4(w.Pod) && w.Record.Uplink == "" && s.shared() {
 		value, err := sysctl.Read(sysctl.Link("ipv4", w.Record.GatewayLink(), routeLocalnet))
 		shut = err == nil && value == "0"
 	}
@@ -247,11 +246,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 // with ready.
 func reach(ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool) (rec *state.Network,
 	_ error) {
-	w := &want{Loopback: endpoint.PublishesIPv4(a)}
-	if len(a.Published) > 0 {
-		w.Reached = endpoint.Addresses(a)
-	}
-
+	w := &want{Pod: a}
 	_, err := bring(ctx, s, func() (_ *site, err error) {
 		if rec, err = s.Dir.LoadNetwork(a.Network); err != nil {
 			return nil, stateError(err)

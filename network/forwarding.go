@@ -34,13 +34,7 @@ func (n *site) needs() (r bridge.Routing) {
 		need(gw.Addr())
 	}
 
-	if n.want != nil {
-		for _, a := range n.want.Reached {
-			need(a)
-		}
-	}
-
-	for _, a := range n.attachments {
+	for _, a := range n.pods() {
 		for _, address := range a.Addresses {
 			if len(a.Published) > 0 {
 				need(address.Prefix.Addr())

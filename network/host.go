@@ -9,6 +9,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/link"
 )
 
@@ -20,7 +21,7 @@ type hostPart struct{}
 // look compares the addresses of services, which one link has. To compare uplinks, all links of the host must be
 // listed: see lookAtExits.
 func (hostPart) look(ctx context.Context, n *site) error {
-	if n.bridge.Index == 0 || n.quick && (n.want == nil || !n.want.Loopback) {
+	if n.bridge.Index == 0 || n.quick && !slices.ContainsFunc(n.pods(), endpoint.PublishesIPv4) {
 		return nil
 	}
 

@@ -367,37 +367,43 @@ type Publication struct {
 // record, or whose Add is not complete, is ErrNotAttached. It needs CAP_NET_ADMIN.
 func (c Change) Publish(ctx context.Context, what Publication) error {
 	return c.do(ctx, func(s *session, a, next *state.Attachment) error {
-		if len(what.Ports) == 0 {
-			return unpublish(ctx, s, a, next)
+		err := c.replacePorts(ctx, s, a, next, what)
+		if err == nil && endpoint.PublishesIPv4(next) {
+			return nil
 		}
 
-		if err := cmp.Or(checkPorts(what.Ports), refuseUnreachable(what.Ports, a.Addresses)); err != nil {
-			return err
-		}
-
-		if err := refuseListeners(ctx, c.key.ContainerID, what.Ports, a.Addresses, false); err != nil {
-			return err
-		}
-
-		next.Published, next.PortSNAT = endpoint.Published(what.Ports), what.SNAT
-		if next.DefaultRoute == "" {
-			lans, err := s.siblings(next)
-			if err != nil {
-				return err
-			}
-			for _, o := range lans {
-				next.Waiting = waitingWith(next.Waiting, waitingOf(o))
-			}
-		}
-
-		err := c.node.publish(ctx, s, a, next)
-		if err != nil {
-			err = errors.Join(err,
-				closeUnusedLoopback(context.WithoutCancel(ctx), s, false, next.Bridge, next.GatewayLink()))
-		}
-
-		return err
+		// A killed call may have left some of it.
+		had := err == nil && endpoint.PublishesIPv4(a)
+		return errors.Join(err, closeUnusedLoopback(context.WithoutCancel(ctx), s, had, a.Bridge, a.GatewayLink()))
 	})
+}
+
+// replacePorts does the work of Publish, except for the way from 127.0.0.1.
+func (c Change) replacePorts(ctx context.Context, s *session, a, next *state.Attachment, what Publication) error {
+	if len(what.Ports) == 0 {
+		return unpublish(ctx, s, a, next)
+	}
+
+	if err := cmp.Or(checkPorts(what.Ports), refuseUnreachable(what.Ports, a.Addresses)); err != nil {
+		return err
+	}
+
+	if err := refuseListeners(ctx, c.key.ContainerID, what.Ports, a.Addresses, false); err != nil {
+		return err
+	}
+
+	next.Published, next.PortSNAT = endpoint.Published(what.Ports), what.SNAT
+	if next.DefaultRoute == "" {
+		lans, err := s.siblings(next)
+		if err != nil {
+			return err
+		}
+		for _, o := range lans {
+			next.Waiting = waitingWith(next.Waiting, waitingOf(o))
+		}
+	}
+
+	return c.node.publish(ctx, s, a, next)
 }
 
 func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachment) error {
@@ -437,10 +443,6 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 			s.Dir.UpdateLocked(a))
 	}
 
-	if endpoint.PublishesIPv4(a) && !endpoint.PublishesIPv4(next) {
-		return closeUnusedLoopback(ctx, s, endpoint.PublishesIPv4(a), a.Bridge, a.GatewayLink())
-	}
-
 	return nil
 }
 
@@ -448,7 +450,7 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 // passed on.
 func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error {
 	if len(a.Published) == 0 {
-		return closeUnusedLoopback(ctx, s, false, a.Bridge, a.GatewayLink()) // a killed call may have left some of it
+		return nil
 	}
 
 	next.Published, next.Waiting, next.PortSNAT = nil, nil, nft.SNATNeeded
@@ -467,9 +469,5 @@ func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error
 	}
 
 	// Until the rest is done, the record says so by having none.
-	if err := s.Dir.UpdateLocked(next); err != nil {
-		return stateError(err)
-	}
-
-	return closeUnusedLoopback(ctx, s, endpoint.PublishesIPv4(a), a.Bridge, a.GatewayLink())
+	return stateError(s.Dir.UpdateLocked(next))
 }

@@ -63,7 +63,7 @@ func (n *site) usesLoopback() bool {
 	if n.share != nil {
 		return false
 	}
-	return n.want != nil && n.want.Loopback || slices.ContainsFunc(n.attachments, func(a *state.Attachment) bool {
+	return slices.ContainsFunc(n.pods(), func(a *state.Attachment) bool {
 		return endpoint.PublishesIPv4(a) && a.GatewayLink() == n.rec.GatewayLink()
 	})
 }

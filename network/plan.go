@@ -52,11 +52,7 @@ func (a *adding) derive(context.Context) error {
 		rec.Addresses = append(rec.Addresses, address)
 	}
 
-	p.want.Loopback = endpoint.PublishesIPv4(rec)
-	if len(rec.Published) > 0 {
-		p.want.Reached = endpoint.Addresses(rec)
-	}
-
+	p.want.Pod = rec
 	mac := a.pod.MAC
 	if mac == nil {
 		mac = ident.MACOf(endpoint.Addresses(rec))

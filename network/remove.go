@@ -162,7 +162,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	}
 
 	if !rec.VLAN.IsZero() {
-		return leaveVLANs(ctx, s, rec, l, shared)
+		return removeVLANLink(ctx, s, rec, l, shared)
 	}
 
 	if hasPods(ctx, s, ports) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
@@ -51,6 +52,14 @@ type site struct {
 	// differ from the requested ones. complete repairs both.
 	needsCompletion bool
 	back            []nft.Endpoint // endpoints of pods that were restored
+}
+
+// pods returns the attachments, with the future one of the Add that looks.
+func (n *site) pods() []*state.Attachment {
+	if n.want == nil || n.want.Pod == nil {
+		return n.attachments
+	}
+	return append(slices.Clip(n.attachments), n.want.Pod)
 }
 
 // find requests the bridge, the link with the gateways, and the uplink.

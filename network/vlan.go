@@ -148,31 +148,12 @@ func (n *site) nic(ctx context.Context) (*bridge.Link, error) {
 	return nic, nil
 }
 
-// leaveVLANs removes the host's link in a network's VLAN, and its uplink from the VLANs that no other network on the
-// bridge has.
-func leaveVLANs(ctx context.Context, s *session, rec *state.Network, l *bridge.Link, shared []*state.Network) error {
-	if host, ok := hostVLAN(rec, l); ok &&
-		!slices.ContainsFunc(shared, func(o *state.Network) bool { return o.VLAN.ID == rec.VLAN.ID }) {
-		if err := s.Links.VLANs().RemoveLink(ctx, host); err != nil {
-			return err
-		}
-	}
-
-	if rec.Uplink == "" {
+// removeVLANLink removes the host's link in a network's VLAN unless another network on the bridge has that VLAN. The
+// uplink stays in its VLANs: its owner may have put it there.
+func removeVLANLink(ctx context.Context, s *session, rec *state.Network, l *bridge.Link, shared []*state.Network) error {
+	host, ok := hostVLAN(rec, l)
+	if !ok || slices.ContainsFunc(shared, func(o *state.Network) bool { return o.VLAN.ID == rec.VLAN.ID }) {
 		return nil
 	}
-
-	nic, err := s.Links.Link(ctx, rec.Uplink)
-	if err != nil || nic.Master != l.Index {
-		return nil // it is no port any more
-	}
-
-	err = s.Links.VLANs().Leave(ctx, nic.Index, carried(rec)...)
-	for _, o := range shared {
-		if err == nil && o.Uplink == rec.Uplink {
-			_, err = s.Links.VLANs().Join(ctx, nic.Index, carried(o)...)
-		}
-	}
-
-	return err
+	return s.Links.VLANs().RemoveLink(ctx, host)
 }

@@ -26,11 +26,11 @@ import (
 
 // leasing is the part of an Add that gets the address by DHCP.
 type leasing struct {
-	asked  *Lease
-	client lease.Client
-	dir    *lease.Dir
-	held   *lease.Held // the lock of its record, unless released
-	rec    *lease.Record
+	request *Lease
+	client  lease.Client
+	dir     *lease.Dir
+	lock    *lease.Held // of its record, unless released
+	rec     *lease.Record
 	// unconfirmed is set if no server answered, and the pod uses its last lease again. The keeper asks servers for
 	// it.
 	unconfirmed bool
@@ -39,7 +39,7 @@ type leasing struct {
 // prepareLease checks the lease's configuration before anything is changed. It fills in the record, which other calls
 // use to restore the guard while this one waits for the server.
 func (a *adding) prepareLease() (*leasing, error) {
-	l := &leasing{asked: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
+	l := &leasing{request: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
 	switch len(a.pod.MAC) {
 	case 6:
 	case 0:
@@ -50,7 +50,7 @@ func (a *adding) prepareLease() (*leasing, error) {
 		return nil, failf(ErrInvalid, "container %s: %q is not a MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)
 	}
 
-	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.asked.Sticky
+	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.request.Sticky
 	if _, err := dhcpc.NewMachine(l.client.Asking(nil)); err != nil {
 		return nil, failf(ErrInvalid, "ipam: %w", err)
 	}
@@ -66,7 +66,7 @@ func (a *adding) prepareLease() (*leasing, error) {
 	}
 
 	var err error
-	if l.dir, err = a.node.leases(l.asked); err != nil {
+	if l.dir, err = a.node.leases(l.request); err != nil {
 		return nil, err
 	}
 
@@ -78,13 +78,13 @@ func (a *adding) prepareLease() (*leasing, error) {
 
 // leases opens the records of leases. It returns an error if no program would renew the requested lease. nil requests
 // none.
-func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
+func (n *Node) leases(request *Lease) (*lease.Dir, error) {
 	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {
 		return nil, failf(ErrInvalid, "%w", err)
 	}
 
-	if asked == nil || asked.KeeperOptional {
+	if request == nil || request.KeeperOptional {
 		return dir, nil
 	}
 
@@ -97,24 +97,24 @@ func (n *Node) leases(asked *Lease) (*lease.Dir, error) {
 // obtain gets the addresses that a pod gets through its link, which is up: a lease, and those from router
 // advertisements. A server may be slow, so the lock is not held during this.
 func (a *adding) obtain(ctx context.Context) error {
-	asked, err := a.solicit(ctx)
-	if err != nil || asked == nil && a.leasing == nil {
+	solicitation, err := a.solicit(ctx)
+	if err != nil || solicitation == nil && a.leasing == nil {
 		return err
 	}
 
-	if asked != nil {
-		defer asked.Close()
+	if solicitation != nil {
+		defer solicitation.Close()
 	}
 
 	if a.leasing != nil {
 		a.s.leave()
-		if err := whileWanted(ctx, a.pending, a.acquire); err != nil {
+		if err := whileRecorded(ctx, a.pending, a.acquire); err != nil {
 			return err
 		}
-		a.given = givenBy(a.leasing.rec, a.pod.Routes)
+		a.assigned = assignLease(a.leasing.rec, a.pod.Routes)
 	}
 
-	if err := a.advertised(ctx, asked); err != nil {
+	if err := a.advertised(ctx, solicitation); err != nil {
 		return err
 	}
 
@@ -142,11 +142,11 @@ func (a *adding) obtain(ctx context.Context) error {
 // applyLease completes the lease's record with the other addresses of the pod, and configures the pod for its lease.
 func (a *adding) applyLease(ctx context.Context) error {
 	rec := a.leasing.rec
-	if formed := a.given.addresses[1:]; len(formed) > 0 {
+	if formed := a.assigned.addresses[1:]; len(formed) > 0 {
 		rec.Formed = prefixesOf(formed)
 	}
 
-	if a.given.informs && !a.leasing.asked.KeeperOptional {
+	if a.assigned.informs && !a.leasing.request.KeeperOptional {
 		rec.Six = lease.SixOf(&rec.Client)
 		rec.Six.Stateless = true
 	}
@@ -186,7 +186,7 @@ func (a *adding) recordLease(context.Context) error {
 		NetNS: a.pod.Path, NetNSCookie: cookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge,
 		GatewayLink: cmp.Or(a.plan.rec.NIC, a.base.VLANLink()),
 		Client:      l.client,
-		Policy: lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.asked.Routes, Priority: l.asked.Priority,
+		Policy: lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.request.Routes, Priority: l.request.Priority,
 			IPv6: a.nw.SLAAC},
 	}
 	if a.byHost() {
@@ -198,20 +198,20 @@ func (a *adding) recordLease(context.Context) error {
 	}
 
 	rec.Lease = l.dir.Recall(rec)
-	if err := l.held.Create(rec); err != nil {
+	if err := l.lock.Create(rec); err != nil {
 		return stateError(err)
 	}
 
 	l.rec = rec
-	a.back.push(func(context.Context) error { return l.held.Remove() })
+	a.back.push(func(context.Context) error { return l.lock.Remove() })
 	return nil
 }
 
 // unlock releases the lock of the lease's record.
 func (l *leasing) unlock() {
-	if l.held != nil {
-		l.held.Close()
-		l.held = nil
+	if l.lock != nil {
+		l.lock.Close()
+		l.lock = nil
 	}
 }
 
@@ -311,11 +311,11 @@ func (a *adding) refuse(ctx context.Context, link int, had *dhcpc.Lease) func(l,
 	}
 }
 
-// givenBy returns the addresses, routes and DNS that a pod gets from its lease.
-func givenBy(rec *lease.Record, more []route.Route) given {
+// assignLease returns the addresses, routes and DNS that a pod gets from its lease.
+func assignLease(rec *lease.Record, more []route.Route) assigned {
 	got := rec.Lease
 	address := ipam.Address{Prefix: got.Address, Gateway: rec.Policy.Router(got)}
-	g := given{addresses: []ipam.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
+	g := assigned{addresses: []ipam.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
 	for _, r := range rec.Applied.Routes {
 		one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Priority: uint32(rec.Policy.Priority)}
 		if !r.Gateway.IsValid() {
@@ -332,7 +332,7 @@ func givenBy(rec *lease.Record, more []route.Route) given {
 func (l *leasing) commit(ctx context.Context, s *session) error {
 	s.leave()
 	l.rec.State = lease.Bound
-	if err := l.held.Replace(l.rec); err != nil {
+	if err := l.lock.Replace(l.rec); err != nil {
 		return stateError(err)
 	}
 	return s.enter(ctx)

@@ -97,10 +97,10 @@ type adding struct {
 	shaped  bandwidth.Shape // the pod's limits as enforced by the kernel
 
 	// The results of the steps so far.
-	given given
-	plan  *plan
-	built *site              // the network
-	link  *bridge.Attachment // nil until the pod has its link
+	assigned assigned
+	plan     *plan
+	built    *site              // the network
+	link     *bridge.Attachment // nil until the pod has its link
 }
 
 // run runs the steps of an Add, in order. A pod gets its addresses before its link, except for those that it gets
@@ -134,7 +134,7 @@ func (a *adding) done(name string) func(context.Context) error {
 
 // refuseListeners checks the ports that the pod requests.
 func (a *adding) refuseListeners(ctx context.Context) error {
-	return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.given.addresses, a.getsMore)
+	return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.assigned.addresses, a.getsMore)
 }
 
 // ready ensures that the network exists as derived.
@@ -196,7 +196,8 @@ func (a *adding) publishWithheld(ctx context.Context) error {
 
 	// These are signs that the container has another attachment: it passed on host ports, or it has a default route,
 	// so that this attachment's route got another metric.
-	if a.tookOver || a.metrics != nil || a.leasing != nil && a.leasing.rec.Policy.Priority != a.leasing.asked.Priority {
+	l := a.leasing
+	if a.tookOver || a.metrics != nil || l != nil && l.rec.Policy.Priority != l.request.Priority {
 		if err := a.s.meet(ctx, rec); err != nil {
 			return err
 		}
@@ -217,8 +218,8 @@ func (a *adding) made() *Attachment {
 	}
 
 	at.PortMAC, at.MAC = a.link.MAC, a.link.PeerMAC
-	at.Addresses, at.DNS = a.given.addresses, a.given.dns
-	at.Routes = a.metrics.apply(withDefaults(a.nw.DefaultGateway, at.Addresses, a.given.routes))
+	at.Addresses, at.DNS = a.assigned.addresses, a.assigned.dns
+	at.Routes = a.metrics.apply(withDefaults(a.nw.DefaultGateway, at.Addresses, a.assigned.routes))
 	if a.leasing == nil {
 		return at
 	}
@@ -232,8 +233,8 @@ func (a *adding) made() *Attachment {
 	return at
 }
 
-// given holds the addresses that a pod was given, IPv4 first, its routes as requested, and its name servers.
-type given struct {
+// assigned holds the addresses of a pod, IPv4 first, its routes as requested, and its name servers.
+type assigned struct {
 	addresses []ipam.Address
 	routes    []route.Route
 	dns       DNS
@@ -256,7 +257,7 @@ func (a *adding) begin(ctx context.Context) error {
 				return err
 			}
 			var err error
-			if a.leasing.held, err = a.leasing.dir.Lock(ctx, a.hash); err != nil {
+			if a.leasing.lock, err = a.leasing.dir.Lock(ctx, a.hash); err != nil {
 				return failf(ErrTryAgain, "%w", err)
 			}
 		}

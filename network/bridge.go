@@ -18,8 +18,8 @@ import (
 // bridgePart is the bridge. For another program's bridge, it sets only the properties that the network asks for.
 type bridgePart struct{}
 
-// bridgeWanted returns the bridge as requested by the network.
-func (n *site) bridgeWanted() bridge.Bridge {
+// requestedBridge returns the bridge as requested by the network.
+func (n *site) requestedBridge() bridge.Bridge {
 	mtu := n.rec.MTU
 	if n.rec.Uplink != "" {
 		mtu = 0 // keep the bridge's MTU: the bridge carries the LAN's frames, and the LAN determines it
@@ -55,7 +55,7 @@ func eitherOn(own, other *bool) *bool {
 }
 
 func (bridgePart) look(ctx context.Context, n *site) error {
-	want, remedy := n.bridgeWanted(), tombolo.RemedyRepair
+	want, remedy := n.requestedBridge(), tombolo.RemedyRepair
 	if n.bridge.Index == 0 {
 		if name, err := n.renamed(ctx); err != nil {
 			return err
@@ -101,7 +101,7 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 		return false, err
 	}
 
-	want, isNew := n.bridgeWanted(), n.bridge.Index == 0
+	want, isNew := n.requestedBridge(), n.bridge.Index == 0
 	if name, err := n.renamed(ctx); err != nil {
 		return false, err
 	} else if name != "" {

@@ -90,8 +90,8 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 			next.MAC = state.MAC(mac)
 		}
 
-		moved := !bytes.Equal(next.MAC, a.MAC)
-		if err := s.refuseMove(ctx, a, mac); err != nil {
+		changes := !bytes.Equal(next.MAC, a.MAC)
+		if err := s.refuseNewMAC(ctx, a, mac); err != nil {
 			return err
 		}
 
@@ -102,11 +102,11 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 			}
 		}
 
-		if !moved && next.MTU == a.MTU {
+		if !changes && next.MTU == a.MTU {
 			return nil
 		}
 
-		if moved {
+		if changes {
 			if err := s.Firewall.Move(ctx, endpoint.Of(a), endpoint.Of(next)); err != nil {
 				return err
 			}
@@ -119,8 +119,8 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 	})
 }
 
-// refuseMove returns an error if an attachment cannot have another MAC. nil means the present MAC.
-func (s *session) refuseMove(ctx context.Context, a *state.Attachment, mac net.HardwareAddr) error {
+// refuseNewMAC returns an error if an attachment cannot have another MAC. nil means the present MAC.
+func (s *session) refuseNewMAC(ctx context.Context, a *state.Attachment, mac net.HardwareAddr) error {
 	if mac == nil || bytes.Equal(mac, a.MAC) {
 		return nil
 	}
@@ -156,7 +156,7 @@ func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth
 	found := &findings{}
 	if ports != nil {
 		if a.PortSNAT != ports.SNAT {
-			found.add("calls of its ports come from the host's address as by %s, which is not what was asked for",
+			found.add("calls of its ports come from the host's address as by %s, unlike the request",
 				a.PortSNAT)
 		}
 		for _, p := range endpoint.Published(ports.Ports) {
@@ -173,7 +173,7 @@ func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth
 			return nil, err
 		}
 		if a.Bandwidth != want {
-			found.add("the limits are %+v, where %+v was asked for", a.Bandwidth, want)
+			found.add("the limits are %+v, where %+v was requested", a.Bandwidth, want)
 		}
 	}
 

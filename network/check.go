@@ -101,15 +101,15 @@ func (k *checking) expect(port *bridge.Port, found *findings) {
 	}
 
 	port.Hairpin, port.Isolated = k.nw.Hairpin && !sharesNIC(k.rec), k.nw.Isolated
-	told := k.pod.Reported
-	if told == nil {
+	report := k.pod.Reported
+	if report == nil {
 		return
 	}
 
 	// The entry has the MAC from Add, even if other plugins gave the pod another.
-	port.StaticFDB = port.StaticFDB && bytes.Equal(told.MAC, port.PeerMAC)
-	port.PeerMAC = told.MAC
-	if text := told.HostMACs[k.rec.HostIf]; text != "" {
+	port.StaticFDB = port.StaticFDB && bytes.Equal(report.MAC, port.PeerMAC)
+	port.PeerMAC = report.MAC
+	if text := report.HostMACs[k.rec.HostIf]; text != "" {
 		if mac, err := net.ParseMAC(text); err == nil && len(mac) == 6 {
 			port.MAC = mac
 		} else {
@@ -117,18 +117,18 @@ func (k *checking) expect(port *bridge.Port, found *findings) {
 		}
 	}
 
-	port.Addresses = k.expectedAddresses(told)
-	port.Routes = append(subnets(port.Addresses), routesFor(nil, told.Routes)...)
+	port.Addresses = k.expectedAddresses(report)
+	port.Routes = append(subnets(port.Addresses), routesFor(nil, report.Routes)...)
 }
 
 // expectedAddresses returns the reported addresses that the pod's interface should have. A lease and an advertised
 // prefix come and go, so the report may be outdated. Then only those count that are still on record.
-func (k *checking) expectedAddresses(told *Reported) []netip.Prefix {
+func (k *checking) expectedAddresses(report *Reported) []netip.Prefix {
 	onRecord := func(p netip.Prefix) bool {
 		return slices.ContainsFunc(k.rec.Addresses, func(a ipam.Address) bool { return a.Prefix == p })
 	}
-	reported := slices.Clone(told.Addresses)
-	for _, p := range told.Unplaced {
+	reported := slices.Clone(report.Addresses)
+	for _, p := range report.Unplaced {
 		if onRecord(p) {
 			reported = append(reported, p)
 		}
@@ -147,14 +147,14 @@ func (k *checking) reservations(ctx context.Context, found *findings) error {
 	}
 
 	allocator := k.s.bind(k.nw.Allocator, k.nw.Name, k.pod.key(k.nw).owner(), k.rec.Short)
-	var held []ipam.Address
+	var own []ipam.Address
 	for _, a := range k.rec.Addresses {
-		if told := k.pod.Reported; told == nil || told.names(a.Prefix.Addr()) {
-			held = append(held, a)
+		if report := k.pod.Reported; report == nil || report.names(a.Prefix.Addr()) {
+			own = append(own, a)
 		}
 	}
 
-	err := allocator.Check(ctx, k.pod.key(k.nw).owner(), held)
+	err := allocator.Check(ctx, k.pod.key(k.nw).owner(), own)
 	if err != nil && !allocator.Slow() {
 		found.add("%v", err)
 		return nil

@@ -41,8 +41,8 @@ type entry struct {
 	tookOver bool           // the Add took over host ports from the container's attachment to a LAN
 	back     undo
 
-	held   *nft.Endpoint // the guard's elements, added before its port existed; nil if none
-	wanted nft.Endpoint  // the last requested endpoint
+	guarded   *nft.Endpoint // the guard's elements, added before its port existed; nil if none
+	requested nft.Endpoint  // the pod's last endpoint
 }
 
 // endpoint returns the intended endpoint of the pod.
@@ -53,17 +53,17 @@ func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
 	return endpoint.Of(rec)
 }
 
-// holdBefore adds the elements that hold the pod to its MAC and addresses, and those that send frames from the LAN to
-// it, before its port exists. A pod that gets its addresses later gets its host ports then, too.
-func (e *entry) holdBefore(ctx context.Context, rec *state.Attachment, want *want) error {
+// guardBefore adds the elements that restrict the pod to its MAC and addresses, and those that send frames from the LAN
+// to it, before its port exists. A pod that gets its addresses later gets its host ports then, too.
+func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, want *want) error {
 	if rec.Guard == "" && rec.NIC == "" {
 		return nil
 	}
 
 	var ep nft.Endpoint
 	derive := func() {
-		e.wanted = e.endpoint(rec)
-		if ep = e.wanted; e.getsMore {
+		e.requested = e.endpoint(rec)
+		if ep = e.requested; e.getsMore {
 			ep.Ports, ep.Masquerade = nil, false
 		}
 	}
@@ -73,7 +73,7 @@ func (e *entry) holdBefore(ctx context.Context, rec *state.Attachment, want *wan
 			return nil // it could not be deleted, and stays guarded
 		}
 
-		if e.held == nil {
+		if e.guarded == nil {
 			// The kernel's answer may have been lost, and the elements may exist. But the remains of a killed Add may
 			// still have a port, which these elements guard.
 			if l, err := e.s.link(ctx, rec.HostIf); err != nil || l.Index != 0 {
@@ -81,13 +81,13 @@ func (e *entry) holdBefore(ctx context.Context, rec *state.Attachment, want *wan
 			}
 		}
 
-		return e.s.Firewall.Remove(ctx, ep, e.wanted)
+		return e.s.Firewall.Remove(ctx, ep, e.requested)
 	})
 	if err := e.enter(ctx, rec, want, func() error { derive(); return e.s.Firewall.Add(ctx, ep) }); err != nil {
 		return err
 	}
 
-	e.held = &ep
+	e.guarded = &ep
 	return nil
 }
 
@@ -95,36 +95,37 @@ func (e *entry) holdBefore(ctx context.Context, rec *state.Attachment, want *wan
 // ports that the container has already. want is nil if the Add is done.
 func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) error {
 	ep := e.endpoint(rec)
-	if e.held == nil {
+	if e.guarded == nil {
 		e.back.push(func(ctx context.Context) error { return e.s.Firewall.Remove(ctx, ep) })
 		return e.enter(ctx, rec, want, func() error { ep = e.endpoint(rec); return e.s.Firewall.Add(ctx, ep) })
 	}
 
-	e.wanted = ep
+	e.requested = ep
 	if !e.getsMore {
 		// Everything exists, unless another program has flushed it.
 		if same, err := e.s.rules().Unchanged(); err != nil || same {
 			return err
 		}
 	}
-	return e.enter(ctx, rec, want, func() error { ep = e.endpoint(rec); return e.s.Firewall.Update(ctx, *e.held, ep) })
+	return e.enter(ctx, rec, want,
+		func() error { ep = e.endpoint(rec); return e.s.Firewall.Update(ctx, *e.guarded, ep) })
 }
 
 // refuseAddress returns an error that names the pod which has an address at a link.
 func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) error {
-	held, err := e.s.Firewall.AddressOwner(ctx, link, own)
-	if err != nil || held == nil {
+	owner, err := e.s.Firewall.AddressOwner(ctx, link, own)
+	if err != nil || owner == nil {
 		return err
 	}
-	if stale, err := e.isStale(ctx, held); stale || err != nil {
+	if stale, err := e.isStale(ctx, owner); stale || err != nil {
 		return err
 	}
-	return fmt.Errorf("another pod of this node has it: %w", held)
+	return fmt.Errorf("another pod of this node has it: %w", owner)
 }
 
 // enter adds an endpoint, in place of the remains of a pod that is gone.
 func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, add func() error) error {
-	if err := wanted(e.pending); err != nil {
+	if err := refuseDeleted(e.pending); err != nil {
 		return err
 	}
 
@@ -138,7 +139,7 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 	}
 
 	for conflict := (*nft.ConflictError)(nil); errors.As(err, &conflict); err = add() {
-		if err := wanted(e.pending); err != nil {
+		if err := refuseDeleted(e.pending); err != nil {
 			return err
 		}
 

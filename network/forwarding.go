@@ -234,24 +234,24 @@ func stopForwarding(rec *state.Network) error {
 // pods use IPv6: by SLAAC, by an address in one of the subnets, or by one of the routes. The kernel's own errors come
 // late and are terse. An Add passes subnets only when it builds, since such a network is never found ready.
 func refuseIPv6(network string, slaac bool, subnets []netip.Prefix, routes ...route.Route) error {
-	asked := ""
+	request := ""
 	if i := slices.IndexFunc(routes, func(r route.Route) bool { return isIPv6(r.Dst) }); i >= 0 {
-		asked = fmt.Sprintf("a route to %s", routes[i].Dst)
+		request = fmt.Sprintf("a route to %s", routes[i].Dst)
 	}
 
 	if i := slices.IndexFunc(subnets, isIPv6); i >= 0 {
-		asked = fmt.Sprintf("an address in %s", subnets[i])
+		request = fmt.Sprintf("an address in %s", subnets[i])
 	}
 
 	if slaac {
-		asked = `ipv6 "slaac"`
+		request = `ipv6 "slaac"`
 	}
 
-	if asked == "" || sysctl.HasIPv6() {
+	if request == "" || sysctl.HasIPv6() {
 		return nil
 	}
 
 	return failf(tombolo.ErrInvalid, "network %q asks for %s, and IPv6 is switched off in this kernel: "+
 		"take it out of the configuration, or boot without ipv6.disable=1 on the kernel's command line "+
-		"(and with a kernel that has IPv6)", network, asked)
+		"(and with a kernel that has IPv6)", network, request)
 }

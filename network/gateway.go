@@ -175,11 +175,11 @@ func (n *site) giveLinkLocal(ctx context.Context) error {
 // gatewaysInUse reports whether each gateway that this ADD does not request is still needed: whether the attachment
 // that holds it, by an earlier configuration or another subnet, exists.
 func gatewaysInUse(s *session, rec *state.Network, w *want) bool {
-	for _, held := range rec.Held {
-		if slices.Contains(w.Record.Gateways, held.Gateway) {
+	for _, holder := range rec.Held {
+		if slices.Contains(w.Record.Gateways, holder.Gateway) {
 			continue
 		}
-		if _, err := s.Dir.Load(rec.Name, held.Attachment); err != nil {
+		if _, err := s.Dir.Load(rec.Name, holder.Attachment); err != nil {
 			return false
 		}
 	}

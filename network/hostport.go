@@ -220,9 +220,9 @@ func (s *session) amend(ctx context.Context, w state.Waiting, tries int, change 
 }
 
 // refuseListeners refuses ports that sockets of the host use.
-func refuseListeners(ctx context.Context, containerID string, asked []nft.Port, has []ipam.Address,
+func refuseListeners(ctx context.Context, containerID string, requested []nft.Port, has []ipam.Address,
 	mayHaveMore bool) error {
-	taken, err := listeners(ctx, containerID, asked, has, mayHaveMore)
+	taken, err := listeners(ctx, containerID, requested, has, mayHaveMore)
 	if err != nil || len(taken) == 0 {
 		return err
 	}
@@ -232,13 +232,13 @@ func refuseListeners(ctx context.Context, containerID string, asked []nft.Port, 
 // listeners finds sockets of the host with one of the ports, since the pod would get their packets. A port on all
 // addresses leads to the pod in the families that it has, or may get, for example by a lease or by forming addresses
 // itself.
-func listeners(ctx context.Context, containerID string, asked []nft.Port, has []ipam.Address,
+func listeners(ctx context.Context, containerID string, requested []nft.Port, has []ipam.Address,
 	mayHaveMore bool) ([]hostport.Listener, error) {
-	if len(asked) == 0 {
+	if len(requested) == 0 {
 		return nil, nil
 	}
 
-	ports := slices.Clone(asked)
+	ports := slices.Clone(requested)
 	of4 := func(a ipam.Address) bool { return a.Prefix.Addr().Is4() }
 	of6 := func(a ipam.Address) bool { return !of4(a) }
 	if has4, has6 := slices.ContainsFunc(has, of4), slices.ContainsFunc(has, of6); has4 != has6 && !mayHaveMore {
@@ -261,7 +261,7 @@ func listeners(ctx context.Context, containerID string, asked []nft.Port, has []
 func wayOut(l hostport.Listener) string {
 	text := "stop that, or choose another hostPort"
 	switch {
-	case l.Link == "lo" && l.Local.Addr().IsUnspecified(): // it hears what the host sends to any address of its own
+	case l.Link == "lo" && l.Local.Addr().IsUnspecified(): // the host sends to all of its own addresses by lo
 	case l.Link != "":
 		text += ", or a hostIP that is an address of another link than " + l.Link
 	case !l.Local.Addr().IsUnspecified():
@@ -412,8 +412,8 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 		return err
 	}
 
-	has, asked := endpoint.In(a, nw), endpoint.In(next, nw)
-	if len(has.Ports) > 0 && (has.PortSNAT != asked.PortSNAT || !slices.Equal(has.Ports, asked.Ports)) {
+	has, requested := endpoint.In(a, nw), endpoint.In(next, nw)
+	if len(has.Ports) > 0 && (has.PortSNAT != requested.PortSNAT || !slices.Equal(has.Ports, requested.Ports)) {
 		// Delete the old elements first. The next record does not list them, so a crash would leave them.
 		none := has
 		none.Ports, none.PortSNAT = nil, nft.SNATNeeded
@@ -427,7 +427,7 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 		return stateError(err)
 	}
 
-	e := &entry{node: n, s: s, hash: a.Hash(), in: nw, held: &has, getsMore: true, attached: true}
+	e := &entry{node: n, s: s, hash: a.Hash(), in: nw, guarded: &has, getsMore: true, attached: true}
 	err = e.add(ctx, next, nil)
 	if err == nil && withholds(next) {
 		err = s.Dir.UpdateLocked(next)

@@ -32,7 +32,7 @@ func (leasePart) mend(ctx context.Context, p *attached) error {
 	if rec == nil || err != nil {
 		return nil // Check reports faults of a lease
 	}
-	if err := p.s.move(ctx, p.Attachment, p.nw, rec); !errors.Is(err, state.ErrBusy) {
+	if err := p.s.follow(ctx, p.Attachment, p.nw, rec); !errors.Is(err, state.ErrBusy) {
 		return err
 	}
 	return nil // A Del that holds the record removes the elements by the present record.

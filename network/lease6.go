@@ -169,15 +169,15 @@ func (a *adding) unconfirmed() bool { return a.leasing != nil && a.leasing.uncon
 
 // advertised waits for the pod's first address from a router advertisement, adds it to the pod's addresses, and gives
 // the pod its default route.
-func (a *adding) advertised(ctx context.Context, asked *bridge.Solicitation) error {
-	if asked == nil {
+func (a *adding) advertised(ctx context.Context, solicitation *bridge.Solicitation) error {
+	if solicitation == nil {
 		return nil
 	}
 
 	var err error
-	got, g := new(bridge.Autoconfigured), &a.given
+	got, g := new(bridge.Autoconfigured), &a.assigned
 	if !a.nw.DHCPv6 && !a.unconfirmed() {
-		if got, err = asked.Wait(ctx); err != nil {
+		if got, err = solicitation.Wait(ctx); err != nil {
 			return failf(ErrTryAgain, `ipv6 "slaac": %w`, err)
 		}
 		if len(got.Addresses) == 0 {

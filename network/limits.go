@@ -129,8 +129,8 @@ func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.L
 }
 
 // effectiveLimits returns the limits as enforced by the kernel, and warns of differences from the request.
-func effectiveLimits(s *session, asked bandwidth.Shape, mtu int) (bandwidth.Shape, error) {
-	effective, adjusted, err := asked.Effective(mtu)
+func effectiveLimits(s *session, requested bandwidth.Shape, mtu int) (bandwidth.Shape, error) {
+	effective, adjusted, err := requested.Effective(mtu)
 	if err != nil {
 		return bandwidth.Shape{}, failf(ErrInvalid, "bandwidth: %w", err)
 	}

@@ -55,7 +55,7 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 		}
 
 		was := prefixesOf(a.Addresses)
-		if err := s.move(ctx, a, nw, rec); err != nil {
+		if err := s.follow(ctx, a, nw, rec); err != nil {
 			return err
 		}
 
@@ -140,17 +140,17 @@ func notLeased(a *state.Attachment) []ipam.Address {
 	})
 }
 
-// moved returns an attachment updated to its lease.
-func moved(a *state.Attachment, rec *lease.Record) *state.Attachment {
+// followed returns an attachment updated to its lease.
+func followed(a *state.Attachment, rec *lease.Record) *state.Attachment {
 	next := *a
 	next.Addresses, next.Moving = leased(a, rec), false
 	return &next
 }
 
-// move updates an attachment to its lease, under the exclusive lock. It may be repeated from any point. Without its
+// follow updates an attachment to its lease, under the exclusive lock. It may be repeated from any point. Without its
 // network there is nothing in the firewall.
-func (s *session) move(ctx context.Context, a *state.Attachment, nw *state.Network, rec *lease.Record) error {
-	next := moved(a, rec)
+func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Network, rec *lease.Record) error {
+	next := followed(a, rec)
 	gone := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
 		return slices.Contains(prefixesOf(next.Addresses), o.Prefix)
 	})

@@ -74,12 +74,12 @@ func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 	}
 	defer pod.Close()
 	port.LeaveIPv6 = true
-	asked, err := s.Links.Solicit(ctx, pod, port)
+	solicitation, err := s.Links.Solicit(ctx, pod, port)
 	if err != nil {
 		return err
 	}
 
-	if err := asked.Close(); err != nil || a.DefaultRoute != exitHost {
+	if err := solicitation.Close(); err != nil || a.DefaultRoute != exitHost {
 		return err
 	}
 
@@ -108,18 +108,18 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 		return nil
 	}
 
-	held, err := lockLease(ctx, a)
+	lock, err := lockLease(ctx, a)
 	if err != nil {
 		return err
 	}
-	defer held.Close()
-	rec, err := held.Load()
+	defer lock.Close()
+	rec, err := lock.Load()
 	if err != nil {
 		return err
 	}
 
 	rec.NetNS, rec.NetNSCookie = path, cookie
-	return held.Create(rec)
+	return lock.Create(rec)
 }
 
 // settles is how long after its Add a pod is expected to get a default route. It may have none.
@@ -153,12 +153,12 @@ func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint
 	}
 
 	// The kernel may already have one for IPv6 from a router.
-	isLed := func(r route.Route) bool { return isDefault(&r) && (r.Gateway.Is4() || !a.SLAAC) }
-	leads := a.IPAMType == endpoint.Leased || slices.ContainsFunc(a.Routes, isLed)
-	led := !leads || time.Since(a.Created) > settles
+	isExpected := func(r route.Route) bool { return isDefault(&r) && (r.Gateway.Is4() || !a.SLAAC) }
+	expects := a.IPAMType == endpoint.Leased || slices.ContainsFunc(a.Routes, isExpected)
+	found := !expects || time.Since(a.Created) > settles
 	err = route.On(conn).Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN},
-		func(r route.Route) { led = led || isLed(r) })
-	if err != nil || !l.Up() || !led {
+		func(r route.Route) { found = found || isExpected(r) })
+	if err != nil || !l.Up() || !found {
 		return 0, cmp.Or(err,
 			failf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod))
 	}

@@ -46,14 +46,14 @@ func (a *adding) routeByHost() {
 	}
 
 	var hops []ipam.Address
-	for _, address := range a.given.addresses {
+	for _, address := range a.assigned.addresses {
 		hops = append(hops, ipam.Address{Gateway: hostHop(address.Prefix.Addr().Is6())})
 	}
 
 	if a.nw.SLAAC {
 		hops = append(hops, ipam.Address{Gateway: hostHop(true)})
 	}
-	a.given.routes = withDefaults(true, hops, a.given.routes)
+	a.assigned.routes = withDefaults(true, hops, a.assigned.routes)
 }
 
 // neighbours returns a pod's entries of the next hops, for the families that it has.

@@ -160,5 +160,5 @@ func (c Change) RefuseMAC(ctx context.Context, mac net.HardwareAddr) error {
 	if _, err := c.node.attached(ctx, c.key); err != nil {
 		return err
 	}
-	return c.do(ctx, func(s *session, a, _ *state.Attachment) error { return s.refuseMove(ctx, a, mac) })
+	return c.do(ctx, func(s *session, a, _ *state.Attachment) error { return s.refuseNewMAC(ctx, a, mac) })
 }

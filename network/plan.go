@@ -25,8 +25,8 @@ type plan struct {
 // derive derives the required network, the port and the record from the pod's addresses, routes and DNS.
 func (a *adding) derive(context.Context) error {
 	a.routeByHost()
-	g := a.given
-	if err := a.checkGiven(g); err != nil {
+	g := a.assigned
+	if err := a.checkAssigned(g); err != nil {
 		return err
 	}
 
@@ -153,8 +153,8 @@ func (p *plan) link(l *bridge.Attachment) {
 	p.rec.NetNSCookie = l.NetNSCookie
 }
 
-// checkGiven refuses addresses and routes that the pod could not be given.
-func (a *adding) checkGiven(g given) error {
+// checkAssigned refuses addresses and routes that the pod could not get.
+func (a *adding) checkAssigned(g assigned) error {
 	if len(g.addresses) == 0 && a.leasing != nil {
 		return nil // they are to come
 	}

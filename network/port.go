@@ -203,18 +203,18 @@ func (a *adding) attach(ctx context.Context) error {
 		return err
 	}
 
-	if err := wanted(a.pending); err != nil {
+	if err := refuseDeleted(a.pending); err != nil {
 		return err
 	}
 
-	if err := a.holdBefore(ctx, &p.rec, p.want); err != nil {
+	if err := a.guardBefore(ctx, &p.rec, p.want); err != nil {
 		return err
 	}
 
 	owner := endpoint.AliasOwner(a.hash)
 	link, err := a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
-		if err := wanted(a.pending); err != nil {
+		if err := refuseDeleted(a.pending); err != nil {
 			return err
 		}
 		if err := a.s.Links.Detach(ctx, port.Name, owner); err != nil {

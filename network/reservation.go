@@ -170,12 +170,12 @@ func (a *adding) allocate(ctx context.Context) (err error) {
 		return nil
 	}
 
-	if err := wanted(a.pending); err != nil {
+	if err := refuseDeleted(a.pending); err != nil {
 		return err
 	}
 
 	if a.nw.Allocator == nil {
-		if a.given, err = givenOf(a.pod.Addresses, a.pod.Routes); err != nil {
+		if a.assigned, err = assign(a.pod.Addresses, a.pod.Routes); err != nil {
 			return err
 		}
 		return a.node.step("ipam")
@@ -202,15 +202,15 @@ func (a *adding) allocate(ctx context.Context) (err error) {
 		return err
 	}
 
-	if a.given, err = givenOf(got.Addresses, append(got.Routes, a.pod.Routes...)); err != nil {
+	if a.assigned, err = assign(got.Addresses, append(got.Routes, a.pod.Routes...)); err != nil {
 		return err
 	}
 	return a.node.step("ipam")
 }
 
-// givenOf puts IPv4 first: runtimes regard the first address of a result as the pod's.
-func givenOf(addresses []ipam.Address, routes []route.Route) (given, error) {
-	g := given{routes: routes, addresses: slices.Clone(addresses)}
+// assign puts IPv4 first: runtimes regard the first address of a result as the pod's.
+func assign(addresses []ipam.Address, routes []route.Route) (assigned, error) {
+	g := assigned{routes: routes, addresses: slices.Clone(addresses)}
 	for i, a := range addresses {
 		if !a.Prefix.IsValid() {
 			return g, failf(ErrInvalid, "the ipam's ips[%d] is no address with a prefix length", i)

@@ -119,10 +119,10 @@ func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route 
 	return list
 }
 
-// withDefaults returns the routes. If wanted, it adds a default route for each family that has a gateway and lacks
+// withDefaults returns the routes. If add is set, it adds a default route for each family that has a gateway and lacks
 // one. It does not change the caller's list.
-func withDefaults(wanted bool, addresses []ipam.Address, routes []route.Route) []route.Route {
-	if !wanted {
+func withDefaults(add bool, addresses []ipam.Address, routes []route.Route) []route.Route {
+	if !add {
 		return routes
 	}
 	list := append([]route.Route(nil), routes...)

@@ -222,9 +222,9 @@ func errDeleted() error {
 	return failf(ErrTryAgain, "the attachment was deleted, or collected as garbage, while it was being made")
 }
 
-// wanted returns an error if an ADD's record was removed. Call it before creating or removing anything that has the
-// same name for the next ADD of the attachment. For a complete ADD it returns nil.
-func wanted(record *state.Pending) error {
+// refuseDeleted returns an error if an ADD's record was removed. Call it before creating or removing anything that has
+// the same name for the next ADD of the attachment. For a complete ADD it returns nil.
+func refuseDeleted(record *state.Pending) error {
 	if record == nil {
 		return nil
 	}
@@ -235,12 +235,12 @@ func wanted(record *state.Pending) error {
 	return err
 }
 
-// lookEvery is how often an ADD that waits for others checks that it is still wanted.
+// lookEvery is how often an ADD that waits for others checks that its record still exists.
 const lookEvery = 100 * time.Millisecond
 
-// whileWanted runs a function that may take long, and ends it when the attachment's record is removed: the call that
+// whileRecorded runs a function that may take long, and ends it when the attachment's record is removed: the call that
 // removes it wants the ADD to end, and may wait for a lock that it holds.
-func whileWanted(ctx context.Context, record *state.Pending, do func(context.Context) error) error {
+func whileRecorded(ctx context.Context, record *state.Pending, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	deleted := errDeleted()
 	watched := make(chan struct{})

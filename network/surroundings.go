@@ -66,23 +66,27 @@ func (s *session) deadQueues() (texts []string, _ error) {
 	if err != nil {
 		return nil, err
 	}
+	conn := nftnl.Of(s.Firewall.Socket()).Conn
 	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_BRIDGE} {
-		err = cmp.Or(err, nftnl.List(nftnl.Of(s.Firewall.Socket()).Conn, "list rules", family, unix.NFT_MSG_GETRULE, func(b []byte) error {
+		listErr := nftnl.List(conn, "list rules", family, unix.NFT_MSG_GETRULE, func(b []byte) error {
 			q, ok := nftnl.QueueOf(b)
 			for n := q.First; ok && !q.Bypass && n-q.First < q.Total; n++ {
 				if listening[n] {
 					continue
 				}
-				texts = append(texts, fmt.Sprintf("chain %s of table %s %s hands packets to queue %d, by its rule with handle %d, "+
-					"and the kernel drops them, since no program listens there; this helps: start that program, in a "+
-					"cluster the engine of its NetworkPolicies", nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)),
-					nftnl.FamilyName(family), nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_TABLE)), n,
+				texts = append(texts, fmt.Sprintf("chain %s of table %s %s hands packets to queue %d, by its rule with "+
+					"handle %d, and the kernel drops them, since no program listens there; this helps: start that "+
+					"program, in a cluster the engine of its NetworkPolicies",
+					nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)), nftnl.FamilyName(family),
+					nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_TABLE)), n,
 					nftnl.Number64(nftnl.Find(b, unix.NFTA_RULE_HANDLE))))
 				break
 			}
 			return nil
-		}))
+		})
+		err = cmp.Or(err, listErr)
 	}
+
 	return texts, err
 }
 

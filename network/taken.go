@@ -27,7 +27,7 @@ func (a *adding) refuseTaken(ctx context.Context) error {
 	}
 
 	at, conn := a.built.at, nl.Of(a.s.Links.Socket())
-	for _, address := range a.given.addresses {
+	for _, address := range a.assigned.addresses {
 		own, routed := address.Prefix.Addr(), netip.Addr{}
 		if a.nw.Guard != nft.GuardUntrusted {
 			routed = own // accept the address if routes lead to it: the pod may be a router
@@ -115,7 +115,7 @@ func (a *adding) refuseAnswered(mac net.HardwareAddr) error {
 	}
 
 	conn := nl.Of(a.s.Links.Socket())
-	for _, address := range a.given.addresses {
+	for _, address := range a.assigned.addresses {
 		has, err := routing.Find(conn, a.built.at.Index, address.Prefix.Addr())
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err

@@ -44,7 +44,7 @@ func TestAddressesComeIPv4First(t *testing.T) {
 	}
 	want := addresses("10.61.0.2/24", "10.62.0.2/24", "fd61::2/64", "fd62::2/64")
 	want[0].Gateway, want[2].Gateway = netip.MustParseAddr("10.61.0.1"), netip.MustParseAddr("fd61::1")
-	got, err := givenOf(given, nil)
+	got, err := assign(given, nil)
 	if diff := cmp.Diff(want, got.addresses, netipValues()); diff != "" || err != nil {
 		t.Errorf("%v, addresses (-want +got):\n%s", err, diff)
 	}

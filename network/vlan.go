@@ -150,7 +150,8 @@ func (n *site) nic(ctx context.Context) (*bridge.Link, error) {
 
 // removeVLANLink removes the host's link in a network's VLAN unless another network on the bridge has that VLAN. The
 // uplink stays in its VLANs: its owner may have put it there.
-func removeVLANLink(ctx context.Context, s *session, rec *state.Network, l *bridge.Link, shared []*state.Network) error {
+func removeVLANLink(ctx context.Context, s *session, rec *state.Network, l *bridge.Link,
+	shared []*state.Network) error {
 	host, ok := hostVLAN(rec, l)
 	if !ok || slices.ContainsFunc(shared, func(o *state.Network) bool { return o.VLAN.ID == rec.VLAN.ID }) {
 		return nil

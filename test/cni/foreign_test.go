@@ -156,7 +156,7 @@ func TestAPeerOfNetBirdKeepsItsWay(t *testing.T) {
 	}
 }
 
-// programs lists what other programs do to close a link to a subnet of theirs, in lines for iptables and ip6tables.
+// programs lists what other programs do to close a link to a subnet of theirs, in lines for each family.
 func programs() map[string]string {
 	return map[string]string{
 		"Docker": `TABLES -P FORWARD DROP
@@ -173,6 +173,12 @@ func programs() map[string]string {
 			TABLES -A FORWARD -j LIBVIRT_FWI; TABLES -A FORWARD -j LIBVIRT_FWO
 			TABLES -A LIBVIRT_FWO -s NET -i LINK -j ACCEPT; TABLES -A LIBVIRT_FWO -i LINK -j REJECT
 			TABLES -A LIBVIRT_FWI -d NET -o LINK -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT; TABLES -A LIBVIRT_FWI -o LINK -j REJECT`,
+		"libvirt 10.4, by nftables": `nft 'table FAMILY libvirt_network {
+			chain forward { type filter hook forward priority filter; jump guest_cross; jump guest_input; jump guest_output; }
+			chain guest_cross { iif "LINK" oif "LINK" accept; }
+			chain guest_input { oif "LINK" FAMILY daddr NET ct state established,related accept; oif "LINK" reject; }
+			chain guest_output { FAMILY saddr NET iif "LINK" accept; iif "LINK" reject; }
+			}'`,
 		"LXD, beside a policy": `TABLES -P FORWARD DROP; TABLES -A FORWARD -i LINK -j ACCEPT
 			TABLES -A FORWARD -o LINK -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT`,
 		"a firewall that rejects the rest": `TABLES -A FORWARD -i LINK -j ACCEPT
@@ -223,8 +229,8 @@ func (n *node) closed(t *testing.T, lines, kind string) (container *netns.NS) {
 	}
 	nstest.Run(t, container, "sh", "-ec", `ip address add 172.17.0.2/16 dev eth0; ip address add fd17::2/64 dev eth0 nodad
 		ip route add default via 172.17.0.1; ip route add default via fd17::1`)
-	for program, net := range map[string]string{"iptables": "172.17.0.0/16", "ip6tables": "fd17::/64"} {
-		n.run("sh", "-ec", strings.NewReplacer("TABLES", program+"-nft", "LINK", link, "NET", net).Replace(lines))
+	for family, net := range map[string]string{"ip": "172.17.0.0/16", "ip6": "fd17::/64"} {
+		n.run("sh", "-ec", strings.NewReplacer("TABLES", family+"tables-nft", "FAMILY", family, "LINK", link, "NET", net).Replace(lines))
 	}
 	return container
 }

@@ -60,7 +60,9 @@ func takeSteps(u *Uplink, nic *link.Link) []step {
 // or not it came from there.
 func restoreSteps() []step {
 	return []step{
-		{name: "bridge", work: func(_ context.Context, _ *Conn, rec *Record, _ *move) error { return setSourceChecks(rec.Bridge, "") }},
+		{name: "bridge", work: func(_ context.Context, _ *Conn, rec *Record, _ *move) error {
+			return setSourceChecks(rec.Bridge, "")
+		}},
 		{name: "addresses", requests: func(m *move) []request {
 			return append(m.addAddresses(), m.copyNeighbours()...)
 		}, work: waitUntilLocal},

@@ -125,17 +125,7 @@ func (n *site) complete(ctx context.Context) error {
 // buildNetwork creates or repairs the network, under the exclusive lock. Every part is idempotent, so the next build
 // completes one that was interrupted.
 func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
-	if err := refuseIPv6(w.Record.Name, w.Record.SLAAC, w.Record.Subnets); err != nil {
-		return nil, err
-	}
-
-	if !w.Record.VLAN.IsZero() {
-		if err := s.Links.VLANs().Probe(ctx); err != nil {
-			return nil, err
-		}
-	}
-
-	deserted, err := refuseConflicts(ctx, s, w, s.Epoch.Token())
+	deserted, err := w.refuse(ctx, s, s.Epoch.Token())
 	if err != nil {
 		return nil, err
 	}
@@ -148,12 +138,6 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 
 	if err := leaveBridge(ctx, s, w); err != nil {
 		return nil, err
-	}
-
-	if w.Record.Uplink != "" {
-		if _, err := refuseUplink(ctx, s, &w.Record); err != nil {
-			return nil, err
-		}
 	}
 
 	chosen, err := chooseBridge(ctx, s, w)
@@ -366,21 +350,32 @@ func couldBe(ctx context.Context, s *session, w *want) error {
 		return stateError(err)
 	}
 
-	if err := refuseIPv6(rec.Name, rec.SLAAC, w.Record.Subnets); err != nil {
-		return err
-	}
-
 	e, err := s.Dir.Epoch()
 	if err != nil {
 		e = state.Epoch{} // no record is valid
 	}
+	_, err = w.refuse(ctx, s, e.Token())
+	return err
+}
 
-	if _, err := refuseConflicts(ctx, s, w, e.Token()); err != nil || rec.Uplink == "" {
-		return err
+// refuse returns the reason why the network cannot exist on this node. token and the deserted networks are as in
+// refuseConflicts.
+func (w *want) refuse(ctx context.Context, s *session, token string) (deserted []string, err error) {
+	rec := &w.Record
+	if err := refuseIPv6(rec.Name, rec.SLAAC, rec.Subnets); err != nil {
+		return nil, err
 	}
 
-	_, err = refuseUplink(ctx, s, &w.Record)
-	return err
+	if !rec.VLAN.IsZero() {
+		if err := s.Links.VLANs().Probe(ctx); err != nil {
+			return nil, err
+		}
+	}
+
+	if deserted, err = refuseConflicts(ctx, s, w, token); err == nil && rec.Uplink != "" {
+		_, err = refuseUplink(ctx, s, rec)
+	}
+	return deserted, err
 }
 
 // probe checks the facilities of the kernel that an Add needs.
@@ -389,17 +384,11 @@ func probe(ctx context.Context, s *session, w *want) error {
 		return err
 	}
 
-	rec := &w.Record
-	if !rec.VLAN.IsZero() {
-		if err := s.Links.VLANs().Probe(ctx); err != nil {
-			return err
-		}
-	}
-
 	if err := s.Firewall.Probe(ctx); err != nil {
 		return err
 	}
 
+	rec := &w.Record
 	if rec.NFCall == nil && w.Routed || rec.NFCall != nil && *rec.NFCall {
 		if err := bridge.ProbeNetfilter(); err != nil {
 			remedy := "set bridgeNFCall to false, if no service and no policy concerns pods of one node"

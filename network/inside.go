@@ -18,18 +18,29 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
 // The inside of a pod belongs to the pod, its runtime and the plugins that follow. This file only looks at it.
 
-// peerOf finds a pod's interface, whatever its name is now, over a connection into the pod's namespace.
-func peerOf(ctx context.Context, s *session, a *state.Attachment, conn *nl.Conn) (*link.Link, error) {
+// dialPod opens a connection into a pod's namespace, and finds the pod's interface, whatever its name is now.
+func (s *session) dialPod(ctx context.Context, a *state.Attachment, pod *netns.NS) (*nl.Conn, *link.Link, error) {
 	port, err := s.link(ctx, a.HostIf)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return link.Peer(conn, port.Peer, port.Index)
+
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	l, err := link.Peer(conn, port.Peer, port.Index)
+	if err != nil {
+		conn.Close()
+	}
+	return conn, l, err
 }
 
 // inside lists differences between the pod's interface and p.want. More addresses and routes are no difference, nor
@@ -39,13 +50,7 @@ func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ err
 		return nil, nil
 	}
 
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, p.pod)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-
-	l, err := peerOf(ctx, p.s, p.Attachment, conn)
+	conn, l, err := p.s.dialPod(ctx, p.Attachment, p.pod)
 	if errors.Is(err, fs.ErrNotExist) {
 		return []tombolo.Difference{{Object: "pod", What: "interface", Want: p.IfName}}, nil
 	}
@@ -53,6 +58,7 @@ func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ err
 	if err != nil {
 		return nil, err
 	}
+	defer conn.Close()
 
 	named, err := link.IndexOf(conn, p.IfName) // also by an alternative name, as Docker uses
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

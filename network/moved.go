@@ -83,15 +83,11 @@ func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 		return err
 	}
 
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
+	conn, l, err := s.dialPod(ctx, a, pod)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	l, err := peerOf(ctx, s, a, conn)
-	if err != nil {
-		return err
-	}
 
 	err = route.On(conn).Add(ctx, route.Route{Gateway: hostHop(true), Link: l.Index, Protocol: route.ProtocolTombolo})
 	if errors.Is(err, fs.ErrExist) {

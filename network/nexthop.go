@@ -10,8 +10,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -129,12 +127,7 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 		return nil
 	}
 	defer pod.Close()
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	l, err := peerOf(ctx, s, a, conn)
+	conn, l, err := s.dialPod(ctx, a, pod)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -142,6 +135,7 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 	if err != nil {
 		return err
 	}
+	defer conn.Close()
 
 	var b nl.Batch
 	for _, n := range list {

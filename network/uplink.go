@@ -368,7 +368,7 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 		return []string{used}, cut, nil
 	}
 
-	if err := tryShare(ctx); err != nil {
+	if err := u.node.tryShare(ctx); err != nil {
 		return nil, nil, err
 	}
 
@@ -402,56 +402,34 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 
 // tryShare creates a share in a new network namespace, which is deleted afterwards with its content. The error is the
 // kernel's refusal.
-func tryShare(ctx context.Context) error {
+func (n *Node) tryShare(ctx context.Context) error {
 	ns, err := netns.New()
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	links, err := bridge.Dial(ns)
+	cfg := n.cfg
+	cfg.NetNS = ns
+	s, err := openSession(cfg)
 	if err != nil {
 		return err
 	}
-	defer links.Close()
-	firewall, err := nft.Dial(&nft.Config{NetNS: ns})
-	if err != nil {
-		return err
-	}
-	defer firewall.Close()
+	defer s.close()
 
 	// A veth stands for the NIC.
 	var b nl.Batch
 	link.Request{Name: "nic", Peer: &link.Request{Name: "wire"}}.Create(&b, "add link", "nic")
-	if err := nl.Of(links.Socket()).Execute(&b); err != nil {
+	if err := nl.Of(s.Links.Socket()).Execute(&b); err != nil {
 		return err
 	}
 
-	if _, err := links.Ensure(ctx, bridge.Bridge{Name: "br0", NoIPv6: true}); err != nil {
-		return err
+	network := &site{s: s, rec: &state.Network{Name: "try", Bridge: "br0", Uplink: "nic"}}
+	for _, p := range []part{bridgePart{}, uplinkPart{}, firewallPart{}} {
+		if _, err = p.make(ctx, network); err != nil {
+			break
+		}
 	}
 
-	if _, err := share.On(links.Socket()).Ensure(ctx, share.Share{NIC: "nic", Bridge: "br0"}); err != nil {
-		return err
-	}
-
-	if err := firewall.Probe(ctx); err != nil {
-		return err
-	}
-
-	nic, err := links.Link(ctx, "nic")
-	if err != nil {
-		return err
-	}
-
-	name, port := share.Pair("br0")
-	outer, err := links.Link(ctx, name)
-	if err != nil {
-		return err
-	}
-
-	_, err = firewall.Ensure(ctx, nft.Network{
-		Name: "try", Bridge: "br0", Share: &nft.Share{NIC: nic.Name, MAC: nic.MAC, Outer: outer.Index, Port: port},
-	})
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, fs.ErrNotExist) {
 		err = failf(share.ErrUnfit,
 			"this kernel takes no rules at a NIC's hooks, by which frames reach pods (%w): it needs Linux 5.16 with "+

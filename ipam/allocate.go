@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"errors"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,11 @@ func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (n
 	defer last.close()
 	set := p[index]
 	if wanted.IsValid() {
+		if name := s.keeperOf(wanted); name != "" && name != s.keeper {
+			return netip.Addr{}, nil, newError(ErrAddressTaken, "network %q: the requested address %s is kept for %s "+
+				"(in %s): request another, or delete that line", s.network, wanted, name, s.keptPath())
+		}
+
 		ok, err := s.reserve(wanted, owner.reservation())
 		if err != nil {
 			return netip.Addr{}, nil, err
@@ -25,9 +31,19 @@ func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (n
 		return wanted, set.rangeOf(wanted), nil
 	}
 
+	if addr, r, err := s.takeKept(p, set, owner, true); r != nil || err != nil {
+		return addr, r, err
+	}
+
 	addr, r, err := s.nextFree(p, set, last.addr, owner)
 	if err == nil {
 		last.write(addr)
+	}
+
+	if errors.Is(err, ErrPoolFull) {
+		if addr, r, keptErr := s.takeKept(p, set, owner, false); r != nil || keptErr != nil {
+			return addr, r, keptErr
+		}
 	}
 
 	return addr, r, err
@@ -59,6 +75,9 @@ func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (
 		if !ok {
 			return netip.Addr{}, nil, s.fullError(set, set.size(p), set.size(p))
 		}
+		if s.keeperOf(addr) != "" {
+			continue
+		}
 		if ok, err := s.reserve(addr, owner.reservation()); ok || err != nil {
 			return addr, r, err
 		}
@@ -76,7 +95,7 @@ func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (
 		if !ok {
 			return netip.Addr{}, nil, s.fullError(set, uint64(len(taken)), set.size(p))
 		}
-		if taken[addr] && !s.isEmpty(addr) {
+		if taken[addr] && !s.isEmpty(addr) || s.keeperOf(addr) != "" {
 			continue
 		}
 		if ok, err := s.reserve(addr, owner.reservation()); ok || err != nil {

@@ -19,6 +19,7 @@
 //	last_reserved_ip.0  the address that range set 0 assigned last
 //	lock                locked with flock by a process that changes anything here
 //	.tombolo-epoch      ours: the node's epoch when the directory was last used
+//	.tombolo-kept       ours: addresses that names keep, see [HostLocal.Keep]
 //
 // A reservation is created with O_EXCL and written while the lock is held. Two things follow. An address is in use if
 // it has a file, with any content. And if a process that holds the lock finds an empty file, the file's creator died,

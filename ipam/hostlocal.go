@@ -47,6 +47,7 @@ type HostLocal struct {
 	pool   pool
 	wanted []netip.Addr // the requested address for each set of pool; the zero Addr means any
 	search bool
+	keeper string // see Keep
 }
 
 // NewHostLocal returns a HostLocal for cfg. It does not touch the disk. An invalid value is an error that matches
@@ -171,7 +172,12 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 		}
 	}
 
+	if h.keeper != "" {
+		s.keeper, s.kept = h.keeper+" "+owner.IfName, s.readKept()
+	}
+
 	allocation := &Allocation{}
+	var lasting []netip.Addr
 	for i := range h.pool {
 		addr, r, err := s.allocate(h.pool, i, h.wanted[i], owner)
 		if err != nil {
@@ -182,6 +188,13 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 		}
 		allocation.Addresses = append(allocation.Addresses,
 			Address{Prefix: netip.PrefixFrom(addr, r.subnet.Bits()), Gateway: r.gateway})
+		if !h.wanted[i].IsValid() {
+			lasting = append(lasting, addr)
+		}
+	}
+
+	if h.keeper != "" {
+		s.keep(lasting)
 	}
 
 	allocation.Addresses = ipv4First(allocation.Addresses)
@@ -270,6 +283,7 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 		errs = append(errs, s.release(addr))
 	}
 
+	s.rest(exact)
 	return errors.Join(errs...)
 }
 
@@ -326,6 +340,7 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 
 	forms := s.forms(valid)
 	var errs []error
+	var released []netip.Addr
 	for _, addr := range addrs {
 		held, state, err := s.read(addr)
 		switch {
@@ -338,9 +353,11 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 			errs = append(errs, s.reclaim(addr))
 		case !forms[held.form()] && !s.isInUse(held):
 			errs = append(errs, s.release(addr))
+			released = append(released, addr)
 		}
 	}
 
+	s.rest(released)
 	return errors.Join(errs...)
 }
 

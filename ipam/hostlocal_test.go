@@ -110,6 +110,40 @@ func TestAFailureInALaterSetReleasesTheEarlierOnes(t *testing.T) {
 	})
 }
 
+// The file of kept addresses is an operator's to edit, and bounded.
+func TestKeptAddressesAreBoundedAndMayBeAnything(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, `[{"subnet":"10.1.0.0/16"}]`)
+	add := func(name string) string {
+		r := n.request(strings.ReplaceAll(name, "/", "-"))
+		h := must.Of(must.Of(NewHostLocal(&r.Config)).Get(t).Keep(name)).Get(t)
+		return must.Of(h.Bind(r.Node).Add(context.Background(), r.Owner)).Get(t).Addresses[0].Prefix.Addr().String()
+	}
+	for _, name := range []string{"", " ", "a b", "a\nb", " a", strings.Repeat("x", 401)} {
+		wantError(t, expect.Err(must.Of(NewHostLocal(&n.request("a").Config)).Get(t).Keep(name)), tombolo.ErrInvalid, "is not a name")
+	}
+	for _, text := range []string{"", "\n", "10.1.0.2", "10.1.0.2 ", "x y z\n", "\x00\xff", "10.1.0.1 a/b eth0\n", "fe80::1%eth0 a/b eth0\n", "10.9.0.1 a/b eth0\n", strings.Repeat("x", 2<<20)} {
+		n.put(keptName, text)
+		expect.That(t, strings.HasPrefix(add("a/b"), "10.1.0."), "%.20q", text)
+		n.del("a-b")
+	}
+
+	// The pod that lives longest stays known, although its line is the first.
+	var lines strings.Builder
+	lines.WriteString("10.1.7.7 a/db eth0\n")
+	for i := range maxKept - 1 {
+		fmt.Fprintf(&lines, "10.1.%d.%d a/job-%d eth0\n", 100+i/250, i%250, i)
+	}
+	n.put(keptName, lines.String())
+	expect.Equal(t, add("a/db"), "10.1.7.7")
+	add("a/another")
+	n.del("a-db")
+	expect.Equal(t, add("a/db"), "10.1.7.7", "after the list was full")
+	got := strings.Count(string(must.Of(os.ReadFile(n.dir()+"/"+keptName)).Get(t)), "\n")
+	expect.Equal(t, got, maxKept, "lines")
+	expect.Equal(t, add("a/job-0") == "10.1.100.0", false, "the oldest was not forgotten")
+}
+
 func TestNamesThatCouldNotBeReadAgainAreRefused(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, small)

@@ -272,6 +272,9 @@ type session struct {
 	*store
 	fd    int // the open lock file
 	order *lockorder.Held
+
+	keeper string        // the name that keeps the addresses of an Add, with the interface; empty: none
+	kept   []keptAddress // read only for an Add with a keeper
 }
 
 // lock waits for the lock of the directory until s.wait is over or ctx ends. The error matches ErrLocked if another

@@ -148,6 +148,10 @@ func (a *adding) ready(ctx context.Context) (err error) {
 		return nil // the pod has sent frames from its MAC before
 	}
 
+	if err := a.refuseTwin(ctx); err != nil {
+		return err
+	}
+
 	if err := a.built.refuseMAC(ctx, a.pod.MAC); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -57,6 +58,35 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 	}
 
 	return err
+}
+
+// refuseTwin refuses a requested MAC that the bridge or another pod on it has. It asks nothing about MACs that we
+// derive, which differ as addresses and names do.
+func (a *adding) refuseTwin(ctx context.Context) error {
+	mac := a.pod.MAC
+	if mac == nil || mac[0] == ident.DerivedMAC {
+		return nil
+	}
+
+	if bytes.Equal(mac, a.built.bridge.MAC) {
+		return failf(ErrConflict, "MAC %s is that of bridge %s: give the pod another one", mac, a.nw.Bridge)
+	}
+
+	networks, err := a.s.Dir.Networks()
+	for _, name := range networks {
+		records, _, listErr := a.s.Dir.List(name)
+		for _, other := range records {
+			if other.Bridge != a.nw.Bridge || other.Hash() == a.hash || !bytes.Equal(other.MAC, mac) ||
+				other.State == state.Ready && a.s.Died(ctx, name, other.Hash()) {
+				continue
+			}
+			return failf(ErrConflict, "MAC %s is that of container %s on bridge %s: give the pod another one", mac,
+				other.ContainerID, a.nw.Bridge)
+		}
+		err = errors.Join(err, listErr)
+	}
+
+	return stateError(err)
 }
 
 // answeringRouter returns the first next hop of the host's default routes through the LAN that answers the host.

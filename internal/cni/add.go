@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -34,7 +35,7 @@ func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*cur
 	from := &allocator{ipamSection: &ipamSection{}}
 	if a.pod.Lease == nil {
 		if from, err = newAllocator(c.ipamRequest(conf, true)); err != nil {
-			return nil, err
+			return nil, conf.explainAnnotated(err)
 		}
 		s.Allocator, from.resolvers = from, a.dns.Nameservers
 	}
@@ -45,7 +46,7 @@ func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*cur
 	defer a.pod.NetNS.Close()
 	made, err := node.Add(ctx, &s, &a.pod)
 	if err != nil {
-		return nil, c.explain(err)
+		return nil, conf.explainAnnotated(c.explain(err))
 	}
 
 	result := c.result(a, from, made)
@@ -106,6 +107,10 @@ func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 	}
 
 	id := &identity{c.key(), a.pod.Name}
+	if own := conf.annotated.ClientID; own != "" && id.pod != "" {
+		id.pod = id.pod[:strings.LastIndexByte(id.pod, '/')+1] + own // not of another namespace
+	}
+
 	lasting := dhcp.ClientID == clientByMAC && a.pod.MAC != nil
 	if a.pod.MAC == nil {
 		a.pod.MAC = id.mac(dhcp.ClientID)

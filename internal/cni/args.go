@@ -58,13 +58,4 @@ func (a Args) Pod() string {
 }
 
 // List splits a value at commas. An empty value is an empty list.
-func (a Args) List(key string) []string {
-	if a[key] == "" {
-		return nil
-	}
-	items := strings.Split(a[key], ",")
-	for i, item := range items {
-		items[i] = strings.TrimSpace(item)
-	}
-	return items
-}
+func (a Args) List(key string) []string { return entries(a[key]).list() }

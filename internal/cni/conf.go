@@ -59,12 +59,18 @@ type Common struct {
 	LogFile     string   `json:"logFile"`
 	LogLevel    string   `json:"logLevel"`
 
-	argMAC string // args.cni.mac
+	argMAC    string // args.cni.mac
+	annotated annotated
 }
 
 // podPolicy holds the pod policies that a runtime may request.
 type podPolicy struct {
 	EgressPolicy entries `json:"egressPolicy"`
+}
+
+// or returns p, with the settings of q where p has none.
+func (p podPolicy) or(q podPolicy) podPolicy {
+	return podPolicy{EgressPolicy: cmp.Or(p.EgressPolicy, q.EgressPolicy)}
 }
 
 // entries is a text of entries with commas between. In JSON it may be a list of them.
@@ -86,6 +92,18 @@ func (e *entries) UnmarshalJSON(b []byte) error {
 // JSONExpects describes the JSON to write.
 func (entries) JSONExpects() string { return "a text, or a list of texts" }
 
+// list splits the text at commas.
+func (e entries) list() []string {
+	if e == "" {
+		return nil
+	}
+	items := strings.Split(string(e), ",")
+	for i, item := range items {
+		items[i] = strings.TrimSpace(item)
+	}
+	return items
+}
+
 // egress returns the policy of egress; empty if it allows everything.
 func (e entries) egress() nft.Egress {
 	if e == "all" {
@@ -99,7 +117,8 @@ type runtimeConfig struct {
 	MAC          string        `json:"mac"`
 	PortMappings []PortMapping `json:"portMappings"`
 	podPolicy
-	Bandwidth *Bandwidth `json:"bandwidth"`
+	Bandwidth   *Bandwidth        `json:"bandwidth"`
+	Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
 	DNS       struct {
 		Servers  []string `json:"servers"`
 		Searches []string `json:"searches"`
@@ -139,7 +158,7 @@ func (c *Common) complete(of *call) {
 		podPolicy
 	}
 	of.readArgs(&args)
-	c.RuntimeConfig.EgressPolicy = cmp.Or(c.RuntimeConfig.EgressPolicy, args.EgressPolicy)
+	c.RuntimeConfig.podPolicy = c.RuntimeConfig.or(args.podPolicy)
 	c.argMAC, c.RuntimeConfig.ArgIPs = args.MAC, args.IPs
 }
 
@@ -164,7 +183,7 @@ func (c *Common) problems() []error {
 	p.add(c.StateDir != "" && !filepath.IsAbs(c.StateDir), "stateDir %q is not an absolute path", c.StateDir)
 	p.add(c.LeaseDir != "" && !filepath.IsAbs(c.LeaseDir), "leaseDir %q is not an absolute path", c.LeaseDir)
 	p.add(c.LogFile != "" && !filepath.IsAbs(c.LogFile), "logFile %q is not an absolute path", c.LogFile)
-	p.limits("runtimeConfig", orZero(c.RuntimeConfig.Bandwidth))
+	p.limits(c.source("bandwidth", "runtimeConfig"), orZero(c.RuntimeConfig.Bandwidth))
 	_, err := parseLevel(c.LogLevel)
 	p.add(err != nil, `logLevel %q is not known: use "debug", "info", "warn" or "error"`, c.LogLevel)
 	return p

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -107,6 +108,14 @@ func (c *NetConf) dhcp() (*DHCP, error) {
 		conf.Routes = nil
 	}
 
+	if c.annotated.HostName != nil {
+		conf.HostName = c.annotated.HostName
+	}
+
+	if c.annotated.ClientID != "" {
+		conf.ClientID = clientByPod
+	}
+
 	var p problems
 	clients, keepers := []string{clientByContainer, clientByPod, clientByMAC}, []string{keeperRequired, keeperOptional}
 	p.add(!slices.Contains(clients, conf.ClientID), "ipam.clientID %q is not known: use one of %q", conf.ClientID,
@@ -171,7 +180,7 @@ func (id *identity) mac(by string) net.HardwareAddr {
 // MACOf derives a MAC from an identity, so that a recreated pod gets the same lease.
 func MACOf(identity string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte("tombolo mac " + identity))
-	return net.HardwareAddr{0x0a, sum[0], sum[1], sum[2], sum[3], sum[4]}
+	return net.HardwareAddr{ident.DerivedMAC, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 
 // Lease returns the request for a lease. Package network rejects values that DHCP cannot express.

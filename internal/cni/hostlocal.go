@@ -65,7 +65,7 @@ func (a *allocator) readHostLocal(r *ipamRequest) error {
 		return err
 	}
 
-	wanted, err := parseRequested(slices.Concat(args.List("IP"), r.ArgIPs, r.IPs))
+	wanted, err := parseRequested(slices.Concat(args.List("IP"), r.ArgIPs, r.IPs, r.AnnotatedIPs))
 	if err != nil {
 		return err
 	}
@@ -74,6 +74,15 @@ func (a *allocator) readHostLocal(r *ipamRequest) error {
 		if reservations, err = reservations.Want(wanted...); err != nil {
 			return withCode(codeInvalidConfig, err)
 		}
+	}
+
+	if pod := args.Pod(); conf.Keep && !r.ByName && pod != "" {
+		if reservations, err = reservations.Keep(pod); err != nil {
+			return withCode(codeInvalidConfig, err)
+		}
+	} else if conf.Keep && !r.ByName {
+		a.unnamed = newError(codeInvalidConfig, "ipam.keep: the runtime does not say which pod it is "+
+			"(K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS): leave it out")
 	}
 
 	if r.ByName {

@@ -50,6 +50,8 @@ type Asked struct {
 	IPRanges [][]ipam.Range `json:"ipRanges"` // capability ipRanges
 	IPs      []string       `json:"ips"`      // capability ips
 	ArgIPs   []string       `json:"-"`        // args.cni.ips
+
+	AnnotatedIPs []string `json:"-"` // the pod's annotation
 }
 
 // hostLocalConf is the ipam section of host-local.
@@ -60,6 +62,7 @@ type hostLocalConf struct {
 	Routes     []routeConf    `json:"routes"`
 	DataDir    string         `json:"dataDir"`
 	ResolvConf string         `json:"resolvConf"`
+	Keep       bool           `json:"keep"`
 }
 
 // read decodes the section. If r is strict and not ByName, unknown fields are errors, except comments.

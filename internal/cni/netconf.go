@@ -54,6 +54,7 @@ type NetConf struct {
 	Guard              bool           `json:"guard"`
 	Internal           bool           `json:"internal"`
 	EgressPolicy       entries        `json:"egressPolicy"`
+	Annotations        []string       `json:"annotations"`
 	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs"`
 	BridgeNFCall       *bool          `json:"bridgeNFCall"`
 
@@ -99,6 +100,10 @@ func (c *NetConf) complete(of *call) {
 	if c.Mode == modeLAN && isEmpty(c.IPAM.JSON) {
 		_ = c.IPAM.UnmarshalJSON([]byte(`{"type":"` + typeDHCP + `"}`))
 	}
+
+	if of.verb == "ADD" && len(c.RuntimeConfig.Annotations) > 0 {
+		of.note(c.annotate())
+	}
 }
 
 // problems returns the errors that one or a few fields show, without asking the kernel.
@@ -120,7 +125,8 @@ func (c *NetConf) problems() []error {
 		"promiscMode and hairpinMode exclude each other: leave one of them out")
 	p.policy(c.IngressPolicy)
 	p.egress(c.EgressPolicy, "egressPolicy", c.settings())
-	p.egress(c.RuntimeConfig.EgressPolicy, "runtimeConfig.egressPolicy or args.cni.egressPolicy", c.settings())
+	p.egress(c.RuntimeConfig.EgressPolicy,
+		c.source("egressPolicy", "runtimeConfig.egressPolicy or args.cni.egressPolicy"), c.settings())
 	p.add(c.Internal && cmp.Or(c.Mode, modeGateway) != modeGateway,
 		"internal is not for mode %q, whose containers others reach", c.Mode)
 	p.add(c.DisableContainerInterface && c.IPAM.Type != "",
@@ -132,6 +138,7 @@ func (c *NetConf) problems() []error {
 
 	c.lanProblems(&p)
 	c.vlanProblems(&p)
+	c.annotationProblems(&p)
 	p.limits("the configuration", c.Bandwidth)
 	return p
 }
@@ -239,13 +246,14 @@ func policyOf(name string) nft.Policy {
 // orDefault returns *v, or def if v is nil.
 func orDefault(v *bool, def bool) bool { return *cmp.Or(v, &def) }
 
-// podMAC returns the MAC requested for the pod: runtimeConfig.mac, else args.cni.mac, else MAC in CNI_ARGS. It
-// returns nil if none is requested.
+// podMAC returns the MAC requested for the pod: runtimeConfig.mac, else args.cni.mac, else MAC in CNI_ARGS, else the
+// annotation's. It returns nil if none is requested.
 func (c *Common) podMAC(cniArgs map[string]string) (net.HardwareAddr, error) {
 	for _, source := range []struct{ where, mac string }{
 		{"runtimeConfig.mac", c.RuntimeConfig.MAC},
 		{"args.cni.mac", c.argMAC},
 		{"MAC in CNI_ARGS", cniArgs["MAC"]},
+		{c.source("mac", ""), c.annotated.MAC},
 	} {
 		if source.mac == "" {
 			continue
@@ -254,6 +262,10 @@ func (c *Common) podMAC(cniArgs map[string]string) (net.HardwareAddr, error) {
 		if err != nil || len(mac) != 6 || mac[0]&1 != 0 {
 			return nil, newError(codeInvalidConfig, "%s %q is not the MAC of one interface, such as 02:00:5e:10:00:01",
 				source.where, source.mac)
+		}
+		if source.where == c.source("mac", "none") && mac[0] == ident.DerivedMAC {
+			return nil, newError(codeInvalidConfig, "%s %q: a MAC that begins with %02x may be another pod's, since "+
+				"Tombolo derives such MACs: use one that begins with 02", source.where, source.mac, mac[0])
 		}
 		return mac, nil
 	}
@@ -325,7 +337,7 @@ const nameBridge = "bridge"
 // its defaults.
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall = "", LANConf{}, nil, nil
-	c.IngressPolicy, c.Internal, c.EgressPolicy, c.Bandwidth = "", false, "", Bandwidth{}
+	c.IngressPolicy, c.Internal, c.EgressPolicy, c.Annotations, c.Bandwidth = "", false, "", nil, Bandwidth{}
 	for _, field := range []**bool{&c.IsGateway, &c.IsDefaultGateway, &c.IPMasq, &c.HairpinMode} {
 		if *field == nil {
 			*field = new(bool)

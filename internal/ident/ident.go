@@ -47,19 +47,22 @@ func RandomMAC() net.HardwareAddr {
 	return mac
 }
 
+// DerivedMAC is the first byte of every MAC that is derived from an address or a name.
+const DerivedMAC = 0x0a
+
 // MACOf derives a MAC from the first IPv4 address. So neighbours' entries stay valid when another pod gets the
 // address soon afterwards. Without an IPv4 address it returns nil.
 func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	for _, a := range addresses {
 		if a.Is4() {
-			return append(net.HardwareAddr{0x0a, 0x58}, a.AsSlice()...)
+			return append(net.HardwareAddr{DerivedMAC, 0x58}, a.AsSlice()...)
 		}
 	}
 	if len(addresses) == 0 {
 		return nil
 	}
 	sum := sha256.Sum256(addresses[0].AsSlice())
-	return append(net.HardwareAddr{0x0a}, sum[:5]...)
+	return append(net.HardwareAddr{DerivedMAC}, sum[:5]...)
 }
 
 // LinkLocal returns the IPv6 address fe80::/64 that the kernel makes of a MAC of 6 bytes: it ends in the modified

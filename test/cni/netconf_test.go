@@ -62,6 +62,14 @@ func badConfs() []badConf {
 		{name: "unknown field in a route, nearly gw", fields: ipam(conf{"routes": []conf{{"dst": "::/0", "gateway": gateway6}}})},
 		{name: "unknown field in static, nearly one", fields: static(conf{"adresses": []conf{}})},
 
+		{name: "annotation that is none", fields: conf{"annotations": []string{"ips", "ip"}, "capabilities": conf{podAnnotations: true}}},
+		{name: "annotations without their capability", fields: conf{"annotations": []string{"mac"}, "capabilities": conf{"mac": true}}},
+		{name: "annotations of DHCP without it", fields: conf{"annotations": []string{"hostName"}, "capabilities": conf{podAnnotations: true}}},
+		{name: "annotation for addresses that nobody reserves", fields: conf{"annotations": []string{"ips"}, "capabilities": conf{podAnnotations: true}, "ipam": conf{"type": "static"}}},
+		{name: "annotation that a field overrides", fields: conf{"annotations": []string{"bandwidth"}, "capabilities": conf{podAnnotations: true}, "ingressRate": 8000}},
+		{name: "annotations that are no texts", fields: runtimeConfig(podAnnotations, conf{"a": 1})},
+		{name: "keep without a pod's name", fields: ipam(conf{"keep": true})},
+		{name: "keep of a name with spaces", fields: ipam(conf{"keep": true}), args: "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b c"},
 		{name: "promiscMode with hairpinMode", fields: conf{"promiscMode": true, "hairpinMode": true}},
 		{name: "ingressPolicy that is none", fields: conf{"ingressPolicy": "closed"}},
 		{name: "nonMasqueradeCIDRs that is none", fields: conf{"nonMasqueradeCIDRs": []string{"10.0.0.0"}}},
@@ -201,7 +209,11 @@ func badConfs() []badConf {
 	}
 }
 
-func mapping(m conf) conf { return conf{"runtimeConfig": conf{"portMappings": []conf{m}}} }
+func mapping(m conf) conf { return runtimeConfig("portMappings", []conf{m}) }
+
+func runtimeConfig(capability string, value any) conf {
+	return conf{"runtimeConfig": conf{capability: value}}
+}
 
 func TestBadConfigurationsAreRefused(t *testing.T) {
 	t.Parallel()

@@ -47,7 +47,7 @@ type HostLocal struct {
 	pool   pool
 	wanted []netip.Addr // the requested address for each set of pool; the zero Addr means any
 	search bool
-	keeper string // see Keep
+	keeper *string // the name of Keep; nil without it
 }
 
 // NewHostLocal returns a HostLocal for cfg. It does not touch the disk. An invalid value is an error that matches
@@ -147,7 +147,7 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 // A second Add for one owner usually assigns it a second set of addresses: callers keep records of attachments, so Add
 // does not search for them. It returns ErrDuplicate only if a candidate turns out to belong to the attachment already.
 func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
-	if err := h.checkRanges(); err != nil {
+	if err := cmp.Or(h.checkRanges(), h.checkKeeper()); err != nil {
 		return nil, err
 	}
 
@@ -172,8 +172,8 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 		}
 	}
 
-	if h.keeper != "" {
-		s.keeper, s.kept = h.keeper+" "+owner.IfName, s.readKept()
+	if h.keeper != nil {
+		s.keeper, s.kept = *h.keeper+" "+owner.IfName, s.readKept()
 	}
 
 	allocation := &Allocation{}
@@ -193,7 +193,7 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 		}
 	}
 
-	if h.keeper != "" {
+	if h.keeper != nil {
 		s.keep(lasting)
 	}
 
@@ -283,7 +283,6 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 		errs = append(errs, s.release(addr))
 	}
 
-	s.rest(exact)
 	return errors.Join(errs...)
 }
 
@@ -340,7 +339,6 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 
 	forms := s.forms(valid)
 	var errs []error
-	var released []netip.Addr
 	for _, addr := range addrs {
 		held, state, err := s.read(addr)
 		switch {
@@ -353,11 +351,9 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 			errs = append(errs, s.reclaim(addr))
 		case !forms[held.form()] && !s.isInUse(held):
 			errs = append(errs, s.release(addr))
-			released = append(released, addr)
 		}
 	}
 
-	s.rest(released)
 	return errors.Join(errs...)
 }
 

@@ -116,11 +116,12 @@ func TestKeptAddressesAreBoundedAndMayBeAnything(t *testing.T) {
 	n := newNode(t, `[{"subnet":"10.1.0.0/16"}]`)
 	add := func(name string) string {
 		r := n.request(strings.ReplaceAll(name, "/", "-"))
-		h := must.Of(must.Of(NewHostLocal(&r.Config)).Get(t).Keep(name)).Get(t)
+		h := must.Of(NewHostLocal(&r.Config)).Get(t).Keep(name)
 		return must.Of(h.Bind(r.Node).Add(context.Background(), r.Owner)).Get(t).Addresses[0].Prefix.Addr().String()
 	}
 	for _, name := range []string{"", " ", "a b", "a\nb", " a", strings.Repeat("x", 401)} {
-		wantError(t, expect.Err(must.Of(NewHostLocal(&n.request("a").Config)).Get(t).Keep(name)), tombolo.ErrInvalid, "is not a name")
+		h := must.Of(NewHostLocal(&n.request("a").Config)).Get(t).Keep(name)
+		wantError(t, expect.Err(h.Add(context.Background(), Owner{"a", "eth0"})), tombolo.ErrInvalid, "the pod needs a name")
 	}
 	for _, text := range []string{"", "\n", "10.1.0.2", "10.1.0.2 ", "x y z\n", "\x00\xff", "10.1.0.1 a/b eth0\n", "fe80::1%eth0 a/b eth0\n", "10.9.0.1 a/b eth0\n", strings.Repeat("x", 2<<20)} {
 		n.put(keptName, text)

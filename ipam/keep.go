@@ -1,7 +1,6 @@
 package ipam
 
 import (
-	"cmp"
 	"errors"
 	"io/fs"
 	"net/netip"
@@ -13,8 +12,8 @@ import (
 )
 
 const (
-	// keptName is the file with the addresses that names keep, a line each: "<address> <name> <interface>". The last
-	// lines are those of the addresses that were released last.
+	// keptName is the file with the addresses that names keep, a line each: "<address> <name> <interface>". The
+	// address that was released last is at the end.
 	keptName = ".tombolo-kept"
 	// maxKept is the number of lines that the file can have. A name is at most maxKeptName bytes long.
 	maxKept, maxKeptName = 2000, 400
@@ -23,16 +22,24 @@ const (
 // Keep returns a copy for an attachment with a lasting name, such as a pod's namespace and name. Its Add assigns the
 // addresses that the name's last attachment had, unless another attachment has them. Addresses that Add assigned
 // without Want stay with the name after Del: Add assigns them to others only if no other address is free, those that
-// were released first before others. Beyond some 2,000 addresses the oldest are forgotten. A name that is empty or
-// too long, or has spaces, is an error that matches tombolo.ErrInvalid.
-func (h *HostLocal) Keep(name string) (*HostLocal, error) {
-	if fields := strings.Fields(name); len(fields) != 1 || fields[0] != name || len(name) > maxKeptName {
-		return nil, newError(tombolo.ErrInvalid, "network %q: %.100q is not a name of up to %d bytes without spaces",
-			h.store.network, name, maxKeptName)
-	}
+// were released first before others. Beyond some 2,000 addresses the oldest are forgotten. If the name is empty or
+// too long, or has spaces, Add returns an error that matches tombolo.ErrInvalid.
+func (h *HostLocal) Keep(name string) *HostLocal {
 	bound := *h
-	bound.keeper = name
-	return &bound, nil
+	bound.keeper = &name
+	return &bound
+}
+
+// checkKeeper returns an error if the name of Keep is not valid.
+func (h *HostLocal) checkKeeper() error {
+	if h.keeper == nil {
+		return nil
+	}
+	if name := *h.keeper; strings.Join(strings.Fields(name), "") != name || name == "" || len(name) > maxKeptName {
+		return newError(tombolo.ErrInvalid, "network %q: to keep an address, the pod needs a name (K8S_POD_NAMESPACE "+
+			"and K8S_POD_NAME) of 1 to %d bytes without spaces, not %.100q", h.store.network, maxKeptName, name)
+	}
+	return nil
 }
 
 // A keptAddress is an address and the name with the interface that keeps it.
@@ -68,12 +75,11 @@ func (s *session) writeKept(list []keptAddress) {
 
 // keeperOf returns the name that keeps addr, or "" if none does.
 func (s *session) keeperOf(addr netip.Addr) string {
-	for _, k := range s.kept {
-		if k.addr == addr {
-			return k.name
-		}
+	i := slices.IndexFunc(s.kept, func(k keptAddress) bool { return k.addr == addr })
+	if i < 0 {
+		return ""
 	}
-	return ""
+	return s.kept[i].name
 }
 
 // takeKept reserves the first free address of the set that the Add's own name keeps or, without own, another name. It
@@ -116,17 +122,11 @@ func (s *session) keep(addrs []netip.Addr) {
 	s.writeKept(list)
 }
 
-// rest moves released addresses that names keep to the end of the file.
-func (s *session) rest(released []netip.Addr) {
+// rest moves a released address to the end of the file.
+func (s *session) rest(addr netip.Addr) {
 	list := s.readKept()
-	rank := func(k keptAddress) int {
-		if slices.Contains(released, k.addr) {
-			return 1
-		}
-		return 0
-	}
-	if slices.ContainsFunc(list, func(k keptAddress) bool { return rank(k) > 0 }) {
-		slices.SortStableFunc(list, func(a, b keptAddress) int { return cmp.Compare(rank(a), rank(b)) })
-		s.writeKept(list)
+	i := slices.IndexFunc(list, func(k keptAddress) bool { return k.addr == addr })
+	if i >= 0 {
+		s.writeKept(append(slices.Delete(slices.Clone(list), i, i+1), list[i]))
 	}
 }

@@ -174,6 +174,7 @@ func (s *session) release(addr netip.Addr) error {
 	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("release "+addr.String(), err)
 	}
+	s.rest(addr)
 	return nil
 }
 

@@ -43,7 +43,6 @@ type ipamSection struct {
 	gateways   bool           // see ipamRequest
 	confErr    error          // an error in the configuration; only Del and Collect can work
 	noRanges   error          // set if there are no ranges until a runtime passes some
-	unnamed    error          // set if ipam.keep needs the pod's name, and the runtime does not pass it
 }
 
 // Bind returns a copy that shares the section, which Add completes.
@@ -87,7 +86,7 @@ func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
 
 // Add reads the resolv.conf file before it reserves anything.
 func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
-	if err := cmp.Or(a.confErr, a.noRanges, a.unnamed); err != nil {
+	if err := cmp.Or(a.confErr, a.noRanges); err != nil {
 		return nil, err
 	}
 

@@ -15,7 +15,7 @@ import (
 // <prefix><network>.<setting> for one of a pod's networks.
 const annotationPrefix = "tombolo-cni.github.io/"
 
-// annotationsCapability is the capability by which containerd and CRI-O pass the annotations of a Kubernetes pod.
+// annotationsCapability is the capability with the annotations of a Kubernetes pod, which containerd and CRI-O pass.
 const annotationsCapability = "io.kubernetes.cri.pod-annotations"
 
 // annotated holds the settings that a pod requests by annotations.
@@ -33,7 +33,8 @@ type annotated struct {
 // annotationTypes returns the settings of struct annotated, each with the ipam.type that it needs, if any.
 func annotationTypes() map[string]string {
 	return map[string]string{
-		"ips": typeHostLocal, "mac": "", "bandwidth": "", "egressPolicy": "", "hostName": typeDHCP, "clientID": typeDHCP,
+		"ips": typeHostLocal, "hostName": typeDHCP, "clientID": typeDHCP,
+		"mac": "", "bandwidth": "", "egressPolicy": "",
 	}
 }
 
@@ -139,7 +140,7 @@ func (c *Common) source(setting, otherwise string) string {
 
 // explainAnnotated adds the pod's annotations to an error of an ADD, since one of them may be the cause.
 func (c *Common) explainAnnotated(err error) error {
-	if len(c.annotated.keys) == 0 || err == nil {
+	if len(c.annotated.keys) == 0 {
 		return err
 	}
 	keys := slices.Sorted(maps.Values(c.annotated.keys))

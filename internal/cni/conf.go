@@ -119,7 +119,7 @@ type runtimeConfig struct {
 	podPolicy
 	Bandwidth   *Bandwidth        `json:"bandwidth"`
 	Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
-	DNS       struct {
+	DNS         struct {
 		Servers  []string `json:"servers"`
 		Searches []string `json:"searches"`
 		Options  []string `json:"options"`

@@ -76,13 +76,8 @@ func (a *allocator) readHostLocal(r *ipamRequest) error {
 		}
 	}
 
-	if pod := args.Pod(); conf.Keep && !r.ByName && pod != "" {
-		if reservations, err = reservations.Keep(pod); err != nil {
-			return withCode(codeInvalidConfig, err)
-		}
-	} else if conf.Keep && !r.ByName {
-		a.unnamed = newError(codeInvalidConfig, "ipam.keep: the runtime does not say which pod it is "+
-			"(K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS): leave it out")
+	if conf.Keep && !r.ByName {
+		reservations = reservations.Keep(args.Pod())
 	}
 
 	if r.ByName {

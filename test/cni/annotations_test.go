@@ -118,7 +118,7 @@ func TestAnnotationsThatAPodMayNotHave(t *testing.T) {
 		"not permitted":              {nil, "ips", "10.77.0.7", 7, `to permit it in network "podnet", add "ips" to "annotations"`},
 		"not permitted here":         {nil, "podnet.mac", "02:00:5e:00:00:07", 7, `add "mac"`},
 		"only others are":            {[]string{"mac"}, "egressPolicy", "all", 7, `add "egressPolicy"`},
-		"DHCPs without DHCP":       {nil, "hostName", "x", 7, `add "hostName"`},
+		"DHCPs without DHCP":         {nil, "hostName", "x", 7, `add "hostName"`},
 		"unknown":                    {[]string{"ips"}, "ip", "10.77.0.7", 7, `is not known: after "tombolo-cni.github.io/" use one of`},
 		"other case":                 {[]string{"ips"}, "IPs", "10.77.0.7", 7, "is not known"},
 		"prefix of another case":     {[]string{"ips"}, "Tombolo-CNI.github.io/ips", "10.77.0.7", 7, `annotation "Tombolo-CNI.github.io/ips" is not known`},
@@ -317,6 +317,6 @@ func TestPodsKeepTheirAddressesByTheirNames(t *testing.T) {
 		end(p)
 	}
 	_, err = w.tryAdd(n.pod("nameless"))
-	wantError(t, err, 7, "the runtime does not say which pod it is")
+	wantError(t, err, 7, "the pod needs a name (K8S_POD_NAMESPACE and K8S_POD_NAME)")
 	n.wantNothing()
 }

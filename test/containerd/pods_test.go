@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -50,6 +53,36 @@ func TestAddressesComeFromThePodCIDRs(t *testing.T) {
 			n.wantNothing()
 		})
 	}
+}
+
+func TestAnnotationsAndNamesChooseAddresses(t *testing.T) {
+	t.Parallel()
+	template := string(must.Of(os.ReadFile(templatePath)).Get(t))
+	for from, to := range map[string]string{
+		`"capabilities": {`:     `"annotations": ["ips"], "capabilities": { "io.kubernetes.cri.pod-annotations": true,`,
+		`"type": "host-local",`: `"type": "host-local", "keep": true,`,
+	} {
+		must.That(t, strings.Contains(template, from), "the template has no %s", from)
+		template = strings.Replace(template, from, to, 1)
+	}
+	path := filepath.Join(t.TempDir(), "template")
+	must.Succeed(t, os.WriteFile(path, []byte(template), 0o644))
+	n := newNodeOf(t, path)
+	n.setPodCIDRs("10.186.7.0/24,fd18:7::/64")
+	db := n.runPod("db-0")
+	named := n.runPod("named", annotate("tombolo-cni.github.io/ips", "10.186.7.77, fd18:7::77"), annotate("example.com/x", "\x00"))
+	expect.Equal(t, fmt.Sprint(named.ips), "[10.186.7.77 fd18:7::77]")
+	for key, value := range map[string]string{"ips": "10.186.7.77", "mac": "02:00:5e:00:00:07"} {
+		_, err := n.tryPod("thief", annotate("tombolo-cni.github.io/"+key, value))
+		expect.That(t, err != nil && strings.Contains(err.Error(), "tombolo-cni.github.io/"+key), "%s: %v", key, err)
+	}
+	db.remove()
+	job, again := n.runPod("job"), n.runPod("db-0")
+	expect.Equal(t, fmt.Sprint(again.ips), fmt.Sprint(db.ips), "the pod's addresses after its restart")
+	for _, p := range []*pod{named, job, again} {
+		p.remove()
+	}
+	n.wantNothing()
 }
 
 func TestPodsComeAndGoAtOnce(t *testing.T) {

@@ -33,7 +33,8 @@ type Pod struct {
 	Path      string
 	SameNetNS bool
 
-	// MAC is the pod's MAC. If nil, it is derived from its IPv4 address, or random.
+	// MAC is the pod's MAC. If nil, it is derived from its IPv4 address, or random. If the bridge or another pod on it
+	// has the MAC, Add returns ErrConflict.
 	MAC net.HardwareAddr
 	// Addresses are the pod's addresses if neither an allocator nor a lease gives any. Routes are additional routes,
 	// besides those of its network and of the source of its addresses.

@@ -77,7 +77,7 @@ func (a *adding) refuseTwin(ctx context.Context) error {
 		records, _, listErr := a.s.Dir.List(name)
 		for _, other := range records {
 			if other.Bridge != a.nw.Bridge || other.Hash() == a.hash || !bytes.Equal(other.MAC, mac) ||
-				other.State == state.Ready && a.s.Died(ctx, name, other.Hash()) {
+				other.State == state.Ready && a.s.hasDied(ctx, name, other.Hash()) {
 				continue
 			}
 			return failf(ErrConflict, "MAC %s is that of container %s on bridge %s: give the pod another one", mac,

@@ -68,12 +68,13 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 // allocatorReady asks the network's allocator.
 func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 	e, err := n.cfg.Dir.Epoch()
-	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, state.ErrStale) &&
-		!errors.Is(err, state.ErrDamaged) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, state.ErrStale), errors.Is(err, state.ErrDamaged):
+		e = state.Epoch{} // the next ADD begins an epoch, whose token differs from the token of every reservation
+	case err != nil:
 		return stateError(err)
 	}
 
-	// If this epoch has not begun, its token differs from that of any reservation.
 	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.cfg.Dir.Begun(e)},
 		Hash: func(o ipam.Owner) string { return Key{nw.Name, o.ContainerID, o.IfName}.hash() }}
 	return nw.Allocator.Bind(node).Status(ctx)

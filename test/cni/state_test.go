@@ -192,6 +192,7 @@ func TestANodeThatIsAContainerForgetsItsPodsWhenItRestarts(t *testing.T) {
 	n := newNode(t)
 	n.portnet(fields).add(n.pod("before"), publish(t, "8080:80/tcp"))
 	n = n.reborn()
+	expect.Success(t, n.portnet(fields).status(), "the pool was full before the restart")
 	o := n.operate("repair", "--state", n.state)
 	expect.That(t, o.status == 0, "repair after the restart: %+v", o)
 	_, made := links(t, n.ns)["cbr0"]

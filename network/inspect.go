@@ -85,7 +85,9 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		}
 
 		in.Others = slices.Concat(in.Others, markers, cut)
-		if slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Attachment.Ports) > 0 }) {
+		if slices.ContainsFunc(in.Attachments, func(r Report) bool {
+			return len(r.Attachment.Ports) > 0 && !r.Attachment.rec.Unadmitted
+		}) {
 			exempt, err := s.foreign("").Exemptions(ctx)
 			if err != nil {
 				return nil, err

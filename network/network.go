@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"net/netip"
 
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
@@ -46,6 +47,11 @@ type Network struct {
 	// Egress lists the destinations that pods may open connections to, on a bridge with Gateway and NFCall. "public"
 	// includes the name servers of Allocator, if that has a method Resolvers() []netip.Addr.
 	Egress nft.Egress
+
+	// PublishFrom lists the callers that pods' host ports are open to, as an entry of nft.Endpoint.PublishFrom does.
+	PublishFrom string
+	// Unadmitted leaves calls of pods' host ports to the host's own firewall.
+	Unadmitted bool
 
 	Guard nft.Guard // the restriction of pods' packets, such as nft.GuardAddresses
 
@@ -141,19 +147,19 @@ func (nw *Network) check() error {
 		return failf(ErrInvalid, "network %q: DHCPv6 needs SLAAC, which gives pods the way to the routers", nw.Name)
 	}
 
-	if err := nw.CheckEgress(); err != nil {
+	if err := nw.CheckPolicies(); err != nil {
 		return err
 	}
 
 	return nw.CheckVLAN()
 }
 
-// CheckEgress returns an error for a policy that the network could not enforce, because packets do not pass the host's
-// firewall. The error matches ErrInvalid.
-func (nw *Network) CheckEgress() error { return nw.checkEgress(nw.Egress) }
+// CheckPolicies returns an error for a wrong Egress or PublishFrom, and for an Egress that the network could not
+// enforce, because packets do not pass the host's firewall. The error matches ErrInvalid.
+func (nw *Network) CheckPolicies() error { return nw.checkPolicies(nw.Egress, nw.PublishFrom) }
 
-func (nw *Network) checkEgress(policy nft.Egress) error {
-	if err := policy.Check(); err != nil {
+func (nw *Network) checkPolicies(policy nft.Egress, callers string) error {
+	if err := cmp.Or(policy.Check(), nft.CheckCallers(callers)); err != nil {
 		return failf(ErrInvalid, "network %q: %w", nw.Name, err)
 	}
 	if policy == "" || nw.Gateway && nw.Uplink == "" && nw.VLAN.IsZero() && (nw.NFCall == nil || *nw.NFCall) {

@@ -34,6 +34,9 @@ func (a *adding) derive(context.Context) error {
 	rec := &p.rec
 	rec.Masquerade, rec.Guard = nw.Masquerade, nw.Guard
 	a.limitEgress(p)
+	rec.PublishFrom = slices.DeleteFunc([]string{nw.PublishFrom, a.pod.PublishFrom},
+		func(list string) bool { return list == "" })
+	rec.Unadmitted = nw.Unadmitted
 	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
 	if a.built != nil {

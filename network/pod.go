@@ -43,9 +43,11 @@ type Pod struct {
 	// Lease makes the pod lease its IPv4 address by DHCP.
 	Lease *Lease
 
-	Ports  []nft.Port      // ports of the host that lead to the pod
-	Limits bandwidth.Shape // limits of the pod's traffic
-	Egress nft.Egress      // permitted destinations, besides Network.Egress; it implies nft.GuardAddresses
+	Ports []nft.Port // ports of the host that lead to the pod
+	// PublishFrom lists the callers that Ports are open to, if they are in Network.PublishFrom too.
+	PublishFrom string
+	Limits      bandwidth.Shape // limits of the pod's traffic
+	Egress      nft.Egress      // permitted destinations, besides Network.Egress; it implies nft.GuardAddresses
 
 	// Reported is for Check: the changes that other plugins made in the pod. nil means none.
 	Reported *Reported
@@ -186,7 +188,7 @@ func (p *Pod) check(nw *Network, host *netns.NS) error {
 		return err
 	}
 
-	if err := cmp.Or(checkPorts(p.Ports), nw.checkEgress(p.Egress)); err != nil {
+	if err := cmp.Or(checkPorts(p.Ports), nw.checkPolicies(p.Egress, p.PublishFrom)); err != nil {
 		return err
 	}
 

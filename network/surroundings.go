@@ -155,7 +155,43 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 		}
 	}
 
+	for _, a := range n.attachments {
+		if a.Unadmitted && err == nil {
+			err = in.openings(ctx, n, a)
+		}
+	}
+
 	return err
+}
+
+// openings notes the commands that open an attachment's host ports in the host's firewall.
+func (in *Inspection) openings(ctx context.Context, n *site, a *state.Attachment) error {
+	span := func(from, count uint16) string {
+		if count < 2 {
+			return fmt.Sprint(from)
+		}
+		return fmt.Sprintf("%d-%d", from, from+count-1)
+	}
+
+	for _, own := range endpoint.Addresses(a) {
+		firewalls, err := n.s.foreign(n.rec.AdminChain).Openings(ctx, cmp.Or(a.NIC, a.GatewayLink()), own)
+		if err != nil {
+			return err
+		}
+
+		for _, command := range firewalls {
+			for _, p := range endpoint.Ports(a) {
+				if p.HostAddr.IsValid() && p.HostAddr.Is4() != own.Is4() {
+					continue
+				}
+				in.Others = append(in.Others, fmt.Sprintf("host port %s of %s is open only where the host's firewall "+
+					"accepts its calls; this helps: %s", endpoint.PortText(p), describe(a),
+					command(p.Protocol.String(), span(p.HostPort, p.Count), span(p.PodPort, p.Count))))
+			}
+		}
+	}
+
+	return nil
 }
 
 // clients adds the addresses and routes that a DHCP client or router advertisements gave the host on a pod's port, or

@@ -62,6 +62,8 @@ var damages = []struct {
 			`chain hostports of table inet tombolo: rule "only what is sent to the host" is missing`,
 			`rule "cannot be forwarded: ::1/128" is missing`,
 			`rule "cannot be forwarded: fe80::/10" is missing`,
+			`rule "ports that are closed to the caller, IPv4" is missing`,
+			`rule "ports that are closed to the caller, IPv6" is missing`,
 			`rule "ports on one address, IPv4" is missing`,
 			`rule "ports on one address, IPv6" is missing`,
 			`rule "of 127.0.0.0/8, all addresses are 127.0.0.1 alone" is missing`,

@@ -244,7 +244,9 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 		if at := (podPort{pub.protocol, pub.pod}); !done[at] {
 			done[at] = true
 			key := ruleset.Key(link, pod, []byte{byte(pub.protocol)}, ruleset.Number16(pub.pod.Port()))
-			list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: key})
+			if !ep.Unadmitted {
+				list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: key})
+			}
 			if ep.PortSNAT == SNATAll || ep.PortSNAT == snatAny {
 				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATAll), Key: key})
 			}
@@ -263,7 +265,36 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 		}
 	}
 
+	return append(list, ep.callerElements()...)
+}
+
+// callerElements returns the elements that close an endpoint's ports to callers that PublishFrom lacks.
+func (ep *Endpoint) callerElements() (list []ruleset.Element) {
+	callers, err := ruleset.ParseCallers(ep.PublishFrom...)
+	if err != nil || callers == nil {
+		return nil // see check
+	}
+
+	for _, pod := range ep.firstAddrs() {
+		var ports []ruleset.HostPorts
+		for _, p := range ep.Ports {
+			if pub, ok := p.on(pod, 0); ok {
+				ports = append(ports, ruleset.HostPorts{Addr: pub.host, Protocol: uint8(p.Protocol), First: p.HostPort,
+					Last: p.HostPort + max(p.Count, 1) - 1})
+			}
+		}
+		list = append(list, callers.Elements(ruleset.FamilyOf(pod), ports)...)
+	}
+
 	return list
+}
+
+// CheckCallers returns an error that matches tombolo.ErrInvalid for wrong lists of Endpoint.PublishFrom.
+func CheckCallers(lists ...string) error {
+	if _, err := ruleset.ParseCallers(lists...); err != nil {
+		return invalid("callers of host ports: %w", err)
+	}
+	return nil
 }
 
 // element returns the map entry that leads to the pod.

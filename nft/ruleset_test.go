@@ -90,12 +90,23 @@ var rulesets = []struct {
 	{name: "egress", networks: []Network{
 		{Name: "podnet", Bridge: "cbr0", NFCall: true, Masquerade: true, Guard: true, PodEgress: true, Egress: "public, 10.22.0.0/16 tcp 80-90, 10.22.0.7, fd00::/8 udp 53"},
 	}, eps: []Endpoint{limited(guardedPod("00000000001", "veth1", podMAC, pod4, pod6), "192.0.2.0/24 icmp, fd00::53 udp 53")}},
+	{name: "callers", networks: []Network{podnet()}, eps: []Endpoint{
+		openTo(publisher(1, Port{Protocol: 6, HostPort: 8000, PodPort: 80, Count: 11}, Port{Protocol: 17, HostAddr: nstest.Addr("192.0.2.1"), HostPort: 53, PodPort: 53}),
+			"10.0.0.0/8, 10.9.0.0/16, wg0 tcp 8005-9000, fd00::1, wg0 tcp 8000-8006", "0.0.0.0/1, ::/0, eth1.7"),
+		openTo(publisher(2, Port{Protocol: 132, HostPort: 9, PodPort: 9}), "lo"),
+	}},
 	{name: "groups", networks: []Network{{Name: "podnet", Groups: true}}},
 	{name: "quiet", networks: []Network{{Name: "podnet", DropReports: true}, {Name: "other", DropReports: true}}},
 	{name: "dedup", networks: []Network{dedupNet(dedups()...), {Name: "other", Dedup: []Dedup{
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("10.23.0.5"), nstest.Prefix("10.23.3.4/19")},
 		{mustMAC("02:00:00:00:00:02"), nstest.Addr("fe80::1"), nstest.Prefix("fd00:23::7/61")},
 	}}}},
+}
+
+// openTo returns an endpoint whose ports are open to some callers, and left to the host's firewall.
+func openTo(ep Endpoint, from ...string) Endpoint {
+	ep.PublishFrom, ep.Unadmitted = from, true
+	return ep
 }
 
 func limited(ep Endpoint, egress Egress) Endpoint {
@@ -180,7 +191,7 @@ func TestNumberOfRulesDoesNotDependOnPods(t *testing.T) {
 		return counts
 	}
 	want := count()
-	must.That(t, want["rule"] != 0 && want["set"] == 21 && want["map"] == 4 && want["chain"] == 8,
+	must.That(t, want["rule"] != 0 && want["set"] == 25 && want["map"] == 4 && want["chain"] == 8,
 		"at no pods: %v", want)
 	for i := range 500 {
 		mustAdd(t, c, pod(Owner(fmt.Sprintf("%011x", i)), fmt.Sprintf("10.22.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:22::%x", i)))

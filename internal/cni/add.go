@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // addRequest is the part of an ADD that concerns the pod and not the network.
@@ -91,7 +92,7 @@ func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 	}
 
 	a.pod.Limits = conf.limits(conf.Bandwidth)
-	a.pod.Egress = rc.EgressPolicy.egress()
+	a.pod.Egress, a.pod.PublishFrom = nft.Egress(rc.EgressPolicy.policy()), rc.PublishFrom.policy()
 	if rc.DNS.Servers != nil || rc.DNS.Searches != nil || rc.DNS.Options != nil {
 		a.dns = types.DNS{Nameservers: rc.DNS.Servers, Domain: a.dns.Domain, Search: rc.DNS.Searches,
 			Options: rc.DNS.Options}

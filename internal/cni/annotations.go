@@ -34,7 +34,7 @@ type annotated struct {
 func annotationTypes() map[string]string {
 	return map[string]string{
 		"ips": typeHostLocal, "hostName": typeDHCP, "clientID": typeDHCP,
-		"mac": "", "bandwidth": "", "egressPolicy": "",
+		"mac": "", "bandwidth": "", "egressPolicy": "", "publishFrom": "",
 	}
 }
 
@@ -81,7 +81,8 @@ func (c *NetConf) annotate() (found strict.Problems) {
 		case !slices.Contains(c.Annotations, setting):
 			found = append(found, fmt.Errorf("annotation %s is not permitted: to permit it in network %q, add %q to "+
 				`"annotations" in its configuration`, key, c.Name, setting))
-		case setting == "bandwidth" && rc.Bandwidth != nil, setting == "egressPolicy" && rc.EgressPolicy != "":
+		case setting == "bandwidth" && rc.Bandwidth != nil, setting == "egressPolicy" && rc.EgressPolicy != "",
+			setting == "publishFrom" && rc.PublishFrom != "":
 			// The runtime's request comes first.
 		case network != "" || a.keys[setting] == "":
 			a.keys[setting] = key

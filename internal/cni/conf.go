@@ -63,14 +63,15 @@ type Common struct {
 	annotated annotated
 }
 
-// podPolicy holds the pod policies that a runtime may request.
+// podPolicy holds the policies that a network has, and that a runtime may request for a pod besides.
 type podPolicy struct {
 	EgressPolicy entries `json:"egressPolicy"`
+	PublishFrom  entries `json:"publishFrom"`
 }
 
 // or returns p, with the settings of q where p has none.
 func (p podPolicy) or(q podPolicy) podPolicy {
-	return podPolicy{EgressPolicy: cmp.Or(p.EgressPolicy, q.EgressPolicy)}
+	return podPolicy{cmp.Or(p.EgressPolicy, q.EgressPolicy), cmp.Or(p.PublishFrom, q.PublishFrom)}
 }
 
 // entries is a text of entries with commas between. In JSON it may be a list of them.
@@ -104,12 +105,12 @@ func (e entries) list() []string {
 	return items
 }
 
-// egress returns the policy of egress; empty if it allows everything.
-func (e entries) egress() nft.Egress {
+// policy returns the policy, or "" if it allows everything.
+func (e entries) policy() string {
 	if e == "all" {
 		return ""
 	}
-	return nft.Egress(e)
+	return string(e)
 }
 
 // runtimeConfig holds the arguments of the capabilities that we use.

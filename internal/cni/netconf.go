@@ -51,9 +51,10 @@ type NetConf struct {
 	// Our own fields.
 	Mode string `json:"mode"`
 	LANConf
+	podPolicy
+	PublishAdmission   *bool          `json:"publishAdmission"`
 	Guard              bool           `json:"guard"`
 	Internal           bool           `json:"internal"`
-	EgressPolicy       entries        `json:"egressPolicy"`
 	Annotations        []string       `json:"annotations"`
 	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs"`
 	BridgeNFCall       *bool          `json:"bridgeNFCall"`
@@ -124,9 +125,10 @@ func (c *NetConf) problems() []error {
 	p.add(c.PromiscMode && orDefault(c.HairpinMode, false),
 		"promiscMode and hairpinMode exclude each other: leave one of them out")
 	p.policy(c.IngressPolicy)
-	p.egress(c.EgressPolicy, "egressPolicy", c.settings())
-	p.egress(c.RuntimeConfig.EgressPolicy,
-		c.source("egressPolicy", "runtimeConfig.egressPolicy or args.cni.egressPolicy"), c.settings())
+	p.policies(c.podPolicy, func(field string) string { return field }, c.settings())
+	p.policies(c.RuntimeConfig.podPolicy, func(field string) string {
+		return c.source(field, "runtimeConfig."+field+" or args.cni."+field)
+	}, c.settings())
 	p.add(c.Internal && cmp.Or(c.Mode, modeGateway) != modeGateway,
 		"internal is not for mode %q, whose containers others reach", c.Mode)
 	p.add(c.DisableContainerInterface && c.IPAM.Type != "",
@@ -165,7 +167,9 @@ func (c *NetConf) settings() network.Network {
 		Down:         c.DisableContainerInterface,
 		Policy:       policyOf(c.IngressPolicy),
 		Internal:     c.Internal,
-		Egress:       c.EgressPolicy.egress(),
+		Egress:       nft.Egress(c.EgressPolicy.policy()),
+		PublishFrom:  c.PublishFrom.policy(),
+		Unadmitted:   !orDefault(c.PublishAdmission, true),
 		Origin:       network.Origin{Type: c.IPAM.Type, Dir: c.IPAM.DataDir},
 	}
 
@@ -218,13 +222,14 @@ func (c *NetConf) limitEgress(s *network.Network) {
 	}
 }
 
-// egress is about a policy of egress.
-func (p *problems) egress(policy entries, field string, s network.Network) {
-	if policy.egress() != "" {
-		s.Egress = policy.egress()
-		err := s.CheckEgress()
-		p.add(err != nil, "%s: %v", field, err)
-	}
+// policies adds problems with wrong policies. source returns where a policy comes from.
+func (p *problems) policies(of podPolicy, source func(field string) string, s network.Network) {
+	s.Egress, s.PublishFrom = nft.Egress(of.EgressPolicy.policy()), ""
+	err := s.CheckPolicies()
+	p.add(err != nil, "%s: %v", source("egressPolicy"), err)
+	s.Egress, s.PublishFrom = "", of.PublishFrom.policy()
+	err = s.CheckPolicies()
+	p.add(err != nil, "%s: %v", source("publishFrom"), err)
 }
 
 // policy adds a problem with an unknown ingressPolicy.
@@ -337,7 +342,8 @@ const nameBridge = "bridge"
 // its defaults.
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall = "", LANConf{}, nil, nil
-	c.IngressPolicy, c.Internal, c.EgressPolicy, c.Annotations, c.Bandwidth = "", false, "", nil, Bandwidth{}
+	c.IngressPolicy, c.Internal, c.Annotations, c.Bandwidth = "", false, nil, Bandwidth{}
+	c.podPolicy, c.PublishAdmission = podPolicy{}, nil
 	for _, field := range []**bool{&c.IsGateway, &c.IsDefaultGateway, &c.IPMasq, &c.HairpinMode} {
 		if *field == nil {
 			*field = new(bool)

@@ -23,7 +23,7 @@ func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(), NIC: a.NIC,
 		Addrs: Addresses(a), MAC: net.HardwareAddr(a.MAC), Masquerade: a.Masquerade, Ports: Ports(a),
-		PortSNAT: SNAT(a), Egress: a.Egress,
+		PortSNAT: SNAT(a), PublishFrom: a.PublishFrom, Unadmitted: a.Unadmitted, Egress: a.Egress,
 	}
 	for _, w := range a.Waiting {
 		for _, p := range w.Addresses {

@@ -27,7 +27,7 @@ func options() map[string]bool {
 	return map[string]bool{
 		"mode": true, "bridge": true, "mtu": false, "vlan": false, "portIsolation": false, "hairpinMode": false,
 		"ipMasq": false, "isDefaultGateway": false, "guard": false, "ingressPolicy": true,
-		"egressPolicy": true, "forwardMark": true,
+		"egressPolicy": true, "publishFrom": true, "publishAdmission": false, "forwardMark": true,
 		"enabledad": false,
 		"uplink":    true, "defaultRoute": true, "lanGuard": false, "ipv6": true, "bridgeNFCall": false,
 		"ingressRate": false, "ingressBurst": false, "egressRate": false, "egressBurst": false,
@@ -38,11 +38,12 @@ func options() map[string]bool {
 	}
 }
 
-const egressPolicy = "egressPolicy"
+// policies lists the options of a container that do not replace those of its network.
+func policies() []string { return []string{"egressPolicy", "publishFrom"} }
 
 // ContainerOptions lists the options that a container can have in the place of its network's.
 func ContainerOptions() []string {
-	return []string{"ingressRate", "ingressBurst", "egressRate", "egressBurst", "guard", "lanGuard", egressPolicy}
+	return append([]string{"ingressRate", "ingressBurst", "egressRate", "egressBurst", "guard", "lanGuard"}, policies()...)
 }
 
 // The prefixes of Docker's own options.
@@ -125,11 +126,11 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 		all = map[string]string{}
 	}
 
-	maps.Copy(all, c.Options)
-	if own := c.Options[egressPolicy]; own != "" { // it does not replace the network's
-		asked[egressPolicy] = own
-		if all[egressPolicy] = n.Options[egressPolicy]; all[egressPolicy] == "" {
-			delete(all, egressPolicy)
+	for name, value := range c.Options {
+		if slices.Contains(policies(), name) {
+			asked[name] = value
+		} else {
+			all[name] = value
 		}
 	}
 

@@ -97,7 +97,7 @@ func TestThePluginTakesEachOption(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	text := map[string]string{
-		"mode": "lan", "bridge": "br7", "ingressPolicy": "same-bridge", "forwardMark": "0x2000", "uplink": "eth0", "egressPolicy": "all",
+		"mode": "lan", "bridge": "br7", "ingressPolicy": "same-bridge", "forwardMark": "0x2000", "uplink": "eth0", "egressPolicy": "all", "publishFrom": "10.0.0.0/8, eth0 tcp 80",
 		"defaultRoute": "router", "ipv6": "slaac", "stateDir": t.TempDir(), "leaseDir": t.TempDir(), "deadline": "5s", "logLevel": "warn",
 		"logFile": t.TempDir() + "/log", "ipam.clientID": "pod", "ipam.hostName": "x", "ipam.timeout": "5s", "ipam.keeper": "optional",
 		"ipam.servers": "192.0.2.1,192.0.2.2",

@@ -81,6 +81,9 @@ type Attachment struct {
 	SLAAC bool `json:"slaac,omitempty"`
 
 	Published []Published `json:"published,omitempty"` // its host ports
+	// PublishFrom and Unadmitted are the fields of nft.Endpoint.
+	PublishFrom []string `json:"publishFrom,omitempty"`
+	Unadmitted  bool     `json:"unadmitted,omitempty"`
 	// PortSNAT says whose connections to the host ports reach the pod with the host's address as source.
 	PortSNAT nft.SNAT `json:"portSNAT,omitempty"`
 	// Waiting lists the container's other attachments that take over this attachment's host ports when it is deleted.

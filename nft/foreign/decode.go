@@ -17,6 +17,7 @@ type packet struct {
 	mark, known uint32 // known has the known bits of the mark
 	link        string // the link that the packet comes in by; empty if unknown
 	to          string // the link that the packet leaves by; empty if unknown, except that it differs from link
+	redirected  bool   // its destination was changed, as for a host port
 	// firewalld is set for rules of firewalld, whose sets of connection states never contain the state of a new
 	// connection.
 	firewalld bool
@@ -79,7 +80,7 @@ func (rr *ruleReader) expression(name string, own []byte) {
 		rr.register = number(unix.NFTA_META_DREG)
 	case "ct":
 		rr.store(nftnl.Find(own, unix.NFTA_CT_SREG), number(unix.NFTA_CT_KEY) == unix.NFT_CT_MARK)
-		rr.loaded = connection(expr.CtKey(number(unix.NFTA_CT_KEY)))
+		rr.loaded = rr.packet.connection(expr.CtKey(number(unix.NFTA_CT_KEY)))
 		rr.register = number(unix.NFTA_CT_DREG)
 	case "bitwise": // only an "and" with a mask is understood
 		if number(unix.NFTA_BITWISE_SREG) != rr.register || !isZero(value(unix.NFTA_BITWISE_XOR)) {
@@ -172,12 +173,14 @@ func name(link string, not bool) loaded {
 }
 
 // connection returns the value that a rule loads with a property of the connection.
-func connection(key expr.CtKey) loaded {
-	const all = 0xffffffff
-	switch key {
-	case expr.CtKeySTATE:
+func (p *packet) connection(key expr.CtKey) loaded {
+	const all, dstNAT = 0xffffffff, 1 << 5 // IPS_DST_NAT
+	switch {
+	case key == expr.CtKeySTATE:
 		return bits(expr.CtStateBitNEW, all)
-	case expr.CtKeySTATUS:
+	case key == expr.CtKeySTATUS && p.redirected:
+		return bits(dstNAT, all)
+	case key == expr.CtKeySTATUS:
 		return bits(0, all)
 	}
 	return loaded{}

@@ -201,13 +201,7 @@ func (p *Path) has(family uint8) bool {
 
 // appendObstacles appends the obstacles in nf_tables' base chains of a family, except our own chains.
 func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint8, path Path) ([]Obstacle, error) {
-	var chains []nftnl.Chain
-	err := nftnl.List(p.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-		if ch := nftnl.DecodeChain(data); isForwardHook(ch) && (family != unix.NFPROTO_INET || ch.Table != p.table) {
-			chains = append(chains, ch)
-		}
-		return nil
-	})
+	chains, err := p.forwardChains(family)
 	for _, ch := range chains {
 		o, unread := p.obstacle(ctx, chain{family, ch.Table, ch.Name}, ch, path)
 		err = cmp.Or(err, unread)
@@ -217,6 +211,17 @@ func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint
 	}
 
 	return list, err
+}
+
+// forwardChains lists the base chains of a family that see forwarded packets, except our own.
+func (p *plan) forwardChains(family uint8) (chains []nftnl.Chain, err error) {
+	err = nftnl.List(p.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
+		if ch := nftnl.DecodeChain(data); isForwardHook(ch) && (family != unix.NFPROTO_INET || ch.Table != p.table) {
+			chains = append(chains, ch)
+		}
+		return nil
+	})
+	return chains, err
 }
 
 // obstacle returns the first obstacle for the pods' packets in a chain. It returns nil if there is none or if Ensure

@@ -23,7 +23,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// publish is the capability portMappings, of mappings such as 8080:80/tcp and
+// publish is the capability portMappings, of mappings such as 8080:80/tcp, 8000-8002:80/tcp and
 // 192.0.2.1:53:5353/udp.
 func publish(t testing.TB, mappings ...string) option {
 	t.Helper()
@@ -31,10 +31,15 @@ func publish(t testing.TB, mappings ...string) option {
 	for _, m := range mappings {
 		ports, protocol, _ := strings.Cut(m, "/")
 		parts := strings.Split(ports, ":")
-		var host, pod int
-		must.Succeed(t, expect.Err(fmt.Sscan(parts[len(parts)-2]+" "+parts[len(parts)-1], &host, &pod)))
+		from, to, isRange := strings.Cut(parts[len(parts)-2], "-")
+		if !isRange {
+			to = from
+		}
+		var host, last, pod int
+		must.Succeed(t, expect.Err(fmt.Sscan(from+" "+to+" "+parts[len(parts)-1], &host, &last, &pod)))
 		list = append(list, map[string]any{
 			"hostIP": strings.Join(parts[:len(parts)-2], ":"), "hostPort": host, "containerPort": pod, "protocol": protocol,
+			"range": last - host + 1,
 		})
 	}
 	return func(rt *libcni.RuntimeConf) {

@@ -53,14 +53,15 @@ func (a interval) intersect(b interval) (interval, bool) {
 
 // intersect returns the keys that two boxes share. The result is nil if there are none.
 func (b box) intersect(other box) box {
-	b = slices.Clone(b)
+	common := box(nil)
 	for i := range b {
-		var ok bool
-		if b[i], ok = b[i].intersect(other[i]); !ok {
+		c, ok := b[i].intersect(other[i])
+		if !ok {
 			return nil
 		}
+		common = append(common, c)
 	}
-	return b
+	return common
 }
 
 // without returns the keys of a box that another box lacks, as boxes that do not overlap.
@@ -89,20 +90,23 @@ func (b box) without(other box) (rest []box) {
 	return rest
 }
 
+// subtract returns the keys of boxes that another box lacks.
+func subtract(list []box, but box) (rest []box) {
+	for _, b := range list {
+		rest = append(rest, b.without(but)...)
+	}
+	return rest
+}
+
 // disjoint returns the keys of all boxes, as boxes that do not overlap.
 func disjoint(list []box) (all []box) {
 	for _, b := range list {
 		rest := []box{b}
 		for _, have := range all {
-			var next []box
-			for _, r := range rest {
-				next = append(next, r.without(have)...)
-			}
-			rest = next
+			rest = subtract(rest, have)
 		}
 		all = append(all, rest...)
 	}
-
 	return all
 }
 

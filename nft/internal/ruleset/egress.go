@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -31,7 +32,11 @@ const (
 // Egress is a policy. A nil Egress allows everything.
 type Egress struct{ allowed [2][]box } // by family: type of the destination, destination, protocol and port
 
-const maxEgress = 32 // entries of a policy
+// The greatest number of entries of a policy, and of types of an address.
+const (
+	maxEntries = 32
+	anyType    = 1<<32 - 1
+)
 
 // reserved lists the addresses of IPv4 and IPv6 that are not public.
 func reserved() []string {
@@ -52,15 +57,9 @@ func ParseEgress(text string) (*Egress, error) {
 		return &Egress{}, nil
 	}
 
-	e, entries := &Egress{}, strings.Split(text, ",")
-	if len(entries) > maxEgress {
-		return nil, fmt.Errorf("it has %d entries, and may have %d", len(entries), maxEgress)
-	}
-
-	for _, entry := range entries {
-		if err := e.add(strings.Fields(entry)); err != nil {
-			return nil, fmt.Errorf("%q: %w", strings.TrimSpace(entry), err)
-		}
+	e := &Egress{}
+	if err := parseEntries(text, e.add); err != nil {
+		return nil, err
 	}
 
 	for i := range e.allowed {
@@ -70,6 +69,26 @@ func ParseEgress(text string) (*Egress, error) {
 	return e, nil
 }
 
+// parseEntries calls add with the words of each entry of a list with commas between.
+func parseEntries(text string, add func(words []string) error) error {
+	entries := strings.Split(text, ",")
+	if len(entries) > maxEntries {
+		return fmt.Errorf("it has %d entries, and may have %d", len(entries), maxEntries)
+	}
+
+	for _, entry := range entries {
+		words, err := strings.Fields(entry), errors.New("an entry is empty")
+		if len(words) > 0 {
+			err = add(words)
+		}
+		if err != nil {
+			return fmt.Errorf("%q: %w", strings.TrimSpace(entry), err)
+		}
+	}
+
+	return nil
+}
+
 // add adds an entry of a policy.
 func (e *Egress) add(words []string) error {
 	if len(words) == 1 && words[0] == "public" {
@@ -77,69 +96,72 @@ func (e *Egress) add(words []string) error {
 		return nil
 	}
 
-	if len(words) == 0 || len(words) > 3 {
-		return fmt.Errorf(
-			`want "public", or a prefix, which a protocol and ports may follow, as in "192.0.2.0/24 tcp 443"`)
-	}
-
-	prefix, err := ParsePrefix(words[0])
+	prefix, err := parsePrefix(words[0])
 	if err != nil {
 		return err
 	}
 
-	protocol, ports := numbers(0, 255), numbers(0, 65535)
-	if len(words) > 1 {
-		number, ok := map[string]uint32{
-			"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": unix.IPPROTO_ICMP,
-		}[words[1]]
-		if !ok || words[1] == "icmp" && len(words) > 2 {
-			return fmt.Errorf("protocol %q: want tcp, udp, sctp, or icmp without ports", words[1])
-		}
-		if number == unix.IPPROTO_ICMP && prefix.Addr().Is6() {
-			number = unix.IPPROTO_ICMPV6
-		}
-		protocol = numbers(number, number)
+	icmp := uint32(unix.IPPROTO_ICMP)
+	if prefix.Addr().Is6() {
+		icmp = unix.IPPROTO_ICMPV6
 	}
 
+	flow, err := parseFlow(words[1:], icmp)
+	at := &e.allowed[familyIndex(prefix.Addr())]
+	*at = append(*at, append(box{numbers(0, anyType), addresses(prefix)}, flow...))
+	return err
+}
+
+// parseFlow reads the protocol and the ports of an entry, which are both optional. icmp is 0 where ICMP has no sense.
+func parseFlow(words []string, icmp uint32) (box, error) {
+	b := box{numbers(0, 255), numbers(0, 65535)}
 	if len(words) > 2 {
-		first, last, isRange := strings.Cut(words[2], "-")
+		return nil, errors.New(`behind a protocol and ports comes a comma, as in "192.0.2.0/24 tcp 80-90, 192.0.2.7"`)
+	}
+
+	if len(words) > 0 {
+		number := map[string]uint32{
+			"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP, "icmp": icmp,
+		}[words[0]]
+		if number == 0 || words[0] == "icmp" && len(words) > 1 {
+			return nil, fmt.Errorf("protocol %q: want tcp, udp or sctp, or, of pods' own calls, icmp without ports",
+				words[0])
+		}
+		b[0] = numbers(number, number)
+	}
+
+	if len(words) > 1 {
+		first, last, isRange := strings.Cut(words[1], "-")
 		if !isRange {
 			last = first
 		}
 		from, err := strconv.ParseUint(first, 10, 16)
 		to, lastErr := strconv.ParseUint(last, 10, 16)
 		if err != nil || lastErr != nil || from > to || from == 0 {
-			return fmt.Errorf("ports %q: want one of 1 to 65535, or two with '-' between", words[2])
+			return nil, fmt.Errorf("ports %q: want one of 1 to 65535, or two with '-' between", words[1])
 		}
-		ports = numbers(uint32(from), uint32(to))
+		b[1] = numbers(uint32(from), uint32(to))
 	}
 
-	const anyType = 1<<32 - 1
-	at := &e.allowed[familyIndex(prefix.Addr())]
-	*at = append(*at, box{numbers(0, anyType), addresses(prefix), protocol, ports})
-	return nil
+	return b, nil
 }
 
 // addPublic adds the public addresses that are not the host's.
 func (e *Egress) addPublic() {
 	for i, f := range Families() {
-		public := []box{{numbers(unix.RTN_UNICAST, unix.RTN_UNICAST), addresses(f.All), numbers(0, 255),
-			numbers(0, 65535)}}
+		unicast := numbers(unix.RTN_UNICAST, unix.RTN_UNICAST)
+		public := []box{{unicast, addresses(f.All), numbers(0, 255), numbers(0, 65535)}}
 		for _, text := range reserved() {
-			but := box{numbers(0, 1<<32-1), addresses(netip.MustParsePrefix(text)), numbers(0, 255), numbers(0, 65535)}
-			var rest []box
-			for _, b := range public {
-				rest = append(rest, b.without(but)...)
-			}
-			public = rest
+			public = subtract(public, box{unicast, addresses(netip.MustParsePrefix(text)), numbers(0, 255),
+				numbers(0, 65535)})
 		}
 
 		e.allowed[i] = append(e.allowed[i], public...)
 	}
 }
 
-// ParsePrefix reads a prefix or a single address.
-func ParsePrefix(text string) (netip.Prefix, error) {
+// parsePrefix reads a prefix or a single address.
+func parsePrefix(text string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" && !a.Is4In6() {
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}

@@ -206,8 +206,9 @@ type Family struct {
 	// the host leave to others.
 	pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
 
-	// The sets of policies: egress of bridges, limited of pods that have one, and podEgress of these pods.
-	egress, limited, podEgress string
+	// The sets of policies: egress of bridges, limited of pods that have one, and podEgress of these pods. Host ports
+	// are closed to refused sources, except by excepted links.
+	egress, limited, podEgress, refused, excepted string
 }
 
 // Families returns IPv4 and IPv6, in this order.
@@ -219,6 +220,7 @@ func Families() [2]Family {
 		pods:      Pods4Set, HostAddrs: "hostaddrs4", HostPorts: "hostports4", Published: "published4",
 		Selves: "selves4", Services: "services4", SNATAll: "snatall4", SNATNone: "snatnone4",
 		egress: "egress4", limited: "limited4", podEgress: "pod-egress4",
+		refused: "refused4", excepted: "excepted4",
 	}, {
 		name: "IPv6", Proto: unix.NFPROTO_IPV6, AddrLen: addr6Len, addrType: nftnl.TypeIPv6, src: 8, dst: 24,
 		All:       netip.PrefixFrom(netip.IPv6Unspecified(), 0),
@@ -226,6 +228,7 @@ func Families() [2]Family {
 		pods:      Pods6Set, HostAddrs: "hostaddrs6", HostPorts: "hostports6", Published: "published6",
 		Selves: "selves6", Services: "services6", SNATAll: "snatall6", SNATNone: "snatnone6",
 		egress: "egress6", limited: "limited6", podEgress: "pod-egress6",
+		refused: "refused6", excepted: "excepted6",
 	}}
 }
 

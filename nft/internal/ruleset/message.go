@@ -192,8 +192,8 @@ func (name TableName) ElementAttributes(el Element, comment string) []netlink.At
 	attrs = append(attrs, nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Key))
 	attrs[key] = nftnl.Header(unix.NFTA_SET_ELEM_KEY, attrs[key+1:])
 	if len(el.End) > 0 {
-		end := nftnl.Bytes(unix.NFTA_DATA_VALUE, el.End)
-		attrs = append(attrs, nftnl.Header(keyEnd, []netlink.Attribute{end}), end)
+		attrs = append(attrs, netlink.Attribute{}, nftnl.Bytes(unix.NFTA_DATA_VALUE, el.End))
+		attrs[key+2] = nftnl.Header(keyEnd, attrs[key+3:])
 	}
 
 	if len(el.Data) > 0 {

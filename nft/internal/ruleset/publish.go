@@ -36,6 +36,7 @@ func portSets() []Set {
 			return Set{Place: InInet(f.Selves), KeyType: pod<<nftnl.TypeBits | f.addrType,
 				KeyLen: IfnameLen + 2*f.AddrLen}
 		},
+		Family.refusedSet, Family.exceptedSet,
 	)
 }
 
@@ -93,8 +94,8 @@ func portChains(mark uint32) []Chain {
 	return []Chain{
 		loopback(),
 		answers(mark),
-		publish(HostPortsChain, unix.NF_INET_PRE_ROUTING),
-		publish(HostPortsLocalChain, unix.NF_INET_LOCAL_OUT),
+		publish(HostPortsChain, unix.NF_INET_PRE_ROUTING, (*rules).addPublish),
+		publish(HostPortsLocalChain, unix.NF_INET_LOCAL_OUT, (*rules).addPublishLocal),
 		hairpin(),
 	}
 }
@@ -150,14 +151,19 @@ const sharedSettings = "shared"
 
 // publish returns a chain that leads callers to pods. There is one for callers from elsewhere, and one for the host
 // itself.
-func publish(name string, hook uint32) Chain {
+func publish(name string, hook uint32, write func(*rules)) Chain {
 	return Chain{
 		Place: InInet(name), Kind: "nat", Hook: hook, Priority: priorityDestinationNAT,
-		settings: sharedSettings, write: (*rules).addPublish,
+		settings: sharedSettings, write: write,
 	}
 }
 
-func (list *rules) addPublish() {
+func (list *rules) addPublish() { list.addToHost(); list.addCallers(); list.addHostPorts() }
+
+func (list *rules) addPublishLocal() { list.addToHost(); list.addHostPorts() }
+
+// addToHost adds the rules that leave all packets alone that no host port could be meant by.
+func (list *rules) addToHost() {
 	list.add("only what is sent to the host", func(x expressions) {
 		x.destinationType()
 		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
@@ -176,7 +182,10 @@ func (list *rules) addPublish() {
 			x.Leave()
 		})
 	}
+}
 
+// addHostPorts adds the rules that lead packets to pods.
+func (list *rules) addHostPorts() {
 	list.addFamilies("ports on one address", func(x expressions, f Family) {
 		x.is(f)
 		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)

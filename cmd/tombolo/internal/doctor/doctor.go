@@ -93,6 +93,15 @@ func Examine(ctx context.Context, node *network.Node, in *network.Inspection, op
 			e.found = append(e.found, *f)
 		}
 
+		for _, text := range in.Others {
+			if strings.HasPrefix(text, "host port ") &&
+				strings.Contains(text, fmt.Sprintf("container %.12s", r.ContainerID)) {
+				f := Finding{Step: StepFirewall, Note: true}
+				f.Evidence, f.Remedy = split(text, "")
+				e.found = append(e.found, f)
+			}
+		}
+
 		if err := e.walk(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", report.PodName(r.Pod, r.ContainerID), err)
 		}

@@ -1,0 +1,90 @@
+package foreign
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+// Openings returns, for each firewall of the host that may refuse calls of host ports without our mark, a function
+// that makes the command which opens ports. The ports lead to a pod's address behind a link. A port of the host or of
+// the pod is written as 80, and a range as 80-90. A firewall may accept the calls already, by a rule with conditions.
+func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr) (
+	open []func(protocol, host, podPort string) string, _ error) {
+	family := uint8(unix.NFPROTO_IPV4)
+	if pod.Is6() {
+		family = unix.NFPROTO_IPV6
+	}
+
+	err := c.planned(ctx, "", func(p *plan) error {
+		legacy, err := c.legacy(Path{Prefixes: []netip.Prefix{netip.PrefixFrom(pod, pod.BitLen())}})
+		if open = nil; len(legacy) > 0 {
+			open = append(open, openByIptables(iptablesProgram(family)+"-legacy", 1, pod))
+		}
+
+		for _, of := range []uint8{unix.NFPROTO_INET, family} {
+			chains, unread := p.forwardChains(of)
+			err = cmp.Or(err, unread)
+			for _, ch := range chains {
+				command, unread := p.opening(ctx, chain{of, ch.Table, ch.Name}, ch, link, pod)
+				if err = cmp.Or(err, unread); command != nil {
+					open = append(open, command)
+				}
+			}
+		}
+		return err
+	})
+
+	return open, err
+}
+
+// opening returns the function for a base chain, or nil if the chain accepts the calls.
+func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link string, pod netip.Addr) (
+	func(protocol, host, podPort string) string, error) {
+	ip, version := "ip", "4"
+	if pod.Is6() {
+		ip, version = "ip6", "6"
+	}
+
+	b := base{policy: policyOf(ch)}
+	isFirewalld := strings.HasPrefix(at.table, "firewalld")
+	p.read(ctx, &b, at, &packet{known: p.mark, to: link, redirected: true, firewalld: isFirewalld})
+	o, number := b.obstacle(at.String())
+	isIptables := at.family != unix.NFPROTO_INET && at.name == iptablesForward
+	switch {
+	case o == nil:
+		return nil, b.err
+	case isFirewalld: // policies come behind its rejection of redirected packets
+		return func(protocol, host, podPort string) string {
+			return fmt.Sprintf(`firewall-cmd --permanent --add-rich-rule='rule family="ipv%s" forward-port port="%s" `+
+				`protocol="%s" to-port="%s" to-addr="%s"' && firewall-cmd --reload`, version, host, protocol, podPort, pod)
+		}, b.err
+	case isIptables && b.leadsTo("ufw"+strings.TrimPrefix(ip, "ip")+"-before-forward"):
+		return func(protocol, _, podPort string) string {
+			return fmt.Sprintf("ufw route allow proto %s from any to %s port %s", protocol, pod, colon(podPort))
+		}, b.err
+	case isIptables:
+		return openByIptables(iptablesProgram(at.family), number, pod), b.err
+	}
+
+	return func(protocol, _, podPort string) string {
+		return fmt.Sprintf("%s %s daddr %s %s dport %s accept", b.insert(at, number), ip, pod, protocol, podPort)
+	}, b.err
+}
+
+// openByIptables returns the function for FORWARD of a program, before its rule with a number.
+func openByIptables(program string, number int, pod netip.Addr) func(protocol, host, podPort string) string {
+	return func(protocol, _, podPort string) string {
+		return fmt.Sprintf("%s -d %s -p %s --dport %s -j ACCEPT", insertInto(program, number), pod, protocol,
+			colon(podPort))
+	}
+}
+
+// colon returns a range of ports in the form of iptables and ufw.
+func colon(ports string) string { return strings.ReplaceAll(ports, "-", ":") }

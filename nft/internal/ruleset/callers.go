@@ -1,0 +1,166 @@
+package ruleset
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/google/nftables/expr"
+
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/nftnl"
+)
+
+// Callers are the callers from elsewhere that host ports are open to: by family, boxes of incoming link, source,
+// destination, protocol and host port. The host itself is no caller from elsewhere. A nil Callers admits everyone.
+type Callers [][]box
+
+// ParseCallers reads lists of callers. A caller has to be in each list. "" and "all" hold everyone. The entries of all
+// other lists have commas between. An entry is a prefix, an address or a link, perhaps with a protocol and host ports
+// behind it.
+func ParseCallers(lists ...string) (Callers, error) {
+	var all Callers
+	for _, text := range lists {
+		if text == "" || text == "all" {
+			continue
+		}
+
+		list := make(Callers, len(Families()))
+		if err := parseEntries(text, list.add); err != nil {
+			return nil, err
+		}
+
+		for i := range all {
+			var common []box
+			for _, b := range all[i] {
+				for _, other := range list[i] {
+					if both := b.intersect(other); both != nil {
+						common = append(common, both)
+					}
+				}
+			}
+			list[i] = common
+		}
+		all = list
+	}
+
+	return all, nil
+}
+
+// add adds an entry of a list.
+func (c Callers) add(words []string) error {
+	flow, err := parseFlow(words[1:], 0)
+	if err != nil {
+		return err
+	}
+
+	prefix, err := parsePrefix(words[0])
+	isLink := err != nil && ident.IsLinkName(words[0]) && !strings.ContainsAny(words[0], "*+") &&
+		strings.Trim(words[0], "0123456789.") != ""
+	if err != nil && !isLink {
+		return fmt.Errorf("%w, and cannot name a link", err)
+	}
+
+	for i, f := range Families() {
+		at, source := anyLink(), addresses(f.All)
+		switch {
+		case isLink:
+			at = single(linkValue(words[0]))
+		case i != familyIndex(prefix.Addr()):
+			continue
+		default:
+			source = addresses(prefix)
+		}
+		c[i] = append(c[i], append(box{at, source, addresses(f.All)}, flow...))
+	}
+
+	return nil
+}
+
+// anyLink returns the interval of all names of links.
+func anyLink() interval {
+	last := [IfnameLen]byte{}
+	for i := range last {
+		last[i] = 0xff
+	}
+	return interval{netip.IPv6Unspecified(), netip.AddrFrom16(last)}
+}
+
+// HostPorts is a range of host ports, at one address of the host or, if that is not valid, at all.
+type HostPorts struct {
+	Addr        netip.Addr
+	Protocol    uint8
+	First, Last uint16
+}
+
+// Elements returns the elements that close host ports of a family to all other callers. Since a caller by a link may
+// have any source, such callers are in a set of their own. So no set has intervals of names, which nft could not read.
+func (c Callers) Elements(f Family, ports []HostPorts) (list []Element) {
+	if c == nil {
+		return nil
+	}
+
+	var targets []box
+	for _, p := range ports {
+		at, protocol := addresses(f.All), numbers(uint32(p.Protocol), uint32(p.Protocol))
+		if p.Addr.IsValid() {
+			at = single(p.Addr)
+		}
+		targets = append(targets, box{at, protocol, numbers(uint32(p.First), uint32(p.Last))})
+	}
+
+	refused, excepted := f.refusedSet(), f.exceptedSet()
+	for _, target := range disjoint(targets) {
+		target = append(box{anyLink(), addresses(f.All)}, target...)
+		rest, except := []box{target[1:]}, []box(nil)
+		for _, b := range c[familyIndex(f.All.Addr())] {
+			if b[0] == anyLink() {
+				rest = subtract(rest, b[1:])
+			} else if b = b.intersect(target); b != nil {
+				except = append(except, b)
+			}
+		}
+
+		for _, b := range rest {
+			list = append(list, refused.between(b))
+		}
+		for _, b := range disjoint(except) {
+			list = append(list, excepted.between(b))
+		}
+	}
+
+	return list
+}
+
+// refusedSet returns the set of sources that host ports are closed to.
+func (f Family) refusedSet() Set {
+	const port = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
+	typ := f.addrType<<(3*nftnl.TypeBits) | f.addrType<<(2*nftnl.TypeBits) | port
+	return Set{Place: InInet(f.refused), KeyType: typ, KeyLen: 2*f.AddrLen + 2*Slot, intervals: true}
+}
+
+// exceptedSet returns the set of links that they are open to nevertheless.
+func (f Family) exceptedSet() Set {
+	s := f.refusedSet()
+	s.Name, s.KeyType, s.KeyLen = f.excepted, s.KeyType|nftnl.TypeIfname<<(4*nftnl.TypeBits), s.KeyLen+IfnameLen
+	return s
+}
+
+// addCallers adds the rules that leave a packet from elsewhere to the host if the port is closed to its sender.
+func (list *rules) addCallers() {
+	list.addFamilies("ports that are closed to the caller", func(x expressions, f Family) {
+		const ip = expr.PayloadBaseNetworkHeader
+		flow := func(length uint32) {
+			x.Payload(ip, f.src, f.AddrLen, nftnl.Behind(length))
+			x.Payload(ip, f.dst, f.AddrLen, nftnl.Behind(length+f.AddrLen))
+			x.hostPort(length + 2*f.AddrLen)
+		}
+		x.is(f)
+		flow(0)
+		x.Lookup(f.refused)
+		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+		flow(IfnameLen)
+		x.LookupNone(f.excepted)
+		x.Leave()
+	})
+}

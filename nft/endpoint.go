@@ -57,10 +57,10 @@ type Endpoint struct {
 	Ports []Port
 	// PortSNAT selects the callers of Ports whose packets reach the pod with the host's address instead of their own.
 	PortSNAT SNAT
-	// PublishFrom limits the callers of Ports, except the host itself. A caller has to be in each of these lists. An
-	// entry of a list is a prefix, an address or the name of a link that calls come in by. A protocol and host ports
-	// may follow, as in "192.0.2.0/24, wg0 tcp 443, fd00::/8 udp 53-60". "" and "all" stand for everyone. All other
-	// calls are the host's own, as without the port.
+	// PublishFrom limits the callers of Ports, except the host itself, to those that every list contains. An entry of
+	// a list is a prefix, an address or the name of a link that calls come in by. A protocol and host ports may
+	// follow, as in "192.0.2.0/24, wg0 tcp 443, fd00::/8 udp 53-60". "" and "all" contain everyone. The host itself
+	// receives all other calls, as without the port.
 	PublishFrom []string
 	// Unadmitted leaves calls of Ports to the host's firewall: they have no mark, unless a pod calls.
 	Unadmitted bool

@@ -49,8 +49,16 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 		n.check(p)
 	}
 	// Another network of the NIC's comes and goes.
-	guests, c := n.another(object{"name": "guests"}), l.newPod("c")
+	guests, c := n.another(object{"name": "guests", "publishFrom": l.other.ip4.String() + ", ::/0"}), l.newPod("c", "8090:80/tcp")
 	guests.add(c)
+	l.serve(c.place, servicePort, both()...)
+	for _, from := range []place{l.other, l.internet, b.place, l.host} {
+		for _, family := range both() {
+			_, err := l.tryAsk(from, "tcp", l.host.at(family), 8090, aMinute)
+			want := family == 6 || from.name == l.other.name || from.name == l.host.name
+			expect.That(t, (err == nil) == want, "the port of guests from %s: %v, want an answer: %t", from.name, err, want)
+		}
+	}
 	wantWithin(t, "removal of another network", limit{}, m.during(func() { guests.del(c); n.operate("remove", "guests") }))
 	must.That(t, n.isShared(), "the share went with another network")
 

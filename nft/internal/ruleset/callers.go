@@ -11,13 +11,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Callers are the callers from elsewhere that host ports are open to: by family, boxes of incoming link, source,
-// destination, protocol and host port. The host itself is no caller from elsewhere. A nil Callers admits everyone.
+// Callers describes the calls from elsewhere that reach host ports: for each family, boxes of incoming link, source,
+// destination, protocol and host port. The host's own calls always reach them. A nil Callers admits every call.
 type Callers [][]box
 
-// ParseCallers reads lists of callers. A caller has to be in each list. "" and "all" hold everyone. The entries of all
-// other lists have commas between. An entry is a prefix, an address or a link, perhaps with a protocol and host ports
-// behind it.
+// ParseCallers reads lists of callers, and returns the calls that every list contains. "" and "all" contain all calls.
+// Other lists have entries with commas between. An entry is a prefix, an address or a link, perhaps with a protocol
+// and host ports behind it.
 func ParseCallers(lists ...string) (Callers, error) {
 	var all Callers
 	for _, text := range lists {
@@ -93,8 +93,9 @@ type HostPorts struct {
 	First, Last uint16
 }
 
-// Elements returns the elements that close host ports of a family to all other callers. Since a caller by a link may
-// have any source, such callers are in a set of their own. So no set has intervals of names, which nft could not read.
+// Elements returns the elements that close host ports of a family to all other callers. The first set holds refused
+// sources, and the second one links with sources that are admitted nevertheless. A single set would need intervals of
+// names, which nft could not read.
 func (c Callers) Elements(f Family, ports []HostPorts) (list []Element) {
 	if c == nil {
 		return nil
@@ -139,14 +140,14 @@ func (f Family) refusedSet() Set {
 	return Set{Place: InInet(f.refused), KeyType: typ, KeyLen: 2*f.AddrLen + 2*Slot, intervals: true}
 }
 
-// exceptedSet returns the set of links that they are open to nevertheless.
+// exceptedSet returns the set of links, with sources, that host ports are open to although the source is refused.
 func (f Family) exceptedSet() Set {
 	s := f.refusedSet()
 	s.Name, s.KeyType, s.KeyLen = f.excepted, s.KeyType|nftnl.TypeIfname<<(4*nftnl.TypeBits), s.KeyLen+IfnameLen
 	return s
 }
 
-// addCallers adds the rules that leave a packet from elsewhere to the host if the port is closed to its sender.
+// addCallers adds the rules that leave a packet to the host if the host port is closed to its sender.
 func (list *rules) addCallers() {
 	list.addFamilies("ports that are closed to the caller", func(x expressions, f Family) {
 		const ip = expr.PayloadBaseNetworkHeader

@@ -112,7 +112,8 @@ func (e *Egress) add(words []string) error {
 	return err
 }
 
-// parseFlow reads the protocol and the ports of an entry, which are both optional. icmp is 0 where ICMP has no sense.
+// parseFlow reads the protocol and the ports of an entry. Both are optional. icmp is the number of the protocol
+// "icmp", or 0 if an entry cannot name it.
 func parseFlow(words []string, icmp uint32) (box, error) {
 	b := box{numbers(0, 255), numbers(0, 65535)}
 	if len(words) > 2 {

@@ -162,7 +162,7 @@ func (list *rules) addPublish() { list.addToHost(); list.addCallers(); list.addH
 
 func (list *rules) addPublishLocal() { list.addToHost(); list.addHostPorts() }
 
-// addToHost adds the rules that leave all packets alone that no host port could be meant by.
+// addToHost adds the rules that leave packets alone whose destination cannot be a host port.
 func (list *rules) addToHost() {
 	list.add("only what is sent to the host", func(x expressions) {
 		x.destinationType()
@@ -184,7 +184,7 @@ func (list *rules) addToHost() {
 	}
 }
 
-// addHostPorts adds the rules that lead packets to pods.
+// addHostPorts adds the rules that change the destination of packets to host ports.
 func (list *rules) addHostPorts() {
 	list.addFamilies("ports on one address", func(x expressions, f Family) {
 		x.is(f)

@@ -44,7 +44,10 @@ run open --network alone
 same open "$(seen shut "$(ip_of open alone)" 80)"
 same shut "$(get "$(ip_of shut alone)" 80)" # by the host
 # A container may have a policy of its own: it answers, and calls nobody.
-run agent --network name=net1,driver-opt=tombolo.egressPolicy=replies
+run agent --network name=net1,driver-opt=tombolo.egressPolicy=replies,driver-opt=tombolo.publishFrom=10.0.0.0/8 -p 8086:80
+same agent "$(seen web 192.168.50.2 8086)"
+same agent "$(get 192.168.50.2 8086)" # by the host
+never page 192.168.50.2 8086
 same agent "$(seen web "$(ip_of agent net1)" 80)"
 same "" "$(seen agent "$(ip_of web net1)" 80)"
 never docker exec agent ping -c 1 -W 1 198.51.100.1

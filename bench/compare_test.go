@@ -36,10 +36,22 @@ func scenarios(tb testing.TB) []scenario {
 		{name: "everything-beside-200", feature: everything(), share: 8, pods: 200, long: true, contenders: []contender{floor(), tombolo(), chain("nftables")}},
 		{name: "ipv4-beside-900", feature: ipv4(), share: 2, pods: 900, long: true, contenders: []contender{floor(), tombolo()}},
 		{name: "port-beside-services", feature: port(), share: 2, proxy: true, long: true, contenders: besideServices()},
+		manyPorts(1, 8, chain("iptables"), chain("nftables")),
+		manyPorts(200, 8, chain("iptables"), chain("nftables")),
+		manyPorts(10_000, 16, chain("nftables")),
 		{name: "crowd", feature: ipv4(), share: 16, crowd: 80, contenders: []contender{floor(), tombolo(), referencePlugin(), kindnet()}},
 		{name: "dhcp", feature: dhcp("dhcp", false), share: 2, contenders: []contender{tombolo(), rapid, referencePlugin()},
 			features: map[string]feature{rapid.name: dhcp("dhcp", true)}},
 	}
+}
+
+// manyPorts compares pods with many host ports, and with one mapping for all of them. iptables takes the reference a
+// quarter of an hour for 10,000.
+func manyPorts(count, share int, others ...contender) scenario {
+	ranged, inOne := tombolo(), ports(count)
+	ranged.name, inOne.ranged = "tombolo-range", true
+	return scenario{name: fmt.Sprintf("ports-%d", count), feature: ports(count), share: share, long: true,
+		contenders: append([]contender{floor(), tombolo(), ranged}, others...), features: map[string]feature{ranged.name: inOne}}
 }
 
 // rounds is how many of the rounds asked for a scenario gets; a few in any case, unless
@@ -303,6 +315,7 @@ func compared() map[string][]string {
 		"tombolo-in-process": {"kernel"},
 		"tombolo":            {"go-limit", "floor", reference, "kindnet", "chain-iptables", "chain-nftables"},
 		"tombolo-rapid":      {reference},
+		"tombolo-range":      {"tombolo", "floor", "chain-iptables", "chain-nftables"},
 		"names":              {"tombolo", "chain-iptables", "chain-nftables"},
 		reference:            {"go-limit", "floor"},
 		"tombolo-unchanged":  {"tombolo"},

@@ -19,6 +19,8 @@ type feature struct {
 	options    object // of our plugin
 	published  bool   // a host port
 	datagrams  int    // how many more host ports, by UDP
+	ports      int    // so many host ports, from firstPort on
+	ranged     bool   // in one mapping
 	limited    bool   // in both directions
 	outside    bool   // a machine outside, and a firewall to pass on the way there
 	prove      func(*node, *pod) error
@@ -28,6 +30,14 @@ type feature struct {
 }
 
 func ipv4() feature { return feature{name: "ipv4"} }
+
+// ports are many host ports of one pod. The reference knows no ranges.
+func ports(count int) feature {
+	return feature{name: "ports", ports: count, outside: true, prove: func(n *node, p *pod) error {
+		_, err := nstest.Ask(n.tb, n.host, "tcp", netip.AddrPortFrom(nodeAddresses[0].Addr(), firstPort))
+		return err
+	}}
+}
 
 func port() feature { return feature{name: "port", published: true, outside: true, prove: provePort} }
 
@@ -73,6 +83,16 @@ func (f *feature) asked(pod int) object {
 		}
 		c["portMappings"] = ports
 	}
+	if f.ports > 0 {
+		ports := []object{{"hostPort": firstPort, "containerPort": podPort, "protocol": "tcp", "range": f.ports}}
+		for i := range f.ports {
+			if f.ranged {
+				break
+			}
+			ports = append(ports[:i], object{"hostPort": firstPort + i, "containerPort": podPort + i, "protocol": "tcp"})
+		}
+		c["portMappings"] = ports
+	}
 	if f.limited {
 		c["bandwidth"] = map[string]uint64{"ingressRate": limitRate, "ingressBurst": limitBurst, "egressRate": limitRate, "egressBurst": limitBurst}
 	}
@@ -84,7 +104,7 @@ func (f *feature) served() []string {
 	switch {
 	case f.datagrams > 0:
 		return []string{"udp"}
-	case f.published:
+	case f.published || f.ports > 0:
 		return []string{"tcp"}
 	}
 	return nil

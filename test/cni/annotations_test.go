@@ -142,6 +142,7 @@ func TestAnnotationsThatAPodMayNotHave(t *testing.T) {
 		"a wrong limit":              {[]string{"bandwidth"}, "bandwidth", `{"ingressRate": 1}`, 7, "bandwidth of annotation"},
 		"an unknown limit":           {[]string{"bandwidth"}, "bandwidth", `{"ingresRate": 8000}`, 2, `did you mean "ingressRate"`},
 		"a limit twice":              {[]string{"bandwidth"}, "bandwidth", `{"ingressRate": 8000, "ingressRate": 9000}`, 7, "given twice"},
+		"no callers":                 {[]string{"publishFrom"}, "publishFrom", "10.0.0.0/33", 7, "no prefix"},
 		"no policy":                  {[]string{"egressPolicy"}, "egressPolicy", "open", 7, "open"},
 	} {
 		w, p := n.podnet(annotating(tt.permitted...)), n.pod("p"+strings.ReplaceAll(name, " ", "-"))

@@ -71,16 +71,20 @@ func TestHostPortsAreTakenFromTheListedCallers(t *testing.T) {
 			return c.at == "2001:db8:1::1" || c.name == "out" && c.at == uplink4 && (port == 8000 || port == 8001)
 		}},
 		{"no overlap", "eth0", "eth1", from("")},
+		{"an annotation", "all", map[string]string{"tombolo-cni.github.io/publishFrom": "eth1"}, from("far")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			w := n.portnet(conf{"publishFrom": tt.network, "capabilities": conf{"portMappings": true, "publishFrom": true}})
+			w := n.portnet(conf{"publishFrom": tt.network, "annotations": []string{"publishFrom"},
+				"capabilities": conf{"portMappings": true, "publishFrom": true, podAnnotations: true}})
 			if tt.network == nil {
 				w = w.with(conf{"publishFrom": nil})
 			}
 			var options []option
-			if tt.pod != nil {
+			if annotations, is := tt.pod.(map[string]string); is {
+				options = append(options, capability(podAnnotations, annotations))
+			} else if tt.pod != nil {
 				options = append(options, capability("publishFrom", tt.pod))
 			}
 			options = append(options, publish(t, "8000-8002:80/tcp", "5300:53/udp", "9000:9/tcp"))

@@ -43,7 +43,8 @@ func policies() []string { return []string{"egressPolicy", "publishFrom"} }
 
 // ContainerOptions lists the options that a container can have in the place of its network's.
 func ContainerOptions() []string {
-	return append([]string{"ingressRate", "ingressBurst", "egressRate", "egressBurst", "guard", "lanGuard"}, policies()...)
+	own := []string{"ingressRate", "ingressBurst", "egressRate", "egressBurst", "guard", "lanGuard"}
+	return append(own, policies()...)
 }
 
 // The prefixes of Docker's own options.

@@ -63,7 +63,8 @@ func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link strin
 	case isFirewalld: // policies come behind its rejection of redirected packets
 		return func(protocol, host, podPort string) string {
 			return fmt.Sprintf(`firewall-cmd --permanent --add-rich-rule='rule family="ipv%s" forward-port port="%s" `+
-				`protocol="%s" to-port="%s" to-addr="%s"' && firewall-cmd --reload`, version, host, protocol, podPort, pod)
+				`protocol="%s" to-port="%s" to-addr="%s"' && firewall-cmd --reload`,
+				version, host, protocol, podPort, pod)
 		}, b.err
 	case isIptables && b.leadsTo("ufw"+strings.TrimPrefix(ip, "ip")+"-before-forward"):
 		return func(protocol, _, podPort string) string {

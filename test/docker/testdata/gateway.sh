@@ -47,7 +47,7 @@ same shut "$(get "$(ip_of shut alone)" 80)" # by the host
 run agent --network name=net1,driver-opt=tombolo.egressPolicy=replies,driver-opt=tombolo.publishFrom=10.0.0.0/8 -p 8086:80
 same agent "$(seen web 192.168.50.2 8086)"
 same agent "$(get 192.168.50.2 8086)" # by the host
-never page 192.168.50.2 8086
+same "" "$(page 192.168.50.2 8086)"
 same agent "$(seen web "$(ip_of agent net1)" 80)"
 same "" "$(seen agent "$(ip_of web net1)" 80)"
 never docker exec agent ping -c 1 -W 1 198.51.100.1

@@ -131,7 +131,7 @@ func Examine(data []byte) *Report {
 // warn adds warnings about settings that ADD silently accepts. For example, a runtime passes only capabilities that
 // it knows and that are declared, so a misspelt one has no effect.
 func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
-	known := []string{"portMappings", "bandwidth", "ipRanges", "ips", "mac", "dns", "egressPolicy",
+	known := []string{"portMappings", "bandwidth", "ipRanges", "ips", "mac", "dns", "egressPolicy", "publishFrom",
 		"io.kubernetes.cri.pod-annotations"}
 	for _, name := range slices.Sorted(maps.Keys(capabilities)) {
 		if !capabilities[name] || slices.Contains(known, name) {

@@ -112,8 +112,8 @@ func TestWhatIsHardlyMeantIsAWarning(t *testing.T) {
 	t.Parallel()
 	const ranges = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]]}`
 	for file, want := range map[string][]string{
-		`"capabilities": {"portMapping": true, "bandwidth": true, "aliases": false}, ` + ranges:                                       {`capability "portMapping" has no effect here, since Tombolo knows none of that name: did you mean "portMappings"?`},
-		`"capabilities": {"aliases": true, "mac": true, "ips": true, "ipRanges": true, "dns": true, "portMappings": true}, ` + ranges: {`capability "aliases" has no effect here, since Tombolo knows none of that name`},
+		`"capabilities": {"portMapping": true, "bandwidth": true, "aliases": false}, ` + ranges:                                                                                                                             {`capability "portMapping" has no effect here, since Tombolo knows none of that name: did you mean "portMappings"?`},
+		`"capabilities": {"aliases": true, "mac": true, "ips": true, "ipRanges": true, "dns": true, "portMappings": true, "egressPolicy": true, "publishFrom": true, "io.kubernetes.cri.pod-annotations": true}, ` + ranges: {`capability "aliases" has no effect here, since Tombolo knows none of that name`},
 		`"ipam": null`:                 {"without an ipam section"},
 		`"mode": "l2"`:                 nil,
 		`"isGateway": false`:           nil,

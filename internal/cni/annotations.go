@@ -110,7 +110,7 @@ func (a *annotated) read(setting, value string) error {
 		raw, _ = json.Marshal(value)
 	}
 
-	// Encode checks that the value is one JSON value, which cannot add other settings.
+	// Marshal refuses a value that is more than one JSON value, and could add other settings.
 	object, err := json.Marshal(map[string]json.RawMessage{setting: raw})
 	if err != nil {
 		return fmt.Errorf("%.64q is not valid JSON", value)

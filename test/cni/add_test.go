@@ -20,8 +20,7 @@ import (
 )
 
 func TestResultSaysWhatIsThere(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"mtu": 1400})
 	p := n.pod("a")
 	got := w.add(p)
@@ -75,8 +74,7 @@ func ipNet(t testing.TB, text string) net.IPNet {
 }
 
 func TestIPv4ComesFirstInTheResult(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	p := n.pod("a")
 	r := n.podnet(conf{"ipam": hostLocal(subnet6, subnet4)}).add(p)
 	expect.NoDiff(t, cmp.Diff([]netip.Addr{nstest.Addr("10.77.0.2"), nstest.Addr("fd77::2")}, ips(r), cmpopts.EquateComparable(netip.Addr{})), "addresses")
@@ -102,8 +100,7 @@ func TestMACIsTheOneAskedFor(t *testing.T) {
 		{"capability that was not declared", nil, []option{capability("mac", byRuntime)}, "0a:58:0a:4d:00:02"},
 		{"IPv6 alone", conf{"ipam": hostLocal(subnet6)}, nil, "0a:34:ab:60:56:7b"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			p := n.pod("a")
 			r := n.podnet(tt.fields).add(p, tt.options...)
@@ -131,8 +128,7 @@ func TestMTUIsThatOfTheDefaultRoute(t *testing.T) {
 		{"given", "1450", "1380", conf{"mtu": 1420}, 1420},
 		{"layer 2", "1450", "", conf{"mode": "l2"}, 1450},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			out := nstest.New(t)
 			for name, mtu := range map[string]string{"up4": tt.mtu4, "up6": tt.mtu6} {
@@ -160,12 +156,10 @@ func TestMTUIsThatOfTheDefaultRoute(t *testing.T) {
 }
 
 func TestMTUBelowIPv6sLeastIsForIPv4(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(conf{"mtu": 576, "ipam": hostLocal(subnet4)})
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	wantPing(t, p.NS, gateway4, outside4)
 	expect.Success(t, w.check(p))
 	w.del(p)
@@ -175,8 +169,7 @@ func TestMTUBelowIPv6sLeastIsForIPv4(t *testing.T) {
 }
 
 func TestBridgeKeepsItsMACAndMTU(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"capabilities": conf{"mac": true}})
 	first := w.add(n.pod("a")).Interfaces[0]
 	w.with(conf{"mtu": 1400}).add(n.pod("b"), capability("mac", "02:00:00:00:00:00"))
@@ -186,8 +179,7 @@ func TestBridgeKeepsItsMACAndMTU(t *testing.T) {
 }
 
 func TestDADIsWaitedForWhereAskedFor(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	p := n.pod("a")
 	n.podnet(conf{"enabledad": true}).add(p)
 	for _, a := range addresses(t, p.NS, "eth0") {
@@ -199,8 +191,7 @@ func TestDADIsWaitedForWhereAskedFor(t *testing.T) {
 
 // A machine that is none of ours has the address.
 func TestDADFindsAMachineOnTheBridge(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"enabledad": true, "ipam": fixed(conf{"address": "fd77::5/64", "gateway": gateway6})})
 	n.podnet(nil).add(n.pod("first")) // so that there is a bridge
 	machine := nstest.New(t)
@@ -214,8 +205,7 @@ func TestDADFindsAMachineOnTheBridge(t *testing.T) {
 }
 
 func TestDADFindsADuplicate(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	taken := fixed(conf{"address": "fd77::5/64", "gateway": gateway6})
 	w := n.podnet(conf{"enabledad": true, "ipam": taken})
 	// Another network on the bridge, whose pods nobody keeps from having the address.
@@ -248,8 +238,7 @@ func TestDNSOfTheResult(t *testing.T) {
 			types.DNS{Nameservers: []string{"10.0.0.53"}, Domain: "cluster.local", Search: []string{"runtime.example"}, Options: []string{"ndots:2"}},
 		},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			got := n.podnet(tt.fields).add(n.pod("a"), tt.options...).DNS
 			expect.NoDiff(t, cmp.Diff(tt.want, got, cmpopts.EquateEmpty()), "dns")
@@ -258,8 +247,7 @@ func TestDNSOfTheResult(t *testing.T) {
 }
 
 func TestRoutesCarryEveryAttribute(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	ipam := dualStack()
 	ipam["routes"] = []conf{
 		{"dst": "10.1.0.0/16", "gw": "10.77.0.7", "mtu": 1300, "advmss": 1200, "priority": 50},
@@ -291,11 +279,9 @@ func TestRoutesCarryEveryAttribute(t *testing.T) {
 }
 
 func TestGatewayMayBeOffTheLink(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"ipam": fixed(conf{"address": "10.5.0.2/32", "gateway": "169.254.1.1"}, conf{"address": "fd05::2/128", "gateway": "fd05:1::1"})})
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	for _, tt := range []struct{ family, want string }{
 		{"-4", "default via 169.254.1.1 dev eth0 proto 116 onlink"},
 		{"-6", "default via fd05:1::1 dev eth0 proto 116 metric 1024 onlink pref medium"},
@@ -323,8 +309,7 @@ func TestForceAddressReplacesWhatIsOnTheBridge(t *testing.T) {
 		{"no overlap", "10.99.0.1/24", false, []string{"10.99.0.1/24", "10.77.0.1/24", "fd77::1/64"}},
 		{"there already", "10.77.0.1/24", false, []string{"10.77.0.1/24", "fd77::1/64"}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			n.ip("link add cbr0 type bridge")
 			n.ip("address add " + tt.have + " dev cbr0")
@@ -343,8 +328,7 @@ func TestForceAddressReplacesWhatIsOnTheBridge(t *testing.T) {
 }
 
 func TestGatewayIsThatOfTheIPAM(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	ipam := conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": subnet4, "gateway": "10.77.0.254"}}}}
 	p := n.pod("a")
 	n.podnet(conf{"ipam": ipam}).add(p)
@@ -363,8 +347,7 @@ func TestAskedForAddressesAreGiven(t *testing.T) {
 		{"args.cni.ips", conf{"args": conf{"cni": conf{"ips": []string{"10.77.0.42/24", "fd77::42"}}}}, nil},
 		{"CNI_ARGS", nil, []option{arg("IP", "10.77.0.42,fd77::42")}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(tt.fields)
 			r := w.add(n.pod("a"), tt.options...)
@@ -379,8 +362,7 @@ func TestAskedForAddressesAreGiven(t *testing.T) {
 }
 
 func TestRangesMayComeFromTheRuntime(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"ipam": conf{"type": "host-local"}, "capabilities": conf{"ipRanges": true}})
 	r := w.add(n.pod("a"), capability("ipRanges", []any{[]any{conf{"subnet": "10.42.3.0/24"}}, []any{conf{"subnet": "fd42:0:0:3::/64"}}}))
 	if diff := cmp.Diff([]netip.Addr{nstest.Addr("10.42.3.2"), nstest.Addr("fd42:0:0:3::2")}, ips(r), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
@@ -394,8 +376,7 @@ func TestRangesMayComeFromTheRuntime(t *testing.T) {
 }
 
 func TestADDPassesOnWhatComesBeforeIt(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	p := n.pod("a")
 	prev := conf{"cniVersion": "1.1.0", "interfaces": []conf{{"name": "dummy0", "mac": "02:00:00:00:00:09"}}, "dns": conf{"nameservers": []string{"1.1.1.1"}}}
@@ -408,8 +389,7 @@ func TestADDPassesOnWhatComesBeforeIt(t *testing.T) {
 }
 
 func TestPodInTheNodesOwnNamespaceIsRefusedUnlessOverridden(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"mode": "l2"})
 	c := call{verb: "ADD", id: "a", netns: nstest.Path(t, n.ns), ifName: "eth0", stdin: w.stdin(nil)}
 	o := n.call(c)

@@ -17,8 +17,7 @@ import (
 func TestTheWayFrom127GoesWithTheLastPodAfterGoingBack(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"iptables", "nftables"} {
-		t.Run(backend, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, backend, func(t *testing.T) {
 			s := newSide(t, referenceDir(t), nil)
 			main := `{"type":"bridge","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/n","subnet":"10.5.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`
 			list := func(port string) []string {

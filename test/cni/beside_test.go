@@ -31,8 +31,7 @@ func TestAnOperatorsOwnSNATRuleCounts(t *testing.T) {
 		"without masquerade":          {conf{"ipMasq": false}, chain("srcnat"), true, own},
 		"without it for destinations": {conf{"nonMasqueradeCIDRs": []string{outside4 + "/32"}}, chain("srcnat"), true, own},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			out := n.outside()
 			n.ip("address add " + own + "/24 dev eth0")
@@ -60,8 +59,7 @@ func TestPodsFollowRulesForTheirOwnSubnet(t *testing.T) {
 	n.ip("address add 203.0.113.2/24 dev eth1")
 	nstest.Run(t, second, "sh", "-ec", "ip address add 203.0.113.1/24 dev eth0; ip address add "+far+"/32 dev eth0; ip route add default via 203.0.113.2 src "+far)
 	w := n.portnet(nil)
-	p := n.pod("a")
-	w.add(p, publish(t, "8080:80/tcp"))
+	p := w.addPod("a", publish(t, "8080:80/tcp"))
 	p.serve(t, "tcp", 80)
 	answers := func() bool {
 		o := nstest.Run(t, second, "sh", "-c", "curl -sS --http0.9 -m 3 --interface "+far+" http://203.0.113.2:8080 2>&1; echo status $?")
@@ -109,12 +107,10 @@ func TestRecordsOfANewerVersion(t *testing.T) {
 		"a network's":     {"networks/podnet.json", 0, 0, 0, true},
 		"the epoch's":     {"epoch", 5, 5, 5, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(nil)
-			p := n.pod("a")
-			w.add(p)
+			p := w.addPod("a")
 			path := strings.Replace(n.state+"/"+tt.file, "*", strings.TrimPrefix(w.port(p), "veth"), 1)
 			old := readFile(t, path)
 			text := strings.ReplaceAll(old, `"version":1`, `"version":99`)

@@ -81,14 +81,12 @@ func TestCHECKFindsWhatIsNotAsItWasMade(t *testing.T) {
 		{"the network's record is gone", func(w *network, _ *pod) { must.Succeed(w, os.RemoveAll(w.state+"/networks")) }, "record of network"},
 		{"the state is gone", func(w *network, _ *pod) { must.Succeed(w, os.RemoveAll(w.state)) }, "no attachment eth0"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			ipam := dualStack()
 			ipam["routes"] = []conf{{"dst": "10.1.0.0/16"}}
 			w := n.podnet(conf{"ipam": ipam})
-			p := n.pod("a")
-			w.add(p)
+			p := w.addPod("a")
 			must.Succeed(t, w.check(p), "CHECK right after ADD")
 			tt.spoil(w, p)
 			wantError(t, w.check(p), 113, tt.says)
@@ -103,11 +101,9 @@ func TestCHECKFindsWhatIsNotAsItWasMade(t *testing.T) {
 }
 
 func TestCHECKListsAllThatIsWrong(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	n.ip("link set " + w.port(p) + " nomaster mtu 1400")
 	nstest.Run(t, p.NS, "ip", "route", "del", "default")
 	n.nft("flush chain inet tombolo masq-podnet")
@@ -162,8 +158,7 @@ func TestCHECKToleratesWhatAChainedPluginChanged(t *testing.T) {
 			r.IPs = append(r.IPs, &current.IPConfig{Interface: &other, Address: ipNet(t, "10.98.0.7/24")})
 		}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(nil)
 			p := n.pod("a")
@@ -201,8 +196,7 @@ func TestCHECKPassesForEachKindOfNetwork(t *testing.T) {
 		"a gateway elsewhere":       {"isGateway": false, "isDefaultGateway": true, "ipam": fixed(conf{"address": "10.77.0.2/32", "gateway": "10.99.0.1"})},
 		"small":                     {"mtu": 1280},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(fields)
 			a, b := n.pod("a"), n.pod("b")
@@ -219,11 +213,9 @@ func TestCHECKPassesForEachKindOfNetwork(t *testing.T) {
 }
 
 func TestCHECKOfAnADDThatNeverEnded(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	for _, name := range n.files(n.state + "/attachments") {
 		path := filepath.Join(n.state, "attachments", name)
 		data := must.Of(os.ReadFile(path)).Get(t)

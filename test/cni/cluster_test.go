@@ -335,8 +335,7 @@ func TestPodsOfAClusterReachEachOther(t *testing.T) {
 }
 
 func TestTemplatesOfAClusterAreValid(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	templates, err := filepath.Glob(filepath.Join(repository, "deploy/*/*.template"))
 	must.That(t, err == nil && len(templates) >= 2, "%v, %v", templates, err)
 	for _, path := range templates {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestAnEpochThatCannotBeReadIsCode5(t *testing.T) {
@@ -24,12 +25,10 @@ func TestAnEpochThatCannotBeReadIsCode5(t *testing.T) {
 		"endless links":   func(path string) error { return os.Symlink(path, path) },
 		"too long":        func(path string) error { return os.WriteFile(path, make([]byte, 1<<20), 0o600) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(nil)
-			p := n.pod("a")
-			w.add(p)
+			p := w.addPod("a")
 			path := filepath.Join(n.state, "epoch")
 			must.Succeed(t, os.Remove(path))
 			must.Succeed(t, spoil(path))
@@ -51,8 +50,7 @@ func TestAnEpochThatCannotBeReadIsCode5(t *testing.T) {
 }
 
 func TestOneHostPortTwiceIsCode7(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.portnet(nil)
 	for _, m := range [][]string{
@@ -72,8 +70,7 @@ func TestOneHostPortTwiceIsCode7(t *testing.T) {
 
 // What comes from outside reaches neither a terminal nor a log as it is.
 func TestMessagesHaveNothingThatATerminalObeys(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	const evil = "\x1b[2J\u202e\u009b31m\r"
 	long := strings.Repeat("x", 5000)
 	log := filepath.Join(t.TempDir(), "log")

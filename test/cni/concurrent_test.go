@@ -15,8 +15,7 @@ import (
 )
 
 func TestSameAttachmentTwiceAtOnceIsMadeOnce(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	w.add(n.pod("other"))
 	before := n.traces()
@@ -44,8 +43,7 @@ func TestSameAttachmentTwiceAtOnceIsMadeOnce(t *testing.T) {
 }
 
 func TestDELAfterADDAndDELAtOnceLeavesNothing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	w.add(n.pod("other"))
 	before := n.traces()
@@ -65,8 +63,7 @@ func TestDELAfterADDAndDELAtOnceLeavesNothing(t *testing.T) {
 // TestGCBesideEverything has collections that claim some pods run beside ADDs and
 // DELs of others, which a runtime should not do. Each has a pod to collect.
 func TestGCBesideEverything(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(nil)
 	stays := n.pods(3)
@@ -106,8 +103,7 @@ func TestGCBesideEverything(t *testing.T) {
 }
 
 func TestManyNetworksAtOnce(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	const count = 8
 	var pods []*pod
 	networks := map[string]*network{}
@@ -153,8 +149,7 @@ func TestNamesMayBeLong(t *testing.T) {
 		{"one looks like a hash", "0123456789a", "0123456789b", "0123456789a"},
 		{"odd characters", "N_e.t-1", "N_e.t-2", "C_o.n-1"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			w := n.network(tt.network, nil)

@@ -34,13 +34,11 @@ func TestAConfigurationThatWouldStrandPodsIsRefused(t *testing.T) {
 		{"layer 2", conf{"mode": "l2", "bridge": "cbr0"}, []string{`1 pod in mode "gateway"`, `mode "l2"`}},
 		{"no gateway", conf{"isGateway": false}, []string{`1 pod in mode "gateway"`}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			w := n.podnet(nil)
-			p := n.pod("stays")
-			w.add(p)
+			p := w.addPod("stays")
 			wantRefused(t, w.with(tt.changed), tt.says...)
 			expect.Success(t, w.check(p))
 			wantPing(t, p.NS, outside4)
@@ -48,8 +46,7 @@ func TestAConfigurationThatWouldStrandPodsIsRefused(t *testing.T) {
 				second := w.with(conf{"bridge": "cbr2", "ipam": hostLocal("10.23.0.0/16")})
 				wantRefused(t, second, "or give the new configuration a name of its own")
 				second.name = "second"
-				q := n.pod("beside")
-				second.add(q)
+				q := second.addPod("beside")
 				for w, p := range map[*network]*pod{w: p, second: q} {
 					wantPing(t, p.NS, outside4)
 					expect.Success(t, w.check(p))
@@ -70,15 +67,13 @@ func TestAConfigurationThatWouldStrandPodsIsRefused(t *testing.T) {
 }
 
 func TestASubnetThatIsInUseElsewhereIsRefused(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.run("ip", "link", "add", "vpn0", "type", "veth", "peer", "name", "vpn1")
 	n.ip("addr add 10.79.3.1/16 dev vpn0")
 	n.ip("addr add fd79::1/48 dev vpn0")
 	n.ip("addr add 10.80.0.1/32 dev vpn0")
 	w := n.podnet(nil)
-	p := n.pod("p")
-	w.add(p)
+	p := w.addPod("p")
 	n.ip("link set vpn0 up")
 	n.ip("route add 198.51.100.0/24 nexthop via 10.79.5.1 dev vpn0 nexthop via 10.79.6.1 dev vpn0")
 	for name, ipam := range map[string]conf{
@@ -120,12 +115,10 @@ func TestASubnetThatIsInUseElsewhereIsRefused(t *testing.T) {
 // nerdctl and podman delete the bridge with a network, tell the plugins nothing of it, and give its
 // subnet to the next network that is made.
 func TestASubnetOfANetworkWhoseBridgeIsDeletedIsGivenToTheNext(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(nil)
-	p := n.pod("p")
-	w.add(p)
+	p := w.addPod("p")
 	next := n.network("next", conf{"bridge": "cbr1", "ipam": hostLocal("10.77.0.0/16")})
 	n.ip("link del cbr0")
 	// A pod may be left, whose DEL is to come.
@@ -137,8 +130,7 @@ func TestASubnetOfANetworkWhoseBridgeIsDeletedIsGivenToTheNext(t *testing.T) {
 	expect.Success(t, next.status())
 	o := n.operate("ls", "networks", "--state", n.state)
 	expect.That(t, strings.Contains(o.stdout, "podnet"), "STATUS has taken the network down: %s", o.stdout)
-	q := n.pod("q")
-	next.add(q)
+	q := next.addPod("q")
 	expect.Success(t, next.check(q))
 	wantPing(t, q.NS, outside4)
 	o = n.operate("ls", "networks", "--state", n.state)
@@ -244,8 +236,7 @@ func TestAGatewayThatAnotherMachineHasIsNotTaken(t *testing.T) {
 		"IPv6":         {gateway6, dualStack()},
 		"others' only": {"10.77.0.200", dualStack()},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			n.ip("link add cbr0 type bridge")
 			n.ip("link set cbr0 up")

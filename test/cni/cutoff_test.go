@@ -38,8 +38,7 @@ func TestWhatCutsAPodOffIsNamedAndTheRemedyHelps(t *testing.T) {
 		"a rule refuses what is for pods": {on("ip -6 rule add to " + subnet6 + " prohibit"), only6, "the host does not send what is for fd77::2 to cbr0", "configuration", "forwarding",
 			on("ip -6 rule del to " + subnet6 + " prohibit")},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := newScene(t)
 			nstest.Serve(t, s.out, "udp", netip.AddrPortFrom(nstest.Addr(outside4), 53))
 			wantPing(t, s.a.NS, outside4, outside6)
@@ -132,8 +131,7 @@ func TestAnAddressWithoutItsReservationIsNotTakenFromItsPod(t *testing.T) {
 
 // An operator's own bridge has the gateway's address without a broadcast address, and routes go by it.
 func TestAGatewayThatIsThereIsNotExchanged(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.run("sh", "-ec", "ip link add cbr0 type bridge; ip link set cbr0 up; ip address add "+gateway4+"/24 dev cbr0; ip route add 10.99.0.0/16 via 10.77.0.50; ip route add default via 10.77.0.254")
 	before := n.run("ip", "route")
 	w := n.podnet(nil)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // damages are ways in which a record's file may be spoilt, by its content.
@@ -162,8 +163,7 @@ func TestNoContentOfARecordKeepsAPodFromGoing(t *testing.T) {
 	t.Parallel()
 	for way, scene := range ways() {
 		for _, of := range []string{"attachment", "network", "both"} {
-			t.Run(way+", "+of, func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, way+", "+of, func(t *testing.T) {
 				s := scene(t)
 				paths := func(p *pod) []string {
 					return map[string][]string{"attachment": {s.record(p)}, "network": {s.network()}, "both": {s.record(p), s.network()}}[of]
@@ -202,8 +202,7 @@ func TestNoContentOfARecordKeepsAPodFromGoing(t *testing.T) {
 func TestNoFullDiskKeepsAPodFromGoing(t *testing.T) {
 	t.Parallel()
 	for way, scene := range ways() {
-		t.Run(way, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, way, func(t *testing.T) {
 			s := scene(t)
 			must.Succeed(t, os.Mkdir(s.state, 0o700))
 			must.Succeed(t, unix.Mount("none", s.state, "tmpfs", 0, "size=1m"))

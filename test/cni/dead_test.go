@@ -16,6 +16,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // blind is a command in a mount namespace without propagation, where no pod's path leads
@@ -58,8 +59,7 @@ func (n *node) gcCommand(pods []*pod, args ...string) (ids []string, status int)
 }
 
 func TestTomboloGCReclaimsDeadPodsAndNoOthers(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.portnet(conf{"ipam": small("4")})
 	dead, alive, hidden := n.pod("dead"), n.pod("alive"), n.pod("hidden")
 	w.add(dead, publish(t, "8080:80/tcp"))
@@ -83,8 +83,7 @@ func TestTomboloGCReclaimsDeadPodsAndNoOthers(t *testing.T) {
 	if left := strings.Join(n.traces(), "\n"); strings.Contains(left, strings.TrimPrefix(w.port(dead), "veth")) {
 		t.Errorf("left of the dead pod:\n%s", left)
 	}
-	next := n.pod("next")
-	w.add(next, publish(t, "8080:80/tcp"))
+	next := w.addPod("next", publish(t, "8080:80/tcp"))
 	for _, p := range []*pod{alive, hidden} {
 		expect.Success(t, w.check(p))
 	}
@@ -103,18 +102,15 @@ func TestTomboloGCReclaimsDeadPodsAndNoOthers(t *testing.T) {
 // The kernel takes some 50 ms to delete the links of a namespace to which nothing refers. The pod is dead from
 // the beginning of that, and one whose path leads nowhere while its namespace is in use lives.
 func TestTomboloGCReclaimsAPodWhosePortIsStillThere(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	hidden := n.pod("hidden")
-	w.add(hidden)
+	hidden := w.addPod("hidden")
 	vanish(t, hidden.path)
 	if o := n.operate("gc", "--state", n.state); o.status != 0 || o.stdout != "no dead pod has anything\n" || !strings.Contains(o.stderr, "its port "+w.port(hidden)+" is still there") {
 		t.Errorf("gc says nothing of a pod whose port is there: %+v", o)
 	}
 	for begin := time.Now(); time.Since(begin) < patience; {
-		dead := n.pod("dead")
-		w.add(dead)
+		dead := w.addPod("dead")
 		vanish(t, dead.path)
 		dead.NS.Close()
 		const nothing = "no dead pod has anything\n"
@@ -138,8 +134,7 @@ func TestTomboloGCReclaimsAPodWhosePortIsStillThere(t *testing.T) {
 func TestADDReclaimsDeadPodsWhereThePoolIsFull(t *testing.T) {
 	t.Parallel()
 	for _, dir := range []string{"", t.TempDir()} {
-		t.Run(fmt.Sprintf("a dataDir of the operator's %t", dir != ""), func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, fmt.Sprintf("a dataDir of the operator's %t", dir != ""), func(t *testing.T) {
 			n := newNode(t)
 			ipam := small("2")
 			if dir != "" {
@@ -164,8 +159,7 @@ func TestADDReclaimsDeadPodsWhereThePoolIsFull(t *testing.T) {
 }
 
 func TestADDReclaimsTheDeadPodThatHasTheAddressItAsksFor(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"capabilities": conf{"ips": true}})
 	dead := n.pod("dead")
 	own := capability("ips", []string{"10.77.0.42"})
@@ -177,12 +171,10 @@ func TestADDReclaimsTheDeadPodThatHasTheAddressItAsksFor(t *testing.T) {
 }
 
 func TestWhoTakesADeadPodsHostPortHasTheRestOfItReclaimed(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.portnet(nil)
-	dead := n.pod("dead")
-	w.add(dead, publish(t, "8080:80/tcp"))
+	dead := w.addPod("dead", publish(t, "8080:80/tcp"))
 	w.kills(t, dead)
 	w.add(n.pod("next"), publish(t, "8080:80/tcp"))
 	if w.recordOf(dead) != "" {
@@ -192,12 +184,10 @@ func TestWhoTakesADeadPodsHostPortHasTheRestOfItReclaimed(t *testing.T) {
 
 // A plugin says in its own words that its pool is full, and is told by DEL whose address is free.
 func TestADDReclaimsDeadPodsOfAPluginThatFails(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	ipam, calls := fake(t, fakeConf{})
 	w := n.podnet(conf{"ipam": ipam})
-	dead := n.pod("dead")
-	w.add(dead)
+	dead := w.addPod("dead")
 	full := ipam
 	full.Fail = map[string]json.RawMessage{"ADD": json.RawMessage(`{"code":11,"msg":"full"}`)}
 	w.kills(t, dead)
@@ -217,8 +207,7 @@ func (n *node) records() []string {
 }
 
 func TestTomboloGCLeavesAnADDAloneThatWaits(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	for _, s := range slowNetworks(t, n) {
 		p := n.pod("waits-" + s.w.name)
 		add := n.waits(s, p)
@@ -238,8 +227,7 @@ func TestTomboloGCLeavesAnADDAloneThatWaits(t *testing.T) {
 }
 
 func TestTombolodReclaimsDeadPodsFromAnotherMountNamespace(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	dead, alive := n.pod("dead"), n.pod("alive")
 	w.add(dead)
@@ -256,12 +244,10 @@ func TestTombolodReclaimsDeadPodsFromAnotherMountNamespace(t *testing.T) {
 
 // An operator, or udev, has renamed the host's end of its link, and its path leads nowhere any more.
 func TestAPodWhosePortHasAnotherNameLives(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.portnet(nil)
-	p := n.pod("a")
-	w.add(p, publish(t, "8080:80/tcp"))
+	p := w.addPod("a", publish(t, "8080:80/tcp"))
 	p.serve(t, "tcp", 80)
 	before := n.records()
 	port := w.port(p)
@@ -279,11 +265,9 @@ func TestAPodWhosePortHasAnotherNameLives(t *testing.T) {
 }
 
 func TestTomboloGCInAContainerTakesNoPodForDead(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	vanish(t, p.path)
 	before := n.traces()
 	container := newNode(t)

@@ -17,13 +17,13 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // TestTracesShowWhatAnAttachmentHas is for all the tests that say that nothing is
 // left.
 func TestTracesShowWhatAnAttachmentHas(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.podnet(nil).add(n.pod("a"))
 	count := map[string]int{}
 	for _, trace := range n.traces() {
@@ -116,8 +116,7 @@ func TestDELLeavesNothing(t *testing.T) {
 			w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
 		}, true},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(nil)
 			stays, goes := n.pod("stays"), n.pod("goes")
@@ -150,12 +149,10 @@ func (n *node) wantNoTraceOf(w *network, p *pod, r *current.Result) {
 // A runtime may lose a pod without a DEL, and give the next one the same ID, as ctr does
 // that takes a name again.
 func TestADDAfterAPodThatDiedWithoutADEL(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.portnet(nil)
 	limits := capability("bandwidth", map[string]any{"egressRate": 8_000_000, "egressBurst": 80_000})
-	dead := n.pod("web")
-	w.add(dead, publish(t, "8080:80/tcp"), limits)
+	dead := w.addPod("web", publish(t, "8080:80/tcp"), limits)
 	next := n.pod("web")
 	// One whose port is there is in the way, whatever namespace is asked for.
 	wantError(t, expect.Err(w.tryAdd(next, publish(t, "8080:80/tcp"))), 111, "DEL it first")
@@ -188,8 +185,7 @@ func TestDELOfAPodThatNeverWas(t *testing.T) {
 		{"on an empty node", func(*node) {}},
 		{"beside a pod", func(n *node) { n.podnet(nil).add(n.pod("other")) }},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			tt.before(n)
 			before := n.traces()
@@ -203,8 +199,7 @@ func TestDELOfAPodThatNeverWas(t *testing.T) {
 }
 
 func TestDELTakesAnyConfigurationWithANameAndAType(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	for i, tt := range []struct {
 		name  string
@@ -242,8 +237,7 @@ func TestDELTakesAnyConfigurationWithANameAndAType(t *testing.T) {
 }
 
 func TestDELOfOneLeavesTheOthers(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w, other := n.podnet(nil), n.network("othernet", conf{"bridge": "cbr1", "isDefaultGateway": false, "ipam": hostLocal("10.78.0.0/24")})
 	a, b := n.pod("a"), n.pod("b")
@@ -351,8 +345,7 @@ func (w *linkWatch) wait(name string) {
 
 // The first DEL cannot give the address back in time. Then the configuration names another directory.
 func TestADELThatFailsHalfWayLeavesTheRecordToTheNext(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	dir := t.TempDir()
 	of := func(dataDir string) conf {
 		ipam := dualStack()
@@ -360,8 +353,7 @@ func TestADELThatFailsHalfWayLeavesTheRecordToTheNext(t *testing.T) {
 		return conf{"ipam": ipam}
 	}
 	w := n.podnet(of(dir))
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	lock := must.Of(os.Open(dir + "/podnet/lock")).Get(t)
 	must.Succeed(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 	must.That(t, n.call(w.with(conf{"deadline": "2s"}).asks("DEL", p, nil)).status != 0, "the DEL was to fail")

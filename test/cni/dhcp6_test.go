@@ -79,8 +79,7 @@ func (l *lan6) holds(a netip.Addr) bool {
 func TestPodsLeaseByDHCPv6(t *testing.T) {
 	t.Parallel()
 	for _, by := range []string{"host", "router"} {
-		t.Run("default route by the "+by, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, "default route by the "+by, func(t *testing.T) {
 			l := newLAN6(t)
 			l.serve6(t, "eth0")
 			k := l.keep(t)
@@ -221,8 +220,7 @@ func TestPodsThatFormTheirAddressesAskForDNSByDHCPv6(t *testing.T) {
 func TestPodsOfModeL2LeaseByDHCPv6(t *testing.T) {
 	t.Parallel()
 	for _, by := range []string{"dhcp", "slaac", "slaac, without an ipam"} {
-		t.Run(by, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, by, func(t *testing.T) {
 			l := &lan6{lan: newLAN(t)}
 			nstest.Run(t, l.router, "ip", "address", "add", "fe80::1/64", "dev", "eth0", "nodad")
 			nstest.Run(t, l.router, "ip", "address", "add", router6+"/64", "dev", "eth0", "nodad")
@@ -602,8 +600,7 @@ func TestKilledKeepersLoseAndDoubleNoDHCPv6Lease(t *testing.T) {
 	killed := make(chan bool, len(points))
 	t.Run("points", func(t *testing.T) {
 		for _, at := range points {
-			t.Run(fmt.Sprint(at), func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, fmt.Sprint(at), func(t *testing.T) {
 				killed <- l.addedThoughKilled(t, at)
 			})
 		}

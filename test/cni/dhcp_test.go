@@ -174,8 +174,7 @@ func TestGCReleasesLeases(t *testing.T) {
 }
 
 func TestWithoutAServerADDSaysWhatItSentAndHeard(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.network("lan", conf{"bridge": "br0", "leaseDir": n.state + "-leases", "ipam": conf{"type": "dhcp", "keeper": "optional", "timeout": "1s"}})
 	wantError(t, expect.Err(w.tryAdd(n.pod("a"))), 11, "DISCOVER")
 	n.wantNothing()
@@ -198,8 +197,7 @@ func TestIdentityByPodGetsTheSameAddressAgain(t *testing.T) {
 		by   string
 		same bool
 	}{{"pod", true}, {"mac", true}, {"container", false}} {
-		t.Run(tt.by, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.by, func(t *testing.T) {
 			// Addresses in turn, so that the same one comes by identity alone.
 			l := newLAN(t, "--dhcp-sequential-ip")
 			w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": tt.by}})
@@ -223,8 +221,7 @@ func TestLeasedPodHasHostPortsLimitsAndGuard(t *testing.T) {
 	l := newLAN(t)
 	l.ip("address add 192.168.50.2/24 dev br0")
 	w := l.network(conf{"guard": true, "bridgeNFCall": true})
-	p := l.pod("a")
-	w.add(p, publish(t, "8080:80/tcp"), limited(1e7, 2e7))
+	p := w.addPod("a", publish(t, "8080:80/tcp"), limited(1e7, 2e7))
 	p.serve(t, "tcp", 80)
 	expect.Success(t, expect.Err(askPort(t, l.router, "tcp", "192.168.50.2", 8080)))
 	if len(l.rates()) != 2 {
@@ -448,13 +445,11 @@ func TestARenewalThatThePodsStackLosesIsSentAgain(t *testing.T) {
 		"has a firewall that drops what it sends": "nft add table inet own; " +
 			"nft 'add chain inet own out { type filter hook output priority 0; policy drop; }'",
 	} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, what, func(t *testing.T) {
 			l := newLAN(t)
 			k := l.keep(t)
 			w := l.network(conf{"ipam": conf{"type": "dhcp"}})
-			p := l.pod("a")
-			w.add(p)
+			p := w.addPod("a")
 			k.kill()
 			nstest.Run(t, p.NS, "sh", "-c", loses)
 			l.makeDue(t, w, p)

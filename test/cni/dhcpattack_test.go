@@ -135,8 +135,7 @@ func TestAServersWordsChangeNothingOfTheHosts(t *testing.T) {
 		"time servers, a host name and other options": {"--dhcp-option-force=42,127.0.0.1", "--dhcp-option-force=12,root", "--dhcp-option-force=66,evil",
 			"--dhcp-option-force=252,http://192.0.2.66/"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			l := newLAN(t, options...)
 			was := before(l)
 			w, p := l.network(nil), l.pod("a")
@@ -164,8 +163,7 @@ func TestRoutesThatAServerNamesTwiceDoNotStopAnADD(t *testing.T) {
 		"its subnet, by a router":    "192.168.50.0/24,192.168.50.66",
 		"a destination, two routers": "10.9.0.0/16,192.168.50.9,10.9.0.0/16,192.168.50.8",
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			l := newLAN(t, "--dhcp-option=option:classless-static-route,"+first+",10.9.0.0/16,192.168.50.7,0.0.0.0/0,"+router4)
 			w, p := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}}), l.pod("a")
 			w.add(p)
@@ -194,8 +192,7 @@ func TestAServersMaskTakesNothingFromOtherPods(t *testing.T) {
 	l.server.Stop()
 	evil := &lan{node: l.node, router: l.router}
 	evil.serve(t, "--dhcp-option-force=1,128.0.0.0")
-	p := l.pod("b")
-	w.add(p)
+	p := w.addPod("b")
 	expect.Contains(t, nstest.ReadIf(t, evil.log), "netmask  128.0.0.0", "the server named no such mask, so that the test shows nothing")
 	expect.Equal(t, rules(), before, "masquerade was\n%s\nand is", before)
 	if got := nstest.Run(t, p.NS, "ip", "-4", "route", "show", "scope", "link"); !strings.HasPrefix(got, "192.168.50.0/24 ") || strings.Count(got, "\n") != 1 {

@@ -42,8 +42,7 @@ func TestDHCPRequestsAndProvidesWhatIsConfigured(t *testing.T) {
 		"request":     {conf{"request": list{{"option": "ntp-servers"}}}, args, "", "web-0", false, "3:router.*42:ntp", "78:"},
 		"skipDefault": {conf{"request": list{{"option": "ntp-servers"}, {"skipDefault": true}}}, args, "", "web-0", false, "^42:ntp-server$", "3:router"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			l := newLAN(t, "--dhcp-match=set:blue,224,blue", "--dhcp-option=option:ntp-server,192.168.50.7")
 			ipam := conf{"type": "dhcp", "keeper": "optional"}
 			for k, v := range tt.ipam {
@@ -66,8 +65,7 @@ func TestDHCPRequestsAndProvidesWhatIsConfigured(t *testing.T) {
 			w.del(p)
 		})
 	}
-	t.Run("without the argument", func(t *testing.T) {
-		t.Parallel()
+	nstest.RunParallel(t, "without the argument", func(t *testing.T) {
 		l := newLAN(t)
 		fromArg := conf{"type": "dhcp", "keeper": "optional", "provide": list{{"option": "host-name", "fromArg": "COLOUR", "value": "red"}}}
 		wantError(t, expect.Err(l.network(conf{"ipam": fromArg}).tryAdd(l.pod("a"))), 7, "CNI_ARGS has no COLOUR")
@@ -87,8 +85,7 @@ func TestRapidCommitTakesTwoMessages(t *testing.T) {
 		"the pod":  {true, false, "DISCOVER OFFER REQUEST ACK"},
 		"no field": {false, true, "DISCOVER OFFER REQUEST ACK"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			var options []string
 			if tt.server {
 				options = []string{"--dhcp-rapid-commit"}
@@ -136,8 +133,7 @@ func (c *tap) probes(address string) (count int) {
 func TestDetectConflictsProbesBeforeItTakesAnAddress(t *testing.T) {
 	t.Parallel()
 	for name, field := range map[string]bool{"with": true, "without": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			l := newLAN(t, "--dhcp-sequential-ip", "--dhcp-range=192.168.50.30,192.168.50.40,1h")
 			other := nstest.New(t)
 			nstest.Veth(t, l.ns, "lan1", other, "eth0")

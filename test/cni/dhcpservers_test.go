@@ -44,8 +44,7 @@ func TestLeasesAreRenewedWhateverTheServersAnswersLookLike(t *testing.T) {
 		"only to what is broadcast":                   "input udp dport 67 ip daddr != 255.255.255.255 drop",
 		"only by broadcast, once there is an address": "output udp sport 67 ip daddr != 255.255.255.255 ct state established drop",
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			l := newLAN(t, dueSoon("3")...)
 			nstest.Run(t, l.router, "ip", "address", "add", "192.168.51.1/24", "dev", "eth0")
 			nstest.Run(t, l.router, "ip", "address", "add", "192.168.50.254/24", "dev", "eth0")

@@ -148,8 +148,7 @@ func TestDocsCommandsAreRun(t *testing.T) {
 		t.Errorf("no page has the block %s", name)
 	}
 	for _, lab := range docLabs() {
-		t.Run(lab.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, lab.name, func(t *testing.T) {
 			lab.run(t)
 		})
 	}

@@ -61,8 +61,7 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 			s.in("ip -6 neigh flush dev eth0")
 		}, "gateway", []string{gateway6 + " does not answer by neighbour discovery: chain i of table inet h drops, by its policy, ", "nft add rule inet h i iifname cbr0 "}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := newScene(t)
 			nstest.Serve(t, s.out, "udp", netip.AddrPortFrom(nstest.Addr(outside4), 53))
 			wantPing(t, s.a.NS, outside4, outside6)
@@ -111,11 +110,9 @@ func TestDoctorKnowsItsPods(t *testing.T) {
 
 // The IPAM names a gateway for each subnet, which a network without one does not have.
 func TestDoctorLooksForNoGatewayWhereNoneIs(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.network("backplane", conf{"mode": "l2", "bridge": "back0", "ipam": conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": "172.31.0.0/24"}}}}})
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	o := n.operate("doctor", "--state", n.state, "--dns", "10.255.255.53")
 	expect.That(t, o.status == 0 && o.stdout == "container a, eth0 of network backplane: nothing found; tried: the port, the pod's interface and its addresses; more is tried by --to ADDR[:PORT]\n", "%+v", o)
 	nstest.Run(t, p.NS, "ip", "route", "add", "default", "via", "172.31.0.1")

@@ -454,8 +454,7 @@ func TestDocumentedListsDoTheSameByName(t *testing.T) {
 	long := os.Getenv("TOMBOLO_LONG") != ""
 	t.Run("lists", func(t *testing.T) {
 		for name, d := range documentedLists() {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, name, func(t *testing.T) {
 				mixtures := 0
 				switch {
 				case long:
@@ -490,8 +489,7 @@ func compareByName(t *testing.T, d *documented, mixtures int, seen *sync.Map) {
 	var left sync.Map
 	t.Run("with", func(t *testing.T) {
 		for name, ours := range d.mixtures(t, mixtures) {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, name, func(t *testing.T) {
 				m := newMachine(t, d, ours)
 				got, want := m.up(), there
 				w, g := maps.Clone(fates), m.fates(calls, noAnswer)
@@ -528,8 +526,7 @@ func TestDocumentedListsChangeOverWithPodsRunning(t *testing.T) {
 			continue // their plugins and fields are in those
 		}
 		for _, back := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, back %t", name, back), func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, fmt.Sprintf("%s, back %t", name, back), func(t *testing.T) {
 				m := newMachine(t, d, map[bool][]string{true: {"all"}}[back])
 				m.up()
 				calls := m.probes()

@@ -75,12 +75,10 @@ func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {
 	for name, fields := range map[string]conf{
 		"gateway": {"bridge": "cbr0"}, "layer 2": {"bridge": "cbr0", "mode": "l2"}, "promiscuous": {"bridge": "cbr0", "promiscMode": true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(fields)
-			a := n.pod("a")
-			w.add(a)
+			a := w.addPod("a")
 			most, more := 16384, 20000
 			unlimit := func() { n.setBridgeLimit("cbr0", unix.IFLA_BR_FDB_MAX_LEARNED, 0) }
 			difference := "fdb_max_learned"
@@ -113,11 +111,9 @@ func TestBridgeLearnsNoEndOfMACsFromAPod(t *testing.T) {
 
 // A pod that the guard holds to its MAC can teach the bridge that one only.
 func TestBridgeLearnsAGuardedPodsMAC(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"bridge": "cbr0", "guard": true})
-	a := n.pod("a")
-	w.add(a)
+	a := w.addPod("a")
 	a.flood(t, 100, fromAnyone)
 	known := n.run("bridge", "fdb", "show", "dev", w.port(a))
 	expect.That(t, !strings.Contains(known, "02:55:") && n.link(w.port(a)).Port.Learning,
@@ -126,12 +122,10 @@ func TestBridgeLearnsAGuardedPodsMAC(t *testing.T) {
 }
 
 func TestBridgeOfSomebodyElsesLearnsAsItDid(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.ip("link add cbr0 type bridge")
 	w := n.podnet(conf{"bridge": "cbr0"})
-	a := n.pod("a")
-	w.add(a)
+	a := w.addPod("a")
 	if limit := n.link("cbr0").Bridge.MaxLearned; limit != nil && *limit != 0 {
 		t.Errorf("it learns %d MACs at most", *limit)
 	}
@@ -149,12 +143,10 @@ func TestBridgeOfSomebodyElsesLearnsAsItDid(t *testing.T) {
 
 // A killed ADD may leave a bridge that has neither our alias nor a limit.
 func TestBridgeThatAKilledADDBeganLearnsNoMoreThanOthers(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.ip("link add cbr0 mtu 1499 group 29808 type bridge")
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	expect.Success(t, w.check(p))
 	// Nor does it keep the MTU that it was begun with.
 	l := n.link("cbr0")

@@ -144,8 +144,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 			code: 112, says: "10.77.0.2",
 		},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			w := n.podnet(nil)
@@ -207,8 +206,7 @@ func TestDelegatedIPAMThatFailsIsUndone(t *testing.T) {
 			142, "nor less", []string{"ADD fails eth0", "DEL fails eth0"},
 		},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			ipam, calls := fake(t, tt.fake)
 			w := n.podnet(conf{"ipam": ipam})
@@ -249,8 +247,7 @@ func ever(t *testing.T, reached func(deadline string) bool) {
 
 // TestFailureAfterTheIPAMGivesTheAddressBack is for what a plugin of its own gave.
 func TestFailureAfterTheIPAMGivesTheAddressBack(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	ipam, calls := fake(t, fakeConf{})
 	p := n.pod("fails")
 	nstest.Run(t, p.NS, "ip", "link", "add", "eth0", "type", "bridge")
@@ -260,8 +257,7 @@ func TestFailureAfterTheIPAMGivesTheAddressBack(t *testing.T) {
 }
 
 func TestDelegatedIPAMGetsEveryVerb(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	ipam, calls := fake(t, fakeConf{})
 	w := n.podnet(conf{"ipam": ipam})
 	p := n.pod("a")
@@ -280,8 +276,7 @@ func TestDelegatedIPAMGetsEveryVerb(t *testing.T) {
 }
 
 func TestDelegatedIPAMMayBeHostLocalOfTheReference(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	// By another name, so that it is run and not served in process.
 	dir := filepath.Join(t.TempDir(), "bin")
 	must.Succeed(t, os.Mkdir(dir, 0o755))
@@ -290,8 +285,7 @@ func TestDelegatedIPAMMayBeHostLocalOfTheReference(t *testing.T) {
 	ipam := dualStack()
 	ipam["type"], ipam["dataDir"] = "their-ipam", t.TempDir()
 	w := n.podnet(conf{"ipam": ipam})
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	wantPing(t, p.NS, gateway4, gateway6)
 	expect.Success(t, w.check(p))
 	expect.Success(t, w.status())
@@ -302,8 +296,7 @@ func TestDelegatedIPAMMayBeHostLocalOfTheReference(t *testing.T) {
 }
 
 func TestADDGivesUpOnALockAtItsDeadline(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	w.add(n.pod("stays"))
 	before := n.traces()
@@ -324,8 +317,7 @@ func TestADDGivesUpOnALockAtItsDeadline(t *testing.T) {
 // TestADDMayRunOutOfTimeAnywhere has deadlines from too short for anything to long
 // enough.
 func TestADDMayRunOutOfTimeAnywhere(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	add := func(p *pod) call {
 		return call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}
@@ -356,12 +348,10 @@ func TestADDMayRunOutOfTimeAnywhere(t *testing.T) {
 // The first network's default route stays the one that the pod uses; when it goes, the second's
 // is left. A route that the pod has from somebody else counts as well.
 func TestSecondDefaultRouteTakesALargerMetric(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	first := n.podnet(nil)
 	second := n.network("othernet", conf{"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24", "fd78::/64")})
-	a := n.pod("a")
-	first.add(a)
+	a := first.addPod("a")
 	r := second.add(a, as("net1"))
 	for _, want := range []string{"0.0.0.0/0 10.78.0.1 100", "::/0 fd78::1 1124"} {
 		if !slices.ContainsFunc(r.Routes, func(r *types.Route) bool {

@@ -110,16 +110,14 @@ func TestTombolodPutsRightWhatOthersDoToTheFirewall(t *testing.T) {
 		{"a program of another name calls itself ours", "iptables -P FORWARD DROP",
 			"cp $(command -v nft) ./tombolo; ./tombolo flush table inet tombolo; rm tombolo", true},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			if tc.before != "" {
 				n.run("sh", "-ec", tc.before)
 			}
 			w := n.podnet(nil)
-			p := n.pod("a")
-			w.add(p)
+			p := w.addPod("a")
 			wantPing(t, p.NS, outside4)
 			inDir := "cd " + t.TempDir() + "; "
 			n.run("sh", "-ec", inDir+tc.harm)
@@ -153,13 +151,11 @@ func TestTombolodPutsRightWhatOthersDoToTheFirewall(t *testing.T) {
 }
 
 func TestTombolodYieldsToAProgramThatUndoesItAgainAndAgain(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	n.run("iptables", "-P", "FORWARD", "DROP")
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	m := n.mind(t)
 	expect.Success(t, w.status(), "STATUS before")
 	// What it finds when it begins, nobody has undone.
@@ -191,13 +187,11 @@ func TestTombolodYieldsToAProgramThatUndoesItAgainAndAgain(t *testing.T) {
 }
 
 func TestTombolodHearsThroughAStormOfRules(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	n.run("iptables", "-P", "FORWARD", "ACCEPT")
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	m := n.mind(t)
 	file := filepath.Join(t.TempDir(), "rules")
 	var rules strings.Builder
@@ -214,8 +208,7 @@ func TestTombolodHearsThroughAStormOfRules(t *testing.T) {
 }
 
 func TestTombolodNamesLegacyTablesThatStopPods(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(nil)
 	w.add(n.pod("a"))
@@ -229,8 +222,7 @@ func TestTombolodNamesLegacyTablesThatStopPods(t *testing.T) {
 func TestCHECKBeforeTheReferenceFirewall(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []string{"", "same-bridge"} {
-		t.Run("policy="+policy, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, "policy="+policy, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			n.searchAlso(referenceDir(t))
@@ -240,8 +232,7 @@ func TestCHECKBeforeTheReferenceFirewall(t *testing.T) {
 				after["ingressPolicy"] = policy
 			}
 			w.after = []conf{after}
-			a := n.pod("a")
-			w.add(a)
+			a := w.addPod("a")
 			expect.Success(t, w.check(a), "CHECK right after ADD")
 			if rules := n.run("iptables", "-S"); strings.Contains(rules, "tombolo") || !strings.Contains(rules, "CNI-FORWARD") {
 				t.Errorf("where nothing is dropped, there is a rule of ours, or none of the reference's:\n%s", rules)
@@ -282,14 +273,12 @@ func TestTombolodLeavesADropAheadOfOurRule(t *testing.T) {
 		{"of everything", "-j DROP", false},
 		{"of what the bridge sends", "-i cbr0 -j DROP", true},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			n.run("iptables", "-P", "FORWARD", "DROP")
 			w := n.podnet(nil)
-			p := n.pod("a")
-			w.add(p)
+			p := w.addPod("a")
 			wantPing(t, p.NS, outside4)
 			m := n.mind(t)
 			mends := m.metric("firewall_mends_total")

@@ -143,13 +143,11 @@ func TestFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
 		"the links are in a zone that does not forward": {"--zone=public --add-interface=eth0", "--zone=public --add-interface=cbr0", "--zone=public --remove-forward"},
 		"the bridge is in a zone that drops":            {"--zone=public --add-interface=eth0", "--zone=drop --add-interface=cbr0"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			out := n.outside()
 			w := n.portnet(nil)
-			a := n.pod("a")
-			w.add(a, publish(t, "8080:80/tcp"))
+			a := w.addPod("a", publish(t, "8080:80/tcp"))
 			a.serve(t, "tcp", 80)
 			wantPing(t, a.NS, outside4, outside6)
 			f := n.firewalld(t)
@@ -207,16 +205,14 @@ func TestDoctorNamesWhatFirewalldStopsPodsBy(t *testing.T) {
 			chain: "filter_FWD_internal"},
 		"trusted with a target": {line: "firewall-cmd --permanent --zone=trusted --set-target=DROP && firewall-cmd --reload", chain: "filter_FWD_trusted"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			w := n.podnet(nil)
 			f := n.firewalld(t)
 			n.mindOn(t, f.bus, nil)
 			must.Until(t, "firewalld is attended to", n.attendsFirewalld)
-			a := n.pod("a")
-			w.add(a)
+			a := w.addPod("a")
 			f.inTrusted(t, "cbr0")
 			wantPing(t, a.NS, outside4)
 			if tc.policy != "" {
@@ -249,14 +245,12 @@ func TestDoctorNamesWhatFirewalldStopsPodsBy(t *testing.T) {
 
 // From version 1 on a zone forwards between its links: then pods pass, and nobody says otherwise.
 func TestFirewalldWhoseZoneForwardsIsInNobodysWay(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(nil)
 	f := n.firewalld(t)
 	f.do("firewall-cmd --permanent --zone=public --add-interface=eth0 && firewall-cmd --permanent --zone=public --query-forward && firewall-cmd --reload")
-	a := n.pod("a")
-	w.add(a)
+	a := w.addPod("a")
 	wantPing(t, a.NS, outside4, outside6)
 	for _, command := range [][]string{{"check"}, {"doctor", "--dns", "none"}} {
 		expect.Success(t, n.operate(append(command, "--state", n.state)...).err(), "%s", command)

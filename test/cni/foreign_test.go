@@ -38,8 +38,7 @@ func marks() map[int]uint32 {
 // A node that routes between a VPN and the world, and whose owner marks packets, does with them the same before the
 // first ADD and after it.
 func TestForeignPacketsLeaveAsBefore(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	world, vpn := n.outside(), nstest.New(t)
 	nstest.Veth(t, n.ns, "wt0", vpn, "eth0")
 	n.run("sh", "-ec", `ip address add 100.64.0.1/16 dev wt0; ip address add fd64::1/64 dev wt0 nodad
@@ -135,8 +134,7 @@ func sendMarked(to netip.AddrPort, mark uint32, marked bool) error {
 
 // C01: NetBird masquerades what its peers send by an exact mark.
 func TestAPeerOfNetBirdKeepsItsWay(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	peer := nstest.New(t)
 	nstest.Veth(t, n.ns, "wt0", peer, "eth0")
@@ -191,14 +189,12 @@ func TestWhatOthersClosedStaysClosed(t *testing.T) {
 	t.Parallel()
 	for name, lines := range programs() {
 		for _, kind := range []string{"bridge", "veth"} {
-			t.Run(name+", "+kind, func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, name+", "+kind, func(t *testing.T) {
 				n := newNode(t)
 				world, container, office := n.outside(), n.closed(t, lines, kind), nstest.New(t)
 				n.wantClosed(t, world, container, office)
 			})
-			t.Run(name+", "+kind+", pods by the host's own bridge on the LAN", func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, name+", "+kind+", pods by the host's own bridge on the LAN", func(t *testing.T) {
 				n := newNode(t)
 				world, container := n.outside(), n.closed(t, lines, kind)
 				n.run("sh", "-ec", "ip link add br0 up type bridge forward_delay 0; ip link set eth0 master br0; "+
@@ -246,8 +242,7 @@ func (n *node) wantClosedOnLAN(t *testing.T, world, container *netns.NS) {
 			[]any{conf{"subnet": "192.0.2.0/24", "rangeStart": "192.0.2.100"}}, []any{conf{"subnet": "2001:db8::/64", "rangeStart": "2001:db8::100"}},
 		}},
 	})
-	a := n.pod("a")
-	w.add(a, publish(t, "8080:80/tcp"))
+	a := w.addPod("a", publish(t, "8080:80/tcp"))
 	wantNoPing(t, a.NS, theirs4, theirs6)
 	for _, at := range []string{theirs4, theirs6} {
 		_, err := nstest.AskWithin(t, a.NS, "tcp", nstest.Serve(t, container, "tcp", netip.AddrPortFrom(nstest.Addr(at), 0)), 300*time.Millisecond)
@@ -293,8 +288,7 @@ func (n *node) wantClosed(t *testing.T, world, container, office *netns.NS) {
 // An accept in the host's nat chain keeps an address from portmap's rules, which come behind it. Host ports are in a chain
 // of their own, so check says that they take it.
 func TestCheckNamesWhatTheHostsNATChainKeeps(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	out := n.outside()
 	w := n.portnet(nil)
 	p := n.pod("a")

@@ -24,8 +24,7 @@ const gatewayFive = `{"cniVersion":"1.0.0","ips":[
 	{"address":"fd77::9/64","gateway":"fd77::5"}]}`
 
 func TestKubenetRegressionTheGatewayIsTheOneOfTheResult(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	out := n.outside()
 	w := n.podnet(conf{"ipam": answering(t, gatewayFive)})
 	p := n.pod("a")
@@ -52,8 +51,7 @@ func TestKubenetRegressionTheGatewayIsTheOneOfTheResult(t *testing.T) {
 }
 
 func TestKubenetRegressionDedupRulesNameTheGatewayOfTheResult(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"ipam": answering(t, gatewayFive), "promiscMode": true})
 	w.add(n.pod("a"))
 	rules := n.run("nft", "list", "table", "bridge", "tombolo")
@@ -67,8 +65,7 @@ func TestKubenetRegressionDedupRulesNameTheGatewayOfTheResult(t *testing.T) {
 }
 
 func TestKubenetRegressionRangesWithoutGateway(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	// Host-local fills in the first address, and the engine takes what it says.
 	w := n.podnet(conf{"ipam": conf{"type": "host-local", "ranges": []any{
 		[]any{conf{"subnet": subnet4, "rangeStart": "10.77.0.100"}}, []any{conf{"subnet": subnet6, "gateway": "fd77::5", "rangeStart": "fd77::9"}}}}})
@@ -81,14 +78,12 @@ func TestKubenetRegressionRangesWithoutGateway(t *testing.T) {
 }
 
 func TestResultWithTwoSubnetsHasTheGatewayOfEach(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(conf{"ipam": answering(t, `{"cniVersion":"1.0.0","ips":[
 		{"address":"10.77.0.9/24","gateway":"10.77.0.254"},
 		{"address":"10.78.0.9/24","gateway":"10.78.0.7"}]}`)})
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	wantPing(t, p.NS, "10.77.0.254", "10.78.0.7", outside4)
 	expect.Contains(t, nstest.Run(t, p.NS, "ip", "-4", "route", "show", "default"), "via 10.77.0.254 ", "the default route")
 }

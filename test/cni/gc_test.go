@@ -58,8 +58,7 @@ func TestGCFreesWhatNobodyClaims(t *testing.T) {
 			{"an empty list, the state is lost", 0, "."},
 			{"some are, the state is lost", 2, "."},
 		} {
-			t.Run("bridge "+bridge+", "+tt.name, func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, "bridge "+bridge+", "+tt.name, func(t *testing.T) {
 				n, w, pods, other, stranger := twoNetworks(t, bridge)
 				others := of("othernet", n.traces())
 				if tt.lose != "" {
@@ -126,11 +125,9 @@ func forget(n *node, p *pod) {
 }
 
 func TestGCIsOfOneInterfaceAtATime(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	before := n.traces()
 	w.with(conf{"isDefaultGateway": false}).add(p, as("net1"))
 	w.gc(p) // claims eth0 only
@@ -138,8 +135,7 @@ func TestGCIsOfOneInterfaceAtATime(t *testing.T) {
 }
 
 func TestGCTakesElementsWhosePortIsGone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	stays, gone := n.pod("stays"), n.pod("gone")
 	w.add(stays)
@@ -153,8 +149,7 @@ func TestGCTakesElementsWhosePortIsGone(t *testing.T) {
 }
 
 func TestGCWithAListThatCannotBeReadDeletesNothing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	w.add(n.pod("a"))
 	before := n.traces()
@@ -166,8 +161,7 @@ func TestGCWithAListThatCannotBeReadDeletesNothing(t *testing.T) {
 }
 
 func TestGCTakesAnyConfiguration(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	for _, p := range n.pods(3) {
 		w.add(p)
@@ -181,8 +175,7 @@ func TestGCTakesAnyConfiguration(t *testing.T) {
 func TestRemoveTakesTheRest(t *testing.T) {
 	t.Parallel()
 	for _, bridge := range []string{"cbr0", "cbr1"} {
-		t.Run("other network on "+bridge, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, "other network on "+bridge, func(t *testing.T) {
 			n, w, pods, _, stranger := twoNetworks(t, bridge)
 			others := of("othernet", n.traces())
 			before := n.traces()
@@ -222,11 +215,9 @@ func TestRemoveTakesTheRest(t *testing.T) {
 }
 
 func TestRemoveOfTheLastNetworkTakesTheTable(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	w.del(p)
 	must.Succeed(t, n.remove("podnet").err())
 	expect.Equal(t, n.ruleset(), "", "left")
@@ -235,11 +226,9 @@ func TestRemoveOfTheLastNetworkTakesTheTable(t *testing.T) {
 }
 
 func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	must.Succeed(t, os.RemoveAll(n.state))
 	if o := n.remove("podnet"); o.status != 1 || !strings.Contains(o.stderr, "no state directory") {
 		t.Errorf("without a state directory: exit status %d, %q; want 1", o.status, o.stderr)
@@ -263,11 +252,9 @@ func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
 }
 
 func TestRemoveLeavesABridgeThatSomebodyUses(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	w.del(p)
 	n.ip("link add mine type veth peer name mine-peer")
 	n.ip("link set mine master cbr0")
@@ -278,21 +265,18 @@ func TestRemoveLeavesABridgeThatSomebodyUses(t *testing.T) {
 }
 
 func TestRemoveLeavesABridgeThatSomebodyMade(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.ip("link add cbr0 type bridge")
 	n.ip("address add 172.16.0.1/24 dev cbr0")
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	w.del(p)
 	must.Succeed(t, n.remove("podnet").err())
 	expect.NoDiff(t, cmp.Diff([]string{"172.16.0.1/24"}, globals(t, n.ns, "cbr0")), "addresses of the bridge")
 }
 
 func TestRemoveOfABadName(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	for _, tt := range []struct {
 		args   []string
 		status int
@@ -311,11 +295,9 @@ func TestRemoveOfABadName(t *testing.T) {
 
 // The reference's host-local of before wrote no interface.
 func TestGCKeepsAReservationThatNamesTheContainerAlone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	dir := n.state + "/ipam/podnet"
 	nstest.PutFile(t, dir, "10.77.0.50", p.id)
 	nstest.PutFile(t, dir, "10.77.0.51", "gone")

@@ -146,13 +146,11 @@ func TestHostTakesNothingPastTheBridge(t *testing.T) {
 		"without IPAM":    {"mode": "l2", "ipam": nil},
 		"IPv4 alone":      {"ipam": hostLocal(subnet4)},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(fields)
 			w.plugin["bridge"] = "cbr0"
-			a := n.pod("a")
-			w.add(a)
+			a := w.addPod("a")
 			n.ip("address replace " + gateway4 + "/24 dev cbr0") // in mode l2 it has none
 			port := w.port(a)
 			want := func(when string, datagrams, routes []string) {
@@ -192,12 +190,10 @@ func TestPortsOfPodsThatRunAreClosed(t *testing.T) {
 			w.node.network("other", conf{"bridge": "br1", "ipam": hostLocal("10.78.0.0/24")}).add(w.node.pod("other"))
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(nil)
-			a := n.pod("a")
-			w.add(a)
+			a := w.addPod("a")
 			w.asBefore(a)
 			if datagrams, routes := w.pastTheBridge(a); len(datagrams) != 14 || len(routes) != 14 {
 				t.Fatalf("the host takes datagrams by the groups %v, and routes by %v: nothing is to be mended", datagrams, routes)

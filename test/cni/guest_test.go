@@ -62,8 +62,7 @@ func TestTheInsideOfAPodIsItsOwn(t *testing.T) {
 		"another link of the name":  {in: []string{"ip link set eth0 name net0; ip link add eth0 up type veth; ip addr add 10.66.0.2/24 dev eth0"}},
 		"another namespace":         {in: []string{"ip link set eth0 netns $NS"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			forwardByHand(t, n.ns) // as the reference does for its own network

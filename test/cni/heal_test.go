@@ -68,8 +68,7 @@ func TestNextADDHeals(t *testing.T) {
 			must.Succeed(w, os.RemoveAll(w.state+"/networks"))
 		}, both},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			w := n.podnet(nil)
@@ -103,8 +102,7 @@ func TestNextADDHeals(t *testing.T) {
 func TestNextADDHealsOtherNetworksRules(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{"flush table inet tombolo", "delete table inet tombolo"} {
-		t.Run(command, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, command, func(t *testing.T) {
 			n, w, pods, other, stranger := twoNetworks(t, "cbr1")
 			n.nft(command)
 			wantNoPing(t, stranger.NS, outside4)
@@ -119,8 +117,7 @@ func TestNextADDHealsOtherNetworksRules(t *testing.T) {
 
 // TestNetworksOfOneBridgeAgreeOnIt is about settings of a bridge, which networks must not undo for each other.
 func TestNetworksOfOneBridgeAgreeOnIt(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	first := n.podnet(conf{"mtu": 1400, "promiscMode": true, "hairpinMode": false})
 	second := n.network("othernet", conf{"bridgeNFCall": false, "ipam": hostLocal("10.78.0.0/24")})
 	a, b := n.pod("a"), n.pod("b")
@@ -142,8 +139,7 @@ func TestNextADDHealsOtherNetworksPorts(t *testing.T) {
 		"with a gateway": {"bridge": "cbr0", "ipam": hostLocal("10.78.0.0/24", "fd78::/64")},
 		"layer 2":        {"mode": "l2", "bridge": "cbr0", "ipam": hostLocal("10.78.0.0/24", "fd78::/64")},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w, other := n.podnet(nil), n.network("othernet", fields)
 			a, b := n.pod("a"), n.pod("b")
@@ -161,8 +157,7 @@ func TestNextADDHealsOtherNetworksPorts(t *testing.T) {
 }
 
 func TestForeignTablesAreLeftAlone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	n.nft("add table inet mine")
 	n.nft("add chain inet mine forward { type filter hook forward priority 0; }")
@@ -173,8 +168,7 @@ func TestForeignTablesAreLeftAlone(t *testing.T) {
 	}
 	before := foreign()
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	w.add(n.pod("a"))
 	n.nft("delete table inet tombolo")
 	w.add(n.pod("b"))
 	w.gc()
@@ -183,8 +177,7 @@ func TestForeignTablesAreLeftAlone(t *testing.T) {
 }
 
 func TestOtherPortsOfTheBridgeAreLeftAlone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	w.add(n.pod("a"))
 	n.ip("link add mine type veth peer name mine-peer")
@@ -235,8 +228,7 @@ func TestChangedConfigurationKeepsRunningPods(t *testing.T) {
 		{"no masquerade", conf{"ipMasq": false}, []string{gateway4, gateway6}},
 		{"isolated", conf{"portIsolation": true}, []string{outside4, outside6}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			w := n.podnet(nil)
@@ -247,8 +239,7 @@ func TestChangedConfigurationKeepsRunningPods(t *testing.T) {
 			wantPing(t, old.NS, tt.reach...)
 			// Whatever is broken then, the changed network is mended, with both pods.
 			n.nft("delete table inet tombolo")
-			last := n.pod("last")
-			changed.add(last)
+			last := changed.addPod("last")
 			wantPing(t, old.NS, tt.reach...)
 			for _, p := range []*pod{next, last} {
 				expect.Success(t, changed.check(p))
@@ -274,8 +265,7 @@ func TestOneNameGoesBackWithPodsRunning(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"bridge", "host-local", "portmap", "firewall", "bandwidth"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			peers := referenceDir(t)
 			s := newSide(t, peers, nil)
 			s.outside()

@@ -67,8 +67,7 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 		{"CNI_NETNS", "netns", func(path string, c *call) conf { c.netns = path; return nil }},
 		{"stateDir", "lock", func(path string, _ *call) conf { return conf{"stateDir": filepath.Dir(path)} }},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(nil)
 			p := n.pod("a")
@@ -140,8 +139,7 @@ func TestWhatIsNoFileIsNotWaitedFor(t *testing.T) {
 			return errors.Join(os.WriteFile(path, nil, 0o600), os.Chown(path, 4711, 0))
 		}, "belongs to user 4711"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(nil)
 			p := n.pod("a")
@@ -174,8 +172,7 @@ func TestAPathThatIsNamedIsASmallFile(t *testing.T) {
 		"/dev/zero": "not a regular file", dir + "/fifo": "not a regular file", dir + "/dir": "not a regular file", dir + "/link": "not a regular file",
 		dir + "/large": "larger than 1048576 bytes", dir + "/loop": "too many levels", "/proc/self/fd/0": "not a regular file", dir + "/alias": "",
 	} {
-		t.Run(filepath.Base(path), func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, filepath.Base(path), func(t *testing.T) {
 			n := newNode(t)
 			n.by = []string{"prlimit", "--as=2000000000"}
 			w := n.podnet(conf{"ipam": conf{"type": "host-local", "subnet": subnet4, "resolvConf": path}})

@@ -26,8 +26,7 @@ func TestPodWithIPv4AloneHasAllThatPodsHave(t *testing.T) {
 		"unguarded":   {"guard": false},
 		"isolated":    {"ingressPolicy": "isolated"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			out := n.outside()
 			w := n.ipv4Alone(fields)
@@ -80,8 +79,7 @@ func (n *node) ipv4AloneIsMended(w *network, p *pod) {
 }
 
 func TestLayer2WithIPv4Alone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	a, b := n.pod("a"), n.pod("b")
 	for i, p := range []*pod{a, b} {
 		w := n.network("l2net", conf{"mode": "l2", "ipam": fixed(conf{"address": []string{"10.77.0.2/24", "10.77.0.3/24"}[i]})})
@@ -120,8 +118,7 @@ func homeLANBehind(t *testing.T, link string) *lan {
 func TestNICWithIPv4AloneIsSharedAndLeftAsItWas(t *testing.T) {
 	t.Parallel()
 	for _, by := range []string{"router", "host"} {
-		t.Run("default route by the "+by, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, "default route by the "+by, func(t *testing.T) {
 			l := homeLAN(t)
 			l.keep(t)
 			before := l.run("ip", "-4", "address", "show", "dev", "eth0")
@@ -130,8 +127,7 @@ func TestNICWithIPv4AloneIsSharedAndLeftAsItWas(t *testing.T) {
 				"ipam": conf{"type": "dhcp"}, "guard": true, "capabilities": conf{"portMappings": true, "bandwidth": true},
 			})
 			expect.Success(t, w.status())
-			p := l.pod("a")
-			w.add(p, publish(t, "8080:80/tcp"), limited(1e8, 2e8))
+			p := w.addPod("a", publish(t, "8080:80/tcp"), limited(1e8, 2e8))
 			p.serve(t, "tcp", 80)
 			wantPing(t, p.NS, router4, "192.168.50.10")
 			wantPing(t, l.ns, router4)
@@ -169,8 +165,7 @@ func TestKernelWithIPv4AloneSaysThatIPv6IsOff(t *testing.T) {
 		"address":                  {conf{"ipam": fixed(conf{"address": "fd77::9/64", "gateway": gateway6})}, "an address in fd77::/64"},
 		"address, layer 2":         {conf{"mode": "l2", "ipam": fixed(conf{"address": "fd77::9/64"})}, "an address in fd77::/64"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(tt.fields)
 			wantError(t, w.status(), 50, refusal)
@@ -182,8 +177,7 @@ func TestKernelWithIPv4AloneSaysThatIPv6IsOff(t *testing.T) {
 			w.with(conf{"ipam": hostLocal(subnet4)}).add(n.pod("b"))
 		})
 	}
-	t.Run("slaac", func(t *testing.T) {
-		t.Parallel()
+	nstest.RunParallel(t, "slaac", func(t *testing.T) {
 		l := homeLAN(t)
 		w := l.node.network("home", conf{"mode": "lan", "uplink": "eth0", "bridge": "br0", "ipv6": "slaac", "leaseDir": l.state + "-leases",
 			"ipam": conf{"type": "dhcp", "keeper": "optional"}})

@@ -89,8 +89,7 @@ func TestIPv6ForwardingKeepsTheNodesAdvertisedRoute(t *testing.T) {
 		"by links alone":             {nil, "0", "1"},
 		"for all, before Linux 6.17": {beforeForceForwarding(), "1", "2"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			if !forwardsIPv6ByLink() {
 				tt.forwarding, tt.acceptRA = "1", "2"
 			}
@@ -102,8 +101,7 @@ func TestIPv6ForwardingKeepsTheNodesAdvertisedRoute(t *testing.T) {
 			nstest.Veth(t, n.ns, "unread", unread, "eth0")
 			nstest.Sysctl(t, n.ns, "net/ipv6/conf/unread/accept_ra", "0")
 			w := n.podnet(nil)
-			p := n.pod("a")
-			w.add(p)
+			p := w.addPod("a")
 			if !hasAdvertised(t, n.ns) {
 				t.Errorf("the node lost its default route; it has %q", routes(t, n.ns, "-6", "default"))
 			}
@@ -150,8 +148,7 @@ func TestIPv4OnlyNetworkLeavesIPv6OfTheNodeAlone(t *testing.T) {
 }
 
 func TestPodsDoNotListenToRouters(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(nil)
 	a, rogue := n.pod("a"), n.pod("rogue")

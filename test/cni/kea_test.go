@@ -444,8 +444,7 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 		// Of an address that is none of its own kea says nothing, and waits for the end.
 		{"the pool moved", short(conf{"pools": []conf{{"pool": low}}}), conf{"pools": []conf{{"pool": high}}}, false, false},
 	} {
-		t.Run(tt.because, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.because, func(t *testing.T) {
 			l := newKeaLAN(t, tt.before)
 			k := l.kept(t)
 			w := l.leasing(nil)
@@ -494,8 +493,7 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 func TestKeaGoneTheAddressGoesAndComesBackWithIt(t *testing.T) {
 	t.Parallel()
 	for _, without := range []string{"server", "server and keeper"} {
-		t.Run(without, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, without, func(t *testing.T) {
 			l := newKeaLAN(t, short(nil))
 			k := l.kept(t)
 			w := l.leasing(nil)
@@ -559,8 +557,7 @@ func TestKeaReservesByIdentity(t *testing.T) {
 		{"pod", "second", "client-id", func(keaLease) string { return "00" + hex.EncodeToString([]byte("default/db-0/lan/eth0")) }},
 		{"mac", "second", "hw-address", func(l keaLease) string { return l.mac }},
 	} {
-		t.Run(tt.by, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.by, func(t *testing.T) {
 			l := newKeaLAN(t, nil)
 			l.kept(t)
 			w := l.leasing(conf{"clientID": tt.by})

@@ -49,8 +49,7 @@ func (s *side) ofPods(ids ...string) string {
 func TestANameCallsTheProgramThatHadItForOthersPods(t *testing.T) {
 	t.Parallel()
 	for name, plugins := range othersChains() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			theirs, ours := newSide(t, referenceDir(t), nil), newSide(t, referenceDir(t), nil)
 			must.Succeed(t, ours.operate("install", "--names", strings.Join(keptNames(), ","), ours.programs).err(), "install")
 			steps := map[string]string{}
@@ -122,8 +121,7 @@ const othersPod = `{"cniVersion":"1.0.0","name":"net","stateDir":"STATE","unknow
 func TestAKeptProgramIsCalledAsTheNameWas(t *testing.T) {
 	t.Parallel()
 	for _, name := range keptNames() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := newSide(t, referenceDir(t), byName())
 			for _, what := range []string{"ADD", "CHECK", "DEL"} {
 				const says = `{"cniVersion":"1.0.0","interfaces":[],"own":"field"}`
@@ -150,8 +148,7 @@ func TestAKeptProgramIsCalledAsTheNameWas(t *testing.T) {
 func TestWithoutAKeptProgramOthersPodsGetAClearError(t *testing.T) {
 	t.Parallel()
 	for _, name := range keptNames() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := newSide(t, referenceDir(t), []string{name})
 			kept := filepath.Join(s.programs, name+".reference")
 			must.Succeed(t, os.Remove(kept))
@@ -209,8 +206,7 @@ func TestAKeptFileThatIsANameOfOursIsRefused(t *testing.T) {
 		"a name of another version's":     func(path string) error { return os.WriteFile(path, []byte("#!/nowhere/tombolo as\n"), 0o755) },
 		"a name that leads to itself, by": func(path string) error { return os.Link(strings.TrimSuffix(path, ".reference"), path) },
 	} {
-		t.Run(how, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, how, func(t *testing.T) {
 			s := newSide(t, referenceDir(t), nil)
 			must.Succeed(t, s.operate("install", "--names", "portmap", s.programs).err(), "install")
 			kept := filepath.Join(s.programs, "portmap.reference")
@@ -298,8 +294,7 @@ func TestALeaseOfAnEarlierBootIsReleased(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}})
-	p := l.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	l.rewrite(t, "boot", "00000000-0000-4000-8000-000000000000")
 	l.keep(t)
 	l.eventually(t, func() bool { return l.leased() == "" && len(l.leaseRecords(t)) == 0 })
@@ -408,8 +403,7 @@ func TestARebootKeepsTheAddressOfAPod(t *testing.T) {
 	l := newLAN(t, inTurn)
 	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": "pod"}})
 	named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
-	first := l.pod("first")
-	w.add(first, append(named[:2:2], arg("K8S_POD_NAME", "first"), arg("IgnoreUnknown", "1"))...)
+	first := w.addPod("first", append(named[:2:2], arg("K8S_POD_NAME", "first"), arg("IgnoreUnknown", "1"))...)
 	was := ip4(l.dies(t, w, named...))
 	w.del(first)
 	l.rewrite(t, "boot", "00000000-0000-4000-8000-000000000000")
@@ -431,8 +425,7 @@ func TestARebootKeepsTheAddressOfAPod(t *testing.T) {
 func TestPodsStartWhileTheRouterIsSilent(t *testing.T) {
 	t.Parallel()
 	for by, next := range map[string]string{"pod": "again", "container": "gone"} {
-		t.Run(by, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, by, func(t *testing.T) {
 			l := newLAN(t)
 			w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": by}})
 			named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}

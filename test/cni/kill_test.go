@@ -165,8 +165,7 @@ func TestDELMayBeKilledAtAnyPoint(t *testing.T) {
 	n := newNode(t)
 	w := n.podnet(nil)
 	del := func(p *pod) call { return call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)} }
-	first := n.pod("first")
-	w.add(first)
+	first := w.addPod("first")
 	sweep := delays{whole: n.duration(del(first)), rounds: rounds}
 	kills := 0
 	for i := 0; i < rounds || kills == 0 && i < most*rounds; i++ {

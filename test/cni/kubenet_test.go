@@ -24,8 +24,7 @@ import (
 func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 	t.Parallel()
 	for _, chain := range []string{"FORWARD", "DOCKER-USER"} {
-		t.Run(chain, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, chain, func(t *testing.T) {
 			n := newNode(t)
 			out := n.outside()
 			routeBack(t, out)
@@ -105,8 +104,7 @@ func TestFlushedRulesetIsRepairedForEveryPod(t *testing.T) {
 		},
 	}
 	for name, mend := range mend {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			out := n.outside()
 			w := n.portnet(conf{"guard": true})
@@ -141,12 +139,10 @@ func TestFlushedRulesetIsRepairedForEveryPod(t *testing.T) {
 }
 
 func TestRepairBringsBackBridgePortsAndLimits(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.portnet(nil)
-	p := n.pod("a")
-	w.add(p, limited(1e7, 2e7))
+	p := w.addPod("a", limited(1e7, 2e7))
 	n.ip("link del cbr0")
 	n.run("tc", "qdisc", "del", "dev", w.port(p), "root")
 	o := n.operate("check", "--state", n.state)
@@ -188,12 +184,10 @@ func (n *node) rates() map[string]uint64 {
 }
 
 func TestBandwidthIsThatOfTheRuntimeOrOfTheConfiguration(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.portnet(nil)
 	// Two attachments of one container do not collide.
-	p := n.pod("a")
-	w.add(p, limited(1e7, 2e7))
+	p := w.addPod("a", limited(1e7, 2e7))
 	second := w.with(conf{"isDefaultGateway": false})
 	r := second.add(p, limited(3e7, 4e7), as("net1"))
 	if len(n.rates()) != 4 {
@@ -219,8 +213,7 @@ func TestBandwidthIsThatOfTheRuntimeOrOfTheConfiguration(t *testing.T) {
 }
 
 func TestBurstThatDefeatsTheRateIsCappedAndSaidSo(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	log := t.TempDir() + "/log"
 	w := n.portnet(conf{"logFile": log})
 	w.add(n.pod("a"), func(rt *libcni.RuntimeConf) {
@@ -243,8 +236,7 @@ func TestBurstThatDefeatsTheRateIsCappedAndSaidSo(t *testing.T) {
 }
 
 func TestChangedCIDRsMoveTheGatewayAndKeepOldPodsGoing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	old := n.podnet(nil)
 	changed := n.podnet(conf{"ipam": hostLocal("10.79.0.0/24", "fd79::/64")})
@@ -267,8 +259,7 @@ func TestChangedCIDRsMoveTheGatewayAndKeepOldPodsGoing(t *testing.T) {
 
 // With the address that was there first, the kernel takes others of its subnet, unless promote_secondaries is on.
 func TestAGatewayThatMovesWithinItsSubnetIsThere(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	at := func(gateway string) *network {
 		return n.podnet(conf{"ipam": conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": subnet4, "gateway": gateway}}}}})
@@ -296,8 +287,7 @@ func TestNonMasqueradeCIDRs(t *testing.T) {
 		{"the outside is among them", []string{"192.0.2.0/25", "2001:db8::/32"}, false},
 		{"switched off", []string{"0.0.0.0/0", "::/0"}, false},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			out := n.outside()
 			routeBack(t, out)
@@ -324,8 +314,7 @@ func TestIngressPolicies(t *testing.T) {
 		{"same-bridge", true, false},
 		{"isolated", false, false},
 	} {
-		t.Run(tt.policy, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.policy, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			w := n.podnet(conf{"ingressPolicy": tt.policy})
@@ -354,8 +343,7 @@ func TestIngressPolicies(t *testing.T) {
 func TestSpoofGuardHoldsAPodToItsAddresses(t *testing.T) {
 	t.Parallel()
 	for _, guarded := range []bool{false, true} {
-		t.Run(fmt.Sprintf("guard %t", guarded), func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, fmt.Sprintf("guard %t", guarded), func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(conf{"guard": guarded})
 			a, b := n.pod("a"), n.pod("b")
@@ -381,8 +369,7 @@ func TestSpoofGuardHoldsAPodToItsAddresses(t *testing.T) {
 }
 
 func TestPromiscuousBridgeDeduplicatesOnlyWhereThereAreTwo(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "0")
 	nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-ip6tables", "0")
 	w := n.podnet(conf{"promiscMode": true, "bridgeNFCall": false})
@@ -390,8 +377,7 @@ func TestPromiscuousBridgeDeduplicatesOnlyWhereThereAreTwo(t *testing.T) {
 		out, _ := nstest.Try(n.ns, "nft", "list", "chain", "bridge", "tombolo", "dedup-podnet")
 		return strings.Count(out, " drop")
 	}
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	expect.Equal(t, dedups(), 0, "there are dedup rules, and nothing is there twice")
 	// Somebody sets the parameter for all bridges.
 	nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "1")
@@ -413,16 +399,14 @@ func TestPromiscuousBridgeDeduplicatesOnlyWhereThereAreTwo(t *testing.T) {
 }
 
 func TestNetworksOfANodeShareOneMark(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.podnet(nil).add(n.pod("a"))
 	_, err := n.network("othernet", conf{"bridge": "cbr1", "forwardMark": "0x2000", "ipam": hostLocal("10.78.0.0/24")}).tryAdd(n.pod("b"))
 	wantError(t, err, 112, `network "podnet", which has pods, uses 0x10`)
 }
 
 func TestTheForwardMarkIsClearedBehindTheFirewall(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	p := n.pod("a")
 	n.podnet(nil).add(p)
@@ -438,8 +422,7 @@ func TestTheForwardMarkIsClearedBehindTheFirewall(t *testing.T) {
 }
 
 func TestLegacyIPTablesInTheWayIsNamed(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	nstest.Need(t, "iptables-legacy")
 	n.run("iptables-legacy", "-P", "FORWARD", "DROP")
@@ -455,8 +438,7 @@ func TestLegacyIPTablesInTheWayIsNamed(t *testing.T) {
 }
 
 func TestLsShowsWhatPodsHaveAndWhatDiffers(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.portnet(nil)
 	p := n.pod("0123456789abcdef")
@@ -492,8 +474,7 @@ func TestRepairNeedsNoMoreThanItsUnitGives(t *testing.T) {
 	nstest.Need(t, "setpriv")
 	n := newNode(t)
 	w := n.portnet(conf{"guard": true})
-	p := n.pod("a")
-	w.add(p, limited(1e7, 2e7), publish(t, "8080:80/tcp"))
+	p := w.addPod("a", limited(1e7, 2e7), publish(t, "8080:80/tcp"))
 	n.nft("flush ruleset")
 	n.ip("link del cbr0")
 	unit := readFile(t, "../../deploy/systemd/tombolo-repair.service")
@@ -507,11 +488,9 @@ func TestRepairNeedsNoMoreThanItsUnitGives(t *testing.T) {
 }
 
 func TestGCFindsAnIFBThatNothingElseTellsOf(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.portnet(nil)
-	p := n.pod("a")
-	w.add(p, limited(1e7, 2e7))
+	p := w.addPod("a", limited(1e7, 2e7))
 	n.ip("link del " + w.port(p))
 	n.nft("flush ruleset")
 	must.Succeed(t, os.RemoveAll(n.state+"/attachments"))
@@ -523,8 +502,7 @@ func TestGCFindsAnIFBThatNothingElseTellsOf(t *testing.T) {
 
 // Receivers go by the source, and answer it.
 func TestMulticastOfAPodKeepsItsSource(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	a, b := n.pod("a"), n.pod("b")
 	r := w.add(a)

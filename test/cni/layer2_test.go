@@ -31,8 +31,7 @@ func TestLayer2WithoutIPAMLeavesIPv6ToThePod(t *testing.T) {
 		"mode l2 with addresses of both":  {fields: conf{"mode": "l2", "ipam": dualStack()}},
 		"mode gateway, which is a router": {fields: conf{"ipam": hostLocal(subnet4)}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.network("wire", conf{"bridge": bridge, "ipam": nil})
 			maps.Copy(w.plugin, tt.fields) // with would put back the ipam that tests have by default

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // A leadback is a node whose CNI_PATH has a plugin that is, or leads to, the plugin
@@ -60,8 +61,7 @@ func (l *leadback) verb(verb, kind string, p *pod) outcome {
 func TestAnIPAMThatLeadsBackComesToAnEnd(t *testing.T) {
 	t.Parallel()
 	for _, verb := range []string{"ADD", "DEL", "STATUS"} {
-		t.Run(verb, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, verb, func(t *testing.T) {
 			// Without what tells the depth, each plugin runs the next.
 			endless := newLeadback(t, "unset TOMBOLO_DEPTH")
 			if o := endless.verb(verb, "round", endless.pod("a")); o.status == 0 {
@@ -89,8 +89,7 @@ func TestThePluginNeverRunsItselfForAnIPAM(t *testing.T) {
 		"link": os.Symlink, "copy": copyProgram,
 		"name": func(from, to string) error { return os.WriteFile(to, []byte("#!"+from+" as\n"), 0o755) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			l := newLeadback(t, "")
 			must.Succeed(t, install(binary, filepath.Join(l.dir, "tombolo")))
 			p := l.pod("a")

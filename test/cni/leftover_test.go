@@ -55,8 +55,7 @@ func TestPodsAreDeletedByTheProgramsOfTheOtherSide(t *testing.T) {
 		{"over", func(s *side) program { return s.reference }, func(s *side) program { return s.call }},
 		{"back", func(s *side) program { return s.call }, func(s *side) program { return s.reference }},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			_, s := sides(t)
 			first, second := tt.first(s), tt.second(s)
 			stays := add(t, first, "b")

@@ -16,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	api "github.com/tombolo-cni/tombolo/network"
 )
 
@@ -66,8 +67,7 @@ func (n *node) down(name string) bool {
 // TestLookFindsNothingWhereAnADDEndsMeanwhile has an ADD, whose port is there and down when the look begins, end before
 // each time that the look reads records.
 func TestLookFindsNothingWhereAnADDEndsMeanwhile(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	w.add(n.pod("stays"))
 	// With limits an ADD has more to do between making the port and setting it up.
@@ -93,12 +93,10 @@ func TestLookFindsNothingWhereAnADDEndsMeanwhile(t *testing.T) {
 
 // TestLookFindsNothingInTheMiddleOfADEL has it look when the port of a guarded pod is shut, and not deleted yet.
 func TestLookFindsNothingInTheMiddleOfADEL(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"guard": true})
 	w.add(n.pod("stays"))
-	p := n.pod("goes")
-	w.add(p)
+	p := w.addPod("goes")
 	port := w.port(p)
 	h := n.halt(call{verb: "DEL", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}, func() bool { return n.down(port) })
 	h.arrive("has shut the port")
@@ -109,8 +107,7 @@ func TestLookFindsNothingInTheMiddleOfADEL(t *testing.T) {
 // TestLookFindsNothingWhereANetworkChangesMeanwhile has an ADD, which has given the bridge another MTU, put that on record
 // before the look has its lock.
 func TestLookFindsNothingWhereANetworkChangesMeanwhile(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	w.add(n.pod("stays"))
 	p := n.pod("next")
@@ -150,8 +147,7 @@ func TestTombolodPutsRightWhatOthersDoToLinks(t *testing.T) {
 		{"the host forwards no more", "sysctl -qw net.ipv4.conf.all.forwarding=1 net.ipv4.conf.all.forwarding=0", false, false},
 		{"a port believes any source", "sysctl -qw net.ipv4.conf.PORT.rp_filter=0", false, false},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			w := n.podnet(nil)
@@ -183,8 +179,7 @@ func TestTombolodPutsRightWhatOthersDoToLinks(t *testing.T) {
 			}
 			// And then it is done: pods that come and go, and its own changes, are none to it.
 			mended, looks := m.metric("drift_mended_total"), m.metric("links_looks_total")
-			b := n.pod("b")
-			w.add(b)
+			b := w.addPod("b")
 			w.del(b)
 			must.Until(t, "it looks", func() bool { return m.metric("links_looks_total") > looks })
 			got := m.metric("drift_mended_total")

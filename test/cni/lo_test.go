@@ -33,8 +33,7 @@ func isUp(t testing.TB, p *pod) bool {
 // What the reference plugin says in each version, with and without results before it, is said
 // here too; and lo is up, or down, as after it.
 func TestLoopbackIsAsTheReferences(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	peers := os.Getenv("TOMBOLO_PEERS")
 	must.That(t, peers != "", "TOMBOLO_PEERS is not set: make peers builds what this compares with")
 	programs := []string{filepath.Join(peers, "loopback"), n.loopbackPlugin()}
@@ -44,8 +43,7 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 			"chained": `, "prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}], "ips": [{"address": "10.1.0.2/24", "interface": 0}]}`,
 			"null":    `, "prevResult": null`,
 		} {
-			t.Run(version+" "+prevName, func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, version+" "+prevName, func(t *testing.T) {
 				if prevName == "chained" && version < "1.0.0" {
 					prev = strings.Replace(strings.Replace(prev, "1.0.0", version, 1), `{"address"`, `{"version": "4", "address"`, 1)
 				}
@@ -104,8 +102,7 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 			})
 		}
 	}
-	t.Run("VERSION", func(t *testing.T) {
-		t.Parallel()
+	nstest.RunParallel(t, "VERSION", func(t *testing.T) {
 		var said [2]struct {
 			CNIVersion        string   `json:"cniVersion"`
 			SupportedVersions []string `json:"supportedVersions"`
@@ -118,8 +115,7 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 		want, got := fmt.Sprint(said[0]), fmt.Sprint(said[1])
 		expect.That(t, want == got, "the reference speaks %s, this %s", want, got)
 	})
-	t.Run("another address", func(t *testing.T) {
-		t.Parallel()
+	nstest.RunParallel(t, "another address", func(t *testing.T) {
 		for _, program := range programs {
 			p := n.pod("a")
 			nstest.Run(t, p.NS, "ip", "address", "add", "10.9.9.9/32", "dev", "lo")
@@ -133,11 +129,9 @@ func TestLoopbackIsAsTheReferences(t *testing.T) {
 
 // By any other name the plugin is the network's, and without CNI_COMMAND it names the operator's command.
 func TestLoopbackNameAloneMakesNoDifferenceToNetworks(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	expect.That(t, len(globals(t, p.NS, "eth0")) > 0, "the pod has no address")
 	o, err := n.exec(context.Background(), n.loopbackPlugin(), nil, os.Environ(), "version")
 	expect.That(t, err == nil && o.status == 2 && strings.HasSuffix(o.stderr, "tombolo version\n"),
@@ -146,8 +140,7 @@ func TestLoopbackNameAloneMakesNoDifferenceToNetworks(t *testing.T) {
 
 // A path of a process leads elsewhere once its number is another's: that may be the host's namespace.
 func TestLoopbackLeavesTheHostsOwnUp(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	c := call{verb: "DEL", id: "a", netns: "/proc/self/ns/net", ifName: "lo"}
 	o, err := n.exec(context.Background(), n.loopbackPlugin(), []byte(`{"cniVersion": "1.0.0", "name": "l", "type": "loopback"}`), c.environ())
 	must.That(t, err == nil && o.status == 0, "DEL: %v, %d, %s", err, o.status, o.stdout)

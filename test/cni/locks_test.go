@@ -163,8 +163,7 @@ func (n *node) waits(s slow, p *pod) *running {
 // TestNobodyWaitsForAnADDThatWaits is about the order of locks: an ADD that waits for
 // somebody has those of its attachment, and none that others need.
 func TestNobodyWaitsForAnADDThatWaits(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	for i, s := range slowNetworks(t, n) {
 		p := n.pod("waits-" + s.w.name)
 		add := n.waits(s, p)
@@ -198,8 +197,7 @@ func TestNobodyWaitsForAnADDThatWaits(t *testing.T) {
 
 // TestDELEndsAnADDThatWaits has a runtime give a pod up whose ADD goes on.
 func TestDELEndsAnADDThatWaits(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	s := slowNetworks(t, n)[0]
 	p := n.pod("a")
 	add := n.waits(s, p)
@@ -214,8 +212,7 @@ func TestDELEndsAnADDThatWaits(t *testing.T) {
 // TestAnADDAfterOneThatWasKilledUndoesWhatThatLeft has a runtime, or the machine's OOM
 // killer, kill ADDs where they wait.
 func TestAnADDAfterOneThatWasKilledUndoesWhatThatLeft(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	for _, s := range slowNetworks(t, n) {
 		p := n.pod("killed-" + s.w.name)
 		add := n.waits(s, p)
@@ -244,8 +241,7 @@ func TestAnADDAfterOneThatWasKilledUndoesWhatThatLeft(t *testing.T) {
 
 // TestRecordsThatAreInTheWay are those of which a pod may run.
 func TestRecordsThatAreInTheWay(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	for name, tt := range map[string]struct {
 		text string
@@ -272,8 +268,7 @@ func TestRecordsThatAreInTheWay(t *testing.T) {
 // TestAListenerOnTheOldLockStopsNobody has a container on the host's network do what
 // stopped first ADDs, GC and repair of the version before.
 func TestAListenerOnTheOldLockStopsNobody(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	must.Succeed(t, n.ns.Do(func() error {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -283,8 +278,7 @@ func TestAListenerOnTheOldLockStopsNobody(t *testing.T) {
 		return errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: "@tombolo/lock"}), unix.Listen(fd, 8))
 	}))
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	w.add(n.pod("a"))
 	w.gc()
 	n.wantNothing()
 }
@@ -292,8 +286,7 @@ func TestAListenerOnTheOldLockStopsNobody(t *testing.T) {
 // TestTwoStateDirectoriesBuildInOneNamespace has callers with a /run of their own build at
 // once what is the network namespace's. Only what the kernel promises keeps them apart.
 func TestTwoStateDirectoriesBuildInOneNamespace(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	const directories = 6
 	var networks []*network
 	var pods []*pod

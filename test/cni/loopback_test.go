@@ -39,8 +39,7 @@ func (n *node) wantLoopback(when, routed string, filter bool) {
 
 // What an operator has set for the reference's pods is no ADD's to take back.
 func TestAnOperatorsWayFrom127StaysWhereNoPodHadAPort(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.portnet(nil)
 	w.add(n.pod("a"))
 	nstest.Sysctl(t, n.ns, routeLocalnet, "1")
@@ -54,8 +53,7 @@ func TestAnOperatorsWayFrom127StaysWhereNoPodHadAPort(t *testing.T) {
 func TestAFlushedFirewallDoesNotOpenTheHostsLoopback(t *testing.T) {
 	t.Parallel()
 	for _, call := range []bool{true, false} {
-		t.Run(fmt.Sprintf("bridgeNFCall %t", call), func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, fmt.Sprintf("bridgeNFCall %t", call), func(t *testing.T) {
 			n := newNode(t)
 			nstest.Sysctl(t, n.ns, "net/bridge/bridge-nf-call-iptables", "0")
 			secret := nstest.Serve(t, n.ns, "tcp", netip.MustParseAddrPort("127.0.0.1:0"))
@@ -94,8 +92,7 @@ func TestAFlushedFirewallDoesNotOpenTheHostsLoopback(t *testing.T) {
 }
 
 func TestCHECKTellsOfRouteLocalnet(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.portnet(nil)
 	p, without := n.pod("a"), n.pod("b")
 	w.add(p, publish(t, "8080:80/tcp"))
@@ -131,8 +128,7 @@ func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
 			n.wantLoopback("with none", "0", false)
 		},
 		"DEL without a record": func(t *testing.T, n *node, w *network) {
-			a := n.pod("a")
-			w.add(a, port(t, 1))
+			a := w.addPod("a", port(t, 1))
 			must.Succeed(t, os.RemoveAll(n.state+"/attachments"))
 			w.del(a)
 			n.wantLoopback("after it", "0", false)
@@ -176,8 +172,7 @@ func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
 		"an operator's own setting": func(t *testing.T, n *node, w *network) {
 			w.add(n.pod("a"))
 			nstest.Sysctl(t, n.ns, routeLocalnet, "1")
-			b := n.pod("b")
-			w.add(b, port(t, 1))
+			b := w.addPod("b", port(t, 1))
 			n.wantLoopback("with a port", "1", true)
 			w.del(b)
 			n.wantLoopback("with none", "1", false)
@@ -201,16 +196,14 @@ func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
 			n.run("tc", "qdisc", "add", "dev", "cbr0", "ingress")
 			n.ip("link set cbr0 up")
 			before := n.run("tc", "qdisc", "show", "dev", "cbr0")
-			a := n.pod("a")
-			w.add(a, port(t, 1))
+			a := w.addPod("a", port(t, 1))
 			expect.Equal(t, nstest.Sysctl(n, n.ns, routeLocalnet), "1", "route_localnet is")
 			w.del(a)
 			expect.Equal(t, n.run("tc", "qdisc", "show", "dev", "cbr0"), before, "qdiscs before:\n%s\nafter", before)
 			n.wantLoopback("after it", "0", false)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			run(t, n, n.portnet(nil))
 		})
@@ -219,8 +212,7 @@ func TestRouteLocalnetGoesWithTheLastPort(t *testing.T) {
 
 // While a clsact comes to the bridge or goes, the kernel drops what the host sends to pods.
 func TestPortsThatComeAndGoCostOtherPodsNothing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.portnet(nil)
 	stays := n.pod("stays")
 	at := addrPort(ip4(w.add(stays)).String(), 7)
@@ -245,8 +237,7 @@ func TestPortsThatComeAndGoCostOtherPodsNothing(t *testing.T) {
 
 // A pod with a port that comes while the last one goes must find it open.
 func TestPortsThatComeAndGoAtOnceLeaveTheLoopbackRight(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.portnet(nil)
 	rounds := 8
 	if testing.Short() {

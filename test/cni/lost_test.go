@@ -66,8 +66,7 @@ func TestWhatOthersDoToAPodIsNamedAndMended(t *testing.T) {
 		"a port that is not served":     {harm: "OUT nft delete table ip mute", command: doctor("--to " + far4 + ":82"), says: "a connection to " + far4 + ":82", note: true, mend: "true"},
 		"ARP that the host ignores":     {harm: "sysctl -w net/ipv4/conf/cbr0/arp_ignore=8; IN ip neigh flush dev eth0", command: doctor(""), says: gateway4 + " does not answer by ARP: it comes to the host by cbr0, and the host does not answer", mend: "sysctl -w net/ipv4/conf/cbr0/arp_ignore=0"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := newScene(t)
 			nstest.Run(t, s.out, "sh", "-ec", "ip link set lo up; ip address add "+far4+"/32 dev lo; nft 'add table ip mute; add chain ip mute i { type filter hook input priority 0; }; add rule ip mute i tcp dport 81 drop'")
 			wantPing(t, s.a.NS, far4)
@@ -120,8 +119,7 @@ func TestWhatOthersDoToAPodIsNamedAndMended(t *testing.T) {
 
 // A bridge with the spanning tree protocol is named by validate before an ADD, and by an ADD that gets no lease.
 func TestSpanningTreeIsNamedByValidateAndByAFailedLease(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.ip("link add br0 type bridge stp_state 1")
 	n.ip("link set br0 up")
 	w := n.network("wire", conf{"mode": "l2", "bridge": "br0", "ipam": conf{"type": "dhcp", "keeper": "optional", "timeout": "3s"}})

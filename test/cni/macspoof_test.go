@@ -76,8 +76,7 @@ func TestMACSpoofCheckIsTheReferences(t *testing.T) {
 		"guard":                  {fields: conf{"guard": true}},
 		"both":                   {fields: conf{"macspoofchk": true, "guard": true}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(tt.fields)
 			w.plugin["bridge"], w.plugin["isGateway"] = "cbr0", true

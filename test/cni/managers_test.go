@@ -36,8 +36,7 @@ func TestNetworkManagersLeavePodsAlone(t *testing.T) {
 		{"dhcpcd", "dhcpcd", "echo '" + line + "' >>/run/dhcpcd.conf", "cbr0", "pods on their bridge, nothing differs"},
 		{"dhcpcd without the line in the docs", "dhcpcd", "", "cbr0", "told"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			environ := append(os.Environ(), "TOMBOLO="+command(), "PLUGIN="+plugin(), "DEPLOY="+must.Of(os.Getwd()).Get(t)+"/../../deploy",
 				"NETWORKD=/lib/systemd/systemd-networkd", "MANAGER="+tt.manager, "KEEP_OFF="+tt.keepOff, "BRIDGE="+tt.bridge)

@@ -18,8 +18,7 @@ import (
 )
 
 func TestTombolodTellsOfPoolsAndFailures(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	two := conf{"type": "host-local", "ranges": []any{
 		[]any{conf{"subnet": subnet4, "rangeStart": "10.77.0.10", "rangeEnd": "10.77.0.11"}}, []any{conf{"subnet": subnet6}},
 	}}
@@ -51,8 +50,7 @@ func TestTombolodTellsOfPoolsAndFailures(t *testing.T) {
 }
 
 func TestTombolodCountsWhatPodsReceiveAndTransmit(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"ipam": hostLocal(subnet4)})
 	pods := n.pods(2)
 	w.add(pods[0], arg("K8S_POD_NAMESPACE", "shop"), arg("K8S_POD_NAME", "web-0"))
@@ -109,11 +107,9 @@ func TestTombolodWithoutPrivilegesEndsAtOnce(t *testing.T) {
 // TestIdleConnectionsDoNotStarveTombolod has more clients of metrics than tombolod may have files open, each of which asks
 // once and then keeps its connection.
 func TestIdleConnectionsDoNotStarveTombolod(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	m := n.mind(t)
 	const files, clients = 256, 300
 	pid := m.process.Process.Pid

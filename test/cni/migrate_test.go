@@ -239,8 +239,7 @@ func (m *move) end(p *pod, link string) {
 func TestNodeMovesFromTheReferenceWithPodsRunning(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"iptables", "nftables"} {
-		t.Run(backend, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, backend, func(t *testing.T) {
 			m := newMove(t, backend)
 			out := m.outside()
 			first, second := m.start(m.theirs, "old-first", 8080), m.start(m.theirs, "old-second", 8081)
@@ -333,8 +332,7 @@ func uncounted(rules string) string { return counters.ReplaceAllString(rules, ""
 func TestNodeGoesBackToTheReferenceWithPodsRunning(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"iptables", "nftables"} {
-		t.Run(backend, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, backend, func(t *testing.T) {
 			m := newMove(t, backend)
 			m.outside()
 			first, second := m.start(m.ours, "old-first", 8080), m.start(m.ours, "old-second", 8081)
@@ -405,8 +403,7 @@ func TestNextADDTakesOverFromAPodThatTheReferenceDeleted(t *testing.T) {
 	for name, same := range map[string]struct{ port, address bool }{
 		"its host port": {port: true}, "its addresses": {address: true}, "both": {true, true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			m := newMove(t, "nftables")
 			m.outside()
 			if same.address {

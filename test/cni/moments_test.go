@@ -135,8 +135,7 @@ func TestAnADDGoesOnWhereTheFirewallIsFlushedMeanwhile(t *testing.T) {
 	t.Parallel()
 	for _, guarded := range []bool{false, true} {
 		for _, flush := range []string{"flush ruleset", "delete table inet tombolo"} {
-			t.Run(fmt.Sprintf("guard %t, %s", guarded, flush), func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, fmt.Sprintf("guard %t, %s", guarded, flush), func(t *testing.T) {
 				n := newNode(t)
 				n.outside()
 				w := n.portnet(conf{"guard": guarded})
@@ -162,13 +161,11 @@ func TestAnADDGoesOnWhereTheFirewallIsFlushedMeanwhile(t *testing.T) {
 func TestAnADDPutsBackWhatIsFlushedAgainMeanwhile(t *testing.T) {
 	t.Parallel()
 	for _, flush := range []string{"flush ruleset", "delete table inet tombolo", "flush set inet tombolo pods4"} {
-		t.Run(flush, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, flush, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			w := n.podnet(nil)
-			stays := n.pod("stays")
-			w.add(stays)
+			stays := w.addPod("stays")
 			n.nft("delete table inet tombolo")
 			add := n.halt(w.asks("ADD", n.pod("a"), nil), func() bool { return w.hasElements(stays, "eth0") })
 			add.arrive("put the other pod back")
@@ -182,13 +179,11 @@ func TestAnADDPutsBackWhatIsFlushedAgainMeanwhile(t *testing.T) {
 
 // The other network's DEL finds the ADD unfinished, and can pass the port to nobody.
 func TestAHostPortThatTheContainersOtherNetworkGivesUpDuringAnADDIsThatADDs(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	out := n.outside()
 	first := n.portnet(nil)
 	second := n.network("othernet", conf{"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24", "fd78::/64"), "capabilities": conf{"portMappings": true}})
-	p := n.pod("web")
-	first.add(p, publish(t, "8080:80/tcp"))
+	p := first.addPod("web", publish(t, "8080:80/tcp"))
 	c := second.asks("ADD", p, portOf80(8080))
 	c.ifName = "eth1"
 	add := n.halt(c, func() bool { return second.hasElements(p, "eth1") })
@@ -204,8 +199,7 @@ func TestAHostPortThatTheContainersOtherNetworkGivesUpDuringAnADDIsThatADDs(t *t
 }
 
 func TestADELThatOvertakesAnADDAtItsVeryEndMakesItFail(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	w.add(n.pod("stays"))
 	before := n.traces()
@@ -233,8 +227,7 @@ func TestADELThatOvertakesAnADDAtItsVeryEndMakesItFail(t *testing.T) {
 
 // The ADD that a DEL ended may go on for longer than the DEL waits, and the runtime adds the same anew.
 func TestAnADDThatADELAndAnotherADDOvertookLeavesThePodOfTheOther(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(nil)
 	p := n.pod("a")
@@ -253,8 +246,7 @@ func TestAnADDThatADELAndAnotherADDOvertookLeavesThePodOfTheOther(t *testing.T) 
 }
 
 func TestADELGivesTheAddressBackWhenThePortIsGone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	p := n.pod("a")
 	reservation := n.state + "/ipam/podnet/" + ip4(w.add(p)).String()
@@ -270,8 +262,7 @@ func TestADELGivesTheAddressBackWhenThePortIsGone(t *testing.T) {
 }
 
 func TestGCLeavesTheAddressOfAnADDThatIsUnderWay(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"ipam": small("2")}) // one address
 	p := n.pod("a")
 	add := n.halt(w.asks("ADD", p, nil), func() bool { return hasPort(n, w, p) })
@@ -285,8 +276,7 @@ func TestGCLeavesTheAddressOfAnADDThatIsUnderWay(t *testing.T) {
 }
 
 func TestGCLeavesAPodWhoseADDCameSinceItMadeItsList(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(nil)
 	pods := n.pods(4)

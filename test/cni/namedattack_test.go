@@ -133,8 +133,7 @@ func TestHostPortsByNameSurviveWhatOperatorsDelete(t *testing.T) {
 func TestPortmapByNameMayMeetAFaultAtAnyCall(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"ADD", "DEL"} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, what, func(t *testing.T) {
 			side := newSide(t, referenceDir(t), byName())
 			nstest.Sysctl(t, side.ns, "net/ipv6/conf/default/accept_dad", "0")
 			side.outside()
@@ -186,8 +185,7 @@ func TestPortmapByNameLeavesNothingOfWhatAnADDWasToReplace(t *testing.T) {
 		"the pod loses masqAll":     {"", first},
 		"the pod gets another port": {masqAll, `{"hostPort":8081,"containerPort":80,"protocol":"tcp"}`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := newSide(t, referenceDir(t), byName())
 			prev := s.chain("ADD", "a", []string{attackedBridge})
 			again := call{verb: "ADD", id: "a", netns: s.of("a").path, ifName: "eth0", program: filepath.Join(s.programs, "portmap")}

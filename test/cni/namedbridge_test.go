@@ -83,8 +83,7 @@ func TestBridgeByNameIsAsTheReferences(t *testing.T) {
 		"a MAC that is none":                        {conf: fields(local), args: "IgnoreUnknown=1;MAC=02:00"},
 		"a version of before":                       {conf: strings.Replace(fields(local, `"isGateway":true`), "1.1.0", "0.4.0", 1)},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			theirs, ours := sides(t)
 			var results [2]string
 			step := func(what string, v verb) {

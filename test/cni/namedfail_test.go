@@ -38,8 +38,7 @@ func TestValuesThatNoADDTakesDoNotStopTheDELOfAChain(t *testing.T) {
 		"a snat of text":         `{"type":"portmap","snat":"yes","runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}}`,
 		"a zone that is none":    `{"type":"firewall","backend":"firewalld","firewalldZone":"a b"}`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			_, s := sides(t)
 			s.chain("ADD", "a", []string{bridge})
 			plugin, _, _ := strings.Cut(strings.TrimPrefix(bad, `{"type":"`), `"`)

@@ -48,8 +48,7 @@ func TestFirewallByNameLetsThroughWhatTheReferencesDoes(t *testing.T) {
 	}
 	const main = `{"type":"bridge","isGateway":true,"bridge":"BRIDGE",`
 	for _, policy := range []string{"open", "same-bridge", "isolated"} {
-		t.Run(policy, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, policy, func(t *testing.T) {
 			want := ""
 			for _, ours := range [][]string{nil, byName()} {
 				s := newSide(t, referenceDir(t), ours)
@@ -124,8 +123,7 @@ func TestLegacyRulesThatStopPodsAreNamedByName(t *testing.T) {
 		for name, lines := range map[string]string{
 			"a policy": "iptables-legacy -P FORWARD DROP", "a last rule": "iptables-legacy -A FORWARD -j REJECT",
 		} {
-			t.Run(name+" "+main[9:15], func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, name+" "+main[9:15], func(t *testing.T) {
 				s := newSide(t, referenceDir(t), byName())
 				out := s.outside()
 				nstest.Run(t, out, "ip", "route", "add", "10.5.1.0/24", "via", uplink4)

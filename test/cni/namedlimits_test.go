@@ -41,8 +41,7 @@ func TestBandwidthByNameLimitsAsTheReferencesDoes(t *testing.T) {
 		"none":                       {`{"type":"bridge","isGateway":true,` + ipam + `}`, `{"type":"bandwidth"}`},
 		"before portmap":             {`{"type":"bridge","isGateway":true,` + ipam + `}`, `{"type":"bandwidth",` + rates + `}`, portmapping("", `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`)},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			want := ""
 			for _, ours := range [][]string{nil, byName(), {"bandwidth"}, {"bandwidth", "portmap"}, {"bridge"}} {
 				s := newSide(t, referenceDir(t), ours)
@@ -86,8 +85,7 @@ func TestALinkInTheInterfacesPlaceStopsNoDEL(t *testing.T) {
 		"a link with many MACs":      much,
 		"one that takes no such MTU": "link set aside mtu 1300\nlink add link aside name eth0 type macvlan",
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := newSide(t, referenceDir(t), byName())
 			plugins := []string{attackedBridge, tune}
 			s.chain("ADD", "a", plugins)

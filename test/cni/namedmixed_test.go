@@ -62,8 +62,7 @@ func TestPluginsByNameMixWithTheReferences(t *testing.T) {
 		"ptp":     {`{"type":"ptp",` + ipam + `}`, tune, limit},
 		"macvlan": {`{"type":"macvlan","master":"up0",` + ipam + `}`, tune, `{"type":"firewall"}`}, // the host has no route to it
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			peers, randomMAC := referenceDir(t), regexp.MustCompile(`([0-9a-f]{2}:){5}[0-9a-f]{2}`)
 			want := ""
 			for _, ours := range [][]string{nil, byName(), {"bridge"}, {"host-local"}, {"tuning"}, {"bridge", "tuning"}, {"firewall"}} {

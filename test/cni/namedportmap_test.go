@@ -140,8 +140,7 @@ func TestPortmapByNameLeadsWhereTheReferencesDoes(t *testing.T) {
 		{name: "ptp with masqAll", main: ptp, more: `"masqAll":true,"markMasqBit":20`},
 		{name: "bridge with masqAll and without snat", main: bridge, more: `"masqAll":true,"snat":false`},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			want := ""
 			for _, ours := range [][]string{nil, byName(), {"portmap"}} {
 				if len(ours) > 1 && tt.main != bridge {
@@ -299,8 +298,7 @@ func TestPortmapByNameSaysWhatDoesWhatItRefuses(t *testing.T) {
 func TestALostNetworkRecordKeepsPortsWithoutSNATGoing(t *testing.T) {
 	t.Parallel()
 	for _, damage := range []string{"removed", "emptied"} {
-		t.Run(damage, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, damage, func(t *testing.T) {
 			s := newSide(t, referenceDir(t), byName())
 			main := `{"type":"bridge","bridge":"cbr0","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA/ipam","subnet":"10.88.0.0/24"}}`
 			list := []string{main, portmapping(`,"snat":false`, `{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`)}

@@ -56,8 +56,7 @@ func TestTuningByNameIsAsTheReferences(t *testing.T) {
 		"parameter changed since":       {conf: fields(all, prev), change: "echo 1 >/proc/sys/net/core/somaxconn"},
 		"the interface is gone":         {conf: fields(all, prev), gone: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			theirs, ours := sides(t)
 			both := []*side{theirs, ours}
 			each := func(do func(s *side)) {
@@ -136,13 +135,11 @@ func TestTuningByNameRevertsWhatAFailedADDHasSet(t *testing.T) {
 
 // A guard that did not follow would drop all that the pod sends.
 func TestGuardFollowsTheMACThatTuningSets(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.searchAlso(newSide(t, referenceDir(t), []string{"tuning"}).programs)
 	w := n.podnet(conf{"macspoofchk": true, "ipam": hostLocal(subnet4)})
 	w.after = []conf{{"type": "tuning", "mac": "02:00:00:00:00:77", "mtu": 9000, "stateDir": n.state, "dataDir": t.TempDir()}}
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	expect.Success(t, nstest.Ping(t, p.NS, netip.MustParseAddr(gateway4)), "with the MAC that tuning set")
 	expect.Success(t, w.check(p))
 	o := n.operate("check", "--state", n.state)

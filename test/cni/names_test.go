@@ -255,8 +255,7 @@ func TestIPAMPluginsByNameAreAsTheReferences(t *testing.T) {
 			{conf: conf("1.0.0", static(two)), verb: "CHECK", id: "a"},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			theirs, ours := sides(t)
 			plugin, _, _ := strings.Cut(name, ":")
 			for i, v := range steps {

@@ -49,6 +49,13 @@ func newNode(t testing.TB) *node {
 	return n
 }
 
+// parallelNode makes a node for a test that runs in parallel with others.
+func parallelNode(t *testing.T) *node {
+	t.Helper()
+	t.Parallel()
+	return newNode(t)
+}
+
 // searchAlso has the runtime look for plugins in more directories.
 func (n *node) searchAlso(dirs ...string) {
 	n.Helper()
@@ -338,6 +345,14 @@ func (p *pod) runtime(options []option) *libcni.RuntimeConf {
 func (w *network) add(p *pod, options ...option) *current.Result {
 	w.Helper()
 	return must.Of(w.tryAdd(p, options...)).Get(w, "ADD of %s", p.id)
+}
+
+// addPod makes a pod and adds it to the network.
+func (w *network) addPod(id string, options ...option) *pod {
+	w.Helper()
+	p := w.pod(id)
+	w.add(p, options...)
+	return p
 }
 
 func (w *network) tryAdd(p *pod, options ...option) (*current.Result, error) {

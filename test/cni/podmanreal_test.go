@@ -150,8 +150,7 @@ func runMonitor() int {
 // listening socket at each of its ports since it was started (podman 4.3, seen with the
 // real ones).
 func TestAContainersOwnMonitorIsNoConflict(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.portnet(nil)
 	p := n.pod(strings.Repeat("0123456789abcdef", 4))
 	opt := publish(t, "8080:80/tcp")
@@ -172,8 +171,7 @@ func TestAContainersOwnMonitorIsNoConflict(t *testing.T) {
 // nerdctl 2.1.6 and later have a process listen at each port of a container before ADD, and name it in
 // a file (seen with nerdctl 2.1.6 on containerd 1.6). The process that started it has the sockets, too.
 func TestAContainersPortReserverOfNerdctlIsNoConflict(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.root = t.TempDir()
 	for _, dir := range []string{"run", "lib"} {
 		must.Succeed(t, os.Mkdir(filepath.Join(n.root, dir), 0o755))

@@ -109,8 +109,7 @@ func (s *surroundings) closed() bool {
 
 func TestAHostThatIsNoRouterForwardsForPodsOnly(t *testing.T) {
 	for name, kept := range map[string]bool{"with tombolod": true, "without": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := surrounded(t)
 			s.wantPaths("before", false)
 			before := s.forwarding()
@@ -195,8 +194,7 @@ func TestARuleForPodsOnlyDoesNotOutliveItsReason(t *testing.T) {
 		"repair, without pods":   {func(*surroundings) {}, repair},
 		"tombolod, without pods": {func(*surroundings) {}, func(t *testing.T, s *surroundings, w *network, p *pod) { s.mind(t); w.del(p); s.turn("1") }},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := surrounded(t)
 			w, p := s.portnet(nil), s.pod("a")
 			w.add(p)
@@ -223,8 +221,7 @@ func TestForwardingOfOthersStaysAsItIs(t *testing.T) {
 			echo 1 >ipv4/conf/eth0/forwarding; echo 1 >ipv4/conf/wg0/forwarding
 			echo 1 >ipv6/conf/eth0/force_forwarding; echo 1 >ipv6/conf/wg0/force_forwarding`, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := surrounded(t)
 			s.run("sh", "-ec", tt.before)
 			paths := func(when string) {

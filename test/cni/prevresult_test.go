@@ -27,8 +27,7 @@ func (w *network) checkWith(p *pod, prev any) (outcome, string) {
 }
 
 func TestCHECKComparesTheResultWithWhatIsThere(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	p := n.pod("a")
 	made := w.add(p)

@@ -112,8 +112,7 @@ func readLog(t *testing.T, path string) []line {
 }
 
 func TestLogHasALineForEachVerb(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	log := filepath.Join(t.TempDir(), "tombolo.log")
 	w := n.podnet(conf{"logFile": log})
 	p := n.pod("a")
@@ -153,20 +152,17 @@ func TestLogHasALineForEachVerb(t *testing.T) {
 }
 
 func TestLogLevelFiltersLines(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	log := filepath.Join(t.TempDir(), "tombolo.log")
 	w := n.podnet(conf{"logFile": log, "logLevel": "error"})
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	wantError(t, expect.Err(w.tryAdd(p)), 111, "already")
 	lines := readLog(t, log)
 	expect.That(t, len(lines) == 1 && lines[0].Code == 111, "lines %+v, want that of the error", lines)
 }
 
 func TestLogOfManyAtOnceIsWhole(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	log := filepath.Join(t.TempDir(), "tombolo.log")
 	w := n.podnet(conf{"logFile": log})
 	pods := n.pods(16)
@@ -176,18 +172,15 @@ func TestLogOfManyAtOnceIsWhole(t *testing.T) {
 }
 
 func TestLogThatCannotBeWrittenKeepsNoPodFromGoing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	w.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(conf{"logFile": "/dev/null/log"})})
 	n.wantNothing()
 }
 
 func TestOperatorsCommands(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	w.add(n.pod("container-of-a-pod"), arg("IgnoreUnknown", "1"), arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web"))
 	ls := n.operate("ls", "--state", n.state)

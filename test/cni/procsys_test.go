@@ -24,8 +24,7 @@ func presets() []string {
 }
 
 func TestReadOnlyParametersWithTheRightValuesAreEnough(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	for _, one := range presets() {
 		n.run("sysctl", "-qw", one)
@@ -58,8 +57,7 @@ func TestReadOnlyParametersWithTheRightValuesAreEnough(t *testing.T) {
 
 // The first pod came while /proc/sys could be written.
 func TestAPodIsAddedAfterProcSysBecameReadOnly(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(nil)
 	p, q := n.pod("a"), n.pod("b")
@@ -81,8 +79,7 @@ func TestAReadOnlyParameterIsNamedWithItsRemedy(t *testing.T) {
 		"net/ipv6/conf/default/accept_ra=0": "net/ipv6/conf/cbr0/accept_ra=0",
 	}
 	for _, without := range presets()[:3] {
-		t.Run(without, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, without, func(t *testing.T) {
 			n := newNode(t)
 			for _, one := range presets() {
 				if one != without {
@@ -112,8 +109,7 @@ func TestARouteOfIPv6NeedsAKernelThatHasIt(t *testing.T) {
 		"host-local": {"type": "host-local", "subnet": subnet4, "routes": []conf{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}}},
 		"static":     {"type": "static", "addresses": []conf{{"address": "10.77.0.9/24", "gateway": gateway4}}, "routes": []conf{{"dst": "fd99::/16", "gw": "fd77::1"}}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(conf{"ipam": hostLocal(subnet4)})
 			w.add(n.pod("built"))

@@ -19,8 +19,7 @@ import (
 )
 
 func TestPodsReachEachOtherTheGatewayAndTheOutside(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(nil)
 	a, b := n.pod("a"), n.pod("b")
@@ -33,8 +32,7 @@ func TestPodsReachEachOtherTheGatewayAndTheOutside(t *testing.T) {
 }
 
 func TestTheOutsideSeesTheNodeWhereMasqueraded(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	out := n.outside()
 	w := n.podnet(nil)
 	a, b := n.pod("a"), n.pod("b")
@@ -51,8 +49,7 @@ func TestTheOutsideSeesTheNodeWhereMasqueraded(t *testing.T) {
 }
 
 func TestTheOutsideSeesThePodWithoutMasquerade(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	out := n.outside()
 	routeBack(t, out)
 	p := n.pod("a")
@@ -65,8 +62,7 @@ func TestTheOutsideSeesThePodWithoutMasquerade(t *testing.T) {
 }
 
 func TestMasqueradeOfOneNetworkLeavesAnotherAlone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	out := n.outside()
 	nstest.Run(t, out, "ip", "route", "add", "10.78.0.0/24", "via", uplink4)
 	masked, plain := n.pod("masked"), n.pod("plain")
@@ -79,8 +75,7 @@ func TestMasqueradeOfOneNetworkLeavesAnotherAlone(t *testing.T) {
 }
 
 func TestSecondInterfaceOnAnotherNetwork(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	first := n.podnet(nil)
 	second := n.network("backnet", conf{"mode": "l2", "bridge": "br1", "ipam": hostLocal("10.88.0.0/24")})
@@ -102,8 +97,7 @@ func TestSecondInterfaceOnAnotherNetwork(t *testing.T) {
 }
 
 func TestLayer2WithoutIPAM(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.network("wire", conf{"mode": "l2", "ipam": nil})
 	a, b := n.pod("a"), n.pod("b")
 	ra := w.add(a)
@@ -124,8 +118,7 @@ func TestLayer2WithoutIPAM(t *testing.T) {
 }
 
 func TestLayer2WithIPAM(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.network("wire", conf{"mode": "l2"})
 	a, b := n.pod("a"), n.pod("b")
 	w.add(a)
@@ -143,11 +136,9 @@ func TestLayer2WithIPAM(t *testing.T) {
 
 // testPort compares the flags of a pod's port.
 func testPort(t *testing.T, fields conf, hairpin, isolated bool) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(fields)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	port := links(t, n.ns)[w.port(p)].Info.Port
 	expect.That(t, port.Hairpin == hairpin && port.Isolated == isolated,
 		"hairpin %t, isolated %t; want %t, %t", port.Hairpin, port.Isolated, hairpin, isolated)
@@ -173,8 +164,7 @@ func TestPortFlags(t *testing.T) {
 func TestHairpinGivesAPodItsOwnFrames(t *testing.T) {
 	t.Parallel()
 	for name, hairpin := range map[string]bool{"on": true, "off": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(conf{"hairpinMode": hairpin})
 			a, b := n.pod("a"), n.pod("b")
@@ -197,8 +187,7 @@ func TestHairpinGivesAPodItsOwnFrames(t *testing.T) {
 }
 
 func TestIsolatedPodsReachTheGatewayOnly(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(conf{"portIsolation": true})
 	a, b := n.pod("a"), n.pod("b")
@@ -209,8 +198,7 @@ func TestIsolatedPodsReachTheGatewayOnly(t *testing.T) {
 }
 
 func TestDisabledContainerInterfaceStaysDown(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"disableContainerInterface": true, "ipam": nil})
 	p := n.pod("a")
 	r := w.add(p)
@@ -227,11 +215,9 @@ func TestDisabledContainerInterfaceStaysDown(t *testing.T) {
 }
 
 func TestNoLinkLocalAddressesWhereTheyAreNotNeeded(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"ipam": hostLocal(subnet4)})
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	for where, got := range map[string][]address{
 		"the pod": addresses(t, p.NS, "eth0"), "the port": addresses(t, n.ns, w.port(p)), "the bridge": addresses(t, n.ns, "cbr0"),
 	} {
@@ -242,8 +228,7 @@ func TestNoLinkLocalAddressesWhereTheyAreNotNeeded(t *testing.T) {
 }
 
 func TestIPv6IsReadyAtOnce(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	p := n.pod("a")
 	r := n.podnet(nil).add(p)
 	var got []string
@@ -270,8 +255,7 @@ func TestIPv6IsReadyAtOnce(t *testing.T) {
 
 // Some runtimes make namespaces with IPv6 switched off.
 func TestPodWithIPv6HasItsLoopbackToo(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	p := n.pod("a")
 	nstest.Sysctl(t, p.NS, "net/ipv6/conf/all/disable_ipv6", "1")
 	nstest.Sysctl(t, p.NS, "net/ipv6/conf/default/disable_ipv6", "1")
@@ -280,8 +264,7 @@ func TestPodWithIPv6HasItsLoopbackToo(t *testing.T) {
 }
 
 func TestBridgeThatBeganWithoutIPv6RoutesItLater(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	out := n.outside()
 	routeBack(t, out)
 	plain, dual := n.podnet(conf{"ipMasq": false, "ipam": hostLocal(subnet4)}), n.podnet(conf{"ipMasq": false})
@@ -295,8 +278,7 @@ func TestBridgeThatBeganWithoutIPv6RoutesItLater(t *testing.T) {
 
 // As the reference plugins have it. A network of two addresses has no broadcast address.
 func TestIPv4AddressesHaveTheirBroadcastAddress(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	brd := func(ns *netns.NS, link string) string {
 		t.Helper()
 		out := nstest.Run(t, ns, "ip", "-4", "-o", "address", "show", "dev", link)
@@ -307,8 +289,7 @@ func TestIPv4AddressesHaveTheirBroadcastAddress(t *testing.T) {
 		return strings.Fields(after)[0]
 	}
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	if pod, gateway := brd(p.NS, "eth0"), brd(n.ns, "cbr0"); pod != "10.77.0.255" || gateway != "10.77.0.255" {
 		t.Errorf("the pod's broadcast address is %s, the gateway's %s", pod, gateway)
 	}

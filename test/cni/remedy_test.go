@@ -33,13 +33,11 @@ func TestAdvisedCommandLetsPodsAndTheirPublishedPortsPass(t *testing.T) {
 		"behind our chain": "nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 0; policy drop; }'",
 		"of iptables":      "iptables -t mangle -P FORWARD DROP",
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			out := n.outside()
 			w := n.portnet(nil)
-			p := n.pod("a")
-			w.add(p, publish(t, "8080:80/tcp"))
+			p := w.addPod("a", publish(t, "8080:80/tcp"))
 			p.serve(t, "tcp", 80)
 			n.run("sh", "-ec", chain)
 			wantNoPing(t, p.NS, outside4)
@@ -55,15 +53,13 @@ func TestAdvisedCommandLetsPodsAndTheirPublishedPortsPass(t *testing.T) {
 }
 
 func TestStatusKnowsThatThePodsSubnetsMayPass(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	n.run("sh", "-ec", "nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 0; policy drop; };"+
 		" add rule inet fw f ip saddr "+subnet4+" accept; add rule inet fw f ip daddr "+subnet4+" accept;"+
 		" add rule inet fw f ip6 saddr "+subnet6+" accept; add rule inet fw f ip6 daddr "+subnet6+" accept'")
 	w := n.podnet(nil)
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	wantPing(t, p.NS, outside4)
 	expect.Success(t, w.status())
 	n.run("nft", "flush chain inet fw f")

@@ -96,8 +96,7 @@ func TestRoutesAreAsTheReferences(t *testing.T) {
 	for line := range bytes.Lines(must.Of(os.ReadFile("testdata/routes.jsonl")).Get(t)) {
 		var r routing
 		must.Succeed(t, json.Unmarshal(line, &r), "%s", line)
-		t.Run(r.Name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, r.Name, func(t *testing.T) {
 			expect.Contains(t, doc, r.Differs, "docs/drop-in.md")
 			orders := [][]string{{"eth0"}}
 			if r.Net1 != nil {

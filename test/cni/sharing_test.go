@@ -16,8 +16,7 @@ import (
 // What happens to one network while another shares a bridge, the table or a container with it.
 
 func TestAGatewayThatAnotherNetworkOfTheBridgeHasStaysWhereOneGetsAnotherSubnet(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(conf{"ipam": hostLocal(subnet4)})
 	other := n.network("othernet", conf{"ipam": conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": subnet4, "rangeStart": "10.77.0.128"}}}}})
@@ -63,8 +62,7 @@ func TestTheRepairOfOneNetworkMendsTheTableForAll(t *testing.T) {
 
 // A repair ends at the limits of a network's first pod, and tells the sets that networks share to be whole.
 func TestTheNextADDMendsANetworkWhoseRepairFailedHalfWay(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.portnet(conf{"ipMasq": false}) // so that it has no set of its own
 	var ifbs []string
 	for _, p := range n.pods(3) {
@@ -83,8 +81,7 @@ func TestTheNextADDMendsANetworkWhoseRepairFailedHalfWay(t *testing.T) {
 	for _, ifb := range ifbs {
 		n.ip("link del " + ifb)
 	}
-	next := n.pod("next")
-	w.add(next)
+	next := w.addPod("next")
 	n.wantWell("after an ADD to a network whose repair had failed")
 	if diff := cmp.Diff(before, n.sets(strings.TrimPrefix(w.port(next), "veth"))); diff != "" {
 		t.Errorf("the repair failed half-way, and the network's next ADD left (-before +after):\n%s", diff)
@@ -92,8 +89,7 @@ func TestTheNextADDMendsANetworkWhoseRepairFailedHalfWay(t *testing.T) {
 }
 
 func TestAHostPortThatAKilledDELWasToPassOnIsPassedOnByRepair(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	out := n.outside()
 	w := n.portnet(nil)
 	other := n.network("othernet", conf{"bridge": "cbr1", "ipam": hostLocal("10.78.0.0/24"), "capabilities": conf{"portMappings": true}})

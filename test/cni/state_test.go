@@ -39,8 +39,7 @@ func TestStateDeletedWhilePodsRunGivesNoAddressTwice(t *testing.T) {
 		{"the epoch", "epoch"},
 		{"the records", "attachments"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			w := n.podnet(nil)
@@ -67,8 +66,7 @@ func TestStateDeletedWhilePodsRunGivesNoAddressTwice(t *testing.T) {
 }
 
 func TestStateDeletedAgainAndAgainUnderChurn(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"ipam": small("12")})
 	has := taken{}
 	var running []*pod
@@ -95,8 +93,7 @@ func TestStateDeletedAgainAndAgainUnderChurn(t *testing.T) {
 }
 
 func TestStateDeletedDuringParallelADDs(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	has := taken{}
 	for i := range 4 {
@@ -135,8 +132,7 @@ func stale(t *testing.T, dir, address string, age time.Duration) {
 const longAgo = 10 * 365 * 24 * time.Hour
 
 func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	dataDir := t.TempDir()
 	dir := filepath.Join(dataDir, "podnet")
 	must.Succeed(t, os.Mkdir(dir, 0o755))
@@ -162,8 +158,7 @@ func TestReservationsOfAnEarlierEpochAreDropped(t *testing.T) {
 
 // A pod may be older than pid 1, where the plugin is called from a container that has one of its own.
 func TestAReservationOfAnEarlierEpochWhosePodLivesKeepsItsOwner(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	ipam := small("4")
 	ipam["dataDir"] = t.TempDir()
 	w := n.podnet(conf{"ipam": ipam})
@@ -204,8 +199,7 @@ func TestANodeThatIsAContainerForgetsItsPodsWhenItRestarts(t *testing.T) {
 }
 
 func TestReservationsOfAnUnknownEpochAreKept(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	dataDir := t.TempDir()
 	dir := filepath.Join(dataDir, "podnet")
 	must.Succeed(t, os.Mkdir(dir, 0o755))
@@ -218,8 +212,7 @@ func TestReservationsOfAnUnknownEpochAreKept(t *testing.T) {
 }
 
 func TestDataDirOnDiskOutlivesTheStateDirectory(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	ipam := dualStack()
 	ipam["dataDir"] = t.TempDir()
 	w := n.podnet(conf{"ipam": ipam})
@@ -237,11 +230,9 @@ func TestDataDirOnDiskOutlivesTheStateDirectory(t *testing.T) {
 }
 
 func TestRubbishInTheStateDirectoryIsNotFatal(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
-	a := n.pod("a")
-	w.add(a)
+	a := w.addPod("a")
 	for path, content := range map[string]string{
 		"attachments/podnet/0123456789a.json": "rubbish", "attachments/podnet/README": "hello",
 		"networks/podnet.json": "{", "networks/other.json": "rubbish", "networks/.hidden": "",
@@ -279,8 +270,7 @@ func (n *node) reference(dataDir string) *network {
 }
 
 func TestNodesSwitchFromTheReferenceAndBackWithPodsRunning(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	dataDir := t.TempDir()
 	dir := filepath.Join(dataDir, "podnet")
 	theirs := n.reference(dataDir)
@@ -325,8 +315,7 @@ func TestNodesSwitchFromTheReferenceAndBackWithPodsRunning(t *testing.T) {
 }
 
 func TestReferenceSeesOurReservationsUnderLoad(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	theirs := n.reference(t.TempDir())
 	ours := n.podnet(conf{"ipam": theirs.plugin["ipam"]})
 	theirs.add(n.pod("first")) // two bridge plugins at once do not both make the bridge
@@ -377,8 +366,7 @@ func (n *node) wantSnapshot(when string, before nstest.Snapshot) {
 
 // A snapshot that shows nothing would be the same after anything.
 func TestSnapshotShowsWhatChanges(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(conf{"guard": true})
 	w.add(n.pod("a"))

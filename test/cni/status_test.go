@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // small is an ipam section with room for so many pods.
@@ -22,8 +23,7 @@ func small(pods string) conf {
 }
 
 func TestSTATUSOfAnEmptyNodeIsReadyAndMakesNothing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	before := links(t, n.ns)
 	for _, fields := range []conf{nil, {"mode": "l2", "ipam": nil}, {"ipam": fixed()}, {"ipam": fixed(conf{"address": "10.77.0.2/24"})}} {
 		w := n.podnet(fields)
@@ -37,8 +37,7 @@ func TestSTATUSOfAnEmptyNodeIsReadyAndMakesNothing(t *testing.T) {
 }
 
 func TestSTATUSIsNotReadyWhereAPoolIsFull(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"ipam": small("3")})
 	a, b := n.pod("a"), n.pod("b")
 	w.add(a)
@@ -55,8 +54,7 @@ func TestSTATUSIsNotReadyWhereAPoolIsFull(t *testing.T) {
 }
 
 func TestSTATUSAsksTheDelegatedIPAM(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	wantError(t, n.podnet(conf{"ipam": conf{"type": "nosuch-ipam"}}).status(), 50, "nosuch-ipam")
 	ready, _ := fake(t, fakeConf{})
 	expect.Success(t, n.podnet(conf{"ipam": ready}).status())
@@ -65,14 +63,12 @@ func TestSTATUSAsksTheDelegatedIPAM(t *testing.T) {
 }
 
 func TestSTATUSIsNotReadyWhereStateCannotBeWritten(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	wantError(t, n.podnet(conf{"stateDir": "/dev/null/state"}).status(), 50, "/dev/null/state")
 }
 
 func TestSTATUSIsNotReadyWhereReservationsCannotBeWritten(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	ipam := small("3")
 	ipam["dataDir"] = "/dev/null/reservations"
 	w := n.podnet(conf{"ipam": ipam})
@@ -82,8 +78,7 @@ func TestSTATUSIsNotReadyWhereReservationsCannotBeWritten(t *testing.T) {
 
 // An epoch that cannot be told is none of an earlier boot's: nothing on record may be dropped for it.
 func TestSTATUSIsNotReadyWhereTheEpochCannotBeRead(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"ipam": small("3")})
 	epoch := filepath.Join(n.state, "epoch")
 	must.Succeed(t, os.MkdirAll(epoch, 0o700))
@@ -96,8 +91,7 @@ func TestSTATUSIsNotReadyWhereTheEpochCannotBeRead(t *testing.T) {
 }
 
 func TestSTATUSOfARunningNode(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"ipam": small("3")})
 	unchanged := func() func() {
 		before, rules, files := n.traces(), n.ruleset(), n.files(n.state)
@@ -121,8 +115,7 @@ func TestSTATUSOfARunningNode(t *testing.T) {
 
 // The kernel of the test has br_netfilter built in, so what shows it is hidden.
 func TestStatusTellsOfAMissingModuleAndWhatToDo(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	status := func(fields conf) outcome {
 		t.Helper()
 		w := n.podnet(fields)
@@ -153,8 +146,7 @@ func TestStatusOfAStateDirectoryThatCannotBeWritten(t *testing.T) {
 		"read-only":        {"mount -t tmpfs none $D", "mount -o remount,ro $D", "read-only file system"},
 		"a read-only bind": {"mount -t tmpfs none $D; mount --bind $D $D", "mount -o remount,ro,bind $D", "read-only file system"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			dir := t.TempDir()
 			n.state = dir + "/state" // not made yet

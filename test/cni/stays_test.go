@@ -41,8 +41,7 @@ func TestWhatAnOperatorDropsStaysDropped(t *testing.T) {
 		{name: "by ufw, which denies", before: "ufw", do: "ufw route deny from POD", undo: "ufw route delete deny from POD"},
 		{name: "by ufw, which rejects", before: "ufw; ufw default reject routed", do: "ufw route reject from POD", undo: "ufw route delete reject from POD"},
 	} {
-		t.Run(d.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, d.name, func(t *testing.T) {
 			for _, by := range []string{"ADD", "repair", "keeper"} {
 				t.Run(by, func(t *testing.T) { t.Parallel(); d.staysDropped(t, by) })
 			}
@@ -124,13 +123,11 @@ func TestAChainOfNftablesWithAndWithoutTheOperatorsAccept(t *testing.T) {
 		"for the pods":        {rules: chain + "add rule inet filter forward ip saddr 10.77.0.0/16 accept", passes: true, says: may},
 		"for another program": {rules: chain + "add rule inet filter forward tcp dport 4444 accept", says: may},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			w := n.podnet(nil)
-			a := n.pod("a")
-			w.add(a)
+			a := w.addPod("a")
 			wantPing(t, a.NS, outside4)
 			n.nft(tc.rules)
 			const drops = "chain forward of table inet filter drops, by its policy, what pods send; this helps: nft add rule inet filter forward 'meta mark"
@@ -168,8 +165,7 @@ func TestAChainOfNftablesWithAndWithoutTheOperatorsAccept(t *testing.T) {
 
 // One network's removal leaves the rule of all in place, and the gateway that another has too. The last one's takes them.
 func TestRemovalOfANetworkLeavesWhatOthersShare(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	n.run("iptables", "-P", "FORWARD", "DROP")
 	w := n.podnet(nil)
@@ -200,8 +196,7 @@ func TestAnOperatorsChainCountsBeforeThereIsFORWARD(t *testing.T) {
 		"later":           "",
 		"by its own name": "iptables -N CNI-ADMIN; iptables -A CNI-ADMIN -s 10.5.1.0/24 -j DROP",
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := newSide(t, referenceDir(t), byName())
 			s.outside()
 			nstest.Sysctl(t, s.ns, "net/bridge/bridge-nf-call-iptables", "0")
@@ -238,8 +233,7 @@ func TestAnOperatorsChainCountsBeforeThereIsFORWARD(t *testing.T) {
 
 // A doctor that is killed leaves nothing: its table goes with its socket.
 func TestAKilledDoctorLeavesNothing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(nil)
 	w.add(n.pod("a"))

@@ -257,8 +257,7 @@ func TestCHECKMayMeetAFaultAtAnyCall(t *testing.T) {
 
 // TestFirstADDMayMeetAFaultAtAnyCall is about the one that builds the network.
 func TestFirstADDMayMeetAFaultAtAnyCall(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.portnet(conf{"guard": true})
 	s := &sweeper{node: n}
@@ -268,8 +267,7 @@ func TestFirstADDMayMeetAFaultAtAnyCall(t *testing.T) {
 		must.Succeed(t, n.remove("podnet").err())
 		must.Succeed(t, os.RemoveAll(n.state))
 	}
-	first := n.pod("first")
-	w.add(first)
+	first := w.addPod("first")
 	reset()
 	s.verb = func(round string) call {
 		p = n.pod(round)

@@ -31,15 +31,13 @@ func TestDoctorNamesTheRuleThatDropsAProbe(t *testing.T) {
 		"iptables' REJECT":  {"", "FORWARD"},
 		"a policy, by name": {"add table inet fw; add chain inet fw f { type filter hook forward priority 5; policy drop; }; add rule inet fw f meta l4proto { icmp, ipv6-icmp } accept; add rule inet fw f tcp dport != 80 accept", "f"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			out := n.outside()
 			nstest.Serve(t, out, "tcp4", netip.MustParseAddrPort("0.0.0.0:80"))
 			nstest.Serve(t, out, "tcp4", netip.MustParseAddrPort("0.0.0.0:443"))
 			w := n.portnet(nil)
-			a := n.pod("a")
-			w.add(a)
+			a := w.addPod("a")
 			table, last := "inet fw", "drops or rejects, by its rule number "
 			if tc.rules == "" {
 				n.run("iptables", "-A", "FORWARD", "-p", "tcp", "-m", "multiport", "--dports", "80,81", "-j", "REJECT")
@@ -106,8 +104,7 @@ func TestDoctorLeavesRulesToTheProgramsThatManageThem(t *testing.T) {
 				"start the program that is to listen at queue 99"}},
 		"a queue for answers": {"iptables -A FORWARD -p tcp --sport 80 -j NFQUEUE --queue-num 98", []string{"to queue 98 the answer of " + outside4}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			nstest.Serve(t, n.outside(), "tcp4", netip.MustParseAddrPort("0.0.0.0:80"))
 			n.listenAtQueue(98)
@@ -141,8 +138,7 @@ func (n *node) listenAtQueue(number uint16) {
 
 // Doctor's table is its own, and no change that tombolod has to look at.
 func TestTombolodLeavesTheTableOfDoctorAlone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	n.portnet(nil).add(n.pod("a"))
 	m := n.mind(t)

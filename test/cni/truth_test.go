@@ -53,8 +53,7 @@ func TestWhatCheckAdvisesWithoutTheStateDirectoryIsTrue(t *testing.T) {
 	nstest.Need(t, "iptables")
 	s := newScene(t)
 	must.Succeed(t, os.RemoveAll(s.state))
-	c := s.pod("c")
-	s.add(c)
+	c := s.addPod("c")
 	// What a pod has left that is gone.
 	s.on("nft 'add element inet tombolo pods4 { cbr0 . 10.77.0.99 comment \"tombolo:1:00000000abc:podnet\" }'")
 	o := s.operate("check", "--state", s.state)
@@ -147,8 +146,7 @@ func TestWhatCheckAdvisesIsTrue(t *testing.T) {
 		"firewalld's table":       {on("nft 'add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; policy accept; }; add rule inet firewalld filter_FORWARD ct state established accept; add rule inet firewalld filter_FORWARD reject'"), "firewalld", ""},
 		"a drop ahead of our own": {on("iptables -I FORWARD -j DROP"), "by its rule number 1", "configuration"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := newScene(t)
 			tc.harm(s)
 			o := s.operate("check", "--state", s.state)

@@ -33,14 +33,12 @@ func (n *node) ufw(t *testing.T) (do func(line string) string) {
 
 // What ufw's user denies stops pods, and stays. doctor names the rule, and ufw has to forget it.
 func TestUfwStopsPodsUntilItsUserDeletesTheRule(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	out := n.outside()
 	nstest.Serve(t, out, "tcp4", netip.MustParseAddrPort("0.0.0.0:80"))
 	nstest.Serve(t, out, "tcp6", netip.MustParseAddrPort("[::]:80"))
 	w := n.portnet(nil)
-	a := n.pod("a")
-	w.add(a)
+	a := w.addPod("a")
 	ufw := n.ufw(t)
 	reaches := func(when, at string, want bool) {
 		t.Helper()

@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func versions() []string {
@@ -30,8 +31,7 @@ func settle(t *testing.T, text string, replacements ...string) string {
 func TestResultHasTheShapeOfItsVersion(t *testing.T) {
 	t.Parallel()
 	for _, version := range versions() {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, version, func(t *testing.T) {
 			n := newNode(t)
 			ipam := dualStack()
 			ipam["routes"] = []conf{{"dst": "10.1.0.0/16", "mtu": 1300, "priority": 5}, {"dst": "fd99::/32", "gw": "fd77::9"}}
@@ -59,8 +59,7 @@ func TestVerbsAreRefusedBeforeTheirVersion(t *testing.T) {
 	first := map[string]string{"CHECK": "0.4.0", "STATUS": "1.1.0", "GC": "1.1.0"}
 	for verb, since := range first {
 		for _, version := range versions() {
-			t.Run(verb+" "+version, func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, verb+" "+version, func(t *testing.T) {
 				n := newNode(t)
 				w := n.podnet(nil)
 				w.version = version
@@ -86,8 +85,7 @@ func TestVerbsAreRefusedBeforeTheirVersion(t *testing.T) {
 }
 
 func TestVERSION(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	for _, tt := range []struct{ name, stdin, want string }{
 		{"empty stdin", "", "1.1.0"},
 		{"echo", `{"cniVersion":"0.4.0"}`, "0.4.0"},
@@ -112,8 +110,7 @@ func TestVERSION(t *testing.T) {
 func TestLibcniTakesThePluginForEachVersion(t *testing.T) {
 	t.Parallel()
 	for _, version := range versions() {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, version, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(nil)
 			w.version = version

@@ -55,8 +55,7 @@ func (n *node) networks(args ...string) []shownNetwork {
 
 // A network whose first ADD failed is none yet: nobody has pods to make anew, or to remove.
 func TestNetworkWithoutASuccessfulADDIsNone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	wantError(t, expect.Err(n.podnet(conf{"bridge": "lo"}).tryAdd(n.pod("a"))), 116, "not a bridge")
 	got := n.networks()
 	expect.That(t, len(got) == 0, "networks: %+v", got)
@@ -74,8 +73,7 @@ func podNamed(pod string) []option {
 }
 
 func TestNetworksShowWhatPodsHave(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	pool := func(first, last string) conf {
 		return conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": subnet4, "rangeStart": first, "rangeEnd": last}}, []any{conf{"subnet": subnet6}}}}
 	}
@@ -99,8 +97,7 @@ func TestNetworksShowWhatPodsHave(t *testing.T) {
 	// Another pod's ADD tells of a larger range, without which there would be no address soon.
 	rules := n.ruleset()
 	larger := w.with(conf{"ipam": pool("10.77.0.10", "10.77.0.99")})
-	next := n.pod("next")
-	larger.add(next)
+	next := larger.addPod("next")
 	larger.del(next)
 	want.Pools[0] = shownPool{"10.77.0.10-10.77.0.99 of 10.77.0.0/24", 4, 90, 3, 87}
 	expect.NoDiff(t, cmp.Diff([]shownNetwork{want}, n.networks("podnet")), "with a larger range")
@@ -122,8 +119,7 @@ func TestNetworksShowWhatPodsHave(t *testing.T) {
 
 // Nothing that is under way makes it fail, or say that something is damaged.
 func TestNetworksAreShownBesideADDs(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	w.add(n.pod("first"))
 	var busy sync.WaitGroup
@@ -175,8 +171,7 @@ func (n *node) terminal(columns uint16, environ []string, args ...string) string
 }
 
 func TestTheMapShowsANodeAndWhatIsWrong(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.portnet(nil)
 	evil := "x\x1b[2J<svg>&"
 	web, hurt, other := n.pod("web"), n.pod("hurt"), n.pod("other")
@@ -220,8 +215,7 @@ func TestTheMapShowsANodeAndWhatIsWrong(t *testing.T) {
 }
 
 func TestTheOperatorsStatusSaysWhetherAllIsWell(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(nil)
 	want := func(when string, status int, lines ...string) {
 		t.Helper()
@@ -247,8 +241,7 @@ func TestTheOperatorsStatusSaysWhetherAllIsWell(t *testing.T) {
 }
 
 func TestRepairAndGCSayThatThereWasNothingToDo(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.podnet(nil).add(n.pod("a"))
 	for command, want := range map[string]string{"repair": "nothing is to be repaired\n", "gc": "no dead pod has anything\n", "check": "1 attachment: nothing differs\n"} {
 		o := n.operate(command, "--state", n.state)

@@ -65,8 +65,7 @@ func TestVLANKeepsPodsApart(t *testing.T) {
 	t.Parallel()
 	needVLANs(t)
 	for _, call := range []string{"by the bridge", "by the host", "no"} {
-		t.Run("packets pass the firewall: "+call, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, "packets pass the firewall: "+call, func(t *testing.T) {
 			testVLANKeepsPodsApart(t, call)
 		})
 	}
@@ -176,8 +175,7 @@ func TestVLANTrunk(t *testing.T) {
 		{"all", conf{"vlanTrunk": []conf{{"minID": 2, "maxID": 4094}}}, "1 pvid egress untagged, 2-4094"},
 	} {
 		w := n.network("trunk", conf{"mode": "l2", "ipam": nil}).with(tt.fields)
-		p := n.pod("p")
-		w.add(p)
+		p := w.addPod("p")
 		expect.Equal(t, n.vlansOf(w.port(p)), tt.want, "%s: the port is in the VLANs", tt.name)
 		expect.Success(t, w.check(p), "%s", tt.name)
 		w.del(p)
@@ -206,8 +204,7 @@ func TestVLANsAreCheckedAndRepaired(t *testing.T) {
 	n := newNode(t)
 	out := n.outside()
 	w := n.portnet(conf{"vlan": 100, "vlanTrunk": []conf{{"id": 7}}})
-	p := n.pod("a")
-	w.add(p, publish(t, "8080:80/tcp"))
+	p := w.addPod("a", publish(t, "8080:80/tcp"))
 	p.serve(t, "tcp", 80)
 	port := w.port(p)
 	works := func(when string) {
@@ -247,8 +244,7 @@ func TestVLANsAreCheckedAndRepaired(t *testing.T) {
 	}
 	// An ADD mends as much for itself.
 	n.ip("link del cbr0.100")
-	b := n.pod("b")
-	w.add(b)
+	b := w.addPod("b")
 	wantPing(t, b.NS, gateway4, outside4)
 	works("after another pod's ADD")
 	// What runs off with its namespace is taken down without it.
@@ -261,8 +257,7 @@ func TestVLANThatCannotBeIsRefused(t *testing.T) {
 	needVLANs(t)
 	n := newNode(t)
 	w := n.podnet(conf{"vlan": 100})
-	p := n.pod("a")
-	w.add(p)
+	p := w.addPod("a")
 	wantError(t, expect.Err(w.with(conf{"vlan": 200}).tryAdd(n.pod("b"))), 112, "on bridge cbr0.100")
 	wantError(t, expect.Err(n.network("twice", conf{"vlan": 200}).tryAdd(n.pod("c"))), 112, "overlaps")
 	n.ip("link add br9 type bridge")

@@ -48,8 +48,7 @@ func datagram(from net.HardwareAddr, own netip.Addr, token string, tags ...tag) 
 
 // Neighbours that are in VLANs by their own interfaces would take what is behind the tag.
 func TestAGuardedPodSendsNoVLANTags(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	w := n.podnet(conf{"guard": true})
 	a, b := n.pod("a"), n.pod("b")
 	own := ip4(w.add(a))

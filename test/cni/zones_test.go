@@ -22,8 +22,7 @@ func (f *firewalld) inTrusted(t *testing.T, link string) {
 
 // The runtime asks STATUS before it adds the first pod, when nothing is on record yet.
 func TestBridgesJoinFirewalldsZone(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	out := n.outside()
 	w := n.portnet(nil)
 	f := n.firewalld(t)
@@ -76,14 +75,12 @@ func TestBridgesJoinFirewalldsZone(t *testing.T) {
 }
 
 func TestBridgesJoinAFirewalldThatComesLater(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	w := n.podnet(nil)
 	f := n.firewalldToBe(t)
 	m := n.mindOn(t, f.bus, nil)
-	a := n.pod("a")
-	w.add(a)
+	a := w.addPod("a")
 	wantPing(t, a.NS, outside4)
 	f.beginBus(t)
 	f.begin(t)
@@ -99,8 +96,7 @@ func TestBridgesJoinAFirewalldThatComesLater(t *testing.T) {
 
 // While firewalld is reloaded, a table of its drops all new connections. An ADD waits for the end of that.
 func TestAnADDWaitsForFirewalldsReload(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	f := n.firewalld(t)
 	n.mindOn(t, f.bus, nil)
@@ -120,8 +116,7 @@ func TestAnADDWaitsForFirewalldsReload(t *testing.T) {
 }
 
 func TestAnOperatorsZoneOfFirewalldStays(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	f := n.firewalldToBe(t)
 	// So a reload keeps what runs, and with it what we did.
@@ -161,8 +156,7 @@ func TestTheZoneTrustedOpensNoBridgeOfOthers(t *testing.T) {
 		"veth": `ip link set wire1 down name virbr1; ip link set virbr1 up; ip address add 172.17.0.1/32 dev virbr1; ip address add fd17::1/128 dev virbr1 nodad
 			ip route add 172.17.0.2 dev virbr1; ip route add fd17::2 dev virbr1`,
 	} {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, kind, func(t *testing.T) {
 			n := newNode(t)
 			n.outside()
 			machine, stranger := nstest.New(t), nstest.New(t)
@@ -181,8 +175,7 @@ func TestTheZoneTrustedOpensNoBridgeOfOthers(t *testing.T) {
 			w := n.portnet(conf{"ipMasq": true})
 			m := n.mindOn(t, f.bus, nil)
 			must.Until(t, "firewalld is attended to", n.attendsFirewalld)
-			a := n.pod("a")
-			w.add(a, publish(t, "8080:80/tcp"))
+			a := w.addPod("a", publish(t, "8080:80/tcp"))
 			f.inTrusted(t, "cbr0")
 
 			closed := func(when string) {
@@ -255,8 +248,7 @@ func TestAFirewalldOfAnotherNetworkNamespaceIsLeftAlone(t *testing.T) {
 
 // A bus that accepts connections and never answers keeps tombolod from nothing.
 func TestABusThatNeverAnswersIsInNobodysWay(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
+	n := parallelNode(t)
 	n.outside()
 	n.run("iptables", "-P", "FORWARD", "DROP")
 	f := n.firewalldToBe(t)

@@ -51,11 +51,9 @@ func TestResultSaysWhatIsThere(t *testing.T) {
 	expect.NoDiff(t, cmp.Diff([]string{"10.77.0.2/24", "fd77::2/64"}, globals(t, p.NS, "eth0")), "addresses of the pod")
 	expect.NoDiff(t, cmp.Diff([]string{"10.77.0.1/24", "fd77::1/64"}, globals(t, n.ns, "cbr0")), "addresses of the bridge")
 	expect.That(t, inPod["lo"].up(), "the pod's loopback interface is down")
-	mac := inPod["eth0"].MAC
-	expect.That(t, mac == "0a:58:0a:4d:00:02", "the pod's MAC is %s, want it derived from 10.77.0.2", mac)
-	if host[port].Alias == "" || host[port].Master != "cbr0" {
-		t.Errorf("the port is %+v, want it on cbr0 and with an alias", host[port])
-	}
+	expect.Equal(t, inPod["eth0"].MAC, "0a:58:0a:4d:00:02", "the pod's MAC is")
+	expect.That(t, host[port].Alias != "" && host[port].Master == "cbr0",
+		"the port is %+v, want it on cbr0 and with an alias", host[port])
 }
 
 // sameJSON compares what a runtime gets to see: addresses have several forms in memory.
@@ -351,9 +349,8 @@ func TestAskedForAddressesAreGiven(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(tt.fields)
 			r := w.add(n.pod("a"), tt.options...)
-			if diff := cmp.Diff([]netip.Addr{nstest.Addr("10.77.0.42"), nstest.Addr("fd77::42")}, ips(r), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-				t.Errorf("addresses (-want +got):\n%s", diff)
-			}
+			diff := cmp.Diff([]netip.Addr{nstest.Addr("10.77.0.42"), nstest.Addr("fd77::42")}, ips(r), cmpopts.EquateComparable(netip.Addr{}))
+			expect.That(t, diff == "", "addresses (-want +got):\n%s", diff)
 			before := n.traces()
 			wantError(t, expect.Err(w.tryAdd(n.pod("b"), tt.options...)), 101, "10.77.0.42")
 			n.wantTraces(before)
@@ -365,9 +362,8 @@ func TestRangesMayComeFromTheRuntime(t *testing.T) {
 	n := parallelNode(t)
 	w := n.podnet(conf{"ipam": conf{"type": "host-local"}, "capabilities": conf{"ipRanges": true}})
 	r := w.add(n.pod("a"), capability("ipRanges", []any{[]any{conf{"subnet": "10.42.3.0/24"}}, []any{conf{"subnet": "fd42:0:0:3::/64"}}}))
-	if diff := cmp.Diff([]netip.Addr{nstest.Addr("10.42.3.2"), nstest.Addr("fd42:0:0:3::2")}, ips(r), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-		t.Errorf("addresses (-want +got):\n%s", diff)
-	}
+	diff := cmp.Diff([]netip.Addr{nstest.Addr("10.42.3.2"), nstest.Addr("fd42:0:0:3::2")}, ips(r), cmpopts.EquateComparable(netip.Addr{}))
+	expect.That(t, diff == "", "addresses (-want +got):\n%s", diff)
 	// libcni hands nothing over with STATUS.
 	n.callOK(call{verb: "STATUS", stdin: w.stdin(nil)})
 	before := n.traces()
@@ -383,9 +379,8 @@ func TestADDPassesOnWhatComesBeforeIt(t *testing.T) {
 	out := n.callOK(call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(conf{"prevResult": prev})})
 	var r current.Result
 	unmarshal(t, out, &r)
-	if len(r.Interfaces) != 4 || r.Interfaces[0].Name != "dummy0" || *r.IPs[0].Interface != 3 || len(r.DNS.Nameservers) != 1 {
-		t.Errorf("result %s, want what came before it first", out)
-	}
+	expect.That(t, len(r.Interfaces) == 4 && r.Interfaces[0].Name == "dummy0" && *r.IPs[0].Interface == 3 && len(r.DNS.Nameservers) == 1,
+		"result %s, want what came before it first", out)
 }
 
 func TestPodInTheNodesOwnNamespaceIsRefusedUnlessOverridden(t *testing.T) {

@@ -251,12 +251,10 @@ func (c *cluster) wantAllInOrder(when string) {
 		before := m.engines()
 		expect.Success(c, m.operate("check", "--state", m.state).err(), "%s, check on node %d", when, m.number)
 		expect.Success(c, m.operate("doctor", "--dns", "none", "--state", m.state).err(), "%s, doctor on node %d", when, m.number)
-		if o := m.operate("repair", "--state", m.state); o.status != 0 || strings.Contains(o.stdout, "repaired: ") {
-			c.Errorf("%s, repair on node %d: %+v", when, m.number, o)
-		}
-		if after := m.engines(); !slices.Equal(before, after) {
-			c.Errorf("%s, the engine's routes on node %d were %q, and are %q", when, m.number, before, after)
-		}
+		o := m.operate("repair", "--state", m.state)
+		expect.That(c, o.status == 0 && !strings.Contains(o.stdout, "repaired: "), "%s, repair on node %d: %+v", when, m.number, o)
+		after := m.engines()
+		expect.That(c, slices.Equal(before, after), "%s, the engine's routes on node %d were %q, and are %q", when, m.number, before, after)
 	}
 }
 
@@ -284,8 +282,7 @@ func TestPodsOfAClusterReachEachOther(t *testing.T) {
 	for i, m := range c.nodes {
 		for _, at := range []string{elsewhere4, elsewhere6} {
 			want := netip.MustParseAddr(map[string]string{elsewhere4: "192.0.2.1", elsewhere6: "2001:db8::1"}[at] + fmt.Sprint(m.number)).String()
-			got := seenAs(t, pods[i].NS, c.router, at)
-			expect.That(t, got == want, "%s sees a pod of node %d as %s, want the node's %s", at, m.number, got, want)
+			expect.Equal(t, seenAs(t, pods[i].NS, c.router, at), want, "%s sees a pod of node %d as", at, m.number)
 		}
 	}
 	c.wantAllInOrder("at first")
@@ -313,9 +310,8 @@ func TestPodsOfAClusterReachEachOther(t *testing.T) {
 	sent := third.run("birdc", "-s", filepath.Join(third.dir, "s"), "show route export node1")
 	must.That(t, strings.Contains(sent, foreign), "node 3 announces only %s", sent)
 	for _, m := range []*member{first, second} {
-		if all := m.run("ip", "route"); strings.Contains(all, foreign) {
-			t.Errorf("node %d believes a neighbour that it has %s: %s", m.number, foreign, all)
-		}
+		all := m.run("ip", "route")
+		expect.That(t, !strings.Contains(all, foreign), "node %d believes a neighbour that it has %s: %s", m.number, foreign, all)
 	}
 	third.ip("address del 172.30.0.1/24 dev cbr0")
 
@@ -387,9 +383,8 @@ func TestDoctorFollowsTheWayToAnotherNodesPods(t *testing.T) {
 	a.ip("route add unreachable 10.244.0.0/16")
 	a.ip("-6 route add unreachable fd24::/48")
 	// It need not be wrong: the first node of a cluster is alone.
-	if o := a.operate("doctor", "--state", a.state, "--dns", "none"); o.status != 0 || strings.Count(o.stdout, "nothing, if no other node has pods; else") != 2 {
-		t.Errorf("a node that knows of no other: %+v", o)
-	}
+	o := a.operate("doctor", "--state", a.state, "--dns", "none")
+	expect.That(t, o.status == 0 && strings.Count(o.stdout, "nothing, if no other node has pods; else") == 2, "a node that knows of no other: %+v", o)
 	want("an engine that knows of no node", "the host has routes to no other pods of ALL", "the host has no route to OTHER", "routing engine")
 	lead("add", a, b)
 	want("no way back", "the host reaches OTHER, and the pod POD does not", "ip route get POD")

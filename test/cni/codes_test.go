@@ -119,7 +119,6 @@ func TestMessagesHaveNothingThatATerminalObeys(t *testing.T) {
 		expect.That(t, i < 0, "%q prints, at %d, %q", args, i, o.stdout+o.stderr)
 	}
 	data, err := os.ReadFile(log)
-	if err != nil || len(data) == 0 || strings.ContainsFunc(string(data), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
-		t.Errorf("the log: %q, %v", data, err)
-	}
+	expect.That(t, err == nil && len(data) != 0 && !strings.ContainsFunc(string(data), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }),
+		"the log: %q, %v", data, err)
 }

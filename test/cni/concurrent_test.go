@@ -127,9 +127,8 @@ func TestManyNetworksAtOnce(t *testing.T) {
 	removed := map[string]bool{}
 	for _, w := range networks {
 		o := n.remove(w.name)
-		if again := removed[w.name]; (o.status != 0) != again {
-			t.Errorf("remove %s: exit status %d, again %t: %s", w.name, o.status, again, o.stderr)
-		}
+		again := removed[w.name]
+		expect.That(t, (o.status != 0) == again, "remove %s: exit status %d, again %t: %s", w.name, o.status, again, o.stderr)
 		removed[w.name] = true
 	}
 	expect.Equal(t, n.ruleset(), "", "left")
@@ -169,9 +168,8 @@ func TestNamesMayBeLong(t *testing.T) {
 			}
 			w.callOK(call{verb: "DEL", id: a.id, ifName: "eth0", stdin: w.stdin(nil)})
 			w.gc()
-			if left := links(t, n.ns); len(left) != 5 {
-				t.Errorf("links %v, want lo, eth0, two bridges and the port of the pod of the other network", left)
-			}
+			left := links(t, n.ns)
+			expect.That(t, len(left) == 5, "links %v, want lo, eth0, two bridges and the port of the pod of the other network", left)
 			wantPing(t, stranger.NS, outside4, outside6)
 			other.gc()
 			n.wantNothing()
@@ -202,6 +200,5 @@ func TestWarmADDListsNothing(t *testing.T) {
 	for _, p := range n.pods(5) {
 		w.add(p)
 	}
-	diff := cmp.Diff([]string(nil), listing(n.pod("warm")))
-	expect.That(t, diff == "", "a warm ADD lists:\n%s", diff)
+	expect.Equal(t, cmp.Diff([]string(nil), listing(n.pod("warm"))), "", "a warm ADD lists")
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
@@ -148,9 +149,8 @@ func TestASubnetOfANetworkWhoseBridgeIsDeletedIsGivenToTheNext(t *testing.T) {
 	w.add(q)
 	expect.Success(t, w.check(q))
 	wantPing(t, q.NS, outside4)
-	if _, ok := links(t, n.ns)["cbr1"]; ok {
-		t.Error("the bridge of the other network is still there")
-	}
+	_, ok := links(t, n.ns)["cbr1"]
+	expect.That(t, !ok, "the bridge of the other network is still there")
 	w.del(q)
 	expect.Success(t, n.remove("podnet").err())
 	n.wantNothing()
@@ -203,8 +203,7 @@ func TestDELFindsWhatTheReferenceMadeForARestartedContainer(t *testing.T) {
 	b, before := newTakeback(t, "")
 	b.chain("DEL", "a", b.plugins)
 	b.end("a")
-	diff := cmp.Diff(before, b.holds())
-	expect.That(t, diff == "", "left (+):\n%s", diff)
+	expect.Equal(t, cmp.Diff(before, b.holds()), "", "left (+)")
 }
 
 // The address of a container that the reference restarted is not given away when the rest of its
@@ -212,9 +211,8 @@ func TestDELFindsWhatTheReferenceMadeForARestartedContainer(t *testing.T) {
 func TestReclaimingLeavesTheAddressOfARestartedContainer(t *testing.T) {
 	t.Parallel()
 	b, _ := newTakeback(t, `,"rangeStart":"10.5.0.9","rangeEnd":"10.5.0.9"`)
-	if o := b.operate("gc", "--state", b.state); o.status != 0 || !strings.Contains(o.stdout, "reclaimed") {
-		t.Fatalf("nothing is reclaimed, so nothing is shown: %+v", o)
-	}
+	o := b.operate("gc", "--state", b.state)
+	must.That(t, o.status == 0 && strings.Contains(o.stdout, "reclaimed"), "nothing is reclaimed, so nothing is shown: %+v", o)
 	if !strings.Contains(b.files(), "10.5.0.9") {
 		t.Error("the reservation is gone: " + b.files())
 	}

@@ -71,18 +71,16 @@ func TestTomboloGCReclaimsDeadPodsAndNoOthers(t *testing.T) {
 	expect.That(t, len(ids) == 0 && status == 0, "gc where no path leads anywhere: %v, status %d", ids, status)
 	n.wantTraces(before)
 	w.kills(t, dead)
-	if o := n.remove("podnet"); o.status != 3 || !strings.Contains(o.stderr, "tombolo gc reclaims 1 attachment") {
-		t.Errorf("remove: status %d, %s", o.status, o.stderr)
-	}
+	o := n.remove("podnet")
+	expect.That(t, o.status == 3 && strings.Contains(o.stderr, "tombolo gc reclaims 1 attachment"), "remove: status %d, %s", o.status, o.stderr)
 	if o := n.operate("gc", "--dry-run", "--state", n.state, "podnet"); o.status != 0 || !strings.Contains(o.stdout, "dead") || !strings.Contains(o.stdout, "to be reclaimed") {
 		t.Errorf("dry run: status %d, %s%s", o.status, o.stdout, o.stderr)
 	}
 	if ids, _ := n.gcCommand([]*pod{alive, hidden}); !slices.Equal(ids, []string{"dead"}) {
 		t.Errorf("gc names %v", ids)
 	}
-	if left := strings.Join(n.traces(), "\n"); strings.Contains(left, strings.TrimPrefix(w.port(dead), "veth")) {
-		t.Errorf("left of the dead pod:\n%s", left)
-	}
+	left := strings.Join(n.traces(), "\n")
+	expect.That(t, !strings.Contains(left, strings.TrimPrefix(w.port(dead), "veth")), "left of the dead pod:\n%s", left)
 	next := w.addPod("next", publish(t, "8080:80/tcp"))
 	for _, p := range []*pod{alive, hidden} {
 		expect.Success(t, w.check(p))
@@ -94,9 +92,8 @@ func TestTomboloGCReclaimsDeadPodsAndNoOthers(t *testing.T) {
 	if ids, _ := n.gcCommand(nil); !slices.Equal(ids, []string{"next"}) {
 		t.Errorf("the path of a dead pod leads to another's namespace, and gc names %v", ids)
 	}
-	if o := n.operate("gc", "--state", n.state, "nosuch"); o.status != 1 || !strings.Contains(o.stderr, `"nosuch"`) {
-		t.Errorf("an unknown network: status %d, %s", o.status, o.stderr)
-	}
+	o = n.operate("gc", "--state", n.state, "nosuch")
+	expect.That(t, o.status == 1 && strings.Contains(o.stderr, `"nosuch"`), "an unknown network: status %d, %s", o.status, o.stderr)
 }
 
 // The kernel takes some 50 ms to delete the links of a namespace to which nothing refers. The pod is dead from
@@ -118,9 +115,8 @@ func TestTomboloGCReclaimsAPodWhosePortIsStillThere(t *testing.T) {
 		for end := time.Now().Add(patience); said == nothing && time.Now().Before(end); { // a socket of the ADD's may still be closing
 			said = n.operate("gc", "--state", n.state).stdout
 		}
-		if strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "container dead, eth0 ") || !strings.HasSuffix(said, "; reclaimed\n") {
-			t.Fatalf("gc says %q", said)
-		}
+		must.That(t, strings.Count(said, "\n") == 1 && strings.HasPrefix(said, "container dead, eth0 ") && strings.HasSuffix(said, "; reclaimed\n"),
+			"gc says %q", said)
 		wantPing(t, hidden.NS, gateway4)
 		links := n.run("ip", "-o", "link")
 		expect.That(t, !strings.Contains(links, w.port(dead)), "the port is left:\n%s", links)
@@ -165,9 +161,8 @@ func TestADDReclaimsTheDeadPodThatHasTheAddressItAsksFor(t *testing.T) {
 	own := capability("ips", []string{"10.77.0.42"})
 	w.add(dead, own)
 	w.kills(t, dead)
-	if _, err := w.tryAdd(n.pod("next"), own); err != nil {
-		t.Errorf("the address that an ADD asks for is a dead pod's, and is not free: %v", err)
-	}
+	_, err := w.tryAdd(n.pod("next"), own)
+	expect.That(t, err == nil, "the address that an ADD asks for is a dead pod's, and is not free: %v", err)
 }
 
 func TestWhoTakesADeadPodsHostPortHasTheRestOfItReclaimed(t *testing.T) {
@@ -177,9 +172,7 @@ func TestWhoTakesADeadPodsHostPortHasTheRestOfItReclaimed(t *testing.T) {
 	dead := w.addPod("dead", publish(t, "8080:80/tcp"))
 	w.kills(t, dead)
 	w.add(n.pod("next"), publish(t, "8080:80/tcp"))
-	if w.recordOf(dead) != "" {
-		t.Error("the dead pod's host port was taken over, and its record and address are left")
-	}
+	expect.That(t, w.recordOf(dead) == "", "the dead pod's host port was taken over, and its record and address are left")
 }
 
 // A plugin says in its own words that its pool is full, and is told by DEL whose address is free.
@@ -194,9 +187,8 @@ func TestADDReclaimsDeadPodsOfAPluginThatFails(t *testing.T) {
 	before := len(calls())
 	wantError(t, expect.Err(w.with(conf{"ipam": full}).tryAdd(n.pod("next"))), 11, "full")
 	// No address is free still, since the plugin says so.
-	if diff := strings.Join(calls()[before:], ", "); diff != "ADD next eth0, DEL next eth0, DEL dead eth0, ADD next eth0, DEL next eth0" {
-		t.Errorf("the plugin was called: %s", diff)
-	}
+	diff := strings.Join(calls()[before:], ", ")
+	expect.That(t, diff == "ADD next eth0, DEL next eth0, DEL dead eth0, ADD next eth0, DEL next eth0", "the plugin was called: %s", diff)
 	left := n.records()
 	expect.That(t, len(left) == 0, "left: %v", left)
 }
@@ -218,9 +210,8 @@ func TestTomboloGCLeavesAnADDAloneThatWaits(t *testing.T) {
 		// Now nobody has its record's lock. The one has a port, and is alive; of the other,
 		// only its plugin can give the address back.
 		ids, status = n.gcCommand([]*pod{p})
-		if want := !hasPort(n, s.w, p); (len(ids) == 1) != want || (status == 4) != want {
-			t.Errorf("%s: gc after a kill names %v, status %d", s.name, ids, status)
-		}
+		want := !hasPort(n, s.w, p)
+		expect.That(t, (len(ids) == 1) == want && (status == 4) == want, "%s: gc after a kill names %v, status %d", s.name, ids, status)
 		s.w.gc()
 	}
 	n.wantNothing()
@@ -236,9 +227,8 @@ func TestTombolodReclaimsDeadPodsFromAnotherMountNamespace(t *testing.T) {
 	m := n.mind(t, alive)
 	must.Until(t, "it looks for dead pods", func() bool { return m.metric("dead_looks_total") > 0 })
 	expect.Equal(t, m.metric("dead_reclaimed_total"), 1, "were reclaimed")
-	if left := n.records(); len(left) != 1 || !strings.Contains(left[0], strings.TrimPrefix(w.port(alive), "veth")) {
-		t.Errorf("on record: %v", left)
-	}
+	left := n.records()
+	expect.That(t, len(left) == 1 && strings.Contains(left[0], strings.TrimPrefix(w.port(alive), "veth")), "on record: %v", left)
 	expect.Success(t, w.check(alive))
 }
 
@@ -257,9 +247,8 @@ func TestAPodWhosePortHasAnotherNameLives(t *testing.T) {
 	vanish(t, p.path)
 	_, err := w.tryAdd(n.pod("next"), publish(t, "8080:80/tcp"))
 	wantError(t, err, 112, "8080/tcp is already published by container a")
-	if ids, status := n.gcCommand(nil); len(ids) > 0 || status != 0 || !slices.Equal(n.records(), before) {
-		t.Errorf("gc took down a pod that lives: %q, status %d", ids, status)
-	}
+	ids, status := n.gcCommand(nil)
+	expect.That(t, len(ids) == 0 && status == 0 && slices.Equal(n.records(), before), "gc took down a pod that lives: %q, status %d", ids, status)
 	expect.Success(t, expect.Err(askPort(t, n.ns, "tcp", uplink4, 8080)), "the pod has lost its host port")
 	wantPing(t, p.NS, outside4, outside6)
 }

@@ -361,8 +361,7 @@ func TestADELThatFailsHalfWayLeavesTheRecordToTheNext(t *testing.T) {
 	expect.That(t, w.recordOf(p) != "",
 		"a DEL failed, and the attachment has no record any more: the next one does not know what is left")
 	w.with(of(t.TempDir())).del(p)
-	if left := n.reservations(dir + "/podnet"); len(left) > 0 {
-		t.Errorf("the next DEL has not given back what is reserved in the directory of the ADD: %q", left)
-	}
+	left := n.reservations(dir + "/podnet")
+	expect.That(t, len(left) == 0, "the next DEL has not given back what is reserved in the directory of the ADD: %q", left)
 	n.wantNothing()
 }

@@ -102,9 +102,8 @@ func TestDaemonSetsInstallIntoTheDirectoriesOfOtherDistributions(t *testing.T) {
 			installs++
 			expect.Equal(t, fmt.Sprint(c.Env), "[{CNI_BIN "+bin+"} {CNI_CONF "+conf+"}]", "%s: %s has", name, c.Name)
 			for _, mount := range c.VolumeMounts {
-				if path := paths[mount.Name]; path != "" && mount.MountPath != "/host"+path {
-					t.Errorf("%s: %s has the node's %s at %s", name, c.Name, path, mount.MountPath)
-				}
+				path := paths[mount.Name]
+				expect.That(t, path == "" || mount.MountPath == "/host"+path, "%s: %s has the node's %s at %s", name, c.Name, path, mount.MountPath)
 			}
 		}
 		expect.Equal(t, installs, 1, "%s has %d containers that are told the directories", name, installs)
@@ -115,16 +114,14 @@ func TestTheDaemonSetIsReadyWhenTombolodIsHealthy(t *testing.T) {
 	t.Parallel()
 	pod := readManifest(t, "tombolo.yaml").Spec.Template.Spec
 	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
-		if c.Resources.Requests["cpu"] == "" || c.Resources.Requests["memory"] == "" || c.Resources.Limits["memory"] == "" {
-			t.Errorf("%s has resources %v", c.Name, c.Resources)
-		}
+		expect.That(t, c.Resources.Requests["cpu"] != "" && c.Resources.Requests["memory"] != "" && c.Resources.Limits["memory"] != "",
+			"%s has resources %v", c.Name, c.Resources)
 		if c.Name != "tombolod" {
 			continue
 		}
 		get := c.ReadinessProbe.HTTPGet
-		if get.Path != "/healthz" || !slices.Equal(c.Args, []string{"--metrics", net.JoinHostPort(get.Host, get.Port)}) {
-			t.Errorf("it is asked at %v, and runs with %q", get, c.Args)
-		}
+		expect.That(t, get.Path == "/healthz" && slices.Equal(c.Args, []string{"--metrics", net.JoinHostPort(get.Host, get.Port)}),
+			"it is asked at %v, and runs with %q", get, c.Args)
 	}
 	if load := pod.InitContainers[0]; !load.SecurityContext.Privileged || !strings.Contains(fmt.Sprint(load.Command), "modprobe br_netfilter") {
 		t.Errorf("%+v loads no br_netfilter", load)
@@ -143,9 +140,8 @@ func TestDaemonSetsAreWhole(t *testing.T) {
 			"%s is %+v", name, m)
 		diff := cmp.Diff(m.Spec.Selector.MatchLabels, m.Spec.Template.Metadata.Labels)
 		expect.That(t, diff == "", "%s selects other pods than its own: %s", name, diff)
-		if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken || pod.ServiceAccountName != "" {
-			t.Errorf("%s has an account of the API server", name)
-		}
+		expect.That(t, pod.AutomountServiceAccountToken != nil && !*pod.AutomountServiceAccountToken && pod.ServiceAccountName == "",
+			"%s has an account of the API server", name)
 		var volumes, mounted []string
 		for _, v := range pod.Volumes {
 			volumes = append(volumes, v.Name)
@@ -159,9 +155,8 @@ func TestDaemonSetsAreWhole(t *testing.T) {
 			}
 			for _, mount := range c.VolumeMounts {
 				mounted = append(mounted, mount.Name)
-				if strings.HasSuffix(mount.MountPath, "run/netns") && mount.MountPropagation != "HostToContainer" {
-					t.Errorf("%s: namespaces that are mounted later do not arrive at %s", name, mount.MountPath)
-				}
+				expect.That(t, !strings.HasSuffix(mount.MountPath, "run/netns") || mount.MountPropagation == "HostToContainer",
+					"%s: namespaces that are mounted later do not arrive at %s", name, mount.MountPath)
 			}
 		}
 		slices.Sort(volumes)

@@ -90,9 +90,8 @@ func TestPodsLeaseByDHCPv6(t *testing.T) {
 			if !netip.MustParsePrefix("fd00:50::/64").Contains(own) || !l.holds(own) {
 				t.Errorf("the pod has %s, the server:\n%s", own, l.server.Leased())
 			}
-			if !slices.Contains(r.DNS.Nameservers, "fd00:50::53") || !slices.Contains(r.DNS.Search, "pod.lan") {
-				t.Errorf("DNS %+v", r.DNS)
-			}
+			expect.That(t, slices.Contains(r.DNS.Nameservers, "fd00:50::53") && slices.Contains(r.DNS.Search, "pod.lan"),
+				"DNS %+v", r.DNS)
 			expect.That(t, six(t, w.add(other)) != own, "both pods have %s", own)
 			// The way there is in an advertisement.
 			l.eventually(t, func() bool { return len(routes(t, p.NS, "-6", "fd00:50::/64")) > 0 })
@@ -188,12 +187,9 @@ func TestPodsThatFormTheirAddressesAskForDNSByDHCPv6(t *testing.T) {
 	p := l.pod("a")
 	r := w.add(p)
 	// A link-local address is of no use without the interface.
-	if !slices.Contains(r.DNS.Nameservers, "fe80::53%eth0") {
-		t.Errorf("DNS %+v, want fe80::53%%eth0", r.DNS)
-	}
-	if !slices.Contains(r.DNS.Nameservers, "fd00:50::53") || !slices.Contains(r.DNS.Search, "pod.lan") {
-		t.Errorf("DNS %+v", r.DNS)
-	}
+	expect.That(t, slices.Contains(r.DNS.Nameservers, "fe80::53%eth0"), "DNS %+v, want fe80::53%%eth0", r.DNS)
+	expect.That(t, slices.Contains(r.DNS.Nameservers, "fd00:50::53") && slices.Contains(r.DNS.Search, "pod.lan"),
+		"DNS %+v", r.DNS)
 	expect.Success(t, w.check(p))
 	listed := func() string { return l.operate("leases", "--json", "--leases", l.state+"-leases").stdout }
 	expect.Contains(t, listed(), `"fd00:50::53"`, "tombolo leases")

@@ -95,14 +95,11 @@ func TestPodLeasesItsAddressFromTheLAN(t *testing.T) {
 	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}})
 	p := l.pod("a")
 	r := w.add(p, arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web-0"), arg("IgnoreUnknown", "1"))
-	if len(r.IPs) != 1 || r.IPs[0].Gateway.String() != router4 || !strings.HasPrefix(r.IPs[0].Address.String(), "192.168.50.") {
-		t.Errorf("result %v", r)
-	}
-	if r.DNS.Domain != "lan.example" || len(r.DNS.Nameservers) != 1 || r.DNS.Nameservers[0] != "192.168.50.53" {
-		t.Errorf("DNS %+v", r.DNS)
-	}
-	got := r.Interfaces[2].Mtu
-	expect.That(t, got == 1400, "the pod's MTU is %d, want the server's 1400", got)
+	expect.That(t, len(r.IPs) == 1 && r.IPs[0].Gateway.String() == router4 && strings.HasPrefix(r.IPs[0].Address.String(), "192.168.50."),
+		"result %v", r)
+	expect.That(t, r.DNS.Domain == "lan.example" && len(r.DNS.Nameservers) == 1 && r.DNS.Nameservers[0] == "192.168.50.53",
+		"DNS %+v", r.DNS)
+	expect.Equal(t, r.Interfaces[2].Mtu, 1400, "the pod's MTU is")
 	wantPing(t, p.NS, router4)
 	for _, want := range []string{"default via " + router4, "10.9.0.0/16 via 192.168.50.9"} {
 		expect.Contains(t, nstest.Run(t, p.NS, "ip", "-4", "route"), want)
@@ -241,9 +238,8 @@ func TestLeasedDefaultRouteBesideAnotherTakesALargerMetric(t *testing.T) {
 	nstest.Veth(t, p.NS, "other0", p.NS, "other1")
 	nstest.Run(t, p.NS, "ip", "route", "add", "default", "dev", "other0")
 	r := w.add(p)
-	if got := nstest.Run(t, p.NS, "ip", "route", "show", "default", "dev", "eth0"); !strings.Contains(got, "via "+router4) || !strings.Contains(got, "metric 100") {
-		t.Errorf("the default route of the lease is %q", got)
-	}
+	got := nstest.Run(t, p.NS, "ip", "route", "show", "default", "dev", "eth0")
+	expect.That(t, strings.Contains(got, "via "+router4) && strings.Contains(got, "metric 100"), "the default route of the lease is %q", got)
 	expect.That(t, len(r.Routes) == 1 && r.Routes[0].Priority == 100, "the result's routes are %v", r.Routes)
 	expect.Success(t, w.check(p))
 	record, err := os.ReadFile(l.state + "-leases/" + strings.TrimPrefix(w.port(p), "veth") + ".json")
@@ -259,18 +255,16 @@ func TestLeasesListsWhatPodsHaveLeased(t *testing.T) {
 	p := l.pod("a")
 	r := w.add(p, arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web-0"), arg("IgnoreUnknown", "1"))
 	o := l.operate("leases", "--leases", l.state+"-leases")
-	if o.status != 0 || !strings.Contains(o.stdout, ip4(r).String()) || !strings.Contains(o.stdout, "default/web-0") {
-		t.Errorf("status %d:\n%s%s", o.status, o.stdout, o.stderr)
-	}
+	expect.That(t, o.status == 0 && strings.Contains(o.stdout, ip4(r).String()) && strings.Contains(o.stdout, "default/web-0"),
+		"status %d:\n%s%s", o.status, o.stdout, o.stderr)
 	expect.Contains(t, o.stderr, "no keeper runs", "stderr does not say that nobody renews")
 	var list []struct {
 		Address string
 		Left    int
 	}
 	unmarshal(t, l.operate("leases", "--json", "--leases", l.state+"-leases").stdout, &list)
-	if len(list) != 1 || list[0].Address != r.IPs[0].Address.String() || list[0].Left < anHourAtLeast || list[0].Left > 3600 {
-		t.Errorf("leases %+v", list)
-	}
+	expect.That(t, len(list) == 1 && list[0].Address == r.IPs[0].Address.String() && list[0].Left >= anHourAtLeast && list[0].Left <= 3600,
+		"leases %+v", list)
 }
 
 // What goes by a pod's address follows when its server gives it another.
@@ -291,9 +285,8 @@ func TestRepairFollowsALeaseToAnotherAddress(t *testing.T) {
 	p.serve(t, "tcp", 80)
 	wantError(t, w.check(p), 113, "192.168.50.77")
 	// All but the keeper, which is not there.
-	if o := l.operate("repair", "--state", l.state); o.status != 4 || strings.Count(o.stdout, "left: ") != 1 || !strings.Contains(o.stdout, "[start tombolod]\n") {
-		t.Fatalf("%+v", o)
-	}
+	o := l.operate("repair", "--state", l.state)
+	must.That(t, o.status == 4 && strings.Count(o.stdout, "left: ") == 1 && strings.Contains(o.stdout, "[start tombolod]\n"), "%+v", o)
 	expect.Success(t, expect.Err(askPort(t, l.router, "tcp", "192.168.50.2", 8080)))
 	w.del(p)
 	l.wantNothing()
@@ -475,9 +468,8 @@ func TestHalvesOfADefaultRouteByALeaseAreNoneWhereNoneIsWanted(t *testing.T) {
 	routes := nstest.Run(t, p.NS, "ip", "route")
 	expect.Contains(t, routes, "198.18.0.0/15 via "+router4+" dev eth0", "the lease's own route is missing")
 	expect.Contains(t, routes, "198.18.0.0/15 dev other0", "the other interface's route is missing")
-	if strings.Contains(routes, "/1 ") {
-		t.Errorf("isDefaultGateway is false, and the lease gives the pod a default route in two halves:\n%s", routes)
-	}
+	expect.That(t, !strings.Contains(routes, "/1 "),
+		"isDefaultGateway is false, and the lease gives the pod a default route in two halves:\n%s", routes)
 }
 
 // dies adds a pod that goes without a DEL.

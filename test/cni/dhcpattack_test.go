@@ -168,9 +168,8 @@ func TestRoutesThatAServerNamesTwiceDoNotStopAnADD(t *testing.T) {
 			w, p := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}}), l.pod("a")
 			w.add(p)
 			routes := nstest.Run(t, p.NS, "ip", "-4", "route")
-			if strings.Count(routes, "10.9.0.0/16") != 1 || strings.Count(routes, "192.168.50.0/24") != 1 || strings.Contains(routes, "192.168.50.66") {
-				t.Errorf("routes:\n%s", routes)
-			}
+			expect.That(t, strings.Count(routes, "10.9.0.0/16") == 1 && strings.Count(routes, "192.168.50.0/24") == 1 && !strings.Contains(routes, "192.168.50.66"),
+				"routes:\n%s", routes)
 			wantPing(t, p.NS, router4)
 			expect.Success(t, w.check(p))
 			w.del(p)
@@ -195,7 +194,6 @@ func TestAServersMaskTakesNothingFromOtherPods(t *testing.T) {
 	p := w.addPod("b")
 	expect.Contains(t, nstest.ReadIf(t, evil.log), "netmask  128.0.0.0", "the server named no such mask, so that the test shows nothing")
 	expect.Equal(t, rules(), before, "masquerade was\n%s\nand is", before)
-	if got := nstest.Run(t, p.NS, "ip", "-4", "route", "show", "scope", "link"); !strings.HasPrefix(got, "192.168.50.0/24 ") || strings.Count(got, "\n") != 1 {
-		t.Errorf("on the pod's link are:\n%s", got)
-	}
+	got := nstest.Run(t, p.NS, "ip", "-4", "route", "show", "scope", "link")
+	expect.That(t, strings.HasPrefix(got, "192.168.50.0/24 ") && strings.Count(got, "\n") == 1, "on the pod's link are:\n%s", got)
 }

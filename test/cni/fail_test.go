@@ -269,9 +269,8 @@ func TestDelegatedIPAMGetsEveryVerb(t *testing.T) {
 	w.gc(p)
 	w.del(p, named)
 	const args = "K8S_POD_NAME=web"
-	if diff := cmp.Diff([]string{"STATUS", "ADD a eth0 " + args, "CHECK a eth0 " + args, "GC", "DEL a eth0 " + args}, calls()); diff != "" {
-		t.Errorf("calls of the ipam (-want +got):\n%s", diff)
-	}
+	diff := cmp.Diff([]string{"STATUS", "ADD a eth0 " + args, "CHECK a eth0 " + args, "GC", "DEL a eth0 " + args}, calls())
+	expect.That(t, diff == "", "calls of the ipam (-want +got):\n%s", diff)
 	n.wantNothing()
 }
 

@@ -172,9 +172,8 @@ func TestFirewalldStopsPodsUntilTheAdvisedCommand(t *testing.T) {
 			f.do(w.advised(t))
 			for _, when := range []string{"the advised command", "a reload", "a complete reload"} {
 				wantPing(t, a.NS, outside4, outside6)
-				if _, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 10*time.Second); err != nil {
-					t.Errorf("after %s, the published port: %v", when, err)
-				}
+				_, err := nstest.AskWithin(t, out, "tcp", netip.AddrPortFrom(nstest.Addr(uplink4), 8080), 10*time.Second)
+				expect.That(t, err == nil, "after %s, the published port: %v", when, err)
 				expect.Success(t, n.operate("check", "--state", n.state).err(), "check after %s", when)
 				expect.Success(t, n.operate("doctor", "--dns", "none", "--state", n.state, "a").err(), "doctor after %s", when)
 				f.do(fmt.Sprintf("firewall-cmd %s", map[bool]string{true: "--complete-reload", false: "--reload"}[when == "a reload"]))
@@ -230,9 +229,8 @@ func TestDoctorNamesWhatFirewalldStopsPodsBy(t *testing.T) {
 			var advised []string
 			for _, to := range []string{"", outside4 + ":80"} {
 				o := n.operate("doctor", "--dns", "none", "--to", to, "--state", n.state, "a")
-				if o.status != 4 || !strings.Contains(o.stdout, "chain "+tc.chain+" of table inet firewalld drops or rejects, by its rule number ") {
-					t.Errorf("doctor --to %q: %+v", to, o)
-				}
+				expect.That(t, o.status == 4 && strings.Contains(o.stdout, "chain "+tc.chain+" of table inet firewalld drops or rejects, by its rule number "),
+					"doctor --to %q: %+v", to, o)
 				advised = regexp.MustCompile(`this helps: (firewall-cmd .*)`).FindStringSubmatch(o.stdout)
 				must.That(t, advised != nil, "doctor --to %q advises no command: %s", to, o.stdout)
 			}

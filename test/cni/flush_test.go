@@ -146,9 +146,8 @@ func (s *populated) emptied(t *testing.T, at set, mend func(next *pod)) {
 	s.nft("flush " + at.String())
 	left := s.sets()[at]
 	must.That(t, len(left) == 0, "flush %s leaves %v", at, left)
-	if o := s.operate("ls", "--state", s.state); !strings.Contains(o.stdout+o.stderr, at.name) {
-		t.Errorf("flush %s: tombolo ls finds nothing: %s%s", at, o.stdout, o.stderr)
-	}
+	o := s.operate("ls", "--state", s.state)
+	expect.That(t, strings.Contains(o.stdout+o.stderr, at.name), "flush %s: tombolo ls finds nothing: %s%s", at, o.stdout, o.stderr)
 	mend(s.pod("next" + strings.ReplaceAll(at.name, "-", "")))
 	diff := cmp.Diff(before, s.sets())
 	must.That(t, diff == "", "flush %s, and the next ADD (-before +after):\n%s", at, diff)
@@ -282,9 +281,8 @@ func TestADDsInARowLookAtOneNumber(t *testing.T) {
 	quiet := asked("quiet", func(int) {})
 	disturbed := asked("disturbed", func(round int) { n.nft(fmt.Sprintf("add table ip others%d", round)) })
 	const sets = 18
-	if disturbed < quiet+sets {
-		t.Errorf("an ADD reads %d datagrams, and %d after others' change: it should look at %d sets then, and at none before", quiet, disturbed, sets)
-	}
+	expect.That(t, disturbed >= quiet+sets,
+		"an ADD reads %d datagrams, and %d after others' change: it should look at %d sets then, and at none before", quiet, disturbed, sets)
 }
 
 // ping gives what wants that a pod reaches an address, or not.

@@ -41,13 +41,11 @@ func TestKubenetRegressionTheGatewayIsTheOneOfTheResult(t *testing.T) {
 		}
 		wantPing(t, p.NS, tt.gateway, tt.outside)
 		wantNoPing(t, p.NS, tt.first)
-		got := seenAs(t, p.NS, out, tt.outside)
-		expect.That(t, got == tt.uplink, "the outside sees %s, want the node's %s", got, tt.uplink)
+		expect.Equal(t, seenAs(t, p.NS, out, tt.outside), tt.uplink, "the outside sees")
 	}
 	expect.Success(t, w.check(p))
-	if len(r.IPs) != 2 || r.IPs[0].Gateway.String() != "10.77.0.5" || r.IPs[1].Gateway.String() != "fd77::5" {
-		t.Errorf("result %v, want the gateways of the IPAM", r)
-	}
+	expect.That(t, len(r.IPs) == 2 && r.IPs[0].Gateway.String() == "10.77.0.5" && r.IPs[1].Gateway.String() == "fd77::5",
+		"result %v, want the gateways of the IPAM", r)
 }
 
 func TestKubenetRegressionDedupRulesNameTheGatewayOfTheResult(t *testing.T) {
@@ -71,8 +69,7 @@ func TestKubenetRegressionRangesWithoutGateway(t *testing.T) {
 		[]any{conf{"subnet": subnet4, "rangeStart": "10.77.0.100"}}, []any{conf{"subnet": subnet6, "gateway": "fd77::5", "rangeStart": "fd77::9"}}}}})
 	p := n.pod("a")
 	r := w.add(p)
-	got := r.IPs[0].Gateway.String()
-	expect.That(t, got == gateway4, "the gateway is %s, want host-local's %s", got, gateway4)
+	expect.Equal(t, r.IPs[0].Gateway.String(), gateway4, "the gateway is")
 	wantPing(t, p.NS, gateway4, "fd77::5")
 	wantNoPing(t, p.NS, gateway6)
 }

@@ -204,9 +204,8 @@ func TestPortsOfPodsThatRunAreClosed(t *testing.T) {
 			}
 			mend(w)
 			expect.Success(t, w.check(a), "CHECK")
-			if datagrams, routes := w.pastTheBridge(a); len(datagrams)+len(routes) > 0 {
-				t.Errorf("the host takes datagrams by the groups %v, and routes by %v", datagrams, routes)
-			}
+			datagrams, routes := w.pastTheBridge(a)
+			expect.That(t, len(datagrams)+len(routes) == 0, "the host takes datagrams by the groups %v, and routes by %v", datagrams, routes)
 		})
 	}
 }

@@ -41,8 +41,7 @@ func TestPodWithIPv4AloneHasAllThatPodsHave(t *testing.T) {
 			if name != "isolated" {
 				wantPing(t, b.NS, ip4(r).String())
 			}
-			got := seenAs(t, b.NS, out, outside4)
-			expect.That(t, got == uplink4, "the outside sees %s, want the node's %s", got, uplink4)
+			expect.Equal(t, seenAs(t, b.NS, out, outside4), uplink4, "the outside sees")
 			for protocol, port := range map[string]int{"tcp": 8080, "udp": 5300} {
 				expect.Success(t, expect.Err(askPort(t, out, protocol, uplink4, port)), "%s", protocol)
 			}

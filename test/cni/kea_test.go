@@ -340,13 +340,11 @@ func TestKeaLeasesAndTheKeeperRenews(t *testing.T) {
 	toGet, toKeep, _ := strings.Cut(l.kea.log(), renewal)
 	for _, kind := range []string{"DHCPOFFER (", "DHCPACK ("} {
 		// To a slow server the pod says everything again, and is answered again.
-		if got := countIn(toGet, keaSends, kind, " to "+address+":68 "); got == 0 || got != countIn(toGet, keaSends, kind) {
-			t.Errorf("the server did not send its %s to %s:\n%s", kind, address, toGet)
-		}
+		got := countIn(toGet, keaSends, kind, " to "+address+":68 ")
+		expect.That(t, got != 0 && got == countIn(toGet, keaSends, kind), "the server did not send its %s to %s:\n%s", kind, address, toGet)
 	}
-	if a, b := countIn(toKeep, keaHeard, "DHCPDISCOVER ("), countIn(toKeep, keaHeard, "DHCPREQUEST (", "from 0.0.0.0 "); a+b > 0 {
-		t.Errorf("%d DISCOVERs and %d REQUESTs without an address, where the pod has one:\n%s", a, b, toKeep)
-	}
+	a, b := countIn(toKeep, keaHeard, "DHCPDISCOVER ("), countIn(toKeep, keaHeard, "DHCPREQUEST (", "from 0.0.0.0 ")
+	expect.That(t, a+b == 0, "%d DISCOVERs and %d REQUESTs without an address, where the pod has one:\n%s", a, b, toKeep)
 	l.eventually(t, func() bool { return l.times(address) > 3 })
 	if l.went(t, prefix(r)) != 0 || !has(t, p, prefix(r)) {
 		t.Errorf("the address did not stay:\n%s", nstest.ReadIf(t, l.watched))
@@ -414,9 +412,8 @@ func TestKeaReplacedByAnotherServerRebinds(t *testing.T) {
 	if next.discovers() != 0 || l.went(t, prefix(r)) != 0 || !has(t, p, prefix(r)) {
 		t.Errorf("%d DISCOVERs; the pod's addresses:\n%s", next.discovers(), nstest.ReadIf(t, l.watched))
 	}
-	if got := routes(t, p.NS, "-4", "default"); len(got) != 1 || !strings.Contains(got[0], "via "+successor4+" ") {
-		t.Errorf("default routes %q, want one by the new router", got)
-	}
+	got := routes(t, p.NS, "-4", "default")
+	expect.That(t, len(got) == 1 && strings.Contains(got[0], "via "+successor4+" "), "default routes %q, want one by the new router", got)
 	wantPing(t, p.NS, successor4)
 	w.del(p)
 	next.wantHeld(t)
@@ -574,8 +571,7 @@ func TestKeaReservesByIdentity(t *testing.T) {
 			}
 			expect.That(t, ip4(w.add(other, named("db-1")...)).String() != reserved,
 				"another pod has the reserved address")
-			got := l.held()[reserved]
-			expect.That(t, got == seen, "the server knows the pod as %+v, before as %+v", got, seen)
+			expect.Equal(t, l.held()[reserved], seen, "the server knows the pod as")
 			before := l.times(reserved)
 			l.eventually(t, func() bool { return l.times(reserved) > before })
 			w.del(again)
@@ -713,9 +709,8 @@ func (l *keaLAN) wantEachAsBefore(t *testing.T, pods []*pod, results []*current.
 		if !has(t, p, address) {
 			t.Errorf("%s has %v, want %s", p.id, globals(t, p.NS, "eth0"), address)
 		}
-		if came, went := l.came(t, address), l.went(t, address); came < 2 || went != 0 {
-			t.Errorf("%s: its %s was set %d times and went %d times", p.id, address, came, went)
-		}
+		came, went := l.came(t, address), l.went(t, address)
+		expect.That(t, came >= 2 && went == 0, "%s: its %s was set %d times and went %d times", p.id, address, came, went)
 		got := held[ip4(results[i]).String()]
 		expect.That(t, got.hostName == p.id, "%s: the server holds its %s for %+v", p.id, address, got)
 	}

@@ -59,9 +59,8 @@ func TestANameCallsTheProgramThatHadItForOthersPods(t *testing.T) {
 				is := func(step string, ids ...string) {
 					t.Helper()
 					got := s.ofPods(ids...)
-					if want, compared := steps[step]; compared && want != got {
-						t.Errorf("%s: with the reference\n%s\nand by our names\n%s", step, want, got)
-					}
+					want, compared := steps[step]
+					expect.That(t, !compared || want == got, "%s: with the reference\n%s\nand by our names\n%s", step, want, got)
 					steps[step] = got
 				}
 				s.chain("ADD", "a", plugins)
@@ -75,9 +74,8 @@ func TestANameCallsTheProgramThatHadItForOthersPods(t *testing.T) {
 				is("the next ADD", "b")
 				s.reboot("b")
 				s.chain("DEL", "b", plugins)
-				if left := s.files(); name != "macvlan" && left != "" && !strings.HasPrefix(left, "/t/") {
-					t.Errorf("DEL after a reboot leaves %s", left)
-				}
+				left := s.files()
+				expect.That(t, name == "macvlan" || left == "" || strings.HasPrefix(left, "/t/"), "DEL after a reboot leaves %s", left)
 				is("DEL after a reboot")
 				expect.Failure(t, expect.Err(os.Stat(s.state+"/attachments")), "there are records")
 			}
@@ -157,9 +155,8 @@ func TestWithoutAKeptProgramOthersPodsGetAClearError(t *testing.T) {
 				v.plugin, v.id = name, "a"
 				o, code := s.call(v), map[string]uint{"STATUS": 50}[v.verb]
 				e := failure(o.stdout)
-				if e == nil || e.Code != cmp.Or(code, 104) || !strings.Contains(e.Msg, kept) || !strings.Contains(e.Msg, "tombolo install --names "+name+" "+s.programs) {
-					t.Errorf("%s: %+v", v.verb, o)
-				}
+				expect.That(t, e != nil && e.Code == cmp.Or(code, 104) && strings.Contains(e.Msg, kept) && strings.Contains(e.Msg, "tombolo install --names "+name+" "+s.programs),
+					"%s: %+v", v.verb, o)
 			}
 			for _, v := range []verb{{verb: "DEL", conf: othersPod}, {verb: "DEL", conf: othersPod, netns: "-"}, {verb: "GC", conf: strings.Replace(later, `"unknown"`, `"cni.dev/valid-attachments":[],"unknown"`, 1)}} {
 				v.plugin, v.id = name, "a"
@@ -168,9 +165,7 @@ func TestWithoutAKeptProgramOthersPodsGetAClearError(t *testing.T) {
 			}
 			// The advice helps.
 			own := filepath.Join(s.programs, name)
-			if err := os.Remove(own); err != nil { // a link, through which the copy would be written
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(own)) // a link, through which the copy would be written
 			must.Succeed(t, copyProgram(filepath.Join(referenceDir(t), name), own))
 			must.Succeed(t, s.operate("install", "--names", name, s.programs).err(), "install")
 			expect.Success(t, s.call(verb{plugin: name, verb: "STATUS", id: "a", conf: later}).err(), "STATUS after it")
@@ -392,8 +387,7 @@ func TestARememberedAddressIsAskedForAgain(t *testing.T) {
 	must.Succeed(t, os.RemoveAll(l.leases))
 	must.Succeed(t, os.RemoveAll(l.log))
 	l.serve(t, inTurn)
-	is := ip4(w.add(l.pod("again"), named("db-0")...))
-	expect.That(t, is == was, "the pod had %s, and its next container has %s: it did not ask", was, is)
+	expect.Equal(t, ip4(w.add(l.pod("again"), named("db-0")...)), was, "the pod had %s, and its next container has", was)
 }
 
 // The pod, and all that was on record below /run, went with the boot; the server has forgotten whose the address was.
@@ -416,8 +410,7 @@ func TestARebootKeepsTheAddressOfAPod(t *testing.T) {
 	l.server.Stop()
 	must.Succeed(t, os.RemoveAll(l.leases))
 	l.serve(t, inTurn)
-	is := ip4(w.add(l.pod("again"), named...))
-	expect.That(t, is == was, "the pod had %s before the boot, and has %s", was, is)
+	expect.Equal(t, ip4(w.add(l.pod("again"), named...)), was, "the pod had %s before the boot, and has", was)
 }
 
 // After a power cut the router is up later than the node. The pod of before comes at once, before the keeper has seen its

@@ -83,10 +83,8 @@ func (n *node) wantIPTablesWork(chain string) {
 	n.Helper()
 	for _, command := range []string{"iptables", "ip6tables"} {
 		before := n.run(command, "-S", chain)
-		if !strings.Contains(before, "-m mark --mark 0x10/0x10 -j ACCEPT") && !strings.Contains(before, "mark match 0x10/0x10") &&
-			!strings.Contains(before, "--mark 0x10/0x10") {
-			n.Errorf("%s -S shows no rule of ours:\n%s", command, before)
-		}
+		expect.That(n, strings.Contains(before, "-m mark --mark 0x10/0x10 -j ACCEPT") || strings.Contains(before, "mark match 0x10/0x10") || strings.Contains(before, "--mark 0x10/0x10"),
+			"%s -S shows no rule of ours:\n%s", command, before)
 		saved := n.run(command + "-save")
 		expect.Success(n, expect.Err(nstest.Try(n.ns, "sh", "-c", fmt.Sprintf("%s-save | %s-restore", command, command))))
 		if after := n.run(command, "-S", chain); strings.Count(after, "0x10/0x10") != strings.Count(before, "0x10/0x10") {
@@ -220,19 +218,16 @@ func TestBurstThatDefeatsTheRateIsCappedAndSaidSo(t *testing.T) {
 		// What containerd passes for a pod's annotation.
 		rt.CapabilityArgs = map[string]any{"bandwidth": map[string]uint64{"ingressRate": 1e7, "ingressBurst": 4294967295}}
 	})
-	if text := readFile(t, log); !strings.Contains(text, "bandwidth: ") || !strings.Contains(text, `"WARN"`) {
-		t.Errorf("the log says nothing of it:\n%s", text)
-	}
+	text := readFile(t, log)
+	expect.That(t, strings.Contains(text, "bandwidth: ") && strings.Contains(text, `"WARN"`), "the log says nothing of it:\n%s", text)
 	var list []struct {
 		State     string
 		Bandwidth struct{ Ingress struct{ Burst uint64 } }
 	}
-	if err := json.Unmarshal([]byte(n.operate("ls", "--json", "--state", n.state).stdout), &list); err != nil || len(list) != 1 {
-		t.Fatalf("%v, %v", list, err)
-	}
-	if got := list[0].Bandwidth.Ingress.Burst; got == 0 || got > 1e7 {
-		t.Errorf("ls tells of a burst of %d bits", got)
-	}
+	err := json.Unmarshal([]byte(n.operate("ls", "--json", "--state", n.state).stdout), &list)
+	must.That(t, err == nil && len(list) == 1, "%v, %v", list, err)
+	got := list[0].Bandwidth.Ingress.Burst
+	expect.That(t, got != 0 && got <= 1e7, "ls tells of a burst of %d bits", got)
 }
 
 func TestChangedCIDRsMoveTheGatewayAndKeepOldPodsGoing(t *testing.T) {
@@ -251,9 +246,8 @@ func TestChangedCIDRsMoveTheGatewayAndKeepOldPodsGoing(t *testing.T) {
 	expect.Success(t, changed.check(b))
 	old.del(a)
 	changed.add(c)
-	if got := globals(t, n.ns, "cbr0"); len(got) != 2 || strings.Contains(strings.Join(got, " "), gateway4+"/") {
-		t.Errorf("the bridge has %v, want the new gateways alone", got)
-	}
+	got := globals(t, n.ns, "cbr0")
+	expect.That(t, len(got) == 2 && !strings.Contains(strings.Join(got, " "), gateway4+"/"), "the bridge has %v, want the new gateways alone", got)
 	wantPing(t, b.NS, outside4, outside6)
 }
 
@@ -270,9 +264,8 @@ func TestAGatewayThatMovesWithinItsSubnetIsThere(t *testing.T) {
 	nstest.Sysctl(t, n.ns, "net/ipv4/conf/all/promote_secondaries", "0")
 	nstest.Sysctl(t, n.ns, "net/ipv4/conf/cbr0/promote_secondaries", "0")
 	at("10.77.0.254").add(b)
-	if got := globals(t, n.ns, "cbr0"); !slices.Equal(got, []string{"10.77.0.254/24"}) {
-		t.Errorf("the bridge has %v, want the new gateway alone", got)
-	}
+	got := globals(t, n.ns, "cbr0")
+	expect.That(t, slices.Equal(got, []string{"10.77.0.254/24"}), "the bridge has %v, want the new gateway alone", got)
 	wantPing(t, b.NS, outside4)
 }
 
@@ -298,8 +291,7 @@ func TestNonMasqueradeCIDRs(t *testing.T) {
 				expect.Equal(t, seenAs(t, p.NS, out, at), want, "the outside at %s sees", at)
 				// A local destination never.
 			}
-			got := seenAs(t, p.NS, n.ns, uplink4)
-			expect.That(t, got == ip4(r).String(), "the node sees %s, want the pod's %s", got, ip4(r))
+			expect.Equal(t, seenAs(t, p.NS, n.ns, uplink4), ip4(r).String(), "the node sees")
 		})
 	}
 }
@@ -416,9 +408,8 @@ func TestTheForwardMarkIsClearedBehindTheFirewall(t *testing.T) {
 		"add rule inet seen last icmp type echo-request counter; add rule inet seen last icmpv6 type echo-request counter")
 	wantPing(t, p.NS, outside4, outside6)
 	list := n.nft("list chain inet seen last")
-	if strings.Count(list, "counter packets 0 ") != 2 || strings.Count(list, "0x00000010 counter packets 0 ") != 2 {
-		t.Errorf("what pods send has the mark still where it leaves:\n%s", list)
-	}
+	expect.That(t, strings.Count(list, "counter packets 0 ") == 2 && strings.Count(list, "0x00000010 counter packets 0 ") == 2,
+		"what pods send has the mark still where it leaves:\n%s", list)
 }
 
 func TestLegacyIPTablesInTheWayIsNamed(t *testing.T) {
@@ -527,8 +518,6 @@ func TestMulticastOfAPodKeepsItsSource(t *testing.T) {
 				_, from, _ = receiver.ReadFromUDPAddrPort(make([]byte, 8))
 			}
 		}
-		if from.Addr().Unmap() != want {
-			t.Errorf("what the pod sends to %s comes from %s, want %s", group, from.Addr(), want)
-		}
+		expect.That(t, from.Addr().Unmap() == want, "what the pod sends to %s comes from %s, want %s", group, from.Addr(), want)
 	}
 }

@@ -65,8 +65,7 @@ func TestPodsAreDeletedByTheProgramsOfTheOtherSide(t *testing.T) {
 			must.That(t, s.holds() != before, "a pod makes no difference to the node, so nothing is shown")
 			del(t, second, "a", goes)
 			s.end("a")
-			diff := cmp.Diff(before, s.holds())
-			expect.That(t, diff == "", "a pod left behind (+):\n%s", diff)
+			expect.Equal(t, cmp.Diff(before, s.holds()), "", "a pod left behind (+)")
 			// The pod that stays is none the worse, and its address is not given away.
 			talk.Check(t)
 			next := add(t, second, "c")

@@ -50,9 +50,8 @@ func (n *node) lookAtLinks(before func(call string), repair ...string) map[strin
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	run := must.Of(fault.Start(n.ns, cmd, fault.Fault{Before: before})).Get(n)
-	if o := run.Wait(); o.Err != nil {
-		n.Fatalf("%v: %s", o.Err, &errOut)
-	}
+	o := run.Wait()
+	must.That(n, o.Err == nil, "%v: %s", o.Err, &errOut)
 	var lacking map[string][]string
 	unmarshal(n, out.String(), &lacking)
 	return lacking

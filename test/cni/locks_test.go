@@ -85,9 +85,8 @@ func (r *running) failure() error {
 		Code uint   `json:"code"`
 		Msg  string `json:"msg"`
 	}
-	if err := json.Unmarshal(r.out.Bytes(), &e); err != nil || e.Code == 0 {
-		r.Fatalf("no error: %q", r.out.String())
-	}
+	err := json.Unmarshal(r.out.Bytes(), &e)
+	must.That(r, err == nil && e.Code != 0, "no error: %q", r.out.String())
 	return &coded{e.Code, e.Msg}
 }
 

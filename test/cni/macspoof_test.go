@@ -136,9 +136,8 @@ func TestMACSpoofCheckIsTheReferences(t *testing.T) {
 			if tt.stopped == nil {
 				tt.stopped = slices.DeleteFunc(names, func(s string) bool { return s == "its own MAC and address" })
 			}
-			if diff := cmp.Diff(tt.stopped, stopped, cmp.Transformer("set", func(s []string) string { return strings.Join(s, "\n") })); diff != "" {
-				t.Errorf("claims that are stopped (-want +got):\n%s", diff)
-			}
+			diff := cmp.Diff(tt.stopped, stopped, cmp.Transformer("set", func(s []string) string { return strings.Join(s, "\n") }))
+			expect.That(t, diff == "", "claims that are stopped (-want +got):\n%s", diff)
 			w.del(a)
 			w.del(b)
 			out := n.run("nft", "list", "ruleset")

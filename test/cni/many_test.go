@@ -211,9 +211,7 @@ func (m *many) run(c call, a *attachment, program string, part float64) (*coded,
 	}
 	m.made[c.verb]++
 	m.usual[c.verb] += (time.Since(begun) - m.usual[c.verb]) / 4
-	if errOut.Len() > 0 {
-		m.Errorf("%s by %s: stderr: %s", c.verb, program, &errOut)
-	}
+	expect.That(m, errOut.Len() == 0, "%s by %s: stderr: %s", c.verb, program, &errOut)
 	if cmd.ProcessState.ExitCode() == 0 {
 		return nil, out.String()
 	}

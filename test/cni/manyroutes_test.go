@@ -36,9 +36,8 @@ func TestManyRoutesOfAPodTakeNoMemory(t *testing.T) {
 		cmd.Stdout, cmd.Stderr = &out, &out
 		must.Succeed(t, s.ns.Do(cmd.Start))
 		used := peakOf(cmd.Process.Pid)
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("%s: %v: %s", verb, err, &out)
-		}
+		err := cmd.Wait()
+		expect.That(t, err == nil, "%s: %v: %s", verb, err, &out)
 		expect.That(t, used != 0 && used <= most, "%s took %d KiB", verb, used)
 	}
 	expect.Equal(t, nstest.Run(t, pod, "ip", "route", "show", "default"), "", "the default route, which is the pod's own matter, after repair")

@@ -99,9 +99,8 @@ func TestTombolodWithoutPrivilegesEndsAtOnce(t *testing.T) {
 	cmd := exec.CommandContext(ctx, "setpriv", "--bounding-set=-net_admin", keeperPath(), "--leases", n.state+"-leases", "--state", n.state)
 	var out []byte
 	_ = n.ns.Do(func() error { out, _ = cmd.CombinedOutput(); return nil })
-	if cmd.ProcessState.ExitCode() != 1 || strings.Count(string(out), "\n") != 1 || !strings.Contains(string(out), "lacks CAP_NET_ADMIN: run it as root") {
-		t.Errorf("%s: %s", cmd.ProcessState, out)
-	}
+	expect.That(t, cmd.ProcessState.ExitCode() == 1 && strings.Count(string(out), "\n") == 1 && strings.Contains(string(out), "lacks CAP_NET_ADMIN: run it as root"),
+		"%s: %s", cmd.ProcessState, out)
 }
 
 // TestIdleConnectionsDoNotStarveTombolod has more clients of metrics than tombolod may have files open, each of which asks

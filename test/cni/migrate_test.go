@@ -265,12 +265,10 @@ func TestNodeMovesFromTheReferenceWithPodsRunning(t *testing.T) {
 			m.script("forget-gone-pods.sh")
 			left := m.foreign(first)
 			expect.That(t, len(left) == 0, "left of the pod that is gone: %q", left)
-			if diff := cmp.Diff(kept, append(m.foreign(second), m.foreign(other)...)); len(kept) == 0 || diff != "" {
-				t.Errorf("what the pods that run have of theirs (-before +after):\n%s", diff)
-			}
-			if got := seenAs(t, again.NS, out, outside4); got != ip4(m.results[again.id]).String() {
-				t.Errorf("the outside sees %s, and the pod's address is not to be masqueraded", got)
-			}
+			diff := cmp.Diff(kept, append(m.foreign(second), m.foreign(other)...))
+			expect.That(t, len(kept) != 0 && diff == "", "what the pods that run have of theirs (-before +after):\n%s", diff)
+			got := seenAs(t, again.NS, out, outside4)
+			expect.That(t, got == ip4(m.results[again.id]).String(), "the outside sees %s, and the pod's address is not to be masqueraded", got)
 			m.wantNoHostPort(8080)
 			for port := 8081; port <= 8083; port++ {
 				m.wantHostPort(port)
@@ -320,8 +318,7 @@ func (m *move) haunted(out *netns.NS, gone *pod) *pod {
 	must.That(m, diff == "", "the new pod's addresses (-want +got):\n%s", diff)
 	m.wantHostPort(8080)
 	m.wantHostPort(8083)
-	got := seenAs(m, p.NS, out, outside4)
-	expect.That(m, got == uplink4, "the outside sees %s, and the document says that it is masqueraded", got)
+	expect.Equal(m, seenAs(m, p.NS, out, outside4), uplink4, "the outside sees")
 	return p
 }
 

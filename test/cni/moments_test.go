@@ -235,12 +235,9 @@ func TestAnADDThatADELAndAnotherADDOvertookLeavesThePodOfTheOther(t *testing.T) 
 	first.arrive("entered the pod into the firewall")
 	n.callOK(w.asks("DEL", p, nil))
 	n.callOK(w.asks("ADD", p, nil))
-	if f := first.ends(); f.status == 0 || !strings.Contains(f.stdout, `"code":11,`) {
-		t.Errorf("a DEL and another ADD overtook the ADD, which ends with: %s", f)
-	}
-	if w.recordOf(p) == "" {
-		t.Error("the ADD that was overtaken undid what the other has made: its record is gone")
-	}
+	f := first.ends()
+	expect.That(t, f.status != 0 && strings.Contains(f.stdout, `"code":11,`), "a DEL and another ADD overtook the ADD, which ends with: %s", f)
+	expect.That(t, w.recordOf(p) != "", "the ADD that was overtaken undid what the other has made: its record is gone")
 	n.wantWell("after the ADD that was overtaken")
 	wantPing(t, p.NS, outside4, outside6)
 }
@@ -250,14 +247,11 @@ func TestADELGivesTheAddressBackWhenThePortIsGone(t *testing.T) {
 	w := n.podnet(nil)
 	p := n.pod("a")
 	reservation := n.state + "/ipam/podnet/" + ip4(w.add(p)).String()
-	if nstest.ReadIf(t, reservation) == "" {
-		t.Fatal("no reservation at " + reservation)
-	}
+	must.That(t, nstest.ReadIf(t, reservation) != "", "no reservation at %s", reservation)
 	del := n.halt(w.asks("DEL", p, nil), func() bool { return nstest.ReadIf(t, reservation) == "" })
 	del.arrive("given the address back")
-	if hasPort(n, w, p) {
-		t.Error("DEL has given the address back, and the pod still has its port: another pod may get the address")
-	}
+	expect.That(t, !hasPort(n, w, p),
+		"DEL has given the address back, and the pod still has its port: another pod may get the address")
 	del.goOn()
 }
 

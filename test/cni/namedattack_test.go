@@ -28,9 +28,8 @@ func (s *side) mapped(what, id, prev, more string, mappings ...string) outcome {
 func (s *side) wantUnmapped(when string) {
 	s.Helper()
 	for _, set := range []string{"map inet tombolo hostports4", "map inet tombolo hostaddrs4", "set inet tombolo published4", "set inet tombolo selves4", "set inet tombolo snatall4", "set inet tombolo snatnone4", "set inet tombolo hostclaims"} {
-		if text, err := nstest.Try(s.ns, "nft", append([]string{"list"}, strings.Fields(set)...)...); err == nil && strings.Count(text, "comment") > 1 {
-			s.Errorf("%s: more than the sentinel is left:\n%s", when, text)
-		}
+		text, err := nstest.Try(s.ns, "nft", append([]string{"list"}, strings.Fields(set)...)...)
+		expect.That(s, err != nil || strings.Count(text, "comment") <= 1, "%s: more than the sentinel is left:\n%s", when, text)
 	}
 }
 
@@ -161,9 +160,8 @@ func TestPortmapByNameMayMeetAFaultAtAnyCall(t *testing.T) {
 				}
 				expect.Success(t, other("DEL").err(), "%s: a DEL after it", f)
 				side.wantUnmapped(f.String())
-				if o := side.call(verb{plugin: "portmap", verb: "GC", id: "a", conf: `{"cniVersion":"1.1.0","name":"net","stateDir":"STATE","cni.dev/valid-attachments":[]}`}); o.status != 0 {
-					t.Errorf("%s: GC: %s", f, o.stdout)
-				}
+				o := side.call(verb{plugin: "portmap", verb: "GC", id: "a", conf: `{"cniVersion":"1.1.0","name":"net","stateDir":"STATE","cni.dev/valid-attachments":[]}`})
+				expect.That(t, o.status == 0, "%s: GC: %s", f, o.stdout)
 				// What a kill left half written the next call that writes the record writes over.
 				for _, verb := range []string{"ADD", "DEL"} {
 					expect.Success(t, other(verb).err(), "%s: %s at the end", f, verb)

@@ -109,8 +109,7 @@ func TestBridgeByNameIsAsTheReferences(t *testing.T) {
 					isMTU := func(line string) bool { return strings.HasPrefix(line, "host: mtu") }
 					want, got = slices.DeleteFunc(want, isMTU), slices.DeleteFunc(got, isMTU)
 				}
-				diff := want.Diff(got)
-				expect.That(t, diff == "", "%s: what is there (- the reference's, + this one's):\n%s", what, diff)
+				expect.Equal(t, want.Diff(got), "", "%s: what is there (- the reference's, + this one's)", what)
 			}
 			for _, s := range []*side{theirs, ours} {
 				if tt.prepare != "" {

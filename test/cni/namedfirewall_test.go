@@ -34,9 +34,8 @@ func TestAPolicyByNameHoldsWhereAnADDEndsBeforeTheFirewall(t *testing.T) {
 	s.ip("address del 10.5.1.1/24 dev cni0")
 	s.chain("ADD", "b", one[:1])
 	wantPing(t, s.of("a").NS, "10.5.1.3")
-	if err := nstest.PingWith(t, s.of("a").NS, nstest.Addr("10.5.2.2"), nstest.Echo{Wait: noAnswer}); err == nil {
-		t.Error("the network was built anew, and its pods reach another bridge's, against the policy that it has by name")
-	}
+	err := nstest.PingWith(t, s.of("a").NS, nstest.Addr("10.5.2.2"), nstest.Echo{Wait: noAnswer})
+	expect.That(t, err != nil, "the network was built anew, and its pods reach another bridge's, against the policy that it has by name")
 }
 
 // Where the host forwards nothing by itself, what the plugin firewall lets through by name is what the
@@ -91,8 +90,7 @@ func TestFirewallByNameLetsThroughWhatTheReferencesDoes(t *testing.T) {
 				if apart := strings.Contains(got, "a to c: false"); !strings.Contains(got, "a to outside: true") || apart != (policy != "open") {
 					t.Errorf("with %q, policy %s is\n%s", ours, policy, got)
 				}
-				diff := cmp.Diff(want, got)
-				expect.That(t, diff == "", "with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
+				expect.Equal(t, cmp.Diff(want, got), "", "with %q, the reference's (-) and this one's (+)", ours)
 				s.chain("CHECK", "c", other)
 				s.chain("DEL", "c", other)
 				s.chain("DEL", "c", other)

@@ -52,14 +52,12 @@ func TestBandwidthByNameLimitsAsTheReferencesDoes(t *testing.T) {
 				}
 				expect.That(t, strings.Contains(got, "tbf") != (name == "none"),
 					"with %q, the limits are\n%s", ours, got)
-				diff := cmp.Diff(want, got)
-				expect.That(t, diff == "", "with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
+				expect.Equal(t, cmp.Diff(want, got), "", "with %q, the reference's (-) and this one's (+)", ours)
 				s.chain("CHECK", "a", plugins)
 				s.chain("DEL", "a", plugins)
 				s.chain("DEL", "a", plugins)
-				if links := s.run("ip", "-br", "link"); strings.Contains(links, "ifb") || strings.Contains(links, "bwp") {
-					t.Errorf("with %q, left:\n%s", ours, links)
-				}
+				links := s.run("ip", "-br", "link")
+				expect.That(t, !strings.Contains(links, "ifb") && !strings.Contains(links, "bwp"), "with %q, left:\n%s", ours, links)
 				left, _ := filepath.Glob(s.state + "/*/net/*.json")
 				expect.That(t, len(left) == 0, "with %q, records are left: %q", ours, left)
 			}

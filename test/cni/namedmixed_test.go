@@ -79,8 +79,7 @@ func TestPluginsByNameMixWithTheReferences(t *testing.T) {
 				expect.Equal(t, got, want, "with %q: the reference makes\n%s\nand this", ours, want)
 				s.chain("CHECK", "a", plugins)
 				s.chain("DEL", "a", plugins)
-				left := s.files()
-				expect.That(t, left == "", "with %q: %s is left", ours, left)
+				expect.Equal(t, s.files(), "", "with %q", ours)
 				links := nstest.Run(t, s.of("a").NS, "ip", "-o", "link")
 				expect.That(t, !strings.Contains(links, "eth0"), "with %q: %s is left", ours, links)
 			}

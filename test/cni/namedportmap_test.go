@@ -174,8 +174,7 @@ func TestPortmapByNameLeadsWhereTheReferencesDoes(t *testing.T) {
 				if want == "" {
 					want = got
 				}
-				diff := cmp.Diff(want, got)
-				expect.That(t, diff == "", "with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
+				expect.Equal(t, cmp.Diff(want, got), "", "with %q, the reference's (-) and this one's (+)", ours)
 				s.chain("CHECK", "a", with)
 				s.chain("DEL", "a", with)
 				s.chain("DEL", "a", with)

@@ -261,9 +261,8 @@ func TestIPAMPluginsByNameAreAsTheReferences(t *testing.T) {
 			for i, v := range steps {
 				v.plugin = plugin
 				agree(t, fmt.Sprintf("step %d, %s of %s", i, v.verb, v.id), theirs.call(v), ours.call(v))
-				if want, got := theirs.files(), ours.files(); want != got {
-					t.Fatalf("step %d, %s of %s: the reference leaves\n%s\nand this\n%s", i, v.verb, v.id, want, got)
-				}
+				want, got := theirs.files(), ours.files()
+				must.That(t, want == got, "step %d, %s of %s: the reference leaves\n%s\nand this\n%s", i, v.verb, v.id, want, got)
 			}
 		})
 	}

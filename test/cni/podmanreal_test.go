@@ -116,14 +116,11 @@ func TestPodmanKeepsPublishedPortsThroughItsCommands(t *testing.T) {
 		"restart":    {"default via", "metric 100", "8080"},
 	} {
 		for _, want := range append(wants, "hello", " web ") {
-			if !strings.Contains(said[step], want) {
-				t.Errorf("after %s, %q is missing in:\n%s", step, want, said[step])
-			}
+			expect.That(t, strings.Contains(said[step], want), "after %s, %q is missing in:\n%s", step, want, said[step])
 		}
 	}
-	if strings.Contains(said["disconnect"], "10.31.0.") || strings.Contains(said["rm"], "10.3") {
-		t.Errorf("something of a network is left:\n%s\n%s", said["disconnect"], said["rm"])
-	}
+	expect.That(t, !strings.Contains(said["disconnect"], "10.31.0.") && !strings.Contains(said["rm"], "10.3"),
+		"something of a network is left:\n%s\n%s", said["disconnect"], said["rm"])
 	if got := said["network rm"]; !strings.Contains(got, " is gone, and the network has no pods") || !strings.HasSuffix(got, "0 attachments: nothing differs\n") {
 		t.Errorf("after podman network rm:\n%s", got)
 	}

@@ -197,7 +197,6 @@ func TestOperatorsCommands(t *testing.T) {
 	unmarshal(t, n.operate("version", "--json").stdout, &version)
 	diff := cmp.Diff(versions(), version.CNI)
 	expect.That(t, diff == "" && version.Go != "", "versions (-want +got):\n%s", diff)
-	if help := n.operate("help"); help.status != 0 || !strings.Contains(help.stdout, "Exit status") {
-		t.Errorf("tombolo help: %d, %s", help.status, help.stdout)
-	}
+	help := n.operate("help")
+	expect.That(t, help.status == 0 && strings.Contains(help.stdout, "Exit status"), "tombolo help: %d, %s", help.status, help.stdout)
 }

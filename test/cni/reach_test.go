@@ -38,13 +38,11 @@ func TestTheOutsideSeesTheNodeWhereMasqueraded(t *testing.T) {
 	a, b := n.pod("a"), n.pod("b")
 	ra, rb := w.add(a), w.add(b)
 	for _, tt := range []struct{ at, want string }{{outside4, uplink4}, {outside6, uplink6}} {
-		got := seenAs(t, a.NS, out, tt.at)
-		expect.That(t, got == tt.want, "the outside at %s sees %s, want the node's %s", tt.at, got, tt.want)
+		expect.Equal(t, seenAs(t, a.NS, out, tt.at), tt.want, "the outside at %s sees", tt.at)
 	}
 	// Among pods, nothing is translated.
 	for _, tt := range []struct{ at, want string }{{ip4(rb).String(), ip4(ra).String()}, {ip6(rb).String(), ip6(ra).String()}} {
-		got := seenAs(t, a.NS, b.NS, tt.at)
-		expect.That(t, got == tt.want, "the pod at %s sees %s, want the other pod's %s", tt.at, got, tt.want)
+		expect.Equal(t, seenAs(t, a.NS, b.NS, tt.at), tt.want, "the pod at %s sees", tt.at)
 	}
 }
 
@@ -55,8 +53,7 @@ func TestTheOutsideSeesThePodWithoutMasquerade(t *testing.T) {
 	p := n.pod("a")
 	r := n.podnet(conf{"ipMasq": false}).add(p)
 	for at, want := range map[string]string{outside4: ip4(r).String(), outside6: ip6(r).String()} {
-		got := seenAs(t, p.NS, out, at)
-		expect.That(t, got == want, "the outside at %s sees %s, want the pod's %s", at, got, want)
+		expect.Equal(t, seenAs(t, p.NS, out, at), want, "the outside at %s sees", at)
 	}
 	wantPing(t, out, ip4(r).String(), ip6(r).String())
 }
@@ -244,8 +241,7 @@ func TestIPv6IsReadyAtOnce(t *testing.T) {
 	want := []string{ip4(r).String(), ip6(r).String(), "fe80::858:aff:fe4d:2"}
 	expect.NoDiff(t, cmp.Diff(want, got), "addresses of the pod")
 	for name, want := range map[string]string{"accept_ra": "0", "disable_ipv6": "0"} {
-		got := nstest.Sysctl(t, p.NS, "net/ipv6/conf/eth0/"+name)
-		expect.That(t, got == want, "%s is %s in the pod, want %s", name, got, want)
+		expect.Equal(t, nstest.Sysctl(t, p.NS, "net/ipv6/conf/eth0/"+name), want, "%s is", name)
 	}
 	nstest.Run(t, p.NS, "sh", "-ec", "ip link set eth0 down; ip link set eth0 up")
 	if got := globals(t, p.NS, "eth0"); len(got) != 2 {
@@ -290,9 +286,8 @@ func TestIPv4AddressesHaveTheirBroadcastAddress(t *testing.T) {
 	}
 	w := n.podnet(nil)
 	p := w.addPod("a")
-	if pod, gateway := brd(p.NS, "eth0"), brd(n.ns, "cbr0"); pod != "10.77.0.255" || gateway != "10.77.0.255" {
-		t.Errorf("the pod's broadcast address is %s, the gateway's %s", pod, gateway)
-	}
+	pod, gateway := brd(p.NS, "eth0"), brd(n.ns, "cbr0")
+	expect.That(t, pod == "10.77.0.255" && gateway == "10.77.0.255", "the pod's broadcast address is %s, the gateway's %s", pod, gateway)
 	// Those of an earlier version have none, which nobody takes for a difference.
 	for link, ns := range map[string]*netns.NS{"eth0": p.NS, "cbr0": n.ns} {
 		for _, a := range addresses(t, ns, link) {

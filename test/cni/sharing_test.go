@@ -83,9 +83,8 @@ func TestTheNextADDMendsANetworkWhoseRepairFailedHalfWay(t *testing.T) {
 	}
 	next := w.addPod("next")
 	n.wantWell("after an ADD to a network whose repair had failed")
-	if diff := cmp.Diff(before, n.sets(strings.TrimPrefix(w.port(next), "veth"))); diff != "" {
-		t.Errorf("the repair failed half-way, and the network's next ADD left (-before +after):\n%s", diff)
-	}
+	diff := cmp.Diff(before, n.sets(strings.TrimPrefix(w.port(next), "veth")))
+	expect.That(t, diff == "", "the repair failed half-way, and the network's next ADD left (-before +after):\n%s", diff)
 }
 
 func TestAHostPortThatAKilledDELWasToPassOnIsPassedOnByRepair(t *testing.T) {

@@ -169,8 +169,7 @@ func TestAReservationOfAnEarlierEpochWhosePodLivesKeepsItsOwner(t *testing.T) {
 	nstest.PutFile(t, dir, address, readFile(t, dir+"/"+address), time.Now().Add(-longAgo))
 	nstest.PutFile(t, dir, ".tombolo-epoch", "another boot/another life")
 	w.add(n.pod("next"))
-	owner := n.reservations(dir)[address]
-	expect.That(t, owner == "lives\r\neth0", "the pod with %s lives, and its reservation is %q's", address, owner)
+	expect.Equal(t, n.reservations(dir)[address], "lives\r\neth0", "the pod with %s lives, and its reservation is", address)
 }
 
 // reborn is the node, a container itself, after its restart: with a new pid 1 and in a new network namespace.
@@ -253,9 +252,8 @@ func TestRubbishInTheStateDirectoryIsNotFatal(t *testing.T) {
 	expect.Success(t, w.status())
 	w.gc(b)
 	w.del(b)
-	if ports := links(t, n.ns); len(ports) != 2 { // lo, cbr0
-		t.Errorf("left: %v", ports)
-	}
+	ports := links(t, n.ns) // lo, cbr0
+	expect.That(t, len(ports) == 2, "left: %v", ports)
 }
 
 // reference is the same network as the reference's bridge plugin and host-local have
@@ -360,8 +358,7 @@ func (n *node) snapshot() nstest.Snapshot {
 // wantSnapshot fails the test unless the node is as it was.
 func (n *node) wantSnapshot(when string, before nstest.Snapshot) {
 	n.Helper()
-	diff := before.Diff(n.snapshot())
-	expect.That(n, diff == "", "%s: the node (- before, + after):\n%s", when, diff)
+	expect.Equal(n, before.Diff(n.snapshot()), "", "%s: the node (- before, + after)", when)
 }
 
 // A snapshot that shows nothing would be the same after anything.

@@ -210,9 +210,8 @@ func TestAnOperatorsChainCountsBeforeThereIsFORWARD(t *testing.T) {
 			if name == "later" {
 				must.That(t, reaches(), "the pod is cut off before the operator says so")
 				s.run("sh", "-ec", "nft 'add table ip filter; add chain ip filter CNI-ADMIN; add rule ip filter CNI-ADMIN ip saddr 10.5.1.0/24 counter drop'")
-				if o := s.operate("check", "--state", s.state); o.status != 4 || !strings.Contains(o.stdout, "which calls CNI-ADMIN, is missing [repair]") {
-					t.Errorf("check: %+v", o)
-				}
+				o := s.operate("check", "--state", s.state)
+				expect.That(t, o.status == 4 && strings.Contains(o.stdout, "which calls CNI-ADMIN, is missing [repair]"), "check: %+v", o)
 				expect.Success(t, s.operate("repair", "--state", s.state).err(), "repair")
 			}
 			if reaches() {

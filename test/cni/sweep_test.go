@@ -267,7 +267,7 @@ func TestFirstADDMayMeetAFaultAtAnyCall(t *testing.T) {
 		must.Succeed(t, n.remove("podnet").err())
 		must.Succeed(t, os.RemoveAll(n.state))
 	}
-	first := w.addPod("first")
+	w.add(n.pod("first"))
 	reset()
 	s.verb = func(round string) call {
 		p = n.pod(round)

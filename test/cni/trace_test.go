@@ -37,7 +37,7 @@ func TestDoctorNamesTheRuleThatDropsAProbe(t *testing.T) {
 			nstest.Serve(t, out, "tcp4", netip.MustParseAddrPort("0.0.0.0:80"))
 			nstest.Serve(t, out, "tcp4", netip.MustParseAddrPort("0.0.0.0:443"))
 			w := n.portnet(nil)
-			a := w.addPod("a")
+			w.addPod("a")
 			table, last := "inet fw", "drops or rejects, by its rule number "
 			if tc.rules == "" {
 				n.run("iptables", "-A", "FORWARD", "-p", "tcp", "-m", "multiport", "--dports", "80,81", "-j", "REJECT")

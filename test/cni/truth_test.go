@@ -53,7 +53,7 @@ func TestWhatCheckAdvisesWithoutTheStateDirectoryIsTrue(t *testing.T) {
 	nstest.Need(t, "iptables")
 	s := newScene(t)
 	must.Succeed(t, os.RemoveAll(s.state))
-	c := s.addPod("c")
+	s.addPod("c")
 	// What a pod has left that is gone.
 	s.on("nft 'add element inet tombolo pods4 { cbr0 . 10.77.0.99 comment \"tombolo:1:00000000abc:podnet\" }'")
 	o := s.operate("check", "--state", s.state)
@@ -64,9 +64,8 @@ func TestWhatCheckAdvisesWithoutTheStateDirectoryIsTrue(t *testing.T) {
 		expect.That(t, o.status == 4 && strings.Contains(o.stdout, line), "no line %q: %+v", line, o)
 	}
 	o = s.operate("repair", "--state", s.state)
-	if left := strings.Count(o.stdout, "left: "); o.status != 4 || left != 2 || !strings.Contains(o.stdout, "repaired: elements of endpoint 00000000abc") {
-		t.Errorf("repair: %+v", o)
-	}
+	left := strings.Count(o.stdout, "left: ")
+	expect.That(t, o.status == 4 && left == 2 && strings.Contains(o.stdout, "repaired: elements of endpoint 00000000abc"), "repair: %+v", o)
 	wantPing(t, s.a.NS, outside4, outside6)
 	for _, p := range []*pod{s.a, s.b} {
 		s.del(p)

@@ -39,9 +39,8 @@ func (o *onTwo) callsItself(t *testing.T, when string) {
 	for i, w := range o.nets {
 		for _, at := range []string{fmt.Sprintf("10.3%d.0.1", i+1), fmt.Sprintf("fd3%d::1", i+1)} {
 			for _, protocol := range []string{"tcp", "udp"} {
-				if _, err := nstest.AskWithin(t, o.p.NS, protocol, netip.AddrPortFrom(nstest.Addr(at), 8080), 5*time.Second); err != nil {
-					t.Errorf("%s: the pod cannot reach its port at %s, by eth%d: %v", when, at, i, err)
-				}
+				_, err := nstest.AskWithin(t, o.p.NS, protocol, netip.AddrPortFrom(nstest.Addr(at), 8080), 5*time.Second)
+				expect.That(t, err == nil, "%s: the pod cannot reach its port at %s, by eth%d: %v", when, at, i, err)
 			}
 		}
 		expect.Success(t, w.check(o.p, o.options(t, i)...), "%s", when)
@@ -69,9 +68,8 @@ func TestAPodOnTwoNetworksReachesItsPortByBoth(t *testing.T) {
 	left := o.results[1]
 	o.nets[1].del(o.p, o.options(t, 1)...)
 	for _, a := range left {
-		if selves := o.nft("list set inet tombolo selves4") + o.nft("list set inet tombolo selves6"); strings.Contains(selves, " "+a.String()+" ") {
-			t.Errorf("the pod has left with %s, and there is\n%s", a, selves)
-		}
+		selves := o.nft("list set inet tombolo selves4") + o.nft("list set inet tombolo selves6")
+		expect.That(t, !strings.Contains(selves, " "+a.String()+" "), "the pod has left with %s, and there is\n%s", a, selves)
 	}
 	o.connect(t, 1)
 	o.callsItself(t, "connected again")

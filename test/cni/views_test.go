@@ -185,9 +185,8 @@ func TestTheMapShowsANodeAndWhatIsWrong(t *testing.T) {
 	n.ip("link set " + w.port(hurt) + " down")
 	text := n.terminal(100, utf8, "ls", "map", "--state", n.state)
 	red := regexp.MustCompile("\x1b\\[31m([^\x1b]*)\x1b\\[m").FindAllStringSubmatch(text, -1)
-	if len(red) < 2 || !strings.HasPrefix(red[0][1], `✗ default/x\u001b[2J<svg>&  10.77.0.3 fd77::3`) || !strings.Contains(red[1][1], w.port(hurt)) {
-		t.Errorf("red is %q in\n%s", red, text)
-	}
+	expect.That(t, len(red) >= 2 && strings.HasPrefix(red[0][1], `✗ default/x\u001b[2J<svg>&  10.77.0.3 fd77::3`) && strings.Contains(red[1][1], w.port(hurt)),
+		"red is %q in\n%s", red, text)
 	for _, want := range []string{"└─ \x1b[1mnetwork podnet\x1b[m: gateway", "● default/web  10.77.0.2 fd77::2 ← 8080->80/tcp\n", "● default/other  10.77.0.4 fd77::4\n"} {
 		expect.Contains(t, text, want)
 	}
@@ -202,9 +201,8 @@ func TestTheMapShowsANodeAndWhatIsWrong(t *testing.T) {
 		}
 	}
 	o := n.operate("ls", "map", "--state", n.state)
-	if o.status != 0 || o.stderr != "" || strings.Contains(o.stdout, "\x1b") || !strings.Contains(o.stdout, "default/web") {
-		t.Errorf("without a terminal: %+v", o)
-	}
+	expect.That(t, o.status == 0 && o.stderr == "" && !strings.Contains(o.stdout, "\x1b") && strings.Contains(o.stdout, "default/web"),
+		"without a terminal: %+v", o)
 	o = n.operate("ls", "map", "--svg", "--state", n.state)
 	var svg struct {
 		Texts []string `xml:"g>text"`
@@ -220,9 +218,8 @@ func TestTheOperatorsStatusSaysWhetherAllIsWell(t *testing.T) {
 	want := func(when string, status int, lines ...string) {
 		t.Helper()
 		o := n.operate("status", "--state", n.state, "--leases", n.state+"-leases")
-		if o.status != status || strings.HasSuffix(o.stdout, "\nall is well\n") != (status == 0) || strings.Count(o.stdout, "\n") > 10 {
-			t.Errorf("%s: exit status %d\n%s%s", when, o.status, o.stdout, o.stderr)
-		}
+		expect.That(t, o.status == status && strings.HasSuffix(o.stdout, "\nall is well\n") == (status == 0) && strings.Count(o.stdout, "\n") <= 10,
+			"%s: exit status %d\n%s%s", when, o.status, o.stdout, o.stderr)
 		for _, line := range lines {
 			expect.Contains(t, o.stdout, "\n"+line, "%s: no %q in", when, line)
 		}

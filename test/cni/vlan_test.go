@@ -114,12 +114,10 @@ func testVLANKeepsPodsApart(t *testing.T, call string) {
 		wantPing(t, d.NS, ip4(ra).String(), ip6(rc).String())
 	}
 	for at, want := range map[string]string{outside4: uplink4, outside6: uplink6} {
-		got := seenAs(t, a.NS, out, at)
-		expect.That(t, got == want, "the outside at %s sees %s, want the node's %s", at, got, want)
+		expect.Equal(t, seenAs(t, a.NS, out, at), want, "the outside at %s sees", at)
 	}
 	for at, want := range map[string]string{ip4(rb).String(): ip4(ra).String(), ip6(rb).String(): ip6(ra).String()} {
-		got := seenAs(t, a.NS, b.NS, at)
-		expect.That(t, got == want, "the pod at %s sees %s, want the other pod's %s", at, got, want)
+		expect.Equal(t, seenAs(t, a.NS, b.NS, at), want, "the pod at %s sees", at)
 	}
 	// On the wire, each VLAN is one of its own.
 	for from, to := range map[*pod]*pod{b: c, d: b} {
@@ -236,9 +234,8 @@ func TestVLANsAreCheckedAndRepaired(t *testing.T) {
 		args := strings.Fields(tt.command)
 		n.run(args[0], args[1:]...)
 		wantError(t, w.check(p), 113, tt.says)
-		if o := n.operate("check", "--state", n.state); o.status == 0 || !strings.Contains(o.stdout, tt.says) {
-			t.Errorf("%s: check: %+v, want %q", tt.name, o, tt.says)
-		}
+		o := n.operate("check", "--state", n.state)
+		expect.That(t, o.status != 0 && strings.Contains(o.stdout, tt.says), "%s: check: %+v, want %q", tt.name, o, tt.says)
 		expect.Success(t, n.operate("repair", "--state", n.state).err(), "%s: repair", tt.name)
 		works(tt.name)
 	}
@@ -257,7 +254,7 @@ func TestVLANThatCannotBeIsRefused(t *testing.T) {
 	needVLANs(t)
 	n := newNode(t)
 	w := n.podnet(conf{"vlan": 100})
-	p := w.addPod("a")
+	w.addPod("a")
 	wantError(t, expect.Err(w.with(conf{"vlan": 200}).tryAdd(n.pod("b"))), 112, "on bridge cbr0.100")
 	wantError(t, expect.Err(n.network("twice", conf{"vlan": 200}).tryAdd(n.pod("c"))), 112, "overlaps")
 	n.ip("link add br9 type bridge")
@@ -295,9 +292,8 @@ func TestVLANOfTheReferencesBridgeIsTakenOn(t *testing.T) {
 	reference.del(a)
 	wantPing(t, b.NS, gateway4, gateway6)
 	ours.del(b)
-	if o := n.remove("podnet"); o.status != 0 || links(t, n.ns)["cbr0.100"].Name == "" {
-		t.Errorf("remove: %+v; the reference's link is to stay", o)
-	}
+	o := n.remove("podnet")
+	expect.That(t, o.status == 0 && links(t, n.ns)["cbr0.100"].Name != "", "remove: %+v; the reference's link is to stay", o)
 }
 
 // newTaggedLAN has a router that is in a VLAN of the NIC's, and a server to be started in it.
@@ -362,9 +358,8 @@ func TestVLANOfTheLANIsLeasedInAndRepaired(t *testing.T) {
 	for _, r := range []*current.Result{ra, rb} {
 		expect.Contains(t, l.leased(), " "+ip4(r).String()+" ", "the server knows of no lease of %s", ip4(r))
 	}
-	if got := nstest.Run(t, a.NS, "ip", "-4", "route", "show", "default"); !strings.Contains(got, "via "+router4+" ") {
-		t.Errorf("the pod's default route is %q, want one via %s", got, router4)
-	}
+	got := nstest.Run(t, a.NS, "ip", "-4", "route", "show", "default")
+	expect.That(t, strings.Contains(got, "via "+router4+" "), "the pod's default route is %q, want one via %s", got, router4)
 	expect.Equal(t, n.vlansOf("eth0")+"; "+n.vlansOf("br0"), "1 pvid egress untagged, 20; 1 pvid egress untagged",
 		"uplink and bridge are in the VLANs")
 	works := func(when string) {

@@ -58,9 +58,7 @@ func TestAGuardedPodSendsNoVLANTags(t *testing.T) {
 		token, last := fmt.Sprintf("token-%03d.", i), fmt.Sprintf("last--%03d.", i)
 		must.Succeed(t, expect.Err(unix.Write(out, datagram(mac, own, token, tags...))))
 		must.Succeed(t, expect.Err(unix.Write(out, datagram(mac, own, last))))
-		if hears(t, ear, token, last) {
-			t.Errorf("another pod hears what a guarded one sends with the tag %x", tags)
-		}
+		expect.That(t, !hears(t, ear, token, last), "another pod hears what a guarded one sends with the tag %x", tags)
 	}
 }
 
@@ -329,8 +327,7 @@ func TestVLANsHostPortsByNameLeadWhereTheReferencesDo(t *testing.T) {
 			want = got
 			must.That(t, strings.Count(got, "seen as") >= 8, "the reference's leads to little:\n%s", got)
 		}
-		diff := cmp.Diff(want, got)
-		expect.That(t, diff == "", "with %q, the reference's (-) and this one's (+):\n%s", ours, diff)
+		expect.Equal(t, cmp.Diff(want, got), "", "with %q, the reference's (-) and this one's (+)", ours)
 		if ours != nil { // the reference's takes the bridge's MAC to be what it was before there was a port
 			s.chain("CHECK", "a", chain)
 		}

@@ -50,9 +50,8 @@ func TestAnAddTakesLittleMemory(t *testing.T) {
 		err = n.prove(p)
 	}
 	must.Succeed(t, err)
-	if got := float64(c.peak) / 1024; got > mostMiB || got < 1 {
-		t.Errorf("an ADD of everything has %.1f MiB at its peak, want at most %d", got, mostMiB)
-	}
+	got := float64(c.peak) / 1024
+	expect.That(t, got <= mostMiB && got >= 1, "an ADD of everything has %.1f MiB at its peak, want at most %d", got, mostMiB)
 	must.Succeed(t, expect.Err(n.call("DEL", p)))
 }
 

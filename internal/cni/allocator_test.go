@@ -13,6 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -22,8 +23,7 @@ func TestWithoutATypeThereAreNoAddresses(t *testing.T) {
 		"no section": `{"name":"lan"}`, "empty section": `{"ipam":{}}`, "null": `{"ipam":null}`, "empty type": `{"ipam":{"type":""}}`,
 		"comment": `{"ipam":{"_why":"layer 2"}}`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newIPAMNode(t, conf)
 			a := n.allocator(n.request("a"))
 			ctx := context.Background()
@@ -129,8 +129,7 @@ func TestStaticGivesWhatIsNamed(t *testing.T) {
 		},
 	}
 	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newIPAMNode(t, tt.conf)
 			r := n.request("a")
 			r.Args = tt.args

@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 // Whichever step of a DEL fails, the record stays: by it a later DEL or GC finds the rest.
@@ -31,8 +32,7 @@ func TestDELThatFailsIsFinishedByTheNextDELOrGC(t *testing.T) {
 		}},
 	} {
 		for _, verb := range []string{"DEL", "GC"} {
-			t.Run(name+", then "+verb, func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, name+", then "+verb, func(t *testing.T) {
 				n := newNode(t)
 				addNeighbour(t, n)
 				before := n.belongings(t)
@@ -45,13 +45,11 @@ func TestDELThatFailsIsFinishedByTheNextDELOrGC(t *testing.T) {
 					nltest.MustHaveFired(t, fault)
 					p = n.faulty(tt.side, fault)
 				}
-				if a := n.run(t, p, "DEL", everything()); a.err == nil {
-					t.Fatal("DEL succeeded")
-				}
+				a := n.run(t, p, "DEL", everything())
+				must.That(t, a.err != nil, "DEL succeeded")
 				hash := ident.Hash("pods", "c1", "eth0")
-				if left := n.belongings(t).Records; !strings.Contains(strings.Join(left, " "), hash) {
-					t.Errorf("the record is gone: %v", left)
-				}
+				left := n.belongings(t).Records
+				expect.That(t, strings.Contains(strings.Join(left, " "), hash), "the record is gone: %v", left)
 				mend()
 				if verb == "DEL" {
 					n.run(t, n.plugin(), "DEL", everything()).must(t)

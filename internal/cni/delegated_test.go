@@ -42,9 +42,8 @@ echo '{"cniVersion":"0.4.0","interfaces":[{"name":"x"}],"ips":[{"version":"6","a
 {"version":"4","address":"10.1.0.5/24","gateway":"10.1.0.1"}],"routes":[{"dst":"0.0.0.0/0"}],"dns":{"domain":"lan"}}'`)
 	result, err := n.tryAdd(r)
 	must.Succeed(t, err)
-	if got := addressesOf(result); got != "fd00::5,10.1.0.5" || len(result.Interfaces) != 0 || result.IPs[0].Interface != nil {
-		t.Errorf("got %s, %+v", got, result)
-	}
+	got := addressesOf(result)
+	expect.That(t, got == "fd00::5,10.1.0.5" && len(result.Interfaces) == 0 && result.IPs[0].Interface == nil, "got %s, %+v", got, result)
 	expect.That(t, result.CNIVersion == "1.1.0" && len(result.Routes) == 1 && result.DNS.Domain == "lan",
 		"got %+v", result)
 	stdin, err := os.ReadFile(filepath.Join(r.Path, "fake.stdin"))
@@ -56,9 +55,7 @@ func TestEveryVerbIsDelegated(t *testing.T) {
 	t.Parallel()
 	n, r, verbs := withPlugin(t, "exit 0")
 	a := n.allocator(r)
-	if !a.Slow() || (static{}).Slow() {
-		t.Error("Slow takes one kind for another")
-	}
+	expect.That(t, a.Slow() && !(static{}).Slow(), "Slow takes one kind for another")
 	ctx := context.Background()
 	expect.Success(t, errors.Join(a.Del(ctx, nstest.Addrs("10.1.0.5")), a.Check(ctx, nil), a.GC(ctx, nil), a.Status(ctx)))
 	expect.Equal(t, verbs(), "DEL CHECK GC STATUS", "ran")
@@ -76,15 +73,13 @@ func TestAFailedDelegatedAddIsUndone(t *testing.T) {
 		"no result":            {`echo hello`, 6, `result of plugin fake: plugin printed no valid CNI result`},
 		"a DEL that fails too": {`[ $CNI_COMMAND = DEL ] && { echo '{"code":7,"msg":"nor that"}'; exit 1; }; exit 1`, codePluginFailed, "exit status 1"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n, r, verbs := withPlugin(t, tt.body)
 			_, err := n.tryAdd(r)
 			wantError(t, err, tt.code, nil, tt.want)
 			expect.Equal(t, verbs(), "ADD DEL", "ran")
-			if name == "a DEL that fails too" && !strings.Contains(err.Error(), "undo the failed ADD: nor that") {
-				t.Errorf("what failed in the undoing is lost: %v", err)
-			}
+			expect.That(t, name != "a DEL that fails too" || strings.Contains(err.Error(), "undo the failed ADD: nor that"),
+				"what failed in the undoing is lost: %v", err)
 		})
 	}
 }

@@ -33,9 +33,7 @@ func readDocs(t *testing.T, patterns ...string) map[string]string {
 	texts := map[string]string{}
 	for _, pattern := range patterns {
 		names, err := filepath.Glob(docsRoot + pattern)
-		if err != nil || len(names) == 0 {
-			t.Fatalf("%s: no files, %v", pattern, err)
-		}
+		must.That(t, err == nil && len(names) != 0, "%s: no files, %v", pattern, err)
 		for _, name := range names {
 			data, err := os.ReadFile(name)
 			must.Succeed(t, err)
@@ -118,9 +116,7 @@ func ipamFields(t *testing.T) []string {
 			return true
 		})
 	}
-	if len(structs) > 0 {
-		t.Fatalf("package ipam has no types %q any more: where are its fields?", structs)
-	}
+	must.That(t, len(structs) == 0, "package ipam has no types %q any more: where are its fields?", structs)
 	return names
 }
 
@@ -129,24 +125,18 @@ func TestDocsNameEveryField(t *testing.T) {
 	text := readDoc(t, "docs/config.md")
 	fields := slices.Concat(jsonFields(reflect.TypeFor[NetConf]()), ipamFields(t))
 	for _, name := range fields {
-		if !strings.Contains(text, "`"+name+"`") {
-			t.Errorf("docs/config.md does not have the field `%s`", name)
-		}
+		expect.That(t, strings.Contains(text, "`"+name+"`"), "docs/config.md does not have the field `%s`", name)
 	}
 	capabilities := jsonFields(reflect.TypeFor[runtimeConfig]())
 	for _, name := range capabilities {
-		if !strings.Contains(text, "`"+name+"`") && !strings.Contains(text, `"`+name+`"`) {
-			t.Errorf("docs/config.md does not have runtimeConfig's %q", name)
-		}
+		expect.That(t, strings.Contains(text, "`"+name+"`") || strings.Contains(text, `"`+name+`"`),
+			"docs/config.md does not have runtimeConfig's %q", name)
 	}
 	tables := firstColumn(text, "field")
-	if len(tables) < len(fields)/2 {
-		t.Fatalf("found %d rows in tables of fields, %q", len(tables), tables)
-	}
+	must.That(t, len(tables) >= len(fields)/2, "found %d rows in tables of fields, %q", len(tables), tables)
 	for _, cell := range tables {
-		if !slices.Contains(fields, strings.Trim(cell, "`")) {
-			t.Errorf("docs/config.md describes %s, which no configuration has", cell)
-		}
+		expect.That(t, slices.Contains(fields, strings.Trim(cell, "`")),
+			"docs/config.md describes %s, which no configuration has", cell)
 	}
 }
 
@@ -205,23 +195,18 @@ func codeValue(t *testing.T, name string, e ast.Expr) uint {
 func TestDocsNameEveryErrorCode(t *testing.T) {
 	t.Parallel()
 	own := errorCodes(t, "internal/cni/errors.go")
-	if own["codeExists"] != codeExists || own["codePoolFull"] != codePoolFull {
-		t.Fatalf("the constants were not read right: %v", own)
-	}
+	must.That(t, own["codeExists"] == codeExists && own["codePoolFull"] == codePoolFull,
+		"the constants were not read right: %v", own)
 	var codes []string
 	for _, code := range own {
 		codes = append(codes, strconv.Itoa(int(code)))
 	}
 	listed := firstColumn(readDoc(t, "docs/operating.md"), "code")
 	for _, code := range codes {
-		if !slices.Contains(listed, code) {
-			t.Errorf("docs/operating.md has no row for error code %s", code)
-		}
+		expect.That(t, slices.Contains(listed, code), "docs/operating.md has no row for error code %s", code)
 	}
 	for _, code := range listed {
-		if !slices.Contains(codes, code) {
-			t.Errorf("docs/operating.md has a row for error code %s, which nothing returns", code)
-		}
+		expect.That(t, slices.Contains(codes, code), "docs/operating.md has a row for error code %s, which nothing returns", code)
 	}
 }
 
@@ -234,9 +219,7 @@ func usage(t *testing.T) map[string]string {
 			all[strings.TrimSpace(name)] = text
 		}
 	}
-	if len(all) < 15 {
-		t.Fatalf("help has %d commands", len(all))
-	}
+	must.That(t, len(all) >= 15, "help has %d commands", len(all))
 	return all
 }
 
@@ -251,9 +234,7 @@ func TestDocsNameEveryCommand(t *testing.T) {
 			continue // what all have
 		}
 		forms := regexp.MustCompile("`tombolo "+name+"([^`]*)`").FindAllStringSubmatch(text.String(), -1)
-		if len(forms) == 0 {
-			t.Errorf("neither README.md nor docs has `tombolo %s`", name)
-		}
+		expect.That(t, len(forms) != 0, "neither README.md nor docs has `tombolo %s`", name)
 		own, _, _ := strings.Cut(help, "Global Flags:")
 		_, own, _ = strings.Cut(own, "\nFlags:")
 		for _, m := range regexp.MustCompile(`(?m)^ .*?(--[a-z-]+)`).FindAllStringSubmatch(own, -1) {
@@ -300,9 +281,7 @@ func TestDocsNameCommandsThatExist(t *testing.T) {
 			}
 		}
 	}
-	if found < 40 {
-		t.Errorf("found %d commands only", found)
-	}
+	expect.That(t, found >= 40, "found %d commands only", found)
 }
 
 // fenced says whether what was found is code, within a line or a block, and no sentence.
@@ -345,9 +324,7 @@ func TestDocsNameMessagesThatExist(t *testing.T) {
 			}
 		}
 	}
-	if found < 15 {
-		t.Errorf("found %d parts of messages only", found)
-	}
+	expect.That(t, found >= 15, "found %d parts of messages only", found)
 	for file, text := range readDocs(t, "README.md", "docs/*.md") {
 		for _, metric := range regexp.MustCompile("`(tombolo_[a-z_]+[a-z])`").FindAllStringSubmatch(text, -1) {
 			if !strings.Contains(all, `"`+metric[1]+`"`) {
@@ -451,9 +428,7 @@ func TestDocsHaveExamplesThatAreAccepted(t *testing.T) {
 			expect.Success(t, accepts(t, conf), "%s", where)
 		}
 	}
-	if found < 6 {
-		t.Errorf("found %d configurations only", found)
-	}
+	expect.That(t, found >= 6, "found %d configurations only", found)
 }
 
 // anchors gives the names by which the headings of a page are linked to, as GitHub has them.

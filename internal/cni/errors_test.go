@@ -16,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -56,13 +57,11 @@ func TestCodesOfErrors(t *testing.T) {
 		{"joined ones come on one line", errors.Join(unix.EBUSY, errors.Join(unix.EPERM, unix.EIO)), 110,
 			"device or resource busy; operation not permitted; input/output error"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			expect.NoDiff(t, cmp.Diff(&types.Error{Code: tt.code, Msg: tt.msg}, coded(tt.err)), "error")
 		})
 	}
 	var conflict error = &nft.ConflictError{}
-	if e := coded(fmt.Errorf("add: %w", conflict)); e.Code != 112 {
-		t.Errorf("an element of another owner: code %d", e.Code)
-	}
+	e := coded(fmt.Errorf("add: %w", conflict))
+	expect.That(t, e.Code == 112, "an element of another owner: code %d", e.Code)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -59,9 +60,8 @@ func TestSeedsAreCommitted(t *testing.T) {
 			if golden.Updates() {
 				nstest.SaveCorpus(t, target, name, values...)
 			}
-			if _, err := os.Stat(filepath.Join("testdata", "fuzz", target, name)); err != nil {
-				t.Errorf("%v: -update writes it", err)
-			}
+			_, err := os.Stat(filepath.Join("testdata", "fuzz", target, name))
+			expect.That(t, err == nil, "%v: -update writes it", err)
 		}
 	}
 }
@@ -76,18 +76,13 @@ func FuzzNetConf(f *testing.F) {
 		}
 		conf, err := parseStrict(data)
 		if err != nil {
-			if c := code(err); c != codeDecoding && c != codeInvalidConfig && c != codeUnsupportedField {
-				t.Errorf("code %d: %v", c, err)
-			}
+			c := code(err)
+			expect.That(t, c == codeDecoding || c == codeInvalidConfig || c == codeUnsupportedField, "code %d: %v", c, err)
 			return
 		}
-		if lenientErr != nil {
-			t.Fatalf("ADD takes what DEL does not: %v", lenientErr)
-		}
+		must.That(t, lenientErr == nil, "ADD takes what DEL does not: %v", lenientErr)
 		// An ADD and its DEL have to mean the same network.
-		if diff := cmp.Diff(conf, lenient, everyField()...); diff != "" {
-			t.Errorf("strict and lenient differ (-strict +lenient):\n%s", diff)
-		}
+		expect.Equal(t, cmp.Diff(conf, lenient, everyField()...), "", "strict and lenient differ (-strict +lenient)")
 		usable(t, conf)
 		if s := settingsOf(conf); !ident.IsLinkName(s.Bridge) || s.Mark&(s.Mark-1) != 0 || s.MTU != 0 && (s.MTU < mtuMin || s.MTU > mtuMax) {
 			t.Errorf("settings are %+v", s)
@@ -99,17 +94,13 @@ func FuzzNetConf(f *testing.F) {
 func usable(t *testing.T, conf *NetConf) {
 	t.Helper()
 	s := settingsOf(conf)
-	if s.Mark == 0 || s.Bridge == "" || !strings.HasPrefix(s.StateDir, "/") {
-		t.Errorf("settings are %+v", s)
-	}
+	expect.That(t, s.Mark != 0 && s.Bridge != "" && strings.HasPrefix(s.StateDir, "/"), "settings are %+v", s)
 	if s.DefaultGateway && !s.Gateway || s.Down && s.Masquerade {
 		t.Errorf("settings contradict themselves: %+v", s)
 	}
 	if list, err := conf.validAttachments(); err == nil {
 		for _, a := range list {
-			if a.ContainerID == "" || a.IfName == "" {
-				t.Errorf("an attachment without a name: %+v", list)
-			}
+			expect.That(t, a.ContainerID != "" && a.IfName != "", "an attachment without a name: %+v", list)
 		}
 	}
 	if mac, err := conf.podMAC(nil); err == nil && mac != nil && (len(mac) != 6 || mac[0]&1 != 0) {
@@ -132,9 +123,7 @@ func FuzzPrevResult(f *testing.F) {
 		// What CHECK, DEL and a chained ADD do with it.
 		c := &call{ifName: "eth0", containerID: "c1"}
 		for _, a := range c.addressesIn(res) {
-			if !a.IsValid() {
-				t.Error("an invalid address")
-			}
+			expect.That(t, a.IsValid(), "an invalid address")
 		}
 		if _, err := routesOf(res.Routes); err != nil && code(err) == 0 {
 			t.Errorf("no code: %v", err)

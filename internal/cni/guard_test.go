@@ -11,6 +11,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -63,14 +64,12 @@ func TestPortThatStaysIsGuarded(t *testing.T) {
 			mustHaveFailed(t, n.run(t, undeletable(n, t), "ADD", bare), []uint{codeKernel, codeTryAgainLater}, unix.ENOBUFS.Error())
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			leave(t, n)
 			const noShut = "by a DEL that cannot shut it" // which deletes it in the next step
-			if there := len(n.ports(t)) > 0; there == (name == noShut) {
-				t.Fatalf("the port is there: %t", there)
-			}
+			there := len(n.ports(t)) > 0
+			must.That(t, there != (name == noShut), "the port is there: %t", there)
 			// A DEL has shut it.
 			if up := strings.Contains(nstest.Run(t, n.host, "ip", "link", "show", "up"), "veth"+ident.Hash("pods", "c1", "eth0")); up == strings.HasPrefix(name, "by a DEL") {
 				t.Errorf("the port is up: %t", up)
@@ -119,10 +118,7 @@ func TestADDThatIsNotToldOfItsElementsLeavesNone(t *testing.T) {
 		return nft.On(nl.New(loses), cfg), nil
 	}
 	mustHaveFailed(t, n.run(t, p, "ADD", everything()), []uint{codeKernel}, unix.ENOBUFS.Error())
-	if loses == nil || !loses.fired {
-		t.Fatal("no answer was lost")
-	}
-	if left := podsComment.FindAllString(nstest.Run(t, n.host, "nft", "list", "ruleset"), -1); len(left) > 0 {
-		t.Errorf("%d elements are left", len(left))
-	}
+	must.That(t, loses != nil && loses.fired, "no answer was lost")
+	left := podsComment.FindAllString(nstest.Run(t, n.host, "nft", "list", "ruleset"), -1)
+	expect.That(t, len(left) == 0, "%d elements are left", len(left))
 }

@@ -34,8 +34,7 @@ func prevResult(version string) string {
 func TestPrevResultOfEachVersion(t *testing.T) {
 	t.Parallel()
 	for _, version := range SupportedVersions() {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, version, func(t *testing.T) {
 			own, _ := strings.CutPrefix(prevResult(version), "{")
 			for name, raw := range map[string]string{
 				"the configuration's version": prevResult(version),
@@ -52,9 +51,7 @@ func TestPrevResultOfEachVersion(t *testing.T) {
 				}
 				c := &call{ifName: "eth0"}
 				expect.NoDiff(t, cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()), "%s: addresses", name)
-				if len(res.Routes) != 1 || res.CNIVersion != "1.1.0" {
-					t.Errorf("%s: %+v", name, res)
-				}
+				expect.That(t, len(res.Routes) == 1 && res.CNIVersion == "1.1.0", "%s: %+v", name, res)
 			}
 		})
 	}
@@ -64,9 +61,7 @@ func TestNoPrevResult(t *testing.T) {
 	t.Parallel()
 	for _, raw := range []string{"", "null", "{}", " {} "} {
 		res, err := (&Common{PrevResult: json.RawMessage(raw), CNIVersion: "1.1.0"}).prevResult()
-		if res != nil || err != nil {
-			t.Errorf("%q: %v, %v", raw, res, err)
-		}
+		expect.That(t, res == nil && err == nil, "%q: %v, %v", raw, res, err)
 	}
 }
 

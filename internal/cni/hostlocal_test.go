@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
@@ -54,8 +55,7 @@ func TestRequestedAddressesAreGiven(t *testing.T) {
 		"mapped notation":           {with(``), "IP=::ffff:10.1.0.9", "10.1.0.9,fd00::2"},
 	}
 	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newIPAMNode(t, tt.conf)
 			r := n.request("a")
 			r.Args = tt.args
@@ -76,8 +76,7 @@ func TestDelWorksWhateverIsWrong(t *testing.T) {
 		"types all over":    `{"cniVersion":1,"ipam":{"type":"host-local","dataDir":7,"routes":"x"},"args":"x","runtimeConfig":[]}`,
 		"requested gateway": `{"ipam":{"type":"host-local","subnet":"10.1.0.0/24"},"runtimeConfig":{"ips":["10.1.0.1"]}}`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newIPAMNode(t, conf)
 			n.put("10.1.0.2", "a\r\neth0")
 			n.del("a")

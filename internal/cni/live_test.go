@@ -21,9 +21,7 @@ func TestSTATUSWithoutAFacility(t *testing.T) {
 	noNFT.DialNFT = func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel }
 	for _, p := range []*Plugin{noBridge, noNFT} {
 		a := n.run(t, p, "STATUS", nil)
-		if a.err == nil || a.err.Code != codeNotAvailable || a.err.Msg != errNoKernel.Error() {
-			t.Errorf("got %s", a.stdout)
-		}
+		expect.That(t, a.err != nil && a.err.Code == codeNotAvailable && a.err.Msg == errNoKernel.Error(), "got %s", a.stdout)
 	}
 }
 
@@ -57,7 +55,5 @@ func TestRemovingWhatIsNoBridgeLeavesItAlone(t *testing.T) {
 	nstest.Run(t, n.host, "ip", "link", "add", "cbr0", "type", "veth", "peer", "name", "other-end")
 	const want = `code 116: cbr0 is no longer a bridge but of kind "veth": it is left alone`
 	expect.NoDiff(t, cmp.Diff(want, describe(n.remove(t, "pods"))), "error")
-	if !hasLink(t, n.host, "cbr0") {
-		t.Error("the link is gone")
-	}
+	expect.That(t, hasLink(t, n.host, "cbr0"), "the link is gone")
 }

@@ -42,9 +42,8 @@ func TestVerbLogsOneLine(t *testing.T) {
 			t.Fatalf("%v: %q", err, line)
 		}
 		for _, measured := range []string{"time", "total"} {
-			if _, ok := entry[measured]; !ok {
-				t.Errorf("no %q: %s", measured, line)
-			}
+			_, ok := entry[measured]
+			expect.That(t, ok, "no %q: %s", measured, line)
 			delete(entry, measured)
 		}
 		got = append(got, entry)
@@ -80,14 +79,11 @@ func TestStepsAreLoggedInTheirOrder(t *testing.T) {
 	at := -1
 	for _, word := range []string{`"WARN","msg":"worked around"`, `"total":`, `"steps":{"open":`, `"record":`, `"ipam":`} {
 		next := strings.Index(string(data), word)
-		if next <= at {
-			t.Errorf("%s is not where it belongs: %s", word, data)
-		}
+		expect.That(t, next > at, "%s is not where it belongs: %s", word, data)
 		at = next
 	}
-	if n := strings.Count(string(data), `"record":`); n != 1 {
-		t.Errorf("a step that was taken twice is there %d times: %s", n, data)
-	}
+	n := strings.Count(string(data), `"record":`)
+	expect.That(t, n == 1, "a step that was taken twice is there %d times: %s", n, data)
 }
 
 func TestLogThatCannotBeOpened(t *testing.T) {
@@ -104,22 +100,17 @@ func TestLogThatCannotBeOpened(t *testing.T) {
 	} {
 		l, err := logged(tt.verb, &Common{LogFile: tt.file, LogLevel: tt.level})
 		expect.NoDiff(t, cmp.Diff(tt.want, describe(err)), "%s %s", tt.verb, tt.file)
-		if l.file != nil {
-			t.Errorf("%s %s: there is a log", tt.verb, tt.file)
-		}
+		expect.That(t, l.file == nil, "%s %s: there is a log", tt.verb, tt.file)
 	}
 	entries, err := os.ReadDir(".")
-	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "relative" }) {
-		t.Errorf("a log was begun in the working directory: %v", err)
-	}
+	expect.That(t, err == nil && !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == "relative" }),
+		"a log was begun in the working directory: %v", err)
 }
 
 func TestNoLogIsALogOfNothing(t *testing.T) {
 	t.Parallel()
 	l, err := logged("ADD", &Common{})
-	if l.file != nil || err != nil {
-		t.Errorf("without a logFile: %v, %v", l.file, err)
-	}
+	expect.That(t, l.file == nil && err == nil, "without a logFile: %v, %v", l.file, err)
 	l.step("open")
 	l.warn("worked around")
 	l.done(nil)

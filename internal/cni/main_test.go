@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -83,15 +84,11 @@ func decodeError(t *testing.T, out []byte) *types.Error {
 		CNIVersion string `json:"cniVersion"`
 		types.Error
 	}
-	if err := d.Decode(&e); err != nil {
-		t.Fatalf("stdout is no error object: %v: %q", err, out)
-	}
-	if d.More() {
-		t.Fatalf("more than an error object on stdout: %q", out)
-	}
-	if e.CNIVersion == "" || e.Code == 0 || e.Msg == "" || strings.Contains(e.Msg, "\n") {
-		t.Errorf("an error object that lacks something: %q", out)
-	}
+	err := d.Decode(&e)
+	must.That(t, err == nil, "stdout is no error object: %v: %q", err, out)
+	must.That(t, !d.More(), "more than an error object on stdout: %q", out)
+	expect.That(t, e.CNIVersion != "" && e.Code != 0 && e.Msg != "" && !strings.Contains(e.Msg, "\n"),
+		"an error object that lacks something: %q", out)
 	return &e.Error
 }
 
@@ -166,8 +163,6 @@ func (n *node) conf(changes map[string]any) string {
 // must fails the test unless the verb succeeded.
 func (a answer) must(t *testing.T) answer {
 	t.Helper()
-	if a.status != 0 {
-		t.Fatalf("status %d: %s", a.status, a.stdout)
-	}
+	must.That(t, a.status == 0, "status %d: %s", a.status, a.stdout)
 	return a
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
@@ -19,8 +20,7 @@ import (
 func TestDELOfAPodThatWasOnTheMove(t *testing.T) {
 	t.Parallel()
 	for moving, left := range map[bool]int{false: 1, true: 0} {
-		t.Run(fmt.Sprintf("moving %t", moving), func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, fmt.Sprintf("moving %t", moving), func(t *testing.T) {
 			n := newNode(t)
 			n.run(t, n.plugin(), "ADD", everything()).must(t)
 			dir, err := state.Open(n.stateDir)
@@ -34,9 +34,8 @@ func TestDELOfAPodThatWasOnTheMove(t *testing.T) {
 			}
 			must.Succeed(t, err)
 			n.run(t, n.plugin(), "DEL", everything()).must(t)
-			if got := n.elements(t); len(got) != left {
-				t.Errorf("after DEL there are elements of %d endpoints, want %d: %v", len(got), left, got)
-			}
+			got := n.elements(t)
+			expect.That(t, len(got) == left, "after DEL there are elements of %d endpoints, want %d: %v", len(got), left, got)
 		})
 	}
 }

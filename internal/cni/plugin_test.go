@@ -34,9 +34,7 @@ func TestVerbsReachTheKernelOnlyWithWhatTheyNeed(t *testing.T) {
 		{"CHECK", string(with("")), codeInvalidConfig}, // no prevResult
 	} {
 		a := callWithout(t, attachmentEnv(tt.verb, "/run/netns/none-of-this-name"), tt.conf)
-		if a.err == nil || a.err.Code != tt.want {
-			t.Errorf("%s %s: got %s, want code %d", tt.verb, tt.conf, a.stdout, tt.want)
-		}
+		expect.That(t, a.err != nil && a.err.Code == tt.want, "%s %s: got %s, want code %d", tt.verb, tt.conf, a.stdout, tt.want)
 	}
 }
 
@@ -44,9 +42,7 @@ func TestGCWithoutAListDoesNothing(t *testing.T) {
 	t.Parallel()
 	for _, fields := range []string{``, `"cni.dev/valid-attachments": null`} {
 		a := callWithout(t, map[string]string{"CNI_COMMAND": "GC"}, string(with(fields)))
-		if a.status != 0 || a.stdout != "" {
-			t.Errorf("%s: status %d: %s", fields, a.status, a.stdout)
-		}
+		expect.That(t, a.status == 0 && a.stdout == "", "%s: status %d: %s", fields, a.status, a.stdout)
 	}
 }
 
@@ -85,9 +81,8 @@ func TestPreparationReadsWhatTheRuntimeAsksFor(t *testing.T) {
 	a, err := c.readRequest(conf)
 	must.Succeed(t, err)
 	dns, _ := json.Marshal(a.dns)
-	if got, want := string(dns), `{"nameservers":["10.0.0.2"],"domain":"d"}`; got != want {
-		t.Errorf("dns is %s, want %s", got, want)
-	}
+	got, want := string(dns), `{"nameservers":["10.0.0.2"],"domain":"d"}`
+	expect.That(t, got == want, "dns is %s, want %s", got, want)
 	expect.Equal(t, a.pod.MAC.String(), "02:00:00:00:00:01", "mac is")
 	nw := conf.settings()
 	for what, is := range map[string][2]string{
@@ -97,9 +92,7 @@ func TestPreparationReadsWhatTheRuntimeAsksFor(t *testing.T) {
 	} {
 		expect.Equal(t, is[0], is[1], "%s is", what)
 	}
-	if nw.Down {
-		t.Error("the interface is to stay down")
-	}
+	expect.That(t, !nw.Down, "the interface is to stay down")
 }
 
 func TestCallsThatFailAreCountedByVerbAndCode(t *testing.T) {
@@ -118,7 +111,6 @@ func TestCallsThatFailAreCountedByVerbAndCode(t *testing.T) {
 	n.run(t, p, "DEL", nil).must(t)
 	list, err := dir.Failures()
 	want := []state.Failures{{Verb: "ADD", Code: codeExists, Count: 2}, {Verb: "CHECK", Code: codeUnsupportedField, Count: 1}, {Verb: "DEL", Code: codeIncompatibleVersion, Count: 1}}
-	if diff := cmp.Diff(want, list); diff != "" || err != nil {
-		t.Errorf("%v, failures (-want +got):\n%s", err, diff)
-	}
+	diff := cmp.Diff(want, list)
+	expect.That(t, diff == "" && err == nil, "%v, failures (-want +got):\n%s", err, diff)
 }

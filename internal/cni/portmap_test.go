@@ -38,9 +38,7 @@ func TestCapabilitiesAsContainerdWritesThem(t *testing.T) {
 	expect.NoDiff(t, cmp.Diff(want, published, cmpopts.EquateComparable(netip.Addr{})), "ports")
 	shape := (&Common{RuntimeConfig: *rc}).limits(Bandwidth{})
 	wantShape := bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 8e6, Burst: 4294967295}, Egress: bandwidth.Limit{Rate: 4e6, Burst: 4294967295}}
-	if shape != wantShape {
-		t.Errorf("limits %+v; want %+v", shape, wantShape)
-	}
+	expect.That(t, shape == wantShape, "limits %+v; want %+v", shape, wantShape)
 	expect.Equal(t, len(rc.DNS.Servers)+len(rc.DNS.Searches)+len(rc.DNS.Options), 3, "DNS is %+v", rc.DNS)
 }
 
@@ -69,9 +67,7 @@ func TestPortMappings(t *testing.T) {
 		} else {
 			got = endpoint.PortText(list[0])
 		}
-		if got != tt.want {
-			t.Errorf("%s:\ngot  %s\nwant %s", tt.json, got, tt.want)
-		}
+		expect.That(t, got == tt.want, "%s:\ngot  %s\nwant %s", tt.json, got, tt.want)
 	}
 }
 
@@ -85,8 +81,7 @@ func TestTheConfigurationsLimitsGoBeforeTheRuntimes(t *testing.T) {
 	t.Parallel()
 	rc := parsedRuntimeConfig(t, `{"bandwidth": {"ingressRate": 8000000}}`)
 	s := (&Common{RuntimeConfig: *rc}).limits(Bandwidth{EgressRate: 5e6})
-	if want := (bandwidth.Shape{Egress: bandwidth.Limit{Rate: 5e6}}); s != want {
-		t.Errorf("got %+v; want %+v", s, want)
-	}
+	want := (bandwidth.Shape{Egress: bandwidth.Limit{Rate: 5e6}})
+	expect.That(t, s == want, "got %+v; want %+v", s, want)
 	expect.Says(t, expect.Err(parseStrict(with(`"runtimeConfig": {"bandwidth": {"egressRate": 5}}`))), "bandwidth of runtimeConfig: egress", "a rate of 5")
 }

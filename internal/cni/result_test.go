@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/network"
 	"github.com/tombolo-cni/tombolo/route"
@@ -64,15 +65,13 @@ func TestPrefixOf(t *testing.T) {
 		{"IPv4 with a mask wider than IPv4", net.IPNet{IP: mapped, Mask: net.CIDRMask(64, 128)}, ""},
 		{"IPv6 with a mask of IPv4", net.IPNet{IP: net.ParseIP("fd00::1"), Mask: net.CIDRMask(24, 32)}, ""},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			got, ok := prefixOf(tt.in)
 			if ok != (tt.want != "") || ok && got.String() != tt.want {
 				t.Errorf("prefixOf(%v) = %v, %t; want %q", tt.in, got, ok, tt.want)
 			}
-			if back, _ := prefixOf(ipNet(got)); ok && back != got {
-				t.Errorf("ipNet gives %v back", back)
-			}
+			back, _ := prefixOf(ipNet(got))
+			expect.That(t, !ok || back == got, "ipNet gives %v back", back)
 		})
 	}
 }
@@ -93,8 +92,7 @@ func TestPodRoutesRefuseWhatTheKernelWouldTakeForAnother(t *testing.T) {
 		{"table of 33 bits", types.Route{Dst: dst, Table: current.Int(1 << 32)}, "code 7: the route to 192.0.2.0/24: table 4294967296 is not within 0 and 4294967295"},
 		{"scope of 9 bits", types.Route{Dst: dst, Scope: current.Int(256)}, "code 7: the route to 192.0.2.0/24: scope 256 is not within 0 and 255"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			_, err := routesOf([]*types.Route{&tt.route})
 			expect.NoDiff(t, cmp.Diff(tt.want, describe(err)), "error")
 		})
@@ -121,8 +119,7 @@ func TestResultFollowsThatOfThePluginsBefore(t *testing.T) {
 		{"then that of the ipam", types.DNS{}, types.DNS{Domain: "leased"}, types.DNS{Domain: "leased"}},
 		{"else that of before", types.DNS{}, types.DNS{}, types.DNS{Domain: "before"}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			given := *prev
 			c := &call{netns: "/run/netns/p", ifName: "eth0"}
 			got := c.result(&addRequest{prev: &given, dns: tt.own}, &allocator{ipamSection: &ipamSection{dns: tt.leased}}, &network.Attachment{
@@ -182,14 +179,11 @@ func TestResultsAreWrittenAsTheLibraryWritesThem(t *testing.T) {
 		"part of DNS": {CNIVersion: "1.0.0", DNS: types.DNS{Search: []string{"a"}}},
 	}
 	for name, r := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			want, err := json.Marshal(r)
 			must.Succeed(t, err)
 			got := encodeResult(r)
-			if diff := cmp.Diff(decodeAny(t, want), decodeAny(t, got)); diff != "" {
-				t.Errorf("(-library +ours):\n%s", diff)
-			}
+			expect.Equal(t, cmp.Diff(decodeAny(t, want), decodeAny(t, got)), "", "(-library +ours)")
 		})
 	}
 }

@@ -112,9 +112,7 @@ func (n *node) firewall(t *testing.T) *nft.Conn {
 func fileNames(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		t.Fatal(err)
-	}
+	must.That(t, err == nil || errors.Is(err, os.ErrNotExist), "%v", err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -148,12 +146,8 @@ func (n *node) mustHave(t *testing.T, want belongings) {
 
 func mustHaveFailed(t *testing.T, a answer, codes []uint, words ...string) {
 	t.Helper()
-	if a.err == nil {
-		t.Fatalf("ADD succeeded: %s", a.stdout)
-	}
-	if !slices.Contains(codes, a.err.Code) {
-		t.Errorf("code %d, want %d: %s", a.err.Code, codes, a.err.Msg)
-	}
+	must.That(t, a.err != nil, "ADD succeeded: %s", a.stdout)
+	expect.That(t, slices.Contains(codes, a.err.Code), "code %d, want %d: %s", a.err.Code, codes, a.err.Msg)
 	for _, w := range words {
 		expect.Contains(t, a.err.Msg, w, "the message")
 	}
@@ -187,8 +181,7 @@ func TestADDThatFailsAfterAStepLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for i, step := range steps() {
 		for _, pods := range []string{"first pod", "next to another"} {
-			t.Run(step+", "+pods, func(t *testing.T) {
-				t.Parallel()
+			nstest.RunParallel(t, step+", "+pods, func(t *testing.T) {
 				n := newNode(t)
 				if pods != "first pod" {
 					addNeighbour(t, n)
@@ -274,8 +267,7 @@ func TestADDThatTheKernelRefusesLeavesNothing(t *testing.T) {
 		{"next to another", "firewall", "NFT_MSG_GETCHAIN", nftType(unix.NFT_MSG_GETCHAIN), 5, unix.ENOMEM},
 		{"next to another", "firewall", "NFT_MSG_NEWSETELEM", nftType(unix.NFT_MSG_NEWSETELEM), 10, unix.ENOMEM},
 	} {
-		t.Run(fmt.Sprintf("%s, %s in the %s", tt.pods, tt.request, tt.side), func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, fmt.Sprintf("%s, %s in the %s", tt.pods, tt.request, tt.side), func(t *testing.T) {
 			for nth := 1; ; nth++ {
 				n := newNode(t)
 				if tt.pods != "first pod" {
@@ -286,9 +278,8 @@ func TestADDThatTheKernelRefusesLeavesNothing(t *testing.T) {
 				a := n.run(t, n.faulty(tt.side, fault), "ADD", everything())
 				if fault.Fired() == 0 {
 					a.must(t)
-					if nth <= tt.atLeast {
-						t.Errorf("an ADD makes %d such requests, where there should be at least %d", nth-1, tt.atLeast)
-					}
+					expect.That(t, nth > tt.atLeast,
+						"an ADD makes %d such requests, where there should be at least %d", nth-1, tt.atLeast)
 					return
 				}
 				mustHaveFailed(t, a, []uint{codeKernel, codeTryAgainLater}, tt.errno.Error(), "(kernel: on purpose)")
@@ -312,8 +303,7 @@ func TestADDThatCannotTakeTheNameLeavesNothing(t *testing.T) {
 		{"interface is there", &nltest.Fault{Type: unix.RTM_NEWLINK, Match: isCreation("veth"), Errno: unix.EEXIST}, codeExists,
 			"the pod has an interface of this name already"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			nltest.MustHaveFired(t, tt.fault)
 			n.mustRollBack(t, n.faulty("host", tt.fault), tt.code, tt.want)
@@ -343,9 +333,7 @@ func TestADDWhoseUndoFailsSaysSo(t *testing.T) {
 		return nil
 	}
 	a := n.run(t, p, "ADD", nil)
-	if a.err == nil || a.err.Code != codeConflict {
-		t.Fatalf("got %s, want the cause's code", a.stdout)
-	}
+	must.That(t, a.err != nil && a.err.Code == codeConflict, "got %s, want the cause's code", a.stdout)
 	port := "veth" + ident.Hash("pods", "c1", "eth0")
 	want := "the cause; delete link " + port + ": device or resource busy (kernel: on purpose)"
 	expect.NoDiff(t, cmp.Diff(want, a.err.Msg), "message")
@@ -369,9 +357,8 @@ func TestADDReplacesThePortOfAKilledOne(t *testing.T) {
 		must.Succeed(t, os.Remove(filepath.Join(n.stateDir, "ipam", "pods", ip)))
 	}
 	n.run(t, n.plugin(), "ADD", nil).must(t)
-	if got := n.ports(t); len(got) != 1 {
-		t.Errorf("ports: %v", got)
-	}
+	got := n.ports(t)
+	expect.That(t, len(got) == 1, "ports: %v", got)
 }
 
 // Elements of nf_tables that carry another owner's name are not taken over while
@@ -383,8 +370,7 @@ func TestADDWhoseElementsAreAnothersLeavesNothing(t *testing.T) {
 		name  string
 		alive bool
 	}{{"the owner lives", true}, {"the owner is gone", false}} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			p := n.plugin()
 			p.After = func(step string) error {
@@ -415,9 +401,8 @@ func TestADDWhoseElementsAreAnothersLeavesNothing(t *testing.T) {
 				expect.NoDiff(t, cmp.Diff([]string{ident.Hash("pods", "c1", "eth0") + " pods [10.61.0.2 fd61::2], ports 0"}, n.elements(t)), "elements")
 				return
 			}
-			if a.err == nil || a.err.Code != codeConflict || !strings.Contains(a.err.Msg, other.Hash()) {
-				t.Errorf("got %s, want code %d and the owner's name", a.stdout, codeConflict)
-			}
+			expect.That(t, a.err != nil && a.err.Code == codeConflict && strings.Contains(a.err.Msg, other.Hash()),
+				"got %s, want code %d and the owner's name", a.stdout, codeConflict)
 			left := nothing()
 			left.Elements, left.Records = []string{other.Hash() + " pods [10.61.0.2], ports 0"}, []string{other.Hash() + ".json"}
 			n.mustHave(t, left)
@@ -446,8 +431,7 @@ func TestADDThatGoesOnBehindADELAndAnotherADDLeavesThatOneAlone(t *testing.T) {
 	t.Parallel()
 	guarded := map[string]any{"guard": true, "deadline": "10s"}
 	for _, step := range steps()[1 : len(steps())-1] {
-		t.Run(step, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, step, func(t *testing.T) {
 			n := newNode(t)
 			neighbour := attachmentEnv("ADD", nstest.Path(t, nstest.New(t)))
 			neighbour["CNI_CONTAINERID"] = "neighbour"
@@ -506,9 +490,7 @@ func TestDELReturnsWhenTheADDThatItEndsHasEnded(t *testing.T) {
 		return nil
 	}
 	mustHaveFailed(t, n.run(t, p, "ADD", nil), []uint{codeTryAgainLater}, "was deleted")
-	if !<-deleted {
-		t.Error("DEL did not wait for the ADD")
-	}
+	expect.That(t, <-deleted, "DEL did not wait for the ADD")
 	n.mustHave(t, nothing())
 }
 
@@ -536,9 +518,8 @@ func TestADDFromUnderWhichEverythingIsTakenIsToBeTriedAgain(t *testing.T) {
 	limited := map[string]any{"ingressRate": 1000000, "ingressBurst": 1000000}
 	for code, removed := range map[uint]bool{codeTryAgainLater: true, codeKernel: false} {
 		remove = removed
-		if a := n.run(t, p, "ADD", limited); a.err == nil || a.err.Code != code {
-			t.Errorf("removed %t: got %s, want code %d", remove, a.stdout, code)
-		}
+		a := n.run(t, p, "ADD", limited)
+		expect.That(t, a.err != nil && a.err.Code == code, "removed %t: got %s, want code %d", remove, a.stdout, code)
 		n.mustHave(t, nothing())
 	}
 }

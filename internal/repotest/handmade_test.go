@@ -2,6 +2,7 @@ package repotest
 
 import (
 	"fmt"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"go/ast"
 	"go/token"
 	"os"
@@ -105,9 +106,8 @@ func TestWhatLibrariesDoIsNotDoneByHand(t *testing.T) {
 	}
 	for _, h := range list {
 		for _, place := range h.may {
-			if _, err := os.Stat(filepath.Join(root(t), place)); err == nil && !needed[h.what+place] {
-				t.Errorf("%s has an exception for %s that it does not need", place, h.what)
-			}
+			_, err := os.Stat(filepath.Join(root(t), place))
+			expect.That(t, err != nil || needed[h.what+place], "%s has an exception for %s that it does not need", place, h.what)
 		}
 	}
 }

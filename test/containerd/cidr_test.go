@@ -123,8 +123,7 @@ func TestNodeIsDualStackNoMore(t *testing.T) {
 		"ipv4": {"10.187.1.0/24", oldGateway4, 0},
 		"ipv6": {"fd18:1::/64", oldGateway6, 1},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			n.setPodCIDRs(oldCIDRs)
 			dual := n.runPod("dual")

@@ -161,9 +161,8 @@ func (n *node) startInit() {
 			n.Logf("the end of containerd's log:\n%s", n.logTail())
 		}
 		in.Close()
-		if err := cmd.Wait(); err != nil {
-			n.Errorf("the node's first process: %v: %s", err, &complaints)
-		}
+		err := cmd.Wait()
+		expect.That(n, err == nil, "the node's first process: %v: %s", err, &complaints)
 	})
 	n.wantDone("isolate")
 }

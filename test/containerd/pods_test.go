@@ -29,8 +29,7 @@ func TestAddressesComeFromThePodCIDRs(t *testing.T) {
 		"dual": {"10.181.7.0/24,fd18:7::/64", []string{"10.181.7.1/24", "fd18:7::1/64"},
 			[]string{"10.181.7.2", "fd18:7::2", "10.181.7.3", "fd18:7::3"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			n.setPodCIDRs(c.cidrs)
 			a, b := n.runPod("a"), n.runPod("b")
@@ -41,8 +40,7 @@ func TestAddressesComeFromThePodCIDRs(t *testing.T) {
 			}
 			expect.NoDiff(t, cmp.Diff(c.ips, got), "addresses of the pods")
 			for i, ip := range a.ips {
-				seen := wantAnswer(t, a.ns, "udp", b.at(i))
-				expect.That(t, seen == ip, "a pod sees the other as %s, not as %s", seen, ip)
+				expect.Equal(t, wantAnswer(t, a.ns, "udp", b.at(i)), ip, "a pod sees the other as")
 				wantAnswer(t, a.ns, "tcp", a.at(i)) // by its loopback interface
 			}
 			a.remove()

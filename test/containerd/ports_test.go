@@ -36,8 +36,7 @@ func TestHostPortsLeadToThePod(t *testing.T) {
 		if to.Addr().Is6() {
 			caller = nstest.Addr(outside6)
 		}
-		seen := wantAnswer(t, out, "tcp", to)
-		expect.That(t, seen == caller, "%s: the pod sees %s, not who called, %s", to, seen, caller)
+		expect.Equal(t, wantAnswer(t, out, "tcp", to), caller, "%s: the pod sees", to)
 		wantAnswer(t, n.ns, "tcp", to)
 		wantAnswer(t, other.ns, "tcp", to)
 		wantAnswer(t, p.ns, "tcp", to)
@@ -114,9 +113,8 @@ func TestBandwidthAnnotationsLimitThePod(t *testing.T) {
 		expect.Equal(t, len(limits), len(c.rates), "%s: limits %v, want the rates %v", name, limits, c.rates)
 		for _, rate := range c.rates {
 			// containerd asks for a burst of 512 MiB, with which nothing would be limited.
-			if burst, ok := limits[rate]; !ok || burst == 0 || burst > rate {
-				t.Errorf("%s: limits %v, want the rate %d with a burst below a second's", name, limits, rate)
-			}
+			burst, ok := limits[rate]
+			expect.That(t, ok && burst != 0 && burst <= rate, "%s: limits %v, want the rate %d with a burst below a second's", name, limits, rate)
 		}
 		p.remove()
 		n.wantNothing()

@@ -22,8 +22,7 @@ func TestTemplateYieldsANetworkOfThePodCIDRs(t *testing.T) {
 		"ipv6": "fd22::/64",
 		"dual": "10.22.0.0/24,fd22::/64",
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			got := renderTemplate(t, cidrs)
 			golden.Compare(t, name+".conflist", got)
 		})

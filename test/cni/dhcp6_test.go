@@ -3,9 +3,9 @@ package cni
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -319,7 +319,7 @@ func TestAGuardedPodSendsFromItsDHCPv6AddressAlone(t *testing.T) {
 	t.Parallel()
 	l := newLAN6(t)
 	server := l.newKea6(t)
-	l.startKea6(t, server, conf{})
+	server.start(conf{})
 	l.keep(t)
 	w := l.leasing(conf{})
 	free := w.with(conf{"lanGuard": false})
@@ -347,7 +347,7 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAgain(t *testing.T) {
 		return conf{"subnet": network + "/64", "pools": []conf{{"pool": network + "100 - " + network + "1ff"}},
 			"valid-lifetime": 7200, "preferred-lifetime": 7200, "renew-timer": 3600, "rebind-timer": 5400}
 	}
-	l.startKea6(t, server, in("fd00:50::"))
+	server.start(in("fd00:50::"))
 	k := l.keep(t)
 	w := l.leasing(conf{})
 	p := l.pod("a")
@@ -362,7 +362,7 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAgain(t *testing.T) {
 	must.That(t, marked(), "there is no mark")
 	says := l.flow6(t, p, own)
 	says("before")
-	n := server.heard(t, message)
+	n := server.heard(message)
 	must.That(t, n == 0, "the server heard %d of %s", n, message)
 	pull := func() {
 		t.Helper()
@@ -372,22 +372,22 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAgain(t *testing.T) {
 	}
 	plug := func() {
 		t.Helper()
-		heard := server.heard(t, message)
+		heard := server.heard(message)
 		nstest.Run(t, l.router, "ip", "link", "set", cable, "up")
-		l.eventually(t, func() bool { return server.heard(t, message) > heard })
+		l.eventually(t, func() bool { return server.heard(message) > heard })
 	}
 	pull()
 	plug()
 	says("after")
 	l.eventually(t, func() bool { return w.check(p) == nil })
 	expect.That(t, marked(), "the pod's address has gone meanwhile")
-	n = server.heard(t, "SOLICIT")
+	n = server.heard("SOLICIT")
 	expect.That(t, n == 1, "%d SOLICITs, want that of the ADD", n)
 
 	// The other end of the cable is in another network now.
 	pull()
 	server.stop()
-	l.startKea6(t, server, in("fd00:51::"))
+	server.start(in("fd00:51::"))
 	plug()
 	l.eventually(t, func() bool {
 		shown := nstest.Run(t, p.NS, "ip", "-6", "-o", "address", "show", "dev", "eth0", "scope", "global")
@@ -436,99 +436,59 @@ func (l *lan6) flow6(t *testing.T, p *pod, own netip.Addr) (says func(what strin
 	}
 }
 
-// kea6 runs a DHCPv6 server on the router whose leases are renewed after 2 s; other fields than these in its
-// subnet are a test's.
-type kea6 struct {
-	dir string
-	cmd *exec.Cmd
-}
+// kea6 is a DHCPv6 server on the router whose leases are renewed after 2 s.
+type kea6 struct{ *kea }
 
 func (l *lan6) newKea6(t *testing.T) *kea6 {
 	t.Helper()
 	nstest.Need(t, "kea-dhcp6")
-	k := &kea6{dir: t.TempDir()}
-	t.Cleanup(func() {
-		k.stop()
-		if t.Failed() {
-			t.Logf("kea:\n%s", k.log(t))
-		}
-	})
-	return k
+	dir := t.TempDir()
+	return &kea6{&kea{TB: t, ns: l.router, dir: dir, leases: filepath.Join(dir, "leases.csv")}}
 }
 
-func (k *kea6) log(t *testing.T) string {
-	t.Helper()
-	return nstest.ReadIf(t, filepath.Join(k.dir, "log"))
-}
-
-func (k *kea6) stop() {
-	if k.cmd != nil {
-		_ = k.cmd.Process.Kill()
-		_ = k.cmd.Wait()
-	}
-}
-
-func (l *lan6) startKea6(t *testing.T, k *kea6, fields conf) {
-	t.Helper()
+// start runs the server, with other fields than these in its subnet.
+func (k *kea6) start(fields conf) {
+	k.Helper()
 	subnet := conf{
 		"id": 1, "subnet": "fd00:50::/64", "interface": "eth0", "pools": []conf{{"pool": "fd00:50::100 - fd00:50::1ff"}},
 		"valid-lifetime": 150, "preferred-lifetime": 100, "renew-timer": 2, "rebind-timer": 20, "rapid-commit": true,
 	}
-	for name, v := range fields {
-		subnet[name] = v
-	}
-	to := []conf{{"output": filepath.Join(k.dir, "log"), "maxsize": 0}}
-	text := marshal(t, conf{"Dhcp6": conf{
-		"interfaces-config": conf{"interfaces": []string{"eth0"}},
-		"lease-database":    conf{"type": "memfile", "name": filepath.Join(k.dir, "leases.csv"), "lfc-interval": 0},
-		"server-id":         conf{"type": "LL", "persist": false},
-		"subnet6":           []conf{subnet},
-		"loggers": []conf{
-			{"name": "kea-dhcp6", "severity": "INFO", "output_options": to},
-			{"name": "kea-dhcp6.packets", "severity": "DEBUG", "debuglevel": 50, "output_options": to},
-		},
+	maps.Copy(subnet, fields)
+	k.launch("kea-dhcp6", conf{"Dhcp6": conf{
+		"interfaces-config": conf{"interfaces": []string{"eth0"}}, "server-id": conf{"type": "LL", "persist": false}, "subnet6": []conf{subnet},
 	}})
-	must.Succeed(t, os.WriteFile(filepath.Join(k.dir, "kea.json"), text, 0o600))
-	before := strings.Count(k.log(t), "DHCP6_STARTED ")
-	k.cmd = exec.Command("kea-dhcp6", "-c", filepath.Join(k.dir, "kea.json"))
-	k.cmd.Env = append(os.Environ(), "KEA_LOCKFILE_DIR="+k.dir, "KEA_PIDFILE_DIR="+k.dir)
-	must.Succeed(t, l.router.Do(k.cmd.Start))
-	l.eventually(t, func() bool { return strings.Count(k.log(t), "DHCP6_STARTED ") > before })
 }
 
-func (k *kea6) heard(t *testing.T, what string) int {
-	t.Helper()
-	return countIn(k.log(t), "DHCP6_PACKET_RECEIVED ", what)
-}
+func (k *kea6) heard(what string) int { k.Helper(); return k.count("DHCP6_PACKET_RECEIVED ", what) }
 
 func TestTheKeeperRenewsByDHCPv6AndFollowsTheServer(t *testing.T) {
 	t.Parallel()
 	l := newLAN6(t)
 	server := l.newKea6(t)
-	l.startKea6(t, server, nil)
+	server.start(nil)
 	k := l.keep(t)
 	w := l.leasing(nil)
 	p := l.pod("a")
 	before := six(t, w.add(p))
-	l.eventually(t, func() bool { return server.heard(t, "RENEW") >= 2 })
+	l.eventually(t, func() bool { return server.heard("RENEW") >= 2 })
 	k.kill() // and the next goes on
 	k = l.keep(t)
-	renewals := server.heard(t, "RENEW")
-	l.eventually(t, func() bool { return server.heard(t, "RENEW") > renewals })
-	solicits := server.heard(t, "SOLICIT")
+	renewals := server.heard("RENEW")
+	l.eventually(t, func() bool { return server.heard("RENEW") > renewals })
+	solicits := server.heard("SOLICIT")
 	expect.That(t, solicits == 1, "%d SOLICITs, want that of the ADD", solicits)
 	expect.Success(t, w.check(p))
 	// The server moves its pool, and gives the old address no more time.
 	k.freeze(t)
 	server.stop()
-	l.startKea6(t, server, conf{"pools": []conf{{"pool": "fd00:50::200 - fd00:50::2ff"}}})
+	server.start(conf{"pools": []conf{{"pool": "fd00:50::200 - fd00:50::2ff"}}})
 	k.thaw(t)
 	l.eventually(t, func() bool {
 		shown := nstest.Run(t, p.NS, "ip", "-6", "-o", "address", "show", "dev", "eth0", "scope", "global")
 		return strings.Contains(shown, "fd00:50::2") && !strings.Contains(shown, before.String()+"/") && w.check(p) == nil
 	})
 	w.del(p)
-	l.eventually(t, func() bool { return server.heard(t, "RELEASE") >= 1 })
+	l.eventually(t, func() bool { return server.heard("RELEASE") >= 1 })
 	l.wantNoLeaseRecords()
 }
 

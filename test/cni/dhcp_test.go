@@ -94,7 +94,7 @@ func TestPodLeasesItsAddressFromTheLAN(t *testing.T) {
 		"--dhcp-option=option:mtu,1400", "--dhcp-option=option:classless-static-route,10.9.0.0/16,192.168.50.9,0.0.0.0/0,"+router4)
 	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional"}})
 	p := l.pod("a")
-	r := w.add(p, arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web-0"), arg("IgnoreUnknown", "1"))
+	r := w.add(p, named("web-0")...)
 	expect.That(t, len(r.IPs) == 1 && r.IPs[0].Gateway.String() == router4 && strings.HasPrefix(r.IPs[0].Address.String(), "192.168.50."),
 		"result %v", r)
 	expect.That(t, r.DNS.Domain == "lan.example" && len(r.DNS.Nameservers) == 1 && r.DNS.Nameservers[0] == "192.168.50.53",
@@ -198,13 +198,13 @@ func TestIdentityByPodGetsTheSameAddressAgain(t *testing.T) {
 			// Addresses in turn, so that the same one comes by identity alone.
 			l := newLAN(t, "--dhcp-sequential-ip")
 			w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": tt.by}})
-			named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
+			db := named("db-0")
 			first, other, again := l.pod("first"), l.pod("other"), l.pod("again")
-			r1 := w.add(first, named...)
+			r1 := w.add(first, db...)
 			w.del(first)
 			// Somebody else comes meanwhile.
-			w.add(other, arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "other"), arg("IgnoreUnknown", "1"))
-			r2 := w.add(again, named...)
+			w.add(other, named("other")...)
+			r2 := w.add(again, db...)
 			expect.That(t, (ip4(r1) == ip4(r2)) == tt.same || tt.by == "mac", "first %s, again %s", ip4(r1), ip4(r2))
 			if got := r1.Interfaces[2].Mac == r2.Interfaces[2].Mac; got != tt.same {
 				t.Errorf("MAC first %s, again %s", r1.Interfaces[2].Mac, r2.Interfaces[2].Mac)
@@ -253,7 +253,7 @@ func TestLeasesListsWhatPodsHaveLeased(t *testing.T) {
 	l := newLAN(t)
 	w := l.network(nil)
 	p := l.pod("a")
-	r := w.add(p, arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "web-0"), arg("IgnoreUnknown", "1"))
+	r := w.add(p, named("web-0")...)
 	o := l.operate("leases", "--leases", l.state+"-leases")
 	expect.That(t, o.status == 0 && strings.Contains(o.stdout, ip4(r).String()) && strings.Contains(o.stdout, "default/web-0"),
 		"status %d:\n%s%s", o.status, o.stdout, o.stderr)
@@ -327,12 +327,7 @@ type keeper struct {
 func (l *lan) keep(t *testing.T) *keeper {
 	t.Helper()
 	k := &keeper{lan: l, log: filepath.Join(t.TempDir(), "keeper.log")}
-	out := must.Of(os.Create(k.log)).Get(t)
-	defer out.Close()
-	k.cmd = exec.Command(keeperPath(), "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none", "--log-level", "debug")
-	k.cmd.Stdout, k.cmd.Stderr = out, out
-	must.Succeed(t, l.ns.Do(k.cmd.Start))
-	t.Cleanup(k.kill)
+	k.cmd = spawn(t, l.ns, k.log, exec.Command(keeperPath(), "--leases", l.state+"-leases", "--state", l.state, "--metrics", "none", "--log-level", "debug"))
 	l.eventually(t, func() bool { return l.network(conf{"ipam": conf{"type": "dhcp"}}).status() == nil })
 	return k
 }

@@ -193,18 +193,11 @@ func (lab docLab) run(t *testing.T) {
 
 // node is the machine: its NIC is eth0, and the default route goes by it.
 func (lab docLab) node(t *testing.T) *node {
-	n := newNode(t)
-	if !lab.lan {
-		n.outside()
-		return n
+	if lab.lan {
+		return homeLAN(t).node
 	}
-	nstest.Need(t, "dnsmasq")
-	l := &lan{node: n, router: nstest.New(t)}
-	nstest.Veth(t, n.ns, "eth0", l.router, "eth0")
-	nstest.Run(t, l.router, "ip", "address", "add", router4+"/24", "dev", "eth0")
-	n.ip("address add 192.168.50.10/24 dev eth0")
-	n.ip("route add default via " + router4)
-	l.serve(t)
+	n := newNode(t)
+	n.outside()
 	return n
 }
 

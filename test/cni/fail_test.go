@@ -25,10 +25,16 @@ import (
 // not notice.
 func TestADDThatFailsLeavesNothing(t *testing.T) {
 	t.Parallel()
+	routed := func(routes ...conf) conf {
+		ipam := dualStack()
+		ipam["routes"] = routes
+		return conf{"ipam": ipam}
+	}
 	for _, tt := range []struct {
 		name string
 		// prepare breaks something, and gives the network that the pod is then added to.
 		prepare func(t *testing.T, w *network, p *pod) *network
+		fields  conf // other ones that the pod's network then has, where prepare is nil
 		options []option
 		code    uint
 		says    string
@@ -49,35 +55,17 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 			},
 			code: 111, says: `container fails has an attachment eth0 to network "podnet" already: DEL it first`,
 		},
-		{
-			name:    "there is no such namespace",
-			options: []option{netnsPath("/run/netns/none")},
-			code:    8, says: "/run/netns/none",
-		},
-		{
-			name:    "the path is no namespace",
-			options: []option{netnsPath("/dev/null")},
-			code:    8, says: "not a network namespace",
-		},
-		{
-			name:    "the path is another namespace",
-			options: []option{netnsPath("/proc/self/ns/mnt")},
-			code:    8, says: "not a network namespace",
-		},
+		{name: "there is no such namespace", options: []option{netnsPath("/run/netns/none")}, code: 8, says: "/run/netns/none"},
+		{name: "the path is no namespace", options: []option{netnsPath("/dev/null")}, code: 8, says: "not a network namespace"},
+		{name: "the path is another namespace", options: []option{netnsPath("/proc/self/ns/mnt")}, code: 8, says: "not a network namespace"},
 		{
 			name: "the pool is full",
-			prepare: func(t *testing.T, w *network, p *pod) *network {
-				return w.with(conf{"ipam": conf{"type": "host-local", "ranges": []any{
-					[]any{conf{"subnet": subnet6}}, []any{conf{"subnet": subnet4, "rangeStart": "10.77.0.2", "rangeEnd": "10.77.0.2"}},
-				}}})
-			},
+			fields: conf{"ipam": conf{"type": "host-local", "ranges": []any{
+				[]any{conf{"subnet": subnet6}}, []any{conf{"subnet": subnet4, "rangeStart": "10.77.0.2", "rangeEnd": "10.77.0.2"}},
+			}}},
 			code: 100, says: `network "podnet": range 10.77.0.2-10.77.0.2 of 10.77.0.0/24 is full: 1 of 1 addresses reserved (in `,
 		},
-		{
-			name:    "the address that was asked for is taken",
-			options: []option{arg("IP", "10.77.0.2")},
-			code:    101, says: "the requested address 10.77.0.2 is taken by container stays",
-		},
+		{name: "the address that was asked for is taken", options: []option{arg("IP", "10.77.0.2")}, code: 101, says: "the requested address 10.77.0.2 is taken by container stays"},
 		{
 			name: "the bridge has an address that overlaps with the gateway",
 			prepare: func(t *testing.T, w *network, p *pod) *network {
@@ -103,21 +91,11 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 			code: 116, says: "ensure bridge taken0: the link is not a bridge: it is of kind veth; choose another name for the bridge, or delete the link",
 		},
 		{
-			name: "a route that the kernel refuses",
-			prepare: func(t *testing.T, w *network, p *pod) *network {
-				ipam := dualStack()
-				ipam["routes"] = []conf{{"dst": "10.1.0.0/16", "gw": "10.77.0.1", "scope": 254}}
-				return w.with(conf{"ipam": ipam})
-			},
+			name: "a route that the kernel refuses", fields: routed(conf{"dst": "10.1.0.0/16", "gw": "10.77.0.1", "scope": 254}),
 			code: 110, says: "(kernel: Route with host scope can not have a gateway): correct this route in ipam.routes",
 		},
 		{
-			name: "the pod has such a route already",
-			prepare: func(t *testing.T, w *network, p *pod) *network {
-				ipam := dualStack()
-				ipam["routes"] = []conf{{"dst": "fd99::/16", "mtu": 1400}, {"dst": "fd99::/16", "mtu": 1300}}
-				return w.with(conf{"ipam": ipam})
-			},
+			name: "the pod has such a route already", fields: routed(conf{"dst": "fd99::/16", "mtu": 1400}, conf{"dst": "fd99::/16", "mtu": 1300}),
 			code: 112, says: "the pod has this route already: change its priority in ipam.routes",
 		},
 		{
@@ -129,18 +107,9 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 			},
 			code: 1, says: "write the result as CNI 0.2.0: cannot convert: no valid IP addresses",
 		},
+		{name: "the state directory cannot be made", fields: conf{"stateDir": "/dev/null/state"}, code: 5, says: "/dev/null/state"},
 		{
-			name: "the state directory cannot be made",
-			prepare: func(t *testing.T, w *network, p *pod) *network {
-				return w.with(conf{"stateDir": "/dev/null/state"})
-			},
-			code: 5, says: "/dev/null/state",
-		},
-		{
-			name: "the address has an element of another owner, who lives",
-			prepare: func(t *testing.T, w *network, p *pod) *network {
-				return w.with(conf{"ipam": fixed(conf{"address": "10.77.0.2/24", "gateway": gateway4})})
-			},
+			name: "the address has an element of another owner, who lives", fields: conf{"ipam": fixed(conf{"address": "10.77.0.2/24", "gateway": gateway4})},
 			code: 112, says: "10.77.0.2",
 		},
 	} {
@@ -150,7 +119,7 @@ func TestADDThatFailsLeavesNothing(t *testing.T) {
 			w := n.podnet(nil)
 			stays, p := n.pod("stays"), n.pod("fails")
 			w.add(stays)
-			broken := w
+			broken := w.with(tt.fields)
 			if tt.prepare != nil {
 				broken = tt.prepare(t, w, p)
 			}
@@ -178,32 +147,15 @@ func TestDelegatedIPAMThatFailsIsUndone(t *testing.T) {
 		fake fakeConf
 		code uint
 		says string
-		log  []string
 	}{
-		{
-			"it refuses",
-			fakeConf{Fail: map[string]json.RawMessage{"ADD": json.RawMessage(`{"code":142,"msg":"no more of these"}`)}},
-			142, "no more of these", []string{"ADD fails eth0", "DEL fails eth0"},
-		},
-		{
-			"its answer is no result",
-			fakeConf{Answer: json.RawMessage(`["what?"]`)},
-			6, "fake-ipam", []string{"ADD fails eth0", "DEL fails eth0"},
-		},
-		{
-			"its answer has no address",
-			fakeConf{Answer: json.RawMessage(`{"cniVersion":"1.0.0"}`)},
-			7, "gave no address", []string{"ADD fails eth0", "DEL fails eth0"},
-		},
-		{
-			"it hangs until the deadline",
-			fakeConf{Hang: "ADD"},
-			11, "deadline", []string{"ADD fails eth0", "DEL fails eth0"},
-		},
+		{"it refuses", fakeConf{Fail: map[string]json.RawMessage{"ADD": json.RawMessage(`{"code":142,"msg":"no more of these"}`)}}, 142, "no more of these"},
+		{"its answer is no result", fakeConf{Answer: json.RawMessage(`["what?"]`)}, 6, "fake-ipam"},
+		{"its answer has no address", fakeConf{Answer: json.RawMessage(`{"cniVersion":"1.0.0"}`)}, 7, "gave no address"},
+		{"it hangs until the deadline", fakeConf{Hang: "ADD"}, 11, "deadline"},
 		{
 			"it refuses, and its DEL too",
 			fakeConf{Fail: map[string]json.RawMessage{"ADD": json.RawMessage(`{"code":142,"msg":"no more of these"}`), "DEL": json.RawMessage(`{"code":143,"msg":"nor less"}`)}},
-			142, "nor less", []string{"ADD fails eth0", "DEL fails eth0"},
+			142, "nor less",
 		},
 	} {
 		nstest.RunParallel(t, tt.name, func(t *testing.T) {
@@ -222,10 +174,10 @@ func TestDelegatedIPAMThatFailsIsUndone(t *testing.T) {
 			} else {
 				ever(t, func(deadline string) bool {
 					ends(w.with(conf{"deadline": deadline}))
-					return slices.Contains(got, tt.log[0])
+					return slices.Contains(got, "ADD fails eth0")
 				})
 			}
-			expect.NoDiff(t, cmp.Diff(tt.log, got), "calls of the ipam")
+			expect.NoDiff(t, cmp.Diff([]string{"ADD fails eth0", "DEL fails eth0"}, got), "calls of the ipam")
 		})
 	}
 }

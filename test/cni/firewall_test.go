@@ -50,24 +50,13 @@ func (n *node) mindOn(t *testing.T, bus string, flags []string, hidden ...*pod) 
 	dir := must.Of(os.MkdirTemp("", "m")).Get(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	m := &minder{node: n, log: filepath.Join(dir, "log"), socket: filepath.Join(dir, "s")}
-	out := must.Of(os.Create(m.log)).Get(t)
-	defer out.Close()
 	line := []string{keeperPath(), "--leases", n.state + "-leases", "--state", n.state, "--metrics", "unix:" + m.socket}
 	if len(hidden) > 0 {
 		line = n.blind(hidden, line...)
 	}
 	cmd := exec.Command(line[0], slices.Concat(line[1:], flags)...)
-	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+bus)
-	must.Succeed(t, n.ns.Do(cmd.Start))
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-		if t.Failed() {
-			t.Logf("tombolod: %s", nstest.ReadIf(t, m.log))
-		}
-	})
-	m.process = cmd
+	m.process = spawn(t, n.ns, m.log, cmd)
 	must.Until(t, "it looks", func() bool { return m.metric("firewall_looks_total") > 0 })
 	return m
 }

@@ -69,7 +69,7 @@ func (f *firewalld) configure(t *testing.T, text string) {
 // begin begins firewalld itself, which takes up its permanent configuration.
 func (f *firewalld) begin(t *testing.T) {
 	t.Helper()
-	f.process = f.run(t, "firewalld", "--nofork", "--nopid", "--system-config", filepath.Join(f.dir, "etc"), "--log-target", "file", "--log-file", filepath.Join(f.dir, "log"))
+	f.process = f.run(t, "firewalld", "--nofork", "--nopid", "--system-config", filepath.Join(f.dir, "etc"), "--log-target", "console")
 	must.Until(t, "firewalld", func() bool {
 		return slices.Equal(f.ask("org.freedesktop.DBus.Properties.Get", firewalldName, "state"), []string{"RUNNING"})
 	})
@@ -83,19 +83,9 @@ func (f *firewalld) end(t *testing.T) {
 
 func (f *firewalld) run(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
-	out := must.Of(os.Create(filepath.Join(f.dir, name+".out"))).Get(t)
-	defer out.Close()
 	cmd := exec.Command(name, args...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = f.environ, out, out
-	must.Succeed(t, f.ns.Do(cmd.Start))
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-		if t.Failed() {
-			t.Logf("%s: %s%s", name, nstest.ReadIf(t, out.Name()), nstest.ReadIf(t, filepath.Join(f.dir, "log")))
-		}
-	})
-	return cmd
+	cmd.Env = f.environ
+	return spawn(t, f.ns, filepath.Join(f.dir, name+".out"), cmd)
 }
 
 // zone is the one that a link is in; empty if it is in none.

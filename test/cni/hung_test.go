@@ -84,9 +84,7 @@ func TestAFileSystemThatHangsEndsWithTheDeadline(t *testing.T) {
 			c.stdin = w.stdin(fields)
 			add := n.start(c)
 			must.That(t, (&lan{node: n}).eventually(t, waits), "nothing hangs")
-			var e *coded
-			err := add.failure()
-			expect.That(t, errors.As(err, &e) && e.code == 11, "ADD: %v", err)
+			wantError(t, add.failure(), 11, "")
 			expect.Equal(t, add.cmd.ProcessState.ExitCode(), 1, "exit status")
 			got := nstest.ReadIf(t, n.state+"/failures/ADD.11")
 			expect.That(t, tt.name == "stateDir" || len(got) == 1, "counted as %q", got)

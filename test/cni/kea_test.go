@@ -47,7 +47,6 @@ func (n *node) newKea(port, address string) *kea {
 	n.ip("link set " + port + " master br0")
 	nstest.Run(n, k.ns, "ip", "address", "add", address+"/24", "dev", "eth0")
 	nstest.Run(n, k.ns, "ip", "link", "set", "lo", "up")
-	n.Cleanup(k.stop)
 	return k
 }
 
@@ -73,28 +72,29 @@ func (k *kea) start(fields conf) {
 		"option-data": []conf{{"name": "routers", "data": router4}},
 	}
 	maps.Copy(subnet, fields)
-	file := filepath.Join(k.dir, "kea.json")
-	to := []conf{{"output": filepath.Join(k.dir, "log"), "maxsize": 0}}
-	text := marshal(k, conf{"Dhcp4": conf{
-		"interfaces-config": conf{"interfaces": []string{"eth0"}, "dhcp-socket-type": "raw"},
-		"lease-database":    conf{"type": "memfile", "name": k.leases, "lfc-interval": 0},
-		"subnet4":           []conf{subnet},
-		"loggers": []conf{
-			{"name": "kea-dhcp4", "severity": "INFO", "output_options": to},
-			{"name": "kea-dhcp4.packets", "severity": "DEBUG", "debuglevel": 50, "output_options": to},
-		},
+	k.launch("kea-dhcp4", conf{"Dhcp4": conf{
+		"interfaces-config": conf{"interfaces": []string{"eth0"}, "dhcp-socket-type": "raw"}, "subnet4": []conf{subnet},
 	}})
-	must.Succeed(k, os.WriteFile(file, text, 0o600))
-	before := k.count(keaStarted)
-	k.cmd = exec.Command("kea-dhcp4", "-c", file)
-	k.cmd.Env = append(os.Environ(), "KEA_LOCKFILE_DIR="+k.dir, "KEA_PIDFILE_DIR="+k.dir)
-	var out strings.Builder
-	k.cmd.Stdout, k.cmd.Stderr = &out, &out
-	must.Succeed(k, k.ns.Do(k.cmd.Start))
-	if !(&lan{log: filepath.Join(k.dir, "log")}).eventually(k, func() bool { return k.count(keaStarted) > before }) {
-		k.stop()
-		k.Fatalf("kea did not start: %s", &out)
+}
+
+// launch starts one of Kea's programs, with its section of a configuration, and waits until it serves.
+func (k *kea) launch(program string, config conf) {
+	k.Helper()
+	to := []conf{{"output": filepath.Join(k.dir, "log"), "maxsize": 0}}
+	for _, section := range config {
+		section.(conf)["lease-database"] = conf{"type": "memfile", "name": k.leases, "lfc-interval": 0}
+		section.(conf)["loggers"] = []conf{
+			{"name": program, "severity": "INFO", "output_options": to},
+			{"name": program + ".packets", "severity": "DEBUG", "debuglevel": 50, "output_options": to},
+		}
 	}
+	file := filepath.Join(k.dir, "kea.json")
+	must.Succeed(k, os.WriteFile(file, marshal(k, config), 0o600))
+	before := k.count(keaStarted)
+	cmd := exec.Command(program, "-c", file)
+	cmd.Env = append(os.Environ(), "KEA_LOCKFILE_DIR="+k.dir, "KEA_PIDFILE_DIR="+k.dir)
+	k.cmd = spawn(k, k.ns, filepath.Join(k.dir, "out"), cmd)
+	must.Until(k, program+" serves", func() bool { return k.count(keaStarted) > before })
 }
 
 // stop kills the server; it may have been stopped already.
@@ -109,7 +109,7 @@ func (k *kea) log() string { k.Helper(); return nstest.ReadIf(k, filepath.Join(k
 
 // Words of kea's log.
 const (
-	keaStarted = "DHCP4_STARTED "
+	keaStarted = "_STARTED Kea DHCP"
 	keaHeard   = "DHCP4_PACKET_RECEIVED "
 	keaSends   = "DHCP4_PACKET_SEND "
 )
@@ -228,15 +228,7 @@ func newKeaLAN(t *testing.T, fields conf) *keaLAN {
 // which tells an address that was always there from one that came back.
 func (l *keaLAN) watch(t *testing.T) {
 	t.Helper()
-	out := must.Of(os.Create(l.watched)).Get(t)
-	defer out.Close()
-	cmd := exec.Command("ip", "-o", "-4", "-tshort", "monitor", "address", "all-nsid")
-	cmd.Stdout, cmd.Stderr = out, out
-	must.Succeed(t, l.lan.ns.Do(cmd.Start))
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
+	spawn(t, l.lan.ns, l.watched, exec.Command("ip", "-o", "-4", "-tshort", "monitor", "address", "all-nsid"))
 	// From when it hears.
 	l.eventually(t, func() bool {
 		l.ip("address replace 127.1.2.3/32 dev lo")
@@ -265,18 +257,6 @@ func (l *keaLAN) leasing(ipam conf) *network {
 	section := conf{"type": "dhcp"}
 	maps.Copy(section, ipam)
 	return l.network(conf{"ipam": section})
-}
-
-// kept is a keeper for a LAN of kea's. If the test fails, it has its say, and the kernel.
-func (l *keaLAN) kept(t *testing.T) *keeper {
-	t.Helper()
-	k := l.keep(t)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the keeper %d says:\n%s\nthe kernel of addresses:\n%s", k.cmd.Process.Pid, nstest.ReadIf(t, k.log), nstest.ReadIf(t, l.watched))
-		}
-	})
-	return k
 }
 
 // named is what Kubernetes says of a pod.
@@ -326,7 +306,7 @@ func (l *keaLAN) recordOf(t *testing.T, p *pod) (e struct{ State, Address, Serve
 func TestKeaLeasesAndTheKeeperRenews(t *testing.T) {
 	t.Parallel()
 	l := newKeaLAN(t, nil)
-	l.kept(t)
+	l.keep(t)
 	w := l.leasing(nil)
 	p := l.pod("a")
 	r := w.add(p, named("web-0")...)
@@ -360,7 +340,7 @@ func TestKeaLeasesAndTheKeeperRenews(t *testing.T) {
 func TestKeaIsToldOfReleases(t *testing.T) {
 	t.Parallel()
 	l := newKeaLAN(t, nil)
-	l.kept(t)
+	l.keep(t)
 	w := l.leasing(nil)
 	stays, inside, outside, collected := l.pod("stays"), l.pod("inside"), l.pod("outside"), l.pod("collected")
 	address := map[*pod]string{}
@@ -390,7 +370,7 @@ func TestKeaReplacedByAnotherServerRebinds(t *testing.T) {
 	t.Parallel()
 	const successor4 = "192.168.50.2"
 	l := newKeaLAN(t, conf{"rebind-timer": 4})
-	k := l.kept(t)
+	k := l.keep(t)
 	w := l.leasing(nil)
 	p := l.pod("a")
 	r := w.add(p)
@@ -443,7 +423,7 @@ func TestKeaThatRefusesGivesAnotherAddress(t *testing.T) {
 	} {
 		nstest.RunParallel(t, tt.because, func(t *testing.T) {
 			l := newKeaLAN(t, tt.before)
-			k := l.kept(t)
+			k := l.keep(t)
 			w := l.leasing(nil)
 			p := l.pod("a")
 			l.ip("address add 192.168.50.2/24 dev br0")
@@ -492,7 +472,7 @@ func TestKeaGoneTheAddressGoesAndComesBackWithIt(t *testing.T) {
 	for _, without := range []string{"server", "server and keeper"} {
 		nstest.RunParallel(t, without, func(t *testing.T) {
 			l := newKeaLAN(t, short(nil))
-			k := l.kept(t)
+			k := l.keep(t)
 			w := l.leasing(nil)
 			p := l.pod("a")
 			r := w.add(p)
@@ -504,7 +484,7 @@ func TestKeaGoneTheAddressGoesAndComesBackWithIt(t *testing.T) {
 			// So the watch would tell of a pod that loses its address.
 			l.eventually(t, func() bool { return l.went(t, prefix(r)) == 1 })
 			if without != "server" {
-				l.kept(t)
+				l.keep(t)
 			}
 			l.eventually(t, func() bool { return l.recordOf(t, p).State == "expired" })
 			wantError(t, w.check(p), 113, ip4(r).String())
@@ -527,7 +507,7 @@ func TestKeaGoneALeaseOutOfReachEndsInTime(t *testing.T) {
 	t.Parallel()
 	const lasts = 20 * time.Second
 	l := newKeaLAN(t, short(conf{"valid-lifetime": int(lasts / time.Second)}))
-	l.kept(t)
+	l.keep(t)
 	w := l.leasing(nil).with(conf{"guard": true})
 	p := l.pod("a")
 	own, added := ip4(w.add(p)).String(), time.Now()
@@ -556,7 +536,7 @@ func TestKeaReservesByIdentity(t *testing.T) {
 	} {
 		nstest.RunParallel(t, tt.by, func(t *testing.T) {
 			l := newKeaLAN(t, nil)
-			l.kept(t)
+			l.keep(t)
 			w := l.leasing(conf{"clientID": tt.by})
 			first := l.pod("first")
 			// An operator sees in the server's list what to reserve for.
@@ -584,7 +564,7 @@ func TestKeaReservesByIdentity(t *testing.T) {
 func TestKeaWithAnExhaustedPool(t *testing.T) {
 	t.Parallel()
 	l := newKeaLAN(t, conf{"pools": []conf{{"pool": "192.168.50.10 - 192.168.50.10"}}})
-	l.kept(t)
+	l.keep(t)
 	w := l.leasing(nil)
 	first, second := l.pod("first"), l.pod("second")
 	r := w.add(first)
@@ -607,7 +587,7 @@ func TestKeaTwiceOnOneLAN(t *testing.T) {
 	l := newKeaLAN(t, conf{"pools": []conf{{"pool": "192.168.50.10 - 192.168.50.19"}}})
 	second := l.newKea("lan1", "192.168.50.2")
 	second.start(conf{"pools": []conf{{"pool": "192.168.50.20 - 192.168.50.29"}}})
-	k := l.kept(t)
+	k := l.keep(t)
 	w := l.leasing(nil)
 	p := l.pod("a")
 	r := w.add(p)
@@ -623,7 +603,7 @@ func TestKeaTwiceOnOneLAN(t *testing.T) {
 	}
 	renewed()
 	k.kill()
-	l.kept(t)
+	l.keep(t)
 	renewed()
 	other.wantHeld(t)
 	chosen.wantHeld(t, ip4(r).String())
@@ -643,7 +623,7 @@ func TestKeaLosesNoLeaseThoughTheKeeperIsKilled(t *testing.T) {
 		pods, kills = min(n, 200), 12
 	}
 	l := newKeaLAN(t, nil)
-	k := l.kept(t)
+	k := l.keep(t)
 	w := l.leasing(nil)
 	all := l.pods(pods)
 	results := make([]*current.Result, pods)
@@ -674,7 +654,7 @@ func TestKeaLosesNoLeaseThoughTheKeeperIsKilled(t *testing.T) {
 		k.kill()
 		expect.That(t, k.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL,
 			"the keeper was not killed: %s", k.cmd.ProcessState)
-		k = l.kept(t)
+		k = l.keep(t)
 	}
 	before := l.ledger().times
 	l.eventually(t, func() bool {

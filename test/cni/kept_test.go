@@ -335,9 +335,9 @@ func TestARememberedLeaseIsForgottenWhenItEnds(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": "pod"}})
-	p, named := l.pod("a"), []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
-	w.add(p, named...)
-	w.del(p, named...)
+	p, db := l.pod("a"), named("db-0")
+	w.add(p, db...)
+	w.del(p, db...)
 	k := l.keep(t)
 	k.kill()
 	must.That(t, len(l.leaseRecords(t)) > 0, "nothing is remembered")
@@ -353,10 +353,10 @@ func TestADeadPodsLeaseStaysWithItsSuccessor(t *testing.T) {
 	t.Parallel()
 	l := newLAN(t)
 	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": "mac"}})
-	named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
-	was := ip4(l.dies(t, w, named...))
+	db := named("db-0")
+	was := ip4(l.dies(t, w, db...))
 	p := l.pod("next")
-	is := ip4(w.add(p, named...))
+	is := ip4(w.add(p, db...))
 	must.That(t, is == was, "the successor has %s, want %s", is, was)
 	l.keep(t)
 	l.eventually(t, func() bool { return len(l.leaseRecords(t)) == 1 })
@@ -372,9 +372,6 @@ func TestARememberedAddressIsAskedForAgain(t *testing.T) {
 	const inTurn = "--dhcp-sequential-ip"
 	l := newLAN(t, inTurn)
 	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": "pod"}})
-	named := func(name string) []option {
-		return []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", name), arg("IgnoreUnknown", "1")}
-	}
 	first, p := l.pod("first"), l.pod("a")
 	w.add(first, named("first")...)
 	was := ip4(w.add(p, named("db-0")...))
@@ -396,9 +393,9 @@ func TestARebootKeepsTheAddressOfAPod(t *testing.T) {
 	const inTurn = "--dhcp-sequential-ip"
 	l := newLAN(t, inTurn)
 	w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": "pod"}})
-	named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
-	first := w.addPod("first", append(named[:2:2], arg("K8S_POD_NAME", "first"), arg("IgnoreUnknown", "1"))...)
-	was := ip4(l.dies(t, w, named...))
+	db := named("db-0")
+	first := w.addPod("first", named("first")...)
+	was := ip4(l.dies(t, w, db...))
 	w.del(first)
 	l.rewrite(t, "boot", "00000000-0000-4000-8000-000000000000")
 	must.Succeed(t, os.RemoveAll(l.state))
@@ -410,7 +407,7 @@ func TestARebootKeepsTheAddressOfAPod(t *testing.T) {
 	l.server.Stop()
 	must.Succeed(t, os.RemoveAll(l.leases))
 	l.serve(t, inTurn)
-	expect.Equal(t, ip4(w.add(l.pod("again"), named...)), was, "the pod had %s before the boot, and has", was)
+	expect.Equal(t, ip4(w.add(l.pod("again"), db...)), was, "the pod had %s before the boot, and has", was)
 }
 
 // After a power cut the router is up later than the node. The pod of before comes at once, before the keeper has seen its
@@ -421,14 +418,14 @@ func TestPodsStartWhileTheRouterIsSilent(t *testing.T) {
 		nstest.RunParallel(t, by, func(t *testing.T) {
 			l := newLAN(t)
 			w := l.network(conf{"ipam": conf{"type": "dhcp", "keeper": "optional", "clientID": by}})
-			named := []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", "db-0"), arg("IgnoreUnknown", "1")}
-			was := ip4(l.dies(t, w, named...))
+			db := named("db-0")
+			was := ip4(l.dies(t, w, db...))
 			l.rewrite(t, "boot", "00000000-0000-4000-8000-000000000000")
 			must.Succeed(t, os.RemoveAll(l.state))
 			l.server.Stop()
 
 			p, began := l.pod(next), time.Now()
-			is := ip4(w.add(p, named...))
+			is := ip4(w.add(p, db...))
 			expect.That(t, is == was, "the pod had %s before the power cut, and has %s", was, is)
 			expect.That(t, time.Since(began) < 10*time.Second, "the ADD took %s", time.Since(began))
 			wantPing(t, p.NS, router4)
@@ -450,7 +447,7 @@ func TestPodsStartWhileTheRouterIsSilent(t *testing.T) {
 				wantError(t, expect.Err(w.with(conf{"ipam": conf{"type": "dhcp", "timeout": "1s"}}).tryAdd(p)), 11, "DISCOVER")
 				return
 			}
-			is = ip4(w.add(p, named...))
+			is = ip4(w.add(p, db...))
 			expect.Equal(t, is, was, "address without a server")
 			l.serve(t, "--dhcp-range=192.168.50.20,192.168.50.30,1h")
 			l.eventually(t, func() bool {

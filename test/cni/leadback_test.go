@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -48,12 +47,9 @@ func (l *leadback) verb(verb, kind string, p *pod) outcome {
 	l.Helper()
 	w := l.podnet(conf{"ipam": conf{"type": kind}, "deadline": "20s"})
 	c := call{verb: verb, id: p.id, netns: p.path, ifName: "eth0"}
-	fields := conf{}
-	switch verb {
-	case "GC":
-		fields["cni.dev/valid-attachments"] = []any{}
+	if c.stdin = w.stdin(nil); verb == "GC" {
+		c.stdin = w.stdin(conf{"cni.dev/valid-attachments": []any{}})
 	}
-	c.stdin = w.stdin(fields)
 	environ := append(c.environ(), "CNI_PATH="+l.dir)
 	return must.Of(l.exec(l.Context(), plugin(), c.stdin, environ)).Get(l)
 }
@@ -95,14 +91,9 @@ func TestThePluginNeverRunsItselfForAnIPAM(t *testing.T) {
 			p := l.pod("a")
 			before := l.traces()
 			for _, verb := range []string{"ADD", "STATUS"} {
-				var failure struct {
-					Code uint   `json:"code"`
-					Msg  string `json:"msg"`
-				}
-				o := l.verb(verb, "tombolo", p)
-				if err := json.Unmarshal([]byte(o.stdout), &failure); err != nil || failure.Code != 7 || !strings.Contains(failure.Msg, "is this program itself: name an IPAM plugin") {
-					t.Errorf("%s: %+v, %v", verb, o, err)
-				}
+				e := failure(l.verb(verb, "tombolo", p).stdout)
+				must.That(t, e != nil, "%s succeeded", verb)
+				wantError(t, e, 7, "is this program itself: name an IPAM plugin")
 			}
 			l.wantTraces(before)
 			for _, verb := range []string{"DEL", "GC"} {

@@ -2,7 +2,6 @@ package cni
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -78,24 +78,13 @@ func (r *running) wantSuccess(verb string) {
 	}
 }
 
-func (r *running) failure() error {
+func (r *running) failure() *types.Error {
 	r.Helper()
 	r.wait()
-	var e struct {
-		Code uint   `json:"code"`
-		Msg  string `json:"msg"`
-	}
-	err := json.Unmarshal(r.out.Bytes(), &e)
-	must.That(r, err == nil && e.Code != 0, "no error: %q", r.out.String())
-	return &coded{e.Code, e.Msg}
+	e := failure(r.out.String())
+	must.That(r, e != nil, "no error: %q", r.out.String())
+	return e
 }
-
-type coded struct {
-	code uint
-	msg  string
-}
-
-func (e *coded) Error() string { return fmt.Sprintf("code %d: %s", e.code, e.msg) }
 
 // slow is a network whose ADDs wait for a server that never answers, and what it has of
 // one that does.
@@ -201,9 +190,7 @@ func TestDELEndsAnADDThatWaits(t *testing.T) {
 	p := n.pod("a")
 	add := n.waits(s, p)
 	s.w.del(p)
-	var e *coded
-	err := add.failure()
-	expect.That(t, errors.As(err, &e) && e.code == 11 && strings.Contains(e.msg, "deleted"), "ADD: %v", err)
+	wantError(t, add.failure(), 11, "deleted")
 	n.wantNothing()
 	(&lan{node: n}).wantNoLeaseRecords()
 }

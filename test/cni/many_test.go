@@ -20,6 +20,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -39,7 +40,7 @@ type many struct {
 	programs []string // each call is by one of them
 	kills    bool     // some calls are killed
 	// refuses says that an error is right, of a call that nobody killed.
-	refuses  func(verb string, a *attachment, e *coded) bool
+	refuses  func(verb string, a *attachment, e *types.Error) bool
 	networks []*network
 	always   map[*network]*pod // that collections name besides
 	callers  [8][]*attachment
@@ -159,7 +160,7 @@ func (m *many) next(random *rand.Rand, a *attachment) {
 	}
 	e, out := m.run(call{verb: verb}, &before, program, part)
 	switch {
-	case e != nil && e.code == 0: // killed
+	case e != nil && e.Code == 0: // killed
 	case e != nil && !m.refuses(verb, &before, e):
 		m.Errorf("%s of %s by %s: %v", verb, a.id, program, e)
 	case e != nil:
@@ -173,7 +174,7 @@ func (m *many) next(random *rand.Rand, a *attachment) {
 
 // run makes a call for an attachment, and kills it after a part of the time that such a
 // one takes; less than nothing: never. Of a call that was killed the error's code is 0.
-func (m *many) run(c call, a *attachment, program string, part float64) (*coded, string) {
+func (m *many) run(c call, a *attachment, program string, part float64) (*types.Error, string) {
 	m.Helper()
 	c.id, c.netns, c.ifName, c.stdin = a.id, a.path, "eth0", rich(a.w, a.port)
 	switch c.verb {
@@ -207,7 +208,7 @@ func (m *many) run(c call, a *attachment, program string, part float64) (*coded,
 		if m.killed[c.verb]++; part < 0 || status.Signal() != syscall.SIGKILL {
 			m.Errorf("%s: %v", c.verb, status.Signal())
 		}
-		return &coded{0, "killed"}, ""
+		return &types.Error{Msg: "killed"}, ""
 	}
 	m.made[c.verb]++
 	m.usual[c.verb] += (time.Since(begun) - m.usual[c.verb]) / 4
@@ -215,14 +216,12 @@ func (m *many) run(c call, a *attachment, program string, part float64) (*coded,
 	if cmd.ProcessState.ExitCode() == 0 {
 		return nil, out.String()
 	}
-	var failure struct {
-		Code uint
-		Msg  string
-	}
-	if err := json.Unmarshal(out.Bytes(), &failure); err != nil || failure.Code == 0 {
+	e := failure(out.String())
+	if e == nil {
 		m.Errorf("%s by %s: exit status %d without an error object: %s", c.verb, program, cmd.ProcessState.ExitCode(), &out)
+		return &types.Error{}, ""
 	}
-	return &coded{failure.Code, failure.Msg}, ""
+	return e, ""
 }
 
 // valid are those that a collection claims.
@@ -357,11 +356,11 @@ func TestEightAtOnceUnderRandomKills(t *testing.T) {
 	t.Parallel()
 	n, networks, stays, talks := two(t)
 	m := newMany(t, n, networks, stays)
-	m.refuses = func(verb string, a *attachment, e *coded) bool {
+	m.refuses = func(verb string, a *attachment, e *types.Error) bool {
 		switch verb {
 		case "ADD":
 			// It is there already; or a collection that did not claim it came meanwhile.
-			return e.code == 111 && a.maybe || e.code == 11 && !a.claimed
+			return e.Code == 111 && a.maybe || e.Code == 11 && !a.claimed
 		case "CHECK":
 			return !a.claimed || a.result == nil
 		}

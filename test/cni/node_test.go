@@ -144,6 +144,24 @@ func (n *node) exec(ctx context.Context, path string, stdin []byte, environ []st
 	return outcome{out.String(), errOut.String(), cmd.ProcessState.ExitCode()}, nil
 }
 
+// spawn starts a program in a namespace, which runs until the test ends. A test that failed shows its output, which goes
+// to a file.
+func spawn(t testing.TB, ns *netns.NS, log string, cmd *exec.Cmd) *exec.Cmd {
+	t.Helper()
+	out := must.Of(os.Create(log)).Get(t)
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = out, out
+	must.Succeed(t, ns.Do(cmd.Start))
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s: %s", cmd, nstest.ReadIf(t, log))
+		}
+	})
+	return cmd
+}
+
 // call is one exec of the plugin with nothing in between. Empty variables are left
 // out of the environment.
 type call struct {

@@ -131,16 +131,6 @@ func TestLayer2WithIPAM(t *testing.T) {
 		"the node forwards, for a network without a gateway")
 }
 
-// testPort compares the flags of a pod's port.
-func testPort(t *testing.T, fields conf, hairpin, isolated bool) {
-	n := parallelNode(t)
-	w := n.podnet(fields)
-	p := w.addPod("a")
-	port := links(t, n.ns)[w.port(p)].Info.Port
-	expect.That(t, port.Hairpin == hairpin && port.Isolated == isolated,
-		"hairpin %t, isolated %t; want %t, %t", port.Hairpin, port.Isolated, hairpin, isolated)
-}
-
 func TestPortFlags(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -154,7 +144,13 @@ func TestPortFlags(t *testing.T) {
 		{"l2 mode with hairpin", conf{"mode": "l2", "hairpinMode": true}, true, false},
 		{"isolation", conf{"portIsolation": true}, true, true},
 	} {
-		t.Run(tt.name, func(t *testing.T) { testPort(t, tt.fields, tt.hairpin, tt.isolated) })
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
+			n := newNode(t)
+			w := n.podnet(tt.fields)
+			port := links(t, n.ns)[w.port(w.addPod("a"))].Info.Port
+			expect.Equal(t, port.Hairpin, tt.hairpin, "hairpin")
+			expect.Equal(t, port.Isolated, tt.isolated, "isolated")
+		})
 	}
 }
 

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"encoding/json"
 	"net/netip"
 	"strings"
 	"testing"
@@ -16,10 +15,9 @@ import (
 func (w *network) advised(t *testing.T) string {
 	t.Helper()
 	o := w.call(call{verb: "STATUS", stdin: w.stdin(nil)})
-	var failure struct{ Msg string }
-	err := json.Unmarshal([]byte(o.stdout), &failure)
-	must.That(t, err == nil && o.status != 0, "STATUS: %+v, %v", o, err)
-	_, command, ok := strings.Cut(failure.Msg, "this helps: ")
+	e := failure(o.stdout)
+	must.That(t, e != nil, "STATUS: %+v", o)
+	_, command, ok := strings.Cut(e.Msg, "this helps: ")
 	must.That(t, ok && strings.Contains(o.stdout, command),
 		"no command, or another one than in the message: %s", o.stdout)
 	return command

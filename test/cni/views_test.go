@@ -68,10 +68,6 @@ func TestNetworkWithoutASuccessfulADDIsNone(t *testing.T) {
 	expect.That(t, o.status == 1, "it is there after remove: %+v", o)
 }
 
-func podNamed(pod string) []option {
-	return []option{arg("K8S_POD_NAMESPACE", "default"), arg("K8S_POD_NAME", pod), arg("IgnoreUnknown", "1")}
-}
-
 func TestNetworksShowWhatPodsHave(t *testing.T) {
 	n := parallelNode(t)
 	pool := func(first, last string) conf {
@@ -80,7 +76,7 @@ func TestNetworksShowWhatPodsHave(t *testing.T) {
 	w := n.portnet(conf{"ipam": pool("10.77.0.10", "10.77.0.13"), "ipMasq": true})
 	pods := n.pods(3)
 	for i, p := range pods {
-		w.add(p, append(podNamed(fmt.Sprintf("web-%d", i)), publish(t, fmt.Sprintf("%d:80/tcp", 8080+i)))...)
+		w.add(p, append(named(fmt.Sprintf("web-%d", i)), publish(t, fmt.Sprintf("%d:80/tcp", 8080+i)))...)
 	}
 	want := shownNetwork{
 		Network: "podnet", Mode: "gateway", Bridge: "cbr0", Subnets: []string{subnet4, subnet6}, Gateways: []string{gateway4 + "/24", gateway6 + "/64"},
@@ -175,9 +171,9 @@ func TestTheMapShowsANodeAndWhatIsWrong(t *testing.T) {
 	w := n.portnet(nil)
 	evil := "x\x1b[2J<svg>&"
 	web, hurt, other := n.pod("web"), n.pod("hurt"), n.pod("other")
-	w.add(web, append(podNamed("web"), publish(t, "8080:80/tcp"))...)
-	w.add(hurt, podNamed(evil)...)
-	w.add(other, podNamed("other")...)
+	w.add(web, append(named("web"), publish(t, "8080:80/tcp"))...)
+	w.add(hurt, named(evil)...)
+	w.add(other, named("other")...)
 	utf8 := []string{"LANG=C.UTF-8", "TERM=xterm"}
 	if text := n.terminal(100, utf8, "ls", "map", "--state", n.state); !strings.HasSuffix(text, "nothing is wrong\n") || strings.Contains(text, "\x1b[31m") || !strings.Contains(text, "\x1b[1mbridge cbr0\x1b[m (MTU 1500) 10.77.0.1/24 fd77::1/64") {
 		t.Errorf("a good node: %q", text)

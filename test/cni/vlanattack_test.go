@@ -3,11 +3,14 @@ package cni
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -235,6 +238,51 @@ func TestVLANsFaultsOfOthersAreMended(t *testing.T) {
 		}
 	}
 }
+
+// kill starts a verb and kills its process after a while, 0 being at once, unless it
+// ended before. It says which.
+func (n *node) kill(c call, after time.Duration) (killed bool) {
+	n.Helper()
+	cmd := exec.Command(plugin())
+	cmd.Env, cmd.Stdin = c.environ(), bytes.NewReader(c.stdin)
+	must.Succeed(n, n.ns.Do(cmd.Start))
+	if after <= 0 {
+		_ = cmd.Process.Kill()
+	} else {
+		timer := time.AfterFunc(after, func() { _ = cmd.Process.Kill() })
+		defer timer.Stop()
+	}
+	_ = cmd.Wait()
+	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
+}
+
+// duration is how long a verb takes here and now: what the delays of a sweep are a
+// part of.
+func (n *node) duration(c call) time.Duration {
+	n.Helper()
+	start := time.Now()
+	n.callOK(c)
+	return time.Since(start)
+}
+
+// delays go from none to as long as a verb takes, in so many rounds, and over again. All
+// but the first are others in each run, of which test-long makes several.
+type delays struct {
+	whole  time.Duration
+	rounds int
+}
+
+func (d *delays) at(round int) time.Duration {
+	part := max(d.whole/time.Duration(d.rounds), 1)
+	if round %= d.rounds; round == 0 {
+		return 0
+	}
+	return part*time.Duration(round-1) + rand.N(part)
+}
+
+// most is how many sweeps are made at most, to meet what a test is for.
+const most = 20
 
 func TestVLANsFirstADDMayBeKilled(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	cniversion "github.com/containernetworking/cni/pkg/version"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -310,5 +312,221 @@ func TestHostLocalByNameBesideTheReferences(t *testing.T) {
 	}
 	for name := range nstest.Files(t, filepath.Join(theirs.data, "n", "net"), "lock", "last_reserved_ip.0") {
 		t.Errorf("%s is left", name)
+	}
+}
+
+// loopbackPlugin is the program under test by the name that containerd 1.6 and 1.7 look for.
+func (n *node) loopbackPlugin() string {
+	n.Helper()
+	path := filepath.Join(n.TempDir(), "loopback")
+	must.Succeed(n, os.Symlink(plugin(), path))
+	return path
+}
+
+func isUp(t testing.TB, p *pod) bool {
+	t.Helper()
+	return strings.Contains(nstest.Run(t, p.NS, "ip", "-o", "link", "show", "lo"), ",UP")
+}
+
+// What the reference plugin says in each version, with and without results before it, is said
+// here too; and lo is up, or down, as after it.
+func TestLoopbackIsAsTheReferences(t *testing.T) {
+	n := parallelNode(t)
+	peers := os.Getenv("TOMBOLO_PEERS")
+	must.That(t, peers != "", "TOMBOLO_PEERS is not set: make peers builds what this compares with")
+	programs := []string{filepath.Join(peers, "loopback"), n.loopbackPlugin()}
+	for _, version := range []string{"0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		for prevName, prev := range map[string]string{
+			"alone":   "",
+			"chained": `, "prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}], "ips": [{"address": "10.1.0.2/24", "interface": 0}]}`,
+			"null":    `, "prevResult": null`,
+		} {
+			nstest.RunParallel(t, version+" "+prevName, func(t *testing.T) {
+				if prevName == "chained" && version < "1.0.0" {
+					prev = strings.Replace(strings.Replace(prev, "1.0.0", version, 1), `{"address"`, `{"version": "4", "address"`, 1)
+				}
+				if prevName == "chained" && version < "0.3.0" {
+					prev = fmt.Sprintf(`, "prevResult": {"cniVersion": %q, "ip4": {"ip": "10.1.0.2/24"}}`, version)
+				}
+				stdin := []byte(fmt.Sprintf(`{"cniVersion": %q, "name": "cni-loopback", "type": "loopback"%s}`, version, prev))
+				var said [2]map[string]any
+				for i, program := range programs {
+					p := n.pod("a")
+					run := func(verb string) outcome {
+						t.Helper()
+						c := call{verb: verb, id: p.id, netns: p.path, ifName: "lo"}
+						return must.Of(n.exec(context.Background(), program, stdin, c.environ())).Get(t)
+					}
+					if version >= "0.4.0" {
+						expect.That(t, run("CHECK").status != 0,
+							"%s: CHECK finds nothing wrong with lo that is down", program)
+					}
+					o := run("ADD")
+					if o.status != 0 || !isUp(t, p) {
+						t.Fatalf("%s: ADD: %d, %s, and lo is up: %v", program, o.status, o.stdout, isUp(t, p))
+					}
+					unmarshal(t, strings.ReplaceAll(o.stdout, p.path, "POD"), &said[i])
+					if version >= "0.4.0" {
+						expect.Success(t, run("CHECK").err(), "%s: CHECK", program)
+					}
+					if o := run("DEL"); o.status != 0 || isUp(t, p) || o.stdout != "" {
+						t.Errorf("%s: DEL: %d, %s, and lo is up: %v", program, o.status, o.stdout, isUp(t, p))
+					}
+					gone := call{verb: "DEL", id: p.id, netns: "/nonexistent", ifName: "lo"}
+					if o, err := n.exec(context.Background(), program, stdin, gone.environ()); err != nil || o.status != 0 {
+						t.Errorf("%s: DEL of what is gone: %v, %s", program, err, o.stdout)
+					}
+				}
+				if prevName != "chained" && version < "1.0.0" {
+					// The reference says it in the form of 1.0.0, which libcni cannot read up to 0.2.0.
+					data := must.Of(json.Marshal(said[1])).Get(t)
+					var r *current.Result
+					old, err := cniversion.NewResult(version, data)
+					if err == nil {
+						r, err = current.NewResultFromResult(old)
+					}
+					must.Succeed(t, err)
+					var ips []string
+					for _, ip := range r.IPs {
+						ips = append(ips, ip.Address.String())
+					}
+					if got := fmt.Sprint(ips); got != "[127.0.0.1/8 ::1/128]" {
+						t.Errorf("addresses %s in %v", got, said[1])
+					}
+					return
+				}
+				want, got := fmt.Sprint(said[0]), fmt.Sprint(said[1])
+				expect.That(t, want == got, "the reference says\n%s\nand this\n%s", want, got)
+			})
+		}
+	}
+	nstest.RunParallel(t, "VERSION", func(t *testing.T) {
+		var said [2]struct {
+			CNIVersion        string   `json:"cniVersion"`
+			SupportedVersions []string `json:"supportedVersions"`
+		}
+		for i, program := range programs {
+			o, err := n.exec(context.Background(), program, []byte(`{"cniVersion": "1.0.0"}`), (&call{verb: "VERSION"}).environ())
+			must.That(t, err == nil && o.status == 0, "%s: %v, %s", program, err, o.stdout)
+			unmarshal(t, o.stdout, &said[i])
+		}
+		want, got := fmt.Sprint(said[0]), fmt.Sprint(said[1])
+		expect.That(t, want == got, "the reference speaks %s, this %s", want, got)
+	})
+	nstest.RunParallel(t, "another address", func(t *testing.T) {
+		for _, program := range programs {
+			p := n.pod("a")
+			nstest.Run(t, p.NS, "ip", "address", "add", "10.9.9.9/32", "dev", "lo")
+			c := call{verb: "ADD", id: p.id, netns: p.path, ifName: "lo"}
+			o, err := n.exec(context.Background(), program, []byte(`{"cniVersion": "1.0.0", "name": "l", "type": "loopback"}`), c.environ())
+			expect.That(t, err == nil && o.status != 0 && strings.Contains(o.stdout, "10.9.9.9"),
+				"%s: %v, %d, %s", program, err, o.status, o.stdout)
+		}
+	})
+}
+
+// By any other name the plugin is the network's, and without CNI_COMMAND it names the operator's command.
+func TestLoopbackNameAloneMakesNoDifferenceToNetworks(t *testing.T) {
+	n := parallelNode(t)
+	w := n.podnet(nil)
+	p := w.addPod("a")
+	expect.That(t, len(globals(t, p.NS, "eth0")) > 0, "the pod has no address")
+	o, err := n.exec(context.Background(), n.loopbackPlugin(), nil, os.Environ(), "version")
+	expect.That(t, err == nil && o.status == 2 && strings.HasSuffix(o.stderr, "tombolo version\n"),
+		"%v, %d, %s%s", err, o.status, o.stdout, o.stderr)
+}
+
+// A path of a process leads elsewhere once its number is another's: that may be the host's namespace.
+func TestLoopbackLeavesTheHostsOwnUp(t *testing.T) {
+	n := parallelNode(t)
+	c := call{verb: "DEL", id: "a", netns: "/proc/self/ns/net", ifName: "lo"}
+	o, err := n.exec(context.Background(), n.loopbackPlugin(), []byte(`{"cniVersion": "1.0.0", "name": "l", "type": "loopback"}`), c.environ())
+	must.That(t, err == nil && o.status == 0, "DEL: %v, %d, %s", err, o.status, o.stdout)
+	expect.Contains(t, nstest.Run(t, n.ns, "ip", "-o", "link", "show", "lo"), ",UP", "the host's lo is down")
+}
+
+// dhcpSide is a side on whose bridge br0 there is a LAN, with dnsmasq in it.
+type dhcpSide struct {
+	*side
+	*lan
+}
+
+// dhcpSides are two LANs alike: on the one the reference's plugins are at work, with its daemon.
+func dhcpSides(t *testing.T, options ...string) (theirs, ours *dhcpSide) {
+	t.Helper()
+	peers := os.Getenv(peersVar)
+	must.That(t, peers != "", "TOMBOLO_PEERS is not set: make peers builds what this compares with")
+	options = append(options, "--dhcp-sequential-ip") // both give the same
+	made := func(names []string) *dhcpSide {
+		l := newLAN(t, options...)
+		return &dhcpSide{l.node.side(peers, names), l}
+	}
+	theirs, ours = made(nil), made([]string{"bridge"})
+	socket := theirs.data + "/dhcp.sock"
+	daemon := exec.Command(filepath.Join(theirs.programs, "dhcp"), "daemon", "-socketpath", socket, "-resendtimeout", "20s")
+	must.Succeed(t, theirs.side.ns.Do(daemon.Start))
+	t.Cleanup(func() {
+		daemon.Process.Kill()
+		daemon.Wait()
+	})
+	theirs.eventually(t, func() bool { _, err := os.Stat(socket); return err == nil })
+	return theirs, ours
+}
+
+const dhcpFields = `"stateDir":"STATE","leaseDir":"STATE-leases","unknown":1`
+
+func dhcpConf(version, ipam string, more ...string) string {
+	return fmt.Sprintf(`{"cniVersion":%q,"name":"net","type":"macvlan",%s,"ipam":{"type":"dhcp","daemonSocketPath":"DATA/dhcp.sock","keeper":"optional"%s}%s}`,
+		version, dhcpFields, ipam, strings.Join(append([]string{""}, more...), ","))
+}
+
+// held is what dnsmasq holds, but for when it ends.
+func held(t *testing.T, s *dhcpSide) string {
+	t.Helper()
+	return regexp.MustCompile(`(?m)^\d+ `).ReplaceAllString(s.leased(), "")
+}
+
+// The bridge by name leases in process, as the reference's does by its plugin.
+func TestBridgeByNameLeasesAsTheReferences(t *testing.T) {
+	t.Parallel()
+	theirs, ours := dhcpSides(t, "--dhcp-option=option:dns-server,192.168.50.53", "--dhcp-option=option:mtu,1400")
+	for _, fields := range []string{"", `"request":[{"option":"42"}],"priority":7,"provide":[{"option":"host-name","value":"printer"}]`} {
+		id := fmt.Sprint("pod-", len(fields))
+		conf := strings.Replace(dhcpConf("1.0.0", strings.TrimSuffix(","+fields, ",")), `"type":"macvlan"`, `"type":"bridge","bridge":"br0"`, 1)
+		add := verb{plugin: "bridge", verb: "ADD", id: id, conf: conf, args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web"}
+		agree(t, "ADD with "+fields, theirs.call(add), ours.call(add))
+		a, b := identities(t, theirs), identities(t, ours)
+		expect.That(t, a == b, "%s: the reference's server holds\n%s\nand this one's\n%s", fields, a, b)
+	}
+	del := verb{plugin: "bridge", verb: "DEL", id: "pod-0", conf: strings.Replace(dhcpConf("1.0.0", ""), `"type":"macvlan"`, `"type":"bridge","bridge":"br0"`, 1)}
+	agree(t, "DEL", theirs.call(del), ours.call(del))
+	ours.wantReleased(t, "192.168.50.100")
+}
+
+// identities are the addresses, names and client identifiers of what dnsmasq holds.
+func identities(t *testing.T, s *dhcpSide) string {
+	t.Helper()
+	return regexp.MustCompile(`(?m)^\S+ `).ReplaceAllString(held(t, s), "")
+}
+
+// Once all names have changed over, the reference's daemon leases for interfaces of the reference's as before, since dhcp
+// is no name of ours; for the bridge's pods, the bridge leases itself.
+func TestTheReferencesDHCPStaysWithItsDaemon(t *testing.T) {
+	t.Parallel()
+	s, _ := dhcpSides(t)
+	o := s.side.operate("install", "--names", "all", s.programs)
+	must.That(t, o.status == 0 && !strings.Contains(o.stdout, "dhcp"), "install: %+v", o)
+	for _, plugin := range []string{"macvlan", "bridge"} {
+		link := map[string]string{"macvlan": `"master":"br0"`, "bridge": `"bridge":"br0"`}[plugin]
+		conf := strings.Replace(dhcpConf("1.0.0", ""), `"type":"macvlan"`, `"type":"`+plugin+`",`+link, 1)
+		o := s.call(verb{plugin: plugin, verb: "ADD", id: plugin, conf: conf})
+		address := regexp.MustCompile(`192\.168\.50\.1\d\d`).FindString(o.stdout)
+		if o.status != 0 || address == "" || !strings.Contains(held(t, s), address) {
+			t.Errorf("ADD by %s: %+v, and the server holds\n%s", plugin, o, held(t, s))
+		}
+		records, err := filepath.Glob(s.side.state + "-leases/*.json")
+		expect.That(t, err == nil && len(records) > 0 == (plugin == "bridge"),
+			"%s: records of leases: %q, %v", plugin, records, err)
+		expect.Success(t, s.call(verb{plugin: plugin, verb: "DEL", id: plugin, conf: conf}).err(), "DEL by %s", plugin)
 	}
 }

@@ -3,8 +3,10 @@ package cni
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -150,4 +152,85 @@ func (n *node) startMonitor(id string) (pid int) {
 	n.Cleanup(func() { in.Close(); _ = cmd.Wait() })
 	must.Succeed(n, expect.Err(io.ReadFull(out, make([]byte, 1))))
 	return cmd.Process.Pid
+}
+
+// TestCnitool goes through the reference's command-line runtime, with all paths at
+// their defaults: in a mount namespace whose /run and /var/lib are empty.
+func TestCnitool(t *testing.T) {
+	t.Parallel()
+	for _, program := range []string{"unshare", "nsenter", "bash"} {
+		nstest.Need(t, program)
+	}
+	n := newNode(t)
+	server := nstest.Serve(t, n.outside(), "tcp", netip.MustParseAddrPort(outside4+":0"))
+	p := n.pod("a")
+	confDir := t.TempDir()
+	list := conf{"cniVersion": "1.1.0", "name": "podnet", "plugins": []conf{{"type": "tombolo", "ipam": dualStack()}}}
+	must.Succeed(t, os.WriteFile(filepath.Join(confDir, "10-podnet.conflist"), marshal(t, list), 0o600))
+	script := `
+		mount -t tmpfs none /run
+		mount -t tmpfs none /var/lib
+		PATH=$CNI_PATH:$PATH
+		cnitool status podnet $POD
+		cnitool add podnet $POD
+		cnitool check podnet $POD
+		test -n "$(ls /run/tombolo/attachments/podnet)"
+		$TOMBOLO ls | grep -q 10.77.0.2 && echo LISTED
+		nsenter --net=$POD bash -c 'exec 3<>/dev/tcp/$SERVER; printf ? >&3; echo SEEN AS $(cat <&3)'
+		cnitool del podnet $POD
+		cnitool del podnet $POD
+		test -z "$(ls /run/tombolo/attachments/podnet)"
+		CNI_IFNAME=net1 cnitool add podnet $POD >/dev/null
+		cnitool gc podnet $POD
+		test -z "$(ls /run/tombolo/attachments/podnet)"
+		$TOMBOLO remove podnet
+		echo DONE
+	`
+	environ := append(os.Environ(), "CNI_PATH="+cniPath, "NETCONFPATH="+confDir, "POD="+p.path, "TOMBOLO="+command(),
+		fmt.Sprintf("SERVER=%s/%d", server.Addr(), server.Port()))
+	unshare := must.Of(exec.LookPath("unshare")).Get(t)
+	o := must.Of(n.exec(context.Background(), unshare, nil, environ, "--mount", "bash", "-ec", script)).Get(t)
+	for _, part := range []string{`"address": "10.77.0.2/24"`, `"address": "fd77::2/64"`, "LISTED", "SEEN AS " + uplink4, "DONE"} {
+		expect.Contains(t, o.stdout, part)
+	}
+	expect.That(t, !t.Failed() && o.status == 0 && o.stderr == "",
+		"exit status %d\n%s\n%s", o.status, o.stdout, o.stderr)
+	n.wantNothing()
+}
+
+// TestNetworkManagersLeavePodsAlone runs real network managers that configure every link by DHCP and router
+// advertisements, beside a pod that serves both. The pod does not become the host's server or router, and pods stay on
+// their bridge when the manager starts again.
+func TestNetworkManagersLeavePodsAlone(t *testing.T) {
+	t.Parallel()
+	for _, program := range []string{"unshare", "dnsmasq", "NetworkManager", "dhcpcd", "dbus-daemon"} {
+		nstest.Need(t, program)
+	}
+	line := ""
+	for _, b := range docBlocks(t) {
+		if b.page == "docs/operating.md" && strings.Contains(b.text, "denyinterfaces ") {
+			line = strings.TrimSpace(b.text)
+		}
+	}
+	must.That(t, line != "", "docs/operating.md has no denyinterfaces line for dhcpcd")
+	const networkdFile = "cp $DEPLOY/networkd/05-tombolo.network /etc/systemd/network/"
+	for _, tt := range []struct{ name, manager, keepOff, bridge, want string }{
+		// From its first start it has no file of ours, and from the second that which the first ADD wrote.
+		{"systemd-networkd without our file", "networkd", "", "cbr0", "pods on their bridge"},
+		{"systemd-networkd without our file, another bridge", "networkd", "", "pods0", "pods on their bridge"},
+		{"systemd-networkd", "networkd", networkdFile, "cbr0", "pods on their bridge, nothing differs"},
+		{"NetworkManager", "nm", "cp $DEPLOY/NetworkManager/10-tombolo.conf /etc/NetworkManager/conf.d/", "cbr0", "pods on their bridge, nothing differs"},
+		{"dhcpcd", "dhcpcd", "echo '" + line + "' >>/run/dhcpcd.conf", "cbr0", "pods on their bridge, nothing differs"},
+		{"dhcpcd without the line in the docs", "dhcpcd", "", "cbr0", "told"},
+	} {
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
+			n := newNode(t)
+			environ := append(os.Environ(), "TOMBOLO="+command(), "PLUGIN="+plugin(), "DEPLOY="+must.Of(os.Getwd()).Get(t)+"/../../deploy",
+				"NETWORKD=/lib/systemd/systemd-networkd", "MANAGER="+tt.manager, "KEEP_OFF="+tt.keepOff, "BRIDGE="+tt.bridge)
+			o, err := n.exec(context.Background(), "/usr/bin/unshare", nil, environ,
+				"--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "testdata/managers.sh")
+			must.Succeed(t, err)
+			expect.That(t, o.status == 0 && strings.HasSuffix(o.stdout, tt.want+"\n"), "want %q; status %d\n%s\n%s", tt.want, o.status, o.stdout, o.stderr)
+		})
+	}
 }

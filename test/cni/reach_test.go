@@ -150,7 +150,8 @@ func TestPortFlags(t *testing.T) {
 		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			w := n.podnet(tt.fields)
-			port := links(t, n.ns)[w.port(w.addPod("a"))].Info.Port
+			p := w.addPod("a")
+			port := links(t, n.ns)[w.port(p)].Info.Port
 			expect.Equal(t, port.Hairpin, tt.hairpin, "hairpin")
 			expect.Equal(t, port.Isolated, tt.isolated, "isolated")
 		})

@@ -162,7 +162,7 @@ func TestADDMayMeetAFaultAtAnyCall(t *testing.T) {
 	}
 	del := func(f *faulty) {
 		n.callOK(call{verb: "DEL", id: p.id, ifName: "eth0", stdin: w.stdin(nil)})
-		// What was half written the next GC takes.
+		// The next GC deletes half-written files.
 		left := slices.DeleteFunc(n.traces(), func(trace string) bool { return strings.Contains(trace, ".tmp-") })
 		expect.Equal(t, strings.Join(left, "\n"), strings.Join(others, "\n"), "%s, and a DEL: attachments have", f)
 	}
@@ -186,7 +186,7 @@ func TestADDMayMeetAFaultAtAnyCall(t *testing.T) {
 			if o := n.call(add()); o.status == 0 {
 				expect.Equal(t, links(t, n.ns)[w.port(p)].Master, "cbr0", "%s: an ADD after it has made no port", f)
 			}
-			// Only one that came to its end, of which nobody heard, is in the way of another.
+			// The second ADD is refused only if the first one finished.
 			expect.Contains(t, w.recordOf(p), `"state":"ready"`, "%s, and another ADD: the record", f)
 			del(f)
 		}

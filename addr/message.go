@@ -161,7 +161,7 @@ func decode(data []byte) (Address, error) {
 		Link:  int(int32(binary.NativeEndian.Uint32(data[4:]))),
 	}
 	var local, address netip.Addr
-	err := nl.Decode(data[unix.SizeofIfAddrmsg:], func(ad *netlink.AttributeDecoder) error {
+	err := nl.Decode(data[unix.SizeofIfAddrmsg:], func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
 		case unix.IFA_LOCAL:
 			ad.Do(nl.Addr(&local))
@@ -183,8 +183,6 @@ func decode(data []byte) (Address, error) {
 		default:
 			a.Other = append(a.Other, nl.Keep(ad))
 		}
-
-		return nil
 	})
 	if err != nil {
 		return Address{}, err

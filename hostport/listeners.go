@@ -200,11 +200,10 @@ func decode(b []byte) (Listener, error) {
 		Local: netip.AddrPortFrom(local, binary.BigEndian.Uint16(b[portAt:])),
 		link:  int(binary.NativeEndian.Uint32(b[linkAt:])), inode: binary.NativeEndian.Uint32(b[inodeAt:]),
 	}
-	err := nl.Decode(b[messageLen:], func(ad *netlink.AttributeDecoder) error {
+	err := nl.Decode(b[messageLen:], func(ad *netlink.AttributeDecoder) {
 		if ad.Type() == onlyIPv6 {
 			l.onlyIPv6 = ad.Uint8() != 0
 		}
-		return nil
 	})
 	return l, err
 }

@@ -38,7 +38,7 @@ func decode(data []byte) (r Route, known bool, _ error) {
 		dst = netip.IPv4Unspecified()
 	}
 
-	err := nl.Decode(data[unix.SizeofRtMsg:], func(ad *netlink.AttributeDecoder) error {
+	err := nl.Decode(data[unix.SizeofRtMsg:], func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
 		case unix.RTA_DST:
 			ad.Do(nl.Addr(&dst))
@@ -47,7 +47,6 @@ func decode(data []byte) (r Route, known bool, _ error) {
 		default:
 			r.decodeAttr(ad)
 		}
-		return nil
 	})
 	if err != nil {
 		return Route{}, false, err
@@ -107,7 +106,7 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) {
 	ad.Do(func(b []byte) error {
 		var others []netlink.Attribute
-		err := nl.Decode(b, func(ad *netlink.AttributeDecoder) error {
+		err := nl.Decode(b, func(ad *netlink.AttributeDecoder) {
 			switch ad.Type() {
 			case unix.RTAX_MTU:
 				r.MTU = ad.Uint32()
@@ -116,7 +115,6 @@ func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) {
 			default:
 				others = append(others, nl.Keep(ad))
 			}
-			return nil
 		})
 		if err != nil || len(others) == 0 {
 			return err
@@ -176,7 +174,7 @@ func nexthops(b []byte) ([]Nexthop, error) {
 			Weight: int(b[3]) + 1,
 			Link:   int(int32(binary.NativeEndian.Uint32(b[4:]))),
 		}
-		err := nl.Decode(b[unix.SizeofRtNexthop:n], func(ad *netlink.AttributeDecoder) error {
+		err := nl.Decode(b[unix.SizeofRtNexthop:n], func(ad *netlink.AttributeDecoder) {
 			switch ad.Type() {
 			case unix.RTA_GATEWAY:
 				ad.Do(nl.Addr(&h.Gateway))
@@ -185,7 +183,6 @@ func nexthops(b []byte) ([]Nexthop, error) {
 			default:
 				h.Other = append(h.Other, nl.Keep(ad))
 			}
-			return nil
 		})
 		if err != nil {
 			return nil, err

@@ -172,34 +172,30 @@ func (c *Conn) get(ctx context.Context, port int) (entries, error) {
 }
 
 // decode adds one entry of the kernel's list.
-func (e entries) decode(ad *netlink.AttributeDecoder) error {
+func (e entries) decode(ad *netlink.AttributeDecoder) {
 	if ad.Type() != dbEntry {
-		return nil
+		return
 	}
 
 	var flags, first, last uint16
-	ad.Do(func(b []byte) error {
-		return nl.Decode(b, func(ad *netlink.AttributeDecoder) error {
-			switch ad.Type() {
-			case dbEntryInfo:
-				info := ad.Bytes()
+	nl.DecodeNested(ad, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case dbEntryInfo:
+			ad.Do(func(info []byte) error {
 				if len(info) < 4 {
 					return fmt.Errorf("%w: a VLAN of %d bytes", nl.ErrMalformed, len(info))
 				}
 				flags, first = binary.NativeEndian.Uint16(info), binary.NativeEndian.Uint16(info[2:])
-			case dbEntryRange:
-				last = ad.Uint16()
-			}
-
-			return nil
-		})
+				return nil
+			})
+		case dbEntryRange:
+			last = ad.Uint16()
+		}
 	})
 
 	for id := int(first); id <= max(int(first), int(last)) && id <= MaxID; id++ {
 		e[uint16(id)] = flags & (flagPVID | flagUntagged)
 	}
-
-	return nil
 }
 
 // change deletes some VLANs of a port and adds others, in one sendmsg.
@@ -214,7 +210,7 @@ func (c *Conn) change(port int, del, add entries) error {
 		}
 		m, err := nl.Encode(part.typ, 0, header(port), func(ae *netlink.AttributeEncoder) {
 			for _, r := range part.list.runs() {
-				ae.Nested(dbEntry, r.encode)
+				nl.Nested(ae, dbEntry, r.encode)
 			}
 		})
 		b.Add("set VLANs of link", nl.Name(strconv.Itoa(port)), m, err)
@@ -223,13 +219,12 @@ func (c *Conn) change(port int, del, add entries) error {
 	return c.nl.Execute(&b)
 }
 
-func (r run) encode(ae *netlink.AttributeEncoder) error {
+func (r run) encode(ae *netlink.AttributeEncoder) {
 	info := binary.NativeEndian.AppendUint16(nil, r.flags)
 	ae.Bytes(dbEntryInfo, binary.NativeEndian.AppendUint16(info, r.First))
 	if r.Last > r.First {
 		ae.Uint16(dbEntryRange, r.Last)
 	}
-	return nil
 }
 
 // Link is the host's link in a VLAN of a bridge.

@@ -56,7 +56,7 @@ func TestRangesGoToTheKernelAndBack(t *testing.T) {
 	want := entries{1: flagUntagged, 7: flagPVID | flagUntagged, 8: 0, 9: 0, 10: 0, 4094: 0}
 	ae := netlink.NewAttributeEncoder()
 	for _, r := range want.runs() {
-		ae.Nested(dbEntry, r.encode)
+		nl.Nested(ae, dbEntry, r.encode)
 	}
 	b := must.Of(ae.Encode()).Get(t)
 	got := entries{}

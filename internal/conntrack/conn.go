@@ -234,14 +234,6 @@ func encode(typ netlink.HeaderType, family uint8, fn func(ae *netlink.AttributeE
 	})
 }
 
-// nested writes a nested attribute that cannot fail.
-func nested(ae *netlink.AttributeEncoder, typ uint16, fn func(ae *netlink.AttributeEncoder)) {
-	ae.Nested(typ, func(ae *netlink.AttributeEncoder) error {
-		fn(ae)
-		return nil
-	})
-}
-
 // message returns the request for the flows of the question's family, protocol and port.
 func (q *Question) message() (netlink.Message, error) {
 	return encode(messageGet, q.Family, func(ae *netlink.AttributeEncoder) {
@@ -250,8 +242,8 @@ func (q *Question) message() (netlink.Message, error) {
 		}
 
 		flags := uint32(filterProto)
-		nested(ae, attrTupleOrig, func(ae *netlink.AttributeEncoder) {
-			nested(ae, tupleProto, func(ae *netlink.AttributeEncoder) {
+		nl.Nested(ae, attrTupleOrig, func(ae *netlink.AttributeEncoder) {
+			nl.Nested(ae, tupleProto, func(ae *netlink.AttributeEncoder) {
 				ae.Uint8(protoNum, q.Proto)
 				if q.Port != 0 {
 					flags |= filterDstPort
@@ -260,7 +252,7 @@ func (q *Question) message() (netlink.Message, error) {
 			})
 		})
 
-		nested(ae, attrFilter, func(ae *netlink.AttributeEncoder) {
+		nl.Nested(ae, attrFilter, func(ae *netlink.AttributeEncoder) {
 			ae.ByteOrder = binary.NativeEndian
 			ae.Uint32(filterOrigFlags, flags)
 			ae.Uint32(filterReplyFlags, 0)
@@ -288,10 +280,9 @@ func walk(b []byte, header int, fn func(ad *netlink.AttributeDecoder)) error {
 	if len(b) < header {
 		return fmt.Errorf("%w: %d bytes", nl.ErrMalformed, len(b))
 	}
-	return nl.Decode(b[header:], func(ad *netlink.AttributeDecoder) error {
+	return nl.Decode(b[header:], func(ad *netlink.AttributeDecoder) {
 		ad.ByteOrder = binary.BigEndian
 		fn(ad)
-		return nil
 	})
 }
 

@@ -78,13 +78,13 @@ func TestConfirmAsksAnyServerWhetherTheAddressFitsTheLink(t *testing.T) {
 		func(r *reply) { r.client = rogueDUID(); r.top = status(iana.StatusNotOnLink) },
 	} {
 		if out := c.step(Event{Message: answerTo(m, dhcpv6.MessageTypeReply, wrong)}); out.Lost != nil || c.s.State() != Confirming {
-			t.Errorf("%s, %+v", c.s.State(), out)
+			t.Errorf("state %d, %+v", c.s.State(), out)
 		}
 	}
 	// By any server, with nothing in it but that.
 	out := c.step(Event{Message: answerTo(m, dhcpv6.MessageTypeReply, func(r *reply) { r.server, r.noIA, r.more, r.top = rogueDUID(), true, nil, status(iana.StatusSuccess) })})
 	if c.s.State() != bound || out.Bound != nil || out.Lost != nil || !out.Listen.IsZero() || !c.s.Wake().Equal(c.s.Lease().Renew) {
-		t.Errorf("%s, %+v", c.s.State(), out)
+		t.Errorf("state %d, %+v", c.s.State(), out)
 	}
 	out = c.wakes()
 	expect.That(t, out.Send != nil && c.sent[1].MessageType == dhcpv6.MessageTypeRenew, "at T1: %+v", c.sent)
@@ -95,7 +95,7 @@ func TestAnAddressThatDoesNotFitTheLinkIsLost(t *testing.T) {
 	c.wakes()
 	out := c.step(Event{Message: answerTo(c.sent[0], dhcpv6.MessageTypeReply, func(r *reply) { r.noIA, r.top = true, status(iana.StatusNotOnLink) })})
 	if out.Lost == nil || !errors.Is(out.Err, dhcpc.ErrNAK) || c.s.Lease() != nil {
-		t.Fatalf("%s, %+v", c.s.State(), out)
+		t.Fatalf("state %d, %+v", c.s.State(), out)
 	}
 	if c.wakes(); c.sent[1].MessageType != dhcpv6.MessageTypeSolicit {
 		t.Errorf("sent %s", c.sent[1].Summary())
@@ -114,7 +114,7 @@ func TestALeaseThatNobodyConfirmsGoesOn(t *testing.T) {
 		}
 		last := c.at[len(c.at)-1] - c.at[0]
 		if len(c.sent) < 3 || last > 10*time.Second || c.now.Sub(epoch())-c.at[0] != 10*time.Second || c.s.State() != bound || !c.s.Wake().Equal(c.s.Lease().Renew) {
-			t.Errorf("%s: sent at %v, %s at %s", name, c.at, c.s.State(), c.now.Sub(epoch()))
+			t.Errorf("%s: sent at %v, state %d at %s", name, c.at, c.s.State(), c.now.Sub(epoch()))
 		}
 	}
 }

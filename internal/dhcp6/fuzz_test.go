@@ -37,7 +37,7 @@ func FuzzSession(f *testing.F) {
 					continue
 				}
 				if err := l.Validate(); err != nil {
-					t.Fatalf("%s: %v: %+v", s.State(), err, l)
+					t.Fatalf("state %d: %v: %+v", s.State(), err, l)
 				}
 				must.Succeed(t, expect.Err(Release(l, 1)))
 				data, err := json.Marshal(l)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
-	"strconv"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv6"
@@ -433,13 +432,3 @@ const (
 	Informed                // has the options, and is done
 	Confirming              // has a lease; asks whether its address fits the link: see Machine.Confirm
 )
-
-// String returns the name of the state in capitals.
-func (s State) String() string {
-	names := [...]string{"INIT", "SOLICITING", "REQUESTING", "CHECKING", "BOUND", "RENEWING", "REBINDING", "DECLINING",
-		"INFORMING", "INFORMED", "CONFIRMING"}
-	if int(s) < len(names) {
-		return names[s]
-	}
-	return "state " + strconv.Itoa(int(s))
-}

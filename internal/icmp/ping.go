@@ -19,9 +19,6 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// DefaultWait is the default of Echo.Wait.
-const DefaultWait = 3 * time.Second
-
 const (
 	firstPause   = 50 * time.Millisecond  // until a request is repeated, doubled each time
 	longestPause = 400 * time.Millisecond // limits the delay until Ping notices that its context is done
@@ -40,9 +37,7 @@ type Echo struct {
 	DontFragment bool
 	// ID identifies the requests. If 0, it is random.
 	ID uint16
-	// Hops is the maximum number of routers that a request passes. If 0, the kernel chooses it.
-	Hops int
-	// Wait is the total time to wait for an answer. If 0, it is DefaultWait.
+	// Wait is the total time to wait for an answer.
 	Wait time.Duration
 }
 
@@ -57,16 +52,11 @@ func Ping(ctx context.Context, ns *netns.NS, dst netip.Addr, opt Echo) (time.Dur
 		return 0, fmt.Errorf("ping %s: %w", dst, err)
 	}
 	defer unix.Close(p.fd)
-	wait := opt.Wait
-	if wait == 0 {
-		wait = DefaultWait
-	}
-
-	deadline := time.Now().Add(wait)
+	deadline := time.Now().Add(opt.Wait)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		left := time.Until(deadline)
 		if left <= 0 {
-			return 0, fmt.Errorf("ping %s: %w within %s", dst, ErrNoReply, wait)
+			return 0, fmt.Errorf("ping %s: %w within %s", dst, ErrNoReply, opt.Wait)
 		}
 
 		rtt, err := p.try(ctx, min(pause, left))
@@ -133,10 +123,9 @@ func open(ns *netns.NS, is4 bool) (int, error) {
 
 // connect makes the kernel report errors about packets to dst, for example that no host answers for the address.
 func (p *pinger) connect(dst netip.Addr, opt Echo) error {
-	level, receiveErrors := unix.IPPROTO_IPV6, unix.IPV6_RECVERR
-	discover, hops := unix.IPV6_MTU_DISCOVER, unix.IPV6_UNICAST_HOPS
+	level, receiveErrors, discover := unix.IPPROTO_IPV6, unix.IPV6_RECVERR, unix.IPV6_MTU_DISCOVER
 	if p.is4 {
-		level, receiveErrors, discover, hops = unix.IPPROTO_IP, unix.IP_RECVERR, unix.IP_MTU_DISCOVER, unix.IP_TTL
+		level, receiveErrors, discover = unix.IPPROTO_IP, unix.IP_RECVERR, unix.IP_MTU_DISCOVER
 	}
 
 	if err := unix.SetsockoptInt(p.fd, level, receiveErrors, 1); err != nil {
@@ -146,12 +135,6 @@ func (p *pinger) connect(dst netip.Addr, opt Echo) error {
 	if opt.DontFragment {
 		if err := unix.SetsockoptInt(p.fd, level, discover, unix.IP_PMTUDISC_DO); err != nil {
 			return fmt.Errorf("forbid fragments: %w", err)
-		}
-	}
-
-	if opt.Hops != 0 {
-		if err := unix.SetsockoptInt(p.fd, level, hops, opt.Hops); err != nil {
-			return fmt.Errorf("bound the hops: %w", err)
 		}
 	}
 

@@ -121,7 +121,7 @@ func believable(b []byte) []byte {
 	return before
 }
 
-func (l *Link) attribute(ad *netlink.AttributeDecoder) error {
+func (l *Link) attribute(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case unix.IFLA_IFNAME:
 		l.Name = ad.String()
@@ -152,18 +152,16 @@ func (l *Link) attribute(ad *netlink.AttributeDecoder) error {
 	case unix.IFLA_AF_SPEC:
 		within(ad, l.family, unix.AF_INET, unix.AF_INET6)
 	}
-
-	return nil
 }
 
 // within decodes some of the attributes that are nested in one.
-func within(ad *netlink.AttributeDecoder, fn func(*netlink.AttributeDecoder) error, only ...uint16) {
+func within(ad *netlink.AttributeDecoder, fn func(*netlink.AttributeDecoder), only ...uint16) {
 	ad.Do(func(b []byte) error { return nl.Decode(nl.Pick(b, only...), fn) })
 }
 
 // info decodes the attributes of the link's kind. The kernel writes the kind first. Each kind numbers its attributes
 // differently.
-func (l *Link) info(ad *netlink.AttributeDecoder) error {
+func (l *Link) info(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case unix.IFLA_INFO_KIND:
 		l.Kind = ad.String()
@@ -177,15 +175,9 @@ func (l *Link) info(ad *netlink.AttributeDecoder) error {
 				unix.IFLA_BR_VLAN_PROTOCOL,
 				unix.IFLA_BR_NF_CALL_IPTABLES, unix.IFLA_BR_NF_CALL_IP6TABLES, unix.IFLA_BR_FDB_MAX_LEARNED)
 		case "vlan":
-			within(ad, func(ad *netlink.AttributeDecoder) error {
-				l.VLAN = ad.Uint16()
-				return nil
-			}, unix.IFLA_VLAN_ID)
+			within(ad, func(ad *netlink.AttributeDecoder) { l.VLAN = ad.Uint16() }, unix.IFLA_VLAN_ID)
 		case "vxlan":
-			within(ad, func(ad *netlink.AttributeDecoder) error {
-				l.Lower = int(ad.Uint32())
-				return nil
-			}, unix.IFLA_VXLAN_LINK)
+			within(ad, func(ad *netlink.AttributeDecoder) { l.Lower = int(ad.Uint32()) }, unix.IFLA_VXLAN_LINK)
 		}
 	case unix.IFLA_INFO_SLAVE_DATA:
 		if l.PortOf == "bridge" {
@@ -195,8 +187,6 @@ func (l *Link) info(ad *netlink.AttributeDecoder) error {
 				unix.IFLA_BRPORT_MCAST_FLOOD, unix.IFLA_BRPORT_GROUP_FWD_MASK, unix.IFLA_BRPORT_ISOLATED)
 		}
 	}
-
-	return nil
 }
 
 // drive decodes some of the nested attributes with a driver of the library.
@@ -221,16 +211,13 @@ const (
 )
 
 // family decodes the attributes of IPv4 or IPv6.
-func (l *Link) family(ad *netlink.AttributeDecoder) error {
+func (l *Link) family(ad *netlink.AttributeDecoder) {
 	if ad.Type() == unix.AF_INET {
-		within(ad, func(ad *netlink.AttributeDecoder) error {
-			l.IPv4 = ad.Bytes()
-			return nil
-		}, unix.IFLA_INET_CONF)
-		return nil
+		within(ad, func(ad *netlink.AttributeDecoder) { l.IPv4 = ad.Bytes() }, unix.IFLA_INET_CONF)
+		return
 	}
 
-	within(ad, func(ad *netlink.AttributeDecoder) error {
+	within(ad, func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
 		case inet6Flags:
 			l.RouterFlags = ad.Uint32()
@@ -239,8 +226,5 @@ func (l *Link) family(ad *netlink.AttributeDecoder) error {
 		case inet6Token:
 			ad.Do(nl.Addr(&l.Token))
 		}
-		return nil
 	}, inet6Flags, inet6Conf, inet6Token)
-
-	return nil
 }

@@ -70,9 +70,8 @@ func (r Request) Set(b *nl.Batch, op, object string) {
 func AddName(b *nl.Batch, index int, name string) {
 	r := Request{Index: index}
 	m, err := nl.Marshal(unix.RTM_NEWLINKPROP, 0, r.body().MarshalBinary, func(ae *netlink.AttributeEncoder) {
-		ae.Nested(unix.IFLA_PROP_LIST, func(ae *netlink.AttributeEncoder) error {
+		nl.Nested(ae, unix.IFLA_PROP_LIST, func(ae *netlink.AttributeEncoder) {
 			ae.String(unix.IFLA_ALT_IFNAME, name)
-			return nil
 		})
 	})
 	b.Add("name link", nl.Name(name), m, err)
@@ -259,46 +258,40 @@ func (r *Request) more(ae *netlink.AttributeEncoder) {
 	}
 
 	if r.IPv4 != nil || r.NoLinkLocal || r.Token.IsValid() {
-		ae.Nested(unix.IFLA_AF_SPEC, r.families)
+		nl.Nested(ae, unix.IFLA_AF_SPEC, r.families)
 	}
 
 	if r.Port != nil {
 		// The library would also write an empty IFLA_INFO_KIND, for which Linux 6.13 and later start modprobe
 		// (rtnl_newlink()).
-		ae.Nested(unix.IFLA_LINKINFO, func(ae *netlink.AttributeEncoder) error {
+		nl.Nested(ae, unix.IFLA_LINKINFO, func(ae *netlink.AttributeEncoder) {
 			ae.String(unix.IFLA_INFO_SLAVE_KIND, r.Port.Kind())
 			ae.Nested(unix.IFLA_INFO_SLAVE_DATA, r.Port.Encode)
-			return nil
 		})
 	}
 }
 
-func (r *Request) families(ae *netlink.AttributeEncoder) error {
+func (r *Request) families(ae *netlink.AttributeEncoder) {
 	if r.IPv4 != nil {
-		ae.Nested(unix.AF_INET, func(ae *netlink.AttributeEncoder) error {
-			ae.Nested(unix.IFLA_INET_CONF, func(ae *netlink.AttributeEncoder) error {
+		nl.Nested(ae, unix.AF_INET, func(ae *netlink.AttributeEncoder) {
+			nl.Nested(ae, unix.IFLA_INET_CONF, func(ae *netlink.AttributeEncoder) {
 				for _, p := range r.IPv4 {
 					ae.Uint32(p.ID, p.Value)
 				}
-				return nil
 			})
-			return nil
 		})
 	}
 
 	if r.NoLinkLocal || r.Token.IsValid() {
-		ae.Nested(unix.AF_INET6, func(ae *netlink.AttributeEncoder) error {
+		nl.Nested(ae, unix.AF_INET6, func(ae *netlink.AttributeEncoder) {
 			if r.NoLinkLocal {
 				ae.Uint8(unix.IFLA_INET6_ADDR_GEN_MODE, 1) // IN6_ADDR_GEN_MODE_NONE
 			}
 			if r.Token.IsValid() {
 				nl.PutAddr(ae, inet6Token, r.Token)
 			}
-			return nil
 		})
 	}
-
-	return nil
 }
 
 const vethInfoPeer = 1 // VETH_INFO_PEER of include/uapi/linux/veth.h

@@ -99,7 +99,7 @@ func body(reply func([]byte) error) func(netlink.Message) error {
 			return fmt.Errorf("%w: a reply of %d bytes", nl.ErrMalformed, len(m.Data))
 		}
 		attrs := m.Data[headerLen:]
-		if err := nl.Decode(attrs, func(*netlink.AttributeDecoder) error { return nil }); err != nil {
+		if err := nl.Decode(attrs, func(*netlink.AttributeDecoder) {}); err != nil {
 			return err
 		}
 		return reply(attrs)
@@ -109,7 +109,7 @@ func body(reply func([]byte) error) func(netlink.Message) error {
 // Each calls fn with the content of each attribute in a list.
 func Each(list []byte, fn func([]byte)) {
 	// If the list is malformed, fn gets the attributes before the error.
-	_ = nl.Decode(list, func(ad *netlink.AttributeDecoder) error { fn(ad.Bytes()); return nil })
+	_ = nl.Decode(list, func(ad *netlink.AttributeDecoder) { fn(ad.Bytes()) })
 }
 
 // Find returns the content of a nested attribute. path has the types of the enclosing attributes from the outside,

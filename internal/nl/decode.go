@@ -32,17 +32,20 @@ func align(n int) int { return (n + 3) &^ 3 }
 
 // Decode calls fn for each attribute. If the attributes are malformed, or fn reads one as a wrong type, the error
 // matches ErrMalformed.
-func Decode(b []byte, fn func(ad *netlink.AttributeDecoder) error) error {
+func Decode(b []byte, fn func(ad *netlink.AttributeDecoder)) error {
 	ad, err := netlink.NewAttributeDecoder(b)
 	if err != nil {
 		return malformed(err)
 	}
 	for ad.Next() {
-		if err := fn(ad); err != nil {
-			return err
-		}
+		fn(ad)
 	}
 	return malformed(ad.Err())
+}
+
+// DecodeNested calls fn for each attribute in an attribute.
+func DecodeNested(ad *netlink.AttributeDecoder, fn func(ad *netlink.AttributeDecoder)) {
+	ad.Do(func(b []byte) error { return Decode(b, fn) })
 }
 
 // Pick returns a copy of the attributes of some types, and of the malformed rest. Decoding all attributes costs an
@@ -185,6 +188,11 @@ func Marshal(typ netlink.HeaderType, flags netlink.HeaderFlags, body func() ([]b
 		return netlink.Message{}, err
 	}
 	return Encode(typ, flags, b, fn)
+}
+
+// Nested writes an attribute that contains those that fn writes.
+func Nested(ae *netlink.AttributeEncoder, typ uint16, fn func(*netlink.AttributeEncoder)) {
+	ae.Nested(typ, func(ae *netlink.AttributeEncoder) error { fn(ae); return nil })
 }
 
 const errAddress = Invalid("address is not valid")

@@ -61,11 +61,10 @@ func getLink(b *nl.Batch, name string, reply func(netlink.Message) error) {
 }
 
 func linkName(m netlink.Message) (name string) {
-	nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) error {
+	nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) {
 		if ad.Type() == unix.IFLA_IFNAME {
 			name = ad.String()
 		}
-		return nil
 	})
 	return name
 }

@@ -142,11 +142,10 @@ func setQueueLength(b *nl.Batch, link string, n uint32) {
 func queueLengths(t *testing.T, list []netlink.Message) (lengths []uint32) {
 	t.Helper()
 	for _, m := range list {
-		must.Succeed(t, nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) error {
+		must.Succeed(t, nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) {
 			if ad.Type() == unix.IFLA_TXQLEN {
 				lengths = append(lengths, ad.Uint32())
 			}
-			return nil
 		}))
 	}
 	return lengths

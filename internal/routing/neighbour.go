@@ -148,7 +148,7 @@ func decodeNeighbour(data []byte) (n Neighbour, known bool, _ error) {
 		State: State(binary.NativeEndian.Uint16(data[8:])),
 		Flags: NeighbourFlags(data[10]),
 	}
-	err := nl.Decode(data[unix.SizeofNdMsg:], func(ad *netlink.AttributeDecoder) error {
+	err := nl.Decode(data[unix.SizeofNdMsg:], func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
 		case unix.NDA_DST:
 			ad.Do(nl.Addr(&n.Addr))
@@ -161,8 +161,6 @@ func decodeNeighbour(data []byte) (n Neighbour, known bool, _ error) {
 		default:
 			n.Other = append(n.Other, nl.Keep(ad))
 		}
-
-		return nil
 	})
 	if err != nil {
 		return Neighbour{}, false, err

@@ -158,7 +158,7 @@ func decodeRule(data []byte) (r Rule, known bool, _ error) {
 	}
 
 	var from, to netip.Addr
-	err := nl.Decode(data[12:], func(ad *netlink.AttributeDecoder) error {
+	err := nl.Decode(data[12:], func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
 		case unix.FRA_DST:
 			ad.Do(nl.Addr(&to))
@@ -167,7 +167,6 @@ func decodeRule(data []byte) (r Rule, known bool, _ error) {
 		default:
 			r.decodeAttr(ad)
 		}
-		return nil
 	})
 	if err == nil && to.IsValid() {
 		r.To, err = nl.Prefix(r.Family, to, data[1])

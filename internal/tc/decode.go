@@ -30,23 +30,17 @@ const tick = 64
 
 // decode parses the attributes after struct tcmsg. It decodes TCA_OPTIONS with the function that options returns for
 // the kind, if any. The kernel writes the kind first, and each kind numbers its attributes differently.
-func decode(b []byte, kind *string, options func() func(*netlink.AttributeDecoder) error) error {
-	return nl.Decode(b[sizeofTCMsg:], func(ad *netlink.AttributeDecoder) error {
+func decode(b []byte, kind *string, options func() func(*netlink.AttributeDecoder)) error {
+	return nl.Decode(b[sizeofTCMsg:], func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
 		case unix.TCA_KIND:
 			*kind = ad.String()
 		case unix.TCA_OPTIONS:
 			if read := options(); read != nil {
-				each(ad, read)
+				nl.DecodeNested(ad, read)
 			}
 		}
-		return nil
 	})
-}
-
-// each calls fn for every attribute nested in one.
-func each(ad *netlink.AttributeDecoder, fn func(*netlink.AttributeDecoder) error) {
-	ad.Do(func(b []byte) error { return nl.Decode(b, fn) })
 }
 
 // structure reads an attribute with a struct of at least size bytes; a later kernel may send a longer one.
@@ -66,7 +60,7 @@ func (q *Qdisc) Decode(b []byte) error {
 		return fmt.Errorf("%w: a qdisc of %d bytes", nl.ErrMalformed, len(b))
 	}
 	*q = Qdisc{Link: int(int32(binary.NativeEndian.Uint32(b[4:]))), Handle: binary.NativeEndian.Uint32(b[8:])}
-	return decode(b, &q.Kind, func() func(*netlink.AttributeDecoder) error {
+	return decode(b, &q.Kind, func() func(*netlink.AttributeDecoder) {
 		if q.Kind != "tbf" {
 			return nil
 		}
@@ -74,7 +68,7 @@ func (q *Qdisc) Decode(b []byte) error {
 	})
 }
 
-func (q *Qdisc) decodeTBF(ad *netlink.AttributeDecoder) error {
+func (q *Qdisc) decodeTBF(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case tbfParms:
 		structure(ad, "parameters of tbf", sizeofTBFQopt, func(p []byte) {
@@ -86,8 +80,6 @@ func (q *Qdisc) decodeTBF(ad *netlink.AttributeDecoder) error {
 	case tbfRate64:
 		q.Rate = max(q.Rate, ad.Uint64())
 	}
-
-	return nil
 }
 
 // Ours reports whether the qdisc has the kind and handle that only we use.
@@ -150,7 +142,7 @@ func (f *Filter) Decode(b []byte) error {
 		Priority: uint16(info >> 16),
 		Protocol: htons(uint16(info)),
 	}
-	return decode(b, &f.Kind, func() func(*netlink.AttributeDecoder) error {
+	return decode(b, &f.Kind, func() func(*netlink.AttributeDecoder) {
 		switch f.Kind {
 		case "u32":
 			return f.decodeU32
@@ -161,7 +153,7 @@ func (f *Filter) Decode(b []byte) error {
 	})
 }
 
-func (f *Filter) decodeBPF(ad *netlink.AttributeDecoder) error {
+func (f *Filter) decodeBPF(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case bpfOps:
 		f.Program = ad.Bytes()
@@ -170,39 +162,33 @@ func (f *Filter) decodeBPF(ad *netlink.AttributeDecoder) error {
 	case bpfFlags:
 		f.Direct = ad.Uint32()&bpfActDirect != 0
 	}
-	return nil
 }
 
-func (f *Filter) decodeU32(ad *netlink.AttributeDecoder) error {
+func (f *Filter) decodeU32(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case u32Sel:
 		f.MatchAll = isMatchAll(ad.Bytes())
 	case u32Act:
 		// A filter with several actions is not ours.
 		var targets []int
-		each(ad, func(ad *netlink.AttributeDecoder) error {
+		nl.DecodeNested(ad, func(ad *netlink.AttributeDecoder) {
 			targets = append(targets, 0)
 			var kind string
-			each(ad, func(ad *netlink.AttributeDecoder) error {
+			nl.DecodeNested(ad, func(ad *netlink.AttributeDecoder) {
 				switch ad.Type() {
 				case actKind:
 					kind = ad.String()
 				case actOptions:
 					if kind == "mirred" {
-						each(ad, decodeMirred(&targets[len(targets)-1]))
+						nl.DecodeNested(ad, decodeMirred(&targets[len(targets)-1]))
 					}
 				}
-				return nil
 			})
-
-			return nil
 		})
 		if len(targets) == 1 {
 			f.Redirect = targets[0]
 		}
 	}
-
-	return nil
 }
 
 // isMatchAll reports whether a struct tc_u32_sel matches every packet. It must have exactly one key, whose first
@@ -213,8 +199,8 @@ func isMatchAll(sel []byte) bool {
 }
 
 // decodeMirred returns a function that stores the index of the link that an action redirects to.
-func decodeMirred(to *int) func(*netlink.AttributeDecoder) error {
-	return func(ad *netlink.AttributeDecoder) error {
+func decodeMirred(to *int) func(*netlink.AttributeDecoder) {
+	return func(ad *netlink.AttributeDecoder) {
 		if ad.Type() == mirredParms {
 			structure(ad, "parameters of mirred", sizeofTCMirred, func(p []byte) {
 				if binary.NativeEndian.Uint32(p[20:]) == mirredRedirect {
@@ -222,6 +208,5 @@ func decodeMirred(to *int) func(*netlink.AttributeDecoder) error {
 				}
 			})
 		}
-		return nil
 	}
 }

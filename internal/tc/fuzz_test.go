@@ -113,7 +113,7 @@ func TestCutRepliesAreErrors(t *testing.T) {
 	}
 	for name, attr := range map[string]uint16{"short parameters": tbfParms, "short rate": tbfRate64} {
 		body := reply(t, func(ae *netlink.AttributeEncoder) {
-			options(ae, "tbf", func(ae *netlink.AttributeEncoder) error { ae.Uint32(attr, 1); return nil })
+			options(ae, "tbf", func(ae *netlink.AttributeEncoder) { ae.Uint32(attr, 1) })
 		})
 		expect.Failure(t, q.Decode(body), "%s: read as %+v", name, q)
 	}

@@ -110,7 +110,7 @@ func (w Bucket) encode(ae *netlink.AttributeEncoder) {
 	q[1] = linkEthernet // without it the kernel requires a table of transmission times
 	binary.NativeEndian.PutUint32(q[8:], uint32(min(w.Rate, math.MaxUint32)))
 	binary.NativeEndian.PutUint32(q[24:], w.Limit)
-	options(ae, "tbf", func(ae *netlink.AttributeEncoder) error {
+	options(ae, "tbf", func(ae *netlink.AttributeEncoder) {
 		ae.Bytes(tbfParms, q[:])
 
 		// In bytes, so that the burst is not rounded to clock ticks.
@@ -118,14 +118,13 @@ func (w Bucket) encode(ae *netlink.AttributeEncoder) {
 		if w.Rate > math.MaxUint32 {
 			ae.Uint64(tbfRate64, w.Rate)
 		}
-		return nil
 	})
 }
 
 // options writes the kind of a qdisc or filter, and the attributes of that kind.
-func options(ae *netlink.AttributeEncoder, kind string, fn func(*netlink.AttributeEncoder) error) {
+func options(ae *netlink.AttributeEncoder, kind string, fn func(*netlink.AttributeEncoder)) {
 	ae.String(unix.TCA_KIND, kind)
-	ae.Nested(unix.TCA_OPTIONS, fn)
+	nl.Nested(ae, unix.TCA_OPTIONS, fn)
 }
 
 // DelQdisc appends the deletion of the qdisc in a place: Root or Clsact.
@@ -144,9 +143,7 @@ func (l Link) GetQdisc(b *nl.Batch, place uint32, into *Qdisc) {
 // AddClsact appends a request that adds a clsact to a link, the place for its filters.
 func (l Link) AddClsact(b *nl.Batch) {
 	l.add(b, "add qdisc clsact to", unix.RTM_NEWQDISC, netlink.Create|netlink.Excl, l.header(handleClsact, Clsact, 0),
-		func(ae *netlink.AttributeEncoder) {
-			ae.String(unix.TCA_KIND, "clsact")
-		})
+		func(ae *netlink.AttributeEncoder) { ae.String(unix.TCA_KIND, "clsact") })
 }
 
 // filter returns the header of a request about filters of our priority at the ingress.
@@ -167,24 +164,17 @@ func htons(v uint16) uint16 {
 func (l Link) AddRedirect(b *nl.Batch, to int) {
 	l.add(b, "add filter to", unix.RTM_NEWTFILTER, netlink.Create|netlink.Excl, l.filter(0, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
-			options(ae, "u32", func(ae *netlink.AttributeEncoder) error {
+			options(ae, "u32", func(ae *netlink.AttributeEncoder) {
 				var sel [sizeofU32Sel + sizeofU32Key]byte
 				sel[0] = u32Terminal
 				sel[2] = 1 // a single key, all zero
 				ae.Bytes(u32Sel, sel[:])
-				ae.Nested(u32Act, func(ae *netlink.AttributeEncoder) error {
-					ae.Nested(1, func(ae *netlink.AttributeEncoder) error {
+				nl.Nested(ae, u32Act, func(ae *netlink.AttributeEncoder) {
+					nl.Nested(ae, 1, func(ae *netlink.AttributeEncoder) {
 						ae.String(actKind, "mirred")
-						ae.Nested(actOptions, func(ae *netlink.AttributeEncoder) error {
-							ae.Bytes(mirredParms, redirect(to))
-							return nil
-						})
-						return nil
+						nl.Nested(ae, actOptions, func(ae *netlink.AttributeEncoder) { ae.Bytes(mirredParms, redirect(to)) })
 					})
-					return nil
 				})
-
-				return nil
 			})
 		})
 }
@@ -207,11 +197,10 @@ func (l Link) DelFilters(b *nl.Batch, protocol uint16) {
 func (l Link) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
-			options(ae, "bpf", func(ae *netlink.AttributeEncoder) error {
+			options(ae, "bpf", func(ae *netlink.AttributeEncoder) {
 				ae.Uint16(bpfOpsLen, uint16(len(program)/sizeofSockFilter))
 				ae.Bytes(bpfOps, program)
 				ae.Uint32(bpfFlags, bpfActDirect)
-				return nil
 			})
 		})
 }
@@ -222,11 +211,10 @@ func (l Link) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 func (l Link) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
 	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filterAt(Egress, handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
-			options(ae, "bpf", func(ae *netlink.AttributeEncoder) error {
+			options(ae, "bpf", func(ae *netlink.AttributeEncoder) {
 				ae.Uint32(bpfFD, uint32(fd))
 				ae.String(bpfName, name)
 				ae.Uint32(bpfFlags, bpfActDirect)
-				return nil
 			})
 		})
 }
@@ -234,9 +222,7 @@ func (l Link) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
 // DelProgram appends a request that deletes the filter that SetProgram set with this handle.
 func (l Link) DelProgram(b *nl.Batch, handle uint32) {
 	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(handle, unix.ETH_P_ALL),
-		func(ae *netlink.AttributeEncoder) {
-			ae.String(unix.TCA_KIND, "bpf")
-		})
+		func(ae *netlink.AttributeEncoder) { ae.String(unix.TCA_KIND, "bpf") })
 }
 
 // ErrNotSupported is the cause of an error about a feature that the kernel lacks and could not load.

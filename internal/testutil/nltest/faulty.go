@@ -74,7 +74,7 @@ func speaksOfIPv6(m netlink.Message) (speaks bool) {
 	if len(m.Data) < unix.SizeofIfInfomsg {
 		return false // nf_tables' begin of a transaction has the same type
 	}
-	nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) error {
+	nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) {
 		if ad.Type() == unix.IFLA_AF_SPEC {
 			ad.Nested(func(families *netlink.AttributeDecoder) error {
 				for families.Next() {
@@ -83,7 +83,6 @@ func speaksOfIPv6(m netlink.Message) (speaks bool) {
 				return nil
 			})
 		}
-		return nil
 	})
 	return speaks
 }

@@ -100,9 +100,8 @@ func by(m netlink.Message, link int) bool {
 
 // number finds an attribute of four bytes.
 func number(b []byte, typ uint16) (v uint32, found bool) {
-	err := nl.Decode(nl.Pick(b, typ), func(ad *netlink.AttributeDecoder) error {
+	err := nl.Decode(nl.Pick(b, typ), func(ad *netlink.AttributeDecoder) {
 		v, found = ad.Uint32(), true
-		return nil
 	})
 	return v, found && err == nil
 }

@@ -33,7 +33,7 @@ ip tuntap add vnet0 mode tap
 ip link set vnet0 master br0
 docker network prune -f >/dev/null # Docker takes no refusal
 holds grep -q 'ip link set vnet0 nomaster' /run/tombolod.log
-holds eval "ip link show master br0 | grep -q veth6d56852c328"
+holds eval "ip link show master br0 | grep veth6d56852c328 >/dev/null"
 refused 'ip link set vnet0 nomaster' tombolo remove lan
 ip link del vnet0
 refused 'remove it by `tombolo remove lan`' lan

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -275,83 +276,42 @@ func (f *Flow) deleteMessage() (netlink.Message, error) {
 	})
 }
 
-// walk calls fn for the attributes after a header. Numbers are in network byte order.
-func walk(b []byte, header int, fn func(ad *netlink.AttributeDecoder)) error {
-	if len(b) < header {
-		return fmt.Errorf("%w: %d bytes", nl.ErrMalformed, len(b))
+// number returns a number in network byte order, or 0 if there is none.
+func number(b []byte) (n uint32) {
+	for _, digit := range b {
+		n = n<<8 | uint32(digit)
 	}
-	return nl.Decode(b[header:], func(ad *netlink.AttributeDecoder) {
-		ad.ByteOrder = binary.BigEndian
-		fn(ad)
-	})
+	return n
 }
 
 // decodeStats returns the number of flows from an answer to IPCTNL_MSG_CT_GET_STATS.
 func decodeStats(b []byte) (entries uint32, _ error) {
-	err := walk(b, headerLen, func(ad *netlink.AttributeDecoder) {
-		if ad.Type() == statsEntries {
-			entries = ad.Uint32()
-		}
-	})
-	return entries, err
+	text := nl.Find(b[min(headerLen, len(b)):], statsEntries)
+	if len(text) != 4 {
+		return 0, fmt.Errorf("%w: statistics of %d bytes", nl.ErrMalformed, len(b))
+	}
+	return number(text), nil
 }
 
 // decode parses a message of type IPCTNL_MSG_CT_NEW.
 func decode(b []byte) (Flow, error) {
-	var f Flow
-	err := walk(b, headerLen, func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
-		case attrTupleOrig:
-			f.tuple = ad.Bytes()
-			ad.Do(func(b []byte) error { return f.decodeTuple(&f.Orig, b) })
-		case attrTupleReply:
-			ad.Do(func(b []byte) error { return f.decodeTuple(&f.Reply, b) })
-		case attrID:
-			f.id = ad.Uint32()
-		case attrZone:
-			f.zone = ad.Uint16()
-		}
-	})
-	if err == nil && (!f.Orig.Src.IsValid() || !f.Reply.Src.IsValid()) {
-		err = fmt.Errorf("%w: a flow without both of its tuples", nl.ErrMalformed)
+	b = b[min(headerLen, len(b)):]
+	f := Flow{tuple: nl.Find(b, attrTupleOrig), id: number(nl.Find(b, attrID))}
+	f.zone = uint16(number(nl.Find(b, attrZone)))
+	f.Orig, f.Proto = decodeTuple(f.tuple)
+	f.Reply, _ = decodeTuple(nl.Find(b, attrTupleReply))
+	if !f.Orig.Src.IsValid() || !f.Reply.Src.IsValid() {
+		return f, fmt.Errorf("%w: a flow without both of its tuples", nl.ErrMalformed)
 	}
-
-	return f, err
+	return f, nil
 }
 
 // decodeTuple parses CTA_TUPLE_ORIG or CTA_TUPLE_REPLY.
-func (f *Flow) decodeTuple(t *Tuple, b []byte) error {
-	var src, dst netip.Addr
-	var srcPort, dstPort uint16
-	err := walk(b, 0, func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
-		case tupleIP:
-			ad.Do(func(b []byte) error {
-				return walk(b, 0, func(ad *netlink.AttributeDecoder) {
-					switch ad.Type() {
-					case ipV4Src, ipV6Src:
-						ad.Do(nl.Addr(&src))
-					case ipV4Dst, ipV6Dst:
-						ad.Do(nl.Addr(&dst))
-					}
-				})
-			})
-		case tupleProto:
-			ad.Do(func(b []byte) error {
-				return walk(b, 0, func(ad *netlink.AttributeDecoder) {
-					switch ad.Type() {
-					case protoNum:
-						f.Proto = ad.Uint8()
-					case protoSrcPort:
-						srcPort = ad.Uint16()
-					case protoDstPort:
-						dstPort = ad.Uint16()
-					}
-				})
-			})
-		}
-	})
-
-	*t = Tuple{netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)}
-	return err
+func decodeTuple(b []byte) (t Tuple, protocol uint8) {
+	end := func(v4, v6, port uint16) netip.AddrPort {
+		a, _ := netip.AddrFromSlice(slices.Concat(nl.Find(b, tupleIP, v4), nl.Find(b, tupleIP, v6)))
+		return netip.AddrPortFrom(a, uint16(number(nl.Find(b, tupleProto, port))))
+	}
+	t = Tuple{end(ipV4Src, ipV6Src, protoSrcPort), end(ipV4Dst, ipV6Dst, protoDstPort)}
+	return t, uint8(number(nl.Find(b, tupleProto, protoNum)))
 }

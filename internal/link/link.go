@@ -10,11 +10,13 @@ package link
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/jsimonetti/rtnetlink/v2/driver"
 	"github.com/mdlayher/netlink"
@@ -84,7 +86,7 @@ func (p Parameters) At(i int) (int32, bool) {
 }
 
 // Decode parses the data of an RTM_NEWLINK or RTM_DELLINK. If only is given, it reads these attributes, else all that
-// Link has fields for. Each attribute costs an allocation or two, and the kernel sends some sixty.
+// Link has fields for. The kernel sends some sixty.
 func (l *Link) Decode(data []byte, only ...uint16) error {
 	if len(data) < unix.SizeofIfInfomsg {
 		return fmt.Errorf("%w: a link of %d bytes", nl.ErrMalformed, len(data))
@@ -96,13 +98,99 @@ func (l *Link) Decode(data []byte, only ...uint16) error {
 		Index:  int(int32(binary.NativeEndian.Uint32(data[4:]))),
 		Flags:  binary.NativeEndian.Uint32(data[8:]),
 	}
-	if only == nil {
-		only = []uint16{unix.IFLA_IFNAME, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_MASTER, unix.IFLA_LINK,
-			unix.IFLA_LINK_NETNSID,
-			unix.IFLA_IFALIAS, unix.IFLA_GROUP, unix.IFLA_LINKINFO, unix.IFLA_AF_SPEC}
+	r := &reader{attrs: believable(data[unix.SizeofIfInfomsg:]), only: only}
+	l.Name, l.Alias = nl.Text(r.find(unix.IFLA_IFNAME)), nl.Text(r.find(unix.IFLA_IFALIAS))
+	l.MAC, l.MTU = bytes.Clone(r.find(unix.IFLA_ADDRESS)), int(r.number(unix.IFLA_MTU))
+	l.TxQLen, l.Group = r.number(unix.IFLA_TXQLEN), r.number(unix.IFLA_GROUP)
+	l.Master, l.Lower = int(r.number(unix.IFLA_MASTER)), int(r.number(unix.IFLA_LINK))
+	l.Elsewhere, l.elsewhere = r.find(unix.IFLA_LINK_NETNSID) != nil, int32(r.number(unix.IFLA_LINK_NETNSID))
+	if b := r.find(unix.IFLA_STATS64); b != nil {
+		_, err := binary.Decode(b, binary.NativeEndian, &l.Counters)
+		r.fail(err)
 	}
 
-	return nl.Decode(nl.Pick(believable(data[unix.SizeofIfInfomsg:]), only...), l.attribute)
+	l.info(r)
+	l.IPv4 = bytes.Clone(r.find(unix.IFLA_AF_SPEC, unix.AF_INET, unix.IFLA_INET_CONF))
+	l.IPv6 = bytes.Clone(r.find(unix.IFLA_AF_SPEC, unix.AF_INET6, inet6Conf))
+	l.RouterFlags = r.number(unix.IFLA_AF_SPEC, unix.AF_INET6, inet6Flags)
+	l.Token, _ = netip.AddrFromSlice(r.find(unix.IFLA_AF_SPEC, unix.AF_INET6, inet6Token))
+	r.fail(nl.Decode(nl.Pick(r.attrs), func(*netlink.AttributeDecoder) {})) // what is behind the last whole attribute
+	return r.err
+}
+
+// info decodes the attributes of the link's kind, and of its master's. Each kind numbers its attributes differently.
+func (l *Link) info(r *reader) {
+	l.Kind = nl.Text(r.find(unix.IFLA_LINKINFO, unix.IFLA_INFO_KIND))
+	l.PortOf = nl.Text(r.find(unix.IFLA_LINKINFO, unix.IFLA_INFO_SLAVE_KIND))
+	switch data := r.find(unix.IFLA_LINKINFO, unix.IFLA_INFO_DATA); {
+	case l.Kind == "bridge" && data != nil:
+		l.Bridge = new(driver.Bridge)
+		r.drive(data, l.Bridge.Decode, unix.IFLA_BR_STP_STATE, unix.IFLA_BR_FORWARD_DELAY, unix.IFLA_BR_VLAN_FILTERING,
+			unix.IFLA_BR_VLAN_PROTOCOL, unix.IFLA_BR_NF_CALL_IPTABLES, unix.IFLA_BR_NF_CALL_IP6TABLES,
+			unix.IFLA_BR_FDB_MAX_LEARNED)
+	case l.Kind == "vlan":
+		if id := nl.Find(data, unix.IFLA_VLAN_ID); len(id) == 2 {
+			l.VLAN = binary.NativeEndian.Uint16(id)
+		}
+	case l.Kind == "vxlan":
+		l.Lower = int(r.number(unix.IFLA_LINKINFO, unix.IFLA_INFO_DATA, unix.IFLA_VXLAN_LINK))
+	}
+
+	if port := r.find(unix.IFLA_LINKINFO, unix.IFLA_INFO_SLAVE_DATA); l.PortOf == "bridge" && port != nil {
+		l.Port = new(driver.BridgePort)
+		r.drive(port, l.Port.Decode, unix.IFLA_BRPORT_STATE, unix.IFLA_BRPORT_MODE, unix.IFLA_BRPORT_LEARNING,
+			unix.IFLA_BRPORT_UNICAST_FLOOD, unix.IFLA_BRPORT_MCAST_FLOOD, unix.IFLA_BRPORT_GROUP_FWD_MASK,
+			unix.IFLA_BRPORT_ISOLATED)
+	}
+}
+
+// Attributes of include/uapi/linux/if_link.h.
+const (
+	inet6Flags = 1 // IFLA_INET6_FLAGS
+	inet6Conf  = 2 // IFLA_INET6_CONF
+	inet6Token = 7 // IFLA_INET6_TOKEN
+)
+
+// reader reads attributes, and keeps an error about one of them.
+type reader struct {
+	attrs []byte
+	only  []uint16 // the attributes to read; nil means all
+	err   error
+}
+
+// find returns the content of an attribute as nl.Find does.
+func (r *reader) find(path ...uint16) []byte {
+	if r.only != nil && !slices.Contains(r.only, path[0]) {
+		return nil
+	}
+	return nl.Find(r.attrs, path...)
+}
+
+// number returns a number of four bytes, or 0 if there is none.
+func (r *reader) number(path ...uint16) uint32 {
+	b := r.find(path...)
+	if len(b) == 4 {
+		return binary.NativeEndian.Uint32(b)
+	}
+	if b != nil {
+		r.fail(fmt.Errorf("attribute %d of a link has %d bytes", int(path[len(path)-1]), len(b)))
+	}
+	return 0
+}
+
+// drive decodes some attributes with a driver of the library.
+func (r *reader) drive(b []byte, decode func(*netlink.AttributeDecoder) error, only ...uint16) {
+	ad, err := netlink.NewAttributeDecoder(nl.Pick(b, only...))
+	if err == nil {
+		err = cmp.Or(decode(ad), ad.Err())
+	}
+	r.fail(err)
+}
+
+func (r *reader) fail(err error) {
+	if err != nil {
+		r.err = fmt.Errorf("%w: %w", nl.ErrMalformed, err)
+	}
 }
 
 // believable cuts off attributes that a pod may have forged. An attribute's length has 16 bits, and a pod can make
@@ -119,112 +207,4 @@ func believable(b []byte) []byte {
 		return b
 	}
 	return before
-}
-
-func (l *Link) attribute(ad *netlink.AttributeDecoder) {
-	switch ad.Type() {
-	case unix.IFLA_IFNAME:
-		l.Name = ad.String()
-	case unix.IFLA_ADDRESS:
-		l.MAC = ad.Bytes()
-	case unix.IFLA_MTU:
-		l.MTU = int(ad.Uint32())
-	case unix.IFLA_TXQLEN:
-		l.TxQLen = ad.Uint32()
-	case unix.IFLA_MASTER:
-		l.Master = int(ad.Uint32())
-	case unix.IFLA_LINK:
-		l.Lower = int(ad.Uint32())
-	case unix.IFLA_LINK_NETNSID:
-		l.Elsewhere, l.elsewhere = true, int32(ad.Uint32())
-	case unix.IFLA_IFALIAS:
-		l.Alias = ad.String()
-	case unix.IFLA_GROUP:
-		l.Group = ad.Uint32()
-	case unix.IFLA_STATS64:
-		ad.Do(func(b []byte) error {
-			_, err := binary.Decode(b, binary.NativeEndian, &l.Counters)
-			return err
-		})
-	case unix.IFLA_LINKINFO:
-		within(ad, l.info, unix.IFLA_INFO_KIND, unix.IFLA_INFO_DATA, unix.IFLA_INFO_SLAVE_KIND,
-			unix.IFLA_INFO_SLAVE_DATA)
-	case unix.IFLA_AF_SPEC:
-		within(ad, l.family, unix.AF_INET, unix.AF_INET6)
-	}
-}
-
-// within decodes some of the attributes that are nested in one.
-func within(ad *netlink.AttributeDecoder, fn func(*netlink.AttributeDecoder), only ...uint16) {
-	ad.Do(func(b []byte) error { return nl.Decode(nl.Pick(b, only...), fn) })
-}
-
-// info decodes the attributes of the link's kind. The kernel writes the kind first. Each kind numbers its attributes
-// differently.
-func (l *Link) info(ad *netlink.AttributeDecoder) {
-	switch ad.Type() {
-	case unix.IFLA_INFO_KIND:
-		l.Kind = ad.String()
-	case unix.IFLA_INFO_SLAVE_KIND:
-		l.PortOf = ad.String()
-	case unix.IFLA_INFO_DATA:
-		switch l.Kind {
-		case "bridge":
-			l.Bridge = new(driver.Bridge)
-			drive(ad, l.Bridge.Decode, unix.IFLA_BR_STP_STATE, unix.IFLA_BR_FORWARD_DELAY, unix.IFLA_BR_VLAN_FILTERING,
-				unix.IFLA_BR_VLAN_PROTOCOL,
-				unix.IFLA_BR_NF_CALL_IPTABLES, unix.IFLA_BR_NF_CALL_IP6TABLES, unix.IFLA_BR_FDB_MAX_LEARNED)
-		case "vlan":
-			within(ad, func(ad *netlink.AttributeDecoder) { l.VLAN = ad.Uint16() }, unix.IFLA_VLAN_ID)
-		case "vxlan":
-			within(ad, func(ad *netlink.AttributeDecoder) { l.Lower = int(ad.Uint32()) }, unix.IFLA_VXLAN_LINK)
-		}
-	case unix.IFLA_INFO_SLAVE_DATA:
-		if l.PortOf == "bridge" {
-			l.Port = new(driver.BridgePort)
-			drive(ad, l.Port.Decode, unix.IFLA_BRPORT_STATE, unix.IFLA_BRPORT_MODE, unix.IFLA_BRPORT_LEARNING,
-				unix.IFLA_BRPORT_UNICAST_FLOOD,
-				unix.IFLA_BRPORT_MCAST_FLOOD, unix.IFLA_BRPORT_GROUP_FWD_MASK, unix.IFLA_BRPORT_ISOLATED)
-		}
-	}
-}
-
-// drive decodes some of the nested attributes with a driver of the library.
-func drive(ad *netlink.AttributeDecoder, decode func(*netlink.AttributeDecoder) error, only ...uint16) {
-	ad.Do(func(b []byte) error {
-		ad, err := netlink.NewAttributeDecoder(nl.Pick(b, only...))
-		if err == nil {
-			err = decode(ad)
-		}
-		if err == nil {
-			err = ad.Err()
-		}
-		return err
-	})
-}
-
-// Attributes of include/uapi/linux/if_link.h.
-const (
-	inet6Flags = 1 // IFLA_INET6_FLAGS
-	inet6Conf  = 2 // IFLA_INET6_CONF
-	inet6Token = 7 // IFLA_INET6_TOKEN
-)
-
-// family decodes the attributes of IPv4 or IPv6.
-func (l *Link) family(ad *netlink.AttributeDecoder) {
-	if ad.Type() == unix.AF_INET {
-		within(ad, func(ad *netlink.AttributeDecoder) { l.IPv4 = ad.Bytes() }, unix.IFLA_INET_CONF)
-		return
-	}
-
-	within(ad, func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
-		case inet6Flags:
-			l.RouterFlags = ad.Uint32()
-		case inet6Conf:
-			l.IPv6 = ad.Bytes()
-		case inet6Token:
-			ad.Do(nl.Addr(&l.Token))
-		}
-	}, inet6Flags, inet6Conf, inet6Token)
 }

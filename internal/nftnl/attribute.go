@@ -112,25 +112,11 @@ func Each(list []byte, fn func([]byte)) {
 	_ = nl.Decode(list, func(ad *netlink.AttributeDecoder) { fn(ad.Bytes()) })
 }
 
-// Find returns the content of a nested attribute. path has the types of the enclosing attributes from the outside,
-// and its own last. It returns nil if there is none, and allocates nothing.
-func Find(b []byte, path ...uint16) []byte {
-	for _, typ := range path {
-		before, behind := nl.Cut(b, typ)
-		if behind == nil {
-			return nil
-		}
-		n := int(binary.NativeEndian.Uint16(b[len(before):])) - unix.NLA_HDRLEN
-		b = behind[:min(n, len(behind))]
-	}
-	return b
-}
+// Find is nl.Find.
+func Find(b []byte, path ...uint16) []byte { return nl.Find(b, path...) }
 
-// Text returns the bytes before the first NUL as a string.
-func Text(b []byte) string {
-	s, _, _ := strings.Cut(string(b), "\x00")
-	return s
-}
+// Text is nl.Text.
+func Text(b []byte) string { return nl.Text(b) }
 
 // Number returns a number of four bytes in network byte order, or 0 if b has another length.
 func Number(b []byte) uint32 {

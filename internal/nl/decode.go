@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -83,6 +84,26 @@ func Cut(b []byte, typ uint16) (before, behind []byte) {
 	}
 
 	return b, nil
+}
+
+// Find returns the content of a nested attribute. path has the types of the enclosing attributes from the outside,
+// and its own last. It returns nil if there is none, and allocates nothing.
+func Find(b []byte, path ...uint16) []byte {
+	for _, typ := range path {
+		before, behind := Cut(b, typ)
+		if behind == nil {
+			return nil
+		}
+		n := int(binary.NativeEndian.Uint16(b[len(before):])) - unix.NLA_HDRLEN
+		b = behind[:min(n, len(behind))]
+	}
+	return b
+}
+
+// Text returns the bytes before the first NUL as a string.
+func Text(b []byte) string {
+	s, _, _ := strings.Cut(string(b), "\x00")
+	return s
 }
 
 // malformed wraps an error of the library so that it matches ErrMalformed.

@@ -28,58 +28,41 @@ type Qdisc struct {
 // include/net/pkt_sched.h; the second number of /proc/net/psched).
 const tick = 64
 
-// decode parses the attributes after struct tcmsg. It decodes TCA_OPTIONS with the function that options returns for
-// the kind, if any. The kernel writes the kind first, and each kind numbers its attributes differently.
-func decode(b []byte, kind *string, options func() func(*netlink.AttributeDecoder)) error {
-	return nl.Decode(b[sizeofTCMsg:], func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
-		case unix.TCA_KIND:
-			*kind = ad.String()
-		case unix.TCA_OPTIONS:
-			if read := options(); read != nil {
-				nl.DecodeNested(ad, read)
-			}
-		}
-	})
-}
-
-// structure reads an attribute with a struct of at least size bytes; a later kernel may send a longer one.
-func structure(ad *netlink.AttributeDecoder, what string, size int, read func([]byte)) {
-	ad.Do(func(b []byte) error {
-		if len(b) < size {
-			return fmt.Errorf("%w: %s in %d bytes", nl.ErrMalformed, what, len(b))
-		}
-		read(b)
-		return nil
-	})
+// decode returns a function that finds an option, and the kind, in the attributes of a qdisc or filter after struct
+// tcmsg. Each kind numbers its options differently.
+func decode(b []byte) (option func(path ...uint16) []byte, kind string, _ error) {
+	if len(b) < sizeofTCMsg {
+		return nil, "", fmt.Errorf("%w: a qdisc or filter of %d bytes", nl.ErrMalformed, len(b))
+	}
+	b = b[sizeofTCMsg:]
+	option = func(path ...uint16) []byte { return nl.Find(nl.Find(b, unix.TCA_OPTIONS), path...) }
+	return option, nl.Text(nl.Find(b, unix.TCA_KIND)), nl.Decode(b, func(*netlink.AttributeDecoder) {})
 }
 
 // Decode parses the body of an RTM_NEWQDISC.
 func (q *Qdisc) Decode(b []byte) error {
-	if len(b) < sizeofTCMsg {
-		return fmt.Errorf("%w: a qdisc of %d bytes", nl.ErrMalformed, len(b))
+	option, kind, err := decode(b)
+	if err != nil {
+		return err
 	}
-	*q = Qdisc{Link: int(int32(binary.NativeEndian.Uint32(b[4:]))), Handle: binary.NativeEndian.Uint32(b[8:])}
-	return decode(b, &q.Kind, func() func(*netlink.AttributeDecoder) {
-		if q.Kind != "tbf" {
-			return nil
-		}
-		return q.decodeTBF
-	})
-}
 
-func (q *Qdisc) decodeTBF(ad *netlink.AttributeDecoder) {
-	switch ad.Type() {
-	case tbfParms:
-		structure(ad, "parameters of tbf", sizeofTBFQopt, func(p []byte) {
-			q.Rate = max(q.Rate, uint64(binary.NativeEndian.Uint32(p[8:])))
-			q.Peaked = binary.NativeEndian.Uint32(p[20:]) != 0
-			q.Limit = binary.NativeEndian.Uint32(p[24:])
-			q.Ticks = binary.NativeEndian.Uint32(p[28:])
-		})
-	case tbfRate64:
-		q.Rate = max(q.Rate, ad.Uint64())
+	number := binary.NativeEndian.Uint32
+	*q = Qdisc{Link: int(int32(number(b[4:]))), Handle: number(b[8:]), Kind: kind}
+	if kind != "tbf" {
+		return nil
 	}
+
+	parms, rate := option(tbfParms), option(tbfRate64)
+	if len(parms) < sizeofTBFQopt || len(rate) != 0 && len(rate) != 8 {
+		return fmt.Errorf("%w: parameters of tbf in %d bytes, rate in %d", nl.ErrMalformed, len(parms), len(rate))
+	}
+
+	q.Rate, q.Peaked = uint64(number(parms[8:])), number(parms[20:]) != 0
+	q.Limit, q.Ticks = number(parms[24:]), number(parms[28:])
+	if rate != nil {
+		q.Rate = binary.NativeEndian.Uint64(rate)
+	}
+	return nil
 }
 
 // Ours reports whether the qdisc has the kind and handle that only we use.
@@ -132,8 +115,9 @@ type Filter struct {
 
 // Decode parses the body of an RTM_NEWTFILTER.
 func (f *Filter) Decode(b []byte) error {
-	if len(b) < sizeofTCMsg {
-		return fmt.Errorf("%w: a filter of %d bytes", nl.ErrMalformed, len(b))
+	option, kind, err := decode(b)
+	if err != nil {
+		return err
 	}
 
 	info := binary.NativeEndian.Uint32(b[16:])
@@ -141,54 +125,17 @@ func (f *Filter) Decode(b []byte) error {
 		Handle:   binary.NativeEndian.Uint32(b[8:]),
 		Priority: uint16(info >> 16),
 		Protocol: htons(uint16(info)),
+		Kind:     kind,
 	}
-	return decode(b, &f.Kind, func() func(*netlink.AttributeDecoder) {
-		switch f.Kind {
-		case "u32":
-			return f.decodeU32
-		case "bpf":
-			return f.decodeBPF
-		}
-		return nil
-	})
-}
-
-func (f *Filter) decodeBPF(ad *netlink.AttributeDecoder) {
-	switch ad.Type() {
-	case bpfOps:
-		f.Program = ad.Bytes()
-	case bpfName:
-		f.Name = ad.String()
-	case bpfFlags:
-		f.Direct = ad.Uint32()&bpfActDirect != 0
+	switch kind {
+	case "u32":
+		f.MatchAll, f.Redirect = isMatchAll(option(u32Sel)), redirectOf(option(u32Act))
+	case "bpf":
+		f.Program, f.Name = option(bpfOps), nl.Text(option(bpfName))
+		flags := option(bpfFlags)
+		f.Direct = len(flags) == 4 && binary.NativeEndian.Uint32(flags)&bpfActDirect != 0
 	}
-}
-
-func (f *Filter) decodeU32(ad *netlink.AttributeDecoder) {
-	switch ad.Type() {
-	case u32Sel:
-		f.MatchAll = isMatchAll(ad.Bytes())
-	case u32Act:
-		// A filter with several actions is not ours.
-		var targets []int
-		nl.DecodeNested(ad, func(ad *netlink.AttributeDecoder) {
-			targets = append(targets, 0)
-			var kind string
-			nl.DecodeNested(ad, func(ad *netlink.AttributeDecoder) {
-				switch ad.Type() {
-				case actKind:
-					kind = ad.String()
-				case actOptions:
-					if kind == "mirred" {
-						nl.DecodeNested(ad, decodeMirred(&targets[len(targets)-1]))
-					}
-				}
-			})
-		})
-		if len(targets) == 1 {
-			f.Redirect = targets[0]
-		}
-	}
+	return nil
 }
 
 // isMatchAll reports whether a struct tc_u32_sel matches every packet. It must have exactly one key, whose first
@@ -198,15 +145,15 @@ func isMatchAll(sel []byte) bool {
 		binary.NativeEndian.Uint32(sel[sizeofU32Sel:]) == 0
 }
 
-// decodeMirred returns a function that stores the index of the link that an action redirects to.
-func decodeMirred(to *int) func(*netlink.AttributeDecoder) {
-	return func(ad *netlink.AttributeDecoder) {
-		if ad.Type() == mirredParms {
-			structure(ad, "parameters of mirred", sizeofTCMirred, func(p []byte) {
-				if binary.NativeEndian.Uint32(p[20:]) == mirredRedirect {
-					*to = int(int32(binary.NativeEndian.Uint32(p[24:])))
-				}
-			})
-		}
+// redirectOf returns the index of the link that the only action in a list redirects to, or 0. A filter with several
+// actions is not ours.
+func redirectOf(actions []byte) int {
+	count := 0
+	_ = nl.Decode(actions, func(*netlink.AttributeDecoder) { count++ })
+	parms := nl.Find(actions, 1, actOptions, mirredParms)
+	if count != 1 || nl.Text(nl.Find(actions, 1, actKind)) != "mirred" || len(parms) < sizeofTCMirred ||
+		binary.NativeEndian.Uint32(parms[20:]) != mirredRedirect {
+		return 0
 	}
+	return int(int32(binary.NativeEndian.Uint32(parms[24:])))
 }

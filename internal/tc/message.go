@@ -172,7 +172,8 @@ func (l Link) AddRedirect(b *nl.Batch, to int) {
 				nl.Nested(ae, u32Act, func(ae *netlink.AttributeEncoder) {
 					nl.Nested(ae, 1, func(ae *netlink.AttributeEncoder) {
 						ae.String(actKind, "mirred")
-						nl.Nested(ae, actOptions, func(ae *netlink.AttributeEncoder) { ae.Bytes(mirredParms, redirect(to)) })
+						nl.Nested(ae, actOptions,
+							func(ae *netlink.AttributeEncoder) { ae.Bytes(mirredParms, redirect(to)) })
 					})
 				})
 			})

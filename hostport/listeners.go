@@ -200,12 +200,9 @@ func decode(b []byte) (Listener, error) {
 		Local: netip.AddrPortFrom(local, binary.BigEndian.Uint16(b[portAt:])),
 		link:  int(binary.NativeEndian.Uint32(b[linkAt:])), inode: binary.NativeEndian.Uint32(b[inodeAt:]),
 	}
-	err := nl.Decode(b[messageLen:], func(ad *netlink.AttributeDecoder) {
-		if ad.Type() == onlyIPv6 {
-			l.onlyIPv6 = ad.Uint8() != 0
-		}
-	})
-	return l, err
+	isOnly := nl.Find(b[messageLen:], onlyIPv6)
+	l.onlyIPv6 = len(isOnly) == 1 && isOnly[0] != 0
+	return l, nil
 }
 
 // takes reports whether the rules of a port on a host address, or on all if that is not valid, would divert packets

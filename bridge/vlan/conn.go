@@ -177,21 +177,16 @@ func (e entries) decode(ad *netlink.AttributeDecoder) {
 		return
 	}
 
-	var flags, first, last uint16
-	nl.DecodeNested(ad, func(ad *netlink.AttributeDecoder) {
-		switch ad.Type() {
-		case dbEntryInfo:
-			ad.Do(func(info []byte) error {
-				if len(info) < 4 {
-					return fmt.Errorf("%w: a VLAN of %d bytes", nl.ErrMalformed, len(info))
-				}
-				flags, first = binary.NativeEndian.Uint16(info), binary.NativeEndian.Uint16(info[2:])
-				return nil
-			})
-		case dbEntryRange:
-			last = ad.Uint16()
-		}
-	})
+	info, end := nl.Find(ad.Bytes(), dbEntryInfo), nl.Find(ad.Bytes(), dbEntryRange)
+	if len(info) < 4 {
+		return
+	}
+
+	number := binary.NativeEndian.Uint16
+	flags, first, last := number(info), number(info[2:]), uint16(0)
+	if len(end) == 2 {
+		last = number(end)
+	}
 
 	for id := int(first); id <= max(int(first), int(last)) && id <= MaxID; id++ {
 		e[uint16(id)] = flags & (flagPVID | flagUntagged)

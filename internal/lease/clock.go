@@ -69,31 +69,31 @@ func (r *Record) withTimes(change func(time.Time) time.Time) *Record {
 	}
 
 	out := *r
-	if r.Lease != nil {
-		l := *r.Lease
+	out.Lease, out.Six = clone(r.Lease), clone(r.Six)
+	if l := out.Lease; l != nil {
 		to(&l.Obtained, &l.Renew, &l.Rebind, &l.Expire)
-		out.Lease = &l
 	}
 
-	if r.Six == nil {
+	if out.Six == nil {
 		return &out
 	}
 
-	six := *r.Six
-	if six.Lease != nil {
-		l := *six.Lease
+	out.Six.Lease, out.Six.Information = clone(out.Six.Lease), clone(out.Six.Information)
+	if l := out.Six.Lease; l != nil {
 		to(&l.Obtained, &l.Renew, &l.Rebind, &l.Preferred, &l.Expire)
-		six.Lease = &l
 	}
-
-	if six.Information != nil {
-		i := *six.Information
+	if i := out.Six.Information; i != nil {
 		to(&i.Until)
-		six.Information = &i
 	}
-
-	out.Six = &six
 	return &out
+}
+
+// clone returns a copy of *p, or nil if p is nil.
+func clone[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	return new(*p)
 }
 
 // TimeLeft returns the remaining time of a lease of either family, as text.

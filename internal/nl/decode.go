@@ -44,11 +44,6 @@ func Decode(b []byte, fn func(ad *netlink.AttributeDecoder)) error {
 	return malformed(ad.Err())
 }
 
-// DecodeNested calls fn for each attribute in an attribute.
-func DecodeNested(ad *netlink.AttributeDecoder, fn func(ad *netlink.AttributeDecoder)) {
-	ad.Do(func(b []byte) error { return Decode(b, fn) })
-}
-
 // Pick returns a copy of the attributes of some types, and of the malformed rest. Decoding all attributes costs an
 // allocation for each, and a link has some sixty.
 func Pick(b []byte, types ...uint16) []byte {
@@ -162,23 +157,10 @@ func ackError(m netlink.Message) (errno unix.Errno, text string, err error) {
 // extAck returns the text of an extended acknowledgement. It returns "" if the acknowledgement is malformed, since
 // the errno still counts.
 func extAck(b []byte) string {
-	ad, err := netlink.NewAttributeDecoder(b)
-	if err != nil {
-		return ""
+	text, missing := Text(Find(b, unix.NLMSGERR_ATTR_MSG)), Find(b, nlmsgerrAttrMissType)
+	if text == "" && len(missing) == 4 {
+		return fmt.Sprintf("attribute %d is missing", binary.NativeEndian.Uint32(missing))
 	}
-
-	var text string
-	for ad.Next() {
-		switch ad.Type() {
-		case unix.NLMSGERR_ATTR_MSG:
-			text = ad.String()
-		case nlmsgerrAttrMissType:
-			if missing := ad.Uint32(); text == "" && ad.Err() == nil {
-				text = fmt.Sprintf("attribute %d is missing", missing)
-			}
-		}
-	}
-
 	return text
 }
 

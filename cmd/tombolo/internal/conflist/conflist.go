@@ -68,7 +68,6 @@ func Examine(data []byte) *Report {
 	r.List = true
 	parts := make([]list, len(l.Plugins))
 	var types []string
-	ours, known := 0, 0
 	for i, raw := range l.Plugins {
 		p := &parts[i]
 		found := read(raw, p)
@@ -81,19 +80,12 @@ func Examine(data []byte) *Report {
 		}
 
 		types = append(types, p.Type)
-		if isOurs(p.Type) {
-			ours++
-		}
-
-		if isNamed(p.Type) {
-			known++
-		}
 	}
 
 	reads := isOurs
 	switch {
-	case ours > 0 || len(r.Problems) > 0:
-	case known > 0:
+	case slices.ContainsFunc(types, isOurs) || len(r.Problems) > 0:
+	case slices.ContainsFunc(types, isNamed):
 		reads = isNamed
 		r.Plan = append(r.Plan, "names: read as Tombolo does by the names that it has (tombolo install --names), in "+
 			"place of the reference plugins")

@@ -12,9 +12,9 @@ import (
 
 // manager is a program that maintains rules by itself.
 type manager struct {
-	prefix  string // of its chains or tables
-	name    string
-	command string // shows the program's own setting
+	prefixes string // of its chains and tables
+	name     string
+	command  string // shows the program's own setting
 }
 
 const policies = "kubectl get networkpolicy"
@@ -22,33 +22,27 @@ const policies = "kubectl get networkpolicy"
 // managerOf returns the program that manages a chain, or nil if the names tell of none. DOCKER-USER is the operator's.
 func managerOf(r *rule) *manager {
 	list := []manager{
-		{"KUBE-POD-FW-", "kube-router", policies},
-		{"KUBE-NWPLCY-", "kube-router", policies},
-		{"KUBE-ROUTER-", "kube-router", policies},
-		{"KUBE-", "kube-proxy", "kubectl get services,endpointslices -A"},
-		{"kube-proxy", "kube-proxy", "kubectl get services,endpointslices -A"},
+		{"KUBE-POD-FW- KUBE-NWPLCY- KUBE-ROUTER-", "kube-router", policies},
+		{"KUBE- kube-proxy", "kube-proxy", "kubectl get services,endpointslices -A"},
 		{"kube-network-policies", "kube-network-policies", policies},
 		{"kindnet", "kindnet", policies},
-		{"cali-", "Calico", policies},
-		{"calico", "Calico", policies},
+		{"cali- calico", "Calico", policies},
 		{"CILIUM_", "Cilium", policies},
-		{"DOCKER", "Docker", "docker network inspect $(docker network ls -q)"},
-		{"docker-", "Docker", "docker network inspect $(docker network ls -q)"},
-		{"NETAVARK", "podman", "podman network inspect $(podman network ls -q)"},
-		{"netavark", "podman", "podman network inspect $(podman network ls -q)"},
-		{"LIBVIRT_", "libvirt", "virsh net-list --all"},
-		{"libvirt", "libvirt", "virsh net-list --all"},
+		{"DOCKER docker-", "Docker", "docker network inspect $(docker network ls -q)"},
+		{"NETAVARK netavark", "podman", "podman network inspect $(podman network ls -q)"},
+		{"LIBVIRT_ libvirt", "libvirt", "virsh net-list --all"},
 		{"f2b-", "fail2ban", "fail2ban-client status"},
 		{"firewalld", "firewalld", "firewall-cmd --list-all-zones; firewall-cmd --list-all-policies"},
-		{"ufw-user-", "ufw", "ufw status numbered, and ufw delete NUMBER"},
-		{"ufw6-user-", "ufw", "ufw status numbered, and ufw delete NUMBER"},
+		{"ufw-user- ufw6-user-", "ufw", "ufw status numbered, and ufw delete NUMBER"},
 		{"ufw", "ufw", "ufw status verbose, and the rules in /etc/ufw"},
 	}
-	i := slices.IndexFunc(list, func(m manager) bool {
-		return r.chain != "DOCKER-USER" &&
-			(strings.HasPrefix(r.chain, m.prefix) || strings.HasPrefix(r.table, m.prefix))
-	})
-	if i < 0 {
+	isOf := func(m manager) bool {
+		return slices.ContainsFunc(strings.Fields(m.prefixes), func(prefix string) bool {
+			return strings.HasPrefix(r.chain, prefix) || strings.HasPrefix(r.table, prefix)
+		})
+	}
+	i := slices.IndexFunc(list, isOf)
+	if i < 0 || r.chain == "DOCKER-USER" {
 		return nil
 	}
 	return &list[i]

@@ -126,11 +126,8 @@ func (p *painter) bridge(name string) {
 		}
 	}
 
-	title, uplink := strings.TrimRight(" "+printable.List(gateways, " "), " "), ""
-	if mtu > 0 {
-		title = fmt.Sprintf(" (MTU %d)", mtu) + title
-	}
-
+	title := ifSet(mtu > 0, " (MTU %d)", mtu) + strings.TrimRight(" "+printable.List(gateways, " "), " ")
+	uplink := ""
 	if nic != "" {
 		uplink = p.in(mark, "uplink "+label(nic, nameMost)) + p.glyph(" ── ", " -- ")
 	}
@@ -178,28 +175,11 @@ func (p *painter) network(d *Network, first, rest string) {
 
 // title returns the description of a network in one line.
 func (d *Network) title(pods int) string {
-	text := cmp.Or(d.Mode, "no record")
-	if d.VLAN != 0 {
-		text += fmt.Sprintf(", VLAN %d", d.VLAN)
-	}
-
-	if d.DefaultRoute != "" {
-		text += ", default route to the " + d.DefaultRoute
-	}
-
-	if d.Masquerade {
-		text += ", masquerade"
-	}
-
-	if d.Policy != "" && d.Policy != "open" {
-		text += ", " + d.Policy
-	}
-
-	if d.Guard {
-		text += ", guard"
-	}
-
-	text += ", " + printable.Count(pods, "pod", "pods")
+	text := cmp.Or(d.Mode, "no record") + ifSet(d.VLAN != 0, ", VLAN %d", d.VLAN) +
+		ifSet(d.DefaultRoute != "", ", default route to the %s", d.DefaultRoute) +
+		ifSet(d.Masquerade, ", masquerade") +
+		ifSet(d.Policy != "" && d.Policy != "open", ", %s", d.Policy) +
+		ifSet(d.Guard, ", guard") + ", " + printable.Count(pods, "pod", "pods")
 	for _, p := range d.Pools {
 		text += fmt.Sprintf("; %s: %d of %s in use", p.Range, p.Used, number(p.Size))
 	}

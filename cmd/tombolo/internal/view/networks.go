@@ -48,49 +48,22 @@ func (n *Network) text(b *strings.Builder) {
 	}
 
 	line("mode", n.Mode)
-	bridge := n.Bridge
-	if n.MTU > 0 {
-		bridge += fmt.Sprintf(" (MTU %d)", n.MTU)
-	}
-
-	line("bridge", bridge)
-	if n.VLAN != 0 {
-		line("VLAN", strconv.Itoa(int(n.VLAN)))
-	}
-
+	line("bridge", n.Bridge+ifSet(n.MTU > 0, " (MTU %d)", n.MTU))
+	line("VLAN", ifSet(n.VLAN != 0, "%d", n.VLAN))
 	line("VLAN trunk", n.VLANTrunk.String())
 	line("uplink", n.Uplink)
 	line("subnets", printable.List(n.Subnets, ", "))
 	line("gateways", printable.List(n.Gateways, ", "))
-	if n.DefaultRoute != "" {
-		line("default route", "to the "+n.DefaultRoute)
-	}
-
-	if n.SLAAC {
-		line("IPv6", "by router advertisements")
-	}
-
+	line("default route", ifSet(n.DefaultRoute != "", "to the %s", n.DefaultRoute))
+	line("IPv6", ifSet(n.SLAAC, "by router advertisements"))
 	if n.Mode != "" {
-		masquerade := onOff(n.Masquerade)
-		if n.Masquerade && len(n.NonMasquerade) > 0 {
-			masquerade += ", except to " + printable.List(n.NonMasquerade, ", ")
-		}
-
-		line("masquerade", masquerade)
+		line("masquerade", onOff(n.Masquerade)+
+			ifSet(n.Masquerade && len(n.NonMasquerade) > 0, ", except to %s", printable.List(n.NonMasquerade, ", ")))
 		line("policy", n.Policy)
-		guard := onOff(n.Guard)
-		if n.Guard && n.MACOnly > 0 {
-			guard += fmt.Sprintf(", of MACs alone for %d of the pods", n.MACOnly)
-		}
-		line("guard", guard)
+		line("guard", onOff(n.Guard)+ifSet(n.Guard && n.MACOnly > 0, ", of MACs alone for %d of the pods", n.MACOnly))
 	}
 
-	pods := strconv.Itoa(n.Attachments)
-	if n.Adding > 0 {
-		pods += fmt.Sprintf(", %d of them not ready", n.Adding)
-	}
-
-	line("pods", pods)
+	line("pods", strconv.Itoa(n.Attachments)+ifSet(n.Adding > 0, ", %d of them not ready", n.Adding))
 	for _, p := range n.Pools {
 		line("pool", p.String())
 	}
@@ -101,6 +74,14 @@ func (n *Network) text(b *strings.Builder) {
 		line(key, n.Ports[i].String())
 		key = ""
 	}
+}
+
+// ifSet returns a formatted text, or "" if the property that it describes is not set.
+func ifSet(is bool, format string, args ...any) string {
+	if !is {
+		return ""
+	}
+	return fmt.Sprintf(format, args...)
 }
 
 func onOff(on bool) string {

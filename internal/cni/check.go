@@ -47,9 +47,8 @@ func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) err
 		return nil
 	}
 
-	return newError(codeDiffers, "container %s, attachment %s to network %q: %s: %s",
-		c.containerID, c.ifName, conf.Name, printable.Count(len(found), "difference",
-			"differences"), strings.Join(found, "; "))
+	return newError(codeDiffers, "container %s, attachment %s to network %q: %s: %s", c.containerID, c.ifName,
+		conf.Name, printable.Count(len(found), "difference", "differences"), strings.Join(found, "; "))
 }
 
 // reported returns the parts of the result that a later plugin may have changed, and a list of errors in the result.

@@ -135,8 +135,7 @@ func (s static) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
 	}
 
 	addresses := slices.Clone(s.addresses)
-	slices.SortStableFunc(addresses, func(a,
-		b ipam.Address) int {
+	slices.SortStableFunc(addresses, func(a, b ipam.Address) int {
 		return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen()
 	})
 	return &ipam.Allocation{Addresses: addresses}, nil

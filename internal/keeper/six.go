@@ -208,8 +208,7 @@ func (v *visit) endUnseen6(cause error) error {
 	v.metrics.expired.Inc()
 	v.m.six.session = nil
 	err := v.change6(func(six *lease.Six) {
-		six.Lease, six.Release, six.Checking, six.Error = nil, nil, false,
-			cause.Error()
+		six.Lease, six.Release, six.Checking, six.Error = nil, nil, false, cause.Error()
 	})
 	return errors.Join(err, v.follow())
 }

@@ -166,8 +166,7 @@ var ErrOvertaken = errors.New("overtaken by another change")
 
 // IsOvertaken reports whether an error means a lost race against another change.
 func IsOvertaken(err error) bool {
-	return errors.Is(err, ErrOvertaken) ||
-		errors.Is(err, unix.ERESTART) || // a transaction with an old generation
+	return errors.Is(err, ErrOvertaken) || errors.Is(err, unix.ERESTART) || // a transaction with an old generation
 		errors.Is(err, tombolo.ErrInterrupted)
 }
 

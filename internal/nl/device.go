@@ -172,8 +172,7 @@ func receive(fd int, b []byte, flags int) (n int, port uint32, _ error) {
 	var from unix.RawSockaddrNetlink
 	length := uint32(unix.SizeofSockaddrNetlink)
 	got, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))),
-		uintptr(len(b)),
-		uintptr(flags), uintptr(unsafe.Pointer(&from)), uintptr(unsafe.Pointer(&length)))
+		uintptr(len(b)), uintptr(flags), uintptr(unsafe.Pointer(&from)), uintptr(unsafe.Pointer(&length)))
 	if errno != 0 {
 		return 0, 0, errno
 	}

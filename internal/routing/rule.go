@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"strconv"
-	"strings"
 
 	"github.com/jsimonetti/rtnetlink/v2"
 	"github.com/mdlayher/netlink"
@@ -38,44 +36,32 @@ type Rule struct {
 
 // String returns the rule's description for errors: "100: from 10.1.0.0/16 table 7".
 func (r Rule) String() string {
-	var b strings.Builder
-	if r.Priority != 0 {
-		fmt.Fprintf(&b, "%d: ", r.Priority)
+	text := "from " + prefixOrAll(r.From)
+	add := func(isSet bool, format string, args ...any) {
+		if isSet {
+			text += " " + fmt.Sprintf(format, args...)
+		}
 	}
-
-	if r.Invert {
-		b.WriteString("not ")
-	}
-
-	b.WriteString("from " + prefixOrAll(r.From))
-	if r.To.IsValid() {
-		b.WriteString(" to " + prefixOrAll(r.To))
-	}
-
-	if r.IIF != "" {
-		b.WriteString(" iif " + r.IIF)
-	}
-
-	if r.OIF != "" {
-		b.WriteString(" oif " + r.OIF)
-	}
-
-	if r.Mask != 0 {
-		fmt.Fprintf(&b, " mark %#x/%#x", r.Mark, r.Mask)
-	}
-
+	add(r.To.IsValid(), "to %s", prefixOrAll(r.To))
+	add(r.IIF != "", "iif %s", r.IIF)
+	add(r.OIF != "", "oif %s", r.OIF)
+	add(r.Mask != 0, "mark %#x/%#x", r.Mark, r.Mask)
 	for _, a := range r.Other {
-		fmt.Fprintf(&b, " attribute %d %x", nl.TypeOf(a), a.Data)
+		add(true, "attribute %d %x", nl.TypeOf(a), a.Data)
 	}
 
-	if r.Action <= unix.FR_ACT_TO_TBL {
-		b.WriteString(" table " + strconv.FormatUint(uint64(r.Table), 10))
-	}
-
-	b.WriteString(map[uint8]string{
+	add(r.Action <= unix.FR_ACT_TO_TBL, "table %d", r.Table)
+	text += map[uint8]string{
 		unix.FR_ACT_BLACKHOLE: " blackhole", unix.FR_ACT_UNREACHABLE: " unreachable", unix.FR_ACT_PROHIBIT: " prohibit",
-	}[r.Action])
-	return b.String()
+	}[r.Action]
+	if r.Invert {
+		text = "not " + text
+	}
+
+	if r.Priority != 0 {
+		text = fmt.Sprintf("%d: %s", r.Priority, text)
+	}
+	return text
 }
 
 // prefixOrAll returns a prefix as text, and "all" for the default one.

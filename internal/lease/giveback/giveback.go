@@ -76,8 +76,7 @@ func all4(ctx context.Context, dir *lease.Dir, r *lease.Record, links *bridge.Co
 	}
 
 	sent, err := fromPod(ctx, r, links, func(cfg *transport.Config) error {
-		return transport.Release(ctx, cfg,
-			r.Lease)
+		return transport.Release(ctx, cfg, r.Lease)
 	})
 	if sent {
 		return err
@@ -97,8 +96,7 @@ func all6(ctx context.Context, r *lease.Record, links *bridge.Conn) error {
 	}
 
 	sent, err := fromPod(ctx, r, links, func(cfg *transport.Config) error {
-		return transport.Send6(cfg,
-			r.Six.Release)
+		return transport.Send6(cfg, r.Six.Release)
 	})
 	if sent {
 		return err

@@ -326,8 +326,7 @@ func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (los
 				"see there, and on the LAN's router, whether a firewall or a list of known machines stops %s (%s)",
 				e.own, e.at.MAC)
 		}
-		e.add(StepBeyond, remedy,
-			"the host reaches %s, and the pod %s does not: %s", to, e.own, f.Evidence)
+		e.add(StepBeyond, remedy, "the host reaches %s, and the pod %s does not: %s", to, e.own, f.Evidence)
 	default:
 		return f, false, ctx.Err()
 	}

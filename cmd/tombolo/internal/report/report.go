@@ -147,8 +147,7 @@ func causes(found []finding) []Line {
 		f := &found[i]
 		k := keyOf(f)
 		at := slices.IndexFunc(groups, func(g *group) bool {
-			return g.covers != nil && g.covers(f) || g.covers == nil &&
-				g.key == k
+			return g.covers != nil && g.covers(f) || g.covers == nil && g.key == k
 		})
 		if at < 0 {
 			at, groups = len(groups), append(groups, &group{key: k, first: f})

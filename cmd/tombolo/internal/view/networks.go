@@ -128,9 +128,8 @@ func List(in *network.Inspection, causes []report.Line) string {
 			mark = "ready"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%.12s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Network, cmp.Or(printable.Line(r.Pod), "-"),
-			r.ContainerID, r.IfName, r.Port,
-			cmp.Or(Addresses(r.Attachment, ","), "-"), cmp.Or(strings.Join(hostPorts(r.Attachment), ","),
-				"-"), limits(r.Limits), mark)
+			r.ContainerID, r.IfName, r.Port, cmp.Or(Addresses(r.Attachment, ","), "-"),
+			cmp.Or(strings.Join(hostPorts(r.Attachment), ","), "-"), limits(r.Limits), mark)
 	}
 
 	w.Flush()

@@ -139,7 +139,7 @@ type installed struct {
 }
 
 // port returns the port, for requests.
-func (t *Target) port() tc.Link { return tc.Link{Name: t.Port, Index: t.PortIndex} }
+func (t *Target) port() tc.Device { return tc.Device{Name: t.Port, Index: t.PortIndex} }
 
 // findPort fills in the port's index and MTU if the caller left them out. If the port does not exist, the error
 // matches fs.ErrNotExist.
@@ -177,7 +177,7 @@ func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 		// The ifb may belong to another owner. The caller checks that.
 		have.ifb = &ifb
 		b.Reset()
-		tc.Link{Name: t.IFB, Index: ifb.Index}.GetQdisc(&b, tc.Root, &have.egress)
+		tc.Device{Name: t.IFB, Index: ifb.Index}.GetQdisc(&b, tc.Root, &have.egress)
 		if err := tc.Look(ctx, c.nl, &b); err != nil {
 			return nil, err
 		}

@@ -160,7 +160,7 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 // appendEgress appends requests for the missing parts of the path through the ifb. The filter comes last, since
 // packets that it redirected earlier would be lost.
 func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
-	replaceRoot(b, tc.Link{Name: t.IFB, Index: have.ifb.Index}, have.egress, w)
+	replaceRoot(b, tc.Device{Name: t.IFB, Index: have.ifb.Index}, have.egress, w)
 	if !have.ifb.Up() {
 		// The index identifies the link that got the qdisc. Another link may have its name by now.
 		link.Request{Index: have.ifb.Index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", t.IFB)
@@ -177,7 +177,7 @@ func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
 }
 
 // replaceRoot appends requests that make the root qdisc a tbf with these parameters.
-func replaceRoot(b *nl.Batch, of tc.Link, have tc.Qdisc, w tc.Bucket) {
+func replaceRoot(b *nl.Batch, of tc.Device, have tc.Qdisc, w tc.Bucket) {
 	if have.Is(w) {
 		return
 	}

@@ -293,7 +293,7 @@ func (c *Conn) look(ctx context.Context, s Share) (*found, error) {
 		return nil, err
 	}
 
-	filters, _, err := tc.Link{Name: port, Index: have.port.Index}.Filters(ctx, c.nl, tc.Egress)
+	filters, _, err := tc.Device{Name: port, Index: have.port.Index}.Filters(ctx, c.nl, tc.Egress)
 	for _, f := range filters {
 		if f.Kind == "bpf" && f.Direct && f.Handle == filterHandle {
 			have.program = f.Name
@@ -469,7 +469,7 @@ func (c *Conn) setProgram(ctx context.Context, have *found) error {
 	}
 	defer unix.Close(fd)
 
-	at := tc.Link{Name: have.port.Name, Index: have.port.Index}
+	at := tc.Device{Name: have.port.Name, Index: have.port.Index}
 	var b nl.Batch
 	at.AddClsact(&b)
 	if err := tc.Execute(ctx, c.nl, &b); err != nil && !errors.Is(err, fs.ErrExist) {

@@ -10,7 +10,7 @@ import (
 )
 
 // change is one message of a watcher: a record was written or removed. With an empty name, changes were lost, and
-// every record must be read. The name is a lease's hash, or an uplink's NIC.
+// every record must be read. The name is a lease's hash.
 type change struct{ name string }
 
 // slot is the schedule of an entry or source.

@@ -198,7 +198,7 @@ func (p *place) outside() (*transport.Config, error) {
 		ARP: p.r.Client.DetectConflicts}, nil
 }
 
-// has returns the addresses of the interface that match. For IPv6 see lease.Link.Keeps.
+// has returns the addresses of the interface that match. For IPv6 see lease.Interface.Keeps.
 func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
 	list, err := addr.On(p.conn).List(context.Background(), addr.Filter{})
 	return slices.DeleteFunc(list, func(a addr.Address) bool {
@@ -247,8 +247,8 @@ func (p *place) lasts(own netip.Prefix, valid time.Duration) bool {
 }
 
 // pod returns the interface of the pod.
-func (p *place) pod() *lease.Link {
-	return &lease.Link{Conn: p.conn, Index: p.index, Name: p.name, Priority: p.r.Policy.Priority}
+func (p *place) pod() *lease.Interface {
+	return &lease.Interface{Conn: p.conn, Index: p.index, Name: p.name, Priority: p.r.Policy.Priority}
 }
 
 // withdraw removes routes and addresses. Without promote_secondaries, which systemd sets for every link, the kernel

@@ -303,7 +303,7 @@ func (x *exchange6) took(out dhcp6.Output) error {
 // informed records the DNS servers and search domains that DHCPv6 announced to a pod without a lease.
 func (x *exchange6) informed(i *dhcp6.Information) error {
 	err := x.change6(func(six *lease.Six) {
-		six.Information, six.Error = &lease.Information{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
+		six.Information, six.Error = &lease.NameService{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
 	})
 	x.log.Debug("asked for DNS by DHCPv6", append(x.who(), "servers", i.DNS, "ignored", i.Ignored)...)
 	return err

@@ -16,8 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Link is a pod's interface that has a lease.
-type Link struct {
+// Interface is a pod's interface that has a lease.
+type Interface struct {
 	Conn     *nl.Conn // a socket in the pod's namespace
 	Index    int
 	Name     string
@@ -28,7 +28,7 @@ type Link struct {
 // dhcpc.Lease.Left), so that the kernel removes them in time even if all of our processes die. Apply sets the MTU
 // unless it is 0, of the pod's interface only, since the server has no say in the host's bridge. It calls set for
 // each route.
-func (l *Link) Apply(ctx context.Context, a Applied, valid, preferred time.Duration,
+func (l *Interface) Apply(ctx context.Context, a Applied, valid, preferred time.Duration,
 	set func(context.Context, *route.Conn, route.Route) error) error {
 	var errs []error
 	if a.MTU != 0 {
@@ -51,7 +51,7 @@ func (l *Link) Apply(ctx context.Context, a Applied, valid, preferred time.Durat
 }
 
 // Withdraw removes the lease's routes and addresses. It is no error if they are gone.
-func (l *Link) Withdraw(ctx context.Context, a Applied) error {
+func (l *Interface) Withdraw(ctx context.Context, a Applied) error {
 	var errs []error
 	for _, r := range slices.Backward(a.Routes) {
 		errs = append(errs, route.On(l.Conn).Remove(ctx, RouteOf(r, l.Index, l.Priority)))
@@ -85,7 +85,7 @@ func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Rout
 }
 
 // Keeps returns the addresses and routes of a that still exist on the pod's interface. It does not check the MTU.
-func (l *Link) Keeps(ctx context.Context, a Applied) (Applied, error) {
+func (l *Interface) Keeps(ctx context.Context, a Applied) (Applied, error) {
 	has := Applied{MTU: a.MTU}
 	addresses, err := addr.On(l.Conn).List(ctx, addr.Filter{Link: l.Index})
 	if err != nil {

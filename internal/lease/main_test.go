@@ -69,7 +69,7 @@ func sample() *Record {
 		Formed:  nstest.Prefixes("2001:db8:1::9/64"),
 		Six: &Six{DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Address: netip.MustParseAddr("2001:db8::9"), Release: dhcpc.Hex{8}, Checking: true, Error: "no answer", Note: "not renewed yet",
 			Lease:     &dhcp6.Lease{Address: netip.MustParseAddr("2001:db8::9"), Server: dhcpc.Hex{0, 3, 1}, DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Obtained: at(0)},
-			Stateless: true, Information: &Information{DNS: []netip.Addr{netip.MustParseAddr("2001:db8::53")}, Search: []string{"c.example"}, Until: at(time.Hour)}},
+			Stateless: true, Information: &NameService{DNS: []netip.Addr{netip.MustParseAddr("2001:db8::53")}, Search: []string{"c.example"}, Until: at(time.Hour)}},
 		Error: "no answer", Note: "not renewed yet",
 	}
 }

@@ -28,11 +28,11 @@ type Six struct {
 	Note     string `json:"note,omitempty"`  // why the lease is not renewed yet, while time is left
 	// Stateless is set if the pod gets its addresses from router advertisements, and only Information by DHCPv6.
 	Stateless   bool         `json:"stateless,omitempty"`
-	Information *Information `json:"information,omitempty"`
+	Information *NameService `json:"information,omitempty"`
 }
 
-// Information holds the options for clients without a lease.
-type Information struct {
+// NameService holds the options for clients without a lease.
+type NameService struct {
 	DNS    []netip.Addr `json:"dns,omitempty"`
 	Search []string     `json:"search,omitempty"`
 	Until  time.Time    `json:"until"` // when to request them again

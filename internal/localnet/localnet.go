@@ -45,7 +45,7 @@ type Filter struct {
 	Stays bool
 }
 
-func (k Filter) link() tc.Link { return tc.Link{Name: k.Bridge, Index: k.Index} }
+func (k Filter) link() tc.Device { return tc.Device{Name: k.Bridge, Index: k.Index} }
 
 // State is the part of a Filter that exists in the kernel.
 type State struct {

@@ -23,5 +23,4 @@
 //
 // A verb calls [Dir.Enter], and holds the shared lock that Enter returns for as long as it works on the kernel. Work
 // that only one process may do, such as building a network, goes through [Lock.Ensure] or [Lock.Upgrade].
-// for one process alone, such as building a network, goes through [Lock.Ensure] or [Lock.Upgrade].
 package state

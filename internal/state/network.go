@@ -85,7 +85,7 @@ type Network struct {
 
 	// LoopbackUnfiltered is set if the bridge has no filter that protects the host's 127.0.0.1 from others while
 	// nf_tables is empty, because the kernel does not support one.
-	LoopbackUnfiltered bool `json:"loopbackUnkept,omitempty"`
+	LoopbackUnfiltered bool `json:"loopbackUnfiltered,omitempty"`
 
 	// Held names, for each gateway, an attachment that needs it.
 	Held []Held `json:"held,omitempty"`

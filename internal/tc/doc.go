@@ -1,7 +1,7 @@
 // Package tc encodes and decodes the messages of traffic control that Tombolo needs: qdiscs and filters of a link,
 // over rtnetlink (include/uapi/linux/{rtnetlink,pkt_sched,pkt_cls}.h).
 //
-//	l := tc.Link{Name: "veth0", Index: 7}
+//	l := tc.Device{Name: "veth0", Index: 7}
 //	l.AddClsact(&batch)
 //	l.GetQdisc(&batch, tc.Root, &qdisc)
 //	err := tc.Look(ctx, conn, &batch)

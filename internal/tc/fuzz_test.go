@@ -54,7 +54,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 	rec := nltest.Record(tr)
 	conn := nl.New(rec)
 	defer conn.Close()
-	l, lo := Link{Name: "port", Index: index}, nstest.Index(t, ns, "lo")
+	l, lo := Device{Name: "port", Index: index}, nstest.Index(t, ns, "lo")
 	for _, w := range []Bucket{{Rate: 1250000, Burst: 6250, Limit: 18750}, {Rate: 5e9, Burst: 25e6, Limit: 75e6}} {
 		var b nl.Batch
 		l.SetTBF(&b, w)
@@ -95,7 +95,7 @@ func TestDecodersReadTheKernelsReplies(t *testing.T) {
 // reply is a message's body as the kernel would write it.
 func reply(t *testing.T, options func(*netlink.AttributeEncoder)) []byte {
 	t.Helper()
-	m := must.Of(nl.Encode(unix.RTM_NEWQDISC, 0, Link{Index: 7}.header(Handle, Root, 0), options)).Get(t)
+	m := must.Of(nl.Encode(unix.RTM_NEWQDISC, 0, Device{Index: 7}.header(Handle, Root, 0), options)).Get(t)
 	return m.Data
 }
 

@@ -66,17 +66,17 @@ const (
 	mirredRedirect   = 1 // TCA_EGRESS_REDIR
 )
 
-// Link is the link whose qdiscs and filters a request is about, by its index. The name is for errors.
-type Link struct {
+// Device is the link whose qdiscs and filters a request is about, by its index. The name is for errors.
+type Device struct {
 	Name  string
 	Index int
 }
 
 // String returns the name.
-func (l Link) String() string { return l.Name }
+func (l Device) String() string { return l.Name }
 
 // header returns a struct tcmsg.
-func (l Link) header(handle, parent, info uint32) []byte {
+func (l Device) header(handle, parent, info uint32) []byte {
 	b := make([]byte, sizeofTCMsg, 64)
 	binary.NativeEndian.PutUint32(b[4:], nl.Index(l.Index))
 	binary.NativeEndian.PutUint32(b[8:], handle)
@@ -86,7 +86,7 @@ func (l Link) header(handle, parent, info uint32) []byte {
 }
 
 // add appends a request about the link.
-func (l Link) add(b *nl.Batch, op string, typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte,
+func (l Device) add(b *nl.Batch, op string, typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte,
 	attrs func(*netlink.AttributeEncoder)) {
 	m, err := nl.Encode(typ, flags, head, attrs)
 	b.Add(op, l, m, err)
@@ -101,7 +101,7 @@ type Bucket struct {
 
 // SetTBF appends a request that makes a token bucket filter the root qdisc of a link. If the root is a token bucket
 // filter of ours already, the request changes its parameters, and its queue and tokens stay.
-func (l Link) SetTBF(b *nl.Batch, w Bucket) {
+func (l Device) SetTBF(b *nl.Batch, w Bucket) {
 	l.add(b, "set qdisc tbf of", unix.RTM_NEWQDISC, netlink.Create|netlink.Replace, l.header(Handle, Root, 0), w.encode)
 }
 
@@ -128,30 +128,30 @@ func options(ae *netlink.AttributeEncoder, kind string, fn func(*netlink.Attribu
 }
 
 // DelQdisc appends the deletion of the qdisc in a place: Root or Clsact.
-func (l Link) DelQdisc(b *nl.Batch, place uint32) {
+func (l Device) DelQdisc(b *nl.Batch, place uint32) {
 	l.add(b, "delete qdisc of", unix.RTM_DELQDISC, 0, l.header(0, place, 0), nil)
 }
 
 // GetQdisc appends a request for the qdisc in a place: Root or Clsact. It requests an echo, since the kernel
 // multicasts the answer as an announcement, and without an echo leaves out the requesting socket (Linux 6.1 and
 // 6.18). See Look.
-func (l Link) GetQdisc(b *nl.Batch, place uint32, into *Qdisc) {
+func (l Device) GetQdisc(b *nl.Batch, place uint32, into *Qdisc) {
 	m, err := nl.Encode(unix.RTM_GETQDISC, netlink.Echo, l.header(0, place, 0), nil)
 	b.AddGet("get qdisc of", l, m, err, func(m netlink.Message) error { return into.Decode(m.Data) })
 }
 
 // AddClsact appends a request that adds a clsact to a link, the place for its filters.
-func (l Link) AddClsact(b *nl.Batch) {
+func (l Device) AddClsact(b *nl.Batch) {
 	l.add(b, "add qdisc clsact to", unix.RTM_NEWQDISC, netlink.Create|netlink.Excl, l.header(handleClsact, Clsact, 0),
 		func(ae *netlink.AttributeEncoder) { ae.String(unix.TCA_KIND, "clsact") })
 }
 
 // filter returns the header of a request about filters of our priority at the ingress.
-func (l Link) filter(handle uint32, protocol uint16) []byte {
+func (l Device) filter(handle uint32, protocol uint16) []byte {
 	return l.filterAt(Ingress, handle, protocol)
 }
 
-func (l Link) filterAt(place, handle uint32, protocol uint16) []byte {
+func (l Device) filterAt(place, handle uint32, protocol uint16) []byte {
 	return l.header(handle, place, uint32(Priority)<<16|uint32(htons(protocol)))
 }
 
@@ -161,7 +161,7 @@ func htons(v uint16) uint16 {
 
 // AddRedirect appends a request for a filter that redirects all packets received by a link to the egress of another
 // link. It is a u32 filter whose only key has no bits, since not every kernel has matchall.
-func (l Link) AddRedirect(b *nl.Batch, to int) {
+func (l Device) AddRedirect(b *nl.Batch, to int) {
 	l.add(b, "add filter to", unix.RTM_NEWTFILTER, netlink.Create|netlink.Excl, l.filter(0, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
 			options(ae, "u32", func(ae *netlink.AttributeEncoder) {
@@ -189,13 +189,13 @@ func redirect(to int) []byte {
 }
 
 // DelFilters appends the deletion of all filters of a link with our priority. They all have the given protocol.
-func (l Link) DelFilters(b *nl.Batch, protocol uint16) {
+func (l Device) DelFilters(b *nl.Batch, protocol uint16) {
 	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(0, protocol), nil)
 }
 
 // SetProgram appends a request for a filter with a program of classic BPF, an array of struct sock_filter. The
 // program's return value is the verdict on the packet. The filter replaces one with the same handle.
-func (l Link) SetProgram(b *nl.Batch, handle uint32, program []byte) {
+func (l Device) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
 			options(ae, "bpf", func(ae *netlink.AttributeEncoder) {
@@ -209,7 +209,7 @@ func (l Link) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 // SetObject appends a request for a filter at the egress with a program of extended BPF, given by its file descriptor.
 // The program's return value is the verdict on the packet. The filter replaces one with the same handle. The kernel
 // stores the name, at most 255 bytes, and lists it with the filter.
-func (l Link) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
+func (l Device) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
 	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filterAt(Egress, handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
 			options(ae, "bpf", func(ae *netlink.AttributeEncoder) {
@@ -221,7 +221,7 @@ func (l Link) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
 }
 
 // DelProgram appends a request that deletes the filter that SetProgram set with this handle.
-func (l Link) DelProgram(b *nl.Batch, handle uint32) {
+func (l Device) DelProgram(b *nl.Batch, handle uint32) {
 	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) { ae.String(unix.TCA_KIND, "bpf") })
 }
@@ -275,7 +275,7 @@ func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 // Filters lists the filters of a link in the given places, Ingress and Egress. It returns those of our priority in
 // the first place, with the entries of their classifiers, and the number of all others. The kernel lists one place at a
 // time, so the cost does not grow with the node.
-func (l Link) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []Filter, others int, _ error) {
+func (l Device) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []Filter, others int, _ error) {
 	for _, place := range places {
 		if err := ctx.Err(); err != nil {
 			return nil, 0, err

@@ -14,7 +14,7 @@ import (
 // which tc(8) command it stands for.
 func TestRequestBytes(t *testing.T) {
 	t.Parallel()
-	l := Link{Name: "p", Index: 7}
+	l := Device{Name: "p", Index: 7}
 	var text string
 	for _, c := range []struct {
 		command string

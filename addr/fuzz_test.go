@@ -12,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
 
 // FuzzAddress reads what might be an address, and if it is one, asks for it and
@@ -30,7 +31,7 @@ func FuzzAddress(f *testing.F) {
 			must.That(t, len(a.Label) >= 65000, "%v", err)
 			return
 		}
-		mustKeepUnknown(t, data, m.Data)
+		nltest.MustKeepUnknown(t, data, m.Data, unix.SizeofIfAddrmsg)
 		again := must.Of(decode(m.Data)).Get(t)
 		a.Flags = a.requestFlags()
 		if !a.is4() {
@@ -43,21 +44,4 @@ func FuzzAddress(f *testing.F) {
 		d := a.compare(&again)
 		expect.That(t, d == same || !a.is4() && a.Flags&unix.IFA_F_NODAD == 0, "difference %d from itself", d)
 	})
-}
-
-// mustKeepUnknown fails where attributes are lost that no kernel of today has.
-func mustKeepUnknown(t *testing.T, listed, copied []byte) {
-	t.Helper()
-	const unheardOf = 64
-	unknown := func(b []byte) []netlink.Attribute {
-		var list []netlink.Attribute
-		must.Succeed(t, nl.Decode(b[unix.SizeofIfAddrmsg:], func(ad *netlink.AttributeDecoder) {
-			if ad.Type() >= unheardOf {
-				list = append(list, nl.Keep(ad))
-			}
-		}))
-		return list
-	}
-	diff := cmp.Diff(unknown(listed), unknown(copied))
-	expect.That(t, diff == "", "unknown attributes (-listed +copied):\n%s", diff)
 }

@@ -39,16 +39,15 @@ func HostSets() []string {
 
 // BridgeSets returns the sets of bridges.
 func BridgeSets() []Set {
-	const pair = nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIfname
 	names := [...]string{
 		bridgesSet, OursSet, gatewaysSet, policiesSet, isolatedSet, bypassSet, lansSet, SharesSet, UplinksSet,
 		TrustedSet,
 	}
 	list := make([]Set, 0, len(names))
 	for _, name := range names {
-		s := Set{Place: InInet(name), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}
+		s := keySet(name, nftnl.TypeIfname)
 		if name == bridgesSet || name == isolatedSet {
-			s.KeyType, s.KeyLen = pair, 2*IfnameLen
+			s = keySet(name, nftnl.TypeIfname, nftnl.TypeIfname)
 		}
 		list = append(list, s)
 	}

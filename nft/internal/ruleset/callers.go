@@ -135,15 +135,15 @@ func (c Callers) Elements(f Family, ports []HostPorts) (list []Element) {
 
 // refusedSet returns the set of sources that host ports are closed to.
 func (f Family) refusedSet() Set {
-	const port = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
-	typ := f.addrType<<(3*nftnl.TypeBits) | f.addrType<<(2*nftnl.TypeBits) | port
-	return Set{Place: InInet(f.refused), KeyType: typ, KeyLen: 2*f.AddrLen + 2*Slot, intervals: true}
+	s := keySet(f.refused, f.addrType, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
+	s.intervals = true
+	return s
 }
 
 // exceptedSet returns the set of links, with sources, that host ports are open to although the source is refused.
 func (f Family) exceptedSet() Set {
-	s := f.refusedSet()
-	s.Name, s.KeyType, s.KeyLen = f.excepted, s.KeyType|nftnl.TypeIfname<<(4*nftnl.TypeBits), s.KeyLen+IfnameLen
+	s := keySet(f.excepted, nftnl.TypeIfname, f.addrType, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
+	s.intervals = true
 	return s
 }
 

@@ -208,39 +208,26 @@ func (e *Egress) bridgeElements(bridge string) []Element {
 	return append(list, e.elements(linkValue(bridge), Family.egressSet, families[:]...)...)
 }
 
-// egressType is the type of a key behind the sender: type of the destination, destination, protocol and port.
-func (f Family) egressType() (typ, length uint32) {
-	const ports = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
-	return nftnl.TypeFibAddr<<(3*nftnl.TypeBits) | f.addrType<<(2*nftnl.TypeBits) | ports, f.AddrLen + 3*Slot
-}
+// egressSet returns the set of what bridges may call: bridge, type of the destination, destination, protocol and port.
+func (f Family) egressSet() Set { return f.destinations(f.egress, nftnl.TypeIfname) }
 
-func (f Family) egressSet() Set {
-	typ, length := f.egressType()
-	typ |= nftnl.TypeIfname << (4 * nftnl.TypeBits)
-	return Set{Place: InInet(f.egress), KeyType: typ, KeyLen: IfnameLen + length, intervals: true}
-}
+// podEgressSet returns the same set for pods, by their addresses.
+func (f Family) podEgressSet() Set { return f.destinations(f.podEgress, f.addrType) }
 
-func (f Family) podEgressSet() Set {
-	typ, length := f.egressType()
-	typ |= f.addrType << (4 * nftnl.TypeBits)
-	return Set{Place: InInet(f.podEgress), KeyType: typ, KeyLen: f.AddrLen + length, intervals: true}
+func (f Family) destinations(name string, sender uint32) Set {
+	s := keySet(name, sender, nftnl.TypeFibAddr, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
+	s.intervals = true
+	return s
 }
 
 // egressSets returns the sets of networks' policies.
 func egressSets() []Set {
-	return append([]Set{{Place: InInet(egressSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}},
-		setsOfBoth(Family.egressSet)...)
+	return append([]Set{keySet(egressSet, nftnl.TypeIfname)}, setsOfBoth(Family.egressSet)...)
 }
 
 // podEgressSets returns the sets of pods' policies: pods that have one, and their permitted destinations.
 func podEgressSets() []Set {
-	return setsOfBoth(
-		func(f Family) Set {
-			typ := nftnl.TypeIfname<<nftnl.TypeBits | f.addrType
-			return Set{Place: InInet(f.limited), KeyType: typ, KeyLen: IfnameLen + f.AddrLen}
-		},
-		Family.podEgressSet,
-	)
+	return setsOfBoth(func(f Family) Set { return keySet(f.limited, nftnl.TypeIfname, f.addrType) }, Family.podEgressSet)
 }
 
 // addEgress adds the chains of policies of egress that the network asks for.

@@ -15,7 +15,7 @@ const (
 // internalSets returns the set of the bridges of internal networks. The set and the chain are made only for networks
 // that need them, so that packets of other networks pass no rule for them.
 func internalSets() []Set {
-	return []Set{{Place: InInet(internalSet), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen}}
+	return []Set{keySet(internalSet, nftnl.TypeIfname)}
 }
 
 // internal returns the chain that drops packets between an internal network and all other links, in both directions.

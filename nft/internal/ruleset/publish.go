@@ -23,19 +23,12 @@ const (
 const loopbackLink = "lo"
 
 func portSets() []Set {
-	const port = nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
 	return setsOfBoth(
-		func(f Family) Set { return f.portMap(f.HostPorts, port, 2*Slot) },
-		func(f Family) Set {
-			return f.portMap(f.HostAddrs, f.addrType<<(2*nftnl.TypeBits)|port, f.AddrLen+2*Slot)
-		},
+		func(f Family) Set { return f.portMap(f.HostPorts, nftnl.TypeProtocol, nftnl.TypePort) },
+		func(f Family) Set { return f.portMap(f.HostAddrs, f.addrType, nftnl.TypeProtocol, nftnl.TypePort) },
 		func(f Family) Set { return f.podPortSet(f.Published) },
-		func(f Family) Set { return Set{Place: InInet(f.Services), KeyType: f.addrType, KeyLen: f.AddrLen} },
-		func(f Family) Set {
-			pod := uint32(nftnl.TypeIfname)<<nftnl.TypeBits | f.addrType
-			return Set{Place: InInet(f.Selves), KeyType: pod<<nftnl.TypeBits | f.addrType,
-				KeyLen: IfnameLen + 2*f.AddrLen}
-		},
+		func(f Family) Set { return keySet(f.Services, f.addrType) },
+		func(f Family) Set { return keySet(f.Selves, nftnl.TypeIfname, f.addrType, f.addrType) },
 		Family.refusedSet, Family.exceptedSet,
 	)
 }
@@ -52,20 +45,15 @@ func setsOfBoth(sets ...func(Family) Set) []Set {
 }
 
 // portMap returns a map from keys to a pod's address and port.
-func (f *Family) portMap(name string, keyType, keyLen uint32) Set {
-	return Set{
-		Place: InInet(name), KeyType: keyType, KeyLen: keyLen,
-		DataType: f.addrType<<nftnl.TypeBits | nftnl.TypePort, DataLen: f.AddrLen + Slot,
-	}
+func (f *Family) portMap(name string, key ...uint32) Set {
+	s := keySet(name, key...)
+	s.DataType, s.DataLen = concat(f.addrType, nftnl.TypePort)
+	return s
 }
 
 // podPortSet returns a set of ports of pods: link, address, protocol and port.
 func (f *Family) podPortSet(name string) Set {
-	const link, port = nftnl.TypeIfname << (3 * nftnl.TypeBits), nftnl.TypeProtocol<<nftnl.TypeBits | nftnl.TypePort
-	return Set{
-		Place: InInet(name), KeyType: link | f.addrType<<(2*nftnl.TypeBits) | port,
-		KeyLen: IfnameLen + f.AddrLen + 2*Slot,
-	}
+	return keySet(name, nftnl.TypeIfname, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
 }
 
 // HostPort returns the family, protocol and port that an entry publishes, as one text, and whether it publishes it on
@@ -291,9 +279,7 @@ func portSNATSets() []Set {
 	return setsOfBoth(
 		func(f Family) Set { return f.podPortSet(f.SNATAll) },
 		func(f Family) Set {
-			s := f.podPortSet(f.SNATNone)
-			s.KeyType, s.KeyLen = s.KeyType|nftnl.TypeIfname<<(4*nftnl.TypeBits), s.KeyLen+IfnameLen
-			return s
+			return keySet(f.SNATNone, nftnl.TypeIfname, nftnl.TypeIfname, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
 		},
 	)
 }

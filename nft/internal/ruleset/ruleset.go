@@ -81,6 +81,22 @@ type Set struct {
 	intervals bool
 }
 
+// keySet returns the set with a name whose keys have parts of these types.
+func keySet(name string, types ...uint32) Set {
+	s := Set{Place: InInet(name)}
+	s.KeyType, s.KeyLen = concat(types...)
+	return s
+}
+
+// concat returns the type of values with parts of these types, and their length.
+func concat(types ...uint32) (typ, length uint32) {
+	for _, part := range types {
+		typ = typ<<nftnl.TypeBits | part
+		length += (uint32(typeLen(part)) + Slot - 1) / Slot * Slot
+	}
+	return typ, length
+}
+
 func (s Set) flags() uint32 {
 	if s.intervals {
 		return unix.NFT_SET_INTERVAL | setConcat
@@ -174,9 +190,8 @@ const (
 // podSets returns the sets of the pods of all networks.
 func podSets() []Set {
 	return []Set{
-		{Place: InInet(Pods4Set), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv4, KeyLen: pods4Len},
-		{Place: InInet(Pods6Set), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeIPv6, KeyLen: pods6Len},
-		{Place: InInet(PortsSet), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | nftnl.TypeEther, KeyLen: portsLen},
+		keySet(Pods4Set, nftnl.TypeIfname, nftnl.TypeIPv4), keySet(Pods6Set, nftnl.TypeIfname, nftnl.TypeIPv6),
+		keySet(PortsSet, nftnl.TypeIfname, nftnl.TypeEther),
 	}
 }
 

@@ -109,7 +109,7 @@ func TestHostPortsAreTakenFromTheListedCallers(t *testing.T) {
 				c.answers(t, "tcp", 9000, !isOpen(c, "tcp", 9000))
 			}
 			expect.Success(t, w.check(p, options...))
-			n.run("sh", "-ec", "nft list ruleset >rules; nft -c -f rules; rm rules")
+			n.run("sh", "-ec", "nft list ruleset | nft -c -f -")
 			w.del(p, options...)
 			left := n.run("nft", "list", "ruleset")
 			expect.That(t, !strings.Contains(left, ip4(r).String()+" ") && !strings.Contains(left, "tcp . 80"), "after DEL:\n%s", left)

@@ -70,9 +70,9 @@ func (a *adding) prepareLease() (*leasing, error) {
 		return nil, err
 	}
 
-	a.base.IPAMType, a.base.DataDir = endpoint.Leased, l.dir.Path()
-	a.base.MAC, a.base.SLAAC = state.MAC(a.pod.MAC), a.nw.SLAAC
-	a.base.Guard = a.nw.Guard
+	a.rec.IPAMType, a.rec.DataDir = endpoint.Leased, l.dir.Path()
+	a.rec.MAC, a.rec.SLAAC = state.MAC(a.pod.MAC), a.nw.SLAAC
+	a.rec.Guard = a.nw.Guard
 	return l, nil
 }
 
@@ -129,7 +129,7 @@ func (a *adding) obtain(ctx context.Context) error {
 		return err
 	}
 
-	if err := a.s.Links.Enslave(ctx, a.plan.onto(a.built)); err != nil {
+	if err := a.s.Links.Enslave(ctx, a.portOnBridge()); err != nil {
 		return err
 	}
 
@@ -183,8 +183,8 @@ func (a *adding) recordLease(context.Context) error {
 
 	rec := &lease.Record{
 		State: lease.Adding, Network: a.nw.Name, ContainerID: a.pod.ContainerID, IfName: a.pod.IfName, Pod: a.pod.Name,
-		NetNS: a.pod.Path, NetNSCookie: cookie, Boot: boot, HostIf: a.base.HostIf, Bridge: a.nw.Bridge,
-		GatewayLink: cmp.Or(a.plan.rec.NIC, a.base.VLANLink()),
+		NetNS: a.pod.Path, NetNSCookie: cookie, Boot: boot, HostIf: a.rec.HostIf, Bridge: a.nw.Bridge,
+		GatewayLink: cmp.Or(a.rec.NIC, a.rec.VLANLink()),
 		Client:      l.client,
 		Policy: lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.request.Routes, Priority: l.request.Priority,
 			IPv6: a.nw.SLAAC},

@@ -38,9 +38,9 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	hash := pod.key(nw).hash()
 	a := &adding{entry: entry{node: n, hash: hash, getsMore: pod.Lease != nil || nw.SLAAC}, nw: nw, pod: pod,
-		base: pod.record(nw, hash)}
+		rec: pod.record(nw, hash)}
 	origin := n.origin(nw)
-	a.base.IPAMType, a.base.DataDir = origin.Type, origin.Dir
+	a.rec.IPAMType, a.rec.DataDir = origin.Type, origin.Dir
 	if pod.Lease != nil {
 		var err error
 		if a.leasing, err = a.prepareLease(); err != nil {
@@ -88,9 +88,9 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 // adding is one Add in progress.
 type adding struct {
 	entry
-	nw   *Network
-	pod  *Pod
-	base *state.Attachment // the attachment as recorded before it was made
+	nw  *Network
+	pod *Pod
+	rec *state.Attachment // its record, as derived so far
 
 	leasing *leasing        // nil unless the address comes by DHCP
 	metrics metrics         // metrics of the pod's default routes
@@ -98,7 +98,8 @@ type adding struct {
 
 	// The results of the steps so far.
 	assigned assigned
-	plan     *plan
+	want     *want
+	port     bridge.Port
 	built    *site              // the network
 	link     *bridge.Attachment // nil until the pod has its link
 }
@@ -139,11 +140,11 @@ func (a *adding) refuseListeners(ctx context.Context) error {
 
 // ready ensures that the network exists as derived.
 func (a *adding) ready(ctx context.Context) (err error) {
-	if a.built, err = ready(ctx, a.s, a.plan.want); err != nil {
+	if a.built, err = ready(ctx, a.s, a.want); err != nil {
 		return err
 	}
 
-	a.plan.rec.NIC = a.built.sharedNIC()
+	a.rec.NIC = a.built.sharedNIC()
 	if a.link != nil {
 		return nil // the pod has sent frames from its MAC before
 	}
@@ -160,12 +161,12 @@ func (a *adding) ready(ctx context.Context) (err error) {
 
 // enlist adds the pod to the firewall's sets.
 func (a *adding) enlist(ctx context.Context) error {
-	setLimits(&a.plan.rec, a.shaped)
-	return a.add(ctx, &a.plan.rec, a.plan.want)
+	setLimits(a.rec, a.shaped)
+	return a.add(ctx, a.rec, a.want)
 }
 
 func (a *adding) flushStale(ctx context.Context) error {
-	return flushStale(ctx, a.s.Links, &a.plan.rec)
+	return flushStale(ctx, a.s.Links, a.rec)
 }
 
 // commit waits for the port, and completes the attachment's record.
@@ -184,7 +185,7 @@ func (a *adding) commit(ctx context.Context) error {
 		return err
 	}
 
-	err := a.pending.Commit(&a.plan.rec)
+	err := a.pending.Commit(a.rec)
 	if errors.Is(err, fs.ErrNotExist) {
 		return errDeleted()
 	}
@@ -196,7 +197,7 @@ func (a *adding) commit(ctx context.Context) error {
 // to. First, if some of the container's attachments are to LANs and others publish ports, it records them with each
 // other.
 func (a *adding) publishWithheld(ctx context.Context) error {
-	rec := &a.plan.rec
+	rec := a.rec
 
 	// These are signs that the container has another attachment: it passed on host ports, or it has a default route,
 	// so that this attachment's route got another metric.
@@ -215,7 +216,7 @@ func (a *adding) publishWithheld(ctx context.Context) error {
 
 // made returns the result of an Add.
 func (a *adding) made() *Attachment {
-	at := attachmentOf(&a.plan.rec)
+	at := attachmentOf(a.rec)
 	at.BridgeMAC, at.BridgeMTU = a.built.bridge.MAC, a.built.rec.MTU
 	if l := a.built.at; a.built.share == nil && l.Index != a.built.bridge.Index {
 		at.HostVLAN, at.HostVLANMAC = l.Name, l.MAC
@@ -291,9 +292,9 @@ func (a *adding) begin(ctx context.Context) error {
 
 // writeRecord creates the record and locks it. If a record exists, the error matches fs.ErrExist.
 func (a *adding) writeRecord() error {
-	a.base.Epoch = a.s.Epoch.Token()
+	a.rec.Epoch = a.s.Epoch.Token()
 	var err error
-	if a.pending, err = a.s.Dir.Create(a.base); err != nil {
+	if a.pending, err = a.s.Dir.Create(a.rec); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return err
 		}

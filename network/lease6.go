@@ -158,10 +158,10 @@ func deletedMeanwhile(err error) error {
 // solicit makes the pod ask for router advertisements. advertised waits for them later. It returns nil for a pod that
 // accepts none, or accepts them in another namespace: see Change.Moved.
 func (a *adding) solicit(ctx context.Context) (*bridge.Solicitation, error) {
-	if a.plan.port.Autoconf == nil || a.pod.Path == "" {
+	if a.port.Autoconf == nil || a.pod.Path == "" {
 		return nil, nil
 	}
-	return a.s.Links.Solicit(ctx, a.pod.NetNS, a.plan.port)
+	return a.s.Links.Solicit(ctx, a.pod.NetNS, a.port)
 }
 
 // unconfirmed reports whether no DHCP server answered. Then there is no wait for a router either.

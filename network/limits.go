@@ -66,7 +66,7 @@ func (a *adding) shape(ctx context.Context, index, mtu int) (err error) {
 		return a.node.step("bandwidth")
 	}
 
-	target := target(&a.plan.rec)
+	target := target(a.rec)
 	target.PortIndex, target.MTU = index, mtu
 	conn := bandwidth.On(a.s.Links.Socket())
 

@@ -15,13 +15,6 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// plan is the configuration that an Add derives from the pod's addresses, routes and DNS.
-type plan struct {
-	want *want
-	port bridge.Port
-	rec  state.Attachment // the future record
-}
-
 // derive derives the required network, the port and the record from the pod's addresses, routes and DNS.
 func (a *adding) derive(context.Context) error {
 	a.routeByHost()
@@ -30,10 +23,10 @@ func (a *adding) derive(context.Context) error {
 		return err
 	}
 
-	nw, p := a.nw, &plan{rec: *a.base, want: wantOf(a.nw, a.hash, a.s.Mark)}
-	rec := &p.rec
-	rec.Masquerade, rec.Guard = nw.Masquerade, nw.Guard
-	a.limitEgress(p)
+	nw, rec := a.nw, a.rec
+	a.want = wantOf(a.nw, a.hash, a.s.Mark)
+	rec.Addresses, rec.Masquerade, rec.Guard = nil, nw.Masquerade, nw.Guard
+	a.limitEgress()
 	rec.PublishFrom = slices.DeleteFunc([]string{nw.PublishFrom, a.pod.PublishFrom},
 		func(list string) bool { return list == "" })
 	rec.Unadmitted = nw.Unadmitted
@@ -44,7 +37,7 @@ func (a *adding) derive(context.Context) error {
 	}
 
 	for _, address := range g.addresses {
-		record := &p.want.Record
+		record := &a.want.Record
 		record.Subnets = appendNew(record.Subnets, address.Prefix.Masked())
 		if address.Gateway.IsUnspecified() {
 			address.Gateway = netip.Addr{} // an allocator returns 0.0.0.0 or :: if there is no gateway
@@ -55,7 +48,7 @@ func (a *adding) derive(context.Context) error {
 		rec.Addresses = append(rec.Addresses, address)
 	}
 
-	p.want.Pod = rec
+	a.want.Pod = rec
 	mac := a.pod.MAC
 	if mac == nil {
 		mac = ident.MACOf(endpoint.Addresses(rec))
@@ -69,53 +62,49 @@ func (a *adding) derive(context.Context) error {
 	}
 
 	rec.MAC = state.MAC(mac)
-	p.port = portOf(rec)
-	p.port.DAD, p.port.Group, p.port.NoWait, p.port.SameNetNS = nw.DAD, nft.PodGroup, a.leasing == nil, a.pod.SameNetNS
+	port := portOf(rec)
+	port.DAD, port.Group, port.NoWait, port.SameNetNS = nw.DAD, nft.PodGroup, a.leasing == nil, a.pod.SameNetNS
 	if nw.Gateway && nw.Uplink == "" {
-		p.port.Group = nft.GatewayGroup
+		port.Group = nft.GatewayGroup
 	}
 
 	// A pod that leases waits for its port (NoWait above), or its first frame would be lost.
 	//
 	// Announce the MAC only if neighbours may remember another MAC for the address. By default the MAC is derived from
 	// the address. It may differ if the pod requests a MAC, or if another plugin's pod had the address before.
-	p.port.Announce = a.pod.MAC != nil || a.base.DataDir != ""
+	port.Announce = a.pod.MAC != nil || rec.DataDir != ""
 
 	// The uplink may lack checksum offloading, and writes checksums behind the guard.
-	p.port.NoTxOffload = nw.Guard != "" && nw.Guard != nft.GuardMAC && nw.Uplink != ""
-	p.port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
-	p.port.Addresses = prefixesOf(g.addresses)
-	p.port.Routes = a.metrics.apply(routesFor(g.addresses, withDefaults(nw.DefaultGateway, g.addresses, g.routes)))
+	port.NoTxOffload = nw.Guard != "" && nw.Guard != nft.GuardMAC && nw.Uplink != ""
+	port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
+	port.Addresses = prefixesOf(g.addresses)
+	port.Routes = a.metrics.apply(routesFor(g.addresses, withDefaults(nw.DefaultGateway, g.addresses, g.routes)))
 	if a.leasing == nil {
-		rec.Routes = routed(rec, p.port.Routes)
+		rec.Routes = routed(rec, port.Routes)
 	}
 
-	if a.link != nil {
-		p.link(a.link)
-	}
-
-	a.plan = p
+	a.port = port
 	return nil
 }
 
 // limitEgress sets the pod's egress policy, and the name servers that its network's policy includes.
-func (a *adding) limitEgress(p *plan) {
+func (a *adding) limitEgress() {
 	var resolvers []netip.Addr
 	if from, ok := a.nw.Allocator.(interface{ Resolvers() []netip.Addr }); ok {
 		resolvers = from.Resolvers()
 	}
 
 	if endpoint.WithResolvers(a.nw.Egress, resolvers) != a.nw.Egress {
-		p.want.Record.Resolvers = resolvers
+		a.want.Record.Resolvers = resolvers
 	}
 
 	if a.pod.Egress == "" {
 		return
 	}
 
-	p.want.PodEgress, p.rec.Egress = true, endpoint.WithResolvers(a.pod.Egress, resolvers)
-	if p.rec.Guard == "" || p.rec.Guard == nft.GuardMAC {
-		p.rec.Guard = nft.GuardAddresses // it could send from other addresses
+	a.want.PodEgress, a.rec.Egress = true, endpoint.WithResolvers(a.pod.Egress, resolvers)
+	if a.rec.Guard == "" || a.rec.Guard == nft.GuardMAC {
+		a.rec.Guard = nft.GuardAddresses // it could send from other addresses
 	}
 }
 
@@ -137,23 +126,17 @@ func wantOf(nw *Network, hash string, mark uint32) *want {
 	return w
 }
 
-// onto returns the port on its bridge.
-func (p *plan) onto(b *site) bridge.Port {
-	port := p.port
+// portOnBridge returns the requested port, with the properties that depend on the network as it was built.
+func (a *adding) portOnBridge() bridge.Port {
+	port, b := a.port, a.built
 	port.BridgeIndex, port.MTU = b.bridge.Index, b.rec.MTU
-	port.Neighbours = neighbours(&p.rec, net.HardwareAddr(b.rec.HostMAC))
+	port.Neighbours = neighbours(a.rec, net.HardwareAddr(b.rec.HostMAC))
 	if b.sharedNIC() != "" {
 		port.Hairpin = false
-		port.MTU = cmp.Or(p.want.Record.MTU, b.uplink.nic.MTU) // the NIC's present MTU may differ from the recorded one
+		port.MTU = cmp.Or(a.want.Record.MTU, b.uplink.nic.MTU) // the NIC's present MTU may differ from the recorded one
 	}
-	keepTable(&port, p.rec.Guard != "", b.bridge)
+	keepTable(&port, a.rec.Guard != "", b.bridge)
 	return port
-}
-
-// link records the properties of the port in the kernel.
-func (p *plan) link(l *bridge.Attachment) {
-	p.rec.MTU, p.rec.MAC, p.rec.HostMAC = l.MTU, state.MAC(l.PeerMAC), state.MAC(l.MAC)
-	p.rec.NetNSCookie = l.NetNSCookie
 }
 
 // checkAssigned refuses addresses and routes that the pod could not get.

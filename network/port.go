@@ -188,7 +188,7 @@ func lasting(rec *state.Attachment) []netip.Prefix {
 // attach creates the link. It first deletes a link of the same name that a killed Add or Del of this attachment left:
 // the new record shows that no other call is working on it.
 func (a *adding) attach(ctx context.Context) error {
-	p, port := a.plan, a.plan.onto(a.built)
+	port := a.portOnBridge()
 	beforeUp := func(ctx context.Context, index int) error {
 		// Once the pod is up, it answers for its addresses, too.
 		if err := a.refuseAnswered(nil); err != nil {
@@ -207,7 +207,7 @@ func (a *adding) attach(ctx context.Context) error {
 		return err
 	}
 
-	if err := a.guardBefore(ctx, &p.rec, p.want); err != nil {
+	if err := a.guardBefore(ctx, a.rec, a.want); err != nil {
 		return err
 	}
 
@@ -240,6 +240,7 @@ func (a *adding) attach(ctx context.Context) error {
 		return err
 	})
 	a.link = link
-	p.link(link)
+	a.rec.MTU, a.rec.MAC, a.rec.HostMAC = link.MTU, state.MAC(link.PeerMAC), state.MAC(link.MAC)
+	a.rec.NetNSCookie = link.NetNSCookie
 	return nil
 }

@@ -202,7 +202,7 @@ func (a *adding) chooseFreeMetrics(ctx context.Context, port *bridge.Port, faile
 	}
 
 	a.metrics, port.Routes = found, found.apply(port.Routes)
-	a.plan.port.Routes, a.plan.rec.Routes = port.Routes, routed(&a.plan.rec, port.Routes)
+	a.port.Routes, a.rec.Routes = port.Routes, routed(a.rec, port.Routes)
 	return nil
 }
 

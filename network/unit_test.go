@@ -115,14 +115,14 @@ func TestAPodThatLeasesNeedsNoMACOfItsOwn(t *testing.T) {
 	t.Parallel()
 	prepare := func(pod *Pod) (*adding, error) {
 		pod.Lease = &Lease{KeeperOptional: true}
-		a := &adding{entry: entry{node: &Node{cfg: settings{Config: Config{LeaseDir: t.TempDir()}}}}, nw: &Network{Name: "lan"}, pod: pod, base: &state.Attachment{}}
+		a := &adding{entry: entry{node: &Node{cfg: settings{Config: Config{LeaseDir: t.TempDir()}}}}, nw: &Network{Name: "lan"}, pod: pod, rec: &state.Attachment{}}
 		_, err := a.prepareLease()
 		return a, err
 	}
 	asked := &Pod{ContainerID: "c1", IfName: "eth0"}
 	a, err := prepare(asked)
-	if err != nil || len(a.pod.MAC) != 6 || a.base.MAC.String() != a.pod.MAC.String() || asked.MAC != nil {
-		t.Errorf("it has %s, %s on record, and was given %s: %v", a.pod.MAC, a.base.MAC, asked.MAC, err)
+	if err != nil || len(a.pod.MAC) != 6 || a.rec.MAC.String() != a.pod.MAC.String() || asked.MAC != nil {
+		t.Errorf("it has %s, %s on record, and was given %s: %v", a.pod.MAC, a.rec.MAC, asked.MAC, err)
 	}
 	expect.Is(t, expect.Err(prepare(&Pod{ContainerID: "c1", IfName: "eth0", MAC: make(net.HardwareAddr, 8)})), ErrInvalid, "a MAC of 8 bytes")
 }

@@ -103,67 +103,6 @@ func (b *bed) mustHave(t *testing.T, ids ...string) {
 	}
 }
 
-func TestAFullPoolHasDeadPodsReclaimed(t *testing.T) {
-	t.Parallel()
-	b := small(t)
-	dead := b.another(t, "dead")
-	dead.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
-	lost := b.added(t, dead)
-	b.added(t, b.another(t, "a"))
-	b.added(t, b.another(t, "b"))
-	b.do(t, func() error {
-		expect.Is(t, expect.Err(b.node.Add(t.Context(), &b.nw, b.another(t, "c"))), ipam.ErrPoolFull, "a fourth pod while three live")
-		return nil
-	})
-	b.mustHave(t, "a", "b", "dead")
-	b.vanish(t, dead, lost)
-	for range 2 { // nothing is changed
-		if got := b.dead(t, true); !slices.Equal(got, []string{"dead"}) {
-			t.Fatalf("dead: %v", got)
-		}
-	}
-	b.mustHave(t, "a", "b", "dead")
-	if made := b.added(t, b.another(t, "c")); made.Addresses[0] != lost.Addresses[0] {
-		t.Errorf("%v was given, want that of the dead pod, %v", made.Addresses, lost.Addresses)
-	}
-	b.mustHave(t, "a", "b", "c")
-	b.do(t, func() error {
-		in, err := b.node.Inspect(t.Context())
-		if in.Differs() {
-			t.Errorf("what is left: %+v", in)
-		}
-		return err
-	})
-}
-
-func TestAHostPortOfADeadPodBringsAllOfItBack(t *testing.T) {
-	t.Parallel()
-	b := small(t)
-	dead := b.another(t, "dead")
-	dead.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
-	b.vanish(t, dead, b.added(t, dead))
-	next := b.another(t, "next")
-	next.Ports = dead.Ports
-	b.added(t, next)
-	b.mustHave(t, "next")
-}
-
-func TestAHostPortIsNotTakenFromAPodWhosePortWasRenamed(t *testing.T) {
-	t.Parallel()
-	b := small(t)
-	p := b.another(t, "p")
-	p.Ports = []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
-	made := b.added(t, p)
-	nstest.Run(t, b.host, "ip", "link", "set", made.Port, "down", "name", "renamed")
-	next := b.another(t, "next")
-	next.Ports = p.Ports
-	b.do(t, func() error {
-		expect.Is(t, expect.Err(b.node.Add(t.Context(), &b.nw, next)), ErrConflict)
-		return nil
-	})
-	b.mustHave(t, "p")
-}
-
 // Another Del, which passes a host port on to the attachment, writes its record meanwhile.
 func TestADelPassesOnWhatItIsPassedMeanwhile(t *testing.T) {
 	t.Parallel()

@@ -6,7 +6,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -72,68 +71,6 @@ func TestDefaultRoutes(t *testing.T) {
 			if diff := cmp.Diff(before, tt.given, netipValues()); diff != "" {
 				t.Errorf("the ipam's own list was changed: %s", diff)
 			}
-		})
-	}
-}
-
-func TestPodRoutes(t *testing.T) {
-	t.Parallel()
-	scope := func(s uint8) *uint8 { return &s }
-	// What every route has, in short.
-	to := func(dst, gw string, change func(*route.Route)) route.Route {
-		r := route.Route{Dst: netip.MustParsePrefix(dst), Protocol: route.ProtocolTombolo}
-		if gw != "" {
-			r.Gateway = netip.MustParseAddr(gw)
-		}
-		if change != nil {
-			change(&r)
-		}
-		return r
-	}
-	onLink := func(r *route.Route) { r.OnLink = true }
-	for _, tt := range []struct {
-		name      string
-		defaults  bool
-		addresses []ipam.Address
-		given     []route.Route
-		want      []route.Route
-	}{
-		{"none", false, dualStack(), nil, nil},
-		{"default routes", true, dualStack(), nil,
-			[]route.Route{to("0.0.0.0/0", "10.61.0.1", nil), to("::/0", "fd61::1", nil)}},
-		{"without a gateway of its own, by the address's", false, dualStack(),
-			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24")}, {Dst: netip.MustParsePrefix("2001:db8::/32")}},
-			[]route.Route{to("192.0.2.0/24", "10.61.0.1", nil), to("2001:db8::/32", "fd61::1", nil)}},
-		{"without any gateway", false, addresses("10.61.0.2/24"),
-			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24")}},
-			[]route.Route{to("192.0.2.0/24", "", func(r *route.Route) { r.Scope = scope(0) })}},
-		{"a scope says that there is none", false, dualStack(),
-			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24"), Scope: scope(253)}},
-			[]route.Route{to("192.0.2.0/24", "", func(r *route.Route) { r.Scope = scope(unix.RT_SCOPE_LINK) })}},
-		{"host bits are dropped", false, dualStack(),
-			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.7/24"), Gateway: netip.MustParseAddr("10.61.0.3")}}, []route.Route{to("192.0.2.0/24", "10.61.0.3", nil)}},
-		{"every attribute", false, dualStack(),
-			[]route.Route{{Dst: netip.MustParsePrefix("192.0.2.0/24"), Gateway: netip.MustParseAddr("10.61.0.3"), MTU: 1300, AdvMSS: 1200, Priority: 50, Table: 100, Scope: scope(0)}},
-			[]route.Route{to("192.0.2.0/24", "10.61.0.3", func(r *route.Route) {
-				r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope = 1300, 1200, 50, 100, scope(unix.RT_SCOPE_UNIVERSE)
-			})}},
-		{"a gateway off link", true,
-			[]ipam.Address{{Prefix: netip.MustParsePrefix("10.61.0.2/32"), Gateway: netip.MustParseAddr("10.99.0.1")}}, nil,
-			[]route.Route{to("0.0.0.0/0", "10.99.0.1", onLink)}},
-		{"a link-local gateway is on link", false,
-			dualStack(), []route.Route{{Dst: netip.MustParsePrefix("2001:db8::/32"), Gateway: netip.MustParseAddr("fe80::1")}}, []route.Route{to("2001:db8::/32", "fe80::1", nil)}},
-		{"on link by another route's help", false, dualStack(),
-			// On link, the first can be made before the second.
-			[]route.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("192.0.2.1")}, {Dst: netip.MustParsePrefix("192.0.2.1/32"), Scope: scope(253)}},
-			[]route.Route{
-				to("0.0.0.0/0", "192.0.2.1", onLink),
-				to("192.0.2.1/32", "", func(r *route.Route) { r.Scope = scope(unix.RT_SCOPE_LINK) }),
-			}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			got := routesFor(tt.addresses, withDefaults(tt.defaults, tt.addresses, tt.given))
-			expect.NoDiff(t, cmp.Diff(tt.want, got, netipValues(), cmpopts.EquateEmpty()), "routes")
 		})
 	}
 }

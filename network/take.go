@@ -141,11 +141,10 @@ func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 				return nil
 			}
 
-			if err := s.refuseTake(ctx, nic); err != nil {
-				return err
+			err := s.refuseTake(ctx, nic)
+			if err == nil {
+				_, err = s.takes().Take(ctx, want, s.Dir.Uplink(nic))
 			}
-
-			_, err := s.takes().Take(ctx, want, s.Dir.Uplink(nic))
 			return explainNIC(err, nic)
 		})
 	})

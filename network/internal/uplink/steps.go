@@ -16,12 +16,12 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// step is one step of a takeover, or of the way back: requests to the kernel, and then other work.
+// step is one step of a takeover, or of the way back: requests to the kernel, and then other work. Both may be nil.
 type step struct {
 	name     string
-	words    []string                                                       // describe the work
-	requests func(m *move) []request                                        // may be nil
-	work     func(ctx context.Context, c *Conn, rec *Record, m *move) error // may be nil
+	words    []string // descriptions of the work
+	requests func(*move) []request
+	work     func(context.Context, *Conn, *Record, *move) error
 	// rounds limits how often the requests are planned and made, until there are none left. One round may not suffice
 	// for routes: a gateway must be on a network that the link has a route to, old routes are deleted last, and daemons
 	// add routes meanwhile.

@@ -166,7 +166,6 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	if n.State == Taking {
 		n.State = Undoing
 	}
-
 	if err := c.back(ctx, &n, j); err != nil {
 		return &n, err
 	}

@@ -80,15 +80,11 @@ func awaitZone(ctx context.Context, s *session, rec *state.Network) error {
 		return stateError(err)
 	}
 
-	for range 400 {
+	_ = poll(ctx, 20*time.Millisecond, 8*time.Second, func() (done bool, _ error) {
 		var firewalld bool
-		if firewalld, err = obstacles(ctx, s, rec); !firewalld || ctx.Err() != nil ||
-			!s.Dir.ZonesAttended(rec.GatewayLink()) {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-
+		firewalld, err = obstacles(ctx, s, rec)
+		return !firewalld || !s.Dir.ZonesAttended(rec.GatewayLink()), nil
+	})
 	return err
 }
 

@@ -193,7 +193,7 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 		return false, nil
 	}
 
-	l, err := e.s.link(ctx, "veth"+hash)
+	l, err := e.s.link(ctx, endpoint.PortName(hash))
 	if err != nil {
 		return false, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/tombolo-cni/tombolo"
 )
@@ -62,6 +63,20 @@ func joinSteps(steps ...func() error) error {
 		errs = append(errs, step())
 	}
 	return errors.Join(errs...)
+}
+
+// poll calls done until it reports true or returns an error, with pauses, and for at most limit.
+func poll(ctx context.Context, pause, limit time.Duration, done func() (bool, error)) error {
+	for end := time.Now().Add(limit); ; {
+		if is, err := done(); is || err != nil || !time.Now().Before(end) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
 }
 
 // undo contains the functions that undo the steps so far.

@@ -68,15 +68,15 @@ func (s *session) meet(ctx context.Context, a *state.Attachment) error {
 		}
 		isKnown := func(w state.Waiting) bool { return w.Network == lan.Network && w.Hash == lan.Hash() }
 		if len(endpoint.Ports(publishes)) > 0 && !slices.ContainsFunc(publishes.Waiting, isKnown) {
-			err = errors.Join(err, s.await(ctx, publishes, waitingOf(lan), busyTries))
+			err = errors.Join(err, s.await(ctx, publishes, waitingOf(lan), busyWait))
 		}
 	}
 
 	return err
 }
 
-// await makes an attachment wait for the host ports of another. tries: see amend.
-func (s *session) await(ctx context.Context, has *state.Attachment, w state.Waiting, tries int) error {
+// await makes an attachment wait for the host ports of another. limit: see amend.
+func (s *session) await(ctx context.Context, has *state.Attachment, w state.Waiting, limit time.Duration) error {
 	next := *has
 	next.Waiting = waitingWith(has.Waiting, w)
 	if endpoint.SNAT(&next) != endpoint.SNAT(has) {
@@ -84,7 +84,7 @@ func (s *session) await(ctx context.Context, has *state.Attachment, w state.Wait
 			return err
 		}
 	}
-	return s.amend(ctx, waitingOf(has), tries,
+	return s.amend(ctx, waitingOf(has), limit,
 		func(has *state.Attachment) { has.Waiting = waitingWith(has.Waiting, w) })
 }
 
@@ -140,7 +140,7 @@ func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.
 	withheld := slices.DeleteFunc(slices.Clone(a.Published), func(p state.Published) bool { return !p.Withheld })
 	publish := func(ports ...state.Published) error {
 		// Another Publish may hold the record for a moment, because of a conflict that is over.
-		return s.amend(ctx, w, busyTries, func(a *state.Attachment) {
+		return s.amend(ctx, w, busyWait, func(a *state.Attachment) {
 			for i, p := range a.Published {
 				a.Published[i].Withheld = p.Withheld && !slices.Contains(ports, p)
 			}
@@ -181,15 +181,13 @@ func (s *session) stopWaiting(ctx context.Context, gone *state.Attachment) error
 	return err
 }
 
-// The number of looks at a locked record, and the pause between them.
-const (
-	busyTries = 20
-	busyPause = 5 * time.Millisecond
-)
+// busyWait limits the wait for a call that holds a record for a moment.
+const busyWait = 100 * time.Millisecond
 
-// amend changes an attachment's host ports, on record and in the firewall. tries is how often it waits for another
-// call that holds the record.
-func (s *session) amend(ctx context.Context, w state.Waiting, tries int, change func(*state.Attachment)) error {
+// amend changes an attachment's host ports, on record and in the firewall. limit is how long it waits for another call
+// that holds the record.
+func (s *session) amend(ctx context.Context, w state.Waiting, limit time.Duration,
+	change func(*state.Attachment)) (err error) {
 	do := func(a *state.Attachment) error {
 		n, err := s.Dir.LoadNetwork(w.Network)
 		if err != nil {
@@ -210,12 +208,10 @@ func (s *session) amend(ctx context.Context, w state.Waiting, tries int, change 
 		return nil
 	}
 
-	err := s.locked(w.Network, w.Hash, do)
-	for ; errors.Is(err, state.ErrBusy) && tries > 0; tries-- {
-		time.Sleep(busyPause)
+	_ = poll(ctx, 5*time.Millisecond, limit, func() (done bool, _ error) {
 		err = s.locked(w.Network, w.Hash, do)
-	}
-
+		return !errors.Is(err, state.ErrBusy), nil
+	})
 	return err
 }
 

@@ -137,7 +137,7 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 	}
 	defer conn.Close()
 
-	var b nl.Batch
+	var entries []routing.Neighbour
 	for _, n := range list {
 		entry := routing.Neighbour{Addr: n.Addr, MAC: n.MAC, Link: l.Index}
 		if before != nil {
@@ -150,11 +150,10 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 			}
 		}
 
-		m, err := entry.ReplaceMessage()
-		b.Add("add neighbour", &entry, m, err)
+		entries = append(entries, entry)
 	}
 
-	return conn.Execute(&b)
+	return routing.Replace(conn, "add neighbour", entries...)
 }
 
 // completeNextHops writes the entries again for a pod whose interface another program moved or gave another MAC,

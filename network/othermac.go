@@ -158,29 +158,18 @@ func answers(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (bool,
 
 // ask writes an entry that makes the kernel ask the neighbour, and returns the resulting entry.
 func ask(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (now routing.Neighbour, _ error) {
-	var b nl.Batch
-	m, err := entry.ReplaceMessage()
-	b.Add("ask neighbour", &entry, m, err)
-	if err := conn.Execute(&b); err != nil {
+	if err := routing.Replace(conn, "ask neighbour", entry); err != nil {
 		return now, err
 	}
 
-	for end := time.Now().Add(neighbourWait); time.Now().Before(end); {
-		now, err := routing.Find(conn, entry.Link, entry.Addr)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return now, nil
-		case err != nil || now.State == routing.Reachable || now.State == routing.Failed:
-			return now, err
+	err := poll(ctx, neighbourPause, neighbourWait, func() (done bool, err error) {
+		now, err = routing.Find(conn, entry.Link, entry.Addr)
+		if errors.Is(err, fs.ErrNotExist) {
+			return true, nil
 		}
-		select {
-		case <-ctx.Done():
-			return now, ctx.Err()
-		case <-time.After(neighbourPause):
-		}
-	}
-
-	return now, nil
+		return now.State == routing.Reachable || now.State == routing.Failed, err
+	})
+	return now, err
 }
 
 // RefuseMAC returns an error if the pod's interface cannot get another MAC. If its present MAC identifies the pod to

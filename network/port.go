@@ -142,7 +142,7 @@ func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {
 func (s *session) isRenamed(ctx context.Context, hash string) (bool, error) {
 	links, err := s.Links.Veths(ctx)
 	return slices.ContainsFunc(links, func(l bridge.Link) bool {
-		return l.Name != "veth"+hash && strings.HasPrefix(l.Alias, endpoint.AliasOwner(hash))
+		return l.Name != endpoint.PortName(hash) && strings.HasPrefix(l.Alias, endpoint.AliasOwner(hash))
 	}), err
 }
 
@@ -163,7 +163,7 @@ func (s *session) live(ctx context.Context, network string) ([]ipam.Live, error)
 	return list, err
 }
 
-func (r *remains) port() string { return "veth" + r.hash }
+func (r *remains) port() string { return endpoint.PortName(r.hash) }
 
 // autoconfigured reports whether a pod has formed an address from a router advertisement. The advertised prefix may
 // change, so the pod may lose the address.

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -55,18 +54,7 @@ func (a *adding) refuseTaken(ctx context.Context) error {
 		return nil
 	}
 
-	for end := time.Now().Add(neighbourWait); time.Now().Before(end); {
-		if err := a.refuseAnswered(nil); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(neighbourPause):
-		}
-	}
-
-	return nil
+	return poll(ctx, neighbourPause, neighbourWait, func() (bool, error) { return false, a.refuseAnswered(nil) })
 }
 
 // namesAddresses reports whether the pod has addresses on a LAN that no DHCP server has just granted.
@@ -91,16 +79,11 @@ func askFor(conn *nl.Conn, link int, own netip.Addr) error {
 		return err
 	}
 
-	var b nl.Batch
-
 	// The machine that had the address may be gone.
-	for _, flags := range []routing.NeighbourFlags{0, unix.NTF_USE} {
-		entry := routing.Neighbour{Addr: own, Link: link, State: routing.Failed, Flags: flags}
-		m, err := entry.ReplaceMessage()
-		b.Add("ask for neighbour", &entry, m, err)
-	}
-
-	if err := conn.Execute(&b); !errors.Is(err, unix.EINVAL) {
+	forget := routing.Neighbour{Addr: own, Link: link, State: routing.Failed}
+	request := forget
+	request.Flags = routing.Use
+	if err := routing.Replace(conn, "ask for neighbour", forget, request); !errors.Is(err, unix.EINVAL) {
 		return err
 	}
 

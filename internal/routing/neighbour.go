@@ -87,6 +87,16 @@ func Find(c *nl.Conn, link int, a netip.Addr) (Neighbour, error) {
 	return got, err
 }
 
+// Replace adds entries, or overwrites those of their addresses. op names the work in errors.
+func Replace(conn *nl.Conn, op string, entries ...Neighbour) error {
+	var b nl.Batch
+	for _, entry := range entries {
+		m, err := entry.ReplaceMessage()
+		b.Add(op, entry, m, err)
+	}
+	return conn.Execute(&b)
+}
+
 // ReplaceMessage returns a request that adds an entry or overwrites the one of its address. It is for callers that
 // send several requests in one datagram.
 func (n Neighbour) ReplaceMessage() (netlink.Message, error) {

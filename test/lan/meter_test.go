@@ -64,6 +64,9 @@ func (l *lan) measureBy(networks []string, families []int, pairs ...between) *me
 func (m *meter) end() {
 	m.ended.Do(func() {
 		close(m.stop)
+		for _, f := range m.flows {
+			f.out.SetWriteDeadline(time.Now()) // a stream without a way would block its sender for minutes
+		}
 		m.senders.Wait()
 		for _, f := range m.flows {
 			f.in.Close()

@@ -57,19 +57,10 @@ func BridgeSets() []Set {
 
 // addPolicies appends the rules of all policies to the chain forward.
 func (list *rules) addPolicies() {
-	list.add("drop what would stay on an isolated bridge", func(x expressions) {
-		x.bridged()
-		x.Lookup(isolatedSet)
-		x.Drop()
-	})
-	list.add("drop what goes from one bridge with a policy to another", func(x expressions) {
-		for _, link := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
-			x.linkIn(link, policiesSet)
-		}
-		x.bridged()
-		x.LookupNone(bridgesSet)
-		x.Drop()
-	})
+	list.rule("drop what would stay on an isolated bridge").bridged().isIn(isolatedSet).Drop()
+	list.rule("drop what goes from one bridge with a policy to another").
+		linkIn(expr.MetaKeyIIFNAME, policiesSet).linkIn(expr.MetaKeyOIFNAME, policiesSet).
+		bridged().isNotIn(bridgesSet).Drop()
 }
 
 // bridgeElements returns a network's elements in the sets of bridges.

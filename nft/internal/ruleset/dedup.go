@@ -3,7 +3,6 @@ package ruleset
 import (
 	"fmt"
 	"hash/fnv"
-	"net"
 	"net/netip"
 	"slices"
 	"sort"
@@ -50,11 +49,8 @@ func (list *rules) addDedup(ds []Dedup) {
 	}
 	for _, d := range ds {
 		once(fmt.Sprintf("sent by gateway %s at %s", d.Gateway, d.BridgeMAC), func(x expressions) {
-			f := FamilyOf(d.Gateway)
-			x.isSentBy(d.BridgeMAC)
-			x.isProtocol(etherTypeOf(d.Subnet))
-			x.inPrefix(f.src, netip.PrefixFrom(d.Gateway, d.Gateway.BitLen()))
-			x.Leave()
+			own := netip.PrefixFrom(d.Gateway, d.Gateway.BitLen())
+			x.isSentBy(&d).inPrefix(FamilyOf(d.Gateway).src, own).Leave()
 		})
 	}
 
@@ -63,11 +59,7 @@ func (list *rules) addDedup(ds []Dedup) {
 		once(fmt.Sprintf("a copy of what the bridge forwards within %s at %s", d.Subnet, d.BridgeMAC),
 			func(x expressions) {
 				f := FamilyOf(d.Gateway)
-				x.isSentBy(d.BridgeMAC)
-				x.isProtocol(etherTypeOf(d.Subnet))
-				x.inPrefix(f.src, d.Subnet)
-				x.inPrefix(f.dst, d.Subnet)
-				x.Drop()
+				x.isSentBy(&d).inPrefix(f.src, d.Subnet).inPrefix(f.dst, d.Subnet).Drop()
 			})
 	}
 }
@@ -92,15 +84,11 @@ func compareDedups(a, b Dedup) int {
 	return slices.Compare(a.BridgeMAC, b.BridgeMAC)
 }
 
-func etherTypeOf(p netip.Prefix) uint16 {
-	if p.Addr().Is4() {
-		return unix.ETH_P_IP
+// isSentBy adds a match for packets of the subnet's family that its bridge sends by a pod's port.
+func (x expressions) isSentBy(d *Dedup) expressions {
+	typ := uint16(unix.ETH_P_IPV6)
+	if d.Subnet.Addr().Is4() {
+		typ = unix.ETH_P_IP
 	}
-	return unix.ETH_P_IPV6
-}
-
-// isSentBy adds a match for packets that a bridge with this MAC sends by a pod's port.
-func (x expressions) isSentBy(mac net.HardwareAddr) {
-	x.isMeta(expr.MetaKeyOIFNAME, []byte(podPorts)) // compares a prefix of the name: nft's "veth*"
-	x.isAt(expr.PayloadBaseLLHeader, etherSource, mac)
+	return x.isPodPort(expr.MetaKeyOIFNAME).isAt(expr.PayloadBaseLLHeader, etherSource, d.BridgeMAC).isProtocol(typ)
 }

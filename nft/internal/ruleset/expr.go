@@ -10,8 +10,39 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// expressions writes the steps of a rule.
+// expressions writes the steps of a rule. A method that returns the expressions may be followed by further ones, so
+// that a rule reads as a sentence.
 type expressions struct{ *nftnl.Expressions }
+
+// load loads bytes of a header into the first register.
+func (x expressions) load(base expr.PayloadBase, offset, length uint32) expressions {
+	x.Payload(base, offset, length, nftnl.First)
+	return x
+}
+
+// loadMeta loads a property of the packet into the first register.
+func (x expressions) loadMeta(key expr.MetaKey) expressions {
+	x.Meta(key, nftnl.First)
+	return x
+}
+
+// compare ends the rule unless the first register compares so with data.
+func (x expressions) compare(op expr.CmpOp, data []byte) expressions {
+	x.Compare(op, data)
+	return x
+}
+
+// isIn ends the rule unless the loaded key is in the set.
+func (x expressions) isIn(set string) expressions {
+	x.Lookup(set)
+	return x
+}
+
+// isNotIn ends the rule if the loaded key is in the set.
+func (x expressions) isNotIn(set string) expressions {
+	x.LookupNone(set)
+	return x
+}
 
 // lookupData loads a map's data for the key in the first register and those behind it into the same registers.
 // Without such an entry the rule ends.
@@ -22,8 +53,9 @@ func (x expressions) lookupData(name string) {
 
 // destinationType loads the type of the destination in the routing table for local traffic: RTN_LOCAL, RTN_UNICAST
 // and so on, in the host's byte order.
-func (x expressions) destinationType() {
+func (x expressions) destinationType() expressions {
 	x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagDADDR: true})
+	return x
 }
 
 // dnat changes the connection's destination to an address of the family in the first register, and a port behind it.
@@ -41,21 +73,23 @@ func (x expressions) masquerade() { x.Add(&expr.Masq{}) }
 
 // is matches packets of a family. nft inserts this match before expressions that read their headers, and omits it
 // when it prints such a rule.
-func (x expressions) is(f Family) {
-	x.isMeta(expr.MetaKeyNFPROTO, []byte{f.Proto})
-}
+func (x expressions) is(f Family) expressions { return x.isMeta(expr.MetaKeyNFPROTO, []byte{f.Proto}) }
 
 // isEthernet matches packets that came in by a link with Ethernet headers.
-func (x expressions) isEthernet() {
-	x.isMeta(expr.MetaKeyIIFTYPE, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))
+func (x expressions) isEthernet() expressions {
+	return x.isMeta(expr.MetaKeyIIFTYPE, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))
 }
 
 // isReply matches packets of connections that have seen an answer, and packets related to such connections (enum
 // ip_conntrack_info: bit n+1 stands for state n).
-func (x expressions) isReply() { x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, replyStates) }
+func (x expressions) isReply() expressions {
+	return x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, replyStates)
+}
 
 // isNoReply matches all other packets: those that open a connection, and those without one.
-func (x expressions) isNoReply() { x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpEq, replyStates) }
+func (x expressions) isNoReply() expressions {
+	return x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpEq, replyStates)
+}
 
 // replyStates are the bits of the states established and related.
 const replyStates = established | 1<<2
@@ -63,48 +97,47 @@ const replyStates = established | 1<<2
 const established = 1 << 1
 
 // isRedirected matches packets of connections whose destination was changed, by us or by others.
-func (x expressions) isRedirected() { x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpNeq, dstNAT) }
+func (x expressions) isRedirected() expressions {
+	return x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpNeq, dstNAT)
+}
 
-func (x expressions) isNotRedirected() { x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpEq, dstNAT) }
+func (x expressions) isNotRedirected() expressions {
+	return x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpEq, dstNAT)
+}
 
 const dstNAT = 1 << 5 // IPS_DST_NAT of enum ip_conntrack_status
 
 // hasConntrackBit matches connections that have any of the bits (expr.CmpOpNeq), or none (expr.CmpOpEq).
-func (x expressions) hasConntrackBit(key expr.CtKey, op expr.CmpOp, bits uint32) {
+func (x expressions) hasConntrackBit(key expr.CtKey, op expr.CmpOp, bits uint32) expressions {
 	x.Add(&expr.Ct{Key: key, Register: uint32(nftnl.First)})
 	x.Mask(binary.NativeEndian.AppendUint32(nil, bits), nil)
-	x.Compare(op, make([]byte, 4))
+	return x.compare(op, make([]byte, 4))
 }
 
 // isNotLoopback matches packets whose incoming or outgoing link is not the loopback interface.
-func (x expressions) isNotLoopback(linkName expr.MetaKey) {
-	x.Meta(linkName, nftnl.First)
-	x.Compare(expr.CmpOpNeq, nftnl.LinkKey(loopbackLink, nil, 0))
+func (x expressions) isNotLoopback(linkName expr.MetaKey) expressions {
+	return x.isNotMeta(linkName, nftnl.LinkKey(loopbackLink, nil, 0))
 }
 
 // isTo matches destinations within a prefix.
-func (x expressions) isTo(f Family, p netip.Prefix) { x.isWithin(f, f.dst, p) }
+func (x expressions) isTo(f Family, p netip.Prefix) expressions { return x.is(f).inPrefix(f.dst, p) }
 
 // isFrom matches sources within a prefix.
-func (x expressions) isFrom(f Family, p netip.Prefix) { x.isWithin(f, f.src, p) }
+func (x expressions) isFrom(f Family, p netip.Prefix) expressions { return x.is(f).inPrefix(f.src, p) }
 
-// isWithin matches addresses within a prefix. A prefix of whole bytes is compared directly, and others after masking.
-func (x expressions) isWithin(f Family, offset uint32, p netip.Prefix) {
-	x.is(f)
-	x.inPrefix(offset, p)
-}
-
-// inPrefix matches addresses of the prefix's family at an offset in the header.
-func (x expressions) inPrefix(offset uint32, p netip.Prefix) {
-	length := uint32(p.Bits()) / 8
-	if whole := p.Bits()%8 == 0; whole {
-		x.Payload(expr.PayloadBaseNetworkHeader, offset, length, nftnl.First)
-	} else {
+// inPrefix matches addresses of the prefix's family at an offset in the header. A prefix of whole bytes is compared
+// directly, and others after masking.
+func (x expressions) inPrefix(offset uint32, p netip.Prefix) expressions {
+	length, whole := uint32(p.Bits())/8, p.Bits()%8 == 0
+	if !whole {
 		length = uint32(p.Addr().BitLen()) / 8
-		x.Payload(expr.PayloadBaseNetworkHeader, offset, length, nftnl.First)
+	}
+
+	x.load(expr.PayloadBaseNetworkHeader, offset, length)
+	if !whole {
 		x.Mask(netmask(p.Bits(), int(length)), nil)
 	}
-	x.Compare(expr.CmpOpEq, p.Masked().Addr().AsSlice()[:length])
+	return x.compare(expr.CmpOpEq, p.Masked().Addr().AsSlice()[:length])
 }
 
 // netmask returns a prefix length as the bytes of a mask.
@@ -117,45 +150,52 @@ func netmask(bits, length int) []byte {
 }
 
 // isMeta matches packets with a property.
-func (x expressions) isMeta(key expr.MetaKey, data []byte) {
-	x.Meta(key, nftnl.First)
-	x.Compare(expr.CmpOpEq, data)
+func (x expressions) isMeta(key expr.MetaKey, data []byte) expressions {
+	return x.loadMeta(key).compare(expr.CmpOpEq, data)
+}
+
+// isNotMeta matches all other packets.
+func (x expressions) isNotMeta(key expr.MetaKey, data []byte) expressions {
+	return x.loadMeta(key).compare(expr.CmpOpNeq, data)
 }
 
 // isAt matches packets with the data at an offset in a header.
-func (x expressions) isAt(base expr.PayloadBase, offset uint32, data []byte) {
-	x.Payload(base, offset, uint32(len(data)), nftnl.First)
-	x.Compare(expr.CmpOpEq, data)
+func (x expressions) isAt(base expr.PayloadBase, offset uint32, data []byte) expressions {
+	return x.load(base, offset, uint32(len(data))).compare(expr.CmpOpEq, data)
 }
 
 // linkIn matches packets whose incoming or outgoing link is in the set.
-func (x expressions) linkIn(linkName expr.MetaKey, set string) {
-	x.Meta(linkName, nftnl.First)
-	x.Lookup(set)
+func (x expressions) linkIn(linkName expr.MetaKey, set string) expressions {
+	return x.loadMeta(linkName).isIn(set)
 }
 
-// linkNotIn matches all other packets.
-func (x expressions) linkNotIn(linkName expr.MetaKey, set string) {
-	x.Meta(linkName, nftnl.First)
-	x.LookupNone(set)
+// linkNotIn matches packets whose link is in none of the sets.
+func (x expressions) linkNotIn(linkName expr.MetaKey, sets ...string) expressions {
+	for _, set := range sets {
+		x.loadMeta(linkName).isNotIn(set)
+	}
+	return x
 }
 
 // portIn matches packets whose incoming link, with some bytes of a header, is in the set.
-func (x expressions) portIn(base expr.PayloadBase, offset, length uint32, set string) {
-	x.port(expr.MetaKeyIIFNAME, base, offset, length)
-	x.Lookup(set)
+func (x expressions) portIn(base expr.PayloadBase, offset, length uint32, set string) expressions {
+	return x.port(expr.MetaKeyIIFNAME, base, offset, length).isIn(set)
 }
 
 // portNotIn matches all other packets.
-func (x expressions) portNotIn(base expr.PayloadBase, offset, length uint32, set string) {
-	x.port(expr.MetaKeyIIFNAME, base, offset, length)
-	x.LookupNone(set)
+func (x expressions) portNotIn(base expr.PayloadBase, offset, length uint32, set string) expressions {
+	return x.port(expr.MetaKeyIIFNAME, base, offset, length).isNotIn(set)
 }
 
 // port loads a link's name and an address: the key of a pod's port.
-func (x expressions) port(linkName expr.MetaKey, base expr.PayloadBase, offset, length uint32) {
-	x.Meta(linkName, nftnl.First)
-	x.Payload(base, offset, length, nftnl.Second)
+func (x expressions) port(linkName expr.MetaKey, base expr.PayloadBase, offset, length uint32) expressions {
+	x.loadMeta(linkName).Payload(base, offset, length, nftnl.Second)
+	return x
+}
+
+// isPod matches packets of a family with the address of a pod, at an offset in the header, that is behind the link.
+func (x expressions) isPod(f Family, link expr.MetaKey, offset uint32) expressions {
+	return x.is(f).port(link, expr.PayloadBaseNetworkHeader, offset, f.AddrLen).isIn(f.pods)
 }
 
 // hostPort loads the key of a published port, behind the present content of the registers: the protocol and the
@@ -167,15 +207,15 @@ func (x expressions) hostPort(length uint32) {
 }
 
 // podPort loads the key of the port of a pod that a packet goes to.
-func (x expressions) podPort(f Family) {
-	x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen)
-	x.hostPort(IfnameLen + f.AddrLen)
+func (x expressions) podPort(f Family) expressions {
+	x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen).hostPort(IfnameLen + f.AddrLen)
+	return x
 }
 
 // bridged loads the key for packets that come in and go out by the same bridge.
-func (x expressions) bridged() {
-	x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
-	x.Meta(expr.MetaKeyOIFNAME, nftnl.Second)
+func (x expressions) bridged() expressions {
+	x.loadMeta(expr.MetaKeyIIFNAME).Meta(expr.MetaKeyOIFNAME, nftnl.Second)
+	return x
 }
 
 // clearMark clears bits of the packet's mark.
@@ -185,8 +225,7 @@ func (x expressions) clearMark(bits uint32) { x.changeMark(bits, 0) }
 func (x expressions) addMark(bits uint32) { x.changeMark(bits, bits) }
 
 func (x expressions) changeMark(cleared, set uint32) {
-	x.Meta(expr.MetaKeyMARK, nftnl.First)
-	x.Mask(binary.NativeEndian.AppendUint32(nil, ^cleared), binary.NativeEndian.AppendUint32(nil, set))
+	x.loadMeta(expr.MetaKeyMARK).Mask(binary.NativeEndian.AppendUint32(nil, ^cleared), binary.NativeEndian.AppendUint32(nil, set))
 	x.Add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: uint32(nftnl.First)})
 }
 

@@ -42,103 +42,114 @@ const (
 // the same order.
 
 // isEtherType matches frames with a type. A frame with a VLAN tag has the tag's type.
-func (x expressions) isEtherType(typ uint16) {
-	x.isAt(expr.PayloadBaseLLHeader, etherType, binary.BigEndian.AppendUint16(nil, typ))
+func (x expressions) isEtherType(typ uint16) expressions {
+	return x.isAt(expr.PayloadBaseLLHeader, etherType, Number16(typ))
 }
 
 // isProtocol matches frames with a type too, but looks behind a VLAN tag.
-func (x expressions) isProtocol(typ uint16) {
-	x.isMeta(expr.MetaKeyPROTOCOL, binary.BigEndian.AppendUint16(nil, typ))
+func (x expressions) isProtocol(typ uint16) expressions {
+	return x.isMeta(expr.MetaKeyPROTOCOL, Number16(typ))
 }
 
 // isL4 matches packets whose last header, behind extensions, is of a protocol.
-func (x expressions) isL4(protocol byte) {
-	x.isMeta(expr.MetaKeyL4PROTO, []byte{protocol})
+func (x expressions) isL4(protocol byte) expressions {
+	return x.isMeta(expr.MetaKeyL4PROTO, []byte{protocol})
+}
+
+// isNotL4 matches all other packets with such a header.
+func (x expressions) isNotL4(protocol byte) expressions {
+	return x.isNotMeta(expr.MetaKeyL4PROTO, []byte{protocol})
+}
+
+// isOwn matches packets with one of the port's own values, of some bytes, at an offset in the network header.
+func (x expressions) isOwn(offset, length uint32, set string) expressions {
+	return x.portIn(expr.PayloadBaseNetworkHeader, offset, length, set)
 }
 
 // isOwnID matches addresses, with the interface identifier at an offset, that SLAAC may give the port.
-func (x expressions) isOwnID(offset uint32) {
-	x.portIn(expr.PayloadBaseNetworkHeader, offset, interfaceIDLen, guardIDSet)
+func (x expressions) isOwnID(offset uint32) expressions {
+	return x.isOwn(offset, interfaceIDLen, guardIDSet)
 }
 
-// isFree lets a packet leave the chain if the port's addresses are not known.
-func (x expressions) isFree() {
-	x.linkIn(expr.MetaKeyIIFNAME, guardFreeSet)
-	x.Leave()
+// isNotOwn matches packets with another value there.
+func (x expressions) isNotOwn(offset, length uint32, set string) expressions {
+	return x.portNotIn(expr.PayloadBaseNetworkHeader, offset, length, set)
 }
+
+// leaveFree lets a packet leave the chain if the port's addresses are not known.
+func (x expressions) leaveFree() { x.linkIn(expr.MetaKeyIIFNAME, guardFreeSet).Leave() }
 
 // arpForm returns the start of an ARP message between Ethernet and IPv4 (RFC 826): the types of both addresses and
 // their lengths.
 func arpForm() []byte { return []byte{0, unix.ARPHRD_ETHER, 8, 0, EtherLen, Addr4Len} }
 
-// isARPForm matches such messages, so that the other fields are at known offsets.
-func (x expressions) isARPForm() {
-	form := arpForm()
-	x.isAt(expr.PayloadBaseNetworkHeader, 0, form[:4])
-	x.isAt(expr.PayloadBaseNetworkHeader, 4, form[4:])
+// isARP matches ARP messages that begin with these bytes, so that the other fields are at known offsets.
+func (x expressions) isARP(form []byte) expressions {
+	return x.isEtherType(unix.ETH_P_ARP).isAt(expr.PayloadBaseNetworkHeader, 0, form[:4]).
+		isAt(expr.PayloadBaseNetworkHeader, 4, form[4:])
 }
 
-// isARPProbe matches requests from no address.
-func (x expressions) isARPProbe() {
-	form := append(arpForm(), 0, 1) // a request
-	x.isAt(expr.PayloadBaseNetworkHeader, 0, form[:4])
-	x.isAt(expr.PayloadBaseNetworkHeader, 4, form[4:])
-	x.isAt(expr.PayloadBaseNetworkHeader, arpSenderIP, make([]byte, Addr4Len))
+// isNoSender matches ARP messages from no address.
+func (x expressions) isNoSender() expressions {
+	return x.isAt(expr.PayloadBaseNetworkHeader, arpSenderIP, make([]byte, Addr4Len))
 }
 
 // isDiscovery matches ICMPv6 with a type in a range.
-func (x expressions) isDiscovery(from, to byte) {
-	x.isEtherType(unix.ETH_P_IPV6)
-	x.isICMPv6(from, to)
+func (x expressions) isDiscovery(from, to byte) expressions {
+	return x.isEtherType(unix.ETH_P_IPV6).isICMPv6(from, to)
 }
 
 // isUnspecified matches ICMPv6 of a type, from the unspecified address.
-func (x expressions) isUnspecified(typ byte) {
-	x.isProtocol(unix.ETH_P_IPV6)
-	x.isAt(expr.PayloadBaseNetworkHeader, ip6Source, make([]byte, addr6Len))
-	x.isICMPv6(typ, typ)
+func (x expressions) isUnspecified(typ byte) expressions {
+	return x.isProtocol(unix.ETH_P_IPV6).isAt(expr.PayloadBaseNetworkHeader, ip6Source, make([]byte, addr6Len)).
+		isICMPv6(typ, typ)
 }
 
-func (x expressions) isICMPv6(from, to byte) {
-	x.isL4(unix.IPPROTO_ICMPV6)
-	x.firstByte(from, to)
+func (x expressions) isICMPv6(from, to byte) expressions {
+	return x.isL4(unix.IPPROTO_ICMPV6).firstByte(from, to)
 }
 
 // firstByte matches if the first byte behind the IP headers is in a range.
-func (x expressions) firstByte(from, to byte) {
-	x.Payload(expr.PayloadBaseTransportHeader, 0, 1, nftnl.First)
-	x.within(from, to)
+func (x expressions) firstByte(from, to byte) expressions {
+	return x.load(expr.PayloadBaseTransportHeader, 0, 1).within(from, to)
+}
+
+// nextHeader matches if the number of the header that follows IPv6's is in a range.
+func (x expressions) nextHeader(from, to byte) expressions {
+	return x.load(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1).within(from, to)
 }
 
 // within matches if the byte in the first register is in a range.
-func (x expressions) within(from, to byte) { x.among([]byte{from}, []byte{to}) }
+func (x expressions) within(from, to byte) expressions { return x.among([]byte{from}, []byte{to}) }
 
 // among is within for a number of several bytes.
-func (x expressions) among(from, to []byte) {
+func (x expressions) among(from, to []byte) expressions {
 	if bytes.Equal(from, to) {
-		x.Compare(expr.CmpOpEq, from)
-		return
+		return x.compare(expr.CmpOpEq, from)
 	}
-	x.Compare(expr.CmpOpGte, from)
-	x.Compare(expr.CmpOpLte, to)
+	return x.compare(expr.CmpOpGte, from).compare(expr.CmpOpLte, to)
 }
 
 // longer compares the payload length in an IPv6 header.
-func (x expressions) longer(op expr.CmpOp, length uint16) {
-	x.Payload(expr.PayloadBaseNetworkHeader, ip6Length, 2, nftnl.First)
-	x.Compare(op, binary.BigEndian.AppendUint16(nil, length))
+func (x expressions) longer(op expr.CmpOp, length uint16) expressions {
+	return x.load(expr.PayloadBaseNetworkHeader, ip6Length, 2).compare(op, Number16(length))
 }
 
 // fragment loads bytes of an IPv6 fragment header. If the packet is not a fragment, the rule ends.
-func (x expressions) fragment(offset, length uint32) {
+func (x expressions) fragment(offset, length uint32) expressions {
 	x.Add(&expr.Exthdr{DestRegister: uint32(nftnl.First), Type: unix.IPPROTO_FRAGMENT, Offset: offset, Len: length})
+	return x
 }
 
 // isLaterFragment matches all fragments of IPv6 packets except the first ones.
-func (x expressions) isLaterFragment() {
-	x.isEtherType(unix.ETH_P_IPV6)
-	x.fragment(2, 2)
-	x.hasAny(0xfff8) // flags follow
+func (x expressions) isLaterFragment() expressions {
+	return x.isEtherType(unix.ETH_P_IPV6).fragment(2, 2).hasAny(0xfff8) // flags follow
+}
+
+// fragment4 matches IPv4 packets that have any of the bits in the flags and the offset of fragments.
+func (x expressions) fragment4(bits uint16) expressions {
+	const flagsAndOffset = 6
+	return x.isProtocol(unix.ETH_P_IP).load(expr.PayloadBaseNetworkHeader, flagsAndOffset, 2).hasAny(bits)
 }
 
 // typeofPortAnd returns a set's userdata, which tells nft that a key is a port and bytes of the network header

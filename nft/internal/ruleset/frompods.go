@@ -7,7 +7,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
-	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // The chain from-pods drops frames that a pod, guarded or not, could use to change the bridge's behaviour or to
@@ -36,95 +35,71 @@ const (
 	vlanTag  = etherType + 2 // offset of a tag's priority and VLAN ID
 	vlanType = vlanTag + 2   // offset of the EtherType after the tag
 
+	vlanID      = 0x0fff // the bits of a tag with the number of the VLAN
 	defaultVLAN = 1
 )
 
 func (list *rules) addFromPods() {
-	list.add("IGMP queries of pods", func(x expressions) {
-		x.isPodGroup(unix.NFT_META_IIFGROUP)
-		x.isProtocol(unix.ETH_P_IP)
-		x.isL4(unix.IPPROTO_IGMP)
-		x.firstByte(igmpQuery, igmpQuery)
-		x.Drop()
-	})
+	const in = unix.NFT_META_IIFGROUP
+
+	list.rule("IGMP queries of pods").
+		isPodGroup(in).isProtocol(unix.ETH_P_IP).isL4(unix.IPPROTO_IGMP).firstByte(igmpQuery, igmpQuery).Drop()
 
 	// The bridge reads a later fragment as if it were a whole packet.
-	list.add("IGMP fragments of pods", func(x expressions) {
-		const flagsAndOffset = 6
-		x.isPodGroup(unix.NFT_META_IIFGROUP)
-		x.isProtocol(unix.ETH_P_IP)
-		x.Payload(expr.PayloadBaseNetworkHeader, flagsAndOffset, 2, nftnl.First)
-		x.hasAny(0x3fff)
-		x.isL4(unix.IPPROTO_IGMP)
-		x.Drop()
-	})
+	list.rule("IGMP fragments of pods").isPodGroup(in).fragment4(0x3fff).isL4(unix.IPPROTO_IGMP).Drop()
 
 	// The bridge only reads queries with hop-by-hop options.
-	list.add("MLD queries of pods", func(x expressions) {
-		x.isPodGroup(unix.NFT_META_IIFGROUP)
-		x.isProtocol(unix.ETH_P_IPV6)
-		x.isAt(expr.PayloadBaseNetworkHeader, ip6NextHeader, []byte{unix.IPPROTO_HOPOPTS})
-		x.isICMPv6(listenerQuery, listenerQuery)
-		x.Drop()
-	})
+	list.rule("MLD queries of pods").
+		isPodGroup(in).isProtocol(unix.ETH_P_IPV6).nextHeader(unix.IPPROTO_HOPOPTS, unix.IPPROTO_HOPOPTS).
+		isICMPv6(listenerQuery, listenerQuery).Drop()
 
-	list.add("of the LAN", func(x expressions) {
-		x.isMeta(unix.NFT_META_IIFGROUP, group(ident.ShareGroup))
-		x.Leave()
-	})
-	list.add("no tag", func(x expressions) {
-		x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
-		x.Compare(expr.CmpOpNeq, Number16(unix.ETH_P_8021Q))
-		x.Payload(expr.PayloadBaseLLHeader, etherType, 2, nftnl.First)
-		x.Compare(expr.CmpOpNeq, Number16(unix.ETH_P_8021AD))
-		x.Leave()
-	})
+	list.rule("of the LAN").isMeta(in, group(ident.ShareGroup)).Leave()
+	noTag := list.rule("no tag")
+	for _, tag := range []uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD} {
+		noTag.load(expr.PayloadBaseLLHeader, etherType, 2).compare(expr.CmpOpNeq, Number16(tag))
+	}
+	noTag.Leave()
 
 	for _, inner := range []struct {
 		comment string
 		typ     uint16
 	}{{"a tag behind one of VLAN 1", unix.ETH_P_8021Q}, {"an outer tag behind one of VLAN 1", unix.ETH_P_8021AD}} {
-		list.add(inner.comment, func(x expressions) {
-			x.Payload(expr.PayloadBaseLLHeader, vlanTag, 2, nftnl.First)
-			x.Mask(Number16(0x0fff), Number16(0))
-			x.Compare(expr.CmpOpEq, Number16(defaultVLAN))
-			x.dropBehindTag(inner.typ)
-		})
+		x := list.rule(inner.comment).load(expr.PayloadBaseLLHeader, vlanTag, 2)
+		x.Mask(Number16(vlanID), Number16(0))
+		x.compare(expr.CmpOpEq, Number16(defaultVLAN)).dropBehindTag(inner.typ)
 	}
 
-	list.add("of a VLAN", func(x expressions) {
-		x.Payload(expr.PayloadBaseLLHeader, vlanTag, 2, nftnl.First)
-		x.hasAny(0x0fff)
-		x.Leave()
-	})
-	list.add("tagged IPv4", func(x expressions) { x.dropBehindTag(unix.ETH_P_IP) })
-	list.add("tagged IPv6", func(x expressions) { x.dropBehindTag(unix.ETH_P_IPV6) })
-	list.add("tags in a row", func(x expressions) { x.dropBehindTag(unix.ETH_P_8021Q) })
-	list.add("outer tags in a row", func(x expressions) { x.dropBehindTag(unix.ETH_P_8021AD) })
+	list.rule("of a VLAN").load(expr.PayloadBaseLLHeader, vlanTag, 2).hasAny(vlanID).Leave()
+	list.rule("tagged IPv4").dropBehindTag(unix.ETH_P_IP)
+	list.rule("tagged IPv6").dropBehindTag(unix.ETH_P_IPV6)
+	list.rule("tags in a row").dropBehindTag(unix.ETH_P_8021Q)
+	list.rule("outer tags in a row").dropBehindTag(unix.ETH_P_8021AD)
 }
 
 // dropBehindTag drops frames from a pod that have a type behind a tag.
 func (x expressions) dropBehindTag(typ uint16) {
-	x.isAt(expr.PayloadBaseLLHeader, vlanType, Number16(typ))
-	x.isMeta(expr.MetaKeyIIFNAME, []byte(podPorts))
-	x.Drop()
+	x.isAt(expr.PayloadBaseLLHeader, vlanType, Number16(typ)).isPodPort(expr.MetaKeyIIFNAME).Drop()
+}
+
+// isPodPort matches the link of a pod's port. It compares a prefix of the name: nft's "veth*".
+func (x expressions) isPodPort(link expr.MetaKey) expressions {
+	return x.isMeta(link, []byte(podPorts))
 }
 
 // isPodGroup matches PodGroup and GatewayGroup, which differ in one bit, in the port that a frame comes in or leaves
 // by.
-func (x expressions) isPodGroup(link expr.MetaKey) {
-	x.Meta(link, nftnl.First)
-	x.Mask(group(^uint32(PodGroup^GatewayGroup)), nil)
-	x.Compare(expr.CmpOpEq, group(PodGroup&GatewayGroup))
+func (x expressions) isPodGroup(link expr.MetaKey) expressions {
+	x.loadMeta(link).Mask(group(^uint32(PodGroup^GatewayGroup)), nil)
+	return x.compare(expr.CmpOpEq, group(PodGroup&GatewayGroup))
 }
 
 // group returns the number of a link group in the form that rules compare.
 func group(number uint32) []byte { return binary.NativeEndian.AppendUint32(nil, number) }
 
 // hasAny matches if any of some bits is set in the two bytes in the first register.
-func (x expressions) hasAny(bits uint16) {
+func (x expressions) hasAny(bits uint16) expressions {
 	x.Mask(Number16(bits), Number16(0))
-	x.Compare(expr.CmpOpNeq, Number16(0))
+	return x.compare(expr.CmpOpNeq, Number16(0))
 }
 
 // Frames to the link-local groups, 01:80:c2:00:00:00 to :0f, are for the device at the other end of the wire (IEEE
@@ -142,11 +117,7 @@ func (x expressions) hasAny(bits uint16) {
 const podPorts = "veth"
 
 func (list *rules) addGroups() {
-	list.add("to link-local groups, from pods", func(x expressions) {
-		x.Payload(expr.PayloadBaseLLHeader, etherTarget, EtherLen, nftnl.First)
-		x.Mask([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}, nil)
-		x.Compare(expr.CmpOpEq, []byte{0x01, 0x80, 0xc2, 0, 0, 0})
-		x.isMeta(expr.MetaKeyIIFNAME, []byte(podPorts)) // compares a prefix of the name: nft's "veth*"
-		x.Drop()
-	})
+	x := list.rule("to link-local groups, from pods").load(expr.PayloadBaseLLHeader, etherTarget, EtherLen)
+	x.Mask([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}, nil)
+	x.compare(expr.CmpOpEq, []byte{0x01, 0x80, 0xc2, 0, 0, 0}).isPodPort(expr.MetaKeyIIFNAME).Drop()
 }

@@ -6,8 +6,6 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // The guard restricts the frames that a bridge's port may send: it holds the pod behind the port to its own MAC and
@@ -75,16 +73,9 @@ func (rs *Ruleset) addReports(n *Network) {
 
 // addReports appends its rules. The hook is behind the bridge's own look at reports (multicast snooping).
 func (list *rules) addReports() {
-	list.add("all but ICMPv6", func(x expressions) {
-		x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
-		x.Compare(expr.CmpOpNeq, []byte{unix.IPPROTO_ICMPV6})
-		x.Leave()
-	})
-	list.add("multicast listener reports to pods", func(x expressions) {
-		x.isPodGroup(expr.MetaKeyOIFGROUP)
-		x.isDiscovery(listenerReportTwo, listenerReportTwo)
-		x.Drop()
-	})
+	list.rule("all but ICMPv6").isNotL4(unix.IPPROTO_ICMPV6).Leave()
+	list.rule("multicast listener reports to pods").
+		isPodGroup(expr.MetaKeyOIFGROUP).isDiscovery(listenerReportTwo, listenerReportTwo).Drop()
 }
 
 func (rs *Ruleset) addBridgeChain(name string, hook uint32, priority int32, settings string, write func(*rules)) {

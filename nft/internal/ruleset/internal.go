@@ -31,11 +31,7 @@ func (list *rules) addInternal() {
 		direction string
 		key       expr.MetaKey
 	}{{"leaves", expr.MetaKeyIIFNAME}, {"enters", expr.MetaKeyOIFNAME}} {
-		list.add("drop what "+link.direction+" an internal network", func(x expressions) {
-			x.linkIn(link.key, internalSet)
-			x.bridged()
-			x.LookupNone(bridgesSet)
-			x.Drop()
-		})
+		list.rule("drop what "+link.direction+" an internal network").
+			linkIn(link.key, internalSet).bridged().isNotIn(bridgesSet).Drop()
 	}
 }

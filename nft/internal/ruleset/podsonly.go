@@ -41,14 +41,11 @@ func podsOnly(closed []Closed, mark uint32) Chain {
 
 func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 	const in, out = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME
-	list.add("what comes from a gateways' link", func(x expressions) { x.linkIn(in, gatewaysSet); x.Leave() })
-	list.add("what goes to one", func(x expressions) { x.linkIn(out, gatewaysSet); x.Leave() })
-	list.add("what else pods send and receive", func(x expressions) {
-		x.Meta(expr.MetaKeyMARK, nftnl.First)
-		x.Mask(binary.NativeEndian.AppendUint32(nil, mark), nil)
-		x.Compare(expr.CmpOpNeq, make([]byte, 4))
-		x.Leave()
-	})
+	list.rule("what comes from a gateways' link").linkIn(in, gatewaysSet).Leave()
+	list.rule("what goes to one").linkIn(out, gatewaysSet).Leave()
+	x := list.rule("what else pods send and receive").loadMeta(expr.MetaKeyMARK)
+	x.Mask(binary.NativeEndian.AppendUint32(nil, mark), nil)
+	x.compare(expr.CmpOpNeq, make([]byte, 4)).Leave()
 
 	// With br_netfilter, frames that another program's bridge forwards itself pass here, and no property of the
 	// packet reveals this. The host would route a packet to a link other than the one it came in by. If the host has
@@ -63,52 +60,40 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 		{"what such a bridge forwards, from where the host has no route by it",
 			expr.Fib{FlagSADDR: true, FlagIIF: true}, false},
 	} {
-		list.add(route.text, func(x expressions) {
-			x.betweenBridges()
-			x.hasRoute(route.fib, route.exists)
-			x.Leave()
-		})
+		list.rule(route.text).betweenBridges().hasRoute(route.fib, route.exists).Leave()
 	}
 
 	for _, c := range closed {
 		f := c.family()
-		list.add("multicast, which a routing daemon forwards, "+f.name, func(x expressions) {
-			x.isTo(f, f.multicast)
-			x.Leave()
-		})
+		list.rule("multicast, which a routing daemon forwards, "+f.name).isTo(f, f.multicast).Leave()
 		for _, router := range slices.Sorted(slices.Values(c.Routers)) {
-			list.add("the owner of "+router+" has it forward "+f.name, func(x expressions) {
-				x.is(f)
-				x.isMeta(in, nftnl.LinkKey(router, nil, 0))
-				x.Leave()
-			})
+			list.rule("the owner of "+router+" has it forward "+f.name).
+				is(f).isMeta(in, nftnl.LinkKey(router, nil, 0)).Leave()
 		}
 
-		list.add("the host is no router of "+f.name, func(x expressions) {
-			x.is(f)
-			x.Drop()
-		})
+		list.rule("the host is no router of " + f.name).is(f).Drop()
 	}
 }
 
 // betweenBridges matches packets that come in by a link of kind bridge, and leave by one, perhaps the same.
-func (x expressions) betweenBridges() {
-	const kindLen = 16 // nf_tables loads this number of bytes
-	for _, key := range []expr.MetaKey{metaIIFKind, metaIIFKind + 1} {
-		x.isMeta(key, append([]byte("bridge"), make([]byte, kindLen-len("bridge"))...))
-	}
+func (x expressions) betweenBridges() expressions {
+	bridge := nftnl.LinkKey("bridge", nil, 0) // a kind is as long as a name
+	return x.isMeta(metaIIFKind, bridge).isMeta(metaOIFKind, bridge)
 }
 
-// metaIIFKind is NFT_META_IIFKIND of include/uapi/linux/netfilter/nf_tables.h. NFT_META_OIFKIND is the next.
-const metaIIFKind expr.MetaKey = 26
+// NFT_META_IIFKIND and NFT_META_OIFKIND of include/uapi/linux/netfilter/nf_tables.h. Hardware has no kind.
+const (
+	metaIIFKind expr.MetaKey = 26
+	metaOIFKind expr.MetaKey = 27
+)
 
 // hasRoute matches if the routes that the flags of fib select exist, or if there are none.
-func (x expressions) hasRoute(fib expr.Fib, exists bool) {
+func (x expressions) hasRoute(fib expr.Fib, exists bool) expressions {
 	fib.Register, fib.ResultOIF, fib.FlagPRESENT = uint32(nftnl.First), true, true
 	x.Add(&fib)
 	found := make([]byte, 4)
 	if exists {
 		found[0] = 1
 	}
-	x.Compare(expr.CmpOpEq, found)
+	return x.compare(expr.CmpOpEq, found)
 }

@@ -139,15 +139,19 @@ type Rule struct {
 // rules are the rules of a chain, in order.
 type rules []Rule
 
-// add appends a rule.
-func (list *rules) add(comment string, write func(expressions)) {
-	*list = append(*list, Rule{comment, nftnl.Collect(func(x *nftnl.Expressions) { write(expressions{x}) })})
+// rule appends a rule without steps, and returns its steps. The caller completes them before it appends another rule.
+func (list *rules) rule(comment string) expressions {
+	*list = append(*list, Rule{Comment: comment})
+	return expressions{(*nftnl.Expressions)(&(*list)[len(*list)-1].Steps)}
 }
+
+// add appends a rule with the steps that write appends.
+func (list *rules) add(comment string, write func(expressions)) { write(list.rule(comment)) }
 
 // addFamilies appends a rule for each family.
 func (list *rules) addFamilies(comment string, write func(expressions, Family)) {
 	for _, f := range Families() {
-		list.add(comment+", "+f.name, func(x expressions) { write(x, f) })
+		write(list.rule(comment+", "+f.name), f)
 	}
 }
 
@@ -160,7 +164,7 @@ type span struct {
 // addSpans appends a rule for each span.
 func (list *rules) addSpans(spans []span, write func(expressions, span)) {
 	for _, s := range spans {
-		list.add(s.comment, func(x expressions) { write(x, s) })
+		write(list.rule(s.comment), s)
 	}
 }
 
@@ -277,86 +281,49 @@ func forward(mark uint32) Chain {
 }
 
 func (list *rules) addForward(mark uint32) {
-	const (
-		in, out  = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME
-		ip, link = expr.PayloadBaseNetworkHeader, expr.PayloadBaseLLHeader
-		linkDst  = 0 // offsets in the Ethernet header
-		linkSrc  = 6
-
-		metaOutgoingKind = 27 // NFT_META_OIFKIND; hardware has none
-	)
+	const in, out, link = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME, expr.PayloadBaseLLHeader
 
 	// A bit that another program has set would admit packets that no rule here has examined. Packets of others keep
 	// theirs.
 	list.addClear(mark)
 	list.addPolicies()
-	list.addFamilies("mark what pods send", func(x expressions, f Family) {
-		x.is(f)
-		x.port(in, ip, f.src, f.AddrLen)
-		x.Lookup(f.pods)
-		x.addMark(mark)
-	})
-	list.add("mark what pods without addresses send", func(x expressions) {
-		x.isEthernet()
-		x.port(in, link, linkSrc, EtherLen)
-		x.Lookup(PortsSet)
-		x.addMark(mark)
-	})
+	list.addFamilies("mark what pods send", func(x expressions, f Family) { x.isPod(f, in, f.src).addMark(mark) })
+	list.rule("mark what pods without addresses send").
+		isEthernet().port(in, link, etherSource, EtherLen).isIn(PortsSet).addMark(mark)
 
 	// Links closed by other programs stay closed: their containers and virtual machines are behind such links.
 	for _, kind := range [...]string{"bridge", "veth"} {
-		opens := func(x expressions, from string) {
-			x.linkIn(in, from)
-			x.isNoReply()
-			x.isMeta(metaOutgoingKind, nftnl.LinkKey(kind, nil, 0))
-			for _, set := range [...]string{OursSet, UplinksSet} {
-				x.linkNotIn(out, set)
-			}
-		}
-
-		list.add("except what opens a connection to a "+kind+" of others", func(x expressions) {
-			opens(x, OursSet)
-			x.clearMark(mark)
-		})
-		list.add("drop what firewalld would accept to a "+kind+" of others", func(x expressions) {
-			opens(x, TrustedSet)
-			x.isNotRedirected()
-			x.Drop()
-		})
+		list.rule("except what opens a connection to a "+kind+" of others").
+			linkIn(in, OursSet).opens(kind).clearMark(mark)
+		list.rule("drop what firewalld would accept to a "+kind+" of others").
+			linkIn(in, TrustedSet).opens(kind).isNotRedirected().Drop()
 	}
 
 	list.addFamilies("mark replies to pods", func(x expressions, f Family) {
-		x.isReply()
-		x.is(f)
-		x.port(out, ip, f.dst, f.AddrLen)
-		x.Lookup(f.pods)
-		x.addMark(mark)
+		x.isReply().isPod(f, out, f.dst).addMark(mark)
 	})
 
 	// Only frames that are bridged through this hook still have a pod's MAC here.
-	list.add("mark replies to pods without addresses", func(x expressions) {
-		x.isReply()
-		x.isEthernet()
-		x.port(out, link, linkDst, EtherLen)
-		x.Lookup(PortsSet)
-		x.addMark(mark)
-	})
+	list.rule("mark replies to pods without addresses").
+		isReply().isEthernet().port(out, link, etherTarget, EtherLen).isIn(PortsSet).addMark(mark)
 
 	// Connections that reach the same port of a pod without using a published one stay under the rules of the program
 	// that drops them.
 	list.addFamilies("mark what goes to published ports", func(x expressions, f Family) {
-		x.isRedirected()
-		x.is(f)
-		x.podPort(f)
-		x.Lookup(f.Published)
-		x.addMark(mark)
+		x.isRedirected().is(f).podPort(f).isIn(f.Published).addMark(mark)
 	})
 
-	list.add("mark what stays on a bridge of ours", func(x expressions) {
-		x.bridged()
-		x.Lookup(bridgesSet)
-		x.addMark(mark)
-	})
+	list.rule("mark what stays on a bridge of ours").bridged().isIn(bridgesSet).addMark(mark)
+}
+
+// opens matches packets that open a connection to a link of a kind that is neither ours nor an uplink, except to the
+// links in own.
+func (x expressions) opens(kind string, own ...string) expressions {
+	x.isNoReply().isMeta(metaOIFKind, nftnl.LinkKey(kind, nil, 0))
+	for _, link := range own {
+		x.isNotMeta(expr.MetaKeyOIFNAME, nftnl.LinkKey(link, nil, 0))
+	}
+	return x.linkNotIn(expr.MetaKeyOIFNAME, OursSet, UplinksSet)
 }
 
 // addClear clears the bit in packets from and to our bridges. A bridged packet has no incoming link in postrouting.
@@ -365,10 +332,7 @@ func (list *rules) addClear(mark uint32) {
 		name string
 		key  expr.MetaKey
 	}{{"from", expr.MetaKeyIIFNAME}, {"to", expr.MetaKeyOIFNAME}} {
-		list.add("clear the mark bit of packets "+link.name+" our bridges", func(x expressions) {
-			x.linkIn(link.key, OursSet)
-			x.clearMark(mark)
-		})
+		list.rule("clear the mark bit of packets "+link.name+" our bridges").linkIn(link.key, OursSet).clearMark(mark)
 	}
 }
 
@@ -387,16 +351,11 @@ func (list *rules) addRedirects() {
 	messages := [...]struct{ protocol, typ byte }{{unix.IPPROTO_ICMP, icmpRedirect},
 		{unix.IPPROTO_ICMPV6, redirectMessage}}
 	for i, f := range Families() {
-		list.add("the host's redirects to pods, "+f.name, func(x expressions) {
-			x.is(f)
-			x.isL4(messages[i].protocol)
-			x.firstByte(messages[i].typ, messages[i].typ)
-			x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagSADDR: true})
-			x.Compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
-			x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen)
-			x.Lookup(f.pods)
-			x.Drop()
-		})
+		x := list.rule("the host's redirects to pods, "+f.name).
+			is(f).isL4(messages[i].protocol).firstByte(messages[i].typ, messages[i].typ)
+		x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagSADDR: true})
+		x.compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)).
+			port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen).isIn(f.pods).Drop()
 	}
 }
 
@@ -423,49 +382,29 @@ func (list *rules) addMasquerade(n *Network) {
 	for _, f := range Families() {
 		exempt := n.exemptOf(f.Is4())
 		if slices.Contains(exempt, f.All) {
-			list.add("never masquerade "+f.name, func(x expressions) {
-				x.is(f)
-				x.Leave()
-			})
+			list.rule("never masquerade " + f.name).is(f).Leave()
 			continue
 		}
 
-		list.add("not sent by pods of this network, "+f.name, func(x expressions) {
-			x.is(f)
-			x.Payload(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen, nftnl.First)
-			x.LookupNone(MasqueradeSet(f.Is4(), n.Key))
-			x.Leave()
-		})
+		list.rule("not sent by pods of this network, "+f.name).
+			is(f).load(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen).isNotIn(MasqueradeSet(f.Is4(), n.Key)).Leave()
 
 		// The packet was sent to the host. It is somewhere else only because the port leads there.
-		list.add("pods keep their address towards published ports, "+f.name, func(x expressions) {
-			x.isRedirected()
-			x.is(f)
-			x.podPort(f)
-			x.Lookup(f.Published)
-			x.Leave()
-		})
+		list.rule("pods keep their address towards published ports, " + f.name).
+			isRedirected().is(f).podPort(f).isIn(f.Published).Leave()
 
 		for _, p := range exempt {
-			list.add("pods keep their address towards "+p.String(), func(x expressions) {
-				x.isTo(f, p)
-				x.Leave()
-			})
+			list.rule("pods keep their address towards "+p.String()).isTo(f, p).Leave()
 		}
 
-		list.add("multicast, "+f.name, func(x expressions) {
-			x.isTo(f, f.multicast)
-			x.Leave()
-		})
+		list.rule("multicast, "+f.name).isTo(f, f.multicast).Leave()
 		if f.Is4() {
-			list.add("broadcast", func(x expressions) {
-				x.isTo(f, netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32))
-				x.Leave()
-			})
+			all := netip.AddrFrom4([4]byte{255, 255, 255, 255})
+			list.rule("broadcast").isTo(f, netip.PrefixFrom(all, 32)).Leave()
 		}
 	}
 
-	list.add("masquerade what pods send to elsewhere", expressions.masquerade)
+	list.rule("masquerade what pods send to elsewhere").masquerade()
 }
 
 // exemptOf returns the destinations of one family that are not masqueraded. The order is fixed, so that the same

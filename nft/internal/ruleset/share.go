@@ -106,15 +106,14 @@ type share struct {
 // addIn appends the rules for packets that the NIC receives: from the wire, and from pods by the program at the pair.
 func (s *share) addIn(list *rules) {
 	list.addTagged()
-	list.add("what pods send", func(x expressions) { s.isMAC(x, etherSource); x.Leave() })
-	list.add("for a pod", func(x expressions) { s.isMAC(x, etherTarget); x.Forward(s.Outer) })
-	list.add("for all", func(x expressions) { x.isEthernet(); x.isMulticast(); x.Duplicate(s.Outer) })
+	s.isMAC(list.rule("what pods send"), etherSource).Leave()
+	s.addToPods(list)
 }
 
 // addOut appends the rules for packets that the NIC sends: for the host, and for pods by the program at the pair.
 func (s *share) addOut(list *rules) {
 	list.addTagged()
-	list.add("what pods send", func(x expressions) { s.isMAC(x, etherSource); x.Leave() })
+	s.isMAC(list.rule("what pods send"), etherSource).Leave()
 	for _, redirect := range []struct {
 		family        string
 		typ           uint16
@@ -123,17 +122,17 @@ func (s *share) addOut(list *rules) {
 		{"IPv4", unix.ETH_P_IP, unix.IPPROTO_ICMP, icmpRedirect},
 		{"IPv6", unix.ETH_P_IPV6, unix.IPPROTO_ICMPV6, redirectMessage},
 	} {
-		list.add("the host's redirects to pods that have it for their router, "+redirect.family, func(x expressions) {
-			s.isMAC(x, etherTarget)
-			x.isEtherType(redirect.typ)
-			x.isL4(redirect.protocol)
-			x.firstByte(redirect.ofL, redirect.ofL)
-			x.Drop()
-		})
+		s.isMAC(list.rule("the host's redirects to pods that have it for their router, "+redirect.family), etherTarget).
+			isEtherType(redirect.typ).isL4(redirect.protocol).firstByte(redirect.ofL, redirect.ofL).Drop()
 	}
 
-	list.add("for a pod", func(x expressions) { s.isMAC(x, etherTarget); x.Forward(s.Outer) })
-	list.add("for all", func(x expressions) { x.isEthernet(); x.isMulticast(); x.Duplicate(s.Outer) })
+	s.addToPods(list)
+}
+
+// addToPods appends the rules that send frames for pods, and copies of multicast frames, into the pair.
+func (s *share) addToPods(list *rules) {
+	s.isMAC(list.rule("for a pod"), etherTarget).Forward(s.Outer)
+	list.rule("for all").isEthernet().isMulticast().Duplicate(s.Outer)
 }
 
 // addTagged leaves frames with a VLAN tag to the host. A tag of VLAN 0 contains only a priority.
@@ -142,31 +141,22 @@ func (list *rules) addTagged() {
 		comment string
 		typ     uint16
 	}{{"of a VLAN", unix.ETH_P_8021Q}, {"of a VLAN, by an outer tag", unix.ETH_P_8021AD}} {
-		list.add(tag.comment, func(x expressions) {
-			x.isEthernet()
-			x.isEtherType(tag.typ)
-			x.Payload(expr.PayloadBaseLLHeader, vlanTag, 2, nftnl.First)
-			x.hasAny(0x0fff)
-			x.Leave()
-		})
+		list.rule(tag.comment).isEthernet().isEtherType(tag.typ).
+			load(expr.PayloadBaseLLHeader, vlanTag, 2).hasAny(vlanID).Leave()
 	}
 }
 
 // addGuard appends a rule for packets that leave the bridge by the pair. The chains at the NIC do not know the MAC of
 // a machine that is no pod, and would send a copy of its frames back.
 func (s *share) addGuard(list *rules) {
-	list.add("multicast of MACs that are no pod's", func(x expressions) {
-		x.isEthernet()
-		x.Payload(expr.PayloadBaseLLHeader, etherSource, EtherLen, nftnl.First)
-		x.LookupNone(ShareSet(s.bridge))
-		x.isMulticast()
-		x.Drop()
-	})
+	list.rule("multicast of MACs that are no pod's").
+		isEthernet().load(expr.PayloadBaseLLHeader, etherSource, EtherLen).isNotIn(ShareSet(s.bridge)).
+		isMulticast().Drop()
 }
 
 // addMute appends a rule for packets that the bridge passes to the host, which receives the same ones by the NIC.
 func (s *share) addMute(list *rules) {
-	list.add("what the host hears by "+s.NIC, func(x expressions) { x.isEthernet(); x.isMulticast(); x.Drop() })
+	list.rule("what the host hears by " + s.NIC).isEthernet().isMulticast().Drop()
 }
 
 // addTrack makes the kernel track frames between host and pods once: at the NIC, and not also in br_netfilter.
@@ -175,12 +165,9 @@ func (s *share) addTrack(list *rules) {
 		comment string
 		offset  uint32
 	}{{"the host sends", etherSource}, {"pods send to the host", etherTarget}} {
-		list.add("tracked at "+s.NIC+": what "+way.comment, func(x expressions) {
-			x.isMeta(expr.MetaKeyIIFNAME, nftnl.LinkKey(s.bridge, nil, 0))
-			x.isEthernet()
-			x.isAt(expr.PayloadBaseLLHeader, way.offset, s.MAC)
-			x.Add(&expr.Notrack{})
-		})
+		list.rule("tracked at "+s.NIC+": what "+way.comment).
+			isMeta(expr.MetaKeyIIFNAME, nftnl.LinkKey(s.bridge, nil, 0)).isEthernet().
+			isAt(expr.PayloadBaseLLHeader, way.offset, s.MAC).Add(&expr.Notrack{})
 	}
 }
 
@@ -189,15 +176,7 @@ func (s *share) addTrack(list *rules) {
 func (s *share) addClosed(list *rules) {
 	for _, kind := range [...]string{"bridge", "veth"} {
 		list.addFamilies("except what opens a connection to a "+kind+" of others", func(x expressions, f Family) {
-			s.isPod(x, f, expr.MetaKeyIIFNAME, f.src)
-			x.isNoReply()
-			x.isMeta(metaIIFKind+1, nftnl.LinkKey(kind, nil, 0))
-			x.Meta(expr.MetaKeyOIFNAME, nftnl.First)
-			x.Compare(expr.CmpOpNeq, nftnl.LinkKey(s.NIC, nil, 0))
-			for _, set := range [...]string{OursSet, UplinksSet} {
-				x.linkNotIn(expr.MetaKeyOIFNAME, set)
-			}
-			x.clearMark(s.mark)
+			s.isPod(x, f, expr.MetaKeyIIFNAME, f.src).opens(kind, s.NIC).clearMark(s.mark)
 		})
 	}
 }
@@ -205,12 +184,10 @@ func (s *share) addClosed(list *rules) {
 // addUnmark clears the bit in packets that the host routes for pods.
 func (s *share) addUnmark(list *rules) {
 	list.addFamilies("what pods send", func(x expressions, f Family) {
-		s.isPod(x, f, expr.MetaKeyIIFNAME, f.src)
-		x.clearMark(s.mark)
+		s.isPod(x, f, expr.MetaKeyIIFNAME, f.src).clearMark(s.mark)
 	})
 	list.addFamilies("what pods receive", func(x expressions, f Family) {
-		s.isPod(x, f, expr.MetaKeyOIFNAME, f.dst)
-		x.clearMark(s.mark)
+		s.isPod(x, f, expr.MetaKeyOIFNAME, f.dst).clearMark(s.mark)
 	})
 }
 
@@ -218,38 +195,28 @@ func (s *share) addUnmark(list *rules) {
 // the LAN, which has a shorter way.
 func (s *share) addAnswers(list *rules) {
 	list.addFamilies("a pod answers past the host", func(x expressions, f Family) {
-		x.isRedirected()
-		s.isPod(x, f, expr.MetaKeyOIFNAME, f.dst)
-		x.masquerade()
+		s.isPod(x.isRedirected(), f, expr.MetaKeyOIFNAME, f.dst).masquerade()
 	})
 	list.addFamilies("a pod is answered past the host", func(x expressions, f Family) {
-		x.isRedirected()
-		s.isPod(x, f, expr.MetaKeyOIFNAME, f.src)
-		x.masquerade()
+		s.isPod(x.isRedirected(), f, expr.MetaKeyOIFNAME, f.src).masquerade()
 	})
 }
 
 // isMAC matches frames from or to a pod.
-func (s *share) isMAC(x expressions, offset uint32) {
-	x.isEthernet()
-	x.Payload(expr.PayloadBaseLLHeader, offset, EtherLen, nftnl.First)
-	x.Lookup(ShareSet(s.bridge))
+func (s *share) isMAC(x expressions, offset uint32) expressions {
+	return x.isEthernet().load(expr.PayloadBaseLLHeader, offset, EtherLen).isIn(ShareSet(s.bridge))
 }
 
 // isPod matches packets of a pod that come in or go out by the NIC.
-func (s *share) isPod(x expressions, f Family, link expr.MetaKey, offset uint32) {
-	x.isMeta(link, nftnl.LinkKey(s.NIC, nil, 0))
-	x.is(f)
-	x.port(link, expr.PayloadBaseNetworkHeader, offset, f.AddrLen)
-	x.Lookup(f.pods)
+func (s *share) isPod(x expressions, f Family, link expr.MetaKey, offset uint32) expressions {
+	return x.isMeta(link, nftnl.LinkKey(s.NIC, nil, 0)).isPod(f, link, offset)
 }
 
 // isMulticast matches frames to a group, or to all.
-func (x expressions) isMulticast() {
+func (x expressions) isMulticast() expressions {
 	group := []byte{1, 0, 0, 0, 0, 0}
-	x.Payload(expr.PayloadBaseLLHeader, etherTarget, EtherLen, nftnl.First)
-	x.Mask(group, nil)
-	x.Compare(expr.CmpOpEq, group)
+	x.load(expr.PayloadBaseLLHeader, etherTarget, EtherLen).Mask(group, nil)
+	return x.compare(expr.CmpOpEq, group)
 }
 
 // RemoveShare deletes the objects of a bridge's share in the table, and the table of family netdev if nothing else is

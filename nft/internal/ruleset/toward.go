@@ -1,11 +1,6 @@
 package ruleset
 
-import (
-	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo/internal/nftnl"
-)
+import "golang.org/x/sys/unix"
 
 // In a network of mode gateway the host is the pods' router, and needs nothing from a DHCP server or router among
 // them. But a program of the host may ask for it: a network manager whose configuration matches every link runs a
@@ -19,25 +14,15 @@ const GatewayGroup = PodGroup - 1
 // addTowardHost appends the rules for frames that a bridge passes to the host.
 func (list *rules) addTowardHost() {
 	list.addGroups()
-	list.add("of ports behind which the host may have a server", func(x expressions) {
-		x.Meta(unix.NFT_META_IIFGROUP, nftnl.First)
-		x.Compare(expr.CmpOpNeq, group(GatewayGroup))
-		x.Leave()
-	})
-	list.add("TCP to the host", func(x expressions) { x.isL4(unix.IPPROTO_TCP); x.Leave() })
+	list.rule("of ports behind which the host may have a server").
+		isNotMeta(unix.NFT_META_IIFGROUP, group(GatewayGroup)).Leave()
+	list.rule("TCP to the host").isL4(unix.IPPROTO_TCP).Leave()
 
 	// A later fragment has no UDP or ICMP header to match, and is useless without the first fragment, so let it pass.
-	list.add("later fragments of IPv4 to the host", func(x expressions) {
-		const flagsAndOffset = 6
-		x.isProtocol(unix.ETH_P_IP)
-		x.Payload(expr.PayloadBaseNetworkHeader, flagsAndOffset, 2, nftnl.First)
-		x.hasAny(0x1fff)
-		x.Leave()
-	})
-
-	list.add("later fragments of IPv6 to the host", func(x expressions) { x.isLaterFragment(); x.Leave() })
-	list.add("DHCP answers to the host", func(x expressions) { x.isUDP(udpTarget, dhcpClient); x.Drop() })
-	list.add("DHCPv6 answers to the host", func(x expressions) { x.isUDP(udpTarget, dhcp6Client); x.Drop() })
+	list.rule("later fragments of IPv4 to the host").fragment4(0x1fff).Leave()
+	list.rule("later fragments of IPv6 to the host").isLaterFragment().Leave()
+	list.rule("DHCP answers to the host").isUDP(udpTarget, dhcpClient).Drop()
+	list.rule("DHCPv6 answers to the host").isUDP(udpTarget, dhcp6Client).Drop()
 	for _, message := range []struct {
 		comment       string
 		protocol, typ byte
@@ -47,20 +32,12 @@ func (list *rules) addTowardHost() {
 		{"ICMPv6 redirects to the host", unix.IPPROTO_ICMPV6, redirectMessage},
 		{"ICMPv6 router advertisements to the host", unix.IPPROTO_ICMPV6, routerAdvert},
 	} {
-		list.add(message.comment, func(x expressions) {
-			// In the reverse order nft would read the byte as the field of that name, and would add, to a copy that
-			// is loaded, a check of the Ethernet type, which is a tag's type on a bridge with VLANs.
-			x.firstByte(message.typ, message.typ)
-			x.isL4(message.protocol)
-			x.Drop()
-		})
+		// In the reverse order nft would read the byte as the field of that name, and would add, to a copy that is
+		// loaded, a check of the Ethernet type, which is a tag's type on a bridge with VLANs.
+		list.rule(message.comment).firstByte(message.typ, message.typ).isL4(message.protocol).Drop()
 	}
 
 	// A packet socket may read packets that the kernel refuses: a DHCP client has one for IPv4.
-	list.add("protocols that can be read", func(x expressions) {
-		x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
-		x.Compare(expr.CmpOpNeq, []byte{unix.IPPROTO_RAW})
-		x.Leave()
-	})
-	list.add("IPv4 that cannot be read", func(x expressions) { x.isProtocol(unix.ETH_P_IP); x.Drop() })
+	list.rule("protocols that can be read").isNotL4(unix.IPPROTO_RAW).Leave()
+	list.rule("IPv4 that cannot be read").isProtocol(unix.ETH_P_IP).Drop()
 }

@@ -3,35 +3,26 @@ package ruleset
 import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-
-	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // The chain untrusted follows the guard. It is for those of the guard's ports that must not have a server or router
 // behind them. The guard has checked the MAC and addresses. This chain checks the protocol, and packets that none of
 // its rules drops pass.
 func (list *rules) addUntrusted() {
-	list.add("ports that are not of hosts only", func(x expressions) {
-		x.linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet)
-		x.Leave()
-	})
+	list.rule("ports that are not of hosts only").linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet).Leave()
 
 	// Most packets are TCP, which no other rule here concerns.
-	list.add("TCP", func(x expressions) { x.isL4(unix.IPPROTO_TCP); x.Leave() })
+	list.rule("TCP").isL4(unix.IPPROTO_TCP).Leave()
 	list.addDHCP()
 	list.addRouting()
-	list.add("other UDP", func(x expressions) { x.isL4(unix.IPPROTO_UDP); x.Leave() })
+	list.rule("other UDP").isL4(unix.IPPROTO_UDP).Leave()
 	list.addARPProbes()
 	list.addRouters()
 
 	// The kernel knows the protocol of every packet that a host can read. (255 is not assigned: RFC 5237.)
-	list.add("other protocols", func(x expressions) {
-		x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
-		x.Compare(expr.CmpOpNeq, []byte{unix.IPPROTO_RAW})
-		x.Leave()
-	})
-	list.add("other ARP", func(x expressions) { x.isEtherType(unix.ETH_P_ARP); x.Leave() })
-	list.add("what cannot be read", expressions.Drop)
+	list.rule("other protocols").isNotL4(unix.IPPROTO_RAW).Leave()
+	list.rule("other ARP").isEtherType(unix.ETH_P_ARP).Leave()
+	list.rule("what cannot be read").Drop()
 }
 
 // Ports of DHCP (RFC 2131, section 4.1) and DHCPv6 (RFC 8415, section 7.2).
@@ -52,56 +43,39 @@ const (
 // from any port, and to a relay as well as to a client. A fragment that begins with the ports may end behind them,
 // and later fragments reveal nothing.
 func (list *rules) addDHCP() {
-	list.add("from a DHCP server's port", func(x expressions) { x.isUDP(udpSource, dhcpServer); x.Drop() })
-	list.add("to a DHCP client's port", func(x expressions) { x.isUDP(udpTarget, dhcpClient); x.Drop() })
-	list.add("from a boot server's port", func(x expressions) { x.isUDP(udpSource, pxeServer); x.Drop() })
-	list.add("from a DHCPv6 server's port", func(x expressions) { x.isUDP(udpSource, dhcp6Server); x.Drop() })
-	list.add("to a DHCPv6 client's port", func(x expressions) { x.isUDP(udpTarget, dhcp6Client); x.Drop() })
-	list.add("DHCP in fragments", func(x expressions) {
-		x.isMore()
-		x.isUDP(udpTarget, dhcpServer)
-		x.Drop()
-	})
+	list.rule("from a DHCP server's port").isUDP(udpSource, dhcpServer).Drop()
+	list.rule("to a DHCP client's port").isUDP(udpTarget, dhcpClient).Drop()
+	list.rule("from a boot server's port").isUDP(udpSource, pxeServer).Drop()
+	list.rule("from a DHCPv6 server's port").isUDP(udpSource, dhcp6Server).Drop()
+	list.rule("to a DHCPv6 client's port").isUDP(udpTarget, dhcp6Client).Drop()
+
+	const moreFragments = 0x2000
+	list.rule("DHCP in fragments").fragment4(moreFragments).isUDP(udpTarget, dhcpServer).Drop()
 
 	// Other messages are for relays. A longer hardware address would be another client.
-	list.add("DHCP but for requests by Ethernet", func(x expressions) {
-		x.isUDP(udpTarget, dhcpServer)
-		x.Payload(expr.PayloadBaseTransportHeader, udpLen, 3, nftnl.First)
-		x.Compare(expr.CmpOpNeq, []byte{1, unix.ARPHRD_ETHER, EtherLen}) // op, htype, hlen
-		x.Drop()
-	})
-	list.add("DHCP requests for another's MAC", func(x expressions) {
-		x.isUDP(udpTarget, dhcpServer)
-		x.portNotIn(expr.PayloadBaseTransportHeader, dhcpHardware, EtherLen, guardLinkSet)
-		x.Drop()
-	})
-	list.add("DHCPv6 in fragments", func(x expressions) {
-		x.isEtherType(unix.ETH_P_IPV6)
-		x.fragment(0, 1)
-		x.Compare(expr.CmpOpEq, []byte{unix.IPPROTO_UDP})
-		x.isUDP(udpTarget, dhcp6Server)
-		x.Drop()
-	})
+	list.rule("DHCP but for requests by Ethernet").
+		isUDP(udpTarget, dhcpServer).load(expr.PayloadBaseTransportHeader, udpLen, 3).
+		compare(expr.CmpOpNeq, []byte{1, unix.ARPHRD_ETHER, EtherLen}).Drop() // op, htype, hlen
+	list.rule("DHCP requests for another's MAC").
+		isUDP(udpTarget, dhcpServer).
+		portNotIn(expr.PayloadBaseTransportHeader, dhcpHardware, EtherLen, guardLinkSet).Drop()
+	list.rule("DHCPv6 in fragments").
+		isEtherType(unix.ETH_P_IPV6).fragment(0, 1).within(unix.IPPROTO_UDP, unix.IPPROTO_UDP).
+		isUDP(udpTarget, dhcp6Server).Drop()
 
-	list.add("DHCPv6 of relays, and to them", func(x expressions) {
-		const informationRequest = 11 // the last that clients send (RFC 8415, section 7.3)
-		x.isUDP(udpTarget, dhcp6Server)
-		x.Payload(expr.PayloadBaseTransportHeader, udpLen, 1, nftnl.First)
-		x.Compare(expr.CmpOpGt, []byte{informationRequest})
-		x.Drop()
-	})
+	const informationRequest = 11 // the last that clients send (RFC 8415, section 7.3)
+	list.rule("DHCPv6 of relays, and to them").
+		isUDP(udpTarget, dhcp6Server).load(expr.PayloadBaseTransportHeader, udpLen, 1).
+		compare(expr.CmpOpGt, []byte{informationRequest}).Drop()
 }
 
 // addRouting appends the rules against UDP messages between routers or firewalls: about routes, the owner of an
 // address that they share, and connections. Most of them are accepted if they come by the right link. They go to
 // these ports, from any port, to groups, and some also to a single router.
 func (list *rules) addRouting() {
-	list.add("UDP to higher ports", func(x expressions) {
-		x.isL4(unix.IPPROTO_UDP)
-		x.Payload(expr.PayloadBaseTransportHeader, udpTarget, 2, nftnl.First)
-		x.Compare(expr.CmpOpGt, Number16(ipvsSync))
-		x.Leave()
-	})
+	list.rule("UDP to higher ports").
+		isL4(unix.IPPROTO_UDP).load(expr.PayloadBaseTransportHeader, udpTarget, 2).
+		compare(expr.CmpOpGt, Number16(ipvsSync)).Leave()
 	list.addSpans([]span{
 		{"MANET and OLSR 2", 269, 269}, // RFC 5498
 		{"RIP and RIPng", 520, 521},    // RFC 2453, RFC 2080
@@ -116,23 +90,17 @@ func (list *rules) addRouting() {
 		{"Babel", 6696, 6696},      // RFC 8966
 		{"IPVS synchronization", ipvsSync, ipvsSync},
 	}, func(x expressions, ports span) {
-		x.isL4(unix.IPPROTO_UDP)
-		x.Payload(expr.PayloadBaseTransportHeader, udpTarget, 2, nftnl.First)
-		x.among(Number16(ports.from), Number16(ports.to))
-		x.Drop()
+		x.isL4(unix.IPPROTO_UDP).load(expr.PayloadBaseTransportHeader, udpTarget, 2).
+			among(Number16(ports.from), Number16(ports.to)).Drop()
 	})
 }
 
 // addARPProbes lets a host that has an address ask only for its own. A probe for another host's address makes that
 // host assume a conflict (RFC 5227, section 2.1.1).
 func (list *rules) addARPProbes() {
-	list.add("ARP probes for another's address", func(x expressions) {
-		x.isEtherType(unix.ETH_P_ARP)
-		x.isAt(expr.PayloadBaseNetworkHeader, arpSenderIP, make([]byte, Addr4Len))
-		x.linkNotIn(expr.MetaKeyIIFNAME, guardLeasingSet)
-		x.portNotIn(expr.PayloadBaseNetworkHeader, arpTargetIP, Addr4Len, guard4Set)
-		x.Drop()
-	})
+	list.rule("ARP probes for another's address").
+		isEtherType(unix.ETH_P_ARP).isNoSender().linkNotIn(expr.MetaKeyIIFNAME, guardLeasingSet).
+		isNotOwn(arpTargetIP, Addr4Len, guard4Set).Drop()
 }
 
 // ICMP types of routers (RFC 792, RFC 1256).
@@ -148,10 +116,7 @@ func (list *rules) addRouters() {
 		{"ICMP redirects", icmpRedirect, icmpRedirect},
 		{"ICMP router advertisements", icmpRouterAdvert, icmpRouterAdvert},
 	}, func(x expressions, types span) {
-		x.isEtherType(unix.ETH_P_IP)
-		x.isL4(unix.IPPROTO_ICMP)
-		x.firstByte(byte(types.from), byte(types.to))
-		x.Drop()
+		x.isEtherType(unix.ETH_P_IP).isL4(unix.IPPROTO_ICMP).firstByte(byte(types.from), byte(types.to)).Drop()
 	})
 
 	list.addSpans([]span{
@@ -159,21 +124,17 @@ func (list *rules) addRouters() {
 		{"IGMP reports of version 2, and leaves", 0x16, 0x17}, // RFC 2236
 		{"IGMP reports of version 3", 0x22, 0x22},             // RFC 3376
 	}, func(x expressions, types span) {
-		x.isEtherType(unix.ETH_P_IP)
-		x.isL4(unix.IPPROTO_IGMP)
-		x.firstByte(byte(types.from), byte(types.to))
-		x.Leave()
+		x.isEtherType(unix.ETH_P_IP).isL4(unix.IPPROTO_IGMP).firstByte(byte(types.from), byte(types.to)).Leave()
 	})
 
 	// Queries, and routers that advertise themselves (RFC 4286).
-	list.add("other IGMP", func(x expressions) { x.isL4(unix.IPPROTO_IGMP); x.Drop() })
+	list.rule("other IGMP").isL4(unix.IPPROTO_IGMP).Drop()
 	list.addSpans([]span{
 		{"multicast listener queries", 130, 130},
 		{"ICMPv6 of routers", 138, 142},        // renumbering, information on nodes, and inverse discovery
 		{"ICMPv6 that is no host's", 144, 255}, // mobility, certificates, multicast routers
 	}, func(x expressions, types span) {
-		x.isDiscovery(byte(types.from), byte(types.to))
-		x.Drop()
+		x.isDiscovery(byte(types.from), byte(types.to)).Drop()
 	})
 
 	list.addSpans([]span{
@@ -191,22 +152,11 @@ func (list *rules) addRouters() {
 		{"MANET", 138, 138}, // RFC 5498
 		{"pfsync", 240, 240},
 	}, func(x expressions, protocols span) {
-		x.Meta(expr.MetaKeyL4PROTO, nftnl.First)
-		x.within(byte(protocols.from), byte(protocols.to))
-		x.Drop()
+		x.loadMeta(expr.MetaKeyL4PROTO).within(byte(protocols.from), byte(protocols.to)).Drop()
 	})
 }
 
 // isUDP matches datagrams with a port at an offset in the UDP header.
-func (x expressions) isUDP(offset uint32, port uint16) {
-	x.isL4(unix.IPPROTO_UDP)
-	x.isAt(expr.PayloadBaseTransportHeader, offset, Number16(port))
-}
-
-// isMore matches all fragments of IPv4 packets except the last ones.
-func (x expressions) isMore() {
-	const flags = 6
-	x.isProtocol(unix.ETH_P_IP)
-	x.Payload(expr.PayloadBaseNetworkHeader, flags, 2, nftnl.First)
-	x.hasAny(0x2000)
+func (x expressions) isUDP(offset uint32, port uint16) expressions {
+	return x.isL4(unix.IPPROTO_UDP).isAt(expr.PayloadBaseTransportHeader, offset, Number16(port))
 }

@@ -1,14 +1,15 @@
 package bridge
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
+	"net"
 	"strconv"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/diff"
 )
 
 // Check compares the host's end of a pod's veth pair with port, and returns the differences. It compares the MACs
@@ -33,148 +34,96 @@ func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, erro
 		return nil, err
 	}
 
-	found := &comparison{object: "port " + port.Name, list: port.Differences(*l, *br)}
+	found := diff.List(port.Differences(*l, *br))
 	if br.Index != l.Master {
-		return found.list, nil
+		return found, nil
 	}
 
-	if !br.Up {
-		down := tombolo.Difference{Object: "bridge " + port.Bridge, What: "link", Want: "up", Have: "down"}
-		found.list = append(found.list, down)
-	}
-
+	found.Up("bridge "+port.Bridge, br.Up)
 	if !port.VLAN.IsZero() {
 		diffs, err := c.VLANs().Check(ctx, l.Index, port.Name, port.VLAN)
 		if err != nil {
 			return nil, err
 		}
-		found.list = append(found.list, diffs...)
+		found = append(found, diffs...)
 	}
 
 	lacks, err := c.lacksStaticFDB(ctx, &port, l.Index)
 	if lacks {
-		found.missing("static FDB entry", port.PeerMAC.String())
+		found.Add("port "+port.Name, "static FDB entry", port.PeerMAC.String(), "")
 	}
 
-	return found.list, err
+	return found, err
 }
 
 // Differences compares the link l with the host's end described by p, as a port of the bridge br. br.Index is 0 if
 // the bridge is missing. It does not compare VLANs and the static FDB entry, which are not properties of a link.
 func (p *Port) Differences(l, br Link) []tombolo.Difference {
-	cmp := &comparison{object: "port " + p.Name}
-	if !l.Up {
-		cmp.differs("link", "up", "down")
-	}
-
-	if p.MTU != 0 && l.MTU != p.MTU {
-		cmp.differs("MTU", strconv.Itoa(p.MTU), strconv.Itoa(l.MTU))
-	}
-
-	if p.MAC != nil && !bytes.Equal(p.MAC, l.MAC) {
-		cmp.differs("MAC", p.MAC.String(), l.MAC.String())
-	}
-
-	if p.Alias != "" && p.Alias != l.Alias {
-		cmp.differs("alias", strconv.Quote(p.Alias), strconv.Quote(l.Alias))
-	}
-
+	var list diff.List
+	object := "port " + p.Name
+	list.Up(object, l.Up)
+	list.Number(object, "MTU", cmp.Or(p.MTU, l.MTU), l.MTU)
+	list.Add(object, "MAC", orString(p.MAC, l.MAC), l.MAC.String())
+	list.Add(object, "alias", strconv.Quote(cmp.Or(p.Alias, l.Alias)), strconv.Quote(l.Alias))
 	switch have := l.Port; {
 	case br.Index == 0:
-		cmp.missing("bridge", p.Bridge)
+		list.Add(object, "bridge", p.Bridge, "")
 	case br.Index != l.Master:
-		cmp.missing("membership in bridge", p.Bridge)
+		list.Add(object, "membership in bridge", p.Bridge, "")
 	case have != nil:
-		cmp.flag("hairpin", p.Hairpin, have.Hairpin)
-		cmp.flag("isolation", p.Isolated, have.Isolated)
-		cmp.flag("forwarding of link-local groups", p.ForwardGroups, have.ForwardGroups)
-		cmp.flag("learning", !p.NoLearning, have.Learning)
-		cmp.flag("flood", !p.NoFlood, have.Flood)
-		cmp.flag("multicast flood", !p.NoMulticastFlood, have.MulticastFlood)
+		list.Flag(object, "hairpin", p.Hairpin, have.Hairpin)
+		list.Flag(object, "isolation", p.Isolated, have.Isolated)
+		list.Flag(object, "forwarding of link-local groups", p.ForwardGroups, have.ForwardGroups)
+		list.Flag(object, "learning", !p.NoLearning, have.Learning)
+		list.Flag(object, "flood", !p.NoFlood, have.Flood)
+		list.Flag(object, "multicast flood", !p.NoMulticastFlood, have.MulticastFlood)
 	}
 
 	// A loose rp_filter, which some systems set on each new link, is as good as a strict one.
-	if l.ReversePath == 0 {
-		cmp.differs("IPv4 rp_filter", "1", "0")
+	list.Number(object, "IPv4 rp_filter", max(1, l.ReversePath), l.ReversePath)
+	list.Flag(object, "IPv6 drop_unicast_in_l2_multicast", true, !l.UnicastInMulticast)
+	list.Number(object, "IPv6 accept_ra", 0, l.AcceptRA)
+	return list
+}
+
+// orString returns the text of a MAC, or of another one if it is nil.
+func orString(mac, other net.HardwareAddr) string {
+	if mac == nil {
+		mac = other
 	}
-
-	cmp.flag("IPv6 drop_unicast_in_l2_multicast", true, !l.UnicastInMulticast)
-	if l.AcceptRA != 0 {
-		cmp.differs("IPv6 accept_ra", "0", strconv.Itoa(l.AcceptRA))
-	}
-
-	return cmp.list
-}
-
-// comparison collects the differences of one object.
-type comparison struct {
-	object string
-	list   []tombolo.Difference
-}
-
-func (c *comparison) missing(what, want string) {
-	c.list = append(c.list, tombolo.Difference{Object: c.object, What: what, Want: want})
-}
-
-func (c *comparison) flag(what string, want, have bool) {
-	if want != have {
-		c.list = append(c.list, tombolo.Difference{Object: c.object, What: what, Want: onOff(want), Have: onOff(have)})
-	}
-}
-
-func (c *comparison) differs(what, want, have string) {
-	c.list = append(c.list, tombolo.Difference{Object: c.object, What: what, Want: want, Have: have})
-}
-
-func onOff(on bool) string {
-	if on {
-		return "on"
-	}
-	return "off"
+	return mac.String()
 }
 
 // Differences compares a link, or nil if there is none, with the bridge that br describes. It leaves out properties
 // that br leaves open, and the alias, which only a new bridge gets.
 func (br *Bridge) Differences(l *Link) []tombolo.Difference {
-	cmp := &comparison{object: "bridge " + br.Name}
-	if l == nil {
-		cmp.missing("link", br.Name)
-		return cmp.list
+	var list diff.List
+	object := "bridge " + br.Name
+	switch {
+	case l == nil:
+		list.Add(object, "link", br.Name, "")
+		return list
+	case l.Bridge == nil:
+		list.Add(object, "link", "of kind bridge", describeKind(l))
+		return list
 	}
 
-	if l.Bridge == nil {
-		cmp.differs("link", "of kind bridge", describeKind(l))
-		return cmp.list
-	}
-
-	if !l.Up {
-		cmp.differs("link", "up", "down")
-	}
-
-	if br.MTU != 0 && br.MTU != l.MTU {
-		cmp.differs("MTU", strconv.Itoa(br.MTU), strconv.Itoa(l.MTU))
-	}
-
-	if br.MAC != nil && !bytes.Equal(br.MAC, l.MAC) {
-		cmp.differs("MAC", br.MAC.String(), l.MAC.String())
-	}
-
+	list.Up(object, l.Up)
+	list.Number(object, "MTU", cmp.Or(br.MTU, l.MTU), l.MTU)
+	list.Add(object, "MAC", orString(br.MAC, l.MAC), l.MAC.String())
 	if br.Promiscuous != nil {
-		cmp.flag("promiscuous mode", *br.Promiscuous, l.Promiscuous)
+		list.Flag(object, "promiscuous mode", *br.Promiscuous, l.Promiscuous)
 	}
 
 	if br.NFCall != nil {
-		cmp.flag("nf_call_iptables", *br.NFCall, l.Bridge.NFCallIPTables)
-		cmp.flag("nf_call_ip6tables", *br.NFCall, l.Bridge.NFCallIP6Tables)
+		list.Flag(object, "nf_call_iptables", *br.NFCall, l.Bridge.NFCallIPTables)
+		list.Flag(object, "nf_call_ip6tables", *br.NFCall, l.Bridge.NFCallIP6Tables)
 	}
 
-	if br.VLANFiltering {
-		cmp.flag("vlan_filtering", true, l.Bridge.VLANFiltering)
+	list.Flag(object, "vlan_filtering", br.VLANFiltering || l.Bridge.VLANFiltering, l.Bridge.VLANFiltering)
+	if br.limits(l) {
+		list.Number(object, "fdb_max_learned", int(br.MaxLearned), int(*l.Bridge.MaxLearned))
 	}
 
-	if br.limits(l) && br.MaxLearned != *l.Bridge.MaxLearned {
-		cmp.differs("fdb_max_learned", fmt.Sprint(br.MaxLearned), fmt.Sprint(*l.Bridge.MaxLearned))
-	}
-
-	return cmp.list
+	return list
 }

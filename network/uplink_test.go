@@ -33,7 +33,7 @@ func TestABrokenUplinkIsNamedAndMended(t *testing.T) {
 		"\nset ours of table inet tombolo: element cbr0 does not belong there [repair]\nset ours of table inet tombolo: element cbr0 is missing [repair]"
 	outer, port := share.Pair("cbr0")
 	table{with: onLAN, faults: map[string]fault{
-		"promiscuous": {on: "ip link set nic0 promisc off", says: "link nic0: promiscuous is false, should be true [repair]"},
+		"promiscuous": {on: "ip link set nic0 promisc off", says: "link nic0: promiscuous mode is off, should be on [repair]"},
 		"the port":    {on: "ip link set " + port + " nomaster", says: "link " + port + ": bridge is 0, should be 3 [repair]"},
 		"the program": {on: "tc qdisc del dev " + port + " clsact", says: "link " + port + ": program share 2 02:00:00:00:00:01 is missing [repair]"},
 		"on another bridge": {on: "ip link add br9 type bridge; ip link set nic0 master br9", undo: "ip link set nic0 nomaster; ip link del br9",

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/diff"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/tc"
@@ -33,74 +34,58 @@ func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Differen
 		return nil, err
 	}
 
-	found := &comparison{object: "port " + t.Port}
-	found.shaper("ingress shaper", want.Ingress, t.MTU, have.ingress)
-	found.redirect(want.Egress.Rate != 0, &t, have)
-	found.object = "link " + t.IFB
-	before := len(found.list)
-	found.ifb(want.Egress, &t, have)
+	found, port := diff.List{}, "port "+t.Port
+	compareShaper(&found, port, "ingress shaper", want.Ingress, t.MTU, have.ingress)
+	compareRedirect(&found, port, want.Egress.Rate != 0, &t, have)
+	before := len(found)
+	compareIFB(&found, "link "+t.IFB, want.Egress, &t, have)
 	if have.ifb != nil && t.checkOwner(have.ifb) != nil {
-		for i := range found.list[before:] {
-			found.list[before+i].Remedy = tombolo.RemedyConfigure // Ensure would refuse this link
+		for i := range found[before:] {
+			found[before+i].Remedy = tombolo.RemedyConfigure // Ensure would refuse this link
 		}
 	}
 
-	return found.list, nil
+	return found, nil
 }
 
-// comparison collects the differences of one object.
-type comparison struct {
-	object string
-	list   []tombolo.Difference
-}
-
-// differs adds a difference.
-func (c *comparison) differs(what, want, have string) {
-	c.list = append(c.list, tombolo.Difference{Object: c.object, What: what, Want: want, Have: have})
-}
-
-// shaper compares a root qdisc with a limit.
-func (c *comparison) shaper(what string, want Limit, mtu int, have tc.Qdisc) {
+// compareShaper compares a root qdisc with a limit.
+func compareShaper(list *diff.List, object, what string, want Limit, mtu int, have tc.Qdisc) {
 	switch {
 	case want.Rate == 0 && have.Ours():
-		c.differs(what, "", describe(have))
+		list.Add(object, what, "", describe(have))
 	case want.Rate != 0 && !have.Is(want.bucket(mtu)):
-		c.differs(what, describeBucket(want.bucket(mtu)), describe(have))
+		list.Add(object, what, describeBucket(want.bucket(mtu)), describe(have))
 	}
 }
 
-// redirect compares the filter at the port with the expected one.
-func (c *comparison) redirect(expected bool, t *Target, have *installed) {
+// compareRedirect compares the filter at the port with the expected one.
+func compareRedirect(list *diff.List, object string, expected bool, t *Target, have *installed) {
 	switch {
 	case expected && len(have.own) == 0:
-		c.differs("filter", "to "+t.IFB, "")
+		list.Add(object, "filter", "to "+t.IFB, "")
 	case expected && have.ifb != nil && !have.redirects():
-		c.differs("filter", "to "+t.IFB, "another")
+		list.Add(object, "filter", "to "+t.IFB, "another")
 	case !expected && len(have.own) > 0:
-		c.differs("filter", "", "to "+t.IFB)
+		list.Add(object, "filter", "", "to "+t.IFB)
 	}
 }
 
-// ifb compares the ifb with the expected one.
-func (c *comparison) ifb(want Limit, t *Target, have *installed) {
+// compareIFB compares the ifb with the expected one.
+func compareIFB(list *diff.List, object string, want Limit, t *Target, have *installed) {
 	switch {
-	case want.Rate == 0 && have.ifb == nil:
+	case have.ifb == nil && want.Rate != 0:
+		list.Add(object, "link", t.IFB, "")
+	case have.ifb == nil:
 	case want.Rate == 0:
 		if t.checkOwner(have.ifb) == nil {
-			c.differs("link", "", t.IFB)
+			list.Add(object, "link", "", t.IFB)
 		}
-	case have.ifb == nil:
-		c.differs("link", t.IFB, "")
 	case have.ifb.Kind != "ifb":
-		c.differs("kind", "ifb", strconv.Quote(have.ifb.Kind))
+		list.Add(object, "kind", "ifb", strconv.Quote(have.ifb.Kind))
 	default:
-		if !have.ifb.Up() {
-			c.differs("link", "up", "down")
-		}
-		if t.Alias != "" && have.ifb.Alias != t.Alias {
-			c.differs("alias", strconv.Quote(t.Alias), strconv.Quote(have.ifb.Alias))
-		}
-		c.shaper("egress shaper", want, t.MTU, have.egress)
+		list.Up(object, have.ifb.Up())
+		list.Add(object, "alias", strconv.Quote(cmp.Or(t.Alias, have.ifb.Alias)), strconv.Quote(have.ifb.Alias))
+		compareShaper(list, object, "egress shaper", want, t.MTU, have.egress)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/diff"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -378,31 +379,24 @@ func programName(index int, mac net.HardwareAddr) string {
 
 // differences compares the state in the kernel with the state that Ensure sets.
 func (s Share) differences(have *found) []tombolo.Difference {
-	var list []tombolo.Difference
-	differs := func(object, what, want, got string) {
-		if want != got {
-			list = append(list, tombolo.Difference{Object: object, What: what, Want: want, Have: got})
-		}
-	}
-	flag := func(l *link.Link, bit uint32) string { return strconv.FormatBool(l.Flags&bit != 0) }
-
+	var list diff.List
 	outer, port := Pair(s.Bridge)
 	if have.outer == nil {
-		differs("share of "+s.NIC, "veth pair", outer+" and "+port, "")
+		list.Add("share of "+s.NIC, "veth pair", outer+" and "+port, "")
 		return list
 	}
 
-	differs("link "+s.Bridge, "ARP", "false", strconv.FormatBool(have.bridge.Flags&unix.IFF_NOARP == 0))
+	list.Flag("link "+s.Bridge, "ARP", false, have.bridge.Flags&unix.IFF_NOARP == 0)
 	for _, l := range []*link.Link{have.outer, have.port} {
-		differs("link "+l.Name, "MTU", strconv.Itoa(have.nic.MTU), strconv.Itoa(l.MTU))
-		differs("link "+l.Name, "up", "true", flag(l, unix.IFF_UP))
+		list.Number("link "+l.Name, "MTU", have.nic.MTU, l.MTU)
+		list.Up("link "+l.Name, l.Up())
 	}
 
-	differs("link "+outer, "ARP", "false", strconv.FormatBool(have.outer.Flags&unix.IFF_NOARP == 0))
-	differs("link "+port, "bridge", strconv.Itoa(have.bridge.Index), strconv.Itoa(have.port.Master))
-	differs("link "+port, "program", programName(have.nic.Index, have.nic.MAC), have.program)
-	differs("link "+outer, "alias", s.note(have.nic), have.outer.Alias)
-	differs("link "+s.NIC, "promiscuous", "true", flag(have.nic, unix.IFF_PROMISC))
+	list.Flag("link "+outer, "ARP", false, have.outer.Flags&unix.IFF_NOARP == 0)
+	list.Number("link "+port, "bridge", have.bridge.Index, have.port.Master)
+	list.Add("link "+port, "program", programName(have.nic.Index, have.nic.MAC), have.program)
+	list.Add("link "+outer, "alias", s.note(have.nic), have.outer.Alias)
+	list.Flag("link "+s.NIC, "promiscuous mode", true, have.nic.Flags&unix.IFF_PROMISC != 0)
 	return list
 }
 

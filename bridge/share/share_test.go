@@ -145,15 +145,15 @@ func TestWhatOthersChangeIsFoundAndMended(t *testing.T) {
 	n.connect(t)
 	outer, port := share.Pair("lan0")
 	for _, change := range []struct{ command, want string }{
-		{"ip link set eth0 promisc off", "link eth0: promiscuous is false, should be true"},
+		{"ip link set eth0 promisc off", "link eth0: promiscuous mode is off, should be on"},
 		{"ip link set " + port + " nomaster", "link " + port + ": bridge is 0"},
-		{"ip link set " + outer + " down", "link " + outer + ": up is false"},
-		{"ip link set " + port + " down", "link " + port + ": up is false"},
+		{"ip link set " + outer + " down", "link " + outer + ": link is down, should be up"},
+		{"ip link set " + port + " down", "link " + port + ": link is down, should be up"},
 		{"ip link set " + outer + " mtu 1400", "link " + outer + ": MTU is 1400, should be 1500"},
 		{"ip link set eth0 mtu 1420", "link " + port + ": MTU is 1500, should be 1420"},
 		{"tc qdisc del dev " + port + " clsact", "program share"},
 		{"ip link set eth0 address 02:00:00:00:00:77", "program is share"},
-		{"ip link set lan0 arp on", "link lan0: ARP is true"},
+		{"ip link set lan0 arp on", "link lan0: ARP is on, should be off"},
 	} {
 		nstest.Run(t, n.host, "sh", "-c", change.command)
 		found := fmt.Sprint(must.Of(n.conn.Check(t.Context(), n.share)).Get(t))

@@ -1,0 +1,41 @@
+// Package diff collects the differences that the Check of a package returns.
+package diff
+
+import (
+	"strconv"
+
+	"github.com/tombolo-cni/tombolo"
+)
+
+// List is a list of differences.
+type List []tombolo.Difference
+
+// Add adds a difference of an object, unless want and have are equal. An empty want means that there should be nothing,
+// and an empty have that there is nothing.
+func (l *List) Add(object, what, want, have string) {
+	if want != have {
+		*l = append(*l, tombolo.Difference{Object: object, What: what, Want: want, Have: have})
+	}
+}
+
+// Flag is Add for a setting that is on or off.
+func (l *List) Flag(object, what string, want, have bool) { l.Add(object, what, onOff(want), onOff(have)) }
+
+// Number is Add for a number.
+func (l *List) Number(object, what string, want, have int) {
+	l.Add(object, what, strconv.Itoa(want), strconv.Itoa(have))
+}
+
+// Up adds a difference unless a link is up.
+func (l *List) Up(object string, is bool) {
+	if !is {
+		l.Add(object, "link", "up", "down")
+	}
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}

@@ -32,8 +32,7 @@ func Dial(ns *netns.NS) (*Conn, error) {
 	return &Conn{nl: conn}, nil
 }
 
-// On returns a Conn over an open connection, which still belongs to its owner: Close does nothing. It is for packages
-// of this module.
+// On returns a Conn over the socket of another Conn (bridge.Conn's Socket), which stays open: Close does nothing.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
 
 // Close closes the connection, unless it belongs to another owner.
@@ -60,13 +59,10 @@ func (c *Conn) Replace(ctx context.Context, a Address) error {
 // change sends one request.
 func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.HeaderType,
 	flags netlink.HeaderFlags) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	var b nl.Batch
 	m, err := a.Message(typ, flags)
 	b.Add(op, a, m, err)
-	return c.nl.Execute(&b)
+	return c.nl.Do(ctx, &b)
 }
 
 // Remove deletes an address, identified by its Prefix, Peer and Link. It is no error if the address or the link does
@@ -76,11 +72,7 @@ func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.He
 // network on the link, and net.ipv4.conf.*.promote_secondaries is off, it also deletes the other addresses of that
 // network.
 func (c *Conn) Remove(ctx context.Context, a Address) error {
-	err := c.change(ctx, "delete address", &a, unix.RTM_DELADDR, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return nl.PassAbsent(c.change(ctx, "delete address", &a, unix.RTM_DELADDR, 0))
 }
 
 // Filter selects the addresses to list.
@@ -105,12 +97,8 @@ func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
 
 // walk lists addresses as they arrive, until each returns an error. It calls begin before each try.
 func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Address) error) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-
 	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link).MarshalBinary, nil)
-	return c.nl.Walk("list addresses", ask, err, begin, func(m netlink.Message) error {
+	return c.nl.Walk(ctx, "list addresses", ask, err, begin, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWADDR {
 			return nil
 		}
@@ -189,10 +177,6 @@ func (a *Address) network() netip.Prefix {
 
 // get returns one IPv6 address. The kernel does not compare its prefix length.
 func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
-	if err := ctx.Err(); err != nil {
-		return Address{}, err
-	}
-
 	var have Address
 
 	// Strict checking requires a prefix length of 0 here, and accepts no other attribute. The library would add an
@@ -207,7 +191,7 @@ func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 		have, err = decode(m.Data)
 		return err
 	})
-	err = c.nl.Execute(&b)
+	err = c.nl.Do(ctx, &b)
 	return have, err
 }
 

@@ -1,5 +1,6 @@
 // Package addr reads and writes the addresses of links.
 //
+//	const index = 1 // of the loopback interface, in every namespace
 //	conn, err := addr.Dial(ns) // nil is the calling thread's namespace
 //	defer conn.Close()
 //	a := addr.Address{Prefix: netip.MustParsePrefix("2001:db8::1/64"), Link: index, Flags: addr.NoDAD}

@@ -14,9 +14,9 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// ProtocolRA is the Protocol of an address that the kernel formed from a router advertisement (IFAPROT_KERNEL_RA,
+// protocolRA is the Protocol of an address that the kernel formed from a router advertisement (IFAPROT_KERNEL_RA,
 // Linux 5.18).
-const ProtocolRA = 2
+const protocolRA = 2
 
 // ErrNoRouter is the cause of an error if no router sent an advertisement on a link.
 var ErrNoRouter = errors.New("no router advertisement came")
@@ -87,7 +87,7 @@ func (c *Conn) formed(ctx context.Context, link int) (usable, pending []Address,
 	// The kernel lists the youngest first.
 	for _, a := range slices.Backward(list) {
 		switch {
-		case a.Protocol != ProtocolRA || a.Flags&unix.IFA_F_DADFAILED != 0:
+		case a.Protocol != protocolRA || a.Flags&unix.IFA_F_DADFAILED != 0:
 		case a.Flags&unix.IFA_F_TENTATIVE != 0:
 			pending = append(pending, a)
 		default:
@@ -138,7 +138,7 @@ func (w *Watch) take(m netlink.Message, link int) (bool, error) {
 		}
 
 		// The kernel deletes a duplicate that it has formed itself.
-		if a.Protocol == ProtocolRA && a.Flags&unix.IFA_F_DADFAILED != 0 {
+		if a.Protocol == protocolRA && a.Flags&unix.IFA_F_DADFAILED != 0 {
 			w.duplicate = &a
 		}
 		return true, nil

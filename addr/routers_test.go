@@ -172,7 +172,7 @@ func TestAddressesAreFormedFromAnAdvertisement(t *testing.T) {
 			var prefixes, servers []string
 			for _, a := range got.Addresses {
 				prefixes = append(prefixes, a.Prefix.String())
-				if a.Valid == nil || *a.Valid > time.Hour || a.Link != r.eth1 || a.Protocol != addr.ProtocolRA || a.Flags&unix.IFA_F_TENTATIVE != 0 {
+				if a.Valid == nil || *a.Valid > time.Hour || a.Link != r.eth1 || a.Protocol != 2 || a.Flags&unix.IFA_F_TENTATIVE != 0 {
 					t.Errorf("%+v, valid for %v", a, a.Valid)
 				}
 			}

@@ -27,7 +27,6 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
-	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -86,7 +85,6 @@ func here(n *node, verb string, p *pod) (cost, error) {
 	var out bytes.Buffer
 	plugin := cni.Plugin{
 		Getenv: func(name string) string { return env[name] }, Stdin: bytes.NewReader(stdin), Stdout: &out, After: n.after,
-		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) }, DialNFT: nft.Dial,
 	}
 	var c cost
 	err = n.host.Do(func() error {

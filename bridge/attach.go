@@ -19,13 +19,11 @@ import (
 
 // Attachment describes the result of Attach.
 type Attachment struct {
-	Name    string           // the port, in the bridge's namespace
-	Index   int              // the port's index
-	MAC     net.HardwareAddr // the port's MAC
-	Peer    string           // the pod's interface
-	PeerMAC net.HardwareAddr
-	// PeerIndex is the index of the pod's interface in the pod's namespace.
+	// Index and MAC belong to the port, and PeerIndex and PeerMAC to the pod's interface, in the pod's namespace.
+	Index     int
+	MAC       net.HardwareAddr
 	PeerIndex int
+	PeerMAC   net.HardwareAddr
 	MTU       int // of both ends, in bytes
 	// NetNSCookie identifies the pod's namespace: see netns.NS.Cookie.
 	NetNSCookie uint64
@@ -95,7 +93,7 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 // to learn their abilities.
 func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) error {
 	p.configure(b, fresh)
-	err := c.execute(ctx, b)
+	err := c.nl.Do(ctx, b)
 	if !errors.Is(err, unix.EAFNOSUPPORT) || p.noIPv6 || b.Err(b.Len()-1) == nil {
 		return err
 	}
@@ -107,7 +105,7 @@ func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) 
 	p.noIPv6 = true
 	var again nl.Batch
 	p.configure(&again, fresh)
-	return c.execute(ctx, &again)
+	return c.nl.Do(ctx, &again)
 }
 
 // fillIn chooses values for the fields that the caller left open.
@@ -158,7 +156,7 @@ func (c *Conn) undo(p *Port, cause error) error {
 	c.forget(p.Name)
 	var b nl.Batch
 	link.Request{Name: p.Name}.Delete(&b, p.Name)
-	if err := c.nl.Execute(&b); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := nl.PassAbsent(c.nl.Execute(&b)); err != nil {
 		return errors.Join(cause, fmt.Errorf("undo: %w", err))
 	}
 	return cause
@@ -167,7 +165,7 @@ func (c *Conn) undo(p *Port, cause error) error {
 // setUpPod configures the pod's interface, and waits until it is usable, unless the caller waits (Port.NoWait). It
 // closes in.
 func (c *Conn) setUpPod(ctx context.Context, in *podNamespace, p *Port) (_ *Attachment, err error) {
-	a := &Attachment{Name: p.Name, MAC: p.MAC, Peer: p.Peer, PeerMAC: p.PeerMAC, MTU: p.MTU}
+	a := &Attachment{MAC: p.MAC, PeerMAC: p.PeerMAC, MTU: p.MTU}
 	if err = c.configurePod(ctx, in, p, a); err == nil {
 		a.NetNSCookie, err = in.conn.NetNSCookie()
 	}
@@ -246,11 +244,8 @@ func (c *Conn) configurePod(ctx context.Context, in *podNamespace, p *Port, a *A
 func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
 	var b nl.Batch
 	setMTU(&b, port, mtu)
-	if err := c.execute(ctx, &b); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		return err
+	if err := c.nl.Do(ctx, &b); err != nil {
+		return nl.PassAbsent(err)
 	}
 
 	// While the MTU was below 1280 the kernel dropped the IPv6 settings, so write them again.
@@ -313,7 +308,7 @@ func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, 
 
 	var b nl.Batch
 	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set port up", p.Name)
-	return c.execute(ctx, &b)
+	return c.nl.Do(ctx, &b)
 }
 
 // downUnlessPort sets a port down that is to be in VLANs and is not on its bridge yet. setUp sets it up again.

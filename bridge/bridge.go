@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"strings"
 
 	"github.com/jsimonetti/rtnetlink/v2/driver"
 	"golang.org/x/sys/unix"
@@ -68,6 +69,9 @@ var ErrNotBridge = errors.New("the link is not a bridge")
 // The spanning tree protocol stays off, as it is on a new bridge, so that a port forwards as soon as it has a
 // carrier.
 //
+// If the kernel refuses a property of a new bridge, there is no bridge afterwards. Without support for VLANFiltering,
+// the error matches vlan.ErrUnsupported.
+//
 // For a bridge that Ensure itself created (see Alias) and that is right, it sends one request; for another program's,
 // two. If NFCall is requested and the kernel was built without br_netfilter, Ensure does everything else and returns
 // ErrNoNetfilter. It needs CAP_NET_ADMIN.
@@ -80,6 +84,7 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (changed bool, _ error) {
 	created := false
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = c.createBridge(ctx, br); err == nil {
+			ctx = context.WithoutCancel(ctx) // leave no half of a bridge behind
 			l, err = c.Link(ctx, br.Name)
 		}
 	}
@@ -93,7 +98,7 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (changed bool, _ error) {
 	}
 
 	if err != nil {
-		return created, err
+		return created, c.explainVLANs(ctx, &br, err)
 	}
 
 	if l.Kind != "bridge" {
@@ -104,25 +109,36 @@ func (c *Conn) Ensure(ctx context.Context, br Bridge) (changed bool, _ error) {
 	refused := br.refuseNFCall(l)
 	pinned := br.Alias != "" && br.Alias == l.Alias && !created
 	changed, err = c.correctBridge(ctx, br, l, pinned)
-	if err == nil {
-		err = refused
-	}
+	return created || changed, cmp.Or(c.explainVLANs(ctx, &br, err), refused)
+}
 
-	return created || changed, err
+// explainVLANs adds vlan.ErrUnsupported to an error of the kernel if VLANFiltering is its cause.
+func (c *Conn) explainVLANs(ctx context.Context, br *Bridge, err error) error {
+	if br.VLANFiltering && errors.Is(err, unix.EOPNOTSUPP) {
+		return errors.Join(err, c.VLANs().Probe(ctx))
+	}
+	return err
 }
 
 func (br *Bridge) validate() error {
 	if err := checkName(br.Name); err != nil {
 		return err
 	}
-	if len(br.Alias) > aliasMax {
-		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", tombolo.ErrInvalid, len(br.Alias), aliasMax)
+	if len(br.Alias) > aliasMax || strings.ContainsRune(br.Alias, 0) {
+		return fmt.Errorf("%w: alias %q: want at most %d bytes and no NUL", tombolo.ErrInvalid, br.Alias, aliasMax)
+	}
+	if br.MTU != 0 && (br.MTU < leastMTU || br.MTU > mostMTU) {
+		return fmt.Errorf("%w: an MTU of %d, where %d to %d are possible: %w", tombolo.ErrInvalid, br.MTU, leastMTU, mostMTU,
+			unix.EINVAL)
 	}
 	if br.MAC != nil && (len(br.MAC) != 6 || br.MAC[0]&1 != 0) {
 		return fmt.Errorf("%w: %s is not a unicast MAC", tombolo.ErrInvalid, br.MAC)
 	}
 	return nil
 }
+
+// MTUs of a bridge, in bytes: ETH_MIN_MTU and ETH_MAX_MTU of include/uapi/linux/if_ether.h.
+const leastMTU, mostMTU = 68, 65535
 
 // unfinishedGroup is the link group of a bridge between its creation and the request for settings that the creating
 // request does not accept. If a caller is killed in between, the next one recognizes the bridge by this group and
@@ -139,12 +155,16 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 		br.MAC = ident.RandomMAC()
 	}
 
+	// If the kernel refuses the data, it creates no bridge.
+	r := link.Request{Name: br.Name, MAC: br.MAC, MTU: new(otherMTU(br.newMTU())), Kind: "bridge",
+		Group: new(uint32(unfinishedGroup))}
+	if br.VLANFiltering {
+		r.Data = &driver.Bridge{VlanFiltering: enable(true), VlanProtocol: new(driver.VlanProtocol8021Q)}
+	}
+
 	var b nl.Batch
-	link.Request{
-		Name: br.Name, MAC: br.MAC, MTU: new(otherMTU(br.newMTU())), Group: new(
-			uint32(unfinishedGroup)), Kind: "bridge",
-	}.Create(&b, "add bridge", br.Name)
-	err := c.execute(ctx, &b)
+	r.Create(&b, "add bridge", br.Name)
+	err := c.nl.Do(ctx, &b)
 	if errors.Is(err, fs.ErrExist) {
 		return nil
 	}
@@ -171,7 +191,7 @@ func (c *Conn) setNew(ctx context.Context, br *Bridge, index int, noIPv6 bool) e
 		r.Alias = &br.Alias
 	}
 	r.Set(&b, "set bridge", br.Name)
-	return c.execute(ctx, &b)
+	return c.nl.Do(ctx, &b)
 }
 
 // newMTU returns the MTU of a new bridge.
@@ -183,7 +203,7 @@ func (br *Bridge) newMTU() int {
 // changes it. Neither an MTU given at creation nor setting the present one counts as a change. So a bridge is created
 // with another MTU.
 func otherMTU(mtu int) int {
-	if mtu > 1280 {
+	if mtu > ipv6MinMTU {
 		return mtu - 1
 	}
 	return mtu + 1
@@ -191,7 +211,7 @@ func otherMTU(mtu int) int {
 
 // refuseNFCall clears br.NFCall if the kernel would ignore it, and returns an error if it was true.
 func (br *Bridge) refuseNFCall(l *Link) error {
-	if br.NFCall == nil || l.Bridge.Netfilter {
+	if br.NFCall == nil || l.Bridge.netfilter {
 		return nil
 	}
 	expected := *br.NFCall
@@ -240,7 +260,7 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 	}
 
 	r.Set(&b, "set bridge", br.Name)
-	err := c.execute(ctx, &b)
+	err := c.nl.Do(ctx, &b)
 	return changed && err == nil, err
 }
 
@@ -263,12 +283,8 @@ func (br *Bridge) limits(l *Link) bool { return br.MaxLearned != 0 && l.Bridge.M
 // name, the error is ErrNotBridge.
 func (c *Conn) Remove(ctx context.Context, name string) error {
 	l, err := c.bridgeNamed(ctx, name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-
 	if err != nil {
-		return err
+		return nl.PassAbsent(err)
 	}
 
 	if l.Kind != "bridge" {
@@ -277,11 +293,7 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 
 	var b nl.Batch
 	link.Request{Index: l.Index}.Delete(&b, l.Name)
-	if err := c.execute(ctx, &b); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-
-	return nil
+	return nl.PassAbsent(c.nl.Do(ctx, &b))
 }
 
 // Enslave makes the link port.Name a port of port.Bridge, and sets it up. It is for a port that was taken off its

@@ -74,14 +74,14 @@ func (p *Port) Differences(l, br Link) []tombolo.Difference {
 		list.Flag(object, "hairpin", p.Hairpin, have.Hairpin)
 		list.Flag(object, "isolation", p.Isolated, have.Isolated)
 		list.Flag(object, "forwarding of link-local groups", p.ForwardGroups, have.ForwardGroups)
-		list.Flag(object, "learning", !p.NoLearning, have.Learning)
-		list.Flag(object, "flood", !p.NoFlood, have.Flood)
-		list.Flag(object, "multicast flood", !p.NoMulticastFlood, have.MulticastFlood)
+		list.Flag(object, "learning", !p.NoLearning, !have.NoLearning)
+		list.Flag(object, "flood", !p.NoFlood, !have.NoFlood)
+		list.Flag(object, "multicast flood", !p.NoMulticastFlood, !have.NoMulticastFlood)
 	}
 
 	// A loose rp_filter, which some systems set on each new link, is as good as a strict one.
-	list.Number(object, "IPv4 rp_filter", max(1, l.ReversePath), l.ReversePath)
-	list.Flag(object, "IPv6 drop_unicast_in_l2_multicast", true, !l.UnicastInMulticast)
+	list.Number(object, "IPv4 rp_filter", max(1, l.reversePath), l.reversePath)
+	list.Flag(object, "IPv6 drop_unicast_in_l2_multicast", true, !l.unicastInMulticast)
 	list.Number(object, "IPv6 accept_ra", 0, l.AcceptRA)
 	return list
 }

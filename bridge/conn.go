@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"context"
 	"fmt"
 	"sync"
 
@@ -62,18 +61,20 @@ func (c *Conn) noteNetNS(ns *netns.NS) error {
 // checkPod returns an error if pod is closed or nil. Unless same is set, it also returns one if pod is the bridges'
 // own namespace.
 func (c *Conn) checkPod(pod *netns.NS, same bool) error {
-	err := pod.Usable()
-	if err == nil && !same && pod.ID() == c.home {
+	var err error
+	switch {
+	case pod.FD() < 0:
+		err = fmt.Errorf("%w: it is closed, or none: %w", tombolo.ErrInvalid, unix.EBADF)
+	case !same && pod.ID() == c.home:
 		err = fmt.Errorf("%w: it is the namespace that the bridge is in", tombolo.ErrInvalid)
+	default:
+		return nil
 	}
-	if err != nil {
-		return &tombolo.OpError{Op: "use pod's network namespace", Object: pod.String(), Err: err}
-	}
-	return nil
+	return &tombolo.OpError{Op: "use pod's network namespace", Object: pod.String(), Err: err}
 }
 
-// On returns a Conn over an open socket. dialPod, called within a pod's namespace, opens a socket there; nil opens a
-// real one. It is for the packages of this module, and for their tests with a fake kernel.
+// On returns a Conn over an open socket. dialPod, called within a pod's namespace, opens a socket there; nil opens one
+// to the kernel. Dial is for programs; On lets a test answer in the kernel's place.
 func On(s tombolo.Socket, dialPod func() (tombolo.Socket, error)) *Conn {
 	if dialPod == nil {
 		return &Conn{nl: nl.Of(s), dialPod: dialRoute}
@@ -117,11 +118,3 @@ func (c *Conn) Socket() tombolo.Socket {
 
 // VLANs returns a connection for VLANs of the bridges, over this connection's socket. It needs no Close.
 func (c *Conn) VLANs() *vlan.Conn { return vlan.On(c.Socket()) }
-
-// execute sends a batch unless ctx is done. Once sent, the kernel's work on it cannot be interrupted.
-func (c *Conn) execute(ctx context.Context, b *nl.Batch) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return c.nl.Execute(b)
-}

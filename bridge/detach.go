@@ -78,14 +78,10 @@ func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Lin
 		var b nl.Batch
 		r.Index = l.Index
 		r.Set(&b, op, name)
-		err = c.execute(ctx, &b)
+		err = c.nl.Do(ctx, &b)
 	}
 
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-		return nil
-	}
-
-	return err
+	return nl.PassAbsent(err)
 }
 
 // delLinks deletes our links. It is no error if one is gone by then.
@@ -98,16 +94,14 @@ func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 		delTogether(&b, list)
 	}
 
-	err := c.execute(ctx, &b)
+	err := c.nl.Do(ctx, &b)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 
 	var errs []error
 	for i := range b.Len() {
-		if err := b.Err(i); !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
+		errs = append(errs, nl.PassAbsent(b.Err(i)))
 	}
 
 	return errors.Join(errs...)

@@ -67,7 +67,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%s of the pod has index %d and an MTU of %d\n", attached.Peer, attached.PeerIndex, attached.MTU)
+	fmt.Printf("%s of the pod has index %d and an MTU of %d\n", port.Peer, attached.PeerIndex, attached.MTU)
 
 	differences, err := conn.Check(ctx, port)
 	fmt.Println("as it should be:", len(differences) == 0 && err == nil)

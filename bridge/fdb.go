@@ -61,7 +61,7 @@ func (c *Conn) sendStaticFDB(ctx context.Context, p *Port, index int, flag netli
 	var b nl.Batch
 	m, err := p.fdbMessage(unix.RTM_NEWNEIGH, netlink.Create|flag, index, nudNoARP, ntfSticky)
 	b.Add("add FDB entry", p.fdbName(), m, err)
-	return c.execute(ctx, &b)
+	return c.nl.Do(ctx, &b)
 }
 
 func (p *Port) fdbName() nl.Name { return nl.Name(p.PeerMAC.String() + " of " + p.Name) }
@@ -89,7 +89,7 @@ func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, erro
 		return nil
 	})
 
-	return f, c.execute(ctx, &b)
+	return f, c.nl.Do(ctx, &b)
 }
 
 // lacksStaticFDB reports whether the bridge lacks the port's static entry of the pod's MAC.

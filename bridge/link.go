@@ -31,23 +31,23 @@ type Link struct {
 	Group       uint32 // link group; 0 unless set
 	// RouteLocalnet is set if the kernel routes 127.0.0.0/8 on it (net.ipv4.conf.<link>.route_localnet).
 	RouteLocalnet bool
-	// ReversePath is the kernel's check of the source of incoming IPv4 packets (net.ipv4.conf.<link>.rp_filter). The
-	// larger of this and the value of "all" applies.
-	ReversePath int
-	// UnicastInMulticast is set if IPv6 accepts packets for a single address in a frame for several MACs
-	// (net.ipv6.conf.<link>.drop_unicast_in_l2_multicast is 0). AcceptRA is the setting of IPv6 for accepting router
-	// advertisements: 0, 1 or 2 (accept_ra). Without IPv6 on the link they are false and 0.
-	UnicastInMulticast bool
-	AcceptRA           int
-	Port               *PortState   // nil unless it is a bridge's port
-	Bridge             *BridgeState // nil unless it is a bridge
+	// AcceptRA is the setting of IPv6 for accepting router advertisements: 0, 1 or 2 (accept_ra). Without IPv6 on the
+	// link it is 0.
+	AcceptRA int
+	// Port has the settings of a bridge's port that Conn.Enslave changes, and is nil for another link. The port forwards
+	// if it is up, has a carrier, and the bridge has finished learning about it.
+	Port       *Port
+	Forwarding bool
+	Bridge     *BridgeState // nil unless it is a bridge
+
+	reversePath        int  // net.ipv4.conf.<link>.rp_filter; the larger of this and the value of "all" applies
+	unicastInMulticast bool // net.ipv6.conf.<link>.drop_unicast_in_l2_multicast is 0
 }
 
 // BridgeState holds the properties of a link as a bridge.
 type BridgeState struct {
-	// Netfilter is set if the kernel was built to pass bridged packets through the firewall
-	// (CONFIG_BRIDGE_NETFILTER).
-	Netfilter bool
+	netfilter bool // the kernel was built to pass bridged packets through the firewall (CONFIG_BRIDGE_NETFILTER)
+
 	// NFCallIPTables and NFCallIP6Tables make the bridge pass its IPv4 and IPv6 packets through the firewall. They
 	// work also if the parameters net.bridge.bridge-nf-call-iptables and -ip6tables for all bridges are 0.
 	NFCallIPTables  bool
@@ -61,17 +61,6 @@ type BridgeState struct {
 	// PortDelay is the time until a new port forwards, because the bridge runs the spanning tree protocol: twice the
 	// forwarding delay (IFLA_BR_FORWARD_DELAY). It is 0 if the protocol is off.
 	PortDelay time.Duration
-}
-
-// PortState holds the properties of a link as a bridge's port.
-type PortState struct {
-	Forwarding     bool // the port is up, has a carrier, and its state is forwarding
-	Hairpin        bool
-	Isolated       bool
-	ForwardGroups  bool // only the groups of STP and LLDP, see Port
-	Learning       bool
-	Flood          bool // unknown unicast leaves by it
-	MulticastFlood bool // unknown multicast leaves by it
 }
 
 const aliasMax = 255 // IFALIASZ - 1
@@ -100,7 +89,7 @@ func (c *Conn) link(ctx context.Context, name string, index int, only ...uint16)
 	var b nl.Batch
 	var l link.Link
 	link.Get(&b, name, index, &l, only...)
-	if err := c.execute(ctx, &b); err != nil {
+	if err := c.nl.Do(ctx, &b); err != nil {
 		return nil, err
 	}
 	return linkOf(&l), nil
@@ -142,14 +131,14 @@ func linkOf(l *link.Link) *Link {
 	v, _ := l.IPv4.At(ipv4ConfRouteLocalnet - 1)
 	to.RouteLocalnet = v != 0
 	v, _ = l.IPv4.At(ipv4ConfRPFilter - 1)
-	to.ReversePath = int(v)
+	to.reversePath = int(v)
 	drop, known := l.IPv6.At(dropUnicast().index)
-	to.UnicastInMulticast = known && drop == 0
+	to.unicastInMulticast = known && drop == 0
 	v, _ = l.IPv6.At(acceptRA().index)
 	to.AcceptRA = int(v)
 	if b := l.Bridge; b != nil {
 		to.Bridge = &BridgeState{
-			Netfilter:       b.NfCallIptables != nil,
+			netfilter:       b.NfCallIptables != nil,
 			NFCallIPTables:  isOn(b.NfCallIptables),
 			NFCallIP6Tables: isOn(b.NfCallIp6tables),
 			VLANFiltering: isOn(b.VlanFiltering) &&
@@ -164,14 +153,12 @@ func linkOf(l *link.Link) *Link {
 	}
 
 	if p := l.Port; p != nil {
-		to.Port = &PortState{
-			Forwarding:     p.State != nil && *p.State == driver.BridgePortStateForwarding,
-			Hairpin:        isOn(p.Mode),
-			Isolated:       isOn(p.Isolated),
-			Learning:       isOn(p.Learning),
-			Flood:          isOn(p.UnicastFlood),
-			MulticastFlood: isOn(p.McastFlood),
-			ForwardGroups:  p.GroupFwdMask != nil && *p.GroupFwdMask == (&Port{ForwardGroups: true}).groupMask(),
+		to.Forwarding = p.State != nil && *p.State == driver.BridgePortStateForwarding
+		to.Port = &Port{
+			Name: l.Name, BridgeIndex: l.Master, MAC: l.MAC, MTU: l.MTU, Alias: l.Alias, Group: l.Group,
+			Hairpin: isOn(p.Mode), Isolated: isOn(p.Isolated), NoLearning: !isOn(p.Learning),
+			NoFlood: !isOn(p.UnicastFlood), NoMulticastFlood: !isOn(p.McastFlood),
+			ForwardGroups: p.GroupFwdMask != nil && *p.GroupFwdMask == (&Port{ForwardGroups: true}).groupMask(),
 		}
 	}
 

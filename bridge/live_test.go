@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -105,14 +106,15 @@ func TestAttachMakesWhatItReports(t *testing.T) {
 	pod, a := attach(t, n, p)
 
 	cookie := must.Of(pod.Cookie()).Get(t)
-	want := &bridge.Attachment{NetNSCookie: cookie, Name: p.Name, Index: nstest.Index(t, n.ns, p.Name), MAC: p.MAC,
-		Peer: "eth0", PeerIndex: nstest.Index(t, pod, "eth0"), PeerMAC: p.PeerMAC, MTU: 1400}
+	want := &bridge.Attachment{NetNSCookie: cookie, Index: nstest.Index(t, n.ns, p.Name), MAC: p.MAC,
+		PeerIndex: nstest.Index(t, pod, "eth0"), PeerMAC: p.PeerMAC, MTU: 1400}
 	expect.NoDiff(t, cmp.Diff(want, a), "attachment")
 	l := must.Of(n.conn.Link(t.Context(), p.Name)).Get(t)
 	wantLink := &bridge.Link{Index: a.Index, Name: p.Name, Kind: "veth", MAC: p.MAC, MTU: 1400, Up: true,
-		Master: n.link.Index, Peer: a.PeerIndex, Alias: p.Alias, ReversePath: 1,
-		Port: &bridge.PortState{Forwarding: true, Hairpin: true, Isolated: true, ForwardGroups: true, Learning: true, Flood: true, MulticastFlood: true}}
-	expect.NoDiff(t, cmp.Diff(wantLink, l), "port")
+		Master: n.link.Index, Peer: a.PeerIndex, Alias: p.Alias, Forwarding: true,
+		Port: &bridge.Port{Name: p.Name, BridgeIndex: n.link.Index, MAC: p.MAC, MTU: 1400, Alias: p.Alias, Hairpin: true, Isolated: true, ForwardGroups: true}}
+	expect.NoDiff(t, cmp.Diff(wantLink, l, cmpopts.IgnoreUnexported(bridge.Link{}, bridge.Port{})), "port")
+	expect.Of(n.conn.Check(t.Context(), p)).Len(t, 0, "Check")
 	// iproute2 as the referee of what the kernel was given.
 	details := nstest.Run(t, n.ns, "ip", "-d", "link", "show", p.Name)
 	for _, want := range []string{"alias " + p.Alias, "hairpin on", "isolated on", "addrgenmode none", "02:00:00:00:00:01"} {

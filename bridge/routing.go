@@ -230,7 +230,7 @@ func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	var b nl.Batch
 	var lo link.Link
 	link.Get(&b, loopbackName, loopbackIndex, &lo, unix.IFLA_AF_SPEC)
-	if err := c.execute(ctx, &b); err != nil {
+	if err := c.nl.Do(ctx, &b); err != nil {
 		return pods, router, err
 	}
 

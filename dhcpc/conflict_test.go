@@ -27,7 +27,7 @@ func startsProbing(t *testing.T) *bench {
 func TestRequestingToProbing(t *testing.T) {
 	t.Parallel()
 	b := startsProbing(t)
-	got := b.out.Wake.Sub(b.now)
+	got := b.s.wake.Sub(b.now)
 	expect.That(t, got >= 0 && got <= time.Second, "first probe after %s, want at most 1 s", got)
 }
 
@@ -43,12 +43,12 @@ func TestProbingToBound(t *testing.T) {
 		if a.Reply || a.SenderIP != netip.IPv4Unspecified() || a.TargetIP != addr(clientIP) || a.SenderMAC.String() != ownMAC().String() || len(a.TargetMAC) != 0 {
 			t.Errorf("probe %+v", a)
 		}
-		if pause := b.out.Wake.Sub(b.now); i < 2 && (pause < time.Second || pause > 2*time.Second) || i == 2 && pause != 2*time.Second {
+		if pause := b.s.wake.Sub(b.now); i < 2 && (pause < time.Second || pause > 2*time.Second) || i == 2 && pause != 2*time.Second {
 			t.Errorf("pause %s after probe %d", pause, i+1)
 		}
 	}
 	b.tick()
-	b.want(Bound)
+	b.want(bound)
 	l := b.out.Bound
 	expect.That(t, l != nil && l.Obtained.Equal(epoch()), "bound to %+v, want a lease from its REQUEST on", l)
 }
@@ -72,8 +72,8 @@ func TestProbingToInit(t *testing.T) {
 		for _, absent := range []uint8{12, 51, 55, 57} {
 			b.option(absent, nil)
 		}
-		if !errors.Is(b.out.Err, ErrDeclined) || b.out.Wake.Sub(b.now) < 10*time.Second {
-			t.Errorf("%s: error %v, waits %s, want 10 s at least", name, b.out.Err, b.out.Wake.Sub(b.now))
+		if !errors.Is(b.out.Err, ErrDeclined) || b.s.wake.Sub(b.now) < 10*time.Second {
+			t.Errorf("%s: error %v, waits %s, want 10 s at least", name, b.out.Err, b.s.wake.Sub(b.now))
 		}
 	}
 }
@@ -89,8 +89,8 @@ func TestProbingGoesOn(t *testing.T) {
 		b := startsProbing(t)
 		b.tick()
 		b.step(&Packet{ARP: &a})
-		if b.s.State() != probing || b.out.Send != nil {
-			t.Errorf("%s: %s, sent %v", name, b.s.State(), b.out.Send)
+		if b.s.state != probing || b.out.Send != nil {
+			t.Errorf("%s: %s, sent %v", name, b.s.state, b.out.Send)
 		}
 	}
 }
@@ -109,6 +109,6 @@ func TestARPIsNoBusinessOfOtherStates(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).bound()
 	b.step(&Packet{ARP: &ARP{SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetIP: addr(clientIP)}})
-	b.want(Bound)
+	b.want(bound)
 	b.wantNothingSent()
 }

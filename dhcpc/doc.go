@@ -1,4 +1,5 @@
-// Package dhcpc is a DHCP client for IPv4.
+// Package dhcpc is a DHCP client for IPv4. The link that it sends on has an index and a MAC, as in package
+// net's Interface.
 //
 //	dial := transport.Dialer(&transport.Config{NetNS: pod, Link: index, MAC: mac})
 //	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: dial})

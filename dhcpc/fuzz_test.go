@@ -26,7 +26,7 @@ func FuzzAnswer(f *testing.F) {
 			func() *bench { return newBench(t).bound() },
 		} {
 			b := prepare()
-			state := b.s.State()
+			state := b.s.state
 			p := &Packet{Payload: ours(payload, b.sent), SrcMAC: serverMAC()}
 			for _, c := range [][]byte{payload, p.Payload} {
 				p.Payload = bytes.Clone(c)
@@ -37,7 +37,7 @@ func FuzzAnswer(f *testing.F) {
 			if l == nil {
 				continue
 			}
-			must.That(t, state != Bound, "took a lease that it had not asked for")
+			must.That(t, state != bound, "took a lease that it had not asked for")
 			checkUse(t, l)
 		}
 	})

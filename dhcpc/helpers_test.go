@@ -75,7 +75,7 @@ func (b *bench) step(e *Packet) {
 func (b *bench) tick() {
 	b.t.Helper()
 	if b.s.Wake().IsZero() {
-		b.t.Fatalf("%s: no wake-up time", b.s.State())
+		b.t.Fatalf("%s: no wake-up time", b.s.state)
 	}
 	if b.s.Wake().After(b.now) {
 		b.now = b.s.Wake()
@@ -89,10 +89,10 @@ func (b *bench) at(t time.Time) {
 	b.step(nil)
 }
 
-func (b *bench) want(state State) {
+func (b *bench) want(state state) {
 	b.t.Helper()
-	if b.s.State() != state {
-		b.t.Fatalf("state is %s, want %s; heard %v", b.s.State(), state, b.s.trace.Heard)
+	if b.s.state != state {
+		b.t.Fatalf("state is %s, want %s; heard %v", b.s.state, state, b.s.trace.Heard)
 	}
 }
 
@@ -162,7 +162,7 @@ func (b *bench) bound(ack ...change) *bench {
 	b.t.Helper()
 	b.requesting()
 	b.hear(dhcpv4.MessageTypeAck, ack...)
-	b.want(Bound)
+	b.want(bound)
 	return b
 }
 

@@ -3,7 +3,6 @@ package dhcpc
 import (
 	"math"
 	"net/netip"
-	"strconv"
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/trace"
@@ -28,7 +27,7 @@ func NewMachine(cfg *Config) (*Machine, error) {
 // Session is the state of a client. It is a value: a copy is a snapshot, and Step changes neither its argument nor
 // anything that it points to.
 type Session struct {
-	state  State
+	state  state
 	random trace.Random // the source of xids and pauses
 	now    time.Time    // the latest time given to Step
 	wake   time.Time
@@ -63,13 +62,15 @@ func (s *Session) Failure(op string, now time.Time, err error) error {
 		"does a DHCP server serve this network, and do bridge and firewall let UDP ports 67 and 68 pass?")
 }
 
-// State returns the state.
-func (s *Session) State() State { return s.state }
+// State returns the name of the state in RFC 2131's spelling: INIT, REBOOTING, SELECTING, REQUESTING, PROBING, BOUND,
+// RENEWING or REBINDING.
+func (s *Session) State() string { return s.state.String() }
 
 // Lease returns the present lease: in BOUND, RENEWING and REBINDING, else nil.
 func (s *Session) Lease() *Lease { return s.lease }
 
-// Wake returns the time of the next Step, like the last Output.
+// Wake returns the time to call Step again if nothing comes before. The zero time means never. With a lease, it is T1
+// or some seconds later, at random, so that clients that began together do not all return together.
 func (s *Session) Wake() time.Time { return s.wake }
 
 // Output is the result of a Step: its requests to the caller.
@@ -86,11 +87,8 @@ type Output struct {
 	// Unbelieved describes a rejected answer, with the reason, for a log: its server is not in Config.Servers, or it
 	// may come from outside the LAN.
 	Unbelieved string
-	// Wake is the time to call Step again if nothing comes before. The zero time means never. With a lease, it is T1
-	// or some seconds later, at random, so that clients that began together do not all return together.
-	Wake time.Time
 	// Listen is the time until which answers are expected. After it, and if it is the zero time, sockets need not
-	// stay open. It is not later than Wake.
+	// stay open. It is not later than Session.Wake.
 	Listen time.Time
 }
 
@@ -117,7 +115,7 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 	s := m.Start(now, seed)
 	s.last = nil
 	s.hint, s.lease, s.others = l.Address.Addr(), l, l.Others
-	s.state, s.wake = Bound, l.Renew
+	s.state, s.wake = bound, l.Renew
 	if now.Before(l.Obtained) && !l.Infinite() {
 		s.lease, s.wake = l.unconfirmed(now), now
 	}
@@ -144,7 +142,7 @@ func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output
 		t.timeUp()
 	}
 
-	t.out.Wake, t.out.Listen = s.wake, s.listen
+	t.out.Listen = s.listen
 	return s, t.out
 }
 
@@ -173,7 +171,7 @@ func (t *step) timeUp() {
 		t.requestingTimeUp()
 	case probing:
 		t.probe()
-	case Bound, Renewing, Rebinding:
+	case bound, renewing, rebinding:
 		t.leaseTimeUp()
 	}
 }
@@ -213,7 +211,7 @@ func (t *step) receive(p *Packet) {
 		t.selecting(m)
 	case requesting:
 		t.requesting(m)
-	case Renewing, Rebinding:
+	case renewing, rebinding:
 		t.renewing(m)
 	default:
 		t.note(describe(m) + ": nothing was asked")
@@ -224,12 +222,12 @@ func (t *step) receive(p *Packet) {
 func (t *step) note(what string) { t.s.trace.Heard.Add(what) }
 
 // enter enters a state that waits for answers until some time.
-func (t *step) enter(state State, wake time.Time) {
+func (t *step) enter(state state, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, wake
 }
 
 // idle enters a state that waits only for a time.
-func (t *step) idle(state State, wake time.Time) {
+func (t *step) idle(state state, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, time.Time{}
 }
 
@@ -292,7 +290,7 @@ func (t *step) bind(l *Lease) {
 	t.forget()
 
 	// No message is expected until then.
-	t.idle(Bound, t.renewAt(l))
+	t.idle(bound, t.renewAt(l))
 }
 
 // renewAt returns T1, or a somewhat later time, so that clients that began together do not all return together (RFC
@@ -304,27 +302,21 @@ func (t *step) renewAt(l *Lease) time.Time {
 	return l.Renew.Add(t.s.random.Between(0, min(l.Rebind.Sub(l.Renew)/8, time.Minute)))
 }
 
-// State is one of the states of RFC 2131, figure 5, or Probing. Each is a wait: its message was sent on entering it,
-// or again since.
-type State uint8
+// state is one of the states of RFC 2131, figure 5, or probing. Each is a wait: its message was sent on entering it, or
+// again since. The package's comment has a diagram of them.
+type state uint8
 
-// The package's comment has a diagram of them.
 const (
-	initial    State = iota // about to send a DISCOVER: at the start, or after a back-off
+	initial    state = iota // about to send a DISCOVER: at the start, or after a back-off
 	rebooting               // sent a REQUEST for the address of Config.Last; waits for an ACK or a NAK
 	selecting               // sent a DISCOVER; waits for an OFFER, or for an ACK with rapid commit
 	requesting              // sent a REQUEST for an offered address; waits for the server's ACK or NAK
 	probing                 // received an ACK; asks by ARP whether a host has the address (RFC 5227)
-	Bound                   // has a lease; waits for T1
-	Renewing                // past T1: sent a REQUEST to the server that gave the lease
-	Rebinding               // past T2: sent a REQUEST to any server
+	bound                   // has a lease; waits for T1
+	renewing                // past T1: sent a REQUEST to the server that gave the lease
+	rebinding               // past T2: sent a REQUEST to any server
 )
 
-// String returns the name in RFC 2131's spelling.
-func (s State) String() string {
-	names := [...]string{"INIT", "REBOOTING", "SELECTING", "REQUESTING", "PROBING", "BOUND", "RENEWING", "REBINDING"}
-	if int(s) < len(names) {
-		return names[s]
-	}
-	return "state " + strconv.Itoa(int(s))
+func (s state) String() string {
+	return [...]string{"INIT", "REBOOTING", "SELECTING", "REQUESTING", "PROBING", "BOUND", "RENEWING", "REBINDING"}[s]
 }

@@ -58,7 +58,7 @@ func TestServersWithOddOptions(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBench(t).requesting()
 			b.hear(ack, tt.ack...)
-			b.want(Bound)
+			b.want(bound)
 			l := b.out.Bound
 			expect.That(t, tt.prefix == "" || l.Address.String() == tt.prefix,
 				"address %s, want %s", l.Address, tt.prefix)
@@ -111,8 +111,8 @@ func TestOffersThatNobodyCouldUse(t *testing.T) {
 		b := newBench(t)
 		b.tick()
 		b.hear(offer, changes...)
-		if b.s.State() != selecting || b.out.Send != nil {
-			t.Errorf("%s: %s, sent %v", name, b.s.State(), b.out.Send)
+		if b.s.state != selecting || b.out.Send != nil {
+			t.Errorf("%s: %s, sent %v", name, b.s.state, b.out.Send)
 			continue
 		}
 		expect.Equal(t, len(b.s.trace.Heard), 1, "%s: heard %v, want a word about it", name, b.s.trace.Heard)
@@ -126,7 +126,7 @@ func TestServerThatEchoesTheClientIdentifier(t *testing.T) { // RFC 6842
 	b := newBench(t)
 	b.requesting(set(61, ownID()))
 	b.hear(ack, set(61, ownID()))
-	b.want(Bound)
+	b.want(bound)
 }
 
 func TestTwoServersOfWhichOneRefusesEverything(t *testing.T) {
@@ -156,7 +156,7 @@ func TestTwoServersOfWhichOneRefusesEverything(t *testing.T) {
 		b.hear(offer)
 		b.want(requesting)
 		b.hear(ack)
-		b.want(Bound)
+		b.want(bound)
 	})
 	t.Run("and it is the only one to offer", func(t *testing.T) {
 		b := newBench(t)
@@ -165,7 +165,7 @@ func TestTwoServersOfWhichOneRefusesEverything(t *testing.T) {
 		b.tick()
 		b.hear(offer, from(rogueIP))
 		b.want(selecting)
-		expect.Equal(t, b.out.Wake.Sub(b.now), betterOffer, "holds the OFFER back for")
+		expect.Equal(t, b.s.wake.Sub(b.now), betterOffer, "holds the OFFER back for")
 		b.tick()
 		b.want(requesting)
 	})
@@ -173,7 +173,7 @@ func TestTwoServersOfWhichOneRefusesEverything(t *testing.T) {
 		b := newBench(t).bound()
 		b.tick()
 		b.hear(nak, from(rogueIP))
-		b.want(Renewing)
+		b.want(renewing)
 	})
 }
 
@@ -181,7 +181,7 @@ func TestOfferThenSilence(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.requesting(from(rogueIP))
-	for b.s.State() == requesting {
+	for b.s.state == requesting {
 		b.tick()
 	}
 	waited := b.now.Sub(epoch())
@@ -199,12 +199,12 @@ func TestAckOfAnotherAddress(t *testing.T) {
 	b.hear(ack, yiaddr(otherIP))
 	b.want(requesting)
 	b.hear(ack)
-	b.want(Bound)
+	b.want(bound)
 	b.tick()
 	b.hear(ack, yiaddr(otherIP))
-	b.want(Renewing)
+	b.want(renewing)
 	b.hear(ack)
-	b.want(Bound)
+	b.want(bound)
 }
 
 // udhcpc takes each of these.
@@ -226,11 +226,11 @@ func TestAnswersThatAPlainClientBelieves(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, tt.config).requesting(tt.offer)
 			b.hear(ack, tt.ack)
-			b.want(Bound)
+			b.want(bound)
 			expect.Equal(t, b.s.Lease().Server, addr(tt.server), "server")
 			b.tick()
 			b.hear(ack, from(otherIP)) // it shares leases with the first
-			expect.Equal(t, b.s.State() == Bound, len(b.m.cfg.Servers) == 0, "bound again")
+			expect.Equal(t, b.s.state == bound, len(b.m.cfg.Servers) == 0, "bound again")
 		})
 	}
 }
@@ -256,7 +256,7 @@ func TestOnlyServersToAcceptAreBelieved(t *testing.T) {
 	expect.Equal(t, b.out.Unbelieved, why, "unbelieved")
 	b.hear(offer)
 	b.hear(ack)
-	b.want(Bound)
+	b.want(bound)
 	expect.Equal(t, strings.Join(b.s.Lease().Ignored, "; "), why, "ignored")
 	expect.Equal(t, len(b.s.Lease().Others), 0, "others")
 }
@@ -271,7 +271,7 @@ func TestASlowServer(t *testing.T) {
 			p  *Packet
 		}
 		var queue []late
-		for b.s.State() != Bound && b.now.Sub(epoch()) < 3*slow {
+		for b.s.state != bound && b.now.Sub(epoch()) < 3*slow {
 			if len(queue) > 0 && !queue[0].at.After(b.s.Wake()) {
 				b.now = queue[0].at
 				p := queue[0].p
@@ -285,7 +285,7 @@ func TestASlowServer(t *testing.T) {
 				queue = append(queue, late{b.now.Add(slow), answer(b.sent, kind)})
 			}
 		}
-		b.want(Bound)
+		b.want(bound)
 		expect.That(t, b.now.Sub(epoch()) <= 2*slow+2*time.Second, "a server that takes %s gives a lease after %s", slow, b.now.Sub(epoch()))
 	}
 }
@@ -294,14 +294,14 @@ func TestAckWithoutServerIdentifier(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).requesting()
 	b.hear(ack, without(54)) // the source names the server
-	b.want(Bound)
+	b.want(bound)
 	for range 2 {
 		b.tick()
-		b.want(Renewing)
+		b.want(renewing)
 		p := answer(b.sent, ack, without(54))
 		p.Src, p.SrcMAC = netip.AddrPort{}, nil // a transport that knows little
 		b.step(p)
-		b.want(Bound)
+		b.want(bound)
 		if l := b.out.Bound; l.Server != addr(serverIP) || l.ServerMAC.String() != serverMAC().String() {
 			t.Errorf("the lease is of %s at %s, want those of before", l.Server, l.ServerMAC)
 		}
@@ -315,7 +315,7 @@ func TestServerOfSeveralAddresses(t *testing.T) {
 	p := answer(b.sent, ack, from(otherIP))
 	p.Src = netip.AddrPortFrom(addr(serverIP), dhcpv4.ServerPort) // the one that was asked
 	b.step(p)
-	b.want(Bound)
+	b.want(bound)
 	got := b.out.Bound.Server
 	expect.That(t, got == addr(otherIP), "the lease is of %s, want what the server calls itself", got)
 }
@@ -340,8 +340,8 @@ func TestAnswersHoweverTheyCome(t *testing.T) {
 			change(p)
 			b.step(p)
 		}
-		if b.s.State() != Bound {
-			t.Errorf("%s: %s; heard %v", name, b.s.State(), b.s.trace.Heard)
+		if b.s.state != bound {
+			t.Errorf("%s: %s; heard %v", name, b.s.state, b.s.trace.Heard)
 		}
 	}
 }
@@ -373,7 +373,7 @@ func TestOptionsInTheWrongFields(t *testing.T) { // RFC 2132, option 52, and RFC
 	copy(p.Payload[fileAt:], append(append([]byte{119, 6}, search[4:10]...), 6, 4, 10, 9, 0, 53, 255))
 	copy(p.Payload[snameAt:], append(append([]byte{0, 119, byte(len(search) - 10)}, search[10:]...), 28, 4, 10, 9, 0, 255))
 	b.step(p)
-	b.want(Bound)
+	b.want(bound)
 	l := b.out.Bound
 	expect.NoDiff(t, cmp.Diff([]string{"example.com", "lan"}, l.Search), "search list")
 	if diff := cmp.Diff([]netip.Addr{addr("10.9.0.53"), addr("10.9.0.255")}, append(l.DNS, l.Broadcast), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
@@ -388,12 +388,12 @@ func TestOptionsInTheWrongFieldsThatAreDamaged(t *testing.T) {
 		p := answer(b.sent, ack, set(52, []byte{overload}))
 		copy(p.Payload[at:], []byte{6, 255})
 		b.step(p)
-		b.want(Bound)
+		b.want(bound)
 		expect.Equal(t, strings.Join(b.out.Bound.Ignored, "; "), "option 6: cut short at the end of its field", "ignored")
 
 		b = newBench(t).requesting()
 		b.hear(ack, set(52, []byte{overload, 1})) // which names no field
-		b.want(Bound)
+		b.want(bound)
 	}
 }
 
@@ -432,8 +432,8 @@ func TestOptionsThatComeTwiceOrInPartsOrCutShort(t *testing.T) {
 		p := answer(b.sent, ack, changes...)
 		p.Payload = append(cutEnd(p.Payload), tt.more...)
 		b.step(p)
-		if b.s.State() != Bound {
-			t.Errorf("%s: %s; heard %v", tt.name, b.s.State(), b.s.trace.Heard)
+		if b.s.state != bound {
+			t.Errorf("%s: %s; heard %v", tt.name, b.s.state, b.s.trace.Heard)
 			continue
 		}
 		l := b.out.Bound
@@ -450,11 +450,11 @@ func TestWhatIsNoAnswerIsIgnored(t *testing.T) {
 	held := b.s.Lease()
 	for _, kind := range []dhcpv4.MessageType{9 /* FORCERENEW */, offer, ack, nak, request, 18} {
 		b.hear(kind)
-		b.want(Bound)
+		b.want(bound)
 	}
 	b.step(&Packet{Payload: []byte("not DHCP")})
 	b.step(&Packet{})
-	b.want(Bound)
+	b.want(bound)
 	if b.s.Lease() != held || b.out.Send != nil {
 		t.Errorf("holds %+v, sent %v", b.s.Lease(), b.out.Send)
 	}
@@ -469,7 +469,7 @@ func TestALeaseOfOneSecondDoesNotSpin(t *testing.T) {
 		b.tick()
 		if b.out.Send != nil {
 			sent++
-			b.want(Renewing)
+			b.want(renewing)
 			b.hear(ack, set(51, seconds(1)))
 		}
 	}

@@ -105,12 +105,12 @@ func (w *walker) checkTimes(at time.Time) {
 	switch {
 	case s.now.Before(at):
 		w.t.Fatalf("time went from %s to %s", at, s.now)
-	case out.Wake.IsZero() && (s.state != Bound || !s.lease.Infinite()):
+	case s.wake.IsZero() && (s.state != bound || !s.lease.Infinite()):
 		w.t.Fatalf("%s: never wakes", s.state)
-	case !out.Wake.IsZero() && !out.Wake.After(s.now) && out.Bound == nil:
-		w.t.Fatalf("%s: wakes at %s, which is past at %s", s.state, out.Wake, s.now)
-	case out.Listen.After(out.Wake):
-		w.t.Fatalf("%s: listens until %s, wakes at %s", s.state, out.Listen, out.Wake)
+	case !s.wake.IsZero() && !s.wake.After(s.now) && out.Bound == nil:
+		w.t.Fatalf("%s: wakes at %s, which is past at %s", s.state, s.wake, s.now)
+	case out.Listen.After(s.wake):
+		w.t.Fatalf("%s: listens until %s, wakes at %s", s.state, out.Listen, s.wake)
 	}
 }
 
@@ -130,7 +130,7 @@ func (w *walker) checkLease(before *Session, d *dhcpv4.DHCPv4) {
 	must.That(w.t, out.Lost == nil || out.Lost == before.lease, "lost %v, had %v", out.Lost, before.lease)
 	must.That(w.t, before.lease == nil || s.lease != nil || out.Lost != nil,
 		"%s to %s: lost a lease without a word", before.state, s.state)
-	holds := s.state == Bound || s.state == Renewing || s.state == Rebinding
+	holds := s.state == bound || s.state == renewing || s.state == rebinding
 	if holds != (s.lease != nil) && (s.state == initial || s.state == selecting || s.state == requesting || holds) {
 		w.t.Fatalf("%s with the lease %v", s.state, s.lease)
 	}
@@ -146,7 +146,7 @@ func xidOf(d *dhcpv4.DHCPv4) uint32 {
 
 func TestWhateverHappens(t *testing.T) {
 	t.Parallel()
-	seen := map[State]bool{}
+	seen := map[state]bool{}
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 500 {
 		in := make([]byte, 200)
@@ -175,10 +175,10 @@ func TestWhateverHappens(t *testing.T) {
 				}
 				w.checked(nil, nil)
 			}
-			seen[w.s.State()] = true
+			seen[w.s.state] = true
 		}
 	}
-	for s := initial; s <= Rebinding; s++ {
+	for s := initial; s <= rebinding; s++ {
 		expect.That(t, seen[s], "never came to %s", s)
 	}
 }

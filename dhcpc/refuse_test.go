@@ -35,7 +35,7 @@ func (b *bench) declined(lost bool) {
 	if !errors.Is(b.out.Err, ErrRefused) || !errors.Is(b.out.Err, errNotThat) || b.out.Bound != nil || (b.out.Lost != nil) != lost || b.s.Lease() != nil {
 		b.t.Errorf("output %+v", b.out)
 	}
-	got := b.out.Wake.Sub(b.now)
+	got := b.s.wake.Sub(b.now)
 	expect.That(b.t, got >= declineBackOff, "it starts over after %s, want %s at least", got, declineBackOff)
 	b.tick()
 	b.want(selecting)
@@ -92,7 +92,7 @@ func TestARefusedAddressIsDeclinedOnceItIsGranted(t *testing.T) {
 // What may be had depends on what else there is, and that changes.
 func TestARefusedLeaseIsDeclinedWhenItIsRenewed(t *testing.T) {
 	t.Parallel()
-	for _, state := range []State{Renewing, Rebinding} {
+	for _, state := range []state{renewing, rebinding} {
 		t.Run(state.String(), func(t *testing.T) {
 			t.Parallel()
 			var held []*Lease
@@ -111,7 +111,7 @@ func TestARefusedLeaseIsDeclinedWhenItIsRenewed(t *testing.T) {
 				t.Errorf("asked with %v, want no lease that is held", held[0])
 			}
 			b.tick()
-			for b.s.State() != state {
+			for b.s.state != state {
 				b.tick()
 			}
 			b.want(state)

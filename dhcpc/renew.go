@@ -25,9 +25,9 @@ func (t *step) leaseTimeUp() {
 	case !t.now.Before(l.Expire):
 		t.expire()
 	case !t.now.Before(l.Rebind):
-		t.renew(Rebinding, l.Expire)
+		t.renew(rebinding, l.Expire)
 	default:
-		t.renew(Renewing, l.Rebind)
+		t.renew(renewing, l.Rebind)
 	}
 }
 
@@ -36,10 +36,10 @@ func (t *step) leaseTimeUp() {
 //
 // Every second REQUEST has the form for a rebooted client, which asks for a broadcast. This reaches a server behind a
 // relay, and permits answers from another port or address.
-func (t *step) renew(state State, end time.Time) {
+func (t *step) renew(state state, end time.Time) {
 	l := t.s.lease
 	t.newXID()
-	if t.s.state == Bound {
+	if t.s.state == bound {
 		t.s.trace = trace.Trace{Began: t.now}
 	}
 
@@ -56,7 +56,7 @@ func (t *step) renew(state State, end time.Time) {
 		d.SetBroadcast()
 		t.send("REQUEST", packet(d, netip.IPv4Unspecified(), broadcastAddr()))
 	} else {
-		t.send("REQUEST", t.extension(d, state == Renewing && t.s.tries == 1))
+		t.send("REQUEST", t.extension(d, state == renewing && t.s.tries == 1))
 	}
 
 	wake := t.now.Add(trace.Doubled(secondRenewal, t.s.tries-1, max(end.Sub(t.now)/2, minRenewWait)))
@@ -98,7 +98,7 @@ func (t *step) renewing(m *message) {
 		}
 		t.bind(renewed)
 	case dhcpv4.MessageTypeNak:
-		if t.s.state == Renewing && m.server.IsValid() && t.isAnothers(m, l) {
+		if t.s.state == renewing && m.server.IsValid() && t.isAnothers(m, l) {
 			return
 		}
 		t.refused(m)

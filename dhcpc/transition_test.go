@@ -41,8 +41,8 @@ func TestInitToSelecting(t *testing.T) {
 	for _, absent := range []uint8{50, 54, 80} {
 		b.option(absent, nil)
 	}
-	expect.That(t, b.out.Listen.Equal(b.out.Wake),
-		"listens until %s, want until it wakes at %s", b.out.Listen, b.out.Wake)
+	expect.That(t, b.out.Listen.Equal(b.s.wake),
+		"listens until %s, want until it wakes at %s", b.out.Listen, b.s.wake)
 }
 
 func TestSelectingToSelecting(t *testing.T) {
@@ -90,7 +90,7 @@ func TestSelectingToBound(t *testing.T) {
 	b.tick()
 	b.option(80, []byte{})
 	b.hear(ack, set(80, []byte{}))
-	b.want(Bound)
+	b.want(bound)
 	expect.That(t, b.out.Bound != nil && b.out.Bound.Obtained.Equal(epoch()),
 		"bound to %+v, want a lease from when the DISCOVER was sent", b.out.Bound)
 }
@@ -113,7 +113,7 @@ func TestSelectingIgnoresAnAckThatCommitsNothing(t *testing.T) {
 		b := newBench(t, func(c *Config) { c.RapidCommit = tt.rapid })
 		b.tick()
 		b.hear(ack, tt.add)
-		expect.Equal(t, b.s.State(), selecting, "%s: state", name)
+		expect.Equal(t, b.s.state, selecting, "%s: state", name)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestRequestingToBound(t *testing.T) {
 	b.requesting()
 	b.now = b.now.Add(2 * time.Second) // the answer takes its time
 	b.hear(ack)
-	b.want(Bound)
+	b.want(bound)
 	b.wantNothingSent()
 	l := b.out.Bound
 	if l == nil || l != b.s.Lease() {
@@ -132,8 +132,8 @@ func TestRequestingToBound(t *testing.T) {
 	if !l.Obtained.Equal(epoch()) || l.Renew.Sub(epoch()) != 30*time.Minute || l.Rebind.Sub(epoch()) != 3150*time.Second || l.Expire.Sub(epoch()) != time.Hour {
 		t.Errorf("times %s %s %s %s: want those of an hour from the REQUEST", l.Obtained, l.Renew, l.Rebind, l.Expire)
 	}
-	expect.That(t, !b.out.Wake.Before(l.Renew) && b.out.Wake.Before(l.Rebind) && b.out.Listen.IsZero(),
-		"wakes at %s, listens until %s: want T1 or a little later, and no socket till then", b.out.Wake, b.out.Listen)
+	expect.That(t, !b.s.wake.Before(l.Renew) && b.s.wake.Before(l.Rebind) && b.out.Listen.IsZero(),
+		"wakes at %s, listens until %s: want T1 or a little later, and no socket till then", b.s.wake, b.out.Listen)
 	expect.Success(t, l.Validate())
 }
 
@@ -165,7 +165,7 @@ func TestRequestingToSelecting(t *testing.T) {
 	b.step(answer(request, ack, yiaddr(otherIP)))
 	b.want(selecting)
 	b.step(answer(request, ack)) // of a server that takes a quarter of a minute
-	b.want(Bound)
+	b.want(bound)
 }
 
 func TestRequestingToInit(t *testing.T) {
@@ -187,24 +187,24 @@ func TestNAKsBackOffFromOneSecondToHalfAnHour(t *testing.T) {
 	for _, want := range []time.Duration{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1800, 1800} {
 		b.tick()
 		b.hear(offer)
-		if b.s.State() == selecting { // it is held back, in the hope of a better one
+		if b.s.state == selecting { // it is held back, in the hope of a better one
 			b.tick()
 		}
 		b.want(requesting)
 		b.hear(nak)
 		b.want(initial)
-		got := b.out.Wake.Sub(b.now)
+		got := b.s.wake.Sub(b.now)
 		expect.That(t, got == want*time.Second, "waits %s, want %d s", got, want)
 	}
-	for b.s.State() != requesting {
+	for b.s.state != requesting {
 		b.tick()
 		b.hear(offer)
 	}
 	b.hear(ack)
-	b.want(Bound)
+	b.want(bound)
 	b.at(b.s.Lease().Renew.Add(time.Minute))
 	b.hear(nak)
-	got := b.out.Wake.Sub(b.now)
+	got := b.s.wake.Sub(b.now)
 	expect.That(t, got == time.Second, "waits %s after a lease, want it to begin with 1 s again", got)
 }
 
@@ -213,7 +213,7 @@ func TestBoundToRenewing(t *testing.T) {
 	b := newBench(t, func(c *Config) { c.Broadcast = true }).bound()
 	xid := b.sent.TransactionID
 	b.tick()
-	b.want(Renewing)
+	b.want(renewing)
 	b.wantSent(request)
 	got := b.to.Src.String() + " " + b.to.Dst.String()
 	expect.That(t, got == "10.9.0.7:68 10.9.0.1:67", "sent from and to %s, want unicast to the server", got)
@@ -237,7 +237,7 @@ func TestRenewingToBound(t *testing.T) {
 	b.tick()
 	at := b.now
 	b.hear(ack, set(51, seconds(7200)))
-	b.want(Bound)
+	b.want(bound)
 	if l := b.out.Bound; l == nil || l == old || l.Expire.Sub(at) != 2*time.Hour || b.out.Lost != nil {
 		t.Errorf("bound to %+v, lost %v", l, b.out.Lost)
 	}
@@ -250,9 +250,9 @@ func TestRenewingToRenewing(t *testing.T) {
 	b.tick()
 	xid := b.sent.TransactionID
 	soon := 10 * time.Second
-	for b.s.State() == Renewing {
+	for b.s.state == renewing {
 		want := min(soon, max(l.Rebind.Sub(b.now)/2, time.Minute), l.Rebind.Sub(b.now))
-		if got := b.out.Wake.Sub(b.now); got != want {
+		if got := b.s.wake.Sub(b.now); got != want {
 			t.Fatalf("waits %s, %s before T2: want %s", got, l.Rebind.Sub(b.now), want)
 		}
 		soon *= 2
@@ -260,7 +260,7 @@ func TestRenewingToRenewing(t *testing.T) {
 		b.wantSent(request)
 		must.That(t, b.sent.TransactionID != xid, "an ACK would not say which REQUEST it extends from")
 		xid = b.sent.TransactionID
-		if b.s.State() == Renewing {
+		if b.s.state == renewing {
 			expect.Equal(t, b.to.Dst.String(), "255.255.255.255:67", "sent again to")
 			expect.Equal(t, b.sent.IsBroadcast(), b.sent.ClientIPAddr.IsUnspecified(), "asks for a broadcast without an address of its own")
 		}
@@ -272,7 +272,7 @@ func TestRenewingToRebinding(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).bound()
 	b.at(b.s.Lease().Rebind)
-	b.want(Rebinding)
+	b.want(rebinding)
 	b.wantSent(request)
 	expect.Equal(t, b.to.Src.String()+" "+b.to.Dst.String(), "10.9.0.7:68 255.255.255.255:67", "sent from and to")
 	expect.That(t, b.sent.ClientIPAddr.Equal(addr(clientIP).AsSlice()), "ciaddr %s", b.sent.ClientIPAddr)
@@ -297,7 +297,7 @@ func TestRebindingToBound(t *testing.T) {
 	b := newBench(t).bound()
 	b.at(b.s.Lease().Rebind)
 	b.hear(ack, from(rogueIP)) // the server was replaced
-	b.want(Bound)
+	b.want(bound)
 	got := b.out.Bound.Server
 	expect.That(t, got == addr(rogueIP), "the lease is of %s, want the server that answered", got)
 	b.tick()
@@ -317,7 +317,7 @@ func TestRebindingToSelecting(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).bound()
 	l := b.s.Lease()
-	for b.s.State() != selecting {
+	for b.s.state != selecting {
 		b.tick()
 	}
 	expect.That(t, b.now.Equal(l.Expire) && b.out.Lost == l && errors.Is(b.out.Err, ErrExpired),
@@ -338,10 +338,10 @@ func TestBoundToSelecting(t *testing.T) {
 func TestBoundForEver(t *testing.T) {
 	t.Parallel()
 	b := newBench(t).bound(set(51, []byte{255, 255, 255, 255}))
-	expect.That(t, b.out.Wake.IsZero() && b.out.Bound.Infinite() && b.out.Bound.Left(b.now) == -1,
-		"wakes at %s, lease %+v", b.out.Wake, b.out.Bound)
+	expect.That(t, b.s.wake.IsZero() && b.out.Bound.Infinite() && b.out.Bound.Left(b.now) == -1,
+		"wakes at %s, lease %+v", b.s.wake, b.out.Bound)
 	b.at(epoch().AddDate(100, 0, 0))
-	b.want(Bound)
+	b.want(bound)
 }
 
 // TestRebooting begins with a lease of before, half an hour after it was granted.
@@ -374,7 +374,7 @@ func TestRebooting(t *testing.T) {
 	b.option(50, raw4(clientIP))
 	b.option(54, nil)
 	b.hear(ack)
-	b.want(Bound)
+	b.want(bound)
 	expect.That(t, b.out.Bound.Expire.Equal(b.now.Add(time.Hour)), "it lasts until %s, want the server's hour", b.out.Bound.Expire)
 
 	b = reboot(nil)
@@ -385,7 +385,7 @@ func TestRebooting(t *testing.T) {
 	expect.That(t, l != nil && l.Renew.Equal(b.now) && l.Rebind.Equal(b.now) && l.Expire.Equal(epoch().Add(time.Hour)), "%+v after silence", l)
 	expect.Success(t, l.Validate())
 	b.tick()
-	b.want(Rebinding)
+	b.want(rebinding)
 	b.wantSent(request)
 
 	b = reboot(nil)
@@ -420,7 +420,7 @@ func TestRebooting(t *testing.T) {
 	expect.Equal(t, l.Expire.Sub(b.now), time.Hour, "time left of a lease of the future")
 
 	b = reboot(func(c *Config) { c.DetectConflicts = true })
-	for b.s.State() != probing {
+	for b.s.state != probing {
 		b.tick()
 	}
 	b.step(&Packet{ARP: &ARP{Reply: true, SenderMAC: otherMAC(), SenderIP: addr(clientIP), TargetIP: addr(clientIP)}})
@@ -434,15 +434,15 @@ func TestRestoreGoesByTheClock(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		now    time.Time
-		first  State
+		first  state
 		sends  bool
-		second State // after a step at that time
+		second state // after a step at that time
 	}{
-		{"before T1", l.Renew.Add(-time.Second), Bound, false, Bound},
-		{"past T1", l.Renew, Bound, true, Renewing},
-		{"past T2", l.Rebind, Bound, true, Rebinding},
-		{"past its end", l.Expire, Bound, true, selecting},
-		{"before it was granted", l.Obtained.Add(-time.Hour), Bound, true, Rebinding},
+		{"before T1", l.Renew.Add(-time.Second), bound, false, bound},
+		{"past T1", l.Renew, bound, true, renewing},
+		{"past T2", l.Rebind, bound, true, rebinding},
+		{"past its end", l.Expire, bound, true, selecting},
+		{"before it was granted", l.Obtained.Add(-time.Hour), bound, true, rebinding},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBench(t)

@@ -77,11 +77,7 @@ func Listeners(ctx context.Context, host *netns.NS, ports ...nft.Port) ([]Listen
 	var list []Listener
 	for protocol, requested := range requested {
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-			if err := ctx.Err(); err != nil {
-				return nil, err
-			}
-
-			found, err := sockets(conn, protocol, family)
+			found, err := sockets(ctx, conn, protocol, family)
 			if err != nil {
 				return nil, err
 			}
@@ -157,7 +153,7 @@ func (k *links) lead(l *Listener, host netip.Addr) bool {
 
 // sockets lists the unconnected sockets, by struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h). IPv6 sockets
 // may accept IPv4 too.
-func sockets(conn *nl.Conn, protocol nft.Protocol, family uint8) ([]Listener, error) {
+func sockets(ctx context.Context, conn *nl.Conn, protocol nft.Protocol, family uint8) ([]Listener, error) {
 	// States of include/net/tcp_states.h. A UDP socket is closed until it connects.
 	const requestLen, listening, closed = 56, 10, 7
 	state := uint8(listening)
@@ -170,7 +166,7 @@ func sockets(conn *nl.Conn, protocol nft.Protocol, family uint8) ([]Listener, er
 	binary.NativeEndian.PutUint32(b[4:], 1<<state)
 	var list []Listener
 	m, err := nl.Encode(unix.SOCK_DIAG_BY_FAMILY, 0, b, nil)
-	err = conn.List("list sockets of the host", m, err, func(m netlink.Message) error {
+	err = conn.List(ctx, "list sockets of the host", m, err, func(m netlink.Message) error {
 		l, err := decode(m.Data)
 		if l.Protocol = protocol; err == nil && m.Data[1] == state { // for SCTP the kernel lists other states too
 			list = append(list, l)

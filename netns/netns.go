@@ -120,15 +120,15 @@ func (ns *NS) ID() ID {
 
 // FD returns the file descriptor, for requests that refer to a namespace (IFLA_NET_NS_FD). It is valid until Close.
 func (ns *NS) FD() int {
-	if ns.Usable() != nil {
+	if ns.usable() != nil {
 		return -1
 	}
 	return ns.fd
 }
 
-// Usable returns an error if the handle is nil, did not come from Open, Current or New, or is closed. The error
+// usable returns an error if the handle is nil, did not come from Open, Current or New, or is closed. The error
 // matches tombolo.ErrInvalid.
-func (ns *NS) Usable() error {
+func (ns *NS) usable() error {
 	switch {
 	case ns == nil || ns.id == ID{}:
 		return fmt.Errorf("%w: no network namespace", tombolo.ErrInvalid)
@@ -155,7 +155,7 @@ func (ns *NS) String() string {
 // Close closes the handle. The namespace lives on while anything else uses it. All later calls with the handle fail
 // with EBADF.
 func (ns *NS) Close() error {
-	if err := ns.Usable(); err != nil {
+	if err := ns.usable(); err != nil {
 		return &tombolo.OpError{Op: "close network namespace", Object: ns.String(), Err: err}
 	}
 	fd := ns.fd
@@ -186,7 +186,7 @@ func (ns *NS) Do(fn func() error) error {
 
 // enter moves the calling thread into the namespace.
 func (ns *NS) enter() error {
-	err := ns.Usable()
+	err := ns.usable()
 	if err == nil {
 		err = unix.Setns(ns.fd, unix.CLONE_NEWNET)
 	}

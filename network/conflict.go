@@ -198,7 +198,7 @@ func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint3
 	ports, err := n.s.Links.Ports(ctx, n.bridge.Index)
 	isForeign := func(l bridge.Link) bool {
 		_, ours := endpoint.ParseAlias(l.Alias)
-		return !ours && l.Port != nil && l.Port.Forwarding
+		return !ours && l.Forwarding
 	}
 	if err != nil || !slices.ContainsFunc(ports, isForeign) {
 		return unix.IFA_F_NODAD, err

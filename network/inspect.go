@@ -74,7 +74,10 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	}
 
 	if len(in.Attachments) > 0 {
-		markers, err := s.foreign("").Markers(ctx)
+		publishes := slices.ContainsFunc(in.Attachments, func(r Report) bool {
+			return len(r.Attachment.Ports) > 0 && !r.Attachment.rec.Unadmitted
+		})
+		remarks, err := s.foreign("").Remarks(ctx, publishes)
 		if err != nil {
 			return nil, err
 		}
@@ -83,17 +86,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		if err != nil {
 			return nil, err
 		}
-
-		in.Others = slices.Concat(in.Others, markers, cut)
-		if slices.ContainsFunc(in.Attachments, func(r Report) bool {
-			return len(r.Attachment.Ports) > 0 && !r.Attachment.rec.Unadmitted
-		}) {
-			exempt, err := s.foreign("").Exemptions(ctx)
-			if err != nil {
-				return nil, err
-			}
-			in.Others = append(in.Others, exempt...)
-		}
+		in.Others = slices.Concat(in.Others, remarks, cut)
 	}
 
 	all, err := s.inventory(ctx, "", nil)

@@ -50,7 +50,7 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 		a.MTU = 0
 	}
 
-	at := &lease.Interface{Conn: conn, Index: link.PeerIndex, Name: link.Peer, Priority: rec.Policy.Priority}
+	at := &lease.Interface{Conn: conn, Index: link.PeerIndex, Name: rec.IfName, Priority: rec.Policy.Priority}
 
 	// As in bridge.Attach: another interface may have a route to the same destination.
 	add := func(_ context.Context, _ *route.Conn, r route.Route) error {

@@ -6,11 +6,10 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // DefaultStateDir is the state directory if Config.StateDir is empty.
@@ -43,11 +42,6 @@ type Config struct {
 	// Step is called after each step of Add, and of the removal in Del. If it returns an error, Add ends there, and
 	// is undone. It may be nil.
 	Step func(step string) error
-
-	// DialBridge and DialFirewall open the kernel's sockets for each call, in NetNS. nil means bridge.Dial and
-	// nft.Dial. They are for tests with injected faults.
-	DialBridge   func() (*bridge.Conn, error)
-	DialFirewall func(*nft.Config) (*nft.Conn, error)
 }
 
 // Node manages the networks and pods of one network namespace, the host's, with their records. It holds no socket,
@@ -57,7 +51,8 @@ type Node struct{ cfg settings }
 // settings is a Config with its defaults, except for the Mark.
 type settings struct {
 	Config
-	Dir *state.Dir
+	Dir  *state.Dir
+	dial nl.Dialer // nil outside of tests
 }
 
 // Open checks a configuration and returns a Node. It creates nothing before something must be recorded.
@@ -71,16 +66,8 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 		return nil, failf(ErrInvalid, "%w", err)
 	}
 
-	n := &Node{settings{*cfg, dir}}
+	n := &Node{settings{*cfg, dir, nl.DialerOf(ctx)}}
 	n.cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
-	if n.cfg.DialBridge == nil {
-		n.cfg.DialBridge = func() (*bridge.Conn, error) { return bridge.Dial(nil) }
-	}
-
-	if n.cfg.DialFirewall == nil {
-		n.cfg.DialFirewall = nft.Dial
-	}
-
 	return n, nil
 }
 

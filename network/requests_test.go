@@ -10,7 +10,6 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -53,16 +52,14 @@ func (w *wire) dial(family int) (*nl.Conn, error) {
 // tap has the node's calls go by a wire.
 func (n *node) tap(w *wire) {
 	n.Helper()
-	inPod := func() (tombolo.Socket, error) { return nl.Dial(unix.NETLINK_ROUTE, nil) }
+	dial := func(protocol int, inPod bool) (*nl.Conn, error) {
+		if inPod {
+			return nl.Dial(protocol, nil)
+		}
+		return w.dial(protocol)
+	}
 	var err error
-	n.Node, err = network.Open(n.Context(), &network.Config{
-		NetNS: n.ns, StateDir: n.state,
-		DialBridge: func() (*bridge.Conn, error) { c, err := w.dial(unix.NETLINK_ROUTE); return bridge.On(c, inPod), err },
-		DialFirewall: func(cfg *nft.Config) (*nft.Conn, error) {
-			c, err := w.dial(unix.NETLINK_NETFILTER)
-			return nft.On(c, cfg), err
-		},
-	})
+	n.Node, err = network.Open(nl.WithDialer(n.Context(), dial), &network.Config{NetNS: n.ns, StateDir: n.state})
 	must.Succeed(n, err)
 }
 

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/printable"
@@ -42,16 +45,33 @@ func openSession(cfg settings) (*session, error) {
 		}
 	}
 
-	if s.Links, err = cfg.DialBridge(); err != nil {
+	if s.Links, err = s.dialLinks(); err != nil {
 		return nil, errors.Join(err, s.leaveNS())
 	}
 
-	if s.Firewall, err = cfg.DialFirewall(&nft.Config{Mark: s.Mark}); err != nil {
+	if s.Firewall, err = s.dialFirewall(); err != nil {
 		s.Links.Close()
 		return nil, errors.Join(err, s.leaveNS())
 	}
 
 	return s, nil
+}
+
+func (s *session) dialLinks() (*bridge.Conn, error) {
+	if s.dial == nil {
+		return bridge.Dial(nil)
+	}
+	conn, err := s.dial(unix.NETLINK_ROUTE, false)
+	return bridge.On(conn, func() (tombolo.Socket, error) { return s.dial(unix.NETLINK_ROUTE, true) }), err
+}
+
+func (s *session) dialFirewall() (*nft.Conn, error) {
+	cfg := &nft.Config{Mark: s.Mark}
+	if s.dial == nil {
+		return nft.Dial(cfg)
+	}
+	conn, err := s.dial(unix.NETLINK_NETFILTER, false)
+	return nft.On(conn, cfg), err
 }
 
 // close releases the locks, then calls the functions given to atEnd, and closes the sockets.

@@ -62,8 +62,8 @@ func Dial(cfg *Config) (*Conn, error) {
 	return on(conn, cfg), nil
 }
 
-// On returns a Conn over an existing connection, which Close closes. It ignores the Config's NetNS. It is for the
-// packages of this module, and for their tests with a fake kernel.
+// On returns a Conn over an open socket, which Close closes. It ignores the Config's NetNS. Dial is for programs; On
+// lets a test answer in the kernel's place.
 func On(s tombolo.Socket, cfg *Config) *Conn { return on(nl.Of(s), cfg) }
 
 func on(conn *nl.Conn, cfg *Config) *Conn {

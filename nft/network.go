@@ -201,7 +201,12 @@ const (
 )
 
 // String returns the policy's name, as in the field ingressPolicy of CNI's firewall plugin.
-func (p Policy) String() string { return nameOf("policy", uint8(p), "open", "same-bridge", "isolated") }
+func (p Policy) String() string {
+	if names := [...]string{"open", "same-bridge", "isolated"}; int(p) < len(names) {
+		return names[p]
+	}
+	return fmt.Sprintf("policy %d", p)
+}
 
 // MarshalText returns the name from String.
 func (p Policy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }

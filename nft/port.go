@@ -61,39 +61,20 @@ func unmarshal[T fmt.Stringer](to *T, name []byte, values ...T) error {
 }
 
 // SNAT selects the callers of published ports whose address is changed to the host's address on the link to the pod.
-type SNAT uint8
+type SNAT string
 
 const (
 	// SNATNeeded selects the callers that would get no answer otherwise: the host by 127.0.0.1, the pod itself and,
 	// if bridged packets do not pass the firewall's hooks, other pods. It is the default.
-	SNATNeeded SNAT = iota
+	SNATNeeded SNAT = ""
 	// SNATAll selects all callers. The network must have PortSNAT set.
-	SNATAll
+	SNATAll SNAT = "all"
 	// SNATNone selects only the host by 127.0.0.1. Another pod behind the same link gets an answer only if the
 	// firewall sees it, and a pod that calls itself gets none. The network must have PortSNAT set.
-	SNATNone
+	SNATNone SNAT = "none"
 
-	snatAny // all elements that an endpoint may have with any of these
+	snatAny SNAT = "any" // all elements that an endpoint may have with any of these
 )
-
-// String returns "needed", "all" or "none".
-func (s SNAT) String() string { return nameOf("SNAT", uint8(s), "needed", "all", "none") }
-
-// nameOf returns the name of a value. The names begin with that of 0.
-func nameOf(kind string, value uint8, names ...string) string {
-	if int(value) < len(names) {
-		return names[value]
-	}
-	return fmt.Sprintf("%s %d", kind, value)
-}
-
-// MarshalText returns the name from String.
-func (s SNAT) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// UnmarshalText parses the name from String. The error matches tombolo.ErrInvalid.
-func (s *SNAT) UnmarshalText(text []byte) error {
-	return unmarshal(s, text, SNATNeeded, SNATAll, SNATNone)
-}
 
 // String returns the host's side: 8080/tcp, 192.0.2.1:8080/udp, [2001:db8::1]:8080-8090/sctp.
 func (p Port) String() string {
@@ -213,8 +194,8 @@ func (ep *Endpoint) checkPorts() error {
 		return invalid("endpoint %s: it has ports to publish, and no address", ep.Owner)
 	}
 
-	if ep.PortSNAT >= snatAny {
-		return invalid("endpoint %s: PortSNAT is %d", ep.Owner, ep.PortSNAT)
+	if ep.PortSNAT != SNATNeeded && ep.PortSNAT != SNATAll && ep.PortSNAT != SNATNone {
+		return invalid("endpoint %s: PortSNAT is %q", ep.Owner, string(ep.PortSNAT))
 	}
 
 	_, err := ep.publications()

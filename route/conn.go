@@ -34,8 +34,7 @@ func Dial(ns *netns.NS) (*Conn, error) {
 	return &Conn{nl: conn}, nil
 }
 
-// On returns a Conn over an open connection, which still belongs to its owner: Close does nothing. It is for packages
-// of this module.
+// On returns a Conn over the socket of another Conn (bridge.Conn's Socket), which stays open: Close does nothing.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
 
 // Close closes the connection, unless it belongs to another owner.
@@ -93,23 +92,16 @@ func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 // change sends one request.
 func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.HeaderType,
 	flags netlink.HeaderFlags) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	var b nl.Batch
 	m, err := r.Message(typ, flags)
 	b.Add(op, r, m, err)
-	return c.nl.Execute(&b)
+	return c.nl.Do(ctx, &b)
 }
 
 // Remove deletes the first route of its table that has Dst and equals r in the other fields that are set. It does not
 // compare MTU, AdvMSS, Pref and Expires. It is no error if there is no such route or link.
 func (c *Conn) Remove(ctx context.Context, r Route) error {
-	err := c.change(ctx, "delete route", &r, unix.RTM_DELROUTE, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return nl.PassAbsent(c.change(ctx, "delete route", &r, unix.RTM_DELROUTE, 0))
 }
 
 // Filter selects the routes to list. A zero field matches any value.
@@ -120,7 +112,7 @@ type Filter struct {
 	Table uint32
 	// Link is the index of a link that at least one next hop uses.
 	Link     int
-	Protocol Protocol
+	Protocol uint8
 	Type     Type
 }
 
@@ -146,12 +138,8 @@ func (c *Conn) Walk(ctx context.Context, f Filter, each func(Route)) error {
 }
 
 func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route) error) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-
 	ask, err := f.message()
-	err = c.nl.Walk("list routes", ask, err, begin, func(m netlink.Message) error {
+	err = c.nl.Walk(ctx, "list routes", ask, err, begin, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWROUTE {
 			return nil
 		}
@@ -173,7 +161,7 @@ func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route
 // message returns a request with the kernel's filter (Linux 4.20). With strict checking the kernel refuses attributes
 // that it does not know; without, it would list everything.
 func (f Filter) message() (netlink.Message, error) {
-	q := request{RouteMessage: rtnetlink.RouteMessage{Family: f.Family, Protocol: uint8(f.Protocol),
+	q := request{RouteMessage: rtnetlink.RouteMessage{Family: f.Family, Protocol: f.Protocol,
 		Type: uint8(f.Type)}}
 	q.table(f.Table)
 	q.Attributes.OutIface = nl.Index(f.Link)
@@ -191,10 +179,6 @@ func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 // that index, and the kernel also checks its source: the error is EXDEV if the reverse path filter would drop the
 // packet. If link is 0, src must be an address of this host.
 func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Route, error) {
-	if err := ctx.Err(); err != nil {
-		return Route{}, err
-	}
-
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
 	if dst.Is4() {
 		// Without this flag, IPv4 reports table main for every route. IPv6 refuses the flag.
@@ -223,7 +207,7 @@ func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Rout
 		r, _, err = decode(m.Data)
 		return err
 	})
-	err = c.nl.Execute(&b)
+	err = c.nl.Do(ctx, &b)
 	return r, err
 }
 

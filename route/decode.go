@@ -23,7 +23,7 @@ func decode(data []byte) (r Route, known bool, _ error) {
 		Family:   data[0],
 		TOS:      data[3],
 		Table:    uint32(data[4]),
-		Protocol: Protocol(data[5]),
+		Protocol: data[5],
 		Scope:    &scope,
 		Type:     Type(data[7]),
 		Flags:    binary.NativeEndian.Uint32(data[8:]),

@@ -59,7 +59,7 @@ func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags,
 
 	q := request{RouteMessage: rtnetlink.RouteMessage{
 		Family: n.Family, DstLength: uint8(n.Dst.Bits()), SrcLength: uint8(max(n.From.Bits(), 0)), Tos: n.TOS,
-		Protocol: uint8(n.Protocol), Scope: *n.Scope, Type: uint8(n.Type),
+		Protocol: n.Protocol, Scope: *n.Scope, Type: uint8(n.Type),
 	}}
 	q.table(n.Table)
 	if n.OnLink {

@@ -51,8 +51,8 @@ type Route struct {
 	// Scope is the distance of the destination (RT_SCOPE_*), for IPv4. nil means the customary one: host for a local
 	// route, link for a route without a gateway and for broadcast, else global.
 	Scope *uint8 `json:"scope,omitempty"`
-	// Protocol is the origin of the route. 0 means ProtocolTombolo for a new route, and any for a deletion.
-	Protocol Protocol `json:"protocol,omitempty"`
+	// Protocol is the origin of the route (RTPROT_*). 0 means ProtocolTombolo for a new route, and any for a deletion.
+	Protocol uint8 `json:"protocol,omitempty"`
 	// Type is the kernel's treatment of packets (RTN_*). 0 means unix.RTN_UNICAST for a new route, and any for a
 	// deletion.
 	Type Type `json:"type,omitempty"`
@@ -86,12 +86,9 @@ type Nexthop struct {
 	Other []netlink.Attribute `json:"other,omitempty"`
 }
 
-// Protocol is the origin of a route (RTPROT_* of package unix).
-type Protocol uint8
-
 // ProtocolTombolo marks the routes of this module: the letter t. Neither the kernel, nor iproute2, nor any routing
 // daemon that we know uses it.
-const ProtocolTombolo Protocol = 't'
+const ProtocolTombolo uint8 = 't'
 
 // Type is the treatment of packets that a route matches (RTN_* of package unix).
 type Type uint8

@@ -116,7 +116,7 @@ func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *install
 	}
 
 	changed = changed || b.Len() > 0
-	if err := tc.Execute(ctx, c.nl, &b); err != nil {
+	if err := c.nl.Do(ctx, &b); err != nil {
 		return changed, tc.Unsupported(err, modules)
 	}
 
@@ -139,7 +139,7 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 	}
 
 	setAlias(&b, t.IFB, t.Alias)
-	if err := tc.Execute(ctx, c.nl, &b); have.ifb != nil {
+	if err := c.nl.Do(ctx, &b); have.ifb != nil {
 		return true, err
 	} else if err != nil {
 		if b.Err(0) != nil || b.Err(1) == nil {

@@ -51,26 +51,26 @@ func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link.Link) error {
 	}
 	var b nl.Batch
 	link.Request{Index: l.Index}.Delete(&b, t.IFB)
-	return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
+	return nl.PassAbsent(c.nl.Do(ctx, &b))
 }
 
 // removeFromPort deletes our qdiscs and filters from the port.
 func (c *Conn) removeFromPort(ctx context.Context, t Target) error {
 	t.MTU = max(t.MTU, 1) // the MTU is not used here
 	if err := c.findPort(&t); err != nil {
-		return tc.PassAbsent(err)
+		return nl.PassAbsent(err)
 	}
 
 	have, err := c.look(ctx, &t)
 	if err != nil {
-		return tc.PassAbsent(err)
+		return nl.PassAbsent(err)
 	}
 
 	var errs []error
 	if have.ingress.Ours() {
 		var b nl.Batch
 		t.port().DelQdisc(&b, tc.Root)
-		errs = append(errs, tc.PassAbsent(tc.Execute(ctx, c.nl, &b)))
+		errs = append(errs, nl.PassAbsent(c.nl.Do(ctx, &b)))
 	}
 
 	return errors.Join(append(errs, c.removeRedirect(ctx, &t, have))...)
@@ -88,7 +88,7 @@ func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installed) e
 		return nil
 	}
 
-	return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
+	return nl.PassAbsent(c.nl.Do(ctx, &b))
 }
 
 // IFBs returns the aliases of all ifb links in the ports' namespace by their names, including those of other

@@ -142,7 +142,7 @@ func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int,
 	only := []uint16{unix.IFLA_IFALIAS, unix.IFLA_MTU, unix.IFLA_GROUP, unix.IFLA_LINKINFO}
 	link.Get(&b, outerName, 0, &out, only...)
 	link.Get(&b, portName, 0, &in, only...)
-	if err := tc.Execute(ctx, c.nl, &b); errors.Is(err, fs.ErrNotExist) {
+	if err := c.nl.Do(ctx, &b); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	} else if err != nil {
 		return 0, err
@@ -200,25 +200,17 @@ func (c *Conn) Remove(ctx context.Context, s Share) error {
 		findErr = s.checkOwner(pair)
 	}
 
-	if findErr != nil && !errors.Is(findErr, fs.ErrNotExist) {
-		return findErr
-	}
-
-	if err := c.restore(ctx, s); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := nl.PassAbsent(findErr); err != nil {
 		return err
 	}
 
-	if findErr != nil {
-		return nil
+	if err := nl.PassAbsent(c.restore(ctx, s)); err != nil || findErr != nil {
+		return err
 	}
 
 	var b nl.Batch
 	link.Request{Index: pair.Index}.Delete(&b, pair.Name)
-	if err := tc.Execute(ctx, c.nl, &b); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-
-	return nil
+	return nl.PassAbsent(c.nl.Do(ctx, &b))
 }
 
 // restore ends the NIC's promiscuous mode, and lets the bridge answer ARP again.
@@ -227,10 +219,10 @@ func (c *Conn) restore(ctx context.Context, s Share) error {
 	if err == nil && nic.Promiscuous && !s.Promiscuous {
 		var b nl.Batch
 		link.Request{Index: nic.Index, Change: unix.IFF_PROMISC}.Set(&b, "set link", nic.Name)
-		err = tc.Execute(ctx, c.nl, &b)
+		err = c.nl.Do(ctx, &b)
 	}
 
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := nl.PassAbsent(err); err != nil {
 		return err
 	}
 
@@ -241,7 +233,7 @@ func (c *Conn) restore(ctx context.Context, s Share) error {
 
 	var b nl.Batch
 	link.Request{Index: l.Index, Change: unix.IFF_NOARP}.Set(&b, "set link", l.Name)
-	return tc.Execute(ctx, c.nl, &b)
+	return c.nl.Do(ctx, &b)
 }
 
 func (s Share) validate() error {
@@ -309,7 +301,7 @@ func (c *Conn) find(ctx context.Context, name string) (*link.Link, error) {
 	var l link.Link
 	var b nl.Batch
 	link.Get(&b, name, 0, &l)
-	if err := tc.Execute(ctx, c.nl, &b); err != nil {
+	if err := c.nl.Do(ctx, &b); err != nil {
 		return nil, err
 	}
 	if l.Name != name {
@@ -414,7 +406,7 @@ func (c *Conn) makePair(ctx context.Context, s Share, have *found) (*found, erro
 		Peer: &link.Request{Name: port, MTU: &have.nic.MTU, MAC: ident.RandomMAC()},
 	}.Create(&b, "add link", outer)
 	link.Request{Name: outer, Alias: &alias}.Set(&b, "set link", outer)
-	if err := tc.Execute(ctx, c.nl, &b); err != nil {
+	if err := c.nl.Do(ctx, &b); err != nil {
 		return nil, err
 	}
 	return c.look(ctx, s)
@@ -437,7 +429,7 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 		link.Request{Index: l.Index, NoLinkLocal: true}.Set(&b, "set link", l.Name)
 	}
 
-	if err := tc.Execute(ctx, c.nl, &b); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
+	if err := c.nl.Do(ctx, &b); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return err
 	}
 
@@ -452,7 +444,7 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 	set(&b, have.port, port)
 	alias := s.note(have.nic)
 	set(&b, have.outer, link.Request{MTU: &have.nic.MTU, Alias: &alias, Flags: unix.IFF_NOARP, Change: unix.IFF_NOARP})
-	return tc.Execute(ctx, c.nl, &b)
+	return c.nl.Do(ctx, &b)
 }
 
 // setProgram sets the program for this NIC at the outer end. It replaces an earlier program without a gap.
@@ -466,13 +458,13 @@ func (c *Conn) setProgram(ctx context.Context, have *found) error {
 	at := tc.Device{Name: have.port.Name, Index: have.port.Index}
 	var b nl.Batch
 	at.AddClsact(&b)
-	if err := tc.Execute(ctx, c.nl, &b); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := c.nl.Do(ctx, &b); err != nil && !errors.Is(err, fs.ErrExist) {
 		return tc.Unsupported(err, "sch_ingress")
 	}
 
 	b.Reset()
 	at.SetObject(&b, filterHandle, fd, programName(have.nic.Index, have.nic.MAC))
-	return tc.Unsupported(tc.Execute(ctx, c.nl, &b), "cls_bpf")
+	return tc.Unsupported(c.nl.Do(ctx, &b), "cls_bpf")
 }
 
 func (c *Conn) setPromiscuous(ctx context.Context, nic *link.Link) error {
@@ -481,5 +473,5 @@ func (c *Conn) setPromiscuous(ctx context.Context, nic *link.Link) error {
 	}
 	var b nl.Batch
 	link.Request{Index: nic.Index, Flags: unix.IFF_PROMISC, Change: unix.IFF_PROMISC}.Set(&b, "set link", nic.Name)
-	return tc.Execute(ctx, c.nl, &b)
+	return c.nl.Do(ctx, &b)
 }

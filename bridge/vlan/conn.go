@@ -15,14 +15,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/diff"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// ErrUnsupported means that the kernel's bridges do not support VLANs. Only Probe returns it: the other calls fail with
-// EOPNOTSUPP there, so call Probe first.
+// ErrUnsupported is the cause of an error if the kernel's bridges do not support VLANs.
 var ErrUnsupported = errors.New("this kernel's bridges know no VLANs: it was built without " +
-	"CONFIG_BRIDGE_VLAN_FILTERING, so use a kernel that has it, or leave VLANs out of the configuration")
+	"CONFIG_BRIDGE_VLAN_FILTERING or CONFIG_VLAN_8021Q, so use a kernel that has both, or leave VLANs out of the " +
+	"configuration")
+
+// unsupported adds ErrUnsupported to an error of the kernel that means it.
+func unsupported(err error) error {
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	return err
+}
 
 // Conn changes the VLANs of bridges in one network namespace. It uses the open socket of another connection. Several
 // goroutines may call its methods. Their errors are *tombolo.OpError.
@@ -31,18 +40,17 @@ type Conn struct{ nl *nl.Conn }
 // On returns a Conn over an open socket, which still belongs to its owner.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
-// Probe returns ErrUnsupported if the kernel's bridges do not support VLANs. It creates nothing. It needs
-// CAP_NET_ADMIN, so that the kernel loads its modules.
+// Probe returns an error that matches ErrUnsupported if the kernel's bridges do not support VLANs. It creates nothing.
+// It needs CAP_NET_ADMIN, so that the kernel loads its modules.
 func (c *Conn) Probe(ctx context.Context) error {
-
 	for _, kind := range []string{"bridge", "vlan"} {
-		if errors.Is(link.Probe(c.nl, kind), unix.EOPNOTSUPP) {
-			return ErrUnsupported
+		if err := unsupported(link.Probe(c.nl, kind)); errors.Is(err, ErrUnsupported) {
+			return err
 		}
 	}
 
-	if _, err := c.get(ctx, loopback); errors.Is(err, unix.EOPNOTSUPP) {
-		return ErrUnsupported // any other error means that loopback is no port
+	if _, err := c.get(ctx, loopback); errors.Is(err, ErrUnsupported) {
+		return err // any other error means that loopback is no port
 	}
 	return nil
 }
@@ -52,7 +60,7 @@ const loopback = 1 // the loopback link's index in every namespace, include/net/
 // Ensure puts a port, given by its index, into the VLANs of a membership, and takes it out of all others unless
 // m.KeepDefault is set. It reports whether it changed anything. It needs CAP_NET_ADMIN.
 func (c *Conn) Ensure(ctx context.Context, port int, m Membership) (changed bool, _ error) {
-	if err := c.check(ctx, m); err != nil {
+	if err := check(m); err != nil {
 		return false, err
 	}
 
@@ -80,7 +88,7 @@ func (c *Conn) Join(ctx context.Context, port int, list ...Range) (changed bool,
 
 // Outside returns those VLANs of list that a port, given by its index, is not in.
 func (c *Conn) Outside(ctx context.Context, port int, list ...Range) ([]Range, error) {
-	if err := c.check(ctx, Membership{Trunk: list}); err != nil {
+	if err := check(Membership{Trunk: list}); err != nil {
 		return nil, err
 	}
 
@@ -104,7 +112,7 @@ func (c *Conn) Outside(ctx context.Context, port int, list ...Range) ([]Range, e
 
 // Leave takes a port, given by its index, out of VLANs. It is no error if the port is gone. It needs CAP_NET_ADMIN.
 func (c *Conn) Leave(ctx context.Context, port int, list ...Range) error {
-	if err := c.check(ctx, Membership{Trunk: list}); err != nil || len(list) == 0 {
+	if err := check(Membership{Trunk: list}); err != nil || len(list) == 0 {
 		return err
 	}
 	err := c.change(port, tagged(list), nil)
@@ -117,7 +125,7 @@ func (c *Conn) Leave(ctx context.Context, port int, list ...Range) error {
 // Check compares a port, given by its index, with a membership, and returns the differences. name is the port's name
 // in these.
 func (c *Conn) Check(ctx context.Context, port int, name string, m Membership) ([]tombolo.Difference, error) {
-	if err := c.check(ctx, m); err != nil {
+	if err := check(m); err != nil {
 		return nil, err
 	}
 
@@ -132,8 +140,8 @@ func (c *Conn) Check(ctx context.Context, port int, name string, m Membership) (
 	return []tombolo.Difference{{Object: "port " + name, What: "VLANs", Want: m.String(), Have: have.String()}}, nil
 }
 
-// check returns an error if the Conn is unusable or the membership is not valid.
-func (c *Conn) check(ctx context.Context, m Membership) error {
+// check returns an error if the membership is not valid.
+func check(m Membership) error {
 	if err := m.Check(); err != nil {
 		return &tombolo.OpError{Op: "set VLANs", Object: m.String(), Err: err}
 	}
@@ -157,18 +165,15 @@ func header(port int) []byte {
 
 // get returns the VLANs of a port, or of a bridge as a port of itself (Linux 5.6).
 func (c *Conn) get(ctx context.Context, port int) (entries, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	m, err := nl.Encode(unix.RTM_GETVLAN, 0, header(port), nil)
 	list := entries{}
-	err = c.nl.List("list VLANs of link", m, err, func(m netlink.Message) error {
+	err = c.nl.List(ctx, "list VLANs of link", m, err, func(m netlink.Message) error {
 		if len(m.Data) < headerLen {
 			return fmt.Errorf("%w: VLANs of %d bytes", nl.ErrMalformed, len(m.Data))
 		}
 		return nl.Decode(m.Data[headerLen:], list.decode)
 	})
-	return list, err
+	return list, unsupported(err)
 }
 
 // decode adds one entry of the kernel's list.
@@ -188,7 +193,7 @@ func (e entries) decode(ad *netlink.AttributeDecoder) {
 		last = number(end)
 	}
 
-	for id := int(first); id <= max(int(first), int(last)) && id <= MaxID; id++ {
+	for id := int(first); id <= max(int(first), int(last)) && id <= maxID; id++ {
 		e[uint16(id)] = flags & (flagPVID | flagUntagged)
 	}
 }
@@ -211,7 +216,7 @@ func (c *Conn) change(port int, del, add entries) error {
 		b.Add("set VLANs of link", nl.Name(strconv.Itoa(port)), m, err)
 	}
 
-	return c.nl.Execute(&b)
+	return unsupported(c.nl.Execute(&b))
 }
 
 func (r run) encode(ae *netlink.AttributeEncoder) {
@@ -239,7 +244,7 @@ type Link struct {
 // If there is a link of this name with another kind, VLAN or bridge, the error matches fs.ErrExist. A veth is
 // accepted: another program may have created it, with its other end in the VLAN.
 func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
-	if err := c.check(ctx, Membership{ID: l.ID}); err != nil {
+	if err := check(Membership{ID: l.ID}); err != nil {
 		return false, err
 	}
 
@@ -282,7 +287,7 @@ func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 		err = errors.Join(err, c.nl.Execute(&again))
 	}
 
-	return true, err
+	return true, unsupported(err)
 }
 
 func (l *Link) hasMAC(have *link.Link) bool { return l.MAC == nil || bytes.Equal(l.MAC, have.MAC) }
@@ -306,7 +311,7 @@ func (c *Conn) link(l *Link) (*link.Link, error) {
 
 // CheckLink compares the link with the one that EnsureLink would create, and returns the differences.
 func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, error) {
-	if err := c.check(ctx, Membership{ID: l.ID}); err != nil {
+	if err := check(Membership{ID: l.ID}); err != nil {
 		return nil, err
 	}
 
@@ -322,29 +327,20 @@ func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, err
 		return nil, err
 	}
 
-	var list []tombolo.Difference
-	if !have.Up() {
-		list = append(list, tombolo.Difference{Object: object, What: "link", Want: "up", Have: "down"})
-	}
-
+	var list diff.List
+	list.Up(object, have.Up())
 	if have.Kind == "veth" {
 		return list, nil
 	}
 
-	if have.MTU != l.MTU {
-		list = append(list, tombolo.Difference{Object: object, What: "MTU", Want: strconv.Itoa(l.MTU),
-			Have: strconv.Itoa(have.MTU)})
-	}
-
+	list.Number(object, "MTU", l.MTU, have.MTU)
 	if !l.hasMAC(have) {
-		list = append(list, tombolo.Difference{Object: object, What: "MAC", Want: l.MAC.String(),
-			Have: have.MAC.String()})
+		list.Add(object, "MAC", l.MAC.String(), have.MAC.String())
 	}
 
 	lacking, err := c.Outside(ctx, l.Bridge, Range{l.ID, l.ID})
 	if len(lacking) > 0 {
-		list = append(list, tombolo.Difference{Object: object, What: "the bridge's membership in VLAN",
-			Want: lacking[0].String()})
+		list.Add(object, "the bridge's membership in VLAN", lacking[0].String(), "")
 	}
 
 	return list, err
@@ -353,7 +349,7 @@ func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, err
 // RemoveLink deletes the host's link in a VLAN, if it has l's alias, and takes the bridge out of that VLAN. It is no
 // error if the link is gone.
 func (c *Conn) RemoveLink(ctx context.Context, l Link) error {
-	if err := c.check(ctx, Membership{ID: l.ID}); err != nil {
+	if err := check(Membership{ID: l.ID}); err != nil {
 		return err
 	}
 
@@ -368,7 +364,7 @@ func (c *Conn) RemoveLink(ctx context.Context, l Link) error {
 
 	var b nl.Batch
 	link.Request{Index: have.Index}.Delete(&b, l.Name)
-	if err := c.nl.Execute(&b); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := nl.PassAbsent(c.nl.Execute(&b)); err != nil {
 		return err
 	}
 

@@ -1,6 +1,6 @@
 // Package vlan puts ports of a bridge into VLANs (IEEE 802.1Q), and gives the host a link in a VLAN, over rtnetlink:
 //
-//	conn := links.VLANs() // links is a bridge.Conn
+//	conn := links.VLANs() // links is a bridge.Conn, port and br are Links that it found
 //	in := vlan.Membership{ID: 100, Trunk: vlan.Ranges{{First: 200, Last: 299}}} // the trunk's frames keep their tags
 //	changed, err := conn.Ensure(ctx, port.Index, in)
 //	changed, err = conn.EnsureLink(ctx, vlan.Link{Bridge: br.Index, Name: "br0.100", ID: 100, MTU: br.MTU})

@@ -33,7 +33,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 
-	conn := links.VLANs()                                                       // links is a bridge.Conn
+	conn := links.VLANs()                                                       // links is a bridge.Conn, port and br are Links that it found
 	in := vlan.Membership{ID: 100, Trunk: vlan.Ranges{{First: 200, Last: 299}}} // the trunk's frames keep their tags
 	changed, err := conn.Ensure(ctx, port.Index, in)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
-// MaxID is the last VLAN number; the first is 1.
-const MaxID = 4094
+// maxID is the last VLAN number; the first is 1.
+const maxID = 4094
 
 // Range is the VLANs from First to Last, including both.
 type Range struct{ First, Last uint16 }
@@ -48,12 +48,12 @@ func (m Membership) native() uint16 {
 
 // Check returns an error if a VLAN number is out of range. It matches tombolo.ErrInvalid.
 func (m Membership) Check() error {
-	if m.ID > MaxID {
-		return fmt.Errorf("%w: VLAN %d, where 1 to %d are VLANs", tombolo.ErrInvalid, m.ID, MaxID)
+	if m.ID > maxID {
+		return fmt.Errorf("%w: VLAN %d, where 1 to %d are VLANs", tombolo.ErrInvalid, m.ID, maxID)
 	}
 	for _, r := range m.Trunk {
-		if r.First == 0 || r.Last > MaxID || r.First > r.Last {
-			return fmt.Errorf("%w: VLANs %s, where 1 to %d are VLANs", tombolo.ErrInvalid, r, MaxID)
+		if r.First == 0 || r.Last > maxID || r.First > r.Last {
+			return fmt.Errorf("%w: VLANs %s, where 1 to %d are VLANs", tombolo.ErrInvalid, r, maxID)
 		}
 	}
 	return nil

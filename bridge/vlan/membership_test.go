@@ -5,11 +5,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
+	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 )
 
 func TestMembershipReadsAsTheCommandBridgeHasIt(t *testing.T) {
@@ -62,6 +64,36 @@ func TestRangesGoToTheKernelAndBack(t *testing.T) {
 	got := entries{}
 	must.Succeed(t, nl.Decode(b, got.decode))
 	expect.NoDiff(t, cmp.Diff(want, got))
+}
+
+// A kernel without VLANs refuses each of their messages. A call that looks first has nothing to leave.
+func TestCallsSayThatTheKernelKnowsNoVLANs(t *testing.T) {
+	t.Parallel()
+	fake := nltest.NewFake(func(requests []netlink.Message) (answers [][]byte) {
+		for _, r := range requests {
+			errno := unix.EOPNOTSUPP
+			if r.Header.Type == unix.RTM_GETLINK {
+				errno = unix.ENODEV
+			}
+			answers = append(answers, nltest.Error(r, errno, ""))
+		}
+		return answers
+	})
+	c, ctx, m, l := On(nl.New(fake)), t.Context(), Membership{ID: 5}, Link{Bridge: 2, Name: "br0.5", ID: 5, MTU: 1500}
+	for name, call := range map[string]func() error{
+		"Probe":      func() error { return c.Probe(ctx) },
+		"Ensure":     func() error { _, err := c.Ensure(ctx, 3, m); return err },
+		"Join":       func() error { _, err := c.Join(ctx, 3, Range{5, 5}); return err },
+		"Outside":    func() error { _, err := c.Outside(ctx, 3, Range{5, 5}); return err },
+		"Leave":      func() error { return c.Leave(ctx, 3, Range{5, 5}) },
+		"Check":      func() error { _, err := c.Check(ctx, 3, "veth1", m); return err },
+		"EnsureLink": func() error { _, err := c.EnsureLink(ctx, l); return err },
+	} {
+		err := call()
+		expect.Is(t, err, ErrUnsupported, name)
+		expect.Is(t, err, unix.EOPNOTSUPP, name)
+	}
+	expect.Success(t, c.RemoveLink(ctx, l))
 }
 
 func FuzzEntries(f *testing.F) {

@@ -12,6 +12,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
@@ -126,9 +127,9 @@ func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 
 // open opens the node with the settings of the configuration. allocators may be nil if no addresses are involved.
 func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, error)) (*network.Node, error) {
-	return network.Open(context.Background(), &network.Config{
+	return network.Open(nl.WithDialer(context.Background(), c.Dial), &network.Config{
 		StateDir: c.conf.stateDir(), LeaseDir: c.conf.leaseDir(), Mark: c.conf.mark(), Log: c.log.Logger, Step: c.step,
-		DialBridge: c.DialBridge, DialFirewall: c.DialNFT, Allocators: allocators,
+		Allocators: allocators,
 	})
 }
 

@@ -10,13 +10,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/golden"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // seeds are the corpora in testdata/fuzz, which -update writes anew: what runtimes
@@ -154,11 +152,10 @@ func FuzzRun(f *testing.F) {
 		}
 		var out bytes.Buffer
 		p := &Plugin{
-			Getenv:     func(name string) string { return env[name] },
-			Stdin:      bytes.NewReader(stdin),
-			Stdout:     &out,
-			DialBridge: func() (*bridge.Conn, error) { return nil, errNoKernel },
-			DialNFT:    func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel },
+			Getenv: func(name string) string { return env[name] },
+			Stdin:  bytes.NewReader(stdin),
+			Stdout: &out,
+			Dial:   noKernel,
 		}
 		status := p.Run()
 		switch string(verb) {

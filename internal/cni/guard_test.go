@@ -15,7 +15,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nltest"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // isGuarded says whether the pod's port is held to its MAC.
@@ -109,13 +108,13 @@ func TestADDThatIsNotToldOfItsElementsLeavesNone(t *testing.T) {
 	n := newNode(t)
 	var loses *lossy
 	p := n.plugin()
-	p.DialNFT = func(cfg *nft.Config) (*nft.Conn, error) {
-		socket, err := nl.Open(unix.NETLINK_NETFILTER, nil)
-		if err != nil {
-			return nil, err
+	p.Dial = func(protocol int, _ bool) (*nl.Conn, error) {
+		socket, err := nl.Open(protocol, nil)
+		if err != nil || protocol != unix.NETLINK_NETFILTER {
+			return nl.New(socket), err
 		}
 		loses = &lossy{Transport: socket}
-		return nft.On(nl.New(loses), cfg), nil
+		return nl.New(loses), nil
 	}
 	mustHaveFailed(t, n.run(t, p, "ADD", everything()), []uint{codeKernel}, unix.ENOBUFS.Error())
 	must.That(t, loses != nil && loses.fired, "no answer was lost")

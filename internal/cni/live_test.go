@@ -4,23 +4,25 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func TestSTATUSWithoutAFacility(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	noBridge, noNFT := n.plugin(), n.plugin()
-	noBridge.DialBridge = func() (*bridge.Conn, error) { return nil, errNoKernel }
-	noNFT.DialNFT = func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel }
-	for _, p := range []*Plugin{noBridge, noNFT} {
-		a := n.run(t, p, "STATUS", nil)
+	for _, lacking := range []int{unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER} {
+		a := n.run(t, &Plugin{Dial: func(protocol int, _ bool) (*nl.Conn, error) {
+			if protocol == lacking {
+				return nil, errNoKernel
+			}
+			return nl.Dial(protocol, nil)
+		}}, "STATUS", nil)
 		expect.That(t, a.err != nil && a.err.Code == codeNotAvailable && a.err.Msg == errNoKernel.Error(), "got %s", a.stdout)
 	}
 }

@@ -11,10 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func TestVerbLogsOneLine(t *testing.T) {
@@ -23,15 +21,9 @@ func TestVerbLogsOneLine(t *testing.T) {
 	logging := func(level string) string {
 		return string(with(fmt.Sprintf(`"logFile": %q, "logLevel": %q`, path, level)))
 	}
-	noKernel := func() *Plugin {
-		return &Plugin{
-			DialBridge: func() (*bridge.Conn, error) { return nil, errNoKernel },
-			DialNFT:    func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel },
-		}
-	}
-	run(t, noKernel(), attachmentEnv("DEL", "/run/netns/p"), logging("info"))
-	run(t, noKernel(), map[string]string{"CNI_COMMAND": "GC"}, logging("info"))
-	run(t, noKernel(), map[string]string{"CNI_COMMAND": "GC"}, logging("error")) // nothing went wrong
+	run(t, &Plugin{Dial: noKernel}, attachmentEnv("DEL", "/run/netns/p"), logging("info"))
+	run(t, &Plugin{Dial: noKernel}, map[string]string{"CNI_COMMAND": "GC"}, logging("info"))
+	run(t, &Plugin{Dial: noKernel}, map[string]string{"CNI_COMMAND": "GC"}, logging("error")) // nothing went wrong
 
 	data, err := os.ReadFile(path)
 	must.Succeed(t, err)

@@ -12,12 +12,11 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 func TestMain(m *testing.M) {
@@ -52,13 +51,12 @@ type answer struct {
 	err    *types.Error // what was printed, where the status is not 0
 }
 
+func noKernel(int, bool) (*nl.Conn, error) { return nil, errNoKernel }
+
 // call runs a verb without a kernel.
 func callWithout(t *testing.T, env map[string]string, stdin string) answer {
 	t.Helper()
-	return run(t, &Plugin{
-		DialBridge: func() (*bridge.Conn, error) { return nil, errNoKernel },
-		DialNFT:    func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel },
-	}, env, stdin)
+	return run(t, &Plugin{Dial: noKernel}, env, stdin)
 }
 
 // run fills in a plugin's environment, and runs it.
@@ -114,12 +112,7 @@ func newNode(t *testing.T) *node {
 }
 
 // plugin is one that works on the node's kernel.
-func (n *node) plugin() *Plugin {
-	return &Plugin{
-		DialBridge: func() (*bridge.Conn, error) { return bridge.Dial(nil) },
-		DialNFT:    nft.Dial,
-	}
-}
+func (n *node) plugin() *Plugin { return &Plugin{} }
 
 // run runs a verb for the pod in the host's namespace. What conf says overrides
 // the configuration of dualStack.

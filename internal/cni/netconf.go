@@ -316,10 +316,11 @@ func (c *VLANConf) membership() vlan.Membership {
 
 // vlanProblems adds problems with VLANs that do not exist, and with VLANs that the network cannot use.
 func (c *NetConf) vlanProblems(p *problems) {
-	p.add(c.VLAN > vlan.MaxID, "vlan %d is not within 0 and %d", c.VLAN, vlan.MaxID)
+	const most = 4094
+	p.add(c.VLAN > most, "vlan %d is not within 0 and %d", c.VLAN, most)
 	for i, t := range c.VLANTrunk {
 		for _, r := range t.ranges() {
-			p.add(r.First < 1 || r.Last > vlan.MaxID, "vlanTrunk[%d]: VLANs are from 1 to %d", i, vlan.MaxID)
+			p.add(r.First < 1 || r.Last > most, "vlanTrunk[%d]: VLANs are from 1 to %d", i, most)
 			p.add(r.First > r.Last, "vlanTrunk[%d]: minID %d is more than maxID %d", i, r.First, r.Last)
 		}
 		p.add((t.MinID == nil) != (t.MaxID == nil), "vlanTrunk[%d] has one of minID and maxID: it takes both, or id", i)

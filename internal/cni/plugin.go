@@ -10,12 +10,11 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // Plugin is one call of the plugin with its environment. All fields are required, except those for tests.
@@ -24,9 +23,8 @@ type Plugin struct {
 	Stdin  io.Reader
 	Stdout io.Writer
 
-	// DialBridge and DialNFT are for tests: they put faults between the plugin and the kernel.
-	DialBridge func() (*bridge.Conn, error)
-	DialNFT    func(*nft.Config) (*nft.Conn, error)
+	// Dial is for tests: it puts faults between the plugin and the kernel.
+	Dial nl.Dialer
 	// After is called after each step of ADD with its name. An error makes the ADD fail there. It is for tests of the
 	// undo.
 	After func(step string) error

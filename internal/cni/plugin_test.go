@@ -12,7 +12,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
-	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // A network without a name is nobody's, and a verb that needs the kernel meets the
@@ -74,7 +73,7 @@ func TestPreparationReadsWhatTheRuntimeAsksFor(t *testing.T) {
 		"ipam": {"type": "host-local", "dataDir": "/d"},
 		"runtimeConfig": {"mac": "02:00:00:00:00:01", "dns": {"servers": ["10.0.0.2"]}}`)
 	c := &call{
-		Plugin:      &Plugin{Getenv: func(string) string { return "" }, DialNFT: func(*nft.Config) (*nft.Conn, error) { return nil, errNoKernel }},
+		Plugin:      &Plugin{Getenv: func(string) string { return "" }, Dial: noKernel},
 		containerID: "c1", ifName: "eth0", netns: "/run/netns/p",
 		args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0",
 	}

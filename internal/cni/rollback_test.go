@@ -18,8 +18,6 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -205,10 +203,14 @@ func TestADDThatFailsAfterAStepLeavesNothing(t *testing.T) {
 // faulty puts a fault between the plugin and rtnetlink, on the host's or the pod's
 // side of the veth, or between it and its firewall.
 func (n *node) faulty(side string, fault *nltest.Fault) *Plugin {
-	open := func(on string) (*nl.Conn, error) {
-		protocol := unix.NETLINK_ROUTE
-		if on == "firewall" {
-			protocol = unix.NETLINK_NETFILTER
+	p := n.plugin()
+	p.Dial = func(protocol int, inPod bool) (*nl.Conn, error) {
+		on := "host"
+		switch {
+		case protocol == unix.NETLINK_NETFILTER:
+			on = "firewall"
+		case inPod:
+			on = "pod"
 		}
 		t, err := nl.Open(protocol, nil)
 		if err != nil {
@@ -218,21 +220,6 @@ func (n *node) faulty(side string, fault *nltest.Fault) *Plugin {
 			t = nltest.NewFaulty(t, fault)
 		}
 		return nl.New(t), nil
-	}
-	p := n.plugin()
-	p.DialNFT = func(cfg *nft.Config) (*nft.Conn, error) {
-		c, err := open("firewall")
-		if err != nil {
-			return nil, err
-		}
-		return nft.On(c, cfg), nil
-	}
-	p.DialBridge = func() (*bridge.Conn, error) {
-		c, err := open("host")
-		if err != nil {
-			return nil, err
-		}
-		return bridge.On(c, func() (tombolo.Socket, error) { return open("pod") }), nil
 	}
 	return p
 }

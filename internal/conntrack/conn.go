@@ -82,7 +82,7 @@ func (c *Conn) List(ctx context.Context, questions ...Question) ([]Flow, error) 
 	var list []Flow
 	for _, q := range questions {
 		m, err := q.message()
-		err = c.nl.List("list flows", m, err, func(m netlink.Message) error {
+		err = c.nl.List(ctx, "list flows", m, err, func(m netlink.Message) error {
 			flow, err := decode(m.Data)
 			if err == nil && q.Where(&flow) {
 				list = append(list, flow)

@@ -19,7 +19,9 @@ func (l *List) Add(object, what, want, have string) {
 }
 
 // Flag is Add for a setting that is on or off.
-func (l *List) Flag(object, what string, want, have bool) { l.Add(object, what, onOff(want), onOff(have)) }
+func (l *List) Flag(object, what string, want, have bool) {
+	l.Add(object, what, onOff(want), onOff(have))
+}
 
 // Number is Add for a number.
 func (l *List) Number(object, what string, want, have int) {

@@ -89,7 +89,7 @@ func (x *exchange) run() error {
 			if err := x.send(out.Send); err != nil {
 				return err
 			}
-			if s.State() == dhcpc.Renewing || s.State() == dhcpc.Rebinding {
+			if s.Lease() != nil {
 				x.last, x.again, x.asked = out.Send, now().Add(resendAfter), true
 			}
 		}
@@ -109,7 +109,7 @@ func (x *exchange) run() error {
 			return x.unheard()
 		}
 
-		p, err := x.receive(x.ctx, earliest(out.Listen, out.Wake, x.limit, x.again))
+		p, err := x.receive(x.ctx, earliest(out.Listen, x.limit, x.again))
 		if err != nil {
 			return fmt.Errorf("hear from DHCP servers: %w", err)
 		}

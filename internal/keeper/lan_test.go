@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
@@ -32,7 +31,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
-	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -143,9 +141,7 @@ func (l *lan) kernel() kernel {
 	}
 	var err error
 	k.network, err = network.Open(l.Context(), &network.Config{
-		StateDir: l.state.Path(), LeaseDir: l.dir.Path(),
-		DialBridge:   func() (*bridge.Conn, error) { return bridge.Dial(l.host) },
-		DialFirewall: func(cfg *nft.Config) (*nft.Conn, error) { return nft.Dial(&nft.Config{NetNS: l.host, Mark: cfg.Mark}) },
+		NetNS: l.host, StateDir: l.state.Path(), LeaseDir: l.dir.Path(),
 	})
 	must.Succeed(l, err)
 	return k

@@ -2,6 +2,7 @@ package link
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"net/netip"
@@ -42,7 +43,7 @@ func listed(t *testing.T, each func(data []byte)) map[string]*Link {
 	all := map[string]*Link{}
 	ask, err := (&Request{Index: 0, mask: skipStats()}).body().MarshalBinary()
 	must.Succeed(t, err)
-	err = conn.List("list", netlink.Message{Header: netlink.Header{Type: unix.RTM_GETLINK}, Data: ask}, nil, func(m netlink.Message) error {
+	err = conn.List(context.Background(), "list", netlink.Message{Header: netlink.Header{Type: unix.RTM_GETLINK}, Data: ask}, nil, func(m netlink.Message) error {
 		var l Link
 		err := l.Decode(m.Data)
 		all[l.Name] = &l

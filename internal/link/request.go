@@ -1,6 +1,7 @@
 package link
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"io/fs"
@@ -111,7 +112,7 @@ func Count(c *nl.Conn, kind string, each func(*Link)) error {
 
 func (r *Request) list(c *nl.Conn, op string, each func(*Link), only ...uint16) error {
 	m, err := nl.Marshal(unix.RTM_GETLINK, 0, r.body().MarshalBinary, nil)
-	return c.List(op, m, err, func(m netlink.Message) error {
+	return c.List(context.Background(), op, m, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWLINK {
 			return nil
 		}

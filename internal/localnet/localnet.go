@@ -107,7 +107,7 @@ func (c *Conn) Ensure(ctx context.Context, k Filter, have *State, routed bool) (
 		}
 	}
 
-	if err := tc.Execute(ctx, c.nl, &b); err != nil {
+	if err := c.nl.Do(ctx, &b); err != nil {
 		return false, tc.Unsupported(err, "sch_ingress and cls_bpf")
 	}
 
@@ -165,7 +165,7 @@ func (have *State) HasPlace() bool { return have.place.Kind != "" }
 func (c *Conn) Place(ctx context.Context, k Filter) error {
 	var b nl.Batch
 	k.link().AddClsact(&b)
-	return tc.Execute(ctx, c.nl, &b)
+	return c.nl.Do(ctx, &b)
 }
 
 // Any reports whether there is a filter of ours, with any mark.
@@ -188,13 +188,13 @@ func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 	if have.madePlace() && have.others == 0 {
 		var err error
 		if _, have.others, err = k.link().Filters(ctx, c.nl, tc.Egress); err != nil {
-			return tc.PassAbsent(err)
+			return nl.PassAbsent(err)
 		}
 	}
 
 	if have.madePlace() && have.others == 0 {
 		k.link().DelQdisc(&b, tc.Clsact)
-		return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
+		return nl.PassAbsent(c.nl.Do(ctx, &b))
 	}
 
 	for _, f := range have.filters {
@@ -205,7 +205,7 @@ func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 		return nil
 	}
 
-	return tc.PassAbsent(tc.Execute(ctx, c.nl, &b))
+	return nl.PassAbsent(c.nl.Do(ctx, &b))
 }
 
 // program returns the filter as a program of classic BPF (struct sock_filter of include/uapi/linux/filter.h). Every

@@ -105,7 +105,7 @@ func Get(b *nl.Batch, obj fmt.Stringer, family uint8, msg uint16, reply func([]b
 // List requests all objects of a kind that match the attributes.
 func List(c *nl.Conn, op string, family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) error {
 	m, err := message(nil, Type(msg), 0, family, 0, attrs)
-	return c.List(op, m, err, body(each))
+	return c.List(context.Background(), op, m, err, body(each))
 }
 
 // Generation returns the present generation. Every transaction in this namespace increments it, ours and those of

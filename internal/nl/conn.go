@@ -1,11 +1,13 @@
 package nl
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
+	"io/fs"
 	"sync"
 
 	"github.com/mdlayher/netlink"
@@ -124,6 +126,22 @@ func (c *Conn) Execute(b *Batch) error {
 	return b.firstErr()
 }
 
+// Do calls Execute unless ctx is done. Once a batch is sent, the kernel's work on it cannot be interrupted.
+func (c *Conn) Do(ctx context.Context, b *Batch) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return c.Execute(b)
+}
+
+// PassAbsent returns nil for an error about a missing object, and any other error unchanged.
+func PassAbsent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
 // number sets the sequence number of each request, and returns the first.
 func (c *Conn) number(b *Batch) uint32 {
 	base := c.seq + 1
@@ -211,13 +229,15 @@ const dumpTries = 20
 
 // List requests a list of objects. After the whole list has arrived, it calls each for every object. If the list
 // changed while the kernel wrote it (see listing), List requests it again. If that did not help, it calls each for the
-// objects of the last attempt, which may lack some and repeat others, and returns tombolo.ErrInterrupted.
+// objects of the last attempt, which may lack some and repeat others, and returns tombolo.ErrInterrupted. It sends
+// nothing if ctx is done.
 //
 // An error of each ends the list. The callback may keep the message's data. List sets Dump in the flags of m. err is
 // the error of building m.
-func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.Message) error) error {
+func (c *Conn) List(ctx context.Context, op string, m netlink.Message, err error,
+	each func(netlink.Message) error) error {
 	var list []netlink.Message
-	err = c.Walk(op, m, err, func() { list = nil }, func(m netlink.Message) error {
+	err = c.Walk(ctx, op, m, err, func() { list = nil }, func(m netlink.Message) error {
 		list = append(list, m)
 		return nil
 	})
@@ -236,7 +256,11 @@ func (c *Conn) List(op string, m netlink.Message, err error, each func(netlink.M
 // Walk requests a list like List, but calls each while the objects arrive and keeps none, since a pod may have any
 // number of them. It calls begin before each attempt. Without begin it does not go by listing, and each may miss an
 // object. Neither callback may use the connection.
-func (c *Conn) Walk(op string, m netlink.Message, err error, begin func(), each func(netlink.Message) error) error {
+func (c *Conn) Walk(ctx context.Context, op string, m netlink.Message, err error, begin func(),
+	each func(netlink.Message) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 
 	var b Batch
 	m.Header.Flags |= netlink.Dump

@@ -1,6 +1,7 @@
 package nl_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -188,7 +189,7 @@ func TestClosedConnectionSaysSo(t *testing.T) {
 	var b nl.Batch
 	change(&b, 1)
 	expect.Is(t, c.Execute(&b), unix.EBADF, "Execute")
-	expect.Is(t, c.List("list", request(unix.RTM_GETADDR, nil), nil, nil), unix.EBADF, "List")
+	expect.Is(t, c.List(context.Background(), "list", request(unix.RTM_GETADDR, nil), nil, nil), unix.EBADF, "List")
 }
 
 // part is one message of a dump.
@@ -257,7 +258,7 @@ func TestDumpGivesTheWholeList(t *testing.T) {
 				return tt.answer(r[0], tries-1)
 			})
 			got := ""
-			err := c.List("list", request(unix.RTM_GETADDR, nil), nil, func(m netlink.Message) error {
+			err := c.List(context.Background(), "list", request(unix.RTM_GETADDR, nil), nil, func(m netlink.Message) error {
 				got += fmt.Sprint(m.Data[0])
 				return nil
 			})
@@ -278,7 +279,7 @@ func TestDumpEndsWithTheCallbacksError(t *testing.T) {
 		return [][]byte{part(r[0], 0, 1), part(r[0], 0, 2), nltest.Done(r[0], 0)}
 	})
 	calls := 0
-	err := c.List("list", request(unix.RTM_GETADDR, nil), nil, func(netlink.Message) error { calls++; return refused })
+	err := c.List(context.Background(), "list", request(unix.RTM_GETADDR, nil), nil, func(netlink.Message) error { calls++; return refused })
 	expect.That(t, errors.Is(err, refused) && calls == 1,
 		"List: %v after %d calls, want %v after 1", err, calls, refused)
 }
@@ -287,7 +288,7 @@ func TestDumpThatCannotBeEncodedIsNotSent(t *testing.T) {
 	t.Parallel()
 	rec := nltest.Record(nltest.NewFake(nltest.AckAll))
 	broken := errors.New("broken")
-	err := nl.New(rec).List("list", request(unix.RTM_GETADDR, nil), broken, nil)
+	err := nl.New(rec).List(context.Background(), "list", request(unix.RTM_GETADDR, nil), broken, nil)
 	expect.That(t, errors.Is(err, broken) && len(rec.Sent()) == 0, "List: %v, want %v and nothing sent", err, broken)
 }
 

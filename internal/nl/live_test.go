@@ -1,6 +1,7 @@
 package nl_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -246,7 +247,7 @@ func TestConnectionOutlivesABrokenDump(t *testing.T) {
 	c := nl.New(&corrupting{Transport: tr})
 	links := 0
 	list := func() error {
-		return c.List("list links", listLinks(), nil, func(netlink.Message) error { links++; return nil })
+		return c.List(context.Background(), "list links", listLinks(), nil, func(netlink.Message) error { links++; return nil })
 	}
 	if err := list(); !errors.Is(err, nl.ErrMalformed) {
 		t.Fatalf("the first dump: %v, want %v: the fault did not fire", err, nl.ErrMalformed)
@@ -279,7 +280,7 @@ func TestConnectionIsSharedByGoroutines(t *testing.T) {
 		wg.Go(func() {
 			for range 10 {
 				links := 0
-				err := c.List("list links", listLinks(), nil, func(m netlink.Message) error {
+				err := c.List(context.Background(), "list links", listLinks(), nil, func(m netlink.Message) error {
 					if strings.HasPrefix(linkName(m), "br") {
 						links++
 					}

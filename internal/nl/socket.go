@@ -1,6 +1,7 @@
 package nl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -36,6 +37,23 @@ func Open(protocol int, ns *netns.NS) (Transport, error) {
 		return nil, &tombolo.OpError{Op: "open netlink socket", Err: err}
 	}
 	return s, nil
+}
+
+// Dialer opens sockets in place of Dial, for tests that put faults between a program and the kernel. inPod is set for
+// the socket of a pod's namespace, where the Dialer is called.
+type Dialer func(protocol int, inPod bool) (*Conn, error)
+
+type dialerKey struct{}
+
+// WithDialer returns a context that passes a Dialer to network.Open.
+func WithDialer(ctx context.Context, dial Dialer) context.Context {
+	return context.WithValue(ctx, dialerKey{}, dial)
+}
+
+// DialerOf returns the Dialer of a context, or nil if it has none.
+func DialerOf(ctx context.Context) Dialer {
+	dial, _ := ctx.Value(dialerKey{}).(Dialer)
+	return dial
 }
 
 // in calls open in the namespace ns, or in the calling thread's if ns is nil.

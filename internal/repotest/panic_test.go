@@ -78,7 +78,7 @@ func exported() map[string]map[string]any {
 		},
 		"nft": {
 			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf,
-			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Egress": nft.Egress(""), "Guard": nft.Guard(""), "Policy": nft.Policy(0), "Port": nft.Port{}, "Protocol": nft.Protocol(0), "SNAT": nft.SNAT(0),
+			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Egress": nft.Egress(""), "Guard": nft.Guard(""), "Policy": nft.Policy(0), "Port": nft.Port{}, "Protocol": nft.Protocol(0),
 		},
 		"foreign": {
 			"On":   foreign.On,
@@ -93,7 +93,7 @@ func exported() map[string]map[string]any {
 		"dhcpc": {
 			"New": dhcpc.New, "NewMachine": dhcpc.NewMachine, "Release": dhcpc.Release,
 			"Client": dhcpc.Client{}, "Hex": dhcpc.Hex{}, "Lease": dhcpc.Lease{}, "Machine": dhcpc.Machine{}, "Route": dhcpc.Route{},
-			"Session": dhcpc.Session{}, "State": dhcpc.State(0),
+			"Session": dhcpc.Session{},
 			// Interfaces have nothing to call.
 			"Transport": nil,
 		},

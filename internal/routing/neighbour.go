@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -58,7 +59,7 @@ func (n Neighbour) String() string { return n.Addr.String() + " on link " + strc
 func Neighbours(c *nl.Conn) ([]Neighbour, error) {
 	var list []Neighbour
 	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, (&rtnetlink.NeighMessage{}).MarshalBinary, nil)
-	err = c.List("list neighbours", ask, err, func(m netlink.Message) error {
+	err = c.List(context.Background(), "list neighbours", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWNEIGH {
 			return nil
 		}

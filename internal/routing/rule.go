@@ -3,6 +3,7 @@
 package routing
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -76,7 +77,7 @@ func prefixOrAll(p netip.Prefix) string {
 func Rules(c *nl.Conn) ([]Rule, error) {
 	var list []Rule
 	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, (&rtnetlink.RuleMessage{}).MarshalBinary, nil)
-	err = c.List("list rules", ask, err, func(m netlink.Message) error {
+	err = c.List(context.Background(), "list rules", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWRULE {
 			return nil
 		}

@@ -56,9 +56,6 @@ func fill(t *testing.T, v reflect.Value, name string) {
 	case *nft.Protocol:
 		*p = 17
 		return
-	case *nft.SNAT:
-		*p = nft.SNATNone
-		return
 	case *nft.Policy:
 		*p = nft.Isolated
 		return

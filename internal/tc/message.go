@@ -238,25 +238,9 @@ func Unsupported(err error, modules string) error {
 	return fmt.Errorf("%w: %w: load %s (modprobe, or modules-load.d for good)", ErrNotSupported, err, modules)
 }
 
-// PassAbsent returns nil for an error about a missing object, and any other error unchanged.
-func PassAbsent(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// Execute sends a batch unless ctx is done. Once sent, the kernel's work on it cannot be interrupted.
-func Execute(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return c.Execute(b)
-}
-
 // Look executes a batch of gets, and ignores missing objects. The batch has the error of each get.
 func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
-	if err := Execute(ctx, c, b); err == nil || ctx.Err() != nil {
+	if err := c.Do(ctx, b); err == nil || ctx.Err() != nil {
 		return err
 	}
 
@@ -277,12 +261,8 @@ func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 // time, so the cost does not grow with the node.
 func (l Device) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []Filter, others int, _ error) {
 	for _, place := range places {
-		if err := ctx.Err(); err != nil {
-			return nil, 0, err
-		}
-
 		m, err := nl.Encode(unix.RTM_GETTFILTER, 0, l.header(0, place, 0), nil)
-		err = c.List("list filters", m, err, func(m netlink.Message) error {
+		err = c.List(ctx, "list filters", m, err, func(m netlink.Message) error {
 			var f Filter
 			if err := f.Decode(m.Data); err != nil {
 				return err

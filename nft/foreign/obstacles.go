@@ -57,7 +57,7 @@ func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 	var list []Obstacle
 	err := c.planned(ctx, path.Bridge, func(p *plan) (err error) {
 		list, err = c.legacy(path)
-		for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		for _, family := range families() {
 			if err == nil && path.has(family) {
 				list, err = p.appendObstacles(ctx, list, family, path)
 			}
@@ -79,116 +79,114 @@ func (c *Conn) HasFirewalld(ctx context.Context) (is bool, _ error) {
 	return is, err
 }
 
-// Markers describes the rules of other programs, in all tables of nf_tables, that set a bit of our mark in packets or
-// connections. For packets from and to our bridges the two meanings of the bit conflict.
-func (c *Conn) Markers(ctx context.Context) (names []string, _ error) {
-	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+// families are the families of tables that see packets of pods.
+func families() []uint8 { return []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} }
+
+// isOurs reports whether a table is package nft's.
+func (c *Conn) isOurs(family uint8, table string) bool {
+	return family == unix.NFPROTO_INET && table == c.table
+}
+
+// chains calls each for the chains of a family in the tables of other programs.
+func (c *Conn) chains(family uint8, each func(nftnl.Chain)) error {
+	return nftnl.List(c.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
+		if ch := nftnl.DecodeChain(data); !c.isOurs(family, ch.Table) {
+			each(ch)
+		}
+		return nil
+	})
+}
+
+// rules calls each for the rules in the tables of other programs, judged by a packet.
+func (c *Conn) rules(p packet, each func(at chain, r rule)) error {
+	for _, family := range families() {
 		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-			r := decodeRule(data, &packet{})
-			at := chain{family, nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_TABLE)),
-				nftnl.Text(nftnl.Find(data, unix.NFTA_RULE_CHAIN))}
-			if bits := r.sets & c.mark; bits != 0 && (family != unix.NFPROTO_INET || at.table != c.table) {
-				names = append(names, fmt.Sprintf(
-					"%s sets bit 0x%x of the mark, by its rule with handle %d, which table inet %s uses: "+
-						"give the networks another forwardMark, or that rule another bit", at, bits, r.handle, c.table))
+			text := func(attribute uint16) string { return nftnl.Text(nftnl.Find(data, attribute)) }
+			at := chain{family, text(unix.NFTA_RULE_TABLE), text(unix.NFTA_RULE_CHAIN)}
+			if !c.isOurs(family, at.table) {
+				each(at, decodeRule(data, &p))
 			}
 			return nil
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
 
-	return names, nil
+	return nil
 }
 
-// Exemptions describes the rules of other programs that accept packets to one address in nat chains of the hook
-// prerouting. Such rules exempt an address from later rules of iptables, such as those of the reference plugin
-// portmap. They have no effect on our host ports, which are in a chain of their own. Exemptions also reports the
-// setting that makes firewalld reject packets to host ports of other programs.
-func (c *Conn) Exemptions(ctx context.Context) (names []string, _ error) {
-	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
-		var chains []chain
-		err := nftnl.List(c.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-			ch := nftnl.DecodeChain(data)
-			isOurs := family == unix.NFPROTO_INET && ch.Table == c.table
-			if ch.Kind == "nat" && ch.Hook == unix.NF_INET_PRE_ROUTING && !isOurs {
-				chains = append(chains, chain{family, ch.Table, ch.Name})
-			}
-
-			if ch.Table == "firewalld" && ch.Name == "filter_FORWARD_dnat" {
+// Remarks describes rules of other programs, in all tables of nf_tables, with effects that their owners may not expect.
+//
+// A rule may set a bit of our mark in packets or connections. For packets from and to our bridges the two meanings of
+// the bit conflict. With hostPorts, Remarks also describes rules that accept packets to one address in nat chains of
+// the hook prerouting. They exempt the address from later rules of iptables, such as those of the reference plugin
+// portmap, and have no effect on our host ports, which are in a chain of their own. It also reports the setting that
+// makes firewalld reject packets to host ports of other programs.
+func (c *Conn) Remarks(ctx context.Context, hostPorts bool) (names []string, _ error) {
+	translates := map[chain]bool{}
+	for _, family := range families() {
+		err := c.chains(family, func(ch nftnl.Chain) {
+			at := chain{family, ch.Table, ch.Name}
+			translates[at] = hostPorts && ch.Kind == "nat" && ch.Hook == unix.NF_INET_PRE_ROUTING
+			if hostPorts && ch.Table == "firewalld" && ch.Name == "filter_FORWARD_dnat" {
 				names = append(names, "StrictForwardPorts of firewalld closes host ports; this helps: sed -i "+
 					"'s/^StrictForwardPorts=.*/StrictForwardPorts=no/' /etc/firewalld/firewalld.conf && firewall-cmd "+
 					"--reload")
 			}
-			return nil
 		})
 		if err != nil {
 			return nil, err
 		}
-
-		for _, at := range chains {
-			rules, err := c.rulesOf(ctx, at, &packet{})
-			if err != nil {
-				return nil, err
-			}
-			for _, r := range rules {
-				address, ok := netip.AddrFromSlice(r.destination)
-				if ok && r.verdict == accepts {
-					names = append(names,
-						fmt.Sprintf("%s accepts what goes to %s, by its rule with handle %d; host ports without a "+
-							"hostIP take it "+
-							"all the same: give them a hostIP, or delete that rule", at, address, r.handle))
-				}
-			}
-		}
 	}
 
-	return names, nil
+	err := c.rules(packet{}, func(at chain, r rule) {
+		if bits := r.sets & c.mark; bits != 0 {
+			names = append(names, fmt.Sprintf(
+				"%s sets bit 0x%x of the mark, by its rule with handle %d, which table inet %s uses: "+
+					"give the networks another forwardMark, or that rule another bit", at, bits, r.handle, c.table))
+		}
+
+		address, ok := netip.AddrFromSlice(r.destination)
+		if ok && r.verdict == accepts && translates[at] {
+			names = append(names, fmt.Sprintf(
+				"%s accepts what goes to %s, by its rule with handle %d; host ports without a hostIP take it "+
+					"all the same: give them a hostIP, or delete that rule", at, address, r.handle))
+		}
+	})
+	return names, err
 }
 
 // ReversePaths describes the rules of other programs that drop packets of a family (unix.NFPROTO_IPV4 or
 // NFPROTO_IPV6) if the route back to the sender uses another link. This hits bridged frames of pods if a NIC is
 // shared. Rules with other conditions, and legacy iptables, are not examined.
-func (c *Conn) ReversePaths(ctx context.Context, bridge string, families ...uint8) (names []string, _ error) {
+func (c *Conn) ReversePaths(ctx context.Context, bridge string, affected ...uint8) (names []string, _ error) {
 	spared := map[chain]bool{} // chains that accept or leave alone all packets from the bridge
-	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
-		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
-			r := decodeRule(data, &packet{link: bridge})
-			text := func(attribute uint16) string { return nftnl.Text(nftnl.Find(data, attribute)) }
-			at := chain{family, text(unix.NFTA_RULE_TABLE), text(unix.NFTA_RULE_CHAIN)}
-			of := cmp.Or(r.family, family)
-			concerns := of == unix.NFPROTO_INET || slices.Contains(families, of)
-			spared[at] = spared[at] || r.isForAll() && r.does(accepts, returns)
-			if !r.reversePath || r.unmet || spared[at] || !concerns || family == unix.NFPROTO_INET &&
-				at.table == c.table {
-				return nil
-			}
-
-			var remedy string
-			switch {
-			case at.table == "firewalld":
-				remedy = "sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter=no/' /etc/firewalld/firewalld.conf && " +
-					"firewall-cmd --reload"
-			case family != unix.NFPROTO_INET:
-				remedy = fmt.Sprintf("%s -t %s -I %s -i %s -j RETURN", iptablesProgram(family), at.table, at.name,
-					bridge)
-			default:
-				remedy = fmt.Sprintf("nft insert rule %s %s %s handle %d iifname %s accept",
-					nftnl.FamilyName(family), at.table, at.name, r.handle, bridge)
-			}
-
-			names = append(names, fmt.Sprintf(
-				"%s drops, by its rule with handle %d, what comes in by %s, since the way back "+
-					"is by another link; this helps: %s", at, r.handle, bridge, remedy))
-			return nil
-		})
-		if err != nil {
-			return nil, err
+	err := c.rules(packet{link: bridge}, func(at chain, r rule) {
+		of := cmp.Or(r.family, at.family)
+		concerns := of == unix.NFPROTO_INET || slices.Contains(affected, of)
+		spared[at] = spared[at] || r.isForAll() && r.does(accepts, returns)
+		if !r.reversePath || r.unmet || spared[at] || !concerns {
+			return
 		}
-	}
 
-	return names, nil
+		var remedy string
+		switch {
+		case at.table == "firewalld":
+			remedy = "sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter=no/' /etc/firewalld/firewalld.conf && " +
+				"firewall-cmd --reload"
+		case at.family != unix.NFPROTO_INET:
+			remedy = fmt.Sprintf("%s -t %s -I %s -i %s -j RETURN", iptablesProgram(at.family), at.table, at.name, bridge)
+		default:
+			remedy = fmt.Sprintf("nft insert rule %s %s %s handle %d iifname %s accept",
+				nftnl.FamilyName(at.family), at.table, at.name, r.handle, bridge)
+		}
+
+		names = append(names, fmt.Sprintf(
+			"%s drops, by its rule with handle %d, what comes in by %s, since the way back "+
+				"is by another link; this helps: %s", at, r.handle, bridge, remedy))
+	})
+	return names, err
 }
 
 // has reports whether pods may have addresses of a family.
@@ -215,11 +213,10 @@ func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint
 
 // forwardChains lists the base chains of a family that see forwarded packets, except our own.
 func (p *plan) forwardChains(family uint8) (chains []nftnl.Chain, err error) {
-	err = nftnl.List(p.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-		if ch := nftnl.DecodeChain(data); isForwardHook(ch) && (family != unix.NFPROTO_INET || ch.Table != p.table) {
+	err = p.chains(family, func(ch nftnl.Chain) {
+		if isForwardHook(ch) {
 			chains = append(chains, ch)
 		}
-		return nil
 	})
 	return chains, err
 }

@@ -1,6 +1,7 @@
 package nltest_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -50,7 +51,7 @@ func addBridges(b *nl.Batch, names ...string) {
 func bridges(t *testing.T, c *nl.Conn) []string {
 	t.Helper()
 	var names []string
-	err := c.List("list links", request(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg)), nil, func(m netlink.Message) error {
+	err := c.List(context.Background(), "list links", request(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg)), nil, func(m netlink.Message) error {
 		return nl.Decode(m.Data[unix.SizeofIfInfomsg:], func(ad *netlink.AttributeDecoder) {
 			if name := ad.String(); ad.Type() == unix.IFLA_IFNAME && name[0] == 'b' {
 				names = append(names, name)
@@ -148,7 +149,7 @@ func TestInterruptedDumpIsTriedAgain(t *testing.T) {
 		fault := &nltest.Fault{Type: unix.RTM_GETLINK, Interrupt: true, Times: tt.times}
 		c := nl.New(nltest.NewFaulty(kernel(t), fault))
 		links := 0
-		err := c.List("list links", request(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg)), nil, func(netlink.Message) error { links++; return nil })
+		err := c.List(context.Background(), "list links", request(unix.RTM_GETLINK, make([]byte, unix.SizeofIfInfomsg)), nil, func(netlink.Message) error { links++; return nil })
 		if !errors.Is(err, tt.want) || fault.Fired() < tt.times || links == 0 {
 			t.Errorf("interrupted %d times: %v and %d links, want %v; fired %d times", tt.times, err, links, tt.want, fault.Fired())
 		}

@@ -225,7 +225,8 @@ func (x expressions) clearMark(bits uint32) { x.changeMark(bits, 0) }
 func (x expressions) addMark(bits uint32) { x.changeMark(bits, bits) }
 
 func (x expressions) changeMark(cleared, set uint32) {
-	x.loadMeta(expr.MetaKeyMARK).Mask(binary.NativeEndian.AppendUint32(nil, ^cleared), binary.NativeEndian.AppendUint32(nil, set))
+	number := func(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
+	x.loadMeta(expr.MetaKeyMARK).Mask(number(^cleared), number(set))
 	x.Add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: uint32(nftnl.First)})
 }
 

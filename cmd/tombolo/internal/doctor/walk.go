@@ -128,7 +128,7 @@ func (e *examination) lookAtLinks(ctx context.Context) error {
 		return err
 	case !peer.Up:
 		e.add(StepLink, e.inside("ip link set "+peer.Name+" up"), "the pod's interface %s is down", peer.Name)
-	case e.port.Port != nil && !e.port.Port.Forwarding:
+	case e.port.Port != nil && !e.port.Forwarding:
 		remedy := "bridge link set dev " + e.port.Name + " state 3"
 		if b := e.bridge.Bridge; b != nil && b.PortDelay > 0 {
 			evidence, command := split(endpoint.SlowPorts(e.bridge.Name, b.PortDelay), "")

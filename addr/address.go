@@ -1,6 +1,7 @@
 package addr
 
 import (
+	"net"
 	"net/netip"
 	"strconv"
 	"time"
@@ -99,4 +100,14 @@ func Broadcast(p netip.Prefix) netip.Addr {
 		b[3-i/8] |= 1 << (i % 8)
 	}
 	return netip.AddrFrom4(b)
+}
+
+// LinkLocal returns the address in fe80::/64 that the kernel makes of a MAC of 6 bytes: it ends in the modified EUI-64
+// (RFC 4291, appendix A), as addresses of SLAAC do. If the MAC has another length, it returns the zero Addr.
+func LinkLocal(mac net.HardwareAddr) netip.Addr {
+	if len(mac) != 6 {
+		return netip.Addr{}
+	}
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
+		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
 }

@@ -21,8 +21,8 @@ import (
 )
 
 // Autoconf says which settings a pod takes from router advertisements. It always takes addresses (RFC 4862), but
-// never temporary ones (RFC 8981). They end in the interface identifier of its MAC (see LinkLocal), so they are known
-// when the prefix is.
+// never temporary ones (RFC 8981). They end as the addr.LinkLocal of its MAC does, so they are known when the prefix
+// is.
 type Autoconf struct {
 	// DefaultRoute makes the pod send through the routers. Without it the pod takes no route from them, neither a
 	// default route nor others that they advertise (RFC 4191). The caller must then add routes.
@@ -177,7 +177,7 @@ func token(l *link.Link) (netip.Addr, error) {
 		return netip.Addr{}, &tombolo.OpError{Op: "solicit routers for", Object: l.Name,
 			Err: fmt.Errorf("%w: it has the MAC %q", tombolo.ErrInvalid, l.MAC)}
 	}
-	id := LinkLocal(l.MAC).As16()
+	id := addr.LinkLocal(l.MAC).As16()
 	clear(id[:8])
 	return netip.AddrFrom16(id), nil
 }

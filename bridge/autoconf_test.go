@@ -92,7 +92,7 @@ func autoconfigured(i byte) bridge.Port {
 
 // formed is the address that a port's pod forms of the LAN's prefix.
 func formed(p bridge.Port) netip.Addr {
-	a := bridge.LinkLocal(p.PeerMAC).As16()
+	a := addr.LinkLocal(p.PeerMAC).As16()
 	prefix := nstest.Prefix(lanPrefix).Addr().As16()
 	copy(a[:8], prefix[:8])
 	return netip.AddrFrom16(a)
@@ -170,7 +170,7 @@ func TestPodAsksRoutersOnlyWhenItIsTold(t *testing.T) {
 	meet(t, l.ns, addrs(p)...)
 	count := func() (n int) {
 		for _, frame := range heard() {
-			if isSolicitation(frame, bridge.LinkLocal(p.PeerMAC)) {
+			if isSolicitation(frame, addr.LinkLocal(p.PeerMAC)) {
 				n++
 			}
 		}
@@ -349,7 +349,7 @@ func TestAttachAloneGivesAPodWithAutoconfALinkLocalAddressOnly(t *testing.T) {
 	p := autoconfigured(0)
 	pod, _ := attach(t, n, p)
 	out := nstest.Run(t, pod, "ip", "-6", "-o", "address", "show", "dev", "eth0")
-	if strings.Count(out, "inet6") != 1 || !strings.Contains(out, bridge.LinkLocal(p.PeerMAC).String()+"/64 scope link nodad") {
+	if strings.Count(out, "inet6") != 1 || !strings.Contains(out, addr.LinkLocal(p.PeerMAC).String()+"/64 scope link nodad") {
 		t.Errorf("the pod has:\n%s", out)
 	}
 }

@@ -128,8 +128,8 @@ func (br *Bridge) validate() error {
 		return fmt.Errorf("%w: alias %q: want at most %d bytes and no NUL", tombolo.ErrInvalid, br.Alias, aliasMax)
 	}
 	if br.MTU != 0 && (br.MTU < leastMTU || br.MTU > mostMTU) {
-		return fmt.Errorf("%w: an MTU of %d, where %d to %d are possible: %w", tombolo.ErrInvalid, br.MTU, leastMTU, mostMTU,
-			unix.EINVAL)
+		return fmt.Errorf("%w: an MTU of %d, where %d to %d are possible: %w", tombolo.ErrInvalid, br.MTU, leastMTU,
+			mostMTU, unix.EINVAL)
 	}
 	if br.MAC != nil && (len(br.MAC) != 6 || br.MAC[0]&1 != 0) {
 		return fmt.Errorf("%w: %s is not a unicast MAC", tombolo.ErrInvalid, br.MAC)

@@ -348,7 +348,7 @@ func (p *Port) podAddresses() []netip.Prefix {
 	if !p.usesIPv6() {
 		return p.Addresses
 	}
-	return append(slices.Clone(p.Addresses), netip.PrefixFrom(LinkLocal(p.PeerMAC), 64))
+	return append(slices.Clone(p.Addresses), netip.PrefixFrom(addr.LinkLocal(p.PeerMAC), 64))
 }
 
 func (p *Port) podRoutes(index int) []route.Route {
@@ -361,18 +361,9 @@ func (p *Port) podRoutes(index int) []route.Route {
 	return list
 }
 
-// LinkLocal returns the link-local address of a MAC of six bytes (RFC 4291, appendix A). If the MAC has another
-// length, it returns the zero Addr.
-func LinkLocal(mac net.HardwareAddr) netip.Addr {
-	if len(mac) != 6 {
-		return netip.Addr{}
-	}
-	return ident.LinkLocal(mac)
-}
-
 // HostName returns the name of a port: "veth" and 11 hexadecimal digits, which fill the 15 bytes of a name. Agents
 // and rules on nodes expect "veth*". The same arguments always give the same name, so a caller finds the port to take
 // down without any record.
 func HostName(network, containerID, ifname string) string {
-	return "veth" + ident.Hash(network, containerID, ifname)
+	return ident.Port(ident.Hash(network, containerID, ifname))
 }

@@ -171,7 +171,7 @@ func (a *adding) flushStale(ctx context.Context) error {
 
 // commit waits for the port, and completes the attachment's record.
 func (a *adding) commit(ctx context.Context) error {
-	if err := a.s.Links.Wait(ctx, a.plan.rec.HostIf); err != nil {
+	if err := a.s.Links.Wait(ctx, a.rec.HostIf); err != nil {
 		return err
 	}
 

@@ -165,13 +165,13 @@ func (s *session) hasDied(ctx context.Context, network, hash string) bool {
 	if _, err := s.Dir.Load(network, hash); err != nil {
 		return false
 	}
-	_, err := s.Links.Link(ctx, endpoint.PortName(hash))
+	_, err := s.Links.Link(ctx, ident.Port(hash))
 	return errors.Is(err, fs.ErrNotExist)
 }
 
 // whyDead returns the evidence that an attachment's pod is gone, or "" without any.
 func whyDead(ctx context.Context, s *session, rec *state.Attachment) (string, error) {
-	port, now := endpoint.PortName(rec.Hash()), "is gone"
+	port, now := ident.Port(rec.Hash()), "is gone"
 	switch _, err := s.Links.Link(ctx, port); {
 	case err == nil:
 		if goes, err := link.LosesOtherEnd(nl.Of(s.Links.Socket()), port); !goes {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -193,7 +194,7 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 		return false, nil
 	}
 
-	l, err := e.s.link(ctx, endpoint.PortName(hash))
+	l, err := e.s.link(ctx, ident.Port(hash))
 	if err != nil {
 		return false, err
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
-	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -166,7 +165,7 @@ func (n *site) giveLinkLocal(ctx context.Context) error {
 	if _, err := sysctl.Ensure(sysctl.Link("ipv6", n.at.Name, "disable_ipv6"), "0"); err != nil {
 		return err
 	}
-	own := addr.Address{Prefix: netip.PrefixFrom(bridge.LinkLocal(n.at.MAC), 64), Link: n.at.Index,
+	own := addr.Address{Prefix: netip.PrefixFrom(addr.LinkLocal(n.at.MAC), 64), Link: n.at.Index,
 		Flags: unix.IFA_F_NODAD}
 	_, err := n.s.Links.Addresses().Ensure(ctx, own)
 	return err

@@ -173,7 +173,7 @@ func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 	return &state.Attachment{
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,
 		IPAMType: nw.Origin.Type, DataDir: nw.Origin.Dir,
-		HostIf: endpoint.PortName(hash), Bridge: nw.Bridge, VLAN: nw.VLAN, Up: !nw.Down, MAC: state.MAC(p.MAC),
+		HostIf: ident.Port(hash), Bridge: nw.Bridge, VLAN: nw.VLAN, Up: !nw.Down, MAC: state.MAC(p.MAC),
 		Published: endpoint.Published(p.Ports), Short: hash,
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
@@ -142,7 +143,7 @@ func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {
 func (s *session) isRenamed(ctx context.Context, hash string) (bool, error) {
 	links, err := s.Links.Veths(ctx)
 	return slices.ContainsFunc(links, func(l bridge.Link) bool {
-		return l.Name != endpoint.PortName(hash) && strings.HasPrefix(l.Alias, endpoint.AliasOwner(hash))
+		return l.Name != ident.Port(hash) && strings.HasPrefix(l.Alias, endpoint.AliasOwner(hash))
 	}), err
 }
 
@@ -163,7 +164,7 @@ func (s *session) live(ctx context.Context, network string) ([]ipam.Live, error)
 	return list, err
 }
 
-func (r *remains) port() string { return endpoint.PortName(r.hash) }
+func (r *remains) port() string { return ident.Port(r.hash) }
 
 // autoconfigured reports whether a pod has formed an address from a router advertisement. The advertised prefix may
 // change, so the pod may lose the address.
@@ -171,7 +172,7 @@ func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
 	if !a.SLAAC || a.MAC == nil || !p.Addr().Is6() {
 		return false
 	}
-	return ident.EndsAlike(p.Addr(), ident.LinkLocal(net.HardwareAddr(a.MAC)))
+	return ident.EndsAlike(p.Addr(), addr.LinkLocal(net.HardwareAddr(a.MAC)))
 }
 
 // lasting returns the addresses that an attachment keeps as long as it exists.

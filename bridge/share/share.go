@@ -58,7 +58,7 @@ const (
 
 // Pair returns the names of a bridge's veth pair: the outer end, where the program is, and the port on the bridge.
 func Pair(bridgeName string) (outer, port string) {
-	return "veth" + ident.Hash(bridgeName, "share", "outer"), "veth" + ident.Hash(bridgeName, "share", "port")
+	return bridge.HostName(bridgeName, "share", "outer"), bridge.HostName(bridgeName, "share", "port")
 }
 
 // found is the state of a Share in the kernel.

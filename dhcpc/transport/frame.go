@@ -11,8 +11,8 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
 // Lengths, and bits of the IPv4 header's flags and fragment offset.
@@ -149,7 +149,7 @@ func encode6(message, mac []byte) []byte {
 	b = be.AppendUint16(b, uint16(length))
 	b = append(b, unix.IPPROTO_UDP, 1) // a hop limit of 1, as the kernel sets it for groups
 	addresses := len(b)
-	b = append(b, ident.LinkLocal(mac).AsSlice()...)
+	b = append(b, addr.LinkLocal(mac).AsSlice()...)
 	b = append(b, group[:]...)
 	return appendUDP(b, b[addresses:], clientPort6, serverPort6, message)
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/ipam/delegate"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
@@ -45,7 +44,7 @@ func (c *call) findHandlers() (handlers, error) {
 	hash := ident.Hash(c.conf.Name, c.containerID, c.ifName)
 	rec, err := dir.Load(c.conf.Name, hash)
 	if c.verb == "DEL" {
-		return c.handlersOfDEL(rec, err, endpoint.PortName(hash)), nil
+		return c.handlersOfDEL(rec, err, ident.Port(hash)), nil
 	}
 
 	ours := !errors.Is(err, fs.ErrNotExist) // a damaged record is ours

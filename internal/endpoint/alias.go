@@ -24,9 +24,6 @@ const ShareAlias = AliasPrefix + "share"
 
 const aliasMax = 255 // IFALIASZ without its NUL
 
-// PortName returns the name of an attachment's port: see bridge.HostName.
-func PortName(hash string) string { return "veth" + hash }
-
 // AliasOwner returns the beginning of an attachment's alias. No other attachment's alias begins so.
 func AliasOwner(hash string) string { return AliasPrefix + hash + ":" }
 

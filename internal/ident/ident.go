@@ -19,7 +19,7 @@ import (
 // by its group.
 const ShareGroup uint32 = 0x746d
 
-// Digits is the length of a Hash. Together with "veth" it fits into the name of a link.
+// Digits is the length of a Hash, so that Port fits into the name of a link.
 const Digits = 11
 
 // Hash is the short name of an attachment: in the name and the alias of its port,
@@ -38,6 +38,9 @@ func Hash(network, containerID, ifname string) string {
 	sum := sha256.Sum256(buf)
 	return hex.EncodeToString(sum[:(Digits+1)/2])[:Digits]
 }
+
+// Port is the name of the port of the attachment with the hash.
+func Port(hash string) string { return "veth" + hash }
 
 // RandomMAC returns a random unicast MAC of the locally administered kind. It must be unique but not secret, so it
 // comes from the runtime's own generator. The kernel's would cost a process 0.03 ms.
@@ -63,13 +66,6 @@ func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	}
 	sum := sha256.Sum256(addresses[0].AsSlice())
 	return append(net.HardwareAddr{DerivedMAC}, sum[:5]...)
-}
-
-// LinkLocal returns the IPv6 address fe80::/64 that the kernel makes of a MAC of 6 bytes: it ends in the modified
-// EUI-64 (RFC 4291, appendix A), as addresses of SLAAC do.
-func LinkLocal(mac net.HardwareAddr) netip.Addr {
-	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
-		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
 }
 
 // EndsAlike reports whether two IPv6 addresses have the same interface identifier, their last 8 bytes.

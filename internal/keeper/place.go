@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -214,7 +215,7 @@ func (p *place) keeps(a lease.Applied) (lease.Applied, error) {
 // formed returns the usable addresses that end in the interface identifier made from the pod's MAC.
 func (p *place) formed() ([]netip.Prefix, error) {
 	list := []netip.Prefix{}
-	local := bridge.LinkLocal([]byte(p.r.Client.MAC)).As16()
+	local := addr.LinkLocal(net.HardwareAddr(p.r.Client.MAC)).As16()
 	all, err := addr.On(p.conn).List(context.Background(), addr.Filter{Link: p.index, Family: unix.AF_INET6})
 	for _, a := range all {
 		own := a.Prefix.Addr().As16()

@@ -12,7 +12,8 @@ import (
 func floors() [][]string {
 	return [][]string{
 		{"."},
-		{"netns", "internal/trace", "internal/diff", "internal/file", "internal/ident", "internal/lockorder", "internal/printable", "internal/strict", "internal/sysctl"},
+		{"netns", "internal/trace", "internal/diff", "internal/file", "internal/ident", "internal/lockorder",
+			"internal/printable", "internal/strict", "internal/sysctl"},
 		{"internal/nl", "internal/icmp"},
 		{"internal/link", "internal/nftnl", "internal/tc", "internal/conntrack", "internal/routing"},
 		{"addr", "route", "internal/localnet"},

@@ -48,7 +48,7 @@ func exported() map[string]map[string]any {
 			"Current": nil, "New": nil,
 		},
 		"addr": {
-			"Broadcast": addr.Broadcast, "Dial": addr.Dial, "Listen": addr.Listen, "On": addr.On,
+			"Broadcast": addr.Broadcast, "Dial": addr.Dial, "LinkLocal": addr.LinkLocal, "Listen": addr.Listen, "On": addr.On,
 			"Address": addr.Address{}, "Conn": addr.Conn{}, "Watch": addr.Watch{},
 		},
 		"route": {
@@ -60,7 +60,7 @@ func exported() map[string]map[string]any {
 			"Conn": vlan.Conn{}, "Membership": vlan.Membership{}, "Range": vlan.Range{}, "Ranges": vlan.Ranges(nil),
 		},
 		"bridge": {
-			"Dial": bridge.Dial, "HostName": bridge.HostName, "LinkLocal": bridge.LinkLocal, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
+			"Dial": bridge.Dial, "HostName": bridge.HostName, "On": bridge.On, "ProbeNetfilter": bridge.ProbeNetfilter,
 			"Bridge": bridge.Bridge{}, "Conn": bridge.Conn{}, "Link": bridge.Link{}, "Port": bridge.Port{}, "Solicitation": bridge.Solicitation{},
 		},
 		"bandwidth": {

@@ -116,7 +116,7 @@ func TestBridgeLearnsAGuardedPodsMAC(t *testing.T) {
 	a := w.addPod("a")
 	a.flood(t, 100, fromAnyone)
 	known := n.run("bridge", "fdb", "show", "dev", w.port(a))
-	expect.That(t, !strings.Contains(known, "02:55:") && n.link(w.port(a)).Port.Learning,
+	expect.That(t, !strings.Contains(known, "02:55:") && !n.link(w.port(a)).Port.NoLearning,
 		"the bridge knows of the port, which is to learn:\n%s", known)
 	expect.Success(t, w.check(a), "CHECK")
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -50,7 +50,7 @@ func spoofs(mac, other net.HardwareAddr, own, others, gateway netip.Addr, token 
 		"another's MAC, inside of ARP":               frame(mac, unix.ETH_P_ARP, arp(foreign, own)),
 		"the gateway's IPv6 address, by an advert":   frame(mac, unix.ETH_P_IPV6, icmp6(136, gateway6, advert)),
 		"to be a router of IPv6":                     frame(mac, unix.ETH_P_IPV6, icmp6(134, "fe80::77", []byte{64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0})),
-		"to be a router, by an address of its own":   frame(mac, unix.ETH_P_IPV6, icmp6(134, bridge.LinkLocal(mac).String(), []byte{64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0})),
+		"to be a router, by an address of its own":   frame(mac, unix.ETH_P_IPV6, icmp6(134, addr.LinkLocal(mac).String(), []byte{64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0})),
 		"to be of a VLAN":                            frame(mac, unix.ETH_P_8021Q, be16(5), be16(unix.ETH_P_IP), udp4(own)),
 		"nothing, by a protocol that is not IP's":    frame(mac, testProtocol, make([]byte, 46)),
 		"an address of IPv6, in a network of no one": frame(mac, unix.ETH_P_IPV6, icmp6(128, "fd99::1", make([]byte, 4))),

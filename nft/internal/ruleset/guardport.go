@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
@@ -90,7 +91,7 @@ func (p *GuardedPort) Elements() []Element {
 	}
 
 	if p.SLAAC {
-		own := ident.LinkLocal(p.MAC).As16()
+		own := addr.LinkLocal(p.MAC).As16()
 		add(guardIDSet, own[8:], 0)
 	}
 
@@ -113,12 +114,12 @@ func (p *GuardedPort) Elements() []Element {
 func (p *GuardedPort) own() (own4, own6 []netip.Addr) {
 	all := p.Addrs
 	if slices.ContainsFunc(all, netip.Addr.Is6) {
-		all = append(slices.Clip(all), ident.LinkLocal(p.MAC))
+		all = append(slices.Clip(all), addr.LinkLocal(p.MAC))
 	}
 
 	for i, a := range all {
 		switch {
-		case slices.Contains(all[:i], a), p.SLAAC && a.Is6() && ident.EndsAlike(a, ident.LinkLocal(p.MAC)):
+		case slices.Contains(all[:i], a), p.SLAAC && a.Is6() && ident.EndsAlike(a, addr.LinkLocal(p.MAC)):
 		case a.Is4():
 			own4 = append(own4, a)
 		default:

@@ -17,7 +17,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
-	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
@@ -229,7 +229,7 @@ func moveToHost(pod *netns.NS, name, as string) error {
 func lacking(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {
 	lacks := &addresses{}
 	if mac, err := net.ParseMAC(runtimes.MACOf(made)); err == nil && n.Options[withRouters] != "" {
-		lacks.AddressIPv6 = netip.PrefixFrom(bridge.LinkLocal(mac), 64)
+		lacks.AddressIPv6 = netip.PrefixFrom(addr.LinkLocal(mac), 64)
 	}
 
 	if c.MAC == "" {

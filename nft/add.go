@@ -22,7 +22,7 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 		return err
 	}
 
-	elements, comment := ep.elements(), ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
+	elements, comment := ep.elements(), ep.comment()
 	return c.retry(ctx, func() error {
 		// Reuse the last known generation. If it is outdated, the kernel refuses the transaction, and c.retry tries
 		// again with a new one.
@@ -106,8 +106,7 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 	for i := range eps {
 		group = append(group, eps[i].commented()...)
 		for _, el := range eps[i].leftovers() {
-			gone = append(gone, ruleset.ElementState{Element: el,
-				Comment: ownerComment(eps[i].Owner, ruleset.NetworkKey(eps[i].Network))})
+			gone = append(gone, ruleset.ElementState{Element: el, Comment: eps[i].comment()})
 		}
 
 		if len(group) < ruleset.GroupSize && i < len(eps)-1 {
@@ -125,11 +124,10 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 
 // commented returns an endpoint's elements with its comment.
 func (ep *Endpoint) commented() []ruleset.ElementState {
-	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
-	elements := ep.elements()
-	list := make([]ruleset.ElementState, len(elements))
-	for i, el := range elements {
-		list[i] = ruleset.ElementState{Element: el, Comment: comment}
+	comment := ep.comment()
+	var list []ruleset.ElementState
+	for _, el := range ep.elements() {
+		list = append(list, ruleset.ElementState{Element: el, Comment: comment})
 	}
 	return list
 }
@@ -148,17 +146,11 @@ func withoutComments(list []ruleset.ElementState) []ruleset.Element {
 func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState,
 	refuse func(is []*ruleset.ElementState) error) error {
 	elements := withoutComments(group)
-	return c.retry(ctx, func() error {
-		asked := publishedBy(elements)
-		if i := slices.IndexFunc(elements, asked.exclude); i >= 0 {
-			return newConflict(c.tables.Name, group[i], "")
-		}
+	if i := slices.IndexFunc(elements, publishedBy(elements).exclude); i >= 0 {
+		return newConflict(c.tables.Name, group[i], "")
+	}
 
-		generation, err := nftnl.SeenGeneration(c.tables.Conn)
-		if err != nil {
-			return err
-		}
-
+	return c.change(ctx, c.commitEndpoints, func(t *ruleset.Transaction) error {
 		have, err := c.tables.Lookup(slices.Concat(elements, withoutComments(gone)))
 		if err != nil {
 			return err
@@ -177,7 +169,7 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState,
 
 		// An element that excludes one of the group may be in gone too. If two elements of the group contradict each
 		// other, the kernel refuses them.
-		t, settled := c.tables.Begin(&generation), map[string]bool{}
+		settled := map[string]bool{}
 		remove := func(el ruleset.Element) {
 			if id := el.ID(); !settled[id] {
 				settled[id] = true
@@ -206,7 +198,7 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState,
 			t.NewElement(want.Element, want.Comment)
 		}
 
-		return c.commitEndpoints(t)
+		return nil
 	})
 }
 
@@ -230,7 +222,7 @@ func (c *Conn) Move(ctx context.Context, old, next Endpoint) error {
 // own elements are no conflict. Thus an endpoint that Add guarded before its port existed gets its host ports, and is
 // guarded throughout.
 func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
-	comment := ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
+	comment := next.comment()
 	return c.move(ctx, old, next, func(is []*ruleset.ElementState) error {
 		for _, el := range is {
 			if el != nil && el.Comment != comment {
@@ -254,7 +246,7 @@ func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*r
 			next.Network)
 	}
 
-	group, comment := next.commented(), ownerComment(next.Owner, ruleset.NetworkKey(next.Network))
+	group, comment := next.commented(), next.comment()
 	var gone []ruleset.ElementState
 	known := make(map[string]bool, len(group))
 	for i := range group {

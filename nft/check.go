@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/diff"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -51,29 +52,24 @@ func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Differ
 		return nil, err
 	}
 
-	var list []tombolo.Difference
-	comment := ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network))
+	var list diff.List
+	comment := ep.comment()
 	for i, el := range want {
 		object := c.setOf(el.Set)
-		switch {
-		case have[i] == nil:
-			list = append(list, tombolo.Difference{Object: object, What: "element", Want: el.KeyText()})
-		case !bytes.Equal(have[i].Data, el.Data):
-			list = append(list, tombolo.Difference{
-				Object: object, What: "data of element " + el.KeyText(),
-				Want: el.DataText(), Have: have[i].DataText(),
-			})
-		case have[i].Comment != comment:
-			list = append(list, tombolo.Difference{
-				Object: object, What: "owner of element " + el.KeyText(),
-				Want: strconv.Quote(comment), Have: strconv.Quote(have[i].Comment),
-			})
+		if have[i] == nil {
+			list.Add(object, "element", el.KeyText(), "")
+			continue
+		}
+		if !bytes.Equal(have[i].Data, el.Data) {
+			list.Add(object, "data of element "+el.KeyText(), el.DataText(), have[i].DataText())
+		} else {
+			list.Add(object, "owner of element "+el.KeyText(), strconv.Quote(comment), strconv.Quote(have[i].Comment))
 		}
 	}
 
 	for _, el := range have[len(want):] {
 		if el != nil && el.Comment == comment {
-			list = append(list, tombolo.Difference{Object: c.setOf(el.Set), What: "element", Have: el.KeyText()})
+			list.Add(c.setOf(el.Set), "element", "", el.KeyText())
 		}
 	}
 

@@ -110,6 +110,25 @@ func (c *Conn) retry(ctx context.Context, try func() error) error {
 	return nftnl.Retry(ctx, try)
 }
 
+// change commits the transaction that fill writes from what it reads. It starts again if another program changes
+// nf_tables in between.
+func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transaction) error) error {
+	return c.retry(ctx, func() error {
+		generation, err := nftnl.SeenGeneration(c.tables.Conn)
+		if err != nil {
+			return err
+		}
+		t := c.tables.Begin(&generation)
+		if err := fill(t); err != nil {
+			return err
+		}
+		return commit(t)
+	})
+}
+
+// commit commits a transaction of any kind.
+func (c *Conn) commit(t *ruleset.Transaction) error { return explainBusy(t.Commit(c.tables.Conn)) }
+
 // elements returns all elements of our sets.
 func (c *Conn) elements(ctx context.Context) (all []ruleset.ElementState, _ error) {
 	err := c.retry(ctx, func() (err error) {

@@ -199,7 +199,10 @@ func (ep Endpoint) traces() []ruleset.Element {
 	return append(ep.elements(), ep.leftovers()...)
 }
 
-// ownerComment returns the comment of an endpoint's elements: tombolo:1:OWNER:NETWORK.
+// comment returns the comment of an endpoint's elements.
+func (ep *Endpoint) comment() string { return ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network)) }
+
+// ownerComment returns such a comment: tombolo:1:OWNER:NETWORK.
 func ownerComment(o Owner, networkKey string) string {
 	return ruleset.OwnerPrefix + string(o) + ":" + networkKey
 }
@@ -220,6 +223,12 @@ func parseOwner(comment string) (owner Owner, networkKey string, ok bool) {
 // ownerOf returns the owner and network in an element's comment. It returns false for elements that are not ours.
 func ownerOf(el *ruleset.ElementState) (owner Owner, networkKey string, ok bool) {
 	return parseOwner(el.Comment)
+}
+
+// isOf reports whether an element is that of an endpoint of a network.
+func isOf(el *ruleset.ElementState, networkKey string) bool {
+	_, key, ok := ownerOf(el)
+	return ok && key == networkKey
 }
 
 // PodGroup is the link group (IFLA_GROUP) of the pods' ports that Network.DropReports, and the rules for multicast

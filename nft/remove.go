@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/tombolo-cni/tombolo/internal/ident"
-	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
@@ -71,26 +70,15 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
 	match func(*ruleset.ElementState) bool) error {
 	var errs []error
 	for group := range slices.Chunk(elements, ruleset.GroupSize) {
-		errs = append(errs, c.retry(ctx, func() error {
-			generation, err := nftnl.SeenGeneration(c.tables.Conn)
-			if err != nil {
-				return err
-			}
-
+		errs = append(errs, c.change(ctx, c.commitEndpoints, func(t *ruleset.Transaction) error {
 			have, err := c.tables.Lookup(group)
-			if err != nil {
-				return err
-			}
-
-			t := c.tables.Begin(&generation)
 			for i, el := range have {
 				// Endpoints of one owner may share some.
 				if el != nil && match(el) && !slices.ContainsFunc(group[:i], group[i].Equal) {
 					t.DelElement(el.Element)
 				}
 			}
-
-			return c.commitEndpoints(t)
+			return err
 		}))
 	}
 
@@ -111,31 +99,19 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 
 	key := ruleset.NetworkKey(name)
 	err := c.removeWhere(ctx, func(el *ruleset.ElementState) bool {
-		_, network, ok := ownerOf(el)
-		return ok && network == key || el.IsNetwork(key)
+		return isOf(el, key) || el.IsNetwork(key)
 	})
 	c.seen.Drop() // more than elements of endpoints has changed
 	if err != nil {
 		return err
 	}
 
-	return c.retry(ctx, func() error {
-		generation, err := nftnl.SeenGeneration(c.tables.Conn)
-		if err != nil {
-			return err
-		}
-
+	return c.change(ctx, c.commit, func(t *ruleset.Transaction) error {
 		inventories, inUse, err := c.inventories(key)
-		if err != nil {
-			return err
-		}
-
-		t := c.tables.Begin(&generation)
 		for _, inv := range inventories {
 			inv.RemoveNetwork(t, key, inUse)
 		}
-
-		return explainBusy(t.Commit(c.tables.Conn))
+		return err
 	})
 }
 
@@ -147,23 +123,12 @@ func (c *Conn) RemoveShare(ctx context.Context, bridge string) error {
 		return invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)
 	}
 
-	return c.retry(ctx, func() error {
-		generation, err := nftnl.SeenGeneration(c.tables.Conn)
-		if err != nil {
-			return err
-		}
-
+	return c.change(ctx, c.commit, func(t *ruleset.Transaction) error {
 		inventories, _, err := c.inventories("")
-		if err != nil {
-			return err
-		}
-
-		t := c.tables.Begin(&generation)
 		for _, inv := range inventories {
 			inv.RemoveShare(t, bridge)
 		}
-
-		return explainBusy(t.Commit(c.tables.Conn))
+		return err
 	})
 }
 
@@ -179,10 +144,7 @@ func (c *Conn) HasNetwork(ctx context.Context, name string) (bool, error) {
 		inventories, inUse, err := c.inventories(key)
 		has = slices.ContainsFunc(inventories, func(inv *ruleset.Inventory) bool {
 			return inv.Table && !inUse || inv.Has(key) ||
-				slices.ContainsFunc(inv.Elements, func(el ruleset.ElementState) bool {
-					_, network, ok := ownerOf(&el)
-					return ok && network == key
-				})
+				slices.ContainsFunc(inv.Elements, func(el ruleset.ElementState) bool { return isOf(&el, key) })
 		})
 		return err
 	})

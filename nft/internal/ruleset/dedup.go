@@ -33,10 +33,8 @@ func dedup(n *Network) Chain {
 	for _, d := range ds {
 		fmt.Fprintf(settings, "%s %s %s ", d.BridgeMAC, d.Gateway, d.Subnet)
 	}
-	return Chain{
-		Place: InBridge(dedupPrefix + n.Key), Kind: "filter", Hook: bridgeOutput,
-		settings: fmt.Sprintf("dedup %08x", settings.Sum32()), write: func(list *rules) { list.addDedup(ds) },
-	}
+	return filterChain(InBridge(dedupPrefix+n.Key), bridgeOutput, 0, fmt.Sprintf("dedup %08x", settings.Sum32()),
+		func(list *rules) { list.addDedup(ds) })
 }
 
 // addDedup appends the rules for packets from gateways before those that drop packets of a subnet, since a gateway

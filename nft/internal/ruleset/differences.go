@@ -8,66 +8,55 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/diff"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
 // Differences returns the differences of the tables, the sets and the chains. If a table does not exist, it lists
 // nothing else about that table.
 func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
-	var list []tombolo.Difference
+	var list diff.List
 	for _, family := range rs.tables {
-		t, ok := have.Tables[family]
-		switch {
-		case !ok:
-			list = append(list,
-				tombolo.Difference{Object: "nf_tables", What: "table", Want: rs.table.Of(family).String()})
-		case t.IsDormant():
-			list = append(list,
-				tombolo.Difference{Object: "table " + rs.table.Of(family).String(), What: "flag", Have: "dormant"})
+		table := rs.table.Of(family).String()
+		if t, ok := have.Tables[family]; !ok {
+			list.Add("nf_tables", "table", table, "")
+		} else if t.IsDormant() {
+			list.Add("table "+table, "flag", "", "dormant")
 		}
 	}
 
-	for _, s := range rs.Sets() {
+	for _, s := range rs.sets {
 		if !have.hasTable(s.Family) {
 			continue
 		}
-		for _, d := range s.differences(have) {
-			if !slices.Contains(list, d) { // all sets of a table that was loaded give one difference
-				list = append(list, d)
-			}
+		// All sets of a table that was loaded give one difference.
+		if d, differs := s.difference(have); differs && !slices.Contains(list, d) {
+			list = append(list, d)
 		}
 	}
 
 	for i := range rs.Chains {
 		if ch := &rs.Chains[i]; have.hasTable(ch.Family) {
-			list = append(list, ch.differences(have)...)
+			ch.addDifferences(&list, have)
 		}
 	}
 
 	for _, at := range rs.gone {
 		if have.hasChain(at) {
-			list = append(list,
-				tombolo.Difference{Object: "table " + rs.table.Of(at.Family).String(), What: "chain", Have: at.Name})
+			list.Add("table "+rs.table.Of(at.Family).String(), "chain", "", at.Name)
 		}
 	}
 
-	return append(list, rs.bridgeDifferences(have)...)
-}
-
-// bridgeDifferences returns the differences of those sets of bridges that exist.
-func (rs *Ruleset) bridgeDifferences(have *State) []tombolo.Difference {
-	var list []tombolo.Difference
+	// Of the sets of bridges only those that exist.
 	add, del := have.bridgeChanges(rs)
 	for _, el := range add {
 		if _, ok := have.sets[el.Set]; ok {
-			list = append(list, tombolo.Difference{Object: rs.table.Label("set", el.Set).String(), What: "element",
-				Want: el.KeyText()})
+			list.Add(rs.table.Label("set", el.Set).String(), "element", el.KeyText(), "")
 		}
 	}
 
 	for _, el := range del {
-		list = append(list,
-			tombolo.Difference{Object: rs.table.Label("set", el.Set).String(), What: "element", Have: el.KeyText()})
+		list.Add(rs.table.Label("set", el.Set).String(), "element", "", el.KeyText())
 	}
 	return list
 }
@@ -77,27 +66,22 @@ func (st *State) hasTable(family uint8) bool {
 	return ok
 }
 
-func (s *Set) differences(have *State) []tombolo.Difference {
+func (s *Set) difference(have *State) (d tombolo.Difference, differs bool) {
+	table, set := "table "+have.table.Of(s.Family).String(), have.table.Label("set", s.Place).String()
 	got, ok := have.sets[s.Place]
+	isSaved, isLoaded := have.sentinels[s.Place]
 	switch {
 	case !ok:
-		return []tombolo.Difference{{Object: "table " + have.table.Of(s.Family).String(), What: "set", Want: s.Name}}
+		return tombolo.Difference{Object: table, What: "set", Want: s.Name}, true
 	case !s.matches(got):
-		return []tombolo.Difference{{
-			Object: have.table.Label("set", s.Place).String(), What: "type",
-			Want: s.state().describe(), Have: got.describe(),
-		}}
-	case !have.sentinels[s.Place]:
-		if _, loaded := have.sentinels[s.Place]; loaded {
-			text := "table " + have.table.Of(s.Family).String() +
-				": another program has loaded elements from a save, which may be old"
-			return []tombolo.Difference{{Text: text}}
-		}
-		return []tombolo.Difference{{Object: have.table.Label("set", s.Place).String(), What: "element",
-			Want: s.Sentinel().KeyText()}}
+		return tombolo.Difference{Object: set, What: "type", Want: s.state().describe(), Have: got.describe()}, true
+	case isSaved:
+		return d, false
+	case isLoaded:
+		d.Text = table + ": another program has loaded elements from a save, which may be old"
+		return d, true
 	}
-
-	return nil
+	return tombolo.Difference{Object: set, What: "element", Want: s.Sentinel().KeyText()}, true
 }
 
 func (s setState) describe() string {
@@ -108,55 +92,41 @@ func (s setState) describe() string {
 	return text
 }
 
-func (ch *Chain) differences(have *State) []tombolo.Difference {
+// addDifferences adds those of a chain and of its rules, which it compares by their comments.
+func (ch *Chain) addDifferences(list *diff.List, have *State) {
 	got, ok := have.Chains[ch.Place]
 	if !ok {
-		return []tombolo.Difference{{Object: "table " + have.table.Of(ch.Family).String(), What: "chain",
-			Want: ch.Name}}
+		list.Add("table "+have.table.Of(ch.Family).String(), "chain", ch.Name, "")
+		return
 	}
 
 	object := have.table.Label("chain", ch.Place).String()
-	var list []tombolo.Difference
-	differs := func(what, want, have string) {
-		if want != have {
-			list = append(list, tombolo.Difference{Object: object, What: what, Want: want, Have: have})
-		}
-	}
-	differs("hook", ch.describe(), describeHook(got))
+	list.Add(object, "hook", ch.describe(), describeHook(got))
 	if got.Kind != "" && got.Policy != PolicyAccept {
-		differs("policy", "accept", "drop")
+		list.Add(object, "policy", "accept", "drop")
 	}
 
-	want := ch.Rules()
-	differs("comment (version and settings)", strconv.Quote(ch.Comment(len(want))), strconv.Quote(got.Comment))
-	return append(list, ruleDifferences(object, want, have.rules[ch.Place])...)
-}
+	rules, comments := ch.Rules(), have.rules[ch.Place]
+	list.Add(object, "comment (version and settings)", strconv.Quote(ch.Comment(len(rules))),
+		strconv.Quote(got.Comment))
 
-// ruleDifferences compares rules with comments. It returns the missing rules and the surplus ones, or that the order
-// is wrong.
-func ruleDifferences(object string, rules []Rule, comments []string) []tombolo.Difference {
-	rest := slices.Clone(comments)
-	var list []tombolo.Difference
+	before, rest := len(*list), slices.Clone(comments)
 	for _, want := range rules {
-		i := slices.Index(rest, want.Comment)
-		if i < 0 {
-			list = append(list, tombolo.Difference{Object: object, What: "rule", Want: strconv.Quote(want.Comment)})
-			continue
+		if i := slices.Index(rest, want.Comment); i >= 0 {
+			rest = slices.Delete(rest, i, i+1)
+		} else {
+			list.Add(object, "rule", strconv.Quote(want.Comment), "")
 		}
-		rest = slices.Delete(rest, i, i+1)
 	}
 
 	for _, comment := range rest {
-		list = append(list, tombolo.Difference{Object: object, What: "rule", Have: strconv.Quote(comment)})
+		list.Add(object, "rule", "", strconv.Quote(comment))
 	}
 
-	if len(list) == 0 &&
-		!slices.EqualFunc(comments, rules, func(comment string, want Rule) bool { return comment == want.Comment }) {
-		list = append(list,
-			tombolo.Difference{Object: object, What: "order of the rules", Want: "as they were made", Have: "another"})
+	inOrder := slices.EqualFunc(comments, rules, func(is string, want Rule) bool { return is == want.Comment })
+	if len(*list) == before && !inOrder {
+		list.Add(object, "order of the rules", "as they were made", "another")
 	}
-
-	return list
 }
 
 func (ch *Chain) describe() string {

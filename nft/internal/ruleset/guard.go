@@ -54,6 +54,7 @@ func (rs *Ruleset) addGuard(n *Network) {
 	}
 
 	if n.Guard {
+		rs.sets = append(rs.sets, guardSets()...)
 		rs.addBridgeChain("guard", unix.NF_INET_PRE_ROUTING, priorityGuard, "spoof guard, or MAC alone",
 			(*rules).addGuard)
 		rs.addBridgeChain("untrusted", unix.NF_INET_PRE_ROUTING, priorityUntrusted, "hosts only", (*rules).addUntrusted)
@@ -80,9 +81,7 @@ func (list *rules) addReports() {
 
 func (rs *Ruleset) addBridgeChain(name string, hook uint32, priority int32, settings string, write func(*rules)) {
 	rs.needTable(unix.NFPROTO_BRIDGE)
-	rs.Chains = append(rs.Chains, Chain{
-		Place: InBridge(name), Kind: "filter", Hook: hook, Priority: priority, settings: settings, write: write,
-	})
+	rs.Chains = append(rs.Chains, filterChain(InBridge(name), hook, priority, settings, write))
 }
 
 // needTable adds the table of a family.

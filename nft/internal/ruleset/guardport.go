@@ -39,7 +39,7 @@ func guardSets() []Set {
 		return Set{Place: InBridge(name), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | part, KeyLen: length,
 			typeof: typeof}
 	}
-	ports := func(name string) Set { return Set{Place: InBridge(name), KeyType: nftnl.TypeIfname, KeyLen: IfnameLen} }
+	ports := func(name string) Set { return linkSet(InBridge(name)) }
 	return []Set{
 		ports(guardedSet),
 		ports(guardFreeSet),

@@ -9,21 +9,17 @@ import (
 
 const (
 	internalChain = "internal"
-	internalSet   = "internal"
+	internalSet   = "internal" // of the bridges of internal networks
 )
 
-// internalSets returns the set of the bridges of internal networks. The set and the chain are made only for networks
-// that need them, so that packets of other networks pass no rule for them.
-func internalSets() []Set {
-	return []Set{keySet(internalSet, nftnl.TypeIfname)}
-}
+func internalSets() []Set { return []Set{keySet(internalSet, nftnl.TypeIfname)} }
 
 // internal returns the chain that drops packets between an internal network and all other links, in both directions.
+// The chain and its set are made only for networks that need them, so that packets of other networks pass no rule for
+// them.
 func internal() Chain {
-	return Chain{
-		Place: InInet(internalChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter - 1,
-		settings: sharedSettings, write: (*rules).addInternal,
-	}
+	return filterChain(InInet(internalChain), unix.NF_INET_FORWARD, priorityBeforeFilter-1, sharedSettings,
+		(*rules).addInternal)
 }
 
 func (list *rules) addInternal() {

@@ -33,10 +33,8 @@ func podsOnly(closed []Closed, mark uint32) Chain {
 	for _, c := range closed {
 		settings = append(settings, c.family().name)
 	}
-	return Chain{
-		Place: InInet(podsOnlyChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter + 2,
-		settings: strings.Join(settings, ", "), write: func(list *rules) { list.addPodsOnly(closed, mark) },
-	}
+	return filterChain(InInet(podsOnlyChain), unix.NF_INET_FORWARD, priorityBeforeFilter+2, strings.Join(settings, ", "),
+		func(list *rules) { list.addPodsOnly(closed, mark) })
 }
 
 func (list *rules) addPodsOnly(closed []Closed, mark uint32) {

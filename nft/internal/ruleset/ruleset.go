@@ -57,6 +57,7 @@ type Ruleset struct {
 	of     *Network
 	table  TableName
 	tables []uint8 // by family
+	sets   []Set   // that the rules look into, and that endpoints have elements in
 	Chains []Chain
 	// gone are chains that should not exist.
 	gone []Place
@@ -191,6 +192,9 @@ const (
 	priorityLast = 300
 )
 
+// linkSet returns the set of names of links at a place.
+func linkSet(at Place) Set { return Set{Place: at, KeyType: nftnl.TypeIfname, KeyLen: IfnameLen} }
+
 // podSets returns the sets of the pods of all networks.
 func podSets() []Set {
 	return []Set{
@@ -202,26 +206,34 @@ func podSets() []Set {
 // New returns the intended state of a network, in tables with a name, with a mark.
 func New(n *Network, table TableName, mark uint32) *Ruleset {
 	rs := &Ruleset{
-		of: n, table: table, tables: []uint8{unix.NFPROTO_INET},
-		Chains:  append([]Chain{forward(mark), unmark(mark)}, portChains(mark)...),
-		network: n.Key, Bridge: n.bridgeElements(), BridgeComment: n.BridgeComment(),
+		of: n, table: table, network: n.Key, Bridge: n.bridgeElements(), BridgeComment: n.BridgeComment(),
+		tables: []uint8{unix.NFPROTO_INET}, sets: slices.Concat(podSets(), portSets(), BridgeSets()),
+		Chains: append([]Chain{forward(mark), unmark(mark)}, portChains(mark)...),
 	}
 	if n.Masquerade {
 		rs.Chains = append(rs.Chains, masquerade(n))
+		rs.sets = append(rs.sets, masqueradeSet(MasqueradeSet(true, n.Key)), masqueradeSet(MasqueradeSet(false, n.Key)))
 	} else {
 		// The sets may stay: their elements belong to endpoints, not to rules.
 		rs.gone = append(rs.gone, InInet(masqueradePrefix+n.Key))
 	}
 
 	if n.PortSNAT {
-		rs.Chains = append(rs.Chains, portSNAT())
+		rs.Chains, rs.sets = append(rs.Chains, portSNAT()), append(rs.sets, portSNATSets()...)
 	}
 
 	if n.Internal {
-		rs.Chains = append(rs.Chains, internal())
+		rs.Chains, rs.sets = append(rs.Chains, internal()), append(rs.sets, internalSets()...)
 	}
 
 	rs.addEgress(n)
+	if n.Egress != nil {
+		rs.sets = append(rs.sets, egressSets()...)
+	}
+
+	if n.PodEgress {
+		rs.sets = append(rs.sets, podEgressSets()...)
+	}
 
 	if len(n.Closed) > 0 {
 		rs.Chains = append(rs.Chains, podsOnly(n.Closed, mark))
@@ -237,47 +249,18 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 }
 
 // Sets returns the sets that the rules look into, and that endpoints have elements in.
-func (rs *Ruleset) Sets() []Set {
-	list := slices.Concat(podSets(), portSets(), BridgeSets())
-	if rs.of.Masquerade {
-		list = append(list, masqueradeSet(MasqueradeSet(true, rs.network)),
-			masqueradeSet(MasqueradeSet(false, rs.network)))
-	}
+func (rs *Ruleset) Sets() []Set { return slices.Clone(rs.sets) }
 
-	if rs.of.PortSNAT {
-		list = append(list, portSNATSets()...)
-	}
-
-	if rs.of.Internal {
-		list = append(list, internalSets()...)
-	}
-
-	if rs.of.Egress != nil {
-		list = append(list, egressSets()...)
-	}
-
-	if rs.of.PodEgress {
-		list = append(list, podEgressSets()...)
-	}
-
-	if rs.of.Guard {
-		list = append(list, guardSets()...)
-	}
-
-	if rs.of.Share != nil {
-		list = append(list, shareSet(ShareSet(rs.of.Bridge)))
-	}
-
-	return list
+// filterChain returns a chain of kind filter.
+func filterChain(at Place, hook uint32, priority int32, settings string, write func(*rules)) Chain {
+	return Chain{Place: at, Kind: "filter", Hook: hook, Priority: priority, settings: settings, write: write}
 }
 
 // forward returns the chain forward. It admits nothing. It sets a mark bit on packets that may pass, for a rule in
 // the chain that would otherwise drop them. It changes the mark only of packets from and to our bridges.
 func forward(mark uint32) Chain {
-	return Chain{
-		Place: InInet(forwardChain), Kind: "filter", Hook: unix.NF_INET_FORWARD, Priority: priorityBeforeFilter,
-		settings: markSettings(mark), write: func(list *rules) { list.addForward(mark) },
-	}
+	return filterChain(InInet(forwardChain), unix.NF_INET_FORWARD, priorityBeforeFilter, markSettings(mark),
+		func(list *rules) { list.addForward(mark) })
 }
 
 func (list *rules) addForward(mark uint32) {
@@ -339,11 +322,8 @@ func (list *rules) addClear(mark uint32) {
 // unmark returns the chain that clears the bit in our bridges' packets, which only the firewall needs. It also drops
 // the host's redirects to pods. They would direct pods to the LAN's router, bypassing the host.
 func unmark(mark uint32) Chain {
-	return Chain{
-		Place: InInet(unmarkChain), Kind: "filter", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityLast,
-		settings: markSettings(mark),
-		write:    func(list *rules) { list.addClear(mark); list.addRedirects() },
-	}
+	return filterChain(InInet(unmarkChain), unix.NF_INET_POST_ROUTING, priorityLast, markSettings(mark),
+		func(list *rules) { list.addClear(mark); list.addRedirects() })
 }
 
 // addRedirects drops the host's redirects to pods.

@@ -63,13 +63,13 @@ func (rs *Ruleset) addShare(n *Network, mark uint32) {
 
 	s := &share{*n.Share, n.Bridge, mark}
 	rs.needTable(unix.NFPROTO_NETDEV)
+	rs.sets = append(rs.sets, shareSet(ShareSet(n.Bridge)))
 
 	pair := "pair " + strconv.Itoa(s.Outer)
 	at := func(prefix, device string, hook uint32, settings string, write func(*rules)) {
-		rs.Chains = append(rs.Chains, Chain{
-			Place: InNetdev(prefix + n.Bridge),
-			Kind:  "filter", Hook: hook, Device: device, settings: settings, write: write,
-		})
+		ch := filterChain(InNetdev(prefix+n.Bridge), hook, 0, settings, write)
+		ch.Device = device
+		rs.Chains = append(rs.Chains, ch)
 	}
 	at(shareInPrefix, s.NIC, unix.NF_NETDEV_INGRESS, pair, s.addIn)
 	at(shareOutPrefix, s.NIC, unix.NF_NETDEV_EGRESS, pair, s.addOut)
@@ -77,10 +77,9 @@ func (rs *Ruleset) addShare(n *Network, mark uint32) {
 	at(shareMutePrefix, n.Bridge, unix.NF_NETDEV_INGRESS, sharedSettings, s.addMute)
 
 	inet := func(prefix, kind string, hook uint32, priority int32, settings string, write func(*rules)) {
-		rs.Chains = append(rs.Chains, Chain{
-			Place: InInet(prefix + n.Bridge),
-			Kind:  kind, Hook: hook, Priority: priority, settings: settings, write: write,
-		})
+		ch := filterChain(InInet(prefix+n.Bridge), hook, priority, settings, write)
+		ch.Kind = kind
+		rs.Chains = append(rs.Chains, ch)
 	}
 	host := fmt.Sprintf("%s at %s", s.MAC, s.NIC)
 	inet(shareTrackPrefix, "filter", unix.NF_INET_PRE_ROUTING, priorityRaw, host, s.addTrack)

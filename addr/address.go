@@ -9,6 +9,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -108,6 +109,5 @@ func LinkLocal(mac net.HardwareAddr) netip.Addr {
 	if len(mac) != 6 {
 		return netip.Addr{}
 	}
-	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
-		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
+	return ident.LinkLocal(mac)
 }

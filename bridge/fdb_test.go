@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -30,19 +29,8 @@ func (n *node) behind(tb testing.TB, mac net.HardwareAddr) (port, entry string) 
 // say has a pod send a frame to nobody, as from a MAC.
 func say(tb testing.TB, pod *netns.NS, from net.HardwareAddr) {
 	tb.Helper()
-	must.Succeed(tb, pod.Do(func() error {
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		link, err := net.InterfaceByName("eth0")
-		if err != nil {
-			return err
-		}
-		frame := append(append([]byte{2, 0x77, 0, 0, 0, 1}, from...), 0x88, 0xb5)
-		return unix.Sendto(fd, append(frame, make([]byte, 46)...), 0, &unix.SockaddrLinklayer{Ifindex: link.Index})
-	}))
+	frame := append(append([]byte{2, 0x77, 0, 0, 0, 1}, from...), 0x88, 0xb5)
+	nstest.SendFrame(tb, pod, append(frame, make([]byte, 46)...))
 }
 
 func silent(i byte) bridge.Port {

@@ -143,18 +143,7 @@ func gets(tb testing.TB, n *node, pod *netns.NS, port string, frames map[string]
 // rawSocket sends and receives frames by a link.
 func rawSocket(tb testing.TB, ns *netns.NS, link string) int {
 	tb.Helper()
-	all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
-	wait := unix.NsecToTimeval(int64(patience))
-	fd := -1
-	inside(tb, ns, func() error {
-		var err error
-		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all)); err != nil {
-			return err
-		}
-		tb.Cleanup(func() { unix.Close(fd) })
-		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: nstest.Index(tb, ns, link)}),
-			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
-	})
+	fd, _ := nstest.PacketSocket(tb, ns, link, unix.SOCK_RAW, unix.ETH_P_ALL, patience)
 	return fd
 }
 

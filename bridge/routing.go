@@ -14,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/diff"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
@@ -197,7 +198,7 @@ func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Differenc
 		return nil, err
 	}
 
-	var list []tombolo.Difference
+	var list diff.List
 	parameters, err := r.parameters()
 	if err != nil {
 		return nil, err
@@ -209,8 +210,7 @@ func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Differenc
 			return list, err
 		}
 		if !p.isMet(have) {
-			list = append(list,
-				tombolo.Difference{Object: "kernel parameters", What: p.path, Want: p.value, Have: have})
+			list.Add("kernel parameters", p.path, p.value, have)
 		}
 	}
 

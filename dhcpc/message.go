@@ -127,18 +127,17 @@ func (m *message) addOverloaded(payload []byte, seen map[uint8][]byte) error {
 		return nil
 	}
 
-	const inFile, inSname = 1, 2
-	if v[0]&inFile != 0 {
-		if err := m.Options.FromBytes(append(m.wholeOptions(payload[fileAt:cookieAt], seen),
-			dhcpv4.OptionEnd.Code())); err != nil {
-			return fmt.Errorf("options in the field file: %w", err)
+	for _, field := range []struct {
+		bit      byte
+		from, to int
+		name     string
+	}{{1, fileAt, cookieAt, "file"}, {2, snameAt, fileAt, "sname"}} {
+		if v[0]&field.bit == 0 {
+			continue
 		}
-	}
-
-	if v[0]&inSname != 0 {
-		if err := m.Options.FromBytes(append(m.wholeOptions(payload[snameAt:fileAt], seen),
-			dhcpv4.OptionEnd.Code())); err != nil {
-			return fmt.Errorf("options in the field sname: %w", err)
+		options := append(m.wholeOptions(payload[field.from:field.to], seen), dhcpv4.OptionEnd.Code())
+		if err := m.Options.FromBytes(options); err != nil {
+			return fmt.Errorf("options in the field %s: %w", field.name, err)
 		}
 	}
 

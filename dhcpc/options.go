@@ -90,24 +90,22 @@ func (r *reader) times(l *Lease) error {
 		total = shortestLease
 	}
 
-	t2, known, infinite := r.seconds(59)
-	if !known || infinite || t2 < shortestT2 || t2 >= total {
-		if known {
-			r.ignore(59, "T2 of %s in a lease of %s", t2, total)
-		}
-		t2 = total / 8 * 7
-	}
-
-	t1, known, infinite := r.seconds(58)
-	if !known || infinite || t1 < shortestT1 || t1 >= t2 {
-		if known {
-			r.ignore(58, "T1 of %s with T2 of %s", t1, t2)
-		}
-		t1 = min(total/2, t2/7*4)
-	}
-
+	t2 := r.within(59, shortestT2, total, "T2 of %s in a lease of %s", total/8*7)
+	t1 := r.within(58, shortestT1, t2, "T1 of %s with T2 of %s", min(total/2, t2/7*4))
 	l.Renew, l.Rebind, l.Expire = l.Obtained.Add(t1), l.Obtained.Add(t2), l.Obtained.Add(total)
 	return nil
+}
+
+// within returns an option's time if it is at least one time and less than another, and else usual.
+func (r *reader) within(code uint8, least, below time.Duration, format string, usual time.Duration) time.Duration {
+	d, known, infinite := r.seconds(code)
+	if known && !infinite && d >= least && d < below {
+		return d
+	}
+	if known {
+		r.ignore(code, format, d, below)
+	}
+	return usual
 }
 
 // seconds reads a time. infinite means the value with all bits set (RFC 2131, section 3.3).

@@ -15,8 +15,8 @@ func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (n
 	set := p[index]
 	if wanted.IsValid() {
 		if name := s.keeperOf(wanted); name != "" && name != s.keeper {
-			return netip.Addr{}, nil, newError(ErrAddressTaken, "network %q: the requested address %s is kept for %s "+
-				"(in %s): request another, or delete that line", s.network, wanted, name, s.keptPath())
+			return netip.Addr{}, nil, s.failf(ErrAddressTaken, "the requested address %s is kept for %s "+
+				"(in %s): request another, or delete that line", wanted, name, s.keptPath())
 		}
 
 		ok, err := s.reserve(wanted, owner.reservation())
@@ -24,8 +24,8 @@ func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (n
 			return netip.Addr{}, nil, err
 		}
 		if !ok {
-			return netip.Addr{}, nil, newError(ErrAddressTaken, "network %q: the requested address %s is taken by %s",
-				s.network, wanted, s.holder(wanted))
+			return netip.Addr{}, nil, s.failf(ErrAddressTaken, "the requested address %s is taken by %s", wanted,
+				s.holder(wanted))
 		}
 		last.write(wanted)
 		return wanted, set.rangeOf(wanted), nil
@@ -124,6 +124,6 @@ func (s *store) isEmpty(addr netip.Addr) bool {
 
 // fullError returns an error about a set without free addresses.
 func (s *store) fullError(set rangeSet, taken, size uint64) error {
-	return newError(ErrPoolFull, "network %q: %s is full: %d of %d addresses reserved (in %s): "+
-		"delete pods, run GC, or give the network more addresses", s.network, set, taken, size, s.dir)
+	return s.failf(ErrPoolFull, "%s is full: %d of %d addresses reserved (in %s): "+
+		"delete pods, run GC, or give the network more addresses", set, taken, size, s.dir)
 }

@@ -64,7 +64,7 @@ func (s *session) enter(ctx context.Context, p pool) error {
 		found, err := s.node.Live(ctx)
 		if err != nil {
 			// Without this list a pod's address could be assigned twice.
-			return newError(errors.Join(ErrLiveUnknown, err), "network %q: %s: %s", s.network, ErrLiveUnknown, err)
+			return s.failf(errors.Join(ErrLiveUnknown, err), "%s: %s", ErrLiveUnknown, err)
 		}
 		for _, l := range found {
 			l.Addr = l.Addr.Unmap().WithZone("")

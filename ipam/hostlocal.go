@@ -92,8 +92,7 @@ func checkNetwork(name string) error {
 // checkRanges returns an error if the HostLocal has no addresses to assign.
 func (h *HostLocal) checkRanges() error {
 	if len(h.pool) == 0 {
-		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: there are no ranges", h.store.network,
-			tombolo.ErrInvalid)
+		return h.store.failf(tombolo.ErrInvalid, "host-local: %s: there are no ranges", tombolo.ErrInvalid)
 	}
 	return nil
 }
@@ -123,15 +122,12 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 		i := slices.IndexFunc(h.pool, func(s rangeSet) bool { return s.rangeOf(addr) != nil })
 		switch {
 		case h.pool.isGateway(addr):
-			return nil, newError(tombolo.ErrInvalid, "network %q: the requested address %s is a gateway",
-				h.store.network, addr)
+			return nil, h.store.failf(tombolo.ErrInvalid, "the requested address %s is a gateway", addr)
 		case i < 0:
-			return nil, newError(tombolo.ErrInvalid, "network %q: the requested address %s is in no range of it",
-				h.store.network, addr)
+			return nil, h.store.failf(tombolo.ErrInvalid, "the requested address %s is in no range of it", addr)
 		case bound.wanted[i].IsValid() && bound.wanted[i] != addr:
-			return nil, newError(tombolo.ErrInvalid,
-				"network %q: %s gives one address to an attachment, but %s and %s were requested",
-				h.store.network, h.pool[i], bound.wanted[i], addr)
+			return nil, h.store.failf(tombolo.ErrInvalid,
+				"%s gives one address to an attachment, but %s and %s were requested", h.pool[i], bound.wanted[i], addr)
 		}
 
 		bound.wanted[i] = addr
@@ -213,9 +209,8 @@ func (h *HostLocal) refuseSecond(s *session, owner Owner) error {
 	for _, addr := range slices.Concat(exact, old) {
 		for i, set := range h.pool {
 			if !h.wanted[i].IsValid() && set.rangeOf(addr) != nil {
-				return newError(ErrDuplicate,
-					"network %q: interface %q of container %q has %s already: DEL it before another ADD",
-					s.network, owner.IfName, owner.ContainerID, addr)
+				return s.failf(ErrDuplicate, "interface %q of container %q has %s already: DEL it before another ADD",
+					owner.IfName, owner.ContainerID, addr)
 			}
 		}
 	}
@@ -289,8 +284,7 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 // checkOwner returns an error for an owner without a container ID.
 func (h *HostLocal) checkOwner(owner Owner) error {
 	if owner.ContainerID == "" {
-		return newError(tombolo.ErrInvalid, "network %q: host-local: %s: the owner has no ContainerID", h.store.network,
-			tombolo.ErrInvalid)
+		return h.store.failf(tombolo.ErrInvalid, "host-local: %s: the owner has no ContainerID", tombolo.ErrInvalid)
 	}
 	return nil
 }
@@ -428,7 +422,7 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 				continue
 			}
 		}
-		return h.checkError(err, "%s is not reserved for interface %q of container %q (file %s)",
+		return h.store.failf(errors.Join(ErrNotReserved, err), "%s is not reserved for interface %q of container %q (file %s)",
 			addr, owner.IfName, owner.ContainerID, h.store.path(addr))
 	}
 
@@ -451,12 +445,8 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 		return nil
 	}
 
-	return h.checkError(nil, "interface %q of container %q has no address of %s", owner.IfName, owner.ContainerID, set)
-}
-
-func (h *HostLocal) checkError(cause error, format string, args ...any) error {
-	return newError(errors.Join(ErrNotReserved, cause), "network %q: "+format,
-		append([]any{h.store.network}, args...)...)
+	return h.store.failf(ErrNotReserved, "interface %q of container %q has no address of %s", owner.IfName,
+		owner.ContainerID, set)
 }
 
 // Status returns an error if Add cannot succeed for any attachment: a range set has no free address (ErrPoolFull), or

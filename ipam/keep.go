@@ -36,8 +36,8 @@ func (h *HostLocal) checkKeeper() error {
 		return nil
 	}
 	if name := *h.keeper; strings.Join(strings.Fields(name), "") != name || name == "" || len(name) > maxKeptName {
-		return newError(tombolo.ErrInvalid, "network %q: to keep an address, the pod needs a name (K8S_POD_NAMESPACE "+
-			"and K8S_POD_NAME) of 1 to %d bytes without spaces, not %.100q", h.store.network, maxKeptName, name)
+		return h.store.failf(tombolo.ErrInvalid, "to keep an address, the pod needs a name (K8S_POD_NAMESPACE "+
+			"and K8S_POD_NAME) of 1 to %d bytes without spaces, not %.100q", maxKeptName, name)
 	}
 	return nil
 }

@@ -38,10 +38,13 @@ type store struct {
 	node    Node
 }
 
-// ioError returns an error about a failed operation on the directory.
-func (s *store) ioError(doing string, err error) error {
-	return newError(err, "network %q: %s: %s", s.network, doing, err)
+// failf returns an error about the network that matches cause.
+func (s *store) failf(cause error, format string, args ...any) error {
+	return newError(cause, "network %q: %s", s.network, fmt.Sprintf(format, args...))
 }
+
+// ioError returns an error about a failed operation on the directory.
+func (s *store) ioError(doing string, err error) error { return s.failf(err, "%s: %s", doing, err) }
 
 // warnf sends a message to Node.Warn.
 func (s *store) warnf(format string, args ...any) {
@@ -145,8 +148,8 @@ func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 			return false, nil
 		case state == stateHeld:
 			if is, _ := s.isOwner(held, owner); is && r.containerID != "" {
-				return false, newError(ErrDuplicate, "network %q: interface %s of container %s already has %s: "+
-					"DEL it first", s.network, owner.IfName, owner.ContainerID, addr)
+				return false, s.failf(ErrDuplicate, "interface %s of container %s already has %s: DEL it first",
+					owner.IfName, owner.ContainerID, addr)
 			}
 			return false, nil
 		}
@@ -283,7 +286,7 @@ type session struct {
 func (s *store) lock(ctx context.Context) (*session, error) {
 	path := filepath.Join(s.dir, lockName)
 	if err := ctx.Err(); err != nil {
-		return nil, newError(errors.Join(ErrLocked, err), "network %q: wait for the lock %s: %s", s.network, path, err)
+		return nil, s.failf(errors.Join(ErrLocked, err), "wait for the lock %s: %s", path, err)
 	}
 
 	order := lockorder.Wait(lockorder.Reservations)
@@ -315,7 +318,7 @@ func (s *store) flock(ctx context.Context, path string) (int, error) {
 	case err == nil:
 		return fd, nil
 	case errors.Is(err, file.ErrLocked):
-		err = newError(errors.Join(ErrLocked, err), "network %q: reservations: %s", s.network, err)
+		err = s.failf(errors.Join(ErrLocked, err), "reservations: %s", err)
 	default:
 		err = s.ioError("lock the reservations", file.PathError("flock", path, err))
 	}

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
@@ -165,7 +164,7 @@ func (ep *Endpoint) egressElements() []ruleset.Element {
 	}
 	addrs := ep.Addrs
 	if len(ep.MAC) == ruleset.EtherLen && slices.ContainsFunc(addrs, netip.Addr.Is6) {
-		addrs = append(slices.Clip(addrs), addr.LinkLocal(ep.MAC))
+		addrs = append(slices.Clip(addrs), ident.LinkLocal(ep.MAC))
 	}
 	return policy.PodElements(ep.link(), addrs)
 }

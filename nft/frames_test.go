@@ -129,18 +129,8 @@ type wire struct {
 
 func openWire(tb testing.TB, ns *netns.NS, link string) *wire {
 	tb.Helper()
-	w := &wire{tb: tb, index: nstest.Index(tb, ns, link)}
-	proto := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
-	must.Succeed(tb, ns.Do(func() error {
-		var err error
-		w.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(proto))
-		return err
-	}))
-	tb.Cleanup(func() { unix.Close(w.fd) })
-	must.Succeed(tb, unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: proto, Ifindex: w.index}))
-	timeout := unix.NsecToTimeval(int64(patience))
-	must.Succeed(tb, unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
-	return w
+	fd, index := nstest.PacketSocket(tb, ns, link, unix.SOCK_RAW, unix.ETH_P_ALL, patience)
+	return &wire{tb, fd, index}
 }
 
 func (w *wire) send(frames ...[]byte) {

@@ -2,7 +2,6 @@ package share_test
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net"
 	"net/netip"
 	"regexp"
@@ -106,9 +105,9 @@ func TestTaggedFramesStayTheHosts(t *testing.T) {
 	for ns, own := range map[*netns.NS]string{n.pods[0]: "192.168.50.101", n.host: "192.168.50.2"} {
 		mac := must.Of(net.ParseMAC(nstest.MAC(t, ns, "eth0"))).Get(t)
 		for _, to := range []net.HardwareAddr{mac, group} {
-			send(t, n.laptop, tagged(to, laptop, 10, echo("192.168.50.9", own)))
+			nstest.SendFrame(t, n.laptop, tagged(to, laptop, 10, echo("192.168.50.9", own)))
 		}
-		send(t, n.laptop, tagged(mac, laptop, 0, echo("192.168.50.9", own)))
+		nstest.SendFrame(t, n.laptop, tagged(mac, laptop, 0, echo("192.168.50.9", own)))
 	}
 
 	for name, ns := range map[string]*netns.NS{"the pod": n.pods[0], "the host": n.host} {
@@ -142,18 +141,4 @@ func echo(from, to string) []byte {
 		binary.BigEndian.PutUint16(part[at:], ^uint16(sum+sum>>16))
 	}
 	return append(header, message...)
-}
-
-// send sends a frame by eth0.
-func send(t *testing.T, ns *netns.NS, frame []byte) {
-	t.Helper()
-	index := nstest.Index(t, ns, "eth0")
-	must.Succeed(t, ns.Do(func() error {
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("packet socket: %w", err)
-		}
-		defer unix.Close(fd)
-		return unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: index})
-	}))
 }

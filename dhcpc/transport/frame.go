@@ -11,8 +11,8 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
 // Lengths, and bits of the IPv4 header's flags and fragment offset.
@@ -132,8 +132,11 @@ func appendARP(b []byte, a *dhcpc.ARP) ([]byte, error) {
 	return append(append(b, target...), a.TargetIP.AsSlice()...), nil
 }
 
-// tagged inserts an 802.1Q tag after a frame's MAC addresses.
+// tagged inserts an 802.1Q tag after a frame's MAC addresses, unless vlan is 0.
 func tagged(frame []byte, vlan uint16) []byte {
+	if vlan == 0 {
+		return frame
+	}
 	return slices.Insert(frame, 2*macLen, unix.ETH_P_8021Q>>8, unix.ETH_P_8021Q&0xff, byte(vlan>>8), byte(vlan))
 }
 
@@ -149,7 +152,7 @@ func encode6(message, mac []byte) []byte {
 	b = be.AppendUint16(b, uint16(length))
 	b = append(b, unix.IPPROTO_UDP, 1) // a hop limit of 1, as the kernel sets it for groups
 	addresses := len(b)
-	b = append(b, addr.LinkLocal(mac).AsSlice()...)
+	b = append(b, ident.LinkLocal(mac).AsSlice()...)
 	b = append(b, group[:]...)
 	return appendUDP(b, b[addresses:], clientPort6, serverPort6, message)
 }

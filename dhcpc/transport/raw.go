@@ -193,10 +193,7 @@ func (c *Config) sendFrame(conn *packet.Conn, p *dhcpc.Packet) error {
 		return fmt.Errorf("send: %w", err)
 	}
 
-	if c.VLAN != 0 {
-		frame = tagged(frame, c.VLAN)
-	}
-
+	frame = tagged(frame, c.VLAN)
 	_, err = conn.WriteTo(frame, &packet.Addr{HardwareAddr: net.HardwareAddr(frame[:macLen])})
 	return err
 }

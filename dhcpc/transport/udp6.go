@@ -95,10 +95,7 @@ func sendToGroup(fd int, cfg *Config, message []byte) error {
 // sendFrame6 sends a frame through a packet socket without a protocol. Such a socket receives nothing, and the kernel
 // closes it at once.
 func sendFrame6(fd int, cfg *Config, message []byte) error {
-	frame := encode6(message, cfg.MAC)
-	if cfg.VLAN != 0 {
-		frame = tagged(frame, cfg.VLAN)
-	}
+	frame := tagged(encode6(message, cfg.MAC), cfg.VLAN)
 	return unix.Sendto(fd, frame, unix.MSG_DONTWAIT,
 		&unix.SockaddrLinklayer{Protocol: binary.NativeEndian.Uint16(frame[2*macLen:]), Ifindex: cfg.Link})
 }

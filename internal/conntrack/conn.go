@@ -129,12 +129,10 @@ func (c *Conn) Flush(ctx context.Context, questions ...Question) (deleted int, _
 
 	// The acknowledgements must fit into the socket's buffer, which only a privileged process can enlarge.
 	const atOnce = 128
-	for len(list) > 0 {
-		n := min(atOnce, len(list))
-		if err := c.delete(list[:n], &deleted); err != nil {
+	for some := range slices.Chunk(list, atOnce) {
+		if err := c.delete(some, &deleted); err != nil {
 			return deleted, err
 		}
-		list = list[n:]
 	}
 
 	return deleted, nil

@@ -68,6 +68,12 @@ func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	return append(net.HardwareAddr{DerivedMAC}, sum[:5]...)
 }
 
+// LinkLocal is addr.LinkLocal for a MAC of 6 bytes, for packages that do without the libraries of package addr.
+func LinkLocal(mac net.HardwareAddr) netip.Addr {
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
+		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
+}
+
 // EndsAlike reports whether two IPv6 addresses have the same interface identifier, their last 8 bytes.
 func EndsAlike(a, b netip.Addr) bool {
 	one, other := a.As16(), b.As16()

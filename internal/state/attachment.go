@@ -148,6 +148,10 @@ func (a *Attachment) Check() error {
 		}
 	}
 
+	if a.PortSNAT != nft.SNATNeeded && a.PortSNAT != nft.SNATAll && a.PortSNAT != nft.SNATNone {
+		errs = append(errs, fmt.Errorf(`its "portSNAT" is %q`, string(a.PortSNAT)))
+	}
+
 	for _, p := range a.Published {
 		errs = append(errs, doing(p.Port.Check(), "it publishes port %d as %s", p.PodPort, p.Port))
 	}

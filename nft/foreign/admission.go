@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/diff"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
@@ -319,28 +320,26 @@ func (p *plan) insertCall(t *nftnl.Transaction, f *familyPlan) {
 
 // differences returns the differences between the present and the planned state.
 func (p *plan) differences() []tombolo.Difference {
-	var list []tombolo.Difference
+	var list diff.List
 	for _, f := range p.families {
-		differs := func(what, want, have string) {
-			list = append(list, tombolo.Difference{Object: f.at.String(), What: what, Want: want, Have: have})
-		}
+		at := f.at.String()
 		if f.callAdmin {
-			differs("rule", fmt.Sprintf("%q, which calls %s,", adminComment, p.admin), "")
+			list.Add(at, "rule", fmt.Sprintf("%q, which calls %s,", adminComment, p.admin), "")
 		}
 
 		missing, surplus := p.compare(f)
 		for _, a := range missing {
 			rule := fmt.Sprintf("%q for mark 0x%x", a.comment(p.Conn), p.mark)
 			if len(surplus) > 0 {
-				differs("place of rule "+rule, "right before what every packet is dropped by",
+				list.Add(at, "place of rule "+rule, "right before what every packet is dropped by",
 					"where it spares packets other rules")
 			} else {
-				differs("rule", rule, "")
+				list.Add(at, "rule", rule, "")
 			}
 		}
 
 		if len(missing) == 0 && len(surplus) > 0 {
-			differs("rule", "", fmt.Sprintf("%q with handle %d", surplus[0].comment, surplus[0].handle))
+			list.Add(at, "rule", "", fmt.Sprintf("%q with handle %d", surplus[0].comment, surplus[0].handle))
 		}
 	}
 

@@ -33,19 +33,9 @@ type tap struct {
 
 func capture(t testing.TB, ns *netns.NS, link string) *tap {
 	t.Helper()
-	c := &tap{t: t, fd: -1, index: nstest.Index(t, ns, link)}
-	all := int(bigEndian(unix.ETH_P_ALL))
-	must.Succeed(t, ns.Do(func() error {
-		var err error
-		c.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all)
-		return err
-	}))
-	t.Cleanup(func() { unix.Close(c.fd) })
-	must.Succeed(t, unix.Bind(c.fd, &unix.SockaddrLinklayer{Protocol: bigEndian(unix.ETH_P_ALL), Ifindex: c.index}))
 	// Nobody waits longer than this for a frame that is to come.
-	limit := unix.NsecToTimeval(patience.Nanoseconds())
-	must.Succeed(t, unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
-	return c
+	fd, index := nstest.PacketSocket(t, ns, link, unix.SOCK_RAW, unix.ETH_P_ALL, patience)
+	return &tap{t, fd, index}
 }
 
 func bigEndian(v uint16) uint16 {

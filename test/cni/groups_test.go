@@ -54,18 +54,7 @@ func groupFrames(group int) [][]byte {
 
 func rawSocket(tb testing.TB, ns *netns.NS, link string) int {
 	tb.Helper()
-	all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
-	wait := unix.NsecToTimeval(int64(time.Minute))
-	fd := -1
-	must.Succeed(tb, ns.Do(func() error {
-		var err error
-		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all)); err != nil {
-			return err
-		}
-		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: nstest.Index(tb, ns, link)}),
-			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
-	}))
-	tb.Cleanup(func() { unix.Close(fd) })
+	fd, _ := nstest.PacketSocket(tb, ns, link, unix.SOCK_RAW, unix.ETH_P_ALL, time.Minute)
 	return fd
 }
 

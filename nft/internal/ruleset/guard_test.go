@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -29,7 +29,7 @@ func TestLinkLocalAddressIsTheKernels(t *testing.T) {
 	nstest.Veth(t, ns, "left", ns, "right")
 	for _, text := range []string{podMAC, "fe:dc:ba:98:76:54", "00:11:22:33:44:55"} {
 		nstest.Run(t, ns, "sh", "-ec", "ip link set left down; ip link set left address "+text+"; ip link set left addrgenmode eui64; ip link set left up")
-		if got, want := nstest.Run(t, ns, "ip", "-6", "-o", "addr", "show", "dev", "left"), addr.LinkLocal(mac(text)).String()+"/64"; !strings.Contains(got, want) {
+		if got, want := nstest.Run(t, ns, "ip", "-6", "-o", "addr", "show", "dev", "left"), ident.LinkLocal(mac(text)).String()+"/64"; !strings.Contains(got, want) {
 			t.Errorf("%s has %s, want %s", text, got, want)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
@@ -91,7 +90,7 @@ func (p *GuardedPort) Elements() []Element {
 	}
 
 	if p.SLAAC {
-		own := addr.LinkLocal(p.MAC).As16()
+		own := ident.LinkLocal(p.MAC).As16()
 		add(guardIDSet, own[8:], 0)
 	}
 
@@ -114,12 +113,12 @@ func (p *GuardedPort) Elements() []Element {
 func (p *GuardedPort) own() (own4, own6 []netip.Addr) {
 	all := p.Addrs
 	if slices.ContainsFunc(all, netip.Addr.Is6) {
-		all = append(slices.Clip(all), addr.LinkLocal(p.MAC))
+		all = append(slices.Clip(all), ident.LinkLocal(p.MAC))
 	}
 
 	for i, a := range all {
 		switch {
-		case slices.Contains(all[:i], a), p.SLAAC && a.Is6() && ident.EndsAlike(a, addr.LinkLocal(p.MAC)):
+		case slices.Contains(all[:i], a), p.SLAAC && a.Is6() && ident.EndsAlike(a, ident.LinkLocal(p.MAC)):
 		case a.Is4():
 			own4 = append(own4, a)
 		default:

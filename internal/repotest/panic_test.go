@@ -77,7 +77,7 @@ func exported() map[string]map[string]any {
 			"Inspection": network.Inspection{}, "Network": network.Network{}, "Node": network.Node{}, "Change": network.Change{}, "Upkeep": network.Upkeep{}, "Uplinks": network.Uplinks{}, "Report": network.Report{}, "Dead": network.Dead{},
 		},
 		"nft": {
-			"Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf,
+			"CheckCallers": nft.CheckCallers, "Dial": nft.Dial, "On": nft.On, "OwnerOf": nft.OwnerOf,
 			"ConflictError": nft.ConflictError{}, "Conn": nft.Conn{}, "Egress": nft.Egress(""), "Guard": nft.Guard(""), "Policy": nft.Policy(0), "Port": nft.Port{}, "Protocol": nft.Protocol(0),
 		},
 		"foreign": {

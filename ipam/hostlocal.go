@@ -422,8 +422,9 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 				continue
 			}
 		}
-		return h.store.failf(errors.Join(ErrNotReserved, err), "%s is not reserved for interface %q of container %q (file %s)",
-			addr, owner.IfName, owner.ContainerID, h.store.path(addr))
+		return h.store.failf(errors.Join(ErrNotReserved, err),
+			"%s is not reserved for interface %q of container %q (file %s)", addr, owner.IfName, owner.ContainerID,
+			h.store.path(addr))
 	}
 
 	if seen {

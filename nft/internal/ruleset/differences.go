@@ -25,7 +25,7 @@ func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
 		}
 	}
 
-	for _, s := range rs.sets {
+	for _, s := range rs.Sets() {
 		if !have.hasTable(s.Family) {
 			continue
 		}

@@ -54,7 +54,6 @@ func (rs *Ruleset) addGuard(n *Network) {
 	}
 
 	if n.Guard {
-		rs.sets = append(rs.sets, guardSets()...)
 		rs.addBridgeChain("guard", unix.NF_INET_PRE_ROUTING, priorityGuard, "spoof guard, or MAC alone",
 			(*rules).addGuard)
 		rs.addBridgeChain("untrusted", unix.NF_INET_PRE_ROUTING, priorityUntrusted, "hosts only", (*rules).addUntrusted)

@@ -57,7 +57,6 @@ type Ruleset struct {
 	of     *Network
 	table  TableName
 	tables []uint8 // by family
-	sets   []Set   // that the rules look into, and that endpoints have elements in
 	Chains []Chain
 	// gone are chains that should not exist.
 	gone []Place
@@ -207,34 +206,25 @@ func podSets() []Set {
 func New(n *Network, table TableName, mark uint32) *Ruleset {
 	rs := &Ruleset{
 		of: n, table: table, network: n.Key, Bridge: n.bridgeElements(), BridgeComment: n.BridgeComment(),
-		tables: []uint8{unix.NFPROTO_INET}, sets: slices.Concat(podSets(), portSets(), BridgeSets()),
+		tables: []uint8{unix.NFPROTO_INET},
 		Chains: append([]Chain{forward(mark), unmark(mark)}, portChains(mark)...),
 	}
 	if n.Masquerade {
 		rs.Chains = append(rs.Chains, masquerade(n))
-		rs.sets = append(rs.sets, masqueradeSet(MasqueradeSet(true, n.Key)), masqueradeSet(MasqueradeSet(false, n.Key)))
 	} else {
 		// The sets may stay: their elements belong to endpoints, not to rules.
 		rs.gone = append(rs.gone, InInet(masqueradePrefix+n.Key))
 	}
 
 	if n.PortSNAT {
-		rs.Chains, rs.sets = append(rs.Chains, portSNAT()), append(rs.sets, portSNATSets()...)
+		rs.Chains = append(rs.Chains, portSNAT())
 	}
 
 	if n.Internal {
-		rs.Chains, rs.sets = append(rs.Chains, internal()), append(rs.sets, internalSets()...)
+		rs.Chains = append(rs.Chains, internal())
 	}
 
 	rs.addEgress(n)
-	if n.Egress != nil {
-		rs.sets = append(rs.sets, egressSets()...)
-	}
-
-	if n.PodEgress {
-		rs.sets = append(rs.sets, podEgressSets()...)
-	}
-
 	if len(n.Closed) > 0 {
 		rs.Chains = append(rs.Chains, podsOnly(n.Closed, mark))
 	} else {
@@ -249,7 +239,39 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 }
 
 // Sets returns the sets that the rules look into, and that endpoints have elements in.
-func (rs *Ruleset) Sets() []Set { return slices.Clone(rs.sets) }
+func (rs *Ruleset) Sets() []Set {
+	list := slices.Concat(podSets(), portSets(), BridgeSets())
+	if rs.of.Masquerade {
+		list = append(list, masqueradeSet(MasqueradeSet(true, rs.network)),
+			masqueradeSet(MasqueradeSet(false, rs.network)))
+	}
+
+	if rs.of.PortSNAT {
+		list = append(list, portSNATSets()...)
+	}
+
+	if rs.of.Internal {
+		list = append(list, internalSets()...)
+	}
+
+	if rs.of.Egress != nil {
+		list = append(list, egressSets()...)
+	}
+
+	if rs.of.PodEgress {
+		list = append(list, podEgressSets()...)
+	}
+
+	if rs.of.Guard {
+		list = append(list, guardSets()...)
+	}
+
+	if rs.of.Share != nil {
+		list = append(list, shareSet(ShareSet(rs.of.Bridge)))
+	}
+
+	return list
+}
 
 // filterChain returns a chain of kind filter.
 func filterChain(at Place, hook uint32, priority int32, settings string, write func(*rules)) Chain {

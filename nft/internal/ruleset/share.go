@@ -63,7 +63,6 @@ func (rs *Ruleset) addShare(n *Network, mark uint32) {
 
 	s := &share{*n.Share, n.Bridge, mark}
 	rs.needTable(unix.NFPROTO_NETDEV)
-	rs.sets = append(rs.sets, shareSet(ShareSet(n.Bridge)))
 
 	pair := "pair " + strconv.Itoa(s.Outer)
 	at := func(prefix, device string, hook uint32, settings string, write func(*rules)) {

@@ -2,6 +2,7 @@ package containerd
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -100,47 +101,15 @@ func (n *node) makeDir() {
 	n.dir, n.cgroup = dir, cgroupOf(dir)
 	n.Cleanup(func() { expect.Success(n, os.RemoveAll(dir)) })
 	absolute := must.Of(filepath.Abs(n.template)).Get(n)
-	config := fmt.Sprintf(containerdConfig, dir, absolute, imageName)
-	err := errors.Join(os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o644),
+	var config bytes.Buffer
+	must.Succeed(n, template.Must(template.ParseFiles("testdata/config.toml")).Execute(&config, struct{ Dir, Template, Image string }{dir, absolute, imageName}))
+	err := errors.Join(os.WriteFile(filepath.Join(dir, configName), config.Bytes(), 0o644),
 		os.Mkdir(filepath.Join(dir, tempName), 0o755), os.Mkdir(filepath.Join(dir, binDirName), 0o755))
 	for _, plugin := range []string{"tombolo", "loopback"} {
 		err = errors.Join(err, os.Symlink(filepath.Join(binDir, plugin), filepath.Join(dir, binDirName, plugin)))
 	}
 	must.Succeed(n, err)
 }
-
-// containerdConfig is config.toml: of the node's directory, the template, and the
-// image of pods. A containerd that starts gives up a shim, and with it a pod, that does
-// not answer for some seconds: none does where all is slow.
-const containerdConfig = `version = 2
-root = "%[1]s/root"
-state = "%[1]s/state"
-
-[grpc]
-  address = "%[1]s/` + socketName + `"
-
-[timeouts]
-  "io.containerd.timeout.shim.cleanup" = "5m"
-  "io.containerd.timeout.shim.load" = "5m"
-  "io.containerd.timeout.shim.shutdown" = "5m"
-  "io.containerd.timeout.task.state" = "5m"
-
-[plugins."io.containerd.internal.v1.opt"]
-  path = "%[1]s/opt"
-
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "%[3]s"
-  # It takes CAP_SYS_RESOURCE to lower it, which not every root has.
-  restrict_oom_score_adj = true
-
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "%[1]s/` + binDirName + `"
-    conf_dir = "%[1]s/` + confDirName + `"
-    conf_template = "%[2]s"
-
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "native"
-`
 
 func (n *node) startInit() {
 	n.Helper()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -26,9 +27,8 @@ func TestOpErrorSaysAllThatIsKnown(t *testing.T) {
 			"list links: listing was interrupted by changes each time it was tried"},
 		{tombolo.OpError{Op: "list links"}, "list links: failed"},
 	} {
-		if got := tt.err.Error(); got != tt.want {
-			t.Errorf("got  %s\nwant %s", got, tt.want)
-		}
+		got := tt.err.Error()
+		expect.That(t, got == tt.want, "got  %s\nwant %s", got, tt.want)
 	}
 }
 
@@ -57,17 +57,12 @@ func TestOpErrorMatchesErrnoAndSentinel(t *testing.T) {
 			errors.Join(errors.New("other"), &tombolo.OpError{Op: "do", Err: tt.cause}),
 		} {
 			for _, s := range []error{fs.ErrExist, fs.ErrNotExist, fs.ErrPermission} {
-				if got, want := errors.Is(err, s), s == tt.sentinel; got != want {
-					t.Errorf("%v: matches %v: %t, want %t", err, s, got, want)
-				}
+				got, want := errors.Is(err, s), s == tt.sentinel
+				expect.That(t, got == want, "%v: matches %v: %t, want %t", err, s, got, want)
 			}
-			if tt.cause != nil && !errors.Is(err, tt.cause) {
-				t.Errorf("%v does not match its cause", err)
-			}
+			expect.That(t, tt.cause == nil || errors.Is(err, tt.cause), "%v does not match its cause", err)
 			var opErr *tombolo.OpError
-			if !errors.As(err, &opErr) || opErr.Op != "do" {
-				t.Errorf("%v is not an OpError", err)
-			}
+			expect.That(t, errors.As(err, &opErr) && opErr.Op == "do", "%v is not an OpError", err)
 		}
 	}
 }

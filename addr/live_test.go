@@ -412,8 +412,7 @@ func TestListsAreWholeOrAnErrorWhileAddressesChange(t *testing.T) {
 			return netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, side, 14: byte(i >> 8), 15: byte(i)}), 128)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			h := newHost(t)
 			ctx := t.Context()
 			// In front of the others: the kernel puts a smaller scope first, and for IPv6 the newest.
@@ -526,8 +525,7 @@ func TestOneFieldOfAListedAddressIsChanged(t *testing.T) {
 			{"home address", true, func(a *addr.Address) { a.Flags ^= unix.IFA_F_HOMEADDRESS }},
 		}},
 	} {
-		t.Run(f.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, f.name, func(t *testing.T) {
 			h := newHost(t)
 			ctx := t.Context()
 			only := func() addr.Address {
@@ -561,8 +559,7 @@ func TestOneFieldOfAListedAddressIsChanged(t *testing.T) {
 						c.do(&want)
 						must.Succeed(t, write(want), name)
 						have := only()
-						diff := cmp.Diff(shown(want), shown(have), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}))
-						expect.That(t, diff == "", "%s (-want +have):\n%s", name, diff)
+						expect.Equal(t, cmp.Diff(shown(want), shown(have), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})), "", "%s (-want +have)", name)
 						changed, err := h.c.Ensure(ctx, want)
 						expect.That(t, err == nil && (!changed || want.Valid != nil), "%s: another Ensure: %t, %v", name, changed, err)
 						must.Succeed(t, h.c.Remove(ctx, only()), name)

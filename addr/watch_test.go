@@ -136,8 +136,7 @@ func TestAnnouncementsThatAreLostAreMadeUpFor(t *testing.T) {
 		{"the address is usable", false, nil},
 		{"the address is gone", true, fs.ErrNotExist},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			s := newSettling(t)
 			a := s.addTentative(t, addr.Address{Prefix: nstest.Prefix("fd01::1/64")})
 			s.flood(t)
@@ -179,8 +178,7 @@ func TestAddressThatCannotSettleIsAnError(t *testing.T) {
 			nstest.Run(t, s.ns, "ip", "link", "set", "eth1", "down")
 		}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			s := newSettling(t)
 			if tt.before != nil {
 				tt.before(t, s)

@@ -65,8 +65,7 @@ func alone(p bridge.Port) bridge.Port {
 func TestAnnouncedAddressIsToldToAllPortsAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, announce := range map[string]bool{"announced": true, "not announced": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			other, _ := attach(t, n, port(1))
 			heard := listen(t, other, 2, unix.ETH_P_ARP)
@@ -164,8 +163,7 @@ func TestPodIsQuietBeforeItIsUp(t *testing.T) {
 			out := nstest.Run(t, pod, "ip", "-o", "link", "show", "eth0")
 			expect.That(t, !strings.Contains(out, "UP"), "the interface is up already:\n%s", out)
 			for name, want := range map[string]string{"accept_ra": "0", "disable_ipv6": "0"} {
-				got := nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/"+name)
-				expect.That(t, got == want, "%s is %s when the interface comes up, want %s", name, got, want)
+				expect.Equal(t, nstest.Sysctl(t, pod, "net/ipv6/conf/eth0/"+name), want, "%s is", name)
 			}
 		}}), nil
 	})
@@ -177,9 +175,9 @@ func TestPodIsQuietBeforeItIsUp(t *testing.T) {
 	expect.That(t, link >= 0 && address >= link, "the pod's requests are of types %v", sent)
 	// An address whose detection is off stays so: the flag is the kernel's to show.
 	shown := nstest.Run(t, pod, "ip", "-6", "-o", "addr", "show", "dev", "eth0")
-	if total, nodad := strings.Count(shown, "inet6"), strings.Count(shown, "nodad"); total != 2 || nodad != total {
-		t.Errorf("%d of %d addresses are without duplicate detection, want 2 of 2:\n%s", nodad, total, shown)
-	}
+	total, nodad := strings.Count(shown, "inet6"), strings.Count(shown, "nodad")
+	expect.That(t, total == 2 &&
+		nodad == total, "%d of %d addresses are without duplicate detection, want 2 of 2:\n%s", nodad, total, shown)
 }
 
 // setsUp says whether a message sets a link up, by its index.
@@ -193,8 +191,7 @@ func TestDuplicateDetectionSendsNothingUnlessAskedFor(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	for name, dad := range map[string]bool{"off": false, "on": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			p := port(0)
 			if dad {
 				p = port(1)

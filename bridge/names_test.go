@@ -27,9 +27,8 @@ func TestNamesThatTheKernelWouldNumberAreRefused(t *testing.T) {
 	must.That(t, links() == before+2, "the kernel numbers no bridges")
 	before = links()
 	for _, name := range []string{"br%d", "%d", "br%", "100%x"} {
-		if _, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: name}); !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), "percent sign") {
-			t.Errorf("Ensure of %q: %v", name, err)
-		}
+		_, err := n.conn.Ensure(t.Context(), bridge.Bridge{Name: name})
+		expect.That(t, errors.Is(err, tombolo.ErrInvalid) && strings.Contains(err.Error(), "percent sign"), "Ensure of %q: %v", name, err)
 		p := port(0)
 		p.Name = name
 		expect.Is(t, n.conn.Enslave(t.Context(), p), tombolo.ErrInvalid, "Enslave of %q", name)

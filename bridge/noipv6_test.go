@@ -30,8 +30,7 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 	conn := faultyConn(t, n, []*nltest.Fault{refusal}, []*nltest.Fault{inPod})
 	mustRefuse := func(what string, times int) {
 		t.Helper()
-		got := refusal.Fired()
-		expect.That(t, got == times, "after %s the kernel has refused %d requests, want %d", what, got, times)
+		expect.Equal(t, refusal.Fired(), times, "after %s the kernel has refused", what)
 	}
 
 	l, created, err := ensure(t, conn, bridge.Bridge{Name: "br1", Alias: "ours", NoIPv6: true})
@@ -52,9 +51,9 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 	p.Alias, p.Isolated = "another", false
 	must.Succeed(t, conn.Enslave(t.Context(), p))
 	mustRefuse("Enslave", 3)
-	if out := nstest.Run(t, n.ns, "ip", "-d", "link", "show", p.Name); !strings.Contains(out, "alias another") || !strings.Contains(out, "isolated off") {
-		t.Errorf("the port is not as it is to be:\n%s", out)
-	}
+	out := nstest.Run(t, n.ns, "ip", "-d", "link", "show", p.Name)
+	expect.That(t, strings.Contains(out, "alias another") &&
+		strings.Contains(out, "isolated off"), "the port is not as it is to be:\n%s", out)
 }
 
 func TestKernelWithoutIPv6RefusesPortsThatNeedIt(t *testing.T) {

@@ -99,9 +99,8 @@ func oldRouting(t *testing.T, host *netns.NS, r bridge.Routing) (changed bool, e
 func TestHostThatBeginsToForwardKeepsItsAdvertisedRoute(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
-	if out := g.defaultRoute(t); !strings.Contains(out, "via "+routerLink+" dev eth0 proto ra") {
-		t.Fatalf("the host did not learn its default route:\n%s", out)
-	}
+	out := g.defaultRoute(t)
+	must.That(t, strings.Contains(out, "via "+routerLink+" dev eth0 proto ra"), "the host did not learn its default route:\n%s", out)
 	changed, err := oldRouting(t, g.host, bridge.Routing{IPv6: true})
 	must.That(t, changed && err == nil, "changed %t, %v", changed, err)
 	expect.Equal(t, nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/forwarding"), "1", "forwarding is")
@@ -126,8 +125,7 @@ func TestHostThatBeginsToForwardKeepsItsAdvertisedAddress(t *testing.T) {
 	out := g.defaultRoute(t)
 	must.That(t, out == "", "the host has:\n%s", out)
 	must.Succeed(t, expect.Err(oldRouting(t, g.host, bridge.Routing{IPv6: true})))
-	got := nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/accept_ra")
-	expect.That(t, got == "2", "accept_ra is %s: the address will run out", got)
+	expect.Equal(t, nstest.Sysctl(t, g.host, "net/ipv6/conf/eth0/accept_ra"), "2", "accept_ra is")
 }
 
 func TestEveryLinkThatHearsRoutersGoesOnHearingThem(t *testing.T) {
@@ -293,8 +291,7 @@ func redirects(t *testing.T, ns *netns.NS, counter string) int {
 func TestPodGoesPastAGatewayUnlessItsAddressIsNobodys(t *testing.T) {
 	t.Parallel()
 	for name, nobodys := range map[string]bool{"the node's address": false, "nobody's": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			d := newDetour(t, port(0), nobodys)
 			for _, link := range []string{"all", "br0"} {
 				nstest.Sysctl(t, d.ns, "net/ipv4/conf/"+link+"/send_redirects", "1")

@@ -31,9 +31,7 @@ const (
 
 func newCluster(tb testing.TB) *cluster {
 	tb.Helper()
-	if err := bridge.ProbeNetfilter(); err != nil {
-		tb.Fatal(err) // no skip: it is half of what is tested
-	}
+	must.Succeed(tb, bridge.ProbeNetfilter()) // no skip: it is half of what is tested
 	c := &cluster{node: newNode(tb)}
 	for i, pod := range []**netns.NS{&c.client, &c.server, &c.witness} {
 		p := port(byte(i))

@@ -80,9 +80,9 @@ func TestAcquireEndsWithItsContext(t *testing.T) {
 		}
 	}
 	_, err := c.Acquire(ctx)
-	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrTimeout) || !strings.HasPrefix(err.Error(), "acquire lease: no answer to 2 DISCOVERs in ") || !strings.HasSuffix(err.Error(), ": context canceled") {
-		t.Errorf("error %v", err)
-	}
+	expect.That(t, errors.Is(err, context.Canceled) && !errors.Is(err, ErrTimeout) &&
+		strings.HasPrefix(err.Error(), "acquire lease: no answer to 2 DISCOVERs in ") && strings.HasSuffix(err.Error(), ": context canceled"),
+		"error %v", err)
 	w.log = nil
 	if _, err := c.Acquire(ctx); !errors.Is(err, context.Canceled) || len(w.log) > 0 {
 		t.Errorf("error %v, done %v: want nothing done for who is gone", err, w.log)
@@ -136,8 +136,7 @@ func TestRunKeepsALeaseForDays(t *testing.T) {
 	if !errors.Is(err, errEnough) || w.now.Sub(epoch()) < 50*time.Hour {
 		t.Errorf("ended by %v after %s", err, w.now.Sub(epoch()))
 	}
-	got := strings.Join(w.log[:6], ", ")
-	expect.That(t, got == "open 10.9.0.7, REQUEST, close, open 10.9.0.7, REQUEST, close", "done %s …", got)
+	expect.Equal(t, strings.Join(w.log[:6], ", "), "open 10.9.0.7, REQUEST, close, open 10.9.0.7, REQUEST, close", "done")
 }
 
 // The server is away, then another one is there that knows nothing: the address goes,
@@ -245,9 +244,8 @@ func TestReleaseFromTheLeasedAddress(t *testing.T) {
 	must.Succeed(t, c.Release(t.Context(), testLease()))
 	wantLog(t, w, "open 10.9.0.7, RELEASE, close")
 	w.broken = errBroken
-	if err := c.Release(t.Context(), testLease()); !errors.Is(err, errBroken) || !strings.HasPrefix(err.Error(), "release lease of 10.9.0.7: ") {
-		t.Errorf("error %v", err)
-	}
+	err := c.Release(t.Context(), testLease())
+	expect.That(t, errors.Is(err, errBroken) && strings.HasPrefix(err.Error(), "release lease of 10.9.0.7: "), "error %v", err)
 }
 
 // What a restarted program reads back is as good as what the first one had.

@@ -29,9 +29,8 @@ func TestLeaseInJSON(t *testing.T) {
 	golden.Compare(t, "lease.json", string(text)+"\n")
 	var again Lease
 	must.Succeed(t, json.Unmarshal(text, &again))
-	if diff := cmp.Diff(b.out.Bound, &again, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
-		t.Errorf("written and read (-first +again):\n%s", diff)
-	}
+	diff := cmp.Diff(b.out.Bound, &again, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }))
+	expect.That(t, diff == "", "written and read (-first +again):\n%s", diff)
 }
 
 func TestLeaseForEverInJSON(t *testing.T) {
@@ -212,7 +211,7 @@ func TestRelease(t *testing.T) {
 	if !d.ClientIPAddr.Equal(addr(clientIP).AsSlice()) || d.ClientHWAddr.String() != l.MAC.String() || d.TransactionID != [4]byte{1, 2, 3, 4} {
 		t.Errorf("message %s", d.Summary())
 	}
-	if p.Src.String() != "10.9.0.7:68" || p.Dst.String() != "10.9.0.1:67" || p.SrcMAC.String() != l.MAC.String() || p.DstMAC.String() != l.ServerMAC.String() {
-		t.Errorf("from %s %s to %s %s", p.Src, p.SrcMAC, p.Dst, p.DstMAC)
-	}
+	expect.That(t, p.Src.String() == "10.9.0.7:68" && p.Dst.String() == "10.9.0.1:67" &&
+		p.SrcMAC.String() == l.MAC.String() && p.DstMAC.String() == l.ServerMAC.String(),
+		"from %s %s to %s %s", p.Src, p.SrcMAC, p.Dst, p.DstMAC)
 }

@@ -110,8 +110,7 @@ func TestReservationsOfTheFutureAreOfAnEarlierEpoch(t *testing.T) {
 func TestWithoutAMarkerNothingIsDropped(t *testing.T) {
 	t.Parallel()
 	for name, marker := range map[string]string{"missing": "", "empty": ""} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t, small)
 			n.epoch = thisEpoch
 			n.live = liveAddrs(liveAt("10.1.0.4", Owner{"alive", "eth0"}))

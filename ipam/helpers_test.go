@@ -209,8 +209,7 @@ func (n *node) files() map[string]string {
 
 func (n *node) expect(want map[string]string) {
 	n.t.Helper()
-	diff := cmp.Diff(want, n.files())
-	expect.That(n.t, diff == "", "files (-want +got)\n%s", diff)
+	expect.Equal(n.t, cmp.Diff(want, n.files()), "", "files (-want +got)")
 }
 
 // put writes a file into the network's directory, as of long ago if old.

@@ -82,8 +82,7 @@ func TestAFullPoolSaysHowFull(t *testing.T) {
 			`network "lan": range set 10.1.0.0/28, 10.2.0.0/29 is full: 18 of 18 addresses reserved`, 18,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t, tt.sets)
 			given := map[string]bool{}
 			for i := range tt.size {
@@ -248,8 +247,7 @@ func TestGCReleasesWhatNoValidOwnerClaims(t *testing.T) {
 		"other interface": {[]Owner{{"b", "net1"}}, []string{"10.1.0.11", "10.1.0.12"}},
 		"none":            {nil, nil},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t, `[{"subnet":"10.1.0.0/24"}]`)
 			fill(n)
 			before := n.files()
@@ -400,7 +398,6 @@ func TestPoolsTellHowFarRangesAreUsedUp(t *testing.T) {
 	if diff := cmp.Diff(h.pool, again.pool, cmp.AllowUnexported(ipRange{}), cmp.Comparer(func(a, b rangeSet) bool { return slices.Equal(a.ranges, b.ranges) })); diff != "" {
 		t.Errorf("ranges made again (-want +got):\n%s", diff)
 	}
-	if RangeSetsOf(h.Bind(Node{}))[1].Ranges[0].Subnet != nstest.Prefix("fd01::/64") || RangeSetsOf(nil) != nil {
-		t.Error("an Allocator's ranges are others")
-	}
+	expect.That(t, RangeSetsOf(h.Bind(Node{}))[1].Ranges[0].Subnet == nstest.Prefix("fd01::/64") && RangeSetsOf(nil) == nil,
+		"an Allocator's ranges are others")
 }

@@ -74,8 +74,7 @@ func TestTheReferenceAndWeWriteTheSameFiles(t *testing.T) {
 			theirs.mustRunReference(dir, "DEL", id)
 		}
 	}
-	diff := cmp.Diff(theirs.files(), ours.files())
-	expect.That(t, diff == "", "files (-reference +ours)\n%s", diff)
+	expect.Equal(t, cmp.Diff(theirs.files(), ours.files()), "", "files (-reference +ours)")
 }
 
 func TestTheReferenceAndWeSeeEachOthersReservations(t *testing.T) {

@@ -169,8 +169,7 @@ func TestManyTakenCandidatesInARowAreSkippedAtOnce(t *testing.T) {
 func TestWhatADeadCreatorLeftIsReclaimed(t *testing.T) {
 	t.Parallel()
 	for name, content := range map[string]string{"empty": "", "zero bytes": "\x00\x00\x00"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t, small)
 			n.put("10.1.0.2", content)
 			expect.Equal(t, n.add("a"), "10.1.0.2")

@@ -214,8 +214,7 @@ func TestDoReturnsWhereItCameFrom(t *testing.T) {
 func TestDoGivesTheFunctionsError(t *testing.T) {
 	t.Parallel()
 	want := errors.New("mine")
-	err := nstest.New(t).Do(func() error { return want })
-	expect.That(t, err == want, "Do: %v, want the very error", err)
+	expect.Equal(t, nstest.New(t).Do(func() error { return want }), want, "Do")
 }
 
 func TestPanicGoesOnInTheCaller(t *testing.T) {
@@ -223,8 +222,7 @@ func TestPanicGoesOnInTheCaller(t *testing.T) {
 	ns := nstest.New(t)
 	func() {
 		defer func() {
-			got := recover()
-			expect.That(t, got == "help", "recovered %v, want the function's own value", got)
+			expect.Equal(t, recover(), "help", "recovered")
 		}()
 		ns.Do(func() error { panic("help") })
 	}()

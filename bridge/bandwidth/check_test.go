@@ -73,8 +73,7 @@ func TestCheckFindsAndEnsureMends(t *testing.T) {
 		"all gone": {[]string{"ip link del IFB", "tc qdisc del dev PORT clsact", "tc qdisc del dev PORT root"},
 			[]string{"port PORT: ingress shaper tbf rate 10 Mbit/s burst 6250b limit 18750b is missing", "port PORT: filter to IFB is missing", "link IFB: link IFB is missing"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			give(t, n)
 			n.ensure(t, both)

@@ -44,8 +44,7 @@ func TestFailedEnsureLeavesNothing(t *testing.T) {
 		"the filter":                  {Type: unix.RTM_NEWTFILTER},
 		"the port's qdisc, when last": {Type: unix.RTM_NEWQDISC, Nth: 3},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			fault.Errno, fault.Text = unix.ENOBUFS, "no room today"
 			conn := n.faulty(t, fault)
@@ -76,9 +75,8 @@ func TestFailedChangeKeepsTheShaper(t *testing.T) {
 	n.ensure(t, both)
 	fault := &nltest.Fault{Type: unix.RTM_NEWQDISC, Errno: unix.ENOBUFS}
 	nltest.MustHaveFired(t, fault)
-	if _, err := n.faulty(t, fault).Ensure(t.Context(), n.target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1e6}, Egress: bandwidth.Limit{Rate: 1e6}}); !errors.Is(err, unix.ENOBUFS) {
-		t.Errorf("error is %v, want ENOBUFS", err)
-	}
+	_, err := n.faulty(t, fault).Ensure(t.Context(), n.target, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1e6}, Egress: bandwidth.Limit{Rate: 1e6}})
+	expect.That(t, errors.Is(err, unix.ENOBUFS), "error is %v, want ENOBUFS", err)
 	expect.Of(n.conn.Check(t.Context(), n.target, both)).Len(t, 0, "Check")
 }
 
@@ -93,16 +91,14 @@ func TestWhatTheKernelLacksIsNamed(t *testing.T) {
 		"clsact": {&nltest.Fault{Type: unix.RTM_NEWQDISC, Nth: 2, Errno: unix.ENOENT, Text: "Specified qdisc kind is unknown"}, "sch_ingress"},
 		"u32":    {&nltest.Fault{Type: unix.RTM_NEWTFILTER, Errno: unix.ENOENT, Text: "TC classifier not found"}, "cls_u32 and act_mirred"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			conn := n.faulty(t, c.fault)
 			nltest.MustHaveFired(t, c.fault)
 			_, err := conn.Ensure(t.Context(), n.target, both)
-			if !errors.Is(err, bandwidth.ErrNotSupported) || !errors.Is(err, c.fault.Errno) ||
-				!strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.fault.Text) {
-				t.Errorf("error is %v, want ErrNotSupported with %q", err, c.want)
-			}
+			expect.That(t, errors.Is(err, bandwidth.ErrNotSupported) && errors.Is(err, c.fault.Errno) &&
+				strings.Contains(err.Error(), c.want) && strings.Contains(err.Error(), c.fault.Text),
+				"error is %v, want ErrNotSupported with %q", err, c.want)
 			n.nothingLeft(t)
 		})
 	}
@@ -172,8 +168,7 @@ func TestKernelWithoutIPv6GetsAllElse(t *testing.T) {
 	for _, alias := range []string{n.target.Alias, n.target.Owner + "other:"} {
 		n.target.Alias = alias
 		expect.Of(conn.Ensure(t.Context(), n.target, both)).Is(t, true, "Ensure")
-		got := refusal.Fired()
-		expect.That(t, got == 0, "the kernel has refused %d requests, which say something of IPv6", got)
+		expect.Equal(t, refusal.Fired(), 0, "the kernel has refused")
 		expect.Contains(t, nstest.Run(t, n.ns, "ip", "link", "show", n.target.IFB), "alias "+alias, "the ifb has not the alias %s", alias)
 	}
 	expect.Of(n.conn.Check(t.Context(), n.target, both)).Len(t, 0, "Check")

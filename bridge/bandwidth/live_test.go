@@ -88,8 +88,7 @@ func TestEnsureInstallsExactlyTheRate(t *testing.T) {
 		"a burst that is capped": {bandwidth.Limit{Rate: 100e6, Burst: math.MaxInt32}, 12500000, 625000, 0},
 		"a burst that is given":  {bandwidth.Limit{Rate: 100e6, Burst: 800e3}, 12500000, 100000, 7000},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			s := bandwidth.Shape{Ingress: c.limit, Egress: c.limit}
 			expect.That(t, n.ensure(t, s), "it says that nothing changed")
@@ -140,8 +139,7 @@ func TestEnsureGoesFromAnyShapeToAnyOther(t *testing.T) {
 	all := shapes()
 	all["faster"] = bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 50e6, Burst: 1e6}, Egress: bandwidth.Limit{Rate: 60e6}}
 	for from := range all {
-		t.Run(from, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, from, func(t *testing.T) {
 			n := newNode(t)
 			for to, s := range all {
 				n.ensure(t, all[from])
@@ -171,9 +169,8 @@ func TestEnsureChangesARateInPlace(t *testing.T) {
 	give(t, n)
 	must.Succeed(t, nstest.Ping(t, n.pod, nstest.Addr("10.77.0.1")))
 	index := nstest.Index(t, n.ns, n.target.IFB)
-	if !n.ensure(t, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 30e6}, Egress: bandwidth.Limit{Rate: 40e6, Burst: 1e6}}) {
-		t.Error("it says that nothing changed")
-	}
+	expect.That(t, n.ensure(t, bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 30e6}, Egress: bandwidth.Limit{Rate: 40e6, Burst: 1e6}}),
+		"it says that nothing changed")
 	expect.Equal(t, nstest.Index(t, n.ns, n.target.IFB), index, "the ifb's index was %d and is", index)
 	for _, dev := range []string{n.target.Port, n.target.IFB} {
 		out := nstest.Run(t, n.ns, "tc", "-s", "qdisc", "show", "dev", dev, "root")
@@ -212,8 +209,7 @@ func TestRemoveOnceThePortIsGone(t *testing.T) {
 		"named":                 func(t *bandwidth.Target) { t.PortIndex, t.MTU = 0, 0 },
 		"not named":             func(t *bandwidth.Target) { t.Port, t.PortIndex, t.MTU = "", 0, 0 },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			n.ensure(t, both)
 			nstest.Run(t, n.ns, "ip", "link", "del", n.target.Port)
@@ -286,8 +282,7 @@ func TestForeignLinkOfTheIFBsNameIsLeftAlone(t *testing.T) {
 		"an ifb without an alias":   {"link", "add", "IFB", "type", "ifb"},
 		"a bridge with our alias":   {"link", "add", "IFB", "type", "bridge"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t)
 			args := append([]string(nil), add...)
 			args[2] = n.target.IFB
@@ -295,9 +290,8 @@ func TestForeignLinkOfTheIFBsNameIsLeftAlone(t *testing.T) {
 			if strings.Contains(name, "our") {
 				nstest.Run(t, n.ns, "ip", "link", "set", n.target.IFB, "alias", n.target.Alias)
 			}
-			if changed, err := n.conn.Ensure(t.Context(), n.target, both); changed || !errors.Is(err, bandwidth.ErrForeign) {
-				t.Errorf("Ensure: %v, %v, want ErrForeign", changed, err)
-			}
+			changed, err := n.conn.Ensure(t.Context(), n.target, both)
+			expect.That(t, !changed && errors.Is(err, bandwidth.ErrForeign), "Ensure: %v, %v, want ErrForeign", changed, err)
 			expect.Is(t, n.conn.Remove(t.Context(), n.target), bandwidth.ErrForeign, "Remove")
 			nstest.Index(t, n.ns, n.target.IFB) // it is still there
 			got := n.qdiscs(t)
@@ -350,9 +344,8 @@ func TestMissingPortIsToldAndLeavesNothing(t *testing.T) {
 		n.target.PortIndex = index
 		expect.Is(t, expect.Err(n.conn.Ensure(t.Context(), n.target, both)), fs.ErrNotExist, "%s: Ensure", name)
 		diffs, err := n.conn.Check(t.Context(), n.target, both)
-		if err != nil || len(diffs) != 1 || diffs[0].String() != "port "+n.target.Port+": link "+n.target.Port+" is missing" {
-			t.Errorf("%s: Check gives %v, %v", name, diffs, err)
-		}
+		expect.That(t, err == nil && len(diffs) == 1 && diffs[0].String() == "port "+n.target.Port+": link "+n.target.Port+" is missing",
+			"%s: Check gives %v, %v", name, diffs, err)
 	}
 	n.nothingLeft(t)
 }

@@ -50,9 +50,8 @@ func TestQueueHoldsWhatTheBucketLetsThrough(t *testing.T) {
 				s, _, err := Shape{Egress: Limit{Rate: rate, Burst: burst}}.Effective(mtu)
 				must.Succeed(t, err)
 				b := s.Egress.bucket(mtu)
-				if longest := min(b.Burst, segmented); b.Limit < longest {
-					t.Fatalf("%d bit/s, burst %d, MTU %d: %v has no room for a packet of %d bytes", rate, burst, mtu, b, longest)
-				}
+				longest := min(b.Burst, segmented)
+				must.That(t, b.Limit >= longest, "%d bit/s, burst %d, MTU %d: %v has no room for a packet of %d bytes", rate, burst, mtu, b, longest)
 				must.That(t, b.Rate == rate/8 && uint64(b.Burst)*8 == s.Egress.Burst, "%+v became %v", s.Egress, b)
 			}
 		}
@@ -73,8 +72,7 @@ func TestQueueIsShort(t *testing.T) {
 	} {
 		s, _, err := Shape{Ingress: Limit{Rate: c.rate}}.Effective(1500)
 		must.Succeed(t, err)
-		got := s.Ingress.bucket(1500).Limit
-		expect.That(t, got == c.want, "at %d bit/s the queue is %d bytes, want %d", c.rate, got, c.want)
+		expect.Equal(t, s.Ingress.bucket(1500).Limit, c.want, "at %d bit/s the queue is", c.rate)
 	}
 }
 

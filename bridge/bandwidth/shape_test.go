@@ -73,9 +73,8 @@ func TestEffectiveOfAnEffectiveShapeIsItself(t *testing.T) {
 		twice, adjusted, err := once.Effective(mtu)
 		must.That(t, err == nil && once == twice && len(adjusted) == 0,
 			"%+v at an MTU of %d is first %+v, then %+v, %v, %v", s, mtu, once, twice, adjusted, err)
-		if least := uint64(mtu+18) * 2; once.Ingress.Burst/8 < least {
-			t.Fatalf("%+v at an MTU of %d: a burst of %d bytes", s, mtu, once.Ingress.Burst/8)
-		}
+		least := uint64(mtu+18) * 2
+		must.That(t, once.Ingress.Burst/8 >= least, "%+v at an MTU of %d: a burst of %d bytes", s, mtu, once.Ingress.Burst/8)
 	}
 }
 
@@ -102,9 +101,9 @@ func TestShapesThatCannotBeMeantAreRefused(t *testing.T) {
 
 func TestZeroShape(t *testing.T) {
 	t.Parallel()
-	if !(bandwidth.Shape{}).IsZero() || (bandwidth.Shape{Egress: bandwidth.Limit{Rate: 1}}).IsZero() || (bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1}}).IsZero() {
-		t.Error("IsZero is wrong")
-	}
+	expect.That(t, (bandwidth.Shape{}).IsZero() && !(bandwidth.Shape{Egress: bandwidth.Limit{Rate: 1}}).IsZero() &&
+		!(bandwidth.Shape{Ingress: bandwidth.Limit{Rate: 1}}).IsZero(),
+		"IsZero is wrong")
 }
 
 func TestIFBNamesAreDifferentAndSayWhose(t *testing.T) {

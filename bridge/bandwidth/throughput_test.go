@@ -82,8 +82,7 @@ func TestTrafficReachesTheRateAndDoesNotPassIt(t *testing.T) {
 		{"20 Mbit/s, with the burst that runtimes fill in", 20e6, math.MaxInt32},
 		{"300 Mbit/s", 300e6, 0},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, c.name, func(t *testing.T) {
 			n := newNode(t)
 			give(t, n)
 			// Each direction has a rate that the other would be caught with.

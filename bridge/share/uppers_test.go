@@ -37,8 +37,7 @@ func TestBondsTeamsAndVLANsAreShared(t *testing.T) {
 		"bond":           {bond, "up0", false},
 		"VLAN on a bond": {bond + "; " + strings.ReplaceAll(tag, "$on", "up0"), "up0.10", true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newLab(t)
 			n.share.NIC = tt.nic
 			nstest.Veth(t, n.wire, "second", n.host, "eth1")

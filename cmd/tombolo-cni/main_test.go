@@ -50,8 +50,7 @@ func TestARuntimeCallsItByTheEnvironment(t *testing.T) {
 			outcome{1, `{"cniVersion":"1.1.0","code":6,"msg":"decode the network's configuration: not valid JSON at line 1, column 2: it ends too early"}` + "\n", ""}},
 		{"a list of attachments that is absent", []string{"CNI_COMMAND=GC"}, `{"cniVersion": "1.1.0", "name": "pods"}`, nil, outcome{}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			expect.NoDiff(t, cmp.Diff(tt.want, run(t, os.Args[0], tt.env, tt.stdin, tt.args...), cmp.AllowUnexported(outcome{})), "outcome")
 		})
 	}
@@ -83,9 +82,9 @@ func TestByHandItNamesTheCommand(t *testing.T) {
 		{loopback, "version", 2, "loopback: this is the CNI plugin"},
 	} {
 		got := run(t, tt.path, nil, "", strings.Fields(tt.line)...)
-		if got.status != tt.status || got.stdout != "" || !strings.HasPrefix(got.stderr, tt.want) || !strings.Contains(got.stderr, "the operator's command is tombolo") {
-			t.Errorf("%s %s: %+v", tt.path, tt.line, got)
-		}
+		expect.That(t, got.status == tt.status && got.stdout == "" && strings.HasPrefix(got.stderr, tt.want) &&
+			strings.Contains(got.stderr, "the operator's command is tombolo"),
+			"%s %s: %+v", tt.path, tt.line, got)
 		expect.That(t, tt.line == "" || strings.HasSuffix(got.stderr, ": tombolo "+tt.line+"\n"),
 			"%s %s: it does not say what to type: %s", tt.path, tt.line, got.stderr)
 	}

@@ -94,8 +94,7 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 		{"validate", "tombolo validate takes FILE...; given: none\nsee tombolo validate --help\n"},
 		{"doctor --dns x", "the command line is wrong: --dns: ParseAddr(\"x\"): unable to parse IP\nsee tombolo doctor --help\n"},
 	} {
-		t.Run(tt.line, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.line, func(t *testing.T) {
 			want := outcome{exitUsage, "", "tombolo: " + tt.stderr}
 			expect.NoDiff(t, cmp.Diff(want, run(t, nstest.New(t), nil, "", strings.Fields(tt.line)...), cmp.AllowUnexported(outcome{})), "outcome")
 		})
@@ -125,9 +124,9 @@ func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 	closed := t.TempDir() // below a directory of root's
 	for _, line := range []string{"status", "ls", "ls networks", "ls map", "check", "repair", "gc", "doctor", "leases", "remove pods", "uplink status", "uplink take lo br0"} {
 		got := nobody(append(strings.Fields(line), "--state", closed, "--leases", closed)...)
-		if got.status != exitFailed || got.stdout != "" || !strings.HasSuffix(got.stderr, ": run it as root; it needs CAP_NET_ADMIN and CAP_SYS_ADMIN\n") {
-			t.Errorf("%s: %+v", line, got)
-		}
+		expect.That(t, got.status == exitFailed && got.stdout == "" &&
+			strings.HasSuffix(got.stderr, ": run it as root; it needs CAP_NET_ADMIN and CAP_SYS_ADMIN\n"),
+			"%s: %+v", line, got)
 	}
 	expect.Success(t, nobody("version").err(), "version")
 	must.Succeed(t, os.Chmod(dir, 0o777))
@@ -224,8 +223,7 @@ func TestLsListsWhatIsAskedFor(t *testing.T) {
 		"[":                              {nil, `pod "[": syntax error in pattern`},
 		"--network pods */* --state /no": {nil, "/no is no state directory: name the stateDir of the network's configuration"},
 	} {
-		t.Run(line, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, line, func(t *testing.T) {
 			args := append([]string{"ls", "--json", "--state", dir}, strings.Fields(line)...)
 			got := run(t, nstest.New(t), nil, "", args...)
 			if want.stderr != "" {
@@ -289,9 +287,9 @@ func TestStatusOfWhatIsForged(t *testing.T) {
 	t.Parallel()
 	got := run(t, nstest.New(t), nil, "", "status", "--state", forge(t), "--leases", t.TempDir())
 	for _, want := range []string{"\nnetworks   lab on -, pods on cbr0\n", "\npods       3, 3 of them not as they were made\n", "\ndrift      ", " more: tombolo check\n"} {
-		if got.status != exitFound || !strings.Contains(got.stdout, want) || strings.Contains(got.stdout, "all is well") || got.stderr != "tombolo: not all is well\n" {
-			t.Errorf("no %q in %+v", want, got)
-		}
+		expect.That(t, got.status == exitFound && strings.Contains(got.stdout, want) &&
+			!strings.Contains(got.stdout, "all is well") && got.stderr == "tombolo: not all is well\n",
+			"no %q in %+v", want, got)
 	}
 	var list []struct {
 		Of, Is string
@@ -342,9 +340,8 @@ func TestLsTellsOfDamagedRecordsAndListsTheRest(t *testing.T) {
 	must.Succeed(t, os.WriteFile(path, []byte("{"), 0o600))
 	got := run(t, nstest.New(t), nil, "", "ls", "--json", "--state", dir)
 	var list []map[string]any
-	if err := json.Unmarshal([]byte(got.stdout), &list); err != nil || len(list) != 3 || got.status != 0 {
-		t.Errorf("status %d, %d attachments, %v", got.status, len(list), err)
-	}
+	err := json.Unmarshal([]byte(got.stdout), &list)
+	expect.That(t, err == nil && len(list) == 3 && got.status == 0, "status %d, %d attachments, %v", got.status, len(list), err)
 	want := "tombolo: record " + path + `: damaged: not valid JSON at line 1, column 2: it ends too early; a DEL or GC of the attachment removes it [recreate pod]` + "\n"
 	expect.NoDiff(t, cmp.Diff(want, got.stderr), "stderr")
 }
@@ -371,16 +368,16 @@ func TestRepairSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	dir, ns := forge(t), nstest.New(t)
 	got := run(t, ns, nil, "", "repair", "--state", dir)
-	if got.status != exitFound || strings.Contains(got.stdout, "repaired:") || !strings.Contains(got.stdout, "left: its network has no record (affects container c3, default/web-0) [recreate pod]\n") {
-		t.Errorf("outcome is %+v", got)
-	}
+	expect.That(t, got.status == exitFound && !strings.Contains(got.stdout, "repaired:") &&
+		strings.Contains(got.stdout, "left: its network has no record (affects container c3, default/web-0) [recreate pod]\n"),
+		"outcome is %+v", got)
 	path := filepath.Join(dir, "networks", "pods.json")
 	must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	must.Succeed(t, os.WriteFile(path, []byte("{"), 0o600))
 	got = run(t, ns, nil, "", "repair", "--state", dir)
-	if got.status != exitFound || !strings.Contains(got.stderr, path) || !strings.Contains(got.stdout, "left: load network: record "+path) {
-		t.Errorf("outcome is %+v", got)
-	}
+	expect.That(t, got.status == exitFound && strings.Contains(got.stderr, path) &&
+		strings.Contains(got.stdout, "left: load network: record "+path),
+		"outcome is %+v", got)
 }
 
 func TestRemove(t *testing.T) {
@@ -400,8 +397,7 @@ func TestRemove(t *testing.T) {
 		{"in a directory that cannot be one", []string{"remove", "--state", "relative", "pods"}, outcome{exitFailed, "",
 			`tombolo: open state directory: "relative": the path is not absolute` + "\n"}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			expect.NoDiff(t, cmp.Diff(tt.want, run(t, nstest.New(t), nil, "", tt.args...), cmp.AllowUnexported(outcome{})), "outcome")
 		})
 	}

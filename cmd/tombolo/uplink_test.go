@@ -54,9 +54,9 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	expect.Contains(t, run(t, host, nil, "", "uplink", "plan", "eth0", "br0").stdout, "warning: macvlan mv0 rests on eth0", "plan beside a macvlan")
 	nstest.Run(t, host, "sh", "-ec", "ip link del mv0")
 	plan := run(t, host, nil, "", "uplink", "plan", "--take", "eth0", "br0")
-	if plan.status != 0 || !strings.Contains(plan.stdout, "make eth0 a port of br0") || !strings.Contains(plan.stdout, "add 192.0.2.2/24 dev br0") {
-		t.Errorf("plan: %+v", plan)
-	}
+	expect.That(t, plan.status == 0 && strings.Contains(plan.stdout, "make eth0 a port of br0") &&
+		strings.Contains(plan.stdout, "add 192.0.2.2/24 dev br0"),
+		"plan: %+v", plan)
 	if want := "OK: 192.0.2.2 moves to br0, connections stay; undo: tombolo uplink restore eth0\n1. "; !strings.HasPrefix(plan.stdout, want) {
 		t.Errorf("plan begins with %q, want %q", plan.stdout[:min(len(plan.stdout), len(want))], want)
 	}

@@ -104,9 +104,8 @@ func TestTheServiceManagerIsTold(t *testing.T) {
 	status := <-d.status
 	expect.That(t, status == exitOK, "status %d, want %d; log: %s", status, exitOK, d.log)
 	expect.Is(t, leases.CheckKeeper(), lease.ErrNoKeeper, "ended, but")
-	if log := d.log.String(); !strings.Contains(log, "keeping leases") || strings.Contains(log, "time=") {
-		t.Errorf("log for the journal: %s", log)
-	}
+	log := d.log.String()
+	expect.That(t, strings.Contains(log, "keeping leases") && !strings.Contains(log, "time="), "log for the journal: %s", log)
 }
 
 // One that is stuck keeps no lease from being renewed.
@@ -174,9 +173,9 @@ func TestASecondKeeperEnds(t *testing.T) {
 	first := start(t, dir)
 	first.hears(t, "READY=1")
 	second := start(t, dir)
-	if status := <-second.status; status != exitFailed || !strings.Contains(second.log.String(), "another keeper") {
-		t.Errorf("status %d; log: %s", status, second.log)
-	}
+	status := <-second.status
+	expect.That(t, status == exitFailed &&
+		strings.Contains(second.log.String(), "another keeper"), "status %d; log: %s", status, second.log)
 	code, _ := fetch(t, "unix", dir+"/tombolod.sock", "/healthz")
 	expect.That(t, code == http.StatusOK, "the first one's socket is gone")
 }
@@ -186,9 +185,8 @@ func TestItEndsWhenItsDirectoryIsRemoved(t *testing.T) {
 	d := start(t, shortDir(t), "--metrics", "none")
 	d.hears(t, "READY=1")
 	must.Succeed(t, os.RemoveAll(d.dir+"/leases"))
-	if status := <-d.status; status != exitFailed || !strings.Contains(d.log.String(), "tombolod ends") {
-		t.Errorf("status %d; log: %s", status, d.log)
-	}
+	status := <-d.status
+	expect.That(t, status == exitFailed && strings.Contains(d.log.String(), "tombolod ends"), "status %d; log: %s", status, d.log)
 }
 
 func TestItRunsWithoutAServiceManager(t *testing.T) {
@@ -197,12 +195,9 @@ func TestItRunsWithoutAServiceManager(t *testing.T) {
 	cancel()
 	var log nstest.Output
 	p := &program{getenv: func(string) string { return "" }, stdout: io.Discard, stderr: &log}
-	if status := p.run(ctx, []string{"--leases", t.TempDir(), "--metrics", "none"}); status != exitOK {
-		t.Errorf("status %d; log: %s", status, &log)
-	}
-	if !strings.Contains(log.String(), "time=") {
-		t.Errorf("log without the journal: %s", &log)
-	}
+	status := p.run(ctx, []string{"--leases", t.TempDir(), "--metrics", "none"})
+	expect.That(t, status == exitOK, "status %d; log: %s", status, &log)
+	expect.That(t, strings.Contains(log.String(), "time="), "log without the journal: %s", &log)
 	p.getenv = func(string) string { return "/none/notify" }
 	if status := p.run(ctx, []string{"--leases", t.TempDir(), "--metrics", "none"}); status != exitOK || !strings.Contains(log.String(), "NOTIFY_SOCKET") {
 		t.Errorf("with a service manager that is not there: status %d; log: %s", status, &log)
@@ -235,9 +230,7 @@ func TestHelpNamesEveryFlagAndStatus(t *testing.T) {
 	expect.Equal(t, p.run(t.Context(), []string{"--help"}), exitOK, "status")
 	golden.Compare(t, "../../../deploy/share/tombolod.8", manPage(out.String()))
 	for _, want := range []string{"--leases DIR", "--state DIR", "--metrics WHERE", "--log-level L", "--firewalld=false", "--version", lease.DefaultDir, "  0  ", "  1  ", "  2  "} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %q in\n%s", want, &out)
-		}
+		expect.That(t, strings.Contains(out.String(), want), "no %q in\n%s", want, &out)
 	}
 	expect.Is(t, expect.Err(parse([]string{"-h"})), flag.ErrHelp, "-h")
 }
@@ -263,9 +256,8 @@ func TestItsVersionIsPrinted(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	p := &program{getenv: func(string) string { return "" }, stdout: &out, stderr: io.Discard}
-	if status := p.run(t.Context(), []string{"--version"}); status != exitOK || out.String() != "tombolod "+version()+"\n" {
-		t.Errorf("status %d: %q", status, &out)
-	}
+	status := p.run(t.Context(), []string{"--version"})
+	expect.That(t, status == exitOK && out.String() == "tombolod "+version()+"\n", "status %d: %q", status, &out)
 }
 
 func TestEndpoints(t *testing.T) {
@@ -322,8 +314,7 @@ func TestTheUnitAgreesWithTheProgram(t *testing.T) {
 	watchdog, err := time.ParseDuration(value("WatchdogSec") + "s")
 	expect.That(t, err == nil && watchdog >= 3*lease.Beat,
 		"WatchdogSec: %v, %v; want three heartbeats at least", watchdog, err)
-	got := "/var/lib/" + strings.Fields(value("StateDirectory"))[1]
-	expect.That(t, got == lease.DefaultDir, "StateDirectory is %s, and the leases are in %s", got, lease.DefaultDir)
+	expect.Equal(t, "/var/lib/"+strings.Fields(value("StateDirectory"))[1], lease.DefaultDir, "StateDirectory is")
 	if got := "/run/" + value("RuntimeDirectory"); got != state.DefaultDir {
 		t.Errorf("RuntimeDirectory is %s, and the plugin's state is in %s", got, state.DefaultDir)
 	}
@@ -331,7 +322,6 @@ func TestTheUnitAgreesWithTheProgram(t *testing.T) {
 	if value("ReadWritePaths") != "/proc/sys/net" || value("ProtectKernelTunables") != "yes" {
 		t.Errorf("of /proc/sys %s is writable", value("ReadWritePaths"))
 	}
-	if value("Type") != "notify" || value("Restart") != "always" || value("RuntimeDirectoryPreserve") != "yes" {
-		t.Error("the unit does not restart it, or removes the plugin's state")
-	}
+	expect.That(t, value("Type") == "notify" && value("Restart") == "always" && value("RuntimeDirectoryPreserve") == "yes",
+		"the unit does not restart it, or removes the plugin's state")
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
@@ -33,7 +34,5 @@ func TestRawHearsAnAnswerWhoseChecksumNobodyComputed(t *testing.T) {
 	})
 	must.Succeed(t, err)
 	p, err := r.Receive(context.Background(), time.Now().Add(3*time.Minute))
-	if err != nil || string(p.Payload) != string(reply().Payload) {
-		t.Errorf("received %v, %v", p, err)
-	}
+	expect.That(t, err == nil && string(p.Payload) == string(reply().Payload), "received %v, %v", p, err)
 }

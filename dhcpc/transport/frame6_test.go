@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
 // frame6 is a server's message to a client, as it comes from a wire.
@@ -69,11 +71,8 @@ func FuzzFrame6(f *testing.F) {
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		given := slices.Clone(frame)
 		message, err := decode6(frame)
-		if !bytes.Equal(given, frame) {
-			t.Fatal("changed what it was given")
-		}
-		if err == nil && !bytes.Contains(frame[min(len(frame), etherLen+ip6Len+udpHeaderLen):], message) {
-			t.Fatalf("read %x, which is not in it", message)
-		}
+		must.That(t, bytes.Equal(given, frame), "changed what it was given")
+		must.That(t, err != nil || bytes.Contains(frame[min(len(frame), etherLen+ip6Len+udpHeaderLen):], message),
+			"read %x, which is not in it", message)
 	})
 }

@@ -50,9 +50,8 @@ func TestFramesAreReadAsTheyWereWritten(t *testing.T) {
 	for _, p := range []*dhcpc.Packet{reply(), odd, probe()} {
 		got, err := decode(frameOf(t, p))
 		must.Succeed(t, err)
-		if diff := cmp.Diff(p, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
-			t.Errorf("written and read (-want +got):\n%s", diff)
-		}
+		diff := cmp.Diff(p, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }))
+		expect.That(t, diff == "", "written and read (-want +got):\n%s", diff)
 	}
 }
 
@@ -178,9 +177,8 @@ func TestBadARP(t *testing.T) {
 	for i, b := range map[int]byte{14: 1, 15: 6, 16: 9, 18: 8, 19: 16, 21: 3} {
 		f := slices.Clone(good)
 		f[i] = b
-		if p, err := decode(f); !errors.Is(err, errNotOurs) {
-			t.Errorf("byte %d is %d: read %v, %v", i, b, p.ARP, err)
-		}
+		p, err := decode(f)
+		expect.That(t, errors.Is(err, errNotOurs), "byte %d is %d: read %v, %v", i, b, p.ARP, err)
 	}
 	expect.Is(t, expect.Err(decode(good[:len(good)-1])), errNotOurs, "cut short")
 }
@@ -191,9 +189,7 @@ func FuzzFrame(f *testing.F) {
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		given := slices.Clone(frame)
 		p, err := decode(frame)
-		if !slices.Equal(given, frame) {
-			t.Fatal("changed what it was given")
-		}
+		must.That(t, slices.Equal(given, frame), "changed what it was given")
 		if err != nil {
 			must.That(t, errors.Is(err, errNotOurs), "%v", err)
 			return
@@ -202,8 +198,7 @@ func FuzzFrame(f *testing.F) {
 		must.Succeed(t, err)
 		again, err := decode(written)
 		must.Succeed(t, err)
-		if diff := cmp.Diff(p, again, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
-			t.Errorf("read and written (-first +again):\n%s", diff)
-		}
+		diff := cmp.Diff(p, again, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }))
+		expect.That(t, diff == "", "read and written (-first +again):\n%s", diff)
 	})
 }

@@ -11,10 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/insomniacslk/dhcp/dhcpv6"
 	sockets "github.com/mdlayher/packet"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
@@ -125,8 +124,7 @@ func (l *lan6) udp6() (dhcpc.Transport[[]byte], error) {
 func TestAPodThatAnswersItselfByDHCPv6IsNotBelieved(t *testing.T) {
 	t.Parallel()
 	for _, way := range nstest.Diversions() {
-		t.Run(way, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, way, func(t *testing.T) {
 			l := newLAN6(t)
 			hears := l.witness(t)
 			rogue := nstest.Divert(t, l.pod, "eth0", way)

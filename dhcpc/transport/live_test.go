@@ -42,9 +42,8 @@ func TestRawLeasesAnAddress(t *testing.T) {
 	expect.That(t, nsErr == nil && lease.ServerMAC.String() == mac,
 		"the server is at %s, want %s (%v)", lease.ServerMAC, mac, nsErr)
 	for _, want := range []dhcpv4.MessageType{dhcpv4.MessageTypeDiscover, dhcpv4.MessageTypeRequest} {
-		if s := heard.next(t); s.peer != nobody || s.kind != want {
-			t.Errorf("the server heard a %s from %s, want a %s", s.kind, s.peer, want)
-		}
+		s := heard.next(t)
+		expect.That(t, s.peer == nobody && s.kind == want, "the server heard a %s from %s, want a %s", s.kind, s.peer, want)
 	}
 }
 
@@ -91,9 +90,8 @@ func TestRawHearsNothingButAnswersToIts(t *testing.T) {
 	// And what the client's own namespace sends.
 	must.Succeed(t, raw(t, l.config()).Send(ctx, mine))
 	got, err := client.Receive(ctx, time.Time{})
-	if err != nil || string(got.Payload) != string(mine.Payload) || got.DstMAC.String() != "ff:ff:ff:ff:ff:ff" {
-		t.Fatalf("received %v, %v", got, err)
-	}
+	must.That(t, err == nil && string(got.Payload) == string(mine.Payload) && got.DstMAC.String() == "ff:ff:ff:ff:ff:ff",
+		"received %v, %v", got, err)
 	p, err := client.Receive(ctx, time.Now())
 	expect.That(t, errors.Is(err, os.ErrDeadlineExceeded), "received %v, %v", p, err)
 }
@@ -236,9 +234,8 @@ func TestRunRenews(t *testing.T) {
 	})
 	must.That(t, errors.Is(err, enough), "%v", err)
 	for range renewals {
-		if s := heard.next(t); s.kind != dhcpv4.MessageTypeRequest || s.peer == nobody {
-			t.Errorf("the server heard a %s from %s", s.kind, s.peer)
-		}
+		s := heard.next(t)
+		expect.That(t, s.kind == dhcpv4.MessageTypeRequest && s.peer != nobody, "the server heard a %s from %s", s.kind, s.peer)
 	}
 }
 
@@ -359,9 +356,8 @@ func TestReleaseFromTheNamespace(t *testing.T) {
 	c := l.client(t, nil)
 	lease := leased(t, l, c, heard)
 	must.Succeed(t, c.Release(t.Context(), lease))
-	if s := heard.next(t); s.kind != dhcpv4.MessageTypeRelease || s.peer != clientIP+":68" {
-		t.Errorf("the server heard %s from %s", s.kind, s.peer)
-	}
+	s := heard.next(t)
+	expect.That(t, s.kind == dhcpv4.MessageTypeRelease && s.peer == clientIP+":68", "the server heard %s from %s", s.kind, s.peer)
 	nstest.Run(t, l.pod, "ip", "address", "flush", "dev", "eth0")
 	expect.Failure(t, c.Release(t.Context(), lease), "sent from an address that is gone")
 }

@@ -149,9 +149,8 @@ func TestDnsmasqRefusesAnAddressOfAnotherNetwork(t *testing.T) {
 		}
 		return nil
 	})
-	if !errors.Is(err, context.Canceled) || len(got) != 2 || got[0] != nil || got[1].Server != addr(serverIP) {
-		t.Errorf("got %+v, %v: want another address, after a NAK", got, err)
-	}
+	expect.That(t, errors.Is(err, context.Canceled) && len(got) == 2 && got[0] == nil && got[1].Server == addr(serverIP),
+		"got %+v, %v: want another address, after a NAK", got, err)
 }
 
 func TestDnsmasqCommitsRapidly(t *testing.T) {
@@ -163,9 +162,8 @@ func TestDnsmasqCommitsRapidly(t *testing.T) {
 	lease := must.Of(c.Acquire(soon(t))).Get(t)
 	must.Until(t, "the server's file of leases", func() bool { return strings.Contains(leases(), lease.Address.Addr().String()) })
 	// One, unless the answer takes so long that it is sent again.
-	if slices.ContainsFunc(count.sent, func(m dhcpv4.MessageType) bool { return m != dhcpv4.MessageTypeDiscover }) {
-		t.Errorf("sent %v, want DISCOVER alone", count.sent)
-	}
+	expect.That(t, !slices.ContainsFunc(count.sent, func(m dhcpv4.MessageType) bool { return m != dhcpv4.MessageTypeDiscover }),
+		"sent %v, want DISCOVER alone", count.sent)
 }
 
 func TestDnsmasqLeasesByUDP(t *testing.T) {

@@ -71,9 +71,8 @@ func TestAWitnessHearsAnswersToItsClientAlone(t *testing.T) {
 		own, _ := net.ParseMAC(mac)
 		must.Succeed(t, server.Send(ctx, to(dhcpc.Hex(own))))
 		got, err := w.Receive(ctx, time.Time{})
-		if err != nil || got.DstMAC.String() != mac || string(got.Payload) != string(packet(clientMAC()).Payload) {
-			t.Fatalf("received %v, %v, want what was sent to %s", got, err, mac)
-		}
+		must.That(t, err == nil && got.DstMAC.String() == mac && string(got.Payload) == string(packet(clientMAC()).Payload),
+			"received %v, %v, want what was sent to %s", got, err, mac)
 	}
 	p, err := w.Receive(ctx, time.Now())
 	expect.That(t, errors.Is(err, os.ErrDeadlineExceeded), "received %v, %v", p, err)
@@ -153,8 +152,7 @@ func TestAClientLeasesByWhatItsWitnessHears(t *testing.T) {
 		},
 		"udp": udpOnly,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			l := newLAN(t)
 			nstest.Sysctl(t, l.pod, "net/ipv4/conf/all/rp_filter", "1")
 			dnsmasq(t, l.host, l.link)
@@ -170,8 +168,7 @@ func TestAClientLeasesByWhatItsWitnessHears(t *testing.T) {
 func TestAPodThatAnswersItselfIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	for _, way := range nstest.Diversions() {
-		t.Run(way, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, way, func(t *testing.T) {
 			l := newLAN(t)
 			rogue := nstest.Divert(t, l.pod, "eth0", way)
 			l.eth0 = nstest.Index(t, l.pod, "eth0")

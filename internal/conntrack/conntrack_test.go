@@ -37,8 +37,7 @@ func dial(tb testing.TB, ns *netns.NS) *Conn {
 
 func mustFlush(tb testing.TB, c *Conn, want int, questions ...Question) {
 	tb.Helper()
-	got := must.Of(c.Flush(context.Background(), questions...)).Get(tb)
-	expect.That(tb, got == want, "flushed %d flows, want %d", got, want)
+	expect.Equal(tb, must.Of(c.Flush(context.Background(), questions...)).Get(tb), want, "flushed")
 }
 
 // wantListed compares what conntrack lists of both families, in the words of insert.
@@ -131,8 +130,7 @@ func TestFlushTakesWhatIsAskedForAndNothingElse(t *testing.T) {
 		"all of addresses":            {[]Question{Of(nstest.Addr("10.22.0.6")), Of(nstest.Addr("fd00:22::6"))}, []string{"4 to the pod", "4 to the pod's other port", "4 to the pod directly", "4 from the pod, masqueraded", "4 by tcp to the pod", "4 ping from the pod", "6 to the pod", "6 from the pod, masqueraded"}},
 		"the same twice, and no flow": {[]Question{{unix.AF_INET6, 0, 0, to("fd00:22::6")}, {unix.AF_INET6, 0, 0, to("fd00:22::6")}, Of(nstest.Addr("10.22.0.7"))}, nil},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			ns, other := nstest.New(t), nstest.New(t)
 			flows := node()
 			insert(t, ns, slices.Collect(maps.Values(flows))...)
@@ -250,9 +248,8 @@ func FuzzFlow(f *testing.F) {
 		}
 		m := must.Of(flow.deleteMessage()).Get(t)
 		attrs, err := netlink.NewAttributeDecoder(m.Data[headerLen:])
-		if err != nil || !attrs.Next() || attrs.Type() != attrTupleOrig || len(attrs.Bytes()) == 0 {
-			t.Fatalf("the request to delete %s begins with %x, %v", &flow, m.Data, err)
-		}
+		must.That(t, err == nil && attrs.Next() && attrs.Type() == attrTupleOrig && len(attrs.Bytes()) != 0,
+			"the request to delete %s begins with %x, %v", &flow, m.Data, err)
 	})
 }
 

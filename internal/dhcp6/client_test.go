@@ -25,13 +25,12 @@ func TestALeaseTakesFourMessages(t *testing.T) {
 	w := newWorld(t, honest())
 	l := w.acquire()
 	expect.Equal(t, strings.Join(w.log, " "), "SOLICIT REQUEST", "sent")
-	if l.Address != clientIP() || l.Renew.Sub(l.Obtained) != 1000*time.Second || l.Rebind.Sub(l.Obtained) != 1600*time.Second ||
-		l.Preferred.Sub(l.Obtained) != 2000*time.Second || l.Expire.Sub(l.Obtained) != 3000*time.Second {
-		t.Errorf("lease %+v", l)
-	}
-	if fmt.Sprint(l.DNS, l.Search) != "[2001:db8::53 fe80::53] [example.org]" || !strings.Contains(fmt.Sprint(l.Ignored), `bad\nname`) {
-		t.Errorf("DNS %v, search %q, ignored %q", l.DNS, l.Search, l.Ignored)
-	}
+	expect.That(t, l.Address == clientIP() && l.Renew.Sub(l.Obtained) == 1000*time.Second &&
+		l.Rebind.Sub(l.Obtained) == 1600*time.Second && l.Preferred.Sub(l.Obtained) == 2000*time.Second && l.Expire.Sub(l.Obtained) == 3000*time.Second,
+		"lease %+v", l)
+	expect.That(t, fmt.Sprint(l.DNS, l.Search) == "[2001:db8::53 fe80::53] [example.org]" &&
+		strings.Contains(fmt.Sprint(l.Ignored), `bad\nname`),
+		"DNS %v, search %q, ignored %q", l.DNS, l.Search, l.Ignored)
 	r := w.sent[1]
 	got := r.Options.GetOne(dhcpv6.OptionServerID).ToBytes()
 	expect.That(t, string(got) == string(serverDUID()), "REQUEST to %x", got)
@@ -128,9 +127,8 @@ func TestALeaseIsRenewedAtT1AndRebindsAtT2(t *testing.T) {
 			expect.That(t, !toServer && at >= 1600*time.Second && at < 3000*time.Second,
 				"REBIND at %s, to a server: %v", at, toServer)
 		case dhcpv6.MessageTypeSolicit:
-			if at < 3000*time.Second || !m.Options.OneIANA().Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
-				t.Errorf("SOLICIT at %s", at)
-			}
+			expect.That(t, at >= 3000*time.Second && m.Options.OneIANA().Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())),
+				"SOLICIT at %s", at)
 		default:
 			t.Errorf("sent %s", m.MessageType)
 		}
@@ -244,10 +242,9 @@ func TestInformBringsDNSAndNoLease(t *testing.T) {
 func TestAReleaseNamesServerAndAddress(t *testing.T) {
 	data := must.Of(Release(newWorld(t, honest()).acquire(), 7)).Get(t)
 	m := must.Of(dhcpv6.MessageFromBytes(data)).Get(t)
-	if m.MessageType != dhcpv6.MessageTypeRelease || string(m.GetOneOption(dhcpv6.OptionServerID).ToBytes()) != string(serverDUID()) ||
-		!m.Options.OneIANA().Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())) {
-		t.Errorf("sent %s", m)
-	}
+	expect.That(t, m.MessageType == dhcpv6.MessageTypeRelease &&
+		string(m.GetOneOption(dhcpv6.OptionServerID).ToBytes()) == string(serverDUID()) && m.Options.OneIANA().Options.OneAddress().IPv6Addr.Equal(net.IP(clientIP().AsSlice())),
+		"sent %s", m)
 }
 
 func TestALeaseSurvivesItsRecord(t *testing.T) {

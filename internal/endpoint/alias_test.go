@@ -45,8 +45,7 @@ func TestAliasComesBackAsItWas(t *testing.T) {
 		{"too many addresses", "pods", manyAddrs(9), "tombolo:1:" + hash + ":pods:", true},
 		{"too many for a long network", long, manyAddrs(6), "tombolo:1:" + hash + ":#" + ident.Hash(long, "", "") + ":", true},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			got := Alias(hash, tt.network, tt.addresses)
 			expect.Equal(t, got, tt.want, "alias")
 			want := Mark{Hash: hash, Network: NetworkToken(tt.network), Addresses: tt.addresses}
@@ -109,9 +108,9 @@ func FuzzAlias(f *testing.F) {
 		if !ok {
 			return
 		}
-		if len(a.Hash) != ident.Digits || strings.Contains(a.Network, ":") || !strings.HasPrefix(string(data), AliasOwner(a.Hash)) {
-			t.Errorf("%q gives %+v", data, a)
-		}
+		expect.That(t, len(a.Hash) == ident.Digits && !strings.Contains(a.Network, ":") &&
+			strings.HasPrefix(string(data), AliasOwner(a.Hash)),
+			"%q gives %+v", data, a)
 		if NetworkToken(a.Network) != a.Network || slices.ContainsFunc(a.Addresses, func(ip netip.Addr) bool { return ip.Zone() != "" }) {
 			return // no alias of ours
 		}

@@ -73,9 +73,8 @@ func TestAnAliasTellsWhoseAPortIs(t *testing.T) {
 	}
 	a.Network = strings.Repeat("n", 65)
 	got := AliasOf(a)
-	if !strings.HasPrefix(got, AliasOwner(a.Hash())+"#") || !strings.HasSuffix(got, ":") || len(got) > aliasMax {
-		t.Errorf("alias of what does not fit: %q", got)
-	}
+	expect.That(t, strings.HasPrefix(got, AliasOwner(a.Hash())+"#") && strings.HasSuffix(got, ":") && len(got) <= aliasMax,
+		"alias of what does not fit: %q", got)
 	if a.Network = a.Network[:64]; !strings.HasPrefix(AliasOf(a), AliasOwner(a.Hash())+a.Network+":") {
 		t.Errorf("alias of the longest name that fits: %q", AliasOf(a))
 	}

@@ -169,8 +169,7 @@ func TestABusThatMisbehavesIsGivenUpAndTriedAgain(t *testing.T) {
 		"it lets in, and is nonsense": {letsIn, strings.Repeat("l\x02\x00\x01\xff\xff\xff\xff", 500)},
 		"it announces no name":        {letsIn, noName(t)},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			address, l := listen(t)
 			stop := hold(t, address)
 			for said := 0; said < 3; {

@@ -60,9 +60,8 @@ func TestSilenceIsAnError(t *testing.T) {
 	nstest.Sysctl(t, b, "net/ipv6/icmp/echo_ignore_all", "1")
 	for _, dst := range []string{"10.9.0.2", "fd09::2"} {
 		_, err := icmp.Ping(t.Context(), a, nstest.Addr(dst), icmp.Echo{Wait: 100 * time.Millisecond})
-		if !errors.Is(err, icmp.ErrNoReply) || !strings.Contains(err.Error(), dst) || !strings.Contains(err.Error(), "100ms") {
-			t.Errorf("ping %s: %v, want %v", dst, err, icmp.ErrNoReply)
-		}
+		expect.That(t, errors.Is(err, icmp.ErrNoReply) && strings.Contains(err.Error(), dst) && strings.Contains(err.Error(), "100ms"),
+			"ping %s: %v, want %v", dst, err, icmp.ErrNoReply)
 	}
 }
 

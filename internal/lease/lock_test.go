@@ -192,9 +192,8 @@ func TestAStickyLeaseIsRecalledByItsClient(t *testing.T) {
 	create(t, d, r)
 	address, id := r.Lease.Address, r.Client.ClientID
 	must.Succeed(t, lock(t, d, r).Remember(t.Context(), r))
-	if _, err := d.Load(sample().Hash()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the pod's record: %v, want it gone", err)
-	}
+	_, err := d.Load(sample().Hash())
+	expect.That(t, errors.Is(err, os.ErrNotExist), "the pod's record: %v, want it gone", err)
 	got := must.Of(d.Load(stickyHash("lan", id))).Get(t)
 	expect.That(t, got.State == Sticky && got.Lease.Address == address && got.NetNS == "" && got.Applied.Empty(),
 		"remembered %+v", got)
@@ -267,9 +266,8 @@ func TestTimesOfARecordSurvive(t *testing.T) {
 	create(t, d, r)
 	got := must.Of(d.Load(r.Hash())).Get(t)
 	// Not to the nanosecond, since two clocks are read one after the other.
-	if got.Expires().Sub(r.Expires()).Abs() > time.Second/2 || got.Lease.Renew.Sub(r.Lease.Renew).Abs() > time.Second/2 {
-		t.Errorf("%v; want them as they were", got.Lease)
-	}
+	expect.That(t, got.Expires().Sub(r.Expires()).Abs() <= time.Second/2 && got.Lease.Renew.Sub(r.Lease.Renew).Abs() <= time.Second/2,
+		"%v; want them as they were", got.Lease)
 	if got := (&Record{}).Expires(); !got.IsZero() {
 		t.Errorf("no lease expires at %v", got)
 	}

@@ -109,6 +109,5 @@ func same(tb testing.TB, want, got any) {
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 	}
-	diff := cmp.Diff(want, got, compare)
-	expect.That(tb, diff == "", "want (-), got (+):\n%s", diff)
+	expect.Equal(tb, cmp.Diff(want, got, compare), "", "want (-), got (+)")
 }

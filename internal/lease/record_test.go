@@ -64,8 +64,7 @@ func TestClientKeepsItsConfiguration(t *testing.T) {
 	c := sample().Client
 	c.Sticky = false // no matter of the protocol's
 	same(t, c, ClientOf(c.Asking(nil)))
-	got := c.Asking(sampleLease()).Address
-	expect.That(t, got == netip.MustParseAddr("192.0.2.9"), "asks for %s, want the last lease's address", got)
+	expect.Equal(t, c.Asking(sampleLease()).Address, netip.MustParseAddr("192.0.2.9"), "asks for")
 }
 
 func TestRecordsThatCannotBeUsedAreRefused(t *testing.T) {
@@ -167,9 +166,8 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, err := decode(data)
 		if err != nil {
-			if !errors.Is(err, file.ErrDamaged) && !errors.Is(err, state.ErrVersion) {
-				t.Errorf("%v is neither damage nor a version", err)
-			}
+			expect.That(t, errors.Is(err, file.ErrDamaged) || errors.Is(err, state.ErrVersion),
+				"%v is neither damage nor a version", err)
 			return
 		}
 		// What is good once stays so, and can be worked with.
@@ -207,8 +205,7 @@ func TestALeasesTimesAreFromTheBootWithinABootAndByTheWallClockInAnother(t *test
 		"in another boot":               {boot{"b", time.Second}, time.Hour},
 		"in another that is up as long": {boot{"b", 100*time.Hour + elapsed}, time.Hour},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			d, clock := open(t), &boot{"a", 100 * time.Hour}
 			d.Clock = clock.now
 			r := sample()
@@ -223,9 +220,8 @@ func TestALeasesTimesAreFromTheBootWithinABootAndByTheWallClockInAnother(t *test
 				left := l.Left(time.Now())
 				expect.That(t, (left-c.left).Abs() <= time.Minute, "the %s has %v left, want %v", what, left, c.left)
 			}
-			if got.Lease.Renew.Sub(got.Lease.Obtained) != 30*time.Minute || r.Lease.Expire != now.Add(time.Hour) {
-				t.Errorf("it became %+v", got.Lease)
-			}
+			expect.That(t, got.Lease.Renew.Sub(got.Lease.Obtained) == 30*time.Minute && r.Lease.Expire == now.Add(time.Hour),
+				"it became %+v", got.Lease)
 		})
 	}
 }

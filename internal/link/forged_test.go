@@ -40,8 +40,8 @@ func TestAttributesThatAPodWroteIntoALinkAreNotRead(t *testing.T) {
 		message := append(bytes.Join([][]byte{make([]byte, unix.SizeofIfInfomsg), before, info, behind}, nil), attr(unix.IFLA_PROP_LIST, make([]byte, 65500))...)
 		var l Link
 		expect.Success(t, l.Decode(message), "%s", kind)
-		if l.Name != "eth0" || l.MTU != 1400 || (l.Lower == own) != (kind == "veth") || l.Lower == forged || l.Elsewhere != (kind == "veth") {
-			t.Errorf("%s: %+v", kind, l)
-		}
+		expect.That(t, l.Name == "eth0" && l.MTU == 1400 && (l.Lower == own) == (kind == "veth") && l.Lower != forged &&
+			l.Elsewhere == (kind == "veth"),
+			"%s: %+v", kind, l)
 	}
 }

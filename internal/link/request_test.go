@@ -46,8 +46,7 @@ func TestRequestsSayAllThatIsAskedFor(t *testing.T) {
 			var b nl.Batch
 			tt.r.Set(&b, "set", "x")
 			want := "16 flags 0x5: " + tt.want + "\n"
-			got := nltest.Text(16, b.Bytes())
-			expect.That(t, got == want, "got  %swant %s", got, want)
+			expect.Equal(t, nltest.Text(16, b.Bytes()), want, "got")
 		})
 	}
 }

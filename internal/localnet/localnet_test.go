@@ -202,13 +202,10 @@ func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 		{"with three", "88a8 0000 8100 2000 8100 0000", "10.9.0.5", "127.0.0.1"},
 	}
 	for _, a := range attacks {
-		if !n.hears(t, n.frame(a.tags, a.from, a.to)) {
-			t.Errorf("%s: the attack does not work without the filter", a.name)
-		}
+		expect.That(t, n.hears(t, n.frame(a.tags, a.from, a.to)), "%s: the attack does not work without the filter", a.name)
 	}
-	if changed, err := n.ensure(t, n.keep, true); err != nil || !changed {
-		t.Fatalf("Ensure: %t, %v", changed, err)
-	}
+	changed, err := n.ensure(t, n.keep, true)
+	must.That(t, err == nil && changed, "Ensure: %t, %v", changed, err)
 	for _, a := range attacks {
 		expect.That(t, !n.hears(t, n.frame(a.tags, a.from, a.to)), "%s: the host hears it", a.name)
 	}
@@ -219,9 +216,7 @@ func TestFilterDropsWhatOthersSendToTheHostsLoopback(t *testing.T) {
 			"%s: what is sent to the host's other addresses is dropped", ok.name)
 	}
 	must.Succeed(t, n.remove(t, n.keep))
-	if !n.hears(t, n.frame("", "10.9.0.5", "127.0.0.1")) {
-		t.Error("the filter outlives Remove")
-	}
+	expect.That(t, n.hears(t, n.frame("", "10.9.0.5", "127.0.0.1")), "the filter outlives Remove")
 }
 
 // What the firewall has marked passes: answers to the host's own calls.
@@ -264,9 +259,8 @@ func TestFilterIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 	expect.That(t, err == nil && !kept.There, "a filter of another mark counts: %+v, %v", kept, err)
 	for range 2 {
 		must.Succeed(t, n.remove(t, k))
-		if got := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0"); strings.Contains(got, "clsact") {
-			t.Errorf("a qdisc of ours is left: %s", got)
-		}
+		got := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0")
+		expect.That(t, !strings.Contains(got, "clsact"), "a qdisc of ours is left: %s", got)
 	}
 	if kept, err := n.conn.Get(t.Context(), k); err != nil || kept.There || kept.Routed {
 		t.Errorf("after Remove: %+v, %v", kept, err)
@@ -284,8 +278,7 @@ func TestFilterLeavesOthersAtTheIngressAlone(t *testing.T) {
 		{"ingress, with a filter", "ingress", "ingress"},
 		{"a filter that came later", "", "ingress"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tt.name, func(t *testing.T) {
 			n := newNode(t)
 			k := localnet.Filter{Bridge: "br0", Index: nstest.Index(t, n.ns, "br0"), Mark: 0x1000}
 			state := func() string {

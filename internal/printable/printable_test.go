@@ -42,12 +42,10 @@ func TestWriterKeepsLinesAndJSON(t *testing.T) {
 	in := map[string]string{"name": "\x1b[31m\u202e\U000e0001 é"}
 	must.Succeed(t, json.NewEncoder(w).Encode(in))
 	var back map[string]string
-	if err := json.Unmarshal([]byte(out.String()), &back); err != nil || back["name"] != in["name"] {
-		t.Errorf("%q, %v", out.String(), err)
-	}
-	if strings.ContainsFunc(strings.TrimSuffix(out.String(), "\n"), func(r rune) bool { return !unicode.IsPrint(r) }) {
-		t.Errorf("not printable: %q", out.String())
-	}
+	err := json.Unmarshal([]byte(out.String()), &back)
+	expect.That(t, err == nil && back["name"] == in["name"], "%q, %v", out.String(), err)
+	expect.That(t, !strings.ContainsFunc(strings.TrimSuffix(out.String(), "\n"), func(r rune) bool { return !unicode.IsPrint(r) }),
+		"not printable: %q", out.String())
 	out.Reset()
 	if n, err := w.Write([]byte("a\tb\n\x1b")); n != 5 || err != nil || out.String() != "a\tb\n"+`\u001b` {
 		t.Errorf("%d, %v, %q", n, err, out.String())

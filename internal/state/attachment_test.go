@@ -191,16 +191,14 @@ func TestLoadToleratesRubbish(t *testing.T) {
 			var re *RecordError
 			must.That(t, errors.As(err, &re) && errors.Is(err, test.is),
 				"Load: %v, want a RecordError that is %v", err, test.is)
-			if re.Path != path || re.Network != "cbr0" || re.Hash != a.Hash() || strings.Count(err.Error(), path) != 1 {
-				t.Errorf("%v (%+v) does not name %s once", err, re, path)
-			}
+			expect.That(t, re.Path == path && re.Network == "cbr0" && re.Hash == a.Hash() && strings.Count(err.Error(), path) == 1,
+				"%v (%+v) does not name %s once", err, re, path)
 			create(t, d, sample("c2"))
 			found, bad, err := d.List("cbr0")
 			expect.That(t, err == nil && len(found) == 1 && found[0].ContainerID == "c2",
 				"List = %v, %v, want the good one", found, err)
-			if len(bad) != 1 || bad[0].Path != path || bad[0].Hash != a.Hash() || !errors.Is(bad[0], test.is) {
-				t.Errorf("List says of the bad one: %v", bad)
-			}
+			expect.That(t, len(bad) == 1 && bad[0].Path == path && bad[0].Hash == a.Hash() && errors.Is(bad[0], test.is),
+				"List says of the bad one: %v", bad)
 			_, err = d.Create(a)
 			expect.That(t, errors.Is(err, os.ErrExist) || errors.Is(err, syscall.ELOOP), "Create in its place: %v", err)
 		})

@@ -151,9 +151,9 @@ func TestFilesOfOthersAreNotOurs(t *testing.T) {
 		{"a directory", func() error { return os.Mkdir(d.lockPath(), 0o700) }, "is a directory"},
 	} {
 		must.Succeed(t, errors.Join(os.Remove(d.lockPath()), tt.make()))
-		if l, err := d.Lock(t.Context(), Shared); l != nil || err == nil || !strings.Contains(err.Error(), tt.says) {
-			t.Errorf("%s: Lock = %v, %v, want %q", tt.name, l, err, tt.says)
-		}
+		l, err := d.Lock(t.Context(), Shared)
+		expect.That(t, l == nil && err != nil &&
+			strings.Contains(err.Error(), tt.says), "%s: Lock = %v, %v, want %q", tt.name, l, err, tt.says)
 	}
 }
 

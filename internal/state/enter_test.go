@@ -83,9 +83,8 @@ func TestALostEpochDropsNothing(t *testing.T) {
 	d, _ := newDirOn(t)
 	first := furnish(t, d)
 	must.Succeed(t, os.Remove(d.epochPath()))
-	if epoch := enter(t, d); epoch.Token() == first.Token() {
-		t.Error("the lost epoch is back")
-	}
+	epoch := enter(t, d)
+	expect.That(t, epoch.Token() != first.Token(), "the lost epoch is back")
 	expect.Equal(t, contents(t, d), furnished, "left")
 }
 
@@ -93,9 +92,8 @@ func TestEnterWithoutTheLockFails(t *testing.T) {
 	t.Parallel()
 	d, _ := newDirOn(t)
 	held := lock(t, again(d), Exclusive)
-	if _, _, err := d.Enter(canceled()); !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want ErrLocked", err)
-	}
+	_, _, err := d.Enter(canceled())
+	expect.That(t, errors.Is(err, ErrLocked) && errors.Is(err, context.Canceled), "got %v, want ErrLocked", err)
 	must.Succeed(t, held.Close())
 	enter(t, d)
 }
@@ -104,9 +102,8 @@ func TestEnterFailsWhereNothingCanBeWritten(t *testing.T) {
 	t.Parallel()
 	d, _ := newDirOn(t)
 	writeFile(t, filepath.Dir(d.Path()), "a file where a directory has to be")
-	if l, _, err := d.Enter(t.Context()); err == nil || l != nil {
-		t.Errorf("Enter = %v, %v", l, err)
-	}
+	l, _, err := d.Enter(t.Context())
+	expect.That(t, err != nil && l == nil, "Enter = %v, %v", l, err)
 	d, _ = newDirOn(t)
 	must.Succeed(t, os.MkdirAll(d.epochPath()+"/x", 0o700))
 	if l, _, err := d.Enter(t.Context()); err == nil || l != nil {

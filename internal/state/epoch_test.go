@@ -46,13 +46,10 @@ func TestEpochLastsAsLongAsTheNodeLives(t *testing.T) {
 			first := enter(t, d)
 			test.happens(n)
 			read, err := d.Epoch()
-			if read != first || errors.Is(err, ErrStale) != test.over || (err != nil) != test.over {
-				t.Errorf("Epoch = %+v, %v; over is %v", read, err, test.over)
-			}
+			expect.That(t, read == first && errors.Is(err, ErrStale) == test.over && (err != nil) == test.over,
+				"Epoch = %+v, %v; over is %v", read, err, test.over)
 			second := enter(t, d)
-			if test.over != (second.Token() != first.Token()) {
-				t.Errorf("over is %v: %+v after %+v", test.over, second, first)
-			}
+			expect.That(t, test.over == (second.Token() != first.Token()), "over is %v: %+v after %+v", test.over, second, first)
 			expect.Of(d.Epoch()).Is(t, second, "Epoch")
 		})
 	}
@@ -70,12 +67,9 @@ func TestEpochStartsWithPid1(t *testing.T) {
 		n.setInit(test.pid1)
 		n.uptime = test.uptime
 		epoch := enter(t, d)
-		if got, want := d.Begun(epoch), n.sources().now().Add(-test.ago); got.Sub(want).Abs() > time.Millisecond {
-			t.Errorf("%s: begun %v, want %v", what, got, want)
-		}
-		if epoch.Made != test.uptime {
-			t.Errorf("%s: made %v after boot, want %v", what, epoch.Made, test.uptime)
-		}
+		got, want := d.Begun(epoch), n.sources().now().Add(-test.ago)
+		expect.That(t, got.Sub(want).Abs() <= time.Millisecond, "%s: begun %v, want %v", what, got, want)
+		expect.That(t, epoch.Made == test.uptime, "%s: made %v after boot, want %v", what, epoch.Made, test.uptime)
 	}
 }
 
@@ -99,9 +93,8 @@ func TestEpochOfANewerVersionIsLeftAlone(t *testing.T) {
 	d := newDir(t)
 	writeFile(t, d.epochPath(), `{"version":2,"lives":[]}`)
 	expect.Is(t, expect.Err(d.Epoch()), ErrVersion, "Epoch")
-	if l, _, err := d.Enter(t.Context()); !errors.Is(err, ErrVersion) || l != nil {
-		t.Errorf("Enter: %v, %v, want ErrVersion", l, err)
-	}
+	l, _, err := d.Enter(t.Context())
+	expect.That(t, errors.Is(err, ErrVersion) && l == nil, "Enter: %v, %v, want ErrVersion", l, err)
 	expect.Equal(t, mustRead(t, d.epochPath()), `{"version":2,"lives":[]}`, "it is now")
 	expect.That(t, lock(t, d, Exclusive).Mode() == Exclusive, "Enter kept the lock")
 }
@@ -116,9 +109,9 @@ func TestDamagedEpochsAreReplaced(t *testing.T) {
 	for _, text := range texts {
 		d := newDir(t)
 		writeFile(t, d.epochPath(), text)
-		if _, err := d.Epoch(); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), d.epochPath()) {
-			t.Errorf("Epoch of %.80q: %v, want ErrDamaged", text, err)
-		}
+		_, err := d.Epoch()
+		expect.That(t, errors.Is(err, ErrDamaged) &&
+			strings.Contains(err.Error(), d.epochPath()), "Epoch of %.80q: %v, want ErrDamaged", text, err)
 		epoch := enter(t, d)
 		expect.Of(d.Epoch()).Is(t, epoch, "after %.80q: Epoch", text)
 	}
@@ -138,9 +131,8 @@ func TestEpochFailsWhereTheNodeCannotBeSeen(t *testing.T) {
 	for what, breaks := range tests {
 		d, n := newDirOn(t)
 		breaks(d, n)
-		if l, _, err := d.Enter(t.Context()); err == nil || l != nil {
-			t.Errorf("%s: Enter = %v, %v, want an error", what, l, err)
-		}
+		l, _, err := d.Enter(t.Context())
+		expect.That(t, err != nil && l == nil, "%s: Enter = %v, %v, want an error", what, l, err)
 		expect.Is(t, expect.Err(os.Lstat(d.epochPath())), os.ErrNotExist, "%s: there is an epoch all the same", what)
 	}
 }

@@ -222,8 +222,7 @@ func TestEnsureWorksOnceForAll(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	n := worked.Load()
-	expect.That(t, n == 1, "the work was done %d times, want once", n)
+	expect.Equal(t, worked.Load(), 1, "the work was done")
 }
 
 func TestEnsureDoesNothingThatIsDone(t *testing.T) {
@@ -303,8 +302,7 @@ func TestLocksLeakNoFileDescriptors(t *testing.T) {
 		expect.Success(t, l.Upgrade(t.Context()))
 		expect.Success(t, l.Close())
 	}
-	after := openFiles(t)
-	expect.That(t, after == before, "%d open files before, %d after", before, after)
+	expect.Equal(t, openFiles(t), before, "%d open files before,", before)
 }
 
 func openFiles(t testing.TB) int {

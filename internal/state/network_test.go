@@ -102,9 +102,8 @@ func TestLoadNetworkRefusesARecordUnderAnothersName(t *testing.T) {
 	d := newDir(t)
 	must.Succeed(t, d.SaveNetwork(sampleNetwork("cbr0")))
 	writeFile(t, d.networksPath()+"/cbr1.json", mustRead(t, d.networksPath()+"/cbr0.json"))
-	if _, err := d.LoadNetwork("cbr1"); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "network cbr0") {
-		t.Errorf("got %v, want ErrDamaged", err)
-	}
+	_, err := d.LoadNetwork("cbr1")
+	expect.That(t, errors.Is(err, ErrDamaged) && strings.Contains(err.Error(), "network cbr0"), "got %v, want ErrDamaged", err)
 }
 
 func TestSaveNetworkRefusesWhatWouldNotBeReadBack(t *testing.T) {

@@ -67,9 +67,8 @@ func TestNoteOfAnotherNamespaceIsNone(t *testing.T) {
 	must.Succeed(t, l.SetNote("there"))
 	expect.Equal(t, l.Note(), "there", "the note is")
 	d.sources.netns = own
-	if got := noteLock(t, d).Note(); got != "" { // a call stays where it took its lock
-		t.Errorf("back again, the note is %q", got)
-	}
+	got := noteLock(t, d).Note()
+	expect.That(t, got == "", "back again, the note is %q", got)
 }
 
 func TestNotesOfManyAreNeverMixed(t *testing.T) {

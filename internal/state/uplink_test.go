@@ -108,9 +108,9 @@ func TestAnUplinksDamagedRecordIsNamed(t *testing.T) {
 		writeFile(t, path, content)
 		_, err := d.Uplink("eth0").Load()
 		var damaged *RecordError
-		if !errors.Is(err, want) || !errors.As(err, &damaged) || damaged.NIC != "eth0" || damaged.Path != path || !strings.Contains(err.Error(), path) {
-			t.Errorf("%s: %v", what, err)
-		}
+		expect.That(t, errors.Is(err, want) && errors.As(err, &damaged) && damaged.NIC == "eth0" && damaged.Path == path &&
+			strings.Contains(err.Error(), path),
+			"%s: %v", what, err)
 	}
 	for i := range len(whole) {
 		check(fmt.Sprintf("%d of %d bytes", i, len(whole)), whole[:i], ErrDamaged)
@@ -162,9 +162,8 @@ func TestAnUplinkOfAnEarlierEpochIsNotPutBack(t *testing.T) {
 	}
 	must.Succeed(t, expect.Err(d.Uplink("eth0").Load()))
 	n.setBoot(otherBoot)
-	if _, err := d.Uplink("eth0").Load(); !errors.Is(err, ErrStale) || !strings.Contains(err.Error(), uplinkPath(d, "eth0")) {
-		t.Errorf("after a boot: %v", err)
-	}
+	_, err := d.Uplink("eth0").Load()
+	expect.That(t, errors.Is(err, ErrStale) && strings.Contains(err.Error(), uplinkPath(d, "eth0")), "after a boot: %v", err)
 	enter(t, d)
 	expect.Is(t, expect.Err(d.Uplink("eth0").Load()), ErrStale, "after Enter")
 	saveUplink(t, again(d), "eth1", sampleUplink)

@@ -110,14 +110,11 @@ func TestAddressesAreWordedForOperators(t *testing.T) {
 		`{"List":["10.0.0.0/8","x/"]}`: `field "List[1]": expected an address with a prefix length, like "10.1.0.0/16", got the string "x/"`,
 	} {
 		var v addresses
-		if got := fmt.Sprint(unmarshal([]byte(data), &v, nil)); got != want {
-			t.Errorf("%s\n got %s\nwant %s", data, got, want)
-		}
+		got := fmt.Sprint(unmarshal([]byte(data), &v, nil))
+		expect.That(t, got == want, "%s\n got %s\nwant %s", data, got, want)
 	}
 	var v addresses
 	data := `{"Addr":"","Prefix":"","IP":"","Optional":null,"List":[null,"fd00::/8"]}`
 	expect.Success(t, unmarshal([]byte(data), &v, nil), "empty texts")
-	if v.Addr.IsValid() || v.Prefix.IsValid() || v.Optional != nil || len(v.List) != 2 {
-		t.Errorf("empty texts: %+v", v)
-	}
+	expect.That(t, !v.Addr.IsValid() && !v.Prefix.IsValid() && v.Optional == nil && len(v.List) == 2, "empty texts: %+v", v)
 }

@@ -121,9 +121,8 @@ func TestUnmarshalStoresWhatEncodingJSONStores(t *testing.T) {
 			var got, want netconf
 			must.Succeed(t, json.Unmarshal([]byte(data), &want), "encoding/json")
 			must.Succeed(t, unmarshal([]byte(data), &got, nil), "Unmarshal")
-			if diff := cmp.Diff(want, got, compareAddrs()...); diff != "" {
-				t.Errorf("(-encoding/json +strict)\n%s", diff)
-			}
+			diff := cmp.Diff(want, got, compareAddrs()...)
+			expect.That(t, diff == "", "(-encoding/json +strict)\n%s", diff)
 		})
 	}
 }
@@ -296,9 +295,8 @@ func TestUnmarshalExplainsWhatIsWrong(t *testing.T) {
 			t.Parallel()
 			var v netconf
 			err := unmarshal([]byte(tt.data), &v, nil)
-			if got := fmt.Sprint(err); got != tt.want {
-				t.Errorf("Unmarshal(%.60s)\n got %s\nwant %s", tt.data, got, tt.want)
-			}
+			got := fmt.Sprint(err)
+			expect.That(t, got == tt.want, "Unmarshal(%.60s)\n got %s\nwant %s", tt.data, got, tt.want)
 		})
 	}
 }
@@ -323,15 +321,11 @@ func TestErrorsCanBeTakenApart(t *testing.T) {
 
 	var syntax *strict.SyntaxError
 	err = unmarshal([]byte("{\n}}"), &v, nil)
-	if !errors.As(err, &syntax) || syntax.Line != 2 || syntax.Column != 2 {
-		t.Errorf("syntax: got %#v", syntax)
-	}
+	expect.That(t, errors.As(err, &syntax) && syntax.Line == 2 && syntax.Column == 2, "syntax: got %#v", syntax)
 
 	var duplicate *strict.DuplicateKeyError
 	err = unmarshal([]byte(`{"mtu":1,"mtu":2}`), &v, nil)
-	if !errors.As(err, &duplicate) || duplicate.Path != "mtu" {
-		t.Errorf("duplicate: got %#v", duplicate)
-	}
+	expect.That(t, errors.As(err, &duplicate) && duplicate.Path == "mtu", "duplicate: got %#v", duplicate)
 
 	err = unmarshal([]byte(`{"mac":"x"}`), &v, nil)
 	expect.Is(t, err, errMAC, "the error of a type is lost")
@@ -390,9 +384,7 @@ func TestLenientStopsAtRubbish(t *testing.T) {
 	err := lenient([]byte(`{"name":"n","mtu":true,"bridge":}`), &v)
 	var syntax *strict.SyntaxError
 	var value *strict.ValueError
-	if !errors.As(err, &syntax) || !errors.As(err, &value) || v.Name != "n" {
-		t.Errorf("got %+v, %v", v, err)
-	}
+	expect.That(t, errors.As(err, &syntax) && errors.As(err, &value) && v.Name == "n", "got %+v, %v", v, err)
 	if err := lenient([]byte(`{"name":"m"}`), &v); err != nil || v.Name != "m" {
 		t.Errorf("sound document: %+v, %v", v, err)
 	}
@@ -436,13 +428,11 @@ func FuzzUnmarshal(f *testing.F) {
 			must.That(t, diff == "", "%q (-encoding/json +strict)\n%s", data, diff)
 		}
 		var syntax *strict.SyntaxError
-		if errors.As(err, &syntax) && json.Valid(data) && !strings.Contains(syntax.Reason, "exceeded max depth") {
-			t.Fatalf("%q is valid JSON: %v", data, err)
-		}
+		must.That(t, !errors.As(err, &syntax) || !json.Valid(data) || strings.Contains(syntax.Reason, "exceeded max depth"),
+			"%q is valid JSON: %v", data, err)
 		var value *strict.ValueError
-		if errors.As(err, &value) && wantErr == nil && value.Path != "" {
-			t.Fatalf("refused %q, which encoding/json takes: %v", data, err)
-		}
+		must.That(t, !errors.As(err, &value) || wantErr != nil || value.Path == "",
+			"refused %q, which encoding/json takes: %v", data, err)
 	})
 }
 
@@ -457,15 +447,11 @@ func TestWhereUnknownKeysArePassedOverCaseDoesNotMatter(t *testing.T) {
 		} `json:"nested"`
 	}
 	must.Succeed(t, unmarshal([]byte(`{"HostPort":7,"Nested":{"HOSTIP":"a"},"Other":1}`), &v, everything))
-	if v.HostPort != 7 || v.Nested.HostIP != "a" {
-		t.Errorf("got %+v", v)
-	}
+	expect.That(t, v.HostPort == 7 && v.Nested.HostIP == "a", "got %+v", v)
 	var duplicate *strict.DuplicateKeyError
-	if err := unmarshal([]byte(`{"HostPort":7,"hostPort":8}`), &v, everything); !errors.As(err, &duplicate) {
-		t.Errorf("two spellings of one key: %v, want a DuplicateKeyError", err)
-	}
+	err := unmarshal([]byte(`{"HostPort":7,"hostPort":8}`), &v, everything)
+	expect.That(t, errors.As(err, &duplicate), "two spellings of one key: %v, want a DuplicateKeyError", err)
 	var unknown *strict.UnknownFieldError
-	if err := unmarshal([]byte(`{"HostPort":7}`), &v, nil); !errors.As(err, &unknown) {
-		t.Errorf("where nothing is passed over: %v, want an UnknownFieldError", err)
-	}
+	err = unmarshal([]byte(`{"HostPort":7}`), &v, nil)
+	expect.That(t, errors.As(err, &unknown), "where nothing is passed over: %v, want an UnknownFieldError", err)
 }

@@ -36,17 +36,15 @@ func TestDirectoryStaysThatOfItsNamespace(t *testing.T) {
 		nstest.Sysctl(t, ns, "net/ipv6/conf/eth0/accept_ra", "1")
 		nstest.Sysctl(t, ns, "net/ipv6/conf/eth0/accept_ra_defrtr", "1")
 		expect.Success(t, do(use), "in the namespace %s", name)
-		if here, there := nstest.Sysctl(t, ns, "net/ipv6/conf/eth0/accept_ra"), nstest.Sysctl(t, other, "net/ipv6/conf/eth0/accept_ra"); here != "0" || there != "1" {
-			t.Errorf("in the namespace %s: accept_ra is %s, and %s in the other", name, here, there)
-		}
+		here, there := nstest.Sysctl(t, ns, "net/ipv6/conf/eth0/accept_ra"), nstest.Sysctl(t, other, "net/ipv6/conf/eth0/accept_ra")
+		expect.That(t, here == "0" && there == "1", "in the namespace %s: accept_ra is %s, and %s in the other", name, here, there)
 	}
 }
 
 func TestDirectorysErrorsNameTheFile(t *testing.T) {
 	t.Parallel()
-	if _, err := sysctl.OpenDir("net/no/such"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "/proc/sys/net/no/such") {
-		t.Errorf("OpenDir: %v", err)
-	}
+	_, err := sysctl.OpenDir("net/no/such")
+	expect.That(t, errors.Is(err, fs.ErrNotExist) && strings.Contains(err.Error(), "/proc/sys/net/no/such"), "OpenDir: %v", err)
 	expect.Failure(t, expect.Err(sysctl.OpenDir("net/ipv4/ip_forward")), "a file is opened as a directory")
 	d := must.Of(sysctl.OpenDir("net/ipv4/conf")).Get(t)
 	defer d.Close()

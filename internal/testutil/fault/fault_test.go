@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -64,18 +65,14 @@ func run(t *testing.T, f fault.Fault) (o fault.Outcome, made int) {
 func TestWithoutAFaultTheCallsAreCounted(t *testing.T) {
 	t.Parallel()
 	o, made := run(t, fault.Fault{})
-	if o.Err != nil || o.Fired || o.Calls < steps || made != steps {
-		t.Errorf("%+v, %d steps", o, made)
-	}
+	expect.That(t, o.Err == nil && !o.Fired && o.Calls >= steps && made == steps, "%+v, %d steps", o, made)
 }
 
 func TestFaultBeyondTheLastCallDoesNotFire(t *testing.T) {
 	t.Parallel()
 	for _, kind := range fault.Kinds() {
 		o, made := run(t, fault.Fault{At: 100000, Kind: kind})
-		if o.Err != nil || o.Fired || made != steps {
-			t.Errorf("%s: %+v, %d steps", kind, o, made)
-		}
+		expect.That(t, o.Err == nil && !o.Fired && made == steps, "%s: %+v, %d steps", kind, o, made)
 	}
 }
 
@@ -97,23 +94,19 @@ func TestEachCallIsMet(t *testing.T) {
 			mkdir := strings.HasPrefix(o.Call, "mkdirat(")
 			switch kind {
 			case fault.Kill:
-				if status, ok := exitStatus(exit); !isExit || !ok || status.Signal() != syscall.SIGKILL || o.Calls < at {
-					t.Errorf("killed at %d: %+v", at, o)
-				}
+				status, ok := exitStatus(exit)
+				expect.That(t, isExit && ok && status.Signal() == syscall.SIGKILL && o.Calls >= at, "killed at %d: %+v", at, o)
 			case fault.Error:
 				// The test program's loader ends with 127.
 				if mkdir && (!isExit || !strings.HasSuffix(o.Call, ": ENOSPC")) || isExit && exit.ExitCode() != made+1 && exit.ExitCode() != 127 {
 					t.Errorf("an error at %d, with %d steps made: %+v", at, made, o)
 				}
 			}
-			if mkdir && !strings.Contains(o.Call, fmt.Sprintf("/%d)", made)) {
-				t.Errorf("%s at %d, with %d steps made: %s", kind, at, made, o.Call)
-			}
+			expect.That(t, !mkdir || strings.Contains(o.Call, fmt.Sprintf("/%d)", made)),
+				"%s at %d, with %d steps made: %s", kind, at, made, o.Call)
 		}
 		for i := range steps {
-			if !left[i] {
-				t.Errorf("%s: no fault left %d steps", kind, i)
-			}
+			expect.That(t, left[i], "%s: no fault left %d steps", kind, i)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/fault"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -21,18 +22,15 @@ func TestPointsOfASweep(t *testing.T) {
 		parts = append(parts, points(part, 10)...)
 	}
 	slices.Sort(parts)
-	if all := points("all", 10); !slices.Equal(all, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}) || !slices.Equal(all, parts) {
-		t.Errorf("all: %v; the parts together: %v", all, parts)
-	}
-	if one := points("7", 10); !slices.Equal(one, []int{7}) {
-		t.Errorf("the 7th: %v", one)
-	}
+	all := points("all", 10)
+	expect.That(t, slices.Equal(all, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}) &&
+		slices.Equal(all, parts), "all: %v; the parts together: %v", all, parts)
+	one := points("7", 10)
+	expect.That(t, slices.Equal(one, []int{7}), "the 7th: %v", one)
 	for range 100 {
 		sample := points("", 10)
 		slices.Sort(sample)
-		if len(slices.Compact(sample)) != 4 || sample[0] < 1 || sample[3] > 10 {
-			t.Errorf("a sample of four: %v", sample)
-		}
+		expect.That(t, len(slices.Compact(sample)) == 4 && sample[0] >= 1 && sample[3] <= 10, "a sample of four: %v", sample)
 	}
 	for _, value := range []string{"0", "some", "4/3", "0/3", "1/0", "/", "-1"} {
 		t.Setenv(fault.Variable, value)
@@ -53,15 +51,12 @@ func TestStridesOfASweep(t *testing.T) {
 	var from [6]int
 	for range 1000 {
 		first, step, err := fault.Strides(4)
-		if err != nil || step != 4 || first < 1 || first > 4 {
-			t.Fatalf("a sample of one in four: from %d by %d, %v", first, step, err)
-		}
+		must.That(t, err == nil && step == 4 && first >= 1 && first <= 4,
+			"a sample of one in four: from %d by %d, %v", first, step, err)
 		from[first]++
 	}
 	for first, times := range from[1:5] {
-		if times == 0 {
-			t.Errorf("a sample never begins at %d", 1+first)
-		}
+		expect.That(t, times != 0, "a sample never begins at %d", 1+first)
 	}
 	t.Setenv(fault.Variable, "4/3")
 	if first, step, err := fault.Strides(4); err == nil {

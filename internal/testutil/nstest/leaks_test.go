@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 )
 
 // leakVariable has the tests of a second process leave a file open.
@@ -43,7 +45,6 @@ func TestProfilesAreNoLeak(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 	out, err := again(filepath.Join(dir, "other"), "-test.cpuprofile", "cpu")
-	if err == nil || !strings.Contains(out, "leak: file descriptor") || !strings.Contains(out, "other") {
-		t.Errorf("a file that was left open beside a profile: %v, %s", err, out)
-	}
+	expect.That(t, err != nil && strings.Contains(out, "leak: file descriptor") && strings.Contains(out, "other"),
+		"a file that was left open beside a profile: %v, %s", err, out)
 }

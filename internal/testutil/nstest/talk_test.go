@@ -5,14 +5,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
 )
 
 func TestTalkHearsOfALossAndOfACut(t *testing.T) {
 	t.Parallel()
 	for network, how := range map[string]string{"udp": "drop", "tcp": "reject with tcp reset"} {
-		t.Run(network, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, network, func(t *testing.T) {
 			a, b := nstest.New(t), nstest.New(t)
 			nstest.Veth(t, a, "eth0", b, "eth0")
 			nstest.Run(t, a, "ip", "address", "add", "10.0.0.1/24", "dev", "eth0")
@@ -26,9 +26,7 @@ func TestTalkHearsOfALossAndOfACut(t *testing.T) {
 			nstest.Run(t, a, "nft", "flush", "ruleset")
 			var heard listener
 			talk.Check(&heard)
-			if !heard.failed {
-				t.Errorf("some questions met %q, and Check does not say so", how)
-			}
+			expect.That(t, heard.failed, "some questions met %q, and Check does not say so", how)
 		})
 	}
 }

@@ -190,9 +190,8 @@ func FuzzNetwork(f *testing.F) {
 		if json.Unmarshal(data, n) != nil || n.complete() != nil {
 			return
 		}
-		if n.IPAM["driver"] == "host-local" && len(n.Subnets) == 0 {
-			t.Errorf("podman has no subnet to give addresses from: %+v", n)
-		}
+		expect.That(t, n.IPAM["driver"] != "host-local" || len(n.Subnets) != 0,
+			"podman has no subnet to give addresses from: %+v", n)
 		if mode := n.Options["mode"]; mode == "" || mode == "gateway" {
 			bare := slices.ContainsFunc(n.Subnets, func(s runtimes.Subnet) bool {
 				return s.Prefix.IsValid() && !s.Gateway.IsValid() && s.Prefix.Bits() < s.Prefix.Addr().BitLen()
@@ -212,12 +211,9 @@ func FuzzAttachment(f *testing.F) {
 			return
 		}
 		c, err := a.container("/ns")
-		if len(c.Ports) < len(a.Ports) {
-			t.Errorf("%d of %d ports", len(c.Ports), len(a.Ports))
-		}
-		if given := len(a.Network.Subnets) > 0; err == nil && given && len(c.Addresses) != len(a.Options.IPs) {
-			t.Errorf("addresses %v of %v", c.Addresses, a.Options.IPs)
-		}
+		expect.That(t, len(c.Ports) >= len(a.Ports), "%d of %d ports", len(c.Ports), len(a.Ports))
+		given := len(a.Network.Subnets) > 0
+		expect.That(t, err != nil || !given || len(c.Addresses) == len(a.Options.IPs), "addresses %v of %v", c.Addresses, a.Options.IPs)
 		for _, p := range c.Addresses {
 			expect.That(t, p.IsValid(), "%s", p)
 		}

@@ -46,9 +46,8 @@ func TestAllThatIsWrongIsSaid(t *testing.T) {
 			r := Examine([]byte(tt.file))
 			expect.That(t, len(r.Plan) == 0, "it has a plan: %q", r.Plan)
 			for _, text := range tt.says {
-				if !slices.ContainsFunc(r.Problems, func(p string) bool { return strings.Contains(p, text) }) {
-					t.Errorf("no problem says %s", text)
-				}
+				expect.That(t, slices.ContainsFunc(r.Problems, func(p string) bool { return strings.Contains(p, text) }),
+					"no problem says %s", text)
 			}
 			expect.That(t, len(r.Problems) == len(tt.says),
 				"%d problems, want %d:\n%s", len(r.Problems), len(tt.says), strings.Join(r.Problems, "\n"))
@@ -97,14 +96,12 @@ func TestListsOfTheReferencesNamesAreReadByThem(t *testing.T) {
 			"%s: problems %q, warnings %q", file, r.Problems, r.Warnings)
 	}
 	r := Examine([]byte(`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "ptp"}, {"type": "portmap", "capabilities": {"portMapping": true}}]}`))
-	if len(r.Problems) > 0 || len(r.Warnings) != 2 || !strings.Contains(r.Warnings[1], "publishes no ports") {
-		t.Errorf("a capability that is misspelt: %+v", r)
-	}
+	expect.That(t, len(r.Problems) == 0 && len(r.Warnings) == 2 && strings.Contains(r.Warnings[1], "publishes no ports"),
+		"a capability that is misspelt: %+v", r)
 	for _, name := range []string{"host-local", "static"} {
 		r := Examine([]byte(`{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "` + name + `"}]}`))
-		if len(r.Problems) > 0 || len(r.Warnings) != 1 || !strings.HasPrefix(r.Warnings[0], name+" gives addresses") {
-			t.Errorf("an IPAM plugin by itself: %+v", r)
-		}
+		expect.That(t, len(r.Problems) == 0 && len(r.Warnings) == 1 && strings.HasPrefix(r.Warnings[0], name+" gives addresses"),
+			"an IPAM plugin by itself: %+v", r)
 	}
 }
 

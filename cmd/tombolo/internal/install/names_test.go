@@ -115,9 +115,8 @@ func TestAnInstallersCopyReachesOneName(t *testing.T) {
 	for _, link := range []func(string, string) error{os.Link, os.Symlink} {
 		must.Succeed(t, link(filepath.Join(dir, "tombolo"), filepath.Join(dir, "bridge")))
 		copyOver("bridge")
-		if got := files(t, dir)["tombolo"]; got != "an installer's bridge" {
-			t.Fatalf("a copy onto a link left the program as it was (%q), so names might be links", got)
-		}
+		got := files(t, dir)["tombolo"]
+		must.That(t, got == "an installer's bridge", "a copy onto a link left the program as it was (%q), so names might be links", got)
 		must.Succeed(t, os.Remove(filepath.Join(dir, "bridge")))
 	}
 	must.Succeed(t, Add(new(strings.Builder), self, dir, []string{"bridge", "portmap"}))

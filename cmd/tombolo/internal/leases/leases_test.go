@@ -59,7 +59,7 @@ func TestTroublesAreBelowTheTable(t *testing.T) {
 	t.Parallel()
 	r := sample(t)
 	r.Six, r.IfName, r.Pod, r.ContainerID, r.Error, r.Note = nil, "eth0", "", "(host)", "no server renews the lease", ""
-	if got := Table([]*lease.Record{r}, at(0)); !strings.Contains(got, "bound") || !strings.HasSuffix(got, "\n(host) eth0: no server renews the lease\n") {
-		t.Errorf("listed as\n%s", got)
-	}
+	got := Table([]*lease.Record{r}, at(0))
+	expect.That(t, strings.Contains(got, "bound") &&
+		strings.HasSuffix(got, "\n(host) eth0: no server renews the lease\n"), "listed as\n%s", got)
 }

@@ -97,8 +97,7 @@ func TestOneCauseIsOneLine(t *testing.T) {
 		}), []string{"default/web-0, eth0 of network net0: x [repair]", "default/web-1, eth0 of network net0: x [recreate pod]"}},
 		"of no network": {&network.Inspection{Stray: []tombolo.Difference{{Text: "link ifb0 has no record", Remedy: repair}}}, []string{"link ifb0 has no record [repair]"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			var got []string
 			for _, line := range Causes(tt.in) {
 				got = append(got, line.String())
@@ -111,9 +110,8 @@ func TestOneCauseIsOneLine(t *testing.T) {
 			for _, r := range tt.in.Attachments {
 				differences += len(r.Differences)
 			}
-			if each := Each(tt.in); len(each) != differences+len(tt.in.Stray) {
-				t.Errorf("%d lines for %d differences: %v", len(each), differences, each)
-			}
+			each := Each(tt.in)
+			expect.That(t, len(each) == differences+len(tt.in.Stray), "%d lines for %d differences: %v", len(each), differences, each)
 		})
 	}
 }

@@ -111,9 +111,8 @@ func TestOneNetworkIsAskedForByItsName(t *testing.T) {
 	list, _, err := Load(t.Context(), open(t, dir), dir, "home")
 	expect.That(t, err == nil && len(list) == 1 && list[0].Mode == "lan", "%+v, %v", list, err)
 	_, _, err = Load(t.Context(), open(t, dir), dir, "hom")
-	if want := `there is no network "hom": those on record are damaged, delegated, earlier, fixed, fresh, home, lost, pods`; err == nil || err.Error() != want {
-		t.Errorf("%v", err)
-	}
+	want := `there is no network "hom": those on record are damaged, delegated, earlier, fixed, fresh, home, lost, pods`
+	expect.That(t, err != nil && err.Error() == want, "%v", err)
 	empty := t.TempDir()
 	if list, problems, err := Load(t.Context(), open(t, empty), empty, ""); err != nil || len(problems) > 0 || Networks(list) != "no network is on record\n" {
 		t.Errorf("where there is nothing: %+v, %v, %v", list, problems, err)

@@ -55,8 +55,7 @@ func (f fault) inside() string {
 func (tb table) run(t *testing.T) {
 	t.Parallel()
 	for name, f := range tb.faults {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			n := newNode(t, tb)
 			n.harm(f)
 			n.wantSaid(f)
@@ -64,8 +63,7 @@ func (tb table) run(t *testing.T) {
 			n.wantSaid(fault{notes: f.notes, more: f.inside()})
 			n.wantNothing(fault{stays: f.stays + "\n" + f.undo})
 		})
-		t.Run(name+", and all goes", func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name+", and all goes", func(t *testing.T) {
 			n := newNode(t, tb)
 			n.harm(f)
 			n.wantNothing(f)

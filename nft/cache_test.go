@@ -131,8 +131,7 @@ func TestCacheDoesNotHideDamage(t *testing.T) {
 			expect.Success(t, expect.Err(c.Prepare(ctx, guardNet())))
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			others, ns := dialNew(t)
 			n := guardNet()
 			n.Bridge = "cbr0"

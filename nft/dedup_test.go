@@ -248,9 +248,8 @@ func TestDedupFollowsItsSettings(t *testing.T) {
 		wantReady(t, c, step.n)
 		expect.Of(c.Ready(ctx, steps[i].n)).Is(t, false, "after %s, Ready for %s", step.name, steps[i].name)
 	}
-	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "dedup-podnet") || !strings.Contains(list, "dedup-other") {
-		t.Errorf("in the end:\n%s", list)
-	}
+	list := nft(t, ns, "list", "ruleset")
+	expect.That(t, !strings.Contains(list, "dedup-podnet") && strings.Contains(list, "dedup-other"), "in the end:\n%s", list)
 	// Someone's rules, in a chain that should not be there.
 	nft(t, ns, "add chain bridge tombolo dedup-podnet")
 	expect.Of(c.Ready(ctx, steps[0].n)).Is(t, false, "with a chain that someone made: Ready")
@@ -274,12 +273,10 @@ func TestDedupRefusesWhatMakesNoSense(t *testing.T) {
 		{"a zone", Dedup{d.BridgeMAC, nstest.Addr("fe80::1%cbr0"), nstest.Prefix("fe80::/64")}},
 		{"IPv4 in IPv6", Dedup{d.BridgeMAC, nstest.Addr("::ffff:10.22.0.1"), nstest.Prefix("::ffff:10.22.0.0/112")}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			n := dedupNet(d, tc.bad)
-			if _, err := on(nil, nil).ruleset(&n); !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), "network podnet: ") {
-				t.Errorf("got %v", err)
-			}
+			_, err := on(nil, nil).ruleset(&n)
+			expect.That(t, errors.Is(err, tombolo.ErrInvalid) && strings.Contains(err.Error(), "network podnet: "), "got %v", err)
 		})
 	}
 }

@@ -56,9 +56,8 @@ func TestAddIsStrict(t *testing.T) {
 			err := c.Add(ctx, tc.ep)
 			var got *ConflictError
 			expect.That(t, errors.As(err, &got) && *got == tc.want, "got %+v (%v), want %+v", got, err, tc.want)
-			if !errors.Is(err, fs.ErrExist) || !errors.Is(err, unix.EEXIST) || errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("%v is not fs.ErrExist alone", err)
-			}
+			expect.That(t, errors.Is(err, fs.ErrExist) && errors.Is(err, unix.EEXIST) && !errors.Is(err, fs.ErrNotExist),
+				"%v is not fs.ErrExist alone", err)
 			wantEndpoints(t, c, first)
 		})
 	}
@@ -190,9 +189,8 @@ func TestRemoveNetworkLeavesOtherNetworks(t *testing.T) {
 	must.Succeed(t, c.RemoveNetwork(ctx, "podnet"))
 	wantEndpoints(t, c, kept)
 	wantReady(t, c, other, kept)
-	if list := nft(t, ns, "list", "ruleset"); strings.Contains(list, "podnet ") || strings.Contains(list, "10.22.") {
-		t.Errorf("left over of podnet:\n%s", list)
-	}
+	list := nft(t, ns, "list", "ruleset")
+	expect.That(t, !strings.Contains(list, "podnet ") && !strings.Contains(list, "10.22."), "left over of podnet:\n%s", list)
 	// It is idempotent, and finds nothing of networks that were never there.
 	for _, name := range []string{"podnet", "never", "plain"} {
 		expect.Success(t, c.RemoveNetwork(ctx, name))
@@ -234,9 +232,9 @@ func TestEndpointsOfALongNetworkName(t *testing.T) {
 	}
 	for i, name := range []string{long, alike} {
 		got, err := c.Endpoints(ctx, name)
-		if err != nil || len(got) != 1 || got[0].Network != name || got[0].Addrs[0] != nstest.Addr(fmt.Sprintf("10.22.0.%d", i)) {
-			t.Errorf("endpoints of %s: %+v, %v", name, got, err)
-		}
+		expect.That(t, err == nil && len(got) == 1 && got[0].Network == name &&
+			got[0].Addrs[0] == nstest.Addr(fmt.Sprintf("10.22.0.%d", i)),
+			"endpoints of %s: %+v, %v", name, got, err)
 	}
 	must.Succeed(t, c.RemoveNetwork(ctx, long))
 	expect.Of(c.Endpoints(ctx, alike)).Len(t, 1, "endpoints of the other one after that")

@@ -62,8 +62,7 @@ func TestKernelErrorsNameWhatFailed(t *testing.T) {
 		{unix.NFT_MSG_DELSETELEM, 2, func(c *Conn) error { return c.Move(ctx, ep, pod("00000000001", "10.22.0.6")) }, "delete element cbr0 . 10.22.0.5 of set pods4: "},
 		{unix.NFT_MSG_GETSETELEM, 1, func(c *Conn) error { return c.Replace(ctx, ep) }, "get cbr0 . 10.22.0.5 of set pods4: "},
 	} {
-		t.Run(tc.want, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.want, func(t *testing.T) {
 			fault := &nltest.Fault{Type: messageType(tc.msg), Errno: unix.ENOMEM, Text: "made up"}
 			ns := nstest.New(t)
 			good, bad := dial(t, ns), dialFaulty(t, ns, fault)
@@ -76,9 +75,9 @@ func TestKernelErrorsNameWhatFailed(t *testing.T) {
 			before := nft(t, ns, "list", "ruleset")
 			err := tc.do(bad)
 			var opErr *tombolo.OpError
-			if !errors.As(err, &opErr) || !errors.Is(err, unix.ENOMEM) || opErr.Message != "made up" || !strings.HasPrefix(err.Error(), tc.want) {
-				t.Errorf("got %v, want %s…", err, tc.want)
-			}
+			expect.That(t, errors.As(err, &opErr) && errors.Is(err, unix.ENOMEM) && opErr.Message == "made up" &&
+				strings.HasPrefix(err.Error(), tc.want),
+				"got %v, want %s…", err, tc.want)
 			expect.Equal(t, nft(t, ns, "list", "ruleset"), before, "what failed changed something:\n%s", before)
 		})
 	}
@@ -110,8 +109,7 @@ func TestLostRacesAreTriedAgain(t *testing.T) {
 		{"Endpoints over an interrupted listing", &nltest.Fault{Type: messageType(unix.NFT_MSG_GETSETELEM), Times: 25, Interrupt: true},
 			func(c *Conn) error { _, err := c.Endpoints(ctx, ""); return err }},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			ns := nstest.New(t)
 			good := dial(t, ns)
 			if !strings.HasPrefix(tc.name, "Ensure") {
@@ -180,9 +178,9 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.EINVAL, unix.EOPNOTSUPP} {
 		fault := &nltest.Fault{Type: messageType(unix.NFT_MSG_GETGEN), Errno: errno}
 		err := dialFaulty(t, nstest.New(t), fault).Probe(t.Context())
-		if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "this kernel has no nf_tables; load the module") {
-			t.Errorf("%v: %v", errno, err)
-		}
+		expect.That(t, errors.Is(err, errors.ErrUnsupported) &&
+			strings.Contains(err.Error(), "this kernel has no nf_tables; load the module"),
+			"%v: %v", errno, err)
 	}
 }
 
@@ -199,8 +197,7 @@ func TestRepliesThatDoNotParseAreErrors(t *testing.T) {
 		{"half an attribute", []byte{1, 0, 0, 0, 8, 0, 1}},
 		{"an attribute past the end", []byte{1, 0, 0, 0, 99, 0, 1, 0}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			c := on(nl.New(nltest.NewFake(func(requests []netlink.Message) [][]byte {
 				var out [][]byte
 				for _, r := range requests {

@@ -176,8 +176,7 @@ func (s *guardSite) hasQuerier(tb testing.TB) bool {
 func TestPodsAreNoQueriers(t *testing.T) {
 	t.Parallel()
 	for _, query := range queries() {
-		t.Run(query.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, query.name, func(t *testing.T) {
 			s := newQuerySite(t)
 			n := Network{Name: "podnet", Groups: true}
 			mustEnsure(t, s.c, n)

@@ -73,9 +73,8 @@ func FuzzNetworkKey(f *testing.F) {
 		if len(comment) > ruleset.MaxComment || len(ruleset.MasqueradeSet(true, key)) >= unix.NFT_SET_MAXNAMELEN {
 			t.Errorf("comment of %d bytes, set name of %d", len(comment), len(ruleset.MasqueradeSet(true, key)))
 		}
-		if owner, got, ok := parseOwner(comment); !ok || owner != "0123456789abcdef" || got != key {
-			t.Errorf("%q was understood as %s, %s", comment, owner, got)
-		}
+		owner, got, ok := parseOwner(comment)
+		expect.That(t, ok && owner == "0123456789abcdef" && got == key, "%q was understood as %s, %s", comment, owner, got)
 		n := Network{Name: name, Bridge: "cbr0", Policy: SameBridge, NFCall: true}
 		own := ruleset.ElementState{Comment: n.spec().BridgeComment()}
 		if _, _, ok := ownerOf(&own); ok || !own.IsNetwork(key) || len(own.Comment) > ruleset.MaxComment {

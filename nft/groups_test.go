@@ -188,9 +188,8 @@ func groupsBut(others string) []string {
 func (got reached) want(t *testing.T, when string, host, flooded []string) {
 	t.Helper()
 	for _, kind := range []string{"IPv4", "IPv6", "tagged", "outer tag", "route"} {
-		if !slices.Equal(got.host[kind], host) {
-			t.Errorf("%s: the host takes %s by the groups %v, want %v", when, kind, got.host[kind], host)
-		}
+		expect.That(t, slices.Equal(got.host[kind], host),
+			"%s: the host takes %s by the groups %v, want %v", when, kind, got.host[kind], host)
 	}
 	have := slices.Compact(got.flooded)
 	expect.That(t, slices.Equal(have, flooded), "%s: another pod sees frames to %v, want %v", when, have, flooded)
@@ -266,8 +265,7 @@ func TestGroupRulesAreMended(t *testing.T) {
 		"insert rule bridge tombolo groups-input accept",
 		"add table bridge tombolo { flags dormant; }",
 	} {
-		t.Run(harm, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, harm, func(t *testing.T) {
 			c, ns := dialNew(t)
 			mustEnsure(t, c, n)
 			wantReady(t, c, n)

@@ -597,9 +597,8 @@ func TestGuardedPodThatChangesItselfIsCutOff(t *testing.T) {
 				mustAdd(t, s.c, s.guarded(pod4, pod6))
 			}
 			for _, to := range []string{other4, bridge4, other6, bridge6} {
-				if err := nstest.PingWith(t, s.pod, nstest.Addr(to), echo); guarded == (err == nil) {
-					t.Errorf("after %s, guarded: %v: ping of %s: %v", change, guarded, to, err)
-				}
+				err := nstest.PingWith(t, s.pod, nstest.Addr(to), echo)
+				expect.That(t, guarded != (err == nil), "after %s, guarded: %v: ping of %s: %v", change, guarded, to, err)
 			}
 			expect.Success(t, nstest.Ping(t, s.other, nstest.Addr(bridge4)), "after %s: the other pod", change)
 		}

@@ -112,8 +112,7 @@ func TestGuardElementsAreTheEndpointsOwn(t *testing.T) {
 			expect.NoDiff(t, cmp.Diff(tc.want, got), "elements")
 			unguarded := ep
 			unguarded.Guard = ""
-			n := len(ep.elements()) - len(unguarded.elements())
-			expect.That(t, n == len(tc.want), "the guard takes %d elements, want %d", n, len(tc.want))
+			expect.Equal(t, len(ep.elements())-len(unguarded.elements()), len(tc.want), "the guard takes")
 		})
 	}
 }
@@ -159,9 +158,8 @@ func TestGuardedEndpointsAreKnownLikeOthers(t *testing.T) {
 	must.Succeed(t, c.Remove(ctx, thief))
 	wantEndpoints(t, c, a, b, free, plain)
 	nft(t, ns, "delete element bridge tombolo guard6 { veth1 . fd00:22::5 }")
-	if diffs, err := checkAll(c, n, a); err != nil || len(diffs) != 1 || diffs[0].Want != "veth1 . fd00:22::5" {
-		t.Errorf("one element is missing: %v, %v", diffs, err)
-	}
+	diffs, err := checkAll(c, n, a)
+	expect.That(t, err == nil && len(diffs) == 1 && diffs[0].Want == "veth1 . fd00:22::5", "one element is missing: %v, %v", diffs, err)
 	must.Succeed(t, c.Replace(ctx, a))
 
 	must.Succeed(t, c.Remove(ctx, a, free))
@@ -238,9 +236,8 @@ func TestGuardRefusesWhatIsNoPort(t *testing.T) {
 			ep := pod("0123456789a", pod4)
 			ep.Guard, ep.GuardedPort = GuardAddresses, tc.port
 			ep.MAC, _ = net.ParseMAC(tc.mac)
-			if err := ep.check(); !errors.Is(err, tombolo.ErrInvalid) || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %s", err, tc.want)
-			}
+			err := ep.check()
+			expect.That(t, errors.Is(err, tombolo.ErrInvalid) && strings.Contains(err.Error(), tc.want), "got %v, want %s", err, tc.want)
 		})
 	}
 	both := guardedPod("0123456789a", "veth1", podMAC)

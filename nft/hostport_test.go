@@ -118,8 +118,7 @@ func TestPublishedPortIsReachedFromEverywhere(t *testing.T) {
 		if nfCall {
 			neighbour4, neighbour6 = other4, other6
 		}
-		t.Run(fmt.Sprintf("NF call %v", nfCall), func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, fmt.Sprintf("NF call %v", nfCall), func(t *testing.T) {
 			p := newPublished(t, nfCall, allProtocols(Port{HostPort: hostPort, PodPort: podPort})...)
 			p.serve(t)
 			for _, tc := range []struct{ from, to, seen string }{
@@ -409,8 +408,7 @@ func TestPodsCannotPassForTheHost(t *testing.T) {
 			}
 		}
 	}
-	got := heard()
-	expect.That(t, got == pod4, "the host hears %s from the bridge", got)
+	expect.Equal(t, heard(), pod4, "the host hears")
 	nft(t, p.host, "flush chain inet tombolo loopback")
 	expect.Equal(t, heard(), trusted, "the attack does not work without the rule, so it proves nothing: heard")
 }
@@ -419,8 +417,7 @@ func TestPodsCannotPassForTheHost(t *testing.T) {
 func TestOnlyPublishedPortsAreOpened(t *testing.T) {
 	t.Parallel()
 	for _, nfCall := range []bool{false, true} {
-		t.Run(fmt.Sprintf("NF call %v", nfCall), func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, fmt.Sprintf("NF call %v", nfCall), func(t *testing.T) {
 			p := newPublished(t, nfCall, tcpAndUDP(Port{HostPort: hostPort, PodPort: podPort})...)
 			p.serve(t)
 			for _, addr := range []string{host4, host6} {

@@ -221,8 +221,7 @@ func both(name string, from *netns.NS, to4, to6, want4, want6 string) []lanCall 
 func TestAnswersOfTheLANComeBackByTheHost(t *testing.T) {
 	t.Parallel()
 	for _, call := range []bool{false, true} {
-		t.Run(fmt.Sprintf("the bridge calls iptables: %v", call), func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, fmt.Sprintf("the bridge calls iptables: %v", call), func(t *testing.T) {
 			l := newServices(t, call, true)
 			host := func(name string, from *netns.NS, to4, to6 string) []lanCall {
 				return both(name, from, to4, to6, lanHost4, lanHost6)
@@ -304,8 +303,7 @@ func TestNetworkBecomesALANAndIsOneNoMore(t *testing.T) {
 func TestConnectionsByTheHostNeedTheHooks(t *testing.T) {
 	t.Parallel()
 	for _, call := range []bool{false, true} {
-		t.Run(fmt.Sprintf("the bridge calls iptables: %v", call), func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, fmt.Sprintf("the bridge calls iptables: %v", call), func(t *testing.T) {
 			l := newServices(t, call, true)
 			want4, want6 := "", ""
 			if call {

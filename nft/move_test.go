@@ -46,8 +46,7 @@ func TestMoveChangesWhatDiffers(t *testing.T) {
 		{"another bridge, another MAC", guardedPod("0000000000a", "veth1", podMAC, pod4), guardedPod("0000000000a", "veth9", otherMAC, pod4)},
 		{"no guard", guardedPod("0000000000a", "veth1", podMAC, pod4), pod("0000000000a", pod4)},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			want, ns := dialNew(t)
 			mustEnsure(t, want, guardNet())
 			bystander := at(guardedPod("0000000000b", "veth2", "02:00:00:00:00:08", "10.22.0.8"), tcpPort("192.0.2.7", 9999))
@@ -153,9 +152,8 @@ func TestMoveIsRefused(t *testing.T) {
 	ctx := context.Background()
 	c, ns := dialNew(t)
 	a := pod("0000000000a", pod4)
-	if err := c.Move(ctx, a, pod("0000000000a", other4)); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "not (or no longer) set up") {
-		t.Errorf("without a table: %v", err)
-	}
+	err := c.Move(ctx, a, pod("0000000000a", other4))
+	expect.That(t, errors.Is(err, fs.ErrNotExist) && strings.Contains(err.Error(), "not (or no longer) set up"), "without a table: %v", err)
 	mustEnsure(t, c, podnet())
 	mustAdd(t, c, a)
 	before := nft(t, ns, "list", "ruleset")
@@ -306,8 +304,7 @@ func TestUpdateAddsWhatIsMissing(t *testing.T) {
 	for name, old := range map[string]Endpoint{
 		"nothing": whole, "its ports": bare, "its addresses and its ports": lanPod("0000000000a", "veth1", podMAC),
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			want, ns := dialNew(t)
 			mustEnsure(t, want, guardNet())
 			mustAdd(t, want, whole)
@@ -348,17 +345,16 @@ func TestUpdateTakesNothingFromOthers(t *testing.T) {
 		"a guarded port": {
 			guardedPod("0000000000b", "veth9", otherMAC, other4), guardedPod("0000000000a", "veth9", otherMAC, pod4), ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			c, ns := dialNew(t)
 			mustEnsure(t, c, guardNet())
 			mustAdd(t, c, old, tc.others)
 			before := nft(t, ns, "list", "ruleset")
 			err := c.Update(ctx, old, tc.new)
 			var conflict *ConflictError
-			if !errors.As(err, &conflict) || !errors.Is(err, fs.ErrExist) || conflict.Owner != tc.others.Owner || conflict.Port != tc.port {
-				t.Errorf("%v (%+v), want a conflict about port %q", err, conflict, tc.port)
-			}
+			expect.That(t, errors.As(err, &conflict) && errors.Is(err, fs.ErrExist) && conflict.Owner == tc.others.Owner &&
+				conflict.Port == tc.port,
+				"%v (%+v), want a conflict about port %q", err, conflict, tc.port)
 			expect.Equal(t, nft(t, ns, "list", "ruleset"), before, "something has changed")
 		})
 	}

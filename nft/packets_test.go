@@ -143,9 +143,8 @@ func TestMulticastAndBroadcastKeepTheirSource(t *testing.T) {
 
 	// To show that bridged frames are masqueraded here at all.
 	nstest.Run(t, s.pod, "ip", "route", "add", "203.0.113.6", "dev", "eth0")
-	if got := seenAs(t, s.pod, s.other, "203.0.113.6"); got != bridge4 {
-		t.Fatalf("a bridged datagram to elsewhere is seen as %s, want it masqueraded as %s", got, bridge4)
-	}
+	got := seenAs(t, s.pod, s.other, "203.0.113.6")
+	must.That(t, got == bridge4, "a bridged datagram to elsewhere is seen as %s, want it masqueraded as %s", got, bridge4)
 
 	// Two ports: a child that another test starts may keep a socket open that is closed here.
 	for _, group := range []netip.AddrPort{netip.MustParseAddrPort("239.1.2.3:5353"), netip.MustParseAddrPort("255.255.255.255:5354")} {

@@ -43,8 +43,7 @@ func TestPortSNATSaysWhoLosesItsAddress(t *testing.T) {
 		{"none", SNATNone, false, []string{caller4, host4, bridge4, none, none, remote4}},
 		{"none, where the firewall sees the answer", SNATNone, true, []string{caller4, host4, bridge4, none, other4, remote4}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			ctx := context.Background()
 			p := newPublished(t, tc.nfCall)
 			ep := p.ep

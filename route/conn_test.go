@@ -228,9 +228,8 @@ func TestEnsurePassesErrorsOn(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			nltest.MustHaveFired(t, tt.fault)
 			conn := nltest.Dial(t, unix.NETLINK_ROUTE, h.ns, tt.fault)
-			if changed, err := route.On(conn).Ensure(t.Context(), tt.want); changed || !errors.Is(err, unix.EPERM) {
-				t.Errorf("Ensure: changed %t, %v, want %v", changed, err, unix.EPERM)
-			}
+			changed, err := route.On(conn).Ensure(t.Context(), tt.want)
+			expect.That(t, !changed && errors.Is(err, unix.EPERM), "Ensure: changed %t, %v, want %v", changed, err, unix.EPERM)
 			expect.Of(h.c.Ensure(t.Context(), there)).Is(t, false, "afterwards")
 		})
 	}

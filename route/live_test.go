@@ -485,8 +485,7 @@ func TestListsAreWholeOrAnErrorWhileRoutesChange(t *testing.T) {
 			return netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, side, 14: byte(i >> 8), 15: byte(i)}), 128)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			h := newHost(t)
 			ctx := t.Context()
 			const n = 700 // in several parts
@@ -592,8 +591,7 @@ func TestOneFieldOfAListedRouteIsChanged(t *testing.T) {
 			}},
 		}},
 	} {
-		t.Run(f.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, f.name, func(t *testing.T) {
 			h := newHost(t)
 			ctx := t.Context()
 			only := func() route.Route {
@@ -630,8 +628,7 @@ func TestOneFieldOfAListedRouteIsChanged(t *testing.T) {
 				for i := range want.Other { // as the kernel has it
 					want.Other[i].Type &^= netlink.Nested
 				}
-				diff := cmp.Diff(want, have, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}))
-				expect.That(t, diff == "", "%s (-want +have):\n%s", c.name, diff)
+				expect.Equal(t, cmp.Diff(want, have, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})), "", "%s (-want +have)", c.name)
 				must.Succeed(t, h.c.Remove(ctx, have), c.name)
 			}
 		})

@@ -89,8 +89,7 @@ func wantRules(tb testing.TB, ns *netns.NS, chain string, rules ...string) {
 func TestAdmissionIsARuleThatIptablesCanWorkWith(t *testing.T) {
 	t.Parallel()
 	for _, program := range nstest.Programs() {
-		t.Run(program, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, program, func(t *testing.T) {
 			c, ns := dialNew(t)
 			run := func(args ...string) string { t.Helper(); return iptables(t, ns, program, args...) }
 			nstest.Run(t, ns, program+"-nft", "-P", "FORWARD", "DROP")
@@ -132,8 +131,7 @@ func TestEnsureMakesNoTableAndNoChain(t *testing.T) {
 		{"a table of another name", "table ip mangle {\n\tchain FORWARD {\n\t\ttype filter hook forward priority mangle; policy accept;\n\t}\n}\n"},
 		{"a table of another family", "table inet filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n\t}\n}\n"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			c, ns := dialNew(t)
 			before := nftables(t, ns, "list", "ruleset")
 			nftables(t, ns, tc.ruleset)

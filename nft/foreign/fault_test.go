@@ -40,17 +40,16 @@ func TestAdmissionErrorsNameWhatFailed(t *testing.T) {
 		{unix.NFT_MSG_GETRULE, 2, ready, "list rules of chain FORWARD of table ip6 filter: "},
 		{unix.NFT_MSG_GETCHAIN, 2, ready, "get chain FORWARD of table ip6 filter: "},
 	} {
-		t.Run(tc.want, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.want, func(t *testing.T) {
 			ns := newHost(t)
 			nstest.Script(t, ns, "iptables -P FORWARD DROP")
 			c := dialFaulty(t, ns, &nltest.Fault{Type: messageType(tc.msg), Nth: tc.nth, Errno: unix.ENOMEM, Text: "made up"})
 			before := nftables(t, ns, "list", "ruleset")
 			err := tc.do(c)
 			var opErr *tombolo.OpError
-			if !errors.As(err, &opErr) || !errors.Is(err, unix.ENOMEM) || opErr.Message != "made up" || !strings.HasPrefix(err.Error(), tc.want) {
-				t.Errorf("got %v, want %s…", err, tc.want)
-			}
+			expect.That(t, errors.As(err, &opErr) && errors.Is(err, unix.ENOMEM) && opErr.Message == "made up" &&
+				strings.HasPrefix(err.Error(), tc.want),
+				"got %v, want %s…", err, tc.want)
 			expect.Equal(t, nftables(t, ns, "list", "ruleset"), before, "what failed changed something")
 		})
 	}
@@ -83,8 +82,7 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 		{"Withdraw, while it looks", withdraw, unix.NFT_MSG_GETRULE, 0},
 		{"Withdraw, when it deletes", withdraw, unix.NFT_MSG_DELRULE, 0},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			ns := newHost(t)
 			nstest.Script(t, ns, "iptables -P FORWARD DROP")
 			mustPlace(t, dial(t, ns), true)
@@ -99,8 +97,7 @@ func TestAdmissionIsTriedAgainWhenOvertaken(t *testing.T) {
 			must.Succeed(t, tc.do(c))
 			expect.That(t, restored != 0, "nothing came between")
 			for _, program := range nstest.Programs() {
-				got := strings.Count(iptables(t, ns, program, "-S"), admissionComment)
-				expect.That(t, got == 2*tc.want, "%s: our rule is there %d times, want %d", program, got, 2*tc.want)
+				expect.Equal(t, strings.Count(iptables(t, ns, program, "-S"), admissionComment), 2*tc.want, "%s: our rule is there", program)
 			}
 		})
 	}

@@ -36,9 +36,7 @@ func FuzzForeignRule(f *testing.F) {
 		x.Compare(expr.CmpOpEq, []byte{0, 0x10, 0, 0})
 		x.Add(&expr.Verdict{Kind: expr.VerdictAccept})
 	}))
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.That(f, err == nil, "%v", err)
 	f.Add(uint8(unix.NFPROTO_IPV4), nltest.Attributes(nftnl.String(unix.NFTA_RULE_CHAIN, iptablesForward),
 		nftnl.Bytes(netlink.Nested|unix.NFTA_RULE_EXPRESSIONS, expressions), nftnl.Bytes(unix.NFTA_RULE_USERDATA, nftnl.Comment(admissionComment))))
 	f.Fuzz(func(t *testing.T, _ uint8, b []byte) {

@@ -83,8 +83,7 @@ func TestLegacyIPTablesInTheWay(t *testing.T) {
 		{name: "what has not the mark is accepted", lines: []string{"iptables -P FORWARD DROP", "iptables -A FORWARD -m mark ! --mark 0x10/0x10 -j ACCEPT"}, want: policyLegacy},
 		{name: "the mark is accepted of one protocol", lines: []string{"iptables -P FORWARD DROP", "iptables -A FORWARD -p tcp -m mark --mark 0x10/0x10 -j ACCEPT"}, want: mayLegacy},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			ns := nstest.New(t)
 			legacy(t, ns, tc.lines...)
 			var want []string
@@ -167,8 +166,7 @@ func TestChainsInTheWay(t *testing.T) {
 		// What drops some is no obstacle: doctor finds it.
 		{name: "the bridge is dropped", ruleset: `table inet filter { chain forward { type filter hook forward priority filter; iifname "cbr0" tcp dport 25 drop; }; }`},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			ns := newHost(t)
 			nstest.Run(t, ns, "ip", "link", "add", "cbr0", "type", "bridge")
 			nftables(t, ns, tc.ruleset)
@@ -228,8 +226,7 @@ func TestFirewalldInTheWay(t *testing.T) {
 		{name: "the default zone accepts what stays in it", rules: []string{`add rule inet firewalld filter_FWD_public_allow oifname "cbr0" accept`}, want: []string{want}},
 		{name: "an uplink's zone forwards", rules: []string{`add rule inet firewalld filter_FWD_public_allow oifname "up0" accept`}, want: []string{may}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			ns := nstest.New(t)
 			nftables(t, ns, firewalldFixture(t))
 			nftables(t, ns, strings.Join(tc.rules, "\n"))
@@ -252,8 +249,7 @@ func TestRemediesOverrideNoDropAhead(t *testing.T) {
 		{name: "a policy", ruleset: "udp dport 4444 drop", want: "nft add rule inet filter forward 'meta mark & 0x10 == 0x10 counter accept'"},
 		{name: "a closing drop", ruleset: "udp dport 4444 drop; counter drop", want: "nft insert rule inet filter forward handle 3 'meta mark & 0x10 == 0x10 counter accept'"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			ns := nstest.New(t)
 			switch {
 			case strings.HasPrefix(tc.ruleset, "table"):

@@ -34,8 +34,7 @@ func TestForwardPolicyOfDropDoesNotStopPods(t *testing.T) {
 		{"a rule", []string{"iptables -A FORWARD -j REJECT"}},
 		{"Docker", docker()},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			s := newSite(t)
 			s.podsReachBefore(t)
 			nstest.Script(t, s.host, tc.lines...)
@@ -86,8 +85,7 @@ func TestRemediesForOtherChainsHelpPods(t *testing.T) {
 		"before ours":        "table inet x { chain f { type filter hook forward priority -200; policy drop; }; }",
 		"of ip, before ours": "table ip x { chain f { type filter hook forward priority raw; reject; }; }; table ip6 x { chain f { type filter hook forward priority raw; reject; }; }",
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			s := newSite(t)
 			nftables(t, s.host, ruleset)
 			s.podsReach(t, false)

@@ -78,8 +78,7 @@ func TestAdmissionStandsRightBeforeWhatDropsAll(t *testing.T) {
 		{name: "none where a chain accepts all", lines: join(chain("yes", "-j ACCEPT"), []string{policy, "iptables -A FORWARD -j yes"}), want: []string{"-j yes"}},
 		{name: "none where a chain drops some, then all", lines: join(chain("no", "-p udp -m udp --dport 4444 -j DROP", "-j DROP"), []string{"iptables -A FORWARD -j no"}), want: []string{"-j no"}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			c, ns := dialNew(t)
 			nstest.Script(t, ns, tc.lines...)
 			mustPlace(t, c, strings.Contains(strings.Join(tc.want, "\n"), "tombolo"))
@@ -136,8 +135,7 @@ func TestWhereTheAdmissionGoesInRecordedLayouts(t *testing.T) {
 		"docker-20.10": "", "docker-26": "", "docker-28": "",
 		"rhel-7": "-j REJECT", "rhel-5": "-j RH-Firewall-1-INPUT",
 	} {
-		t.Run(layout, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, layout, func(t *testing.T) {
 			c, ns := dialNew(t)
 			restore(t, ns, layout)
 			mustPlace(t, c, true)
@@ -236,8 +234,7 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 		},
 		{name: "Docker is gone", before: docker(), after: []string{"iptables -F", "iptables -X DOCKER-USER"}, diffs: both(missing), rules: []string{ourRule}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			c, ns := dialNew(t)
 			c.seen.Use("")
 			if tc.before == nil {
@@ -254,8 +251,7 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 			if tc.none {
 				want = 0
 			}
-			got := strings.Count(iptables(t, ns, "iptables", "-S"), admissionComment)
-			expect.That(t, got == want, "our rules are there %d times", got)
+			expect.Equal(t, strings.Count(iptables(t, ns, "iptables", "-S"), admissionComment), want, "our rules are there")
 		})
 	}
 }
@@ -268,9 +264,8 @@ func TestAdmissionIsMovedInOneTransaction(t *testing.T) {
 	nstest.Script(t, ns, "iptables -I FORWARD "+ourRule)
 	before := must.Of(nftnl.Generation(c.nl)).Get(t)
 	mustPlace(t, c, true)
-	if after, err := nftnl.Generation(c.nl); err != nil || after != nftnl.Next(before) {
-		t.Errorf("generation %d became %d (%v): want one transaction", before, after, err)
-	}
+	after, err := nftnl.Generation(c.nl)
+	expect.That(t, err == nil && after == nftnl.Next(before), "generation %d became %d (%v): want one transaction", before, after, err)
 	wantRules(t, ns, "DOCKER-USER", "-j RETURN")
 }
 
@@ -283,8 +278,7 @@ func TestAdmissionGoesBehindWhatIsNotKnown(t *testing.T) {
 		"a mark that is set":    `meta mark set meta mark | 0x4`,
 		"a changed header":      `ip ttl set 7`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, name, func(t *testing.T) {
 			c, ns := dialNew(t)
 			nftables(t, ns, `table ip filter { set seen { type ipv4_addr; size 8; flags dynamic; }; chain elsewhere { drop; };
 				chain FORWARD { type filter hook forward priority filter; policy drop; `+rule+`; }; }`)

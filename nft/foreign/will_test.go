@@ -51,8 +51,7 @@ func TestWhatOthersDropStaysDropped(t *testing.T) {
 		{name: "by a policy of the reference plugin firewall", lines: []string{drop, "iptables -N CNI-ISOLATION-STAGE-1", "iptables -N CNI-ISOLATION-STAGE-2", "iptables -A FORWARD -j CNI-ISOLATION-STAGE-1", "iptables -A CNI-ISOLATION-STAGE-1 -i cbr0 ! -o cbr0 -j CNI-ISOLATION-STAGE-2"},
 			drop: []string{"iptables -A CNI-ISOLATION-STAGE-2 -d FAR -j DROP"}, undrop: []string{"iptables -F CNI-ISOLATION-STAGE-2"}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			s := newSite(t)
 			if tc.layout != "" {
 				restore(t, s.host, tc.layout)
@@ -92,8 +91,7 @@ func mustPlaceAnyhow(tb testing.TB, c *Conn) {
 func TestLayoutsOfOthersLetPodsPass(t *testing.T) {
 	t.Parallel()
 	for _, layout := range []string{"docker-20.10", "docker-26", "docker-28", "rhel-7", "rhel-5"} {
-		t.Run(layout, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, layout, func(t *testing.T) {
 			s := newSite(t)
 			restore(t, s.host, layout)
 			s.podsReach(t, false)
@@ -127,8 +125,7 @@ func TestDropsAheadAreNamed(t *testing.T) {
 		{name: "of some of what they send", lines: []string{"iptables -A FORWARD -i cbr0 -p tcp -j DROP", "iptables -A FORWARD -i eth9 -j DROP"}},
 		{name: "of others", lines: []string{"iptables -P FORWARD DROP", "iptables -A FORWARD -i docker0 -j DROP"}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			s := newSite(t)
 			nstest.Script(t, s.host, tc.lines...)
 			var want []string
@@ -140,8 +137,7 @@ func TestDropsAheadAreNamed(t *testing.T) {
 			found := obstacles(t, s.host, path)
 			mustPlaceAnyhow(t, s.c)
 			again := wantObstacles(t, s.host, path, want...)
-			diff := cmp.Diff(found, again)
-			expect.That(t, diff == "", "before and after Ensure (-before +after):\n%s", diff)
+			expect.Equal(t, cmp.Diff(found, again), "", "before and after Ensure (-before +after)")
 			if strings.Contains(tc.name, "some of") {
 				return
 			}
@@ -200,8 +196,7 @@ func TestADropOfAllAheadOfOursStaysInForce(t *testing.T) {
 		{name: "the closing reject, moved ahead", layout: "rhel-7", lines: policy, stop: []string{"iptables -D FORWARD -j REJECT", "iptables -I FORWARD -j REJECT"}, by: 1},
 		{name: "drop at the head of DOCKER-USER", layout: "docker-26", stop: []string{"iptables -I DOCKER-USER -j DROP"}, by: 1, calls: "DOCKER-USER"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
+		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			s := newSite(t)
 			if tc.layout != "" {
 				restore(t, s.host, tc.layout)

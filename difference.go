@@ -5,26 +5,27 @@ import (
 	"fmt"
 )
 
-// Difference is one difference between the intended and the actual state, found by the Check of a package. It is worded
-// for the operator, with the names that ip and nft print.
+// Difference is one difference between the intended and the actual state, found by a Check function of this module.
+// Its text is for the operator and uses the names that ip and nft print.
 type Difference struct {
 	Object string // "port vethab…", "chain forward of table inet tombolo"
 	What   string // "MTU", "address", "rule"
 	Want   string // empty if there should be nothing
 	Have   string // empty if there is nothing
 
-	// Text is the whole description if it does not concern an attribute of an object. Then the fields above are empty.
+	// Text is the whole description, for a difference that is not about one attribute of one object. The fields above
+	// are then empty.
 	Text string
 
-	// Remedy is the way to repair it, if the finder knows one.
+	// Remedy is the way to repair the difference. It is empty if the package that found the difference knows none.
 	Remedy Remedy
 }
 
 // Remedy is the way to repair a difference, in words for an operator. It is empty if unknown: a package that compares
-// an object of the kernel does not know who should repair it.
+// one kernel object does not know which program should repair that object.
 type Remedy string
 
-// The remedies that package network gives for a node's differences.
+// These are the remedies that package network names for a node's differences.
 const (
 	RemedyRepair    Remedy = "repair"         // Node.Repair; tombolo repair
 	RemedyCollect   Remedy = "gc"             // garbage collection of pods that died without a Del
@@ -33,7 +34,7 @@ const (
 	RemedyConfigure Remedy = "configuration"  // change the configuration of the host, the network or another program
 )
 
-// MarshalJSON returns the difference as its text and its remedy.
+// MarshalJSON returns a JSON object with the text of the difference and its remedy, if any.
 func (d Difference) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		Text   string `json:"text"`
@@ -41,7 +42,7 @@ func (d Difference) MarshalJSON() ([]byte, error) {
 	}{d.String(), d.Remedy})
 }
 
-// String returns one line: "port vethab…: MTU is 1400, should be 1500".
+// String returns the difference in one line, such as "port vethab…: MTU is 1400, should be 1500".
 func (d Difference) String() string {
 	switch {
 	case d.Text != "":

@@ -92,7 +92,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	again, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0", Alias: "mycni"}) // false: it is as it should be
+	again, err := links.Ensure(ctx, bridge.Bridge{Name: "pods0", Alias: "mycni"}) // false: nothing to change
 	if err != nil {
 		return err
 	}

@@ -15,15 +15,15 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Conn reads and writes the addresses of one network namespace. Several goroutines may call its methods, which send
-// nothing once their context is done. Errors of the kernel are *tombolo.OpError.
+// Conn reads and writes the addresses of one network namespace. Several goroutines may call its methods at once. A
+// method sends nothing if its context is done. Errors of the kernel are *tombolo.OpError.
 type Conn struct {
 	nl     *nl.Conn
 	shared bool
 }
 
 // Dial opens a connection that works on the addresses of the network namespace ns. If ns is nil, it uses the calling
-// thread's namespace. The namespace may be closed afterwards.
+// thread's namespace. The caller may close ns afterwards.
 func Dial(ns *netns.NS) (*Conn, error) {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, ns)
 	if err != nil {
@@ -35,7 +35,7 @@ func Dial(ns *netns.NS) (*Conn, error) {
 // On returns a Conn over the socket of another Conn (bridge.Conn's Socket), which stays open: Close does nothing.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
 
-// Close closes the connection, unless it belongs to another owner.
+// Close closes the connection's socket, unless the Conn comes from On.
 func (c *Conn) Close() error {
 	if c.shared {
 		return nil
@@ -43,20 +43,20 @@ func (c *Conn) Close() error {
 	return c.nl.Close()
 }
 
-// Add adds an address. If the link has it already, the error matches fs.ErrExist. If there is no such link, it
-// matches fs.ErrNotExist.
+// Add adds an address. If the link already has the address, the error matches fs.ErrExist. If there is no such link,
+// the error matches fs.ErrNotExist.
 func (c *Conn) Add(ctx context.Context, a Address) error {
 	return c.change(ctx, "add address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Excl)
 }
 
-// Replace adds an address. If it exists already, Replace overwrites the properties that the kernel lets it overwrite:
-// lifetimes, Metric and Protocol, for IPv6 also Flags and Peer. The others stay, without an error; Ensure corrects
-// these too.
+// Replace adds an address. If the link already has the address, Replace overwrites the properties that the kernel can
+// change in place. These are lifetimes, Metric and Protocol, for IPv6 also Flags and Peer. Replace leaves the others
+// as they are, without an error. Ensure corrects these too.
 func (c *Conn) Replace(ctx context.Context, a Address) error {
 	return c.change(ctx, "replace address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Replace)
 }
 
-// change sends one request.
+// change sends one request of the given message type about the address.
 func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.HeaderType,
 	flags netlink.HeaderFlags) error {
 	var b nl.Batch
@@ -68,9 +68,9 @@ func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.He
 // Remove deletes an address, identified by its Prefix, Peer and Link. It is no error if the address or the link does
 // not exist.
 //
-// The kernel also deletes the routes with a deleted IPv4 address as their source. If the address is the first of its
-// network on the link, and net.ipv4.conf.*.promote_secondaries is off, it also deletes the other addresses of that
-// network.
+// The kernel also deletes the routes with a deleted IPv4 address as their source. It may also delete other addresses
+// of the same network on the link: if the address was the network's first, and net.ipv4.conf.*.promote_secondaries is
+// off.
 func (c *Conn) Remove(ctx context.Context, a Address) error {
 	return nl.PassAbsent(c.change(ctx, "delete address", &a, unix.RTM_DELADDR, 0))
 }
@@ -84,7 +84,7 @@ type Filter struct {
 }
 
 // List returns the addresses that match a filter, in the kernel's order. The kernel applies the filter. If there is
-// no such link, the error matches fs.ErrNotExist. If the addresses changed faster than they could be read, it matches
+// no such link, the error matches fs.ErrNotExist. If each try was interrupted by changes, the error matches
 // tombolo.ErrInterrupted.
 func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
 	var list []Address
@@ -95,7 +95,8 @@ func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
 	return list, err
 }
 
-// walk lists addresses as they arrive, until each returns an error. It calls begin before each try.
+// walk calls the function each for every listed address, and stops at the first error that it returns. It calls begin
+// before each try, since changes may interrupt a listing.
 func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Address) error) error {
 	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link).MarshalBinary, nil)
 	return c.nl.Walk(ctx, "list addresses", ask, err, begin, func(m netlink.Message) error {
@@ -104,7 +105,7 @@ func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Addre
 		}
 		a, err := decode(m.Data)
 
-		// A kernel without IPv6 lists all families if IPv6 is requested.
+		// Filter here too: a kernel without IPv6 lists all families if IPv6 is requested.
 		if err == nil && (f.Family == 0 || f.Family == a.family()) {
 			err = each(a)
 		}
@@ -112,7 +113,7 @@ func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Addre
 	})
 }
 
-// first returns the first IPv4 address of a link that matches, or nil if there is none.
+// first returns the first IPv4 address of a link that the function matches accepts, or nil if there is none.
 func (c *Conn) first(ctx context.Context, link int, matches func(*Address) bool) (*Address, error) {
 	var found *Address
 	err := c.walk(ctx, Filter{Link: link, Family: unix.AF_INET}, func() {}, func(have Address) error {
@@ -128,8 +129,8 @@ func (c *Conn) first(ctx context.Context, link int, matches func(*Address) bool)
 	return nil, err
 }
 
-// Has reports whether the link has the address, by its Prefix and Link, and by its Peer if that is set. For IPv6 it
-// requests the one address. IPv4 has no such request, so it lists the link's addresses.
+// Has reports whether the link a.Link has the address a.Prefix. It also compares the Peer if a has one. For IPv6, Has
+// requests the one address. IPv4 has no such request, so Has lists the link's addresses.
 func (c *Conn) Has(ctx context.Context, a Address) (bool, error) {
 	same := func(have *Address) bool {
 		return have.Link == a.Link && have.Prefix == a.Prefix && (!a.Peer.IsValid() || have.peer() == a.Peer)
@@ -146,13 +147,13 @@ func (c *Conn) Has(ctx context.Context, a Address) (bool, error) {
 	return err == nil && same(&have), err
 }
 
-// find returns the address that the kernel considers equal to a, or fs.ErrNotExist if there is none.
+// find returns the address that the kernel considers equal to a. If there is none, the error matches fs.ErrNotExist.
 func (c *Conn) find(ctx context.Context, a *Address) (Address, error) {
 	if !a.is4() {
 		return c.get(ctx, a)
 	}
 
-	// There is no get for IPv4.
+	// The kernel has no request for a single IPv4 address, so search the list of the link's addresses.
 	have, err := c.first(ctx, a.Link, func(have *Address) bool {
 		return have.Prefix == a.Prefix && have.network() == a.network()
 	})
@@ -170,17 +171,18 @@ func (a *Address) peer() netip.Addr {
 	return a.Prefix.Addr()
 }
 
-// network returns the prefix that IPv4 compares besides address and prefix length.
+// network returns the network of the peer or, without a peer, of the address. The kernel identifies an IPv4 address
+// by its network too, besides its address and prefix length.
 func (a *Address) network() netip.Prefix {
 	return netip.PrefixFrom(a.peer(), a.Prefix.Bits()).Masked()
 }
 
-// get returns one IPv6 address. The kernel does not compare its prefix length.
+// get returns one IPv6 address. The kernel ignores the prefix length of the request.
 func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 	var have Address
 
-	// Strict checking requires a prefix length of 0 here, and accepts no other attribute. The library would add an
-	// attribute of type 0.
+	// With strict checking the kernel requires a prefix length of 0 here, and accepts no other attribute. The
+	// library's own encoder would add an attribute of type 0.
 	m, err := nl.Marshal(unix.RTM_GETADDR, 0, header(unix.AF_INET6, 0, 0, a.Link).MarshalBinary,
 		func(ae *netlink.AttributeEncoder) {
 			nl.PutAddr(ae, unix.IFA_ADDRESS, a.Prefix.Addr())
@@ -200,10 +202,10 @@ func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 // remaining seconds are equal.
 //
 // If the kernel cannot change a property in place, Ensure deletes the address and adds it again in one message. If
-// the kernel refuses the new one, Ensure restores the old one. For IPv4 such properties are Flags, Scope, Broadcast,
-// Label and Peer; see Remove for the consequences of a deletion. For IPv6 the property is the prefix length (a link
-// has an IPv6 address only once). An unusable IPv6 address is exchanged too: one whose duplicate address detection
-// failed, or is in progress although IFA_F_NODAD is requested.
+// the kernel refuses the new address, Ensure restores the old one. For IPv4 such properties are Flags, Scope,
+// Broadcast, Label and Peer; see Remove for the consequences of a deletion. For IPv6 the property is the prefix
+// length, since a link has an IPv6 address only once. Ensure also replaces an unusable IPv6 address: one whose
+// duplicate address detection failed, or is in progress although IFA_F_NODAD is requested.
 func (c *Conn) Ensure(ctx context.Context, a Address) (changed bool, _ error) {
 	err := c.Add(ctx, a)
 	if !errors.Is(err, fs.ErrExist) {
@@ -227,7 +229,8 @@ func (c *Conn) Ensure(ctx context.Context, a Address) (changed bool, _ error) {
 	return err == nil, err
 }
 
-// exchange deletes one address and adds another in its place.
+// exchange deletes one address and adds another in its place. If the kernel refuses the new one, exchange adds the
+// old one again.
 func (c *Conn) exchange(ctx context.Context, from, to Address) error {
 	var b nl.Batch
 	m, err := from.Message(unix.RTM_DELADDR, 0)
@@ -247,7 +250,7 @@ func (c *Conn) exchange(ctx context.Context, from, to Address) error {
 	return addErr
 }
 
-// difference is the kind of change that turns one address into another.
+// difference is the way to turn one address into another: no change, Conn.Replace, or a deletion and an Add.
 type difference int
 
 const (
@@ -260,7 +263,7 @@ func (a *Address) compare(have *Address) difference {
 	fixed := a.requestFlags() ^ have.requestFlags() // flags that no request can change in place
 	var changeable uint32
 	if !a.is4() {
-		// inet6_addr_modify() of the kernel.
+		// These are the flags that inet6_addr_modify() of the kernel can change.
 		changeable = fixed &^ (unix.IFA_F_MCAUTOJOIN | unix.IFA_F_OPTIMISTIC)
 		fixed &= unix.IFA_F_MCAUTOJOIN // the optimistic flag disappears when the detection ends
 	}

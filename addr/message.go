@@ -53,18 +53,18 @@ func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 
 	body.Attributes = &rtnetlink.AddressAttributes{Address: a.peer().AsSlice()}
 	if a.is4() || a.Peer.IsValid() {
-		// for IPv6 both attributes together mean that there is a peer
+		// An IPv6 request with both attributes means that the address has a peer.
 		body.Attributes.Local = a.Prefix.Addr().AsSlice()
 	}
 
 	return body, nil
 }
 
-// isMapped reports whether the address or its peer is an IPv6 address that maps an IPv4 one. The library would
-// shorten it to 4 bytes, which the kernel refuses.
+// isMapped reports whether the address or its peer is an IPv4-mapped IPv6 address. The library would shorten such an
+// address to 4 bytes, which the kernel refuses.
 func (a *Address) isMapped() bool { return a.Prefix.Addr().Is4In6() || a.Peer.Is4In6() }
 
-// putMapped writes the identity of such an address.
+// putMapped writes address and peer if isMapped is true, and nothing otherwise.
 func (a *Address) putMapped(ae *netlink.AttributeEncoder) {
 	if !a.isMapped() {
 		return
@@ -75,7 +75,7 @@ func (a *Address) putMapped(ae *netlink.AttributeEncoder) {
 	}
 }
 
-// header returns a message without attributes.
+// header returns an address message without attributes.
 func header(family, bits, scope uint8, link int) *rtnetlink.AddressMessage {
 	return &rtnetlink.AddressMessage{Family: family, PrefixLength: bits, Scope: scope, Index: nl.Index(link)}
 }
@@ -93,7 +93,7 @@ func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error)
 		body.Attributes.Label = a.Label
 	}
 
-	// The header has room for only eight of the flags.
+	// The message's header has room for only eight flags, so they are sent as an attribute.
 	if body.Attributes != nil {
 		body.Attributes.Flags = uint32(a.requestFlags())
 		body.Attributes.Priority = a.Metric
@@ -123,8 +123,9 @@ func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error)
 	})
 }
 
-// seconds converts a lifetime to the kernel's seconds. One that is over becomes 0. d is cut to limit, if there is
-// one, since the kernel refuses an address that is preferred for longer than it is valid.
+// seconds converts a lifetime to the kernel's whole seconds, rounded up. nil becomes forever, and a negative lifetime
+// 0. The result is at most limit, unless limit is nil: the kernel refuses an address that is preferred for longer
+// than it is valid.
 func seconds(d, limit *time.Duration) uint32 {
 	if limit != nil && (d == nil || *d > *limit) {
 		d = limit
@@ -189,7 +190,8 @@ func decode(data []byte) (Address, error) {
 	}
 
 	if a.Flags&unix.IFA_F_DEPRECATED != 0 && a.Preferred == nil {
-		// IPv4 sends no lifetimes for an address that is valid for ever.
+		// The kernel sends no lifetimes for an IPv4 address that is valid for ever. So set the preferred lifetime to
+		// 0, as for any other deprecated address.
 		a.Preferred = new(time.Duration)
 	}
 

@@ -18,33 +18,33 @@ import (
 // Linux 5.18).
 const protocolRA = 2
 
-// ErrNoRouter is the cause of an error if no router sent an advertisement on a link.
+// ErrNoRouter is the cause of an error if the link received no router advertisement.
 var ErrNoRouter = errors.New("no router advertisement came")
 
-// ErrNoPrefix is the cause of an error if routers on a link advertised no prefix for addresses.
+// ErrNoPrefix is the cause of an error if the routers on a link advertised no prefix for addresses.
 var ErrNoPrefix = errors.New("routers advertised no prefix to form an address from")
 
-// Advertised holds the settings that a link has from router advertisements.
+// Advertised holds the settings that a link received in router advertisements.
 type Advertised struct {
 	// Addresses are the usable addresses, at least one (RFC 4862, section 5.5), with their remaining lifetimes.
-	// Deprecated ones come last; otherwise they are in the order in which they were formed.
+	// Deprecated ones come last. Otherwise they are in the order of their creation.
 	Addresses []Address
-	// Servers are name servers (RFC 8106, section 5.1), and Search the domains for short names (section 5.2), in the
-	// order of the advertisement. Those received before Listen are missing.
+	// Servers are the name servers (RFC 8106, section 5.1), and Search the domains for short names (section 5.2), in
+	// the order of the advertisement. Settings that the link received before Listen are missing.
 	Servers []netip.Addr
 	Search  []string
-	// OtherConfig is set if a DHCPv6 server has further settings, such as name servers (RFC 4861, section 4.2, flags
-	// O and M).
+	// OtherConfig is set if the routers refer to a DHCPv6 server for further settings, such as name servers. These
+	// are the flags O and M of RFC 4861, section 4.2.
 	OtherConfig bool
 }
 
-// Advertised waits until a link has a usable address from a router advertisement (RFC 4861), and no address that is
-// about to become usable. The kernel's parameters, such as accept_ra, determine which advertisements count. conn
-// serves to list the addresses. Call Listen before the link accepts advertisements, or the name servers in the first
-// of them are missed.
+// Advertised waits until a link has a usable address from a router advertisement (RFC 4861), and no such address is
+// still in duplicate address detection. The kernel's settings, such as accept_ra, determine which advertisements
+// count. Advertised lists the addresses over conn. Call Listen before the link accepts advertisements, or the Watch
+// misses the name servers in the first advertisement.
 //
-// When ctx is done, the error matches ctx's and describes the progress: it also matches ErrNoRouter or ErrNoPrefix.
-// If another node has the only address, it matches ErrDuplicate at once.
+// If ctx is done first, the error matches ctx's error and also ErrNoRouter or ErrNoPrefix. If another node has the
+// only address, Advertised returns an error at once that matches ErrDuplicate.
 func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertised, error) {
 	for {
 		usable, pending, err := conn.formed(context.WithoutCancel(ctx), link)
@@ -76,15 +76,15 @@ func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertis
 	}
 }
 
-// formed returns the addresses of a link that come from router advertisements: the usable ones, and those that are
-// still in duplicate address detection.
+// formed returns the addresses of a link that the kernel formed from router advertisements. It returns the usable
+// ones, deprecated ones last, and those that are still pending duplicate address detection.
 func (c *Conn) formed(ctx context.Context, link int) (usable, pending []Address, _ error) {
 	list, err := c.List(ctx, Filter{Link: link, Family: unix.AF_INET6})
 	if err != nil {
 		return nil, nil, err
 	}
 
-	// The kernel lists the youngest first.
+	// The kernel lists the youngest address first, so reverse the list.
 	for _, a := range slices.Backward(list) {
 		switch {
 		case a.Protocol != protocolRA || a.Flags&unix.IFA_F_DADFAILED != 0:
@@ -101,8 +101,9 @@ func (c *Conn) formed(ctx context.Context, link int) (usable, pending []Address,
 	return usable, pending, nil
 }
 
-// hear processes announcements about a link until next returns none, or until the addresses must be listed again. It
-// reports whether they must.
+// hear calls next again and again, and processes the announcements about a link, until next returns none. It returns
+// true if the link's addresses may have changed, or if announcements were lost. The caller must then list the
+// addresses.
 func (w *Watch) hear(link int, next func() ([]netlink.Message, error)) (bool, error) {
 	for {
 		messages, err := next()
@@ -128,7 +129,7 @@ func (w *Watch) hear(link int, next func() ([]netlink.Message, error)) (bool, er
 	}
 }
 
-// take reports whether an announcement is about an address of the link.
+// take processes one announcement, and reports whether it is about an address of the link.
 func (w *Watch) take(m netlink.Message, link int) (bool, error) {
 	switch m.Header.Type {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
@@ -137,7 +138,7 @@ func (w *Watch) take(m netlink.Message, link int) (bool, error) {
 			return false, err
 		}
 
-		// The kernel deletes a duplicate that it has formed itself.
+		// The kernel deletes a duplicate address that it formed itself, so remember it for the error.
 		if a.Protocol == protocolRA && a.Flags&unix.IFA_F_DADFAILED != 0 {
 			w.duplicate = &a
 		}
@@ -153,7 +154,7 @@ func (w *Watch) take(m netlink.Message, link int) (bool, error) {
 	return false, nil
 }
 
-// explain returns the reason why there is no address.
+// explain returns the reason why the link has no address from an advertisement.
 func (w *Watch) explain(conn *Conn, link int) error {
 	flags, err := conn.routerFlags(link)
 	switch {

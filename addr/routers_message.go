@@ -15,8 +15,8 @@ import (
 
 const sizeofNDUserOptMsg = 16 // struct nduseroptmsg, include/uapi/linux/rtnetlink.h
 
-// decodeUserOptions parses the data of an RTM_NEWNDUSEROPT. It returns the link that a neighbour discovery message
-// came in by, and those of its options that the kernel does not process itself.
+// decodeUserOptions parses the data of an RTM_NEWNDUSEROPT. It returns the index of the link that received the
+// neighbour discovery message, and the message's options that the kernel leaves to user space.
 func decodeUserOptions(data []byte) (index int, options []byte, _ error) {
 	if len(data) < sizeofNDUserOptMsg {
 		return 0, nil, fmt.Errorf("%w: options of neighbour discovery in %d bytes", nl.ErrMalformed, len(data))
@@ -30,7 +30,7 @@ func decodeUserOptions(data []byte) (index int, options []byte, _ error) {
 	return index, data[:length], nil
 }
 
-// naming holds the name servers and domains that routers advertise.
+// naming holds the name servers and search domains from router advertisements.
 type naming struct {
 	servers []netip.Addr
 	search  []string
@@ -44,8 +44,8 @@ const (
 	optionHeader = 8 // type, length, two reserved bytes, lifetime in seconds
 )
 
-// take processes the options of one advertisement. Any machine of the LAN may have sent them, so invalid ones are
-// ignored. A lifetime of 0 ends an earlier announcement.
+// take processes the options of one advertisement. Any machine of the LAN may have sent them, so take ignores invalid
+// options. A lifetime of 0 withdraws an earlier server or domain.
 func (n *naming) take(options []byte) {
 	for len(options) >= optionUnit {
 		length := int(options[1]) * optionUnit
@@ -65,7 +65,8 @@ func (n *naming) take(options []byte) {
 	}
 }
 
-// update adds items to a list, or removes them if over is set.
+// update adds items to *list if they are missing there. If over is set, which means that their lifetime is over, it
+// removes them instead.
 func update[T comparable](list *[]T, items []T, over bool) {
 	for _, item := range items {
 		i := slices.Index(*list, item)
@@ -90,7 +91,7 @@ func servers(b []byte) []netip.Addr {
 	return list
 }
 
-// domains parses names in the format of RFC 1035, section 3.1, without compression, up to the padding with zeros.
+// domains parses uncompressed domain names in the format of RFC 1035, section 3.1. It stops at the padding of zeros.
 func domains(b []byte) []string {
 	var list []string
 	for len(b) > 0 && b[0] != 0 {
@@ -107,8 +108,9 @@ func domains(b []byte) []string {
 	return list
 }
 
-// domain parses one name. ok is false if it is not valid: it will be written to the pod's resolv.conf, where a space
-// or a line break would start something else. rest is nil if the name has no end.
+// domain parses one domain name. ok is false if the name is not valid. A name must be checked because it will be
+// written to the pod's resolv.conf, where a space or a line break would begin another setting. rest is nil if the
+// name has no end.
 func domain(b []byte) (name string, rest []byte, ok bool) {
 	const labelMax, domainMax = 63, 253
 	var labels []string
@@ -144,7 +146,8 @@ const (
 	linkRAOther    = 0x80 // IF_RA_OTHERCONF: its O flag
 )
 
-// routerFlags returns IPv6's flags about routers on a link, or 0 for a link without IPv6.
+// routerFlags returns the kernel's flags (IF_RA_*) about router advertisements on a link, or 0 for a link without
+// IPv6.
 func (c *Conn) routerFlags(index int) (uint32, error) {
 	var b nl.Batch
 	var l link.Link

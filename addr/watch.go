@@ -20,10 +20,10 @@ import (
 // at another node of the network.
 var ErrDuplicate = errors.New("another node of the network has the address")
 
-// Watch receives announcements when IPv6 addresses become usable. The kernel adds an address at once, but a worker
-// joins its solicited-node group and adds its local route. Until then, for some milliseconds, no other host can reach
-// it. With duplicate address detection this takes a second or two. A Watch also receives settings from router
-// advertisements.
+// Watch receives the kernel's announcements that IPv6 addresses become usable. The kernel adds an address at once,
+// but a worker later joins the address's solicited-node group and adds its local route. For these few milliseconds no
+// other host can reach the address. Duplicate address detection takes a second or two longer. A Watch also receives
+// settings from router advertisements.
 type Watch struct {
 	nl *nl.Watch
 
@@ -31,10 +31,11 @@ type Watch struct {
 	duplicate *Address // the last address of an advertisement that another node has
 }
 
-// Listen opens a Watch in the network namespace ns; nil means the calling thread's. Call it before the addresses are
-// added.
+// Listen opens a Watch in the network namespace ns; nil means the calling thread's namespace. Call Listen before
+// adding the addresses.
 func Listen(ns *netns.NS) (*Watch, error) {
-	// The kernel announces name servers while it processes an advertisement, and an address when it is usable.
+	// Subscribe to both groups with one socket. The kernel announces name servers while it processes an
+	// advertisement, and an address only when that becomes usable.
 	w, err := nl.Subscribe(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_ND_USEROPT)
 	if err != nil {
 		return nil, err
@@ -47,10 +48,12 @@ func (w *Watch) Close() error {
 	return w.nl.Close()
 }
 
-// Wait waits until all the addresses of a link are usable. It ignores IPv4 addresses, which always are. It asks conn
-// if there is no announcement. If duplicate address detection found another node, the error matches ErrDuplicate. If
-// an address disappeared before it was usable, because another program deleted it or its link, or set the link down,
-// the error matches fs.ErrNotExist. If ctx is done, it is ctx's error.
+// Wait waits until all the given addresses of a link are usable. IPv4 addresses always are. If no announcement comes
+// in time, Wait reads the addresses over conn.
+//
+// If another node has an address, the error matches ErrDuplicate. If an address disappears before it is usable, the
+// error matches fs.ErrNotExist: another program deleted the address or its link, or set the link down. If ctx is
+// done, the error matches ctx's.
 func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
 	pending := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.Is4)
 	for len(pending) > 0 {
@@ -75,12 +78,13 @@ func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.A
 	return nil
 }
 
-// askAfter is how long Wait waits for an announcement before it asks. The kernel's worker takes less, even on a busy
-// machine. An address without duplicate address detection looks usable before the worker has handled it.
+// askAfter is how long Wait waits for an announcement before it reads the addresses. The kernel's worker takes less,
+// even on a busy machine. Wait cannot read them earlier: an address without duplicate address detection looks usable
+// before the worker has added its route.
 const askAfter = 250 * time.Millisecond
 
-// announced returns the next announced addresses. If announcements were lost, or none came in time, it returns the
-// present state of the pending ones.
+// announced returns the addresses in the next announcements. If announcements were lost, or none came within
+// askAfter, it returns the present state of the pending addresses.
 func (w *Watch) announced(ctx context.Context, conn *Conn, link int, pending []netip.Addr) ([]Address, error) {
 	var list []Address
 	look := func(last Address) error {
@@ -120,7 +124,8 @@ func (w *Watch) announced(ctx context.Context, conn *Conn, link int, pending []n
 		case m.Header.Type == unix.RTM_NEWADDR:
 			list = append(list, a)
 		case m.Header.Type == unix.RTM_DELADDR && a.Link == link && slices.Contains(pending, a.Prefix.Addr()):
-			// Ensure deletes some addresses to add them again.
+			// The deletion may not be final, since Conn.Ensure deletes some addresses to add them again. So look
+			// whether the address exists.
 			if err := look(a); err != nil {
 				return nil, err
 			}
@@ -130,7 +135,7 @@ func (w *Watch) announced(ctx context.Context, conn *Conn, link int, pending []n
 	return list, nil
 }
 
-// present returns the given addresses that the link has.
+// present returns the current state of those addrs that the link has.
 func (c *Conn) present(ctx context.Context, link int, addrs []netip.Addr) ([]Address, error) {
 	var list []Address
 	for _, a := range addrs {
@@ -146,8 +151,8 @@ func (c *Conn) present(ctx context.Context, link int, addrs []netip.Addr) ([]Add
 	return list, nil
 }
 
-// look returns the present state of an IPv6 address of a link. If it is gone, the error gives the reason, as far as
-// its last state shows it.
+// look returns the current state of an IPv6 address of a link. last is its last announced state. If the address is
+// gone, look derives the reason for its error from last.
 func (c *Conn) look(ctx context.Context, last Address) (Address, error) {
 	now, err := c.get(ctx, &last)
 	switch {
@@ -156,7 +161,7 @@ func (c *Conn) look(ctx context.Context, last Address) (Address, error) {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return Address{}, err
 	case last.Flags&unix.IFA_F_DADFAILED != 0:
-		// The kernel itself deletes a duplicate that is not permanent.
+		// The address is gone because it was a duplicate: the kernel deletes such an address if it is not permanent.
 		return Address{}, &tombolo.OpError{Op: "add address", Object: last.String(), Err: ErrDuplicate}
 	}
 

@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Attachment describes the result of Attach.
+// Attachment describes a port that Attach has created.
 type Attachment struct {
 	// Index and MAC belong to the port, and PeerIndex and PeerMAC to the pod's interface, in the pod's namespace.
 	Index     int
@@ -25,27 +25,28 @@ type Attachment struct {
 	PeerIndex int
 	PeerMAC   net.HardwareAddr
 	MTU       int // of both ends, in bytes
-	// NetNSCookie identifies the pod's namespace: see netns.NS.Cookie.
+	// NetNSCookie identifies the pod's network namespace: see netns.NS.Cookie.
 	NetNSCookie uint64
 }
 
-// ErrPeerExists is the cause of an error of Attach if the pod already has an interface with the peer's name.
+// ErrPeerExists is wrapped by the error of Attach if the pod already has an interface named Port.Peer.
 var ErrPeerExists = errors.New("the pod has an interface of this name already")
 
-// ErrBridgeFull is the cause of an error of Attach if the bridge has no room for another port.
+// ErrBridgeFull is wrapped by the error of Attach if the bridge cannot have another port.
 var ErrBridgeFull = errors.New("the bridge holds 1023 ports, the most that Linux allows")
 
-// ErrNoIPv6 is the cause of an error of Attach with IPv6 addresses or Autoconf if the kernel has no IPv6.
+// ErrNoIPv6 is wrapped by the error of Attach if the port needs IPv6 (IPv6 addresses or Autoconf) and the kernel has
+// none.
 var ErrNoIPv6 = errors.New("IPv6 is switched off in this kernel (ipv6.disable=1 on its command line, or built without)")
 
-// Attach connects a pod to a bridge. It creates a veth pair: one end is a port of the bridge and up, and the other is
-// created in the pod's namespace, and gets addresses and routes. Attach also sets the pod's loopback interface up. When
-// Attach returns, the pod's addresses are usable and the port forwards.
+// Attach connects a pod to a bridge. It creates a veth pair, with one end as a port of the bridge. The other end is
+// the pod's interface with its addresses and routes. Attach also sets the pod's loopback interface up. When Attach
+// returns, the pod's addresses are usable and the port forwards, unless port.NoWait or port.Down is set.
 //
-// After an error nothing remains of the attachment. If a port of this name exists already, the error matches
-// fs.ErrExist. If the pod has an interface with the peer's name, it matches ErrPeerExists.
+// If Attach fails, it undoes its own steps. If a link named port.Name already exists, the error matches fs.ErrExist.
+// If the pod already has an interface named port.Peer, the error matches ErrPeerExists.
 //
-// Attach needs CAP_NET_ADMIN in both namespaces and CAP_SYS_ADMIN to enter the pod's.
+// Attach needs CAP_NET_ADMIN in both network namespaces, and CAP_SYS_ADMIN to enter the pod's.
 func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachment, error) {
 	if err := cmp.Or(ctx.Err(), c.checkPod(pod, port.SameNetNS)); err != nil {
 		return nil, err
@@ -88,9 +89,9 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 	return nil, c.undo(&port, err)
 }
 
-// configure appends a port's configuration to a batch and sends it. A kernel without IPv6 refuses the IPv6 settings
-// (EAFNOSUPPORT). Then configure sends the configuration again without them. So other kernels need no extra request
-// to learn their abilities.
+// configure appends the requests that configure the port to b and sends the batch. A kernel without IPv6 rejects the
+// IPv6 settings (EAFNOSUPPORT). Then configure sends the requests again without them. So kernels with IPv6 need no
+// additional request.
 func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) error {
 	p.configure(b, fresh)
 	err := c.nl.Do(ctx, b)
@@ -108,7 +109,7 @@ func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) 
 	return c.nl.Do(ctx, &again)
 }
 
-// fillIn chooses values for the fields that the caller left open.
+// fillIn sets BridgeIndex, MTU, MAC and PeerMAC if the caller left them zero.
 func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 	if p.BridgeIndex == 0 || p.MTU == 0 {
 		l, err := c.bridgeNamed(ctx, p.Bridge)
@@ -134,8 +135,8 @@ func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 	return nil
 }
 
-// explain replaces two errno values of a failed Attach by clear errors. For EEXIST it finds out whether the name in the
-// host or the name in the pod is taken. EXFULL means that the bridge has no free port number.
+// explain replaces two errno values of a failed Attach by clearer errors. For EEXIST, it finds out whether the name
+// of the port or the name of the peer is taken. EXFULL means that the bridge cannot have another port.
 func (c *Conn) explain(p *Port, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrExist):
@@ -150,8 +151,8 @@ func (c *Conn) explain(p *Port, err error) error {
 	return err
 }
 
-// undo deletes the veth pair, and everything else goes with it. It ignores the context, since it must run in any
-// case.
+// undo deletes the veth pair, and the kernel deletes everything else together with it. undo takes no context, since
+// it must run in any case. It returns cause, joined with its own error if it fails.
 func (c *Conn) undo(p *Port, cause error) error {
 	c.forget(p.Name)
 	var b nl.Batch
@@ -162,8 +163,8 @@ func (c *Conn) undo(p *Port, cause error) error {
 	return cause
 }
 
-// setUpPod configures the pod's interface, and waits until it is usable, unless the caller waits (Port.NoWait). It
-// closes in.
+// setUpPod configures the pod's interface and waits until it is usable, unless Port.NoWait is set. It closes the
+// podNamespace at once after an error, and if no address needs a wait. Otherwise Conn.Wait closes it.
 func (c *Conn) setUpPod(ctx context.Context, in *podNamespace, p *Port) (_ *Attachment, err error) {
 	a := &Attachment{MAC: p.MAC, PeerMAC: p.PeerMAC, MTU: p.MTU}
 	if err = c.configurePod(ctx, in, p, a); err == nil {
@@ -187,7 +188,7 @@ func (c *Conn) setUpPod(ctx context.Context, in *podNamespace, p *Port) (_ *Atta
 	return a, c.Wait(ctx, p.Name)
 }
 
-// configurePod adds addresses, routes and neighbours in the pod, and sets the interface up.
+// configurePod adds addresses, routes and neighbours in the pod, and sets the pod's interface up.
 func (c *Conn) configurePod(ctx context.Context, in *podNamespace, p *Port, a *Attachment) error {
 	err := p.writeSysctls(in)
 	if err != nil {
@@ -219,7 +220,7 @@ func (c *Conn) configurePod(ctx context.Context, in *podNamespace, p *Port, a *A
 	}
 
 	if p.usesIPv6() {
-		// IPv6 starts only when the interface is ready.
+		// Make the kernel notice the interface's carrier now, since it starts IPv6 only afterwards.
 		in.conn.RefreshCarrier(p.Peer)
 	}
 
@@ -240,7 +241,7 @@ func (c *Conn) configurePod(ctx context.Context, in *podNamespace, p *Port, a *A
 	return c.addStaticFDB(ctx, p, a.Index)
 }
 
-// SetPortMTU sets the MTU of a port, in bytes, and not of its peer. A missing port is no error.
+// SetPortMTU sets the MTU of a port in bytes. It does not change the peer. It is no error if the port does not exist.
 func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
 	var b nl.Batch
 	setMTU(&b, port, mtu)
@@ -256,11 +257,12 @@ func setMTU(b *nl.Batch, name string, mtu int) {
 	link.Request{Name: name, MTU: &mtu}.Set(b, "set MTU of link", name)
 }
 
-// writeSysctls sets the parameters without a netlink attribute before the interface comes up.
+// writeSysctls writes the sysctls of the pod's interface that have no netlink attribute. It must run before the
+// interface comes up.
 func (p *Port) writeSysctls(in *podNamespace) error {
 	var errs []error
 	if in.ipv6 != nil && !p.LeaveIPv6 {
-		// A router advertisement would add addresses and routes that the caller did not choose.
+		// Ignore router advertisements. They would add addresses and routes that the caller did not choose.
 		err := in.ipv6.Prefer(p.Peer+"/accept_ra", "0")
 		if p.usesIPv6() || !errors.Is(err, fs.ErrNotExist) { // the file is missing if the MTU is too small for IPv6
 			errs = append(errs, err)
@@ -270,8 +272,8 @@ func (p *Port) writeSysctls(in *podNamespace) error {
 	if p.usesIPv6() {
 		errs = append(errs, in.ipv6.Prefer(p.Peer+"/keep_addr_on_down", "1"))
 
-		// Some runtimes create namespaces with IPv6 switched off, so switch it on. Write only if the value differs: for
-		// a write the kernel takes its lock on all links, and a writer that fails to get the lock spins.
+		// Some runtimes create network namespaces with IPv6 disabled, so enable it. Write only if the value differs,
+		// since a write takes the kernel's global lock for links (RTNL). A writer that does not get the lock spins.
 		for _, name := range []string{p.Peer, "lo"} {
 			_, err := in.ipv6.Ensure(name+"/disable_ipv6", "0")
 			errs = append(errs, err)
@@ -281,9 +283,10 @@ func (p *Port) writeSysctls(in *podNamespace) error {
 	return errors.Join(errs...)
 }
 
-// setUp completes a port that was left down, and sets it up. It calls before, if there is one, with the port's index,
-// and puts the port into its VLANs. A port that is up earlier would be in the bridge's default VLAN, and the pod may
-// send at once. Without both, the port is up already.
+// setUp sets the port up if configure left it down, because the port has VLANs or the function before is not nil.
+// First setUp calls this function with the port's index, and puts the port into its VLANs. If the port were up
+// earlier, it would be in the bridge's default VLAN while the pod may already send. In other cases setUp does
+// nothing.
 func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, int) error) error {
 	if before == nil && p.VLAN.IsZero() {
 		return nil
@@ -311,7 +314,7 @@ func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, 
 	return c.nl.Do(ctx, &b)
 }
 
-// downUnlessPort sets a port down that is to be in VLANs and is not on its bridge yet. setUp sets it up again.
+// downUnlessPort sets the port down if it has VLANs and is not yet a port of its bridge. setUp sets it up again.
 func (c *Conn) downUnlessPort(ctx context.Context, b *nl.Batch, p *Port) error {
 	if p.VLAN.IsZero() {
 		return nil

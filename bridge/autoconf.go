@@ -24,41 +24,44 @@ import (
 // never temporary ones (RFC 8981). They end as the addr.LinkLocal of its MAC does, so they are known when the prefix
 // is.
 type Autoconf struct {
-	// DefaultRoute makes the pod send through the routers. Without it the pod takes no route from them, neither a
-	// default route nor others that they advertise (RFC 4191). The caller must then add routes.
+	// DefaultRoute makes the pod accept default routes and other routes (RFC 4191) from routers. Without it, the pod
+	// accepts no routes from them, so the caller must add routes.
 	DefaultRoute bool
 }
 
-// Autoconfigured holds the settings that a pod has from router advertisements.
+// Autoconfigured holds the settings that a pod has received from router advertisements.
 type Autoconfigured struct {
-	// Addresses and resolvers are as in addr.Advertised. A resolver with a link-local address has the pod's interface
-	// as its zone.
+	// Advertised contains the addresses and the resolvers. If a resolver has a link-local address, its zone is the
+	// name of the pod's interface.
 	addr.Advertised
-	// Gateways are the link-local addresses of the routers of the pod's default routes. There may be none. It is
-	// empty without Autoconf.DefaultRoute.
+	// Gateways are the link-local addresses of the routers in the pod's default routes. They are empty without
+	// Autoconf.DefaultRoute, or if no router offers a default route.
 	Gateways []netip.Addr
 }
 
-// Solicitation is a pod's request for router advertisements.
+// Solicitation is a request of a pod for router advertisements. Solicit returns it.
 type Solicitation struct {
 	conn     *nl.Conn
 	heard    *addr.Watch
 	autoconf Autoconf
 	peer     string
 	link     int
-	// The pod's parameters keep the kernel from asking for advertisements, and from forming addresses by them.
+	// silent is set if the pod's sysctls keep the kernel from sending solicitations. formsNone is set if they keep it
+	// from forming addresses.
 	silent, formsNone bool
 }
 
-// Solicit makes a pod that was attached with port.Autoconf accept router advertisements, and ask for one. Call it
-// when the port forwards, and after a guard knows the pod's addresses. The kernel sends the solicitation before
-// Solicit returns, again 4 s later, and then less and less often until a router answers. Wait returns the result.
-// After a second Solicit the kernel sends nothing; Wait then waits for the routers' periodic advertisements.
+// Solicit makes a pod that was attached with port.Autoconf accept router advertisements, and sends a router
+// solicitation. Call it when the port forwards, and after a guard knows the pod's addresses. The kernel sends the
+// solicitation before Solicit returns, and again after 4 s. The kernel then repeats the solicitation with growing
+// pauses until a router answers. Solicitation.Wait returns the result. If Solicit is called again, the kernel sends
+// nothing, and Wait waits for the routers' periodic advertisements.
 //
-// If an IPv6 parameter, such as autoconf or use_tempaddr, differs from its value in a new namespace, the pod's owner or
-// runtime has chosen it, and Solicit keeps it. If the pod forms no address because of it, Wait returns none at once.
+// Solicit does not change an IPv6 sysctl of the pod, such as autoconf or use_tempaddr, whose value is not the
+// kernel's default. The pod's owner or runtime has chosen that value. If the pod then forms no addresses, Wait
+// returns at once and without addresses.
 //
-// With port.LeaveIPv6 the interface may have received advertisements before, since another program moved it into the
+// With port.LeaveIPv6 the interface may have received advertisements before, if another program has moved it into the
 // pod. Then Solicit deletes the default routes that the kernel has learnt, unless Autoconf.DefaultRoute is set.
 func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicitation, error) {
 	if err := cmp.Or(ctx.Err(), c.checkPod(pod, true)); err != nil {
@@ -79,7 +82,7 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 	return s, nil
 }
 
-// ask starts to listen before anything can come, and then asks.
+// ask first opens a socket for announcements, so that none is missed, and then makes the kernel send a solicitation.
 func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 	var l *link.Link
 	err := pod.Do(func() error {
@@ -104,7 +107,7 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 	s.link = l.Index
 	token, err := token(l)
 	if err == nil && l.Token != token {
-		// The kernel asks only once it takes the interface for ready to send.
+		// Make the kernel notice the interface's carrier now, since it sends a solicitation only afterwards.
 		s.conn.RefreshCarrier(port.Peer)
 		var b nl.Batch
 		link.Request{Index: l.Index, Token: token}.Set(&b, "solicit routers for", port.Peer)
@@ -118,13 +121,14 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 	return s.dropDefaults()
 }
 
-// hear sets the parameters of port.hearing that no other program has changed. It is called in the pod's namespace.
+// hear sets the sysctls in port.hearing, except those that another program has changed. It must run in the pod's
+// network namespace.
 func (s *Solicitation) hear(port *Port, l *link.Link) error {
 	for _, p := range port.hearing() {
 		have, ok := l.IPv6.At(p.index)
 		chosen := have
 		if p.name == acceptRA().name && !port.LeaveIPv6 {
-			// The interface has the value that Attach wrote, so look at the namespace's default.
+			// Attach has changed the interface's own value, so compare the namespace's default value instead.
 			text, err := sysctl.Read(sysctl.Link("ipv6", "default", p.name))
 			if err != nil {
 				return err
@@ -170,8 +174,8 @@ func (s *Solicitation) learntDefaults(ctx context.Context, conn *route.Conn) ([]
 	return slices.DeleteFunc(list, func(r route.Route) bool { return !r.Gateway.IsValid() || r.Dst.Bits() > 0 }), err
 }
 
-// token returns the interface identifier for the addresses that the kernel forms. The kernel itself would choose the
-// same identifier. Setting it makes the kernel ask for advertisements again (inet6_set_iftoken).
+// token returns the interface identifier that the kernel uses to form addresses. It is the identifier that the kernel
+// would choose anyway. Setting it makes the kernel send a router solicitation (inet6_set_iftoken).
 func token(l *link.Link) (netip.Addr, error) {
 	if len(l.MAC) != 6 {
 		return netip.Addr{}, &tombolo.OpError{Op: "solicit routers for", Object: l.Name,
@@ -182,9 +186,9 @@ func token(l *link.Link) (netip.Addr, error) {
 	return netip.AddrFrom16(id), nil
 }
 
-// Wait waits until the pod has a usable address from a router advertisement. With Port.DAD that takes a second or two
-// after the advertisement. If ctx is done, the error describes the progress until then: it matches addr.ErrNoRouter,
-// addr.ErrNoPrefix or addr.ErrDuplicate, and ctx's error.
+// Wait waits until the pod has a usable address from a router advertisement. With Port.DAD, this takes one or two
+// seconds after the advertisement. If ctx ends first, the error matches ctx's error and describes the progress: it
+// also matches addr.ErrNoRouter, addr.ErrNoPrefix or addr.ErrDuplicate.
 func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 	if s.formsNone {
 		return &Autoconfigured{}, nil
@@ -206,7 +210,7 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 		return got, nil
 	}
 
-	// Of an advertisement, the kernel handles the routes before the prefixes.
+	// The kernel handles the routes of an advertisement before its prefixes, so the routes exist by now.
 	learnt, err := s.learntDefaults(ctx, route.On(s.conn))
 
 	for _, r := range learnt {
@@ -216,7 +220,8 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 	return got, err
 }
 
-// Close ends the wait, and leaves the pod as it is. A Wait in progress and another Close return tombolo.ErrInvalid.
+// Close closes the sockets, and changes nothing in the pod. A Wait in progress returns tombolo.ErrInvalid, and so
+// does a second Close.
 func (s *Solicitation) Close() error {
 	var errs []error
 	if s.heard != nil {

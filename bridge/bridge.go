@@ -22,45 +22,48 @@ import (
 
 // Bridge describes a bridge device.
 type Bridge struct {
-	// Name is 1 to 15 bytes.
+	// Name is the name of the bridge, of 1 to 15 bytes.
 	Name string
-	// MAC is the bridge's own MAC. Nil keeps the MAC of an existing bridge, and gives a new one a random MAC. Either
-	// way the MAC is pinned. Otherwise a bridge takes the lowest MAC among its ports, and invalidates its neighbours'
-	// caches as ports come and go.
+	// MAC is the bridge's own MAC. If nil, an existing bridge keeps its MAC, and a new bridge gets a random one.
+	// Ensure always pins the MAC. The MAC of a bridge that is not pinned is the lowest MAC of its ports. It changes
+	// as ports come and go, and then neighbours have an outdated MAC in their caches.
 	MAC net.HardwareAddr
-	// MTU, in bytes, is pinned too, and does not follow the ports. 0 keeps the MTU of an existing bridge, and means
-	// 1500 for a new one.
+	// MTU is the MTU in bytes. It is pinned too, so it does not follow the MTUs of the ports. If 0, an existing
+	// bridge keeps its MTU, and a new one gets 1500.
 	MTU int
-	// Alias is set on a new bridge, and marks its owner, in at most 255 bytes. An existing bridge keeps its alias. If
-	// the alias matches, Ensure knows that it created the bridge and pinned its MAC. For other bridges, each Ensure
-	// pins the MAC again, and the kernel then drops the bridge's neighbours. So set it, unless the bridge is another
-	// program's.
+	// Alias marks the owner of a new bridge, in at most 255 bytes. An existing bridge keeps its alias. If the alias
+	// of an existing bridge is equal, Ensure knows that it pinned the MAC earlier. For other bridges, each Ensure
+	// pins the MAC again, and the kernel then drops the bridge's neighbour entries. So set Alias, unless the bridge
+	// belongs to another program.
 	Alias string
-	// NoIPv6 creates a new bridge without a link-local address, for networks without IPv6.
+	// NoIPv6 makes Ensure create a new bridge without a link-local address. It is for networks without IPv6.
 	NoIPv6 bool
-	// Promiscuous makes the bridge pass all frames to the host, for any destination (IFF_PROMISC). It replaces
-	// hairpin ports. With NFCall, packets from pods to a service on their own node then arrive twice, unless rules
-	// drop the copies. Nil changes nothing; it is off on a new bridge.
+	// Promiscuous makes the bridge pass all frames to the host, whatever their destination (IFF_PROMISC). It is an
+	// alternative to hairpin ports. Together with NFCall, packets from pods to a service on their own node arrive
+	// twice, unless rules drop the copies (nft.Dedup). Nil leaves an existing bridge unchanged. On a new bridge it is
+	// off.
 	Promiscuous *bool
-	// NFCall makes this bridge pass its IPv4 and IPv6 packets through the firewall (IFLA_BR_NF_CALL_IPTABLES and
-	// IFLA_BR_NF_CALL_IP6TABLES). Without it, packets between pods skip connection tracking, and a service's replies
-	// come from the wrong address. Nil changes nothing; it is off on a new bridge.
+	// NFCall makes the bridge pass its IPv4 and IPv6 packets through the firewall (IFLA_BR_NF_CALL_IPTABLES and
+	// IFLA_BR_NF_CALL_IP6TABLES). Without it, packets between pods skip connection tracking, so replies of a service
+	// come from the wrong address. Nil leaves an existing bridge unchanged. On a new bridge it is off.
 	//
-	// It needs the kernel module br_netfilter, and has no effect without it: see ProbeNetfilter. False has no effect
-	// while the parameters net.bridge.bridge-nf-call-iptables and -ip6tables are on, which apply to all bridges. The
-	// kernel turns them on in each new namespace once br_netfilter is loaded. While packets pass the firewall, a pod
-	// that calls its own published port needs Port.Hairpin.
+	// NFCall needs the kernel module br_netfilter, and has no effect without it: see ProbeNetfilter. False has no
+	// effect while the sysctls net.bridge.bridge-nf-call-iptables and -ip6tables are on, which apply to all bridges.
+	// After br_netfilter was loaded, the kernel turns them on in each new network namespace. While packets pass the
+	// firewall, a pod that calls its own published port needs Port.Hairpin.
 	NFCall *bool
-	// VLANFiltering makes the bridge separate VLANs, as Port.VLAN requires. False changes nothing; it is off on a new
-	// bridge. Existing ports stay in the default VLAN, and from then on the bridge drops their tagged frames.
+	// VLANFiltering makes the bridge separate VLANs, as Port.VLAN requires. Existing ports stay in the default VLAN,
+	// but the bridge drops their tagged frames from then on. False leaves an existing bridge unchanged. On a new
+	// bridge it is off.
 	VLANFiltering bool
-	// MaxLearned is the number of MACs that the bridge learns from its ports (IFLA_BR_FDB_MAX_LEARNED, Linux 6.7;
-	// older kernels have no limit). Without a limit, a sender with ever new MACs fills the host's memory. Frames to a
-	// MAC that did not fit go to all ports. 0 changes nothing; a new bridge has no limit.
+	// MaxLearned is the maximum number of MACs that the bridge learns from its ports (IFLA_BR_FDB_MAX_LEARNED, Linux
+	// 6.7). Older kernels have no limit. Without a limit, a sender that keeps changing its MAC can fill the host's
+	// memory. The bridge floods frames to MACs that it could not learn. 0 leaves an existing bridge unchanged. A new
+	// bridge then has no limit.
 	MaxLearned uint32
 }
 
-// ErrNotBridge is the cause of an error of Ensure if another kind of link has the name.
+// ErrNotBridge is wrapped by the errors of Ensure and Remove if a link with the bridge's name is of another kind.
 var ErrNotBridge = errors.New("the link is not a bridge")
 
 // Ensure creates the bridge if it is missing, configures it, and reports whether it changed anything. Conn.Link
@@ -140,16 +143,18 @@ func (br *Bridge) validate() error {
 // MTUs of a bridge, in bytes: ETH_MIN_MTU and ETH_MAX_MTU of include/uapi/linux/if_ether.h.
 const leastMTU, mostMTU = 68, 65535
 
-// unfinishedGroup is the link group of a bridge between its creation and the request for settings that the creating
-// request does not accept. If a caller is killed in between, the next one recognizes the bridge by this group and
-// finishes it. It would otherwise look like another program's bridge.
+// unfinishedGroup is the link group of a bridge between the two requests of createBridge and finish. Two requests are
+// necessary, because the kernel does not accept all settings in one. If a caller is killed in between, the next
+// caller recognizes the bridge by this group and finishes it. Without the group, the bridge would look like another
+// program's.
 const unfinishedGroup = 29808
 
-// Unfinished reports whether the link is a bridge that a Conn.Ensure is still creating, or was killed while creating.
-// It has no alias yet, and Ensure finishes it.
+// Unfinished reports whether the link is a bridge that Ensure has not finished creating, because it is still running
+// or was killed. Such a bridge has no alias yet. The next Ensure finishes it.
 func (l *Link) Unfinished() bool { return l != nil && l.Kind == "bridge" && l.Group == unfinishedGroup }
 
-// createBridge creates a bridge, which finish completes. If another caller has created it first, that is no error.
+// createBridge creates the bridge, without the settings that finish adds. It is no error if the bridge exists by
+// then.
 func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 	if br.MAC == nil {
 		br.MAC = ident.RandomMAC()
@@ -171,8 +176,8 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 	return err
 }
 
-// finish sets the properties that the creating request cannot: the alias, and whether the bridge gets a link-local
-// address. It must run before the bridge is up. Several callers may run it at once.
+// finish sets properties that the request to create a bridge does not accept: the alias, and NoIPv6. It must run
+// before the bridge is set up. Several callers may run it at the same time.
 func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
 	noIPv6 := br.NoIPv6 && hasIPv6(otherMTU(br.newMTU()))
 	err := c.setNew(ctx, br, index, noIPv6)
@@ -182,8 +187,8 @@ func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
 	return err
 }
 
-// setNew sets the alias and takes the bridge out of unfinishedGroup. It uses the index. If it used the name of a link
-// that is gone, the kernel would apply a request with a group to all links of that group.
+// setNew sets the alias and removes the bridge from unfinishedGroup. It identifies the bridge by index, not by name.
+// If no link had the name, the kernel would apply a request with a group to all links of that group.
 func (c *Conn) setNew(ctx context.Context, br *Bridge, index int, noIPv6 bool) error {
 	var b nl.Batch
 	r := link.Request{Index: index, Group: new(uint32(0)), NoLinkLocal: noIPv6}
@@ -194,14 +199,14 @@ func (c *Conn) setNew(ctx context.Context, br *Bridge, index int, noIPv6 bool) e
 	return c.nl.Do(ctx, &b)
 }
 
-// newMTU returns the MTU of a new bridge.
+// newMTU returns the MTU for a new bridge.
 func (br *Bridge) newMTU() int {
 	return cmp.Or(br.MTU, 1500)
 }
 
-// otherMTU returns an MTU that differs from mtu. A bridge's MTU follows the lowest among its ports until somebody
-// changes it. Neither an MTU given at creation nor setting the present one counts as a change. So a bridge is created
-// with another MTU.
+// otherMTU returns an MTU that differs from mtu by 1. A new bridge is created with this MTU, so that setting the real
+// MTU later is a change. Only such a change pins the MTU. Otherwise a bridge's MTU follows the lowest MTU of its
+// ports.
 func otherMTU(mtu int) int {
 	if mtu > ipv6MinMTU {
 		return mtu - 1
@@ -209,7 +214,8 @@ func otherMTU(mtu int) int {
 	return mtu + 1
 }
 
-// refuseNFCall clears br.NFCall if the kernel would ignore it, and returns an error if it was true.
+// refuseNFCall sets br.NFCall to nil if the kernel does not support it. If it was true, refuseNFCall returns an
+// error.
 func (br *Bridge) refuseNFCall(l *Link) error {
 	if br.NFCall == nil || l.Bridge.netfilter {
 		return nil
@@ -223,7 +229,8 @@ func (br *Bridge) refuseNFCall(l *Link) error {
 		Err: fmt.Errorf("%w: the kernel was built without CONFIG_BRIDGE_NETFILTER", ErrNoNetfilter)}
 }
 
-// correctBridge changes l to match br. The kernel does not tell whether a bridge's MAC is pinned, so the caller must.
+// correctBridge changes the bridge l so that it matches br. pinned states that the bridge's MAC is pinned already,
+// since the kernel does not report this.
 func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned bool) (bool, error) {
 	changed := len(br.Differences(l)) > 0
 	if !changed && pinned {
@@ -264,7 +271,7 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 	return changed && err == nil, err
 }
 
-// setFlags returns the flags, and a mask of those to change.
+// setFlags returns the link flags to set, and a mask of the flags to change.
 func (br *Bridge) setFlags() (flags, change uint32) {
 	flags, change = unix.IFF_UP, unix.IFF_UP
 	if br.Promiscuous != nil {
@@ -276,11 +283,11 @@ func (br *Bridge) setFlags() (flags, change uint32) {
 	return flags, change
 }
 
-// limits reports whether br requests a limit and the kernel supports it.
+// limits reports whether br requests MaxLearned and the kernel supports it.
 func (br *Bridge) limits(l *Link) bool { return br.MaxLearned != 0 && l.Bridge.MaxLearned != nil }
 
-// Remove deletes a bridge, which releases its ports. A missing bridge is no error. If another kind of link has the
-// name, the error is ErrNotBridge.
+// Remove deletes a bridge. Its ports stay, but without a bridge. It is no error if the bridge does not exist. If a
+// link with the name is of another kind, the error matches ErrNotBridge.
 func (c *Conn) Remove(ctx context.Context, name string) error {
 	l, err := c.bridgeNamed(ctx, name)
 	if err != nil {
@@ -296,11 +303,11 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 	return nl.PassAbsent(c.nl.Do(ctx, &b))
 }
 
-// Enslave makes the link port.Name a port of port.Bridge, and sets it up. It is for a port that was taken off its
-// bridge, or whose bridge was created again. The link gets the flags and the alias of port, and its MAC and MTU if
-// port has them. Other flags, such as hairpin, are cleared. If the link is a port of the bridge already, it goes on
-// forwarding. The peer is not changed. StaticFDB requires PeerMAC. Enslave needs one sendmsg if BridgeIndex is given,
-// and two more with StaticFDB.
+// Enslave makes the existing link port.Name a port of port.Bridge, and sets the link up. Use it for a port that lost
+// its bridge, or whose bridge was created again. The link gets the port flags and the alias of port, and also its MAC
+// and MTU if they are set. Port flags that port does not set, such as hairpin, are cleared. A link that is already a
+// port of the bridge keeps forwarding. Enslave does not change the peer. StaticFDB requires PeerMAC. Enslave needs
+// one sendmsg if BridgeIndex is set, and two more with StaticFDB.
 func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	if err := checkName(port.Name); err != nil {
 		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: err}
@@ -352,7 +359,7 @@ func describeKind(l *Link) string {
 	return "of kind " + l.Kind
 }
 
-// Probe returns an error if the kernel does not support bridges and veth pairs. It creates none.
+// Probe returns an error if the kernel does not support bridges or veth pairs. It creates no links.
 func (c *Conn) Probe() error {
 	for _, kind := range []string{"bridge", "veth"} {
 		if err := link.Probe(c.nl, kind); err != nil {
@@ -362,15 +369,16 @@ func (c *Conn) Probe() error {
 	return nil
 }
 
-// ErrNoNetfilter is the cause of an error if a bridge is to pass its packets through the firewall (Bridge.NFCall) and
-// the kernel, in its present state, is unable to.
+// ErrNoNetfilter is wrapped by errors about Bridge.NFCall if the kernel cannot pass bridged packets through the
+// firewall. The kernel was built without br_netfilter, or has not loaded it.
 var ErrNoNetfilter = errors.New("bridged packets do not pass the firewall")
 
-// ProbeNetfilter returns an ErrNoNetfilter with advice unless the kernel module br_netfilter is loaded, without which
-// NFCall has no effect. Nothing here loads the module. Once loaded, it also acts on existing bridges.
+// ProbeNetfilter returns an error that matches ErrNoNetfilter if the kernel module br_netfilter is not loaded. The
+// error text explains how to load it. NFCall has no effect without this module. This package never loads the module.
+// When the module is loaded later, NFCall also takes effect on existing bridges.
 func ProbeNetfilter() error { return probeNetfilter(sysctl.Exists) }
 
-// probeNetfilter looks for a parameter that the module adds in each namespace (Linux 5.3).
+// probeNetfilter checks for a sysctl that the module adds to each network namespace (Linux 5.3).
 func probeNetfilter(exists func(path string) bool) error {
 	if exists("net/bridge/bridge-nf-call-iptables") {
 		return nil

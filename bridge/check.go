@@ -12,9 +12,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/diff"
 )
 
-// Check compares the host's end of a pod's veth pair with port, and returns the differences. It compares the MACs
-// only if port has them, and the MTU unless it is 0. It does not look at the pod's end, which belongs to the pod once
-// Attach has returned.
+// Check compares the host's end of a pod's veth pair with port, and returns the differences. MACs and the MTU are
+// compared only if port sets them. Check does not look at the pod's end, which belongs to the pod after Attach has
+// returned.
 func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, error) {
 	l, err := c.Link(ctx, port.Name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -56,8 +56,8 @@ func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, erro
 	return found, err
 }
 
-// Differences compares the link l with the host's end described by p, as a port of the bridge br. br.Index is 0 if
-// the bridge is missing. It does not compare VLANs and the static FDB entry, which are not properties of a link.
+// Differences compares the link l with the port p on the bridge br. If the bridge does not exist, br.Index is 0.
+// VLANs and the static FDB entry are not compared, since they are not properties of a link.
 func (p *Port) Differences(l, br Link) []tombolo.Difference {
 	var list diff.List
 	object := "port " + p.Name
@@ -79,7 +79,8 @@ func (p *Port) Differences(l, br Link) []tombolo.Difference {
 		list.Flag(object, "multicast flood", !p.NoMulticastFlood, !have.NoMulticastFlood)
 	}
 
-	// A loose rp_filter, which some systems set on each new link, is as good as a strict one.
+	// Report only 0 (off). Some systems set rp_filter to 2 (loose) on each new link, which protects as well as 1
+	// (strict).
 	list.Number(object, "IPv4 rp_filter", max(1, l.reversePath), l.reversePath)
 	list.Flag(object, "IPv6 drop_unicast_in_l2_multicast", true, !l.unicastInMulticast)
 	list.Number(object, "IPv6 accept_ra", 0, l.AcceptRA)
@@ -94,8 +95,8 @@ func orString(mac, other net.HardwareAddr) string {
 	return mac.String()
 }
 
-// Differences compares a link, or nil if there is none, with the bridge that br describes. It leaves out properties
-// that br leaves open, and the alias, which only a new bridge gets.
+// Differences compares the link l with the bridge br. l is nil if the bridge does not exist. Fields that are not set
+// in br are not compared. Neither is the alias, which only a new bridge gets.
 func (br *Bridge) Differences(l *Link) []tombolo.Difference {
 	var list diff.List
 	object := "bridge " + br.Name

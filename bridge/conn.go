@@ -15,11 +15,11 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Conn works on the bridges of one network namespace over one netlink socket. Several goroutines may call its
-// methods.
+// Conn manages the bridges of one network namespace through one netlink socket. Several goroutines may call its
+// methods at the same time.
 type Conn struct {
 	nl *nl.Conn
-	// dialPod opens the socket in a pod's namespace, where it is called.
+	// dialPod opens a socket in the network namespace of the calling thread.
 	dialPod func() (*nl.Conn, error)
 
 	home netns.ID // the bridges' namespace; the zero ID if unknown
@@ -29,8 +29,9 @@ type Conn struct {
 	waiting map[string]*podNamespace // by port; attachments that Wait has not waited for yet
 }
 
-// Dial opens the socket in ns, the bridges' namespace on the host's side. Nil means the calling thread's namespace.
-// Another one needs CAP_SYS_ADMIN, and may be closed afterwards.
+// Dial opens a connection to the network namespace ns, which contains the bridges. If ns is nil, Dial uses the
+// namespace of the calling thread. If ns is not nil, Dial needs CAP_SYS_ADMIN, and the caller may close ns
+// afterwards.
 func Dial(ns *netns.NS) (*Conn, error) {
 	c, err := nl.Dial(unix.NETLINK_ROUTE, ns)
 	if err != nil {
@@ -44,7 +45,7 @@ func Dial(ns *netns.NS) (*Conn, error) {
 	return conn, nil
 }
 
-// noteNetNS records the bridges' namespace, so that it is not mistaken for a pod's.
+// noteNetNS records which network namespace contains the bridges, for checkPod and checkThread.
 func (c *Conn) noteNetNS(ns *netns.NS) error {
 	if ns != nil {
 		c.home = ns.ID()
@@ -58,8 +59,8 @@ func (c *Conn) noteNetNS(ns *netns.NS) error {
 	return own.Close()
 }
 
-// checkPod returns an error if pod is closed or nil. Unless same is set, it also returns one if pod is the bridges'
-// own namespace.
+// checkPod returns an error if pod is nil or closed. It also returns an error if pod is the bridges' own network
+// namespace, unless same permits that.
 func (c *Conn) checkPod(pod *netns.NS, same bool) error {
 	var err error
 	switch {
@@ -87,8 +88,8 @@ func On(s tombolo.Socket, dialPod func() (tombolo.Socket, error)) *Conn {
 
 func dialRoute() (*nl.Conn, error) { return nl.Dial(unix.NETLINK_ROUTE, nil) }
 
-// Close closes the sockets of the Conn, also those in pods whose attachment was started and not waited for. The
-// interfaces of such pods stay as they are.
+// Close closes all sockets of the Conn, including those for pods that were attached with NoWait and not waited for.
+// It changes nothing in such pods.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,17 +105,19 @@ func (c *Conn) Close() error {
 	return c.nl.Close()
 }
 
-// Addresses returns a connection for addresses in the bridges' namespace, over this connection's socket. It needs no
-// Close.
+// Addresses returns a connection for addresses in the bridges' network namespace. It uses c's socket, so the caller
+// does not need to close it.
 func (c *Conn) Addresses() *addr.Conn { return addr.On(c.Socket()) }
 
-// Routes returns a connection for routes in the bridges' namespace, over this connection's socket. It needs no Close.
+// Routes returns a connection for routes in the bridges' network namespace. It uses c's socket, so the caller does
+// not need to close it.
 func (c *Conn) Routes() *route.Conn { return route.On(c.Socket()) }
 
-// Socket returns the socket for use by other packages (bandwidth.On). It still belongs to c.
+// Socket returns the connection's socket for use by other packages, such as bandwidth.On. The Conn c still owns the
+// socket.
 func (c *Conn) Socket() tombolo.Socket {
 	return c.nl
 }
 
-// VLANs returns a connection for VLANs of the bridges, over this connection's socket. It needs no Close.
+// VLANs returns a connection for VLANs of the bridges. It uses c's socket, so the caller does not need to close it.
 func (c *Conn) VLANs() *vlan.Conn { return vlan.On(c.Socket()) }

@@ -14,15 +14,16 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// ErrForeign is the cause of an error of Detach or SetAlias about a link whose alias names another owner.
+// ErrForeign is wrapped by errors about a link whose alias names another owner.
 var ErrForeign = errors.New("the link belongs to another owner")
 
-// Detach deletes a port and with it the pod's interface, addresses and routes. In the same moment it deletes other
-// links that belong to the port, such as an ifb for bandwidth limits. A missing link is no error. A link with one of
-// these names whose alias does not begin with owner belongs to another program: it stays, and the error matches
-// ErrForeign. An empty owner matches any alias.
+// Detach deletes a port, and with it the pod's interface, addresses and routes. In the same step it deletes the links
+// named in also, such as an ifb for bandwidth limits. It is no error if a link does not exist. If the alias of a link
+// does not begin with owner, the link belongs to another program. Detach keeps such a link and returns an error that
+// matches ErrForeign. An empty owner matches any alias.
 //
-// The kernel needs some 12 to 36 ms, nearly all of it waiting. Several links at once take no longer than one.
+// Detach takes 12 to 36 ms, since the kernel waits for RCU grace periods. Several links at once take no longer than
+// one.
 func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) error {
 	c.forget(name)
 	var errs []error
@@ -47,9 +48,9 @@ func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) e
 	return errors.Join(errs...)
 }
 
-// Shut sets a port down. The pod cannot set it up again, so nothing passes the port any more, and its guard can be
-// deleted before the port. Deleting the port takes the kernel much longer. A missing port is no error. A link whose
-// alias does not begin with owner belongs to another program: it stays unchanged, and the error matches ErrForeign.
+// Shut sets a port down. The pod cannot set it up again, so no packet passes the port any more. Then the caller can
+// delete the port's guard before the port, which takes much longer to delete. It is no error if the port does not
+// exist. If the alias does not begin with owner, Shut changes nothing and returns an error that matches ErrForeign.
 // An empty owner matches any alias.
 func (c *Conn) Shut(ctx context.Context, name, owner string) error {
 	return c.change(ctx, "set link down", name, owner, func(_ *Link, r *link.Request) bool {
@@ -58,8 +59,9 @@ func (c *Conn) Shut(ctx context.Context, name, owner string) error {
 	})
 }
 
-// SetAlias changes the alias of a link whose alias begins with owner; see Port.Alias. A missing link is no error. A
-// link of another owner stays unchanged, and the error matches ErrForeign. An empty owner matches any alias.
+// SetAlias changes the alias of a link: see Port.Alias. It is no error if the link does not exist. If the present
+// alias does not begin with owner, SetAlias changes nothing and returns an error that matches ErrForeign. An empty
+// owner matches any alias.
 func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
 	return c.change(ctx, "set alias of link", name, owner, func(l *Link, r *link.Request) bool {
 		r.Alias = &alias
@@ -67,7 +69,8 @@ func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
 	})
 }
 
-// change sends the request that ask fills in for a link of an owner, if ask returns true. A missing link is no error.
+// change sends a request that changes a link of the owner. ask fills in the request, and returns false if no change
+// is needed. It is no error if the link does not exist.
 func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Link, *link.Request) bool) error {
 	l, err := c.owned(ctx, name)
 	if err == nil {
@@ -84,7 +87,7 @@ func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Lin
 	return nl.PassAbsent(err)
 }
 
-// delLinks deletes our links. It is no error if one is gone by then.
+// delLinks deletes links. It is no error if a link does not exist any more.
 func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 	var b nl.Batch
 	if len(list) == 1 {
@@ -107,12 +110,12 @@ func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 	return errors.Join(errs...)
 }
 
-// dyingGroup, combined with the index of a link, is a link group that no other link has: a group has 32 bits, and
-// people choose small numbers.
+// dyingGroup is XORed with the index of a link to get a link group that no other link has. A group has 32 bits, and
+// other programs choose small numbers.
 const dyingGroup = 0x746f0000
 
-// delTogether puts the links into one group and deletes that, since the kernel deletes the links of a group together
-// and waits once.
+// delTogether puts the links into one group and deletes the group, since the kernel then waits only once for all of
+// them.
 func delTogether(b *nl.Batch, list []*Link) {
 	group := uint32(dyingGroup) ^ uint32(list[0].Index)
 	for _, l := range list {
@@ -121,12 +124,12 @@ func delTogether(b *nl.Batch, list []*Link) {
 	link.Request{Group: &group}.Delete(b, list[0].Name)
 }
 
-// owned returns a link with the attributes that show its owner.
+// owned returns a link with only the attributes that ownedBy needs.
 func (c *Conn) owned(ctx context.Context, name string) (*Link, error) {
 	return c.link(ctx, name, 0, unix.IFLA_IFNAME, unix.IFLA_IFALIAS)
 }
 
-// ownedBy returns an ErrForeign unless the link's alias begins with owner.
+// ownedBy returns an error that matches ErrForeign if the link's alias does not begin with owner.
 func (l *Link) ownedBy(op, owner string) error {
 	if strings.HasPrefix(l.Alias, owner) {
 		return nil

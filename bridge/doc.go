@@ -1,5 +1,5 @@
-// Package bridge puts pods on a Linux bridge: the bridge device, the veth pair of each pod, the attributes of its
-// port, and the pod's addresses and routes.
+// Package bridge connects pods to a Linux bridge. It creates the bridge, a veth pair for each pod, and the addresses
+// and routes inside the pod.
 //
 //	conn, err := bridge.Dial(node) // nil is the calling thread's namespace
 //	changed, err := conn.Ensure(ctx, bridge.Bridge{Name: "pods0", Alias: "mycni"})
@@ -7,32 +7,34 @@
 //		Bridge: "pods0", Name: bridge.HostName("example", "container-1", "eth0"), Peer: "eth0",
 //		Alias: "example:container-1", Addresses: addresses, Routes: routes,
 //	}
-//	attached, err := conn.Attach(ctx, pod, port) // undoes itself where it fails
+//	attached, err := conn.Attach(ctx, pod, port) // undoes its own steps if it fails
 //	differences, err := conn.Check(ctx, port)
-//	err = conn.Detach(ctx, port.Name, port.Alias) // success also if nothing is there
+//	err = conn.Detach(ctx, port.Name, port.Alias) // no error if nothing exists
 //
-// Attach sets up one pod, Detach takes it down, and Check compares the host's end with the original. The pod's end
-// belongs to the pod once Attach has returned. None of them lists anything, so their time does not grow with the
-// number of pods. One message creates the veth pair with its peer in the pod's namespace; moving the peer there
-// afterwards would cost grace periods of the kernel. The pod's link-local address is added like the others. Duplicate
-// address detection is skipped (IFA_F_NODAD) unless requested. MACs and MTUs are always set, so that neither the
-// kernel nor udev changes them later.
+// Attach connects one pod, Detach disconnects it, and Check compares the host's end of the veth pair with the Port.
+// After Attach has returned, the pod's end belongs to the pod. None of these methods lists links, so the time they
+// take does not depend on the number of pods.
 //
-// Ensure creates or corrects the bridge, and Bridge.Differences compares it. Port.Hairpin, Bridge.Promiscuous and
-// Bridge.NFCall determine how pods reach services on their own node, and themselves. Hairpin ports with NFCall work
-// in every case.
+// One message creates the veth pair, with the pod's end already in the pod's namespace. Moving it there later would
+// take several RCU grace periods. Attach adds the pod's link-local address itself, like the other addresses.
+// Addresses skip duplicate address detection (IFA_F_NODAD) unless Port.DAD is set. MACs and MTUs are always set
+// explicitly, so that neither the kernel nor udev changes them later.
+//
+// Ensure creates or corrects the bridge, and Bridge.Differences compares it. How pods reach services on their own
+// node, and themselves, depends on Port.Hairpin, Bridge.Promiscuous and Bridge.NFCall. Hairpin together with NFCall
+// works in all cases.
 //
 // # Pods on the LAN
 //
-// A pod whose network has a router may take IPv6 addresses from it: set Port.Autoconf, and call Solicit when the
-// pod's frames get through. Solicit asks the router, and its result waits for the answer. The host can still be the
-// pod's gateway: use a next hop that no machine has, with a permanent entry of the host's MAC in Port.Neighbours. It
-// stays valid when the host's addresses change, and the pod's kernel ignores ICMP redirects, which come from another
-// address.
+// A pod can take IPv6 addresses from the router of its network. Set Port.Autoconf, and call Solicit as soon as frames
+// of the pod can pass. Solicit asks the router, and Solicitation.Wait waits for the answer. The host can still be the
+// pod's gateway. Use a next hop address that no machine has, and add a permanent entry with the host's MAC to
+// Port.Neighbours. The entry stays valid when the host's addresses change. The pod's kernel ignores ICMP redirects
+// from the host, because they come from another address than the next hop.
 //
 // # Needs
 //
-// The package needs CAP_NET_ADMIN in the bridge's namespace and in the pod's, CAP_SYS_ADMIN to enter the pod's, and
-// /proc. It needs Linux 6.1 or later with bridge and veth, and with br_netfilter for Bridge.NFCall. Errors are a
-// *tombolo.OpError, or wrap one.
+// The package needs CAP_NET_ADMIN in the namespaces of the bridge and of the pod, CAP_SYS_ADMIN to enter the pod's
+// namespace, and /proc. It needs Linux 6.1 or later with bridge and veth. Bridge.NFCall also needs br_netfilter.
+// Errors are, or wrap, a *tombolo.OpError.
 package bridge

@@ -14,15 +14,15 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Values of include/uapi/linux/neighbour.h.
+// Constants of include/uapi/linux/neighbour.h.
 const (
 	nudNoARP     = 0x40 // NUD_NOARP: a static entry
 	nudPermanent = 0x80 // NUD_PERMANENT: the MAC of the bridge or a port
 	ntfSticky    = 0x40 // NTF_STICKY: frames from elsewhere do not move the entry (Linux 5.0)
 )
 
-// fdbMessage returns a request about an entry in the bridge's forwarding database (NTF_MASTER). The library would add
-// an address and a link to the MAC.
+// fdbMessage returns a request about the entry for the pod's MAC in the bridge's forwarding database (NTF_MASTER). It
+// encodes the attributes itself, since the library would add an address and a link.
 func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, index int, state uint16,
 	flags uint8) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE, Index: uint32(index), State: state,
@@ -30,15 +30,17 @@ func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, in
 	return nl.Marshal(typ, header, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
 		ae.Bytes(unix.NDA_LLADDR, p.PeerMAC)
 
-		// Pods in different VLANs may have the same MAC. Without a VLAN the entry applies to all VLANs of the port.
+		// Limit the entry to the pod's VLAN if the port has only one, since pods in different VLANs may have the same
+		// MAC. Without NDA_VLAN the entry applies to all VLANs of the port.
 		if p.VLAN.ID != 0 && len(p.VLAN.Trunk) == 0 {
 			ae.Uint16(unix.NDA_VLAN, p.VLAN.ID)
 		}
 	})
 }
 
-// addStaticFDB adds a static entry for the pod's MAC. It replaces an entry that the bridge has learnt. An entry of
-// the bridge's own MAC, or a static one for another port, stays: a pod with such a MAC would get frames of others.
+// addStaticFDB adds a static entry for the pod's MAC. It replaces an entry that the bridge has learnt. If the MAC is
+// the bridge's own or has a static entry for another port, it keeps the existing entry. Otherwise the pod would get
+// frames for others.
 func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 	err := c.sendStaticFDB(ctx, p, index, netlink.Excl)
 	if !errors.Is(err, fs.ErrExist) {
@@ -66,16 +68,17 @@ func (c *Conn) sendStaticFDB(ctx context.Context, p *Port, index int, flag netli
 
 func (p *Port) fdbName() nl.Name { return nl.Name(p.PeerMAC.String() + " of " + p.Name) }
 
-// fdbEntry is the bridge's entry for a MAC.
+// fdbEntry is an entry of the bridge's forwarding database.
 type fdbEntry struct {
 	port  int // or the bridge itself
 	state uint16
 }
 
-// static reports whether the entry neither expires nor moves.
+// static reports whether the entry neither expires nor moves to another port.
 func (f fdbEntry) static() bool { return f.state&(nudNoARP|nudPermanent) != 0 }
 
-// fdbEntry returns the entry of the port's bridge for the pod's MAC.
+// fdbEntry returns the entry for the pod's MAC in the forwarding database of the port's bridge. If there is none, the
+// error matches fs.ErrNotExist.
 func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, error) {
 	var f fdbEntry
 	var b nl.Batch
@@ -92,7 +95,8 @@ func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, erro
 	return f, c.nl.Do(ctx, &b)
 }
 
-// lacksStaticFDB reports whether the bridge lacks the port's static entry of the pod's MAC.
+// lacksStaticFDB reports whether port.StaticFDB is set but the static entry is missing. p describes the port, and
+// index is its index.
 func (c *Conn) lacksStaticFDB(ctx context.Context, p *Port, index int) (bool, error) {
 	if !p.StaticFDB || len(p.PeerMAC) != 6 {
 		return false, nil

@@ -16,7 +16,7 @@ import (
 // namespace.
 type podNamespace struct {
 	conn *nl.Conn
-	// usable receives announcements about the pod's addresses; nil if there is nothing to wait for.
+	// usable receives announcements about the pod's addresses. It is nil if no addresses need to be waited for.
 	usable *addr.Watch
 	ipv6   *sysctl.Dir // parameters of the pod's links; nil if the kernel has no IPv6
 
@@ -24,8 +24,8 @@ type podNamespace struct {
 	addresses []netip.Addr
 }
 
-// enter opens a podNamespace on another goroutine, while the caller works on. Entering a namespace costs a thread,
-// and finding the parameters takes some time. The caller must call wait.
+// enter opens a podNamespace in another goroutine, so that the caller can continue in the meantime. Entering a
+// network namespace needs an OS thread of its own. The caller must call wait, which returns the result.
 func (c *Conn) enter(pod *netns.NS, p *Port) (wait func() (*podNamespace, error)) {
 	in, done := &podNamespace{}, make(chan error, 1)
 	ipv6 := p.usesIPv6()
@@ -36,7 +36,7 @@ func (c *Conn) enter(pod *netns.NS, p *Port) (wait func() (*podNamespace, error)
 	return func() (*podNamespace, error) { err := <-done; return in, err }
 }
 
-// open opens the socket and the directories. It must run in the pod's namespace.
+// open opens the socket and the directory. It must run in the pod's network namespace.
 func (in *podNamespace) open(dial func() (*nl.Conn, error), ipv6 bool) error {
 	var err error
 	if in.conn, err = dial(); err != nil {
@@ -54,7 +54,7 @@ func (in *podNamespace) open(dial func() (*nl.Conn, error), ipv6 bool) error {
 	return nil
 }
 
-// close closes them, and leaves the pod as it is.
+// close closes the socket and the directory. It changes nothing in the pod.
 func (in *podNamespace) close() {
 	// An error does not matter, since the kernel has answered all requests.
 	if in.conn != nil {
@@ -68,7 +68,7 @@ func (in *podNamespace) close() {
 	}
 }
 
-// waitLater stores a podNamespace for Wait.
+// waitLater stores the podNamespace of a port, which a later call of Wait uses.
 func (c *Conn) waitLater(port string, in *podNamespace) {
 	c.forget(port)
 	c.mu.Lock()
@@ -79,7 +79,7 @@ func (c *Conn) waitLater(port string, in *podNamespace) {
 	c.waiting[port] = in
 }
 
-// take returns the podNamespace that waitLater stored, or nil if there is nothing to wait for.
+// take removes and returns the podNamespace that waitLater stored for the port. It returns nil if there is none.
 func (c *Conn) take(port string) *podNamespace {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,20 +88,20 @@ func (c *Conn) take(port string) *podNamespace {
 	return in
 }
 
-// forget drops the wait for a port that is being deleted.
+// forget cancels a stored wait for a port that is being deleted.
 func (c *Conn) forget(port string) {
 	if in := c.take(port); in != nil {
 		in.close()
 	}
 }
 
-// Wait waits until a port forwards and the pod's IPv6 addresses are usable. The kernel works on both in the background,
-// for milliseconds on a busy machine. A packet sent earlier is lost and repeated a second later. The error matches
-// addr.ErrDuplicate if duplicate address detection found another node with the address, and the error of ctx when ctx
-// ends.
+// Wait waits until a port forwards and the pod's IPv6 addresses are usable. The kernel works on this in the
+// background, and needs some milliseconds on a busy machine. A packet that is sent earlier gets lost and is repeated
+// about a second later. If duplicate address detection finds another node with an address, the error matches
+// addr.ErrDuplicate. If ctx ends first, Wait returns ctx's error.
 //
-// Attach calls Wait, unless Port.NoWait is set: then the caller calls it on the same Conn, which keeps sockets open
-// for it until Wait, Detach or Close. A second Wait returns at once.
+// Attach calls Wait itself, unless Port.NoWait is set. Then call Wait on the same Conn, which keeps sockets open
+// until Wait, Detach or Close. A second Wait for the port returns at once.
 func (c *Conn) Wait(ctx context.Context, port string) error {
 	c.nl.RefreshCarrier(port)
 	in := c.take(port)

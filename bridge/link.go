@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Link holds the properties of one link.
+// Link holds the properties of a network link.
 type Link struct {
 	Index int
 	Name  string
@@ -22,20 +22,21 @@ type Link struct {
 	MAC   net.HardwareAddr
 	MTU   int
 	Up    bool // administratively up (IFF_UP), with or without carrier
-	// Promiscuous is set if the administrator made it so (IFF_PROMISC). It is not set for a link that is promiscuous
-	// only because a capture is running.
+	// Promiscuous is set if a program set the flag IFF_PROMISC, as `ip link` does. It is not set if the link is
+	// promiscuous only because a packet capture is running.
 	Promiscuous bool
 	Master      int // index of the bridge that it is a port of, 0 if none
 	Peer        int // for a veth, the index of the other end in that end's namespace
 	Alias       string
 	Group       uint32 // link group; 0 unless set
-	// RouteLocalnet is set if the kernel routes 127.0.0.0/8 on it (net.ipv4.conf.<link>.route_localnet).
+	// RouteLocalnet is set if the kernel routes packets to 127.0.0.0/8 on the link
+	// (net.ipv4.conf.LINK.route_localnet).
 	RouteLocalnet bool
 	// AcceptRA is the setting of IPv6 for accepting router advertisements: 0, 1 or 2 (accept_ra). Without IPv6 on the
 	// link it is 0.
 	AcceptRA int
-	// Port has the settings of a bridge's port that Conn.Enslave changes, and is nil for another link. The port forwards
-	// if it is up, has a carrier, and the bridge has finished learning about it.
+	// Port has the settings of a bridge's port that Conn.Enslave changes, and is nil for another link. The port
+	// forwards if it is up, has a carrier, and the bridge has finished learning about it.
 	Port       *Port
 	Forwarding bool
 	Bridge     *BridgeState // nil unless it is a bridge
@@ -44,34 +45,36 @@ type Link struct {
 	unicastInMulticast bool // net.ipv6.conf.<link>.drop_unicast_in_l2_multicast is 0
 }
 
-// BridgeState holds the properties of a link as a bridge.
+// BridgeState holds the properties of a bridge.
 type BridgeState struct {
 	netfilter bool // the kernel was built to pass bridged packets through the firewall (CONFIG_BRIDGE_NETFILTER)
 
-	// NFCallIPTables and NFCallIP6Tables make the bridge pass its IPv4 and IPv6 packets through the firewall. They
-	// work also if the parameters net.bridge.bridge-nf-call-iptables and -ip6tables for all bridges are 0.
+	// NFCallIPTables and NFCallIP6Tables are set if the bridge passes its IPv4 and IPv6 packets through the firewall.
+	// They apply to this bridge even if the sysctls net.bridge.bridge-nf-call-iptables and -ip6tables, for all
+	// bridges, are 0.
 	NFCallIPTables  bool
 	NFCallIP6Tables bool
 	// VLANFiltering is set if the bridge separates VLANs (IFLA_BR_VLAN_FILTERING) by IEEE 802.1Q tags
 	// (IFLA_BR_VLAN_PROTOCOL).
 	VLANFiltering bool
-	// MaxLearned is the number of MACs that the bridge learns at most (IFLA_BR_FDB_MAX_LEARNED). 0 means no limit,
-	// and nil that the kernel has none (before Linux 6.7).
+	// MaxLearned is the maximum number of MACs that the bridge learns (IFLA_BR_FDB_MAX_LEARNED). 0 means no limit. It
+	// is nil if the kernel does not support a limit (before Linux 6.7).
 	MaxLearned *uint32
-	// PortDelay is the time until a new port forwards, because the bridge runs the spanning tree protocol: twice the
-	// forwarding delay (IFLA_BR_FORWARD_DELAY). It is 0 if the protocol is off.
+	// PortDelay is the time until a new port forwards if the bridge runs the spanning tree protocol. It is twice the
+	// forwarding delay (IFLA_BR_FORWARD_DELAY). Without the protocol, it is 0.
 	PortDelay time.Duration
 }
 
 const aliasMax = 255 // IFALIASZ - 1
 
-// Link returns a link by its name, with one request. If there is none, the error matches fs.ErrNotExist.
+// Link returns the link with the given name. It sends one request. If the link does not exist, the error matches
+// fs.ErrNotExist.
 func (c *Conn) Link(ctx context.Context, name string) (*Link, error) {
 	return c.link(ctx, name, 0)
 }
 
-// bridgeNamed returns the bridge with a name. It refuses an alternative name, which the firewall's rules and other
-// programs do not know.
+// bridgeNamed returns the bridge with the given name. It returns an error if name is only an alternative name of the
+// link, since firewall rules and other programs do not know such names.
 func (c *Conn) bridgeNamed(ctx context.Context, name string) (*Link, error) {
 	l, err := c.Link(ctx, name)
 	if err == nil && l.Name != name {
@@ -80,7 +83,8 @@ func (c *Conn) bridgeNamed(ctx context.Context, name string) (*Link, error) {
 	return l, err
 }
 
-// LinkByIndex returns a link by its index, with one request.
+// LinkByIndex returns the link with the given index. It sends one request. If the link does not exist, the error
+// matches fs.ErrNotExist.
 func (c *Conn) LinkByIndex(ctx context.Context, index int) (*Link, error) {
 	return c.link(ctx, "", index)
 }
@@ -95,12 +99,12 @@ func (c *Conn) link(ctx context.Context, name string, index int, only ...uint16)
 	return linkOf(&l), nil
 }
 
-// Veths returns the veth ends in the bridges' namespace. It lists all of them, so do not call it where speed matters.
+// Veths returns all veth ends in the bridges' network namespace. It lists them, so it takes longer with more pods.
 func (c *Conn) Veths(ctx context.Context) ([]Link, error) {
 	return c.links(ctx, "list veth links", "veth", 0)
 }
 
-// Ports returns the ports of a bridge, given by its index.
+// Ports returns the ports of the bridge with the given index.
 func (c *Conn) Ports(ctx context.Context, bridge int) ([]Link, error) {
 	if bridge <= 0 {
 		return nil, &tombolo.OpError{Op: "list ports",
@@ -118,13 +122,14 @@ func (c *Conn) links(ctx context.Context, op, kind string, master int) ([]Link, 
 	return list, err
 }
 
-// linkOf converts a link to the public type.
+// linkOf converts an internal link to a Link.
 func linkOf(l *link.Link) *Link {
 	to := &Link{
 		Index: l.Index, Name: l.Name, Kind: l.Kind, MAC: l.MAC, MTU: l.MTU, Master: l.Master, Peer: l.Lower,
 		Alias: l.Alias, Group: l.Group,
 		Up: l.Up(),
-		// IFF_PROMISC is set only if a program set it, as by ip link. IFLA_PROMISCUITY would also count packet sockets.
+		// IFF_PROMISC is set only if a program requested it, as `ip link` does. IFLA_PROMISCUITY would also count
+		// packet sockets.
 		Promiscuous: l.Flags&unix.IFF_PROMISC != 0,
 	}
 
@@ -167,7 +172,7 @@ func linkOf(l *link.Link) *Link {
 
 func isOn(e *driver.BridgeEnable) bool { return e != nil && *e != driver.BridgeEnableDisabled }
 
-// enable returns the library's value for a bool.
+// enable converts a bool to the type of package driver.
 func enable(on bool) *driver.BridgeEnable {
 	if on {
 		return new(driver.BridgeEnableEnabled)

@@ -9,8 +9,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 )
 
-// parameter is a kernel parameter of a link (net.ipv6.conf.<link>.<name>) with its expected value. Netlink reports
-// all parameters of a link at once, by index. /proc sets them one by one, by name.
+// parameter is an IPv6 sysctl of a link (net.ipv6.conf.LINK.NAME) with its expected value. Netlink reports all such
+// sysctls of a link at once, by index. They are set one by one in /proc/sys, by name.
 type parameter struct {
 	name  string
 	index int // DEVCONF_* of include/uapi/linux/ipv6.h
@@ -19,18 +19,19 @@ type parameter struct {
 
 func (p parameter) value() string { return strconv.Itoa(int(p.want)) }
 
-// Constants of enum IPV4_DEVCONF_* of include/uapi/linux/ip.h.
+// Numbers of enum IPV4_DEVCONF_* in include/uapi/linux/ip.h.
 const (
 	ipv4ConfARPNotify     = 22 // IPV4_DEVCONF_ARP_NOTIFY
 	ipv4ConfRPFilter      = 8  // IPV4_DEVCONF_RP_FILTER
 	ipv4ConfRouteLocalnet = 26 // IPV4_DEVCONF_ROUTE_LOCALNET
 )
 
-// hearing returns the parameters that make a pod with Autoconf accept router advertisements, with the kernel's initial
-// values. The last one admits the advertisements.
+// hearing returns the sysctls that make a pod with Autoconf accept router advertisements, together with the kernel's
+// default values. The last one, accept_ra, enables the reception.
 func (p *Port) hearing() []hearingParameter {
-	// Thread border routers advertise networks of 64 bits. A pod without default routes accepts no prefixes shorter
-	// than a site's, since these could replace the routes that the caller gave to the pod.
+	// A pod accepts routes from advertisements only to prefixes of certain lengths. Thread border routers advertise
+	// routes to prefixes of 64 bits, so 64 is the maximum. Without DefaultRoute the minimum is 48, the length of a
+	// site's prefix, so that no advertised route replaces a route that the caller has added.
 	router, shortest := int32(1), int32(0)
 	if !p.Autoconf.DefaultRoute {
 		router, shortest = 0, 48
@@ -44,7 +45,7 @@ func (p *Port) hearing() []hearingParameter {
 
 	return []hearingParameter{
 		{parameter: parameter{"autoconf", 5, 1}, initial: 1, forms: true},
-		// -1 repeats solicitations until one is answered.
+		// -1 repeats solicitations until a router answers.
 		{parameter: parameter{"router_solicitations", 7, -1}, initial: -1, asks: true, forms: true},
 		{parameter: parameter{"use_tempaddr", 10, 0}},
 		{parameter: parameter{"accept_ra_defrtr", 17, router}, initial: 1},
@@ -52,39 +53,42 @@ func (p *Port) hearing() []hearingParameter {
 		{parameter: parameter{"accept_dad", 27, dad}, initial: 1},
 		{parameter: parameter{"accept_ra_rt_info_min_plen", 49, shortest}},
 		{parameter: parameter{"accept_ra_rt_info_max_plen", 21, 64}},
-		// 2 accepts advertisements even if the pod forwards for others.
+		// 2 accepts advertisements even if the pod forwards packets.
 		{parameter: parameter{"accept_ra", 3, 2}, initial: 1, asks: true, forms: true},
 	}
 }
 
-// hearingParameter is a parameter with its initial value in a new namespace. If the value is 0, the kernel does not ask
-// for advertisements (if asks is set), or does not form addresses from them (if forms is set).
+// hearingParameter is a sysctl together with its value in a new network namespace. If the value is 0 and asks is set,
+// the kernel sends no router solicitations. If the value is 0 and forms is set, the kernel forms no addresses.
 type hearingParameter struct {
 	parameter
 	initial     int32
 	asks, forms bool
 }
 
-// The host's end of a veth pair is only a port of a bridge. But some frames reach the host's own IP stack from the
-// port, and bypass every rule that names the bridge: frames to link-local groups (01:80:c2:00:00:00 to :0f), and all
-// frames if the port was taken off its bridge. Firewall rules stop the former (nft.Network's Groups). The following
-// parameters still protect the host when someone flushes the rules. With them the kernel drops IPv4 from every source
-// (rp_filter, RFC 3704; only packets of a host without an address to 255.255.255.255 pass), router advertisements
-// (accept_ra 0), and IPv6 for a single address in a frame for several MACs (drop_unicast_in_l2_multicast).
-// disable_ipv6 would stop all IPv6, but writing it takes the kernel's lock on all links.
+// The host's end of a veth pair is meant to be only a port of a bridge. But some frames reach the host's own IP stack
+// directly from the port, so rules that name the bridge do not match them. These are frames to link-local groups
+// (01:80:c2:00:00:00 to :0f), and all frames if the port was removed from its bridge. Firewall rules drop the frames
+// to link-local groups (nft.Network's Groups).
+//
+// The following sysctls protect the host even if someone flushes the rules. With rp_filter (RFC 3704), the kernel
+// drops IPv4 packets from every source. It accepts only packets from 0.0.0.0 to 255.255.255.255. With accept_ra 0, it
+// ignores router advertisements. With drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination
+// inside multicast frames. The sysctl disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock
+// for links (RTNL).
 
-// noIPv4 returns the parameters of the host's end that netlink can set.
+// noIPv4 returns the IPv4 sysctls of the host's end. Netlink can set them.
 func noIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }
 
-// hostEnd returns the parameters of a port that have no netlink attribute.
+// hostEnd returns the IPv6 sysctls of the host's end, which netlink cannot set.
 func hostEnd() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }
 
 func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }
 func dropUnicast() parameter { return parameter{"drop_unicast_in_l2_multicast", 40, 1} }
 
-// refuseIPv6 sets the parameters of hostEnd on a port. A port has none of them if the kernel has no IPv6 or the
-// port's MTU is too small for IPv6. If /proc/sys is read-only, they stay unchanged, and only the firewall's rules
-// stop the frames.
+// refuseIPv6 sets the sysctls of hostEnd for a port. It skips sysctls that do not exist, because the kernel has no
+// IPv6 or the port's MTU is too small for IPv6. It also skips them if /proc/sys is read-only. Then only firewall
+// rules protect the host.
 func (c *Conn) refuseIPv6(port string) error {
 	dir, err := c.hostIPv6()
 	if err != nil || dir == nil {
@@ -98,8 +102,8 @@ func (c *Conn) refuseIPv6(port string) error {
 	return nil
 }
 
-// hostIPv6 returns the directory of IPv6 parameters in the bridges' namespace, or nil if the kernel has no IPv6. It
-// stays open for the next port.
+// hostIPv6 returns the directory net/ipv6/conf of the bridges' network namespace, or nil if the kernel has no IPv6.
+// The Conn keeps the directory open for the next port.
 func (c *Conn) hostIPv6() (*sysctl.Dir, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -23,93 +23,97 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Port describes the connection of one pod to a bridge by a veth pair: one end is a port of the bridge, and the
-// other, the peer, is the pod's interface. A zero field requests nothing, unless its comment says otherwise.
+// Port describes a veth pair that connects a pod to a bridge. One end is a port of the bridge. The other end, the
+// peer, is the pod's interface. The zero value of a field requests nothing, unless the field's comment says
+// otherwise.
 type Port struct {
-	// Bridge is the bridge's name. BridgeIndex is its index (Link.Index), if the caller knows it, which saves a
-	// request.
+	// Bridge is the name of the bridge. BridgeIndex is its index (Link.Index). Setting BridgeIndex is optional and
+	// saves a request.
 	Bridge      string
 	BridgeIndex int
-	// Name is the name of the veth end in the bridge's namespace, 1 to 15 bytes. See HostName.
+	// Name is the name of the host's end, the port on the bridge, of 1 to 15 bytes. See HostName.
 	Name string
 	// Peer is the name of the interface in the pod, such as "eth0".
 	Peer string
-	// Alias is stored by the kernel with the port, in at most 255 bytes. It marks the owner.
+	// Alias is the alias of the port, of at most 255 bytes. It marks the owner of the port: see Detach.
 	Alias string
-	// Group is the link group of the new port (IFLA_GROUP), which identifies it to firewall rules (nft.PodGroup). 0
-	// is the group of most links. An operator may change it later.
+	// Group is the link group of the new port (IFLA_GROUP). Firewall rules recognize the port by its group
+	// (nft.PodGroup). 0 is the kernel's default group. An operator may change the group later.
 	Group uint32
 
-	// MAC and PeerMAC are set at creation, and random if nil. The kernel never chooses them, since udev might change
-	// its choice after it was reported.
+	// MAC and PeerMAC are the MACs of the port and of the peer. Attach chooses a random MAC for nil. It does not let
+	// the kernel choose one, because udev might change that MAC later.
 	MAC, PeerMAC net.HardwareAddr
 	// MTU is the MTU of both ends, in bytes. 0 means the bridge's MTU.
 	MTU int
 
-	// Announce makes the pod's interface send a gratuitous ARP when it comes up, and again when its port forwards. It
-	// is for neighbours that know one of its addresses with another MAC. The ARP is flooded to every port of the
-	// bridge.
+	// Announce makes the pod's interface send gratuitous ARP messages when it comes up, and again when the port
+	// forwards. Use it if neighbours may know one of the pod's addresses with another MAC. The bridge floods these
+	// messages to all ports.
 	Announce bool
 
 	Hairpin  bool // frames may leave by the port they came in by
 	Isolated bool // no frames to and from other isolated ports
-	// ForwardGroups makes the bridge forward frames to the groups of STP (01:80:c2:00:00:00) and LLDP (:0e) like all
-	// others (IFLA_BRPORT_GROUP_FWD_MASK, Linux 4.15). So the firewall of the bridge sees them and can drop them
-	// (nft.Network's Groups). Without it they reach the host past all rules.
+	// ForwardGroups makes the bridge forward frames to the groups of STP (01:80:c2:00:00:00) and LLDP
+	// (01:80:c2:00:00:0e) like other frames (IFLA_BRPORT_GROUP_FWD_MASK, Linux 4.15). Only then the firewall rules of
+	// the bridge can drop these frames (nft.Network's Groups). Without ForwardGroups, they reach the host without
+	// passing any rule.
 	ForwardGroups bool
-	// StaticFDB adds a static entry for PeerMAC to the bridge's forwarding database. So the port works with NoFlood
-	// and NoLearning, and another port that sends from that MAC does not get its frames. It has no effect for the
-	// bridge's own MAC, and for a MAC with a static entry for another port.
+	// StaticFDB adds a static entry for PeerMAC to the bridge's forwarding database. Then the port also works with
+	// NoFlood and NoLearning, and another port cannot redirect the pod's frames by sending from PeerMAC. StaticFDB
+	// has no effect if PeerMAC is the bridge's own MAC or has a static entry for another port.
 	StaticFDB  bool
 	NoLearning bool // the bridge does not learn MACs from the port
 	NoFlood    bool // unknown unicast does not leave by the port
-	// NoMulticastFlood keeps unknown multicast away from the port. For pods to resolve each other over IPv6, the
-	// bridge then needs a multicast querier.
+	// NoMulticastFlood stops the bridge from sending unknown multicast frames to the port. Then pods can find each
+	// other by IPv6 only if the bridge has a multicast querier.
 	NoMulticastFlood bool
 
-	// VLAN lists the port's VLANs; the zero Membership means the default one. It requires a bridge that filters
-	// VLANs.
+	// VLAN is the port's membership in VLANs. A zero Membership means the bridge's default VLAN. VLAN requires
+	// Bridge.VLANFiltering.
 	VLAN vlan.Membership
 
 	// Addresses are the pod's addresses with their prefix lengths.
 	Addresses []netip.Prefix
-	// Routes are the pod's routes, in an order in which they can be added. A Link of 0 means the pod's interface. If
-	// the pod has another route to the same destination, the new one goes before it; IPv6 routes with gateways become
-	// one route with several next hops. If the pod has exactly that route, or a default route of the main table with
-	// the same metric, the error of Attach matches fs.ErrExist.
+	// Routes are the pod's routes, in the order in which they are added. A Link of 0 means the pod's interface. If
+	// the pod already has a route to the same destination, the new route is placed before it. IPv6 routes with
+	// gateways are combined into one route with several next hops. The error of Attach matches fs.ErrExist if the pod
+	// already has an equal route. The same applies to a default route in the main table with the same metric.
 	Routes []route.Route
-	// Down leaves the pod's interface down. It may then have no addresses and no routes.
+	// Down leaves the pod's interface down. Then Addresses, Routes and Neighbours must be empty, and Autoconf nil.
 	Down bool
-	// SameNetNS permits a pod in the bridges' own namespace, which Attach otherwise refuses as a mistake.
+	// SameNetNS permits a pod whose network namespace is also the bridge's. Otherwise Attach returns an error, since
+	// this is mostly a mistake.
 	SameNetNS bool
 
-	// BeforeUp, if not nil, is called by Attach with the port's index when the port is on its bridge, and before it
-	// comes up. At that time no packet has come in by it, and the kernel adds a queueing discipline without a wait.
-	// An error undoes the Attach.
+	// BeforeUp is a function that Attach calls with the index of the port, or nil. At that time the port is on its
+	// bridge but still down. So no packet has passed it yet, and the kernel can add a qdisc without waiting. If
+	// BeforeUp returns an error, Attach fails and undoes its steps.
 	BeforeUp func(ctx context.Context, index int) error
 
-	// NoWait makes Attach return before the port certainly forwards and the pod's IPv6 addresses are usable. A caller
-	// with other things to do calls Wait afterwards, which then rarely waits.
+	// NoWait makes Attach return before the port forwards and before the pod's IPv6 addresses are usable. The caller
+	// must then call Wait. If the caller does other work first, Wait mostly returns at once.
 	NoWait bool
-	// DAD makes the kernel detect duplicates of the pod's IPv6 addresses. They are unusable until it has finished,
-	// and Attach waits for that, a second or two.
+	// DAD enables duplicate address detection for the pod's IPv6 addresses. Attach waits until it has finished, which
+	// takes one or two seconds. The addresses are not usable before.
 	DAD bool
 
-	// Autoconf makes the pod take IPv6 addresses from router advertisements too, once Solicit is called. If nil, the
-	// pod accepts none.
+	// Autoconf configures the pod for router advertisements. The pod accepts them after Solicit was called. If nil,
+	// the pod ignores router advertisements.
 	Autoconf *Autoconf
-	// LeaveIPv6 leaves the pod's IPv6 to the pod: its interface forms a link-local address when it comes up, and
-	// accepts router advertisements, according to its namespace's parameters. It is for a pod without Addresses and
-	// Autoconf.
+	// LeaveIPv6 leaves the pod's IPv6 to the pod itself. Its interface forms a link-local address when it comes up,
+	// and accepts router advertisements, as the sysctls of its namespace say. It cannot be combined with IPv6
+	// Addresses or Autoconf.
 	LeaveIPv6 bool
-	// Neighbours are permanent entries in the pod's neighbour tables. They permit a route to a gateway that answers
-	// neither ARP nor neighbour solicitations. The kernel deletes them when the interface goes down or gets another
-	// MAC.
+	// Neighbours are permanent entries for the pod's neighbour tables. They permit routes to a gateway that answers
+	// neither ARP nor neighbour solicitations. The kernel deletes the entries when the interface goes down or its MAC
+	// changes.
 	Neighbours []Neighbour
 
-	// NoTxOffload makes the pod's interface compute checksums and TCP segments itself. Otherwise the last link on the
-	// path writes a checksum where the pod said, behind the bridge's firewall, and the pod could change pages after
-	// sending them. The port joins the segments again (GRO), so that TCP loses less speed. Only Attach uses it.
+	// NoTxOffload makes the pod's interface compute checksums and split TCP data into segments itself. Otherwise the
+	// last link on the path writes the checksum, at an offset that the pod chose. This is after the packet has passed
+	// the firewall. The pod could also change the data after sending. The port joins the segments again (GRO), which
+	// recovers some of the speed. Only Attach uses this field.
 	NoTxOffload bool
 
 	noIPv6 bool // the kernel has no IPv6: see Conn.configure
@@ -121,12 +125,12 @@ type Neighbour struct {
 	MAC  net.HardwareAddr
 }
 
-// hasIPv6 reports whether one of the addresses is an IPv6 address.
+// hasIPv6 reports whether Addresses contains an IPv6 address.
 func (p *Port) hasIPv6() bool {
 	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }
 
-// usesIPv6 reports whether the pod gets IPv6 addresses now or later, and so needs a link-local one.
+// usesIPv6 reports whether the pod gets IPv6 addresses now or later. Then it also needs a link-local address.
 func (p *Port) usesIPv6() bool { return p.hasIPv6() || p.Autoconf != nil }
 
 func (p *Port) validate() error {
@@ -176,7 +180,7 @@ func (p *Port) validate() error {
 	return p.VLAN.Check()
 }
 
-// checkName checks a link's name by the kernel's rules (dev_valid_name).
+// checkName returns an error if the kernel would not accept name as the name of a link (dev_valid_name).
 func checkName(name string) error {
 	switch {
 	case name == "" || name == "." || name == "..":
@@ -193,8 +197,9 @@ func checkName(name string) error {
 	return nil
 }
 
-// create appends the one message that creates both ends. The peer is created in the pod's namespace: moving it there
-// later would cost grace periods of the kernel, and a rename. It cannot be created up.
+// create appends the message that creates both ends of the pair. The peer is created in the pod's namespace, since
+// moving it there later would take several RCU grace periods and a rename. The kernel cannot create the ends already
+// up.
 func (p *Port) create(b *nl.Batch, bridge, podNS int) {
 	r := link.Request{
 		Name: p.Name, MAC: p.MAC, MTU: &p.MTU, Master: &bridge,
@@ -206,10 +211,10 @@ func (p *Port) create(b *nl.Batch, bridge, podNS int) {
 	r.Create(b, "add link", p.Name)
 }
 
-// configure appends the settings that the kernel ignores in a creating request: the alias, and the attributes of the
-// port. For a fresh port it sends only attributes that differ from the kernel's defaults. It finds the link by its
-// name, so that it fits into the same sendmsg. With these settings, and not before, the port comes up. A port in
-// VLANs, or with BeforeUp, comes up later (see setUp).
+// configure appends the settings that the kernel ignores in the message that creates the pair: the alias and the
+// attributes of the port. If fresh is set, it leaves out attributes that have the kernel's default. It identifies the
+// link by name, so that the request can follow the creation in the same sendmsg. The request also sets the port up,
+// so the port is never up without its settings. A port with VLANs or BeforeUp is set up later: see setUp.
 func (p *Port) configure(b *nl.Batch, fresh bool) {
 	r := link.Request{
 		Name: p.Name, Port: p.flags(fresh),
@@ -232,7 +237,7 @@ func (p *Port) configure(b *nl.Batch, fresh bool) {
 	r.Set(b, "set port", p.Name)
 }
 
-// groupMask returns a mask with a bit for each of the 16 groups.
+// groupMask returns the port's mask of forwarded groups, with one bit for each of the 16 link-local groups.
 func (p *Port) groupMask() uint16 {
 	const stp, lldp = 1 << 0x0, 1 << 0xe
 	if p.ForwardGroups {
@@ -241,8 +246,8 @@ func (p *Port) groupMask() uint16 {
 	return 0
 }
 
-// flags returns the flags of the port. For a fresh port it returns only those that differ from the kernel's defaults,
-// or nil if none do.
+// flags returns the flags of the port. If fresh is set, it returns only flags that differ from the kernel's defaults,
+// or nil if there are none.
 func (p *Port) flags(fresh bool) *driver.BridgePort {
 	var flags driver.BridgePort
 	set := func(flag **driver.BridgeEnable, on, initial bool) {
@@ -266,19 +271,20 @@ func (p *Port) flags(fresh bool) *driver.BridgePort {
 	return &flags
 }
 
-// hasIPv6 reports whether the kernel enables IPv6 on a link with this MTU. Below the minimum of RFC 8200, section 5,
-// it refuses IPv6 attributes.
+// hasIPv6 reports whether the kernel enables IPv6 on a link with this MTU. Below the minimum MTU (RFC 8200, section
+// 5), the kernel rejects IPv6 attributes.
 func hasIPv6(mtu int) bool { return mtu >= ipv6MinMTU }
 
 const ipv6MinMTU = 1280
 
-// podLinkUp appends the settings of the pod's interface: first no link-local address by the kernel (see
-// podAddresses), then the addresses, then up. In this order the addresses are announced, if requested.
+// podLinkUp appends the requests that configure the pod's interface. It disables the kernel's own link-local address
+// (see podAddresses), adds the addresses, sets the interface up, and adds routes and neighbours. The addresses come
+// before the interface is up, so that the kernel announces them with Announce.
 func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	link.Request{Index: loopbackIndex, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link", "lo")
 
-	// With addrgenmode none, the kernel makes no link-local address when the link comes up. So it sends no duplicate
-	// detection, multicast reports and router solicitations, which would be flooded to every port.
+	// With addrgenmode none, the kernel makes no link-local address when the link comes up. So it sends no messages
+	// for duplicate detection, multicast reports or router solicitations, which the bridge would flood to every port.
 	link.Request{Index: index, IPv4: p.ipv4Conf(), NoLinkLocal: !p.noIPv6 && !p.LeaveIPv6 && hasIPv6(p.MTU)}.Set(b,
 		"set link", p.Peer)
 	if p.Down {
@@ -297,7 +303,8 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", p.Peer)
 	routes := p.podRoutes(index)
 	for i, r := range routes {
-		// Only the first default route of a metric is exclusive, so that it does not override another interface's.
+		// Add the first default route of each metric exclusively, so that it does not override the default route of
+		// another interface. Further ones cannot be exclusive, since the first one exists by then.
 		isSame := func(o route.Route) bool {
 			isOfFamily := r.Dst.IsValid() || o.Gateway.BitLen() == r.Gateway.BitLen()
 			return o.Dst == r.Dst && isOfFamily && o.Priority == r.Priority && o.Table == r.Table
@@ -315,8 +322,8 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	}
 }
 
-// addNeighbours appends requests for the pod's neighbours. It must follow announce, since the kernel flushes
-// neighbours when it sets the interface's MAC.
+// addNeighbours appends requests that add the pod's neighbour entries. They must follow announce, since the kernel
+// flushes neighbour entries when a request sets the interface's MAC.
 func (p *Port) addNeighbours(b *nl.Batch, index int) {
 	for _, n := range p.Neighbours {
 		entry := routing.Neighbour{Addr: n.Addr, MAC: n.MAC, Link: index}
@@ -325,16 +332,16 @@ func (p *Port) addNeighbours(b *nl.Batch, index int) {
 	}
 }
 
-// announce appends a request that makes the kernel send a gratuitous ARP for each address: it sets the MAC to its
-// present value. The ARPs that the kernel sends when the interface comes up get no further than the port, which
-// forwards only when the kernel has noticed its carrier.
+// announce appends a request that sets the MAC to its present value, so that the kernel sends a gratuitous ARP for
+// each address. The kernel also sends such messages when the interface comes up. But at that time the port does not
+// forward yet, since the kernel has not noticed its carrier.
 func (p *Port) announce(b *nl.Batch, index int) {
 	link.Request{Index: index, MAC: p.PeerMAC}.Set(b, "announce addresses of", p.Peer)
 }
 
 const loopbackIndex = 1 // the loopback link's index in every namespace, include/net/flow.h
 
-// ipv4Conf returns the IPv4 parameters of the pod's interface.
+// ipv4Conf returns the IPv4 sysctls to set on the pod's interface.
 func (p *Port) ipv4Conf() []link.Parameter {
 	if p.Announce {
 		return []link.Parameter{{ID: ipv4ConfARPNotify, Value: 1}}
@@ -342,8 +349,8 @@ func (p *Port) ipv4Conf() []link.Parameter {
 	return nil
 }
 
-// podAddresses returns the port's addresses and, with IPv6, the link-local one. The kernel's own link-local address
-// would be subject to duplicate address detection.
+// podAddresses returns Addresses and, if the pod uses IPv6, a link-local address. If the kernel made the link-local
+// address itself, it would run duplicate address detection for it.
 func (p *Port) podAddresses() []netip.Prefix {
 	if !p.usesIPv6() {
 		return p.Addresses
@@ -361,9 +368,9 @@ func (p *Port) podRoutes(index int) []route.Route {
 	return list
 }
 
-// HostName returns the name of a port: "veth" and 11 hexadecimal digits, which fill the 15 bytes of a name. Agents
-// and rules on nodes expect "veth*". The same arguments always give the same name, so a caller finds the port to take
-// down without any record.
+// HostName returns a name for the port of a pod: "veth" and a hash of 11 hexadecimal digits, 15 bytes in all. Other
+// agents and firewall rules expect names that begin with "veth". The same arguments always give the same name, so a
+// caller can find the port to delete without a record.
 func HostName(network, containerID, ifname string) string {
 	return ident.Port(ident.Hash(network, containerID, ifname))
 }

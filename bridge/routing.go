@@ -23,23 +23,25 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Routing describes the settings of a host that routes for pods. A zero field changes nothing.
+// Routing describes the settings that a host needs to route packets for pods. The zero value of a field changes
+// nothing.
 type Routing struct {
-	// IPv4 and IPv6 make each present and future link of the host forward incoming packets of the family.
+	// IPv4 and IPv6 enable forwarding of the family on all links of the host, including future links.
 	//
-	// A host that is a router already (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding) stays as it is. On another
-	// host these two stay 0, and the links' own parameters are set: net.ipv4.conf.LINK.forwarding, and
-	// net.ipv6.conf.LINK.force_forwarding (Linux 6.17). An older kernel forwards IPv6 only for all links, so there
-	// net.ipv6.conf.all.forwarding is set.
+	// If the host is already a router (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding is on), nothing changes.
+	// Otherwise these sysctls stay 0, and EnsureRouting sets the sysctls of each link instead:
+	// net.ipv4.conf.LINK.forwarding, and net.ipv6.conf.LINK.force_forwarding (Linux 6.17). Older kernels can forward
+	// IPv6 only for all links, so EnsureRouting then sets net.ipv6.conf.all.forwarding.
 	//
-	// Then the host also forwards packets between links of other programs. nft.Network's Closed drops such packets.
+	// The host then also forwards packets between links of other programs. Use the field Closed of nft.Network to
+	// drop such packets.
 	IPv4, IPv6 bool
-	// Input is the link that pods' packets come in by. On a router too, the kernel forwards IPv4 from this link only
-	// if the link's own parameter is set.
+	// Input is the link where packets from pods come in. The kernel forwards IPv4 packets from it only if forwarding
+	// is on for this link, even if the host is a router.
 	Input string
-	// RouteLocalnet is the link through which host ports on 127.0.0.1 lead to pods: the bridge
-	// (net.ipv4.conf.<link>.route_localnet). It also makes the kernel accept packets to 127.0.0.0/8 from that link.
-	// So rules that protect the host's own services there must come first. nft.Conn.Ensure adds them, and they last
+	// RouteLocalnet is the bridge through which ports published on 127.0.0.1 lead to pods. It enables
+	// net.ipv4.conf.LINK.route_localnet. The kernel then also accepts packets to 127.0.0.0/8 from this link. So
+	// install rules that protect the host's own services there first. nft.Conn.Ensure adds such rules, and they last
 	// as long as its table.
 	RouteLocalnet string
 }
@@ -47,12 +49,12 @@ type Routing struct {
 const (
 	routeLocalnet = "route_localnet"
 
-	// Every namespace has a loopback interface. EnsureRouting sets it last, so its parameter shows whether all links
-	// were set.
+	// Every network namespace has a loopback interface. EnsureRouting sets its sysctl last, so the value shows
+	// whether all links were set.
 	loopbackName = "lo"
 )
 
-// hostParameter is a file below /proc/sys with its expected value.
+// hostParameter is a sysctl with its expected value. path is relative to /proc/sys.
 type hostParameter struct {
 	path, value string
 	isSwitch    bool         // every value except 0 is as good
@@ -61,7 +63,7 @@ type hostParameter struct {
 
 func (p *hostParameter) isMet(have string) bool { return have == p.value || p.isSwitch && have != "0" }
 
-// forwarding names the parameters that make a host forward packets of a family.
+// forwarding names the sysctls that control forwarding of one address family.
 type forwarding struct {
 	family, all string // the family's directory below /proc/sys/net, and the path of the parameter for all links
 	name, value string // the name of the parameter for one link, and the value that turns it on
@@ -78,7 +80,8 @@ func (r *Routing) families() []forwarding {
 	return list
 }
 
-// parameters returns the parameters of the family. On a router there is at most the input link's.
+// parameters returns the sysctls to set for the family. If the host is a router, this is at most the sysctl of the
+// input link.
 func (f *forwarding) parameters(input string) (list []hostParameter, _ error) {
 	all, err := sysctl.Read(f.all)
 	if err != nil {
@@ -105,9 +108,10 @@ func (f *forwarding) parameters(input string) (list []hostParameter, _ error) {
 	return list, nil
 }
 
-// keepAdvertised makes the links that accept router advertisements continue to accept them when the host forwards,
-// including future links. With an accept_ra of 1 the kernel would drop the routes that it has learnt, and ignore
-// further advertisements. If accept_ra is 0, a program such as systemd-networkd reads them, or they are unwanted.
+// keepAdvertised changes accept_ra from 1 to 2 on all links, and for future links, so that they still accept router
+// advertisements when the host forwards. With 1 the kernel would delete the routes that it has learnt, and ignore
+// further advertisements. It does not change an accept_ra of 0: then another program such as systemd-networkd handles
+// advertisements, or they are unwanted.
 func keepAdvertised() error { return sysctl.Replace("ipv6", "accept_ra", "1", "2") }
 
 func (r *Routing) parameters() ([]hostParameter, error) {
@@ -137,12 +141,12 @@ func (r *Routing) parameters() ([]hostParameter, error) {
 	return list, nil
 }
 
-// EnsureRouting configures the host as r describes it, through /proc/sys of the calling thread's namespace, and
-// reports whether it changed anything. A host that begins to forward IPv6 keeps the settings from router
-// advertisements, and continues to accept them.
+// EnsureRouting sets the sysctls that r requests, and reports whether it changed anything. If the host begins to
+// forward IPv6, it keeps the settings from router advertisements and still accepts new ones.
 //
-// It writes only if something differs. The thread must be in the Conn's namespace (call it in netns.NS.Do); otherwise
-// the error is tombolo.ErrInvalid.
+// It uses /proc/sys of the calling thread's network namespace, which must be the Conn's namespace. Call it within
+// netns.NS.Do if necessary. In another namespace, it returns an error that matches tombolo.ErrInvalid. It writes only
+// values that differ.
 func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ error) {
 	if err := c.checkThread(); err != nil {
 		return false, err
@@ -179,7 +183,8 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 	return changed, nil
 }
 
-// checkThread returns an error if the calling thread, whose /proc/sys is written, is not in the bridges' namespace.
+// checkThread returns an error if the calling thread is not in the bridges' network namespace. Otherwise the caller
+// would access the sysctls of another namespace.
 func (c *Conn) checkThread() error {
 	var here Conn
 	err := here.noteNetNS(nil)
@@ -190,9 +195,9 @@ func (c *Conn) checkThread() error {
 	return err
 }
 
-// CheckRouting compares the host with r, and lists the differences, which EnsureRouting would change. It does not
-// list single links that do not forward: their owner may want that. Like EnsureRouting it reads /proc/sys of the
-// calling thread's namespace, which must also be the Conn's.
+// CheckRouting compares the sysctls of the host with r and returns the differences. EnsureRouting repairs them.
+// Single links without forwarding are no difference, since their owner may have chosen this. Like EnsureRouting,
+// CheckRouting must be called in the Conn's namespace.
 func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Difference, error) {
 	if err := c.checkThread(); err != nil {
 		return nil, err
@@ -217,15 +222,15 @@ func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Differenc
 	return list, nil
 }
 
-// Constants of enum IPV4_DEVCONF_* of include/uapi/linux/ip.h, and of DEVCONF_* of include/uapi/linux/ipv6.h.
+// Numbers of enum IPV4_DEVCONF_* in include/uapi/linux/ip.h, and of DEVCONF_* in include/uapi/linux/ipv6.h.
 const (
 	ipv4ConfForwarding      = 1  // IPV4_DEVCONF_FORWARDING
 	ipv6ConfForwarding      = 0  // DEVCONF_FORWARDING
 	ipv6ConfForceForwarding = 59 // DEVCONF_FORCE_FORWARDING, since Linux 6.17
 )
 
-// Forwards returns the families that the host forwards, at least for pods, and those where it is a router: it
-// forwards for everybody, by a setting of its owner. It takes one request.
+// Forwards returns the address families that the host forwards. pods contains the families that it forwards at least
+// for pods. router contains the families for which the host's owner has made it a router. Forwards sends one request.
 func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	var b nl.Batch
 	var lo link.Link
@@ -242,8 +247,9 @@ func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	return pods, router, nil
 }
 
-// DefaultMTU returns the MTU, in bytes, of the link with the host's default route, the smaller one of both families.
-// It returns 1500 if there is none, or if it is the link except.
+// DefaultMTU returns the MTU in bytes of the link with the host's default route. If the families have different
+// links, it returns the smaller MTU. It ignores the link with the name in except. If no link is left, it returns
+// 1500.
 func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 	const ethernet = 1500
 	ways, err := c.waysOut(ctx)
@@ -256,7 +262,7 @@ func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 	return cmp.Or(mtu, ethernet), err
 }
 
-// waysOut returns the links with the host's default routes, one for each family that has one.
+// waysOut returns the links of the host's default routes, at most one for each family.
 func (c *Conn) waysOut(ctx context.Context) (list []*Link, _ error) {
 	for _, zero := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		r, err := c.Routes().Get(ctx, routing.Outside(zero))
@@ -279,10 +285,10 @@ func (c *Conn) waysOut(ctx context.Context) (list []*Link, _ error) {
 	return list, nil
 }
 
-// Uplinks returns the names of bridges and veth links that lead to the host's own neighbours, and not to containers
-// or virtual machines on the host. These are bridges with a port that is hardware, a bond or a VLAN, or with a
-// default route, and veth links with a subnet of their own, as in a node that is a container. It skips the bridges in
-// except, which may have many ports.
+// Uplinks returns the names of bridges and veth links that lead to the host's own network. Other such links lead to
+// containers or virtual machines on the host. A bridge is an uplink if a port is hardware, a bond, a team or a VLAN,
+// or if the bridge has a default route. A veth link is an uplink if it has an address with a subnet, as in a node
+// that is a container. Bridges in except are skipped, since listing their ports may take long.
 func (c *Conn) Uplinks(ctx context.Context, except ...string) (names []string, _ error) {
 	bridges, err := c.links(ctx, "list bridges", "bridge", 0)
 	if err != nil {

@@ -13,17 +13,18 @@ import (
 )
 
 const (
-	// requestTries is the number of REQUESTs for an offered address before the server counts as gone. RFC 2131
-	// suggests four, but another server's OFFER is worth more than waiting a minute.
+	// requestTries is the number of REQUESTs for an offered address before the client gives the server up. RFC 2131
+	// suggests four, but asking another server takes less than waiting a minute for this one.
 	requestTries = 2
-	// betterOffer is how long an OFFER from a server that has refused before is held back.
+	// betterOffer is the time that the client waits for a better OFFER. It waits if the server of the present OFFER
+	// is in the list of servers to avoid, or if Config.Refuse refused the lease.
 	betterOffer = time.Second
-	// Beginning with DISCOVER number broadcastTry, servers are asked to broadcast their answers. A switch, a relay or
+	// From DISCOVER number broadcastTry on, the client asks servers to broadcast their answers. A switch, a relay or
 	// a server may lose packets to an address that the client does not have yet.
 	broadcastTry = 3
 )
 
-// discover sends a DISCOVER, the first of an attempt or a repetition.
+// discover sends a DISCOVER, as the first of an attempt or as a repetition, and enters SELECTING.
 func (t *step) discover() {
 	if t.s.tries == 0 && t.s.offer == nil {
 		t.newXID()
@@ -52,7 +53,7 @@ func (t *step) discover() {
 	t.enter(selecting, wake)
 }
 
-// reboot asks servers to confirm the previous lease: RFC 2131, section 3.2.
+// reboot sends a REQUEST for the previous lease's address, so that servers confirm it (RFC 2131, section 3.2).
 func (t *step) reboot() {
 	t.newXID()
 	t.s.offer, t.s.hint, t.s.requestSent = t.s.last, t.s.last.Address.Addr(), t.now
@@ -63,7 +64,7 @@ func (t *step) reboot() {
 	t.enter(rebooting, trace.Earlier(t.now.Add(confirmWait), t.s.giveUp))
 }
 
-// rebooting handles an ACK or NAK for the previous lease, from any server.
+// rebooting handles an answer to the REQUEST of INIT-REBOOT. It accepts an ACK or a NAK from any server.
 func (t *step) rebooting(m *message) {
 	switch m.MessageType() {
 	case dhcpv4.MessageTypeAck:
@@ -79,8 +80,8 @@ func (t *step) rebooting(m *message) {
 	}
 }
 
-// selecting accepts the first usable OFFER: nothing shows which one is better, and waiting would cost every client
-// its time. It also accepts the late ACK of an OFFER that was requested before.
+// selecting handles an answer to a DISCOVER. It accepts the first usable OFFER: nothing shows which OFFER is better,
+// and waiting would delay every client. It also accepts a late ACK of an address that the client requested before.
 func (t *step) selecting(m *message) {
 	isACK := m.MessageType() == dhcpv4.MessageTypeAck
 	rapid := isACK && t.cfg.RapidCommit && m.Options.Has(dhcpv4.OptionRapidCommit)
@@ -120,7 +121,8 @@ func (t *step) selecting(m *message) {
 	case rapid:
 		t.accept(l)
 	case refused != nil || slices.Contains(t.s.avoid, l.Server):
-		// Only a DECLINE tells the server, and only about an address that it granted.
+		// Keep this OFFER for the case that no better one comes. An OFFER cannot be declined: a DECLINE must be about
+		// an address that the server granted.
 		t.s.others = trace.Shun(t.s.others, l.Server)
 		if t.s.other == nil {
 			t.s.other = l
@@ -133,7 +135,7 @@ func (t *step) selecting(m *message) {
 	}
 }
 
-// granted returns the lease in an OFFER or an ACK, or nil if there is none.
+// granted returns the lease in an OFFER or an ACK, or nil if no host could use it.
 func (t *step) granted(m *message) *Lease {
 	l, err := t.lease(m, t.s.requestSent)
 	if err != nil {
@@ -162,7 +164,7 @@ func (t *step) selectingTimeUp() {
 	t.discover()
 }
 
-// choose requests an offered address.
+// choose sends a REQUEST for an offered address.
 func (t *step) choose(offer *Lease) {
 	t.s.offer, t.s.other, t.s.tries = offer, nil, 0
 	t.sendRequest()
@@ -178,9 +180,9 @@ func (t *step) sendRequest() {
 	t.enter(requesting, t.now.Add(t.retransmission(t.s.tries)))
 }
 
-// requesting waits for the ACK of an offered address, from any server: some servers share their leases, or have
-// several identifiers. It accepts a NAK only from the selected server, since others may refuse addresses that are not
-// theirs.
+// requesting handles an answer to a REQUEST for an offered address. It accepts an ACK from any server, since some
+// servers share their leases, or have several identifiers. It accepts a NAK only from the selected server, since
+// other servers may refuse an address that they do not manage.
 func (t *step) requesting(m *message) {
 	offer := t.s.offer
 	switch m.MessageType() {
@@ -201,7 +203,8 @@ func (t *step) requesting(m *message) {
 	}
 }
 
-// isAnothers reports whether a message comes from a server other than the asked one, and notes that server.
+// isAnothers reports whether a message comes from a server other than the server of the requested lease. If so, it
+// records the server for Lease.Others.
 func (t *step) isAnothers(m *message, asked *Lease) bool {
 	if m.sender() == asked.Server || m.source == asked.Server {
 		return false
@@ -213,8 +216,8 @@ func (t *step) isAnothers(m *message, asked *Lease) bool {
 	return true
 }
 
-// acknowledged returns the lease in an ACK of the requested address, or nil. If the ACK does not name the server, the
-// server of the requested lease stays.
+// acknowledged returns the lease in an ACK. It returns nil if the ACK is unusable, or for another address than the
+// requested lease (asked). If the ACK does not name its server, the result has the server of the requested lease.
 func (t *step) acknowledged(m *message, asked *Lease) *Lease {
 	if m.address != asked.Address.Addr() {
 		t.note(describe(m) + ": asked for " + asked.Address.Addr().String())
@@ -237,7 +240,8 @@ func (t *step) acknowledged(m *message, asked *Lease) *Lease {
 	return l
 }
 
-// requestingTimeUp asks all servers again. The offer stays, since its server may only be slow.
+// requestingTimeUp repeats the REQUEST or, after requestTries, sends a DISCOVER to all servers. It keeps the offer,
+// since the server may only be slow.
 func (t *step) requestingTimeUp() {
 	if t.s.tries < requestTries {
 		t.sendRequest()
@@ -248,7 +252,7 @@ func (t *step) requestingTimeUp() {
 	t.discover()
 }
 
-// refusal returns the caller's reason against a lease, or nil if there is none.
+// refusal returns Config.Refuse's reason to refuse a lease, or nil if the lease is acceptable.
 func (t *step) refusal(l *Lease) error {
 	if t.cfg.Refuse == nil {
 		return nil
@@ -256,7 +260,7 @@ func (t *step) refusal(l *Lease) error {
 	return t.cfg.Refuse(l, t.s.lease)
 }
 
-// acceptUnlessRefused accepts an acknowledged lease unless the caller refuses it.
+// acceptUnlessRefused accepts an acknowledged lease unless Config.Refuse refuses it.
 func (t *step) acceptUnlessRefused(l *Lease) {
 	if refused := t.refusal(l); refused != nil {
 		t.refuse(l, refused)
@@ -265,14 +269,15 @@ func (t *step) acceptUnlessRefused(l *Lease) {
 	t.accept(l)
 }
 
-// refuse declines a granted address, with the caller's reason, and avoids its server.
+// refuse declines a granted address for the caller's reason, ends the present lease and avoids the server from now
+// on.
 func (t *step) refuse(l *Lease, why error) {
 	t.lose()
 	t.shun(l.Server)
 	t.decline(l, fmt.Errorf("%w: %s, by %s: %w", ErrRefused, l.Address.Addr(), l.Server, why))
 }
 
-// decline tells the server that the client does not use an address that it granted, and starts over.
+// decline sends a DECLINE for an address that a server granted, and starts over.
 func (t *step) decline(l *Lease, why error) {
 	t.newXID()
 	t.send("DECLINE", declineOf(l, t.s.xid))
@@ -282,7 +287,7 @@ func (t *step) decline(l *Lease, why error) {
 	t.startOver(why, declineBackOff)
 }
 
-// accept accepts an acknowledged lease, or first checks that its address is free.
+// accept begins to use an acknowledged lease. With Config.DetectConflicts it first probes the address.
 func (t *step) accept(l *Lease) {
 	if t.cfg.DetectConflicts {
 		t.startProbing(l)
@@ -291,7 +296,7 @@ func (t *step) accept(l *Lease) {
 	t.bind(l)
 }
 
-// The numbers of RFC 5227, section 1.1.
+// These are the constants of RFC 5227, section 1.1.
 const (
 	probeCount   = 3
 	probeWait    = time.Second // before the first, at most
@@ -300,13 +305,13 @@ const (
 	announceWait = 2 * time.Second // after the last, for answers
 )
 
-// startProbing looks for other hosts with the address, before it is used.
+// startProbing begins to look for other hosts that use the leased address.
 func (t *step) startProbing(l *Lease) {
 	t.s.offer, t.s.tries = l, 0
 	t.enter(probing, t.now.Add(t.s.random.Between(0, probeWait)))
 }
 
-// probe sends the next probe, or ends the wait for answers to the last.
+// probe sends the next ARP probe. After the last one and the wait for its answers, it begins to use the lease.
 func (t *step) probe() {
 	if !t.s.offer.Infinite() && !t.now.Before(t.s.offer.Expire) {
 		t.forget()
@@ -325,7 +330,7 @@ func (t *step) probe() {
 		pause = announceWait
 	}
 
-	// The sender's address is 0.0.0.0, so that no host changes a neighbour entry.
+	// A probe's sender address is 0.0.0.0, so that no host changes a neighbour entry.
 	t.send("probe", &Packet{
 		SrcMAC: Hex(t.cfg.MAC),
 		ARP:    &ARP{SenderMAC: Hex(t.cfg.MAC), SenderIP: netip.IPv4Unspecified(), TargetIP: t.s.offer.Address.Addr()},
@@ -333,7 +338,8 @@ func (t *step) probe() {
 	t.enter(probing, t.now.Add(pause))
 }
 
-// hearARP declines the address if another host has it, or is about to use it: RFC 5227, section 2.1.1.
+// hearARP handles an ARP packet while the client probes. It declines the address if another host has it, or probes
+// for it at the same time (RFC 5227, section 2.1.1).
 func (t *step) hearARP(a *ARP) {
 	if t.s.state != probing || bytes.Equal(a.SenderMAC, t.cfg.MAC) {
 		return

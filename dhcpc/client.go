@@ -14,14 +14,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Client gets, keeps and releases leases for one interface. It is a Machine with a clock and sockets. It keeps no
-// state between calls, so several methods may run at once, if Config.Dial permits that.
+// Client gets, keeps and releases leases for one interface. It consists of a Machine, a clock and sockets. It keeps
+// no state between calls, so several methods may run at once, if Config.Dial permits that.
 type Client struct {
 	machine *Machine
 	cfg     *Config
 }
 
-// New checks a configuration and returns a Client. It opens and sends nothing yet.
+// New checks a configuration and returns a Client. It opens no socket and sends nothing.
 func New(cfg *Config) (*Client, error) {
 	m, err := NewMachine(cfg)
 	if err != nil {
@@ -33,9 +33,10 @@ func New(cfg *Config) (*Client, error) {
 	return &Client{machine: m, cfg: m.cfg}, nil
 }
 
-// Acquire gets a lease. It keeps trying, also after a NAK or a conflict, until a lease comes, Config.Timeout has
-// passed or ctx is done. The error lists the messages sent and received. It matches ErrTimeout, ctx's or a
-// transport's error, and also ErrNAK, ErrDeclined or ErrRefused if that was the last event.
+// Acquire gets a lease. It keeps trying, even after a NAK or a conflict, until it has a lease, Config.Timeout has
+// passed or ctx is done. The error lists the messages sent and received. It matches ErrTimeout, ctx's error or a
+// transport's error. If the last failure was a NAK, a conflict or a refusal, it also matches ErrNAK, ErrDeclined or
+// ErrRefused.
 func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 	limit := c.cfg.clock.Now().Add(c.cfg.Timeout)
 	r := runner{Client: c, session: c.machine.Start(c.cfg.clock.Now(), rand.Uint64())}
@@ -51,14 +52,16 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 	}
 }
 
-// Run keeps a lease until ctx is done: it renews the lease when it is due, and gets another when it is refused or
-// expires. It calls apply with each change, one at a time: with an old and a new lease after a renewal, which usually
-// differ only in the times; with nil for next when the lease is lost; and with nil for old when there is one again.
-// When apply returns, the change must be in effect, since renewals come from the leased address.
+// Run keeps a lease until ctx is done. It renews the lease when that is due, and acquires another one if servers
+// refuse the lease or it expires.
 //
-// Run ends with the error of apply, or with ctx's. It does not end because no server answers, or a transport fails,
-// but tries again later. It does end with tombolo.ErrInvalid. A lease also runs out while the machine is
-// suspended. Within ten seconds of its waking, Run renews such a lease or calls apply with nil.
+// Run calls apply with each change, one at a time. After a renewal, old and next are not nil, and mostly differ only
+// in their times. When the lease is lost, next is nil. When there is a lease again, old is nil. When apply returns,
+// the change must be in effect, since renewals come from the leased address.
+//
+// Run ends with the error of apply, with ctx's error or with an error that matches tombolo.ErrInvalid. If no server
+// answers, or a transport fails, Run tries again later. A lease also runs out while the machine is suspended. Within
+// ten seconds of its waking, Run renews such a lease or calls apply with nil.
 func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease) error) error {
 	if apply == nil {
 		apply = func(_, _ *Lease) error { return nil }
@@ -93,8 +96,8 @@ func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease)
 	}
 }
 
-// Release gives a lease back, from its address, which the interface must still have. Servers do not answer, so
-// success only means that it was sent. If the interface no longer exists, use the function Release.
+// Release sends a RELEASE from the leased address, which the interface must still have. Servers do not answer, so
+// success only means that the message was sent. If the interface no longer exists, use the function Release.
 func (c *Client) Release(ctx context.Context, l *Lease) error {
 	p, err := Release(l, rand.Uint32())
 	if err != nil {
@@ -112,7 +115,7 @@ func (c *Client) Release(ctx context.Context, l *Lease) error {
 	return nil
 }
 
-// runner runs one session.
+// runner runs one Session with a clock and a transport.
 type runner struct {
 	*Client
 	session Session
@@ -122,8 +125,8 @@ type runner struct {
 	asleep  time.Duration // clock.Asleep at the last correction of the lease's times for a suspended machine
 }
 
-// next waits for the next event, and makes the step. It ends with ErrTimeout at a limit, unless that is the zero
-// time.
+// next waits for a packet or the session's wake-up time, makes one step, and returns its output. It returns
+// ErrTimeout at the time limit; the zero time means no limit.
 func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -154,8 +157,8 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 	}
 }
 
-// countSleep corrects the lease's times after the machine was suspended, because Now does not count that time. A lease
-// that expired or became due for renewal meanwhile is due at once.
+// countSleep corrects the lease's times after the machine was suspended, because Now does not count that time. If the
+// lease expired or became due for renewal during the suspension, the next step handles that at once.
 func (r *runner) countSleep(now time.Time) error {
 	asleep := r.cfg.clock.Asleep()
 	by := asleep - r.asleep
@@ -176,7 +179,8 @@ func (r *runner) countSleep(now time.Time) error {
 	return err
 }
 
-// wait waits for a packet, until some time at the latest.
+// wait returns the next packet. It returns nil when the given time has come, or when the session expects no packet
+// any more. The zero time means no limit.
 func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error) {
 	if r.conn != nil && now.Before(r.session.listen) {
 		p, err := r.conn.Receive(ctx, trace.Earlier(until, r.session.listen))
@@ -194,7 +198,7 @@ func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error
 	return nil, r.cfg.clock.Wait(ctx, until)
 }
 
-// step makes a step and sends its packet.
+// step makes one step of the session with the packet e, or without one if e is nil. It sends the resulting packet.
 func (r *runner) step(ctx context.Context, e *Packet) (Output, error) {
 	var out Output
 	r.session, out = r.machine.Step(r.session, r.cfg.clock.Now(), e)
@@ -213,7 +217,7 @@ func (r *runner) send(ctx context.Context, p *Packet) error {
 		return nil
 	}
 
-	// ARP probes are sent like messages of a client without an address.
+	// Send ARP probes as a client without an address sends its messages.
 	bound := p.ARP == nil && !p.Src.Addr().IsUnspecified()
 	if r.conn != nil && r.bound != bound {
 		r.hangUp()
@@ -234,7 +238,7 @@ func (r *runner) send(ctx context.Context, p *Packet) error {
 	return r.conn.Send(ctx, p)
 }
 
-// dial opens a transport with the caller's Dial. A nil transport is an error.
+// dial opens a transport with the caller's Dial. If Dial returns nil without an error, dial returns an error.
 func (c *Client) dial(ctx context.Context, local netip.Addr) (Transport[*Packet], error) {
 	conn, err := c.cfg.Dial(ctx, local)
 	if err == nil && conn == nil {
@@ -243,7 +247,8 @@ func (c *Client) dial(ctx context.Context, local netip.Addr) (Transport[*Packet]
 	return conn, err
 }
 
-// hangUp closes the transport. Its error is irrelevant, since no written data could be lost.
+// hangUp closes the transport, if it is open. The error of Close does not matter, since no written data could be
+// lost.
 func (r *runner) hangUp() {
 	if r.conn != nil {
 		_ = r.conn.Close()
@@ -251,20 +256,21 @@ func (r *runner) hangUp() {
 	}
 }
 
-// clock returns the time and waits. Tests use another one.
+// clock tells the time and waits. Tests replace it.
 type clock interface {
 	Now() time.Time
 	// Asleep returns how long the machine has been suspended since it booted. Now does not count that time.
 	Asleep() time.Duration
-	// Wait returns at a time, or soon after the machine has slept, or with ctx's error as soon as ctx is done. The
-	// zero time never comes.
+	// Wait returns nil when the given time has come, or soon after the machine was suspended. It returns ctx's error
+	// as soon as ctx is done. The zero time means no limit.
 	Wait(ctx context.Context, until time.Time) error
 }
 
 const (
-	// sleepLook is how often a wait checks for a sleep of the machine.
+	// sleepLook is how often Wait checks whether the machine was suspended.
 	sleepLook = 10 * time.Second
-	// leastSleep is the shortest sleep that counts. Every lease lasts longer, and two clocks are read within less.
+	// leastSleep is the shortest suspension that counts. It is shorter than every lease, and longer than the time
+	// between the readings of two clocks.
 	leastSleep = 2 * time.Second
 )
 

@@ -13,7 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Defaults of Config, and the limits of RFC 2131.
+// These are the defaults of Config, and limits from RFC 2131.
 const (
 	DefaultTimeout    = 30 * time.Second
 	defaultRetransmit = 4 * time.Second  // the first pause before a message is sent again; doubled each time
@@ -23,8 +23,8 @@ const (
 	confirmWait       = time.Second      // for an answer to the REQUEST of INIT-REBOOT
 	silence           = 4 * time.Second  // of all servers, before Config.Last is used
 
-	// Shorter times from a server would make each client ask it again and again. Then the lease counts as long enough
-	// to be renewed, and T1 and T2 as missing.
+	// If a server sends shorter times, the client uses these, or computes T1 and T2 itself. Otherwise clients would
+	// ask the server again and again.
 	shortestLease = 10 * time.Second
 	shortestT1    = 2 * time.Second
 	shortestT2    = 4 * time.Second
@@ -35,73 +35,73 @@ const (
 	usualMessage = 1500 // longer ones would be fragmented on the way
 )
 
-// Config holds the client's identity and its requests. MAC is required, and Dial for a Client. The other fields have
-// defaults. Its JSON form contains everything that a server learns, except for the MAC.
+// Config holds the client's identity and the parameters of its requests. MAC is required, and so is Dial for a
+// Client. The other fields have defaults. The JSON form contains everything that a server learns, except for the MAC.
 type Config struct {
 	// MAC is the hardware address of the interface, six bytes (chaddr).
 	MAC net.HardwareAddr `json:"-"`
-	// ClientID is the client identifier (option 61) with its type byte: at least two bytes. Servers that get one
-	// identify the client by it, and otherwise by the MAC.
+	// ClientID is the client identifier (option 61), including its type byte: at least two bytes. A server identifies
+	// the client by its ClientID or, without one, by its MAC.
 	ClientID Hex `json:"clientID,omitempty"`
-	// HostName is option 12. The server may enter the client in its DNS with it.
+	// HostName is the host name (option 12). The server may enter it in its DNS.
 	HostName string `json:"hostName,omitempty"`
-	// VendorClass is option 60.
+	// VendorClass is the vendor class identifier (option 60).
 	VendorClass string `json:"vendorClass,omitempty"`
-	// Request are codes of additional options to request. Their values are in Lease.Options.
+	// Request holds the codes of additional options to request. Lease.Options has their values.
 	Request Hex `json:"request,omitempty"`
-	// RequestOnly omits the usual options from the request.
+	// RequestOnly omits the default options from the request.
 	RequestOnly bool `json:"requestOnly,omitempty"`
-	// Provide are options to send in each DISCOVER and REQUEST, such as 51 to ask for a lease time. Options that have
-	// a field here, or that the protocol sets, are refused.
+	// Provide holds options to send in each DISCOVER and REQUEST, such as option 51 to ask for a lease time. New
+	// returns an error for options that have a field here, or that the protocol sets.
 	Provide []Option `json:"provide,omitempty"`
-	// Servers are the addresses of the accepted servers, as their identifier (option 54) or as the source of their
-	// packets. If empty, all are accepted.
+	// Servers are the addresses of the accepted servers. An answer counts if its server identifier (option 54) or its
+	// source address is in the list. An empty list accepts all servers.
 	Servers []netip.Addr `json:"servers,omitempty"`
-	// Address is requested in a DISCOVER. The server need not give it.
+	// Address is the address to request in a DISCOVER. The server may assign another one.
 	Address netip.Addr `json:"address,omitzero"`
-	// Last is the client's previous lease before its restart, or nil. While it has not ended, servers are first asked
-	// to confirm it (INIT-REBOOT). If no server answers at all within 4 s, or half of Timeout, the client uses it
-	// again, with T1 and T2 at once (RFC 2131, section 3.2).
+	// Last is the client's lease from before its restart, or nil. If it has not ended, the client first asks servers
+	// to confirm it (INIT-REBOOT). If no server answers within 4 s, or half of Timeout if that is less, the client
+	// uses the lease again. T1 and T2 then count as reached (RFC 2131, section 3.2).
 	Last *Lease `json:"-"`
 
 	// Broadcast asks servers to broadcast their answers. A UDP socket needs this on an interface without an address;
 	// a raw socket does not.
 	Broadcast bool `json:"broadcast,omitempty"`
-	// RapidCommit asks for the lease in two messages instead of four (RFC 4039). Servers that do not know it answer
-	// with an OFFER as usual.
+	// RapidCommit asks for the lease in two messages instead of four (RFC 4039). Servers that do not support this
+	// answer with an OFFER, as without the option.
 	RapidCommit bool `json:"rapidCommit,omitempty"`
-	// DetectConflicts asks by ARP, before an address is used, whether a host has it (RFC 5227), and declines it if
-	// so. It takes 4 to 7 seconds, and a transport for ARP.
+	// DetectConflicts probes an address by ARP before the client uses it (RFC 5227), and declines it if another host
+	// has it. This takes 4 to 7 seconds, and needs a transport that supports ARP.
 	DetectConflicts bool `json:"detectConflicts,omitempty"`
-	// LinkMTU limits Lease.MTU. 0 means no limit.
+	// LinkMTU is the upper limit for Lease.MTU, in bytes. 0 means no limit.
 	LinkMTU int `json:"linkMTU,omitempty"`
 
-	// Refuse returns the reason against a lease, or nil to accept it. Without Refuse all are accepted. held is the
-	// lease that the client has, or nil. It is called for each OFFER and each ACK: a refused OFFER is skipped while
-	// another server may offer a better one, and a refused ACK is answered with DECLINE.
+	// Refuse returns the reason to refuse a lease, or nil to accept it. A nil Refuse accepts all leases. held is the
+	// lease that the client already has, or nil. The client calls Refuse for each OFFER and each ACK. It uses a
+	// refused OFFER only if no server offers a better one, and answers a refused ACK with a DECLINE.
 	Refuse func(l, held *Lease) error `json:"-"`
 
 	// Timeout limits Acquire, together with its context. 0 means DefaultTimeout.
 	Timeout time.Duration `json:"-"`
-	// Retransmit is the time until a DISCOVER is sent again. It is doubled each time up to 64 s, ± 1 s or a quarter,
-	// whichever is less. 0 means 4 s.
+	// Retransmit is the time until the client sends a DISCOVER again. It doubles each time up to 64 s, and varies at
+	// random by 1 s or a quarter, whichever is less. 0 means 4 s.
 	Retransmit time.Duration `json:"-"`
 
-	// Dial opens a transport. If local is not valid, it is for a client without an address, which broadcasts from
-	// 0.0.0.0. Otherwise it is for one with the address local. A Client closes the transport as soon as it waits for
-	// no answer: it holds none while it is bound.
+	// Dial opens a transport. If local is not valid, the transport is for a client without an address, which
+	// broadcasts from 0.0.0.0. Otherwise the client has the address local. A Client closes the transport as soon as
+	// it expects no answer, so it has none open in the state BOUND.
 	Dial func(ctx context.Context, local netip.Addr) (Transport[*Packet], error) `json:"-"`
 
 	clock clock // nil means the machine's; tests have another
 }
 
-// Option is one option of DHCP.
+// Option is one DHCP option.
 type Option struct {
 	Code  uint8 `json:"code"`
 	Value Hex   `json:"value,omitempty"`
 }
 
-// withDefaults checks the configuration and fills it in.
+// withDefaults returns a copy of the configuration with its defaults filled in, or an error if a field is not valid.
 func (c *Config) withDefaults() (*Config, error) {
 	if c == nil {
 		return nil, trace.Invalid("no configuration: a DHCP client needs a MAC address")
@@ -169,19 +169,19 @@ func (c *Config) checkOptions() error {
 	return nil
 }
 
-// reserved reports whether an option is not permitted in Config.Provide, because it is a mark, has a separate field,
-// or belongs to the protocol.
+// reserved reports whether Config.Provide must not contain an option: because it is padding or an end mark, has a
+// field of its own, or belongs to the protocol.
 func reserved(code uint8) bool {
 	return slices.Contains([]uint8{0, 12, 50, 52, 53, 54, 55, 57, 60, 61, 80, 255}, code)
 }
 
-// usualOptions returns the options requested by default. RFC 3442 demands classless routes before the options that
-// they replace.
+// usualOptions returns the codes of the options that a client requests by default. RFC 3442 demands classless routes
+// before the options that these replace.
 func usualOptions() []uint8 {
 	return []uint8{1, 121, 249, 33, 3, 6, 15, 119, 26, 28, 51, 54, 58, 59}
 }
 
-// requested returns the parameter request list.
+// requested returns the content of the parameter request list (option 55).
 func (c *Config) requested() []uint8 {
 	var list []uint8
 	if !c.RequestOnly {

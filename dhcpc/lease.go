@@ -7,22 +7,22 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Lease is a lease from a server, with everything needed to renew and release it, by this process or another. Its
-// JSON form has stable names, for records on disk.
+// Lease is a lease from a server, with everything needed to renew and release it, by this process or another. The
+// names in its JSON form are stable, so that programs can keep it on disk.
 //
-// A Lease is never changed after it was returned: renewals create new ones.
+// The package never changes a Lease after returning it: renewals create new ones.
 type Lease struct {
-	// Address is the leased address with the length of its network's prefix.
+	// Address is the leased address with the prefix length of its network.
 	Address netip.Prefix `json:"address"`
-	// Routes are all the routes to install, in an order that the kernel accepts: classless ones (option 121, else
-	// 249) if the server sent any, else static ones (33) and a default route to the first router. A router that is
-	// not on the link is preceded by a route to it.
+	// Routes are all the routes to install, in an order that the kernel accepts. If the server sent classless routes
+	// (option 121, else 249), Routes has these. Otherwise it has the static routes (33) and a default route to the
+	// first router. If a router is not on the link, a route to it comes first.
 	Routes []Route `json:"routes,omitempty"`
-	// Routers is option 3 as it was sent, best first. Install Routes, not these: if a server sends classless routes
-	// too, clients must ignore its routers.
+	// Routers is option 3 as the server sent it, best first. Install Routes, not these: if a server also sends
+	// classless routes, clients must ignore its routers.
 	Routers []netip.Addr `json:"routers,omitempty"`
-	// OwnRouter means that the server named the leased address itself as a router, in any of these options. Then
-	// Routes has its destinations on the link.
+	// OwnRouter means that one of these options names the leased address itself as a router. Routes then treats the
+	// destinations behind that router as directly on the link.
 	OwnRouter bool `json:"ownRouter,omitempty"`
 	// DNS are the name servers, best first (option 6).
 	DNS []netip.Addr `json:"dns,omitempty"`
@@ -30,38 +30,41 @@ type Lease struct {
 	Domain string `json:"domain,omitempty"`
 	// Search is the domain search list (option 119).
 	Search []string `json:"search,omitempty"`
-	// MTU is the link's MTU (option 26), at least 576 and at most Config.LinkMTU, or 0 if the server sent none.
+	// MTU is the link's MTU in bytes (option 26), at least 576 and at most Config.LinkMTU. It is 0 if the server sent
+	// none.
 	MTU int `json:"mtu,omitempty"`
-	// Broadcast is the broadcast address (option 28), if the server sent one.
+	// Broadcast is the broadcast address (option 28). It is not valid if the server sent none.
 	Broadcast netip.Addr `json:"broadcast,omitzero"`
 
 	// Server is the server's identifier (option 54), which is its address.
 	Server netip.Addr `json:"server"`
-	// ServerMAC is the source of the frame with the ACK: the server's MAC, or that of the relay in between. It is
-	// empty if the transport does not know it.
+	// ServerMAC is the source MAC of the frame with the ACK. It belongs to the server, or to the relay in between. It
+	// is empty if the transport does not know it.
 	ServerMAC Hex `json:"serverMAC,omitempty"`
 
-	// Others are servers that also answered, while this lease or its predecessors were acquired.
+	// Others are other servers that answered while the client acquired this lease or the leases before it.
 	Others []netip.Addr `json:"others,omitempty"`
 
-	// Obtained is the time of the REQUEST that the server's ACK answered. Renew (T1), Rebind (T2) and Expire follow
-	// from it. All three are zero if the lease never ends. Within a process they have a reading of the monotonic
-	// clock, which the kernel also uses for lifetimes of addresses. Neither clock counts the time of a suspended
-	// machine; Client.Run does. Read from JSON, they have only the wall clock.
+	// Obtained is the time of the REQUEST that the ACK answered. Renew (T1), Rebind (T2) and Expire are relative to
+	// it, and all zero if the lease never ends.
+	//
+	// Within a process the times have a reading of the monotonic clock, which the kernel also uses for lifetimes of
+	// addresses. That clock stops while the machine is suspended; Client.Run corrects the times. Times read from JSON
+	// have only a reading of the wall clock.
 	Obtained time.Time `json:"obtained"`
 	Renew    time.Time `json:"renew,omitzero"`
 	Rebind   time.Time `json:"rebind,omitzero"`
 	Expire   time.Time `json:"expire,omitzero"`
 
-	// MAC and ClientID identify the client to the server (chaddr, and option 61 with its type byte, which is empty if
-	// none was sent).
+	// MAC and ClientID identify the client to the server. MAC is chaddr. ClientID is option 61 with its type byte,
+	// and is empty if the client sent none.
 	MAC      Hex `json:"mac"`
 	ClientID Hex `json:"clientID,omitempty"`
 
-	// Options are the values, as sent, of the options in Config.Request.
+	// Options holds the values of the options in Config.Request, by code, as the server sent them.
 	Options map[uint8]Hex `json:"options,omitempty"`
-	// Ignored describes, for a log, the answers that were rejected and the parts of the server's ACK that could not
-	// be used, with the reasons.
+	// Ignored describes, for a log, rejected answers and the parts of the server's ACK that the client could not use,
+	// with the reasons.
 	Ignored []string `json:"ignored,omitempty"`
 }
 
@@ -72,7 +75,7 @@ type Route struct {
 	Gateway netip.Addr `json:"gateway,omitzero"`
 }
 
-// String returns "10.0.0.0/8 via 192.0.2.1" or "192.0.2.1/32 on link".
+// String returns the route in the form "10.0.0.0/8 via 192.0.2.1" or "192.0.2.1/32 on link".
 func (r Route) String() string {
 	if !r.Gateway.IsValid() {
 		return r.Dst.String() + " on link"
@@ -80,8 +83,8 @@ func (r Route) String() string {
 	return r.Dst.String() + " via " + r.Gateway.String()
 }
 
-// Validate returns an error unless a lease can be resumed and released: it checks address, server, MAC and times. The
-// error matches tombolo.ErrInvalid.
+// Validate returns an error if the lease cannot be resumed and released: it checks address, server, MAC and times.
+// The error matches tombolo.ErrInvalid.
 func (l *Lease) Validate() error {
 	switch {
 	case l == nil:
@@ -114,7 +117,7 @@ func (l *Lease) Infinite() bool {
 	return l != nil && l.Renew.IsZero() && l.Rebind.IsZero() && l.Expire.IsZero()
 }
 
-// Left returns the time until the lease ends, 0 if it has ended, and -1 if it never ends.
+// Left returns the time until the lease ends. It returns 0 if the lease has ended or is nil, and -1 if it never ends.
 func (l *Lease) Left(now time.Time) time.Duration {
 	switch {
 	case l == nil:
@@ -125,8 +128,9 @@ func (l *Lease) Left(now time.Time) time.Duration {
 	return max(l.Expire.Sub(now), 0)
 }
 
-// unconfirmed returns a lease for a client that does not know whether it is still valid, so that servers are asked at
-// once. If the lease lies in the future, because the clock was set, it lasts no longer than it was granted for.
+// unconfirmed returns a copy of the lease with T1 and T2 set to now. So the client asks servers at once whether the
+// lease is still valid. If Obtained is in the future, because the clock was set back, it moves the lease to begin
+// now.
 func (l *Lease) unconfirmed(now time.Time) *Lease {
 	if l.Infinite() {
 		return l
@@ -139,7 +143,7 @@ func (l *Lease) unconfirmed(now time.Time) *Lease {
 	return &next
 }
 
-// usable reports whether a host may have an address: unicast, and neither loopback nor reserved.
+// usable reports whether a is an IPv4 address that a host may have: unicast, and neither loopback nor reserved.
 func usable(a netip.Addr) bool {
 	return a.Is4() && !a.IsUnspecified() && !a.IsLoopback() && a.As4()[0] != 0 && a.As4()[0] < 224
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Machine is the state machine of RFC 2131 for one client's identity. It has no socket, no clock and no goroutine,
-// and keeps nothing between calls. The client's state is a Session, which Step takes and returns. So a program with a
-// thousand leases holds a thousand Sessions and one heap of their wake-up times.
+// Machine is the state machine of RFC 2131 for the identity of one client. It has no socket, no clock and no
+// goroutine, and keeps nothing between calls. The client's state is a Session, which Step takes and returns. So a
+// program with a thousand leases holds a thousand Sessions and one heap of their wake-up times.
 type Machine struct {
 	cfg *Config
 }
 
-// NewMachine checks a configuration. Dial, Clock and Timeout are not used.
+// NewMachine checks a configuration and returns a Machine. It ignores the configuration's Dial and Timeout.
 func NewMachine(cfg *Config) (*Machine, error) {
 	c, err := cfg.withDefaults()
 	if err != nil {
@@ -24,8 +24,8 @@ func NewMachine(cfg *Config) (*Machine, error) {
 	return &Machine{cfg: c}, nil
 }
 
-// Session is the state of a client. It is a value: a copy is a snapshot, and Step changes neither its argument nor
-// anything that it points to.
+// Session is the state of a client. It is a value: a copy is a snapshot, and Step changes neither the Session that it
+// gets, nor anything that this Session points to.
 type Session struct {
 	state  state
 	random trace.Random // the source of xids and pauses
@@ -56,7 +56,8 @@ type Session struct {
 	lease *Lease // the present lease
 }
 
-// Failure returns an error that matches err and lists the messages that the Session sent and received.
+// Failure returns an error that matches err and lists the messages that the Session sent and received. op is the
+// failed operation, as a verb and an object.
 func (s *Session) Failure(op string, now time.Time, err error) error {
 	return s.trace.Failure(op, now, err, "no lease after",
 		"does a DHCP server serve this network, and do bridge and firewall let UDP ports 67 and 68 pass?")
@@ -66,33 +67,35 @@ func (s *Session) Failure(op string, now time.Time, err error) error {
 // RENEWING or REBINDING.
 func (s *Session) State() string { return s.state.String() }
 
-// Lease returns the present lease: in BOUND, RENEWING and REBINDING, else nil.
+// Lease returns the present lease, or nil. There is one in BOUND, RENEWING and REBINDING.
 func (s *Session) Lease() *Lease { return s.lease }
 
 // Wake returns the time to call Step again if nothing comes before. The zero time means never. With a lease, it is T1
 // or some seconds later, at random, so that clients that began together do not all return together.
 func (s *Session) Wake() time.Time { return s.wake }
 
-// Output is the result of a Step: its requests to the caller.
+// Output is the result of a Step. It tells the caller the next actions.
 type Output struct {
-	// Send is a packet that the caller must send now, or nil. If sending fails, continue: a later Step sends it again.
+	// Send is a packet that the caller must send now, or nil. If sending fails, continue: a later Step repeats the
+	// message.
 	Send *Packet
-	// Bound is a lease that a server has just granted, renewed or confirmed. Apply its address, routes and lifetimes.
+	// Bound is a lease that a server has just granted, renewed or confirmed, or nil. The caller must apply its
+	// address, routes and lifetimes.
 	Bound *Lease
-	// Lost is a lease that has ended. Nothing may use its address any more.
+	// Lost is a lease that has just ended, or nil. From now on nothing may use its address.
 	Lost *Lease
-	// Err is the reason why a lease was lost or refused. It matches ErrNAK, ErrDeclined, ErrRefused or ErrExpired.
-	// The Session continues and tries to get another.
+	// Err is the reason for a lost or refused lease, or nil. It matches ErrNAK, ErrDeclined, ErrRefused or
+	// ErrExpired. The Session continues and tries to get another lease.
 	Err error
-	// Unbelieved describes a rejected answer, with the reason, for a log: its server is not in Config.Servers, or it
-	// may come from outside the LAN.
+	// Unbelieved describes a rejected answer and the reason, for a log: its server is not in Config.Servers, or a
+	// machine outside the LAN may have sent it.
 	Unbelieved string
 	// Listen is the time until which answers are expected. After it, and if it is the zero time, sockets need not
 	// stay open. It is not later than Session.Wake.
 	Listen time.Time
 }
 
-// Start begins a Session without an address. The seed, a random number, makes transaction identifiers and pauses
+// Start begins a Session without an address. The seed is a random number. It makes transaction identifiers and pauses
 // differ between clients.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
 	s := Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: m.cfg.Address,
@@ -103,10 +106,10 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 	return s
 }
 
-// Restore continues a lease whose address this client still has, like a restarted program. The lease is renewed when
-// it is due, and nothing is sent before. If it has expired, it is dropped, and its address is requested in the first
-// DISCOVER. If it lies in the future, the clock was set, and any server is asked at once. The error matches
-// tombolo.ErrInvalid.
+// Restore continues a lease whose address the client still has, as after a restart of the program. It sends nothing
+// until the lease is due for renewal. If the lease has expired, the next Step drops it, and requests its address in a
+// DISCOVER. If Obtained is in the future, the clock was set back, and the next Step asks servers to confirm the
+// lease. An unusable lease is an error that matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if err := l.Validate(); err != nil {
 		return Session{}, err
@@ -122,10 +125,12 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 	return s, nil
 }
 
-// Step tells a Session the time, and the message that was received, if any. Times may come late: Step then does all
-// the work that is due. If a time is before an earlier Step's, Step uses the earlier Step's, so time never
-// runs backwards. The caller must add the time of a suspended machine, which Go's clock does not count: see
-// unix.CLOCK_BOOTTIME.
+// Step advances a Session to the time now and processes the packet heard, unless that is nil. It returns the next
+// state and the caller's next actions.
+//
+// Step may be called late: it then does the work that is due. If now is before the time of an earlier Step, the
+// earlier time counts, so a Session's time never runs backwards. The caller must add the time during which the
+// machine was suspended, which Go's monotonic clock does not count: see unix.CLOCK_BOOTTIME.
 func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output) {
 	if now.Before(s.now) {
 		now = s.now
@@ -137,7 +142,8 @@ func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output
 		t.receive(heard)
 	}
 
-	// A message that changed the state set a new wake-up time, even if that is past.
+	// If the message changed the state, it also set a new wake-up time. Do no more in this Step, even if that time
+	// has passed.
 	if !s.wake.IsZero() && !now.Before(s.wake) && t.out.Send == nil && t.out.Bound == nil {
 		t.timeUp()
 	}
@@ -146,7 +152,7 @@ func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output
 	return s, t.out
 }
 
-// step is one Step in progress, with a copy of the Session.
+// step is one call of Step in progress, with its copy of the Session.
 type step struct {
 	*Machine
 	s   *Session
@@ -218,15 +224,15 @@ func (t *step) receive(p *Packet) {
 	}
 }
 
-// note counts a received message, for the error if there is no lease in the end.
+// note records a received message, for the error text if the attempt to get a lease fails.
 func (t *step) note(what string) { t.s.trace.Heard.Add(what) }
 
-// enter enters a state that waits for answers until some time.
+// enter changes to a state that waits for answers. The wait ends at the time wake.
 func (t *step) enter(state state, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, wake
 }
 
-// idle enters a state that waits only for a time.
+// idle changes to a state that expects no message. The state ends at the time wake.
 func (t *step) idle(state state, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, time.Time{}
 }
@@ -236,26 +242,26 @@ func (t *step) send(what string, p *Packet) {
 	t.s.trace.Sent.Add(what)
 }
 
-// count records the time that this has taken so far. Each message contains it, and a relay may see by it that a
-// client is in need.
+// count sets secs to the seconds since the attempt began. Each message contains this number. A relay can use it to
+// recognize a client that has waited for long.
 func (t *step) count() {
 	t.s.secs = uint16(min(max(t.now.Sub(t.s.trace.Began)/time.Second, 0), math.MaxUint16))
 }
 
-// newXID changes the transaction identifier.
+// newXID chooses a new transaction identifier.
 func (t *step) newXID() { t.s.xid = uint32(t.s.random.Next()) }
 
-// retransmission returns the pause after the n-th transmission, beginning with 1: RFC 2131, section 4.1.
+// retransmission returns the pause after the n-th transmission, counted from 1 (RFC 2131, section 4.1).
 func (t *step) retransmission(n int) time.Duration {
 	d := trace.Doubled(t.cfg.Retransmit, n-1, maxRetransmit)
 	jitter := min(time.Second, d/4)
 	return t.s.random.Between(d-jitter, d+jitter)
 }
 
-// declineBackOff is the shortest pause after a conflict: RFC 2131, section 3.1, 5.
+// declineBackOff is the shortest pause after a DECLINE (RFC 2131, section 3.1, step 5).
 const declineBackOff = 10 * time.Second
 
-// startOver returns to INIT after a failure, for a time that grows with each failure.
+// startOver returns to INIT after a failure, and waits there for at least atLeast. The wait grows with each failure.
 func (t *step) startOver(err error, atLeast time.Duration) {
 	t.out.Err, t.s.trace.Last = err, err
 	pause := max(trace.BackOff(t.s.failures), atLeast)
@@ -264,15 +270,15 @@ func (t *step) startOver(err error, atLeast time.Duration) {
 	t.idle(initial, t.now.Add(pause))
 }
 
-// forget drops the state of an attempt.
+// forget clears the offers and the count of tries of the current attempt.
 func (t *step) forget() {
 	t.s.tries, t.s.offer, t.s.other = 0, nil, nil
 }
 
-// shun remembers that a server's OFFER led to nothing.
+// shun records that a server's OFFER did not lead to a lease, so that the client prefers other servers.
 func (t *step) shun(server netip.Addr) { t.s.avoid = trace.Shun(t.s.avoid, server) }
 
-// lose ends the present lease, if any.
+// lose ends the present lease, if there is one, and reports it as lost.
 func (t *step) lose() {
 	if t.s.lease == nil {
 		return
@@ -281,7 +287,7 @@ func (t *step) lose() {
 	t.s.trace.Began = t.now
 }
 
-// bind uses a lease. The session has nothing to do until T1.
+// bind begins to use a lease, and enters BOUND until T1.
 func (t *step) bind(l *Lease) {
 	t.out.Bound, t.s.lease = l, l
 	t.s.hint = l.Address.Addr()
@@ -289,12 +295,12 @@ func (t *step) bind(l *Lease) {
 	t.s.trace, t.s.unbelieved = trace.Trace{Began: t.now}, nil
 	t.forget()
 
-	// No message is expected until then.
+	// BOUND expects no message before T1.
 	t.idle(bound, t.renewAt(l))
 }
 
-// renewAt returns T1, or a somewhat later time, so that clients that began together do not all return together (RFC
-// 2131, section 4.4.5). It returns the zero time for a lease that never ends.
+// renewAt returns T1, or at random a somewhat later time, so that clients that began together do not all renew
+// together (RFC 2131, section 4.4.5). It returns the zero time for a lease that never ends.
 func (t *step) renewAt(l *Lease) time.Time {
 	if l.Infinite() {
 		return time.Time{}

@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// message is a message of a server, with the additional facts that the machine uses.
+// message is a received DHCP message with further facts about its packet.
 type message struct {
 	*dhcpv4.DHCPv4
 	address netip.Addr // yiaddr
@@ -25,7 +25,7 @@ type message struct {
 	ignored []string   // options that were left out, for Lease.Ignored
 }
 
-// sender returns the server that a message names: by its identifier, or else its source.
+// sender returns the server's address: the server identifier or, without one, the source address.
 func (m *message) sender() netip.Addr {
 	if m.server.IsValid() {
 		return m.server
@@ -33,12 +33,12 @@ func (m *message) sender() netip.Addr {
 	return m.source
 }
 
-// Offsets of fields in a message (RFC 2131, section 2).
+// These are offsets of fields in a message (RFC 2131, section 2).
 const (
 	snameAt, fileAt, cookieAt, optionsAt = 44, 108, 236, 240
 )
 
-// parse parses a packet's payload.
+// parse parses the DHCP message in a packet.
 func parse(p *Packet) (*message, error) {
 	m := &message{nextHop: p.SrcMAC, source: p.Src.Addr().Unmap()}
 	payload := bytes.Clone(p.Payload)
@@ -47,7 +47,7 @@ func parse(p *Packet) (*message, error) {
 		payload = append(payload[:optionsAt], m.wholeOptions(payload[optionsAt:], seen)...)
 	}
 
-	// Accept a server that omits the End option: an additional one does no harm.
+	// Append an End option, since some servers omit it. An additional one does no harm.
 	var err error
 	if m.DHCPv4, err = dhcpv4.FromBytes(append(payload, dhcpv4.OptionEnd.Code())); err != nil {
 		return nil, fmt.Errorf("read DHCP message: %w", err)
@@ -67,10 +67,10 @@ func parse(p *Packet) (*message, error) {
 	return m, nil
 }
 
-// wholeOptions copies the options of one field up to its End option. It leaves out a truncated option, and the
-// repetition of one with a fixed size: dnsmasq sends lease time and server identifier twice when they are configured
-// too. Parts of other options stay, since the codec joins them (RFC 3396). seen contains the values of fixed size so
-// far.
+// wholeOptions returns the options of one field up to its End option, without truncated options and without repeated
+// options of fixed size. dnsmasq sends lease time and server identifier twice if they are also configured as options.
+// The parts of other options stay, since the codec joins them (RFC 3396). seen holds the values of fixed-size options
+// so far, and gets the new ones.
 func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
 	whole := make([]byte, 0, len(b))
 	for len(b) > 0 && b[0] != dhcpv4.OptionEnd.Code() {
@@ -105,7 +105,7 @@ func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
 	return whole
 }
 
-// fixedSize returns the size of an option's value in bytes, or -1 if the size varies (RFC 2132, 2563, 3011 and 8925).
+// fixedSize returns the size in bytes of an option's value, or -1 if the size varies (RFC 2132, 2563, 3011 and 8925).
 func fixedSize(code uint8) int {
 	switch code {
 	case 19, 20, 23, 27, 29, 30, 31, 34, 36, 37, 39, 46, 52, 53, 116:
@@ -118,9 +118,9 @@ func fixedSize(code uint8) int {
 	return -1
 }
 
-// addOverloaded adds the options that a server put into the fields sname and file for lack of room (option 52). RFC
-// 3396 demands file before sname if an option is in both. The codec cuts these fields at their first zero byte, so
-// they are read here.
+// addOverloaded adds the options that a server put into the fields sname and file for lack of room (option 52). If an
+// option is in both, file comes before sname (RFC 3396). The codec cuts these fields at their first zero byte, so
+// addOverloaded reads them from the payload.
 func (m *message) addOverloaded(payload []byte, seen map[uint8][]byte) error {
 	v := m.Options.Get(dhcpv4.OptionOptionOverload)
 	if len(v) != 1 {
@@ -144,7 +144,7 @@ func (m *message) addOverloaded(payload []byte, seen map[uint8][]byte) error {
 	return nil
 }
 
-// foreign returns the reason if a message is no answer to a message of a session, and "" if it is one.
+// foreign returns the reason why a message is no answer to the session's last message, or "" if it is an answer.
 func (m *Machine) foreign(s *Session, msg *message) string {
 	switch {
 	case msg.OpCode != dhcpv4.OpcodeBootReply:
@@ -155,7 +155,8 @@ func (m *Machine) foreign(s *Session, msg *message) string {
 		return "for another transaction"
 	}
 
-	// A server may echo the identifier (RFC 6842) or not (RFC 2131).
+	// A server may echo the identifier (RFC 6842) or not (RFC 2131). So a missing one is no reason to reject the
+	// message.
 	id := msg.Options.Get(dhcpv4.OptionClientIdentifier)
 	if id != nil && len(m.cfg.ClientID) > 0 && !bytes.Equal(id, m.cfg.ClientID) {
 		return "for another client identifier"
@@ -166,11 +167,11 @@ func (m *Machine) foreign(s *Session, msg *message) string {
 		return ""
 	}
 
-	// A FORCERENEW must be authenticated (RFC 3203), which needs a key that we do not have.
+	// Accepting a FORCERENEW would require authentication (RFC 3203), and the client has no key.
 	return "not an answer"
 }
 
-// doubt returns the reason if an answer to this client is rejected, and "" if it is accepted.
+// doubt returns the reason to reject an answer for this client, or "" to accept it.
 func (m *Machine) doubt(s *Session, msg *message, p *Packet) string {
 	isAccepted := func(server netip.Addr) bool { return slices.Contains(m.cfg.Servers, server) }
 	switch {
@@ -182,9 +183,9 @@ func (m *Machine) doubt(s *Session, msg *message, p *Packet) string {
 	return ""
 }
 
-// isFromLAN reports whether an answer to a client with a lease can only come from the LAN's servers. Such a client
-// may cooperate with a machine outside the LAN: that machine learns the client's requests, and sends to the client's
-// port from a DHCP server's port. But it cannot send from an address of the LAN, or broadcast.
+// isFromLAN reports whether an answer to a client with a lease can only come from a server of the LAN. A malicious
+// client could cooperate with a machine outside the LAN. That machine learns the client's transaction identifier, and
+// can send from a DHCP server's port. But it cannot send from an address of the LAN, and it cannot broadcast there.
 func isFromLAN(p *Packet, held *Lease) bool {
 	if held == nil || !p.Dst.IsValid() || p.Dst.Addr() == broadcastAddr() {
 		return true
@@ -194,7 +195,7 @@ func isFromLAN(p *Packet, held *Lease) bool {
 		(from == held.Server || from != held.Address.Addr() && held.Address.Contains(from))
 }
 
-// draft begins a message to servers.
+// draft returns a client's message of the given type with the fields that all types have.
 func draft(kind dhcpv4.MessageType, xid uint32, mac, clientID []byte) *dhcpv4.DHCPv4 {
 	d := &dhcpv4.DHCPv4{
 		OpCode: dhcpv4.OpcodeBootRequest, HWType: iana.HWTypeEthernet, ClientHWAddr: net.HardwareAddr(mac),
@@ -209,8 +210,8 @@ func draft(kind dhcpv4.MessageType, xid uint32, mac, clientID []byte) *dhcpv4.DH
 	return d
 }
 
-// request begins a DISCOVER or a REQUEST. They have the same options (RFC 2131, table 5), except for those with the
-// requested address.
+// request returns a DISCOVER or a REQUEST without the option for the requested address. Both types have the same
+// other options (RFC 2131, table 5).
 func (m *Machine) request(kind dhcpv4.MessageType, s *Session) *dhcpv4.DHCPv4 {
 	d := draft(kind, s.xid, m.cfg.MAC, m.cfg.ClientID)
 	d.NumSeconds = s.secs
@@ -235,7 +236,8 @@ func (m *Machine) request(kind dhcpv4.MessageType, s *Session) *dhcpv4.DHCPv4 {
 	return d
 }
 
-// messageSize returns the size of the longest answer that arrives in one piece: a raw socket receives no fragments.
+// messageSize returns the size in bytes of the longest answer that arrives unfragmented. A raw socket receives no
+// fragments.
 func (m *Machine) messageSize() uint16 {
 	if m.cfg.LinkMTU == 0 {
 		return usualMessage
@@ -243,7 +245,7 @@ func (m *Machine) messageSize() uint16 {
 	return uint16(min(max(m.cfg.LinkMTU, minMessage), usualMessage))
 }
 
-// broadcast addresses a message to every server, from a client without an address.
+// broadcast returns a packet with the message to all servers, from a client without an address.
 func (t *step) broadcast(d *dhcpv4.DHCPv4) *Packet {
 	if t.cfg.Broadcast || t.s.askBroadcast {
 		d.SetBroadcast()
@@ -260,7 +262,7 @@ func packet(d *dhcpv4.DHCPv4, src, dst netip.Addr) *Packet {
 	}
 }
 
-// declineOf returns the message that refuses an address which a server granted.
+// declineOf returns the DECLINE for an address that a server granted.
 func declineOf(l *Lease, xid uint32) *Packet {
 	d := draft(dhcpv4.MessageTypeDecline, xid, l.MAC, l.ClientID)
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(l.Address.Addr())))
@@ -269,9 +271,10 @@ func declineOf(l *Lease, xid uint32) *Packet {
 	return packet(d, netip.IPv4Unspecified(), broadcastAddr())
 }
 
-// Release returns the RELEASE of a lease, for the server that granted it. A packet socket anywhere on the server's
-// link can send it, for example at the bridge after the client's own interface is gone: it contains the MAC
-// addresses, if known. No server answers it. The error matches tombolo.ErrInvalid.
+// Release returns the RELEASE of a lease, addressed to the server that granted it. A packet socket anywhere on the
+// server's link can send it, for example on the bridge after the client's own interface is gone. For this the packet
+// has the MAC addresses, if known. No server answers a RELEASE. An unusable lease is an error that matches
+// tombolo.ErrInvalid.
 func Release(l *Lease, xid uint32) (*Packet, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -279,7 +282,7 @@ func Release(l *Lease, xid uint32) (*Packet, error) {
 
 	d := draft(dhcpv4.MessageTypeRelease, xid, l.MAC, l.ClientID)
 
-	// The address is in ciaddr, and not in option 50: servers ignore a RELEASE with option 50 (RFC 2131, table 5).
+	// The address belongs in ciaddr, not in option 50: servers ignore a RELEASE with option 50 (RFC 2131, table 5).
 	d.ClientIPAddr = ip(l.Address.Addr())
 	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(l.Server)))
 	p := packet(d, l.Address.Addr(), l.Server)
@@ -289,22 +292,23 @@ func Release(l *Lease, xid uint32) (*Packet, error) {
 
 func ip(a netip.Addr) net.IP { return a.AsSlice() }
 
-// Causes of errors, for errors.Is.
+// These are causes of errors, for errors.Is.
 var (
-	// ErrTimeout means that no lease came in time. The error around it lists the messages sent and received, and also
-	// matches ErrNAK, ErrDeclined or ErrRefused if that happened on the way.
+	// ErrTimeout means that no lease came in time. The error that wraps it lists the messages sent and received. If
+	// servers refused, or an address was declined, before the timeout, it also matches ErrNAK, ErrDeclined or
+	// ErrRefused.
 	ErrTimeout = trace.ErrTimeout
 	// ErrNAK means that a server refused the requested address.
 	ErrNAK = errors.New("server refused the address")
-	// ErrDeclined means that another host uses the address, so it was declined.
+	// ErrDeclined means that the client declined an address because another host uses it.
 	ErrDeclined = errors.New("address is in use by another host")
-	// ErrRefused means that Config.Refuse refused an address that a server granted, so it was declined.
+	// ErrRefused means that the client declined a granted address because Config.Refuse refused it.
 	ErrRefused = errors.New("address not taken")
 	// ErrExpired means that a lease ended before any server renewed it.
 	ErrExpired = errors.New("lease expired")
 )
 
-// describe returns the description of a message for a trace: "OFFER of 192.0.2.9 from 192.0.2.1".
+// describe returns the description of a message for a trace, such as "OFFER of 192.0.2.9 from 192.0.2.1".
 func describe(m *message) string {
 	s := m.MessageType().String()
 	if m.MessageType() == dhcpv4.MessageTypeNone {
@@ -321,7 +325,7 @@ func describe(m *message) string {
 	return s
 }
 
-// refusal returns the error of a NAK.
+// refusal returns the error for a NAK. The parameter asked is the address that the client had requested.
 func refusal(m *message, asked netip.Addr) error {
 	err := fmt.Errorf("%w %s: NAK from %s", ErrNAK, asked, m.sender())
 	if text := trace.Printable(m.Message()); text != "" {

@@ -17,8 +17,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// reader reads a server's options one by one and notes those that it cannot use: one bad option does not make a
-// server useless.
+// reader reads a server's options one by one. It records unusable options instead of failing, since one bad option
+// does not make a server useless.
 type reader struct {
 	options dhcpv4.Options
 	ignored []string
@@ -28,7 +28,8 @@ func (r *reader) ignore(code uint8, format string, args ...any) {
 	r.ignored = append(r.ignored, fmt.Sprintf("option %d: ", code)+fmt.Sprintf(format, args...))
 }
 
-// sized returns an option's value, or nil if it is missing or has the wrong length.
+// sized returns an option's value. It returns nil if the option is missing or its value does not have the given
+// length in bytes.
 func (r *reader) sized(code uint8, length int) []byte {
 	v, ok := r.options[code]
 	if ok && len(v) != length {
@@ -38,7 +39,8 @@ func (r *reader) sized(code uint8, length int) []byte {
 	return v
 }
 
-// lease returns the lease in an OFFER or an ACK. The error is the reason why a host could not use it.
+// lease returns the lease in an OFFER or an ACK that answers a request sent at the given time. It returns an error if
+// no host could use the lease.
 func (m *Machine) lease(msg *message, sent time.Time) (*Lease, error) {
 	if !usable(msg.address) {
 		return nil, fmt.Errorf("%s is no host's address", msg.address)
@@ -74,7 +76,7 @@ func (m *Machine) lease(msg *message, sent time.Time) (*Lease, error) {
 	return l, nil
 }
 
-// times fills in the times of a lease (options 51, 58 and 59).
+// times sets the times of a lease from options 51, 58 and 59. It replaces missing and unusable times by defaults.
 func (r *reader) times(l *Lease) error {
 	total, known, infinite := r.seconds(51)
 	switch {
@@ -108,7 +110,7 @@ func (r *reader) within(code uint8, least, below time.Duration, format string, u
 	return usual
 }
 
-// seconds reads a time. infinite means the value with all bits set (RFC 2131, section 3.3).
+// seconds reads an option with a time in seconds. infinite means a value with all bits set (RFC 2131, section 3.3).
 func (r *reader) seconds(code uint8) (d time.Duration, known, infinite bool) {
 	v := r.sized(code, 4)
 	if v == nil {
@@ -118,11 +120,12 @@ func (r *reader) seconds(code uint8) (d time.Duration, known, infinite bool) {
 	return time.Duration(n) * time.Second, true, n == math.MaxUint32
 }
 
-// shortestMask is the mask of a class A network. No link has a larger network. With a mask for half of all addresses,
-// a server would make packets to them bypass every router.
+// shortestMask is the shortest accepted prefix length, as in a class A network. No link has a larger network. With a
+// mask for half of all addresses, a server could make the client's packets to them bypass every router.
 const shortestMask = 8
 
-// prefixLen reads the subnet mask (option 1).
+// prefixLen returns the prefix length from the subnet mask (option 1). Without a valid mask it depends on the
+// address's class.
 func (r *reader) prefixLen(a netip.Addr) int {
 	v, ok := r.options[1]
 	if bits, of := net.IPMask(v).Size(); of == 32 && bits >= shortestMask {
@@ -138,13 +141,13 @@ func (r *reader) prefixLen(a netip.Addr) int {
 	return bits
 }
 
-// classful returns the prefix length that hosts assume without a mask (RFC 950).
+// classful returns the prefix length of an address's class, which hosts assume without a mask (RFC 950).
 func classful(a netip.Addr) int {
 	bits, _ := ip(a).DefaultMask().Size()
 	return bits
 }
 
-// addrs reads a list of hosts' addresses.
+// addrs reads an option with a list of host addresses. It skips unusable addresses.
 func (r *reader) addrs(code uint8) []netip.Addr {
 	v := r.options[code]
 	if len(v)%4 != 0 {
@@ -177,7 +180,9 @@ func (r *reader) broadcast(own netip.Prefix) netip.Addr {
 	return a
 }
 
-// mtu reads option 26. A value under 576 counts as 576: with less, RFC 791 permits a host not to work at all.
+// mtu reads the MTU (option 26), and returns 0 if there is none. It raises a value below 576 bytes, which every host
+// must accept (RFC 791), to 576. If link, the MTU of the client's link, is not 0, it is the upper limit of the
+// result.
 func (r *reader) mtu(link int) int {
 	v := r.sized(26, 2)
 	if v == nil {
@@ -198,7 +203,7 @@ func (r *reader) mtu(link int) int {
 }
 
 func (r *reader) domain() string {
-	// Some servers end it with a zero byte, or with a dot.
+	// Some servers end the name with a zero byte, or with a dot.
 	name := strings.TrimSuffix(strings.TrimRight(string(r.options[15]), "\x00"), ".")
 	if name == "" {
 		return ""

@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// Packet is a DHCP message in UDP over IPv4, or an ARP packet.
+// Packet is either a DHCP message in UDP over IPv4, or an ARP packet.
 type Packet struct {
-	// Src and Dst are the ends of the UDP packet. A transport may omit Dst from received packets.
+	// Src and Dst are the UDP packet's source and destination. A transport may omit Dst in received packets.
 	Src, Dst netip.AddrPort
-	// SrcMAC and DstMAC are the ends of the Ethernet frame. In a packet to send, nil leaves them to the transport. In
-	// a received one, they are nil if the transport does not know them.
+	// SrcMAC and DstMAC are the Ethernet frame's source and destination. In a packet to send, nil lets the transport
+	// choose. In a received packet, nil means that the transport does not know the MAC.
 	SrcMAC, DstMAC Hex
 	// Payload is the DHCP message.
 	Payload []byte
-	// ARP is set instead of Src, Dst and Payload.
+	// ARP is the ARP packet, or nil. If it is set, Src, Dst and Payload are not.
 	ARP *ARP
 }
 
@@ -30,31 +30,32 @@ type ARP struct {
 	SenderIP, TargetIP   netip.Addr
 }
 
-// Transport carries messages on one interface, for one goroutine: a *Packet each for a Client, and the bytes of a
-// message for DHCPv6. It knows nothing about DHCP's states.
+// Transport carries messages on one interface, for one goroutine. A Client uses messages of type *Packet. DHCPv6 uses
+// the message's bytes. A Transport knows nothing about DHCP's states.
 type Transport[M any] interface {
-	// Send sends a message. It waits only for room.
+	// Send sends a message. It blocks only while the socket's buffer is full.
 	Send(ctx context.Context, message M) error
-	// Receive waits for a message for the client's port, or an ARP packet if it can receive them. It may return
-	// packets for others. It ends with os.ErrDeadlineExceeded at a time, and with ctx's error as soon as ctx is done.
+	// Receive waits for a message to the client's port, or for an ARP packet if the transport supports ARP. It may
+	// return packets for other clients. When the given time has come, it returns os.ErrDeadlineExceeded. As soon as
+	// ctx is done, it returns ctx's error.
 	Receive(ctx context.Context, until time.Time) (M, error)
 	// Close releases the transport's resources.
 	Close() error
 }
 
-// Hex is a string of bytes. Its text form, in JSON too, is common for hardware addresses and in DHCP servers' lease
-// files: 02:00:0a:09:00:02.
+// Hex is a string of bytes. Its text form, also in JSON, is common for hardware addresses and in the lease files of
+// DHCP servers: 02:00:0a:09:00:02.
 type Hex []byte
 
-// String returns the text form, which is empty without any bytes.
+// String returns the text form. It is empty if h has no bytes.
 func (h Hex) String() string { return net.HardwareAddr(h).String() }
 
 // MarshalText returns the text form.
 func (h Hex) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
 
-// UnmarshalText parses the text form.
+// UnmarshalText parses the text form, and returns an error for any other form.
 func (h *Hex) UnmarshalText(text []byte) error {
-	// Two digits a byte with colons between, so that a text has one meaning.
+	// Accept only two digits a byte with colons between them, so that equal bytes have equal texts.
 	b, err := hex.DecodeString(strings.ReplaceAll(string(text), ":", ""))
 	if err != nil || !strings.EqualFold(Hex(b).String(), string(text)) {
 		return fmt.Errorf("read %q: not bytes in hexadecimal with colons between them", text)

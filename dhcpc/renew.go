@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// answerWait is how long a socket stays open for the answer to a renewal.
+	// answerWait is how long a socket stays open for the answer to a REQUEST that renews a lease.
 	answerWait = 15 * time.Second
-	// secondRenewal is the pause after the first REQUEST of a renewal. It is doubled each time, up to half of the
-	// remaining time (RFC 2131, section 4.4.5).
+	// secondRenewal is the pause after the first REQUEST of a renewal. It doubles with each REQUEST, up to half of
+	// the remaining time (RFC 2131, section 4.4.5).
 	secondRenewal = 10 * time.Second
 )
 
-// leaseTimeUp does the work that is due for a client with a lease.
+// leaseTimeUp renews or ends the present lease, whichever is due.
 func (t *step) leaseTimeUp() {
 	l := t.s.lease
 	switch {
@@ -31,11 +31,12 @@ func (t *step) leaseTimeUp() {
 	}
 }
 
-// renew asks for an extension: first the server that gave the lease, and then all servers. Each REQUEST has a
-// separate identifier, so an ACK shows which of them it extends from.
+// renew sends a REQUEST to extend the lease: the first one to the server that granted the lease, later ones to all
+// servers. Each REQUEST has its own transaction identifier, so that an ACK shows which REQUEST it answers: the
+// extension counts from that REQUEST.
 //
-// Every second REQUEST has the form for a rebooted client, which asks for a broadcast. This reaches a server behind a
-// relay, and permits answers from another port or address.
+// Every second REQUEST has the form for a rebooted client and asks for a broadcast answer. Such a REQUEST reaches a
+// server behind a relay. Its answer may come from another port or address.
 func (t *step) renew(state state, end time.Time) {
 	l := t.s.lease
 	t.newXID()
@@ -70,8 +71,9 @@ func (t *step) renew(state state, end time.Time) {
 	}
 }
 
-// extension addresses a renewal's REQUEST from the leased address, to the lease's server alone or to all. It has the
-// address only in ciaddr, and no server identifier: some servers ignore a renewal that has more (RFC 2131, table 4).
+// extension returns a packet with a renewal's REQUEST from the leased address, to the lease's server or to all
+// servers. The message has the address only in ciaddr, and no server identifier, since some servers ignore a renewal
+// with more (RFC 2131, table 4).
 func (t *step) extension(d *dhcpv4.DHCPv4, toServer bool) *Packet {
 	l := t.s.lease
 	d.ClientIPAddr = ip(l.Address.Addr())
@@ -83,7 +85,8 @@ func (t *step) extension(d *dhcpv4.DHCPv4, toServer bool) *Packet {
 	return p
 }
 
-// renewing waits for the ACK of a renewal, from any server. Before T2 it accepts a NAK only from the lease's server.
+// renewing handles an answer to a renewal. It accepts an ACK from any server. Before T2 it accepts a NAK only from
+// the lease's server.
 func (t *step) renewing(m *message) {
 	l := t.s.lease
 	switch m.MessageType() {
@@ -107,7 +110,7 @@ func (t *step) renewing(m *message) {
 	}
 }
 
-// refused handles a NAK of the present lease.
+// refused ends the present lease after a NAK, and starts over.
 func (t *step) refused(m *message) {
 	err := refusal(m, t.s.lease.Address.Addr())
 	t.lose()
@@ -115,7 +118,7 @@ func (t *step) refused(m *message) {
 	t.startOver(err, 0)
 }
 
-// expire drops the lease and tries to get the same address again at once.
+// expire ends the lease and at once sends a DISCOVER that requests the same address.
 func (t *step) expire() {
 	l := t.s.lease
 	t.out.Err = fmt.Errorf("%w: %s, at %s", ErrExpired, l.Address.Addr(), l.Expire.Format(time.RFC3339))

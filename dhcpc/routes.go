@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// routes selects the options with routes, as RFC 3442 demands: classless ones, else the static ones and the first
-// router. Option 249 is 121 as some servers send it.
+// routes returns the routes of a lease as RFC 3442 demands: the classless ones or, if there are none, the static ones
+// and a default route by the first router. Some servers send classless routes as option 249 instead of 121.
 func (r *reader) routes(l *Lease) []Route {
 	for _, code := range []uint8{121, 249} {
 		v, ok := r.options[code]
@@ -25,7 +25,7 @@ func (r *reader) routes(l *Lease) []Route {
 			err = fmt.Errorf("no route in it")
 		}
 
-		// Half of a list could misdirect traffic, so use all of it or none.
+		// A part of a list could misdirect traffic, so use all of it or none.
 		r.ignore(code, "%v", err)
 	}
 
@@ -38,15 +38,15 @@ func (r *reader) routes(l *Lease) []Route {
 	return onLinkFirst(list, l.Address)
 }
 
-// noteRouters checks whether the address itself is among the routers.
+// noteRouters sets OwnRouter if the leased address itself is among the routers.
 func (l *Lease) noteRouters(list []Route) {
 	own := l.Address.Addr()
 	l.OwnRouter = slices.Contains(l.Routers, own) ||
 		slices.ContainsFunc(list, func(r Route) bool { return r.Gateway == own })
 }
 
-// classlessRoutes reads a list of entries: the prefix length, the significant bytes of the destination, and the
-// router.
+// classlessRoutes parses the value of option 121. Each entry has the prefix length, the significant bytes of the
+// destination, and the router's address.
 func classlessRoutes(v []byte) ([]Route, error) {
 	var list []Route
 	for len(v) > 0 {
@@ -78,7 +78,8 @@ func classlessRoutes(v []byte) ([]Route, error) {
 	return list, nil
 }
 
-// staticRoutes reads option 33: pairs of destination, which has only its class's prefix length, and router.
+// staticRoutes reads option 33, a list of pairs of destination and router. A destination's class determines its
+// prefix length.
 func (r *reader) staticRoutes() []Route {
 	v := r.options[33]
 	if len(v)%8 != 0 {
@@ -89,7 +90,7 @@ func (r *reader) staticRoutes() []Route {
 	for ; len(v) >= 8; v = v[8:] {
 		dst, via := netip.AddrFrom4([4]byte(v)), netip.AddrFrom4([4]byte(v[4:]))
 
-		// RFC 2132 forbids a default route here.
+		// Reject unusable addresses. Among these is 0.0.0.0, since RFC 2132 forbids a default route in this option.
 		if !usable(dst) || !usable(via) {
 			r.ignore(33, "no route to %s via %s", dst, via)
 			continue
@@ -105,14 +106,14 @@ func (r *reader) staticRoutes() []Route {
 	return list
 }
 
-// onLinkFirst orders routes as the kernel needs them: those on the link first, and among them one to each router that
-// nothing else puts on the link, for example if the address is a /32.
+// onLinkFirst returns the routes in an order that the kernel accepts: first those on the link, then those with a
+// router. If no route on the link leads to a router, for example because the address is a /32, it adds one.
 func onLinkFirst(list []Route, own netip.Prefix) []Route {
 	var onLink, others []Route
 	list = slices.Clone(list)
 	for i, r := range list {
 		if r.Gateway == own.Addr() {
-			// A host that is its own router reaches all destinations on its link.
+			// If the host is its own router, all destinations behind that router are on its link.
 			list[i].Gateway = netip.Addr{}
 		}
 		if r = list[i]; !r.Gateway.IsValid() {

@@ -1,12 +1,13 @@
-// Package hostport handles sockets and flows of host ports. The rules of host ports are in package nft
-// (nft.Endpoint.Ports), and bridge.Routing.RouteLocalnet makes 127.0.0.1 lead to a pod.
+// Package hostport finds sockets of the host that conflict with published ports, and deletes flows that use outdated
+// translations. Package nft publishes the ports (nft.Endpoint.Ports). At 127.0.0.1, they also need
+// bridge.Routing.RouteLocalnet.
 //
-//	taken, err := hostport.Listeners(ctx, host, port) // programs that would hear nothing any more
+//	taken, err := hostport.Listeners(ctx, host, port) // sockets that would not receive packets any more
 //	conn, err := hostport.Dial(host, nil)
 //	err = firewall.Add(ctx, pod) // package nft
-//	err = conn.FlushStale(ctx, pod.Addrs, port) // flows that began before
+//	err = conn.FlushStale(ctx, pod.Addrs, port) // deletes flows that began earlier
 //	err = firewall.Remove(ctx, pod)
 //	err = conn.Flush(ctx, pod.Addrs, port)
 //
-// It needs CAP_NET_ADMIN in the user namespace that owns the network namespace.
+// The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace.
 package hostport

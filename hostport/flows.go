@@ -17,17 +17,17 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Conn deletes the kernel's flows to host ports. Several goroutines may call its methods. Errors of the kernel are a
-// *tombolo.OpError, or wrap one.
+// Conn deletes flows to published ports from the kernel's connection tracking. Several goroutines may call its
+// methods at the same time. Errors from the kernel are, or wrap, a *tombolo.OpError.
 type Conn struct {
 	flows     *conntrack.Conn
 	routes    *route.Conn
 	ownRoutes bool
 }
 
-// Dial opens a connection that works on the host's network namespace. If host is nil, it uses the calling thread's
-// namespace; another one needs CAP_SYS_ADMIN. routes is used to find out which addresses are the host's. It stays the
-// caller's, and must stay open as long as the Conn. If routes is nil, Dial opens a connection of its own.
+// Dial opens a connection that works on the network namespace host. If host is nil, it works on the calling thread's
+// namespace. If host is not nil, Dial needs CAP_SYS_ADMIN. The Conn uses routes to look up which addresses belong to
+// the host. The caller must keep routes open as long as the Conn, and close it. If routes is nil, Dial opens its own.
 func Dial(host *netns.NS, routes *route.Conn) (*Conn, error) {
 	c := &Conn{routes: routes, ownRoutes: routes == nil}
 	var err error
@@ -43,7 +43,7 @@ func Dial(host *netns.NS, routes *route.Conn) (*Conn, error) {
 	return c, nil
 }
 
-// Close closes the connection.
+// Close closes the connection. It does not close routes that the caller passed to Dial.
 func (c *Conn) Close() error {
 	err := c.flows.Close()
 	if c.ownRoutes {
@@ -52,9 +52,9 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// FlushStale deletes the UDP flows to newly published ports that lead elsewhere than to the pod: to the host, or to a
-// pod that had the port before. A port leads to the first of the pod's addresses in each family. Only UDP needs this,
-// since a client that keeps sending keeps its flow for ever. For other protocols FlushStale does nothing.
+// FlushStale deletes UDP flows to newly published ports that do not lead to the pod. They lead to the host itself, or
+// to a pod that had the port earlier. A port leads to the first address of each family in pod. Only UDP needs this,
+// since a client that keeps sending keeps its flow forever. For other protocols, FlushStale does nothing.
 func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
 	local := func(a netip.Addr) bool {
 		r, err := c.routes.Get(ctx, a)
@@ -65,8 +65,8 @@ func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Po
 	})
 }
 
-// Flush deletes the UDP flows through ports that are no longer published to the pod's addresses. The kernel walks
-// through all of its flows for that, which takes some 10 ms if it has many.
+// Flush deletes UDP flows to ports that are no longer published, if they lead to the addresses in pod. The kernel
+// walks through all of its flows, which takes some 10 ms if there are many.
 func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
 	return c.flush(ctx, pod, ports, func(p publication, f *conntrack.Flow) bool {
 		return f.Reply.Src == p.pod &&
@@ -74,7 +74,8 @@ func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) e
 	})
 }
 
-// flush asks the kernel once for each family: for one port, or for all UDP flows.
+// flush deletes the UDP flows for which match returns true. It sends one request for each family, for a single port
+// or for all UDP flows.
 func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port,
 	match func(publication, *conntrack.Flow) bool) error {
 	families := map[uint8]map[uint16][]publication{} // publications by family and host port
@@ -104,15 +105,15 @@ func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port,
 // publication is a UDP port of the host that leads to a pod.
 type publication struct{ host, pod netip.AddrPort }
 
-// isOfAll reports whether the port is open on all addresses of the host.
+// isOfAll reports whether the port is published on all addresses of the host.
 func (p publication) isOfAll() bool { return !p.host.Addr().IsValid() || p.host.Addr().IsUnspecified() }
 
-// isTo reports whether a flow began towards the port.
+// isTo reports whether the flow was opened to the port.
 func (p publication) isTo(f *conntrack.Flow) bool {
 	return f.Orig.Dst == p.host || p.isOfAll() && f.Orig.Dst.Port() == p.host.Port()
 }
 
-// publications returns the UDP ports, once for each family in which they lead to the pod.
+// publications returns a publication for each UDP port and each family in which the port leads to the pod.
 func publications(pod []netip.Addr, ports []nft.Port) []publication {
 	var list []publication
 	for _, p := range ports {
@@ -136,5 +137,5 @@ func publications(pod []netip.Addr, ports []nft.Port) []publication {
 	return list
 }
 
-// refuse returns an error about an invalid argument.
+// refuse returns an error about an invalid argument of an operation.
 func refuse(what string) error { return &tombolo.OpError{Op: what, Err: tombolo.ErrInvalid} }

@@ -19,8 +19,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Listener is a socket of the host that listens at a port. Once the port is published, the
-// socket receives no new connections or packets: they go to the pod.
+// Listener describes a socket of the host that listens on a port. After the port is published, the socket receives no
+// new connections or packets, because they go to the pod.
 type Listener struct {
 	Protocol nft.Protocol
 	Local    netip.AddrPort // the address and port of the socket; ::ffff:10.0.0.1 becomes 10.0.0.1
@@ -31,19 +31,21 @@ type Listener struct {
 	inode    uint32 // the socket's number, also in /proc's lists of open files
 }
 
-// Listeners returns the sockets of the host that would lose packets if the ports were published, sorted by protocol,
-// address and port. A port without a HostAddr is on all addresses of the host. An invalid port is tombolo.ErrInvalid.
+// Listeners returns the sockets of the host that would receive no packets any more if the ports were published. The
+// result is sorted by protocol, address and port. A port without a HostAddr is on all addresses of the host. For an
+// invalid port, the error matches tombolo.ErrInvalid.
 //
-//   - It finds TCP and SCTP sockets that listen, and UDP sockets that are bound and not connected. A UDP
-//     client that does not connect its socket is found too, because the kernel does not distinguish it from a server.
-//   - A socket that is bound to a link is found if that link has an address of the port. A server in a VRF has none.
-//   - Sockets at multicast, broadcast and IPv6 link-local addresses and at [::1] are left out: packets to these never
-//     lead to a pod. In 127.0.0.0/8 only 127.0.0.1 and the HostAddr of a port matter, and not, for example,
-//     systemd-resolved's 127.0.0.53. Sockets at addresses of kube-ipvs0 are left out, except at the HostAddr of a
-//     port.
+//   - Listeners finds TCP and SCTP sockets that listen, and UDP sockets that are bound and not connected. It also
+//     finds UDP clients that do not connect their socket, since the kernel does not distinguish them from servers.
+//   - It finds a socket that is bound to a link if the link has an address of the port. A server in a VRF has none.
+//   - It ignores sockets at multicast, broadcast and IPv6 link-local addresses and at [::1], since packets to these
+//     addresses never go to a pod.
+//   - In 127.0.0.0/8, it considers only 127.0.0.1 and the HostAddr of a port. So it ignores systemd-resolved at
+//     127.0.0.53.
+//   - It ignores sockets at addresses of kube-ipvs0, except at the HostAddr of a port.
 //
-// If the kernel has no module for a protocol (tcp_diag, udp_diag, sctp_diag), and cannot load one, no socket is
-// found. For an SCTP socket with several addresses, only the first is considered.
+// If the kernel lacks the module for a protocol (tcp_diag, udp_diag, sctp_diag) and cannot load it, Listeners finds
+// no sockets of that protocol. If an SCTP socket has several addresses, only the first one is considered.
 func Listeners(ctx context.Context, host *netns.NS, ports ...nft.Port) ([]Listener, error) {
 	requested := map[nft.Protocol]map[uint16][]netip.Addr{}
 	for _, p := range ports {
@@ -96,7 +98,7 @@ func Listeners(ctx context.Context, host *netns.NS, ports ...nft.Port) ([]Listen
 	return list, own.err
 }
 
-// links caches the host's links and their addresses. It reads them when they are first needed.
+// links caches the names and addresses of the host's links. It reads them when they are first needed.
 type links struct {
 	ctx       context.Context
 	host      *netns.NS
@@ -105,7 +107,7 @@ type links struct {
 	err       error
 }
 
-// read reads the links and addresses.
+// read reads the links and addresses, unless this was done before.
 func (k *links) read() {
 	if k.names != nil || k.err != nil {
 		return
@@ -123,9 +125,9 @@ func (k *links) read() {
 	k.err = errors.Join(err, k.err)
 }
 
-// lead reports whether packets to a port on a host address, or on all of them, would reach the socket: by a link that
-// it listens on, and at an address that does not count as excluded. It reads the host's links and addresses only for
-// a socket that is bound to a link, or bound to a single address while the port is on all.
+// lead reports whether packets to a port on the address host would reach the socket. An invalid or unspecified host
+// means all addresses. The packets must come by a link that the socket listens on, to an address that Listeners does
+// not ignore. lead reads the host's links and addresses only if necessary.
 func (k *links) lead(l *Listener, host netip.Addr) bool {
 	const loopback = 1 // index of lo; the host reaches all of its own addresses through it
 	at, all := l.Local.Addr(), !host.IsValid() || host.IsUnspecified()
@@ -151,10 +153,10 @@ func (k *links) lead(l *Listener, host netip.Addr) bool {
 	})
 }
 
-// sockets lists the unconnected sockets, by struct inet_diag_req_v2 (include/uapi/linux/inet_diag.h). IPv6 sockets
-// may accept IPv4 too.
+// sockets lists the sockets of a family that listen or, for UDP, are not connected. The request is struct
+// inet_diag_req_v2 (include/uapi/linux/inet_diag.h). IPv6 sockets may accept IPv4 too.
 func sockets(ctx context.Context, conn *nl.Conn, protocol nft.Protocol, family uint8) ([]Listener, error) {
-	// States of include/net/tcp_states.h. A UDP socket is closed until it connects.
+	// States of include/net/tcp_states.h. A UDP socket has the state "closed" until it is connected.
 	const requestLen, listening, closed = 56, 10, 7
 	state := uint8(listening)
 	if protocol == unix.IPPROTO_UDP {
@@ -180,7 +182,7 @@ func sockets(ctx context.Context, conn *nl.Conn, protocol nft.Protocol, family u
 	return list, err
 }
 
-// decode parses struct inet_diag_msg and INET_DIAG_SKV6ONLY.
+// decode parses struct inet_diag_msg and the attribute INET_DIAG_SKV6ONLY.
 func decode(b []byte) (Listener, error) {
 	const messageLen, portAt, addressAt, linkAt, inodeAt, onlyIPv6 = 72, 4, 8, 40, 68, 11
 	if len(b) < messageLen {
@@ -201,8 +203,8 @@ func decode(b []byte) (Listener, error) {
 	return l, nil
 }
 
-// takes reports whether the rules of a port on a host address, or on all if that is not valid, would divert packets
-// from the socket. It looks only at the socket's own address.
+// takes reports whether a port published on the address host would take packets from the socket. An invalid host
+// means all addresses. takes considers only the socket's own address, and not its link.
 func (l *Listener) takes(host netip.Addr) bool {
 	at, host := l.Local.Addr(), host.Unmap().WithZone("")
 	switch {

@@ -11,10 +11,14 @@ import (
 	"strings"
 )
 
-// String describes the socket in a line for the operator, with its address, link and program: "127.0.0.1:8080/tcp is
-// in use by nginx (pid 4711)", "0.0.0.0:67/udp on virbr0 is in use by dnsmasq (pid 4711)", or "… by conmon (pid 4711)
-// for container 0123456789ab". It reads all of /proc. It cannot name the program without CAP_SYS_PTRACE, if the
-// process is outside of our PID namespace, or if only the kernel has the socket.
+// String returns a line for the operator with the socket's address, link and program. Examples:
+//
+//	127.0.0.1:8080/tcp is in use by nginx (pid 4711)
+//	0.0.0.0:67/udp on virbr0 is in use by dnsmasq (pid 4711)
+//	0.0.0.0:80/tcp is in use by conmon (pid 4711) for container 0123456789ab
+//
+// String reads all of /proc to find the program. It cannot find the program without CAP_SYS_PTRACE, if the process is
+// outside of our PID namespace, or if the kernel itself has opened the socket.
 func (l Listener) String() string {
 	text := l.Local.String() + "/" + l.Protocol.String()
 	if l.Link != "" {
@@ -27,7 +31,7 @@ func (l Listener) String() string {
 			continue
 		}
 
-		// A process that has just ended has no name, and no longer has the socket.
+		// Skip a process that has just ended. It has no name, and no longer has the socket.
 		if name, err := os.ReadFile(filepath.Join(procDir, pid, "comm")); err == nil {
 			text += fmt.Sprintf("%s (pid %s)", strings.TrimSuffix(string(name), "\n"), pid)
 			if id := conmonsContainer(pid); id != "" {
@@ -40,16 +44,18 @@ func (l Listener) String() string {
 	return text + fmt.Sprintf("the kernel, or by a process that cannot be seen from here (socket %d)", l.inode)
 }
 
-// NotHeldFor leaves out sockets that only reserve a container's ports for its runtime, without serving them:
-//   - podman's conmon: its argument -c is the container's full ID.
-//   - podman 5 itself, which has called netavark, and netavark this process. It passes the sockets to conmon later.
-//   - nerdctl's since version 2.1.6: a sleep process whose number is in a file of the container in /run/nerdctl.
+// NotHeldFor returns the listeners except those that only reserve a container's ports for its runtime. These are:
+//   - sockets of podman's conmon, whose argument -c is the container's full ID
+//   - sockets of podman 5 itself, which has called netavark, which has called this process. Podman passes the sockets
+//     to conmon later.
+//   - sockets of nerdctl since version 2.1.6. A sleep process holds them. Its PID is in a file of the container in
+//     /run/nerdctl.
 func NotHeldFor(containerID string, listeners []Listener) []Listener {
 	if containerID == "" || len(listeners) == 0 {
 		return listeners
 	}
 
-	// With nerdctl the container's ID is NAMESPACE-ID, where ID has no hyphen.
+	// Nerdctl's container IDs have the form NAMESPACE-ID. The ID has no hyphen.
 	namespace, id := "", containerID
 	if i := strings.LastIndexByte(containerID, '-'); i >= 0 {
 		namespace, id = containerID[:i], containerID[i+1:]
@@ -72,10 +78,11 @@ func NotHeldFor(containerID string, listeners []Listener) []Listener {
 
 const procDir = "/proc"
 
-// file returns the socket's name in /proc's lists of open files.
+// file returns the name of the socket in /proc/PID/fd.
 func (l Listener) file() string { return fmt.Sprintf("socket:[%d]", l.inode) }
 
-// processes returns the numbers of all processes in ascending order, since parents usually have lower numbers.
+// processes returns the PIDs of all processes in ascending order. A parent mostly has a lower PID than its children,
+// so it comes first.
 func processes() []string {
 	list, _ := filepath.Glob(procDir + "/[0-9]*")
 	for i, dir := range list {
@@ -85,7 +92,7 @@ func processes() []string {
 	return list
 }
 
-// openFiles returns the names of the files that a process has open.
+// openFiles returns the names of the files that a process has open, as in /proc/PID/fd.
 func openFiles(pid string) []string {
 	dir := filepath.Join(procDir, pid, "fd")
 	entries, _ := os.ReadDir(dir)
@@ -98,7 +105,7 @@ func openFiles(pid string) []string {
 	return list
 }
 
-// callingPodman returns the number of the podman process that started our parent process, or "".
+// callingPodman returns the PID of the podman process that started our parent process, or "" if there is none.
 func callingPodman() string {
 	stat, _ := os.ReadFile(filepath.Join(procDir, strconv.Itoa(os.Getppid()), "stat")) // PID (COMMAND) STATE PARENT
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
@@ -111,7 +118,8 @@ func callingPodman() string {
 	return fields[1]
 }
 
-// conmonsContainer returns the container's ID on the command line of a conmon, or "" for another program.
+// conmonsContainer returns the container ID on the command line of a conmon process. For other programs, it returns
+// "".
 func conmonsContainer(pid string) string {
 	exe, err := os.Readlink(filepath.Join(procDir, pid, "exe"))
 	if err != nil || filepath.Base(exe) != "conmon" {

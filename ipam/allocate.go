@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allocate reserves an address of the set with this index for owner: the address wanted or, if that is not valid, the
-// next free one in turn.
+// allocate reserves an address of the range set p[index] for owner. It reserves wanted or, if wanted is not valid,
+// the next free address in turn.
 func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
 	last := s.openLast(index)
 	defer last.close()
@@ -63,8 +63,8 @@ func (s *store) holder(addr netip.Addr) string {
 }
 
 // The format has no list of free addresses, and the reference plugin, which may run beside us, would not maintain
-// one. So allocation probes. Addresses are assigned in turn, so the next one is almost always free: it was released a
-// whole round ago.
+// one. So allocation tries addresses. The next address in turn is almost always free, since it was released a whole
+// round ago.
 
 // nextFree reserves the first free address after last. It tries a few addresses one by one, and lists the directory
 // only if all of these are taken. So the cost of a normal ADD does not depend on the number of reservations.
@@ -104,7 +104,8 @@ func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (
 	}
 }
 
-// takenOf returns those of addrs, the addresses with a file, that the set could have assigned.
+// takenOf returns the addresses in addrs that the set could have assigned. addrs are the addresses that have a
+// reservation file.
 func takenOf(addrs []netip.Addr, p pool, set rangeSet) map[netip.Addr]bool {
 	taken := make(map[netip.Addr]bool, len(addrs))
 	for _, addr := range addrs {

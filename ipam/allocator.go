@@ -8,11 +8,11 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// An Allocator assigns addresses to the attachments of one network. [*HostLocal] is one. Package network accepts any
-// implementation.
+// An Allocator assigns addresses to the attachments of one network. [*HostLocal] is an Allocator. Package network
+// accepts any implementation.
 type Allocator interface {
-	// Bind returns a copy of the allocator that knows the node. Package network calls it before all other methods. It
-	// does not change its receiver.
+	// Bind returns a copy of the allocator with the facts about the node. It does not change its receiver. Package
+	// network calls Bind before all other methods.
 	Bind(node Node) Allocator
 
 	// Slow reports whether calls use more than this node's memory and disk, or may wait for another program. During
@@ -22,15 +22,16 @@ type Allocator interface {
 	// Add reserves addresses for an attachment, IPv4 first. If it fails, nothing stays reserved.
 	Add(ctx context.Context, owner Owner) (*Allocation, error)
 
-	// Del releases the attachment's addresses. It is no error if there are none. hint lists the addresses from the
-	// attachment's record, which spares a search through all reservations. Without a hint, Del searches.
+	// Del releases the attachment's addresses. It is no error if none are reserved. hint lists the addresses from the
+	// attachment's record, which saves a search through all reservations. Without a hint, Del searches.
 	Del(ctx context.Context, owner Owner, hint []netip.Addr) error
 
-	// Check returns ErrNotReserved if one of the attachment's addresses in held is not reserved for it.
+	// Check returns an error that matches ErrNotReserved if one of the attachment's addresses in held is not reserved
+	// for it.
 	Check(ctx context.Context, owner Owner, held []Address) error
 
-	// Collect releases all reservations of attachments that are not in valid. It keeps those for which Node.InUse
-	// reports true, also if valid is empty.
+	// Collect releases all reservations of attachments that are not in valid. It keeps the reservations of
+	// attachments for which Node.InUse reports true, even if valid is empty.
 	Collect(ctx context.Context, valid []Owner) error
 
 	// Status returns an error if Add cannot succeed for any attachment. It changes nothing.
@@ -78,40 +79,42 @@ type Owner struct {
 	IfName      string // the name of the interface in the pod
 }
 
-// A Live address is one that an attachment now has in the kernel.
+// A Live is an address that an attachment now has in the kernel.
 type Live struct {
 	Hash string // hash of the attachment (see Node.Hash), from the mark on its link
 	Addr netip.Addr
 }
 
-// An Epoch is one life of the node: from one boot to the next or, if the node is itself a container, from one start
-// of that container to the next. No pod outlives it, but a data directory on disk does.
+// An Epoch is one life of the node, from one boot to the next. If the node is itself a container, it is one life of
+// that container. No pod outlives an epoch, but a data directory on disk does.
 //
 // A marker file in the directory has the Token of the last epoch that used the directory. The first use in another
-// epoch drops reservations older than Started, unless the kernel still has the address. Without a marker the
-// directory is new, or the reference plugin's, whose pods may be running. Then nothing is dropped. In both cases live
-// addresses without a reservation get one. So no address is assigned twice after somebody deletes the directory while
-// pods run.
+// epoch drops reservations older than Started, unless the kernel still has the address. Without a marker, the
+// directory is new, or belongs to the reference plugin, whose pods may be running. Then no reservation is dropped. In
+// both cases, live addresses without a reservation get one. So no address is assigned twice after somebody deletes
+// the directory while pods run.
 type Epoch struct {
 	Token string // in any form; empty switches all of this off
-	// compared with the modification times of reservations; zero means unknown, and nothing is dropped
+	// Started is compared with the modification times of reservations. The zero time means unknown, and nothing is
+	// dropped.
 	Started time.Time
 }
 
 // A Node describes the node on which an Allocator works. With the zero Node, addresses stay reserved until they are
-// released, also after a reboot.
+// released, even after a reboot.
 type Node struct {
 	Epoch Epoch
 	// Live returns the addresses that the kernel now has for pods of this network. Addresses outside of the
-	// allocator's ranges do not matter. It may be expensive: Add calls it once in an epoch, with the directory
-	// locked. If nil, no address is alive.
+	// allocator's ranges do not matter. Live may be expensive: Add calls it once in an epoch, while it holds the
+	// directory's lock. If nil, no address counts as live.
 	Live func(context.Context) ([]Live, error)
 	// Hash returns the hash of network, container and interface that marks the attachment's objects in the kernel, as
-	// hexadecimal digits. If nil, a reservation that names its owner by a hash has no owner.
+	// hexadecimal digits. If nil, a reservation whose file contains only a hash matches no owner.
 	Hash func(Owner) string
-	// InUse reports whether the attachment with this Hash is on record. Collect keeps its reservations, listed or
-	// not. If nil, Collect uses only its list.
+	// InUse reports whether the attachment with this Hash is on record. Collect keeps the reservations of such an
+	// attachment, even if its list lacks the attachment. If nil, Collect uses only its list.
 	InUse func(hash string) bool
-	// Warn receives messages that an operator should see although the call continues. If nil, they are dropped.
+	// Warn receives messages for the operator about problems despite which the call continues. If nil, the messages
+	// are dropped.
 	Warn func(string)
 }

@@ -40,12 +40,12 @@ func (s *store) isCurrent() bool {
 // isStale reports whether the directory was last used in another epoch, so that its old reservations must be dropped.
 func (s *store) isStale() bool { return !s.isCurrent() && s.lastEpoch() != "" }
 
-// maxClockSkew is the least distance into the future of a file's time that shows that the file is not of this epoch.
-// A clock without a battery starts behind the times that were written before the boot.
+// maxClockSkew is the largest plausible distance of a file's time into the future. If the distance is larger, the
+// file was written before this epoch: a clock without a battery starts behind the times of the previous boot.
 const maxClockSkew = time.Minute
 
-// isOld reports whether the file of addr is older than the node's epoch. If the epoch's start is unknown, it reports
-// true.
+// isOld reports whether the file of addr was written before the node's epoch. A time too far in the future counts as
+// before. If the epoch's start is unknown, it reports true.
 func (s *store) isOld(addr netip.Addr) bool {
 	info, err := os.Lstat(s.path(addr))
 	started := s.node.Epoch.Started
@@ -53,7 +53,8 @@ func (s *store) isOld(addr netip.Addr) bool {
 		time.Until(info.ModTime()) > maxClockSkew)
 }
 
-// enter brings the directory into the node's present epoch, if it is not there yet: see Epoch.
+// enter adapts the reservations to the node's present epoch, as the comment of Epoch describes. If the directory was
+// used in this epoch already, it does nothing.
 func (s *session) enter(ctx context.Context, p pool) error {
 	if s.isCurrent() {
 		return nil
@@ -63,7 +64,7 @@ func (s *session) enter(ctx context.Context, p pool) error {
 	if s.node.Live != nil {
 		found, err := s.node.Live(ctx)
 		if err != nil {
-			// Without this list a pod's address could be assigned twice.
+			// Fail, since without this list a pod's address could be assigned twice.
 			return s.failf(errors.Join(ErrLiveUnknown, err), "%s: %s", ErrLiveUnknown, err)
 		}
 		for _, l := range found {
@@ -83,15 +84,16 @@ func (s *session) enter(ctx context.Context, p pool) error {
 	}
 
 	if err := s.writeMarker(); err != nil {
-		// Everything is done, and the next use repeats it.
+		// The reservations are complete, so only warn. The next use repeats the work.
 		s.warnf("%s", err)
 	}
 
 	return nil
 }
 
-// dropOld removes reservations from before the epoch's start. It keeps those of live addresses, unless the kernel
-// shows another owner than the file. For such an address rebuild then makes a reservation for the real owner.
+// dropOld removes reservations from before the epoch's start. It keeps the reservation of a live address, unless the
+// kernel shows another owner than the file. For such an address, rebuild later makes a reservation for the real
+// owner.
 func (s *session) dropOld(alive map[netip.Addr]Live) error {
 	addrs, err := s.list()
 	if err != nil {
@@ -132,8 +134,8 @@ func (s *session) dropOld(alive map[netip.Addr]Live) error {
 	return nil
 }
 
-// mayBe reports whether the live address l may belong to the owner of the reservation: the hashes are equal, or the
-// reservation's hash cannot be known.
+// mayBe reports whether the live address l may belong to the owner of the reservation. Either the hashes are equal,
+// or the reservation's hash cannot be known.
 func (s *store) mayBe(r reservation, l Live) bool {
 	if r.hash != "" {
 		return r.hash == l.Hash
@@ -171,8 +173,8 @@ func (s *session) rebuild(alive map[netip.Addr]Live, p pool) error {
 	return nil
 }
 
-// writeMarker replaces the marker. Unlike reservations it is forced to disk. A marker torn by a power failure would
-// count as unknown, and the reservations of the epoch before would stay.
+// writeMarker replaces the marker, and syncs it to disk, unlike reservations. A marker that a power failure damaged
+// would count as unknown, and the reservations of the previous epoch would stay.
 func (s *session) writeMarker() error {
 	path := filepath.Join(s.dir, markerName)
 	if err := file.ReplaceDurably(path+tempSuffix, path, []byte(s.node.Epoch.Token)); err != nil {

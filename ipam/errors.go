@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Errors of this package match these sentinels with errors.Is. An error of the operating system also matches its
-// errno, and contains an [*fs.PathError].
+// Errors of this package match these variables by errors.Is. An error of the operating system also matches its errno,
+// and contains an [*fs.PathError].
 var (
 	ErrPoolFull     = errors.New("no free address")
 	ErrAddressTaken = errors.New("address is taken")
@@ -17,7 +17,7 @@ var (
 	ErrLiveUnknown = errors.New("cannot tell which addresses are in use")
 )
 
-// failure is an error with a complete message. cause is for errors.Is.
+// failure is an error with a complete message. errors.Is matches it with cause.
 type failure struct {
 	message string
 	cause   error
@@ -26,7 +26,7 @@ type failure struct {
 func (e *failure) Error() string { return e.message }
 func (e *failure) Unwrap() error { return e.cause }
 
-// newError returns an error with this message that matches cause.
+// newError returns an error that matches cause, and whose message comes from the format alone.
 func newError(cause error, format string, args ...any) error {
 	return &failure{fmt.Sprintf(format, args...), cause}
 }

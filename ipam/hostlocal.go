@@ -34,14 +34,14 @@ type Config struct {
 	// end the wait earlier.
 	LockWait time.Duration
 	// Search is for callers without records of attachments. Before Add assigns an address, it searches all
-	// reservations for an address that the attachment already has, and returns ErrDuplicate if it finds one. An
-	// explicitly requested address skips the search.
+	// reservations for an address that the attachment already has. If it finds one, the error matches ErrDuplicate.
+	// For an explicitly requested address, Add does not search.
 	Search bool
 }
 
 // A HostLocal assigns addresses from ranges, in turn. It keeps the reservations in a directory, as the reference
-// plugin host-local does. It holds no descriptors between calls, and is safe for use by several goroutines. Only
-// NewHostLocal makes one.
+// plugin host-local does. It holds no descriptors between calls, and is safe for use by several goroutines. Use
+// NewHostLocal to create a HostLocal.
 type HostLocal struct {
 	store  store
 	pool   pool
@@ -50,7 +50,7 @@ type HostLocal struct {
 	keeper *string // the name of Keep; nil without it
 }
 
-// NewHostLocal returns a HostLocal for cfg. It does not touch the disk. An invalid value is an error that matches
+// NewHostLocal returns a HostLocal for cfg. It does not access the disk. If a value is invalid, the error matches
 // tombolo.ErrInvalid.
 func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	if cfg == nil {
@@ -81,7 +81,7 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	}, nil
 }
 
-// checkNetwork returns an error for names that lead out of the directory.
+// checkNetwork returns an error if a network's name would lead out of the directory.
 func checkNetwork(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return newError(tombolo.ErrInvalid, "network name %q cannot be the name of a directory", name)
@@ -107,9 +107,9 @@ func (h *HostLocal) Bind(node Node) Allocator {
 // Slow returns false, since all reservations are on this node's disk.
 func (*HostLocal) Slow() bool { return false }
 
-// Want returns a copy whose Add assigns these addresses, at most one from each set. From the other sets Add assigns
-// any address. An address that is in no range or is a gateway is an error that matches tombolo.ErrInvalid. An address
-// may be listed twice.
+// Want returns a copy of h whose Add assigns the given addresses, at most one from each set. From the other sets, Add
+// assigns any address. If an address is in no range, or is a gateway, the error matches tombolo.ErrInvalid. An
+// address may be listed twice.
 func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 	if err := h.checkRanges(); err != nil {
 		return nil, err
@@ -136,19 +136,20 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 	return &bound, nil
 }
 
-// Add takes the lock once and assigns one address of each set. As long as the next address in turn is free, it reads
-// neither the directory nor other reservations. The error is ErrPoolFull if no address is left, and ErrAddressTaken
-// if another attachment has the requested one.
+// Add takes the lock once, and assigns one address from each set. As long as the next address in turn is free, it
+// reads neither the directory nor other reservations. The error matches ErrPoolFull if no address is left, and
+// ErrAddressTaken if another attachment has a requested address.
 //
-// A second Add for one owner usually assigns it a second set of addresses: callers keep records of attachments, so Add
-// does not search for them. It returns ErrDuplicate only if a candidate turns out to belong to the attachment already.
+// A second Add for one owner mostly assigns a second set of addresses. Callers keep records of attachments, so Add
+// does not search for earlier addresses. The error matches ErrDuplicate only if a candidate turns out to belong to
+// the attachment already.
 func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	if err := cmp.Or(h.checkRanges(), h.checkKeeper()); err != nil {
 		return nil, err
 	}
 
 	if !ident.IsIdentifier(owner.ContainerID) || !ident.IsLinkName(owner.IfName) {
-		// Its reservation would look like a foreign file, and nothing would ever release it.
+		// The reservation of such an owner would look like a foreign file, and nothing would ever release it.
 		return nil, newError(tombolo.ErrInvalid, "container %q and interface %q are not valid names of an attachment",
 			owner.ContainerID, owner.IfName)
 	}
@@ -197,8 +198,8 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	return allocation, nil
 }
 
-// refuseSecond returns ErrDuplicate if the owner already has an address of a set. It skips sets with a requested
-// address.
+// refuseSecond returns an error that matches ErrDuplicate if the owner already has an address of a set. It skips sets
+// with a requested address.
 func (h *HostLocal) refuseSecond(s *session, owner Owner) error {
 	addrs, err := s.list()
 	if err != nil {
@@ -231,9 +232,9 @@ func (h *HostLocal) lockOrCreate(ctx context.Context) (*session, error) {
 	}
 }
 
-// Del releases the attachment's addresses that are in hint. Without a hint it releases all of them. Then it acts like
-// the reference plugin: it releases the reservations that name container and interface or, if there are none, those
-// that name only the container.
+// Del releases the attachment's addresses that are in hint. Without a hint, it searches all reservations, as the
+// reference plugin does. It then releases the reservations that name container and interface. If there are none, it
+// releases the reservations that name only the container.
 func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) error {
 	if err := h.checkOwner(owner); err != nil {
 		return err
@@ -255,8 +256,8 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 			return err
 		}
 
-		// An empty file was left by an ADD that was killed while it held this lock, perhaps by the very ADD that this
-		// DEL undoes.
+		// A killed ADD, which held this lock, has left an empty file. This DEL may have to undo that very ADD, so
+		// reclaim the file.
 		for _, addr := range candidates {
 			if s.isEmpty(addr) {
 				errs = append(errs, s.reclaim(addr))
@@ -266,7 +267,7 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 
 	exact, old, err := s.ownedBy(candidates, owner)
 
-	// An unreadable file may belong to this attachment.
+	// Return this error too: an unreadable file may belong to this attachment.
 	errs = append(errs, err)
 	if len(hint) > 0 {
 		exact = append(exact, old...)
@@ -289,8 +290,8 @@ func (h *HostLocal) checkOwner(owner Owner) error {
 	return nil
 }
 
-// ownedBy returns the addresses reserved for owner, and in old those whose file names only the owner's container. The
-// error is about files that could not be read.
+// ownedBy returns the addresses in addrs that are reserved for owner. old has the addresses whose file names only the
+// owner's container. The error is about files that could not be read.
 func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Addr, _ error) {
 	var errs []error
 	for _, addr := range addrs {
@@ -313,9 +314,9 @@ func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Add
 	return exact, old, errors.Join(errs...)
 }
 
-// Collect releases every reservation whose owner is neither in valid nor on record (Node.InUse). A file of the old
-// form, without an interface, stays while any valid owner has that container. Empty files of killed processes are
-// removed too. Files of another format stay.
+// Collect releases every reservation whose owner is neither in valid nor on record (Node.InUse). A reservation in the
+// old form, without an interface, stays as long as any valid owner has that container. Collect also removes the empty
+// files of killed processes. Files in another format stay.
 func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 	s, err := h.store.lock(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -387,9 +388,9 @@ func (s *store) forms(valid []Owner) map[reservation]bool {
 	return forms
 }
 
-// Check returns an error unless the attachment's addresses of each range set are reserved by it. If held has no
-// address of a set, since another program may have removed it from the pod, any reservation of the attachment in that
-// set suffices. If an address is not reserved at all, the error also matches fs.ErrNotExist.
+// Check returns an error unless the attachment's addresses of each range set are reserved for it. Another program may
+// have removed an address from the pod, so held may have no address of a set. Then any reservation of the attachment
+// in that set suffices. If an address is not reserved at all, the error also matches fs.ErrNotExist.
 func (h *HostLocal) Check(ctx context.Context, owner Owner, held []Address) error {
 	if err := h.checkRanges(); err != nil {
 		return err
@@ -481,9 +482,10 @@ func (h *HostLocal) Status(ctx context.Context) error {
 	return nil
 }
 
-// anyReclaimable reports whether Add would free one of the addresses before it gave up: one with an empty file, or
-// one of an earlier epoch. Otherwise a node that was full when it went down would never be ready again. It does not
-// check whether old addresses are still alive, since STATUS must fail only if it is certain.
+// anyReclaimable reports whether Add would free one of the addresses before it failed. It frees addresses with an
+// empty file, and addresses that were reserved in an earlier epoch. Without this check, a node that was full when it
+// went down would never be ready again. anyReclaimable does not check whether old addresses are still live, since
+// STATUS must fail only if it is certain.
 func (s *store) anyReclaimable(taken map[netip.Addr]bool) bool {
 	old := s.isStale()
 	for addr := range taken {
@@ -494,7 +496,8 @@ func (s *store) anyReclaimable(taken map[netip.Addr]bool) bool {
 	return false
 }
 
-// writable returns an error without write access to the directory or, if that is missing, to its closest parent.
+// writable returns an error if the process cannot write to the directory or, if the directory is missing, to its
+// closest existing parent.
 func (h *HostLocal) writable() error {
 	dir := h.store.dir
 	for {
@@ -506,8 +509,8 @@ func (h *HostLocal) writable() error {
 	}
 }
 
-// ranged is an Allocator that assigns addresses from ranges. Package network records the ranges, so that its
-// Node.Pools can count them. An Allocator that wraps a HostLocal forwards this method.
+// ranged is implemented by an Allocator that assigns addresses from ranges. Package network records the ranges, so
+// that its Node.Pools can count the reservations. An Allocator that wraps a HostLocal forwards this method.
 type ranged interface {
 	RangeSets() []RangeSet
 }
@@ -522,7 +525,7 @@ func RangeSetsOf(a Allocator) []RangeSet {
 
 // A Pool describes the use of a range set.
 type Pool struct {
-	// Name is the subnet if the set covers all of one, else its ranges.
+	// Name is the subnet if the set consists of a whole subnet. Otherwise it lists the ranges of the set.
 	Name string
 	IPv6 bool
 	// Size is the number of addresses that the set can assign, without gateways. math.MaxUint64 stands for any larger
@@ -532,7 +535,7 @@ type Pool struct {
 	Reserved uint64
 }
 
-// RangeSets returns the range sets of the configuration, with their defaults filled in and without their names.
+// RangeSets returns the configured range sets with their defaults, but without their names.
 func (h *HostLocal) RangeSets() []RangeSet {
 	sets := make([]RangeSet, len(h.pool))
 	for i, set := range h.pool {

@@ -13,8 +13,8 @@ import (
 
 // The terms are the reference plugin's: a network has range sets, and a set has ranges.
 
-// A RangeSet is a pool. An attachment gets one address from each set, out of the first range with a free one. All
-// ranges of a set are of one family, and no two ranges of a network overlap.
+// A RangeSet is a list of ranges. Each attachment gets one address from the set. All ranges of a set belong to one
+// family, and no two ranges of a network overlap.
 type RangeSet struct {
 	Ranges []Range `json:"ranges"`
 	// Name is the set's name in errors, such as its place in a configuration. If empty, it is "ranges[0]" for the
@@ -273,7 +273,7 @@ func (r ipRange) size() uint64 {
 	return endLow - startLow + 1
 }
 
-// halves splits an address into two numbers. An IPv4 address is in the low one, plus a constant.
+// halves splits an address into two 64-bit numbers. An IPv4 address fits into low; a constant is added to it.
 func halves(addr netip.Addr) (high, low uint64) {
 	bytes := addr.As16()
 	return binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:])
@@ -297,7 +297,7 @@ type cursor struct {
 	stop  netip.Addr // the first candidate, after it was returned
 }
 
-// from returns a cursor that starts after last. If last is not in the set, or no address, the cursor starts at the
+// from returns a cursor that starts after last. If last is not valid or not in the set, the cursor starts at the
 // beginning.
 func (s rangeSet) from(last netip.Addr, p pool) *cursor {
 	c := &cursor{set: s, pool: p, at: s.ranges[0].start}

@@ -21,9 +21,11 @@ import (
 )
 
 const (
-	// lastPrefix, followed by the index of a range set, is the name of the file with the last assigned address.
+	// lastPrefix is the beginning of the name of a file with the last assigned address. The index of the range set
+	// follows.
 	lastPrefix = "last_reserved_ip."
-	// maxLast is the number of bytes read from that file. An IPv6 address has at most 39.
+	// maxLast limits the number of bytes that are read from a last_reserved_ip file. An IPv6 address has at most 39
+	// bytes.
 	maxLast = 64
 	// maxProbes is the number of taken candidates after which nextFree lists the directory. Up to this number,
 	// probing is cheaper than listing even a small directory.
@@ -65,9 +67,9 @@ func (s *store) create() error {
 // netip and the reference plugin write alike, also for IPv6.
 func (s *store) path(addr netip.Addr) string { return s.dir + "/" + addr.String() }
 
-// read returns the reservation of addr. A file of a kind that cannot be read, such as a directory, has stateForeign and
-// is no error. The error matches fs.ErrNotExist if there is no file. Any other error means that the disk or machine
-// failed, so the owner is unknown.
+// read returns the reservation of addr. For a file of a kind that cannot be read, such as a directory, it returns
+// stateForeign and no error. If there is no file, the error matches fs.ErrNotExist. Any other error means that the
+// disk or the machine failed, so the owner is unknown.
 func (s *store) read(addr netip.Addr) (reservation, reservationState, error) {
 	data, err := readFile(s.path(addr), maxReservation)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -86,14 +88,15 @@ func (s *store) read(addr netip.Addr) (reservation, reservationState, error) {
 	return held, state, nil
 }
 
-// isFault reports whether an error comes from the disk or the machine, and not from the kind of the file.
+// isFault reports whether an error of reading a file comes from the disk or the machine. Other errors come from the
+// file itself, such as EISDIR for a directory.
 func isFault(err error) bool {
 	return slices.ContainsFunc([]error{unix.EIO, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.ESTALE, unix.ETIMEDOUT},
 		func(fault error) bool { return errors.Is(err, fault) })
 }
 
-// isOwner reports whether r is a reservation of owner. old reports whether r names only the container, and may belong
-// to another interface of it.
+// isOwner returns two results. The first reports whether r is a reservation of the owner. The second, old, is true if
+// r names only the container, so that it may belong to another interface of the container.
 func (s *store) isOwner(r reservation, owner Owner) (is, old bool) {
 	if r.hash != "" {
 		return s.node.Hash != nil && r.hash == s.node.Hash(owner), false
@@ -127,8 +130,8 @@ func (s *store) list() ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// reserve creates a reservation of addr. It returns false if there is one already, and ErrDuplicate if that one
-// belongs to the same owner.
+// reserve creates a reservation of addr. If addr is reserved for another owner, it returns false. If addr is reserved
+// for the same owner, the error matches ErrDuplicate.
 func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 	path, owner := s.path(addr), Owner{ContainerID: r.containerID, IfName: r.ifName}
 	for range 2 {
@@ -163,7 +166,7 @@ func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 	return false, nil
 }
 
-// reclaim removes the file of a creator that died before it had written the content.
+// reclaim removes a reservation file whose creator died before it had written the content.
 func (s *session) reclaim(addr netip.Addr) error {
 	s.warnf("reclaimed %s: its file is empty or cut short, so the process that reserved it died meanwhile", addr)
 	if err := file.Remove(s.path(addr)); err != nil {
@@ -182,7 +185,7 @@ func (s *session) release(addr netip.Addr) error {
 }
 
 // A lastFile is the open file with the last address that a range set assigned. It stays open between reading and
-// writing. It only serves to spread the addresses, so its errors are ignored.
+// writing. It serves only to spread the addresses, so errors are ignored.
 type lastFile struct {
 	fd   int
 	addr netip.Addr
@@ -209,8 +212,8 @@ func parseLast(data []byte) netip.Addr {
 	return addr.Unmap()
 }
 
-// write stores addr. It overwrites the content first and then truncates the file. The other order would be slow,
-// since ext4 writes a file that was truncated to nothing to disk when it is closed.
+// write stores addr in the file. It overwrites the content first and then truncates the file. The other order would
+// be slow, since ext4 writes a file to disk at its close if the file was truncated to nothing.
 func (l *lastFile) write(addr netip.Addr) {
 	text := addr.String()
 	if file.WriteAll(l.fd, lastPrefix, []byte(text)) == nil && len(text) < l.size {
@@ -220,11 +223,11 @@ func (l *lastFile) write(addr netip.Addr) {
 
 func (l *lastFile) close() { _ = unix.Close(l.fd) }
 
-// The directory may be the reference plugin's too, and its files may belong to any user. So they are opened by
-// file.OpenAny and not by file.Open.
+// The directory may belong to the reference plugin too, and files in it to any user. So use file.OpenAny and not
+// file.Open.
 
-// readAt reads up to limit+1 bytes from the start of fd. The extra byte shows that there is more than limit. For a
-// regular file one call of pread returns all of it.
+// readAt reads up to limit+1 bytes from the start of fd. The extra byte shows that the file is longer than limit. For
+// a regular file, one call of pread returns all of these bytes.
 func readAt(fd int, path string, limit int) ([]byte, error) {
 	buf := make([]byte, limit+1)
 	n, err := file.Restart(func() (int, error) { return unix.Pread(fd, buf, 0) })
@@ -244,7 +247,8 @@ func readFile(path string, limit int) ([]byte, error) {
 	return readAt(fd, path, limit)
 }
 
-// createFile creates a new file, or returns EEXIST. If it cannot write the whole content, it removes the file again.
+// createFile creates a new file. If the file exists, the error matches unix.EEXIST. If createFile cannot write the
+// whole content, it removes the file again.
 func createFile(path, text string) error {
 	fd, err := file.OpenAny(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
 	if err != nil {
@@ -253,7 +257,7 @@ func createFile(path, text string) error {
 
 	err = file.WriteAll(fd, path, []byte(text))
 
-	// Some file systems report only at close that there was no room.
+	// Some file systems report a full disk only at close.
 	if closeErr := unix.Close(fd); err == nil {
 		err = file.PathError("close", path, closeErr)
 	}
@@ -298,7 +302,7 @@ func (s *store) lock(ctx context.Context) (*session, error) {
 	return &session{store: s, fd: fd, order: order}, nil
 }
 
-// flock opens and locks the lock file, which may belong to any user.
+// flock opens and locks the lock file, which may belong to any user. It returns the descriptor.
 func (s *store) flock(ctx context.Context, path string) (int, error) {
 	fd, err := file.OpenAny(path, unix.O_RDONLY|unix.O_CREAT)
 	if err != nil {
@@ -365,8 +369,8 @@ const (
 	stateForeign                           // something else, which we leave alone
 )
 
-// maxReservation is the number of bytes read from a reservation file. A container ID may have any length; those of
-// runtimes have 64.
+// maxReservation limits the number of bytes that are read from a reservation file. A container ID may have any
+// length, but runtimes use 64 characters.
 const maxReservation = 1024
 
 // parseReservation parses the content of a reservation file. Content of another format is foreign, and never an
@@ -377,7 +381,7 @@ func parseReservation(data []byte) (reservation, reservationState) {
 		return reservation{}, stateForeign
 	}
 
-	// After a power failure a file may have its length but not its content.
+	// Treat a file of zeros like an empty one. After a power failure a file may have its length but not its content.
 	if strings.Trim(text, "\x00 \t\r\n") == "" {
 		return reservation{}, stateTruncated
 	}

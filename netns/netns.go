@@ -14,11 +14,11 @@ import (
 // ErrNotNetNS is the cause of an error of Open if the path exists but is no network namespace.
 var ErrNotNetNS = errors.New("not a network namespace")
 
-// ErrOther is the cause of an error of OpenSame if the path leads to a namespace with another cookie.
+// ErrOther is the cause of an error of OpenSame if the path now leads to another namespace, which has another cookie.
 var ErrOther = errors.New("another network namespace by now")
 
-// ID identifies a network namespace while it exists. Both numbers are reused afterwards. Cookie is an identity that
-// is never reused.
+// ID identifies a network namespace while it exists. The kernel reuses both numbers afterwards. Unlike an ID,
+// NS.Cookie is never reused.
 type ID struct {
 	dev uint64 // the device of nsfs
 	ino uint64 // the namespace's inode, as in net:[4026531840]
@@ -27,8 +27,8 @@ type ID struct {
 // String returns the ID in the form of /proc/PID/ns/net.
 func (id ID) String() string { return "net:[" + strconv.FormatUint(id.ino, 10) + "]" }
 
-// NS is a handle to a network namespace, and keeps it alive. Several goroutines may call its methods at once, except
-// Close. A handle that is dropped without Close leaks its descriptor.
+// NS is a handle to a network namespace, and keeps the namespace alive. Several goroutines may call its methods at
+// once, except Close. A handle that is dropped without Close leaks its file descriptor.
 type NS struct {
 	fd   int
 	path string
@@ -36,8 +36,8 @@ type NS struct {
 }
 
 // Open opens the namespace at a path: a bind mount such as /run/netns/blue, or /proc/PID/ns/net. If there is no such
-// path, the error matches fs.ErrNotExist. If the path is something else, such as the empty file that may remain of a
-// deleted namespace, the error matches ErrNotNetNS.
+// path, the error matches fs.ErrNotExist. If the path is another kind of file, the error matches ErrNotNetNS. A
+// deleted namespace, for example, may leave an empty file behind.
 func Open(path string) (*NS, error) {
 	// Without O_NONBLOCK, opening a FIFO would wait for its writer.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
@@ -52,8 +52,8 @@ func Open(path string) (*NS, error) {
 	return &NS{fd: fd, path: path, id: id}, nil
 }
 
-// OpenSame opens the namespace at a path, and checks its cookie, since paths are reused: see NS.Cookie. If another
-// namespace is there, the error matches ErrOther.
+// OpenSame opens the namespace at a path, and compares its cookie with the given one, since paths are reused: see
+// NS.Cookie. If the cookies differ, the error matches ErrOther.
 func OpenSame(path string, cookie uint64) (*NS, error) {
 	ns, err := Open(path)
 	if err != nil {
@@ -81,7 +81,7 @@ func Current() (*NS, error) {
 }
 
 // New creates a network namespace without a name. The namespace lives until its handle is closed and no process,
-// socket or mount uses it. It has only a loopback interface, which is down. New needs CAP_SYS_ADMIN.
+// socket or mount uses it any more. It has only a loopback interface, which is down. New needs CAP_SYS_ADMIN.
 func New() (*NS, error) {
 	var ns *NS
 	err := andReturn(func() error {
@@ -96,10 +96,10 @@ func New() (*NS, error) {
 	return ns, err
 }
 
-// identify returns the ID of an open namespace.
+// identify returns the ID of the namespace that a file descriptor refers to, or ErrNotNetNS.
 func identify(fd int) (ID, error) {
-	// NS_GET_NSTYPE (Linux 4.11) fails for files outside of nsfs. Some other files accept any ioctl, so the result is
-	// compared too.
+	// NS_GET_NSTYPE (Linux 4.11) fails for files outside nsfs. Some other files accept any ioctl, so compare the
+	// result too.
 	if kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		return ID{}, ErrNotNetNS
 	}
@@ -110,7 +110,7 @@ func identify(fd int) (ID, error) {
 	return ID{dev: st.Dev, ino: st.Ino}, nil
 }
 
-// ID returns the device and inode of the namespace. Two handles of the same living namespace have equal IDs.
+// ID returns the namespace's ID. Two handles of the same existing namespace have equal IDs.
 func (ns *NS) ID() ID {
 	if ns == nil {
 		return ID{}
@@ -138,13 +138,14 @@ func (ns *NS) usable() error {
 	return nil
 }
 
-// closedError is the error of using a closed handle. It has the kernel's text, and also matches tombolo.ErrInvalid.
+// closedError is the error of a call with a closed handle. It matches EBADF, whose text it has, and
+// tombolo.ErrInvalid.
 type closedError struct{}
 
 func (closedError) Error() string   { return unix.EBADF.Error() }
 func (closedError) Unwrap() []error { return []error{unix.EBADF, tombolo.ErrInvalid} }
 
-// String returns the path, or the ID if there is none.
+// String returns the path of the namespace. If there is none, it returns the ID.
 func (ns *NS) String() string {
 	if ns == nil || ns.path == "" {
 		return ns.ID().String()
@@ -163,14 +164,15 @@ func (ns *NS) Close() error {
 	return unix.Close(fd)
 }
 
-// ErrStranded is the cause of an error of Do or Enter if the kernel refused the way back. The calling goroutine is
-// then still in the other namespace. It stays locked to its thread, so that no other goroutine runs there. End it.
+// ErrStranded is the cause of an error of Do or Enter if the kernel refused to move the thread back to its own
+// namespace. The calling goroutine is then still in the other namespace. It stays locked to its thread, so that no
+// other goroutine runs there. The caller should end the goroutine.
 var ErrStranded = errors.New("the thread could not return to its own network namespace")
 
-// Do runs fn in the namespace and returns its error. Whatever fn opens (sockets, files under /proc/sys/net) belongs
-// to the namespace for good. Goroutines started by fn do not run there. Do needs CAP_SYS_ADMIN.
+// Do runs fn in the namespace and returns its error. The sockets and the files under /proc/sys/net that fn opens stay
+// in that namespace. Goroutines started by fn do not run there. Do needs CAP_SYS_ADMIN.
 //
-// Use it to open things, and use these outside: while fn runs, the Go scheduler cannot use its thread for others.
+// Use Do to open sockets and files, and use these outside of it: while fn runs, its thread serves no other goroutine.
 func (ns *NS) Do(fn func() error) error {
 	if fn == nil {
 		return &tombolo.OpError{Op: "enter network namespace", Object: ns.String(),
@@ -184,7 +186,7 @@ func (ns *NS) Do(fn func() error) error {
 	})
 }
 
-// enter moves the calling thread into the namespace.
+// enter moves the calling thread into the namespace. The goroutine must be locked to the thread.
 func (ns *NS) enter() error {
 	err := ns.usable()
 	if err == nil {
@@ -196,9 +198,9 @@ func (ns *NS) enter() error {
 	return nil
 }
 
-// Enter moves the calling goroutine into the namespace, locked to its thread, until it calls leave. It is for work
-// that does not fit into one function for Do. A second call of leave changes nothing, and returns an error that
-// matches tombolo.ErrInvalid.
+// Enter locks the calling goroutine to its thread and moves the thread into the namespace, until the goroutine calls
+// leave. It is for work that does not fit into one function for Do. A second call of leave changes nothing, and
+// returns an error that matches tombolo.ErrInvalid.
 func (ns *NS) Enter() (leave func() error, _ error) {
 	home, err := lockHome()
 	if err != nil {
@@ -220,8 +222,8 @@ func (ns *NS) Enter() (leave func() error, _ error) {
 	}, nil
 }
 
-// andReturn runs a function that may change its thread's namespace, and moves the thread back afterwards, also if the
-// function panics. It uses the caller's thread. Another thread would cost a plugin, which does little else, a tenth
+// andReturn runs a function that may change its thread's namespace. Afterwards it moves the thread back, even if the
+// function panics. It runs the function on the caller's thread, because another thread would cost the plugin a tenth
 // of its time.
 func andReturn(fn func() error) error {
 	home, err := lockHome()
@@ -244,7 +246,7 @@ func andReturn(fn func() error) error {
 	return err
 }
 
-// lockHome locks the goroutine to its thread, and opens the thread's namespace.
+// lockHome locks the goroutine to its thread, and opens the thread's current namespace for goHome.
 func lockHome() (home int, _ error) {
 	runtime.LockOSThread()
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -253,8 +255,8 @@ func lockHome() (home int, _ error) {
 		return 0, &tombolo.OpError{Op: "open the thread's own network namespace", Err: err}
 	}
 
-	// This call changes nothing. It fails if the way back would fail: for a process in a user namespace that does not
-	// own its network namespace.
+	// This call changes nothing. It fails if the later return would fail: in a user namespace that does not own the
+	// process's network namespace.
 	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
 		unix.Close(home)
 		runtime.UnlockOSThread()
@@ -263,7 +265,7 @@ func lockHome() (home int, _ error) {
 	return home, nil
 }
 
-// goHome moves the thread back to its namespace, and unlocks the goroutine.
+// goHome moves the thread back to the namespace that lockHome opened, and unlocks the goroutine.
 func goHome(home int) error {
 	defer unix.Close(home)
 	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
@@ -274,7 +276,7 @@ func goHome(home int) error {
 }
 
 // Cookie returns the number that the kernel assigned to the namespace at its creation (SO_NETNS_COOKIE, Linux 5.14).
-// Unlike paths and inodes, it is never reused until the machine boots again.
+// Unlike paths and inodes, cookies are never reused until the next boot.
 func (ns *NS) Cookie() (uint64, error) {
 	var cookie uint64
 	err := ns.Do(func() error {

@@ -24,20 +24,20 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// leasing is the part of an Add that gets the address by DHCP.
+// leasing is the state of an Add's work to lease the pod's address by DHCP.
 type leasing struct {
 	request *Lease
 	client  lease.Client
 	dir     *lease.Dir
 	lock    *lease.Held // of its record, unless released
 	rec     *lease.Record
-	// unconfirmed is set if no server answered, and the pod uses its last lease again. The keeper asks servers for
-	// it.
+	// unconfirmed means that no server answered, and the pod uses its last lease again. The keeper then asks servers
+	// to confirm the lease.
 	unconfirmed bool
 }
 
-// prepareLease checks the lease's configuration before anything is changed. It fills in the record, which other calls
-// use to restore the guard while this one waits for the server.
+// prepareLease checks the lease's configuration before anything is changed. It also fills in the attachment's record.
+// While this Add waits for a DHCP server, other calls restore the pod's guard from that record.
 func (a *adding) prepareLease() (*leasing, error) {
 	l := &leasing{request: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
 	switch len(a.pod.MAC) {
@@ -76,8 +76,8 @@ func (a *adding) prepareLease() (*leasing, error) {
 	return l, nil
 }
 
-// leases opens the records of leases. It returns an error if no program would renew the requested lease. nil requests
-// none.
+// leases opens the directory of lease records. If a lease is requested and no keeper runs that would renew it, leases
+// returns an error. The parameter asked is the requested lease, or nil if none is requested.
 func (n *Node) leases(request *Lease) (*lease.Dir, error) {
 	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {
@@ -162,8 +162,8 @@ func (a *adding) applyLease(ctx context.Context) error {
 	return explainRoute(configureLease(ctx, a.pod.NetNS, rec, a.link))
 }
 
-// recordLease records the lease before a packet is sent. So even after a kill, the keeper and Collect know that there
-// may be one.
+// recordLease writes the lease's record before the client sends a packet. So even after a kill, the keeper and
+// Collect know that a lease may exist.
 func (a *adding) recordLease(context.Context) error {
 	l := a.leasing
 	if l == nil {
@@ -175,7 +175,7 @@ func (a *adding) recordLease(context.Context) error {
 		return err
 	}
 
-	// The cookie tells the keeper that the attachment belongs to the lease.
+	// Record the namespace's cookie. The keeper compares it to recognize that the attachment belongs to the lease.
 	cookie, err := a.pod.NetNS.Cookie()
 	if err != nil {
 		return err
@@ -215,7 +215,7 @@ func (l *leasing) unlock() {
 	}
 }
 
-// acquire gets the lease from inside the pod, and records it.
+// acquire gets the lease through the pod's interface, and stores it in rec without writing the file.
 func (a *adding) acquire(ctx context.Context) error {
 	rec, link := a.leasing.rec, a.link
 	rec.Client.LinkMTU = link.MTU
@@ -225,8 +225,8 @@ func (a *adding) acquire(ctx context.Context) error {
 	cfg.Last = rec.Lease
 	cfg.Refuse = a.refuse(ctx, a.built.at.Index, rec.Lease)
 
-	// The address from a DHCP server goes into the host's firewall, and a process with all rights in the pod's
-	// namespace could forge the answer. So answers are received at the port.
+	// The firewall will admit the address that the server assigns, and a privileged process in the pod could forge a
+	// server's answer. So receive the answers at the port, on the host's side.
 	outside := &transport.Config{Link: link.Index, MAC: link.PeerMAC, ARP: sockets.ARP}
 	cfg.Dial = func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 		return transport.DialWitness(outside,
@@ -287,13 +287,14 @@ func (a *adding) acquire(ctx context.Context) error {
 	return nil
 }
 
-// isUnconfirmed reports whether got is the last lease, reused without an answer: see dhcpc.Config.
+// isUnconfirmed reports whether got is the last lease, which the client uses again because no server answered. See
+// dhcpc.Config.
 func isUnconfirmed(last, got *dhcpc.Lease) bool {
 	return got == last || last != nil && !got.Infinite() && got.Renew.Equal(got.Rebind) && got.Renew.Before(time.Now())
 }
 
-// refuse returns a function that checks each lease that a server offers or grants. had is the pod's previous lease,
-// or nil.
+// refuse returns a function that checks each lease that a server offers or grants. The function returns an error if
+// the lease's address is impossible, in use, or another pod's. had is the pod's previous lease, or nil.
 func (a *adding) refuse(ctx context.Context, link int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
 	var before netip.Addr
 	if had != nil {
@@ -328,7 +329,8 @@ func assignLease(rec *lease.Record, more []route.Route) assigned {
 	return g
 }
 
-// commit hands the lease over to the keeper. It waits for the disk, so the state's lock is not held during this.
+// commit writes the lease's record as bound, so that the keeper renews it. The write waits for the disk, so commit
+// does not hold the state's lock during the write.
 func (l *leasing) commit(ctx context.Context, s *session) error {
 	s.leave()
 	l.rec.State = lease.Bound

@@ -13,11 +13,14 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Add attaches a pod to a network, and creates the network if necessary: an interface with addresses and routes,
-// limits, and the pod's part of the firewall. If Add fails, it undoes its changes. It first undoes the remains of a
-// killed Add of the same attachment. Otherwise, if the attachment exists, the error is ErrExists. If the network has
-// no free address, Add undoes its changes, removes the network's dead attachments as CollectDead does, and tries once
-// more. It needs CAP_NET_ADMIN in both namespaces, and CAP_SYS_ADMIN to enter the pod's.
+// Add attaches a pod to a network. It creates the network if necessary, and the pod's interface with addresses,
+// routes and limits, and adds the pod's elements to the firewall. If Add fails, it undoes its changes.
+//
+// If an earlier Add of the same attachment was killed, Add first deletes the objects that it left. If the attachment
+// exists, the error matches ErrExists. If the network has no free address, Add removes the network's dead
+// attachments, as CollectDead does, and tries once more.
+//
+// Add needs CAP_NET_ADMIN in both namespaces, and CAP_SYS_ADMIN to enter the pod's.
 func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err
@@ -34,7 +37,7 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 	return made, err
 }
 
-// tryAdd makes one attempt. It has released its locks when it returns.
+// tryAdd tries once to add the pod. It has released all locks when it returns.
 func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	hash := pod.key(nw).hash()
 	a := &adding{entry: entry{node: n, hash: hash, getsMore: pod.Lease != nil || nw.SLAAC}, nw: nw, pod: pod,
@@ -54,7 +57,8 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 	}
 	defer a.s.close()
 	if a.leasing != nil {
-		// Do this before Close, which may wait for the lock of the host's lease.
+		// Register this after a.s.Close, so that it runs before Close, which may wait for the lock of the host's
+		// lease.
 		defer a.leasing.unlock()
 	}
 
@@ -69,12 +73,13 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 
 	if a.pending != nil {
 		if gone, _ := a.pending.Gone(); gone {
-			// The failure may be a consequence of the removal of the attachment.
+			// The Add may have failed because another call removed the attachment.
 			a.s.warn("the attachment's record is gone: " + err.Error())
 			err = errDeleted()
 
-			// The attachment may exist again. Port, elements and reservations have its name, so they may belong to
-			// the other ADD. The DEL has removed the objects of this ADD, or the other ADD removes them.
+			// If there is a record, another ADD has created the attachment anew. Port, elements and reservations are
+			// named after the attachment, so they may belong to that ADD: undo nothing. The objects of this ADD are
+			// gone: the DEL has deleted them, or the other ADD deletes them as remains.
 			if _, loadErr := a.s.Dir.Load(nw.Name, hash); !errors.Is(loadErr, fs.ErrNotExist) {
 				_ = a.pending.Close() // its file is gone
 				return nil, err
@@ -85,7 +90,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 	return nil, a.back.run(err)
 }
 
-// adding is one Add in progress.
+// adding is the state of one Add in progress.
 type adding struct {
 	entry
 	nw  *Network
@@ -108,13 +113,13 @@ type adding struct {
 // through the link.
 func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	if len(a.pod.Ports) > 0 {
-		// Do this after everything else is undone, including the record.
+		// Undo functions run in reverse order, so this first one runs last, when the record is deleted too.
 		a.back.push(func(ctx context.Context) error {
 			return closeUnusedLoopback(ctx, a.s, false, a.nw.Bridge, a.nw.GatewayLink())
 		})
 	}
 
-	// The pod's ports lead to it only at the end.
+	// Publish the pod's host ports at the end, when the pod can answer.
 	for _, step := range []func(context.Context) error{
 		a.begin, a.done("record"), a.allocate, a.derive, a.refuseListeners, a.ready, a.done("network"), a.recordLease,
 		a.attach, a.done("link"), a.obtain, a.enlist, a.flushStale, a.done("firewall"), a.commit, a.done("commit"),
@@ -128,17 +133,18 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	return a.made(), nil
 }
 
-// done reports the end of a step to Config.Step.
+// done returns a step that reports the end of the previous steps to Config.Step.
 func (a *adding) done(name string) func(context.Context) error {
 	return func(context.Context) error { return a.node.step(name) }
 }
 
-// refuseListeners checks the ports that the pod requests.
+// refuseListeners returns an error if a program of the host listens on a host port that the pod requests.
 func (a *adding) refuseListeners(ctx context.Context) error {
 	return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.assigned.addresses, a.getsMore)
 }
 
-// ready ensures that the network exists as derived.
+// ready ensures that the network exists as planned. Then it refuses the pod's MAC or addresses if another machine has
+// them.
 func (a *adding) ready(ctx context.Context) (err error) {
 	if a.built, err = ready(ctx, a.s, a.want); err != nil {
 		return err
@@ -159,7 +165,7 @@ func (a *adding) ready(ctx context.Context) (err error) {
 	return a.refuseTaken(ctx)
 }
 
-// enlist adds the pod to the firewall's sets.
+// enlist adds the pod's elements to the firewall's sets.
 func (a *adding) enlist(ctx context.Context) error {
 	setLimits(a.rec, a.shaped)
 	return a.add(ctx, a.rec, a.want)
@@ -169,7 +175,7 @@ func (a *adding) flushStale(ctx context.Context) error {
 	return flushStale(ctx, a.s.Links, a.rec)
 }
 
-// commit waits for the port, and completes the attachment's record.
+// commit waits until the port forwards, and writes the attachment's complete record.
 func (a *adding) commit(ctx context.Context) error {
 	if err := a.s.Links.Wait(ctx, a.rec.HostIf); err != nil {
 		return err
@@ -193,14 +199,14 @@ func (a *adding) commit(ctx context.Context) error {
 	return stateError(err)
 }
 
-// publishWithheld publishes ports that another attachment of the container had, if its Del found none to pass them on
-// to. First, if some of the container's attachments are to LANs and others publish ports, it records them with each
-// other.
+// publishWithheld publishes the pod's withheld ports. They belonged to another attachment of the container, and a Del
+// of that attachment may have come too early to pass them on. Before that, publishWithheld calls meet if the
+// container seems to have other attachments.
 func (a *adding) publishWithheld(ctx context.Context) error {
 	rec := a.rec
 
-	// These are signs that the container has another attachment: it passed on host ports, or it has a default route,
-	// so that this attachment's route got another metric.
+	// Each of these conditions is a sign that the container has another attachment. Either this attachment took over
+	// host ports, or its default route got another metric because the container has a default route already.
 	l := a.leasing
 	if a.tookOver || a.metrics != nil || l != nil && l.rec.Policy.Priority != l.request.Priority {
 		if err := a.s.meet(ctx, rec); err != nil {
@@ -214,7 +220,7 @@ func (a *adding) publishWithheld(ctx context.Context) error {
 	return a.s.publish(ctx, waitingOf(rec))
 }
 
-// made returns the result of an Add.
+// made returns the result of Add.
 func (a *adding) made() *Attachment {
 	at := attachmentOf(a.rec)
 	at.BridgeMAC, at.BridgeMTU = a.built.bridge.MAC, a.built.rec.MTU
@@ -246,18 +252,19 @@ type assigned struct {
 	informs   bool // DHCPv6 has DNS that routers do not announce
 }
 
-// maxRemains limits how often an ADD undoes remains. Once is enough, unless other calls for the same attachment are
-// killed at the same time.
+// maxRemains limits how often one ADD deletes the remains of killed ADDs. Once is enough, unless other ADDs of the
+// same attachment are killed at the same time.
 const maxRemains = 3
 
-// begin takes the locks that the ADD needs, in their order, and records the attachment before anything is created for
-// it. So even after a kill, everything has an owner. From then on it holds the record's lock, for which no other call
-// waits.
+// begin takes the ADD's locks in their order, and writes the attachment's record before the ADD creates anything. So
+// every object has an owner, even after a kill. The ADD holds the record's lock until its end. No other call waits
+// for that lock.
 func (a *adding) begin(ctx context.Context) error {
 	for range maxRemains {
 		if a.leasing != nil {
-			// Look first, since a running ADD of the same attachment holds the lease's lock as long as its server
-			// takes. A Del or the keeper may hold it for a while. It comes before the state's lock.
+			// Look for remains first: a running ADD of the same attachment holds the lease's lock until its DHCP
+			// server answers. A DEL or the keeper may hold that lock for a while. In the order of locks, the lease's
+			// lock comes before the state's lock.
 			if err := a.takeRemainsDown(ctx); err != nil {
 				return err
 			}
@@ -276,7 +283,7 @@ func (a *adding) begin(ctx context.Context) error {
 			return err
 		}
 
-		// The removal may have to release a lease, and to call an IPAM plugin.
+		// Release the locks first, since takeRemainsDown may have to release a lease, or to call an IPAM plugin.
 		a.s.leave()
 		if a.leasing != nil {
 			a.leasing.unlock()
@@ -290,7 +297,7 @@ func (a *adding) begin(ctx context.Context) error {
 	return existsAlready(a.pod.key(a.nw))
 }
 
-// writeRecord creates the record and locks it. If a record exists, the error matches fs.ErrExist.
+// writeRecord creates the attachment's record and locks it. If a record exists, the error matches fs.ErrExist.
 func (a *adding) writeRecord() error {
 	a.rec.Epoch = a.s.Epoch.Token()
 	var err error
@@ -304,9 +311,10 @@ func (a *adding) writeRecord() error {
 	return nil
 }
 
-// takeRemainsDown removes the remains of a killed ADD of the same attachment: the record is not locked, and is not
-// complete. It also removes the remains of a pod that died without a DEL, whose port was deleted with its namespace,
-// since some runtimes reuse the ID for the next container without a DEL. Any other record makes the ADD fail.
+// takeRemainsDown deletes the objects that a killed ADD of the same attachment left, and its record. Such a record is
+// neither locked nor complete. takeRemainsDown also cleans up after a pod that died without a DEL, whose port was
+// deleted with its namespace. Some runtimes reuse the ID for the next container without a DEL. For any other record,
+// the error matches ErrExists.
 func (a *adding) takeRemainsDown(ctx context.Context) error {
 	lock, err := a.s.Dir.LockAttachment(a.nw.Name, a.hash)
 	switch {

@@ -18,8 +18,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// admissionPart makes the host's own firewall let pods pass, by our rule in iptables' FORWARD, which all networks
-// share.
+// admissionPart is the part with our rules in iptables' chain FORWARD, which make the host's own firewall accept the
+// pods' packets. All networks share these rules.
 type admissionPart struct{}
 
 func (admissionPart) look(ctx context.Context, n *site) error {
@@ -33,8 +33,8 @@ func (admissionPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, err
 }
 
-// obstacles returns an error for settings that certainly stop the pods' packets and that we cannot change. firewalld
-// means that firewalld is the only obstacle.
+// obstacles returns an error if settings certainly stop the pods' packets and Tombolo cannot change these settings.
+// firewalld reports whether firewalld is the only obstacle.
 func obstacles(ctx context.Context, s *session, rec *state.Network) (firewalld bool, _ error) {
 	list, err := s.obstacles(ctx, rec)
 	if err != nil {
@@ -57,9 +57,9 @@ func obstacles(ctx context.Context, s *session, rec *state.Network) (firewalld b
 	return firewalld, failf(ErrObstructed, "%s", strings.Join(texts, "; "))
 }
 
-// refuseObstacles returns an error for settings that would stop the pods' packets and that neither we nor tombolod
-// can change. Once a network is on record, tombolod adds the bridge of a gateway to a zone of firewalld. coming means
-// that this is still to come.
+// refuseObstacles returns an error if settings would stop the pods' packets, and neither Tombolo nor tombolod can
+// change them. tombolod adds a gateway's bridge to a zone of firewalld once the network is on record. coming reports
+// whether firewalld is the only obstacle, and tombolod has yet to add the bridge.
 func refuseObstacles(ctx context.Context, s *session, rec *state.Network, gateway bool) (coming bool, _ error) {
 	firewalld, err := obstacles(ctx, s, rec)
 	if firewalld && gateway && rec.Uplink == "" && s.Dir.ZonesAttended(rec.GatewayLink()) {
@@ -69,8 +69,8 @@ func refuseObstacles(ctx context.Context, s *session, rec *state.Network, gatewa
 }
 
 // awaitZone waits, for at most 8 s, until tombolod has configured firewalld for the network's pods. firewalld takes
-// some 0.1 s for that, and longer with many rules. Until then the network counts as not built, so that the next ADD
-// waits if this one fails.
+// some 0.1 s for that, and longer with many rules. During the wait, the record lacks the hash of the configuration.
+// So if this ADD fails, the next ADD builds the network again, and waits too.
 func awaitZone(ctx context.Context, s *session, rec *state.Network) error {
 	finished := rec.ConfigHash
 	rec.ConfigHash = ""
@@ -113,7 +113,7 @@ func (s *session) obstacles(ctx context.Context, rec *state.Network) ([]foreign.
 	return s.foreign(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: link, Prefixes: rec.Subnets})
 }
 
-// sharedNIC returns the name of the NIC that the bridge of a network shares or will share, or "".
+// sharedNIC returns the name of the NIC that the network's bridge shares or will share, or "" if there is none.
 func (s *session) sharedNIC(ctx context.Context, rec *state.Network) (string, error) {
 	if rec.Uplink == "" {
 		return "", nil
@@ -130,15 +130,16 @@ func (s *session) sharedNIC(ctx context.Context, rec *state.Network) (string, er
 	return nic.Name, nil
 }
 
-// filtersBridged reports whether IPv4 or IPv6 packets that the bridge of a network forwards pass the firewall. A
-// network that was not created yet leaves NFCall open.
+// filtersBridged reports whether packets of IPv4, or else of IPv6, pass the firewall when the network's bridge
+// forwards them. NFCall is nil if the network was not created yet and its configuration leaves the setting open.
 func filtersBridged(rec *state.Network, ipv4 bool) bool {
 	own := rec.NFCall == nil && rec.DefaultRoute == exitHost || rec.NFCall != nil && *rec.NFCall
 	return passesFirewall(&bridge.BridgeState{NFCallIPTables: own, NFCallIP6Tables: own}, ipv4)
 }
 
-// reversePaths returns the rules that drop packets from pods at a shared NIC, if bridged packets pass the firewall.
-// Such a rule compares the incoming link, which is the bridge, with the route back, which is by the NIC.
+// reversePaths describes the rules that drop packets from pods at a shared NIC because of their reverse path. Such a
+// rule compares the incoming link, which is the bridge, with the route back, which leads through the NIC. There are
+// none if bridged packets do not pass the firewall.
 func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]string, error) {
 	var families []uint8
 	if filtersBridged(rec, true) {
@@ -161,10 +162,11 @@ func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]strin
 	return s.foreign("").ReversePaths(ctx, rec.Bridge, families...)
 }
 
-// Admit gives the network of an attached pod an ingress policy. The stricter of this policy and Network.Policy
-// applies. If adminChain is not empty, it also makes iptables call this chain of the operator first, if iptables
-// works over nf_tables (foreign.Config). The pod's Add has made other firewalls let the pod's packets pass. An
-// attachment that is not on record is treated as in Publish.
+// Admit sets an ingress policy for the network of an attached pod. The stricter of this policy and Network.Policy
+// applies. If adminChain is not empty, Admit also makes iptables call this chain of the operator first, if iptables
+// works over nf_tables (foreign.Config). If there is no record of the attachment, or its Add is not complete, the
+// error matches ErrNotAttached. Admit need not make other firewalls accept the pod's packets, since the pod's Add has
+// done so.
 func (c Change) Admit(ctx context.Context, policy nft.Policy, adminChain string) error {
 	a, err := c.node.attached(ctx, c.key)
 	if err != nil {

@@ -14,17 +14,18 @@ import (
 type podPart interface {
 	// look adds differences from the record to p.found, and changes nothing.
 	look(ctx context.Context, p *attached) error
-	// mend restores the pod's part outside its namespace, under the exclusive lock. The pod's port exists.
+	// mend restores the part outside the pod's namespace, under the exclusive lock. It is called only if the pod's
+	// port exists.
 	mend(ctx context.Context, p *attached) error
 }
 
-// podParts returns the parts in the order of their repair. The guard exists before the port is on the bridge again,
-// since it applies to everything that the pod sends.
+// podParts returns the parts in the order of their repair. endpointPart comes before portPart, because the guard must
+// exist before the port is on the bridge again.
 func podParts() []podPart {
 	return []podPart{leasePart{}, endpointPart{}, portPart{}, limitsPart{}, wayPart{}}
 }
 
-// attached is a pod in the state that a call finds.
+// attached describes a pod as a call finds it, and its intended state.
 type attached struct {
 	*state.Attachment
 	s     *session
@@ -35,12 +36,12 @@ type attached struct {
 	lost  error
 	gone  bool // the port is gone; nothing else is reported, since the pod's other objects are useless without it
 	found findings
-	// keeperOptional means that no keeper needs to renew the pod's lease.
+	// keeperOptional means that the pod's lease needs no keeper that renews it.
 	keeperOptional bool
 	anyDefault     bool // the pod's default routes may lead anywhere
 }
 
-// find returns a pod for comparison.
+// find returns a pod with its network, so that the method look of its parts can compare the pod with its record.
 func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attachment) (*attached, error) {
 	br, err := s.link(ctx, rec.Bridge)
 	if err != nil {
@@ -52,7 +53,7 @@ func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attach
 	return p, nil
 }
 
-// look calls look of all parts.
+// look calls the method look of each part. It stops if an earlier part finds that the port is gone.
 func (p *attached) look(ctx context.Context) error {
 	for _, part := range podParts() {
 		if err := part.look(ctx, p); err != nil || p.gone {
@@ -62,7 +63,7 @@ func (p *attached) look(ctx context.Context) error {
 	return nil
 }
 
-// reattach repairs the outside of the existing pods.
+// reattach repairs the host's side of the network's existing pods.
 func (n *site) reattach(ctx context.Context) error {
 	defer n.s.remember()()
 	for _, a := range n.attachments {

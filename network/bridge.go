@@ -15,7 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// bridgePart is the bridge. For another program's bridge, it sets only the properties that the network asks for.
+// bridgePart is the part with the network's bridge. On another program's bridge, it sets only the properties that the
+// configuration requests.
 type bridgePart struct{}
 
 // requestedBridge returns the bridge as requested by the network.
@@ -30,8 +31,8 @@ func (n *site) requestedBridge() bridge.Bridge {
 	}
 }
 
-// agree adds to want the needs of the other networks on the bridge: the largest MTU, and each setting that one of them
-// has on. Otherwise each network would undo what another needs.
+// agree changes want so that it also meets the needs of the other networks on the bridge. want gets the largest MTU,
+// and each setting is on if one network needs it. Otherwise each network would undo the settings of another.
 func (n *site) agree(want *bridge.Bridge) error {
 	others, err := sharers(n.s, n.rec)
 	for _, o := range others {
@@ -46,7 +47,8 @@ func (n *site) agree(want *bridge.Bridge) error {
 	return err
 }
 
-// eitherOn returns the setting of other if that is on, and else that of own.
+// eitherOn combines the settings of two networks on one bridge. It returns the second setting if that is on, and
+// otherwise the first.
 func eitherOn(own, other *bool) *bool {
 	if other != nil && *other {
 		return other
@@ -127,7 +129,7 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 
 	changed, err = n.s.Links.Ensure(ctx, want)
 	if errors.Is(err, bridge.ErrNoNetfilter) {
-		// Everything else succeeded. Later calls do not request this setting again.
+		// Only NFCall failed. Warn, and drop it from the record, so that later calls do not request it again.
 		n.s.warn(err.Error())
 		n.rec.NFCall, err = nil, nil
 	}
@@ -151,7 +153,8 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	return changed, nil
 }
 
-// renamed returns the new name of a renamed bridge: the bridge with the network's ports, or "".
+// renamed returns the present name of the network's bridge if an operator has renamed it. This is the bridge that has
+// the network's ports while no link has the recorded name. Otherwise renamed returns "".
 func (n *site) renamed(ctx context.Context) (string, error) {
 	for _, a := range n.attachments {
 		if n.bridge.Index != 0 || a.State != state.Ready {
@@ -194,8 +197,9 @@ type choice struct {
 	promiscuous, nfCall *bool
 }
 
-// chooseBridge chooses the settings that a network leaves open. Another program's bridge keeps its settings, since it
-// must not be changed without a request. Our own bridge gets the defaults, and the MTU of the default route's link.
+// chooseBridge chooses values for the settings that the configuration leaves open. Another program's bridge keeps its
+// settings, since it must not be changed without a request. With an uplink, the MTU is the NIC's. Our own bridge gets
+// the defaults, and the MTU of the default route's link.
 func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 	nw := &w.Record
 	chosen := choice{nw.MTU, nw.Promiscuous, nw.NFCall}
@@ -204,7 +208,8 @@ func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 		return chosen, err
 	}
 
-	// A half-made bridge has neither its alias nor its MTU yet (bridge.Conn.Ensure).
+	// Regard a bridge whose creation was interrupted as missing, since it has neither its alias nor its MTU yet
+	// (bridge.Conn.Ensure).
 	found := l.Index != 0 && !l.Unfinished()
 	foreign := found && l.Kind == "bridge" && l.Alias != endpoint.BridgeAlias
 	if nw.MTU == 0 && found && foreign {
@@ -241,7 +246,8 @@ func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 	return chosen, err
 }
 
-// leaveBridge removes the network from its previous bridge if no pod is there any more.
+// leaveBridge removes the network from its previous bridge and uplink, if the configuration now names other ones.
+// refuseConflicts has checked that no pod loses its bridge.
 func leaveBridge(ctx context.Context, s *session, w *want) error {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != s.Epoch.Token() {
@@ -259,13 +265,14 @@ func leaveBridge(ctx context.Context, s *session, w *want) error {
 	return removeBridge(ctx, s, before)
 }
 
-// maxLearned is the number of MACs that our bridges learn, as many as a large switch. A pod that macspoofchk, guard
-// or lanGuard does not restrict may send from any number of them. There is no such limit for multicast groups: the
-// kernel counts those of a port (mcast_max_groups) only after it has made the entry that fills the bridge's table.
+// maxLearned limits how many MACs our bridges learn. It is the size of a large switch's table. A pod without
+// macspoofchk, guard or lanGuard may send frames from any number of MACs. Multicast groups have no such limit: the
+// kernel counts a port's groups (mcast_max_groups) only after it has added the entry that fills the bridge's table.
 const maxLearned = 16384
 
-// learnedLimit returns the limit to set on an existing bridge. Another program's bridge keeps its limit, and so does
-// one of ours with a limit set by an operator. A half-made bridge has no alias yet.
+// learnedLimit returns the limit of learned MACs to set on an existing bridge, or 0 to leave the limit unchanged.
+// Another program's bridge keeps its limit, and so does a bridge of ours if an operator has set a limit. A bridge
+// whose creation was interrupted has no alias yet.
 func learnedLimit(l *bridge.Link) uint32 {
 	if l.Alias != endpoint.BridgeAlias && !l.Unfinished() || l.Bridge == nil || l.Bridge.MaxLearned == nil ||
 		*l.Bridge.MaxLearned != 0 {
@@ -274,8 +281,8 @@ func learnedLimit(l *bridge.Link) uint32 {
 	return maxLearned
 }
 
-// bridgeMAC returns the MAC of a new bridge. It does not change within one boot of the node. Otherwise pods would
-// send to the gateway's old MAC for half a minute.
+// bridgeMAC returns the MAC of a new bridge. The MAC stays the same within one epoch of the node. If a bridge that is
+// created again had a new MAC, pods would send to the old one for half a minute.
 func bridgeMAC(epoch, name string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte(epoch + " " + name))
 	sum[0] = sum[0]&^1 | 2 // unicast, locally administered

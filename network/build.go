@@ -16,10 +16,10 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// want is the network as required by one Add.
+// want describes a network as one Add requires it.
 type want struct {
-	// Record is the network as requested: with the gateways and subnets of this one pod, with MTU 0 if the MTU is
-	// open, and with nil NFCall and Promiscuous if these are open.
+	// Record is the network's record as requested, with the gateways and subnets of this pod alone. MTU is 0, and
+	// NFCall and Promiscuous are nil, if the configuration leaves them open.
 	Record       state.Network
 	DefaultMTU   int  // MTU of a new bridge if the MTU is open; see Network.DefaultMTU
 	Gateway      bool // the bridge has the gateways' addresses
@@ -31,18 +31,18 @@ type want struct {
 	Pod       *state.Attachment // its future record; nil for Ready, which asks for no pod
 }
 
-// config returns a hash of the configuration of a network, without the additions of single pods.
+// config returns a hash of the network's configuration. It leaves out the fields that depend on single pods.
 func (w *want) config() string {
 	r := w.Record
 	r.Gateways, r.Subnets, r.Pools, r.PoolDir, r.Resolvers = nil, nil, nil, "", nil
 	return ident.Hash(string(state.Encode(&r.Version, &r)), fmt.Sprint(w.Gateway), "")
 }
 
-// ready ensures that the network exists. Usually it does, and a few single requests show it. If anything is missing,
-// one caller creates it under the exclusive lock while the others wait.
+// ready ensures that the network exists. Usually it does, and a few requests for single objects confirm that. If
+// anything is missing, one caller creates it under the exclusive lock, while the others wait.
 func ready(ctx context.Context, s *session, w *want) (*site, error) {
-	// Under the exclusive lock the network is compared again. If a part is known to be missing, one comparison is
-	// enough. route_localnet is checked for this, which costs a tenth of a look.
+	// If route_localnet is off, a part is missing. Then skip the first comparison, since the network is compared
+	// again under the exclusive lock. Reading this parameter takes a tenth of the time of a comparison.
 	shut := false
 	if w.Pod != nil && endpoint.PublishesIPv4(w.Pod) && w.Record.Uplink == "" && s.shared() {
 		value, err := sysctl.Read(sysctl.Link("ipv4", w.Record.GatewayLink(), routeLocalnet))
@@ -57,8 +57,8 @@ func ready(ctx context.Context, s *session, w *want) (*site, error) {
 	}, func() (*site, error) { return buildNetwork(ctx, s, w) })
 }
 
-// bring creates a network unless look finds it. It builds the network if look returns nil, and completes it if
-// look sets needsCompletion.
+// bring calls look, and returns the network that look returns. If look returns nil, bring calls build under the
+// exclusive lock. If the network has needsCompletion set, bring calls its method complete under that lock.
 func bring(ctx context.Context, s *session, look, build func() (*site, error)) (n *site, err error) {
 	done := func() (is bool, _ error) {
 		n, err = look()
@@ -75,8 +75,8 @@ func bring(ctx context.Context, s *session, look, build func() (*site, error)) (
 	return n, err
 }
 
-// lookFor returns the network if it meets the Add's requirements, or needs only complete to meet them. Otherwise it
-// returns nil.
+// lookFor returns the network if it meets the Add's requirements, or if calling complete suffices to meet them.
+// Otherwise it returns nil, and the network must be built.
 func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
 	rec, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil {
@@ -93,7 +93,8 @@ func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
 	return lookAt(ctx, s, rec, w)
 }
 
-// lookAt does the work of lookFor after the record: it compares the network's objects in the kernel.
+// lookAt is the second half of lookFor, after the comparison of the record. It compares the network's objects in the
+// kernel, and returns nil if any is missing or different.
 func lookAt(ctx context.Context, s *session, rec *state.Network, w *want) (*site, error) {
 	n := &site{s: s, rec: rec, want: w, quick: true}
 	if err := n.look(ctx, parts()); err != nil || len(n.found.list) > 0 {
@@ -107,8 +108,8 @@ func samePools(a, b *state.Network) bool {
 	return a.PoolDir == b.PoolDir && reflect.DeepEqual(a.Pools, b.Pools)
 }
 
-// complete creates the missing parts of a network with needsCompletion, under the exclusive lock. This saves a whole
-// build, since a network can get its first host port many times.
+// complete creates the missing parts of a network that has needsCompletion set, under the exclusive lock. It saves a
+// whole build, since a network can get its first host port many times.
 func (n *site) complete(ctx context.Context) error {
 	rec, w := n.rec, n.want
 	unfiltered := rec.LoopbackUnfiltered
@@ -122,8 +123,8 @@ func (n *site) complete(ctx context.Context) error {
 	return stateError(n.s.Dir.SaveNetwork(rec))
 }
 
-// buildNetwork creates or repairs the network, under the exclusive lock. Every part is idempotent, so the next build
-// completes one that was interrupted.
+// buildNetwork creates or repairs the network, under the exclusive lock. Every step can be repeated, so the next
+// build completes an interrupted one.
 func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	deserted, err := w.refuse(ctx, s, s.Epoch.Token())
 	if err != nil {
@@ -169,7 +170,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		}
 	}
 
-	// The record of before may be lost, and its pods run.
+	// Look at the attachments too: the network's earlier record may be lost while its pods run.
 	rec.PodEgress = rec.PodEgress || w.PodEgress ||
 		slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.Egress != "" })
 	if err := refuseUnfiltered(rec); err != nil {
@@ -202,7 +203,8 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		s.warn("network " + rec.Name + ": " + path)
 	}
 
-	// Other networks on the bridge agree with this one on its settings (agree).
+	// Save the record first: settle restores the other networks on the bridge, and their settings depend on this
+	// network's record (see agree).
 	if shared, err := sharers(s, rec); err != nil {
 		return nil, err
 	} else if len(shared) > 0 && changed {
@@ -211,7 +213,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		}
 	}
 
-	// The record is written last, so that the next ADD completes an interrupted call.
+	// Write the complete record last, so that the next ADD completes an interrupted call.
 	if err := n.settle(ctx, changed); err != nil {
 		return nil, err
 	}
@@ -225,9 +227,9 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	return n, stateError(s.Dir.SaveNetwork(rec))
 }
 
-// reach applies a change to the record of an attachment's network, and makes ports of the host able to lead to the
-// attachment, which has them on record. change reports whether it changed anything. Usually nothing is missing, as
-// with ready.
+// reach prepares a network so that host ports can lead to the attachment a, whose record already lists the ports. It
+// also applies change to the network's record. change reports whether it changed the record. Mostly nothing is
+// missing, and a few requests confirm that, as in the function ready.
 func reach(ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool) (rec *state.Network,
 	_ error) {
 	w := &want{Pod: a}
@@ -245,8 +247,8 @@ func reach(ctx context.Context, s *session, a *state.Attachment, change func(*st
 	return rec, err
 }
 
-// restoreAlone creates a network again from its record. If something was missing, it also repairs the parts shared
-// with others.
+// restoreAlone repairs one network from its record. If an object was missing that other networks share, it also
+// repairs those networks.
 func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *want) error {
 	attachments, err := s.attachments(rec.Name)
 	if err != nil {
@@ -267,9 +269,10 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *want) 
 	return err
 }
 
-// settle ends the creation of a network. If something changed that other networks share, settle repairs those too: a
-// flush of our table deletes their rules, and the deletion of the bridge removes their ports from it. If a program
-// loaded an older copy of the table, it contains elements of pods that no longer exist, and settle deletes these.
+// settle ends the creation of a network. If changed is true, an object was missing that other networks share, and
+// settle repairs those networks too. For example, a flush of our table deletes the rules of all networks, and a
+// deleted bridge loses the ports of all its networks. If a program loaded an older copy of the table, settle deletes
+// the elements of pods that no longer exist.
 func (n *site) settle(ctx context.Context, changed bool) error {
 	if !changed {
 		return declareMended(ctx, n.s, n)
@@ -286,7 +289,8 @@ func (n *site) settle(ctx context.Context, changed bool) error {
 	return declareMended(ctx, n.s, append(others, n)...)
 }
 
-// record returns the new record of the network: the request of this Add, and the settings of the existing pods.
+// record returns the network's new record. It combines the requirements of this Add with the subnets, gateways and
+// guards of the existing pods.
 func (w *want) record(epoch string, chosen choice, attachments []*state.Attachment) *state.Network {
 	rec := w.Record
 	rec.Epoch, rec.ConfigHash = epoch, w.config()
@@ -325,14 +329,15 @@ func appendNew[T comparable](list []T, p T) []T {
 	return append(list, p)
 }
 
-// couldBe returns the reason if a network could not be built, or no pod attached. It takes no lock and changes
-// nothing, except for the work of reopen.
+// couldBe returns an error with the reason if the network could not be built, or if no pod could be attached. It
+// takes no lock and changes nothing, except that it schedules reopen if the host has become a router.
 func couldBe(ctx context.Context, s *session, w *want) error {
 	if err := probe(ctx, s, w); err != nil {
 		return err
 	}
 
-	// Another firewall may let the subnets of existing pods pass, but not the bridge.
+	// Take the subnets of existing pods into account: another firewall may accept packets by these subnets, but drop
+	// other packets of the bridge.
 	rec := w.Record
 	rec.Subnets = nil
 	if is, err := s.Dir.LoadNetwork(rec.Name); err == nil && is.Bridge == rec.Bridge {
@@ -378,7 +383,7 @@ func (w *want) refuse(ctx context.Context, s *session, token string) (deserted [
 	return deserted, err
 }
 
-// probe checks the facilities of the kernel that an Add needs.
+// probe returns an error if the kernel lacks a facility that an Add needs.
 func probe(ctx context.Context, s *session, w *want) error {
 	if err := s.Links.Probe(); err != nil {
 		return err
@@ -403,7 +408,7 @@ func probe(ctx context.Context, s *session, w *want) error {
 	return nil
 }
 
-// isIPv6 reports whether a prefix is of IPv6.
+// isIPv6 reports whether a prefix belongs to IPv6.
 func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
 
 // isDeserted reports whether a network's bridge is gone and it has no pods. nerdctl and podman delete the bridge with

@@ -18,8 +18,9 @@ import (
 // Plugins further down a chain change existing attachments. Each change is recorded before it is made, as if the
 // attachment's Add had requested it. So a Del finds the work of a killed call by the record.
 
-// attached returns the record of an attachment whose Add is done. A runtime calls a chained
-// plugin's DEL even if the ADD of an earlier plugin failed. Then the chained plugin has changed nothing.
+// attached returns the record of an attachment. If there is none, or its Add is not complete, the error matches
+// ErrNotAttached. A runtime calls a chained plugin's DEL even if the ADD of an earlier plugin failed. In that case
+// the chained plugin has changed nothing.
 func (n *Node) attached(ctx context.Context, key Key) (*state.Attachment, error) {
 	if err := key.check(); err != nil {
 		return nil, err
@@ -47,10 +48,11 @@ type Change struct {
 	key  Key
 }
 
-// Change returns access to an existing attachment.
+// Change returns a Change for an existing attachment.
 func (n *Node) Change(key Key) Change { return Change{n, key} }
 
-// do locks the attachment's record, and changes it.
+// do locks the attachment's record. It then calls its argument, also named do, with the record and with a copy that
+// the function may change.
 func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attachment) error) error {
 	n := c.node
 	if _, err := n.attached(ctx, c.key); err != nil {
@@ -76,10 +78,12 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 	return do(s, a, &next)
 }
 
-// Tuned records the MAC (nil: unchanged) and the MTU in bytes (0: unchanged) that another program gives to a pod's
-// interface, and updates the guard and the port. For a MAC that identifies the pod to a lease or a LAN, the error is
-// ErrInvalid. For the MAC of another machine on the LAN it is ErrConflict (see RefuseMAC), and for an attachment that
-// is not on record ErrNotAttached. It needs CAP_NET_ADMIN.
+// Tuned tells the Node that another program gives a pod's interface a new MAC, or a new MTU in bytes. A nil mac and
+// an mtu of 0 mean that the value is unchanged. Tuned records the values, and updates the guard and the port.
+//
+// The error matches ErrInvalid if the MAC identifies the pod to a DHCP server or on its LAN. It matches ErrConflict
+// if another machine on the LAN has the MAC (see RefuseMAC), and ErrNotAttached if there is no complete attachment.
+// Tuned needs CAP_NET_ADMIN.
 func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error {
 	if len(mac) != 0 && len(mac) != 6 || mtu < 0 {
 		return failf(ErrInvalid, "MAC %s and MTU %d cannot be an interface's", mac, mtu)
@@ -145,8 +149,9 @@ func (s *session) refuseNewMAC(ctx context.Context, a *state.Attachment, mac net
 	return n.refuseMAC(ctx, mac, endpoint.Addresses(a)...)
 }
 
-// Check compares an attachment's record with the arguments of Publish and Limit. nil means no request. Node.Check
-// compares the kernel with the record. An attachment that is not on record is ErrNotAttached.
+// Check compares an attachment's record with the arguments of Publish and Limit. A nil argument is not compared.
+// Node.Check compares the kernel with the record. If there is no complete attachment, the error matches
+// ErrNotAttached.
 func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth.Shape) ([]tombolo.Difference, error) {
 	a, err := c.node.attached(ctx, c.key)
 	if err != nil {

@@ -15,12 +15,14 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// Check compares an attachment with the result of Add: its port, its limits and reservations, its network, and its
-// part of the firewall. Inside the pod it compares the parts that the CNI specification names: the interface with the
-// addresses and routes of pod.Reported, and its MAC. A default route may lead anywhere, since other plugins move it.
-// Without pod.Reported, Check uses the record. An attachment that is not on record, or whose Add is not complete, is
-// ErrNotAttached. Check changes nothing, except that it deletes the rules against forwarding for others if somebody
-// has made the host a router since.
+// Check compares an attachment with the result of its Add: its port, its limits, its reservations, its network, and
+// its elements in the firewall. Inside the pod it compares only the parts that the CNI specification names. These are
+// the interface and its MAC, and the addresses and routes of pod.Reported. Without pod.Reported, Check uses the
+// record. A default route may lead anywhere, since other plugins move it.
+//
+// If there is no record of the attachment, or its Add is not complete, the error matches ErrNotAttached. Check
+// changes nothing, with one exception. If the host has become a router since the Add, it deletes the rules that stop
+// forwarding for others.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
 	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err
@@ -50,7 +52,7 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 	return found.list, err
 }
 
-// checking is one Check in progress.
+// checking is the state of one Check in progress.
 type checking struct {
 	s   *session
 	nw  *Network
@@ -58,7 +60,7 @@ type checking struct {
 	rec *state.Attachment
 }
 
-// attachment compares the attachment's network, and the attachment's parts there.
+// attachment compares the network with its record, and the attachment with its own record.
 func (k *checking) attachment(ctx context.Context, found *findings) error {
 	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
 	if err != nil {
@@ -92,8 +94,8 @@ func (k *checking) attachment(ctx context.Context, found *findings) error {
 	return err
 }
 
-// expect sets the expected properties of the pod's port and interface, from the configuration and the reports of
-// other plugins.
+// expect sets the expected properties of the pod's port and interface. It takes them from the configuration and from
+// the reports of other plugins.
 func (k *checking) expect(port *bridge.Port, found *findings) {
 	port.Bridge = k.nw.Bridge
 	if !k.nw.VLAN.IsZero() {
@@ -106,7 +108,8 @@ func (k *checking) expect(port *bridge.Port, found *findings) {
 		return
 	}
 
-	// The entry has the MAC from Add, even if other plugins gave the pod another.
+	// Do not check the static FDB entry if another plugin has changed the pod's MAC, since the entry still has the
+	// MAC from Add.
 	port.StaticFDB = port.StaticFDB && bytes.Equal(report.MAC, port.PeerMAC)
 	port.PeerMAC = report.MAC
 	if text := report.HostMACs[k.rec.HostIf]; text != "" {
@@ -121,8 +124,9 @@ func (k *checking) expect(port *bridge.Port, found *findings) {
 	port.Routes = append(subnets(port.Addresses), routesFor(nil, report.Routes)...)
 }
 
-// expectedAddresses returns the reported addresses that the pod's interface should have. A lease and an advertised
-// prefix come and go, so the report may be outdated. Then only those count that are still on record.
+// expectedAddresses returns the reported addresses that the pod's interface should have. With a lease or SLAAC,
+// addresses come and go, and the report may be outdated. Then only those reported addresses count that are still on
+// record.
 func (k *checking) expectedAddresses(report *Reported) []netip.Prefix {
 	onRecord := func(p netip.Prefix) bool {
 		return slices.ContainsFunc(k.rec.Addresses, func(a ipam.Address) bool { return a.Prefix == p })
@@ -140,7 +144,8 @@ func (k *checking) expectedAddresses(report *Reported) []netip.Prefix {
 	return slices.DeleteFunc(reported, func(p netip.Prefix) bool { return autoconfigured(k.rec, p) || !onRecord(p) })
 }
 
-// reservations asks the allocator about the pod's reported addresses. Addresses added by others need no reservation.
+// reservations checks that the allocator still reserves the pod's addresses. It asks about the addresses that are on
+// record and, if there is a report, in the report. Addresses from other plugins need no reservation.
 func (k *checking) reservations(ctx context.Context, found *findings) error {
 	if k.rec.IPAMType == endpoint.Leased || k.nw.Allocator == nil {
 		return nil
@@ -170,8 +175,9 @@ func (r *Reported) names(ip netip.Addr) bool {
 		slices.ContainsFunc(r.Others, is)
 }
 
-// checkNetwork compares a network's own parts with its record. A network without attachments needs none of them,
-// unless the host itself uses its bridge. Without a bridge, a runtime may have deleted the network.
+// checkNetwork compares a network's own parts with its record. A network without attachments needs none of its parts,
+// unless the host itself uses the bridge. If such a network's bridge is missing, a runtime may have deleted the
+// network.
 func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment) (*findings,
 	error) {
 	n := &site{s: s, rec: rec, attachments: attachments}

@@ -21,9 +21,10 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// refuseConflicts refuses a network that would cut pods off: its own, if its bridge or mode has changed, and others',
-// if they have the same addresses. token is the epoch's token. It lists records and addresses, so an Add calls it
-// only when it builds. It returns the deserted networks with the same addresses, which the building caller removes.
+// refuseConflicts returns an error if the network would cut pods off. This concerns its own pods, if its bridge or
+// mode has changed, and pods of other networks with the same addresses. It also returns the deserted networks with
+// the same addresses, which the caller removes before it builds. token is the token of the epoch. refuseConflicts
+// lists records and addresses, so an Add calls it only when it builds.
 func refuseConflicts(ctx context.Context, s *session, w *want, token string) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != token {
@@ -37,11 +38,12 @@ func refuseConflicts(ctx context.Context, s *session, w *want, token string) (de
 	return refuseOverlaps(ctx, s, w, before, token)
 }
 
-// refuseStranding refuses a change that would take the bridge or gateway from the network's present pods.
+// refuseStranding returns an error if the new configuration would take the bridge or the gateway from the network's
+// present pods.
 func refuseStranding(ctx context.Context, s *session, w *want, before *state.Network) error {
 	was, is := mode(before.DefaultRoute, len(before.Gateways) > 0), mode(w.Record.DefaultRoute, w.Gateway)
 
-	// From l2 to gateway, pods lose nothing.
+	// Permit a change from mode l2 to mode gateway, since it takes nothing from the pods.
 	stays := before.GatewayLink() == w.Record.GatewayLink()
 	if stays && (was == is || was == "l2" && is == "gateway") {
 		return nil
@@ -84,9 +86,9 @@ func mode(defaultRoute string, gateway bool) string {
 	return "l2"
 }
 
-// refuseOverlaps refuses subnets that another network or the host has already. It is for networks with a gateway,
-// whose subnets the host routes. It does not compare subnets that the network has on record. Otherwise its ADDs would
-// fail if another network took them later.
+// refuseOverlaps returns an error if another network or the host has one of the network's subnets already. It applies
+// to networks with a gateway, because the host routes to their subnets. It skips subnets that are on record for the
+// network. Otherwise the network's ADDs would fail if another network took such a subnet later.
 func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Network, token string) (deserted []string,
 	err error) {
 	if !w.Gateway {
@@ -136,8 +138,8 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 	return deserted, refuseConnected(ctx, s, w, fresh, bridges)
 }
 
-// refuseConnected refuses subnets inside the network of an address that the host has on another link. It ignores the
-// links in going, which are about to be deleted.
+// refuseConnected returns an error if a fresh subnet overlaps with the subnet of an address that the host has on
+// another link. It ignores the links in going, which are about to be deleted.
 func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Prefix, going []string) error {
 	own, err := s.link(ctx, w.Record.GatewayLink())
 	if err != nil {
@@ -157,8 +159,8 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 
 		ours := fresh[i]
 
-		// If our subnet is a part of a wider network, its route takes precedence, so pods are reached. The other
-		// machines of the wider network, such as its router, are reached too unless they are in our subnet.
+		// If our subnet is a part of a wider network, our route is more specific, so the host reaches the pods. The
+		// host also reaches the wider network's other machines, such as its router, unless they are in our subnet.
 		if ours.Bits() > a.Prefix.Bits() && !ours.Contains(a.Prefix.Addr()) {
 			router, err := routerIn(ctx, s.Links, ours)
 			if err != nil {
@@ -191,9 +193,10 @@ func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Pre
 	return nil
 }
 
-// refuseAnswered refuses a gateway address that another machine has, if that machine is behind a port of the bridge
-// that is not one of our pods'. It asks by ARP probes (RFC 5227). For IPv6 it returns the flags that make the kernel
-// ask. Without such a port it sends no probe, and the address is usable at once.
+// refuseAnswered returns an error if another machine behind the bridge has the gateway's address. It asks only if a
+// port that is not a pod's of ours forwards. For IPv4 it sends ARP probes (RFC 5227). For IPv6 it leaves the question
+// to the kernel: the result flags is 0, so that the kernel detects duplicates. In all other cases flags is
+// IFA_F_NODAD, so that the gateway's address is usable at once.
 func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint32, _ error) {
 	ports, err := n.s.Links.Ports(ctx, n.bridge.Index)
 	isForeign := func(l bridge.Link) bool {

@@ -30,7 +30,8 @@ type Dead struct {
 	*Attachment
 	// Why describes the evidence that the pod is gone.
 	Why string
-	// Kept is the reason why the attachment was left alone nevertheless. It is nil if it was reclaimed, or would be.
+	// Kept is the reason why CollectDead left the attachment alone nevertheless. It is nil if CollectDead removed the
+	// attachment or, with dryRun, would try to remove it.
 	Kept error
 }
 
@@ -47,12 +48,16 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 	}{d.Attachment.onRecord(), d.Why, kept})
 }
 
-// CollectDead removes the attachments of a network, or of all networks if network is empty, whose pods are gone, and
-// returns them. Such remains come from a killed runtime, or an earlier boot. A pod is gone if its port is gone or
-// about to be deleted with its namespace, and its path does not lead to that namespace: a path that cannot be opened
-// may belong to another mount namespace, and somebody may have deleted a port separately. CollectDead leaves
-// attachments alone that an Add or Del is working on. Config.Allocators give addresses back. If they fail, or one
-// attachment cannot be removed, it is kept, with the reason in Kept. With dryRun nothing is changed.
+// CollectDead removes attachments whose pods are gone, and returns them. If network is empty, it looks at all
+// networks. A killed runtime or an earlier boot leaves such attachments.
+//
+// A pod is gone if two conditions hold. Its port is gone, or about to be deleted together with its namespace. And its
+// recorded path does not lead to the pod's namespace. One condition alone is not enough. A path that cannot be opened
+// may belong to another mount namespace. An operator may have deleted the port.
+//
+// CollectDead skips attachments that an Add or Del is working on. It releases addresses to the allocators of
+// Config.Allocators. If an attachment cannot be removed, its field Kept has the reason. With dryRun nothing is
+// changed.
 //
 // It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to distinguish namespaces.
 func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]Dead, error) {
@@ -100,7 +105,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 	return list, errors.Join(errs...)
 }
 
-// nameDead adds advice to the error if dead attachments are in the way.
+// nameDead adds advice to an error that matches ErrAttached if some of the network's attachments are dead.
 func (n *Node) nameDead(ctx context.Context, network string, refused error) error {
 	if !errors.Is(refused, ErrAttached) {
 		return refused
@@ -113,11 +118,11 @@ func (n *Node) nameDead(ctx context.Context, network string, refused error) erro
 		printable.Count(len(dead), "attachment whose pod is gone", "attachments whose pods are gone"))
 }
 
-// reclaimTimeout limits the time that an Add spends on dead pods.
+// reclaimTimeout limits the time that an Add spends on removing dead attachments.
 const reclaimTimeout = 10 * time.Second
 
-// lacking reports whether an Add failed for lack of resources that dead pods may hold. An allocator that runs a
-// plugin has that plugin's message for a full pool.
+// lacking reports whether an Add failed for lack of an address that a dead pod may hold. An IPAM plugin reports a
+// full pool only by its own message. So lacking reports true for every error of an allocator that runs a plugin.
 func (nw *Network) lacking(err error) bool {
 	if errors.Is(err, ipam.ErrPoolFull) || errors.Is(err, ipam.ErrAddressTaken) {
 		return true
@@ -126,13 +131,13 @@ func (nw *Network) lacking(err error) bool {
 	return errors.As(err, &refused) && nw.Allocator.Slow()
 }
 
-// allocationError is an error from an allocator's Add.
+// allocationError is an error that an allocator's Add returned.
 type allocationError struct{ error }
 
 func (e *allocationError) Unwrap() error { return e.error }
 
-// reclaim removes dead attachments that hold addresses of a network, and reports whether another attempt makes sense.
-// The Add has been undone, and holds no lock.
+// reclaim removes the network's dead attachments. It reports whether it removed any, so that Add should try again.
+// The Add has undone its changes and released its locks before.
 func (n *Node) reclaim(ctx context.Context, nw *Network) bool {
 	if ctx.Err() != nil {
 		return false
@@ -169,7 +174,7 @@ func (s *session) hasDied(ctx context.Context, network, hash string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// whyDead returns the evidence that an attachment's pod is gone, or "" without any.
+// whyDead returns the evidence that an attachment's pod is gone. It returns "" if there is none.
 func whyDead(ctx context.Context, s *session, rec *state.Attachment) (string, error) {
 	port, now := ident.Port(rec.Hash()), "is gone"
 	switch _, err := s.Links.Link(ctx, port); {
@@ -187,7 +192,7 @@ func whyDead(ctx context.Context, s *session, rec *state.Attachment) (string, er
 		return "", err
 	}
 
-	// To find a renamed port takes a dump of all links, so do this last.
+	// Search for a renamed port last, since the search lists all links.
 	if renamed, err := s.isRenamed(ctx, rec.Hash()); renamed || err != nil {
 		return "", err
 	}
@@ -195,7 +200,8 @@ func whyDead(ctx context.Context, s *session, rec *state.Attachment) (string, er
 	return fmt.Sprintf("its port %s %s, and %s", port, now, where), nil
 }
 
-// strayed returns why a record does not lead to its pod's namespace, or "" if it does or may.
+// strayed returns the reason if the path in an attachment's record does not lead to the pod's namespace. It returns
+// "" if the path leads there, or possibly does.
 func strayed(rec *state.Attachment) (string, error) {
 	if rec.NetNS == "" {
 		return "its record is damaged", nil
@@ -203,7 +209,8 @@ func strayed(rec *state.Attachment) (string, error) {
 
 	pod, err := netns.Open(rec.NetNS)
 	if err != nil {
-		// These errors concern the path, unlike those that concern this process, such as a lack of descriptors.
+		// These errors mean that the path leads to no namespace. Other errors concern this process, such as a lack of
+		// file descriptors, and prove nothing.
 		paths := []error{fs.ErrNotExist, netns.ErrNotNetNS, fs.ErrPermission, unix.ENOTDIR, unix.ESRCH, unix.ELOOP,
 			unix.ENAMETOOLONG}
 		if slices.ContainsFunc(paths, func(about error) bool { return errors.Is(err, about) }) {
@@ -224,8 +231,8 @@ func strayed(rec *state.Attachment) (string, error) {
 	return rec.NetNS + " is another namespace by now", nil
 }
 
-// inOwnNamespace returns an error if the caller is in a network namespace other than the networks': it would find
-// none of their ports, and take all pods for dead.
+// inOwnNamespace returns an error if the session is in another network namespace than the recorded networks. There it
+// would find none of their ports, and take all pods for dead.
 func (s *session) inOwnNamespace() error {
 	epoch, err := s.Dir.Epoch()
 	if err != nil {
@@ -241,8 +248,8 @@ func (s *session) inOwnNamespace() error {
 	return err
 }
 
-// instead returns a substitute for an unreadable record. The attachment's objects in the kernel contain its hash, and
-// its reservation names it.
+// instead returns a substitute for an unreadable record. The hash suffices to find the attachment's objects in the
+// kernel. Container and interface come from the attachment's reservation, if there is one.
 func (t *teardown) instead(hash string) *state.Attachment {
 	rec := &state.Attachment{State: state.Adding, Network: t.Network, Short: hash}
 	rec.DataDir = t.Session.Dir.Path() + "/ipam"
@@ -266,7 +273,7 @@ func (t *teardown) instead(hash string) *state.Attachment {
 	return rec
 }
 
-// unreleasable returns the reason if no allocator can take an attachment's addresses back.
+// unreleasable returns an error with the reason if no allocator can take the attachment's addresses back.
 func (t *teardown) unreleasable(rec *state.Attachment) error {
 	switch {
 	case rec.IPAMType == endpoint.Leased:
@@ -311,8 +318,9 @@ func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error)
 	return found, errors.Join(errs...)
 }
 
-// collectIfDead removes one attachment. It returns nil if the attachment does not look dead, or if a call is working
-// on it. It looks again under the record's lock, which an ADD holds from beginning to end.
+// collectIfDead removes one attachment if its pod is gone. It returns nil if the pod does not look dead, or if
+// another call works on the attachment. Under the record's lock, which an ADD holds from beginning to end, it checks
+// again.
 func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dryRun bool) (*Dead, error) {
 	if why, err := whyDead(ctx, t.Session, rec); why == "" {
 		return nil, err
@@ -340,7 +348,7 @@ func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dry
 		return d, nil
 	}
 
-	// The keeper holds a lease's lock only while it writes the record.
+	// Limit the wait for the lock of a lease. The keeper holds that lock only while it writes the lease's record.
 	ctx, cancel := context.WithTimeout(ctx, collectWait)
 	defer cancel()
 	r := t.ownRemains(ctx, keyOf(rec).owner(), rec.Hash())

@@ -15,8 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// Known holds a caller's knowledge about attachments without a record: from its configuration, or from the result of
-// an Add. The zero Known is empty.
+// Known holds facts about attachments without a record. The caller knows them from its configuration, or from the
+// result of an Add. The zero Known holds no facts.
 type Known struct {
 	Bridge      string              // the bridge of the attachments' network
 	GatewayLink string              // the network's gateway link: see Network.GatewayLink
@@ -24,9 +24,9 @@ type Known struct {
 	Leased      bool                // the attachments' addresses come by DHCP
 }
 
-// Del removes an attachment. It needs neither the pod's namespace nor a configuration: the port's name follows from
-// the key, and its owner from its alias. It is no error if parts are gone already. After a failed step it continues
-// with the others. known may be nil.
+// Del removes an attachment. It needs neither the pod's namespace nor a configuration, because the port's name
+// follows from the key, and the port's alias names the owner. Objects that are gone already are no error. After a
+// failed step, Del continues with the other steps, and returns all errors. known may be nil.
 func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 	if err := key.check(); err != nil {
 		return err
@@ -39,7 +39,7 @@ func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 	return n.teardown(s, key.Network, known).remove(ctx, key.owner(), key.hash())
 }
 
-// teardown returns a teardown for attachments of a network.
+// teardown returns a teardown for attachments of a network. known may be nil.
 func (n *Node) teardown(s *session, network string, known *Known) *teardown {
 	t := &teardown{node: n, Session: s, Network: network}
 	if known != nil {
@@ -48,14 +48,15 @@ func (n *Node) teardown(s *session, network string, known *Known) *teardown {
 	return t
 }
 
-// Collect removes all attachments of a network that are not in keep, found by the records, the leases, and the
-// kernel's objects. It gives back addresses that no attachment has reserved. It returns the removed attachments, if
-// their names are known. It leaves alone attachments that a call is working on, or that are newer. known may be nil.
-// An empty or nil keep removes all attachments. A caller without a list, because its runtime gave none, must not call
-// Collect.
+// Collect removes all attachments of a network that are not in keep. It returns the keys of the removed attachments
+// that had a record. It finds them by their records, their leases and their objects in the kernel. It also releases
+// reserved addresses that belong to no attachment. It skips attachments that another call works on, and attachments
+// that are newer than the call. known may be nil.
 //
-// It first lists all attachments, and then removes them one by one, so that other calls get their turn in between. It
-// looks at each again under its own lock.
+// An empty or nil keep removes all attachments. So a caller that got no list from its runtime must not call Collect.
+//
+// Collect first lists all attachments, and then removes one at a time, so that other calls get the locks in between.
+// It looks at each attachment again under the attachment's own lock.
 func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *Known) ([]Key, error) {
 	s, err := n.openKnown(ctx, network)
 	if err != nil {
@@ -65,18 +66,19 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 	return n.teardown(s, network, known).collectExcept(ctx, keep)
 }
 
-// Remove removes the objects of a network that Collect leaves: its rules, its gateways, its record, its host-local
-// directory in the state directory, and its bridge if nothing else is on it. The host continues to forward. If the
-// network has attachments, the error is ErrAttached, and names those that CollectDead would remove. A network that
-// does not exist is no error: Upkeep.Known reports this.
+// Remove deletes the objects of a network that Collect leaves. These are its rules, its gateways, its record, and its
+// host-local directory in the state directory. Remove also deletes the bridge if nothing else uses it. The host
+// continues to forward. If the network has attachments, the error matches ErrAttached, and mentions those that
+// CollectDead would remove. If the network does not exist, Remove returns nil: use Upkeep.Known to find out.
 func (n *Node) Remove(ctx context.Context, name string) error {
 	return n.nameDead(ctx, name, n.about(ctx, func(s *session) error { return removeNetwork(ctx, s, name) }, name))
 }
 
-// unnamed is recorded for addresses whose allocator Network.Origin does not name.
+// unnamed is the recorded type of an allocator for which Network.Origin is empty.
 const unnamed = "allocator"
 
-// origin returns the recorded form of a network's allocator. Config.Allocators finds it by Network.Origin.
+// origin returns the origin to record for the network's attachments. It is Network.Origin, or unnamed if that is
+// empty and there is no Config.Allocators.
 func (n *Node) origin(nw *Network) Origin {
 	if n.cfg.Allocators == nil && nw.Allocator != nil && nw.Origin.Type == "" {
 		return Origin{Type: unnamed}
@@ -84,8 +86,8 @@ func (n *Node) origin(nw *Network) Origin {
 	return nw.Origin
 }
 
-// allocator returns the allocator that takes addresses back, or nil. Without Config.Allocators it is one that needs
-// only the record.
+// allocator returns the allocator to which addresses are released, or nil if there is none. Without
+// Config.Allocators, it creates an allocator that needs only the record.
 func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error) {
 	if n.cfg.Allocators != nil {
 		return n.cfg.Allocators(network, origin)
@@ -116,7 +118,7 @@ func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error)
 			"runtime DEL it or call GC", origin.Type)
 }
 
-// remains is an attachment to be removed.
+// remains describes an attachment that is to be removed.
 type remains struct {
 	hash      string
 	owner     ipam.Owner        // empty if unknown
@@ -125,12 +127,13 @@ type remains struct {
 	addresses []netip.Addr      // nil if unknown
 	retaken   []netip.Addr      // addresses among them that stay reserved
 	leaseDir  string            // the directory with its lease; empty if it has none
-	// network, onPort, elementsOf and ifb come from the kernel: its network by the port's alias, the port's name, the
-	// network by its elements, and the link that shapes its traffic.
+	// These come from the kernel. onPort is the port's name, and network the network in the port's alias. elementsOf
+	// is the network in the comments of the attachment's elements. ifb is the link that shapes the traffic from the
+	// pod.
 	network, onPort, elementsOf, ifb string
 	entered                          []netip.Addr // the addresses of its elements
-	// unrecorded means that the attachment had no record to lock. All other calls are kept away, so that no Add of it
-	// begins.
+	// unrecorded means that the attachment had no record to lock. takeDown then takes the exclusive lock, so that no
+	// Add of the attachment can begin.
 	unrecorded bool
 	unlocked   bool // it has a record that another call has locked
 }
@@ -155,8 +158,8 @@ func (t *teardown) remove(ctx context.Context, owner ipam.Owner, hash string) er
 	switch {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 	case errors.Is(err, state.ErrBusy) && r.rec != nil && r.rec.State == state.Adding:
-		// An Add is in progress. It ends when it finds its record gone, and undoes its later changes. The next Add of
-		// the attachment must not find any of them.
+		// An Add is in progress. It ends when it finds its record gone, and undoes its later changes. Wait for its
+		// end, so that the next Add of the attachment does not find those changes.
 		wait, err := t.Session.Dir.AtWork(t.Network, hash)
 		if err != nil {
 			return err
@@ -179,9 +182,9 @@ func (t *teardown) remove(ctx context.Context, owner ipam.Owner, hash string) er
 	return closeLoopbackAfter(ctx, t.Session, t.Known, r.rec)
 }
 
-// lock takes the lock of an attachment's record. If a call holds the lock of a complete attachment, it usually writes
-// a new record: for example, a Del passes a host port on to it. lock waits for such a call, because its changes must
-// be removed too, or passed on further.
+// lock takes the lock of an attachment's record. Another call that holds the lock of a complete attachment mostly
+// writes a new record. For example, a Del passes a host port on. lock waits for that call to end, because its changes
+// must be removed or passed on too.
 func (t *teardown) lock(ctx context.Context, hash string) (*state.AttachmentLock, error) {
 	dir := t.Session.Dir
 	lock, err := dir.LockAttachment(t.Network, hash)
@@ -202,21 +205,21 @@ func (t *teardown) lock(ctx context.Context, hash string) (*state.AttachmentLock
 	return dir.LockAttachment(t.Network, hash)
 }
 
-// writeEnds is how long a Del waits for another call to write an attachment's record.
+// writeEnds limits how long a Del waits for another call to write an attachment's record.
 const writeEnds = 500 * time.Millisecond
 
-// addEnds is how long a Del waits for the end of an Add. An Add that hangs for longer leaves alone the objects of an
-// Add after the Del.
+// addEnds limits how long a Del waits for the end of an Add. An Add that hangs longer will not touch the objects of
+// an Add that follows the Del.
 const addEnds = 3 * time.Second
 
-// outwait waits for the end of another call, for at most limit.
+// outwait calls wait with a context that ends after limit. wait waits for the end of another call.
 func outwait(ctx context.Context, wait func(context.Context), limit time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	wait(ctx)
 }
 
-// ownRemains returns the possible remains of one attachment.
+// ownRemains describes the remains of one attachment, by its record. Without a record it uses the facts in t.Known.
 func (t *teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string) *remains {
 	rec, err := t.Session.Dir.Load(t.Network, hash)
 	if err != nil {
@@ -233,17 +236,17 @@ func (t *teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string
 	return r
 }
 
-// takeDown runs every step. The address is given back after the link and the elements with it are gone. The record is
-// deleted last, and only if everything else succeeded, because a later Del or Collect finds the rest by it. The pod's
-// guard is deleted when nothing passes its port any more.
+// takeDown removes an attachment. It runs every step, even after a failed one. It releases the address after the link
+// and the elements are gone. It deletes the guard's elements when no frame can pass the port any more. It deletes the
+// record last, and only if all steps succeeded, because a later Del or Collect finds the rest by the record.
 //
-// The caller holds the record's lock, if there is a record, and no other lock: takeDown takes them in their order. It
-// waits for no disk or plugin while it holds the state's lock.
+// The caller holds the record's lock, if there is a record, and no other lock. takeDown takes the other locks in
+// their order. It waits for no disk or plugin while it holds the state's lock.
 func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	s := t.Session
 	var leaseErr error
 	if r.leaseDir != "" {
-		// Do this from the pod's own interface, while it exists.
+		// Release the lease from the pod's own interface, while that exists.
 		leaseErr = giveback.All(ctx, r.leaseDir, r.hash, s.Links, s.warn)
 		if errors.Is(leaseErr, file.ErrLocked) {
 			leaseErr = failf(ErrTryAgain, "%w", leaseErr)
@@ -266,7 +269,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 
 	now := *r
 	if r.unlocked {
-		// The keeper may have changed its addresses in between.
+		// The keeper may have changed the attachment's addresses since r was filled in.
 		if rec, err := s.Dir.Load(t.Network, r.hash); err == nil {
 			now.rec, now.addresses = rec, endpoint.Addresses(rec)
 		}
@@ -293,7 +296,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	return t.forget(ctx, r.hash)
 }
 
-// forget removes an attachment's record, and releases the lock.
+// forget deletes an attachment's record under the state's lock, shared, and releases that lock.
 func (t *teardown) forget(ctx context.Context, hash string) error {
 	if err := t.Session.enter(ctx); err != nil {
 		return err

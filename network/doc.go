@@ -1,22 +1,23 @@
 // Package network manages a node's networks and pods. It connects a pod to a bridge, with addresses, host ports,
-// masquerade, limits and a record. It also disconnects pods, finds missing parts, and repairs them.
+// masquerade, limits and a record. It also disconnects pods, finds missing parts of networks and pods, and repairs
+// them.
 //
-//	node, err := network.Open(ctx, &network.Config{StateDir: dir}) // by nil, DefaultStateDir
+//	node, err := network.Open(ctx, &network.Config{StateDir: dir}) // a nil Config means DefaultStateDir
 //	pool, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir + "/ipam", Ranges: ranges})
 //	pods := network.Network{
 //		Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true, Hairpin: true,
-//		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // Del needs it to give the address back
+//		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // Del needs Origin to release the address
 //	}
 //	pod := network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: ns, Path: path, Ports: ports}
 //	made, err := node.Add(ctx, &pods, &pod)
 //	differences, err := node.Check(ctx, &pods, &pod)
 //	err = node.Del(ctx, made.Key, nil) // needs neither the pod nor its network
 //
-// It composes the other packages, and adds the duties that they leave to their caller: the records in the state
-// directory, the locks, and the ownership of objects. So after a kill at any moment, everything has an owner, and
-// many calls may run at once, in as many processes. docs/dev/architecture.md of the project describes this. The CNI
-// plugin tombolo is built on this package, and works beside other programs that use it if they share the state
-// directory.
+// The package combines the other packages. It keeps the records in the state directory, takes the locks, and marks
+// the objects that it creates in the kernel with their owner. So every object has an owner even after a kill, and
+// many calls may run at once, in any number of processes. docs/dev/architecture.md describes records, locks and
+// marks. The CNI plugin tombolo is built on this package. Other programs may use the package on the same node if they
+// use the same state directory.
 //
 // # Needs
 //
@@ -24,7 +25,7 @@
 //
 // # Errors
 //
-// For an invalid argument the error is ErrInvalid, and nothing was changed. The variables are the other errors that a
-// program can distinguish. Messages contain the request, the kernel's answer, and advice. Some name fields of the
-// plugin's configuration.
+// If an argument is invalid, the error matches ErrInvalid, and the call has changed nothing. The other variables,
+// such as ErrExists, are the errors that a program can distinguish. An error's message contains the failed operation,
+// the kernel's answer, and advice. Some messages name fields of the plugin's configuration.
 package network

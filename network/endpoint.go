@@ -15,9 +15,10 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// endpointPart is a pod's elements in the sets of our table: for its guard, its host ports, its masquerading, and
-// frames from the LAN. The guard is added before the port is created, and deleted after it: a process may wait in the
-// pod's namespace for its interface, bring it up first, and send until it is gone.
+// endpointPart is the part of a pod with its elements in the sets of our tables. They serve its guard, its host
+// ports, its masquerading, and frames from the LAN. The guard's elements are added before the port is created, and
+// deleted after the port. Otherwise a process in the pod's namespace could send unguarded frames as soon as the
+// interface appears, or until it is gone.
 type endpointPart struct{}
 
 func (endpointPart) look(ctx context.Context, p *attached) error {
@@ -30,7 +31,7 @@ func (endpointPart) mend(ctx context.Context, p *attached) error {
 	return p.s.Firewall.Replace(ctx, endpoint.In(p.Attachment, p.nw))
 }
 
-// entry is a pod in the firewall's sets, in the course of its Add.
+// entry adds a pod to the firewall's sets, and holds the state of that work.
 type entry struct {
 	node     *Node
 	s        *session
@@ -46,7 +47,7 @@ type entry struct {
 	requested nft.Endpoint  // the pod's last endpoint
 }
 
-// endpoint returns the intended endpoint of the pod.
+// endpoint returns the firewall's endpoint for the pod's record.
 func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
 	if e.in != nil {
 		return endpoint.In(rec, e.in)
@@ -75,8 +76,8 @@ func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, want *wa
 		}
 
 		if e.guarded == nil {
-			// The kernel's answer may have been lost, and the elements may exist. But the remains of a killed Add may
-			// still have a port, which these elements guard.
+			// The kernel's answer may have been lost, so the elements may exist. But keep them if the port of a
+			// killed Add still exists, since they guard it.
 			if l, err := e.s.link(ctx, rec.HostIf); err != nil || l.Index != 0 {
 				return err
 			}
@@ -92,8 +93,8 @@ func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, want *wa
 	return nil
 }
 
-// add adds the pod to the firewall's sets, except for existing elements. It sets Withheld for those of the record's
-// ports that the container has already. want is nil if the Add is done.
+// add adds the pod's elements to the firewall's sets, except for those of holdBefore. It sets Withheld in the record
+// for ports that another attachment of the container has already. want is nil if the Add is complete.
 func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) error {
 	ep := e.endpoint(rec)
 	if e.guarded == nil {
@@ -103,7 +104,7 @@ func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) erro
 
 	e.requested = ep
 	if !e.getsMore {
-		// Everything exists, unless another program has flushed it.
+		// All elements exist unless another program has flushed the tables since.
 		if same, err := e.s.rules().Unchanged(); err != nil || same {
 			return err
 		}
@@ -112,7 +113,7 @@ func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) erro
 		func() error { ep = e.endpoint(rec); return e.s.Firewall.Update(ctx, *e.guarded, ep) })
 }
 
-// refuseAddress returns an error that names the pod which has an address at a link.
+// refuseAddress returns an error if another pod behind the link has the address in own. The error names that pod.
 func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) error {
 	owner, err := e.s.Firewall.AddressOwner(ctx, link, own)
 	if err != nil || owner == nil {
@@ -124,7 +125,9 @@ func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) 
 	return fmt.Errorf("another pod of this node has it: %w", owner)
 }
 
-// enter adds an endpoint, in place of the remains of a pod that is gone.
+// enter calls add to add the pod's endpoint. If an element conflicts with the remains of a pod that is gone, enter
+// deletes these and calls add again. If another attachment of the container has a host port, enter withholds the port
+// and calls add again.
 func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, add func() error) error {
 	if err := refuseDeleted(e.pending); err != nil {
 		return err
@@ -132,7 +135,7 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 
 	err := add()
 	if errors.Is(err, fs.ErrNotExist) && want != nil {
-		// A set has disappeared since the last look.
+		// A set has disappeared since the network was checked.
 		if _, err := ready(ctx, e.s, want); err != nil {
 			return err
 		}
@@ -163,7 +166,7 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 			}
 		}
 
-		// No other remains of that Add are needed.
+		// The owner is gone and needs none of its elements, so delete all of them.
 		if err := e.s.Firewall.RemoveOwners(ctx, conflict.Owner); err != nil {
 			return err
 		}
@@ -181,8 +184,8 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 	return err
 }
 
-// isStale reports whether the owner of an element is gone: it has no port, and no record of an Add that may be about
-// to create one. An element of this attachment itself is the remains of a killed Add.
+// isStale reports whether the owner of a conflicting element is gone. Such an owner has no port, and no record of an
+// Add that may be about to create one. An element of this attachment itself is left from a killed Add.
 func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
 	hash := string(conflict.Owner)
 	if hash == "" || hash == e.hash {
@@ -208,10 +211,12 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 	return !ours || owner.Hash != hash, nil
 }
 
-// withhold leaves a host port to another attachment of the same container that has it already, since some runtimes
-// pass a container's ports to all of its networks. That attachment's record lists those that wait, so that its Del
-// passes the port on. For any other conflict, the error names the pod that has the port or address. If it is an
-// address, that pod's reservation is lost, and the next Add gets another address.
+// withhold handles a conflict over a host port. Some runtimes pass a container's ports to all of its networks. If
+// another attachment of the same container has the port, withhold marks the port as withheld in rec. It adds this
+// attachment to the other's Waiting list, so that the other's Del passes the port on.
+//
+// For any other conflict, the error names the pod that has the port or address. A conflict over an address means that
+// the other pod's reservation is lost; the next Add gets another address.
 func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *nft.ConflictError) error {
 	if conflict.Port == "" {
 		if has, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
@@ -232,7 +237,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 		return taken("endpoint " + string(conflict.Owner))
 	}
 
-	// Handle all of its ports at once: each conflict costs a transaction.
+	// Handle all ports of that attachment at once, since each conflict costs a transaction.
 	theirs := map[string]bool{}
 	for _, p := range has.Published {
 		theirs[p.String()] = !p.Withheld
@@ -271,8 +276,10 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 	return nil
 }
 
-// takeOver gives host ports of the container's attachment to a LAN, which are not reachable at 127.0.0.1, to its
-// attachment to a network of the node. meet makes the former wait for them.
+// takeOver withholds host ports from lan, an attachment of the same container to a LAN, so that rec can publish them.
+// It prefers rec because at lan the ports would not be reachable at 127.0.0.1. shared contains the ports' indexes in
+// rec.Published. Session.meet later adds lan to the Waiting list of rec, so that lan gets the ports when rec is
+// removed.
 func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared []int) error {
 	err := e.s.amend(ctx, waitingOf(lan), 0, func(lan *state.Attachment) {
 		for i := range lan.Published {
@@ -290,7 +297,7 @@ func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared
 	return err
 }
 
-// describe returns a pod's name for its operator.
+// describe returns the name of a pod for messages to the operator.
 func describe(rec *state.Attachment) string {
 	id := rec.ContainerID
 	if len(id) > 12 {
@@ -302,8 +309,8 @@ func describe(rec *state.Attachment) string {
 	return "pod " + rec.Pod + " (container " + id + ")"
 }
 
-// isKnown reports whether an attachment's record, which may be nil, describes all its elements in the firewall's
-// sets.
+// isKnown reports whether an attachment's record lists all its elements in the firewall's sets. The record may be
+// nil.
 func isKnown(rec *state.Attachment) bool {
 	return rec != nil && rec.State == state.Ready && !rec.Moving
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// Errors of this package match these with errors.Is if a program can react to them. Other errors come from the
-// packages below, usually from the kernel.
+// Errors to which a program can react. An error of this package matches them by errors.Is. All other errors come from
+// lower packages, mostly from the kernel.
 var (
 	// ErrInvalid means that an argument or a configuration is invalid.
 	ErrInvalid = tombolo.ErrInvalid
@@ -18,37 +18,38 @@ var (
 	ErrState = errors.New("state cannot be read or written")
 	// ErrTryAgain means that a later call may succeed.
 	ErrTryAgain = errors.New("try again later")
-	// ErrHostNamespace means that a pod's namespace contains the bridge. Such an error also matches
-	// ErrInvalid.
+	// ErrHostNamespace means that the pod's namespace is the host's own, which contains the bridge. Such an error
+	// also matches ErrInvalid.
 	ErrHostNamespace = errors.New("the pod's namespace is the host's own")
 	// ErrExists means that the attachment exists already.
 	ErrExists = errors.New("the attachment exists")
 	// ErrNotAttached means that there is no such attachment, or that its Add is not complete.
 	ErrNotAttached = errors.New("no such attachment")
-	// ErrAttached means that a network, or an uplink, is in use by attachments.
+	// ErrAttached means that a network or an uplink still has attachments.
 	ErrAttached = errors.New("there are attachments")
 	// ErrConflict means that an address, a port or a link belongs to another owner.
 	ErrConflict = errors.New("it belongs to another owner")
-	// ErrNoGateway means that there is no address for pods to send to.
+	// ErrNoGateway means that an allocator returned an address without a gateway, although the network has Gateway
+	// set.
 	ErrNoGateway = errors.New("no gateway")
-	// ErrNoLink means that a link does not exist, or is of a kind that nothing can be attached to.
+	// ErrNoLink means that the bridge or the uplink does not exist, or cannot be used as it is.
 	ErrNoLink = errors.New("no link to attach to")
 	// ErrObstructed means that another firewall would drop the pods' packets.
 	ErrObstructed = errors.New("another firewall is in the way")
 )
 
-// failure is an error with a message for the operator and a kind for the program.
+// failure is an error with a message for the operator, and a kind that a program can match by errors.Is.
 type failure struct{ kind, message error }
 
 func (e *failure) Error() string   { return e.message.Error() }
 func (e *failure) Unwrap() []error { return []error{e.kind, e.message} }
 
-// failf returns an error of a kind. It also matches the errors that the format wraps.
+// failf returns an error that matches kind, and all errors that the format wraps with %w.
 func failf(kind error, format string, args ...any) error {
 	return &failure{kind, fmt.Errorf(format, args...)}
 }
 
-// stateError returns an ErrState for an error about records, and nil for nil.
+// stateError makes an error about records match ErrState. It returns nil if err is nil.
 func stateError(err error) error {
 	if err == nil {
 		return nil
@@ -79,12 +80,12 @@ func poll(ctx context.Context, pause, limit time.Duration, done func() (bool, er
 	}
 }
 
-// undo contains the functions that undo the steps so far.
+// undo is a list of functions. Each function undoes one step.
 type undo []func(context.Context) error
 
 func (u *undo) push(step func(context.Context) error) { *u = append(*u, step) }
 
-// run undoes all steps in reverse order, and joins the errors to the cause.
+// run calls the functions in reverse order, within UndoTimeout, and returns cause joined with their errors.
 func (u undo) run(cause error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), UndoTimeout)
 	defer cancel()

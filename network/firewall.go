@@ -13,7 +13,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// firewallPart is the network's rules in our own table. The elements of the sets belong to its pods (endpoint.go).
+// firewallPart is the part with the network's rules in our own tables. The elements in the tables' sets belong to its
+// pods (endpoint.go).
 type firewallPart struct{}
 
 func (firewallPart) look(ctx context.Context, n *site) error {
@@ -33,8 +34,9 @@ func (firewallPart) look(ctx context.Context, n *site) error {
 		func() ([]tombolo.Difference, error) { return n.s.Firewall.Check(ctx, rules) })
 }
 
-// lookAtRules asks whether rules are ready if a quick look suffices, and otherwise compares them. For an Add it is
-// enough to know that they are not ready.
+// lookAtRules adds the differences of rules to n.found. With n.quick it first calls ready, and adds nothing if the
+// rules are ready. Otherwise it calls check for the single differences. For an Add it skips check and adds only one
+// general difference, since the Add then builds the network anyway.
 func (n *site) lookAtRules(what string, ready func() (bool, error), check func() ([]tombolo.Difference, error)) error {
 	if n.quick {
 		if ok, err := ready(); ok || err != nil {
@@ -63,7 +65,8 @@ func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
 	return n.s.Firewall.Prepare(ctx, n.rules())
 }
 
-// declareMended declares that the networks' sets contain everything again.
+// declareMended sets the sentinels in the networks' sets, which declare that all elements exist again. It also adds
+// the elements of the repaired pods.
 func declareMended(ctx context.Context, s *session, sites ...*site) error {
 	var back []nft.Endpoint // of all networks, since they share sets
 	for _, n := range sites {
@@ -80,11 +83,11 @@ func declareMended(ctx context.Context, s *session, sites ...*site) error {
 		return nil // there are no rules
 	}
 
-	// The facts about the host may have been flushed. From here on, another flush is noticed.
+	// Another program may have flushed the facts about the host too, so write them again.
 	return s.setHost(ctx)
 }
 
-// refuseUnfiltered returns an error if egress policies could not be enforced on the network's bridge.
+// refuseUnfiltered returns an error if the network has egress policies that cannot be enforced on its bridge.
 func refuseUnfiltered(rec *state.Network) error {
 	if rec.Egress == "" && !rec.PodEgress {
 		return nil
@@ -103,8 +106,8 @@ func refuseUnfiltered(rec *state.Network) error {
 	return nil
 }
 
-// refuseOthers returns an error if another network with pods has another mark, since all networks share the rules that
-// contain it, or has another egress policy on the same bridge.
+// refuseOthers returns an error if another network with pods has another mark, or another egress policy on the same
+// bridge. All networks share the rules that contain the mark.
 func refuseOthers(s *session, rec *state.Network) error {
 	others, err := s.others(rec.Name)
 	if err != nil {
@@ -138,7 +141,7 @@ func refuseOthers(s *session, rec *state.Network) error {
 	return nil
 }
 
-// rules describes the network to the firewall, by its record and the state of its bridge.
+// rules returns the firewall's description of the network, from the network's record and the state of its bridge.
 func (n *site) rules() nft.Network {
 	rec, l := n.rec, n.bridge
 	nw := nft.Network{
@@ -160,7 +163,8 @@ func (n *site) rules() nft.Network {
 		return nw
 	}
 
-	// Only packets that pass the firewall on the bridge exist twice. Otherwise the rules would drop the only copy.
+	// On a promiscuous bridge, only packets that pass the firewall while they are bridged arrive twice. For other
+	// packets the rules would drop the only copy.
 	for _, gw := range rec.Gateways {
 		if passesFirewall(l.Bridge, gw.Addr().Is4()) {
 			nw.Dedup = append(nw.Dedup, nft.Dedup{BridgeMAC: l.MAC, Gateway: gw.Addr(), Subnet: gw.Masked()})
@@ -170,8 +174,8 @@ func (n *site) rules() nft.Network {
 	return nw
 }
 
-// passesFirewall reports whether IPv4 or IPv6 packets that a bridge forwards pass the firewall, by an attribute of
-// the bridge or a parameter of the calling thread's namespace.
+// passesFirewall reports whether packets of IPv4, or else of IPv6, pass the firewall when a bridge forwards them.
+// Either an attribute of the bridge or a parameter of the calling thread's namespace turns this on.
 func passesFirewall(b *bridge.BridgeState, ipv4 bool) bool {
 	own, path := b.NFCallIPTables, "net/bridge/bridge-nf-call-iptables"
 	if !ipv4 {
@@ -179,11 +183,11 @@ func passesFirewall(b *bridge.BridgeState, ipv4 bool) bool {
 	}
 	all, err := sysctl.Read(path)
 
-	// Without the parameter there is no br_netfilter.
+	// If the parameter does not exist, br_netfilter is not loaded, and the bridge's attribute has no effect.
 	return err == nil && (own || all == "1")
 }
 
-// nfCall reports whether bridged packets pass the firewall.
+// nfCall reports whether the bridge's attributes make bridged packets of both families pass the firewall.
 func nfCall(l *bridge.Link) bool {
 	return l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil
 }

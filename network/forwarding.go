@@ -17,12 +17,13 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// forwardingPart makes the host forward packets from and to pods, and none for others unless its owner made it a
-// router. The rules against the latter belong to firewallPart.
+// forwardingPart is the part that makes the host forward packets from and to pods. The host forwards no other
+// packets, unless its owner made it a router. The rules that drop other packets belong to firewallPart.
 type forwardingPart struct{}
 
-// needs returns the network's needs of the host: the host forwards the families of gateways, of pods that ports of
-// the host lead to, and of pods with a default route through the host (ExitHost). An Add includes only its own pod.
+// needs returns the address families that the host must forward for the network. These are the families of gateways,
+// of pods with host ports, and of pods with a default route through the host (ExitHost). With n.quick, as for an Add,
+// only the Add's own pod counts. If the host is a gateway, Input is the link with the gateways.
 func (n *site) needs() (r bridge.Routing) {
 	need := func(a netip.Addr) { r.IPv4, r.IPv6 = r.IPv4 || a.Is4(), r.IPv6 || a.Is6() }
 	gateways := n.rec.Gateways
@@ -53,7 +54,8 @@ func (n *site) needs() (r bridge.Routing) {
 	return r
 }
 
-// lookAtForwarding notes the families that the host forwards for pods only, or would forward after a repair.
+// lookAtForwarding sets n.closed to the families that the host forwards for pods only, now or after a repair that
+// meets needs. It returns the families that the host forwards for pods now.
 func (n *site) lookAtForwarding(ctx context.Context, needs bridge.Routing) (pods bridge.Routing, _ error) {
 	pods, router, err := n.s.Links.Forwards(ctx)
 	if err != nil {
@@ -71,11 +73,11 @@ func (n *site) lookAtForwarding(ctx context.Context, needs bridge.Routing) (pods
 	return pods, err
 }
 
-// routers4 lists the links that their owner lets forward IPv4 on a host that is no router: those with a value other
-// than ours.
+// routers4 lists the links for which the host's owner turned on IPv4 forwarding, although the host is no router.
+// Their parameter is neither 0 nor the value that we write.
 func routers4() ([]string, error) { return routers("ipv4", "forwarding", "0", sysctl.OwnForwarding) }
 
-// routers lists the links with another value of a parameter than these.
+// routers lists the links whose value of a parameter is none of the values in the list others.
 func routers(family, name string, others ...string) ([]string, error) {
 	values, err := sysctl.Links(family, name)
 	maps.DeleteFunc(values,
@@ -104,7 +106,7 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 		n.found.advise(tombolo.RemedyRepair, "the host does not forward IPv6 (net.ipv6.conf.%s)", parameter)
 	}
 
-	// A family that the host does not forward was reported above.
+	// Leave out a family that the host does not forward, since it was reported above.
 	needs.IPv4, needs.IPv6 = needs.IPv4 && pods.IPv4, needs.IPv6 && pods.IPv6
 	if n.quick {
 		return nil
@@ -147,15 +149,16 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, nil
 }
 
-// isRouterNow reports whether the owner of the host made it a router after the network got rules against forwarding
-// for others.
+// isRouterNow reports whether the host has become a router since the network's rules that stop forwarding for others
+// were made.
 func isRouterNow(rec *state.Network) bool {
 	isOn := func(path string) bool { value, err := sysctl.Read(path); return err == nil && value != "0" }
 	return rec.Closed4 && isOn("net/ipv4/ip_forward") || rec.Closed6 && isOn("net/ipv6/conf/all/forwarding")
 }
 
-// isOpened reports whether isRouterNow holds, or the owner lets other links forward than when the rules were set up.
-// It reads a parameter of each link.
+// isOpened reports whether the network's rules drop packets that the host's owner now wants forwarded. Either
+// isRouterNow is true, or the owner has changed forwarding for some links since the rules were made. isOpened reads a
+// parameter of each link.
 func isOpened(rec *state.Network) bool {
 	if !rec.Closed4 || isRouterNow(rec) {
 		return isRouterNow(rec)
@@ -164,7 +167,7 @@ func isOpened(rec *state.Network) bool {
 	return err == nil && !slices.Equal(links, rec.Routers4)
 }
 
-// lookAtOthers adds a difference if isOpened holds.
+// lookAtOthers adds a fault if isOpened is true.
 func (n *site) lookAtOthers() {
 	if isOpened(n.rec) {
 		n.found.advise(tombolo.RemedyRepair,
@@ -174,8 +177,8 @@ func (n *site) lookAtOthers() {
 	}
 }
 
-// reopen changes the network's rules if isOpened holds, so that they no longer drop packets that the owner lets the
-// host forward. For that it takes the exclusive lock.
+// reopen makes the network's rules again if isOpened is true, so that they no longer drop packets that the owner lets
+// the host forward. It then takes the exclusive lock.
 func reopen(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil || !isOpened(rec) {
@@ -204,10 +207,10 @@ func reopen(ctx context.Context, s *session, name string) error {
 	return stateError(s.Dir.SaveNetwork(rec))
 }
 
-// noteRouters records the links that their owner lets forward IPv6, before other links forward it for pods.
-// Afterwards they cannot be distinguished, since the parameter is only 0 or 1.
+// noteRouters records the links for which the host's owner turned on IPv6 forwarding. It records them before other
+// links forward for pods. Afterwards these links look alike, since the parameter is only 0 or 1.
 func (n *site) noteRouters() (err error) {
-	// If "default" is not 1, no network of ours has switched on force_forwarding yet, so each link's value is its
+	// If "default" is not 1, no network of ours has turned on force_forwarding yet, so each link's value is its
 	// owner's. The kernel never resets "default".
 	if later, _ := sysctl.Read(sysctl.Link("ipv6", "default", forceForwarding)); later != "1" {
 		n.rec.Routers6, err = routers("ipv6", forceForwarding, "0")
@@ -223,16 +226,17 @@ func (n *site) noteRouters() (err error) {
 	return stateError(err)
 }
 
-// stopForwarding reverts the settings of forwardingPart, with the last network, unless somebody has changed them
-// since. On kernels before Linux 6.17 the host continues to forward IPv6.
+// stopForwarding reverts the settings of forwardingPart when the last network is removed. It skips settings that
+// somebody has changed since. On kernels before Linux 6.17 the host continues to forward IPv6.
 func stopForwarding(rec *state.Network) error {
 	err := sysctl.Replace("ipv4", "forwarding", sysctl.OwnForwarding, "0")
 	return errors.Join(err, sysctl.Replace("ipv6", forceForwarding, "1", "0", rec.Routers6...))
 }
 
-// refuseIPv6 returns an error if the kernel was booted with ipv6.disable=1 or built without IPv6, and the network's
-// pods use IPv6: by SLAAC, by an address in one of the subnets, or by one of the routes. The kernel's own errors come
-// late and are terse. An Add passes subnets only when it builds, since such a network is never found ready.
+// refuseIPv6 returns an error if the network's pods use IPv6, and the kernel was built without it or booted with
+// ipv6.disable=1. Pods use IPv6 by SLAAC, by an address in one of the subnets, or by one of the routes. The kernel's
+// own errors would come late and be terse. An Add passes subnets only when it builds the network. This suffices,
+// since on such a kernel a network with IPv6 is never complete.
 func refuseIPv6(network string, slaac bool, subnets []netip.Prefix, routes ...route.Route) error {
 	request := ""
 	if i := slices.IndexFunc(routes, func(r route.Route) bool { return isIPv6(r.Dst) }); i >= 0 {

@@ -17,8 +17,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// gatewayPart is the gateways' addresses on the bridge, or on the host's link in its VLAN, with the host's routes to
-// their subnets.
+// gatewayPart is the part of a network with the gateways' addresses and the host's routes to their subnets. The
+// addresses are on the bridge, or on the host's link in the network's VLAN.
 type gatewayPart struct{}
 
 func (gatewayPart) look(ctx context.Context, n *site) error {
@@ -68,7 +68,8 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 	return nil
 }
 
-// lacksGateway reports that a gateway is missing. An overlapping address of another owner is not replaced.
+// lacksGateway adds a fault for a missing gateway. If another owner's address overlaps with the gateway, the advice
+// is to change the configuration, since a repair would not replace that address.
 func (n *site) lacksGateway(gw netip.Prefix, have []addr.Address) {
 	for _, a := range have {
 		if inTheWay(n.rec, gw, a.Prefix) {
@@ -80,7 +81,8 @@ func (n *site) lacksGateway(gw netip.Prefix, have []addr.Address) {
 	n.found.advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
 }
 
-// lookAtLinkLocal looks for the address of giveLinkLocal, if there is an IPv6 gateway.
+// lookAtLinkLocal adds a fault if the link-local address of giveLinkLocal is missing although there is an IPv6
+// gateway.
 func (n *site) lookAtLinkLocal(have []addr.Address) {
 	is6 := func(gw netip.Prefix) bool { return isIPv6(gw) && has(have, gw) }
 	own := func(a addr.Address) bool { return isIPv6(a.Prefix) && a.Prefix.Addr().IsLinkLocalUnicast() }
@@ -94,14 +96,15 @@ func has(have []addr.Address, p netip.Prefix) bool {
 	return slices.ContainsFunc(have, func(a addr.Address) bool { return a.Prefix == p })
 }
 
-// inTheWay reports whether an address of the gateways' link is not a gateway, and overlaps with one.
+// inTheWay reports whether an address of the gateways' link overlaps with the gateway gw, and is neither a gateway
+// itself nor link-local.
 func inTheWay(rec *state.Network, gw, is netip.Prefix) bool {
 	return is.Overlaps(gw) && !is.Addr().IsLinkLocalUnicast() && !slices.Contains(rec.Gateways, is)
 }
 
-// lookAtOwnGateways looks for the gateways of an Add's pod, each in one request: for IPv6 by a get of the address.
-// IPv4 has no such get, so it asks the routing table whether the host has the address. This is unsuitable for IPv6,
-// since the kernel adds the address's route some milliseconds after the address.
+// lookAtOwnGateways looks for the gateways of an Add's pod, with one request for each. For IPv6 it gets the address
+// itself. IPv4 has no such request, so it gets the route to the address, which is of type local if the host has the
+// address. That does not work for IPv6, since the kernel adds the local route some milliseconds after the address.
 func (n *site) lookAtOwnGateways(ctx context.Context) error {
 	gateways := n.rec.Gateways
 	if n.want != nil {
@@ -146,9 +149,10 @@ func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, n.buildGateways(ctx, n.want != nil && n.want.ForceAddress)
 }
 
-// advertisements returns the path of the parameter accept_ra of the gateways' link. It must be 0, so that no pod gives
-// the host addresses and routes by router advertisements. The path is "" if the value does not matter: the kernel lacks
-// IPv6, neither the bridge nor gateways are ours, or the LAN's router advertises through the bridge's uplink.
+// advertisements returns the path of the parameter accept_ra of the gateways' link. The value must be 0, so that no
+// pod can give the host addresses and routes by router advertisements. advertisements returns "" if the value does
+// not matter. That is the case without IPv6, if neither the bridge nor any gateway is ours, or if the LAN's router
+// advertises through the uplink.
 func (n *site) advertisements() string {
 	path := sysctl.Link("ipv6", n.at.Name, "accept_ra")
 	routes := n.bridge.Alias == endpoint.BridgeAlias || len(n.rec.Gateways) > 0
@@ -158,9 +162,10 @@ func (n *site) advertisements() string {
 	return path
 }
 
-// giveLinkLocal gives the gateways' link the address that the host, as a router, uses to ask for pods (RFC 4861,
-// section 7.2.2). The kernel's own link-local address is unsuitable: it is unusable until duplicate address detection
-// is over, and a bridge that began without IPv6 never gets it.
+// giveLinkLocal adds the host's link-local address on the gateways' link. As a router, the host sends its neighbour
+// solicitations for pods from that address (RFC 4861, section 7.2.2). The kernel's own link-local address is
+// unsuitable. It cannot be used before duplicate address detection is over, and a bridge that was created without
+// IPv6 never gets it.
 func (n *site) giveLinkLocal(ctx context.Context) error {
 	if _, err := sysctl.Ensure(sysctl.Link("ipv6", n.at.Name, "disable_ipv6"), "0"); err != nil {
 		return err
@@ -171,8 +176,8 @@ func (n *site) giveLinkLocal(ctx context.Context) error {
 	return err
 }
 
-// gatewaysInUse reports whether each gateway that this ADD does not request is still needed: whether the attachment
-// that holds it, by an earlier configuration or another subnet, exists.
+// gatewaysInUse reports whether every recorded gateway is still needed. A gateway is needed if this ADD requests it,
+// or if the attachment for which it was recorded still exists.
 func gatewaysInUse(s *session, rec *state.Network, w *want) bool {
 	for _, holder := range rec.Held {
 		if slices.Contains(w.Record.Gateways, holder.Gateway) {
@@ -185,7 +190,8 @@ func gatewaysInUse(s *session, rec *state.Network, w *want) bool {
 	return true
 }
 
-// buildGateways adds the gateways to the bridge, and removes those that no pod needs any more.
+// buildGateways adds the gateways' addresses to the link, and deletes stale ones. With force it also deletes
+// addresses that overlap with a gateway's.
 func (n *site) buildGateways(ctx context.Context, force bool) error {
 	s, rec, l := n.s, n.rec, n.at
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
@@ -217,10 +223,11 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 			stale = appendNew(stale, a.Prefix)
 		}
 
-		// Usable at once, since no other program assigns addresses of the pods' network.
+		// Skip duplicate address detection: no other program assigns addresses of the pods' network.
 		own := addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}
 		if !has(have, gw) {
-			// An operator's own address may have none. Replacing it would delete the routes that use it.
+			// Set the broadcast address only on a new address. An operator's own address may have none, and replacing
+			// the address would delete the routes that use it.
 			own.Broadcast = addr.Broadcast(gw)
 			if own.Flags, err = n.refuseAnswered(ctx, gw); err != nil {
 				return err
@@ -263,7 +270,8 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 		return nil
 	}
 
-	// Addresses of the same subnet are deleted with the first one, unless promote_secondaries is on.
+	// With a primary address, the kernel deletes the secondary addresses of its subnet too, unless
+	// promote_secondaries is on. So add the gateways again.
 	for _, gw := range rec.Gateways {
 		if _, err := s.Links.Addresses().Ensure(ctx,
 			addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}); err != nil {
@@ -274,8 +282,8 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 	return nil
 }
 
-// staleGateways returns the addresses that an earlier configuration of this network added to the bridge, and that
-// neither it nor another network needs now.
+// staleGateways returns the gateways that the network's previous record lists, and that neither the new record nor
+// another network needs.
 func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 	before, err := s.Dir.LoadNetwork(rec.Name)
 	if err != nil || before.GatewayLink() != rec.GatewayLink() {
@@ -304,7 +312,8 @@ func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 	return stale, nil
 }
 
-// subnetRoute returns the route that the kernel adds with an address, and does not add again after it was deleted.
+// subnetRoute returns the route to the subnet of a, as the kernel adds it together with the address. If the route is
+// deleted, the kernel does not add it again.
 func subnetRoute(a netip.Prefix, link int) route.Route {
 	const priority6 = 256 // IP6_RT_PRIO_ADDRCONF (include/uapi/linux/ipv6_route.h)
 	r := route.Route{Dst: a.Masked(), Link: link, Protocol: unix.RTPROT_KERNEL}
@@ -316,15 +325,15 @@ func subnetRoute(a netip.Prefix, link int) route.Route {
 	return r
 }
 
-// checkSubnet describes the fault of the kernel's route to the subnet of an address, through the link that has it. It
-// looks in all tables, since the route of a link in a VRF is in the VRF's table. It returns "" if nothing is wrong. A
-// prefix of a single address has no such route.
+// checkSubnet checks the kernel's route to the subnet of the address a on a link. It returns a description of the
+// fault, or "" if the route is right. It looks in all tables, since a link in a VRF has its routes in the VRF's
+// table. A prefix with a single address has no such route.
 func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link int) (string, error) {
 	if a.IsSingleIP() {
 		return "", nil
 	}
 
-	// First the cheap question: a list is selected from all routes that the host has.
+	// First get one route, which is cheap. A list makes the kernel walk through all routes of the host.
 	other := a.Addr().Next()
 	if !a.Contains(other) {
 		other = a.Addr().Prev()

@@ -18,7 +18,8 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// collectWait limits the time for one attachment in GC, so that one that is locked leaves time for the others.
+// collectWait limits the time that Collect and CollectDead spend on one attachment, so that a locked one leaves time
+// for the others.
 const collectWait = 10 * time.Second
 
 // collectExcept removes all attachments of the network that keep does not name, and returns those with known names.
@@ -56,9 +57,9 @@ func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _
 	return went, errors.Join(append(errs, t.collectReservations(ctx, owners))...)
 }
 
-// collect removes one attachment that is not valid, if it is unchanged since it was listed. An attachment with an ADD
-// or DEL in progress is no garbage, nor is one with a newer ADD. A record that was unreadable for the list, and is
-// readable now, counts as newer only if it was created since.
+// collect removes one attachment that is not in keep. began is the time when the list of attachments was made.
+// collect skips an attachment that has changed or was created since then, and an attachment with an ADD or DEL in
+// progress. If the record was unreadable for the list and is readable now, its creation time decides.
 func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) error {
 	now := *r
 	lock, err := t.Session.Dir.LockAttachment(t.Network, r.hash)
@@ -85,13 +86,13 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 
 	now.leaseDir = cmp.Or(now.leaseDir, t.leaseDir(now.rec))
 
-	// The keeper holds a lease's lock as long as the disk takes.
+	// Limit the wait for the lock of a lease, since the keeper may hold it while it waits for the disk.
 	ctx, cancel := context.WithTimeout(ctx, collectWait)
 	defer cancel()
 	return t.takeDown(ctx, &now)
 }
 
-// inventory contains all attachments of a network, or of all networks, by their short names.
+// inventory holds the attachments of one network, or of all networks, by hash (ident.Hash).
 type inventory struct {
 	all    map[string]*remains
 	others []string // another program's elements, in words
@@ -104,8 +105,9 @@ func (in *inventory) at(hash string) *remains {
 	return in.all[hash]
 }
 
-// inventory finds all attachments that are on record, have a lease, or have objects in the kernel. Leases are on a
-// disk, so they are listed before. Without a network's name it finds those of all networks.
+// inventory finds all attachments that are on record, have a lease, or have objects in the kernel. If network is
+// empty, it finds the attachments of all networks. The caller lists the leases before it takes the state's lock,
+// since they are on a disk.
 func (s *session) inventory(ctx context.Context, network string, leases []*lease.Record) (*inventory, error) {
 	in := &inventory{all: map[string]*remains{}}
 	networks, err := []string{network}, error(nil)
@@ -146,7 +148,8 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 	for _, e := range endpoints {
 		hash := string(e.Owner)
 
-		// The name of a network is shortened if it is too long for a comment.
+		// Regard an element of an unknown attachment and network as another program's. If its network's name contains
+		// a slash, it is a shortened name, so the network may be a known one.
 		if !ident.IsHash(hash) || in.all[hash] == nil && !slices.Contains(networks, e.Network) &&
 			!strings.Contains(e.Network, "/") {
 			in.others = append(in.others, "elements of endpoint "+hash+" of network "+e.Network+
@@ -176,8 +179,8 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 	return in, errors.Join(errs...)
 }
 
-// strays returns the attachments that have no record, or that have elements of addresses that are not theirs, ordered
-// by hash.
+// strays returns the attachments without a record, and the attachments with elements of addresses that they do not
+// have. They are sorted by hash.
 func (in *inventory) strays() []*remains {
 	var list []*remains
 	for _, hash := range slices.Sorted(maps.Keys(in.all)) {

@@ -13,13 +13,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 )
 
-// hostPart is the facts about the host in the rules, which all networks share: see nft.Conn.SetHost. Uplinks are the
-// links that lead pods out of the host. Host ports without a hostIP leave the addresses of kube-ipvs0 alone:
-// kube-proxy in IPVS mode keeps the addresses of all services there, and the kernel regards them as the host's own.
+// hostPart is the part with the facts about the host in the firewall's rules, which all networks share
+// (nft.Conn.SetHost). Uplinks are the links through which packets of pods leave the host. Service addresses are the
+// addresses of the link kube-ipvs0. kube-proxy in IPVS mode keeps the addresses of all services there. The kernel
+// takes them for the host's own, so host ports without a hostIP must leave them alone.
 type hostPart struct{}
 
-// look compares the addresses of services, which one link has. To compare uplinks, all links of the host must be
-// listed: see lookAtExits.
+// look compares the firewall's service addresses with the addresses of the link kube-ipvs0. It does not compare the
+// uplinks, since this takes a list of all links: see lookAtExits.
 func (hostPart) look(ctx context.Context, n *site) error {
 	if n.bridge.Index == 0 || n.quick && !slices.ContainsFunc(n.pods(), endpoint.PublishesIPv4) {
 		return nil
@@ -45,7 +46,7 @@ func (hostPart) look(ctx context.Context, n *site) error {
 
 func (hostPart) make(ctx context.Context, n *site) (bool, error) { return false, n.s.setHost(ctx) }
 
-// setHost gives the rules the facts about the host. Without rules it does nothing.
+// setHost updates the facts about the host in the firewall's rules. Without rules it does nothing.
 func (s *session) setHost(ctx context.Context) error {
 	uplinks, err := s.uplinks(ctx)
 	services, servicesErr := s.services(ctx)
@@ -61,7 +62,8 @@ func (s *session) setHost(ctx context.Context) error {
 	return err
 }
 
-// trusted lists the links that tombolod put into firewalld's zone trusted, as long as firewalld has rules.
+// trusted lists the links that tombolod added to firewalld's zone trusted. Without rules of firewalld it returns
+// none.
 func (s *session) trusted(ctx context.Context) ([]string, error) {
 	zones, err := s.Dir.Zones()
 	if err != nil || len(zones.Joined) == 0 {
@@ -74,7 +76,7 @@ func (s *session) trusted(ctx context.Context) ([]string, error) {
 	return zones.Joined, err
 }
 
-// uplinks returns the names of the host's uplinks. Bridges of networks need not be among them.
+// uplinks returns the names of the host's uplinks (bridge.Conn.Uplinks), without the networks' own bridges.
 func (s *session) uplinks(ctx context.Context) ([]string, error) {
 	records, _, err := s.Dir.ListNetworks()
 	if err != nil {
@@ -87,8 +89,8 @@ func (s *session) uplinks(ctx context.Context) ([]string, error) {
 	return s.Links.Uplinks(ctx, ours...)
 }
 
-// lookAtExits finds uplinks of the host that the rules do not contain. It takes several lists, so Add and Check do
-// not call it.
+// lookAtExits finds the host's uplinks that the rules do not contain. It needs several lists from the kernel, which
+// would take too long for Add and Check.
 func (s *session) lookAtExits(ctx context.Context, found *findings) error {
 	known, _, err := s.Firewall.Host(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -110,7 +112,7 @@ func (s *session) lookAtExits(ctx context.Context, found *findings) error {
 	return err
 }
 
-// services lists the addresses of kube-ipvs0, in order.
+// services returns the addresses of kube-ipvs0, sorted.
 func (s *session) services(ctx context.Context) (list []netip.Addr, _ error) {
 	l, err := s.link(ctx, link.ServiceLink)
 	if err != nil || l.Index == 0 {

@@ -22,8 +22,9 @@ import (
 )
 
 // withholds reports whether an attachment has withheld host ports. Some runtimes pass a container's ports to all of
-// its networks. Then the first attachment has them. The others have them on record as withheld, wait for them on the
-// first one's record, and get them when it is removed.
+// its networks. Then only the first attachment gets the ports. The records of the others list the ports as withheld,
+// and the first one's record lists those attachments as waiting. They get the ports when the first attachment is
+// removed.
 func withholds(a *state.Attachment) bool {
 	return slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
 }
@@ -32,13 +33,14 @@ func waitingOf(a *state.Attachment) state.Waiting {
 	return state.Waiting{Network: a.Network, Hash: a.Hash(), LAN: a.DefaultRoute != ""}
 }
 
-// isOfSame reports whether two attachments belong to one container. Docker reveals only the namespace.
+// isOfSame reports whether two different attachments belong to one container. It also compares the namespaces' paths,
+// because Docker gives each attachment its own ContainerID.
 func isOfSame(a, b *state.Attachment) bool {
 	return a.Hash() != b.Hash() && (a.ContainerID == b.ContainerID || a.NetNS == b.NetNS && a.NetNS != "")
 }
 
-// siblings lists the other attachments of a's container that are of the other kind: if a is on a LAN, those on other
-// networks, and otherwise those on LANs.
+// siblings lists other attachments of a's container. If a is on a LAN, it lists the attachments to networks without a
+// LAN. Otherwise it lists the attachments to LANs.
 func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ error) {
 	networks, err := s.others(a.Network)
 	for _, nw := range networks {
@@ -57,8 +59,9 @@ func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ err
 	return list, err
 }
 
-// meet compares a with each other attachment of its container. If one publishes host ports and the other is on a LAN,
-// meet adds the latter to the former's Waiting list, so that a Del of the former passes its ports on.
+// meet compares the attachment a with its siblings. One sibling may publish host ports while the other is on a LAN.
+// Then meet adds the attachment on the LAN to the Waiting list of the publishing one. So the attachment on the LAN
+// gets the ports when the other is removed.
 func (s *session) meet(ctx context.Context, a *state.Attachment) error {
 	siblings, err := s.siblings(a)
 	for _, o := range siblings {
@@ -88,8 +91,8 @@ func (s *session) await(ctx context.Context, has *state.Attachment, w state.Wait
 		func(has *state.Attachment) { has.Waiting = waitingWith(has.Waiting, w) })
 }
 
-// translates returns a change of an attachment's network that makes it able to translate the callers of the
-// attachment's host ports.
+// translates returns a change of a network's record that turns on PortSNAT, if the attachment's host ports need
+// source NAT for their callers.
 func translates(a *state.Attachment) func(*state.Network) bool {
 	return func(nw *state.Network) bool {
 		lacks := endpoint.SNAT(a) != nft.SNATNeeded && !nw.PortSNAT
@@ -98,7 +101,7 @@ func translates(a *state.Attachment) func(*state.Network) bool {
 	}
 }
 
-// waitingWith returns a list with an additional waiting attachment.
+// waitingWith returns a copy of list with w at its end.
 func waitingWith(list []state.Waiting, w state.Waiting) []state.Waiting {
 	return append(waitingWithout(list, w), w)
 }
@@ -108,9 +111,9 @@ func waitingWithout(list []state.Waiting, w state.Waiting) []state.Waiting {
 		func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash })
 }
 
-// passPorts publishes the host ports of an attachment that loses them for those that waited, and makes that
-// attachment wait for none. It needs the state's lock. A failure does not keep the attachment from being removed:
-// Repair tries again.
+// passPorts publishes the host ports of a removed attachment for the attachments that waited for them. It also
+// removes the attachment from the other records' lists of waiting attachments. The caller holds the state's lock.
+// passPorts only logs errors, since the removal must continue, and Repair tries again.
 func (s *session) passPorts(ctx context.Context, gone *state.Attachment) {
 	if gone == nil {
 		return
@@ -139,7 +142,7 @@ func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.
 
 	withheld := slices.DeleteFunc(slices.Clone(a.Published), func(p state.Published) bool { return !p.Withheld })
 	publish := func(ports ...state.Published) error {
-		// Another Publish may hold the record for a moment, because of a conflict that is over.
+		// Try several times, since another Publish may hold the record's lock for a moment.
 		return s.amend(ctx, w, busyWait, func(a *state.Attachment) {
 			for i, p := range a.Published {
 				a.Published[i].Withheld = p.Withheld && !slices.Contains(ports, p)
@@ -167,8 +170,8 @@ func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.
 	return err
 }
 
-// stopWaiting removes an attachment that is being deleted from the lists of those that wait for host ports, since its
-// addresses may then belong to another pod.
+// stopWaiting removes an attachment that is being deleted from the lists of waiting attachments. Otherwise host ports
+// could later lead to its addresses, which may then belong to another pod.
 func (s *session) stopWaiting(ctx context.Context, gone *state.Attachment) error {
 	w := waitingOf(gone)
 	list, err := s.allAttachments()
@@ -215,7 +218,7 @@ func (s *session) amend(ctx context.Context, w state.Waiting, limit time.Duratio
 	return err
 }
 
-// refuseListeners refuses ports that sockets of the host use.
+// refuseListeners returns an error if a socket of the host uses one of the requested host ports.
 func refuseListeners(ctx context.Context, containerID string, requested []nft.Port, has []ipam.Address,
 	mayHaveMore bool) error {
 	taken, err := listeners(ctx, containerID, requested, has, mayHaveMore)
@@ -225,9 +228,9 @@ func refuseListeners(ctx context.Context, containerID string, requested []nft.Po
 	return failf(ErrConflict, "publish port %d of the host: %s: %s", taken[0].Local.Port(), taken[0], wayOut(taken[0]))
 }
 
-// listeners finds sockets of the host with one of the ports, since the pod would get their packets. A port on all
-// addresses leads to the pod in the families that it has, or may get, for example by a lease or by forming addresses
-// itself.
+// listeners finds the host's sockets on the requested ports, since the pod would get their packets. It looks for a
+// port without a host address in the families of the pod's addresses. If mayHaveMore is true, the pod may get
+// addresses later, by a lease or SLAAC, so listeners looks in both families.
 func listeners(ctx context.Context, containerID string, requested []nft.Port, has []ipam.Address,
 	mayHaveMore bool) ([]hostport.Listener, error) {
 	if len(requested) == 0 {
@@ -253,7 +256,7 @@ func listeners(ctx context.Context, containerID string, requested []nft.Port, ha
 	return hostport.NotHeldFor(containerID, taken), err
 }
 
-// wayOut returns advice about a socket that is in a port's way.
+// wayOut returns advice for the operator about a socket that uses a requested host port.
 func wayOut(l hostport.Listener) string {
 	text := "stop that, or choose another hostPort"
 	switch {
@@ -264,7 +267,8 @@ func wayOut(l hostport.Listener) string {
 		text += ", or a hostIP that is another address of the host"
 	}
 
-	// A client that binds before it connects looks like a server.
+	// The socket may belong to a UDP client, since a client that binds before it connects looks like a server. If the
+	// port is in the kernel's range of ports for clients, add advice for this case.
 	const portRange = "net/ipv4/ip_local_port_range"
 	var first, last uint16
 	bounds, err := sysctl.Read(portRange)
@@ -279,10 +283,10 @@ func wayOut(l hostport.Listener) string {
 	return text
 }
 
-// maxRanges is the number of ranges of host ports that a record has room for.
+// maxRanges limits the number of ranges of host ports in a record.
 const maxRanges = 4096
 
-// checkPorts refuses ports that could not be published or recorded.
+// checkPorts returns an error if a port is invalid, or if the ports form too many ranges for a record.
 func checkPorts(ports []nft.Port) error {
 	for _, p := range ports {
 		if err := p.Check(); err != nil {
@@ -298,7 +302,7 @@ func checkPorts(ports []nft.Port) error {
 	return nil
 }
 
-// refuseUnreachable refuses a host port that no address of the pod could serve.
+// refuseUnreachable returns an error if the pod has no address, or none of a host port's family.
 func refuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	for _, p := range ports {
 		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses,
@@ -313,7 +317,7 @@ func refuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	return nil
 }
 
-// flushStale makes the kernel forget flows to a new pod's ports that lead elsewhere.
+// flushStale deletes conntrack entries for a new pod's host ports that lead elsewhere.
 func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) error {
 	conn, err := dialFlows(links, rec)
 	if conn == nil {
@@ -323,7 +327,8 @@ func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 	return conn.FlushStale(ctx, endpoint.Addresses(rec), endpoint.Ports(rec)...)
 }
 
-// dialFlows opens the kernel's table of flows if an attachment, which may be nil, may have flows that outlive it.
+// dialFlows opens a connection to the kernel's conntrack table. It returns nil if rec is nil or publishes no UDP
+// port, since only UDP flows can outlive an attachment.
 func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error) {
 	udp := func(p nft.Port) bool { return p.Protocol == unix.IPPROTO_UDP }
 	if rec == nil || !slices.ContainsFunc(endpoint.Ports(rec), udp) {
@@ -332,12 +337,13 @@ func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error
 	return hostport.Dial(nil, links.Routes())
 }
 
-// flushFlows makes the kernel forget the flows that lead to a pod which is being removed. The kernel walks through
-// its whole table for that, some 10 ms, and likewise to delete the link, so both run in parallel.
+// flushFlows deletes the conntrack entries of flows to a pod that is being removed. It works in the background, and
+// the caller receives the error from the channel. The kernel walks through its whole table, which takes some 10 ms,
+// and deleting the link takes as long.
 func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
 	done := make(chan error, 1)
 
-	// The socket is opened by the caller's thread, in its namespace. Any thread can do the rest.
+	// Open the socket on the caller's thread, in the caller's namespace. Any thread can use it.
 	conn, err := dialFlows(links, rec)
 	if conn == nil {
 		done <- err
@@ -351,10 +357,10 @@ func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 	return done
 }
 
-// Publication is the argument of Publish.
+// Publication is the argument of Change.Publish.
 type Publication struct {
 	Ports []nft.Port
-	// SNAT selects the callers whose packets reach the pod with the host's address.
+	// SNAT selects the callers whose packets reach the pod with the host's source address.
 	SNAT nft.SNAT
 }
 
@@ -410,7 +416,8 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 
 	has, requested := endpoint.In(a, nw), endpoint.In(next, nw)
 	if len(has.Ports) > 0 && (has.PortSNAT != requested.PortSNAT || !slices.Equal(has.Ports, requested.Ports)) {
-		// Delete the old elements first. The next record does not list them, so a crash would leave them.
+		// Delete the old elements first. The new record does not list them, so a crash after it is written would
+		// leave them.
 		none := has
 		none.Ports, none.PortSNAT = nil, nft.SNATNeeded
 		if err := s.Firewall.Update(ctx, has, none); err != nil {
@@ -442,8 +449,8 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 	return nil
 }
 
-// unpublish removes all host ports of an attachment. Ports that other attachments of the container wait for are
-// passed on.
+// unpublish removes all host ports of an attachment. It passes ports on to other attachments of the container that
+// wait for them.
 func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error {
 	if len(a.Published) == 0 {
 		return nil
@@ -464,6 +471,6 @@ func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error
 		return err
 	}
 
-	// Until the rest is done, the record says so by having none.
+	// Write the record last: as long as it lists ports, another call repeats the steps above.
 	return stateError(s.Dir.UpdateLocked(next))
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// The inside of a pod belongs to the pod, its runtime and the plugins that follow. This file only looks at it.
+// The inside of a pod belongs to the pod, its runtime, and the plugins that run after Add. This file only reads it.
 
 // dialPod opens a connection into a pod's namespace, and finds the pod's interface, whatever its name is now.
 func (s *session) dialPod(ctx context.Context, a *state.Attachment, pod *netns.NS) (*nl.Conn, *link.Link, error) {
@@ -43,8 +43,8 @@ func (s *session) dialPod(ctx context.Context, a *state.Attachment, pod *netns.N
 	return conn, l, err
 }
 
-// inside lists differences between the pod's interface and p.want. More addresses and routes are no difference, nor
-// is a route in another table. Without a port or a namespace there is nothing to compare.
+// inside lists the differences between the pod's interface and p.want. Additional addresses and routes are no
+// difference, and a route may be in any table. If the port or the namespace is gone, inside returns no differences.
 func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ error) {
 	if p.gone || p.pod == nil {
 		return nil, nil
@@ -119,7 +119,8 @@ func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ err
 	return list, err
 }
 
-// destination returns a route's destination. That of a default route may be left unset.
+// destination returns a route's destination. If Dst is not set, the route is a default route, and destination returns
+// 0.0.0.0/0 or ::/0.
 func destination(r route.Route) netip.Prefix {
 	if r.Dst.IsValid() {
 		return r.Dst.Masked()

@@ -11,7 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// NetworkReport is the report about a network's own parts.
+// NetworkReport lists the differences of one network's own parts.
 type NetworkReport struct {
 	Network     string               `json:"network"`
 	Differences []tombolo.Difference `json:"differences"`
@@ -21,27 +21,28 @@ type NetworkReport struct {
 type Inspection struct {
 	Attachments []Report        `json:"attachments"`
 	Networks    []NetworkReport `json:"networks,omitempty"` // those with differences
-	// Uplinks are the faults of NICs that were taken over.
+	// Uplinks lists the faults of NICs that were taken over.
 	Uplinks []tombolo.Difference `json:"uplinks,omitempty"`
-	// Stray are objects of ours in the kernel that no record contains.
+	// Stray lists our objects in the kernel that belong to no record.
 	Stray []tombolo.Difference `json:"stray,omitempty"`
-	// Others are descriptions of objects of other programs in our table of the firewall, elements there of owners and
-	// networks that are not on record, other tables' chains that may drop pods' packets, other tables' rules that set
-	// our bit of the mark, and settings of the host that may be in the way. They are no differences.
+	// Others describes objects and settings that are no differences, but that may explain a problem. These are
+	// objects of other programs in our tables, elements of unrecorded owners and networks, and settings of the host.
+	// Chains of other tables that may drop pods' packets belong here too, and rules of other tables that set our bit
+	// of the mark.
 	Others []string `json:"others,omitempty"`
-	// Damaged are the records that cannot be read.
+	// Damaged lists the records that cannot be read.
 	Damaged []tombolo.Difference `json:"damaged,omitempty"`
 }
 
-// Differs reports whether there are any differences. Changes that pods have made inside do not count.
+// Differs reports whether there are any differences. It ignores changes inside pods.
 func (in *Inspection) Differs() bool {
 	return in != nil && (len(in.Networks)+len(in.Uplinks)+len(in.Stray)+len(in.Damaged) > 0 ||
 		slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Differences) > 0 }))
 }
 
-// Inspect compares all attachments on record with the kernel and with the pods' namespaces. It changes nothing and
-// waits for no lock, so objects that come and go during it may show as differences. It skips an attachment that a
-// call is working on.
+// Inspect compares all attachments on record with the kernel, inside the pods' namespaces too. It changes nothing and
+// waits for no lock. So objects that are created or deleted at the same time may show as differences. It skips an
+// attachment that another call works on.
 func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	s, err := n.openKnown(ctx)
 	if err != nil {
@@ -99,12 +100,12 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	return in, nil
 }
 
-// recreate returns a difference that cannot be repaired.
+// recreate returns a difference for which the remedy is a new attachment, since no repair is possible.
 func recreate(text string) []tombolo.Difference {
 	return []tombolo.Difference{{Text: text, Remedy: tombolo.RemedyRecreate}}
 }
 
-// network compares one network and its attachments.
+// network compares one network and its attachments with the kernel.
 func (in *Inspection) network(ctx context.Context, s *session, name string, host *surroundings) error {
 	attachments, damaged, err := s.Dir.List(name)
 	if err != nil {
@@ -175,8 +176,9 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 	return nil
 }
 
-// strayDifferences describes objects in the kernel that belong to attachments without a record. One that has a port
-// may be a pod. Only its Del, or a garbage collection that does not name it, removes it.
+// strayDifferences describes objects in the kernel that belong to attachments without a record. An attachment with a
+// port may be a running pod. Only its Del removes it, or a garbage collection whose list of valid attachments lacks
+// it.
 func strayDifferences(list []*remains) []tombolo.Difference {
 	found := &findings{}
 	for _, r := range list {

@@ -21,12 +21,12 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// leasePart is the lease of a pod with an address by DHCP. It is on record in a separate directory that outlasts the
-// node's state, and the keeper renews it.
+// leasePart is the part of a pod with its DHCP lease. The lease's record is in a separate directory that outlasts the
+// node's state. The keeper renews the lease.
 type leasePart struct{}
 
-// mend updates an attachment's record to its lease. If the server gave the pod another address since its Add, the
-// keeper has changed the pod's, and mend changes everything else that depends on the address.
+// mend updates an attachment to its lease. If the server has assigned another address since the Add, the keeper has
+// changed the address inside the pod. mend then changes everything outside the pod that depends on the address.
 func (leasePart) mend(ctx context.Context, p *attached) error {
 	rec, err := ahead(p.Attachment)
 	if rec == nil || err != nil {
@@ -52,7 +52,8 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 
 	at := &lease.Interface{Conn: conn, Index: link.PeerIndex, Name: rec.IfName, Priority: rec.Policy.Priority}
 
-	// As in bridge.Attach: another interface may have a route to the same destination.
+	// Add the routes without NLM_F_EXCL, as bridge.Attach does, since another interface may have a route to the same
+	// destination.
 	add := func(_ context.Context, _ *route.Conn, r route.Route) error {
 		var b nl.Batch
 		m, err := r.Message(unix.RTM_NEWROUTE, netlink.Create)
@@ -62,7 +63,7 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 	return at.Apply(ctx, a, left, left, add)
 }
 
-// leaseLockWait is longer than the keeper ever holds a record's lock.
+// leaseLockWait limits the wait for the lock of a lease's record. The keeper never holds the lock that long.
 const leaseLockWait = 5 * time.Second
 
 func lockLease(ctx context.Context, a *state.Attachment) (*lease.Held, error) {
@@ -75,7 +76,8 @@ func lockLease(ctx context.Context, a *state.Attachment) (*lease.Held, error) {
 	return dir.Lock(ctx, a.Hash())
 }
 
-// look compares an attachment with its lease. A node repairs nothing of a lease that a keeper is working on.
+// look compares an attachment with the record of its lease. For a lease that has ended or failed, it recommends no
+// repair, since that is the keeper's task.
 func (leasePart) look(_ context.Context, p *attached) error {
 	if p.IPAMType != endpoint.Leased {
 		return nil
@@ -113,7 +115,8 @@ func (leasePart) look(_ context.Context, p *attached) error {
 	return nil
 }
 
-// leasesOf lists the network's leases, without those that only wait for their pod to come back.
+// leasesOf lists the records of the network's leases. It skips sticky records, whose leases wait for their pod to
+// come back.
 func leasesOf(s *session, network string) ([]*lease.Record, error) {
 	if s.LeaseDir == "" {
 		return nil, nil // an operator's command
@@ -134,8 +137,9 @@ func leasesOf(s *session, network string) ([]*lease.Record, error) {
 	}), err
 }
 
-// leaseDir returns the directory with the record of an attachment's lease, by its own record or the caller's
-// knowledge, or "" if it has none.
+// leaseDir returns the directory with the record of an attachment's lease, or "" if the attachment has no lease. It
+// uses the directory in rec. If rec is nil or contains no directory, it uses the session's directory, provided that
+// the caller passed Known.Leased.
 func (t *teardown) leaseDir(rec *state.Attachment) string {
 	switch {
 	case rec != nil && rec.IPAMType == endpoint.Leased && filepath.IsAbs(rec.DataDir):

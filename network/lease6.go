@@ -33,8 +33,8 @@ func (p *attached) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	}
 }
 
-// awaitKeeper waits until the record of a lease shows that the keeper is done, or until ctx ends, and returns the
-// record in that state. The caller must not hold the state's lock.
+// awaitKeeper reads the record of a lease again and again, until the function done returns true or an error, or until
+// ctx ends. It returns the last record that it read. The caller must not hold the state's lock.
 func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record) (bool, error)) (*lease.Record,
 	error) {
 	leases, err := lease.Open(path)
@@ -59,8 +59,9 @@ func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record
 	}
 }
 
-// await6 waits for the result of the keeper's DHCPv6 for a pod, and adds it to the result of Add: an address and DNS,
-// or DNS alone. Without the address the Add fails.
+// await6 waits until the keeper has got a pod's DHCPv6 address, or its DNS alone if made.informs is set. It adds the
+// address and DNS to the result of Add. If there is no address, it deletes the attachment and returns an error. A
+// lack of DNS is no error.
 func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachment, error) {
 	limit := cmp.Or(pod.Lease.Client.Timeout, dhcpc.DefaultTimeout)
 	waiting, cancel := context.WithTimeout(ctx, limit)
@@ -78,8 +79,8 @@ func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachm
 	return made, nil
 }
 
-// awaitAddress6 waits until the keeper has leased an address for a pod, and the attachment has it on record: then the
-// pod, and the firewall, have it.
+// awaitAddress6 waits until the keeper has leased an IPv6 address for a pod, and the attachment's record contains the
+// address. By then the pod and the firewall have it too.
 func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
 	rec, err := awaitKeeper(ctx, n.cfg.LeaseDir, made.rec.Hash(), func(rec *lease.Record) (bool, error) {
 		own := rec.Leased6()
@@ -117,11 +118,11 @@ func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
 	return nil
 }
 
-// dnsWait is how long an ADD waits for DNS. It succeeds without DNS too. In this time the keeper asks a server three
-// times.
+// dnsWait limits how long an ADD waits for DNS by DHCPv6. The keeper asks a server three times in this time. The ADD
+// succeeds without an answer too.
 const dnsWait = 4 * time.Second
 
-// awaitDNS waits until the keeper has asked for a pod's DNS.
+// awaitDNS waits, for at most dnsWait, until the keeper has got a pod's DNS configuration, and adds it to the result.
 func (n *Node) awaitDNS(ctx context.Context, made *Attachment) {
 	ctx, cancel := context.WithTimeout(ctx, dnsWait)
 	defer cancel()
@@ -136,7 +137,7 @@ func (n *Node) awaitDNS(ctx context.Context, made *Attachment) {
 	}
 }
 
-// addDNS adds the answer of a DHCPv6 server.
+// addDNS adds the name servers and search domains from a DHCPv6 server to the result.
 func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
 	for _, server := range servers {
 		if server.IsLinkLocalUnicast() {
@@ -147,7 +148,8 @@ func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
 	a.DNS.Search = append(a.DNS.Search, search...)
 }
 
-// deletedMeanwhile returns the error for a record that was deleted during the wait.
+// deletedMeanwhile converts an error from reading a record during a wait. If the record does not exist, the
+// attachment was deleted in that time, and the error matches ErrTryAgain.
 func deletedMeanwhile(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return failf(ErrTryAgain, `ipv6 "dhcp": the attachment was deleted meanwhile`)
@@ -155,8 +157,9 @@ func deletedMeanwhile(err error) error {
 	return stateError(err)
 }
 
-// solicit makes the pod ask for router advertisements. advertised waits for them later. It returns nil for a pod that
-// accepts none, or accepts them in another namespace: see Change.Moved.
+// solicit makes the pod's kernel send router solicitations. The method advertised later waits for the answer. solicit
+// returns nil if the pod accepts no advertisements, or accepts them only after its interface was moved
+// (Change.Moved).
 func (a *adding) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 	if a.port.Autoconf == nil || a.pod.Path == "" {
 		return nil, nil
@@ -164,11 +167,11 @@ func (a *adding) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 	return a.s.Links.Solicit(ctx, a.pod.NetNS, a.port)
 }
 
-// unconfirmed reports whether no DHCP server answered. Then there is no wait for a router either.
+// unconfirmed reports whether no DHCP server answered. In that case the ADD does not wait for a router either.
 func (a *adding) unconfirmed() bool { return a.leasing != nil && a.leasing.unconfirmed }
 
-// advertised waits for the pod's first address from a router advertisement, adds it to the pod's addresses, and gives
-// the pod its default route.
+// advertised waits until the pod has formed an address from a router advertisement. It adds the address, the default
+// route and the name servers to a.given.
 func (a *adding) advertised(ctx context.Context, solicitation *bridge.Solicitation) error {
 	if solicitation == nil {
 		return nil

@@ -11,7 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// limitsPart is the limits of a pod's traffic: qdiscs of its port, and a link (ifb) for the traffic from the pod.
+// limitsPart is the part that limits a pod's traffic. It consists of qdiscs on the port, and of an IFB link for the
+// traffic from the pod.
 type limitsPart struct{}
 
 func (limitsPart) look(ctx context.Context, p *attached) error {
@@ -33,7 +34,7 @@ func (limitsPart) mend(ctx context.Context, p *attached) error {
 	return err
 }
 
-// target returns the links that shape an attachment's traffic.
+// target returns the port and the IFB link that shape an attachment's traffic.
 func target(rec *state.Attachment) bandwidth.Target {
 	return bandwidth.Target{
 		Port: rec.HostIf, MTU: rec.MTU, IFB: bandwidth.IFBName(rec.Hash()),
@@ -41,8 +42,8 @@ func target(rec *state.Attachment) bandwidth.Target {
 	}
 }
 
-// setLimits writes the limits into the record. If traffic from the pod is limited, it also writes the name of the IFB
-// link that shapes this traffic.
+// setLimits writes the limits into rec. If traffic from the pod is limited, it also writes the name of the IFB link
+// that shapes this traffic.
 func setLimits(rec *state.Attachment, s bandwidth.Shape) {
 	rec.Bandwidth, rec.IFB = s, ""
 	if s.Egress.Rate > 0 {
@@ -59,8 +60,8 @@ func (r *remains) shapers() []string {
 	return []string{bandwidth.IFBName(r.hash)}
 }
 
-// shape sets the requested limits of a pod's port, if any. This happens before the port is up, as soon as its index
-// is known (bridge.Port's BeforeUp).
+// shape limits the pod's port as requested, if at all. bridge.Attach calls it as soon as the port's index is known,
+// and before the port is up (bridge.Port's BeforeUp).
 func (a *adding) shape(ctx context.Context, index, mtu int) (err error) {
 	if a.pod.Limits.IsZero() {
 		return a.node.step("bandwidth")
@@ -70,7 +71,7 @@ func (a *adding) shape(ctx context.Context, index, mtu int) (err error) {
 	target.PortIndex, target.MTU = index, mtu
 	conn := bandwidth.On(a.s.Links.Socket())
 
-	// The port's own qdiscs and filters are deleted with it.
+	// Undo only the IFB link: the port's own qdiscs and filters are deleted together with the port.
 	a.back.push(func(ctx context.Context) error {
 		return conn.Remove(ctx, bandwidth.Target{IFB: target.IFB, Owner: target.Owner})
 	})
@@ -87,9 +88,9 @@ func (a *adding) shape(ctx context.Context, index, mtu int) (err error) {
 	return a.node.step("bandwidth")
 }
 
-// Limit replaces the limits of an attached pod, as if its Add had requested them. The zero Shape means none. It
-// returns the link that shapes the traffic from the pod, or nil without such a limit. An attachment that is not on
-// record is treated as in Publish.
+// Limit replaces the limits of an attached pod, as if its Add had requested the new ones. The zero Shape means no
+// limits. Limit returns the IFB link that shapes the traffic from the pod, or nil if that traffic is not limited. If
+// there is no complete attachment, the error matches ErrNotAttached.
 func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.Link, _ error) {
 	err := c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		target, conn := target(a), bandwidth.On(s.Links.Socket())
@@ -128,7 +129,7 @@ func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.L
 	return by, err
 }
 
-// effectiveLimits returns the limits as enforced by the kernel, and warns of differences from the request.
+// effectiveLimits returns the limits as the kernel enforces them, and warns of differences from the request.
 func effectiveLimits(s *session, requested bandwidth.Shape, mtu int) (bandwidth.Shape, error) {
 	effective, adjusted, err := requested.Effective(mtu)
 	if err != nil {

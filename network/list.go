@@ -32,15 +32,15 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 	return list, nil
 }
 
-// Pool is the use of a range set of a network.
+// Pool describes the use of one range set of a network.
 type Pool struct {
 	Network string
 	ipam.Pool
 }
 
-// Pools counts the reservations of the networks on record whose addresses come from an ipam.HostLocal. A network is
-// on record from its first Add. After a failure it continues with the other networks. It takes no lock and changes
-// nothing.
+// Pools returns the use of the range sets of all networks whose addresses come from an ipam.HostLocal. It knows a
+// network from the network's first Add on. After a failure it continues with the other networks. It takes no lock and
+// changes nothing.
 func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 	records, _, err := n.cfg.Dir.ListNetworks()
 	if err != nil {

@@ -19,15 +19,16 @@ const (
 	openIfFlushed = "should nf_tables be flushed, the host's 127.0.0.1 would be open to what is behind "
 )
 
-// loopbackPart makes the ports that pods publish reachable from the host's 127.0.0.1.
+// loopbackPart is the part that makes pods' host ports reachable from the host at 127.0.0.1.
 //
-// For that the bridge needs route_localnet. With it the kernel routes packets between 127.0.0.1 and a link, which it
-// otherwise rejects as forged. A rule then keeps others away from the host's services at 127.0.0.1 and, if all rules
-// are flushed, a filter at the bridge's ingress is left. Both exist as long as a pod behind the bridge has such
-// ports.
+// The bridge needs route_localnet for this. With route_localnet the kernel routes packets between 127.0.0.1 and a
+// link, which it otherwise drops as forged. A firewall rule then protects the host's services at 127.0.0.1 from
+// everything behind the bridge. In case all rules are flushed, a filter at the bridge's ingress protects them too.
+// The setting and the filter exist as long as a pod behind the bridge has such ports.
 //
-// In a VLAN the host's link there needs both, and so does the bridge: if bridged packets pass the firewall, the
-// kernel routes an answer through the bridge once its destination is 127.0.0.1 again.
+// In a VLAN, both the host's link in the VLAN and the bridge need the setting and the filter. The bridge needs them
+// if bridged packets pass the firewall. Then the destination of an answer becomes 127.0.0.1 again on the bridge, and
+// the kernel routes the answer from there.
 type loopbackPart struct{}
 
 func (loopbackPart) look(ctx context.Context, n *site) error {
@@ -57,8 +58,8 @@ func (loopbackPart) look(ctx context.Context, n *site) error {
 	return err
 }
 
-// usesLoopback reports whether a pod has ports that are reached from 127.0.0.1. For ports of a LAN by a shared NIC,
-// the NIC would need route_localnet, and the NIC is the host's.
+// usesLoopback reports whether a pod has host ports that should be reachable at 127.0.0.1. Ports on a shared NIC are
+// not, because the NIC would need route_localnet, and the NIC is the host's.
 func (n *site) usesLoopback() bool {
 	if n.share != nil {
 		return false
@@ -68,7 +69,8 @@ func (n *site) usesLoopback() bool {
 	})
 }
 
-// eachLink calls do for the host's link in a VLAN, and for the bridge.
+// eachLink calls do for n.at, which in a VLAN is the host's link there, and for the bridge. If both are one link, it
+// calls do once.
 func (n *site) eachLink(do func(*bridge.Link) error) error {
 	err := do(n.at)
 	if err == nil && n.bridge.Index != n.at.Index {
@@ -77,7 +79,8 @@ func (n *site) eachLink(do func(*bridge.Link) error) error {
 	return err
 }
 
-// isOpen reports whether a link has all the settings that make makes.
+// isOpen reports whether a link has route_localnet and the filter that protects 127.0.0.1 (see loopbackPart). If the
+// kernel does not support the filter, route_localnet suffices.
 func (n *site) isOpen(ctx context.Context, l *bridge.Link) (bool, error) {
 	if !l.RouteLocalnet || n.rec.LoopbackUnfiltered {
 		return l.RouteLocalnet, nil
@@ -90,13 +93,16 @@ func loopbackFilter(l *bridge.Link, mark uint32) localnet.Filter {
 	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: mark, Stays: l.Alias == endpoint.BridgeAlias}
 }
 
-// placeLoopback creates the place for the filter on a new bridge, since later it would cost packets of the pods. If
-// it fails, the first port repeats it, or reports the kernel's deficiency.
+// placeLoopback adds the clsact qdisc for the filter to a new bridge, since adding it later would cost packets of
+// pods. placeLoopback ignores errors. When the first host port is published, loopbackPart.make tries again, or
+// reports that the kernel has no clsact.
 func (s *session) placeLoopback(ctx context.Context, l *bridge.Link) {
 	_ = localnet.On(s.Links.Socket()).Place(ctx, loopbackFilter(l, 0))
 }
 
-// make needs the firewall. It records the deficiencies of the kernel, so that it does not ask again.
+// make turns on route_localnet and adds the filter, if a pod needs them. It must run after firewallPart, whose rules
+// protect the host. If the kernel does not support the filter, make records this, so that later calls do not look for
+// the filter.
 func (loopbackPart) make(ctx context.Context, n *site) (bool, error) {
 	if !n.usesLoopback() {
 		return false, nil
@@ -118,7 +124,7 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 		return err
 	}
 
-	// An operator's own setting stays when the last port is removed.
+	// Note whether we turn route_localnet on. An operator's own setting must stay when the last port is removed.
 	routed := value == "0" || kept.Routed
 	if !routed && !kept.Any() {
 		if routed, err = n.s.publishedBehind(l.Name); err != nil {
@@ -126,7 +132,8 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 		}
 	}
 
-	// The host's own packets through an uplink's bridge would be lost while the place is created.
+	// The bridge has no clsact yet, and adding one would lose packets that the host sends through an uplink's bridge.
+	// So turn on route_localnet without the filter, and warn the operator.
 	if n.rec.Uplink != "" && !kept.HasPlace() {
 		n.rec.LoopbackUnfiltered = true
 		n.s.warn(openIfFlushed + l.Name +
@@ -135,7 +142,7 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 		return err
 	}
 
-	// First the filter: there must be no moment without it.
+	// Add the filter before route_localnet is on, so that there is no moment without the filter.
 	_, err = conn.Ensure(ctx, keep, kept, routed)
 	n.rec.LoopbackUnfiltered = localnet.IsUnsupported(err)
 	if n.rec.LoopbackUnfiltered {
@@ -151,8 +158,8 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 	return sysctl.Write(path, "1")
 }
 
-// publishedBehind reports whether a pod on record behind a bridge, of any network, has published ports for IPv4
-// addresses of the host. One with an incomplete Add does not count: its own Add opens the access, under the lock.
+// publishedBehind reports whether a recorded pod of any network behind a bridge has host ports for IPv4. It ignores
+// pods whose Add is not complete, since such an Add turns on route_localnet itself, under the lock.
 func (s *session) publishedBehind(bridgeName string) (bool, error) {
 	attachments, err := s.allAttachments()
 	return slices.ContainsFunc(attachments, func(a *state.Attachment) bool {
@@ -161,8 +168,10 @@ func (s *session) publishedBehind(bridgeName string) (bool, error) {
 	}), err
 }
 
-// shutLoopback reverts the settings of make for a bridge, without checking other users. known means that a pod behind
-// it had ports. If the kernel has no filters, a bridge of our own shows whose setting it was.
+// shutLoopback turns off route_localnet and removes the filter of a bridge, without checking whether pods need them.
+// It leaves route_localnet on if an operator turned it on. If the kernel does not support the filter, nothing records
+// who turned route_localnet on. Then shutLoopback turns it off only if the bridge is ours and known is true: a pod
+// behind the bridge had host ports.
 func shutLoopback(ctx context.Context, s *session, bridgeName string, known bool) error {
 	l, err := s.link(ctx, bridgeName)
 	if err != nil || l.Index == 0 {
@@ -190,8 +199,9 @@ func shutLoopback(ctx context.Context, s *session, bridgeName string, known bool
 	return conn.Remove(ctx, keep, kept)
 }
 
-// closeLoopbackAfter closes the loopback access after these attachments have gone. An attachment without a record, or
-// one that was never ready, may have had ports. unknown describes one without this information.
+// closeLoopbackAfter calls closeUnusedLoopback for the links of removed attachments. An attachment without a record,
+// or whose Add was not complete, may have had host ports. An entry in gone is nil for an attachment without a record,
+// and the parameter unknown contains its links.
 func closeLoopbackAfter(ctx context.Context, s *session, unknown Known, gone ...*state.Attachment) error {
 	var had, perhaps []string
 	for _, rec := range gone {
@@ -208,9 +218,9 @@ func closeLoopbackAfter(ctx context.Context, s *session, unknown Known, gone ...
 	return errors.Join(closeUnusedLoopback(ctx, s, true, had...), closeUnusedLoopback(ctx, s, false, perhaps...))
 }
 
-// closeUnusedLoopback reverts the settings of make for a bridge, and for the host's link in a VLAN, if no pod needs
-// them any more. known means that a pod behind it had ports. While other pods exist, it takes one listing of the
-// firewall, and only without any the exclusive lock.
+// closeUnusedLoopback calls shutLoopback for each of the links, unless a pod still needs its settings. known means
+// that a pod behind the links had host ports. As long as other pods have ports, it needs one listing of the firewall.
+// Otherwise it takes the exclusive lock.
 func closeUnusedLoopback(ctx context.Context, s *session, known bool, links ...string) error {
 	slices.Sort(links)
 	var errs []error
@@ -236,7 +246,7 @@ func closeLoopback(ctx context.Context, s *session, known bool, name string) err
 	}
 
 	return s.ensure(ctx, needed, func() error {
-		// Their elements may have been flushed.
+		// The elements of other pods' ports may have been flushed, so look at the records too.
 		if used, err := s.publishedBehind(name); used || err != nil {
 			return err
 		}

@@ -16,18 +16,18 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// When a lease moves to another address, everything that an Add made outside the pod for the old address moves too:
-// the attachment's record, its elements in the firewall (host ports, masquerade, guard) and the alias of its port.
-// Otherwise a guarded pod would be cut off with its new address, and a published port would lead to another host at
-// the old one.
+// When a lease gets another address, everything outside the pod that an Add made for the old address must follow.
+// This is the attachment's record, its elements in the firewall (host ports, masquerade, guard), and the alias of its
+// port. Otherwise the guard would block the pod's new address, and a host port would lead to another machine at the
+// old address.
 //
-// The record is changed first, with the addresses before and after and Moving set, then the kernel, and then the
-// record in its final form. So after a kill, the next process sees a move to complete, and a Del sees all addresses
-// to look for, not only the record's first.
+// First the record is written with the old and the new addresses, and with Moving set. Then the kernel is changed,
+// and last the record is written in its final form. So after a kill, the next process completes the change, and a Del
+// looks for the elements of all addresses.
 
-// Follow updates an attachment to its lease, if the lease gives the pod other addresses than are on record, or none
-// any more. It returns the addresses before and after. Without an attachment by DHCP, it does nothing, and returns
-// nil.
+// Follow updates an attachment to its lease, if the lease now has other addresses than the attachment's record, or
+// has ended. It returns the addresses before and after. If the attachment does not exist or has no lease, Follow does
+// nothing and returns nil.
 func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _ error) {
 	if err := key.check(); err != nil {
 		return nil, nil, err
@@ -43,7 +43,7 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 			return err
 		}
 
-		// Nothing changes any more, so this is the last look.
+		// Look again under the exclusive lock, since nothing can change any more.
 		a, rec, err := leaseAhead(dir, key)
 		if rec == nil || err != nil {
 			return err
@@ -66,7 +66,8 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 	return from, to, err
 }
 
-// leaseAhead loads an attachment, and its lease if that is ahead of it.
+// leaseAhead loads an attachment's record. If the lease has other addresses than this record (see the function
+// ahead), it also returns the record of the lease. If the attachment does not exist, it returns nil for both.
 func leaseAhead(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Record, err error) {
 	if a, err = dir.Load(key.Network, key.hash()); err == nil {
 		rec, err = ahead(a)
@@ -77,7 +78,8 @@ func leaseAhead(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Record
 	return a, rec, stateError(err)
 }
 
-// ahead returns an attachment's lease if the lease gives other addresses than are on record, or nil.
+// ahead returns the record of an attachment's lease if the lease has other addresses than the attachment's record.
+// Otherwise it returns nil.
 func ahead(a *state.Attachment) (*lease.Record, error) {
 	if a.State != state.Ready || a.IPAMType != endpoint.Leased {
 		return nil, nil
@@ -104,8 +106,9 @@ func isAhead(a *state.Attachment, rec *lease.Record) bool {
 	return a.Moving || len(have) != len(want) || slices.ContainsFunc(want, isMissing)
 }
 
-// leased returns an attachment's addresses by the record of its lease, with those that the pod has formed. Without a
-// lease the pod has no IPv4 address, and another host may have the last one.
+// leased returns the addresses that an attachment has according to the record of its lease, with the IPv6 addresses
+// that the pod has formed. If the lease has ended, there is no IPv4 address, since another machine may have the last
+// one.
 func leased(a *state.Attachment, rec *lease.Record) []ipam.Address {
 	var list []ipam.Address
 	if rec.State == lease.Bound {
@@ -132,8 +135,8 @@ func leased(a *state.Attachment, rec *lease.Record) []ipam.Address {
 	return list
 }
 
-// notLeased returns an attachment's other addresses: the IPv6 addresses that it has formed itself. A DHCPv6 address
-// has no network prefix.
+// notLeased returns the IPv6 addresses that the pod has formed itself. A DHCPv6 address is different in that it has a
+// prefix of 128 bits.
 func notLeased(a *state.Attachment) []ipam.Address {
 	return slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
 		return o.Prefix.Addr().Is4() || o.Prefix.IsSingleIP()
@@ -177,8 +180,9 @@ func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Net
 	return nil
 }
 
-// moveElements changes the firewall. The existing elements may belong to any of the previous addresses, or to none.
-// In each case the pod has everything it needs after the first transaction.
+// moveElements replaces the pod's elements in the firewall by those for its new addresses. The present elements may
+// belong to any of the previous addresses, or to none. Whichever it is, the pod has all its elements after the first
+// transaction.
 func (s *session) moveElements(ctx context.Context, next *state.Attachment, nw *state.Network,
 	gone []ipam.Address) error {
 	if nw == nil {
@@ -195,7 +199,7 @@ func (s *session) moveElements(ctx context.Context, next *state.Attachment, nw *
 	old.Addresses = notLeased(next)
 	err = errors.Join(err, s.Firewall.Move(ctx, endpoint.Of(&old), now))
 	if errors.Is(err, fs.ErrNotExist) {
-		// Another program flushed it. A repair, or the next Add, restores it from the records.
+		// Another program has flushed the firewall. A repair, or the next Add, restores it from the records.
 		s.warn("the firewall was removed: tombolo repair puts it back: " + err.Error())
 		return nil
 	}
@@ -203,7 +207,8 @@ func (s *session) moveElements(ctx context.Context, next *state.Attachment, nw *
 	return err
 }
 
-// forgetFlows deletes the conntrack entries of addresses that the pod has lost, since another pod may get them.
+// forgetFlows deletes the conntrack entries of addresses that the pod has lost, since another pod may get these
+// addresses.
 func forgetFlows(ctx context.Context, gone []ipam.Address) error {
 	if len(gone) == 0 {
 		return nil
@@ -223,8 +228,8 @@ func forgetFlows(ctx context.Context, gone []ipam.Address) error {
 	return errors.Join(err, conn.Close())
 }
 
-// renameAlias writes an attachment's addresses into the alias of its port. It leaves a link of another owner alone;
-// the code that creates links reports it.
+// renameAlias writes an attachment's addresses into the alias of its port. If the link belongs to another owner, it
+// does nothing, because the code that creates links reports that.
 func (s *session) renameAlias(ctx context.Context, a *state.Attachment) error {
 	err := s.Links.SetAlias(ctx, a.HostIf, endpoint.AliasOwner(a.Hash()), endpoint.AliasOf(a))
 	if errors.Is(err, bridge.ErrForeign) {

@@ -18,11 +18,14 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Moved announces that another program moves the pod's interface into the namespace at path, with IfName as its
-// alternative name, and gives it its addresses and routes. path is empty if that namespace is not known yet. While
-// the interface is not there, the pod is not compared, and the error is ErrTryAgain unless path is empty. Afterwards
-// the records are about that namespace. They no longer contain default routes, since that program may give them to
-// another interface. Moved needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to enter the namespace.
+// Moved tells the Node that another program moves the pod's interface into the namespace at path. path is empty if
+// that namespace is not known yet. In the namespace, the interface has IfName as its alternative name. The other
+// program gives it its addresses and routes.
+//
+// Until the interface has arrived, Check and Inspect do not compare the pod, and Moved returns ErrTryAgain unless
+// path is empty. Once it has arrived, Moved writes the namespace into the records. It removes default routes from the
+// record, since the other program may give them to another interface. Moved needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to
+// enter the namespace.
 func (c Change) Moved(ctx context.Context, path string) error {
 	a, err := c.node.attached(ctx, c.key)
 	if err != nil {
@@ -59,9 +62,9 @@ func (c Change) Moved(ctx context.Context, path string) error {
 	return cmp.Or(err, late)
 }
 
-// hearRouters makes a pod whose interface was moved accept router advertisements, and ask for one. It adds the
-// default route through the host, because a router's route could be in the way of the program that moved the
-// interface.
+// hearRouters makes a pod whose interface was moved accept router advertisements, and ask for one. It also adds the
+// IPv6 default route through the host, if the network has one. For such a pod Add does neither, because an existing
+// default route could be in the way of the program that moves the interface.
 func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 	port := portOf(a)
 	if port.Autoconf == nil {
@@ -97,8 +100,8 @@ func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 	return err
 }
 
-// moveLease updates the record of an attachment's lease, so that the keeper checks all addresses and routes of the
-// interface.
+// moveLease writes the new namespace into the record of an attachment's lease, so that the keeper checks all
+// addresses and routes of the interface there.
 func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uint64) error {
 	if a.IPAMType != endpoint.Leased {
 		return nil
@@ -118,12 +121,13 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 	return lock.Create(rec)
 }
 
-// settles is how long after its Add a pod is expected to get a default route. It may have none.
+// settles limits how long after its Add a pod is expected to get a default route. It may never get one.
 const settles = 10 * time.Second
 
-// arrived returns the cookie of the namespace at path when a pod's interface is up there, and the pod has its default
-// route if it should have one. A program that adds the route later would fail if it existed already. A pod with a
-// lease is assumed to have one.
+// arrived returns the cookie of the namespace at path if the pod's interface is up there. If the pod should have a
+// default route, that must exist too. Otherwise it returns 0 and an error. It waits for the default route because the
+// program that adds it would fail if the route existed already. A pod with a lease is expected to get a default
+// route.
 func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint64, late error) {
 	if path == "" {
 		return 0, nil
@@ -148,7 +152,8 @@ func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint
 		return 0, err
 	}
 
-	// The kernel may already have one for IPv6 from a router.
+	// With SLAAC, the kernel may already have added an IPv6 default route after a router advertisement. So such a
+	// route does not show that the runtime has added its own.
 	isExpected := func(r route.Route) bool { return isDefault(&r) && (r.Gateway.Is4() || !a.SLAAC) }
 	expects := a.IPAMType == endpoint.Leased || slices.ContainsFunc(a.Routes, isExpected)
 	found := !expects || time.Since(a.Created) > settles

@@ -11,8 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Network holds the common settings of a network's pods: a bridge, and its properties. A field with its zero value
-// requests nothing, unless its comment says otherwise.
+// Network describes a network: its bridge, and the settings that all its pods share. The zero value of a field turns
+// the feature off, unless the field's comment says otherwise.
 type Network struct {
 	Name   string // 1 to 250 letters, digits, '_', '.' and '-'; used in file names
 	Bridge string // created if it does not exist
@@ -21,22 +21,26 @@ type Network struct {
 	DefaultMTU int
 
 	// Allocator allocates addresses for pods. It is nil if pods request fixed addresses, have none, or lease them by
-	// DHCP. Also set Origin or Config.Allocators: without them Del does not release addresses.
+	// DHCP. If it is set, set Origin or Config.Allocators too, because Del otherwise cannot release the addresses.
 	Allocator ipam.Allocator
-	// Origin is recorded with an attachment. It determines later which allocator takes its addresses back: see
+	// Origin is recorded with each attachment, so that Del can find the allocator that takes the addresses back. See
 	// Config.Allocators.
 	Origin Origin
 
-	// Subnets are the subnets of future addresses, if known. Ready uses them to check that the kernel supports them.
+	// Subnets are the subnets of the pods' future addresses, if known. Node.Ready uses them to check that the host
+	// supports their address families.
 	Subnets []netip.Prefix
 
-	// Gateway gives the gateways' addresses to the bridge, and makes the host forward.
+	// Gateway makes the host the pods' gateway: the bridge gets the gateways' addresses, and the host forwards
+	// packets.
 	Gateway bool
-	// DefaultGateway gives a pod a default route for each family with a gateway, unless its allocator gave it one.
+	// DefaultGateway gives a pod a default route for each family with a gateway, unless the allocator returned one
+	// already.
 	DefaultGateway bool
-	// NoDefaultRoute omits the default route that a lease or a router of the LAN offers.
+	// NoDefaultRoute leaves out the default route that a DHCP lease or a router of the LAN offers.
 	NoDefaultRoute bool
-	// ForceAddress replaces addresses of the bridge that overlap with a gateway's.
+	// ForceAddress deletes addresses of the bridge that overlap with a gateway's subnet. Without it, such an address
+	// makes Add fail.
 	ForceAddress bool
 
 	Masquerade    bool           // packets from pods to other destinations get the host's address
@@ -44,8 +48,9 @@ type Network struct {
 	Policy        nft.Policy     // the pods, of this and other networks, that may send to the network's pods
 	Internal      bool           // no packet passes between the bridge and another link
 
-	// Egress lists the destinations that pods may open connections to, on a bridge with Gateway and NFCall. "public"
-	// includes the name servers of Allocator, if that has a method Resolvers() []netip.Addr.
+	// Egress limits the destinations to which pods may open connections. It needs Gateway, no Uplink and no VLAN, and
+	// NFCall must not be false. The policy "public" also permits the name servers of Allocator, if that has a method
+	// Resolvers() []netip.Addr.
 	Egress nft.Egress
 
 	// PublishFrom lists the callers that pods' host ports are open to, as an entry of nft.Endpoint.PublishFrom does.
@@ -55,14 +60,16 @@ type Network struct {
 
 	Guard nft.Guard // the restriction of pods' packets, such as nft.GuardAddresses
 
-	// Promiscuous and NFCall (which makes bridged packets pass the firewall) may be nil. Then another program's
-	// bridge keeps its settings, and one of ours is not promiscuous, and calls the firewall if Routed is set.
+	// Promiscuous makes the bridge promiscuous, and NFCall makes bridged packets pass the IP firewall (br_netfilter).
+	// On another program's bridge, nil leaves the setting unchanged. On a bridge of ours, a nil Promiscuous means
+	// false, and a nil NFCall means the value of Routed.
 	Promiscuous, NFCall *bool
-	// Routed makes our bridge call the firewall if NFCall is nil, for pods that reach each other through services.
+	// Routed turns NFCall on for a bridge of ours if NFCall is nil. Pods need it to reach each other through
+	// services.
 	Routed bool
 
-	// LeaveIPv6 leaves IPv6 on for pods without addresses: they have link-local addresses, and accept router
-	// advertisements. With addresses it has no effect.
+	// LeaveIPv6 leaves IPv6 enabled in pods without addresses. They then have link-local addresses and accept router
+	// advertisements. It has no effect on pods with addresses.
 	LeaveIPv6 bool
 
 	Hairpin  bool // on each port: a pod reaches itself through a service
@@ -70,31 +77,32 @@ type Network struct {
 	DAD      bool // detect duplicates of IPv6 addresses
 	Down     bool // the pod's interface stays down, and has no addresses
 
-	// Uplink is the name of the host's NIC that connects pods to its LAN, or empty. A NIC that is a port of the
-	// bridge is used as it is. Every other one stays the host's, and the bridge shares it (package share).
+	// Uplink is the name of the host's NIC that connects the pods to its LAN. Empty means none. If the NIC is a port
+	// of the bridge, it is used as it is. Otherwise the host keeps the NIC, and the bridge shares it (package share).
 	Uplink string
-	// Exit is the way of the default route of pods on a LAN. It is empty without a LAN.
+	// Exit selects the next hop of the default route for pods on a LAN. It is empty without a LAN.
 	Exit Exit
-	// DetectConflicts selects how an Add looks for other machines with the pod's addresses, for pods on a LAN with
-	// addresses that no DHCP server gives. true waits for answers (1.5 s), nil accepts answers until the port is up,
-	// and false sends no questions.
+	// DetectConflicts selects how Add looks for other machines on the LAN that have the pod's addresses. It does not
+	// apply to addresses from a DHCP server. With true, Add asks and waits 1.5 s for answers. With nil, Add asks, and
+	// takes into account the answers that arrive before the port is up. With false, Add does not ask.
 	DetectConflicts *bool
-	// VLAN contains the bridge's VLANs that the pods' ports are in. The zero Membership is the default VLAN, which
-	// the bridge itself is in too. A gateway in VLAN.ID has a separate link, see GatewayLink. An uplink carries all
-	// of them with their tags.
+	// VLAN selects the bridge's VLANs to which the pods' ports belong. The zero Membership is the default VLAN, to
+	// which the bridge itself also belongs. If VLAN.ID is set, the gateways' addresses are on a separate link; see
+	// GatewayLink. An uplink carries all these VLANs with tags.
 	VLAN vlan.Membership
-	// SLAAC makes pods form IPv6 addresses from router advertisements, which also give the default route, unless Exit
-	// is ExitHost.
+	// SLAAC makes pods form IPv6 addresses from router advertisements. The advertisements also give the default
+	// route, unless Exit is ExitHost.
 	SLAAC bool
-	// DHCPv6 makes the keeper lease an IPv6 address too, for pods that lease their IPv4 address. It needs SLAAC, for
-	// the way to the routers, and does not wait for these.
+	// DHCPv6 makes the keeper (tombolod) lease an IPv6 address too, for pods that lease their IPv4 address. It needs
+	// SLAAC, because pods learn the routes to the routers only from advertisements. The lease does not wait for
+	// advertisements.
 	DHCPv6 bool
 }
 
-// Exit is the way of the default route of a pod on a LAN.
+// Exit is the next hop of the default route of a pod on a LAN.
 type Exit string
 
-// The ways out of a LAN.
+// The values of Exit.
 const (
 	ExitHost   Exit = "host"   // the host, whose firewall and services see the pods' packets
 	ExitRouter Exit = "router" // the LAN's own router
@@ -102,7 +110,7 @@ const (
 
 const exitHost = string(ExitHost) // in its recorded form
 
-// Origin is the source of an attachment's addresses. Both fields are recorded.
+// Origin names the source of an attachment's addresses. Both fields are recorded.
 type Origin struct {
 	Type string // such as "host-local"; empty without an allocator; "dhcp" for leases
 	Dir  string // the directory of its reservations; empty for <state>/ipam
@@ -115,7 +123,7 @@ type Key struct {
 	IfName      string // name of the interface in the pod
 }
 
-// check returns an error for an invalid network.
+// check returns an error that matches ErrInvalid if the network is nil or invalid.
 func (nw *Network) check() error {
 	if nw == nil {
 		return failf(ErrInvalid, "the network is nil")
@@ -170,7 +178,7 @@ func (nw *Network) checkPolicies(policy nft.Egress, callers string) error {
 		nw.Name, policy)
 }
 
-// checkName checks a network's name against the CNI specification, and for use in a file name.
+// checkName returns an error if name is not a network's name by the CNI specification, or too long for a file name.
 func checkName(name string) error {
 	if len(name) > 250 || !ident.IsIdentifier(name) {
 		return failf(ErrInvalid, "%q is not the name of a network", name)
@@ -195,7 +203,8 @@ func (nw *Network) GatewayLink() string {
 	return (&state.Network{Bridge: nw.Bridge, VLAN: nw.VLAN}).GatewayLink()
 }
 
-// CheckVLAN returns an error for VLANs that a network cannot be in. The error matches ErrInvalid.
+// CheckVLAN returns an error if VLAN is invalid, or conflicts with Bridge, Gateway, Guard or Exit. The error matches
+// ErrInvalid.
 func (nw *Network) CheckVLAN() error {
 	switch err := nw.VLAN.Check(); {
 	case err != nil:

@@ -13,9 +13,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// shieldFromNetworkd writes a file that makes systemd-networkd leave the bridge and the ports of pods alone.
-// Otherwise, if a file of the operator's matches every link, each start of systemd-networkd would take the ports off
-// the bridge. The file is for bridges that Tombolo made.
+// shieldFromNetworkd writes a configuration file that makes systemd-networkd ignore the bridge and the pods' ports.
+// Without it, if an operator's file matches every link, each start of systemd-networkd would remove the ports from
+// the bridge. It writes the file only for bridges that Tombolo made.
 func (n *site) shieldFromNetworkd() error {
 	path, links := networkdFile(n.rec.Bridge), n.rec.Bridge+" "+n.rec.GatewayLink()
 	isOurs := n.bridge.Alias == endpoint.BridgeAlias
@@ -35,10 +35,10 @@ func (n *site) shieldFromNetworkd() error {
 		os.Chmod(temp, 0o644), os.Rename(temp, path))
 }
 
-// networkdFile returns the path of the file for a bridge, in a directory that systemd-networkd reads when it starts
-// and that is for other programs (systemd.network(5)). A boot empties it. The name sorts before the files that
-// operators write. The path is empty if no systemd-networkd works on the calling thread's network namespace: it runs
-// in that of pid 1.
+// networkdFile returns the path of a bridge's file for systemd-networkd. systemd-networkd reads the directory when it
+// starts, and a boot empties it (systemd.network(5)). The name sorts before the names of operators' files.
+// networkdFile returns "" if no systemd-networkd runs, or if the calling thread's network namespace is not the
+// namespace of pid 1.
 func networkdFile(bridge string) string {
 	var own, first unix.Stat_t
 	err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &own), unix.Stat("/proc/1/ns/net", &first))

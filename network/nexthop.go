@@ -21,12 +21,14 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// nextHopPart is the next hop of default routes through the host (ExitHost). It is one address for each family that
-// no machine has. A permanent neighbour entry in each pod maps it to the host's MAC. So the routes stay valid whatever
-// addresses the host gets or loses, and no other machine can answer for the next hop. Only the MAC can change.
+// nextHopPart is the part with the next hop of default routes through the host (ExitHost). The next hop is one
+// address for each family, which no machine has. A permanent neighbour entry in each pod maps it to the host's MAC.
+// So the routes stay valid when the host gets or loses addresses, and no other machine can answer for the next hop.
+// Only the host's MAC can change.
 type nextHopPart struct{}
 
-// hostHop returns the next hop of a family. That of IPv6 ends in "tombolo", since real routers have fe80::1.
+// hostHop returns the next hop of a family. The IPv6 address is not fe80::1, since real routers have it, but ends in
+// the letters "tombolo".
 func hostHop(is6 bool) netip.Addr {
 	if is6 {
 		return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: 't', 'o', 'm', 'b', 'o', 'l', 0, 'o'})
@@ -37,7 +39,7 @@ func hostHop(is6 bool) netip.Addr {
 // byHost reports whether the pod gets default routes through the host.
 func (a *adding) byHost() bool { return a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute }
 
-// routeByHost adds the default routes through the host if the pod's allocator gave none.
+// routeByHost adds the default routes through the host, unless the pod's allocator returned default routes.
 func (a *adding) routeByHost() {
 	if !a.byHost() {
 		return
@@ -54,7 +56,8 @@ func (a *adding) routeByHost() {
 	a.assigned.routes = withDefaults(true, hops, a.assigned.routes)
 }
 
-// neighbours returns a pod's entries of the next hops, for the families that it has.
+// neighbours returns the neighbour entries of a pod for the next hops of the families that the pod has. host is the
+// host's MAC.
 func neighbours(a *state.Attachment, host net.HardwareAddr) (list []bridge.Neighbour) {
 	if a.DefaultRoute != exitHost {
 		return nil
@@ -85,14 +88,15 @@ func (nextHopPart) look(_ context.Context, n *site) error {
 	return nil
 }
 
-// make records the host's MAC, for future pods, and renews the entries of the present ones.
+// make records the host's MAC for future pods, and updates the neighbour entries in the present pods.
 func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	mac, before := n.hostMAC(), net.HardwareAddr(n.rec.HostMAC)
 	if n.rec.DefaultRoute != exitHost || bytes.Equal(mac, before) {
 		return false, nil
 	}
 
-	// A bridge without an explicit MAC takes the smallest one of its ports, so it would change with the first pod.
+	// A bridge without an explicit MAC takes the smallest MAC of its ports, so its MAC would change with the first
+	// pod. Make its present MAC explicit.
 	if l := n.bridge; l.Alias != endpoint.BridgeAlias && n.share == nil {
 		var b nl.Batch
 		link.Request{Index: l.Index, MAC: l.MAC}.Set(&b, "keep the MAC of bridge", l.Name)
@@ -114,8 +118,9 @@ func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	return false, nil
 }
 
-// setNextHops writes a pod's entries of the next hops. Unless before is nil, it writes only entries that are still
-// permanent and have that MAC, since the pod's owner has changed the others. It skips a pod that is gone.
+// setNextHops writes a pod's neighbour entries for the next hops, with the host's MAC. If the host's previous MAC,
+// before, is not nil, it replaces only permanent entries with that MAC. All other entries were changed by the pod's
+// owner. If the pod is gone, it does nothing.
 func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, before net.HardwareAddr) error {
 	list := neighbours(a, host)
 	if len(list) == 0 {
@@ -156,8 +161,8 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 	return routing.Replace(conn, "add neighbour", entries...)
 }
 
-// completeNextHops writes the entries again for a pod whose interface another program moved or gave another MAC,
-// which deletes them.
+// completeNextHops writes a pod's neighbour entries again. The kernel has deleted them because another program moved
+// the interface, or gave it another MAC.
 func (s *session) completeNextHops(ctx context.Context, a *state.Attachment) error {
 	if a.DefaultRoute != exitHost {
 		return nil

@@ -17,9 +17,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// refuseMAC refuses a MAC for a pod that would cut off the host or another machine, because the host and the LAN
-// would send frames for that MAC to the pod. It asks nothing if the pod's MAC was chosen by us. A pod may answer at
-// its own addresses.
+// refuseMAC returns an error if mac is a multicast MAC, or belongs to the host or another machine on the LAN. The LAN
+// would send that machine's frames to the pod. refuseMAC returns nil if the bridge shares no NIC, or if mac is nil
+// because we choose it. own are the pod's own addresses, where the pod itself may answer.
 func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip.Addr) error {
 	if !n.uplink.shared || mac == nil {
 		return nil
@@ -89,8 +89,8 @@ func (a *adding) refuseTwin(ctx context.Context) error {
 	return stateError(err)
 }
 
-// answeringRouter returns the first next hop of the host's default routes through the LAN that answers the host.
-// Without an uplink there is none.
+// answeringRouter returns the next hop of one of the host's default routes through the LAN, if it answers the host.
+// Without an uplink, or if none answers, it returns the zero Addr.
 func (n *site) answeringRouter(ctx context.Context) netip.Addr {
 	if n.rec.Uplink == "" {
 		return netip.Addr{}
@@ -129,13 +129,14 @@ func (n *site) routers(ctx context.Context, link int) (list []netip.Addr, _ erro
 	return list, err
 }
 
-// A machine on the LAN answers within milliseconds. The kernel asks at once, and again after a second.
+// neighbourWait limits the wait for a neighbour's answer, and neighbourPause is the pause between two checks for the
+// answer. A machine on the LAN answers within milliseconds. The kernel asks at once, and again after a second.
 const (
 	neighbourWait  = 1500 * time.Millisecond
 	neighbourPause = 10 * time.Millisecond
 )
 
-// meet makes the kernel ask for the MAC of an address that it does not know, and waits for an answer.
+// meet makes the kernel ask for the MAC of an address, and waits for an answer. If the MAC is known, it does nothing.
 func meet(ctx context.Context, conn *nl.Conn, link int, address netip.Addr) error {
 	known, err := routing.Find(conn, link, address)
 	if err == nil && len(known.MAC) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -145,8 +146,8 @@ func meet(ctx context.Context, conn *nl.Conn, link int, address netip.Addr) erro
 	return err
 }
 
-// answers makes the kernel ask a neighbour, and reports whether it answers. An entry may belong to a pod that is
-// gone.
+// answers makes the kernel ask a neighbour, and reports whether the neighbour answers with the entry's MAC. An old
+// entry may belong to a pod that is gone.
 func answers(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (bool, error) {
 	if entry.State == routing.Permanent {
 		return true, nil
@@ -156,7 +157,8 @@ func answers(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (bool,
 	return now.State == routing.Reachable && bytes.Equal(now.MAC, entry.MAC), err
 }
 
-// ask writes an entry that makes the kernel ask the neighbour, and returns the resulting entry.
+// ask writes a neighbour entry that makes the kernel ask the neighbour. It waits for an answer, at most for
+// neighbourWait, and returns the resulting entry.
 func ask(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (now routing.Neighbour, _ error) {
 	if err := routing.Replace(conn, "ask neighbour", entry); err != nil {
 		return now, err
@@ -172,9 +174,9 @@ func ask(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (now routi
 	return now, err
 }
 
-// RefuseMAC returns an error if the pod's interface cannot get another MAC. If its present MAC identifies the pod to
-// a lease or a LAN, the error is ErrInvalid. If another machine on the LAN has the MAC, it is ErrConflict. It changes
-// nothing.
+// RefuseMAC returns an error if the pod's interface cannot get the MAC mac. The error matches ErrInvalid if the
+// present MAC identifies the pod to a DHCP server or on its LAN. It matches ErrConflict if another machine on the LAN
+// has mac. RefuseMAC changes nothing.
 func (c Change) RefuseMAC(ctx context.Context, mac net.HardwareAddr) error {
 	if _, err := c.node.attached(ctx, c.key); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// derive derives the required network, the port and the record from the pod's addresses, routes and DNS.
+// derive makes the plan from the pod's addresses, routes and DNS.
 func (a *adding) derive(context.Context) error {
 	a.routeByHost()
 	g := a.assigned
@@ -68,13 +68,15 @@ func (a *adding) derive(context.Context) error {
 		port.Group = nft.GatewayGroup
 	}
 
-	// A pod that leases waits for its port (NoWait above), or its first frame would be lost.
+	// A pod that leases its address waits until its port forwards (NoWait above), or its first frame would be lost.
 	//
-	// Announce the MAC only if neighbours may remember another MAC for the address. By default the MAC is derived from
-	// the address. It may differ if the pod requests a MAC, or if another plugin's pod had the address before.
+	// Announce the MAC only if neighbours may remember another MAC for the address. By default the MAC is derived
+	// from the address, so it stays the same. It may differ if the pod requests a MAC, or if another plugin's pod had
+	// the address before.
 	port.Announce = a.pod.MAC != nil || rec.DataDir != ""
 
-	// The uplink may lack checksum offloading, and writes checksums behind the guard.
+	// If the uplink has no checksum offloading, the kernel fills in checksums only after the guard. So make the pod
+	// fill them in.
 	port.NoTxOffload = nw.Guard != "" && nw.Guard != nft.GuardMAC && nw.Uplink != ""
 	port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
 	port.Addresses = prefixesOf(g.addresses)
@@ -87,7 +89,7 @@ func (a *adding) derive(context.Context) error {
 	return nil
 }
 
-// limitEgress sets the pod's egress policy, and the name servers that its network's policy includes.
+// limitEgress sets the pod's egress policy in the plan, and the name servers that the policies permit.
 func (a *adding) limitEgress() {
 	var resolvers []netip.Addr
 	if from, ok := a.nw.Allocator.(interface{ Resolvers() []netip.Addr }); ok {
@@ -108,7 +110,7 @@ func (a *adding) limitEgress() {
 	}
 }
 
-// wantOf returns the network as requested, without the needs of the pod.
+// wantOf returns the network as the configuration requests it, without the needs of a pod.
 func wantOf(nw *Network, hash string, mark uint32) *want {
 	w := &want{
 		Record: state.Network{

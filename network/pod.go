@@ -18,17 +18,17 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Pod describes an interface of a pod that is attached to a network. A field with its zero value requests nothing,
-// unless its comment says otherwise.
+// Pod describes one interface of a pod, which Add attaches to a network. The zero value of a field requests nothing,
+// unless the field's comment says otherwise.
 type Pod struct {
 	ContainerID string // begins with a letter or digit; then also '_', '.', '-'
 	IfName      string // the name of the new interface in the pod
 	Name        string // the name for operators, "namespace/name"
 
-	// NetNS is the pod's namespace, and Path the path where it can be opened again. An empty Path means that another
-	// program will move the interface to a namespace that is not known yet: see Change.Moved. Until then the pod has
-	// no IPv6 addresses from routers or DHCPv6. SameNetNS permits the host's own namespace, which is otherwise
-	// refused.
+	// NetNS is the pod's network namespace, and Path is the path of its file, such as /run/netns/NAME. Path is empty
+	// if another program will move the interface to a namespace that is not known yet; see Change.Moved. Before the
+	// move, the pod has no IPv6 addresses from routers or DHCPv6. SameNetNS permits the host's own namespace, which
+	// Add otherwise refuses.
 	NetNS     *netns.NS
 	Path      string
 	SameNetNS bool
@@ -36,8 +36,8 @@ type Pod struct {
 	// MAC is the pod's MAC. If nil, it is derived from its IPv4 address, or random. If the bridge or another pod on it
 	// has the MAC, Add returns ErrConflict.
 	MAC net.HardwareAddr
-	// Addresses are the pod's addresses if neither an allocator nor a lease gives any. Routes are additional routes,
-	// besides those of its network and of the source of its addresses.
+	// Addresses are the pod's addresses if neither an allocator nor a lease provides any. Routes are added to the
+	// routes of the network and of the allocator or lease.
 	Addresses []ipam.Address
 	Routes    []route.Route
 	// Lease makes the pod lease its IPv4 address by DHCP.
@@ -49,33 +49,34 @@ type Pod struct {
 	Limits      bandwidth.Shape // limits of the pod's traffic
 	Egress      nft.Egress      // permitted destinations, besides Network.Egress; it implies nft.GuardAddresses
 
-	// Reported is for Check: the changes that other plugins made in the pod. nil means none.
+	// Reported is used by Check. It holds the changes that other plugins made in the pod. nil means none.
 	Reported *Reported
 }
 
-// Lease describes how a pod leases its address.
+// Lease describes how a pod leases its IPv4 address by DHCP.
 type Lease struct {
-	// Client is the client's identity for the server, and the options that it requests. Its clock and its sockets are
-	// filled in. Its MAC is the pod's.
+	// Client holds the client's identity for the server, and the DHCP options that it requests. Add sets its clock,
+	// its sockets and its MAC, which is the pod's.
 	Client dhcpc.Config
-	// Sticky means that the identity belongs to the pod and not to the container: its lease is remembered for the
-	// pod's next container, and never released.
+	// Sticky means that the client's identity belongs to the pod and not to its container. The lease is then never
+	// released, and is remembered for the pod's next container.
 	Sticky bool
-	// KeeperOptional permits a lease that no program renews.
+	// KeeperOptional lets Add succeed even if no keeper runs that would renew the lease.
 	KeeperOptional bool
-	// Routes are additional routes besides the lease's. Priority is the metric of both.
+	// Routes are added to the routes of the lease. Priority is the metric of all these routes.
 	Routes   []dhcpc.Route
 	Priority int
 }
 
-// Reported is the state of a pod as other plugins report it. They may have changed the result of Add.
+// Reported is the state of a pod as other plugins report it, since they may have changed the result of Add.
 type Reported struct {
 	MAC net.HardwareAddr // nil if not reported
-	// HostMACs are the reported MACs of interfaces outside of pods, by name. The attachment's port may be one.
+	// HostMACs maps the names of interfaces outside of pods to their reported MACs. The attachment's port may be one
+	// of them.
 	HostMACs map[string]string
-	// Addresses belong to the pod's interface, and Unplaced to no known interface.
+	// Addresses are the addresses of the pod's interface. Unplaced are addresses for which no interface is reported.
 	Addresses, Unplaced []netip.Prefix
-	// Others belong to the pod's other interfaces.
+	// Others are the addresses of the pod's other interfaces.
 	Others []netip.Prefix
 	Routes []route.Route
 }
@@ -107,9 +108,9 @@ type Attachment struct {
 	DNS       DNS             // from a lease and router advertisements
 
 	rec *state.Attachment
-	// informs means that the keeper asks for the pod's DNS by DHCPv6.
+	// informs means that the keeper requests the pod's DNS configuration by DHCPv6.
 	informs bool
-	// unconfirmed means that no DHCP server answered, so the Add does not wait for DHCPv6 either.
+	// unconfirmed means that no DHCP server answered. Then Add does not wait for DHCPv6 either.
 	unconfirmed bool
 }
 
@@ -130,17 +131,17 @@ func attachmentOf(rec *state.Attachment) *Attachment {
 	}
 }
 
-// Report is the record of one attachment, with its differences.
+// Report is an attachment's record, together with its differences.
 type Report struct {
 	*Attachment
-	// Differences are between the record and the kernel, outside of the pod.
+	// Differences lists the differences between the record and the kernel's objects outside of the pod.
 	Differences []tombolo.Difference
 	// Inside lists changes inside the pod since Add. They are no fault, and nothing reverts them: the pod, its
 	// runtime and other plugins may change everything there.
 	Inside []tombolo.Difference
 }
 
-// MarshalJSON returns the attachment's record, with the differences.
+// MarshalJSON returns the attachment's record and the differences as one JSON object.
 func (r Report) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		*state.Attachment
@@ -159,7 +160,7 @@ func (a *Attachment) onRecord() *state.Attachment {
 	return &rec
 }
 
-// owner returns the allocator's name for the attachment.
+// owner returns the owner under which an allocator reserves the attachment's addresses.
 func (k Key) owner() ipam.Owner { return ipam.Owner{ContainerID: k.ContainerID, IfName: k.IfName} }
 
 func keyOf(rec *state.Attachment) Key { return Key{rec.Network, rec.ContainerID, rec.IfName} }
@@ -168,7 +169,7 @@ func (p *Pod) key(nw *Network) Key { return Key{nw.Name, p.ContainerID, p.IfName
 
 func (k Key) hash() string { return ident.Hash(k.Network, k.ContainerID, k.IfName) }
 
-// record returns the attachment's first record.
+// record returns the record that Add writes first, before the pod has addresses, a MAC or limits.
 func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 	return &state.Attachment{
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,
@@ -178,7 +179,8 @@ func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 	}
 }
 
-// check returns an error for an invalid pod, before anything is changed.
+// check returns an error if the pod is invalid, does not fit the network, or is in the host's own namespace without
+// SameNetNS.
 func (p *Pod) check(nw *Network, host *netns.NS) error {
 	if p == nil || nw == nil {
 		return failf(ErrInvalid, "the network or the pod is nil")

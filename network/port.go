@@ -20,10 +20,11 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// portPart is the host's end of a pod's veth, as a port of the bridge.
+// portPart is the part of a pod with the host's end of its veth pair, which is a port of the bridge.
 type portPart struct{}
 
-// look compares the host's end of the veth.
+// look compares the port with the record. If the port is gone, look sets p.gone, and reports nothing else about the
+// pod.
 func (portPart) look(ctx context.Context, p *attached) error {
 	diffs, err := p.s.Links.Check(ctx, p.want)
 	if err != nil {
@@ -49,7 +50,7 @@ func (portPart) look(ctx context.Context, p *attached) error {
 	return nil
 }
 
-// mend puts the port back on its bridge. The bridge may be gone, or differ from the network's present one.
+// mend puts the port back on its bridge. That bridge may be gone, or differ from the network's present bridge.
 func (portPart) mend(ctx context.Context, p *attached) error {
 	br, err := p.s.link(ctx, p.Bridge)
 	if err != nil {
@@ -58,7 +59,7 @@ func (portPart) mend(ctx context.Context, p *attached) error {
 
 	port := portOn(p.Attachment, br)
 
-	// The link's attributes do not show the port's static MAC entry or its VLANs, so these need requests of their own.
+	// The link's attributes do not show the port's static FDB entry and its VLANs, so set these in any case.
 	if br.Kind != "bridge" || len(port.Differences(*p.link, *br)) == 0 && !port.StaticFDB && port.VLAN.IsZero() {
 		return nil
 	}
@@ -67,7 +68,8 @@ func (portPart) mend(ctx context.Context, p *attached) error {
 	return p.s.Links.Enslave(ctx, port)
 }
 
-// onBridge returns the differences between a link and the port that an attachment should have.
+// onBridge returns the differences between link, which is a port of the bridge br, and the port that the record
+// requires.
 func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *bridge.Link) ([]tombolo.Difference,
 	error) {
 	p := portOn(a, br)
@@ -82,8 +84,8 @@ func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *br
 	return diffs, err
 }
 
-// onBridgeNow repeats onBridge with another look, at a port and a record that no call is changing: since the ports
-// were listed, its ADD may have ended, and its DEL shuts a port before it deletes it.
+// onBridgeNow repeats onBridge under the record's lock, and reads the port and the record again. Since the ports were
+// listed, an ADD may have ended. A DEL may have set the port down, which it does before it deletes the port.
 func onBridgeNow(ctx context.Context, s *session, a *state.Attachment, br *bridge.Link) (diffs []tombolo.Difference,
 	_ error) {
 	err := s.locked(a.Network, a.Hash(), func(now *state.Attachment) error {
@@ -99,16 +101,16 @@ func onBridgeNow(ctx context.Context, s *session, a *state.Attachment, br *bridg
 	return diffs, err
 }
 
-// keepTable sets the substitute for a kernel without such a limit (before Linux 6.7). The bridge learns nothing from
-// a pod that is not restricted to its own MAC, and gets a permanent entry for that MAC. Frames for other MACs behind
-// the port then go to all ports.
+// keepTable protects the bridge's FDB on a kernel without a limit of learned MACs (before Linux 6.7). If no guard
+// restricts the pod to its MAC, the bridge learns nothing from its port, and gets a permanent entry for its MAC.
+// Frames for other MACs behind the port then go to all ports.
 func keepTable(p *bridge.Port, guarded bool, br *bridge.Link) {
 	if br.Bridge != nil && br.Bridge.MaxLearned == nil && !guarded {
 		p.NoLearning, p.StaticFDB = true, true
 	}
 }
 
-// portOf returns the host's side of an attachment, from its record.
+// portOf returns the properties of an attachment's port and interface, from its record.
 func portOf(a *state.Attachment) bridge.Port {
 	p := bridge.Port{
 		Bridge: a.Bridge, Name: a.HostIf, Peer: a.IfName, MTU: a.MTU, MAC: net.HardwareAddr(
@@ -123,11 +125,12 @@ func portOf(a *state.Attachment) bridge.Port {
 	return p
 }
 
-// sharesNIC reports whether the bridge of an attachment shares a NIC. The host routes packets from such a pod to a
-// service, and a hairpin port would send the pod a copy of each of its own multicast frames.
+// sharesNIC reports whether the bridge of an attachment shares a NIC. Such a pod gets no hairpin port, which would
+// send the pod a copy of each of its own multicast frames. It needs none, since the host routes its packets to
+// services.
 func sharesNIC(a *state.Attachment) bool { return a.NIC != "" }
 
-// portOn is portOf, with the properties that depend on the existing bridge.
+// portOn returns the result of portOf, completed with the properties that depend on the existing bridge.
 func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {
 	p := portOf(a)
 	if p.VLAN.IsZero() {
@@ -147,7 +150,7 @@ func (s *session) isRenamed(ctx context.Context, hash string) (bool, error) {
 	}), err
 }
 
-// live lists the addresses of a network's pods in the kernel, by the aliases of their ports.
+// live lists the addresses of a network's pods according to the aliases of their ports.
 func (s *session) live(ctx context.Context, network string) ([]ipam.Live, error) {
 	links, err := s.Links.Veths(ctx)
 	var list []ipam.Live
@@ -175,7 +178,8 @@ func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
 	return ident.EndsAlike(p.Addr(), addr.LinkLocal(net.HardwareAddr(a.MAC)))
 }
 
-// lasting returns the addresses that an attachment keeps as long as it exists.
+// lasting returns the addresses that an attachment keeps as long as it exists. These are all except those from router
+// advertisements.
 func lasting(rec *state.Attachment) []netip.Prefix {
 	var list []netip.Prefix
 	for _, a := range rec.Addresses {
@@ -186,12 +190,12 @@ func lasting(rec *state.Attachment) []netip.Prefix {
 	return list
 }
 
-// attach creates the link. It first deletes a link of the same name that a killed Add or Del of this attachment left:
-// the new record shows that no other call is working on it.
+// attach creates the pod's link. If a link with the port's name exists and belongs to this attachment, attach deletes
+// that link and tries again. A killed Add or Del has left it, since this Add holds the attachment's record.
 func (a *adding) attach(ctx context.Context) error {
 	port := a.portOnBridge()
 	beforeUp := func(ctx context.Context, index int) error {
-		// Once the pod is up, it answers for its addresses, too.
+		// Check this before the pod is up, since from then on the pod itself answers for its addresses.
 		if err := a.refuseAnswered(nil); err != nil {
 			return err
 		}

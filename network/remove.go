@@ -38,7 +38,8 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 
 	rec, err := s.Dir.LoadNetwork(name)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, state.ErrDamaged) {
-		// There may be rules nevertheless, if the state was lost, and a directory that a failed Add made.
+		// Continue without a record. There may still be rules, if the state was lost, or a directory that a failed
+		// Add made.
 		rec, err = &state.Network{}, nil
 	}
 
@@ -70,7 +71,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 				return nil
 			}
 
-			// With the last network, delete our rules in the chains of others.
+			// With the last network, delete our rules in other programs' chains too.
 			return errors.Join(stopForwarding(rec), s.foreign("").Remove(ctx))
 		},
 		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
@@ -86,8 +87,8 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
-// Known returns an error for a network that is not on record and has nothing in the kernel either: its name was
-// mistyped. The error matches ErrInvalid, and names those on record.
+// Known returns an error if a network is not on record and has no objects in the kernel, as when its name is
+// mistyped. The error matches ErrInvalid, and lists the names of the recorded networks.
 func (u Upkeep) Known(ctx context.Context, name string) error {
 	return u.node.about(ctx, func(s *session) error { return s.refuseUnknown(ctx, name) }, name)
 }
@@ -114,9 +115,9 @@ func (s *session) refuseUnknown(ctx context.Context, name string) error {
 	return failf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
 }
 
-// removeDeserted deletes the remains of a network that has no pod, no bridge and no uplink. The caller has the
-// exclusive lock. It is about to build another network, which needs our rules in other programs' chains, so those
-// stay.
+// removeDeserted deletes the remains of a network that has no pods, no bridge and no uplink. The caller holds the
+// exclusive lock, and is about to build another network. That network needs our rules in other programs' chains, so
+// removeDeserted keeps them.
 func removeDeserted(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil {
@@ -133,8 +134,9 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
-// removeBridge deletes the network's bridge if we made it and neither another network nor a foreign port is on it.
-// Otherwise it deletes only the gateways that belong to this network alone. Another program's pods on it keep theirs.
+// removeBridge deletes the network's bridge if we made it, and no other network and no port uses it. Otherwise it
+// deletes only those gateways' addresses that no other network needs. It keeps the addresses if pods of another
+// program are on the bridge.
 func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	l, err := s.link(ctx, rec.Bridge)
 	if err != nil || l.Index == 0 {
@@ -157,7 +159,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	}
 
 	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias {
-		// networkdFile may return "". Then file.Remove does nothing.
+		// If there is no file for systemd-networkd, networkdFile returns "", and file.Remove does nothing.
 		return errors.Join(s.Links.Remove(ctx, rec.Bridge), file.Remove(networkdFile(rec.Bridge)))
 	}
 
@@ -181,8 +183,8 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	return nil
 }
 
-// refuseCutOff refuses to separate a bridge from its uplink while other programs have ports on it, such as virtual
-// machines. own is the bridge's port to its uplink.
+// refuseCutOff returns an error if a bridge that is about to lose its uplink has ports of other programs, such as
+// virtual machines. The last argument is the name of the port that connects the bridge to its uplink.
 func (s *session) refuseCutOff(ctx context.Context, on *bridge.Link, uplink, own string) error {
 	ports, err := s.Links.Ports(ctx, on.Index)
 	var foreign []string
@@ -202,7 +204,7 @@ func (s *session) refuseCutOff(ctx context.Context, on *bridge.Link, uplink, own
 		on.Name, uplink, strings.Join(foreign, ", "), foreign[0])
 }
 
-// hasPods reports whether any port that is not ours leads into another namespace.
+// hasPods reports whether one of the ports is not ours and leads into another namespace.
 func hasPods(ctx context.Context, s *session, ports []bridge.Link) bool {
 	return slices.ContainsFunc(ports, func(p bridge.Link) bool {
 		if _, own := endpoint.ParseAlias(p.Alias); own || p.Kind != "veth" {
@@ -219,7 +221,8 @@ func sharers(s *session, rec *state.Network) ([]*state.Network, error) {
 	return slices.DeleteFunc(others, func(o *state.Network) bool { return o.Bridge != rec.Bridge }), err
 }
 
-// refusePodsBehind keeps pods from losing their LAN.
+// refusePodsBehind returns an error if networks with the uplink nic have attachments, since these would lose their
+// LAN.
 func refusePodsBehind(s *session, nic string) error {
 	networks, _, err := s.Dir.ListNetworks()
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// mendOthers repairs the rules and elements of the other networks with attachments, for the caller to declare mended.
-// Networks without attachments are repaired by their next ADD.
+// mendOthers repairs the rules and elements of all networks that have attachments, except for one. The caller passes
+// the returned sites to declareMended. A network without attachments is repaired by its next ADD.
 func mendOthers(ctx context.Context, s *session, except string) ([]*site, error) {
 	others, err := s.others(except)
 	if err != nil {
@@ -35,8 +35,9 @@ func mendOthers(ctx context.Context, s *session, except string) ([]*site, error)
 	return r.mended, nil
 }
 
-// restore creates a network again from its record. It reports whether anything was missing that other networks share.
-// After a failure, the network's own next Add tries again, since others may declare the shared parts mended.
+// restore creates the missing parts of a network from its record. It reports whether an object was missing that other
+// networks share. After a failure it clears the record's ConfigHash, so that the network's next Add repairs it.
+// Without that, the Add would trust another network's repair of the shared parts.
 func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 	changed, err := n.make(ctx)
 	if err != nil {
@@ -44,12 +45,12 @@ func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 		err = fmt.Errorf("network %s: %w", n.rec.Name, err)
 	}
 
-	// Rules in the chains of others have new numbers.
+	// Save the record even without a failure: rules in other programs' chains have new handles.
 	return changed, errors.Join(err, stateError(n.s.Dir.SaveNetwork(n.rec)))
 }
 
-// repairNetworks repairs the networks that are in use. If some are named, it repairs only these, unless something was
-// missing that others share.
+// repairNetworks repairs the networks that are in use. If the list some is not empty, it repairs only the networks in
+// this list. If an object was missing that networks share, it repairs the other networks too.
 func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	if err := s.enterAlone(ctx); err != nil {
 		return err
@@ -95,7 +96,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	return errors.Join(errs...)
 }
 
-// repair is one repair in progress.
+// repair is the state of one repair in progress.
 type repair struct {
 	s         *session
 	mended    []*site
@@ -129,11 +130,12 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	return err
 }
 
-// Repair restores all networks that are on record and in use, by their records, and every pod's host side, after
-// another program flushed the firewall, or deleted or changed a bridge. The next ADD of each network would do this
-// too. It also deletes the elements and links of pods that are gone and not on record. It changes nothing inside a
-// pod, which belongs to the pod after its Add, except that the next hop through the host gets the host's present MAC.
-// After a failure it continues.
+// Repair restores all recorded networks that have pods, and the host's side of every pod. It is needed after another
+// program flushed the firewall, or deleted or changed a bridge. The next ADD of each network would repair it too.
+// Repair also deletes the elements and links of pods that are gone and not on record.
+//
+// Repair changes nothing inside a pod, with one exception: if the next hop is the host, its neighbour entry gets the
+// host's present MAC. After a failure Repair continues, and returns all errors.
 func (n *Node) Repair(ctx context.Context) error {
 	return n.about(ctx, func(s *session) error {
 		if err := s.inOwnNamespace(); err != nil {
@@ -145,14 +147,14 @@ func (n *Node) Repair(ctx context.Context) error {
 	})
 }
 
-// Upkeep contains the methods for a program that repairs a node automatically, such as tombolod.
+// Upkeep provides methods for a program that repairs a node automatically, such as tombolod.
 type Upkeep struct{ node *Node }
 
-// Upkeep returns access to the methods that find out when to repair, and which networks.
+// Upkeep returns access to the methods that find and repair faults of single networks.
 func (n *Node) Upkeep() Upkeep { return Upkeep{n} }
 
 // Repair repairs the named networks as Node.Repair does, but does not search for objects without a pod. It repairs
-// other networks only if an object was missing that they share, such as the firewall's table.
+// other networks only if an object was missing that networks share, such as the firewall's table.
 func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
 		return nil
@@ -160,8 +162,9 @@ func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	return u.node.about(ctx, func(s *session) error { return repairNetworks(ctx, s, networks...) }, networks...)
 }
 
-// Firewall returns the deficiencies of the firewall for the networks with pods, as far as an ADD would notice them,
-// and the kernel's generation at that time. If there are none, the next ADD need not look. It changes nothing.
+// Firewall returns the faults of the firewall for the networks with pods, as far as an ADD would notice them. It also
+// returns nf_tables' generation at that time, or 0 if it is unknown. If there are no faults, the next ADD need not
+// check the tables. Firewall changes nothing.
 func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []string, _ error) {
 	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
@@ -187,8 +190,8 @@ func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []stri
 	return generation, lacking, nil
 }
 
-// Obstacles lists, by network, settings that stop pods, or may stop them, and that we cannot change or leave to their
-// owner.
+// Obstacles lists, by network, settings on the host that stop pods, or may stop them. Tombolo cannot change these
+// settings, or leaves them to their owner.
 func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, error) {
 	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
@@ -205,14 +208,14 @@ func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, e
 }
 
 // RemoveStrays deletes objects from the firewall that are not on record, such as elements that a program loaded from
-// an older copy, and reports whether there were any. It takes the exclusive lock.
+// an older copy. It reports whether there were any. It takes the exclusive lock.
 func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	err := u.node.about(ctx, func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
 	return found, err
 }
 
-// openNetworks opens a session under the shared lock, and returns the networks of this epoch that have attachments,
-// or rules that outlived their reason (isOpened). If there are none, the session is nil.
+// openNetworks opens a session under the shared lock. It returns the networks of this epoch that have attachments, or
+// rules that are no longer needed (isOpened). If there are none, the session is nil.
 func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
 	s, err := n.openKnown(ctx)
 	if err != nil {
@@ -245,8 +248,8 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 	return s, used, nil
 }
 
-// mendStrays deletes objects of ours that are not on record, and the elements of addresses that a pod no longer has:
-// a program that loads an older copy of our tables brings both back. It reports whether there were any. It takes the
+// mendStrays deletes our objects without a record, and the elements of addresses that a pod no longer has. Both come
+// back when a program loads an older copy of our tables. mendStrays reports whether there were any. It takes the
 // exclusive lock, so no Add is in progress.
 func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 	if err := s.enterAlone(ctx); err != nil {
@@ -305,26 +308,27 @@ func (s *session) dropOldElements(ctx context.Context, r *remains) error {
 	return s.Firewall.Move(ctx, old, next)
 }
 
-// Host gives the rules of the firewall the facts about the host that they need (nft.Conn.SetHost). Without rules it
-// does nothing.
+// Host updates the facts about the host that the firewall's rules use (nft.Conn.SetHost). Without rules it does
+// nothing.
 func (u Upkeep) Host(ctx context.Context) error {
 	return u.node.about(ctx, func(s *session) error { return s.setHost(ctx) })
 }
 
-// Links are the links of the networks that have pods.
+// Links describes the links of the networks that have pods.
 type Links struct {
 	Bridges, Ports []int // indexes of the existing ones
-	// Uplinks maps the names of the NICs of networks on a LAN to their indexes, or 0 if they do not exist. Pairs are
-	// the indexes of the ends of the pairs that share them with bridges.
+	// Uplinks maps the names of the networks' NICs to their indexes, or to 0 if a NIC does not exist. Pairs are the
+	// indexes of both ends of the veth pairs that connect shared NICs to bridges.
 	Uplinks  map[string]int
 	Pairs    []int
 	Services int // the index of kube-ipvs0, or 0 if it does not exist
-	// Lacking lists, by network, the faults of the host's links, addresses and routes. Upkeep.Repair repairs them.
+	// Lacking lists, by network, the faults of the host's links, addresses and routes that Upkeep.Repair repairs.
 	Lacking map[string][]string
 }
 
-// Links compares the host's links, addresses and routes with the records. It looks into no pod, and changes nothing
-// except the facts about the host in the rules (nft.Conn.SetHost). It ignores a missing port, since its pod is gone.
+// Links compares the host's links, addresses and routes with the records. It does not look inside pods, and changes
+// nothing except the facts about the host in the rules (nft.Conn.SetHost). It ignores missing ports, since their pods
+// are gone.
 func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
@@ -361,7 +365,7 @@ func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	return l, nil
 }
 
-// uplink adds the uplink of a network.
+// uplink adds the network's NIC, and the veth pair of a shared NIC, to Uplinks and Pairs.
 func (l *Links) uplink(ctx context.Context, n *site) error {
 	if n.rec.Uplink == "" {
 		return nil
@@ -392,7 +396,8 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 		return err
 	}
 
-	// The kernel announces changes of these with its links, addresses and routes.
+	// Look only at parts about which the kernel announces changes, with its messages about links, addresses and
+	// routes.
 	if err := n.look(ctx, []part{bridgePart{}, uplinkPart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{},
 		loopbackPart{}}); err != nil {
 		return err

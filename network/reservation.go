@@ -38,7 +38,7 @@ func (s *session) ipamNode(network string, own ipam.Owner, hash string) ipam.Nod
 	}
 }
 
-// bind gives the allocator its node. For a slow allocator it releases the lock.
+// bind returns the allocator with the facts about its node. If the allocator is slow, bind releases the state's lock.
 func (s *session) bind(a ipam.Allocator, network string, own ipam.Owner, hash string) ipam.Allocator {
 	if a.Slow() {
 		s.leave()
@@ -46,8 +46,8 @@ func (s *session) bind(a ipam.Allocator, network string, own ipam.Owner, hash st
 	return a.Bind(s.ipamNode(network, own, hash))
 }
 
-// collectReservations gives back reservations of no valid attachment and none on record: one may be in progress, or
-// newer than the caller's list.
+// collectReservations releases the reservations of attachments that are neither in valid nor on record. An attachment
+// on record may have an ADD in progress, or be newer than the caller's list.
 func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) error {
 	if t.Known.Leased {
 		return nil // leases are attachments like others
@@ -64,8 +64,8 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 	return t.Session.bind(allocator, t.Network, ipam.Owner{}, "").Collect(ctx, valid)
 }
 
-// retaken lists the addresses that the reference's host-local, which does not know our records, has reserved again
-// for the same attachment, because that plugin restarted the container.
+// retaken lists the addresses that the reference host-local plugin has reserved again for the same attachment. This
+// happens if the container is started again with that plugin, which does not know our records.
 func (t *teardown) retaken(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec.DataDir == "" {
 		return nil // a directory of our own
@@ -84,7 +84,8 @@ func (t *teardown) retaken(ctx context.Context, r *remains) []netip.Addr {
 			continue
 		}
 
-		// A reservation restored from the kernel's addresses names no container.
+		// Count only a reservation that names the container. A reservation that was restored from the kernel's
+		// addresses names none.
 		text, err := file.ReadNamed(ctx, path, file.MaxRecord, 0)
 		if err == nil && strings.HasPrefix(string(text), r.owner.ContainerID) {
 			list = append(list, a)
@@ -94,14 +95,14 @@ func (t *teardown) retaken(ctx context.Context, r *remains) []netip.Addr {
 	return list
 }
 
-// removeReservations deletes the network's own directory of reservations, whose files without an attachment are only
-// bookkeeping. A directory named in the configuration stays: it is the operator's.
+// removeReservations deletes the network's own directory of reservations. Without attachments, the files there are
+// only bookkeeping. A directory that the configuration names is the operator's, and stays.
 func (s *session) removeReservations(network string) error {
 	return stateError(os.RemoveAll(s.Dir.Path() + "/ipam/" + network))
 }
 
-// knownAddresses returns the attachment's addresses from the places that may contain them: its record, its port's
-// alias, the caller's knowledge. nil means that they are unknown, and must be searched for.
+// knownAddresses returns the attachment's addresses. It tries the record, the port's alias, and the caller's
+// Known.Addresses in turn. nil means that the addresses are unknown, and must be searched for.
 func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec != nil && r.rec.State == state.Ready {
 		return endpoint.Addresses(r.rec)
@@ -119,8 +120,8 @@ func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr 
 	return slices.Clone(t.Known.Addresses())
 }
 
-// release gives the addresses back to the allocator in the record, since the network may have another now. For an
-// allocator that asks another program, it gives them back without the lock.
+// release releases the addresses to the allocator that the record names, since the network may have another one now.
+// For a slow allocator, it first releases the state's lock.
 func (t *teardown) release(ctx context.Context, r *remains) error {
 	if r.rec != nil && r.rec.IPAMType == endpoint.Leased || r.rec == nil && t.Known.Leased {
 		return nil // done before the link was deleted
@@ -150,8 +151,9 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 	return allocator.Del(ctx, r.owner, addresses)
 }
 
-// unlist removes the attachment from the firewall's sets. If it is or may be guarded, its port is shut before, since
-// it could send anything until its port is gone. If that fails, the guard stays with the port.
+// unlist deletes the attachment's elements from the firewall's sets. If the pod is guarded, or may be, unlist first
+// sets its port down. Otherwise the pod could send anything until the port is gone. If that fails, the guard's
+// elements stay.
 func unlist(ctx context.Context, s *session, r *remains) error {
 	var err error
 	if !isKnown(r.rec) || r.rec.Guard != "" {

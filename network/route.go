@@ -21,13 +21,15 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// wayPart is the host's way to a pod. If the routes of its subnets exist, and the host still sends elsewhere, the
-// cause is a rule or a route of others, which is left to them.
+// wayPart is the part with the host's route to a pod. It only looks. If the host has a route to the pod's subnet and
+// still sends the pod's packets elsewhere, another program's rule or route is the cause. wayPart leaves these to
+// their owner.
 type wayPart struct{}
 
 func (wayPart) mend(context.Context, *attached) error { return nil }
 
-// look uses the link with the gateways. If that link is in a VRF, the host's own rules are irrelevant.
+// look compares the host's route with the link that has the gateways. It skips a link in a VRF, where the host's own
+// routing rules do not apply.
 func (wayPart) look(ctx context.Context, p *attached) error {
 	at, err := p.s.link(ctx, p.nw.GatewayLink())
 	if err != nil || at.Index == 0 || at.Master != 0 {
@@ -65,20 +67,20 @@ func (p *attached) lookAtWay(ctx context.Context, at *bridge.Link, own netip.Pre
 	return nil
 }
 
-// routed returns the routes of a pod's interface to be recorded: without the default route that a pod has learnt from
-// its LAN's router, and may learn again.
+// routed returns the routes of a pod's interface that its record should contain. It leaves out a default route from
+// the LAN's router, since the pod learns that route by itself.
 func routed(rec *state.Attachment, routes []route.Route) []route.Route {
 	return slices.DeleteFunc(slices.Clone(routes), func(r route.Route) bool {
 		return rec.SLAAC && rec.DefaultRoute != exitHost && r.Dst.Bits() <= 0 && r.Gateway.Is6()
 	})
 }
 
-// routes returns the routes that an attachment keeps as long as it exists, in an order that permits adding them.
+// routes returns the routes that an attachment keeps as long as it exists. They can be added in this order.
 func routes(rec *state.Attachment) []route.Route {
 	return append(subnets(lasting(rec)), rec.Routes...)
 }
 
-// subnets returns the routes of a pod's addresses, one for each subnet.
+// subnets returns the routes to the subnets of a pod's addresses, one for each subnet.
 func subnets(addresses []netip.Prefix) []route.Route {
 	var list []route.Route
 	for _, a := range addresses {
@@ -90,10 +92,11 @@ func subnets(addresses []netip.Prefix) []route.Route {
 	return list
 }
 
-// routesFor returns the routes of a pod for its kernel, in the order of the requested ones, each once. A route
-// without a gateway gets the first gateway among the addresses, unless it is an IPv4 route whose scope allows none.
-// The gateways 0.0.0.0 and :: mean that there is none. A gateway outside the addresses' prefixes is on the link. A
-// route without a gateway has the scope global by default, like the reference's.
+// routesFor returns the routes as the pod's kernel gets them. It keeps the order, and drops duplicates. A route
+// without a gateway gets the first gateway among the addresses, unless it is an IPv4 route whose scope is link or
+// narrower. The gateways 0.0.0.0 and :: mean that there is no gateway. A gateway outside the addresses' prefixes gets
+// the flag onlink. A route that remains without a gateway has the scope global by default, as in the reference
+// plugin.
 func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route {
 	var list []route.Route
 	for _, r := range requested {
@@ -156,18 +159,19 @@ func gatewayFor(dst netip.Addr, addresses []ipam.Address) netip.Addr {
 	return netip.Addr{}
 }
 
-// reachable reports whether a gateway is in one of the addresses' prefixes. An IPv6 interface also has the prefix of
-// link-local gateways.
+// reachable reports whether a gateway is in one of the addresses' prefixes, or is a link-local IPv6 address. Every
+// IPv6 interface has the prefix of link-local addresses.
 func reachable(gateway netip.Addr, addresses []ipam.Address) bool {
 	return gateway.Is6() && gateway.IsLinkLocalUnicast() ||
 		slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Contains(gateway) })
 }
 
-// metrics holds the numbers that a network adds to the metrics of a pod's default routes. The key true is for IPv6.
-// The kernel uses the default route with the smallest metric, which is the first network's.
+// metrics holds numbers that Add adds to the metrics of a pod's default routes, one for each family. The key true
+// means IPv6. The kernel uses the default route with the smallest metric, so the pod continues to use the default
+// route of its first network.
 type metrics map[bool]uint32
 
-// apply adds the metrics to those of the default routes. It does not change the caller's list.
+// apply returns the routes with larger metrics for the default routes. It does not change the caller's list.
 func (m metrics) apply(routes []route.Route) []route.Route {
 	if len(m) == 0 {
 		return routes
@@ -181,8 +185,9 @@ func (m metrics) apply(routes []route.Route) []route.Route {
 	return list
 }
 
-// chooseFreeMetrics gives larger metrics to the default routes of a port whose Attach failed because another
-// interface of the pod has such a route. If no other interface has one, it returns the error of Attach.
+// chooseFreeMetrics handles an Attach that failed because another interface of the pod has a default route. It sets
+// larger metrics for the default routes in port. If no other interface has a default route, it returns the error of
+// Attach.
 func (a *adding) chooseFreeMetrics(ctx context.Context, port *bridge.Port, failed error) error {
 	found := metrics{}
 	for i := range port.Routes {
@@ -211,9 +216,9 @@ func isDefault(r *route.Route) bool {
 	return r.Dst.Bits() == 0 && (r.Table == 0 || r.Table == unix.RT_TABLE_MAIN)
 }
 
-// freeMetric returns the metric for a new default route of a pod's main table. It is the requested metric, unless the
-// pod has a default route of the family with that metric. Then it is larger than all of them. 0 means the kernel's
-// default.
+// freeMetric returns the metric for a new default route in a pod's main table. It returns the requested metric,
+// unless the pod has a default route of the family with that metric. Then it returns a metric larger than those of
+// all the pod's default routes. 0 means the kernel's default.
 func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint32) (uint32, error) {
 	conn, err := route.Dial(pod)
 	if err != nil {
@@ -243,7 +248,7 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint
 	return largest + step, nil
 }
 
-// explainRoute adds a remedy to an error about a route that the kernel refused.
+// explainRoute adds advice to an error about a route that the kernel refused.
 func explainRoute(err error) error {
 	switch {
 	case !isRoute(err):
@@ -254,7 +259,7 @@ func explainRoute(err error) error {
 	return fmt.Errorf("%w: correct this route in ipam.routes, or leave it out", err)
 }
 
-// isRoute reports whether an error is about a route of the pod.
+// isRoute reports whether an error comes from adding one of the pod's routes.
 func isRoute(err error) bool {
 	var op *tombolo.OpError
 	return errors.As(err, &op) && op.Op == "add route"

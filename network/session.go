@@ -34,7 +34,7 @@ type session struct {
 	later      []func() error
 }
 
-// openSession opens the kernel's sockets, without the lock.
+// openSession opens a call's sockets, and enters cfg.NetNS. It takes no lock.
 func openSession(cfg settings) (*session, error) {
 	s := &session{settings: cfg, leaveNS: func() error { return nil }}
 	s.Mark = cmp.Or(s.Mark, nft.DefaultMark)
@@ -162,7 +162,7 @@ func (s *session) readGeneration() {
 func (s *session) saveGeneration() {
 	text := s.rules().Text()
 	if now := s.Epoch.Token() + " " + text; text != "" && now != s.generation {
-		// Without it, the next call looks itself.
+		// A failure is harmless: without the note, the next call looks at the firewall.
 		_ = s.lock.SetNote(now)
 	}
 }
@@ -170,7 +170,7 @@ func (s *session) saveGeneration() {
 // rules returns the firewall's socket, which knows the generation.
 func (s *session) rules() nftnl.Socket { return nftnl.Of(s.Firewall.Socket()) }
 
-// link returns a link of the host. If it does not exist, only its name is set.
+// link returns a link of the host. If the link does not exist, the result has only a name.
 func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {
 	if l := s.bridges[name]; l != nil {
 		return l, nil
@@ -187,14 +187,14 @@ func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {
 	return l, err
 }
 
-// remember makes link request each bridge only once, however many pods are on it, until forget is called. No bridge
-// is changed until then.
+// remember makes the method link request each bridge from the kernel only once, however many pods are on it. The
+// effect ends when the caller calls forget. The caller must not change a bridge before that.
 func (s *session) remember() (forget func()) {
 	s.bridges = map[string]*bridge.Link{}
 	return func() { s.bridges = nil }
 }
 
-// others returns the records of all networks but one.
+// others returns the records of all networks except for the named one.
 func (s *session) others(than string) ([]*state.Network, error) {
 	all, _, err := s.Dir.ListNetworks()
 	return slices.DeleteFunc(all, func(o *state.Network) bool { return o.Name == than }), stateError(err)
@@ -212,7 +212,7 @@ func (s *session) attachments(network string) ([]*state.Attachment, error) {
 	return attachments, nil
 }
 
-// allAttachments returns the attachments of all networks.
+// allAttachments returns the records of all networks' attachments.
 func (s *session) allAttachments() (all []*state.Attachment, _ error) {
 	networks, err := s.Dir.Networks()
 	err = stateError(err)
@@ -223,7 +223,8 @@ func (s *session) allAttachments() (all []*state.Attachment, _ error) {
 	return all, err
 }
 
-// locked calls do with an attachment's record, under its lock.
+// locked takes the lock of an attachment's record, and calls the function do with the record. If another call holds
+// the lock, the error matches state.ErrBusy.
 func (s *session) locked(network, hash string, do func(*state.Attachment) error) error {
 	lock, err := s.Dir.LockAttachment(network, hash)
 	if err != nil {
@@ -237,7 +238,7 @@ func (s *session) locked(network, hash string, do func(*state.Attachment) error)
 	return do(a)
 }
 
-// errDeleted returns the error of an ADD whose record was removed.
+// errDeleted returns the error of an ADD whose record another call has removed.
 func errDeleted() error {
 	return failf(ErrTryAgain, "the attachment was deleted, or collected as garbage, while it was being made")
 }

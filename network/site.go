@@ -17,11 +17,12 @@ import (
 // A part is one object or setting that the pods of a network share on the node. Its file contains everything about
 // it, including its removal (remove.go has the order).
 type part interface {
-	// look compares the part with the record, and adds the differences to n.found. It changes nothing. If n.quick is
-	// set, as for an Add, it requests single objects only, so that it costs the same with a thousand pods.
+	// look compares the part with the network's record, and adds the differences to n.found. It changes nothing. If
+	// n.quick is set, as for an Add, it requests single objects only, so its cost does not depend on the number of
+	// pods.
 	look(ctx context.Context, n *site) error
 	// make creates or repairs the part, under the exclusive lock. It reports whether anything was missing that other
-	// networks share. The next make completes one that was interrupted.
+	// networks share. After an interruption, the next make completes the part.
 	make(ctx context.Context, n *site) (changed bool, err error)
 }
 
@@ -33,7 +34,7 @@ func parts() []part {
 	}
 }
 
-// site is a network in the state that a call finds on the node, or creates.
+// site describes a network as a call finds it on the node, or creates it.
 type site struct {
 	s           *session
 	rec         *state.Network
@@ -41,14 +42,14 @@ type site struct {
 	want        *want // the requirements of the Add that looks, or nil
 	quick       bool  // look only for things that an Add would notice
 
-	// bridge exists if its Index is not 0. at is the link that the host uses to route for pods: the bridge, the
-	// host's link in the network's VLAN, or the NIC that the bridge shares.
+	// bridge has Index 0 if the bridge does not exist. at is the link through which the host routes to the pods. It
+	// is the bridge, the host's link in the network's VLAN, or the NIC that the bridge shares.
 	bridge, at *bridge.Link
 	share      *nft.Share // the connection of the bridge to a LAN by a NIC that is not its port, or nil
 	uplink     foundUplink
 	found      findings
 	closed     []nft.Closed // the families that the host forwards for pods only; nil before the look
-	// needsCompletion means that only the way from 127.0.0.1 to the pod's ports is missing, or that the record's pools
+	// needsCompletion means that little is missing: host ports are not reachable at 127.0.0.1, or the record's pools
 	// differ from the requested ones. complete repairs both.
 	needsCompletion bool
 	back            []nft.Endpoint // endpoints of pods that were restored
@@ -62,7 +63,7 @@ func (n *site) pods() []*state.Attachment {
 	return append(slices.Clip(n.attachments), n.want.Pod)
 }
 
-// find requests the bridge, the link with the gateways, and the uplink.
+// find looks up the bridge, the link with the gateways, and the uplink in the kernel.
 func (n *site) find(ctx context.Context) error {
 	var err error
 	if n.bridge, err = n.s.link(ctx, n.rec.Bridge); err != nil {
@@ -82,7 +83,7 @@ func (n *site) findAt(ctx context.Context) (err error) {
 	return n.findUplink(ctx)
 }
 
-// look calls look of the parts. A quick look ends with the first difference.
+// look calls the look methods of the listed parts. If n.quick is set, it stops at the first difference.
 func (n *site) look(ctx context.Context, list []part) error {
 	if err := n.find(ctx); err != nil {
 		return err
@@ -100,8 +101,8 @@ func (n *site) look(ctx context.Context, list []part) error {
 	return errors.Join(errs...)
 }
 
-// make creates or repairs all parts, and restores the network's pods. The caller declares the firewall's sets mended,
-// once all networks are (nft.Conn.Prepare).
+// make creates or repairs all parts, and then the host's side of the network's pods. When all networks are repaired,
+// the caller must call declareMended (see nft.Conn.Prepare).
 func (n *site) make(ctx context.Context) (changed bool, _ error) {
 	for i, p := range parts() {
 		did, err := p.make(ctx, n)
@@ -113,7 +114,7 @@ func (n *site) make(ctx context.Context) (changed bool, _ error) {
 	return changed, n.reattach(ctx)
 }
 
-// findings are the differences found.
+// findings collects differences between records and the kernel.
 type findings struct {
 	list []tombolo.Difference
 }
@@ -126,7 +127,7 @@ func (f *findings) advise(remedy tombolo.Remedy, format string, args ...any) {
 	f.list = append(f.list, tombolo.Difference{Text: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
-// texts returns the findings in words.
+// texts returns the differences as texts.
 func (f *findings) texts() []string { return printable.Texts(f.list) }
 
 // addAll adds differences. Those without a remedy get this one.

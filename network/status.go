@@ -13,9 +13,10 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// Ready returns the reason why an Add to a network could not succeed now, or nil. leases describes how its pods lease
-// their addresses, or is nil. It does not take the lock, since runtimes ask every few seconds. It changes nothing,
-// except for the rules that Check deletes, too.
+// Ready returns nil if an Add to the network could succeed now, and otherwise an error with the reason. leases
+// describes how the network's pods lease their addresses; it is nil if they do not. Ready takes no lock, since
+// runtimes call it every few seconds. It changes nothing, with one exception. If the host has become a router, it
+// deletes the rules that stop forwarding for others, as Check does.
 func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := nw.check(); err != nil {
 		return err
@@ -65,7 +66,7 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	return err
 }
 
-// allocatorReady asks the network's allocator.
+// allocatorReady returns an error if the network's allocator could not allocate an address now.
 func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 	e, err := n.cfg.Dir.Epoch()
 	switch {
@@ -80,10 +81,12 @@ func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 	return nw.Allocator.Bind(node).Status(ctx)
 }
 
-// contestedFor is how long a report of tombolod is valid: it looks once in a minute.
+// contestedFor is how long a report of tombolod is valid. As long as its cause lasts, tombolod renews the report once
+// a minute.
 const contestedFor = 3 * time.Minute
 
-// refuseContested returns an error that names the program which undoes tombolod's repairs of the firewall.
+// refuseContested returns an error if another program undoes tombolod's repairs of the firewall again and again. The
+// error names that program.
 func refuseContested(dir *state.Dir) error {
 	f, err := dir.Contested()
 	if err != nil {

@@ -25,8 +25,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// surroundings holds the facts about the host that an Inspect reads once: its addresses, the routes that it learnt by
-// DHCP or from routers, the rules of policy routing, and the records of all networks.
+// surroundings holds facts about the host that an Inspect reads once. These are the host's addresses, its routes from
+// DHCP and router advertisements, its policy routing rules, and the records of all networks.
 type surroundings struct {
 	addresses []addr.Address
 	learnt    []route.Route
@@ -59,8 +59,8 @@ func (h *surroundings) read(ctx context.Context, s *session) (err error) {
 	return err
 }
 
-// deadQueues describes the rules that hand packets to a queue without a listening program, so the kernel drops these
-// packets. An engine of NetworkPolicies that died leaves such a rule.
+// deadQueues describes the rules that pass packets to a queue (NFQUEUE) to which no program listens. The kernel drops
+// these packets. A NetworkPolicy engine that died leaves such rules.
 func (s *session) deadQueues() (texts []string, _ error) {
 	listening, err := nftnl.QueueListeners()
 	if err != nil {
@@ -74,8 +74,8 @@ func (s *session) deadQueues() (texts []string, _ error) {
 				if listening[n] {
 					continue
 				}
-				texts = append(texts, fmt.Sprintf("chain %s of table %s %s hands packets to queue %d, by its rule with "+
-					"handle %d, and the kernel drops them, since no program listens there; this helps: start that "+
+				texts = append(texts, fmt.Sprintf("chain %s of table %s %s hands packets to queue %d, by its rule "+
+					"with handle %d, and the kernel drops them, since no program listens there; this helps: start that "+
 					"program, in a cluster the engine of its NetworkPolicies",
 					nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)), nftnl.FamilyName(family),
 					nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_TABLE)), n,
@@ -90,8 +90,9 @@ func (s *session) deadQueues() (texts []string, _ error) {
 	return texts, err
 }
 
-// surroundings adds settings of the host's owner or other programs that certainly keep the pods of a network from
-// working, and notes those that may. CHECK does not report them, since no runtime can change them.
+// surroundings adds faults for those settings of the host or of other programs that certainly keep a network's pods
+// from working. It appends settings that possibly keep pods from working to in.Others. CHECK does not report such
+// settings, since no runtime can change them.
 func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *site) error {
 	if err := n.find(ctx); err != nil {
 		return err
@@ -194,9 +195,9 @@ func (in *Inspection) openings(ctx context.Context, n *site, a *state.Attachment
 	return nil
 }
 
-// clients adds the addresses and routes that a DHCP client or router advertisements gave the host on a pod's port, or
-// on the bridge of a network with the host as gateway, if Tombolo made the bridge. Then a pod directs the host's
-// traffic.
+// clients adds a fault if a DHCP client or router advertisements gave the host addresses or routes on a pod's port.
+// It also looks at a bridge that Tombolo made for a network whose gateway is the host. A pod could otherwise direct
+// the host's traffic by such addresses and routes.
 func (h *surroundings) clients(ctx context.Context, n *site) error {
 	links, err := n.s.Links.Veths(ctx)
 	if err != nil {
@@ -240,7 +241,8 @@ func (h *surroundings) clients(ctx context.Context, n *site) error {
 	return nil
 }
 
-// gateways adds changes of others to the link with the gateways of a network, and to the ways from and to it.
+// gateways adds faults that other programs cause at the link with the network's gateways, and in the routes to and
+// from it.
 func (in *Inspection) gateways(ctx context.Context, host *surroundings, n *site) error {
 	if len(n.rec.Gateways) == 0 {
 		return nil
@@ -273,8 +275,8 @@ func (in *Inspection) gateways(ctx context.Context, host *surroundings, n *site)
 }
 
 // strangeAddresses finds addresses of the gateways' link that no network has on record. Such an address directs its
-// subnet to the bridge. It is a difference if the host has another route there, such as one to another node's pods.
-// Addresses with a lifetime belong to a running program.
+// subnet to the bridge. If the host has another route to that subnet, such as a route to another node's pods, the
+// address is a fault. strangeAddresses skips addresses with a lifetime, which belong to a running program.
 func (in *Inspection) strangeAddresses(ctx context.Context, host *surroundings, n *site) error {
 	routes := n.s.Links.Routes()
 	for _, a := range host.addresses {
@@ -311,8 +313,8 @@ func (in *Inspection) strangeAddresses(ctx context.Context, host *surroundings, 
 	return nil
 }
 
-// deafLinks notes links that ignore router advertisements because the host forwards IPv6, if the host has no IPv6
-// default route.
+// deafLinks notes links that ignore router advertisements because the host forwards IPv6. It notes them only if the
+// host has no IPv6 default route.
 func (in *Inspection) deafLinks(ctx context.Context, s *session, host *surroundings) error {
 	if _, err := s.Links.Routes().Get(ctx, routing.Outside(netip.IPv6Unspecified())); !route.NoRoute(err) {
 		return err
@@ -337,9 +339,9 @@ func (in *Inspection) deafLinks(ctx context.Context, s *session, host *surroundi
 	return nil
 }
 
-// misrouted asks the kernel for the way of packets from the host's addresses to pods of one gateway's subnet, and
-// from these pods to other destinations, if a rule of policy routing is involved. wayPart finds settings that direct
-// packets from any address away from the bridge.
+// misrouted adds faults caused by policy routing rules. It asks the kernel for the route from each of the host's
+// addresses to a pod of the gateway's subnet. It also asks for the route from the pods to other destinations. wayPart
+// finds the settings that direct packets from every address away from the bridge.
 func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, pods []netip.Addr) error {
 	routes, at := n.s.Links.Routes(), n.at
 	for _, a := range h.addresses {
@@ -384,9 +386,10 @@ func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, 
 	return nil
 }
 
-// cutBridges returns the bridges of others whose ports the host's firewall separates while br_netfilter shows it
-// bridged packets, or would separate once a network on the planned bridge needs that. If a drop rule names the bridge,
-// it is its owner's. On bridges of networks a rule of ours lets bridged packets pass.
+// cutBridges describes other programs' bridges whose ports the host's firewall separates, because br_netfilter passes
+// bridged packets to the firewall. With a planned bridge, it also describes the bridges that would be separated once
+// br_netfilter is loaded. It skips a bridge that a drop rule names, since the rule's owner intends that. It skips the
+// networks' own bridges, where a rule of ours accepts bridged packets.
 func (s *session) cutBridges(ctx context.Context, planned string) (texts []string, _ error) {
 	setting, err := sysctl.Read("net/bridge/bridge-nf-call-iptables")
 	if setting == "0" || err != nil && planned == "" {

@@ -40,7 +40,7 @@ func (s *session) withNIC(ctx context.Context, nic string, do func(rec *uplink.R
 	return do(rec, undone)
 }
 
-// loadTake reads the record of a NIC. It returns nil if there is none in this epoch of the node.
+// loadTake reads the record of a NIC's takeover. It returns nil if there is none from this epoch.
 func (s *session) loadTake(nic string) (rec *uplink.Record, _ error) {
 	data, err := s.Dir.Uplink(nic).Load()
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, state.ErrStale) {
@@ -53,7 +53,7 @@ func (s *session) loadTake(nic string) (rec *uplink.Record, _ error) {
 	return rec, stateError(err)
 }
 
-// about calls do under the lock that keeps Adds away.
+// about takes the state's exclusive lock, so that no Add works at the same time, and calls do.
 func (u Uplinks) about(ctx context.Context, nic string, do func(*session) error) error {
 	if err := checkNIC(nic); err != nil {
 		return err
@@ -66,9 +66,9 @@ func (u Uplinks) about(ctx context.Context, nic string, do func(*session) error)
 	})
 }
 
-// PlanTake describes the work of Take: steps has a line for each action, moves are the addresses that move, and
-// warnings are about things that work differently afterwards. It changes nothing. For a NIC that is already taken
-// over the error matches ErrConflict.
+// PlanTake describes the work of Take. steps has a line for each action, moves lists the addresses that would move,
+// and warnings describe differences afterwards. PlanTake changes nothing. If the NIC is already taken over or shared,
+// the error matches ErrConflict.
 func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps string, moves []netip.Addr,
 	warnings []string, _ error) {
 	if err := checkNIC(nic); err != nil {
@@ -97,7 +97,7 @@ func explainNIC(err error, nic string) error {
 	return err
 }
 
-// refuseTake refuses a NIC that is already taken over or shared.
+// refuseTake returns an error if the NIC is already taken over or shared.
 func (s *session) refuseTake(ctx context.Context, nic string) error {
 	rec, err := s.loadTake(nic)
 	if err != nil {
@@ -132,7 +132,8 @@ func (s *session) refuseTake(ctx context.Context, nic string) error {
 	return err
 }
 
-// Take makes a NIC a port of a bridge, which gets the host's addresses and routes. An Add never takes one over.
+// Take makes a NIC a port of a bridge, and moves the host's addresses and routes from the NIC to the bridge. Take is
+// for an operator's command; an Add never takes a NIC over.
 func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 	want := uplink.Uplink{NIC: nic, Bridge: bridgeName, Alias: endpoint.BridgeAlias}
 	return u.about(ctx, nic, func(s *session) error {
@@ -150,8 +151,9 @@ func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 	})
 }
 
-// Restore gives a NIC back that Take took over. While pods are on the LAN through it, the error is ErrAttached. A
-// bridge may be named, to avoid mistakes.
+// Restore undoes Take: it removes the NIC from the bridge, and moves the addresses and routes back. While pods are on
+// the LAN through the NIC, the error matches ErrAttached. If bridgeName is not empty, it must be the NIC's bridge,
+// which avoids mistakes.
 func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 	return u.node.nameDead(ctx, "", u.about(ctx, nic, func(s *session) error {
 		if err := refusePodsBehind(s, nic); err != nil {
@@ -212,7 +214,7 @@ func (s *session) refuseLost(ctx context.Context, rec *uplink.Record) error {
 		rec.NIC, strings.Join(lost, " and "), rec.Bridge, strings.Join(commands, " && "))
 }
 
-// finishTakes completes interrupted work on NICs.
+// finishTakes completes or undoes the interrupted work on all NICs.
 func finishTakes(ctx context.Context, s *session) error {
 	nics, err := s.Dir.Uplinks()
 	err = stateError(err)

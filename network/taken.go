@@ -17,9 +17,10 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// refuseTaken returns an error if an address of a pod on a LAN is the host's or a gateway's. Then it makes the kernel
-// ask the LAN for the pod's addresses. Machines answer while the Add continues, and refuseAnswered looks for their
-// answers. It waits for them only with DetectConflicts. DHCP has separate methods: see refuse.
+// refuseTaken returns an error if an address of a pod on a LAN belongs to the host or is a gateway. Then it makes the
+// kernel ask the LAN for the pod's addresses. Machines answer while the Add continues, and refuseAnswered looks for
+// their answers later. If DetectConflicts is true, refuseTaken waits for the answers itself. It does not check
+// addresses from DHCP, which the method adding.refuse checks.
 func (a *adding) refuseTaken(ctx context.Context) error {
 	if !a.namesAddresses() {
 		return nil
@@ -57,7 +58,7 @@ func (a *adding) refuseTaken(ctx context.Context) error {
 	return poll(ctx, neighbourPause, neighbourWait, func() (bool, error) { return false, a.refuseAnswered(nil) })
 }
 
-// namesAddresses reports whether the pod has addresses on a LAN that no DHCP server has just granted.
+// namesAddresses reports whether the pod has addresses on a LAN that no DHCP server has just assigned.
 func (a *adding) namesAddresses() bool {
 	return a.nw.Exit != "" && (a.leasing == nil || a.unconfirmed()) && a.built.at.Index != 0
 }
@@ -71,15 +72,16 @@ func (a *adding) taken(own netip.Addr, why error) error {
 		a.built.at.Name, own, why)
 }
 
-// askFor makes the kernel ask for the machine that has an address, as before it sends there. It does not change an
-// operator's entry. For IPv6 the kernel sends no request if the host has no IPv6 address on the link.
+// askFor makes the kernel ask the LAN which machine has an address, as the kernel does before it sends packets there.
+// It does not change an operator's permanent entry. For IPv6 the kernel sends no request if the host has no IPv6
+// address on the link.
 func askFor(conn *nl.Conn, link int, own netip.Addr) error {
 	has, err := routing.Find(conn, link, own)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) || has.State == routing.Permanent {
 		return err
 	}
 
-	// The machine that had the address may be gone.
+	// First discard an old neighbour entry, since the machine that it names may be gone. Then make the kernel ask.
 	forget := routing.Neighbour{Addr: own, Link: link, State: routing.Failed}
 	request := forget
 	request.Flags = routing.Use
@@ -90,8 +92,9 @@ func askFor(conn *nl.Conn, link int, own netip.Addr) error {
 	return nil
 }
 
-// refuseAnswered returns an error if a machine with a MAC other than the pod's has answered for an address of the
-// pod.
+// refuseAnswered returns an error if a machine with a MAC other than mac has answered for an address of the pod. The
+// Add calls it first with nil, and at last with the pod's MAC. The last call also deletes the neighbour entries that
+// askFor made.
 func (a *adding) refuseAnswered(mac net.HardwareAddr) error {
 	if !a.namesAddresses() || a.skipsDetection() {
 		return nil

@@ -23,28 +23,29 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// uplinkPart connects the bridge of a network to the LAN by a NIC of the host. A NIC that is a port of the bridge is
-// used as it is. Every other NIC stays the host's, and the bridge shares it (package share).
+// uplinkPart is the part of a network that connects its bridge to the LAN through a NIC of the host. A NIC that is a
+// port of the bridge is used as it is. Otherwise the host keeps the NIC, and the bridge shares it (package share).
 type uplinkPart struct{}
 
-// foundUplink is the NIC of a network in the state that a call finds.
+// foundUplink describes the NIC of a network as a call finds it.
 type foundUplink struct {
 	nic    *bridge.Link // Index 0 if the host has no such link; nil if the network has no uplink
 	shared bool         // it is no port of the bridge
 	ready  bool         // the share needs no Ensure, as far as single requests show
 }
 
-// shareOf describes how a network shares its NIC.
+// shareOf returns the description of a network's share of its NIC.
 func shareOf(rec *state.Network) share.Share {
 	return share.Share{
 		NIC: rec.Uplink, Bridge: rec.Bridge, Alias: endpoint.ShareAlias, Promiscuous: !rec.MadePromiscuous,
 	}
 }
 
-// shares returns access to the shares of NICs.
+// shares returns a connection for the shares of NICs. It uses the session's socket.
 func (s *session) shares() *share.Conn { return share.On(s.Links.Socket()) }
 
-// findUplink requests the NIC, and the pair if the bridge shares the NIC. The host routes for pods through that NIC.
+// findUplink looks up the network's NIC and, if the bridge shares the NIC, the veth pair of the share. In that case
+// n.at becomes the NIC, since the host routes through it to the pods.
 func (n *site) findUplink(ctx context.Context) error {
 	n.share, n.uplink = nil, foundUplink{}
 	if n.rec.Uplink == "" {
@@ -85,7 +86,7 @@ func (n *site) findUplink(ctx context.Context) error {
 	return nil
 }
 
-// sharedNIC returns the name of the NIC that the bridge shares, or "".
+// sharedNIC returns the name of the NIC that the bridge shares, or "" if it shares none.
 func (n *site) sharedNIC() string {
 	if n.share == nil {
 		return ""
@@ -93,8 +94,9 @@ func (n *site) sharedNIC() string {
 	return n.share.NIC
 }
 
-// followNIC records the NIC that the bridge shares now with a pod. The keys of the pod's elements contain its name.
-// So the old elements are deleted, and endpointPart adds new ones. While the host has no such NIC they stay.
+// followNIC writes the name of the NIC that the bridge shares now into a pod's record. The keys of the pod's elements
+// contain that name, so followNIC deletes the old elements, and endpointPart adds new ones. While the host has no
+// such NIC, the old elements stay.
 func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 	if a.State != state.Ready {
 		a.NIC = n.sharedNIC() // its Add, which is in progress, records it
@@ -119,8 +121,8 @@ func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 	return err
 }
 
-// noIPv6 returns the path of the parameter that makes the host accept no IPv6 packet from a bridge, or "" without
-// IPv6.
+// noIPv6 returns the path of a bridge's parameter disable_ipv6, which makes the host accept no IPv6 packet from the
+// bridge. It returns "" if the kernel has no IPv6.
 func noIPv6(bridgeName string) string {
 	path := sysctl.Link("ipv6", bridgeName, "disable_ipv6")
 	if !sysctl.Exists(path) {
@@ -190,8 +192,9 @@ func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, n.findAt(ctx)
 }
 
-// recordUplink records a network with an uplink before any of it is created, without its configuration. So a removal
-// finds the remains of a killed Add, and knows whether the NIC was promiscuous before. The next Add creates the rest.
+// recordUplink writes the record of a network with an uplink before any of its objects is created. The record lacks
+// the hash of the configuration, so the next Add builds the network again. After a kill, a removal finds the remains
+// by the record, and knows whether the NIC was promiscuous before.
 func recordUplink(ctx context.Context, s *session, rec *state.Network) error {
 	records, _, err := s.Dir.ListNetworks()
 	if err != nil || rec.Uplink == "" {
@@ -209,22 +212,24 @@ func recordUplink(ctx context.Context, s *session, rec *state.Network) error {
 			return err
 		}
 
-		// Without a record, a pair belongs to an earlier network whose record was lost.
+		// There is no record. If the pair exists, it belongs to an earlier network whose record was lost, and that
+		// network made the NIC promiscuous.
 		rec.MadePromiscuous = n.share != nil || !n.uplink.nic.Promiscuous && n.uplink.shared
 	}
 
 	return saveEarly(s, rec)
 }
 
-// saveEarly puts a network on record without its configuration, so that the next Add builds it again.
+// saveEarly writes a network's record without the hash of its configuration, so that the next Add builds the network
+// again.
 func saveEarly(s *session, rec *state.Network) error {
 	early := *rec
 	early.ConfigHash = ""
 	return stateError(s.Dir.SaveNetwork(&early))
 }
 
-// refuseUplink returns an error, with advice, if the NIC of a network cannot be its uplink. It requests single
-// objects only.
+// refuseUplink returns an error, with advice, if the NIC cannot be the network's uplink. shared reports whether the
+// bridge shares the NIC; it is false if the NIC is a port of the bridge.
 func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared bool, _ error) {
 	nic, err := s.shares().Find(ctx, shareOf(rec))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -284,7 +289,8 @@ func noLink(nic string) error {
 	return failf(ErrNoLink, "uplink %s: the host has no such link (ip link shows those that there are)", nic)
 }
 
-// refuseHostsBridge refuses a bridge with addresses of the host: it belongs to another network than the NIC.
+// refuseHostsBridge returns an error if another program's bridge has an address of the host. Such a bridge belongs to
+// a different network than the NIC.
 func refuseHostsBridge(ctx context.Context, s *session, nic, l *bridge.Link) error {
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
 	for _, a := range have {
@@ -299,7 +305,8 @@ func refuseHostsBridge(ctx context.Context, s *session, nic, l *bridge.Link) err
 	return err
 }
 
-// refuseOtherShare refuses a second bridge for one NIC, and a second NIC for one bridge.
+// refuseOtherShare returns an error if another network shares the NIC with a different bridge, or another NIC with
+// the bridge.
 func refuseOtherShare(s *session, rec *state.Network) error {
 	others, err := s.others(rec.Name)
 	for _, o := range others {
@@ -315,7 +322,7 @@ func refuseOtherShare(s *session, rec *state.Network) error {
 	return err
 }
 
-// removeShare removes the share of a network unless another network on the bridge needs it.
+// removeShare removes the share of a network's NIC, unless another network on the bridge needs it.
 func removeShare(ctx context.Context, s *session, rec *state.Network) error {
 	if rec.Uplink == "" {
 		return nil
@@ -327,7 +334,7 @@ func removeShare(ctx context.Context, s *session, rec *state.Network) error {
 	return errors.Join(s.Firewall.RemoveShare(ctx, rec.Bridge), s.shares().Remove(ctx, shareOf(rec)))
 }
 
-// checkNIC returns an error for an impossible name of a link.
+// checkNIC returns an error if nic cannot be the name of a link.
 func checkNIC(nic string) error {
 	if !ident.IsLinkName(nic) {
 		return failf(ErrInvalid, "uplink %q cannot name a link", nic)
@@ -335,14 +342,15 @@ func checkNIC(nic string) error {
 	return nil
 }
 
-// Uplinks are the NICs of the host that connect bridges to a LAN.
+// Uplinks provides the operations on the host's NICs that connect bridges to a LAN.
 type Uplinks struct{ node *Node }
 
-// Uplinks returns access to the NICs that are, or may be, shared or taken over.
+// Uplinks returns access to the NICs that are shared or taken over, or may be.
 func (n *Node) Uplinks() Uplinks { return Uplinks{n} }
 
-// PlanShare describes in lines the objects that the first Add of a network with this NIC and bridge creates, and in
-// warnings the surprising limitations. The error is the reason why the NIC cannot be shared. It changes nothing.
+// PlanShare describes the objects that the first Add of a network with this NIC and bridge would create, one a line.
+// The warnings describe limitations that may surprise the operator. PlanShare returns an error if the NIC cannot be
+// shared. It changes nothing.
 func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, warnings []string, _ error) {
 	if err := checkNIC(nic); err != nil {
 		return nil, nil, err
@@ -400,8 +408,8 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	return lines, append(warnings, cut...), err
 }
 
-// tryShare creates a share in a new network namespace, which is deleted afterwards with its content. The error is the
-// kernel's refusal.
+// tryShare checks that the kernel supports shares: it creates one in a new network namespace, and deletes the
+// namespace. The error is the kernel's refusal.
 func (n *Node) tryShare(ctx context.Context) error {
 	ns, err := netns.New()
 	if err != nil {
@@ -439,7 +447,7 @@ func (n *Node) tryShare(ctx context.Context) error {
 	return err
 }
 
-// children lists the macvlan and ipvlan links on top of a NIC, here or in another namespace.
+// children lists the macvlan and ipvlan links of this namespace on top of a NIC.
 func (s *session) children(ctx context.Context, nic string) (list []string, _ error) {
 	on, err := s.link(ctx, nic)
 	if err != nil {
@@ -458,7 +466,7 @@ func (s *session) children(ctx context.Context, nic string) (list []string, _ er
 	return list, err
 }
 
-// childText describes the frames that a macvlan on a shared NIC does not get.
+// childText describes for the operator which frames a macvlan or ipvlan link on a shared NIC does not get.
 func childText(child, nic string) string {
 	return fmt.Sprintf("%s rests on %s: pods hear what it sends, and it does not hear what pods send to it alone",
 		child, nic)
@@ -472,12 +480,12 @@ type UplinkReport struct {
 	State string `json:"state"`
 	// Networks lists the bridge's networks with this uplink.
 	Networks []string `json:"networks,omitempty"`
-	// Differences are the faults, or why they are not known.
+	// Differences lists the faults, or the error that prevented the search for faults.
 	Differences []string `json:"differences"`
 }
 
-// List reports on the NICs that are shared or taken over, or on one of them if nic is not empty. It takes no lock and
-// changes nothing.
+// List returns a report on each NIC that is shared or taken over. If nic is not empty, it reports on that NIC only.
+// It takes no lock and changes nothing.
 func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	s, err := u.node.openKnown(ctx)
 	if err != nil {
@@ -507,7 +515,7 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 		case known >= 0:
 			list[known].Networks = append(list[known].Networks, rec.Name)
 		case err == nil && n.share == nil:
-			// List nothing: the bridge does not share the NIC yet, or the NIC is a port of the bridge.
+			// The bridge does not share the NIC yet, or the NIC is a port of the bridge: report nothing.
 		default:
 			if err == nil {
 				err = uplinkPart{}.look(ctx, n)
@@ -524,7 +532,7 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	return slices.DeleteFunc(list, func(r UplinkReport) bool { return nic != "" && r.NIC != nic }), nil
 }
 
-// neighboursOf notes the limitations of a network's share for links beside it.
+// neighboursOf notes in in.Others the limitations that a share means for macvlan and ipvlan links on the same NIC.
 func (in *Inspection) neighboursOf(ctx context.Context, n *site) error {
 	if !n.uplink.shared || n.uplink.nic.Index == 0 {
 		return nil

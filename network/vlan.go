@@ -11,8 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// defaultVLAN returns the VLAN for ports of networks without VLANs, on a bridge of ours that separates VLANs. On
-// another bridge, there is only one VLAN, or its owner decides.
+// defaultVLAN returns the VLAN of ports whose networks have no VLAN setting, on one of our bridges that separates
+// VLANs. On any other bridge it returns the zero Membership: there is only one VLAN, or the bridge's owner decides.
 func defaultVLAN(br *bridge.Link) (m vlan.Membership) {
 	if br.Bridge != nil && br.Bridge.VLANFiltering && br.Alias == endpoint.BridgeAlias {
 		m.ID = 1
@@ -20,8 +20,9 @@ func defaultVLAN(br *bridge.Link) (m vlan.Membership) {
 	return m
 }
 
-// inDefault calls do for the links that a network without VLANs needs in the default VLAN: the bridge, if the host is
-// in the network, and its uplink. They may be in others too.
+// inDefault calls the function do for the links that a network without a VLAN setting needs in the default VLAN.
+// These are the bridge, if the host is in the network, and the uplink if it is a port. The links may be in other
+// VLANs too.
 func (n *site) inDefault(ctx context.Context, do func(index int, name string, m vlan.Membership) error) error {
 	m := defaultVLAN(n.bridge)
 	if m.IsZero() || len(n.rec.Gateways) == 0 && n.rec.Uplink == "" {
@@ -41,16 +42,15 @@ func (n *site) inDefault(ctx context.Context, do func(index int, name string, m 
 	return do(nic.Index, nic.Name, m)
 }
 
-// hostVLAN returns the host's link in the VLAN of a network. ok is false if the network has no VLAN, or the host is
-// no gateway there.
+// hostVLAN returns the host's link in the VLAN of a network. ok is false if the network has no VLAN.ID, or if the
+// host is not its gateway.
 func hostVLAN(rec *state.Network, l *bridge.Link) (_ vlan.Link, ok bool) {
 	return vlan.Link{Bridge: l.Index, Name: rec.GatewayLink(), ID: rec.VLAN.ID, MTU: l.MTU, MAC: l.MAC,
 			Alias: endpoint.BridgeAlias},
 		rec.VLAN.ID != 0 && len(rec.Gateways) > 0
 }
 
-// carried returns the VLANs that a network's uplink carries with their tags. Its frames without a tag are the host's
-// own.
+// carried returns the VLANs that a network's uplink carries with tags. Frames without a tag are the host's own.
 func carried(rec *state.Network) vlan.Ranges {
 	m := rec.VLAN
 	if m.ID != 0 {
@@ -59,7 +59,8 @@ func carried(rec *state.Network) vlan.Ranges {
 	return m.Trunk
 }
 
-// vlanPart is the host's link and the uplink's membership in the network's VLANs.
+// vlanPart is the part with the host's link in the network's VLAN, and with the uplink's membership in the network's
+// VLANs.
 type vlanPart struct{}
 
 func (vlanPart) look(ctx context.Context, n *site) error {
@@ -136,7 +137,7 @@ func ensureVLANs(ctx context.Context, n *site) (changed bool, _ error) {
 	return changed || joined, err
 }
 
-// nic returns the network's uplink, if it has one that is a port of the bridge.
+// nic returns the network's uplink if it is a port of the bridge, and otherwise nil.
 func (n *site) nic(ctx context.Context) (*bridge.Link, error) {
 	if n.rec.Uplink == "" {
 		return nil, nil

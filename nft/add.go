@@ -12,11 +12,13 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Add adds an endpoint, in one transaction with a few elements. Its time does not grow with the number of endpoints.
+// Add adds the elements of an endpoint in one transaction. The time it takes does not depend on the number of
+// endpoints.
 //
-// If one of the elements exists, or one that excludes it, the error is a *ConflictError, which matches fs.ErrExist. A
-// port on all addresses and the same port on one address of the family exclude each other. See Replace. If the table
-// or a set is missing, the error matches fs.ErrNotExist, and Ensure can repair it. After an error, nothing was added.
+// If one of the elements already exists, Add returns a *ConflictError, which matches fs.ErrExist. The same happens if
+// an existing element excludes a new one. A port published on all addresses and the same port on one address of the
+// family exclude each other. Replace can take over such elements. If the table or a set is missing, the error matches
+// fs.ErrNotExist, and Ensure can repair it. If Add returns an error, it has added nothing.
 func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	if err := ep.check(); err != nil {
 		return err
@@ -57,8 +59,8 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	})
 }
 
-// findConflict returns the error for the element that makes the kernel refuse an endpoint's elements, and for its
-// owner.
+// findConflict looks for the element that made the kernel refuse the endpoint's elements, and returns a
+// *ConflictError for it. If there is no such element any more, it returns nftnl.ErrOvertaken.
 func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 	have, err := c.tables.Lookup(elements)
 	if err != nil {
@@ -79,7 +81,7 @@ func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 	return nftnl.ErrOvertaken // it is gone again
 }
 
-// explainMissing adds an explanation to the error about a missing set.
+// explainMissing adds an explanation to an error that matches fs.ErrNotExist. It returns other errors unchanged.
 func explainMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the network's firewall is not (or no longer) set up: %w", err)
@@ -87,14 +89,15 @@ func explainMissing(err error) error {
 	return err
 }
 
-// Replace adds endpoints even if others' elements are in the way. It leaves correct elements alone. It takes over the
-// elements of other owners, and published ports that exclude those of the endpoints. In the same transaction it
-// removes the elements that a guarded endpoint needed before it had an address or without SLAAC. For other former
-// addresses see Move. Each endpoint is added completely, or stays as it was. After an error, the endpoints before the
-// failed one have been added.
+// Replace adds the elements of endpoints even if they conflict with existing elements. It keeps elements that are
+// already correct. It takes over elements of other owners, and deletes published ports that exclude new ones. In the
+// same transaction, it deletes elements that a guarded endpoint needed earlier, before it had an address or while it
+// had SLAAC set. To delete other former addresses, use Move. Each endpoint is added completely or not at all. After
+// an error, endpoints before the failed one may have been added.
 //
-// Replace is for a caller that knows the endpoint to be right: if a stale element is in a new pod's way, or after
-// Ensure created a set again. The error matches fs.ErrNotExist if the table or a set is missing.
+// Use Replace only if the endpoint is known to be right. Examples are a stale element that conflicts with a new pod,
+// and endpoints to restore after Ensure created a set again. The error matches fs.ErrNotExist if the table or a set
+// is missing.
 func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 	for i := range eps {
 		if err := eps[i].check(); err != nil {
@@ -122,7 +125,7 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 	return nil
 }
 
-// commented returns an endpoint's elements with its comment.
+// commented returns the endpoint's elements together with the comment that names their owner.
 func (ep *Endpoint) commented() []ruleset.ElementState {
 	comment := ep.comment()
 	var list []ruleset.ElementState
@@ -140,9 +143,10 @@ func withoutComments(list []ruleset.ElementState) []ruleset.Element {
 	return elements
 }
 
-// replace adds the elements of group in place of elements with the same keys and of those that exclude them. It
-// removes the elements in gone, if they exist with their comments. No element is in both lists. refuse, unless nil,
-// is called with the elements to be replaced, and its error ends the call.
+// replace adds the elements in group. It deletes existing elements with the same keys and existing elements that
+// exclude them. It also deletes the elements in gone that exist with the same comment. No element may be in both
+// lists. If refuse is not nil, replace calls it with the existing elements that it would overwrite or that exclude
+// new ones. Entries may be nil. An error from refuse ends the call.
 func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState,
 	refuse func(is []*ruleset.ElementState) error) error {
 	elements := withoutComments(group)
@@ -167,8 +171,8 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState,
 			}
 		}
 
-		// An element that excludes one of the group may be in gone too. If two elements of the group contradict each
-		// other, the kernel refuses them.
+		// An excluding element may be in gone too, so delete each element only once. If two elements of the group
+		// contradict each other, the kernel refuses the transaction.
 		settled := map[string]bool{}
 		remove := func(el ruleset.Element) {
 			if id := el.ID(); !settled[id] {
@@ -202,25 +206,25 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState,
 	})
 }
 
-// Move changes an endpoint from old to next in one transaction, for example when its lease gave it another address or
-// its first one. A reader sees either the old elements or the new ones, and so do packets, except for a packet that a
-// rule on another processor is handling at that moment. So a guarded port is never open and never shut, and a
-// published port always leads to one of the addresses.
+// Move changes an endpoint from old to next in one transaction, for example when a new lease changes its address. A
+// listing shows either the old elements or the new ones, and so do lookups for packets. The only exception is a
+// packet that another processor is handling at that moment. So a guarded port is neither unprotected nor blocked in
+// between, and a published port always leads to one of the addresses.
 //
-// old and next have the same Owner and Network. Move adds the elements of next like Replace. It removes the elements
-// that only old has like Remove, if they exist and belong to the owner. So it may be called again, and surplus
-// elements in old do no harm. Existing connections keep their address.
+// old and next must have the same Owner and Network. Move adds the elements of next in the same way as Replace. It
+// deletes elements that only old has in the same way as Remove: only if they exist and belong to the owner. So Move
+// can be repeated, and old may list more than there is. Existing connections keep their address.
 //
-// The error matches fs.ErrNotExist if the table or a set is missing. Ensure can repair this, and nothing has changed
-// then.
+// If the table or a set is missing, the error matches fs.ErrNotExist, and Move has changed nothing. Ensure can repair
+// this.
 func (c *Conn) Move(ctx context.Context, old, next Endpoint) error {
 	return c.move(ctx, old, next, nil)
 }
 
-// Update is Move for an endpoint that takes nothing from others. As with Add, the error is a *ConflictError if
-// another owner has an element of the new endpoint or one that excludes it, and nothing has changed then. The owner's
-// own elements are no conflict. Thus an endpoint that Add guarded before its port existed gets its host ports, and is
-// guarded throughout.
+// Update is like Move, but never takes over elements of other owners. If another owner has an element of next, or an
+// element that excludes one, Update returns a *ConflictError, as Add does, and changes nothing. Elements of the same
+// owner are no conflict. For example, Update adds the host ports of an endpoint that Add guarded before its port
+// existed, and the endpoint stays guarded throughout.
 func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 	comment := next.comment()
 	return c.move(ctx, old, next, func(is []*ruleset.ElementState) error {
@@ -233,7 +237,7 @@ func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 	})
 }
 
-// move implements Move and Update. refuse is nil if everything is taken over.
+// move implements Move and Update. If refuse is nil, move takes over elements of other owners.
 func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*ruleset.ElementState) error) error {
 	for _, ep := range []*Endpoint{&old, &next} {
 		if err := ep.check(); err != nil {
@@ -263,11 +267,12 @@ func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*r
 	return explainMissing(c.replace(ctx, group, gone, refuse))
 }
 
-// A port on all addresses and the same port on one address exclude each other. They are entries of two maps. The
-// kernel refuses an existing key, but does not know that a key in another map must not exist. So this package looks
-// that key up, or lists the map, and ties the transaction to the generation that it has seen.
+// A port on all addresses and the same port on one address exclude each other. They are keys of two different maps.
+// The kernel refuses a key that already exists in the same map, but does not compare different maps. So this package
+// looks for the other key, and then ties the transaction to the nf_tables generation of that lookup.
 
-// publishedPorts holds the host ports that some elements publish: on all addresses, and on one address.
+// publishedPorts records host ports that elements publish. The first bool means "on all addresses", and the second
+// one "on one address".
 type publishedPorts map[string][2]bool
 
 func publishedBy(elements []ruleset.Element) publishedPorts {
@@ -281,13 +286,13 @@ func publishedBy(elements []ruleset.Element) publishedPorts {
 	return list
 }
 
-// exclude reports whether one of the elements excludes el.
+// exclude reports whether one of the recorded ports excludes the element el.
 func (list publishedPorts) exclude(el ruleset.Element) bool {
 	port, onAll := el.HostPort()
 	return onAll && list[port][1] || !onAll && list[port][0]
 }
 
-// findExcluding returns the existing elements that exclude some of the given elements.
+// findExcluding returns the existing elements in the kernel that exclude some of the given elements.
 func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementState, error) {
 	var onAll []ruleset.Element
 	var onOne []ruleset.Place // maps of ports; each entry may be an excluding one
@@ -324,8 +329,8 @@ func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementStat
 	return excluding, err
 }
 
-// portOf returns the requested name of the endpoint's port that an element publishes or excludes, or "" for elements
-// of other sets.
+// portOf returns the text of the endpoint's port (Port.String) that the element publishes or excludes. For elements
+// of other sets, it returns "".
 func (ep *Endpoint) portOf(el ruleset.Element) string {
 	for _, p := range ep.Ports {
 		for _, a := range ep.firstAddrs() {

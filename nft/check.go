@@ -11,11 +11,10 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Check compares the firewall with the needs of a network, and returns the differences. Ensure repairs them. Elements
-// of endpoints are not checked: see CheckEndpoint.
+// Check compares the firewall with the intended rules of a network, and returns the differences. Ensure repairs them.
+// Check does not look at elements of endpoints: see CheckEndpoint.
 //
-// Check recognizes rules and chains by their comments. It does not notice a rule that someone replaced while keeping
-// the comment.
+// Check recognizes chains and rules by their comments. It does not notice a changed rule that kept its comment.
 func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, error) {
 	want, err := c.ruleset(&n)
 	if err != nil {
@@ -32,15 +31,15 @@ func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, erro
 			return nil
 		}
 
-		// The answers to several requests may differ in time.
+		// The answers may come from different generations, so retry if something changed in between.
 		return nftnl.Unchanged(c.tables.Conn, have.Generation)
 	})
 
 	return diffs, err
 }
 
-// CheckEndpoint compares the firewall with the needs of an endpoint, and returns the differences. Replace repairs
-// them. Additional elements are no difference, unless they make the guard allow more than it should.
+// CheckEndpoint compares the firewall with the intended elements of an endpoint, and returns the differences. Replace
+// repairs them. Additional elements are no difference, unless they make the guard permit more than it should.
 func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Difference, error) {
 	if err := ep.check(); err != nil {
 		return nil, err
@@ -76,5 +75,5 @@ func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Differ
 	return list, nil
 }
 
-// setOf returns a set's name for differences.
+// setOf returns the name of a set for the Object field of a Difference.
 func (c *Conn) setOf(at ruleset.Place) string { return c.tables.Name.Label("set", at).String() }

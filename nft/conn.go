@@ -15,28 +15,28 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// DefaultMark is the mark bit of a Config without Mark. The packet marks of NetBird, kube-proxy, portmap, netavark,
-// Calico, Tailscale, mwan3 and AWS's CNI do not use it.
+// DefaultMark is the mark bit if Config.Mark is 0. NetBird, kube-proxy, portmap, netavark, Calico, Tailscale, mwan3
+// and AWS's CNI do not use this bit.
 const DefaultMark = nftnl.DefaultMark
 
-// Config holds the parameters of Dial. The zero value, and nil, mean the caller's own namespace and DefaultMark.
+// Config holds the parameters of Dial. A nil Config and a zero field mean the defaults.
 type Config struct {
-	// NetNS is the namespace of the firewall. If nil, it is the namespace of the calling thread. It may be closed
-	// after Dial.
+	// NetNS is the network namespace of the firewall. If nil, Dial uses the namespace of the calling thread. The
+	// caller may close NetNS after Dial.
 	NetNS *netns.NS
-	// Mark is the bit (or bits) of a packet's mark which means that a pod may have the packet forwarded. 0 means
-	// DefaultMark. All programs that share a namespace must use the same one, since it is part of the rules, and
-	// Ensure replaces rules with another mark.
+	// Mark is the bit, or the bits, of the packet mark that the firewall sets on packets that may be forwarded. 0
+	// means DefaultMark. All programs that use the same table must use the same Mark, since the mark is part of the
+	// rules. Ensure replaces rules with another mark.
 	Mark uint32
-	// Table is the name of the tables. Programs that must see each other's pods share it. If empty, it is "tombolo",
-	// the name of the plugin's tables. It has at most 32 letters, digits, "_", "." and "-", and begins with a letter.
-	// Another table needs another Mark, since each table clears its Mark from its bridges' packets before it looks at
-	// them.
+	// Table is the name of the nf_tables tables. Programs that need to see each other's pods use the same Table. If
+	// empty, it is "tombolo", which Tombolo's plugin uses. It has at most 32 letters, digits, "_", "." and "-", and
+	// begins with a letter. Each Table needs its own Mark, since the rules clear the mark from packets of their
+	// bridges before they set it.
 	Table string
 }
 
-// Conn builds and reads the firewall of one network namespace. Several goroutines, and several processes, may call
-// its methods at once. Errors of the kernel are a *tombolo.OpError, or wrap one.
+// Conn manages the firewall of one network namespace. Several goroutines and several processes may use it at the same
+// time. Errors from the kernel are, or wrap, a *tombolo.OpError.
 type Conn struct {
 	tables ruleset.Tables
 	mark   uint32
@@ -44,8 +44,8 @@ type Conn struct {
 	err    error      // the error of opening it, if any
 }
 
-// Dial opens a connection. It needs CAP_SYS_ADMIN if cfg names a namespace. All operations need CAP_NET_ADMIN in the
-// user namespace that owns the network namespace.
+// Dial opens a netlink connection to nf_tables. It needs CAP_SYS_ADMIN if cfg.NetNS is set. All methods need
+// CAP_NET_ADMIN in the user namespace that owns the network namespace.
 func Dial(cfg *Config) (*Conn, error) {
 	if cfg == nil {
 		cfg = &Config{}
@@ -77,15 +77,15 @@ func on(conn *nl.Conn, cfg *Config) *Conn {
 	}
 }
 
-// Close closes the connection. Shortly after a program deleted an object, the kernel makes Close wait until the
-// memory is freed, for an RCU grace period (some 10 ms). So call it after another call that takes as long, such as
-// deleting a link.
+// Close closes the connection. Shortly after a program deleted nf_tables objects, Close blocks until the kernel has
+// freed their memory, for an RCU grace period (some 10 ms). So call Close after another call that takes as long, such
+// as deleting a link.
 func (c *Conn) Close() error {
 	return c.tables.Conn.Close()
 }
 
-// Probe returns nil if the kernel has nf_tables and permits the caller to use it. The error matches
-// errors.ErrUnsupported if nf_tables is missing, and fs.ErrPermission without CAP_NET_ADMIN.
+// Probe returns nil if the kernel has nf_tables and permits the caller to use it. Otherwise the error matches
+// errors.ErrUnsupported if nf_tables is missing, or fs.ErrPermission if CAP_NET_ADMIN is missing.
 func (c *Conn) Probe(ctx context.Context) error {
 	_, err := nftnl.Generation(c.tables.Conn)
 	if nftnl.IsMissing(err) {
@@ -97,12 +97,13 @@ func (c *Conn) Probe(ctx context.Context) error {
 	return err
 }
 
-// Socket returns the connection, for use by other packages (foreign.On). c still owns it.
+// Socket returns the connection for use by other packages, such as foreign.On. The Conn c still owns the connection.
 func (c *Conn) Socket() tombolo.Socket {
 	return nftnl.Socket{Conn: c.tables.Conn, Seen: &c.seen}
 }
 
-// retry calls try until it returns something other than a lost race.
+// retry calls the function try. If try fails because another program changed nf_tables at the same time, retry calls
+// it again, until ctx ends. If c.err is not nil, retry returns this error instead.
 func (c *Conn) retry(ctx context.Context, try func() error) error {
 	if c.err != nil {
 		return c.err
@@ -110,8 +111,8 @@ func (c *Conn) retry(ctx context.Context, try func() error) error {
 	return nftnl.Retry(ctx, try)
 }
 
-// change commits the transaction that fill writes from what it reads. It starts again if another program changes
-// nf_tables in between.
+// change has fill write a transaction, and commits it. If another program changes nf_tables before the commit, change
+// calls fill again, with a new transaction.
 func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transaction) error) error {
 	return c.retry(ctx, func() error {
 		generation, err := nftnl.SeenGeneration(c.tables.Conn)
@@ -129,7 +130,7 @@ func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transactio
 // commit commits a transaction of any kind.
 func (c *Conn) commit(t *ruleset.Transaction) error { return explainBusy(t.Commit(c.tables.Conn)) }
 
-// elements returns all elements of our sets.
+// elements returns all elements of all our sets. See ruleset.Tables.Elements.
 func (c *Conn) elements(ctx context.Context) (all []ruleset.ElementState, _ error) {
 	err := c.retry(ctx, func() (err error) {
 		all, err = c.tables.Elements()
@@ -138,7 +139,8 @@ func (c *Conn) elements(ctx context.Context) (all []ruleset.ElementState, _ erro
 	return all, err
 }
 
-// lookup returns elements by their keys; those that do not exist are nil.
+// lookup looks up elements by their keys. The result has the same order. An entry is nil if the element does not
+// exist.
 func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []*ruleset.ElementState, _ error) {
 	err := c.retry(ctx, func() (err error) {
 		have, err = c.tables.Lookup(elements)
@@ -147,7 +149,8 @@ func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []
 	return have, err
 }
 
-// commitEndpoints commits a transaction that changes only elements of endpoints.
+// commitEndpoints commits a transaction that changes only elements of endpoints. So networks that Ready found
+// complete before the transaction are still complete afterwards.
 func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	if t.Empty() {
 		return nil

@@ -13,12 +13,13 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Owner identifies the owner of an element, by a hash of its full name: up to 16 lower-case letters and digits.
+// Owner identifies the owner of an element. It is a hash of the owner's full name, or another unique name of at most
+// 16 lower-case letters and digits.
 type Owner string
 
-// OwnerOf returns the Owner of an attachment: a hash of its network, container and interface. Tombolo's plugin uses
-// it for every pod, so another program can find the pod's elements by it. (It has 44 bits: with 1,000 attachments on
-// one node, the probability of two equal ones is 1 in 35 million.)
+// OwnerOf returns the Owner of a pod's interface: a hash of its network, container ID and interface name. Tombolo's
+// plugin uses it for every pod, so other programs can find the pod's elements. The hash has 44 bits: with 1,000
+// interfaces on one node, the probability that two hashes are equal is 1 in 35 million.
 func OwnerOf(network, containerID, ifname string) Owner {
 	return Owner(ident.Hash(network, containerID, ifname))
 }
@@ -26,36 +27,40 @@ func OwnerOf(network, containerID, ifname string) Owner {
 // Endpoint describes a pod's interface for the firewall.
 type Endpoint struct {
 	Owner Owner
-	// Network is the name of the network that it belongs to.
+	// Network is the name of the network that the endpoint belongs to.
 	Network string
-	// Bridge is the name of the bridge that the pod is a port of. The pod's packets come in by that link.
+	// Bridge is the name of the bridge that the pod's port belongs to. For the host, the pod's packets come in by
+	// this link.
 	Bridge string
-	// NIC is the link that connects the bridge to a LAN (Network.Share), or empty. The host routes the pod's packets
-	// through it, and frames to the pod's MAC are sent to the bridge.
+	// NIC is the link that connects the bridge to a LAN (Share.NIC of Network.Share), or empty. The host then routes
+	// the pod's packets through the NIC, and the firewall passes frames to the pod's MAC from the NIC to the bridge.
 	NIC string
-	// Addrs are the pod's addresses. IPv4 addresses must not be mapped into IPv6.
+	// Addrs are the pod's addresses. IPv4-mapped IPv6 addresses are invalid.
 	Addrs []netip.Addr
-	// MAC is the pod's MAC. It identifies a pod without addresses, and a guard needs it. Otherwise it is unused.
+	// MAC is the pod's MAC. It is required for a pod without addresses, and for a pod with a Guard or a NIC. If the
+	// pod has an IPv6 address, Egress also applies to the link-local address made from the MAC.
 	MAC net.HardwareAddr
-	// Guard restricts the packets that the pod may send by GuardedPort, the bridge's port: the host's end of its veth
-	// pair. Other packets that come in by the port are dropped. The network must have Guard set.
+	// Guard restricts the packets that the pod may send through GuardedPort, which is the host's end of the pod's
+	// veth pair. The firewall drops all other packets that come in by this port. The network must have Network.Guard
+	// set.
 	//
-	// Frames to 01:80:c2:00:00:00 to :0f bypass the guard: the bridge learns from them and passes them to the host.
-	// See Network.Groups.
+	// The guard does not see frames to 01:80:c2:00:00:00 to :0f. The bridge passes these frames to the host, and
+	// learns their source MAC. See Network.Groups.
 	Guard       Guard
 	GuardedPort string
-	// SLAAC permits a guarded pod to use every IPv6 address, link-local or not, that ends in the interface identifier
-	// made from its MAC (modified EUI-64, RFC 4291, appendix A). Routers announce the prefixes of such addresses
-	// later, and may change them. Beyond these only Addrs are permitted: no temporary addresses (RFC 8981), and no
-	// stable opaque ones (RFC 7217).
+	// SLAAC permits a guarded pod to use every IPv6 address that ends with the interface identifier of its MAC
+	// (modified EUI-64, RFC 4291, appendix A). Routers announce the prefixes of such addresses later, and may change
+	// them, so the caller cannot list the addresses in Addrs. Temporary addresses (RFC 8981) and stable opaque
+	// addresses (RFC 7217) are not permitted, unless they are in Addrs.
 	SLAAC bool
-	// Masquerade makes the rules of its network masquerade the pod's packets. The network must have Masquerade set.
+	// Masquerade enables masquerading for the pod's packets. The network must have Network.Masquerade set.
 	Masquerade bool
-	// Ports are published on the host's addresses, each for the first of the pod's addresses of each family. A port
-	// on a host address of a family that the pod has no address of is skipped. A port that is listed twice counts
-	// once.
+	// Ports are the pod's ports to publish on the host's addresses. For each family, a port leads to the first
+	// address of that family in Addrs. A port whose HostAddr is of a family that the pod has no address of is
+	// ignored. Duplicates are ignored too.
 	Ports []Port
-	// PortSNAT selects the callers of Ports whose packets reach the pod with the host's address instead of their own.
+	// PortSNAT selects the callers of Ports that are masqueraded. The pod sees the host's address as the source of
+	// their packets.
 	PortSNAT SNAT
 	// PublishFrom limits the callers of Ports, except the host itself, to those that every list contains. An entry of
 	// a list is a prefix, an address or the name of a link that calls come in by. A protocol and host ports may
@@ -64,11 +69,12 @@ type Endpoint struct {
 	PublishFrom []string
 	// Unadmitted leaves calls of Ports to the host's firewall: they have no mark, unless a pod calls.
 	Unadmitted bool
-	// Egress lists the destinations that the pod may open connections to, among those that its network permits. It
-	// needs a Guard, so that the pod cannot send from other addresses. The network must have PodEgress set.
+	// Egress lists the destinations that the pod may open connections to. Only destinations that the network's Egress
+	// permits too are reachable. It needs a Guard, so that the pod cannot send from other addresses. The network must
+	// have Network.PodEgress set.
 	Egress Egress
-	// Callers are addresses of the pod on other bridges. Its calls of Ports from there get the host's address, like
-	// those from Addrs, since the pod rejects packets from its own addresses as forged.
+	// Callers are the pod's addresses on other bridges. If the pod calls its own Ports from one of them, the call is
+	// masqueraded, as from Addrs. Otherwise the pod would drop the packets, because their source is its own address.
 	Callers []netip.Addr
 }
 
@@ -84,8 +90,8 @@ func (o Owner) check() error {
 	return nil
 }
 
-// check returns an error if an endpoint is invalid. A valid endpoint makes keys of the right length, and a comment
-// that nft prints and parseOwner parses.
+// check returns an error if the endpoint is invalid. For a valid endpoint, the keys of all elements have the right
+// length, and nft can print the comment and parseOwner can parse it.
 func (ep *Endpoint) check() error {
 	if err := ep.Owner.check(); err != nil {
 		return err
@@ -128,7 +134,7 @@ func (ep *Endpoint) check() error {
 	return ep.checkPorts()
 }
 
-// elements returns an endpoint's elements in the sets. There is at least one, so that the endpoint can be found.
+// elements returns the endpoint's elements in all sets. There is at least one, so that a listing finds the endpoint.
 func (ep *Endpoint) elements() []ruleset.Element {
 	if len(ep.Addrs) == 0 {
 		known := ruleset.Element{Set: ruleset.InInet(ruleset.PortsSet),
@@ -155,8 +161,8 @@ func (ep *Endpoint) elements() []ruleset.Element {
 	return append(list, ep.guardElements()...)
 }
 
-// egressElements returns the elements of the endpoint's egress policy. A pod with an IPv6 address has a link-local one
-// too.
+// egressElements returns the elements for the endpoint's Egress. A pod with an IPv6 address also has a link-local
+// address, so Egress applies to that address too.
 func (ep *Endpoint) egressElements() []ruleset.Element {
 	policy, err := ruleset.ParseEgress(string(ep.Egress))
 	if err != nil || policy == nil {
@@ -169,10 +175,11 @@ func (ep *Endpoint) egressElements() []ruleset.Element {
 	return policy.PodElements(ep.link(), addrs)
 }
 
-// link returns the name of the link that the host uses to route the pod's packets.
+// link returns the name of the link through which the host routes the pod's packets: NIC if it is set, else Bridge.
 func (ep *Endpoint) link() string { return cmp.Or(ep.NIC, ep.Bridge) }
 
-// shareElements returns the elements that send frames from the LAN to the pod.
+// shareElements returns the element that makes the firewall send frames from the NIC to the pod, or nil without a
+// NIC.
 func (ep *Endpoint) shareElements() []ruleset.Element {
 	if ep.NIC == "" {
 		return nil
@@ -180,7 +187,7 @@ func (ep *Endpoint) shareElements() []ruleset.Element {
 	return []ruleset.Element{{Set: ruleset.InNetdev(ruleset.ShareSet(ep.Bridge)), Key: ep.MAC}}
 }
 
-// podElement returns the element of a pod's address behind a bridge.
+// podElement returns the element for a pod's address behind a bridge.
 func podElement(bridge string, a netip.Addr) ruleset.Element {
 	set := ruleset.Pods6Set
 	if a.Is4() {
@@ -189,7 +196,8 @@ func podElement(bridge string, a netip.Addr) ruleset.Element {
 	return ruleset.Element{Set: ruleset.InInet(set), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}
 }
 
-// traces returns all elements that an endpoint may have in the sets, since its record may be newer than its elements.
+// traces returns all elements that the endpoint may have in the kernel. An endpoint with other values of Masquerade,
+// PortSNAT or Guard may have created them, because the caller's record may be newer than the elements.
 func (ep Endpoint) traces() []ruleset.Element {
 	ep.Masquerade = true
 	if ep.PortSNAT != SNATNeeded {
@@ -206,7 +214,7 @@ func ownerComment(o Owner, networkKey string) string {
 	return ruleset.OwnerPrefix + string(o) + ":" + networkKey
 }
 
-// parseOwner parses such a comment. It returns false for any other.
+// parseOwner parses a comment from ownerComment. For any other comment, ok is false.
 func parseOwner(comment string) (owner Owner, networkKey string, ok bool) {
 	rest, ok := strings.CutPrefix(comment, ruleset.OwnerPrefix)
 	if !ok {
@@ -219,51 +227,62 @@ func parseOwner(comment string) (owner Owner, networkKey string, ok bool) {
 	return Owner(o), key, true
 }
 
-// ownerOf returns the owner and network in an element's comment. It returns false for elements that are not ours.
+// ownerOf returns the owner and the network from the comment of an element. For other programs' elements, ok is
+// false.
 func ownerOf(el *ruleset.ElementState) (owner Owner, networkKey string, ok bool) {
 	return parseOwner(el.Comment)
 }
 
-// isOf reports whether an element is that of an endpoint of a network.
+// isOf reports whether an element belongs to an endpoint of the network with the given key.
 func isOf(el *ruleset.ElementState, networkKey string) bool {
 	_, key, ok := ownerOf(el)
 	return ok && key == networkKey
 }
 
-// PodGroup is the link group (IFLA_GROUP) of the pods' ports that Network.DropReports, and the rules for multicast
-// queries (Network.Groups), apply to. A port that is removed from it, by `ip link set PORT group 0`, receives all
-// reports again, as a pod that is a multicast router needs.
+// PodGroup is the link group (IFLA_GROUP) of pods' ports. Network.DropReports and the rules about multicast queries
+// (Network.Groups) apply to ports in this group or in GatewayGroup. A pod that is a multicast router needs all
+// reports: remove its port from the group with `ip link set PORT group 0`.
 const PodGroup = ruleset.PodGroup
 
-// GatewayGroup is PodGroup for ports of a network with the host as gateway. From such a port the host accepts no
-// answers of DHCP servers, no router advertisements and no redirects (Network.Groups).
+// GatewayGroup is the link group of pods' ports in a network whose gateway is the host. All rules for PodGroup apply
+// to it. From such a port, the host also accepts no answers of DHCP servers, no router advertisements and no
+// redirects (Network.Groups).
 const GatewayGroup = ruleset.GatewayGroup
 
-// Guard is a restriction of a pod's packets. The zero Guard restricts nothing.
+// Guard restricts the source addresses and the kinds of packets that a pod may send. The zero value restricts
+// nothing.
 type Guard string
 
 const (
-	// GuardMAC checks the source address of Ethernet frames only. The pod may use any address, VLAN tags, and
-	// protocols other than IP, like a pod with a bridge or router inside.
+	// GuardMAC checks only the source MAC of Ethernet frames. The pod may use any IP address, VLAN tags, and
+	// protocols other than IP. This suits a pod that contains a bridge or a router.
 	GuardMAC Guard = "mac"
-	// GuardAddresses checks MAC and addresses. The pod may send only from these, and only IPv4, IPv6 and ARP. If it
-	// has an IPv6 address, it may also use the link-local address made from the MAC (addr_gen_mode eui64). Without
-	// any, it may send no IPv6. For a pod without addresses, only the MAC is checked, unless it has SLAAC.
+	// GuardAddresses checks the source MAC and the source address. The pod may send only IPv4, IPv6 and ARP, and only
+	// from its MAC and its addresses. A pod with an IPv6 address may also use the link-local address made from its
+	// MAC (addr_gen_mode eui64). A pod without an IPv6 address may send no IPv6. If the pod has no addresses at all,
+	// only its MAC is checked, unless SLAAC is set.
 	GuardAddresses Guard = "addresses"
-	// GuardUntrusted is GuardAddresses, and also drops packets that would make a pod look like a server or router, as
-	// a switch does at a port for hosts (DHCP snooping, RFC 6105's RA guard, RFC 7610's DHCPv6 shield): answers of
-	// DHCP or DHCPv6 servers and relays from any port, DHCP requests for another's MAC, queries of IGMP and MLD, and
-	// ICMP redirects. It also drops packets between routers or firewalls, at any address: of IP protocols (PIM, OSPF,
-	// EIGRP, VRRP and CARP, IS-IS, NHRP, pfsync and others), and to the UDP ports of RIP, OLSR, LDP, HSRP, GLBP,
-	// Babel, WCCP and others. GuardAddresses drops router advertisements and redirects of IPv6 already, if addresses
-	// are known. The guard does not look at TCP, or into IPsec.
+	// GuardUntrusted checks the same as GuardAddresses. It also drops packets that would let a pod pose as a server
+	// or router. Switches drop such packets at ports for hosts (DHCP snooping, RA guard of RFC 6105, DHCPv6 shield of
+	// RFC 7610). The dropped packets are:
 	//
-	// A pod without IPv4 addresses may ask DHCP servers for one, and check whether another host has it (RFC 5227). It
-	// may send no other IPv4 packets.
+	//   - answers of DHCP or DHCPv6 servers and relays from any port
+	//   - DHCP requests for another MAC
+	//   - IGMP and MLD queries
+	//   - ICMP redirects
+	//   - packets of IP protocols between routers or firewalls, at any address: PIM, OSPF, EIGRP, VRRP and CARP,
+	//     IS-IS, NHRP, pfsync and others
+	//   - packets to the UDP ports of RIP, OLSR, LDP, HSRP, GLBP, Babel, WCCP and others
+	//
+	// GuardAddresses already drops router advertisements and IPv6 redirects, if addresses are known. The guard does
+	// not look at TCP or into IPsec.
+	//
+	// A pod without IPv4 addresses may ask DHCP servers for one, and may check whether another host has it (RFC
+	// 5227). It may send no other IPv4 packets.
 	GuardUntrusted Guard = "untrusted"
 )
 
-// Check returns an error for an unknown Guard. The error matches tombolo.ErrInvalid.
+// Check returns an error that matches tombolo.ErrInvalid if the guard is unknown.
 func (g Guard) Check() error {
 	if !slices.Contains([]Guard{"", GuardMAC, GuardAddresses, GuardUntrusted}, g) {
 		return invalid("guard %q", string(g))
@@ -273,7 +292,7 @@ func (g Guard) Check() error {
 
 const multicast = 1 // the bit of a group MAC
 
-// checkGuard returns an error if an endpoint's guard is invalid.
+// checkGuard returns an error if the endpoint's Guard is invalid, or if its GuardedPort or MAC does not fit it.
 func (ep *Endpoint) checkGuard() error {
 	switch {
 	case ep.Guard == "" || ep.Guard.Check() != nil:
@@ -288,7 +307,7 @@ func (ep *Endpoint) checkGuard() error {
 	return nil
 }
 
-// guardElements returns an endpoint's elements in the guard's sets.
+// guardElements returns the endpoint's elements in the sets of the guard, or nil without a Guard.
 func (ep *Endpoint) guardElements() []ruleset.Element {
 	if ep.Guard == "" {
 		return nil
@@ -300,8 +319,8 @@ func (ep *Endpoint) guardElements() []ruleset.Element {
 	return port.Elements()
 }
 
-// leftovers returns the elements that a guarded endpoint must not have, but may still have from an earlier state:
-// without addresses, with SLAAC, or with only its MAC checked.
+// leftovers returns the elements that a guarded endpoint must not have now, but may have from an earlier state. In
+// that state the endpoint had no addresses, had SLAAC set, or had only its MAC checked.
 func (ep *Endpoint) leftovers() []ruleset.Element {
 	if ep.Guard == "" {
 		return nil

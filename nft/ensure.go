@@ -12,17 +12,17 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Ensure builds the firewall of a network, or repairs differences: the tables, the sets, the chains and all their
-// rules, in one transaction. Elements of sets stay if the set can stay, and other networks are not changed. Any
-// number of programs may call it at once.
+// Ensure creates the firewall of a network, or repairs it. In one transaction, it adds the missing tables, sets,
+// chains and rules. It keeps elements if their set can stay, and does not change other networks. Several programs may
+// call it at the same time.
 //
-// If a set was created again, or another program emptied it or loaded an older copy of it, elements of all networks'
-// endpoints are missing. Ensure then adds those of back, as Replace does. So back must be all endpoints that the
-// caller knows. If Ensure is interrupted before they are added, Ready and Check still find something to do. They do
-// not notice endpoints that are not in back; CheckEndpoint does.
+// Elements of endpoints of all networks are missing if Ensure creates a set again, or if another program has emptied
+// or reloaded one. Then Ensure calls Replace for the endpoints in back. So back must contain all endpoints that the
+// caller knows, of all networks. If Ensure is interrupted before it has added them, Ready and Check still report
+// differences. They do not notice missing endpoints that are not in back. CheckEndpoint does.
 //
-// The rules that all networks share are created with the first network. A change of the Config's Mark changes them
-// for all.
+// The first Ensure also creates the rules that all networks share. A different Config.Mark changes these rules for
+// all networks.
 func (c *Conn) Ensure(ctx context.Context, n Network, back ...Endpoint) (changed bool, _ error) {
 	changed, emptied, err := c.ensure(ctx, n, len(back) == 0)
 	if err != nil || !emptied || len(back) == 0 {
@@ -37,21 +37,22 @@ func (c *Conn) Ensure(ctx context.Context, n Network, back ...Endpoint) (changed
 		return changed, err
 	}
 
-	// Another flush is not noticed before this point.
+	// If another program emptied a set in the meantime, restore the endpoints again.
 	return changed, c.Replace(ctx, back...)
 }
 
-// Prepare does the work of Ensure, except for the sentinels of sets that another program emptied or loaded. So Ready
-// stays false, for every network that uses such a set, until Ensure is called. Prepare is for a caller that restores
-// more than endpoints, or several networks that share sets. If it is interrupted, the next caller finds the sets as
-// they were.
+// Prepare works like Ensure, but does not restore the sentinels of sets that another program emptied or loaded. So
+// Ready stays false for every network that uses such a set, until Ensure is called. Prepare is for callers that
+// restore more than endpoints, or several networks that share sets. If such a caller is interrupted, Ready still
+// returns false for the next caller.
 func (c *Conn) Prepare(ctx context.Context, n Network) (changed bool, _ error) {
 	changed, _, err := c.ensure(ctx, n, false)
 	return changed, err
 }
 
-// ensure implements Ensure, with sentinels, and Prepare. It reports whether elements of endpoints may be missing,
-// because a set was created (also for the first time), or because another program emptied or loaded one.
+// ensure implements Ensure (with sentinels) and Prepare (without). emptied reports whether elements of endpoints may
+// be missing, because ensure created a set or because another program emptied or loaded a set. It is also true for
+// sets that never existed before.
 func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, emptied bool, _ error) {
 	want, err := c.ruleset(&n)
 	if err != nil {
@@ -83,11 +84,11 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 	return changed, emptied, err
 }
 
-// Ready reports whether the network can do without Ensure. It uses single requests for the table and its chains, for
-// a caller that asks before each pod. It checks that they exist, are not dormant, are hooked in, and were created for
-// this network and mark by this version with as many rules as then. It also checks each set's sentinel, which is
-// missing after another program emptied the set or loaded an older copy. Ready does not see missing elements or
-// replaced rules: see Check.
+// Ready reports whether the network is complete, so that the caller does not need Ensure. It is cheap enough to be
+// called for each new pod. Ready checks that the tables and chains exist, are active and hooked in, and were created
+// for this network and mark by this version. It also checks the number of rules in each chain, and the sentinel of
+// each set. A sentinel is missing after another program emptied the set or loaded an older copy. Ready does not
+// notice missing elements of endpoints, or rules that were replaced: Check does.
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	want, err := c.ruleset(&n)
 	if err = errors.Join(ctx.Err(), err); err != nil {
@@ -109,7 +110,8 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return true, nil
 	}
 
-	// The data read from here on belong to this generation or a later one.
+	// Wait until the changes of this generation are visible. The following answers then belong to this generation or
+	// to a later one.
 	settled := nftnl.Unchanged(c.tables.Conn, generation)
 	if settled != nil && !nftnl.IsOvertaken(settled) {
 		return false, settled
@@ -127,7 +129,8 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	return true, nil
 }
 
-// explainKernel adds an explanation if the kernel returns "not found" for an object that is only added.
+// explainKernel adds an explanation if the kernel returns "not found" although the transaction only adds objects.
+// Then the kernel lacks an nf_tables module.
 func explainKernel(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf(
@@ -138,7 +141,7 @@ func explainKernel(err error) error {
 	return err
 }
 
-// explainBusy adds an explanation if a chain or set cannot be deleted.
+// explainBusy adds an explanation to the EBUSY that the kernel returns if a rule still uses a chain or set.
 func explainBusy(err error) error {
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("a rule that is not ours refers to it (see: nft list ruleset): %w", err)

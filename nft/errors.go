@@ -9,23 +9,23 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// ConflictError means that an element of an endpoint, or one that excludes it, exists already. It matches
+// ConflictError reports that an element of an endpoint, or an element that excludes it, already exists. It matches
 // fs.ErrExist.
 type ConflictError struct {
-	// Element is the element in nft's syntax: "inet tombolo pods4 { cbr0 . 10.22.0.5 }".
+	// Element is the existing element in nft's syntax, such as "inet tombolo pods4 { cbr0 . 10.22.0.5 }".
 	Element string
-	// Owner and Network belong to the endpoint that has it. The owner may equal the owner of the failed Add. Both are
-	// empty if the element is not ours.
+	// Owner and Network identify the endpoint that has the element. Owner may be the same as in the failed call. Both
+	// are empty if another program added the element.
 	Owner   Owner
 	Network string
-	// Comment is the element's comment.
+	// Comment is the comment of the existing element.
 	Comment string
-	// Port is the requested published port, in the form of Port.String, if the conflict concerns a port. Element may
-	// name another one: a port on all addresses excludes the same port on one.
+	// Port is the requested published port, as Port.String prints it, if the conflict is about a port. Element may
+	// name a different address: a port on all addresses excludes the same port on one address.
 	Port string
 }
 
-// Error names the element and its owner.
+// Error returns a message that names the element and its owner.
 func (e *ConflictError) Error() string {
 	whose := fmt.Sprintf("endpoint %s of network %s", e.Owner, e.Network)
 	if e.Owner == "" {
@@ -37,10 +37,10 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("add element %s: it belongs to %s", e.Element, whose)
 }
 
-// Is makes the error match fs.ErrExist and EEXIST.
+// Is reports whether target is fs.ErrExist or EEXIST.
 func (e *ConflictError) Is(target error) bool { return target == fs.ErrExist || target == unix.EEXIST }
 
-// newConflict returns the error about an element. port is the port that was to be published.
+// newConflict returns the error about the existing element el. port is the text of the port to be published, or "".
 func newConflict(name ruleset.TableName, el ruleset.ElementState, port string) *ConflictError {
 	owner, network, _ := ownerOf(&el)
 	return &ConflictError{

@@ -10,18 +10,19 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// SetHost gives the rules of all networks the facts about the host that they need. The error matches fs.ErrNotExist
-// before the first Ensure.
+// SetHost stores facts about the host that the rules of all networks use. It replaces the facts of the previous
+// SetHost. If Ensure was never called, the error matches fs.ErrNotExist.
 //
-// uplinks are the bridges and veth links that are the host's uplinks (bridge.Conn.Uplinks). New connections from a
-// pod to any other bridge or veth link that is not a Network's are not marked: it leads to containers or virtual
-// machines of other programs.
+// uplinks are the bridges and veth links that are the host's uplinks (bridge.Conn.Uplinks). Other bridges and veth
+// links lead to containers or virtual machines of other programs, unless they belong to a Network. So the firewall
+// does not mark new connections from pods to them.
 //
-// services are addresses of the host that ports without a HostAddr leave to others. A port takes one of them if its
-// HostAddr names it.
+// services are addresses of the host that ports without a HostAddr are not published on. A port whose HostAddr is
+// such an address is still published there.
 //
-// trusted are links of Networks that a firewall lets send anywhere, as firewalld's zone trusted does. New connections
-// from them to a link that is not marked are dropped, unless their destination was changed.
+// trusted are links of Networks whose packets another firewall accepts to any destination, as firewalld does for its
+// zone trusted. The firewall drops new connections from them to bridges and veth links of other programs, unless a
+// rule changed the destination.
 func (c *Conn) SetHost(ctx context.Context, uplinks, trusted []string, services []netip.Addr) error {
 	known, err := c.hostElements(ctx)
 	if err != nil {
@@ -56,8 +57,8 @@ func (c *Conn) SetHost(ctx context.Context, uplinks, trusted []string, services 
 	return explainMissing(c.replace(ctx, missing, slices.Collect(maps.Values(gone)), nil))
 }
 
-// Host returns the uplinks and services of the last SetHost. The error matches fs.ErrNotExist before the first
-// Ensure.
+// Host returns the uplinks and services that the last SetHost stored. If Ensure was never called, the error matches
+// fs.ErrNotExist.
 func (c *Conn) Host(ctx context.Context) (uplinks []string, services []netip.Addr, _ error) {
 	elements, err := c.hostElements(ctx)
 	for _, el := range elements {
@@ -72,7 +73,7 @@ func (c *Conn) Host(ctx context.Context) (uplinks []string, services []netip.Add
 	return uplinks, services, err
 }
 
-// hostElements lists the elements that SetHost added.
+// hostElements lists the elements that SetHost has added.
 func (c *Conn) hostElements(ctx context.Context) (list []ruleset.ElementState, _ error) {
 	err := c.retry(ctx, func() error {
 		list = nil

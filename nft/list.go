@@ -16,12 +16,12 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Endpoints lists a network's endpoints in the kernel by owner, or with "" those of all networks. It sets the owner,
-// network, bridge, addresses (or instead the MAC), and Masquerade. If an endpoint has lost elements, their addresses
-// are missing, and perhaps its bridge.
+// Endpoints lists the endpoints of a network in the kernel, or of all networks if network is "". They are sorted by
+// network and owner. Endpoints fills in Owner, Network, Bridge, Masquerade, and Addrs or, for pods without addresses,
+// MAC. If elements of an endpoint are missing, its Addrs and Bridge may be incomplete.
 //
-// A network whose name is too long for a comment has a shortened name with a hash here, unless it was requested by
-// name.
+// If the name of a network is too long for a comment, Network is a shortened name with a hash. Network is the full
+// name if the caller passed it.
 func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error) {
 	if network != "" {
 		if err := checkName(network); err != nil {
@@ -35,8 +35,8 @@ func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error
 	return collect(elements, network), nil
 }
 
-// HasPorts reports whether an endpoint behind a bridge, of any network, has published ports for IPv4 addresses of the
-// host. It lists one element for each such endpoint.
+// HasPorts reports whether an endpoint behind the bridge has published ports for IPv4, in any network. It lists one
+// element for each such endpoint on the host.
 func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
 		return false, invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)
@@ -52,7 +52,7 @@ func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	return found, err
 }
 
-// collect builds endpoints from elements.
+// collect builds endpoints from their elements. If network is not "", it ignores elements of other networks.
 func collect(elements []ruleset.ElementState, network string) []Endpoint {
 	type id struct {
 		owner Owner
@@ -91,7 +91,7 @@ func collect(elements []ruleset.ElementState, network string) []Endpoint {
 	return list
 }
 
-// note adds the facts from one element.
+// note adds the facts that one element contains to the endpoint.
 func (ep *Endpoint) note(el *ruleset.ElementState) {
 	bridge, addr, mac, ok := el.Parse()
 	if !ok {
@@ -113,9 +113,9 @@ func (ep *Endpoint) note(el *ruleset.ElementState) {
 	ep.Masquerade = ep.Masquerade || ruleset.IsMasqueradeSet(el.Set.Name)
 }
 
-// AddressOwner returns, with one request, the owner of an address behind a bridge, as the *ConflictError that an Add
-// of the address would return. It is nil if the address has no owner, or if the table or a set is missing. Another
-// program's element counts as an owner.
+// AddressOwner returns the owner of an address behind a bridge, as the *ConflictError that an Add of the address
+// would return. It returns nil if the address has no owner, or if the table or the set is missing. If another program
+// added the element, the ConflictError has no Owner. AddressOwner sends one request.
 func (c *Conn) AddressOwner(ctx context.Context, bridge string, a netip.Addr) (*ConflictError, error) {
 	if !ident.IsLinkName(bridge) || !a.IsValid() {
 		return nil, invalid("address %s behind bridge %q", a, bridge)

@@ -12,92 +12,106 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Network describes a network and its rules.
+// Network describes a network of pods and the rules that the firewall needs for it.
 type Network struct {
-	// Name is the network's name: letters, digits, "_", "." and "-", beginning with a letter or digit (as in CNI).
+	// Name is the network's name. It consists of letters, digits, "_", "." and "-", and begins with a letter or a
+	// digit, as in CNI.
 	Name string
-	// Prefixes are the pods' own networks. Packets to them keep their source address.
+	// Prefixes are the subnets of the network's own pods. The firewall never masquerades packets to these
+	// destinations.
 	Prefixes []netip.Prefix
-	// Masquerade gives packets from pods to other destinations the address of the link that they leave by. It applies
-	// only to endpoints with Masquerade.
+	// Masquerade replaces the source address of packets from pods by the address of the outgoing link. Only packets
+	// of endpoints that also have Masquerade are changed, and only if their destination is outside of Prefixes and
+	// NonMasquerade.
 	Masquerade bool
-	// NonMasquerade are further destinations. Packets to them keep the pod's address. 0.0.0.0/0 or ::/0 disables
-	// masquerading for the whole family. Multicast always keeps its source address.
+	// NonMasquerade lists further destinations that are not masqueraded. 0.0.0.0/0 or ::/0 disables masquerading for
+	// the whole family. Multicast packets are never masqueraded.
 	NonMasquerade []netip.Prefix
-	// Bridge is the name of the network's bridge. Without it, packets bridged between its pods have no mark, marks
-	// are not cleared, foreign.Conn admits nothing, and the fields below have no effect.
+	// Bridge is the name of the network's bridge. Without a Bridge, the firewall does not mark packets that are
+	// bridged between pods, and does not clear marks. Then foreign.Conn adds no rules, and the fields below have no
+	// effect.
 	Bridge string
-	// VLANOf names the bridge if the network is a VLAN of it, and Bridge is the host's link in that VLAN. Otherwise
-	// it is empty, and Bridge is the bridge. Packets bridged within the VLAN pass the hooks with the name of VLANOf,
-	// and packets routed by the host with that of Bridge.
+	// VLANOf is the name of the VLAN-aware bridge if the network is a VLAN of that bridge. Then Bridge is the host's
+	// link in the VLAN. Otherwise VLANOf is empty. At the hooks, packets that are bridged within the VLAN have the
+	// link name VLANOf. Packets that the host routes have the link name Bridge.
 	VLANOf string
-	// NFCall means that bridged packets pass the firewall's hooks too (IFLA_BR_NF_CALL_IPTABLES and _IP6TABLES, or
-	// the sysctl for all bridges). Without it, answers between pods of the bridge do not pass the host. So packets
-	// between them whose destination was changed are masqueraded.
+	// NFCall states that bridged packets pass the firewall's hooks too. Options of the bridge
+	// (IFLA_BR_NF_CALL_IPTABLES and IFLA_BR_NF_CALL_IP6TABLES) or sysctls for all bridges cause this. Without NFCall,
+	// an answer from one pod to another on the bridge bypasses the host. So the firewall masquerades packets between
+	// such pods if their destination was changed.
 	NFCall bool
-	// LAN means that a port of the bridge leads to machines in the same subnet as the pods, for example because a NIC
-	// of the host is a port. They answer each other and the pods directly. So the host masquerades packets to such
-	// machines whose destination it has changed, and without NFCall also those to pods.
+	// LAN states that a port of the bridge leads to machines in the pods' own subnet. For example, a NIC of the host
+	// is a port. Such machines send answers directly to each other and to the pods, bypassing the host. So the
+	// firewall masquerades packets to these machines if any rule changed the packets' destination. Without NFCall, it
+	// also masquerades such packets to pods.
 	//
-	// With NFCall, the bridge itself sends a packet whose destination was changed to another of its ports, and never
-	// back by the port that it came in by. So a LAN machine whose packet is redirected to another machine there gets
-	// no answer, unless frames from the LAN to the host's MAC are kept away from the bridge (for example by tc's
-	// mirred, from the port's ingress to the bridge's).
+	// With NFCall, the bridge itself delivers a packet whose destination was changed. It never sends the packet back
+	// through the port where it arrived. So a LAN machine gets no answer if its packet is redirected to another LAN
+	// machine. To avoid this, keep frames from the LAN to the host's MAC away from the bridge. For example, tc's
+	// mirred action can redirect them from the port's ingress to the bridge's ingress.
 	LAN bool
-	// Gateway makes the host route for the network through Bridge, which leads to pods only. It only matters together
-	// with Closed.
+	// Gateway states that the host routes for the network through Bridge, and that only pods are behind Bridge. It
+	// exempts packets from and to Bridge from the drop rules of Closed, and has no other effect.
 	Gateway bool
-	// Closed lists the address families that the host routes for pods only. The kernel forwards them on all of the
-	// host's links, because pods need it (bridge.Routing). So the firewall drops a packet of such a family unless it
-	// comes from or goes to the Bridge of a network with Gateway, or has the mark of packets from or to pods. All
-	// networks of a node share this rule, so set the same value in each.
+	// Closed lists the address families that the host routes for pods only. Pods need forwarding, and bridge.Routing
+	// enables it on all of the host's links. So the firewall drops other forwarded packets of such a family. It does
+	// not drop packets from and to the Bridge of a network with Gateway, and packets that have the mark. All networks
+	// of a node share this rule, so set the same value in each network.
 	Closed []Closed
-	// Policy selects the pods, of this and other networks, that may send to the network's pods.
+	// Policy selects the pods, of this network and of others, that may send to the network's pods.
 	Policy Policy
-	// Guard adds the rules that Endpoint.Guard needs. If it is cleared later, guarded ports stay guarded.
+	// Guard adds the rules for endpoints with Endpoint.Guard. If a later Ensure has no Guard, the rules stay, and
+	// guarded ports stay guarded.
 	Guard bool
-	// Groups, which Guard implies, drops packets from pods to the link-local groups (01:80:c2:00:00:00 to :0f). A
-	// bridge does not forward such frames, but passes them to the host as if received from the port, past every rule
-	// that names the bridge. The rule applies to each port of each bridge whose name begins with "veth", also to
-	// other programs' ports and to pods that the firewall does not know. So a veth that is no pod's, and whose STP or
-	// LLDP frames a bridge without STP must pass on, needs another name. The kernel applies the rules to the groups
-	// of STP and LLDP only if the port forwards them (bridge.Port's ForwardGroups).
+	// Groups drops packets from pods to the link-local groups (01:80:c2:00:00:00 to :0f). Guard implies Groups. A
+	// bridge does not forward such frames. It passes them to the host as if the port had received them, so rules that
+	// name the bridge do not match.
 	//
-	// It also drops, from such ports, IP behind a tag of VLAN 0, which would reach other pods past the firewall's
-	// hooks. From ports in PodGroup or GatewayGroup it drops multicast queries. From ports in GatewayGroup it drops
-	// packets that would make the pod the host's DHCP server or router: packets to the ports of DHCP clients, router
-	// advertisements and redirects, if the bridge would pass them to the host. Packets between pods pass.
+	// The rule applies to each port of each bridge if the port's name begins with "veth". This includes ports of
+	// other programs, and pods that the firewall does not know. If such a port must pass STP or LLDP frames through a
+	// bridge without STP, give the port another name. For the groups of STP and LLDP, the kernel calls the rules only
+	// if the port forwards these groups (ForwardGroups of bridge.Port).
+	//
+	// Groups also drops, from such ports, IP packets behind a VLAN tag with VLAN ID 0. These would reach other pods
+	// without passing the firewall's hooks. From ports in PodGroup or GatewayGroup, it drops multicast queries. From
+	// ports in GatewayGroup, it also drops packets that would let a pod pose as the host's DHCP server or router.
+	// These are packets to DHCP client ports, router advertisements and redirects, if the bridge would pass them to
+	// the host. Packets between pods pass.
 	Groups bool
-	// PortSNAT adds the rules for values of Endpoint.PortSNAT other than SNATNeeded. If it is cleared later, ports
-	// that use them keep working.
+	// PortSNAT adds the rules for endpoints whose Endpoint.PortSNAT is not SNATNeeded. If a later Ensure has no
+	// PortSNAT, the rules stay, and ports that use them keep working.
 	PortSNAT bool
-	// Internal drops packets between the bridge and all other links, in both directions. The host itself and the
-	// bridge's pods reach each other. Networks on one bridge are internal together.
+	// Internal drops packets between the bridge and all other links, in both directions. Pods on the bridge and the
+	// host can still reach each other. If several networks share a bridge, Internal applies to all of them.
 	Internal bool
-	// Egress lists the destinations that the pods of the bridge may open connections to, from any source address.
-	// Networks on one bridge have the same Egress. It needs NFCall: without it, bridged packets do not pass.
+	// Egress lists the destinations that the pods on the bridge may open connections to, from any source address.
+	// Networks on the same bridge must have the same Egress. It works only with NFCall. Without NFCall, bridged
+	// packets do not pass the firewall, so Egress does not restrict them.
 	Egress Egress
-	// PodEgress adds the rules that Endpoint.Egress needs.
+	// PodEgress adds the rules for endpoints with Endpoint.Egress.
 	PodEgress bool
-	// DropReports drops the multicast listener reports of others (MLDv2, RFC 3810) at the bridge's ports in PodGroup.
-	// Each pod with IPv6 sends some when it starts, and a bridge that has seen no querier sends them to all ports.
-	// Every pod's kernel looks at them, without a use: with hundreds of pods, they are most of the cost of starting
-	// one. The bridge itself has seen them before. A port that leads to a multicast router must be in another group
-	// (RFC 4541, section 2.1.1: only such ports should get reports).
+	// DropReports drops multicast listener reports of other machines (MLDv2, RFC 3810) at the bridge's ports in
+	// PodGroup or GatewayGroup. Each pod with IPv6 sends some reports when it starts. A bridge that has seen no
+	// querier sends them to all ports, and the kernel handles them in every pod, though no pod needs them. With
+	// hundreds of pods, this is the largest part of the cost of starting one. The bridge itself still learns from the
+	// reports. A port that leads to a multicast router must be in another group, since routers need the reports (RFC
+	// 4541, section 2.1.1).
 	DropReports bool
-	// Dedup lists subnets of a promiscuous bridge that calls iptables. Set it only while both hold: see Dedup.
+	// Dedup lists the subnets in which the firewall drops duplicate packets. Set it only while the bridge is
+	// promiscuous and NFCall is set: see Dedup.
 	Dedup []Dedup
-	// Share connects the bridge to a LAN through a NIC of the host that is not a port of it. Networks on one bridge
-	// have the same Share. See Endpoint.NIC, and Conn.RemoveShare.
+	// Share connects the bridge to a LAN through a NIC of the host that is not a port of the bridge. Networks on the
+	// same bridge must have the same Share. See Endpoint.NIC and Conn.RemoveShare.
 	Share *Share
 }
 
-// Share describes a NIC of the host, and a veth pair that leads from its hooks to a bridge (package bridge/share).
-// Frames to the MACs of the bridge's endpoints go from the NIC into the pair, and so do copies of multicast frames.
-// All other frames, and frames with a VLAN tag, take their usual way.
+// Share describes a NIC of the host that is shared with pods, and the veth pair between the NIC and a bridge (package
+// bridge/share). The firewall sends frames from the NIC into the pair if their destination is the MAC of an endpoint
+// on the bridge. It also sends copies of multicast frames into the pair. All other frames, and frames with a VLAN
+// tag, stay with the host.
 //
-// It needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FWD_NETDEV, CONFIG_NFT_DUP_NETDEV and CONFIG_NETFILTER_EGRESS (Linux
-// 5.16). If the pair or the NIC was created again, Ready is false until Ensure is called.
+// Share needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FWD_NETDEV, CONFIG_NFT_DUP_NETDEV and CONFIG_NETFILTER_EGRESS
+// (Linux 5.16). After the pair or the NIC was created again, Ready returns false until Ensure is called.
 type Share struct {
 	NIC   string
 	MAC   net.HardwareAddr // the NIC's
@@ -105,11 +119,11 @@ type Share struct {
 	Port  string           // the pair's other end, a port of the bridge
 }
 
-// Closed is a family that the host forwards for pods only.
+// Closed describes an address family that the host forwards for pods only.
 type Closed struct {
 	IPv6 bool // false means IPv4
-	// Routers are the links that the host's owner lets forward: packets that come in by them may go anywhere. The
-	// answers come in by another link: list that link as well.
+	// Routers are the links on which the host's owner has enabled forwarding of the family. The firewall does not
+	// drop packets that come in by one of them. Answers mostly come in by another link, so list that link as well.
 	Routers []string
 }
 
@@ -117,7 +131,7 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{tombolo.ErrInvalid}, args...)...)
 }
 
-// check returns an error if a network is invalid.
+// check returns an error if the network is invalid.
 func (n *Network) check() error {
 	if err := checkName(n.Name); err != nil {
 		return err
@@ -152,7 +166,8 @@ func isAlphanumeric(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
 }
 
-// ruleset returns the intended rules of a network.
+// ruleset returns the intended rules of the network n. It returns an error if n is invalid or if the Conn has an
+// invalid configuration.
 func (c *Conn) ruleset(n *Network) (*ruleset.Ruleset, error) {
 	if err := cmp.Or(c.err, n.check()); err != nil {
 		return nil, err
@@ -160,7 +175,7 @@ func (c *Conn) ruleset(n *Network) (*ruleset.Ruleset, error) {
 	return ruleset.New(n.spec(), c.tables.Name, c.mark), nil
 }
 
-// spec converts the network to package ruleset's type.
+// spec converts the network to the Network type of package ruleset.
 func (n *Network) spec() *ruleset.Network {
 	s := &ruleset.Network{
 		Key: ruleset.NetworkKey(n.Name), Masquerade: n.Masquerade, Exempt: slices.Concat(n.Prefixes, n.NonMasquerade),
@@ -181,22 +196,22 @@ func (n *Network) spec() *ruleset.Network {
 	return s
 }
 
-// Policy restricts packets between pods of different bridges or of one. It does not apply to packets from the host or
-// from outside, or to networks without a policy: a packet is dropped only if it comes from a bridge with a policy and
-// goes to such a bridge. This includes answers, so policies need no connection tracking. A published port of a pod
-// does not bypass the policy.
+// Policy restricts packets between pods, on the same bridge or on different bridges. The firewall drops a packet only
+// if both the incoming and the outgoing bridge have a policy. So a policy does not affect packets from the host, from
+// outside, or from and to bridges without a policy. Answers are restricted like other packets, so policies need no
+// connection tracking. A published port does not bypass the policy.
 //
-// Networks on the same bridge share the strictest of their policies.
+// If networks on the same bridge have different policies, the strictest one applies.
 type Policy uint8
 
 const (
-	// Open drops nothing.
+	// Open drops no packets.
 	Open Policy = iota
 	// SameBridge drops packets between two bridges that both have a policy.
 	SameBridge
-	// Isolated also drops packets that stay on the bridge, including those from a pod to itself through the host.
-	// Packets that the bridge itself forwards pass these rules only with Network.NFCall. Without it, the bridge's
-	// ports must be isolated.
+	// Isolated also drops packets that stay on the bridge. This includes packets that a pod sends to itself through
+	// the host. Packets that the bridge itself forwards pass these rules only with Network.NFCall. Without NFCall,
+	// the ports of the bridge must be isolated (bridge.Port).
 	Isolated
 )
 
@@ -208,27 +223,29 @@ func (p Policy) String() string {
 	return fmt.Sprintf("policy %d", p)
 }
 
-// MarshalText returns the name from String.
+// MarshalText returns the same name as String.
 func (p Policy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText parses the name from String. The error matches tombolo.ErrInvalid.
+// UnmarshalText parses a name that String returns. For other names, the error matches tombolo.ErrInvalid.
 func (p *Policy) UnmarshalText(text []byte) error {
 	return unmarshal(p, text, Open, SameBridge, Isolated)
 }
 
-// Egress lists the destinations that pods may open connections to. Their answers always pass.
+// Egress lists the destinations that pods may open connections to. Answers always pass.
 //
 //   - "" and "all" permit every destination.
-//   - "replies" permits none.
-//   - Otherwise it is a list of entries with commas between. Each entry permits more. "public" is the internet without
-//     private, shared, link-local and multicast addresses and without those of the host. A prefix or an address permits
-//     all of it, including the host, or only one protocol and ports if these follow, as in
-//     "10.9.0.0/16 tcp 5432, fd00::/8 udp 53-60, ::1 icmp".
+//   - "replies" permits no destination.
+//   - Any other value is a comma-separated list of entries. A destination is permitted if one entry permits it.
 //
-// A pod sends ICMP errors only to permitted destinations.
+// The entry "public" permits the internet: all addresses except private, shared, link-local and multicast ones and
+// those of the host. Any other entry begins with a prefix or an address, and permits all of it, including addresses
+// of the host. A protocol, or a protocol and ports, may follow to permit only these. An example is "10.9.0.0/16 tcp
+// 5432, fd00::/8 udp 53-60, ::1 icmp".
+//
+// A pod can send ICMP errors only to permitted destinations.
 type Egress string
 
-// Check returns an error that matches tombolo.ErrInvalid if e is not a valid policy.
+// Check returns an error that matches tombolo.ErrInvalid if e is not a valid list of destinations.
 func (e Egress) Check() error {
 	if _, err := ruleset.ParseEgress(string(e)); err != nil {
 		return invalid("egress policy: %w", err)
@@ -268,22 +285,26 @@ func (s *Share) check() error {
 	return nil
 }
 
-// Dedup is a subnet of a promiscuous bridge whose pods would get packets twice.
+// Dedup describes a subnet behind a promiscuous bridge. Its pods would get some packets twice without the rules for
+// Dedup.
 //
-// Suppose a pod sends a packet to a service's address, which is changed to that of another pod on the bridge. If the
-// bridge calls iptables (Network.NFCall), the packet takes two ways: the bridge itself forwards it, and the host,
-// which sees a copy, routes it back to the bridge. The second copy is dropped when it leaves for the bridge: it comes
-// from the bridge's own MAC, with a pod's address. But so does everything that the host alone forwards between pods
-// of the subnet. If the bridge does not call iptables or is not promiscuous, or if the service's address is the
-// host's own, as with IPVS, there is no first copy, and dedup would drop all. Pods with hairpin ports need no
-// promiscuous bridge.
+// Suppose a pod sends a packet to the address of a service, and a rule changes the destination to another pod on the
+// bridge. If the bridge calls iptables (Network.NFCall), the packet is delivered twice. The bridge itself forwards
+// one copy. The host receives another copy, because the bridge is promiscuous, and routes it back to the bridge. The
+// rules drop the second copy when it leaves the bridge. They recognize it by the bridge's own MAC as source MAC,
+// together with a pod's source address.
+//
+// Every packet that only the host forwards between pods of the subnet looks the same. So Dedup would drop all of them
+// if the bridge forwarded no first copy. The bridge forwards none if it does not call iptables or is not promiscuous.
+// There is no first copy either if the service's address belongs to the host, as with IPVS. Pods behind hairpin ports
+// need no promiscuous bridge.
 type Dedup struct {
-	// BridgeMAC is the bridge's MAC.
+	// BridgeMAC is the MAC of the bridge.
 	BridgeMAC net.HardwareAddr
-	// Gateway is the host's address on the bridge, which may send to pods. For several gateways, repeat the Dedup
-	// with each.
+	// Gateway is the host's address on the bridge. Packets from it are not dropped. If the host has several addresses
+	// there, list one Dedup for each.
 	Gateway netip.Addr
-	// Subnet contains the pods' addresses, of the same family. Its host bits are ignored.
+	// Subnet contains the addresses of the pods. It has the same family as Gateway. Its host bits are ignored.
 	Subnet netip.Prefix
 }
 
@@ -301,7 +322,7 @@ func (d *Dedup) check() error {
 	return nil
 }
 
-// checkDedup returns an error if an entry of the network's Dedup is invalid.
+// checkDedup returns an error if an entry of n.Dedup is invalid.
 func (n *Network) checkDedup() error {
 	for i := range n.Dedup {
 		if err := n.Dedup[i].check(); err != nil {

@@ -12,26 +12,27 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Port is a port of a pod that is published on the host, or a range of ports.
+// Port describes a port of a pod, or a range of ports, to publish on the host.
 type Port struct {
-	// Protocol is TCP, UDP or SCTP. It is required.
+	// Protocol is TCP, UDP or SCTP. The zero value is invalid.
 	Protocol Protocol `json:"protocol"`
-	// HostAddr is the address of the host that the port is published on. 0.0.0.0 and :: mean all of their family, and
-	// the zero Addr means all of both. Of 127.0.0.0/8, "all" includes only 127.0.0.1, since programs use other
-	// addresses there themselves. At 127.0.0.1 the port is reachable from the host alone, and needs route_localnet on
-	// the bridge. The kernel has no such setting for ::1 and IPv6 link-local addresses, so these are refused.
+	// HostAddr is the host's address that the port is published on. 0.0.0.0 and :: mean all addresses of their
+	// family, and the zero Addr means all addresses of both families. In 127.0.0.0/8, "all" includes only 127.0.0.1,
+	// since programs use other addresses there for themselves. At 127.0.0.1, only the host can reach the port, and
+	// the bridge needs route_localnet. The kernel has no such setting for ::1 and IPv6 link-local addresses, so Check
+	// refuses them.
 	HostAddr netip.Addr `json:"hostIP,omitzero"`
-	// HostPort is the port that callers use, and PodPort the port that the pod listens on.
+	// HostPort is the port that callers use on the host. PodPort is the port that the pod listens on.
 	HostPort uint16 `json:"hostPort"`
 	PodPort  uint16 `json:"podPort"`
-	// Count is the number of ports from HostPort on, which lead one to one to the ports from PodPort on. 0 means 1.
+	// Count is the number of consecutive ports. HostPort+i leads to PodPort+i. 0 means 1.
 	Count uint16 `json:"count,omitempty"`
 }
 
-// Protocol is the protocol of a port, by its IANA number.
+// Protocol is the IANA number of a transport protocol.
 type Protocol uint8
 
-// The protocols of ports.
+// The protocols that a Port can have.
 const (
 	TCP  Protocol = unix.IPPROTO_TCP
 	UDP  Protocol = unix.IPPROTO_UDP
@@ -49,7 +50,8 @@ func (p *Protocol) UnmarshalText(text []byte) error {
 	return unmarshal(p, text, TCP, UDP, SCTP)
 }
 
-// unmarshal sets to to the value with this name.
+// unmarshal sets *to to the element of values whose String is name. If there is none, the error matches
+// tombolo.ErrInvalid.
 func unmarshal[T fmt.Stringer](to *T, name []byte, values ...T) error {
 	for _, v := range values {
 		if to != nil && v.String() == string(name) {
@@ -60,23 +62,26 @@ func unmarshal[T fmt.Stringer](to *T, name []byte, values ...T) error {
 	return invalid("%q: want one of %v", name, values)
 }
 
-// SNAT selects the callers of published ports whose address is changed to the host's address on the link to the pod.
+// SNAT selects the callers of published ports that are masqueraded. The source address of their packets is changed to
+// the host's address on the link to the pod.
 type SNAT string
 
 const (
-	// SNATNeeded selects the callers that would get no answer otherwise: the host by 127.0.0.1, the pod itself and,
-	// if bridged packets do not pass the firewall's hooks, other pods. It is the default.
+	// SNATNeeded selects only callers that would get no answer otherwise: the host if it calls by 127.0.0.1, and the
+	// pod itself. If bridged packets do not pass the firewall's hooks, it also selects other pods on the same bridge.
+	// It is the default.
 	SNATNeeded SNAT = ""
-	// SNATAll selects all callers. The network must have PortSNAT set.
+	// SNATAll selects all callers. The network must have Network.PortSNAT set.
 	SNATAll SNAT = "all"
-	// SNATNone selects only the host by 127.0.0.1. Another pod behind the same link gets an answer only if the
-	// firewall sees it, and a pod that calls itself gets none. The network must have PortSNAT set.
+	// SNATNone selects only the host if it calls by 127.0.0.1. Another pod behind the same link then gets an answer
+	// only if the answer passes the firewall. A pod that calls itself gets no answer. The network must have
+	// Network.PortSNAT set.
 	SNATNone SNAT = "none"
 
 	snatAny SNAT = "any" // all elements that an endpoint may have with any of these
 )
 
-// String returns the host's side: 8080/tcp, 192.0.2.1:8080/udp, [2001:db8::1]:8080-8090/sctp.
+// String returns the host's side of the port, such as 8080/tcp, 192.0.2.1:8080/udp or [2001:db8::1]:8080-8090/sctp.
 func (p Port) String() string {
 	text := strconv.Itoa(int(p.HostPort))
 	if p.HostAddr.IsValid() {
@@ -88,7 +93,7 @@ func (p Port) String() string {
 	return text + "/" + p.Protocol.String()
 }
 
-// Check returns an error for a port that cannot be published. The error matches tombolo.ErrInvalid.
+// Check returns an error that matches tombolo.ErrInvalid if the port cannot be published.
 func (p Port) Check() error {
 	switch {
 	case p.Protocol != TCP && p.Protocol != UDP && p.Protocol != SCTP:
@@ -110,7 +115,7 @@ func (p Port) Check() error {
 	return nil
 }
 
-// publication is a port published over one family.
+// publication is a single published port that leads to one address of a pod.
 type publication struct {
 	protocol Protocol
 	host     netip.Addr // the zero Addr means all of the family
@@ -118,7 +123,8 @@ type publication struct {
 	pod      netip.AddrPort
 }
 
-// on returns the publication of one port of a range for one of the pod's addresses, or false if there is none.
+// on returns the publication of the port at index i of the range p, for one address of the pod. It returns false if
+// HostAddr is of the other family.
 func (p Port) on(pod netip.Addr, i uint16) (publication, bool) {
 	pub := publication{protocol: p.Protocol, host: p.HostAddr, port: p.HostPort + i,
 		pod: netip.AddrPortFrom(pod, p.PodPort+i)}
@@ -131,8 +137,8 @@ func (p Port) on(pod netip.Addr, i uint16) (publication, bool) {
 	return pub, true
 }
 
-// publications returns the publications of all of an endpoint's ports, each once. The error names two that contradict
-// each other.
+// publications returns the publications of all ports of the endpoint, without duplicates. It returns an error if one
+// host port would lead to two different ports of the pod.
 func (ep *Endpoint) publications() ([]publication, error) {
 	type place struct {
 		protocol Protocol
@@ -150,7 +156,7 @@ func (ep *Endpoint) publications() ([]publication, error) {
 			}
 		}
 
-		// Ports on all addresses come first, since they cover those on single ones.
+		// Ports on all addresses come first, since they include the same ports on single addresses.
 		slices.SortStableFunc(family, func(a, b publication) int { return a.host.Compare(b.host) })
 		taken := make(map[place]netip.AddrPort, len(family))
 		for _, pub := range family {
@@ -172,7 +178,7 @@ func (ep *Endpoint) publications() ([]publication, error) {
 	return list, nil
 }
 
-// firstAddrs returns the pod's addresses that ports are published for.
+// firstAddrs returns the addresses that published ports lead to: the first one of each family.
 func (ep *Endpoint) firstAddrs() []netip.Addr {
 	var list []netip.Addr
 	for _, a := range ep.Addrs {
@@ -202,7 +208,7 @@ func (ep *Endpoint) checkPorts() error {
 	return err
 }
 
-// portElements returns an endpoint's elements in the sets and maps of published ports.
+// portElements returns the endpoint's elements in the sets and maps for published ports.
 func (ep *Endpoint) portElements() []ruleset.Element {
 	pubs, err := ep.publications()
 	if err != nil || len(pubs) == 0 {
@@ -278,7 +284,7 @@ func CheckCallers(lists ...string) error {
 	return nil
 }
 
-// element returns the map entry that leads to the pod.
+// element returns the map element that leads from the host's port to the pod's.
 func (pub publication) element() ruleset.Element {
 	f := ruleset.FamilyOf(pub.pod.Addr())
 	el := ruleset.Element{

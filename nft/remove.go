@@ -9,12 +9,12 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Remove removes endpoints, which need not exist. It looks up their elements by bridge, addresses, MAC and ports, as
-// for Add, and deletes only those whose comments name the owner. An address that now belongs to another endpoint
-// stays. Elements that are not in eps stay too: see RemoveOwners.
+// Remove deletes the elements of endpoints. It is no error if an endpoint does not exist. Remove looks up the
+// elements by bridge, addresses, MAC and ports, as Add creates them, and deletes only elements whose comment names
+// the owner. So an address that now belongs to another endpoint stays. Elements that do not follow from eps stay too:
+// see RemoveOwners.
 //
-// The kernel frees deleted objects after an RCU grace period. It makes the caller wait for that only when the
-// connection is closed (see Close).
+// The kernel frees deleted objects after an RCU grace period. Only Close waits for that.
 func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
 	var elements []ruleset.Element
 	owners := map[Owner]bool{}
@@ -32,8 +32,8 @@ func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
 	})
 }
 
-// RemoveOwners removes all elements of the owners, by listing all elements. It is for callers that only know the
-// owner of an endpoint, and for use after a crash.
+// RemoveOwners deletes all elements of the owners. It lists all elements to find them. Use it after a crash, or if
+// only the owner of an endpoint is known.
 func (c *Conn) RemoveOwners(ctx context.Context, owners ...Owner) error {
 	doomed := make(map[Owner]bool, len(owners))
 	for _, o := range owners {
@@ -48,7 +48,7 @@ func (c *Conn) RemoveOwners(ctx context.Context, owners ...Owner) error {
 	})
 }
 
-// removeWhere deletes all elements that match.
+// removeWhere deletes all elements for which match returns true.
 func (c *Conn) removeWhere(ctx context.Context, match func(*ruleset.ElementState) bool) error {
 	all, err := c.elements(ctx)
 	if err != nil {
@@ -64,8 +64,9 @@ func (c *Conn) removeWhere(ctx context.Context, match func(*ruleset.ElementState
 	return c.removeElements(ctx, elements, match)
 }
 
-// removeElements deletes the elements that exist and match. The kernel deletes by the key alone, and by then the key
-// may belong to another owner. So the transaction is tied to the generation that was examined.
+// removeElements deletes the elements that exist and for which match returns true. The kernel deletes an element by
+// key alone, and another owner could take over the key in between. So the transaction is tied to the nf_tables
+// generation of the lookup.
 func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
 	match func(*ruleset.ElementState) bool) error {
 	var errs []error
@@ -73,7 +74,7 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
 		errs = append(errs, c.change(ctx, c.commitEndpoints, func(t *ruleset.Transaction) error {
 			have, err := c.tables.Lookup(group)
 			for i, el := range have {
-				// Endpoints of one owner may share some.
+				// Endpoints of one owner may share elements, so delete each only once.
 				if el != nil && match(el) && !slices.ContainsFunc(group[:i], group[i].Equal) {
 					t.DelElement(el.Element)
 				}
@@ -85,13 +86,13 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
 	return errors.Join(errs...)
 }
 
-// RemoveNetwork removes a network, which need not exist: elements left by endpoints, its sets and its chain. With the
-// last network the table is deleted. It does not wait for endpoints to be removed first: their elements are deleted
-// too.
+// RemoveNetwork deletes the chains and sets of a network, and all elements of its endpoints, even if the endpoints
+// have not been removed. It is no error if the network does not exist. With the last network, RemoveNetwork deletes
+// the tables.
 //
-// A network without masquerade, bridge and endpoints has nothing in the table, so the table may be deleted before
-// such a network. If networks share a bridge, removing one of them also removes the facts about the bridge. Then
-// Ready is false for the others.
+// A network without masquerading, bridge and endpoints leaves no trace in the tables. So removing another network may
+// delete the tables while such a network still needs them. If networks share a bridge, removing one also deletes the
+// set elements that describe the bridge. Then Ready returns false for the other networks until Ensure is called.
 func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -115,9 +116,9 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	})
 }
 
-// RemoveShare removes the rules of a bridge's Share, and the endpoints' elements in their sets. This cuts the pods off
-// from the LAN. It is no error if the bridge has no Share. Networks on the bridge are not Ready until Ensure is called
-// with another Share or with none.
+// RemoveShare deletes the rules and sets of a bridge's Share. This disconnects the pods from the LAN. It is no error
+// if the bridge has no Share. For networks on the bridge, Ready returns false until Ensure is called again, with a
+// Share or without one.
 func (c *Conn) RemoveShare(ctx context.Context, bridge string) error {
 	if isNoLinkName(bridge) {
 		return invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)
@@ -132,8 +133,8 @@ func (c *Conn) RemoveShare(ctx context.Context, bridge string) error {
 	})
 }
 
-// HasNetwork reports whether RemoveNetwork would delete anything: an object of this network, or a table without any
-// network. It changes nothing.
+// HasNetwork reports whether RemoveNetwork would delete anything: an object of the network, or tables that no network
+// uses.
 func (c *Conn) HasNetwork(ctx context.Context, name string) (bool, error) {
 	if err := checkName(name); err != nil {
 		return false, err
@@ -152,7 +153,7 @@ func (c *Conn) HasNetwork(ctx context.Context, name string) (bool, error) {
 	return has, err
 }
 
-// inventories returns the inventories of our tables, and reports whether a network with another key has anything
+// inventories returns the content of all our tables. inUse reports whether a network other than key has an object
 // there.
 func (c *Conn) inventories(key string) (list []*ruleset.Inventory, inUse bool, _ error) {
 	for _, family := range ruleset.OurFamilies() {

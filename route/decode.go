@@ -12,7 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// decode parses the data of an RTM_NEWROUTE. known is false for other families, such as multicast routing's.
+// decode parses the data of an RTM_NEWROUTE. known is false if the family is neither IPv4 nor IPv6, as for routes of
+// multicast routing.
 func decode(data []byte) (r Route, known bool, _ error) {
 	if len(data) < unix.SizeofRtMsg {
 		return Route{}, false, fmt.Errorf("%w: a route of %d bytes", nl.ErrMalformed, len(data))
@@ -63,7 +64,7 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	return r, true, err
 }
 
-// decodeAttr parses an attribute, and keeps those that Route has no field for.
+// decodeAttr parses one attribute. It appends attributes that Route has no field for to Other.
 func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case unix.RTA_OIF:
@@ -96,13 +97,13 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 		d := time.Duration(ad.Uint32()) * time.Second
 		r.Expires = &d
 	case unix.RTA_PAD, unix.RTA_IIF, unix.RTA_UID, unix.RTA_MARK:
-		// these repeat the question of Get
+		// Ignore these attributes. In an answer to Get they repeat the request.
 	default:
 		r.Other = append(r.Other, nl.Keep(ad))
 	}
 }
 
-// decodeMetrics parses the metrics that have fields, and keeps the whole attribute if there are others.
+// decodeMetrics parses RTA_METRICS. MTU and AdvMSS have fields; the other metrics go to Other, as one attribute.
 func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) {
 	ad.Do(func(b []byte) error {
 		var others []netlink.Attribute
@@ -126,7 +127,8 @@ func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) {
 	})
 }
 
-// expires parses struct rta_cacheinfo. Its third number is in USER_HZ, which is 100 on all present architectures.
+// expires parses struct rta_cacheinfo. It returns nil if the route never expires. The struct's third number counts in
+// USER_HZ, which is 100 on all present architectures.
 func expires(b []byte) *time.Duration {
 	const userHZ = 100
 	if len(b) < 12 {
@@ -140,7 +142,8 @@ func expires(b []byte) *time.Duration {
 	return &d
 }
 
-// via returns a function that parses struct rtvia: a family and an address.
+// via returns a function that parses struct rtvia, which is an address family and an address. The function writes the
+// address to *into.
 func via(into *netip.Addr) func([]byte) error {
 	return func(b []byte) error {
 		if len(b) < 2 {
@@ -155,7 +158,7 @@ func via(into *netip.Addr) func([]byte) error {
 	}
 }
 
-// nexthops parses an array of struct rtnexthop, each with its attributes.
+// nexthops parses an array of struct rtnexthop. Each element is followed by its attributes.
 func nexthops(b []byte) ([]Nexthop, error) {
 	var hops []Nexthop
 	for len(b) > 0 {

@@ -24,12 +24,12 @@ const (
 )
 
 // Message returns a request about the route, for callers that send several in one datagram. typ is unix.RTM_NEWROUTE
-// with the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create and Replace), or unix.RTM_DELROUTE
-// without flags, as in Conn.Remove. For a deletion, the kernel does not compare fields that are zero. A Protocol of 0
-// stays 0.
+// or unix.RTM_DELROUTE. For RTM_NEWROUTE, pass the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace
+// (Create and Replace). For RTM_DELROUTE, pass no flags, as in Conn.Remove. For a deletion, the kernel does not
+// compare fields that are zero. Unlike Conn.Add, Message leaves a Protocol of 0 as it is.
 //
-// The flags Create and Append add the route behind those for which Add would return an error. The kernel uses the
-// first of them; for IPv6 it combines those with a gateway into one route with several next hops.
+// With the flags Create and Append, the kernel adds the route behind existing ones with the same key. It uses the
+// first of them. For IPv6 it combines those with a gateway into one route with several next hops.
 func (r Route) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
 	n := r.normal()
 	n.Protocol = r.Protocol
@@ -37,7 +37,7 @@ func (r Route) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 		return n.message(typ, flags, n.attributes)
 	}
 
-	// In a deletion 0 means any value, also for the priority, which otherwise has a default for IPv6.
+	// In a deletion, 0 matches any value. This includes the priority, whose default in IPv6 is otherwise 1024.
 	n.Type, n.Priority = r.Type, r.Priority
 	if r.Scope == nil {
 		n.Scope = new(uint8(unix.RT_SCOPE_NOWHERE)) // any scope
@@ -45,7 +45,8 @@ func (r Route) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 	return n.message(typ, 0, n.keyAttributes)
 }
 
-// message returns a request for a normal route. The caller has set the wildcards of a deletion.
+// message returns a request about a route that Route.normal returned. For a deletion, the caller has already set the
+// fields that match any value.
 func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags,
 	attributes func(*request) error) (netlink.Message, error) {
 	switch {
@@ -73,7 +74,7 @@ func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags,
 	return nl.Marshal(typ, flags, q.MarshalBinary, q.write)
 }
 
-// request is the library's message, with the fields that it lacks.
+// request is the library's route message, extended by attributes that the library lacks.
 type request struct {
 	rtnetlink.RouteMessage
 	rest []func(*netlink.AttributeEncoder)
@@ -87,7 +88,7 @@ func (q *request) write(ae *netlink.AttributeEncoder) {
 
 func (q *request) more(fn func(*netlink.AttributeEncoder)) { q.rest = append(q.rest, fn) }
 
-// table sets the table. The header has only one byte for it, so larger numbers become an attribute.
+// table sets the table. The message's header has only one byte for it, so larger numbers become an attribute.
 func (q *request) table(table uint32) {
 	if table < 256 {
 		q.Table = uint8(table)
@@ -96,8 +97,8 @@ func (q *request) table(table uint32) {
 	}
 }
 
-// address passes an address to the library. It writes IPv6 addresses that map an IPv4 one itself, since the library
-// would shorten them to 4 bytes.
+// address sets a field of the library's message, to which into points, to the address a. For an IPv4-mapped IPv6
+// address it writes the attribute typ itself, since the library would shorten the address to 4 bytes.
 func (q *request) address(into *net.IP, typ uint16, a netip.Addr) {
 	if a.Is4In6() {
 		q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, typ, a) })
@@ -138,7 +139,7 @@ func (n *Route) attributes(q *request) error {
 	return nil
 }
 
-// keyAttributes adds the attributes that distinguish a route from others.
+// keyAttributes adds the attributes that identify a route among others.
 func (n *Route) keyAttributes(q *request) error {
 	if n.Dst.Bits() > 0 {
 		q.address(&q.Attributes.Dst, unix.RTA_DST, n.Dst.Addr())
@@ -155,7 +156,8 @@ func (n *Route) keyAttributes(q *request) error {
 	q.Attributes.Priority = n.Priority
 	switch {
 	case n.NexthopID != 0:
-		// The kernel refuses other next hops next to this, although List returns them.
+		// Leave out the next hops that List returns with a nexthop object, since the kernel refuses both in one
+		// request.
 		q.more(func(ae *netlink.AttributeEncoder) { ae.Uint32(rtaNHID, n.NexthopID) })
 		return nil
 	case len(n.Nexthops) > 0:
@@ -171,12 +173,12 @@ func (n *Route) keyAttributes(q *request) error {
 	return nil
 }
 
-// rtvia returns a struct rtvia, for a gateway of another family than the route's.
+// rtvia returns a struct rtvia, for a gateway of another address family than the route's.
 func rtvia(gateway netip.Addr) []byte {
 	return append(binary.NativeEndian.AppendUint16(nil, uint16(nl.FamilyOf(gateway))), gateway.AsSlice()...)
 }
 
-// multipath lets the library write the next hops, unless it does not support one of the gateways.
+// multipath adds several next hops. The library encodes them unless it does not support one of them.
 func (n *Route) multipath(q *request) error {
 	plain := true
 	for _, h := range n.Nexthops {
@@ -238,8 +240,8 @@ func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
 	return b, nil
 }
 
-// others returns the attributes in Other that belong to the route. With a nexthop object, the encapsulation belongs
-// to that object.
+// others returns the attributes in Other to send, without RTA_METRICS, which metrics sends. For a route with a
+// nexthop object it leaves out the encapsulation, which is part of that object.
 func (n *Route) others() []netlink.Attribute {
 	return slices.DeleteFunc(slices.Clone(n.Other), func(a netlink.Attribute) bool {
 		isEncap := nl.TypeOf(a) == unix.RTA_ENCAP || nl.TypeOf(a) == unix.RTA_ENCAP_TYPE
@@ -247,7 +249,8 @@ func (n *Route) others() []netlink.Attribute {
 	})
 }
 
-// metrics returns RTA_METRICS with the metrics in Other and the two that have fields. The library knows only five.
+// metrics returns the content of RTA_METRICS: the metrics in Other, MTU and AdvMSS. The library supports only five
+// metrics.
 func (n *Route) metrics() ([]byte, error) {
 	var fields []netlink.Attribute
 	put := func(typ uint16, value uint32) {
@@ -267,7 +270,8 @@ func (n *Route) metrics() ([]byte, error) {
 	return b, err
 }
 
-// seconds rounds up. A time that is over becomes 1 s, since 0 would mean never.
+// seconds converts a duration to whole seconds, rounded up. The result is at least 1, since the kernel takes 0 as
+// never.
 func seconds(d time.Duration) uint32 {
 	s := d / time.Second
 	if d%time.Second > 0 {

@@ -14,12 +14,12 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Route is a route. Most uses need only Dst and one of Gateway and Link. A zero value of any other field leaves the
-// choice to the kernel, or has the meaning in its comment. In the results of List and Get every field has the
+// Route is a route. Most uses need only Dst and one of Gateway and Link. For any other field a zero value lets the
+// kernel choose, or has the meaning in the field's comment. In the results of List and Get every field has the
 // kernel's value: Table, for example, is unix.RT_TABLE_MAIN and not 0.
 type Route struct {
-	// Dst is the destination; host bits are ignored. The zero value is the default route of Family or, if that is 0,
-	// of Gateway's family.
+	// Dst is the destination. Its host bits are ignored. The zero value means the default route, of the family Family
+	// or, if that is 0, of Gateway's.
 	Dst netip.Prefix `json:"dst"`
 	// Family is unix.AF_INET or unix.AF_INET6. It is needed only for a default route without a Gateway, or with a
 	// Gateway of the other family.
@@ -33,43 +33,43 @@ type Route struct {
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Link is the index of the outgoing link. 0 means the link that leads to Gateway.
 	Link int `json:"link,omitempty"`
-	// OnLink means that Gateway is on Link although no route says so.
+	// OnLink tells the kernel that Gateway is directly reachable on Link, although no route leads to it.
 	OnLink bool `json:"onLink,omitempty"`
-	// Nexthops are several next hops, one of them for each flow, in place of Gateway and Link.
+	// Nexthops are several next hops, which replace Gateway and Link. The kernel chooses one for each flow.
 	Nexthops []Nexthop `json:"nexthops,omitempty"`
-	// NexthopID is the number of a nexthop object (Linux 5.3), in place of all of these. List and Get also return the
-	// content of the object.
+	// NexthopID is the number of a nexthop object (Linux 5.3), which replaces Gateway, Link and Nexthops. List and
+	// Get also return the content of the object.
 	NexthopID uint32 `json:"nexthopID,omitempty"`
 
-	// Source is the source address of packets of the host itself that have none yet.
+	// Source is the source address for packets of this host that have none yet.
 	Source netip.Addr `json:"source,omitzero"`
 	// Priority orders routes to the same destination, the lowest first. 0 leaves the choice to the kernel: 0 for
 	// IPv4, 1024 for IPv6.
 	Priority uint32 `json:"priority,omitempty"`
 	// Table is the routing table; 0 means unix.RT_TABLE_MAIN.
 	Table uint32 `json:"table,omitempty"`
-	// Scope is the distance of the destination (RT_SCOPE_*), for IPv4. nil means the customary one: host for a local
-	// route, link for a route without a gateway and for broadcast, else global.
+	// Scope is the scope of an IPv4 destination (RT_SCOPE_*). nil means the default of ip-route(8). That is host for
+	// a local route, link for broadcast and for a route without a gateway, and else global.
 	Scope *uint8 `json:"scope,omitempty"`
 	// Protocol is the origin of the route (RTPROT_*). 0 means ProtocolTombolo for a new route, and any for a deletion.
 	Protocol uint8 `json:"protocol,omitempty"`
-	// Type is the kernel's treatment of packets (RTN_*). 0 means unix.RTN_UNICAST for a new route, and any for a
+	// Type is the kernel's treatment of packets (RTN_*). 0 means unix.RTN_UNICAST for a new route, and any type for a
 	// deletion.
 	Type Type `json:"type,omitempty"`
 	// Pref ranks IPv6 routes learnt from routers (RFC 4191, section 2.1).
 	Pref uint8 `json:"pref,omitempty"`
-	// Expires is the time until the kernel deletes an IPv6 route; nil means never. It counts in whole seconds, and
-	// fractions are rounded up.
+	// Expires is the time until the kernel deletes an IPv6 route; nil means never. The kernel counts in whole
+	// seconds, so fractions are rounded up.
 	Expires *time.Duration `json:"expires,omitempty"`
 
 	// MTU is the largest packet in bytes, and AdvMSS the TCP segment size to advertise. 0 means the link's value.
 	MTU    uint32 `json:"mtu,omitempty"`
 	AdvMSS uint32 `json:"advmss,omitempty"`
 
-	// Flags are the kernel's own (RTM_F_* and RTNH_F_*). They are never sent.
+	// Flags are the kernel's flags in results (RTM_F_* and RTNH_F_*). Requests do not contain them.
 	Flags uint32 `json:"flags,omitempty"`
 	// Other holds attributes (RTA_*) that this package has no field for: encapsulation, realms, and an RTA_METRICS
-	// with further metrics. They are sent back unchanged, since a route without them is another one.
+	// with further metrics. Requests contain them unchanged, since a route without them would be another route.
 	Other []netlink.Attribute `json:"other,omitempty"`
 }
 
@@ -78,16 +78,16 @@ type Nexthop struct {
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	Link    int        `json:"link,omitempty"`
 	OnLink  bool       `json:"onLink,omitempty"`
-	// Weight is this hop's share of the flows: 1 to 256; 0 means 1.
+	// Weight is this hop's share of the flows, relative to the other hops: 1 to 256. 0 means 1.
 	Weight int `json:"weight,omitempty"`
-	// Flags are the kernel's own. They are never sent.
+	// Flags are the kernel's flags in results (RTNH_F_*). Requests do not contain them.
 	Flags uint32 `json:"flags,omitempty"`
 	// Other holds further attributes, as in Route.
 	Other []netlink.Attribute `json:"other,omitempty"`
 }
 
-// ProtocolTombolo marks the routes of this module: the letter t. Neither the kernel, nor iproute2, nor any routing
-// daemon that we know uses it.
+// ProtocolTombolo marks the routes of this module. It is the letter t, 116. Neither the kernel, nor iproute2, nor any
+// routing daemon that we know uses this number.
 const ProtocolTombolo uint8 = 't'
 
 // Type is the treatment of packets that a route matches (RTN_* of package unix).
@@ -119,7 +119,7 @@ func (t Type) String() string {
 	return strconv.Itoa(int(t))
 }
 
-// String returns the route's name for errors: "10.0.0.0/8 via 10.1.0.1 on link 3".
+// String returns the route's name for errors, such as "10.0.0.0/8 via 10.1.0.1 on link 3".
 func (r Route) String() string {
 	var b strings.Builder
 	if r.Type != 0 && r.Type != unix.RTN_UNICAST {
@@ -164,7 +164,7 @@ func writeHop(b *strings.Builder, gateway netip.Addr, link int) {
 
 func (r *Route) isDefault() bool { return !r.Dst.IsValid() || r.Dst.Bits() == 0 }
 
-// family returns the family, or 0 if nothing determines it.
+// family returns the route's address family, or 0 if no field determines it.
 func (r *Route) family() uint8 {
 	switch {
 	case r.Dst.IsValid():
@@ -184,7 +184,7 @@ func (r *Route) family() uint8 {
 	return 0
 }
 
-// normal returns the route with its zero values replaced by their meaning for Add.
+// normal returns a copy of the route with its zero values replaced by their defaults for Add.
 func (r *Route) normal() Route {
 	n := *r
 	n.Family = r.family()
@@ -239,9 +239,9 @@ func (r *Route) customaryScope() uint8 {
 	return unix.RT_SCOPE_UNIVERSE
 }
 
-// Matches reports whether have, as the kernel lists it, is the route that adding r creates. CHECK uses it. It does
-// not compare a Link of 0 if there is a Gateway, Flags, Other, the remaining time of Expires, and the contents of a
-// nexthop object.
+// Matches compares the route with have, a route from List, and reports whether Add(r) would create have. CHECK uses
+// it. Matches does not compare Flags, the remaining time of Expires, and the content of a nexthop object. It compares
+// Link unless that is 0 and there is a Gateway, and Other unless r has none.
 func (r Route) Matches(have Route) bool {
 	want := r.normal()
 	have = have.normal()
@@ -252,7 +252,8 @@ func (r Route) Matches(have Route) bool {
 		want.Pref == have.Pref && (want.Expires == nil) == (have.Expires == nil) && want.sameOthers(&have)
 }
 
-// sameOthers reports whether have has the attributes in Other, if there are any.
+// sameOthers reports whether both routes have the same attributes in Other. If r has no such attribute, it returns
+// true.
 func (r *Route) sameOthers(have *Route) bool {
 	return len(r.Other) == 0 || slices.EqualFunc(r.Other, have.Other, func(a, b netlink.Attribute) bool {
 		return nl.TypeOf(a) == nl.TypeOf(b) && bytes.Equal(a.Data, b.Data)

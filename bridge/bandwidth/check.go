@@ -17,8 +17,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Check compares the state of a target in the kernel with the state that Ensure would set, and returns the
-// differences. In a direction without a rate, a qdisc of another program is no difference.
+// Check compares the state of a target in the kernel with the limits s, and returns the differences. Ensure repairs
+// them. In a direction without a limit, a qdisc of another program is no difference.
 func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Difference, error) {
 	want, err := c.prepare(ctx, &t, s)
 	var have *installed
@@ -89,7 +89,7 @@ func compareIFB(list *diff.List, object string, want Limit, t *Target, have *ins
 	}
 }
 
-// describeBucket returns a bucket as tc prints it, with the rate in bits.
+// describeBucket returns the parameters of a tbf in the format of tc.
 func describeBucket(w tc.Bucket) string {
 	return fmt.Sprintf("tbf rate %s burst %db limit %db", formatRate(w.Rate*8), w.Burst, w.Limit)
 }
@@ -108,26 +108,27 @@ func describe(q tc.Qdisc) string {
 	}
 }
 
-// installed is the state of a target in the kernel. A missing part has its zero value.
+// installed holds the state of a target in the kernel. Missing parts have zero values.
 type installed struct {
 	ifb    *link.Link // nil if no link has this name
 	egress tc.Qdisc   // root qdisc of the ifb
 
 	ingress tc.Qdisc // root qdisc of the port
-	// place is the port's qdisc with the handle ffff: clsact, or another program's ingress qdisc. Only one of them can
-	// exist, and filters attach to either.
+	// place is the port's qdisc with the handle ffff:, to which filters attach. It is a clsact, or an ingress qdisc
+	// of another program. Only one of them can exist.
 	place tc.Qdisc
-	// own are the filters with our priority at the port's ingress, and the other entries that u32 lists with them.
+	// own lists the filters with our priority at the port's ingress, including other entries that u32 lists with
+	// them.
 	own []tc.Filter
-	// others is the number of filters that must not be deleted with clsact.
+	// others is the number of filters of other programs at the port. They would be lost if clsact were deleted.
 	others int
 }
 
-// port returns the port, for requests.
+// port returns the port in the form that package tc needs.
 func (t *Target) port() tc.Device { return tc.Device{Name: t.Port, Index: t.PortIndex} }
 
-// findPort fills in the port's index and MTU if the caller left them out. If the port does not exist, the error
-// matches fs.ErrNotExist.
+// findPort sets t.PortIndex and t.MTU if the caller left them zero. If the port does not exist, the error matches
+// fs.ErrNotExist.
 func (c *Conn) findPort(t *Target) error {
 	if t.PortIndex != 0 && t.MTU != 0 {
 		return nil
@@ -141,8 +142,8 @@ func (c *Conn) findPort(t *Target) error {
 	return nil
 }
 
-// look returns the target's state. If nothing was ever shaped, it needs one sendmsg. If the port, whose index is
-// known, does not exist, the error matches fs.ErrNotExist.
+// look reads the target's state. If the port has never had limits, this takes one round trip. If the port does not
+// exist, the error matches fs.ErrNotExist.
 func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 	var have installed
 	var ifb link.Link
@@ -159,7 +160,7 @@ func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 	}
 
 	if b.Err(0) == nil {
-		// The ifb may belong to another owner. The caller checks that.
+		// The name does not show the owner: the ifb may belong to another program. The caller must check that.
 		have.ifb = &ifb
 		b.Reset()
 		tc.Device{Name: t.IFB, Index: ifb.Index}.GetQdisc(&b, tc.Root, &have.egress)
@@ -169,7 +170,7 @@ func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 	}
 
 	if have.place.Kind == "" {
-		// A new port ends here, without the two listings of filters.
+		// A new port has no place for filters, so it needs no listing of filters.
 		return &have, nil
 	}
 
@@ -178,7 +179,7 @@ func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 	return &have, err
 }
 
-// isEmpty reports whether the target has no qdisc, filter or ifb of ours.
+// isEmpty reports whether the target has no ifb, and none of our qdiscs and filters.
 func (have *installed) isEmpty() bool {
 	return have.ifb == nil && !have.ingress.Ours() && len(have.own) == 0
 }
@@ -187,7 +188,7 @@ func (have *installed) isEmpty() bool {
 func (have *installed) redirects() bool {
 	var n int
 	for _, f := range have.own {
-		// Before its filter, u32 lists itself and its table.
+		// Skip the entries that u32 lists before the filter, for itself and for its hash table.
 		if f.Handle&0xfff == 0 {
 			continue
 		}

@@ -13,44 +13,45 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Conn limits the traffic of ports in one network namespace. It uses the open socket of another connection
-// (bridge.Conn's Socket). Several goroutines may call its methods, but not for the same target at once.
+// Conn limits the traffic of ports in one network namespace. It uses the socket of another connection, such as
+// bridge.Conn's Socket. Several goroutines may call its methods, but not for the same target at the same time.
 type Conn struct{ nl *nl.Conn }
 
-// On returns a Conn over an open socket, which still belongs to its owner.
+// On returns a Conn that uses an open socket. The socket's owner still has to close it.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
-// Target identifies the links where the traffic of one attachment is limited.
+// Target identifies the links of one pod whose traffic is limited.
 type Target struct {
-	// Port is the name of the host's end of the pod's veth pair. Remove also accepts "" if the port is gone or about
-	// to go, since everything except the ifb goes with it.
+	// Port is the name of the host's end of the pod's veth pair. For Remove it may be "" if the port is gone or will
+	// be deleted anyway. Everything except the ifb disappears with the port.
 	Port string
-	// PortIndex is the port's index, and MTU its MTU in bytes. If either is 0, a request finds it out.
+	// PortIndex is the index of the port. MTU is the port's MTU in bytes. If one of them is 0, the Conn sends a
+	// request to find it.
 	PortIndex int
 	MTU       int
 
-	// IFB is the name of the link that shapes egress; see IFBName.
+	// IFB is the name of the ifb link for egress: see IFBName.
 	IFB string
-	// Alias is the alias of the ifb, which marks its owner. It has at most 255 bytes.
+	// Alias is the alias of the ifb, of at most 255 bytes. It marks the owner.
 	Alias string
-	// Owner is the required beginning of the ifb's alias. An ifb with another alias is left alone, and is an
-	// ErrForeign. "" accepts any alias.
+	// Owner is the required prefix of the ifb's alias. If a link named IFB has another alias, the Conn does not
+	// change it, and the error matches ErrForeign. "" accepts any alias.
 	Owner string
 }
 
-// ErrForeign is the cause of an error about a link with the name of our ifb that belongs to another program.
+// ErrForeign is wrapped by errors about a link with the name of our ifb that belongs to another program.
 var ErrForeign = errors.New("the link belongs to another owner")
 
-// ErrNotSupported is the cause of an error about a feature that the kernel lacks and could not load.
+// ErrNotSupported is wrapped by errors about a kernel feature that is missing and that the kernel could not load.
 var ErrNotSupported = tc.ErrNotSupported
 
-// IFBName returns the name of a port's ifb: "ifb" and the port's name without a leading "veth" (see bridge.HostName).
-// For such a port the name is one byte shorter than the port's.
+// IFBName returns a name for the ifb of a port: "ifb" and the port's name without the prefix "veth" (see
+// bridge.HostName).
 func IFBName(port string) string { return "ifb" + strings.TrimPrefix(port, "veth") }
 
 const aliasMax = 255 // IFALIASZ - 1
 
-// validate returns an error if a field is not valid.
+// validate returns an error if a field of the target is invalid.
 func (t *Target) validate() error {
 	for _, name := range []string{t.Port, t.IFB} {
 		if name == "" || len(name) >= unix.IFNAMSIZ {
@@ -70,7 +71,7 @@ func (t *Target) validate() error {
 	return nil
 }
 
-// checkOwner returns an error unless the link is an ifb of the target's owner.
+// checkOwner returns an error that matches ErrForeign unless l is an ifb whose alias begins with t.Owner.
 func (t *Target) checkOwner(l *link.Link) error {
 	var what string
 	switch {

@@ -1,5 +1,5 @@
-// Package bandwidth limits the traffic of one pod in both directions at its port, the host's end of its veth pair,
-// over rtnetlink:
+// Package bandwidth limits the traffic of a pod in both directions. The limits apply at the pod's port, which is the
+// host's end of its veth pair.
 //
 //	conn := bandwidth.On(links.Socket()) // links is a bridge.Conn
 //	ifb := bandwidth.IFBName(port)
@@ -10,23 +10,23 @@
 //	differences, err := conn.Check(ctx, target, limits)
 //	err = conn.Remove(ctx, target)
 //
-// Packets to the pod leave the host by the port. They wait in a token bucket filter (tbf), which is the port's root
-// qdisc. Packets from the pod enter the host by the port, where they cannot wait. So a filter there redirects them to
-// a link of their own, an intermediate functional block (ifb), whose root qdisc is a tbf. Afterwards the ifb returns
-// them to the port. The bridge, and the firewall in its families bridge and inet, do not notice this. A chain of
-// family netdev at the port's ingress does not see these packets at all.
+// Packets to the pod leave the host through the port. They wait in a token bucket filter (tbf), which is the port's
+// root qdisc. Packets from the pod enter the host through the port, where they cannot wait. So a filter at the port
+// redirects them to an intermediate functional block (ifb), a link whose root qdisc is a tbf. Afterwards the ifb
+// returns them to the port. The bridge, and firewall rules in the families bridge and inet, do not notice this. But a
+// chain of the family netdev at the port's ingress does not see these packets at all.
 //
 //	pod ── port ── bridge        ingress of the pod: port, root: tbf
 //	        │ ↑                  egress of the pod:  port, clsact: u32, mirred → ifb
 //	        ifb                                      ifb, root: tbf
 //
-// A tbf on the pod's end would need no ifb, but a process with CAP_NET_ADMIN in the pod could delete it. The queue
-// holds 15 ms of the rate, or eight frames if that is more. For the burst see Effective. Our filters and qdiscs are
-// recognized by their priority and handle, 0x746f.
+// A tbf on the pod's end would need no ifb, but a process with CAP_NET_ADMIN in the pod could delete it. The length
+// of the queue is 15 ms of the rate, or eight frames if that is more. See Effective for the burst. Our filters and
+// qdiscs have the priority and handle 0x746f.
 //
 // # Needs
 //
-// The package needs CAP_NET_ADMIN in the port's namespace, and Linux 6.1 or later with sch_tbf. Limits of egress also
-// need ifb, sch_ingress, cls_u32 and act_mirred. The kernel loads modules of these names itself if it may. Errors are
-// a *tombolo.OpError, or wrap one.
+// The package needs CAP_NET_ADMIN in the port's network namespace, and Linux 6.1 or later with sch_tbf. Limits for
+// egress also need ifb, sch_ingress, cls_u32 and act_mirred. The kernel loads these modules by itself if it is
+// permitted to. Errors are, or wrap, a *tombolo.OpError.
 package bandwidth

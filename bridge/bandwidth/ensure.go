@@ -15,16 +15,15 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Ensure limits a target's traffic, and reports whether it had to change anything. It installs s.Effective, whose
-// adjustments the caller should show to the operator. In a direction with a rate of 0 it deletes our own shaper, and
-// leaves another program's.
+// Ensure limits the traffic of a target, and reports whether it changed anything. It installs the limits that
+// s.Effective returns. The caller should show the adjustments from Effective to the operator. In a direction with a
+// rate of 0, Ensure deletes our own shaper, and keeps a qdisc of another program.
 //
-// Existing shapers get the new rates and bursts, and keep the packets in their queues. If there was no shaper of ours
-// before, an error leaves none. The error matches ErrForeign if the ifb does not belong to Target.Owner, and
+// Existing shapers get the new rates and bursts, and keep their queued packets. If the target had no shaper before
+// and Ensure fails, it leaves none. The error matches ErrForeign if the ifb does not belong to Target.Owner, and
 // ErrNotSupported if the kernel lacks a feature.
 //
-// For a port that is up, Ensure takes some milliseconds longer than for one that is down: see BeforeUp of
-// bridge.Port.
+// Ensure takes some milliseconds longer if the port is already up. To avoid this, call it in BeforeUp of bridge.Port.
 func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ error) {
 	want, err := c.prepare(ctx, &t, s)
 	if err != nil {
@@ -54,7 +53,7 @@ func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ e
 	return changed, err
 }
 
-// prepare checks the limits, fills in defaults, and returns the effective shape.
+// prepare checks the limits, fills in missing fields of t, and returns the effective limits.
 func (c *Conn) prepare(ctx context.Context, t *Target, s Shape) (Shape, error) {
 	invalid := func(err error) (Shape, error) {
 		return Shape{}, &tombolo.OpError{Op: "shape", Object: t.Port, Err: err}
@@ -76,8 +75,8 @@ func (c *Conn) prepare(ctx context.Context, t *Target, s Shape) (Shape, error) {
 	return want, nil
 }
 
-// undo removes the objects that a failed Ensure created. It uses a context of its own, since the caller's may be
-// done.
+// undo removes everything that a failed Ensure created. It uses a context of its own, because the caller's may be
+// done. It returns cause, joined with its own error if it fails.
 func (c *Conn) undo(t *Target, cause error) error {
 	if err := c.Remove(context.Background(), *t); err != nil {
 		return errors.Join(cause, fmt.Errorf("undo: %w", err))
@@ -90,7 +89,8 @@ func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *install
 	var b nl.Batch
 	modules := "sch_tbf"
 	if want.Egress.Rate != 0 {
-		// The ifb needs a batch of its own, since qdiscs and filters refer to its index, which the kernel chooses.
+		// The ifb is created in a batch of its own, because qdiscs and filters need its index, which the kernel
+		// chooses.
 		made, err := c.ensureIFB(ctx, t, have)
 		if err != nil {
 			return false, err
@@ -99,8 +99,8 @@ func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *install
 		changed = made
 		modules += ", sch_ingress, cls_u32 and act_mirred"
 		if have.place.Kind == "" {
-			// Add clsact first. For the first filter of a new clsact the kernel waits for an RCU grace period, unless
-			// one has passed since (mini_qdisc_pair_swap).
+			// Add clsact first. For the first filter of a new clsact, the kernel waits for an RCU grace period,
+			// unless one has passed since it was created (mini_qdisc_pair_swap).
 			t.port().AddClsact(&b)
 		}
 	}
@@ -127,7 +127,7 @@ func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *install
 	return true, errors.Join(c.removeRedirect(ctx, t, have), c.removeIFB(ctx, t, have.ifb))
 }
 
-// ensureIFB creates the ifb, which stays down, or sets the alias of an existing one.
+// ensureIFB creates the ifb if it does not exist, or corrects the alias of an existing one. A new ifb stays down.
 func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (changed bool, _ error) {
 	if have.ifb != nil && (t.Alias == "" || have.ifb.Alias == t.Alias) {
 		return false, nil
@@ -146,7 +146,7 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 			return false, tc.Unsupported(err, "ifb")
 		}
 
-		// Without its alias no later call would recognize the ifb as ours.
+		// The ifb exists, but could not get its alias. Delete it, since no later call would recognize it as ours.
 		b.Reset()
 		link.Request{Name: t.IFB}.Delete(&b, t.IFB)
 		return false, errors.Join(err, c.nl.Execute(&b))
@@ -157,12 +157,12 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 	return true, err
 }
 
-// appendEgress appends requests for the missing parts of the path through the ifb. The filter comes last, since
-// packets that it redirected earlier would be lost.
+// appendEgress appends requests for the missing parts of egress shaping. The filter comes last, because packets that
+// it redirects before the ifb is ready would be lost.
 func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
 	replaceRoot(b, tc.Device{Name: t.IFB, Index: have.ifb.Index}, have.egress, w)
 	if !have.ifb.Up() {
-		// The index identifies the link that got the qdisc. Another link may have its name by now.
+		// Use the index of the link that got the qdisc. By now, another link may have its name.
 		link.Request{Index: have.ifb.Index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", t.IFB)
 	}
 
@@ -176,32 +176,31 @@ func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
 	t.port().AddRedirect(b, have.ifb.Index)
 }
 
-// replaceRoot appends requests that make the root qdisc a tbf with these parameters.
+// replaceRoot appends requests that make the root qdisc of a link a tbf with the parameters w.
 func replaceRoot(b *nl.Batch, of tc.Device, have tc.Qdisc, w tc.Bucket) {
 	if have.Is(w) {
 		return
 	}
 	if have.Handle == tc.Handle && have.Kind != "tbf" {
-		// The kernel replaces a qdisc with another handle. A qdisc with the same handle it would try to change, and
-		// fail, since the kind differs.
+		// The kernel replaces a qdisc that has another handle. If the handles are equal, the kernel tries to change
+		// the qdisc, and fails because its kind differs.
 		of.DelQdisc(b, tc.Root)
 	}
 	of.SetTBF(b, w)
 }
 
 // ifbMTU is below the minimum MTU of IPv6 (RFC 8200, section 5). So the kernel does not set up IPv6 on the ifb, which
-// would take a third of the time. Packets through an ifb may be longer, since they are redirected and not sent.
+// saves a third of the time. The MTU does not limit packets through the ifb, since they are redirected and not sent.
 const ifbMTU = 1279
 
-// addIFB appends a request for an ifb, which stays down. It has an explicit MAC so that udev does not change it
-// later.
+// addIFB appends a request that creates an ifb, which stays down. The MAC is explicit, so that udev does not change
+// it later.
 func addIFB(b *nl.Batch, name string, mac net.HardwareAddr) {
 	mtu := ifbMTU
 	link.Request{Name: name, MAC: mac, MTU: &mtu, Kind: "ifb"}.Create(b, "add link", name)
 }
 
-// setAlias appends a separate request for the alias, since the kernel ignores an alias in the request that creates a
-// link.
+// setAlias appends a request that sets the alias. The kernel ignores an alias in the request that creates a link.
 func setAlias(b *nl.Batch, name, alias string) {
 	if alias != "" {
 		link.Request{Name: name, Alias: &alias}.Set(b, "set link", name)

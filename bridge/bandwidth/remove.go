@@ -10,11 +10,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Remove removes a target's shapers: all qdiscs, filters and the ifb that are ours. It is no error if they are gone
-// already. It continues after errors, and joins them. An ifb that does not belong to Target.Owner stays, and is an
-// ErrForeign.
+// Remove deletes the limits of a target: the ifb, and all qdiscs and filters that are ours. It is no error if they do
+// not exist. Remove continues after errors and joins them. If the ifb does not belong to Target.Owner, Remove keeps
+// the ifb, and the error matches ErrForeign.
 //
-// A caller that also deletes the port waits less if it deletes both together (bridge.Conn.Detach).
+// To delete the port as well, it is faster to delete the port and the ifb together with bridge.Conn.Detach.
 func (c *Conn) Remove(ctx context.Context, t Target) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -41,7 +41,7 @@ func (c *Conn) Remove(ctx context.Context, t Target) error {
 	return errors.Join(errs...)
 }
 
-// removeIFB deletes the ifb if it is ours.
+// removeIFB deletes the ifb l, unless l is nil. It returns an error if the ifb belongs to another owner.
 func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link.Link) error {
 	if l == nil {
 		return nil
@@ -54,7 +54,7 @@ func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link.Link) error {
 	return nl.PassAbsent(c.nl.Do(ctx, &b))
 }
 
-// removeFromPort deletes our qdiscs and filters from the port.
+// removeFromPort deletes our qdiscs and filters at the port.
 func (c *Conn) removeFromPort(ctx context.Context, t Target) error {
 	t.MTU = max(t.MTU, 1) // the MTU is not used here
 	if err := c.findPort(&t); err != nil {
@@ -76,7 +76,7 @@ func (c *Conn) removeFromPort(ctx context.Context, t Target) error {
 	return errors.Join(append(errs, c.removeRedirect(ctx, &t, have))...)
 }
 
-// removeRedirect deletes our filter. If no filters of other programs are left, it deletes clsact too.
+// removeRedirect deletes our filters at the port. It deletes clsact too if no filters of other programs are left.
 func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installed) error {
 	var b nl.Batch
 	switch {
@@ -91,9 +91,9 @@ func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installed) e
 	return nl.PassAbsent(c.nl.Do(ctx, &b))
 }
 
-// IFBs returns the aliases of all ifb links in the ports' namespace by their names, including those of other
-// programs. The aliases name the owners. It serves to find ifbs that were left behind. It lists all such links, so do
-// not call it where speed matters.
+// IFBs returns the names of all ifb links in the ports' network namespace with their aliases, which name the owners.
+// It includes links of other programs. Use it to find ifbs that were left behind. It lists all ifbs, so it takes
+// longer with more pods.
 func (c *Conn) IFBs(ctx context.Context) (map[string]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

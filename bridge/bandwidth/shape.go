@@ -10,58 +10,58 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Limit is the limit of the traffic in one direction.
+// Limit describes the limit for traffic in one direction.
 type Limit struct {
-	// Rate is in bits per second, with frames counted from their Ethernet header on. 0 means no limit. The kernel
-	// counts in bytes, so it is rounded down to a multiple of 8.
+	// Rate is the rate in bits per second, including Ethernet headers. 0 means no limit. The kernel counts bytes, so
+	// the rate is rounded down to a multiple of 8.
 	Rate uint64 `json:"rate,omitempty"`
-	// Burst is the number of bits that may pass at once after a pause. With 0, Effective chooses it.
+	// Burst is the number of bits that may pass at once after a pause. If 0, Effective chooses it.
 	Burst uint64 `json:"burst,omitempty"`
 }
 
-// Shape holds the limits of one pod, from the pod's point of view.
+// Shape holds the limits for one pod. Ingress and egress are seen from the pod.
 type Shape struct {
 	Ingress Limit `json:"ingress,omitzero"` // for packets to the pod
 	Egress  Limit `json:"egress,omitzero"`  // for packets from the pod
 }
 
-// IsZero reports whether there is no limit.
+// IsZero reports whether both directions have no limit.
 func (s Shape) IsZero() bool { return s.Ingress.Rate == 0 && s.Egress.Rate == 0 }
 
-// Lowest and highest rate, in bits per second. The kernel counts whole bytes, and maxRate is the limit of Kubernetes'
-// annotations.
+// minRate and maxRate are the lowest and the highest rate, in bits per second. The kernel counts whole bytes. maxRate
+// is the limit of the bandwidth annotations of Kubernetes.
 const (
 	minRate uint64 = 8
 	maxRate uint64 = 1e15
 )
 
 const (
-	// defaultBurst is the default burst, as the time in which the rate sends it.
+	// defaultBurst is the time in which the rate sends the default burst.
 	defaultBurst = 5 * time.Millisecond
-	// longestBurst is the longest configured burst, as such a time. Container runtimes may fill in 2³¹ or 2³² bits,
-	// and a limit of 10 Mbit/s would then have no effect for minutes.
+	// longestBurst is the time in which the rate sends the longest permitted burst. Container runtimes may configure
+	// bursts of 2³¹ or 2³² bits. A limit of 10 Mbit/s would then have no effect for minutes.
 	longestBurst = 50 * time.Millisecond
-	// leastBurst is the shortest burst, in full frames. With less than one, no full frame could pass. With two, the
-	// rate is reached although timers are late.
+	// leastBurst is the shortest burst in full frames. With less than one frame, no full frame could pass. With two
+	// frames, the traffic reaches its rate even if timers are late.
 	leastBurst = 2
 
-	// queueTime is the longest time that a packet waits. leastQueue is the minimum length of the queue, in full
-	// frames, since TCP breaks down at low rates with fewer.
+	// queueTime is the time in which the rate sends a full queue. leastQueue is the minimum length of the queue in
+	// full frames, since TCP works badly with fewer frames at low rates.
 	queueTime  = 15 * time.Millisecond
 	leastQueue = 8
 
-	// frameOverhead is the maximum length of a frame beyond its MTU: the Ethernet header and a VLAN tag.
+	// frameOverhead is the maximum number of bytes of a frame in addition to its MTU: the Ethernet header and a VLAN
+	// tag.
 	frameOverhead = 18
-	// segmented is the longest packet, with its headers, that is cut into frames only on its way out (the default of
-	// gso_max_size).
+	// segmented is the maximum length in bytes, with headers, of a packet that is split into frames only when it is
+	// sent. It is the default of gso_max_size plus room for headers.
 	segmented = 65536 + 256
 
-	// mostBytes is the longest burst and queue that the kernel's 32 bits can hold.
+	// mostBytes is the longest burst and the longest queue in bytes that fit into the kernel's 32-bit fields.
 	mostBytes = 1 << 31
 )
 
-// adjustment returns an explanation for the operator why the effective burst, in bits, differs from the configured
-// one.
+// adjustment explains to the operator why the effective burst differs from the configured one.
 func adjustment(direction string, requested, effective Limit) string {
 	if requested.Burst < effective.Burst {
 		return fmt.Sprintf("%s burst of %d bit is shorter than two frames of full size, of which none could pass: %d "+
@@ -73,7 +73,7 @@ func adjustment(direction string, requested, effective Limit) string {
 		effective.Burst)
 }
 
-// sendingTime returns how long a rate takes to send these bits, in a few digits.
+// sendingTime returns the time in which the rate sends the given number of bits, as rounded text.
 func sendingTime(bits, rate uint64) string {
 	seconds := float64(bits) / float64(rate)
 	if seconds >= 1 {
@@ -82,7 +82,7 @@ func sendingTime(bits, rate uint64) string {
 	return strconv.FormatFloat(seconds*1000, 'f', 0, 64) + " ms"
 }
 
-// formatRate returns a rate in the largest unit that keeps it a whole number.
+// formatRate returns a rate in bits per second as text, in the largest unit that keeps it a whole number.
 func formatRate(rate uint64) string {
 	units := []string{"bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"}
 	i := 0
@@ -93,10 +93,10 @@ func formatRate(rate uint64) string {
 	return strconv.FormatUint(rate, 10) + " " + units[i]
 }
 
-// Effective returns the shape that Ensure installs on a port with this MTU in bytes. Its rates are whole bytes. Its
-// bursts are set, long enough to reach the rate, and short enough not to defeat it. For each configured burst that it
-// changes, adjustments has an explanation for the operator. Effective does not change a shape that it returned.
-// Errors match tombolo.ErrInvalid.
+// Effective returns the limits that Ensure installs on a port with the given MTU in bytes. The rates are whole bytes
+// per second. Bursts are always set, long enough to reach the rate, and short enough to limit it. For each configured
+// burst that Effective changes, adjustments contains an explanation for the operator. Effective of its own result
+// changes nothing. Errors match tombolo.ErrInvalid.
 func (s Shape) Effective(mtu int) (_ Shape, adjustments []string, _ error) {
 	if mtu < 68 || mtu > 65535 {
 		return Shape{}, nil, fmt.Errorf("%w: an MTU of %d bytes", tombolo.ErrInvalid, mtu)
@@ -137,7 +137,7 @@ func (l Limit) validate() error {
 	return nil
 }
 
-// effective returns the limit with its effective burst.
+// effective returns the limit with a rate of whole bytes and an effective burst, for an MTU in bytes.
 func (l Limit) effective(mtu int) Limit {
 	if l.Rate == 0 {
 		return Limit{}
@@ -151,23 +151,24 @@ func (l Limit) effective(mtu int) Limit {
 
 func frame(mtu int) uint64 { return uint64(mtu) + frameOverhead }
 
-// sentIn returns the number of bytes that a rate, in bytes per second, sends in a time. It cannot overflow up to
-// maxRate and a second.
+// sentIn returns the number of bytes that a rate in bytes per second sends during d. It does not overflow for rates
+// up to maxRate and times up to a second.
 func sentIn(rate uint64, d time.Duration) uint64 {
 	return rate * uint64(d/time.Millisecond) / 1000
 }
 
-// bucket converts an effective limit into the kernel's parameters.
+// bucket converts an effective limit to the parameters of a tbf.
 func (l Limit) bucket(mtu int) tc.Bucket {
 	b := tc.Bucket{Rate: l.Rate / 8, Burst: uint32(l.Burst / 8)}
 	queue := max(sentIn(b.Rate, queueTime), leastQueue*frame(mtu))
 	if uint64(b.Burst) < segmented {
-		// Longer packets are cut into frames before they are queued.
+		// Packets longer than the bucket are split into frames before they are queued. So no packet needs more room
+		// in the queue than the bucket has.
 		b.Limit = uint32(max(queue, uint64(b.Burst)))
 		return b
 	}
 
-	// A packet that fits into the bucket is queued uncut, so the queue must hold it.
+	// The kernel queues a packet that fits into the bucket without splitting it, so the queue must have room for it.
 	b.Limit = uint32(min(max(queue, segmented), mostBytes))
 	return b
 }

@@ -7,22 +7,21 @@
 //	differences, err := conn.Check(ctx, share.Share{NIC: "eth0", Bridge: "lan0", Alias: "mycni"})
 //	err = conn.Remove(ctx, share.Share{NIC: "eth0", Bridge: "lan0", Alias: "mycni"})
 //
-// The NIC keeps its addresses, routes, leases and firewall zone, and the program that manages it notices nothing.
-// Host and pods are neighbours on one LAN, as if a switch stood in front of the host. The bridge is only a switch:
-// the host has no address on it.
+// The NIC keeps its addresses, routes, leases and firewall zone, so the program that manages it is not affected. The
+// host and the pods are neighbours on the LAN, as if they were connected to the same switch. The host has no address
+// on the bridge.
 //
-// Ensure creates a veth pair. One end, the port, is on the bridge. A BPF program at the other end sends the pods'
-// frames to the host's stack, as if the NIC had received them, to the wire, or to both. The NIC becomes promiscuous.
-// For the other direction, from the NIC into the pair, nf_tables rules at the NIC's hooks select frames by the pods'
-// MACs. Package nft makes these rules: see its Network.Share and Endpoint.NIC. Without them pods receive nothing from
-// the LAN, and the host works as before.
+// Ensure creates a veth pair with one end, the port, on the bridge. A BPF program on the port handles the frames that
+// pods send. It passes them to the host's stack as if the NIC had received them, or sends them out of the NIC, or
+// both. Ensure also makes the NIC promiscuous. For the other direction, nf_tables rules at the NIC's hooks select
+// frames by the pods' MACs and send them into the pair. Package nft creates these rules: see Network.Share and
+// Endpoint.NIC there. Without the rules, pods receive nothing from the LAN, and the host works as before.
 //
-// Every intermediate state is harmless to the host. A NIC that was created again or got another MAC needs another
-// Ensure.
+// If Ensure is interrupted, the host still works. Call Ensure again if the NIC was created again or got another MAC.
 //
 // # Needs
 //
 // The package needs CAP_NET_ADMIN and CAP_BPF, and Linux 6.1 or later with veth, sch_ingress and cls_bpf. It refuses
-// Wi-Fi, since access points drop frames from foreign MACs. Clouds, and switches that allow one MAC on a link, do
-// likewise, but this package cannot detect them. Errors are a *tombolo.OpError, or wrap one.
+// Wi-Fi links, since access points drop frames from unknown MACs. Clouds, and switches that permit only one MAC for
+// each port, also drop such frames, but this package cannot detect this. Errors are, or wrap, a *tombolo.OpError.
 package share

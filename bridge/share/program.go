@@ -21,7 +21,8 @@ type instruction struct {
 	immediate int32
 }
 
-// The operations that the program uses: class, width and source of include/uapi/linux/bpf_common.h and bpf.h.
+// Opcodes that the program uses. They combine a class, a width and a source (include/uapi/linux/bpf_common.h and
+// bpf.h).
 const (
 	loadByte   = unix.BPF_LDX | unix.BPF_MEM | unix.BPF_B
 	loadHalf   = unix.BPF_LDX | unix.BPF_MEM | unix.BPF_H
@@ -54,10 +55,10 @@ const (
 	etherLen      = 14
 )
 
-// program returns the instructions for frames that leave the bridge by the port, before they cross the pair. A frame
-// for the NIC's MAC goes to the host's stack as if the NIC had received it. A multicast or broadcast frame goes there
-// and out of the NIC, and every other frame goes out of the NIC. Unlike the action mirred, both helpers also work
-// while the NIC has no carrier.
+// program returns the BPF program for frames that leave the bridge through the port. If the destination is the NIC's
+// MAC, the program passes the frame to the host's stack as if the NIC had received it. It passes multicast and
+// broadcast frames to the host's stack and also sends them out of the NIC. It sends all other frames out of the NIC.
+// Unlike tc's action mirred, the BPF helpers also work while the NIC has no carrier.
 func program(nic int, mac net.HardwareAddr) []instruction {
 	high := int32(binary.NativeEndian.Uint32(mac))
 	low := int32(binary.NativeEndian.Uint16(mac[4:]))
@@ -97,13 +98,14 @@ func program(nic int, mac net.HardwareAddr) []instruction {
 		22: {op: call, immediate: helperRedirect},
 		23: {op: exit},
 
-		// The frame is shorter than an Ethernet header: let it cross the veth pair. Nothing listens at its other end.
+		// The frame is shorter than an Ethernet header: let it cross the veth pair. The kernel drops it at the other
+		// end.
 		24: {op: set, registers: 0, immediate: 0},
 		25: {op: exit},
 	}
 }
 
-// loadRequest is the part of union bpf_attr that BPF_PROG_LOAD reads (include/uapi/linux/bpf.h).
+// loadRequest is the part of union bpf_attr that BPF_PROG_LOAD uses (include/uapi/linux/bpf.h).
 type loadRequest struct {
 	kind, count         uint32
 	instructions        uint64
@@ -121,8 +123,8 @@ const (
 	loadTries = 100
 )
 
-// load loads a program into the kernel and returns its descriptor, which the caller closes. It needs CAP_BPF and
-// CAP_NET_ADMIN, or CAP_SYS_ADMIN.
+// load loads a program into the kernel and returns a file descriptor, which the caller must close. It needs CAP_BPF
+// and CAP_NET_ADMIN, or CAP_SYS_ADMIN.
 func load(instructions []instruction) (fd int, _ error) {
 	license := []byte("GPL\x00")
 	request := loadRequest{

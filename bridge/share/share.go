@@ -21,30 +21,30 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Conn shares NICs of one network namespace, over the socket of another Conn. Several goroutines may call its
-// methods, but not for the same bridge at once.
+// Conn shares NICs in one network namespace. It uses the socket of another connection. Several goroutines may call
+// its methods, but not for the same bridge at the same time.
 type Conn struct {
 	nl    *nl.Conn
 	links *bridge.Conn
 }
 
-// On returns a Conn over an open socket (bridge.Conn's Socket), which still belongs to its owner.
+// On returns a Conn that uses an open socket, such as bridge.Conn's Socket. The socket's owner still has to close it.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s), bridge.On(s, nil)} }
 
-// Share names a NIC and the bridge that it connects to the LAN.
+// Share describes a NIC of the host and the bridge to connect to its LAN.
 type Share struct {
-	// NIC is an Ethernet link of the host: hardware, a bond, a team, a VLAN or a veth.
+	// NIC is the name of an Ethernet link of the host: hardware, a bond, a team, a VLAN or a veth.
 	NIC string
-	// Bridge is an existing bridge. It gets no address and answers no ARP.
+	// Bridge is the name of an existing bridge. Ensure disables ARP on it, since the host has no address there.
 	Bridge string
-	// Alias marks the owner of the pair, in at most 200 bytes.
+	// Alias marks the owner of the veth pair, in at most 200 bytes.
 	Alias string
-	// Promiscuous is true if the NIC was promiscuous before the first Ensure. Remove then leaves it so.
+	// Promiscuous states that the NIC was promiscuous before the first Ensure. Then Remove keeps the NIC promiscuous.
 	Promiscuous bool
 }
 
-// ErrUnfit is the cause of an error about a NIC that cannot be shared, or a link of the pair's name that belongs to
-// another program.
+// ErrUnfit is wrapped by errors about a NIC that cannot be shared. It is also wrapped if a link of another program
+// has the name of our veth pair.
 var ErrUnfit = errors.New("the link cannot be shared")
 
 const (
@@ -56,12 +56,13 @@ const (
 	reversePathLoose  = 2
 )
 
-// Pair returns the names of a bridge's veth pair: the outer end, where the program is, and the port on the bridge.
+// Pair returns the names of the two ends of a bridge's veth pair. port is on the bridge, and the BPF program runs
+// there. outer is the other end.
 func Pair(bridgeName string) (outer, port string) {
 	return bridge.HostName(bridgeName, "share", "outer"), bridge.HostName(bridgeName, "share", "port")
 }
 
-// found is the state of a Share in the kernel.
+// found holds the kernel's state of a Share.
 type found struct {
 	nic, bridge, outer, port *link.Link // outer and port are nil if they do not exist
 	program                  string     // the name of the program at the port
@@ -85,7 +86,7 @@ func (c *Conn) Ensure(ctx context.Context, s Share) (changed bool, _ error) {
 		}
 	}
 
-	// Set the program before the port is up, so that Ready need not look for it.
+	// Attach the program before the port is up, so that Ready does not need to look for it.
 	if have.program != programName(have.nic.Index, have.nic.MAC) {
 		if err := c.setProgram(ctx, have); err != nil {
 			return true, err
@@ -99,7 +100,8 @@ func (c *Conn) Ensure(ctx context.Context, s Share) (changed bool, _ error) {
 	return true, c.setPromiscuous(ctx, have.nic)
 }
 
-// Find returns the NIC, even if it was renamed after Ensure. If there is none, the error matches fs.ErrNotExist.
+// Find returns the NIC of the Share, even if the NIC was renamed after Ensure. If it does not exist, the error
+// matches fs.ErrNotExist.
 func (c *Conn) Find(ctx context.Context, s Share) (*bridge.Link, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
@@ -129,8 +131,9 @@ func (c *Conn) Find(ctx context.Context, s Share) (*bridge.Link, error) {
 	return nic, nil
 }
 
-// Ready returns the index of the pair's outer end if the Share needs no Ensure, and 0 otherwise. It looks by two
-// requests in one round trip. It cannot see whether another program removed the BPF program; Check does.
+// Ready reports whether the Share needs no Ensure. If so, it returns the index of the pair's outer end, and otherwise
+// 0. nic is the result of Find. Ready sends two requests in one round trip. It does not notice if another program has
+// removed the BPF program: Check does.
 func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int, _ error) {
 	if err := s.validate(); err != nil {
 		return 0, err
@@ -158,7 +161,7 @@ func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int,
 	return 0, nil
 }
 
-// Probe returns an error if a NIC cannot be shared. It changes nothing.
+// Probe returns an error if the NIC cannot be shared. It changes nothing.
 func (c *Conn) Probe(ctx context.Context, nic string) error {
 	l, err := c.find(ctx, nic)
 	if err != nil {
@@ -176,8 +179,8 @@ func (c *Conn) Probe(ctx context.Context, nic string) error {
 	return unix.Close(fd)
 }
 
-// Check compares a Share with the kernel's state, and returns the differences. A NIC with a new name is no difference:
-// see Find.
+// Check compares a Share with the kernel's state, and returns the differences. A renamed NIC is no difference: see
+// Find.
 func (c *Conn) Check(ctx context.Context, s Share) ([]tombolo.Difference, error) {
 	have, err := c.look(ctx, s)
 	if err != nil {
@@ -186,9 +189,9 @@ func (c *Conn) Check(ctx context.Context, s Share) ([]tombolo.Difference, error)
 	return s.differences(have), nil
 }
 
-// Remove deletes the pair, and ends the NIC's promiscuous mode unless it was on before (Share.Promiscuous), even if
-// another program deleted the pair. The bridge stays. It is no error if the pair, the NIC or the bridge does not
-// exist.
+// Remove deletes the veth pair and enables ARP on the bridge again. It ends the NIC's promiscuous mode, unless
+// Share.Promiscuous is set, even if the pair is already gone. It does not delete the bridge. It is no error if the
+// pair, the NIC or the bridge does not exist.
 func (c *Conn) Remove(ctx context.Context, s Share) error {
 	if err := s.validate(); err != nil {
 		return err
@@ -213,7 +216,7 @@ func (c *Conn) Remove(ctx context.Context, s Share) error {
 	return nl.PassAbsent(c.nl.Do(ctx, &b))
 }
 
-// restore ends the NIC's promiscuous mode, and lets the bridge answer ARP again.
+// restore ends the NIC's promiscuous mode, unless Share.Promiscuous is set, and enables ARP on the bridge.
 func (c *Conn) restore(ctx context.Context, s Share) error {
 	nic, err := c.Find(ctx, s)
 	if err == nil && nic.Promiscuous && !s.Promiscuous {
@@ -247,7 +250,8 @@ func (s Share) validate() error {
 	return nil
 }
 
-// look returns the state of a Share. It refuses a NIC that cannot be shared, and a pair of another owner.
+// look reads the kernel's state of a Share. It returns an error if the NIC cannot be shared, or if the veth pair
+// belongs to another owner.
 func (c *Conn) look(ctx context.Context, s Share) (*found, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
@@ -296,7 +300,7 @@ func (c *Conn) look(ctx context.Context, s Share) (*found, error) {
 	return &have, err
 }
 
-// find returns a link. If there is none, the error matches fs.ErrNotExist.
+// find returns the link with the given name. If it does not exist, the error matches fs.ErrNotExist.
 func (c *Conn) find(ctx context.Context, name string) (*link.Link, error) {
 	var l link.Link
 	var b nl.Batch
@@ -310,7 +314,7 @@ func (c *Conn) find(ctx context.Context, name string) (*link.Link, error) {
 	return &l, nil
 }
 
-// refuse returns an error if the NIC cannot be shared by this bridge.
+// refuse returns an error if the second link is not a bridge, or if the NIC cannot be shared with it.
 func refuse(nic, on *link.Link) error {
 	switch {
 	case on.Kind != "bridge":
@@ -326,9 +330,10 @@ func unfit(nic *link.Link, format string, args ...any) error {
 		Err: fmt.Errorf("%w: %s", ErrUnfit, fmt.Sprintf(format, args...))}
 }
 
-// refuseNIC returns an error if the NIC cannot be shared by any bridge.
+// refuseNIC returns an error if the NIC cannot be shared with any bridge.
 func refuseNIC(nic *link.Link) error {
-	// sysfs shows the links of the namespace that it was mounted in.
+	// A link with the entry phy80211 is a Wi-Fi interface. This works only if /sys was mounted in the link's network
+	// namespace.
 	_, err := os.Stat("/sys/class/net/" + nic.Name + "/phy80211")
 	switch {
 	case err == nil:
@@ -364,7 +369,8 @@ func (s Share) checkOwner(outer *link.Link) error {
 		ErrUnfit, outer.Name, outer.Kind, outer.Alias)}
 }
 
-// programName returns the name of the program in the kernel: the index and MAC that it was made for.
+// programName returns the name of the BPF program in the kernel. It contains the NIC's index and MAC, which the
+// program depends on.
 func programName(index int, mac net.HardwareAddr) string {
 	return "share " + strconv.Itoa(index) + " " + mac.String()
 }
@@ -392,10 +398,10 @@ func (s Share) differences(have *found) []tombolo.Difference {
 	return list
 }
 
-// note returns the alias of the outer end: its owner, and the index and MAC of the NIC.
+// note returns the alias of the outer end. It contains the owner, and the index and MAC of the NIC.
 func (s Share) note(nic *link.Link) string { return s.Alias + " " + programName(nic.Index, nic.MAC) }
 
-// makePair creates the veth pair, which stays down.
+// makePair creates the veth pair and returns the new state. The pair stays down.
 func (c *Conn) makePair(ctx context.Context, s Share, have *found) (*found, error) {
 	alias := s.note(have.nic)
 	outer, port := Pair(s.Bridge)
@@ -412,7 +418,8 @@ func (c *Conn) makePair(ctx context.Context, s Share, have *found) (*found, erro
 	return c.look(ctx, s)
 }
 
-// setPair configures both ends and the bridge. The outer end comes up last, when the port is on the bridge.
+// setPair configures both ends of the pair and the bridge. It sets the outer end up last, after the port is on the
+// bridge.
 func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 	set := func(b *nl.Batch, l *link.Link, r link.Request) {
 		r.Index = l.Index
@@ -422,8 +429,8 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 	}
 	loose := []link.Parameter{{ID: reversePathFilter, Value: reversePathLoose}}
 
-	// Without link-local addresses the ends neither send nor answer on the LAN. A kernel without IPv6 refuses the
-	// request.
+	// Let the ends have no link-local addresses, so that they send nothing to the LAN by themselves. Ignore that a
+	// kernel without IPv6 rejects the request.
 	var b nl.Batch
 	for _, l := range []*link.Link{have.outer, have.port} {
 		link.Request{Index: l.Index, NoLinkLocal: true}.Set(&b, "set link", l.Name)
@@ -447,7 +454,7 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 	return c.nl.Do(ctx, &b)
 }
 
-// setProgram sets the program for this NIC at the outer end. It replaces an earlier program without a gap.
+// setProgram attaches the BPF program to the port. It replaces an earlier program atomically.
 func (c *Conn) setProgram(ctx context.Context, have *found) error {
 	fd, err := load(program(have.nic.Index, have.nic.MAC))
 	if err != nil {

@@ -33,11 +33,11 @@ func unsupported(err error) error {
 	return err
 }
 
-// Conn changes the VLANs of bridges in one network namespace. It uses the open socket of another connection. Several
-// goroutines may call its methods. Their errors are *tombolo.OpError.
+// Conn manages the VLANs of bridges in one network namespace. It uses the socket of another connection. Several
+// goroutines may call its methods at the same time. Errors are *tombolo.OpError.
 type Conn struct{ nl *nl.Conn }
 
-// On returns a Conn over an open socket, which still belongs to its owner.
+// On returns a Conn that uses an open socket. The socket's owner still has to close it.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
 // Probe returns an error that matches ErrUnsupported if the kernel's bridges do not support VLANs. It creates nothing.
@@ -57,7 +57,7 @@ func (c *Conn) Probe(ctx context.Context) error {
 
 const loopback = 1 // the loopback link's index in every namespace, include/net/flow.h
 
-// Ensure puts a port, given by its index, into the VLANs of a membership, and takes it out of all others unless
+// Ensure puts the port with the given index into the VLANs of m. It removes the port from all other VLANs, unless
 // m.KeepDefault is set. It reports whether it changed anything. It needs CAP_NET_ADMIN.
 func (c *Conn) Ensure(ctx context.Context, port int, m Membership) (changed bool, _ error) {
 	if err := check(m); err != nil {
@@ -76,8 +76,8 @@ func (c *Conn) Ensure(ctx context.Context, port int, m Membership) (changed bool
 	return true, c.change(port, del, add)
 }
 
-// Join puts a port, given by its index, into further VLANs, with tagged frames. It does not change VLANs that the
-// port is in already. It reports whether it changed anything. It needs CAP_NET_ADMIN.
+// Join adds the port with the given index to further VLANs, with tagged frames. VLANs that the port is already in
+// stay unchanged. Join reports whether it changed anything. It needs CAP_NET_ADMIN.
 func (c *Conn) Join(ctx context.Context, port int, list ...Range) (changed bool, _ error) {
 	add, err := c.Outside(ctx, port, list...)
 	if err != nil || len(add) == 0 {
@@ -86,7 +86,7 @@ func (c *Conn) Join(ctx context.Context, port int, list ...Range) (changed bool,
 	return true, c.change(port, nil, tagged(add))
 }
 
-// Outside returns those VLANs of list that a port, given by its index, is not in.
+// Outside returns the VLANs of list that the port with the given index is not in.
 func (c *Conn) Outside(ctx context.Context, port int, list ...Range) ([]Range, error) {
 	if err := check(Membership{Trunk: list}); err != nil {
 		return nil, err
@@ -110,7 +110,8 @@ func (c *Conn) Outside(ctx context.Context, port int, list ...Range) ([]Range, e
 	return out, nil
 }
 
-// Leave takes a port, given by its index, out of VLANs. It is no error if the port is gone. It needs CAP_NET_ADMIN.
+// Leave removes the port with the given index from VLANs. It is no error if the port does not exist. Leave needs
+// CAP_NET_ADMIN.
 func (c *Conn) Leave(ctx context.Context, port int, list ...Range) error {
 	if err := check(Membership{Trunk: list}); err != nil || len(list) == 0 {
 		return err
@@ -122,8 +123,8 @@ func (c *Conn) Leave(ctx context.Context, port int, list ...Range) error {
 	return err
 }
 
-// Check compares a port, given by its index, with a membership, and returns the differences. name is the port's name
-// in these.
+// Check compares the VLANs of the port with the given index with m, and returns the differences. name is the port's
+// name for the texts of the differences.
 func (c *Conn) Check(ctx context.Context, port int, name string, m Membership) ([]tombolo.Difference, error) {
 	if err := check(m); err != nil {
 		return nil, err
@@ -163,7 +164,7 @@ func header(port int) []byte {
 	return b
 }
 
-// get returns the VLANs of a port, or of a bridge as a port of itself (Linux 5.6).
+// get returns the VLANs of a port. For a bridge, it returns the VLANs of the bridge itself (Linux 5.6).
 func (c *Conn) get(ctx context.Context, port int) (entries, error) {
 	m, err := nl.Encode(unix.RTM_GETVLAN, 0, header(port), nil)
 	list := entries{}
@@ -176,7 +177,7 @@ func (c *Conn) get(ctx context.Context, port int) (entries, error) {
 	return list, unsupported(err)
 }
 
-// decode adds one entry of the kernel's list.
+// decode adds one entry of the kernel's answer to e.
 func (e entries) decode(ad *netlink.AttributeDecoder) {
 	if ad.Type() != dbEntry {
 		return
@@ -198,7 +199,7 @@ func (e entries) decode(ad *netlink.AttributeDecoder) {
 	}
 }
 
-// change deletes some VLANs of a port and adds others, in one sendmsg.
+// change deletes VLANs of a port and adds others, in one sendmsg.
 func (c *Conn) change(port int, del, add entries) error {
 	var b nl.Batch
 	for _, part := range []struct {
@@ -227,22 +228,22 @@ func (r run) encode(ae *netlink.AttributeEncoder) {
 	}
 }
 
-// Link is the host's link in a VLAN of a bridge.
+// Link describes the host's link in a VLAN of a bridge.
 type Link struct {
 	Bridge int    // index of the bridge
 	Name   string // name of the link, 1 to 15 bytes
 	ID     uint16 // 1 to 4094
 	MTU    int    // in bytes
-	// MAC must be the bridge's, since the bridge accepts frames for no other MAC. If nil, the link keeps its own.
+	// MAC is the bridge's MAC, since the bridge accepts frames for no other MAC. If nil, the link keeps its own.
 	MAC   net.HardwareAddr
 	Alias string // the alias of a new link, which marks its owner
 }
 
-// EnsureLink puts a bridge into a VLAN as a port of itself, and creates the host's link in the VLAN. The link is up
-// and has no link-local address. EnsureLink reports whether it changed anything. It needs CAP_NET_ADMIN.
+// EnsureLink adds the bridge itself to a VLAN, and creates the host's link in this VLAN. The link is up and has no
+// link-local address. EnsureLink reports whether it changed anything. It needs CAP_NET_ADMIN.
 //
-// If there is a link of this name with another kind, VLAN or bridge, the error matches fs.ErrExist. A veth is
-// accepted: another program may have created it, with its other end in the VLAN.
+// If a link with this name exists with another kind, VLAN or bridge, the error matches fs.ErrExist. EnsureLink
+// accepts any veth link with this name, since another program may have connected it to the VLAN.
 func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 	if err := check(Membership{ID: l.ID}); err != nil {
 		return false, err
@@ -295,7 +296,8 @@ func (l *Link) hasMAC(have *link.Link) bool { return l.MAC == nil || bytes.Equal
 // hasIPv6 reports whether the kernel enables IPv6 on a link with this MTU (RFC 8200, section 5).
 func hasIPv6(mtu int) bool { return mtu >= 1280 }
 
-// link returns the existing link with l's name, or an error if that link is another one.
+// link returns the existing link with l's name. It returns an error that matches fs.ErrExist if that link is not in
+// l's VLAN.
 func (c *Conn) link(l *Link) (*link.Link, error) {
 	have, err := link.Find(c.nl, l.Name)
 	if err != nil {
@@ -309,7 +311,7 @@ func (c *Conn) link(l *Link) (*link.Link, error) {
 		fs.ErrExist, have.Kind, l.ID)}
 }
 
-// CheckLink compares the link with the one that EnsureLink would create, and returns the differences.
+// CheckLink compares the host's link with l, and returns the differences.
 func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, error) {
 	if err := check(Membership{ID: l.ID}); err != nil {
 		return nil, err
@@ -346,8 +348,8 @@ func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, err
 	return list, err
 }
 
-// RemoveLink deletes the host's link in a VLAN, if it has l's alias, and takes the bridge out of that VLAN. It is no
-// error if the link is gone.
+// RemoveLink deletes the host's link if it has l's alias, and then removes the bridge from the VLAN. It is no error
+// if the link does not exist.
 func (c *Conn) RemoveLink(ctx context.Context, l Link) error {
 	if err := check(Membership{ID: l.ID}); err != nil {
 		return err

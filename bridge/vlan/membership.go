@@ -13,10 +13,10 @@ import (
 // maxID is the last VLAN number; the first is 1.
 const maxID = 4094
 
-// Range is the VLANs from First to Last, including both.
+// Range is a range of VLAN IDs from First to Last, both included.
 type Range struct{ First, Last uint16 }
 
-// String returns "7" or "7-9".
+// String returns the range as text, such as "7" or "7-9".
 func (r Range) String() string {
 	if r.First == r.Last {
 		return strconv.Itoa(int(r.First))
@@ -24,21 +24,22 @@ func (r Range) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
-// Membership lists the VLANs of a port. With the zero Membership the port is only in the bridge's default VLAN.
+// Membership lists the VLANs of a port. With the zero Membership, the port is only in the bridge's default VLAN.
 type Membership struct {
-	// ID is the VLAN of the port's untagged frames in both directions, 1 to 4094. 0 means 1 if there is a Trunk.
+	// ID is the VLAN of the port's untagged frames, in both directions. It is 1 to 4094. 0 means 1 if Trunk is not
+	// empty.
 	ID uint16 `json:"id,omitempty"`
-	// Trunk lists VLANs whose frames are tagged in both directions. Frames of ID are untagged even if Trunk contains
-	// it.
+	// Trunk lists the VLANs whose frames are tagged, in both directions. If Trunk contains ID, frames of ID are still
+	// untagged.
 	Trunk Ranges `json:"trunk,omitempty"`
-	// KeepDefault keeps the port in the other VLANs that it is in, such as the bridge's default one.
+	// KeepDefault keeps the port in other VLANs that it is already in, such as the bridge's default VLAN.
 	KeepDefault bool `json:"keepDefault,omitempty"`
 }
 
-// IsZero reports whether the membership names no VLAN.
+// IsZero reports whether the membership contains no VLAN. It ignores KeepDefault.
 func (m Membership) IsZero() bool { return m.ID == 0 && len(m.Trunk) == 0 }
 
-// native returns the VLAN of untagged frames, or 0 for a zero membership.
+// native returns the VLAN of untagged frames, or 0 for a zero Membership.
 func (m Membership) native() uint16 {
 	if m.ID == 0 && len(m.Trunk) > 0 {
 		return 1
@@ -46,7 +47,7 @@ func (m Membership) native() uint16 {
 	return m.ID
 }
 
-// Check returns an error if a VLAN number is out of range. It matches tombolo.ErrInvalid.
+// Check returns an error that matches tombolo.ErrInvalid if a VLAN ID is out of range.
 func (m Membership) Check() error {
 	if m.ID > maxID {
 		return fmt.Errorf("%w: VLAN %d, where 1 to %d are VLANs", tombolo.ErrInvalid, m.ID, maxID)
@@ -59,16 +60,16 @@ func (m Membership) Check() error {
 	return nil
 }
 
-// Ranges are several ranges of VLANs. Their text form is "2-4,100".
+// Ranges is a list of ranges of VLAN IDs. Its text form is "2-4,100".
 type Ranges []Range
 
-// String lists the ranges: "2-4,100".
+// String returns the ranges as text, such as "2-4,100".
 func (l Ranges) String() string { return printable.List(l, ",") }
 
-// MarshalText returns the text of String.
+// MarshalText returns the same text as String.
 func (l Ranges) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// UnmarshalText parses the text of String. The error matches tombolo.ErrInvalid.
+// UnmarshalText parses a text that String returns. For other texts, the error matches tombolo.ErrInvalid.
 func (l *Ranges) UnmarshalText(text []byte) error {
 
 	var list Ranges
@@ -97,10 +98,10 @@ const (
 	flagUntagged = 0x4 // BRIDGE_VLAN_INFO_UNTAGGED: outgoing frames lose their tag
 )
 
-// entries are the kernel's VLANs of one port: numbers with their flags.
+// entries maps the VLAN IDs of a port to their flags in the kernel.
 type entries map[uint16]uint16
 
-// entries returns the membership as the kernel's entries.
+// entries converts the membership to the kernel's form.
 func (m Membership) entries() entries {
 	list := tagged(m.Trunk)
 	if native := m.native(); native != 0 {
@@ -109,7 +110,7 @@ func (m Membership) entries() entries {
 	return list
 }
 
-// tagged returns entries for VLANs with tagged frames.
+// tagged returns entries for the VLANs in list, with tagged frames.
 func tagged(list []Range) entries {
 	e := entries{}
 	for _, r := range list {
@@ -120,7 +121,7 @@ func tagged(list []Range) entries {
 	return e
 }
 
-// changes returns the entries to delete and to add, so that the port has the membership.
+// changes compares existing entries with the membership. It returns the entries to delete and to add.
 func (m Membership) changes(have entries) (del, add entries) {
 	want := m.entries()
 	del, add = entries{}, entries{}
@@ -144,7 +145,7 @@ type run struct {
 	flags uint16
 }
 
-// runs returns the entries as the shortest sorted list of runs.
+// runs returns the entries as a sorted list of as few runs as possible.
 func (e entries) runs() []run {
 	ids := make([]int, 0, len(e))
 	for id := range e {

@@ -39,8 +39,8 @@ func (o *options) bugreportCommand() *cobra.Command {
 	return cmd
 }
 
-// bugreport writes a new file with the output of other commands. The file must not exist yet. If something could not
-// be found out, the file contains the error.
+// bugreport writes a new file with the output of other commands. The file must not exist yet. If a part fails, the
+// file contains the error.
 func (o *options) bugreport(ctx context.Context, path, lists string) error {
 	report, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

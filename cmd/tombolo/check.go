@@ -19,7 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// differs returns the error of a command that found differences. It lists the remedies.
+// differs returns the error of a command that found differences. Its text lists the remedies.
 func differs(lines []report.Line) found {
 	return found("something differs; this helps: " + report.Helps(lines))
 }
@@ -35,7 +35,8 @@ func (o *options) checkCommand() *cobra.Command {
 	return cmd
 }
 
-// check prints the differences with their remedies: one line for each cause or, with each, for each difference.
+// check prints the differences with their remedies. It prints one line for each cause. If the flag each is set, it
+// prints one line for each difference.
 func (o *options) check(ctx context.Context, node *network.Node, each bool) error {
 	in, err := node.Inspect(ctx)
 	if err != nil {
@@ -119,7 +120,8 @@ func (o *options) gcCommand() *cobra.Command {
 	return cmd
 }
 
-// gc deletes what dead pods left behind in one network or in all, and prints a line for each pod.
+// gc takes down the attachments of dead pods, and prints a line for each pod. If name is empty, it examines all
+// networks, otherwise only the network with this name.
 func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	node, err := report.Open(ctx, &network.Config{
 		StateDir: o.state, LeaseDir: o.leases, Log: slog.New(slog.NewTextHandler(o.stderr, nil)),
@@ -158,8 +160,8 @@ func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 }
 
 // tellOfPorts warns about pods whose namespace path is gone while their port still exists. The kernel deletes the
-// port a moment after the last socket in the namespace is closed. The warning may be wrong, since the path may belong
-// to another mount namespace. tellOfPorts skips the pods in dead, which gc has printed.
+// port a moment after the last socket in the namespace is closed. The warning may be wrong, since the path may exist
+// in another mount namespace. tellOfPorts skips the pods in dead, which gc has printed.
 func (o *options) tellOfPorts(ctx context.Context, node *network.Node, name string, dead []network.Dead) error {
 	networks, err := node.Networks(ctx)
 	for _, n := range networks {

@@ -42,7 +42,7 @@ func (o *options) doctorCommand() *cobra.Command {
 	return cmd
 }
 
-// doctor examines pods. It warns about records that cannot be read.
+// doctor examines pods and prints the findings. It warns about unreadable records.
 func (o *options) doctor(ctx context.Context, node *network.Node, only report.Selection, opt doctor.Options) error {
 	if err := readRecords(o.state, &opt); err != nil {
 		return err
@@ -65,8 +65,8 @@ func (o *options) doctor(ctx context.Context, node *network.Node, only report.Se
 	return o.printExamined(reports, only.None())
 }
 
-// nameServers returns the servers named on the command line. By default it returns those of /etc/resolv.conf that a
-// pod could ask too, or none without that file.
+// nameServers returns the servers named on the command line. By default it returns the servers in /etc/resolv.conf
+// that a pod could ask too, or none if that file is missing.
 func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 	if slices.Equal(named, []string{"none"}) {
 		return nil, nil
@@ -87,7 +87,7 @@ func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 	return list, nil
 }
 
-// parseAddresses parses the addresses of a flag.
+// parseAddresses parses the addresses that a flag lists. name is the flag's name, for errors.
 func parseAddresses(name string, texts []string) ([]netip.Addr, error) {
 	var list []netip.Addr
 	for _, text := range texts {
@@ -117,8 +117,8 @@ func parseTargets(texts []string) (list []netip.AddrPort, _ error) {
 	return list, nil
 }
 
-// readRecords adds to opt the facts on record about networks and their links in firewalld. Inspect reports records
-// that cannot be read.
+// readRecords sets the fields of opt that come from records about networks and from firewalld's zones. It skips
+// unreadable records, since Inspect reports these.
 func readRecords(dir string, opt *doctor.Options) error {
 	d, err := state.Open(dir)
 	if err != nil {
@@ -139,8 +139,8 @@ func readRecords(dir string, opt *doctor.Options) error {
 	return err
 }
 
-// printExamined prints the findings about each pod. If a pod has the same findings as the one before it, it prints
-// "the same".
+// printExamined prints the findings about each pod. If a pod has the same findings as the one before, it prints "the
+// same". If there are no reports, it prints the text none.
 func (o *options) printExamined(reports []doctor.Report, none string) error {
 	sick := false
 	var text strings.Builder

@@ -85,7 +85,7 @@ func (o *options) initPods() *cobra.Command {
 	return cmd
 }
 
-// onInit returns a subcommand of init.
+// onInit returns a subcommand of init. network returns the description of the network.
 func (o *options) onInit(use, short string, network func() (*firstNetwork, error)) *cobra.Command {
 	dir, yes := "", false
 	cmd := command(use, short, "", func(ctx context.Context, _ []string) error {
@@ -101,7 +101,8 @@ func (o *options) onInit(use, short string, network func() (*firstNetwork, error
 	return cmd
 }
 
-// begin prints the network for each runtime, and with yes writes the file for those that speak CNI.
+// begin prints the configuration of the network for each runtime. If yes is set, it also writes the file for runtimes
+// that speak CNI.
 func (o *options) begin(ctx context.Context, f *firstNetwork, path string, yes bool) error {
 	list := f.list()
 	r := conflist.Examine(list)
@@ -124,7 +125,7 @@ func (o *options) begin(ctx context.Context, f *firstNetwork, path string, yes b
 	return o.writeList(ctx, path, list)
 }
 
-// list returns the network's configuration file.
+// list returns the content of the network's configuration file.
 func (f *firstNetwork) list() []byte {
 	return fmt.Appendf(nil, `{
   "cniVersion": "1.0.0",
@@ -137,7 +138,7 @@ func (f *firstNetwork) list() []byte {
 `, f.name, f.plugin)
 }
 
-// runtimes returns the installed runtimes that speak CNI, and the commands for those that do not.
+// runtimes returns the names of the installed runtimes that speak CNI, and the commands for the others.
 func (f *firstNetwork) runtimes(isFile func(path string) bool) (speakers []string, others string) {
 	has := func(program string) bool {
 		return slices.ContainsFunc(filepath.SplitList(os.Getenv("PATH")),
@@ -166,7 +167,7 @@ func (f *firstNetwork) runtimes(isFile func(path string) bool) (speakers []strin
 	return speakers, others
 }
 
-// commands returns the commands that set up the network in a runtime.
+// commands returns the text with the commands that set up the network in a runtime.
 func (f *firstNetwork) commands(runtime, units, command, flags, name string) string {
 	words := strings.Fields(command + " network create -d tombolo " + flags + " " + f.options + " " + name)
 	return runtime + ":\n\n  " + units + "\n  " + strings.Join(words, " ") + "\n\n"
@@ -177,7 +178,7 @@ func isFile(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// writeList writes the file, unless a different one exists.
+// writeList writes the file. If the file exists with another content, it returns an error.
 func (o *options) writeList(ctx context.Context, path string, list []byte) error {
 	there, err := file.ReadNamed(ctx, path, cni.MaxStdin, 0)
 	switch {

@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// lsCommand returns the command ls with its views: pods as a table, networks, and a map of all.
+// lsCommand returns the command ls with its views: a table of pods, networks, and a map of everything.
 func (o *options) lsCommand() *cobra.Command {
 	only := report.Selection{}
 	ls := o.withJSON(o.onNode("ls [POD]", "list pods, or networks, or draw both",
@@ -39,7 +39,7 @@ func (o *options) lsCommand() *cobra.Command {
 	return ls
 }
 
-// list prints the pods, and marks those with differences. Differences that concern no pod are printed to stderr.
+// list prints the pods, and marks those with differences. It prints differences that concern no pod to stderr.
 func (o *options) list(ctx context.Context, node *network.Node, only report.Selection) error {
 	in, err := only.Inspect(ctx, node)
 	if err != nil {
@@ -64,7 +64,7 @@ func (o *options) list(ctx context.Context, node *network.Node, only report.Sele
 	return o.print(view.List(in, causes), in.Attachments)
 }
 
-// networks prints the networks on record. Records that cannot be read are named on stderr.
+// networks prints the networks on record. It reports unreadable records on stderr.
 func (o *options) networks(ctx context.Context, node *network.Node, args []string) error {
 	list, problems, err := view.Load(ctx, node, o.state, optional(args, 0))
 	if err != nil {
@@ -76,7 +76,7 @@ func (o *options) networks(ctx context.Context, node *network.Node, args []strin
 	return o.print(view.Networks(list), list)
 }
 
-// draw draws the node for a terminal or as SVG.
+// draw draws the node's map for a terminal or as SVG.
 func (o *options) draw(ctx context.Context, node *network.Node, svg bool) error {
 	drawn, err := view.Draw(ctx, node, o.state)
 	if err != nil {
@@ -99,7 +99,7 @@ func (o *options) leasesCommand() *cobra.Command {
 		"list the DHCP leases of pods, when they expire, and what is wrong with them", "", o.listLeases))
 }
 
-// listLeases prints the leases on record. Problems with a record or the keeper go to stderr.
+// listLeases prints the leases on record. It reports problems with a record or the keeper on stderr.
 func (o *options) listLeases(context.Context, []string) error {
 	d, err := lease.Open(o.leases)
 	if err != nil {

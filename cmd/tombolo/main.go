@@ -36,8 +36,9 @@ func main() {
 	os.Exit(operator(os.Args[1:]))
 }
 
-// collectAt lets the heap grow to five times its used size before a garbage collection. A command ends before its
-// heap is large. With the default, collections take a tenth of the CPU time of repairing 200 pods.
+// collectAt is the percentage for debug.SetGCPercent. The heap may grow to five times its live size before a garbage
+// collection, since a command ends before its heap is large. With the default, collections take a tenth of the CPU
+// time of a repair of 200 pods.
 const collectAt = 400
 
 // misplaced is the CNI error for a runtime that started this command instead of the plugin.
@@ -51,7 +52,7 @@ const (
 	exitFound    = 4
 )
 
-// found is the error of a command that did its work and found something. It has an exit status of its own.
+// found is the error of a command that did its work and found something. It leads to the exit status exitFound.
 type found string
 
 func (f found) Error() string { return string(f) }
@@ -59,8 +60,8 @@ func (f found) Error() string { return string(f) }
 // errUsage is the cause of an error in the command line itself.
 var errUsage = errors.New("the command line is wrong")
 
-// operator runs a command and returns the exit status. If the reader of its output, such as head, ends early, the
-// command still does all its work.
+// operator runs a command and returns the exit status. If the reader of the command's output, such as head, ends
+// early, the command still does all its work.
 func operator(args []string) int {
 	signal.Ignore(unix.SIGPIPE)
 	o := &options{out: printable.Writer(pipeWriter{os.Stdout}), stderr: printable.Writer(os.Stderr)}
@@ -91,7 +92,7 @@ func operator(args []string) int {
 	return exitFailed
 }
 
-// pipeWriter is a writer that ignores the end of its reader.
+// pipeWriter is a writer that ignores that its reader has ended (EPIPE).
 type pipeWriter struct{ to io.Writer }
 
 func (u pipeWriter) Write(p []byte) (int, error) {
@@ -102,7 +103,7 @@ func (u pipeWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// options are the common options of commands, and their outputs.
+// options holds the common options of all commands, and their outputs.
 type options struct {
 	out, stderr   io.Writer
 	state, leases string
@@ -175,7 +176,7 @@ func takeNamed(cmd *cobra.Command, args []string) error {
 		cmp.Or(strings.Join(args, " "), "none"))
 }
 
-// group returns a command that only has subcommands.
+// group returns a command that has only subcommands.
 func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Long: long,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
@@ -192,7 +193,7 @@ func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// didYouMean returns a question about the name with the closest spelling, or "".
+// didYouMean returns a question about the known name with the closest spelling, or "" if none is close.
 func didYouMean(name string, names []string) string {
 	if near := strict.Nearest(name, names); near != "" && near != name {
 		return fmt.Sprintf(": did you mean %s?", near)
@@ -200,7 +201,7 @@ func didYouMean(name string, names []string) string {
 	return ""
 }
 
-// badFlag adds a question about the flag that was probably meant.
+// badFlag adds a question about the flag with the closest spelling to an error about an unknown flag.
 func badFlag(cmd *cobra.Command, err error) error {
 	var unknown interface{ GetSpecifiedName() string } // of package pflag
 	if !errors.As(err, &unknown) {
@@ -216,7 +217,7 @@ func (o *options) withJSON(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// print prints text or, with --json, value.
+// print prints text. With the flag --json it prints value instead.
 func (o *options) print(text string, value any) error {
 	if o.json {
 		return json.NewEncoder(o.out).Encode(value)
@@ -225,7 +226,8 @@ func (o *options) print(text string, value any) error {
 	return err
 }
 
-// answer prints like print, and returns err if something was found.
+// answer does the work of print. If the third argument is true, the command has found something, and answer returns
+// err.
 func (o *options) answer(text string, value any, is bool, err found) error {
 	if printErr := o.print(text, value); printErr != nil || !is {
 		return printErr
@@ -233,7 +235,7 @@ func (o *options) answer(text string, value any, is bool, err found) error {
 	return err
 }
 
-// warn prints a line to stderr that is not part of the answer.
+// warn prints a line to stderr, for messages that are not part of the command's output.
 func (o *options) warn(text string) { fmt.Fprintln(o.stderr, "tombolo:", printable.Line(text)) }
 
 // open opens the node for reading.
@@ -253,7 +255,7 @@ func (o *options) onNode(use, short, long string,
 	})
 }
 
-// optional returns an argument, or "" if it is missing.
+// optional returns the argument with the index i, or "" if it is missing.
 func optional(args []string, i int) string {
 	if i < len(args) {
 		return args[i]
@@ -261,7 +263,7 @@ func optional(args []string, i int) string {
 	return ""
 }
 
-// The following functions complete arguments.
+// completeNetworks and completeLinks are completions of arguments for shells.
 
 func (o *options) completeNetworks(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	node, err := o.open(cmd.Context())

@@ -31,7 +31,7 @@ func (o *options) installCommand() *cobra.Command {
 	return cmd
 }
 
-// install installs the plugin and its other names in a directory, or removes these names.
+// install installs the plugin and its additional names in a directory. With undo it removes the names.
 func (o *options) install(dir, list string, undo bool) error {
 	var names []string
 	if list == "" && undo {
@@ -66,13 +66,13 @@ func (o *options) validateCommand() *cobra.Command {
 	return cmd
 }
 
-// validate prints the problems or the plan of each file.
+// validate prints the problems of each file or, if there are none, the steps of its first ADD.
 func (o *options) validate(ctx context.Context, files []string) error {
 	var text strings.Builder
 	invalid := false
 	var readErr error
 	for _, name := range files {
-		// Allow a named pipe: the shell's <(command) is one.
+		// Allow a named pipe, such as the shell makes for <(command).
 		data, err := file.ReadNamed(ctx, name, cni.MaxStdin, fs.ModeNamedPipe)
 		if err != nil {
 			readErr = errors.Join(readErr, err)

@@ -29,7 +29,7 @@ func (o *options) statusCommand() *cobra.Command {
 			"firewall, and what differs from what was set up. The exit status is 4 if not all is well.", o.status))
 }
 
-// condition is a line of the status.
+// condition is one line of the status: a subject, its state, and whether the state is good.
 type condition struct {
 	Of   string `json:"of"`
 	Is   string `json:"is"`
@@ -131,7 +131,7 @@ func numberOf(n int) string {
 	return strconv.Itoa(n)
 }
 
-// leasesWell checks the leases, and the keeper that renews them.
+// leasesWell returns the conditions of the leases, and of the keeper that renews them.
 func (o *options) leasesWell() (leased, keeper condition, _ error) {
 	d, err := lease.Open(o.leases)
 	if err != nil {
@@ -165,7 +165,8 @@ func (o *options) leasesWell() (leased, keeper condition, _ error) {
 	return leased, keeper, nil
 }
 
-// forwardingIs reports, for each family that the kernel supports, for whom the host forwards.
+// forwardingIs returns the condition of forwarding: for each address family of the kernel, whether the host forwards
+// for everyone, only for pods, or not at all.
 func forwardingIs() condition {
 	var texts []string
 	for _, family := range [][3]string{{"IPv4", "net/ipv4/ip_forward", "net/ipv4/conf/lo/forwarding"},
@@ -189,7 +190,7 @@ func forwardingIs() condition {
 	return condition{"forwarding", strings.Join(texts, "; "), true}
 }
 
-// asSetUp reports the differences of the firewall, and those of everything else.
+// asSetUp returns a condition for the differences of the firewall, and one for all other differences.
 func asSetUp(in *network.Inspection) (firewall, drift condition) {
 	var ofFirewall, others []report.Line
 	for _, cause := range report.Causes(in) {
@@ -209,7 +210,8 @@ func asSetUp(in *network.Inspection) (firewall, drift condition) {
 	return firewall, drift
 }
 
-// causesIn returns a condition with the first cause and the number of others.
+// causesIn returns a line of the status, with the first cause and the number of further causes. The first argument is
+// the line's subject. Without causes the line reports a good state.
 func causesIn(of string, causes []report.Line) condition {
 	if len(causes) == 0 {
 		return condition{of, "as it was set up", true}

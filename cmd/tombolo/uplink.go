@@ -49,7 +49,7 @@ func (o *options) uplinkCommand() *cobra.Command {
 		take, restore, status)
 }
 
-// onUplink returns a subcommand of uplink.
+// onUplink returns a subcommand of uplink. It opens the node and calls do.
 func (o *options) onUplink(use, short, long string,
 	do func(context.Context, *network.Node, []string) error) *cobra.Command {
 	cmd := command(use, short, long, func(ctx context.Context, args []string) error {
@@ -63,7 +63,7 @@ func (o *options) onUplink(use, short, long string,
 	return cmd
 }
 
-// planShare prints how a bridge would share a NIC.
+// planShare prints the steps that make a bridge share a NIC.
 func (o *options) planShare(ctx context.Context, node *network.Node, nic, bridge string) error {
 	lines, warnings, err := node.Uplinks().PlanShare(ctx, nic, bridge)
 	if err != nil {
@@ -84,7 +84,7 @@ func (o *options) planShare(ctx context.Context, node *network.Node, nic, bridge
 	return o.print(text.String(), nil)
 }
 
-// planTake prints how a NIC would become a port of a bridge.
+// planTake prints the steps that make a NIC a port of a bridge.
 func (o *options) planTake(ctx context.Context, node *network.Node, nic, bridge string) error {
 	steps, moves, warnings, err := node.Uplinks().PlanTake(ctx, nic, bridge)
 	if err != nil {
@@ -100,8 +100,8 @@ func okUnless(warnings []string) string {
 	return fmt.Sprintf("OK, but see the warnings (%d)", len(warnings))
 }
 
-// verdict returns the first line of a takeover's plan. connection is sshd's SSH_CONNECTION: address and port of the
-// client, and of this end.
+// verdict returns the first line of a takeover's plan. connection is the variable SSH_CONNECTION of sshd: address and
+// port of the client, then of the server.
 func verdict(addresses []netip.Addr, warnings []string, nic, bridge, connection string) string {
 	moves, sessions := "no address moves", "connections stay"
 	for _, ip := range addresses {
@@ -124,7 +124,7 @@ func (o *options) restoreUplink(ctx context.Context, node *network.Node, args []
 	return o.print(args[0]+" has its addresses and routes back\n", nil)
 }
 
-// uplinkStatus prints a line for each NIC, followed by its differences.
+// uplinkStatus prints a line for each NIC, followed by the NIC's differences.
 func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []string) error {
 	nic := optional(args, 0)
 	list, err := node.Uplinks().List(ctx, nic)

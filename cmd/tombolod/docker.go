@@ -14,15 +14,16 @@ import (
 )
 
 const (
-	// firstHanded is the first descriptor that a service manager passes: see sd_listen_fds(3).
+	// firstInherited is the first file descriptor that a service manager passes: see sd_listen_fds(3).
 	firstInherited = 3
-	// dockerSocket is the name of the socket's systemd unit, and of its descriptor.
+	// dockerSocket is the name of the socket's systemd unit, and of the file descriptor that systemd passes.
 	dockerSocket = "tombolo-docker.socket"
 	// finishWithin is the time limit for requests in progress when tombolod ends.
 	finishWithin = 15 * time.Second
 )
 
-// serveDocker serves Docker's network driver until end is called. Without a socket for it, it does nothing.
+// serveDocker serves Docker's network driver until the caller calls end. If there is no socket for it, serveDocker
+// does nothing.
 func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Config) (end func(), _ error) {
 	l, err := p.dockerListener(o.docker)
 	if l == nil || err != nil {
@@ -31,7 +32,7 @@ func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Confi
 
 	driver := docker.New(ctx, cfg)
 
-	// No time-out for reading the request: it would cancel the request's context during a wait for a DHCP server.
+	// Set no time-out for reading the request. It would cancel the request's context during a wait for a DHCP server.
 	s := &http.Server{Handler: driver, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
 	go s.Serve(l) //nolint:errcheck // ends with Shutdown
 	return func() {
@@ -42,20 +43,22 @@ func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Confi
 	}, nil
 }
 
-// dockerListener listens on the socket at a path or, if that is empty, on the one that systemd passed.
+// dockerListener listens on the socket at a path. If the path is empty, it returns the socket that systemd passed, or
+// nil.
 func (p *program) dockerListener(path string) (net.Listener, error) {
 	if path == "" {
 		return p.inherited()
 	}
 	l, err := listen("unix", path)
 	if u, ok := l.(*net.UnixListener); ok {
-		// Docker tries again if a socket refuses the connection, but not if the socket is missing
+		// Keep the socket's file. Docker tries again if a socket refuses the connection, but not if the file is
+		// missing.
 		u.SetUnlinkOnClose(false)
 	}
 	return l, err
 }
 
-// inherited returns the socket that the service manager passed, or nil.
+// inherited returns the socket that the service manager passed, or nil if there is none.
 func (p *program) inherited() (net.Listener, error) {
 	i := slices.Index(strings.Split(p.getenv("LISTEN_FDNAMES"), ":"), dockerSocket)
 	if i < 0 || p.getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
@@ -66,8 +69,8 @@ func (p *program) inherited() (net.Listener, error) {
 	return net.FileListener(f)
 }
 
-// turnAway closes the connections that are waiting for a tombolod that cannot run. dockerd has no time-out, and would
-// hang instead of reporting an error.
+// turnAway closes the connections that wait in the inherited socket, because tombolod cannot run. dockerd has no
+// time-out, and would hang instead of reporting an error.
 func (p *program) turnAway() {
 	l, err := p.inherited()
 	unix, ok := l.(*net.UnixListener)

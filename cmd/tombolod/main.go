@@ -25,7 +25,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// The exit statuses in usage.
+// These are the exit statuses that usage lists.
 const (
 	exitOK     = 0
 	exitFailed = 1
@@ -149,7 +149,8 @@ func parse(args []string) (*options, error) {
 	return o, nil
 }
 
-// logger returns a logger of text lines. They have no time if they go to the journal, which adds its own.
+// logger returns a logger that writes text lines. The lines have no time if they go to the journal, which adds its
+// own.
 func (p *program) logger(level slog.Level) *slog.Logger {
 	journal := p.getenv("JOURNAL_STREAM") != ""
 	return slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{
@@ -163,7 +164,7 @@ func (p *program) logger(level slog.Level) *slog.Logger {
 	}))
 }
 
-// refuseUnprivileged returns an error if the process has no CAP_NET_ADMIN, which the keeper needs.
+// refuseUnprivileged returns an error if the process lacks CAP_NET_ADMIN, which the keeper needs.
 func refuseUnprivileged() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -176,7 +177,7 @@ func refuseUnprivileged() error {
 	return nil
 }
 
-// keep runs the keeper until ctx is done.
+// keep runs the keeper until ctx is done, together with the servers for metrics and Docker, and firewalld's zones.
 func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error {
 	if err := refuseUnprivileged(); err != nil {
 		return err
@@ -217,10 +218,10 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		Node:   node,
 		Bus:    bus,
 		Log:    log,
-		// Serve only now, when no other keeper can have the same socket.
+		// Ready is called when no other keeper runs, so that none has the same sockets open.
 		Ready: func() {
 			if metrics, err = serve(o.metrics, k.Handler()); err != nil {
-				// Leases matter more than metrics, so go on.
+				// Leases matter more than metrics, so continue.
 				log.Error("no metrics", "err", err)
 			}
 

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/net/netutil"
 )
 
-// mostConnections limits the connections at once. Descriptors are needed for leases and repairs.
+// mostConnections limits the number of connections at a time, since leases and repairs need file descriptors too.
 const mostConnections = 64
 
 // server serves metrics and health. A nil server does nothing.
@@ -26,7 +26,8 @@ type server struct {
 	done sync.WaitGroup
 }
 
-// endpoint parses the flag --metrics into a network and an address for net.Listen. Both are empty for "none".
+// endpoint parses the flag --metrics. It returns the network and the address for net.Listen, or two empty strings for
+// "none".
 func endpoint(where string) (network, address string, _ error) {
 	path, isUnix := strings.CutPrefix(where, "unix:")
 	switch {
@@ -65,8 +66,8 @@ func serve(where string, handler http.Handler) (*server, error) {
 	return s, nil
 }
 
-// listen opens a listener. A Unix socket belongs to root alone from the beginning: it gets its mode before it is
-// bound, and the kernel gives that mode to the file.
+// listen opens a listener. Only root may ever connect to a Unix socket: listen sets its mode before binding it, and
+// the kernel gives the same mode to the file.
 func listen(network, address string) (net.Listener, error) {
 	var cfg net.ListenConfig
 	if network == "unix" {
@@ -83,8 +84,8 @@ func listen(network, address string) (net.Listener, error) {
 	return cfg.Listen(context.Background(), network, address)
 }
 
-// makeRoom creates a socket's directory, and removes the socket of a killed tombolod. No other tombolod can use it,
-// since only one runs for a lease directory.
+// makeRoom creates a socket's directory, and removes the socket that a killed tombolod left. No other tombolod can be
+// using the socket, since only one runs for a lease directory.
 func makeRoom(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err

@@ -8,25 +8,26 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// tellWithin is how long the manager's socket may be full. A longer wait would delay the keeper's heartbeat, and
-// leases need no manager.
+// tellWithin limits the wait while the service manager's socket is full. A longer wait would delay the keeper's
+// heartbeat.
 const tellWithin = lease.Silence / 2
 
-// notifier sends sd_notify(3) datagrams to the socket of the service manager. A nil notifier, of a program without
-// such a manager, does nothing.
+// notifier sends sd_notify(3) datagrams to the socket of the service manager. A nil notifier does nothing; it is for
+// a program without a service manager.
 type notifier struct {
 	conn   *net.UnixConn
 	within time.Duration
 }
 
-// newNotifier returns nil if there is no service manager.
+// newNotifier connects to the service manager's socket. It returns nil without an error if there is no service
+// manager.
 func newNotifier(getenv func(string) string) (*notifier, error) {
 	path := getenv("NOTIFY_SOCKET")
 	if path == "" {
 		return nil, nil
 	}
 
-	// A name that begins with @ is an abstract socket, in package net too.
+	// Package net understands a name that begins with @ as an abstract socket, just as sd_notify(3) does.
 	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
 		return nil, fmt.Errorf("NOTIFY_SOCKET: %w", err)
@@ -34,7 +35,7 @@ func newNotifier(getenv func(string) string) (*notifier, error) {
 	return &notifier{conn, tellWithin}, nil
 }
 
-// tell sends a state. If it gets lost, the manager's time-outs notice.
+// tell sends a state to the service manager. It ignores errors, since the manager's time-outs notice a lost state.
 func (n *notifier) tell(state string) {
 	if n != nil {
 		_ = n.conn.SetWriteDeadline(time.Now().Add(n.within))

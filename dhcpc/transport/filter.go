@@ -10,8 +10,9 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 )
 
-// The fields of a DHCP message that a filter compares (RFC 2131, section 2). It does not compare the transaction
-// identifier, which changes during the socket's life. chaddr suffices to reject answers to others.
+// These are offsets and values of the fields of a DHCP message that a filter compares (RFC 2131, section 2). A filter
+// does not compare the transaction identifier, which changes during the socket's life. chaddr suffices to reject
+// answers to other clients.
 const (
 	opAt, hwaddrAt, cookieAt = 0, 28, 236
 	bootReply                = 2
@@ -24,19 +25,19 @@ const (
 	reject = 0
 )
 
-// program collects instructions. Its jumps have only one use: they skip or reach an instruction that rejects the
-// packet.
+// program is a list of BPF instructions. Its jumps mostly decide whether the next instruction, which rejects the
+// packet, is skipped.
 type program []bpf.Instruction
 
 func (p *program) add(list ...bpf.Instruction) { *p = append(*p, list...) }
 
-// need rejects the packet unless the loaded value is v.
+// need adds a test that rejects the packet unless the loaded value is v.
 func (p *program) need(v uint32) {
 	p.add(bpf.JumpIf{Cond: bpf.JumpEqual, Val: v, SkipTrue: 1}, bpf.RetConstant{Val: reject})
 }
 
-// answer accepts only a DHCP answer to a MAC address. load returns an instruction that loads from an offset in the
-// message.
+// answer adds tests that accept only a DHCP answer to a MAC address. load returns an instruction that loads size
+// bytes at an offset in the message.
 func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
 	p.add(load(opAt, 1))
 	p.need(bootReply)
@@ -49,8 +50,8 @@ func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
 	p.add(bpf.RetConstant{Val: accept})
 }
 
-// incoming rejects the packets that this machine sends, and those for other machines. An interface in promiscuous
-// mode, or with VLAN-tagged frames, receives such packets.
+// incoming returns a program that rejects packets from this machine and packets to other machines. An interface
+// receives packets to other machines in promiscuous mode, or with VLAN-tagged frames.
 func incoming() program {
 	return program{
 		bpf.LoadExtension{Num: bpf.ExtType},
@@ -59,8 +60,9 @@ func incoming() program {
 	}
 }
 
-// incomingFor is incoming for a MAC address that is not the interface's own, so that the kernel takes it for another's.
-// It needs a socket for all protocols: the kernel removes the tag of a VLAN before others receive the frame.
+// incomingFor is like incoming, but also accepts frames to a MAC address that is not the interface's own, which the
+// kernel classes as PACKET_OTHERHOST. The socket must be for all protocols, because the kernel removes VLAN tags
+// before sockets for a single protocol receive the frame.
 func incomingFor(mac []byte) program {
 	p := append(ofNoVLAN(), bpf.LoadExtension{Num: bpf.ExtType})
 	other := program{}
@@ -73,8 +75,9 @@ func incomingFor(mac []byte) program {
 	return append(p, other...)
 }
 
-// ofNoVLAN rejects frames of a VLAN, whose tag the kernel keeps beside the frame. A tag of VLAN 0 carries a priority
-// alone (IEEE 802.1Q, section 6.9): a Linux host takes such a frame as one without it.
+// ofNoVLAN returns a program that rejects frames with a VLAN tag, which the kernel keeps beside the frame. It does
+// not reject VLAN 0, whose tag only carries a priority (IEEE 802.1Q, section 6.9): Linux treats such a frame as
+// untagged.
 func ofNoVLAN() program {
 	return program{
 		bpf.LoadExtension{Num: bpf.ExtVLANTagPresent},
@@ -85,13 +88,14 @@ func ofNoVLAN() program {
 	}
 }
 
-// leaving rejects frames that do not leave by this interface towards a MAC address or the broadcast address, frames
-// that came from that MAC address, and frames of a VLAN.
+// leaving returns a program for the other end of the client's link. It accepts only frames that leave by this
+// interface to the MAC address mac or to the broadcast address. It rejects frames of a VLAN, and frames with mac as
+// their source.
 func leaving(mac []byte) program {
 	p := append(ofNoVLAN(), bpf.LoadExtension{Num: bpf.ExtType})
 	p.need(unix.PACKET_OUTGOING)
 
-	// Reject frames of the client itself. A bridge may send them back through the port that they came in by.
+	// Reject frames of the client itself. A bridge may send them back through the port where they came in.
 	p.add(
 		bpf.LoadAbsolute{Off: 6, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: binary.BigEndian.Uint32(mac), SkipTrue: 3},
@@ -110,11 +114,12 @@ func leaving(mac []byte) program {
 	return p
 }
 
-// vlanID is the part of a tag with the number of the VLAN. The rest is the frame's priority.
+// vlanID is the mask of the VLAN's number in a tag. The other bits hold the frame's priority.
 const vlanID = 0x0fff
 
-// withPriorityTag combines two variants of a program: one for untagged frames, and one for frames with a tag of VLAN
-// 0 in their data, whose header is longer by the tag.
+// withPriorityTag returns a program for untagged frames and for frames with a tag of VLAN 0 in their data. Such a tag
+// makes the Ethernet header longer. So withPriorityTag calls the function takes with each length, and combines the
+// two programs.
 func withPriorityTag(takes func(headerLen uint32) program) program {
 	const typeAt, tagAt = 2 * macLen, 2*macLen + 2
 	plain := takes(etherLen)
@@ -132,8 +137,9 @@ func withPriorityTag(takes func(headerLen uint32) program) program {
 	return p
 }
 
-// frames accepts Ethernet frames with DHCP answers to a MAC address, from any source port and with any IP options,
-// and with withARP also ARP. It accepts no fragments, since nothing here reassembles them.
+// frames returns a program that accepts Ethernet frames with DHCP answers to a MAC address, from any source port and
+// with any IP options. If withARP is set, it also accepts ARP. It rejects fragments, since this package does not
+// reassemble them.
 func frames(mac []byte, withARP bool) program {
 	return withPriorityTag(func(headerLen uint32) program {
 		var p program
@@ -160,8 +166,8 @@ func frames(mac []byte, withARP bool) program {
 	})
 }
 
-// frames6 accepts Ethernet frames with UDP to a DHCPv6 client's port. It accepts no extension headers, and so no
-// fragments. Servers send these only in messages longer than the link's MTU.
+// frames6 returns a program that accepts Ethernet frames with UDP to a DHCPv6 client's port. It rejects extension
+// headers, and so fragments. Servers send fragments only for messages longer than the link's MTU.
 func frames6() program {
 	return withPriorityTag(func(headerLen uint32) program {
 		p := program{bpf.LoadAbsolute{Off: headerLen - 2, Size: 2}}
@@ -175,8 +181,8 @@ func frames6() program {
 	})
 }
 
-// datagrams accepts DHCP answers to a MAC address on a UDP socket. There a filter sees packets from the UDP header
-// on.
+// datagrams returns a program for a UDP socket that accepts DHCP answers to a MAC address. A filter on such a socket
+// sees packets from the UDP header on.
 func datagrams(mac []byte) program {
 	var p program
 	p.answer(mac, func(off, size int) bpf.Instruction {

@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
-// Lengths, and bits of the IPv4 header's flags and fragment offset.
+// These are lengths in bytes, and bits of the IPv4 header's flags and fragment offset.
 const (
 	etherLen, macLen = 14, 6
 	tagLen           = 4 // of an 802.1Q tag
@@ -32,12 +32,12 @@ const (
 // errNotOurs is the error about a frame that the socket's filter should have rejected.
 var errNotOurs = errors.New("not a DHCP or ARP packet for a client")
 
-// broadcastMAC returns the destination for a receiver whose MAC is unknown. A host accepts a packet for its IP
-// address from there too.
+// broadcastMAC returns the broadcast address, for a receiver whose MAC is unknown. A host also accepts packets for
+// its IP address that are sent to this MAC.
 func broadcastMAC() dhcpc.Hex { return dhcpc.Hex{0xff, 0xff, 0xff, 0xff, 0xff, 0xff} }
 
-// encode returns a packet as an Ethernet frame. A missing source MAC becomes own, and a missing destination the
-// broadcast address.
+// encode returns a packet as an Ethernet frame. If the packet has no source MAC, it uses own. If it has no
+// destination MAC, it uses the broadcast address.
 func encode(p *dhcpc.Packet, own []byte) ([]byte, error) {
 	src, dst := []byte(p.SrcMAC), []byte(p.DstMAC)
 	if len(src) == 0 {
@@ -61,7 +61,7 @@ func encode(p *dhcpc.Packet, own []byte) ([]byte, error) {
 	return appendIP(frame, p)
 }
 
-// appendIP appends the packet as IPv4 and UDP.
+// appendIP appends the packet with its IPv4 and UDP headers.
 func appendIP(b []byte, p *dhcpc.Packet) ([]byte, error) {
 	if !p.Src.Addr().Is4() || !p.Dst.Addr().Is4() {
 		return nil, fmt.Errorf("packet from %s to %s: want IPv4 addresses", p.Src, p.Dst)
@@ -87,7 +87,8 @@ func appendIP(b []byte, p *dhcpc.Packet) ([]byte, error) {
 	return appendUDP(b, b[start+12:], p.Src.Port(), p.Dst.Port(), p.Payload), nil
 }
 
-// appendUDP appends a UDP packet between two addresses, with its checksum.
+// appendUDP appends a UDP packet with its checksum. addresses are the IP source and destination addresses, one after
+// the other.
 func appendUDP(b, addresses []byte, src, dst uint16, payload []byte) []byte {
 	be := binary.BigEndian
 	udp, length := len(b), udpHeaderLen+len(payload)
@@ -105,7 +106,7 @@ func appendUDP(b, addresses []byte, src, dst uint16, payload []byte) []byte {
 	return b
 }
 
-// appendARP appends an ARP packet.
+// appendARP appends an ARP packet. An empty target MAC becomes zero.
 func appendARP(b []byte, a *dhcpc.ARP) ([]byte, error) {
 	target := []byte(a.TargetMAC)
 	if len(target) == 0 {
@@ -140,8 +141,8 @@ func tagged(frame []byte, vlan uint16) []byte {
 	return slices.Insert(frame, 2*macLen, unix.ETH_P_8021Q>>8, unix.ETH_P_8021Q&0xff, byte(vlan>>8), byte(vlan))
 }
 
-// encode6 returns an Ethernet frame with a DHCPv6 client's message to all servers. Its source is the client's MAC and
-// the link-local address derived from it (RFC 4291, appendix A).
+// encode6 returns an Ethernet frame with a DHCPv6 client's message to all servers. Its source addresses are the
+// client's MAC and the link-local address derived from that MAC (RFC 4291, appendix A).
 func encode6(message, mac []byte) []byte {
 	be := binary.BigEndian
 	length := udpHeaderLen + len(message)
@@ -157,7 +158,7 @@ func encode6(message, mac []byte) []byte {
 	return appendUDP(b, b[addresses:], clientPort6, serverPort6, message)
 }
 
-// sum returns the ones' complement sum of 16-bit words (RFC 1071).
+// sum returns the ones' complement sum of 16-bit words, beginning with start (RFC 1071).
 func sum(start uint16, b []byte) uint16 {
 	s := uint32(start)
 	for ; len(b) >= 2; b = b[2:] {
@@ -171,13 +172,14 @@ func sum(start uint16, b []byte) uint16 {
 	return uint16(s)
 }
 
-// pseudo returns the sum of the pseudo header that UDP's checksum includes: addresses, protocol and length.
+// pseudo returns the sum of the pseudo header (addresses, protocol and length) for the UDP checksum.
 func pseudo(addresses []byte, length int) uint16 {
 	s := uint32(sum(0, addresses)) + unix.IPPROTO_UDP + uint32(length)
 	return uint16(s&0xffff + s>>16)
 }
 
-// untagged returns a frame without its tag of VLAN 0, which only carries a priority. It copies a tagged frame.
+// untagged returns a frame without its tag of VLAN 0, which only carries a priority. It returns a copy if the frame
+// has such a tag, and otherwise the frame itself.
 func untagged(frame []byte) []byte {
 	be := binary.BigEndian
 	if len(frame) < etherLen+tagLen || be.Uint16(frame[2*macLen:]) != unix.ETH_P_8021Q ||
@@ -187,8 +189,8 @@ func untagged(frame []byte) []byte {
 	return slices.Concat(frame[:2*macLen], frame[2*macLen+tagLen:])
 }
 
-// decode parses an Ethernet frame, and copies the parts that it keeps. It ignores the UDP checksum, because a sender
-// on the same machine leaves it to a device that never computes it.
+// decode parses an Ethernet frame. The result does not refer to the frame's bytes. decode ignores the UDP checksum: a
+// sender on the same machine leaves its computation to a device, and a virtual device never computes it.
 func decode(frame []byte) (*dhcpc.Packet, error) {
 	if len(frame) < etherLen {
 		return nil, errNotOurs
@@ -209,7 +211,7 @@ func decode(frame []byte) (*dhcpc.Packet, error) {
 	return nil, errNotOurs
 }
 
-// decodeIP parses an IPv4 packet with UDP to the client's port.
+// decodeIP parses an IPv4 packet with UDP to a DHCP client's port into p.
 func decodeIP(p *dhcpc.Packet, b []byte) error {
 	be := binary.BigEndian
 	if len(b) < ipLen || b[0]>>4 != 4 {

@@ -23,23 +23,24 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Config describes where to open a socket.
+// Config configures a transport.
 type Config struct {
-	// NetNS is the network namespace; nil means the calling thread's. It may be closed once the socket is open.
+	// NetNS is the network namespace of the interface; nil means the calling thread's. The caller may close it once
+	// the socket is open.
 	NetNS *netns.NS
-	// Link is the interface's index in the namespace. The interface must be up to send.
+	// Link is the interface's index in the namespace. The interface must be up to send messages.
 	Link int
-	// MAC is the client's hardware address. Answers to other addresses are not received. Nil means the interface's
-	// own.
+	// MAC is the client's hardware address. The transport receives only answers to this address. nil means the
+	// interface's own address.
 	MAC net.HardwareAddr
 	// VLAN is the ID, 1 to 4094, of the tag that DialRaw, Release and Send6 add to their frames. It is for an
-	// interface that is a trunk, such as a bridge's port. With 0 the frames have no tag.
+	// interface that carries several VLANs, such as a trunk port of a bridge. With 0 the frames have no tag.
 	VLAN uint16
-	// ARP makes DialRaw also receive ARP packets, for Config.DetectConflicts of package dhcpc.
+	// ARP makes DialRaw also receive ARP packets, as needed for Config.DetectConflicts of package dhcpc.
 	ARP bool
 }
 
-// do runs fn in the namespace.
+// do runs fn in the network namespace Config.NetNS, or in the calling thread's namespace if that is nil.
 func (c *Config) do(fn func() error) error {
 	if c.NetNS == nil {
 		return fn()
@@ -47,7 +48,7 @@ func (c *Config) do(fn func() error) error {
 	return c.NetNS.Do(fn)
 }
 
-// socket opens a socket for sending only.
+// socket opens a socket that is used only for sending.
 func (c *Config) socket(family, kind int) (fd int, err error) {
 	err = c.do(func() error {
 		fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
@@ -59,7 +60,7 @@ func (c *Config) socket(family, kind int) (fd int, err error) {
 	return fd, nil
 }
 
-// checkLink returns an error unless the Config names a link.
+// checkLink returns an error if the Config is nil or names no link.
 func (c *Config) checkLink() error {
 	switch {
 	case c == nil:
@@ -81,7 +82,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// complete checks the Config, and returns a copy. A missing MAC becomes the interface's.
+// complete checks the Config, and returns a copy. If MAC is nil, the copy has the interface's own MAC.
 func (c *Config) complete() (*Config, error) {
 	if err := c.checkLink(); err != nil {
 		return nil, err
@@ -98,13 +99,15 @@ func (c *Config) complete() (*Config, error) {
 	return &full, full.check()
 }
 
-// object returns the name of the link in errors.
+// object returns the link's name for errors.
 func (c *Config) object() string { return "link " + strconv.Itoa(c.Link) }
 
-// DialRaw opens a packet socket, bound to the interface, for DHCP answers to the client's MAC address and, with
-// Config.ARP, ARP packets. It sends complete frames, so it needs no route, neighbour or address. If Config.MAC is not
-// the interface's own, the interface receives frames for it too until Close, where need be in promiscuous mode. The
-// error matches unix.EPERM without CAP_NET_RAW, and fs.ErrNotExist if there is no such link.
+// DialRaw opens a packet socket on the interface. It receives DHCP answers to the client's MAC address and, with
+// Config.ARP, ARP packets. It sends complete frames, so it needs no route, neighbour or address.
+//
+// If Config.MAC is not the interface's own, the interface also receives frames to Config.MAC until Close, if
+// necessary in promiscuous mode. Without CAP_NET_RAW the error matches unix.EPERM. If there is no such link, it
+// matches fs.ErrNotExist.
 func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	c, err := cfg.complete()
 	if err != nil {
@@ -125,8 +128,8 @@ func (c *Config) frameSocket(conn *packet.Conn) *socket[*dhcpc.Packet] {
 	return newSocket(conn, readFrame, func(p *dhcpc.Packet) error { return c.sendFrame(conn, p) })
 }
 
-// receiveMAC has the interface receive frames for the client's MAC address until the socket is closed, unless the
-// address is the interface's own.
+// receiveMAC makes the interface receive frames to the client's MAC address until the socket is closed. It does
+// nothing if the address is the interface's own.
 func (c *Config) receiveMAC(conn *packet.Conn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -153,8 +156,8 @@ func (c *Config) receiveMAC(conn *packet.Conn) error {
 	return errors.Join(err, failed)
 }
 
-// listenRaw opens a packet socket with a filter. Only a socket for allProtocols also receives frames that leave the
-// interface.
+// listenRaw opens a packet socket with the given program as its filter. If allProtocols is set, the socket also
+// receives frames that leave the interface.
 func (c *Config) listenRaw(takes program, allProtocols bool) (*packet.Conn, error) {
 	filter, err := bpf.Assemble(takes)
 	if err != nil {
@@ -170,7 +173,7 @@ func (c *Config) listenRaw(takes program, allProtocols bool) (*packet.Conn, erro
 	err = c.do(func() error {
 		var err error
 
-		// Give only the index. A look-up of the interface would list all interfaces.
+		// Pass only the index. A look-up of the interface would list all interfaces.
 		conn, err = packet.Listen(&net.Interface{Index: c.Link}, packet.Raw, protocol, &packet.Config{Filter: filter})
 		return err
 	})
@@ -198,7 +201,7 @@ func (c *Config) sendFrame(conn *packet.Conn, p *dhcpc.Packet) error {
 	return err
 }
 
-// linkMAC returns the interface's own MAC.
+// linkMAC returns the interface's own MAC address.
 func (c *Config) linkMAC() (net.HardwareAddr, error) {
 	var mac net.HardwareAddr
 	err := c.do(func() error {
@@ -214,9 +217,9 @@ func (c *Config) linkMAC() (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-// Dialer returns the Dial function for a dhcpc.Config. A client without an address gets DialRaw. One that has its
-// address sends as DialUDP does and receives as DialRaw does, so several clients on one link each hear their own
-// answers.
+// Dialer returns the Dial function for a dhcpc.Config. For a client without an address, it opens a transport as
+// DialRaw does. For a client with an address, the transport sends as DialUDP's does and receives as DialRaw's does.
+// So several clients on one link each hear their own answers.
 func Dialer(cfg *Config) func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	return func(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 		if err := ctx.Err(); err != nil {
@@ -234,12 +237,12 @@ func Dialer(cfg *Config) func(ctx context.Context, local netip.Addr) (dhcpc.Tran
 	}
 }
 
-// Release sends the RELEASE of a lease from another interface than the client's: from the bridge's, when the client's
-// is gone. The frame has the client's MAC and IP addresses, and as its destination the MAC of the server, or of the
-// relay before it, from the lease. Without that MAC it is broadcast. Config.MAC is not used.
+// Release sends the RELEASE of a lease from another interface than the client's, such as the bridge when the client's
+// interface is gone. The frame has the client's MAC and IP addresses. Its destination MAC is Lease.ServerMAC, which
+// is the server's or a relay's, or else the broadcast address. Config.MAC is not used.
 //
 // A server in the same namespace, at the bridge's own address, does not receive frames that the bridge itself sends.
-// For such a server, Release sends through the kernel from the server's own address, as if the packet had come in by
+// To such a server, Release sends through the kernel from the server's own address, as if the packet had come in by
 // the bridge. This needs the loopback interface of the bridge's namespace to be up. Otherwise the kernel drops the
 // packet without an error.
 func Release(ctx context.Context, cfg *Config, l *dhcpc.Lease) error {
@@ -279,8 +282,8 @@ func releaseFrom(ctx context.Context, cfg *Config, p *dhcpc.Packet) error {
 	return errors.Join(raw.Send(ctx, p), raw.Close())
 }
 
-// releaseHere sends a RELEASE to a server whose address is on the interface itself, and reports whether there is such
-// a server.
+// releaseHere sends a RELEASE to a server in the same namespace, at an address of the interface. It reports whether
+// the server's address is a local one. If not, it sends nothing.
 func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
 	fd, err := cfg.socket(unix.AF_INET, unix.SOCK_DGRAM)
 	if err != nil {
@@ -288,7 +291,7 @@ func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
 	}
 	defer unix.Close(fd)
 
-	// The server sees a packet to its own address as received on the interface where it was sent.
+	// Bind the socket to the interface. The server then sees the packet as received on this interface.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link); err != nil {
 		return false, &tombolo.OpError{Op: "bind UDP socket to", Object: cfg.object(), Err: err}
 	}
@@ -298,8 +301,8 @@ func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
 		return false, nil // no route, so the server is certainly not here
 	}
 
-	// For its own addresses the kernel chooses the same source address. (A bind proves nothing: the kernel permits
-	// any address while the namespace has none.)
+	// The server's address is local if the kernel chooses the same address as the source. (A bind would prove
+	// nothing: the kernel permits any address while the namespace has none.)
 	own, err := unix.Getsockname(fd)
 	if err != nil {
 		return false, &tombolo.OpError{Op: "read address of UDP socket on", Object: cfg.object(), Err: err}

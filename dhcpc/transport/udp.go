@@ -17,13 +17,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// DialUDP opens a UDP socket at port 68 of every address, bound to the interface. It has no MAC addresses and no ARP,
-// and sends by the kernel's routes from the packet's source address. Before the interface has an address, it receives
-// only broadcasts, and only while rp_filter is 0 in the namespace, in `all` and for the interface. If several such
-// sockets are open on one link, a unicast answer reaches only one of them, for whichever client it is: see Dialer.
+// DialUDP opens a UDP socket at port 68 of every address, bound to the interface. It has no MAC addresses and no ARP.
+// It sends along the kernel's routes, from the packet's source address. Before the interface has an address, it
+// receives only broadcasts. The kernel drops these unless rp_filter is 0 in the namespace, in `all` and for the
+// interface. If several such sockets are open on one link, a unicast answer reaches only one of them, maybe the wrong
+// one: see Dialer.
 //
-// The error matches unix.EADDRINUSE if a program in the namespace has the port for itself. A missing link shows only
-// at the first Send, which fails with unix.ENODEV or ENETUNREACH.
+// If another program in the namespace uses the port exclusively, the error matches unix.EADDRINUSE. A missing link
+// shows only at the first Send, which fails with unix.ENODEV or ENETUNREACH.
 func DialUDP(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	c, err := cfg.complete()
 	if err != nil {
@@ -67,7 +68,7 @@ func sendDatagram(conn *net.UDPConn, p *dhcpc.Packet) error {
 
 	var oob []byte
 	if src := p.Src.Addr(); src.Is4() && !src.IsUnspecified() {
-		// Choose the source address. Otherwise the kernel might choose another address of the interface.
+		// Set the source address. Otherwise the kernel might choose another address of the interface.
 		oob = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: src.As4()})
 	}
 
@@ -75,8 +76,8 @@ func sendDatagram(conn *net.UDPConn, p *dhcpc.Packet) error {
 	return err
 }
 
-// listen opens a socket by system calls. net.ListenConfig would link Go's resolver into every program, which would
-// slow its start.
+// listen opens a UDP socket by system calls, and calls prepare before it binds the socket. net.ListenConfig would
+// link Go's resolver into every program and so slow down its start.
 func (c *Config) listen(family, port int, prepare func(fd int) error) (*net.UDPConn, error) {
 	var own unix.Sockaddr = &unix.SockaddrInet4{Port: port}
 	if family == unix.AF_INET6 {
@@ -110,7 +111,7 @@ func (c *Config) listen(family, port int, prepare func(fd int) error) (*net.UDPC
 	return conn.(*net.UDPConn), nil
 }
 
-// option is a socket option for setsockopt(2). The field what names it in errors.
+// option is a socket option for setsockopt(2), and the name of the operation for errors.
 type option struct {
 	what               string
 	level, name, value int

@@ -12,18 +12,18 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 )
 
-// Ports, and the group of all servers and relays on a link (RFC 8415, sections 7.1 and 7.2).
+// These are the ports, and the group of all servers and relays on a link (RFC 8415, sections 7.1 and 7.2).
 const (
 	clientPort6 = 546
 	serverPort6 = 547
 	group6      = "ff02::1:2"
 )
 
-// DialUDP6 opens a UDP socket at port 546 of every IPv6 address, bound to the interface. Config.MAC and ARP are not
-// used. The error matches unix.EADDRINUSE if a program in the namespace has the port for itself.
+// DialUDP6 opens a UDP socket at port 546 of every IPv6 address, bound to the interface. It ignores Config.MAC and
+// ARP. If another program in the namespace uses the port exclusively, the error matches unix.EADDRINUSE.
 //
-// It sends from the interface's link-local address. Send fails with unix.EADDRNOTAVAIL for the second or two while
-// the kernel checks whether another host has that address.
+// The socket sends from the interface's link-local address. For the second or two of that address's duplicate address
+// detection, Send fails with unix.EADDRNOTAVAIL.
 func DialUDP6(cfg *Config) (dhcpc.Transport[[]byte], error) {
 	if err := cfg.checkLink(); err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ func DialUDP6(cfg *Config) (dhcpc.Transport[[]byte], error) {
 		return nil, err
 	}
 
-	// The socket is bound to the link, so the group needs no zone.
+	// The socket is bound to the link, so the group's address needs no zone.
 	group := netip.AddrPortFrom(netip.MustParseAddr(group6), serverPort6)
 	read := func(b []byte, _ net.Addr) ([]byte, error) { return append([]byte{}, b...), nil }
 	return newSocket(conn, read, func(message []byte) error {
@@ -49,11 +49,11 @@ func DialUDP6(cfg *Config) (dhcpc.Transport[[]byte], error) {
 	}), nil
 }
 
-// Send6 sends one message to all servers and relays, from a port chosen by the kernel. It receives nothing. It is for
-// a RELEASE encoded by package dhcp6, in a program that does not link that package.
+// Send6 sends one message to all servers and relays, from a port chosen by the kernel, and receives nothing. It is
+// for a RELEASE that package dhcp6 encoded, in a program that does not link that package.
 //
-// With Config.MAC, the client's, it sends a complete frame, from that MAC and the link-local address derived from it,
-// with the tag of Config.VLAN. This is for a bridge's port, which has no addresses.
+// If Config.MAC, the client's MAC, is set, Send6 sends a complete frame with the tag of Config.VLAN. The frame comes
+// from that MAC and from the link-local address derived from it. This is for a bridge's port, which has no addresses.
 func Send6(cfg *Config, message []byte) error {
 	switch err := cfg.checkLink(); {
 	case err != nil:
@@ -81,7 +81,7 @@ func Send6(cfg *Config, message []byte) error {
 	return nil
 }
 
-// sendToGroup sends a message through a UDP socket.
+// sendToGroup sends a message to the group through a UDP socket.
 func sendToGroup(fd int, cfg *Config, message []byte) error {
 	if err := setOptions(fd, option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link},
 		option{"send to the group on link", unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, cfg.Link}); err != nil {
@@ -92,8 +92,8 @@ func sendToGroup(fd int, cfg *Config, message []byte) error {
 		&unix.SockaddrInet6{Addr: group.As16(), Port: serverPort6, ZoneId: uint32(cfg.Link)})
 }
 
-// sendFrame6 sends a frame through a packet socket without a protocol. Such a socket receives nothing, and the kernel
-// closes it at once.
+// sendFrame6 sends a message as a frame through a packet socket without a protocol. Such a socket receives nothing,
+// so the kernel closes it without a delay.
 func sendFrame6(fd int, cfg *Config, message []byte) error {
 	frame := tagged(encode6(message, cfg.MAC), cfg.VLAN)
 	return unix.Sendto(fd, frame, unix.MSG_DONTWAIT,

@@ -26,7 +26,7 @@ type addRequest struct {
 	prev *current.Result // the result of the plugins before this one; nil if there are none
 }
 
-// add runs ADD.
+// add runs the verb ADD.
 func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*current.Result, error) {
 	a, err := c.readRequest(conf)
 	if err != nil {
@@ -68,7 +68,8 @@ func (c *call) pod() network.Pod {
 	return p
 }
 
-// readRequest reads the request of an ADD. It finds errors before anything is changed.
+// readRequest reads the pod's part of an ADD from configuration and environment. It finds errors before anything is
+// changed.
 func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 	args, err := parseArgs(c.args)
 	if err != nil {
@@ -125,7 +126,7 @@ func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 	return a, err
 }
 
-// open opens the node with the settings of the configuration. allocators may be nil if no addresses are involved.
+// open opens a Node with the settings of the configuration. allocators may be nil if the call concerns no addresses.
 func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, error)) (*network.Node, error) {
 	return network.Open(nl.WithDialer(context.Background(), c.Dial), &network.Config{
 		StateDir: c.conf.stateDir(), LeaseDir: c.conf.leaseDir(), Mark: c.conf.mark(), Log: c.log.Logger, Step: c.step,
@@ -133,7 +134,8 @@ func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, er
 	})
 }
 
-// allocators returns a function that finds the allocator that gave an attachment its addresses, to release them.
+// allocators returns the function for network.Config.Allocators. It finds the allocator that assigned an attachment's
+// addresses, so that it can release them.
 func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.Allocator, error) {
 	own := conf.settings().Origin
 	return func(name string, origin *network.Origin) (ipam.Allocator, error) {
@@ -152,7 +154,7 @@ func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.All
 	}
 }
 
-// ipamRequest returns the request to the IPAM.
+// ipamRequest returns the parameters of newAllocator. strictly becomes its field Strict.
 func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	dataDir := conf.stateDir() + "/ipam"
 	if conf.bridge {
@@ -176,8 +178,8 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	}
 }
 
-// allocator sets the network's allocator as configured by the section ipam. With type dhcp it also returns a lease.
-// Then the allocator only releases addresses of pods that were added under another type.
+// allocator sets the network's allocator and subnets, as the section ipam configures them. With type dhcp it also
+// returns a lease. The allocator is then only for releasing the addresses of pods that were added under another type.
 func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Lease, _ error) {
 	if conf.IPAM.Type == typeDHCP {
 		dhcp, err := conf.dhcp()
@@ -194,7 +196,7 @@ func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Leas
 	return lease, err
 }
 
-// explain replaces an error of package network that needs the runtime's terms.
+// explain replaces errors of package network whose messages need the runtime's terms.
 func (c *call) explain(err error) error {
 	if errors.Is(err, network.ErrHostNamespace) {
 		return newError(codeInvalidNetNS,

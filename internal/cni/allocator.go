@@ -26,13 +26,13 @@ const (
 )
 
 // allocator is the allocator for the ipam section of a configuration. It wraps the source of the addresses, and adds
-// the settings that all types have in common. Errors of its Status have code 50.
+// the settings that all types have in common. Errors of its method Status have code 50.
 type allocator struct {
 	*ipamSection
 	ipam.Allocator
 }
 
-// ipamSection holds the content of the section, or the result of the plugin that it names.
+// ipamSection holds the settings of an ipam section or, for a delegated plugin, parts of the plugin's result.
 type ipamSection struct {
 	network    string
 	routes     []route.Route
@@ -45,12 +45,12 @@ type ipamSection struct {
 	noRanges   error          // set if there are no ranges until a runtime passes some
 }
 
-// Bind returns a copy that shares the section, which Add completes.
+// Bind returns a copy of a that is bound to node. Both share the ipamSection, which Add completes.
 func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
 	return &allocator{a.ipamSection, a.Allocator.Bind(node)}
 }
 
-// Resolvers returns the name servers of the result, when Add has returned.
+// Resolvers returns the name servers of ADD's result. They are complete when Add has returned.
 func (a *allocator) Resolvers() (list []netip.Addr) {
 	servers := a.resolvers
 	if servers == nil {
@@ -64,10 +64,10 @@ func (a *allocator) Resolvers() (list []netip.Addr) {
 	return list
 }
 
-// RangeSets returns the range sets for package network's record.
+// RangeSets returns the range sets, which package network records.
 func (a *allocator) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(a.Allocator) }
 
-// ordered returns addresses, given with IPv4 first, in the order in which they are reported.
+// ordered returns addresses in the order in which the result reports them. The argument has IPv4 addresses first.
 func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
 	addresses = slices.Clone(addresses)
 	var list []ipam.Address
@@ -84,7 +84,8 @@ func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
 	return append(list, addresses...)
 }
 
-// Add reads the resolv.conf file before it reserves anything.
+// Add reserves addresses, and completes gateways, routes and DNS. It reads the resolv.conf file before it reserves
+// anything, so that a failure leaves no reservation.
 func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
 	if err := cmp.Or(a.confErr, a.noRanges); err != nil {
 		return nil, err
@@ -120,8 +121,8 @@ func (a *allocator) Check(ctx context.Context, owner ipam.Owner, held []ipam.Add
 	return a.Allocator.Check(ctx, owner, held)
 }
 
-// Status returns an error with code 50, unless the error has a code already. It accepts missing ranges if a runtime
-// may pass them with a pod's verbs, since STATUS does not contain them.
+// Status returns an error if Add cannot succeed, with code 50 unless the error has a code already. If the runtime
+// passes the ranges with a pod's verbs, STATUS has none, and Status returns nil.
 func (a *allocator) Status(ctx context.Context) error {
 	if a.confErr != nil || a.noRanges != nil {
 		return a.confErr
@@ -133,7 +134,7 @@ func (a *allocator) Status(ctx context.Context) error {
 	return withCode(codeNotAvailable, err)
 }
 
-// An ipamRequest holds the parameters of an allocator: the ipam section and facts about the call.
+// An ipamRequest holds the parameters for an allocator: the ipam section, and facts about the call.
 type ipamRequest struct {
 	// Plugin describes how to run a plugin of another project. Its name is ipam.type, or the recorded type. For GC or
 	// STATUS it has no ContainerID, NetNS, IfName and Args.
@@ -143,34 +144,36 @@ type ipamRequest struct {
 	Asked
 	DefaultDataDir string // for networks without ipam.dataDir
 
-	// Strict is set for ADD, CHECK and STATUS: every fault of the section is an error, including unknown fields of
-	// types served in process. DEL and GC do as much as they can.
+	// Strict is set for ADD, CHECK and STATUS. Then every fault of the section is an error, including unknown fields
+	// of the types that this process serves. DEL and GC do as much as possible in spite of faults.
 	Strict bool
-	// RangesLater means that the runtime passes the ranges of host-local with a pod's verbs.
+	// RangesLater means that the runtime passes the ranges of host-local with each pod's verbs, and STATUS has none.
 	RangesLater bool
 	// Gateways makes the first address of the subnet the gateway of an address without one, as for the reference
 	// plugin bridge.
 	Gateways bool
-	// ByName makes the allocator behave like the reference plugins: it ignores unknown fields, and reports addresses
-	// in the order in which the section, or the plugin, lists their families.
+	// ByName is set if the program was called by a reference plugin's name. The allocator then behaves like the
+	// reference plugins. It ignores unknown fields, and reports addresses in the order in which the section, or the
+	// plugin, lists their families.
 	ByName bool
-	// Unrecorded means that the caller has no records of attachments. host-local then searches all reservations for
-	// an address that the attachment already has, before it assigns one.
+	// Unrecorded means that the caller has no records of attachments. Before host-local assigns an address, it then
+	// searches all reservations for an address that the attachment already has.
 	Unrecorded bool
-	// All makes an error list all faults of the section's fields, one a line, instead of only the first.
+	// All makes the error list all faults of the section's fields, one a line. Otherwise it has only the first.
 	All bool
 
 	Warn     func(string)  // receives messages for an operator when the verb continues
 	LockWait time.Duration // for another process's lock on the directory; 0 means 5 s
 }
 
-// newAllocator returns the allocator for an ipam.type. Without a type, as in a plain layer 2 network, it assigns no
-// addresses and always succeeds. If the request is not strict, there is no error.
+// newAllocator returns the allocator for the type of an ipam section. Without a type, as in a plain layer 2 network,
+// the allocator assigns no addresses and always succeeds. If the request is not strict, newAllocator returns no
+// error.
 func newAllocator(r *ipamRequest) (*allocator, error) {
 	a := &allocator{&ipamSection{network: r.Network, gateways: r.Gateways}, static{byName: true}}
 	switch r.Name {
 	case typeNone:
-		// If a section has fields but no type, the type is probably misspelt.
+		// A section with fields but without a type is an error: the field type is probably misspelt.
 		a.confErr = r.read(&struct {
 			Type string `json:"type"`
 		}{})
@@ -179,7 +182,7 @@ func newAllocator(r *ipamRequest) (*allocator, error) {
 	case typeStatic:
 		a.confErr = a.static(r)
 	case typeDHCP:
-		// Package network handles leases, so this concerns a pod that was added under another type.
+		// Package network handles leases, so this attachment was added under another type.
 		a.confErr = newError(codeInvalidConfig,
 			`network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: DEL it and ADD it again`,
 			r.Network)
@@ -196,7 +199,7 @@ func newAllocator(r *ipamRequest) (*allocator, error) {
 	return a, nil
 }
 
-// subnets returns the subnets of the addresses that host-local and static assign.
+// subnets returns the subnets of the addresses that the types host-local and static assign.
 func (a *allocator) subnets() []netip.Prefix {
 	var list []netip.Prefix
 	for _, set := range a.RangeSets() {
@@ -213,8 +216,8 @@ func (a *allocator) subnets() []netip.Prefix {
 	return list
 }
 
-// isThere reports whether addresses can be released by an ipam.type: this process serves it, or its program is in
-// path, which is CNI_PATH.
+// isThere reports whether addresses of an ipam type can be released. Either this process serves the type, or the
+// plugin's program is in path (CNI_PATH).
 func isThere(kind, path string) bool {
 	_, err := delegate.Find(kind, path)
 	return err == nil || slices.Contains([]string{typeNone, typeHostLocal, typeStatic, typeDHCP}, kind)

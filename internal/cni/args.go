@@ -11,8 +11,8 @@ import (
 type Args map[string]string
 
 // parseArgs parses a list of KEY=VALUE separated by semicolons (CNI specification 1.1.0, "Parameters"). If a key
-// occurs twice, the last value counts. Like in the reference plugins, an unknown key is an error unless IgnoreUnknown
-// is 1 or true. Keys that describe Kubernetes pods, K8S_…, are known. Errors have the specification's code 4.
+// occurs twice, the last value counts. As in the reference plugins, an unknown key is an error unless IgnoreUnknown
+// is 1 or true. Keys that describe Kubernetes pods (K8S_…) are known. Errors have the specification's code 4.
 func parseArgs(text string) (Args, error) {
 	args := Args{}
 	if text == "" {
@@ -47,8 +47,8 @@ func parseArgs(text string) (Args, error) {
 	return args, nil
 }
 
-// Pod returns the runtime's name for the pod: namespace/name, or only the name, which podman sets for a container. It
-// returns "" if there is none.
+// Pod returns the runtime's name for the pod, namespace/name. Without a namespace it returns only the name, as podman
+// sets it for a container. Without a name it returns "".
 func (a Args) Pod() string {
 	ns, name := a["K8S_POD_NAMESPACE"], a["K8S_POD_NAME"]
 	if ns == "" || name == "" {

@@ -29,7 +29,7 @@ func (f *bandwidthConf) problems() []error {
 	return p
 }
 
-// burst adds a problem with a burst that the reference plugin does not accept.
+// burst adds a problem if the reference plugin would not accept the burst of l.
 func (p *problems) burst(way string, l bandwidth.Limit) {
 	p.add((l.Rate == 0) != (l.Burst == 0) || l.Burst >= maxBurst,
 		"%sRate %d and %[1]sBurst %[3]d: both have to be set, the burst to less than %d, or neither",
@@ -78,8 +78,8 @@ func (f *bandwidthConf) run(ctx context.Context, c *call) (*current.Result, erro
 	return prev, nil
 }
 
-// Bandwidth holds limits of a pod's traffic, in bits and bits per second; 0 means none. The reference plugin
-// bandwidth and the capability bandwidth have the same fields. Ingress is the pod's incoming traffic.
+// Bandwidth holds limits of a pod's traffic: rates in bits per second, and bursts in bits. 0 means no limit. The
+// reference plugin bandwidth and the capability bandwidth have these fields. Ingress is the pod's incoming traffic.
 type Bandwidth struct {
 	IngressRate  uint64 `json:"ingressRate"`
 	IngressBurst uint64 `json:"ingressBurst"`
@@ -94,8 +94,8 @@ func (b Bandwidth) shape() bandwidth.Shape {
 	}
 }
 
-// limits returns the limits of the pod: those of the configuration, which apply to all pods, or else those that the
-// runtime passes.
+// limits returns the limits of the pod. If the configuration has limits, which apply to all pods, limits returns
+// these. Otherwise it returns the limits that the runtime passes.
 func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
 	if configured == (Bandwidth{}) {
 		configured = orZero(c.RuntimeConfig.Bandwidth)
@@ -103,9 +103,9 @@ func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
 	return configured.shape()
 }
 
-// limits adds a problem with limits that are not valid.
+// limits adds a problem if the limits are not valid.
 func (p *problems) limits(where string, b Bandwidth) {
-	// The MTU does not matter: a rate or burst is valid with all MTUs or with none.
+	// A rate or burst is valid for every MTU or for none, so any MTU will do here.
 	_, _, err := b.shape().Effective(ethernetMTU)
 	p.add(err != nil, "bandwidth of %s: %v", where, err)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// check runs CHECK. It compares the attachment with its record and with the result of the whole plugin chain, and
-// returns all differences in one error.
+// check runs the verb CHECK. It compares the attachment with its record and with the result of the whole plugin
+// chain, and returns all differences in one error.
 func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) error {
 	prev, err := conf.resultToCheck()
 	if err != nil {
@@ -52,7 +52,7 @@ func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) err
 }
 
 // reported returns the parts of the result that a later plugin may have changed, and a list of errors in the result.
-// It ignores interfaces of other attachments.
+// It skips interfaces of other attachments.
 func (c *call) reported(prev *current.Result) (*network.Reported, []string, error) {
 	r := &network.Reported{HostMACs: map[string]string{}}
 	var wrong []string
@@ -86,7 +86,8 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 		p, ok := prefixOf(ip.Address)
 		switch {
 		case !ok:
-		// An address without an interface can only be the pod's if the pod has no other interface.
+		// An address without an interface belongs to the pod's interface for certain only if the pod has no other
+		// interface.
 		case ip.Interface == nil && inPod <= 1, ip.Interface != nil && c.isPods(prev.Interfaces[*ip.Interface]):
 			r.Addresses = append(r.Addresses, p)
 		case ip.Interface == nil:
@@ -101,7 +102,7 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 	return r, wrong, err
 }
 
-// status runs STATUS: it returns an error if no ADD can succeed now. It changes nothing.
+// status runs the verb STATUS. It returns an error if no ADD can succeed now. It changes nothing.
 func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) error {
 	s := conf.settings()
 	leases, err := c.allocator(conf, &s)
@@ -115,7 +116,7 @@ func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) er
 
 	err = node.Ready(ctx, &s, leases)
 
-	// An error without a code gets STATUS's own.
+	// An error without a code gets code 50, which STATUS has for this.
 	if err == nil || errors.As(err, new(*types.Error)) || errors.Is(err, network.ErrConflict) {
 		return err
 	}

@@ -22,20 +22,21 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// A configuration is the decoded stdin of a plugin, together with the plugin's work.
+// A configuration is the decoded stdin of a plugin. Its methods do the plugin's work.
 type configuration interface {
-	// run runs one verb. Plugins that work on interfaces of other plugins are called only for ADD, DEL and CHECK, and
-	// only for our own attachments. The result is printed in the configuration's version; nil prints nothing. If this
-	// version cannot express the result, run is called again with DEL.
+	// run runs one verb. For a chained plugin, it is called only for ADD, DEL and CHECK, and only for attachments
+	// that Tombolo made. The result is printed in the version of the configuration. A nil result prints nothing. If
+	// that version cannot express the result, run is called again with DEL.
 	run(context.Context, *call) (*current.Result, error)
 
 	common() *Common
-	// complete fills in defaults.
+	// complete fills in the defaults of fields.
 	complete(*call)
-	// problems returns the errors in the decoded configuration, which ADD, CHECK and STATUS refuse. The first one is
-	// reported.
+	// problems returns the errors in the decoded configuration. ADD, CHECK and STATUS refuse such a configuration,
+	// and report the first error.
 	problems() []error
-	// lacks reports whether it asks for something that is not in a record, and that the kept program may have set up.
+	// lacks reports whether the configuration requests a setting that the attachment's record lacks. The kept program
+	// may have made that setting (see kept.go).
 	lacks(*state.Attachment) bool
 }
 
@@ -44,7 +45,7 @@ type Common struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
 
-	// These fields belong to the runtime, and may contain unknown fields.
+	// These fields belong to the runtime, and may contain fields that we do not know.
 	RuntimeConfig runtimeConfig `json:"runtimeConfig"`
 	Args          struct {
 		CNI json.RawMessage `json:"cni"`
@@ -74,10 +75,10 @@ func (p podPolicy) or(q podPolicy) podPolicy {
 	return podPolicy{cmp.Or(p.EgressPolicy, q.EgressPolicy), cmp.Or(p.PublishFrom, q.PublishFrom)}
 }
 
-// entries is a text of entries with commas between. In JSON it may be a list of them.
+// entries is a text of entries, separated by commas. In JSON it may also be a list of entries.
 type entries string
 
-// UnmarshalJSON reads both forms. An empty list is refused, since it could mean everything or nothing.
+// UnmarshalJSON parses both forms. It returns an error for an empty list, which could mean everything or nothing.
 func (e *entries) UnmarshalJSON(b []byte) error {
 	var list []string
 	if json.Unmarshal(b, &list) != nil {
@@ -90,7 +91,7 @@ func (e *entries) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// JSONExpects describes the JSON to write.
+// JSONExpects describes the accepted JSON, for errors.
 func (entries) JSONExpects() string { return "a text, or a list of texts" }
 
 // list splits the text at commas.
@@ -113,7 +114,7 @@ func (e entries) policy() string {
 	return string(e)
 }
 
-// runtimeConfig holds the arguments of the capabilities that we use.
+// runtimeConfig holds the arguments of the capabilities that our plugins use.
 type runtimeConfig struct {
 	MAC          string        `json:"mac"`
 	PortMappings []PortMapping `json:"portMappings"`
@@ -136,7 +137,7 @@ const (
 // Mark is one bit of a packet's mark, written as a number or as "0x10".
 type Mark uint32
 
-// UnmarshalJSON parses both forms.
+// UnmarshalJSON parses both forms, the number and the text.
 func (m *Mark) UnmarshalJSON(b []byte) error {
 	s := strings.Trim(string(b), `"`)
 	v, err := strconv.ParseUint(s, 0, 32)
@@ -147,7 +148,7 @@ func (m *Mark) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// JSONExpects describes the accepted values.
+// JSONExpects describes the accepted JSON, for errors.
 func (Mark) JSONExpects() string { return `one bit of 32, as a number or as "0x10"` }
 
 func (c *Common) common() *Common { return c }
@@ -163,14 +164,15 @@ func (c *Common) complete(of *call) {
 	c.argMAC, c.RuntimeConfig.ArgIPs = args.MAC, args.IPs
 }
 
-// readArgs decodes the fields of args.cni that a plugin uses. The others belong to other plugins.
+// readArgs decodes the fields of args.cni that a plugin uses. It ignores all other fields, which belong to other
+// plugins.
 func (c *call) readArgs(into any) {
 	if data := c.conf.Args.CNI; !isEmpty(data) {
 		c.note(strict.Part("args.cni", data, into, strict.Everything))
 	}
 }
 
-// note stores errors in stdin.
+// note stores errors that were found in stdin. The method call.refuse returns them later.
 func (c *call) note(found strict.Problems) {
 	for _, err := range found {
 		c.undecoded = append(c.undecoded, configError(err))
@@ -190,7 +192,7 @@ func (c *Common) problems() []error {
 	return p
 }
 
-// problems collects errors in a configuration.
+// problems is a list of errors in a configuration.
 type problems []error
 
 func (p *problems) add(holds bool, format string, args ...any) {
@@ -199,7 +201,8 @@ func (p *problems) add(holds bool, format string, args ...any) {
 	}
 }
 
-// absolute returns dir if it is absolute, else otherwise, since teardown needs a directory.
+// absolute returns dir if it is an absolute path. If not, it returns its second argument, a default path, since DEL
+// and GC need a directory even if the configuration is wrong.
 func absolute(dir, otherwise string) string {
 	if !filepath.IsAbs(dir) {
 		return otherwise
@@ -217,8 +220,8 @@ func (c *Common) deadline() time.Duration {
 	return time.Duration(cmp.Or(c.Deadline, Duration(defaultDeadline)))
 }
 
-// exempt reports whether an unknown key is allowed: a key that the runtime may add for other plugins, or a comment,
-// which begins with an underscore.
+// exempt reports whether an unknown key is allowed. The runtime may add keys for other plugins, and a key that begins
+// with an underscore is a comment.
 func exempt(path, key string) bool {
 	if path == "" {
 		return strings.HasPrefix(key, "cni.dev/") || strings.HasPrefix(key, "_")
@@ -227,8 +230,8 @@ func exempt(path, key string) bool {
 	return top == "runtimeConfig" || top == "args"
 }
 
-// parse decodes the configuration. It stores errors for verbs that must not guess. Input that is not JSON is an error
-// for all verbs.
+// parse decodes the configuration from data, the content of stdin. If data is not JSON, it returns an error, which
+// stops every verb. It stores all other errors for the method call.refuse, which lets some verbs ignore them.
 func (c *call) parse(data []byte) error {
 	c.stdin = data
 	pass := exempt
@@ -244,15 +247,16 @@ func (c *call) parse(data []byte) error {
 	c.note(found)
 	c.complete(c)
 
-	// until version 0.2.0, the specification's meaning of a missing version
+	// Up to version 0.2.0 of the specification, a missing version means 0.1.0.
 	c.conf.CNIVersion = cmp.Or(c.conf.CNIVersion, "0.1.0")
 	return nil
 }
 
-// wrong returns all errors for which a verb that must not guess is refused.
+// wrong returns all errors in the configuration. Verbs other than DEL and GC refuse a configuration with errors.
 func (c *call) wrong() strict.Problems { return slices.Concat(c.undecoded, c.problems()) }
 
-// refuse returns the first error for which the verb is refused. DEL and GC are never refused.
+// refuse returns the first error in the configuration. For DEL and GC it returns nil, since they must do as much as
+// possible.
 func (c *call) refuse() error {
 	if c.verb == "DEL" || c.verb == "GC" {
 		return nil
@@ -260,7 +264,7 @@ func (c *call) refuse() error {
 	return c.wrong().First()
 }
 
-// accept returns an error unless the configuration's version is supported and has the verb.
+// accept returns an error unless this plugin supports the configuration's version, and that version has the verb.
 func (c *call) accept() error {
 	have := c.conf.CNIVersion
 	if supported := c.supported(); !slices.Contains(supported, have) {
@@ -294,8 +298,8 @@ func (c *Common) acceptName() error {
 	return nil
 }
 
-// Examine decodes a configuration for the plugin with this name. It returns the network, and all errors that ADD
-// would find without asking the kernel or the disk. For plugins that make no network, the network is nil.
+// Examine decodes a configuration for the plugin called name. It returns the network, and all errors that ADD would
+// find without access to the kernel or the disk. For a plugin that makes no network, the network is nil.
 func Examine(name string, data []byte) (*network.Network, []string) {
 	c := (&Plugin{Name: name}).newCall()
 	var found []string

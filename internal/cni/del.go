@@ -11,7 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// del runs DEL. It needs neither the pod's namespace nor a result.
+// del runs the verb DEL. It needs neither the pod's namespace nor a previous result.
 func (c *call) del(ctx context.Context, node *network.Node, conf *NetConf) error {
 	known := conf.known()
 	known.Addresses = func() []netip.Addr {
@@ -29,16 +29,16 @@ func (c *call) key() network.Key {
 	return network.Key{Network: c.conf.Name, ContainerID: c.containerID, IfName: c.ifName}
 }
 
-// known returns the facts in a configuration about attachments without a record.
+// known returns the facts that the configuration contains about attachments without a record.
 func (c *NetConf) known() *network.Known {
 	s := c.settings()
 	return &network.Known{Bridge: s.Bridge, GatewayLink: s.GatewayLink(), Leased: c.IPAM.Type == typeDHCP}
 }
 
-// isPods reports whether an interface of a result is the pod's interface of this call.
+// isPods reports whether an interface in a result is the pod's interface of this call.
 func (c *call) isPods(in *current.Interface) bool { return in.Sandbox != "" && in.Name == c.ifName }
 
-// addressesIn returns the pod's addresses in a result, without those of other interfaces.
+// addressesIn returns the addresses of the pod's interface in a result. It skips addresses of other interfaces.
 func (c *call) addressesIn(prev *current.Result) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range prev.IPs {
@@ -53,7 +53,8 @@ func (c *call) addressesIn(prev *current.Result) []netip.Addr {
 	return list
 }
 
-// recordedConfig returns a configuration with the IPAM that gave an attachment its addresses.
+// recordedConfig returns a configuration, and its ipam section, with the IPAM that assigned an attachment's addresses
+// according to its record.
 func recordedConfig(cniVersion, name string, origin *network.Origin) (Section, []byte) {
 	ipamConf := struct {
 		DataDir string `json:"dataDir,omitempty"`
@@ -66,8 +67,9 @@ func recordedConfig(cniVersion, name string, origin *network.Origin) (Section, [
 	return Section{Type: origin.Type, DataDir: origin.Dir, JSON: section}, data
 }
 
-// gc runs GC: it releases everything of this network that no valid attachment owns. Without a list of valid
-// attachments it does nothing, since the runtime may have lost it. With an empty list it removes every attachment.
+// gc runs the verb GC. It removes all attachments of this network that are not on the runtime's list of valid
+// attachments. Without a list it does nothing, since the runtime may have lost the list. With an empty list it
+// removes every attachment.
 func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error {
 	list, err := conf.validAttachments()
 	if err != nil || list == nil {
@@ -81,8 +83,8 @@ func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error 
 	return err
 }
 
-// validAttachments returns the runtime's list of valid attachments, or nil if there is none. A fault in the list is
-// an error, although teardown ignores other faults: GC deletes attachments that are not on the list.
+// validAttachments returns the runtime's list of valid attachments, or nil if there is no list. A fault in the list
+// is an error, although GC ignores other faults: it would remove the attachments that the list lacks.
 func (c *NetConf) validAttachments() ([]types.GCAttachment, error) {
 	var list []types.GCAttachment
 	if len(c.ValidAttachments) == 0 {

@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// delegated is an allocator that runs a plugin of another project.
+// delegated is an allocator that runs another project's IPAM plugin.
 type delegated struct {
 	*ipamSection
 	request *ipamRequest
@@ -27,14 +27,14 @@ func (d *delegated) Bind(ipam.Node) ipam.Allocator { return d }
 // Slow returns true, since a plugin may take long.
 func (d *delegated) Slow() bool { return true }
 
-// ask runs the plugin with a verb.
+// ask runs the plugin with a verb other than ADD.
 func (d *delegated) ask(ctx context.Context, of *delegate.Plugin, verb string) error {
 	lockorder.Slow("a plugin")
 	return d.wrap(of.Run(ctx, verb))
 }
 
-// Add runs the plugin. If that fails, it runs the plugin with DEL, as section 4 of the CNI specification 1.1.0
-// requires. It drops parts of the result that an IPAM plugin must not set.
+// Add runs the plugin with ADD. If that fails, it runs the plugin with DEL, as section 4 of the CNI specification
+// 1.1.0 requires. It ignores parts of the result that an IPAM plugin must not set.
 func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, error) {
 	lockorder.Slow("a plugin")
 	result, err := d.request.Plugin.Add(ctx)
@@ -55,8 +55,8 @@ func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, er
 	return &ipam.Allocation{Addresses: addresses}, nil
 }
 
-// undo runs DEL after an ADD that failed with cause, even if ctx has ended. cause stays the first error, so that its
-// code is reported.
+// undo runs the plugin with DEL after an ADD that failed with cause, even if ctx has ended. It returns cause as the
+// first error, so that the runtime gets its code.
 func (d *delegated) undo(ctx context.Context, cause error) error {
 	if errors.Is(cause, delegate.ErrNotFound) || errors.Is(cause, delegate.ErrSelf) {
 		return cause
@@ -69,18 +69,19 @@ func (d *delegated) undo(ctx context.Context, cause error) error {
 	return cause
 }
 
-// Del runs the plugin, which keeps its own records and so ignores the hint.
+// Del runs the plugin with DEL. The plugin keeps its own records, so Del ignores the hint.
 func (d *delegated) Del(ctx context.Context, owner ipam.Owner, _ []netip.Addr) error {
 	of := d.request.Plugin
 	if owner.ContainerID != of.ContainerID || owner.IfName != of.IfName {
-		// GC, and an ADD that takes down a dead pod, concern another attachment than the call's.
+		// The owner is another attachment than the call's: the call is a GC, or an ADD that takes down a dead pod.
+		// Its namespace and its CNI_ARGS are unknown.
 		of.ContainerID, of.IfName, of.NetNS, of.Args = owner.ContainerID, owner.IfName, "", ""
 	}
 	return d.unlessSelf(d.ask(ctx, &of, "DEL"))
 }
 
-// unlessSelf turns ErrSelf into a warning for teardown. No ADD has ever got an address from this program itself, so
-// there is none to release.
+// unlessSelf turns ErrSelf into a warning, for verbs that take pods down. No ADD has ever got an address from this
+// program itself, so there is none to release.
 func (d *delegated) unlessSelf(err error) error {
 	if errors.Is(err, delegate.ErrSelf) {
 		d.request.Warn(err.Error())
@@ -89,17 +90,18 @@ func (d *delegated) unlessSelf(err error) error {
 	return err
 }
 
-// Check runs the plugin, which finds prevResult in the configuration.
+// Check runs the plugin with CHECK. The plugin finds prevResult in the configuration.
 func (d *delegated) Check(ctx context.Context, _ ipam.Owner, _ []ipam.Address) error {
 	return d.ask(ctx, &d.request.Plugin, "CHECK")
 }
 
-// Collect runs the plugin, which finds the valid attachments in the configuration.
+// Collect runs the plugin with GC. The plugin finds the valid attachments in the configuration.
 func (d *delegated) Collect(ctx context.Context, _ []ipam.Owner) error {
 	return d.unlessSelf(d.ask(ctx, &d.request.Plugin, "GC"))
 }
 
-// Status runs the plugin. A missing plugin is code 50. An error of the plugin keeps its code.
+// Status runs the plugin with STATUS. If the plugin is missing or ends without an error object, the error has code
+// 50. An error of the plugin keeps its code.
 func (d *delegated) Status(ctx context.Context) error {
 	err := d.ask(ctx, &d.request.Plugin, "STATUS")
 	var own *types.Error
@@ -109,7 +111,7 @@ func (d *delegated) Status(ctx context.Context) error {
 	return err
 }
 
-// wrap adds a code to an error that is not the plugin's own.
+// wrap adds a code to an error, unless the error is the plugin's own.
 func (d *delegated) wrap(err error) error {
 	code := codePluginFailed
 	switch {

@@ -40,13 +40,13 @@ type DHCP struct {
 	byName bool // see NetConf.dhcp
 }
 
-// request is an option to request from the server.
+// request is an option that the client requests from the server.
 type request struct {
 	SkipDefault bool   `json:"skipDefault"`
 	Option      option `json:"option"`
 }
 
-// provide is an option to send: a value, or the value of a key in CNI_ARGS.
+// provide is an option that the client sends. It has a value, or takes the value of a key in CNI_ARGS.
 type provide struct {
 	Option  option `json:"option"`
 	Value   string `json:"value"`
@@ -66,7 +66,7 @@ func optionNames() map[string]uint8 {
 	}
 }
 
-// UnmarshalJSON parses all three forms.
+// UnmarshalJSON parses a number, a number as text, or a name.
 func (o *option) UnmarshalJSON(b []byte) error {
 	text := strings.Trim(string(b), `"`)
 	code, known := optionNames()[text]
@@ -94,8 +94,9 @@ const (
 	keeperOptional = "optional"
 )
 
-// dhcp decodes the ipam section of type dhcp for a verb that must not guess. By a reference name it behaves like the
-// reference plugin: it ignores unknown fields, and tells the server nothing beyond the configuration.
+// dhcp decodes the ipam section of type dhcp, and returns the first error in it. If the program was called by a
+// reference plugin's name, it behaves like the reference plugin. It then ignores unknown fields, and sends the server
+// nothing that the configuration does not name.
 func (c *NetConf) dhcp() (*DHCP, error) {
 	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout),
 		byName: c.bridge}
@@ -136,14 +137,16 @@ type identity struct {
 	pod string // namespace/name; empty if unknown
 }
 
-// longestID is the maximum length of an identifier after its type byte.
+// longestID is the maximum length of a client identifier without its type byte.
 const longestID = 254
 
-// text returns the identity as text. owner is the container or the pod.
+// text returns the identity as text. owner is the container ID or the pod's name.
 func (id *identity) text(owner string) string { return owner + "/" + id.Network + "/" + id.IfName }
 
-// clientID returns option 61. Its type is 0, which means that it is no hardware address. The text is readable, so
-// that an operator can recognize it in the server's list and reserve an address for it.
+// clientID returns the value of option 61. The parameter by is the setting ipam.clientID. With "mac", the value is
+// the MAC with the type of Ethernet. Otherwise the value is a text with type 0, which means that it is not a hardware
+// address. The text is readable, so that an operator can recognize it in the server's list and reserve an address for
+// it.
 func (id *identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 	text := id.text(id.ContainerID)
 	switch by {
@@ -168,7 +171,8 @@ func (id *identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 }
 
 // mac returns a locally administered MAC derived from the identity. The same identity always gets the same MAC, since
-// home routers reserve addresses by MAC. It is derived from the pod's name if that is known and by permits it.
+// home routers reserve addresses by MAC. The MAC is derived from the pod's name if that is known. If it is not, or if
+// the setting in by is "container", the MAC is derived from the container ID.
 func (id *identity) mac(by string) net.HardwareAddr {
 	owner := id.ContainerID
 	if id.pod != "" && by != clientByContainer {
@@ -183,7 +187,8 @@ func MACOf(identity string) net.HardwareAddr {
 	return net.HardwareAddr{ident.DerivedMAC, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 
-// Lease returns the request for a lease. Package network rejects values that DHCP cannot express.
+// Lease returns the request for a lease. It does not check the values; package network rejects values that DHCP
+// cannot express.
 func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network.Lease, error) {
 	clientID, err := id.clientID(conf.ClientID, mac)
 	if err != nil {
@@ -213,7 +218,8 @@ func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network
 	return l, conf.provide(&l.Client, args)
 }
 
-// request adds the options to request. By a reference name it requests no more than the configuration says.
+// request adds the options that the client requests from the server. If the program was called by a reference
+// plugin's name, it requests only a mask, routers, and the options in the configuration.
 func (conf *DHCP) request(c *dhcpc.Config) {
 	for _, r := range conf.Request {
 		c.RequestOnly = c.RequestOnly || r.SkipDefault
@@ -227,7 +233,7 @@ func (conf *DHCP) request(c *dhcpc.Config) {
 	}
 }
 
-// provide adds the options to send.
+// provide adds the options that the client sends to the server.
 func (conf *DHCP) provide(c *dhcpc.Config, args Args) error {
 	for i, p := range conf.Provide {
 		if p.Option == 0 {

@@ -19,7 +19,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Error codes: those of the CNI specification 1.1, and from 100 on our own, which docs/operating.md lists.
+// Error codes. Codes below 100 are defined by the CNI specification 1.1. Codes from 100 on are our own;
+// docs/operating.md lists them.
 const (
 	codeIncompatibleVersion = types.ErrIncompatibleCNIVersion
 	codeUnsupportedField    = types.ErrUnsupportedField
@@ -54,7 +55,7 @@ func newError(code uint, format string, args ...any) *types.Error {
 	return &types.Error{Code: code, Msg: fmt.Sprintf(format, args...)}
 }
 
-// A codedError adds a code to an error: errors.As finds a *[types.Error] in it.
+// A codedError is an error with a code. errors.As finds a *[types.Error] in it.
 type codedError struct {
 	error
 	code uint
@@ -62,7 +63,7 @@ type codedError struct {
 
 func (e *codedError) Unwrap() []error { return []error{newError(e.code, "%v", e.error), e.error} }
 
-// withCode adds a code to an error; nil stays nil.
+// withCode adds a code to an error. It returns nil if err is nil.
 func withCode(code uint, err error) error {
 	if err == nil {
 		return nil
@@ -70,7 +71,7 @@ func withCode(code uint, err error) error {
 	return &codedError{err, code}
 }
 
-// configError adds a code to an error of package strict; nil stays nil.
+// configError adds a code to an error of package strict. It returns nil if err is nil.
 func configError(err error) error {
 	var unknown *strict.UnknownFieldError
 	switch {
@@ -86,8 +87,8 @@ func configError(err error) error {
 	return withCode(codeInvalidConfig, err)
 }
 
-// substitutes returns replacements for fields of kubenet's configuration lists: its own fields, kubelet's flags for
-// it, and fields of portmap, which follows bridge there.
+// substitutes returns advice, by the names of fields in kubenet's configuration lists that Tombolo does not know.
+// These are kubenet's own fields, kubelet's flags for it, and fields of portmap, which follows bridge there.
 func substitutes() map[string]string {
 	const portmap = `leave it and the plugin portmap out, and write "capabilities": {"portMappings": true}`
 	return map[string]string{
@@ -102,8 +103,8 @@ func substitutes() map[string]string {
 	}
 }
 
-// coded returns the error with the code that a runtime sees: the first code in its chain or tree. The details of an
-// error that came with a code are part of the message.
+// coded returns the error that a runtime gets, with the first code in the chain or tree of err. The message contains
+// the texts of all errors.
 func coded(err error) *types.Error {
 	code, ok := firstCode(err)
 	if !ok {
@@ -140,7 +141,7 @@ func firstCode(err error) (code uint, ok bool) {
 	return 0, false
 }
 
-// A sentinel is an error value with its code.
+// A sentinel is an error value together with its code.
 type sentinel struct {
 	err  error
 	code uint

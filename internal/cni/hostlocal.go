@@ -11,8 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// hostLocal makes an ipam.HostLocal the source of addresses. If the section is wrong, the HostLocal has only
-// ipam.dataDir, which suffices for Del and Collect. Nothing is written to disk.
+// hostLocal makes an ipam.HostLocal the source of addresses. If the section has an error, the HostLocal knows only
+// ipam.dataDir, which suffices for Del and Collect. hostLocal writes nothing to disk.
 func (a *allocator) hostLocal(r *ipamRequest) error {
 	confErr := a.readHostLocal(r)
 	if confErr == nil || r.Strict {
@@ -25,8 +25,8 @@ func (a *allocator) hostLocal(r *ipamRequest) error {
 	return confErr
 }
 
-// reservations returns a HostLocal for the network's reservations in dataDir, or in the default directory if that is
-// empty.
+// reservations returns a HostLocal for the network's reservations in dataDir. If dataDir is empty, it uses the
+// default directory.
 func (r *ipamRequest) reservations(dataDir string, sets []ipam.RangeSet) (*ipam.HostLocal, error) {
 	reservations, err := ipam.NewHostLocal(&ipam.Config{
 		Network: r.Network, Dir: cmp.Or(dataDir,
@@ -35,7 +35,7 @@ func (r *ipamRequest) reservations(dataDir string, sets []ipam.RangeSet) (*ipam.
 	return reservations, withCode(codeInvalidConfig, err)
 }
 
-// readHostLocal decodes the section of host-local.
+// readHostLocal decodes the ipam section of type host-local.
 func (a *allocator) readHostLocal(r *ipamRequest) error {
 	var conf hostLocalConf
 	if err := r.read(&conf); err != nil {

@@ -21,8 +21,8 @@ type Section struct {
 	detectConflicts *bool
 }
 
-// UnmarshalJSON decodes the fields that not only the allocator uses, as far as possible. null means the same as a
-// missing field.
+// UnmarshalJSON decodes the fields that code other than the allocator uses too, as far as possible. null counts as a
+// missing section.
 func (s *Section) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil
@@ -40,12 +40,12 @@ func (s *Section) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// isEmpty reports whether an object is missing or has no fields.
+// isEmpty reports whether a JSON object is missing or has no fields.
 func isEmpty(data json.RawMessage) bool {
 	return slices.Contains([]string{"", "null", "{}"}, strings.TrimSpace(string(data)))
 }
 
-// Asked holds a runtime's requests besides the section.
+// Asked holds a runtime's requests for addresses besides the ipam section.
 type Asked struct {
 	IPRanges [][]ipam.Range `json:"ipRanges"` // capability ipRanges
 	IPs      []string       `json:"ips"`      // capability ips
@@ -54,7 +54,7 @@ type Asked struct {
 	AnnotatedIPs []string `json:"-"` // the pod's annotation
 }
 
-// hostLocalConf is the ipam section of host-local.
+// hostLocalConf is the ipam section of type host-local.
 type hostLocalConf struct {
 	Type       string         `json:"type"`
 	ipam.Range                // the form with a single range
@@ -65,7 +65,7 @@ type hostLocalConf struct {
 	Keep       bool           `json:"keep"`
 }
 
-// read decodes the section. If r is strict and not ByName, unknown fields are errors, except comments.
+// read decodes the section. If r is strict and not ByName, unknown fields are errors, except for comments.
 func (r *ipamRequest) read(into any) error {
 	if isEmpty(r.Section.JSON) {
 		return nil
@@ -82,8 +82,9 @@ func (r *ipamRequest) read(into any) error {
 	return configError(problems.First())
 }
 
-// sets returns the range sets of the configuration in the reference plugin's order, which is part of the format on
-// disk: runtimeConfig, then the inline range, then the others. Errors name them by their fields.
+// sets returns the range sets in the reference plugin's order, which is part of the format on disk. First come the
+// sets of runtimeConfig, then the range in the section itself, then the sets of ipam.ranges. The names of the sets,
+// for errors, are the names of their fields.
 func (h *hostLocalConf) sets(asked *Asked) []ipam.RangeSet {
 	var sets []ipam.RangeSet
 	addAll := func(field string, confs [][]ipam.Range) {
@@ -101,7 +102,7 @@ func (h *hostLocalConf) sets(asked *Asked) []ipam.RangeSet {
 	return sets
 }
 
-// parseRequested parses requested addresses with or without a prefix length. The length does not matter, since the
+// parseRequested parses requested addresses, with or without a prefix length. It ignores the prefix length, since the
 // address's range has its own.
 func parseRequested(texts []string) ([]netip.Addr, error) {
 	var list []netip.Addr

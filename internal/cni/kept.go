@@ -16,17 +16,18 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// A pod that another program set up belongs to that program. If no record has the attachment, the program that had
-// our plugin's name before, the kept program, handles the call. It also takes down its own setup of pods that were
-// added before the names changed over.
+// Tombolo can be installed by a reference plugin's name. The program that had the name before is kept in another
+// file. Pods that other programs made belong to those programs: if Tombolo has no record of an attachment, the kept
+// program handles the call. It also handles the DEL of pods that it made before Tombolo got the name.
 
-// self is the path of this program, provided by the kernel.
+// self is the path that the kernel provides for the running program.
 const self = "/proc/self/exe"
 
-// handlers are the programs that handle a call.
+// handlers selects the programs that handle a call: our plugin, the kept program, or both.
 type handlers struct{ ours, kept bool }
 
-// findHandlers returns the handlers of the call: only the kept program, if no record has the attachment.
+// findHandlers returns the handlers of the call. For an attachment without a record, the kept program alone handles
+// the call.
 func (c *call) findHandlers() (handlers, error) {
 	switch {
 	case c.verb == "GC" || c.verb == "STATUS": // concerns no pod
@@ -51,8 +52,9 @@ func (c *call) findHandlers() (handlers, error) {
 	return handlers{ours: ours, kept: !ours}, nil
 }
 
-// handlersOfDEL returns the handlers of a DEL. Together they leave nothing of either program, since the names may
-// have changed over since the ADD, one by one and back. After a reboot, only the ADD's result tells whose the pod is.
+// handlersOfDEL returns the handlers of a DEL. Both programs may have made parts of the pod. After the ADD, an
+// operator may have given single plugin names to the other program, or back. After a reboot the records are gone, and
+// only the ADD's result shows which program made the pod.
 func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) handlers {
 	ours, others := c.madeBy(port)
 	by := handlers{ours: true}
@@ -69,8 +71,8 @@ func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) hand
 	return by
 }
 
-// madeBy reports, from the ADD's result, whether the port is ours or another program's. A bridge of another program
-// comes with a port; plugins like ptp have no bridge.
+// madeBy reports, from the ADD's result, whether our plugin made the port, or another program did. Another program's
+// bridge plugin has a port in its result; plugins like ptp have no bridge.
 func (c *call) madeBy(port string) (ours, others bool) {
 	prev, err := c.conf.prevResult()
 	if err != nil || prev == nil {
@@ -92,7 +94,7 @@ func (c *call) isKept() bool {
 	return err == nil
 }
 
-// forward runs the program that had the name before, and returns its output.
+// forward runs the kept program, and returns its output.
 func (c *call) forward(ctx context.Context) ([]byte, error) {
 	if c.verb == "STATUS" && c.isBridgeOurs() {
 		return nil, nil // an ADD of our pods needs no other program
@@ -113,15 +115,15 @@ func (c *call) forward(ctx context.Context) ([]byte, error) {
 	return nil, newError(codePluginFailed, "%v", err)
 }
 
-// isBridgeOurs reports whether the plugin bridge in this directory is Tombolo, so that lists of our plugins need no
-// other program.
+// isBridgeOurs reports whether the plugin bridge in this directory is Tombolo. If it is, plugin lists that start with
+// it need no other program.
 func (c *call) isBridgeOurs() bool {
 	ours, err := delegate.IsSame(self, filepath.Join(filepath.Dir(c.Kept), nameBridge))
 	return err == nil && ours
 }
 
-// noneKept returns the error for a pod of another program if no other program was kept. For DEL and GC it returns
-// nil: no program gave the pod anything, so there is nothing to take down.
+// noneKept returns the error for a pod of another program if no program was kept. For DEL and GC it returns nil: no
+// other program has made anything for the pod, so there is nothing to remove.
 func (c *call) noneKept() error {
 	if c.verb == "DEL" || c.verb == "GC" {
 		return nil

@@ -18,7 +18,7 @@ type LANConf struct {
 
 const ipv6SLAAC, ipv6DHCP = "slaac", "dhcp"
 
-// lanProblems adds problems with the uplink and the fields that depend on it.
+// lanProblems adds problems with the field uplink, and with the fields that depend on it.
 func (c *NetConf) lanProblems(p *problems) {
 	lan := c.Mode == modeLAN
 	p.add(lan && c.Uplink == "", `mode "lan" needs an uplink: the NIC by which this node is on the LAN, such as "eth0"`)
@@ -51,7 +51,7 @@ func (c *NetConf) lanProblems(p *problems) {
 		`mode "lan" and disableContainerInterface exclude each other: use mode "l2"`)
 }
 
-// lan fills in the settings of a network on a LAN.
+// lan fills in the settings of a network whose pods are on a LAN.
 func (c *NetConf) lan(s *network.Network) {
 	s.Uplink = c.Uplink
 	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP
@@ -64,7 +64,8 @@ func (c *NetConf) lan(s *network.Network) {
 	s.DetectConflicts = c.IPAM.detectConflicts
 	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
 
-	// If the IPAM is not DHCP, its gateway is the router.
+	// The host is no gateway. If the router is the next hop, and the addresses do not come by DHCP, the IPAM names
+	// the router as the gateway.
 	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute
 	c.guard(s, true)
 	if s.NFCall == nil && s.Exit == network.ExitHost {
@@ -72,7 +73,7 @@ func (c *NetConf) lan(s *network.Network) {
 	}
 }
 
-// guard sets the restrictions of pods' packets. lanGuard restricts more than guard, and guard more than macspoofchk.
+// guard sets the restriction of pods' packets. lanGuard restricts more than guard, and guard more than macspoofchk.
 func (c *NetConf) guard(s *network.Network, lan bool) {
 	switch {
 	case orDefault(c.LANGuard, lan):

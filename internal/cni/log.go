@@ -14,8 +14,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
-// stepLog writes one line for each verb, with the time of each step. It writes only to a file named in the
-// configuration, since a plugin's stderr belongs to the runtime.
+// stepLog writes one line for each verb, with the duration of each step. It writes only to the file that the
+// configuration names, since a plugin's stderr belongs to the runtime.
 type stepLog struct {
 	file *os.File // nil if there is none
 	*slog.Logger
@@ -24,20 +24,20 @@ type stepLog struct {
 	steps []slog.Attr
 }
 
-// openLog opens the configuration's log file. DEL and GC continue without it, since an error in the configuration
-// must not make them fail.
+// openLog opens the configuration's log file. If that fails, DEL and GC continue without a log, since an error in the
+// configuration must not make them fail.
 func (c *call) openLog() (*stepLog, error) {
 	conf := c.conf
 
-	// A relative path has been refused, except for DEL and GC.
+	// A relative path is an error for the other verbs, and means no log for DEL and GC.
 	if !filepath.IsAbs(conf.LogFile) {
 		return noLog(), nil
 	}
 
 	level, _ := parseLevel(conf.LogLevel)
 
-	// With O_APPEND and one write per line, concurrent plugins do not overwrite each other's lines. A symbolic link
-	// is not followed, since a user that could create it would redirect our output.
+	// With O_APPEND and one write for each line, plugins that run at the same time do not overwrite each other's
+	// lines. Do not follow a symbolic link: a user who could create it would redirect our output.
 	fd, err := file.Open(conf.LogFile, unix.O_CREAT|unix.O_APPEND|unix.O_WRONLY)
 	switch {
 	case err == nil:
@@ -65,13 +65,13 @@ func parseLevel(s string) (level slog.Level, err error) {
 	return level, err
 }
 
-// step records the end of a step.
+// step notes the duration of the step that has just ended.
 func (l *stepLog) step(name string) {
 	now := time.Now()
 	took := now.Sub(l.last)
 	l.last = now
 	for i, s := range l.steps {
-		// GC repeats the steps of a DEL for each attachment.
+		// GC repeats the steps of a DEL for each attachment, so add up their durations.
 		if s.Key == name {
 			l.steps[i] = slog.Duration(name, s.Value.Duration()+took)
 			return
@@ -81,12 +81,12 @@ func (l *stepLog) step(name string) {
 	l.steps = append(l.steps, slog.Duration(name, took))
 }
 
-// warn writes a line about a problem that was worked around.
+// warn writes a line about a problem despite which the call continues.
 func (l *stepLog) warn(msg string) {
 	l.Warn(printable.Line(msg))
 }
 
-// done writes the line of the verb.
+// done writes the line about the verb, and closes the file.
 func (l *stepLog) done(failure *types.Error) {
 	attrs := []any{slog.Duration("total", time.Since(l.start)), slog.GroupAttrs("steps", l.steps...)}
 	if failure != nil {

@@ -20,21 +20,22 @@ import (
 // github.com/containernetworking/plugins).
 func Names() []string { return slices.Sorted(maps.Keys(kinds())) }
 
-// As is the argument before the path of a file that starts the program by a reference plugin's name. The first line
-// of such a file is "#!/opt/cni/bin/tombolo as".
+// As is the program's first argument if it is started by way of a script that has a reference plugin's name. The path
+// of the script follows. The first line of such a script is "#!/opt/cni/bin/tombolo as".
 const As = "as"
 
-// Kept returns the path of the program that had a name before. path is the path of the name.
+// Kept returns the path of the kept program: the program that had a reference plugin's name before. path is the path
+// with that name.
 func Kept(path string) string { return path + ".reference" }
 
-// A kind is the program's behaviour by one name.
+// A kind is the program's behaviour when it is called by one name.
 type kind struct {
 	configuration
 	first  string // the first supported version
 	others bool   // a chained plugin: it works on the interface that an earlier plugin of the list made
 }
 
-// kinds returns the program's behaviours by the names of reference plugins.
+// kinds returns the program's behaviours, by the names of the reference plugins.
 func kinds() map[string]kind {
 	all := SupportedVersions()[0]
 	return map[string]kind{
@@ -60,8 +61,8 @@ func KnownFields() []string {
 		func(name string) bool { return slices.Contains([]string{"args", "prevResult", "provide"}, name) })
 }
 
-// kindOf returns the behaviour by the call's name, and whether this is a reference plugin's. By any other name the
-// program is Tombolo's own plugin.
+// kindOf returns the program's behaviour, and reports whether its name is a reference plugin's. By any other name,
+// the program is Tombolo's own plugin.
 func (p *Plugin) kindOf() (kind, bool) {
 	if known, named := kinds()[p.Name]; named {
 		return known, true
@@ -69,13 +70,13 @@ func (p *Plugin) kindOf() (kind, bool) {
 	return kind{&NetConf{}, SupportedVersions()[0], false}, false
 }
 
-// supported returns the versions of the specification that the plugin supports by the call's name.
+// supported returns the versions of the specification that the plugin supports by its present name.
 func (c *call) supported() []string {
 	all := SupportedVersions()
 	return all[slices.Index(all, c.first):]
 }
 
-// runVerb calls the handlers of a verb, and returns the output to print.
+// runVerb calls the handlers of the verb, and returns the output to print.
 func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 	if err := c.refuseOwnNamespace(); err != nil {
 		return nil, err
@@ -118,8 +119,8 @@ func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 	return output, nil
 }
 
-// refuseOwnNamespace returns an error for an ADD into the namespace that the plugin itself runs in. It leaves other
-// faults of the path to the plugin, since some plugins do not need the namespace.
+// refuseOwnNamespace returns an error for an ADD into the plugin's own namespace. It ignores other faults of the
+// path, since some plugins do not need the namespace.
 func (c *call) refuseOwnNamespace() error {
 	if _, own := c.configuration.(*NetConf); own || c.verb != "ADD" || c.sameNetNS() {
 		return nil // an ADD of our own checks this itself
@@ -137,8 +138,7 @@ func (c *call) refuseOwnNamespace() error {
 	return err
 }
 
-// chained returns the result of the plugins before this one, which must exist, and the means to change the
-// attachment.
+// chained returns the result of the previous plugins, which must exist, and a network.Change for the attachment.
 func (c *call) chained() (*current.Result, network.Change, error) {
 	prev, err := c.conf.prevResult()
 	if err == nil && prev == nil {
@@ -152,7 +152,7 @@ func (c *call) chained() (*current.Result, network.Change, error) {
 	return prev, change, err
 }
 
-// change returns the means to change the call's attachment.
+// change returns a network.Change for the call's attachment.
 func (c *call) change() (network.Change, error) {
 	node, err := c.open(nil)
 	if err != nil {
@@ -161,7 +161,7 @@ func (c *call) change() (network.Change, error) {
 	return node.Change(c.key()), nil
 }
 
-// passThrough returns the previous result unchanged, for a plugin that has nothing to do.
+// passThrough returns the previous result unchanged. It is for a plugin that has nothing to do.
 func (c *call) passThrough() (*current.Result, error) {
 	if c.verb == "CHECK" {
 		return nil, nil
@@ -169,9 +169,9 @@ func (c *call) passThrough() (*current.Result, error) {
 	return c.conf.prevResult()
 }
 
-// takeBack undoes a plugin's changes of an attachment, and always succeeds. Its failures are only warnings, such as
-// an unreadable record or a full disk: after an error the runtime would not call the DEL of bridge. That DEL comes
-// next, and takes down the whole pod, if need be by the kernel's marks.
+// takeBack undoes a plugin's changes of an attachment. It logs failures, such as an unreadable record or a full disk,
+// and always succeeds. After an error the runtime would not call the DEL of the plugin bridge. That DEL comes next
+// and removes everything of the pod, if necessary without its record.
 func (c *call) takeBack(do func(network.Change) error) {
 	change, err := c.change()
 	if err == nil {
@@ -182,7 +182,8 @@ func (c *call) takeBack(do func(network.Change) error) {
 	}
 }
 
-// differ returns CHECK's error about differences, or nil if there are none.
+// differ returns the error of CHECK for differences. It returns err if that is not nil, and nil if there are no
+// differences.
 func differ(diffs []tombolo.Difference, err error) error {
 	if err == nil && len(diffs) > 0 {
 		err = newError(codeDiffers, "%s", fmt.Sprint(diffs))

@@ -12,8 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// firewallConf is the configuration of the reference plugin firewall. It makes other firewalls accept a pod's
-// packets, and separates bridges. With firewalld, tombolod puts the bridge into a zone instead.
+// firewallConf is the configuration of the reference plugin firewall. That plugin makes other firewalls accept a
+// pod's packets, and separates bridges. If the host runs firewalld, tombolod puts the bridge into a zone instead.
 type firewallConf struct {
 	Common
 	Backend                string `json:"backend"`
@@ -32,8 +32,8 @@ func (f *firewallConf) problems() []error {
 	return p
 }
 
-// lacks reports whether the reference plugin's chain exists in iptables over nf_tables. No record tells which program
-// made other firewalls accept a pod.
+// lacks reports whether the reference plugin's chain exists in the tables of iptables over nf_tables. No record shows
+// which program made other firewalls accept a pod.
 func (*firewallConf) lacks(*state.Attachment) (is bool) {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {

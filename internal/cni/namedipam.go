@@ -14,11 +14,11 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// lockWait is longer than any deadline, since the reference plugin waits without a limit.
+// lockWait is longer than any deadline. The reference plugin waits for the lock without a limit.
 const lockWait = time.Hour
 
-// ipamPluginConf is the configuration of the reference plugins host-local and static. Another plugin calls these for
-// its pods' addresses, with its own configuration.
+// ipamPluginConf is the configuration of the reference plugins host-local and static. A plugin of another project
+// runs these for its pods' addresses, and passes its own configuration.
 type ipamPluginConf struct {
 	Common
 	IPAM Section `json:"ipam"`
@@ -26,7 +26,8 @@ type ipamPluginConf struct {
 
 func (*ipamPluginConf) problems() []error { return nil }
 
-// complete drops errors about values of the other plugin's fields, such as its own logLevel.
+// complete calls Common.complete. It then drops errors about the values of the calling plugin's own fields, such as
+// logLevel.
 func (f *ipamPluginConf) complete(c *call) {
 	f.Common.complete(c)
 	c.undecoded = slices.DeleteFunc(c.undecoded, func(err error) bool {
@@ -35,7 +36,7 @@ func (f *ipamPluginConf) complete(c *call) {
 	})
 }
 
-// run does nothing for STATUS and GC, and for a DEL of static, like the reference plugins.
+// run runs one verb. Like the reference plugins, it does nothing for STATUS and GC, and for a DEL of static.
 func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, error) {
 	if c.verb == "STATUS" || c.verb == "GC" || c.verb == "DEL" && c.Name == "static" {
 		return nil, nil

@@ -14,14 +14,15 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// The pod's loopback interface. It has this index in every namespace (LOOPBACK_IFINDEX).
+// The name and the index of the pod's loopback interface. Every namespace has this index for it (LOOPBACK_IFINDEX).
 const (
 	loopbackName  = "lo"
 	loopbackIndex = 1
 )
 
-// loopbackConf is the configuration of the plugin loopback, which sets a pod's lo up. containerd up to 1.7 runs it
-// for each pod before its networks. It behaves like the reference plugin. DEL sets lo down, but never the host's.
+// loopbackConf is the configuration of the plugin loopback, which sets a pod's interface lo up. containerd up to 1.7
+// runs this plugin for each pod before the pod's networks. It behaves like the reference plugin. DEL sets lo down,
+// but never in the host's namespace.
 type loopbackConf struct{ Common }
 
 func (f *loopbackConf) run(ctx context.Context, c *call) (*current.Result, error) {
@@ -43,8 +44,8 @@ func (f *loopbackConf) run(ctx context.Context, c *call) (*current.Result, error
 	return nil, nil
 }
 
-// addLoopback sets lo up and returns its first address of each family, IPv4 first. An address that is neither in
-// 127.0.0.0/8 nor ::1 is an error.
+// addLoopback sets lo up and returns its first address of each family, IPv4 first. If lo has an address that is
+// neither in 127.0.0.0/8 nor ::1, it returns an error.
 func (c *call) addLoopback(ctx context.Context) (*current.Result, error) {
 	prev, err := c.conf.prevResult()
 	if err != nil {
@@ -82,7 +83,7 @@ func (c *call) addLoopback(ctx context.Context) (*current.Result, error) {
 	return result, nil
 }
 
-// setLoopback sets or clears IFF_UP of lo.
+// setLoopback sets the flag IFF_UP of lo to its value in flags.
 func setLoopback(conn *nl.Conn, flags uint32) error {
 	var b nl.Batch
 	link.Request{Index: loopbackIndex, Flags: flags, Change: unix.IFF_UP}.Set(&b, "set link", loopbackName)

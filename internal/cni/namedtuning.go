@@ -52,7 +52,8 @@ func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) 
 	return prev, nil
 }
 
-// tune sets kernel parameters and attributes. If it fails, it restores the attributes. After ADD the pod owns them.
+// tune sets kernel parameters and attributes of the pod's interface. If it fails, it restores the attributes. Later
+// verbs do not restore them, since after ADD they belong to the pod.
 func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) error {
 	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {
@@ -69,8 +70,8 @@ func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) e
 
 		had := f.currentValues(l)
 		if f.MAC != nil {
-			// Check before the pod has the MAC: if it is another machine's, the pod's first frame would mislead the
-			// LAN's switches.
+			// Check before the pod gets the MAC. If another machine has the MAC, the pod's first frame would mislead
+			// the LAN's switches.
 			if err := change.RefuseMAC(ctx, f.mac()); err != nil && !errors.Is(err, network.ErrNotAttached) {
 				return err
 			}
@@ -88,7 +89,8 @@ func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) e
 	})
 }
 
-// follow updates the guard and the record of the pod.
+// follow tells package network of a new MAC or MTU, so that it updates the pod's guard and record. An attachment that
+// is not ours is no error.
 func (f *tuningConf) follow(ctx context.Context, change network.Change) error {
 	if f.MAC == nil && f.MTU == nil {
 		return nil
@@ -100,7 +102,7 @@ func (f *tuningConf) follow(ctx context.Context, change network.Change) error {
 	return err
 }
 
-// eachSysctl calls do for the file of each parameter, sorted by name, in the pod's namespace.
+// eachSysctl calls do in the pod's namespace with the file and the value of each parameter, sorted by name.
 func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, value string) error) error {
 	if len(f.Sysctl) == 0 {
 		return nil
@@ -115,7 +117,7 @@ func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, valu
 	})
 }
 
-// forget deletes the file in which the reference plugin stores the attributes from before its ADD.
+// forget deletes the file in which the reference plugin stored the attributes before it changed them.
 func (f *tuningConf) forget(c *call) {
 	err := os.Remove(filepath.Join(f.DataDir, c.containerID+"_"+c.ifName+".json"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -123,7 +125,7 @@ func (f *tuningConf) forget(c *call) {
 	}
 }
 
-// checkTuned compares parameters and attributes with the configuration.
+// checkTuned compares the parameters and attributes with the configuration.
 func (c *call) checkTuned(f *tuningConf) error {
 	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {
@@ -144,7 +146,7 @@ func (c *call) checkTuned(f *tuningConf) error {
 
 		want := f.attributes
 
-		// like the reference plugin, expect promiscuous mode to be off unless it is requested
+		// Like the reference plugin, expect promiscuous mode to be off unless it is requested.
 		want.Promisc = new(orZero(want.Promisc))
 		if want.MAC != nil {
 			want.MAC = new(want.mac().String())

@@ -21,8 +21,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// attributes are the attributes of a link that tuning sets; nil leaves one unchanged. They are fields of the
-// configuration.
+// attributes are the attributes of a link that the plugin tuning sets. nil leaves an attribute unchanged. They are
+// fields of the configuration.
 type attributes struct {
 	MAC      *string `json:"mac,omitempty"`
 	Promisc  *bool   `json:"promisc,omitempty"` // a configuration can only switch it on
@@ -31,7 +31,7 @@ type attributes struct {
 	TxQLen   *int    `json:"txQLen,omitempty"`
 }
 
-// over returns the attributes of both. If both have one, a's counts.
+// over combines two sets of attributes. It takes each attribute from a if a has it, and otherwise from b.
 func (a attributes) over(b attributes) attributes {
 	return attributes{
 		cmp.Or(a.MAC, b.MAC), cmp.Or(a.Promisc, b.Promisc), cmp.Or(a.MTU, b.MTU),
@@ -39,7 +39,7 @@ func (a attributes) over(b attributes) attributes {
 	}
 }
 
-// currentValues returns the link's values of the attributes that a sets.
+// currentValues returns the link's present values of the attributes that are set in a.
 func (a attributes) currentValues(l *link.Link) attributes {
 	return attributes{
 		where(a.MAC, l.MAC.String()), where(a.Promisc, l.Flags&unix.IFF_PROMISC != 0), where(a.MTU, l.MTU),
@@ -47,7 +47,8 @@ func (a attributes) currentValues(l *link.Link) attributes {
 	}
 }
 
-// where returns have if set is not nil, else nil.
+// where returns a pointer to the value have. If set is nil, which means that the attribute is not configured, it
+// returns nil.
 func where[T any](set *T, have T) *T {
 	if set == nil {
 		return nil
@@ -55,7 +56,7 @@ func where[T any](set *T, have T) *T {
 	return &have
 }
 
-// set sets the attributes by one message.
+// set changes the link's attributes by one message.
 func (a attributes) set(conn *nl.Conn, l *link.Link, name string) error {
 	r := link.Request{Index: l.Index, MAC: a.mac(), MTU: a.MTU}
 	for bit, on := range map[uint32]*bool{unix.IFF_PROMISC: a.Promisc, unix.IFF_ALLMULTI: a.AllMulti} {
@@ -77,7 +78,7 @@ func (a attributes) set(conn *nl.Conn, l *link.Link, name string) error {
 	return conn.Execute(&b)
 }
 
-// mac returns the MAC, or nil if none is set.
+// mac returns the MAC to set, or nil if there is none.
 func (a attributes) mac() net.HardwareAddr {
 	mac, _ := net.ParseMAC(orZero(a.MAC))
 	return mac
@@ -97,11 +98,11 @@ type tuned struct {
 	attributes
 }
 
-// sysctls are kernel parameters by name. A duplicate is an error, as in the reference plugin, since either value may
-// be intended.
+// sysctls are kernel parameters by name. As in the reference plugin, a duplicate is an error, since it is unclear
+// which value is intended.
 type sysctls map[string]string
 
-// UnmarshalJSON parses an object of strings.
+// UnmarshalJSON parses an object whose values are strings.
 func (s *sysctls) UnmarshalJSON(data []byte) error {
 	if !jsontext.Value(data).IsValid(jsontext.AllowInvalidUTF8(true)) {
 		return errors.New("a parameter stands there twice")
@@ -109,7 +110,7 @@ func (s *sysctls) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*map[string]string)(s))
 }
 
-// JSONExpects describes the accepted values.
+// JSONExpects describes the accepted JSON, for errors.
 func (sysctls) JSONExpects() string { return "an object of strings, each key once" }
 
 const (
@@ -117,8 +118,8 @@ const (
 	allowlistFile    = "/etc/cni/tuning/allowlist.conf"
 )
 
-// complete merges the places that set attributes. For the MAC the order of precedence, lowest first, is: the field,
-// CNI_ARGS, runtimeConfig and args.
+// complete merges the places that set attributes. For the MAC the order of precedence, lowest first, is: the field
+// mac, CNI_ARGS, runtimeConfig, args.
 func (f *tuningConf) complete(c *call) {
 	f.Common.complete(c)
 	f.DataDir = cmp.Or(f.DataDir, defaultTuningDir)
@@ -167,13 +168,13 @@ func (f *tuningConf) problems() []error {
 	return p
 }
 
-// sysctlFile returns the file of a kernel parameter. IFNAME in key stands for the pod's interface.
+// sysctlFile returns the path of a kernel parameter's file. IFNAME in key stands for the pod's interface.
 func sysctlFile(key, ifName string) string {
 	return filepath.Join("/proc/sys", strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1))
 }
 
-// allowed returns an error for kernel parameters that the node's operator does not allow. Without a list all are
-// allowed.
+// allowed returns an error if the operator's list does not allow one of the kernel parameters. Without a list all
+// parameters are allowed.
 func (f *tuningConf) allowed(ctx context.Context) error {
 	list, err := file.ReadNamed(ctx, allowlistFile, file.MaxRecord, 0)
 	if len(f.Sysctl) == 0 || errors.Is(err, fs.ErrNotExist) {
@@ -185,7 +186,8 @@ func (f *tuningConf) allowed(ctx context.Context) error {
 	return allowedBy(string(list), f.Sysctl)
 }
 
-// allowedBy checks parameters by a list of regular expressions, one a line.
+// allowedBy returns an error unless each parameter matches one of the regular expressions in list. The list has one
+// expression a line.
 func allowedBy(list string, parameters map[string]string) error {
 	for key := range parameters {
 		found := false

@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// NetConf is a network's configuration in its JSON form. Booleans whose default depends on the mode are pointers.
+// NetConf is a network's configuration in JSON. A boolean whose default depends on the mode is a pointer.
 // docs/config.md describes each field.
 type NetConf struct {
 	Common
@@ -28,7 +28,7 @@ type NetConf struct {
 
 	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"` // set by a runtime
 
-	// Fields of the reference plugin bridge, with its meaning.
+	// Fields of the reference plugin bridge, with the meaning that they have there.
 	Bridge                    string  `json:"bridge"`
 	IsGateway                 *bool   `json:"isGateway"`
 	IsDefaultGateway          *bool   `json:"isDefaultGateway"`
@@ -44,7 +44,7 @@ type NetConf struct {
 	PortIsolation             bool    `json:"portIsolation"`
 	VLANConf
 
-	// Fields of the reference plugins firewall and bandwidth. They mean the same here.
+	// Fields of the reference plugins firewall and bandwidth, with the meaning that they have there.
 	IngressPolicy string `json:"ingressPolicy"`
 	Bandwidth
 
@@ -67,11 +67,11 @@ const (
 	modeLAN     = "lan"
 	modeL2      = "l2"
 
-	// The kernel's limits for a veth and a bridge. IPv6 needs 1280.
+	// The kernel's limits for the MTU of a veth and a bridge. IPv6 needs 1280.
 	mtuMin, mtuMax = 68, 65535
 )
 
-// run runs a verb of Tombolo's own plugin, or of the plugin bridge.
+// run runs a verb of Tombolo's own plugin, or of the reference plugin bridge.
 func (c *NetConf) run(ctx context.Context, of *call) (*current.Result, error) {
 	node, err := of.open(of.allocators(c))
 	if err != nil {
@@ -92,7 +92,7 @@ func (c *NetConf) run(ctx context.Context, of *call) (*current.Result, error) {
 	}
 }
 
-// complete fills in the defaults of a mode or of the plugin's name.
+// complete fills in the defaults that depend on the mode or on the plugin's name.
 func (c *NetConf) complete(of *call) {
 	c.Common.complete(of)
 	if c.bridge {
@@ -107,7 +107,7 @@ func (c *NetConf) complete(of *call) {
 	}
 }
 
-// problems returns the errors that one or a few fields show, without asking the kernel.
+// problems returns the errors that are visible in the fields alone, without a request to the kernel.
 func (c *NetConf) problems() []error {
 	p := problems(c.Common.problems())
 	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2,
@@ -145,11 +145,11 @@ func (c *NetConf) problems() []error {
 	return p
 }
 
-// settings returns the network, with the defaults of the configuration filled in.
+// settings returns the network that the configuration describes, with all defaults.
 func (c *NetConf) settings() network.Network {
 	gateway := c.Mode != modeL2 && c.Mode != modeLAN
 
-	// The router that a DHCP server names is in general not this host.
+	// With DHCP the host is no gateway by default, since a DHCP server mostly names another router.
 	dhcp := c.IPAM.Type == typeDHCP
 	s := network.Network{
 		Name:         c.Name,
@@ -173,16 +173,16 @@ func (c *NetConf) settings() network.Network {
 		Origin:       network.Origin{Type: c.IPAM.Type, Dir: c.IPAM.DataDir},
 	}
 
-	// As in the reference plugin, a default gateway is a gateway. A network without a gateway gets no default route
-	// from the mode.
+	// As in the reference plugin, isDefaultGateway implies isGateway. A network without a gateway gets no default
+	// route from its mode.
 	s.DefaultGateway = orDefault(c.IsDefaultGateway, gateway && s.Gateway && !c.Internal)
 	s.Gateway = s.Gateway || s.DefaultGateway
 	for _, p := range c.NonMasqueradeCIDRs {
 		s.NonMasquerade = append(s.NonMasquerade, p.Masked())
 	}
 
-	// The reference plugin's policy requires that bridged traffic passes the firewall. The bridge itself separates
-	// isolated ports, so this works without that too.
+	// In the reference plugin this policy requires that bridged packets pass the firewall. Isolated ports do not,
+	// since the bridge itself separates them.
 	s.Isolated = s.Isolated || s.Policy == nft.Isolated
 	if c.PromiscMode {
 		s.Promiscuous = &c.PromiscMode
@@ -213,8 +213,8 @@ func (c *NetConf) settings() network.Network {
 	return s
 }
 
-// limitEgress sets the options that an egress policy needs: bridged packets pass the firewall, and pods send only from
-// their own addresses.
+// limitEgress sets the options that an egress policy needs. Bridged packets must pass the firewall, and pods may send
+// only from their own addresses.
 func (c *NetConf) limitEgress(s *network.Network) {
 	s.NFCall = cmp.Or(s.NFCall, new(true))
 	if s.Guard == "" || s.Guard == nft.GuardMAC {
@@ -238,7 +238,7 @@ func (p *problems) policy(name string) {
 		`ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, name)
 }
 
-// policyOf returns the policy with this name, or the open one.
+// policyOf returns the ingress policy with this name, or nft.Open if there is none.
 func policyOf(name string) nft.Policy {
 	for _, p := range []nft.Policy{nft.SameBridge, nft.Isolated} {
 		if p.String() == name {
@@ -278,14 +278,14 @@ func (c *Common) podMAC(cniArgs map[string]string) (net.HardwareAddr, error) {
 	return nil, nil
 }
 
-// VLANConf holds the reference plugin bridge's fields about VLANs.
+// VLANConf holds the fields about VLANs of the reference plugin bridge.
 type VLANConf struct {
 	VLAN                uint16  `json:"vlan"`
 	VLANTrunk           []Trunk `json:"vlanTrunk"`
 	PreserveDefaultVLAN bool    `json:"preserveDefaultVlan"`
 }
 
-// Trunk is an element of vlanTrunk: the VLANs from MinID to MaxID, or ID, or both.
+// Trunk is an element of the list vlanTrunk. It names the VLANs from MinID to MaxID, the VLAN ID, or both.
 type Trunk struct {
 	MinID *uint16 `json:"minID"`
 	MaxID *uint16 `json:"maxID"`
@@ -302,7 +302,7 @@ func (t *Trunk) ranges() (list []vlan.Range) {
 	return list
 }
 
-// membership returns the membership of ports that the fields describe.
+// membership returns the VLANs of the pods' ports as the fields describe them.
 func (c *VLANConf) membership() vlan.Membership {
 	m := vlan.Membership{ID: c.VLAN, KeepDefault: c.PreserveDefaultVLAN}
 	for _, t := range c.VLANTrunk {
@@ -314,7 +314,7 @@ func (c *VLANConf) membership() vlan.Membership {
 	return m
 }
 
-// vlanProblems adds problems with VLANs that do not exist, and with VLANs that the network cannot use.
+// vlanProblems adds problems with invalid VLAN numbers, and with VLANs that the network cannot use.
 func (c *NetConf) vlanProblems(p *problems) {
 	const most = 4094
 	p.add(c.VLAN > most, "vlan %d is not within 0 and %d", c.VLAN, most)
@@ -336,11 +336,11 @@ func (c *NetConf) vlanProblems(p *problems) {
 	}
 }
 
-// nameBridge is the reference plugin that differs from ours only in defaults.
+// nameBridge is the name of the reference plugin whose behaviour differs from our own plugin's only in defaults.
 const nameBridge = "bridge"
 
-// asBridge drops all fields that the reference plugin bridge does not know, except those that name files, and sets
-// its defaults.
+// asBridge sets the defaults of the reference plugin bridge. It drops all fields that this plugin does not know,
+// except for those that name files.
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall = "", LANConf{}, nil, nil
 	c.IngressPolicy, c.Internal, c.Annotations, c.Bandwidth = "", false, nil, Bandwidth{}
@@ -358,7 +358,7 @@ func (c *NetConf) asBridge() {
 	}
 }
 
-// asBridge removes the fields from a result that the reference plugin's results do not have.
+// asBridge removes the fields from a result that results of the reference plugin bridge do not have.
 func asBridge(r *current.Result) {
 	for _, one := range r.Interfaces {
 		one.Mtu = 0

@@ -17,7 +17,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// Plugin is one call of the plugin with its environment. All fields are required, except those for tests.
+// Plugin is one call of the plugin, with its environment. All fields are required, except for those that are for
+// tests.
 type Plugin struct {
 	Getenv func(string) string
 	Stdin  io.Reader
@@ -25,19 +26,20 @@ type Plugin struct {
 
 	// Dial is for tests: it puts faults between the plugin and the kernel.
 	Dial nl.Dialer
-	// After is called after each step of ADD with its name. An error makes the ADD fail there. It is for tests of the
-	// undo.
+	// After is called after each step of ADD with the step's name. If it returns an error, the ADD fails there. It is
+	// for tests of the undo.
 	After func(step string) error
-	// Name is the name that the program was called by. By the name of some reference plugins it does their work. By
-	// any other name, or none, it is Tombolo's own plugin.
+	// Name is the program's name in this call. By the name of a reference plugin (Names), the program does the work
+	// of that plugin. By any other name, or none, it is Tombolo's own plugin.
 	Name string
-	// Kept is the path of the program that had the name before. It handles the calls for pods that other programs set
-	// up.
+	// Kept is the path of the kept program, which had the name before. It handles the calls for pods that other
+	// programs made.
 	Kept string
-	// Moves means that the caller will move the pod's interface out of the namespace of an ADD: see network.Pod.Path.
+	// Moves means that, after ADD, the caller will move the pod's interface to another namespace: see
+	// network.Pod.Path.
 	Moves bool
-	// Exit ends the process. It is called if a call hangs past its deadline in something that cannot be cancelled. It
-	// must not return.
+	// Exit ends the process. The plugin calls it if the call continues past its deadline in a wait that cannot be
+	// cancelled. Exit must not return.
 	Exit func(status int)
 }
 
@@ -52,8 +54,8 @@ const (
 
 	maxNetworkName = 250 // it is part of file names
 
-	// MaxStdin is the maximum length of a configuration, in bytes. One has some KiB, and a prevResult or a list of
-	// attachments may add to that.
+	// MaxStdin is the maximum length of a configuration, in bytes. A configuration has some KiB. A prevResult or a
+	// list of attachments may add to that.
 	MaxStdin = 4 << 20
 )
 
@@ -82,8 +84,8 @@ func (p *Plugin) newCall() *call {
 	return c
 }
 
-// Run runs the verb in the environment with the configuration from stdin, by the CNI specification 1.1. It returns
-// the process's exit status. Errors have been printed to stdout in the specification's form.
+// Run runs the verb that the environment names with the configuration from stdin, as the CNI specification 1.1
+// defines it. It returns the exit status of the process. It prints errors to stdout in the specification's form.
 func (p *Plugin) Run() int {
 	c := p.newCall()
 	c.watch()
@@ -112,8 +114,8 @@ func (p *Plugin) Run() int {
 	return 1
 }
 
-// countFailure counts the failed call for tombolod's metrics, if the verb concerns a pod. Its own errors are dropped,
-// since the caller has a more important one.
+// countFailure counts the failed call for tombolod's metrics, unless the verb is STATUS or VERSION. It ignores its
+// own errors, since the caller has a more important one.
 func (c *call) countFailure(stateDir string, code uint) {
 	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "GC"}, c.verb) {
 		return
@@ -123,7 +125,7 @@ func (c *call) countFailure(stateDir string, code uint) {
 	}
 }
 
-// printError prints an error in the specification's form, in the configuration's version.
+// printError prints an error in the specification's form, with the version of the configuration.
 func (c *call) printError(cniVersion string, e *types.Error) {
 	if !slices.Contains(SupportedVersions(), cniVersion) {
 		cniVersion = SupportedVersions()[len(SupportedVersions())-1]
@@ -137,7 +139,8 @@ func (c *call) printError(cniVersion string, e *types.Error) {
 	}{cniVersion, e.Code, e.Msg})
 }
 
-// dispatch reads the configuration, and runs the verb with its deadline and log. It returns the output to print.
+// dispatch reads the configuration, opens the log, and runs the verb within its deadline. It returns the output to
+// print.
 func (c *call) dispatch() ([]byte, error) {
 	if c.verb == "VERSION" {
 		return c.versionVerb(), nil
@@ -167,8 +170,8 @@ func (c *call) dispatch() ([]byte, error) {
 	return output, err
 }
 
-// needs returns the required environment variables of each verb. CNI_PATH is needed only for delegation, and checked
-// there.
+// needs returns the environment variables that each verb requires. CNI_PATH is required only to run other plugins,
+// and checked there.
 func needs() map[string][]string {
 	inPod := []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"}
 	return map[string][]string{
@@ -177,7 +180,7 @@ func needs() map[string][]string {
 	}
 }
 
-// readEnvironment reads and checks the call's parameters.
+// readEnvironment reads and checks the parameters in the environment.
 func (c *call) readEnvironment() error {
 	c.verb = c.Getenv("CNI_COMMAND")
 	required, known := needs()[c.verb]
@@ -221,12 +224,12 @@ func (c *call) readEnvironment() error {
 	return nil
 }
 
-// maxDepth is the number of delegated plugins that may lead to a call. No IPAM plugin has a reason to call this one,
-// but one call for another network is allowed.
+// maxDepth limits the number of delegated plugins that may lead to a call. No IPAM plugin has a reason to call this
+// plugin, but one call for another network is allowed.
 const maxDepth = 1
 
-// refuseDepth ends a chain of calls in which a delegated plugin leads back here: a script around this program, or
-// another version of it.
+// refuseDepth returns an error if too many delegated plugins led to this call. This ends a loop in which a delegated
+// plugin, such as a script around this program, calls this program again.
 func (c *call) refuseDepth() error {
 	depth, err := delegate.Depth(c.Getenv(delegate.DepthVariable))
 	if err != nil {
@@ -240,8 +243,8 @@ func (c *call) refuseDepth() error {
 	return nil
 }
 
-// readStdin reads the configuration, and returns the errors that stop every verb. If the attachment may belong to
-// another program, the remaining checks wait until it is known to be ours.
+// readStdin reads the configuration, and returns the errors that stop every verb. For a chained plugin, the
+// attachment may belong to another program. Then the remaining checks wait until the attachment is known to be ours.
 func (c *call) readStdin() error {
 	data, err := io.ReadAll(io.LimitReader(c.Stdin, MaxStdin+1))
 	if err != nil {
@@ -269,8 +272,8 @@ func (c *call) readStdin() error {
 	return c.conf.acceptName()
 }
 
-// versionVerb returns the output of VERSION. It echoes the caller's version, if stdin contains one. The reference
-// plugins print their own.
+// versionVerb returns the output of the verb VERSION. If stdin contains a version, the output repeats it. By the name
+// of a reference plugin, it is the latest version instead, as there.
 func (c *call) versionVerb() []byte {
 	supported := c.supported()
 	var conf struct {
@@ -294,7 +297,7 @@ func (c *call) sameNetNS() bool {
 	return override == "1" || strings.EqualFold(override, "true")
 }
 
-// step records the end of a step of a verb.
+// step notes the end of a step of the verb in the log. For tests, it also calls After.
 func (c *call) step(name string) error {
 	c.log.step(name)
 	if c.After != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// within runs a function with a socket in the namespace at path. It needs CAP_SYS_ADMIN to enter the namespace.
+// within opens the namespace at path, and calls do with a socket in it. It needs CAP_SYS_ADMIN to enter the
+// namespace.
 func within(path string, do func(*nl.Conn, *netns.NS) error) error {
 	pod, err := netns.Open(path)
 	if err != nil {
@@ -26,9 +27,9 @@ func within(path string, do func(*nl.Conn, *netns.NS) error) error {
 	return do(conn, pod)
 }
 
-// withinPod does the work of within for verbs that take a pod down. It is no error if the namespace is gone, or not
-// named. It does nothing for the caller's own namespace, which the path of a process may lead to if its number was
-// reused.
+// withinPod works like within, for verbs that remove a pod. If path is empty, or the namespace is gone, it does
+// nothing. It also does nothing if the path leads to the caller's own namespace. The path of a process leads there if
+// its number was reused.
 func withinPod(path string, do func(*nl.Conn, *netns.NS) error) error {
 	if path == "" {
 		return nil
@@ -56,13 +57,13 @@ func isHost(pod *netns.NS) (bool, error) {
 	return own.ID() == pod.ID(), nil
 }
 
-// findLink returns the attributes of a link that can be set.
+// findLink returns a link with the attributes that the plugin tuning can set.
 func findLink(conn *nl.Conn, name string) (*link.Link, error) {
 	return link.Find(conn, name, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_TXQLEN)
 }
 
-// podHasLink reports whether the pod has a link with a name. A link that cannot be read exists: the pod gave it more
-// names than fit into an answer.
+// podHasLink reports whether the pod has a link with the given name. It returns true even if the link cannot be read.
+// That happens if the pod has given the link more names than fit into the kernel's answer.
 func podHasLink(path, name string) (has bool) {
 	_ = withinPod(path, func(conn *nl.Conn, _ *netns.NS) error {
 		_, err := findLink(conn, name)

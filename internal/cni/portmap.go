@@ -41,7 +41,7 @@ func (f *portmapConf) problems() []error {
 	return p
 }
 
-// unsupported returns an error about fields that this plugin does not support.
+// unsupported returns an error if the configuration has fields that this plugin does not support.
 func (f *portmapConf) unsupported() error {
 	field := "conditionsV4"
 	switch {
@@ -62,8 +62,8 @@ func (f *portmapConf) lacks(rec *state.Attachment) bool {
 	return err == nil && len(ports) > 0 && len(rec.Published) == 0
 }
 
-// publication returns the ports to publish for a pod with the addresses of a result. As in the reference plugin,
-// masqAll has no effect without snat.
+// publication returns the ports to publish for a pod. prev is a result with the pod's addresses. As in the reference
+// plugin, masqAll has no effect without snat.
 func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publication, _ error) {
 	switch {
 	case f.SNAT != nil && !*f.SNAT:
@@ -83,7 +83,8 @@ func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publ
 	}
 
 	p.Ports = slices.DeleteFunc(ports, func(p nft.Port) bool {
-		// As in the reference plugin, this is no error: runtimes name addresses of both families.
+		// Drop ports of a family that the pod lacks. As in the reference plugin, they are no error, since runtimes
+		// pass host addresses of both families.
 		passed := p.HostAddr.IsValid() && !has[p.HostAddr.Is4()]
 		if passed {
 			c.log.warn("host port " + endpoint.PortText(p) + " leads nowhere: the pod has no address of that family")
@@ -96,7 +97,8 @@ func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publ
 
 func (f *portmapConf) run(ctx context.Context, c *call) (*current.Result, error) {
 	if c.verb == "DEL" {
-		// A configuration that ADD refuses must not keep a plugin before this one from its DEL.
+		// Even if ADD would refuse the configuration, DEL must not return an error, or the runtime would not call the
+		// DEL of the previous plugins.
 		if len(c.undecoded) > 0 || len(f.RuntimeConfig.PortMappings) > 0 {
 			c.takeBack(func(change network.Change) error { return change.Publish(ctx, network.Publication{}) })
 		}
@@ -127,7 +129,8 @@ func (f *portmapConf) run(ctx context.Context, c *call) (*current.Result, error)
 	return prev, change.Publish(ctx, publish)
 }
 
-// PortMapping is an element of the capability portMappings (CONVENTIONS.md of the CNI specification).
+// PortMapping is an element of the list that the capability portMappings passes (CONVENTIONS.md of the CNI
+// specification).
 type PortMapping struct {
 	HostPort      int    `json:"hostPort"`
 	ContainerPort int    `json:"containerPort"`
@@ -138,7 +141,7 @@ type PortMapping struct {
 	Range int `json:"range,omitempty"`
 }
 
-// publishedPorts converts the mappings. Duplicates count once.
+// publishedPorts converts the mappings. It drops duplicates.
 func publishedPorts(mappings []PortMapping) ([]nft.Port, error) {
 	var list []nft.Port
 	read := map[nft.Port]bool{}
@@ -186,7 +189,7 @@ func overlap(a, b nft.Port) bool {
 		(a.HostAddr == b.HostAddr || a.HostAddr.IsUnspecified() || b.HostAddr.IsUnspecified())
 }
 
-// published converts a mapping.
+// published converts the mapping, and returns an error if it is not valid.
 func (m *PortMapping) published() (nft.Port, error) {
 	protocol := cmp.Or(strings.ToLower(m.Protocol), "tcp")
 	p := nft.Port{HostPort: uint16(m.HostPort), PodPort: uint16(m.ContainerPort), Count: uint16(m.Range)}

@@ -18,7 +18,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// result returns ADD's result. The interfaces have the order bridge, port, pod, after those of earlier plugins.
+// result returns the result of ADD. It lists the interfaces of earlier plugins, and then the bridge, the port and the
+// pod's interface, in this order.
 func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) *current.Result {
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion}
 	if a.prev != nil {
@@ -46,7 +47,7 @@ func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) 
 		dns = types.DNS{Domain: made.DNS.Domain, Search: made.DNS.Search}
 	}
 
-	// from a lease or router advertisements
+	// These name servers come from a lease or from router advertisements.
 	dns.Nameservers = append(dns.Nameservers, printable.Texts(made.DNS.Servers)...)
 	if !a.dns.IsEmpty() {
 		dns = a.dns
@@ -59,8 +60,8 @@ func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) 
 	return r
 }
 
-// prevResult parses the result of an earlier ADD, or of the plugins before this one. It returns nil if there is none.
-// A result without a version has the configuration's.
+// prevResult parses the result of an earlier ADD, or of the previous plugins. If there is none, it returns nil. If
+// the result has no version, the version of the configuration applies.
 func (c *Common) prevResult() (*current.Result, error) {
 	if isEmpty(c.PrevResult) || string(c.PrevResult) == "[]" {
 		return nil, nil
@@ -80,7 +81,7 @@ func (c *Common) prevResult() (*current.Result, error) {
 	return r, nil
 }
 
-// resultToCheck returns the result of the ADD that CHECK is about.
+// resultToCheck returns the result of the ADD that CHECK compares. If there is none, it returns an error.
 func (c *Common) resultToCheck() (*current.Result, error) {
 	prev, err := c.prevResult()
 	if err == nil && prev == nil {
@@ -89,8 +90,8 @@ func (c *Common) resultToCheck() (*current.Result, error) {
 	return prev, err
 }
 
-// routeConf has the fields of the library's route (CNI specification 1.1.0, "Add Success"). The library's type
-// decodes itself, and so hides unknown fields.
+// routeConf has the fields of the CNI library's type Route (CNI specification 1.1.0, "Add Success"). The library's
+// type has its own UnmarshalJSON, which hides unknown fields.
 type routeConf struct {
 	Dst      netip.Prefix `json:"dst"`
 	GW       netip.Addr   `json:"gw,omitzero"`
@@ -101,14 +102,14 @@ type routeConf struct {
 	Scope    *int         `json:"scope,omitempty"`
 }
 
-// confOf converts a result's route. ok is false if it has no valid destination.
+// confOf converts a route of a result. ok is false if the route has no valid destination.
 func confOf(r *types.Route) (_ routeConf, ok bool) {
 	dst, ok := prefixOf(r.Dst)
 	gw, _ := netip.AddrFromSlice(r.GW)
 	return routeConf{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}, ok
 }
 
-// route converts the route. Errors begin with where, the name of its place.
+// route converts the route. where is the place of the route, such as a field's name, for the beginning of errors.
 func (conf *routeConf) route(where string) (route.Route, error) {
 	one := route.Route{Dst: conf.Dst, Gateway: conf.GW.Unmap()}
 	var scope uint32
@@ -140,7 +141,7 @@ func (conf *routeConf) route(where string) (route.Route, error) {
 	return one, nil
 }
 
-// routes converts the routes of a configuration. It returns an error if one has no dst, or an invalid field.
+// routes converts the routes of a configuration. If a route has no dst, or an invalid field, it returns an error.
 func routes(confs []routeConf) ([]route.Route, error) {
 	var list []route.Route
 	for i, conf := range confs {
@@ -165,7 +166,7 @@ func routes(confs []routeConf) ([]route.Route, error) {
 	return list, nil
 }
 
-// routesOf converts the routes of a result.
+// routesOf converts the routes of a result. If a route has no valid destination, it returns an error.
 func routesOf(of []*types.Route) ([]route.Route, error) {
 	var list []route.Route
 	for _, r := range of {
@@ -184,7 +185,7 @@ func routesOf(of []*types.Route) ([]route.Route, error) {
 	return list, nil
 }
 
-// heldAddresses converts the addresses of a result. An invalid one becomes the zero prefix, which package network
+// heldAddresses converts the addresses of a result. An invalid address becomes the zero prefix, which package network
 // rejects.
 func heldAddresses(of *current.Result) []ipam.Address {
 	var list []ipam.Address
@@ -196,8 +197,8 @@ func heldAddresses(of *current.Result) []ipam.Address {
 	return list
 }
 
-// addIPAM adds an IPAM's addresses and routes to a result. to is the index of the addresses' interface, if there is
-// one.
+// addIPAM adds an IPAM's addresses and routes to a result. to is the index of the interface that has the addresses,
+// or nil.
 func addIPAM(r *current.Result, addresses []ipam.Address, routes []route.Route, to *int) {
 	for _, address := range addresses {
 		ip := current.IPConfig{Address: ipNet(address.Prefix), Interface: to, Gateway: address.Gateway.AsSlice()}
@@ -208,7 +209,7 @@ func addIPAM(r *current.Result, addresses []ipam.Address, routes []route.Route, 
 	}
 }
 
-// resultRoute converts a route for a result.
+// resultRoute converts a route to the type that results have.
 func resultRoute(r route.Route) *types.Route {
 	one := &types.Route{Dst: ipNet(r.Dst), GW: r.Gateway.AsSlice(), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS),
 		Priority: int(r.Priority)}
@@ -221,13 +222,13 @@ func resultRoute(r route.Route) *types.Route {
 	return one
 }
 
-// ipNet converts a prefix for a result.
+// ipNet converts a prefix to the type that results have.
 func ipNet(p netip.Prefix) net.IPNet {
 	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// prefixOf converts a net.IPNet of a result or configuration into a netip.Prefix. It returns false if the address and
-// the mask are invalid or do not fit together. An IPv4 address in IPv6 form becomes IPv4.
+// prefixOf converts a net.IPNet of a result or configuration into a netip.Prefix. It returns false if the address or
+// the mask is invalid, or if they belong to different families. An IPv4 address in IPv6 form becomes IPv4.
 func prefixOf(n net.IPNet) (netip.Prefix, bool) {
 	ip, ok := netip.AddrFromSlice(n.IP)
 	ones, bits := n.Mask.Size()
@@ -247,7 +248,8 @@ func prefixOf(n net.IPNet) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// encode encodes a result in the version of the configuration.
+// encode encodes a result in the version of the configuration. It returns an error if that version cannot express the
+// result.
 func (c *call) encode(r *current.Result) ([]byte, error) {
 	if c.conf.CNIVersion == "1.0.0" || c.conf.CNIVersion == "1.1.0" {
 		r.CNIVersion = c.conf.CNIVersion
@@ -278,8 +280,8 @@ func (c *call) encode(r *current.Result) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// A resultObject is a result of CNI 1.0 and 1.1 (section 5 of the specification). The library's types would need four
-// passes, which cost a tenth of an ADD.
+// A resultObject is a result of CNI 1.0 or 1.1 in JSON (section 5 of the specification). The library's types would
+// need four passes to encode it, which cost a tenth of an ADD.
 type resultObject struct {
 	CNIVersion string               `json:"cniVersion,omitempty"`
 	Interfaces []*current.Interface `json:"interfaces,omitempty"`

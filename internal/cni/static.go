@@ -11,7 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// staticConf is the ipam section of static.
+// staticConf is the ipam section of type static.
 type staticConf struct {
 	Type      string        `json:"type"`
 	Addresses []addressConf `json:"addresses"`
@@ -24,15 +24,15 @@ type addressConf struct {
 	Gateway netip.Addr   `json:"gateway"`
 }
 
-// static is an allocator that returns the same addresses for every attachment. It reserves nothing. The operator who
-// named the addresses makes sure that they are free.
+// static is an allocator that returns the same addresses for every attachment. It reserves nothing. The operator, who
+// named the addresses, makes sure that they are free.
 type static struct {
 	addresses []ipam.Address
 	network   string
 	byName    bool
 }
 
-// static decodes the section.
+// static decodes the ipam section of type static.
 func (a *allocator) static(r *ipamRequest) error {
 	var conf staticConf
 	if err := r.read(&conf); err != nil {
@@ -73,8 +73,9 @@ func (a *allocator) static(r *ipamRequest) error {
 	return err
 }
 
-// staticAddresses merges the four sources in the reference plugin's order. CNI_ARGS adds to the configuration's
-// addresses and sets their gateways, args.cni.ips replaces all of these, and runtimeConfig.ips replaces them again.
+// staticAddresses merges the four sources of addresses in the reference plugin's order. IP in CNI_ARGS adds to the
+// configuration's addresses, and GATEWAY sets gateways. args.cni.ips replaces all of these, and runtimeConfig.ips
+// replaces them again.
 func staticAddresses(addresses []addressConf, args Args, asked *Asked) ([]addressConf, error) {
 	added, err := parsePrefixes("CNI_ARGS IP", args.List("IP"))
 	if err != nil {
@@ -104,7 +105,7 @@ func staticAddresses(addresses []addressConf, args Args, asked *Asked) ([]addres
 	return addresses, nil
 }
 
-// parsePrefixes parses addresses that need a prefix length, since there is no range to take it from.
+// parsePrefixes parses addresses with a prefix length. The length is required, since no range provides one.
 func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 	var addresses []addressConf
 	for _, text := range texts {
@@ -119,14 +120,15 @@ func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 	return addresses, nil
 }
 
-// Bind returns s, since nothing here depends on the node.
+// Bind returns s, since static needs nothing from the node.
 func (s static) Bind(ipam.Node) ipam.Allocator { return s }
 
-// Slow returns false.
+// Slow returns false, since static runs no other program.
 func (static) Slow() bool { return false }
 
-// Add returns the addresses, IPv4 first. Having none is an error, except ByName, where the calling plugin reports it.
-// STATUS accepts none, since addresses may come with each ADD.
+// Add returns the addresses, IPv4 first. If there are none, it returns an error, unless the program was called by the
+// name static, where the calling plugin reports this. Status returns no error, since the runtime may pass addresses
+// with each ADD.
 func (s static) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
 	if len(s.addresses) == 0 && !s.byName {
 		return nil, newError(codeInvalidConfig,
@@ -141,8 +143,8 @@ func (s static) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
 	return &ipam.Allocation{Addresses: addresses}, nil
 }
 
-// Check compares the addresses, and their gateways if any, with those of prevResult. ByName it compares only
-// addresses that prevResult contains, like the reference plugin.
+// Check returns an error unless held, which comes from prevResult, contains the addresses with their gateways. If the
+// program was called by the name static, Check ignores addresses that held lacks, as the reference plugin does.
 func (s static) Check(_ context.Context, _ ipam.Owner, held []ipam.Address) error {
 	for _, a := range s.addresses {
 		same := func(b ipam.Address) bool { return a.Prefix.Addr() == b.Prefix.Addr() }
@@ -164,5 +166,5 @@ func (static) Del(context.Context, ipam.Owner, []netip.Addr) error { return nil 
 // Collect does nothing, since nothing is reserved.
 func (static) Collect(context.Context, []ipam.Owner) error { return nil }
 
-// Status returns nil.
+// Status returns nil, since the runtime may pass addresses with each ADD.
 func (static) Status(context.Context) error { return nil }

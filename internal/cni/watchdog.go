@@ -7,18 +7,20 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// lastGrace is the time that a call has to print its result or error, after its deadline and network.UndoTimeout.
+// lastGrace is the time that a call has to print its result or error, after its deadline and network.UndoTimeout have
+// passed.
 const lastGrace = time.Second
 
-// watchdog ends the process if a call continues past its deadline and the time to undo it. Contexts end other waits,
-// but not one for a file system that does not answer. DEL removes the remains of such a call, as after a kill.
+// watchdog ends the process if a call continues after its deadline and the time for its undo. A context ends all
+// waits except a system call on a file system that does not answer. DEL later removes the remains of such a call, as
+// after a kill.
 type watchdog struct {
 	timer   *time.Timer
 	conf    atomic.Pointer[Common] // the configuration, once it is read
 	claimed atomic.Bool            // the call, or the watchdog, has begun to print the result or error
 }
 
-// watch starts the call's watchdog with the default deadline, until the configuration's is known.
+// watch starts the call's watchdog. The default deadline applies until the configuration is read.
 func (c *call) watch() {
 	w := &watchdog{}
 	w.conf.Store(&Common{})
@@ -26,8 +28,8 @@ func (c *call) watch() {
 	c.watchdog = w
 }
 
-// bite ends the process. First it prints an error, unless the call has begun to print its result. If the call hangs
-// while it prints, its reader has the output already, or there is no reader.
+// bite ends the process. Before that it prints an error, unless the call has begun to print its result. If the call
+// hangs while it prints, either its reader has the output already, or there is no reader.
 func (c *call) bite(w *watchdog) {
 	if conf := w.conf.Load(); w.claimed.CompareAndSwap(false, true) {
 		c.printError(conf.CNIVersion, newError(codeTryAgainLater,
@@ -39,14 +41,14 @@ func (c *call) bite(w *watchdog) {
 	c.Exit(1)
 }
 
-// until sets the call's own deadline, counted from now.
+// until starts the watchdog's time again, with the deadline in the configuration.
 func (w *watchdog) until(conf *Common) {
 	w.conf.Store(conf)
 	w.timer.Reset(conf.deadline() + network.UndoTimeout + lastGrace)
 }
 
-// speak prevents the watchdog from printing. Call it before the call's result or error is printed. If the watchdog
-// prints already, the process is about to end, and speak does not return.
+// speak prevents the watchdog from printing. The call must call speak before it prints its result or error. If the
+// watchdog is already printing, the process is about to end, and speak does not return.
 func (w *watchdog) speak() {
 	if !w.claimed.CompareAndSwap(false, true) {
 		select {}

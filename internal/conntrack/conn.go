@@ -1,13 +1,13 @@
-// Package conntrack lists and deletes flows. A flow is the kernel's entry for the packets of one tracked connection,
-// with the address translation that the kernel applies to them.
+// Package conntrack lists and deletes flows of the kernel's connection tracking. A flow is the kernel's entry for one
+// connection, and contains the address translation of its packets.
 //
 //	n, err := conn.Flush(ctx, conntrack.Of(netip.MustParseAddr("10.22.0.5")))
 //
-// NAT rules see only the first packet of a flow. A client that keeps sending datagrams from one port keeps its flow
-// alive, with the translation that was chosen when the flow began.
+// NAT rules see only the first packet of a flow. A client that keeps sending datagrams from one port keeps its flow,
+// with the translation that was chosen when the flow began.
 //
-// For each question the kernel walks through its whole table, which all network namespaces share. This takes some 9
-// ms for the usual 262,144 buckets, and 2.5 µs for each flow that it returns.
+// For each Question, the kernel walks through its whole table, which all network namespaces share. This takes some 9
+// ms for the default of 262,144 buckets, and 2.5 µs for each flow that it returns.
 //
 // The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and Linux 6.1 or later with
 // nf_conntrack_netlink (CONFIG_NF_CT_NETLINK). The messages are defined in
@@ -30,30 +30,31 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Question selects the flows that meet all of its conditions.
+// Question selects flows. A flow must meet all of its conditions.
 type Question struct {
-	// Family is unix.AF_INET or unix.AF_INET6.
+	// Family is the address family: unix.AF_INET or unix.AF_INET6.
 	Family uint8
-	// Proto is an IP protocol number (unix.IPPROTO_UDP). 0 means any.
+	// Proto is the number of an IP protocol, such as unix.IPPROTO_UDP. 0 means any protocol.
 	Proto uint8
-	// Port is the destination port of the flow's first packet, for TCP or UDP. 0 means any. It requires a Proto.
+	// Port is the destination port of the flow's first packet, for TCP or UDP. 0 means any port. It requires Proto.
 	Port uint16
-	// Where decides about the flows that meet the other conditions.
+	// Where is called for flows that meet the other conditions, and reports whether to select the flow.
 	Where func(*Flow) bool
 }
 
-// Of selects the flows of an address: those that it began, masqueraded or not, and those that lead to it. Use it for
-// an address whose pod is gone, before another pod gets the address.
+// Of returns a Question that selects all flows from and to an address, including masqueraded ones. Use it for the
+// address of a deleted pod, before another pod gets the address.
 func Of(a netip.Addr) Question {
 	return Question{Family: nl.FamilyOf(a),
 		Where: func(f *Flow) bool { return f.Orig.Src.Addr() == a || f.Reply.Src.Addr() == a }}
 }
 
-// Conn lists and deletes the flows of one network namespace. Several goroutines may call its methods. Errors of the
-// kernel are a *tombolo.OpError, or wrap one.
+// Conn lists and deletes the flows of one network namespace. Several goroutines may call its methods at the same
+// time. Errors from the kernel are, or wrap, a *tombolo.OpError.
 type Conn struct{ nl *nl.Conn }
 
-// Dial opens a connection that works on the network namespace ns. If ns is nil, it works on the calling thread's.
+// Dial opens a connection that works on the network namespace ns. If ns is nil, it works on the calling thread's
+// namespace.
 func Dial(ns *netns.NS) (*Conn, error) {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, ns)
 	if err != nil {
@@ -65,8 +66,8 @@ func Dial(ns *netns.NS) (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.nl.Close() }
 
-// List returns the flows that the questions select, in the kernel's order. A flow that begins or ends during the call
-// may be missing or not.
+// List returns the flows that the questions select, in the kernel's order. If a flow begins or ends during the call,
+// the result may contain it or not.
 //
 // The error matches errors.ErrUnsupported if the kernel has no ctnetlink, fs.ErrPermission without CAP_NET_ADMIN, and
 // tombolo.ErrInterrupted if many attempts in a row were interrupted.
@@ -97,7 +98,7 @@ func (c *Conn) List(ctx context.Context, questions ...Question) ([]Flow, error) 
 	return list, nil
 }
 
-// count returns the number of flows in the namespace, which the kernel knows without a walk through the table.
+// count returns the number of flows in the network namespace. The kernel knows it without a walk through the table.
 func (c *Conn) count() (count uint32, _ error) {
 	var b nl.Batch
 	m, err := encode(messageStats, unix.AF_UNSPEC, nil)
@@ -107,7 +108,7 @@ func (c *Conn) count() (count uint32, _ error) {
 	})
 	err = c.nl.Execute(&b)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-		// nfnetlink does not know this subsystem, and could not load it.
+		// The kernel does not know the subsystem ctnetlink, and could not load its module.
 		return 0, &tombolo.OpError{Op: "count flows", Err: fmt.Errorf(
 			"%w: this kernel has no ctnetlink; load the module nf_conntrack_netlink, or use a kernel with "+
 				"CONFIG_NF_CT_NETLINK",
@@ -117,17 +118,19 @@ func (c *Conn) count() (count uint32, _ error) {
 	return count, err
 }
 
-// Flush deletes the flows that the questions select, and returns how many it deleted. It does not count flows that
-// end by themselves during the call; these are no error. A flow with the same tuple that began during the call stays.
+// Flush deletes the flows that the questions select, and returns the number of deleted flows. A flow that ends by
+// itself during the call is no error and is not counted. Flush does not delete a flow that replaces a selected flow
+// in the meantime.
 //
-// The next packet of a client begins a new flow under the rules of that moment. So change the rules first.
+// The next packet of a client opens a new flow under the present rules. So change the rules before Flush.
 func (c *Conn) Flush(ctx context.Context, questions ...Question) (deleted int, _ error) {
 	list, err := c.List(ctx, questions...)
 	if err != nil {
 		return 0, err
 	}
 
-	// The acknowledgements must fit into the socket's buffer, which only a privileged process can enlarge.
+	// Limit the size of a batch. Its acknowledgements must fit into the socket's buffer, which only a privileged
+	// process can enlarge.
 	const atOnce = 128
 	for some := range slices.Chunk(list, atOnce) {
 		if err := c.delete(some, &deleted); err != nil {
@@ -138,7 +141,7 @@ func (c *Conn) Flush(ctx context.Context, questions ...Question) (deleted int, _
 	return deleted, nil
 }
 
-// delete deletes flows in one batch, and adds their number to deleted.
+// delete deletes flows in one batch, and adds the number of deleted flows to *deleted.
 func (c *Conn) delete(list []Flow, deleted *int) error {
 	var b nl.Batch
 	for i := range list {
@@ -161,7 +164,7 @@ func (c *Conn) delete(list []Flow, deleted *int) error {
 	return err
 }
 
-// include/uapi/linux/netfilter/nfnetlink_conntrack.h
+// Constants of include/uapi/linux/netfilter/nfnetlink_conntrack.h.
 const (
 	messageGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1 // IPCTNL_MSG_CT_GET
 	messageDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
@@ -190,7 +193,7 @@ const (
 	filterOrigFlags  = 1 // CTA_FILTER_ORIG_FLAGS
 	filterReplyFlags = 2 // CTA_FILTER_REPLY_FLAGS
 
-	// The bits of CTA_FILTER_*_FLAGS have no UAPI header (net/netfilter/nf_internals.h).
+	// The bits of CTA_FILTER_*_FLAGS are not in the UAPI headers, but in net/netfilter/nf_internals.h.
 	filterProto   = 1 << 3 // CTA_FILTER_F_CTA_PROTO_NUM
 	filterDstPort = 1 << 5 // CTA_FILTER_F_CTA_PROTO_DST_PORT
 )
@@ -200,30 +203,31 @@ const headerLen = 4
 
 // Flow is an entry of the kernel's connection tracking.
 type Flow struct {
-	// Proto is the IP protocol's number.
+	// Proto is the number of the IP protocol.
 	Proto uint8
-	// Orig is the tuple of the flow's first packet before any translation. Reply is the tuple of the answers before
-	// their translation.
+	// Orig is the tuple of the flow's first packet, before any translation. Reply is the tuple of the answers, before
+	// they are translated back.
 	Orig, Reply Tuple
 
-	// id distinguishes flows that have the same tuple one after the other.
+	// id distinguishes flows that have the same tuple at different times.
 	id   uint32
 	zone uint16
-	// tuple is the kernel's attribute for Orig. A deletion sends it back unchanged, since for some protocols it has
-	// more than addresses and ports.
+	// tuple is the kernel's attribute for Orig. A request to delete the flow returns it unchanged, since for some
+	// protocols it contains more than addresses and ports.
 	tuple []byte
 }
 
-// Tuple is one direction of a flow. The ports are 0 if the protocol has none.
+// Tuple holds the source and the destination of packets in one direction of a flow. The ports are 0 if the protocol
+// has none.
 type Tuple struct{ Src, Dst netip.AddrPort }
 
-// String describes the flow by its protocol's number, source and destination.
+// String describes the flow by its protocol's number, its source and destination, and the source of the answers.
 func (f *Flow) String() string {
 	return fmt.Sprintf("of protocol %d from %s to %s, answered by %s", f.Proto, f.Orig.Src, f.Orig.Dst, f.Reply.Src)
 }
 
-// encode returns a request with struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h). The kernel lists only
-// flows of this family. Numbers are in network byte order, except in the attributes of a filter.
+// encode returns a request with struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h). For a listing, the kernel
+// returns only flows of the given family. Numbers are in network byte order, except in the attributes of a filter.
 func encode(typ netlink.HeaderType, family uint8, fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
 	return nl.Encode(typ, 0, []byte{family, unix.NFNETLINK_V0, 0, 0}, func(ae *netlink.AttributeEncoder) {
 		ae.ByteOrder = binary.BigEndian
@@ -233,7 +237,7 @@ func encode(typ netlink.HeaderType, family uint8, fn func(ae *netlink.AttributeE
 	})
 }
 
-// message returns the request for the flows of the question's family, protocol and port.
+// message returns a request for the flows that have the question's family, protocol and port.
 func (q *Question) message() (netlink.Message, error) {
 	return encode(messageGet, q.Family, func(ae *netlink.AttributeEncoder) {
 		if q.Proto == 0 {
@@ -259,8 +263,8 @@ func (q *Question) message() (netlink.Message, error) {
 	})
 }
 
-// deleteMessage returns the request that deletes a flow. It names the flow by its tuple, zone and id. Without a tuple
-// it returns an error, since the kernel would delete all flows.
+// deleteMessage returns a request that deletes the flow with this tuple, zone and id. If the flow has no tuple, it
+// returns an error, since the kernel would delete all flows.
 func (f *Flow) deleteMessage() (netlink.Message, error) {
 	if len(f.tuple) == 0 {
 		return netlink.Message{}, fmt.Errorf("%w: a flow without a tuple", nl.ErrMalformed)
@@ -282,7 +286,7 @@ func number(b []byte) (n uint32) {
 	return n
 }
 
-// decodeStats returns the number of flows from an answer to IPCTNL_MSG_CT_GET_STATS.
+// decodeStats returns the number of flows in an answer to IPCTNL_MSG_CT_GET_STATS.
 func decodeStats(b []byte) (entries uint32, _ error) {
 	text := nl.Find(b[min(headerLen, len(b)):], statsEntries)
 	if len(text) != 4 {
@@ -291,7 +295,7 @@ func decodeStats(b []byte) (entries uint32, _ error) {
 	return number(text), nil
 }
 
-// decode parses a message of type IPCTNL_MSG_CT_NEW.
+// decode parses a message of the type IPCTNL_MSG_CT_NEW.
 func decode(b []byte) (Flow, error) {
 	b = b[min(headerLen, len(b)):]
 	f := Flow{tuple: nl.Find(b, attrTupleOrig), id: number(nl.Find(b, attrID))}

@@ -10,13 +10,14 @@ import (
 
 // Config describes the client and its requests. DUID is required.
 type Config struct {
-	// DUID identifies the client. It has 3 to 130 bytes and begins with its type; see the function DUID.
+	// DUID is the DHCP unique identifier of the client. It has 3 to 130 bytes and begins with its type; see the
+	// function DUID.
 	DUID dhcpc.Hex
-	// IAID distinguishes the client's addresses. Any number will do, as long as it stays the same.
+	// IAID distinguishes the client's addresses. It can be any number that stays the same for the client.
 	IAID uint32
-	// Address is the address that a SOLICIT requests. The server may assign another.
+	// Address is the address to request in a SOLICIT. The server may assign another one.
 	Address netip.Addr
-	// HostName is option 39. The server may enter it in its DNS.
+	// HostName is the host name (option 39). The server may enter it in its DNS.
 	HostName string
 	// RapidCommit requests the lease in two messages instead of four. Without it, the client waits a second for
 	// ADVERTISEs of better servers.
@@ -29,7 +30,7 @@ type Config struct {
 	DetectConflicts bool
 }
 
-// own returns a copy of the configuration, after checking it.
+// own checks the configuration and returns a copy.
 func (c *Config) own() (*Config, error) {
 	if c == nil {
 		return nil, trace.Invalid("no configuration: a DHCPv6 client needs a DUID")
@@ -42,7 +43,7 @@ func (c *Config) own() (*Config, error) {
 // maxHostName is the longest DNS name, in bytes.
 const maxHostName = 253
 
-// check returns an error that matches tombolo.ErrInvalid for a value that cannot be used.
+// check returns an error that matches tombolo.ErrInvalid if a field is not valid.
 func (c *Config) check() error {
 	switch {
 	case len(c.DUID) < minDUID || len(c.DUID) > maxDUID:

@@ -4,10 +4,10 @@
 //	session := machine.Start(time.Now(), rand.Uint64())
 //	session, out := machine.Step(session, time.Now(), dhcp6.Event{}) // then send out.Send
 //
-// The package is only the state machine, without sockets, clock and goroutines. Its caller sends the messages that
-// Step returns, and calls Step again at the time in its result or when a message arrives. The example has such a
-// loop. A Transport carries messages between the interface's link-local address and ff02::1:2. A Lease holds
-// everything that is needed to renew and release it, also as JSON and by another program.
+// The package contains only the state machine, without sockets, clock and goroutines. Its caller sends the messages
+// that Step returns, and calls Step again at the time Output.Wake or when a message arrives. The package's Example
+// has such a loop. A dhcpc.Transport carries messages between the interface's link-local address and ff02::1:2. A
+// Lease holds everything needed to renew and release it, also in its JSON form and for another program.
 //
 // # States
 //
@@ -34,19 +34,19 @@
 //	                     │ RENEWING │──────────┘
 //	                     └──────────┘
 //
-// In CHECKING the machine waits for its caller. The caller adds the address to the interface and waits until
-// duplicate address detection has looked for another host with the address (RFC 8415, section 18.2.10.1).
+// In CHECKING the machine waits for its caller. The caller adds the address to the interface and waits for the result
+// of duplicate address detection (RFC 8415, section 18.2.10.1).
 //
 // # Conformance
 //
 // Retransmissions, their limits and their randomness follow RFC 8415, sections 7.6 and 15. The client obeys
 // SOL_MAX_RT and INF_MAX_RT of servers. It does not delay the first SOLICIT. All messages go to all servers, as RFC
 // 9915 requires: the client ignores the Server Unicast option and a status UseMulticast. It ignores a RECONFIGURE,
-// which it cannot authenticate. It supports neither IA_TA nor prefix delegation. Machine.Confirm begins in
+// since it could not authenticate one. It supports neither IA_TA nor prefix delegation. Machine.Confirm begins in
 // CONFIRMING, which leads to BOUND, or to INIT if the address does not fit the link (NotOnLink).
 //
 // The client accepts a message if it has our transaction and client identifier and a server identifier. In
-// REQUESTING, RENEWING and DECLINING it accepts only messages of the server that it addressed. It ignores an IA_NA
+// REQUESTING, RENEWING and DECLINING it accepts only messages from the server that it addressed. It ignores an IA_NA
 // with another IAID, or with a T1 after its T2. Lease.Ignored names the unusable parts of a REPLY.
 //
 // # Needs

@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Times and retry counts of RFC 8415, section 7.6.
+// These are the times and retry counts of RFC 8415, section 7.6.
 const (
 	solTimeout = time.Second
 	solMaxRT   = time.Hour
@@ -31,7 +31,7 @@ const (
 	decMaxRC   = 4
 )
 
-// solicit sends the first or the next SOLICIT of an exchange.
+// solicit sends the first or the next SOLICIT, and enters SOLICITING.
 func (t *step) solicit() {
 	if t.s.state != soliciting {
 		t.begin(soliciting)
@@ -50,7 +50,7 @@ func (t *step) solicit() {
 }
 
 // soliciting handles a message in SOLICITING. Until the first pause ends, it collects ADVERTISEs and keeps the one
-// with the highest preference. Later it takes the first. A REPLY counts only with rapid commit.
+// with the highest preference. Later it requests the first one. A REPLY counts only with rapid commit.
 func (t *step) soliciting(m *message) {
 	rapid := m.kind == dhcpv6.MessageTypeReply && m.rapid && t.cfg.RapidCommit
 	if m.kind == dhcpv6.MessageTypeReply && !rapid {
@@ -89,8 +89,9 @@ func (t *step) soliciting(m *message) {
 	}
 }
 
-// granted returns a lease of the message's address want or, without that address, of its first usable one. If there
-// is none, it returns nil and the reason, for a trace.
+// granted returns the lease that a message offers or grants for the address want. If the message does not contain
+// want, granted returns the lease of the first usable address. Without a usable address it returns nil and the
+// reason, for a trace. The reason is empty if the message has an error status, since its description contains that.
 func (t *step) granted(m *message, want netip.Addr) (l *Lease, why string) {
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		return nil, ""
@@ -256,7 +257,7 @@ func (t *step) renewing(m *message) {
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		t.note(m.describe())
 		if s.StatusCode == iana.StatusNoBinding && statusOf(m.status) == iana.StatusSuccess {
-			// The server has forgotten the lease, and may grant its address again.
+			// The server has forgotten the lease. It may grant the address again, so request it.
 			again := *l
 			again.Server = slices.Clone(m.server)
 			t.request(&again)
@@ -278,7 +279,7 @@ func (t *step) renewing(m *message) {
 	}
 }
 
-// revoked handles a REPLY that gives the present lease no more time. It ends that lease, and takes another address of
+// revoked handles a REPLY that gives the present lease no more time. It ends that lease, and uses another address of
 // the REPLY if there is one.
 func (t *step) revoked(m *message, list []grant, t1, t2 time.Duration, ignored []string) {
 	old := t.s.lease
@@ -349,7 +350,7 @@ func (t *step) informing(m *message) {
 	info := &Information{DNS: m.dns(&l), Search: m.search(&l)}
 	info.Ignored = l.Ignored
 
-	// RFC 8415, section 21.23: the default is a day, the minimum ten minutes.
+	// The default is a day, and the minimum ten minutes (RFC 8415, section 21.23).
 	const day, least = 24 * time.Hour, 10 * time.Minute
 	info.Refresh = max(m.options.InformationRefreshTime(day), least)
 	t.out.Information = info
@@ -364,7 +365,7 @@ type Information struct {
 	Ignored []string      // parts of the answer that cannot be used, with the reasons
 }
 
-// The times of a CONFIRM (RFC 8415, section 7.6).
+// These are the times of a CONFIRM (RFC 8415, section 7.6).
 const (
 	cnfMaxDelay = time.Second
 	cnfTimeout  = time.Second
@@ -376,8 +377,9 @@ const (
 // fits the link (RFC 8415, section 18.2.3). Use it when the machine or the program has restarted, or when the machine
 // may have been moved.
 //
-// If no server answers within ten seconds, the client keeps the lease. A lease that is due for renewal or lies in the
-// future is renewed instead, and one that has run out is lost: see Restore. The error matches tombolo.ErrInvalid.
+// If no server answers within ten seconds, the client keeps the lease. If the lease is due for renewal, or Obtained
+// is in the future, the Session renews it instead. If the lease has run out, the Session reports it as lost: see
+// Restore. An unusable lease is an error that matches tombolo.ErrInvalid.
 func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease) (Session, error) {
 	s, err := m.Restore(now, seed, l)
 	if err == nil && (s.wake.IsZero() || now.Before(s.wake)) {
@@ -414,7 +416,8 @@ func (t *step) confirm() {
 	t.send(m, cnfTimeout, cnfMaxRT, end)
 }
 
-// confirmed continues with the lease, which may be due for renewal by now.
+// confirmed returns to the state bound after a CONFIRM. It keeps the present lease and schedules its renewal, which
+// may be due by now.
 func (t *step) confirmed() {
 	t.s.trace = trace.Trace{Began: t.now}
 	t.idle(bound, t.s.lease.Renew)

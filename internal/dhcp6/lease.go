@@ -9,13 +9,13 @@ import (
 )
 
 // Lease is a lease that a server granted. It holds everything that this process or another needs to renew and release
-// it. Its JSON form has stable names, for records on disk.
+// it. The names in its JSON form are stable, so that programs can keep it on disk.
 //
 // A Lease never changes: a renewal makes a new one.
 type Lease struct {
 	// Address is the leased address. DHCPv6 has no prefix length and no router. Router advertisements supply these.
 	Address netip.Addr `json:"address"`
-	// DNS are the name servers, best first (option 23), and Search is the domain search list (24).
+	// DNS are the name servers (option 23), best first. Search is the domain search list (option 24).
 	DNS    []netip.Addr `json:"dns,omitempty"`
 	Search []string     `json:"search,omitempty"`
 	// Server is the server's DUID (option 2).
@@ -23,10 +23,9 @@ type Lease struct {
 	// DUID and IAID identify the client and its address towards the server.
 	DUID dhcpc.Hex `json:"duid"`
 	IAID uint32    `json:"iaid"`
-	// Obtained is when the client sent the message that the server's REPLY answers. Renew (T1), Rebind (T2),
-	// Preferred and Expire are computed from it. They are zero in a lease that never ends. Preferred is also zero if
-	// the address stays preferred for as long as it is valid. The times follow the same clocks as those of a
-	// dhcpc.Lease.
+	// Obtained is the sending time of the message that the REPLY answered. Renew (T1), Rebind (T2), Preferred and
+	// Expire are relative to it. They are zero in a lease that never ends. Preferred is also zero if the address
+	// stays preferred for as long as it is valid. The times use the same clocks as the times of a dhcpc.Lease.
 	Obtained  time.Time `json:"obtained"`
 	Renew     time.Time `json:"renew,omitzero"`
 	Rebind    time.Time `json:"rebind,omitzero"`
@@ -36,7 +35,7 @@ type Lease struct {
 	Ignored []string `json:"ignored,omitempty"`
 }
 
-// Validate returns an error unless the lease can be renewed and released: address, server, identity and times must be
+// Validate returns an error if the lease cannot be renewed and released: address, server, identity and times must be
 // present and possible. The error matches tombolo.ErrInvalid.
 func (l *Lease) Validate() error {
 	switch {
@@ -67,7 +66,7 @@ func (l *Lease) Infinite() bool {
 	return l != nil && l.Renew.IsZero() && l.Rebind.IsZero() && l.Expire.IsZero()
 }
 
-// Left returns the time until the lease ends: 0 if it has ended, and -1 if it never ends.
+// Left returns the time until the lease ends. It returns 0 if the lease has ended or is nil, and -1 if it never ends.
 func (l *Lease) Left(now time.Time) time.Duration {
 	switch {
 	case l == nil:
@@ -96,7 +95,7 @@ func usable(a netip.Addr) bool {
 		!a.IsLinkLocalUnicast()
 }
 
-// The minimum and maximum length of a DUID in bytes, including its type (RFC 8415, section 11.1).
+// These are the minimum and maximum length of a DUID in bytes, including its type (RFC 8415, section 11.1).
 const (
 	minDUID = 3
 	maxDUID = 130

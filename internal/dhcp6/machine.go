@@ -12,13 +12,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Machine is the client's side of RFC 8415 for one identity. It has no socket, no clock and no goroutine, and keeps
-// nothing between calls. The progress of a client is a Session, which Step takes and returns.
+// Machine is the client's state machine of RFC 8415 for one identity. It has no socket, no clock and no goroutine,
+// and keeps nothing between calls. The progress of a client is a Session, which Step takes and returns.
 type Machine struct {
 	cfg *Config
 }
 
-// NewMachine returns a Machine with a copy of the configuration. The error matches tombolo.ErrInvalid.
+// NewMachine returns a Machine with a copy of the configuration. If a field is not valid, the error matches
+// tombolo.ErrInvalid.
 func NewMachine(cfg *Config) (*Machine, error) {
 	c, err := cfg.own()
 	if err != nil {
@@ -57,47 +58,47 @@ type Session struct {
 // State returns the state of the client.
 func (s *Session) State() State { return s.state }
 
-// Lease returns the present lease, or nil.
+// Lease returns the present lease, or nil if there is none.
 func (s *Session) Lease() *Lease { return s.lease }
 
-// Wake returns when to call Step next, like the last Output.
+// Wake returns the time of the next call of Step. It equals the last Output.Wake.
 func (s *Session) Wake() time.Time { return s.wake }
 
 // Verdict is the result of duplicate address detection.
 type Verdict uint8
 
-// Results of duplicate address detection. Step ignores them in all states except CHECKING.
+// These are results of duplicate address detection. Step ignores them in all states except CHECKING.
 const (
 	Unused Verdict = iota + 1 // no other host has the address
 	InUse                     // another host has the address
 )
 
-// Event is the input of a Step. The zero Event means that only time has passed. Message may be any received bytes,
-// since Step checks them.
+// Event is the input of a Step. The zero Event means that only time has passed. Message is a received message, or
+// nil. Step checks its bytes. Verdict is the answer to Output.Check.
 type Event struct {
 	Message []byte
 	Verdict Verdict
 }
 
-// Output is the result of a Step, and tells its caller what to do next.
+// Output is the result of a Step. It tells the caller the next actions.
 type Output struct {
-	// Send is a message to send now. If sending fails, the caller does nothing: a later Step sends it again.
+	// Send is a message to send now, or nil. If sending fails, continue: a later Step repeats the message.
 	Send []byte
-	// Check is a lease whose address the caller must look for on the link. The Session waits for an Event with a
-	// Verdict, without a time limit.
+	// Check is a lease whose address needs duplicate address detection, or nil. The caller adds the address to the
+	// link and waits for the result. The Session then waits for an Event with a Verdict, without a time limit.
 	Check *Lease
-	// Bound is a lease that a server just granted or renewed and that passed all checks.
+	// Bound is a lease that a server has just granted or renewed and that passed all checks, or nil.
 	Bound *Lease
-	// Lost is a lease that has ended. Nothing may use its address any more.
+	// Lost is a lease that has just ended, or nil. From now on nothing may use its address.
 	Lost *Lease
-	// Information holds the options from the answer to an INFORMATION-REQUEST.
+	// Information holds the options from the answer to an INFORMATION-REQUEST. It is nil otherwise.
 	Information *Information
-	// Err is the reason why a lease was lost or refused. The Session tries to get another.
+	// Err is the reason for a lost or refused lease, or nil. The Session continues and tries to get another lease.
 	Err error
-	// Wake is when to call Step again if no message comes before. The zero time means never.
+	// Wake is the time to call Step again if no message comes before. The zero time means never.
 	Wake time.Time
-	// Listen is how long answers may come. After that time, or if it is zero, the caller may close its sockets. It is
-	// never later than Wake.
+	// Listen is the time until which answers are expected. After it, or if it is the zero time, the caller may close
+	// its sockets. It is never later than Wake.
 	Listen time.Time
 }
 
@@ -110,17 +111,17 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 	}
 }
 
-// Inform returns a Session that requests options and no address.
+// Inform returns a Session that requests only options, and no address.
 func (m *Machine) Inform(now time.Time, seed uint64) Session {
 	s := m.Start(now, seed)
 	s.state = informing
 	return s
 }
 
-// Restore returns a Session for a client that still has the lease l. The Session renews the lease when it is due, and
-// sends nothing before. If the lease has run out, the first Step reports it as lost, and the Session requests its
-// address again. If the lease begins in the future, the clock was set back, and the Session asks any server at once.
-// The error matches tombolo.ErrInvalid.
+// Restore returns a Session for a client that still has the lease l. The Session sends nothing until the lease is due
+// for renewal. If the lease has run out, the first Step reports it as lost, and the Session requests its address
+// again. If Obtained is in the future, the clock was set back, and the Session asks any server at once. An unusable
+// lease is an error that matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 
 	if err := l.Validate(); err != nil {
@@ -134,7 +135,8 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 		back := l.Obtained.Sub(now)
 		moved.Obtained = now
 		if !l.Infinite() {
-			// The lease lasts no longer than the server granted it.
+			// Move the times into the past by the same amount, so that the lease does not last longer than the server
+			// granted it.
 			moved.Renew, moved.Rebind, moved.Expire = now, now, l.Expire.Add(-back)
 			if !l.Preferred.IsZero() {
 				moved.Preferred = l.Preferred.Add(-back)
@@ -147,8 +149,9 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 	return s, nil
 }
 
-// Step advances a Session to the time now and handles the event. If Step is called late, it does everything that is
-// due. A time before an earlier Step's counts as the time of that Step.
+// Step advances a Session to the time now and handles the event. It returns the next state and the caller's next
+// actions. Step may be called late: it then does the work that is due. If now is before the time of an earlier Step,
+// the earlier time counts.
 func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
 
 	if now.Before(s.now) {
@@ -237,8 +240,8 @@ func (t *step) receive(data []byte) {
 	}
 }
 
-// whyForeign returns the reason why a message is not part of the client's exchange (RFC 8415, section 16), or "" if
-// it is.
+// whyForeign returns the reason why a message is not part of the client's exchange (RFC 8415, section 16). It returns
+// "" if the message is part of the exchange.
 func (t *step) whyForeign(m *message) string {
 	switch {
 	case m.kind != dhcpv6.MessageTypeAdvertise && m.kind != dhcpv6.MessageTypeReply:
@@ -268,24 +271,24 @@ func (t *step) isReplyFrom(m *message, server dhcpc.Hex) bool {
 	return true
 }
 
-// note counts a received message, for the error that Failure returns.
+// note records a received message, for the error that Failure returns.
 func (t *step) note(what string) { t.s.trace.Heard.Add(what) }
 
-// begin starts an exchange with a new transaction identifier.
+// begin starts an exchange in the given state, with a new transaction identifier.
 func (t *step) begin(state State) {
 	t.s.state, t.s.tries, t.s.rt = state, 0, 0
 	t.s.xid = uint32(t.s.random.Next()) & 0xffffff
 	t.s.first = t.now
 }
 
-// message returns a new message of the exchange.
+// message returns a new message of the exchange. It still lacks the options for its type.
 func (t *step) message(kind dhcpv6.MessageType) *dhcpv6.Message {
 	return t.cfg.write(kind, t.s.xid, t.now.Sub(t.s.first))
 }
 
 // send sends the next message of the exchange, and sets the time of its retransmission (RFC 8415, section 15). The
-// first pause is irt. Each further pause doubles, up to mrt. All pauses vary at random by a tenth. end is when the
-// exchange is over at the latest; the zero time means never.
+// first pause is irt. Each further pause doubles, up to mrt; an mrt of 0 means no limit. All pauses vary at random by
+// a tenth. The exchange ends at the time end at the latest; the zero time means never.
 func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	t.out.Send = m.ToBytes()
 	t.s.trace.Sent.Add(m.MessageType.String())
@@ -326,8 +329,8 @@ func (t *step) idle(state State, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, time.Time{}
 }
 
-// startOver returns to INIT after a failure, with a pause that grows with each failure. err is nil if it was reported
-// before.
+// startOver returns to INIT after a failure, with a pause that grows with each failure. err is nil if Output.Err
+// reported the failure before.
 func (t *step) startOver(err error) {
 	if err != nil {
 		t.out.Err, t.s.trace.Last = err, err
@@ -338,7 +341,7 @@ func (t *step) startOver(err error) {
 	t.idle(initial, t.now.Add(pause))
 }
 
-// shun remembers that a server's ADVERTISE did not lead to a lease.
+// shun records that a server's ADVERTISE did not lead to a lease, so that the client prefers other servers.
 func (t *step) shun(server dhcpc.Hex) { t.s.avoid = trace.Shun(t.s.avoid, string(server)) }
 
 // lose ends the present lease and begins to look for another.
@@ -357,8 +360,8 @@ func (t *step) lose(why error) {
 	t.s.wake = t.now
 }
 
-// take continues with a lease that a server granted. It asks the caller to check the address, unless the client has
-// that address already.
+// take handles a lease that a server granted. It declines a lease that Config.Refuse rejects. Otherwise it asks the
+// caller to check the address, unless the client already has that address.
 func (t *step) take(l *Lease) {
 	if refused := t.refused(l); refused != nil {
 		t.decline(l, fmt.Errorf("%w: %s: %w", dhcpc.ErrRefused, l.Address, refused))
@@ -378,7 +381,7 @@ func (t *step) take(l *Lease) {
 	}
 }
 
-// refused returns the error of Config.Refuse, or nil if the client may use the lease.
+// refused returns Config.Refuse's reason to refuse a lease, or nil if the lease is acceptable.
 func (t *step) refused(l *Lease) error {
 	if t.cfg.Refuse == nil {
 		return nil
@@ -386,7 +389,7 @@ func (t *step) refused(l *Lease) error {
 	return t.cfg.Refuse(l, t.s.lease)
 }
 
-// checked handles the result of duplicate address detection.
+// checked handles the verdict of duplicate address detection.
 func (t *step) checked(v Verdict) {
 	l := t.s.requested
 	if v == InUse {
@@ -408,8 +411,9 @@ func (t *step) bind(l *Lease) {
 }
 
 // Failure returns an error with the messages that the Session sent and received, for a caller that gives up because
-// of err. The error matches err. It also matches ErrNAK, ErrDeclined or ErrRefused of package dhcpc if that happened
-// last.
+// of err. op is the failed operation, as a verb and an object. The error matches err. It also matches ErrNAK,
+// ErrDeclined or ErrRefused of package dhcpc if the last failure was a server's refusal, a conflict or a refusal by
+// Config.Refuse.
 func (s *Session) Failure(op string, now time.Time, err error) error {
 	return s.trace.Failure(op, now, err, "nothing came of",
 		"does a DHCPv6 server serve this network, and do bridge and firewall let UDP ports 546 and 547 pass?")
@@ -418,7 +422,8 @@ func (s *Session) Failure(op string, now time.Time, err error) error {
 // State is the state of a Session. The package comment has a diagram. Callers need to know only the exported states.
 type State uint8
 
-// In each state the client waits. Its message was sent on the way into the state, or again since.
+// In each state the client waits for an answer or for a time. It sent the state's message when it entered the state,
+// and may have repeated it since.
 const (
 	initial    State = iota // about to send a SOLICIT, at the start or after a back-off
 	soliciting              // SOLICIT sent; waits for ADVERTISEs or, with rapid commit, for a REPLY

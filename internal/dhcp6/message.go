@@ -16,7 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// The client keeps no more entries than these, so that no server can fill a record or a pod's resolv.conf.
+// These limits keep a server from filling a record or a pod's resolv.conf. The client ignores further entries.
 const (
 	maxServers = 16
 	maxSearch  = 32
@@ -39,8 +39,8 @@ type message struct {
 	options    dhcpv6.MessageOptions
 }
 
-// parse decodes a message. It keeps an option that it cannot decode as bytes, since an error in one option does not
-// affect the others.
+// parse decodes a message. If it cannot decode an option, it keeps the option as bytes, since an error in one option
+// does not affect the others.
 func parse(data []byte, iaid uint32) (*message, error) {
 	const header = 4
 	if len(data) < header {
@@ -91,7 +91,7 @@ func decodeOption(code dhcpv6.OptionCode, data []byte) (dhcpv6.Option, error) {
 	return &dhcpv6.OptionGeneric{OptionCode: code, OptionData: slices.Clone(data)}, nil
 }
 
-// statusOf returns the code of a status option, and Success without one.
+// statusOf returns the code of a status option. A missing option means Success.
 func statusOf(s *dhcpv6.OptStatusCode) iana.StatusCode {
 	if s == nil {
 		return iana.StatusSuccess
@@ -99,7 +99,7 @@ func statusOf(s *dhcpv6.OptStatusCode) iana.StatusCode {
 	return s.StatusCode
 }
 
-// refusal returns the status of the message if that is not Success, else the status of its IA_NA.
+// refusal returns the status of the message if that is not Success. Otherwise it returns the status of the IA_NA.
 func (m *message) refusal() *dhcpv6.OptStatusCode {
 	if statusOf(m.status) != iana.StatusSuccess || m.ia == nil {
 		return m.status
@@ -107,7 +107,7 @@ func (m *message) refusal() *dhcpv6.OptStatusCode {
 	return m.ia.Options.Status()
 }
 
-// statusText returns a status as text: `NoAddrsAvail "no free address"`.
+// statusText returns a status as text, such as `NoAddrsAvail "no free address"`.
 func statusText(s *dhcpv6.OptStatusCode) string {
 	text := trace.Printable(s.StatusMessage)
 	if text == "" {
@@ -134,7 +134,8 @@ type grant struct {
 	preferred, valid time.Duration
 }
 
-// grants returns the addresses of our IA_NA, including those with a lifetime of 0, and the errors in it.
+// grants reads our IA_NA. It returns the usable addresses, including those with a lifetime of 0, the times T1 and T2,
+// and descriptions of the unusable parts.
 func (m *message) grants() (list []grant, t1, t2 time.Duration, ignored []string) {
 	if m.ia == nil {
 		return nil, 0, 0, nil
@@ -170,10 +171,11 @@ func (m *message) grants() (list []grant, t1, t2 time.Duration, ignored []string
 	return list, t1, t2, ignored
 }
 
-// shortest is the minimum time between two messages of a renewal, also if a server requests a shorter one.
+// shortest is the minimum time between two messages of a renewal. It also applies if a server requests a shorter
+// time.
 const shortest = 2 * time.Second
 
-// lease returns a lease of one address of a message. asked is when the client sent the message that m answers.
+// lease returns a lease of the address g of a message. asked is the sending time of the message that m answers.
 func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []string, asked time.Time) *Lease {
 	l := &Lease{
 		Address: g.addr, Server: slices.Clone(m.server), DUID: c.DUID, IAID: c.IAID,
@@ -192,8 +194,8 @@ func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []stri
 	return l
 }
 
-// times returns T1 and T2, in this order and before the end of the lease. If the server leaves them to the client, or
-// if they are after the end, they are fractions of the preferred lifetime, as RFC 8415, section 21.4, recommends.
+// times returns T1 and T2, in this order and before the end of the lease. The server may leave them to the client, or
+// send times after the end. They are then fractions of the preferred lifetime, as RFC 8415, section 21.4, recommends.
 func (c *Config) times(l *Lease, g grant, t1, t2 time.Duration) (renew, rebind time.Time) {
 	base := g.preferred
 	if base == 0 || base > g.valid {
@@ -213,7 +215,7 @@ func (c *Config) times(l *Lease, g grant, t1, t2 time.Duration) (renew, rebind t
 	return l.Obtained.Add(t1), l.Obtained.Add(t2)
 }
 
-// dns returns the name servers of a message, and notes in l those that it leaves out.
+// dns returns the name servers of a message. It adds the unusable ones to l.Ignored.
 func (m *message) dns(l *Lease) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range m.options.DNS() {
@@ -232,7 +234,7 @@ func (m *message) dns(l *Lease) []netip.Addr {
 	return list
 }
 
-// search returns the search domains of a message, and notes in l those that it leaves out.
+// search returns the search domains of a message. It adds the unusable ones to l.Ignored.
 func (m *message) search(l *Lease) []string {
 	labels := m.options.DomainSearchList()
 	if labels == nil {
@@ -262,8 +264,8 @@ func (l *Lease) ignore(format string, args ...any) {
 	}
 }
 
-// maxRT returns the value of SOL_MAX_RT or INF_MAX_RT (RFC 8415, sections 21.24 and 21.25), or before if the message
-// has no valid one.
+// maxRT returns the value of SOL_MAX_RT or INF_MAX_RT (RFC 8415, sections 21.24 and 21.25). If the message has no
+// valid value, it returns the previous value, which the parameter before contains.
 func (m *message) maxRT(code dhcpv6.OptionCode, before time.Duration) time.Duration {
 	if o := m.options.GetOne(code); o != nil {
 		if b := o.ToBytes(); len(b) == 4 {
@@ -286,20 +288,20 @@ func (c *Config) write(kind dhcpv6.MessageType, xid uint32, elapsed time.Duratio
 	return m
 }
 
-// requestOptions adds the Option Request option: name servers, search domains and more.
+// requestOptions adds the Option Request option. It requests name servers, search domains and the given options.
 func requestOptions(m *dhcpv6.Message, more ...dhcpv6.OptionCode) {
 	codes := append([]dhcpv6.OptionCode{dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList}, more...)
 	m.AddOption(dhcpv6.OptRequestedOption(codes...))
 }
 
-// addHostName adds the host name. Its flag S asks the server to enter the address in the DNS.
+// addHostName adds the host name, if there is one. The flag S asks the server to enter the address in the DNS.
 func (c *Config) addHostName(m *dhcpv6.Message) {
 	if c.HostName != "" {
 		m.AddOption(&dhcpv6.OptFQDN{Flags: 1, DomainName: &rfc1035label.Labels{Labels: []string{c.HostName}}})
 	}
 }
 
-// addIANA adds our IA_NA, with the address a if that is valid. The times are left to the server.
+// addIANA adds our IA_NA, with the address a if that is valid. It leaves all times to the server.
 func addIANA(m *dhcpv6.Message, iaid uint32, a netip.Addr) {
 	ia := &dhcpv6.OptIANA{}
 	binary.BigEndian.PutUint32(ia.IaId[:], iaid)
@@ -314,8 +316,8 @@ func addServerID(m *dhcpv6.Message, server dhcpc.Hex) {
 	m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionServerID, OptionData: server})
 }
 
-// Release returns a RELEASE message for a lease. Only the lower 24 bits of xid are used. The error matches
-// tombolo.ErrInvalid.
+// Release returns a RELEASE message for a lease. It uses only the lower 24 bits of xid. An unusable lease is an error
+// that matches tombolo.ErrInvalid.
 func Release(l *Lease, xid uint32) ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err

@@ -9,28 +9,28 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// The alias of a port names the port's owner: tombolo:1:<hash>:<network>:<addresses>. So a node that has lost its
-// state can still find the owner.
+// The alias of a port names the port's owner: tombolo:1:<hash>:<network>:<addresses>. So the owner can be found even
+// if the node has lost its state.
 
-// AliasPrefix begins each alias that Tombolo sets.
+// AliasPrefix is the prefix of each alias that Tombolo sets.
 const AliasPrefix = "tombolo:1:"
 
-// BridgeAlias marks a bridge that Tombolo created. A bridge that existed before belongs to its owner: it keeps its
-// MTU and its router advertisements, and is never deleted.
+// BridgeAlias marks a bridge that Tombolo created. Tombolo never deletes a bridge without this alias, and leaves its
+// MTU and its router advertisements alone.
 const BridgeAlias = AliasPrefix + "bridge"
 
-// ShareAlias marks the veth pair that connects a bridge to a shared NIC.
+// ShareAlias is the alias prefix of the veth pair that connects a bridge to a shared NIC.
 const ShareAlias = AliasPrefix + "share"
 
 const aliasMax = 255 // IFALIASZ without its NUL
 
-// AliasOwner returns the beginning of an attachment's alias. No other attachment's alias begins so.
+// AliasOwner returns the beginning of an attachment's alias. No other attachment's alias begins with it.
 func AliasOwner(hash string) string { return AliasPrefix + hash + ":" }
 
 // AliasOf returns the alias for an attachment's port.
 func AliasOf(a *state.Attachment) string { return Alias(a.Hash(), a.Network, Addresses(a)) }
 
-// Alias returns the alias for a port. It leaves the addresses out if they do not fit; nf_tables has them too.
+// Alias returns the alias for a port. If the addresses do not fit, it leaves them out; nf_tables has them too.
 func Alias(hash, network string, addresses []netip.Addr) string {
 	head := AliasOwner(hash) + NetworkToken(network) + ":"
 	if full := head + printable.List(addresses, ","); len(full) <= aliasMax {
@@ -39,7 +39,8 @@ func Alias(hash, network string, addresses []netip.Addr) string {
 	return head
 }
 
-// NetworkToken returns a network's name if it is short, else a hash of it, which begins with '#' as no name does.
+// NetworkToken returns a network's name if that is short. Otherwise it returns "#" and a hash of the name. No
+// network's name begins with "#".
 func NetworkToken(network string) string {
 	const longest = 64
 	if len(network) <= longest {
@@ -68,7 +69,7 @@ func ParseAlias(s string) (Mark, bool) {
 		return Mark{}, false
 	}
 
-	// An IPv6 address has colons of its own, a network's name has none.
+	// Cut at the first colon. An IPv6 address contains colons, but a network's name does not.
 	if m.Network, addresses, ok = strings.Cut(rest, ":"); !ok {
 		return Mark{}, false
 	}

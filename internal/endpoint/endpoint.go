@@ -17,8 +17,8 @@ import (
 // Leased is the IPAMType of attachments with an IPv4 address from DHCP.
 const Leased = "dhcp"
 
-// Of returns the attachment as an endpoint for the firewall. An attachment without its lease publishes no host ports.
-// In IPv4 it may send nothing except DHCP requests.
+// Of returns an attachment's endpoint for the firewall. An attachment that has lost its lease publishes no host
+// ports, and may send only DHCP requests in IPv4.
 func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(), NIC: a.NIC,
@@ -34,7 +34,7 @@ func Of(a *state.Attachment) nft.Endpoint {
 	if a.Guard != "" {
 		ep.GuardedPort, ep.SLAAC, ep.Guard = a.HostIf, a.SLAAC, a.Guard
 		if a.Guard != nft.GuardMAC && a.IPAMType == Leased && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
-			// Without this, a pod without any address could send from any address.
+			// Otherwise a pod without any address could send from any address.
 			ep.Guard = nft.GuardUntrusted
 		}
 	}
@@ -46,9 +46,9 @@ func Of(a *state.Attachment) nft.Endpoint {
 	return ep
 }
 
-// SNAT returns whose connections to an attachment's host ports get the host's address as their source. If the
-// container is on a LAN too, all of them do. Otherwise it would answer many clients through that LAN, with an address
-// that does not belong there.
+// SNAT returns the kind of connections to an attachment's host ports whose source address the firewall replaces by
+// the host's. If the container is on a LAN too, these are all connections. Otherwise the container would answer many
+// clients directly through that LAN, from an address that does not belong there.
 func SNAT(a *state.Attachment) nft.SNAT {
 	isLAN := func(w state.Waiting) bool { return w.LAN }
 	if a.PortSNAT == nft.SNATNeeded && a.DefaultRoute == "" && slices.ContainsFunc(a.Waiting, isLAN) {
@@ -57,8 +57,8 @@ func SNAT(a *state.Attachment) nft.SNAT {
 	return a.PortSNAT
 }
 
-// In returns the attachment as an endpoint in its network as the network is now. It leaves out features that the
-// network has lost since the pod was added, because their sets are gone.
+// In returns an attachment's endpoint for the network in its present state. It leaves out features that the network
+// has lost since the pod was added, because the sets for them no longer exist.
 func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	ep := Of(a)
 	ep.Masquerade = ep.Masquerade && n.Masquerade
@@ -71,7 +71,8 @@ func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	return ep
 }
 
-// WithResolvers returns a policy that takes in name servers if it takes in the public addresses.
+// WithResolvers returns an egress policy that also allows DNS to the name servers, if the policy allows the public
+// addresses. Otherwise it returns the policy unchanged.
 func WithResolvers(policy nft.Egress, servers []netip.Addr) nft.Egress {
 	isPublic := func(entry string) bool { return strings.TrimSpace(entry) == "public" }
 	if !slices.ContainsFunc(strings.Split(string(policy), ","), isPublic) {
@@ -83,7 +84,7 @@ func WithResolvers(policy nft.Egress, servers []netip.Addr) nft.Egress {
 	return policy
 }
 
-// Addresses returns an attachment's addresses.
+// Addresses returns an attachment's addresses without their prefix lengths.
 func Addresses(a *state.Attachment) []netip.Addr {
 	list := make([]netip.Addr, len(a.Addresses))
 	for i, address := range a.Addresses {
@@ -92,7 +93,8 @@ func Addresses(a *state.Attachment) []netip.Addr {
 	return list
 }
 
-// Ports returns an attachment's host ports, without those that another attachment of its container has.
+// Ports returns an attachment's host ports. It leaves out host ports that another attachment of the same container
+// publishes.
 func Ports(a *state.Attachment) []nft.Port {
 	list := make([]nft.Port, 0, len(a.Published))
 	for _, p := range a.Published {
@@ -103,7 +105,7 @@ func Ports(a *state.Attachment) []nft.Port {
 	return list
 }
 
-// Published returns host ports in the form of records: sorted, with consecutive ports joined into ranges.
+// Published returns host ports in the form for records: sorted, with consecutive ports joined into ranges.
 func Published(ports []nft.Port) []state.Published {
 	var list []state.Published
 	for _, p := range slices.SortedStableFunc(slices.Values(ports), compare) {
@@ -127,14 +129,14 @@ func Published(ports []nft.Port) []state.Published {
 	return list
 }
 
-// compare orders ports by protocol, host address and number.
+// compare orders ports by protocol, host address and host port.
 func compare(a, b nft.Port) int {
 	return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.HostAddr.Compare(b.HostAddr),
 		cmp.Compare(a.HostPort, b.HostPort))
 }
 
-// PublishesIPv4 reports whether a host port on an IPv4 address, such as 127.0.0.1, leads to the pod now or will
-// again. A pod whose lease has ended has no address until the keeper gets another.
+// PublishesIPv4 reports whether a host port on an IPv4 address, such as 127.0.0.1, leads to the pod. It also reports
+// true for a pod whose lease has ended, since the keeper will get another.
 func PublishesIPv4(rec *state.Attachment) bool {
 	if rec.PortSNAT == nft.SNATNone {
 		return false // 127.0.0.1 would get no answer
@@ -145,7 +147,8 @@ func PublishesIPv4(rec *state.Attachment) bool {
 			func(p state.Published) bool { return !p.HostAddr.IsValid() || p.HostAddr.Is4() })
 }
 
-// PortText returns a host port for messages: 8080/tcp, 192.0.2.1:8080/tcp.
+// PortText returns a host port for messages, such as 8080/tcp or 192.0.2.1:8080/tcp. It leaves out an unspecified
+// address, such as 0.0.0.0.
 func PortText(p nft.Port) string {
 	if p.HostAddr.IsValid() && p.HostAddr.IsUnspecified() {
 		p.HostAddr = netip.Addr{}
@@ -153,12 +156,12 @@ func PortText(p nft.Port) string {
 	return p.String()
 }
 
-// OneMAC names the places where a LAN answers at the NIC's MAC alone.
+// OneMAC is the advice for a LAN that accepts only frames with the NIC's own MAC.
 const OneMAC = "whether what is beyond the NIC drops frames of other MACs than the NIC's, as Wi-Fi, most clouds, " +
 	"ESXi (unless its port group accepts forged transmits and promiscuous mode) and switches with port security do"
 
-// SlowPorts returns a warning about a bridge with the spanning tree protocol. It names the delay until a new port
-// forwards frames, and the command that helps.
+// SlowPorts returns a warning about a bridge that runs the spanning tree protocol. The warning names the delay until
+// a new port forwards frames, and the command that helps.
 func SlowPorts(bridge string, delay time.Duration) string {
 	return fmt.Sprintf("bridge %s runs the spanning tree protocol, so that a new port forwards nothing for %s; "+
 		"unless its ports form a loop, this helps: "+

@@ -1,8 +1,8 @@
-// Package file reads and writes the small files that Tombolo keeps: as a whole, with few system calls, and without
-// following a symbolic link that another user put in their place.
+// Package file reads and writes the small files that Tombolo keeps. It handles them as a whole, with few system
+// calls, and follows no symbolic link that another user may have put in their place.
 //
 // It makes system calls directly. An os.File would start the runtime's poller, which costs a short-lived plugin more
-// than all of its records.
+// time than all of its records.
 package file
 
 import (
@@ -19,21 +19,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrDamaged means that Tombolo cannot have written a file as it is: it was cut short by a power failure, edited, has
-// another format, or is no regular file.
+// ErrDamaged means that Tombolo cannot have written the file in its present state. For example, a power failure
+// truncated it, somebody edited it, it has another format, or it is no regular file.
 var ErrDamaged = errors.New("damaged")
 
 const (
-	// MaxRecord is the maximum size of a record, in bytes. A dual-stack attachment takes some 700 bytes, twice, and
-	// some 70 more for each host port. Runtimes publish whole ranges of ports.
+	// MaxRecord is the maximum size of a record, in bytes. The record of a dual-stack attachment takes some 700
+	// bytes, twice, and some 70 more for each host port. Runtimes may publish whole ranges of ports.
 	MaxRecord = 1 << 20
 
-	// firstRead is enough to read a file of usual size with one read(2).
+	// firstRead is the size of the first read in bytes, which suffices for most files.
 	firstRead = 2 << 10
 )
 
 // Read returns the content of a small file. It follows no symbolic link and does not wait on a FIFO. If the file is
-// larger than limit, the error is ErrDamaged.
+// larger than limit, the error matches ErrDamaged.
 func Read(path string, limit int) ([]byte, error) {
 	fd, err := Open(path, unix.O_RDONLY)
 	if err != nil {
@@ -43,8 +43,8 @@ func Read(path string, limit int) ([]byte, error) {
 	return readFrom(fd, path, limit)
 }
 
-// ReadKernel returns the content of a file of the kernel, such as in /proc. Unlike Read it does not check the owner,
-// whom a user namespace may not know.
+// ReadKernel returns the content of a file that the kernel provides, such as in /proc. Unlike Read it does not check
+// the owner, which may have no ID in a user namespace.
 func ReadKernel(path string) ([]byte, error) {
 	fd, err := OpenAny(path, unix.O_RDONLY)
 	if err != nil {
@@ -68,8 +68,8 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 			return nil, fmt.Errorf("%w: it is larger than %d bytes", ErrDamaged, limit)
 		}
 
-		// A short read means the end of the file on every local file system and in /proc. Another read would double
-		// the system calls.
+		// A short read means the end of the file on every local file system and in /proc. So skip a second read,
+		// which would double the system calls.
 		if filled < len(buf) {
 			return buf[:filled], nil
 		}
@@ -77,10 +77,10 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 	}
 }
 
-// ReadNamed returns the content of a file that a configuration or a command line names. Any user may own it, and it
-// may be a symbolic link. It must be a regular file of at most limit bytes, or of a type in also. Otherwise the error
-// matches fs.ErrInvalid, and the file is not opened, since opening some devices has an effect. ReadNamed returns when
-// ctx ends, even if the file system does not answer.
+// ReadNamed returns the content of a file that a configuration or a command line names. Any user may own the file,
+// and it may be a symbolic link. It must be a regular file, or of a type in also, and have at most limit bytes.
+// Otherwise the error matches fs.ErrInvalid. ReadNamed does not open a file of another type, since opening some
+// devices has an effect. It returns when ctx ends, even if the file system does not answer.
 func ReadNamed(ctx context.Context, path string, limit int, also fs.FileMode) ([]byte, error) {
 	type answer struct {
 		data []byte
@@ -109,7 +109,7 @@ func readNamed(path string, limit int, also fs.FileMode) ([]byte, error) {
 		return nil, err
 	}
 
-	// With O_NONBLOCK, a FIFO without a writer is at its end at once.
+	// With O_NONBLOCK, reading a FIFO without a writer returns the end of the file at once.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -123,8 +123,8 @@ func readNamed(path string, limit int, also fs.FileMode) ([]byte, error) {
 	return data, err
 }
 
-// Open opens a regular file that belongs to root or the caller, and returns an error for anything else. It does not
-// wait for the other end of a FIFO.
+// Open opens a regular file that belongs to root or the caller, and returns its file descriptor. Any other file is an
+// error. Open does not wait for the other end of a FIFO.
 func Open(path string, flags int) (int, error) {
 	fd, err := OpenAny(path, flags)
 	if err != nil {
@@ -151,7 +151,7 @@ func Open(path string, flags int) (int, error) {
 	return fd, nil
 }
 
-// OpenAny calls open(2) with the flags that all files need.
+// OpenAny opens a file of any type and owner. It adds the flags that all files need, and follows no symbolic link.
 func OpenAny(path string, flags int) (int, error) {
 	fd, err := Restart(func() (int, error) {
 		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
@@ -174,7 +174,7 @@ func Create(path string, flags int) (int, error) {
 	return Open(path, flags|unix.O_CREAT)
 }
 
-// WriteAll writes data. Usually one system call suffices.
+// WriteAll writes all of data, in most cases with one system call.
 func WriteAll(fd int, path string, data []byte) error {
 	for len(data) > 0 {
 		n, err := Restart(func() (int, error) { return unix.Write(fd, data) })
@@ -186,13 +186,13 @@ func WriteAll(fd int, path string, data []byte) error {
 	return nil
 }
 
-// Replace replaces the file at path as a whole. It writes to temp and renames it. Readers see the old or the new
-// file.
+// Replace replaces the content of the file at path. It writes data to the file temp and renames that. Readers see
+// either the old or the new content.
 func Replace(temp, path string, data []byte) error {
 	return replace(temp, path, data, func(int) error { return nil })
 }
 
-// ReplaceDurably replaces a file like Replace, and returns when the file's content and name are on the disk.
+// ReplaceDurably replaces a file like Replace. It returns when the file's content and name are on the disk.
 func ReplaceDurably(temp, path string, data []byte) error {
 	err := replace(temp, path, data, func(fd int) error { return PathError("sync", temp, unix.Fsync(fd)) })
 	if err != nil {
@@ -219,14 +219,15 @@ func replace(temp, path string, data []byte, sync func(fd int) error) error {
 		err = sync(fd)
 	}
 
-	// Some file systems report only at close that there was no room.
+	// Some file systems report a full disk only at close.
 	err = errors.Join(err, PathError("close", temp, unix.Close(fd)))
 	if err == nil {
 		err = os.Rename(temp, path)
 	}
 
 	if errors.Is(err, os.ErrNotExist) {
-		// The directory of path is missing.
+		// The directory of path does not exist yet, since rename returned ENOENT although temp exists. Create it and
+		// try again.
 		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
 			err = os.Rename(temp, path)
 		}
@@ -247,8 +248,8 @@ func Remove(path string) error {
 	return nil
 }
 
-// CleanDir returns the path of a directory without redundant parts. It returns an error if the path is empty, relative
-// or contains a NUL. It does not look at the disk.
+// CleanDir returns the path of a directory without redundant parts. It returns an error if the path is empty, is
+// relative or contains a NUL. It does not access the disk.
 func CleanDir(path string) (string, error) {
 	switch {
 	case path == "":
@@ -261,7 +262,7 @@ func CleanDir(path string) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// ReadDir lists a directory, sorted by name. A missing directory is empty.
+// ReadDir lists a directory, sorted by name. A missing directory counts as empty.
 func ReadDir(path string) ([]os.DirEntry, error) {
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -270,7 +271,7 @@ func ReadDir(path string) ([]os.DirEntry, error) {
 	return entries, err
 }
 
-// Restart calls a function again as long as a signal interrupts its system call.
+// Restart calls a function again for as long as a signal interrupts its system call (EINTR).
 func Restart[T any](call func() (T, error)) (T, error) {
 	for {
 		v, err := call()
@@ -280,7 +281,7 @@ func Restart[T any](call func() (T, error)) (T, error) {
 	}
 }
 
-// PathError returns an error of the system with the operation and the path. A nil err stays nil.
+// PathError returns err with the operation and the path, or nil if err is nil.
 func PathError(op, path string, err error) error {
 	if err == nil {
 		return nil
@@ -288,17 +289,18 @@ func PathError(op, path string, err error) error {
 	return &os.PathError{Op: op, Path: path, Err: err}
 }
 
-// ErrLocked means that the context ended before a lock was free.
+// ErrLocked means that the context ended while another process held the lock.
 var ErrLocked = errors.New("locked by another process")
 
-// The pause between two attempts to take a lock grows from firstPause to lastPause.
+// These are the first and the longest pause between two attempts to take a lock. The pause doubles with each attempt.
 const (
 	firstPause = 200 * time.Microsecond
 	lastPause  = 10 * time.Millisecond
 )
 
-// Await calls try until it has the lock of a file, or until ctx ends. Then the error matches ErrLocked and ctx's
-// error. It polls, since a wait in the kernel could not be cancelled.
+// Await calls the function try, which tries to take the lock of a file, until try returns true or an error. If ctx
+// ends first, the error matches ErrLocked and ctx's error. Await polls, since a wait in the kernel could not be
+// cancelled.
 func Await(ctx context.Context, path string, try func() (bool, error)) error {
 	start := time.Now()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -326,9 +328,9 @@ func TryFlock(fd, how int) (bool, error) {
 	return true, nil
 }
 
-// TryLock opens a file and locks it with flock(2), until Unlock or the end of the process. It returns -1 if another
-// process has the lock. With O_CREAT it creates a missing file, and its directory. If the last holder removed or
-// replaced the file, TryLock locks the new one.
+// TryLock opens a file and locks it with flock(2). The caller, or the end of the process, releases the lock: see
+// Unlock. TryLock returns -1 if another process has the lock. With O_CREAT it creates a missing file and its
+// directory. If the last holder removed or replaced the file, TryLock locks the new one.
 func TryLock(path string, flags int) (int, error) {
 	open := Open
 	if flags&unix.O_CREAT != 0 {
@@ -358,11 +360,11 @@ func TryLock(path string, flags int) (int, error) {
 }
 
 // Unlock releases a flock(2) lock and closes the file. Closing alone does not suffice, since a child process that is
-// just being started has the descriptor too.
+// just being started may have the file descriptor too.
 func Unlock(fd int) error { return errors.Join(unix.Flock(fd, unix.LOCK_UN), unix.Close(fd)) }
 
-// LockRange calls fcntl(2) for an open file description lock: F_OFD_GETLK or F_OFD_SETLK on some bytes. Length 0
-// means all bytes from start.
+// LockRange calls fcntl(2) with F_OFD_GETLK or F_OFD_SETLK, for an open file description lock on a range of bytes. A
+// length of 0 means all bytes from start on. For F_OFD_GETLK the result is a conflicting lock, if there is one.
 func LockRange(fd, command int, kind int16, start, length int64) (unix.Flock_t, error) {
 	lock := unix.Flock_t{Type: kind, Whence: unix.SEEK_SET, Start: start, Len: length}
 	if err := unix.FcntlFlock(uintptr(fd), command, &lock); err != nil {

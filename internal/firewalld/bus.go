@@ -43,7 +43,7 @@ func dialBus(ctx context.Context, address string, timeout time.Duration, notify 
 
 	b := &bus{socket: socket, timeout: timeout, notify: notify}
 
-	// On this transport godbus accepts no file descriptors from peers, which would stay open here.
+	// With this transport, godbus accepts no file descriptors from peers. It would never close them.
 	b.conn, err = dbus.NewConn(socket, dbus.WithContext(ctx), dbus.WithSignalHandler(b),
 		dbus.WithIncomingInterceptor(ignoreCalls))
 	if err != nil {
@@ -59,7 +59,7 @@ func dialBus(ctx context.Context, address string, timeout time.Duration, notify 
 	return b, nil
 }
 
-// begin authenticates and subscribes. It gives up on a bus that does not answer.
+// begin authenticates to the bus and subscribes. It returns an error if the bus does not answer in time.
 func (b *bus) begin(ctx context.Context) error {
 	if err := b.socket.SetDeadline(time.Now().Add(b.timeout)); err != nil {
 		return err
@@ -90,8 +90,8 @@ func (b *bus) begin(ctx context.Context) error {
 	return nil
 }
 
-// dialSocket connects to a bus. It supports only the transport unix with a path, since the others reach another
-// machine or start a program.
+// dialSocket connects to a bus's socket. It supports only the transport unix with a path, since the other transports
+// reach another machine or start a program.
 func dialSocket(ctx context.Context, address string, timeout time.Duration) (net.Conn, error) {
 	path, ok := strings.CutPrefix(address, "unix:path=")
 	if !ok {
@@ -107,8 +107,8 @@ func dialSocket(ctx context.Context, address string, timeout time.Duration) (net
 	return socket, nil
 }
 
-// ignoreCalls drops messages that are not for a client: method calls, and announcements of names without the name
-// itself. godbus would panic on the latter.
+// ignoreCalls drops messages that are not for a client: method calls, and the signals NameLost and NameAcquired
+// without a name. godbus would panic on such a signal.
 func ignoreCalls(m *dbus.Message) {
 	const ignored = 0 // a type that no message has
 	switch m.Type {
@@ -126,15 +126,15 @@ func ignoreCalls(m *dbus.Message) {
 	}
 }
 
-// DeliverSignal notes a signal about firewalld. godbus calls it for each signal. The keeper does not use the signal's
-// content, but asks firewalld for its state.
+// DeliverSignal records that a signal about firewalld came. godbus calls it for each signal. The keeper does not use
+// the signal's content, but asks firewalld for its state.
 func (b *bus) DeliverSignal(_, member string, _ *dbus.Signal) {
 	if member == "NameOwnerChanged" || member == "Reloaded" {
 		b.notify()
 	}
 }
 
-// close closes the connection. It closes the socket first, since godbus waits for its own writes.
+// close closes the connection. It closes the socket first, since godbus would otherwise wait for its own writes.
 func (b *bus) close() {
 	_ = b.socket.Close()
 	_ = b.conn.Close()
@@ -145,7 +145,7 @@ func (b *bus) callBus(ctx context.Context, method, arg string, answers ...any) e
 	return b.call(ctx, busName, busPath, busName+"."+method, []any{arg}, answers...)
 }
 
-// call calls a method and waits for the answer. It starts no service.
+// call calls a method and waits for the answer. It does not make the bus start a service.
 func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method string, args []any,
 	answers ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
@@ -160,7 +160,7 @@ func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method st
 	return nil
 }
 
-// answered reports whether an error came from the called program, and not from the bus.
+// answered reports whether an error came from the called program rather than from the bus.
 func answered(err error) bool {
 	var e dbus.Error
 	return errors.As(err, &e) && !gone(err)
@@ -172,7 +172,7 @@ func gone(err error) bool {
 	return noOwner(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"
 }
 
-// noOwner reports whether an error of the bus means that the called name belongs to no program.
+// noOwner reports whether an error of the bus means that no program owns the called name.
 func noOwner(err error) bool {
 	var e dbus.Error
 	return errors.As(err, &e) && (e.Name == busName+".Error.NameHasNoOwner" ||

@@ -27,11 +27,11 @@ import (
 )
 
 const (
-	// timeout is the time limit for answers of the bus and firewalld. A firewalld with many rules does not answer for
-	// seconds while it loads them.
+	// timeout is the time limit for answers from the bus and firewalld. A firewalld with many rules does not answer
+	// for seconds while it loads them.
 	timeout = 30 * time.Second
 
-	// pollInterval is the interval between two looks for new and removed networks.
+	// pollInterval is the interval of checks for new and removed networks.
 	pollInterval = 250 * time.Millisecond
 
 	// minInterval is the least time between two results of Next caused by signals, since any local user can send
@@ -45,7 +45,8 @@ type Config struct {
 	State *state.Dir
 	// Address is the address of the bus, as in DBUS_SYSTEM_BUS_ADDRESS. Only unix:path=… is supported.
 	Address string
-	// Tell is called before and after a change of the links in the zone, so that our rules follow State's Zones.
+	// Tell is called before and after a change of the links in the zone, so that the caller adapts our rules to
+	// State.Zones.
 	Tell func(context.Context) error
 	// Log receives a line for each link that joins or leaves the zone.
 	Log *slog.Logger
@@ -167,7 +168,7 @@ func (z *Zones) unlock() {
 
 // look does the work of Look over a connection.
 func (z *Zones) look(ctx context.Context, b *bus) error {
-	// If some networks cannot be read, no link leaves the zone.
+	// If some networks cannot be read, remove no link from the zone.
 	links, unread := z.State.ForwardedLinks()
 	before, err := z.State.Zones()
 	if err != nil {
@@ -194,8 +195,8 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 					"link", link, "zone", is.chosen())
 			}
 		default:
-			// Write the record and the rules before the change. So a kill leaves no unrecorded link in the zone, and
-			// no link whose pods reach ports that firewalld closes.
+			// Write the record and the rules before the change. Then a kill leaves no unrecorded link in the zone,
+			// and no link whose pods reach ports that firewalld closes.
 			if err := errors.Join(z.record(before, now, link), z.Tell(ctx)); err != nil {
 				return errors.Join(append(errs, err)...)
 			}
@@ -226,7 +227,7 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 	return errors.Join(append(errs, z.Tell(ctx))...)
 }
 
-// record adds a link to the record before the link is changed.
+// record adds a link to the recorded zone before the link is changed.
 func (z *Zones) record(before, now state.Zones, link string) error {
 	all := append(slices.Concat(before.Joined, now.Joined), link)
 	slices.Sort(all)

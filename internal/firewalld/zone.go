@@ -11,7 +11,7 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// firewalld's interface (firewalld.dbus(5)).
+// These are names of firewalld's D-Bus interface (firewalld.dbus(5)).
 const (
 	name        = "org.fedoraproject.FirewallD1"
 	path        = dbus.ObjectPath("/org/fedoraproject/FirewallD1")
@@ -19,20 +19,21 @@ const (
 	configPath  = path + "/config"
 	zoneOf      = "getZoneOfInterface"
 
-	// zone is the zone of our links. firewalld accepts all packets that come in by its links, to the host and through
-	// it.
+	// zone is the zone for our links. firewalld accepts all packets that come in by its links, both to the host and
+	// through it.
 	zone = "trusted"
 )
 
 // zones are the zones of one link.
 type zones struct {
-	// in the running configuration; empty if none, and then firewalld treats the link as in the default zone
+	// running is the zone in the running configuration. If it is empty, firewalld treats the link as in the default
+	// zone.
 	running   string
 	permanent string // in the permanent configuration; empty if none
 	standard  string // the default zone
 }
 
-// chosen returns the zone that a program or a user chose.
+// chosen returns the zone that a program or a user chose for the link.
 func (z zones) chosen() string {
 	return cmp.Or(z.permanent, z.running)
 }
@@ -50,7 +51,7 @@ const (
 	leave                 // we put the link into our zone, and its network is gone
 )
 
-// text returns the log message after the action.
+// text returns the log message for a completed action.
 func (a act) text() string {
 	switch a {
 	case join, move:
@@ -61,12 +62,12 @@ func (a act) text() string {
 	return "a bridge leaves a zone of firewalld, as its network is gone"
 }
 
-// decide returns the action for a link. ours means that we put it into the zone, needed that a network has it, and
-// sure that all networks could be read.
+// decide returns the action for a link with the zones z. ours is set if we put the link into our zone. needed is set
+// if a network has the link. sure is set if all networks could be read.
 func decide(z zones, ours, needed, sure bool) act {
 	switch {
 	case z.running == zone && ours && z.permanent != "" && z.permanent != zone:
-		// A reload of firewalld keeps the running zone, so our change would override the operator's choice.
+		// A reload of firewalld keeps the running zone. So our change would keep overriding the operator's choice.
 		return yield
 	case !needed && z.running == zone && ours && z.permanent == "":
 		if !sure {
@@ -99,8 +100,8 @@ func (b *bus) isThere(ctx context.Context) (bool, error) {
 	return !worksElsewhere(pid), nil
 }
 
-// worksElsewhere reports whether a process is firewalld and runs in another network namespace. That happens in a node
-// that is a container with its host's bus. If the process cannot be inspected, because it is in another PID
+// worksElsewhere reports whether a process is firewalld and runs in another network namespace. This occurs in a node
+// that is a container and shares its host's bus. If the process cannot be inspected, because it is in another PID
 // namespace, it counts as running here.
 func worksElsewhere(pid uint32) bool {
 	dir := "/proc/" + strconv.FormatUint(uint64(pid), 10)
@@ -132,7 +133,7 @@ func (b *bus) zonesOf(ctx context.Context, link string) (z zones, err error) {
 	return z, nil
 }
 
-// changeZone makes firewalld carry out an action.
+// changeZone asks firewalld to carry out an action on a link with the zones z.
 func (b *bus) changeZone(ctx context.Context, what act, link string, z zones) error {
 	method, to := "changeZoneOfInterface", zone
 	switch what {

@@ -27,25 +27,25 @@ const (
 	packetMax = 1 << 16
 )
 
-// Echo configures a Ping.
+// Echo configures Ping.
 type Echo struct {
-	// From is the source address. If zero, the kernel chooses it.
+	// From is the source address. The zero Addr lets the kernel choose it.
 	From netip.Addr
-	// Size is the number of bytes after the ICMP header of 8 bytes. At least 8 are sent.
+	// Size is the number of bytes after the 8 bytes of the ICMP header. Ping sends at least 8.
 	Size int
 	// DontFragment makes a request fail with EMSGSIZE if it is too long for the path.
 	DontFragment bool
-	// ID identifies the requests. If 0, it is random.
+	// ID is the identifier of the requests. 0 means a random one.
 	ID uint16
 	// Wait is the total time to wait for an answer.
 	Wait time.Duration
 }
 
-// ErrNoReply is the cause of an error of Ping if no answer came.
+// ErrNoReply is the cause of an error of Ping if no answer came in time.
 var ErrNoReply = errors.New("no echo reply")
 
-// Ping sends echo requests from a namespace until one is answered, and returns the time from that request to its
-// answer. The error matches ErrNoReply, or is the kernel's (EHOSTUNREACH, ECONNREFUSED, …), or ctx's.
+// Ping sends echo requests from a namespace until one is answered. It returns the time between that request and its
+// answer. The error matches ErrNoReply, an errno of the kernel (EHOSTUNREACH, ECONNREFUSED, …) or ctx's error.
 func Ping(ctx context.Context, ns *netns.NS, dst netip.Addr, opt Echo) (time.Duration, error) {
 	p, err := newPinger(ns, dst, opt)
 	if err != nil {
@@ -69,7 +69,7 @@ func Ping(ctx context.Context, ns *netns.NS, dst netip.Addr, opt Echo) (time.Dur
 	}
 }
 
-// pinger is the state of one Ping.
+// pinger is the state of one call of Ping.
 type pinger struct {
 	fd   int
 	is4  bool
@@ -91,7 +91,8 @@ func newPinger(ns *netns.NS, dst netip.Addr, opt Echo) (*pinger, error) {
 		buf:  make([]byte, packetMax),
 	}
 
-	// Every raw socket of a namespace receives all replies. The data identify ours.
+	// Send random data, which identify the replies to this pinger. Every raw socket of a namespace receives all
+	// replies.
 	binary.BigEndian.PutUint64(p.data, rand.Uint64())
 	if err := p.connect(dst, opt); err != nil {
 		unix.Close(fd)
@@ -101,7 +102,7 @@ func newPinger(ns *netns.NS, dst netip.Addr, opt Echo) (*pinger, error) {
 	return p, nil
 }
 
-// open opens a raw socket in a namespace.
+// open opens a raw socket for ICMP in a namespace.
 func open(ns *netns.NS, is4 bool) (int, error) {
 	family, protocol := unix.AF_INET6, unix.IPPROTO_ICMPV6
 	if is4 {
@@ -121,7 +122,8 @@ func open(ns *netns.NS, is4 bool) (int, error) {
 	return fd, err
 }
 
-// connect makes the kernel report errors about packets to dst, for example that no host answers for the address.
+// connect sets the socket's options and its destination. It makes the kernel report errors about packets to dst, for
+// example that no host answers for the address.
 func (p *pinger) connect(dst netip.Addr, opt Echo) error {
 	level, receiveErrors, discover := unix.IPPROTO_IPV6, unix.IPV6_RECVERR, unix.IPV6_MTU_DISCOVER
 	if p.is4 {
@@ -154,8 +156,8 @@ func sockaddr(a netip.Addr) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.As16()}
 }
 
-// try sends one request, and waits for the answer to this or an earlier request. An answer that is already there
-// counts even after the time is over, because the caller may not have got the CPU in time.
+// try sends one request, and waits for an answer to this or an earlier request. An answer that has already arrived
+// counts even after the time is over, because the process may not have got the CPU in time.
 func (p *pinger) try(ctx context.Context, wait time.Duration) (time.Duration, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -173,7 +175,7 @@ func (p *pinger) try(ctx context.Context, wait time.Duration) (time.Duration, er
 
 	deadline := time.Now().Add(wait)
 	for {
-		// 0 would mean for ever
+		// A time-out of 0 would mean to wait for ever.
 		timeout := unix.NsecToTimeval(max(time.Until(deadline), time.Microsecond).Nanoseconds())
 		if err := unix.SetsockoptTimeval(p.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 			return 0, fmt.Errorf("set time-out: %w", err)
@@ -196,7 +198,7 @@ func (p *pinger) try(ctx context.Context, wait time.Duration) (time.Duration, er
 	}
 }
 
-// request returns the next request.
+// request returns the next echo request.
 func (p *pinger) request() *icmp.Message {
 	m := &icmp.Message{Type: ipv6.ICMPTypeEchoRequest, Body: &icmp.Echo{ID: int(p.id), Seq: len(p.sent), Data: p.data}}
 	if p.is4 {
@@ -205,11 +207,12 @@ func (p *pinger) request() *icmp.Message {
 	return m
 }
 
-// answered returns the sequence number of the request that a packet answers.
+// answered returns the sequence number of the request that a packet answers. It returns false if the packet is no
+// answer to this pinger.
 func (p *pinger) answered(packet []byte) (int, bool) {
 	protocol, reply := unix.IPPROTO_ICMPV6, icmp.Type(ipv6.ICMPTypeEchoReply)
 	if p.is4 {
-		// The packet begins with the IP header.
+		// On IPv4, the packet begins with the IP header.
 		h, err := ipv4.ParseHeader(packet)
 		if err != nil || h.Len < ipv4.HeaderLen {
 			return 0, false

@@ -1,4 +1,5 @@
-// Package ident makes short names for attachments, where their full names do not fit, and checks names.
+// Package ident makes short names for attachments, for places where their full names do not fit. It also derives MACs
+// and link-local addresses, and checks names.
 package ident
 
 import (
@@ -15,18 +16,18 @@ import (
 	"unicode/utf8"
 )
 
-// ShareGroup is the link group of the port that connects a bridge to a shared NIC. The firewall's rules find the port
-// by its group.
+// ShareGroup is the link group of the port that connects a bridge to a shared NIC. The firewall's rules match the
+// port by its group.
 const ShareGroup uint32 = 0x746d
 
 // Digits is the length of a Hash, so that Port fits into the name of a link.
 const Digits = 11
 
-// Hash is the short name of an attachment: in the name and the alias of its port,
-// in the comments of its nft elements, in the name of its record. It is the first
-// Digits hexadecimal digits of SHA-256 over the three names as netstrings
-// ("<decimal length>:<bytes>,"), so that no two triples encode alike. With 44 bits,
-// a collision among 1,000 attachments happens on one node in 35 million.
+// Hash returns the short name of an attachment. The attachment's port has the hash in its name and alias. Its nft
+// elements have it in their comments, and its record in the file name. The hash consists of the first Digits
+// hexadecimal digits of SHA-256. It is computed over the three names as netstrings ("<decimal length>:<bytes>,"), so
+// that no two triples encode alike. With 44 bits, a collision among 1,000 attachments happens on one node in 35
+// million.
 func Hash(network, containerID, ifname string) string {
 	buf := make([]byte, 0, 192)
 	for _, s := range [...]string{network, containerID, ifname} {
@@ -42,8 +43,8 @@ func Hash(network, containerID, ifname string) string {
 // Port is the name of the port of the attachment with the hash.
 func Port(hash string) string { return "veth" + hash }
 
-// RandomMAC returns a random unicast MAC of the locally administered kind. It must be unique but not secret, so it
-// comes from the runtime's own generator. The kernel's would cost a process 0.03 ms.
+// RandomMAC returns a random, locally administered unicast MAC. The MAC must be unique but not secret, so it comes
+// from the Go runtime's generator. The kernel's generator would cost a process 0.03 ms.
 func RandomMAC() net.HardwareAddr {
 	mac := binary.NativeEndian.AppendUint64(make(net.HardwareAddr, 0, 8), rand.Uint64())[:6]
 	mac[0] = mac[0]&^1 | 2
@@ -53,8 +54,8 @@ func RandomMAC() net.HardwareAddr {
 // DerivedMAC is the first byte of every MAC that is derived from an address or a name.
 const DerivedMAC = 0x0a
 
-// MACOf derives a MAC from the first IPv4 address. So neighbours' entries stay valid when another pod gets the
-// address soon afterwards. Without an IPv4 address it returns nil.
+// MACOf derives a MAC from the first IPv4 address, or else from the first address. So neighbour entries of other
+// hosts stay valid when another pod gets the address soon afterwards. It returns nil if there are no addresses.
 func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	for _, a := range addresses {
 		if a.Is4() {
@@ -74,16 +75,16 @@ func LinkLocal(mac net.HardwareAddr) netip.Addr {
 		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
 }
 
-// EndsAlike reports whether two IPv6 addresses have the same interface identifier, their last 8 bytes.
+// EndsAlike reports whether two IPv6 addresses have the same interface identifier, which is the last 8 bytes.
 func EndsAlike(a, b netip.Addr) bool {
 	one, other := a.As16(), b.As16()
 	return [8]byte(one[8:]) == [8]byte(other[8:])
 }
 
-// ErrName means that a name is not valid: it is empty, too long, or has characters that are not allowed.
+// ErrName is the cause of an error about a name that is empty, too long, or has characters that are not allowed.
 var ErrName = errors.New("bad name")
 
-// IsIdentifier reports whether s is valid as a container ID or network name, which in the CNI specification is
+// IsIdentifier reports whether s is a valid container ID or network name. The CNI specification demands
 // ^[a-zA-Z0-9][a-zA-Z0-9_.-]*$.
 func IsIdentifier(s string) bool {
 	for i := range len(s) {
@@ -96,19 +97,20 @@ func IsIdentifier(s string) bool {
 	return s != ""
 }
 
-// IsLinkName reports whether the kernel accepts s as the name of a link (dev_valid_name()). It rejects percent signs,
-// since for "br%d" the kernel chooses a new number at each call.
+// IsLinkName reports whether the kernel accepts s as the name of a link (dev_valid_name()). It also rejects percent
+// signs, since for "br%d" the kernel chooses a new number at each call.
 func IsLinkName(s string) bool {
 	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/:% \t\n\v\f\r\x00")
 }
 
-// LinkNameForm is the end of an error about a name that IsLinkName refuses.
+// LinkNameForm is the end of an error text about a name that IsLinkName rejects.
 const LinkNameForm = ": want 1 to 15 bytes without space, slash, colon and percent sign"
 
 // IsHash reports whether s has the form of a Hash.
 func IsHash(s string) bool { return len(s) == Digits && strings.Trim(s, "0123456789abcdef") == "" }
 
-// CheckHash returns an error unless hash has the form of a Hash. So no hash leads out of a directory.
+// CheckHash returns an error if hash does not have the form of a Hash. Thus no file name made from a hash leads out
+// of its directory.
 func CheckHash(hash string) error {
 	if !IsHash(hash) {
 		return fmt.Errorf("hash %.20q: %w: want %d lower-case hexadecimal digits", hash, ErrName, Digits)
@@ -116,8 +118,8 @@ func CheckHash(hash string) error {
 	return nil
 }
 
-// CheckText checks a name that never becomes part of a path. It must be UTF-8, since JSON cannot store anything else,
-// and the record would not match its own hash.
+// CheckText returns an error for an invalid name that never becomes part of a path. The name must be UTF-8: JSON
+// cannot store anything else, so the record would not match its own hash.
 func CheckText(what, name string) error {
 	if name == "" {
 		return fmt.Errorf("%s: %w: it is empty", what, ErrName)

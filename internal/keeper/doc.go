@@ -1,23 +1,26 @@
-// Package keeper renews the DHCP leases of pods as long as the pods live. It also keeps NICs on their bridges, and
-// the firewall rules and links that pods need in order.
+// Package keeper renews the DHCP leases of pods as long as the pods live. It also keeps NICs attached to their
+// bridges, and repairs the firewall rules and links that pods need.
 //
-// It learns about pods only from two directories, those of the packages lease and state. So it may start before or
-// after the plugin, and may be killed and upgraded at any time: it continues from the state on disk.
+// It learns about pods only from the directories of packages lease and state. So it may start before or after the
+// plugin. It may be killed and upgraded at any time: the next keeper continues from the records on disk.
 //
 // docs/dev/architecture.md of the project describes the loop and its other duties: the firewall, links, and pods that
-// died without a DEL. An idle lease takes some hundred bytes, and no goroutine, thread or descriptor.
+// died without a DEL. The loop schedules visits, and workers make them. A visit checks one lease or one source, which
+// is a part of the kernel's state that other programs may change. An idle lease takes some hundred bytes, and no
+// goroutine, thread or descriptor.
 //
 // If a lease's pod no longer exists, the keeper releases the lease from the host's bridge with the pod's MAC address.
 // If the lease is sticky, the keeper remembers it instead. A pod no longer exists in two cases: the machine has
 // booted since, or both its namespace and its port in the host's namespace are gone. The namespace is gone if its
-// path leads to nothing, or to a namespace with another cookie. A pod that is only out of reach keeps its lease.
+// path leads to nothing, or to a namespace with another cookie. A pod that the keeper only cannot reach keeps its
+// lease.
 //
-// The keeper relies on nothing in a pod's namespace. It receives answers at the pod's port, on their way to the pod,
-// and withdraws an ended lease from the host's side, in every state of the pod.
+// The keeper does not trust a pod's namespace. It receives answers at the pod's port, on their way to the pod. It
+// withdraws an ended lease from the host's side too, even if it cannot enter the pod.
 //
 // # Needs
 //
-// The package needs CAP_SYS_ADMIN to enter namespaces, CAP_NET_ADMIN to change links, addresses, routes and the
-// firewall there and in the host's namespace, CAP_NET_RAW and CAP_NET_BIND_SERVICE for sockets, and the host's
-// network namespace. It needs Linux 6.1 or later.
+// The package needs CAP_SYS_ADMIN to enter namespaces, CAP_NET_RAW and CAP_NET_BIND_SERVICE for sockets, and
+// CAP_NET_ADMIN. The latter is for changes of links, addresses, routes and the firewall in pods and on the host. It
+// must run in the host's network namespace. It needs Linux 6.1 or later.
 package keeper

@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// renewWait limits the wait for the answer to a renewal. It comes within milliseconds or, as a rule, not at all.
-	// A server that did not answer in that time may be slow: see patience.
+	// renewWait limits the wait for the answer to a renewal. An answer comes within milliseconds or, as a rule, not
+	// at all. If a server does not answer in that time, the next visits wait longer (visit.patience).
 	renewWait = 4 * time.Second
 
-	// resendAfter is the time without an answer after which a visit sends its renewal again: packets may get lost.
+	// resendAfter is the wait before a visit sends an unanswered renewal again, since packets may get lost.
 	resendAfter = time.Second
 
-	// mostDoubts is the number of different rejected answers about one lease that are logged.
+	// mostDoubts is the largest number of different rejected answers that the keeper logs for one lease.
 	mostDoubts = 8
 )
 
-// exchange is a conversation with DHCP servers during one visit.
+// exchange is the exchange of messages between one visit and DHCP servers.
 type exchange struct {
 	*visit
 	line[*dhcpc.Packet]
@@ -38,7 +38,7 @@ type exchange struct {
 	asked bool // a renewal was sent, and its result is not known yet
 }
 
-// exchange makes the session's steps until there is nothing to wait for, or the time is up.
+// exchange runs the session until it expects no more answers, or the time limit has passed.
 func (v *visit) exchange(p pod) error {
 	began := now()
 	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
@@ -52,13 +52,14 @@ func (v *visit) exchange(p pod) error {
 	return err
 }
 
-// patience returns how long a visit waits for slow servers, and for any server if there is no lease: as long as an ADD.
+// patience returns how long a visit waits for servers if these are slow, or if the pod has no lease. It is the
+// timeout of an ADD.
 func (v *visit) patience() time.Duration {
 	return max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait)
 }
 
-// unlessDeleted handles a renewal that was not answered. A DEL may have deleted the pod's link and sent a RELEASE.
-// The renewal may have reached the server after that RELEASE. Then unlessDeleted releases the lease again.
+// unlessDeleted handles a renewal without a known answer. A DEL may have deleted the pod's link and sent a RELEASE.
+// The server may have received the renewal after that RELEASE. In this case unlessDeleted releases the lease again.
 func (x *exchange) unlessDeleted(err error) error {
 	deleted := x.underLock(func(*lease.Held) error { return nil })
 	if !errors.Is(deleted, errDeleted) {
@@ -127,15 +128,15 @@ func (x *exchange) run() error {
 	}
 }
 
-// resend sends a renewal again, by a packet socket. That needs no ARP, no route and no permission of the pod's
-// firewall, which may have stopped the first attempt.
+// resend sends the last renewal again, through a packet socket. Such a socket needs no ARP and no route, and the
+// pod's firewall does not filter it. Any of these may have stopped the first attempt.
 func (x *exchange) resend() error {
 	p := x.last
 	x.last, x.again, x.m.slow = nil, time.Time{}, true
 	return errors.Join(x.hangUp(), x.send(p))
 }
 
-// send sends a packet from its source address.
+// send sends a packet with the visit's transport, which it dials for the packet's source address if necessary.
 func (x *exchange) send(p *dhcpc.Packet) error {
 	var local netip.Addr
 	if p.ARP == nil && !p.Src.Addr().IsUnspecified() {
@@ -144,7 +145,8 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 
 	err := x.sendFrom(local, p)
 	if err != nil && local.IsValid() && x.ctx.Err() == nil {
-		// The pod may have lost its address or route, or drop its own packets. None of this stops a packet socket.
+		// Try again with a packet socket. The pod may have lost its address or route, or its firewall may drop its
+		// own packets, and a packet socket works anyway.
 		x.m.slow = true
 		err = errors.Join(x.hangUp(), x.sendFrom(local, p))
 	}
@@ -178,7 +180,7 @@ func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
 	return x.conn.Send(x.ctx, p)
 }
 
-// line is the transport between a visit and servers. It is dialled when there is something to send.
+// line is the transport between a visit and DHCP servers. The visit dials it when there is something to send.
 type line[M any] struct {
 	conn interface {
 		Send(context.Context, M) error
@@ -187,7 +189,8 @@ type line[M any] struct {
 	}
 }
 
-// receive returns the zero value when the time is up.
+// receive returns the next message. It returns the zero value when the given time has come, and if the line is not
+// dialled.
 func (l *line[M]) receive(ctx context.Context, until time.Time) (message M, err error) {
 	if l.conn == nil {
 		return message, nil
@@ -208,8 +211,8 @@ func (l *line[M]) hangUp() error {
 	return conn.Close()
 }
 
-// unheard records that an exchange ended without an answer. It returns an error if no lease is left. If a lease is
-// left, the record only gets a note.
+// unheard records that an exchange ended without an answer. It returns an error if no lease is left. Otherwise it
+// only adds a note to the record.
 func (x *exchange) unheard() error {
 	x.metrics.unanswered.Inc()
 	x.m.slow = true
@@ -233,7 +236,7 @@ func (x *exchange) unheard() error {
 	return err
 }
 
-// bound applies a lease and records it.
+// bound applies a new or renewed lease to the pod, and records it.
 func (x *exchange) bound(l *dhcpc.Lease) error {
 	before, fresh := x.r.Lease, x.r.State != lease.Bound
 	err := x.underLock(func(held *lease.Held) error { return x.apply(held, x.pod, l) })
@@ -242,8 +245,8 @@ func (x *exchange) bound(l *dhcpc.Lease) error {
 		x.giveBack(l)
 		return err
 	case err != nil:
-		// The record, and perhaps the pod, lack the new lease. If the session went on, it would do nothing until T1
-		// of the new lease, and the pod's address would expire by the old one.
+		// The record, and perhaps the pod, lack the new lease. If the session continued, it would wait for T1 of the
+		// new lease, and the pod's address would expire by the old one. So drop the session.
 		x.m.session = nil
 		return err
 	}
@@ -260,18 +263,18 @@ func (x *exchange) bound(l *dhcpc.Lease) error {
 	return nil
 }
 
-// giveBack releases a lease a second time, because the server renewed it after the RELEASE of a DEL.
+// giveBack releases a lease that the server granted or renewed after the RELEASE of a DEL.
 func (x *exchange) giveBack(l *dhcpc.Lease) {
 	x.log.Info("lease deleted while it was being renewed: releasing it again", x.who()...)
 	if err := x.release4(l); err != nil {
-		// There is no later attempt: the lease will expire.
+		// There is no later attempt. If this one fails, the lease expires at the server.
 		x.failed("cannot release lease again", append(x.who(), "err", err)...)
 	}
 }
 
-// apply configures the pod for a lease, and records the lease. It holds the record's lock, so that no DEL comes in
-// between. If something must be removed from the pod, the record first names both the old and the new. So if the
-// keeper is killed here, its successor knows of everything in the pod.
+// apply configures the pod for a lease, and records the lease. The caller holds the record's lock, so that no DEL
+// comes in between. If apply must remove addresses or routes, it first records the old and the new ones together. So
+// if the keeper is killed here, the next one knows everything that the pod has.
 func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 	yielded, err := v.yield(p)
 	if err != nil {
@@ -303,7 +306,7 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 
 	trouble := ""
 	if err != nil {
-		// The pod has the lease nevertheless.
+		// The server has granted the lease anyway, so record it.
 		trouble, v.m.right = err.Error(), false
 	} else {
 		v.r.Applied = want
@@ -320,8 +323,8 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 	return errors.Join(err, held.Replace(v.r))
 }
 
-// lost removes a lease's addresses and routes from the pod, because another host may have the address after a NAK.
-// After the end of a lease the kernel has removed them.
+// lost records that the session has lost its lease, and removes the lease's addresses and routes from the pod. After
+// a NAK another host may have the address. After an expiry the kernel has already removed it.
 func (x *exchange) lost(out dhcpc.Output) error {
 	switch {
 	case errors.Is(out.Err, dhcpc.ErrNAK):
@@ -346,7 +349,7 @@ func (x *exchange) lost(out dhcpc.Output) error {
 		return errors.Join(err, held.Replace(x.r))
 	})
 
-	// The search for another lease continues, even if this fails.
+	// The search for another lease continues even if this fails.
 	if followErr := x.follow(); followErr != nil {
 		x.failed("cannot take the lost address out of the firewall", append(x.who(), "err", followErr)...)
 	}
@@ -354,7 +357,7 @@ func (x *exchange) lost(out dhcpc.Output) error {
 	return err
 }
 
-// earliest returns the earliest of some times. The zero time means never.
+// earliest returns the earliest of several times. The zero time means never.
 func earliest(times ...time.Time) time.Time {
 	var first time.Time
 	for _, t := range times {
@@ -365,20 +368,20 @@ func earliest(times ...time.Time) time.Time {
 	return first
 }
 
-// pod is the interface of place, for tests.
+// pod is the interface that *place implements. Tests replace it.
 type pod interface {
-	// dial opens a transport in the pod: see dhcpc.Config.
+	// dial opens a transport to DHCP servers from the pod: see dhcpc.Config.
 	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error)
 	dial6() (dhcpc.Transport[[]byte], error)
-	// apply adds addresses and routes to the pod. The kernel removes the addresses when the lease ends. The times are
-	// like those of dhcpc.Lease.Left.
+	// apply adds addresses and routes to the pod, so that the kernel removes the addresses when the lease ends. valid
+	// and preferred are lifetimes as returned by dhcpc.Lease.Left.
 	apply(a lease.Applied, valid, preferred time.Duration) error
-	// withdraw removes addresses and routes. It is no error if they are gone.
+	// withdraw removes addresses and routes. Missing ones are no error.
 	withdraw(a lease.Applied) error
-	// keeps returns the part of a that still exists as the lease set it.
+	// keeps returns those addresses and routes in a that the pod still has as the lease set them.
 	keeps(a lease.Applied) (lease.Applied, error)
 	inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (bool, error)
-	// formed lists the addresses that the pod has by router advertisements.
+	// formed lists the addresses that the pod formed from router advertisements.
 	formed() ([]netip.Prefix, error)
 	close() error
 }
@@ -388,7 +391,7 @@ func apply4(p pod, a lease.Applied, l *dhcpc.Lease) error {
 	return p.apply(a, left, left)
 }
 
-// node is the interface of kernel, for tests.
+// node is the interface that kernel implements. Tests replace it.
 type node interface {
 	// enter returns an error that matches errGone if the pod certainly no longer exists.
 	enter(r *lease.Record) (pod, error)
@@ -398,5 +401,5 @@ type node interface {
 	release6(ctx context.Context, r *lease.Record) error
 }
 
-// errGone means that a pod no longer exists.
+// errGone is the cause of an error about a pod that no longer exists.
 var errGone = errors.New("the pod is gone")

@@ -17,23 +17,23 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// The kernel announces each change of nf_tables with one message that ends the transaction (NFT_MSG_NEWGEN). The
-// messages about rules and elements are not queued, since a burst of a thousand would overflow the socket. The keeper
-// recognizes changes of this project by their generation. It does not look again at a generation that it found right,
-// and verbs of the plugin leave theirs in their note.
+// The kernel announces each change of nf_tables with one message at the end of the transaction (NFT_MSG_NEWGEN). A
+// filter keeps the messages about rules and elements out of the socket's queue, since a burst of a thousand would
+// overflow it. Each change has a generation number. The keeper does not compare the firewall again for a generation
+// that it found right. Calls of the plugin record the generations of their changes.
 
-// lookAtFirewall is the interval of looks at the firewall without an announcement. The kernel does not announce
-// changes of legacy tables, or that a table becomes dormant.
+// lookAtFirewall is the interval of comparisons without an announcement. The kernel announces neither changes of
+// legacy iptables, nor that a table becomes dormant.
 const lookAtFirewall = 30 * time.Second
 
-// generation is the announcement of a change of nf_tables.
+// generation is one announcement of a change of nf_tables (NFT_MSG_NEWGEN).
 type generation struct {
 	lost bool // announcements were lost; the other fields are unset
 	id   uint32
 	by   string // the name of the process that made the change
 }
 
-// firewall is the source that watches and repairs the firewall.
+// firewall is the source that compares the firewall with the records, and repairs it.
 type firewall struct {
 	source
 	fought  *contest  // the contest over the whole firewall
@@ -60,7 +60,8 @@ func (k *Keeper) listenToFirewall() (feed, error) {
 
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 
-// generationOf parses a struct nfgenmsg and the attributes NFTA_GEN_*. A malformed message counts as lost.
+// generationOf parses the data of an NFT_MSG_NEWGEN: a struct nfgenmsg and attributes NFTA_GEN_*. A malformed message
+// counts as lost.
 func generationOf(b []byte) generation {
 	const header = 4
 	b = b[min(header, len(b)):]
@@ -68,8 +69,9 @@ func generationOf(b []byte) generation {
 	return generation{lost: id == 0, id: id, by: nftnl.Text(nftnl.Find(b, unix.NFTA_GEN_PROC_NAME))}
 }
 
-// hear returns when to compare the firewall after announcements: soon if another program changed it since the last
-// comparison, later if one of ours changed it, and never if no change is newer than that.
+// hear returns the urgency of comparing the firewall after announcements: soon if another program changed it since
+// the last comparison, later if one of our programs did. It returns never if no change is newer than the last
+// comparison.
 func (f *firewall) hear(messages []netlink.Message) urgency {
 	when := never
 	for _, m := range messages {
@@ -80,9 +82,9 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 		g := generationOf(m.Data)
 		switch {
 		case !g.lost && int32(g.id-f.known) <= 0 && f.known != 0:
-			// The firewall was compared after this change.
+			// Ignore this change: the last comparison came after it.
 		case g.by == nftnl.DoctorName:
-			// The doctor's table is separate, and is deleted after its run.
+			// `tombolo doctor` changes only its own table, and deletes it afterwards.
 		case g.lost || g.by != "tombolo" && g.by != "tombolod":
 			when, f.strays = soon, true
 			if !slices.Contains(f.names, g.by) && len(f.names) < 2 {
@@ -96,7 +98,7 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 	return when
 }
 
-// visit looks at the firewall, and lets the networks repair it.
+// visit compares the firewall with the records, and repairs it if anything is missing.
 func (f *firewall) visit(ctx context.Context) {
 	if now().Before(f.fought.until) {
 		f.wake = f.fought.until
@@ -124,8 +126,9 @@ func (f *firewall) visit(ctx context.Context) {
 	f.mend(ctx, strings.Join(lacking, "; "))
 }
 
-// removeStrays deletes elements of pods that no longer exist. Another program may have loaded an old copy of a set.
-// Neither rules nor sentinels reveal such elements; finding them takes a list of all elements.
+// removeStrays deletes elements of pods that no longer exist. Another program may have loaded an old copy of a set. A
+// comparison of rules and sentinels does not reveal such elements, so removeStrays lists all elements. It runs only
+// after changes by other programs, and at most every lookAtFirewall.
 func (f *firewall) removeStrays(ctx context.Context) {
 	if !f.strays || now().Sub(f.swept) < lookAtFirewall {
 		return
@@ -141,8 +144,9 @@ func (f *firewall) removeStrays(ctx context.Context) {
 	}
 }
 
-// maker returns the program that certainly made the firewall's differences: the only one that changed nf_tables since
-// the firewall was right. If links or parameters of the host differ too, the differences may come from these.
+// maker returns the program that certainly caused the firewall's differences, or "" if that is unknown. It is known
+// if only one program has changed nf_tables since the firewall was right. If links or kernel parameters of the host
+// differ too, these may be the cause.
 func (f *firewall) maker(ctx context.Context) string {
 	seen, err := f.network.Upkeep().Links(ctx)
 	if err != nil || len(seen.Lacking) > 0 || len(f.names) != 1 {
@@ -151,7 +155,8 @@ func (f *firewall) maker(ctx context.Context) string {
 	return f.names[0]
 }
 
-// mend has the networks repair the firewall.
+// mend repairs the firewall's differences. Its argument describes them for the log. If another program undoes the
+// repairs again and again, mend records a contest.
 func (f *firewall) mend(ctx context.Context, what string) {
 	by := f.maker(ctx)
 	args := []any{"what", what}
@@ -160,7 +165,7 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	}
 	f.log.Warn("pods lack rules of the firewall: repairing them", args...)
 	if err := f.network.Repair(ctx); err != nil {
-		// Obstacles are errors too, and everything else is repaired nevertheless.
+		// Continue after the error. Obstacles count as errors too, although Repair repairs everything else.
 		f.trouble("cannot repair all of the firewall", err)
 		f.wake = now().Add(again)
 	}
@@ -184,7 +189,7 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	}
 }
 
-// allRight ends a contest, after a look that found everything right.
+// allRight ends a contest after a comparison without differences.
 func (f *firewall) allRight() {
 	if !f.fought.calm() {
 		return
@@ -194,7 +199,7 @@ func (f *firewall) allRight() {
 	f.writeContested(nil)
 }
 
-// obstacles logs new obstacles, and those that have gone.
+// obstacles logs obstacles that appeared or disappeared since the last call: firewalls of others that stop pods.
 func (f *firewall) obstacles(ctx context.Context) {
 	obstacles, err := f.network.Upkeep().Obstacles(ctx)
 	if err != nil {

@@ -14,31 +14,33 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// workers is the number of leases that are visited at the same time. Each visit may wait seconds for a server.
+// workers is the largest number of leases that the keeper visits at the same time. Each visit may wait seconds for a
+// server.
 const workers = 64
 
 // Config holds the settings of a Keeper. Leases is required; the other fields have defaults.
 type Config struct {
 	Leases *lease.Dir
-	// State is the plugin's state directory, which records the addresses of pods. If nil, none are known.
+	// State is the plugin's state directory, which records the addresses of pods. If it is nil, the keeper knows
+	// none.
 	State *state.Dir
-	// Node is the network node with the same state and lease directories. With it the keeper updates attachments when
-	// their leases get other addresses, and looks after uplinks, the firewall, links and dead pods. If nil, the
-	// keeper does none of this. Node requires State.
+	// Node is the network node with the same state and lease directories. With it the keeper updates attachments
+	// whose leases get other addresses, and repairs uplinks, the firewall and links. It also takes down dead pods. If
+	// Node is nil, the keeper does none of this. Node requires State.
 	Node *network.Node
 	// Bus is the address of the D-Bus with firewalld, as in DBUS_SYSTEM_BUS_ADDRESS. If it is empty, the keeper leaves
 	// the zones of firewalld alone.
 	Bus string
 	// Log receives the keeper's messages. It may be nil.
 	Log *slog.Logger
-	// Ready is called once, when all existing records are listed and the keeper receives news of others. It may be
+	// Ready is called once, when the keeper has listed all existing records and is notified of later ones. It may be
 	// nil.
 	Ready func()
 	// Alive is called every lease.Beat as long as the loop runs. It may be nil.
 	Alive func()
 }
 
-// Keeper keeps the leases of one directory.
+// Keeper keeps the leases whose records are in one directory.
 type Keeper struct {
 	leases  *lease.Dir
 	state   *state.Dir    // may be nil
@@ -52,11 +54,12 @@ type Keeper struct {
 	node    node
 	boot    string
 	metrics *metrics
-	// carriers gets a message when an uplink has its carrier again, since it may lead to another network now.
+	// carriers receives a message when an uplink's carrier comes back, since the uplink may then lead to another
+	// network.
 	carriers chan struct{}
 }
 
-// New checks a configuration and returns a Keeper. It opens nothing yet.
+// New checks a configuration and returns a Keeper. It opens no socket and no watch.
 func New(cfg *Config) (*Keeper, error) {
 	if cfg == nil || cfg.Leases == nil {
 		return nil, errors.New("keep leases: no directory given")
@@ -82,8 +85,8 @@ func New(cfg *Config) (*Keeper, error) {
 	return k, nil
 }
 
-// Run keeps the leases until ctx is done, and then returns nil. Every lease stays as it is, for the next keeper. The
-// error matches lease.ErrOtherKeeper if there is another keeper, and os.ErrNotExist if the directory was removed.
+// Run keeps the leases until ctx is done, and then returns nil. It leaves every lease as it is, for the next keeper.
+// The error matches lease.ErrOtherKeeper if another keeper runs, and os.ErrNotExist if the directory was removed.
 func (k *Keeper) Run(ctx context.Context) error {
 	heartbeat, err := k.leases.Keep()
 	if err != nil {
@@ -98,9 +101,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 
 	err = k.newLoop(ctx).run(w.changes, heartbeat.Beat)
 
-	// Stop the heartbeat last, since a process that sees no keeper may begin as one.
+	// Stop the heartbeat last: when it stops, another keeper may start.
 	return errors.Join(err, w.close(), heartbeat.Close())
 }
 
-// now returns the time, with a reading of the monotonic clock, as in the times of a record that was read.
+// now returns the time with a reading of the monotonic clock. Times in records get such a reading when they are read.
 func now() time.Time { return time.Now() }

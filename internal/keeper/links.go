@@ -18,29 +18,30 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Announcements of links, addresses and routes (rtnetlink(7)) do not name the program that made the change. The
-// keeper recognizes by the objects those that ADDs and DELs cause, and looks a little later after these, since a look
-// reads all records. Of kernel parameters (sysctl) only IPv4's and the global forwarding are announced, so the keeper
-// looks every minute too.
+// Announcements of links, addresses and routes (rtnetlink(7)) do not name the program that made the change. So the
+// keeper judges by the changed objects. After changes that ADDs and DELs also make, it waits a little longer, since
+// each comparison reads all records. Of the kernel parameters (sysctl), the kernel announces only IPv4's and the
+// global forwarding. So the keeper also compares every minute.
 
-// linkage is the source that watches and repairs links.
+// linkage is the source that compares links with the records, and repairs them.
 type linkage struct {
 	source                     // with a contest for each network
 	firewall *source           // depends on whether the host is a router
 	bridges  map[int]linkFacts // by index; the values are empty until an announcement
 	ports    map[int]bool      // known ports of pods
 	services int               // the index of kube-ipvs0, or 0 if it does not exist
-	// uplinks are the NICs of networks on a LAN, and the pairs that share them with bridges, by index. nics maps the
-	// names of the NICs to their indexes, and unplugged holds those that have lost their carrier or were deleted.
+	// uplinks are the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges, by index.
+	// nics maps the names of the NICs to their indexes. unplugged holds the NICs that have lost their carrier or were
+	// deleted.
 	uplinks   map[int]linkFacts
 	nics      map[string]int
 	unplugged map[string]bool
-	// remains maps a network to the differences that its last repair did not remove. The same differences are not
-	// logged again until the list changes.
+	// remains maps a network to the differences that its last repair did not remove. The keeper does not repair and
+	// log them again until they change.
 	remains map[string][]string
 }
 
-// changes is the content of announcements.
+// changes is the content of several announcements.
 type changes struct {
 	lost    bool // announcements were lost; the other fields are incomplete
 	routing bool // a forwarding parameter has changed
@@ -62,7 +63,7 @@ type linkChange struct {
 	facts   linkFacts
 }
 
-// linkFacts are the properties of a link that the keeper compares. Those after promiscuous are a bridge's.
+// linkFacts are the properties of a link that the keeper compares. The fields after promiscuous belong to a bridge.
 type linkFacts struct {
 	name        string
 	master      int
@@ -75,7 +76,7 @@ type linkFacts struct {
 	maxLearned                     string
 }
 
-// bridgeFacts adds the properties of a bridge.
+// bridgeFacts sets the fields for a bridge, if the link is one.
 func (f *linkFacts) bridgeFacts(l *link.Link) {
 	if b := l.Bridge; b != nil {
 		f.nfCall, f.nfCall6, f.vlanFiltering = fact(b.NfCallIptables), fact(b.NfCallIp6tables), fact(b.VlanFiltering)
@@ -83,7 +84,7 @@ func (f *linkFacts) bridgeFacts(l *link.Link) {
 	}
 }
 
-// fact returns a value of the kernel for comparisons.
+// fact returns an optional value of the kernel as text, for comparisons. nil becomes "".
 func fact[T any](p *T) string {
 	if p == nil {
 		return ""
@@ -97,14 +98,15 @@ func (k *Keeper) listenToLinks() (feed, error) {
 		unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_TC)
 }
 
-// linkKinds returns the announcements that matter. Of routes these are the subnet routes that the kernel adds with
-// addresses. A routing engine adds and withdraws its own by the ten thousand.
+// linkKinds returns the types of announcements that the keeper receives. For routes it receives additions of default
+// routes, and deletions of the routes that the kernel adds with addresses. A routing daemon may change other routes
+// by the ten thousand.
 func linkKinds() []nl.Kind {
 	const (
 		lengthAt, protocolAt = 1, 5 // in struct rtmsg
 
-		// A change of one parameter: the header, struct netconfmsg, and two attributes of eight bytes. The
-		// announcement of a new link is longer.
+		// netconfSize is the size of an announcement of one changed parameter: the header, struct netconfmsg, and two
+		// attributes of eight bytes. The announcement of a new link's parameters is longer.
 		netconfSize = 16 + 4 + 2*8
 	)
 
@@ -160,7 +162,7 @@ func (c *changes) add(m netlink.Message) error {
 		change.facts.bridgeFacts(&k)
 		c.links = append(c.links, change)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		// struct ifaddrmsg
+		// The data begins with struct ifaddrmsg.
 		if len(m.Data) < unix.SizeofIfAddrmsg {
 			return nl.ErrMalformed
 		}
@@ -171,7 +173,7 @@ func (c *changes) add(m netlink.Message) error {
 			c.touched = append(c.touched, index)
 		}
 	case unix.RTM_DELTFILTER, unix.RTM_DELQDISC:
-		// struct tcmsg
+		// The data begins with struct tcmsg.
 		if len(m.Data) < 8 {
 			return nl.ErrMalformed
 		}
@@ -191,7 +193,7 @@ func (c *changes) add(m netlink.Message) error {
 	return nil
 }
 
-// routeLink returns the index of a route's link (struct rtmsg, RTA_OIF).
+// routeLink returns the index of a route's outgoing link (struct rtmsg, RTA_OIF), or 0 if it has none.
 func routeLink(b []byte) (index int, _ error) {
 	if len(b) < unix.SizeofRtMsg {
 		return 0, nl.ErrMalformed
@@ -202,8 +204,8 @@ func routeLink(b []byte) (index int, _ error) {
 	return index, nil
 }
 
-// hear returns when to compare links after announcements: soon after changes that no pod causes, and later after
-// changes that also occur when pods come and go.
+// hear returns the urgency of comparing links after announcements: soon after changes that no pod causes, later after
+// changes that pods also cause when they come and go.
 func (l *linkage) hear(messages []netlink.Message) urgency {
 	c, when := changesOf(messages), never
 	if c.lost || c.routing {
@@ -233,7 +235,8 @@ func (l *linkage) hear(messages []netlink.Message) urgency {
 	return when
 }
 
-// uplinkNews returns when to look at links after news of a NIC, or of a pair that shares a NIC with a bridge.
+// uplinkNews returns the urgency of comparing links after a change of a NIC. The change may also be of a veth pair
+// that connects a shared NIC with a bridge.
 func (l *linkage) uplinkNews(n linkChange) urgency {
 	before, known := l.uplinks[n.index]
 	index, isNIC := l.nics[n.facts.name]
@@ -258,8 +261,8 @@ func (l *linkage) uplinkNews(n linkChange) urgency {
 	return never
 }
 
-// carries notes a NIC's carrier. When the NIC has its carrier again, DHCP servers are to be asked about leases, since
-// it may lead to another network.
+// carries records a NIC's carrier. When the carrier comes back, it asks the loop to confirm DHCPv6 leases, since the
+// NIC may lead to another network.
 func (l *linkage) carries(nic string, carrier bool) {
 	if !carrier {
 		l.unplugged[nic] = true
@@ -277,7 +280,7 @@ func (l *linkage) carries(nic string, carrier bool) {
 	}
 }
 
-// linkNews returns when to look at links after news of a link.
+// linkNews returns the urgency of comparing links after a change of the link n.
 func (l *linkage) linkNews(n linkChange) urgency {
 	if when := l.uplinkNews(n); when != never {
 		return when
@@ -321,7 +324,8 @@ func (l *linkage) linkNews(n linkChange) urgency {
 	return later
 }
 
-// visit looks at links, and lets networks repair theirs. Contested networks are repaired less often.
+// visit compares the links of all networks with the records, and repairs the networks with differences. It repairs
+// contested networks less often.
 func (l *linkage) visit(ctx context.Context) {
 	lacking, ok := l.lookAgain(ctx)
 	if !ok {
@@ -354,7 +358,8 @@ func (l *linkage) visit(ctx context.Context) {
 	}
 }
 
-// toMend returns the networks to repair now. lacking holds the differences of each network.
+// toMend returns the networks to repair now. lacking maps each network to its differences. toMend also ends contests
+// over networks without differences.
 func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
 	maps.DeleteFunc(l.remains, func(name string, _ []string) bool { return len(lacking[name]) == 0 })
 	for name, r := range l.contests {
@@ -373,7 +378,7 @@ func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
 	for _, name := range slices.Sorted(maps.Keys(lacking)) {
 		switch until := l.of(name).until; {
 		case len(lacking[name]) == 0, slices.Equal(lacking[name], l.remains[name]):
-			// Nothing is missing, or repairs do not help.
+			// Do not repair: nothing is missing, or the last repair did not help.
 		case now().Before(until):
 			l.wake = earliest(l.wake, until)
 		default:
@@ -384,7 +389,7 @@ func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
 	return networks
 }
 
-// mended notes the result of the repair of a network.
+// mended records the result of the repair of a network: its differences before and after the repair.
 func (l *linkage) mended(name string, before, after []string) {
 	if l.remains[name] = after; len(after) > 0 {
 		l.log.Error("a repair did not restore all that pods need", "network", name, "what", strings.Join(after, "; "))
@@ -404,7 +409,8 @@ func (l *linkage) mended(name string, before, after []string) {
 	}
 }
 
-// lookAgain looks at the links of all networks, and learns which bridges and NICs to watch.
+// lookAgain returns the differences of all networks' links. It updates the sets of bridges, NICs and ports to watch.
+// ok is false if it failed.
 func (l *linkage) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
 	seen, err := l.network.Upkeep().Links(ctx)
 	l.metrics.linkLooks.Inc() // see firewall.visit

@@ -13,7 +13,7 @@ import (
 // every record must be read. The name is a lease's hash.
 type change struct{ name string }
 
-// slot is the schedule of an entry or source.
+// slot is the schedule of a lease or a source.
 type slot struct {
 	wake time.Time // the time of the next visit; zero means none until something happens
 	busy bool      // a visit or look is in progress
@@ -30,7 +30,7 @@ type entry struct {
 	next   time.Time   // the time of its next renewal, for the metrics
 }
 
-// loop alone decides about the time of all work. Nothing in it waits; workers do the work.
+// loop schedules all work and is the only owner of its entries. It never blocks on work, which workers do.
 type loop struct {
 	*Keeper
 	ctx     context.Context
@@ -56,7 +56,7 @@ func (k *Keeper) newLoop(ctx context.Context) *loop {
 	return l
 }
 
-// run runs until the context is done or beat fails.
+// run runs the loop until the context is done or beat fails.
 func (l *loop) run(changes <-chan change, beat func() error) error {
 	defer l.stop()
 	if err := l.rescan(); err != nil {
@@ -106,8 +106,8 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 	return err
 }
 
-// beat calls the heartbeat, and finds out whether the machine slept. Sessions and timers do not count that time, but
-// the times on record do.
+// beat calls the heartbeat. It also checks whether the machine was suspended. Sessions and timers do not count that
+// time, unlike the times on record, so beat makes the loop visit every lease again.
 func (l *loop) beat(beat func() error) error {
 	if err := beat(); err != nil {
 		return err
@@ -133,14 +133,14 @@ func (l *loop) beat(beat func() error) error {
 	return nil
 }
 
-// askedOnce is the shortest interval between requests to servers after carriers came back, since a bad cable loses
+// askedOnce is the shortest interval between two confirmations of leases after carriers came back. A bad cable loses
 // its carrier again and again.
 const askedOnce = 10 * time.Second
 
-// askAgain has servers asked about the pods' DHCPv6 leases when an uplink has its carrier again (RFC 8415, section
-// 18.2.12). It asks for all pods, since a lease's bridge is known only after its first visit. If the last request was
-// too recent, one request follows later, because the network may have changed with the last of several carrier
-// changes.
+// askAgain schedules visits that confirm the pods' DHCPv6 leases, because an uplink's carrier came back (RFC 8415,
+// section 18.2.12). It schedules them for all pods, since a lease's bridge is known only after its first visit. If
+// the last confirmation was too recent, one more follows later: of several carrier changes, the last may lead to
+// another network.
 func (l *loop) askAgain() {
 	at, last := now(), l.asked
 	if next := last.Add(askedOnce); at.Before(last) {
@@ -162,7 +162,7 @@ func (l *loop) askAgain() {
 	}
 }
 
-// changed has a record visited.
+// changed schedules a visit to a changed record, or to all records if changes were lost.
 func (l *loop) changed(c change) error {
 	if c.name == "" {
 		l.log.Warn("changes of lease records were lost: reading all of them")
@@ -173,7 +173,7 @@ func (l *loop) changed(c change) error {
 	return nil
 }
 
-// rescan has all records visited, and forgets those that no longer exist.
+// rescan schedules visits to all records, and to all known leases whose record no longer exists.
 func (l *loop) rescan() error {
 	hashes, err := l.leases.Hashes()
 	if err != nil {
@@ -202,7 +202,7 @@ func (l *loop) look(hash string) {
 	e.again, e.wake = e.busy, now()
 }
 
-// first returns the lease that is due first and has no worker, or nil.
+// first returns the lease that is due first and has no worker. It returns nil if there is none.
 func (l *loop) first() *entry {
 	var first *entry
 	for _, e := range l.entries {
@@ -236,7 +236,7 @@ func (l *loop) dispatch() {
 	}
 }
 
-// start runs work in a worker. The loop then calls the function that work returned.
+// start runs work in a new goroutine. When work has returned, the loop calls the function that work returned.
 func (l *loop) start(at *slot, work func() (end func())) {
 	at.busy = true
 	l.running++
@@ -250,7 +250,7 @@ func (l *loop) start(at *slot, work func() (end func())) {
 	}()
 }
 
-// finish notes the result of a visit.
+// finish records the result of a visit, and schedules the lease's next visit.
 func (l *loop) finish(e *entry, o outcome) {
 	l.metrics.moved(e.state, o.state)
 	if o.gone && !e.again {
@@ -270,10 +270,10 @@ func (l *loop) finish(e *entry, o outcome) {
 	e.wake = o.wake
 }
 
-// longestPause is the longest pause of the loop.
+// longestPause is the longest time between two turns of the loop.
 const longestPause = time.Minute
 
-// pause returns the time until something is due.
+// pause returns the time until something is due, at most longestPause.
 func (l *loop) pause() time.Duration {
 	next := now().Add(longestPause)
 	var renewal time.Time
@@ -295,16 +295,18 @@ func (l *loop) pause() time.Duration {
 	return max(next.Sub(now()), 0)
 }
 
-// clock is one reading of two clocks. The monotonic one stands still while the machine sleeps.
+// clock is one reading of two clocks: the time since boot, including suspensions, and the monotonic clock, which
+// stops during a suspension.
 type clock struct {
 	up   time.Duration
 	mono time.Time
 }
 
-// sleptFrom is the shortest sleep that counts. Every lease lasts longer, and the two clocks are read within less.
+// sleptFrom is the shortest suspension that counts. It is shorter than every lease, and longer than the time between
+// the readings of the two clocks.
 const sleptFrom = 2 * time.Second
 
-// slept returns how long the machine has slept since the last call.
+// slept returns how long the machine was suspended since the last call.
 func (l *loop) slept() (time.Duration, error) {
 	_, up, err := l.leases.Clock()
 	is := clock{up: up, mono: time.Now()}

@@ -21,8 +21,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// metrics are the counters of the loops and workers, read by the handler. They have a separate registry, since other
-// packages may register metrics in Prometheus' global one.
+// metrics are the counters that the loop and the workers update, and the HTTP handler reads. They have a separate
+// registry, since other packages may register metrics in Prometheus' global one.
 type metrics struct {
 	registry *prometheus.Registry
 	dir      *lease.Dir
@@ -107,16 +107,16 @@ func newMetrics(cfg *Config) *metrics {
 	return m
 }
 
-// collector exports values computed at the time of a request. It does not know the labels beforehand.
+// collector exports values computed at the time of a request. Their labels are not known beforehand.
 type collector func(chan<- prometheus.Metric)
 
-// Describe describes nothing.
+// Describe sends no descriptions, since the labels are not known beforehand.
 func (c collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect exports all values.
+// Collect sends the present values.
 func (c collector) Collect(to chan<- prometheus.Metric) { c(to) }
 
-// moved counts a lease's change of state. The empty state means no lease.
+// moved counts a lease's change of state. The empty state means that there is no lease.
 func (m *metrics) moved(from, to lease.State) {
 	if from != "" {
 		m.leases.WithLabelValues(string(from)).Dec()
@@ -134,10 +134,10 @@ func (m *metrics) untilNext() float64 {
 	return max(next.Sub(now()), 0).Round(time.Millisecond).Seconds()
 }
 
-// readWithin limits the time for reading files to answer a request for metrics.
+// readWithin limits the time for reading pools to answer a request for metrics.
 const readWithin = 5 * time.Second
 
-// collectCalls exports the plugin's records: failed calls, and the use of pools.
+// collectCalls exports values from the plugin's records: failed calls, and the use of address pools.
 func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 	if m.state != nil {
 		list, err := m.state.Failures()
@@ -171,9 +171,9 @@ func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 	}
 }
 
-// collectPods exports how much each pod has received and transmitted. The host's end of its link receives the packets
-// that the pod transmits. The container is a label too, since two containers of one pod may exist while one replaces
-// the other.
+// collectPods exports the bytes and packets that each pod received and transmitted. The counters come from the host's
+// end of the pod's link, which receives the packets that the pod transmits. The container is a label too, because two
+// containers of one pod exist while one replaces the other.
 func (m *metrics) collectPods(to chan<- prometheus.Metric) {
 	if m.state == nil {
 		return
@@ -194,7 +194,7 @@ func (m *metrics) collectPods(to chan<- prometheus.Metric) {
 	}
 }
 
-// podCounters returns the counters of the host's ends, by name.
+// podCounters returns the counters of the host's ends of the pods' links, by the link's name.
 func podCounters() (map[string]link.Counters, error) {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {
@@ -223,14 +223,14 @@ func tellPod(to chan<- prometheus.Metric, r *state.Attachment, c *link.Counters)
 	count("tombolo_pod_transmit_packets_total", "Packets that a pod has transmitted at an interface.", c.RxPackets)
 }
 
-// read counts an error of reading.
+// read counts an error that occurred while reading values for a request.
 func (m *metrics) read(err error) {
 	if err != nil {
 		m.errors.WithLabelValues("read").Inc()
 	}
 }
 
-// tell exports a value. If a label is not valid text, it exports nothing.
+// tell exports one value. If a label is not valid text, it exports nothing.
 func tell(to chan<- prometheus.Metric, name, help string, kind prometheus.ValueType, value float64,
 	labels prometheus.Labels) {
 	if one, err := prometheus.NewConstMetric(prometheus.NewDesc(name, help, nil, labels), kind, value); err == nil {
@@ -246,8 +246,8 @@ func truth(is bool) float64 {
 	return 0
 }
 
-// Handler serves /metrics in Prometheus' formats, and /healthz: 200 while the keeper's loop runs, else 503, with a
-// line of JSON.
+// Handler returns an HTTP handler for the paths /metrics and /healthz. The first has Prometheus' formats. The second
+// returns one line of JSON, with status 200 while the keeper's loop runs, and 503 otherwise.
 func (k *Keeper) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(k.metrics.registry,
@@ -264,7 +264,7 @@ func (k *Keeper) Handler() http.Handler {
 	return mux
 }
 
-// healthy reports whether the loop runs, and the time since its last turn.
+// healthy reports whether the loop runs, and returns the time since its last heartbeat.
 func (m *metrics) healthy() (since time.Duration, _ bool) {
 	turn := m.turn.Load()
 	if turn == nil {

@@ -27,13 +27,13 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// kernel is the node that the keeper runs on.
+// kernel implements node for the kernel that the keeper runs on.
 type kernel struct {
 	host    *netns.NS     // nil for the keeper's own namespace
 	network *network.Node // if nil, leases have no attachments
 }
 
-// place is the location of a lease's address: a pod's interface. A change that has begun is completed, even if the
+// place is a pod's interface with a leased address. Its methods complete a change that has begun, even if the
 // keeper's context ends.
 type place struct {
 	kernel
@@ -44,7 +44,7 @@ type place struct {
 	name  string    // the present name of the pod's interface, which the pod may have renamed
 }
 
-// enter opens the interface of a lease's pod.
+// enter opens the interface of a lease's pod. If the pod no longer exists, the error matches errGone.
 func (k kernel) enter(r *lease.Record) (pod, error) {
 	p := &place{kernel: k, r: r}
 	var err error
@@ -62,7 +62,8 @@ func (k kernel) enter(r *lease.Record) (pod, error) {
 	return p, nil
 }
 
-// namespace opens the namespace at the record's path, and verifies that it is the original one.
+// namespace opens the namespace at the record's path, if it still has the recorded cookie. Otherwise it returns the
+// error of unlessPort.
 func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 	ns, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) || errors.Is(err, netns.ErrOther) {
@@ -71,9 +72,9 @@ func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 	return ns, err
 }
 
-// unlessPort returns errGone for a pod whose namespace was not found, unless its port exists, with its other end in
-// that namespace. Then the pod is only out of reach, for example because the keeper does not see the runtime's
-// mounts.
+// unlessPort returns an error for a pod whose namespace was not found. The error matches errGone unless the pod's
+// port still exists, whose other end is in that namespace. Such a pod is only out of reach, for example because the
+// keeper does not see the runtime's mounts.
 func (k kernel) unlessPort(r *lease.Record, cause error) error {
 	if r.HostIf != "" {
 		switch _, err := k.port(r.HostIf); {
@@ -90,7 +91,7 @@ func (k kernel) unlessPort(r *lease.Record, cause error) error {
 	return fmt.Errorf("%w: %w", errGone, cause)
 }
 
-// port returns a link of the host.
+// port returns the link of the host with the given name.
 func (k kernel) port(name string) (l *bridge.Link, _ error) {
 	err := k.withLinks(func(links *bridge.Conn) (err error) {
 		l, err = links.Link(context.Background(), name)
@@ -108,8 +109,8 @@ func (k kernel) withLinks(do func(*bridge.Conn) error) error {
 	return do(links)
 }
 
-// taken returns an error with the reason if no pod behind a link of the host may have an address, because of the
-// host's own addresses. had is the pod's previous address.
+// taken returns an error if a conflicts with an address or a gateway of the host, so that no pod may have it. The
+// parameter at is the name of the host's link to the pod. had is the pod's previous address.
 func (k kernel) taken(at string, a, had netip.Addr) error {
 	return k.withLinks(func(links *bridge.Conn) error {
 		l, err := links.Link(context.Background(), at)
@@ -120,8 +121,8 @@ func (k kernel) taken(at string, a, had netip.Addr) error {
 	})
 }
 
-// follow updates guard, host ports and masquerade of a pod after a change of its lease. It returns the addresses
-// before and after, if they differ.
+// follow updates the pod's guard, host ports and masquerade rules after a change of its lease. It returns the old and
+// the new addresses, or nil if they are equal.
 func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error) {
 	if k.network == nil {
 		return nil, nil, nil
@@ -129,7 +130,7 @@ func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.P
 	return k.network.Upkeep().Follow(ctx, network.Key{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName})
 }
 
-// release sends the RELEASE of a lease whose pod no longer exists.
+// release sends the RELEASE of a lease from the host, for a pod that no longer exists.
 func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
 	return k.withLinks(func(links *bridge.Conn) error { return giveback.Release(ctx, r, links, k.host, l) })
 }
@@ -138,7 +139,7 @@ func (k kernel) release6(ctx context.Context, r *lease.Record) error {
 	return k.withLinks(func(links *bridge.Conn) error { return giveback.Release6(ctx, r, links, k.host) })
 }
 
-// find finds the pod's interface: the other end of its port.
+// find finds the pod's interface, which is the peer of its port.
 func (p *place) find() error {
 	port, err := p.port(p.r.HostIf)
 	if err != nil {
@@ -157,8 +158,8 @@ func (p *place) close() error {
 	return errors.Join(err, p.ns.Close())
 }
 
-// dial sends from the pod's interface and receives at the host's end of its link. An interface's name in the pod's
-// namespace proves nothing: the pod may give it to another link, and answer itself.
+// dial returns a transport that sends from the pod's interface and receives at the host's end of the pod's link.
+// Receiving inside the pod would be unsafe: the pod may give the interface's name to another link, and answer itself.
 func (p *place) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	sockets := &transport.Config{NetNS: p.ns, Link: p.index, MAC: []byte(p.r.Client.MAC),
 		ARP: p.r.Client.DetectConflicts}
@@ -174,7 +175,7 @@ func (p *place) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dhcp
 	return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return send(sockets) })
 }
 
-// dial6 is dial for DHCPv6.
+// dial6 is dial for DHCPv6. It always sends through a UDP socket.
 func (p *place) dial6() (dhcpc.Transport[[]byte], error) {
 	outside, err := p.outside()
 	if err != nil {
@@ -185,8 +186,8 @@ func (p *place) dial6() (dhcpc.Transport[[]byte], error) {
 	})
 }
 
-// outside returns the configuration for receiving a pod's packets: at the host's end of its link, after checking the
-// alias.
+// outside returns the configuration for receiving packets to the pod, at the host's end of its link. It first checks
+// by the alias that the link belongs to the pod.
 func (p *place) outside() (*transport.Config, error) {
 	l, err := p.port(p.r.HostIf)
 	if err != nil {
@@ -212,7 +213,8 @@ func (p *place) keeps(a lease.Applied) (lease.Applied, error) {
 	return p.pod().Keeps(context.Background(), a)
 }
 
-// formed returns the usable addresses that end in the interface identifier made from the pod's MAC.
+// formed returns the usable addresses that the pod formed from router advertisements. It recognizes them by the
+// interface identifier, which is made from the pod's MAC.
 func (p *place) formed() ([]netip.Prefix, error) {
 	list := []netip.Prefix{}
 	local := addr.LinkLocal(net.HardwareAddr(p.r.Client.MAC)).As16()
@@ -228,7 +230,8 @@ func (p *place) formed() ([]netip.Prefix, error) {
 	return list, err
 }
 
-// apply sets the lifetimes of addresses. It adds missing addresses and their routes.
+// apply adds addresses and routes to the pod, and sets the addresses' lifetimes. It skips addresses that already have
+// the right lifetime.
 func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
 	a.MTU = 0
 	a.Addresses = slices.DeleteFunc(slices.Clone(a.Addresses),
@@ -236,8 +239,8 @@ func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
 	return p.pod().Apply(context.Background(), a, valid, preferred, lease.ReplaceOwn(p.r.Applied.Routes))
 }
 
-// lasts reports whether a pod already has an address for the intended time, give or take a second or two. Two changes
-// in a row may cost the pod the address: see confirmAfter.
+// lasts reports whether a pod already has an address with the given lifetime, give or take two seconds. Setting the
+// address again could cost the pod the address: see confirmAfter.
 func (p *place) lasts(own netip.Prefix, valid time.Duration) bool {
 	have, err := p.has(own)
 	want := lease.Lifetime(valid, time.Second)
@@ -247,13 +250,13 @@ func (p *place) lasts(own netip.Prefix, valid time.Duration) bool {
 	return (*have[0].Valid - *want).Abs() <= 2*time.Second
 }
 
-// pod returns the interface of the pod.
+// pod returns the interface as a lease.Link.
 func (p *place) pod() *lease.Interface {
 	return &lease.Interface{Conn: p.conn, Index: p.index, Name: p.name, Priority: p.r.Policy.Priority}
 }
 
-// withdraw removes routes and addresses. Without promote_secondaries, which systemd sets for every link, the kernel
-// would also remove other addresses in the same network, and then all routes.
+// withdraw removes routes and addresses. For this it sets promote_secondaries, as systemd does for every link.
+// Otherwise the kernel would also remove other addresses in the same network, and then all their routes.
 func (p *place) withdraw(a lease.Applied) error {
 	return p.whileOn(sysctl.Link("ipv4", p.name, "promote_secondaries"), func() error {
 		return p.pod().Withdraw(context.Background(), a)
@@ -261,16 +264,16 @@ func (p *place) withdraw(a lease.Applied) error {
 }
 
 const (
-	// detection is longer than duplicate address detection takes: up to a second until the kernel asks, and a second
-	// for the answer.
+	// detection limits the wait for duplicate address detection, which takes up to two seconds: one until the kernel
+	// asks, and one for the answer.
 	detection = 10 * time.Second
-	// lookPause is the interval between two looks at its result.
+	// lookPause is the interval between two checks for the result of duplicate address detection.
 	lookPause = 20 * time.Millisecond
 )
 
-// inUse reports whether another host has an IPv6 address. If none has it, the pod has it afterwards. The kernel only
-// looks if accept_dad is set, which is otherwise off in a pod that leases its addresses, since its other addresses
-// are known to be unique.
+// inUse adds an IPv6 address to the pod and reports whether another host has it. If so, inUse removes the address
+// again. The kernel detects duplicates only if accept_dad is set, so inUse sets it for this time. It is otherwise off
+// in a pod with leased addresses, since its other addresses are known to be unique.
 func (p *place) inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (used bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, detection)
 	defer cancel()
@@ -288,7 +291,7 @@ func (p *place) inUse(ctx context.Context, a lease.Applied, valid, preferred tim
 	return used, err
 }
 
-// whileOn sets a parameter of the pod's interface to 1, calls fn, and restores the parameter.
+// whileOn sets a kernel parameter of the pod's interface to 1, calls fn, and restores the parameter.
 func (p *place) whileOn(path string, fn func() error) error {
 	was := ""
 	err := p.ns.Do(func() (err error) {

@@ -9,8 +9,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/firewalld"
 )
 
-// newReclaim returns the source that reclaims the resources of dead pods, at once and then every minute. An ADD that
-// lacks resources reclaims them itself.
+// newReclaim returns the source that takes down attachments of dead pods, when the keeper starts and then every
+// minute. An ADD that lacks resources, such as addresses, does this itself.
 func (k *Keeper) newReclaim(ctx context.Context) *source {
 	s := &source{Keeper: k, ctx: ctx, kind: "dead", every: time.Minute}
 	s.look = func(ctx context.Context) { s.ended("cannot reclaim all that dead pods hold", k.reclaim(ctx)) }
@@ -37,7 +37,7 @@ func (k *Keeper) newZones(ctx context.Context) *source {
 	return s
 }
 
-// reclaim frees the resources of pods that died without a DEL.
+// reclaim takes down the attachments of pods that died without a DEL.
 func (k *Keeper) reclaim(ctx context.Context) error {
 	dead, err := k.network.CollectDead(ctx, "", false)
 	errs := []error{err}

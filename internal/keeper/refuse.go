@@ -15,7 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// refuse returns the function that checks each lease that a server grants. The function outlives the visit.
+// refuse returns the function for dhcpc.Config.Refuse, which checks each lease that a server grants. The function may
+// be called after the visit has ended.
 func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	had, free := r.Lease.Address.Addr(), k.free(r)
 	return func(l, held *dhcpc.Lease) error {
@@ -29,7 +30,7 @@ func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	}
 }
 
-// refuse6 is refuse for DHCPv6.
+// refuse6 is refuse for DHCPv6 leases.
 func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 	free := k.free(r)
 	return func(l, held *dhcp6.Lease) error {
@@ -40,8 +41,8 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 	}
 }
 
-// free returns a function that returns the reason if an address cannot be the pod's. had is the pod's previous
-// address, and holds means that it still has one.
+// free returns a function that returns an error if an address cannot be the pod's. The function's argument had is the
+// pod's previous address, and holds means that the pod still has it.
 func (k *Keeper) free(r *lease.Record) func(own, had netip.Addr, holds bool) error {
 	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
 	return func(own, had netip.Addr, holds bool) error {
@@ -55,8 +56,9 @@ func (k *Keeper) free(r *lease.Record) func(own, had netip.Addr, holds bool) err
 	}
 }
 
-// anothersAddress returns an error that names the other pod on record with an address. The pod may take over an
-// address that no pod on record has.
+// anothersAddress returns an error if the firewall's sets assign the address own to another pod, or if another
+// program added it there. It returns nil if the other pod has no record any more, or if its record no longer contains
+// the address.
 func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) error {
 	fw, err := nft.Dial(&nft.Config{NetNS: k.host})
 	if err != nil {

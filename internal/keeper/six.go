@@ -13,18 +13,18 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// The keeper alone leases a pod's DHCPv6 address, from the first SOLICIT on. The plugin has no DHCPv6 code, and
-// waits. The lease is in the same record as that of IPv4, so both are released together. The attachment is updated in
-// the same way for either.
+// Only the keeper leases a pod's DHCPv6 address, from the first SOLICIT on. The plugin has no DHCPv6 code, and waits
+// for the record. The DHCPv6 lease is in the same record as the IPv4 lease, so both are released together. Both
+// change the attachment in the same way.
 
-// memory6 is what one visit leaves to the next about DHCPv6.
+// memory6 is the DHCPv6 state that a lease's visits share.
 type memory6 struct {
 	machine *dhcp6.Machine
 	session *dhcp6.Session
 	right   bool // the address was checked since the keeper began
 }
 
-// wakes6 reports whether DHCPv6 work is due.
+// wakes6 reports whether DHCPv6 work is due at the time t.
 func (v *visit) wakes6(t time.Time) bool {
 	if v.r.Six == nil {
 		return false
@@ -36,7 +36,7 @@ func (v *visit) wakes6(t time.Time) bool {
 	return s == nil || !s.Wake().IsZero() && !t.Before(s.Wake())
 }
 
-// work6 does the DHCPv6 work that is due.
+// work6 does the DHCPv6 work that is due. It records its errors.
 func (v *visit) work6(p pod) error {
 	if v.r.Six == nil {
 		return nil
@@ -83,7 +83,7 @@ func (v *visit) keep6(p pod) error {
 	return errors.Join(err, v.follow())
 }
 
-// applied6 returns a lease's configuration in the pod.
+// applied6 returns the configuration of a DHCPv6 lease in the pod, which is one address.
 func applied6(l *dhcp6.Lease) lease.Applied {
 	return lease.Applied{Addresses: []netip.Prefix{netip.PrefixFrom(l.Address, l.Address.BitLen())}}
 }
@@ -93,7 +93,8 @@ func apply6(p pod, l *dhcp6.Lease) error {
 	return p.apply(applied6(l), l.Left(t), l.PreferredFor(t))
 }
 
-// yield6 is yield for DHCPv6.
+// yield6 records the leased IPv6 address as removed by the pod's owner if the pod no longer has it. The pod does not
+// get the address again.
 func (v *visit) yield6(p pod) error {
 	l := v.r.Six.Lease
 	if ends(l.Left(now())) || !v.r.Wants6() {
@@ -113,7 +114,8 @@ func (v *visit) yield6(p pod) error {
 	})
 }
 
-// restore6 starts a DHCPv6 session from the lease record, after a start of the keeper.
+// restore6 starts a DHCPv6 session from the lease record. A visit calls it if it finds no session in memory, for
+// example after a start of the keeper.
 func (v *visit) restore6() error {
 	cfg := v.r.Six.Config(v.r.Client.HostName)
 	cfg.Refuse = v.refuse6(v.r)
@@ -141,8 +143,8 @@ func (v *visit) restore6() error {
 	return nil
 }
 
-// noteFormed records the addresses that the pod has formed from router advertisements, and updates the attachment.
-// Routers may begin to advertise at any time, usually within seconds of a pod's start.
+// noteFormed records the addresses that the pod formed from router advertisements, and updates the attachment.
+// Routers may begin to advertise at any time, most often within seconds of a pod's start.
 func (v *visit) noteFormed(p pod) error {
 	formed, err := p.formed()
 	if err != nil {
@@ -167,7 +169,7 @@ func (v *visit) noteFormed(p pod) error {
 	return v.follow()
 }
 
-// note6 records the reason why there is no lease, for the waiting ADD and for tombolo check.
+// note6 records the reason why the pod has no DHCPv6 lease, for the waiting ADD and for `tombolo check`.
 func (v *visit) note6(trouble string) error {
 	if v.r.Six.Error == trouble {
 		return nil
@@ -175,7 +177,7 @@ func (v *visit) note6(trouble string) error {
 	return v.change6(func(six *lease.Six) { six.Error = trouble })
 }
 
-// change6 changes the DHCPv6 part of the record.
+// change6 changes the DHCPv6 part of the record, under the record's lock.
 func (v *visit) change6(change func(*lease.Six)) error {
 	six := *v.r.Six
 	change(&six)
@@ -185,11 +187,12 @@ func (v *visit) change6(change func(*lease.Six)) error {
 	})
 }
 
-// tries6 is the number of attempts at a RELEASE for a pod that no longer exists. They take more than half a minute.
+// tries6 is the number of attempts to send a RELEASE for a pod that no longer exists. Together they take more than
+// half a minute.
 const tries6 = 3
 
-// expires6 returns the end of the pod's DHCPv6 lease. It is the zero time without a lease, or with one that never
-// ends.
+// expires6 returns the end of the pod's DHCPv6 lease. It returns the zero time if there is no lease, or if the lease
+// never ends.
 func (v *visit) expires6() time.Time {
 	if v.r.Six == nil || v.r.Six.Lease == nil {
 		return time.Time{}
@@ -197,7 +200,7 @@ func (v *visit) expires6() time.Time {
 	return v.r.Six.Lease.Expire
 }
 
-// endUnseen6 is endUnseen for DHCPv6.
+// endUnseen6 ends a DHCPv6 lease in the same way as endUnseen ends a DHCPv4 lease.
 func (v *visit) endUnseen6(cause error) error {
 	if ends := v.expires6(); ends.IsZero() || now().Before(ends) {
 		return nil
@@ -213,7 +216,7 @@ func (v *visit) endUnseen6(cause error) error {
 	return errors.Join(err, v.follow())
 }
 
-// exchange6 is a conversation with DHCPv6 servers during one visit.
+// exchange6 is the exchange of messages between one visit and DHCPv6 servers.
 type exchange6 struct {
 	*visit
 	line[[]byte]
@@ -264,7 +267,7 @@ func (x *exchange6) run() error {
 	}
 }
 
-// took handles the result of a step, except for the check for other hosts.
+// took handles the output of a step, except for Check.
 func (x *exchange6) took(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.log.Warn("no address by DHCPv6", append(x.who(), "err", out.Err)...)
@@ -300,7 +303,7 @@ func (x *exchange6) took(out dhcp6.Output) error {
 	return nil
 }
 
-// informed records the DNS servers and search domains that DHCPv6 announced to a pod without a lease.
+// informed records the DNS servers and search domains from DHCPv6, for a pod without a DHCPv6 lease.
 func (x *exchange6) informed(i *dhcp6.Information) error {
 	err := x.change6(func(six *lease.Six) {
 		six.Information, six.Error = &lease.NameService{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
@@ -309,8 +312,8 @@ func (x *exchange6) informed(i *dhcp6.Information) error {
 	return err
 }
 
-// check finds out whether another host has an address. It first updates the pod's part of the firewall, which would
-// otherwise drop the kernel's question.
+// check finds out whether another host has the offered address. It first updates the pod's part of the firewall,
+// which would otherwise drop the kernel's neighbour solicitation.
 func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
 	if !x.r.Wants6() {
 		return dhcp6.Unused, nil
@@ -341,7 +344,8 @@ func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
 	return dhcp6.InUse, x.follow()
 }
 
-// write records a lease; nil means none.
+// write records a DHCPv6 lease, and applies it to the pod unless checking is set. A nil lease means none. trouble is
+// the error to record.
 func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	six := *x.r.Six
 	six.Lease, six.Release, six.Checking, six.Error, six.Note = l, nil, checking, trouble, ""
@@ -374,7 +378,7 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 		return held.Replace(x.r)
 	})
 	if errors.Is(err, errDeleted) {
-		// The DEL did not know of this lease.
+		// The DEL did not know this lease and so did not release it.
 		if x.r.Six = &six; x.r.Releases6(now()) {
 			err = errors.Join(err, x.release6())
 		}
@@ -383,7 +387,7 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	return err
 }
 
-// bound6 applies a lease and records it, under the record's lock, so that no DEL comes in between.
+// bound6 applies a new or renewed lease and records it.
 func (x *exchange6) bound6(l *dhcp6.Lease) error {
 	fresh := x.r.Six.Lease == nil || x.r.Six.Checking
 	if !fresh {
@@ -407,7 +411,7 @@ func (x *exchange6) bound6(l *dhcp6.Lease) error {
 	return nil
 }
 
-// lost6 removes an address from the pod that the pod may no longer use.
+// lost6 removes the address of a lost lease from the pod, and records that the pod has no lease.
 func (x *exchange6) lost6(out dhcp6.Output) error {
 	if errors.Is(out.Err, dhcpc.ErrExpired) {
 		x.metrics.expired.Inc()
@@ -431,7 +435,7 @@ func (x *exchange6) lost6(out dhcp6.Output) error {
 	return err
 }
 
-// unheard handles the end of an exchange without an answer.
+// unheard handles the end of an exchange without an answer. It returns an error if the pod has no lease.
 func (x *exchange6) unheard() error {
 	x.metrics.unanswered.Inc()
 	if x.m.six.session.State() == dhcp6.Confirming {
@@ -449,7 +453,7 @@ func (x *exchange6) unheard() error {
 	return why
 }
 
-// inVain returns the error of a session without result so far.
+// inVain returns the error of a session without a result so far.
 func (x *exchange6) inVain() error {
 	op := "lease an address"
 	if x.r.Six.Stateless {

@@ -15,30 +15,32 @@ import (
 )
 
 const (
-	// A source is visited when there was no news for the first of these, and at the latest after the second.
+	// pauseNews is the time without further announcements after which the loop visits a source. Even if announcements
+	// continue, the loop visits the source as soon as urgeNews has passed since the first one.
 	pauseNews = 200 * time.Millisecond
 	urgeNews  = 700 * time.Millisecond
 
-	// The limits are longer if something was repaired within the last minute. A reload of ufw runs a dozen programs
-	// one after the other, and each undoes the previous repairs. This is no contest, and pods need their rules when
-	// it has ended.
+	// pauseAgain and urgeAgain replace pauseNews and urgeNews for the firewall if something was repaired within the
+	// last minute. A reload of ufw runs a dozen programs one after the other, and each undoes the previous repairs.
+	// This is no contest: pods need their rules only when the reload has ended.
 	pauseAgain = 900 * time.Millisecond
 	urgeAgain  = 5 * time.Second
 
-	// pauseOwn is the pause after changes that pods also cause when they come and go.
+	// pauseOwn is the pause after changes that our own ADD and DEL calls cause too.
 	pauseOwn = 3 * time.Second
 
-	// again is the time until a failed action is repeated.
+	// again is the pause before a failed action is repeated.
 	again = 10 * time.Second
 
-	// lookWithin limits the duration of one look and its repairs.
+	// lookWithin limits the duration of one comparison and its repairs.
 	lookWithin = time.Minute
 
-	// mostNews is the number of announcements that wait while a worker looks. Further ones count as lost.
+	// mostNews is the largest number of announcements that a source queues while a worker visits it. Further ones
+	// count as lost.
 	mostNews = 64
 )
 
-// urgency is the time until news lead to a look.
+// urgency determines the time from an announcement to the visit of a source.
 type urgency int
 
 const (
@@ -53,8 +55,8 @@ type feed interface {
 	Close() error
 }
 
-// source is a part of the kernel's state that the loop visits after announcements of changes, and once in a while. At
-// most one worker visits it, and everything except news belongs to that worker until it ends.
+// source is a part of the kernel's state that the loop visits after announcements of changes, and at regular
+// intervals. At most one worker visits it at a time. During the visit all fields except news belong to that worker.
 type source struct {
 	*Keeper
 	slot
@@ -71,8 +73,8 @@ type source struct {
 	contests map[string]*contest // the key is an object that is repaired separately
 }
 
-// subscribe delivers a source's announcements to the loop until the context is done. Without a subscription, only the
-// regular looks remain.
+// subscribe delivers a source's announcements to the loop until the context is done. If the subscription fails, only
+// the regular visits remain.
 func (l *loop) subscribe(s *source) (stop func()) {
 	if s.listen == nil {
 		return func() {}
@@ -107,7 +109,7 @@ func (l *loop) subscribe(s *source) (stop func()) {
 	return func() { _ = f.Close(); <-ended }
 }
 
-// heard schedules a look after news.
+// heard schedules a visit after announcements. During a visit it queues them.
 func (s *source) heard(messages []netlink.Message) {
 	if s.busy {
 		if len(s.news) == mostNews {
@@ -137,7 +139,7 @@ func (s *source) heard(messages []netlink.Message) {
 	}
 }
 
-// work is one look, made by a worker.
+// work visits the source once. The returned function handles the announcements that were queued during the visit.
 func (s *source) work() (end func()) {
 	ctx, cancel := context.WithTimeout(s.ctx, lookWithin)
 	defer cancel()
@@ -152,7 +154,7 @@ func (s *source) work() (end func()) {
 	}
 }
 
-// trouble counts and logs an error.
+// trouble counts an error of the source, and logs it. It ignores errors after the keeper's end.
 func (s *source) trouble(what string, err error, args ...any) {
 	if s.ctx.Err() == nil { // the end of the keeper is no failure
 		s.metrics.errors.WithLabelValues(s.kind).Inc()
@@ -169,9 +171,9 @@ func (s *source) ended(what string, err error) {
 	s.failure = text
 }
 
-// contest keeps the keeper from undoing again and again the changes of another program. If a repair is undone three
-// times within a minute, this must be the intention of a person or a program, and the keeper repairs only once a
-// minute.
+// contest counts repairs of one object, so that the keeper and another program do not undo each other's changes for
+// ever. If a repair is undone three times within a minute, a person or a program must want that. The keeper then
+// repairs the object only once a minute.
 type contest struct {
 	undone []repair  // repairs within contestedFor
 	times  int       // the number of repairs since it is contested; 0 if it is not
@@ -185,13 +187,15 @@ type repair struct {
 }
 
 const (
-	// After this many repairs within the time, the object is left alone for as long.
+	// An object is contested if, within contestedFor, it needed contestedAfter repairs of the same differences. It is
+	// also contested if it needed contestedByAll repairs of any differences in that time. A contested object is
+	// repaired again only after contestedFor has passed.
 	contestedAfter = 3
 	contestedByAll = 9
 	contestedFor   = time.Minute
 )
 
-// of returns the contest over an object.
+// of returns the contest over an object, and creates it if necessary.
 func (s *source) of(key string) *contest {
 	c := s.contests[key]
 	if c == nil {
@@ -220,7 +224,9 @@ func (c *contest) recently() bool {
 
 func (c *contest) contested() bool { return c.times > 0 }
 
-// putRight notes a repair of these differences. When a contest begins, it logs say.
+// putRight records a repair of the object with the given key. The second argument describes the repaired differences.
+// If the object is now contested, it schedules the next repair. When a contest begins, putRight logs the message in
+// the third argument and returns true.
 func (s *source) putRight(key, what, say string, args ...any) (c *contest, begins bool) {
 	c = s.of(key)
 	c.undone = append(slices.DeleteFunc(c.undone, func(r repair) bool { return now().Sub(r.at) > contestedFor }),
@@ -247,7 +253,7 @@ func (s *source) putRight(key, what, say string, args ...any) (c *contest, begin
 	return c, begins
 }
 
-// calm ends a contest, because everything is right. It reports whether there was one.
+// calm ends a contest, because nothing differs any more. It reports whether there was one.
 func (c *contest) calm() bool {
 	was := c.contested()
 	if was {

@@ -14,31 +14,31 @@ import (
 )
 
 const (
-	// lookEvery is the interval of visits to a pod that is not due.
+	// lookEvery is the interval of visits to a pod that has no other work due.
 	lookEvery = 5 * time.Minute
 
-	// confirmAfter is the time from setting a pod's address to checking it. When the kernel ends addresses of the
-	// namespace whose time is up, it first reads the clock and then waits for its lock. An address that was set in
-	// between looks older than any, and is deleted too (check_lifetime in net/ipv4/devinet.c, Linux 6.18; some
-	// hundred in a million renewals, on a busy machine). If an address disappears within this time after a renewal,
-	// it is set again. Later, its disappearance means that the pod's owner has removed it.
+	// confirmAfter is the time from setting a pod's address to checking it. To end addresses whose lifetime is over,
+	// the kernel first reads the clock and then waits for its lock. An address that was set in between looks expired,
+	// and is deleted too (check_lifetime in net/ipv4/devinet.c, Linux 6.18). On a busy machine this happens in some
+	// hundred of a million renewals. If an address disappears within this time after a renewal, the keeper sets it
+	// again. Later, its disappearance means that the pod's owner removed it.
 	confirmAfter = time.Second
 
-	// yieldUntil is a time before the end of a lease. If an address disappears earlier, the pod's owner has removed
-	// it. Later, the kernel may have ended it.
+	// yieldUntil is a time before the end of a lease. If an address disappears earlier, the pod's owner removed it.
+	// If it disappears later, the kernel may have ended it.
 	yieldUntil = 3 * time.Second
 
-	// After a failure the next visit comes after the first of these, doubled with each failure up to the second, plus
-	// or minus a random part.
+	// After a failure the next visit follows after firstRetry. The pause doubles with each failure up to lastRetry,
+	// and varies at random by a quarter.
 	firstRetry = 5 * time.Second
 	lastRetry  = 5 * time.Minute
 
-	// lockedFor limits the wait for a record's lock. An ADD may hold it as long as its server takes, but then there
-	// is no lease to renew yet.
+	// lockedFor limits the wait for a record's lock. An ADD may hold the lock for longer, while it waits for its
+	// server, but then there is no lease to renew yet.
 	lockedFor = 5 * time.Second
 )
 
-// memory is the state that a lease's visits share. It is lost when the keeper ends, without harm.
+// memory is the state that a lease's visits share. A new keeper starts without it.
 type memory struct {
 	token    string // the Token of the record that this memory belongs to
 	machine  *dhcpc.Machine
@@ -62,7 +62,7 @@ type outcome struct {
 	next   time.Time // the time of the renewal, for the metrics
 }
 
-// visit is one worker's work on one lease.
+// visit is one worker's visit to one lease.
 type visit struct {
 	*Keeper
 	ctx context.Context
@@ -70,7 +70,7 @@ type visit struct {
 	m   memory
 }
 
-// visit reads a record and does the work that is due.
+// visit reads a lease's record and does the work that is due.
 func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	r, err := k.leases.Load(hash)
 	switch {
@@ -103,7 +103,7 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	return v.keep()
 }
 
-// remembered deletes a remembered lease that has ended, since another client may have the address now.
+// remembered deletes the record of a remembered lease that has ended, since another client may have the address now.
 func (v *visit) remembered() outcome {
 	ends := v.r.Expires()
 	if ends.IsZero() || now().Before(ends) {
@@ -112,8 +112,8 @@ func (v *visit) remembered() outcome {
 	return v.drop("cannot remove remembered lease", (*lease.Held).Remove)
 }
 
-// adding leaves the record to the ADD that is using it. If that ADD died, a DEL or GC will follow. Otherwise the
-// record is deleted with the pod.
+// adding leaves the record alone while its ADD runs or its pod exists: a DEL or GC will follow. It deletes the record
+// if the ADD died and the pod no longer exists.
 func (v *visit) adding() outcome {
 	held, err := v.leases.TryLock(v.r.Hash())
 	if err != nil {
@@ -121,8 +121,8 @@ func (v *visit) adding() outcome {
 	}
 
 	if held == nil {
-		// An ADD holds the lock. When it writes the record, a file event starts the next visit. If it is killed, no
-		// event comes, so look again after a minute.
+		// An ADD holds the lock. When the ADD writes the record, a file event starts the next visit. If the ADD is
+		// killed, there is no event, so look again after a minute.
 		return v.outcome(now().Add(time.Minute))
 	}
 	defer v.unlock(held)
@@ -187,7 +187,7 @@ func (v *visit) keep() outcome {
 	return v.idle()
 }
 
-// notRenewed returns the outcome of a visit that failed.
+// notRenewed returns the outcome of a visit that could not keep the lease.
 func (v *visit) notRenewed(what string, err error) outcome {
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.endUnseen(err))
@@ -198,9 +198,9 @@ func (v *visit) notRenewed(what string, err error) outcome {
 	return v.failedWith(what, err)
 }
 
-// endUnseen ends a lease whose time is up if the keeper cannot reach the pod's interface. Its owner may have renamed
-// it, moved it or shut the keeper out. From then on another host may have the address, so the host's rules for the
-// pod must no longer contain it. In the pod, the kernel ends the address.
+// endUnseen ends a lease that has expired while the keeper cannot reach the pod's interface. The pod's owner may have
+// renamed or moved the interface, or shut the keeper out. Another host may now have the address, so the host's rules
+// for the pod must no longer contain it. The kernel ends the address in the pod.
 func (v *visit) endUnseen(cause error) error {
 	if v.ctx.Err() != nil {
 		return nil
@@ -228,8 +228,7 @@ func (v *visit) endUnseen(cause error) error {
 	return errors.Join(err, v.follow())
 }
 
-// follow updates the host's rules for the pod to the addresses that the pod has leased now: see
-// network.Upkeep.Follow.
+// follow updates the host's rules for the pod to the addresses that the pod now leases: see network.Upkeep.Follow.
 func (v *visit) follow() error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
@@ -242,7 +241,7 @@ func (v *visit) follow() error {
 	return nil
 }
 
-// wakes reports whether a session has work to do.
+// wakes reports whether a session has work to do at the time t.
 func wakes(s *dhcpc.Session, t time.Time) bool { return !s.Wake().IsZero() && !t.Before(s.Wake()) }
 
 func (v *visit) work(p pod) error {
@@ -277,7 +276,8 @@ func (v *visit) work(p pod) error {
 	return errors.Join(err, v.follow())
 }
 
-// restore makes a session from the record: of the pod's lease or, if it was lost, of the search for another.
+// restore creates a session from the record. It continues the pod's lease or, if that was lost, the search for
+// another.
 func (v *visit) restore() error {
 	cfg := v.r.Client.Asking(v.r.Lease)
 	cfg.Refuse = v.refuse(v.r)
@@ -298,8 +298,8 @@ func (v *visit) restore() error {
 	return nil
 }
 
-// putRight configures the pod by its record when a keeper begins, since an earlier keeper may have been killed
-// between writing and applying.
+// putRight configures the pod as its record demands. This is necessary when a keeper begins, since an earlier keeper
+// may have been killed between writing the record and configuring the pod.
 func (v *visit) putRight(p pod) error {
 	if v.r.State != lease.Bound || v.r.Lease.Left(now()) == 0 {
 		return nil
@@ -307,8 +307,8 @@ func (v *visit) putRight(p pod) error {
 	return v.underLock(func(held *lease.Held) error { return v.apply(held, p, v.r.Lease) })
 }
 
-// yield removes from the record the addresses and routes of its lease that the pod no longer has, and reports whether
-// there were any. The pod's owner has removed them, and the pod does not get them again.
+// yield removes those addresses and routes of the lease from v.r that the pod no longer has, and reports whether
+// there were any. The pod's owner removed them, so the pod does not get them again.
 func (v *visit) yield(p pod) (yielded bool, _ error) {
 	if v.r.State != lease.Bound || ends(v.r.Lease.Left(now())) {
 		return false, nil
@@ -331,13 +331,15 @@ func (v *visit) yield(p pod) (yielded bool, _ error) {
 	return true, nil
 }
 
-// ends reports whether a lease is close to its end, when the kernel may have ended its address.
+// ends reports whether the lease ends so soon that the kernel may already have removed its address. left is the
+// remaining time, or negative for a lease that never ends.
 func ends(left time.Duration) bool { return left >= 0 && left < yieldUntil }
 
-// releaseGone ends the lease of a pod that no longer exists.
+// releaseGone releases or remembers the lease of a pod that no longer exists, and deletes the record.
 func (v *visit) releaseGone(why string) outcome {
 	return v.drop("cannot end the lease of a pod that is gone", func(held *lease.Held) error {
-		// An address that an ADD wanted to ask for, or that a server refused, does not belong to the pod.
+		// Release only a bound lease. An address that an ADD wanted to request, or that a server refused, does not
+		// belong to the pod.
 		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0
 		switch {
 		case v.r.Client.Sticky && released && len(v.r.Client.ClientID) > 0:
@@ -350,7 +352,8 @@ func (v *visit) releaseGone(why string) outcome {
 		}
 
 		if v.r.Releases6(now()) {
-			// If the bridge has no link-local address, this cannot succeed, and the record must not stay for ever.
+			// Without a link-local address on the bridge this can never succeed. Give up after some attempts, so that
+			// the record does not stay for ever.
 			if err := v.release6(); err != nil && v.m.failures < tries6 {
 				return fmt.Errorf("DHCPv6: %w", err)
 			}
@@ -365,8 +368,8 @@ func (v *visit) releaseGone(why string) outcome {
 	})
 }
 
-// release gives a lease back from the host's bridge, unless another pod now has its identity. To the server both are
-// the same client.
+// release calls send to release a lease from the host's bridge, unless another pod now has the same client identity.
+// The server cannot distinguish the two pods, so a RELEASE would end the other pod's lease.
 func (v *visit) release(send func() error) error {
 	others, err := v.leases.Same(v.r)
 	if err != nil {
@@ -394,7 +397,8 @@ func (v *visit) release6() error {
 	return v.release(func() error { return v.node.release6(v.ctx, v.r) })
 }
 
-// drop ends a record, if it is unchanged since it was read.
+// drop calls the function do, which ends a record, if the record is unchanged since it was read. If do returns an
+// error, drop logs it with the message in the parameter fails.
 func (v *visit) drop(fails string, do func(*lease.Held) error) outcome {
 	switch err := v.underLock(do); {
 	case errors.Is(err, errDeleted):
@@ -405,11 +409,11 @@ func (v *visit) drop(fails string, do func(*lease.Held) error) outcome {
 	return outcome{gone: true}
 }
 
-// errDeleted means that a record was removed, or replaced by another ADD, since it was read.
+// errDeleted is the cause of an error about a record that was removed, or replaced by another ADD, since it was read.
 var errDeleted = errors.New("the lease was deleted meanwhile")
 
-// underLock calls fn with the record locked. If the record has changed since it was read, the error matches
-// errDeleted.
+// underLock calls fn while it holds the record's lock. If the record was removed or replaced since it was read,
+// underLock does not call fn, and the error matches errDeleted.
 func (v *visit) underLock(fn func(*lease.Held) error) error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
@@ -435,12 +439,13 @@ func (k *Keeper) unlock(held *lease.Held) {
 	}
 }
 
-// outcome returns the result of a successful visit.
+// outcome returns the result of a successful visit. wake is the time of the next visit.
 func (v *visit) outcome(wake time.Time) outcome {
 	return outcome{memory: v.m, state: v.r.State, wake: wake}
 }
 
-// idle waits until the session or the next check of the pod is due.
+// idle returns the result of a visit that left nothing due. The next visit comes when a session or the next check of
+// the pod is due.
 func (v *visit) idle() outcome {
 	o := v.outcome(v.m.look)
 	if s := v.m.session; s != nil {
@@ -453,7 +458,7 @@ func (v *visit) idle() outcome {
 	return o
 }
 
-// failedWith returns the result of a visit that must be repeated.
+// failedWith logs an error, and returns the result of a visit that must be repeated after a pause.
 func (v *visit) failedWith(what string, err error) outcome {
 	if v.ctx.Err() != nil {
 		return v.outcome(time.Time{}) // the end of the keeper is no failure
@@ -464,8 +469,8 @@ func (v *visit) failedWith(what string, err error) outcome {
 	v.m.failures++
 	o := v.outcome(now().Add(pause - pause/4 + rand.N(pause/2)))
 
-	// Repeat earlier if the lease is due earlier, so that it does not end for lack of an attempt, and its end is
-	// noticed in time.
+	// If the lease is due before the end of the pause, visit it then. Otherwise it might end without another attempt,
+	// or its end would be noticed too late.
 	due := []time.Time{v.expires6()}
 	if v.m.session != nil {
 		due = append(due, v.m.session.Wake())
@@ -484,13 +489,13 @@ func (v *visit) failedWith(what string, err error) outcome {
 	return o
 }
 
-// failed counts and logs an error.
+// failed counts an error about leases, and logs it.
 func (k *Keeper) failed(what string, args ...any) {
 	k.metrics.errors.WithLabelValues("lease").Inc()
 	k.log.Warn(what, args...)
 }
 
-// who returns the attributes that identify a lease in a log.
+// who returns the log attributes that identify a lease.
 func (v *visit) who() []any {
 	args := []any{"network", v.r.Network, "pod", v.r.Pod, "container", v.r.ContainerID, "interface", v.r.IfName}
 	if v.r.Lease != nil {

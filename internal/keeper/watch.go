@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// watcher learns of records that are written and removed (inotify(7)).
+// watcher receives the kernel's events about written and removed records (inotify(7)).
 type watcher struct {
 	file    *os.File
 	changes chan change // closed when the directory is gone
@@ -20,11 +20,11 @@ type watcher struct {
 	ended   chan struct{}
 }
 
-// mask holds the events of records. They are renamed into place, and unlinked or renamed away.
+// mask selects the events of records. Records are renamed into place, and unlinked or renamed away.
 const mask = unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF |
 	unix.IN_ONLYDIR
 
-// watch begins to watch the records.
+// watch begins to watch the directory of records.
 func watch(dir string) (*watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -73,8 +73,8 @@ func (w *watcher) run() {
 	}
 }
 
-// parse parses events (struct inotify_event). It skips events about other files, and repeats of the previous event.
-// gone means that the directory is gone.
+// parse parses inotify events (struct inotify_event). It skips events about other files, and repetitions of the
+// previous event. gone means that the directory was removed.
 func parse(b []byte) (changes []change, gone bool) {
 	const maskAt, lenAt, nameAt = 4, 12, unix.SizeofInotifyEvent
 	for len(b) >= nameAt {

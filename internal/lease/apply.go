@@ -25,9 +25,9 @@ type Interface struct {
 }
 
 // Apply adds the lease's addresses and routes to the pod. The addresses get the lifetimes valid and preferred (see
-// dhcpc.Lease.Left), so that the kernel removes them in time even if all of our processes die. Apply sets the MTU
-// unless it is 0, of the pod's interface only, since the server has no say in the host's bridge. It calls set for
-// each route.
+// dhcpc.Lease.Left), so that the kernel removes them in time even if all of our processes die. Apply sets the MTU of
+// the pod's interface unless a.MTU is 0. It leaves the host's bridge alone, since a server must not control that. It
+// calls set for each route.
 func (l *Interface) Apply(ctx context.Context, a Applied, valid, preferred time.Duration,
 	set func(context.Context, *route.Conn, route.Route) error) error {
 	var errs []error
@@ -50,7 +50,7 @@ func (l *Interface) Apply(ctx context.Context, a Applied, valid, preferred time.
 	return errors.Join(errs...)
 }
 
-// Withdraw removes the lease's routes and addresses. It is no error if they are gone.
+// Withdraw removes the lease's routes and addresses. Missing ones are no error.
 func (l *Interface) Withdraw(ctx context.Context, a Applied) error {
 	var errs []error
 	for _, r := range slices.Backward(a.Routes) {
@@ -62,14 +62,15 @@ func (l *Interface) Withdraw(ctx context.Context, a Applied) error {
 	return errors.Join(errs...)
 }
 
-// Replace sets a route, and replaces an existing route to the same destination, whatever link that one uses.
+// Replace sets a route. It replaces an existing route to the same destination, even if that one uses another link.
 func Replace(ctx context.Context, routes *route.Conn, r route.Route) error {
 	_, err := routes.Ensure(ctx, r)
 	return err
 }
 
-// ReplaceOwn returns a function that sets a route of a pod's lease. It replaces only routes in had, which the lease
-// had before. Any other route to the destination belongs to the pod's owner. Then it changes nothing.
+// ReplaceOwn returns a function that sets a route of a pod's lease. The function replaces only routes in had, which
+// came from the lease before. If any other route to the destination exists, it belongs to the pod's owner, and the
+// function changes nothing.
 func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Route) error {
 	return func(ctx context.Context, routes *route.Conn, r route.Route) error {
 		foreign := false
@@ -84,7 +85,7 @@ func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Rout
 	}
 }
 
-// Keeps returns the addresses and routes of a that still exist on the pod's interface. It does not check the MTU.
+// Keeps returns those addresses and routes in a that still exist on the pod's interface. It does not check the MTU.
 func (l *Interface) Keeps(ctx context.Context, a Applied) (Applied, error) {
 	has := Applied{MTU: a.MTU}
 	addresses, err := addr.On(l.Conn).List(ctx, addr.Filter{Link: l.Index})
@@ -93,7 +94,8 @@ func (l *Interface) Keeps(ctx context.Context, a Applied) (Applied, error) {
 	}
 
 	for _, p := range a.Addresses {
-		// The kernel has an IPv6 address only once. Its prefix length may be the one that the pod formed it with.
+		// Ignore the prefix length of an IPv6 address. A link has an IPv6 address only once, and the pod may have
+		// formed it with another prefix length.
 		if slices.ContainsFunc(addresses, func(o addr.Address) bool {
 			return o.Prefix == p || p.Addr().Is6() && o.Prefix.Addr() == p.Addr()
 		}) {
@@ -119,9 +121,10 @@ func (l *Interface) Keeps(ctx context.Context, a Applied) (Applied, error) {
 	return has, err
 }
 
-// Lifetime converts the remaining time of a lease into a lifetime for the kernel. It returns at least least, and nil,
-// which means for ever, if left is negative. The kernel refuses a valid lifetime of 0 s, and takes the largest number
-// of seconds to mean for ever.
+// Lifetime converts left, the remaining time of a lease, into a lifetime for the kernel. The result is not shorter
+// than the parameter least, since the kernel refuses a valid lifetime of 0 s. If left is negative, Lifetime returns
+// nil, which means for ever. It limits the result, because the kernel takes the largest number of seconds to mean for
+// ever.
 func Lifetime(left, least time.Duration) *time.Duration {
 	if left < 0 {
 		return nil

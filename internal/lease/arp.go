@@ -14,8 +14,8 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 )
 
-// WhoHas returns the MACs of other machines that have the address a. It sends one ARP probe (RFC 5227), which changes
-// no neighbour table, from the link with the MAC own, and collects answers for the time within.
+// WhoHas returns the MACs of other machines that have the address a. It sends one ARP probe (RFC 5227) from the link,
+// and collects answers for the given time. The parameter own is the sender's MAC. A probe changes no neighbour table.
 func WhoHas(ctx context.Context, link int, own net.HardwareAddr, a netip.Addr, within time.Duration) (
 	list []net.HardwareAddr, _ error,
 ) {

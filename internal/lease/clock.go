@@ -9,7 +9,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// Clock returns the id of this boot and the time since the boot, including the time in suspend.
+// Clock returns the kernel's boot id and the time since the boot. The time includes suspensions.
 type Clock func() (boot string, up time.Duration, _ error)
 
 // kernelClock returns a Clock that reads CLOCK_BOOTTIME.
@@ -21,11 +21,11 @@ func kernelClock() Clock {
 	}
 }
 
-// On disk, a lease's times are wall clock times. The record also has the time of the boot by the same clock (Booted).
-// Within that boot only a time's distance from Booted counts, so setting the clock does no harm. In another boot
-// there is nothing but the wall clock. In memory, times follow the process's monotonic clock.
+// In a record's file, a lease's times are wall clock times. The file also has the time of the boot by the same clock
+// (Booted). Within that boot only the difference between a time and Booted counts, so setting the clock does no harm.
+// In another boot there is nothing but the wall clock. In memory, times follow the process's monotonic clock.
 
-// toDisk returns a copy of the record with the times for its file.
+// toDisk returns a copy of the record with its times converted for the record's file.
 func (d *Dir) toDisk(r *Record) (*Record, error) {
 	_, up, err := d.Clock()
 	if err != nil {
@@ -38,7 +38,7 @@ func (d *Dir) toDisk(r *Record) (*Record, error) {
 	return out, nil
 }
 
-// fromDisk decodes a record's file, and converts its times. It fails as decode does.
+// fromDisk decodes a record's file, and converts its times. It returns the same errors as decode.
 func (d *Dir) fromDisk(data []byte) (*Record, error) {
 	r, err := decode(data)
 	if err != nil {
@@ -58,7 +58,7 @@ func (d *Dir) fromDisk(data []byte) (*Record, error) {
 	return r.withTimes(func(t time.Time) time.Time { return booted.Add(t.Sub(from)) }), nil
 }
 
-// withTimes returns a copy of the record with all times of its leases passed through change. Zero times stay.
+// withTimes returns a copy of the record. change converts all times of the leases in the copy, except for zero times.
 func (r *Record) withTimes(change func(time.Time) time.Time) *Record {
 	to := func(times ...*time.Time) {
 		for _, t := range times {
@@ -96,7 +96,7 @@ func clone[T any](p *T) *T {
 	return new(*p)
 }
 
-// TimeLeft returns the remaining time of a lease of either family, as text.
+// TimeLeft returns the remaining time of a DHCPv4 or DHCPv6 lease as text.
 func TimeLeft(l interface {
 	Infinite() bool
 	Left(time.Time) time.Duration

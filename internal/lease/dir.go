@@ -16,10 +16,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// DefaultDir is the directory of the records if the configuration names no other.
+// DefaultDir is the default directory of the records.
 const DefaultDir = "/var/lib/tombolo/leases"
 
-// Parts of file names. No hash contains a dot, so these names never clash.
+// These are parts of file names. No hash contains a dot, so these names never clash.
 const (
 	recordSuffix = ".json"
 	lockSuffix   = ".lock"
@@ -27,15 +27,14 @@ const (
 	keeperLock   = "keeper.lock"
 )
 
-// A Dir is a directory of lease records. Several goroutines and processes may call its methods at once.
+// Dir is a directory of lease records. Several goroutines and processes may call its methods at once.
 type Dir struct {
 	path string
 	// Clock is the kernel's clock. Tests replace it.
 	Clock Clock
 }
 
-// Open returns the directory at an absolute path. It makes no system call. The directory is created by the first
-// write.
+// Open returns the directory at an absolute path. It makes no system call. The first write creates the directory.
 func Open(dir string) (*Dir, error) {
 	path, err := file.CleanDir(dir)
 	if err != nil {
@@ -44,11 +43,11 @@ func Open(dir string) (*Dir, error) {
 	return &Dir{path: path, Clock: kernelClock()}, nil
 }
 
-// Path returns the directory's path, cleaned.
+// Path returns the directory's cleaned path.
 func (d *Dir) Path() string { return d.path }
 
-// private returns an error if other users may write to the directory. The keeper trusts its records: it enters the
-// namespaces that they name, and changes these and the host's firewall.
+// private returns an error if other users may write to the directory. The keeper must trust the records: it enters
+// the namespaces that they name, and changes these namespaces and the host's firewall.
 func (d *Dir) private() error {
 	var st unix.Stat_t
 	if err := unix.Stat(d.path, &st); err != nil {
@@ -62,7 +61,7 @@ func (d *Dir) private() error {
 	return nil
 }
 
-// RecordHash returns the hash in the name of a record's file. It returns false for every other file.
+// RecordHash returns the hash in the name of a record's file. ok is false for every other file.
 func RecordHash(name string) (hash string, ok bool) {
 	hash, ok = strings.CutSuffix(name, recordSuffix)
 	return hash, ok && ident.IsHash(hash)
@@ -72,8 +71,8 @@ func (d *Dir) recordPath(hash string) string { return d.path + "/" + hash + reco
 func (d *Dir) lockPath(hash string) string   { return d.path + "/" + hash + lockSuffix }
 func (d *Dir) tempPath(hash string) string   { return d.path + "/" + tempPrefix + hash }
 
-// Load reads a record. If there is none, the error matches os.ErrNotExist. If it cannot be used, the error is a
-// *state.RecordError.
+// Load reads a record. If there is none, the error matches os.ErrNotExist. If the record cannot be read or used, the
+// error wraps a *state.RecordError.
 func (d *Dir) Load(hash string) (*Record, error) {
 	if err := ident.CheckHash(hash); err != nil {
 		return nil, fmt.Errorf("load lease record: %w", err)
@@ -105,8 +104,7 @@ func (d *Dir) load(path, hash string) (*Record, error) {
 	return r, nil
 }
 
-// Hashes returns the hashes of all records, sorted, without reading the records. It is no error if the directory is
-// missing.
+// Hashes returns the hashes of all records, sorted, without reading the records. A missing directory is no error.
 func (d *Dir) Hashes() ([]string, error) {
 	entries, err := os.ReadDir(d.path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -122,7 +120,7 @@ func (d *Dir) Hashes() ([]string, error) {
 	return list, nil
 }
 
-// List reads all records, sorted by hash. It returns each record that cannot be used as a *state.RecordError. The
+// List reads all records, sorted by hash. For each record that cannot be used it returns a *state.RecordError. The
 // error is set only if the directory cannot be read.
 func (d *Dir) List() ([]*Record, []*state.RecordError, error) {
 	hashes, err := d.Hashes()
@@ -133,8 +131,9 @@ func (d *Dir) List() ([]*Record, []*state.RecordError, error) {
 	return found, bad, nil
 }
 
-// Recall returns the last lease of next's client, nil if none is known. It is remembered, or of an earlier boot: of the
-// same container, or, for a sticky client, of any.
+// Recall returns the last lease of the client in the record next, or nil if none is known. It looks for a remembered
+// lease, and for a lease from before the last boot. For a sticky client it searches the records of all containers,
+// otherwise only the record of the same container.
 func (d *Dir) Recall(next *Record) *dhcpc.Lease {
 	key := next.Client.key()
 	isLast := func(r *Record) bool {
@@ -155,7 +154,7 @@ func (d *Dir) Recall(next *Record) *dhcpc.Lease {
 }
 
 // Same returns the other records of r's network whose client looks the same to a server: the client identifier or,
-// without one, the MAC address is equal. It leaves out Sticky records and those that cannot be read.
+// without one, the MAC address is equal. It leaves out sticky records and unreadable ones.
 func (d *Dir) Same(r *Record) ([]*Record, error) {
 	key := r.Client.key()
 	return d.having(key, func(other *Record) bool {
@@ -164,8 +163,8 @@ func (d *Dir) Same(r *Record) ([]*Record, error) {
 	})
 }
 
-// having returns the records whose files contain text and for which pass reports true. After a boot it is called for
-// every record, so it decodes only the few files that contain text. It leaves out files that cannot be read.
+// having returns the records whose files contain text and that the function pass accepts. After a boot, the keeper
+// calls it for every record. So it decodes only the few files that contain text. It leaves out unreadable files.
 func (d *Dir) having(text string, pass func(*Record) bool) ([]*Record, error) {
 	hashes, err := d.Hashes()
 	var found []*Record

@@ -13,6 +13,6 @@
 //
 // A process that writes or removes a record holds its lock (Dir.Lock, Dir.TryLock). Held.Replace writes only over the
 // very record that was read, so a renewal never revives a lease that a DEL has removed. Reading needs no lock. An ADD
-// holds the lock from before its record says Adding until it says Bound. So if a record says Adding and its lock is
-// free, its ADD has died.
+// takes the lock before it writes the state Adding, and holds it until it has written Bound. So if the state is
+// Adding and the lock is free, the ADD has died.
 package lease

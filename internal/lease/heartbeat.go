@@ -13,9 +13,10 @@ import (
 )
 
 // The keeper's lock and heartbeat are open file description locks on one file. They end with the process, even if it
-// is killed, and a heartbeat writes nothing to disk. The keeper locks byte 0 as long as it runs. For a heartbeat it
-// locks the byte beatsAt plus the time in milliseconds, and then unlocks the previous one. A process that asks the
-// kernel for a conflicting lock (F_OFD_GETLK) learns the position of that byte. /proc/locks shows both locks.
+// is killed, and a heartbeat writes nothing to disk. The keeper locks byte 0 as long as it runs. For each heartbeat
+// it locks the byte at offset beatsAt plus the time in milliseconds, and then unlocks the previous one. A process
+// that asks the kernel for a conflicting lock (F_OFD_GETLK) learns the offset of that byte. /proc/locks shows both
+// locks.
 const (
 	livesAt = 0
 	beatsAt = 1 << 32 // the byte for time 0; tests use times before the boot
@@ -30,19 +31,19 @@ const (
 )
 
 var (
-	// ErrNoKeeper means that no keeper runs for the directory.
+	// ErrNoKeeper means that no keeper runs for the lease directory.
 	ErrNoKeeper = errors.New("no keeper runs")
 
 	// ErrSilent means that the keeper's last heartbeat is older than Silence: the keeper is stopped (SIGSTOP, a
 	// debugger, a frozen cgroup) or stuck.
 	ErrSilent = errors.New("the keeper is stopped or stuck")
 
-	// ErrOtherKeeper means that another keeper works on the directory.
+	// ErrOtherKeeper means that another keeper runs for the lease directory.
 	ErrOtherKeeper = errors.New("another keeper has the lease directory")
 )
 
-// CheckKeeper returns an error for an operator if no keeper renews the directory's leases. The error matches
-// ErrNoKeeper or ErrSilent, or is the system's.
+// CheckKeeper returns an error with advice for an operator if no keeper renews the directory's leases. The error
+// matches ErrNoKeeper or ErrSilent, or comes from a system call.
 func (d *Dir) CheckKeeper() error {
 	runs, since, err := d.heartbeat()
 	switch {
@@ -59,7 +60,8 @@ func (d *Dir) CheckKeeper() error {
 	return nil
 }
 
-// heartbeat asks the kernel whether a keeper runs, and for the time since its last heartbeat.
+// heartbeat asks the kernel whether a keeper runs, and for the time since its last heartbeat. since is 0 before the
+// first one.
 func (d *Dir) heartbeat() (runs bool, since time.Duration, _ error) {
 	fd, err := file.Open(d.path+"/"+keeperLock, unix.O_RDWR)
 	if errors.Is(err, os.ErrNotExist) {
@@ -83,15 +85,16 @@ func (d *Dir) heartbeat() (runs bool, since time.Duration, _ error) {
 	return true, max(uptime()-time.Duration(beats.Start-beatsAt)*time.Millisecond, 0), nil
 }
 
-// Heartbeat is the keeper's lock on a directory, with its heartbeat.
+// Heartbeat is the keeper's lock on a lease directory. While its holder calls Beat, other processes see that the
+// keeper works.
 type Heartbeat struct {
 	dir  *Dir
 	fd   int
 	beat int64 // the locked byte of the last heartbeat, 0 before the first
 }
 
-// Keep makes the caller the directory's keeper, until Close or the end of the process. If there is another keeper,
-// the error matches ErrOtherKeeper.
+// Keep makes the caller the directory's keeper, until Close or the end of the process. If there is already another
+// keeper, the error matches ErrOtherKeeper.
 func (d *Dir) Keep() (*Heartbeat, error) {
 	fd, err := file.Create(d.path+"/"+keeperLock, unix.O_RDWR)
 	if err != nil {
@@ -128,7 +131,7 @@ func (p *Heartbeat) Beat() error {
 	return p.beatAt(uptime())
 }
 
-// beatAt locks the byte for the time now, and unlocks the previous one.
+// beatAt locks the byte for the time now, and unlocks the byte of the previous heartbeat.
 func (p *Heartbeat) beatAt(now time.Duration) error {
 	beat := beatsAt + now.Milliseconds()
 	if beat == p.beat {
@@ -149,7 +152,7 @@ func (p *Heartbeat) beatAt(now time.Duration) error {
 }
 
 // Close ends the caller's role as keeper. It unlocks explicitly, since a child that is just being forked may still
-// have the descriptor. A second Close does nothing.
+// have the file descriptor. A second Close does nothing.
 func (p *Heartbeat) Close() error {
 	if p.fd < 0 {
 		return nil
@@ -160,5 +163,6 @@ func (p *Heartbeat) Close() error {
 	return err
 }
 
-// uptime returns CLOCK_MONOTONIC. It leaves out the time in suspend, when no keeper can record a heartbeat.
+// uptime returns CLOCK_MONOTONIC. That clock stops while the machine is suspended, when no keeper can record a
+// heartbeat.
 func uptime() time.Duration { return state.Since(unix.CLOCK_MONOTONIC) }

@@ -14,11 +14,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
-// ErrSuperseded means that the record of a later ADD has replaced a record.
+// ErrSuperseded means that a later ADD has replaced the record.
 var ErrSuperseded = errors.New("replaced by a later ADD")
 
-// Held is the lock of one record, until Close or the end of the process. It is not safe for use by several goroutines
-// at once. It comes before the lock of a state directory, since an ADD holds it while the DHCP server works.
+// Held is the lock of one record, until Close or the end of the process. Only one goroutine may use it at a time. In
+// the order of locks it comes before the lock of a state directory: an ADD holds it while it waits for a DHCP server.
 type Held struct {
 	dir   *Dir
 	hash  string
@@ -26,13 +26,13 @@ type Held struct {
 	order *lockorder.Held
 }
 
-// Lock takes the lock of a record, which need not exist. It waits until ctx ends, and then the error matches
-// file.ErrLocked and ctx's error.
+// Lock takes the lock of a record, which need not exist. If another process holds the lock until ctx ends, the error
+// matches file.ErrLocked and ctx's error.
 func (d *Dir) Lock(ctx context.Context, hash string) (*Held, error) {
 	return d.lock(ctx, hash, lockorder.Lease)
 }
 
-// lock waits for the lock of a record. rank is its place in the order of locks.
+// lock waits for the lock of a record. rank is the lock's place in the order of locks.
 func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *Held, err error) {
 	order := lockorder.Wait(rank)
 	err = file.Await(ctx, d.lockPath(hash), func() (bool, error) {
@@ -48,7 +48,8 @@ func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *He
 	return h, nil
 }
 
-// TryLock takes the lock of a record without waiting. It returns nil and no error if another process has the lock.
+// TryLock takes the lock of a record without waiting. It returns nil without an error if another process has the
+// lock.
 func (d *Dir) TryLock(hash string) (*Held, error) {
 	h, err := d.tryLock(hash)
 	if err != nil {
@@ -74,10 +75,10 @@ func (d *Dir) tryLock(hash string) (*Held, error) {
 // Hash returns the record's hash.
 func (h *Held) Hash() string { return h.hash }
 
-// Load reads the record. The record cannot change while the lock is held.
+// Load reads the record. No other process can change the record while the lock is held.
 func (h *Held) Load() (*Record, error) { return h.dir.Load(h.hash) }
 
-// Create writes a record with a new token, and replaces any existing one. If the record says Adding, Create does not
+// Create writes a record with a new token, and replaces any existing one. If the state is Adding, Create does not
 // wait for the disk, since after a power cut such a record has no owner.
 func (h *Held) Create(r *Record) error {
 	r.Token = fmt.Sprintf("%016x", rand.Uint64())
@@ -87,8 +88,9 @@ func (h *Held) Create(r *Record) error {
 	return nil
 }
 
-// Replace writes a record over the existing one with the same token. If there is none, the error matches
-// os.ErrNotExist; if that one has another token, ErrSuperseded. Nothing is written in these cases.
+// Replace writes a record over the existing one with the same token. If there is no record, the error matches
+// os.ErrNotExist. If the existing record has another token, the error matches ErrSuperseded. In both cases Replace
+// writes nothing.
 func (h *Held) Replace(r *Record) error {
 	if err := h.Same(r); err != nil {
 		return fmt.Errorf("replace lease record: %w", err)
@@ -99,7 +101,7 @@ func (h *Held) Replace(r *Record) error {
 	return nil
 }
 
-// Same returns an error unless the existing record has r's token. It fails as Replace does.
+// Same returns an error if the existing record does not have r's token: the same errors as Replace.
 func (h *Held) Same(r *Record) error {
 	now, err := h.dir.Load(h.hash)
 	if err != nil {
@@ -111,7 +113,7 @@ func (h *Held) Same(r *Record) error {
 	return nil
 }
 
-// put writes a record to its file. It waits for the disk unless the record says Adding.
+// put writes a record to its file. It waits for the disk unless the state is Adding.
 func (h *Held) put(r *Record) error {
 	if h.fd < 0 {
 		return &os.PathError{Op: "write", Path: h.dir.recordPath(h.hash), Err: os.ErrClosed}
@@ -141,7 +143,7 @@ func (h *Held) put(r *Record) error {
 }
 
 // Remove removes the record. A missing record is no error. Remove does not wait for the disk. If a power cut brings
-// the record back, it is of an earlier boot, and its lease is released once more.
+// the record back, the record belongs to an earlier boot, and its lease is released once more.
 func (h *Held) Remove() error {
 	if err := errors.Join(file.Remove(h.dir.recordPath(h.hash)), file.Remove(h.dir.tempPath(h.hash))); err != nil {
 		return fmt.Errorf("remove lease record: %w", err)
@@ -149,7 +151,7 @@ func (h *Held) Remove() error {
 	return nil
 }
 
-// Remember turns the record of a pod that is gone into a Sticky one, which Recall finds, and removes the original.
+// Remember turns the record of a pod that is gone into a sticky one, which Recall finds, and removes the original.
 // The caller must not use r afterwards.
 func (h *Held) Remember(ctx context.Context, r *Record) error {
 	r.State = Sticky

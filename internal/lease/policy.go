@@ -16,31 +16,31 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Policy describes the parts of a lease that the configuration lets the pod have. It is kept so that a renewal
+// Policy holds the settings that determine which parts of a lease a pod gets. The record has it so that a renewal
 // applies the same parts as the ADD did.
 type Policy struct {
-	// NoDefault leaves out the lease's default route, and routes that amount to one: routes to more than a whole
-	// class A network.
+	// NoDefault leaves out the lease's default route, and routes that are parts of one, with prefixes shorter than
+	// shortestRoute.
 	NoDefault bool `json:"noDefault,omitempty"`
-	// Gateway replaces the lease's router as the next hop of the default route. It is the host's if pods of a LAN
-	// reach the outside through the host. The lease's other routes are then left out too, since with longer routes a
-	// server could lead any of the pod's traffic past the host. The host has routes of its own.
+	// Gateway is the next hop of the default route, in place of the lease's router. It is the host if pods of a LAN
+	// reach the outside through the host. The lease's other routes are then left out too. Otherwise a server could
+	// lead any of the pod's traffic past the host by routes with longer prefixes. The host has its own routes.
 	Gateway netip.Addr `json:"gateway,omitzero"`
-	// Routes are routes of the configuration.
+	// Routes are additional routes from the configuration.
 	Routes []dhcpc.Route `json:"routes,omitempty"`
-	// Priority is the metric of all of these routes; 0 is the kernel's default.
+	// Priority is the metric of all the pod's routes. 0 is the kernel's default.
 	Priority int `json:"priority,omitempty"`
-	// MTU is the MTU of the configuration, which overrides the lease's.
+	// MTU is the MTU from the configuration in bytes, which overrides the lease's. 0 means the lease's.
 	MTU int `json:"mtu,omitempty"`
-	// IPv6 is set if the pod uses IPv6. Then the MTU is at least minMTU6, since the kernel removes IPv6 from a link
-	// with a lower one.
+	// IPv6 is set if the pod uses IPv6. The MTU is then at least minMTU6, since the kernel removes IPv6 from a link
+	// with a lower MTU.
 	IPv6 bool `json:"ipv6,omitempty"`
 }
 
 // minMTU6 is IPv6's smallest MTU (RFC 8200, section 5).
 const minMTU6 = 1280
 
-// shortestRoute is the prefix length below which a route counts as a part of a default route.
+// shortestRoute is the shortest prefix length of a route that does not count as a part of a default route.
 const shortestRoute = 8
 
 // Applied lists the addresses, routes and MTU that a pod has from a lease.
@@ -52,7 +52,7 @@ type Applied struct {
 	MTU int `json:"mtu,omitempty"`
 }
 
-// Apply returns the parts of a lease that the pod gets. The plugin and the keeper both use it.
+// Apply returns the addresses, routes and MTU that a pod gets from a lease. The plugin and the keeper both use it.
 func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	a := Applied{Addresses: []netip.Prefix{l.Address}, MTU: cmp.Or(p.MTU, l.MTU)}
 	if p.IPv6 && a.MTU != 0 {
@@ -67,8 +67,8 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	}
 	if p.NoDefault || !p.Gateway.IsValid() {
 		for _, r := range l.Routes {
-			// Two halves amount to a default route, and so do four quarters. The kernel adds and removes the route to
-			// the lease's own subnet together with the address.
+			// Two routes to half of all addresses amount to a default route, and so do four to a quarter. The kernel
+			// adds and removes the route to the lease's own subnet together with the address.
 			if p.NoDefault && r.Dst.Bits() < shortestRoute || r.Dst == l.Address.Masked() {
 				continue
 			}
@@ -87,7 +87,8 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	return a
 }
 
-// Router returns the next hop of the default route of a pod with the lease, or the zero Addr if there is none.
+// Router returns the next hop of the default route of a pod with the lease: Gateway or, without it, the lease's first
+// router. It returns the zero Addr if there is none.
 func (p *Policy) Router(l *dhcpc.Lease) netip.Addr {
 	if !p.Gateway.IsValid() && len(l.Routers) > 0 {
 		return l.Routers[0]
@@ -95,8 +96,8 @@ func (p *Policy) Router(l *dhcpc.Lease) netip.Addr {
 	return p.Gateway
 }
 
-// Without returns the addresses and routes of a that are not in b. These must be removed when b replaces a. The MTU
-// is always left out.
+// Without returns those addresses and routes in a that are not in b. A change from a to b must remove these. The
+// result has no MTU.
 func (a Applied) Without(b Applied) Applied {
 	return Applied{
 		Addresses: slices.DeleteFunc(slices.Clone(a.Addresses),
@@ -109,8 +110,8 @@ func (a Applied) Without(b Applied) Applied {
 // Empty reports whether there is no address and no route.
 func (a Applied) Empty() bool { return len(a.Addresses) == 0 && len(a.Routes) == 0 }
 
-// RouteOf returns a route of a lease as the pod gets it: on a link, with a metric. Its gateway need not be in any
-// prefix of the link.
+// RouteOf returns a route of a lease in the form for the pod: on a link, with a metric. Its gateway need not be in
+// any prefix of the link.
 func RouteOf(r dhcpc.Route, link, priority int) route.Route {
 	one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Link: link, Priority: uint32(priority),
 		Protocol: route.ProtocolTombolo}
@@ -122,8 +123,8 @@ func RouteOf(r dhcpc.Route, link, priority int) route.Route {
 	return one
 }
 
-// Impossible returns an error if the lease itself shows that no pod can have its address. This matters since the
-// host's firewall lets the pod send from the address, and redirects host ports to it.
+// Impossible returns an error if the lease itself shows that no pod can have its address. Such an address would do
+// harm: the host's firewall lets the pod send from it, and redirects host ports to it.
 func Impossible(l *dhcpc.Lease) error {
 	own, subnet := l.Address.Addr(), l.Address.Masked()
 	switch {
@@ -144,20 +145,20 @@ func Impossible(l *dhcpc.Lease) error {
 	return nil
 }
 
-// TwoServers returns a warning that other servers besides the lease's answered on the LAN.
+// TwoServers returns a warning that other servers besides the lease's server answered on the LAN.
 func TwoServers(l *dhcpc.Lease) string {
 	return fmt.Sprintf("%s has leased %s, and other DHCP servers answer too: %s: ipam.servers says which to accept",
 		l.Server, l.Address, l.Others)
 }
 
-// Taken returns an error if the host shows that a pod cannot have the address a: it is the host's own, or a gateway
-// of one of the host's routes through the bridge. It skips the second check for had, the address that the pod had
-// before, since the host may route through a pod.
+// Taken returns an error if the host shows that a pod cannot have the address a. Either the host itself has the
+// address, or one of the host's routes through the bridge has it as a gateway. Taken skips the second check if a is
+// the pod's previous address, had, since the host may route through a pod.
 func Taken(ctx context.Context, host *route.Conn, bridge int, a, had netip.Addr) error {
 	r, err := host.Get(ctx, a)
 	switch {
 	case route.NoRoute(err):
-		// The host has no route, or one of a type such as unreachable.
+		// The host has no route to the address, or a route that refuses packets.
 	case err != nil:
 		return fmt.Errorf("cannot tell whether it is the host's: %w", err)
 	case r.Type == unix.RTN_LOCAL:

@@ -21,22 +21,22 @@ import (
 type State string
 
 const (
-	// Adding marks a lease that an ADD is getting, or was getting when it died.
+	// Adding means that an ADD is acquiring the lease, or died while it was acquiring it.
 	Adding State = "adding"
 
-	// Bound marks a lease that a pod has and the keeper renews.
+	// Bound means that a pod has the lease, and the keeper renews it.
 	Bound State = "bound"
 
-	// Expired marks a pod whose lease ran out or was refused. The keeper tries to get another. Record.Lease is the
-	// last one.
+	// Expired means that the pod's lease ran out or was refused. The keeper tries to get another. Record.Lease is the
+	// last lease.
 	Expired State = "expired"
 
-	// Sticky marks the last lease of a pod that is gone. It is kept so that the pod's next container can request the
-	// same address. It has no namespace, and no keeper renews it.
+	// Sticky means that the pod is gone, and that its next container may request the same address. The record has no
+	// namespace, and no keeper renews the lease.
 	Sticky State = "sticky"
 )
 
-// A Record describes one lease. It suffices to renew the lease, to apply it to the pod and to release it, without the
+// Record describes one lease. It suffices to renew the lease, to apply it to the pod and to release it, without the
 // original configuration.
 type Record struct {
 	Version int `json:"version,omitempty"` // version of the format
@@ -54,13 +54,13 @@ type Record struct {
 	NetNS       string `json:"netns,omitempty"`       // path, as the runtime gave it; paths are reused
 	NetNSCookie uint64 `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
 	Boot        string `json:"boot,omitempty"`        // the kernel's boot id
-	// Booted is the time of the boot by the clock of the file's other times. Dir reads and writes it.
+	// Booted is the time of the boot by the wall clock of the file's other times. Dir reads and writes it.
 	Booted time.Time `json:"booted,omitzero"`
 
 	HostIf string `json:"hostIf,omitempty"` // the port, in the host's namespace
 	Bridge string `json:"bridge,omitempty"` // the port's bridge; a dead pod's lease is released from there
 	// GatewayLink is the name of the host's link in the pod's VLAN of the bridge. The link need not exist. Empty
-	// means that the pod is in no VLAN.
+	// means that the pod is not in a VLAN.
 	GatewayLink string `json:"gatewayLink,omitempty"`
 
 	Client  Client       `json:"client"`
@@ -71,10 +71,11 @@ type Record struct {
 	// not get them again.
 	Removed Applied `json:"removed,omitzero"`
 
-	// Formed lists the addresses that the pod has formed by router advertisements; nil until the keeper has looked.
+	// Formed lists the addresses that the pod formed from router advertisements. It is nil until the keeper has
+	// checked.
 	Formed []netip.Prefix `json:"formed,omitzero"`
 
-	// Six is the state of the pod's DHCPv6; nil if the pod does not use it.
+	// Six is the state of the pod's DHCPv6. It is nil if the pod does not use DHCPv6.
 	Six *Six `json:"six,omitempty"`
 
 	Error string `json:"error,omitempty"` // the keeper's present problem with the lease
@@ -82,20 +83,20 @@ type Record struct {
 
 }
 
-// Client is the client's identity and requests towards the server.
+// Client is a DHCP client's identity and the parameters of its requests.
 type Client struct {
 	dhcpc.Config
-	// MAC is the MAC of Config, in a form for JSON.
+	// MAC is the field MAC of Config, which has no JSON form.
 	MAC dhcpc.Hex `json:"mac"`
-	// Timeout is how long the keeper waits for servers at a time; 0 is the client's default.
+	// Timeout is how long one visit of the keeper waits for servers. 0 is the client's default.
 	Timeout time.Duration `json:"timeout,omitempty"`
-	// Sticky is set if the identity belongs to the pod and not to its container. Then the lease is not released at
-	// the pod's end, and is remembered across a boot.
+	// Sticky is set if the identity belongs to the pod and not to its container. The lease is then not released when
+	// the pod ends, and is remembered across a boot.
 	Sticky bool `json:"sticky,omitempty"`
 }
 
-// Asking returns the client's configuration, without clock and transport. The client requests hint's address or, if
-// hint is nil, Address.
+// Asking returns the client's configuration, without clock and transport. If hint is not nil, the client requests its
+// address, and otherwise Address.
 func (c *Client) Asking(hint *dhcpc.Lease) *dhcpc.Config {
 	cfg := c.Config
 	cfg.MAC, cfg.Timeout = net.HardwareAddr(c.MAC), c.Timeout
@@ -105,15 +106,15 @@ func (c *Client) Asking(hint *dhcpc.Lease) *dhcpc.Config {
 	return &cfg
 }
 
-// ClientOf returns the part of a configuration that a record keeps.
+// ClientOf returns the part of a configuration that a record stores.
 func ClientOf(cfg *dhcpc.Config) Client {
 	c := Client{Config: *cfg, MAC: dhcpc.Hex(cfg.MAC), Timeout: cfg.Timeout}
 	c.Config.MAC, c.Config.Timeout, c.Retransmit, c.Dial, c.Refuse = nil, 0, 0, nil, nil
 	return c
 }
 
-// key returns the client's identity towards a server: the client identifier, or without one the MAC. The two never
-// clash. An identifier begins with a type byte, and one made of an Ethernet address (RFC 2132) has 7 bytes.
+// key returns the client's identity towards a server, which is the client identifier or, without one, the MAC. The
+// two never clash: a client identifier made from a MAC (RFC 2132) begins with a type byte and so has 7 bytes.
 func (c *Client) key() string {
 	if len(c.ClientID) > 0 {
 		return c.ClientID.String()
@@ -121,8 +122,8 @@ func (c *Client) key() string {
 	return c.MAC.String()
 }
 
-// Hash returns the record's name, which is the attachment's hash. A sticky record's name is derived from the client
-// instead, since the pod's next container does not know the name of the last one.
+// Hash returns the record's name, which is the attachment's hash. The name of a sticky record derives from the client
+// instead, since the pod's next container does not know the hash of the previous one.
 func (r *Record) Hash() string {
 	if r.State == Sticky {
 		return stickyHash(r.Network, r.Client.ClientID)
@@ -131,12 +132,12 @@ func (r *Record) Hash() string {
 }
 
 // stickyHash returns the name of a client's sticky record. It differs from every attachment's hash, since no
-// interface has an empty name.
+// interface's name is empty.
 func stickyHash(network string, clientID dhcpc.Hex) string {
 	return ident.Hash(network, clientID.String(), "")
 }
 
-// Expires returns when the lease ends, or the zero time if it never does.
+// Expires returns the end of the lease. It returns the zero time if there is no lease, or if the lease never ends.
 func (r *Record) Expires() time.Time {
 	if r.Lease == nil {
 		return time.Time{}
@@ -144,8 +145,8 @@ func (r *Record) Expires() time.Time {
 	return r.Lease.Expire
 }
 
-// Wanted returns the parts of a lease that the pod gets: those of its policy, without those that its owner removed.
-// If the owner removed the address, the pod gets nothing.
+// Wanted returns the addresses, routes and MTU that the pod gets from a lease: those that its policy selects, without
+// those that its owner removed. If the owner removed the address, only the MTU is left.
 func (r *Record) Wanted(l *dhcpc.Lease) Applied {
 	a := r.Policy.Apply(l)
 	if slices.ContainsFunc(r.Removed.Addresses, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
@@ -157,24 +158,25 @@ func (r *Record) Wanted(l *dhcpc.Lease) Applied {
 	return a
 }
 
-// Wants6 reports whether the pod gets a DHCPv6 address. It does not if its owner removed one.
+// Wants6 reports whether the pod gets a DHCPv6 address. It gets none if its owner removed one.
 func (r *Record) Wants6() bool {
 	return !slices.ContainsFunc(r.Removed.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
 }
 
-// encode returns a record's file.
+// encode returns the content of a record's file.
 func encode(r *Record) ([]byte, error) {
 	return state.EncodeChecked(&r.Version, r, file.MaxRecord)
 }
 
-// decode parses a record's file. The error matches file.ErrDamaged or state.ErrVersion. A record of a newer version
-// is left alone, and its lease runs out unless that version is installed again.
+// decode parses the content of a record's file. The error matches file.ErrDamaged, or state.ErrVersion for a record
+// of a newer version. Such a record is left alone, and its lease runs out unless the newer version is installed
+// again.
 func decode(data []byte) (*Record, error) {
 	r := new(Record)
 	return r, state.Decode(data, &r.Version, r)
 }
 
-// Check returns an error for a record that could not be read back or used.
+// Check returns an error if the record could not be read back or used.
 func (r *Record) Check() error {
 	errs := []error{
 		ident.CheckText("network", r.Network),
@@ -203,7 +205,7 @@ func (r *Record) Check() error {
 		errs = append(errs, r.Lease.Validate())
 	}
 
-	// Making the client checks the rest.
+	// NewMachine checks the client's other fields.
 	if _, err := dhcpc.NewMachine(r.Client.Asking(nil)); err != nil {
 		errs = append(errs, fmt.Errorf("client: %w", err))
 	}
@@ -212,13 +214,13 @@ func (r *Record) Check() error {
 	return errors.Join(errs...)
 }
 
-// VLAN returns the VLAN of the bridge that the pod is in, or 0 for none.
+// VLAN returns the pod's VLAN on the bridge, or 0 if it is not in one.
 func (r *Record) VLAN() uint16 {
 	id, _ := strconv.ParseUint(strings.TrimPrefix(r.GatewayLink, r.Bridge+"."), 10, 16)
 	return uint16(id)
 }
 
-// At returns the name of the host's link in the pod's network: the bridge, or its link in the pod's VLAN.
+// At returns the name of the host's link in the pod's network, which is the bridge or its link in the pod's VLAN.
 func (r *Record) At() string {
 	return cmp.Or(r.GatewayLink, r.Bridge)
 }

@@ -10,19 +10,19 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 )
 
-// Six is the DHCPv6 part of a record. Only the keeper speaks DHCPv6, since its codec would slow the plugin down. ADD
+// Six is the DHCPv6 part of a record. Only the keeper speaks DHCPv6, since the codec would slow the plugin down. ADD
 // writes the client's identity and waits for the keeper. DEL sends the message in Release unchanged.
 type Six struct {
 	DUID dhcpc.Hex `json:"duid"`
 	IAID uint32    `json:"iaid"`
-	// Lease is the pod's lease. It is nil before the first one and after a loss.
+	// Lease is the pod's lease. It is nil before the first lease and after the loss of one.
 	Lease *dhcp6.Lease `json:"lease,omitempty"`
 	// Address is the pod's last address, which the client requests again.
 	Address netip.Addr `json:"address,omitzero"`
-	// Release is the RELEASE message for Lease.
+	// Release is the encoded RELEASE message for Lease.
 	Release dhcpc.Hex `json:"release,omitempty"`
-	// Checking is set while the pod has Lease's address only to check whether another host has it. The pod needs the
-	// address for this, since the firewall drops its queries about any other.
+	// Checking is set while the pod has Lease's address only for duplicate address detection. The record must name
+	// the address for this, since the firewall drops the pod's queries about other addresses.
 	Checking bool   `json:"checking,omitempty"`
 	Error    string `json:"error,omitempty"` // the present problem
 	Note     string `json:"note,omitempty"`  // why the lease is not renewed yet, while time is left
@@ -38,8 +38,8 @@ type NameService struct {
 	Until  time.Time    `json:"until"` // when to request them again
 }
 
-// SixOf returns the DHCPv6 identity of a DHCPv4 client. The DUID is made of a 16-byte hash of the client identifier,
-// or of the MAC address if that is the client identifier.
+// SixOf returns the DHCPv6 identity for a DHCPv4 client. The DUID is a 16-byte hash of the client identifier. If the
+// client is identified by its MAC address, the DUID is the MAC.
 func SixOf(c *Client) *Six {
 	s := &Six{IAID: 1}
 	const ethernet, byLinkLayer = 1, 3
@@ -52,7 +52,8 @@ func SixOf(c *Client) *Six {
 	return s
 }
 
-// Leased6 returns the pod's DHCPv6 address, or the zero Prefix if it has none.
+// Leased6 returns the pod's DHCPv6 address with a prefix length of 128. It returns the zero Prefix if the pod has
+// none.
 func (r *Record) Leased6() netip.Prefix {
 	if r.Six == nil || r.Six.Lease == nil {
 		return netip.Prefix{}
@@ -60,8 +61,8 @@ func (r *Record) Leased6() netip.Prefix {
 	return netip.PrefixFrom(r.Six.Lease.Address, r.Six.Lease.Address.BitLen())
 }
 
-// Releases6 reports whether the lease must be released when the pod goes. If the client's identity outlives the pod,
-// it keeps the address for as long as the lease runs.
+// Releases6 reports whether the DHCPv6 lease must be released when the pod ends. A sticky client keeps its lease
+// until that runs out.
 func (r *Record) Releases6(now time.Time) bool {
 	return r.Six != nil && len(r.Six.Release) > 0 && r.Six.Lease.Left(now) != 0 && !r.Client.Sticky
 }
@@ -85,7 +86,7 @@ func (s *Six) check() error {
 	return nil
 }
 
-// Config returns the client's configuration, without clock and transport.
+// Config returns the DHCPv6 client's configuration.
 func (s *Six) Config(hostName string) *dhcp6.Config {
 	return &dhcp6.Config{DUID: s.DUID, IAID: s.IAID, Address: s.Address, HostName: hostName, RapidCommit: true,
 		DetectConflicts: true}

@@ -1,11 +1,11 @@
-// Package link reads and writes network interfaces over rtnetlink. All such requests are in this package. A request
-// is a rtnetlink.LinkMessage, followed by the attributes that this type does not support:
+// Package link reads and changes network interfaces over rtnetlink. All such requests of Tombolo are in this package.
+// A request is a rtnetlink.LinkMessage of the library, followed by attributes that this type does not support.
 //
 //	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set link up", name)
 //	link.Get(&b, "br0", 0, &l)
 //
-// Answers are decoded attribute by attribute into one type, Link. The library's own decoder supports neither
-// IFLA_AF_SPEC nor IFLA_LINK_NETNSID, and makes 130 allocations for a link.
+// The package decodes answers itself, into the type Link. The library's decoder supports neither IFLA_AF_SPEC nor
+// IFLA_LINK_NETNSID, and makes 130 allocations for a link.
 package link
 
 import (
@@ -25,10 +25,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// ServiceLink is the name of the link that has the addresses of all services if kube-proxy runs in IPVS mode.
+// ServiceLink is the name of the link that has the addresses of all Kubernetes services if kube-proxy runs in IPVS
+// mode.
 const ServiceLink = "kube-ipvs0"
 
-// Link is one link as the kernel describes it.
+// Link describes a network interface in the kernel.
 type Link struct {
 	Family uint8 // AF_BRIDGE: the message describes the link as a bridge's port
 	Type   uint16
@@ -41,14 +42,14 @@ type Link struct {
 	TxQLen uint32 // in packets
 	Group  uint32
 	Master int // the bridge or other master that it is a port of; 0 if none
-	// Lower is the link below this one; for a veth it is the other end. If Elsewhere is true, it is in another
-	// namespace.
+	// Lower is the index of the link below this one. For a veth, it is the index of the other end. If Elsewhere is
+	// true, that link is in another network namespace.
 	Lower     int
 	Elsewhere bool
 	elsewhere int32  // the kernel's number for that namespace
 	Kind      string // empty for hardware and loopback
 	PortOf    string // the kind of its master
-	// Bridge and Port are nil if the link is of another kind.
+	// Bridge is nil unless the link is a bridge. Port is nil unless the link is a port of a bridge.
 	Bridge *driver.Bridge
 	VLAN   uint16 // only of kind vlan
 	Port   *driver.BridgePort
@@ -59,25 +60,26 @@ type Link struct {
 	Counters    Counters   // only set by Count
 }
 
-// Counters are the packets and bytes that a link has received and sent since it was created.
+// Counters holds the numbers of packets and bytes that a link has received and sent since it was created.
 type Counters struct {
 	RxPackets, TxPackets, RxBytes, TxBytes uint64
 }
 
-// Alternative returns the error for an alternative name of a link. own is the link's own name.
+// Alternative returns an error about a name that is only an alternative name of a link. own is the link's real name.
 func Alternative(own string) error {
 	return nl.Invalid("it is an alternative name of link " + own + ", which rules of the firewall do not know: give " +
 		own)
 }
 
-// Up reports whether the link is administratively up.
+// Up reports whether the link is administratively up (IFF_UP).
 func (l *Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
 
-// Parameters are the kernel's parameters for a link (net.ipv4.conf.<link>, net.ipv6.conf.<link>), four bytes each.
-// IPv4 numbers them from 1, IPv6 from 0.
+// Parameters holds the sysctls of a link for one family (net.ipv4.conf.LINK or net.ipv6.conf.LINK), with four bytes
+// for each. The kernel numbers those of IPv4 from 1, and those of IPv6 from 0.
 type Parameters []byte
 
-// At returns the parameter at an index, counted from 0.
+// At returns the parameter with the index i, counted from 0. It returns false if the kernel does not have this
+// parameter.
 func (p Parameters) At(i int) (int32, bool) {
 	if len(p) < 4*(i+1) {
 		return 0, false
@@ -114,7 +116,7 @@ func (l *Link) Decode(data []byte, only ...uint16) error {
 	l.IPv6 = bytes.Clone(r.find(unix.IFLA_AF_SPEC, unix.AF_INET6, inet6Conf))
 	l.RouterFlags = r.number(unix.IFLA_AF_SPEC, unix.AF_INET6, inet6Flags)
 	l.Token, _ = netip.AddrFromSlice(r.find(unix.IFLA_AF_SPEC, unix.AF_INET6, inet6Token))
-	r.fail(nl.Decode(nl.Pick(r.attrs), func(*netlink.AttributeDecoder) {})) // what is behind the last whole attribute
+	r.fail(nl.Decode(nl.Pick(r.attrs), func(*netlink.AttributeDecoder) {})) // refuse bytes after the last whole attribute
 	return r.err
 }
 
@@ -193,9 +195,10 @@ func (r *reader) fail(err error) {
 	}
 }
 
-// believable cuts off attributes that a pod may have forged. An attribute's length has 16 bits, and a pod can make
-// the kernel write more than that about a link's kind (MACs of a macvlan, mappings of a vlan). A reader then finds
-// the next attribute in the middle of such data. The kernel never writes that much about a veth.
+// believable returns b without attributes that a pod may have forged. The length of an attribute has only 16 bits. A
+// pod can make the kernel write a longer attribute about a link's kind. Examples are the MACs of a macvlan and the
+// mappings of a vlan. A reader would then find the next attribute inside of these data. The kernel never writes such
+// long data about a veth.
 func believable(b []byte) []byte {
 	if len(b) <= math.MaxUint16 {
 		return b

@@ -19,9 +19,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Request is a request about one link. The message has no attributes for fields that are zero.
+// Request describes a request about one link. Fields that are zero add no attributes to the message.
 type Request struct {
-	// Index selects the link. If it is 0, Name selects it, or Group selects all links of a group.
+	// Index selects the link. If it is 0, Name selects the link. If Name is empty too, Group selects all links of a
+	// group.
 	Index         int
 	Name          string
 	Flags, Change uint32 // IFF_*, and a mask of those to change
@@ -35,7 +36,8 @@ type Request struct {
 	NetNS         *int                 // a file descriptor of the namespace in which to create the link
 	Kind          string               // the kind of the link; with Data, the kind of that
 	Data          rtnetlink.LinkDriver // settings of the kind
-	// the other end of a new veth; replaces Kind and Data, and gives each end one transmit queue
+	// Peer describes the other end of a new veth. It replaces Kind and Data, and gives each end a single transmit
+	// queue.
 	Peer        *Request
 	Port        *driver.BridgePort // settings of a bridge port; nil for none
 	IPv4        []Parameter        // parameters of the link, numbered by IPV4_DEVCONF_*
@@ -46,14 +48,14 @@ type Request struct {
 	oneQueue bool
 }
 
-// Parameter is one of the kernel's parameters for a link.
+// Parameter is a sysctl of a link with its number and value.
 type Parameter struct {
 	ID    uint16
 	Value uint32
 }
 
-// Create appends a request for a new link. When it creates a link, the kernel silently ignores Alias, Port and the
-// settings of IPv4 and IPv6.
+// Create appends a request that creates a link. The kernel silently ignores Alias, Port and the settings of IPv4 and
+// IPv6 in this request.
 func (r Request) Create(b *nl.Batch, op, object string) {
 	r.oneQueue = r.Peer != nil
 	m, err := r.Message(unix.RTM_NEWLINK, netlink.Create|netlink.Excl)
@@ -66,8 +68,8 @@ func (r Request) Set(b *nl.Batch, op, object string) {
 	b.Add(op, nl.Name(object), m, err)
 }
 
-// AddName appends a request that adds an alternative name to a link. The link can be found by it, and keeps it
-// through renames and moves to other namespaces.
+// AddName appends a request that adds an alternative name to a link. The link keeps this name when it is renamed or
+// moved to another network namespace.
 func AddName(b *nl.Batch, index int, name string) {
 	r := Request{Index: index}
 	m, err := nl.Marshal(unix.RTM_NEWLINKPROP, 0, r.body().MarshalBinary, func(ae *netlink.AttributeEncoder) {
@@ -78,13 +80,14 @@ func AddName(b *nl.Batch, index int, name string) {
 	b.Add("name link", nl.Name(name), m, err)
 }
 
-// Delete appends a request that deletes a link, or the links of a group. It uses only Index, Name and Group.
+// Delete appends a request that deletes a link, or all links of a group. It uses only Index, Name and Group.
 func (r Request) Delete(b *nl.Batch, object string) {
 	m, err := r.Message(unix.RTM_DELLINK, 0)
 	b.Add("delete link", nl.Name(object), m, err)
 }
 
-// Get appends a request for one link, by index or, if that is 0, by name. only is used as in Decode.
+// Get appends a request for one link, by index or, if index is 0, by name. It stores the result in *into. The last
+// parameter selects the attributes to decode, as in Link.Decode.
 func Get(b *nl.Batch, name string, index int, into *Link, only ...uint16) {
 	r := Request{Index: index, mask: skipStats()}
 	object := strconv.Itoa(index)
@@ -95,7 +98,8 @@ func Get(b *nl.Batch, name string, index int, into *Link, only ...uint16) {
 	b.AddGet("get link", nl.Name(object), m, err, func(m netlink.Message) error { return into.Decode(m.Data, only...) })
 }
 
-// List calls each for the links of a kind or of a master, or for all links. The kernel filters (Linux 4.6).
+// List calls the function each for every link of a kind, of a master, or of both. If kind is empty and master is 0,
+// it lists all links. The kernel selects the links (Linux 4.6).
 func List(c *nl.Conn, op, kind string, master int, each func(*Link)) error {
 	r := Request{Kind: kind, mask: skipStats()}
 	if master != 0 {
@@ -104,7 +108,8 @@ func List(c *nl.Conn, op, kind string, master int, each func(*Link)) error {
 	return r.list(c, op, each)
 }
 
-// Count calls each for the links of a kind, with only their names and counters. It sends one request.
+// Count calls the function each for every link of a kind. It fills in only the link's name and counters. It sends one
+// request.
 func Count(c *nl.Conn, kind string, each func(*Link)) error {
 	r := Request{Kind: kind}
 	return r.list(c, "count packets", each, unix.IFLA_IFNAME, unix.IFLA_STATS64)
@@ -125,7 +130,7 @@ func (r *Request) list(c *nl.Conn, op string, each func(*Link), only ...uint16) 
 	})
 }
 
-// Find returns a link by its name. only is used as in Decode.
+// Find returns the link with the given name. The last parameter selects the attributes to decode, as in Link.Decode.
 func Find(c *nl.Conn, name string, only ...uint16) (*Link, error) {
 	var l Link
 	var b nl.Batch
@@ -133,9 +138,9 @@ func Find(c *nl.Conn, name string, only ...uint16) (*Link, error) {
 	return &l, c.Execute(&b)
 }
 
-// Peer returns the other end of a veth, by its index, in the namespace of c. port is the index of this end. A search
-// by name would fail if the owner renamed the link. If the link is gone, or has moved to another namespace, the error
-// matches fs.ErrNotExist.
+// Peer returns the other end of a veth by its index, in the network namespace of c. port is the index of the known
+// end. The name cannot be used, since the pod may rename its link. If the link does not exist any more or has moved
+// to another namespace, the error matches fs.ErrNotExist.
 func Peer(c *nl.Conn, index, port int) (*Link, error) {
 	var l Link
 	var b nl.Batch
@@ -147,7 +152,7 @@ func Peer(c *nl.Conn, index, port int) (*Link, error) {
 	return &l, err
 }
 
-// IndexOf returns a link's index by the fastest request that the connection supports.
+// IndexOf returns the index of a link, with the fastest request that the connection supports.
 func IndexOf(c *nl.Conn, name string) (int, error) {
 	if index, known, err := c.LinkIndex(name); known {
 		return index, err
@@ -156,8 +161,8 @@ func IndexOf(c *nl.Conn, name string) (int, error) {
 	return l.Index, err
 }
 
-// Probe returns an error if the kernel does not support links of a kind. It creates none: it requests a link with a
-// multicast MAC, which the kernel refuses (EADDRNOTAVAIL) after it has looked up the kind (EOPNOTSUPP).
+// Probe returns an error if the kernel does not support links of a kind. It creates no link. It requests a link with
+// a multicast MAC. The kernel looks up the kind first (EOPNOTSUPP), and then refuses the MAC (EADDRNOTAVAIL).
 func Probe(c *nl.Conn, kind string) error {
 	var b nl.Batch
 	Request{MAC: net.HardwareAddr{1, 0, 0, 0, 0, 0}, Kind: kind}.Create(&b, "make links of kind", kind)
@@ -167,10 +172,10 @@ func Probe(c *nl.Conn, kind string) error {
 	return nil
 }
 
-// skipStats requests an answer without the counters, which is half as long.
+// skipStats returns a mask that requests an answer without counters, which is half as long.
 func skipStats() *uint32 { return new(uint32(1 << 3)) } // RTEXT_FILTER_SKIP_STATS
 
-// Message returns the request as a message.
+// Message returns the request as a netlink message.
 func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
 	switch {
 	case len(r.Name) >= unix.IFNAMSIZ:
@@ -219,15 +224,15 @@ func (r *Request) body() *rtnetlink.LinkMessage {
 	return m
 }
 
-// hasPlainMTU reports whether the library writes the MTU unchanged. The library leaves out an MTU of 0, and refuses
-// others for a veth with a text of its own. The kernel's text is more exact, so the user should get that.
+// hasPlainMTU reports whether the library writes r.MTU unchanged. The library omits an MTU of 0, and returns its own
+// error for some MTUs of a veth. The kernel's error is more precise, so the method more writes such MTUs.
 func (r *Request) hasPlainMTU() bool {
 	const least, most = 68, 65535
 	return r.MTU != nil && *r.MTU >= least && *r.MTU <= most
 }
 
-// isNameless reports whether the request is about a link with the name "". The library leaves an empty name out, and
-// the request would then be about something else than a missing link.
+// isNameless reports whether the request is about a link with the name "". The library omits an empty name. The
+// kernel would then not report a missing link, but understand the request differently.
 func (r *Request) isNameless() bool { return r.Index == 0 && r.Name == "" && r.Group == nil }
 
 // isWhole reports whether the library supports every part of the request.
@@ -263,7 +268,7 @@ func (r *Request) more(ae *netlink.AttributeEncoder) {
 	}
 
 	if r.Port != nil {
-		// The library would also write an empty IFLA_INFO_KIND, for which Linux 6.13 and later start modprobe
+		// The library would also write an empty IFLA_INFO_KIND. Linux 6.13 and later would then start modprobe
 		// (rtnl_newlink()).
 		nl.Nested(ae, unix.IFLA_LINKINFO, func(ae *netlink.AttributeEncoder) {
 			ae.String(unix.IFLA_INFO_SLAVE_KIND, r.Port.Kind())
@@ -297,8 +302,8 @@ func (r *Request) families(ae *netlink.AttributeEncoder) {
 
 const vethInfoPeer = 1 // VETH_INFO_PEER of include/uapi/linux/veth.h
 
-// veth is a veth pair whose ends have one transmit queue each. Without that number the kernel creates one queue per
-// CPU, uses one of them, and waits for an RCU grace period for each end (veth_init_queues()).
+// veth is a veth pair whose ends have one transmit queue each. Without this number, the kernel creates one queue for
+// each CPU and uses only one of them. It also waits for an RCU grace period for each end (veth_init_queues()).
 type veth struct{ driver.Veth }
 
 // Encode writes the peer with its number of queues, which the library's Encode does not support.
@@ -318,8 +323,8 @@ func oneQueue() netlink.Attribute {
 
 const sizeofGenMsg = 4 // struct rtgenmsg, padded for the attributes
 
-// LosesOtherEnd reports whether the namespace of a link's other end is about to be deleted: nothing refers to it any
-// more, and the kernel takes some 50 ms to delete its contents.
+// LosesOtherEnd reports whether the network namespace of a veth's other end is being deleted. After the last
+// reference to a namespace is gone, the kernel takes some 50 ms to delete its content.
 func LosesOtherEnd(c *nl.Conn, name string) (bool, error) {
 	var l Link
 	var b nl.Batch

@@ -1,9 +1,9 @@
 // Package localnet protects the host's 127.0.0.0/8 by a filter at the ingress of a bridge. If route_localnet is on
-// for a bridge, the host accepts packets from others to these addresses, unless its firewall drops them. The filter
-// stays in place when someone flushes the firewall.
+// for the bridge, the host accepts packets from other machines to these addresses, unless its firewall drops them.
+// The filter still works after someone has flushed the firewall.
 //
 //	conn := localnet.On(socket)
-//	state, err := conn.Get(ctx, filter) // is it there, and who switched route_localnet on?
+//	state, err := conn.Get(ctx, filter)
 //	changed, err := conn.Ensure(ctx, filter, state, true)
 //	err = conn.Remove(ctx, filter, state)
 package localnet
@@ -23,35 +23,37 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Conn works on the bridges of one network namespace.
+// Conn manages the filters of bridges in one network namespace.
 type Conn struct{ nl *nl.Conn }
 
-// On returns a Conn over an open connection, which still belongs to its owner. The Conn needs no Close.
+// On returns a Conn that uses an open connection. The connection's owner still has to close it. The Conn itself needs
+// no Close.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s)} }
 
-// IsUnsupported reports whether an error means that the kernel lacks a feature and could not load it.
+// IsUnsupported reports whether err means that the kernel lacks a feature and could not load it.
 func IsUnsupported(err error) bool { return errors.Is(err, tc.ErrNotSupported) }
 
-// Filter describes the filter of one bridge.
+// Filter describes the filter for one bridge.
 type Filter struct {
-	// Bridge is the bridge's name and Index its index.
+	// Bridge is the name of the bridge, and Index is its index.
 	Bridge string
 	Index  int
-	// Mark is a bit of a packet's mark. Packets with it may go to 127.0.0.0/8. If bridged packets pass the firewall,
-	// replies to the host's own connections have such a destination before they reach the filter. The firewall gives
-	// them the mark.
+	// Mark is a bit of the packet mark. The filter accepts packets to 127.0.0.0/8 that have this bit. If bridged
+	// packets pass the firewall, replies to the host's own connections already have such a destination when they
+	// reach the filter. The firewall marks these replies.
 	Mark uint32
-	// Stays means that a clsact that Ensure creates for the filter stays when the filter is removed: see Place.
+	// Stays states that a clsact that Ensure adds for the filter stays when Remove deletes the filter: see Place.
 	Stays bool
 }
 
 func (k Filter) link() tc.Device { return tc.Device{Name: k.Bridge, Index: k.Index} }
 
-// State is the part of a Filter that exists in the kernel.
+// State describes the parts of a Filter that exist in the kernel.
 type State struct {
-	// There is true if the filter is in place, with the requested mark.
+	// There is set if the filter exists with the requested mark.
 	There bool
-	// Routed is true if route_localnet was switched on for the filter, and so must be switched off with it.
+	// Routed is set if route_localnet was turned on for the filter. Then it must be turned off together with the
+	// filter.
 	Routed bool
 
 	filters []tc.Filter // our filters, with any program
@@ -59,23 +61,23 @@ type State struct {
 	others  int
 }
 
-// Handles of our filters. The lowest bits record which objects must be removed with the filter, since the kernel
-// stores no other note with a filter.
+// Handles of our filters. The lowest bits of a handle record which objects must be removed together with the filter.
+// The kernel stores no other data with a filter.
 const (
-	// noteRouted stands for route_localnet, notePlace for the clsact.
+	// noteRouted records that route_localnet was turned on, and notePlace that clsact was added.
 	noteRouted = 1 << 0
 	notePlace  = 1 << 1
 	noteMask   = noteRouted | notePlace
-	// handleBase makes all handles differ from 0, for which the kernel would choose a handle.
+	// handleBase is a part of every handle, so that no handle is 0. For 0, the kernel would choose a handle.
 	handleBase = tc.Handle | 1<<8
 )
 
-// Ensure adds the filter if it is missing or differs, and reports whether it changed anything. routed is recorded
-// with the filter: see State.Routed. have is the result of a Get just before.
+// Ensure adds the filter if it is missing or differs, and reports whether it changed anything. It records routed with
+// the filter: see State.Routed. have is the result of Get, which the caller must call immediately before.
 //
-// Ensure leaves other filters at the bridge's ingress alone. One with an earlier priority may accept packets that
-// this filter would drop. Ensure adds the new filter before it deletes one of ours with another note. If the kernel
-// has no cls_bpf or no clsact, IsUnsupported reports true for the error.
+// Ensure does not change other filters at the bridge's ingress. A filter with an earlier priority may accept packets
+// that this filter would drop. To replace our own filter, Ensure adds the new one before it deletes the old one. If
+// the kernel has no cls_bpf or no clsact, IsUnsupported reports true for the error.
 func (c *Conn) Ensure(ctx context.Context, k Filter, have *State, routed bool) (changed bool, _ error) {
 	if have.There && have.Routed == routed && len(have.filters) == 1 {
 		return false, nil
@@ -99,7 +101,7 @@ func (c *Conn) Ensure(ctx context.Context, k Filter, have *State, routed bool) (
 
 	handle := uint32(handleBase | notes)
 
-	// This replaces a filter of ours with the same handle, and its program.
+	// SetProgram replaces an existing filter with the same handle, so delete only filters with other handles.
 	k.link().SetProgram(&b, handle, program(k.Mark))
 	for _, f := range have.filters {
 		if f.Handle != handle {
@@ -145,7 +147,7 @@ func (c *Conn) Get(ctx context.Context, k Filter) (*State, error) {
 	want := program(k.Mark)
 	for _, f := range own {
 		if f.Kind != "bpf" || f.Handle&^uint32(noteMask) != handleBase {
-			// Each classifier first lists itself, without a filter.
+			// Skip other programs' filters, and the entry for the classifier itself, which has no program.
 			continue
 		}
 		have.filters = append(have.filters, f)
@@ -156,22 +158,23 @@ func (c *Conn) Get(ctx context.Context, k Filter) (*State, error) {
 	return &have, nil
 }
 
-// HasPlace reports whether the bridge has a clsact, perhaps only for filters of others.
+// HasPlace reports whether the bridge has a clsact. It may have been added for other programs' filters.
 func (have *State) HasPlace() bool { return have.place.Kind != "" }
 
-// Place adds a clsact to a new bridge, which keeps it as long as it exists. When a clsact is added to or removed from
-// a link that is up, the kernel drops the host's packets to the link for 5 to 20 ms on a busy machine. So it must be
-// there before the first pod. The kernel returns an error if it has no clsact, or if the bridge has one already.
+// Place adds a clsact to a new bridge, which then keeps it. When a program adds a clsact to a link that is up, or
+// removes it, the kernel drops the host's packets to the link. On a busy machine this takes 5 to 20 ms. So call Place
+// before the bridge has pods. If the kernel does not support clsact, or if the bridge already has one, Place returns
+// an error.
 func (c *Conn) Place(ctx context.Context, k Filter) error {
 	var b nl.Batch
 	k.link().AddClsact(&b)
 	return c.nl.Do(ctx, &b)
 }
 
-// Any reports whether there is a filter of ours, with any mark.
+// Any reports whether one of our filters exists, with any mark.
 func (have *State) Any() bool { return len(have.filters) > 0 }
 
-// madePlace reports whether the clsact was created for the filter.
+// madePlace reports whether clsact was added for the filter.
 func (have *State) madePlace() bool {
 	for _, f := range have.filters {
 		if f.Handle&notePlace != 0 {
@@ -181,8 +184,8 @@ func (have *State) madePlace() bool {
 	return false
 }
 
-// Remove deletes the filter, and the clsact if it was created for the filter and no other filter uses it. It is no
-// error if they are gone already. have is the result of a Get just before.
+// Remove deletes the filter. It also deletes clsact if it was added for the filter and no other filter uses it. It is
+// no error if they do not exist. have is the result of Get, which the caller must call immediately before.
 func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 	var b nl.Batch
 	if have.madePlace() && have.others == 0 {
@@ -208,15 +211,15 @@ func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 	return nl.PassAbsent(c.nl.Do(ctx, &b))
 }
 
-// program returns the filter as a program of classic BPF (struct sock_filter of include/uapi/linux/filter.h). Every
-// kernel runs it, without a check by the verifier.
+// program returns the filter's classic BPF program, an array of struct sock_filter (include/uapi/linux/filter.h).
+// Every kernel can run it, without the verifier of extended BPF.
 //
 // The kernel passes packets of a VLAN to the VLAN's link, which has its own route_localnet, or drops them. But it
-// removes tags of VLAN 0, which carry a priority only, one after the other, and only the first before the filter
-// runs. So the program drops packets with two such tags, which no host sends.
+// removes all tags with VLAN ID 0, which contain only a priority. Before the filter runs, it removes only the first
+// of these tags. So the program drops packets with two such tags, which no real host sends.
 func program(mark uint32) []byte {
 	const (
-		// SKF_NET_OFF of include/uapi/linux/filter.h, counted from the end of the numbers
+		// SKF_NET_OFF of include/uapi/linux/filter.h, as an unsigned number.
 		network             = 1<<32 - 0x100000
 		source, destination = network + 12, network + 16 // of IPv4
 		innerTCI            = network                    // of a second tag

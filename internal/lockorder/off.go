@@ -2,20 +2,25 @@
 
 package lockorder
 
-// Held is a lock that is held or waited for. Without the tag it is not checked.
+// Held is a lock that the caller holds or waits for. Without the build tag it holds no data.
 type Held struct{}
 
-// Wait is called before a wait for a lock.
+// Wait does nothing in this build, and returns nil. With the tag lockorder it registers a lock. Call it before a wait
+// for the lock.
 func Wait(Rank) *Held { return nil }
 
-// Tried is called after a lock was taken without a wait.
+// Tried does nothing in this build, and returns nil. With the tag lockorder it registers a lock that was taken
+// without a wait.
 func Tried(Rank) *Held { return nil }
 
-// WaitAgain is called before another wait for the same lock, in another mode.
+// WaitAgain does nothing in this build. With the tag lockorder it checks another wait for the same lock, in another
+// mode. Call it before the wait.
 func (*Held) WaitAgain() {}
 
-// Release is called when the lock is released, by any goroutine.
+// Release does nothing in this build. With the tag lockorder it unregisters the lock. Call it when the lock is
+// released, on any goroutine.
 func (*Held) Release() {}
 
-// Slow is called before a wait that may take long.
+// Slow does nothing in this build. With the tag lockorder it checks a wait that may take long. Call it before the
+// wait.
 func Slow(string) {}

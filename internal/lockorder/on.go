@@ -17,22 +17,22 @@ func (r Rank) String() string {
 		Reservations: "reservations", Uplink: "uplink"}[r]
 }
 
-// table lists the locks that each goroutine holds. A call runs on one goroutine.
+// table lists the locks that each goroutine holds. It works because a call of the plugin runs on one goroutine.
 var table struct {
 	sync.Mutex
 	held map[string][]*Held
 }
 
-// Held is a lock that is held or waited for. Nil is no lock.
+// Held is a lock that the caller holds or waits for. A nil Held is not checked.
 type Held struct {
 	rank Rank
 	who  string
 }
 
-// Wait is called before a wait for a lock.
+// Wait registers a lock, and panics if the caller must not wait for it. Call it before the wait.
 func Wait(r Rank) *Held { return enter(r, true) }
 
-// Tried is called after a lock was taken without a wait.
+// Tried registers a lock that was taken without a wait.
 func Tried(r Rank) *Held { return enter(r, false) }
 
 func enter(r Rank, waits bool) *Held {
@@ -55,7 +55,7 @@ func enter(r Rank, waits bool) *Held {
 	return h
 }
 
-// WaitAgain is called before another wait for the same lock, in another mode.
+// WaitAgain panics if the caller must not wait for the same lock in another mode. Call it before the wait.
 func (h *Held) WaitAgain() {
 	if h == nil {
 		return
@@ -65,7 +65,7 @@ func (h *Held) WaitAgain() {
 	check(h, h.rank)
 }
 
-// Release is called when the lock is released, by any goroutine.
+// Release unregisters the lock. Call it when the lock is released, on any goroutine.
 func (h *Held) Release() {
 	if h == nil {
 		return
@@ -78,7 +78,8 @@ func (h *Held) Release() {
 	}
 }
 
-// Slow is called before a wait that may take long.
+// Slow panics if the caller holds a lock that others need. Call it, with a description, before a wait that may take
+// long.
 func Slow(what string) {
 	table.Lock()
 	defer table.Unlock()
@@ -97,7 +98,7 @@ func check(h *Held, r Rank) {
 	}
 }
 
-// goroutine returns the number of the calling goroutine, which only its stack trace shows.
+// goroutine returns the number of the calling goroutine. Go shows this number only in stack traces.
 func goroutine() string {
 	buf := make([]byte, 64)
 	fields := bytes.Fields(buf[:runtime.Stack(buf, false)])

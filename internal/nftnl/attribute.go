@@ -15,17 +15,17 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Bytes returns an attribute with these bytes. It does not copy them.
+// Bytes returns an attribute with the data b, without copying them.
 func Bytes(typ uint16, b []byte) netlink.Attribute { return netlink.Attribute{Type: typ, Data: b} }
 
-// String returns an attribute with a string and a NUL.
+// String returns an attribute with a string that ends with a NUL.
 func String(typ uint16, s string) netlink.Attribute {
 	b := make([]byte, len(s)+1)
 	copy(b, s)
 	return Bytes(typ, b)
 }
 
-// Uint32 returns an attribute with a number in network byte order, as nf_tables expects.
+// Uint32 returns an attribute with a number of four bytes in network byte order, as nf_tables expects.
 func Uint32(typ uint16, v uint32) netlink.Attribute {
 	return Bytes(typ, binary.BigEndian.AppendUint32(make([]byte, 0, 4), v))
 }
@@ -35,7 +35,7 @@ func Uint64(typ uint16, v uint64) netlink.Attribute {
 	return Bytes(typ, binary.BigEndian.AppendUint64(make([]byte, 0, 8), v))
 }
 
-// Nest returns an attribute that contains others. If these cannot be encoded, the result cannot be encoded either.
+// Nest returns an attribute that contains attrs. If they are too long, encoding the result fails.
 func Nest(typ uint16, attrs ...netlink.Attribute) netlink.Attribute {
 	b, err := marshal(attrs)
 	if err != nil {
@@ -44,8 +44,9 @@ func Nest(typ uint16, attrs ...netlink.Attribute) netlink.Attribute {
 	return Bytes(netlink.Nested|typ, b)
 }
 
-// Header returns only the header of a nested attribute. The attributes in held must follow it in the message. Unlike
-// Nest it allocates nothing, so the messages of an ADD use it. A Header in held counts as its header alone.
+// Header returns the header of a nested attribute without its content. The attributes in held are the content, and
+// must follow the header directly in the message. Header makes no allocation, unlike Nest, so messages of an ADD use
+// it. If held contains another Header, only the header itself is counted, since its content must be in held too.
 func Header(typ uint16, held []netlink.Attribute) netlink.Attribute {
 	n := unix.NLA_HDRLEN
 	for i := range held {
@@ -57,11 +58,11 @@ func Header(typ uint16, held []netlink.Attribute) netlink.Attribute {
 	return netlink.Attribute{Type: netlink.Nested | typ, Length: uint16(n)}
 }
 
-// invalid is a length that MarshalAttributes refuses: it is shorter than a header.
+// invalid is a length that MarshalAttributes rejects, since it is shorter than an attribute's header.
 const invalid = 1
 
-// marshal encodes attributes. Unlike the library's function, it returns an error if an attribute is too long; that
-// function would truncate the length to 16 bits.
+// marshal encodes attributes. It returns an error if an attribute is too long. The library's function would silently
+// truncate the length to 16 bits.
 func marshal(attrs []netlink.Attribute) ([]byte, error) {
 	for i := range attrs {
 		if len(attrs[i].Data) > math.MaxUint16-unix.NLA_HDRLEN {
@@ -76,8 +77,8 @@ var errTooLong = errors.New("attribute is longer than 65,531 bytes")
 // headerLen is the length of struct nfgenmsg (include/uapi/linux/netfilter/nfnetlink.h).
 const headerLen = 4
 
-// message encodes a request into buf. resource is the subsystem in the messages that begin and end a transaction,
-// else 0.
+// message encodes a request. It reuses the memory of buf. resource is the subsystem in messages that begin or end a
+// transaction, and 0 in others.
 func message(buf []byte, typ netlink.HeaderType, flags netlink.HeaderFlags, family uint8, resource uint16,
 	attrs []netlink.Attribute) (netlink.Message, error) {
 	b, err := marshal(attrs)
@@ -86,13 +87,13 @@ func message(buf []byte, typ netlink.HeaderType, flags netlink.HeaderFlags, fami
 	return netlink.Message{Header: netlink.Header{Type: typ, Flags: flags}, Data: append(data, b...)}, err
 }
 
-// Type returns the netlink message type of an NFT_MSG_* constant.
+// Type returns the netlink message type for an NFT_MSG_* constant.
 func Type(msg uint16) netlink.HeaderType {
 	return netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | msg)
 }
 
-// body returns a callback that passes the attributes of a message to reply, without struct nfgenmsg. A malformed
-// message is an error that matches nl.ErrMalformed.
+// body returns a callback that calls reply with the attributes of a message, after struct nfgenmsg. For a malformed
+// message, the error matches nl.ErrMalformed.
 func body(reply func([]byte) error) func(netlink.Message) error {
 	return func(m netlink.Message) error {
 		if len(m.Data) < headerLen {
@@ -106,9 +107,9 @@ func body(reply func([]byte) error) func(netlink.Message) error {
 	}
 }
 
-// Each calls fn with the content of each attribute in a list.
+// Each calls fn with the content of each attribute in list.
 func Each(list []byte, fn func([]byte)) {
-	// If the list is malformed, fn gets the attributes before the error.
+	// If the list is malformed, fn gets only the attributes before the error.
 	_ = nl.Decode(list, func(ad *netlink.AttributeDecoder) { fn(ad.Bytes()) })
 }
 
@@ -118,7 +119,7 @@ func Find(b []byte, path ...uint16) []byte { return nl.Find(b, path...) }
 // Text is nl.Text.
 func Text(b []byte) string { return nl.Text(b) }
 
-// Number returns a number of four bytes in network byte order, or 0 if b has another length.
+// Number returns the number in four bytes in network byte order. If b has another length, it returns 0.
 func Number(b []byte) uint32 {
 	if len(b) != 4 {
 		return 0
@@ -126,7 +127,7 @@ func Number(b []byte) uint32 {
 	return binary.BigEndian.Uint32(b)
 }
 
-// Number64 returns a number of eight bytes in network byte order, or 0 if b has another length.
+// Number64 returns the number in eight bytes in network byte order. If b has another length, it returns 0.
 func Number64(b []byte) uint64 {
 	if len(b) != 8 {
 		return 0
@@ -134,14 +135,14 @@ func Number64(b []byte) uint64 {
 	return binary.BigEndian.Uint64(b)
 }
 
-// Comment returns a text as userdata in the format of libnftables: a type and a length of one byte each, and the text
-// with a NUL. Rules, chains and elements use the same format.
+// Comment returns text as userdata in the format of libnftables: one byte for the type, one for the length, and the
+// text with a NUL. Rules, chains and elements use the same format.
 func Comment(text string) []byte {
 	return userdata.AppendString(make([]byte, 0, 2+len(text)+1), userdata.TypeComment, text)
 }
 
-// CommentOf returns the comment in userdata. Other programs may write any bytes there, and Get of package userdata
-// panics on a wrong length, so CommentOf checks lengths.
+// CommentOf returns the comment in userdata, and whether there is one. It checks lengths, since other programs may
+// write any bytes there. The function of package userdata panics on a wrong length.
 func CommentOf(b []byte) (string, bool) {
 	for len(b) >= 2 {
 		typ, n := userdata.Type(b[0]), int(b[1])

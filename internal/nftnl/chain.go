@@ -9,17 +9,18 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// DefaultMark is the default of Config.Mark: the bit of a packet's mark that permits a pod to have the packet
-// forwarded. docs/config.md lists the bits of other programs.
+// DefaultMark is the mark bit if Config.Mark is 0. Packets with this bit may be forwarded for pods. docs/config.md
+// lists the bits that other programs use.
 const DefaultMark = 0x10
 
-// DefaultTable is the default name of our tables.
+// DefaultTable is the name of our tables if Config.Table is empty.
 const DefaultTable = "tombolo"
 
-// maxTable is the longest name of a table, so that it fits into the comment of a rule.
+// maxTable is the maximum length of a table's name in bytes. Such a name still fits into the comment of a rule.
 const maxTable = 32
 
-// CheckTable returns an error if a Config's table name or mark is not valid. Both may be zero.
+// CheckTable returns an error that matches tombolo.ErrInvalid if a Config has an invalid Table or Mark. Zero values
+// are valid.
 func CheckTable(name string, mark uint32) error {
 	for i, c := range []byte(name) {
 		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
@@ -41,10 +42,10 @@ func CheckTable(name string, mark uint32) error {
 	return nil
 }
 
-// PriorityForward is the priority of the chain that sets the mark on pods' packets. nft calls it "filter - 10".
+// PriorityForward is the priority of the chain that marks pods' packets. nft calls it "filter - 10".
 const PriorityForward = -10
 
-// FamilyName returns nft's name for a family of tables (unix.NFPROTO_*).
+// FamilyName returns nft's name for a table family (unix.NFPROTO_*).
 func FamilyName(family uint8) string {
 	switch family {
 	case unix.NFPROTO_INET:
@@ -62,17 +63,17 @@ func FamilyName(family uint8) string {
 	return strconv.Itoa(int(family))
 }
 
-// Table is a table in the kernel (NFT_MSG_NEWTABLE).
+// Table describes a table in the kernel (NFT_MSG_NEWTABLE).
 type Table struct{ Flags uint32 }
 
-// IsDormant reports whether all chains of the table are unhooked (nft: flags dormant).
+// IsDormant reports whether the table is inactive, with all chains unhooked (nft's flag "dormant").
 func (t Table) IsDormant() bool { return t.Flags&unix.NFT_TABLE_F_DORMANT != 0 }
 
 // DecodeTable parses the attributes of a table.
 func DecodeTable(b []byte) Table { return Table{Flags: Number(Find(b, unix.NFTA_TABLE_FLAGS))} }
 
-// Chain is a chain in the kernel (NFT_MSG_NEWCHAIN). A chain with an empty Kind is no base chain: only rules of its
-// table jump to it.
+// Chain describes a chain in the kernel (NFT_MSG_NEWCHAIN). If Kind is empty, it is no base chain: only rules of its
+// own table call it.
 type Chain struct {
 	Table, Name string
 	Kind        string
@@ -101,6 +102,6 @@ func DecodeChain(b []byte) Chain {
 	}
 }
 
-// DoctorName is the thread name of `tombolo doctor` while it changes its own table. The kernel announces it with the
-// change, so that the keeper can ignore that change.
+// DoctorName is the name of the thread in which `tombolo doctor` changes its own table. The kernel announces the name
+// with each change, so that the keeper can ignore these changes.
 const DoctorName = "tombolo-doctor"

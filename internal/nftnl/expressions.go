@@ -8,21 +8,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Expressions are the steps of a rule, in the kernel's terms (include/uapi/linux/netfilter/nf_tables.h). `nft
-// --debug=netlink` prints them. A step loads data into a register, and a later step reads the register.
+// Expressions is a list of the expressions of a rule, in the kernel's terms
+// (include/uapi/linux/netfilter/nf_tables.h). The command `nft --debug=netlink` prints such expressions. One
+// expression loads data into a register, and a later one reads the register.
 type Expressions []expr.Any
 
-// Collect returns the steps that write appends.
+// Collect returns the expressions that write appends.
 func Collect(write func(*Expressions)) []expr.Any {
 	var x Expressions
 	write(&x)
 	return x
 }
 
-// Add appends a step.
+// Add appends an expression.
 func (x *Expressions) Add(e expr.Any) { *x = append(*x, e) }
 
-// Marshal encodes steps as attributes.
+// Marshal encodes expressions as attributes. family is the family of the rule's table.
 func Marshal(family uint8, steps []expr.Any) ([]byte, error) {
 	list := make([]netlink.Attribute, len(steps))
 	for i, step := range steps {
@@ -35,8 +36,8 @@ func Marshal(family uint8, steps []expr.Any) ([]byte, error) {
 	return marshal(list)
 }
 
-// ToLink sends a frame, or a copy of it, out of the link whose index is in a register (family netdev). Package expr
-// has no fwd, and its Dup is only for IP packets.
+// ToLink is an expression that sends a frame, or a copy of it, out of a link. A register contains the link's index.
+// It works in the family netdev. Package expr has no fwd, and its Dup is only for IP packets.
 type ToLink struct {
 	expr.Any
 	Name      string // "fwd" or "dup"
@@ -54,10 +55,10 @@ func marshalStep(family uint8, step expr.Any) ([]byte, error) {
 	})
 }
 
-// Forward adds a step that sends the frame out of a link.
+// Forward appends expressions that send the frame out of the link with the given index.
 func (x *Expressions) Forward(link int) { x.toLink(link, "fwd", 1) }
 
-// Duplicate adds a step that sends a copy of the frame out of a link.
+// Duplicate appends expressions that send a copy of the frame out of the link with the given index.
 func (x *Expressions) Duplicate(link int) { x.toLink(link, "dup", 2) }
 
 func (x *Expressions) toLink(link int, name string, attribute uint16) {
@@ -65,29 +66,29 @@ func (x *Expressions) toLink(link int, name string, attribute uint16) {
 	x.Add(&ToLink{Name: name, Attribute: attribute, Register: First})
 }
 
-// Register is a register of 16 bytes that a step writes or reads.
+// Register is the number of a register that an expression writes or reads.
 type Register uint32
 
-// First is the register that most steps use. Second follows it in memory: a link's name of 16 bytes in First and the
-// value in Second form one key.
+// First is the register that most expressions use. Second follows it in memory. A link name of 16 bytes in First and
+// a value in Second form one key.
 const (
 	First  Register = unix.NFT_REG_1
 	Second Register = unix.NFT_REG_2
 )
 
-// Behind returns the register for the next part of a key whose previous parts have length bytes, a multiple of 4. A
-// register of 16 bytes consists of four registers of 4 bytes.
+// Behind returns the register for the next part of a key. length is the number of bytes of the parts before it, a
+// multiple of 4. Each register of 16 bytes can also be used as four registers of 4 bytes.
 func Behind(length uint32) Register {
 	const parts = 4
 	return unix.NFT_REG32_00 + Register(length/parts)
 }
 
-// Meta loads a property of the packet that its bytes do not contain.
+// Meta loads metadata of the packet, such as the mark or the incoming link.
 func (x *Expressions) Meta(key expr.MetaKey, to Register) {
 	x.Add(&expr.Meta{Key: key, Register: uint32(to)})
 }
 
-// Payload loads length bytes of a header.
+// Payload loads length bytes at an offset of a header.
 func (x *Expressions) Payload(base expr.PayloadBase, offset, length uint32, to Register) {
 	x.Add(&expr.Payload{DestRegister: uint32(to), Base: base, Offset: offset, Len: length})
 }
@@ -101,30 +102,30 @@ func (x *Expressions) Mask(mask, xor []byte) {
 		Xor: xor})
 }
 
-// Compare ends the rule unless the first register equals (or differs from) data.
+// Compare ends the rule unless the comparison op of the first register with data is true.
 func (x *Expressions) Compare(op expr.CmpOp, data []byte) {
 	x.Add(&expr.Cmp{Op: op, Register: uint32(First), Data: data})
 }
 
-// Lookup ends the rule unless the key in the first register, and in the following ones if the key is longer, is in
-// the set.
+// Lookup ends the rule unless the set contains the key. The key begins in the first register and may continue in the
+// next ones.
 func (x *Expressions) Lookup(set string) {
 	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set})
 }
 
-// LookupNone ends the rule if that key is in the set.
+// LookupNone ends the rule if the set contains the key that begins in the first register.
 func (x *Expressions) LookupNone(set string) {
 	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set, Invert: true})
 }
 
-// Leave ends the chain. In a base chain its policy then decides about the packet.
+// Leave ends the chain. In a base chain, the chain's policy then applies.
 func (x *Expressions) Leave() { x.Add(&expr.Verdict{Kind: expr.VerdictReturn}) }
 
 // Drop drops the packet.
 func (x *Expressions) Drop() { x.Add(&expr.Verdict{Kind: expr.VerdictDrop}) }
 
-// nft's numbers for its data types (enum datatypes in its include/datatype.h). The kernel only stores them. The type
-// of a concatenation has TypeBits bits for each part.
+// nft's numbers for data types (enum datatypes in include/datatype.h). The kernel only stores them. The type of a
+// concatenation has TypeBits bits for each part.
 const (
 	TypeInteger  = 4
 	TypeIPv4     = 7
@@ -146,7 +147,8 @@ const (
 	IPv6Len   = 16
 )
 
-// LinkKey returns a key that consists of a link's name, padded to 16 bytes, and rest, padded to at least pad bytes.
+// LinkKey returns a key with the name of a link, padded to 16 bytes, followed by rest. It pads rest with zeros to at
+// least pad bytes.
 func LinkKey(link string, rest []byte, pad int) []byte {
 	key := make([]byte, IfnameLen, IfnameLen+max(len(rest), pad))
 	copy(key, link)

@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Queue is the range of queues to which a rule hands packets.
+// Queue describes the user-space queues (NFQUEUE) that a rule passes packets to: Total queues from First on.
 type Queue struct {
 	First, Total uint16
 	Bypass       bool // the kernel accepts the packet if no program listens
 }
 
-// QueueOf returns the queue of a rule, an NFT_MSG_NEWRULE. Queues whose number the rule computes are not recognized.
+// QueueOf returns the queues of a rule, an NFT_MSG_NEWRULE. It does not recognize a rule that computes the queue's
+// number.
 func QueueOf(rule []byte) (q Queue, ok bool) {
 	Each(Find(rule, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {
 		own := Find(b, unix.NFTA_EXPR_DATA)
@@ -30,7 +31,7 @@ func QueueOf(rule []byte) (q Queue, ok bool) {
 				q, ok = Queue{e.Num, e.Total, e.Flag&expr.QueueFlagBypass != 0}, true
 			}
 		case name == "target" && Text(Find(own, targetName)) == "NFQUEUE" && len(info) >= 8:
-			// struct xt_NFQ_info_v3. Revisions 0 and 1 leave its last fields zero.
+			// This is struct xt_NFQ_info_v3. For the revisions 0 and 1, its last fields are zero.
 			at := func(offset int) uint16 { return binary.NativeEndian.Uint16(info[offset:]) }
 			q, ok = Queue{at(0), max(at(2), 1), at(4)&1 != 0}, true
 		}
@@ -38,7 +39,7 @@ func QueueOf(rule []byte) (q Queue, ok bool) {
 	return q, ok
 }
 
-// QueueListeners returns the queues that programs of this network namespace read.
+// QueueListeners returns the numbers of the queues that programs in this network namespace read.
 func QueueListeners() (map[uint16]bool, error) {
 	text, err := os.ReadFile("/proc/thread-self/net/netfilter/nfnetlink_queue")
 	if errors.Is(err, os.ErrNotExist) { // the module is not loaded
@@ -57,7 +58,7 @@ func QueueListeners() (map[uint16]bool, error) {
 	return list, err
 }
 
-// RuleComment returns the comment of a rule, an NFT_MSG_NEWRULE, in nft's or in iptables' form.
+// RuleComment returns the comment of a rule, an NFT_MSG_NEWRULE, in the form of nft or of iptables.
 func RuleComment(rule []byte) string {
 	comment, _ := CommentOf(Find(rule, unix.NFTA_RULE_USERDATA))
 	Each(Find(rule, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {

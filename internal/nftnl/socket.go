@@ -11,15 +11,15 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Socket is a connection to nf_tables together with the knowledge gained over it. Packages pass it to each other as a
-// tombolo.Socket. A process may pass its Seen to another as text, but only within one network namespace, since
-// generations of different namespaces have the same numbers.
+// Socket is a connection to nf_tables, together with a record of the objects that were found complete. Packages pass
+// it to each other as a tombolo.Socket. One process may pass its Seen to another as text, if both use the same
+// network namespace. Generations of different namespaces have the same numbers.
 type Socket struct {
 	*nl.Conn
 	*Seen
 }
 
-// Of converts a tombolo.Socket. If s is another kind of Socket, methods of the result return an error.
+// Of converts s to a Socket. If s is of a foreign type, methods of the result return errors.
 func Of(s tombolo.Socket) Socket {
 	if own, ok := s.(Socket); ok {
 		return own
@@ -27,8 +27,8 @@ func Of(s tombolo.Socket) Socket {
 	return Socket{nl.Of(s), &Seen{}}
 }
 
-// Unchanged reports whether nf_tables is still as this socket last saw it, or as its own last transaction left it. It
-// reports false if that is unknown.
+// Unchanged reports whether nf_tables still has the generation that Seen has recorded. If nothing is recorded, it
+// reports false.
 func (s Socket) Unchanged() (bool, error) {
 	generation := s.Generation()
 	if generation == nil {
@@ -41,9 +41,9 @@ func (s Socket) Unchanged() (bool, error) {
 	return err == nil, err
 }
 
-// Seen records which objects were in order at a generation, a number that each change of a namespace's nf_tables
-// increments. Until the next generation these objects are certainly in order. An object is represented by a checksum
-// of its content. The zero Seen is empty and not in use.
+// Seen records which objects were found complete in a generation of nf_tables. Every change of nf_tables in a network
+// namespace increments the generation. As long as it stays the same, the objects are still complete. Objects are
+// recorded by a checksum of their intended content. The zero Seen is empty and not in use.
 type Seen struct {
 	mu         sync.Mutex
 	on         bool
@@ -51,10 +51,10 @@ type Seen struct {
 	sums       []uint64
 }
 
-// MaxSeen is the number of checksums in a Seen. New ones replace the oldest.
+// MaxSeen is the maximum number of checksums in a Seen. New checksums replace the oldest.
 const MaxSeen = 8
 
-// Use puts the Seen into use, with the knowledge in text, which Text returned. Any other text counts as no knowledge.
+// Use puts the Seen into use, and restores the record that Text returned. If text is invalid, the Seen is empty.
 func (k *Seen) Use(text string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -62,7 +62,7 @@ func (k *Seen) Use(text string) {
 	k.generation, k.sums = parseSeen(text)
 }
 
-// parseSeen parses a text of Seen.Text.
+// parseSeen parses a text that Seen.Text returned. If text is invalid, it returns zero values.
 func parseSeen(text string) (generation uint32, sums []uint64) {
 	first, rest, _ := strings.Cut(text, " ")
 	n, err := strconv.ParseUint(first, 10, 32)
@@ -78,7 +78,8 @@ func parseSeen(text string) (generation uint32, sums []uint64) {
 	return uint32(n), sums
 }
 
-// Text returns the knowledge for the next process, in at most 146 characters. It returns "" if there is none.
+// Text returns the record as text of at most 146 characters, for Use in another process. If the Seen is empty, Text
+// returns "".
 func (k *Seen) Text() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -92,21 +93,22 @@ func (k *Seen) Text() string {
 	return string(b)
 }
 
-// Covers reports whether the object with this checksum was in order at the generation.
+// Covers reports whether the object with this checksum was found complete in this generation.
 func (k *Seen) Covers(generation uint32, sum uint64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.generation == generation && slices.Contains(k.sums, sum)
 }
 
-// IsOn reports whether the Seen is in use.
+// IsOn reports whether Use was called.
 func (k *Seen) IsOn() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.on
 }
 
-// Add records that the object with this checksum was in order at the generation.
+// Add records that the object with this checksum was found complete in this generation. It drops records of other
+// generations.
 func (k *Seen) Add(generation uint32, sum uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -117,7 +119,7 @@ func (k *Seen) Add(generation uint32, sum uint64) {
 	k.sums = append(rest[max(0, len(rest)+1-MaxSeen):], sum)
 }
 
-// Generation returns the generation of the recorded knowledge, or nil if there is none.
+// Generation returns the generation of the record, or nil if the Seen is empty.
 func (k *Seen) Generation() *uint32 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -128,7 +130,8 @@ func (k *Seen) Generation() *uint32 {
 	return &generation
 }
 
-// Follow records that our transaction changed the generation and left all recorded objects in order.
+// Follow records that our own transaction, on top of the given generation, has left all recorded objects complete. So
+// the record then applies to the next generation.
 func (k *Seen) Follow(generation uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -137,14 +140,14 @@ func (k *Seen) Follow(generation uint32) {
 	}
 }
 
-// Drop deletes all knowledge.
+// Drop deletes all records.
 func (k *Seen) Drop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.generation, k.sums = 0, nil
 }
 
-// Next returns the generation after a transaction. The kernel skips 0.
+// Next returns the generation after one transaction. The kernel skips 0.
 func Next(generation uint32) uint32 {
 	return max(generation+1, 1)
 }

@@ -18,18 +18,18 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// subject names a transaction as a whole in errors.
+// subject is the name of the whole transaction in errors.
 const subject = nl.Name("nf_tables")
 
-// Transaction is a list of changes that the kernel makes all together or not at all. Packets, listings and other
-// programs see them at once. For the attributes of its messages see include/uapi/linux/netfilter/nf_tables.h.
+// Transaction is a list of nf_tables changes that the kernel makes all at once or not at all. See
+// include/uapi/linux/netfilter/nf_tables.h for the attributes of its messages.
 type Transaction struct {
 	b   nl.Batch
 	buf []byte // memory of the previous message, which the batch has copied
 }
 
-// Begin starts a transaction. With a generation, the kernel refuses it (ERESTART) if anything in this namespace's
-// nf_tables has changed since: see SeenGeneration.
+// Begin starts a transaction. If generation is not nil, the kernel refuses the transaction (ERESTART) if anything in
+// the namespace's nf_tables has changed since that generation. See SeenGeneration.
 func Begin(generation *uint32) *Transaction {
 	t := &Transaction{}
 	if generation != nil {
@@ -46,20 +46,20 @@ func (t *Transaction) edge(typ netlink.HeaderType, attrs ...netlink.Attribute) {
 	t.b.AddSilent("change", subject, m, err)
 }
 
-// Empty reports whether the transaction has no changes.
+// Empty reports whether the transaction contains no changes.
 func (t *Transaction) Empty() bool { return t.b.Len() == 1 }
 
 // Add appends a change. Only the first change requests an acknowledgement, which shows that the kernel has processed
-// them all. One for each would overflow the socket's buffer. For the message that ends a transaction, Linux before
-// 6.10 sends none.
+// the whole transaction. If every change requested one, they would overflow the socket's buffer. Linux before 6.10
+// sends no acknowledgement for the message that ends a transaction.
 func (t *Transaction) Add(op string, obj fmt.Stringer, family uint8, msg uint16, flags netlink.HeaderFlags,
 	attrs ...netlink.Attribute) {
 	m, err := message(t.buf, Type(msg), flags, family, 0, attrs)
 	t.append(op, obj, m, err)
 }
 
-// AddRule appends a new rule with these steps, and with a comment unless that is empty. attrs and flags determine its
-// place.
+// AddRule appends a change that adds a rule. If comment is not empty, the rule gets the comment. attrs and flags
+// determine the chain and the rule's place in it.
 func (t *Transaction) AddRule(op string, obj fmt.Stringer, family uint8, flags netlink.HeaderFlags, comment string,
 	steps []expr.Any, attrs ...netlink.Attribute) {
 	b, stepsErr := Marshal(family, steps)
@@ -80,14 +80,14 @@ func (t *Transaction) append(op string, obj fmt.Stringer, m netlink.Message, err
 	}
 }
 
-// End returns the batch of the whole transaction. Nothing may be added afterwards.
+// End appends the end of the transaction and returns its messages. Nothing may be added afterwards.
 func (t *Transaction) End() *nl.Batch {
 	t.edge(unix.NFNL_MSG_BATCH_END)
 	return &t.b
 }
 
-// Commit sends the transaction to the kernel, unless it is empty. Its error is about the first refused change, or
-// about the transaction as a whole.
+// Commit sends the transaction to the kernel, unless it is empty. The error is about the first change that the kernel
+// refused, or about the whole transaction.
 func (t *Transaction) Commit(c *nl.Conn) error {
 	if t.Empty() {
 		return nil
@@ -95,21 +95,22 @@ func (t *Transaction) Commit(c *nl.Conn) error {
 	return c.Execute(t.End())
 }
 
-// Get appends a request for one object. If there is none, the kernel answers ENOENT.
+// Get appends a request for one object to b. reply is called with the object's attributes. If the object does not
+// exist, the kernel answers ENOENT.
 func Get(b *nl.Batch, obj fmt.Stringer, family uint8, msg uint16, reply func([]byte) error,
 	attrs ...netlink.Attribute) {
 	m, err := message(nil, Type(msg), 0, family, 0, attrs)
 	b.AddGet("get", obj, m, err, body(reply))
 }
 
-// List requests all objects of a kind that match the attributes.
+// List lists all objects of a kind that match attrs, and calls the function each with the attributes of every object.
 func List(c *nl.Conn, op string, family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) error {
 	m, err := message(nil, Type(msg), 0, family, 0, attrs)
 	return c.List(context.Background(), op, m, err, body(each))
 }
 
-// Generation returns the present generation. Every transaction in this namespace increments it, ours and those of
-// other programs.
+// Generation returns the present generation of nf_tables. Every transaction in the network namespace increments it,
+// also those of other programs.
 func Generation(c *nl.Conn) (uint32, error) {
 	var b nl.Batch
 	var generation uint32
@@ -122,9 +123,9 @@ func Generation(c *nl.Conn) (uint32, error) {
 	return generation, err
 }
 
-// SeenGeneration returns a generation such that everything read from now on belongs to it or to a later one.
-// Generation alone does not suffice: kernels (such as 6.1) increment it a moment before the changes are visible, so a
-// new number could go with an old view.
+// SeenGeneration returns a generation whose changes are visible: everything read later belongs to this generation or
+// to a later one. The function Generation does not guarantee that. Kernels such as 6.1 increment the generation a
+// moment before the changes are visible. A reader could then see the new number together with the old state.
 func SeenGeneration(c *nl.Conn) (uint32, error) {
 	generation, err := Generation(c)
 	if err == nil {
@@ -133,16 +134,18 @@ func SeenGeneration(c *nl.Conn) (uint32, error) {
 	return generation, err
 }
 
-// Unchanged waits until the kernel has finished a transaction in progress, and returns an error (ERESTART) unless the
-// generation is still the given one. It commits an empty transaction for that.
+// Unchanged waits until the kernel has finished a transaction in progress. It returns an error (ERESTART) if the
+// generation is not the given one any more. For this it commits an empty transaction.
 func Unchanged(c *nl.Conn, generation uint32) error {
 	return c.Execute(Begin(&generation).End())
 }
 
-// tries is the number of attempts in Retry. Each failed attempt means that another program has made a change.
+// tries is the maximum number of attempts of Retry. Each failed attempt means that another program has changed
+// nf_tables.
 const tries = 200
 
-// Retry calls try until it returns another error than one of a lost race, or nil.
+// Retry calls try until it succeeds, or fails for a reason other than a change by another program (see IsOvertaken).
+// It gives up after many attempts, or when ctx ends.
 func Retry(ctx context.Context, try func() error) error {
 	var err error
 	for i := range tries {
@@ -153,7 +156,7 @@ func Retry(ctx context.Context, try func() error) error {
 			return err
 		}
 		if i >= 8 {
-			// Pause at random, to get out of step with other processes.
+			// Pause for a random time, so that several processes do not retry at the same moment.
 			time.Sleep(rand.N(time.Millisecond))
 		}
 	}
@@ -161,16 +164,18 @@ func Retry(ctx context.Context, try func() error) error {
 	return fmt.Errorf("gave up after %d tries, each overtaken by another change of the firewall: %w", tries, err)
 }
 
-// ErrOvertaken means that another program created or deleted an object between our look at it and our change.
+// ErrOvertaken means that another program changed an object between our lookup and our change.
 var ErrOvertaken = errors.New("overtaken by another change")
 
-// IsOvertaken reports whether an error means a lost race against another change.
+// IsOvertaken reports whether err means that another program changed nf_tables at the same time, so that a retry may
+// help.
 func IsOvertaken(err error) bool {
 	return errors.Is(err, ErrOvertaken) || errors.Is(err, unix.ERESTART) || // a transaction with an old generation
 		errors.Is(err, tombolo.ErrInterrupted)
 }
 
-// Look sends a batch of gets. It ignores errors about missing objects, and the errors in same.
+// Look sends a batch of Get requests. It ignores errors about missing objects, and errors that match one of the
+// errors in the list same.
 func Look(c *nl.Conn, b *nl.Batch, same ...error) error {
 	if err := c.Execute(b); err == nil {
 		return nil
@@ -186,7 +191,7 @@ func Look(c *nl.Conn, b *nl.Batch, same ...error) error {
 	return nil
 }
 
-// IsMissing reports whether an error means that the kernel has no nf_tables and could not load it.
+// IsMissing reports whether err means that the kernel has no nf_tables and could not load it.
 func IsMissing(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }

@@ -10,23 +10,23 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// Name is the name of an object in errors, such as a link's.
+// Name is the name of an object in errors, such as the name of a link.
 type Name string
 
 // String returns the name.
 func (n Name) String() string { return string(n) }
 
-// Batch is a list of requests that go to the kernel in one sendmsg. It is not a transaction: the kernel runs a later
-// request also after an earlier one failed. (Only nf_tables forms one from the requests between its begin and end
-// messages.)
+// Batch is a list of requests that are sent to the kernel in one sendmsg. It is not a transaction: the kernel
+// processes later requests even if an earlier one fails. An exception is nf_tables, which makes a transaction of the
+// requests between a begin and an end message.
 //
-// Build a batch, pass it to Conn.Execute, and look at Err. After Reset it can be used again.
+// Add requests to a batch, pass it to Conn.Execute, and look at Err. After Reset, the batch can be used again.
 type Batch struct {
 	buf  []byte // the encoded messages
 	reqs []request
 }
 
-// answer is the kind of answer that a request expects.
+// answer is the kind of answer that a request gets.
 type answer int
 
 const (
@@ -45,27 +45,27 @@ type request struct {
 	err    error
 }
 
-// Add appends a request that changes something. The kernel acknowledges it. op and obj describe it in errors; a nil
-// obj is left out. Add sets Request and Acknowledge in the message's flags. err is the error of building the message.
-// If it is not nil, it becomes the request's error, and Execute sends nothing of the batch.
+// Add appends a request that changes something. The kernel acknowledges it. op and obj describe the request in
+// errors. obj may be nil. Add sets the flags Request and Acknowledge. err is the error from building m. If it is not
+// nil, it becomes the request's error, and Execute sends nothing.
 func (b *Batch) Add(op string, obj fmt.Stringer, m netlink.Message, err error) {
 	m.Header.Flags |= netlink.Acknowledge
 	b.append(request{op: op, object: obj, want: acknowledgement, err: err}, m)
 }
 
-// AddGet appends a request for one object. Its message is passed to reply, which must not keep the data. AddGet does
-// not set Acknowledge, since an acknowledgement would follow the object.
+// AddGet appends a request for one object. Execute calls reply with the answer. reply must not keep the message's
+// data. AddGet does not set Acknowledge, since the kernel would then send an acknowledgement after the object.
 func (b *Batch) AddGet(op string, obj fmt.Stringer, m netlink.Message, err error, reply func(netlink.Message) error) {
 	b.append(request{op: op, object: obj, want: object, reply: reply, err: err}, m)
 }
 
-// AddSilent appends a request that the kernel answers only if it fails. A later request of the batch must be
-// acknowledged, or else the error is lost.
+// AddSilent appends a request that the kernel answers only if it fails. A later request of the batch must request an
+// acknowledgement. Otherwise the error is lost.
 func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err error) {
 	b.append(request{op: op, object: obj, want: nothing, err: err}, m)
 }
 
-// append encodes a message at the end of the batch. Execute sets its sequence number.
+// append encodes a message at the end of the batch. Execute sets its sequence number later.
 func (b *Batch) append(r request, m netlink.Message) {
 
 	if b.buf == nil {
@@ -93,7 +93,7 @@ func (b *Batch) append(r request, m netlink.Message) {
 // Len returns the number of requests.
 func (b *Batch) Len() int { return len(b.reqs) }
 
-// Bytes returns the encoded messages, for tests that record them.
+// Bytes returns the encoded messages. Tests record them.
 func (b *Batch) Bytes() []byte { return b.buf }
 
 // Reset empties the batch and keeps its memory.
@@ -103,11 +103,10 @@ func (b *Batch) Reset() {
 	b.reqs = b.reqs[:0]
 }
 
-// Err returns the error of request i after an Execute. Requests are numbered in the order in which they were
-// appended.
+// Err returns the error of the i-th request, counted from 0, after Execute.
 func (b *Batch) Err(i int) error { return b.reqs[i].error() }
 
-// firstErr returns the first error, since later ones are mostly its consequences.
+// firstErr returns the error of the first failed request. Errors of later requests are mostly consequences of it.
 func (b *Batch) firstErr() error {
 	for i := range b.reqs {
 		if err := b.reqs[i].error(); err != nil {
@@ -117,7 +116,7 @@ func (b *Batch) firstErr() error {
 	return nil
 }
 
-// unanswered sets err for each request that has not received its answer.
+// unanswered sets the error of each request that has not received its answer to err.
 func (b *Batch) unanswered(err error) {
 	for i := range b.reqs {
 		if r := &b.reqs[i]; !r.done && r.want != nothing && r.err == nil {
@@ -126,7 +125,7 @@ func (b *Batch) unanswered(err error) {
 	}
 }
 
-// error returns the request's error as an OpError.
+// error returns the request's error as a *tombolo.OpError, or nil.
 func (r *request) error() error {
 	if r.err == nil {
 		return nil

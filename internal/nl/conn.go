@@ -16,25 +16,26 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// ErrNoAnswer means that the kernel accepted a request and left no answer in the socket. The kernel answers before
-// sendmsg returns, so waiting would not help.
+// ErrNoAnswer means that the kernel accepted a request but did not answer. The kernel answers before sendmsg returns,
+// so waiting would not help.
 var ErrNoAnswer = errors.New("the kernel gave no answer")
 
-// ErrEmpty is returned by a Transport's Receive if nothing is queued.
+// ErrEmpty is returned by Transport.Receive if no datagram is queued.
 var ErrEmpty = errors.New("nothing to receive")
 
-// Transport sends and receives whole netlink datagrams. It is a socket or a test's fake kernel.
+// Transport sends and receives whole netlink datagrams. It is a socket, or a fake kernel in tests.
 type Transport interface {
-	// Send passes a datagram of one or more messages to the kernel. The kernel processes them before Send returns.
+	// Send sends a datagram with one or more messages to the kernel. When Send returns, the kernel has processed
+	// them.
 	Send(b []byte) error
-	// Receive returns the next datagram without waiting, and ErrEmpty if there is none. A datagram that does not fit
-	// into b is an error.
+	// Receive returns the length of the next datagram, without waiting. If there is none, it returns ErrEmpty. If the
+	// datagram does not fit into b, it returns an error.
 	Receive(b []byte) (int, error)
 	Close() error
 }
 
-// Conn is a netlink connection to the kernel. Several goroutines may call its methods; the calls run one after the
-// other.
+// Conn is a netlink connection to the kernel. Several goroutines may call its methods. Concurrent calls run one after
+// the other.
 type Conn struct {
 	mu  sync.Mutex
 	t   Transport
@@ -42,17 +43,17 @@ type Conn struct {
 	buf []byte
 }
 
-// New returns a Conn over a transport, which it then owns.
+// New returns a Conn that uses and owns the transport t.
 func New(t Transport) *Conn { return &Conn{t: t} }
 
-// Of returns the connection that a public package received as a Socket. It returns nil, which cannot be used, if s is
-// another kind of Socket.
+// Of returns the Conn in a Socket that a public package received. If s is of another type, it returns nil, which
+// cannot be used.
 func Of(s tombolo.Socket) *Conn {
 	c, _ := s.(*Conn)
 	return c
 }
 
-// Close closes the transport. All later calls, including another Close, return tombolo.ErrInvalid.
+// Close closes the transport. Later calls, including another Close, return tombolo.ErrInvalid.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	t := c.t
@@ -66,10 +67,10 @@ type Invalid string
 
 func (e Invalid) Error() string { return string(e) }
 
-// Is reports a match with tombolo.ErrInvalid, whose text is not part of the message.
+// Is reports whether target is tombolo.ErrInvalid. The message of e does not contain the text of ErrInvalid.
 func (e Invalid) Is(target error) bool { return target == tombolo.ErrInvalid }
 
-// closed is the transport of a Conn after Close.
+// closed is the transport of a closed Conn.
 type closed struct{}
 
 func (closed) Send([]byte) error           { return closed{}.Close() }
@@ -79,15 +80,15 @@ func (closed) Close() error {
 		Err: fmt.Errorf("%w: it is closed: %w", tombolo.ErrInvalid, unix.EBADF)}
 }
 
-// receiveSize is the size of the longest datagram from the kernel, an answer or a part of a dump. The longest one is
-// a link with 64 KiB of alternative names. The unused part costs no memory. With smaller buffers, nearly every
-// listing is interrupted while links come and go.
+// receiveSize is the maximum length in bytes of a datagram from the kernel, which is an answer or a part of a
+// listing. A link with 64 KiB of alternative names is the longest. The unused part of the buffer costs no memory.
+// With a smaller buffer, nearly every listing would be interrupted while links come and go.
 const receiveSize = 80 << 10
 
-// announcementSize is the size of the longest announcement.
+// announcementSize is the maximum length in bytes of an announcement.
 const announcementSize = 8 << 10
 
-// buffer returns the receive buffer, and allocates it on the first call.
+// buffer returns the receive buffer. It allocates the buffer on the first call.
 func (c *Conn) buffer() []byte {
 	if c.buf == nil {
 		c.buf = make([]byte, receiveSize)
@@ -95,9 +96,9 @@ func (c *Conn) buffer() []byte {
 	return c.buf
 }
 
-// Execute sends a batch and reads the answers. It returns the error of the first failed request; Batch.Err has the
-// others. Also after an error, the kernel has tried all requests. The exception is a request that could not be
-// encoded or sent: then it has tried none.
+// Execute sends a batch and reads the answers. It returns the error of the first failed request. Batch.Err returns
+// the others. The kernel processes all requests even if some fail. But if a request cannot be encoded or sent, it
+// processes none.
 func (c *Conn) Execute(b *Batch) error {
 
 	if err := b.firstErr(); err != nil {
@@ -142,7 +143,7 @@ func PassAbsent(err error) error {
 	return err
 }
 
-// number sets the sequence number of each request, and returns the first.
+// number sets the sequence numbers of all requests, and returns the first one.
 func (c *Conn) number(b *Batch) uint32 {
 	base := c.seq + 1
 	for i := range b.reqs {
@@ -152,8 +153,8 @@ func (c *Conn) number(b *Batch) uint32 {
 	return base
 }
 
-// collect reads answers until the socket is empty. So an error of a silent request, or of a whole transaction, never
-// stays in the socket for the next Execute.
+// collect reads answers until the socket is empty. So no error of a silent request or of a whole transaction stays in
+// the socket for the next Execute.
 func (c *Conn) collect(b *Batch, base uint32) error {
 	buf := c.buffer()
 	var lost error
@@ -164,7 +165,8 @@ func (c *Conn) collect(b *Batch, base uint32) error {
 		}
 
 		if errors.Is(err, unix.ENOBUFS) && lost == nil {
-			// Some answers are lost. The ones before them are still there.
+			// Some answers are lost, but earlier answers are still in the socket. Read these before returning the
+			// error.
 			lost = fmt.Errorf("receive: %w", err)
 			continue
 		}
@@ -184,7 +186,7 @@ func (c *Conn) collect(b *Batch, base uint32) error {
 		}
 	}
 
-	// After a failed transaction the kernel answers only the failed requests.
+	// Set ErrNoAnswer only if no request failed. If a transaction fails, the kernel answers only the failed requests.
 	if lost == nil && b.firstErr() == nil {
 		b.unanswered(ErrNoAnswer)
 	}
@@ -192,8 +194,8 @@ func (c *Conn) collect(b *Batch, base uint32) error {
 	return lost
 }
 
-// drain empties the socket after an error. After an overflow the kernel sends nothing more to the socket, and it
-// starts no dump while another is in progress.
+// drain empties the socket after an error. After an overflow the kernel sends nothing to the socket until the socket
+// is empty. It also starts no new listing before the reader has read the previous one.
 func (c *Conn) drain() {
 	for {
 		if _, err := c.t.Receive(c.buffer()); err != nil {
@@ -223,8 +225,8 @@ func (r *request) take(m netlink.Message) {
 	r.done = true
 }
 
-// dumpTries is the number of attempts of an interrupted dump. In a test where links that came and went interrupted
-// half of all dumps, ten failures in a row never happened.
+// dumpTries is the maximum number of attempts to get a list without interruption. In a test, links that came and went
+// interrupted half of all attempts, and ten failures in a row never happened.
 const dumpTries = 20
 
 // List requests a list of objects. After the whole list has arrived, it calls each for every object. If the list
@@ -253,9 +255,10 @@ func (c *Conn) List(ctx context.Context, op string, m netlink.Message, err error
 	return err
 }
 
-// Walk requests a list like List, but calls each while the objects arrive and keeps none, since a pod may have any
-// number of them. It calls begin before each attempt. Without begin it does not go by listing, and each may miss an
-// object. Neither callback may use the connection.
+// Walk requests a list like List. It calls the function each as soon as an object arrives, and stores none. This
+// limits the memory, since a pod may create any number of objects. Walk calls begin before each attempt. If begin is
+// nil, Walk does not check for changes that the kernel does not report (see listing), so it may miss objects. The
+// callbacks must not use the Conn.
 func (c *Conn) Walk(ctx context.Context, op string, m netlink.Message, err error, begin func(),
 	each func(netlink.Message) error) error {
 	if err := ctx.Err(); err != nil {
@@ -283,7 +286,7 @@ func (c *Conn) Walk(ctx context.Context, op string, m netlink.Message, err error
 	return opError(op, nil, err, "")
 }
 
-// dump sends the request until a list is trusted.
+// dump sends the request until it has received a consistent list.
 func (c *Conn) dump(b *Batch, l kind, begin func(), each func(netlink.Message) error) error {
 	for range dumpTries {
 		begin()
@@ -305,8 +308,10 @@ func (c *Conn) dump(b *Batch, l kind, begin func(), each func(netlink.Message) e
 	return tombolo.ErrInterrupted
 }
 
-// readAgain reads a list in parts that begin elsewhere: a loss between two parts could happen in both lists alike. The
-// first part is smaller on a socket that has not received anything yet. Without CAP_NET_ADMIN readAgain opens none.
+// readAgain reads the list a second time, split into other parts. If an object was lost between two parts, the two
+// lists differ. The kernel makes the first part smaller on a socket that has not received anything yet. So if c's
+// socket has (isUsed), readAgain opens another one, which needs CAP_NET_ADMIN. Otherwise it reads from the same
+// socket.
 func (c *Conn) readAgain(b *Batch, l kind, isUsed bool) (reading, error) {
 	if _, isReal := c.t.(*socket); isReal && isUsed {
 		var t *socket
@@ -318,14 +323,14 @@ func (c *Conn) readAgain(b *Batch, l kind, isUsed bool) (reading, error) {
 	return c.readDump(b, l, func(netlink.Message) error { return nil })
 }
 
-// reading is the result of one attempt of a list.
+// reading is the result of one attempt to read a list.
 type reading struct {
 	interrupted bool   // the kernel marked the list as changed
 	parts       int    // datagrams with objects
 	sum         uint64 // a hash of the objects' identities, in their order
 }
 
-// readDump reads a list once, and calls each for every object.
+// readDump reads a list once, and calls the function each for every object.
 func (c *Conn) readDump(b *Batch, l kind, each func(netlink.Message) error) (r reading, _ error) {
 	seq := c.number(b)
 	if err := c.t.Send(b.buf); err != nil {
@@ -375,21 +380,21 @@ func (c *Conn) readDump(b *Batch, l kind, each func(netlink.Message) error) (r r
 	}
 }
 
-// kind describes a kind of objects: how long the fixed header is, how much of it identifies an object, and which
-// attributes also identify it.
+// kind describes how to identify an object in a list. header is the length of the fixed header. The first head bytes
+// of the header and the attributes in keys identify the object.
 type kind struct {
 	header, head int
 	keys         []uint16
 }
 
-// listing returns the kind of objects in a list whose parts can contradict each other though the kernel does not mark
-// it as interrupted. Between two parts, a kernel counts objects instead of remembering the last one; it marks no list
-// of the addresses of one link, nor any of routes, neighbours, rules or filters, and since Linux 6.9 a list of all
-// addresses not reliably. If such a list comes in several parts, it is trusted only if a second one in other parts is
-// the same.
+// listing returns how to detect an inconsistent list of this kind. Lists of some kinds can be inconsistent without a
+// mark from the kernel. Between two parts of a list, the kernel remembers only how many objects it has written, and
+// not the last one. It does not mark lists of routes, neighbours, rules and filters, or of the addresses of one link.
+// Since Linux 6.9, it does not reliably mark lists of all addresses. If such a list has several parts, it must be
+// read a second time, in other parts, with the same result.
 //
-// The kind of other lists has no keys: links, nf_tables and next hops are marked, and flows and sockets are found again
-// by themselves.
+// For other lists, the result has no keys. The kernel marks interrupted lists of links, nf_tables objects and next
+// hops. In a list of flows or sockets, the kernel itself finds the place where the previous part ended.
 func listing(ask netlink.HeaderType) kind {
 	switch ask {
 	case unix.RTM_GETADDR:
@@ -409,7 +414,7 @@ func listing(ask netlink.HeaderType) kind {
 
 const sizeofTcmsg = 20
 
-// identify adds to a sum the bytes of an object's message that identify the object.
+// identify adds the bytes that identify an object to the hash sum.
 func (k kind) identify(sum io.Writer, data []byte) {
 	if k.keys == nil {
 		return
@@ -418,8 +423,8 @@ func (k kind) identify(sum io.Writer, data []byte) {
 	_, _ = sum.Write(Pick(data[min(k.header, len(data)):], k.keys...))
 }
 
-// dumpError reads the errno that ends a dump: 0, or why the kernel gave up
-// within it.
+// dumpError returns the error in the message that ends a listing. It returns nil if the kernel has written the whole
+// list.
 func dumpError(op string, m netlink.Message) error {
 	if len(m.Data) < 4 {
 		return nil

@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrMalformed is the cause of every error about a message that cannot be parsed.
+// ErrMalformed is wrapped by every error about a message that cannot be parsed.
 var ErrMalformed = errors.New("malformed netlink message")
 
-// next splits the first message off a receive buffer.
+// next returns the first netlink message in b, and the rest of b. If b begins with no complete message, the error
+// matches ErrMalformed.
 func next(b []byte) (netlink.Message, []byte, error) {
 	var m netlink.Message
 	n := 0
@@ -31,8 +32,8 @@ func next(b []byte) (netlink.Message, []byte, error) {
 
 func align(n int) int { return (n + 3) &^ 3 }
 
-// Decode calls fn for each attribute. If the attributes are malformed, or fn reads one as a wrong type, the error
-// matches ErrMalformed.
+// Decode calls fn for each attribute in b. If the attributes are malformed, or if fn reads an attribute as a wrong
+// type, the error matches ErrMalformed.
 func Decode(b []byte, fn func(ad *netlink.AttributeDecoder)) error {
 	ad, err := netlink.NewAttributeDecoder(b)
 	if err != nil {
@@ -44,8 +45,8 @@ func Decode(b []byte, fn func(ad *netlink.AttributeDecoder)) error {
 	return malformed(ad.Err())
 }
 
-// Pick returns a copy of the attributes of some types, and of the malformed rest. Decoding all attributes costs an
-// allocation for each, and a link has some sixty.
+// Pick returns a copy of the attributes with the given types. If the list is malformed, the copy also contains the
+// malformed rest. Decoding an attribute costs an allocation, and a link has some sixty attributes.
 func Pick(b []byte, types ...uint16) []byte {
 	picked := make([]byte, 0, len(b))
 	for len(b) >= unix.NLA_HDRLEN {
@@ -64,8 +65,9 @@ func Pick(b []byte, types ...uint16) []byte {
 	return append(picked, b...)
 }
 
-// Cut returns the bytes before the first attribute of a type, and all bytes after its header, including those beyond
-// its length.
+// Cut splits b at the first attribute with the given type. The result before has the bytes before the attribute. The
+// result behind has all bytes after the attribute's header, including those after the attribute's end. If there is no
+// such attribute, before has all of b, and behind is nil.
 func Cut(b []byte, typ uint16) (before, behind []byte) {
 	for at := 0; at+unix.NLA_HDRLEN <= len(b); {
 		n := int(binary.NativeEndian.Uint16(b[at:]))
@@ -109,8 +111,8 @@ func malformed(err error) error {
 	return fmt.Errorf("%w: %w", ErrMalformed, err)
 }
 
-// Addr returns a function for AttributeDecoder.Do that reads an address of 4 or 16 bytes. It does not convert an IPv6
-// address that maps an IPv4 one.
+// Addr returns a function for AttributeDecoder.Do that stores an address of 4 or 16 bytes in *into. It does not unmap
+// IPv4-mapped IPv6 addresses.
 func Addr(into *netip.Addr) func([]byte) error {
 	return func(b []byte) error {
 		v, ok := netip.AddrFromSlice(b)
@@ -122,14 +124,13 @@ func Addr(into *netip.Addr) func([]byte) error {
 	}
 }
 
-// Keep returns an attribute unchanged, with its flags. It serves to preserve attributes that the reader has no field
-// for.
+// Keep returns an attribute unchanged, with its flags. Use it to preserve attributes for PutOther.
 func Keep(ad *netlink.AttributeDecoder) netlink.Attribute {
 	return netlink.Attribute{Type: ad.Type() | ad.TypeFlags(), Data: ad.Bytes()}
 }
 
-// ackError parses an NLMSG_ERROR. It returns errno 0 for an acknowledgement. Otherwise it returns the errno and, if
-// there is one, the kernel's text (include/uapi/linux/netlink.h, enum nlmsgerr_attrs).
+// ackError parses an NLMSG_ERROR. For an acknowledgement, errno is 0. Otherwise it returns the errno, and the
+// kernel's text if there is one (include/uapi/linux/netlink.h, enum nlmsgerr_attrs).
 func ackError(m netlink.Message) (errno unix.Errno, text string, err error) {
 	const headerLen = 4 + unix.NLMSG_HDRLEN // struct nlmsgerr: the errno and the request's header
 	if len(m.Data) < headerLen {
@@ -154,8 +155,8 @@ func ackError(m netlink.Message) (errno unix.Errno, text string, err error) {
 	return errno, extAck(m.Data[skip:]), nil
 }
 
-// extAck returns the text of an extended acknowledgement. It returns "" if the acknowledgement is malformed, since
-// the errno still counts.
+// extAck returns the text of an extended acknowledgement. If the acknowledgement is malformed, it returns "", since
+// the errno is still valid.
 func extAck(b []byte) string {
 	text, missing := Text(Find(b, unix.NLMSGERR_ATTR_MSG)), Find(b, nlmsgerrAttrMissType)
 	if text == "" && len(missing) == 4 {
@@ -166,8 +167,8 @@ func extAck(b []byte) string {
 
 const nlmsgerrAttrMissType = 5 // NLMSGERR_ATTR_MISS_TYPE, Linux 6.1
 
-// Encode returns a request with a family's fixed header, whose length is a multiple of four, and the attributes that
-// fn writes. fn may be nil.
+// Encode returns a request that consists of a fixed header and the attributes that fn writes. The length of head is a
+// multiple of four. fn may be nil.
 func Encode(typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte,
 	fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
 	m := netlink.Message{Header: netlink.Header{Type: typ, Flags: flags}, Data: head}
@@ -181,9 +182,9 @@ func Encode(typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte,
 	return m, err
 }
 
-// Marshal returns a request with a body that another package encodes, followed by the attributes that fn writes. fn
-// may be nil. body is a method MarshalBinary, and not an encoding.BinaryMarshaler: an interface value would link the
-// type's decoding methods into the program, which does not use them.
+// Marshal returns a request that consists of a body and the attributes that fn writes. body is the MarshalBinary
+// method of a type of another package. It is not an encoding.BinaryMarshaler, since an interface would link the
+// type's decoding methods into the program. fn may be nil.
 func Marshal(typ netlink.HeaderType, flags netlink.HeaderFlags, body func() ([]byte, error),
 	fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
 	b, err := body()
@@ -200,7 +201,7 @@ func Nested(ae *netlink.AttributeEncoder, typ uint16, fn func(*netlink.Attribute
 
 const errAddress = Invalid("address is not valid")
 
-// PutAddr writes an attribute with an address of 4 or 16 bytes. An invalid address is an error.
+// PutAddr writes an attribute with an address of 4 or 16 bytes. If the address is invalid, encoding fails.
 func PutAddr(ae *netlink.AttributeEncoder, typ uint16, a netip.Addr) {
 	ae.Do(typ, func() ([]byte, error) {
 		if !a.IsValid() {
@@ -210,8 +211,8 @@ func PutAddr(ae *netlink.AttributeEncoder, typ uint16, a netip.Addr) {
 	})
 }
 
-// FamilyOf returns the family of an address: unix.AF_INET or unix.AF_INET6. An IPv4 address in IPv6 form counts as
-// AF_INET6.
+// FamilyOf returns the family of an address: unix.AF_INET or unix.AF_INET6. For an IPv4-mapped IPv6 address, it
+// returns AF_INET6.
 func FamilyOf(a netip.Addr) uint8 {
 	if a.Is4() {
 		return unix.AF_INET
@@ -219,8 +220,8 @@ func FamilyOf(a netip.Addr) uint8 {
 	return unix.AF_INET6
 }
 
-// Index returns a link's index, or an MTU, as messages encode it. A number that does not fit becomes math.MaxInt32,
-// which the kernel never assigns and therefore rejects. Truncated, it could mean another link.
+// Index converts a link's index or an MTU to the number in a message. A number that does not fit becomes
+// math.MaxInt32, which the kernel rejects. If it were truncated, it could mean another link.
 func Index(i int) uint32 {
 	if i != int(int32(i)) {
 		return math.MaxInt32
@@ -228,14 +229,15 @@ func Index(i int) uint32 {
 	return uint32(i)
 }
 
-// PutOther writes the attributes that Keep returned.
+// PutOther writes attributes that Keep returned.
 func PutOther(ae *netlink.AttributeEncoder, list []netlink.Attribute) {
 	for _, a := range list {
 		ae.Bytes(a.Type, a.Data)
 	}
 }
 
-// Prefix combines an address and a prefix length, and checks that they are of the given family.
+// Prefix returns the prefix with the given address and length. If they do not belong to the family, the error matches
+// ErrMalformed.
 func Prefix(family uint8, a netip.Addr, bits uint8) (netip.Prefix, error) {
 	p := netip.PrefixFrom(a, int(bits))
 	if !p.IsValid() || (family == unix.AF_INET) != a.Is4() {
@@ -244,5 +246,5 @@ func Prefix(family uint8, a netip.Addr, bits uint8) (netip.Prefix, error) {
 	return p, nil
 }
 
-// TypeOf returns an attribute's type without its flags.
+// TypeOf returns the type of an attribute without its flags.
 func TypeOf(a netlink.Attribute) uint16 { return a.Type &^ (netlink.Nested | netlink.NetByteOrder) }

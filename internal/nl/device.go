@@ -12,11 +12,12 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// This file has requests by ioctl and socket options: those on network interfaces (netdevice(7)), and those about the
-// socket's network namespace. A fake Transport supports none of them.
+// This file contains requests that are not netlink messages, but ioctls and socket options. Some are about network
+// interfaces (netdevice(7)), and some about the network namespace of the socket. A fake Transport supports none of
+// them.
 
-// NetNSCookie returns the cookie of the socket's network namespace (see netns.NS.Cookie), without entering it. It
-// returns 0 if the transport has none.
+// NetNSCookie returns the cookie of the socket's network namespace without entering the namespace (see
+// netns.NS.Cookie). If the transport is not a socket, it returns 0.
 func (c *Conn) NetNSCookie() (uint64, error) {
 	s, ok := c.t.(*socket)
 	if !ok {
@@ -29,9 +30,10 @@ func (c *Conn) NetNSCookie() (uint64, error) {
 	return cookie, nil
 }
 
-// LinkIndex returns the index of a link in the socket's network namespace, or the errno ENODEV. It costs a tenth of a
-// netlink request for the link, since the kernel does not list the link's attributes. known is false if the transport
-// does not support it. The caller must then send that request.
+// LinkIndex returns the index of a link in the socket's network namespace. If the link does not exist, the error
+// matches ENODEV. LinkIndex takes a tenth of the time of a netlink request, since the kernel does not return the
+// link's attributes. If known is false, the transport does not support it, and the caller must send a netlink
+// request.
 func (c *Conn) LinkIndex(name string) (index int, known bool, _ error) {
 	s, ok := c.t.(*socket)
 	if !ok {
@@ -49,8 +51,8 @@ func (c *Conn) LinkIndex(name string) (index int, known bool, _ error) {
 	return int(request.Uint32()), true, nil
 }
 
-// Within runs fn on a thread in the socket's network namespace. It uses the calling thread if that is in the
-// namespace already, or if the transport has no namespace.
+// Within calls fn on a thread in the socket's network namespace. It uses the calling thread if that is already in the
+// namespace, or if the transport is not a socket.
 func (c *Conn) Within(fn func() error) error {
 	s, ok := c.t.(*socket)
 	if !ok {
@@ -81,18 +83,17 @@ func (c *Conn) Within(fn func() error) error {
 
 const siocGSKNS = 0x894c // from include/uapi/linux/sockios.h (Linux 4.9); needs CAP_NET_ADMIN
 
-// RefreshCarrier makes the kernel notice at once that a link has got its carrier. A link that was set up without
-// carrier sends nothing until then, and the kernel's worker for it (linkwatch) may be late by milliseconds.
-// ETHTOOL_GLINK runs the worker's job for the link before it answers. On kernels before 6.8 it does not. There
-// RefreshCarrier waits for the worker, up to carrierPatience. It returns no error, since the caller can do nothing
-// about it.
+// RefreshCarrier makes the kernel notice immediately that a link has a carrier. Before that, a link that was set up
+// without a carrier sends nothing. The kernel's worker for this (linkwatch) may be some milliseconds late. On Linux
+// 6.8 and later, the request ETHTOOL_GLINK does the worker's job for the link. On older kernels, RefreshCarrier waits
+// for the worker, up to carrierPatience. It returns no error, since the caller could do nothing about it.
 func (c *Conn) RefreshCarrier(link string) {
 	if s, ok := c.t.(*socket); ok {
 		s.refreshCarrier(link)
 	}
 }
 
-// carrierPatience is many times as long as the worker needs on a machine that is not overloaded.
+// carrierPatience is much longer than the worker needs on a machine that is not overloaded.
 const carrierPatience = 100 * time.Millisecond
 
 func (s *socket) refreshCarrier(link string) {
@@ -110,7 +111,7 @@ func (s *socket) refreshCarrier(link string) {
 			return
 		}
 
-		// The worker sets IFF_RUNNING when it has noticed the carrier.
+		// The wait is over when the worker has set IFF_RUNNING, which it does after it has noticed the carrier.
 		if got := flags.Uint16(); got&unix.IFF_UP == 0 || got&unix.IFF_RUNNING != 0 || time.Now().After(end) {
 			return
 		}
@@ -120,8 +121,8 @@ func (s *socket) refreshCarrier(link string) {
 }
 
 // StopTxOffload turns off two offloads of a link in the socket's network namespace (ETHTOOL_STXCSUM and ETHTOOL_SSG).
-// The link then computes all checksums itself, and sends no pages that the sender can still change. Only
-// CAP_NET_ADMIN in the namespace can undo this.
+// The link then computes all checksums itself, and sends no memory pages that the sender can still change. Turning
+// the offloads on again needs CAP_NET_ADMIN in that namespace.
 func (c *Conn) StopTxOffload(link string) error {
 	s, ok := c.t.(*socket)
 	if !ok {
@@ -135,8 +136,8 @@ func (c *Conn) StopTxOffload(link string) error {
 	return nil
 }
 
-// StartGRO makes a veth link of the socket's network namespace join the TCP segments that its peer sends one by one
-// (ETHTOOL_SGRO). The kernel then also computes their checksums.
+// StartGRO turns on GRO for a veth link in the socket's network namespace (ETHTOOL_SGRO). The link then joins TCP
+// segments that its peer sends one by one. The kernel also computes their checksums then.
 func (c *Conn) StartGRO(link string) error {
 	s, ok := c.t.(*socket)
 	if !ok {
@@ -148,10 +149,10 @@ func (c *Conn) StartGRO(link string) error {
 	return nil
 }
 
-// ethtool sends a request that takes a number and returns a number.
+// ethtool sends an ethtool request whose argument and result are numbers.
 func (s *socket) ethtool(link string, cmd, data uint32) (uint32, error) {
-	// This is struct ethtool_value of linux/ethtool.h, and the used part of struct ifreq of linux/if.h. The kernel
-	// copies all 40 bytes of the latter.
+	// This is struct ethtool_value of linux/ethtool.h, and the part of struct ifreq of linux/if.h that is used here.
+	// The kernel copies all 40 bytes of struct ifreq.
 	value := struct{ cmd, data uint32 }{cmd, data}
 	request := struct {
 		name [unix.IFNAMSIZ]byte
@@ -166,8 +167,8 @@ func (s *socket) ethtool(link string, cmd, data uint32) (uint32, error) {
 	return value.data, nil
 }
 
-// receive calls recvfrom(2) on a netlink socket, and returns the sender's port. unix.Recvfrom makes three allocations
-// for it.
+// receive calls recvfrom(2) on a netlink socket. It also returns the sender's port. It replaces unix.Recvfrom, which
+// makes three allocations.
 func receive(fd int, b []byte, flags int) (n int, port uint32, _ error) {
 	var from unix.RawSockaddrNetlink
 	length := uint32(unix.SizeofSockaddrNetlink)
@@ -179,8 +180,8 @@ func receive(fd int, b []byte, flags int) (n int, port uint32, _ error) {
 	return int(got), from.Pid, nil
 }
 
-// SocketOption calls getsockopt(2) for an option whose value also contains the question. The kernel reads value and
-// replaces it by the answer of the same length. Package x/sys has no function for that.
+// SocketOption calls getsockopt(2) for an option that needs an argument. The kernel reads the argument from value,
+// and replaces it by an answer of the same length. Package x/sys has no function for this.
 func SocketOption(fd, level, option int, value []byte) error {
 	length := uint32(len(value))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),

@@ -1,12 +1,12 @@
-// Package nl sends netlink requests: over one socket, with the library's message types, many requests in one sendmsg,
-// and with the kernel's own text in every error.
-//
-// It is small because the kernel answers rtnetlink and nfnetlink requests before sendmsg returns. So it needs no
-// poller, no goroutine, no time-out and no waiting: an answer that is not in the socket by then will never come.
+// Package nl sends netlink requests and reads their answers. It sends many requests in one sendmsg, and includes the
+// kernel's own text in every error. Messages are types of mdlayher/netlink.
 //
 //	var b nl.Batch
 //	m, err := nl.Encode(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, head, func(ae *netlink.AttributeEncoder) { … })
 //	b.Add("add link", nl.Name(name), m, err)
 //	b.AddGet("get link", …)
 //	err = conn.Execute(&b)
+//
+// The kernel answers rtnetlink and nfnetlink requests before sendmsg returns. So the package needs no poller, no
+// goroutine and no timeout. An answer that is not in the socket when sendmsg returns will never come.
 package nl

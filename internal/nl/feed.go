@@ -15,19 +15,19 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Feed receives announcements for a program that waits for hours. Unlike a Watch, it waits in the runtime's poller,
-// without a thread, and wakes only for an announcement.
+// Feed receives announcements for a program that runs for a long time. It waits in the runtime's poller, and not in a
+// system call as a Watch does, so a waiting Feed blocks no thread.
 type Feed struct {
 	file *os.File
 	raw  syscall.RawConn
 	queue
 }
 
-// feedSize is the size of the longest datagram of announcements.
+// feedSize is the maximum length in bytes of a datagram with announcements.
 const feedSize = 32 << 10
 
-// Follow opens a socket that is a member of groups (unix.RTNLGRP_*). It receives announcements of all changes from
-// then on.
+// Follow opens a Feed that is a member of the multicast groups (unix.RTNLGRP_*). It receives announcements of all
+// later changes. It uses ns in the same way as Dial.
 func Follow(protocol int, ns *netns.NS, groups ...int) (*Feed, error) {
 	w, err := Subscribe(protocol, ns, groups...)
 	if err != nil {
@@ -46,11 +46,11 @@ func Follow(protocol int, ns *netns.NS, groups ...int) (*Feed, error) {
 	return &Feed{file: file, raw: raw, queue: queue{buf: make([]byte, feedSize)}}, nil
 }
 
-// Close ends the subscription, and a Next that is waiting.
+// Close closes the socket. A Next that is waiting returns an error.
 func (f *Feed) Close() error { return f.file.Close() }
 
-// Next waits for the next announcements. They are valid until the following Next. An error that matches unix.ENOBUFS
-// means that announcements were lost, so the caller must look for changes itself. After Close the error matches
+// Next waits for the next announcements. They are valid until the next call of Next. If announcements were lost, the
+// error matches unix.ENOBUFS, and the caller must look for changes itself. After Close, the error matches
 // os.ErrClosed.
 func (f *Feed) Next() (list []netlink.Message, err error) {
 	if !f.lost {
@@ -83,21 +83,21 @@ func messages(b []byte) ([]netlink.Message, error) {
 	return list, nil
 }
 
-// Kind describes the announcements that FollowOnly accepts.
+// Kind selects announcements for FollowOnly.
 type Kind struct {
 	Type uint16
-	// At is the offset of a byte, counted from the end of the message's header, that must equal Byte. 0 accepts any
-	// message.
+	// At and Byte select messages that contain Byte at the offset At, counted from the end of the message's header.
+	// If At is 0, this is not compared.
 	At   uint32
 	Byte byte
 	Size uint32 // size of the message with its header; 0 accepts any
 }
 
-// FollowOnly opens a Feed for only some kinds of messages. The kernel does not queue others, so a flood of these
-// neither wakes the reader nor makes it lose messages. If a datagram has several messages, only the first is
-// compared.
+// FollowOnly opens a Feed that receives only announcements of the given kinds. The kernel does not queue others. So a
+// flood of others neither wakes the reader nor makes the socket lose messages. If a datagram contains several
+// messages, only the first one is compared.
 func FollowOnly(protocol int, ns *netns.NS, kinds []Kind, groups ...int) (*Feed, error) {
-	// Set the filter before the socket joins a group, so that no other message gets into the queue.
+	// Attach the filter before the socket joins a group, so that the kernel queues no other messages.
 	f, err := Follow(protocol, ns)
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func FollowOnly(protocol int, ns *netns.NS, kinds []Kind, groups ...int) (*Feed,
 	return f, nil
 }
 
-// filter attaches the filter to the socket, and then joins the groups.
+// filter attaches a filter for the kinds to the socket, and then joins the groups.
 func (f *Feed) filter(kinds []Kind, groups []int) error {
 	const typeAt, bodyAt, all, none = 4, 16, 0xffffffff, 0 // of struct nlmsghdr
 	var list []bpf.Instruction
@@ -128,7 +128,8 @@ func (f *Feed) filter(kinds []Kind, groups []int) error {
 			}
 		}
 
-		// The filter loads numbers in network byte order, and the message has them in the host's.
+		// Swap the bytes if the host is little-endian: the filter loads numbers in network byte order, but the
+		// message contains them in the host's byte order.
 		wanted := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, k.Type))
 		list = append(list, bpf.LoadAbsolute{Off: typeAt, Size: 2},
 			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(wanted), SkipTrue: uint8(len(accept))})

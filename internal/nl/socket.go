@@ -13,10 +13,10 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Dial opens a netlink socket of a protocol (unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER) with extended
-// acknowledgements and strict checking of requests. The socket belongs to the network namespace ns, whichever thread
-// uses it. If ns is nil, it belongs to the calling thread's. With ns, Dial needs CAP_SYS_ADMIN. Most requests need
-// CAP_NET_ADMIN.
+// Dial opens a netlink socket for a protocol, such as unix.NETLINK_ROUTE or unix.NETLINK_NETFILTER. It enables
+// extended acknowledgements and strict checking of requests. The socket works on the network namespace ns, from any
+// thread. If ns is nil, it works on the calling thread's namespace. If ns is not nil, Dial needs CAP_SYS_ADMIN. Most
+// requests need CAP_NET_ADMIN.
 func Dial(protocol int, ns *netns.NS) (*Conn, error) {
 	t, err := Open(protocol, ns)
 	if err != nil {
@@ -25,7 +25,7 @@ func Dial(protocol int, ns *netns.NS) (*Conn, error) {
 	return New(t), nil
 }
 
-// Open opens the socket for Dial. Fake kernels that forward requests call it directly.
+// Open opens the socket for Dial. Fake kernels that pass requests on to the real kernel call it directly.
 func Open(protocol int, ns *netns.NS) (Transport, error) {
 	var s *socket
 	err := in(ns, func() error {
@@ -56,7 +56,7 @@ func DialerOf(ctx context.Context) Dialer {
 	return dial
 }
 
-// in calls open in the namespace ns, or in the calling thread's if ns is nil.
+// in calls open in the network namespace ns, or in the calling thread's namespace if ns is nil.
 func in(ns *netns.NS, open func() error) error {
 	if ns == nil {
 		return open()
@@ -64,9 +64,9 @@ func in(ns *netns.NS, open func() error) error {
 	return ns.Do(open)
 }
 
-// socket is a netlink socket without the runtime's poller. The kernel processes requests to rtnetlink and nfnetlink
-// within sendmsg, and queues their answers before it returns. So nothing ever waits, and a poller would cost a
-// short-lived plugin dozens of context switches.
+// socket is a netlink socket that does not use the runtime's poller. The kernel processes requests to rtnetlink and
+// nfnetlink within sendmsg, and queues the answers before sendmsg returns. So nothing ever waits. A poller would cost
+// a short-lived plugin dozens of context switches.
 type socket struct {
 	fd         int
 	answerable int // length of the longest datagram that the receive buffer was enlarged for
@@ -80,7 +80,8 @@ func newSocket(protocol int) (*socket, error) {
 
 	options := []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK}
 	if protocol == unix.NETLINK_ROUTE {
-		// Without this option, IPv4 and IPv6 ignore the filters of a dump (Linux 4.20).
+		// Without this option, the kernel ignores filters in requests for lists of IPv4 and IPv6 objects (Linux
+		// 4.20).
 		options = append(options, unix.NETLINK_GET_STRICT_CHK)
 	}
 
@@ -95,14 +96,15 @@ func newSocket(protocol int) (*socket, error) {
 }
 
 const (
-	// roomToSend is the length up to which a datagram fits into a default send buffer (212,992 bytes). For longer
-	// ones Send enlarges the buffer.
+	// roomToSend is the length in bytes of a datagram that certainly fits into a default send buffer (212,992 bytes).
+	// For a longer datagram, Send enlarges the buffer.
 	roomToSend = 128 << 10
-	// roomToAnswer is the length of a datagram whose answers certainly fit into the default receive buffer. All
-	// answers are queued before the first one is read.
+	// roomToAnswer is the length in bytes of a datagram whose answers certainly fit into a default receive buffer.
+	// The kernel queues all answers before the first one is read.
 	roomToAnswer = 2 << 10
-	// answerFactor is the size of answers in relation to the request: 27 for an acknowledgement, 100 for a bridge
-	// port that is requested by name.
+	// answerFactor is an upper bound for the size of the answers divided by the size of the request. An
+	// acknowledgement takes 27 times the space, and a bridge port that is requested by name takes 100 times the
+	// space.
 	answerFactor = 128
 )
 
@@ -115,8 +117,8 @@ func (s *socket) Send(b []byte) error {
 	})
 }
 
-// makeRoom enlarges the socket's buffers for a long datagram. The FORCE options exceed net.core.wmem_max and
-// rmem_max, with CAP_NET_ADMIN in the initial user namespace. The kernel doubles the numbers.
+// makeRoom enlarges the socket's buffers for a datagram of n bytes. With CAP_NET_ADMIN in the initial user namespace,
+// the FORCE options may exceed net.core.wmem_max and rmem_max. The kernel doubles the sizes.
 func (s *socket) makeRoom(n int) error {
 	if n > roomToSend {
 		if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, n); err != nil {
@@ -156,7 +158,8 @@ func (s *socket) Receive(b []byte) (int, error) {
 			return 0, fmt.Errorf("%w: a datagram of %d bytes, where %d fit", ErrMalformed, n, len(b))
 		}
 
-		// Any process of the namespace may send to a netlink socket. The kernel's port is 0.
+		// Ignore messages from other processes, since any process in the network namespace can send to a netlink
+		// socket. Messages from the kernel have the port 0.
 		if port == 0 {
 			return n, nil
 		}
@@ -165,7 +168,7 @@ func (s *socket) Receive(b []byte) (int, error) {
 
 func (s *socket) Close() error { return unix.Close(s.fd) }
 
-// ignoringEINTR repeats fn while it is interrupted by a signal.
+// ignoringEINTR calls fn again as long as a signal interrupts it.
 func ignoringEINTR(fn func() error) error {
 	for {
 		if err := fn(); !errors.Is(err, unix.EINTR) {
@@ -174,7 +177,7 @@ func ignoringEINTR(fn func() error) error {
 	}
 }
 
-// AttachFilter attaches a filter program to a socket, which then receives only the packets that the program accepts.
+// AttachFilter attaches a BPF filter to a socket. The socket then receives only packets that the filter accepts.
 func AttachFilter(fd int, program []bpf.RawInstruction) error {
 	code := make([]unix.SockFilter, len(program))
 	for i, in := range program {

@@ -14,21 +14,21 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Watch receives announcements of the kernel to multicast groups. Unlike a Conn it waits. It waits in the system
-// call, on the caller's thread, which saves setting up a poller for a wait of some hundred microseconds.
+// Watch receives announcements that the kernel sends to multicast groups. It waits in a system call on the caller's
+// thread. For a wait of some hundred microseconds, this is cheaper than a poller.
 //
-// Only one goroutine at a time may use it, except for Close.
+// Only one goroutine may use a Watch at a time. Close may be called from any goroutine.
 type Watch struct {
 	mu sync.Mutex // locked while fd is used, so that fd stays the same file
 	fd int        // -1 after Close, when the number may be reused for another file
 	queue
 }
 
-// lookUp is the interval between two looks of a waiting Next at its context.
+// lookUp is the interval in which a waiting Next checks its context.
 const lookUp = 50 * time.Millisecond
 
-// Subscribe opens a socket that is a member of groups (unix.RTNLGRP_*). It receives announcements of all changes from
-// then on. ns is used as in Dial.
+// Subscribe opens a Watch that is a member of the multicast groups (unix.RTNLGRP_*). It receives announcements of all
+// later changes. It uses ns in the same way as Dial.
 func Subscribe(protocol int, ns *netns.NS, groups ...int) (*Watch, error) {
 	w := &Watch{fd: -1, queue: queue{buf: make([]byte, announcementSize)}}
 	if err := in(ns, func() error { return w.open(protocol, groups) }); err != nil {
@@ -46,7 +46,8 @@ func (w *Watch) open(protocol int, groups []int) error {
 		return fmt.Errorf("socket: %w", err)
 	}
 
-	// A socket without a port of its own looks like the kernel, which sends no announcements to itself.
+	// Bind the socket to a port of its own. Otherwise it would have the kernel's port 0, and the kernel sends no
+	// announcements to itself.
 	if err := unix.Bind(w.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("bind: %w", err)
 	}
@@ -65,8 +66,8 @@ func (w *Watch) open(protocol int, groups []int) error {
 	return nil
 }
 
-// Close ends the subscription, and within lookUp a Next that is waiting. All later calls, including another Close,
-// return tombolo.ErrInvalid.
+// Close closes the socket. If another goroutine is waiting in Next, that call returns within 50 ms (lookUp). Later
+// calls of any method, including Close, return an error that matches tombolo.ErrInvalid.
 func (w *Watch) Close() error {
 
 	w.mu.Lock()
@@ -80,7 +81,7 @@ func (w *Watch) Close() error {
 	return unix.Close(fd)
 }
 
-// next receives from the socket, unless it is closed.
+// next receives from the socket. If the Watch is closed, it returns an error.
 func (w *Watch) next(flags int) ([]netlink.Message, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -90,9 +91,8 @@ func (w *Watch) next(flags int) ([]netlink.Message, error) {
 	return w.receive(w.fd, flags)
 }
 
-// Next waits for the next announcements. They are valid until the following Next. An error that matches unix.ENOBUFS
-// means that announcements were lost, so the caller must look for changes itself. If ctx is done, Next returns ctx's
-// error.
+// Next waits for the next announcements. They are valid until the next call of Next. If announcements were lost, the
+// error matches unix.ENOBUFS, and the caller must look for changes itself. If ctx ends, Next returns ctx's error.
 func (w *Watch) Next(ctx context.Context) ([]netlink.Message, error) {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -105,7 +105,7 @@ func (w *Watch) Next(ctx context.Context) ([]netlink.Message, error) {
 	}
 }
 
-// Queued returns the queued announcements without waiting, or none.
+// Queued returns the announcements that are already queued, without waiting. The result may be empty.
 func (w *Watch) Queued() ([]netlink.Message, error) {
 	list, err := w.next(unix.MSG_DONTWAIT)
 	if errors.Is(err, unix.EAGAIN) {
@@ -116,10 +116,10 @@ func (w *Watch) Queued() ([]netlink.Message, error) {
 
 // queue reads the messages that the kernel has queued for a socket.
 //
-// When the kernel loses messages, it reports this once, ahead of the messages that are still queued. Until the
-// socket's owner reads that report, the kernel silently continues to lose messages. So the queue reports a loss to
-// its caller only when the queue is empty. A caller that looked for changes earlier could miss those that were lost
-// afterwards.
+// If the kernel loses messages, it reports ENOBUFS once, before the messages that are still queued. Until the process
+// has read this report, the kernel loses more messages without another report. So queue first reads all queued
+// messages, and only then returns ENOBUFS to its caller. If a caller looked for changes earlier, it could miss
+// changes whose messages were lost later.
 type queue struct {
 	buf  []byte
 	lost bool // messages were lost, and the caller does not know yet

@@ -1,6 +1,6 @@
 // Package printable makes text of any origin safe for a terminal and a log. Text from outside may contain control
-// sequences for a terminal: a configuration, a file, the alias of a link, another program's rules, or the name of a
-// process.
+// sequences for a terminal. Examples are a configuration, a file, the alias of a link, another program's rules, and
+// the name of a process.
 package printable
 
 import (
@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// quoteMax is the number of bytes that a message keeps of one quoted text or word.
+	// quoteMax is the maximum length, in bytes, of one quoted text or word in a message.
 	quoteMax = 200
 	// lineMax is the maximum length of a message in bytes.
 	lineMax = 16 << 10
 )
 
-// Line returns a message on one line. It separates joined errors, which are one a line, by semicolons. It cuts quoted
-// texts and words after 200 bytes, and escapes characters that cannot be printed.
+// Line returns a message in one line. It joins the lines of joined errors by semicolons. It cuts quoted texts and
+// words after 200 bytes, and escapes characters that cannot be printed.
 func Line(message string) string {
 	text := escape(strings.ReplaceAll(message, "\n", "; "), "")
 	text = cut(text)
@@ -29,7 +29,7 @@ func Line(message string) string {
 	return text
 }
 
-// cut shortens quoted texts and words.
+// cut shortens quoted texts and words to quoteMax bytes.
 func cut(text string) string {
 	if len(text) <= quoteMax {
 		return text
@@ -64,7 +64,7 @@ func cut(text string) string {
 	return out.String()
 }
 
-// whole removes an incomplete rune or escape at the end.
+// whole removes an incomplete rune or escape from the end of a text.
 func whole(text string) string {
 	for len(text) > 0 && !utf8.ValidString(text) {
 		text = text[:len(text)-1]
@@ -75,8 +75,8 @@ func whole(text string) string {
 	return text
 }
 
-// escape replaces characters that cannot be printed by \u and four digits, which is an escape in JSON too. It keeps
-// the characters in keep. A byte that is not UTF-8 becomes \ufffd.
+// escape replaces each character that cannot be printed by \u and four digits, which is also an escape in JSON. It
+// leaves the characters in keep. A byte that is not UTF-8 becomes \ufffd.
 func escape(text, keep string) string {
 	ok := func(r rune) bool {
 		return r != utf8.RuneError && strconv.IsPrint(r) || strings.ContainsRune(keep, r)
@@ -102,8 +102,8 @@ func escape(text, keep string) string {
 	return out.String()
 }
 
-// Writer returns a writer that escapes characters that cannot be printed, except line ends and tabs. Each Write must
-// consist of whole characters.
+// Writer returns a writer that escapes characters that cannot be printed, except for line ends and tabs. Each call of
+// Write must pass whole characters.
 func Writer(w io.Writer) io.Writer { return &writer{w} }
 
 type writer struct{ to io.Writer }
@@ -115,10 +115,10 @@ func (w *writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// List returns the texts of all, separated by between.
+// List joins the texts of all elements with a separator.
 func List[T fmt.Stringer](all []T, between string) string { return strings.Join(Texts(all), between) }
 
-// Texts returns the texts of all.
+// Texts returns the texts of all elements.
 func Texts[T fmt.Stringer](all []T) []string {
 	texts := make([]string, len(all))
 	for i, one := range all {
@@ -140,7 +140,7 @@ func Fold(text string, width int) []string {
 	return lines
 }
 
-// Count returns a number with the noun in the singular or plural.
+// Count returns a number with its noun, in the singular or plural.
 func Count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one

@@ -20,22 +20,23 @@ const (
 	ntfExtShift = 8  // NTF_EXT_SHIFT: the kernel's position of that attribute's flags
 )
 
-// Neighbour is an entry in the neighbour table of a link: the ARP cache for IPv4, or the neighbour cache for IPv6.
+// Neighbour is an entry in the neighbour table of a link, which is the ARP cache for IPv4 and the neighbour cache for
+// IPv6.
 type Neighbour struct {
 	Addr netip.Addr
 	MAC  net.HardwareAddr // empty until the neighbour has answered
 	Link int              // the link's index
-	// State is the kernel's state of the entry. When written, 0 means Permanent.
+	// State is the kernel's state of the entry. In a request, 0 means Permanent.
 	State State
 	Flags NeighbourFlags
-	// Other holds attributes (NDA_*) that this package has no field for. They are sent back unchanged.
+	// Other holds attributes (NDA_*) that this package has no field for. Requests contain them unchanged.
 	Other []netlink.Attribute
 }
 
-// State is the state of a neighbour (NUD_* of linux/neighbour.h).
+// State is the state of a neighbour entry (NUD_* of linux/neighbour.h).
 type State uint16
 
-// Some states of a neighbour.
+// These are some states of a neighbour entry.
 const (
 	Reachable State = unix.NUD_REACHABLE // confirmed lately
 	Stale     State = unix.NUD_STALE     // must be confirmed at its next use
@@ -46,16 +47,16 @@ const (
 	Permanent State = unix.NUD_PERMANENT // set by hand: never asked, never evicted
 )
 
-// NeighbourFlags are the flags of a neighbour: NTF_*, and from the ninth bit on NTF_EXT_*.
+// NeighbourFlags are the flags of a neighbour entry. The lower eight bits are NTF_*, and the others NTF_EXT_*.
 type NeighbourFlags uint32
 
-// Use makes the kernel ask for the MAC at once, as for a packet to the neighbour.
+// Use makes the kernel resolve the MAC at once, as for a packet to the neighbour.
 const Use NeighbourFlags = unix.NTF_USE
 
-// String returns the neighbour's name for errors: "10.1.0.2 on link 3".
+// String returns the neighbour's name for errors, such as "10.1.0.2 on link 3".
 func (n Neighbour) String() string { return n.Addr.String() + " on link " + strconv.Itoa(n.Link) }
 
-// Neighbours returns the neighbours of all links.
+// Neighbours returns the neighbour entries of all links.
 func Neighbours(c *nl.Conn) ([]Neighbour, error) {
 	var list []Neighbour
 	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, (&rtnetlink.NeighMessage{}).MarshalBinary, nil)
@@ -73,7 +74,8 @@ func Neighbours(c *nl.Conn) ([]Neighbour, error) {
 	return list, err
 }
 
-// Find returns the entry of an address on a link (Linux 5.0). If there is none, the error matches fs.ErrNotExist.
+// Find returns the neighbour entry of an address on a link (Linux 5.0). If there is none, the error matches
+// fs.ErrNotExist.
 func Find(c *nl.Conn, link int, a netip.Addr) (Neighbour, error) {
 	want := Neighbour{Addr: a, Link: link}
 	var got Neighbour
@@ -98,26 +100,26 @@ func Replace(conn *nl.Conn, op string, entries ...Neighbour) error {
 	return conn.Execute(&b)
 }
 
-// ReplaceMessage returns a request that adds an entry or overwrites the one of its address. It is for callers that
-// send several requests in one datagram.
+// ReplaceMessage returns a request that adds an entry, or overwrites the existing entry of the same address. It is
+// for callers that send several requests in one datagram.
 func (n Neighbour) ReplaceMessage() (netlink.Message, error) {
 	return n.newMessage(netlink.Create | netlink.Replace)
 }
 
-// DelMessage returns a request that deletes the entry of an address on a link. If there is none, the error of its
-// answer matches fs.ErrNotExist.
+// DelMessage returns a request that deletes the entry of an address on a link. If there is no entry, the kernel's
+// answer is an error that matches fs.ErrNotExist.
 func (n Neighbour) DelMessage() (netlink.Message, error) { return n.identity(unix.RTM_DELNEIGH) }
 
-// identity returns a request about the entry of an address. The library would add attributes that a strict get does
-// not accept.
+// identity returns a request about the entry of an address. The library's encoder would add attributes that the
+// kernel refuses in a strict get.
 func (n *Neighbour) identity(typ netlink.HeaderType) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link)}
 	return nl.Marshal(typ, 0, body.MarshalBinary,
 		func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, n.Addr) })
 }
 
-// newMessage returns a request with the entry. It encodes an IPv4 address in 4 bytes; of 16 bytes the kernel would
-// use the first four. The library does not support an entry without a MAC.
+// newMessage returns a request that contains the entry. It encodes an IPv4 address in 4 bytes: from 16 bytes the
+// kernel would use only the first four. The library does not support an entry without a MAC.
 func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{
 		Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link), State: uint16(n.State), Flags: uint8(n.Flags),
@@ -142,8 +144,8 @@ func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, erro
 	})
 }
 
-// decodeNeighbour parses the data of an RTM_NEWNEIGH. known is false for other families, such as a bridge's
-// forwarding table.
+// decodeNeighbour parses the data of an RTM_NEWNEIGH. known is false if the family is neither IPv4 nor IPv6, as for a
+// bridge's forwarding table.
 func decodeNeighbour(data []byte) (n Neighbour, known bool, _ error) {
 	if len(data) < unix.SizeofNdMsg {
 		return Neighbour{}, false, fmt.Errorf("%w: a neighbour of %d bytes", nl.ErrMalformed, len(data))

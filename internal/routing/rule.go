@@ -1,5 +1,6 @@
-// Package routing reads policy rules and neighbours, and encodes the requests that copy neighbours to another link.
-// The kernel also calls entries of a bridge's forwarding table neighbours; these are in package bridge.
+// Package routing reads policy rules and neighbour entries, and encodes the requests that copy neighbour entries to
+// another link. The kernel also calls entries of a bridge's forwarding table (FDB) neighbours; these are in package
+// bridge.
 package routing
 
 import (
@@ -15,8 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Rule is a rule of policy routing. Packets that match all of its selectors are looked up in its table. The zero
-// value of a selector matches everything.
+// Rule is a rule of policy routing. For packets that match all of its selectors, the kernel looks up a route in its
+// table. The zero value of a selector matches everything.
 type Rule struct {
 	Family   uint8  // unix.AF_INET or unix.AF_INET6
 	Priority uint32 // the place of the rule; the lowest comes first
@@ -31,11 +32,11 @@ type Rule struct {
 	Table    uint32 // for FR_ACT_TO_TBL
 	Protocol uint8  // the origin of the rule
 
-	// Other holds all other attributes (FRA_*), including selectors such as ports and users.
+	// Other holds all other attributes (FRA_*), which include selectors such as ports and users.
 	Other []netlink.Attribute
 }
 
-// String returns the rule's description for errors: "100: from 10.1.0.0/16 table 7".
+// String returns the rule's description for errors, such as "100: from 10.1.0.0/16 table 7".
 func (r Rule) String() string {
 	text := "from " + prefixOrAll(r.From)
 	add := func(isSet bool, format string, args ...any) {
@@ -65,7 +66,7 @@ func (r Rule) String() string {
 	return text
 }
 
-// prefixOrAll returns a prefix as text, and "all" for the default one.
+// prefixOrAll returns a prefix as text, or "all" for a prefix of length 0.
 func prefixOrAll(p netip.Prefix) string {
 	if p.Bits() <= 0 {
 		return "all"
@@ -73,7 +74,7 @@ func prefixOrAll(p netip.Prefix) string {
 	return p.Masked().String()
 }
 
-// Rules returns the rules of both families, each in the kernel's order.
+// Rules returns the policy rules of IPv4 and IPv6, each family in the kernel's order.
 func Rules(c *nl.Conn) ([]Rule, error) {
 	var list []Rule
 	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, (&rtnetlink.RuleMessage{}).MarshalBinary, nil)
@@ -91,10 +92,10 @@ func Rules(c *nl.Conn) ([]Rule, error) {
 	return list, err
 }
 
-// Foreign returns the first rule, apart from the kernel's own three, that applies to a packet from src to dst and
-// sends it to a table. in is the name of the packet's incoming link, or "lo" for a packet of the host itself. If
-// table is 0, the rule may have any action. Foreign skips rules with other conditions, such as a mark or a port,
-// since it is unknown whether the packet meets them.
+// Foreign returns the first rule, except for the kernel's own three, that applies to a packet from src to dst. in is
+// the name of the packet's incoming link, or "lo" for a packet of the host itself. If table is not 0, the rule must
+// look up this table; if table is 0, it may have any action. Foreign skips rules with other conditions, such as a
+// mark or a port, since it cannot know whether the packet meets them.
 func Foreign(rules []Rule, src, dst netip.Addr, in string, table uint32) (Rule, bool) {
 	for _, r := range rules {
 		isFromAll, isToAll, looksUp := r.From.Bits() <= 0, r.To.Bits() <= 0, r.Action == unix.FR_ACT_TO_TBL
@@ -111,15 +112,15 @@ func Foreign(rules []Rule, src, dst netip.Addr, in string, table uint32) (Rule, 
 	return Rule{}, false
 }
 
-// Ahead returns the command that adds a rule before r. With it, packets with the selector are looked up in table
+// Ahead returns the command that adds a rule before r. The added rule looks up packets with the selector in table
 // main.
 func (r *Rule) Ahead(selector string) string {
 	family := map[uint8]int{unix.AF_INET: 4, unix.AF_INET6: 6}[r.Family]
 	return fmt.Sprintf("ip -%d rule add %s lookup main priority %d", family, selector, max(r.Priority, 1)-1)
 }
 
-// Outside returns an external address of a's family for looking up routes. It is from the blocks for documentation
-// (RFC 5737, RFC 3849), and nothing is sent there.
+// Outside returns an external address of a's family for looking up routes. The address is from the blocks for
+// documentation (RFC 5737, RFC 3849), and nothing is sent to it.
 func Outside(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return netip.AddrFrom4([4]byte{203, 0, 113, 1})
@@ -127,7 +128,7 @@ func Outside(a netip.Addr) netip.Addr {
 	return netip.MustParseAddr("2001:db8:ffff::1")
 }
 
-// decodeRule parses the data of an RTM_NEWRULE. known is false for other families.
+// decodeRule parses the data of an RTM_NEWRULE. known is false if the family is neither IPv4 nor IPv6.
 func decodeRule(data []byte) (r Rule, known bool, _ error) {
 	if len(data) < 12 {
 		return Rule{}, false, fmt.Errorf("%w: a rule of %d bytes", nl.ErrMalformed, len(data))
@@ -170,8 +171,8 @@ func decodeRule(data []byte) (r Rule, known bool, _ error) {
 	return r, true, nil
 }
 
-// decodeAttr parses an attribute. It keeps unknown ones, since a rule without one of its selectors would match more
-// packets.
+// decodeAttr parses one attribute. It appends unknown attributes to Other, since a rule without one of its selectors
+// would match more packets.
 func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case unix.FRA_PRIORITY:

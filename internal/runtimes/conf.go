@@ -17,12 +17,12 @@ const (
 	pluginName = "tombolo"
 	cniVersion = "1.1.0"
 
-	// inIPAM begins the names of options that are fields of the ipam section.
+	// inIPAM is the prefix of the names of options that are fields of the ipam section.
 	inIPAM = "ipam."
 )
 
-// options returns the fields of the plugin's configuration that can be options of a network. The value tells whether
-// the field is a string in JSON too. docs/config.md describes each.
+// options returns the fields of the plugin's configuration that can be options of a network. The value is true if the
+// field is a string in JSON too. docs/config.md describes each field.
 func options() map[string]bool {
 	return map[string]bool{
 		"mode": true, "bridge": true, "mtu": false, "vlan": false, "portIsolation": false, "hairpinMode": false,
@@ -41,20 +41,21 @@ func options() map[string]bool {
 // policies lists the options of a container that do not replace those of its network.
 func policies() []string { return []string{"egressPolicy", "publishFrom"} }
 
-// ContainerOptions lists the options that a container can have in the place of its network's.
+// ContainerOptions returns the options that a container can have too. A container's option replaces the network's,
+// except for egressPolicy.
 func ContainerOptions() []string {
 	own := []string{"ingressRate", "ingressBurst", "egressRate", "egressBurst", "guard", "lanGuard"}
 	return append(own, policies()...)
 }
 
-// The prefixes of Docker's own options.
+// These are the prefixes of Docker's own options.
 const (
 	ofDocker = "com.docker.network."
 	ofBridge = ofDocker + "bridge."
 )
 
-// sameMeaning lists options of Docker's and podman's bridge drivers, and the options here that mean the same: with the
-// same value, or those for true and for false.
+// sameMeaning maps options of Docker's and podman's bridge drivers to our options with the same meaning. One entry
+// means that the value stays unchanged. Two entries are our options for the values true and false.
 func sameMeaning() map[string][]string {
 	return map[string][]string{
 		ofBridge + "name": {"bridge"}, ofDocker + "driver.mtu": {"mtu"},
@@ -65,7 +66,7 @@ func sameMeaning() map[string][]string {
 	}
 }
 
-// replacements lists options of other drivers that have no option of the same meaning here, and what to use instead.
+// replacements maps options of other drivers without an equivalent here to advice for the user.
 func replacements() map[string]string {
 	const (
 		gateway = "ipMasq=false has others see containers' own addresses, and mode=lan puts containers on the LAN"
@@ -85,15 +86,16 @@ func replacements() map[string]string {
 	}
 }
 
-// IfPrefix is the option of Docker's for how the names of interfaces in containers begin.
+// IfPrefix is Docker's option for the prefix of interface names in containers.
 const IfPrefix = ofDocker + "container_iface_prefix"
 
-// BridgeOption returns the bridge that an option names, or "".
+// BridgeOption returns the bridge that an option names, or "" if none does.
 func (n *Network) BridgeOption() string {
 	return cmp.Or(n.Options["bridge"], n.Options[ofBridge+"name"])
 }
 
-// translate returns an option of another driver as the one of the same meaning.
+// translate converts an option of another driver and its value to our option with the same meaning. Other options
+// stay as they are.
 func translate(name, text string) (string, string, error) {
 	same := sameMeaning()[name]
 	switch len(same) {
@@ -116,7 +118,8 @@ func translate(name, text string) (string, string, error) {
 	return name, text, nil
 }
 
-// configuration returns the plugin's configuration for a container. Even with an error the result suffices for a DEL.
+// configuration returns the plugin's configuration for a container. Even with an error, the result suffices for a
+// DEL.
 func (n *Network) configuration(c *Container) (map[string]any, error) {
 	conf := map[string]any{"cniVersion": cniVersion, "name": n.Name, "type": pluginName}
 	ipam := map[string]any{}
@@ -167,7 +170,7 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 	return conf, errors.Join(errs...)
 }
 
-// valueOf converts an option to its value in JSON.
+// valueOf converts an option's text to its value in JSON.
 func valueOf(name, text string) (any, error) {
 	isText, known := options()[name]
 	var value any
@@ -190,7 +193,9 @@ func valueOf(name, text string) (any, error) {
 	return value, nil
 }
 
-// addresses writes into the configuration where the container's addresses come from.
+// addresses adds the section ipam to the configuration conf. The section either contains the addresses that the
+// runtime assigned, or the options in ipam for leasing an address. addresses returns an error for options that do not
+// fit the network's mode.
 func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 	switch {
 	case len(n.Subnets) > 0:
@@ -220,10 +225,10 @@ func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 	return nil
 }
 
-// identify sets the identity that a DHCP server sees. If the container's name is lasting, the identity is derived
-// from it. Otherwise a requested MAC is the identity. The exception is the MAC that the plugin itself derived from
-// the container's identity: a runtime that attaches a container again may request it, and then the identity stays as
-// it was.
+// identify sets the identity that a DHCP server sees. If the container's name is lasting, identify derives the
+// identity from the name. Otherwise a requested MAC becomes the identity, except for the MAC that the plugin itself
+// derives for the container. A runtime that attaches a container again may request that MAC, and then the identity
+// must not change.
 func (n *Network) identify(c *Container, ipam map[string]any) {
 	switch {
 	case c.Lasting:

@@ -1,5 +1,5 @@
 // Package runtimes serves container runtimes that do not speak CNI. It converts their description of a network and a
-// container into a call of the plugin, and makes that call in process.
+// container into a call of the plugin, and makes that call in the same process.
 package runtimes
 
 import (
@@ -18,13 +18,13 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Network is a runtime's description of a network. Its JSON form has netavark's names.
+// Network is a runtime's description of a network. Its JSON form has the names that netavark uses.
 type Network struct {
 	Name    string            `json:"name"`              // the name in records and in the output of `tombolo ls`
 	Options map[string]string `json:"options"`           // see options
 	Bridge  string            `json:"network_interface"` // the bridge, unless an option names one
-	// Subnets are the subnets of the addresses that the runtime assigns. Without subnets, a network in mode "lan"
-	// leases its addresses.
+	// Subnets are the subnets of the addresses that the runtime assigns. Without subnets, containers in a network
+	// with mode "lan" lease their addresses by DHCP.
 	Subnets  []Subnet `json:"subnets"`
 	Internal bool     `json:"internal"`           // containers reach only each other and the host
 	IfPrefix string   `json:"ifPrefix,omitempty"` // see the constant
@@ -37,7 +37,7 @@ type Subnet struct {
 	LeaseRange json.RawMessage `json:"lease_range,omitempty"`
 }
 
-// Mode returns the mode in the plugin's configuration.
+// Mode returns the network's mode in the plugin's configuration.
 func (n *Network) Mode() string { return cmp.Or(n.Options["mode"], "gateway") }
 
 // Container is a runtime's description of a container's interface in a network.
@@ -45,10 +45,10 @@ type Container struct {
 	ID     string
 	IfName string // the interface's name in the container
 	NetNS  string // path of the container's network namespace; empty if it is gone
-	// Moves means that the interface does not stay in NetNS: network.Change.Moved follows it.
+	// Moves means that the interface does not stay in NetNS. network.Change.Moved records its new namespace.
 	Moves bool
 	Name  string // also the host name in DHCP requests
-	// Lasting means that the next container of this name is to lease the same address.
+	// Lasting means that the next container with this name must lease the same address.
 	Lasting   bool
 	MAC       string // as text; if empty, the plugin chooses one
 	Addresses []netip.Prefix
@@ -56,8 +56,8 @@ type Container struct {
 	Options   map[string]string // in the place of the network's
 }
 
-// Call runs a CNI verb of the plugin in process. c is nil for a verb that concerns no container. Only ADD has a
-// result. The plugin's own errors are *types.Error; one of them reports a call that hangs.
+// Call runs a CNI verb of the plugin in this process. c is nil for a verb that concerns no container. Only ADD has a
+// result. The plugin's own errors are *types.Error, including the error of a call that hangs.
 func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	if c == nil {
 		c = &Container{}
@@ -98,9 +98,9 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	return result, json.Unmarshal(stdout, result)
 }
 
-// run calls the plugin on a goroutine of its own, in the calling thread's network namespace, and returns its exit
-// status and output. If the call hangs past its deadline, the plugin's watchdog reports that, and run returns while
-// the call goes on. If the call panics, run returns the panic as an error.
+// run calls the plugin on a new goroutine, in the calling thread's network namespace, and returns its exit status and
+// output. If the call exceeds its deadline, run returns the error of the plugin's watchdog, while the call continues.
+// If the call panics, run returns the panic as an error.
 func run(verb string, c *Container, stdin []byte) (status int, stdout []byte, _ error) {
 	host, err := netns.Current()
 	if err != nil {
@@ -132,7 +132,8 @@ func run(verb string, c *Container, stdin []byte) (status int, stdout []byte, _ 
 	return end.status, out.Bytes(), end.err
 }
 
-// MACOf returns the MAC of the container's interface from the result of an ADD, or "" if the result names none.
+// MACOf returns the MAC of the container's interface from the result of an ADD. It returns "" if the result names
+// none.
 func MACOf(made *current.Result) string {
 	for _, i := range made.Interfaces {
 		if i.Sandbox != "" {
@@ -142,7 +143,8 @@ func MACOf(made *current.Result) string {
 	return ""
 }
 
-// environment returns a function that looks up the parameters of a call, by the names of the CNI specification.
+// environment returns a function that looks up the parameters of a call. Their names are the environment variables of
+// the CNI specification.
 func (c *Container) environment(verb string) func(string) string {
 	has := map[string]string{
 		"CNI_COMMAND": verb, "CNI_CONTAINERID": c.ID, "CNI_IFNAME": c.IfName, "CNI_NETNS": c.NetNS,

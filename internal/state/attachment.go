@@ -25,15 +25,16 @@ import (
 type State string
 
 const (
-	// Adding marks an attachment whose ADD is still at work, or was killed.
+	// Adding marks an attachment whose ADD is in progress, or was killed.
 	Adding State = "adding"
 
-	// Ready is an attachment whose ADD has succeeded.
+	// Ready marks an attachment whose ADD has succeeded.
 	Ready State = "ready"
 )
 
-// An Attachment is the record of one ADD. It suffices to undo that ADD without its configuration, its namespace or
-// its result, and to put the host's end of the pod's link back on a rebuilt bridge.
+// An Attachment is the record of one ADD. The record suffices to undo the ADD without its configuration, its
+// namespace or its result. It also suffices to put the host's end of the pod's link back on a bridge that was created
+// again.
 type Attachment struct {
 	Version int    `json:"version,omitempty"`
 	State   State  `json:"state"`
@@ -59,12 +60,12 @@ type Attachment struct {
 	Hairpin  bool            `json:"hairpin,omitempty"`
 	Isolated bool            `json:"isolated,omitempty"`
 	VLAN     vlan.Membership `json:"vlan,omitzero"` // of the port
-	// Routes are the routes in the pod that last as long as the pod. Routes of a lease and of router advertisements
-	// are not listed.
+	// Routes lists the routes in the pod that last as long as the pod. It leaves out routes of a lease and of router
+	// advertisements.
 	Routes []route.Route `json:"routes,omitempty"`
 
-	// Moving is set while the keeper changes Addresses, and stays set if it is killed meanwhile. Addresses then has
-	// both the new and the old ones, and the kernel may have either.
+	// Moving is set while the keeper changes Addresses, and stays set if the keeper is killed in between. Addresses
+	// then lists both the new and the old addresses, and the kernel may have either.
 	Moving bool `json:"moving,omitempty"`
 
 	Up         bool `json:"up,omitempty"`         // false only with disableContainerInterface
@@ -73,10 +74,10 @@ type Attachment struct {
 	Guard nft.Guard `json:"guard,omitzero"`
 	// Egress lists the destinations that the pod may open connections to, besides the policy of its network.
 	Egress nft.Egress `json:"egress,omitempty"`
-	// DefaultRoute says where the default route of a pod on a LAN leads: "host" or "router". It is empty without a
+	// DefaultRoute is the next hop of the default route of a pod on a LAN: "host" or "router". It is empty without a
 	// LAN.
 	DefaultRoute string `json:"defaultRoute,omitempty"`
-	// SLAAC is set if the pod forms IPv6 addresses from router advertisements. Those in Addresses end in the
+	// SLAAC is set if the pod forms IPv6 addresses from router advertisements. Such addresses in Addresses end in the
 	// interface identifier derived from MAC. They come and go with the advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
@@ -84,10 +85,10 @@ type Attachment struct {
 	// PublishFrom and Unadmitted are the fields of nft.Endpoint.
 	PublishFrom []string `json:"publishFrom,omitempty"`
 	Unadmitted  bool     `json:"unadmitted,omitempty"`
-	// PortSNAT says whose connections to the host ports reach the pod with the host's address as source.
+	// PortSNAT selects the connections to host ports that reach the pod with the host's address as source.
 	PortSNAT nft.SNAT `json:"portSNAT,omitempty"`
-	// Waiting lists the container's other attachments that take over this attachment's host ports when it is deleted.
-	// They have these ports as Withheld. Attachments on a LAN are listed even if they have no host ports.
+	// Waiting lists the container's other attachments that get this attachment's host ports when it is deleted. In
+	// their records these ports are Withheld. Attachments to a LAN are listed even if they have no host ports.
 	Waiting   []Waiting       `json:"waiting,omitempty"`
 	Bandwidth bandwidth.Shape `json:"bandwidth,omitzero"` // as the kernel enforces it
 	IFB       string          `json:"ifb,omitempty"`      // the ifb link that shapes the pod's egress
@@ -107,13 +108,13 @@ type Published struct {
 	Withheld bool `json:"withheld,omitempty"`
 }
 
-// Waiting names another attachment of the same container.
+// Waiting names another attachment of the same container, which waits for host ports.
 type Waiting struct {
 	Network string `json:"network"`
 	Hash    string `json:"hash"`
 	// Addresses are the addresses of that attachment.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	// LAN is set if that attachment is on a LAN, whose machines it reaches without the host.
+	// LAN is set if that attachment is on a LAN. It reaches the LAN's machines without the host.
 	LAN bool `json:"lan,omitempty"`
 }
 
@@ -125,7 +126,7 @@ func (a *Attachment) Hash() string {
 	return ident.Hash(a.Network, a.ContainerID, a.IfName)
 }
 
-// Check returns an error for a record that could not be read back.
+// Check returns an error if the record is invalid, so that Load could not read it back.
 func (a *Attachment) Check() error {
 	errs := []error{
 		checkNetwork(a.Network),
@@ -164,14 +165,14 @@ func encodeAttachment(a *Attachment) ([]byte, error) {
 	return EncodeChecked(&a.Version, a, file.MaxRecord/2) // the file holds up to two lines
 }
 
-// decodeAttachment parses the last whole line of a record's file.
+// decodeAttachment parses the last complete line of a record's file.
 func decodeAttachment(data []byte) (*Attachment, error) {
 	a := new(Attachment)
 	return a, Decode(lastDocument(data), &a.Version, a)
 }
 
-// Load reads an attachment's record. If there is none, the error matches os.ErrNotExist. If it cannot be used, the
-// error is a *RecordError. Load needs no lock, but without one the answer may be out of date at once.
+// Load reads an attachment's record. If there is none, the error matches os.ErrNotExist. If the record cannot be
+// used, the error wraps a *RecordError. Load needs no lock, but without one the answer may be out of date at once.
 func (d *Dir) Load(network, hash string) (*Attachment, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {
@@ -225,8 +226,8 @@ func (d *Dir) Written(network, hash string) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// Update replaces an attachment's existing record as a whole. It is for changes after the ADD. It needs the shared
-// lock, and locks the record while it writes. If a DEL holds the record's lock, the error matches ErrBusy.
+// Update replaces an attachment's existing record as a whole, after its ADD. It needs the shared lock, and locks the
+// record while it writes. If another call holds the record's lock, the error matches ErrBusy.
 func (d *Dir) Update(a *Attachment) error {
 	lock, err := d.LockAttachment(a.Network, a.Hash())
 	if err != nil {
@@ -235,8 +236,8 @@ func (d *Dir) Update(a *Attachment) error {
 	return errors.Join(d.UpdateLocked(a), lock.Close())
 }
 
-// UpdateLocked does the work of Update for a caller that holds the record's lock. The lock is on the old file, so
-// another caller may lock the new file at once.
+// UpdateLocked does the work of Update for a caller that holds the record's lock. The lock belongs to the old file,
+// so another caller can lock the new file at once.
 func (d *Dir) UpdateLocked(a *Attachment) error {
 	path, err := d.attachmentPath(a.Network, a.Hash())
 	if err == nil {
@@ -254,8 +255,8 @@ func (d *Dir) UpdateLocked(a *Attachment) error {
 	return doing(err, "update attachment")
 }
 
-// Unfinished reports whether the record was left by an ADD that was killed: its state is Adding, or it has no whole
-// line. If the record is locked, the ADD is still at work.
+// Unfinished reports whether a killed ADD has left the record: its state is Adding, or it has no complete line. If
+// the record is locked, its ADD is still in progress.
 func (d *Dir) Unfinished(network, hash string) (bool, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {
@@ -309,7 +310,7 @@ func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
 // MAC is an Ethernet address. Its text form is "02:00:00:00:00:01".
 type MAC net.HardwareAddr
 
-// String returns the text of net.HardwareAddr.
+// String returns the MAC in the form of net.HardwareAddr.String.
 func (m MAC) String() string { return net.HardwareAddr(m).String() }
 
 // MarshalText returns the text of String.

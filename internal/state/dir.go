@@ -13,8 +13,8 @@ const DefaultDir = "/run/tombolo"
 // suffix ends the name of every record's file.
 const suffix = ".json"
 
-// A Dir is a state directory. Several goroutines and processes may call its methods at once. Each method says which
-// lock it needs, if any.
+// A Dir is a state directory. Several goroutines and processes may call its methods at once. The comment of each
+// method names the lock that the caller needs, if any.
 type Dir struct {
 	path    string
 	sources sources
@@ -59,13 +59,13 @@ func (d *Dir) attachmentPath(network, hash string) (string, error) {
 	return d.attachmentsPath() + "/" + network + "/" + hash + suffix, nil
 }
 
-// ErrName is ident.ErrName.
+// ErrName means that the name of a network or a NIC is invalid. It is ident.ErrName.
 var ErrName = ident.ErrName
 
 // maxNetworkName leaves room for ".json" in NAME_MAX (255).
 const maxNetworkName = 250
 
-// checkNetwork returns an error unless the CNI specification allows name as the name of a network. That keeps "..",
+// checkNetwork returns an error unless the CNI specification allows name as the name of a network. This keeps "..",
 // '/', NUL and our own ".tmp-" out of paths.
 func checkNetwork(name string) error {
 	switch {
@@ -82,7 +82,7 @@ func checkNetwork(name string) error {
 	return nil
 }
 
-// checkNIC returns an error unless name can be the name of a link. Such a name leads out of no directory.
+// checkNIC returns an error unless name can be the name of a link. Such a name cannot lead out of a directory.
 func checkNIC(name string) error {
 	if !ident.IsLinkName(name) {
 		return fmt.Errorf("uplink %.20q: %w: no link has it", name, ErrName)

@@ -7,12 +7,12 @@ import (
 	"os"
 )
 
-// Enter takes the shared lock and returns it together with the present epoch of the node.
+// Enter takes the shared lock, and returns it together with the node's present epoch.
 //
-// If the recorded epoch is missing, damaged or over, one process begins a new one under the exclusive lock, while all
-// others wait. It removes the records of an epoch that is over, and writes the new epoch last. If a step fails, the
-// next caller begins again. If no epoch was recorded, all records stay, and GC later removes those of pods that are
-// gone.
+// If the recorded epoch is missing, damaged or over, one process begins a new epoch under the exclusive lock, while
+// all others wait. It deletes the records of an epoch that is over, and writes the new epoch last. If a step fails,
+// the next caller begins again. If no epoch was recorded, all records stay, and GC later removes the attachments of
+// pods that are gone.
 //
 // If a newer version wrote the epoch, the error matches ErrVersion. Otherwise Enter fails as Lock does. The caller
 // must be in the node's own network namespace and, to begin an epoch, in its PID namespace.
@@ -50,8 +50,8 @@ func ignoreLost(err error) error {
 	return err
 }
 
-// beginEpoch writes a new epoch, and first removes the records of the previous one if that is stale. The caller holds
-// the exclusive lock.
+// beginEpoch writes a new epoch. If the previous epoch is stale, beginEpoch first deletes its records. The caller
+// holds the exclusive lock.
 func (d *Dir) beginEpoch(stale bool) (Epoch, error) {
 	epoch, err := d.newEpoch()
 	if err != nil {
@@ -66,7 +66,7 @@ func (d *Dir) beginEpoch(stale bool) (Epoch, error) {
 		return Epoch{}, fmt.Errorf("begin epoch: drop records of earlier epochs: %w", err)
 	}
 
-	// From here on other processes see the directory as one of the new epoch.
+	// Write the epoch last, since other processes regard the directory as usable as soon as it has the new epoch.
 	if err := d.replaceFile(d.epochPath(), Encode(&epoch.Version, &epoch)); err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 	}

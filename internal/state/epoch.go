@@ -10,9 +10,9 @@ import (
 // ErrStale means that the state belongs to an epoch that is over.
 var ErrStale = errors.New("of an earlier epoch")
 
-// An Epoch is one life of the node. It ends when all its pods are gone for good: at a reboot, or, if the node itself
-// is a container (kind, k3s in Docker), when that container restarts. Such a restart changes pid 1 and the network
-// namespace, but not the boot id.
+// An Epoch is one life of the node. It ends at a reboot, when all pods of the node are gone for good. If the node
+// itself is a container (kind, k3s in Docker), its life also ends when that container restarts. Such a restart
+// changes pid 1 and the network namespace, but not the boot id.
 type Epoch struct {
 	Version int    `json:"version,omitempty"`
 	Boot    string `json:"boot"` // the kernel's boot id
@@ -21,19 +21,19 @@ type Epoch struct {
 	// Init is the start time of pid 1, by CLOCK_BOOTTIME.
 	Init time.Duration `json:"init,omitempty"`
 
-	// Made is the time of writing the epoch, by CLOCK_BOOTTIME.
+	// Made is the time when the epoch was written, by CLOCK_BOOTTIME.
 	Made time.Duration `json:"made,omitempty"`
 
 	// NetNS is the SO_NETNS_COOKIE of the network namespace in which the epoch began.
 	NetNS uint64 `json:"netns,omitempty"`
 }
 
-// Token returns the name of the epoch, which each record has in a field of its own.
+// Token returns the name of the epoch. Each record contains the token of its epoch.
 func (e Epoch) Token() string { return e.Boot + "/" + e.ID }
 
-// Epoch reads the recorded epoch and writes nothing. If there is none, the error matches os.ErrNotExist. If it is
-// over, the error matches ErrStale, and the old epoch is returned too. Epoch needs no lock. A verb that changes
-// something calls [Dir.Enter].
+// Epoch reads the recorded epoch and writes nothing. If there is none, the error matches os.ErrNotExist. If the epoch
+// is over, Epoch returns it together with an error that matches ErrStale. Epoch needs no lock. A verb that changes
+// something calls [Dir.Enter] instead.
 func (d *Dir) Epoch() (Epoch, error) { return d.epochOf(d.sources.netns) }
 
 // epochOf reads the epoch and compares it with the network namespace whose cookie netns returns.
@@ -62,7 +62,7 @@ func decodeEpoch(data []byte) (e Epoch, _ error) {
 	return e, err
 }
 
-// Check returns an error for an epoch that cannot be compared with another.
+// Check returns an error if the epoch lacks its boot id or its id.
 func (e *Epoch) Check() error {
 	if e.Boot == "" || e.ID == "" {
 		return errors.New("it has no boot id, or no id")
@@ -70,12 +70,12 @@ func (e *Epoch) Check() error {
 	return nil
 }
 
-// checkEpoch returns an error that matches ErrStale if e, read from path, is over: the boot differs, or the network
-// namespace differs and pid 1 is younger than the epoch.
+// checkEpoch returns an error that matches ErrStale if e, which was read from path, is over. An epoch is over if the
+// boot id differs, or if the network namespace differs and pid 1 is younger than the epoch.
 //
-// A younger pid 1 alone proves nothing, since a caller in a pod with its own PID namespace sees one too. A node that
-// restarted always has a new network namespace, except a nested node on its machine's own network. GC cleans up after
-// that one.
+// A younger pid 1 alone proves nothing, since a caller in a pod with its own PID namespace sees one too. After a
+// restart, a node has a new network namespace. The exception is a nested node on its machine's own network; GC
+// removes the attachments that it leaves.
 func (d *Dir) checkEpoch(path string, e Epoch, netns func() (uint64, error)) error {
 	boot, err := d.sources.bootID()
 	if err != nil {
@@ -128,7 +128,7 @@ func (d *Dir) newEpoch() (Epoch, error) {
 	}, nil
 }
 
-// Begun returns when an epoch began, that is when pid 1 started, as a time of the present clock. The zero Epoch
+// Begun returns when an epoch began, which is when pid 1 started, as a time of the present clock. The zero Epoch
 // yields the zero time.
 func (d *Dir) Begun(e Epoch) time.Time {
 	if e.Init == 0 {

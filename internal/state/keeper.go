@@ -15,22 +15,23 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// The plugin and the keeper tell each other about themselves by these files.
+// The records in this file carry information between the plugin and the keeper (tombolod).
 
-// Contested describes a program that undoes tombolod's repairs of the firewall again and again.
+// Contested describes a conflict: another program undoes tombolod's repairs of the firewall again and again.
 type Contested struct {
 	Version int       `json:"version,omitempty"`
 	At      time.Time `json:"at,omitzero"`     // the time of the last repair
 	Times   int       `json:"times,omitempty"` // the number of repairs since this began
 	What    string    `json:"what,omitempty"`  // the object that was last undone
-	// the program that undoes the repairs, by the kernel's name for it; empty if it is not known for certain
+	// By is the kernel's name for the program that undoes the repairs. It is empty if the program is not known for
+	// certain.
 	By string `json:"by,omitempty"`
 }
 
 func (d *Dir) contestedPath() string { return d.path + "/contested.json" }
 
-// SetContested records that another program undoes our repairs of the firewall. A nil f removes the record. Only the
-// keeper calls it.
+// SetContested records that another program undoes our repairs of the firewall. If f is nil, it removes the record.
+// Only the keeper calls it.
 func (d *Dir) SetContested(f *Contested) error {
 	var err error
 	if f == nil {
@@ -41,7 +42,7 @@ func (d *Dir) SetContested(f *Contested) error {
 	return doing(err, "write down who changes the firewall")
 }
 
-// Contested reads the record of SetContested. Without one it returns nil.
+// Contested reads the record that SetContested has written. If there is none, it returns nil.
 func (d *Dir) Contested() (*Contested, error) {
 	data, err := readFile(d.contestedPath())
 	if errors.Is(err, os.ErrNotExist) {
@@ -59,8 +60,9 @@ func (d *Dir) Contested() (*Contested, error) {
 	return f, nil
 }
 
-// Zones records the links that tombolod put into its firewalld zone. It tells an ADD to wait for this, and tells the
-// next tombolod which links to undo.
+// Zones lists the links that tombolod has put into its firewalld zone, and the links that an operator has put into
+// another zone. By this record, an ADD knows whether to wait for tombolod. A restarted tombolod knows which links to
+// remove from the zone.
 type Zones struct {
 	Version int      `json:"version,omitempty"`
 	Joined  []string `json:"joined,omitempty"` // links that tombolod put into the zone
@@ -71,7 +73,8 @@ func (d *Dir) zonesPath() string { return d.path + "/firewalld" }
 
 func (d *Dir) zonesLockPath() string { return d.path + "/firewalld.lock" }
 
-// Zones reads the record of SetZones. A damaged record counts as empty. At worst a link then stays in a zone.
+// Zones reads the record that SetZones has written. A damaged record counts as empty. At worst a link then stays in a
+// zone.
 func (d *Dir) Zones() (Zones, error) {
 	var z Zones
 	data, err := readFile(d.zonesPath())
@@ -84,7 +87,7 @@ func (d *Dir) Zones() (Zones, error) {
 	return z, nil
 }
 
-// SetZones replaces the record. Only the process that manages zones calls it.
+// SetZones replaces the record of the zones. Only the process that manages zones calls it.
 func (d *Dir) SetZones(z Zones) error {
 	return doing(d.replaceFile(d.zonesPath(), Encode(&z.Version, &z)), "write firewalld's links")
 }
@@ -92,7 +95,8 @@ func (d *Dir) SetZones(z Zones) error {
 // AttendZones announces that the caller puts links into firewalld's zone as their networks are recorded. The
 // announcement ends when the returned file is closed.
 func (d *Dir) AttendZones() (*os.File, error) {
-	// An ADD that looks holds the lock for no longer than a system call.
+	// An ADD may be looking for this announcement, and holds the lock for the time of one system call. So wait
+	// briefly.
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	fd := -1
@@ -125,9 +129,9 @@ func (d *Dir) ZonesAttended(link string) bool {
 }
 
 // ForwardedLinks returns the links through which the host forwards packets of pods. These are the gateway links of
-// this epoch's networks. It leaves out bridges of an uplink, whose zone is the NIC's, and the operator's to choose.
-// If some networks cannot be read, it returns an error together with the links of the others. It needs no lock, since
-// a network's record is replaced as a whole.
+// this epoch's networks. It leaves out bridges with an uplink: they belong to the NIC's zone, which the operator
+// chooses. If some networks' records cannot be read, it returns an error together with the links of the other
+// networks. It needs no lock, since a network's record is replaced as a whole.
 func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	epoch, err := d.Epoch()
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) {
@@ -168,7 +172,7 @@ type Failures struct {
 	Count uint64
 }
 
-// lastCode stands for all larger codes of delegated plugins.
+// lastCode stands for all larger error codes, which other plugins may return.
 const lastCode = uint(999)
 
 func (d *Dir) failuresPath() string { return d.path + "/failures" }
@@ -189,7 +193,7 @@ func (d *Dir) CountFailure(verb string, code uint) error {
 	return doing(err, "count a %s that failed with code %d", verb, code)
 }
 
-// Failures reads the counts of CountFailure.
+// Failures reads the numbers that CountFailure has counted.
 func (d *Dir) Failures() ([]Failures, error) {
 	entries, err := file.ReadDir(d.failuresPath())
 	if err != nil {

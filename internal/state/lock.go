@@ -11,7 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
-// ErrLocked is file.ErrLocked.
+// ErrLocked means that another process holds the lock. It is file.ErrLocked.
 var ErrLocked = file.ErrLocked
 
 // A Mode is the way in which a lock is held.
@@ -66,9 +66,10 @@ func (l *Lock) netns() (uint64, error) {
 	return l.cookie, err
 }
 
-// Lock takes the lock. It waits until ctx ends, and then the error matches ErrLocked and the context's error. A
-// caller that holds the lock must not take it again, but use Ensure or Upgrade. While holding it, wait for nothing
-// slow and for no lock that comes before it (see package lockorder): all other calls of the node would wait too.
+// Lock takes the lock of the state directory. It waits until ctx ends, and then the error matches ErrLocked and the
+// context's error. A caller that holds the lock must not take it again, but use Ensure or Upgrade. A holder must not
+// wait for anything slow, because all other calls of the node would wait too. It must not wait for a lock that comes
+// before this lock (see package lockorder).
 func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
 	return d.lock(ctx, d.lockPath(), mode, lockorder.State)
 }
@@ -97,8 +98,8 @@ func (l *Lock) Close() error {
 
 	var err error
 
-	// Closing the file releases a shared lock too. If a child process is just being started, the release comes a
-	// moment later.
+	// Release an exclusive lock explicitly, which takes effect at once. For a shared lock, closing the file suffices.
+	// If a child process is just being started, that releases the lock a moment later.
 	if l.mode != Shared {
 		err = l.release()
 	}
@@ -232,13 +233,13 @@ func (l *Lock) tryExclusive() (bool, error) {
 	return file.TryFlock(l.fd, unix.LOCK_EX)
 }
 
-// release releases file and gate, and keeps the file open.
+// release releases the flock and the gate, and keeps the file open.
 func (l *Lock) release() error {
 	l.mode = unlocked
 	return errors.Join(unix.Flock(l.fd, unix.LOCK_UN), setGate(l.fd, unix.F_UNLCK))
 }
 
-// tryGate takes the gate unless another process has it, and reports whether it did.
+// tryGate takes the gate unless another process has it. It reports whether it took the gate.
 func tryGate(fd int) (bool, error) {
 	err := setGate(fd, unix.F_WRLCK)
 	if errors.Is(err, unix.EAGAIN) {

@@ -27,7 +27,7 @@ type Network struct {
 	Version int    `json:"version,omitempty"`
 	Name    string `json:"name"`
 	Epoch   string `json:"epoch,omitempty"` // Token of the epoch (one boot of the node) in which the network was built
-	// hash of the configuration that the caller built from; opaque to this package
+	// ConfigHash is a hash of the network's configuration when the network was built. It is opaque to this package.
 	ConfigHash string `json:"configHash,omitempty"`
 
 	Bridge   string         `json:"bridge,omitempty"`
@@ -43,9 +43,10 @@ type Network struct {
 	Masquerade    bool           `json:"masquerade,omitempty"`
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"` // destinations for which pods keep their address
 	Policy        nft.Policy     `json:"policy,omitempty"`        // the ingress policy
-	// no packet passes between the bridge and another link
+	// Internal means that no packet passes between the bridge and another link.
 	Internal bool `json:"internal,omitempty"`
-	// Egress is what its pods may send by themselves, and Resolvers the name servers that "public" takes in.
+	// Egress is the policy for connections that the network's pods open. Resolvers are the name servers that the
+	// policy "public" includes.
 	Egress    nft.Egress   `json:"egress,omitempty"`
 	Resolvers []netip.Addr `json:"resolvers,omitempty"`
 	PodEgress bool         `json:"podEgress,omitempty"` // pods have policies of their own
@@ -57,51 +58,54 @@ type Network struct {
 	PortSNAT   bool   `json:"portSNAT,omitempty"` // the network has the rules that a pod's PortSNAT needs
 	Guard      bool   `json:"guard,omitempty"`    // pods may use their own MAC and addresses only
 	Mark       uint32 `json:"mark,omitempty"`     // the packet mark's bit that admits a packet
-	// whether bridged packets pass the host's firewall; nil leaves the setting alone
+	// NFCall is true if bridged packets pass the host's firewall. nil leaves the bridge's setting alone.
 	NFCall      *bool `json:"nfCall,omitempty"`
 	Promiscuous *bool `json:"promiscuous,omitempty"` // whether the bridge is promiscuous; nil leaves the setting alone
 
 	// Uplink is the NIC that connects the bridge to a LAN; empty if there is none.
 	Uplink string `json:"uplink,omitempty"`
-	// MadePromiscuous is set if Tombolo made that NIC promiscuous. Removing the network then undoes it.
+	// MadePromiscuous is set if Tombolo made that NIC promiscuous. When the network is removed, the NIC gets its
+	// former mode.
 	MadePromiscuous bool `json:"madePromiscuous,omitempty"`
 	// VLAN is the membership of the pods' ports in VLANs of the bridge.
 	VLAN vlan.Membership `json:"vlan,omitzero"`
-	// DefaultRoute says where the default route of pods on a LAN leads: "host" or "router". It is empty without a
+	// DefaultRoute is the next hop of the default route of pods on a LAN: "host" or "router". It is empty without a
 	// LAN.
 	DefaultRoute string `json:"defaultRoute,omitempty"`
-	// HostMAC is the host's MAC on the LAN. Pods whose default route leads to the host have it as the next hop's MAC.
+	// HostMAC is the host's MAC on the LAN. Pods whose default route leads to the host have a neighbour entry with
+	// this MAC.
 	HostMAC MAC `json:"hostMAC,omitempty"`
 	// SLAAC is set if pods form IPv6 addresses from router advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
-	// Routers4 lists links that forwarded IPv4 by their owner's setting before we made the host a router. Routers6
-	// lists links that had net.ipv6.conf.LINK.force_forwarding before we set it for all links.
+	// Routers4 lists the links that forwarded IPv4 by their owner's setting before the host forwarded for pods.
+	// Routers6 lists the links that had net.ipv6.conf.LINK.force_forwarding before we set it for all links.
 	Routers4 []string `json:"routers4,omitempty"`
 	Routers6 []string `json:"routers6,omitempty"`
-	// Closed4 and Closed6 are set if the host forwarded that family only for pods when the firewall was set up.
+	// Closed4 and Closed6 are set if the host forwarded the family only for pods at the time when the network's rules
+	// were made.
 	Closed4 bool `json:"closed4,omitempty"`
 	Closed6 bool `json:"closed6,omitempty"`
 
-	// LoopbackUnfiltered is set if the bridge has no filter that protects the host's 127.0.0.1 from others while
-	// nf_tables is empty, because the kernel does not support one.
+	// LoopbackUnfiltered is set if the bridge lacks the filter that protects the host's 127.0.0.1 even while
+	// nf_tables is empty. The kernel does not support such a filter, or adding it would have lost packets.
 	LoopbackUnfiltered bool `json:"loopbackUnfiltered,omitempty"`
 
-	// Held names, for each gateway, an attachment that needs it.
+	// Held lists, for each gateway, one attachment that needs the gateway.
 	Held []Held `json:"held,omitempty"`
 }
 
-// Held is a gateway together with one attachment that needs it. While that attachment exists, the gateway stays,
-// without a look at other attachments.
+// Held is a gateway together with one attachment that needs it. As long as that attachment exists, the gateway stays,
+// and no other attachment needs to be examined.
 type Held struct {
 	Gateway    netip.Prefix `json:"gateway"`
 	Attachment string       `json:"attachment"` // its hash
 }
 
-// Guards reports whether pods of the network may be guarded.
+// Guards reports whether pods of the network are, or may be, restricted to their own MAC and addresses.
 func (n *Network) Guards() bool { return n.Guard || n.PodEgress }
 
-// Check returns an error for a record that could not be read back.
+// Check returns an error if the record is invalid, so that LoadNetwork could not read it back.
 func (n *Network) Check() error {
 	for _, prefix := range slices.Concat(n.Gateways, n.Subnets, n.NonMasquerade) {
 		if !prefix.IsValid() {
@@ -125,7 +129,7 @@ func (d *Dir) SaveNetwork(n *Network) error {
 }
 
 // LoadNetwork reads a network's record. If there is none, the network has not been built, and the error matches
-// os.ErrNotExist. If it cannot be used, the error is a *RecordError. LoadNetwork needs the shared lock.
+// os.ErrNotExist. If the record cannot be used, the error wraps a *RecordError. LoadNetwork needs the shared lock.
 func (d *Dir) LoadNetwork(name string) (*Network, error) {
 	path, err := d.networkPath(name)
 	if err != nil {
@@ -154,8 +158,9 @@ func decodeNetwork(data []byte) (*Network, error) {
 	return n, Decode(data, &n.Version, n)
 }
 
-// RemoveNetwork removes a network's record and the empty directory of its attachments. Missing ones are no error.
-// While the network has attachments, it removes nothing, and the error matches ErrInUse. It needs the exclusive lock.
+// RemoveNetwork removes a network's record and the empty directory of its attachments. It is no error if they are
+// missing. If the network has attachments, RemoveNetwork removes nothing, and the error matches ErrInUse. It needs
+// the exclusive lock.
 func (d *Dir) RemoveNetwork(name string) error {
 	path, err := d.networkPath(name)
 	if err != nil {
@@ -203,7 +208,8 @@ func (d *Dir) Networks() ([]string, error) {
 	return slices.Sorted(maps.Keys(names)), nil
 }
 
-// UnknownNetwork returns an error about a network that does not exist. names are the networks on record.
+// UnknownNetwork returns an error about a network that does not exist. names are the names of the recorded networks,
+// which the message lists.
 func UnknownNetwork(names []string, name string) error {
 	if len(names) == 0 {
 		return fmt.Errorf("there is no network %q: none is on record", name)
@@ -211,7 +217,8 @@ func UnknownNetwork(names []string, name string) error {
 	return fmt.Errorf("there is no network %q: those on record are %s", name, strings.Join(names, ", "))
 }
 
-// ListNetworks reads the records of all networks, sorted by name. It returns damaged records and errors as List does.
+// ListNetworks reads the records of all networks, sorted by name. As List does, it returns a record that cannot be
+// used as a *RecordError.
 func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
 	found, bad, err := list(d.networksPath(), func(name string) bool { return checkNetwork(name) == nil },
 		d.LoadNetwork)

@@ -11,17 +11,19 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// A note is a line that a holder of the lock leaves for later ones in the lock's own file. That file is open already,
-// so reading and writing the note take one system call each. The note caches facts about a network namespace that are
-// expensive to find out. Losing it does no harm. Holders of the shared lock write at the same time. A checksum
-// protects readers from a mix of two notes, and from notes of another network namespace.
+// A note is a line in the lock's own file, which a holder of the lock leaves for later holders. That file is open
+// already, so reading and writing the note take one system call each. The note caches facts about a network namespace
+// that are expensive to find out. The loss of the note does no harm. Holders of the shared lock write at the same
+// time, so a checksum protects readers from a mix of two notes. It also protects them from notes of another network
+// namespace.
 
 const (
 	maxNote = 256 // bytes
 	noteSum = 17  // length of the checksum before the note: 16 digits and a space
 )
 
-// Note reads the note. It returns "" if there is no note, or if it is incomplete or of another network namespace.
+// Note reads the note. It returns "" if there is no note, if the note is incomplete, or if it concerns another
+// network namespace.
 func (l *Lock) Note() string {
 	netns, err := l.netns()
 	if err != nil {

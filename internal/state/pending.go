@@ -28,9 +28,9 @@ type Pending struct {
 // Create writes the record of a new attachment in state Adding, and locks it. It sets a.State, a.Short and, if it is
 // zero, a.Created.
 //
-// If there is a record already, even a damaged one, the error matches os.ErrExist: the attachment exists, a DEL is
-// due, or an ADD was killed. [Dir.LockAttachment] tells them apart. Create needs the shared lock. The caller must
-// call Commit, Close or Abandon on the result.
+// If there is a record already, even a damaged one, the error matches os.ErrExist. Either the attachment exists, a
+// DEL is due, or an ADD was killed. [Dir.LockAttachment] tells these cases apart. Create needs the shared lock. The
+// caller must call Commit, Close or Abandon on the result.
 func (d *Dir) Create(a *Attachment) (*Pending, error) {
 	p, err := d.create(a)
 	if err != nil {
@@ -66,8 +66,8 @@ func (d *Dir) create(a *Attachment) (*Pending, error) {
 	return &Pending{AttachmentLock: lock, path: path, size: int64(len(line))}, nil
 }
 
-// createLocked creates a record's file. The file gets its name only when it is complete and locked, since an empty or
-// unlocked one looks like the remains of a killed ADD.
+// createLocked creates a record's file. The file gets its name only when it is complete and locked. An empty or
+// unlocked file would look like the remains of a killed ADD.
 func (d *Dir) createLocked(path string, line []byte) (int, error) {
 	fd, err := makeUnnamed(filepath.Dir(path))
 	if err != nil {
@@ -102,7 +102,7 @@ func openUnnamed(dir string) (int, error) {
 	return file.OpenAny(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_APPEND)
 }
 
-// Gone reports whether a DEL or a GC removed the record since Create. They want the ADD to end.
+// Gone reports whether a DEL or a GC has removed the record since Create. In that case the ADD must end.
 func (p *Pending) Gone() (bool, error) {
 	if p.fd < 0 {
 		return p.lost, nil
@@ -114,8 +114,8 @@ func (p *Pending) Gone() (bool, error) {
 	return st.Nlink == 0, nil
 }
 
-// Abandon removes the record, also after Commit, and closes p. It removes no record that another call has created
-// since. It needs the shared lock.
+// Abandon removes the record, even after Commit, and closes p. If another call has created a record of the same name
+// since, Abandon leaves that record alone. It needs the shared lock.
 func (p *Pending) Abandon() error {
 	gone, err := p.Gone()
 	if err == nil && !gone && !p.lost {
@@ -138,7 +138,7 @@ func (p *Pending) Commit(a *Attachment) error {
 	return p.Close()
 }
 
-// commit appends the line and leaves p open.
+// commit does the work of Commit, and leaves p open.
 func (p *Pending) commit(a *Attachment) error {
 	if p.fd < 0 {
 		return &os.PathError{Op: "write", Path: p.path, Err: os.ErrClosed}
@@ -151,7 +151,7 @@ func (p *Pending) commit(a *Attachment) error {
 	}
 
 	if err := file.WriteAll(p.fd, p.path, line); err != nil {
-		// Cut off the part that a full file system took. It would spoil a later line.
+		// Cut off the part of the line that was written before the file system was full. It would spoil a later line.
 		return errors.Join(err, unix.Ftruncate(p.fd, p.size))
 	}
 
@@ -164,9 +164,9 @@ func (p *Pending) commit(a *Attachment) error {
 	return err
 }
 
-// lastDocument returns the last whole line of a record's file. Text after the last newline counts too if it is valid
-// JSON, as an editor may leave it. Half a written line is never valid, since no proper prefix of a JSON object is
-// JSON.
+// lastDocument returns the last complete line of a record's file. Text after the last newline counts too if it is
+// valid JSON, as an editor may leave it. A line that was written only in part is never valid, since no proper prefix
+// of a JSON object is JSON.
 func lastDocument(data []byte) []byte {
 	end := bytes.LastIndexByte(data, '\n')
 	if tail := data[end+1:]; end < 0 || json.Valid(tail) {
@@ -176,7 +176,7 @@ func lastDocument(data []byte) []byte {
 	return data[start+1 : end]
 }
 
-// ErrBusy means that another call is at work on an attachment.
+// ErrBusy means that another call holds the lock of an attachment's record.
 var ErrBusy = errors.New("another call is at work on it")
 
 // An AttachmentLock is the flock(2) on the file of an attachment's record, held until Close or until the process
@@ -190,7 +190,7 @@ type AttachmentLock struct {
 }
 
 // LockAttachment locks the record of an attachment. If there is no record, the error matches os.ErrNotExist. If
-// another process has the lock, it matches ErrBusy.
+// another process has the lock, the error matches ErrBusy.
 func (d *Dir) LockAttachment(network, hash string) (*AttachmentLock, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {
@@ -208,9 +208,9 @@ func (d *Dir) LockAttachment(network, hash string) (*AttachmentLock, error) {
 	return &AttachmentLock{fd: fd, order: lockorder.Tried(lockorder.Attachment)}, nil
 }
 
-// AtWork returns a function that waits until the call ends that holds the lock of an attachment's record, or until
-// ctx ends. It works also if the record is removed meanwhile. Without a record the function returns at once. Call it
-// exactly once, and while holding no lock.
+// AtWork returns a function that waits for the call that holds the lock of an attachment's record. The function
+// returns when that call releases the lock or ctx ends, even if the record is removed in between. Without a record it
+// returns at once. Call the function exactly once, and while holding no lock.
 func (d *Dir) AtWork(network, hash string) (wait func(context.Context), err error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {

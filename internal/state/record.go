@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/strict"
 )
 
-// doing adds to an error the operation that failed. A nil err stays nil.
+// doing adds the name of the failed operation to an error. It returns nil if err is nil.
 func doing(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -54,10 +54,11 @@ func Encode(v *int, record any) []byte {
 	return append(strict.Append(make([]byte, 0, 1024), record), '\n')
 }
 
-// checked is a record whose Check returns an error if it could not be read back or used.
+// checked is a record that can check itself. Check returns an error if the record could not be read back or used.
 type checked interface{ Check() error }
 
-// EncodeChecked checks a record and encodes it. It returns an error if the line is longer than most bytes.
+// EncodeChecked checks a record and encodes it. It returns an error if the result is longer than the limit most, in
+// bytes.
 func EncodeChecked(v *int, record checked, most int) ([]byte, error) {
 	if err := record.Check(); err != nil {
 		return nil, err
@@ -87,11 +88,11 @@ func Decode(data []byte, v *int, record any) error {
 }
 
 var (
-	// ErrDamaged is file.ErrDamaged.
+	// ErrDamaged means that the content of a file is not valid. It is file.ErrDamaged.
 	ErrDamaged = file.ErrDamaged
 
-	// ErrVersion means that a newer Tombolo wrote a file, which is left alone. Install that version again, or empty
-	// the node and remove the state directory.
+	// ErrVersion means that a newer Tombolo wrote a file. We leave such a file alone. The operator can install that
+	// version again, or empty the node and remove the state directory.
 	ErrVersion = errors.New("written by a newer version")
 )
 
@@ -99,8 +100,8 @@ var (
 type RecordError struct {
 	Path string // the file
 
-	// Network and Hash come from the file's name, so that an attachment can be removed though its record is damaged.
-	// Hash is empty for a network's record. Both are empty if the file name is no record's.
+	// Network and Hash come from the file's name, so that an attachment can be removed even if its record is damaged.
+	// Hash is empty for a network's record. Both are empty if the file's name is not the name of a record.
 	Network, Hash string
 
 	NIC string // set for an uplink's record
@@ -108,7 +109,7 @@ type RecordError struct {
 	Err error
 }
 
-// Error names the file and how it goes away.
+// Error returns a message with the path of the file, the error and, for a damaged file, the way to get rid of it.
 func (e *RecordError) Error() string {
 	text := fmt.Sprintf("record %s: %v", e.Path, e.Err)
 	switch {
@@ -165,8 +166,8 @@ func list[T any](dir string, isName func(string) bool, load func(name string) (*
 	return found, append(bad, unread...), nil
 }
 
-// LoadAll loads records by their names. It returns the damaged ones in bad, and leaves out those that were removed
-// meanwhile.
+// LoadAll loads records by their names. It returns errors about damaged records in bad, and skips records that do not
+// exist any more.
 func LoadAll[T any](names []string, load func(name string) (*T, error)) (found []*T, bad []*RecordError) {
 	for _, name := range names {
 		record, err := load(name)
@@ -182,7 +183,7 @@ func LoadAll[T any](names []string, load func(name string) (*T, error)) (found [
 	return found, bad
 }
 
-// writableSize is more than the records of one call take, in bytes.
+// writableSize is the number of bytes that CheckWritable tries to write. The records of one call are smaller.
 const writableSize = 16 << 10
 
 // CheckWritable returns an error if no record could be written now, because the file system is full or mounted

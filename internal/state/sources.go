@@ -17,7 +17,7 @@ import (
 // 100, also if the kernel's own HZ differs.
 const userHZ = 100
 
-// sources are the files and functions that tell one epoch from another. Tests replace them.
+// sources are the files and functions that distinguish one epoch from another. Tests replace them.
 type sources struct {
 	bootIDPath string
 	initPath   string                          // stat of pid 1
@@ -37,13 +37,13 @@ func hostSources() sources {
 	}
 }
 
-// BootID returns the id that the kernel draws at each boot.
+// BootID returns the kernel's boot id, which is random and new at each boot.
 func BootID() (string, error) {
 	s := hostSources()
 	return s.bootID()
 }
 
-// bootID returns the id that the kernel draws at each boot. A restart of a container does not change it.
+// bootID returns the kernel's boot id. A restart of a container does not change it.
 func (s *sources) bootID() (string, error) {
 	data, err := file.ReadKernel(s.bootIDPath)
 	if err != nil {
@@ -57,7 +57,7 @@ func (s *sources) bootID() (string, error) {
 }
 
 // initStart returns when pid 1 started, as a time since boot, rounded down to 10 ms. If /proc does not show pid 1, it
-// returns 0, as on a node that is its own machine.
+// returns 0, as if pid 1 had started at boot.
 func (s *sources) initStart() (time.Duration, error) {
 	data, err := file.ReadKernel(s.initPath)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
@@ -102,8 +102,8 @@ func Since(clock int32) time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// NetNSCookie returns the SO_NETNS_COOKIE (Linux 5.14) of the calling thread's network namespace. It asks a new
-// socket.
+// NetNSCookie returns the SO_NETNS_COOKIE (Linux 5.14) of the calling thread's network namespace. It reads the cookie
+// from a new socket.
 func NetNSCookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -19,12 +19,12 @@ const (
 	lockSuffix = ".lock"
 )
 
-// An UplinkFile is the file with the record of one takeover. Package uplink writes and reads it as a whole, so
-// readers see the old or the new record. The first line is the node's epoch, since addresses and routes of an earlier
-// epoch must not be put back.
+// An UplinkFile is the file with the record of one takeover. Package uplink writes and reads the record as a whole,
+// so readers see either the old or the new record. The first line is the node's epoch, since addresses and routes of
+// an earlier epoch must not be put back.
 //
-// A caller that writes or removes it holds the NIC's lock ([Dir.LockUplink]). It is not safe for use by several
-// goroutines at once.
+// A caller that writes or removes the record holds the NIC's lock ([Dir.LockUplink]). An UplinkFile is not safe for
+// use by several goroutines at once.
 type UplinkFile struct {
 	dir *Dir
 	nic string
@@ -59,8 +59,9 @@ func (f *UplinkFile) Save(record []byte) error {
 	return doing(err, "save record of uplink %s", f.nic)
 }
 
-// Load reads the record. If there is none, the error matches os.ErrNotExist; if it is of an earlier epoch, ErrStale.
-// If it cannot be used, the error is a *RecordError. Package uplink checks the contents.
+// Load reads the record. If there is none, the error matches os.ErrNotExist. If the record belongs to an earlier
+// epoch, the error matches ErrStale. If the record cannot be used, the error wraps a *RecordError. Package uplink
+// checks the contents.
 func (f *UplinkFile) Load() ([]byte, error) {
 	path, err := f.path(suffix)
 	if err != nil {
@@ -87,7 +88,7 @@ func (f *UplinkFile) Load() ([]byte, error) {
 	return record, nil
 }
 
-// splitUplink splits a file's content into the epoch and the record.
+// splitUplink splits the content of an uplink's file into its first line, the epoch, and the record, which is JSON.
 func splitUplink(data []byte) (Epoch, []byte, error) {
 	first, record, _ := bytes.Cut(data, []byte("\n"))
 	epoch, err := decodeEpoch(first)
@@ -117,7 +118,7 @@ func (f *UplinkFile) path(suffix string) (string, error) {
 	return f.dir.uplinksPath() + "/" + f.nic + suffix, nil
 }
 
-// Uplinks returns the sorted names of all NICs that have a record, without reading one. It needs no lock.
+// Uplinks returns the sorted names of all NICs that have a record. It reads no record, and needs no lock.
 func (d *Dir) Uplinks() ([]string, error) {
 	entries, err := file.ReadDir(d.uplinksPath())
 	if err != nil {
@@ -134,7 +135,8 @@ func (d *Dir) Uplinks() ([]string, error) {
 }
 
 // LockUplink takes the exclusive lock of a NIC. It waits until ctx ends, and then the error matches ErrLocked and the
-// context's error. This lock comes after the state directory's. Its holder waits for no other lock.
+// context's error. In the order of locks, this lock comes after the state directory's. Its holder waits for no other
+// lock.
 func (d *Dir) LockUplink(ctx context.Context, nic string) (*Lock, error) {
 	path, err := d.Uplink(nic).path(lockSuffix)
 	if err != nil {

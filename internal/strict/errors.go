@@ -17,10 +17,10 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// valueLimit is the number of bytes of an offending value that an error shows.
+// valueLimit is the maximum length, in bytes, of an offending value in an error.
 const valueLimit = 64
 
-// UnknownFieldError reports a key that the object's struct has no field for.
+// UnknownFieldError reports a key that names no field of the object's struct.
 type UnknownFieldError struct {
 	Path    string // the field with all its parents: "ipam.ranges[0][0].rangeStrat"
 	Key     string // the last element of Path: "rangeStrat"
@@ -28,7 +28,7 @@ type UnknownFieldError struct {
 	Nearest string // a field of the object with a similar spelling; empty if there is none
 }
 
-// Error returns the path of the field, its value, and the field that was probably meant.
+// Error returns the path of the field, its value, and the field with the closest spelling, if there is one.
 func (e *UnknownFieldError) Error() string {
 	msg := fmt.Sprintf("unknown field %q: %s", e.Path, e.Value)
 	if e.Nearest != "" {
@@ -37,7 +37,7 @@ func (e *UnknownFieldError) Error() string {
 	return msg
 }
 
-// DuplicateKeyError reports a key that occurs twice in one object. Other decoders silently take the last value.
+// DuplicateKeyError reports a key that occurs twice in one object. Other decoders silently use the last value.
 type DuplicateKeyError struct {
 	Path string // the field with all its parents
 }
@@ -73,10 +73,10 @@ func (e *ValueError) Error() string {
 	return msg
 }
 
-// Unwrap returns the error of the type, so that errors.Is finds its sentinels.
+// Unwrap returns the error of a type that unmarshals itself, so that errors.Is finds its sentinels.
 func (e *ValueError) Unwrap() error { return e.Err }
 
-// SyntaxError reports bytes that are not JSON.
+// SyntaxError reports input that is not valid JSON.
 type SyntaxError struct {
 	Line   int    // line of the offending byte, from 1
 	Column int    // column of the offending byte, in bytes from 1
@@ -87,7 +87,7 @@ func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("not valid JSON at line %d, column %d: %s", e.Line, e.Column, e.Reason)
 }
 
-// syntaxError adds the line and the column to an error of the decoder.
+// syntaxError returns a SyntaxError for an error of the JSON library. It adds the line and the column.
 func (d *decoder) syntaxError(err error) error {
 	offset := d.json.InputOffset()
 	var syntactic *jsontext.SyntacticError
@@ -112,10 +112,10 @@ func (d *decoder) errorAt(offset int, reason string) error {
 	return &SyntaxError{Line: line, Column: len(before) - bytes.LastIndexByte(before, '\n'), Reason: reason}
 }
 
-// path returns the path of the key or value that was read last: ipam.ranges[0][1].subnet.
+// path returns the path of the key or value that was read last, such as ipam.ranges[0][1].subnet.
 func (d *decoder) path() string { return d.words(d.json.StackPointer()) }
 
-// words converts a JSON pointer into a path for an error.
+// words converts a JSON pointer into a path for an error, relative to the whole document.
 func (d *decoder) words(pointer jsontext.Pointer) string {
 	words := d.at
 	depth := 0
@@ -134,17 +134,18 @@ func (d *decoder) words(pointer jsontext.Pointer) string {
 	return words
 }
 
-// valueError returns the error for raw, the value that was read last.
+// valueError returns the error for raw, the value that was read last. want describes the accepted values.
 func (d *decoder) valueError(raw []byte, want string, err error) error {
 	return &ValueError{Path: d.path(), Want: want, Got: describe(raw), Err: err}
 }
 
-// refused returns the error for a value that the type of u rejects.
+// refused returns the error for a value that a custom UnmarshalJSON or UnmarshalText rejected with err. err is nil if
+// the value is not a string, as UnmarshalText needs. u is a pointer to the Go type. raw is the value's JSON text.
 func (d *decoder) refused(raw []byte, u any, err error) error {
 	want := ""
 	switch u := u.(type) {
 	case Expecter:
-		// The words of JSONExpects suffice; err would repeat them.
+		// The text of JSONExpects suffices; err would repeat it.
 		return d.valueError(raw, u.JSONExpects(), nil)
 	case *netip.Addr, *net.IP:
 		return d.valueError(raw, "an IP address", nil)
@@ -156,7 +157,7 @@ func (d *decoder) refused(raw []byte, u any, err error) error {
 		}
 	}
 
-	// A type that uses encoding/json inside reports Go type names, which mean nothing to an operator.
+	// A type that uses encoding/json inside reports Go type names, which an operator does not know.
 	var inner *json.UnmarshalTypeError
 	if errors.As(err, &inner) {
 		return d.valueError(raw, kindWords(inner.Type), nil)
@@ -165,7 +166,8 @@ func (d *decoder) refused(raw []byte, u any, err error) error {
 	return d.valueError(raw, want, err)
 }
 
-// expected returns a description of the values that v accepts. For numbers of a small type it includes the limits.
+// expected returns a description of the values that v accepts, for an operator. For integers of fewer than 64 bits it
+// includes the limits.
 func expected(v reflect.Value) string {
 	bits := 64
 	if v.CanInt() || v.CanUint() {
@@ -183,7 +185,7 @@ func expected(v reflect.Value) string {
 	return fmt.Sprintf("a whole number from %d to %d", -top-1, top)
 }
 
-// kindWords returns a description, for an operator, of the JSON values that a Go type accepts.
+// kindWords returns a description of the JSON values that a Go type accepts, for an operator.
 func kindWords(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.String:
@@ -242,7 +244,7 @@ func compact(raw []byte) string {
 }
 
 // Nearest returns the name with the spelling closest to key, or "" if none is close enough for a hint. It ignores
-// case, so that "isgateway" finds "isGateway".
+// case, so "isgateway" finds "isGateway".
 func Nearest(key string, names []string) string {
 	best, bestDistance := "", allowance(key)+1
 	for _, name := range names {
@@ -253,8 +255,8 @@ func Nearest(key string, names []string) string {
 	return best
 }
 
-// allowance returns the number of typing errors that a key of this length may have: a quarter of its length, but at
-// least one and at most three. Below three letters it is 0, since every short name would be close.
+// allowance returns the number of typing errors that a key may have: a quarter of its length, at least one and at
+// most three. It returns 0 for a key of fewer than three letters, since every short name would be close.
 func allowance(key string) int {
 	if len(key) < 3 {
 		return 0
@@ -262,7 +264,7 @@ func allowance(key string) int {
 	return min(3, max(1, len(key)/4))
 }
 
-// distance returns the number of insertions, deletions, replacements and swaps of neighbours that turn a into b
+// distance returns the number of insertions, deletions, replacements and swaps of adjacent bytes that turn a into b
 // (optimal string alignment). It works on bytes, since the names are ASCII. Strings longer than 64 bytes count as
 // entirely different.
 func distance(a, b string) int {

@@ -12,7 +12,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// A field is one field of a struct, with its JSON key.
+// field is one field of a struct, with its JSON key.
 type field struct {
 	name  string
 	index []int // for reflect: the path through embedded structs to the field
@@ -37,7 +37,8 @@ func (t *types) fields(of reflect.Type) []field {
 	return fields
 }
 
-// collect appends the fields of a struct type. prefix is the path of the embedded fields that lead to it.
+// collect appends the fields of a struct type and of its embedded structs. prefix is the path through embedding
+// structs to the type.
 func collect(fields []field, of reflect.Type, prefix []int) []field {
 	for i := range of.NumField() {
 		f := of.Field(i)
@@ -70,20 +71,21 @@ func Names(of reflect.Type) (names []string) {
 	return names
 }
 
-// folded returns the index of the field whose name equals name without regard to case, or -1. Some programs write
-// "HostPort" for "hostPort" of the CNI conventions, since encoding/json accepts it.
+// folded returns the index of the field whose name equals name if case is ignored, or -1. Some programs write
+// "HostPort" for "hostPort" of the CNI conventions, since encoding/json accepts that.
 func folded(fields []field, name []byte) int {
 	return slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, string(name)) })
 }
 
-// Append appends the struct that v points to as a JSON object. It follows the tags of encoding/json. With omitempty
-// or omitzero it leaves out zero fields and empty lists. Any value may be an [encoding.TextMarshaler]. It encodes
-// strings, booleans, whole numbers, structs, lists and pointers itself, and leaves all other values to encoding/json.
+// Append appends the struct that v points to as a JSON object. It follows the tags of encoding/json. A field with
+// omitempty or omitzero is left out if it is zero or an empty list. Any value may be an [encoding.TextMarshaler].
+// Append encodes strings, booleans, integers, structs, lists and pointers itself, and uses encoding/json for all
+// other values.
 func Append(b []byte, v any) []byte {
 	return new(types).append(b, reflect.ValueOf(v))
 }
 
-// append appends one value.
+// append appends one value as JSON.
 func (t *types) append(b []byte, v reflect.Value) []byte {
 	kind := v.Kind()
 	if text, ok := textOf(v); ok {
@@ -115,10 +117,10 @@ func (t *types) append(b []byte, v reflect.Value) []byte {
 	return append(b, other...)
 }
 
-// textOf returns the text of an [encoding.TextMarshaler], and false for all other types. The text is empty for a time
-// beyond the year 9999.
+// textOf returns the text of an [encoding.TextMarshaler]. ok is false for all other types. If the type returns an
+// error, as for a time beyond the year 9999, the text is empty.
 func textOf(v reflect.Value) (text []byte, ok bool) {
-	// Most types have no method. The first test of a type for an interface is slow, so avoid it.
+	// Most types have no method. Test this first, since the first test of a type for an interface is slow.
 	if !v.CanAddr() || v.Addr().NumMethod() == 0 {
 		return nil, false
 	}
@@ -156,7 +158,7 @@ func (t *types) appendList(b []byte, v reflect.Value) []byte {
 	return append(b, ']')
 }
 
-// quote appends a JSON string. Bytes that are not UTF-8 become U+FFFD; the only possible error reports these.
+// quote appends a JSON string. Bytes that are not UTF-8 become U+FFFD, so the only possible error can be ignored.
 func quote(b []byte, s string) []byte {
 	b, _ = jsontext.AppendQuote(b, s)
 	return b

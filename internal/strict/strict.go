@@ -1,5 +1,5 @@
 // Package strict reads JSON that people write by hand, and explains errors in it in words for an operator. It also
-// writes and reads records.
+// reads and writes records.
 //
 // It follows the rules of encoding/json (tags, embedded structs, null, [json.Unmarshaler],
 // [encoding.TextUnmarshaler]) with these differences:
@@ -9,11 +9,11 @@
 //   - a key that occurs twice in an object is a [DuplicateKeyError];
 //   - the top level must be an object.
 //
-// Raw messages, maps, interfaces and types that unmarshal themselves are opaque: the package does not check their
-// contents. It does not support embedded pointers, fields that hide others, fractions and lists of bytes.
+// The package does not check the contents of raw messages, maps, interfaces and types that unmarshal themselves. It
+// does not support embedded pointers, fields that hide others, fractions and lists of bytes.
 //
-// A plugin is a process that reads a few documents and exits. encoding/json builds decoders that such a process uses
-// once, which costs 5 % of an ADD. This package builds none.
+// A plugin is a process that reads a few documents and exits. encoding/json builds a decoder for each type, which
+// such a process uses once. This costs 5 % of an ADD. This package builds no decoders.
 package strict
 
 import (
@@ -28,17 +28,17 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Exempt reports whether a key without an exactly matching field is allowed; otherwise it is an error. An allowed key
-// that differs from a field's name only in case sets that field. path is the path of the object with the key, as in
-// [UnknownFieldError.Path]. It is empty for the document itself.
+// Exempt reports whether a key is allowed that matches no field exactly; otherwise the key is an error. If an allowed
+// key differs from a field's name only in case, it sets that field. path is the path of the object with the key, as
+// in [UnknownFieldError.Path]. It is empty for the document itself.
 type Exempt func(path, key string) bool
 
-// Everything allows every key.
+// Everything is an Exempt that allows every key.
 func Everything(string, string) bool { return true }
 
-// Expecter is implemented by types that unmarshal themselves and provide a better message than their own error.
+// Expecter is an interface for types that unmarshal themselves and provide a better message than their own error.
 type Expecter interface {
-	// JSONExpects returns a description of the accepted values for an operator: `a duration like "5s"`.
+	// JSONExpects returns a description of the accepted values for an operator, such as `a duration like "5s"`.
 	JSONExpects() string
 }
 
@@ -54,13 +54,12 @@ func (p Problems) First() error {
 	return p[0]
 }
 
-// Unmarshal decodes data, one JSON object, into v, a pointer to a struct. A nil exempt allows no unknown keys.
-// Unmarshal stores all fields without a problem in v. After a *[SyntaxError], which is always the last problem, it
-// stops.
+// Unmarshal decodes data, which is one JSON object, into the struct that v points to. A nil exempt allows no unknown
+// keys. Unmarshal sets all fields without a problem. It stops at a *[SyntaxError], which is always the last problem.
 func Unmarshal(data []byte, v any, exempt Exempt) Problems { return Part("", data, v, exempt) }
 
-// Part decodes a part of a document that was kept as a [json.RawMessage]. path is the path of that field, which
-// begins all paths in errors. Otherwise Part works as Unmarshal.
+// Part decodes a part of a document that was kept as a [json.RawMessage]. path is the path of that field. All paths
+// in errors begin with it. Otherwise Part works like Unmarshal.
 func Part(path string, data []byte, v any, exempt Exempt) Problems {
 	// This package compares keys itself. Like encoding/json, it replaces bytes that are not UTF-8.
 	options := []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
@@ -71,7 +70,7 @@ func Part(path string, data []byte, v any, exempt Exempt) Problems {
 	return d.problems
 }
 
-// A decoder is the state of one call.
+// decoder is the state of one call of Part.
 type decoder struct {
 	at       string // the path of the decoded part in its document (see Part)
 	data     []byte
@@ -82,7 +81,7 @@ type decoder struct {
 	types    types
 }
 
-// problem records an error after which decoding continues. Methods return only errors that end it.
+// problem records an error after which decoding continues. Methods return only errors that end the decoding.
 func (d *decoder) problem(err error) { d.problems = append(d.problems, err) }
 
 // document decodes all of data into v.
@@ -111,7 +110,7 @@ func (d *decoder) document(v any) error {
 	return nil
 }
 
-// value reads one value of any kind, or a key, and returns its bytes. They are valid until the next call.
+// value reads one value of any kind, or a key, and returns its bytes. The result is valid until the next call.
 func (d *decoder) value() ([]byte, error) {
 	raw, err := d.json.ReadValue()
 	if err != nil {
@@ -128,14 +127,14 @@ func (d *decoder) delimiter() error {
 	return nil
 }
 
-// unquote decodes a string. The result is valid until the next call. Bytes that are not UTF-8 become U+FFFD; the only
-// possible error reports these.
+// unquote decodes a string. The result is valid until the next call. Bytes that are not UTF-8 become U+FFFD, so the
+// only possible error can be ignored.
 func (d *decoder) unquote(raw []byte) []byte {
 	d.text, _ = jsontext.AppendUnquote(d.text[:0], raw)
 	return d.text
 }
 
-// pointer decodes into the value that v points to. If v is nil, it makes a value, and stores it only if decoding it
+// pointer decodes into the value that v points to. If v is nil, it allocates a value, and sets v only if decoding
 // caused no problem.
 func (d *decoder) pointer(v reflect.Value) error {
 	if !v.IsNil() {
@@ -151,8 +150,8 @@ func (d *decoder) pointer(v reflect.Value) error {
 }
 
 // decode stores the value at the current position in v, which must be settable. Like encoding/json, it follows
-// pointers before it looks for a type's own UnmarshalJSON or UnmarshalText. So the target of a pointer may unmarshal
-// itself, and null never reaches its method through a pointer.
+// pointers before it calls a type's own UnmarshalJSON or UnmarshalText. So the target of a pointer may unmarshal
+// itself, but is not called for null.
 func (d *decoder) decode(v reflect.Value) error {
 	first := d.json.PeekKind()
 	null := first == 'n'
@@ -205,9 +204,9 @@ func (d *decoder) null(v reflect.Value) error {
 	return err
 }
 
-// self decodes a value whose type unmarshals itself. For all other types it reports false.
+// self decodes a value whose type unmarshals itself. done is false for all other types.
 func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
-	// Most types have no method. The first test of a type for an interface is slow, so avoid it.
+	// Most types have no method. Test this first, since the first test of a type for an interface is slow.
 	if v.Addr().NumMethod() == 0 {
 		return false, nil
 	}
@@ -259,7 +258,7 @@ func (d *decoder) structure(v reflect.Value) error {
 	return d.delimiter()
 }
 
-// member decodes a member of an object. Its value comes next in the input.
+// member decodes the value of a key, which comes next in the input.
 func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byte) error {
 	i := slices.IndexFunc(fields, func(f field) bool { return f.name == string(key) })
 	if i < 0 {
@@ -295,8 +294,7 @@ func (d *decoder) unknown(key string, fields []field, exempt bool) error {
 	return nil
 }
 
-// list decodes the array at the current position into the slice v. An empty array becomes nil, since it means the
-// same as a missing one.
+// list decodes the array at the current position into the slice v. An empty array becomes nil, like a missing one.
 func (d *decoder) list(v reflect.Value) error {
 	v.Set(reflect.MakeSlice(v.Type(), 0, 4))
 	if err := d.delimiter(); err != nil {
@@ -318,7 +316,7 @@ func (d *decoder) list(v reflect.Value) error {
 	return d.delimiter()
 }
 
-// setScalar stores a string, boolean or number in v. It reports false if v's kind does not accept raw.
+// setScalar stores a string, boolean or number in v. It reports whether v's type accepts the value.
 func (d *decoder) setScalar(v reflect.Value, raw []byte) bool {
 	switch {
 	case v.Kind() == reflect.String && raw[0] == '"':

@@ -10,13 +10,13 @@ import (
 )
 
 // OwnForwarding is the value that we write to net.ipv4.conf.LINK.forwarding. The kernel treats every value except 0
-// as on. So this value distinguishes links that we set from those that an operator set to 1. A new link copies it
-// from "default".
+// as on. So this value distinguishes links that we set from links that an operator set to 1. A new link copies the
+// value of the link "default".
 const OwnForwarding = "116"
 
-// Links reads a parameter of each link, and of "default", which new links copy. The keys are the links' names. It
-// leaves out links without the parameter, and links that were just deleted. If the kernel does not support the
-// family, the result is empty.
+// Links returns the values of a parameter for each link, and for "default", which new links copy. The keys are the
+// links' names. It leaves out links without the parameter, and links that were just deleted. If the kernel does not
+// support the address family, the result is empty.
 func Links(family, name string) (map[string]string, error) {
 	dir := root + "net/" + family + "/conf"
 	entries, err := os.ReadDir(dir)
@@ -41,8 +41,8 @@ func Links(family, name string) (map[string]string, error) {
 	return values, nil
 }
 
-// Replace writes the value want to a parameter of each link, and of "default", that has the value have. It leaves out
-// the links in except.
+// Replace changes a parameter from one value (have) to another (want), for each link and for "default". It skips
+// links with any other value, and the links in except.
 func Replace(family, name, have, want string, except ...string) error {
 	values, err := Links(family, name)
 	for link, value := range values {

@@ -1,7 +1,7 @@
 // Package sysctl reads and writes kernel parameters below /proc/sys.
 //
-// Network parameters exist once per network namespace. The thread that opens a path determines the namespace. Use
-// netns.NS.Do around a call.
+// Network parameters exist once in each network namespace. The namespace of the thread that opens the path counts. To
+// reach another namespace, call the functions inside netns.NS.Do.
 package sysctl
 
 import (
@@ -18,46 +18,47 @@ import (
 
 const root = "/proc/sys/"
 
-// Read returns a parameter's value without the newline. path is below /proc/sys, with slashes, since an interface's
-// name may contain dots.
+// Read returns a parameter's value without the newline. path is relative to /proc/sys and has slashes, since an
+// interface's name may contain dots.
 func Read(path string) (string, error) { return all().read(path) }
 
-// Write sets a parameter. It needs root in the user namespace that owns the network namespace. A read-only /proc/sys
-// is no error if the parameter has the value already.
+// Write sets a parameter. It needs root in the user namespace that owns the network namespace. If /proc/sys is
+// read-only, Write returns no error if the parameter already has the value.
 func Write(path, value string) error { return all().Write(path, value) }
 
-// Ensure sets a parameter unless it has the value already, and reports whether it changed it.
+// Ensure sets a parameter unless it already has the value, and reports whether it changed the parameter.
 func Ensure(path, value string) (changed bool, err error) { return all().Ensure(path, value) }
 
-// Exists reports whether the kernel, in its present state, has the parameter.
+// Exists reports whether the kernel has the parameter at present. Loading a module may add parameters.
 func Exists(path string) bool {
 	_, err := Read(path)
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// HasIPv6 reports whether the kernel has IPv6. It has none if it was booted with ipv6.disable=1 or built without it.
-// If /proc/sys cannot be read, HasIPv6 returns true.
+// HasIPv6 reports whether the kernel supports IPv6. It does not if it was booted with ipv6.disable=1 or built without
+// IPv6. If /proc/sys cannot be read, HasIPv6 returns true.
 func HasIPv6() bool { return Exists("net/ipv6/conf/all/forwarding") || !Exists("net/ipv4/ip_forward") }
 
-// Link returns the path of a parameter of one link: Link("ipv6", "eth0", "accept_ra").
+// Link returns the path of a parameter of one link. For example, Link("ipv6", "eth0", "accept_ra") returns
+// "net/ipv6/conf/eth0/accept_ra".
 func Link(family, link, name string) string {
 	return strings.Join([]string{"net", family, "conf", link, name}, "/")
 }
 
-// Dir is an open directory of parameters. It belongs to the network namespace in which it was opened, whichever
-// thread uses it. Opening it while other work goes on saves time later: the more namespaces exist, the longer the
-// kernel takes to find the directory, since it compares the entries of all namespaces.
+// Dir is an open directory of parameters. It belongs to the network namespace of the thread that opened it, and any
+// thread may use it. Finding the directory takes the kernel the longer, the more namespaces exist, since it compares
+// the entries of all namespaces. So open a Dir early, in parallel with other work.
 type Dir struct {
 	fd   int
 	at   string // the beginning of a path when a file is opened
 	name string // the beginning of a path in errors
 }
 
-// all returns /proc/sys of the calling thread.
+// all returns the directory /proc/sys. Its paths belong to the calling thread's namespace.
 func all() *Dir { return &Dir{unix.AT_FDCWD, root, root} }
 
-// OpenDir opens a directory of the calling thread's network namespace. path is below /proc/sys: "net/ipv6/conf". If
-// the kernel does not have it, the error matches fs.ErrNotExist.
+// OpenDir opens a directory in the calling thread's network namespace. path is relative to /proc/sys, such as
+// "net/ipv6/conf". If the kernel does not have the directory, the error matches fs.ErrNotExist.
 func OpenDir(path string) (*Dir, error) {
 	fd, err := unix.Open(root+path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -69,7 +70,7 @@ func OpenDir(path string) (*Dir, error) {
 // Close closes the directory.
 func (d *Dir) Close() error { return unix.Close(d.fd) }
 
-// Ensure does the work of the package's Ensure for a path below the directory.
+// Ensure is the function Ensure for a path relative to the directory.
 func (d *Dir) Ensure(path, value string) (changed bool, err error) {
 	have, err := d.read(path)
 	if err != nil || have == value {
@@ -92,8 +93,8 @@ func (d *Dir) read(path string) (string, error) {
 	return string(bytes.TrimSpace(b[:n])), nil
 }
 
-// Prefer writes a value that the caller can do without. If /proc/sys is read-only, it changes nothing and returns no
-// error.
+// Prefer sets a parameter like Write. It ignores that /proc/sys is read-only, because the caller can do without the
+// change.
 func (d *Dir) Prefer(path, value string) error {
 	if err := d.Write(path, value); !errors.Is(err, unix.EROFS) {
 		return err
@@ -101,7 +102,7 @@ func (d *Dir) Prefer(path, value string) error {
 	return nil
 }
 
-// Write does the work of the package's Write for a path below the directory.
+// Write is the function Write for a path relative to the directory.
 func (d *Dir) Write(path, value string) error {
 	fd, err := unix.Openat(d.fd, d.at+path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err == nil {

@@ -11,21 +11,21 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Qdisc is a queueing discipline. An empty Kind means that there is none.
+// Qdisc describes a queueing discipline in the kernel. An empty Kind means that it does not exist.
 type Qdisc struct {
 	Link   int // the index of its link
 	Kind   string
 	Handle uint32
-	// The following fields are set for a tbf only. Rate is in bytes per second. Ticks is the burst, as the time that
-	// it takes at this rate. Limit is the queue's length in bytes.
+	// The following fields are only set for a tbf. Rate is in bytes per second. Ticks is the time in ticks in which
+	// Rate sends the burst. Limit is the length of the queue in bytes.
 	Rate   uint64
 	Ticks  uint32
 	Limit  uint32
 	Peaked bool // the qdisc also has a peak rate, which ours never has
 }
 
-// tick is the unit of time of qdiscs, in nanoseconds. It has been fixed since Linux 2.6.31 (PSCHED_SHIFT,
-// include/net/pkt_sched.h; the second number of /proc/net/psched).
+// tick is the unit of time in messages about qdiscs, in nanoseconds. It is fixed since Linux 2.6.31 (PSCHED_SHIFT in
+// include/net/pkt_sched.h, and the second number in /proc/net/psched).
 const tick = 64
 
 // decode returns a function that finds an option, and the kind, in the attributes of a qdisc or filter after struct
@@ -39,7 +39,7 @@ func decode(b []byte) (option func(path ...uint16) []byte, kind string, _ error)
 	return option, nl.Text(nl.Find(b, unix.TCA_KIND)), nl.Decode(b, func(*netlink.AttributeDecoder) {})
 }
 
-// Decode parses the body of an RTM_NEWQDISC.
+// Decode parses the body of an RTM_NEWQDISC message.
 func (q *Qdisc) Decode(b []byte) error {
 	option, kind, err := decode(b)
 	if err != nil {
@@ -65,10 +65,10 @@ func (q *Qdisc) Decode(b []byte) error {
 	return nil
 }
 
-// Ours reports whether the qdisc has the kind and handle that only we use.
+// Ours reports whether the qdisc has the kind and the handle of Tombolo's qdiscs.
 func (q Qdisc) Ours() bool { return q.Kind == "tbf" && q.Handle == Handle }
 
-// Burst returns the burst in bytes, with the precision of a tick.
+// Burst returns the burst in bytes. It is as exact as a tick permits.
 func (q Qdisc) Burst() uint64 {
 	const second = 1e9
 	high, low := bits.Mul64(q.Rate, uint64(q.Ticks)*tick)
@@ -81,14 +81,14 @@ func (q Qdisc) Burst() uint64 {
 	return bytes
 }
 
-// Is reports whether the qdisc is as SetTBF would create it for w.
+// Is reports whether the qdisc has the parameters of the bucket w, as SetTBF sets them.
 func (q Qdisc) Is(w Bucket) bool {
 	if !q.Ours() || q.Peaked || q.Rate != w.Rate || q.Limit != w.Limit {
 		return false
 	}
 
-	// The kernel stores the burst as a time. Its multiplication is exact to some nine digits at usual rates, and to
-	// four at the highest.
+	// Compare times, with a tolerance, since the kernel stores the burst as a time. Its conversion is exact to some
+	// nine digits at common rates, and to four digits at the highest rates.
 	high, low := bits.Mul64(uint64(w.Burst), 1e9)
 	if high >= w.Rate {
 		return false
@@ -100,7 +100,7 @@ func (q Qdisc) Is(w Bucket) bool {
 	return off <= 1+want/1000
 }
 
-// Filter is a filter at a link's ingress or egress.
+// Filter describes a filter at a link's ingress or egress.
 type Filter struct {
 	Priority uint16
 	Protocol uint16
@@ -113,7 +113,7 @@ type Filter struct {
 	Direct   bool   // a bpf filter whose program returns the verdict on the packet
 }
 
-// Decode parses the body of an RTM_NEWTFILTER.
+// Decode parses the body of an RTM_NEWTFILTER message.
 func (f *Filter) Decode(b []byte) error {
 	option, kind, err := decode(b)
 	if err != nil {
@@ -138,8 +138,8 @@ func (f *Filter) Decode(b []byte) error {
 	return nil
 }
 
-// isMatchAll reports whether a struct tc_u32_sel matches every packet. It must have exactly one key, whose first
-// field, the mask, is 0.
+// isMatchAll reports whether a struct tc_u32_sel matches every packet. It has exactly one key, whose first field, the
+// mask, is 0.
 func isMatchAll(sel []byte) bool {
 	return len(sel) == sizeofU32Sel+sizeofU32Key && sel[0]&u32Terminal != 0 && sel[2] == 1 &&
 		binary.NativeEndian.Uint32(sel[sizeofU32Sel:]) == 0

@@ -14,15 +14,16 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// The handle of our qdiscs and the priority of our filters: "to" in ASCII, which users and agents are unlikely to
-// choose.
+// Handle is the handle of our qdiscs, and Priority the priority of our filters. They contain "to" in ASCII, a number
+// that other programs are unlikely to choose.
 const (
 	minor    = 0x746f
 	Handle   = minor << 16
 	Priority = minor
 )
 
-// Places for qdiscs and filters at a link: parents of include/uapi/linux/pkt_sched.h.
+// The places for qdiscs and filters at a link. They are values for the field tcm_parent
+// (include/uapi/linux/pkt_sched.h).
 const (
 	Root    = 0xffffffff // TC_H_ROOT
 	Clsact  = 0xfffffff1 // TC_H_CLSACT, which is TC_H_INGRESS
@@ -99,8 +100,8 @@ type Bucket struct {
 	Limit uint32 // length of the queue
 }
 
-// SetTBF appends a request that makes a token bucket filter the root qdisc of a link. If the root is a token bucket
-// filter of ours already, the request changes its parameters, and its queue and tokens stay.
+// SetTBF appends a request that makes a token bucket filter the root qdisc of a link. If the root qdisc is already
+// our token bucket filter, the request changes its parameters. Its queue and tokens stay.
 func (l Device) SetTBF(b *nl.Batch, w Bucket) {
 	l.add(b, "set qdisc tbf of", unix.RTM_NEWQDISC, netlink.Create|netlink.Replace, l.header(Handle, Root, 0), w.encode)
 }
@@ -113,7 +114,7 @@ func (w Bucket) encode(ae *netlink.AttributeEncoder) {
 	options(ae, "tbf", func(ae *netlink.AttributeEncoder) {
 		ae.Bytes(tbfParms, q[:])
 
-		// In bytes, so that the burst is not rounded to clock ticks.
+		// Set the burst in bytes, so that the kernel does not round it to ticks.
 		ae.Uint32(tbfBurst, w.Burst)
 		if w.Rate > math.MaxUint32 {
 			ae.Uint64(tbfRate64, w.Rate)
@@ -127,26 +128,25 @@ func options(ae *netlink.AttributeEncoder, kind string, fn func(*netlink.Attribu
 	nl.Nested(ae, unix.TCA_OPTIONS, fn)
 }
 
-// DelQdisc appends the deletion of the qdisc in a place: Root or Clsact.
+// DelQdisc appends a request that deletes the qdisc at a place, which is Root or Clsact.
 func (l Device) DelQdisc(b *nl.Batch, place uint32) {
 	l.add(b, "delete qdisc of", unix.RTM_DELQDISC, 0, l.header(0, place, 0), nil)
 }
 
-// GetQdisc appends a request for the qdisc in a place: Root or Clsact. It requests an echo, since the kernel
-// multicasts the answer as an announcement, and without an echo leaves out the requesting socket (Linux 6.1 and
-// 6.18). See Look.
+// GetQdisc appends a request for the qdisc at a place, which is Root or Clsact. It requests an echo. The kernel
+// multicasts the answer, and without an echo does not send it to the requesting socket (Linux 6.1 to 6.18). See Look.
 func (l Device) GetQdisc(b *nl.Batch, place uint32, into *Qdisc) {
 	m, err := nl.Encode(unix.RTM_GETQDISC, netlink.Echo, l.header(0, place, 0), nil)
 	b.AddGet("get qdisc of", l, m, err, func(m netlink.Message) error { return into.Decode(m.Data) })
 }
 
-// AddClsact appends a request that adds a clsact to a link, the place for its filters.
+// AddClsact appends a request that adds a clsact qdisc to a link, to which filters can be attached.
 func (l Device) AddClsact(b *nl.Batch) {
 	l.add(b, "add qdisc clsact to", unix.RTM_NEWQDISC, netlink.Create|netlink.Excl, l.header(handleClsact, Clsact, 0),
 		func(ae *netlink.AttributeEncoder) { ae.String(unix.TCA_KIND, "clsact") })
 }
 
-// filter returns the header of a request about filters of our priority at the ingress.
+// filter returns the header of a request about filters with our priority at the ingress.
 func (l Device) filter(handle uint32, protocol uint16) []byte {
 	return l.filterAt(Ingress, handle, protocol)
 }
@@ -159,8 +159,9 @@ func htons(v uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
 }
 
-// AddRedirect appends a request for a filter that redirects all packets received by a link to the egress of another
-// link. It is a u32 filter whose only key has no bits, since not every kernel has matchall.
+// AddRedirect appends a request that adds a filter. It redirects all packets that a link receives to the egress of
+// another link, given by its index. The filter is a u32 with a single key that matches everything, since not every
+// kernel has matchall.
 func (l Device) AddRedirect(b *nl.Batch, to int) {
 	l.add(b, "add filter to", unix.RTM_NEWTFILTER, netlink.Create|netlink.Excl, l.filter(0, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
@@ -188,13 +189,15 @@ func redirect(to int) []byte {
 	return p
 }
 
-// DelFilters appends the deletion of all filters of a link with our priority. They all have the given protocol.
+// DelFilters appends a request that deletes all filters with our priority at the ingress. All of them must have the
+// given protocol.
 func (l Device) DelFilters(b *nl.Batch, protocol uint16) {
 	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(0, protocol), nil)
 }
 
-// SetProgram appends a request for a filter with a program of classic BPF, an array of struct sock_filter. The
-// program's return value is the verdict on the packet. The filter replaces one with the same handle.
+// SetProgram appends a request that adds a filter with a classic BPF program, which is an array of struct
+// sock_filter. The program's result is the verdict on the packet. The filter replaces an existing one with the same
+// handle.
 func (l Device) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
@@ -206,9 +209,9 @@ func (l Device) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 		})
 }
 
-// SetObject appends a request for a filter at the egress with a program of extended BPF, given by its file descriptor.
-// The program's return value is the verdict on the packet. The filter replaces one with the same handle. The kernel
-// stores the name, at most 255 bytes, and lists it with the filter.
+// SetObject appends a request that adds a filter with an extended BPF program at the egress. fd is the program's file
+// descriptor. The program's result is the verdict on the packet. The filter replaces an existing one with the same
+// handle. The kernel stores name, of at most 255 bytes, and lists it with the filter.
 func (l Device) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
 	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filterAt(Egress, handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
@@ -220,17 +223,18 @@ func (l Device) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
 		})
 }
 
-// DelProgram appends a request that deletes the filter that SetProgram set with this handle.
+// DelProgram appends a request that deletes the filter that SetProgram has added with this handle.
 func (l Device) DelProgram(b *nl.Batch, handle uint32) {
 	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) { ae.String(unix.TCA_KIND, "bpf") })
 }
 
-// ErrNotSupported is the cause of an error about a feature that the kernel lacks and could not load.
+// ErrNotSupported is wrapped by errors about a kernel feature that is missing and could not be loaded.
 var ErrNotSupported = errors.New("the kernel lacks it")
 
-// Unsupported adds ErrNotSupported and the missing modules to an error that means a missing module. The kernel
-// reports that with an errno that has other meanings too, so use it only for a refused creation.
+// Unsupported adds ErrNotSupported and the names of modules to an error that means a missing kernel module. The errno
+// for this also has other meanings, so use Unsupported only for a refused creation. It returns other errors
+// unchanged.
 func Unsupported(err error, modules string) error {
 	if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) {
 		return err
@@ -238,7 +242,8 @@ func Unsupported(err error, modules string) error {
 	return fmt.Errorf("%w: %w: load %s (modprobe, or modules-load.d for good)", ErrNotSupported, err, modules)
 }
 
-// Look executes a batch of gets, and ignores missing objects. The batch has the error of each get.
+// Look executes a batch of GetQdisc requests. It ignores errors about missing objects. Batch.Err returns the error of
+// each request.
 func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 	if err := c.Do(ctx, b); err == nil || ctx.Err() != nil {
 		return err
@@ -246,7 +251,8 @@ func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 
 	var errs []error
 	for i := range b.Len() {
-		// For a link that was never up, whose qdisc is only a placeholder, the kernel sends no answer, or EINVAL.
+		// Ignore a missing answer and EINVAL too. The kernel sends these if the link was never up, so that its qdisc
+		// is only a placeholder.
 		if err := b.Err(i); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, nl.ErrNoAnswer) &&
 			!errors.Is(err, unix.EINVAL) {
 			errs = append(errs, err)
@@ -256,9 +262,9 @@ func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 	return errors.Join(errs...)
 }
 
-// Filters lists the filters of a link in the given places, Ingress and Egress. It returns those of our priority in
-// the first place, with the entries of their classifiers, and the number of all others. The kernel lists one place at a
-// time, so the cost does not grow with the node.
+// Filters lists the filters of a link at the given places, Ingress and Egress. own contains the filters with our
+// priority at the first place, including entries for their classifiers. others is the number of all other filters.
+// The kernel lists only this link's filters, so the time does not depend on the number of links.
 func (l Device) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []Filter, others int, _ error) {
 	for _, place := range places {
 		m, err := nl.Encode(unix.RTM_GETTFILTER, 0, l.header(0, place, 0), nil)

@@ -1,5 +1,5 @@
-// Package trace has the common parts of the sessions of both DHCP clients: the counts of messages, which the error of
-// a failed session lists, and the random numbers.
+// Package trace has the parts that the sessions of both DHCP clients share: the counts of messages, which the error
+// of a failed session lists, random numbers, and helpers for errors and times.
 package trace
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 )
 
-// ErrTimeout is exported by package dhcpc.
+// ErrTimeout is the cause of an error if no lease came in time. Package dhcpc exports it.
 var ErrTimeout = errors.New("no lease in time")
 
 // Invalid is an error that matches tombolo.ErrInvalid.
@@ -22,19 +22,19 @@ type Invalid string
 
 func (e Invalid) Error() string { return string(e) }
 
-// Is reports a match with tombolo.ErrInvalid.
+// Is reports whether target is tombolo.ErrInvalid.
 func (e Invalid) Is(target error) bool { return target == tombolo.ErrInvalid }
 
-// Invalidf formats an Invalid error.
+// Invalidf returns an Invalid error with a formatted text.
 func Invalidf(format string, args ...any) error { return Invalid(fmt.Sprintf(format, args...)) }
 
-// Unusable returns an error about the content of a lease.
+// Unusable returns an Invalid error about the content of a lease.
 func Unusable(format string, args ...any) error { return Invalidf("invalid lease: "+format, args...) }
 
-// Argument returns an error about an invalid argument.
+// Argument returns an Invalid error about an argument.
 func Argument(what string) error { return Invalid(tombolo.ErrInvalid.Error() + ": " + what) }
 
-// Shun returns the list of servers to avoid with one more server, cut to the last 8. It does not change list.
+// Shun returns list with one more server to avoid, limited to the last 8. It does not change list itself.
 func Shun[T comparable](list []T, server T) []T {
 	const most = 8
 	if slices.Contains(list, server) {
@@ -44,19 +44,19 @@ func Shun[T comparable](list []T, server T) []T {
 	return list[max(len(list)-most, 0):]
 }
 
-// maxHeard is the number of kinds of messages that a Trace counts separately. It counts all others together, so that
-// a flood of odd messages takes no memory.
+// maxHeard is the number of kinds of messages that a Trace counts separately. It counts all other kinds together, so
+// that a flood of odd messages takes no memory.
 const maxHeard = 8
 
 // Trace counts the messages since the client last had a lease. Copies of a session have copies of its Trace, which
-// share their lists. So its methods make new lists instead of changing one.
+// share their lists. So the methods make new lists instead of changing a list.
 type Trace struct {
 	Began       time.Time
 	Sent, Heard Counts
 	Last        error // the error before the one that ends the session; nil if there was none
 }
 
-// Counts holds the number of messages of each kind.
+// Counts holds the number of messages of each kind, in the order of their first occurrence.
 type Counts []count
 
 type count struct {
@@ -64,7 +64,7 @@ type count struct {
 	n    int
 }
 
-// Add counts one more message of a kind. It does not change the previous list.
+// Add counts one more message of a kind. It makes a new list, so that copies of the previous list stay unchanged.
 func (c *Counts) Add(what string) {
 	list := append(Counts(nil), *c...)
 	*c = list
@@ -81,8 +81,8 @@ func (c *Counts) Add(what string) {
 	*c = append(list, count{what, 1})
 }
 
-// String returns each kind with its number, and the first word in the plural if there are several: "2 OFFERs of
-// 192.0.2.9 from 192.0.2.1".
+// String returns each kind with its number, such as "2 OFFERs of 192.0.2.9 from 192.0.2.1". If the number is not 1,
+// the kind's first word has a plural s.
 func (c Counts) String() string {
 	var list []string
 	for _, one := range c {
@@ -99,9 +99,9 @@ func (c Counts) String() string {
 	return strings.Join(list, ", ")
 }
 
-// Failure returns the error of a session that ends at now because of err. The text begins with vain if there were
-// answers that led to no lease. If no answer came, it ends with hint, which tells the reader what to check. The error
-// matches err and Last.
+// Failure returns the error of a session that ends at the time now because of err. vain and hint are parts of the
+// error's text. The text begins with vain if answers came, but led to no lease. It contains hint, advice for the
+// reader, if no answer came before a timeout. The error matches err and Last.
 func (t *Trace) Failure(op string, now time.Time, err error, vain, hint string) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", ErrTimeout, err) // regardless of whether the client or the caller set the deadline
@@ -146,7 +146,7 @@ func (f *failure) Error() string { return f.text }
 
 func (f *failure) Unwrap() []error { return f.causes }
 
-// Earlier returns the earlier of two times. A zero time means never.
+// Earlier returns the earlier of two times. The zero time means never.
 func Earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -154,11 +154,10 @@ func Earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// Random is the state of a SplitMix64 generator. It is part of a session, so that a session's behaviour depends on
-// nothing else.
+// Random is the state of a SplitMix64 generator. It is part of a session, so that equal sessions behave equally.
 type Random uint64
 
-// Next returns the next number.
+// Next returns the next random number.
 func (r *Random) Next() uint64 {
 	*r += 0x9e3779b97f4a7c15
 	z := uint64(*r)
@@ -175,16 +174,16 @@ func (r *Random) Between(lo, hi time.Duration) time.Duration {
 	return lo + time.Duration(r.Next()%uint64(hi-lo+1))
 }
 
-// Limits of the back-off after a refusal or a conflict.
+// These are limits of the back-off after a refusal or a conflict.
 const (
 	firstBackOff   = time.Second
 	longestBackOff = 30 * time.Minute
 )
 
-// BackOff returns the pause after this many failures in a row.
+// BackOff returns the pause after the given number of failures in a row.
 func BackOff(failures int) time.Duration { return Doubled(firstBackOff, failures, longestBackOff) }
 
-// Doubled returns d doubled n times, up to a maximum.
+// Doubled returns the duration d doubled n times, limited to the maximum in the parameter most.
 func Doubled(d time.Duration, n int, most time.Duration) time.Duration {
 	for ; n > 0 && d < most; n-- { // stop early, to avoid an overflow
 		d *= 2
@@ -208,7 +207,7 @@ func IsDomain(name string) bool {
 
 const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
 
-// Printable returns the printable ASCII characters of a server's text, at most 80.
+// Printable returns a server's text without characters that are not printable ASCII, cut to 80 bytes.
 func Printable(s string) string {
 	s = strings.Map(func(c rune) rune {
 		if c < ' ' || c > '~' {

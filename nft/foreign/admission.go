@@ -18,41 +18,42 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// The chain FORWARD of iptables over nf_tables.
+// The names of iptables' chain FORWARD in nf_tables.
 const (
 	iptablesTable   = "filter"
 	iptablesForward = "FORWARD"
 )
 
-// rulesVersion must be raised with every change of Ensure's rules or their place.
+// rulesVersion must be increased with every change of Ensure's rules or of their place.
 const rulesVersion = 2
 
 // admission is one of our rules in FORWARD. It accepts marked packets from or to one bridge, or one shared NIC.
 type admission struct{ direction, bridge string }
 
-// The directions of admissions, as in their comments.
+// fromBridge and toBridge are the values of admission.direction. They are part of the rule's comment.
 const fromBridge, toBridge = " from ", " to "
 
-// comment returns the comment of the rule, which identifies it for any mark.
+// comment returns the comment of the rule. The comment identifies the rule, and does not depend on the mark.
 func (a admission) comment(c *Conn) string { return c.comment() + a.direction + a.bridge }
 
-// comment returns the beginning of the comments of all our rules that accept packets.
+// comment returns the beginning of the comments of all rules that Ensure adds to accept packets.
 func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.table + " marks" }
 
-// Ensure makes iptables accept the packets that our forward chain marks, if iptables works over nf_tables. For IPv4
-// and IPv6 it adds two rules for each bridge of our networks and each shared NIC to the chain FORWARD of table
-// filter: one for packets from it and one for packets to it.
+// Ensure makes iptables accept the packets that package nft marks, if iptables uses nf_tables. It reports whether it
+// changed anything. For IPv4 and IPv6, it adds two rules for each bridge of our networks and for each shared NIC to
+// the chain FORWARD. One rule is for packets from the link, and one for packets to the link.
 //
-// A rule that accepts a packet hides it from all later rules. So our rules stand as late as possible: right before
-// the first rule that drops or rejects every packet, and before rules that only log packets for that drop. A jump to
-// a chain that drops everything counts as such a rule. Without one, our rules stand at the end, or are left out if
-// the policy accepts.
+// Later rules do not see a packet that our rule accepts. So our rules stand as late as possible: right before the
+// first rule that drops or rejects every packet. If rules right before that drop only log packets, our rules stand
+// before them too. A jump to a chain that drops everything counts as a drop. Without such a rule, our rules are at
+// the end of the chain. If the chain's policy is accept, they are not needed.
 //
-// Our rules never move ahead, so a drop of everything before them stays in force: see Obstacles. Only if our rules
-// are missing does Ensure choose their place anew.
+// Ensure never moves our rules towards the beginning. So if somebody inserts a drop of everything before them, the
+// drop stays effective: see Obstacles. Only if all of our rules are missing, Ensure chooses their place anew.
 //
-// With an AdminChain, FORWARD calls that chain first. Ensure creates no table, and a chain FORWARD only to call an
-// AdminChain. However many processes call Ensure at once, one transaction makes all changes.
+// With an AdminChain, Ensure also makes FORWARD call this chain first. It never creates a table. It creates a chain
+// FORWARD only to call an existing AdminChain. All changes are made in one transaction, so several processes may call
+// Ensure at the same time.
 func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 	err := c.planned(ctx, "", func(p *plan) error {
 		t := p.transaction()
@@ -67,8 +68,9 @@ func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 	return changed, err
 }
 
-// Ready reports whether Ensure would change nothing. If that was seen over the same Socket before, it costs one look
-// at the generation. Otherwise it reads the chain FORWARD, and the chains that FORWARD calls for every packet.
+// Ready reports whether Ensure would change nothing. If a Conn with the same Socket has found this before, Ready only
+// compares the generation of nf_tables. Otherwise it reads the chain FORWARD and the chains that FORWARD calls for
+// every packet.
 func (c *Conn) Ready(ctx context.Context) (bool, error) {
 	if c.err != nil {
 		return false, c.err
@@ -81,7 +83,7 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 			return nil
 		}
 
-		// For a generation that Seen knows, the kernel already shows its changes. For another one, make sure of that.
+		// If Seen knows this generation, its changes are visible already. Otherwise wait until they are.
 		if known := c.seen.Generation(); err == nil && (known == nil || *known != generation) {
 			err = nftnl.Unchanged(c.nl, generation)
 		}
@@ -109,7 +111,7 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 	return right, err
 }
 
-// sum returns the checksum of Ensure's rules, for a Seen.
+// sum returns a checksum of the settings that Ensure's rules depend on, for use with nftnl.Seen.
 func (c *Conn) sum() uint64 {
 	sum := fnv.New64a()
 	fmt.Fprintf(sum, "admission %d %x %s %s", rulesVersion, c.mark, c.admin, c.table)
@@ -127,7 +129,7 @@ func (c *Conn) Check(ctx context.Context) (diffs []tombolo.Difference, _ error) 
 	return diffs, err
 }
 
-// Remove deletes our rules from iptables' chains FORWARD, with any mark.
+// Remove deletes our rules from iptables' chains FORWARD, whatever mark they have.
 func (c *Conn) Remove(ctx context.Context) error {
 	return c.planned(ctx, "", func(p *plan) error {
 		for _, f := range p.families {
@@ -142,8 +144,8 @@ func (c *Conn) Remove(ctx context.Context) error {
 	})
 }
 
-// planned calls do with a plan. As long as another change of the firewall overtakes it, it tries again with a new
-// plan. link is the incoming link of pods' packets, or "" if it is unknown.
+// planned calls do with a new plan. If another program changes nf_tables in the meantime, it tries again. link is the
+// incoming link of pods' packets, or "" if it is unknown.
 func (c *Conn) planned(ctx context.Context, link string, do func(*plan) error) error {
 	if c.err != nil {
 		return c.err
@@ -161,7 +163,7 @@ func (c *Conn) planned(ctx context.Context, link string, do func(*plan) error) e
 	})
 }
 
-// plan is the state of our rules in both families.
+// plan holds the present and the intended state of our rules, for both families.
 type plan struct {
 	*Conn
 	generation uint32
@@ -169,7 +171,7 @@ type plan struct {
 	families   []*familyPlan
 }
 
-// familyPlan is the state of our rules in one family.
+// familyPlan holds the present and the intended state of our rules in one family.
 type familyPlan struct {
 	at     chain
 	hooked bool // the chain exists and sees forwarded packets
@@ -179,8 +181,8 @@ type familyPlan struct {
 	callAdmin  bool // FORWARD lacks the rule that calls the operator's chain
 }
 
-// plan reads the present state and decides on the rules. If the firewall changes while plan reads, the plan may be
-// inconsistent. The transaction with its generation is then refused.
+// plan reads the present state and decides about the rules. If nf_tables changes while plan reads, the result may be
+// inconsistent. A transaction with the same generation is then refused.
 func (c *Conn) plan(ctx context.Context, generation uint32, link string) (*plan, error) {
 	p := &plan{Conn: c, generation: generation}
 	var b nl.Batch
@@ -213,7 +215,7 @@ func (c *Conn) plan(ctx context.Context, generation uint32, link string) (*plan,
 			f.place = f.decide(c.admin)
 		}
 
-		// A missing FORWARD is created only to call an existing chain of the operator.
+		// If FORWARD is missing, create it only to call the operator's chain, and only if that chain exists.
 		f.callAdmin = c.admin != "" && (f.hooked || f.adminThere) && !f.leadsTo(c.admin)
 		if f.err != nil {
 			return nil, f.err
@@ -223,7 +225,7 @@ func (c *Conn) plan(ctx context.Context, generation uint32, link string) (*plan,
 	return p, nil
 }
 
-// transaction returns the changes that lead to the planned state.
+// transaction returns a transaction with all changes that the plan needs. It is empty if nothing differs.
 func (p *plan) transaction() *nftnl.Transaction {
 	t := nftnl.Begin(&p.generation)
 	for _, f := range p.families {
@@ -245,7 +247,8 @@ func (p *plan) transaction() *nftnl.Transaction {
 	return t
 }
 
-// compare returns our rules that the chain lacks, and those to delete.
+// compare returns two lists: our rules that are missing in the chain, and existing rules with our comment that must
+// be deleted.
 func (p *plan) compare(f *familyPlan) (missing []admission, surplus []rule) {
 	if f.index >= 0 {
 		for _, bridge := range p.bridges {
@@ -266,8 +269,8 @@ func (p *plan) compare(f *familyPlan) (missing []admission, surplus []rule) {
 	return missing, surplus
 }
 
-// insert adds one of our rules in the form of iptables, which gives every rule a counter. So iptables prints it
-// correctly.
+// insert appends a change that adds one of our rules. The rule has a counter, like every rule of iptables, so that
+// iptables can print it.
 func (p *plan) insert(t *nftnl.Transaction, f *familyPlan, a admission) {
 	attrs, flags := f.at.named(unix.NFTA_RULE_CHAIN), netlink.Append
 	if f.index < len(f.rules) {
@@ -296,7 +299,8 @@ func (p *plan) insert(t *nftnl.Transaction, f *familyPlan, a admission) {
 // adminComment is the comment of the rule that calls the operator's chain.
 const adminComment = "tombolo: the operator's rules first"
 
-// insertCall makes FORWARD call the operator's chain first, like the reference plugin firewall.
+// insertCall appends changes that make FORWARD call the operator's chain first, as the reference plugin firewall
+// does.
 func (p *plan) insertCall(t *nftnl.Transaction, f *familyPlan) {
 	if !f.hooked {
 		hook := nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_FORWARD),
@@ -318,7 +322,7 @@ func (p *plan) insertCall(t *nftnl.Transaction, f *familyPlan) {
 		}), f.at.named(unix.NFTA_RULE_CHAIN)...)
 }
 
-// differences returns the differences between the present and the planned state.
+// differences returns the differences between the present and the intended state.
 func (p *plan) differences() []tombolo.Difference {
 	var list diff.List
 	for _, f := range p.families {

@@ -14,18 +14,18 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Config configures a Conn. A nil Config and a zero field mean the defaults of package nft's Config.
+// Config configures a Conn. A nil Config and a zero field mean the defaults.
 type Config struct {
-	// Mark and Table are the fields of package nft's Config.
+	// Mark and Table have the meaning and the defaults of the fields of nft.Config.
 	Mark  uint32
 	Table string
-	// AdminChain is an operator's chain that iptables calls before all others for forwarded packets; empty for none.
-	// Ensure creates it if it is missing and the chain FORWARD exists.
+	// AdminChain is the name of an operator's chain that iptables must call first for forwarded packets, or "" for
+	// none. If the chain FORWARD exists, Ensure creates a missing AdminChain.
 	AdminChain string
 }
 
-// Conn reads the firewalls of other programs, and maintains two rules for each of our bridges in iptables. Several
-// goroutines and processes may use it at once. Errors of the kernel are a *tombolo.OpError, or wrap one.
+// Conn examines the firewalls of other programs, and maintains our rules in iptables. Several goroutines and
+// processes may use it at the same time. Errors from the kernel are, or wrap, a *tombolo.OpError.
 type Conn struct {
 	nl    *nl.Conn
 	seen  *nftnl.Seen
@@ -35,8 +35,8 @@ type Conn struct {
 	err   error // an invalid Config
 }
 
-// On returns a Conn over an open connection, which still belongs to its owner. With the Socket of package nft's Conn,
-// Ready costs less, since that Socket remembers the firewall's generation.
+// On returns a Conn that uses an open connection. The connection's owner still has to close it. If s is the Socket of
+// an nft.Conn, Ready is faster, since this Socket remembers the generation of nf_tables.
 func On(s tombolo.Socket, cfg *Config) *Conn {
 	if cfg == nil {
 		cfg = &Config{}
@@ -49,7 +49,7 @@ func On(s tombolo.Socket, cfg *Config) *Conn {
 	}
 }
 
-// chain is a chain in another program's table.
+// chain identifies a chain in another program's table.
 type chain struct {
 	family      uint8 // unix.NFPROTO_*
 	table, name string
@@ -60,13 +60,13 @@ func (ch chain) String() string {
 	return "chain " + ch.name + " of table " + nftnl.FamilyName(ch.family) + " " + ch.table
 }
 
-// named returns the attributes that name the table and the chain. The table's attribute is 1 in all kinds of
-// messages.
+// named returns the attributes with the names of the table and the chain. The parameter attribute is the type of the
+// chain's attribute, which depends on the message. The table's attribute is 1 in all messages.
 func (ch chain) named(attribute uint16) []netlink.Attribute {
 	return []netlink.Attribute{nftnl.String(unix.NFTA_CHAIN_TABLE, ch.table), nftnl.String(attribute, ch.name)}
 }
 
-// getChain appends a request for a chain to a batch. reply receives the chain.
+// getChain appends a request for a chain to b. reply is called with the chain, if it exists.
 func getChain(b *nl.Batch, ch chain, reply func(nftnl.Chain)) {
 	nftnl.Get(b, ch, ch.family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		reply(nftnl.DecodeChain(data))
@@ -74,7 +74,8 @@ func getChain(b *nl.Batch, ch chain, reply func(nftnl.Chain)) {
 	}, ch.named(unix.NFTA_CHAIN_NAME)...)
 }
 
-// rulesOf returns the rules of a chain, or none if it does not exist.
+// rulesOf returns the rules of a chain as they apply to the packet p. If the chain does not exist, the result is
+// empty.
 func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -84,7 +85,7 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 	err := nftnl.List(c.nl, "list rules of "+ch.String(), ch.family, unix.NFT_MSG_GETRULE, func(data []byte) error {
 		r := decodeRule(data, p)
 		if own, ok := strings.CutPrefix(r.comment, c.comment()); ok {
-			// Judge a rule of ours by the packets of its own bridge.
+			// If the rule is ours, evaluate it for the packets of its own bridge.
 			about := packet{mark: p.mark, known: p.known}
 			_, about.link, _ = strings.Cut(own, fromBridge)
 			_, about.to, _ = strings.Cut(own, toBridge)
@@ -99,7 +100,8 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 	return rules, err
 }
 
-// read reads a base chain. It reads the chains that this one calls only when they are needed.
+// read reads the rules of the base chain at into b.rules. It also sets b.chain to a function that reads the rules of
+// a called chain at its first use.
 func (c *Conn) read(ctx context.Context, b *base, at chain, p *packet) {
 	read := map[string][]rule{}
 	b.chain = func(name string) []rule {
@@ -111,14 +113,14 @@ func (c *Conn) read(ctx context.Context, b *base, at chain, p *packet) {
 	b.rules = b.chain(at.name)
 }
 
-// isForwardHook reports whether a chain sees forwarded packets.
+// isForwardHook reports whether ch is a filter chain for forwarded packets.
 func isForwardHook(ch nftnl.Chain) bool {
 	return ch.Kind == "filter" && ch.Hook == unix.NF_INET_FORWARD
 }
 
 const policyAccept = uint32(expr.VerdictAccept)
 
-// policyOf returns the policy of a base chain.
+// policyOf returns the policy of a base chain as a verdict.
 func policyOf(ch nftnl.Chain) verdict {
 	if ch.Policy == policyAccept {
 		return accepts

@@ -12,25 +12,24 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// packet holds the known properties of packets that pods send to the outside, and that begin connections.
+// packet describes the packets that a rule is evaluated for: those that pods send to the outside to open connections.
 type packet struct {
 	mark, known uint32 // known has the known bits of the mark
 	link        string // the link that the packet comes in by; empty if unknown
 	to          string // the link that the packet leaves by; empty if unknown, except that it differs from link
 	redirected  bool   // its destination was changed, as for a host port
-	// firewalld is set for rules of firewalld, whose sets of connection states never contain the state of a new
-	// connection.
+	// firewalld is set if the rules are firewalld's. Its sets of connection states never contain the state "new".
 	firewalld bool
 }
 
-// ruleReader derives a rule's verdict from its expressions, and judges its conditions by a packet.
+// ruleReader parses the expressions of a rule, and evaluates its conditions for a packet.
 type ruleReader struct {
 	rule
 	packet *packet
 	loaded
 }
 
-// loaded is the value in the register that was loaded last.
+// loaded describes the value in the register that an expression has loaded last.
 type loaded struct {
 	register     uint32
 	sets         uint32 // of a number of four bytes, the bits that are certainly set
@@ -40,8 +39,9 @@ type loaded struct {
 	family       bool   // the value is the packet's family
 }
 
-// decodeRule parses an NFT_MSG_NEWRULE. It understands only conditions on our mark, the names of links, and the state
-// of a connection. Any other condition may be met or not.
+// decodeRule parses a rule, an NFT_MSG_NEWRULE, and evaluates it for the packet p. It evaluates only conditions about
+// our mark, about names of links, and about the state of the connection. A packet may meet any other condition or
+// not.
 func decodeRule(b []byte, p *packet) rule {
 	rr := ruleReader{rule: rule{handle: nftnl.Number64(nftnl.Find(b, unix.NFTA_RULE_HANDLE))}, packet: p}
 	nftnl.Each(nftnl.Find(b, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {
@@ -51,8 +51,8 @@ func decodeRule(b []byte, p *packet) rule {
 	return rr.rule
 }
 
-// expression evaluates one expression, as far as the packet is known. After an expression that it does not know, the
-// packet may be accepted or dropped.
+// expression evaluates one expression of the rule. If it does not know the expression, it marks the rule as opaque:
+// the rule may then accept or drop the packet.
 func (rr *ruleReader) expression(name string, own []byte) {
 	number := func(attribute uint16) uint32 { return nftnl.Number(nftnl.Find(own, attribute)) }
 	value := func(attribute uint16) []byte { return nftnl.Find(own, attribute, unix.NFTA_DATA_VALUE) }
@@ -134,7 +134,8 @@ func (rr *ruleReader) expression(name string, own []byte) {
 // Offsets of the destination address in the headers of IPv4 and IPv6.
 const destination4, destination6 = 16, 24
 
-// store notes that a rule stores a register in a mark or elsewhere. A nil register means that it stores none.
+// store records that the rule stores a register in a packet or connection. register is nil if it stores none. isMark
+// states that the destination is the mark.
 func (rr *ruleReader) store(register []byte, isMark bool) {
 	rr.conditional = rr.conditional || register != nil
 	if register != nil && isMark {
@@ -142,7 +143,7 @@ func (rr *ruleReader) store(register []byte, isMark bool) {
 	}
 }
 
-// native returns a number of four bytes in the host's byte order, or 0 if b has another length.
+// native returns the number in four bytes in the host's byte order. If b has another length, it returns 0.
 func native(b []byte) uint32 {
 	if len(b) != 4 {
 		return 0
@@ -150,8 +151,8 @@ func native(b []byte) uint32 {
 	return binary.NativeEndian.Uint32(b)
 }
 
-// meta returns the value that a rule's meta expression loads for this packet: its mark, protocol family or link name.
-// An unknown value is the zero loaded.
+// meta returns the value that a meta expression loads for this packet: the mark, the protocol family or a link name.
+// If the value is unknown, meta returns the zero loaded.
 func (p *packet) meta(key expr.MetaKey) loaded {
 	switch {
 	case key == expr.MetaKeyMARK:
@@ -167,12 +168,12 @@ func (p *packet) meta(key expr.MetaKey) loaded {
 	return loaded{}
 }
 
-// name returns the value of a link's name.
+// name returns the loaded value for a link's name. With the flag not, the loaded value is any name except this one.
 func name(link string, not bool) loaded {
 	return loaded{value: nftnl.LinkKey(link, nil, 0), known: bytes.Repeat([]byte{0xff}, nftnl.IfnameLen), not: not}
 }
 
-// connection returns the value that a rule loads with a property of the connection.
+// connection returns the value that a ct expression loads for the first packet of a connection.
 func (p *packet) connection(key expr.CtKey) loaded {
 	const all, dstNAT = 0xffffffff, 1 << 5 // IPS_DST_NAT
 	switch {
@@ -186,13 +187,13 @@ func (p *packet) connection(key expr.CtKey) loaded {
 	return loaded{}
 }
 
-// bits returns the value of a number with some known bits.
+// bits returns a loaded number. known is a mask of the bits of value that are known.
 func bits(value, known uint32) loaded {
 	return loaded{value: binary.NativeEndian.AppendUint32(nil, value),
 		known: binary.NativeEndian.AppendUint32(nil, known)}
 }
 
-// and applies a mask. All other bits are then known to be 0.
+// and applies a mask to the loaded value. The bits outside of the mask are then known to be 0.
 func (l *loaded) and(mask []byte) {
 	if len(mask) != len(l.value) || l.not {
 		*l = loaded{}
@@ -203,8 +204,8 @@ func (l *loaded) and(mask []byte) {
 	}
 }
 
-// condition evaluates a comparison of the loaded value's first bytes with data. For a name with a wildcard, nft
-// compares only the bytes before the wildcard.
+// condition evaluates a comparison of data with the loaded value. data may be shorter than the value: for a name with
+// a wildcard, nft compares only the bytes before the wildcard.
 func (rr *ruleReader) condition(data []byte, equal bool) {
 	n := len(data)
 	known := n > 0 && n <= len(rr.value) && !slices.ContainsFunc(rr.known[:n], func(b byte) bool { return b != 0xff })
@@ -218,8 +219,8 @@ func (rr *ruleReader) condition(data []byte, equal bool) {
 
 func isZero(b []byte) bool { return strings.Trim(string(b), "\x00") == "" }
 
-// decide translates NF_* of linux/netfilter.h and NFT_* into a verdict. NF_DROP may have an errno above the lower
-// eight bits. A program with a queue may do anything.
+// decide sets the rule's verdict from a verdict code, NF_* of linux/netfilter.h or NFT_*. NF_DROP may contain an
+// errno above the lowest eight bits. A verdict that passes packets to a user-space queue makes the rule opaque.
 func (rr *ruleReader) decide(code []byte, target string) {
 	rr.target = target
 	switch kind := expr.VerdictKind(int32(nftnl.Number(code))); kind {
@@ -238,11 +239,12 @@ func (rr *ruleReader) decide(code []byte, target string) {
 	}
 }
 
-// The attributes of x_tables matches and targets (NFTA_MATCH_NAME and the next).
+// xtName and xtInfo are the attributes of x_tables matches and targets (NFTA_MATCH_NAME, NFTA_MATCH_INFO and the same
+// numbers for targets).
 const xtName, xtInfo = 1, 3
 
-// xtMatch evaluates an x_tables match. It understands the match of marks, struct xt_mark_mtinfo1
-// (include/uapi/linux/netfilter/xt_mark.h). A comment is no condition.
+// xtMatch evaluates an x_tables match. It evaluates only the match "mark", with struct xt_mark_mtinfo1
+// (include/uapi/linux/netfilter/xt_mark.h). The match "comment" is no condition.
 func (rr *ruleReader) xtMatch(name string, info []byte) {
 	const markLen = 9 // the mark, its mask and a flag that inverts
 	switch {
@@ -257,15 +259,15 @@ func (rr *ruleReader) xtMatch(name string, info []byte) {
 	}
 }
 
-// xtMark notes the bits that a target sets. struct xt_mark_tginfo2 begins with them. So does xt_connmark_tginfo1, if
-// its fourth number is 0.
+// xtMark records the mark bits that a MARK or CONNMARK target sets. They are the first field of struct
+// xt_mark_tginfo2, and also of struct xt_connmark_tginfo1 if its fourth field is 0.
 func (rr *ruleReader) xtMark(name string, info []byte) {
 	if name == "MARK" && len(info) >= 4 || name == "CONNMARK" && len(info) >= 13 && info[12] == 0 {
 		rr.rule.sets |= native(info[:4])
 	}
 }
 
-// xtTarget evaluates an x_tables target that is not a mere verdict.
+// xtTarget evaluates an x_tables target.
 func (rr *ruleReader) xtTarget(name string) {
 	switch name {
 	case "REJECT":

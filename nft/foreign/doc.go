@@ -1,14 +1,15 @@
-// Package foreign deals with the firewalls of other programs. Ensure makes iptables accept the packets of pods that
-// package nft marks. Obstacles lists everything else that stops them.
+// Package foreign handles the firewalls of other programs. Ensure makes iptables accept the packets of pods that
+// package nft marks. Obstacles lists parts of other firewalls that still drop such packets.
 //
-//	conn := foreign.On(firewall.Socket(), nil) // of an nft.Conn
+//	conn := foreign.On(firewall.Socket(), nil) // firewall is an nft.Conn
 //	changed, err := conn.Ensure(ctx)
 //	obstacles, err := conn.Obstacles(ctx, foreign.Path{Bridge: "cbr0"})
 //
-// In nf_tables, an accept in one table never overrides a drop in another. So the chain forward of package nft marks
-// the packets that pods may have forwarded. If iptables works over nf_tables, Ensure adds rules to the chain FORWARD
-// of its table filter: right before the first rule that drops every packet. Earlier drops stay in force. The package
-// interprets only policies and rules without conditions that drop everything.
+// In nf_tables, an accept in one table never overrides a drop in another table. So the chain forward of package nft
+// only marks the packets that may be forwarded. If iptables uses nf_tables, Ensure adds rules that accept marked
+// packets to the chain FORWARD of its table filter. The rules stand right before the first rule that drops every
+// packet, so earlier drops still apply. The package interprets only policies, and rules that drop everything without
+// a condition.
 //
-// It needs CAP_NET_ADMIN in the user namespace that owns the network namespace.
+// The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace.
 package foreign

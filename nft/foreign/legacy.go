@@ -14,9 +14,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// legacyFamily holds the differences between legacy iptables for IPv4 and IPv6
-// (include/uapi/linux/netfilter_ipv4/ip_tables.h, …_ipv6/ip6_tables.h), on 64-bit machines. The numbers of the socket
-// options are equal.
+// legacyFamily holds the differences between legacy iptables for IPv4 and for IPv6 on 64-bit machines
+// (include/uapi/linux/netfilter_ipv4/ip_tables.h and …_ipv6/ip6_tables.h). The numbers of the socket options are
+// equal.
 type legacyFamily struct {
 	proto         byte // family of nf_tables
 	names         string
@@ -32,8 +32,9 @@ func legacyFamilies() [2]legacyFamily {
 	}
 }
 
-// legacy returns the obstacles in the tables filter of legacy iptables in the calling thread's namespace. It looks
-// only at the rules of FORWARD. A jump there could accept anything, and packets cannot be traced.
+// legacy returns the obstacles in the table filter of legacy iptables, in the calling thread's network namespace. It
+// reads only the rules of FORWARD itself. A chain that FORWARD calls counts as unknown, and could accept packets.
+// Packets cannot be traced there.
 func (c *Conn) legacy(path Path) ([]Obstacle, error) {
 	var list []Obstacle
 	for _, f := range legacyFamilies() {
@@ -60,16 +61,17 @@ func (c *Conn) legacy(path Path) ([]Obstacle, error) {
 	return list, nil
 }
 
-// legacyTable holds the entries of a table, and the offsets of FORWARD and its policy.
+// legacyTable holds the entries of a table. forward and policy are the offsets of the chain FORWARD and of its
+// policy.
 type legacyTable struct {
 	entries         []byte
 	forward, policy int
 }
 
-// read returns the table filter, or an empty one if it does not exist. It does not ask the kernel for a missing
-// table, which would create it.
+// read returns the table filter. If the table does not exist, read returns an empty table. It first looks in /proc
+// whether the table exists, since a request would create it.
 func (f *legacyFamily) read() (*legacyTable, error) {
-	// Use thread-self: /proc/self is the first thread, in its own namespace.
+	// Use thread-self, since /proc/self is the first thread, which may be in another network namespace.
 	names, err := os.ReadFile("/proc/thread-self/net/" + f.names)
 	if err != nil || !slices.Contains(strings.Fields(string(names)), iptablesTable) {
 		return &legacyTable{}, nil
@@ -82,7 +84,8 @@ func (f *legacyFamily) read() (*legacyTable, error) {
 	return getLegacyTable(fd, f.level)
 }
 
-// getLegacyTable requests struct ipt_getinfo and struct ipt_get_entries, which are equal for IPv6.
+// getLegacyTable reads the table filter, with the socket options for struct ipt_getinfo and struct ipt_get_entries.
+// IPv6 has the same options, with the same structs.
 func getLegacyTable(fd, level int) (*legacyTable, error) {
 	const (
 		getInfo    = 64 // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
@@ -114,7 +117,7 @@ func getLegacyTable(fd, level int) (*legacyTable, error) {
 		err
 }
 
-// forwardChain returns the chain FORWARD: its rules, and its policy, which is the last entry.
+// forwardChain parses the chain FORWARD: its rules, and its policy, which is the last entry.
 func (f *legacyFamily) forwardChain(t *legacyTable, p *packet) (*base, error) {
 	b := &base{policy: accepts}
 	for offset := t.forward; offset <= t.policy && offset < len(t.entries); {
@@ -135,9 +138,9 @@ func (f *legacyFamily) forwardChain(t *legacyTable, p *packet) (*base, error) {
 	return b, nil
 }
 
-// decode parses an entry, and returns its length.
+// decode parses the entry at the beginning of b. It returns the rule and the length of the entry.
 func (f *legacyFamily) decode(b []byte, p *packet) (rule, int, error) {
-	// The length of a match or a target before its own data: size, name and revision.
+	// extensionLen is the length of a match or a target before its own data: size, name and revision.
 	const extensionLen = 32
 	if len(b) < f.entry {
 		return rule{}, 0, nl.ErrMalformed
@@ -164,8 +167,8 @@ func (f *legacyFamily) decode(b []byte, p *packet) (rule, int, error) {
 	return rr.rule, length, nil
 }
 
-// legacyTarget evaluates a target. A target without a name has a verdict: -1 - NF_*, and for a return -1 - NF_REPEAT.
-// Other numbers are offsets to jump to.
+// legacyTarget evaluates a target. A target without a name is a verdict: -1 - NF_*, or -1 - NF_REPEAT for a return.
+// Numbers that are not negative are offsets to jump to.
 func (rr *ruleReader) legacyTarget(name string, code int32) {
 	switch kind := -1 - expr.VerdictKind(code); {
 	case name != "":

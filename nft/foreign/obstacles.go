@@ -13,20 +13,20 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Obstacle is a part of a firewall that drops packets of pods, or may drop them, and that Ensure does not change:
-// because it cannot, or because the firewall's owner must decide.
+// Obstacle describes a part of a firewall that drops packets of pods, or may drop them, and that Ensure does not
+// change. Either Ensure cannot change it, or the firewall's owner must decide about it.
 type Obstacle struct {
 	Chain  string // such as "chain forward of table inet filter"
 	Effect string // such as "drops, by its policy,"
-	// Remedy is the command that helps, as one line for a shell. To outlive a boot, it may be necessary to repeat it
-	// at the source of those rules.
+	// Remedy is a shell command in one line that removes the obstacle. To keep the change after a reboot, it may also
+	// be necessary to change the configuration of the program that created the rules.
 	Remedy    string
 	Maybe     bool // a rule before the drop could accept the packets, so only a test packet can tell
 	Firewalld bool // the remedy is the bridge's zone, or the end of a reload
 	Legacy    bool // it is legacy iptables, where packets cannot be traced
 }
 
-// String describes the obstacle, its effect and the remedy in one line.
+// String returns a line that describes the obstacle, its effect and the remedy.
 func (o Obstacle) String() string {
 	switch {
 	case !o.Maybe:
@@ -37,22 +37,23 @@ func (o Obstacle) String() string {
 	return fmt.Sprintf("%s may drop what pods send; this finds out: tombolo doctor POD --to ADDR:PORT", o.Chain)
 }
 
-// Path describes the path of pods' packets.
+// Path describes the path that packets of pods take.
 type Path struct {
 	Bridge   string         // the link that they come in by
 	Prefixes []netip.Prefix // the pods' subnets. Obstacles ignores other families. If empty, pods have both families
-	// Switched packets leave by the same bridge, another program's. They have no mark, and obstacles no remedy.
+	// Switched states that the packets leave by the bridge they came in by, and that this bridge belongs to another
+	// program. Such packets have no mark, and obstacles for them have no remedy.
 	Switched bool
 }
 
-// Obstacles returns the obstacles in all base chains of nf_tables that see forwarded packets, and in FORWARD of
-// legacy iptables in the calling thread's namespace. It changes nothing. It judges iptables' table filter as it is
-// after Ensure.
+// Obstacles returns the obstacles for packets on path. It examines all base chains of nf_tables for forwarded
+// packets, and the chain FORWARD of legacy iptables in the calling thread's network namespace. It evaluates iptables'
+// table filter as it will be after Ensure. Obstacles changes nothing.
 //
-// An obstacle is a drop policy, or a rule without conditions that drops or rejects. It is marked Maybe if an earlier
-// rule could accept the packets. Obstacles understands only conditions on our mark and the bridge's name, and knows
-// that pods' packets begin connections. A rule with other conditions that drops packets is not found; use tombolo
-// doctor for it. A dormant table counts like any other.
+// An obstacle is a policy that drops, or a rule that drops or rejects without a condition. It is marked Maybe if an
+// earlier rule could accept the packets. Obstacles evaluates only conditions about our mark and the bridge's name,
+// and assumes that pods' packets open connections. It does not find rules that drop packets under other conditions:
+// `tombolo doctor` does. Dormant tables are examined like others.
 func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 	var list []Obstacle
 	err := c.planned(ctx, path.Bridge, func(p *plan) (err error) {
@@ -68,11 +69,11 @@ func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 	return list, err
 }
 
-// HasFirewalld reports whether firewalld's rules exist, or are being loaded.
+// HasFirewalld reports whether firewalld's rules exist, or whether firewalld is loading them.
 func (c *Conn) HasFirewalld(ctx context.Context) (is bool, _ error) {
 	err := nftnl.List(c.nl, "list chains", unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		ch := nftnl.DecodeChain(data)
-		// FWD_trusted is a chain in iptables' tables
+		// FWD_trusted is firewalld's chain if it uses iptables.
 		is = is || strings.HasPrefix(ch.Table, "firewalld") || ch.Name == "FWD_trusted"
 		return nil
 	})
@@ -157,9 +158,9 @@ func (c *Conn) Remarks(ctx context.Context, hostPorts bool) (names []string, _ e
 	return names, err
 }
 
-// ReversePaths describes the rules of other programs that drop packets of a family (unix.NFPROTO_IPV4 or
-// NFPROTO_IPV6) if the route back to the sender uses another link. This hits bridged frames of pods if a NIC is
-// shared. Rules with other conditions, and legacy iptables, are not examined.
+// ReversePaths describes rules of other programs that drop a packet if the route back to its source uses another
+// link. If a NIC is shared, such rules drop bridged frames of pods. families selects unix.NFPROTO_IPV4,
+// unix.NFPROTO_IPV6 or both. ReversePaths does not examine rules with other conditions, or legacy iptables.
 func (c *Conn) ReversePaths(ctx context.Context, bridge string, affected ...uint8) (names []string, _ error) {
 	spared := map[chain]bool{} // chains that accept or leave alone all packets from the bridge
 	err := c.rules(packet{link: bridge}, func(at chain, r rule) {
@@ -176,7 +177,8 @@ func (c *Conn) ReversePaths(ctx context.Context, bridge string, affected ...uint
 			remedy = "sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter=no/' /etc/firewalld/firewalld.conf && " +
 				"firewall-cmd --reload"
 		case at.family != unix.NFPROTO_INET:
-			remedy = fmt.Sprintf("%s -t %s -I %s -i %s -j RETURN", iptablesProgram(at.family), at.table, at.name, bridge)
+			remedy = fmt.Sprintf("%s -t %s -I %s -i %s -j RETURN",
+				iptablesProgram(at.family), at.table, at.name, bridge)
 		default:
 			remedy = fmt.Sprintf("nft insert rule %s %s %s handle %d iifname %s accept",
 				nftnl.FamilyName(at.family), at.table, at.name, r.handle, bridge)
@@ -189,7 +191,7 @@ func (c *Conn) ReversePaths(ctx context.Context, bridge string, affected ...uint
 	return names, err
 }
 
-// has reports whether pods may have addresses of a family.
+// has reports whether pods may have addresses of the family.
 func (p *Path) has(family uint8) bool {
 	return family == unix.NFPROTO_INET || len(p.Prefixes) == 0 ||
 		slices.ContainsFunc(p.Prefixes, func(prefix netip.Prefix) bool {
@@ -197,7 +199,7 @@ func (p *Path) has(family uint8) bool {
 		})
 }
 
-// appendObstacles appends the obstacles in nf_tables' base chains of a family, except our own chains.
+// appendObstacles appends the obstacles in base chains of the family. It skips our own chains.
 func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint8, path Path) ([]Obstacle, error) {
 	chains, err := p.forwardChains(family)
 	for _, ch := range chains {
@@ -221,8 +223,7 @@ func (p *plan) forwardChains(family uint8) (chains []nftnl.Chain, err error) {
 	return chains, err
 }
 
-// obstacle returns the first obstacle for the pods' packets in a chain. It returns nil if there is none or if Ensure
-// removes it.
+// obstacle returns the first obstacle in a chain, or nil if there is none or if Ensure removes it.
 func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path) (*Obstacle, error) {
 	link := path.Bridge
 	if path.Switched {
@@ -242,7 +243,8 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path
 	isFirewalld := strings.HasPrefix(at.table, firewalld)
 	pods := &packet{known: p.mark, link: link, firewalld: isFirewalld}
 
-	// The kernel calls chains of equal priority in reverse order of their creation, so our mark may come too late.
+	// The kernel calls chains with the same priority in reverse order of their creation. So our mark is only certain
+	// in chains with a later priority.
 	if ch.Priority > nftnl.PriorityForward {
 		pods.mark = p.mark
 	}
@@ -254,7 +256,7 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path
 	case o == nil || at.table == firewalld && b.isTrusted():
 		return nil, b.err
 	case isFirewalld:
-		// A reload also waits for another reload in progress, and removes the remains of an interrupted reload.
+		// A reload also waits for a reload in progress, and removes the rules that an interrupted reload has left.
 		o.Firewalld, o.Remedy = true, "firewall-cmd --reload"
 		if at.table == firewalld {
 			o.Remedy = "firewall-cmd --permanent --zone=trusted --change-interface=" + link + " && " + o.Remedy
@@ -262,14 +264,14 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path
 	case pods.mark != 0:
 		o.Remedy = fmt.Sprintf("%s 'meta mark & 0x%x == 0x%x counter accept'", b.insert(at, number), p.mark, p.mark)
 	case at.family != unix.NFPROTO_INET && at.name == iptablesForward:
-		// With nft's expressions for states, iptables could no longer read its table.
+		// Use iptables here. If nft added its own expressions for states, iptables could no longer read the table.
 		insert := insertInto(iptablesProgram(at.family)+" -t "+at.table, number)
 		o.Remedy = fmt.Sprintf("%s -i %s -j ACCEPT && %s -o %s -m conntrack --ctstate ESTABLISHED,RELATED,DNAT -j "+
 			"ACCEPT", insert, link, insert, link)
 	default:
 		insert := b.insert(at, number)
 
-		// The first packet to a published port is no reply.
+		// The first packet to a published port is not a reply, so it needs a rule of its own.
 		o.Remedy = fmt.Sprintf("%s iifname %s accept && %s oifname %s ct state established,related accept && %s "+
 			"oifname %s ct status dnat accept",
 			insert, link, insert, link, insert, link)
@@ -278,15 +280,15 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path
 	return o, b.err
 }
 
-// isTrusted reports whether the link is in firewalld's zone trusted. A probe packet shows whether firewalld's
-// policies and other zones drop packets.
+// isTrusted reports whether the link is in firewalld's zone trusted. Other zones and policies of firewalld may still
+// drop packets, which only a test packet can show.
 func (b *base) isTrusted() bool {
 	return slices.ContainsFunc(b.chain("filter_FORWARD_ZONES"),
 		func(r rule) bool { return r.isForAll() && r.target == "filter_FWD_trusted" })
 }
 
-// obstacle returns the obstacle in a base chain without its remedy, and the number of the rule that causes it, which
-// is 0 for the policy.
+// obstacle returns the obstacle in a base chain, without its remedy. number is the number of the rule that causes it,
+// counted from 1, or 0 for the policy. If there is no obstacle, o is nil.
 func (b *base) obstacle(chain string) (o *Obstacle, number int) {
 	at, how := b.end(0)
 	if how == accepts {
@@ -308,7 +310,7 @@ func (b *base) obstacle(chain string) (o *Obstacle, number int) {
 	return o, at + 1
 }
 
-// obstacle returns the obstacle in FORWARD: a dropping rule before our rules. It returns nil if there is none.
+// obstacle returns the obstacle in FORWARD if it is a rule before our rules. Otherwise it returns nil.
 func (f *familyPlan) obstacle(mark uint32) *Obstacle {
 	o, number := f.base.obstacle(f.at.String())
 	if o == nil || number == 0 || f.index >= 0 && f.index < number {
@@ -322,7 +324,7 @@ func (f *familyPlan) obstacle(mark uint32) *Obstacle {
 	return o
 }
 
-// iptablesProgram returns the program that manages iptables' rules of a family.
+// iptablesProgram returns the name of the iptables program for the family.
 func iptablesProgram(family uint8) string {
 	if family == unix.NFPROTO_IPV6 {
 		return "ip6tables"
@@ -330,8 +332,8 @@ func iptablesProgram(family uint8) string {
 	return "iptables"
 }
 
-// insert returns the beginning of an nft command that adds a rule to a chain: before the rule with number before, or at
-// the end if before is 0. So the new rule overrides as few rules as possible.
+// insert returns the beginning of an nft command that adds a rule to a chain. The parameter before is the number of
+// the rule before which the new rule goes; 0 means the end. So the new rule overrides as few rules as possible.
 func (b *base) insert(at chain, before int) string {
 	where := fmt.Sprintf("%s %s %s", nftnl.FamilyName(at.family), at.table, at.name)
 	if before == 0 {
@@ -340,7 +342,7 @@ func (b *base) insert(at chain, before int) string {
 	return fmt.Sprintf("nft insert rule %s handle %d", where, b.rules[before-1].handle)
 }
 
-// insertInto returns the corresponding iptables command for FORWARD.
+// insertInto returns the beginning of an iptables command that adds a rule to FORWARD, at the same place as insert.
 func insertInto(program string, before int) string {
 	if before == 0 {
 		return program + " -A " + iptablesForward
@@ -348,7 +350,7 @@ func insertInto(program string, before int) string {
 	return fmt.Sprintf("%s -I %s %d", program, iptablesForward, before)
 }
 
-// acceptMark returns the iptables command that accepts packets with our mark.
+// acceptMark returns an iptables command that accepts packets with our mark, at the same place as insert.
 func acceptMark(program string, before int, mark uint32) string {
 	return fmt.Sprintf("%s -m mark --mark 0x%x/0x%x -j ACCEPT", insertInto(program, before), mark, mark)
 }

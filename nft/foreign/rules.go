@@ -2,7 +2,7 @@ package foreign
 
 import "slices"
 
-// rule is a rule in another program's chain, possibly one of ours.
+// rule is a parsed rule in a chain of another program. The rule itself may be one of ours.
 type rule struct {
 	handle  uint64
 	comment string // in nft's or in iptables' form
@@ -20,7 +20,8 @@ type rule struct {
 	reversePath bool   // it compares the incoming link with the route back to the source
 }
 
-// verdict is the effect of a rule on a packet that meets its conditions, or of a chain on all packets of pods.
+// verdict is the effect of a rule on a packet that meets its conditions, or the effect of a chain on all packets of
+// pods.
 type verdict uint8
 
 const (
@@ -33,7 +34,8 @@ const (
 	dropsInTurn // the chain drops some packets, and then all; no accept can precede all of its drops
 )
 
-// base is a base chain together with the chains that it calls.
+// base holds the rules of a base chain. Its function chain returns the rules of another chain, which the base chain
+// calls.
 type base struct {
 	rules  []rule
 	policy verdict
@@ -41,8 +43,8 @@ type base struct {
 	err    error // error of reading chains
 }
 
-// end returns the first rule from an index on that ends the chain for all packets, and its effect. It skips our own
-// rules. Without such a rule it returns the number of rules and the policy.
+// end returns the index of the first rule that ends the chain for all packets, and its effect. It begins at the index
+// from, and skips our own rules. If there is no such rule, it returns the number of rules and the policy.
 func (b *base) end(from int) (int, verdict) {
 	for i := from; i < len(b.rules); i++ {
 		if how := b.ends(&b.rules[i]); how != goesOn {
@@ -52,7 +54,8 @@ func (b *base) end(from int) (int, verdict) {
 	return len(b.rules), b.policy
 }
 
-// ends returns the effect of a rule on all packets, or goesOn if it does not end the chain for all.
+// ends returns the effect of a rule on all packets. If the rule does not end the chain for all of them, it returns
+// goesOn.
 func (b *base) ends(r *rule) verdict {
 	switch {
 	case r.ours || !r.isForAll():
@@ -65,11 +68,10 @@ func (b *base) ends(r *rule) verdict {
 	return r.verdict
 }
 
-// isForAll reports whether the rule applies to all packets.
+// isForAll reports whether the rule certainly applies to all packets.
 func (r *rule) isForAll() bool { return !r.conditional && !r.unmet && !r.opaque }
 
-// chainEnds returns the effect of a called chain on all packets. It does not look into the chains that this one calls
-// in turn.
+// chainEnds returns the effect of a called chain on all packets. It does not examine chains that this chain calls.
 func chainEnds(rules []rule) verdict {
 	how := drops
 	for _, r := range rules {
@@ -89,20 +91,20 @@ func chainEnds(rules []rule) verdict {
 	return goesOn
 }
 
-// does reports whether the rule certainly has one of these verdicts and no other effect. A rule with conditions that
-// goes on may change packets, unless it logs.
+// does reports whether the rule certainly has one of these verdicts and no other effect. A conditional rule with the
+// verdict goesOn may change packets, unless it is known to log only.
 func (r *rule) does(verdicts ...verdict) bool {
 	return !r.opaque && slices.Contains(verdicts, r.verdict) && (r.verdict != goesOn || !r.conditional || r.logs)
 }
 
-// calls reports whether the rule calls a chain whose rules have only these verdicts.
+// calls reports whether the rule calls a chain whose rules all have one of these verdicts.
 func (b *base) calls(r *rule, verdicts ...verdict) bool {
 	return r.does(jumps) && !slices.ContainsFunc(b.chain(r.target), func(called rule) bool {
 		return !called.unmet && !called.does(verdicts...)
 	})
 }
 
-// leadsTo reports whether a rule, or a rule of a called chain, calls the given chain.
+// leadsTo reports whether a rule of the base chain, or of a chain that it calls directly, calls the given chain.
 func (b *base) leadsTo(chain string) bool {
 	calls := func(r rule) bool { return r.target == chain }
 	return slices.ContainsFunc(b.rules, func(r rule) bool {
@@ -110,22 +112,23 @@ func (b *base) leadsTo(chain string) bool {
 	})
 }
 
-// place is the place of our rules.
+// place describes the place of our rules in FORWARD.
 type place struct {
-	// missing rules go before the rule with this index; the number of rules means the end, and -1 that none are
-	// needed
+	// index is the index of the rule before which missing rules are inserted. The number of rules means the end, and
+	// -1 means that no rules are needed.
 	index int
 	kept  []int // indexes of our rules that are in a right place, each with a different comment
 }
 
-// decide returns the rules of ours to keep and the place for missing ones, after the call of the operator's chain.
+// decide returns the place for our rules. It keeps our rules that are in a right place. The place is always after the
+// call of the operator's chain admin.
 func (b *base) decide(admin string) place {
 	decided := b.behindAdmin(admin)
 	at, how := b.end(decided)
 	ours := slices.IndexFunc(b.rules, func(r rule) bool { return r.ours })
 	if ours > at && how != accepts {
-		// If somebody put a drop of everything before our rules, it is intended. Ours stay behind it, and before the
-		// next drop.
+		// If somebody put a drop of everything before our rules, this is intended. Our rules stay behind it, and
+		// before the next drop.
 		at, how = b.end(ours + 1)
 		if how != drops {
 			for at = ours; at < len(b.rules) && b.rules[at].ours; at++ {
@@ -156,8 +159,8 @@ func (b *base) decide(admin string) place {
 	return p
 }
 
-// behindAdmin returns the index after the rules that call the operator's chain, whose rules take precedence over
-// ours. Without such rules it returns 0.
+// behindAdmin returns the index after the last rule that calls the operator's chain, since the operator's rules come
+// before ours. If there is no such rule, it returns 0.
 func (b *base) behindAdmin(admin string) int {
 	for i := len(b.rules) - 1; i >= 0; i-- {
 		if r := &b.rules[i]; r.comment == adminComment || admin != "" && r.target == admin {
@@ -167,17 +170,19 @@ func (b *base) behindAdmin(admin string) int {
 	return 0
 }
 
-// isAdmission reports whether the rule is one of ours and unchanged in its effect.
+// isAdmission reports whether the rule is ours and still accepts all packets of the bridge in its comment. It returns
+// false if somebody added a condition to the rule or changed its verdict.
 func (r *rule) isAdmission() bool { return r.ours && r.verdict == accepts && r.isForAll() }
 
-// mayStop reports whether a rule could stop or change a packet that ours would accept. Ours must stay behind such a
-// rule.
+// mayStop reports whether the rule could drop or change a packet that our rules accept. Our rules must stay behind
+// it.
 func (b *base) mayStop(r rule) bool {
 	return !r.unmet && !r.ours && !r.does(goesOn, accepts) && !b.calls(&r, goesOn, accepts, returns)
 }
 
-// beforeLogs returns the place before the rule at, and before the rules right ahead of it that only log, down to the
-// rule behind.
+// beforeLogs returns the index for a new rule that must come before the rule b.rules[at]. This is at or, if logging
+// rules stand right before that rule, the index of the first of them. beforeLogs does not examine b.rules[behind] and
+// the rules before it.
 func (b *base) beforeLogs(behind, at int) int {
 	for i := at - 1; i > behind; i-- {
 		r := &b.rules[i]
@@ -192,8 +197,8 @@ func (b *base) beforeLogs(behind, at int) int {
 	return at
 }
 
-// couldAccept reports whether these rules, or chains that they call, could accept packets of pods. seen collects the
-// chains that were examined.
+// couldAccept reports whether one of the rules, or of the chains that they call, could accept packets of pods. seen
+// records chains that were examined already.
 func (b *base) couldAccept(rules []rule, seen map[string]bool) bool {
 	for _, r := range rules {
 		switch {

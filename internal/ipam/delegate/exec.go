@@ -16,22 +16,22 @@ import (
 )
 
 const (
-	// quotedBytes is the number of bytes at the end of an output that an error quotes.
+	// quotedBytes limits the number of bytes that an error quotes from the end of an output.
 	quotedBytes = 512
-	// pipeGrace is how long stdout may stay open after the plugin's end, because a child of the plugin has it. It
-	// also covers reading the plugin's last output on a busy machine.
+	// pipeGrace limits how long stdout may stay open after the plugin's end, because a child of the plugin still has
+	// it. It also covers the time to read the plugin's last output on a busy machine.
 	pipeGrace = 3 * time.Second
 	// busyTries and busyPause limit the wait for a binary that an installer is writing.
 	busyTries = 20
 	busyPause = 25 * time.Millisecond
 )
 
-// run runs the CNI plugin at path with exactly this environment ("KEY=value") and stdin, and returns its stdout. Its
-// stderr goes to a writer.
+// run runs the CNI plugin at path with exactly this environment ("KEY=value") and stdin, and returns its stdout. It
+// copies the plugin's stderr to stderr.
 //
-// If the plugin fails and prints an error object, run returns that: a *[types.Error] with its code, message and
-// details. Any other error names the plugin, how it ended, and the end of its stderr. When ctx ends, run kills the
-// plugin and all processes of its group, and returns ctx's error.
+// If the plugin fails and prints an error object, run returns the object as a *[types.Error] with its code, message
+// and details. Any other error contains the plugin's name, how the plugin ended, and the end of its stderr. When ctx
+// ends, run kills the plugin and all processes of its group, and returns the error of ctx.
 func run(ctx context.Context, path string, env []string, stdin []byte, stderr io.Writer) ([]byte, error) {
 	name := filepath.Base(path)
 	var stdout, complaint bytes.Buffer
@@ -76,8 +76,8 @@ func start(ctx context.Context, command func() *exec.Cmd) error {
 	}
 }
 
-// errorObject decodes the error object that a plugin printed (CNI specification 1.1.0, "Error"), or returns nil if
-// there is none.
+// errorObject decodes the error object that a plugin has printed (CNI specification 1.1.0, "Error"). It returns nil
+// if there is none.
 func errorObject(stdout []byte) *types.Error {
 	var own types.Error
 	if err := json.Unmarshal(stdout, &own); err != nil || own.Code == 0 && own.Msg == "" {

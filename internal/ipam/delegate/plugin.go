@@ -35,16 +35,17 @@ type Plugin struct {
 	Environ     []string // the rest of the environment; the variables above replace those in it
 	Stdin       []byte   // the complete configuration of the calling plugin
 
-	// Self is the path of the calling program, usually "/proc/self/exe", which must not run itself. Empty allows
-	// every program.
+	// Self is the path of the calling program, such as "/proc/self/exe". A plugin must not be that program itself. If
+	// empty, every program is allowed.
 	Self string
 
-	// Stderr receives the plugin's stderr while it runs. If nil, it is dropped. Errors quote its end in any case.
+	// Stderr receives the plugin's stderr while the plugin runs. If nil, the output is dropped. Errors quote the end
+	// of it in any case.
 	Stderr io.Writer
 }
 
-// Find returns the path of the executable file name in the first directory that has one. path lists the directories
-// like CNI_PATH.
+// Find returns the path of the executable file called name in the first directory that has such a file. path is a
+// list of directories like CNI_PATH.
 func Find(name, path string) (string, error) {
 	if name == "" || name != filepath.Base(name) {
 		return "", fmt.Errorf("find plugin %q: not the name of a file: %w", name, ErrNotFound)
@@ -79,9 +80,9 @@ func (p *Plugin) Add(ctx context.Context) (*current.Result, error) {
 	return p.decode(stdout)
 }
 
-// Run runs the plugin with another verb. For CHECK the configuration must contain prevResult, and for GC
-// cni.dev/valid-attachments. If a plugin is too old for GC or STATUS, Run returns nil, since its ADD may work all the
-// same.
+// Run runs the plugin with a verb other than ADD. For CHECK the configuration must contain prevResult, and for GC
+// cni.dev/valid-attachments. If a plugin is too old for GC or STATUS, Run returns nil, since the plugin's ADD may
+// work nevertheless.
 func (p *Plugin) Run(ctx context.Context, verb string) error {
 	_, err := p.run(ctx, verb)
 	if verb == "GC" || verb == "STATUS" {
@@ -90,9 +91,9 @@ func (p *Plugin) Run(ctx context.Context, verb string) error {
 	return err
 }
 
-// Forward runs the program in a file instead of the calling one, with the caller's environment and stdin, and returns
-// its output. It fails as run does. A missing file is ErrNotFound, and a file that leads back to the program at self
-// is ErrSelf. If the program is too old for the verb, Forward returns no error.
+// Forward runs the program in file with the caller's environment and stdin, and returns its output. If file is
+// missing, the error matches ErrNotFound. If file leads back to the program at self, it matches ErrSelf. If the
+// program is too old for the verb, Forward returns no error. Otherwise it fails as run does.
 func Forward(ctx context.Context, file, self string, environ []string, stdin []byte, stderr io.Writer) ([]byte, error) {
 	if err := refuseSelf(self, file); err != nil {
 		return nil, err
@@ -101,8 +102,8 @@ func Forward(ctx context.Context, file, self string, environ []string, stdin []b
 	return output, tolerateUnknownVerb(err)
 }
 
-// tolerateUnknownVerb drops the error of a plugin, built with the CNI library, that does not know a verb. The error's
-// code has changed over time (100, then 4), but not its text.
+// tolerateUnknownVerb returns nil for the error of a plugin that does not know a verb, and any other error unchanged.
+// In plugins that use the CNI library, the code of that error has changed over time (100, then 4), but not its text.
 func tolerateUnknownVerb(err error) error {
 	var own *types.Error
 	if errors.As(err, &own) && strings.HasPrefix(own.Msg, "unknown CNI_COMMAND") {
@@ -125,7 +126,7 @@ func (p *Plugin) run(ctx context.Context, verb string) ([]byte, error) {
 	return run(ctx, file, p.environ(verb), p.Stdin, cmp.Or(p.Stderr, io.Discard))
 }
 
-// environ returns the environment for one verb. It has no variables that the specification does not define for the
+// environ returns the environment for one verb. It removes variables that the specification does not define for the
 // verb, even if our own caller has set them.
 func (p *Plugin) environ(verb string) []string {
 	parameters := []struct{ key, value string }{
@@ -167,7 +168,7 @@ func (p *Plugin) decode(stdout []byte) (*current.Result, error) {
 	return nil, fmt.Errorf("result of plugin %s: %w: %w%s", p.Name, ErrBadResult, err, quoted("; stdout", stdout))
 }
 
-// lists are the parts of a result that the library converts without a check.
+// lists holds the parts of a result that the library converts without a check.
 type lists struct {
 	CNIVersion string            `json:"cniVersion"`
 	Interfaces []json.RawMessage `json:"interfaces"`
@@ -175,9 +176,9 @@ type lists struct {
 	Routes     []json.RawMessage `json:"routes"`
 }
 
-// ReadResult parses a result of any version of the specification. If the result has no version, ReadResult uses the
-// given one, from the configuration. Null entries in its lists are errors, since the library's conversions panic on
-// them. So is an entry in ips without an address.
+// ReadResult parses a result of any version of the specification. If the result has no version, ReadResult uses
+// version, which is the configuration's. A null entry in a list is an error, because the library's conversions panic
+// on it. An entry in ips without an address is an error too.
 func ReadResult(data []byte, version string) (*current.Result, error) {
 	var shape lists
 	if err := json.Unmarshal(data, &shape); err != nil {
@@ -217,7 +218,7 @@ func ReadResult(data []byte, version string) (*current.Result, error) {
 	return converted, nil
 }
 
-// withVersion adds the version to a result without one, since the library's decoders require it.
+// withVersion adds version to a result that has none, since the library's decoders require one.
 func withVersion(result []byte, version string) ([]byte, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(result, &fields); err != nil || fields == nil {

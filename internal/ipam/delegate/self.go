@@ -19,10 +19,10 @@ import (
 var ErrSelf = errors.New("the plugin is this program itself")
 
 // DepthVariable is the environment variable with the number of plugins that led to a process. A plugin that we start
-// has 1. If that plugin starts us again, and we start another, that one has 2.
+// has 1. If that plugin starts this program again, which starts another plugin, the other plugin has 2.
 const DepthVariable = "TOMBOLO_DEPTH"
 
-// Depth parses a value of DepthVariable. A value that is no count is an error, since only this package sets the
+// Depth parses a value of DepthVariable. A value that is not a count is an error, since only this package sets the
 // variable.
 func Depth(value string) (int, error) {
 	if value == "" {
@@ -35,8 +35,8 @@ func Depth(value string) (int, error) {
 	return n, nil
 }
 
-// Deeper returns a copy of environ whose depth is one higher. If the depth cannot be parsed, it returns environ, and
-// the started program refuses it.
+// Deeper returns a copy of environ with a depth that is one higher. If it cannot parse the depth, it returns environ
+// unchanged, and the started program refuses the value.
 func Deeper(environ []string) []string {
 	const prefix = DepthVariable + "="
 	depth := 0
@@ -55,8 +55,9 @@ func Deeper(environ []string) []string {
 	return append(environ, prefix+strconv.Itoa(depth+1))
 }
 
-// IsSame reports whether b is the program at a: it is one file, or b is a script with that file as interpreter, or a
-// file or script with a name of Tombolo. It does not recognize a copy under another name: DepthVariable ends that loop.
+// IsSame reports whether running the file b runs the program at a. Either a and b name one file, b is a script with a
+// as its interpreter, or b has one of Tombolo's names. An interpreter with such a name counts too. IsSame does not
+// recognize a copy under another name. In that case DepthVariable ends the loop.
 func IsSame(a, b string) (bool, error) {
 	own, err := os.Stat(a)
 	if err != nil {
@@ -79,7 +80,7 @@ func IsSame(a, b string) (bool, error) {
 }
 
 // refuseSelf returns an error if path leads to the program at self, which would then run itself for ever. It also
-// returns one if the two cannot be compared.
+// returns an error if the two files cannot be compared.
 func refuseSelf(self, path string) error {
 	same, err := IsSame(self, path)
 	switch {
@@ -94,10 +95,10 @@ func refuseSelf(self, path string) error {
 	return nil
 }
 
-// maxScript is the size up to which IsSame reads a script. Ours have a few lines.
+// maxScript limits the size of a script that IsSame reads, in bytes. Our scripts have a few lines.
 const maxScript = 4 << 10
 
-// interpreter returns the program that a script's first line names, or "" if the file is no script.
+// interpreter returns the program that the first line of a script names. It returns "" if the file is not a script.
 func interpreter(path string) string {
 	data, err := file.ReadNamed(context.Background(), path, maxScript, 0)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package giveback releases the leases of pods: from the pod's interface while that exists, else from the host.
+// Package giveback releases the leases of pods. It sends the RELEASE from the pod's interface if that exists, and
+// otherwise from the host.
 package giveback
 
 import (
@@ -23,10 +24,12 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// All releases an attachment's leases, and removes the lease's record. Without a record it does nothing. A message
-// that does not reach the server must not keep a pod from going; the address is then free when the lease ends. If
-// another process has the record's lock until ctx ends, the error matches file.ErrLocked. The caller must not hold
-// the state's lock.
+// All releases an attachment's leases, and removes their record. It does nothing if there is no record. links works
+// in the host's namespace.
+//
+// If a RELEASE cannot be sent, All passes the error to warn and goes on, since the pod must be able to end. The
+// server then frees the address when the lease expires. If another process holds the record's lock until ctx ends,
+// the error matches file.ErrLocked. The caller must not hold the state's lock.
 func All(ctx context.Context, path, hash string, links *bridge.Conn, warn func(string)) error {
 	dir, err := lease.Open(path)
 	if err != nil {
@@ -67,9 +70,9 @@ func All(ctx context.Context, path, hash string, links *bridge.Conn, warn func(s
 	return held.Remove()
 }
 
-// all4 sends the DHCPv4 RELEASE. It keeps a sticky lease: the server reserves the address for the pod as long as the
-// lease runs. It also keeps the lease of a pod that is gone if another record has the same client identity, since the
-// server cannot tell the two clients apart.
+// all4 sends the DHCPv4 RELEASE. It does not release a sticky lease, so that the server reserves the address for the
+// pod until the lease expires. If the pod is gone, another record may have the same client identity. Then all4 does
+// not release the lease either, since the server cannot tell the two clients apart.
 func all4(ctx context.Context, dir *lease.Dir, r *lease.Record, links *bridge.Conn) error {
 	if r.Client.Sticky || r.Lease == nil || r.State != lease.Bound || r.Lease.Left(time.Now()) == 0 {
 		return nil
@@ -88,8 +91,8 @@ func all4(ctx context.Context, dir *lease.Dir, r *lease.Record, links *bridge.Co
 	return Release(ctx, r, links, nil, r.Lease)
 }
 
-// all6 sends the DHCPv6 RELEASE, which the keeper has encoded. It may come from the host, since servers look at its
-// content and not at its sender. Its destination is a multicast group, so no neighbour is needed.
+// all6 sends the DHCPv6 RELEASE, which the keeper has encoded. The host may send it if the pod is gone, since servers
+// check its content and not its sender. Its destination is a multicast group, so no neighbour entry is needed.
 func all6(ctx context.Context, r *lease.Record, links *bridge.Conn) error {
 	if !r.Releases6(time.Now()) {
 		return nil
@@ -104,7 +107,7 @@ func all6(ctx context.Context, r *lease.Record, links *bridge.Conn) error {
 	return Release6(ctx, r, links, nil)
 }
 
-// fromPod sends a message from the pod's interface, and reports whether that exists.
+// fromPod sends a message from the pod's interface. It reports whether the interface exists.
 func fromPod(ctx context.Context, r *lease.Record, links *bridge.Conn, send func(*transport.Config) error) (bool,
 	error) {
 	pod, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
@@ -130,15 +133,15 @@ func fromPod(ctx context.Context, r *lease.Record, links *bridge.Conn, send func
 	return true, send(&transport.Config{NetNS: pod, Link: l.Index})
 }
 
-// Release sends the RELEASE of a pod that is gone from the host, through the host's link in the pod's network. It
-// uses links and the namespace host. In a VLAN of a LAN the host has no such link. There it sends from all ports in
-// the VLAN, as a bridge sends a frame to an unknown MAC.
+// Release sends the RELEASE for a pod that is gone, from the host's link in the pod's network. links is a connection
+// to the host's namespace, and host a handle to that namespace. In a VLAN of a LAN the host has no such link. There
+// Release sends from all ports in the VLAN, as a bridge floods a frame to an unknown MAC.
 func Release(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, l *dhcpc.Lease) error {
 	return send(ctx, r, links, host, l.Address.Addr(),
 		func(cfg *transport.Config, _ bool) error { return transport.Release(ctx, cfg, l) })
 }
 
-// Release6 sends the DHCPv6 RELEASE in the same way as Release.
+// Release6 sends the DHCPv6 RELEASE for a pod that is gone, in the same way as Release.
 func Release6(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS) error {
 	return send(ctx, r, links, host, r.Six.Lease.Address, func(cfg *transport.Config, port bool) error {
 		if port {
@@ -148,8 +151,9 @@ func Release6(ctx context.Context, r *lease.Record, links *bridge.Conn, host *ne
 	})
 }
 
-// send calls by to send a message from the host's link in the pod's network. If a VLAN has no such link, it calls by
-// for each port of the bridge in the VLAN, with port set.
+// send calls its last argument, a function that sends a message from a link. The link is the host's link in the pod's
+// network. If the pod's VLAN has none, send calls the function for each port of the bridge in the VLAN. Its argument
+// port is then true.
 func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, own netip.Addr,
 	by func(cfg *transport.Config, port bool) error) error {
 	fails := func(err error) error { return fmt.Errorf("release lease of %s: %w", own, err) }
@@ -171,7 +175,7 @@ func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.
 		return fails(err)
 	}
 
-	// NICs come first: pods are seldom servers, and some may go meanwhile.
+	// Send through NICs first: pods are seldom servers, and some may end in this time.
 	var errs []error
 	for _, pods := range []bool{false, true} {
 		for i := range ports {
@@ -184,8 +188,8 @@ func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.
 	return errors.Join(errs...)
 }
 
-// sendBy sends a message from a bridge port by calling by with the port's transport. It does nothing if the port is
-// down, is not in the VLAN, or no longer exists.
+// sendBy sends a message from one bridge port. It calls its last argument, the function that sends, with the port's
+// configuration. It does nothing if the port is down, is not in the VLAN, or no longer exists.
 func sendBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.NS, port *bridge.Link,
 	by func(cfg *transport.Config, port bool) error) error {
 	outside, err := links.VLANs().Outside(ctx, port.Index, vlan.Range{First: id, Last: id})

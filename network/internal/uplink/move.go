@@ -18,14 +18,15 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// move plans the move of all layer 3 settings from one link to another: from the NIC to the bridge, or back. A
-// request that a killed process has made already is left out, or repeated without harm.
+// move plans how to move all layer 3 settings from one link to another: from the NIC to the bridge, or back. A killed
+// process may have made some requests already. move leaves these out, or repeats them without harm.
 type move struct {
 	s        *snapshot
 	from, to link.Link
 }
 
-// words returns the description of an object, with the links' names instead of their numbers.
+// words returns the description of an object for the operator. It names the two links instead of giving their
+// numbers.
 func (m *move) words(obj fmt.Stringer) string {
 	text := obj.String() + " "
 	for _, l := range []link.Link{m.from, m.to} {
@@ -34,8 +35,8 @@ func (m *move) words(obj fmt.Stringer) string {
 	return strings.TrimSuffix(text, " ")
 }
 
-// addresses returns the addresses to move. An address that another host has too (DADFAILED) is useless on either
-// link, and is left out.
+// addresses returns the addresses to move. It leaves out an address that another host has too (DADFAILED), since such
+// an address is useless on either link.
 func (m *move) addresses() []addr.Address {
 	var list []addr.Address
 	for _, a := range m.s.Addresses {
@@ -46,8 +47,8 @@ func (m *move) addresses() []addr.Address {
 	return list
 }
 
-// inOrder returns addresses, IPv4 first, in the order of adding them that preserves the order of listing them. The
-// kernel lists a new IPv6 address before the others.
+// inOrder returns the addresses in the order in which they must be added, IPv4 first. The kernel lists a new IPv6
+// address before the others, so adding them in reverse order preserves the order of the listing.
 func inOrder(list []addr.Address) []addr.Address {
 	if first6 := slices.IndexFunc(list, func(a addr.Address) bool { return a.Prefix.Addr().Is6() }); first6 >= 0 {
 		slices.Reverse(list[first6:])
@@ -55,7 +56,7 @@ func inOrder(list []addr.Address) []addr.Address {
 	return list
 }
 
-// movedAddress returns the address on the other link. A label such as eth0:1 becomes br0:1. A label equal to the
+// movedAddress returns the address for the other link. A label such as eth0:1 becomes br0:1. A label equal to the
 // link's name is left out, since it is the kernel's default.
 func (m *move) movedAddress(a addr.Address) addr.Address {
 	a.Link = m.to.Index
@@ -76,7 +77,8 @@ func (m *move) addAddresses() []request {
 			n.Flags |= unix.IFA_F_NODAD // skip duplicate address detection: the address was ours on the other link
 		}
 		if have := m.s.address(m.to.Index, a); have != nil {
-			// Its route exists, or is unwanted. Without the flag the kernel would add it.
+			// The link already has the address. Keep its flag, which shows whether the address has a subnet route.
+			// Without the flag, the kernel would add the route.
 			n.Flags = n.Flags&^unix.IFA_F_NOPREFIXROUTE | have.Flags&unix.IFA_F_NOPREFIXROUTE
 		}
 		list = append(list, ask("add "+m.words(n), "replace address", n, unix.RTM_NEWADDR, replace, nil))
@@ -85,8 +87,8 @@ func (m *move) addAddresses() []request {
 	return list
 }
 
-// restoreAddressFlags restores the original flags of IPv6 addresses that have moved. Some flags were changed so that
-// the addresses were usable at once.
+// restoreAddressFlags sets the original flags of moved IPv6 addresses. addAddresses changed some flags so that the
+// addresses were usable at once.
 func (m *move) restoreAddressFlags() []request {
 	var list []request
 	for _, a := range m.addresses() {
@@ -102,8 +104,8 @@ func (m *move) restoreAddressFlags() []request {
 	return list
 }
 
-// delAddresses deletes in reverse order, since deleting a primary address first may delete its secondary addresses
-// too.
+// delAddresses deletes the addresses in reverse order. If a primary address were deleted first, the kernel might
+// delete its secondary addresses too.
 func (m *move) delAddresses() []request {
 	var list []request
 	for _, a := range slices.Backward(m.addresses()) {
@@ -126,8 +128,8 @@ func (m *move) removeBridge() []request {
 	}}
 }
 
-// copyNeighbours copies the known neighbours to the other link, because the NIC as a port receives no answers. If the
-// kernel has no room for a cached entry, that entry is left out.
+// copyNeighbours copies the known neighbours to the other link, because a NIC that is a port receives no answers. If
+// the kernel has no room for a cached entry, the request's error is ignored.
 func (m *move) copyNeighbours() []request {
 	const known = routing.Permanent | routing.NoARP | routing.Reachable | routing.Stale | routing.Delay | routing.Probe
 	var list []request
@@ -154,15 +156,15 @@ func (m *move) copyNeighbours() []request {
 	return list
 }
 
-// routes returns the routes to move. Routes by a nexthop object stay, like the object.
+// routes returns the routes to move. Routes through a nexthop object stay on the link, as does the object.
 func (m *move) routes() []route.Route {
 	return slices.DeleteFunc(slices.Clone(m.s.Routes),
 		func(r route.Route) bool { return !goesBy(&r, m.from.Index) || r.NexthopID != 0 })
 }
 
-// moveRoutes adds the other link's routes next to the present ones, and deletes these once the new ones exist. So
-// packets always find one of them. The kernel combines IPv6 routes with gateways in the same place into one route.
-// There the new route replaces the old one.
+// moveRoutes first adds the routes through the other link next to the present routes. When the new routes exist, it
+// deletes the old ones. So packets always find a route. The kernel combines IPv6 routes with gateways in the same
+// place into one route. Such a route is replaced in one request.
 func (m *move) moveRoutes() []request {
 	var list []request
 	for _, r := range m.routes() {
@@ -201,8 +203,8 @@ func (m *move) movedRoute(r route.Route) route.Route {
 	return r
 }
 
-// place holds the fields that the kernel looks a route up by. Of several IPv4 routes in the same place it uses the
-// first.
+// place holds the fields that the kernel uses to look up a route. Of several IPv4 routes in the same place, the
+// kernel uses the first.
 type place struct {
 	family   uint8
 	table    uint32
@@ -216,8 +218,8 @@ func placeOf(r *route.Route) place {
 	return place{r.Family, r.Table, r.Dst.Masked(), r.From, r.TOS, r.Priority}
 }
 
-// goesBy reports whether at least one next hop of a route uses a link. For a route by a nexthop object, it looks at
-// the next hops that the kernel lists with the route.
+// goesBy reports whether at least one next hop of a route uses a link. For a route through a nexthop object, it looks
+// at the next hops that the kernel lists with the route.
 func goesBy(r *route.Route, index int) bool {
 	return r.Link == index || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Link == index })
 }
@@ -229,8 +231,8 @@ func goesLike(a, b *route.Route) bool {
 			func(x, y route.Nexthop) bool { return x.Link == y.Link && x.Gateway == y.Gateway })
 }
 
-// comesByItself reports whether the kernel adds and removes a route itself, together with an address or with IPv6 on
-// a link. These are routes to the host's own addresses, and to broadcast, multicast and link-local ones.
+// comesByItself reports whether the kernel itself adds and removes a route, together with an address or with IPv6 on
+// a link. These are routes to the host's own addresses, and to broadcast, multicast and link-local addresses.
 func comesByItself(r *route.Route) bool {
 	everywhere := r.Table == unix.RT_TABLE_LOCAL || r.Type == unix.RTN_MULTICAST || r.Dst.Addr().Is6() &&
 		r.Dst.Addr().IsLinkLocalUnicast()

@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// refuse returns all reasons why the NIC cannot be taken over, each with advice.
+// refuse returns an error with all reasons why the NIC cannot be taken over, each with advice.
 func (s *snapshot) refuse(u *Uplink) error {
 	var errs []error
 	no := func(is bool, format string, args ...any) {
@@ -32,7 +32,7 @@ func (s *snapshot) refuse(u *Uplink) error {
 
 type refusal func(is bool, format string, args ...any)
 
-// refuseNIC looks at the NIC itself.
+// refuseNIC adds the reasons that lie in the NIC itself, such as its kind or a missing carrier.
 func (s *snapshot) refuseNIC(no refusal) {
 	nic := &s.NIC
 	no(nic.Type != unix.ARPHRD_ETHER,
@@ -67,8 +67,9 @@ func isChild(kind string) bool {
 	return slices.Contains([]string{"macvlan", "macvtap", "ipvlan", "ipvtap"}, kind)
 }
 
-// refuseManaged refuses a NIC with addresses or a default route from a DHCP client or router advertisements. These
-// are not received on a port, and the host would lose the settings.
+// refuseManaged adds a reason against the takeover if a DHCP client or router advertisements configured the NIC. It
+// finds this by addresses with a limited lifetime, and by the default route. As a port of a bridge the NIC no longer
+// receives DHCP and router advertisements, so the host would lose these settings.
 func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
 	var given []string
 	for _, a := range s.Addresses {
@@ -90,8 +91,8 @@ func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
 		u.NIC, strings.Join(given, ", "), u.Bridge, u.NIC)
 }
 
-// refuseStale refuses routes whose gateway is in no network of the NIC any more. The kernel would not accept them
-// again.
+// refuseStale adds a reason for each route whose gateway is no longer in a network of the NIC. The kernel would not
+// accept such a route again.
 func (s *snapshot) refuseStale(no refusal) {
 	nic := s.NIC.Index
 	for _, r := range s.Routes {
@@ -132,7 +133,7 @@ func (s *snapshot) refuseAbove(no refusal) {
 	}
 }
 
-// refuseRoutes looks for routes and rules whose loss would cut the host off.
+// refuseRoutes adds reasons for routes and rules whose loss would cut the host off.
 func (s *snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.Routes {
 		no(r.NexthopID != 0 && goesBy(&r, s.NIC.Index),

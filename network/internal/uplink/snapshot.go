@@ -20,27 +20,27 @@ import (
 // snapshot is the state of a NIC and its bridge at one moment, as far as planning needs it. It is stored as JSON.
 type snapshot struct {
 	NIC link.Link `json:"nic"`
-	// Wireless is true for a NIC that is a wireless device.
+	// Wireless is true if the NIC is a wireless device.
 	Wireless bool `json:"wireless,omitempty"`
-	// Bridge is nil if no link has the name.
+	// Bridge is nil if no link has the bridge's name.
 	Bridge *link.Link `json:"bridge,omitempty"`
 	// Links are the links on top of the NIC, the link that has the NIC as a port, and other ports of the bridge.
 	Links []link.Link `json:"links,omitempty"`
 	// Addresses are the addresses of the NIC and the bridge, in the kernel's order.
 	Addresses []addr.Address `json:"addresses,omitempty"`
-	// Routes are the routes of all tables through the NIC or the bridge, in the kernel's order, without those that
-	// the kernel added.
+	// Routes are the routes of all tables through the NIC or the bridge, in the kernel's order. Routes that the
+	// kernel added by itself are left out.
 	Routes []route.Route `json:"routes,omitempty"`
-	// Behind are IPv4 routes through other links in the same place as one of Routes (see place). They are behind it
-	// now, and would be first once it has moved.
+	// Behind are IPv4 routes through other links in the same place as a route in Routes (see place). Now the kernel
+	// prefers the route in Routes. After the move it would prefer the route in Behind.
 	Behind []route.Route `json:"behind,omitempty"`
 	// Neighbours are the neighbours on the NIC and the bridge.
 	Neighbours []routing.Neighbour `json:"neighbours,omitempty"`
-	// Rules are the rules that name the NIC. They are a reason to refuse it.
+	// Rules are the policy routing rules that name the NIC. Such a rule is a reason to refuse the takeover.
 	Rules []routing.Rule `json:"rules,omitempty"`
 }
 
-// snapshot looks at a NIC and a bridge. The bridge need not exist.
+// snapshot reads the present state of a NIC and a bridge. The bridge need not exist.
 func (c *Conn) snapshot(ctx context.Context, nic, bridge string) (*snapshot, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -99,7 +99,8 @@ func (c *Conn) lookLinks(s *snapshot, nic, bridge string) error {
 		}
 	}
 
-	// sysfs shows the links of the namespace that it was mounted in.
+	// A NIC with the entry phy80211 is a wireless device. sysfs shows the links of the namespace in whose context it
+	// was mounted, so in another namespace Wireless may be false.
 	_, err = os.Stat("/sys/class/net/" + nic + "/phy80211")
 	s.Wireless = err == nil
 	return nil

@@ -184,12 +184,12 @@ func moveBack(s *snapshot, rec *Record) *move {
 	return &move{&lost, gone, s.NIC}
 }
 
-// request is one request to the kernel, as a part of a step.
+// request is one request to the kernel, which is a part of a step.
 type request struct {
 	text string
 	add  func(*nl.Batch)
-	// done reports whether an error means that the request was made before, or that the error does not matter. If
-	// nil, every error counts.
+	// done reports whether an error does not matter, for example because the request was made before. If done is nil,
+	// every error matters.
 	done func(error) bool
 }
 

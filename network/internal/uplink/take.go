@@ -15,11 +15,11 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Take makes the NIC a port of the bridge and moves its addresses, routes and rules there, by the steps of Plan. If a
+// Take makes the NIC a port of the bridge, and moves its addresses, routes and rules there by the steps of Plan. If a
 // step fails, or ctx ends, Take undoes the previous steps and removes the journal.
 //
-// If nothing was begun, the error matches ErrRefused. If Take returns a record together with an error, Recover has to
-// finish.
+// If Take refuses the NIC before the first step, the error matches ErrRefused. If Take returns a record together with
+// an error, the caller must call Recover to complete the undo.
 func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	if err := u.validate(); err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func (c *Conn) step(ctx context.Context, rec *Record, st *step, planned func(*sn
 	return nil
 }
 
-// makeBridge creates the bridge or corrects it. It does not touch a bridge that is right already, since writing the
+// makeBridge creates the bridge or corrects it. If the bridge is right already, it changes nothing, since writing the
 // MAC flushes the bridge's neighbours.
 func makeBridge(ctx context.Context, c *Conn, rec *Record, _ *move) error {
 	nic := &rec.Before.NIC
@@ -143,9 +143,9 @@ func waitUntilLocal(ctx context.Context, c *Conn, _ *Record, m *move) error {
 	return nil
 }
 
-// Restore moves everything that is now on the bridge to the NIC, makes the NIC leave the bridge, and removes the
-// journal. It deletes the bridge unless that has other ports. It continues after errors. If there were any, the
-// journal stays, and Restore may be called again.
+// Restore moves everything that is on the bridge to the NIC, removes the NIC from the bridge, and removes the
+// journal. It deletes the bridge unless other ports are on it. It continues after errors. If there were errors, the
+// journal stays, and the caller may call Restore again.
 func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 	if err := rec.validate(); err != nil {
 		return err
@@ -155,8 +155,8 @@ func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 	return c.back(ctx, &n, j)
 }
 
-// Recover follows a crash: it undoes an interrupted takeover, or completes an interrupted restoration, by the record in
-// the journal. It returns nil if it gave the NIC back, and else the record.
+// Recover cleans up after a crash, by the record in the journal: it undoes an interrupted takeover, or completes an
+// interrupted restore. If the NIC is given back, it returns nil. Otherwise it returns the record.
 func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, error) {
 	if err := rec.validate(); err != nil || rec.State == Taken {
 		return rec, err
@@ -207,8 +207,8 @@ func (c *Conn) restore(ctx context.Context, rec *Record, j Journal, hasBridge bo
 
 		errs = append(errs, err)
 		if st.rounds > 0 && hasBridge {
-			// Some route was refused, so move the others back to the bridge. While the NIC is a port, routes through
-			// it work only as long as its neighbours are known.
+			// The kernel refused some route, so move the other routes back to the bridge. While the NIC is a port,
+			// routes through the NIC work only as long as the NIC's neighbours are known.
 			errs = append(errs, c.step(ctx, rec, &st, moveToBridge))
 		}
 

@@ -13,8 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// ErrRefused is the cause of an error about a NIC that cannot be taken over as it is. Nothing was changed, and the
-// text has advice.
+// ErrRefused means that a NIC cannot be taken over as it is. Nothing was changed. The text of the error has advice.
 var ErrRefused = errors.New("it cannot be taken over as it is")
 
 // Uplink describes a takeover.

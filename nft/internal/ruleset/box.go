@@ -8,29 +8,30 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// interval is a closed range of values. Numbers and link names have the form of addresses, as which they compare.
+// interval is a closed range of values. Numbers and link names are converted to addresses, so that they can be
+// compared.
 type interval struct{ from, to netip.Addr }
 
-// box is a set of keys: an interval for each part of the key. The kernel refuses elements that overlap.
+// box is a set of keys with several parts: one interval for each part. The kernel refuses elements that overlap.
 type box []interval
 
-// number32 returns a number in the form of an address.
+// number32 converts a number to an IPv4 address, for use in an interval.
 func number32(n uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, n)))
 }
 
-// numbers returns an interval of numbers.
+// numbers returns the interval of numbers between from and to, both included.
 func numbers(from, to uint32) interval { return interval{number32(from), number32(to)} }
 
-// linkValue returns a link's name in the form of an address.
+// linkValue converts a link's name to an IPv6 address, for use in an interval.
 func linkValue(name string) netip.Addr {
 	return netip.AddrFrom16([16]byte(nftnl.LinkKey(name, nil, 0)))
 }
 
-// single returns the interval of one value.
+// single returns an interval with one value.
 func single(a netip.Addr) interval { return interval{a, a} }
 
-// addresses returns the interval of a prefix's addresses.
+// addresses returns the interval of all addresses in a prefix.
 func addresses(p netip.Prefix) interval {
 	last := p.Masked().Addr().AsSlice()
 	for i, b := range netmask(p.Bits(), len(last)) {
@@ -40,7 +41,7 @@ func addresses(p netip.Prefix) interval {
 	return interval{p.Masked().Addr(), to}
 }
 
-// intersect returns the values that two intervals share. The result is false if there are none.
+// intersect returns the values that are in both intervals. It returns false if there are none.
 func (a interval) intersect(b interval) (interval, bool) {
 	if a.from.Less(b.from) {
 		a.from = b.from
@@ -51,7 +52,7 @@ func (a interval) intersect(b interval) (interval, bool) {
 	return a, !a.to.Less(a.from)
 }
 
-// intersect returns the keys that two boxes share. The result is nil if there are none.
+// intersect returns the keys that are in both boxes. It returns nil if there are none.
 func (b box) intersect(other box) box {
 	common := box(nil)
 	for i := range b {
@@ -64,7 +65,7 @@ func (b box) intersect(other box) box {
 	return common
 }
 
-// without returns the keys of a box that another box lacks, as boxes that do not overlap.
+// without returns the keys of b that are not in other, as boxes that do not overlap.
 func (b box) without(other box) (rest []box) {
 	common := b.intersect(other)
 	if common == nil {
@@ -98,7 +99,7 @@ func subtract(list []box, but box) (rest []box) {
 	return rest
 }
 
-// disjoint returns the keys of all boxes, as boxes that do not overlap.
+// disjoint returns the keys of all boxes in list, as boxes that do not overlap.
 func disjoint(list []box) (all []box) {
 	for _, b := range list {
 		rest := []box{b}
@@ -110,7 +111,7 @@ func disjoint(list []box) (all []box) {
 	return all
 }
 
-// fields returns the lengths of the parts of a set's keys, in bytes.
+// fields returns the length in bytes of each part of the set's keys.
 func (s *Set) fields() (list []int) {
 	for typ := s.KeyType; typ != 0; typ >>= nftnl.TypeBits {
 		list = append(list, typeLen(typ&(1<<nftnl.TypeBits-1)))
@@ -119,7 +120,7 @@ func (s *Set) fields() (list []int) {
 	return list
 }
 
-// between returns the element of a set of intervals that holds the keys of a box.
+// between returns the element of the set that contains all keys of the box b. The set must have the flag intervals.
 func (s *Set) between(b box) Element {
 	var from, to [][]byte
 	for i, length := range s.fields() {

@@ -8,8 +8,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The sets of bridges contain names. Some contain pairs of the same name, to match packets that come in and go out by
-// one bridge.
+// The sets of bridges contain link names. Two of them contain pairs of a name with itself, to match packets that come
+// in and go out by the same bridge.
 const (
 	OursSet     = "ours"     // the bridges of all networks, and their links in VLANs
 	gatewaysSet = "gateways" // the links that the host uses to route for networks
@@ -19,25 +19,27 @@ const (
 	bypassSet   = "bypass"   // the link names that bridged packets pass the hooks with
 	lansSet     = "lans"     // bridges with other machines on them
 
-	// SharesSet contains the NICs of Shares, which the host uses to route for pods. Others use them too.
+	// SharesSet contains the NICs of all Shares. The host routes pods' packets through them, but other programs use
+	// them too.
 	SharesSet = "shares"
 
-	// UplinksSet contains the host's uplinks that are bridges or veth links and belong to no network.
+	// UplinksSet contains the bridges and veth links that are uplinks of the host and belong to no network.
 	UplinksSet = "uplinks"
-	// TrustedSet contains the links of networks that a firewall accepts too much from because of us.
+	// TrustedSet contains links of networks that another firewall trusts completely, such as firewalld's zone
+	// trusted.
 	TrustedSet = "trusted"
 )
 
-// HostComment is the comment of elements that belong to the host and to no network: those of HostSets.
+// HostComment is the comment of elements in HostSets that belong to the host and not to a network.
 const HostComment = OwnerPrefix + "host"
 
-// HostSets returns the names of the sets that describe the host.
+// HostSets returns the names of the sets with facts about the host.
 func HostSets() []string {
 	families := Families()
 	return []string{UplinksSet, TrustedSet, families[0].Services, families[1].Services}
 }
 
-// BridgeSets returns the sets of bridges.
+// BridgeSets returns the sets that contain names of bridges and other links of networks.
 func BridgeSets() []Set {
 	names := [...]string{
 		bridgesSet, OursSet, gatewaysSet, policiesSet, isolatedSet, bypassSet, lansSet, SharesSet, UplinksSet,
@@ -55,7 +57,7 @@ func BridgeSets() []Set {
 	return list
 }
 
-// addPolicies appends the rules of all policies to the chain forward.
+// addPolicies appends the rules for the policies of all networks to the chain forward.
 func (list *rules) addPolicies() {
 	list.rule("drop what would stay on an isolated bridge").bridged().isIn(isolatedSet).Drop()
 	list.rule("drop what goes from one bridge with a policy to another").
@@ -63,7 +65,7 @@ func (list *rules) addPolicies() {
 		bridged().isNotIn(bridgesSet).Drop()
 }
 
-// bridgeElements returns a network's elements in the sets of bridges.
+// bridgeElements returns the network's elements in the sets of bridges.
 func (n *Network) bridgeElements() []Element {
 	if n.Bridge == "" {
 		return nil
@@ -100,9 +102,9 @@ func (n *Network) bridgeElements() []Element {
 	return list
 }
 
-// BridgeComment returns the comment of a network's elements in the sets of bridges: that of an endpoint without an
-// owner, and the network's settings. So an element that should no longer exist is recognized by its comment. If
-// networks share a bridge, the elements have the comment of one of them.
+// BridgeComment returns the comment of the network's elements in the sets of bridges. It begins like the comment of
+// an endpoint with an empty owner, and then lists settings of the network. So an element with outdated settings is
+// recognized by its comment. If networks share a bridge, its elements have the comment of one of them.
 func (n *Network) BridgeComment() string {
 	comment := networkComment(n.Key) + "," + n.Policy
 	if n.NFCall {

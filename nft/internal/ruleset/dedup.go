@@ -13,7 +13,7 @@ import (
 
 const dedupPrefix = "dedup-"
 
-// addDedup adds the network's chain against duplicate packets, or marks the chain for removal.
+// addDedup adds the network's chain that drops duplicate packets. Without Dedup, it marks the chain for deletion.
 func (rs *Ruleset) addDedup(n *Network) {
 	if len(n.Dedup) == 0 {
 		rs.gone = append(rs.gone, InBridge(dedupPrefix+n.Key))
@@ -23,10 +23,10 @@ func (rs *Ruleset) addDedup(n *Network) {
 	rs.Chains = append(rs.Chains, dedup(n))
 }
 
-// bridgeOutput is the hook of packets that the bridge itself sends, for each port.
+// bridgeOutput is the hook for packets that the bridge itself sends. It runs once for each port.
 const bridgeOutput = unix.NF_INET_LOCAL_OUT
 
-// dedup returns the network's own base chain against duplicates.
+// dedup returns the network's base chain that drops duplicate packets.
 func dedup(n *Network) Chain {
 	ds := normalDedup(n.Dedup)
 	settings := fnv.New32a()
@@ -37,8 +37,8 @@ func dedup(n *Network) Chain {
 		func(list *rules) { list.addDedup(ds) })
 }
 
-// addDedup appends the rules for packets from gateways before those that drop packets of a subnet, since a gateway
-// may be in several subnets.
+// addDedup appends the rules of the chain. The rules that accept packets from gateways come before the rules that
+// drop packets of a subnet, since a gateway may be in several subnets.
 func (list *rules) addDedup(ds []Dedup) {
 	once := func(comment string, write func(expressions)) {
 		if !slices.ContainsFunc(*list, func(r Rule) bool { return r.Comment == comment }) {
@@ -53,7 +53,7 @@ func (list *rules) addDedup(ds []Dedup) {
 	}
 
 	for _, d := range ds {
-		// Between subnets there is only the way through the host.
+		// Only the host forwards packets between subnets, so these are no duplicates.
 		once(fmt.Sprintf("a copy of what the bridge forwards within %s at %s", d.Subnet, d.BridgeMAC),
 			func(x expressions) {
 				f := FamilyOf(d.Gateway)
@@ -62,7 +62,7 @@ func (list *rules) addDedup(ds []Dedup) {
 	}
 }
 
-// normalDedup returns equal lists for lists with the same meaning.
+// normalDedup sorts the list and removes duplicates, so that lists with the same meaning produce the same rules.
 func normalDedup(list []Dedup) []Dedup {
 	list = slices.Clone(list)
 	for i := range list {

@@ -12,8 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Differences returns the differences of the tables, the sets and the chains. If a table does not exist, it lists
-// nothing else about that table.
+// Differences compares the tables, sets and chains in the kernel with the intended ones. If a table does not exist,
+// its sets and chains are not listed.
 func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
 	var list diff.List
 	for _, family := range rs.tables {
@@ -136,7 +136,7 @@ func (ch *Chain) describe() string {
 func describeHook(ch nftnl.Chain) string {
 	hook := strconv.Itoa(int(ch.Hook))
 
-	// enum nf_inet_hooks
+	// The names of enum nf_inet_hooks, in the kernel's order.
 	if names := [...]string{"prerouting", "input", "forward", "output", "postrouting"}; int(ch.Hook) < len(names) {
 		hook = names[ch.Hook]
 	}

@@ -1,11 +1,11 @@
-// Package ruleset contains the content of the tables of package nft: the intended sets, chains and rules of a
-// network, their state in the kernel, and the transaction that changes one into the other.
+// Package ruleset contains the intended tables of package nft: the sets, chains and rules of a network. It also reads
+// their state from the kernel, and builds the transaction that changes the state into the intended one.
 //
-//	want := ruleset.New(&network, table, mark)  // opens nothing
+//	want := ruleset.New(&network, table, mark) // sends nothing
 //	have, err := tables.Read(want)
 //	p := ruleset.Plan(want, have)
 //	err = p.Transaction(have, true).Commit(tables.Conn)
 //
-// It knows networks, but not endpoints. For this package these are elements with a key, data and a comment, made by
-// package nft. docs/ruleset.nft shows everything.
+// The package knows networks, but not endpoints. Package nft turns an endpoint into elements with a key, data and a
+// comment. The file docs/ruleset.nft shows all tables.
 package ruleset

@@ -14,13 +14,14 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// An egress policy lists the destinations that pods may open connections to; their answers pass. The chain egress
-// applies the policies of networks, by bridge, and the chain pod-egress those of pods, by address, so a packet passes
-// both. Each exists once for all networks, and is created for networks that need it.
+// An egress policy lists the destinations that pods may open connections to. Answers always pass. The chain egress
+// applies the policies of networks, selected by the incoming bridge. The chain pod-egress applies the policies of
+// single pods, selected by the source address. A packet must pass both chains. Each chain is shared by all networks,
+// and is created with the first network that needs it.
 //
-// The chains stand behind the translation of destinations and before routing. So they see each packet once, whether it
-// goes to the host, to a pod of the bridge or elsewhere. A flow that was open before is checked by its next packet,
-// since a packet passes as an answer only if the other end opened the flow.
+// The chains run after destination NAT and before routing. So they see each packet once, with its final destination,
+// which may be the host, a pod on the bridge or another machine. They also check packets of connections that existed
+// before the policy: a packet counts as an answer only if the other end opened the connection.
 const (
 	egressChain    = "egress"
 	podEgressChain = "pod-egress"
@@ -29,7 +30,7 @@ const (
 	priorityEgress = priorityDestinationNAT + 2
 )
 
-// Egress is a policy. A nil Egress allows everything.
+// Egress is a parsed egress policy. A nil Egress permits everything.
 type Egress struct{ allowed [2][]box } // by family: type of the destination, destination, protocol and port
 
 // The greatest number of entries of a policy, and of types of an address.
@@ -38,7 +39,7 @@ const (
 	anyType    = 1<<32 - 1
 )
 
-// reserved lists the addresses of IPv4 and IPv6 that are not public.
+// reserved lists the prefixes of IPv4 and IPv6 that do not belong to the public internet.
 func reserved() []string {
 	return []string{
 		"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
@@ -47,8 +48,8 @@ func reserved() []string {
 	}
 }
 
-// ParseEgress reads a policy: "all", "replies", or entries with commas between. An entry is "public", or a prefix or an
-// address, perhaps with a protocol and ports behind it.
+// ParseEgress parses a policy: "all", "replies", or a comma-separated list of entries. An entry is "public", or a
+// prefix or address that a protocol and ports may follow. For "all" and "" it returns nil.
 func ParseEgress(text string) (*Egress, error) {
 	switch text {
 	case "", "all":
@@ -89,7 +90,7 @@ func parseEntries(text string, add func(words []string) error) error {
 	return nil
 }
 
-// add adds an entry of a policy.
+// add adds one entry, split into words, to the policy.
 func (e *Egress) add(words []string) error {
 	if len(words) == 1 && words[0] == "public" {
 		e.addPublic()
@@ -147,7 +148,7 @@ func parseFlow(words []string, icmp uint32) (box, error) {
 	return b, nil
 }
 
-// addPublic adds the public addresses that are not the host's.
+// addPublic permits all public addresses, except those of the host.
 func (e *Egress) addPublic() {
 	for i, f := range Families() {
 		unicast := numbers(unix.RTN_UNICAST, unix.RTN_UNICAST)
@@ -180,7 +181,8 @@ func familyIndex(a netip.Addr) int {
 	return 1
 }
 
-// elements returns the elements of a policy for a sender, in the sets of some families.
+// elements returns the elements that permit the policy's destinations to a sender. set returns the set for a family.
+// sender is the first part of the keys: the pod's address, or a link name in the form of an address.
 func (e *Egress) elements(sender netip.Addr, set func(Family) Set, families ...Family) (list []Element) {
 	for _, f := range families {
 		s := set(f)
@@ -191,7 +193,7 @@ func (e *Egress) elements(sender netip.Addr, set func(Family) Set, families ...F
 	return list
 }
 
-// PodElements returns the elements of a pod with the policy, behind a link.
+// PodElements returns the elements that apply the policy to a pod behind a link. addrs are the pod's addresses.
 func (e *Egress) PodElements(link string, addrs []netip.Addr) (list []Element) {
 	for _, a := range addrs {
 		f := FamilyOf(a)
@@ -201,14 +203,15 @@ func (e *Egress) PodElements(link string, addrs []netip.Addr) (list []Element) {
 	return list
 }
 
-// bridgeElements returns the elements of a bridge with the policy.
+// bridgeElements returns the elements that apply the policy to all pods on a bridge.
 func (e *Egress) bridgeElements(bridge string) []Element {
 	families := Families()
 	list := []Element{{Set: InInet(egressSet), Key: nftnl.LinkKey(bridge, nil, 0)}}
 	return append(list, e.elements(linkValue(bridge), Family.egressSet, families[:]...)...)
 }
 
-// egressSet returns the set of what bridges may call: bridge, type of the destination, destination, protocol and port.
+// egressSet returns the set of the destinations that pods of a bridge may call. Its key is the bridge, the type of the
+// destination, the destination, the protocol and the port.
 func (f Family) egressSet() Set { return f.destinations(f.egress, nftnl.TypeIfname) }
 
 // podEgressSet returns the same set for pods, by their addresses.
@@ -220,17 +223,19 @@ func (f Family) destinations(name string, sender uint32) Set {
 	return s
 }
 
-// egressSets returns the sets of networks' policies.
+// egressSets returns the sets for policies of networks.
 func egressSets() []Set {
 	return append([]Set{keySet(egressSet, nftnl.TypeIfname)}, setsOfBoth(Family.egressSet)...)
 }
 
-// podEgressSets returns the sets of pods' policies: pods that have one, and their permitted destinations.
+// podEgressSets returns the sets for policies of pods: one with the pods that have a policy, and one with their
+// permitted destinations, for each family.
 func podEgressSets() []Set {
-	return setsOfBoth(func(f Family) Set { return keySet(f.limited, nftnl.TypeIfname, f.addrType) }, Family.podEgressSet)
+	limited := func(f Family) Set { return keySet(f.limited, nftnl.TypeIfname, f.addrType) }
+	return setsOfBoth(limited, Family.podEgressSet)
 }
 
-// addEgress adds the chains of policies of egress that the network asks for.
+// addEgress adds the chains for egress policies that the network needs.
 func (rs *Ruleset) addEgress(n *Network) {
 	add := func(name string, priority int32, write func(*rules)) {
 		rs.Chains = append(rs.Chains, Chain{
@@ -270,8 +275,9 @@ func (list *rules) addPodEgress() {
 	})
 }
 
-// addAllowed lets the packets pass that a policy allows, and drops all others. sender loads the first part of the key
-// and returns its length. Where a part of a packet is missing, no rule but the last one matches.
+// addAllowed appends rules that accept the packets that a policy permits, and a last rule that drops all others.
+// sender loads the first part of the key and returns its length in bytes. If a packet lacks a part of the key, only
+// the last rule matches it.
 func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Family) uint32) {
 	list.add("answers", func(x expressions) {
 		x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, established)
@@ -280,8 +286,8 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 		x.Leave()
 	})
 
-	// Without these messages no machine could reach the pod by IPv6. The host forwards no packet that the first two
-	// rules accept. The third rule accepts none to another link.
+	// These messages are always accepted, because without them no machine could reach the pod by IPv6. The host never
+	// forwards packets that the first two rules accept. The third rule accepts only packets that stay on their link.
 	ip6 := Families()[1]
 	list.addSpans([]span{
 		{"multicast listeners and neighbour discovery, with the host and groups", listenerReport, neighbourAdvert},

@@ -16,7 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Lengths in bytes of the parts of keys, and of the keys of sets.
+// Lengths in bytes of the parts of keys, and of whole keys.
 const (
 	IfnameLen = nftnl.IfnameLen
 	EtherLen  = nftnl.EtherLen
@@ -28,7 +28,7 @@ const (
 	portsLen  = IfnameLen + EtherSlot
 )
 
-// Element is one entry of a set, or of a map with data for each key.
+// Element is one entry of a set, or of a map, which has data for each key.
 type Element struct {
 	Set  Place
 	Key  []byte
@@ -36,17 +36,18 @@ type Element struct {
 	Data []byte
 }
 
-// Equal reports whether two elements have the same set and key, whatever their data.
+// Equal reports whether two elements have the same set and the same key. It ignores their data.
 func (e Element) Equal(other Element) bool {
 	return e.Set == other.Set && bytes.Equal(e.Key, other.Key) && bytes.Equal(e.End, other.End)
 }
 
-// ID returns the set and key, which Equal compares, for use as the key of a map.
+// ID returns a string that is equal for elements for which Equal returns true. It can be used as the key of a Go map.
 func (e Element) ID() string {
 	return e.Set.Name + string(rune(e.Set.Family)) + string(e.Key) + string(e.End)
 }
 
-// Parse returns the parts of a key. Parts that the key lacks are zero. It returns false for keys that are not ours.
+// Parse returns the parts of the key of an element that describes a pod. Parts that the key does not contain are
+// zero. It returns false for elements of other sets.
 func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, ok bool) {
 	rest := e.Key
 	switch {
@@ -68,7 +69,8 @@ func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, 
 	return bridge, addr, nil, ok
 }
 
-// KeyText returns the key as nft prints it, or in hexadecimal.
+// KeyText returns the key as nft prints it, or "FIRST to LAST" for an interval. If the set or its type is unknown, it
+// returns the key in hexadecimal.
 func (e Element) KeyText() string {
 	if s, _ := setAt(e.Set); len(e.Key) == int(s.KeyLen) {
 		text := typedText(s.KeyType, e.Key)
@@ -80,7 +82,7 @@ func (e Element) KeyText() string {
 	return fmt.Sprintf("0x%x", e.Key)
 }
 
-// setAt returns one of our sets.
+// setAt returns the definition of our set with the given name. It returns false for any other set.
 func setAt(at Place) (Set, bool) {
 	if IsMasqueradeSet(at.Name) && at.Family == unix.NFPROTO_INET {
 		return masqueradeSet(at.Name), true
@@ -90,8 +92,8 @@ func setAt(at Place) (Set, bool) {
 		return shareSet(at.Name), true
 	}
 
-	// Ready, and thousands of restored host ports, look up elements of the first sets, which often do not exist, and
-	// each error contains a text.
+	// This list is ordered by how often a set is needed. Ready and the restoring of thousands of host ports look up
+	// elements of the first sets. Such elements often do not exist, and the error for each calls setAt for its text.
 	for _, sets := range []func() []Set{
 		BridgeSets, portSets, guardSets, podSets, portSNATSets, internalSets, egressSets, podEgressSets,
 	} {
@@ -104,10 +106,10 @@ func setAt(at Place) (Set, bool) {
 	return Set{}, false
 }
 
-// String returns the key and the set.
+// String returns the key and the name of the set.
 func (e Element) String() string { return e.KeyText() + " of set " + e.Set.Name }
 
-// DataText returns the data as nft prints it, or in hexadecimal.
+// DataText returns the data as nft prints it. If the set or its type is unknown, it returns the data in hexadecimal.
 func (e Element) DataText() string {
 	if s, _ := setAt(e.Set); s.DataLen > 0 && len(e.Data) == int(s.DataLen) {
 		return typedText(s.DataType, e.Data)
@@ -115,10 +117,10 @@ func (e Element) DataText() string {
 	return fmt.Sprintf("0x%x", e.Data)
 }
 
-// Slot is the unit of the parts of a key or of data, in bytes.
+// Slot is the size in bytes to which nf_tables aligns the parts of keys and data.
 const Slot = 4
 
-// Key joins the parts of a key, each filled up to whole slots.
+// Key joins the parts of a key. It pads each part with zeros to a multiple of Slot.
 func Key(parts ...[]byte) []byte {
 	var b []byte
 	for _, part := range parts {
@@ -130,10 +132,10 @@ func Key(parts ...[]byte) []byte {
 	return b
 }
 
-// Number16 returns a number as a part of a key.
+// Number16 returns a number in network byte order, as a part of a key.
 func Number16(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
 
-// FamilyOf returns the family of an address.
+// FamilyOf returns the Family of an address.
 func FamilyOf(a netip.Addr) Family {
 	all := Families()
 	if a.Is4() {
@@ -142,21 +144,21 @@ func FamilyOf(a netip.Addr) Family {
 	return all[1]
 }
 
-// OwnerPrefix begins the comments of our elements. The number is the version of their form.
+// OwnerPrefix is the beginning of the comments of our elements. The 1 is the version of the comments' format.
 const OwnerPrefix = "tombolo:1:"
 
-// MaxOwner is the greatest length of the name of an endpoint's owner, in bytes.
+// MaxOwner is the maximum length of an owner in bytes.
 const MaxOwner = 16
 
-// An element's comment contains the network and the owner, and nft only reads comments of up to 128 bytes.
+// The comment of an element contains the network and the owner. nft reads comments of at most 128 bytes.
 const (
 	MaxComment    = 128
 	maxNetworkKey = MaxComment - len(OwnerPrefix) - MaxOwner - len(":")
 	keptOfLong    = 80
 )
 
-// NetworkKey returns the network's name for comments and for names of chains and sets. A name that is too long is
-// shortened and gets a hash, behind a character that nft permits in names, and that networks' names never have.
+// NetworkKey returns the name of a network for use in comments and in names of chains and sets. It shortens a name
+// that is too long and appends "/" and a hash. Names of networks never contain "/", and nft permits it.
 func NetworkKey(name string) string {
 	if len(name) <= maxNetworkKey {
 		return name
@@ -166,17 +168,17 @@ func NetworkKey(name string) string {
 	return fmt.Sprintf("%s/%016x", name[:keptOfLong], h.Sum64())
 }
 
-// networkComment returns the beginning of the comments of a network's own elements.
+// networkComment returns the beginning of the comments of elements that belong to the network itself.
 func networkComment(networkKey string) string { return OwnerPrefix + ":" + networkKey }
 
-// IsNetwork reports whether an element belongs to a network itself.
+// IsNetwork reports whether the element belongs to the network itself, and not to an endpoint.
 func (e *ElementState) IsNetwork(key string) bool {
 	own, _, _ := strings.Cut(e.Comment, ",")
 	return own == networkComment(key)
 }
 
-// typedText returns the bytes of a type as nft prints them. A concatenation consists of several types. b has the
-// length of the type.
+// typedText returns a value of a type as nft prints it. typ may be a concatenation of types. If b is too short, the
+// result is in hexadecimal.
 func typedText(typ uint32, b []byte) string {
 	var types []uint32 // the last one first
 	for ; typ != 0; typ >>= nftnl.TypeBits {
@@ -199,7 +201,7 @@ func typedText(typ uint32, b []byte) string {
 	return strings.Join(parts, " . ")
 }
 
-// typeLen returns the length of a type's values, in bytes.
+// typeLen returns the length in bytes of values of a type.
 func typeLen(typ uint32) int {
 	switch typ {
 	case nftnl.TypeIPv4:
@@ -238,7 +240,7 @@ func partText(typ uint32, b []byte) string {
 	return fmt.Sprintf("0x%x", b)
 }
 
-// ProtocolName returns the name of an IANA protocol number as nft prints it.
+// ProtocolName returns the name of an IP protocol as nft prints it, or its number.
 func ProtocolName(protocol uint8) string {
 	switch protocol {
 	case unix.IPPROTO_TCP:

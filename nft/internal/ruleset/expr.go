@@ -44,21 +44,22 @@ func (x expressions) isNotIn(set string) expressions {
 	return x
 }
 
-// lookupData loads a map's data for the key in the first register and those behind it into the same registers.
-// Without such an entry the rule ends.
+// lookupData looks up the key that begins in the first register, and loads the map's data for it into the same
+// registers. If the map does not contain the key, the rule does not match.
 func (x expressions) lookupData(name string) {
 	x.Add(&expr.Lookup{SourceRegister: uint32(nftnl.First), DestRegister: uint32(nftnl.First), IsDestRegSet: true,
 		SetName: name})
 }
 
-// destinationType loads the type of the destination in the routing table for local traffic: RTN_LOCAL, RTN_UNICAST
-// and so on, in the host's byte order.
+// destinationType loads the type of the destination address according to the routing tables, such as RTN_LOCAL or
+// RTN_UNICAST. The value is in the host's byte order.
 func (x expressions) destinationType() expressions {
 	x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagDADDR: true})
 	return x
 }
 
-// dnat changes the connection's destination to an address of the family in the first register, and a port behind it.
+// dnat changes the destination of the connection. The first register contains the new address, and the register
+// behind the address contains the new port.
 func (x expressions) dnat(f Family) {
 	x.Add(&expr.NAT{
 		Type: expr.NATTypeDestNAT, Family: uint32(f.Proto), RegAddrMin: uint32(nftnl.First),
@@ -66,13 +67,13 @@ func (x expressions) dnat(f Family) {
 	})
 }
 
-// masquerade changes the connection's source to the address of the link that it leaves by.
+// masquerade changes the source of the connection to the address of the outgoing link.
 func (x expressions) masquerade() { x.Add(&expr.Masq{}) }
 
-// The following methods are the phrases that rules consist of. A method whose name begins with "is" adds a match.
+// The following methods are the building blocks of rules. A method whose name begins with "is" adds a match.
 
-// is matches packets of a family. nft inserts this match before expressions that read their headers, and omits it
-// when it prints such a rule.
+// is matches packets of the family f. nft adds this match by itself to rules that read headers of the family, and
+// omits it when it prints such rules.
 func (x expressions) is(f Family) expressions { return x.isMeta(expr.MetaKeyNFPROTO, []byte{f.Proto}) }
 
 // isEthernet matches packets that came in by a link with Ethernet headers.
@@ -80,23 +81,24 @@ func (x expressions) isEthernet() expressions {
 	return x.isMeta(expr.MetaKeyIIFTYPE, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))
 }
 
-// isReply matches packets of connections that have seen an answer, and packets related to such connections (enum
-// ip_conntrack_info: bit n+1 stands for state n).
+// isReply matches packets of connections that have seen an answer, and packets that are related to such connections.
+// In the kernel's enum ip_conntrack_info, bit n+1 stands for state n.
 func (x expressions) isReply() expressions {
 	return x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, replyStates)
 }
 
-// isNoReply matches all other packets: those that open a connection, and those without one.
+// isNoReply matches packets that isReply does not match: those that open a connection, and those without a
+// connection.
 func (x expressions) isNoReply() expressions {
 	return x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpEq, replyStates)
 }
 
-// replyStates are the bits of the states established and related.
+// replyStates are the bits of the conntrack states "established" and "related".
 const replyStates = established | 1<<2
 
 const established = 1 << 1
 
-// isRedirected matches packets of connections whose destination was changed, by us or by others.
+// isRedirected matches packets of connections whose destination was changed, by our rules or by another program's.
 func (x expressions) isRedirected() expressions {
 	return x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpNeq, dstNAT)
 }
@@ -107,22 +109,23 @@ func (x expressions) isNotRedirected() expressions {
 
 const dstNAT = 1 << 5 // IPS_DST_NAT of enum ip_conntrack_status
 
-// hasConntrackBit matches connections that have any of the bits (expr.CmpOpNeq), or none (expr.CmpOpEq).
+// hasConntrackBit matches connections that have at least one of the bits if op is expr.CmpOpNeq. If op is
+// expr.CmpOpEq, it matches connections that have none of them.
 func (x expressions) hasConntrackBit(key expr.CtKey, op expr.CmpOp, bits uint32) expressions {
 	x.Add(&expr.Ct{Key: key, Register: uint32(nftnl.First)})
 	x.Mask(binary.NativeEndian.AppendUint32(nil, bits), nil)
 	return x.compare(op, make([]byte, 4))
 }
 
-// isNotLoopback matches packets whose incoming or outgoing link is not the loopback interface.
+// isNotLoopback matches packets whose link is not lo. linkName selects the incoming or the outgoing link.
 func (x expressions) isNotLoopback(linkName expr.MetaKey) expressions {
 	return x.isNotMeta(linkName, nftnl.LinkKey(loopbackLink, nil, 0))
 }
 
-// isTo matches destinations within a prefix.
+// isTo matches packets to an address in the prefix p.
 func (x expressions) isTo(f Family, p netip.Prefix) expressions { return x.is(f).inPrefix(f.dst, p) }
 
-// isFrom matches sources within a prefix.
+// isFrom matches packets from an address in the prefix p.
 func (x expressions) isFrom(f Family, p netip.Prefix) expressions { return x.is(f).inPrefix(f.src, p) }
 
 // inPrefix matches addresses of the prefix's family at an offset in the header. A prefix of whole bytes is compared
@@ -140,7 +143,7 @@ func (x expressions) inPrefix(offset uint32, p netip.Prefix) expressions {
 	return x.compare(expr.CmpOpEq, p.Masked().Addr().AsSlice()[:length])
 }
 
-// netmask returns a prefix length as the bytes of a mask.
+// netmask returns a mask of length bytes whose first bits are set.
 func netmask(bits, length int) []byte {
 	mask := make([]byte, length)
 	for i := range bits {
@@ -149,7 +152,7 @@ func netmask(bits, length int) []byte {
 	return mask
 }
 
-// isMeta matches packets with a property.
+// isMeta matches packets whose metadata for key are equal to data.
 func (x expressions) isMeta(key expr.MetaKey, data []byte) expressions {
 	return x.loadMeta(key).compare(expr.CmpOpEq, data)
 }
@@ -159,12 +162,12 @@ func (x expressions) isNotMeta(key expr.MetaKey, data []byte) expressions {
 	return x.loadMeta(key).compare(expr.CmpOpNeq, data)
 }
 
-// isAt matches packets with the data at an offset in a header.
+// isAt matches packets that contain data at an offset of a header.
 func (x expressions) isAt(base expr.PayloadBase, offset uint32, data []byte) expressions {
 	return x.load(base, offset, uint32(len(data))).compare(expr.CmpOpEq, data)
 }
 
-// linkIn matches packets whose incoming or outgoing link is in the set.
+// linkIn matches packets whose link is in the set. linkName selects the incoming or the outgoing link.
 func (x expressions) linkIn(linkName expr.MetaKey, set string) expressions {
 	return x.loadMeta(linkName).isIn(set)
 }
@@ -177,17 +180,17 @@ func (x expressions) linkNotIn(linkName expr.MetaKey, sets ...string) expression
 	return x
 }
 
-// portIn matches packets whose incoming link, with some bytes of a header, is in the set.
+// portIn matches packets if the set contains their incoming link together with some bytes of a header.
 func (x expressions) portIn(base expr.PayloadBase, offset, length uint32, set string) expressions {
 	return x.port(expr.MetaKeyIIFNAME, base, offset, length).isIn(set)
 }
 
-// portNotIn matches all other packets.
+// portNotIn matches packets if the set does not contain their incoming link together with some bytes of a header.
 func (x expressions) portNotIn(base expr.PayloadBase, offset, length uint32, set string) expressions {
 	return x.port(expr.MetaKeyIIFNAME, base, offset, length).isNotIn(set)
 }
 
-// port loads a link's name and an address: the key of a pod's port.
+// port loads a link's name and some bytes of a header, which are the key of many sets.
 func (x expressions) port(linkName expr.MetaKey, base expr.PayloadBase, offset, length uint32) expressions {
 	x.loadMeta(linkName).Payload(base, offset, length, nftnl.Second)
 	return x
@@ -198,21 +201,22 @@ func (x expressions) isPod(f Family, link expr.MetaKey, offset uint32) expressio
 	return x.is(f).port(link, expr.PayloadBaseNetworkHeader, offset, f.AddrLen).isIn(f.pods)
 }
 
-// hostPort loads the key of a published port, behind the present content of the registers: the protocol and the
-// destination port. All protocols with ports have it at the same offset.
+// hostPort loads the key of a published port: the protocol and the destination port. length is the number of bytes
+// that the registers already contain. The destination port is at the same offset in all protocols with ports.
 func (x expressions) hostPort(length uint32) {
 	const dstPort, portLen = 2, 2
 	x.Meta(expr.MetaKeyL4PROTO, nftnl.Behind(length))
 	x.Payload(expr.PayloadBaseTransportHeader, dstPort, portLen, nftnl.Behind(length+Slot))
 }
 
-// podPort loads the key of the port of a pod that a packet goes to.
+// podPort loads the outgoing link, the destination, the protocol and the port of a packet: the key of a pod's port.
 func (x expressions) podPort(f Family) expressions {
 	x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen).hostPort(IfnameLen + f.AddrLen)
 	return x
 }
 
-// bridged loads the key for packets that come in and go out by the same bridge.
+// bridged loads the names of the incoming and the outgoing link. A lookup in a set of equal pairs then matches
+// packets that stay on a bridge.
 func (x expressions) bridged() expressions {
 	x.loadMeta(expr.MetaKeyIIFNAME).Meta(expr.MetaKeyOIFNAME, nftnl.Second)
 	return x
@@ -230,7 +234,7 @@ func (x expressions) changeMark(cleared, set uint32) {
 	x.Add(&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: uint32(nftnl.First)})
 }
 
-// Family holds the differences between the rules of IPv4 and IPv6.
+// Family holds the differences between IPv4 and IPv6 that matter for rules.
 type Family struct {
 	name      string
 	Proto     byte   // nf_tables' number
@@ -240,10 +244,10 @@ type Family struct {
 	All       netip.Prefix
 	multicast netip.Prefix // all multicast addresses
 
-	// The sets and maps. HostPorts maps a port on all addresses of the host to a pod's address and port, and
-	// HostAddrs a port on one address. Published contains the pods' ports that are published, and Selves the
-	// addresses of such pods, each paired with itself. Services contains the addresses that ports on all addresses of
-	// the host leave to others.
+	// The names of the sets and maps for pods and published ports. HostPorts maps a port on all addresses of the host
+	// to a pod's address and port. HostAddrs is the map for ports on one address. Published contains the pods' own
+	// ports that are published. Selves contains pairs of two addresses of one pod, which match calls to itself.
+	// Services contains host addresses that ports on all addresses are not published on.
 	pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
 
 	// The sets of policies: egress of bridges, limited of pods that have one, and podEgress of these pods. Host ports
@@ -251,7 +255,7 @@ type Family struct {
 	egress, limited, podEgress, refused, excepted string
 }
 
-// Families returns IPv4 and IPv6, in this order.
+// Families returns the families IPv4 and IPv6, in this order.
 func Families() [2]Family {
 	return [2]Family{{
 		name: "IPv4", Proto: unix.NFPROTO_IPV4, AddrLen: Addr4Len, addrType: nftnl.TypeIPv4, src: 12, dst: 16,

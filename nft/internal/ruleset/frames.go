@@ -10,8 +10,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Offsets in headers of frames, in bytes. Those of neighbour discovery are from the start of an IPv6 header without
-// extension headers.
+// Offsets in the headers of frames, in bytes. Offsets for neighbour discovery count from the start of an IPv6 header
+// that no extension headers follow.
 const (
 	etherTarget   = 0
 	etherSource   = 6
@@ -32,26 +32,26 @@ const (
 	ndOption       = ip6Len + ndNeighbourLen + 2
 	ndRouterOption = ip6Len + ndRouterLen + 2
 
-	// An address ends with an interface identifier (RFC 4291, section 2.5.1).
+	// The last bytes of an IPv6 address are an interface identifier (RFC 4291, section 2.5.1).
 	interfaceIDLen = 8
 	ip6SourceID    = ip6Source + addr6Len - interfaceIDLen
 	ndTargetID     = ndTarget + addr6Len - interfaceIDLen
 )
 
-// The following methods are phrases for frames, in the bridge family. Each has the steps that nft produces for it, in
-// the same order.
+// The following methods are the building blocks of rules of the family bridge. Each adds the same expressions as nft,
+// in the same order.
 
-// isEtherType matches frames with a type. A frame with a VLAN tag has the tag's type.
+// isEtherType matches frames with an EtherType. If a frame has a VLAN tag, its EtherType is the type of the tag.
 func (x expressions) isEtherType(typ uint16) expressions {
 	return x.isAt(expr.PayloadBaseLLHeader, etherType, Number16(typ))
 }
 
-// isProtocol matches frames with a type too, but looks behind a VLAN tag.
+// isProtocol matches frames with an EtherType. If a frame has a VLAN tag, the type behind the tag counts.
 func (x expressions) isProtocol(typ uint16) expressions {
 	return x.isMeta(expr.MetaKeyPROTOCOL, Number16(typ))
 }
 
-// isL4 matches packets whose last header, behind extensions, is of a protocol.
+// isL4 matches packets of a protocol. IPv6 extension headers before it are skipped.
 func (x expressions) isL4(protocol byte) expressions {
 	return x.isMeta(expr.MetaKeyL4PROTO, []byte{protocol})
 }
@@ -66,7 +66,8 @@ func (x expressions) isOwn(offset, length uint32, set string) expressions {
 	return x.portIn(expr.PayloadBaseNetworkHeader, offset, length, set)
 }
 
-// isOwnID matches addresses, with the interface identifier at an offset, that SLAAC may give the port.
+// isOwnID matches addresses that SLAAC may assign to the pod behind the incoming port. offset is the offset of the
+// interface identifier in the IP header.
 func (x expressions) isOwnID(offset uint32) expressions {
 	return x.isOwn(offset, interfaceIDLen, guardIDSet)
 }
@@ -79,8 +80,8 @@ func (x expressions) isNotOwn(offset, length uint32, set string) expressions {
 // leaveFree lets a packet leave the chain if the port's addresses are not known.
 func (x expressions) leaveFree() { x.linkIn(expr.MetaKeyIIFNAME, guardFreeSet).Leave() }
 
-// arpForm returns the start of an ARP message between Ethernet and IPv4 (RFC 826): the types of both addresses and
-// their lengths.
+// arpForm returns the first six bytes of an ARP message for IPv4 over Ethernet (RFC 826): the types of both addresses
+// and their lengths.
 func arpForm() []byte { return []byte{0, unix.ARPHRD_ETHER, 8, 0, EtherLen, Addr4Len} }
 
 // isARP matches ARP messages that begin with these bytes, so that the other fields are at known offsets.
@@ -94,12 +95,12 @@ func (x expressions) isNoSender() expressions {
 	return x.isAt(expr.PayloadBaseNetworkHeader, arpSenderIP, make([]byte, Addr4Len))
 }
 
-// isDiscovery matches ICMPv6 with a type in a range.
+// isDiscovery matches ICMPv6 messages with a type between from and to. It is used for neighbour discovery.
 func (x expressions) isDiscovery(from, to byte) expressions {
 	return x.isEtherType(unix.ETH_P_IPV6).isICMPv6(from, to)
 }
 
-// isUnspecified matches ICMPv6 of a type, from the unspecified address.
+// isUnspecified matches ICMPv6 messages of a type whose source is the unspecified address.
 func (x expressions) isUnspecified(typ byte) expressions {
 	return x.isProtocol(unix.ETH_P_IPV6).isAt(expr.PayloadBaseNetworkHeader, ip6Source, make([]byte, addr6Len)).
 		isICMPv6(typ, typ)
@@ -109,7 +110,7 @@ func (x expressions) isICMPv6(from, to byte) expressions {
 	return x.isL4(unix.IPPROTO_ICMPV6).firstByte(from, to)
 }
 
-// firstByte matches if the first byte behind the IP headers is in a range.
+// firstByte matches packets if the first byte of their transport header is between from and to.
 func (x expressions) firstByte(from, to byte) expressions {
 	return x.load(expr.PayloadBaseTransportHeader, 0, 1).within(from, to)
 }
@@ -119,10 +120,10 @@ func (x expressions) nextHeader(from, to byte) expressions {
 	return x.load(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1).within(from, to)
 }
 
-// within matches if the byte in the first register is in a range.
+// within matches if the byte in the first register is between from and to.
 func (x expressions) within(from, to byte) expressions { return x.among([]byte{from}, []byte{to}) }
 
-// among is within for a number of several bytes.
+// among matches if the number in the first register is between from and to, which are in network byte order.
 func (x expressions) among(from, to []byte) expressions {
 	if bytes.Equal(from, to) {
 		return x.compare(expr.CmpOpEq, from)
@@ -130,18 +131,18 @@ func (x expressions) among(from, to []byte) expressions {
 	return x.compare(expr.CmpOpGte, from).compare(expr.CmpOpLte, to)
 }
 
-// longer compares the payload length in an IPv6 header.
+// longer compares the payload length of an IPv6 header with length. op selects the comparison.
 func (x expressions) longer(op expr.CmpOp, length uint16) expressions {
 	return x.load(expr.PayloadBaseNetworkHeader, ip6Length, 2).compare(op, Number16(length))
 }
 
-// fragment loads bytes of an IPv6 fragment header. If the packet is not a fragment, the rule ends.
+// fragment loads bytes of the IPv6 fragment header. If the packet has no such header, the rule does not match.
 func (x expressions) fragment(offset, length uint32) expressions {
 	x.Add(&expr.Exthdr{DestRegister: uint32(nftnl.First), Type: unix.IPPROTO_FRAGMENT, Offset: offset, Len: length})
 	return x
 }
 
-// isLaterFragment matches all fragments of IPv6 packets except the first ones.
+// isLaterFragment matches all fragments of an IPv6 packet except the first one.
 func (x expressions) isLaterFragment() expressions {
 	return x.isEtherType(unix.ETH_P_IPV6).fragment(2, 2).hasAny(0xfff8) // flags follow
 }
@@ -152,9 +153,10 @@ func (x expressions) fragment4(bits uint16) expressions {
 	return x.isProtocol(unix.ETH_P_IP).load(expr.PayloadBaseNetworkHeader, flagsAndOffset, 2).hasAny(bits)
 }
 
-// typeofPortAnd returns a set's userdata, which tells nft that a key is a port and bytes of the network header
-// without a name in nft: "typeof iifname . @nh,384,128". The numbers come from libnftables (enum expr_types, enum
-// proto_bases and the *_build_udata functions). Each follows a type of one byte, and a length.
+// typeofPortAnd returns the userdata of a set of ports. Each key of the set is a port's name and bytes of the network
+// header that have no name in nft. nft prints this type as "typeof iifname . @nh,384,128". The numbers come from
+// libnftables (enum expr_types, enum proto_bases and the *_build_udata functions). Each attribute begins with one
+// byte for the type and one for the length.
 func typeofPortAnd(offset, length uint32) []byte {
 	const (
 		ofKeyType, itself, inside = 3, 0, 1

@@ -9,24 +9,26 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
-// The chain from-pods drops frames that a pod, guarded or not, could use to change the bridge's behaviour or to
-// bypass the firewall.
+// The chain from-pods drops frames that a pod could send to change the bridge's behaviour or to bypass the firewall.
+// It applies to guarded and to other pods.
 //
-// A host that receives a frame with a tag of VLAN 0 (IEEE 802.1Q's priority tag), and has no link for it, removes the
-// tag and reads what follows, for any number of tags in a row (__netif_receive_skb_core). A bridge without VLANs
-// forwards such a frame unchanged, and does not show it to the firewall, since br_netfilter does not regard it as IP.
-// So between pods it would bypass every rule, policy and connection tracking. A tag in front of another protocol may
-// pass, and so may that of any other VLAN, since its receiver needs a link for it.
+// First, the chain drops IP packets behind VLAN tags with the VLAN ID 0 (IEEE 802.1Q's priority tag). A host without
+// a link for the tag removes it and reads the content, even behind several such tags (__netif_receive_skb_core). A
+// bridge without VLANs forwards the frame unchanged. It does not pass the frame to the firewall, since br_netfilter
+// does not recognize the content as IP. So such frames would reach other pods past every rule, policy and connection
+// tracking. Tags before a protocol other than IP may pass. Tags with any other VLAN ID may pass too, since the
+// receiver needs a link for that VLAN.
 //
-// A bridge that separates VLANs removes the tag of its default VLAN from frames that leave by a port with this VLAN
-// untagged, such as uplinks and trunks. A second tag would then come first, and put the frame into a VLAN that the
-// pod's port does not belong to.
+// Second, it drops frames with two tags whose first tag is of the default VLAN. A bridge that separates VLANs removes
+// this tag at ports that carry the default VLAN untagged, such as an uplink or a trunk. Then the second tag would
+// come first, and move the frame into a VLAN that the pod's port is not a member of.
 //
-// A multicast query makes the bridge regard its sender as the querier. From then on it sends a group only to ports
-// that have reported it. Suppose a pod asks once, and permits answers within hours (RFC 3810, section 5.1.3). The
-// bridge still forgets all reports after some minutes (mcast_membership_interval). Then neighbour solicitations,
-// which are multicast, reach no pod any more, neither from pods nor from the host. The rule applies to PodGroup, like
-// the rules that keep reports from pods, so that an operator can run a pod that is a multicast router.
+// Third, it drops multicast queries. A query makes the bridge treat the sender as the multicast querier. From then on
+// the bridge sends a group only to ports that have reported it. A pod could send one query that permits answers
+// within hours (RFC 3810, section 5.1.3). The bridge forgets all reports after some minutes
+// (mcast_membership_interval). Then neighbour solicitations, which are multicast, no longer reach any pod, whether
+// they come from pods or from the host. This rule applies to PodGroup and GatewayGroup only, so an operator can run a
+// pod that is a multicast router.
 
 const (
 	igmpQuery     = 0x11 // RFC 3376, section 4
@@ -45,10 +47,10 @@ func (list *rules) addFromPods() {
 	list.rule("IGMP queries of pods").
 		isPodGroup(in).isProtocol(unix.ETH_P_IP).isL4(unix.IPPROTO_IGMP).firstByte(igmpQuery, igmpQuery).Drop()
 
-	// The bridge reads a later fragment as if it were a whole packet.
+	// The bridge parses a later fragment as if it were a whole packet, so drop all fragments.
 	list.rule("IGMP fragments of pods").isPodGroup(in).fragment4(0x3fff).isL4(unix.IPPROTO_IGMP).Drop()
 
-	// The bridge only reads queries with hop-by-hop options.
+	// Match only queries behind a hop-by-hop header, since the bridge parses no others.
 	list.rule("MLD queries of pods").
 		isPodGroup(in).isProtocol(unix.ETH_P_IPV6).nextHeader(unix.IPPROTO_HOPOPTS, unix.IPPROTO_HOPOPTS).
 		isICMPv6(listenerQuery, listenerQuery).Drop()
@@ -76,7 +78,7 @@ func (list *rules) addFromPods() {
 	list.rule("outer tags in a row").dropBehindTag(unix.ETH_P_8021AD)
 }
 
-// dropBehindTag drops frames from a pod that have a type behind a tag.
+// dropBehindTag drops frames from a pod that have the given EtherType behind a VLAN tag.
 func (x expressions) dropBehindTag(typ uint16) {
 	x.isAt(expr.PayloadBaseLLHeader, vlanType, Number16(typ)).isPodPort(expr.MetaKeyIIFNAME).Drop()
 }
@@ -86,34 +88,35 @@ func (x expressions) isPodPort(link expr.MetaKey) expressions {
 	return x.isMeta(link, []byte(podPorts))
 }
 
-// isPodGroup matches PodGroup and GatewayGroup, which differ in one bit, in the port that a frame comes in or leaves
-// by.
+// isPodGroup matches frames whose port is in PodGroup or GatewayGroup. link selects the incoming or the outgoing
+// port. The two groups differ in one bit, so a mask covers them.
 func (x expressions) isPodGroup(link expr.MetaKey) expressions {
 	x.loadMeta(link).Mask(group(^uint32(PodGroup^GatewayGroup)), nil)
 	return x.compare(expr.CmpOpEq, group(PodGroup&GatewayGroup))
 }
 
-// group returns the number of a link group in the form that rules compare.
+// group returns the number of a link group in the byte order that rules compare.
 func group(number uint32) []byte { return binary.NativeEndian.AppendUint32(nil, number) }
 
-// hasAny matches if any of some bits is set in the two bytes in the first register.
+// hasAny matches if at least one of the bits is set in the two bytes in the first register.
 func (x expressions) hasAny(bits uint16) expressions {
 	x.Mask(Number16(bits), Number16(0))
 	return x.compare(expr.CmpOpNeq, Number16(0))
 }
 
-// Frames to the link-local groups, 01:80:c2:00:00:00 to :0f, are for the device at the other end of the wire (IEEE
-// 802.1Q, table 8-1): STP, LACP, 802.1X, LLDP and the like. A bridge does not forward them, but passes them to the
-// host's own stack, as received by the port and not by the bridge. They may contain anything, such as an IPv6 router
-// advertisement or a datagram, and bypass every rule that names the bridge. A pod needs to send none.
+// Frames to the link-local groups, 01:80:c2:00:00:00 to :0f, are meant for the device at the other end of the wire
+// (IEEE 802.1Q, table 8-1). Examples are STP, LACP, 802.1X and LLDP. A bridge does not forward them, but passes them
+// to the host's own stack as frames from the port, not from the bridge. So they bypass every rule that names the
+// bridge, and may contain anything, such as an IPv6 router advertisement or a datagram. A pod does not need to send
+// such frames.
 //
-// The kernel applies rules in two places (br_handle_frame): in the bridge's input, and in prerouting for frames that
-// it handles like any other. The latter are the groups in the masks group_fwd_mask of the port or the bridge, and the
-// group of STP if STP is off on the bridge. It applies no rule to :0e, and to :00 if STP is on, unless the port's
-// mask contains them. It drops pause frames (:01) itself.
+// The kernel calls rules in two places (br_handle_frame). The first is the bridge's input hook. The second is the
+// prerouting hook, for groups that the kernel handles like any other frames. These are the groups in group_fwd_mask
+// of the port or the bridge, and the STP group if STP is off on the bridge. The kernel calls no rule for :0e, nor for
+// :00 if STP is on, unless the port's mask contains the group. It drops pause frames (:01) itself.
 
-// podPorts is the beginning of the names of all pods' ports, including those that other plugins created. Matching it
-// needs no element, which would come and go with the pod, and no link group, which an operator may change.
+// podPorts is the prefix of the names of all pods' ports, including ports that other plugins created. A match for it
+// needs no set element, which would have to follow each pod, and no link group, which an operator may change.
 const podPorts = "veth"
 
 func (list *rules) addGroups() {

@@ -8,45 +8,48 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The guard restricts the frames that a bridge's port may send: it holds the pod behind the port to its own MAC and
-// addresses, and keeps it from posing as a server or router (GuardedPort).
+// The guard restricts the frames that a pod may send through its port (GuardedPort). The pod can use only its own MAC
+// and addresses, and cannot pose as a server or a router.
 //
-// The chain guard sees frames as they come in by a port, before the bridge learns from them and before other rules.
-// It checks their Ethernet, ARP, IP and neighbour discovery, so no pod can pose as the host or the router. A port
-// that is not guarded costs two set lookups. The chain drops frames with any VLAN tag, and all protocols except IP
-// and ARP: bridge protocols (STP, LLDP), PPPoE and so on. The chain untrusted keeps pods that must only be hosts from
-// posing as servers and routers: of DHCP and DHCPv6, of multicast, and by redirects. The chains groups and from-pods
-// apply to every port whose name begins with "veth".
+// The chain guard sees frames when they come in by a port, before the bridge learns from them and before other rules
+// run. It checks Ethernet, ARP, IP and neighbour discovery, so that no pod can pose as the host or as a router. It
+// drops frames with any VLAN tag, and all protocols except IP and ARP, such as STP, LLDP and PPPoE. A frame from a
+// port without a guard costs two set lookups.
 //
-// A guard does not limit rates. A pod may ask DHCP servers for any number of addresses, with any client identifier,
-// which a rule cannot read. Nor does the guard read names in mDNS, LLMNR or NetBIOS, or routing protocols over TCP
-// and UDP.
+// The chain untrusted applies to pods that must be hosts only. It keeps them from posing as DHCP or DHCPv6 servers
+// and as multicast routers, and from sending redirects. The chains groups and from-pods apply to every port whose
+// name begins with "veth".
+//
+// The guard has limits. It does not limit rates. A pod may ask DHCP servers for any number of addresses with
+// different client identifiers, which rules cannot read. The guard does not look at names in mDNS, LLMNR or NetBIOS,
+// or at routing protocols over TCP.
 
 const quietPrefix = "quiet-"
 
-// Priorities in the bridge family, whose hooks have the same numbers as the others (uapi linux/netfilter_bridge.h).
+// Priorities in the bridge family. Its hooks have the same numbers as those of other families (uapi
+// linux/netfilter_bridge.h).
 const (
-	// Before other tables, and before bridged packets are shown to iptables.
+	// priorityGuard is before other tables, and before the kernel passes bridged packets to iptables.
 	priorityGuard = -300
-	// The others follow the guard, in this order.
+	// The next chains follow the chain guard, in this order.
 	priorityUntrusted = priorityGuard + 1
 	priorityFromPods  = priorityUntrusted + 1
 
 	priorityBridged = -200 // "filter" in nft's names for the family
 )
 
-// PodGroup is the link group (IFLA_GROUP) of the pods' ports that the rules for multicast queries and listener
-// reports apply to. A port that is removed from it, by `ip link set PORT group 0`, receives all reports again, as a
-// pod that is a multicast router needs.
+// PodGroup is the link group (IFLA_GROUP) of pods' ports that the rules for multicast queries and listener reports
+// apply to. These rules also apply to GatewayGroup. A pod that is a multicast router needs all reports: remove its
+// port from the group with `ip link set PORT group 0`.
 const PodGroup = 0x746f
 
-// addGuard adds the chains that guard the network's pods. All networks share them. Without a guard, existing chains
-// stay, since they may belong to another network too. They are deleted with the table.
+// addGuard adds the chains that guard pods. All networks share them. If the network needs no guard, addGuard does not
+// mark existing chains for deletion, since another network may need them. They are deleted together with the table.
 func (rs *Ruleset) addGuard(n *Network) {
 	if n.Groups || n.Guard {
 		rs.addBridgeChain("groups", unix.NF_INET_PRE_ROUTING, priorityGuard, "link-local groups", (*rules).addGroups)
 
-		// This chain sees frames that the bridge passes to the host.
+		// The chain groups-input sees the frames that the bridge passes to the host.
 		rs.addBridgeChain("groups-input", unix.NF_INET_LOCAL_IN, priorityGuard, "groups, servers",
 			(*rules).addTowardHost)
 		rs.addBridgeChain("from-pods", unix.NF_INET_PRE_ROUTING, priorityFromPods, "tags, queries",
@@ -60,8 +63,8 @@ func (rs *Ruleset) addGuard(n *Network) {
 	}
 }
 
-// addReports adds the network's chain that drops the multicast listener reports of others at ports in PodGroup, or
-// marks the chain for removal.
+// addReports adds the network's chain that drops multicast listener reports at ports of pods. Without DropReports, it
+// marks the chain for deletion.
 func (rs *Ruleset) addReports(n *Network) {
 	if !n.DropReports {
 		rs.gone = append(rs.gone, InBridge(quietPrefix+n.Key))
@@ -71,7 +74,8 @@ func (rs *Ruleset) addReports(n *Network) {
 	rs.addBridgeChain(quietPrefix+n.Key, unix.NF_INET_FORWARD, priorityBridged, settings, (*rules).addReports)
 }
 
-// addReports appends its rules. The hook is behind the bridge's own look at reports (multicast snooping).
+// addReports appends the rules of the chain. At its hook, the bridge has already learned from the reports (multicast
+// snooping).
 func (list *rules) addReports() {
 	list.rule("all but ICMPv6").isNotL4(unix.IPPROTO_ICMPV6).Leave()
 	list.rule("multicast listener reports to pods").
@@ -83,7 +87,7 @@ func (rs *Ruleset) addBridgeChain(name string, hook uint32, priority int32, sett
 	rs.Chains = append(rs.Chains, filterChain(InBridge(name), hook, priority, settings, write))
 }
 
-// needTable adds the table of a family.
+// needTable adds the table of a family, unless the ruleset already has it.
 func (rs *Ruleset) needTable(family uint8) {
 	if !slices.Contains(rs.tables, family) {
 		rs.tables = append(rs.tables, family)

@@ -5,9 +5,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The chain guard lets the permitted packets of a port pass, and drops the rest. Except for the first rule, each rule
-// lets some packets leave the chain, and the chain drops the others. Other tables, and our chains behind it, see the
-// packets that leave.
+// addGuard appends the rules of the chain guard, which accepts the packets that a port may send and drops all others.
+// Most rules accept some packets by ending the chain for them. Such packets go on to our later chains and to other
+// tables.
 func (list *rules) addGuard() {
 	const in = expr.MetaKeyIIFNAME
 
@@ -17,7 +17,8 @@ func (list *rules) addGuard() {
 	list.rule("from its own MAC, where no more is asked").
 		linkIn(in, guardLeasingSet).linkNotIn(in, guardUntrustedSet).Leave()
 
-	// Others may remove the tag and look at the content. The rules below would see IP through it, and ARP not at all.
+	// Other machines may remove the tag and read the content. The rules below would see IP behind the tag, but not
+	// ARP.
 	list.rule("VLAN tags").isEtherType(unix.ETH_P_8021Q).Drop()
 	list.rule("outer VLAN tags").isEtherType(unix.ETH_P_8021AD).Drop()
 	list.guardIPv4()
@@ -34,15 +35,15 @@ func (list *rules) addGuard() {
 	list.guardDiscovery()
 	list.guardIPv6()
 
-	// These include bridge protocols, which would reach the LAN's switches.
+	// Drop all other protocols. Among these are the protocols of bridges, which would reach the switches of a LAN.
 	list.rule("all else").Drop()
 }
 
 func (list *rules) guardIPv4() {
 	list.rule("IPv4 from its own address").isProtocol(unix.ETH_P_IP).isOwn(ip4Source, Addr4Len, guard4Set).Leave()
 
-	// Accept messages from a DHCP client that has no address yet. Such a message claims no address, and the server may
-	// refuse it.
+	// Accept messages from a DHCP client that has no address yet. Such a message does not claim an address, and the
+	// server may refuse the request.
 	list.rule("DHCP before there is an address").
 		isProtocol(unix.ETH_P_IP).isAt(expr.PayloadBaseNetworkHeader, ip4Source, make([]byte, Addr4Len)).
 		isL4(unix.IPPROTO_UDP).
@@ -62,7 +63,7 @@ func (list *rules) guardARP() {
 	list.rule("ARP of any address, where none is known").isARP(arpForm()).leaveFree()
 }
 
-// ICMPv6 types (RFC 4861, RFC 2710, RFC 3810).
+// The types of ICMPv6 messages (RFC 4861, RFC 2710, RFC 3810).
 const (
 	listenerReport    = 131
 	listenerDone      = 132
@@ -74,10 +75,10 @@ const (
 	listenerReportTwo = 143
 )
 
-// guardDiscovery appends the rules for neighbour discovery (RFC 4861): they check the address in question, and the
-// MAC in the options.
+// guardDiscovery appends the rules for neighbour discovery (RFC 4861). They check the target address and the MAC in
+// the options.
 func (list *rules) guardDiscovery() {
-	// The first fragment could end before its content can be recognized.
+	// Drop fragments with extension headers, since a first fragment could end before the header that the rules need.
 	list.addSpans([]span{
 		{"fragments of hop-by-hop options", unix.IPPROTO_HOPOPTS, unix.IPPROTO_HOPOPTS},
 		{"fragments of routing and fragment headers", unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT},
@@ -86,14 +87,15 @@ func (list *rules) guardDiscovery() {
 		x.isEtherType(unix.ETH_P_IPV6).fragment(0, 1).within(byte(headers.from), byte(headers.to)).Drop()
 	})
 
-	// The kernel would read their beginning as a header.
+	// The kernel would parse the beginning of a later fragment as a header, so handle these fragments before other
+	// rules.
 	list.rule("later fragments from its own IPv6 address").
 		isLaterFragment().isOwn(ip6Source, addr6Len, guard6Set).Leave()
 	list.rule("later fragments from an IPv6 address made of its MAC").
 		isLaterFragment().isOwnID(ip6SourceID).Leave()
 	list.rule("later fragments, where no address is known").isLaterFragment().leaveFree()
 
-	// RFC 6980, and more: the rules below look at fixed offsets.
+	// RFC 6980 forbids fragments here. The rules also drop other extension headers, since they use fixed offsets.
 	list.rule("neighbour discovery behind extension headers").
 		isDiscovery(routerSolicit, redirectMessage).load(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1).
 		compare(expr.CmpOpNeq, []byte{unix.IPPROTO_ICMPV6}).Drop()
@@ -123,7 +125,7 @@ func (list *rules) guardDiscovery() {
 func (list *rules) guardIPv6() {
 	list.rule("IPv6 from any address, where none is known").isEtherType(unix.ETH_P_IPV6).leaveFree()
 
-	// A pod that may send only from its own addresses cannot be a router.
+	// A pod that may send only from its own addresses cannot forward packets, so it cannot be a router.
 	list.rule("router advertisements").isDiscovery(routerAdvert, routerAdvert).Drop()
 	list.rule("redirects").isDiscovery(redirectMessage, redirectMessage).Drop()
 	list.rule("advertisements of another's IPv6 address").
@@ -133,7 +135,7 @@ func (list *rules) guardIPv6() {
 		isProtocol(unix.ETH_P_IPV6).isOwn(ip6Source, addr6Len, guard6Set).Leave()
 	list.rule("IPv6 from an address made of its MAC").isProtocol(unix.ETH_P_IPV6).isOwnID(ip6SourceID).Leave()
 
-	// A host sends these before it has a usable address (RFC 4861, RFC 3590).
+	// Accept the messages that a host sends before it has a usable address (RFC 4861, RFC 3590).
 	list.addSpans([]span{
 		{"router solicitations before there is an address", routerSolicit, routerSolicit},
 		{"multicast listener reports before there is an address", listenerReportTwo, listenerReportTwo},

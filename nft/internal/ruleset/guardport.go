@@ -9,9 +9,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The guard is one chain of the bridge family, for all networks. It sees frames that come in by a bridge's port
-// before the bridge learns from them. It restricts the ports in the first of these sets to their own addresses, which
-// the other sets contain. The keys begin with the port's name, as the kernel has it there for the incoming link.
+// The names of the guard's sets, which are in the table of family bridge and shared by all networks. guardedSet
+// contains the guarded ports. The other sets contain the MACs and addresses that these ports may use. Each key begins
+// with the name of the port, which is the incoming link of its frames.
 const (
 	guardedSet   = "guarded"      // ports
 	guardFreeSet = "guard-free"   // ports with only the MAC known
@@ -23,16 +23,16 @@ const (
 	guardIDSet   = "guard-id"     // the interface identifier made from the MAC, for SLAAC
 
 	guardUntrustedSet = "guard-untrusted" // ports of hosts that must not be servers or routers
-	// The ports of guard-untrusted without an IPv4 address yet, and of the other ports those that are held to their
-	// MAC alone.
+	// guardLeasingSet contains the ports in guard-untrusted that have no IPv4 address yet. It also contains the other
+	// ports for which only the MAC is checked (nft.GuardMAC).
 	guardLeasingSet = "guard-leasing"
 )
 
-// guardSets returns the sets that the guard's rules look into. GuardedPort.Elements are for them.
+// guardSets returns the sets of the guard. GuardedPort.Elements returns the elements for them.
 //
-// The sets for neighbour discovery have the content of the sets before them, as plain numbers. nft has no name for
-// those bytes of a packet, and refuses to look up a number in a set of addresses. So a listing of such rules could
-// not be loaded again.
+// The sets for neighbour discovery repeat addresses and MACs of other sets, but as plain numbers. nft has no name for
+// these bytes of a packet, and refuses to look up a number in a set of addresses. With the other sets, nft could not
+// load its own listing of the rules again.
 func guardSets() []Set {
 	set := func(name string, part, length uint32, typeof []byte) Set {
 		return Set{Place: InBridge(name), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | part, KeyLen: length,
@@ -53,8 +53,8 @@ func guardSets() []Set {
 	}
 }
 
-// GuardedPort is a port of a bridge, with the permitted addresses of the pod behind it: see the fields of an
-// nft.Endpoint.
+// GuardedPort is a port of a bridge with the addresses that the pod behind it may use. The fields have the meaning of
+// the fields of nft.Endpoint.
 type GuardedPort struct {
 	Name                      string
 	MAC                       net.HardwareAddr
@@ -62,7 +62,7 @@ type GuardedPort struct {
 	SLAAC, MACOnly, Untrusted bool
 }
 
-// Elements returns the port's elements in the sets.
+// Elements returns the port's elements in the sets of guardSets.
 func (p *GuardedPort) Elements() []Element {
 	list := make([]Element, 0, 7+2*len(p.Addrs))
 	add := func(set string, rest []byte, pad int) {
@@ -108,8 +108,8 @@ func (p *GuardedPort) Elements() []Element {
 	return list
 }
 
-// own returns the addresses that the port may send from, each once. With SLAAC, it leaves out those that follow from
-// its MAC.
+// own returns the addresses that the port may send from, without duplicates. With SLAAC, it leaves out IPv6 addresses
+// that end with the interface identifier of the MAC, since guard-id permits them.
 func (p *GuardedPort) own() (own4, own6 []netip.Addr) {
 	all := p.Addrs
 	if slices.ContainsFunc(all, netip.Addr.Is6) {

@@ -14,7 +14,8 @@ const (
 
 func internalSets() []Set { return []Set{keySet(internalSet, nftnl.TypeIfname)} }
 
-// internal returns the chain that drops packets between an internal network and all other links, in both directions.
+// internal returns the chain that drops packets between an internal network's bridge and all other links, in both
+// directions.
 // The chain and its set are made only for networks that need them, so that packets of other networks pass no rule for
 // them.
 func internal() Chain {

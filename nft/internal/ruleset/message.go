@@ -13,7 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Place identifies a chain or a set: its name in our table of a family.
+// Place identifies a chain or a set by the family of its table and its name.
 type Place struct {
 	Family uint8 // unix.NFPROTO_*
 	Name   string
@@ -28,18 +28,18 @@ func InNetdev(name string) Place { return Place{unix.NFPROTO_NETDEV, name} }
 // InBridge returns the Place of a name in the table of family bridge.
 func InBridge(name string) Place { return Place{unix.NFPROTO_BRIDGE, name} }
 
-// TableName is the name of our tables, one for all families.
+// TableName is the name of our tables. The tables of all families share one name.
 type TableName string
 
-// Of returns the name of the table of a family for errors.
+// Of returns the name of the table of a family, such as "inet tombolo", for error messages.
 func (name TableName) Of(family uint8) nl.Name {
 	return nl.Name(nftnl.FamilyName(family) + " " + string(name))
 }
 
-// Label returns the name of an object in the table for errors.
+// Label returns the name of a chain or a set for error messages. kind is "chain" or "set".
 func (name TableName) Label(kind string, p Place) label { return label{kind, p, name} }
 
-// label names an object in errors, by its kind and its place.
+// label is the name of a chain or a set in error messages.
 type label struct {
 	kind string
 	Place
@@ -50,34 +50,34 @@ func (l label) String() string {
 	return l.kind + " " + l.Name + " of table " + l.table.Of(l.Family).String()
 }
 
-// Transaction is an nf_tables transaction on our tables.
+// Transaction is an nf_tables transaction that changes our tables.
 type Transaction struct {
 	*nftnl.Transaction
 	Generation *uint32 // nil for any
 	table      TableName
 }
 
-// Begin starts a transaction. With a generation, the kernel refuses it (ERESTART) if anything in this namespace's
-// nf_tables has changed since: see SeenGeneration.
+// Begin starts a transaction. If generation is not nil, the kernel refuses the transaction (ERESTART) if anything in
+// the namespace's nf_tables has changed since that generation. See nftnl.SeenGeneration.
 func (t Tables) Begin(generation *uint32) *Transaction { return t.Name.begin(generation) }
 
 func (name TableName) begin(generation *uint32) *Transaction {
 	return &Transaction{nftnl.Begin(generation), generation, name}
 }
 
-// newTable creates a table, or wakes a dormant one.
+// newTable creates a table. If the table exists, it clears the flag "dormant".
 func (t *Transaction) newTable(family uint8) {
 	t.Add("add table", t.table.Of(family), family, unix.NFT_MSG_NEWTABLE, netlink.Create,
 		nftnl.String(unix.NFTA_TABLE_NAME, string(t.table)), nftnl.Uint32(unix.NFTA_TABLE_FLAGS, 0))
 }
 
-// delTable deletes a table with its content.
+// delTable deletes a table with all its content.
 func (t *Transaction) delTable(family uint8) {
 	t.Add("delete table", t.table.Of(family), family, unix.NFT_MSG_DELTABLE,
 		0, nftnl.String(unix.NFTA_TABLE_NAME, string(t.table)))
 }
 
-// Numbers of include/uapi/linux/netfilter/nf_tables.h that package unix lacks.
+// Constants of include/uapi/linux/netfilter/nf_tables.h that package unix lacks.
 const (
 	setConcat  = 0x80 // NFT_SET_CONCAT
 	descConcat = 2    // NFTA_SET_DESC_CONCAT
@@ -85,8 +85,8 @@ const (
 	keyEnd     = 10   // NFTA_SET_ELEM_KEY_END
 )
 
-// newSet creates a set. It must not exist yet, so that a set with other keys is not mistaken for it. The id is any
-// number that no other set of the transaction has.
+// newSet creates a set. The kernel refuses the transaction if the set already exists, since it could have other keys.
+// id can be any number that no other new set of the transaction has.
 func (t *Transaction) newSet(s Set, id uint32) {
 	attrs := []netlink.Attribute{
 		nftnl.String(unix.NFTA_SET_TABLE, string(t.table)), nftnl.String(unix.NFTA_SET_NAME, s.Name),
@@ -110,8 +110,8 @@ func (t *Transaction) newSet(s Set, id uint32) {
 		append(attrs, nftnl.Uint32(unix.NFTA_SET_ID, id), nftnl.Bytes(unix.NFTA_SET_USERDATA, s.userdata()))...)
 }
 
-// userdata tells nft the byte order of keys and data. Without it nft would print single addresses backwards, and
-// single names as empty.
+// userdata returns the set's userdata, which contains the byte order of keys and data for nft. Without it, nft would
+// print single addresses backwards, and single link names as empty.
 func (s Set) userdata() []byte {
 	const ofEachPart, hostEndian, bigEndian = 0, 1, 2 // enum byteorder; the first one for a concatenation
 	order := func(b []byte, of userdata.Type, typ uint32) []byte {
@@ -133,13 +133,14 @@ func (s Set) userdata() []byte {
 	return append(b, s.typeof...)
 }
 
-// delSet deletes a set with its elements. The kernel refuses it (EBUSY) while a rule looks into the set.
+// delSet deletes a set with its elements. The kernel refuses this (EBUSY) while a rule uses the set.
 func (t *Transaction) delSet(p Place) {
 	t.Add("delete", t.table.Label("set", p), p.Family, unix.NFT_MSG_DELSET, 0, t.table.named(p, unix.NFTA_SET_NAME)...)
 }
 
-// newChain creates a base chain for a number of rules. Its userdata can only be set here: the kernel ignores them
-// when a chain is changed.
+// newChain appends the request that creates a base chain with a comment. The comment contains rules, the number of
+// rules that the chain will have. A chain can get a comment only when it is created: the kernel ignores userdata in
+// later changes.
 func (t *Transaction) newChain(ch *Chain, rules int) {
 	hook := []netlink.Attribute{
 		nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, ch.Hook), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(ch.Priority)),
@@ -154,11 +155,11 @@ func (t *Transaction) newChain(ch *Chain, rules int) {
 		nftnl.Bytes(nftnl.ChainUserdata, nftnl.Comment(ch.Comment(rules))))
 }
 
-// PolicyAccept is the policy of our chains, as a kernel's number.
+// PolicyAccept is the kernel's number for the chain policy "accept", which all our chains have.
 const PolicyAccept = uint32(expr.VerdictAccept)
 
-// delChain deletes a chain and its rules. A transaction may create another one with the same name: packets see either
-// the old one or the new one.
+// delChain deletes a chain and its rules. The same transaction may create another chain with this name. Then each
+// packet passes either the old chain or the new one.
 func (t *Transaction) delChain(p Place) {
 	t.Add("delete", t.table.Label("chain", p), p.Family, unix.NFT_MSG_DELCHAIN, 0,
 		t.table.named(p, unix.NFTA_CHAIN_NAME)...)
@@ -171,20 +172,20 @@ func (t *Transaction) newRule(chain Place, r Rule) {
 		t.table.named(chain, unix.NFTA_RULE_CHAIN)...)
 }
 
-// NewElement adds an element, which must not exist yet. Without NLM_F_EXCL the kernel would accept an existing one
-// and keep its comment, so that it would still belong to another owner.
+// NewElement adds an element, which must not exist yet. Without NLM_F_EXCL the kernel would silently keep an existing
+// element with its comment, so the element would still belong to another owner.
 func (t *Transaction) NewElement(el Element, comment string) {
 	t.Add("add element", el, el.Set.Family, unix.NFT_MSG_NEWSETELEM, netlink.Create|netlink.Excl,
 		t.table.ElementAttributes(el, comment)...)
 }
 
-// DelElement deletes an element by its key, of any owner.
+// DelElement deletes an element by its key, regardless of its comment.
 func (t *Transaction) DelElement(el Element) {
 	t.Add("delete element", el, el.Set.Family, unix.NFT_MSG_DELSETELEM, 0,
 		t.table.ElementAttributes(Element{Set: el.Set, Key: el.Key, End: el.End}, "")...)
 }
 
-// ElementAttributes returns the list of one element, which is used to add, get and delete it.
+// ElementAttributes returns the attributes of a message that adds, gets or deletes one element.
 func (name TableName) ElementAttributes(el Element, comment string) []netlink.Attribute {
 	const list, entry, key = 2, 3, 4 // the indexes of the headers
 	attrs := append(name.named(el.Set, unix.NFTA_SET_ELEM_LIST_SET),
@@ -210,9 +211,9 @@ func (name TableName) ElementAttributes(el Element, comment string) []netlink.At
 	return attrs
 }
 
-// named returns the attributes with the names of the table and of the chain or set (whose attribute depends on the
-// kind of message), and room for those of an element. The table's attribute is 1 in all kinds. Both names share their
-// memory.
+// named returns the attributes with the names of the table and of a chain or set. The parameter attribute is the type
+// of the attribute for the chain or set, which depends on the message. The table's attribute has the same type in all
+// messages. The result has room for the attributes of an element. Both names share one allocation.
 func (name TableName) named(p Place, attribute uint16) []netlink.Attribute {
 	names := string(name) + "\x00" + p.Name + "\x00"
 	b, n := []byte(names), len(name)+1

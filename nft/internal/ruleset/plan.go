@@ -1,6 +1,6 @@
 package ruleset
 
-// Changes are the changes that turn the present state into a ruleset.
+// Changes holds the changes that are needed to turn the state in the kernel into the intended ruleset.
 type Changes struct {
 	tables    []uint8 // families whose tables are to be created or woken
 	Sets      []Set
@@ -8,18 +8,19 @@ type Changes struct {
 	chains    []*Chain
 	oldSets   []Place // to be deleted; most of them are created again
 	oldChains []Place
-	// Changes of the sets of bridges, and the comment of added elements.
+	// add and del are the changes of the sets of bridges. comment is the comment of the added elements.
 	add, del []Element
 	comment  string
 }
 
-// Nothing reports whether there is nothing to change.
+// Nothing reports whether no changes are needed.
 func (p *Changes) Nothing() bool {
 	return len(p.tables)+len(p.Sets)+len(p.Touched)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
 }
 
-// Plan computes the changes. A chain is never repaired, but created again. So it is right as a whole, and has the
-// comment that confirms this, which cannot be changed.
+// Plan computes the changes that turn the present state have into the intended ruleset want. It never changes an
+// existing chain, but replaces the whole chain. So the rules always belong to the comment, which the kernel cannot
+// change later.
 func Plan(want *Ruleset, have *State) *Changes {
 	p := &Changes{Touched: have.touched(want)}
 	for _, family := range want.tables {
@@ -43,7 +44,7 @@ func Plan(want *Ruleset, have *State) *Changes {
 		ch := &want.Chains[i]
 		got, ok := have.Chains[ch.Place]
 
-		// Rules refer to the sets that they look into.
+		// A set cannot be replaced while rules use it, so replace the chains too.
 		if ok && ch.matches(got) && have.hasRules(ch) && len(p.oldSets) == 0 {
 			continue
 		}
@@ -65,7 +66,8 @@ func Plan(want *Ruleset, have *State) *Changes {
 	return p
 }
 
-// Transaction returns the transaction for the changes to a state, with or without sentinels in new sets.
+// Transaction returns a transaction that makes the changes. seen is the state that Plan was called with. sentinels
+// selects whether new sets get a sentinel.
 func (p *Changes) Transaction(seen *State, sentinels bool) *Transaction {
 	t := seen.table.begin(&seen.Generation)
 	for _, family := range p.tables {

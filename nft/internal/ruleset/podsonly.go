@@ -13,7 +13,7 @@ import (
 
 const podsOnlyChain = "pods-only"
 
-// Closed is a family that the host forwards for pods only. It has the fields of nft's Closed.
+// Closed describes an address family that the host forwards for pods only. It has the same fields as nft.Closed.
 type Closed struct {
 	IPv6    bool
 	Routers []string
@@ -26,15 +26,16 @@ func (c Closed) family() Family {
 	return Families()[0]
 }
 
-// podsOnly returns the chain that drops packets which the host would forward for others, since its links must forward
-// for pods. It comes after the chain forward, which marks the pods' packets.
+// podsOnly returns the chain that drops forwarded packets that are neither from nor to pods. The host would otherwise
+// forward them, because forwarding for pods is on. The chain runs after the chain forward, which marks the pods'
+// packets.
 func podsOnly(closed []Closed, mark uint32) Chain {
 	settings := []string{markSettings(mark)}
 	for _, c := range closed {
 		settings = append(settings, c.family().name)
 	}
-	return filterChain(InInet(podsOnlyChain), unix.NF_INET_FORWARD, priorityBeforeFilter+2, strings.Join(settings, ", "),
-		func(list *rules) { list.addPodsOnly(closed, mark) })
+	return filterChain(InInet(podsOnlyChain), unix.NF_INET_FORWARD, priorityBeforeFilter+2,
+		strings.Join(settings, ", "), func(list *rules) { list.addPodsOnly(closed, mark) })
 }
 
 func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
@@ -45,9 +46,10 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 	x.Mask(binary.NativeEndian.AppendUint32(nil, mark), nil)
 	x.compare(expr.CmpOpNeq, make([]byte, 4)).Leave()
 
-	// With br_netfilter, frames that another program's bridge forwards itself pass here, and no property of the
-	// packet reveals this. The host would route a packet to a link other than the one it came in by. If the host has
-	// no address on a bridge, the bridge's own routes usually lead to no sender.
+	// The next rules accept frames that another program's bridge forwards itself. With br_netfilter, such frames pass
+	// this hook too, and no property of the packet distinguishes them. The rules use routes instead: the host itself
+	// would route a packet to a link other than its incoming link. If the host has no address on a bridge, its routes
+	// mostly do not lead to the sender through that bridge.
 	for _, route := range []struct {
 		text   string
 		fib    expr.Fib
@@ -73,7 +75,7 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 	}
 }
 
-// betweenBridges matches packets that come in by a link of kind bridge, and leave by one, perhaps the same.
+// betweenBridges matches packets that come in by a bridge and go out by a bridge, which may be the same one.
 func (x expressions) betweenBridges() expressions {
 	bridge := nftnl.LinkKey("bridge", nil, 0) // a kind is as long as a name
 	return x.isMeta(metaIIFKind, bridge).isMeta(metaOIFKind, bridge)
@@ -85,7 +87,8 @@ const (
 	metaOIFKind expr.MetaKey = 27
 )
 
-// hasRoute matches if the routes that the flags of fib select exist, or if there are none.
+// hasRoute matches if a route exists, or if none exists and exists is false. The flags of fib select the address and
+// the link of the lookup.
 func (x expressions) hasRoute(fib expr.Fib, exists bool) expressions {
 	fib.Register, fib.ResultOIF, fib.FlagPRESENT = uint32(nftnl.First), true, true
 	x.Add(&fib)

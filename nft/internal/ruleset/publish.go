@@ -10,8 +10,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Hash maps publish ports, with one entry for each: see Family. A packet that opens a connection to the host causes
-// two lookups in them at most, with any number of ports.
+// Hash maps publish ports, with one element for each port: see Family. A packet that opens a connection to the host
+// needs at most two lookups in them, regardless of the number of ports.
 const (
 	loopbackChain       = "loopback"
 	answersChain        = "loopback-answers"
@@ -33,7 +33,7 @@ func portSets() []Set {
 	)
 }
 
-// setsOfBoth returns each set for IPv4 and for IPv6.
+// setsOfBoth calls each function for IPv4 and for IPv6, and returns the resulting sets.
 func setsOfBoth(sets ...func(Family) Set) []Set {
 	list := make([]Set, 0, 2*len(sets))
 	for _, set := range sets {
@@ -44,20 +44,20 @@ func setsOfBoth(sets ...func(Family) Set) []Set {
 	return list
 }
 
-// portMap returns a map from keys to a pod's address and port.
+// portMap returns a map with the given keys, whose data are a pod's address and port.
 func (f *Family) portMap(name string, key ...uint32) Set {
 	s := keySet(name, key...)
 	s.DataType, s.DataLen = concat(f.addrType, nftnl.TypePort)
 	return s
 }
 
-// podPortSet returns a set of ports of pods: link, address, protocol and port.
+// podPortSet returns a set of pods' ports. The parts of its keys are link, address, protocol and port.
 func (f *Family) podPortSet(name string) Set {
 	return keySet(name, nftnl.TypeIfname, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
 }
 
-// HostPort returns the family, protocol and port that an entry publishes, as one text, and whether it publishes it on
-// all addresses. For elements of other sets, the text is empty.
+// HostPort returns the family, protocol and port that an element publishes, as one opaque string. onAll reports
+// whether the port is published on all addresses. For elements of other sets, the string is empty.
 func (e Element) HostPort() (port string, onAll bool) {
 	for _, f := range Families() {
 		switch e.Set {
@@ -70,14 +70,15 @@ func (e Element) HostPort() (port string, onAll bool) {
 	return "", false
 }
 
-// Excludes reports whether two elements publish the same port, one of them on all addresses and the other on one.
+// Excludes reports whether one element publishes a port on all addresses and the other one the same port on one
+// address.
 func (e Element) Excludes(other Element) bool {
 	port, onAll := e.HostPort()
 	otherPort, otherOnAll := other.HostPort()
 	return port == otherPort && onAll != otherOnAll
 }
 
-// portChains returns the chains that publish ports, for all networks.
+// portChains returns the chains for published ports, which all networks share.
 func portChains(mark uint32) []Chain {
 	return []Chain{
 		loopback(),
@@ -88,9 +89,10 @@ func portChains(mark uint32) []Chain {
 	}
 }
 
-// loopback returns the chain that protects the host's own services. A port on 127.0.0.1 needs route_localnet on the
-// bridge, which makes the kernel treat 127.0.0.0/8 like any other addresses. Then pods could reach programs that
-// listen there or trust callers from there. So this chain is the first, and always exists.
+// loopback returns the chain that protects the host's services at 127.0.0.0/8. A port published on 127.0.0.1 needs
+// route_localnet on the bridge. With route_localnet the kernel treats 127.0.0.0/8 like other addresses. Pods could
+// then reach programs that listen there, or programs that trust callers from there. So this chain runs first and
+// always exists.
 func loopback() Chain {
 	return Chain{
 		Place: InInet(loopbackChain), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: priorityRaw,
@@ -112,10 +114,11 @@ func (list *rules) addLoopback() {
 	})
 }
 
-// answers returns the chain that marks answers to the host's own calls from 127.0.0.1, to distinguish them from other
-// packets to 127.0.0.0/8. If bridged packets pass the firewall, their original destination is restored before the
-// bridge passes them to the host. A caller that keeps other packets out by separate means, which work without this
-// table, can only use this mark.
+// answers returns the chain that sets the mark on packets from our bridges to 127.0.0.0/8. These are the pods'
+// answers to programs of the host that connected to a published port from 127.0.0.1. Connection tracking restores the
+// destination of an answer before the packet leaves the bridge, if bridged packets pass the firewall. Another
+// program's rules may drop packets to 127.0.0.0/8 from other links. Such rules can recognize the answers by the mark
+// alone.
 func answers(mark uint32) Chain {
 	return Chain{
 		Place: InInet(answersChain), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING,
@@ -134,11 +137,11 @@ func (list *rules) addAnswers(mark uint32) {
 
 func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
 
-// sharedSettings are the settings of chains that all networks share.
+// sharedSettings is the settings text of chains that all networks share and that have no settings.
 const sharedSettings = "shared"
 
-// publish returns a chain that leads callers to pods. There is one for callers from elsewhere, and one for the host
-// itself.
+// publish returns a chain that redirects callers of published ports to pods. One such chain is for packets from
+// outside, and one for packets of the host itself.
 func publish(name string, hook uint32, write func(*rules)) Chain {
 	return Chain{
 		Place: InInet(name), Kind: "nat", Hook: hook, Priority: priorityDestinationNAT,
@@ -158,8 +161,8 @@ func (list *rules) addToHost() {
 		x.Leave()
 	})
 
-	// Of IPv6, only packets to an address that routers forward may go to pods. With others, the caller would hang
-	// instead of being refused and turning to IPv4.
+	// The kernel cannot forward packets to these IPv6 addresses. If they were redirected to a pod, the caller would
+	// wait for an answer. Without a redirect, the host refuses the connection, and the caller can use IPv4.
 	ip6 := Families()[1]
 	for _, p := range []netip.Prefix{
 		netip.PrefixFrom(netip.IPv6Loopback(), 128),
@@ -182,7 +185,8 @@ func (list *rules) addHostPorts() {
 		x.dnat(f)
 	})
 
-	// Programs such as systemd-resolved, at 127.0.0.53, use an address of their own there.
+	// Leave out all addresses in 127.0.0.0/8 except 127.0.0.1, since programs listen at such addresses. An example is
+	// systemd-resolved, at 127.0.0.53.
 	list.add("of 127.0.0.0/8, all addresses are 127.0.0.1 alone", func(x expressions) {
 		ip4 := Families()[0]
 		x.isTo(ip4, loopbackPrefix())
@@ -191,7 +195,8 @@ func (list *rules) addHostPorts() {
 		x.Leave()
 	})
 
-	// kube-proxy in IPVS mode keeps the addresses of all services on a link of the host.
+	// If kube-proxy runs in IPVS mode, a link of the host has the addresses of all Kubernetes services. Ports on all
+	// addresses must not take them.
 	list.addFamilies("addresses that are left alone", func(x expressions, f Family) {
 		x.is(f)
 		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
@@ -206,8 +211,8 @@ func (list *rules) addHostPorts() {
 	})
 }
 
-// hairpin returns the chain that changes the sources of connections whose answers would not find their way back. All
-// others keep their sources.
+// hairpin returns the chain that masquerades connections whose answers would otherwise not return through the host.
+// All other connections keep their source address.
 func hairpin() Chain {
 	return Chain{
 		Place: InInet(hairpinChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityBeforeSourceNAT,
@@ -223,7 +228,7 @@ func (list *rules) addHairpin() {
 		x.masquerade()
 	})
 
-	// Bridged packets have no incoming link here.
+	// The outgoing link identifies the pod's bridge, because bridged packets have no incoming link in postrouting.
 	list.addFamilies("a pod calls itself", func(x expressions, f Family) {
 		x.isRedirected()
 		x.is(f)
@@ -245,9 +250,9 @@ func (list *rules) addHairpin() {
 	list.addLAN()
 }
 
-// addLAN masquerades packets that the host sends to a machine on a LAN after any rule changed their destination. It
-// does not check their source, since bridged packets have no incoming link here, and since a machine sends answers
-// for hosts beyond the LAN to the router.
+// addLAN appends rules that masquerade packets from the host to a machine on a LAN after any rule changed the
+// destination. The rules do not check the source. Bridged packets have no incoming link in postrouting. A LAN machine
+// sends answers for hosts beyond the LAN to its router, and not to this host.
 func (list *rules) addLAN() {
 	list.addFamilies("a machine of the LAN answers past the host", func(x expressions, f Family) {
 		x.isRedirected()
@@ -258,7 +263,7 @@ func (list *rules) addLAN() {
 		x.masquerade()
 	})
 
-	// This is for packets to pods too, except if packets from the pods pass the hooks.
+	// If answers from pods do not pass the hooks, masquerade packets to pods on the LAN too.
 	list.add("a pod on the LAN answers past the host", func(x expressions) {
 		x.isRedirected()
 		for _, set := range []string{lansSet, bypassSet} {
@@ -268,23 +273,25 @@ func (list *rules) addLAN() {
 	})
 }
 
-// The chain portSNATChain masquerades more or fewer callers of published ports than the chain hairpin. It is created
-// only for networks that need it, so that packets of others do not pass it.
+// The chain portSNATChain masquerades more or fewer callers of published ports than the chain hairpin. Ensure creates
+// it only for networks with PortSNAT, so that packets of other networks do not pass it.
 
 const portSNATChain = "hostports-snat"
 
-// portSNATSets returns the sets of the pods' ports whose callers all lose their address, and of those whose callers
-// keep it if they come in by the link that leads to the pod.
+// portSNATSets returns two kinds of sets with ports of pods, for each family. For ports in SNATAll, all callers are
+// masqueraded. For ports in SNATNone, callers keep their address if they come in by the link that leads to the pod.
 func portSNATSets() []Set {
 	return setsOfBoth(
 		func(f Family) Set { return f.podPortSet(f.SNATAll) },
 		func(f Family) Set {
-			return keySet(f.SNATNone, nftnl.TypeIfname, nftnl.TypeIfname, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
+			return keySet(f.SNATNone, nftnl.TypeIfname, nftnl.TypeIfname, f.addrType, nftnl.TypeProtocol,
+				nftnl.TypePort)
 		},
 	)
 }
 
-// portSNAT returns a chain before the chain hairpin, which skips packets that this one has translated.
+// portSNAT returns the chain that runs before the chain hairpin. The kernel skips the chain hairpin for packets that
+// this chain has translated.
 func portSNAT() Chain {
 	return Chain{
 		Place: InInet(portSNATChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING,
@@ -312,7 +319,8 @@ func (list *rules) addPortSNAT() {
 	}
 }
 
-// byLink loads the key of a pod's port and the links of the packet, for a redirected connection.
+// byLink matches redirected connections and loads the key of SNATNone: the packet's two links and the key of the
+// pod's port.
 func (x expressions) byLink(f Family) {
 	x.isRedirected()
 	x.is(f)

@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The names of our table and of its objects. Chains and sets that belong to a network have its key in their names.
+// The names of our sets and chains, and prefixes of such names. After a prefix follows the key of a network.
 const (
 	Pods4Set = "pods4"
 	Pods6Set = "pods6"
@@ -31,7 +31,7 @@ const (
 	masqueradePrefix = "masq-"
 )
 
-// MasqueradeSet returns the name of the set of a network's masqueraded pods.
+// MasqueradeSet returns the name of the set that contains the addresses of a network's masqueraded pods.
 func MasqueradeSet(is4 bool, networkKey string) string {
 	if is4 {
 		return masquerade4Prefix + networkKey
@@ -39,12 +39,12 @@ func MasqueradeSet(is4 bool, networkKey string) string {
 	return masquerade6Prefix + networkKey
 }
 
-// IsMasqueradeSet reports whether a set has such a name.
+// IsMasqueradeSet reports whether name is a name that MasqueradeSet returns for some network.
 func IsMasqueradeSet(name string) bool {
 	return strings.HasPrefix(name, masquerade4Prefix) || strings.HasPrefix(name, masquerade6Prefix)
 }
 
-// masqueradeSet returns the Set with such a name.
+// masqueradeSet returns the definition of the set with a name from MasqueradeSet.
 func masqueradeSet(name string) Set {
 	if strings.HasPrefix(name, masquerade4Prefix) {
 		return Set{Place: InInet(name), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len}
@@ -52,32 +52,33 @@ func masqueradeSet(name string) Set {
 	return Set{Place: InInet(name), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len}
 }
 
-// Ruleset is the intended state: the objects that all networks share, and one network's own.
+// Ruleset is the intended content of the tables for one network: the objects that all networks share, and the
+// network's own objects.
 type Ruleset struct {
 	of     *Network
 	table  TableName
 	tables []uint8 // by family
 	Chains []Chain
-	// gone are chains that should not exist.
+	// gone lists chains that must not exist.
 	gone []Place
-	// network is the key of the network. Bridge holds its elements in the sets of bridges, and BridgeComment their
-	// comment.
+	// network is the key of the network. Bridge lists the network's elements in the sets of bridges. BridgeComment is
+	// the comment of these elements.
 	network       string
 	Bridge        []Element
 	BridgeComment string
 }
 
-// Set is a plain hash set, or a map. It has no time-outs and no verdicts, since these make adding an element slower
-// with each existing one. So do intervals, which only policies have.
+// Set describes a hash set or a map. Our sets have no timeouts and no verdicts, because these slow down adding an
+// element as the set grows. Intervals also slow it down, so only the sets for egress policies have them.
 type Set struct {
 	Place
 	KeyType  uint32 // nft's number of the type, six bits for each part of a concatenation
 	KeyLen   uint32 // bytes
 	DataType uint32 // of a map
 	DataLen  uint32 // 0 if it is no map
-	// typeof is userdata for nft, if the type is not sufficient.
+	// typeof is additional userdata that describes the key to nft, if KeyType is not sufficient.
 	typeof []byte
-	// intervals is set if the elements are intervals of keys of several parts.
+	// intervals states that each element is a range of keys with several parts.
 	intervals bool
 }
 
@@ -107,12 +108,12 @@ func (s Set) flags() uint32 {
 	return 0
 }
 
-// state returns the set in the form that the kernel reports.
+// state returns the set as setState, for comparison with the set in the kernel.
 func (s Set) state() setState {
 	return setState{s.flags(), s.KeyType, s.KeyLen, s.DataType, s.DataLen}
 }
 
-// Chain is a base chain. The kernel calls it beside those of other tables.
+// Chain describes a base chain. The kernel calls it at a hook, in addition to the chains of other tables.
 type Chain struct {
 	Place
 	Kind     string // "filter" or "nat"
@@ -123,20 +124,20 @@ type Chain struct {
 	write    func(*rules) // writes the rules
 }
 
-// Rules returns the chain's rules. To check that they exist, they are not needed: see Comment.
+// Rules returns the intended rules of the chain. Checking that a chain is complete does not need them: see Comment.
 func (ch *Chain) Rules() []Rule {
 	var list rules
 	ch.write(&list)
 	return list
 }
 
-// Rule is one rule of a chain. No other rule in the chain has the same comment.
+// Rule is a rule of a chain. Its comment is unique in the chain.
 type Rule struct {
 	Comment string
 	Steps   []expr.Any
 }
 
-// rules are the rules of a chain, in order.
+// rules is a list of the rules of a chain, in order.
 type rules []Rule
 
 // rule appends a rule without steps, and returns its steps. The caller completes them before it appends another rule.
@@ -148,53 +149,54 @@ func (list *rules) rule(comment string) expressions {
 // add appends a rule with the steps that write appends.
 func (list *rules) add(comment string, write func(expressions)) { write(list.rule(comment)) }
 
-// addFamilies appends a rule for each family.
+// addFamilies appends one rule for each family.
 func (list *rules) addFamilies(comment string, write func(expressions, Family)) {
 	for _, f := range Families() {
 		write(list.rule(comment+", "+f.name), f)
 	}
 }
 
-// span describes a rule about a range of numbers, with the first and the last.
+// span is the comment of a rule and the range of numbers, from first to last, that the rule is about.
 type span struct {
 	comment  string
 	from, to uint16
 }
 
-// addSpans appends a rule for each span.
+// addSpans appends one rule for each span.
 func (list *rules) addSpans(spans []span, write func(expressions, span)) {
 	for _, s := range spans {
 		write(list.rule(s.comment), s)
 	}
 }
 
-// rulesVersion is raised with every change of the rules that the same settings produce. A test contains the rules of
-// each version.
+// rulesVersion is the version of the rules. It increases with every change of the rules that the same settings
+// produce. A test contains the rules of each version.
 const rulesVersion = 1
 
-// Comment returns the comment of a chain with a number of rules. A different version or setting means that the chain
-// was created differently, and a different number means that its rules were changed since. So a look at the chain
-// alone is enough, and its rules need not be produced for comparison. A chain and its comment are created once, so a
-// chain with the right version and settings had the right number of rules too.
+// Comment returns the comment of a chain that contains the given number of rules. It contains the version, the
+// settings and this number. A different version or different settings mean that other rules were created. If the
+// number differs from the chain's actual number of rules, someone added or deleted rules. So a request for the chain
+// alone shows whether the chain is intact, without a listing of its rules. The kernel never changes a comment after
+// the chain was created.
 func (ch *Chain) Comment(rules int) string {
 	return "tombolo rules " + strconv.Itoa(rulesVersion) + ", " + ch.settings + ", " + strconv.Itoa(rules) + " in all"
 }
 
-// Priorities, by the names that nft has for them.
+// Priorities of hooks. The names follow those of nft.
 const (
 	priorityRaw             = -300
 	priorityDestinationNAT  = -100
 	priorityBeforeFilter    = nftnl.PriorityForward
 	priorityBeforeSourceNAT = prioritySourceNAT - 1
 	prioritySourceNAT       = 100
-	// priorityLast is behind all others in postrouting. Those chains run before the bit is cleared.
+	// priorityLast is after all other chains in postrouting, which can still read the mark bit.
 	priorityLast = 300
 )
 
 // linkSet returns the set of names of links at a place.
 func linkSet(at Place) Set { return Set{Place: at, KeyType: nftnl.TypeIfname, KeyLen: IfnameLen} }
 
-// podSets returns the sets of the pods of all networks.
+// podSets returns the sets with the pods of all networks.
 func podSets() []Set {
 	return []Set{
 		keySet(Pods4Set, nftnl.TypeIfname, nftnl.TypeIPv4), keySet(Pods6Set, nftnl.TypeIfname, nftnl.TypeIPv6),
@@ -202,7 +204,7 @@ func podSets() []Set {
 	}
 }
 
-// New returns the intended state of a network, in tables with a name, with a mark.
+// New returns the intended ruleset of a network. table is the name of the tables, and mark is the mark bit.
 func New(n *Network, table TableName, mark uint32) *Ruleset {
 	rs := &Ruleset{
 		of: n, table: table, network: n.Key, Bridge: n.bridgeElements(), BridgeComment: n.BridgeComment(),
@@ -212,7 +214,7 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	if n.Masquerade {
 		rs.Chains = append(rs.Chains, masquerade(n))
 	} else {
-		// The sets may stay: their elements belong to endpoints, not to rules.
+		// Keep the sets of masqueraded pods, since their elements belong to endpoints.
 		rs.gone = append(rs.gone, InInet(masqueradePrefix+n.Key))
 	}
 
@@ -238,7 +240,7 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	return rs
 }
 
-// Sets returns the sets that the rules look into, and that endpoints have elements in.
+// Sets returns the sets that the network's rules and endpoints need.
 func (rs *Ruleset) Sets() []Set {
 	list := slices.Concat(podSets(), portSets(), BridgeSets())
 	if rs.of.Masquerade {
@@ -278,8 +280,9 @@ func filterChain(at Place, hook uint32, priority int32, settings string, write f
 	return Chain{Place: at, Kind: "filter", Hook: hook, Priority: priority, settings: settings, write: write}
 }
 
-// forward returns the chain forward. It admits nothing. It sets a mark bit on packets that may pass, for a rule in
-// the chain that would otherwise drop them. It changes the mark only of packets from and to our bridges.
+// forward returns the chain forward, which sets the mark bit on packets that may pass. An accept here would not
+// override a drop in another table, so a rule in that table must accept the mark. It changes the mark only of packets
+// from or to our bridges.
 func forward(mark uint32) Chain {
 	return filterChain(InInet(forwardChain), unix.NF_INET_FORWARD, priorityBeforeFilter, markSettings(mark),
 		func(list *rules) { list.addForward(mark) })
@@ -288,15 +291,16 @@ func forward(mark uint32) Chain {
 func (list *rules) addForward(mark uint32) {
 	const in, out, link = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME, expr.PayloadBaseLLHeader
 
-	// A bit that another program has set would admit packets that no rule here has examined. Packets of others keep
-	// theirs.
+	// First clear the bit. If another program has set it, packets would pass that no rule here has examined. The mark
+	// of packets that are not from or to our bridges stays.
 	list.addClear(mark)
 	list.addPolicies()
 	list.addFamilies("mark what pods send", func(x expressions, f Family) { x.isPod(f, in, f.src).addMark(mark) })
 	list.rule("mark what pods without addresses send").
 		isEthernet().port(in, link, etherSource, EtherLen).isIn(PortsSet).addMark(mark)
 
-	// Links closed by other programs stay closed: their containers and virtual machines are behind such links.
+	// Do not mark new connections to links of other programs: their containers and virtual machines are behind such
+	// links.
 	for _, kind := range [...]string{"bridge", "veth"} {
 		list.rule("except what opens a connection to a "+kind+" of others").
 			linkIn(in, OursSet).opens(kind).clearMark(mark)
@@ -308,12 +312,12 @@ func (list *rules) addForward(mark uint32) {
 		x.isReply().isPod(f, out, f.dst).addMark(mark)
 	})
 
-	// Only frames that are bridged through this hook still have a pod's MAC here.
+	// Match by the pod's MAC. Only bridged packets still have this MAC as their destination at this hook.
 	list.rule("mark replies to pods without addresses").
 		isReply().isEthernet().port(out, link, etherTarget, EtherLen).isIn(PortsSet).addMark(mark)
 
-	// Connections that reach the same port of a pod without using a published one stay under the rules of the program
-	// that drops them.
+	// This rule does not match connections that reach the pod's port directly and not through a published port. The
+	// rules of other programs decide about these.
 	list.addFamilies("mark what goes to published ports", func(x expressions, f Family) {
 		x.isRedirected().is(f).podPort(f).isIn(f.Published).addMark(mark)
 	})
@@ -331,7 +335,8 @@ func (x expressions) opens(kind string, own ...string) expressions {
 	return x.linkNotIn(expr.MetaKeyOIFNAME, OursSet, UplinksSet)
 }
 
-// addClear clears the bit in packets from and to our bridges. A bridged packet has no incoming link in postrouting.
+// addClear appends rules that clear the mark bit of packets from and to our bridges. Two rules are needed, since a
+// bridged packet has no incoming link in postrouting.
 func (list *rules) addClear(mark uint32) {
 	for _, link := range [...]struct {
 		name string
@@ -341,14 +346,15 @@ func (list *rules) addClear(mark uint32) {
 	}
 }
 
-// unmark returns the chain that clears the bit in our bridges' packets, which only the firewall needs. It also drops
-// the host's redirects to pods. They would direct pods to the LAN's router, bypassing the host.
+// unmark returns the chain that clears the mark bit of our bridges' packets after all other chains, since only the
+// firewall uses the bit. The chain also drops ICMP redirects from the host to pods. These would direct pods to the
+// LAN's router, past the host.
 func unmark(mark uint32) Chain {
 	return filterChain(InInet(unmarkChain), unix.NF_INET_POST_ROUTING, priorityLast, markSettings(mark),
 		func(list *rules) { list.addClear(mark); list.addRedirects() })
 }
 
-// addRedirects drops the host's redirects to pods.
+// addRedirects appends rules that drop ICMP redirects from the host to pods.
 func (list *rules) addRedirects() {
 	messages := [...]struct{ protocol, typ byte }{{unix.IPPROTO_ICMP, icmpRedirect},
 		{unix.IPPROTO_ICMPV6, redirectMessage}}
@@ -363,7 +369,8 @@ func (list *rules) addRedirects() {
 
 func markSettings(mark uint32) string { return "mark 0x" + strconv.FormatUint(uint64(mark), 16) }
 
-// masquerade returns the network's own base chain for masquerading, so that networks never change each other's rules.
+// masquerade returns the base chain that masquerades the network's packets. Each network has its own chain, so that
+// networks never change each other's rules.
 func masquerade(n *Network) Chain {
 	settings := fnv.New32a()
 	for _, f := range Families() {
@@ -391,7 +398,8 @@ func (list *rules) addMasquerade(n *Network) {
 		list.rule("not sent by pods of this network, "+f.name).
 			is(f).load(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen).isNotIn(MasqueradeSet(f.Is4(), n.Key)).Leave()
 
-		// The packet was sent to the host. It is somewhere else only because the port leads there.
+		// The packet was sent to an address of the host, and only a published port redirected it. So the pod keeps
+		// its address.
 		list.rule("pods keep their address towards published ports, " + f.name).
 			isRedirected().is(f).podPort(f).isIn(f.Published).Leave()
 
@@ -409,8 +417,8 @@ func (list *rules) addMasquerade(n *Network) {
 	list.rule("masquerade what pods send to elsewhere").masquerade()
 }
 
-// exemptOf returns the destinations of one family that are not masqueraded. The order is fixed, so that the same
-// network always produces the same rules.
+// exemptOf returns the destinations of one family that are not masqueraded. They are sorted, so that equal networks
+// always produce the same rules.
 func (n *Network) exemptOf(is4 bool) []netip.Prefix {
 	var list []netip.Prefix
 	for _, p := range n.Exempt {
@@ -432,7 +440,7 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return cmp.Compare(a.Bits(), b.Bits())
 }
 
-// Network has rules, sets and elements of its own. It has the fields of nft's Network, with valid values.
+// Network describes a network, with the fields of nft.Network. All values are valid.
 type Network struct {
 	Key                        string // see NetworkKey
 	Masquerade                 bool
@@ -450,21 +458,21 @@ type Network struct {
 	Share                      *Share
 }
 
-// Dedup is a subnet whose pods would get packets twice.
+// Dedup describes a subnet whose pods would get some packets twice. It has the same fields as nft.Dedup.
 type Dedup struct {
 	BridgeMAC net.HardwareAddr
 	Gateway   netip.Addr
 	Subnet    netip.Prefix
 }
 
-// The policies other than open, named as in nft.Policy.
+// The values of Network.Policy, other than "open". They are the names of nft.Policy.
 const (
 	policySameBridge = "same-bridge" // pods of the bridge may send, and those of bridges without a policy
 	policyIsolated   = "isolated"    // pods of bridges without a policy may send
 )
 
-// Sum returns a hash of everything that the ruleset is made from. It stands for a network that was seen in a
-// generation.
+// Sum returns a hash of everything that determines the ruleset. It identifies a network that was found complete in an
+// nf_tables generation.
 func (rs *Ruleset) Sum() uint64 {
 	sum := fnv.New64a()
 	write := func(at Place, text string) {

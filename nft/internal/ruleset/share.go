@@ -13,13 +13,12 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Share describes the connection of a bridge to a LAN by a NIC that stays the host's. It has the fields of nft's
-// Share.
+// Share describes how a NIC of the host connects a bridge to a LAN. It has the same fields as nft.Share.
 //
 // Chains at the NIC's hooks send frames for pods, and copies of multicast frames, into a veth pair that leads to the
-// bridge. The other direction is handled by a program at the pair (package bridge/share), which makes frames for the
-// host come in by the NIC. So the packets that the host routes for pods come in and go out by the NIC, and the chains
-// of family inet recognize them by the pods' addresses.
+// bridge. A BPF program at the pair (package bridge/share) handles the other direction. It makes frames for the host
+// come in by the NIC. So packets that the host routes for pods come in and go out by the NIC. The chains of family
+// inet recognize them by the pods' addresses.
 type Share struct {
 	NIC   string
 	MAC   net.HardwareAddr
@@ -27,7 +26,8 @@ type Share struct {
 	Port  string
 }
 
-// The names of the chains and of the set end in the bridge's name. Networks on one bridge share them.
+// Prefixes of the names of chains and sets for a Share. After a prefix follows the name of the bridge, so networks on
+// one bridge share these objects.
 const (
 	sharePrefix       = "share-"
 	sharePodsPrefix   = sharePrefix + "pods-"
@@ -41,21 +41,22 @@ const (
 	shareUnmarkPrefix = sharePrefix + "unmark-"
 )
 
-// ShareSet returns the name of the set of the MACs of a bridge's pods, in the table of family netdev.
+// ShareSet returns the name of the set that contains the MACs of a bridge's pods. The set is in the table of family
+// netdev.
 func ShareSet(bridge string) string { return sharePodsPrefix + bridge }
 
 func shareSet(name string) Set {
 	return Set{Place: InNetdev(name), KeyType: nftnl.TypeEther, KeyLen: EtherLen}
 }
 
-// ofShare reports whether a chain or a set belongs to the share of a bridge.
+// ofShare reports whether a chain or set belongs to the Share of a bridge.
 func ofShare(at Place, bridge string) bool {
 	rest, ok := strings.CutPrefix(at.Name, sharePrefix)
 	_, of, _ := strings.Cut(rest, "-")
 	return ok && of == bridge
 }
 
-// addShare adds the chains of the network's share.
+// addShare adds the chains that the network's Share needs.
 func (rs *Ruleset) addShare(n *Network, mark uint32) {
 	if n.Share == nil {
 		return
@@ -94,21 +95,23 @@ func (rs *Ruleset) addShare(n *Network, mark uint32) {
 	inet(shareAnswerPrefix, "nat", unix.NF_INET_POST_ROUTING, priorityBeforeSourceNAT, s.NIC, s.addAnswers)
 }
 
-// share writes the rules of a Share.
+// share builds the rules for a Share.
 type share struct {
 	Share
 	bridge string
 	mark   uint32
 }
 
-// addIn appends the rules for packets that the NIC receives: from the wire, and from pods by the program at the pair.
+// addIn appends the rules for packets that the NIC receives. They come from the wire, or from pods through the
+// program at the pair.
 func (s *share) addIn(list *rules) {
 	list.addTagged()
 	s.isMAC(list.rule("what pods send"), etherSource).Leave()
 	s.addToPods(list)
 }
 
-// addOut appends the rules for packets that the NIC sends: for the host, and for pods by the program at the pair.
+// addOut appends the rules for packets that the NIC sends. They come from the host, or from pods through the program
+// at the pair.
 func (s *share) addOut(list *rules) {
 	list.addTagged()
 	s.isMAC(list.rule("what pods send"), etherSource).Leave()
@@ -133,7 +136,8 @@ func (s *share) addToPods(list *rules) {
 	list.rule("for all").isEthernet().isMulticast().Duplicate(s.Outer)
 }
 
-// addTagged leaves frames with a VLAN tag to the host. A tag of VLAN 0 contains only a priority.
+// addTagged appends rules that leave frames of a VLAN to the host. A tag with VLAN ID 0 contains only a priority, so
+// it does not count.
 func (list *rules) addTagged() {
 	for _, tag := range []struct {
 		comment string
@@ -144,20 +148,23 @@ func (list *rules) addTagged() {
 	}
 }
 
-// addGuard appends a rule for packets that leave the bridge by the pair. The chains at the NIC do not know the MAC of
-// a machine that is no pod, and would send a copy of its frames back.
+// addGuard appends a rule that drops multicast frames that leave the bridge through the pair, unless a pod sent them.
+// The chains at the NIC know only the MACs of pods. They would send a copy of any other sender's frame back to the
+// bridge.
 func (s *share) addGuard(list *rules) {
 	list.rule("multicast of MACs that are no pod's").
 		isEthernet().load(expr.PayloadBaseLLHeader, etherSource, EtherLen).isNotIn(ShareSet(s.bridge)).
 		isMulticast().Drop()
 }
 
-// addMute appends a rule for packets that the bridge passes to the host, which receives the same ones by the NIC.
+// addMute appends a rule that drops multicast frames that the bridge passes to the host. The host receives the same
+// frames through the NIC.
 func (s *share) addMute(list *rules) {
 	list.rule("what the host hears by " + s.NIC).isEthernet().isMulticast().Drop()
 }
 
-// addTrack makes the kernel track frames between host and pods once: at the NIC, and not also in br_netfilter.
+// addTrack appends rules that exclude packets between the host and pods from connection tracking in br_netfilter. The
+// kernel already tracks these packets at the NIC.
 func (s *share) addTrack(list *rules) {
 	for _, way := range []struct {
 		comment string
@@ -169,8 +176,8 @@ func (s *share) addTrack(list *rules) {
 	}
 }
 
-// addClosed appends rules behind the chain forward. They keep the links of other programs closed, as that chain does
-// for our bridges.
+// addClosed appends rules that run after the chain forward. They clear the mark of new connections to bridges and
+// veth links of other programs. The chain forward does this only for packets from our bridges.
 func (s *share) addClosed(list *rules) {
 	for _, kind := range [...]string{"bridge", "veth"} {
 		list.addFamilies("except what opens a connection to a "+kind+" of others", func(x expressions, f Family) {
@@ -179,7 +186,7 @@ func (s *share) addClosed(list *rules) {
 	}
 }
 
-// addUnmark clears the bit in packets that the host routes for pods.
+// addUnmark appends rules that clear the mark bit of packets that the host routes for pods.
 func (s *share) addUnmark(list *rules) {
 	list.addFamilies("what pods send", func(x expressions, f Family) {
 		s.isPod(x, f, expr.MetaKeyIIFNAME, f.src).clearMark(s.mark)
@@ -189,8 +196,8 @@ func (s *share) addUnmark(list *rules) {
 	})
 }
 
-// addAnswers changes the source of packets whose answers would not return through the host, since the bridge is on
-// the LAN, which has a shorter way.
+// addAnswers appends rules that masquerade packets whose answers would otherwise bypass the host. The bridge is
+// connected to the LAN, so pods and LAN machines reach each other directly.
 func (s *share) addAnswers(list *rules) {
 	list.addFamilies("a pod answers past the host", func(x expressions, f Family) {
 		s.isPod(x.isRedirected(), f, expr.MetaKeyOIFNAME, f.dst).masquerade()
@@ -200,25 +207,27 @@ func (s *share) addAnswers(list *rules) {
 	})
 }
 
-// isMAC matches frames from or to a pod.
+// isMAC matches frames whose source or destination MAC belongs to a pod. offset selects the source or the
+// destination.
 func (s *share) isMAC(x expressions, offset uint32) expressions {
 	return x.isEthernet().load(expr.PayloadBaseLLHeader, offset, EtherLen).isIn(ShareSet(s.bridge))
 }
 
-// isPod matches packets of a pod that come in or go out by the NIC.
+// isPod matches packets of pods that come in or go out by the NIC. link and offset select the incoming link and the
+// source, or the outgoing link and the destination.
 func (s *share) isPod(x expressions, f Family, link expr.MetaKey, offset uint32) expressions {
 	return x.isMeta(link, nftnl.LinkKey(s.NIC, nil, 0)).isPod(f, link, offset)
 }
 
-// isMulticast matches frames to a group, or to all.
+// isMulticast matches frames to a multicast or broadcast MAC.
 func (x expressions) isMulticast() expressions {
 	group := []byte{1, 0, 0, 0, 0, 0}
 	x.load(expr.PayloadBaseLLHeader, etherTarget, EtherLen).Mask(group, nil)
 	return x.compare(expr.CmpOpEq, group)
 }
 
-// RemoveShare deletes the objects of a bridge's share in the table, and the table of family netdev if nothing else is
-// in it.
+// RemoveShare deletes the chains and sets of a bridge's Share from the table. It deletes the whole table of family
+// netdev if that table contains no other objects.
 func (inv *Inventory) RemoveShare(t *Transaction, bridge string) {
 	others := func(at Place) bool { return !ofShare(at, bridge) }
 	if inv.family == unix.NFPROTO_NETDEV && inv.Table &&

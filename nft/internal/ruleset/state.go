@@ -10,7 +10,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// State is the kernel's state of a ruleset: only the chains and sets that the ruleset names, without the elements.
+// State is the state in the kernel of the chains and sets that a ruleset names. It does not contain the elements of
+// endpoints.
 type State struct {
 	table      TableName
 	Generation uint32
@@ -18,10 +19,11 @@ type State struct {
 	Chains     map[Place]nftnl.Chain
 	sets       map[Place]setState
 	rules      map[Place][]string // the comments of the rules of each chain, in order
-	// sentinels has an entry for each set with a sentinel: true for our own, false for one that another program
-	// loaded.
+	// sentinels has an entry for each set that contains a sentinel. The value is true if we added the sentinel, and
+	// false if another program loaded it from a saved copy.
 	sentinels map[Place]bool
-	// bridges are the elements of the sets of bridges: those that the ruleset names or, after Read, all.
+	// bridges lists elements of the sets of bridges. After Outline, these are only the elements that the ruleset
+	// names. After Read, these are all elements.
 	bridges []ElementState
 }
 
@@ -57,7 +59,7 @@ func (st *State) getOutline(b *nl.Batch, rs *Ruleset) {
 	}
 }
 
-// getBridge looks up the network's elements in the sets of bridges.
+// getBridge looks up the network's own elements in the sets of bridges.
 func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
 	for _, want := range rs.Bridge {
 		st.table.getElement(b, want, func(data []byte) error {
@@ -67,8 +69,9 @@ func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
 	}
 }
 
-// LooksRight reports whether the tables and chains are right, as far as an outline shows, and whether each set has
-// our own sentinel. A rule that looks into a set keeps the set, so the sets are not looked up.
+// LooksRight reports whether the state from Outline shows no differences. It compares the tables, the chains, the
+// elements in the sets of bridges and the sentinels. Sets themselves are not looked up, since the rules that use them
+// keep them alive.
 func (st *State) LooksRight(rs *Ruleset) bool {
 	for _, family := range rs.tables {
 		if t, ok := st.Tables[family]; !ok || t.IsDormant() {
@@ -89,15 +92,16 @@ func (st *State) LooksRight(rs *Ruleset) bool {
 		!slices.ContainsFunc(rs.Sets(), touched)
 }
 
-// bridgeChanges returns the elements that are missing in the sets of bridges, and those of the network that should
-// not exist or have wrong comments.
+// bridgeChanges compares the sets of bridges with the ruleset. add lists missing elements. del lists elements of the
+// network that must not exist or that have a wrong comment.
 func (st *State) bridgeChanges(rs *Ruleset) (add, del []Element) {
 	missing := slices.Clone(rs.Bridge)
 	for i := range st.bridges {
 		el := &st.bridges[i]
 		right := el.Comment == rs.BridgeComment && slices.ContainsFunc(rs.Bridge, el.Equal)
 
-		// Without its pair a share is not known, and its elements stay until RemoveShare.
+		// Keep elements of SharesSet if this network has no Share. They may belong to another network's Share, and
+		// RemoveShare deletes them.
 		unknown := rs.of.Share == nil && el.Set == InInet(SharesSet)
 		if el.IsNetwork(rs.network) && !right && !unknown {
 			del = append(del, el.Element)
@@ -114,8 +118,8 @@ func (st *State) hasChain(p Place) bool {
 	return ok
 }
 
-// matches reports whether a chain is hooked in at the right place, was created with these rules, and still has as
-// many. A flush, an added rule or a deleted one changes the number.
+// matches reports whether the chain in the kernel has the right hook and comment, and still as many rules as when it
+// was created. Flushing the chain, and adding or deleting a rule, change this number.
 func (ch *Chain) matches(have nftnl.Chain) bool {
 	return ch.sameHook(have) && have.Policy == PolicyAccept && have.Comment == ch.Comment(int(have.Uses))
 }
@@ -124,18 +128,19 @@ func (ch *Chain) sameHook(have nftnl.Chain) bool {
 	return have.Kind == ch.Kind && have.Hook == ch.Hook && have.Device == ch.Device && have.Priority == ch.Priority
 }
 
-// hasRules reports whether a chain has the right rules.
+// hasRules reports whether the chain in the kernel contains the intended rules, by comparing comments.
 func (st *State) hasRules(ch *Chain) bool {
 	return slices.EqualFunc(st.rules[ch.Place], ch.Rules(),
 		func(comment string, want Rule) bool { return comment == want.Comment })
 }
 
-// matches reports whether a set has the right type, with plain elements that stay.
+// matches reports whether the set in the kernel has the intended types and flags.
 func (s *Set) matches(have setState) bool {
 	return have == s.state()
 }
 
-// Outline looks up the tables and chains that a ruleset names, with single requests.
+// Outline looks up the tables and chains of a ruleset, the network's elements in the sets of bridges, and the
+// sentinels. It uses single requests and lists nothing.
 func (t Tables) Outline(rs *Ruleset) (*State, error) {
 	st := newState(rs)
 	var b nl.Batch
@@ -145,8 +150,8 @@ func (t Tables) Outline(rs *Ruleset) (*State, error) {
 	return st, nftnl.Look(t.Conn, &b, unix.EINVAL) // EINVAL: a set with other keys
 }
 
-// Read looks up everything that a ruleset names. A change during the lookup may make the result inconsistent. Then a
-// transaction with its generation is refused.
+// Read reads everything that a ruleset names, including the comments of all rules. If something changes in between,
+// the result may be inconsistent. A transaction with the result's Generation then fails.
 func (t Tables) Read(rs *Ruleset) (*State, error) {
 	generation, err := nftnl.SeenGeneration(t.Conn)
 	if err != nil {
@@ -158,7 +163,8 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 	var b nl.Batch
 	st.getOutline(&b, rs)
 
-	// Networks that were internal before have elements in a set that the ruleset no longer names.
+	// Read all sets of bridges, even those that the ruleset does not name. A network that was internal or had an
+	// egress policy may still have elements there.
 	bridges := slices.Concat(BridgeSets(), internalSets(), egressSets())
 	for _, s := range slices.Concat(rs.Sets(), bridges) {
 		st.table.getSet(&b, s.Place, func(data []byte) error {
@@ -195,7 +201,7 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 	return st, err
 }
 
-// setState is a set in the kernel: NFT_MSG_NEWSET.
+// setState describes a set in the kernel, as in the message NFT_MSG_NEWSET.
 type setState struct {
 	flags    uint32
 	keyType  uint32
@@ -213,21 +219,21 @@ func decodeSet(b []byte) setState {
 	}
 }
 
-// decodeRule returns a rule's chain and comment. A rule without one has an empty comment.
+// decodeRule returns the chain and the comment of a rule. Without a comment, it returns "".
 func decodeRule(b []byte) (chain, comment string) {
 	comment, _ = nftnl.CommentOf(nftnl.Find(b, unix.NFTA_RULE_USERDATA))
 	return nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)), comment
 }
 
-// ElementState is an element in the kernel. Any of our sets may contain elements without a comment, or with another
-// program's.
+// ElementState is an element in the kernel. Other programs may add elements to our sets, with any comment or without
+// one.
 type ElementState struct {
 	Element
 	Comment string
 }
 
-// DecodeElements parses a message that lists elements of one set (NFT_MSG_NEWSETELEM). A listing consists of several
-// messages.
+// DecodeElements parses a message with elements of one set (NFT_MSG_NEWSETELEM). A listing may consist of several
+// such messages.
 func DecodeElements(family uint8, b []byte) (list []ElementState) {
 	set := Place{family, nftnl.Text(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_SET))}
 	nftnl.Each(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(el []byte) {
@@ -243,24 +249,24 @@ func DecodeElements(family uint8, b []byte) (list []ElementState) {
 	return list
 }
 
-// Rules and their number do not show that another program changed the elements of a set: that it emptied the set (nft
-// flush set), or deleted the table and loaded an older copy of it (nft -f). So each set and map has one element
-// without an owner, its sentinel, and one request for it shows both. A flush deletes the sentinel. A loaded copy
-// contains it, but without the end of its comment, since nft prints and loads a comment up to its first NUL.
+// The comments of chains do not show that another program changed the elements of a set. It may have emptied the set
+// (nft flush set), or deleted the table and loaded an older copy of it (nft -f). So each set and map contains one
+// additional element without an owner, the sentinel. One request for the sentinel shows whether the set is intact. A
+// flush deletes the sentinel. A loaded copy contains the sentinel with a shorter comment, since nft prints and loads
+// a comment only up to its first NUL.
 //
-// Sentinels match no packet that goes anywhere. Those with a link have an impossible name: the kernel permits no name
-// with a slash. The others have the unspecified address, which nothing is sent to, or the reserved protocol 255 and
-// port 0.
+// A sentinel matches no real packet. If the key contains a link, it has an impossible name, since the kernel permits
+// no slash in names. Other keys contain the unspecified address, or the reserved protocol 255 and port 0.
 const (
 	SentinelLink     = "/sentinel"
 	sentinelProtocol = unix.IPPROTO_RAW
 	SentinelComment  = OwnerPrefix + "sentinel"
 
-	// unsaved ends the comment of a sentinel that we added.
+	// unsaved is the end of the comment of a sentinel that we added. It begins with NUL, so nft does not save it.
 	unsaved = "\x00unsaved"
 )
 
-// Sentinel returns a set's sentinel.
+// Sentinel returns the sentinel of the set.
 func (s *Set) Sentinel() Element {
 	el := Element{Set: s.Place, Key: make([]byte, s.KeyLen)}
 	const parts = 5 // at most
@@ -291,7 +297,7 @@ func (s *Set) Sentinel() Element {
 	return el
 }
 
-// getSentinels looks up the sentinels of sets.
+// getSentinels looks up the sentinels of the sets.
 func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 	for i := range sets {
 		at := sets[i].Place
@@ -304,8 +310,8 @@ func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 	}
 }
 
-// touched returns the sets that exist with the right type but without our sentinel, because another program emptied
-// or loaded them.
+// touched returns the sets that exist with the right type but do not contain our sentinel. Another program has
+// emptied or loaded them.
 func (st *State) touched(rs *Ruleset) []Set {
 	return slices.DeleteFunc(rs.Sets(), func(s Set) bool {
 		have, ok := st.sets[s.Place]

@@ -14,18 +14,18 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Tables are our tables with one name, over a connection to their namespace.
+// Tables gives access to our tables with the given name, through a connection to their network namespace.
 type Tables struct {
 	Conn *nl.Conn
 	Name TableName
 }
 
-// OurFamilies returns the families of the tables that we may have.
+// OurFamilies returns the families in which we may have a table.
 func OurFamilies() [3]uint8 {
 	return [...]uint8{unix.NFPROTO_INET, unix.NFPROTO_BRIDGE, unix.NFPROTO_NETDEV}
 }
 
-// setNames lists the sets of our table of a family. The table need not exist.
+// setNames lists all sets in our table of a family. If the table does not exist, the result is empty.
 func (t Tables) setNames(family uint8) ([]Place, error) {
 	var sets []Place
 	err := t.dump("sets", family, unix.NFT_MSG_GETSET, func(data []byte) error {
@@ -38,7 +38,8 @@ func (t Tables) setNames(family uint8) ([]Place, error) {
 	return sets, err
 }
 
-// ElementsOf lists the elements of our sets, without sentinels. It skips sets that are not ours.
+// ElementsOf lists the elements of the given sets, without sentinels. It skips sets that are not ours or do not
+// exist.
 func (t Tables) ElementsOf(sets []Place) ([]ElementState, error) {
 	var all []ElementState
 	for _, at := range sets {
@@ -60,8 +61,8 @@ func (t Tables) ElementsOf(sets []Place) ([]ElementState, error) {
 	return all, nil
 }
 
-// ElementsOfSet lists a set's elements by key. While the kernel grows or shrinks a set's hash table, in the
-// background, a listing may contain elements twice and lack as many others, without any notice. Then the error is
+// ElementsOfSet lists the elements of a set, sorted by key. The kernel resizes the hash table of a set in the
+// background. During that time, a listing may contain some elements twice and lack as many others. Then the error is
 // nftnl.ErrOvertaken.
 func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
 	var list []ElementState
@@ -84,13 +85,15 @@ func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
 	return list, nil
 }
 
-// dump lists objects in our table of a family. It is not for chains, since the kernel does not limit their listing to
-// a table. All kinds have the table's name in the same attribute.
+// dump lists the objects of a kind in our table of a family, and calls the function each for every message. It cannot
+// list chains, since the kernel lists the chains of all tables. The table's name has the same attribute in all kinds
+// of messages.
 func (t Tables) dump(what string, family uint8, msg uint16, each func([]byte) error) error {
 	return nftnl.List(t.Conn, "list "+what, family, msg, each, nftnl.String(unix.NFTA_RULE_TABLE, string(t.Name)))
 }
 
-// Lookup returns elements by their keys. Those that do not exist are nil.
+// Lookup looks up elements by their keys. The result has the same order. An entry is nil if the element does not
+// exist.
 func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
 	have := make([]*ElementState, len(elements))
 	for start := 0; start < len(elements); start += GroupSize {
@@ -105,7 +108,8 @@ func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
 			})
 		}
 
-		// EINVAL: another program created the set with keys of another length.
+		// Ignore EINVAL. The kernel returns it if another program created the set with keys of another length, so the
+		// set cannot have our elements.
 		if err := nftnl.Look(t.Conn, &b, unix.EINVAL); err != nil {
 			return nil, err
 		}
@@ -114,11 +118,11 @@ func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
 	return have, nil
 }
 
-// GroupSize is the approximate number of elements that are looked up or changed at once. It is small enough for the
-// answers to fit into the socket's default buffer (212,992 bytes).
+// GroupSize is the approximate number of elements that one batch looks up or changes. With this number, the answers
+// fit into the default buffer of a socket (212,992 bytes).
 const GroupSize = 32
 
-// Elements lists all elements of our sets.
+// Elements lists the elements of all our sets in all families, without sentinels.
 func (t Tables) Elements() (all []ElementState, _ error) {
 	for _, family := range OurFamilies() {
 		sets, err := t.setNames(family)
@@ -135,7 +139,7 @@ func (t Tables) Elements() (all []ElementState, _ error) {
 	return all, nil
 }
 
-// Inventory is the content of our table of a family.
+// Inventory lists the content of our table of one family.
 type Inventory struct {
 	family   uint8
 	Table    bool
@@ -144,8 +148,8 @@ type Inventory struct {
 	sets     []Place
 }
 
-// Inventory looks up the content of the table, in several listings. If they do not fit together, a transaction with a
-// generation from before them is refused.
+// Inventory reads the content of the table with several requests. If something changes in between, the result may be
+// inconsistent. A transaction with a generation from before the call then fails.
 func (t Tables) Inventory(family uint8) (*Inventory, error) {
 	inv := &Inventory{family: family}
 	var b nl.Batch
@@ -172,8 +176,8 @@ func (t Tables) Inventory(family uint8) (*Inventory, error) {
 	return inv, err
 }
 
-// RemoveNetwork deletes a network's objects in the table. With the last network in any of the tables it deletes the
-// table too, since each contains chains that are for all networks and name none.
+// RemoveNetwork deletes the chains and sets of a network from the table. If inUse is false, no other network exists,
+// and it deletes the whole table, including the chains that all networks share.
 func (inv *Inventory) RemoveNetwork(t *Transaction, key string, inUse bool) {
 	switch {
 	case !inv.Table:
@@ -196,7 +200,8 @@ func (inv *Inventory) RemoveNetwork(t *Transaction, key string, inUse bool) {
 	}
 }
 
-// InUse reports whether an object of another network exists.
+// InUse reports whether the table contains a chain or set of a network other than key, or any element except the
+// host's.
 func (inv *Inventory) InUse(key string) bool {
 	other := func(at Place) bool {
 		owner := networkOf(at.Name)
@@ -207,14 +212,15 @@ func (inv *Inventory) InUse(key string) bool {
 		slices.ContainsFunc(inv.sets, other)
 }
 
-// Has reports whether a chain, a set or an element belongs to a network.
+// Has reports whether the table contains a chain, set or element of the network itself.
 func (inv *Inventory) Has(key string) bool {
 	own := func(at Place) bool { return networkOf(at.Name) == key }
 	return slices.ContainsFunc(inv.chains, own) || slices.ContainsFunc(inv.sets, own) ||
 		slices.ContainsFunc(inv.Elements, func(el ElementState) bool { return el.IsNetwork(key) })
 }
 
-// networkOf returns the key of the network that a chain or a set belongs to, or "" if all share it.
+// networkOf returns the key of the network that a chain or set belongs to. For objects that all networks share, it
+// returns "".
 func networkOf(name string) string {
 	for _, prefix := range []string{masqueradePrefix, masquerade4Prefix, masquerade6Prefix, dedupPrefix, quietPrefix} {
 		if key, ok := strings.CutPrefix(name, prefix); ok {

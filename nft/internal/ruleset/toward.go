@@ -2,23 +2,24 @@ package ruleset
 
 import "golang.org/x/sys/unix"
 
-// In a network of mode gateway the host is the pods' router, and needs nothing from a DHCP server or router among
-// them. But a program of the host may ask for it: a network manager whose configuration matches every link runs a
-// DHCP client on the bridge and listens for routers there. It reads frames with a packet socket, which no rule of
-// family inet applies to. So these rules are in the bridge's input, before the bridge passes a frame to any socket.
-// Frames that the bridge forwards do not pass there, so pods may serve each other.
+// In a network whose gateway is the host, the host needs no DHCP server or router among the pods. But a program of
+// the host may listen to one. For example, a network manager whose configuration matches every link runs a DHCP
+// client and accepts router advertisements on the bridge. The DHCP client reads frames with a packet socket, which
+// bypasses rules of family inet. So the following rules are at the bridge's input hook, which runs before any socket
+// gets the frame. Frames that the bridge forwards do not pass this hook, so pods may serve each other.
 
-// GatewayGroup is the link group of a pod's port, instead of PodGroup, in a network with the host as gateway.
+// GatewayGroup is the link group of pods' ports in networks whose gateway is the host. Other pods' ports have
+// PodGroup.
 const GatewayGroup = PodGroup - 1
 
-// addTowardHost appends the rules for frames that a bridge passes to the host.
+// addTowardHost appends the rules for frames that the bridge passes to the host.
 func (list *rules) addTowardHost() {
 	list.addGroups()
 	list.rule("of ports behind which the host may have a server").
 		isNotMeta(unix.NFT_META_IIFGROUP, group(GatewayGroup)).Leave()
 	list.rule("TCP to the host").isL4(unix.IPPROTO_TCP).Leave()
 
-	// A later fragment has no UDP or ICMP header to match, and is useless without the first fragment, so let it pass.
+	// A later fragment has no UDP or ICMP header to match. It is useless without the first fragment, so accept it.
 	list.rule("later fragments of IPv4 to the host").fragment4(0x1fff).Leave()
 	list.rule("later fragments of IPv6 to the host").isLaterFragment().Leave()
 	list.rule("DHCP answers to the host").isUDP(udpTarget, dhcpClient).Drop()
@@ -37,7 +38,8 @@ func (list *rules) addTowardHost() {
 		list.rule(message.comment).firstByte(message.typ, message.typ).isL4(message.protocol).Drop()
 	}
 
-	// A packet socket may read packets that the kernel refuses: a DHCP client has one for IPv4.
+	// Drop IPv4 packets whose protocol the kernel cannot find. A DHCP client for IPv4 uses a packet socket, which may
+	// receive packets that the kernel itself refuses.
 	list.rule("protocols that can be read").isNotL4(unix.IPPROTO_RAW).Leave()
 	list.rule("IPv4 that cannot be read").isProtocol(unix.ETH_P_IP).Drop()
 }

@@ -5,13 +5,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The chain untrusted follows the guard. It is for those of the guard's ports that must not have a server or router
-// behind them. The guard has checked the MAC and addresses. This chain checks the protocol, and packets that none of
-// its rules drops pass.
+// addUntrusted appends the rules of the chain untrusted, which runs after the chain guard. It applies to guarded
+// ports that must not have a server or router behind them. The chain guard already checks the MAC and the addresses.
+// This chain drops packets by their protocol, and accepts all others.
 func (list *rules) addUntrusted() {
 	list.rule("ports that are not of hosts only").linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet).Leave()
 
-	// Most packets are TCP, which no other rule here concerns.
+	// Most packets are TCP, and no rule below is about TCP.
 	list.rule("TCP").isL4(unix.IPPROTO_TCP).Leave()
 	list.addDHCP()
 	list.addRouting()
@@ -19,13 +19,14 @@ func (list *rules) addUntrusted() {
 	list.addARPProbes()
 	list.addRouters()
 
-	// The kernel knows the protocol of every packet that a host can read. (255 is not assigned: RFC 5237.)
+	// The kernel finds the protocol of every packet that a host can parse. Protocol 255 is reserved, so it matches
+	// none of these packets (RFC 5237).
 	list.rule("other protocols").isNotL4(unix.IPPROTO_RAW).Leave()
 	list.rule("other ARP").isEtherType(unix.ETH_P_ARP).Leave()
 	list.rule("what cannot be read").Drop()
 }
 
-// Ports of DHCP (RFC 2131, section 4.1) and DHCPv6 (RFC 8415, section 7.2).
+// UDP ports of DHCP (RFC 2131, section 4.1) and DHCPv6 (RFC 8415, section 7.2), and offsets in their messages.
 const (
 	dhcpServer   = 67
 	dhcpClient   = 68
@@ -39,9 +40,9 @@ const (
 	dhcpHardware = udpLen + 28 // chaddr
 )
 
-// addDHCP appends the rules against DHCP servers, and against packets that might deceive servers. A server may send
-// from any port, and to a relay as well as to a client. A fragment that begins with the ports may end behind them,
-// and later fragments reveal nothing.
+// addDHCP appends rules that drop messages of DHCP servers and relays, and requests that could deceive a server. A
+// server may send from any port, to a relay or to a client. The rules also drop fragments, since a fragment may
+// contain the ports but not the fields that the rules check.
 func (list *rules) addDHCP() {
 	list.rule("from a DHCP server's port").isUDP(udpSource, dhcpServer).Drop()
 	list.rule("to a DHCP client's port").isUDP(udpTarget, dhcpClient).Drop()
@@ -52,7 +53,8 @@ func (list *rules) addDHCP() {
 	const moreFragments = 0x2000
 	list.rule("DHCP in fragments").fragment4(moreFragments).isUDP(udpTarget, dhcpServer).Drop()
 
-	// Other messages are for relays. A longer hardware address would be another client.
+	// Drop all other messages to a DHCP server's port: those to relays, and those with a different type or length of
+	// the hardware address, which would identify another client.
 	list.rule("DHCP but for requests by Ethernet").
 		isUDP(udpTarget, dhcpServer).load(expr.PayloadBaseTransportHeader, udpLen, 3).
 		compare(expr.CmpOpNeq, []byte{1, unix.ARPHRD_ETHER, EtherLen}).Drop() // op, htype, hlen
@@ -69,9 +71,9 @@ func (list *rules) addDHCP() {
 		compare(expr.CmpOpGt, []byte{informationRequest}).Drop()
 }
 
-// addRouting appends the rules against UDP messages between routers or firewalls: about routes, the owner of an
-// address that they share, and connections. Most of them are accepted if they come by the right link. They go to
-// these ports, from any port, to groups, and some also to a single router.
+// addRouting appends rules that drop UDP messages between routers or firewalls. These are about routes, about the
+// owner of a shared address, and about connections. Receivers often accept them from any sender on the right link.
+// The destination is one of the following ports, at a group or at a single router, and the source port can be any.
 func (list *rules) addRouting() {
 	list.rule("UDP to higher ports").
 		isL4(unix.IPPROTO_UDP).load(expr.PayloadBaseTransportHeader, udpTarget, 2).
@@ -95,22 +97,22 @@ func (list *rules) addRouting() {
 	})
 }
 
-// addARPProbes lets a host that has an address ask only for its own. A probe for another host's address makes that
-// host assume a conflict (RFC 5227, section 2.1.1).
+// addARPProbes appends a rule that lets a pod with an IPv4 address probe only for its own addresses. A probe for
+// another host's address makes that host assume a conflict (RFC 5227, section 2.1.1).
 func (list *rules) addARPProbes() {
 	list.rule("ARP probes for another's address").
 		isEtherType(unix.ETH_P_ARP).isNoSender().linkNotIn(expr.MetaKeyIIFNAME, guardLeasingSet).
 		isNotOwn(arpTargetIP, Addr4Len, guard4Set).Drop()
 }
 
-// ICMP types of routers (RFC 792, RFC 1256).
+// ICMP types of messages that only routers send (RFC 792, RFC 1256).
 const (
 	icmpRedirect     = 5
 	icmpRouterAdvert = 9
 )
 
-// addRouters appends the rules against messages of routers. Switches that look for listeners send all multicast to a
-// host that queries or advertises itself, and forget the listeners when it stops.
+// addRouters appends rules that drop messages of routers. If a host sends queries or router advertisements, snooping
+// switches send all multicast to that host. When the host stops, they forget the listeners.
 func (list *rules) addRouters() {
 	list.addSpans([]span{
 		{"ICMP redirects", icmpRedirect, icmpRedirect},
@@ -127,7 +129,7 @@ func (list *rules) addRouters() {
 		x.isEtherType(unix.ETH_P_IP).isL4(unix.IPPROTO_IGMP).firstByte(byte(types.from), byte(types.to)).Leave()
 	})
 
-	// Queries, and routers that advertise themselves (RFC 4286).
+	// This drops queries, and advertisements of multicast routers (RFC 4286).
 	list.rule("other IGMP").isL4(unix.IPPROTO_IGMP).Drop()
 	list.addSpans([]span{
 		{"multicast listener queries", 130, 130},
@@ -156,7 +158,7 @@ func (list *rules) addRouters() {
 	})
 }
 
-// isUDP matches datagrams with a port at an offset in the UDP header.
+// isUDP matches UDP packets with a port at an offset of the UDP header.
 func (x expressions) isUDP(offset uint32, port uint16) expressions {
 	return x.isL4(unix.IPPROTO_UDP).isAt(expr.PayloadBaseTransportHeader, offset, Number16(port))
 }

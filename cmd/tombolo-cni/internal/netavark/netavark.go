@@ -1,5 +1,5 @@
-// Package netavark implements the plugin's interface for podman 5 and its netavark: a call by an argument, with JSON
-// on stdin and stdout (plugin-API.md of github.com/containers/netavark).
+// Package netavark implements netavark's plugin interface, for podman 5. A call has an argument, and JSON on stdin
+// and stdout (plugin-API.md of github.com/containers/netavark).
 package netavark
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
 )
 
-// Run executes a call, if the arguments request one, and returns the process's exit status. It prints an error
-// to out, as the API demands.
+// Run executes a call of the netavark API and returns the process's exit status. called is false if the arguments are
+// no such call. Run prints errors to out, as the API demands.
 func Run(args []string, in io.Reader, out io.Writer) (status int, called bool) {
 	if len(args) == 0 || !slices.Contains([]string{"create", "setup", "teardown", "info"}, args[0]) {
 		return 0, false
@@ -65,7 +65,8 @@ func execute(args []string, in io.Reader) (any, error) {
 	return attach(args[0], data, strings.Join(args[1:], " "))
 }
 
-// attach attaches or detaches a container. Detaching needs no valid options.
+// attach attaches a container for the verb setup, and detaches it for teardown. path is the container's namespace.
+// Detaching works even if the container's options are not valid.
 func attach(verb string, data []byte, path string) (any, error) {
 	a := new(attachment)
 	if err := json.Unmarshal(data, a); err != nil {
@@ -109,13 +110,14 @@ type attachment struct {
 	} `json:"network_options"`
 }
 
-// container returns the container. It is complete enough for a teardown even with an error.
+// container converts the description into the plugin's form. Even with an error, the result suffices for a teardown.
 func (a *attachment) container(path string) (*runtimes.Container, error) {
 	o := &a.Options
 	c := &runtimes.Container{ID: a.ContainerID, Name: a.Name, NetNS: path, IfName: o.Interface, MAC: o.MAC,
 		Ports: a.ports()}
 	if len(a.Network.Subnets) == 0 {
-		// To reload a network, podman requests the previous MAC and addresses.
+		// podman requests the previous MAC and addresses when it reloads a network. So addresses together with a MAC
+		// are allowed.
 		if len(o.IPs) > 0 && o.MAC == "" {
 			return c,
 				fmt.Errorf(
@@ -136,7 +138,7 @@ func (a *attachment) container(path string) (*runtimes.Container, error) {
 	return c, nil
 }
 
-// ports lists the mappings, each with one protocol.
+// ports returns the port mappings. It splits a mapping with several protocols into one for each protocol.
 func (a *attachment) ports() []cni.PortMapping {
 	var list []cni.PortMapping
 	for _, m := range a.Ports {

@@ -16,7 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// network is podman's network, with the fields that the plugin uses.
+// network is podman's description of a network, reduced to the fields that the plugin uses.
 type network struct {
 	runtimes.Network
 	ID     string            `json:"id"`
@@ -25,7 +25,8 @@ type network struct {
 	IPAM   map[string]string `json:"ipam_options"`
 }
 
-// create completes a network, and refuses an impossible one. Unknown fields stay as they are.
+// create completes the description of a network, and returns an error if the network is impossible. It leaves unknown
+// fields as they are.
 func create(data []byte) (any, error) {
 	var all map[string]any
 	n := new(network)
@@ -47,8 +48,8 @@ func create(data []byte) (any, error) {
 	return all, nil
 }
 
-// complete fills in the fields that the operator left out, and refuses settings that the plugin's configuration
-// cannot express.
+// complete sets the fields that the operator left out. It returns an error for settings that contradict each other,
+// and for settings that the plugin's configuration cannot express.
 func (n *network) complete() error {
 	const driver = "driver"
 	bridge, mode := n.BridgeOption(), n.Mode()
@@ -82,7 +83,7 @@ func (n *network) complete() error {
 	return n.completeSubnets()
 }
 
-// completeSubnets gives a network of the host's own a subnet and gateways.
+// completeSubnets adds missing gateways, and a free subnet if the network has none.
 func (n *network) completeSubnets() error {
 	if len(n.Subnets) == 0 {
 		free, err := freeSubnet(n.ID)
@@ -100,8 +101,8 @@ func (n *network) completeSubnets() error {
 	return nil
 }
 
-// freeSubnet returns a subnet that no route of the host leads to, among those that podman chooses from. A network
-// without a container has no route, so the search begins at a place that depends on the id.
+// freeSubnet returns a subnet from podman's range that overlaps no route of the host. A network without containers
+// has no route yet. To avoid its subnet, the search begins at a place that depends on the network's id.
 func freeSubnet(id string) (netip.Prefix, error) {
 	var routes []route.Route
 	conn, err := route.Dial(nil)

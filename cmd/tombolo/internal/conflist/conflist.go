@@ -1,4 +1,4 @@
-// Package conflist explains a network's configuration file and lists all errors in it, without changing anything.
+// Package conflist explains a network's configuration file and lists all errors in it. It changes nothing.
 package conflist
 
 import (
@@ -29,7 +29,7 @@ type Report struct {
 	Single   bool     // the file is the configuration of a single plugin (.conf)
 }
 
-// list is a file of either form: a list of plugins, or the conf of one.
+// list holds the fields of either form of file: a list of plugins, or the configuration of one plugin.
 type list struct {
 	CNIVersion   string            `json:"cniVersion"`
 	Name         string            `json:"name"`
@@ -38,7 +38,7 @@ type list struct {
 	Capabilities map[string]bool   `json:"capabilities"`
 }
 
-// Examine examines a file: a conflist, or the conf of one plugin.
+// Examine examines a configuration file: a list of plugins, or the configuration of one plugin.
 func Examine(data []byte) *Report {
 	r := &Report{}
 	var l list
@@ -120,8 +120,8 @@ func Examine(data []byte) *Report {
 	return r
 }
 
-// warn adds warnings about settings that ADD silently accepts. For example, a runtime passes only capabilities that
-// it knows and that are declared, so a misspelt one has no effect.
+// warn adds warnings about settings that ADD silently accepts. For example, a runtime passes only declared
+// capabilities that it knows, so a misspelt one has no effect.
 func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 	known := []string{"portMappings", "bandwidth", "ipRanges", "ips", "mac", "dns", "egressPolicy", "publishFrom",
 		"io.kubernetes.cri.pod-annotations"}
@@ -147,7 +147,7 @@ func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 	}
 }
 
-// warnOfBridge adds a warning about the existing bridge on this machine, if it delays new ports.
+// warnOfBridge adds a warning if the bridge exists on this machine and delays new ports.
 func (r *Report) warnOfBridge(name string) {
 	links, err := bridge.Dial(nil)
 	if err != nil {
@@ -166,10 +166,11 @@ func read(data []byte, l *list) strict.Problems { return strict.Unmarshal(data, 
 
 func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
 
-// isNamed reports whether Tombolo can be called by the name of a plugin.
+// isNamed reports whether kind is the name of a reference plugin that Tombolo can replace.
 func isNamed(kind string) bool { return slices.Contains(cni.Names(), filepath.Base(kind)) }
 
-// named describes the work of Tombolo under the name of a plugin that makes no interface.
+// named describes Tombolo's work under the name of a reference plugin that makes no interface. It returns "" for
+// other names.
 func named(name string) string {
 	return map[string]string{
 		"bandwidth": "traffic of a pod is limited to the rates that this names, or the runtime",
@@ -184,7 +185,7 @@ func (r *Report) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }
 
-// doubles reports plugins of the list that repeat what Tombolo does already.
+// doubles reports plugins of the list that repeat the work of the plugin tombolo.
 func (r *Report) doubles(parts []list) {
 	does := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}
 	ours := map[string]bool{}
@@ -201,7 +202,8 @@ func (r *Report) doubles(parts []list) {
 	}
 }
 
-// plugin examines the configuration of one plugin that Tombolo reads. The name in its type decides how.
+// plugin examines the configuration of one plugin that Tombolo reads. The name in the plugin's type determines how
+// Tombolo reads the configuration. The list before contains the types of the preceding plugins.
 func (r *Report) plugin(data []byte, l *list, before []string) {
 	name, already := filepath.Base(l.Type), len(r.Problems)
 	if isOurs(name) {

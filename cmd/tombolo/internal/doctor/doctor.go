@@ -1,6 +1,6 @@
-// Package doctor finds out why a pod has no network. It follows the way of the pod's packets, from its interface to
-// beyond the host. For each failing step it reports the evidence and a remedy. It sends a few packets, and changes
-// nothing.
+// Package doctor finds out why a pod has no network. It follows the path of the pod's packets, from the pod's
+// interface to beyond the host. For each failing step it reports the evidence and a remedy. It sends a few packets,
+// and changes nothing.
 package doctor
 
 import (
@@ -17,10 +17,10 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// Step is a part of the way.
+// Step is a part of the path of a pod's packets.
 type Step string
 
-// The steps, in the order of the way.
+// These are the steps, in the order of the path.
 const (
 	StepNamespace  Step = "namespace"  // the pod exists
 	StepLink       Step = "link"       // its interface and the port of the bridge
@@ -36,40 +36,40 @@ const (
 	StepLease      Step = "lease"      // DHCP
 )
 
-// Finding is a failed step, or a note.
+// Finding is a failed step on the path of a pod's packets, or a note.
 type Finding struct {
 	Step     Step   `json:"step"`
 	Evidence string `json:"evidence"`
 	Remedy   string `json:"remedy,omitempty"`
-	// Note means that it may be right: no test has failed.
+	// Note means that no test has failed, and the finding may be intended.
 	Note bool `json:"note,omitempty"`
 }
 
-// Report contains the faults of one attachment.
+// Report contains the findings about one attachment.
 type Report struct {
 	Network     string    `json:"network"`
 	Pod         string    `json:"pod,omitempty"`
 	ContainerID string    `json:"containerID"`
 	IfName      string    `json:"ifName"`
 	Findings    []Finding `json:"findings"` // empty if nothing was found
-	// Tried lists the tests, with their results.
+	// Tried lists the completed tests, with their results.
 	Tried []string `json:"tried,omitempty"`
 }
 
-// Options are the options of Examine.
+// Options are options of Examine.
 type Options struct {
-	// DNS are the name servers to ask. nil omits that step.
+	// DNS are the name servers to ask. nil omits the step StepDNS.
 	DNS []netip.Addr
-	// IsDNSNamed is set if the caller named them. Otherwise they are the node's.
+	// IsDNSNamed is set if the operator named the servers in DNS. Otherwise they are the node's.
 	IsDNSNamed bool
-	// To are addresses that pods should reach, such as those of other nodes' pods. With a port, they are tested by
-	// TCP too.
+	// To are addresses that pods should reach, such as addresses of other nodes' pods. If the port is not 0, the
+	// doctor also tests a TCP connection to it.
 	To []netip.AddrPort
-	// Trusted are the links that tombolod has added to firewalld's zone trusted.
+	// Trusted are the links that tombolod has put into firewalld's zone trusted.
 	Trusted []string
-	// Kept maps a network to the destinations that see its pods' own addresses.
+	// Kept maps a network to destinations without masquerade: packets of its pods to these keep the pods' addresses.
 	Kept map[string][]netip.Prefix
-	// Uplinks are the NICs of networks on a LAN.
+	// Uplinks maps networks on a LAN to their NICs.
 	Uplinks map[string]string
 }
 
@@ -111,14 +111,15 @@ func Examine(ctx context.Context, node *network.Node, in *network.Inspection, op
 	return reports, nil
 }
 
-// isReplaced reports whether a pod may work with a replacement: another default route, MAC or name, or a smaller MTU.
+// isReplaced reports whether a difference inside the pod may be harmless, because the pod has a replacement.
+// Replacements are another default route, MAC or name, and a smaller MTU.
 func isReplaced(d tombolo.Difference) bool {
 	have, _ := strconv.Atoi(d.Have)
 	want, _ := strconv.Atoi(d.Want)
 	return d.Have != "" && d.What != "link" && have <= want
 }
 
-// examination is the examination of one attachment.
+// examination is the examination of one attachment in progress.
 type examination struct {
 	node      *network.Node
 	opt       Options
@@ -143,8 +144,8 @@ func (e *examination) add(step Step, remedy, format string, args ...any) {
 	e.found = append(e.found, *finding(step, remedy, format, args...))
 }
 
-// addLoss adds a finding about a host or connection that gives the pod no answer. If a chain drops the packets, it
-// names only the chain.
+// addLoss adds the finding f, with the additional evidence that the machine called name does not answer the pod. If
+// the evidence is a chain that drops the packets, addLoss leaves it unchanged.
 func (e *examination) addLoss(f *Finding, name string) {
 	if !strings.HasPrefix(f.Evidence, "chain ") {
 		f.Evidence = fmt.Sprintf("%s gives the pod %s no answer: %s", name, e.own, f.Evidence)
@@ -156,7 +157,7 @@ func (e *examination) try(format string, args ...any) {
 	e.tried = append(e.tried, fmt.Sprintf(format, args...))
 }
 
-// sorted returns each finding once, in the order of the way.
+// sorted returns each finding once, in the order of the path.
 func (e *examination) sorted() []Finding {
 	way := []Step{StepNamespace, StepLink, StepAddress, StepDuplicate, StepRoute, StepGateway,
 		StepForwarding, StepFirewall, StepBeyond, StepMTU, StepDNS, StepLease}
@@ -174,7 +175,8 @@ func (e *examination) failed(steps ...Step) bool {
 	return slices.ContainsFunc(e.found, func(f Finding) bool { return !f.Note && slices.Contains(steps, f.Step) })
 }
 
-// recorded adds the differences from the records. The rest of the way shows only their effects.
+// recorded adds the differences that the inspection found as findings. The tests that follow would show only the
+// effects of these differences.
 func (e *examination) recorded(causes []report.Line) {
 	for _, c := range causes {
 		step := StepOf(c.First)
@@ -189,7 +191,8 @@ func (e *examination) recorded(causes []report.Line) {
 
 const spanningTree = "spanning tree"
 
-// split separates the helpful command from a text.
+// split splits a text into the evidence and the command that follows "this helps: ". If the text has no such command,
+// split returns its second argument as the remedy.
 func split(text, otherwise string) (evidence, remedy string) {
 	if before, command, ok := strings.Cut(text, "this helps: "); ok {
 		return strings.TrimRight(before, "; ,"), command
@@ -197,7 +200,7 @@ func split(text, otherwise string) (evidence, remedy string) {
 	return text, otherwise
 }
 
-// StepOf returns the part of the way that a difference concerns.
+// StepOf returns the step of the path that a difference concerns.
 func StepOf(d tombolo.Difference) Step {
 	text := d.String()
 	has := func(parts ...string) bool {

@@ -21,16 +21,17 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// The remedies if a pod, or the host, lacks a route to other nodes' pods.
+// These are remedies for a pod, or a host, that lacks a route to other nodes' pods.
 const (
 	setRoute = "set isDefaultGateway, or a route in the ipam, and create the pod again"
 	routed   = "see why the host gets no such route from the routing engine (birdc show protocols; " +
 		"vtysh -c 'show bgp summary'), or from the cloud's route controller"
 )
 
-// kept looks for destinations that see the pods' own addresses, and that the host refuses to send to. A routing
-// engine announces all of a cluster's pods as unreachable, except for those with a known way. If only a default route
-// leads there, the next router may know the way.
+// kept checks the destinations to which pods keep their own addresses, such as other nodes' pods. It adds a note if
+// the host's routes refuse packets to such a destination, and no route leads to a part of it. A routing daemon
+// announces all of a cluster's pods as unreachable, and adds routes to the known ones. kept ignores default routes,
+// since the next router may have a route.
 func (e *examination) kept(ctx context.Context) error {
 	routes, err := e.onHost.List(ctx, route.Filter{Family: nl.FamilyOf(e.own), Table: unix.RT_TABLE_MAIN})
 	if err != nil {
@@ -60,7 +61,7 @@ func (e *examination) kept(ctx context.Context) error {
 	return nil
 }
 
-// targets follows the way to the operator's targets, such as another node's pod.
+// targets follows the path to the targets that the operator named, such as another node's pod.
 func (e *examination) targets(ctx context.Context) (err error) {
 	for _, to := range e.opt.To {
 		switch {
@@ -81,8 +82,8 @@ func (e *examination) targets(ctx context.Context) (err error) {
 	return nil
 }
 
-// sendsTo reports whether the pod has an address of the family of to, and sets the first such address as the source
-// of probes.
+// sendsTo reports whether the pod has an address of the family of the destination. It sets the first such address as
+// the source of probes.
 func (e *examination) sendsTo(to netip.Addr) bool {
 	i := slices.IndexFunc(e.at.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() == to.Is4() })
 	if i >= 0 {
@@ -91,7 +92,8 @@ func (e *examination) sendsTo(to netip.Addr) bool {
 	return i >= 0
 }
 
-// connection makes the pod begin a TCP connection. A refusal is an answer.
+// connection begins a TCP connection from the pod, and adds a finding if no answer comes. A refused connection counts
+// as an answer.
 func (e *examination) connection(ctx context.Context, to netip.AddrPort) error {
 	const dynamic = 49152 // the first port that is not assigned (RFC 6335)
 	from := netip.AddrPortFrom(e.own, dynamic+rand.N[uint16](1<<14))
@@ -125,7 +127,7 @@ func (e *examination) connection(ctx context.Context, to netip.AddrPort) error {
 	return err
 }
 
-// destination follows the way to an address.
+// destination follows the path to an address, and adds a finding if the pod does not reach it.
 func (e *examination) destination(ctx context.Context, to netip.Addr) error {
 	f, _, err := e.echo(ctx, to, to.String())
 	if err != nil || f == nil {
@@ -156,11 +158,11 @@ func (e *examination) destination(ctx context.Context, to netip.Addr) error {
 	return nil
 }
 
-// hear is how long several nodes may answer for one address.
+// hear is the time to wait for the answers to one ARP probe, which several nodes may answer.
 const hear = 200 * time.Millisecond
 
-// duplicates asks on the bridge which nodes have the pod's IPv4 address and the gateway's. The host itself does not
-// answer there.
+// duplicates sends ARP probes to the bridge for the pod's and the gateway's IPv4 addresses, and adds a finding for
+// each other node that answers. The host itself does not answer these probes.
 func (e *examination) duplicates(ctx context.Context) error {
 	for _, a := range e.at.Addresses {
 		for _, asked := range []netip.Addr{a.Prefix.Addr(), a.Gateway} {

@@ -18,9 +18,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// exchange calls send, which sends a request from the pod to an address, and returns where the request or its answer
-// was lost. It returns nil if send got an answer, and lists the test as tried. A Finding without a Remedy means that
-// the request left the host, and that no answer reached the host.
+// exchange calls the function send, which sends a request from the pod to an address. If send succeeds, exchange
+// lists the test as tried and returns nil. Otherwise it returns a Finding that tells where the request or its answer
+// was lost. A Finding without a Remedy means that the request left the host, and that no answer reached the host.
 func (e *examination) exchange(
 	ctx context.Context, tried string, to netip.Addr, p probe, send func() error,
 ) (*Finding, error) {
@@ -56,7 +56,7 @@ func (e *examination) exchange(
 	return e.lost(ctx, to, t, sendErr)
 }
 
-// unresolved finds out where the pod's question for the MAC of a neighbour, or its answer, is lost.
+// unresolved finds out where the pod's request for the MAC of a neighbour, or the answer, is lost.
 func (e *examination) unresolved(ctx context.Context, a netip.Addr, name string) (*Finding, error) {
 	const untilAsked = wait * 3 / 2 // the kernel asks once a second
 	f, err := e.exchange(ctx, name+" by "+protocolOf(a), a, neighbourProbe(a), func() error {
@@ -68,7 +68,7 @@ func (e *examination) unresolved(ctx context.Context, a netip.Addr, name string)
 	return f, err
 }
 
-// nextHop returns the address that a packet to dst is sent to on the link of a route.
+// nextHop returns the next hop of a packet to dst by a route: the gateway or, if there is none, dst itself.
 func nextHop(r route.Route, dst netip.Addr) netip.Addr {
 	if r.Gateway.IsValid() {
 		return r.Gateway
@@ -76,13 +76,13 @@ func nextHop(r route.Route, dst netip.Addr) netip.Addr {
 	return dst
 }
 
-// isResolved reports whether the kernel knows the MAC of a neighbour.
+// isResolved reports whether the kernel has a neighbour entry with a MAC for an address.
 func isResolved(c *nl.Conn, link int, a netip.Addr) bool {
 	n, err := routing.Find(c, link, a)
 	return err == nil && len(n.MAC) > 0
 }
 
-// name returns the name of a link of the host.
+// name returns the name of the host's link with the given index.
 func (e *examination) name(ctx context.Context, link int) string {
 	if l, err := e.links.LinkByIndex(ctx, link); err == nil {
 		return l.Name
@@ -90,13 +90,13 @@ func (e *examination) name(ctx context.Context, link int) string {
 	return fmt.Sprintf("link %d", link)
 }
 
-// inside returns a command that works in the pod's network namespace.
+// inside returns a shell command that runs the given command in the pod's network namespace.
 func (e *examination) inside(command string) string {
 	return "nsenter --net=" + e.at.Path + " " + command
 }
 
 // lost finds out from a trail where a request to an address, or its answer, was lost. sendErr is the error of the
-// pod's kernel.
+// system call in the pod.
 func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr error) (*Finding, error) {
 	port, ifName := e.port.Name, e.at.IfName
 	isLocal := e.isOwn(ctx, to)
@@ -142,7 +142,7 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 		"the answer comes to the pod's interface %s, and the pod does not take it", ifName), nil
 }
 
-// unanswered explains why a neighbour does not answer a question that the host passed on.
+// unanswered explains why a neighbour does not answer a request for its MAC that the host passed on.
 func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *Finding {
 	where := "on the bridge " + e.bridge.Name
 	if t.sent != nil {
@@ -164,8 +164,9 @@ func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *
 	return f
 }
 
-// stuck finds out why the host does not send a packet from src to dst, which came in by a link, or does not answer
-// it. No rule of nf_tables drops it.
+// stuck returns a finding about a lost packet. The packet from src to dst came to the host by a link, and the host
+// neither forwarded nor answered it. Call stuck only after the trace has shown that no rule of nf_tables drops or
+// queues the packet.
 func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, link int) (*Finding, error) {
 	name := e.name(ctx, link)
 	what, passed := "it comes to the host by "+name, t.to
@@ -217,11 +218,13 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 		"%s, passes the firewall and is not sent by %s", what, out), nil
 }
 
-// unrouted explains why the kernel has no way for a packet.
+// unrouted explains why the kernel has no route for a packet from src to dst that came in by the link in. The
+// arguments what and cause are a description of the packet and the kernel's error.
 func (e *examination) unrouted(
 	ctx context.Context, src, dst netip.Addr, in, what string, cause error,
 ) (*Finding, error) {
-	// Newer kernels report EINVAL if a reverse path filter drops a packet, as for a blackhole.
+	// Regard EINVAL like EXDEV as a sign of the reverse path filter, since newer kernels return EINVAL for it. A
+	// blackhole route causes EINVAL too.
 	if src.Is4() && (errors.Is(cause, unix.EXDEV) || errors.Is(cause, unix.EINVAL)) {
 		own, _ := sysctl.Read(sysctl.Link("ipv4", in, "rp_filter"))
 		all, _ := sysctl.Read(sysctl.Link("ipv4", "all", "rp_filter"))
@@ -257,12 +260,12 @@ func (e *examination) unrouted(
 	return f, err
 }
 
-// refuses reports whether the host drops packets that match a route.
+// refuses reports whether the host drops packets that match the route.
 func refuses(r route.Route) bool {
 	return r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_PROHIBIT
 }
 
-// protocolOf returns the protocol that asks a neighbour for its MAC.
+// protocolOf returns the name of the protocol that resolves an address to a MAC.
 func protocolOf(a netip.Addr) string {
 	return map[bool]string{true: "ARP", false: "neighbour discovery"}[a.Is4()]
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// manager is a program that maintains rules by itself.
+// manager is a program that maintains its own firewall rules.
 type manager struct {
 	prefixes string // of its chains and tables
 	name     string
@@ -19,7 +19,8 @@ type manager struct {
 
 const policies = "kubectl get networkpolicy"
 
-// managerOf returns the program that manages a chain, or nil if the names tell of none. DOCKER-USER is the operator's.
+// managerOf returns the program that manages a chain, judged by the names of chain and table. It returns nil if there
+// is none. DOCKER-USER belongs to the operator.
 func managerOf(r *rule) *manager {
 	list := []manager{
 		{"KUBE-POD-FW- KUBE-NWPLCY- KUBE-ROUTER-", "kube-router", policies},
@@ -48,8 +49,8 @@ func managerOf(r *rule) *manager {
 	return &list[i]
 }
 
-// governs returns the remedy for a rule that a program manages. The program would make a deleted rule again, and
-// until then all that the rule protects would be open.
+// governs returns the remedy for a rule that a program manages. Deleting the rule does not help: the program would
+// create it again, and until then everything that it protects would be open.
 func (m *manager) governs(comment string) string {
 	command := m.command
 	if command == policies {
@@ -61,7 +62,8 @@ func (m *manager) governs(comment string) string {
 	return fmt.Sprintf("leave the rule to %s, and see what it is made from: %s", m.name, command)
 }
 
-// queuedBy returns the finding that a rule hands a packet to a queue and the packet does not come back.
+// queuedBy returns the finding that the rule r sends a packet to a queue, and that the packet does not come back. The
+// second argument describes the packet.
 func (e *examination) queuedBy(r *rule, what string) (*Finding, error) {
 	listening := map[uint16]bool{}
 	err := e.host.Do(func() (err error) {
@@ -85,7 +87,7 @@ func (e *examination) queuedBy(r *rule, what string) (*Finding, error) {
 	return finding(StepFirewall, remedy, "%s, %s", evidence, does), cmp.Or(err, listErr)
 }
 
-// quoted returns the comment of a rule and its manager, as a part of a sentence.
+// quoted returns a rule's comment and the name of its manager, as a part of a sentence.
 func quoted(r *rule, comment string) (text string) {
 	if comment != "" {
 		text = fmt.Sprintf(" (%q)", comment)

@@ -25,14 +25,14 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// probe describes a request from a pod, and its answer, by fields that no address translation changes.
+// probe describes a request from a pod and its answer, by fields that address translation does not change.
 type probe struct {
 	request, answer message
 	isQuestion      bool // the request asks for the MAC of a neighbour
 }
 
-// message describes packets by their EtherType, and by bytes at offsets from the network header. IPv4 headers have no
-// options.
+// message describes packets by their EtherType, and by bytes at offsets from the network header. It assumes IPv4
+// headers without options.
 type message struct {
 	ethertype uint16
 	fields    []field
@@ -43,7 +43,7 @@ type field struct {
 	bytes  []byte
 }
 
-// ipMessage describes packets of a protocol over IP, by fields of the protocol's own header.
+// ipMessage describes packets of a protocol over IP. The offsets of fields begin at the protocol's own header.
 func ipMessage(is4 bool, protocol byte, fields ...field) message {
 	m := message{ethertype: unix.ETH_P_IPV6, fields: []field{{6, []byte{protocol}}}}
 	header := 40
@@ -56,7 +56,7 @@ func ipMessage(is4 bool, protocol byte, fields ...field) message {
 	return m
 }
 
-// echoProbe returns an echo request with an identifier (RFC 792, RFC 4443).
+// echoProbe describes an echo request with an identifier, and its reply (RFC 792, RFC 4443).
 func echoProbe(is4 bool, id uint16) probe {
 	protocol, request, reply := byte(unix.IPPROTO_ICMPV6), byte(128), byte(129)
 	if is4 {
@@ -68,13 +68,13 @@ func echoProbe(is4 bool, id uint16) probe {
 	return probe{request: of(request), answer: of(reply)}
 }
 
-// flowProbe returns a TCP or UDP packet from a port of the pod.
+// flowProbe describes TCP or UDP packets from a port of the pod, and their answers.
 func flowProbe(is4 bool, protocol byte, from uint16) probe {
 	port := binary.BigEndian.AppendUint16(nil, from)
 	return probe{request: ipMessage(is4, protocol, field{0, port}), answer: ipMessage(is4, protocol, field{2, port})}
 }
 
-// neighbourProbe returns the question for the MAC of an address (RFC 826, RFC 4861).
+// neighbourProbe describes the request for the MAC of an address, and its answer (RFC 826, RFC 4861).
 func neighbourProbe(a netip.Addr) probe {
 	if a.Is4() {
 		return probe{
@@ -88,14 +88,14 @@ func neighbourProbe(a netip.Addr) probe {
 	return probe{of(135), of(136), true}
 }
 
-// is reports whether a packet is the message.
+// is reports whether a packet matches the message.
 func (m *message) is(ethertype uint16, packet []byte) bool {
 	return ethertype == m.ethertype && !slices.ContainsFunc(m.fields, func(f field) bool {
 		return len(packet) < f.offset+len(f.bytes) || string(packet[f.offset:f.offset+len(f.bytes)]) != string(f.bytes)
 	})
 }
 
-// filter returns the socket filter that accepts the request and the answer.
+// filter returns a socket filter that accepts the request and the answer.
 func (p *probe) filter() ([]bpf.RawInstruction, error) {
 	var program []bpf.Instruction
 	for _, m := range []message{p.request, p.answer} {
@@ -117,13 +117,14 @@ func (p *probe) filter() ([]bpf.RawInstruction, error) {
 	return bpf.Assemble(append(program, bpf.RetConstant{}))
 }
 
-// sighting is a link that a probe or its answer passed, and the packet's source there, if it is an IP packet.
+// sighting is one observation of a packet: the index of the link, and the packet's source address if it is an IP
+// packet.
 type sighting struct {
 	link int
 	src  netip.Addr
 }
 
-// trail is the way of a probe and its answer, as far as they came.
+// trail records how far a probe and its answer came.
 type trail struct {
 	probe
 	left, arrived  bool      // the request left the pod's interface, and came to the bridge
@@ -132,15 +133,15 @@ type trail struct {
 	to, from       passage   // the ways of the request and of the answer through the host's rules
 }
 
-// passage is a packet's way through the rules of the host.
+// passage records how far a packet came through the rules of the host.
 type passage struct {
 	chain string // the last one of doctor's chains that saw it
 	drop  *rule  // what dropped it
 	queue *rule  // the rule that handed it to a queue, if it has not come back
 }
 
-// follow calls send, which sends the probe, and records where the probe and its answer were seen: at the host's
-// links, including the pod's port, and in nf_tables.
+// follow calls send, which sends the probe, and returns a trail. The trail shows where the probe and its answer
+// passed: at the host's links, including the pod's port, and in nf_tables.
 func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail, error) {
 	program, err := p.filter()
 	if err != nil {
@@ -182,7 +183,7 @@ func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail,
 	}
 }
 
-// see records where the request or the answer of a trail was seen, on its way into a link of the host or out of it.
+// see adds an observation of the request or the answer to a trail. out is set if the packet was leaving by the link.
 func (e *examination) see(t *trail, s *sighting, out, isAnswer bool) {
 	atPort := s.link == e.port.Index
 	atBridge := s.link == e.link.Index || s.link == e.bridge.Index || slices.Contains(e.pair[:], s.link)
@@ -199,7 +200,7 @@ func (e *examination) see(t *trail, s *sighting, out, isAnswer bool) {
 	}
 }
 
-// rule is a rule of a chain, or its policy.
+// rule identifies a rule of a chain, or the chain's policy.
 type rule struct {
 	family       uint8
 	table, chain string
@@ -208,12 +209,12 @@ type rule struct {
 	after        int // if it queues a packet, the place of the doctor's chain that saw the packet before
 }
 
-// String returns the chain and the table.
+// String returns the names of the rule's chain and table.
 func (r *rule) String() string {
 	return fmt.Sprintf("chain %s of table %s %s", r.chain, nftnl.FamilyName(r.family), r.table)
 }
 
-// place returns where a doctor's chain is on the way of a packet.
+// place returns the position of one of the doctor's chains on the path of a packet. Later chains have larger numbers.
 func place(chain string) int {
 	name, isEnd := strings.CutSuffix(chain, end)
 	at := 2 * slices.Index([]string{"bridge", "prerouting", "input", "forward", "output", "postrouting"}, name)
@@ -223,8 +224,8 @@ func place(chain string) int {
 	return at
 }
 
-// trace calls send, and reads from the trace of nf_tables how far the probe and its answer came. The tables belong to
-// the socket, so they are deleted with the process at the latest.
+// trace calls send. It makes the kernel trace the probe and its answer in nf_tables, and records how far they came.
+// The tables for this belong to the socket, so the kernel deletes them when the process ends.
 func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 	const group = 9 // NFNLGRP_NFTRACE
 	watch, err := nl.Subscribe(unix.NETLINK_NETFILTER, nil, group)
@@ -283,11 +284,12 @@ func asDoctor(host *netns.NS, do func() error) error {
 
 func tableName() string { return fmt.Sprintf("%s-%d", nftnl.DoctorName, os.Getpid()) }
 
-// end ends the names of doctor's chains that come last in a hook.
+// end is the suffix of the names of the doctor's last chain in each hook.
 const end = "-end"
 
-// tables returns a transaction for a table for IP with a chain at each end of each hook, and one for bridges. The
-// first chain of a hook makes the kernel trace the probe and its answer, so that the trace shows how far they came.
+// tables returns a transaction that creates the doctor's tables: one for IP, with a first and a last chain in each
+// hook, and one for bridges. The first chain of a hook makes the kernel trace the probe and its answer. The last one
+// shows that a packet came through the hook.
 func (t *trail) tables() *nftnl.Transaction {
 	const (
 		owned = 2    // NFT_TABLE_F_OWNER, Linux 5.12
@@ -318,7 +320,7 @@ func (t *trail) tables() *nftnl.Transaction {
 	return transaction
 }
 
-// traceIt matches the message, and makes the kernel trace it.
+// traceIt adds expressions that match the message, and make the kernel trace it.
 func (m message) traceIt(x *nftnl.Expressions) {
 	x.Meta(expr.MetaKeyPROTOCOL, nftnl.First)
 	x.Compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, m.ethertype))
@@ -330,7 +332,8 @@ func (m message) traceIt(x *nftnl.Expressions) {
 	x.Add(&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: uint32(nftnl.First)})
 }
 
-// read parses an NFT_MSG_TRACE, with attributes NFTA_TRACE_*. The first one about a packet has its headers.
+// read parses an NFT_MSG_TRACE with its attributes NFTA_TRACE_*. Only the first message about a packet has the
+// packet's headers. answers records by the trace's ID whether the packet is an answer.
 func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 	const header = 4 // struct nfgenmsg
 	if m.Header.Type != nftnl.Type(unix.NFT_MSG_TRACE) || len(m.Data) < header {
@@ -369,7 +372,7 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 			on.queue = nil
 		}
 	case r.table == nftnl.DefaultTable && strings.HasPrefix(r.chain, "share-mute-"):
-		// Ignore this drop. The packet is a copy, and the host receives the original by the shared NIC.
+		// Ignore this drop. The packet is a copy, and the host receives the original on the shared NIC.
 	case drops:
 		on.drop = cmp.Or(on.drop, &r)
 	case int32(code) > 0 && code&0xff == queues:
@@ -380,7 +383,8 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 	return nil
 }
 
-// find returns the number of a rule in its chain, from 1 on, and its comment.
+// find returns the position of a rule in its chain, counted from 1, and the rule's comment. The position is 0 if the
+// rule no longer exists.
 func (r *rule) find() (number int, comment string, _ error) {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -397,8 +401,8 @@ func (r *rule) find() (number int, comment string, _ error) {
 	return number, comment, err
 }
 
-// droppedBy returns the finding that a rule drops a packet. side is the name of the pod's side in rules for that
-// packet: iifname or oifname.
+// droppedBy returns the finding that the rule r drops a packet. The second argument describes the packet. side is
+// "iifname" or "oifname": the match that a new rule needs to select the packet by the pod's link.
 func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
 	if r.handle == 0 {
 		f := finding(StepFirewall, e.remedy(r, "", side), "%s%s drops, by its policy, %s", r, quoted(r, ""), what)
@@ -410,8 +414,8 @@ func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
 		r, number, r.handle, strings.TrimSuffix(quoted(r, comment), ","), what), err
 }
 
-// acceptInPolicy returns the command that makes a policy of firewalld accept, before all others, packets from the
-// subnet's pods.
+// acceptInPolicy returns a command for a firewalld policy. The command makes the policy accept packets from pods of
+// the subnet before it applies other rules.
 func (e *examination) acceptInPolicy(policy string) string {
 	family := map[bool]string{true: "ipv4", false: "ipv6"}[e.own.Is4()]
 	i := slices.IndexFunc(e.at.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr() == e.own })
@@ -419,8 +423,8 @@ func (e *examination) acceptInPolicy(policy string) string {
 		`source address="%s" accept' && firewall-cmd --reload`, policy, family, e.at.Addresses[i].Prefix.Masked())
 }
 
-// remedy returns the command that helps against a rule of a chain, or its policy. It deletes no rule that a program
-// manages, or may manage because of a comment.
+// remedy returns the command that helps against a rule that drops a packet, or against a chain's policy. It never
+// suggests deleting a rule that a program manages, or may manage because the rule has a comment.
 func (e *examination) remedy(r *rule, comment, side string) string {
 	link := e.link.Name
 	zone, ofZone := strings.CutPrefix(r.chain, "filter_FWD_")
@@ -434,7 +438,8 @@ func (e *examination) remedy(r *rule, comment, side string) string {
 	case ofZone && strings.HasPrefix(zone, "trusted"):
 		return "firewall-cmd --permanent --zone=trusted --set-target=ACCEPT && firewall-cmd --reload"
 	case ofZone && slices.Contains(e.opt.Trusted, link):
-		// The zone comes before trusted, since it has the pod's address as a source. Policies come before both.
+		// This zone comes before the zone trusted, since the pod's address is one of its sources. Policies come
+		// before both.
 		add := "firewall-cmd --permanent --policy=tombolo --add-"
 		return "firewall-cmd --permanent --new-policy=tombolo && " + add + "ingress-zone=" + zone + " && " +
 			add + "egress-zone=ANY && " + e.acceptInPolicy("tombolo")

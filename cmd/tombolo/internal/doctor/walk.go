@@ -28,10 +28,10 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// wait limits the time for one answer. On a link, or from the next hop, an answer that takes longer is lost.
+// wait limits the time for one answer. On a link, or from the next hop, an answer that takes longer counts as lost.
 const wait = time.Second
 
-// way contains the parts that a pod's packets pass.
+// way holds the objects that a pod's packets pass, and sockets in both namespaces.
 type way struct {
 	pod, host          *netns.NS
 	socket, hostSocket *nl.Conn // in the pod's and in the host's namespace; used by inPod and onHost
@@ -45,7 +45,7 @@ type way struct {
 	own                netip.Addr   // the pod's address that probes are sent from
 }
 
-// walk follows the pod's way, up to a known interruption.
+// walk follows the path of the pod's packets, up to the first interruption.
 func (e *examination) walk(ctx context.Context) error {
 	if e.dead || !e.at.Ready {
 		return nil
@@ -86,7 +86,7 @@ func (e *examination) walk(ctx context.Context) error {
 	return err
 }
 
-// lookAtLinks finds the host's links, and looks at both ends of the pod's link.
+// lookAtLinks finds the host's links, and checks both ends of the pod's link.
 func (e *examination) lookAtLinks(ctx context.Context) error {
 	for _, find := range []struct {
 		link **bridge.Link
@@ -141,7 +141,8 @@ func (e *examination) lookAtLinks(ctx context.Context) error {
 	return nil
 }
 
-// addresses looks for addresses of the pod that another node has too.
+// addresses adds a finding for each address of the pod that another node has too, according to duplicate address
+// detection.
 func (e *examination) addresses(ctx context.Context) error {
 	e.try("the port, the pod's interface and its addresses")
 	have, err := addr.On(e.socket).List(ctx, addr.Filter{})
@@ -167,8 +168,9 @@ func (e *examination) families(ctx context.Context) error {
 	return nil
 }
 
-// family follows one address of the pod to its gateway and beyond. The IPAM names a gateway for every subnet, and no
-// host needs to have that address.
+// family follows one address of the pod to its gateway and beyond. It first checks whether the pod uses the recorded
+// gateway. The IPAM names a gateway for every subnet, even if the host does not have this address and no route leads
+// there.
 func (e *examination) family(ctx context.Context, gateway netip.Addr) error {
 	routes, err := e.inPod.List(ctx, route.Filter{Family: nl.FamilyOf(e.own), Link: e.index})
 	if err != nil {
@@ -203,8 +205,8 @@ func (e *examination) family(ctx context.Context, gateway netip.Addr) error {
 	return e.beyond(ctx)
 }
 
-// gateway reports whether a gateway answers by ARP or neighbour discovery, with the right MAC. Its own firewall may
-// drop echo requests.
+// gateway reports whether a gateway answers by ARP or neighbour discovery, with the right MAC. If not, it adds a
+// finding. It does not rely on answers to echo requests, since the gateway's firewall may drop these.
 func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name string) (bool, error) {
 	pingErr := ping(ctx, e.pod, gateway, icmp.Echo{From: e.own, Wait: wait})
 	if err := ctx.Err(); err != nil {
@@ -230,7 +232,7 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 		return f == nil, err
 	}
 
-	// A link in a VLAN of the bridge has its MAC.
+	// Compare with the bridge's MAC. The host's link in a VLAN has the same MAC.
 	next, _ := routing.Find(e.socket, e.index, gateway)
 	if pingErr != nil && e.isOwn(ctx, gateway) && !bytes.Equal(e.bridge.MAC, next.MAC) {
 		e.add(StepGateway, "if it stays, a pod forges it, or a program has set it: set guard for the network, and "+
@@ -248,7 +250,7 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 	return true, nil
 }
 
-// beyond follows the way to other destinations, as far as the host's next hop.
+// beyond follows the path to destinations outside, as far as the host's next hop.
 func (e *examination) beyond(ctx context.Context) error {
 	far := routing.Outside(e.own)
 	hop, err := e.onHost.Get(ctx, far)
@@ -281,7 +283,7 @@ func (e *examination) beyond(ctx context.Context) error {
 	return err
 }
 
-// noDefault adds that the host has no default route. For a host without IPv6 this may be right.
+// noDefault adds the finding that the host has no default route. It is a note if the host does not use IPv6.
 func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error) error {
 	missing := map[bool]string{true: "route to elsewhere", false: "default route of IPv6"}[far.Is4()]
 	f := finding(StepForwarding, "give the host a default route: ip route add default via ROUTER",
@@ -304,8 +306,8 @@ func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error
 	return err
 }
 
-// echo makes the pod send echo requests to an address, and reports whether an answer came. If none does, and the
-// cause is on this host, or the host itself gets an answer, it adds a finding. Otherwise it returns how far the
+// echo sends echo requests from the pod to an address, and reports whether an answer came. If none came, and the
+// cause is on this host or the host itself gets an answer, echo adds a finding. Otherwise it returns how far the
 // requests came.
 func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (lost *Finding, answered bool, _ error) {
 	id := uint16(rand.Uint32())
@@ -334,14 +336,14 @@ func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (los
 	return nil, false, nil
 }
 
-// isOwn reports whether the host has an address.
+// isOwn reports whether the host itself has an address.
 func (e *examination) isOwn(ctx context.Context, a netip.Addr) bool {
 	r, err := e.onHost.Get(ctx, a)
 	return err == nil && r.Type == unix.RTN_LOCAL
 }
 
-// long sends packets as long as the pod's MTU. A lease or the plugin tuning may have made it smaller than the
-// recorded one.
+// long sends packets as long as the pod's MTU to the next hop. A lease or the plugin tuning may have made the MTU
+// smaller than the recorded one.
 func (e *examination) long(ctx context.Context, hop netip.Addr) error {
 	const headers4, headers6 = 20 + 8, 40 + 8
 	headers := headers6
@@ -369,7 +371,9 @@ func ping(ctx context.Context, ns *netns.NS, to netip.Addr, echo icmp.Echo) erro
 	return err
 }
 
-// names asks each name server a question that any server answers, perhaps with an error.
+// names sends a DNS query from the pod to each name server that the pod reaches through the examined interface. It
+// adds a finding for each server that does not answer. An error answer is an answer too. names does nothing if an
+// earlier step failed.
 func (e *examination) names(ctx context.Context) error {
 	if e.failed(StepGateway, StepRoute, StepForwarding, StepFirewall, StepBeyond) {
 		return nil
@@ -401,8 +405,8 @@ func (e *examination) names(ctx context.Context) error {
 	return nil
 }
 
-// ask sends a query twice, and accepts any answer. If none comes, it finds out where the query or the answer was
-// lost.
+// ask sends a query to a name server, twice if necessary, and accepts any answer. If none comes, it finds out where
+// the query or the answer was lost.
 func (e *examination) ask(ctx context.Context, server netip.Addr) (*Finding, error) {
 	var conn *net.UDPConn
 	err := e.pod.Do(func() (err error) {
@@ -414,7 +418,7 @@ func (e *examination) ask(ctx context.Context, server netip.Addr) (*Finding, err
 	}
 	defer conn.Close()
 
-	// RFC 1035, section 4.1: the name servers of the root.
+	// The query asks for the name servers of the root (RFC 1035, section 4.1).
 	query := []byte{0x74, 0x6f, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1}
 	port := conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	p := flowProbe(server.Is4(), unix.IPPROTO_UDP, port)

@@ -1,10 +1,11 @@
 // Package install copies the CNI plugin into a runtime's plugin directory under the name tombolo. It can also take
 // over the names of the reference plugins there, and give these names back.
 //
-// Such a name is a file whose only code is an interpreter line ("#!/opt/cni/bin/tombolo as"). The kernel itself
-// starts the program by it, without a shell. A symbolic link would be as fast, but an installer that copies its own
-// plugin onto a link writes through it, and breaks all names at once. If it writes onto such a file, only that one
-// name changes, and is the other plugin's again.
+// Each such name becomes a file whose only code is an interpreter line ("#!/opt/cni/bin/tombolo as"). The kernel
+// itself starts the plugin by this line, without a shell. A symbolic link would be as fast, but it would be
+// dangerous: an installer that copies another plugin onto the link would overwrite the file tombolo, and break all
+// names at once. If an installer writes onto one of our files, only this one name changes, and belongs to the other
+// plugin again.
 package install
 
 import (
@@ -22,16 +23,17 @@ import (
 )
 
 const (
-	// built is the plugin's name after the build, and installed its name in a runtime's directory.
+	// built is the name of the plugin's file after the build, and installed its name in a runtime's directory.
 	built     = "tombolo-cni"
 	installed = "tombolo"
 
-	// maxInterpreter is the number of bytes of the first line that the kernel reads: BINPRM_BUF_SIZE in
+	// maxInterpreter is how many bytes of the first line the kernel reads. It is BINPRM_BUF_SIZE in
 	// include/uapi/linux/binfmts.h, since Linux 5.1.
 	maxInterpreter = 256
 )
 
-// Plugin returns the path of the plugin. It looks next to the running program, and where a package installs it.
+// Plugin returns the path of the plugin's file. It looks next to the running program, and in the directories where
+// packages install the file.
 func Plugin() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -50,7 +52,7 @@ func Plugin() (string, error) {
 		strings.Join(slices.Compact(places), ", "))
 }
 
-// Select parses the names on the command line: "all", or some of the known names separated by commas.
+// Select parses the names on the command line: "all", or known names separated by commas.
 func Select(list string, known []string) ([]string, error) {
 	if list == "all" {
 		return known, nil
@@ -64,9 +66,9 @@ func Select(list string, known []string) ([]string, error) {
 	return names, nil
 }
 
-// Add copies the plugin into the directory, and creates a file for each of the names. An existing plugin of such a
-// name is kept as NAME.reference. It replaces one that was kept before, since it may be a later version. At any
-// moment a runtime finds the old plugin or the new one. Add writes a line about each file to out.
+// Add copies the plugin into the directory, and creates a file for each of the names. It keeps an existing plugin of
+// such a name as NAME.reference. This replaces one that it kept earlier, since the new one may be a later version. At
+// any moment a runtime finds either the old plugin or the new one. Add writes a line about each file to out.
 func Add(out io.Writer, plugin, dir string, names []string) error {
 	dir, err := plugins(dir)
 	if err != nil {
@@ -93,8 +95,8 @@ func each(dir string, names []string, do func(path string) error) (failed error)
 	return failed
 }
 
-// Remove removes the names that Add created, and restores the plugins that it kept. The plugin itself stays, since
-// configurations may use it. Plugins of others stay as they are.
+// Remove removes the files that Add created for the names, and restores the plugins that Add kept. It leaves the
+// plugin tombolo itself, since configurations may use it, and plugins of others.
 func Remove(out io.Writer, dir string, names []string) error {
 	dir, err := plugins(dir)
 	if err != nil {
@@ -113,7 +115,7 @@ func Remove(out io.Writer, dir string, names []string) error {
 	return each(dir, names, func(path string) error { return removeName(out, path) })
 }
 
-// plugins returns the directory's absolute path.
+// plugins returns the absolute path of the plugin directory, or an error if it is not a directory.
 func plugins(dir string) (string, error) {
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return "", fmt.Errorf("%s is not a directory: name the one in which the runtime looks for plugins, such as "+
@@ -122,7 +124,7 @@ func plugins(dir string) (string, error) {
 	return filepath.Abs(dir)
 }
 
-// putPlugin copies the plugin to path, unless the same file is there already.
+// putPlugin copies the plugin to path, unless path already has the same content.
 func putPlugin(out io.Writer, from, path string) error {
 	plugin, err := os.ReadFile(from)
 	if err != nil {
@@ -140,7 +142,7 @@ func putPlugin(out io.Writer, from, path string) error {
 	return err
 }
 
-// addName takes over one name.
+// addName takes over one name. line is the interpreter line.
 func addName(out io.Writer, path, line string) error {
 	there, ours, err := look(path)
 	if err != nil {
@@ -165,7 +167,7 @@ func addName(out io.Writer, path, line string) error {
 	return err
 }
 
-// removeName gives one name back.
+// removeName gives one name back, and restores the plugin that Add kept.
 func removeName(out io.Writer, path string) error {
 	there, ours, err := look(path)
 	if err != nil || !there {
@@ -188,7 +190,7 @@ func removeName(out io.Writer, path string) error {
 	return err
 }
 
-// look reports whether the name exists, and whether Add created it.
+// look reports whether the file at path exists, and whether Add created it.
 func look(path string) (there, ours bool, _ error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -212,7 +214,7 @@ func look(path string) (there, ours bool, _ error) {
 	return true, bytes.HasPrefix(first, []byte("#!/")) && bytes.HasSuffix(first, []byte("/"+installed+" "+cni.As)), err
 }
 
-// keep gives a plugin a second name, and leaves it the first.
+// keep gives a plugin the second name NAME.reference. The first name stays.
 func keep(path string) error {
 	if err := os.Remove(cni.Kept(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -220,7 +222,7 @@ func keep(path string) error {
 	return os.Link(path, cni.Kept(path))
 }
 
-// replace writes an executable file and renames it to path, so that no process sees a part of it.
+// replace writes an executable file and renames it to path, so that no process sees an unfinished file.
 func replace(path string, data []byte) error {
 	file, err := os.CreateTemp(filepath.Dir(path), ".tombolo-*")
 	if err != nil {

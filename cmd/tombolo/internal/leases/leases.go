@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// Entry is a lease record in the form of `tombolo leases --json`.
+// Entry is a lease record in the form that `tombolo leases --json` prints.
 type Entry struct {
 	Hash        string       `json:"hash"`
 	State       lease.State  `json:"state"`
@@ -31,18 +31,18 @@ type Entry struct {
 	Left        int64        `json:"left"`            // seconds; 0: ended, -1: no end
 	DNS         []netip.Addr `json:"dns,omitempty"`
 	MTU         int          `json:"mtu,omitempty"`
-	// The pod's DHCPv6 address, the end of its lease, and the present problem with it.
+	// These are the pod's DHCPv6 address, the end of its lease, and the present problem with the lease.
 	IPv6       netip.Addr `json:"ipv6,omitzero"`
 	ExpireIPv6 time.Time  `json:"expireIPv6,omitzero"`
 	ErrorIPv6  string     `json:"errorIPv6,omitempty"`
 
 	Error string `json:"error,omitempty"`
-	// Notes lists irregularities that are no problem yet: a renewal without an answer so far, other servers that
-	// answered, and answers and options that were not used.
+	// Notes lists irregularities that are no problem yet: an unanswered renewal, other servers that answered, and
+	// answers and options that the client did not use.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Of returns the Entry of a record at the time now.
+// Of returns the Entry for a record at the time now.
 func Of(r *lease.Record, now time.Time) Entry {
 	e := Entry{
 		Hash: r.Hash(), State: r.State, Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, Pod: r.Pod,
@@ -70,7 +70,7 @@ func Of(r *lease.Record, now time.Time) Entry {
 	return e
 }
 
-// notes returns the Notes of an Entry.
+// notes returns the Notes for an Entry.
 func notes(r *lease.Record) []string {
 	var list []string
 	if r.Note != "" {
@@ -90,7 +90,7 @@ func notes(r *lease.Record) []string {
 	return list
 }
 
-// List returns the Entries of several records.
+// List returns an Entry for each record.
 func List(records []*lease.Record, now time.Time) []Entry {
 	entries := make([]Entry, len(records))
 	for i, r := range records {
@@ -99,7 +99,7 @@ func List(records []*lease.Record, now time.Time) []Entry {
 	return entries
 }
 
-// Table returns a table of records as text, with their problems and notes below.
+// Table returns a table of records as text. Problems and notes follow below the table.
 func Table(records []*lease.Record, now time.Time) string {
 	if len(records) == 0 {
 		return "no lease is on record\n"

@@ -23,7 +23,7 @@ type Selection struct {
 	Network string
 }
 
-// None returns the message that no attachment exists or was selected.
+// None returns the message for an empty selection.
 func (s Selection) None() string {
 	if s == (Selection{}) {
 		return "no pod is on record\n"
@@ -31,12 +31,13 @@ func (s Selection) None() string {
 	return "no pod on record is meant by that\n"
 }
 
-// PodName returns the name of a pod, or its container's ID, shortened as in ls, if the name is not known.
+// PodName returns a name for a pod: its own name or, if that is not known, the shortened ID of its container, as in
+// ls.
 func PodName(pod, containerID string) string {
 	return cmp.Or(pod, fmt.Sprintf("container %.12s", containerID))
 }
 
-// Meant reports whether name denotes an attachment. name may be the pod's name with or without its namespace, where *
+// Meant reports whether name denotes an attachment. name may be the pod's name with or without its namespace; *
 // stands for any characters except /. It may also be the beginning of the container's ID, the port, the interface, or
 // an address. An empty name denotes every attachment.
 func Meant(a *network.Attachment, name string) bool {
@@ -58,8 +59,8 @@ func Meant(a *network.Attachment, name string) bool {
 	return ok && err == nil && pod != ""
 }
 
-// Inspect inspects a node, and keeps only the selected attachments and their networks. An empty selection is no
-// error. A name that denotes no pod, and a network that is not on record, are errors.
+// Inspect inspects a node, and keeps only the selected attachments and their networks. It returns an error if a name
+// without wildcards denotes no pod, or if the network is not on record. Otherwise an empty result is no error.
 func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.Inspection, error) {
 	if _, err := filepath.Match(s.Pod, ""); err != nil {
 		return nil, fmt.Errorf("pod %q: %w", s.Pod, err)
@@ -93,8 +94,8 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 	return &network.Inspection{Attachments: pods, Networks: networks, Others: in.Others}, nil
 }
 
-// Open opens a node for reading. A named state directory must exist. If the default one is missing, nothing was ever
-// attached.
+// Open opens a node for reading. If the state directory is missing, it returns an error, except for the default
+// directory: then no pod was ever attached.
 func Open(ctx context.Context, cfg *network.Config) (*network.Node, error) {
 	if dir := cfg.StateDir; filepath.IsAbs(dir) && dir != network.DefaultStateDir {
 		if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
@@ -104,14 +105,14 @@ func Open(ctx context.Context, cfg *network.Config) (*network.Node, error) {
 	return network.Open(ctx, cfg)
 }
 
-// Repaired is the result of a repair.
+// Repaired is the result of a repair, found by comparing the differences before and after it.
 type Repaired struct {
 	Done []Line // differences that are gone
 	Left []Line // differences that are still there
 }
 
-// Repair repairs the host, and compares the differences before and after. The error is about what could not be
-// repaired; Left may contain the same. If the result is nil, the outcome is unknown.
+// Repair repairs the host, and compares the differences before and after. The error describes failed repairs; Left
+// may contain the same differences. If the result is nil, the outcome is unknown.
 func Repair(ctx context.Context, node *network.Node) (*Repaired, error) {
 	before, err := node.Inspect(ctx)
 	if err != nil {

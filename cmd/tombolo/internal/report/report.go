@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Line describes one cause.
+// Line describes one cause of differences.
 type Line struct {
 	Text   string // the description, without the affected pod or network
 	Remedy tombolo.Remedy
@@ -22,8 +22,8 @@ type Line struct {
 	before, behind string // texts that name the affected pod or network
 }
 
-// String returns the line with the remedy at its end: "table inet tombolo is missing (affects default/web-0,
-// default/web-1) [repair]". A command comes last, so that it can be copied.
+// String returns the line with the remedy at its end, such as "table inet tombolo is missing (affects default/web-0,
+// default/web-1) [repair]". A command in the text comes last, so that it can be copied.
 func (l Line) String() string {
 	evidence, advice := Advice(l.Text)
 	text := l.before + evidence + l.behind + advice
@@ -33,8 +33,8 @@ func (l Line) String() string {
 	return text
 }
 
-// Advice splits a text before the advice in it. evidence is the text before the command that helps. advice is the
-// condition of the command, if there is one, and the command.
+// Advice splits the advice off a text. The advice begins with "; " and has an optional condition, "this helps: " and
+// a command. If there is none, evidence is the whole text.
 func Advice(text string) (evidence, advice string) {
 	before, _, ok := strings.Cut(text, "this helps: ")
 	if at := strings.LastIndex(before, "; "); ok && at >= 0 {
@@ -43,7 +43,7 @@ func Advice(text string) (evidence, advice string) {
 	return text, ""
 }
 
-// Help returns the action that applies a remedy.
+// Help returns the command, or the instruction, that applies a remedy.
 func Help(r tombolo.Remedy) string {
 	switch r {
 	case tombolo.RemedyRepair:
@@ -59,7 +59,7 @@ func Help(r tombolo.Remedy) string {
 	return "change what is named here: the network's configuration, or the host's"
 }
 
-// Helps returns the actions for several causes, each once.
+// Helps returns the commands or instructions for several causes, each once.
 func Helps(lines []Line) string {
 	var texts []string
 	for _, l := range lines {
@@ -70,7 +70,7 @@ func Helps(lines []Line) string {
 	return strings.Join(texts, "; ")
 }
 
-// finding is a difference together with the affected pod or network.
+// finding is a difference with the affected network and pod.
 type finding struct {
 	tombolo.Difference
 	network string // empty if it concerns no network
@@ -78,7 +78,7 @@ type finding struct {
 	ifName  string
 }
 
-// line describes the finding alone.
+// line returns a Line for this finding alone.
 func (f *finding) line() Line {
 	l := Line{Text: f.String(), Remedy: f.Remedy, First: f.Difference}
 	switch {
@@ -90,7 +90,7 @@ func (f *finding) line() Line {
 	return l
 }
 
-// findings returns everything that an inspection found on the host.
+// findings returns all differences that an inspection found on the host.
 func findings(in *network.Inspection) []finding {
 	var list []finding
 	for _, n := range in.Networks {
@@ -104,7 +104,7 @@ func findings(in *network.Inspection) []finding {
 	return append(list, ofPods(in, func(r *network.Report) []tombolo.Difference { return r.Differences })...)
 }
 
-// ofPods returns some differences of all pods as findings.
+// ofPods returns findings for the differences of all pods that the function differences returns.
 func ofPods(in *network.Inspection, differences func(*network.Report) []tombolo.Difference) (list []finding) {
 	for _, r := range in.Attachments {
 		for _, d := range differences(&r) {
@@ -114,7 +114,7 @@ func ofPods(in *network.Inspection, differences func(*network.Report) []tombolo.
 	return list
 }
 
-// Notes describes the changes inside pods, one line for all equal changes. Such a change is no fault.
+// Notes returns a line for each kind of change inside pods. Such a change is no fault.
 func Notes(in *network.Inspection) []Line {
 	return causes(ofPods(in, func(r *network.Report) []tombolo.Difference { return r.Inside }))
 }
@@ -128,11 +128,11 @@ func Each(in *network.Inspection) []Line {
 	return list
 }
 
-// Causes returns a line for each cause. A missing object stands for everything that was in it. A difference of
-// several pods or networks gets one line with their names.
+// Causes returns a line for each cause. A missing object is the cause of all differences of its contents. Equal
+// differences of several pods or networks share one line with their names.
 func Causes(in *network.Inspection) []Line { return causes(findings(in)) }
 
-// causes groups findings by their causes.
+// causes groups findings by their causes, and returns a line for each group.
 func causes(found []finding) []Line {
 	var groups []*group
 	tables := missingTables(found)
@@ -172,7 +172,7 @@ type group struct {
 	list   []*finding
 }
 
-// line describes the group.
+// line returns a Line for the group.
 func (g *group) line() Line {
 	l := g.first.line()
 	if g.covers == nil && len(g.list) == 1 {
@@ -207,7 +207,7 @@ func (g *group) line() Line {
 	return l
 }
 
-// affects returns a list of names, shortened if there are many.
+// affects returns a text with a list of names, shortened if there are many.
 func affects(names []string) string {
 	const most = 8
 	more := ""
@@ -217,7 +217,7 @@ func affects(names []string) string {
 	return " (affects " + strings.Join(names, ", ") + more + ")"
 }
 
-// Summary returns a line with the number of attachments that differ.
+// Summary returns a line with the number of attachments and how many of them differ.
 func Summary(in *network.Inspection) string {
 	text, differing := printable.Count(len(in.Attachments), "attachment", "attachments"), 0
 	for _, r := range in.Attachments {
@@ -229,12 +229,13 @@ func Summary(in *network.Inspection) string {
 	return fmt.Sprintf("%s, %d of them differ%s", text, differing, map[bool]string{true: "s"}[differing == 1])
 }
 
-// isTable reports whether a finding is about a missing table of ours.
+// isTable reports whether a finding is about one of our tables that is missing.
 func isTable(f *finding) bool {
 	return f.Object == "nf_tables" && f.What == "table" && f.Want != "" && f.Have == ""
 }
 
-// missingTables returns our missing tables. A flush deletes all of them, so they are one cause.
+// missingTables returns the names of our missing tables. A flush deletes all tables, so together they count as one
+// cause.
 func missingTables(found []finding) []string {
 	var tables []string
 	for i := range found {
@@ -245,8 +246,9 @@ func missingTables(found []finding) []string {
 	return tables
 }
 
-// rootOf returns the text of the cause if the finding is one: missing tables, a missing set or a missing bridge.
-// covers reports whether another finding follows from it.
+// rootOf reports whether a finding is a cause by itself: a missing table, set or bridge. If so, it returns the text
+// of the cause, and the function covers, which reports whether another finding follows from it. Otherwise covers is
+// nil.
 func rootOf(f *finding, tables []string) (text string, covers func(*finding) bool) {
 	if f.Want == "" || f.Have != "" {
 		return "", nil
@@ -278,7 +280,7 @@ func rootOf(f *finding, tables []string) (text string, covers func(*finding) boo
 	return "", nil
 }
 
-// key holds the fields in which findings of one cause agree.
+// key holds the fields that findings with the same cause have in common.
 type key struct {
 	object, what, want, have, text string
 	remedy                         tombolo.Remedy

@@ -16,8 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Network describes a network on record. If the network has no record of its own, only the records of its attachments
-// contribute.
+// Network describes a network on record. If the network itself has no record, the data come only from the records of
+// its attachments.
 type Network struct {
 	Name          string         `json:"network"`
 	Mode          string         `json:"mode,omitempty"` // "gateway", "lan" or "l2"; empty without a record
@@ -32,12 +32,12 @@ type Network struct {
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"`
 	Policy        string         `json:"policy,omitempty"`
 	Guard         bool           `json:"guard"`
-	// number of attachments that the guard restricts only to their MAC
+	// MACOnly is the number of attachments that the guard restricts only to their MAC.
 	MACOnly     int         `json:"macOnly,omitempty"`
 	VLAN        uint16      `json:"vlan,omitempty"`      // of untagged frames
 	VLANTrunk   vlan.Ranges `json:"vlanTrunk,omitempty"` // of tagged frames: "2-4,100"
 	Attachments int         `json:"attachments"`
-	// number of attachments whose ADD is at work or was interrupted
+	// Adding is the number of attachments whose ADD is in progress or was interrupted.
 	Adding   int      `json:"adding,omitempty"`
 	IPAM     []string `json:"ipam,omitempty"` // the IPAM types of its attachments
 	Pools    []Pool   `json:"pools"`          // empty if unknown; PoolNote has the reason
@@ -47,7 +47,7 @@ type Network struct {
 	bare bool // there is no record, neither of the network nor of attachments
 }
 
-// Pool is a set of address ranges. Each pod has one address of each pool.
+// Pool is a set of address ranges. Each pod has one address from each pool.
 type Pool struct {
 	Range  string `json:"range"`  // the subnet if the pool covers all of one, else its ranges
 	Family int    `json:"family"` // 4 or 6
@@ -64,9 +64,9 @@ type Port struct {
 	IfName      string `json:"ifName"`
 }
 
-// Load reads the records of all networks in a node's state directory, or of the named network, which must exist. It
-// takes no lock, so it may run beside any CNI call. problems are errors about records and reservations that cannot be
-// read.
+// Load reads the records of all networks in a node's state directory. If name is not empty, it reads only this
+// network, which must exist. Load takes no lock, so it may run beside any CNI call. problems are errors about
+// unreadable records and reservations.
 func Load(ctx context.Context, node *network.Node, stateDir, name string) (list []Network, problems []error, _ error) {
 	dir, err := state.Open(stateDir)
 	if err != nil {
@@ -99,7 +99,8 @@ func Load(ctx context.Context, node *network.Node, stateDir, name string) (list 
 			return nil, nil, err
 		}
 
-		// A failed first ADD leaves an empty directory for its record.
+		// A network without any record is the empty directory that a failed first ADD left. List it only if it was
+		// named.
 		n.bare = n.Mode == "" && n.Attachments == 0 && len(l.problems) == before
 		if name != "" || !n.bare {
 			list = append(list, *n)
@@ -109,14 +110,14 @@ func Load(ctx context.Context, node *network.Node, stateDir, name string) (list 
 	return list, l.problems, nil
 }
 
-// loader is the state of one Load.
+// loader holds the data of one call of Load.
 type loader struct {
 	dir      *state.Dir
 	pools    []network.Pool
 	problems []error
 }
 
-// network collects the description of one network.
+// network collects the data of one network.
 func (l *loader) network(name string) (*Network, error) {
 	attachments, damaged, err := l.dir.List(name)
 	if err != nil {
@@ -125,7 +126,7 @@ func (l *loader) network(name string) (*Network, error) {
 
 	n := &Network{Name: name, Attachments: len(attachments), Pools: []Pool{}, Ports: []Port{}}
 	for _, d := range damaged {
-		// A record that is just being created has no content yet.
+		// If an ADD is just creating this record, the record has no content yet, and is not damaged.
 		if unfinished, err := l.dir.Unfinished(name, d.Hash); err == nil && unfinished {
 			n.Attachments, n.Adding = n.Attachments+1, n.Adding+1
 		} else if !errors.Is(err, fs.ErrNotExist) {
@@ -167,7 +168,7 @@ func (l *loader) network(name string) (*Network, error) {
 	return n, nil
 }
 
-// record copies the fields of the network's own record.
+// record sets the fields that come from the network's own record.
 func (n *Network) record(rec *state.Network) {
 	n.Mode = "l2"
 	switch {
@@ -184,7 +185,7 @@ func (n *Network) record(rec *state.Network) {
 	n.Policy = rec.Policy.String()
 }
 
-// attachment adds the fields of one attachment's record.
+// attachment adds the data from one attachment's record.
 func (n *Network) attachment(a *state.Attachment) {
 	if a.State != state.Ready {
 		n.Adding++
@@ -203,7 +204,7 @@ func (n *Network) attachment(a *state.Attachment) {
 	}
 }
 
-// poolNote returns the reason why a network has no pool that could be counted.
+// poolNote returns the reason why the addresses of a network's pools cannot be counted.
 func poolNote(types []string, attachments []*state.Attachment) string {
 	used := 0
 	for _, a := range attachments {

@@ -19,7 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Node holds the data about a node that is to be drawn.
+// Node holds the data about a node for drawing its map.
 type Node struct {
 	networks []Network
 	problems []error // of records
@@ -27,7 +27,7 @@ type Node struct {
 	uplinks  []network.UplinkReport
 }
 
-// Draw collects the data about a node: its records in stateDir and, by Inspect, the state of the kernel.
+// Draw collects the data for drawing a node: the records in stateDir and, by Inspect, the state of the kernel.
 func Draw(ctx context.Context, node *network.Node, stateDir string) (_ *Node, err error) {
 	n := &Node{}
 	if n.networks, n.problems, err = Load(ctx, node, stateDir, ""); err != nil {
@@ -40,7 +40,8 @@ func Draw(ctx context.Context, node *network.Node, stateDir string) (_ *Node, er
 	return n, err
 }
 
-// wrong returns the causes that `tombolo check` prints, and the differences of uplinks.
+// wrong returns everything to report as wrong: the causes that `tombolo check` prints, the differences of uplinks,
+// and problems with records.
 func (n *Node) wrong() []string {
 	var list []string
 	for _, line := range report.Causes(n.found) {
@@ -54,7 +55,7 @@ func (n *Node) wrong() []string {
 	}
 
 	for _, problem := range n.problems {
-		// Inspect has found most of these problems too.
+		// Skip problems that Inspect has already reported.
 		if text := problem.Error(); !slices.ContainsFunc(list,
 			func(one string) bool { return strings.HasPrefix(one, text) }) {
 			list = append(list, text)
@@ -64,7 +65,7 @@ func (n *Node) wrong() []string {
 	return list
 }
 
-// bridges returns the sorted names of all bridges.
+// bridges returns the sorted names of all bridges of networks and uplinks.
 func (n *Node) bridges() []string {
 	var names []string
 	for i := range n.networks {
@@ -79,7 +80,7 @@ func (n *Node) bridges() []string {
 
 const nameMost = 40 // columns of a name
 
-// Map draws a node for a terminal or a plain text file. All foreign text in it is printable ASCII.
+// Map draws a node for a terminal or a plain text file. Names from configurations and pods become printable ASCII.
 func (n *Node) Map(s Screen) string {
 	p := &painter{Screen: s, Node: n}
 	bridges, wrong := n.bridges(), n.wrong()
@@ -110,7 +111,7 @@ func (n *Node) Map(s Screen) string {
 	return p.String()
 }
 
-// bridge draws a bridge with its uplink and the networks on it.
+// bridge draws a bridge with its uplink and its networks.
 func (p *painter) bridge(name string) {
 	networks := slices.DeleteFunc(slices.Clone(p.networks), func(d Network) bool { return d.Bridge != name })
 	nic, mark, mtu, gateways := "", bold, 0, []netip.Prefix{}
@@ -173,7 +174,7 @@ func (p *painter) network(d *Network, first, rest string) {
 	}
 }
 
-// title returns the description of a network in one line.
+// title returns a network's properties in one line.
 func (d *Network) title(pods int) string {
 	text := cmp.Or(d.Mode, "no record") + ifSet(d.VLAN != 0, ", VLAN %d", d.VLAN) +
 		ifSet(d.DefaultRoute != "", ", default route to the %s", d.DefaultRoute) +
@@ -187,7 +188,7 @@ func (d *Network) title(pods int) string {
 	return text
 }
 
-// pod draws a pod. Its host ports follow on the same line if they fit, else below.
+// pod draws a pod. If its host ports fit, they follow on the same line, and otherwise below.
 func (p *painter) pod(pod *network.Report, rest string) {
 	mark, how := p.glyph("● ", "* "), plain
 	switch {
@@ -211,7 +212,7 @@ func (p *painter) pod(pod *network.Report, rest string) {
 	}
 }
 
-// SVG returns the map as a self-contained image. Each line of it has one style.
+// SVG returns the map as a self-contained image. Each line of the image has one style.
 func (n *Node) SVG() string {
 	lines := strings.Split(strings.TrimSpace(n.Map(Screen{Width: 150, Colour: true, Unicode: true})), "\n")
 	var b strings.Builder

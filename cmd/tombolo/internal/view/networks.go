@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Networks returns the output of tombolo ls networks.
+// Networks returns the output of `tombolo ls networks`.
 func Networks(list []Network) string {
 	var b strings.Builder
 	for i := range list {
@@ -31,7 +31,7 @@ func Networks(list []Network) string {
 	return b.String()
 }
 
-// text writes the description of a network.
+// text writes the description of a network, a line for each property.
 func (n *Network) text(b *strings.Builder) {
 	line := func(key, value string) {
 		if value != "" {
@@ -91,12 +91,12 @@ func onOff(on bool) string {
 	return "off"
 }
 
-// String returns a text such as "10.61.0.0/24: 3 of 253 in use, 250 free".
+// String returns the pool's use as text, such as "10.61.0.0/24: 3 of 253 in use, 250 free".
 func (p Pool) String() string {
 	return fmt.Sprintf("%s: %d of %s in use, %s free", p.Range, p.Used, number(p.Size), number(p.Free))
 }
 
-// number returns a number as text, and a large one as a power of two.
+// number returns a number as text. A number of 2^40 or more becomes a power of two.
 func number(n uint64) string {
 	if n < 1<<40 {
 		return strconv.FormatUint(n, 10)
@@ -104,7 +104,8 @@ func number(n uint64) string {
 	return fmt.Sprintf("some 2^%d", bits.Len64(n))
 }
 
-// String returns a text such as "192.0.2.1:8080/tcp -> default/web:80, container 0123456789ab".
+// String returns the port and its pod as text, such as "192.0.2.1:8080/tcp -> default/web port 80 (container
+// 0123456789ab, eth0)".
 func (p *Port) String() string {
 	text := fmt.Sprintf("%s -> %s", p.Port, strings.TrimPrefix(p.Pod+" ", " "))
 	text += fmt.Sprintf("port %d (container %.12s, %s)", p.PodPort, p.ContainerID, p.IfName)
@@ -114,7 +115,7 @@ func (p *Port) String() string {
 	return text
 }
 
-// List returns a table of all attachments, followed by the differences that affect them.
+// List returns a table of all attachments, followed by the differences that affect pods.
 func List(in *network.Inspection, causes []report.Line) string {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
@@ -142,7 +143,7 @@ func List(in *network.Inspection, causes []report.Line) string {
 	return text.String()
 }
 
-// Addresses returns an attachment's addresses, separated by between.
+// Addresses joins an attachment's addresses, without their prefix lengths, with a separator.
 func Addresses(a *network.Attachment, between string) string {
 	var texts []string
 	for _, address := range a.Addresses {
@@ -151,7 +152,8 @@ func Addresses(a *network.Attachment, between string) string {
 	return strings.Join(texts, between)
 }
 
-// hostPorts returns host ports as docker prints them: 8080->80/tcp, 192.0.2.1:53->5353/udp, 9000-9009->90-99/tcp.
+// hostPorts returns host ports in the form that docker prints: 8080->80/tcp, 192.0.2.1:53->5353/udp,
+// 9000-9009->90-99/tcp.
 func hostPorts(a *network.Attachment) []string {
 	var texts []string
 	for _, p := range a.Ports {
@@ -161,7 +163,7 @@ func hostPorts(a *network.Attachment) []string {
 	return texts
 }
 
-// limits returns both rates as tc prints them.
+// limits returns the rates to and from a pod in the form that tc prints, or "-" without limits.
 func limits(s bandwidth.Shape) string {
 	if s.IsZero() {
 		return "-"

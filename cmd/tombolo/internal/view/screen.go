@@ -10,7 +10,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
-// Screen describes the output of a map.
+// Screen describes the terminal or file that a map is drawn for.
 type Screen struct {
 	Width   int  // in columns
 	Colour  bool // the output is a terminal with colours, and the user wants them
@@ -22,8 +22,8 @@ const (
 	defaultWidth = 80
 )
 
-// ScreenOf describes an open file by its kind and the environment. COLUMNS is the width of an output that is no
-// terminal, NO_COLOR and TERM=dumb switch colours off, and the locale determines whether UTF-8 is available.
+// ScreenOf returns the Screen for an open file. A terminal has its own width; for other files COLUMNS is the width.
+// NO_COLOR and TERM=dumb switch colours off. The locale determines whether UTF-8 is available.
 func ScreenOf(file *os.File, getenv func(string) string) Screen {
 	s := Screen{Width: defaultWidth}
 	if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil {
@@ -46,7 +46,7 @@ func ScreenOf(file *os.File, getenv func(string) string) Screen {
 	return s
 }
 
-// Control sequences that make a terminal show the following text in a style.
+// These control sequences make a terminal show the following text in a style.
 const (
 	plain = ""
 	bold  = "\x1b[1m"
@@ -54,7 +54,7 @@ const (
 	reset = "\x1b[m"
 )
 
-// markOf returns the style of a name.
+// markOf returns the style for a name: red if something is wrong with it, and bold otherwise.
 func markOf(wrong bool) string {
 	if wrong {
 		return red
@@ -71,7 +71,7 @@ type painter struct {
 
 func (p *painter) line(parts ...string) { p.WriteString(strings.Join(parts, "") + "\n") }
 
-// in returns a text in a style.
+// in returns a text in a style, if the screen has colours.
 func (p *painter) in(how, text string) string {
 	if !p.Colour || how == plain {
 		return text
@@ -79,7 +79,7 @@ func (p *painter) in(how, text string) string {
 	return how + text + reset
 }
 
-// glyph returns the first text if the screen supports Unicode, else the second.
+// glyph returns the text unicode if the screen supports Unicode, and otherwise ascii.
 func (p *painter) glyph(unicode, ascii string) string {
 	if p.Unicode {
 		return unicode
@@ -87,7 +87,8 @@ func (p *painter) glyph(unicode, ascii string) string {
 	return ascii
 }
 
-// label returns a name for a map: one line of ASCII, one column for each byte, at most most bytes.
+// label returns a name for a map, as one line of ASCII, so that each byte is one column. The parameter most is the
+// maximum length in bytes.
 func label(text string, most int) string {
 	var b strings.Builder
 	for _, r := range printable.Line(text) {

@@ -2,9 +2,9 @@
 // networks and endpoints by calls of the plugin.
 //
 // Docker moves a container's interface itself, and needs the container's addresses before the container has a
-// namespace. So an endpoint is attached to a namespace that lasts as long as the request, and its interface is then
-// moved to the host's namespace for Docker. Docker renames it in the container, where it is found by its alternative
-// name.
+// namespace. So the Driver attaches an endpoint to a namespace that lasts as long as the request. It then moves the
+// interface to the host's namespace, where Docker takes it. Docker renames the interface in the container, where the
+// Driver finds it by its alternative name.
 package docker
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Config holds the parameters of a Driver. All fields are required.
+// Config configures a Driver. All fields are required.
 type Config struct {
 	StateDir string // the state directory of the CNI plugin
 	LeaseDir string // networks are kept beside it, in "docker", since Docker announces each only once
@@ -32,8 +32,8 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Driver is an http.Handler. An endpoint is an attachment. Everything that must outlast a restart is in that
-// attachment's record.
+// Driver is an http.Handler for Docker's requests. An endpoint is an attachment. All facts that must outlast a
+// restart of tombolod are in that attachment's record.
 type Driver struct {
 	*Config
 	networks  string          // the directory of their files
@@ -43,8 +43,8 @@ type Driver struct {
 	work      sync.WaitGroup  // waits for the background work
 }
 
-// New returns a Driver. It looks in their containers for the endpoints that were being moved there under an earlier
-// Driver. Until ctx is done the Driver also works between requests.
+// New returns a Driver. Docker may have been moving endpoints into containers when an earlier Driver ended. New looks
+// for these endpoints in their containers. Until ctx is done the Driver also works between requests.
 func New(ctx context.Context, cfg *Config) *Driver {
 	d := &Driver{Config: cfg, ctx: ctx, networks: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")}
 	for k, a := range d.attached() {
@@ -59,10 +59,10 @@ func New(ctx context.Context, cfg *Config) *Driver {
 	return d
 }
 
-// Wait waits for the end of the Driver's work between requests.
+// Wait waits until the Driver's background work has ended. Cancel the context of New first.
 func (d *Driver) Wait() { d.work.Wait() }
 
-// rest waits. It returns false if the Driver ends before the time has passed.
+// rest waits for the given time, and returns true. If the Driver's context ends first, it returns false.
 func (d *Driver) rest(wait time.Duration) bool {
 	select {
 	case <-d.ctx.Done():
@@ -72,7 +72,7 @@ func (d *Driver) rest(wait time.Duration) bool {
 	}
 }
 
-// request is any request of Docker, and answer any answer. Each uses some of the fields.
+// request is any request from Docker, and answer any answer. Each kind uses some of the fields.
 type request struct {
 	key
 	SandboxKey         string // the path of the container's namespace
@@ -94,14 +94,15 @@ type answer struct {
 	DisableGatewayService bool           `json:",omitempty"`
 }
 
-// addresses are the addresses of an endpoint. An answer contains only those that Docker did not choose, since it
-// refuses others.
+// addresses are the addresses of an endpoint. An answer must contain only addresses that Docker did not choose:
+// Docker refuses an answer with others.
 type addresses struct {
 	Address, AddressIPv6 netip.Prefix `json:",omitzero"`
 	MacAddress           string       `json:",omitempty"`
 }
 
-// staticRoute is a route that Docker adds in the container. RouteType is 0 with a next hop, else 1.
+// staticRoute is a route that Docker adds in the container. RouteType is 0 for a route with a next hop, and 1 for a
+// route on the link.
 type staticRoute struct {
 	Destination string
 	RouteType   int
@@ -110,7 +111,7 @@ type staticRoute struct {
 
 type interfaceName struct{ SrcName, DstPrefix string }
 
-// methods returns the methods of the protocol that need more than an empty answer.
+// methods returns the functions for the protocol's methods that need more than an empty answer, by name.
 func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, error) {
 	return map[string]func(context.Context, *request) (*answer, error){
 		"CreateNetwork": d.createNetwork, "DeleteNetwork": d.deleteNetwork,
@@ -119,10 +120,11 @@ func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, 
 	}
 }
 
-// longest is the greatest length of a request, in bytes. Docker lists each published port twice, in 200 bytes.
+// longest is the maximum length of a request, in bytes. Docker lists each published port twice, which takes some 200
+// bytes.
 const longest = 64 << 20
 
-// ServeHTTP answers a request of Docker.
+// ServeHTTP answers one request from Docker.
 func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	to := &answer{}
 	method, ofDriver := strings.CutPrefix(r.URL.Path, "/NetworkDriver.")

@@ -26,18 +26,18 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// The options of an endpoint.
+// These are the prefix and names of an endpoint's options.
 const (
 	ofOurs      = "tombolo."
 	withName    = ofOurs + "name"
 	longestName = 63 // the longest name of a host
 )
 
-// key is Docker's name for an endpoint.
+// key identifies an endpoint by Docker's identifiers.
 type key struct{ NetworkID, EndpointID string }
 
-// ifName returns the name that an endpoint's interface always keeps, and srcName the name it has when Docker takes
-// it.
+// ifName returns the permanent name of an endpoint's interface. srcName returns its name while it is in the host's
+// namespace, from where Docker takes it.
 func (k key) ifName() string  { return "tb-" + k.EndpointID[:shortest-1] }
 func (k key) srcName() string { return "ts-" + k.EndpointID[:shortest-1] }
 
@@ -49,7 +49,8 @@ type endpoint struct {
 	moved   bool // it is in its container
 }
 
-// lock lets one request at a time work on an endpoint, or on another object with a name.
+// lock locks an endpoint, or another object with a name, so that only one request at a time works on it. The caller
+// must unlock the result.
 func (d *Driver) lock(id string) *endpoint {
 	one, _ := d.endpoints.LoadOrStore(id, new(endpoint))
 	e := one.(*endpoint)
@@ -57,7 +58,7 @@ func (d *Driver) lock(id string) *endpoint {
 	return e
 }
 
-// attached returns the endpoints on record.
+// attached returns the attachments of all endpoints on record.
 func (d *Driver) attached() map[key]*network.Attachment {
 	all := map[key]*network.Attachment{}
 	for _, id := range d.known() {
@@ -122,8 +123,8 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	return &answer{Interface: lacking(n, c, made)}, nil
 }
 
-// refuseTwo returns an error if another container of the network has the MAC. A DHCP server and a router would regard
-// both containers as one machine.
+// refuseTwo returns an error if another container of the network has the MAC. A DHCP server and a router would take
+// both containers for one machine.
 func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, mac string) error {
 	_, _ = d.Node.CollectDead(ctx, n.Name, false) // ignore the error: the network may not exist yet
 	for k, a := range d.attached() {
@@ -138,14 +139,15 @@ func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, ma
 	return nil
 }
 
-// containerOf reads Docker's description of an endpoint.
+// containerOf converts Docker's description of an endpoint. It returns an error for unknown or invalid options.
 func containerOf(r *request) (*runtimes.Container, error) {
 	c := &runtimes.Container{ID: r.EndpointID, IfName: r.ifName(), MAC: r.Interface.MacAddress,
 		Options: map[string]string{}}
 	for name := range r.Options {
 		option, isOurs := strings.CutPrefix(name, ofOurs)
 
-		// The docker command writes --network name=N,driver-opt=NAME=VALUE in small letters.
+		// Ignore case, since the docker command converts NAME in --network name=N,driver-opt=NAME=VALUE to small
+		// letters.
 		is := slices.IndexFunc(runtimes.ContainerOptions(),
 			func(known string) bool { return strings.EqualFold(known, option) })
 		switch {
@@ -181,7 +183,8 @@ func containerOf(r *request) (*runtimes.Container, error) {
 	return c, nil
 }
 
-// attach makes the plugin attach a container to a new namespace, and moves its interface to the host's for Docker.
+// attach lets the plugin attach a container to a new namespace. It then moves the interface to the host's namespace
+// for Docker. The last argument is the interface's name there.
 func attach(n *runtimes.Network, c *runtimes.Container, as string) (*current.Result, error) {
 	pod, err := netns.New()
 	if err != nil {
@@ -196,7 +199,8 @@ func attach(n *runtimes.Network, c *runtimes.Container, as string) (*current.Res
 	return made, moveToHost(pod, c.IfName, as)
 }
 
-// handOver moves an interface into the host's namespace. Its original name stays as an alternative name.
+// moveToHost moves an interface into the host's namespace. The last argument is its new name. Its original name stays
+// as an alternative name.
 func moveToHost(pod *netns.NS, name, as string) error {
 	host, err := netns.Current()
 	if err != nil {
@@ -215,7 +219,7 @@ func moveToHost(pod *netns.NS, name, as string) error {
 
 	var b nl.Batch
 
-	// the kernel renames only a link that is down
+	// The kernel renames a link only while it is down.
 	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", name)
 	link.Request{Index: index, Name: as}.Set(&b, "rename link", name)
 	link.AddName(&b, index, name)
@@ -223,9 +227,9 @@ func moveToHost(pod *netns.NS, name, as string) error {
 	return within.Execute(&b)
 }
 
-// lacking returns the MAC and the addresses of an endpoint that Docker has not given it. Docker disables IPv6 in a
-// container without an IPv6 address. A container that gets its addresses from routers and DHCPv6 later has its
-// link-local address until then.
+// lacking returns the MAC and the addresses of an endpoint that Docker did not choose itself. Docker disables IPv6 in
+// a container without an IPv6 address. So a container that gets its addresses later, from routers and DHCPv6, has its
+// link-local address in the answer.
 func lacking(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {
 	lacks := &addresses{}
 	if mac, err := net.ParseMAC(runtimes.MACOf(made)); err == nil && n.Options[withRouters] != "" {
@@ -242,15 +246,15 @@ func lacking(n *runtimes.Network, c *runtimes.Container, made *current.Result) *
 	return lacks
 }
 
-// deleteEndpoint removes an endpoint, even if it is not on record.
+// deleteEndpoint takes an endpoint down, even if it is not on record.
 func (d *Driver) deleteEndpoint(_ context.Context, r *request) (*answer, error) {
 	defer d.lock(r.EndpointID).Unlock()
 	defer d.endpoints.Delete(r.EndpointID)
 	return &answer{}, d.takeDown(r.key)
 }
 
-// takeDown removes an endpoint. It needs only the names, which follow from the identifiers: after a boot no endpoint
-// is known.
+// takeDown takes an endpoint down. It needs only Docker's identifiers, since all names follow from them: after a boot
+// no endpoint is on record.
 func (d *Driver) takeDown(k key) error {
 	n, err := d.network(k.NetworkID)
 	if err == nil {
@@ -262,7 +266,7 @@ func (d *Driver) takeDown(k key) error {
 	return err
 }
 
-// joinsWithin is how long an interface may be in no container.
+// joinsWithin limits the time from an endpoint's creation until its interface is in a container.
 const joinsWithin = 5 * time.Minute
 
 func (d *Driver) tidy() {
@@ -271,10 +275,12 @@ func (d *Driver) tidy() {
 	}
 }
 
-// sweep removes the endpoints that are in no container, except for those that may be on their way into one. A killed
-// dockerd does not delete endpoints. The next one does not know them, or deletes its records of them without calling
-// this driver, and moves their interfaces back to the host's namespace, before its first request or after it.
-// Endpoints that are deleted with a container's namespace are dead pods, which the keeper reclaims.
+// sweep takes down the endpoints whose interface is in the host's namespace, except for those that Docker may be
+// moving into a container.
+//
+// A killed dockerd does not delete its endpoints. The next dockerd does not know them, or deletes its own records of
+// them without calling this driver. It moves their interfaces back to the host's namespace, before its first request
+// or later. Endpoints that are deleted with a container's namespace are dead pods, which the keeper takes down.
 func (d *Driver) sweep() {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {

@@ -15,13 +15,14 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// The interval and the number of looks for an interface in its container, while Docker sets the container up.
+// These are the interval and the number of attempts to find an interface in its container, while Docker sets the
+// container up.
 const (
 	lookEvery = 100 * time.Millisecond
 	looks     = 600
 )
 
-// join returns the link that Docker moves into a container.
+// join returns the name of the link that Docker must move into a container, and the routes to add there.
 func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 	e, a := d.lock(r.EndpointID), d.attached()[r.key]
 	defer e.Unlock()
@@ -29,7 +30,7 @@ func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 		return nil, fmt.Errorf("endpoint %.12s is not known to this tombolod: restart the container", r.EndpointID)
 	}
 
-	// The path is on record from now on, for a tombolod that is restarted.
+	// Record the path now, so that a restarted tombolod also knows it.
 	if err := d.Node.Change(a.Key).Moved(ctx, r.SandboxKey); err != nil && !errors.Is(err, network.ErrTryAgain) {
 		return nil, err
 	}
@@ -38,10 +39,10 @@ func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 	return e.join, nil
 }
 
-// joinOf returns the routes that Docker must add in a container. It leaves out a route with a gateway outside the
-// container's subnets, since Docker would start no container with one. For a default route with such a gateway it
-// adds a route to the gateway. With hearsRouters, the IPv6 default route comes when the interface is in the
-// container.
+// joinOf returns the link and the routes that Docker must add in a container. It leaves out routes with a gateway
+// outside the container's subnets: Docker could not start the container with one. For a default route with such a
+// gateway it adds a route to the gateway. If hearsRouters is set, it leaves out the IPv6 default route, which routers
+// will announce to the interface.
 func joinOf(made *current.Result, srcName string, hearsRouters bool) *answer {
 	a := &answer{InterfaceName: &interfaceName{srcName, "eth"}, DisableGatewayService: true}
 	for _, route := range made.Routes {
@@ -70,7 +71,7 @@ func joinOf(made *current.Result, srcName string, hearsRouters bool) *answer {
 	return a
 }
 
-// follow updates the records when an interface has moved into its container.
+// follow updates the records as soon as an interface is in its container.
 func (d *Driver) follow(e *endpoint, of network.Key, path string) {
 	err := d.look(e, of, path)
 	for i := 0; i < looks && errors.Is(err, network.ErrTryAgain) && d.rest(lookEvery); i++ {
@@ -97,8 +98,8 @@ type portBinding struct {
 	HostIP                      netip.Addr
 }
 
-// publish makes the ports of a container lead to this endpoint, which Docker selected for the container's access to
-// the world, or removes all ports.
+// publish makes the ports of a container lead to this endpoint, which Docker selected for the container's traffic to
+// the outside. A request without ports removes all.
 func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 	defer d.lock(r.EndpointID).Unlock()
 	var list []portBinding
@@ -123,8 +124,8 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 					b.Port, b.Port)
 		}
 
-		// Some versions name both 0.0.0.0 and ::, even for a container with one family. Any other address of a family
-		// that it lacks is refused.
+		// Some versions of Docker name both 0.0.0.0 and ::, even for a container with one family. In this case skip
+		// the other one. Publish refuses any other address of a family that the container lacks.
 		isTwin := func(o portBinding) bool {
 			isAll := b.HostIP.IsUnspecified() && o.HostIP.IsUnspecified()
 			return isAll && o.Proto == b.Proto && o.Port == b.Port && o.HostPort == b.HostPort && has(o)

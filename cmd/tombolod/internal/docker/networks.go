@@ -18,13 +18,13 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// shortest is the length of Docker's short identifiers, and of identifiers in names of links.
+// shortest is the length of Docker's short identifiers, which are also parts of link names.
 const shortest = 12
 
-// withRouters is the option that gives containers IPv6 addresses from routers and DHCPv6.
+// withRouters is the option for IPv6 addresses from routers and DHCPv6.
 const withRouters = "ipv6"
 
-// Docker's own options.
+// These are Docker's own options.
 const (
 	withOptions  = "com.docker.network.generic" // the options from --opt
 	withInternal = "com.docker.network.internal"
@@ -32,7 +32,8 @@ const (
 	withPorts    = "com.docker.network.portmap"
 )
 
-// createNetwork stores a network. The network itself is created with its first endpoint.
+// createNetwork checks a network and stores its description in a file. The first endpoint's ADD creates the network
+// itself.
 func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := networkOf(r)
 	if err == nil {
@@ -57,10 +58,10 @@ func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error)
 
 const suffix = ".json"
 
-// path returns the path of the file of a network. The file is either complete or missing.
+// path returns the path of a network's file. The file is either complete or missing.
 func (d *Driver) path(id string) string { return filepath.Join(d.networks, id+suffix) }
 
-// known lists the networks by Docker's identifiers.
+// known lists Docker's identifiers of all networks with a file.
 func (d *Driver) known() []string {
 	var ids []string
 	entries, _ := os.ReadDir(d.networks) // a missing directory has none
@@ -72,7 +73,7 @@ func (d *Driver) known() []string {
 	return ids
 }
 
-// networkOf reads Docker's description of a network.
+// networkOf converts Docker's description of a network. It returns an error for an invalid one.
 func networkOf(r *request) (*runtimes.Network, error) {
 	n := &runtimes.Network{Name: "docker-" + r.NetworkID[:shortest]}
 	var six bool
@@ -104,7 +105,8 @@ func networkOf(r *request) (*runtimes.Network, error) {
 	return n, refuse(n, six)
 }
 
-// optional reads an option that Docker may leave out.
+// optional decodes an option that Docker may leave out, and stores the value in *into. If the option is missing,
+// *into stays unchanged.
 func optional(options map[string]json.RawMessage, name string, into any) error {
 	if options[name] == nil {
 		return nil
@@ -115,7 +117,7 @@ func optional(options map[string]json.RawMessage, name string, into any) error {
 	return nil
 }
 
-// refuse returns an error, in Docker's terms, for an invalid network.
+// refuse returns an error, in Docker's terms, for an invalid network. six is set if the user requested --ipv6.
 func refuse(n *runtimes.Network, six bool) error {
 	switch {
 	case n.Options["stateDir"]+n.Options["leaseDir"] != "":
@@ -132,7 +134,7 @@ func refuse(n *runtimes.Network, six bool) error {
 	}
 
 	for _, s := range n.Subnets {
-		// Docker chooses one if none is named.
+		// If the user names no subnet, Docker chooses one that is not the LAN's. Refuse it.
 		if n.Mode() == "lan" && n.Options["defaultRoute"] != "router" && !isHosts(s.Prefix) {
 			return fmt.Errorf(
 				"mode=lan with the subnet %s, in which the host has no address: name --ipam-driver null, for "+
@@ -152,7 +154,7 @@ func isHosts(subnet netip.Prefix) bool {
 	})
 }
 
-// refuseName returns an error with the network that has a name already.
+// refuseName returns an error if another network already has the name.
 func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 	names, err := d.Node.Networks(ctx)
 	for _, other := range d.known() {
@@ -177,7 +179,7 @@ func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 	return err
 }
 
-// network returns a network that Docker has created. If there is none, the error matches fs.ErrNotExist.
+// network reads a network that Docker has created. If there is none, the error matches fs.ErrNotExist.
 func (d *Driver) network(id string) (*runtimes.Network, error) {
 	n := new(runtimes.Network)
 	data, err := file.Read(d.path(id), file.MaxRecord)
@@ -191,7 +193,7 @@ func (d *Driver) network(id string) (*runtimes.Network, error) {
 	return d.own(n), nil
 }
 
-// own gives a network tombolod's directories.
+// own sets tombolod's state and lease directories in a network, and returns it.
 func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
 	if n.Options == nil {
 		n.Options = map[string]string{}
@@ -200,8 +202,8 @@ func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
 	return n
 }
 
-// deleteNetwork removes a network. Docker calls it when no endpoint is left. It removes the remains of endpoints
-// nevertheless.
+// deleteNetwork removes a network. Docker calls it when no endpoint is left, but deleteNetwork also removes remains
+// of endpoints.
 func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := d.network(r.NetworkID)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -213,7 +215,7 @@ func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error)
 	}
 
 	if err == nil {
-		// a dockerd that was killed does not repeat the request
+		// A dockerd that is killed now does not repeat the request, so finish even if ctx is done.
 		err = d.Node.Remove(context.WithoutCancel(ctx), n.Name)
 	}
 

@@ -63,7 +63,7 @@ func run(ctx context.Context) error {
 		Bridge: "pods0", Name: bridge.HostName("example", "container-1", "eth0"), Peer: "eth0",
 		Alias: "example:container-1", Addresses: addresses, Routes: routes,
 	}
-	attached, err := conn.Attach(ctx, pod, port) // undoes itself where it fails
+	attached, err := conn.Attach(ctx, pod, port) // undoes its own steps if it fails
 	if err != nil {
 		return err
 	}
@@ -72,6 +72,6 @@ func run(ctx context.Context) error {
 	differences, err := conn.Check(ctx, port)
 	fmt.Println("as it should be:", len(differences) == 0 && err == nil)
 
-	err = conn.Detach(ctx, port.Name, port.Alias) // success also if nothing is there
+	err = conn.Detach(ctx, port.Name, port.Alias) // no error if nothing exists
 	return err
 }

@@ -32,7 +32,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	port := nft.Port{Protocol: nft.UDP, HostPort: 5353, PodPort: 53}
-	taken, err := hostport.Listeners(ctx, host, port) // programs that would hear nothing any more
+	taken, err := hostport.Listeners(ctx, host, port) // sockets that would not receive packets any more
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = conn.FlushStale(ctx, pod.Addrs, port) // flows that began before
+	err = conn.FlushStale(ctx, pod.Addrs, port) // deletes flows that began earlier
 	if err != nil {
 		return err
 	}

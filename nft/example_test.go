@@ -38,7 +38,7 @@ func run(ctx context.Context) error {
 	}
 	defer firewall.Close()
 	network := nft.Network{Name: "podnet", Bridge: "cbr0", Prefixes: prefixes, Masquerade: true}
-	changed, err := firewall.Ensure(ctx, network) // the rules, and what somebody has flushed
+	changed, err := firewall.Ensure(ctx, network) // creates the rules, or repairs them
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func run(ctx context.Context) error {
 		Owner: nft.OwnerOf("podnet", "0123456789abcdef", "eth0"), Network: "podnet",
 		Bridge: "cbr0", Addrs: addresses, Masquerade: true,
 	}
-	err = firewall.Add(ctx, pod) // one transaction of a few elements
+	err = firewall.Add(ctx, pod) // one transaction that adds a few set elements
 	if err != nil {
 		return err
 	}

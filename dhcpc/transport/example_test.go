@@ -39,7 +39,7 @@ func Example() {
 	for _, r := range lease.Routes {
 		fmt.Println(r)
 	}
-	err = transport.Release(ctx, cfg, lease) // for a client whose interface is gone, from another
+	err = transport.Release(ctx, cfg, lease) // from another interface, if the client's is gone
 	if err != nil {
 		fmt.Println(err)
 	}

@@ -23,7 +23,7 @@ func Example() {
 	}
 	defer firewall.Close()
 	ctx := context.Background()
-	conn := foreign.On(firewall.Socket(), nil) // of an nft.Conn
+	conn := foreign.On(firewall.Socket(), nil) // firewall is an nft.Conn
 
 	changed, err := conn.Ensure(ctx)
 	if err != nil {

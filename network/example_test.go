@@ -45,7 +45,7 @@ func attach(ctx context.Context, ns *netns.NS) error {
 	ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.22.0.0/24")}}}}
 	ports := []nft.Port{{Protocol: nft.TCP, HostPort: 8080, PodPort: 80}}
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.FD())    // one with a name has a file
-	node, err := network.Open(ctx, &network.Config{StateDir: dir}) // by nil, DefaultStateDir
+	node, err := network.Open(ctx, &network.Config{StateDir: dir}) // a nil Config means DefaultStateDir
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func attach(ctx context.Context, ns *netns.NS) error {
 	}
 	pods := network.Network{
 		Name: "pods", Bridge: "cbr0", Gateway: true, DefaultGateway: true, Masquerade: true, Hairpin: true,
-		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // Del needs it to give the address back
+		Allocator: pool, Origin: network.Origin{Type: "host-local"}, // Del needs Origin to release the address
 	}
 	pod := network.Pod{ContainerID: "c1", IfName: "eth0", NetNS: ns, Path: path, Ports: ports}
 	made, err := node.Add(ctx, &pods, &pod)

@@ -38,10 +38,6 @@ func capture(t testing.TB, ns *netns.NS, link string) *tap {
 	return &tap{t, fd, index}
 }
 
-func bigEndian(v uint16) uint16 {
-	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
-}
-
 func (c *tap) send(from net.HardwareAddr, text string) {
 	c.t.Helper()
 	broadcast := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}

@@ -200,11 +200,11 @@ func TestTheHostsFirewallAdmitsCallsOfHostPorts(t *testing.T) {
 	t.Parallel()
 	for name, begin := range firewalls() {
 		for _, admits := range []bool{true, false} {
+			if admits && name == "firewalld, strict" {
+				continue // it rejects all calls that it did not redirect itself
+			}
 			t.Run(fmt.Sprintf("%s, publishAdmission %t", name, admits), func(t *testing.T) {
 				t.Parallel()
-				if admits && name == "firewalld, strict" {
-					t.Skip("firewalld rejects what it did not redirect")
-				}
 				n := newNode(t)
 				out := n.outside()
 				do, open := begin(t, n)

@@ -116,7 +116,9 @@ func TestPodThatContainerdDiedOverIsRemoved(t *testing.T) {
 		failed <- err
 	}()
 	await(t, "attachment", func() error {
-		must.That(t, len(failed) == 0, "containerd was done before it could be killed: %v", <-failed)
+		if len(failed) > 0 {
+			t.Fatalf("containerd was done before it could be killed: %v", <-failed)
+		}
 		traces := strings.Join(n.traces(), "\n")
 		if !strings.Contains(traces, "element of") || !strings.Contains(traces, "link veth") {
 			return fmt.Errorf("there is %s", traces)

@@ -174,8 +174,9 @@ func (in *Inspection) openings(ctx context.Context, n *site, a *state.Attachment
 		return fmt.Sprintf("%d-%d", from, from+count-1)
 	}
 
+	limited := slices.ContainsFunc(a.PublishFrom, func(list string) bool { return list != "all" })
 	for _, own := range endpoint.Addresses(a) {
-		firewalls, err := n.s.foreign(n.rec.AdminChain).Openings(ctx, cmp.Or(a.NIC, a.GatewayLink()), own)
+		firewalls, err := n.s.foreign(n.rec.AdminChain).Openings(ctx, cmp.Or(a.NIC, a.GatewayLink()), own, limited)
 		if err != nil {
 			return err
 		}

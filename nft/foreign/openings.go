@@ -15,7 +15,11 @@ import (
 // Openings returns, for each firewall of the host that may refuse calls of host ports without our mark, a function
 // that makes the command which opens ports. The ports lead to a pod's address behind a link. A port of the host or of
 // the pod is written as 80, and a range as 80-90. A firewall may accept the calls already, by a rule with conditions.
-func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr) (
+//
+// The rules that firewalld needs also change the destination of packets. They do this for callers that an endpoint's
+// PublishFrom excludes, too. So if limited is set, commands for firewalld contain the word CALLER in place of an
+// address or prefix. firewalld refuses this word, so the operator has to replace it.
+func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr, limited bool) (
 	open []func(protocol, host, podPort string) string, _ error) {
 	family := uint8(unix.NFPROTO_IPV4)
 	if pod.Is6() {
@@ -32,7 +36,7 @@ func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr) (
 			chains, unread := p.forwardChains(of)
 			err = cmp.Or(err, unread)
 			for _, ch := range chains {
-				command, unread := p.opening(ctx, chain{of, ch.Table, ch.Name}, ch, link, pod)
+				command, unread := p.opening(ctx, chain{of, ch.Table, ch.Name}, ch, link, pod, limited)
 				if err = cmp.Or(err, unread); command != nil {
 					open = append(open, command)
 				}
@@ -45,11 +49,14 @@ func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr) (
 }
 
 // opening returns the function for a base chain, or nil if the chain accepts the calls.
-func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link string, pod netip.Addr) (
+func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link string, pod netip.Addr, limited bool) (
 	func(protocol, host, podPort string) string, error) {
-	ip, version := "ip", "4"
+	ip, version, source := "ip", "4", ""
 	if pod.Is6() {
 		ip, version = "ip6", "6"
+	}
+	if limited {
+		source = `source address="CALLER" `
 	}
 
 	b := base{policy: policyOf(ch)}
@@ -62,9 +69,9 @@ func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link strin
 		return nil, b.err
 	case isFirewalld: // policies come behind its rejection of redirected packets
 		return func(protocol, host, podPort string) string {
-			return fmt.Sprintf(`firewall-cmd --permanent --add-rich-rule='rule family="ipv%s" forward-port port="%s" `+
+			return fmt.Sprintf(`firewall-cmd --permanent --add-rich-rule='rule family="ipv%s" %sforward-port port="%s" `+
 				`protocol="%s" to-port="%s" to-addr="%s"' && firewall-cmd --reload`,
-				version, host, protocol, podPort, pod)
+				version, source, host, protocol, podPort, pod)
 		}, b.err
 	case isIptables && b.leadsTo("ufw"+strings.TrimPrefix(ip, "ip")+"-before-forward"):
 		return func(protocol, _, podPort string) string {

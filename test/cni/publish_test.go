@@ -24,16 +24,23 @@ type caller struct {
 // callers are the outside at eth0, a machine at eth1, another pod, the pod itself and the host.
 func (n *node) callers(t *testing.T, w *network, p *pod) []caller {
 	t.Helper()
-	out, far, other := n.outside(), nstest.New(t), n.pod("other")
-	nstest.Veth(t, n.ns, "eth1", far, "eth0")
-	n.run("sh", "-ec", "ip address add 198.51.100.1/24 dev eth1; ip address add 2001:db8:1::1/64 dev eth1 nodad")
-	nstest.Run(t, far, "sh", "-ec", "ip address add 198.51.100.2/24 dev eth0; ip address add 2001:db8:1::2/64 dev eth0 nodad")
+	out, far, other := n.outside(), n.far(t), n.pod("other")
 	w.add(other)
 	return []caller{
 		{out, "out", uplink4}, {out, "out", uplink6}, {far, "far", "198.51.100.1"}, {far, "far", "2001:db8:1::1"},
 		{other.NS, "pod", gateway4}, {other.NS, "pod", uplink6}, {p.NS, "pod", uplink4},
 		{n.ns, "host", uplink4}, {n.ns, "host", uplink6}, {n.ns, "host", "127.0.0.1"},
 	}
+}
+
+// far returns a machine at eth1 of the host.
+func (n *node) far(t *testing.T) *netns.NS {
+	t.Helper()
+	far := nstest.New(t)
+	nstest.Veth(t, n.ns, "eth1", far, "eth0")
+	n.run("sh", "-ec", "ip address add 198.51.100.1/24 dev eth1; ip address add 2001:db8:1::1/64 dev eth1 nodad")
+	nstest.Run(t, far, "sh", "-ec", "ip address add 198.51.100.2/24 dev eth0; ip address add 2001:db8:1::2/64 dev eth0 nodad")
+	return far
 }
 
 // answers fails the test unless the caller gets an answer, or else a refusal of the host's own.
@@ -209,6 +216,10 @@ func TestTheHostsFirewallAdmitsCallsOfHostPorts(t *testing.T) {
 				out := n.outside()
 				do, open := begin(t, n)
 				w := n.portnet(conf{"publishAdmission": admits})
+				strict := name == "firewalld, strict"
+				if strict { // firewalld's command redirects by itself
+					w = w.with(conf{"publishFrom": outside4 + ", " + outside6})
+				}
 				p := n.pod("a")
 				w.add(p, publish(t, "8080:80/tcp", "8081-8082:81/udp"))
 				p.serve(t, "tcp", 80)
@@ -235,10 +246,16 @@ func TestTheHostsFirewallAdmitsCallsOfHostPorts(t *testing.T) {
 				expect.Equal(t, len(commands), map[bool]int{true: 0, false: 4}[admits || open], "commands of status: %s", status.stdout)
 				for _, command := range commands {
 					expect.Contains(t, doctor.stdout, "this helps: "+command[1]+"\n")
-					do(command[1])
+					caller := map[bool]string{true: outside4, false: outside6}[strings.Contains(command[1], `family="ipv4"`)]
+					expect.Equal(t, strings.Contains(command[1], "CALLER"), strict, "a caller in %s", command[1])
+					do(strings.ReplaceAll(command[1], "CALLER", caller))
 				}
 				if len(commands) > 0 {
 					reaches(true)
+				}
+				if strict { // and the command opens no port to callers that publishFrom refuses
+					_, err := askPort(t, n.far(t), "tcp", "198.51.100.1", 8080)
+					expect.Failure(t, err, "a caller that is not listed")
 				}
 				expect.Success(t, w.check(p))
 			})

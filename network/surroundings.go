@@ -118,6 +118,11 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 			return err
 		}
 		for _, l := range taken {
+			if isLimited(a) {
+				in.Others = append(in.Others, fmt.Sprintf("host port %d leads to container %s, and %s too, which gets "+
+					"only the packets of callers that publishFrom excludes", l.Local.Port(), a.ContainerID, l))
+				continue
+			}
 			n.found.advise(tombolo.RemedyConfigure,
 				"host port %d leads to container %s, and %s too, which gets none of its packets: %s",
 				l.Local.Port(), a.ContainerID, l, wayOut(l))
@@ -165,6 +170,11 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 	return err
 }
 
+// isLimited reports whether the attachment's host ports are open to some callers only.
+func isLimited(a *state.Attachment) bool {
+	return slices.ContainsFunc(a.PublishFrom, func(list string) bool { return list != "all" })
+}
+
 // openings notes the commands that open an attachment's host ports in the host's firewall.
 func (in *Inspection) openings(ctx context.Context, n *site, a *state.Attachment) error {
 	span := func(from, count uint16) string {
@@ -174,9 +184,9 @@ func (in *Inspection) openings(ctx context.Context, n *site, a *state.Attachment
 		return fmt.Sprintf("%d-%d", from, from+count-1)
 	}
 
-	limited := slices.ContainsFunc(a.PublishFrom, func(list string) bool { return list != "all" })
 	for _, own := range endpoint.Addresses(a) {
-		firewalls, err := n.s.foreign(n.rec.AdminChain).Openings(ctx, cmp.Or(a.NIC, a.GatewayLink()), own, limited)
+		firewalls, err := n.s.foreign(n.rec.AdminChain).Openings(ctx, cmp.Or(a.NIC, a.GatewayLink()), own,
+			isLimited(a))
 		if err != nil {
 			return err
 		}

@@ -116,6 +116,10 @@ func TestHostPortsAreTakenFromTheListedCallers(t *testing.T) {
 				c.answers(t, "tcp", 9000, !isOpen(c, "tcp", 9000))
 			}
 			expect.Success(t, w.check(p, options...))
+			limited := tt.name != "no list" && tt.name != "all"
+			check := n.operate("check", "--state", n.state).stdout
+			expect.Equal(t, strings.Contains(check, "too, which gets only the packets of callers that publishFrom excludes\n"), limited, "%s", check)
+			expect.Equal(t, strings.Contains(check, "too, which gets none of its packets: "), !limited, "%s", check)
 			n.run("sh", "-ec", "nft list ruleset | nft -c -f -")
 			w.del(p, options...)
 			left := n.run("nft", "list", "ruleset")

@@ -42,7 +42,8 @@ type Address struct {
 	// usable.
 	Flags uint32
 	// Valid is how long the address exists, and Preferred how long it may be chosen for new connections; nil means
-	// for ever. The kernel counts in whole seconds, so fractions are rounded up. It refuses a Valid of zero.
+	// for ever. The kernel counts in whole seconds, so fractions are rounded up. It refuses a Valid of zero. For an
+	// IPv4 address without Valid, it ignores a Preferred other than zero.
 	Valid, Preferred *time.Duration
 	// Protocol is the origin of the address (IFAPROT_*). Numbers from 4 upwards are free; 2 is a router
 	// advertisement. Kernels before Linux 5.18 ignore the field.

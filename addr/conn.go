@@ -268,6 +268,11 @@ func (a *Address) compare(have *Address) difference {
 		fixed &= unix.IFA_F_MCAUTOJOIN // the optimistic flag disappears when the detection ends
 	}
 
+	preferred := a.Preferred
+	if a.is4() && a.Valid == nil && seconds(preferred, nil) > 0 {
+		preferred = nil // the kernel ignores it
+	}
+
 	unusable := have.Flags&unix.IFA_F_DADFAILED != 0 || have.Flags&unix.IFA_F_TENTATIVE != 0 &&
 		a.Flags&unix.IFA_F_NODAD != 0
 	switch {
@@ -282,7 +287,7 @@ func (a *Address) compare(have *Address) difference {
 	case changeable != 0, a.peer() != have.peer(), a.Metric != have.Metric,
 		a.Protocol != 0 && a.Protocol != have.Protocol,
 		seconds(a.Valid, nil) != seconds(have.Valid, nil),
-		seconds(a.Preferred, a.Valid) != seconds(have.Preferred, nil):
+		seconds(preferred, a.Valid) != seconds(have.Preferred, nil):
 		return replaceable
 	}
 

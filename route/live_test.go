@@ -145,6 +145,12 @@ func routes(h host) []struct {
 			{Gateway: a("10.1.0.1"), Weight: 3}, {Gateway: a("fd02::1"), Link: h.eth1}, {Gateway: a("198.51.100.1"), Link: h.eth1, OnLink: true}}},
 			"unicast 192.0.2.0/24 proto 116 scope global nexthop via 10.1.0.1 dev eth0 weight 3 " +
 				"nexthop via inet6 fd02::1 dev eth1 weight 1 nexthop via 198.51.100.1 dev eth1 weight 1 onlink"},
+		{"several next hops beside a gateway", route.Route{Dst: p("192.0.2.0/24"), Gateway: a("10.1.0.3"), Link: h.eth0,
+			Nexthops: []route.Nexthop{{Gateway: a("10.1.0.1")}, {Gateway: a("10.2.0.1")}}},
+			"unicast 192.0.2.0/24 proto 116 scope global nexthop via 10.1.0.1 dev eth0 weight 1 " +
+				"nexthop via 10.2.0.1 dev eth1 weight 1"},
+		{"IPv4 with fields of IPv6", route.Route{Dst: p("192.0.2.0/24"), Link: h.eth0, Pref: 1, Expires: ptr(time.Hour)},
+			"unicast 192.0.2.0/24 dev eth0 proto 116 scope link"},
 		{"blackhole", route.Route{Dst: p("192.0.2.0/24"), Type: unix.RTN_BLACKHOLE},
 			"blackhole 192.0.2.0/24 proto 116 scope global"},
 		{"unreachable", route.Route{Dst: p("192.0.2.0/24"), Type: unix.RTN_UNREACHABLE},

@@ -56,7 +56,7 @@ type Route struct {
 	// Type is the kernel's treatment of packets (RTN_*). 0 means unix.RTN_UNICAST for a new route, and any type for a
 	// deletion.
 	Type Type `json:"type,omitempty"`
-	// Pref ranks IPv6 routes learnt from routers (RFC 4191, section 2.1).
+	// Pref ranks IPv6 routes learnt from routers (RFC 4191, section 2.1). It is ignored for IPv4, and so is Expires.
 	Pref uint8 `json:"pref,omitempty"`
 	// Expires is the time until the kernel deletes an IPv6 route; nil means never. The kernel counts in whole
 	// seconds, so fractions are rounded up.
@@ -219,6 +219,14 @@ func (r *Route) normal() Route {
 
 	if n.Scope == nil {
 		n.Scope = new(n.customaryScope())
+	}
+
+	if n.Family == unix.AF_INET { // fields of IPv6, which no request for IPv4 contains
+		n.Pref, n.Expires = 0, nil
+	}
+
+	if len(n.Nexthops) > 0 {
+		n.Gateway, n.Link = netip.Addr{}, 0
 	}
 
 	return n

@@ -58,10 +58,14 @@ func parse(p *Packet) (*message, error) {
 	}
 
 	m.address, _ = netip.AddrFromSlice(m.YourIPAddr.To4())
-	if id := m.Options.Get(dhcpv4.OptionServerIdentifier); len(id) == 4 {
+	id := m.Options.Get(dhcpv4.OptionServerIdentifier)
+	if len(id) == 4 {
 		if a := netip.AddrFrom4([4]byte(id)); usable(a) {
 			m.server = a
 		}
+	}
+	if id != nil && !m.server.IsValid() {
+		m.ignored = append(m.ignored, fmt.Sprintf("option 54: %q is no server's address", Hex(id)))
 	}
 
 	return m, nil
@@ -123,6 +127,9 @@ func fixedSize(code uint8) int {
 // addOverloaded reads them from the payload.
 func (m *message) addOverloaded(payload []byte, seen map[uint8][]byte) error {
 	v := m.Options.Get(dhcpv4.OptionOptionOverload)
+	if v != nil && (len(v) != 1 || v[0] == 0 || v[0] > 3) {
+		m.ignored = append(m.ignored, fmt.Sprintf("option 52: %q is none of 1, 2 and 3", Hex(v)))
+	}
 	if len(v) != 1 {
 		return nil
 	}

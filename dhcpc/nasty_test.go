@@ -421,6 +421,10 @@ func TestOptionsThatComeTwiceOrInPartsOrCutShort(t *testing.T) {
 		{name: "another lease time", more: append([]byte{51, 4}, seconds(60)...),
 			ignored: "option 51: sent twice, as 00:00:0e:10 and 00:00:00:3c: the first is taken"},
 		{name: "a mask in parts", more: []byte{1, 2, 255, 255, 1, 2, 255, 0}, without: []uint8{1}},
+		{name: "a server identifier of three bytes", more: []byte{54, 3, 10, 9, 0}, without: []uint8{54},
+			ignored: `option 54: "0a:09:00" is no server's address`},
+		{name: "an overload of no field", more: []byte{52, 1, 4}, ignored: `option 52: "04" is none of 1, 2 and 3`},
+		{name: "an overload of two bytes", more: []byte{52, 2, 1, 1}, ignored: `option 52: "01:01" is none of 1, 2 and 3`},
 		{name: "an option cut short", more: []byte{12, 9, 'p'}, ignored: "option 12: cut short at the end of its field"},
 		{name: "an option without its length", more: []byte{12}, ignored: "option 12: cut short at the end of its field"},
 	} {

@@ -106,7 +106,8 @@ func (c *Config) object() string { return "link " + strconv.Itoa(c.Link) }
 // Config.ARP, ARP packets. It sends complete frames, so it needs no route, neighbour or address.
 //
 // If Config.MAC is not the interface's own, the interface also receives frames to Config.MAC until Close, if
-// necessary in promiscuous mode. Without CAP_NET_RAW the error matches unix.EPERM. If there is no such link, it
+// necessary in promiscuous mode. A macvlan never receives such frames, so it needs Config.Broadcast of package dhcpc,
+// which a server may ignore. Without CAP_NET_RAW the error matches unix.EPERM. If there is no such link, it
 // matches fs.ErrNotExist.
 func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	c, err := cfg.complete()

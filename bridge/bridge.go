@@ -305,9 +305,10 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 
 // Enslave makes the existing link port.Name a port of port.Bridge, and sets the link up. Use it for a port that lost
 // its bridge, or whose bridge was created again. The link gets the port flags and the alias of port, and also its MAC
-// and MTU if they are set. Port flags that port does not set, such as hairpin, are cleared. A link that is already a
-// port of the bridge keeps forwarding. Enslave does not change the peer. StaticFDB requires PeerMAC. Enslave needs
-// one sendmsg if BridgeIndex is set, and two more with StaticFDB.
+// and MTU if they are set. Port flags that port does not set, such as hairpin, are cleared. Static entries of the
+// forwarding database stay, also without StaticFDB. A link that is already a port of the bridge keeps forwarding.
+// Enslave does not change the peer. StaticFDB requires PeerMAC. Enslave needs one sendmsg if BridgeIndex is set, and
+// two more with StaticFDB.
 func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	if err := checkName(port.Name); err != nil {
 		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: err}

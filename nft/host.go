@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -24,6 +25,12 @@ import (
 // zone trusted. The firewall drops new connections from them to bridges and veth links of other programs, unless a
 // rule changed the destination.
 func (c *Conn) SetHost(ctx context.Context, uplinks, trusted []string, services []netip.Addr) error {
+	for _, name := range slices.Concat(uplinks, trusted) {
+		if !ident.IsLinkName(name) {
+			return invalid("set host: %q is no name of a link"+ident.LinkNameForm, name)
+		}
+	}
+
 	known, err := c.hostElements(ctx)
 	if err != nil {
 		return explainMissing(err)

@@ -55,6 +55,7 @@ func TestNamesThatABridgeDoesNotHave(t *testing.T) {
 			return firewall.Add(ctx, nft.Endpoint{Owner: "a", Network: "pods", Bridge: name, MAC: []byte{2, 0, 0, 0, 0, 1}})
 		},
 		"nft.HasPorts":   func(name string) error { return second(firewall.HasPorts(ctx, name)) },
+		"nft.SetHost":    func(name string) error { return firewall.SetHost(ctx, []string{name}, nil, nil) },
 		"nft, the share": func(name string) error { return firewall.RemoveShare(ctx, name) },
 		"bandwidth": func(name string) error {
 			return second(bandwidth.On(links.Socket()).Ensure(ctx, bandwidth.Target{Port: name, IFB: "ifb0"}, limit))

@@ -160,7 +160,7 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 	for _, p := range list {
 		have, err := sysctl.Read(p.path)
 		if err != nil {
-			return changed, err
+			return changed, c.withRealName(ctx, r, err)
 		}
 
 		if p.isMet(have) {
@@ -181,6 +181,20 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 	}
 
 	return changed, nil
+}
+
+// withRealName returns err, or an error with the real name of a link if r names it by an alternative name, for which
+// there are no sysctls.
+func (c *Conn) withRealName(ctx context.Context, r Routing, err error) error {
+	for _, name := range []string{r.Input, r.RouteLocalnet} {
+		if name == "" || !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if _, nameErr := c.bridgeNamed(ctx, name); errors.Is(nameErr, tombolo.ErrInvalid) {
+			return nameErr
+		}
+	}
+	return err
 }
 
 // checkThread returns an error if the calling thread is not in the bridges' network namespace. Otherwise the caller
@@ -212,7 +226,7 @@ func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Differenc
 	for _, p := range parameters {
 		have, err := sysctl.Read(p.path)
 		if err != nil {
-			return list, err
+			return list, c.withRealName(ctx, r, err)
 		}
 		if !p.isMet(have) {
 			list.Add("kernel parameters", p.path, p.value, have)

@@ -43,7 +43,13 @@ func TestNamesThatABridgeDoesNotHave(t *testing.T) {
 		"bridge.Ensure":  func(name string) error { return second(links.Ensure(ctx, bridge.Bridge{Name: name})) },
 		"bridge.Attach":  func(name string) error { return second(links.Attach(ctx, pod, port(name))) },
 		"bridge.Enslave": func(name string) error { return links.Enslave(ctx, port(name)) },
-		"bridge.Remove":  func(name string) error { return links.Remove(ctx, name) },
+		"bridge.EnsureRouting": func(name string) error {
+			return host.Do(func() error { return second(links.EnsureRouting(ctx, bridge.Routing{RouteLocalnet: name})) })
+		},
+		"bridge.CheckRouting": func(name string) error {
+			return host.Do(func() error { return second(links.CheckRouting(ctx, bridge.Routing{IPv4: true, Input: name})) })
+		},
+		"bridge.Remove": func(name string) error { return links.Remove(ctx, name) },
 		"share": func(name string) error {
 			return second(share.On(links.Socket()).Ensure(ctx, share.Share{Bridge: name, NIC: "lo"}))
 		},

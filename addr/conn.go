@@ -85,7 +85,7 @@ type Filter struct {
 
 // List returns the addresses that match a filter, in the kernel's order. The kernel applies the filter. If there is
 // no such link, the error matches fs.ErrNotExist. If each try was interrupted by changes, the error matches
-// tombolo.ErrInterrupted.
+// tombolo.ErrInterrupted, and the returned list comes from the last try. It may lack addresses, or have one twice.
 func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
 	var list []Address
 	err := c.walk(ctx, f, func() { list = nil }, func(a Address) error {

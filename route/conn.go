@@ -118,7 +118,8 @@ type Filter struct {
 
 // List returns the routes that match a filter, in the kernel's order. The kernel applies the filter. A table that
 // does not exist has no routes. If there is no such link, the error matches fs.ErrNotExist. If each try was
-// interrupted by changes, the error matches tombolo.ErrInterrupted.
+// interrupted by changes, the error matches tombolo.ErrInterrupted, and the returned list comes from the last try. It
+// may lack routes, or have one twice.
 func (c *Conn) List(ctx context.Context, f Filter) ([]Route, error) {
 	var list []Route
 	err := c.walk(ctx, f, func() { list = nil }, func(r Route) error {

@@ -101,12 +101,31 @@ func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
 			continue
 		case len(value) == fixedSize(code):
 			seen[code] = value
+			earlier := len(whole)
+			whole = withoutOption(whole, code)
+			if len(whole) < earlier {
+				m.ignored = append(m.ignored,
+					fmt.Sprintf("option %d: sent in a wrong size before %s", code, Hex(value)))
+			}
 		}
 
 		whole = append(whole, option...)
 	}
 
 	return whole
+}
+
+// withoutOption returns complete options without those of one code.
+func withoutOption(options []byte, code uint8) []byte {
+	kept := make([]byte, 0, cap(options))
+	for len(options) > 0 {
+		size := 2 + int(options[1])
+		if options[0] != code {
+			kept = append(kept, options[:size]...)
+		}
+		options = options[size:]
+	}
+	return kept
 }
 
 // fixedSize returns the size in bytes of an option's value, or -1 if the size varies (RFC 2132, 2563, 3011 and 8925).

@@ -418,6 +418,8 @@ func TestOptionsThatComeTwiceOrInPartsOrCutShort(t *testing.T) {
 		{name: "an option that is only asked for", more: []byte{108, 4, 0, 0, 1, 44, 108, 4, 0, 0, 1, 44}},
 		{name: "a lease time, and then half of one", more: []byte{51, 2, 0, 0},
 			ignored: "option 51: sent twice, as 00:00:0e:10 and 00:00: the first is taken"},
+		{name: "most of a lease time, and then a whole one", more: append([]byte{51, 3, 0, 0, 14, 51, 4}, hour...),
+			without: []uint8{51}, ignored: "option 51: sent in a wrong size before 00:00:0e:10"},
 		{name: "another lease time", more: append([]byte{51, 4}, seconds(60)...),
 			ignored: "option 51: sent twice, as 00:00:0e:10 and 00:00:00:3c: the first is taken"},
 		{name: "a mask in parts", more: []byte{1, 2, 255, 255, 1, 2, 255, 0}, without: []uint8{1}},

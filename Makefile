@@ -45,7 +45,7 @@ demo: build ## five pods and a container on a LAN, in a sandbox, and what they r
 tested: deps peers
 	GOFLAGS='$(GOFLAGS) -tags=lockorder' $(MAKE) build BIN=.cache/tested
 
-test: tested ## all tests, in namespaces of their own (needs root; under 15 minutes)
+test: tested ## all tests, in namespaces of their own (needs root; some 15 minutes)
 	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/.cache/tested test/all.sh
 
 test-long: tested ## sweeps, churn, fuzzing, race detector, for BUDGET (55m)

@@ -214,8 +214,9 @@ func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Rout
 }
 
 // NoRoute reports whether an error of Get means that there is no route, or only a route that refuses packets, such as
-// an unreachable one.
+// an unreachable one, or that the kernel lacks the family.
 func NoRoute(err error) bool {
-	return slices.ContainsFunc([]error{fs.ErrNotExist, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL},
+	return slices.ContainsFunc([]error{fs.ErrNotExist, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL,
+		unix.EOPNOTSUPP},
 		func(no error) bool { return errors.Is(err, no) })
 }

@@ -62,13 +62,14 @@ lint: ## gofmt, vet, staticcheck
 
 # Standard error is the progress; the lines, which benchstat reads, are in .cache/bench.txt.
 bench: deps build ## what a pod costs, beside others, in ROUNDS (80); WHAT=Exec/ipv4$ is some of it (needs root)
-	@GOEXPERIMENT=$(GOEXPERIMENT) bench/build.sh $(PEERS) $(KINDNET)
+	@GOEXPERIMENT=$(GOEXPERIMENT) bench/build.sh $(PEERS) $(KINDNET) $(KINDNET_CLONE)
 	$(GO) test -c -o .cache/bench.test ./bench
 	cd bench && TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(abspath $(BIN)) ../.cache/bench.test \
 		-test.run '^$$' -test.timeout 1h -test.bench '$(value WHAT)' -test.benchtime $(ROUNDS)x >../.cache/bench.txt; \
 		status=$$?; grep -A 9 -e '^--- FAIL' ../.cache/bench.txt; cd report && $(GO) run . ../../.cache/bench.txt && exit $$status
 
-bench-report: bench ## the same, and docs/benchmarks.md, its plots and README's table of it (10 minutes)
+bench-report: export BENCH_QUIET := 1
+bench-report: bench ## the same on a quiet machine, and docs/benchmarks.md, its plots and README's table of it (10 minutes)
 	cd bench/report && $(GO) run . -write ../.. ../../.cache/bench.txt
 
 profile: ## CPU and allocations of thousands of ADDs: .cache/{cpu,mem}.prof (needs root)

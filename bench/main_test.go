@@ -74,6 +74,9 @@ func describeMachine() {
 			}
 		}
 	}
+	if commit, err := os.ReadFile(filepath.Join(os.Getenv("TOMBOLO_PEERS"), "cni-kindnet.commit")); err == nil {
+		fmt.Printf("cni-kindnet: kubernetes-sigs/kindnet %s", commit)
+	}
 	for tool, version := range map[string]string{"nft": "--version", "iptables": "--version", "dnsmasq": "--version"} {
 		if out, err := exec.Command(tool, version).Output(); err == nil {
 			first, _, _ := strings.Cut(string(out), "\n")
@@ -116,6 +119,49 @@ func settle(before int) {
 	for until := time.Now().Add(patience); !once() && namespaces() > before+10 && time.Now().Before(until); {
 		time.Sleep(50 * time.Millisecond)
 	}
+}
+
+// A report is of a quiet machine: with BENCH_QUIET set, a scenario waits until others leave at least so much of the CPUs
+// for a while, and fails where they do not.
+const (
+	quietLoad  = 0.3 // CPUs that others use
+	quietSpan  = 2 * time.Second
+	quietWaits = 60
+)
+
+// awaitQuiet waits for a quiet machine and prints how quiet it is.
+func awaitQuiet(b *testing.B) {
+	b.Helper()
+	if os.Getenv("BENCH_QUIET") == "" {
+		return
+	}
+	load := 0.0
+	for range quietWaits {
+		if load = busy(b, quietSpan); load < quietLoad {
+			fmt.Printf("load-before: %.2f CPUs, at most %.1f\n", load, quietLoad)
+			return
+		}
+		say("waiting for a quiet machine: others use %.2f CPUs", load)
+	}
+	b.Fatalf("the machine is not quiet: others use %.2f CPUs, at most %.1f are allowed for a report", load, quietLoad)
+}
+
+// busy returns how many CPUs were in use on average during the span, by /proc/stat.
+func busy(b *testing.B, span time.Duration) float64 {
+	b.Helper()
+	work := func() (ticks float64) {
+		all := strings.Fields(string(must.Of(os.ReadFile("/proc/stat")).Get(b)))
+		for i, field := range all[1:9] { // user, nice, system, idle, iowait, irq, softirq, steal
+			if n := must.Of(strconv.ParseFloat(field, 64)).Get(b); i != 3 && i != 4 {
+				ticks += n
+			}
+		}
+		return ticks
+	}
+	const ticksPerSecond = 100 // USER_HZ
+	before := work()
+	time.Sleep(span)
+	return (work() - before) / ticksPerSecond / span.Seconds()
 }
 
 // The programs are those of TOMBOLO_BIN and TOMBOLO_PEERS. Without the former, ours are

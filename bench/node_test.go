@@ -87,6 +87,10 @@ func (p *pod) path() string {
 func newNode(tb testing.TB, c contender, f feature) *node {
 	tb.Helper()
 	n := &node{contender: c, tb: tb, feature: f, host: nstest.New(tb), dir: scratch(tb)}
+	if slices.Contains(c.needs, "cni-kindnet") {
+		must.Succeed(tb, os.RemoveAll(kindnetDir))
+		tb.Cleanup(func() { _ = os.RemoveAll(kindnetDir) })
+	}
 	if f.outside {
 		n.addOutside(tb)
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,9 +17,13 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// ownBridge is Tombolo with a bridge of the system's, whose port the NIC is, and guarded is Tombolo with a guarded pod,
-// which computes checksums and segments itself.
-const ownBridge, guarded = "tombolo-on-bridge", "tombolo-guarded"
+// ownBridge is Tombolo with a bridge of the system's, whose port the NIC is. guarded is Tombolo with a guarded pod, which
+// computes checksums and segments itself. Hosts of the filtered contenders have br_netfilter and a rule that drops
+// invalid packets, so that the kernel tracks bridged frames; all other hosts are without br_netfilter.
+const (
+	ownBridge, guarded = "tombolo-on-bridge", "tombolo-guarded"
+	filtered           = "-filtered"
+)
 
 // The addresses of the LAN of a lanTraffic: its router, the host, and the pod where Tombolo does not choose it.
 const lanRouter, lanHost, lanPod = "10.88.0.1", "10.88.255.2", "10.88.255.3"
@@ -38,10 +43,11 @@ type machine struct {
 }
 
 // lanTraffic measures traffic between a pod on the host's LAN, the host and another machine: streams (MiB-ns is the time
-// of a MiB) and round trips of a datagram (ns/op). Contenders are a shared NIC, with and without a guard; a NIC that is a bridge's port, with a pod
-// of Tombolo's and without any rules; and macvlan, as netavark has it, by which host and pod do not reach each other.
+// of a MiB) and round trips of a datagram (ns/op). Contenders are a shared NIC, with and without a guard; a NIC that is a
+// bridge's port, with a pod of Tombolo's and without any rules; and macvlan, as netavark has it, by which host and pod do
+// not reach each other.
 func lanTraffic(whole *testing.B) {
-	contenders := []string{"tombolo", guarded, ownBridge, "bridge", "macvlan"}
+	contenders := []string{"tombolo", guarded, ownBridge, "bridge", "macvlan", "tombolo" + filtered, "bridge" + filtered}
 	all := map[string]machines{}
 	for _, name := range contenders {
 		all[name] = newMachines(whole, name)
@@ -67,7 +73,7 @@ func lanTraffic(whole *testing.B) {
 				b.ReportMetric(quantile(trips[name], 0.95), "p95-ns/op")
 				b.ReportMetric(median(streams[name]), "MiB-ns")
 				for _, other := range contenders {
-					if name == "tombolo" && streams[other] != nil && other != name {
+					if streams[other] != nil && isCompared(name, other) {
 						ratioOf(streams[name], streams[other]).report(b, "stream/"+other)
 						ratioOf(trips[name], trips[other]).report(b, "trip/"+other)
 					}
@@ -77,11 +83,19 @@ func lanTraffic(whole *testing.B) {
 	}
 }
 
+// isCompared reports whether the line of a contender has the ratio over another one: a host with br_netfilter is
+// compared with its like.
+func isCompared(name, other string) bool {
+	return name == "tombolo" && other != name && !strings.HasSuffix(other, filtered) ||
+		name == "tombolo"+filtered && other == "bridge"+filtered
+}
+
 // newMachines makes a host with a NIC, a machine at its other end, and a pod on the LAN.
 func newMachines(b *testing.B, contender string) machines {
 	b.Helper()
 	const nic = "nic0"
 	router, m := nstest.New(b), machines{}
+	contender, isFiltered := strings.CutSuffix(contender, filtered)
 	var host *netns.NS
 	at, pod := nic, netip.MustParseAddr(lanPod)
 	var n *node
@@ -96,6 +110,7 @@ func newMachines(b *testing.B, contender string) machines {
 	} else {
 		host = nstest.New(b)
 	}
+	filterBridged(b, host, isFiltered)
 	nstest.Veth(b, host, nic, router, routerIfname)
 	nstest.Run(b, router, "ip", "address", "add", lanRouter+"/16", "dev", routerIfname)
 	if contender == "bridge" || contender == ownBridge {
@@ -131,6 +146,21 @@ func newMachines(b *testing.B, contender string) machines {
 		m["host"] = machine{host, netip.MustParseAddr(lanHost)}
 	}
 	return m
+}
+
+// filterBridged turns br_netfilter on or off for a host's bridges. Where it is on, the host has a rule that makes the
+// kernel track bridged packets.
+func filterBridged(b *testing.B, host *netns.NS, isFiltered bool) {
+	b.Helper()
+	value := "0"
+	if isFiltered {
+		value = "1"
+		nstest.Run(b, host, "nft", "add table inet filter; add chain inet filter forward { type filter hook forward priority 0; }; "+
+			"add rule inet filter forward ct state invalid drop")
+	}
+	for _, name := range []string{"iptables", "ip6tables", "arptables"} {
+		nstest.Sysctl(b, host, "net/bridge/bridge-nf-call-"+name, value)
+	}
 }
 
 // stream returns the nanoseconds that a MiB of a TCP connection takes.

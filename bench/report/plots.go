@@ -37,7 +37,9 @@ func (r *results) draw(dir string) ([]drawn, error) {
 		drawn
 		bars func() ([]string, []float64)
 	}{
-		{drawn{"ADD of one IPv4 pod, ms", "add-ipv4.svg"}, func() ([]string, []float64) { return r.adds("ipv4", "floor", "tombolo", "kindnet", "reference") }},
+		{drawn{"ADD of one IPv4 pod, ms", "add-ipv4.svg"}, func() ([]string, []float64) {
+			return r.adds("ipv4", "floor", "tombolo", "kindnet", "cni-kindnet", "reference")
+		}},
 		{drawn{"ADD of a dual-stack pod with host port, firewall and limits, ms", "add-everything.svg"}, func() ([]string, []float64) {
 			return r.adds("everything", "floor", "tombolo", "names", "chain-nftables", "chain-iptables")
 		}},

@@ -19,6 +19,9 @@ type results struct {
 	config map[string]string // what the run says of itself
 }
 
+// loadBefore is the key of how many CPUs others used right before a scenario, with two digits after the point.
+const loadBefore = "load-before"
+
 func newResults() *results {
 	return &results{values: map[string]map[string][]float64{}, config: map[string]string{}}
 }
@@ -46,7 +49,11 @@ func (r *results) add(line *benchfmt.Result) {
 		r.values[name] = map[string][]float64{}
 	}
 	for _, c := range line.Config {
-		r.config[c.Key] = string(c.Value)
+		value := string(c.Value)
+		if c.Key == loadBefore { // there is one before each scenario
+			value = max(value, r.config[c.Key])
+		}
+		r.config[c.Key] = value
 	}
 	for _, v := range line.Values {
 		unit, value := v.Unit, v.Value

@@ -28,6 +28,7 @@ func rows() []row {
 	list := []row{
 		{"ADD, one IPv4 pod", true, "ipv4", "tombolo", "ADD", "ns/op", "floor", "reference"},
 		{"the same beside kindnet's way", true, "ipv4", "tombolo", "ADD", "ns/op", "", "kindnet"},
+		{"the same beside kindnet's own plugin", true, "ipv4", "tombolo", "ADD", "ns/op", "", "cni-kindnet"},
 		{"DEL of the same", false, "ipv4", "tombolo", "DEL", "DEL-ns", "floor", "reference"},
 		{"ADD, dual-stack with masquerade", false, "dual", "tombolo", "ADD", "ns/op", "floor", "reference"},
 		{"ADD, dual-stack with masquerade, host port, firewall, limits", true, "everything", "tombolo", "ADD", "ns/op", "floor", chain},
@@ -44,7 +45,8 @@ func rows() []row {
 		list = append(list,
 			row{"a MiB by TCP, " + path + ", beside a bridge and macvlan", false, scenario,
 				"tombolo", "stream", "MiB-ns", "bridge", "macvlan"},
-			row{"a round trip, " + path + ", beside the same", false, scenario, "tombolo", "trip", "ns/op", "bridge", "macvlan"})
+			row{"a round trip, " + path + ", beside the same", false, scenario, "tombolo", "trip", "ns/op", "bridge", "macvlan"},
+			row{"the same with br_netfilter", false, scenario, "tombolo-filtered", "trip", "ns/op", "bridge-filtered", ""})
 	}
 	return list
 }
@@ -161,7 +163,7 @@ func (r *results) page(plots []drawn) string {
 	b.WriteString("# Benchmarks\n\n`make bench-report` has written this page and its plots; nothing in it is typed by hand.\n" +
 		"[bench/README.md](../bench/README.md) says what the contenders are and how they are measured.\n" +
 		"Read the ratios: the times hold for one machine on one day. Every pod of every figure was\nproven to work, and to leave nothing when it went. [tables.md](benchmarks/tables.md)\nhas a line for every benchmark, and [run.txt](benchmarks/run.txt) every figure, for benchstat.\n\n## Where\n\n| | |\n|---|---|\n")
-	for _, key := range []string{"date", "tombolo", "reference", "kernel", "cpu", "cpus", "goarch", "go", "nft", "iptables", "dnsmasq"} {
+	for _, key := range []string{"date", "tombolo", "reference", "kernel", "cpu", "cpus", "goarch", "go", "nft", "iptables", "dnsmasq", "cni-kindnet", loadBefore} {
 		if value := r.config[key]; value != "" {
 			fmt.Fprintf(&b, "| %s | %s |\n", key, value)
 		}

@@ -295,6 +295,12 @@ func (list *rules) addForward(mark uint32) {
 	// of packets that are not from or to our bridges stays.
 	list.addClear(mark)
 	list.addPolicies()
+
+	// No later rule concerns bridged packets.
+	stays := list.rule("mark what stays on a bridge of ours").bridged().isIn(bridgesSet)
+	stays.addMark(mark)
+	stays.Leave()
+
 	list.addFamilies("mark what pods send", func(x expressions, f Family) { x.isPod(f, in, f.src).addMark(mark) })
 	list.rule("mark what pods without addresses send").
 		isEthernet().port(in, link, etherSource, EtherLen).isIn(PortsSet).addMark(mark)
@@ -321,8 +327,6 @@ func (list *rules) addForward(mark uint32) {
 	list.addFamilies("mark what goes to published ports", func(x expressions, f Family) {
 		x.isRedirected().is(f).podPort(f).isIn(f.Published).addMark(mark)
 	})
-
-	list.rule("mark what stays on a bridge of ours").bridged().isIn(bridgesSet).addMark(mark)
 }
 
 // opens matches packets that open a connection to a link of a kind that is neither ours nor an uplink, except to the

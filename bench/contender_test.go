@@ -40,10 +40,11 @@ type cost struct {
 // contender is a way to give a pod its network, and to take it away.
 type contender struct {
 	name       string
-	bridgeless bool     // it needs a bridge that is there
-	idle       bool     // it does nothing, so that nothing can be proven of it
-	needs      []string // of the peers
-	proxy      proxied  // what kube-proxy does on its node
+	bridgeless bool                          // it needs a bridge that is there
+	idle       bool                          // it does nothing, so that nothing can be proven of it
+	gateway    func(netip.Prefix) netip.Addr // of a subnet; nil for its first address
+	needs      []string                      // of the peers
+	proxy      proxied                       // what kube-proxy does on its node
 	// call carries out a verb for a pod on a node; p.result is that of the ADD.
 	call func(n *node, verb string, p *pod) (cost, error)
 	// plugins are the configurations that a runtime has of it; nil for no plugins.
@@ -211,6 +212,16 @@ func kindnet() contender {
 	}}
 }
 
+// kindnetDir is where bench/build.sh has told cni-kindnet to keep its database.
+const kindnetDir = "/run/tombolo-bench-kindnet"
+
+// cniKindnet is kindnet's own plugin, whose database has a fixed place.
+func cniKindnet() contender {
+	return contender{name: "cni-kindnet", needs: []string{"cni-kindnet"}, call: byRuntime, gateway: netip.Prefix.Addr, plugins: func(n *node, _ *pod) []object {
+		return []object{{"type": "cni-kindnet", "ranges": []string{subnets(false)[0].String()}}}
+	}}
+}
+
 // ours is the plugin's configuration: its defaults, which include masquerade and hairpin.
 func ours(n *node, _ *pod) []object {
 	c := object{"type": "tombolo", "bridge": "tmb0", "mtu": podMTU, "stateDir": filepath.Join(n.dir, "state"), "capabilities": capabilities}
@@ -290,7 +301,7 @@ const cniVersion = "1.1.0"
 // each with that of the one before.
 func byRuntime(n *node, verb string, p *pod) (cost, error) {
 	spoken := cniVersion
-	if n.name == "kindnet" {
+	if strings.HasSuffix(n.name, "kindnet") {
 		spoken = "0.4.0"
 	}
 	text, err := json.Marshal(object{"cniVersion": spoken, "name": networkName, "plugins": n.plugins(n, p)})
@@ -411,7 +422,7 @@ func addresses(result []byte) ([]*types100.IPConfig, error) {
 }
 
 // checkResult looks at a plugin's result: one address in each subnet, in order.
-func checkResult(result []byte, wanted []netip.Prefix) error {
+func checkResult(result []byte, wanted []netip.Prefix, gatewayOf func(netip.Prefix) netip.Addr) error {
 	ips, err := addresses(result)
 	if err == nil && len(ips) != len(wanted) {
 		err = fmt.Errorf("result %s has %d addresses, want %d", result, len(ips), len(wanted))
@@ -430,7 +441,7 @@ func checkResult(result []byte, wanted []netip.Prefix) error {
 func (c contender) missing() string {
 	for _, name := range c.needs {
 		if path, there := peer(name); !there {
-			return path + " is missing: make peers builds it, bench/build.sh DIRECTORY kindnet that one"
+			return path + " is missing: make peers builds it, bench/build.sh DIRECTORY kindnet [CLONE] the kindnets"
 		}
 	}
 	return ""

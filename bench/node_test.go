@@ -194,7 +194,7 @@ func atOnce(pods []*pod, workers int, do func(*pod) error) error {
 // prove shows that a pod has what it was to get: the addresses of its result, its gateway
 // within reach, and what its feature promises.
 func (n *node) prove(p *pod) error {
-	err := checkResult(p.result, subnets(n.feature.dual))
+	err := checkResult(p.result, subnets(n.feature.dual), n.gatewayOf)
 	if err == nil && !n.idle {
 		err = n.ping(p)
 	}
@@ -210,9 +210,16 @@ func (n *node) prove(p *pod) error {
 	return nil
 }
 
+func (n *node) gatewayOf(subnet netip.Prefix) netip.Addr {
+	if n.gateway != nil {
+		return n.gateway(subnet)
+	}
+	return gatewayOf(subnet)
+}
+
 func (n *node) ping(p *pod) error {
 	for _, subnet := range subnets(n.feature.dual) {
-		if err := ping(p.ns, gatewayOf(subnet)); err != nil {
+		if err := ping(p.ns, n.gatewayOf(subnet)); err != nil {
 			return err
 		}
 	}

@@ -33,6 +33,7 @@ type surroundings struct {
 	rules     []routing.Rule
 	networks  []*state.Network
 	queues    []string // rules that hand packets to a queue without a program
+	strict    bool     // firewalld closes host ports of other programs
 }
 
 func (h *surroundings) read(ctx context.Context, s *session) (err error) {
@@ -53,6 +54,9 @@ func (h *surroundings) read(ctx context.Context, s *session) (err error) {
 		h.learnt = append(h.learnt, list...)
 	}
 	if h.queues, err = s.deadQueues(); err != nil {
+		return err
+	}
+	if _, h.strict, err = s.foreign("").HasFirewalld(ctx); err != nil {
 		return err
 	}
 	h.rules, err = routing.Rules(nl.Of(s.Links.Socket()))
@@ -162,7 +166,7 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 	}
 
 	for _, a := range n.attachments {
-		if a.Unadmitted && err == nil {
+		if (a.Unadmitted || host.strict) && err == nil {
 			err = in.openings(ctx, n, a)
 		}
 	}
@@ -186,7 +190,7 @@ func (in *Inspection) openings(ctx context.Context, n *site, a *state.Attachment
 
 	for _, own := range endpoint.Addresses(a) {
 		firewalls, err := n.s.foreign(n.rec.AdminChain).Openings(ctx, cmp.Or(a.NIC, a.GatewayLink()), own,
-			isLimited(a))
+			!a.Unadmitted, isLimited(a))
 		if err != nil {
 			return err
 		}

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the network managers of a Debian beside a shared NIC (TestManagersNoticeNothingOfAShare), in a root that
-# mmdebstrap makes once below .cache: make test-long has it in turn.
+# Runs the network managers of a Debian beside a shared NIC (TestManagersNoticeNothingOfAShare), and its firewalld, in a
+# root that mmdebstrap makes once below .cache: make test-long has it in turn.
 #
-# usage: test/managers.sh bookworm|trixie [RUN], where RUN is a part of the test, such as dhcpcd/NIC
+# usage: test/managers.sh bookworm|trixie [RUN], where RUN is a part of the test, such as dhcpcd/NIC, or firewalld
 set -euo pipefail
 cd "$(dirname "$0")/.."
 suite=$1 root=$PWD/.cache/managers-$1
@@ -14,4 +14,8 @@ if [ ! -e "$root/made" ]; then
 	mmdebstrap --quiet --variant=minbase --include=$packages,ufw,avahi-daemon,samba,iptables,iproute2,nftables,procps "$suite" "$root"
 	touch "$root/made"
 fi
-TOMBOLO_MANAGERS_ROOT=$root go test -C test/lan -count=1 -timeout 570s -parallel 6 -run "TestManagersNoticeNothingOfAShare/${2:-}" .
+export TOMBOLO_MANAGERS_ROOT=$root
+case ${2:-} in
+"" | firewalld) go test -C test/cni -count=1 -timeout 570s -run TestTheHostsFirewallAdmitsCallsOfHostPorts/firewalld . ;;
+esac
+[ "${2:-}" = firewalld ] || go test -C test/lan -count=1 -timeout 570s -parallel 6 -run "TestManagersNoticeNothingOfAShare/${2:-}" .

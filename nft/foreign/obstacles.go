@@ -69,15 +69,17 @@ func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 	return list, err
 }
 
-// HasFirewalld reports whether firewalld's rules exist, or whether firewalld is loading them.
-func (c *Conn) HasFirewalld(ctx context.Context) (is bool, _ error) {
+// HasFirewalld reports whether firewalld's rules exist, or whether firewalld is loading them. strict reports whether
+// they reject packets to host ports of other programs, as StrictForwardPorts demands.
+func (c *Conn) HasFirewalld(ctx context.Context) (is, strict bool, _ error) {
 	err := nftnl.List(c.nl, "list chains", unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		ch := nftnl.DecodeChain(data)
 		// FWD_trusted is firewalld's chain if it uses iptables.
 		is = is || strings.HasPrefix(ch.Table, "firewalld") || ch.Name == "FWD_trusted"
+		strict = strict || ch.Table == "firewalld" && ch.Name == strictForward
 		return nil
 	})
-	return is, err
+	return is, strict, err
 }
 
 // families are the families of tables that see packets of pods.
@@ -122,19 +124,13 @@ func (c *Conn) rules(p packet, each func(at chain, r rule)) error {
 // A rule may set a bit of our mark in packets or connections. For packets from and to our bridges the two meanings of
 // the bit conflict. With hostPorts, Remarks also describes rules that accept packets to one address in nat chains of
 // the hook prerouting. They exempt the address from later rules of iptables, such as those of the reference plugin
-// portmap, and have no effect on our host ports, which are in a chain of their own. It also reports the setting that
-// makes firewalld reject packets to host ports of other programs.
+// portmap, and have no effect on our host ports, which are in a chain of their own.
 func (c *Conn) Remarks(ctx context.Context, hostPorts bool) (names []string, _ error) {
 	translates := map[chain]bool{}
 	for _, family := range families() {
 		err := c.chains(family, func(ch nftnl.Chain) {
 			at := chain{family, ch.Table, ch.Name}
 			translates[at] = hostPorts && ch.Kind == "nat" && ch.Hook == unix.NF_INET_PRE_ROUTING
-			if hostPorts && ch.Table == "firewalld" && ch.Name == "filter_FORWARD_dnat" {
-				names = append(names, "StrictForwardPorts of firewalld closes host ports; this helps: sed -i "+
-					"'s/^StrictForwardPorts=.*/StrictForwardPorts=no/' /etc/firewalld/firewalld.conf && firewall-cmd "+
-					"--reload")
-			}
 		})
 		if err != nil {
 			return nil, err

@@ -12,14 +12,20 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
+// strictForward is firewalld's chain for packets to host ports, if StrictForwardPorts is set.
+const strictForward = "filter_FORWARD_dnat"
+
 // Openings returns, for each firewall of the host that may refuse calls of host ports without our mark, a function
 // that makes the command which opens ports. The ports lead to a pod's address behind a link. A port of the host or of
 // the pod is written as 80, and a range as 80-90. A firewall may accept the calls already, by a rule with conditions.
 //
+// If admitted is set, our rules let the calls pass, and Openings looks only for firewalld's StrictForwardPorts, which
+// refuses them nevertheless.
+//
 // The rules that firewalld needs also change the destination of packets. They do this for callers that an endpoint's
 // PublishFrom excludes, too. So if limited is set, commands for firewalld contain the word CALLER in place of an
 // address or prefix. firewalld refuses this word, so the operator has to replace it.
-func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr, limited bool) (
+func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr, admitted, limited bool) (
 	open []func(protocol, host, podPort string) string, _ error) {
 	family := uint8(unix.NFPROTO_IPV4)
 	if pod.Is6() {
@@ -28,7 +34,7 @@ func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr, limite
 
 	err := c.planned(ctx, "", func(p *plan) error {
 		legacy, err := c.legacy(Path{Prefixes: []netip.Prefix{netip.PrefixFrom(pod, pod.BitLen())}})
-		if open = nil; len(legacy) > 0 {
+		if open = nil; len(legacy) > 0 && !admitted {
 			open = append(open, openByIptables(iptablesProgram(family)+"-legacy", 1, pod))
 		}
 
@@ -36,7 +42,7 @@ func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr, limite
 			chains, unread := p.forwardChains(of)
 			err = cmp.Or(err, unread)
 			for _, ch := range chains {
-				command, unread := p.opening(ctx, chain{of, ch.Table, ch.Name}, ch, link, pod, limited)
+				command, unread := p.opening(ctx, chain{of, ch.Table, ch.Name}, ch, link, pod, admitted, limited)
 				if err = cmp.Or(err, unread); command != nil {
 					open = append(open, command)
 				}
@@ -49,8 +55,8 @@ func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr, limite
 }
 
 // opening returns the function for a base chain, or nil if the chain accepts the calls.
-func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link string, pod netip.Addr, limited bool) (
-	func(protocol, host, podPort string) string, error) {
+func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link string, pod netip.Addr, admitted,
+	limited bool) (func(protocol, host, podPort string) string, error) {
 	ip, version, source := "ip", "4", ""
 	if pod.Is6() {
 		ip, version = "ip6", "6"
@@ -65,7 +71,7 @@ func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link strin
 	o, number := b.obstacle(at.String())
 	isIptables := at.family != unix.NFPROTO_INET && at.name == iptablesForward
 	switch {
-	case o == nil:
+	case o == nil, admitted && !(isFirewalld && b.leadsTo(strictForward)):
 		return nil, b.err
 	case isFirewalld: // policies come behind its rejection of redirected packets
 		return func(protocol, host, podPort string) string {

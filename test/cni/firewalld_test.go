@@ -71,7 +71,8 @@ func (f *firewalld) configure(t *testing.T, text string) {
 // begin begins firewalld itself, which takes up its permanent configuration.
 func (f *firewalld) begin(t *testing.T) {
 	t.Helper()
-	f.process = f.run(t, "firewalld", "--nofork", "--nopid", "--system-config", filepath.Join(f.dir, "etc"), "--log-target", "console")
+	line := firewalldLine("firewalld", "--nofork", "--nopid", "--system-config", filepath.Join(f.dir, "etc"), "--log-target", "console")
+	f.process = f.run(t, line[0], line[1:]...)
 	must.Until(t, "firewalld", func() bool {
 		return slices.Equal(f.ask("org.freedesktop.DBus.Properties.Get", firewalldName, "state"), []string{"RUNNING"})
 	})
@@ -88,6 +89,16 @@ func (f *firewalld) run(t *testing.T, name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	cmd.Env = f.environ
 	return spawn(t, f.ns, filepath.Join(f.dir, name+".out"), cmd)
+}
+
+// firewalldLine runs a program of this machine, or in the root of another Debian (test/managers.sh).
+func firewalldLine(line ...string) []string {
+	root := os.Getenv("TOMBOLO_MANAGERS_ROOT")
+	if root == "" {
+		return line
+	}
+	const enter = `mount --bind /tmp "$0/tmp" && mount -t proc proc "$0/proc" && exec chroot "$0" "$@"`
+	return append([]string{"unshare", "--mount", "sh", "-c", enter, root}, line...)
 }
 
 // zone is the one that a link is in; empty if it is in none.
@@ -118,7 +129,8 @@ func (f *firewalld) try(line string) outcome {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	return must.Of(f.exec(ctx, "/bin/sh", nil, f.environ, "-ec", line)).Get(f)
+	args := firewalldLine("/bin/sh", "-ec", line)
+	return must.Of(f.exec(ctx, args[0], nil, f.environ, args[1:]...)).Get(f)
 }
 
 func (f *firewalld) do(line string) {

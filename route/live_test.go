@@ -49,23 +49,26 @@ func newHost(tb testing.TB) host {
 		nstest.Run(tb, ns, "ip", "address", "add", "10."+n+".0.2/24", "dev", dev)
 		nstest.Run(tb, ns, "ip", "address", "add", "fd0"+n+"::2/64", "dev", dev, "nodad")
 	}
-	h.waitUntilLocal(tb, nstest.Addr("fd01::2"))
-	h.waitUntilLocal(tb, nstest.Addr("fd02::2"))
+	h.waitForKernel(tb)
 	return h
 }
 
-// waitUntilLocal waits for the route of an IPv6 address, which the kernel adds a
-// moment after the address, even without duplicate address detection.
-func (h host) waitUntilLocal(tb testing.TB, a netip.Addr) {
+// waitForKernel waits for the routes that the kernel adds in its own time: those of IPv6 addresses, even without
+// duplicate address detection, and of multicast on each link that is up.
+func (h host) waitForKernel(tb testing.TB) {
 	tb.Helper()
-	watch := must.Of(nl.Subscribe(unix.NETLINK_ROUTE, h.ns, unix.RTNLGRP_IPV6_ROUTE)).Get(tb)
-	defer watch.Close()
-	for {
-		if r, err := h.c.Get(tb.Context(), a); err == nil && r.Type == unix.RTN_LOCAL {
-			return
+	must.Until(tb, "the kernel's own routes", func() bool {
+		multicast, local := 0, 0
+		for line := range strings.Lines(nstest.Run(tb, h.ns, "ip", "-6", "-details", "route", "show", "table", "local")) {
+			if strings.HasPrefix(line, "multicast ff00::/8") {
+				multicast++
+			}
+			if strings.HasPrefix(line, "local fd0") {
+				local++
+			}
 		}
-		must.Succeed(tb, expect.Err(watch.Next(tb.Context())))
-	}
+		return multicast == 4 && local == 2
+	})
 }
 
 // shown gives the lines that ip-route(8) prints for routes to a destination, in

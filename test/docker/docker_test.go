@@ -50,6 +50,7 @@ func TestContainersComeBackWhateverRestarts(t *testing.T) { lab(t, "restarts") }
 func TestAContainerFollowsItsLease(t *testing.T)             { long(t); lab(t, "moves") }
 func TestFiftyContainersAtOnce(t *testing.T)                 { long(t); lab(t, "crowd") }
 func TestDockerdAndTombolodAreKilledAtEachCall(t *testing.T) { long(t); lab(t, "kills") }
+func TestPortsBesideDocker(t *testing.T)                     { long(t); lab(t, "ports") } // make bench keeps its lines
 
 // long keeps a test for test/long.sh.
 func long(t *testing.T) {
@@ -84,6 +85,7 @@ func lab(t *testing.T, name string) {
 	cmd.Env = append(os.Environ(), "BIN="+inside, "DATA="+inside+"/data", "PROXY="+inside+"/"+filepath.Base(os.Args[0]), "DOCKERD="+os.Getenv("TOMBOLO_DOCKERD"))
 	out, err := cmd.CombinedOutput()
 	must.That(t, err == nil, "%v\n%s", err, out)
+	t.Logf("\n%s", out)
 }
 
 // programs is the directory of the programs under test.

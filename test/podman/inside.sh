@@ -176,6 +176,13 @@ published() {
 	want 1 grep -c '127.0.0.1:9000-9002->9000-9002/udp' <(tombolo ls)
 	says "address already in use" podman run --name two --network pods -p 8080:80 busybox sleep 1
 	podman rm -f two >/dev/null
+	# A container's own options.
+	container one --network pods:publishFrom=fd77::/64,egressRate=8000000 -p 8083:80
+	says "timed out" ask laptop 192.168.77.5:8083 # podman keeps the port by a socket that answers nobody
+	want "$(id one)" ask 127.0.0.1:8083
+	podman rm -f -t 0 one >/dev/null
+	says 'publish is not known' podman run --name one --network pods:publish=lo busybox sleep 1
+	podman rm -f one >/dev/null
 	# Without the keeper, a reload brings the firewall back.
 	kill $keeper
 	wait $keeper || true

@@ -104,9 +104,10 @@ type attachment struct {
 		Range         int    `json:"range"`    // number of consecutive ports; 0 means one
 	} `json:"port_mappings"`
 	Options struct {
-		Interface string       `json:"interface_name"`
-		IPs       []netip.Addr `json:"static_ips"`
-		MAC       string       `json:"static_mac"`
+		Interface string            `json:"interface_name"`
+		IPs       []netip.Addr      `json:"static_ips"`
+		MAC       string            `json:"static_mac"`
+		Ours      map[string]string `json:"options"` // podman's --network NAME:KEY=VALUE
 	} `json:"network_options"`
 }
 
@@ -114,7 +115,14 @@ type attachment struct {
 func (a *attachment) container(path string) (*runtimes.Container, error) {
 	o := &a.Options
 	c := &runtimes.Container{ID: a.ContainerID, Name: a.Name, NetNS: path, IfName: o.Interface, MAC: o.MAC,
-		Ports: a.ports()}
+		Ports: a.ports(), Options: o.Ours}
+	for name := range o.Ours {
+		if own := runtimes.ContainerOptions(); !slices.Contains(own, name) {
+			return c, fmt.Errorf("--network %s:%s is not known: podman's options are, and %s", a.Network.Name, name,
+				strings.Join(own, ", "))
+		}
+	}
+
 	if len(a.Network.Subnets) == 0 {
 		// podman requests the previous MAC and addresses when it reloads a network. So addresses together with a MAC
 		// are allowed.

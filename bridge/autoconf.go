@@ -98,7 +98,7 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 		if l, err = link.Find(s.conn, port.Peer); err != nil {
 			return err
 		}
-		return s.hear(port, l)
+		return s.setSysctls(port, l)
 	})
 	if err != nil || s.silent {
 		return err
@@ -121,10 +121,10 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 	return s.dropDefaults()
 }
 
-// hear sets the sysctls in port.hearing, except those that another program has changed. It must run in the pod's
-// network namespace.
-func (s *Solicitation) hear(port *Port, l *link.Link) error {
-	for _, p := range port.hearing() {
+// setSysctls sets the sysctls in port.raSysctls, except those that another program has changed. It must run in the
+// pod's network namespace.
+func (s *Solicitation) setSysctls(port *Port, l *link.Link) error {
+	for _, p := range port.raSysctls() {
 		have, ok := l.IPv6.At(p.index)
 		chosen := have
 		if p.name == acceptRA().name && !port.LeaveIPv6 {

@@ -26,9 +26,9 @@ const (
 	ipv4ConfRouteLocalnet = 26 // IPV4_DEVCONF_ROUTE_LOCALNET
 )
 
-// hearing returns the sysctls that make a pod with Autoconf accept router advertisements, together with the kernel's
+// raSysctls returns the sysctls that make a pod with Autoconf accept router advertisements, together with the kernel's
 // default values. The last one, accept_ra, enables the reception.
-func (p *Port) hearing() []hearingParameter {
+func (p *Port) raSysctls() []raSysctl {
 	// A pod accepts routes from advertisements only to prefixes of certain lengths. Thread border routers advertise
 	// routes to prefixes of 64 bits, so 64 is the maximum. Without DefaultRoute the minimum is 48, the length of a
 	// site's prefix, so that no advertised route replaces a route that the caller has added.
@@ -43,7 +43,7 @@ func (p *Port) hearing() []hearingParameter {
 		dad = 1
 	}
 
-	return []hearingParameter{
+	return []raSysctl{
 		{parameter: parameter{"autoconf", 5, 1}, initial: 1, forms: true},
 		// -1 repeats solicitations until a router answers.
 		{parameter: parameter{"router_solicitations", 7, -1}, initial: -1, asks: true, forms: true},
@@ -58,9 +58,9 @@ func (p *Port) hearing() []hearingParameter {
 	}
 }
 
-// hearingParameter is a sysctl together with its value in a new network namespace. If the value is 0 and asks is set,
+// raSysctl is a sysctl together with its value in a new network namespace. If the value is 0 and asks is set,
 // the kernel sends no router solicitations. If the value is 0 and forms is set, the kernel forms no addresses.
-type hearingParameter struct {
+type raSysctl struct {
 	parameter
 	initial     int32
 	asks, forms bool

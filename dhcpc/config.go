@@ -32,7 +32,7 @@ const (
 	macLen       = 6
 	maxOption    = 255  // bytes in an option's value that we send
 	minMessage   = 576  // every host accepts an IP packet of that size
-	usualMessage = 1500 // longer ones would be fragmented on the way
+	defaultMessageSize = 1500 // longer ones would be fragmented on the way
 )
 
 // Config holds the client's identity and the parameters of its requests. MAC is required, and so is Dial for a
@@ -175,9 +175,9 @@ func reserved(code uint8) bool {
 	return slices.Contains([]uint8{0, 12, 50, 52, 53, 54, 55, 57, 60, 61, 80, 255}, code)
 }
 
-// usualOptions returns the codes of the options that a client requests by default. RFC 3442 demands classless routes
+// defaultOptions returns the codes of the options that a client requests by default. RFC 3442 demands classless routes
 // before the options that these replace.
-func usualOptions() []uint8 {
+func defaultOptions() []uint8 {
 	return []uint8{1, 121, 249, 33, 3, 6, 15, 119, 26, 28, 51, 54, 58, 59}
 }
 
@@ -185,7 +185,7 @@ func usualOptions() []uint8 {
 func (c *Config) requested() []uint8 {
 	var list []uint8
 	if !c.RequestOnly {
-		list = usualOptions()
+		list = defaultOptions()
 	}
 	for _, code := range c.Request {
 		if !slices.Contains(list, code) {

@@ -266,9 +266,9 @@ func (m *Machine) request(kind dhcpv4.MessageType, s *Session) *dhcpv4.DHCPv4 {
 // fragments.
 func (m *Machine) messageSize() uint16 {
 	if m.cfg.LinkMTU == 0 {
-		return usualMessage
+		return defaultMessageSize
 	}
-	return uint16(min(max(m.cfg.LinkMTU, minMessage), usualMessage))
+	return uint16(min(max(m.cfg.LinkMTU, minMessage), defaultMessageSize))
 }
 
 // broadcast returns a packet with the message to all servers, from a client without an address.

@@ -36,7 +36,7 @@ func TestInitToSelecting(t *testing.T) {
 	broadcasts(t, b)
 	b.option(61, ownID())
 	b.option(12, []byte("pod-7"))
-	b.option(55, usualOptions())
+	b.option(55, defaultOptions())
 	b.option(57, []byte{1500 >> 8, 1500 & 0xff})
 	for _, absent := range []uint8{50, 54, 80} {
 		b.option(absent, nil)
@@ -80,7 +80,7 @@ func TestSelectingToRequesting(t *testing.T) {
 	b.option(50, raw4(clientIP))
 	b.option(54, raw4(serverIP))
 	b.option(61, ownID())
-	b.option(55, usualOptions())
+	b.option(55, defaultOptions())
 	expect.Equal(t, b.sent.TransactionID, xid, "the REQUEST is not of the OFFER's transaction")
 }
 

@@ -87,9 +87,9 @@ func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port,
 		families[family][p.host.Port()] = append(families[family][p.host.Port()], p)
 	}
 
-	var questions []conntrack.Question
+	var questions []conntrack.Selector
 	for family, published := range families {
-		q := conntrack.Question{Family: family, Proto: unix.IPPROTO_UDP, Where: func(f *conntrack.Flow) bool {
+		q := conntrack.Selector{Family: family, Proto: unix.IPPROTO_UDP, Where: func(f *conntrack.Flow) bool {
 			return slices.ContainsFunc(published[f.Orig.Dst.Port()], func(p publication) bool { return match(p, f) })
 		}}
 		if len(published) == 1 {

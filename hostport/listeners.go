@@ -85,7 +85,7 @@ func Listeners(ctx context.Context, host *netns.NS, ports ...nft.Port) ([]Listen
 			}
 			for _, l := range found {
 				if slices.ContainsFunc(requested[l.Local.Port()],
-					func(a netip.Addr) bool { return l.takes(a) && own.lead(&l, a) }) {
+					func(a netip.Addr) bool { return l.conflictsWith(a) && own.reaches(&l, a) }) {
 					list = append(list, l)
 				}
 			}
@@ -125,10 +125,10 @@ func (k *links) read() {
 	k.err = errors.Join(err, k.err)
 }
 
-// lead reports whether packets to a port on the address host would reach the socket. An invalid or unspecified host
+// reaches reports whether packets to a port on the address host would reach the socket. An invalid or unspecified host
 // means all addresses. The packets must come by a link that the socket listens on, to an address that Listeners does
-// not ignore. lead reads the host's links and addresses only if necessary.
-func (k *links) lead(l *Listener, host netip.Addr) bool {
+// not ignore. reaches reads the host's links and addresses only if necessary.
+func (k *links) reaches(l *Listener, host netip.Addr) bool {
 	const loopback = 1 // index of lo; the host reaches all of its own addresses through it
 	at, all := l.Local.Addr(), !host.IsValid() || host.IsUnspecified()
 	bound := l.link > loopback
@@ -148,7 +148,7 @@ func (k *links) lead(l *Listener, host netip.Addr) bool {
 	return slices.ContainsFunc(k.addresses, func(a addr.Address) bool {
 		own := a.Prefix.Addr()
 		here := &Listener{Local: netip.AddrPortFrom(own, 0)}
-		return a.Link == l.link && l.takes(own) && here.takes(host) &&
+		return a.Link == l.link && l.conflictsWith(own) && here.conflictsWith(host) &&
 			!(all && (own.IsLoopback() || k.names[a.Link] == link.ServiceLink))
 	})
 }
@@ -203,9 +203,9 @@ func decode(b []byte) (Listener, error) {
 	return l, nil
 }
 
-// takes reports whether a port published on the address host would take packets from the socket. An invalid host
-// means all addresses. takes considers only the socket's own address, and not its link.
-func (l *Listener) takes(host netip.Addr) bool {
+// conflictsWith reports whether a port published on the address host would take packets from the socket. An invalid
+// host means all addresses. conflictsWith considers only the socket's own address, and not its link.
+func (l *Listener) conflictsWith(host netip.Addr) bool {
 	at, host := l.Local.Addr(), host.Unmap().WithZone("")
 	switch {
 	case at.IsMulticast(), at == netip.AddrFrom4([4]byte{255, 255, 255, 255}), at.Is6() && at.IsLinkLocalUnicast():

@@ -255,6 +255,6 @@ func FuzzSocket(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		l, err := decode(data)
 		must.That(t, err == nil || errors.Is(err, nl.ErrMalformed), "%v is not %v", err, nl.ErrMalformed)
-		l.takes(netip.Addr{})
+		l.conflictsWith(netip.Addr{})
 	})
 }

@@ -122,7 +122,7 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 	// Publish the pod's host ports at the end, when the pod can answer.
 	for _, step := range []func(context.Context) error{
 		a.begin, a.done("record"), a.allocate, a.derive, a.refuseListeners, a.ready, a.done("network"), a.recordLease,
-		a.attach, a.done("link"), a.obtain, a.enlist, a.flushStale, a.done("firewall"), a.commit, a.done("commit"),
+		a.attach, a.done("link"), a.obtain, a.addElements, a.flushStale, a.done("firewall"), a.commit, a.done("commit"),
 		a.publishWithheld,
 	} {
 		if err := step(ctx); err != nil {
@@ -165,8 +165,8 @@ func (a *adding) ready(ctx context.Context) (err error) {
 	return a.refuseTaken(ctx)
 }
 
-// enlist adds the pod's elements to the firewall's sets.
-func (a *adding) enlist(ctx context.Context) error {
+// addElements adds the pod's elements to the firewall's sets.
+func (a *adding) addElements(ctx context.Context) error {
 	setLimits(a.rec, a.shaped)
 	return a.add(ctx, a.rec, a.want)
 }
@@ -200,7 +200,7 @@ func (a *adding) commit(ctx context.Context) error {
 }
 
 // publishWithheld publishes the pod's withheld ports. They belonged to another attachment of the container, and a Del
-// of that attachment may have come too early to pass them on. Before that, publishWithheld calls meet if the
+// of that attachment may have come too early to pass them on. Before that, publishWithheld calls linkSiblings if the
 // container seems to have other attachments.
 func (a *adding) publishWithheld(ctx context.Context) error {
 	rec := a.rec
@@ -209,7 +209,7 @@ func (a *adding) publishWithheld(ctx context.Context) error {
 	// host ports, or its default route got another metric because the container has a default route already.
 	l := a.leasing
 	if a.tookOver || a.metrics != nil || l != nil && l.rec.Policy.Priority != l.request.Priority {
-		if err := a.s.meet(ctx, rec); err != nil {
+		if err := a.s.linkSiblings(ctx, rec); err != nil {
 			return err
 		}
 	}

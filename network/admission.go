@@ -178,7 +178,7 @@ func (c Change) Admit(ctx context.Context, policy nft.Policy, adminChain string)
 		return err
 	}
 	defer s.close()
-	_, err = reach(ctx, s, a, func(nw *state.Network) bool {
+	_, err = prepareForHostPorts(ctx, s, a, func(nw *state.Network) bool {
 		changes := nw.ChainedPolicy != policy || nw.AdminChain != adminChain
 		nw.ChainedPolicy, nw.AdminChain = policy, adminChain
 		return changes

@@ -22,7 +22,7 @@ type podPart interface {
 // podParts returns the parts in the order of their repair. endpointPart comes before portPart, because the guard must
 // exist before the port is on the bridge again.
 func podParts() []podPart {
-	return []podPart{leasePart{}, endpointPart{}, portPart{}, limitsPart{}, wayPart{}}
+	return []podPart{leasePart{}, endpointPart{}, portPart{}, limitsPart{}, hostRoutePart{}}
 }
 
 // attached describes a pod as a call finds it, and its intended state.

@@ -48,7 +48,7 @@ func ready(ctx context.Context, s *session, w *want) (*site, error) {
 		value, err := sysctl.Read(sysctl.Link("ipv4", w.Record.GatewayLink(), routeLocalnet))
 		shut = err == nil && value == "0"
 	}
-	return bring(ctx, s, func() (*site, error) {
+	return ensureBuilt(ctx, s, func() (*site, error) {
 		if shut {
 			shut = false
 			return nil, nil
@@ -57,9 +57,9 @@ func ready(ctx context.Context, s *session, w *want) (*site, error) {
 	}, func() (*site, error) { return buildNetwork(ctx, s, w) })
 }
 
-// bring calls look, and returns the network that look returns. If look returns nil, bring calls build under the
-// exclusive lock. If the network has needsCompletion set, bring calls its method complete under that lock.
-func bring(ctx context.Context, s *session, look, build func() (*site, error)) (n *site, err error) {
+// ensureBuilt calls look, and returns the network that look returns. If look returns nil, ensureBuilt calls build under
+// the exclusive lock. If the network has needsCompletion set, ensureBuilt calls its method complete under that lock.
+func ensureBuilt(ctx context.Context, s *session, look, build func() (*site, error)) (n *site, err error) {
 	done := func() (is bool, _ error) {
 		n, err = look()
 		return n != nil && !n.needsCompletion, err
@@ -227,13 +227,14 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 	return n, stateError(s.Dir.SaveNetwork(rec))
 }
 
-// reach prepares a network so that host ports can lead to the attachment a, whose record already lists the ports. It
-// also applies change to the network's record. change reports whether it changed the record. Mostly nothing is
-// missing, and a few requests confirm that, as in the function ready.
-func reach(ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool) (rec *state.Network,
-	_ error) {
+// prepareForHostPorts prepares a network so that host ports can lead to the attachment a, whose record already lists
+// the ports. It also applies change to the network's record. change reports whether it changed the record. Mostly
+// nothing is missing, and a few requests confirm that, as in the function ready.
+func prepareForHostPorts(
+	ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool,
+) (rec *state.Network, _ error) {
 	w := &want{Pod: a}
-	_, err := bring(ctx, s, func() (_ *site, err error) {
+	_, err := ensureBuilt(ctx, s, func() (_ *site, err error) {
 		if rec, err = s.Dir.LoadNetwork(a.Network); err != nil {
 			return nil, stateError(err)
 		}

@@ -278,7 +278,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	var flushed <-chan error
 	err := joinSteps(
 		func() error { return leaseErr },
-		func() error { return unlist(ctx, s, &now) },
+		func() error { return removeElements(ctx, s, &now) },
 		func() error { s.passPorts(ctx, now.rec); return nil },
 		func() error { flushed = flushFlows(ctx, s.Links, now.rec); return nil },
 		func() error { _ = t.node.step("firewall"); return nil }, // nothing keeps the other steps from running

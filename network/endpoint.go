@@ -278,7 +278,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 
 // takeOver withholds host ports from lan, an attachment of the same container to a LAN, so that rec can publish them.
 // It prefers rec because at lan the ports would not be reachable at 127.0.0.1. shared contains the ports' indexes in
-// rec.Published. Session.meet later adds lan to the Waiting list of rec, so that lan gets the ports when rec is
+// rec.Published. Session.linkSiblings later adds lan to the Waiting list of rec, so that lan gets the ports when rec is
 // removed.
 func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared []int) error {
 	err := e.s.amend(ctx, waitingOf(lan), 0, func(lan *state.Attachment) {

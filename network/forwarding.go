@@ -156,10 +156,10 @@ func isRouterNow(rec *state.Network) bool {
 	return rec.Closed4 && isOn("net/ipv4/ip_forward") || rec.Closed6 && isOn("net/ipv6/conf/all/forwarding")
 }
 
-// isOpened reports whether the network's rules drop packets that the host's owner now wants forwarded. Either
-// isRouterNow is true, or the owner has changed forwarding for some links since the rules were made. isOpened reads a
-// parameter of each link.
-func isOpened(rec *state.Network) bool {
+// forwardingChanged reports whether the network's rules drop packets that the host's owner now wants forwarded. Either
+// isRouterNow is true, or the owner has changed forwarding for some links since the rules were made. forwardingChanged
+// reads a parameter of each link.
+func forwardingChanged(rec *state.Network) bool {
 	if !rec.Closed4 || isRouterNow(rec) {
 		return isRouterNow(rec)
 	}
@@ -167,9 +167,9 @@ func isOpened(rec *state.Network) bool {
 	return err == nil && !slices.Equal(links, rec.Routers4)
 }
 
-// lookAtOthers adds a fault if isOpened is true.
+// lookAtOthers adds a fault if forwardingChanged is true.
 func (n *site) lookAtOthers() {
-	if isOpened(n.rec) {
+	if forwardingChanged(n.rec) {
 		n.found.advise(tombolo.RemedyRepair,
 			"the host's owner changed what it forwards for others (net.ipv4.ip_forward, "+
 				"net.ipv6.conf.all.forwarding, or of a link), and the rules of network %s drop it as before",
@@ -177,11 +177,11 @@ func (n *site) lookAtOthers() {
 	}
 }
 
-// reopen makes the network's rules again if isOpened is true, so that they no longer drop packets that the owner lets
-// the host forward. It then takes the exclusive lock.
+// reopen makes the network's rules again if forwardingChanged is true, so that they no longer drop packets that the
+// owner lets the host forward. It then takes the exclusive lock.
 func reopen(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
-	if err != nil || !isOpened(rec) {
+	if err != nil || !forwardingChanged(rec) {
 		return nil // another part reports the record
 	}
 

@@ -59,10 +59,10 @@ func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ err
 	return list, err
 }
 
-// meet compares the attachment a with its siblings. One sibling may publish host ports while the other is on a LAN.
-// Then meet adds the attachment on the LAN to the Waiting list of the publishing one. So the attachment on the LAN
-// gets the ports when the other is removed.
-func (s *session) meet(ctx context.Context, a *state.Attachment) error {
+// linkSiblings compares the attachment a with its siblings. One sibling may publish host ports while the other is on a
+// LAN. Then linkSiblings adds the attachment on the LAN to the Waiting list of the publishing one. So the attachment on
+// the LAN gets the ports when the other is removed.
+func (s *session) linkSiblings(ctx context.Context, a *state.Attachment) error {
 	siblings, err := s.siblings(a)
 	for _, o := range siblings {
 		publishes, lan := a, o
@@ -83,7 +83,7 @@ func (s *session) await(ctx context.Context, has *state.Attachment, w state.Wait
 	next := *has
 	next.Waiting = waitingWith(has.Waiting, w)
 	if endpoint.SNAT(&next) != endpoint.SNAT(has) {
-		if _, err := reach(ctx, s, &next, translates(&next)); err != nil {
+		if _, err := prepareForHostPorts(ctx, s, &next, translates(&next)); err != nil {
 			return err
 		}
 	}
@@ -409,7 +409,7 @@ func (c Change) replacePorts(ctx context.Context, s *session, a, next *state.Att
 }
 
 func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachment) error {
-	nw, err := reach(ctx, s, next, translates(next))
+	nw, err := prepareForHostPorts(ctx, s, next, translates(next))
 	if err != nil {
 		return err
 	}

@@ -86,7 +86,7 @@ func (n *site) isOpen(ctx context.Context, l *bridge.Link) (bool, error) {
 		return l.RouteLocalnet, nil
 	}
 	kept, err := localnet.On(n.s.Links.Socket()).Get(ctx, loopbackFilter(l, n.rec.Mark))
-	return err == nil && kept.There, err
+	return err == nil && kept.Exists, err
 }
 
 func loopbackFilter(l *bridge.Link, mark uint32) localnet.Filter {

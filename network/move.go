@@ -214,7 +214,7 @@ func forgetFlows(ctx context.Context, gone []ipam.Address) error {
 		return nil
 	}
 
-	var questions []conntrack.Question
+	var questions []conntrack.Selector
 	for _, g := range gone {
 		questions = append(questions, conntrack.Of(g.Prefix.Addr()))
 	}

@@ -55,7 +55,7 @@ func (c Change) Moved(ctx context.Context, path string) error {
 			if err := s.Dir.UpdateLocked(next); err != nil || next.DefaultRoute == "" {
 				return err
 			}
-			return s.meet(ctx, next)
+			return s.linkSiblings(ctx, next)
 		})
 	}
 

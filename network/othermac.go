@@ -40,7 +40,7 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 	}
 
 	for _, router := range routers {
-		if err := meet(ctx, conn, nic.Index, router); err != nil {
+		if err := resolveMAC(ctx, conn, nic.Index, router); err != nil {
 			return err
 		}
 	}
@@ -99,7 +99,7 @@ func (n *site) answeringRouter(ctx context.Context) netip.Addr {
 	conn := nl.Of(n.s.Links.Socket())
 	routers, _ := n.routers(ctx, n.at.Index)
 	for _, router := range routers {
-		_ = meet(ctx, conn, n.at.Index, router)
+		_ = resolveMAC(ctx, conn, n.at.Index, router)
 		entry, err := routing.Find(conn, n.at.Index, router)
 		if is, _ := answers(ctx, conn, entry); is && err == nil {
 			return router
@@ -136,8 +136,9 @@ const (
 	neighbourPause = 10 * time.Millisecond
 )
 
-// meet makes the kernel ask for the MAC of an address, and waits for an answer. If the MAC is known, it does nothing.
-func meet(ctx context.Context, conn *nl.Conn, link int, address netip.Addr) error {
+// resolveMAC makes the kernel ask for the MAC of an address, and waits for an answer. If the MAC is known, it does
+// nothing.
+func resolveMAC(ctx context.Context, conn *nl.Conn, link int, address netip.Addr) error {
 	known, err := routing.Find(conn, link, address)
 	if err == nil && len(known.MAC) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -215,7 +215,7 @@ func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 }
 
 // openNetworks opens a session under the shared lock. It returns the networks of this epoch that have attachments, or
-// rules that are no longer needed (isOpened). If there are none, the session is nil.
+// rules that are no longer needed (forwardingChanged). If there are none, the session is nil.
 func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
 	s, err := n.openKnown(ctx)
 	if err != nil {
@@ -235,7 +235,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 			continue
 		}
 		var attachments []*state.Attachment
-		if attachments, err = s.attachments(rec.Name); len(attachments) > 0 || isOpened(rec) {
+		if attachments, err = s.attachments(rec.Name); len(attachments) > 0 || forwardingChanged(rec) {
 			used = append(used, rec)
 		}
 	}

@@ -151,10 +151,10 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 	return allocator.Del(ctx, r.owner, addresses)
 }
 
-// unlist deletes the attachment's elements from the firewall's sets. If the pod is guarded, or may be, unlist first
-// sets its port down. Otherwise the pod could send anything until the port is gone. If that fails, the guard's
-// elements stay.
-func unlist(ctx context.Context, s *session, r *remains) error {
+// removeElements deletes the attachment's elements from the firewall's sets. If the pod is guarded, or may be,
+// removeElements first sets its port down. Otherwise the pod could send anything until the port is gone. If that fails,
+// the guard's elements stay.
+func removeElements(ctx context.Context, s *session, r *remains) error {
 	var err error
 	if !isKnown(r.rec) || r.rec.Guard != "" {
 		err = s.Links.Shut(ctx, r.port(), endpoint.AliasOwner(r.hash))

@@ -21,16 +21,16 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// wayPart is the part with the host's route to a pod. It only looks. If the host has a route to the pod's subnet and
-// still sends the pod's packets elsewhere, another program's rule or route is the cause. wayPart leaves these to
-// their owner.
-type wayPart struct{}
+// hostRoutePart is the part with the host's route to a pod. It only looks. If the host has a route to the pod's subnet
+// and still sends the pod's packets elsewhere, another program's rule or route is the cause. hostRoutePart leaves these
+// to their owner.
+type hostRoutePart struct{}
 
-func (wayPart) mend(context.Context, *attached) error { return nil }
+func (hostRoutePart) mend(context.Context, *attached) error { return nil }
 
 // look compares the host's route with the link that has the gateways. It skips a link in a VRF, where the host's own
 // routing rules do not apply.
-func (wayPart) look(ctx context.Context, p *attached) error {
+func (hostRoutePart) look(ctx context.Context, p *attached) error {
 	at, err := p.s.link(ctx, p.nw.GatewayLink())
 	if err != nil || at.Index == 0 || at.Master != 0 {
 		return err

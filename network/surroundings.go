@@ -355,8 +355,8 @@ func (in *Inspection) deafLinks(ctx context.Context, s *session, host *surroundi
 }
 
 // misrouted adds faults caused by policy routing rules. It asks the kernel for the route from each of the host's
-// addresses to a pod of the gateway's subnet. It also asks for the route from the pods to other destinations. wayPart
-// finds the settings that direct packets from every address away from the bridge.
+// addresses to a pod of the gateway's subnet. It also asks for the route from the pods to other destinations.
+// hostRoutePart finds the settings that direct packets from every address away from the bridge.
 func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, pods []netip.Addr) error {
 	routes, at := n.s.Links.Routes(), n.at
 	for _, a := range h.addresses {

@@ -28,9 +28,9 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	return c.retry(ctx, func() error {
 		// Reuse the last known generation. If it is outdated, the kernel refuses the transaction, and c.retry tries
 		// again with a new one.
-		generation := c.seen.Generation()
+		generation := c.verified.Generation()
 		if len(ep.Ports) > 0 && generation == nil {
-			seen, err := nftnl.SeenGeneration(c.tables.Conn)
+			seen, err := nftnl.VisibleGeneration(c.tables.Conn)
 			if err != nil {
 				return err
 			}

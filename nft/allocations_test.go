@@ -16,7 +16,7 @@ func TestAddAndReadyAllocateLittle(t *testing.T) {
 	n := podnet()
 	n.Bridge = "cbr0"
 	mustEnsure(t, c, n)
-	c.seen.Use("")
+	c.verified.Use("")
 	ctx := context.Background()
 	ep := pod("fffffffffff", "10.22.255.254")
 	got := testing.AllocsPerRun(100, func() {

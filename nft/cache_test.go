@@ -28,7 +28,7 @@ func newCached(t *testing.T, ns *netns.NS, text string) *cached {
 	rec := nltest.Record(transport)
 	c := &cached{on(nl.New(rec), nil), rec}
 	t.Cleanup(func() { c.Close() })
-	c.seen.Use(text)
+	c.verified.Use(text)
 	return c
 }
 
@@ -65,11 +65,11 @@ func TestReadyGoesByItsCache(t *testing.T) {
 	c.wantLooks(t, "the other network", second, false)
 
 	// The next one learns it.
-	heir := newCached(t, ns, c.seen.Text())
+	heir := newCached(t, ns, c.verified.Text())
 	heir.wantLooks(t, "with another's cache", n, true)
 	heir.wantLooks(t, "with another's cache", second, true)
 	nft(t, ns, "delete table ip others")
-	heir = newCached(t, ns, c.seen.Text())
+	heir = newCached(t, ns, c.verified.Text())
 	heir.wantLooks(t, "with an old cache", n, false)
 }
 
@@ -169,7 +169,7 @@ func TestAddsWithCachesOvertakeEachOther(t *testing.T) {
 	before.wantLooks(t, "at first", n, false)
 	conns := make([]*cached, many)
 	for i := range conns {
-		conns[i] = newCached(t, ns, before.seen.Text())
+		conns[i] = newCached(t, ns, before.verified.Text())
 	}
 	var wg sync.WaitGroup
 	for i, c := range conns {

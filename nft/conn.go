@@ -40,7 +40,7 @@ type Config struct {
 type Conn struct {
 	tables ruleset.Tables
 	mark   uint32
-	seen   nftnl.Seen // the networks that were found ready
+	verified   nftnl.Verified // the networks that were found ready
 	err    error      // the error of opening it, if any
 }
 
@@ -99,7 +99,7 @@ func (c *Conn) Probe(ctx context.Context) error {
 
 // Socket returns the connection for use by other packages, such as foreign.On. The Conn c still owns the connection.
 func (c *Conn) Socket() tombolo.Socket {
-	return nftnl.Socket{Conn: c.tables.Conn, Seen: &c.seen}
+	return nftnl.Socket{Conn: c.tables.Conn, Verified: &c.verified}
 }
 
 // retry calls the function try. If try fails because another program changed nf_tables at the same time, retry calls
@@ -115,7 +115,7 @@ func (c *Conn) retry(ctx context.Context, try func() error) error {
 // calls fill again, with a new transaction.
 func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transaction) error) error {
 	return c.retry(ctx, func() error {
-		generation, err := nftnl.SeenGeneration(c.tables.Conn)
+		generation, err := nftnl.VisibleGeneration(c.tables.Conn)
 		if err != nil {
 			return err
 		}
@@ -160,9 +160,9 @@ func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	switch {
 	case t.Generation == nil:
 	case err == nil:
-		c.seen.Follow(*t.Generation)
+		c.verified.Follow(*t.Generation)
 	case errors.Is(err, unix.ERESTART):
-		c.seen.Drop() // the remembered state is outdated
+		c.verified.Drop() // the remembered state is outdated
 	}
 
 	return err

@@ -95,9 +95,9 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return false, err
 	}
 
-	if !c.seen.IsOn() {
+	if !c.verified.IsOn() {
 		have, err := c.tables.Outline(want)
-		return err == nil && have.LooksRight(want), err
+		return err == nil && have.IsComplete(want), err
 	}
 
 	generation, err := nftnl.Generation(c.tables.Conn)
@@ -106,7 +106,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	}
 
 	sum := want.Sum()
-	if c.seen.Covers(generation, sum) {
+	if c.verified.Covers(generation, sum) {
 		return true, nil
 	}
 
@@ -118,12 +118,12 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	}
 
 	have, err := c.tables.Outline(want)
-	if err != nil || !have.LooksRight(want) {
+	if err != nil || !have.IsComplete(want) {
 		return false, err
 	}
 
 	if settled == nil {
-		c.seen.Add(generation, sum)
+		c.verified.Add(generation, sum)
 	}
 
 	return true, nil

@@ -102,7 +102,7 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	err := c.removeWhere(ctx, func(el *ruleset.ElementState) bool {
 		return isOf(el, key) || el.IsNetwork(key)
 	})
-	c.seen.Drop() // more than elements of endpoints has changed
+	c.verified.Drop() // more than elements of endpoints has changed
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,7 @@ func (*firewallConf) lacks(*state.Attachment) (is bool) {
 			is = true
 			return nil
 		}, nftnl.String(unix.NFTA_CHAIN_TABLE, "filter"), nftnl.String(unix.NFTA_CHAIN_NAME, "CNI-FORWARD"))
-		_ = nftnl.Look(conn, &b)
+		_ = nftnl.ExecuteGets(conn, &b)
 	}
 
 	return is

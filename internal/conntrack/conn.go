@@ -6,7 +6,7 @@
 // NAT rules see only the first packet of a flow. A client that keeps sending datagrams from one port keeps its flow,
 // with the translation that was chosen when the flow began.
 //
-// For each Question, the kernel walks through its whole table, which all network namespaces share. This takes some 9
+// For each Selector, the kernel walks through its whole table, which all network namespaces share. This takes some 9
 // ms for the default of 262,144 buckets, and 2.5 µs for each flow that it returns.
 //
 // The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and Linux 6.1 or later with
@@ -30,8 +30,8 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Question selects flows. A flow must meet all of its conditions.
-type Question struct {
+// Selector selects flows. A flow must meet all of its conditions.
+type Selector struct {
 	// Family is the address family: unix.AF_INET or unix.AF_INET6.
 	Family uint8
 	// Proto is the number of an IP protocol, such as unix.IPPROTO_UDP. 0 means any protocol.
@@ -42,10 +42,10 @@ type Question struct {
 	Where func(*Flow) bool
 }
 
-// Of returns a Question that selects all flows from and to an address, including masqueraded ones. Use it for the
+// Of returns a Selector that selects all flows from and to an address, including masqueraded ones. Use it for the
 // address of a deleted pod, before another pod gets the address.
-func Of(a netip.Addr) Question {
-	return Question{Family: nl.FamilyOf(a),
+func Of(a netip.Addr) Selector {
+	return Selector{Family: nl.FamilyOf(a),
 		Where: func(f *Flow) bool { return f.Orig.Src.Addr() == a || f.Reply.Src.Addr() == a }}
 }
 
@@ -71,7 +71,7 @@ func (c *Conn) Close() error { return c.nl.Close() }
 //
 // The error matches errors.ErrUnsupported if the kernel has no ctnetlink, fs.ErrPermission without CAP_NET_ADMIN, and
 // tombolo.ErrInterrupted if many attempts in a row were interrupted.
-func (c *Conn) List(ctx context.Context, questions ...Question) ([]Flow, error) {
+func (c *Conn) List(ctx context.Context, questions ...Selector) ([]Flow, error) {
 	if len(questions) == 0 || ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -123,7 +123,7 @@ func (c *Conn) count() (count uint32, _ error) {
 // in the meantime.
 //
 // The next packet of a client opens a new flow under the present rules. So change the rules before Flush.
-func (c *Conn) Flush(ctx context.Context, questions ...Question) (deleted int, _ error) {
+func (c *Conn) Flush(ctx context.Context, questions ...Selector) (deleted int, _ error) {
 	list, err := c.List(ctx, questions...)
 	if err != nil {
 		return 0, err
@@ -238,7 +238,7 @@ func encode(typ netlink.HeaderType, family uint8, fn func(ae *netlink.AttributeE
 }
 
 // message returns a request for the flows that have the question's family, protocol and port.
-func (q *Question) message() (netlink.Message, error) {
+func (q *Selector) message() (netlink.Message, error) {
 	return encode(messageGet, q.Family, func(ae *netlink.AttributeEncoder) {
 		if q.Proto == 0 {
 			return

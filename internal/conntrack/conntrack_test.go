@@ -35,7 +35,7 @@ func dial(tb testing.TB, ns *netns.NS) *Conn {
 	return c
 }
 
-func mustFlush(tb testing.TB, c *Conn, want int, questions ...Question) {
+func mustFlush(tb testing.TB, c *Conn, want int, questions ...Selector) {
 	tb.Helper()
 	expect.Equal(tb, must.Of(c.Flush(context.Background(), questions...)).Get(tb), want, "flushed")
 }
@@ -119,16 +119,16 @@ func TestFlushTakesWhatIsAskedForAndNothingElse(t *testing.T) {
 		return func(f *Flow) bool { return f.Reply.Src.Addr() == nstest.Addr(a) }
 	}
 	for name, tc := range map[string]struct {
-		questions []Question
+		questions []Selector
 		gone      []string
 	}{
-		"a port":                      {[]Question{{unix.AF_INET, unix.IPPROTO_UDP, 53, all}}, []string{"4 to the host", "4 to the pod", "4 forwarded", "4 from the pod, masqueraded"}},
-		"a port, to the pod":          {[]Question{{unix.AF_INET, unix.IPPROTO_UDP, 53, to("10.22.0.6")}}, []string{"4 to the pod"}},
-		"a protocol, to the pod":      {[]Question{{unix.AF_INET, unix.IPPROTO_UDP, 0, to("10.22.0.6")}}, []string{"4 to the pod", "4 to the pod's other port", "4 to the pod directly"}},
-		"IPv6, to the pod":            {[]Question{{unix.AF_INET6, unix.IPPROTO_UDP, 53, to("fd00:22::6")}}, []string{"6 to the pod"}},
-		"by tcp":                      {[]Question{{unix.AF_INET, unix.IPPROTO_TCP, 53, all}}, []string{"4 by tcp", "4 by tcp to the pod"}},
-		"all of addresses":            {[]Question{Of(nstest.Addr("10.22.0.6")), Of(nstest.Addr("fd00:22::6"))}, []string{"4 to the pod", "4 to the pod's other port", "4 to the pod directly", "4 from the pod, masqueraded", "4 by tcp to the pod", "4 ping from the pod", "6 to the pod", "6 from the pod, masqueraded"}},
-		"the same twice, and no flow": {[]Question{{unix.AF_INET6, 0, 0, to("fd00:22::6")}, {unix.AF_INET6, 0, 0, to("fd00:22::6")}, Of(nstest.Addr("10.22.0.7"))}, nil},
+		"a port":                      {[]Selector{{unix.AF_INET, unix.IPPROTO_UDP, 53, all}}, []string{"4 to the host", "4 to the pod", "4 forwarded", "4 from the pod, masqueraded"}},
+		"a port, to the pod":          {[]Selector{{unix.AF_INET, unix.IPPROTO_UDP, 53, to("10.22.0.6")}}, []string{"4 to the pod"}},
+		"a protocol, to the pod":      {[]Selector{{unix.AF_INET, unix.IPPROTO_UDP, 0, to("10.22.0.6")}}, []string{"4 to the pod", "4 to the pod's other port", "4 to the pod directly"}},
+		"IPv6, to the pod":            {[]Selector{{unix.AF_INET6, unix.IPPROTO_UDP, 53, to("fd00:22::6")}}, []string{"6 to the pod"}},
+		"by tcp":                      {[]Selector{{unix.AF_INET, unix.IPPROTO_TCP, 53, all}}, []string{"4 by tcp", "4 by tcp to the pod"}},
+		"all of addresses":            {[]Selector{Of(nstest.Addr("10.22.0.6")), Of(nstest.Addr("fd00:22::6"))}, []string{"4 to the pod", "4 to the pod's other port", "4 to the pod directly", "4 from the pod, masqueraded", "4 by tcp to the pod", "4 ping from the pod", "6 to the pod", "6 from the pod, masqueraded"}},
+		"the same twice, and no flow": {[]Selector{{unix.AF_INET6, 0, 0, to("fd00:22::6")}, {unix.AF_INET6, 0, 0, to("fd00:22::6")}, Of(nstest.Addr("10.22.0.7"))}, nil},
 	} {
 		nstest.RunParallel(t, name, func(t *testing.T) {
 			ns, other := nstest.New(t), nstest.New(t)
@@ -158,7 +158,7 @@ func TestFlowOfAZoneIsDeletedInItsZone(t *testing.T) {
 	f := plain("udp", "198.51.100.1:4000", "192.0.2.1:53")
 	insert(t, ns, f)
 	nstest.Run(t, ns, "conntrack", "-I", "-t", "36000", "-p", "udp", "-s", "198.51.100.1", "-d", "192.0.2.1", "--sport", "4000", "--dport", "53", "--zone", "7")
-	mustFlush(t, dial(t, ns), 1, Question{Family: unix.AF_INET, Where: func(f *Flow) bool { return f.zone == 7 }})
+	mustFlush(t, dial(t, ns), 1, Selector{Family: unix.AF_INET, Where: func(f *Flow) bool { return f.zone == 7 }})
 	wantListed(t, ns, f)
 }
 
@@ -168,7 +168,7 @@ func TestFlowThatCameInTheMeantimeStays(t *testing.T) {
 	ns := nstest.New(t)
 	f := plain("udp", "198.51.100.1:4000", "192.0.2.1:53")
 	insert(t, ns, f)
-	mustFlush(t, dial(t, ns), 0, Question{Family: unix.AF_INET, Where: func(f *Flow) bool { f.id++; return true }})
+	mustFlush(t, dial(t, ns), 0, Selector{Family: unix.AF_INET, Where: func(f *Flow) bool { f.id++; return true }})
 	wantListed(t, ns, f)
 }
 
@@ -177,7 +177,7 @@ func TestErrors(t *testing.T) {
 	ns := nstest.New(t)
 	flows := []string{plain("udp", "198.51.100.1:4000", "192.0.2.1:53"), plain("udp", "198.51.100.1:4001", "192.0.2.1:53")}
 	insert(t, ns, flows...)
-	udp53 := Question{unix.AF_INET, unix.IPPROTO_UDP, 53, all}
+	udp53 := Selector{unix.AF_INET, unix.IPPROTO_UDP, 53, all}
 	for _, tc := range []struct {
 		fault *nltest.Fault
 		is    error

@@ -175,7 +175,7 @@ func (f *firewall) mend(ctx context.Context, what string) {
 		return // no program has changed nf_tables since it was right, or since the keeper began
 	}
 
-	fought, begins := f.putRight("", what,
+	fought, begins := f.recordRepair("", what,
 		"another program undoes rules that pods need: repairing them only once a minute",
 		"by", cmp.Or(by, "unknown"), "remedy", "have that program leave the table inet tombolo and the rule "+
 			"\"tombolo: …\" in FORWARD alone")

@@ -241,7 +241,7 @@ func (l *linkage) uplinkNews(n linkChange) urgency {
 	before, known := l.uplinks[n.index]
 	index, isNIC := l.nics[n.facts.name]
 	if isNIC {
-		l.carries(n.facts.name, n.carrier && !n.gone)
+		l.setCarrier(n.facts.name, n.carrier && !n.gone)
 	}
 
 	switch {
@@ -261,9 +261,9 @@ func (l *linkage) uplinkNews(n linkChange) urgency {
 	return never
 }
 
-// carries records a NIC's carrier. When the carrier comes back, it asks the loop to confirm DHCPv6 leases, since the
+// setCarrier records a NIC's carrier. When the carrier comes back, it asks the loop to confirm DHCPv6 leases, since the
 // NIC may lead to another network.
-func (l *linkage) carries(nic string, carrier bool) {
+func (l *linkage) setCarrier(nic string, carrier bool) {
 	if !carrier {
 		l.unplugged[nic] = true
 		return
@@ -303,7 +303,7 @@ func (l *linkage) linkNews(n linkChange) urgency {
 	case n.facts.name == link.ServiceLink && n.index != l.services:
 		return later
 	case n.shares:
-		return soon // look, to know the NIC before it loses its carrier
+		return soon // schedule, to know the NIC before it loses its carrier
 	case n.kind == "bridge":
 		return later // another program may have deleted it and created it again
 	case !n.ours:
@@ -402,7 +402,7 @@ func (l *linkage) mended(name string, before, after []string) {
 	l.metrics.driftMended.Add(float64(len(before) - len(after)))
 	const say = "another program changes links, addresses or routes that pods need: putting them right only once a " +
 		"minute"
-	fought, _ := l.putRight(name, strings.Join(before, "; "), say, "network", name, "remedy",
+	fought, _ := l.recordRepair(name, strings.Join(before, "; "), say, "network", name, "remedy",
 		"have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")
 	if fought.contested() {
 		l.metrics.linksContested.Set(1)

@@ -169,7 +169,7 @@ func (l *loop) changed(c change) error {
 		l.metrics.rescans.Inc()
 		return l.rescan()
 	}
-	l.look(c.name)
+	l.schedule(c.name)
 	return nil
 }
 
@@ -181,19 +181,19 @@ func (l *loop) rescan() error {
 	}
 
 	for _, hash := range hashes {
-		l.look(hash)
+		l.schedule(hash)
 	}
 
 	for hash := range l.entries {
 		if _, listed := slices.BinarySearch(hashes, hash); !listed {
-			l.look(hash)
+			l.schedule(hash)
 		}
 	}
 
 	return nil
 }
 
-func (l *loop) look(hash string) {
+func (l *loop) schedule(hash string) {
 	e := l.entries[hash]
 	if e == nil {
 		e = &entry{hash: hash}

@@ -230,9 +230,9 @@ func (x *exchange6) run() error {
 		was := x.m.six.session.State()
 		s, out := x.m.six.machine.Step(*x.m.six.session, now(), e)
 		x.m.six.session, e = &s, dhcp6.Event{}
-		err := x.took(out)
+		err := x.handleOutput(out)
 		if err == nil && x.r.Six.Lease == nil && out.Send != nil && s.State() == was {
-			err = x.note6(x.inVain().Error()) // ask again, since an ADD may not wait until the end
+			err = x.note6(x.noResult().Error()) // ask again, since an ADD may not wait until the end
 		}
 
 		if err != nil {
@@ -267,8 +267,8 @@ func (x *exchange6) run() error {
 	}
 }
 
-// took handles the output of a step, except for Check.
-func (x *exchange6) took(out dhcp6.Output) error {
+// handleOutput handles the output of a step, except for Check.
+func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.log.Warn("no address by DHCPv6", append(x.who(), "err", out.Err)...)
 		if errors.Is(out.Err, dhcpc.ErrNAK) {
@@ -444,7 +444,7 @@ func (x *exchange6) unheard() error {
 	}
 
 	x.m.slow = true
-	why := x.inVain()
+	why := x.noResult()
 	if x.m.six.session.Lease() != nil {
 		x.log.Warn("no server renews the DHCPv6 lease yet",
 			append(x.who(), "err", why, "next", x.m.six.session.Wake())...)
@@ -453,8 +453,8 @@ func (x *exchange6) unheard() error {
 	return why
 }
 
-// inVain returns the error of a session without a result so far.
-func (x *exchange6) inVain() error {
+// noResult returns the error of a session without a result so far.
+func (x *exchange6) noResult() error {
 	op := "lease an address"
 	if x.r.Six.Stateless {
 		op = "ask for DNS"

@@ -224,10 +224,10 @@ func (c *contest) recently() bool {
 
 func (c *contest) contested() bool { return c.times > 0 }
 
-// putRight records a repair of the object with the given key. The second argument describes the repaired differences.
-// If the object is now contested, it schedules the next repair. When a contest begins, putRight logs the message in
-// the third argument and returns true.
-func (s *source) putRight(key, what, say string, args ...any) (c *contest, begins bool) {
+// recordRepair records a repair of the object with the given key. The second argument describes the repaired
+// differences. If the object is now contested, it schedules the next repair. When a contest begins, recordRepair logs
+// the message in the third argument and returns true.
+func (s *source) recordRepair(key, what, say string, args ...any) (c *contest, begins bool) {
 	c = s.of(key)
 	c.undone = append(slices.DeleteFunc(c.undone, func(r repair) bool { return now().Sub(r.at) > contestedFor }),
 		repair{now(), what})

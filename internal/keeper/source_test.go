@@ -175,7 +175,7 @@ func TestLostAndBrokenNewsAreNews(t *testing.T) {
 // ufw runs a dozen programs, each of which undoes what was repaired before it.
 func TestAReloadOfManyStepsIsNoFight(t *testing.T) {
 	inWall(t, func(w *wall) {
-		w.putRight("", "", "")
+		w.recordRepair("", "", "")
 		for range 6 {
 			w.change("ufw")
 			w.after(700 * time.Millisecond)
@@ -197,7 +197,7 @@ func TestOneRepairThreeTimesOrNineAreAFight(t *testing.T) {
 	inWall(t, func(w *wall) {
 		for key, when := range map[string]int{"same": 3, "different": 9} {
 			for i := 1; i <= when; i++ {
-				_, begins := w.putRight(key, fmt.Sprint(key, i*map[string]int{"different": 1}[key]), "a fight")
+				_, begins := w.recordRepair(key, fmt.Sprint(key, i*map[string]int{"different": 1}[key]), "a fight")
 				expect.Equal(w.t, begins, i == when, "%s: it is a fight at repair %d", key, i)
 			}
 		}

@@ -262,7 +262,7 @@ func (v *visit) work(p pod) error {
 	}
 
 	if !v.m.right {
-		if err := v.putRight(p); err != nil {
+		if err := v.configurePod(p); err != nil {
 			return err
 		}
 		v.m.right = true
@@ -298,9 +298,9 @@ func (v *visit) restore() error {
 	return nil
 }
 
-// putRight configures the pod as its record demands. This is necessary when a keeper begins, since an earlier keeper
-// may have been killed between writing the record and configuring the pod.
-func (v *visit) putRight(p pod) error {
+// configurePod configures the pod as its record demands. This is necessary when a keeper begins, since an earlier
+// keeper may have been killed between writing the record and configuring the pod.
+func (v *visit) configurePod(p pod) error {
 	if v.r.State != lease.Bound || v.r.Lease.Left(now()) == 0 {
 		return nil
 	}

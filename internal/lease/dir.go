@@ -143,7 +143,7 @@ func (d *Dir) Recall(next *Record) *dhcpc.Lease {
 
 	var found []*Record
 	if next.Client.Sticky {
-		found, _ = d.having(key, isLast)
+		found, _ = d.recordsContaining(key, isLast)
 	} else if r, err := d.Load(next.Hash()); err == nil && isLast(r) {
 		found = append(found, r)
 	}
@@ -157,15 +157,15 @@ func (d *Dir) Recall(next *Record) *dhcpc.Lease {
 // without one, the MAC address is equal. It leaves out sticky records and unreadable ones.
 func (d *Dir) Same(r *Record) ([]*Record, error) {
 	key := r.Client.key()
-	return d.having(key, func(other *Record) bool {
+	return d.recordsContaining(key, func(other *Record) bool {
 		return other.Token != r.Token && other.State != Sticky && other.Network == r.Network &&
 			other.Client.key() == key
 	})
 }
 
-// having returns the records whose files contain text and that the function pass accepts. After a boot, the keeper
-// calls it for every record. So it decodes only the few files that contain text. It leaves out unreadable files.
-func (d *Dir) having(text string, pass func(*Record) bool) ([]*Record, error) {
+// recordsContaining returns the records whose files contain text and that the function pass accepts. After a boot, the
+// keeper calls it for every record. So it decodes only the few files that contain text. It leaves out unreadable files.
+func (d *Dir) recordsContaining(text string, pass func(*Record) bool) ([]*Record, error) {
 	hashes, err := d.Hashes()
 	var found []*Record
 	for _, hash := range hashes {

@@ -50,8 +50,8 @@ func (k Filter) link() tc.Device { return tc.Device{Name: k.Bridge, Index: k.Ind
 
 // State describes the parts of a Filter that exist in the kernel.
 type State struct {
-	// There is set if the filter exists with the requested mark.
-	There bool
+	// Exists is set if the filter exists with the requested mark.
+	Exists bool
 	// Routed is set if route_localnet was turned on for the filter. Then it must be turned off together with the
 	// filter.
 	Routed bool
@@ -79,7 +79,7 @@ const (
 // that this filter would drop. To replace our own filter, Ensure adds the new one before it deletes the old one. If
 // the kernel has no cls_bpf or no clsact, IsUnsupported reports true for the error.
 func (c *Conn) Ensure(ctx context.Context, k Filter, have *State, routed bool) (changed bool, _ error) {
-	if have.There && have.Routed == routed && len(have.filters) == 1 {
+	if have.Exists && have.Routed == routed && len(have.filters) == 1 {
 		return false, nil
 	}
 
@@ -151,7 +151,7 @@ func (c *Conn) Get(ctx context.Context, k Filter) (*State, error) {
 			continue
 		}
 		have.filters = append(have.filters, f)
-		have.There = have.There || f.Protocol == unix.ETH_P_ALL && f.Direct && bytes.Equal(f.Program, want)
+		have.Exists = have.Exists || f.Protocol == unix.ETH_P_ALL && f.Direct && bytes.Equal(f.Program, want)
 		have.Routed = have.Routed || f.Handle&noteRouted != 0
 	}
 

@@ -250,19 +250,19 @@ func TestFilterIsIdempotentAndNotesWhatGoesWithIt(t *testing.T) {
 		k.Mark = step.mark
 		expect.Of(n.ensure(t, k, step.routed)).Is(t, step.changes, "Ensure %+v", step)
 		kept, err := n.conn.Get(t.Context(), k)
-		expect.That(t, err == nil && kept.There && kept.Routed == step.routed, "after %+v: %+v, %v", step, kept, err)
+		expect.That(t, err == nil && kept.Exists && kept.Routed == step.routed, "after %+v: %+v, %v", step, kept, err)
 		list := ingress(t, n.ns)
 		expect.That(t, strings.Count(list, "bytecode") == 1, "after %+v: not one filter:\n%s", step, list)
 	}
 	k.Mark = 0x1000
 	kept, err := n.conn.Get(t.Context(), k)
-	expect.That(t, err == nil && !kept.There, "a filter of another mark counts: %+v, %v", kept, err)
+	expect.That(t, err == nil && !kept.Exists, "a filter of another mark counts: %+v, %v", kept, err)
 	for range 2 {
 		must.Succeed(t, n.remove(t, k))
 		got := nstest.Run(t, n.ns, "tc", "qdisc", "show", "dev", "br0")
 		expect.That(t, !strings.Contains(got, "clsact"), "a qdisc of ours is left: %s", got)
 	}
-	if kept, err := n.conn.Get(t.Context(), k); err != nil || kept.There || kept.Routed {
+	if kept, err := n.conn.Get(t.Context(), k); err != nil || kept.Exists || kept.Routed {
 		t.Errorf("after Remove: %+v, %v", kept, err)
 	}
 }
@@ -296,7 +296,7 @@ func TestFilterLeavesOthersAtTheIngressAlone(t *testing.T) {
 			}
 			before := state()
 			must.Succeed(t, expect.Err(n.ensure(t, k, true)))
-			if kept, err := n.conn.Get(t.Context(), k); err != nil || !kept.There {
+			if kept, err := n.conn.Get(t.Context(), k); err != nil || !kept.Exists {
 				t.Fatalf("%+v, %v\n%s", kept, err, state())
 			}
 			if tt.qdisc == "" {

@@ -118,8 +118,8 @@ func (x *Expressions) LookupNone(set string) {
 	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set, Invert: true})
 }
 
-// Leave ends the chain. In a base chain, the chain's policy then applies.
-func (x *Expressions) Leave() { x.Add(&expr.Verdict{Kind: expr.VerdictReturn}) }
+// Return ends the chain. In a base chain, the chain's policy then applies.
+func (x *Expressions) Return() { x.Add(&expr.Verdict{Kind: expr.VerdictReturn}) }
 
 // Drop drops the packet.
 func (x *Expressions) Drop() { x.Add(&expr.Verdict{Kind: expr.VerdictDrop}) }

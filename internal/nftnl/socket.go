@@ -12,11 +12,11 @@ import (
 )
 
 // Socket is a connection to nf_tables, together with a record of the objects that were found complete. Packages pass
-// it to each other as a tombolo.Socket. One process may pass its Seen to another as text, if both use the same
+// it to each other as a tombolo.Socket. One process may pass its Verified to another as text, if both use the same
 // network namespace. Generations of different namespaces have the same numbers.
 type Socket struct {
 	*nl.Conn
-	*Seen
+	*Verified
 }
 
 // Of converts s to a Socket. If s is of a foreign type, methods of the result return errors.
@@ -24,10 +24,10 @@ func Of(s tombolo.Socket) Socket {
 	if own, ok := s.(Socket); ok {
 		return own
 	}
-	return Socket{nl.Of(s), &Seen{}}
+	return Socket{nl.Of(s), &Verified{}}
 }
 
-// Unchanged reports whether nf_tables still has the generation that Seen has recorded. If nothing is recorded, it
+// Unchanged reports whether nf_tables still has the generation that Verified has recorded. If nothing is recorded, it
 // reports false.
 func (s Socket) Unchanged() (bool, error) {
 	generation := s.Generation()
@@ -41,29 +41,30 @@ func (s Socket) Unchanged() (bool, error) {
 	return err == nil, err
 }
 
-// Seen records which objects were found complete in a generation of nf_tables. Every change of nf_tables in a network
-// namespace increments the generation. As long as it stays the same, the objects are still complete. Objects are
-// recorded by a checksum of their intended content. The zero Seen is empty and not in use.
-type Seen struct {
+// Verified records which objects were found complete in a generation of nf_tables. Every change of nf_tables in a
+// network namespace increments the generation. As long as it stays the same, the objects are still complete. Objects
+// are recorded by a checksum of their intended content. The zero Verified is empty and not in use.
+type Verified struct {
 	mu         sync.Mutex
 	on         bool
 	generation uint32
 	sums       []uint64
 }
 
-// MaxSeen is the maximum number of checksums in a Seen. New checksums replace the oldest.
-const MaxSeen = 8
+// MaxVerified is the maximum number of checksums in a Verified. New checksums replace the oldest.
+const MaxVerified = 8
 
-// Use puts the Seen into use, and restores the record that Text returned. If text is invalid, the Seen is empty.
-func (k *Seen) Use(text string) {
+// Use puts the Verified into use, and restores the record that Text returned. If text is invalid, the Verified is
+// empty.
+func (k *Verified) Use(text string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.on = true
-	k.generation, k.sums = parseSeen(text)
+	k.generation, k.sums = parseVerified(text)
 }
 
-// parseSeen parses a text that Seen.Text returned. If text is invalid, it returns zero values.
-func parseSeen(text string) (generation uint32, sums []uint64) {
+// parseVerified parses a text that Verified.Text returned. If text is invalid, it returns zero values.
+func parseVerified(text string) (generation uint32, sums []uint64) {
 	first, rest, _ := strings.Cut(text, " ")
 	n, err := strconv.ParseUint(first, 10, 32)
 	for field := range strings.SplitSeq(rest, " ") {
@@ -72,15 +73,15 @@ func parseSeen(text string) (generation uint32, sums []uint64) {
 		sums = append(sums, sum)
 	}
 
-	if err != nil || len(sums) > MaxSeen {
+	if err != nil || len(sums) > MaxVerified {
 		return 0, nil
 	}
 	return uint32(n), sums
 }
 
-// Text returns the record as text of at most 146 characters, for Use in another process. If the Seen is empty, Text
+// Text returns the record as text of at most 146 characters, for Use in another process. If the Verified is empty, Text
 // returns "".
-func (k *Seen) Text() string {
+func (k *Verified) Text() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.sums) == 0 {
@@ -94,14 +95,14 @@ func (k *Seen) Text() string {
 }
 
 // Covers reports whether the object with this checksum was found complete in this generation.
-func (k *Seen) Covers(generation uint32, sum uint64) bool {
+func (k *Verified) Covers(generation uint32, sum uint64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.generation == generation && slices.Contains(k.sums, sum)
 }
 
 // IsOn reports whether Use was called.
-func (k *Seen) IsOn() bool {
+func (k *Verified) IsOn() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.on
@@ -109,18 +110,18 @@ func (k *Seen) IsOn() bool {
 
 // Add records that the object with this checksum was found complete in this generation. It drops records of other
 // generations.
-func (k *Seen) Add(generation uint32, sum uint64) {
+func (k *Verified) Add(generation uint32, sum uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.generation != generation {
 		k.generation, k.sums = generation, nil
 	}
 	rest := slices.DeleteFunc(k.sums, func(n uint64) bool { return n == sum })
-	k.sums = append(rest[max(0, len(rest)+1-MaxSeen):], sum)
+	k.sums = append(rest[max(0, len(rest)+1-MaxVerified):], sum)
 }
 
-// Generation returns the generation of the record, or nil if the Seen is empty.
-func (k *Seen) Generation() *uint32 {
+// Generation returns the generation of the record, or nil if the Verified is empty.
+func (k *Verified) Generation() *uint32 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.sums) == 0 {
@@ -132,7 +133,7 @@ func (k *Seen) Generation() *uint32 {
 
 // Follow records that our own transaction, on top of the given generation, has left all recorded objects complete. So
 // the record then applies to the next generation.
-func (k *Seen) Follow(generation uint32) {
+func (k *Verified) Follow(generation uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.generation == generation && len(k.sums) > 0 {
@@ -141,7 +142,7 @@ func (k *Seen) Follow(generation uint32) {
 }
 
 // Drop deletes all records.
-func (k *Seen) Drop() {
+func (k *Verified) Drop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.generation, k.sums = 0, nil

@@ -29,7 +29,7 @@ type Transaction struct {
 }
 
 // Begin starts a transaction. If generation is not nil, the kernel refuses the transaction (ERESTART) if anything in
-// the namespace's nf_tables has changed since that generation. See SeenGeneration.
+// the namespace's nf_tables has changed since that generation. See VisibleGeneration.
 func Begin(generation *uint32) *Transaction {
 	t := &Transaction{}
 	if generation != nil {
@@ -123,10 +123,10 @@ func Generation(c *nl.Conn) (uint32, error) {
 	return generation, err
 }
 
-// SeenGeneration returns a generation whose changes are visible: everything read later belongs to this generation or
+// VisibleGeneration returns a generation whose changes are visible: everything read later belongs to this generation or
 // to a later one. The function Generation does not guarantee that. Kernels such as 6.1 increment the generation a
 // moment before the changes are visible. A reader could then see the new number together with the old state.
-func SeenGeneration(c *nl.Conn) (uint32, error) {
+func VisibleGeneration(c *nl.Conn) (uint32, error) {
 	generation, err := Generation(c)
 	if err == nil {
 		err = Unchanged(c, generation)
@@ -174,9 +174,9 @@ func IsOvertaken(err error) bool {
 		errors.Is(err, tombolo.ErrInterrupted)
 }
 
-// Look sends a batch of Get requests. It ignores errors about missing objects, and errors that match one of the
+// ExecuteGets sends a batch of Get requests. It ignores errors about missing objects, and errors that match one of the
 // errors in the list same.
-func Look(c *nl.Conn, b *nl.Batch, same ...error) error {
+func ExecuteGets(c *nl.Conn, b *nl.Batch, same ...error) error {
 	if err := c.Execute(b); err == nil {
 		return nil
 	}

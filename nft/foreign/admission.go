@@ -79,12 +79,12 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 	right := false
 	err := nftnl.Retry(ctx, func() error {
 		generation, err := nftnl.Generation(c.nl)
-		if right = err == nil && c.seen.Covers(generation, c.sum()); right {
+		if right = err == nil && c.verified.Covers(generation, c.sum()); right {
 			return nil
 		}
 
-		// If Seen knows this generation, its changes are visible already. Otherwise wait until they are.
-		if known := c.seen.Generation(); err == nil && (known == nil || *known != generation) {
+		// If Verified knows this generation, its changes are visible already. Otherwise wait until they are.
+		if known := c.verified.Generation(); err == nil && (known == nil || *known != generation) {
 			err = nftnl.Unchanged(c.nl, generation)
 		}
 
@@ -101,8 +101,8 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 			return nftnl.Unchanged(c.nl, generation) // a change during the plan may have mixed two states
 		}
 
-		if c.seen.IsOn() {
-			c.seen.Add(generation, c.sum())
+		if c.verified.IsOn() {
+			c.verified.Add(generation, c.sum())
 		}
 
 		return nil
@@ -111,7 +111,7 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 	return right, err
 }
 
-// sum returns a checksum of the settings that Ensure's rules depend on, for use with nftnl.Seen.
+// sum returns a checksum of the settings that Ensure's rules depend on, for use with nftnl.Verified.
 func (c *Conn) sum() uint64 {
 	sum := fnv.New64a()
 	fmt.Fprintf(sum, "admission %d %x %s %s", rulesVersion, c.mark, c.admin, c.table)
@@ -151,7 +151,7 @@ func (c *Conn) planned(ctx context.Context, link string, do func(*plan) error) e
 		return c.err
 	}
 	return nftnl.Retry(ctx, func() error {
-		generation, err := nftnl.SeenGeneration(c.nl)
+		generation, err := nftnl.VisibleGeneration(c.nl)
 		if err != nil {
 			return err
 		}
@@ -195,7 +195,7 @@ func (c *Conn) plan(ctx context.Context, generation uint32, link string) (*plan,
 		}
 	}
 
-	if err := nftnl.Look(c.nl, &b); err != nil {
+	if err := nftnl.ExecuteGets(c.nl, &b); err != nil {
 		return nil, err
 	}
 

@@ -146,7 +146,7 @@ func TestReadyNoticesAChainThatAppears(t *testing.T) {
 	t.Parallel()
 	for _, program := range nstest.Programs() {
 		c, ns := dialNew(t)
-		c.seen.Use("")
+		c.verified.Use("")
 		mustPlace(t, c, false)
 		// One that drops nothing is no difference.
 		iptables(t, ns, program, "-P", "FORWARD", "ACCEPT")

@@ -28,7 +28,7 @@ type Config struct {
 // processes may use it at the same time. Errors from the kernel are, or wrap, a *tombolo.OpError.
 type Conn struct {
 	nl    *nl.Conn
-	seen  *nftnl.Seen
+	verified  *nftnl.Verified
 	mark  uint32
 	table string
 	admin string
@@ -43,7 +43,7 @@ func On(s tombolo.Socket, cfg *Config) *Conn {
 	}
 	socket := nftnl.Of(s)
 	return &Conn{
-		nl: socket.Conn, seen: socket.Seen,
+		nl: socket.Conn, verified: socket.Verified,
 		mark: cmp.Or(cfg.Mark, nftnl.DefaultMark), table: cmp.Or(cfg.Table, nftnl.DefaultTable),
 		admin: cfg.AdminChain, err: nftnl.CheckTable(cfg.Table, cfg.Mark),
 	}

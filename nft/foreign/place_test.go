@@ -115,14 +115,14 @@ func TestWhereTheAdmissionGoesInUfw(t *testing.T) {
 func TestWhatWasSeenSparesTheLookAtTheAdmission(t *testing.T) {
 	t.Parallel()
 	c, ns := dialNew(t)
-	c.seen.Use("")
+	c.verified.Use("")
 	nstest.Script(t, ns, docker()...)
 	wantReady(t, c, false)
 	mustPlace(t, c, true)
-	generation := *c.seen.Generation()
-	_, sum, _ := strings.Cut(c.seen.Text(), " ")
+	generation := *c.verified.Generation()
+	_, sum, _ := strings.Cut(c.verified.Text(), " ")
 	must.That(t, sum != "" && !strings.Contains(sum, " "), "seen: %s", sum)
-	seen := func(c *Conn, generation uint32) *Conn { c.seen.Use(fmt.Sprintf("%d %s", generation, sum)); return c }
+	seen := func(c *Conn, generation uint32) *Conn { c.verified.Use(fmt.Sprintf("%d %s", generation, sum)); return c }
 	wantReady(t, seen(watched(t, ns, unix.NFT_MSG_GETCHAIN, func() { t.Error("it looks") }), generation), true)
 	nstest.Script(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP")
 	wantReady(t, seen(dial(t, ns), generation), false)
@@ -236,7 +236,7 @@ func TestWhatBecomesOfTheAdmission(t *testing.T) {
 	} {
 		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			c, ns := dialNew(t)
-			c.seen.Use("")
+			c.verified.Use("")
 			if tc.before == nil {
 				tc.before = []string{"iptables -P FORWARD DROP"}
 			}

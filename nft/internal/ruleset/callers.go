@@ -162,6 +162,6 @@ func (list *rules) addCallers() {
 		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
 		flow(IfnameLen)
 		x.LookupNone(f.excepted)
-		x.Leave()
+		x.Return()
 	})
 }

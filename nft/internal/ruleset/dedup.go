@@ -48,7 +48,7 @@ func (list *rules) addDedup(ds []Dedup) {
 	for _, d := range ds {
 		once(fmt.Sprintf("sent by gateway %s at %s", d.Gateway, d.BridgeMAC), func(x expressions) {
 			own := netip.PrefixFrom(d.Gateway, d.Gateway.BitLen())
-			x.isSentBy(&d).inPrefix(FamilyOf(d.Gateway).src, own).Leave()
+			x.isSentBy(&d).inPrefix(FamilyOf(d.Gateway).src, own).Return()
 		})
 	}
 

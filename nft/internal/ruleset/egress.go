@@ -254,7 +254,7 @@ func (rs *Ruleset) addEgress(n *Network) {
 func (list *rules) addEgress() {
 	list.add("bridges without a policy", func(x expressions) {
 		x.linkNotIn(expr.MetaKeyIIFNAME, egressSet)
-		x.Leave()
+		x.Return()
 	})
 	list.addAllowed(Family.egressSet, func(x expressions, _ Family) uint32 {
 		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
@@ -267,7 +267,7 @@ func (list *rules) addPodEgress() {
 		x.is(f)
 		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
 		x.LookupNone(f.limited)
-		x.Leave()
+		x.Return()
 	})
 	list.addAllowed(Family.podEgressSet, func(x expressions, f Family) uint32 {
 		x.Payload(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen, nftnl.First)
@@ -283,7 +283,7 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 		x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, established)
 		x.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: uint32(nftnl.First)})
 		x.Compare(expr.CmpOpEq, []byte{1}) // IP_CT_DIR_REPLY
-		x.Leave()
+		x.Return()
 	})
 
 	// These messages are always accepted, because without them no machine could reach the pod by IPv6. The host never
@@ -297,14 +297,14 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 		x.isICMPv6(byte(types.from), byte(types.to))
 		x.destinationType()
 		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_UNICAST))
-		x.Leave()
+		x.Return()
 	})
 
 	list.add("neighbour discovery on the link", func(x expressions) {
 		x.is(ip6)
 		x.isICMPv6(neighbourSolicit, neighbourAdvert)
 		x.hasRoute(expr.Fib{FlagDADDR: true, FlagIIF: true}, true)
-		x.Leave()
+		x.Return()
 	})
 	list.addFamilies("allowed", func(x expressions, f Family) {
 		x.is(f)
@@ -315,7 +315,7 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(length+Slot))
 		x.hostPort(length + Slot + f.AddrLen)
 		x.Lookup(set(f).Name)
-		x.Leave()
+		x.Return()
 	})
 
 	list.add("all else", expressions.Drop)

@@ -78,7 +78,7 @@ func (x expressions) isNotOwn(offset, length uint32, set string) expressions {
 }
 
 // leaveFree lets a packet leave the chain if the port's addresses are not known.
-func (x expressions) leaveFree() { x.linkIn(expr.MetaKeyIIFNAME, guardFreeSet).Leave() }
+func (x expressions) leaveFree() { x.linkIn(expr.MetaKeyIIFNAME, guardFreeSet).Return() }
 
 // arpForm returns the first six bytes of an ARP message for IPv4 over Ethernet (RFC 826): the types of both addresses
 // and their lengths.

@@ -55,12 +55,12 @@ func (list *rules) addFromPods() {
 		isPodGroup(in).isProtocol(unix.ETH_P_IPV6).nextHeader(unix.IPPROTO_HOPOPTS, unix.IPPROTO_HOPOPTS).
 		isICMPv6(listenerQuery, listenerQuery).Drop()
 
-	list.rule("of the LAN").isMeta(in, group(ident.ShareGroup)).Leave()
+	list.rule("of the LAN").isMeta(in, group(ident.ShareGroup)).Return()
 	noTag := list.rule("no tag")
 	for _, tag := range []uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD} {
 		noTag.load(expr.PayloadBaseLLHeader, etherType, 2).compare(expr.CmpOpNeq, Number16(tag))
 	}
-	noTag.Leave()
+	noTag.Return()
 
 	for _, inner := range []struct {
 		comment string
@@ -71,7 +71,7 @@ func (list *rules) addFromPods() {
 		x.compare(expr.CmpOpEq, Number16(defaultVLAN)).dropBehindTag(inner.typ)
 	}
 
-	list.rule("of a VLAN").load(expr.PayloadBaseLLHeader, vlanTag, 2).hasAny(vlanID).Leave()
+	list.rule("of a VLAN").load(expr.PayloadBaseLLHeader, vlanTag, 2).hasAny(vlanID).Return()
 	list.rule("tagged IPv4").dropBehindTag(unix.ETH_P_IP)
 	list.rule("tagged IPv6").dropBehindTag(unix.ETH_P_IPV6)
 	list.rule("tags in a row").dropBehindTag(unix.ETH_P_8021Q)

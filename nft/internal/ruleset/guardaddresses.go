@@ -11,11 +11,11 @@ import (
 func (list *rules) addGuard() {
 	const in = expr.MetaKeyIIFNAME
 
-	list.rule("ports that are not guarded").linkNotIn(in, guardedSet).Leave()
+	list.rule("ports that are not guarded").linkNotIn(in, guardedSet).Return()
 	list.rule("from another's MAC").
 		portNotIn(expr.PayloadBaseLLHeader, etherSource, EtherLen, guardMACSet).Drop()
 	list.rule("from its own MAC, where no more is asked").
-		linkIn(in, guardLeasingSet).linkNotIn(in, guardUntrustedSet).Leave()
+		linkIn(in, guardLeasingSet).linkNotIn(in, guardUntrustedSet).Return()
 
 	// Other machines may remove the tag and read the content. The rules below would see IP behind the tag, but not
 	// ARP.
@@ -27,9 +27,9 @@ func (list *rules) addGuard() {
 	// none of them an IPv6 extension header. Other packets pass more rules.
 	list.rule("TCP and UDP from its own IPv6 address").
 		isProtocol(unix.ETH_P_IPV6).nextHeader(unix.IPPROTO_TCP, unix.IPPROTO_UDP).
-		isOwn(ip6Source, addr6Len, guard6Set).Leave()
+		isOwn(ip6Source, addr6Len, guard6Set).Return()
 	list.rule("TCP and UDP from an IPv6 address made of its MAC").
-		isProtocol(unix.ETH_P_IPV6).nextHeader(unix.IPPROTO_TCP, unix.IPPROTO_UDP).isOwnID(ip6SourceID).Leave()
+		isProtocol(unix.ETH_P_IPV6).nextHeader(unix.IPPROTO_TCP, unix.IPPROTO_UDP).isOwnID(ip6SourceID).Return()
 
 	list.guardARP()
 	list.guardDiscovery()
@@ -40,7 +40,7 @@ func (list *rules) addGuard() {
 }
 
 func (list *rules) guardIPv4() {
-	list.rule("IPv4 from its own address").isProtocol(unix.ETH_P_IP).isOwn(ip4Source, Addr4Len, guard4Set).Leave()
+	list.rule("IPv4 from its own address").isProtocol(unix.ETH_P_IP).isOwn(ip4Source, Addr4Len, guard4Set).Return()
 
 	// Accept messages from a DHCP client that has no address yet. Such a message does not claim an address, and the
 	// server may refuse the request.
@@ -48,7 +48,7 @@ func (list *rules) guardIPv4() {
 		isProtocol(unix.ETH_P_IP).isAt(expr.PayloadBaseNetworkHeader, ip4Source, make([]byte, Addr4Len)).
 		isL4(unix.IPPROTO_UDP).
 		isAt(expr.PayloadBaseTransportHeader, 0, []byte{0, dhcpClient, 0, dhcpServer}). // source and destination
-		Leave()
+		Return()
 
 	list.rule("IPv4 from any address, where none is known").isEtherType(unix.ETH_P_IP).leaveFree()
 }
@@ -56,10 +56,10 @@ func (list *rules) guardIPv4() {
 func (list *rules) guardARP() {
 	list.rule("ARP of another's MAC").
 		isEtherType(unix.ETH_P_ARP).isNotOwn(arpSenderMAC, EtherLen, guardMACSet).Drop()
-	list.rule("ARP of its own address").isARP(arpForm()).isOwn(arpSenderIP, Addr4Len, guard4Set).Leave()
+	list.rule("ARP of its own address").isARP(arpForm()).isOwn(arpSenderIP, Addr4Len, guard4Set).Return()
 
 	// RFC 5227: these requests ask whether a host has the address, and change no neighbour table.
-	list.rule("ARP probes").isARP(append(arpForm(), 0, 1)).isNoSender().Leave()
+	list.rule("ARP probes").isARP(append(arpForm(), 0, 1)).isNoSender().Return()
 	list.rule("ARP of any address, where none is known").isARP(arpForm()).leaveFree()
 }
 
@@ -90,9 +90,9 @@ func (list *rules) guardDiscovery() {
 	// The kernel would parse the beginning of a later fragment as a header, so handle these fragments before other
 	// rules.
 	list.rule("later fragments from its own IPv6 address").
-		isLaterFragment().isOwn(ip6Source, addr6Len, guard6Set).Leave()
+		isLaterFragment().isOwn(ip6Source, addr6Len, guard6Set).Return()
 	list.rule("later fragments from an IPv6 address made of its MAC").
-		isLaterFragment().isOwnID(ip6SourceID).Leave()
+		isLaterFragment().isOwnID(ip6SourceID).Return()
 	list.rule("later fragments, where no address is known").isLaterFragment().leaveFree()
 
 	// RFC 6980 forbids fragments here. The rules also drop other extension headers, since they use fixed offsets.
@@ -100,9 +100,9 @@ func (list *rules) guardDiscovery() {
 		isDiscovery(routerSolicit, redirectMessage).load(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1).
 		compare(expr.CmpOpNeq, []byte{unix.IPPROTO_ICMPV6}).Drop()
 	list.rule("whether its own IPv6 address is taken").
-		isUnspecified(neighbourSolicit).isOwn(ndTarget, addr6Len, guardNDSet).Leave()
+		isUnspecified(neighbourSolicit).isOwn(ndTarget, addr6Len, guardNDSet).Return()
 	list.rule("whether an IPv6 address made of its MAC is taken").
-		isUnspecified(neighbourSolicit).isOwnID(ndTargetID).Leave()
+		isUnspecified(neighbourSolicit).isOwnID(ndTargetID).Return()
 	list.rule("whether an IPv6 address is taken, where none is known").
 		isUnspecified(neighbourSolicit).leaveFree()
 
@@ -132,8 +132,8 @@ func (list *rules) guardIPv6() {
 		isDiscovery(neighbourAdvert, neighbourAdvert).isNotOwn(ndTarget, addr6Len, guardNDSet).
 		isNotOwn(ndTargetID, interfaceIDLen, guardIDSet).Drop()
 	list.rule("IPv6 from its own address").
-		isProtocol(unix.ETH_P_IPV6).isOwn(ip6Source, addr6Len, guard6Set).Leave()
-	list.rule("IPv6 from an address made of its MAC").isProtocol(unix.ETH_P_IPV6).isOwnID(ip6SourceID).Leave()
+		isProtocol(unix.ETH_P_IPV6).isOwn(ip6Source, addr6Len, guard6Set).Return()
+	list.rule("IPv6 from an address made of its MAC").isProtocol(unix.ETH_P_IPV6).isOwnID(ip6SourceID).Return()
 
 	// Accept the messages that a host sends before it has a usable address (RFC 4861, RFC 3590).
 	list.addSpans([]span{
@@ -142,7 +142,7 @@ func (list *rules) guardIPv6() {
 		{"multicast listener reports of version 1 before there is an address", listenerReport, listenerReport},
 		{"multicast listeners' leave before there is an address", listenerDone, listenerDone},
 	}, func(x expressions, types span) {
-		x.isUnspecified(byte(types.from)).Leave()
+		x.isUnspecified(byte(types.from)).Return()
 	})
 
 	list.rule("neighbour discovery from another's address").isDiscovery(routerSolicit, redirectMessage).Drop()

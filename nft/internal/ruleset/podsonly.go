@@ -40,11 +40,11 @@ func podsOnly(closed []Closed, mark uint32) Chain {
 
 func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 	const in, out = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME
-	list.rule("what comes from a gateways' link").linkIn(in, gatewaysSet).Leave()
-	list.rule("what goes to one").linkIn(out, gatewaysSet).Leave()
+	list.rule("what comes from a gateways' link").linkIn(in, gatewaysSet).Return()
+	list.rule("what goes to one").linkIn(out, gatewaysSet).Return()
 	x := list.rule("what else pods send and receive").loadMeta(expr.MetaKeyMARK)
 	x.Mask(binary.NativeEndian.AppendUint32(nil, mark), nil)
-	x.compare(expr.CmpOpNeq, make([]byte, 4)).Leave()
+	x.compare(expr.CmpOpNeq, make([]byte, 4)).Return()
 
 	// The next rules accept frames that another program's bridge forwards itself. With br_netfilter, such frames pass
 	// this hook too, and no property of the packet distinguishes them. The rules use routes instead: the host itself
@@ -60,15 +60,15 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 		{"what such a bridge forwards, from where the host has no route by it",
 			expr.Fib{FlagSADDR: true, FlagIIF: true}, false},
 	} {
-		list.rule(route.text).betweenBridges().hasRoute(route.fib, route.exists).Leave()
+		list.rule(route.text).betweenBridges().hasRoute(route.fib, route.exists).Return()
 	}
 
 	for _, c := range closed {
 		f := c.family()
-		list.rule("multicast, which a routing daemon forwards, "+f.name).isTo(f, f.multicast).Leave()
+		list.rule("multicast, which a routing daemon forwards, "+f.name).isTo(f, f.multicast).Return()
 		for _, router := range slices.Sorted(slices.Values(c.Routers)) {
 			list.rule("the owner of "+router+" has it forward "+f.name).
-				is(f).isMeta(in, nftnl.LinkKey(router, nil, 0)).Leave()
+				is(f).isMeta(in, nftnl.LinkKey(router, nil, 0)).Return()
 		}
 
 		list.rule("the host is no router of " + f.name).is(f).Drop()

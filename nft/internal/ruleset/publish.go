@@ -158,7 +158,7 @@ func (list *rules) addToHost() {
 	list.add("only what is sent to the host", func(x expressions) {
 		x.destinationType()
 		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
-		x.Leave()
+		x.Return()
 	})
 
 	// The kernel cannot forward packets to these IPv6 addresses. If they were redirected to a pod, the caller would
@@ -170,7 +170,7 @@ func (list *rules) addToHost() {
 	} {
 		list.add("cannot be forwarded: "+p.String(), func(x expressions) {
 			x.isTo(ip6, p)
-			x.Leave()
+			x.Return()
 		})
 	}
 }
@@ -192,7 +192,7 @@ func (list *rules) addHostPorts() {
 		x.isTo(ip4, loopbackPrefix())
 		x.Payload(expr.PayloadBaseNetworkHeader, ip4.dst, ip4.AddrLen, nftnl.First)
 		x.Compare(expr.CmpOpNeq, []byte{127, 0, 0, 1})
-		x.Leave()
+		x.Return()
 	})
 
 	// If kube-proxy runs in IPVS mode, a link of the host has the addresses of all Kubernetes services. Ports on all
@@ -201,7 +201,7 @@ func (list *rules) addHostPorts() {
 		x.is(f)
 		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
 		x.Lookup(f.Services)
-		x.Leave()
+		x.Return()
 	})
 	list.addFamilies("ports on all addresses", func(x expressions, f Family) {
 		x.is(f)

@@ -395,26 +395,26 @@ func (list *rules) addMasquerade(n *Network) {
 	for _, f := range Families() {
 		exempt := n.exemptOf(f.Is4())
 		if slices.Contains(exempt, f.All) {
-			list.rule("never masquerade " + f.name).is(f).Leave()
+			list.rule("never masquerade " + f.name).is(f).Return()
 			continue
 		}
 
 		list.rule("not sent by pods of this network, "+f.name).
-			is(f).load(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen).isNotIn(MasqueradeSet(f.Is4(), n.Key)).Leave()
+			is(f).load(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen).isNotIn(MasqueradeSet(f.Is4(), n.Key)).Return()
 
 		// The packet was sent to an address of the host, and only a published port redirected it. So the pod keeps
 		// its address.
 		list.rule("pods keep their address towards published ports, " + f.name).
-			isRedirected().is(f).podPort(f).isIn(f.Published).Leave()
+			isRedirected().is(f).podPort(f).isIn(f.Published).Return()
 
 		for _, p := range exempt {
-			list.rule("pods keep their address towards "+p.String()).isTo(f, p).Leave()
+			list.rule("pods keep their address towards "+p.String()).isTo(f, p).Return()
 		}
 
-		list.rule("multicast, "+f.name).isTo(f, f.multicast).Leave()
+		list.rule("multicast, "+f.name).isTo(f, f.multicast).Return()
 		if f.Is4() {
 			all := netip.AddrFrom4([4]byte{255, 255, 255, 255})
-			list.rule("broadcast").isTo(f, netip.PrefixFrom(all, 32)).Leave()
+			list.rule("broadcast").isTo(f, netip.PrefixFrom(all, 32)).Return()
 		}
 	}
 

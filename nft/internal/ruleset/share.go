@@ -106,7 +106,7 @@ type share struct {
 // program at the pair.
 func (s *share) addIn(list *rules) {
 	list.addTagged()
-	s.isMAC(list.rule("what pods send"), etherSource).Leave()
+	s.isMAC(list.rule("what pods send"), etherSource).Return()
 	s.addToPods(list)
 }
 
@@ -114,7 +114,7 @@ func (s *share) addIn(list *rules) {
 // at the pair.
 func (s *share) addOut(list *rules) {
 	list.addTagged()
-	s.isMAC(list.rule("what pods send"), etherSource).Leave()
+	s.isMAC(list.rule("what pods send"), etherSource).Return()
 	for _, redirect := range []struct {
 		family        string
 		typ           uint16
@@ -144,7 +144,7 @@ func (list *rules) addTagged() {
 		typ     uint16
 	}{{"of a VLAN", unix.ETH_P_8021Q}, {"of a VLAN, by an outer tag", unix.ETH_P_8021AD}} {
 		list.rule(tag.comment).isEthernet().isEtherType(tag.typ).
-			load(expr.PayloadBaseLLHeader, vlanTag, 2).hasAny(vlanID).Leave()
+			load(expr.PayloadBaseLLHeader, vlanTag, 2).hasAny(vlanID).Return()
 	}
 }
 

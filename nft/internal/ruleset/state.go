@@ -69,10 +69,10 @@ func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
 	}
 }
 
-// LooksRight reports whether the state from Outline shows no differences. It compares the tables, the chains, the
+// IsComplete reports whether the state from Outline shows no differences. It compares the tables, the chains, the
 // elements in the sets of bridges and the sentinels. Sets themselves are not looked up, since the rules that use them
 // keep them alive.
-func (st *State) LooksRight(rs *Ruleset) bool {
+func (st *State) IsComplete(rs *Ruleset) bool {
 	for _, family := range rs.tables {
 		if t, ok := st.Tables[family]; !ok || t.IsDormant() {
 			return false
@@ -147,13 +147,13 @@ func (t Tables) Outline(rs *Ruleset) (*State, error) {
 	st.getOutline(&b, rs)
 	st.getBridge(&b, rs)
 	st.getSentinels(&b, rs.Sets())
-	return st, nftnl.Look(t.Conn, &b, unix.EINVAL) // EINVAL: a set with other keys
+	return st, nftnl.ExecuteGets(t.Conn, &b, unix.EINVAL) // EINVAL: a set with other keys
 }
 
 // Read reads everything that a ruleset names, including the comments of all rules. If something changes in between,
 // the result may be inconsistent. A transaction with the result's Generation then fails.
 func (t Tables) Read(rs *Ruleset) (*State, error) {
-	generation, err := nftnl.SeenGeneration(t.Conn)
+	generation, err := nftnl.VisibleGeneration(t.Conn)
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +174,7 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 	}
 
 	st.getSentinels(&b, rs.Sets())
-	if err := nftnl.Look(t.Conn, &b, unix.EINVAL); err != nil {
+	if err := nftnl.ExecuteGets(t.Conn, &b, unix.EINVAL); err != nil {
 		return nil, err
 	}
 

@@ -110,7 +110,7 @@ func (t Tables) Lookup(elements []Element) ([]*ElementState, error) {
 
 		// Ignore EINVAL. The kernel returns it if another program created the set with keys of another length, so the
 		// set cannot have our elements.
-		if err := nftnl.Look(t.Conn, &b, unix.EINVAL); err != nil {
+		if err := nftnl.ExecuteGets(t.Conn, &b, unix.EINVAL); err != nil {
 			return nil, err
 		}
 	}
@@ -154,7 +154,7 @@ func (t Tables) Inventory(family uint8) (*Inventory, error) {
 	inv := &Inventory{family: family}
 	var b nl.Batch
 	t.Name.getTable(&b, family, func([]byte) error { inv.Table = true; return nil })
-	if err := nftnl.Look(t.Conn, &b); err != nil || !inv.Table {
+	if err := nftnl.ExecuteGets(t.Conn, &b); err != nil || !inv.Table {
 		return inv, err
 	}
 

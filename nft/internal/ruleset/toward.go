@@ -16,12 +16,12 @@ const GatewayGroup = PodGroup - 1
 func (list *rules) addTowardHost() {
 	list.addGroups()
 	list.rule("of ports behind which the host may have a server").
-		isNotMeta(unix.NFT_META_IIFGROUP, group(GatewayGroup)).Leave()
-	list.rule("TCP to the host").isL4(unix.IPPROTO_TCP).Leave()
+		isNotMeta(unix.NFT_META_IIFGROUP, group(GatewayGroup)).Return()
+	list.rule("TCP to the host").isL4(unix.IPPROTO_TCP).Return()
 
 	// A later fragment has no UDP or ICMP header to match. It is useless without the first fragment, so accept it.
-	list.rule("later fragments of IPv4 to the host").fragment4(0x1fff).Leave()
-	list.rule("later fragments of IPv6 to the host").isLaterFragment().Leave()
+	list.rule("later fragments of IPv4 to the host").fragment4(0x1fff).Return()
+	list.rule("later fragments of IPv6 to the host").isLaterFragment().Return()
 	list.rule("DHCP answers to the host").isUDP(udpTarget, dhcpClient).Drop()
 	list.rule("DHCPv6 answers to the host").isUDP(udpTarget, dhcp6Client).Drop()
 	for _, message := range []struct {
@@ -40,6 +40,6 @@ func (list *rules) addTowardHost() {
 
 	// Drop IPv4 packets whose protocol the kernel cannot find. A DHCP client for IPv4 uses a packet socket, which may
 	// receive packets that the kernel itself refuses.
-	list.rule("protocols that can be read").isNotL4(unix.IPPROTO_RAW).Leave()
+	list.rule("protocols that can be read").isNotL4(unix.IPPROTO_RAW).Return()
 	list.rule("IPv4 that cannot be read").isProtocol(unix.ETH_P_IP).Drop()
 }

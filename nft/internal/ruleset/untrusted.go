@@ -9,20 +9,20 @@ import (
 // ports that must not have a server or router behind them. The chain guard already checks the MAC and the addresses.
 // This chain drops packets by their protocol, and accepts all others.
 func (list *rules) addUntrusted() {
-	list.rule("ports that are not of hosts only").linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet).Leave()
+	list.rule("ports that are not of hosts only").linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet).Return()
 
 	// Most packets are TCP, and no rule below is about TCP.
-	list.rule("TCP").isL4(unix.IPPROTO_TCP).Leave()
+	list.rule("TCP").isL4(unix.IPPROTO_TCP).Return()
 	list.addDHCP()
 	list.addRouting()
-	list.rule("other UDP").isL4(unix.IPPROTO_UDP).Leave()
+	list.rule("other UDP").isL4(unix.IPPROTO_UDP).Return()
 	list.addARPProbes()
 	list.addRouters()
 
 	// The kernel finds the protocol of every packet that a host can parse. Protocol 255 is reserved, so it matches
 	// none of these packets (RFC 5237).
-	list.rule("other protocols").isNotL4(unix.IPPROTO_RAW).Leave()
-	list.rule("other ARP").isEtherType(unix.ETH_P_ARP).Leave()
+	list.rule("other protocols").isNotL4(unix.IPPROTO_RAW).Return()
+	list.rule("other ARP").isEtherType(unix.ETH_P_ARP).Return()
 	list.rule("what cannot be read").Drop()
 }
 
@@ -77,7 +77,7 @@ func (list *rules) addDHCP() {
 func (list *rules) addRouting() {
 	list.rule("UDP to higher ports").
 		isL4(unix.IPPROTO_UDP).load(expr.PayloadBaseTransportHeader, udpTarget, 2).
-		compare(expr.CmpOpGt, Number16(ipvsSync)).Leave()
+		compare(expr.CmpOpGt, Number16(ipvsSync)).Return()
 	list.addSpans([]span{
 		{"MANET and OLSR 2", 269, 269}, // RFC 5498
 		{"RIP and RIPng", 520, 521},    // RFC 2453, RFC 2080
@@ -126,7 +126,7 @@ func (list *rules) addRouters() {
 		{"IGMP reports of version 2, and leaves", 0x16, 0x17}, // RFC 2236
 		{"IGMP reports of version 3", 0x22, 0x22},             // RFC 3376
 	}, func(x expressions, types span) {
-		x.isEtherType(unix.ETH_P_IP).isL4(unix.IPPROTO_IGMP).firstByte(byte(types.from), byte(types.to)).Leave()
+		x.isEtherType(unix.ETH_P_IP).isL4(unix.IPPROTO_IGMP).firstByte(byte(types.from), byte(types.to)).Return()
 	})
 
 	// This drops queries, and advertisements of multicast routers (RFC 4286).

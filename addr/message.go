@@ -15,7 +15,7 @@ import (
 
 const ifaProto = 11 // IFA_PROTO, Linux 5.18
 
-const forever = 0xffffffff // INFINITY_LIFE_TIME, in seconds
+const infiniteLifetime = 0xffffffff // INFINITY_LIFE_TIME, in seconds
 
 const (
 	errPrefix = nl.Invalid("address and prefix length do not fit together")
@@ -132,18 +132,18 @@ func seconds(d, limit *time.Duration) uint32 {
 	}
 
 	if d == nil {
-		return forever
+		return infiniteLifetime
 	}
 
 	s := *d / time.Second
 	if *d%time.Second > 0 {
 		s++
 	}
-	return uint32(min(max(s, 0), forever))
+	return uint32(min(max(s, 0), infiniteLifetime))
 }
 
 func lifetime(s uint32) *time.Duration {
-	if s == forever {
+	if s == infiniteLifetime {
 		return nil
 	}
 	d := time.Duration(s) * time.Second

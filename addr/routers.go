@@ -47,16 +47,16 @@ type Advertised struct {
 // only address, Advertised returns an error at once that matches ErrDuplicate.
 func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertised, error) {
 	for {
-		usable, pending, err := conn.formed(context.WithoutCancel(ctx), link)
+		usable, pending, err := conn.slaacAddresses(context.WithoutCancel(ctx), link)
 		if err != nil {
 			return nil, err
 		}
 
-		heard, err := w.hear(link, w.nl.Queued)
+		isChanged, err := w.readAnnouncements(link, w.nl.Queued)
 		switch {
 		case err != nil:
 			return nil, err
-		case heard:
+		case isChanged:
 			continue
 		case len(pending) > 0:
 		case len(usable) > 0:
@@ -67,7 +67,7 @@ func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertis
 			return nil, &tombolo.OpError{Op: "form address", Object: w.duplicate.String(), Err: ErrDuplicate}
 		}
 
-		if _, err := w.hear(link, func() ([]netlink.Message, error) { return w.nl.Next(ctx) }); err != nil {
+		if _, err := w.readAnnouncements(link, func() ([]netlink.Message, error) { return w.nl.Next(ctx) }); err != nil {
 			if ctx.Err() != nil {
 				err = fmt.Errorf("%w: %w", w.explain(conn, link), err)
 			}
@@ -76,9 +76,9 @@ func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertis
 	}
 }
 
-// formed returns the addresses of a link that the kernel formed from router advertisements. It returns the usable
-// ones, deprecated ones last, and those that are still pending duplicate address detection.
-func (c *Conn) formed(ctx context.Context, link int) (usable, pending []Address, _ error) {
+// slaacAddresses returns the addresses of a link that the kernel formed from router advertisements. It returns the
+// usable ones, deprecated ones last, and those that are still pending duplicate address detection.
+func (c *Conn) slaacAddresses(ctx context.Context, link int) (usable, pending []Address, _ error) {
 	list, err := c.List(ctx, Filter{Link: link, Family: unix.AF_INET6})
 	if err != nil {
 		return nil, nil, err
@@ -101,10 +101,10 @@ func (c *Conn) formed(ctx context.Context, link int) (usable, pending []Address,
 	return usable, pending, nil
 }
 
-// hear calls next again and again, and processes the announcements about a link, until next returns none. It returns
-// true if the link's addresses may have changed, or if announcements were lost. The caller must then list the
-// addresses.
-func (w *Watch) hear(link int, next func() ([]netlink.Message, error)) (bool, error) {
+// readAnnouncements calls next again and again, and processes the announcements about a link, until next returns none.
+// It returns true if the link's addresses may have changed, or if announcements were lost. The caller must then list
+// the addresses.
+func (w *Watch) readAnnouncements(link int, next func() ([]netlink.Message, error)) (bool, error) {
 	for {
 		messages, err := next()
 		switch {
@@ -116,11 +116,11 @@ func (w *Watch) hear(link int, next func() ([]netlink.Message, error)) (bool, er
 
 		again := false
 		for _, m := range messages {
-			about, err := w.take(m, link)
+			isAddress, err := w.handle(m, link)
 			if err != nil {
 				return false, err
 			}
-			again = again || about
+			again = again || isAddress
 		}
 
 		if again {
@@ -129,8 +129,8 @@ func (w *Watch) hear(link int, next func() ([]netlink.Message, error)) (bool, er
 	}
 }
 
-// take processes one announcement, and reports whether it is about an address of the link.
-func (w *Watch) take(m netlink.Message, link int) (bool, error) {
+// handle processes one announcement, and reports whether it is about an address of the link.
+func (w *Watch) handle(m netlink.Message, link int) (bool, error) {
 	switch m.Header.Type {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		a, err := decode(m.Data)
@@ -146,7 +146,7 @@ func (w *Watch) take(m netlink.Message, link int) (bool, error) {
 	case unix.RTM_NEWNDUSEROPT:
 		from, options, err := decodeUserOptions(m.Data)
 		if err == nil && from == link {
-			w.naming.take(options)
+			w.naming.update(options)
 		}
 		return false, err
 	}

@@ -30,8 +30,8 @@ func decodeUserOptions(data []byte) (index int, options []byte, _ error) {
 	return index, data[:length], nil
 }
 
-// naming holds the name servers and search domains from router advertisements.
-type naming struct {
+// nameService holds the name servers and search domains from router advertisements.
+type nameService struct {
 	servers []netip.Addr
 	search  []string
 }
@@ -44,9 +44,9 @@ const (
 	optionHeader = 8 // type, length, two reserved bytes, lifetime in seconds
 )
 
-// take processes the options of one advertisement. Any machine of the LAN may have sent them, so take ignores invalid
-// options. A lifetime of 0 withdraws an earlier server or domain.
-func (n *naming) take(options []byte) {
+// update processes the options of one advertisement. Any machine of the LAN may have sent them, so update ignores
+// invalid options. A lifetime of 0 withdraws an earlier server or domain.
+func (n *nameService) update(options []byte) {
 	for len(options) >= optionUnit {
 		length := int(options[1]) * optionUnit
 		if length == 0 || length > len(options) {
@@ -58,16 +58,16 @@ func (n *naming) take(options []byte) {
 		over := binary.BigEndian.Uint32(one[4:]) == 0
 		switch one[0] {
 		case optionServers:
-			update(&n.servers, servers(one[optionHeader:]), over)
+			mergeList(&n.servers, servers(one[optionHeader:]), over)
 		case optionSearch:
-			update(&n.search, domains(one[optionHeader:]), over)
+			mergeList(&n.search, domains(one[optionHeader:]), over)
 		}
 	}
 }
 
-// update adds items to *list if they are missing there. If over is set, which means that their lifetime is over, it
+// mergeList adds items to *list if they are missing there. If over is set, which means that their lifetime is over, it
 // removes them instead.
-func update[T comparable](list *[]T, items []T, over bool) {
+func mergeList[T comparable](list *[]T, items []T, over bool) {
 	for _, item := range items {
 		i := slices.Index(*list, item)
 		switch {

@@ -33,31 +33,31 @@ func TestOptionsThatMakeNoSenseArePassedOver(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		options string
-		want    naming
+		want    nameService
 	}{
-		{"nothing", "", naming{}},
-		{"an option of no length", "\x1f\x00" + option(optionSearch, 1, home), naming{}},
-		{"an option that is longer than all", "\x1f\x09\x00\x00\x00\x00\x00\x01" + home, naming{}},
-		{"an option that is cut short", option(optionSearch, 1, home)[:9], naming{}},
-		{"another option first", option(37, 1, "https://portal") + option(optionSearch, 1, home), naming{search: []string{"home.example"}}},
-		{"no names", option(optionSearch, 1, ""), naming{}},
-		{"a name without an end", option(optionSearch, 1, "\x07example"), naming{}},
-		{"a name whose label is longer than the option", option(optionSearch, 1, "\x20example"), naming{}},
-		{"a compressed name", option(optionSearch, 1, "\xc0\x04"+home), naming{}},
-		{"a name with a line break between two", option(optionSearch, 1, home+"\x0ea\nnameserver b\x00\x03lan\x00"), naming{search: []string{"home.example", "lan"}}},
-		{"a name with a dot in a label", option(optionSearch, 1, "\x03a.b\x00"), naming{}},
-		{"a name that is too long", option(optionSearch, 1, long+"\x00"+home), naming{search: []string{"home.example"}}},
-		{"a name twice", option(optionSearch, 1, home+home), naming{search: []string{"home.example"}}},
-		{"a server's address that is cut short", option(optionServers, 1, server[:8]), naming{}},
+		{"nothing", "", nameService{}},
+		{"an option of no length", "\x1f\x00" + option(optionSearch, 1, home), nameService{}},
+		{"an option that is longer than all", "\x1f\x09\x00\x00\x00\x00\x00\x01" + home, nameService{}},
+		{"an option that is cut short", option(optionSearch, 1, home)[:9], nameService{}},
+		{"another option first", option(37, 1, "https://portal") + option(optionSearch, 1, home), nameService{search: []string{"home.example"}}},
+		{"no names", option(optionSearch, 1, ""), nameService{}},
+		{"a name without an end", option(optionSearch, 1, "\x07example"), nameService{}},
+		{"a name whose label is longer than the option", option(optionSearch, 1, "\x20example"), nameService{}},
+		{"a compressed name", option(optionSearch, 1, "\xc0\x04"+home), nameService{}},
+		{"a name with a line break between two", option(optionSearch, 1, home+"\x0ea\nnameserver b\x00\x03lan\x00"), nameService{search: []string{"home.example", "lan"}}},
+		{"a name with a dot in a label", option(optionSearch, 1, "\x03a.b\x00"), nameService{}},
+		{"a name that is too long", option(optionSearch, 1, long+"\x00"+home), nameService{search: []string{"home.example"}}},
+		{"a name twice", option(optionSearch, 1, home+home), nameService{search: []string{"home.example"}}},
+		{"a server's address that is cut short", option(optionServers, 1, server[:8]), nameService{}},
 		{"servers that nobody can be", option(optionServers, 1, string(make([]byte, 16))+server+"\xff\x02"+server[2:]+string(netip.IPv6Loopback().AsSlice())),
-			naming{servers: []netip.Addr{netip.MustParseAddr("2001:db8::53")}}},
-		{"a server that is unknown and goes", option(optionServers, 0, server), naming{}},
+			nameService{servers: []netip.Addr{netip.MustParseAddr("2001:db8::53")}}},
+		{"a server that is unknown and goes", option(optionServers, 0, server), nameService{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			var got naming
-			got.take([]byte(tt.options))
-			expect.NoDiff(t, cmp.Diff(tt.want, got, cmp.AllowUnexported(naming{}), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()))
+			var got nameService
+			got.update([]byte(tt.options))
+			expect.NoDiff(t, cmp.Diff(tt.want, got, cmp.AllowUnexported(nameService{}), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()))
 		})
 	}
 }
@@ -69,8 +69,8 @@ func FuzzUserOptions(f *testing.F) {
 		_, options, err := decodeUserOptions(data)
 		wantMalformed(t, err)
 		must.That(t, len(options) <= len(data), "%d bytes of options in %d", len(options), len(data))
-		var n naming
-		n.take(options)
+		var n nameService
+		n.update(options)
 		for _, d := range n.search {
 			expect.That(t, d != "" && len(d) <= 253 && !strings.ContainsAny(d, " \t\r\n#;\x00"), "search domain %q", d)
 		}

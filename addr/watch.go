@@ -27,7 +27,7 @@ var ErrDuplicate = errors.New("another node of the network has the address")
 type Watch struct {
 	nl *nl.Watch
 
-	naming    naming
+	naming    nameService
 	duplicate *Address // the last address of an advertisement that another node has
 }
 
@@ -57,12 +57,12 @@ func (w *Watch) Close() error {
 func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
 	pending := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.Is4)
 	for len(pending) > 0 {
-		heard, err := w.announced(ctx, conn, link, pending)
+		addresses, err := w.awaitAnnounced(ctx, conn, link, pending)
 		if err != nil {
 			return fmt.Errorf("wait until %s is usable: %w", pending[0], err)
 		}
 
-		for _, a := range heard {
+		for _, a := range addresses {
 			i := slices.Index(pending, a.Prefix.Addr())
 			switch {
 			case a.Link != link || i < 0:
@@ -83,12 +83,12 @@ func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.A
 // before the worker has added its route.
 const askAfter = 250 * time.Millisecond
 
-// announced returns the addresses in the next announcements. If announcements were lost, or none came within
+// awaitAnnounced returns the addresses in the next announcements. If announcements were lost, or none came within
 // askAfter, it returns the present state of the pending addresses.
-func (w *Watch) announced(ctx context.Context, conn *Conn, link int, pending []netip.Addr) ([]Address, error) {
+func (w *Watch) awaitAnnounced(ctx context.Context, conn *Conn, link int, pending []netip.Addr) ([]Address, error) {
 	var list []Address
 	look := func(last Address) error {
-		a, err := conn.look(ctx, last)
+		a, err := conn.lookUp(ctx, last)
 		list = append(list, a)
 		return err
 	}
@@ -96,7 +96,7 @@ func (w *Watch) announced(ctx context.Context, conn *Conn, link int, pending []n
 	defer cancel()
 	messages, err := w.nl.Next(quiet)
 	if err != nil && quiet.Err() != nil && ctx.Err() == nil {
-		return conn.present(ctx, link, pending)
+		return conn.usableAddresses(ctx, link, pending)
 	}
 
 	if errors.Is(err, unix.ENOBUFS) {
@@ -135,8 +135,8 @@ func (w *Watch) announced(ctx context.Context, conn *Conn, link int, pending []n
 	return list, nil
 }
 
-// present returns the current state of those addrs that the link has.
-func (c *Conn) present(ctx context.Context, link int, addrs []netip.Addr) ([]Address, error) {
+// usableAddresses returns the current state of those addrs that the link has.
+func (c *Conn) usableAddresses(ctx context.Context, link int, addrs []netip.Addr) ([]Address, error) {
 	var list []Address
 	for _, a := range addrs {
 		have, err := c.get(ctx, &Address{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link})
@@ -151,9 +151,9 @@ func (c *Conn) present(ctx context.Context, link int, addrs []netip.Addr) ([]Add
 	return list, nil
 }
 
-// look returns the current state of an IPv6 address of a link. last is its last announced state. If the address is
-// gone, look derives the reason for its error from last.
-func (c *Conn) look(ctx context.Context, last Address) (Address, error) {
+// lookUp returns the current state of an IPv6 address of a link. last is its last announced state. If the address is
+// gone, lookUp derives the reason for its error from last.
+func (c *Conn) lookUp(ctx context.Context, last Address) (Address, error) {
 	now, err := c.get(ctx, &last)
 	switch {
 	case err == nil && now.Link == last.Link:

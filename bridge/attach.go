@@ -72,14 +72,14 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 		err = c.setUp(ctx, &port, port.BeforeUp)
 	}
 
-	in, enterErr := pending()
+	inPod, enterErr := pending()
 	if err = cmp.Or(err, enterErr); err == nil {
 		var a *Attachment
-		if a, err = c.setUpPod(ctx, in, &port); err == nil {
+		if a, err = c.setUpPod(ctx, inPod, &port); err == nil {
 			return a, nil
 		}
 	} else {
-		in.close()
+		inPod.close()
 	}
 
 	if b.Err(0) != nil {
@@ -154,7 +154,7 @@ func (c *Conn) explain(p *Port, err error) error {
 // undo deletes the veth pair, and the kernel deletes everything else together with it. undo takes no context, since
 // it must run in any case. It returns cause, joined with its own error if it fails.
 func (c *Conn) undo(p *Port, cause error) error {
-	c.forget(p.Name)
+	c.closeWaiting(p.Name)
 	var b nl.Batch
 	link.Request{Name: p.Name}.Delete(&b, p.Name)
 	if err := nl.PassAbsent(c.nl.Execute(&b)); err != nil {
@@ -165,20 +165,20 @@ func (c *Conn) undo(p *Port, cause error) error {
 
 // setUpPod configures the pod's interface and waits until it is usable, unless Port.NoWait is set. It closes the
 // podNamespace at once after an error, and if no address needs a wait. Otherwise Conn.Wait closes it.
-func (c *Conn) setUpPod(ctx context.Context, in *podNamespace, p *Port) (_ *Attachment, err error) {
+func (c *Conn) setUpPod(ctx context.Context, inPod *podNamespace, p *Port) (_ *Attachment, err error) {
 	a := &Attachment{MAC: p.MAC, PeerMAC: p.PeerMAC, MTU: p.MTU}
-	if err = c.configurePod(ctx, in, p, a); err == nil {
-		a.NetNSCookie, err = in.conn.NetNSCookie()
+	if err = c.configurePod(ctx, inPod, p, a); err == nil {
+		a.NetNSCookie, err = inPod.conn.NetNSCookie()
 	}
 
-	if err != nil || in.usable == nil {
-		in.close()
+	if err != nil || inPod.usable == nil {
+		inPod.close()
 	} else {
-		in.link = a.PeerIndex
+		inPod.link = a.PeerIndex
 		for _, own := range p.podAddresses() {
-			in.addresses = append(in.addresses, own.Addr())
+			inPod.addresses = append(inPod.addresses, own.Addr())
 		}
-		c.waitLater(p.Name, in)
+		c.waitLater(p.Name, inPod)
 	}
 
 	if err != nil || p.NoWait {
@@ -189,13 +189,13 @@ func (c *Conn) setUpPod(ctx context.Context, in *podNamespace, p *Port) (_ *Atta
 }
 
 // configurePod adds addresses, routes and neighbours in the pod, and sets the pod's interface up.
-func (c *Conn) configurePod(ctx context.Context, in *podNamespace, p *Port, a *Attachment) error {
-	err := p.writeSysctls(in)
+func (c *Conn) configurePod(ctx context.Context, inPod *podNamespace, p *Port, a *Attachment) error {
+	err := p.writeSysctls(inPod)
 	if err != nil {
 		return err
 	}
 
-	if a.PeerIndex, err = link.IndexOf(in.conn, p.Peer); err != nil {
+	if a.PeerIndex, err = link.IndexOf(inPod.conn, p.Peer); err != nil {
 		return err
 	}
 
@@ -204,7 +204,7 @@ func (c *Conn) configurePod(ctx context.Context, in *podNamespace, p *Port, a *A
 	}
 
 	if p.NoTxOffload {
-		if err := errors.Join(in.conn.StopTxOffload(p.Peer), c.nl.StartGRO(p.Name)); err != nil {
+		if err := errors.Join(inPod.conn.StopTxOffload(p.Peer), c.nl.StartGRO(p.Name)); err != nil {
 			return err
 		}
 	}
@@ -215,13 +215,13 @@ func (c *Conn) configurePod(ctx context.Context, in *podNamespace, p *Port, a *A
 
 	var b nl.Batch
 	p.podLinkUp(&b, a.PeerIndex)
-	if err := in.conn.Execute(&b); err != nil {
+	if err := inPod.conn.Execute(&b); err != nil {
 		return err
 	}
 
 	if p.usesIPv6() {
 		// Make the kernel notice the interface's carrier now, since it starts IPv6 only afterwards.
-		in.conn.RefreshCarrier(p.Peer)
+		inPod.conn.RefreshCarrier(p.Peer)
 	}
 
 	if p.Announce && !p.Down {
@@ -229,7 +229,7 @@ func (c *Conn) configurePod(ctx context.Context, in *podNamespace, p *Port, a *A
 		b.Reset()
 		p.announce(&b, a.PeerIndex)
 		p.addNeighbours(&b, a.PeerIndex)
-		if err := in.conn.Execute(&b); err != nil {
+		if err := inPod.conn.Execute(&b); err != nil {
 			return err
 		}
 	}
@@ -259,23 +259,23 @@ func setMTU(b *nl.Batch, name string, mtu int) {
 
 // writeSysctls writes the sysctls of the pod's interface that have no netlink attribute. It must run before the
 // interface comes up.
-func (p *Port) writeSysctls(in *podNamespace) error {
+func (p *Port) writeSysctls(inPod *podNamespace) error {
 	var errs []error
-	if in.ipv6 != nil && !p.LeaveIPv6 {
+	if inPod.ipv6 != nil && !p.LeaveIPv6 {
 		// Ignore router advertisements. They would add addresses and routes that the caller did not choose.
-		err := in.ipv6.Prefer(p.Peer+"/accept_ra", "0")
+		err := inPod.ipv6.Prefer(p.Peer+"/accept_ra", "0")
 		if p.usesIPv6() || !errors.Is(err, fs.ErrNotExist) { // the file is missing if the MTU is too small for IPv6
 			errs = append(errs, err)
 		}
 	}
 
 	if p.usesIPv6() {
-		errs = append(errs, in.ipv6.Prefer(p.Peer+"/keep_addr_on_down", "1"))
+		errs = append(errs, inPod.ipv6.Prefer(p.Peer+"/keep_addr_on_down", "1"))
 
 		// Some runtimes create network namespaces with IPv6 disabled, so enable it. Write only if the value differs,
 		// since a write takes the kernel's global lock for links (RTNL). A writer that does not get the lock spins.
 		for _, name := range []string{p.Peer, "lo"} {
-			_, err := in.ipv6.Ensure(name+"/disable_ipv6", "0")
+			_, err := inPod.ipv6.Ensure(name+"/disable_ipv6", "0")
 			errs = append(errs, err)
 		}
 	}
@@ -314,8 +314,8 @@ func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, 
 	return c.nl.Do(ctx, &b)
 }
 
-// downUnlessPort sets the port down if it has VLANs and is not yet a port of its bridge. setUp sets it up again.
-func (c *Conn) downUnlessPort(ctx context.Context, b *nl.Batch, p *Port) error {
+// setDownUnlessPort sets the port down if it has VLANs and is not yet a port of its bridge. setUp sets it up again.
+func (c *Conn) setDownUnlessPort(ctx context.Context, b *nl.Batch, p *Port) error {
 	if p.VLAN.IsZero() {
 		return nil
 	}

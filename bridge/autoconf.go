@@ -42,7 +42,7 @@ type Autoconfigured struct {
 // Solicitation is a request of a pod for router advertisements. Solicit returns it.
 type Solicitation struct {
 	conn     *nl.Conn
-	heard    *addr.Watch
+	watch    *addr.Watch
 	autoconf Autoconf
 	peer     string
 	link     int
@@ -75,15 +75,15 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 
 	c.nl.RefreshCarrier(port.Name)
 	s := &Solicitation{autoconf: *port.Autoconf, peer: port.Peer}
-	if err := s.ask(c, pod, &port); err != nil {
+	if err := s.start(c, pod, &port); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 
 	return s, nil
 }
 
-// ask first opens a socket for announcements, so that none is missed, and then makes the kernel send a solicitation.
-func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
+// start first opens a socket for announcements, so that none is missed, and then makes the kernel send a solicitation.
+func (s *Solicitation) start(c *Conn, pod *netns.NS, port *Port) error {
 	var l *link.Link
 	err := pod.Do(func() error {
 		var err error
@@ -91,7 +91,7 @@ func (s *Solicitation) ask(c *Conn, pod *netns.NS, port *Port) error {
 			return err
 		}
 
-		if s.heard, err = addr.Listen(nil); err != nil {
+		if s.watch, err = addr.Listen(nil); err != nil {
 			return err
 		}
 
@@ -194,7 +194,7 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 		return &Autoconfigured{}, nil
 	}
 
-	advertised, err := s.heard.Advertised(ctx, addr.On(s.conn), s.link)
+	advertised, err := s.watch.Advertised(ctx, addr.On(s.conn), s.link)
 	if err != nil {
 		return nil, &tombolo.OpError{Op: "autoconfigure", Object: s.peer, Err: err}
 	}
@@ -224,8 +224,8 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 // does a second Close.
 func (s *Solicitation) Close() error {
 	var errs []error
-	if s.heard != nil {
-		errs = append(errs, s.heard.Close())
+	if s.watch != nil {
+		errs = append(errs, s.watch.Close())
 	}
 	if s.conn != nil {
 		errs = append(errs, s.conn.Close())

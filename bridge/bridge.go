@@ -161,10 +161,10 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 	}
 
 	// If the kernel refuses the data, it creates no bridge.
-	r := link.Request{Name: br.Name, MAC: br.MAC, MTU: new(otherMTU(br.newMTU())), Kind: "bridge",
+	r := link.Request{Name: br.Name, MAC: br.MAC, MTU: new(differentMTU(br.newMTU())), Kind: "bridge",
 		Group: new(uint32(unfinishedGroup))}
 	if br.VLANFiltering {
-		r.Data = &driver.Bridge{VlanFiltering: enable(true), VlanProtocol: new(driver.VlanProtocol8021Q)}
+		r.Data = &driver.Bridge{VlanFiltering: optionalBool(true), VlanProtocol: new(driver.VlanProtocol8021Q)}
 	}
 
 	var b nl.Batch
@@ -179,7 +179,7 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 // finish sets properties that the request to create a bridge does not accept: the alias, and NoIPv6. It must run
 // before the bridge is set up. Several callers may run it at the same time.
 func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
-	noIPv6 := br.NoIPv6 && hasIPv6(otherMTU(br.newMTU()))
+	noIPv6 := br.NoIPv6 && hasIPv6(differentMTU(br.newMTU()))
 	err := c.setNew(ctx, br, index, noIPv6)
 	if noIPv6 && errors.Is(err, unix.EAFNOSUPPORT) {
 		err = c.setNew(ctx, br, index, false) // the kernel has no IPv6
@@ -204,10 +204,10 @@ func (br *Bridge) newMTU() int {
 	return cmp.Or(br.MTU, 1500)
 }
 
-// otherMTU returns an MTU that differs from mtu by 1. A new bridge is created with this MTU, so that setting the real
-// MTU later is a change. Only such a change pins the MTU. Otherwise a bridge's MTU follows the lowest MTU of its
+// differentMTU returns an MTU that differs from mtu by 1. A new bridge is created with this MTU, so that setting the
+// real MTU later is a change. Only such a change pins the MTU. Otherwise a bridge's MTU follows the lowest MTU of its
 // ports.
-func otherMTU(mtu int) int {
+func differentMTU(mtu int) int {
 	if mtu > ipv6MinMTU {
 		return mtu - 1
 	}
@@ -250,18 +250,18 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 		r.MAC = mac
 	}
 
-	if br.NFCall != nil || br.limits(l) || br.VLANFiltering {
+	if br.NFCall != nil || br.setsMaxLearned(l) || br.VLANFiltering {
 		var data driver.Bridge
 		if br.NFCall != nil {
-			data.NfCallIptables, data.NfCallIp6tables = enable(*br.NFCall), enable(*br.NFCall)
+			data.NfCallIptables, data.NfCallIp6tables = optionalBool(*br.NFCall), optionalBool(*br.NFCall)
 		}
 
-		if br.limits(l) {
+		if br.setsMaxLearned(l) {
 			data.FdbMaxLearned = &br.MaxLearned
 		}
 
 		if br.VLANFiltering {
-			data.VlanFiltering, data.VlanProtocol = enable(true), new(driver.VlanProtocol8021Q)
+			data.VlanFiltering, data.VlanProtocol = optionalBool(true), new(driver.VlanProtocol8021Q)
 		}
 		r.Data = &data
 	}
@@ -283,8 +283,10 @@ func (br *Bridge) setFlags() (flags, change uint32) {
 	return flags, change
 }
 
-// limits reports whether br requests MaxLearned and the kernel supports it.
-func (br *Bridge) limits(l *Link) bool { return br.MaxLearned != 0 && l.Bridge.MaxLearned != nil }
+// setsMaxLearned reports whether br requests MaxLearned and the kernel supports it.
+func (br *Bridge) setsMaxLearned(l *Link) bool {
+	return br.MaxLearned != 0 && l.Bridge.MaxLearned != nil
+}
 
 // Remove deletes a bridge. Its ports stay, but without a bridge. It is no error if the bridge does not exist. If a
 // link with the name is of another kind, the error matches ErrNotBridge.
@@ -328,7 +330,7 @@ func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	}
 
 	var b nl.Batch
-	if err := c.downUnlessPort(ctx, &b, &port); err != nil {
+	if err := c.setDownUnlessPort(ctx, &b, &port); err != nil {
 		return err
 	}
 

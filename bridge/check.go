@@ -122,7 +122,7 @@ func (br *Bridge) Differences(l *Link) []tombolo.Difference {
 	}
 
 	list.Flag(object, "vlan_filtering", br.VLANFiltering || l.Bridge.VLANFiltering, l.Bridge.VLANFiltering)
-	if br.limits(l) {
+	if br.setsMaxLearned(l) {
 		list.Number(object, "fdb_max_learned", int(br.MaxLearned), int(*l.Bridge.MaxLearned))
 	}
 

@@ -93,8 +93,8 @@ func dialRoute() (*nl.Conn, error) { return nl.Dial(unix.NETLINK_ROUTE, nil) }
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, in := range c.waiting {
-		in.close()
+	for _, inPod := range c.waiting {
+		inPod.close()
 	}
 
 	c.waiting = nil

@@ -25,13 +25,13 @@ var ErrForeign = errors.New("the link belongs to another owner")
 // Detach takes 12 to 36 ms, since the kernel waits for RCU grace periods. Several links at once take no longer than
 // one.
 func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) error {
-	c.forget(name)
+	c.closeWaiting(name)
 	var errs []error
 	var ours []*Link
 	for _, name := range append([]string{name}, also...) {
-		l, err := c.owned(ctx, name)
+		l, err := c.ownedLink(ctx, name)
 		if err == nil {
-			err = l.ownedBy("delete link", owner)
+			err = l.checkOwner("delete link", owner)
 		}
 		switch {
 		case err == nil:
@@ -72,9 +72,9 @@ func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
 // change sends a request that changes a link of the owner. ask fills in the request, and returns false if no change
 // is needed. It is no error if the link does not exist.
 func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Link, *link.Request) bool) error {
-	l, err := c.owned(ctx, name)
+	l, err := c.ownedLink(ctx, name)
 	if err == nil {
-		err = l.ownedBy(op, owner)
+		err = l.checkOwner(op, owner)
 	}
 
 	if r := (link.Request{}); err == nil && ask(l, &r) {
@@ -124,13 +124,13 @@ func delTogether(b *nl.Batch, list []*Link) {
 	link.Request{Group: &group}.Delete(b, list[0].Name)
 }
 
-// owned returns a link with only the attributes that ownedBy needs.
-func (c *Conn) owned(ctx context.Context, name string) (*Link, error) {
+// ownedLink returns a link with only the attributes that checkOwner needs.
+func (c *Conn) ownedLink(ctx context.Context, name string) (*Link, error) {
 	return c.link(ctx, name, 0, unix.IFLA_IFNAME, unix.IFLA_IFALIAS)
 }
 
-// ownedBy returns an error that matches ErrForeign if the link's alias does not begin with owner.
-func (l *Link) ownedBy(op, owner string) error {
+// checkOwner returns an error that matches ErrForeign if the link's alias does not begin with owner.
+func (l *Link) checkOwner(op, owner string) error {
 	if strings.HasPrefix(l.Alias, owner) {
 		return nil
 	}

@@ -47,12 +47,12 @@ func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 		return err
 	}
 
-	there, err := c.fdbEntry(ctx, p, index)
+	existing, err := c.fdbEntry(ctx, p, index)
 	switch {
 	case errors.Is(err, fs.ErrNotExist): // the entry has just expired; add it below
 	case err != nil:
 		return err
-	case there.static():
+	case existing.isStatic():
 		return nil
 	}
 
@@ -74,8 +74,8 @@ type fdbEntry struct {
 	state uint16
 }
 
-// static reports whether the entry neither expires nor moves to another port.
-func (f fdbEntry) static() bool { return f.state&(nudNoARP|nudPermanent) != 0 }
+// isStatic reports whether the entry neither expires nor moves to another port.
+func (f fdbEntry) isStatic() bool { return f.state&(nudNoARP|nudPermanent) != 0 }
 
 // fdbEntry returns the entry for the pod's MAC in the forwarding database of the port's bridge. If there is none, the
 // error matches fs.ErrNotExist.
@@ -105,5 +105,5 @@ func (c *Conn) lacksStaticFDB(ctx context.Context, p *Port, index int) (bool, er
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
-	return err == nil && (!f.static() || f.port != index), err
+	return err == nil && (!f.isStatic() || f.port != index), err
 }

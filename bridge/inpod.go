@@ -27,71 +27,71 @@ type podNamespace struct {
 // enter opens a podNamespace in another goroutine, so that the caller can continue in the meantime. Entering a
 // network namespace needs an OS thread of its own. The caller must call wait, which returns the result.
 func (c *Conn) enter(pod *netns.NS, p *Port) (wait func() (*podNamespace, error)) {
-	in, done := &podNamespace{}, make(chan error, 1)
+	inPod, done := &podNamespace{}, make(chan error, 1)
 	ipv6 := p.usesIPv6()
 	go func() {
 		_, _ = c.hostIPv6() // on an error, Attach gets the same error and returns it
-		done <- pod.Do(func() error { return in.open(c.dialPod, ipv6) })
+		done <- pod.Do(func() error { return inPod.open(c.dialPod, ipv6) })
 	}()
-	return func() (*podNamespace, error) { err := <-done; return in, err }
+	return func() (*podNamespace, error) { err := <-done; return inPod, err }
 }
 
 // open opens the socket and the directory. It must run in the pod's network namespace.
-func (in *podNamespace) open(dial func() (*nl.Conn, error), ipv6 bool) error {
+func (inPod *podNamespace) open(dial func() (*nl.Conn, error), ipv6 bool) error {
 	var err error
-	if in.conn, err = dial(); err != nil {
+	if inPod.conn, err = dial(); err != nil {
 		return err
 	}
 
-	if in.ipv6, err = sysctl.OpenDir("net/ipv6/conf"); err != nil && (ipv6 || !errors.Is(err, fs.ErrNotExist)) {
+	if inPod.ipv6, err = sysctl.OpenDir("net/ipv6/conf"); err != nil && (ipv6 || !errors.Is(err, fs.ErrNotExist)) {
 		return err
 	}
 
 	if ipv6 {
-		in.usable, err = addr.Listen(nil)
+		inPod.usable, err = addr.Listen(nil)
 		return err
 	}
 	return nil
 }
 
 // close closes the socket and the directory. It changes nothing in the pod.
-func (in *podNamespace) close() {
+func (inPod *podNamespace) close() {
 	// An error does not matter, since the kernel has answered all requests.
-	if in.conn != nil {
-		_ = in.conn.Close()
+	if inPod.conn != nil {
+		_ = inPod.conn.Close()
 	}
-	if in.usable != nil {
-		_ = in.usable.Close()
+	if inPod.usable != nil {
+		_ = inPod.usable.Close()
 	}
-	if in.ipv6 != nil {
-		_ = in.ipv6.Close()
+	if inPod.ipv6 != nil {
+		_ = inPod.ipv6.Close()
 	}
 }
 
 // waitLater stores the podNamespace of a port, which a later call of Wait uses.
-func (c *Conn) waitLater(port string, in *podNamespace) {
-	c.forget(port)
+func (c *Conn) waitLater(port string, inPod *podNamespace) {
+	c.closeWaiting(port)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.waiting == nil {
 		c.waiting = map[string]*podNamespace{}
 	}
-	c.waiting[port] = in
+	c.waiting[port] = inPod
 }
 
-// take removes and returns the podNamespace that waitLater stored for the port. It returns nil if there is none.
-func (c *Conn) take(port string) *podNamespace {
+// takeWaiting removes and returns the podNamespace that waitLater stored for the port. It returns nil if there is none.
+func (c *Conn) takeWaiting(port string) *podNamespace {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	in := c.waiting[port]
+	inPod := c.waiting[port]
 	delete(c.waiting, port)
-	return in
+	return inPod
 }
 
-// forget cancels a stored wait for a port that is being deleted.
-func (c *Conn) forget(port string) {
-	if in := c.take(port); in != nil {
-		in.close()
+// closeWaiting cancels a stored wait for a port that is being deleted.
+func (c *Conn) closeWaiting(port string) {
+	if inPod := c.takeWaiting(port); inPod != nil {
+		inPod.close()
 	}
 }
 
@@ -104,10 +104,10 @@ func (c *Conn) forget(port string) {
 // until Wait, Detach or Close. A second Wait for the port returns at once.
 func (c *Conn) Wait(ctx context.Context, port string) error {
 	c.nl.RefreshCarrier(port)
-	in := c.take(port)
-	if in == nil {
+	inPod := c.takeWaiting(port)
+	if inPod == nil {
 		return nil
 	}
-	defer in.close()
-	return in.usable.Wait(ctx, addr.On(in.conn), in.link, in.addresses...)
+	defer inPod.close()
+	return inPod.usable.Wait(ctx, addr.On(inPod.conn), inPod.link, inPod.addresses...)
 }

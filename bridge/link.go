@@ -172,8 +172,8 @@ func linkOf(l *link.Link) *Link {
 
 func isOn(e *driver.BridgeEnable) bool { return e != nil && *e != driver.BridgeEnableDisabled }
 
-// enable converts a bool to the type of package driver.
-func enable(on bool) *driver.BridgeEnable {
+// optionalBool converts a bool to the type of package driver.
+func optionalBool(on bool) *driver.BridgeEnable {
 	if on {
 		return new(driver.BridgeEnableEnabled)
 	}

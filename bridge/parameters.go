@@ -77,16 +77,16 @@ type raSysctl struct {
 // inside multicast frames. The sysctl disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock
 // for links (RTNL).
 
-// noIPv4 returns the IPv4 sysctls of the host's end. Netlink can set them.
-func noIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }
+// hostEndIPv4 returns the IPv4 sysctls of the host's end. Netlink can set them.
+func hostEndIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }
 
-// hostEnd returns the IPv6 sysctls of the host's end, which netlink cannot set.
-func hostEnd() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }
+// hostEndIPv6 returns the IPv6 sysctls of the host's end, which netlink cannot set.
+func hostEndIPv6() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }
 
 func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }
 func dropUnicast() parameter { return parameter{"drop_unicast_in_l2_multicast", 40, 1} }
 
-// refuseIPv6 sets the sysctls of hostEnd for a port. It skips sysctls that do not exist, because the kernel has no
+// refuseIPv6 sets the sysctls of hostEndIPv6 for a port. It skips sysctls that do not exist, because the kernel has no
 // IPv6 or the port's MTU is too small for IPv6. It also skips them if /proc/sys is read-only. Then only firewall
 // rules protect the host.
 func (c *Conn) refuseIPv6(port string) error {
@@ -94,7 +94,7 @@ func (c *Conn) refuseIPv6(port string) error {
 	if err != nil || dir == nil {
 		return err
 	}
-	for _, p := range hostEnd() {
+	for _, p := range hostEndIPv6() {
 		if err := dir.Prefer(port+"/"+p.name, p.value()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

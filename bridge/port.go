@@ -218,7 +218,7 @@ func (p *Port) create(b *nl.Batch, bridge, podNS int) {
 func (p *Port) configure(b *nl.Batch, fresh bool) {
 	r := link.Request{
 		Name: p.Name, Port: p.flags(fresh),
-		IPv4: noIPv4(), NoLinkLocal: !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)),
+		IPv4: hostEndIPv4(), NoLinkLocal: !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)),
 	}
 	if p.VLAN.IsZero() && (!fresh || p.BeforeUp == nil) {
 		r.Flags, r.Change = unix.IFF_UP, unix.IFF_UP
@@ -252,7 +252,7 @@ func (p *Port) flags(fresh bool) *driver.BridgePort {
 	var flags driver.BridgePort
 	set := func(flag **driver.BridgeEnable, on, initial bool) {
 		if !fresh || on != initial {
-			*flag = enable(on)
+			*flag = optionalBool(on)
 		}
 	}
 	set(&flags.Mode, p.Hairpin, false)

@@ -88,21 +88,21 @@ func (f *forwarding) parameters(input string) (list []hostParameter, _ error) {
 		return nil, err
 	}
 
-	of := func(name string) string { return sysctl.Link(f.family, name, f.name) }
+	path := func(name string) string { return sysctl.Link(f.family, name, f.name) }
 	switch {
 	case all != "0":
 		if f.value = "1"; f.family == "ipv6" {
 			input = ""
 		}
-	case !sysctl.Exists(of(loopbackName)):
+	case !sysctl.Exists(path(loopbackName)):
 		return []hostParameter{{path: f.all, value: "1", before: keepAdvertised}}, nil
 	default:
 		others := func() error { return sysctl.Replace(f.family, f.name, "0", f.value, loopbackName) }
-		list = []hostParameter{{of("default"), f.value, true, nil}, {of(loopbackName), f.value, true, others}}
+		list = []hostParameter{{path("default"), f.value, true, nil}, {path(loopbackName), f.value, true, others}}
 	}
 
 	if input != "" {
-		list = append(list, hostParameter{of(input), f.value, true, nil})
+		list = append(list, hostParameter{path(input), f.value, true, nil})
 	}
 
 	return list, nil
@@ -266,7 +266,7 @@ func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 // 1500.
 func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 	const ethernet = 1500
-	ways, err := c.waysOut(ctx)
+	ways, err := c.defaultRouteLinks(ctx)
 	mtu := 0
 	for _, l := range ways {
 		if l.Name != except && (mtu == 0 || l.MTU < mtu) {
@@ -276,8 +276,8 @@ func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 	return cmp.Or(mtu, ethernet), err
 }
 
-// waysOut returns the links of the host's default routes, at most one for each family.
-func (c *Conn) waysOut(ctx context.Context) (list []*Link, _ error) {
+// defaultRouteLinks returns the links of the host's default routes, at most one for each family.
+func (c *Conn) defaultRouteLinks(ctx context.Context) (list []*Link, _ error) {
 	for _, zero := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		r, err := c.Routes().Get(ctx, routing.Outside(zero))
 		if route.NoRoute(err) || err == nil && r.Type != unix.RTN_UNICAST {

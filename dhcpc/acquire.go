@@ -95,7 +95,7 @@ func (t *step) selecting(m *message) {
 		return
 	}
 
-	l := t.granted(m)
+	l := t.grantedLease(m)
 	if l == nil {
 		return
 	}
@@ -109,12 +109,12 @@ func (t *step) selecting(m *message) {
 		return
 	}
 
-	refused, heard := t.refusal(l), describe(m)
+	refused, description := t.refusal(l), describe(m)
 	if refused != nil {
-		heard += ": " + refused.Error()
+		description += ": " + refused.Error()
 	}
 
-	t.note(heard)
+	t.note(description)
 	switch {
 	case rapid && refused != nil:
 		t.refuse(l, refused)
@@ -135,8 +135,8 @@ func (t *step) selecting(m *message) {
 	}
 }
 
-// granted returns the lease in an OFFER or an ACK, or nil if no host could use it.
-func (t *step) granted(m *message) *Lease {
+// grantedLease returns the lease in an OFFER or an ACK, or nil if no host could use it.
+func (t *step) grantedLease(m *message) *Lease {
 	l, err := t.lease(m, t.s.requestSent)
 	if err != nil {
 		t.note(describe(m) + ": " + err.Error())
@@ -205,11 +205,11 @@ func (t *step) requesting(m *message) {
 
 // isAnothers reports whether a message comes from a server other than the server of the requested lease. If so, it
 // records the server for Lease.Others.
-func (t *step) isAnothers(m *message, asked *Lease) bool {
-	if m.sender() == asked.Server || m.source == asked.Server {
+func (t *step) isAnothers(m *message, requested *Lease) bool {
+	if m.sender() == requested.Server || m.source == requested.Server {
 		return false
 	}
-	t.note(describe(m) + ": not the server that was asked, " + asked.Server.String())
+	t.note(describe(m) + ": not the server that was asked, " + requested.Server.String())
 	if m.sender().IsValid() {
 		t.s.others = trace.Shun(t.s.others, m.sender())
 	}
@@ -218,23 +218,23 @@ func (t *step) isAnothers(m *message, asked *Lease) bool {
 
 // acknowledged returns the lease in an ACK. It returns nil if the ACK is unusable, or for another address than the
 // requested lease (asked). If the ACK does not name its server, the result has the server of the requested lease.
-func (t *step) acknowledged(m *message, asked *Lease) *Lease {
-	if m.address != asked.Address.Addr() {
-		t.note(describe(m) + ": asked for " + asked.Address.Addr().String())
+func (t *step) acknowledged(m *message, requested *Lease) *Lease {
+	if m.address != requested.Address.Addr() {
+		t.note(describe(m) + ": asked for " + requested.Address.Addr().String())
 		return nil
 	}
 
-	l := t.granted(m)
+	l := t.grantedLease(m)
 	if l == nil {
 		return nil
 	}
 
 	if !l.Server.IsValid() {
-		l.Server = asked.Server
+		l.Server = requested.Server
 	}
 
-	if len(l.ServerMAC) == 0 && l.Server == asked.Server {
-		l.ServerMAC = asked.ServerMAC
+	if len(l.ServerMAC) == 0 && l.Server == requested.Server {
+		l.ServerMAC = requested.ServerMAC
 	}
 
 	return l
@@ -338,9 +338,9 @@ func (t *step) probe() {
 	t.enter(probing, t.now.Add(pause))
 }
 
-// hearARP handles an ARP packet while the client probes. It declines the address if another host has it, or probes
+// handleARP handles an ARP packet while the client probes. It declines the address if another host has it, or probes
 // for it at the same time (RFC 5227, section 2.1.1).
-func (t *step) hearARP(a *ARP) {
+func (t *step) handleARP(a *ARP) {
 	if t.s.state != probing || bytes.Equal(a.SenderMAC, t.cfg.MAC) {
 		return
 	}

@@ -184,7 +184,7 @@ func (t *step) timeUp() {
 
 func (t *step) receive(p *Packet) {
 	if p.ARP != nil {
-		t.hearARP(p.ARP)
+		t.handleARP(p.ARP)
 		return
 	}
 
@@ -194,12 +194,12 @@ func (t *step) receive(p *Packet) {
 		return
 	}
 
-	if why := t.foreign(t.s, m); why != "" {
+	if why := t.whyForeign(t.s, m); why != "" {
 		t.note(describe(m) + ": " + why)
 		return
 	}
 
-	if why := t.doubt(t.s, m, p); why != "" {
+	if why := t.whyDoubtful(t.s, m, p); why != "" {
 		t.out.Unbelieved = describe(m) + ": " + why
 		t.s.unbelieved = trace.Shun(t.s.unbelieved, t.out.Unbelieved)
 		t.note(t.out.Unbelieved)

@@ -170,8 +170,8 @@ func (m *message) addOverloaded(payload []byte, seen map[uint8][]byte) error {
 	return nil
 }
 
-// foreign returns the reason why a message is no answer to the session's last message, or "" if it is an answer.
-func (m *Machine) foreign(s *Session, msg *message) string {
+// whyForeign returns the reason why a message is no answer to the session's last message, or "" if it is an answer.
+func (m *Machine) whyForeign(s *Session, msg *message) string {
 	switch {
 	case msg.OpCode != dhcpv4.OpcodeBootReply:
 		return "not a server's"
@@ -197,8 +197,8 @@ func (m *Machine) foreign(s *Session, msg *message) string {
 	return "not an answer"
 }
 
-// doubt returns the reason to reject an answer for this client, or "" to accept it.
-func (m *Machine) doubt(s *Session, msg *message, p *Packet) string {
+// whyDoubtful returns the reason to reject an answer for this client, or "" to accept it.
+func (m *Machine) whyDoubtful(s *Session, msg *message, p *Packet) string {
 	isAccepted := func(server netip.Addr) bool { return slices.Contains(m.cfg.Servers, server) }
 	switch {
 	case len(m.cfg.Servers) > 0 && !isAccepted(msg.server) && !isAccepted(msg.source):
@@ -352,8 +352,8 @@ func describe(m *message) string {
 }
 
 // refusal returns the error for a NAK. The parameter asked is the address that the client had requested.
-func refusal(m *message, asked netip.Addr) error {
-	err := fmt.Errorf("%w %s: NAK from %s", ErrNAK, asked, m.sender())
+func refusal(m *message, requested netip.Addr) error {
+	err := fmt.Errorf("%w %s: NAK from %s", ErrNAK, requested, m.sender())
 	if text := trace.Printable(m.Message()); text != "" {
 		err = fmt.Errorf("%w: %q", err, text)
 	}

@@ -9,26 +9,26 @@ import (
 
 // allocate reserves an address of the range set p[index] for owner. It reserves wanted or, if wanted is not valid,
 // the next free address in turn.
-func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
+func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
 	last := s.openLast(index)
 	defer last.close()
 	set := p[index]
-	if wanted.IsValid() {
-		if name := s.keeperOf(wanted); name != "" && name != s.keeper {
+	if requested.IsValid() {
+		if name := s.keeperOf(requested); name != "" && name != s.keeper {
 			return netip.Addr{}, nil, s.failf(ErrAddressTaken, "the requested address %s is kept for %s "+
-				"(in %s): request another, or delete that line", wanted, name, s.keptPath())
+				"(in %s): request another, or delete that line", requested, name, s.keptPath())
 		}
 
-		ok, err := s.reserve(wanted, owner.reservation())
+		ok, err := s.reserve(requested, owner.reservation())
 		if err != nil {
 			return netip.Addr{}, nil, err
 		}
 		if !ok {
-			return netip.Addr{}, nil, s.failf(ErrAddressTaken, "the requested address %s is taken by %s", wanted,
-				s.holder(wanted))
+			return netip.Addr{}, nil, s.failf(ErrAddressTaken, "the requested address %s is taken by %s", requested,
+				s.holder(requested))
 		}
-		last.write(wanted)
-		return wanted, set.rangeOf(wanted), nil
+		last.write(requested)
+		return requested, set.rangeOf(requested), nil
 	}
 
 	if addr, r, err := s.takeKept(p, set, owner, true); r != nil || err != nil {
@@ -53,7 +53,7 @@ func (s *session) allocate(p pool, index int, wanted netip.Addr, owner Owner) (n
 func (s *store) holder(addr netip.Addr) string {
 	held, state, err := s.read(addr)
 	switch {
-	case err != nil || state != stateHeld:
+	case err != nil || state != stateComplete:
 		return "the file " + s.path(addr)
 	case held.hash != "":
 		return "the attachment with hash " + held.hash
@@ -89,7 +89,7 @@ func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (
 		return netip.Addr{}, nil, err
 	}
 
-	taken := takenOf(addrs, p, set)
+	taken := reservedAddresses(addrs, p, set)
 	for {
 		addr, r, ok := candidates.next()
 		if !ok {
@@ -104,9 +104,9 @@ func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (
 	}
 }
 
-// takenOf returns the addresses in addrs that the set could have assigned. addrs are the addresses that have a
-// reservation file.
-func takenOf(addrs []netip.Addr, p pool, set rangeSet) map[netip.Addr]bool {
+// reservedAddresses returns the addresses in addrs that the set could have assigned. addrs are the addresses that have
+// a reservation file.
+func reservedAddresses(addrs []netip.Addr, p pool, set rangeSet) map[netip.Addr]bool {
 	taken := make(map[netip.Addr]bool, len(addrs))
 	for _, addr := range addrs {
 		if set.rangeOf(addr) != nil && !p.isGateway(addr) {

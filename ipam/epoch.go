@@ -111,11 +111,11 @@ func (s *session) dropOld(alive map[netip.Addr]Live) error {
 			continue
 		}
 
-		if l, ok := alive[addr]; ok && state == stateHeld && s.mayBe(held, l) {
+		if l, ok := alive[addr]; ok && state == stateComplete && s.mayBelongTo(held, l) {
 			continue
 		}
 
-		if state == stateHeld && s.isInUse(held) {
+		if state == stateComplete && s.isInUse(held) {
 			continue // a record is always of this epoch
 		}
 
@@ -134,9 +134,9 @@ func (s *session) dropOld(alive map[netip.Addr]Live) error {
 	return nil
 }
 
-// mayBe reports whether the live address l may belong to the owner of the reservation. Either the hashes are equal,
-// or the reservation's hash cannot be known.
-func (s *store) mayBe(r reservation, l Live) bool {
+// mayBelongTo reports whether the live address l may belong to the owner of the reservation. Either the hashes are
+// equal, or the reservation's hash cannot be known.
+func (s *store) mayBelongTo(r reservation, l Live) bool {
 	if r.hash != "" {
 		return r.hash == l.Hash
 	}

@@ -43,11 +43,11 @@ type Config struct {
 // plugin host-local does. It holds no descriptors between calls, and is safe for use by several goroutines. Use
 // NewHostLocal to create a HostLocal.
 type HostLocal struct {
-	store  store
-	pool   pool
-	wanted []netip.Addr // the requested address for each set of pool; the zero Addr means any
-	search bool
-	keeper *string // the name of Keep; nil without it
+	store     store
+	pool      pool
+	requested []netip.Addr // the requested address for each set of pool; the zero Addr means any
+	search    bool
+	keeper    *string // the name of Keep; nil without it
 }
 
 // NewHostLocal returns a HostLocal for cfg. It does not access the disk. If a value is invalid, the error matches
@@ -75,9 +75,9 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	return &HostLocal{
 		store: store{dir: filepath.Join(dir, cfg.Network), network: cfg.Network,
 			wait: cmp.Or(cfg.LockWait, defaultLockWait)},
-		pool:   p,
-		wanted: make([]netip.Addr, len(p)),
-		search: cfg.Search,
+		pool:      p,
+		requested: make([]netip.Addr, len(p)),
+		search:    cfg.Search,
 	}, nil
 }
 
@@ -116,7 +116,7 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 	}
 
 	bound := *h
-	bound.wanted = make([]netip.Addr, len(h.pool))
+	bound.requested = make([]netip.Addr, len(h.pool))
 	for _, addr := range addresses {
 		addr = addr.Unmap()
 		i := slices.IndexFunc(h.pool, func(s rangeSet) bool { return s.rangeOf(addr) != nil })
@@ -125,12 +125,12 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 			return nil, h.store.failf(tombolo.ErrInvalid, "the requested address %s is a gateway", addr)
 		case i < 0:
 			return nil, h.store.failf(tombolo.ErrInvalid, "the requested address %s is in no range of it", addr)
-		case bound.wanted[i].IsValid() && bound.wanted[i] != addr:
+		case bound.requested[i].IsValid() && bound.requested[i] != addr:
 			return nil, h.store.failf(tombolo.ErrInvalid,
-				"%s gives one address to an attachment, but %s and %s were requested", h.pool[i], bound.wanted[i], addr)
+				"%s gives one address to an attachment, but %s and %s were requested", h.pool[i], bound.requested[i], addr)
 		}
 
-		bound.wanted[i] = addr
+		bound.requested[i] = addr
 	}
 
 	return &bound, nil
@@ -176,7 +176,7 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	allocation := &Allocation{}
 	var lasting []netip.Addr
 	for i := range h.pool {
-		addr, r, err := s.allocate(h.pool, i, h.wanted[i], owner)
+		addr, r, err := s.allocate(h.pool, i, h.requested[i], owner)
 		if err != nil {
 			for _, earlier := range allocation.Addresses {
 				err = errors.Join(err, s.release(earlier.Prefix.Addr()))
@@ -185,7 +185,7 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 		}
 		allocation.Addresses = append(allocation.Addresses,
 			Address{Prefix: netip.PrefixFrom(addr, r.subnet.Bits()), Gateway: r.gateway})
-		if !h.wanted[i].IsValid() {
+		if !h.requested[i].IsValid() {
 			lasting = append(lasting, addr)
 		}
 	}
@@ -206,10 +206,10 @@ func (h *HostLocal) refuseSecond(s *session, owner Owner) error {
 		return err
 	}
 
-	exact, old, err := s.ownedBy(addrs, owner)
+	exact, old, err := s.addressesOf(addrs, owner)
 	for _, addr := range slices.Concat(exact, old) {
 		for i, set := range h.pool {
-			if !h.wanted[i].IsValid() && set.rangeOf(addr) != nil {
+			if !h.requested[i].IsValid() && set.rangeOf(addr) != nil {
 				return s.failf(ErrDuplicate, "interface %q of container %q has %s already: DEL it before another ADD",
 					owner.IfName, owner.ContainerID, addr)
 			}
@@ -265,7 +265,7 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 		}
 	}
 
-	exact, old, err := s.ownedBy(candidates, owner)
+	exact, old, err := s.addressesOf(candidates, owner)
 
 	// Return this error too: an unreadable file may belong to this attachment.
 	errs = append(errs, err)
@@ -290,9 +290,9 @@ func (h *HostLocal) checkOwner(owner Owner) error {
 	return nil
 }
 
-// ownedBy returns the addresses in addrs that are reserved for owner. old has the addresses whose file names only the
-// owner's container. The error is about files that could not be read.
-func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Addr, _ error) {
+// addressesOf returns the addresses in addrs that are reserved for owner. old has the addresses whose file names only
+// the owner's container. The error is about files that could not be read.
+func (s *store) addressesOf(addrs []netip.Addr, owner Owner) (exact, old []netip.Addr, _ error) {
 	var errs []error
 	for _, addr := range addrs {
 		held, state, err := s.read(addr)
@@ -300,7 +300,7 @@ func (s *store) ownedBy(addrs []netip.Addr, owner Owner) (exact, old []netip.Add
 			errs = append(errs, err)
 		}
 
-		if err != nil || state != stateHeld {
+		if err != nil || state != stateComplete {
 			continue
 		}
 		switch is, isOld := s.isOwner(held, owner); {
@@ -418,7 +418,7 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 
 		seen = true
 		held, state, err := h.store.read(addr)
-		if err == nil && state == stateHeld {
+		if err == nil && state == stateComplete {
 			if is, _ := h.store.isOwner(held, owner); is {
 				continue
 			}
@@ -437,7 +437,7 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 		return err
 	}
 
-	exact, old, err := h.store.ownedBy(addrs, owner)
+	exact, old, err := h.store.addressesOf(addrs, owner)
 	if err != nil {
 		return err
 	}
@@ -472,7 +472,7 @@ func (h *HostLocal) Status(ctx context.Context) error {
 	}
 
 	for _, set := range h.pool {
-		taken := takenOf(addrs, h.pool, set)
+		taken := reservedAddresses(addrs, h.pool, set)
 		size := set.size(h.pool)
 		if uint64(len(taken)) >= size && !h.store.anyReclaimable(taken) {
 			return h.store.fullError(set, uint64(len(taken)), size)
@@ -558,7 +558,7 @@ func (h *HostLocal) Pools(ctx context.Context) ([]Pool, error) {
 	for i, set := range h.pool {
 		name := strings.TrimPrefix(strings.TrimPrefix(set.String(), "range set "), "range ")
 		pools[i] = Pool{Name: name, IPv6: set.ranges[0].start.Is6(), Size: set.size(h.pool),
-			Reserved: uint64(len(takenOf(addrs, h.pool, set)))}
+			Reserved: uint64(len(reservedAddresses(addrs, h.pool, set)))}
 	}
 	return pools, nil
 }

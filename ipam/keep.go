@@ -122,8 +122,8 @@ func (s *session) keep(addrs []netip.Addr) {
 	s.writeKept(list)
 }
 
-// rest moves a released address to the end of the file.
-func (s *session) rest(addr netip.Addr) {
+// moveToEnd moves a released address to the end of the file.
+func (s *session) moveToEnd(addr netip.Addr) {
 	list := s.readKept()
 	i := slices.IndexFunc(list, func(k keptAddress) bool { return k.addr == addr })
 	if i >= 0 {

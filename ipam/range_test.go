@@ -208,7 +208,7 @@ func FuzzWant(f *testing.F) {
 			return
 		}
 		for i, set := range h.pool {
-			addr := h.wanted[i]
+			addr := h.requested[i]
 			if !addr.IsValid() {
 				addr, _, _ = set.from(addr, h.pool).next()
 			}

@@ -19,17 +19,17 @@ func TestReservationFilesAreUnderstood(t *testing.T) {
 		want    reservation
 		state   reservationState
 	}{
-		"the reference's":          {"abc123\r\neth0", held("abc123", "eth0", ""), stateHeld},
-		"the old form":             {"abc123", held("abc123", "", ""), stateHeld},
-		"the old form by hand":     {"abc123\n", held("abc123", "", ""), stateHeld},
-		"with space around":        {" abc123\r\neth0\n", held("abc123", "eth0", ""), stateHeld},
-		"by hash":                  {"tombolo:0123456789a\r\n", held("", "", "0123456789a"), stateHeld},
-		"by hash, with interface":  {"tombolo:0123456789a\r\neth0", held("", "eth0", "0123456789a"), stateHeld},
-		"by hash, no line break":   {"tombolo:0123456789a", held("", "", "0123456789a"), stateHeld},
+		"the reference's":          {"abc123\r\neth0", held("abc123", "eth0", ""), stateComplete},
+		"the old form":             {"abc123", held("abc123", "", ""), stateComplete},
+		"the old form by hand":     {"abc123\n", held("abc123", "", ""), stateComplete},
+		"with space around":        {" abc123\r\neth0\n", held("abc123", "eth0", ""), stateComplete},
+		"by hash":                  {"tombolo:0123456789a\r\n", held("", "", "0123456789a"), stateComplete},
+		"by hash, with interface":  {"tombolo:0123456789a\r\neth0", held("", "eth0", "0123456789a"), stateComplete},
+		"by hash, no line break":   {"tombolo:0123456789a", held("", "", "0123456789a"), stateComplete},
 		"empty":                    {"", reservation{}, stateTruncated},
 		"white space":              {" \r\n", reservation{}, stateTruncated},
 		"zero bytes":               {"\x00\x00\x00\x00", reservation{}, stateTruncated},
-		"cut before the interface": {"abc123\r\n", held("abc123", "", ""), stateHeld},
+		"cut before the interface": {"abc123\r\n", held("abc123", "", ""), stateComplete},
 		"hash of no digits":        {"tombolo:\r\n", reservation{}, stateForeign},
 		"hash in capitals":         {"tombolo:ABC\r\n", reservation{}, stateForeign},
 		"hash, odd interface":      {"tombolo:abc\r\na b", reservation{}, stateForeign},
@@ -61,12 +61,12 @@ func FuzzReservation(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
 		held, state := parseReservation(content)
-		if state != stateHeld {
+		if state != stateComplete {
 			must.That(t, held == (reservation{}), "%q is not held, but gives %+v", content, held)
 			return
 		}
 		again, state := parseReservation([]byte(held.content()))
-		must.That(t, again == held && state == stateHeld, "%q gave %+v, and written again %+v", content, held, again)
+		must.That(t, again == held && state == stateComplete, "%q gave %+v, and written again %+v", content, held, again)
 		if held.hash == "" && strings.TrimSpace(string(content)) != held.content() {
 			t.Fatalf("the reference would not find %q as %q", content, held.content())
 		}

@@ -149,7 +149,7 @@ func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 		case err != nil, state == stateForeign:
 			s.warnf("%s holds no reservation; %s is not given to anyone", path, addr)
 			return false, nil
-		case state == stateHeld:
+		case state == stateComplete:
 			if is, _ := s.isOwner(held, owner); is && r.containerID != "" {
 				return false, s.failf(ErrDuplicate, "interface %s of container %s already has %s: DEL it first",
 					owner.IfName, owner.ContainerID, addr)
@@ -180,7 +180,7 @@ func (s *session) release(addr netip.Addr) error {
 	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("release "+addr.String(), err)
 	}
-	s.rest(addr)
+	s.moveToEnd(addr)
 	return nil
 }
 
@@ -279,7 +279,7 @@ const (
 type session struct {
 	*store
 	fd    int // the open lock file
-	order *lockorder.Held
+	order *lockorder.Acquisition
 
 	keeper string        // the name that keeps the addresses of an Add, with the interface; empty: none
 	kept   []keptAddress // read only for an Add with a keeper
@@ -364,7 +364,7 @@ func (o Owner) reservation() reservation {
 type reservationState int
 
 const (
-	stateHeld      reservationState = iota // a reservation
+	stateComplete  reservationState = iota // a reservation
 	stateTruncated                         // the creator died before it had written everything
 	stateForeign                           // something else, which we leave alone
 )
@@ -392,7 +392,7 @@ func parseReservation(data []byte) (reservation, reservationState) {
 		if !isHash(hash) || !ident.IsLinkName(second) && second != "" {
 			return reservation{}, stateForeign
 		}
-		return reservation{hash: hash, ifName: second}, stateHeld
+		return reservation{hash: hash, ifName: second}, stateComplete
 	}
 
 	switch {
@@ -402,9 +402,9 @@ func parseReservation(data []byte) (reservation, reservationState) {
 		if !ident.IsLinkName(second) {
 			return reservation{}, stateForeign
 		}
-		return reservation{containerID: first, ifName: second}, stateHeld
+		return reservation{containerID: first, ifName: second}, stateComplete
 	default:
-		return reservation{containerID: first}, stateHeld
+		return reservation{containerID: first}, stateComplete
 	}
 }
 

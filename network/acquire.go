@@ -24,12 +24,12 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// leasing is the state of an Add's work to lease the pod's address by DHCP.
-type leasing struct {
+// leaseCall is the state of an Add's work to lease the pod's address by DHCP.
+type leaseCall struct {
 	request *Lease
 	client  lease.Client
 	dir     *lease.Dir
-	lock    *lease.Held // of its record, unless released
+	lock    *lease.LockedRecord // of its record, unless released
 	rec     *lease.Record
 	// unconfirmed means that no server answered, and the pod uses its last lease again. The keeper then asks servers
 	// to confirm the lease.
@@ -38,8 +38,8 @@ type leasing struct {
 
 // prepareLease checks the lease's configuration before anything is changed. It also fills in the attachment's record.
 // While this Add waits for a DHCP server, other calls restore the pod's guard from that record.
-func (a *adding) prepareLease() (*leasing, error) {
-	l := &leasing{request: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
+func (a *addCall) prepareLease() (*leaseCall, error) {
+	l := &leaseCall{request: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
 	switch len(a.pod.MAC) {
 	case 6:
 	case 0:
@@ -51,7 +51,7 @@ func (a *adding) prepareLease() (*leasing, error) {
 	}
 
 	l.client.MAC, l.client.Sticky = dhcpc.Hex(a.pod.MAC), l.request.Sticky
-	if _, err := dhcpc.NewMachine(l.client.Asking(nil)); err != nil {
+	if _, err := dhcpc.NewMachine(l.client.DHCPConfig(nil)); err != nil {
 		return nil, failf(ErrInvalid, "ipam: %w", err)
 	}
 
@@ -66,7 +66,7 @@ func (a *adding) prepareLease() (*leasing, error) {
 	}
 
 	var err error
-	if l.dir, err = a.node.leases(l.request); err != nil {
+	if l.dir, err = a.node.openLeases(l.request); err != nil {
 		return nil, err
 	}
 
@@ -76,9 +76,9 @@ func (a *adding) prepareLease() (*leasing, error) {
 	return l, nil
 }
 
-// leases opens the directory of lease records. If a lease is requested and no keeper runs that would renew it, leases
-// returns an error. The parameter asked is the requested lease, or nil if none is requested.
-func (n *Node) leases(request *Lease) (*lease.Dir, error) {
+// openLeases opens the directory of lease records. If a lease is requested and no keeper runs that would renew it,
+// openLeases returns an error. The parameter asked is the requested lease, or nil if none is requested.
+func (n *Node) openLeases(request *Lease) (*lease.Dir, error) {
 	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {
 		return nil, failf(ErrInvalid, "%w", err)
@@ -96,7 +96,7 @@ func (n *Node) leases(request *Lease) (*lease.Dir, error) {
 
 // obtain gets the addresses that a pod gets through its link, which is up: a lease, and those from router
 // advertisements. A server may be slow, so the lock is not held during this.
-func (a *adding) obtain(ctx context.Context) error {
+func (a *addCall) obtain(ctx context.Context) error {
 	solicitation, err := a.solicit(ctx)
 	if err != nil || solicitation == nil && a.leasing == nil {
 		return err
@@ -108,13 +108,13 @@ func (a *adding) obtain(ctx context.Context) error {
 
 	if a.leasing != nil {
 		a.s.leave()
-		if err := whileRecorded(ctx, a.pending, a.acquire); err != nil {
+		if err := runWhileRecorded(ctx, a.pending, a.acquire); err != nil {
 			return err
 		}
-		a.assigned = assignLease(a.leasing.rec, a.pod.Routes)
+		a.assigned = newLeaseAssignment(a.leasing.rec, a.pod.Routes)
 	}
 
-	if err := a.advertised(ctx, solicitation); err != nil {
+	if err := a.awaitAdvertised(ctx, solicitation); err != nil {
 		return err
 	}
 
@@ -136,11 +136,11 @@ func (a *adding) obtain(ctx context.Context) error {
 	if err := a.ready(ctx); err != nil || a.leasing == nil {
 		return err
 	}
-	return a.node.step("ipam")
+	return a.node.reportStep("ipam")
 }
 
 // applyLease completes the lease's record with the other addresses of the pod, and configures the pod for its lease.
-func (a *adding) applyLease(ctx context.Context) error {
+func (a *addCall) applyLease(ctx context.Context) error {
 	rec := a.leasing.rec
 	if formed := a.assigned.addresses[1:]; len(formed) > 0 {
 		rec.Formed = prefixesOf(formed)
@@ -164,7 +164,7 @@ func (a *adding) applyLease(ctx context.Context) error {
 
 // recordLease writes the lease's record before the client sends a packet. So even after a kill, the keeper and
 // Collect know that a lease may exist.
-func (a *adding) recordLease(context.Context) error {
+func (a *addCall) recordLease(context.Context) error {
 	l := a.leasing
 	if l == nil {
 		return nil
@@ -189,8 +189,8 @@ func (a *adding) recordLease(context.Context) error {
 		Policy: lease.Policy{NoDefault: a.nw.NoDefaultRoute, Routes: l.request.Routes, Priority: l.request.Priority,
 			IPv6: a.nw.SLAAC},
 	}
-	if a.byHost() {
-		rec.Policy.Gateway = hostHop(false)
+	if a.usesHostRoute() {
+		rec.Policy.Gateway = hostNextHop(false)
 	}
 
 	if a.nw.DHCPv6 {
@@ -203,12 +203,12 @@ func (a *adding) recordLease(context.Context) error {
 	}
 
 	l.rec = rec
-	a.back.push(func(context.Context) error { return l.lock.Remove() })
+	a.undo.push(func(context.Context) error { return l.lock.Remove() })
 	return nil
 }
 
 // unlock releases the lock of the lease's record.
-func (l *leasing) unlock() {
+func (l *leaseCall) unlock() {
 	if l.lock != nil {
 		l.lock.Close()
 		l.lock = nil
@@ -216,14 +216,14 @@ func (l *leasing) unlock() {
 }
 
 // acquire gets the lease through the pod's interface, and stores it in rec without writing the file.
-func (a *adding) acquire(ctx context.Context) error {
+func (a *addCall) acquire(ctx context.Context) error {
 	rec, link := a.leasing.rec, a.link
 	rec.Client.LinkMTU = link.MTU
 	sockets := &transport.Config{NetNS: a.pod.NetNS, Link: link.PeerIndex, MAC: link.PeerMAC,
 		ARP: rec.Client.DetectConflicts}
-	cfg := rec.Client.Asking(rec.Lease)
+	cfg := rec.Client.DHCPConfig(rec.Lease)
 	cfg.Last = rec.Lease
-	cfg.Refuse = a.refuse(ctx, a.built.at.Index, rec.Lease)
+	cfg.Refuse = a.refuse(ctx, a.site.gatewayLink.Index, rec.Lease)
 
 	// The firewall will admit the address that the server assigns, and a privileged process in the pod could forge a
 	// server's answer. So receive the answers at the port, on the host's side.
@@ -239,12 +239,12 @@ func (a *adding) acquire(ctx context.Context) error {
 
 	lockorder.Slow("a DHCP server")
 	got, err := client.Acquire(ctx)
-	if err != nil && a.built.bridge.Bridge != nil && a.built.bridge.Bridge.PortDelay > 0 {
-		return failf(ErrTryAgain, "%w: %s", err, endpoint.SlowPorts(a.nw.Bridge, a.built.bridge.Bridge.PortDelay))
+	if err != nil && a.site.bridge.Bridge != nil && a.site.bridge.Bridge.PortDelay > 0 {
+		return failf(ErrTryAgain, "%w: %s", err, endpoint.SlowPorts(a.nw.Bridge, a.site.bridge.Bridge.PortDelay))
 	}
 
 	if errors.Is(err, dhcpc.ErrTimeout) {
-		if router := a.built.answeringRouter(ctx); router.IsValid() {
+		if router := a.site.answeringRouter(ctx); router.IsValid() {
 			return failf(ErrTryAgain, "%w; the host's router %s answers the host: see %s", err, router, endpoint.OneMAC)
 		}
 	}
@@ -253,7 +253,7 @@ func (a *adding) acquire(ctx context.Context) error {
 		return failf(ErrTryAgain, "%w", err)
 	}
 
-	a.back.push(func(ctx context.Context) error {
+	a.undo.push(func(ctx context.Context) error {
 		a.s.leave()
 		return transport.Release(ctx, sockets, got)
 	})
@@ -295,28 +295,28 @@ func isUnconfirmed(last, got *dhcpc.Lease) bool {
 
 // refuse returns a function that checks each lease that a server offers or grants. The function returns an error if
 // the lease's address is impossible, in use, or another pod's. had is the pod's previous lease, or nil.
-func (a *adding) refuse(ctx context.Context, link int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
+func (a *addCall) refuse(ctx context.Context, link int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
 	var before netip.Addr
 	if had != nil {
 		before = had.Address.Addr()
 	}
 	return func(offer, _ *dhcpc.Lease) error {
 		own := offer.Address.Addr()
-		if err := lease.Impossible(offer); err != nil {
+		if err := lease.CheckUsable(offer); err != nil {
 			return err
 		}
-		if err := lease.Taken(ctx, a.s.Links.Routes(), link, own, before); err != nil {
+		if err := lease.CheckConflict(ctx, a.s.Links.Routes(), link, own, before); err != nil {
 			return err
 		}
-		return a.refuseAddress(ctx, cmp.Or(a.built.sharedNIC(), a.nw.GatewayLink()), own)
+		return a.refuseAddress(ctx, cmp.Or(a.site.sharedNIC(), a.nw.GatewayLink()), own)
 	}
 }
 
-// assignLease returns the addresses, routes and DNS that a pod gets from its lease.
-func assignLease(rec *lease.Record, more []route.Route) assigned {
+// newLeaseAssignment returns the addresses, routes and DNS that a pod gets from its lease.
+func newLeaseAssignment(rec *lease.Record, more []route.Route) assignment {
 	got := rec.Lease
 	address := ipam.Address{Prefix: got.Address, Gateway: rec.Policy.Router(got)}
-	g := assigned{addresses: []ipam.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
+	g := assignment{addresses: []ipam.Address{address}, dns: DNS{slices.Clone(got.DNS), got.Domain, got.Search}}
 	for _, r := range rec.Applied.Routes {
 		one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Priority: uint32(rec.Policy.Priority)}
 		if !r.Gateway.IsValid() {
@@ -331,7 +331,7 @@ func assignLease(rec *lease.Record, more []route.Route) assigned {
 
 // commit writes the lease's record as bound, so that the keeper renews it. The write waits for the disk, so commit
 // does not hold the state's lock during the write.
-func (l *leasing) commit(ctx context.Context, s *session) error {
+func (l *leaseCall) commit(ctx context.Context, s *session) error {
 	s.leave()
 	l.rec.State = lease.Bound
 	if err := l.lock.Replace(l.rec); err != nil {

@@ -27,12 +27,12 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 	}
 
 	made, err := n.tryAdd(ctx, nw, pod)
-	if err != nil && nw.lacking(err) && n.reclaim(ctx, nw) {
+	if err != nil && nw.lacksAddress(err) && n.reclaim(ctx, nw) {
 		made, err = n.tryAdd(ctx, nw, pod)
 	}
 
 	if err == nil && pod.Path != "" && (nw.DHCPv6 && !made.unconfirmed || made.informs) {
-		return n.await6(ctx, pod, made)
+		return n.awaitDHCPv6(ctx, pod, made)
 	}
 	return made, err
 }
@@ -40,7 +40,7 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 // tryAdd tries once to add the pod. It has released all locks when it returns.
 func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	hash := pod.key(nw).hash()
-	a := &adding{entry: entry{node: n, hash: hash, getsMore: pod.Lease != nil || nw.SLAAC}, nw: nw, pod: pod,
+	a := &addCall{entry: entry{node: n, hash: hash, getsMore: pod.Lease != nil || nw.SLAAC}, nw: nw, pod: pod,
 		rec: pod.record(nw, hash)}
 	origin := n.origin(nw)
 	a.rec.IPAMType, a.rec.DataDir = origin.Type, origin.Dir
@@ -62,7 +62,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 		defer a.leasing.unlock()
 	}
 
-	if err := n.step("open"); err != nil {
+	if err := n.reportStep("open"); err != nil {
 		return nil, err
 	}
 
@@ -87,42 +87,43 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 		}
 	}
 
-	return nil, a.back.run(err)
+	return nil, a.undo.run(err)
 }
 
-// adding is the state of one Add in progress.
-type adding struct {
+// addCall is the state of one Add in progress.
+type addCall struct {
 	entry
 	nw  *Network
 	pod *Pod
 	rec *state.Attachment // its record, as derived so far
 
-	leasing *leasing        // nil unless the address comes by DHCP
+	leasing *leaseCall      // nil unless the address comes by DHCP
 	metrics metrics         // metrics of the pod's default routes
-	shaped  bandwidth.Shape // the pod's limits as enforced by the kernel
+	limits  bandwidth.Shape // the pod's limits as enforced by the kernel
 
 	// The results of the steps so far.
-	assigned assigned
-	want     *want
+	assigned assignment
+	required *requirement
 	port     bridge.Port
-	built    *site              // the network
+	site     *site              // the network
 	link     *bridge.Attachment // nil until the pod has its link
 }
 
 // run runs the steps of an Add, in order. A pod gets its addresses before its link, except for those that it gets
 // through the link.
-func (a *adding) run(ctx context.Context) (*Attachment, error) {
+func (a *addCall) run(ctx context.Context) (*Attachment, error) {
 	if len(a.pod.Ports) > 0 {
 		// Undo functions run in reverse order, so this first one runs last, when the record is deleted too.
-		a.back.push(func(ctx context.Context) error {
+		a.undo.push(func(ctx context.Context) error {
 			return closeUnusedLoopback(ctx, a.s, false, a.nw.Bridge, a.nw.GatewayLink())
 		})
 	}
 
 	// Publish the pod's host ports at the end, when the pod can answer.
 	for _, step := range []func(context.Context) error{
-		a.begin, a.done("record"), a.allocate, a.derive, a.refuseListeners, a.ready, a.done("network"), a.recordLease,
-		a.attach, a.done("link"), a.obtain, a.addElements, a.flushStale, a.done("firewall"), a.commit, a.done("commit"),
+		a.begin, a.reportStep("record"), a.allocate, a.derive, a.refuseListeners, a.ready,
+		a.reportStep("network"), a.recordLease, a.attach, a.reportStep("link"), a.obtain, a.addElements, a.flushStale,
+		a.reportStep("firewall"), a.commit, a.reportStep("commit"),
 		a.publishWithheld,
 	} {
 		if err := step(ctx); err != nil {
@@ -130,27 +131,27 @@ func (a *adding) run(ctx context.Context) (*Attachment, error) {
 		}
 	}
 
-	return a.made(), nil
+	return a.result(), nil
 }
 
-// done returns a step that reports the end of the previous steps to Config.Step.
-func (a *adding) done(name string) func(context.Context) error {
-	return func(context.Context) error { return a.node.step(name) }
+// reportStep returns a step that reports the end of the previous steps to Config.Step.
+func (a *addCall) reportStep(name string) func(context.Context) error {
+	return func(context.Context) error { return a.node.reportStep(name) }
 }
 
 // refuseListeners returns an error if a program of the host listens on a host port that the pod requests.
-func (a *adding) refuseListeners(ctx context.Context) error {
+func (a *addCall) refuseListeners(ctx context.Context) error {
 	return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.assigned.addresses, a.getsMore)
 }
 
-// ready ensures that the network exists as planned. Then it refuses the pod's MAC or addresses if another machine has
-// them.
-func (a *adding) ready(ctx context.Context) (err error) {
-	if a.built, err = ready(ctx, a.s, a.want); err != nil {
+// ensureReady ensures that the network exists as planned. Then it refuses the pod's MAC or addresses if another machine
+// has them.
+func (a *addCall) ready(ctx context.Context) (err error) {
+	if a.site, err = ensureReady(ctx, a.s, a.required); err != nil {
 		return err
 	}
 
-	a.rec.NIC = a.built.sharedNIC()
+	a.rec.NIC = a.site.sharedNIC()
 	if a.link != nil {
 		return nil // the pod has sent frames from its MAC before
 	}
@@ -159,24 +160,24 @@ func (a *adding) ready(ctx context.Context) (err error) {
 		return err
 	}
 
-	if err := a.built.refuseMAC(ctx, a.pod.MAC); err != nil {
+	if err := a.site.refuseMAC(ctx, a.pod.MAC); err != nil {
 		return err
 	}
 	return a.refuseTaken(ctx)
 }
 
 // addElements adds the pod's elements to the firewall's sets.
-func (a *adding) addElements(ctx context.Context) error {
-	setLimits(a.rec, a.shaped)
-	return a.add(ctx, a.rec, a.want)
+func (a *addCall) addElements(ctx context.Context) error {
+	setLimits(a.rec, a.limits)
+	return a.add(ctx, a.rec, a.required)
 }
 
-func (a *adding) flushStale(ctx context.Context) error {
+func (a *addCall) flushStale(ctx context.Context) error {
 	return flushStale(ctx, a.s.Links, a.rec)
 }
 
 // commit waits until the port forwards, and writes the attachment's complete record.
-func (a *adding) commit(ctx context.Context) error {
+func (a *addCall) commit(ctx context.Context) error {
 	if err := a.s.Links.Wait(ctx, a.rec.HostIf); err != nil {
 		return err
 	}
@@ -202,29 +203,29 @@ func (a *adding) commit(ctx context.Context) error {
 // publishWithheld publishes the pod's withheld ports. They belonged to another attachment of the container, and a Del
 // of that attachment may have come too early to pass them on. Before that, publishWithheld calls linkSiblings if the
 // container seems to have other attachments.
-func (a *adding) publishWithheld(ctx context.Context) error {
+func (a *addCall) publishWithheld(ctx context.Context) error {
 	rec := a.rec
 
 	// Each of these conditions is a sign that the container has another attachment. Either this attachment took over
 	// host ports, or its default route got another metric because the container has a default route already.
 	l := a.leasing
-	if a.tookOver || a.metrics != nil || l != nil && l.rec.Policy.Priority != l.request.Priority {
+	if a.isTakeover || a.metrics != nil || l != nil && l.rec.Policy.Priority != l.request.Priority {
 		if err := a.s.linkSiblings(ctx, rec); err != nil {
 			return err
 		}
 	}
 
-	if !withholds(rec) {
+	if !withholdsPorts(rec) {
 		return nil
 	}
-	return a.s.publish(ctx, waitingOf(rec))
+	return a.s.publish(ctx, newWaiting(rec))
 }
 
-// made returns the result of Add.
-func (a *adding) made() *Attachment {
+// result returns the result of Add.
+func (a *addCall) result() *Attachment {
 	at := attachmentOf(a.rec)
-	at.BridgeMAC, at.BridgeMTU = a.built.bridge.MAC, a.built.rec.MTU
-	if l := a.built.at; a.built.share == nil && l.Index != a.built.bridge.Index {
+	at.BridgeMAC, at.BridgeMTU = a.site.bridge.MAC, a.site.rec.MTU
+	if l := a.site.gatewayLink; a.site.share == nil && l.Index != a.site.bridge.Index {
 		at.HostVLAN, at.HostVLANMAC = l.Name, l.MAC
 	}
 
@@ -244,8 +245,8 @@ func (a *adding) made() *Attachment {
 	return at
 }
 
-// assigned holds the addresses of a pod, IPv4 first, its routes as requested, and its name servers.
-type assigned struct {
+// assignment holds the addresses of a pod, IPv4 first, its routes as requested, and its name servers.
+type assignment struct {
 	addresses []ipam.Address
 	routes    []route.Route
 	dns       DNS
@@ -259,7 +260,7 @@ const maxRemains = 3
 // begin takes the ADD's locks in their order, and writes the attachment's record before the ADD creates anything. So
 // every object has an owner, even after a kill. The ADD holds the record's lock until its end. No other call waits
 // for that lock.
-func (a *adding) begin(ctx context.Context) error {
+func (a *addCall) begin(ctx context.Context) error {
 	for range maxRemains {
 		if a.leasing != nil {
 			// Look for remains first: a running ADD of the same attachment holds the lease's lock until its DHCP
@@ -294,11 +295,11 @@ func (a *adding) begin(ctx context.Context) error {
 		}
 	}
 
-	return existsAlready(a.pod.key(a.nw))
+	return errAlreadyExists(a.pod.key(a.nw))
 }
 
 // writeRecord creates the attachment's record and locks it. If a record exists, the error matches fs.ErrExist.
-func (a *adding) writeRecord() error {
+func (a *addCall) writeRecord() error {
 	a.rec.Epoch = a.s.Epoch.Token()
 	var err error
 	if a.pending, err = a.s.Dir.Create(a.rec); err != nil {
@@ -307,7 +308,7 @@ func (a *adding) writeRecord() error {
 		}
 		return stateError(err)
 	}
-	a.back.push(func(context.Context) error { return a.pending.Abandon() })
+	a.undo.push(func(context.Context) error { return a.pending.Abandon() })
 	return nil
 }
 
@@ -315,13 +316,13 @@ func (a *adding) writeRecord() error {
 // neither locked nor complete. takeRemainsDown also cleans up after a pod that died without a DEL, whose port was
 // deleted with its namespace. Some runtimes reuse the ID for the next container without a DEL. For any other record,
 // the error matches ErrExists.
-func (a *adding) takeRemainsDown(ctx context.Context) error {
+func (a *addCall) takeRemainsDown(ctx context.Context) error {
 	lock, err := a.s.Dir.LockAttachment(a.nw.Name, a.hash)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil // it is gone already
 	case err != nil:
-		return existsAlready(a.pod.key(a.nw))
+		return errAlreadyExists(a.pod.key(a.nw))
 	}
 	defer lock.Close()
 	unfinished, err := a.s.Dir.Unfinished(a.nw.Name, a.hash)
@@ -329,7 +330,7 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil || !unfinished && !a.s.hasDied(ctx, a.nw.Name, a.hash):
-		return existsAlready(a.pod.key(a.nw))
+		return errAlreadyExists(a.pod.key(a.nw))
 	case unfinished:
 		a.s.warn("an earlier ADD of this attachment was killed: undoing what it left")
 	default:
@@ -341,7 +342,7 @@ func (a *adding) takeRemainsDown(ctx context.Context) error {
 	return t.takeDown(ctx, t.ownRemains(ctx, a.pod.key(a.nw).owner(), a.hash))
 }
 
-func existsAlready(k Key) error {
+func errAlreadyExists(k Key) error {
 	return failf(ErrExists, "container %s has an attachment %s to network %q already: DEL it first", k.ContainerID,
 		k.IfName, k.Network)
 }

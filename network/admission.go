@@ -23,19 +23,19 @@ import (
 type admissionPart struct{}
 
 func (admissionPart) look(ctx context.Context, n *site) error {
-	conn := n.s.foreign(n.rec.AdminChain)
+	conn := n.s.foreignFirewall(n.rec.AdminChain)
 	return n.lookAtRules("the rules in FORWARD", func() (bool, error) { return conn.Ready(ctx) },
 		func() ([]tombolo.Difference, error) { return conn.Check(ctx) })
 }
 
 func (admissionPart) make(ctx context.Context, n *site) (bool, error) {
-	_, err := n.s.foreign(n.rec.AdminChain).Ensure(ctx)
+	_, err := n.s.foreignFirewall(n.rec.AdminChain).Ensure(ctx)
 	return false, err
 }
 
-// obstacles returns an error if settings certainly stop the pods' packets and Tombolo cannot change these settings.
-// firewalld reports whether firewalld is the only obstacle.
-func obstacles(ctx context.Context, s *session, rec *state.Network) (firewalld bool, _ error) {
+// refuseCertainObstacles returns an error if settings certainly stop the pods' packets and Tombolo cannot change these
+// settings. firewalld reports whether firewalld is the only obstacle.
+func refuseCertainObstacles(ctx context.Context, s *session, rec *state.Network) (firewalld bool, _ error) {
 	list, err := s.obstacles(ctx, rec)
 	if err != nil {
 		return false, err
@@ -60,8 +60,8 @@ func obstacles(ctx context.Context, s *session, rec *state.Network) (firewalld b
 // refuseObstacles returns an error if settings would stop the pods' packets, and neither Tombolo nor tombolod can
 // change them. tombolod adds a gateway's bridge to a zone of firewalld once the network is on record. coming reports
 // whether firewalld is the only obstacle, and tombolod has yet to add the bridge.
-func refuseObstacles(ctx context.Context, s *session, rec *state.Network, gateway bool) (coming bool, _ error) {
-	firewalld, err := obstacles(ctx, s, rec)
+func refuseObstacles(ctx context.Context, s *session, rec *state.Network, gateway bool) (zonePending bool, _ error) {
+	firewalld, err := refuseCertainObstacles(ctx, s, rec)
 	if firewalld && gateway && rec.Uplink == "" && s.Dir.ZonesAttended(rec.GatewayLink()) {
 		return true, nil
 	}
@@ -82,20 +82,20 @@ func awaitZone(ctx context.Context, s *session, rec *state.Network) error {
 
 	_ = poll(ctx, 20*time.Millisecond, 8*time.Second, func() (done bool, _ error) {
 		var firewalld bool
-		firewalld, err = obstacles(ctx, s, rec)
+		firewalld, err = refuseCertainObstacles(ctx, s, rec)
 		return !firewalld || !s.Dir.ZonesAttended(rec.GatewayLink()), nil
 	})
 	return err
 }
 
-// foreign returns the connection to other programs' firewalls, over the same socket.
-func (s *session) foreign(adminChain string) *foreign.Conn {
+// foreignFirewall returns the connection to other programs' firewalls, over the same socket.
+func (s *session) foreignFirewall(adminChain string) *foreign.Conn {
 	return foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: s.Mark, AdminChain: adminChain})
 }
 
-// obstacles lists the parts of other programs' firewalls that drop or may drop packets of a network's pods, and that we
-// do not change. It returns none if the pods' router is on the LAN and bridged packets skip the firewall: then no rule
-// of the host sees the pods' packets.
+// refuseCertainObstacles lists the parts of other programs' firewalls that drop or may drop packets of a network's
+// pods, and that we do not change. It returns none if the pods' router is on the LAN and bridged packets skip the
+// firewall: then no rule of the host sees the pods' packets.
 func (s *session) obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
 	if rec.DefaultRoute == string(ExitRouter) && !filtersBridged(rec, true) && !filtersBridged(rec, false) {
 		return nil, nil
@@ -110,7 +110,7 @@ func (s *session) obstacles(ctx context.Context, rec *state.Network) ([]foreign.
 		link = cmp.Or(nic, link)
 	}
 
-	return s.foreign(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: link, Prefixes: rec.Subnets})
+	return s.foreignFirewall(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: link, Prefixes: rec.Subnets})
 }
 
 // sharedNIC returns the name of the NIC that the network's bridge shares or will share, or "" if there is none.
@@ -159,7 +159,7 @@ func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]strin
 		return nil, err
 	}
 
-	return s.foreign("").ReversePaths(ctx, rec.Bridge, families...)
+	return s.foreignFirewall("").ReversePaths(ctx, rec.Bridge, families...)
 }
 
 // Admit sets an ingress policy for the network of an attached pod. The stricter of this policy and Network.Policy
@@ -168,7 +168,7 @@ func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]strin
 // error matches ErrNotAttached. Admit need not make other firewalls accept the pod's packets, since the pod's Add has
 // done so.
 func (c Change) Admit(ctx context.Context, policy nft.Policy, adminChain string) error {
-	a, err := c.node.attached(ctx, c.key)
+	a, err := c.node.loadAttachment(ctx, c.key)
 	if err != nil {
 		return err
 	}

@@ -13,10 +13,10 @@ import (
 // creation in an Add (add.go has the order) and its removal in a Del (del.go).
 type podPart interface {
 	// look adds differences from the record to p.found, and changes nothing.
-	look(ctx context.Context, p *attached) error
+	look(ctx context.Context, p *podSite) error
 	// mend restores the part outside the pod's namespace, under the exclusive lock. It is called only if the pod's
 	// port exists.
-	mend(ctx context.Context, p *attached) error
+	mend(ctx context.Context, p *podSite) error
 }
 
 // podParts returns the parts in the order of their repair. endpointPart comes before portPart, because the guard must
@@ -25,8 +25,8 @@ func podParts() []podPart {
 	return []podPart{leasePart{}, endpointPart{}, portPart{}, limitsPart{}, hostRoutePart{}}
 }
 
-// attached describes a pod as a call finds it, and its intended state.
-type attached struct {
+// podSite describes a pod as a call finds it, and its intended state.
+type podSite struct {
 	*state.Attachment
 	s     *session
 	nw    *state.Network
@@ -42,19 +42,19 @@ type attached struct {
 }
 
 // find returns a pod with its network, so that the method look of its parts can compare the pod with its record.
-func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attachment) (*attached, error) {
+func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attachment) (*podSite, error) {
 	br, err := s.link(ctx, rec.Bridge)
 	if err != nil {
 		return nil, err
 	}
-	p := &attached{Attachment: rec, s: s, nw: nw, want: portOn(rec, br)}
-	p.want.Addresses, p.want.Routes = lasting(rec), routes(rec)
+	p := &podSite{Attachment: rec, s: s, nw: nw, want: portOn(rec, br)}
+	p.want.Addresses, p.want.Routes = lastingPrefixes(rec), lastingRoutes(rec)
 	p.pod, p.lost = netns.OpenSame(rec.NetNS, rec.NetNSCookie)
 	return p, nil
 }
 
 // look calls the method look of each part. It stops if an earlier part finds that the port is gone.
-func (p *attached) look(ctx context.Context) error {
+func (p *podSite) look(ctx context.Context) error {
 	for _, part := range podParts() {
 		if err := part.look(ctx, p); err != nil || p.gone {
 			return err
@@ -65,7 +65,7 @@ func (p *attached) look(ctx context.Context) error {
 
 // reattach repairs the host's side of the network's existing pods.
 func (n *site) reattach(ctx context.Context) error {
-	defer n.s.remember()()
+	defer n.s.cacheBridges()()
 	for _, a := range n.attachments {
 		if a.State != state.Ready && (a.Guard == "" || !n.rec.Guards()) {
 			continue // its own Add is in progress, or was never finished
@@ -89,14 +89,14 @@ func (n *site) reattach(ctx context.Context) error {
 			return err
 		}
 
-		p := &attached{Attachment: a, s: n.s, nw: n.rec, link: link}
+		p := &podSite{Attachment: a, s: n.s, nw: n.rec, link: link}
 		for _, part := range parts {
 			if err := part.mend(ctx, p); err != nil {
 				return err
 			}
 		}
 
-		n.back = append(n.back, endpoint.In(a, n.rec))
+		n.restored = append(n.restored, endpoint.In(a, n.rec))
 	}
 
 	return nil

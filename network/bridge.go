@@ -31,9 +31,9 @@ func (n *site) requestedBridge() bridge.Bridge {
 	}
 }
 
-// agree changes want so that it also meets the needs of the other networks on the bridge. want gets the largest MTU,
-// and each setting is on if one network needs it. Otherwise each network would undo the settings of another.
-func (n *site) agree(want *bridge.Bridge) error {
+// adaptToOthers changes want so that it also meets the needs of the other networks on the bridge. want gets the largest
+// MTU, and each setting is on if one network needs it. Otherwise each network would undo the settings of another.
+func (n *site) adaptToOthers(want *bridge.Bridge) error {
 	others, err := sharers(n.s, n.rec)
 	for _, o := range others {
 		if o.Epoch != n.rec.Epoch {
@@ -42,14 +42,15 @@ func (n *site) agree(want *bridge.Bridge) error {
 		if want.MTU != 0 && o.Uplink == "" {
 			want.MTU = max(want.MTU, o.MTU)
 		}
-		want.Promiscuous, want.NFCall = eitherOn(want.Promiscuous, o.Promiscuous), eitherOn(want.NFCall, o.NFCall)
+		want.Promiscuous = combineSettings(want.Promiscuous, o.Promiscuous)
+		want.NFCall = combineSettings(want.NFCall, o.NFCall)
 	}
 	return err
 }
 
-// eitherOn combines the settings of two networks on one bridge. It returns the second setting if that is on, and
+// combineSettings combines the settings of two networks on one bridge. It returns the second setting if that is on, and
 // otherwise the first.
-func eitherOn(own, other *bool) *bool {
+func combineSettings(own, other *bool) *bool {
 	if other != nil && *other {
 		return other
 	}
@@ -59,11 +60,11 @@ func eitherOn(own, other *bool) *bool {
 func (bridgePart) look(ctx context.Context, n *site) error {
 	want, remedy := n.requestedBridge(), tombolo.RemedyRepair
 	if n.bridge.Index == 0 {
-		if name, err := n.renamed(ctx); err != nil {
+		if name, err := n.newBridgeName(ctx); err != nil {
 			return err
 		} else if name != "" && !n.quick {
 			n.found.list = append(n.found.list, tombolo.Difference{
-				Object: "bridge " + n.rec.Bridge, What: "link", Want: n.rec.Bridge, Text: renamedText(n.rec.Bridge,
+				Object: "bridge " + n.rec.Bridge, What: "link", Want: n.rec.Bridge, Text: describeRename(n.rec.Bridge,
 					name), Remedy: tombolo.RemedyConfigure,
 			})
 			return nil
@@ -79,7 +80,7 @@ func (bridgePart) look(ctx context.Context, n *site) error {
 
 	diffs := want.Differences(n.bridge)
 	if len(diffs) > 0 {
-		if err := n.agree(&want); err != nil {
+		if err := n.adaptToOthers(&want); err != nil {
 			return err
 		}
 		diffs = want.Differences(n.bridge)
@@ -104,10 +105,10 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	}
 
 	want, isNew := n.requestedBridge(), n.bridge.Index == 0
-	if name, err := n.renamed(ctx); err != nil {
+	if name, err := n.newBridgeName(ctx); err != nil {
 		return false, err
 	} else if name != "" {
-		return false, failf(ErrNoLink, "%s", renamedText(n.rec.Bridge, name))
+		return false, failf(ErrNoLink, "%s", describeRename(n.rec.Bridge, name))
 	}
 
 	want.Alias, want.NoIPv6 = endpoint.BridgeAlias, true
@@ -123,7 +124,7 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 				l.Name, l.Name)
 	}
 
-	if err := n.agree(&want); err != nil {
+	if err := n.adaptToOthers(&want); err != nil {
 		return false, err
 	}
 
@@ -153,9 +154,9 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	return changed, nil
 }
 
-// renamed returns the present name of the network's bridge if an operator has renamed it. This is the bridge that has
-// the network's ports while no link has the recorded name. Otherwise renamed returns "".
-func (n *site) renamed(ctx context.Context) (string, error) {
+// newBridgeName returns the present name of the network's bridge if an operator has renamed it. This is the bridge that
+// has the network's ports while no link has the recorded name. Otherwise newBridgeName returns "".
+func (n *site) newBridgeName(ctx context.Context) (string, error) {
 	for _, a := range n.attachments {
 		if n.bridge.Index != 0 || a.State != state.Ready {
 			continue
@@ -183,10 +184,10 @@ func (n *site) renamed(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-func renamedText(was, name string) string {
+func describeRename(before, name string) string {
 	return fmt.Sprintf("bridge %s is missing, and its ports are on bridge %s, as if it had been renamed; this helps: "+
 		"ip link set %s down; ip link set %s name %s; ip link set %s up; tombolo repair",
-		was, name, name, name, was, was)
+		before, name, name, name, before, before)
 }
 
 const ipv6MTU = 1280 // RFC 8200, section 5
@@ -200,7 +201,7 @@ type choice struct {
 // chooseBridge chooses values for the settings that the configuration leaves open. Another program's bridge keeps its
 // settings, since it must not be changed without a request. With an uplink, the MTU is the NIC's. Our own bridge gets
 // the defaults, and the MTU of the default route's link.
-func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
+func chooseBridge(ctx context.Context, s *session, w *requirement) (choice, error) {
 	nw := &w.Record
 	chosen := choice{nw.MTU, nw.Promiscuous, nw.NFCall}
 	l, err := s.link(ctx, nw.Bridge)
@@ -233,8 +234,8 @@ func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 	}
 
 	if nw.NFCall == nil {
-		on := w.Routed
-		chosen.nfCall = &on
+		isOn := w.Routed
+		chosen.nfCall = &isOn
 	}
 
 	chosen.mtu = cmp.Or(chosen.mtu, w.DefaultMTU)
@@ -248,7 +249,7 @@ func chooseBridge(ctx context.Context, s *session, w *want) (choice, error) {
 
 // leaveBridge removes the network from its previous bridge and uplink, if the configuration now names other ones.
 // refuseConflicts has checked that no pod loses its bridge.
-func leaveBridge(ctx context.Context, s *session, w *want) error {
+func leaveBridge(ctx context.Context, s *session, w *requirement) error {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != s.Epoch.Token() {
 		return nil

@@ -16,8 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// want describes a network as one Add requires it.
-type want struct {
+// requirement describes a network as one Add requires it.
+type requirement struct {
 	// Record is the network's record as requested, with the gateways and subnets of this pod alone. MTU is 0, and
 	// NFCall and Promiscuous are nil, if the configuration leaves them open.
 	Record       state.Network
@@ -31,16 +31,16 @@ type want struct {
 	Pod       *state.Attachment // its future record; nil for Ready, which asks for no pod
 }
 
-// config returns a hash of the network's configuration. It leaves out the fields that depend on single pods.
-func (w *want) config() string {
+// configHash returns a hash of the network's configuration. It leaves out the fields that depend on single pods.
+func (w *requirement) configHash() string {
 	r := w.Record
 	r.Gateways, r.Subnets, r.Pools, r.PoolDir, r.Resolvers = nil, nil, nil, "", nil
 	return ident.Hash(string(state.Encode(&r.Version, &r)), fmt.Sprint(w.Gateway), "")
 }
 
-// ready ensures that the network exists. Usually it does, and a few requests for single objects confirm that. If
+// ensureReady ensures that the network exists. Usually it does, and a few requests for single objects confirm that. If
 // anything is missing, one caller creates it under the exclusive lock, while the others wait.
-func ready(ctx context.Context, s *session, w *want) (*site, error) {
+func ensureReady(ctx context.Context, s *session, w *requirement) (*site, error) {
 	// If route_localnet is off, a part is missing. Then skip the first comparison, since the network is compared
 	// again under the exclusive lock. Reading this parameter takes a tenth of the time of a comparison.
 	shut := false
@@ -53,7 +53,7 @@ func ready(ctx context.Context, s *session, w *want) (*site, error) {
 			shut = false
 			return nil, nil
 		}
-		return lookFor(ctx, s, w)
+		return findReady(ctx, s, w)
 	}, func() (*site, error) { return buildNetwork(ctx, s, w) })
 }
 
@@ -75,28 +75,28 @@ func ensureBuilt(ctx context.Context, s *session, look, build func() (*site, err
 	return n, err
 }
 
-// lookFor returns the network if it meets the Add's requirements, or if calling complete suffices to meet them.
+// findReady returns the network if it meets the Add's requirements, or if calling complete suffices to meet them.
 // Otherwise it returns nil, and the network must be built.
-func lookFor(ctx context.Context, s *session, w *want) (*site, error) {
+func findReady(ctx context.Context, s *session, w *requirement) (*site, error) {
 	rec, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil {
 		// The network was not built yet, or its record is damaged. Building the network writes a new record.
 		return nil, nil
 	}
 
-	if rec.ConfigHash != w.config() || rec.Epoch != s.Epoch.Token() ||
+	if rec.ConfigHash != w.configHash() || rec.Epoch != s.Epoch.Token() ||
 		!containsAll(rec.Gateways, w.Record.Gateways) || !containsAll(rec.Subnets, w.Record.Subnets) ||
 		!gatewaysInUse(s, rec, w) ||
 		w.PodEgress && !rec.PodEgress || !containsAll(rec.Resolvers, w.Record.Resolvers) {
 		return nil, nil
 	}
-	return lookAt(ctx, s, rec, w)
+	return compareObjects(ctx, s, rec, w)
 }
 
-// lookAt is the second half of lookFor, after the comparison of the record. It compares the network's objects in the
-// kernel, and returns nil if any is missing or different.
-func lookAt(ctx context.Context, s *session, rec *state.Network, w *want) (*site, error) {
-	n := &site{s: s, rec: rec, want: w, quick: true}
+// compareObjects is the second half of findReady, after the comparison of the record. It compares the network's objects
+// in the kernel, and returns nil if any is missing or different.
+func compareObjects(ctx context.Context, s *session, rec *state.Network, w *requirement) (*site, error) {
+	n := &site{s: s, rec: rec, required: w, quick: true}
 	if err := n.look(ctx, parts()); err != nil || len(n.found.list) > 0 {
 		return nil, err
 	}
@@ -111,7 +111,7 @@ func samePools(a, b *state.Network) bool {
 // complete creates the missing parts of a network that has needsCompletion set, under the exclusive lock. It saves a
 // whole build, since a network can get its first host port many times.
 func (n *site) complete(ctx context.Context) error {
-	rec, w := n.rec, n.want
+	rec, w := n.rec, n.required
 	unfiltered := rec.LoopbackUnfiltered
 	if _, err := (loopbackPart{}).make(ctx, n); err != nil {
 		return err
@@ -125,7 +125,7 @@ func (n *site) complete(ctx context.Context) error {
 
 // buildNetwork creates or repairs the network, under the exclusive lock. Every step can be repeated, so the next
 // build completes an interrupted one.
-func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
+func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error) {
 	deserted, err := w.refuse(ctx, s, s.Epoch.Token())
 	if err != nil {
 		return nil, err
@@ -160,7 +160,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		return nil, err
 	}
 
-	rec := w.record(s.Epoch.Token(), chosen, attachments)
+	rec := w.newRecord(s.Epoch.Token(), chosen, attachments)
 	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
 		rec.ChainedPolicy, rec.AdminChain = old.ChainedPolicy, old.AdminChain
 		rec.PortSNAT, rec.HostMAC = old.PortSNAT, old.HostMAC
@@ -183,13 +183,13 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		return nil, err
 	}
 
-	n := &site{s: s, rec: rec, attachments: attachments, want: w}
+	n := &site{s: s, rec: rec, attachments: attachments, required: w}
 	changed, err := n.make(ctx)
 	if err != nil {
 		return nil, err
 	}
 
-	coming, err := refuseObstacles(ctx, s, rec, len(rec.Gateways) > 0)
+	zonePending, err := refuseObstacles(ctx, s, rec, len(rec.Gateways) > 0)
 	if err != nil {
 		return nil, err
 	}
@@ -218,7 +218,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 		return nil, err
 	}
 
-	if coming {
+	if zonePending {
 		if err := awaitZone(ctx, s, rec); err != nil {
 			return nil, err
 		}
@@ -233,7 +233,7 @@ func buildNetwork(ctx context.Context, s *session, w *want) (*site, error) {
 func prepareForHostPorts(
 	ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool,
 ) (rec *state.Network, _ error) {
-	w := &want{Pod: a}
+	w := &requirement{Pod: a}
 	_, err := ensureBuilt(ctx, s, func() (_ *site, err error) {
 		if rec, err = s.Dir.LoadNetwork(a.Network); err != nil {
 			return nil, stateError(err)
@@ -242,7 +242,7 @@ func prepareForHostPorts(
 			return nil, nil
 		}
 		w.Record.Pools, w.Record.PoolDir = rec.Pools, rec.PoolDir
-		return lookAt(ctx, s, rec, w)
+		return compareObjects(ctx, s, rec, w)
 	}, func() (*site, error) { return nil, restoreAlone(ctx, s, rec, w) })
 
 	return rec, err
@@ -250,13 +250,13 @@ func prepareForHostPorts(
 
 // restoreAlone repairs one network from its record. If an object was missing that other networks share, it also
 // repairs those networks.
-func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *want) error {
+func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requirement) error {
 	attachments, err := s.attachments(rec.Name)
 	if err != nil {
 		return err
 	}
 
-	n := &site{s: s, rec: rec, attachments: attachments, want: w}
+	n := &site{s: s, rec: rec, attachments: attachments, required: w}
 	changed, err := n.restore(ctx)
 	if err != nil {
 		return err
@@ -266,7 +266,7 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *want) 
 		return err
 	}
 
-	_, err = obstacles(ctx, s, rec)
+	_, err = refuseCertainObstacles(ctx, s, rec)
 	return err
 }
 
@@ -290,15 +290,15 @@ func (n *site) settle(ctx context.Context, changed bool) error {
 	return declareMended(ctx, n.s, append(others, n)...)
 }
 
-// record returns the network's new record. It combines the requirements of this Add with the subnets, gateways and
+// newRecord returns the network's new record. It combines the requirements of this Add with the subnets, gateways and
 // guards of the existing pods.
-func (w *want) record(epoch string, chosen choice, attachments []*state.Attachment) *state.Network {
+func (w *requirement) newRecord(epoch string, chosen choice, attachments []*state.Attachment) *state.Network {
 	rec := w.Record
-	rec.Epoch, rec.ConfigHash = epoch, w.config()
+	rec.Epoch, rec.ConfigHash = epoch, w.configHash()
 	rec.MTU, rec.NFCall, rec.Promiscuous = chosen.mtu, chosen.nfCall, chosen.promiscuous
 	rec.Gateways, rec.Subnets = slices.Clone(rec.Gateways), slices.Clone(rec.Subnets)
 	for _, gw := range w.Record.Gateways {
-		rec.Held = append(rec.Held, state.Held{Gateway: gw, Attachment: w.Owner})
+		rec.GatewayUses = append(rec.GatewayUses, state.GatewayUse{Gateway: gw, Attachment: w.Owner})
 	}
 
 	for _, a := range attachments {
@@ -311,7 +311,7 @@ func (w *want) record(epoch string, chosen choice, attachments []*state.Attachme
 			gw := netip.PrefixFrom(address.Gateway, address.Prefix.Bits())
 			if !slices.Contains(rec.Gateways, gw) {
 				rec.Gateways = append(rec.Gateways, gw)
-				rec.Held = append(rec.Held, state.Held{Gateway: gw, Attachment: a.Hash()})
+				rec.GatewayUses = append(rec.GatewayUses, state.GatewayUse{Gateway: gw, Attachment: a.Hash()})
 			}
 		}
 	}
@@ -330,9 +330,9 @@ func appendNew[T comparable](list []T, p T) []T {
 	return append(list, p)
 }
 
-// couldBe returns an error with the reason if the network could not be built, or if no pod could be attached. It
+// checkBuildable returns an error with the reason if the network could not be built, or if no pod could be attached. It
 // takes no lock and changes nothing, except that it schedules reopen if the host has become a router.
-func couldBe(ctx context.Context, s *session, w *want) error {
+func checkBuildable(ctx context.Context, s *session, w *requirement) error {
 	if err := probe(ctx, s, w); err != nil {
 		return err
 	}
@@ -341,10 +341,10 @@ func couldBe(ctx context.Context, s *session, w *want) error {
 	// other packets of the bridge.
 	rec := w.Record
 	rec.Subnets = nil
-	if is, err := s.Dir.LoadNetwork(rec.Name); err == nil && is.Bridge == rec.Bridge {
-		rec.Subnets = is.Subnets
-		if isRouterNow(is) {
-			s.atEnd(func() error { defer s.leave(); return reopen(ctx, s, is.Name) })
+	if existing, err := s.Dir.LoadNetwork(rec.Name); err == nil && existing.Bridge == rec.Bridge {
+		rec.Subnets = existing.Subnets
+		if isRouterNow(existing) {
+			s.deferUntilClose(func() error { defer s.leave(); return reopen(ctx, s, existing.Name) })
 		}
 	}
 
@@ -366,7 +366,7 @@ func couldBe(ctx context.Context, s *session, w *want) error {
 
 // refuse returns the reason why the network cannot exist on this node. token and the deserted networks are as in
 // refuseConflicts.
-func (w *want) refuse(ctx context.Context, s *session, token string) (deserted []string, err error) {
+func (w *requirement) refuse(ctx context.Context, s *session, token string) (deserted []string, err error) {
 	rec := &w.Record
 	if err := refuseIPv6(rec.Name, rec.SLAAC, rec.Subnets); err != nil {
 		return nil, err
@@ -385,7 +385,7 @@ func (w *want) refuse(ctx context.Context, s *session, token string) (deserted [
 }
 
 // probe returns an error if the kernel lacks a facility that an Add needs.
-func probe(ctx context.Context, s *session, w *want) error {
+func probe(ctx context.Context, s *session, w *requirement) error {
 	if err := s.Links.Probe(); err != nil {
 		return err
 	}

@@ -37,12 +37,12 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 		return nil, err
 	}
 
-	rec, err := n.attached(ctx, pod.key(nw))
+	rec, err := n.loadAttachment(ctx, pod.key(nw))
 	if err != nil {
 		return nil, err
 	}
 
-	k := &checking{s, nw, pod, rec}
+	k := &checkCall{s, nw, pod, rec}
 	found := &findings{}
 	if err := k.attachment(ctx, found); err != nil {
 		return nil, err
@@ -52,8 +52,8 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 	return found.list, err
 }
 
-// checking is the state of one Check in progress.
-type checking struct {
+// checkCall is the state of one Check in progress.
+type checkCall struct {
 	s   *session
 	nw  *Network
 	pod *Pod
@@ -61,7 +61,7 @@ type checking struct {
 }
 
 // attachment compares the network with its record, and the attachment with its own record.
-func (k *checking) attachment(ctx context.Context, found *findings) error {
+func (k *checkCall) attachment(ctx context.Context, found *findings) error {
 	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
 	if err != nil {
 		found.add("the record of network %q: %v", k.nw.Name, err)
@@ -96,7 +96,7 @@ func (k *checking) attachment(ctx context.Context, found *findings) error {
 
 // expect sets the expected properties of the pod's port and interface. It takes them from the configuration and from
 // the reports of other plugins.
-func (k *checking) expect(port *bridge.Port, found *findings) {
+func (k *checkCall) expect(port *bridge.Port, found *findings) {
 	port.Bridge = k.nw.Bridge
 	if !k.nw.VLAN.IsZero() {
 		port.VLAN = k.nw.VLAN
@@ -121,13 +121,13 @@ func (k *checking) expect(port *bridge.Port, found *findings) {
 	}
 
 	port.Addresses = k.expectedAddresses(report)
-	port.Routes = append(subnets(port.Addresses), routesFor(nil, report.Routes)...)
+	port.Routes = append(subnetRoutes(port.Addresses), routesFor(nil, report.Routes)...)
 }
 
 // expectedAddresses returns the reported addresses that the pod's interface should have. With a lease or SLAAC,
 // addresses come and go, and the report may be outdated. Then only those reported addresses count that are still on
 // record.
-func (k *checking) expectedAddresses(report *Reported) []netip.Prefix {
+func (k *checkCall) expectedAddresses(report *Reported) []netip.Prefix {
 	onRecord := func(p netip.Prefix) bool {
 		return slices.ContainsFunc(k.rec.Addresses, func(a ipam.Address) bool { return a.Prefix == p })
 	}
@@ -146,12 +146,12 @@ func (k *checking) expectedAddresses(report *Reported) []netip.Prefix {
 
 // reservations checks that the allocator still reserves the pod's addresses. It asks about the addresses that are on
 // record and, if there is a report, in the report. Addresses from other plugins need no reservation.
-func (k *checking) reservations(ctx context.Context, found *findings) error {
+func (k *checkCall) reservations(ctx context.Context, found *findings) error {
 	if k.rec.IPAMType == endpoint.Leased || k.nw.Allocator == nil {
 		return nil
 	}
 
-	allocator := k.s.bind(k.nw.Allocator, k.nw.Name, k.pod.key(k.nw).owner(), k.rec.Short)
+	allocator := k.s.bindAllocator(k.nw.Allocator, k.nw.Name, k.pod.key(k.nw).owner(), k.rec.Short)
 	var own []ipam.Address
 	for _, a := range k.rec.Addresses {
 		if report := k.pod.Reported; report == nil || report.names(a.Prefix.Addr()) {

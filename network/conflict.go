@@ -25,7 +25,7 @@ import (
 // mode has changed, and pods of other networks with the same addresses. It also returns the deserted networks with
 // the same addresses, which the caller removes before it builds. token is the token of the epoch. refuseConflicts
 // lists records and addresses, so an Add calls it only when it builds.
-func refuseConflicts(ctx context.Context, s *session, w *want, token string) (deserted []string, err error) {
+func refuseConflicts(ctx context.Context, s *session, w *requirement, token string) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != token {
 		before = nil // or damaged: its settings are unknown
@@ -40,7 +40,7 @@ func refuseConflicts(ctx context.Context, s *session, w *want, token string) (de
 
 // refuseStranding returns an error if the new configuration would take the bridge or the gateway from the network's
 // present pods.
-func refuseStranding(ctx context.Context, s *session, w *want, before *state.Network) error {
+func refuseStranding(ctx context.Context, s *session, w *requirement, before *state.Network) error {
 	was, is := mode(before.DefaultRoute, len(before.Gateways) > 0), mode(w.Record.DefaultRoute, w.Gateway)
 
 	// Permit a change from mode l2 to mode gateway, since it takes nothing from the pods.
@@ -89,8 +89,9 @@ func mode(defaultRoute string, gateway bool) string {
 // refuseOverlaps returns an error if another network or the host has one of the network's subnets already. It applies
 // to networks with a gateway, because the host routes to their subnets. It skips subnets that are on record for the
 // network. Otherwise the network's ADDs would fail if another network took such a subnet later.
-func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Network, token string) (deserted []string,
-	err error) {
+func refuseOverlaps(
+	ctx context.Context, s *session, w *requirement, before *state.Network, token string,
+) (deserted []string, err error) {
 	if !w.Gateway {
 		return nil, nil
 	}
@@ -106,7 +107,7 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 		return nil, nil
 	}
 
-	others, err := s.others(w.Record.Name)
+	others, err := s.otherNetworks(w.Record.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +141,7 @@ func refuseOverlaps(ctx context.Context, s *session, w *want, before *state.Netw
 
 // refuseConnected returns an error if a fresh subnet overlaps with the subnet of an address that the host has on
 // another link. It ignores the links in going, which are about to be deleted.
-func refuseConnected(ctx context.Context, s *session, w *want, fresh []netip.Prefix, going []string) error {
+func refuseConnected(ctx context.Context, s *session, w *requirement, fresh []netip.Prefix, going []string) error {
 	own, err := s.link(ctx, w.Record.GatewayLink())
 	if err != nil {
 		return err
@@ -213,22 +214,22 @@ func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint3
 
 	const tries, wait = 3, 300 * time.Millisecond
 	for range tries {
-		owners, err := lease.WhoHas(ctx, n.at.Index, n.at.MAC, gw.Addr(), wait)
+		owners, err := lease.WhoHas(ctx, n.gatewayLink.Index, n.gatewayLink.MAC, gw.Addr(), wait)
 		if err != nil {
 			return 0, err
 		}
 		if len(owners) > 0 {
-			return 0, n.answered(gw, owners[0].String())
+			return 0, n.errAnswered(gw, owners[0].String())
 		}
 	}
 
 	return unix.IFA_F_NODAD, nil
 }
 
-func (n *site) answered(gw netip.Prefix, by string) error {
+func (n *site) errAnswered(gw netip.Prefix, answerer string) error {
 	return failf(ErrConflict, "bridge %s: another machine answers for the gateway %s of network %q (%s), by a "+
 		"port that is not a pod's: name another gateway, or take that port off the bridge "+
-		"(`bridge link show master %[1]s` lists the ports)", n.bridge.Name, gw.Addr(), n.rec.Name, by)
+		"(`bridge link show master %[1]s` lists the ports)", n.bridge.Name, gw.Addr(), n.rec.Name, answerer)
 }
 
 // routerIn reports whether a route of the host leads to a gateway in the subnet.

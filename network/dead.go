@@ -79,7 +79,7 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 		if dryRun {
 			return nil, nil
 		}
-		return nil, n.about(ctx, func(s *session) error { return s.enter(ctx) }) // this deletes all records
+		return nil, n.withSession(ctx, func(s *session) error { return s.enter(ctx) }) // this deletes all records
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil // the epoch of the records is unknown
 	case err != nil:
@@ -121,9 +121,9 @@ func (n *Node) nameDead(ctx context.Context, network string, refused error) erro
 // reclaimTimeout limits the time that an Add spends on removing dead attachments.
 const reclaimTimeout = 10 * time.Second
 
-// lacking reports whether an Add failed for lack of an address that a dead pod may hold. An IPAM plugin reports a
-// full pool only by its own message. So lacking reports true for every error of an allocator that runs a plugin.
-func (nw *Network) lacking(err error) bool {
+// lacksAddress reports whether an Add failed for lack of an address that a dead pod may hold. An IPAM plugin reports a
+// full pool only by its own message. So lacksAddress reports true for every error of an allocator that runs a plugin.
+func (nw *Network) lacksAddress(err error) bool {
 	if errors.Is(err, ipam.ErrPoolFull) || errors.Is(err, ipam.ErrAddressTaken) {
 		return true
 	}
@@ -187,7 +187,7 @@ func whyDead(ctx context.Context, s *session, rec *state.Attachment) (string, er
 		return "", err
 	}
 
-	where, err := strayed(rec)
+	where, err := namespaceLost(rec)
 	if where == "" || err != nil {
 		return "", err
 	}
@@ -200,9 +200,9 @@ func whyDead(ctx context.Context, s *session, rec *state.Attachment) (string, er
 	return fmt.Sprintf("its port %s %s, and %s", port, now, where), nil
 }
 
-// strayed returns the reason if the path in an attachment's record does not lead to the pod's namespace. It returns
-// "" if the path leads there, or possibly does.
-func strayed(rec *state.Attachment) (string, error) {
+// namespaceLost returns the reason if the path in an attachment's record does not lead to the pod's namespace. It
+// returns "" if the path leads there, or possibly does.
+func namespaceLost(rec *state.Attachment) (string, error) {
 	if rec.NetNS == "" {
 		return "its record is damaged", nil
 	}
@@ -248,9 +248,9 @@ func (s *session) inOwnNamespace() error {
 	return err
 }
 
-// instead returns a substitute for an unreadable record. The hash suffices to find the attachment's objects in the
+// stubRecord returns a substitute for an unreadable record. The hash suffices to find the attachment's objects in the
 // kernel. Container and interface come from the attachment's reservation, if there is one.
-func (t *teardown) instead(hash string) *state.Attachment {
+func (t *teardown) stubRecord(hash string) *state.Attachment {
 	rec := &state.Attachment{State: state.Adding, Network: t.Network, Short: hash}
 	rec.DataDir = t.Session.Dir.Path() + "/ipam"
 	if n, err := t.Session.Dir.LoadNetwork(t.Network); err == nil {
@@ -295,13 +295,13 @@ func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error)
 	for _, d := range unread {
 		t.Session.warn(d.Error())
 		if d.Hash != "" && (errors.Is(d, state.ErrDamaged) || errors.Is(d, state.ErrVersion)) {
-			records = append(records, t.instead(d.Hash))
+			records = append(records, t.stubRecord(d.Hash))
 		}
 	}
 
 	var errs []error
 	var found []Dead
-	var gone []*state.Attachment
+	var removed []*state.Attachment
 	for _, rec := range records {
 		d, err := t.collectIfDead(ctx, rec, dryRun)
 		errs = append(errs, err)
@@ -309,11 +309,11 @@ func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error)
 			continue
 		}
 		if found = append(found, *d); d.Kept == nil && !dryRun {
-			gone = append(gone, d.rec)
+			removed = append(removed, d.rec)
 		}
 	}
 
-	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, gone...))
+	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, removed...))
 	t.Session.leave()
 	return found, errors.Join(errs...)
 }
@@ -322,7 +322,7 @@ func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error)
 // another call works on the attachment. Under the record's lock, which an ADD holds from beginning to end, it checks
 // again.
 func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dryRun bool) (*Dead, error) {
-	if why, err := whyDead(ctx, t.Session, rec); why == "" {
+	if evidence, err := whyDead(ctx, t.Session, rec); evidence == "" {
 		return nil, err
 	}
 
@@ -338,12 +338,12 @@ func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dry
 		rec = now
 	}
 
-	why, err := whyDead(ctx, t.Session, rec)
-	if why == "" {
+	evidence, err := whyDead(ctx, t.Session, rec)
+	if evidence == "" {
 		return nil, err
 	}
 
-	d := &Dead{attachmentOf(rec), why, t.unreleasable(rec)}
+	d := &Dead{attachmentOf(rec), evidence, t.unreleasable(rec)}
 	if dryRun || d.Kept != nil {
 		return d, nil
 	}
@@ -353,7 +353,7 @@ func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dry
 	defer cancel()
 	r := t.ownRemains(ctx, keyOf(rec).owner(), rec.Hash())
 	r.rec = rec
-	r.retaken = t.retaken(ctx, r)
+	r.stillReserved = t.reservedAgain(ctx, r)
 	d.Kept = t.takeDown(ctx, r)
 	return d, nil
 }

@@ -71,7 +71,7 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 // continues to forward. If the network has attachments, the error matches ErrAttached, and mentions those that
 // CollectDead would remove. If the network does not exist, Remove returns nil: use Upkeep.Known to find out.
 func (n *Node) Remove(ctx context.Context, name string) error {
-	return n.nameDead(ctx, name, n.about(ctx, func(s *session) error { return removeNetwork(ctx, s, name) }, name))
+	return n.nameDead(ctx, name, n.withSession(ctx, func(s *session) error { return removeNetwork(ctx, s, name) }, name))
 }
 
 // unnamed is the recorded type of an allocator for which Network.Origin is empty.
@@ -120,22 +120,22 @@ func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error)
 
 // remains describes an attachment that is to be removed.
 type remains struct {
-	hash      string
-	owner     ipam.Owner        // empty if unknown
-	rec       *state.Attachment // nil if it has no record
-	unread    bool              // its record could not be read
-	addresses []netip.Addr      // nil if unknown
-	retaken   []netip.Addr      // addresses among them that stay reserved
-	leaseDir  string            // the directory with its lease; empty if it has none
-	// These come from the kernel. onPort is the port's name, and network the network in the port's alias. elementsOf
-	// is the network in the comments of the attachment's elements. ifb is the link that shapes the traffic from the
-	// pod.
-	network, onPort, elementsOf, ifb string
-	entered                          []netip.Addr // the addresses of its elements
+	hash          string
+	owner         ipam.Owner        // empty if unknown
+	rec           *state.Attachment // nil if it has no record
+	isUnreadable  bool              // its record could not be read
+	addresses     []netip.Addr      // nil if unknown
+	stillReserved []netip.Addr      // addresses among them that stay reserved
+	leaseDir      string            // the directory with its lease; empty if it has none
+	// These come from the kernel. portName is the port's name, and network the network in the port's alias.
+	// elementNetwork is the network in the comments of the attachment's elements. ifb is the link that shapes the
+	// traffic from the pod.
+	network, portName, elementNetwork, ifb string
+	elementAddresses                       []netip.Addr // the addresses of its elements
 	// unrecorded means that the attachment had no record to lock. takeDown then takes the exclusive lock, so that no
 	// Add of the attachment can begin.
-	unrecorded bool
-	unlocked   bool // it has a record that another call has locked
+	unrecorded        bool
+	isLockedElsewhere bool // it has a record that another call has locked
 }
 
 // teardown removes attachments of one network.
@@ -154,7 +154,7 @@ func (t *teardown) remove(ctx context.Context, owner ipam.Owner, hash string) er
 	}
 
 	r := t.ownRemains(ctx, owner, hash)
-	r.unlocked = errors.Is(err, state.ErrBusy)
+	r.isLockedElsewhere = errors.Is(err, state.ErrBusy)
 	switch {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 	case errors.Is(err, state.ErrBusy) && r.rec != nil && r.rec.State == state.Adding:
@@ -166,7 +166,7 @@ func (t *teardown) remove(ctx context.Context, owner ipam.Owner, hash string) er
 		}
 		defer func() {
 			t.Session.leave()
-			outwait(ctx, wait, addEnds)
+			waitAtMost(ctx, wait, addEnds)
 		}()
 		if err := t.forget(ctx, hash); err != nil {
 			return err
@@ -201,7 +201,7 @@ func (t *teardown) lock(ctx context.Context, hash string) (*state.AttachmentLock
 		return nil, err
 	}
 
-	outwait(ctx, wait, writeEnds)
+	waitAtMost(ctx, wait, writeEnds)
 	return dir.LockAttachment(t.Network, hash)
 }
 
@@ -212,8 +212,8 @@ const writeEnds = 500 * time.Millisecond
 // an Add that follows the Del.
 const addEnds = 3 * time.Second
 
-// outwait calls wait with a context that ends after limit. wait waits for the end of another call.
-func outwait(ctx context.Context, wait func(context.Context), limit time.Duration) {
+// waitAtMost calls wait with a context that ends after limit. wait waits for the end of another call.
+func waitAtMost(ctx context.Context, wait func(context.Context), limit time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	wait(ctx)
@@ -268,7 +268,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	}
 
 	now := *r
-	if r.unlocked {
+	if r.isLockedElsewhere {
 		// The keeper may have changed the attachment's addresses since r was filled in.
 		if rec, err := s.Dir.Load(t.Network, r.hash); err == nil {
 			now.rec, now.addresses = rec, endpoint.Addresses(rec)
@@ -281,12 +281,12 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 		func() error { return removeElements(ctx, s, &now) },
 		func() error { s.passPorts(ctx, now.rec); return nil },
 		func() error { flushed = flushFlows(ctx, s.Links, now.rec); return nil },
-		func() error { _ = t.node.step("firewall"); return nil }, // nothing keeps the other steps from running
-		func() error { return s.Links.Detach(ctx, r.port(), endpoint.AliasOwner(r.hash), now.shapers()...) },
+		func() error { _ = t.node.reportStep("firewall"); return nil }, // nothing keeps the other steps from running
+		func() error { return s.Links.Detach(ctx, r.port(), endpoint.AliasOwner(r.hash), now.ifbNames()...) },
 		func() error { return <-flushed },
-		func() error { _ = t.node.step("link"); return nil },
+		func() error { _ = t.node.reportStep("link"); return nil },
 		func() error { return t.release(ctx, &now) },
-		func() error { _ = t.node.step("ipam"); return nil },
+		func() error { _ = t.node.reportStep("ipam"); return nil },
 	)
 	if err != nil {
 		s.leave()

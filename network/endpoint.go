@@ -21,43 +21,43 @@ import (
 // interface appears, or until it is gone.
 type endpointPart struct{}
 
-func (endpointPart) look(ctx context.Context, p *attached) error {
+func (endpointPart) look(ctx context.Context, p *podSite) error {
 	diffs, err := p.s.Firewall.CheckEndpoint(ctx, endpoint.In(p.Attachment, p.nw))
 	p.found.addAll(diffs, tombolo.RemedyRepair)
 	return err
 }
 
-func (endpointPart) mend(ctx context.Context, p *attached) error {
+func (endpointPart) mend(ctx context.Context, p *podSite) error {
 	return p.s.Firewall.Replace(ctx, endpoint.In(p.Attachment, p.nw))
 }
 
 // entry adds a pod to the firewall's sets, and holds the state of that work.
 type entry struct {
-	node     *Node
-	s        *session
-	hash     string
-	in       *state.Network // nil during the Add, which requests the network's settings
-	getsMore bool           // the pod gets more addresses after its port is created
-	pending  *state.Pending // the pod's record, during the Add
-	attached bool           // the pod's port exists on the bridge
-	tookOver bool           // the Add took over host ports from the container's attachment to a LAN
-	back     undo
+	node       *Node
+	s          *session
+	hash       string
+	network    *state.Network // nil during the Add, which requests the network's settings
+	getsMore   bool           // the pod gets more addresses after its port is created
+	pending    *state.Pending // the pod's record, during the Add
+	attached   bool           // the pod's port exists on the bridge
+	isTakeover bool           // the Add took over host ports from the container's attachment to a LAN
+	undo       undoSteps
 
-	guarded   *nft.Endpoint // the guard's elements, added before its port existed; nil if none
+	guard     *nft.Endpoint // the guard's elements, added before its port existed; nil if none
 	requested nft.Endpoint  // the pod's last endpoint
 }
 
 // endpoint returns the firewall's endpoint for the pod's record.
 func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
-	if e.in != nil {
-		return endpoint.In(rec, e.in)
+	if e.network != nil {
+		return endpoint.In(rec, e.network)
 	}
 	return endpoint.Of(rec)
 }
 
 // guardBefore adds the elements that restrict the pod to its MAC and addresses, and those that send frames from the LAN
 // to it, before its port exists. A pod that gets its addresses later gets its host ports then, too.
-func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, want *want) error {
+func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, required *requirement) error {
 	if rec.Guard == "" && rec.NIC == "" {
 		return nil
 	}
@@ -70,12 +70,12 @@ func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, want *wa
 		}
 	}
 	derive()
-	e.back.push(func(ctx context.Context) error {
+	e.undo.push(func(ctx context.Context) error {
 		if e.attached {
 			return nil // it could not be deleted, and stays guarded
 		}
 
-		if e.guarded == nil {
+		if e.guard == nil {
 			// The kernel's answer may have been lost, so the elements may exist. But keep them if the port of a
 			// killed Add still exists, since they guard it.
 			if l, err := e.s.link(ctx, rec.HostIf); err != nil || l.Index != 0 {
@@ -85,21 +85,21 @@ func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, want *wa
 
 		return e.s.Firewall.Remove(ctx, ep, e.requested)
 	})
-	if err := e.enter(ctx, rec, want, func() error { derive(); return e.s.Firewall.Add(ctx, ep) }); err != nil {
+	if err := e.enter(ctx, rec, required, func() error { derive(); return e.s.Firewall.Add(ctx, ep) }); err != nil {
 		return err
 	}
 
-	e.guarded = &ep
+	e.guard = &ep
 	return nil
 }
 
 // add adds the pod's elements to the firewall's sets, except for those of holdBefore. It sets Withheld in the record
 // for ports that another attachment of the container has already. want is nil if the Add is complete.
-func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) error {
+func (e *entry) add(ctx context.Context, rec *state.Attachment, required *requirement) error {
 	ep := e.endpoint(rec)
-	if e.guarded == nil {
-		e.back.push(func(ctx context.Context) error { return e.s.Firewall.Remove(ctx, ep) })
-		return e.enter(ctx, rec, want, func() error { ep = e.endpoint(rec); return e.s.Firewall.Add(ctx, ep) })
+	if e.guard == nil {
+		e.undo.push(func(ctx context.Context) error { return e.s.Firewall.Remove(ctx, ep) })
+		return e.enter(ctx, rec, required, func() error { ep = e.endpoint(rec); return e.s.Firewall.Add(ctx, ep) })
 	}
 
 	e.requested = ep
@@ -109,8 +109,8 @@ func (e *entry) add(ctx context.Context, rec *state.Attachment, want *want) erro
 			return err
 		}
 	}
-	return e.enter(ctx, rec, want,
-		func() error { ep = e.endpoint(rec); return e.s.Firewall.Update(ctx, *e.guarded, ep) })
+	return e.enter(ctx, rec, required,
+		func() error { ep = e.endpoint(rec); return e.s.Firewall.Update(ctx, *e.guard, ep) })
 }
 
 // refuseAddress returns an error if another pod behind the link has the address in own. The error names that pod.
@@ -128,15 +128,15 @@ func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) 
 // enter calls add to add the pod's endpoint. If an element conflicts with the remains of a pod that is gone, enter
 // deletes these and calls add again. If another attachment of the container has a host port, enter withholds the port
 // and calls add again.
-func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, add func() error) error {
+func (e *entry) enter(ctx context.Context, rec *state.Attachment, required *requirement, add func() error) error {
 	if err := refuseDeleted(e.pending); err != nil {
 		return err
 	}
 
 	err := add()
-	if errors.Is(err, fs.ErrNotExist) && want != nil {
+	if errors.Is(err, fs.ErrNotExist) && required != nil {
 		// A set has disappeared since the network was checked.
-		if _, err := ready(ctx, e.s, want); err != nil {
+		if _, err := ensureReady(ctx, e.s, required); err != nil {
 			return err
 		}
 		err = add()
@@ -172,7 +172,7 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, want *want, ad
 		}
 
 		if string(conflict.Owner) != e.hash && conflict.Network == rec.Network {
-			e.s.atEnd(func() error { // when the Add has released its locks
+			e.s.deferUntilClose(func() error { // when the Add has released its locks
 				ctx, cancel := context.WithTimeout(context.Background(), reclaimTimeout)
 				defer cancel()
 				_, err := e.node.teardown(e.s, rec.Network, nil).collectDead(ctx, false)
@@ -225,8 +225,8 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 		return conflict
 	}
 
-	taken := func(by string) error {
-		return failf(ErrConflict, "port %s is already published by %s", conflict.Port, by)
+	taken := func(owner string) error {
+		return failf(ErrConflict, "port %s is already published by %s", conflict.Port, owner)
 	}
 	if conflict.Owner == "" {
 		return taken("another program")
@@ -262,9 +262,9 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 			rec.Published[i].Withheld = true
 		}
 
-		me := waitingOf(rec)
+		me := newWaiting(rec)
 		me.Addresses = prefixesOf(rec.Addresses)
-		err = e.s.await(ctx, has, me, 0)
+		err = e.s.addWaiting(ctx, has, me, 0)
 	}
 
 	if err != nil {
@@ -281,7 +281,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 // rec.Published. Session.linkSiblings later adds lan to the Waiting list of rec, so that lan gets the ports when rec is
 // removed.
 func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared []int) error {
-	err := e.s.amend(ctx, waitingOf(lan), 0, func(lan *state.Attachment) {
+	err := e.s.changePorts(ctx, newWaiting(lan), 0, func(lan *state.Attachment) {
 		for i := range lan.Published {
 			lan.Published[i].Withheld = lan.Published[i].Withheld || slices.ContainsFunc(shared, func(own int) bool {
 				return rec.Published[own].String() == lan.Published[i].String()
@@ -289,10 +289,10 @@ func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared
 		}
 	})
 
-	e.tookOver = true
-	e.back.push(func(ctx context.Context) error {
+	e.isTakeover = true
+	e.undo.push(func(ctx context.Context) error {
 		_ = e.s.Firewall.Remove(ctx, e.endpoint(rec)) // or the existing part of it
-		return e.s.publish(ctx, waitingOf(lan))
+		return e.s.publish(ctx, newWaiting(lan))
 	})
 	return err
 }

@@ -80,13 +80,13 @@ func poll(ctx context.Context, pause, limit time.Duration, done func() (bool, er
 	}
 }
 
-// undo is a list of functions. Each function undoes one step.
-type undo []func(context.Context) error
+// undoSteps is a list of functions. Each function undoes one step.
+type undoSteps []func(context.Context) error
 
-func (u *undo) push(step func(context.Context) error) { *u = append(*u, step) }
+func (u *undoSteps) push(step func(context.Context) error) { *u = append(*u, step) }
 
 // run calls the functions in reverse order, within UndoTimeout, and returns cause joined with their errors.
-func (u undo) run(cause error) error {
+func (u undoSteps) run(cause error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), UndoTimeout)
 	defer cancel()
 	errs := []error{cause}

@@ -23,12 +23,12 @@ func (firewallPart) look(ctx context.Context, n *site) error {
 	}
 
 	if n.closed == nil {
-		if _, err := n.lookAtForwarding(ctx, n.needs()); err != nil {
+		if _, err := n.lookAtForwarding(ctx, n.neededRouting()); err != nil {
 			return err
 		}
 	}
 
-	rules := n.rules()
+	rules := n.firewallNetwork()
 	return n.lookAtRules("the rules of network "+n.rec.Name,
 		func() (bool, error) { return n.s.Firewall.Ready(ctx, rules) },
 		func() ([]tombolo.Difference, error) { return n.s.Firewall.Check(ctx, rules) })
@@ -46,7 +46,7 @@ func (n *site) lookAtRules(what string, ready func() (bool, error), check func()
 
 	var diffs []tombolo.Difference
 	var err error
-	if n.want == nil || !n.quick {
+	if n.required == nil || !n.quick {
 		diffs, err = check()
 	}
 
@@ -59,10 +59,10 @@ func (n *site) lookAtRules(what string, ready func() (bool, error), check func()
 }
 
 func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
-	if err := n.findAt(ctx); err != nil { // earlier parts may have created it
+	if err := n.findGatewayLink(ctx); err != nil { // earlier parts may have created it
 		return false, err
 	}
-	return n.s.Firewall.Prepare(ctx, n.rules())
+	return n.s.Firewall.Prepare(ctx, n.firewallNetwork())
 }
 
 // declareMended sets the sentinels in the networks' sets, which declare that all elements exist again. It also adds
@@ -70,11 +70,11 @@ func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
 func declareMended(ctx context.Context, s *session, sites ...*site) error {
 	var back []nft.Endpoint // of all networks, since they share sets
 	for _, n := range sites {
-		back = append(back, n.back...)
+		back = append(back, n.restored...)
 	}
 
 	for _, n := range sites {
-		if _, err := s.Firewall.Ensure(ctx, n.rules(), back...); err != nil {
+		if _, err := s.Firewall.Ensure(ctx, n.firewallNetwork(), back...); err != nil {
 			return fmt.Errorf("network %s: %w", n.rec.Name, err)
 		}
 	}
@@ -109,7 +109,7 @@ func refuseUnfiltered(rec *state.Network) error {
 // refuseOthers returns an error if another network with pods has another mark, or another egress policy on the same
 // bridge. All networks share the rules that contain the mark.
 func refuseOthers(s *session, rec *state.Network) error {
-	others, err := s.others(rec.Name)
+	others, err := s.otherNetworks(rec.Name)
 	if err != nil {
 		return err
 	}
@@ -141,8 +141,9 @@ func refuseOthers(s *session, rec *state.Network) error {
 	return nil
 }
 
-// rules returns the firewall's description of the network, from the network's record and the state of its bridge.
-func (n *site) rules() nft.Network {
+// firewallNetwork returns the firewall's description of the network, from the network's record and the state of its
+// bridge.
+func (n *site) firewallNetwork() nft.Network {
 	rec, l := n.rec, n.bridge
 	nw := nft.Network{
 		Name: rec.Name, Bridge: rec.GatewayLink(), Prefixes: rec.Subnets,
@@ -150,7 +151,7 @@ func (n *site) rules() nft.Network {
 		Policy: max(rec.Policy,
 			rec.ChainedPolicy), Guard: rec.Guards(), PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
 		Gateway: rec.DefaultRoute == "" && len(rec.Gateways) > 0, Closed: n.closed,
-		Internal: rec.Internal, NFCall: nfCall(l), PodEgress: rec.PodEgress,
+		Internal: rec.Internal, NFCall: callsFirewall(l), PodEgress: rec.PodEgress,
 		Egress:      endpoint.WithResolvers(rec.Egress, rec.Resolvers),
 		DropReports: rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6),
 	}
@@ -187,7 +188,7 @@ func passesFirewall(b *bridge.BridgeState, ipv4 bool) bool {
 	return err == nil && (own || all == "1")
 }
 
-// nfCall reports whether the bridge's attributes make bridged packets of both families pass the firewall.
-func nfCall(l *bridge.Link) bool {
+// callsFirewall reports whether the bridge's attributes make bridged packets of both families pass the firewall.
+func callsFirewall(l *bridge.Link) bool {
 	return l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil
 }

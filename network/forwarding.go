@@ -21,14 +21,14 @@ import (
 // packets, unless its owner made it a router. The rules that drop other packets belong to firewallPart.
 type forwardingPart struct{}
 
-// needs returns the address families that the host must forward for the network. These are the families of gateways,
-// of pods with host ports, and of pods with a default route through the host (ExitHost). With n.quick, as for an Add,
-// only the Add's own pod counts. If the host is a gateway, Input is the link with the gateways.
-func (n *site) needs() (r bridge.Routing) {
+// neededRouting returns the address families that the host must forward for the network. These are the families of
+// gateways, of pods with host ports, and of pods with a default route through the host (ExitHost). With n.quick, as for
+// an Add, only the Add's own pod counts. If the host is a gateway, Input is the link with the gateways.
+func (n *site) neededRouting() (r bridge.Routing) {
 	need := func(a netip.Addr) { r.IPv4, r.IPv6 = r.IPv4 || a.Is4(), r.IPv6 || a.Is6() }
 	gateways := n.rec.Gateways
-	if n.quick && n.want != nil {
-		gateways = n.want.Record.Gateways
+	if n.quick && n.required != nil {
+		gateways = n.required.Record.Gateways
 	}
 
 	for _, gw := range gateways {
@@ -43,8 +43,8 @@ func (n *site) needs() (r bridge.Routing) {
 		}
 	}
 
-	if n.at.Index != 0 && len(n.rec.Gateways) > 0 {
-		r.Input = n.at.Name
+	if n.gatewayLink.Index != 0 && len(n.rec.Gateways) > 0 {
+		r.Input = n.gatewayLink.Name
 	}
 
 	if n.rec.DefaultRoute == exitHost {
@@ -77,7 +77,7 @@ func (n *site) lookAtForwarding(ctx context.Context, needs bridge.Routing) (pods
 // Their parameter is neither 0 nor the value that we write.
 func routers4() ([]string, error) { return routers("ipv4", "forwarding", "0", sysctl.OwnForwarding) }
 
-// routers lists the links whose value of a parameter is none of the values in the list others.
+// lanRouters lists the links whose value of a parameter is none of the values in the list others.
 func routers(family, name string, others ...string) ([]string, error) {
 	values, err := sysctl.Links(family, name)
 	maps.DeleteFunc(values,
@@ -88,7 +88,7 @@ func routers(family, name string, others ...string) ([]string, error) {
 const forceForwarding = "force_forwarding" // of a link, for IPv6; since Linux 6.17
 
 func (forwardingPart) look(ctx context.Context, n *site) error {
-	needs := n.needs()
+	needs := n.neededRouting()
 	pods, err := n.lookAtForwarding(ctx, needs)
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 }
 
 func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
-	needs := n.needs()
+	needs := n.neededRouting()
 	if err := n.noteRouters(); err != nil {
 		return false, err
 	}

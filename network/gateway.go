@@ -22,7 +22,7 @@ import (
 type gatewayPart struct{}
 
 func (gatewayPart) look(ctx context.Context, n *site) error {
-	if n.at.Index == 0 {
+	if n.gatewayLink.Index == 0 {
 		return nil
 	}
 
@@ -30,7 +30,7 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		return n.lookAtOwnGateways(ctx)
 	}
 
-	if path := n.advertisements(); path != "" {
+	if path := n.acceptRAPath(); path != "" {
 		if have, err := sysctl.Read(path); err != nil {
 			return err
 		} else if have != "0" {
@@ -39,7 +39,7 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		}
 	}
 
-	have, err := n.s.Links.Addresses().List(ctx, addr.Filter{Link: n.at.Index})
+	have, err := n.s.Links.Addresses().List(ctx, addr.Filter{Link: n.gatewayLink.Index})
 	if err != nil {
 		return err
 	}
@@ -51,17 +51,17 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 			continue
 		}
 
-		if !n.at.Up {
+		if !n.gatewayLink.Up {
 			continue // the kernel has no route through a link that is down
 		}
 
-		wrong, err := checkSubnet(ctx, n.s.Links.Routes(), gw, n.at.Index)
+		wrong, err := checkSubnet(ctx, n.s.Links.Routes(), gw, n.gatewayLink.Index)
 		if err != nil {
 			return err
 		}
 
 		if wrong != "" {
-			n.found.advise(tombolo.RemedyRepair, "bridge %s: the host's route to %s %s", n.at.Name, gw.Masked(), wrong)
+			n.found.advise(tombolo.RemedyRepair, "bridge %s: the host's route to %s %s", n.gatewayLink.Name, gw.Masked(), wrong)
 		}
 	}
 
@@ -72,23 +72,23 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 // is to change the configuration, since a repair would not replace that address.
 func (n *site) lacksGateway(gw netip.Prefix, have []addr.Address) {
 	for _, a := range have {
-		if inTheWay(n.rec, gw, a.Prefix) {
+		if overlapsGateway(n.rec, gw, a.Prefix) {
 			n.found.advise(tombolo.RemedyConfigure, "bridge %s: the gateway %s is missing, and in its place is %s",
-				n.at.Name, gw, a.Prefix)
+				n.gatewayLink.Name, gw, a.Prefix)
 			return
 		}
 	}
-	n.found.advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
+	n.found.advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.gatewayLink.Name, gw)
 }
 
-// lookAtLinkLocal adds a fault if the link-local address of giveLinkLocal is missing although there is an IPv6
+// lookAtLinkLocal adds a fault if the link-local address of addLinkLocal is missing although there is an IPv6
 // gateway.
 func (n *site) lookAtLinkLocal(have []addr.Address) {
 	is6 := func(gw netip.Prefix) bool { return isIPv6(gw) && has(have, gw) }
 	own := func(a addr.Address) bool { return isIPv6(a.Prefix) && a.Prefix.Addr().IsLinkLocalUnicast() }
-	if n.at.Up && slices.ContainsFunc(n.rec.Gateways, is6) && !slices.ContainsFunc(have, own) {
+	if n.gatewayLink.Up && slices.ContainsFunc(n.rec.Gateways, is6) && !slices.ContainsFunc(have, own) {
 		n.found.advise(tombolo.RemedyRepair,
-			"bridge %s: a link-local IPv6 address, from which the host asks for pods, is missing", n.at.Name)
+			"bridge %s: a link-local IPv6 address, from which the host asks for pods, is missing", n.gatewayLink.Name)
 	}
 }
 
@@ -96,10 +96,10 @@ func has(have []addr.Address, p netip.Prefix) bool {
 	return slices.ContainsFunc(have, func(a addr.Address) bool { return a.Prefix == p })
 }
 
-// inTheWay reports whether an address of the gateways' link overlaps with the gateway gw, and is neither a gateway
-// itself nor link-local.
-func inTheWay(rec *state.Network, gw, is netip.Prefix) bool {
-	return is.Overlaps(gw) && !is.Addr().IsLinkLocalUnicast() && !slices.Contains(rec.Gateways, is)
+// overlapsGateway reports whether an address of the gateways' link overlaps with the gateway gw, and is neither a
+// gateway itself nor link-local.
+func overlapsGateway(rec *state.Network, gw, have netip.Prefix) bool {
+	return have.Overlaps(gw) && !have.Addr().IsLinkLocalUnicast() && !slices.Contains(rec.Gateways, have)
 }
 
 // lookAtOwnGateways looks for the gateways of an Add's pod, with one request for each. For IPv6 it gets the address
@@ -107,15 +107,15 @@ func inTheWay(rec *state.Network, gw, is netip.Prefix) bool {
 // address. That does not work for IPv6, since the kernel adds the local route some milliseconds after the address.
 func (n *site) lookAtOwnGateways(ctx context.Context) error {
 	gateways := n.rec.Gateways
-	if n.want != nil {
-		gateways = n.want.Record.Gateways
+	if n.required != nil {
+		gateways = n.required.Record.Gateways
 	}
 
 	for _, gw := range gateways {
 		var ok bool
 		var err error
 		if gw.Addr().Is6() {
-			ok, err = n.s.Links.Addresses().Has(ctx, addr.Address{Prefix: gw, Link: n.at.Index})
+			ok, err = n.s.Links.Addresses().Has(ctx, addr.Address{Prefix: gw, Link: n.gatewayLink.Index})
 		} else {
 			var r route.Route
 			r, err = n.s.Links.Routes().Get(ctx, gw.Addr())
@@ -127,7 +127,7 @@ func (n *site) lookAtOwnGateways(ctx context.Context) error {
 		}
 
 		if !ok {
-			n.found.advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.at.Name, gw)
+			n.found.advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.gatewayLink.Name, gw)
 		}
 	}
 
@@ -135,26 +135,26 @@ func (n *site) lookAtOwnGateways(ctx context.Context) error {
 }
 
 func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
-	if path := n.advertisements(); path != "" {
+	if path := n.acceptRAPath(); path != "" {
 		if _, err := sysctl.Ensure(path, "0"); err != nil {
 			return false, err
 		}
 	}
 
 	if slices.ContainsFunc(n.rec.Gateways, isIPv6) {
-		if err := n.giveLinkLocal(ctx); err != nil {
+		if err := n.addLinkLocal(ctx); err != nil {
 			return false, err
 		}
 	}
-	return false, n.buildGateways(ctx, n.want != nil && n.want.ForceAddress)
+	return false, n.buildGateways(ctx, n.required != nil && n.required.ForceAddress)
 }
 
-// advertisements returns the path of the parameter accept_ra of the gateways' link. The value must be 0, so that no
-// pod can give the host addresses and routes by router advertisements. advertisements returns "" if the value does
+// acceptRAPath returns the path of the parameter accept_ra of the gateways' link. The value must be 0, so that no
+// pod can give the host addresses and routes by router advertisements. acceptRAPath returns "" if the value does
 // not matter. That is the case without IPv6, if neither the bridge nor any gateway is ours, or if the LAN's router
 // advertises through the uplink.
-func (n *site) advertisements() string {
-	path := sysctl.Link("ipv6", n.at.Name, "accept_ra")
+func (n *site) acceptRAPath() string {
+	path := sysctl.Link("ipv6", n.gatewayLink.Name, "accept_ra")
 	routes := n.bridge.Alias == endpoint.BridgeAlias || len(n.rec.Gateways) > 0
 	if n.rec.Uplink != "" || !routes || !sysctl.Exists(path) {
 		return ""
@@ -162,15 +162,15 @@ func (n *site) advertisements() string {
 	return path
 }
 
-// giveLinkLocal adds the host's link-local address on the gateways' link. As a router, the host sends its neighbour
+// addLinkLocal adds the host's link-local address on the gateways' link. As a router, the host sends its neighbour
 // solicitations for pods from that address (RFC 4861, section 7.2.2). The kernel's own link-local address is
 // unsuitable. It cannot be used before duplicate address detection is over, and a bridge that was created without
 // IPv6 never gets it.
-func (n *site) giveLinkLocal(ctx context.Context) error {
-	if _, err := sysctl.Ensure(sysctl.Link("ipv6", n.at.Name, "disable_ipv6"), "0"); err != nil {
+func (n *site) addLinkLocal(ctx context.Context) error {
+	if _, err := sysctl.Ensure(sysctl.Link("ipv6", n.gatewayLink.Name, "disable_ipv6"), "0"); err != nil {
 		return err
 	}
-	own := addr.Address{Prefix: netip.PrefixFrom(addr.LinkLocal(n.at.MAC), 64), Link: n.at.Index,
+	own := addr.Address{Prefix: netip.PrefixFrom(addr.LinkLocal(n.gatewayLink.MAC), 64), Link: n.gatewayLink.Index,
 		Flags: unix.IFA_F_NODAD}
 	_, err := n.s.Links.Addresses().Ensure(ctx, own)
 	return err
@@ -178,8 +178,8 @@ func (n *site) giveLinkLocal(ctx context.Context) error {
 
 // gatewaysInUse reports whether every recorded gateway is still needed. A gateway is needed if this ADD requests it,
 // or if the attachment for which it was recorded still exists.
-func gatewaysInUse(s *session, rec *state.Network, w *want) bool {
-	for _, holder := range rec.Held {
+func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
+	for _, holder := range rec.GatewayUses {
 		if slices.Contains(w.Record.Gateways, holder.Gateway) {
 			continue
 		}
@@ -193,7 +193,7 @@ func gatewaysInUse(s *session, rec *state.Network, w *want) bool {
 // buildGateways adds the gateways' addresses to the link, and deletes stale ones. With force it also deletes
 // addresses that overlap with a gateway's.
 func (n *site) buildGateways(ctx context.Context, force bool) error {
-	s, rec, l := n.s, n.rec, n.at
+	s, rec, l := n.s, n.rec, n.gatewayLink
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
 	if err != nil {
 		return err
@@ -211,7 +211,7 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 	defer usable.Close()
 	for _, gw := range rec.Gateways {
 		for _, a := range have {
-			if !inTheWay(rec, gw, a.Prefix) {
+			if !overlapsGateway(rec, gw, a.Prefix) {
 				continue
 			}
 			if !force && !slices.Contains(stale, a.Prefix) {
@@ -242,7 +242,7 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 		if changed {
 			err := usable.Wait(ctx, s.Links.Addresses(), l.Index, gw.Addr())
 			if errors.Is(err, addr.ErrDuplicate) {
-				err = errors.Join(n.answered(gw, "duplicate address detection"), s.Links.Addresses().Remove(ctx, own))
+				err = errors.Join(n.errAnswered(gw, "duplicate address detection"), s.Links.Addresses().Remove(ctx, own))
 			}
 			if err != nil {
 				return err
@@ -291,7 +291,7 @@ func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 	}
 
 	used := slices.Clone(rec.Gateways)
-	others, err := s.others(rec.Name)
+	others, err := s.otherNetworks(rec.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -40,19 +40,19 @@ func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _
 	found, err := t.Session.inventory(ctx, t.Network, leases)
 	t.Session.leave()
 	errs := []error{leaseErr, err}
-	var gone []*state.Attachment
+	var records []*state.Attachment
 	for hash, r := range found.all {
 		if valid[hash] {
 			continue
 		}
 		errs = append(errs, t.collect(ctx, r, began))
-		gone = append(gone, r.rec)
+		records = append(records, r.rec)
 		if r.rec != nil {
 			went = append(went, keyOf(r.rec))
 		}
 	}
 
-	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, gone...))
+	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, records...))
 	t.Session.leave()
 	return went, errors.Join(append(errs, t.collectReservations(ctx, owners))...)
 }
@@ -75,7 +75,7 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 		rec, err := t.Session.Dir.Load(t.Network, r.hash)
 		switch {
 		case err != nil:
-		case r.unread && rec.Created.Before(began):
+		case r.isUnreadable && rec.Created.Before(began):
 		case r.rec == nil || !r.rec.Created.Equal(rec.Created):
 			return nil
 		}
@@ -98,18 +98,18 @@ type inventory struct {
 	others []string // another program's elements, in words
 }
 
-func (in *inventory) at(hash string) *remains {
-	if in.all[hash] == nil {
-		in.all[hash] = &remains{hash: hash}
+func (inv *inventory) at(hash string) *remains {
+	if inv.all[hash] == nil {
+		inv.all[hash] = &remains{hash: hash}
 	}
-	return in.all[hash]
+	return inv.all[hash]
 }
 
 // inventory finds all attachments that are on record, have a lease, or have objects in the kernel. If network is
 // empty, it finds the attachments of all networks. The caller lists the leases before it takes the state's lock,
 // since they are on a disk.
 func (s *session) inventory(ctx context.Context, network string, leases []*lease.Record) (*inventory, error) {
-	in := &inventory{all: map[string]*remains{}}
+	inv := &inventory{all: map[string]*remains{}}
 	networks, err := []string{network}, error(nil)
 	if network == "" {
 		networks, err = s.Dir.Networks()
@@ -120,24 +120,24 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 		records, damaged, err := s.Dir.List(name)
 		errs = append(errs, err)
 		for _, rec := range records {
-			v := in.at(rec.Hash())
+			v := inv.at(rec.Hash())
 			v.rec, v.addresses = rec, endpoint.Addresses(rec)
 		}
 		for _, d := range damaged {
-			if in.at(d.Hash).unread = true; network != "" {
+			if inv.at(d.Hash).isUnreadable = true; network != "" {
 				s.warn(d.Error())
 			}
 		}
 	}
 
-	delete(in.all, "") // of a file with another name
-	isOurs := func(of string) bool { return network == "" || of == endpoint.NetworkToken(network) }
+	delete(inv.all, "") // of a file with another name
+	isOurs := func(token string) bool { return network == "" || token == endpoint.NetworkToken(network) }
 	links, err := s.Links.Veths(ctx)
 	errs = append(errs, err)
 	for i := range links {
 		if a, ok := endpoint.ParseAlias(links[i].Alias); ok && isOurs(a.Network) {
-			v := in.at(a.Hash)
-			if v.onPort, v.network = links[i].Name, a.Network; v.rec == nil {
+			v := inv.at(a.Hash)
+			if v.portName, v.network = links[i].Name, a.Network; v.rec == nil {
 				v.addresses = a.Addresses
 			}
 		}
@@ -150,41 +150,41 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 
 		// Regard an element of an unknown attachment and network as another program's. If its network's name contains
 		// a slash, it is a shortened name, so the network may be a known one.
-		if !ident.IsHash(hash) || in.all[hash] == nil && !slices.Contains(networks, e.Network) &&
+		if !ident.IsHash(hash) || inv.all[hash] == nil && !slices.Contains(networks, e.Network) &&
 			!strings.Contains(e.Network, "/") {
-			in.others = append(in.others, "elements of endpoint "+hash+" of network "+e.Network+
+			inv.others = append(inv.others, "elements of endpoint "+hash+" of network "+e.Network+
 				" are another program's: no record tells of either")
 			continue
 		}
 
-		v := in.at(hash)
-		v.entered = e.Addrs
-		if v.elementsOf = e.Network; v.rec == nil && v.addresses == nil {
+		v := inv.at(hash)
+		v.elementAddresses = e.Addrs
+		if v.elementNetwork = e.Network; v.rec == nil && v.addresses == nil {
 			v.addresses = e.Addrs
 		}
 	}
 
 	for _, l := range leases {
-		in.at(l.Hash()).leaseDir = s.LeaseDir
+		inv.at(l.Hash()).leaseDir = s.LeaseDir
 	}
 
 	ifbs, err := bandwidth.On(s.Links.Socket()).IFBs(ctx)
 	errs = append(errs, err)
 	for name, alias := range ifbs {
 		if a, ok := endpoint.ParseAlias(alias); ok && isOurs(a.Network) {
-			in.at(a.Hash).ifb = name
+			inv.at(a.Hash).ifb = name
 		}
 	}
 
-	return in, errors.Join(errs...)
+	return inv, errors.Join(errs...)
 }
 
 // strays returns the attachments without a record, and the attachments with elements of addresses that they do not
 // have. They are sorted by hash.
-func (in *inventory) strays() []*remains {
+func (inv *inventory) strays() []*remains {
 	var list []*remains
-	for _, hash := range slices.Sorted(maps.Keys(in.all)) {
-		if r := in.all[hash]; r.rec == nil && !r.unread || r.hasOldElements() {
+	for _, hash := range slices.Sorted(maps.Keys(inv.all)) {
+		if r := inv.all[hash]; r.rec == nil && !r.isUnreadable || r.hasOldElements() {
 			list = append(list, r)
 		}
 	}

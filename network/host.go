@@ -69,7 +69,7 @@ func (s *session) trusted(ctx context.Context) ([]string, error) {
 	if err != nil || len(zones.Joined) == 0 {
 		return nil, err
 	}
-	is, _, err := s.foreign("").HasFirewalld(ctx)
+	is, _, err := s.foreignFirewall("").HasFirewalld(ctx)
 	if !is {
 		return nil, err
 	}

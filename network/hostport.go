@@ -21,28 +21,28 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// withholds reports whether an attachment has withheld host ports. Some runtimes pass a container's ports to all of
-// its networks. Then only the first attachment gets the ports. The records of the others list the ports as withheld,
+// withholdsPorts reports whether an attachment has withheld host ports. Some runtimes pass a container's ports to all
+// of its networks. Then only the first attachment gets the ports. The records of the others list the ports as withheld,
 // and the first one's record lists those attachments as waiting. They get the ports when the first attachment is
 // removed.
-func withholds(a *state.Attachment) bool {
+func withholdsPorts(a *state.Attachment) bool {
 	return slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
 }
 
-func waitingOf(a *state.Attachment) state.Waiting {
+func newWaiting(a *state.Attachment) state.Waiting {
 	return state.Waiting{Network: a.Network, Hash: a.Hash(), LAN: a.DefaultRoute != ""}
 }
 
-// isOfSame reports whether two different attachments belong to one container. It also compares the namespaces' paths,
-// because Docker gives each attachment its own ContainerID.
-func isOfSame(a, b *state.Attachment) bool {
+// isOfSameContainer reports whether two different attachments belong to one container. It also compares the namespaces'
+// paths, because Docker gives each attachment its own ContainerID.
+func isOfSameContainer(a, b *state.Attachment) bool {
 	return a.Hash() != b.Hash() && (a.ContainerID == b.ContainerID || a.NetNS == b.NetNS && a.NetNS != "")
 }
 
 // siblings lists other attachments of a's container. If a is on a LAN, it lists the attachments to networks without a
 // LAN. Otherwise it lists the attachments to LANs.
 func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ error) {
-	networks, err := s.others(a.Network)
+	networks, err := s.otherNetworks(a.Network)
 	for _, nw := range networks {
 		if (nw.DefaultRoute == "") == (a.DefaultRoute == "") {
 			continue
@@ -50,7 +50,7 @@ func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ err
 		attachments, listErr := s.attachments(nw.Name)
 		err = errors.Join(err, listErr)
 		for _, o := range attachments {
-			if isOfSame(o, a) {
+			if isOfSameContainer(o, a) {
 				list = append(list, o)
 			}
 		}
@@ -71,29 +71,29 @@ func (s *session) linkSiblings(ctx context.Context, a *state.Attachment) error {
 		}
 		isKnown := func(w state.Waiting) bool { return w.Network == lan.Network && w.Hash == lan.Hash() }
 		if len(endpoint.Ports(publishes)) > 0 && !slices.ContainsFunc(publishes.Waiting, isKnown) {
-			err = errors.Join(err, s.await(ctx, publishes, waitingOf(lan), busyWait))
+			err = errors.Join(err, s.addWaiting(ctx, publishes, newWaiting(lan), busyWait))
 		}
 	}
 
 	return err
 }
 
-// await makes an attachment wait for the host ports of another. limit: see amend.
-func (s *session) await(ctx context.Context, has *state.Attachment, w state.Waiting, limit time.Duration) error {
+// addWaiting makes an attachment wait for the host ports of another. limit: see amend.
+func (s *session) addWaiting(ctx context.Context, has *state.Attachment, w state.Waiting, limit time.Duration) error {
 	next := *has
-	next.Waiting = waitingWith(has.Waiting, w)
+	next.Waiting = appendWaiting(has.Waiting, w)
 	if endpoint.SNAT(&next) != endpoint.SNAT(has) {
-		if _, err := prepareForHostPorts(ctx, s, &next, translates(&next)); err != nil {
+		if _, err := prepareForHostPorts(ctx, s, &next, enablePortSNAT(&next)); err != nil {
 			return err
 		}
 	}
-	return s.amend(ctx, waitingOf(has), limit,
-		func(has *state.Attachment) { has.Waiting = waitingWith(has.Waiting, w) })
+	return s.changePorts(ctx, newWaiting(has), limit,
+		func(has *state.Attachment) { has.Waiting = appendWaiting(has.Waiting, w) })
 }
 
-// translates returns a change of a network's record that turns on PortSNAT, if the attachment's host ports need
+// enablePortSNAT returns a change of a network's record that turns on PortSNAT, if the attachment's host ports need
 // source NAT for their callers.
-func translates(a *state.Attachment) func(*state.Network) bool {
+func enablePortSNAT(a *state.Attachment) func(*state.Network) bool {
 	return func(nw *state.Network) bool {
 		lacks := endpoint.SNAT(a) != nft.SNATNeeded && !nw.PortSNAT
 		nw.PortSNAT = nw.PortSNAT || lacks
@@ -101,12 +101,12 @@ func translates(a *state.Attachment) func(*state.Network) bool {
 	}
 }
 
-// waitingWith returns a copy of list with w at its end.
-func waitingWith(list []state.Waiting, w state.Waiting) []state.Waiting {
-	return append(waitingWithout(list, w), w)
+// appendWaiting returns a copy of list with w at its end.
+func appendWaiting(list []state.Waiting, w state.Waiting) []state.Waiting {
+	return append(removeWaiting(list, w), w)
 }
 
-func waitingWithout(list []state.Waiting, w state.Waiting) []state.Waiting {
+func removeWaiting(list []state.Waiting, w state.Waiting) []state.Waiting {
 	return slices.DeleteFunc(slices.Clone(list),
 		func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash })
 }
@@ -114,18 +114,18 @@ func waitingWithout(list []state.Waiting, w state.Waiting) []state.Waiting {
 // passPorts publishes the host ports of a removed attachment for the attachments that waited for them. It also
 // removes the attachment from the other records' lists of waiting attachments. The caller holds the state's lock.
 // passPorts only logs errors, since the removal must continue, and Repair tries again.
-func (s *session) passPorts(ctx context.Context, gone *state.Attachment) {
-	if gone == nil {
+func (s *session) passPorts(ctx context.Context, removed *state.Attachment) {
+	if removed == nil {
 		return
 	}
 
-	for i, w := range gone.Waiting {
-		if err := s.publish(ctx, w, gone.Waiting[i+1:]...); err != nil {
+	for i, w := range removed.Waiting {
+		if err := s.publish(ctx, w, removed.Waiting[i+1:]...); err != nil {
 			s.warn("pass host ports on to another attachment of the container: " + err.Error())
 		}
 	}
-	if withholds(gone) || gone.DefaultRoute != "" {
-		if err := s.stopWaiting(ctx, gone); err != nil {
+	if withholdsPorts(removed) || removed.DefaultRoute != "" {
+		if err := s.stopWaiting(ctx, removed); err != nil {
 			s.warn("have an attachment wait for host ports no more: " + err.Error())
 		}
 	}
@@ -143,12 +143,12 @@ func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.
 	withheld := slices.DeleteFunc(slices.Clone(a.Published), func(p state.Published) bool { return !p.Withheld })
 	publish := func(ports ...state.Published) error {
 		// Try several times, since another Publish may hold the record's lock for a moment.
-		return s.amend(ctx, w, busyWait, func(a *state.Attachment) {
+		return s.changePorts(ctx, w, busyWait, func(a *state.Attachment) {
 			for i, p := range a.Published {
 				a.Published[i].Withheld = p.Withheld && !slices.Contains(ports, p)
 			}
 			for _, o := range others {
-				a.Waiting = waitingWith(a.Waiting, o)
+				a.Waiting = appendWaiting(a.Waiting, o)
 			}
 		})
 	}
@@ -172,13 +172,13 @@ func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.
 
 // stopWaiting removes an attachment that is being deleted from the lists of waiting attachments. Otherwise host ports
 // could later lead to its addresses, which may then belong to another pod.
-func (s *session) stopWaiting(ctx context.Context, gone *state.Attachment) error {
-	w := waitingOf(gone)
+func (s *session) stopWaiting(ctx context.Context, removed *state.Attachment) error {
+	w := newWaiting(removed)
 	list, err := s.allAttachments()
 	for _, has := range list {
-		if isOfSame(has, gone) && len(waitingWithout(has.Waiting, w)) < len(has.Waiting) {
-			err = errors.Join(err, s.amend(ctx, waitingOf(has), 0,
-				func(has *state.Attachment) { has.Waiting = waitingWithout(has.Waiting, w) }))
+		if isOfSameContainer(has, removed) && len(removeWaiting(has.Waiting, w)) < len(has.Waiting) {
+			err = errors.Join(err, s.changePorts(ctx, newWaiting(has), 0,
+				func(has *state.Attachment) { has.Waiting = removeWaiting(has.Waiting, w) }))
 		}
 	}
 	return err
@@ -187,9 +187,9 @@ func (s *session) stopWaiting(ctx context.Context, gone *state.Attachment) error
 // busyWait limits the wait for a call that holds a record for a moment.
 const busyWait = 100 * time.Millisecond
 
-// amend changes an attachment's host ports, on record and in the firewall. limit is how long it waits for another call
-// that holds the record.
-func (s *session) amend(ctx context.Context, w state.Waiting, limit time.Duration,
+// changePorts changes an attachment's host ports, on record and in the firewall. limit is how long it waits for another
+// call that holds the record.
+func (s *session) changePorts(ctx context.Context, w state.Waiting, limit time.Duration,
 	change func(*state.Attachment)) (err error) {
 	do := func(a *state.Attachment) error {
 		n, err := s.Dir.LoadNetwork(w.Network)
@@ -212,7 +212,7 @@ func (s *session) amend(ctx context.Context, w state.Waiting, limit time.Duratio
 	}
 
 	_ = poll(ctx, 5*time.Millisecond, limit, func() (done bool, _ error) {
-		err = s.locked(w.Network, w.Hash, do)
+		err = s.withLockedRecord(w.Network, w.Hash, do)
 		return !errors.Is(err, state.ErrBusy), nil
 	})
 	return err
@@ -221,17 +221,18 @@ func (s *session) amend(ctx context.Context, w state.Waiting, limit time.Duratio
 // refuseListeners returns an error if a socket of the host uses one of the requested host ports.
 func refuseListeners(ctx context.Context, containerID string, requested []nft.Port, has []ipam.Address,
 	mayHaveMore bool) error {
-	taken, err := listeners(ctx, containerID, requested, has, mayHaveMore)
-	if err != nil || len(taken) == 0 {
+	found, err := findListeners(ctx, containerID, requested, has, mayHaveMore)
+	if err != nil || len(found) == 0 {
 		return err
 	}
-	return failf(ErrConflict, "publish port %d of the host: %s: %s", taken[0].Local.Port(), taken[0], wayOut(taken[0]))
+	return failf(ErrConflict, "publish port %d of the host: %s: %s", found[0].Local.Port(), found[0],
+		listenerAdvice(found[0]))
 }
 
-// listeners finds the host's sockets on the requested ports, since the pod would get their packets. It looks for a
+// findListeners finds the host's sockets on the requested ports, since the pod would get their packets. It looks for a
 // port without a host address in the families of the pod's addresses. If mayHaveMore is true, the pod may get
-// addresses later, by a lease or SLAAC, so listeners looks in both families.
-func listeners(ctx context.Context, containerID string, requested []nft.Port, has []ipam.Address,
+// addresses later, by a lease or SLAAC, so findListeners looks in both families.
+func findListeners(ctx context.Context, containerID string, requested []nft.Port, has []ipam.Address,
 	mayHaveMore bool) ([]hostport.Listener, error) {
 	if len(requested) == 0 {
 		return nil, nil
@@ -252,12 +253,12 @@ func listeners(ctx context.Context, containerID string, requested []nft.Port, ha
 		}
 	}
 
-	taken, err := hostport.Listeners(ctx, nil, ports...)
-	return hostport.NotHeldFor(containerID, taken), err
+	found, err := hostport.Listeners(ctx, nil, ports...)
+	return hostport.NotHeldFor(containerID, found), err
 }
 
-// wayOut returns advice for the operator about a socket that uses a requested host port.
-func wayOut(l hostport.Listener) string {
+// listenerAdvice returns advice for the operator about a socket that uses a requested host port.
+func listenerAdvice(l hostport.Listener) string {
 	text := "stop that, or choose another hostPort"
 	switch {
 	case l.Link == "lo" && l.Local.Addr().IsUnspecified(): // the host sends to all of its own addresses by lo
@@ -375,8 +376,8 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 		}
 
 		// A killed call may have left some of it.
-		had := err == nil && endpoint.PublishesIPv4(a)
-		return errors.Join(err, closeUnusedLoopback(context.WithoutCancel(ctx), s, had, a.Bridge, a.GatewayLink()))
+		published := err == nil && endpoint.PublishesIPv4(a)
+		return errors.Join(err, closeUnusedLoopback(context.WithoutCancel(ctx), s, published, a.Bridge, a.GatewayLink()))
 	})
 }
 
@@ -401,7 +402,7 @@ func (c Change) replacePorts(ctx context.Context, s *session, a, next *state.Att
 			return err
 		}
 		for _, o := range lans {
-			next.Waiting = waitingWith(next.Waiting, waitingOf(o))
+			next.Waiting = appendWaiting(next.Waiting, newWaiting(o))
 		}
 	}
 
@@ -409,7 +410,7 @@ func (c Change) replacePorts(ctx context.Context, s *session, a, next *state.Att
 }
 
 func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachment) error {
-	nw, err := prepareForHostPorts(ctx, s, next, translates(next))
+	nw, err := prepareForHostPorts(ctx, s, next, enablePortSNAT(next))
 	if err != nil {
 		return err
 	}
@@ -430,9 +431,9 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 		return stateError(err)
 	}
 
-	e := &entry{node: n, s: s, hash: a.Hash(), in: nw, guarded: &has, getsMore: true, attached: true}
+	e := &entry{node: n, s: s, hash: a.Hash(), network: nw, guard: &has, getsMore: true, attached: true}
 	err = e.add(ctx, next, nil)
-	if err == nil && withholds(next) {
+	if err == nil && withholdsPorts(next) {
 		err = s.Dir.UpdateLocked(next)
 	}
 

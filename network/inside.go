@@ -45,7 +45,7 @@ func (s *session) dialPod(ctx context.Context, a *state.Attachment, pod *netns.N
 
 // inside lists the differences between the pod's interface and p.want. Additional addresses and routes are no
 // difference, and a route may be in any table. If the port or the namespace is gone, inside returns no differences.
-func (p *attached) inside(ctx context.Context) (list []tombolo.Difference, _ error) {
+func (p *podSite) inside(ctx context.Context) (list []tombolo.Difference, _ error) {
 	if p.gone || p.pod == nil {
 		return nil, nil
 	}

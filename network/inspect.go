@@ -35,9 +35,9 @@ type Inspection struct {
 }
 
 // Differs reports whether there are any differences. It ignores changes inside pods.
-func (in *Inspection) Differs() bool {
-	return in != nil && (len(in.Networks)+len(in.Uplinks)+len(in.Stray)+len(in.Damaged) > 0 ||
-		slices.ContainsFunc(in.Attachments, func(r Report) bool { return len(r.Differences) > 0 }))
+func (report *Inspection) Differs() bool {
+	return report != nil && (len(report.Networks)+len(report.Uplinks)+len(report.Stray)+len(report.Damaged) > 0 ||
+		slices.ContainsFunc(report.Attachments, func(r Report) bool { return len(r.Differences) > 0 }))
 }
 
 // Inspect compares all attachments on record with the kernel, inside the pods' namespaces too. It changes nothing and
@@ -52,33 +52,33 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	if err := s.inOwnNamespace(); err != nil {
 		return nil, err
 	}
-	defer s.remember()()
+	defer s.cacheBridges()()
 	networks, err := n.cfg.Dir.Networks()
 	if err != nil {
 		return nil, stateError(err)
 	}
 
-	in := &Inspection{Attachments: []Report{}}
+	report := &Inspection{Attachments: []Report{}}
 	host := &surroundings{}
 	if err := host.read(ctx, s); err != nil {
 		return nil, err
 	}
 
 	for _, name := range networks {
-		if err := in.network(ctx, s, name, host); err != nil {
+		if err := report.compareNetwork(ctx, s, name, host); err != nil {
 			return nil, err
 		}
 	}
 
-	if _, in.Uplinks, err = s.takeReports(ctx); err != nil {
+	if _, report.Uplinks, err = s.takeReports(ctx); err != nil {
 		return nil, err
 	}
 
-	if len(in.Attachments) > 0 {
-		publishes := slices.ContainsFunc(in.Attachments, func(r Report) bool {
+	if len(report.Attachments) > 0 {
+		publishes := slices.ContainsFunc(report.Attachments, func(r Report) bool {
 			return len(r.Attachment.Ports) > 0 && !r.Attachment.rec.Unadmitted
 		})
-		remarks, err := s.foreign("").Remarks(ctx, publishes)
+		remarks, err := s.foreignFirewall("").Remarks(ctx, publishes)
 		if err != nil {
 			return nil, err
 		}
@@ -87,7 +87,7 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		if err != nil {
 			return nil, err
 		}
-		in.Others = slices.Concat(in.Others, remarks, cut)
+		report.Others = slices.Concat(report.Others, remarks, cut)
 	}
 
 	all, err := s.inventory(ctx, "", nil)
@@ -95,32 +95,32 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 		return nil, err
 	}
 
-	slices.Sort(in.Others)
-	in.Stray, in.Others = strayDifferences(all.strays()), append(all.others, slices.Compact(in.Others)...)
-	return in, nil
+	slices.Sort(report.Others)
+	report.Stray, report.Others = strayDifferences(all.strays()), append(all.others, slices.Compact(report.Others)...)
+	return report, nil
 }
 
-// recreate returns a difference for which the remedy is a new attachment, since no repair is possible.
-func recreate(text string) []tombolo.Difference {
+// recreateDifference returns a difference for which the remedy is a new attachment, since no repair is possible.
+func recreateDifference(text string) []tombolo.Difference {
 	return []tombolo.Difference{{Text: text, Remedy: tombolo.RemedyRecreate}}
 }
 
-// network compares one network and its attachments with the kernel.
-func (in *Inspection) network(ctx context.Context, s *session, name string, host *surroundings) error {
+// compareNetwork compares one network and its attachments with the kernel.
+func (report *Inspection) compareNetwork(ctx context.Context, s *session, name string, host *surroundings) error {
 	attachments, damaged, err := s.Dir.List(name)
 	if err != nil {
 		return stateError(err)
 	}
 
 	for _, d := range damaged {
-		in.Damaged = append(in.Damaged, recreate(d.Error())...)
+		report.Damaged = append(report.Damaged, recreateDifference(d.Error())...)
 	}
 
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil {
 		rec = nil
 		if !errors.Is(err, fs.ErrNotExist) {
-			in.Damaged = append(in.Damaged, recreate(err.Error())...)
+			report.Damaged = append(report.Damaged, recreateDifference(err.Error())...)
 		}
 	}
 
@@ -131,11 +131,11 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 		}
 
 		n := &site{s: s, rec: rec, attachments: attachments, found: *found}
-		if err := in.surroundings(ctx, host, n); err != nil {
+		if err := report.addSurroundings(ctx, host, n); err != nil {
 			return err
 		}
 		if len(n.found.list) > 0 {
-			in.Networks = append(in.Networks, NetworkReport{name, n.found.list})
+			report.Networks = append(report.Networks, NetworkReport{name, n.found.list})
 		}
 	}
 
@@ -143,12 +143,12 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 		var diffs, inside []tombolo.Difference
 		switch {
 		case a.State != state.Ready:
-			err := s.locked(a.Network, a.Hash(), func(*state.Attachment) error { return nil })
+			err := s.withLockedRecord(a.Network, a.Hash(), func(*state.Attachment) error { return nil })
 			if !errors.Is(err, state.ErrBusy) { // else a call is working on it
-				diffs = recreate("its ADD did not finish")
+				diffs = recreateDifference("its ADD did not finish")
 			}
 		case rec == nil:
-			diffs = recreate("its network has no record")
+			diffs = recreateDifference("its network has no record")
 		case a.NetNSCookie == 0: // its interface is on its way there: see Change.Moved
 		default:
 			p, err := s.find(ctx, rec, a)
@@ -170,7 +170,7 @@ func (in *Inspection) network(ctx context.Context, s *session, name string, host
 			diffs = p.found.list
 		}
 
-		in.Attachments = append(in.Attachments, Report{attachmentOf(a), diffs, inside})
+		report.Attachments = append(report.Attachments, Report{attachmentOf(a), diffs, inside})
 	}
 
 	return nil
@@ -184,18 +184,18 @@ func strayDifferences(list []*remains) []tombolo.Difference {
 	for _, r := range list {
 		if r.hasOldElements() {
 			found.advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s are of addresses that it "+
-				"does not have", r.hash, r.elementsOf)
+				"does not have", r.hash, r.elementNetwork)
 			continue
 		}
 
-		if r.onPort != "" {
-			found.advise(tombolo.RemedyRecreate, "port %s of network %s has no record", r.onPort, r.network)
+		if r.portName != "" {
+			found.advise(tombolo.RemedyRecreate, "port %s of network %s has no record", r.portName, r.network)
 			continue
 		}
 
-		if r.elementsOf != "" {
+		if r.elementNetwork != "" {
 			found.advise(tombolo.RemedyRepair, "elements of endpoint %s of network %s have no record", r.hash,
-				r.elementsOf)
+				r.elementNetwork)
 		}
 
 		if r.ifb != "" {

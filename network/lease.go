@@ -27,8 +27,8 @@ type leasePart struct{}
 
 // mend updates an attachment to its lease. If the server has assigned another address since the Add, the keeper has
 // changed the address inside the pod. mend then changes everything outside the pod that depends on the address.
-func (leasePart) mend(ctx context.Context, p *attached) error {
-	rec, err := ahead(p.Attachment)
+func (leasePart) mend(ctx context.Context, p *podSite) error {
+	rec, err := newerLease(p.Attachment)
 	if rec == nil || err != nil {
 		return nil // Check reports faults of a lease
 	}
@@ -45,7 +45,7 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 		return err
 	}
 	defer conn.Close()
-	a, left := rec.Applied, rec.Lease.Left(time.Now())
+	a, remaining := rec.Applied, rec.Lease.Left(time.Now())
 	if a.MTU >= link.MTU {
 		a.MTU = 0
 	}
@@ -60,13 +60,13 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 		b.Add("add route", &r, m, err)
 		return conn.Execute(&b)
 	}
-	return at.Apply(ctx, a, left, left, add)
+	return at.Apply(ctx, a, remaining, remaining, add)
 }
 
 // leaseLockWait limits the wait for the lock of a lease's record. The keeper never holds the lock that long.
 const leaseLockWait = 5 * time.Second
 
-func lockLease(ctx context.Context, a *state.Attachment) (*lease.Held, error) {
+func lockLease(ctx context.Context, a *state.Attachment) (*lease.LockedRecord, error) {
 	dir, err := lease.Open(a.DataDir)
 	if err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func lockLease(ctx context.Context, a *state.Attachment) (*lease.Held, error) {
 
 // look compares an attachment with the record of its lease. For a lease that has ended or failed, it recommends no
 // repair, since that is the keeper's task.
-func (leasePart) look(_ context.Context, p *attached) error {
+func (leasePart) look(_ context.Context, p *podSite) error {
 	if p.IPAMType != endpoint.Leased {
 		return nil
 	}

@@ -18,7 +18,7 @@ import (
 )
 
 // lookAt6 compares an attachment with its DHCPv6 lease.
-func (p *attached) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
+func (p *podSite) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	if rec.Six == nil || rec.Six.Stateless {
 		return
 	}
@@ -45,7 +45,7 @@ func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record
 	for {
 		rec, err := leases.Load(hash)
 		if err != nil {
-			return nil, deletedMeanwhile(err)
+			return nil, convertDeleted(err)
 		}
 
 		if is, err := done(rec); is || err != nil {
@@ -59,10 +59,10 @@ func awaitKeeper(ctx context.Context, path, hash string, done func(*lease.Record
 	}
 }
 
-// await6 waits until the keeper has got a pod's DHCPv6 address, or its DNS alone if made.informs is set. It adds the
-// address and DNS to the result of Add. If there is no address, it deletes the attachment and returns an error. A
+// awaitDHCPv6 waits until the keeper has got a pod's DHCPv6 address, or its DNS alone if made.informs is set. It adds
+// the address and DNS to the result of Add. If there is no address, it deletes the attachment and returns an error. A
 // lack of DNS is no error.
-func (n *Node) await6(ctx context.Context, pod *Pod, made *Attachment) (*Attachment, error) {
+func (n *Node) awaitDHCPv6(ctx context.Context, pod *Pod, made *Attachment) (*Attachment, error) {
 	limit := cmp.Or(pod.Lease.Client.Timeout, dhcpc.DefaultTimeout)
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -89,7 +89,7 @@ func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
 		}
 		now, err := n.cfg.Dir.Load(made.Network, made.rec.Hash())
 		if err != nil {
-			return false, deletedMeanwhile(err)
+			return false, convertDeleted(err)
 		}
 		made.rec = now
 		return !now.Moving && slices.Contains(prefixesOf(now.Addresses), own), nil
@@ -97,11 +97,11 @@ func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
 
 	switch {
 	case err != nil && ctx.Err() != nil && rec != nil:
-		why := "tombolod has not said why: see its log"
+		reason := "tombolod has not said why: see its log"
 		if rec.Six != nil && rec.Six.Error != "" {
-			why = rec.Six.Error
+			reason = rec.Six.Error
 		}
-		return failf(ErrTryAgain, `ipv6 "dhcp": %s %w`, why, err)
+		return failf(ErrTryAgain, `ipv6 "dhcp": %s %w`, reason, err)
 	case err != nil:
 		return err
 	}
@@ -148,9 +148,9 @@ func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
 	a.DNS.Search = append(a.DNS.Search, search...)
 }
 
-// deletedMeanwhile converts an error from reading a record during a wait. If the record does not exist, the
+// convertDeleted converts an error from reading a record during a wait. If the record does not exist, the
 // attachment was deleted in that time, and the error matches ErrTryAgain.
-func deletedMeanwhile(err error) error {
+func convertDeleted(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return failf(ErrTryAgain, `ipv6 "dhcp": the attachment was deleted meanwhile`)
 	}
@@ -160,7 +160,7 @@ func deletedMeanwhile(err error) error {
 // solicit makes the pod's kernel send router solicitations. The method advertised later waits for the answer. solicit
 // returns nil if the pod accepts no advertisements, or accepts them only after its interface was moved
 // (Change.Moved).
-func (a *adding) solicit(ctx context.Context) (*bridge.Solicitation, error) {
+func (a *addCall) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 	if a.port.Autoconf == nil || a.pod.Path == "" {
 		return nil, nil
 	}
@@ -168,11 +168,11 @@ func (a *adding) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 }
 
 // unconfirmed reports whether no DHCP server answered. In that case the ADD does not wait for a router either.
-func (a *adding) unconfirmed() bool { return a.leasing != nil && a.leasing.unconfirmed }
+func (a *addCall) unconfirmed() bool { return a.leasing != nil && a.leasing.unconfirmed }
 
-// advertised waits until the pod has formed an address from a router advertisement. It adds the address, the default
-// route and the name servers to a.given.
-func (a *adding) advertised(ctx context.Context, solicitation *bridge.Solicitation) error {
+// awaitAdvertised waits until the pod has formed an address from a router advertisement. It adds the address, the
+// default route and the name servers to a.given.
+func (a *addCall) awaitAdvertised(ctx context.Context, solicitation *bridge.Solicitation) error {
 	if solicitation == nil {
 		return nil
 	}
@@ -192,10 +192,10 @@ func (a *adding) advertised(ctx context.Context, solicitation *bridge.Solicitati
 	switch {
 	case a.nw.NoDefaultRoute:
 	case a.nw.Exit == ExitHost: // the pod has that route
-		gateway = hostHop(true)
+		gateway = hostNextHop(true)
 	case len(got.Gateways) > 0: // the pod's kernel has learnt that route
 		gateway = got.Gateways[0]
-		g.routes = append(g.routes, defaultBy(gateway))
+		g.routes = append(g.routes, defaultRouteVia(gateway))
 	}
 
 	for _, address := range got.Addresses {

@@ -12,7 +12,7 @@ import (
 )
 
 // leased has the pod lease its address.
-func leased(n *node) {
+func leasedAddresses(n *node) {
 	nstest.NewDnsmasq(n, n.lan(), "eth0", "--dhcp-range=10.61.0.2,10.61.0.5,255.255.255.0,infinite", "--dhcp-sequential-ip")
 	n.pod.Addresses, n.pod.Lease, n.nw.Origin = nil, &network.Lease{}, network.Origin{Type: "dhcp", Dir: n.leases}
 	n.keep()
@@ -51,7 +51,7 @@ func TestABrokenLeaseIsNamedAndMended(t *testing.T) {
 		then := time.Unix(1e9, 0).UTC()
 		r.Lease.Obtained, r.Lease.Renew, r.Lease.Rebind, r.Lease.Expire = then, then, then, then
 	}
-	table{with: leased, faults: map[string]fault{
+	table{with: leasedAddresses, faults: map[string]fault{
 		"no record": {on: "rm $L/$H.json", says: "its lease has no record in $L [recreate pod]"},
 		"damaged":   {on: "echo '{' >$L/$H.json", says: "load lease: record $L/$H.json: damaged: not valid JSON at line 2, column 1: it ends too early; a DEL or GC of the attachment removes it [recreate pod]"},
 		"ended":     {on: keep, do: edit(end), undo: back, says: "its lease of 10.61.0.2/24 ended at 2001-09-09T01:46:40Z [configuration]"},

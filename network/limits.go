@@ -15,27 +15,27 @@ import (
 // traffic from the pod.
 type limitsPart struct{}
 
-func (limitsPart) look(ctx context.Context, p *attached) error {
+func (limitsPart) look(ctx context.Context, p *podSite) error {
 	if p.Bandwidth.IsZero() {
 		return nil
 	}
-	diffs, err := bandwidth.On(p.s.Links.Socket()).Check(ctx, target(p.Attachment), p.Bandwidth)
+	diffs, err := bandwidth.On(p.s.Links.Socket()).Check(ctx, shaperTarget(p.Attachment), p.Bandwidth)
 	p.found.addAll(diffs, tombolo.RemedyRepair)
 	return err
 }
 
-func (limitsPart) mend(ctx context.Context, p *attached) error {
+func (limitsPart) mend(ctx context.Context, p *podSite) error {
 	if p.Bandwidth.IsZero() {
 		return nil
 	}
-	target := target(p.Attachment)
+	target := shaperTarget(p.Attachment)
 	target.PortIndex = p.link.Index
 	_, err := bandwidth.On(p.s.Links.Socket()).Ensure(ctx, target, p.Bandwidth)
 	return err
 }
 
-// target returns the port and the IFB link that shape an attachment's traffic.
-func target(rec *state.Attachment) bandwidth.Target {
+// shaperTarget returns the port and the IFB link that shape an attachment's traffic.
+func shaperTarget(rec *state.Attachment) bandwidth.Target {
 	return bandwidth.Target{
 		Port: rec.HostIf, MTU: rec.MTU, IFB: bandwidth.IFBName(rec.Hash()),
 		Alias: endpoint.Alias(rec.Hash(), rec.Network, nil), Owner: endpoint.AliasOwner(rec.Hash()),
@@ -51,49 +51,49 @@ func setLimits(rec *state.Attachment, s bandwidth.Shape) {
 	}
 }
 
-// shapers returns the names of the IFB links that may shape the attachment's traffic. Without a complete record the
+// ifbNames returns the names of the IFB links that may shape the attachment's traffic. Without a complete record the
 // limits are unknown, so it returns the name that the attachment's IFB would have.
-func (r *remains) shapers() []string {
+func (r *remains) ifbNames() []string {
 	if r.rec != nil && r.rec.State == state.Ready && r.rec.IFB == "" {
 		return nil
 	}
 	return []string{bandwidth.IFBName(r.hash)}
 }
 
-// shape limits the pod's port as requested, if at all. bridge.Attach calls it as soon as the port's index is known,
+// limit limits the pod's port as requested, if at all. bridge.Attach calls it as soon as the port's index is known,
 // and before the port is up (bridge.Port's BeforeUp).
-func (a *adding) shape(ctx context.Context, index, mtu int) (err error) {
+func (a *addCall) limit(ctx context.Context, index, mtu int) (err error) {
 	if a.pod.Limits.IsZero() {
-		return a.node.step("bandwidth")
+		return a.node.reportStep("bandwidth")
 	}
 
-	target := target(a.rec)
+	target := shaperTarget(a.rec)
 	target.PortIndex, target.MTU = index, mtu
 	conn := bandwidth.On(a.s.Links.Socket())
 
 	// Undo only the IFB link: the port's own qdiscs and filters are deleted together with the port.
-	a.back.push(func(ctx context.Context) error {
+	a.undo.push(func(ctx context.Context) error {
 		return conn.Remove(ctx, bandwidth.Target{IFB: target.IFB, Owner: target.Owner})
 	})
-	if a.shaped.IsZero() { // else this is a second attempt, and the operator has the warning already
-		if a.shaped, err = effectiveLimits(a.s, a.pod.Limits, mtu); err != nil {
+	if a.limits.IsZero() { // else this is a second attempt, and the operator has the warning already
+		if a.limits, err = effectiveLimits(a.s, a.pod.Limits, mtu); err != nil {
 			return err
 		}
 	}
 
-	if _, err = conn.Ensure(ctx, target, a.shaped); err != nil {
+	if _, err = conn.Ensure(ctx, target, a.limits); err != nil {
 		return err
 	}
 
-	return a.node.step("bandwidth")
+	return a.node.reportStep("bandwidth")
 }
 
 // Limit replaces the limits of an attached pod, as if its Add had requested the new ones. The zero Shape means no
 // limits. Limit returns the IFB link that shapes the traffic from the pod, or nil if that traffic is not limited. If
 // there is no complete attachment, the error matches ErrNotAttached.
-func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.Link, _ error) {
+func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (port *bridge.Link, _ error) {
 	err := c.do(ctx, func(s *session, a, next *state.Attachment) error {
-		target, conn := target(a), bandwidth.On(s.Links.Socket())
+		target, conn := shaperTarget(a), bandwidth.On(s.Links.Socket())
 		if limits.IsZero() {
 			if a.Bandwidth.IsZero() {
 				return nil
@@ -120,13 +120,13 @@ func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (by *bridge.L
 		}
 
 		if next.IFB != "" {
-			by, err = s.Links.Link(ctx, next.IFB)
+			port, err = s.Links.Link(ctx, next.IFB)
 		}
 
 		return err
 	})
 
-	return by, err
+	return port, err
 }
 
 // effectiveLimits returns the limits as the kernel enforces them, and warns of differences from the request.

@@ -33,11 +33,11 @@ type loopbackPart struct{}
 
 func (loopbackPart) look(ctx context.Context, n *site) error {
 	switch {
-	case n.bridge.Index == 0 || n.at.Index == 0 || !n.usesLoopback():
+	case n.bridge.Index == 0 || n.gatewayLink.Index == 0 || !n.usesLoopback():
 		return nil
-	case !n.quick && (!n.at.RouteLocalnet || !n.bridge.RouteLocalnet):
+	case !n.quick && (!n.gatewayLink.RouteLocalnet || !n.bridge.RouteLocalnet):
 		n.found.advise(tombolo.RemedyRepair,
-			"bridge %s: route_localnet is off, so that 127.0.0.1 does not lead to the pods' ports", n.at.Name)
+			"bridge %s: route_localnet is off, so that 127.0.0.1 does not lead to the pods' ports", n.gatewayLink.Name)
 		return nil
 	}
 
@@ -52,7 +52,7 @@ func (loopbackPart) look(ctx context.Context, n *site) error {
 	} else if missing && err == nil {
 		n.found.advise(tombolo.RemedyRepair,
 			"bridge %s: the filter is missing at its ingress that keeps others from the host's 127.0.0.1 should "+
-				"nf_tables be flushed", n.at.Name)
+				"nf_tables be flushed", n.gatewayLink.Name)
 	}
 
 	return err
@@ -69,11 +69,11 @@ func (n *site) usesLoopback() bool {
 	})
 }
 
-// eachLink calls do for n.at, which in a VLAN is the host's link there, and for the bridge. If both are one link, it
-// calls do once.
+// eachLink calls do for n.gatewayLink, which in a VLAN is the host's link there, and for the bridge. If both are one
+// link, it calls do once.
 func (n *site) eachLink(do func(*bridge.Link) error) error {
-	err := do(n.at)
-	if err == nil && n.bridge.Index != n.at.Index {
+	err := do(n.gatewayLink)
+	if err == nil && n.bridge.Index != n.gatewayLink.Index {
 		err = do(n.bridge)
 	}
 	return err
@@ -85,8 +85,8 @@ func (n *site) isOpen(ctx context.Context, l *bridge.Link) (bool, error) {
 	if !l.RouteLocalnet || n.rec.LoopbackUnfiltered {
 		return l.RouteLocalnet, nil
 	}
-	kept, err := localnet.On(n.s.Links.Socket()).Get(ctx, loopbackFilter(l, n.rec.Mark))
-	return err == nil && kept.Exists, err
+	filter, err := localnet.On(n.s.Links.Socket()).Get(ctx, loopbackFilter(l, n.rec.Mark))
+	return err == nil && filter.Exists, err
 }
 
 func loopbackFilter(l *bridge.Link, mark uint32) localnet.Filter {
@@ -119,14 +119,14 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 
 	conn := localnet.On(n.s.Links.Socket())
 	keep := loopbackFilter(l, n.rec.Mark)
-	kept, err := conn.Get(ctx, keep)
+	filter, err := conn.Get(ctx, keep)
 	if err != nil {
 		return err
 	}
 
 	// Note whether we turn route_localnet on. An operator's own setting must stay when the last port is removed.
-	routed := value == "0" || kept.Routed
-	if !routed && !kept.Any() {
+	routed := value == "0" || filter.Routed
+	if !routed && !filter.Any() {
 		if routed, err = n.s.publishedBehind(l.Name); err != nil {
 			return err
 		}
@@ -134,7 +134,7 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 
 	// The bridge has no clsact yet, and adding one would lose packets that the host sends through an uplink's bridge.
 	// So turn on route_localnet without the filter, and warn the operator.
-	if n.rec.Uplink != "" && !kept.HasPlace() {
+	if n.rec.Uplink != "" && !filter.HasPlace() {
 		n.rec.LoopbackUnfiltered = true
 		n.s.warn(openIfFlushed + l.Name +
 			": to keep it would cost the host packets there, unless Tombolo makes the bridge anew")
@@ -143,7 +143,7 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 	}
 
 	// Add the filter before route_localnet is on, so that there is no moment without the filter.
-	_, err = conn.Ensure(ctx, keep, kept, routed)
+	_, err = conn.Ensure(ctx, keep, filter, routed)
 	n.rec.LoopbackUnfiltered = localnet.IsUnsupported(err)
 	if n.rec.LoopbackUnfiltered {
 		n.s.warn(openIfFlushed + l.Name + ": " + err.Error())
@@ -180,7 +180,7 @@ func shutLoopback(ctx context.Context, s *session, bridgeName string, known bool
 
 	conn := localnet.On(s.Links.Socket())
 	keep := loopbackFilter(l, 0)
-	kept, err := conn.Get(ctx, keep)
+	filter, err := conn.Get(ctx, keep)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -189,33 +189,34 @@ func shutLoopback(ctx context.Context, s *session, bridgeName string, known bool
 		return err
 	}
 
-	if kept.Routed || !kept.Any() && known && l.Alias == endpoint.BridgeAlias {
+	if filter.Routed || !filter.Any() && known && l.Alias == endpoint.BridgeAlias {
 		if _, err := sysctl.Ensure(sysctl.Link("ipv4", bridgeName, routeLocalnet), "0"); err != nil &&
 			!errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 
-	return conn.Remove(ctx, keep, kept)
+	return conn.Remove(ctx, keep, filter)
 }
 
 // closeLoopbackAfter calls closeUnusedLoopback for the links of removed attachments. An attachment without a record,
 // or whose Add was not complete, may have had host ports. An entry in gone is nil for an attachment without a record,
 // and the parameter unknown contains its links.
-func closeLoopbackAfter(ctx context.Context, s *session, unknown Known, gone ...*state.Attachment) error {
-	var had, perhaps []string
-	for _, rec := range gone {
+func closeLoopbackAfter(ctx context.Context, s *session, unknown Known, removed ...*state.Attachment) error {
+	var published, unknownLinks []string
+	for _, rec := range removed {
 		switch {
 		case rec == nil || rec.Bridge == "":
-			perhaps = append(perhaps, unknown.Bridge, unknown.GatewayLink)
+			unknownLinks = append(unknownLinks, unknown.Bridge, unknown.GatewayLink)
 		case rec.State != state.Ready:
-			perhaps = append(perhaps, rec.Bridge, rec.GatewayLink())
+			unknownLinks = append(unknownLinks, rec.Bridge, rec.GatewayLink())
 		case endpoint.PublishesIPv4(rec):
-			had = append(had, rec.Bridge, rec.GatewayLink())
+			published = append(published, rec.Bridge, rec.GatewayLink())
 		}
 	}
 
-	return errors.Join(closeUnusedLoopback(ctx, s, true, had...), closeUnusedLoopback(ctx, s, false, perhaps...))
+	return errors.Join(closeUnusedLoopback(ctx, s, true, published...),
+		closeUnusedLoopback(ctx, s, false, unknownLinks...))
 }
 
 // closeUnusedLoopback calls shutLoopback for each of the links, unless a pod still needs its settings. known means

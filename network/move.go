@@ -34,17 +34,17 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 	}
 
 	dir := u.node.cfg.Dir
-	if _, rec, err := leaseAhead(dir, key); rec == nil || err != nil {
+	if _, rec, err := loadNewerLease(dir, key); rec == nil || err != nil {
 		return nil, nil, err
 	}
 
-	err := u.node.about(ctx, func(s *session) error {
+	err := u.node.withSession(ctx, func(s *session) error {
 		if err := s.enterAlone(ctx); err != nil {
 			return err
 		}
 
 		// Look again under the exclusive lock, since nothing can change any more.
-		a, rec, err := leaseAhead(dir, key)
+		a, rec, err := loadNewerLease(dir, key)
 		if rec == nil || err != nil {
 			return err
 		}
@@ -54,23 +54,23 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 			return stateError(err)
 		}
 
-		was := prefixesOf(a.Addresses)
+		before := prefixesOf(a.Addresses)
 		if err := s.follow(ctx, a, nw, rec); err != nil {
 			return err
 		}
 
-		from, to = was, prefixesOf(a.Addresses)
+		from, to = before, prefixesOf(a.Addresses)
 		return nil
 	})
 
 	return from, to, err
 }
 
-// leaseAhead loads an attachment's record. If the lease has other addresses than this record (see the function
+// loadNewerLease loads an attachment's record. If the lease has other addresses than this record (see the function
 // ahead), it also returns the record of the lease. If the attachment does not exist, it returns nil for both.
-func leaseAhead(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Record, err error) {
+func loadNewerLease(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Record, err error) {
 	if a, err = dir.Load(key.Network, key.hash()); err == nil {
-		rec, err = ahead(a)
+		rec, err = newerLease(a)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
@@ -78,9 +78,9 @@ func leaseAhead(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Record
 	return a, rec, stateError(err)
 }
 
-// ahead returns the record of an attachment's lease if the lease has other addresses than the attachment's record.
+// newerLease returns the record of an attachment's lease if the lease has other addresses than the attachment's record.
 // Otherwise it returns nil.
-func ahead(a *state.Attachment) (*lease.Record, error) {
+func newerLease(a *state.Attachment) (*lease.Record, error) {
 	if a.State != state.Ready || a.IPAMType != endpoint.Leased {
 		return nil, nil
 	}
@@ -91,25 +91,25 @@ func ahead(a *state.Attachment) (*lease.Record, error) {
 	}
 
 	rec, err := dir.Load(a.Hash())
-	if err == nil && (rec.NetNSCookie != a.NetNSCookie || !isAhead(a, rec)) {
+	if err == nil && (rec.NetNSCookie != a.NetNSCookie || !isNewer(a, rec)) {
 		return nil, nil
 	}
 	return rec, err
 }
 
-func isAhead(a *state.Attachment, rec *lease.Record) bool {
+func isNewer(a *state.Attachment, rec *lease.Record) bool {
 	if rec.State != lease.Bound && rec.State != lease.Expired {
 		return false
 	}
-	have, want := prefixesOf(a.Addresses), prefixesOf(leased(a, rec))
+	have, want := prefixesOf(a.Addresses), prefixesOf(leasedAddresses(a, rec))
 	isMissing := func(p netip.Prefix) bool { return !slices.Contains(have, p) }
 	return a.Moving || len(have) != len(want) || slices.ContainsFunc(want, isMissing)
 }
 
-// leased returns the addresses that an attachment has according to the record of its lease, with the IPv6 addresses
-// that the pod has formed. If the lease has ended, there is no IPv4 address, since another machine may have the last
-// one.
-func leased(a *state.Attachment, rec *lease.Record) []ipam.Address {
+// leasedAddresses returns the addresses that an attachment has according to the record of its lease, with the IPv6
+// addresses that the pod has formed. If the lease has ended, there is no IPv4 address, since another machine may have
+// the last one.
+func leasedAddresses(a *state.Attachment, rec *lease.Record) []ipam.Address {
 	var list []ipam.Address
 	if rec.State == lease.Bound {
 		list = append(list, ipam.Address{Prefix: rec.Lease.Address, Gateway: rec.Policy.Router(rec.Lease)})
@@ -129,43 +129,43 @@ func leased(a *state.Attachment, rec *lease.Record) []ipam.Address {
 	}
 
 	if rec.Formed == nil {
-		list = append(list, notLeased(a)...)
+		list = append(list, formedAddresses(a)...)
 	}
 
 	return list
 }
 
-// notLeased returns the IPv6 addresses that the pod has formed itself. A DHCPv6 address is different in that it has a
-// prefix of 128 bits.
-func notLeased(a *state.Attachment) []ipam.Address {
+// formedAddresses returns the IPv6 addresses that the pod has formed itself. A DHCPv6 address is different in that it
+// has a prefix of 128 bits.
+func formedAddresses(a *state.Attachment) []ipam.Address {
 	return slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
 		return o.Prefix.Addr().Is4() || o.Prefix.IsSingleIP()
 	})
 }
 
-// followed returns an attachment updated to its lease.
-func followed(a *state.Attachment, rec *lease.Record) *state.Attachment {
+// withLease returns an attachment updated to its lease.
+func withLease(a *state.Attachment, rec *lease.Record) *state.Attachment {
 	next := *a
-	next.Addresses, next.Moving = leased(a, rec), false
+	next.Addresses, next.Moving = leasedAddresses(a, rec), false
 	return &next
 }
 
 // follow updates an attachment to its lease, under the exclusive lock. It may be repeated from any point. Without its
 // network there is nothing in the firewall.
 func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Network, rec *lease.Record) error {
-	next := followed(a, rec)
-	gone := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
+	next := withLease(a, rec)
+	dropped := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
 		return slices.Contains(prefixesOf(next.Addresses), o.Prefix)
 	})
 	both := *next
-	both.Addresses, both.Moving = slices.Concat(next.Addresses, gone), true
+	both.Addresses, both.Moving = slices.Concat(next.Addresses, dropped), true
 	if err := s.Dir.Update(&both); err != nil {
 		return stateError(err)
 	}
 
-	err := s.moveElements(ctx, next, nw, gone)
+	err := s.moveElements(ctx, next, nw, dropped)
 	if err == nil {
-		err = errors.Join(forgetFlows(ctx, gone), s.renameAlias(ctx, next))
+		err = errors.Join(forgetFlows(ctx, dropped), s.renameAlias(ctx, next))
 	}
 
 	if err != nil {
@@ -184,19 +184,19 @@ func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Net
 // belong to any of the previous addresses, or to none. Whichever it is, the pod has all its elements after the first
 // transaction.
 func (s *session) moveElements(ctx context.Context, next *state.Attachment, nw *state.Network,
-	gone []ipam.Address) error {
+	dropped []ipam.Address) error {
 	if nw == nil {
 		return nil
 	}
 
 	var err error
 	now, old := endpoint.In(next, nw), *next
-	for _, g := range gone {
-		old.Addresses = append([]ipam.Address{g}, notLeased(next)...)
+	for _, g := range dropped {
+		old.Addresses = append([]ipam.Address{g}, formedAddresses(next)...)
 		err = errors.Join(err, s.Firewall.Move(ctx, endpoint.Of(&old), now))
 	}
 
-	old.Addresses = notLeased(next)
+	old.Addresses = formedAddresses(next)
 	err = errors.Join(err, s.Firewall.Move(ctx, endpoint.Of(&old), now))
 	if errors.Is(err, fs.ErrNotExist) {
 		// Another program has flushed the firewall. A repair, or the next Add, restores it from the records.
@@ -209,13 +209,13 @@ func (s *session) moveElements(ctx context.Context, next *state.Attachment, nw *
 
 // forgetFlows deletes the conntrack entries of addresses that the pod has lost, since another pod may get these
 // addresses.
-func forgetFlows(ctx context.Context, gone []ipam.Address) error {
-	if len(gone) == 0 {
+func forgetFlows(ctx context.Context, dropped []ipam.Address) error {
+	if len(dropped) == 0 {
 		return nil
 	}
 
 	var questions []conntrack.Selector
-	for _, g := range gone {
+	for _, g := range dropped {
 		questions = append(questions, conntrack.Of(g.Prefix.Addr()))
 	}
 

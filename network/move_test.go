@@ -44,20 +44,20 @@ func TestWhatAnAttachmentHasByItsLease(t *testing.T) {
 			for _, p := range tt.has {
 				a.Addresses = append(a.Addresses, ipam.Address{Prefix: netip.MustParsePrefix(p)})
 			}
-			if got := isAhead(a, tt.lease); got != tt.ahead {
+			if got := isNewer(a, tt.lease); got != tt.ahead {
 				t.Errorf("ahead: %t", got)
 			}
-			if got := fmt.Sprint(prefixesOf(leased(a, tt.lease))); got != tt.want {
+			if got := fmt.Sprint(prefixesOf(leasedAddresses(a, tt.lease))); got != tt.want {
 				t.Errorf("it has %s by its lease, want %s", got, tt.want)
 			}
 		})
 	}
 	r := bound("10.9.1.1/16")
-	if got := leased(&state.Attachment{}, r)[0].Gateway; got != netip.MustParseAddr("10.9.0.5") {
+	if got := leasedAddresses(&state.Attachment{}, r)[0].Gateway; got != netip.MustParseAddr("10.9.0.5") {
 		t.Errorf("gateway by the lease: %v", got)
 	}
 	r.Policy.Gateway = netip.MustParseAddr("10.9.0.7")
-	if got := leased(&state.Attachment{}, r)[0].Gateway; got != r.Policy.Gateway {
+	if got := leasedAddresses(&state.Attachment{}, r)[0].Gateway; got != r.Policy.Gateway {
 		t.Errorf("gateway by the configuration: %v", got)
 	}
 }

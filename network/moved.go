@@ -27,12 +27,12 @@ import (
 // record, since the other program may give them to another interface. Moved needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to
 // enter the namespace.
 func (c Change) Moved(ctx context.Context, path string) error {
-	a, err := c.node.attached(ctx, c.key)
+	a, err := c.node.loadAttachment(ctx, c.key)
 	if err != nil {
 		return err
 	}
 
-	cookie, late := arrived(ctx, a, path)
+	cookie, late := findArrival(ctx, a, path)
 	if path != "" && a.NetNS == path && (cookie == 0 || cookie == a.NetNSCookie) {
 		return late
 	}
@@ -92,7 +92,7 @@ func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 	}
 	defer conn.Close()
 
-	err = route.On(conn).Add(ctx, route.Route{Gateway: hostHop(true), Link: l.Index, Protocol: route.ProtocolTombolo})
+	err = route.On(conn).Add(ctx, route.Route{Gateway: hostNextHop(true), Link: l.Index, Protocol: route.ProtocolTombolo})
 	if errors.Is(err, fs.ErrExist) {
 		return nil // another interface has the default route
 	}
@@ -124,11 +124,11 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 // settles limits how long after its Add a pod is expected to get a default route. It may never get one.
 const settles = 10 * time.Second
 
-// arrived returns the cookie of the namespace at path if the pod's interface is up there. If the pod should have a
+// findArrival returns the cookie of the namespace at path if the pod's interface is up there. If the pod should have a
 // default route, that must exist too. Otherwise it returns 0 and an error. It waits for the default route because the
 // program that adds it would fail if the route existed already. A pod with a lease is expected to get a default
 // route.
-func arrived(ctx context.Context, a *state.Attachment, path string) (cookie uint64, late error) {
+func findArrival(ctx context.Context, a *state.Attachment, path string) (cookie uint64, late error) {
 	if path == "" {
 		return 0, nil
 	}

@@ -27,31 +27,31 @@ import (
 // Only the host's MAC can change.
 type nextHopPart struct{}
 
-// hostHop returns the next hop of a family. The IPv6 address is not fe80::1, since real routers have it, but ends in
-// the letters "tombolo".
-func hostHop(is6 bool) netip.Addr {
+// hostNextHop returns the next hop of a family. The IPv6 address is not fe80::1, since real routers have it, but ends
+// in the letters "tombolo".
+func hostNextHop(is6 bool) netip.Addr {
 	if is6 {
 		return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: 't', 'o', 'm', 'b', 'o', 'l', 0, 'o'})
 	}
 	return netip.AddrFrom4([4]byte{169, 254, 1, 1})
 }
 
-// byHost reports whether the pod gets default routes through the host.
-func (a *adding) byHost() bool { return a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute }
+// usesHostRoute reports whether the pod gets default routes through the host.
+func (a *addCall) usesHostRoute() bool { return a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute }
 
-// routeByHost adds the default routes through the host, unless the pod's allocator returned default routes.
-func (a *adding) routeByHost() {
-	if !a.byHost() {
+// addHostRoutes adds the default routes through the host, unless the pod's allocator returned default routes.
+func (a *addCall) addHostRoutes() {
+	if !a.usesHostRoute() {
 		return
 	}
 
 	var hops []ipam.Address
 	for _, address := range a.assigned.addresses {
-		hops = append(hops, ipam.Address{Gateway: hostHop(address.Prefix.Addr().Is6())})
+		hops = append(hops, ipam.Address{Gateway: hostNextHop(address.Prefix.Addr().Is6())})
 	}
 
 	if a.nw.SLAAC {
-		hops = append(hops, ipam.Address{Gateway: hostHop(true)})
+		hops = append(hops, ipam.Address{Gateway: hostNextHop(true)})
 	}
 	a.assigned.routes = withDefaults(true, hops, a.assigned.routes)
 }
@@ -65,7 +65,7 @@ func neighbours(a *state.Attachment, host net.HardwareAddr) (list []bridge.Neigh
 	for _, is6 := range [...]bool{false, true} {
 		has := is6 && a.SLAAC || !is6 && a.IPAMType == endpoint.Leased
 		if has || slices.ContainsFunc(a.Addresses, func(o ipam.Address) bool { return isIPv6(o.Prefix) == is6 }) {
-			list = append(list, bridge.Neighbour{Addr: hostHop(is6), MAC: host})
+			list = append(list, bridge.Neighbour{Addr: hostNextHop(is6), MAC: host})
 		}
 	}
 	return list

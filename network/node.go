@@ -74,8 +74,8 @@ func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	return n, nil
 }
 
-// step calls Config.Step, unless that is nil, with the name of the step that a call has just completed.
-func (n *Node) step(name string) error {
+// reportStep calls Config.Step, unless that is nil, with the name of the step that a call has just completed.
+func (n *Node) reportStep(name string) error {
 	if n.cfg.Step == nil {
 		return nil
 	}
@@ -95,9 +95,9 @@ func (n *Node) openEntered(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// about opens a session for the named networks, or for all networks if there are no names. It calls the function do
-// with the session, and closes the session.
-func (n *Node) about(ctx context.Context, do func(*session) error, networks ...string) error {
+// withSession opens a session for the named networks, or for all networks if there are no names. It calls the function
+// do with the session, and closes the session.
+func (n *Node) withSession(ctx context.Context, do func(*session) error, networks ...string) error {
 	s, err := n.openKnown(ctx, networks...)
 	if err != nil {
 		return err

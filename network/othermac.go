@@ -34,7 +34,7 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 	}
 
 	conn := nl.Of(n.s.Links.Socket())
-	routers, err := n.routers(ctx, nic.Index)
+	routers, err := n.lanRouters(ctx, nic.Index)
 	if err != nil {
 		return err
 	}
@@ -62,13 +62,13 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 
 // refuseTwin refuses a requested MAC that the bridge or another pod on it has. It asks nothing about MACs that we
 // derive, which differ as addresses and names do.
-func (a *adding) refuseTwin(ctx context.Context) error {
+func (a *addCall) refuseTwin(ctx context.Context) error {
 	mac := a.pod.MAC
 	if mac == nil || mac[0] == ident.DerivedMAC {
 		return nil
 	}
 
-	if bytes.Equal(mac, a.built.bridge.MAC) {
+	if bytes.Equal(mac, a.site.bridge.MAC) {
 		return failf(ErrConflict, "MAC %s is that of bridge %s: give the pod another one", mac, a.nw.Bridge)
 	}
 
@@ -97,10 +97,10 @@ func (n *site) answeringRouter(ctx context.Context) netip.Addr {
 	}
 
 	conn := nl.Of(n.s.Links.Socket())
-	routers, _ := n.routers(ctx, n.at.Index)
+	routers, _ := n.lanRouters(ctx, n.gatewayLink.Index)
 	for _, router := range routers {
-		_ = resolveMAC(ctx, conn, n.at.Index, router)
-		entry, err := routing.Find(conn, n.at.Index, router)
+		_ = resolveMAC(ctx, conn, n.gatewayLink.Index, router)
+		entry, err := routing.Find(conn, n.gatewayLink.Index, router)
 		if is, _ := answers(ctx, conn, entry); is && err == nil {
 			return router
 		}
@@ -109,8 +109,8 @@ func (n *site) answeringRouter(ctx context.Context) netip.Addr {
 	return netip.Addr{}
 }
 
-// routers lists the next hops of the host's default routes through a link.
-func (n *site) routers(ctx context.Context, link int) (list []netip.Addr, _ error) {
+// lanRouters lists the next hops of the host's default routes through a link.
+func (n *site) lanRouters(ctx context.Context, link int) (list []netip.Addr, _ error) {
 	add := func(hop netip.Addr) {
 		if hop.IsValid() && !slices.Contains(list, hop) {
 			list = append(list, hop)
@@ -143,7 +143,8 @@ func resolveMAC(ctx context.Context, conn *nl.Conn, link int, address netip.Addr
 	if err == nil && len(known.MAC) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	_, err = ask(ctx, conn, routing.Neighbour{Link: link, Addr: address, State: routing.Probe, Flags: routing.Use})
+	_, err = probeNeighbour(ctx, conn,
+		routing.Neighbour{Link: link, Addr: address, State: routing.Probe, Flags: routing.Use})
 	return err
 }
 
@@ -154,13 +155,13 @@ func answers(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (bool,
 		return true, nil
 	}
 	entry.State = routing.Probe
-	now, err := ask(ctx, conn, entry)
+	now, err := probeNeighbour(ctx, conn, entry)
 	return now.State == routing.Reachable && bytes.Equal(now.MAC, entry.MAC), err
 }
 
-// ask writes a neighbour entry that makes the kernel ask the neighbour. It waits for an answer, at most for
+// probeNeighbour writes a neighbour entry that makes the kernel ask the neighbour. It waits for an answer, at most for
 // neighbourWait, and returns the resulting entry.
-func ask(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (now routing.Neighbour, _ error) {
+func probeNeighbour(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (now routing.Neighbour, _ error) {
 	if err := routing.Replace(conn, "ask neighbour", entry); err != nil {
 		return now, err
 	}
@@ -179,7 +180,7 @@ func ask(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (now routi
 // present MAC identifies the pod to a DHCP server or on its LAN. It matches ErrConflict if another machine on the LAN
 // has mac. RefuseMAC changes nothing.
 func (c Change) RefuseMAC(ctx context.Context, mac net.HardwareAddr) error {
-	if _, err := c.node.attached(ctx, c.key); err != nil {
+	if _, err := c.node.loadAttachment(ctx, c.key); err != nil {
 		return err
 	}
 	return c.do(ctx, func(s *session, a, _ *state.Attachment) error { return s.refuseNewMAC(ctx, a, mac) })

@@ -16,15 +16,15 @@ import (
 )
 
 // derive makes the plan from the pod's addresses, routes and DNS.
-func (a *adding) derive(context.Context) error {
-	a.routeByHost()
+func (a *addCall) derive(context.Context) error {
+	a.addHostRoutes()
 	g := a.assigned
 	if err := a.checkAssigned(g); err != nil {
 		return err
 	}
 
 	nw, rec := a.nw, a.rec
-	a.want = wantOf(a.nw, a.hash, a.s.Mark)
+	a.required = newRequirement(a.nw, a.hash, a.s.Mark)
 	rec.Addresses, rec.Masquerade, rec.Guard = nil, nw.Masquerade, nw.Guard
 	a.limitEgress()
 	rec.PublishFrom = slices.DeleteFunc([]string{nw.PublishFrom, a.pod.PublishFrom},
@@ -32,12 +32,12 @@ func (a *adding) derive(context.Context) error {
 	rec.Unadmitted = nw.Unadmitted
 	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
-	if a.built != nil {
-		rec.NIC = a.built.sharedNIC()
+	if a.site != nil {
+		rec.NIC = a.site.sharedNIC()
 	}
 
 	for _, address := range g.addresses {
-		record := &a.want.Record
+		record := &a.required.Record
 		record.Subnets = appendNew(record.Subnets, address.Prefix.Masked())
 		if address.Gateway.IsUnspecified() {
 			address.Gateway = netip.Addr{} // an allocator returns 0.0.0.0 or :: if there is no gateway
@@ -48,7 +48,7 @@ func (a *adding) derive(context.Context) error {
 		rec.Addresses = append(rec.Addresses, address)
 	}
 
-	a.want.Pod = rec
+	a.required.Pod = rec
 	mac := a.pod.MAC
 	if mac == nil {
 		mac = ident.MACOf(endpoint.Addresses(rec))
@@ -82,7 +82,7 @@ func (a *adding) derive(context.Context) error {
 	port.Addresses = prefixesOf(g.addresses)
 	port.Routes = a.metrics.apply(routesFor(g.addresses, withDefaults(nw.DefaultGateway, g.addresses, g.routes)))
 	if a.leasing == nil {
-		rec.Routes = routed(rec, port.Routes)
+		rec.Routes = recordedRoutes(rec, port.Routes)
 	}
 
 	a.port = port
@@ -90,29 +90,29 @@ func (a *adding) derive(context.Context) error {
 }
 
 // limitEgress sets the pod's egress policy in the plan, and the name servers that the policies permit.
-func (a *adding) limitEgress() {
+func (a *addCall) limitEgress() {
 	var resolvers []netip.Addr
 	if from, ok := a.nw.Allocator.(interface{ Resolvers() []netip.Addr }); ok {
 		resolvers = from.Resolvers()
 	}
 
 	if endpoint.WithResolvers(a.nw.Egress, resolvers) != a.nw.Egress {
-		a.want.Record.Resolvers = resolvers
+		a.required.Record.Resolvers = resolvers
 	}
 
 	if a.pod.Egress == "" {
 		return
 	}
 
-	a.want.PodEgress, a.rec.Egress = true, endpoint.WithResolvers(a.pod.Egress, resolvers)
+	a.required.PodEgress, a.rec.Egress = true, endpoint.WithResolvers(a.pod.Egress, resolvers)
 	if a.rec.Guard == "" || a.rec.Guard == nft.GuardMAC {
 		a.rec.Guard = nft.GuardAddresses // it could send from other addresses
 	}
 }
 
-// wantOf returns the network as the configuration requests it, without the needs of a pod.
-func wantOf(nw *Network, hash string, mark uint32) *want {
-	w := &want{
+// newRequirement returns the network as the configuration requests it, without the needs of a pod.
+func newRequirement(nw *Network, hash string, mark uint32) *requirement {
+	w := &requirement{
 		Record: state.Network{
 			Name: nw.Name, Bridge: nw.Bridge, MTU: nw.MTU,
 			Masquerade: nw.Masquerade, NonMasquerade: nw.NonMasquerade,
@@ -129,20 +129,20 @@ func wantOf(nw *Network, hash string, mark uint32) *want {
 }
 
 // portOnBridge returns the requested port, with the properties that depend on the network as it was built.
-func (a *adding) portOnBridge() bridge.Port {
-	port, b := a.port, a.built
+func (a *addCall) portOnBridge() bridge.Port {
+	port, b := a.port, a.site
 	port.BridgeIndex, port.MTU = b.bridge.Index, b.rec.MTU
 	port.Neighbours = neighbours(a.rec, net.HardwareAddr(b.rec.HostMAC))
 	if b.sharedNIC() != "" {
 		port.Hairpin = false
-		port.MTU = cmp.Or(a.want.Record.MTU, b.uplink.nic.MTU) // the NIC's present MTU may differ from the recorded one
+		port.MTU = cmp.Or(a.required.Record.MTU, b.uplink.nic.MTU) // the NIC's present MTU may differ from the recorded one
 	}
 	keepTable(&port, a.rec.Guard != "", b.bridge)
 	return port
 }
 
 // checkAssigned refuses addresses and routes that the pod could not get.
-func (a *adding) checkAssigned(g assigned) error {
+func (a *addCall) checkAssigned(g assignment) error {
 	if len(g.addresses) == 0 && a.leasing != nil {
 		return nil // they are to come
 	}

@@ -169,7 +169,7 @@ func (p *Pod) key(nw *Network) Key { return Key{nw.Name, p.ContainerID, p.IfName
 
 func (k Key) hash() string { return ident.Hash(k.Network, k.ContainerID, k.IfName) }
 
-// record returns the record that Add writes first, before the pod has addresses, a MAC or limits.
+// newRecord returns the record that Add writes first, before the pod has addresses, a MAC or limits.
 func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 	return &state.Attachment{
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,

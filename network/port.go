@@ -25,7 +25,7 @@ type portPart struct{}
 
 // look compares the port with the record. If the port is gone, look sets p.gone, and reports nothing else about the
 // pod.
-func (portPart) look(ctx context.Context, p *attached) error {
+func (portPart) look(ctx context.Context, p *podSite) error {
 	diffs, err := p.s.Links.Check(ctx, p.want)
 	if err != nil {
 		return err
@@ -51,7 +51,7 @@ func (portPart) look(ctx context.Context, p *attached) error {
 }
 
 // mend puts the port back on its bridge. That bridge may be gone, or differ from the network's present bridge.
-func (portPart) mend(ctx context.Context, p *attached) error {
+func (portPart) mend(ctx context.Context, p *podSite) error {
 	br, err := p.s.link(ctx, p.Bridge)
 	if err != nil {
 		return err
@@ -68,9 +68,9 @@ func (portPart) mend(ctx context.Context, p *attached) error {
 	return p.s.Links.Enslave(ctx, port)
 }
 
-// onBridge returns the differences between link, which is a port of the bridge br, and the port that the record
+// portDifferences returns the differences between link, which is a port of the bridge br, and the port that the record
 // requires.
-func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *bridge.Link) ([]tombolo.Difference,
+func portDifferences(ctx context.Context, s *session, a *state.Attachment, link, br *bridge.Link) ([]tombolo.Difference,
 	error) {
 	p := portOn(a, br)
 	diffs := p.Differences(*link, *br)
@@ -84,14 +84,14 @@ func onBridge(ctx context.Context, s *session, a *state.Attachment, link, br *br
 	return diffs, err
 }
 
-// onBridgeNow repeats onBridge under the record's lock, and reads the port and the record again. Since the ports were
-// listed, an ADD may have ended. A DEL may have set the port down, which it does before it deletes the port.
-func onBridgeNow(ctx context.Context, s *session, a *state.Attachment, br *bridge.Link) (diffs []tombolo.Difference,
+// recheckPort repeats portDifferences under the record's lock, and reads the port and the record again. Since the ports
+// were listed, an ADD may have ended. A DEL may have set the port down, which it does before it deletes the port.
+func recheckPort(ctx context.Context, s *session, a *state.Attachment, br *bridge.Link) (diffs []tombolo.Difference,
 	_ error) {
-	err := s.locked(a.Network, a.Hash(), func(now *state.Attachment) error {
+	err := s.withLockedRecord(a.Network, a.Hash(), func(now *state.Attachment) error {
 		link, err := s.link(ctx, now.HostIf)
 		if err == nil && link.Index != 0 && now.State == state.Ready {
-			diffs, err = onBridge(ctx, s, now, link, br)
+			diffs, err = portDifferences(ctx, s, now, link, br)
 		}
 		return err
 	})
@@ -150,8 +150,8 @@ func (s *session) isRenamed(ctx context.Context, hash string) (bool, error) {
 	}), err
 }
 
-// live lists the addresses of a network's pods according to the aliases of their ports.
-func (s *session) live(ctx context.Context, network string) ([]ipam.Live, error) {
+// liveAddresses lists the addresses of a network's pods according to the aliases of their ports.
+func (s *session) liveAddresses(ctx context.Context, network string) ([]ipam.Live, error) {
 	links, err := s.Links.Veths(ctx)
 	var list []ipam.Live
 	for i := range links {
@@ -178,9 +178,9 @@ func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
 	return ident.EndsAlike(p.Addr(), addr.LinkLocal(net.HardwareAddr(a.MAC)))
 }
 
-// lasting returns the addresses that an attachment keeps as long as it exists. These are all except those from router
-// advertisements.
-func lasting(rec *state.Attachment) []netip.Prefix {
+// lastingPrefixes returns the addresses that an attachment keeps as long as it exists. These are all except those from
+// router advertisements.
+func lastingPrefixes(rec *state.Attachment) []netip.Prefix {
 	var list []netip.Prefix
 	for _, a := range rec.Addresses {
 		if !autoconfigured(rec, a.Prefix) {
@@ -192,7 +192,7 @@ func lasting(rec *state.Attachment) []netip.Prefix {
 
 // attach creates the pod's link. If a link with the port's name exists and belongs to this attachment, attach deletes
 // that link and tries again. A killed Add or Del has left it, since this Add holds the attachment's record.
-func (a *adding) attach(ctx context.Context) error {
+func (a *addCall) attach(ctx context.Context) error {
 	port := a.portOnBridge()
 	beforeUp := func(ctx context.Context, index int) error {
 		// Check this before the pod is up, since from then on the pod itself answers for its addresses.
@@ -200,7 +200,7 @@ func (a *adding) attach(ctx context.Context) error {
 			return err
 		}
 
-		return a.shape(ctx, index, port.MTU)
+		return a.limit(ctx, index, port.MTU)
 	}
 	if a.namesAddresses() || !a.pod.Limits.IsZero() {
 		port.BeforeUp = beforeUp
@@ -212,7 +212,7 @@ func (a *adding) attach(ctx context.Context) error {
 		return err
 	}
 
-	if err := a.guardBefore(ctx, a.rec, a.want); err != nil {
+	if err := a.guardBefore(ctx, a.rec, a.required); err != nil {
 		return err
 	}
 
@@ -239,7 +239,7 @@ func (a *adding) attach(ctx context.Context) error {
 	}
 
 	a.attached = true
-	a.back.push(func(ctx context.Context) error {
+	a.undo.push(func(ctx context.Context) error {
 		err := a.s.Links.Detach(ctx, port.Name, owner)
 		a.attached = err != nil
 		return err

@@ -26,14 +26,14 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		return err
 	}
 
-	left, err := s.inventory(ctx, name, leases)
+	rest, err := s.inventory(ctx, name, leases)
 	if err != nil {
 		return err
 	}
 
-	if len(left.all) > 0 {
+	if len(rest.all) > 0 {
 		return failf(ErrAttached, "network %q has %s: remove the pods first", name,
-			printable.Count(len(left.all), "attachment", "attachments"))
+			printable.Count(len(rest.all), "attachment", "attachments"))
 	}
 
 	rec, err := s.Dir.LoadNetwork(name)
@@ -47,7 +47,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		return stateError(err)
 	}
 
-	others, err := s.others(name)
+	others, err := s.otherNetworks(name)
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 			}
 
 			// With the last network, delete our rules in other programs' chains too.
-			return errors.Join(stopForwarding(rec), s.foreign("").Remove(ctx))
+			return errors.Join(stopForwarding(rec), s.foreignFirewall("").Remove(ctx))
 		},
 		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
 		func() error { return closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()) },
@@ -90,7 +90,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 // Known returns an error if a network is not on record and has no objects in the kernel, as when its name is
 // mistyped. The error matches ErrInvalid, and lists the names of the recorded networks.
 func (u Upkeep) Known(ctx context.Context, name string) error {
-	return u.node.about(ctx, func(s *session) error { return s.refuseUnknown(ctx, name) }, name)
+	return u.node.withSession(ctx, func(s *session) error { return s.refuseUnknown(ctx, name) }, name)
 }
 
 func (s *session) refuseUnknown(ctx context.Context, name string) error {
@@ -108,7 +108,7 @@ func (s *session) refuseUnknown(ctx context.Context, name string) error {
 		return err
 	}
 
-	if left, err := s.inventory(ctx, name, leases); err != nil || len(left.all) > 0 {
+	if rest, err := s.inventory(ctx, name, leases); err != nil || len(rest.all) > 0 {
 		return err
 	}
 
@@ -185,8 +185,8 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 
 // refuseCutOff returns an error if a bridge that is about to lose its uplink has ports of other programs, such as
 // virtual machines. The last argument is the name of the port that connects the bridge to its uplink.
-func (s *session) refuseCutOff(ctx context.Context, on *bridge.Link, uplink, own string) error {
-	ports, err := s.Links.Ports(ctx, on.Index)
+func (s *session) refuseCutOff(ctx context.Context, nicLink *bridge.Link, uplink, own string) error {
+	ports, err := s.Links.Ports(ctx, nicLink.Index)
 	var foreign []string
 	for _, p := range ports {
 		if p.Name != own && !strings.HasPrefix(p.Alias, endpoint.AliasPrefix) {
@@ -201,7 +201,7 @@ func (s *session) refuseCutOff(ctx context.Context, on *bridge.Link, uplink, own
 	return failf(ErrAttached,
 		"bridge %s has ports of other programs, which would no longer reach the LAN of %s: %s: take them off first "+
 			"(ip link set %[4]s nomaster)",
-		on.Name, uplink, strings.Join(foreign, ", "), foreign[0])
+		nicLink.Name, uplink, strings.Join(foreign, ", "), foreign[0])
 }
 
 // hasPods reports whether one of the ports is not ours and leads into another namespace.
@@ -217,7 +217,7 @@ func hasPods(ctx context.Context, s *session, ports []bridge.Link) bool {
 
 // sharers returns the other networks on the same bridge.
 func sharers(s *session, rec *state.Network) ([]*state.Network, error) {
-	others, err := s.others(rec.Name)
+	others, err := s.otherNetworks(rec.Name)
 	return slices.DeleteFunc(others, func(o *state.Network) bool { return o.Bridge != rec.Bridge }), err
 }
 

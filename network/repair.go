@@ -21,7 +21,7 @@ import (
 // mendOthers repairs the rules and elements of all networks that have attachments, except for one. The caller passes
 // the returned sites to declareMended. A network without attachments is repaired by its next ADD.
 func mendOthers(ctx context.Context, s *session, except string) ([]*site, error) {
-	others, err := s.others(except)
+	others, err := s.otherNetworks(except)
 	if err != nil {
 		return nil, err
 	}
@@ -88,8 +88,8 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 
 	errs = append(errs, declareMended(ctx, s, r.mended...))
 	for _, a := range r.followers {
-		if withholds(a) {
-			errs = append(errs, s.publish(ctx, waitingOf(a))) // a DEL that was to pass them on may have been killed
+		if withholdsPorts(a) {
+			errs = append(errs, s.publish(ctx, newWaiting(a))) // a DEL that was to pass them on may have been killed
 		}
 	}
 
@@ -126,7 +126,7 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	}
 
 	r.mended, r.followers = append(r.mended, n), append(r.followers, attachments...)
-	_, err = obstacles(ctx, r.s, rec)
+	_, err = refuseCertainObstacles(ctx, r.s, rec)
 	return err
 }
 
@@ -137,7 +137,7 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 // Repair changes nothing inside a pod, with one exception: if the next hop is the host, its neighbour entry gets the
 // host's present MAC. After a failure Repair continues, and returns all errors.
 func (n *Node) Repair(ctx context.Context) error {
-	return n.about(ctx, func(s *session) error {
+	return n.withSession(ctx, func(s *session) error {
 		if err := s.inOwnNamespace(); err != nil {
 			return err // it would create everything that is missing there in this namespace
 		}
@@ -159,7 +159,7 @@ func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
 		return nil
 	}
-	return u.node.about(ctx, func(s *session) error { return repairNetworks(ctx, s, networks...) }, networks...)
+	return u.node.withSession(ctx, func(s *session) error { return repairNetworks(ctx, s, networks...) }, networks...)
 }
 
 // Firewall returns the faults of the firewall for the networks with pods, as far as an ADD would notice them. It also
@@ -210,7 +210,7 @@ func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, e
 // RemoveStrays deletes objects from the firewall that are not on record, such as elements that a program loaded from
 // an older copy. It reports whether there were any. It takes the exclusive lock.
 func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
-	err := u.node.about(ctx, func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
+	err := u.node.withSession(ctx, func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
 	return found, err
 }
 
@@ -269,11 +269,11 @@ func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 			continue
 		}
 
-		if r.onPort != "" {
+		if r.portName != "" {
 			continue // a pod
 		}
 
-		if r.elementsOf != "" {
+		if r.elementNetwork != "" {
 			owners, found = append(owners, nft.Owner(r.hash)), true
 		}
 
@@ -293,7 +293,7 @@ func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 // hasOldElements reports whether the firewall has elements of addresses that the attachment no longer has.
 func (r *remains) hasOldElements() bool {
 	isOld := func(a netip.Addr) bool { return !slices.Contains(r.addresses, a) }
-	return r.rec != nil && r.rec.State == state.Ready && !r.rec.Moving && slices.ContainsFunc(r.entered, isOld)
+	return r.rec != nil && r.rec.State == state.Ready && !r.rec.Moving && slices.ContainsFunc(r.elementAddresses, isOld)
 }
 
 // dropOldElements deletes the firewall elements of addresses that the attachment no longer has.
@@ -304,14 +304,14 @@ func (s *session) dropOldElements(ctx context.Context, r *remains) error {
 	}
 	next := endpoint.In(r.rec, nw)
 	old := next
-	old.Addrs = r.entered
+	old.Addrs = r.elementAddresses
 	return s.Firewall.Move(ctx, old, next)
 }
 
 // Host updates the facts about the host that the firewall's rules use (nft.Conn.SetHost). Without rules it does
 // nothing.
 func (u Upkeep) Host(ctx context.Context) error {
-	return u.node.about(ctx, func(s *session) error { return s.setHost(ctx) })
+	return u.node.withSession(ctx, func(s *session) error { return s.setHost(ctx) })
 }
 
 // Links describes the links of the networks that have pods.
@@ -407,8 +407,8 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 		l.Bridges = append(l.Bridges, n.bridge.Index)
 	}
 
-	if n.at.Index != 0 && n.at.Index != n.bridge.Index && n.share == nil {
-		l.Bridges = append(l.Bridges, n.at.Index)
+	if n.gatewayLink.Index != 0 && n.gatewayLink.Index != n.bridge.Index && n.share == nil {
+		l.Bridges = append(l.Bridges, n.gatewayLink.Index)
 	}
 
 	if err := l.uplink(ctx, n); err != nil {
@@ -426,9 +426,9 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 			continue
 		}
 
-		diffs, err := onBridge(ctx, n.s, a, port, n.bridge)
+		diffs, err := portDifferences(ctx, n.s, a, port, n.bridge)
 		if len(diffs) > 0 {
-			diffs, err = onBridgeNow(ctx, n.s, a, n.bridge)
+			diffs, err = recheckPort(ctx, n.s, a, n.bridge)
 		}
 
 		if err != nil {

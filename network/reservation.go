@@ -23,7 +23,7 @@ import (
 func (s *session) ipamNode(network string, own ipam.Owner, hash string) ipam.Node {
 	return ipam.Node{
 		Epoch: ipam.Epoch{Token: s.Epoch.Token(), Started: s.Dir.Begun(s.Epoch)},
-		Live:  func(ctx context.Context) ([]ipam.Live, error) { return s.live(ctx, network) },
+		Live:  func(ctx context.Context) ([]ipam.Live, error) { return s.liveAddresses(ctx, network) },
 		Hash: func(o ipam.Owner) string {
 			if hash != "" && o == own {
 				return hash
@@ -38,8 +38,9 @@ func (s *session) ipamNode(network string, own ipam.Owner, hash string) ipam.Nod
 	}
 }
 
-// bind returns the allocator with the facts about its node. If the allocator is slow, bind releases the state's lock.
-func (s *session) bind(a ipam.Allocator, network string, own ipam.Owner, hash string) ipam.Allocator {
+// bindAllocator returns the allocator with the facts about its node. If the allocator is slow, bindAllocator releases
+// the state's lock.
+func (s *session) bindAllocator(a ipam.Allocator, network string, own ipam.Owner, hash string) ipam.Allocator {
 	if a.Slow() {
 		s.leave()
 	}
@@ -61,12 +62,12 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 	if err != nil || allocator == nil {
 		return err
 	}
-	return t.Session.bind(allocator, t.Network, ipam.Owner{}, "").Collect(ctx, valid)
+	return t.Session.bindAllocator(allocator, t.Network, ipam.Owner{}, "").Collect(ctx, valid)
 }
 
-// retaken lists the addresses that the reference host-local plugin has reserved again for the same attachment. This
-// happens if the container is started again with that plugin, which does not know our records.
-func (t *teardown) retaken(ctx context.Context, r *remains) []netip.Addr {
+// reservedAgain lists the addresses that the reference host-local plugin has reserved again for the same attachment.
+// This happens if the container is started again with that plugin, which does not know our records.
+func (t *teardown) reservedAgain(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec.DataDir == "" {
 		return nil // a directory of our own
 	}
@@ -141,10 +142,10 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 		return err
 	}
 
-	allocator = t.Session.bind(allocator, t.Network, r.owner, r.hash)
+	allocator = t.Session.bindAllocator(allocator, t.Network, r.owner, r.hash)
 	addresses := slices.DeleteFunc(slices.Clone(r.addresses),
-		func(a netip.Addr) bool { return slices.Contains(r.retaken, a) })
-	if len(addresses) == 0 && len(r.retaken) > 0 {
+		func(a netip.Addr) bool { return slices.Contains(r.stillReserved, a) })
+	if len(addresses) == 0 && len(r.stillReserved) > 0 {
 		return nil
 	}
 
@@ -167,7 +168,7 @@ func removeElements(ctx context.Context, s *session, r *remains) error {
 
 // allocate gets the addresses of a pod that does not lease them. An allocator that asks another program may be slow, so
 // the lock is not held during this.
-func (a *adding) allocate(ctx context.Context) (err error) {
+func (a *addCall) allocate(ctx context.Context) (err error) {
 	if a.leasing != nil {
 		return nil
 	}
@@ -177,20 +178,20 @@ func (a *adding) allocate(ctx context.Context) (err error) {
 	}
 
 	if a.nw.Allocator == nil {
-		if a.assigned, err = assign(a.pod.Addresses, a.pod.Routes); err != nil {
+		if a.assigned, err = newAssignment(a.pod.Addresses, a.pod.Routes); err != nil {
 			return err
 		}
-		return a.node.step("ipam")
+		return a.node.reportStep("ipam")
 	}
 
 	owner := a.pod.key(a.nw).owner()
-	allocator := a.s.bind(a.nw.Allocator, a.nw.Name, owner, a.hash)
+	allocator := a.s.bindAllocator(a.nw.Allocator, a.nw.Name, owner, a.hash)
 	got, err := allocator.Add(ctx, owner)
 	if err != nil {
 		return &allocationError{err}
 	}
 
-	a.back.push(func(ctx context.Context) error {
+	a.undo.push(func(ctx context.Context) error {
 		if allocator.Slow() {
 			a.s.leave()
 		}
@@ -204,15 +205,15 @@ func (a *adding) allocate(ctx context.Context) (err error) {
 		return err
 	}
 
-	if a.assigned, err = assign(got.Addresses, append(got.Routes, a.pod.Routes...)); err != nil {
+	if a.assigned, err = newAssignment(got.Addresses, append(got.Routes, a.pod.Routes...)); err != nil {
 		return err
 	}
-	return a.node.step("ipam")
+	return a.node.reportStep("ipam")
 }
 
-// assign puts IPv4 first: runtimes regard the first address of a result as the pod's.
-func assign(addresses []ipam.Address, routes []route.Route) (assigned, error) {
-	g := assigned{routes: routes, addresses: slices.Clone(addresses)}
+// newAssignment puts IPv4 first: runtimes regard the first address of a result as the pod's.
+func newAssignment(addresses []ipam.Address, routes []route.Route) (assignment, error) {
+	g := assignment{routes: routes, addresses: slices.Clone(addresses)}
 	for i, a := range addresses {
 		if !a.Prefix.IsValid() {
 			return g, failf(ErrInvalid, "the ipam's ips[%d] is no address with a prefix length", i)

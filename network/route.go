@@ -26,11 +26,11 @@ import (
 // to their owner.
 type hostRoutePart struct{}
 
-func (hostRoutePart) mend(context.Context, *attached) error { return nil }
+func (hostRoutePart) mend(context.Context, *podSite) error { return nil }
 
 // look compares the host's route with the link that has the gateways. It skips a link in a VRF, where the host's own
 // routing rules do not apply.
-func (hostRoutePart) look(ctx context.Context, p *attached) error {
+func (hostRoutePart) look(ctx context.Context, p *podSite) error {
 	at, err := p.s.link(ctx, p.nw.GatewayLink())
 	if err != nil || at.Index == 0 || at.Master != 0 {
 		return err
@@ -49,7 +49,7 @@ func (hostRoutePart) look(ctx context.Context, p *attached) error {
 	return nil
 }
 
-func (p *attached) lookAtWay(ctx context.Context, at *bridge.Link, own netip.Prefix) error {
+func (p *podSite) lookAtWay(ctx context.Context, at *bridge.Link, own netip.Prefix) error {
 	switch r, err := p.s.Links.Routes().Get(ctx, own.Addr()); {
 	case err == nil && r.Link == at.Index:
 		return nil
@@ -67,21 +67,21 @@ func (p *attached) lookAtWay(ctx context.Context, at *bridge.Link, own netip.Pre
 	return nil
 }
 
-// routed returns the routes of a pod's interface that its record should contain. It leaves out a default route from
-// the LAN's router, since the pod learns that route by itself.
-func routed(rec *state.Attachment, routes []route.Route) []route.Route {
+// recordedRoutes returns the routes of a pod's interface that its record should contain. It leaves out a default route
+// from the LAN's router, since the pod learns that route by itself.
+func recordedRoutes(rec *state.Attachment, routes []route.Route) []route.Route {
 	return slices.DeleteFunc(slices.Clone(routes), func(r route.Route) bool {
 		return rec.SLAAC && rec.DefaultRoute != exitHost && r.Dst.Bits() <= 0 && r.Gateway.Is6()
 	})
 }
 
-// routes returns the routes that an attachment keeps as long as it exists. They can be added in this order.
-func routes(rec *state.Attachment) []route.Route {
-	return append(subnets(lasting(rec)), rec.Routes...)
+// lastingRoutes returns the routes that an attachment keeps as long as it exists. They can be added in this order.
+func lastingRoutes(rec *state.Attachment) []route.Route {
+	return append(subnetRoutes(lastingPrefixes(rec)), rec.Routes...)
 }
 
-// subnets returns the routes to the subnets of a pod's addresses, one for each subnet.
-func subnets(addresses []netip.Prefix) []route.Route {
+// subnetRoutes returns the routes to the subnets of a pod's addresses, one for each subnet.
+func subnetRoutes(addresses []netip.Prefix) []route.Route {
 	var list []route.Route
 	for _, a := range addresses {
 		has := slices.ContainsFunc(list, func(r route.Route) bool { return r.Dst == a.Masked() })
@@ -109,7 +109,7 @@ func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route 
 			r.Gateway = netip.Addr{}
 		}
 
-		r.OnLink = r.Gateway.IsValid() && !reachable(r.Gateway, addresses)
+		r.OnLink = r.Gateway.IsValid() && !isReachable(r.Gateway, addresses)
 		if !r.Gateway.IsValid() {
 			r.Scope = cmp.Or(r.Scope, new(uint8(unix.RT_SCOPE_UNIVERSE)))
 		}
@@ -131,7 +131,7 @@ func withDefaults(add bool, addresses []ipam.Address, routes []route.Route) []ro
 	list := append([]route.Route(nil), routes...)
 	for _, a := range addresses {
 		if a.Gateway.IsValid() && !hasDefault(list, a.Gateway) {
-			list = append(list, defaultBy(a.Gateway))
+			list = append(list, defaultRouteVia(a.Gateway))
 		}
 	}
 	return list
@@ -143,8 +143,8 @@ func hasDefault(routes []route.Route, a netip.Addr) bool {
 		func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == a.Is4() })
 }
 
-// defaultBy returns the default route through a gateway.
-func defaultBy(gateway netip.Addr) route.Route {
+// defaultRouteVia returns the default route through a gateway.
+func defaultRouteVia(gateway netip.Addr) route.Route {
 	everything, _ := gateway.Prefix(0)
 	return route.Route{Dst: everything, Gateway: gateway}
 }
@@ -159,9 +159,9 @@ func gatewayFor(dst netip.Addr, addresses []ipam.Address) netip.Addr {
 	return netip.Addr{}
 }
 
-// reachable reports whether a gateway is in one of the addresses' prefixes, or is a link-local IPv6 address. Every
+// isReachable reports whether a gateway is in one of the addresses' prefixes, or is a link-local IPv6 address. Every
 // IPv6 interface has the prefix of link-local addresses.
-func reachable(gateway netip.Addr, addresses []ipam.Address) bool {
+func isReachable(gateway netip.Addr, addresses []ipam.Address) bool {
 	return gateway.Is6() && gateway.IsLinkLocalUnicast() ||
 		slices.ContainsFunc(addresses, func(a ipam.Address) bool { return a.Prefix.Contains(gateway) })
 }
@@ -188,7 +188,7 @@ func (m metrics) apply(routes []route.Route) []route.Route {
 // chooseFreeMetrics handles an Attach that failed because another interface of the pod has a default route. It sets
 // larger metrics for the default routes in port. If no other interface has a default route, it returns the error of
 // Attach.
-func (a *adding) chooseFreeMetrics(ctx context.Context, port *bridge.Port, failed error) error {
+func (a *addCall) chooseFreeMetrics(ctx context.Context, port *bridge.Port, failed error) error {
 	found := metrics{}
 	for i := range port.Routes {
 		if r := &port.Routes[i]; isDefault(r) {
@@ -207,7 +207,7 @@ func (a *adding) chooseFreeMetrics(ctx context.Context, port *bridge.Port, faile
 	}
 
 	a.metrics, port.Routes = found, found.apply(port.Routes)
-	a.port.Routes, a.rec.Routes = port.Routes, routed(a.rec, port.Routes)
+	a.port.Routes, a.rec.Routes = port.Routes, recordedRoutes(a.rec, port.Routes)
 	return nil
 }
 
@@ -229,7 +229,7 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint
 		step     = 100
 		default6 = 1024 // the kernel's for IPv6 (IP6_RT_PRIO_USER)
 	)
-	metric, taken, largest := requested, false, uint32(0)
+	metric, isTaken, largest := requested, false, uint32(0)
 	if family == unix.AF_INET6 {
 		metric = cmp.Or(requested, default6)
 	}
@@ -238,10 +238,10 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint
 		if r.Dst.Bits() > 0 || r.Priority == math.MaxUint32 {
 			return // the last is the kernel's own, which refuses packets
 		}
-		taken = taken || r.Priority == metric
+		isTaken = isTaken || r.Priority == metric
 		largest = max(largest, r.Priority)
 	})
-	if err != nil || !taken {
+	if err != nil || !isTaken {
 		return requested, err
 	}
 

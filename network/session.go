@@ -31,7 +31,7 @@ type session struct {
 	leaveNS    func() error // back to the caller's namespace
 	lock       *state.Lock
 	generation string // from the lock's file, as this call found it
-	later      []func() error
+	deferred   []func() error
 }
 
 // openSession opens a call's sockets, and enters cfg.NetNS. It takes no lock.
@@ -74,10 +74,10 @@ func (s *session) dialFirewall() (*nft.Conn, error) {
 	return nft.On(conn, cfg), err
 }
 
-// close releases the locks, then calls the functions given to atEnd, and closes the sockets.
+// close releases the locks, then calls the functions given to deferUntilClose, and closes the sockets.
 func (s *session) close() {
 	s.leave()
-	for _, do := range s.later {
+	for _, do := range s.deferred {
 		if err := do(); err != nil {
 			s.warn(err.Error())
 		}
@@ -90,9 +90,9 @@ func (s *session) close() {
 	}
 }
 
-// atEnd leaves a function to Close, which calls it when no lock is held. It may take locks that come before the
-// state's. Its error becomes a warning.
-func (s *session) atEnd(do func() error) { s.later = append(s.later, do) }
+// deferUntilClose leaves a function to Close, which calls it when no lock is held. It may take locks that come before
+// the state's. Its error becomes a warning.
+func (s *session) deferUntilClose(do func() error) { s.deferred = append(s.deferred, do) }
 
 // warn logs a message for the operator although the call continues.
 func (s *session) warn(text string) { s.Log.Warn(printable.Line(text)) }
@@ -167,7 +167,7 @@ func (s *session) saveGeneration() {
 	}
 }
 
-// rules returns the firewall's socket, which knows the generation.
+// firewallNetwork returns the firewall's socket, which knows the generation.
 func (s *session) rules() nftnl.Socket { return nftnl.Of(s.Firewall.Socket()) }
 
 // link returns a link of the host. If the link does not exist, the result has only a name.
@@ -187,17 +187,17 @@ func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {
 	return l, err
 }
 
-// remember makes the method link request each bridge from the kernel only once, however many pods are on it. The
+// cacheBridges makes the method link request each bridge from the kernel only once, however many pods are on it. The
 // effect ends when the caller calls forget. The caller must not change a bridge before that.
-func (s *session) remember() (forget func()) {
+func (s *session) cacheBridges() (forget func()) {
 	s.bridges = map[string]*bridge.Link{}
 	return func() { s.bridges = nil }
 }
 
-// others returns the records of all networks except for the named one.
-func (s *session) others(than string) ([]*state.Network, error) {
+// otherNetworks returns the records of all networks except for the named one.
+func (s *session) otherNetworks(except string) ([]*state.Network, error) {
 	all, _, err := s.Dir.ListNetworks()
-	return slices.DeleteFunc(all, func(o *state.Network) bool { return o.Name == than }), stateError(err)
+	return slices.DeleteFunc(all, func(o *state.Network) bool { return o.Name == except }), stateError(err)
 }
 
 // attachments returns the records of a network's attachments, and warns of damaged ones.
@@ -223,9 +223,9 @@ func (s *session) allAttachments() (all []*state.Attachment, _ error) {
 	return all, err
 }
 
-// locked takes the lock of an attachment's record, and calls the function do with the record. If another call holds
-// the lock, the error matches state.ErrBusy.
-func (s *session) locked(network, hash string, do func(*state.Attachment) error) error {
+// withLockedRecord takes the lock of an attachment's record, and calls the function do with the record. If another call
+// holds the lock, the error matches state.ErrBusy.
+func (s *session) withLockedRecord(network, hash string, do func(*state.Attachment) error) error {
 	lock, err := s.Dir.LockAttachment(network, hash)
 	if err != nil {
 		return err
@@ -259,9 +259,9 @@ func refuseDeleted(record *state.Pending) error {
 // lookEvery is how often an ADD that waits for others checks that its record still exists.
 const lookEvery = 100 * time.Millisecond
 
-// whileRecorded runs a function that may take long, and ends it when the attachment's record is removed: the call that
-// removes it wants the ADD to end, and may wait for a lock that it holds.
-func whileRecorded(ctx context.Context, record *state.Pending, do func(context.Context) error) error {
+// runWhileRecorded runs a function that may take long, and ends it when the attachment's record is removed: the call
+// that removes it wants the ADD to end, and may wait for a lock that it holds.
+func runWhileRecorded(ctx context.Context, record *state.Pending, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	deleted := errDeleted()
 	watched := make(chan struct{})

@@ -39,28 +39,28 @@ type site struct {
 	s           *session
 	rec         *state.Network
 	attachments []*state.Attachment
-	want        *want // the requirements of the Add that looks, or nil
-	quick       bool  // look only for things that an Add would notice
+	required    *requirement // the requirements of the Add that looks, or nil
+	quick       bool         // look only for things that an Add would notice
 
-	// bridge has Index 0 if the bridge does not exist. at is the link through which the host routes to the pods. It
-	// is the bridge, the host's link in the network's VLAN, or the NIC that the bridge shares.
-	bridge, at *bridge.Link
-	share      *nft.Share // the connection of the bridge to a LAN by a NIC that is not its port, or nil
-	uplink     foundUplink
-	found      findings
-	closed     []nft.Closed // the families that the host forwards for pods only; nil before the look
+	// bridge has Index 0 if the bridge does not exist. gatewayLink is the link through which the host routes to the
+	// pods. It is the bridge, the host's link in the network's VLAN, or the NIC that the bridge shares.
+	bridge, gatewayLink *bridge.Link
+	share               *nft.Share // the connection of the bridge to a LAN by a NIC that is not its port, or nil
+	uplink              foundUplink
+	found               findings
+	closed              []nft.Closed // the families that the host forwards for pods only; nil before the look
 	// needsCompletion means that little is missing: host ports are not reachable at 127.0.0.1, or the record's pools
 	// differ from the requested ones. complete repairs both.
 	needsCompletion bool
-	back            []nft.Endpoint // endpoints of pods that were restored
+	restored        []nft.Endpoint // endpoints of pods that were restored
 }
 
 // pods returns the attachments, with the future one of the Add that looks.
 func (n *site) pods() []*state.Attachment {
-	if n.want == nil || n.want.Pod == nil {
+	if n.required == nil || n.required.Pod == nil {
 		return n.attachments
 	}
-	return append(slices.Clip(n.attachments), n.want.Pod)
+	return append(slices.Clip(n.attachments), n.required.Pod)
 }
 
 // find looks up the bridge, the link with the gateways, and the uplink in the kernel.
@@ -69,13 +69,13 @@ func (n *site) find(ctx context.Context) error {
 	if n.bridge, err = n.s.link(ctx, n.rec.Bridge); err != nil {
 		return err
 	}
-	return n.findAt(ctx)
+	return n.findGatewayLink(ctx)
 }
 
-func (n *site) findAt(ctx context.Context) (err error) {
-	n.at = n.bridge
+func (n *site) findGatewayLink(ctx context.Context) (err error) {
+	n.gatewayLink = n.bridge
 	if host, ok := hostVLAN(n.rec, n.bridge); ok {
-		n.at, err = n.s.link(ctx, host.Name)
+		n.gatewayLink, err = n.s.link(ctx, host.Name)
 	}
 	if err != nil {
 		return err
@@ -105,8 +105,8 @@ func (n *site) look(ctx context.Context, list []part) error {
 // the caller must call declareMended (see nft.Conn.Prepare).
 func (n *site) make(ctx context.Context) (changed bool, _ error) {
 	for i, p := range parts() {
-		did, err := p.make(ctx, n)
-		changed = changed || did
+		partChanged, err := p.make(ctx, n)
+		changed = changed || partChanged
 		if err != nil {
 			return i > 0, err // its progress is unknown
 		}

@@ -27,9 +27,9 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 		return err
 	}
 	defer s.close()
-	w := wantOf(nw, "", n.cfg.Mark)
+	w := newRequirement(nw, "", n.cfg.Mark)
 	w.Record.Subnets = nw.Subnets
-	if err := couldBe(ctx, s, w); err != nil {
+	if err := checkBuildable(ctx, s, w); err != nil {
 		return err
 	}
 
@@ -62,7 +62,7 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 		return nil
 	}
 
-	_, err = n.leases(leases)
+	_, err = n.openLeases(leases)
 	return err
 }
 
@@ -97,13 +97,13 @@ func refuseContested(dir *state.Dir) error {
 		return nil
 	}
 
-	by := "another program"
+	program := "another program"
 	if f.By != "" {
-		by = fmt.Sprintf("the program %q", f.By)
+		program = fmt.Sprintf("the program %q", f.By)
 	}
 
 	return failf(ErrObstructed,
 		"%s undoes what pods need of the firewall: tombolod has put it back %d times, and now does so only once a "+
 			"minute; the last time it was: %.200q: have that program leave it alone",
-		by, f.Times, f.What)
+		program, f.Times, f.What)
 }

@@ -25,8 +25,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// surroundings holds facts about the host that an Inspect reads once. These are the host's addresses, its routes from
-// DHCP and router advertisements, its policy routing rules, and the records of all networks.
+// addSurroundings holds facts about the host that an Inspect reads once. These are the host's addresses, its routes
+// from DHCP and router advertisements, its policy routing rules, and the records of all networks.
 type surroundings struct {
 	addresses []addr.Address
 	learnt    []route.Route
@@ -56,7 +56,7 @@ func (h *surroundings) read(ctx context.Context, s *session) (err error) {
 	if h.queues, err = s.deadQueues(); err != nil {
 		return err
 	}
-	if _, h.strict, err = s.foreign("").HasFirewalld(ctx); err != nil {
+	if _, h.strict, err = s.foreignFirewall("").HasFirewalld(ctx); err != nil {
 		return err
 	}
 	h.rules, err = routing.Rules(nl.Of(s.Links.Socket()))
@@ -94,15 +94,15 @@ func (s *session) deadQueues() (texts []string, _ error) {
 	return texts, err
 }
 
-// surroundings adds faults for those settings of the host or of other programs that certainly keep a network's pods
+// addSurroundings adds faults for those settings of the host or of other programs that certainly keep a network's pods
 // from working. It appends settings that possibly keep pods from working to in.Others. CHECK does not report such
 // settings, since no runtime can change them.
-func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *site) error {
+func (report *Inspection) addSurroundings(ctx context.Context, host *surroundings, n *site) error {
 	if err := n.find(ctx); err != nil {
 		return err
 	}
 
-	if err := host.clients(ctx, n); err != nil {
+	if err := host.addClientFaults(ctx, n); err != nil {
 		return err
 	}
 
@@ -112,24 +112,24 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 	for _, text := range host.queues {
 		n.found.advise(tombolo.RemedyConfigure, "%s", text)
 	}
-	if err := in.neighboursOf(ctx, n); err != nil {
+	if err := report.addChildLinks(ctx, n); err != nil {
 		return err
 	}
 
 	for _, a := range n.attachments {
-		taken, err := listeners(ctx, a.ContainerID, endpoint.Ports(a), a.Addresses, false)
+		found, err := findListeners(ctx, a.ContainerID, endpoint.Ports(a), a.Addresses, false)
 		if err != nil {
 			return err
 		}
-		for _, l := range taken {
+		for _, l := range found {
 			if isLimited(a) {
-				in.Others = append(in.Others, fmt.Sprintf("host port %d leads to container %s, and %s too, which gets "+
+				report.Others = append(report.Others, fmt.Sprintf("host port %d leads to container %s, and %s too, which gets "+
 					"only the packets of callers that publishFrom excludes", l.Local.Port(), a.ContainerID, l))
 				continue
 			}
 			n.found.advise(tombolo.RemedyConfigure,
 				"host port %d leads to container %s, and %s too, which gets none of its packets: %s",
-				l.Local.Port(), a.ContainerID, l, wayOut(l))
+				l.Local.Port(), a.ContainerID, l, listenerAdvice(l))
 		}
 	}
 
@@ -137,8 +137,8 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 		n.found.advise(tombolo.RemedyConfigure, "%s", endpoint.SlowPorts(n.rec.Bridge, b.PortDelay))
 	}
 
-	if n.at.Index != 0 && n.at.Up && n.rec.Uplink == "" {
-		if err := in.gateways(ctx, host, n); err != nil {
+	if n.gatewayLink.Index != 0 && n.gatewayLink.Up && n.rec.Uplink == "" {
+		if err := report.addGatewayFaults(ctx, host, n); err != nil {
 			return err
 		}
 	}
@@ -159,7 +159,7 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 	list, err := n.s.obstacles(ctx, n.rec)
 	for _, o := range list {
 		if o.Maybe {
-			in.Others = append(in.Others, o.String())
+			report.Others = append(report.Others, o.String())
 		} else {
 			n.found.advise(tombolo.RemedyConfigure, "%s", o)
 		}
@@ -167,7 +167,7 @@ func (in *Inspection) surroundings(ctx context.Context, host *surroundings, n *s
 
 	for _, a := range n.attachments {
 		if (a.Unadmitted || host.strict) && err == nil {
-			err = in.openings(ctx, n, a)
+			err = report.addOpenings(ctx, n, a)
 		}
 	}
 
@@ -179,8 +179,8 @@ func isLimited(a *state.Attachment) bool {
 	return slices.ContainsFunc(a.PublishFrom, func(list string) bool { return list != "all" })
 }
 
-// openings notes the commands that open an attachment's host ports in the host's firewall.
-func (in *Inspection) openings(ctx context.Context, n *site, a *state.Attachment) error {
+// addOpenings notes the commands that open an attachment's host ports in the host's firewall.
+func (report *Inspection) addOpenings(ctx context.Context, n *site, a *state.Attachment) error {
 	span := func(from, count uint16) string {
 		if count < 2 {
 			return fmt.Sprint(from)
@@ -189,7 +189,7 @@ func (in *Inspection) openings(ctx context.Context, n *site, a *state.Attachment
 	}
 
 	for _, own := range endpoint.Addresses(a) {
-		firewalls, err := n.s.foreign(n.rec.AdminChain).Openings(ctx, cmp.Or(a.NIC, a.GatewayLink()), own,
+		firewalls, err := n.s.foreignFirewall(n.rec.AdminChain).Openings(ctx, cmp.Or(a.NIC, a.GatewayLink()), own,
 			!a.Unadmitted, isLimited(a))
 		if err != nil {
 			return err
@@ -200,7 +200,7 @@ func (in *Inspection) openings(ctx context.Context, n *site, a *state.Attachment
 				if p.HostAddr.IsValid() && p.HostAddr.Is4() != own.Is4() {
 					continue
 				}
-				in.Others = append(in.Others, fmt.Sprintf("host port %s of %s is open only where the host's firewall "+
+				report.Others = append(report.Others, fmt.Sprintf("host port %s of %s is open only where the host's firewall "+
 					"accepts its calls; this helps: %s", endpoint.PortText(p), describe(a),
 					command(p.Protocol.String(), span(p.HostPort, p.Count), span(p.PodPort, p.Count))))
 			}
@@ -210,10 +210,10 @@ func (in *Inspection) openings(ctx context.Context, n *site, a *state.Attachment
 	return nil
 }
 
-// clients adds a fault if a DHCP client or router advertisements gave the host addresses or routes on a pod's port.
-// It also looks at a bridge that Tombolo made for a network whose gateway is the host. A pod could otherwise direct
-// the host's traffic by such addresses and routes.
-func (h *surroundings) clients(ctx context.Context, n *site) error {
+// addClientFaults adds a fault if a DHCP client or router advertisements gave the host addresses or routes on a pod's
+// port. It also looks at a bridge that Tombolo made for a network whose gateway is the host. A pod could otherwise
+// direct the host's traffic by such addresses and routes.
+func (h *surroundings) addClientFaults(ctx context.Context, n *site) error {
 	links, err := n.s.Links.Veths(ctx)
 	if err != nil {
 		return err
@@ -223,10 +223,11 @@ func (h *surroundings) clients(ctx context.Context, n *site) error {
 		a, ok := endpoint.ParseAlias(l.Alias)
 		return !ok || a.Network != endpoint.NetworkToken(n.rec.Name)
 	})
-	if len(n.rec.Gateways) > 0 && n.rec.Uplink == "" && n.at.Index != 0 && n.bridge.Alias == endpoint.BridgeAlias {
+	if len(n.rec.Gateways) > 0 && n.rec.Uplink == "" && n.gatewayLink.Index != 0 &&
+		n.bridge.Alias == endpoint.BridgeAlias {
 		links = append(links, *n.bridge)
-		if n.at != n.bridge {
-			links = append(links, *n.at)
+		if n.gatewayLink != n.bridge {
+			links = append(links, *n.gatewayLink)
 		}
 	}
 
@@ -256,19 +257,19 @@ func (h *surroundings) clients(ctx context.Context, n *site) error {
 	return nil
 }
 
-// gateways adds faults that other programs cause at the link with the network's gateways, and in the routes to and
-// from it.
-func (in *Inspection) gateways(ctx context.Context, host *surroundings, n *site) error {
+// addGatewayFaults adds faults that other programs cause at the link with the network's gateways, and in the routes to
+// and from it.
+func (report *Inspection) addGatewayFaults(ctx context.Context, host *surroundings, n *site) error {
 	if len(n.rec.Gateways) == 0 {
 		return nil
 	}
 
-	if err := in.strangeAddresses(ctx, host, n); err != nil {
+	if err := report.addStrangeAddresses(ctx, host, n); err != nil {
 		return err
 	}
 
 	if slices.ContainsFunc(n.rec.Gateways, isIPv6) {
-		if err := in.deafLinks(ctx, n.s, host); err != nil {
+		if err := report.addDeafLinks(ctx, n.s, host); err != nil {
 			return err
 		}
 	}
@@ -280,7 +281,7 @@ func (in *Inspection) gateways(ctx context.Context, host *surroundings, n *site)
 		}
 		pods = slices.DeleteFunc(pods, func(a netip.Addr) bool { return !gw.Contains(a) })
 		if len(pods) > 0 && has(host.addresses, gw) {
-			if err := host.misrouted(ctx, n, gw, pods); err != nil {
+			if err := host.addRuleFaults(ctx, n, gw, pods); err != nil {
 				return err
 			}
 		}
@@ -289,23 +290,24 @@ func (in *Inspection) gateways(ctx context.Context, host *surroundings, n *site)
 	return nil
 }
 
-// strangeAddresses finds addresses of the gateways' link that no network has on record. Such an address directs its
+// addStrangeAddresses finds addresses of the gateways' link that no network has on record. Such an address directs its
 // subnet to the bridge. If the host has another route to that subnet, such as a route to another node's pods, the
-// address is a fault. strangeAddresses skips addresses with a lifetime, which belong to a running program.
-func (in *Inspection) strangeAddresses(ctx context.Context, host *surroundings, n *site) error {
+// address is a fault. addStrangeAddresses skips addresses with a lifetime, which belong to a running program.
+func (report *Inspection) addStrangeAddresses(ctx context.Context, host *surroundings, n *site) error {
 	routes := n.s.Links.Routes()
 	for _, a := range host.addresses {
 		known := slices.ContainsFunc(host.networks, func(o *state.Network) bool {
-			return o.GatewayLink() == n.at.Name && slices.ContainsFunc(o.Gateways, a.Prefix.Overlaps)
+			return o.GatewayLink() == n.gatewayLink.Name && slices.ContainsFunc(o.Gateways, a.Prefix.Overlaps)
 		})
-		if a.Link != n.at.Index || known || a.Prefix.Addr().IsLinkLocalUnicast() || a.Flags&unix.IFA_F_PERMANENT == 0 {
+		if a.Link != n.gatewayLink.Index || known || a.Prefix.Addr().IsLinkLocalUnicast() ||
+			a.Flags&unix.IFA_F_PERMANENT == 0 {
 			continue
 		}
 
 		subnet, other := a.Prefix.Masked(), ""
 		f := route.Filter{Family: nl.FamilyOf(subnet.Addr()), Table: unix.RT_TABLE_MAIN}
 		err := routes.Walk(ctx, f, func(r route.Route) {
-			if r.Link != n.at.Index && r.Dst.Bits() > 0 && r.Dst.Overlaps(subnet) {
+			if r.Link != n.gatewayLink.Index && r.Dst.Bits() > 0 && r.Dst.Overlaps(subnet) {
 				other = ", in place of the route " + r.String()
 			}
 		})
@@ -315,22 +317,22 @@ func (in *Inspection) strangeAddresses(ctx context.Context, host *surroundings, 
 
 		text := fmt.Sprintf("bridge %s has the address %s, which no network has on record and which leads %s to the "+
 			"bridge%s; unless the address is meant, this helps: ip address del %[2]s dev %[1]s",
-			n.at.Name, a.Prefix, subnet, other)
+			n.gatewayLink.Name, a.Prefix, subnet, other)
 		general, _ := routes.Get(ctx, routing.Outside(subnet.Addr()))
 		switch {
 		case other != "":
 			n.found.advise(tombolo.RemedyConfigure, "%s", text)
-		case general.Link != n.at.Index: // a host whose own way out is this bridge has its own address there
-			in.Others = append(in.Others, text)
+		case general.Link != n.gatewayLink.Index: // a host whose own way out is this bridge has its own address there
+			report.Others = append(report.Others, text)
 		}
 	}
 
 	return nil
 }
 
-// deafLinks notes links that ignore router advertisements because the host forwards IPv6. It notes them only if the
+// addDeafLinks notes links that ignore router advertisements because the host forwards IPv6. It notes them only if the
 // host has no IPv6 default route.
-func (in *Inspection) deafLinks(ctx context.Context, s *session, host *surroundings) error {
+func (report *Inspection) addDeafLinks(ctx context.Context, s *session, host *surroundings) error {
 	if _, err := s.Links.Routes().Get(ctx, routing.Outside(netip.IPv6Unspecified())); !route.NoRoute(err) {
 		return err
 	}
@@ -345,7 +347,7 @@ func (in *Inspection) deafLinks(ctx context.Context, s *session, host *surroundi
 			continue // or it is gone
 		}
 		if forwards, err := sysctl.Read(sysctl.Link("ipv6", l.Name, "forwarding")); err == nil && forwards != "0" {
-			in.Others = append(in.Others, fmt.Sprintf("link %[1]s ignores router advertisements, because the host "+
+			report.Others = append(report.Others, fmt.Sprintf("link %[1]s ignores router advertisements, because the host "+
 				"forwards IPv6 (net.ipv6.conf.%[1]s.accept_ra is 1), and has no default route of IPv6; if a router "+
 				"is there, with its next advertisement this helps: sysctl -w net/ipv6/conf/%[1]s/accept_ra=2", l.Name))
 		}
@@ -354,11 +356,11 @@ func (in *Inspection) deafLinks(ctx context.Context, s *session, host *surroundi
 	return nil
 }
 
-// misrouted adds faults caused by policy routing rules. It asks the kernel for the route from each of the host's
+// addRuleFaults adds faults caused by policy routing rules. It asks the kernel for the route from each of the host's
 // addresses to a pod of the gateway's subnet. It also asks for the route from the pods to other destinations.
 // hostRoutePart finds the settings that direct packets from every address away from the bridge.
-func (h *surroundings) misrouted(ctx context.Context, n *site, gw netip.Prefix, pods []netip.Addr) error {
-	routes, at := n.s.Links.Routes(), n.at
+func (h *surroundings) addRuleFaults(ctx context.Context, n *site, gw netip.Prefix, pods []netip.Addr) error {
+	routes, at := n.s.Links.Routes(), n.gatewayLink
 	for _, a := range h.addresses {
 		own, pod := a.Prefix.Addr(), pods[0]
 		_, ruled := routing.Foreign(h.rules, own, pod, "lo", 0)
@@ -417,7 +419,7 @@ func (s *session) cutBridges(ctx context.Context, planned string) (texts []strin
 	}
 
 	drops := func(name string) ([]foreign.Obstacle, error) {
-		return s.foreign("").Obstacles(ctx, foreign.Path{Bridge: name, Switched: true})
+		return s.foreignFirewall("").Obstacles(ctx, foreign.Path{Bridge: name, Switched: true})
 	}
 	general, err := drops("any bridge")
 	if err != nil || len(general) == 0 {

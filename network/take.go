@@ -17,27 +17,27 @@ import (
 
 // An operator may let a bridge take over a NIC (tombolo uplink take). An Add never takes one over.
 
-func (s *session) takes() *uplink.Conn { return uplink.On(s.Links.Socket()) }
+func (s *session) takeovers() *uplink.Conn { return uplink.On(s.Links.Socket()) }
 
 // withNIC calls do under the lock of a NIC, with the record of its takeover, or nil without one. It first completes or
 // undoes the work of a killed call. undone means that it just gave the NIC back.
-func (s *session) withNIC(ctx context.Context, nic string, do func(rec *uplink.Record, undone bool) error) error {
+func (s *session) withNIC(ctx context.Context, nic string, do func(rec *uplink.Record, isUndone bool) error) error {
 	lock, err := s.Dir.LockUplink(ctx, nic)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
 	rec, err := s.loadTake(nic)
-	undone := false
+	isUndone := false
 	if err == nil && rec != nil {
-		rec, err = s.takes().Recover(ctx, rec, s.Dir.Uplink(nic))
-		undone = rec == nil
+		rec, err = s.takeovers().Recover(ctx, rec, s.Dir.Uplink(nic))
+		isUndone = rec == nil
 	}
 
 	if err != nil {
 		return err
 	}
-	return do(rec, undone)
+	return do(rec, isUndone)
 }
 
 // loadTake reads the record of a NIC's takeover. It returns nil if there is none from this epoch.
@@ -53,12 +53,12 @@ func (s *session) loadTake(nic string) (rec *uplink.Record, _ error) {
 	return rec, stateError(err)
 }
 
-// about takes the state's exclusive lock, so that no Add works at the same time, and calls do.
-func (u Uplinks) about(ctx context.Context, nic string, do func(*session) error) error {
+// withLock takes the state's exclusive lock, so that no Add works at the same time, and calls do.
+func (u Uplinks) withLock(ctx context.Context, nic string, do func(*session) error) error {
 	if err := checkNIC(nic); err != nil {
 		return err
 	}
-	return u.node.about(ctx, func(s *session) error {
+	return u.node.withSession(ctx, func(s *session) error {
 		if err := s.enterAlone(ctx); err != nil {
 			return err
 		}
@@ -76,10 +76,10 @@ func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps st
 	}
 
 	plan := &uplink.Plan{}
-	err := u.node.about(ctx, func(s *session) error {
+	err := u.node.withSession(ctx, func(s *session) error {
 		err := s.refuseTake(ctx, nic)
 		if err == nil {
-			plan, err = s.takes().Plan(ctx, uplink.Uplink{NIC: nic, Bridge: bridgeName})
+			plan, err = s.takeovers().Plan(ctx, uplink.Uplink{NIC: nic, Bridge: bridgeName})
 		}
 		return explainNIC(err, nic)
 	})
@@ -92,7 +92,7 @@ func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps st
 // explainNIC adds advice to an error about a NIC that does not exist.
 func explainNIC(err error, nic string) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return noLink(nic)
+		return errNoLink(nic)
 	}
 	return err
 }
@@ -136,7 +136,7 @@ func (s *session) refuseTake(ctx context.Context, nic string) error {
 // for an operator's command; an Add never takes a NIC over.
 func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 	want := uplink.Uplink{NIC: nic, Bridge: bridgeName, Alias: endpoint.BridgeAlias}
-	return u.about(ctx, nic, func(s *session) error {
+	return u.withLock(ctx, nic, func(s *session) error {
 		return s.withNIC(ctx, nic, func(rec *uplink.Record, _ bool) error {
 			if rec != nil && rec.Bridge == want.Bridge {
 				return nil
@@ -144,7 +144,7 @@ func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 
 			err := s.refuseTake(ctx, nic)
 			if err == nil {
-				_, err = s.takes().Take(ctx, want, s.Dir.Uplink(nic))
+				_, err = s.takeovers().Take(ctx, want, s.Dir.Uplink(nic))
 			}
 			return explainNIC(err, nic)
 		})
@@ -155,14 +155,14 @@ func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 // the LAN through the NIC, the error matches ErrAttached. If bridgeName is not empty, it must be the NIC's bridge,
 // which avoids mistakes.
 func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
-	return u.node.nameDead(ctx, "", u.about(ctx, nic, func(s *session) error {
+	return u.node.nameDead(ctx, "", u.withLock(ctx, nic, func(s *session) error {
 		if err := refusePodsBehind(s, nic); err != nil {
 			return err
 		}
 
-		return s.withNIC(ctx, nic, func(rec *uplink.Record, undone bool) error {
+		return s.withNIC(ctx, nic, func(rec *uplink.Record, isUndone bool) error {
 			switch {
-			case undone:
+			case isUndone:
 				return nil
 			case rec == nil:
 				return failf(ErrConflict, "uplink %s has not been taken over: there is nothing to give back", nic)
@@ -170,13 +170,13 @@ func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 				return failf(ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, rec.Bridge, bridgeName)
 			}
 
-			on, err := s.link(ctx, rec.Bridge)
+			bridgeLink, err := s.link(ctx, rec.Bridge)
 			if err == nil {
-				err = s.refuseCutOff(ctx, on, nic, nic)
+				err = s.refuseCutOff(ctx, bridgeLink, nic, nic)
 			}
 
 			if err == nil {
-				err = s.takes().Restore(ctx, rec, s.Dir.Uplink(nic))
+				err = s.takeovers().Restore(ctx, rec, s.Dir.Uplink(nic))
 			}
 
 			if err != nil {
@@ -244,11 +244,11 @@ func (s *session) takeReports(ctx context.Context) (list []UplinkReport, wrong [
 			found.advise(tombolo.RemedyRepair, "the work on uplink %s was cut short (%s)", name, rec.State)
 		default:
 			nic, nicErr := s.link(ctx, name)
-			on, err := s.link(ctx, rec.Bridge)
+			bridgeLink, err := s.link(ctx, rec.Bridge)
 			if err := errors.Join(nicErr, err); err != nil {
 				return nil, nil, err
 			}
-			if nic.Index == 0 || on.Index == 0 || nic.Master != on.Index {
+			if nic.Index == 0 || bridgeLink.Index == 0 || nic.Master != bridgeLink.Index {
 				found.advise(tombolo.RemedyConfigure,
 					"uplink %s is no port of bridge %s any more: tombolo uplink restore %[1]s gives it what the "+
 						"bridge has, or had if it is gone", name, rec.Bridge)

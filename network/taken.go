@@ -21,32 +21,32 @@ import (
 // kernel ask the LAN for the pod's addresses. Machines answer while the Add continues, and refuseAnswered looks for
 // their answers later. If DetectConflicts is true, refuseTaken waits for the answers itself. It does not check
 // addresses from DHCP, which the method adding.refuse checks.
-func (a *adding) refuseTaken(ctx context.Context) error {
+func (a *addCall) refuseTaken(ctx context.Context) error {
 	if !a.namesAddresses() {
 		return nil
 	}
 
-	at, conn := a.built.at, nl.Of(a.s.Links.Socket())
+	at, conn := a.site.gatewayLink, nl.Of(a.s.Links.Socket())
 	for _, address := range a.assigned.addresses {
 		own, routed := address.Prefix.Addr(), netip.Addr{}
 		if a.nw.Guard != nft.GuardUntrusted {
 			routed = own // accept the address if routes lead to it: the pod may be a router
 		}
 
-		err := lease.Taken(ctx, a.s.Links.Routes(), at.Index, own, routed)
+		err := lease.CheckConflict(ctx, a.s.Links.Routes(), at.Index, own, routed)
 		if err == nil && own == address.Gateway && own != routed {
 			err = errors.New("it is the gateway of the pod's own subnet")
 		}
 
 		if err != nil {
-			return a.taken(own, err)
+			return a.errTaken(own, err)
 		}
 
 		if a.skipsDetection() {
 			continue
 		}
 
-		if err := askFor(conn, at.Index, own); err != nil {
+		if err := probeAddress(conn, at.Index, own); err != nil {
 			return fmt.Errorf("ask the LAN of %s for %s: %w", at.Name, own, err)
 		}
 	}
@@ -59,23 +59,23 @@ func (a *adding) refuseTaken(ctx context.Context) error {
 }
 
 // namesAddresses reports whether the pod has addresses on a LAN that no DHCP server has just assigned.
-func (a *adding) namesAddresses() bool {
-	return a.nw.Exit != "" && (a.leasing == nil || a.unconfirmed()) && a.built.at.Index != 0
+func (a *addCall) namesAddresses() bool {
+	return a.nw.Exit != "" && (a.leasing == nil || a.unconfirmed()) && a.site.gatewayLink.Index != 0
 }
 
-func (a *adding) skipsDetection() bool { return a.nw.DetectConflicts != nil && !*a.nw.DetectConflicts }
+func (a *addCall) skipsDetection() bool { return a.nw.DetectConflicts != nil && !*a.nw.DetectConflicts }
 
-func (a *adding) taken(own netip.Addr, why error) error {
+func (a *addCall) errTaken(own netip.Addr, why error) error {
 	return failf(ErrConflict,
 		"ipam: a pod on the LAN of %s cannot have address %s: %w: name another one, or keep it out of the range that "+
 			"pods get addresses from",
-		a.built.at.Name, own, why)
+		a.site.gatewayLink.Name, own, why)
 }
 
-// askFor makes the kernel ask the LAN which machine has an address, as the kernel does before it sends packets there.
-// It does not change an operator's permanent entry. For IPv6 the kernel sends no request if the host has no IPv6
+// probeAddress makes the kernel ask the LAN which machine has an address, as the kernel does before it sends packets
+// there. It does not change an operator's permanent entry. For IPv6 the kernel sends no request if the host has no IPv6
 // address on the link.
-func askFor(conn *nl.Conn, link int, own netip.Addr) error {
+func probeAddress(conn *nl.Conn, link int, own netip.Addr) error {
 	has, err := routing.Find(conn, link, own)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) || has.State == routing.Permanent {
 		return err
@@ -94,15 +94,15 @@ func askFor(conn *nl.Conn, link int, own netip.Addr) error {
 
 // refuseAnswered returns an error if a machine with a MAC other than mac has answered for an address of the pod. The
 // Add calls it first with nil, and at last with the pod's MAC. The last call also deletes the neighbour entries that
-// askFor made.
-func (a *adding) refuseAnswered(mac net.HardwareAddr) error {
+// probeAddress made.
+func (a *addCall) refuseAnswered(mac net.HardwareAddr) error {
 	if !a.namesAddresses() || a.skipsDetection() {
 		return nil
 	}
 
 	conn := nl.Of(a.s.Links.Socket())
 	for _, address := range a.assigned.addresses {
-		has, err := routing.Find(conn, a.built.at.Index, address.Prefix.Addr())
+		has, err := routing.Find(conn, a.site.gatewayLink.Index, address.Prefix.Addr())
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -128,7 +128,7 @@ func (a *adding) refuseAnswered(mac net.HardwareAddr) error {
 			}
 		}
 
-		return a.taken(has.Addr, errors.New("machine "+owner+" answers for it"))
+		return a.errTaken(has.Addr, errors.New("machine "+owner+" answers for it"))
 	}
 
 	return nil

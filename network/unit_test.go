@@ -44,7 +44,7 @@ func TestAddressesComeIPv4First(t *testing.T) {
 	}
 	want := addresses("10.61.0.2/24", "10.62.0.2/24", "fd61::2/64", "fd62::2/64")
 	want[0].Gateway, want[2].Gateway = netip.MustParseAddr("10.61.0.1"), netip.MustParseAddr("fd61::1")
-	got, err := assign(given, nil)
+	got, err := newAssignment(given, nil)
 	if diff := cmp.Diff(want, got.addresses, netipValues()); diff != "" || err != nil {
 		t.Errorf("%v, addresses (-want +got):\n%s", err, diff)
 	}
@@ -63,7 +63,7 @@ func TestHashesAgree(t *testing.T) {
 func TestUndoGoesBackThroughAllSteps(t *testing.T) {
 	t.Parallel()
 	var order []int
-	var u undo
+	var u undoSteps
 	boom := errors.New("boom")
 	for i := range 3 {
 		u.push(func(ctx context.Context) error {
@@ -97,7 +97,7 @@ func TestHashOfAKeyIsPassedOnAndNotComputedAgain(t *testing.T) {
 	must.Succeed(t, err)
 	defer pending.Close()
 	expect.Is(t, expect.Err(dir.LockAttachment("pods", hash)), state.ErrBusy, "the record is not the hash's")
-	target, node := target(rec), (&session{}).ipamNode("pods", own, hash)
+	target, node := shaperTarget(rec), (&session{}).ipamNode("pods", own, hash)
 	for what, text := range map[string]string{
 		"port": rec.HostIf, "owner": string(endpoint.Of(rec).Owner), "alias": endpoint.AliasOf(rec),
 		"owner of the ifb": target.Owner, "alias of the ifb": target.Alias, "allocator": node.Hash(own),
@@ -113,9 +113,9 @@ func TestHashOfAKeyIsPassedOnAndNotComputedAgain(t *testing.T) {
 
 func TestAPodThatLeasesNeedsNoMACOfItsOwn(t *testing.T) {
 	t.Parallel()
-	prepare := func(pod *Pod) (*adding, error) {
+	prepare := func(pod *Pod) (*addCall, error) {
 		pod.Lease = &Lease{KeeperOptional: true}
-		a := &adding{entry: entry{node: &Node{cfg: settings{Config: Config{LeaseDir: t.TempDir()}}}}, nw: &Network{Name: "lan"}, pod: pod, rec: &state.Attachment{}}
+		a := &addCall{entry: entry{node: &Node{cfg: settings{Config: Config{LeaseDir: t.TempDir()}}}}, nw: &Network{Name: "lan"}, pod: pod, rec: &state.Attachment{}}
 		_, err := a.prepareLease()
 		return a, err
 	}

@@ -45,7 +45,7 @@ func shareOf(rec *state.Network) share.Share {
 func (s *session) shares() *share.Conn { return share.On(s.Links.Socket()) }
 
 // findUplink looks up the network's NIC and, if the bridge shares the NIC, the veth pair of the share. In that case
-// n.at becomes the NIC, since the host routes through it to the pods.
+// n.gatewayLink becomes the NIC, since the host routes through it to the pods.
 func (n *site) findUplink(ctx context.Context) error {
 	n.share, n.uplink = nil, foundUplink{}
 	if n.rec.Uplink == "" {
@@ -82,7 +82,7 @@ func (n *site) findUplink(ctx context.Context) error {
 		outer = end.Index
 	}
 
-	n.at, n.share = nic, &nft.Share{NIC: nic.Name, MAC: nic.MAC, Outer: outer, Port: port}
+	n.gatewayLink, n.share = nic, &nft.Share{NIC: nic.Name, MAC: nic.MAC, Outer: outer, Port: port}
 	return nil
 }
 
@@ -106,7 +106,7 @@ func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 		return nil
 	}
 
-	err := n.s.locked(a.Network, a.Hash(), func(now *state.Attachment) error {
+	err := n.s.withLockedRecord(a.Network, a.Hash(), func(now *state.Attachment) error {
 		if err := n.s.Firewall.RemoveOwners(ctx, nft.Owner(a.Hash())); err != nil {
 			return err
 		}
@@ -121,9 +121,9 @@ func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 	return err
 }
 
-// noIPv6 returns the path of a bridge's parameter disable_ipv6, which makes the host accept no IPv6 packet from the
-// bridge. It returns "" if the kernel has no IPv6.
-func noIPv6(bridgeName string) string {
+// disableIPv6Path returns the path of a bridge's parameter disable_ipv6, which makes the host accept no IPv6 packet
+// from the bridge. It returns "" if the kernel has no IPv6.
+func disableIPv6Path(bridgeName string) string {
 	path := sysctl.Link("ipv6", bridgeName, "disable_ipv6")
 	if !sysctl.Exists(path) {
 		return ""
@@ -152,7 +152,7 @@ func (uplinkPart) look(ctx context.Context, n *site) error {
 	}
 
 	n.found.addAll(diffs, tombolo.RemedyRepair)
-	if path := noIPv6(n.rec.Bridge); err == nil && path != "" && n.bridge.Alias == endpoint.BridgeAlias {
+	if path := disableIPv6Path(n.rec.Bridge); err == nil && path != "" && n.bridge.Alias == endpoint.BridgeAlias {
 		if have, readErr := sysctl.Read(path); readErr == nil && have != "1" {
 			differs := tombolo.Difference{Object: "kernel parameters", What: path, Want: "1", Have: have}
 			n.found.addAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
@@ -167,11 +167,11 @@ func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
 		return false, nil
 	}
 
-	if err := n.findAt(ctx); err != nil {
+	if err := n.findGatewayLink(ctx); err != nil {
 		return false, err
 	}
 
-	if n.uplink.nic.Index == 0 && n.want == nil {
+	if n.uplink.nic.Index == 0 && n.required == nil {
 		return false, nil // pods reach each other without it; look reports that it is missing
 	}
 
@@ -183,13 +183,13 @@ func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
 		return false, err
 	}
 
-	if path := noIPv6(n.rec.Bridge); path != "" && n.bridge.Alias == endpoint.BridgeAlias {
+	if path := disableIPv6Path(n.rec.Bridge); path != "" && n.bridge.Alias == endpoint.BridgeAlias {
 		if _, err := sysctl.Ensure(path, "1"); err != nil {
 			return false, err
 		}
 	}
 
-	return false, n.findAt(ctx)
+	return false, n.findGatewayLink(ctx)
 }
 
 // recordUplink writes the record of a network with an uplink before any of its objects is created. The record lacks
@@ -233,7 +233,7 @@ func saveEarly(s *session, rec *state.Network) error {
 func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared bool, _ error) {
 	nic, err := s.shares().Find(ctx, shareOf(rec))
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, noLink(rec.Uplink)
+		return false, errNoLink(rec.Uplink)
 	}
 
 	if err != nil {
@@ -250,21 +250,21 @@ func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared b
 	}
 
 	if nic.Master != 0 {
-		on, err := s.Links.LinkByIndex(ctx, nic.Master)
+		master, err := s.Links.LinkByIndex(ctx, nic.Master)
 		if err != nil {
 			return false, err
 		}
 
-		if on.Kind == "bridge" {
+		if master.Kind == "bridge" {
 			return false,
 				failf(share.ErrUnfit,
 					"uplink %s is a port of bridge %s already: name that one (\"bridge\": %q), and pods are on the "+
 						"LAN by it",
-					nic.Name, on.Name, on.Name)
+					nic.Name, master.Name, master.Name)
 		}
 
 		return false, failf(share.ErrUnfit, "uplink %s is a part of %s (kind %s): name %s as the uplink", nic.Name,
-			on.Name, on.Kind, on.Name)
+			master.Name, master.Kind, master.Name)
 	}
 
 	if !rec.VLAN.IsZero() {
@@ -285,7 +285,7 @@ func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared b
 	return true, refuseOtherShare(s, rec)
 }
 
-func noLink(nic string) error {
+func errNoLink(nic string) error {
 	return failf(ErrNoLink, "uplink %s: the host has no such link (ip link shows those that there are)", nic)
 }
 
@@ -308,7 +308,7 @@ func refuseHostsBridge(ctx context.Context, s *session, nic, l *bridge.Link) err
 // refuseOtherShare returns an error if another network shares the NIC with a different bridge, or another NIC with
 // the bridge.
 func refuseOtherShare(s *session, rec *state.Network) error {
-	others, err := s.others(rec.Name)
+	others, err := s.otherNetworks(rec.Name)
 	for _, o := range others {
 		if o.Epoch != s.Epoch.Token() || o.Uplink == "" || (o.Uplink == rec.Uplink) == (o.Bridge == rec.Bridge) {
 			continue
@@ -402,7 +402,7 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 
 	children, err := s.children(ctx, nic)
 	for _, l := range children {
-		warnings = append(warnings, childText(l, nic))
+		warnings = append(warnings, describeChild(l, nic))
 	}
 
 	return lines, append(warnings, cut...), err
@@ -449,7 +449,7 @@ func (n *Node) tryShare(ctx context.Context) error {
 
 // children lists the macvlan and ipvlan links of this namespace on top of a NIC.
 func (s *session) children(ctx context.Context, nic string) (list []string, _ error) {
-	on, err := s.link(ctx, nic)
+	nicLink, err := s.link(ctx, nic)
 	if err != nil {
 		return nil, err
 	}
@@ -457,7 +457,7 @@ func (s *session) children(ctx context.Context, nic string) (list []string, _ er
 	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Link) {
 		switch l.Kind {
 		case "macvlan", "macvtap", "ipvlan", "ipvtap":
-			if l.Lower == on.Index && !l.Elsewhere {
+			if l.Lower == nicLink.Index && !l.Elsewhere {
 				list = append(list, l.Kind+" "+l.Name)
 			}
 		}
@@ -466,8 +466,8 @@ func (s *session) children(ctx context.Context, nic string) (list []string, _ er
 	return list, err
 }
 
-// childText describes for the operator which frames a macvlan or ipvlan link on a shared NIC does not get.
-func childText(child, nic string) string {
+// describeChild describes for the operator which frames a macvlan or ipvlan link on a shared NIC does not get.
+func describeChild(child, nic string) string {
 	return fmt.Sprintf("%s rests on %s: pods hear what it sends, and it does not hear what pods send to it alone",
 		child, nic)
 }
@@ -532,15 +532,15 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	return slices.DeleteFunc(list, func(r UplinkReport) bool { return nic != "" && r.NIC != nic }), nil
 }
 
-// neighboursOf notes in in.Others the limitations that a share means for macvlan and ipvlan links on the same NIC.
-func (in *Inspection) neighboursOf(ctx context.Context, n *site) error {
+// addChildLinks notes in in.Others the limitations that a share means for macvlan and ipvlan links on the same NIC.
+func (report *Inspection) addChildLinks(ctx context.Context, n *site) error {
 	if !n.uplink.shared || n.uplink.nic.Index == 0 {
 		return nil
 	}
 	children, err := n.s.children(ctx, n.uplink.nic.Name)
 	for _, l := range children {
-		if text := childText(l, n.uplink.nic.Name); !slices.Contains(in.Others, text) {
-			in.Others = append(in.Others, text)
+		if text := describeChild(l, n.uplink.nic.Name); !slices.Contains(report.Others, text) {
+			report.Others = append(report.Others, text)
 		}
 	}
 	return err

@@ -20,10 +20,10 @@ func defaultVLAN(br *bridge.Link) (m vlan.Membership) {
 	return m
 }
 
-// inDefault calls the function do for the links that a network without a VLAN setting needs in the default VLAN.
-// These are the bridge, if the host is in the network, and the uplink if it is a port. The links may be in other
+// eachInDefaultVLAN calls the function do for the links that a network without a VLAN setting needs in the default
+// VLAN. These are the bridge, if the host is in the network, and the uplink if it is a port. The links may be in other
 // VLANs too.
-func (n *site) inDefault(ctx context.Context, do func(index int, name string, m vlan.Membership) error) error {
+func (n *site) eachInDefaultVLAN(ctx context.Context, do func(index int, name string, m vlan.Membership) error) error {
 	m := defaultVLAN(n.bridge)
 	if m.IsZero() || len(n.rec.Gateways) == 0 && n.rec.Uplink == "" {
 		return nil
@@ -34,7 +34,7 @@ func (n *site) inDefault(ctx context.Context, do func(index int, name string, m 
 		return err
 	}
 
-	nic, err := n.nic(ctx)
+	nic, err := n.bridgedNIC(ctx)
 	if nic == nil || err != nil {
 		return nil // the uplink's part
 	}
@@ -50,8 +50,8 @@ func hostVLAN(rec *state.Network, l *bridge.Link) (_ vlan.Link, ok bool) {
 		rec.VLAN.ID != 0 && len(rec.Gateways) > 0
 }
 
-// carried returns the VLANs that a network's uplink carries with tags. Frames without a tag are the host's own.
-func carried(rec *state.Network) vlan.Ranges {
+// taggedVLANs returns the VLANs that a network's uplink carries with tags. Frames without a tag are the host's own.
+func taggedVLANs(rec *state.Network) vlan.Ranges {
 	m := rec.VLAN
 	if m.ID != 0 {
 		m.Trunk = append(slices.Clip(m.Trunk), vlan.Range{First: m.ID, Last: m.ID})
@@ -70,7 +70,7 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 
 	vlans := n.s.Links.VLANs()
 	if n.rec.VLAN.IsZero() {
-		return n.inDefault(ctx, func(index int, name string, m vlan.Membership) error {
+		return n.eachInDefaultVLAN(ctx, func(index int, name string, m vlan.Membership) error {
 			diffs, err := vlans.Check(ctx, index, name, m)
 			n.found.addAll(diffs, tombolo.RemedyRepair)
 			return err
@@ -85,12 +85,12 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 		n.found.addAll(diffs, tombolo.RemedyRepair)
 	}
 
-	nic, err := n.nic(ctx)
+	nic, err := n.bridgedNIC(ctx)
 	if nic == nil || err != nil {
 		return nil // found with the uplink
 	}
 
-	outside, err := vlans.Outside(ctx, nic.Index, carried(n.rec)...)
+	outside, err := vlans.Outside(ctx, nic.Index, taggedVLANs(n.rec)...)
 	if len(outside) > 0 {
 		n.found.addAll([]tombolo.Difference{{Object: "uplink " + n.rec.Uplink, What: "VLANs",
 			Want: vlan.Ranges(outside).String()}}, tombolo.RemedyRepair)
@@ -102,10 +102,10 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 func (vlanPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	joined, err := ensureVLANs(ctx, n)
 	if err == nil {
-		err = n.findAt(ctx)
+		err = n.findGatewayLink(ctx)
 	}
-	if err == nil && joined && n.at.Index != n.bridge.Index && n.at.Alias == endpoint.BridgeAlias {
-		n.s.placeLoopback(ctx, n.at)
+	if err == nil && joined && n.gatewayLink.Index != n.bridge.Index && n.gatewayLink.Alias == endpoint.BridgeAlias {
+		n.s.placeLoopback(ctx, n.gatewayLink)
 	}
 	return joined, err
 }
@@ -113,7 +113,7 @@ func (vlanPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 func ensureVLANs(ctx context.Context, n *site) (changed bool, _ error) {
 	vlans := n.s.Links.VLANs()
 	if n.rec.VLAN.IsZero() {
-		err := n.inDefault(ctx, func(index int, _ string, m vlan.Membership) error {
+		err := n.eachInDefaultVLAN(ctx, func(index int, _ string, m vlan.Membership) error {
 			joined, err := vlans.Ensure(ctx, index, m)
 			changed = changed || joined
 			return err
@@ -128,17 +128,17 @@ func ensureVLANs(ctx context.Context, n *site) (changed bool, _ error) {
 		}
 	}
 
-	nic, err := n.nic(ctx)
+	nic, err := n.bridgedNIC(ctx)
 	if nic == nil || err != nil {
 		return changed, err
 	}
 
-	joined, err := vlans.Join(ctx, nic.Index, carried(n.rec)...)
+	joined, err := vlans.Join(ctx, nic.Index, taggedVLANs(n.rec)...)
 	return changed || joined, err
 }
 
-// nic returns the network's uplink if it is a port of the bridge, and otherwise nil.
-func (n *site) nic(ctx context.Context) (*bridge.Link, error) {
+// bridgedNIC returns the network's uplink if it is a port of the bridge, and otherwise nil.
+func (n *site) bridgedNIC(ctx context.Context) (*bridge.Link, error) {
 	if n.rec.Uplink == "" {
 		return nil, nil
 	}

@@ -30,11 +30,11 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 		// again with a new one.
 		generation := c.verified.Generation()
 		if len(ep.Ports) > 0 && generation == nil {
-			seen, err := nftnl.VisibleGeneration(c.tables.Conn)
+			visible, err := nftnl.VisibleGeneration(c.tables.Conn)
 			if err != nil {
 				return err
 			}
-			generation = &seen
+			generation = &visible
 		}
 
 		excluding, err := c.findExcluding(elements)
@@ -296,7 +296,7 @@ func (list publishedPorts) exclude(el ruleset.Element) bool {
 func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementState, error) {
 	var onAll []ruleset.Element
 	var onOne []ruleset.Place // maps of ports; each entry may be an excluding one
-	asked := publishedBy(elements)
+	requested := publishedBy(elements)
 	for _, f := range ruleset.Families() {
 		one, done := ruleset.InInet(f.HostAddrs), map[string]bool{}
 		for _, el := range elements {
@@ -321,7 +321,7 @@ func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementStat
 	excluding := slices.DeleteFunc(have, func(el *ruleset.ElementState) bool { return el == nil })
 	all, err := c.tables.ElementsOf(slices.Compact(onOne))
 	for i := range all {
-		if asked.exclude(all[i].Element) {
+		if requested.exclude(all[i].Element) {
 			excluding = append(excluding, &all[i])
 		}
 	}

@@ -38,10 +38,10 @@ type Config struct {
 // Conn manages the firewall of one network namespace. Several goroutines and several processes may use it at the same
 // time. Errors from the kernel are, or wrap, a *tombolo.OpError.
 type Conn struct {
-	tables ruleset.Tables
-	mark   uint32
-	verified   nftnl.Verified // the networks that were found ready
-	err    error      // the error of opening it, if any
+	tables   ruleset.Tables
+	mark     uint32
+	verified nftnl.Verified // the networks that were found ready
+	err      error          // the error of opening it, if any
 }
 
 // Dial opens a netlink connection to nf_tables. It needs CAP_SYS_ADMIN if cfg.NetNS is set. All methods need

@@ -66,12 +66,12 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 		}
 
 		p := ruleset.Plan(want, have)
-		differs, lost := !p.Nothing(), len(p.Sets)+len(p.Touched) > 0
+		differs, lost := !p.IsEmpty(), len(p.Sets)+len(p.Unmarked) > 0
 		if !sentinels {
-			p.Touched = nil
+			p.Unmarked = nil
 		}
 
-		if !p.Nothing() {
+		if !p.IsEmpty() {
 			if err := p.Transaction(have, sentinels).Commit(c.tables.Conn); err != nil {
 				return explainKernel(explainBusy(err))
 			}

@@ -27,14 +27,14 @@ type ConflictError struct {
 
 // Error returns a message that names the element and its owner.
 func (e *ConflictError) Error() string {
-	whose := fmt.Sprintf("endpoint %s of network %s", e.Owner, e.Network)
+	owner := fmt.Sprintf("endpoint %s of network %s", e.Owner, e.Network)
 	if e.Owner == "" {
-		whose = fmt.Sprintf("another program (comment %q)", e.Comment)
+		owner = fmt.Sprintf("another program (comment %q)", e.Comment)
 	}
 	if e.Port != "" {
-		return fmt.Sprintf("publish port %s: element %s stands in its way, and belongs to %s", e.Port, e.Element, whose)
+		return fmt.Sprintf("publish port %s: element %s stands in its way, and belongs to %s", e.Port, e.Element, owner)
 	}
-	return fmt.Sprintf("add element %s: it belongs to %s", e.Element, whose)
+	return fmt.Sprintf("add element %s: it belongs to %s", e.Element, owner)
 }
 
 // Is reports whether target is fs.ErrExist or EEXIST.

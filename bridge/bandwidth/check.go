@@ -21,7 +21,7 @@ import (
 // them. In a direction without a limit, a qdisc of another program is no difference.
 func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Difference, error) {
 	want, err := c.prepare(ctx, &t, s)
-	var have *installed
+	var have *installation
 	if err == nil {
 		have, err = c.look(ctx, &t)
 	}
@@ -59,7 +59,7 @@ func compareShaper(list *diff.List, object, what string, want Limit, mtu int, ha
 }
 
 // compareRedirect compares the filter at the port with the expected one.
-func compareRedirect(list *diff.List, object string, expected bool, t *Target, have *installed) {
+func compareRedirect(list *diff.List, object string, expected bool, t *Target, have *installation) {
 	switch {
 	case expected && len(have.own) == 0:
 		list.Add(object, "filter", "to "+t.IFB, "")
@@ -71,7 +71,7 @@ func compareRedirect(list *diff.List, object string, expected bool, t *Target, h
 }
 
 // compareIFB compares the ifb with the expected one.
-func compareIFB(list *diff.List, object string, want Limit, t *Target, have *installed) {
+func compareIFB(list *diff.List, object string, want Limit, t *Target, have *installation) {
 	switch {
 	case have.ifb == nil && want.Rate != 0:
 		list.Add(object, "link", t.IFB, "")
@@ -108,8 +108,8 @@ func describe(q tc.Qdisc) string {
 	}
 }
 
-// installed holds the state of a target in the kernel. Missing parts have zero values.
-type installed struct {
+// installation holds the state of a target in the kernel. Missing parts have zero values.
+type installation struct {
 	ifb    *link.Link // nil if no link has this name
 	egress tc.Qdisc   // root qdisc of the ifb
 
@@ -144,8 +144,8 @@ func (c *Conn) findPort(t *Target) error {
 
 // look reads the target's state. If the port has never had limits, this takes one round trip. If the port does not
 // exist, the error matches fs.ErrNotExist.
-func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
-	var have installed
+func (c *Conn) look(ctx context.Context, t *Target) (*installation, error) {
+	var have installation
 	var ifb link.Link
 	var b nl.Batch
 	link.Get(&b, t.IFB, 0, &ifb)
@@ -180,12 +180,12 @@ func (c *Conn) look(ctx context.Context, t *Target) (*installed, error) {
 }
 
 // isEmpty reports whether the target has no ifb, and none of our qdiscs and filters.
-func (have *installed) isEmpty() bool {
+func (have *installation) isEmpty() bool {
 	return have.ifb == nil && !have.ingress.Ours() && len(have.own) == 0
 }
 
 // redirects reports whether exactly one filter sends all packets from the port to the ifb.
-func (have *installed) redirects() bool {
+func (have *installation) redirects() bool {
 	var n int
 	for _, f := range have.own {
 		// Skip the entries that u32 lists before the filter, for itself and for its hash table.

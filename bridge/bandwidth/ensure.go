@@ -85,7 +85,7 @@ func (c *Conn) undo(t *Target, cause error) error {
 }
 
 // install replaces the target's qdiscs and filters by the requested ones.
-func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *installed) (changed bool, _ error) {
+func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *installation) (changed bool, _ error) {
 	var b nl.Batch
 	modules := "sch_tbf"
 	if want.Egress.Rate != 0 {
@@ -128,7 +128,7 @@ func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *install
 }
 
 // ensureIFB creates the ifb if it does not exist, or corrects the alias of an existing one. A new ifb stays down.
-func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (changed bool, _ error) {
+func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installation) (changed bool, _ error) {
 	if have.ifb != nil && (t.Alias == "" || have.ifb.Alias == t.Alias) {
 		return false, nil
 	}
@@ -159,7 +159,7 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installed) (chang
 
 // appendEgress appends requests for the missing parts of egress shaping. The filter comes last, because packets that
 // it redirects before the ifb is ready would be lost.
-func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
+func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installation) {
 	replaceRoot(b, tc.Device{Name: t.IFB, Index: have.ifb.Index}, have.egress, w)
 	if !have.ifb.Up() {
 		// Use the index of the link that got the qdisc. By now, another link may have its name.
@@ -177,16 +177,16 @@ func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installed) {
 }
 
 // replaceRoot appends requests that make the root qdisc of a link a tbf with the parameters w.
-func replaceRoot(b *nl.Batch, of tc.Device, have tc.Qdisc, w tc.Bucket) {
+func replaceRoot(b *nl.Batch, device tc.Device, have tc.Qdisc, w tc.Bucket) {
 	if have.Is(w) {
 		return
 	}
 	if have.Handle == tc.Handle && have.Kind != "tbf" {
 		// The kernel replaces a qdisc that has another handle. If the handles are equal, the kernel tries to change
 		// the qdisc, and fails because its kind differs.
-		of.DelQdisc(b, tc.Root)
+		device.DelQdisc(b, tc.Root)
 	}
-	of.SetTBF(b, w)
+	device.SetTBF(b, w)
 }
 
 // ifbMTU is below the minimum MTU of IPv6 (RFC 8200, section 5). So the kernel does not set up IPv6 on the ifb, which

@@ -77,7 +77,7 @@ func (c *Conn) removeFromPort(ctx context.Context, t Target) error {
 }
 
 // removeRedirect deletes our filters at the port. It deletes clsact too if no filters of other programs are left.
-func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installed) error {
+func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installation) error {
 	var b nl.Batch
 	switch {
 	case have.place.Kind == "clsact" && have.others == 0:

@@ -62,8 +62,8 @@ func Pair(bridgeName string) (outer, port string) {
 	return bridge.HostName(bridgeName, "share", "outer"), bridge.HostName(bridgeName, "share", "port")
 }
 
-// found holds the kernel's state of a Share.
-type found struct {
+// installation holds the kernel's state of a Share.
+type installation struct {
 	nic, bridge, outer, port *link.Link // outer and port are nil if they do not exist
 	program                  string     // the name of the program at the port
 }
@@ -140,11 +140,11 @@ func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int,
 	}
 
 	var b nl.Batch
-	var out, in link.Link
+	var out, inner link.Link
 	outerName, portName := Pair(s.Bridge)
 	only := []uint16{unix.IFLA_IFALIAS, unix.IFLA_MTU, unix.IFLA_GROUP, unix.IFLA_LINKINFO}
 	link.Get(&b, outerName, 0, &out, only...)
-	link.Get(&b, portName, 0, &in, only...)
+	link.Get(&b, portName, 0, &inner, only...)
 	if err := c.nl.Do(ctx, &b); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	} else if err != nil {
@@ -153,8 +153,8 @@ func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int,
 
 	const works = unix.IFF_UP | unix.IFF_LOWER_UP
 	noted := s.Alias + " " + programName(nic.Index, nic.MAC)
-	if nic.Promiscuous && out.Flags&in.Flags&works == works && out.MTU == nic.MTU && in.MTU == nic.MTU &&
-		in.PortOf == "bridge" && in.Group == ident.ShareGroup && out.Alias == noted {
+	if nic.Promiscuous && out.Flags&inner.Flags&works == works && out.MTU == nic.MTU && inner.MTU == nic.MTU &&
+		inner.PortOf == "bridge" && inner.Group == ident.ShareGroup && out.Alias == noted {
 		return out.Index, nil
 	}
 
@@ -252,12 +252,12 @@ func (s Share) validate() error {
 
 // look reads the kernel's state of a Share. It returns an error if the NIC cannot be shared, or if the veth pair
 // belongs to another owner.
-func (c *Conn) look(ctx context.Context, s Share) (*found, error) {
+func (c *Conn) look(ctx context.Context, s Share) (*installation, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
 	}
 
-	var have found
+	var have installation
 	nic, err := c.Find(ctx, s)
 	if err != nil {
 		return nil, err
@@ -315,11 +315,11 @@ func (c *Conn) find(ctx context.Context, name string) (*link.Link, error) {
 }
 
 // refuse returns an error if the second link is not a bridge, or if the NIC cannot be shared with it.
-func refuse(nic, on *link.Link) error {
+func refuse(nic, br *link.Link) error {
 	switch {
-	case on.Kind != "bridge":
-		return unfit(nic, "%s is no bridge", on.Name)
-	case nic.Index == on.Index:
+	case br.Kind != "bridge":
+		return unfit(nic, "%s is no bridge", br.Name)
+	case nic.Index == br.Index:
 		return unfit(nic, "it is the bridge itself")
 	}
 	return refuseNIC(nic)
@@ -376,7 +376,7 @@ func programName(index int, mac net.HardwareAddr) string {
 }
 
 // differences compares the state in the kernel with the state that Ensure sets.
-func (s Share) differences(have *found) []tombolo.Difference {
+func (s Share) differences(have *installation) []tombolo.Difference {
 	var list diff.List
 	outer, port := Pair(s.Bridge)
 	if have.outer == nil {
@@ -402,7 +402,7 @@ func (s Share) differences(have *found) []tombolo.Difference {
 func (s Share) note(nic *link.Link) string { return s.Alias + " " + programName(nic.Index, nic.MAC) }
 
 // makePair creates the veth pair and returns the new state. The pair stays down.
-func (c *Conn) makePair(ctx context.Context, s Share, have *found) (*found, error) {
+func (c *Conn) makePair(ctx context.Context, s Share, have *installation) (*installation, error) {
 	alias := s.note(have.nic)
 	outer, port := Pair(s.Bridge)
 
@@ -420,7 +420,7 @@ func (c *Conn) makePair(ctx context.Context, s Share, have *found) (*found, erro
 
 // setPair configures both ends of the pair and the bridge. It sets the outer end up last, after the port is on the
 // bridge.
-func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
+func (c *Conn) setPair(ctx context.Context, s Share, have *installation) error {
 	set := func(b *nl.Batch, l *link.Link, r link.Request) {
 		r.Index = l.Index
 		r.Flags |= unix.IFF_UP
@@ -455,7 +455,7 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *found) error {
 }
 
 // setProgram attaches the BPF program to the port. It replaces an earlier program atomically.
-func (c *Conn) setProgram(ctx context.Context, have *found) error {
+func (c *Conn) setProgram(ctx context.Context, have *installation) error {
 	fd, err := load(program(have.nic.Index, have.nic.MAC))
 	if err != nil {
 		return err

@@ -83,7 +83,7 @@ func (c *Conn) Join(ctx context.Context, port int, list ...Range) (changed bool,
 	if err != nil || len(add) == 0 {
 		return false, err
 	}
-	return true, c.change(port, nil, tagged(add))
+	return true, c.change(port, nil, taggedEntries(add))
 }
 
 // Outside returns the VLANs of list that the port with the given index is not in.
@@ -97,7 +97,7 @@ func (c *Conn) Outside(ctx context.Context, port int, list ...Range) ([]Range, e
 		return nil, err
 	}
 
-	add := tagged(list)
+	add := taggedEntries(list)
 	for id := range have {
 		delete(add, id)
 	}
@@ -116,7 +116,7 @@ func (c *Conn) Leave(ctx context.Context, port int, list ...Range) error {
 	if err := check(Membership{Trunk: list}); err != nil || len(list) == 0 {
 		return err
 	}
-	err := c.change(port, tagged(list), nil)
+	err := c.change(port, taggedEntries(list), nil)
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
 		return nil // there is no such link, or it is no port
 	}
@@ -220,7 +220,7 @@ func (c *Conn) change(port int, del, add entries) error {
 	return unsupported(c.nl.Execute(&b))
 }
 
-func (r run) encode(ae *netlink.AttributeEncoder) {
+func (r entryRange) encode(ae *netlink.AttributeEncoder) {
 	info := binary.NativeEndian.AppendUint16(nil, r.flags)
 	ae.Bytes(dbEntryInfo, binary.NativeEndian.AppendUint16(info, r.First))
 	if r.Last > r.First {

@@ -10,12 +10,12 @@ import (
 
 // A port gets VLAN 100 without tags, and 200 to 299 with theirs. The host gets a link in VLAN 100.
 func Example() {
-	if err := run(context.Background()); err != nil {
+	if err := entryRange(context.Background()); err != nil {
 		fmt.Println(err)
 	}
 }
 
-func run(ctx context.Context) error {
+func entryRange(ctx context.Context) error {
 	links, err := bridge.Dial(nil)
 	if err != nil {
 		return err

@@ -103,15 +103,15 @@ type entries map[uint16]uint16
 
 // entries converts the membership to the kernel's form.
 func (m Membership) entries() entries {
-	list := tagged(m.Trunk)
+	list := taggedEntries(m.Trunk)
 	if native := m.native(); native != 0 {
 		list[native] = flagPVID | flagUntagged
 	}
 	return list
 }
 
-// tagged returns entries for the VLANs in list, with tagged frames.
-func tagged(list []Range) entries {
+// taggedEntries returns entries for the VLANs in list, with tagged frames.
+func taggedEntries(list []Range) entries {
 	e := entries{}
 	for _, r := range list {
 		for id := int(r.First); id <= int(r.Last); id++ {
@@ -139,21 +139,21 @@ func (m Membership) changes(have entries) (del, add entries) {
 	return del, add
 }
 
-// run is a range of consecutive VLANs with the same flags.
-type run struct {
+// entryRange is a range of consecutive VLANs with the same flags.
+type entryRange struct {
 	Range
 	flags uint16
 }
 
 // runs returns the entries as a sorted list of as few runs as possible.
-func (e entries) runs() []run {
+func (e entries) runs() []entryRange {
 	ids := make([]int, 0, len(e))
 	for id := range e {
 		ids = append(ids, int(id))
 	}
 
 	slices.Sort(ids)
-	var list []run
+	var list []entryRange
 	for _, n := range ids {
 		id := uint16(n)
 		if last := len(list) - 1; last >= 0 && list[last].Last+1 == id && list[last].flags == e[id] &&
@@ -161,7 +161,7 @@ func (e entries) runs() []run {
 			list[last].Last = id
 			continue
 		}
-		list = append(list, run{Range{id, id}, e[id]})
+		list = append(list, entryRange{Range{id, id}, e[id]})
 	}
 
 	return list

@@ -20,13 +20,13 @@ import (
 )
 
 // differs returns the error of a command that found differences. Its text lists the remedies.
-func differs(lines []report.Line) found {
-	return found("something differs; this helps: " + report.Helps(lines))
+func differs(lines []report.Line) findingsError {
+	return findingsError("something differs; this helps: " + report.Helps(lines))
 }
 
 func (o *options) checkCommand() *cobra.Command {
 	each := false
-	cmd := o.withJSON(o.onNode("check", "compare bridges, pods and firewalls with what was set up",
+	cmd := o.withJSON(o.nodeCommand("check", "compare bridges, pods and firewalls with what was set up",
 		"Compare bridges, pods and firewalls with what was set up, and list what differs and what repairs it. The "+
 			"exit status is 4 if something differs. What pods changed inside is a note: it is theirs, and nothing "+
 			"puts it back.",
@@ -38,14 +38,14 @@ func (o *options) checkCommand() *cobra.Command {
 // check prints the differences with their remedies. It prints one line for each cause. If the flag each is set, it
 // prints one line for each difference.
 func (o *options) check(ctx context.Context, node *network.Node, each bool) error {
-	in, err := node.Inspect(ctx)
+	inspection, err := node.Inspect(ctx)
 	if err != nil {
 		return err
 	}
 
-	lines := report.Causes(in)
+	lines := report.Causes(inspection)
 	if each {
-		lines = report.Each(in)
+		lines = report.Each(inspection)
 	}
 
 	var text strings.Builder
@@ -53,20 +53,20 @@ func (o *options) check(ctx context.Context, node *network.Node, each bool) erro
 		text.WriteString(printable.Line(line.String()) + "\n")
 	}
 
-	for _, line := range report.Notes(in) {
+	for _, line := range report.Notes(inspection) {
 		text.WriteString("note: " + printable.Line(line.String()) + "\n")
 	}
 
-	for _, line := range in.Others {
+	for _, line := range inspection.Others {
 		text.WriteString(printable.Line(line) + "\n")
 	}
 
-	text.WriteString(report.Summary(in) + "\n")
-	return o.answer(text.String(), in, in.Differs(), differs(lines))
+	text.WriteString(report.Summary(inspection) + "\n")
+	return o.answer(text.String(), inspection, inspection.Differs(), differs(lines))
 }
 
 func (o *options) repairCommand() *cobra.Command {
-	return o.onNode("repair", "put back what check marks [repair]; delete links and rules of ours that no pod has",
+	return o.nodeCommand("repair", "put back what check marks [repair]; delete links and rules of ours that no pod has",
 		"Put back what check marks [repair], on the host and never inside a pod, and print what was repaired and what "+
 			"is left. It deletes only links and rules of Tombolo's that no pod has any more. The exit status is 4 if "+
 			"something is left.", o.repair)
@@ -132,37 +132,37 @@ func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 
 	dead, err := node.CollectDead(ctx, name, dryRun)
 	dead = append([]network.Dead{}, dead...) // so that JSON has [] and not null
-	kept := false
+	isKept := false
 	var text strings.Builder
 	for _, d := range dead {
-		did := "reclaimed"
+		verb := "reclaimed"
 		switch {
 		case d.Kept != nil:
-			kept, did = true, "kept: "+d.Kept.Error()
+			isKept, verb = true, "kept: "+d.Kept.Error()
 		case dryRun:
-			did = "to be reclaimed"
+			verb = "to be reclaimed"
 		}
 		fmt.Fprintf(&text, "%s, %s of network %s (%s): %s; %s\n", printable.Line(report.PodName(d.Pod, d.ContainerID)),
 			d.IfName, d.Network,
-			cmp.Or(view.Addresses(d.Attachment, ","), "-"), printable.Line(d.Why), printable.Line(did))
+			cmp.Or(view.Addresses(d.Attachment, ","), "-"), printable.Line(d.Why), printable.Line(verb))
 	}
 
 	if len(dead) == 0 && err == nil {
 		text.WriteString("no dead pod has anything\n")
 	}
 
-	err = errors.Join(err, o.print(text.String(), dead), o.tellOfPorts(ctx, node, name, dead))
-	if err == nil && kept {
-		return found("some could not be cleaned up")
+	err = errors.Join(err, o.print(text.String(), dead), o.printPorts(ctx, node, name, dead))
+	if err == nil && isKept {
+		return findingsError("some could not be cleaned up")
 	}
 
 	return err
 }
 
-// tellOfPorts warns about pods whose namespace path is gone while their port still exists. The kernel deletes the
+// printPorts warns about pods whose namespace path is gone while their port still exists. The kernel deletes the
 // port a moment after the last socket in the namespace is closed. The warning may be wrong, since the path may exist
-// in another mount namespace. tellOfPorts skips the pods in dead, which gc has printed.
-func (o *options) tellOfPorts(ctx context.Context, node *network.Node, name string, dead []network.Dead) error {
+// in another mount namespace. printPorts skips the pods in dead, which gc has printed.
+func (o *options) printPorts(ctx context.Context, node *network.Node, name string, dead []network.Dead) error {
 	networks, err := node.Networks(ctx)
 	for _, n := range networks {
 		if name != "" && n != name {
@@ -185,7 +185,7 @@ func (o *options) tellOfPorts(ctx context.Context, node *network.Node, name stri
 }
 
 func (o *options) removeCommand() *cobra.Command {
-	cmd := o.onNode("remove NETWORK",
+	cmd := o.nodeCommand("remove NETWORK",
 		"delete a network without pods: its rules, gateways and record, and its bridge if nothing else uses it",
 		"Delete a network that has no pods left: its rules, gateways and record, and its bridge if nothing else "+
 			"uses it. The exit status is 3 while pods use it.",

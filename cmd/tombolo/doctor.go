@@ -21,7 +21,7 @@ import (
 
 func (o *options) doctorCommand() *cobra.Command {
 	var dns, to []string
-	cmd := o.withJSON(o.onNode("doctor [POD]", "find out why a pod has no network",
+	cmd := o.withJSON(o.nodeCommand("doctor [POD]", "find out why a pod has no network",
 		"Find out why a pod has no network: test each step from the pod to the outside, and print each that fails, "+
 			"the evidence, and what helps; then what was tried. The exit status is 4 if a problem was found.",
 		func(ctx context.Context, node *network.Node, args []string) (err error) {
@@ -48,16 +48,16 @@ func (o *options) doctor(ctx context.Context, node *network.Node, only report.Se
 		return err
 	}
 
-	in, err := only.Inspect(ctx, node)
+	inspection, err := only.Inspect(ctx, node)
 	if err != nil {
 		return err
 	}
 
-	for _, d := range in.Damaged {
+	for _, d := range inspection.Damaged {
 		o.warn(d.String())
 	}
 
-	reports, err := doctor.Examine(ctx, node, in, opt)
+	reports, err := doctor.Examine(ctx, node, inspection, opt)
 	if err != nil {
 		return err
 	}

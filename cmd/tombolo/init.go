@@ -39,7 +39,7 @@ func (o *options) initCommand() *cobra.Command {
 
 func (o *options) initLAN() *cobra.Command {
 	name, uplink := "", ""
-	cmd := o.onInit("lan", "containers on the host's LAN, with addresses of its DHCP server",
+	cmd := o.initSubcommand("lan", "containers on the host's LAN, with addresses of its DHCP server",
 		func() (*firstNetwork, error) {
 			if uplink == "" {
 				return nil, fmt.Errorf("%w: --uplink is missing: the NIC by which this host is on the LAN; "+
@@ -68,7 +68,7 @@ func (o *options) initLAN() *cobra.Command {
 
 func (o *options) initPods() *cobra.Command {
 	name, subnet := "", ""
-	cmd := o.onInit("pods", "containers on a network of this host's own, with masquerade and host ports",
+	cmd := o.initSubcommand("pods", "containers on a network of this host's own, with masquerade and host ports",
 		func() (*firstNetwork, error) {
 			return &firstNetwork{
 				name: name,
@@ -85,8 +85,8 @@ func (o *options) initPods() *cobra.Command {
 	return cmd
 }
 
-// onInit returns a subcommand of init. network returns the description of the network.
-func (o *options) onInit(use, short string, network func() (*firstNetwork, error)) *cobra.Command {
+// initSubcommand returns a subcommand of init. network returns the description of the network.
+func (o *options) initSubcommand(use, short string, network func() (*firstNetwork, error)) *cobra.Command {
 	dir, yes := "", false
 	cmd := command(use, short, "", func(ctx context.Context, _ []string) error {
 		f, err := network()
@@ -180,9 +180,9 @@ func isFile(path string) bool {
 
 // writeList writes the file. If the file exists with another content, it returns an error.
 func (o *options) writeList(ctx context.Context, path string, list []byte) error {
-	there, err := file.ReadNamed(ctx, path, cni.MaxStdin, 0)
+	existing, err := file.ReadNamed(ctx, path, cni.MaxStdin, 0)
 	switch {
-	case err == nil && bytes.Equal(there, list):
+	case err == nil && bytes.Equal(existing, list):
 		return o.print(path+" is there already\n", nil)
 	case err == nil:
 		return fmt.Errorf("%s is there, and another: edit it, or choose another --name", path)

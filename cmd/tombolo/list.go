@@ -17,7 +17,7 @@ import (
 // lsCommand returns the command ls with its views: a table of pods, networks, and a map of everything.
 func (o *options) lsCommand() *cobra.Command {
 	only := report.Selection{}
-	ls := o.withJSON(o.onNode("ls [POD]", "list pods, or networks, or draw both",
+	ls := o.withJSON(o.nodeCommand("ls [POD]", "list pods, or networks, or draw both",
 		"List the pods on this node with their addresses, host ports and limits, and what has changed since they were "+
 			"added. In POD, * and ? are wildcards. ls networks lists networks, and ls map draws them with their pods.",
 		func(ctx context.Context, node *network.Node, args []string) error {
@@ -26,13 +26,13 @@ func (o *options) lsCommand() *cobra.Command {
 		}))
 	ls.Flags().StringVar(&only.Network, "network", "", "list only the pods of this `NETWORK`")
 	_ = ls.RegisterFlagCompletionFunc("network", o.completeNetworks)
-	networks := o.withJSON(o.onNode("networks [NETWORK]",
+	networks := o.withJSON(o.nodeCommand("networks [NETWORK]",
 		"list networks: bridge, subnets, gateways, uplink, pools and host ports",
 		"List the networks on record with their bridges, subnets, gateways and uplinks, how full their pools are, and "+
 			"which host port leads to which pod.", o.networks))
 	networks.ValidArgsFunction = o.completeNetworks
 	svg := false
-	draw := o.onNode("map", "draw uplinks, bridges, networks and pods; what check finds wrong is red", "",
+	draw := o.nodeCommand("map", "draw uplinks, bridges, networks and pods; what check finds wrong is red", "",
 		func(ctx context.Context, node *network.Node, _ []string) error { return o.draw(ctx, node, svg) })
 	draw.Flags().BoolVar(&svg, "svg", false, "draw an SVG image instead, and print it")
 	ls.AddCommand(networks, draw)
@@ -41,27 +41,27 @@ func (o *options) lsCommand() *cobra.Command {
 
 // list prints the pods, and marks those with differences. It prints differences that concern no pod to stderr.
 func (o *options) list(ctx context.Context, node *network.Node, only report.Selection) error {
-	in, err := only.Inspect(ctx, node)
+	inspection, err := only.Inspect(ctx, node)
 	if err != nil {
 		return err
 	}
 
-	causes := report.Causes(in)
+	causes := report.Causes(inspection)
 	for _, line := range causes {
 		if len(line.Pods) == 0 {
 			o.warn(line.String())
 		}
 	}
 
-	for _, line := range in.Others {
+	for _, line := range inspection.Others {
 		o.warn(line)
 	}
 
-	if len(in.Attachments) == 0 {
-		return o.print(only.None(), in.Attachments)
+	if len(inspection.Attachments) == 0 {
+		return o.print(only.None(), inspection.Attachments)
 	}
 
-	return o.print(view.List(in, causes), in.Attachments)
+	return o.print(view.List(inspection, causes), inspection.Attachments)
 }
 
 // networks prints the networks on record. It reports unreadable records on stderr.

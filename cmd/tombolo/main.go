@@ -52,10 +52,10 @@ const (
 	exitFound    = 4
 )
 
-// found is the error of a command that did its work and found something. It leads to the exit status exitFound.
-type found string
+// findingsError is the error of a command that did its work and found something. It leads to the exit status exitFound.
+type findingsError string
 
-func (f found) Error() string { return string(f) }
+func (f findingsError) Error() string { return string(f) }
 
 // errUsage is the cause of an error in the command line itself.
 var errUsage = errors.New("the command line is wrong")
@@ -85,7 +85,7 @@ func operator(args []string) int {
 	switch {
 	case errors.Is(err, network.ErrAttached):
 		return exitAttached
-	case errors.As(err, new(found)):
+	case errors.As(err, new(findingsError)):
 		return exitFound
 	}
 
@@ -228,7 +228,7 @@ func (o *options) print(text string, value any) error {
 
 // answer does the work of print. If the third argument is true, the command has found something, and answer returns
 // err.
-func (o *options) answer(text string, value any, is bool, err found) error {
+func (o *options) answer(text string, value any, is bool, err findingsError) error {
 	if printErr := o.print(text, value); printErr != nil || !is {
 		return printErr
 	}
@@ -243,8 +243,8 @@ func (o *options) open(ctx context.Context) (*network.Node, error) {
 	return report.Open(ctx, &network.Config{StateDir: o.state, LeaseDir: o.leases})
 }
 
-// onNode returns a command that works on the node.
-func (o *options) onNode(use, short, long string,
+// nodeCommand returns a command that works on the node.
+func (o *options) nodeCommand(use, short, long string,
 	do func(context.Context, *network.Node, []string) error) *cobra.Command {
 	return command(use, short, long, func(ctx context.Context, args []string) error {
 		node, err := o.open(ctx)

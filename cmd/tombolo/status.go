@@ -24,16 +24,16 @@ import (
 )
 
 func (o *options) statusCommand() *cobra.Command {
-	return o.withJSON(o.onNode("status", "say in a few lines whether all is well",
+	return o.withJSON(o.nodeCommand("status", "say in a few lines whether all is well",
 		"Say in a few lines whether all is well: node, networks, pods, leases, keeper, for whom the host forwards, "+
 			"firewall, and what differs from what was set up. The exit status is 4 if not all is well.", o.status))
 }
 
 // condition is one line of the status: a subject, its state, and whether the state is good.
 type condition struct {
-	Of   string `json:"of"`
-	Is   string `json:"is"`
-	Well bool   `json:"well"`
+	Subject string `json:"of"`
+	State   string `json:"is"`
+	OK      bool   `json:"well"`
 }
 
 func (o *options) status(ctx context.Context, node *network.Node, _ []string) error {
@@ -42,25 +42,26 @@ func (o *options) status(ctx context.Context, node *network.Node, _ []string) er
 		return err
 	}
 
-	in, err := node.Inspect(ctx)
+	inspection, err := node.Inspect(ctx)
 	if err != nil {
 		return err
 	}
 
-	leased, keeper, err := o.leasesWell()
+	leased, keeper, err := o.leaseConditions()
 	if err != nil {
 		return err
 	}
 
-	firewall, drift := asSetUp(in)
+	firewall, drift := setupConditions(inspection)
 	conditions := []condition{
-		nodeIs(), networksAre(networks), podsAre(in), leased, keeper, forwardingIs(), firewall, drift,
+		nodeCondition(), networksCondition(networks), podsCondition(inspection), leased, keeper,
+		forwardingCondition(), firewall, drift,
 	}
 	well := true
 	var text strings.Builder
 	for _, c := range conditions {
-		fmt.Fprintf(&text, "%-10s %s\n", c.Of, printable.Line(c.Is))
-		well = well && c.Well
+		fmt.Fprintf(&text, "%-10s %s\n", c.Subject, printable.Line(c.State))
+		well = well && c.OK
 	}
 
 	if well {
@@ -70,7 +71,7 @@ func (o *options) status(ctx context.Context, node *network.Node, _ []string) er
 	return o.answer(text.String(), conditions, !well, "not all is well")
 }
 
-func nodeIs() condition {
+func nodeCondition() condition {
 	host, _ := os.Hostname()
 	var kernel unix.Utsname
 	_ = unix.Uname(&kernel) // fails only for an invalid pointer
@@ -78,19 +79,19 @@ func nodeIs() condition {
 		thisVersion().Version), true}
 }
 
-func networksAre(list []view.Network) condition {
+func networksCondition(list []view.Network) condition {
 	var texts []string
 	for _, n := range list {
-		on := n.Name + " on " + cmp.Or(n.Bridge, "-")
+		nameOnBridge := n.Name + " on " + cmp.Or(n.Bridge, "-")
 		if n.Uplink != "" {
-			on += " with uplink " + n.Uplink
+			nameOnBridge += " with uplink " + n.Uplink
 		}
 		for _, p := range n.Pools {
 			if p.Free == 0 {
-				on += " (" + p.Range + " is full)"
+				nameOnBridge += " (" + p.Range + " is full)"
 			}
 		}
-		texts = append(texts, on)
+		texts = append(texts, nameOnBridge)
 	}
 
 	if len(list) == 0 {
@@ -101,9 +102,9 @@ func networksAre(list []view.Network) condition {
 	return condition{"networks", strings.Join(texts, ", "), !strings.Contains(strings.Join(texts, ""), " is full)")}
 }
 
-func podsAre(in *network.Inspection) condition {
+func podsCondition(inspection *network.Inspection) condition {
 	adding, differ := 0, 0
-	for _, r := range in.Attachments {
+	for _, r := range inspection.Attachments {
 		switch {
 		case len(r.Differences) > 0:
 			differ++
@@ -112,7 +113,7 @@ func podsAre(in *network.Inspection) condition {
 		}
 	}
 
-	text := numberOf(len(in.Attachments))
+	text := numberOf(len(inspection.Attachments))
 	if adding > 0 {
 		text += fmt.Sprintf(", %d of them being added", adding)
 	}
@@ -131,8 +132,8 @@ func numberOf(n int) string {
 	return strconv.Itoa(n)
 }
 
-// leasesWell returns the conditions of the leases, and of the keeper that renews them.
-func (o *options) leasesWell() (leased, keeper condition, _ error) {
+// leaseConditions returns the conditions of the leases, and of the keeper that renews them.
+func (o *options) leaseConditions() (leased, keeper condition, _ error) {
 	d, err := lease.Open(o.leases)
 	if err != nil {
 		return leased, keeper, err
@@ -152,22 +153,22 @@ func (o *options) leasesWell() (leased, keeper condition, _ error) {
 
 	leased = condition{"leases", numberOf(len(records)), bad == 0}
 	if bad > 0 {
-		leased.Is += fmt.Sprintf(", %d in trouble: tombolo leases", bad)
+		leased.State += fmt.Sprintf(", %d in trouble: tombolo leases", bad)
 	}
 
 	keeper = condition{"keeper", "tombolod runs", true}
 	if err := d.CheckKeeper(); errors.Is(err, lease.ErrNoKeeper) && len(records) == 0 {
-		keeper.Is = "tombolod does not run, and no lease needs it"
+		keeper.State = "tombolod does not run, and no lease needs it"
 	} else if err != nil {
-		keeper.Is, keeper.Well = err.Error(), false
+		keeper.State, keeper.OK = err.Error(), false
 	}
 
 	return leased, keeper, nil
 }
 
-// forwardingIs returns the condition of forwarding: for each address family of the kernel, whether the host forwards
-// for everyone, only for pods, or not at all.
-func forwardingIs() condition {
+// forwardingCondition returns the condition of forwarding: for each address family of the kernel, whether the host
+// forwards for everyone, only for pods, or not at all.
+func forwardingCondition() condition {
 	var texts []string
 	for _, family := range [][3]string{{"IPv4", "net/ipv4/ip_forward", "net/ipv4/conf/lo/forwarding"},
 		{"IPv6", "net/ipv6/conf/all/forwarding", "net/ipv6/conf/lo/force_forwarding"}} {
@@ -190,10 +191,10 @@ func forwardingIs() condition {
 	return condition{"forwarding", strings.Join(texts, "; "), true}
 }
 
-// asSetUp returns a condition for the differences of the firewall, and one for all other differences.
-func asSetUp(in *network.Inspection) (firewall, drift condition) {
+// setupConditions returns a condition for the differences of the firewall, and one for all other differences.
+func setupConditions(inspection *network.Inspection) (firewall, drift condition) {
 	var ofFirewall, others []report.Line
-	for _, cause := range report.Causes(in) {
+	for _, cause := range report.Causes(inspection) {
 		if doctor.StepOf(cause.First) == doctor.StepFirewall {
 			ofFirewall = append(ofFirewall, cause)
 		} else {
@@ -201,24 +202,24 @@ func asSetUp(in *network.Inspection) (firewall, drift condition) {
 		}
 	}
 
-	firewall, drift = causesIn("firewall", ofFirewall), causesIn("drift", others)
-	if firewall.Well && len(in.Others) > 0 {
-		firewall.Is = "as it was set up; what other programs have set up may matter (tombolo check): " +
-			strings.Join(in.Others, "; ")
+	firewall, drift = causesCondition("firewall", ofFirewall), causesCondition("drift", others)
+	if firewall.OK && len(inspection.Others) > 0 {
+		firewall.State = "as it was set up; what other programs have set up may matter (tombolo check): " +
+			strings.Join(inspection.Others, "; ")
 	}
 
 	return firewall, drift
 }
 
-// causesIn returns a line of the status, with the first cause and the number of further causes. The first argument is
-// the line's subject. Without causes the line reports a good state.
-func causesIn(of string, causes []report.Line) condition {
+// causesCondition returns a line of the status, with the first cause and the number of further causes. The first
+// argument is the line's subject. Without causes the line reports a good state.
+func causesCondition(subject string, causes []report.Line) condition {
 	if len(causes) == 0 {
-		return condition{of, "as it was set up", true}
+		return condition{subject, "as it was set up", true}
 	}
 	text := causes[0].String()
 	if n := len(causes) - 1; n > 0 {
 		text += fmt.Sprintf(", and %d more: tombolo check", n)
 	}
-	return condition{of, text, false}
+	return condition{subject, text, false}
 }

@@ -16,7 +16,7 @@ import (
 
 func (o *options) uplinkCommand() *cobra.Command {
 	byTake := false
-	plan := o.onUplink("plan NIC BRIDGE",
+	plan := o.uplinkSubcommand("plan NIC BRIDGE",
 		"print what a network with this uplink makes, and what cannot work; change nothing",
 		"Print what the first ADD of a network with this uplink and bridge makes, and what cannot work. Change "+
 			"nothing. With --take, print how `uplink take` would make the NIC a port of the bridge.",
@@ -27,7 +27,7 @@ func (o *options) uplinkCommand() *cobra.Command {
 			return o.planShare(ctx, node, args[0], args[1])
 		})
 	plan.Flags().BoolVar(&byTake, "take", false, "print the steps of `uplink take`")
-	take := o.onUplink("take NIC BRIDGE",
+	take := o.uplinkSubcommand("take NIC BRIDGE",
 		"make a NIC with static addresses a port of a bridge, which gets its addresses and routes",
 		"Make a NIC a port of a bridge, which gets its addresses and routes. No network needs that: mode \"lan\" "+
 			"shares the NIC. It is for hosts with static addresses. A NIC that a DHCP client or router "+
@@ -38,10 +38,10 @@ func (o *options) uplinkCommand() *cobra.Command {
 			}
 			return o.print(args[0]+" is a port of "+args[1]+", which has its addresses and routes\n", nil)
 		})
-	restore := o.onUplink("restore NIC [BRIDGE]", "undo `uplink take`: give the NIC its addresses and routes back",
+	restore := o.uplinkSubcommand("restore NIC [BRIDGE]", "undo `uplink take`: give the NIC its addresses and routes back",
 		"Take a NIC off its bridge, and give it its addresses and routes back. The exit status is 3 while pods use it.",
 		o.restoreUplink)
-	status := o.withJSON(o.onUplink("status [NIC]",
+	status := o.withJSON(o.uplinkSubcommand("status [NIC]",
 		"list the NICs that are shared or taken over, and what is not as it was made",
 		"List the NICs that are shared or taken over, and what is not as it was made. The exit status is 4 if "+
 			"something is not.", o.uplinkStatus))
@@ -49,8 +49,8 @@ func (o *options) uplinkCommand() *cobra.Command {
 		take, restore, status)
 }
 
-// onUplink returns a subcommand of uplink. It opens the node and calls do.
-func (o *options) onUplink(use, short, long string,
+// uplinkSubcommand returns a subcommand of uplink. It opens the node and calls do.
+func (o *options) uplinkSubcommand(use, short, long string,
 	do func(context.Context, *network.Node, []string) error) *cobra.Command {
 	cmd := command(use, short, long, func(ctx context.Context, args []string) error {
 		node, err := network.Open(ctx, &network.Config{StateDir: o.state})

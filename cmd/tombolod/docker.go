@@ -69,9 +69,9 @@ func (p *program) inherited() (net.Listener, error) {
 	return net.FileListener(f)
 }
 
-// turnAway closes the connections that wait in the inherited socket, because tombolod cannot run. dockerd has no
-// time-out, and would hang instead of reporting an error.
-func (p *program) turnAway() {
+// refuseConnections closes the connections that wait in the inherited socket, because tombolod cannot run. dockerd has
+// no time-out, and would hang instead of reporting an error.
+func (p *program) refuseConnections() {
 	l, err := p.inherited()
 	unix, ok := l.(*net.UnixListener)
 	if err != nil || !ok {

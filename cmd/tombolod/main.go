@@ -98,7 +98,7 @@ func (p *program) run(ctx context.Context, args []string) int {
 	log := p.logger(o.level)
 	if err := p.keep(ctx, o, log); err != nil {
 		log.Error("tombolod ends", "err", err)
-		p.turnAway()
+		p.refuseConnections()
 		return exitFailed
 	}
 

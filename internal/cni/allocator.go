@@ -141,7 +141,7 @@ type ipamRequest struct {
 	delegate.Plugin
 	Network string // the network's name, and the name of its directory of reservations
 	Section Section
-	Asked
+	RequestedAddresses
 	DefaultDataDir string // for networks without ipam.dataDir
 
 	// Strict is set for ADD, CHECK and STATUS. Then every fault of the section is an error, including unknown fields
@@ -189,7 +189,7 @@ func newAllocator(r *ipamRequest) (*allocator, error) {
 		return a, nil
 	default:
 		r.Self = self
-		a.Allocator = &delegated{a.ipamSection, r}
+		a.Allocator = &delegatedIPAM{a.ipamSection, r}
 	}
 
 	if r.Strict && a.confErr != nil {

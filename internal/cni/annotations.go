@@ -18,8 +18,8 @@ const annotationPrefix = "tombolo-cni.github.io/"
 // annotationsCapability is the capability with the annotations of a Kubernetes pod, which containerd and CRI-O pass.
 const annotationsCapability = "io.kubernetes.cri.pod-annotations"
 
-// annotated holds the settings that a pod requests by annotations.
-type annotated struct {
+// annotations holds the settings that a pod requests by annotations.
+type annotations struct {
 	IPs       entries    `json:"ips"`
 	MAC       string     `json:"mac"`
 	Bandwidth *Bandwidth `json:"bandwidth"`
@@ -95,7 +95,7 @@ func (c *NetConf) annotate() (found strict.Problems) {
 		}
 	}
 
-	rc.podPolicy = rc.or(a.podPolicy)
+	rc.podPolicy = rc.withDefaults(a.podPolicy)
 	if a.Bandwidth != nil {
 		rc.Bandwidth = a.Bandwidth
 	}
@@ -104,7 +104,7 @@ func (c *NetConf) annotate() (found strict.Problems) {
 }
 
 // read decodes the value of an annotation: JSON if it begins with a bracket, else text.
-func (a *annotated) read(setting, value string) error {
+func (a *annotations) read(setting, value string) error {
 	raw := json.RawMessage(value)
 	if !strings.HasPrefix(value, "{") && !strings.HasPrefix(value, "[") {
 		raw, _ = json.Marshal(value)

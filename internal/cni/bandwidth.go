@@ -22,9 +22,9 @@ type bandwidthConf struct {
 
 func (f *bandwidthConf) problems() []error {
 	p := problems(f.Common.problems())
-	of := f.limits(f.Bandwidth)
-	p.burst("ingress", of.Ingress)
-	p.burst("egress", of.Egress)
+	limits := f.limits(f.Bandwidth)
+	p.burst("ingress", limits.Ingress)
+	p.burst("egress", limits.Egress)
 	p.limits("the configuration", f.Bandwidth)
 	return p
 }
@@ -45,7 +45,7 @@ func orZero[T any](p *T) T { return *cmp.Or(p, new(T)) }
 
 func (f *bandwidthConf) run(ctx context.Context, c *call) (*current.Result, error) {
 	if c.verb == "DEL" { // limits that no ADD accepts must not keep a plugin before this one from its DEL
-		c.takeBack(func(change network.Change) error {
+		c.undoChange(func(change network.Change) error {
 			_, err := change.Limit(ctx, bandwidth.Shape{})
 			return err
 		})
@@ -57,7 +57,7 @@ func (f *bandwidthConf) run(ctx context.Context, c *call) (*current.Result, erro
 		return c.passThrough()
 	}
 
-	prev, change, err := c.chained()
+	prev, change, err := c.chainedChange()
 	if err != nil {
 		return nil, err
 	}
@@ -66,13 +66,13 @@ func (f *bandwidthConf) run(ctx context.Context, c *call) (*current.Result, erro
 		return nil, differ(change.Check(ctx, nil, &shape))
 	}
 
-	by, err := change.Limit(ctx, shape)
+	port, err := change.Limit(ctx, shape)
 	if err != nil {
 		return nil, err
 	}
 
-	if by != nil {
-		prev.Interfaces = append(prev.Interfaces, &current.Interface{Name: by.Name, Mac: by.MAC.String()})
+	if port != nil {
+		prev.Interfaces = append(prev.Interfaces, &current.Interface{Name: port.Name, Mac: port.MAC.String()})
 	}
 
 	return prev, nil

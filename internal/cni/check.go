@@ -61,21 +61,21 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 	}
 
 	inPod := 0
-	for _, in := range prev.Interfaces {
-		if in.Sandbox == "" {
-			r.HostMACs[in.Name] = in.Mac
+	for _, iface := range prev.Interfaces {
+		if iface.Sandbox == "" {
+			r.HostMACs[iface.Name] = iface.Mac
 			continue
 		}
 
 		inPod++
-		if in.Name != c.ifName || in.Mac == "" {
+		if iface.Name != c.ifName || iface.Mac == "" {
 			continue
 		}
 
-		mac, err := net.ParseMAC(in.Mac)
+		mac, err := net.ParseMAC(iface.Mac)
 		if err != nil || len(mac) != 6 {
 			wrong = append(wrong, fmt.Sprintf("prevResult gives the interface %s the MAC %.40q, which is invalid",
-				in.Name, in.Mac))
+				iface.Name, iface.Mac))
 			continue
 		}
 

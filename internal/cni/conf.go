@@ -61,7 +61,7 @@ type Common struct {
 	LogLevel    string   `json:"logLevel"`
 
 	argMAC    string // args.cni.mac
-	annotated annotated
+	annotated annotations
 }
 
 // podPolicy holds the policies that a network has, and that a runtime may request for a pod besides.
@@ -70,8 +70,8 @@ type podPolicy struct {
 	PublishFrom  entries `json:"publishFrom"`
 }
 
-// or returns p, with the settings of q where p has none.
-func (p podPolicy) or(q podPolicy) podPolicy {
+// withDefaults returns p, with the settings of q where p has none.
+func (p podPolicy) withDefaults(q podPolicy) podPolicy {
 	return podPolicy{cmp.Or(p.EgressPolicy, q.EgressPolicy), cmp.Or(p.PublishFrom, q.PublishFrom)}
 }
 
@@ -126,7 +126,7 @@ type runtimeConfig struct {
 		Searches []string `json:"searches"`
 		Options  []string `json:"options"`
 	} `json:"dns"`
-	Asked
+	RequestedAddresses
 }
 
 const (
@@ -153,14 +153,14 @@ func (Mark) JSONExpects() string { return `one bit of 32, as a number or as "0x1
 
 func (c *Common) common() *Common { return c }
 
-func (c *Common) complete(of *call) {
+func (c *Common) complete(request *call) {
 	var args struct {
 		IPs []string `json:"ips"`
 		MAC string   `json:"mac"`
 		podPolicy
 	}
-	of.readArgs(&args)
-	c.RuntimeConfig.podPolicy = c.RuntimeConfig.or(args.podPolicy)
+	request.readArgs(&args)
+	c.RuntimeConfig.podPolicy = c.RuntimeConfig.withDefaults(args.podPolicy)
 	c.argMAC, c.RuntimeConfig.ArgIPs = args.MAC, args.IPs
 }
 
@@ -252,8 +252,8 @@ func (c *call) parse(data []byte) error {
 	return nil
 }
 
-// wrong returns all errors in the configuration. Verbs other than DEL and GC refuse a configuration with errors.
-func (c *call) wrong() strict.Problems { return slices.Concat(c.undecoded, c.problems()) }
+// configErrors returns all errors in the configuration. Verbs other than DEL and GC refuse a configuration with errors.
+func (c *call) configErrors() strict.Problems { return slices.Concat(c.undecoded, c.problems()) }
 
 // refuse returns the first error in the configuration. For DEL and GC it returns nil, since they must do as much as
 // possible.
@@ -261,7 +261,7 @@ func (c *call) refuse() error {
 	if c.verb == "DEL" || c.verb == "GC" {
 		return nil
 	}
-	return c.wrong().First()
+	return c.configErrors().First()
 }
 
 // accept returns an error unless this plugin supports the configuration's version, and that version has the verb.
@@ -312,7 +312,7 @@ func Examine(name string, data []byte) (*network.Network, []string) {
 	}
 
 	note(c.parse(data))
-	note(c.wrong()...)
+	note(c.configErrors()...)
 	note(c.accept(), c.conf.acceptName())
 	if f, ok := c.configuration.(*portmapConf); ok {
 		note(f.unsupported())

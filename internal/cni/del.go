@@ -19,7 +19,7 @@ func (c *call) del(ctx context.Context, node *network.Node, conf *NetConf) error
 		if err != nil || prev == nil {
 			return nil
 		}
-		return c.addressesIn(prev)
+		return c.podAddresses(prev)
 	}
 	return node.Del(ctx, c.key(), known)
 }
@@ -36,10 +36,12 @@ func (c *NetConf) known() *network.Known {
 }
 
 // isPods reports whether an interface in a result is the pod's interface of this call.
-func (c *call) isPods(in *current.Interface) bool { return in.Sandbox != "" && in.Name == c.ifName }
+func (c *call) isPods(iface *current.Interface) bool {
+	return iface.Sandbox != "" && iface.Name == c.ifName
+}
 
-// addressesIn returns the addresses of the pod's interface in a result. It skips addresses of other interfaces.
-func (c *call) addressesIn(prev *current.Result) []netip.Addr {
+// podAddresses returns the addresses of the pod's interface in a result. It skips addresses of other interfaces.
+func (c *call) podAddresses(prev *current.Result) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range prev.IPs {
 		if ip.Interface != nil && !c.isPods(prev.Interfaces[*ip.Interface]) {

@@ -15,27 +15,27 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// delegated is an allocator that runs another project's IPAM plugin.
-type delegated struct {
+// delegatedIPAM is an allocator that runs another project's IPAM plugin.
+type delegatedIPAM struct {
 	*ipamSection
 	request *ipamRequest
 }
 
 // Bind returns d, since a plugin needs nothing from the node.
-func (d *delegated) Bind(ipam.Node) ipam.Allocator { return d }
+func (d *delegatedIPAM) Bind(ipam.Node) ipam.Allocator { return d }
 
 // Slow returns true, since a plugin may take long.
-func (d *delegated) Slow() bool { return true }
+func (d *delegatedIPAM) Slow() bool { return true }
 
-// ask runs the plugin with a verb other than ADD.
-func (d *delegated) ask(ctx context.Context, of *delegate.Plugin, verb string) error {
+// runVerb runs the plugin with a verb other than ADD.
+func (d *delegatedIPAM) runVerb(ctx context.Context, plugin *delegate.Plugin, verb string) error {
 	lockorder.Slow("a plugin")
-	return d.wrap(of.Run(ctx, verb))
+	return d.wrap(plugin.Run(ctx, verb))
 }
 
 // Add runs the plugin with ADD. If that fails, it runs the plugin with DEL, as section 4 of the CNI specification
 // 1.1.0 requires. It ignores parts of the result that an IPAM plugin must not set.
-func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, error) {
+func (d *delegatedIPAM) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, error) {
 	lockorder.Slow("a plugin")
 	result, err := d.request.Plugin.Add(ctx)
 	if err == nil {
@@ -47,7 +47,7 @@ func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, er
 		return nil, d.undo(ctx, d.wrap(err))
 	}
 
-	addresses := heldAddresses(result)
+	addresses := resultAddresses(result)
 	if d.request.ByName {
 		d.reported = slices.Clone(addresses)
 	}
@@ -57,32 +57,32 @@ func (d *delegated) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, er
 
 // undo runs the plugin with DEL after an ADD that failed with cause, even if ctx has ended. It returns cause as the
 // first error, so that the runtime gets its code.
-func (d *delegated) undo(ctx context.Context, cause error) error {
+func (d *delegatedIPAM) undo(ctx context.Context, cause error) error {
 	if errors.Is(cause, delegate.ErrNotFound) || errors.Is(cause, delegate.ErrSelf) {
 		return cause
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), network.UndoTimeout)
 	defer cancel()
-	if err := d.ask(ctx, &d.request.Plugin, "DEL"); err != nil {
+	if err := d.runVerb(ctx, &d.request.Plugin, "DEL"); err != nil {
 		return errors.Join(cause, fmt.Errorf("undo the failed ADD: %w", err))
 	}
 	return cause
 }
 
 // Del runs the plugin with DEL. The plugin keeps its own records, so Del ignores the hint.
-func (d *delegated) Del(ctx context.Context, owner ipam.Owner, _ []netip.Addr) error {
-	of := d.request.Plugin
-	if owner.ContainerID != of.ContainerID || owner.IfName != of.IfName {
+func (d *delegatedIPAM) Del(ctx context.Context, owner ipam.Owner, _ []netip.Addr) error {
+	plugin := d.request.Plugin
+	if owner.ContainerID != plugin.ContainerID || owner.IfName != plugin.IfName {
 		// The owner is another attachment than the call's: the call is a GC, or an ADD that takes down a dead pod.
 		// Its namespace and its CNI_ARGS are unknown.
-		of.ContainerID, of.IfName, of.NetNS, of.Args = owner.ContainerID, owner.IfName, "", ""
+		plugin.ContainerID, plugin.IfName, plugin.NetNS, plugin.Args = owner.ContainerID, owner.IfName, "", ""
 	}
-	return d.unlessSelf(d.ask(ctx, &of, "DEL"))
+	return d.warnIfSelf(d.runVerb(ctx, &plugin, "DEL"))
 }
 
-// unlessSelf turns ErrSelf into a warning, for verbs that take pods down. No ADD has ever got an address from this
+// warnIfSelf turns ErrSelf into a warning, for verbs that take pods down. No ADD has ever got an address from this
 // program itself, so there is none to release.
-func (d *delegated) unlessSelf(err error) error {
+func (d *delegatedIPAM) warnIfSelf(err error) error {
 	if errors.Is(err, delegate.ErrSelf) {
 		d.request.Warn(err.Error())
 		return nil
@@ -91,19 +91,19 @@ func (d *delegated) unlessSelf(err error) error {
 }
 
 // Check runs the plugin with CHECK. The plugin finds prevResult in the configuration.
-func (d *delegated) Check(ctx context.Context, _ ipam.Owner, _ []ipam.Address) error {
-	return d.ask(ctx, &d.request.Plugin, "CHECK")
+func (d *delegatedIPAM) Check(ctx context.Context, _ ipam.Owner, _ []ipam.Address) error {
+	return d.runVerb(ctx, &d.request.Plugin, "CHECK")
 }
 
 // Collect runs the plugin with GC. The plugin finds the valid attachments in the configuration.
-func (d *delegated) Collect(ctx context.Context, _ []ipam.Owner) error {
-	return d.unlessSelf(d.ask(ctx, &d.request.Plugin, "GC"))
+func (d *delegatedIPAM) Collect(ctx context.Context, _ []ipam.Owner) error {
+	return d.warnIfSelf(d.runVerb(ctx, &d.request.Plugin, "GC"))
 }
 
 // Status runs the plugin with STATUS. If the plugin is missing or ends without an error object, the error has code
 // 50. An error of the plugin keeps its code.
-func (d *delegated) Status(ctx context.Context) error {
-	err := d.ask(ctx, &d.request.Plugin, "STATUS")
+func (d *delegatedIPAM) Status(ctx context.Context) error {
+	err := d.runVerb(ctx, &d.request.Plugin, "STATUS")
 	var own *types.Error
 	if errors.As(err, &own) && (own.Code == codePluginMissing || own.Code == codePluginFailed) {
 		return withCode(codeNotAvailable, err)
@@ -112,7 +112,7 @@ func (d *delegated) Status(ctx context.Context) error {
 }
 
 // wrap adds a code to an error, unless the error is the plugin's own.
-func (d *delegated) wrap(err error) error {
+func (d *delegatedIPAM) wrap(err error) error {
 	code := codePluginFailed
 	switch {
 	case err == nil, errors.As(err, new(*types.Error)):

@@ -147,9 +147,9 @@ func (id *identity) text(owner string) string { return owner + "/" + id.Network 
 // the MAC with the type of Ethernet. Otherwise the value is a text with type 0, which means that it is not a hardware
 // address. The text is readable, so that an operator can recognize it in the server's list and reserve an address for
 // it.
-func (id *identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
+func (id *identity) clientID(basis string, mac net.HardwareAddr) ([]byte, error) {
 	text := id.text(id.ContainerID)
-	switch by {
+	switch basis {
 	case clientByMAC:
 		const ethernet = 1
 		return append([]byte{ethernet}, mac...), nil
@@ -173,9 +173,9 @@ func (id *identity) clientID(by string, mac net.HardwareAddr) ([]byte, error) {
 // mac returns a locally administered MAC derived from the identity. The same identity always gets the same MAC, since
 // home routers reserve addresses by MAC. The MAC is derived from the pod's name if that is known. If it is not, or if
 // the setting in by is "container", the MAC is derived from the container ID.
-func (id *identity) mac(by string) net.HardwareAddr {
+func (id *identity) mac(basis string) net.HardwareAddr {
 	owner := id.ContainerID
-	if id.pod != "" && by != clientByContainer {
+	if id.pod != "" && basis != clientByContainer {
 		owner = id.pod
 	}
 	return MACOf(id.text(owner))

@@ -103,9 +103,9 @@ func substitutes() map[string]string {
 	}
 }
 
-// coded returns the error that a runtime gets, with the first code in the chain or tree of err. The message contains
-// the texts of all errors.
-func coded(err error) *types.Error {
+// newCNIError returns the error that a runtime gets, with the first code in the chain or tree of err. The message
+// contains the texts of all errors.
+func newCNIError(err error) *types.Error {
 	code, ok := firstCode(err)
 	if !ok {
 		code = codeKernel
@@ -115,9 +115,9 @@ func coded(err error) *types.Error {
 
 // firstCode returns the first code in an error's chain or tree.
 func firstCode(err error) (code uint, ok bool) {
-	for _, of := range codes() {
-		if err == of.err {
-			return of.code, true
+	for _, known := range codes() {
+		if err == known.err {
+			return known.code, true
 		}
 	}
 

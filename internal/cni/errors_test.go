@@ -58,10 +58,10 @@ func TestCodesOfErrors(t *testing.T) {
 			"device or resource busy; operation not permitted; input/output error"},
 	} {
 		nstest.RunParallel(t, tt.name, func(t *testing.T) {
-			expect.NoDiff(t, cmp.Diff(&types.Error{Code: tt.code, Msg: tt.msg}, coded(tt.err)), "error")
+			expect.NoDiff(t, cmp.Diff(&types.Error{Code: tt.code, Msg: tt.msg}, newCNIError(tt.err)), "error")
 		})
 	}
 	var conflict error = &nft.ConflictError{}
-	e := coded(fmt.Errorf("add: %w", conflict))
+	e := newCNIError(fmt.Errorf("add: %w", conflict))
 	expect.That(t, e.Code == 112, "an element of another owner: code %d", e.Code)
 }

@@ -120,7 +120,7 @@ func FuzzPrevResult(f *testing.F) {
 		}
 		// What CHECK, DEL and a chained ADD do with it.
 		c := &call{ifName: "eth0", containerID: "c1"}
-		for _, a := range c.addressesIn(res) {
+		for _, a := range c.podAddresses(res) {
 			expect.That(t, a.IsValid(), "an invalid address")
 		}
 		if _, err := routesOf(res.Routes); err != nil && code(err) == 0 {

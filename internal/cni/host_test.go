@@ -50,7 +50,7 @@ func TestPrevResultOfEachVersion(t *testing.T) {
 					continue
 				}
 				c := &call{ifName: "eth0"}
-				expect.NoDiff(t, cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()), "%s: addresses", name)
+				expect.NoDiff(t, cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.podAddresses(res), netipValues()), "%s: addresses", name)
 				expect.That(t, len(res.Routes) == 1 && res.CNIVersion == "1.1.0", "%s: %+v", name, res)
 			}
 		})
@@ -94,7 +94,7 @@ func TestAddressesOfTheAttachmentAlone(t *testing.T) {
 			{"address": "10.62.0.2/24", "interface": 2}, {"address": "fd61::2/64"}]}`), CNIVersion: "1.1.0"}).prevResult()
 	must.Succeed(t, err)
 	c := &call{ifName: "eth0"}
-	expect.NoDiff(t, cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.addressesIn(res), netipValues()), "addresses")
+	expect.NoDiff(t, cmp.Diff(nstest.Addrs("10.61.0.2", "fd61::2"), c.podAddresses(res), netipValues()), "addresses")
 }
 
 func TestConfigurationFromARecord(t *testing.T) {

@@ -46,7 +46,7 @@ func (a *allocator) readHostLocal(r *ipamRequest) error {
 		return newError(codeInvalidConfig, "field \"ipam.dataDir\": %q is not an absolute path", dir)
 	}
 
-	sets := conf.sets(&r.Asked)
+	sets := conf.sets(&r.RequestedAddresses)
 	if len(sets) == 0 {
 		a.noRanges = newError(codeInvalidConfig,
 			`host-local has no addresses to give: set "ipam.ranges" (or the capability ipRanges)`)

@@ -132,7 +132,7 @@ func TestRangesComeInTheReferencesOrder(t *testing.T) {
 		`"runtimeConfig":{"ipRanges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd00::/64"}]],"other":{"a":1}}}`)
 	must.Succeed(t, r.read(&conf))
 	var got []string
-	for _, set := range conf.sets(&r.Asked) {
+	for _, set := range conf.sets(&r.RequestedAddresses) {
 		got = append(got, set.Name+" range "+set.Ranges[0].Subnet.String())
 	}
 	want := []string{

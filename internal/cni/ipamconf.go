@@ -45,8 +45,8 @@ func isEmpty(data json.RawMessage) bool {
 	return slices.Contains([]string{"", "null", "{}"}, strings.TrimSpace(string(data)))
 }
 
-// Asked holds a runtime's requests for addresses besides the ipam section.
-type Asked struct {
+// RequestedAddresses holds a runtime's requests for addresses besides the ipam section.
+type RequestedAddresses struct {
 	IPRanges [][]ipam.Range `json:"ipRanges"` // capability ipRanges
 	IPs      []string       `json:"ips"`      // capability ips
 	ArgIPs   []string       `json:"-"`        // args.cni.ips
@@ -85,14 +85,14 @@ func (r *ipamRequest) read(into any) error {
 // sets returns the range sets in the reference plugin's order, which is part of the format on disk. First come the
 // sets of runtimeConfig, then the range in the section itself, then the sets of ipam.ranges. The names of the sets,
 // for errors, are the names of their fields.
-func (h *hostLocalConf) sets(asked *Asked) []ipam.RangeSet {
+func (h *hostLocalConf) sets(requested *RequestedAddresses) []ipam.RangeSet {
 	var sets []ipam.RangeSet
 	addAll := func(field string, confs [][]ipam.Range) {
 		for i, ranges := range confs {
 			sets = append(sets, ipam.RangeSet{Name: fmt.Sprintf("%s[%d]", field, i), Ranges: ranges})
 		}
 	}
-	addAll("runtimeConfig.ipRanges", asked.IPRanges)
+	addAll("runtimeConfig.ipRanges", requested.IPRanges)
 	if h.Range != (ipam.Range{}) {
 		h.Range.Name = "ipam"
 		sets = append(sets, ipam.RangeSet{Name: "ipam", Ranges: []ipam.Range{h.Range}})

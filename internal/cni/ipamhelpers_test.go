@@ -49,9 +49,9 @@ func (n *ipamNode) dir() string { return filepath.Join(n.dataDir, "lan") }
 // fill fills in what a caller of newAllocator reads of a netconf, as far as it can be read.
 func (r *ipamRequest) fill(conf string) *ipamRequest {
 	var c struct {
-		IPAM          Section         `json:"ipam"`
-		Capabilities  map[string]bool `json:"capabilities"`
-		RuntimeConfig Asked           `json:"runtimeConfig"`
+		IPAM          Section            `json:"ipam"`
+		Capabilities  map[string]bool    `json:"capabilities"`
+		RuntimeConfig RequestedAddresses `json:"runtimeConfig"`
 		Args          struct {
 			CNI struct {
 				IPs []string `json:"ips"`
@@ -59,7 +59,7 @@ func (r *ipamRequest) fill(conf string) *ipamRequest {
 		} `json:"args"`
 	}
 	strict.Unmarshal([]byte(conf), &c, strict.Everything)
-	r.Name, r.Section, r.Asked, r.RangesLater, r.Stdin = c.IPAM.Type, c.IPAM, c.RuntimeConfig, c.Capabilities["ipRanges"], []byte(conf)
+	r.Name, r.Section, r.RequestedAddresses, r.RangesLater, r.Stdin = c.IPAM.Type, c.IPAM, c.RuntimeConfig, c.Capabilities["ipRanges"], []byte(conf)
 	r.ArgIPs = c.Args.CNI.IPs
 	return r
 }

@@ -56,33 +56,33 @@ func (c *call) findHandlers() (handlers, error) {
 // operator may have given single plugin names to the other program, or back. After a reboot the records are gone, and
 // only the ADD's result shows which program made the pod.
 func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) handlers {
-	ours, others := c.madeBy(port)
-	by := handlers{ours: true}
+	ours, others := c.findMakers(port)
+	selected := handlers{ours: true}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		by = handlers{ours: ours, kept: !ours}
+		selected = handlers{ours: ours, kept: !ours}
 	case err == nil && rec.State == state.Ready:
-		by.kept = others || c.lacks(rec) && len(c.wrong()) == 0
+		selected.kept = others || c.lacks(rec) && len(c.configErrors()) == 0
 	}
 
 	if c.Name == nameBridge {
-		by = handlers{ours: true, kept: by.kept && podHasLink(c.netns, c.ifName)}
+		selected = handlers{ours: true, kept: selected.kept && podHasLink(c.netns, c.ifName)}
 	}
-	return by
+	return selected
 }
 
-// madeBy reports, from the ADD's result, whether our plugin made the port, or another program did. Another program's
-// bridge plugin has a port in its result; plugins like ptp have no bridge.
-func (c *call) madeBy(port string) (ours, others bool) {
+// findMakers reports, from the ADD's result, whether our plugin made the port, or another program did. Another
+// program's bridge plugin has a port in its result; plugins like ptp have no bridge.
+func (c *call) findMakers(port string) (ours, others bool) {
 	prev, err := c.conf.prevResult()
 	if err != nil || prev == nil {
 		return false, false
 	}
 
 	host := 0
-	for _, in := range prev.Interfaces {
-		ours = ours || in.Name == port
-		if in.Sandbox == "" {
+	for _, iface := range prev.Interfaces {
+		ours = ours || iface.Name == port
+		if iface.Sandbox == "" {
 			host++
 		}
 	}
@@ -106,7 +106,7 @@ func (c *call) forward(ctx context.Context) ([]byte, error) {
 	case err == nil, errors.As(err, new(*types.Error)), ctx.Err() != nil:
 		return output, err
 	case errors.Is(err, delegate.ErrNotFound), c.verb == "DEL" && errors.Is(err, delegate.ErrSelf):
-		return nil, c.noneKept()
+		return nil, c.errNoneKept()
 	case errors.Is(err, delegate.ErrSelf):
 		return nil, newError(codeInvalidConfig,
 			"%s is Tombolo itself: put the %s there that other programs' pods are for", c.Kept, c.Name)
@@ -122,9 +122,9 @@ func (c *call) isBridgeOurs() bool {
 	return err == nil && ours
 }
 
-// noneKept returns the error for a pod of another program if no program was kept. For DEL and GC it returns nil: no
+// errNoneKept returns the error for a pod of another program if no program was kept. For DEL and GC it returns nil: no
 // other program has made anything for the pod, so there is nothing to remove.
-func (c *call) noneKept() error {
+func (c *call) errNoneKept() error {
 	if c.verb == "DEL" || c.verb == "GC" {
 		return nil
 	}

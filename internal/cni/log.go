@@ -86,8 +86,8 @@ func (l *stepLog) warn(msg string) {
 	l.Warn(printable.Line(msg))
 }
 
-// done writes the line about the verb, and closes the file.
-func (l *stepLog) done(failure *types.Error) {
+// close writes the line about the verb, and closes the file.
+func (l *stepLog) close(failure *types.Error) {
 	attrs := []any{slog.Duration("total", time.Since(l.start)), slog.GroupAttrs("steps", l.steps...)}
 	if failure != nil {
 		l.Error(failure.Msg, append(attrs, slog.Uint64("code", uint64(failure.Code)))...)

@@ -65,7 +65,7 @@ func TestStepsAreLoggedInTheirOrder(t *testing.T) {
 	for _, name := range []string{"open", "record", "ipam", "record"} {
 		l.step(name)
 	}
-	l.done(nil)
+	l.close(nil)
 	data, err := os.ReadFile(path)
 	must.Succeed(t, err)
 	at := -1
@@ -105,5 +105,5 @@ func TestNoLogIsALogOfNothing(t *testing.T) {
 	expect.That(t, l.file == nil && err == nil, "without a logFile: %v, %v", l.file, err)
 	l.step("open")
 	l.warn("worked around")
-	l.done(nil)
+	l.close(nil)
 }

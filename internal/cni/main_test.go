@@ -28,7 +28,7 @@ func describe(err error) string {
 	if err == nil {
 		return "no error"
 	}
-	e := coded(err)
+	e := newCNIError(err)
 	return fmt.Sprintf("code %d: %s", e.Code, e.Msg)
 }
 

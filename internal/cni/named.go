@@ -82,18 +82,18 @@ func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 
-	by, err := c.findHandlers()
+	selected, err := c.findHandlers()
 	if err != nil {
 		return nil, err
 	}
 
-	var undone error
-	if by.kept {
+	var undoErr error
+	if selected.kept {
 		output, err := c.forward(ctx)
-		if !by.ours {
+		if !selected.ours {
 			return output, err
 		}
-		undone = err // a DEL has both handlers
+		undoErr = err // a DEL has both handlers
 	}
 
 	if c.others { // the others were checked before
@@ -103,7 +103,7 @@ func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 	}
 
 	result, err := c.configuration.run(ctx, c)
-	if err = errors.Join(undone, err); err != nil || result == nil {
+	if err = errors.Join(undoErr, err); err != nil || result == nil {
 		return nil, err
 	}
 
@@ -112,8 +112,8 @@ func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), network.UndoTimeout)
 		defer cancel()
 		c.verb = "DEL"
-		_, undone = c.configuration.run(ctx, c)
-		return nil, errors.Join(err, undone)
+		_, undoErr = c.configuration.run(ctx, c)
+		return nil, errors.Join(err, undoErr)
 	}
 
 	return output, nil
@@ -138,8 +138,8 @@ func (c *call) refuseOwnNamespace() error {
 	return err
 }
 
-// chained returns the result of the previous plugins, which must exist, and a network.Change for the attachment.
-func (c *call) chained() (*current.Result, network.Change, error) {
+// chainedChange returns the result of the previous plugins, which must exist, and a network.Change for the attachment.
+func (c *call) chainedChange() (*current.Result, network.Change, error) {
 	prev, err := c.conf.prevResult()
 	if err == nil && prev == nil {
 		err = newError(codeInvalidConfig, "%s needs prevResult: %s works on an interface that a plugin before it made",
@@ -169,10 +169,10 @@ func (c *call) passThrough() (*current.Result, error) {
 	return c.conf.prevResult()
 }
 
-// takeBack undoes a plugin's changes of an attachment. It logs failures, such as an unreadable record or a full disk,
+// undoChange undoes a plugin's changes of an attachment. It logs failures, such as an unreadable record or a full disk,
 // and always succeeds. After an error the runtime would not call the DEL of the plugin bridge. That DEL comes next
 // and removes everything of the pod, if necessary without its record.
-func (c *call) takeBack(do func(network.Change) error) {
+func (c *call) undoChange(do func(network.Change) error) {
 	change, err := c.change()
 	if err == nil {
 		err = do(change)

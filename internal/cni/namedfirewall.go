@@ -57,7 +57,7 @@ func (f *firewallConf) run(ctx context.Context, c *call) (*current.Result, error
 		return nil, nil // the DEL of bridge removes our attachment's part
 	}
 
-	prev, change, err := c.chained()
+	prev, change, err := c.chainedChange()
 	if err != nil {
 		return nil, err
 	}

@@ -44,7 +44,7 @@ func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, err
 
 	alloc, err := newAllocator(&ipamRequest{
 		Plugin: delegate.Plugin{Name: c.Name, Args: c.args}, Network: f.Name,
-		Section: f.IPAM, Asked: f.RuntimeConfig.Asked, DefaultDataDir: ipam.DefaultDir,
+		Section: f.IPAM, RequestedAddresses: f.RuntimeConfig.RequestedAddresses, DefaultDataDir: ipam.DefaultDir,
 		ByName: true, Unrecorded: c.verb == "ADD", Strict: true, Warn: c.log.warn, LockWait: lockWait,
 	})
 	if err != nil {
@@ -71,7 +71,7 @@ func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, err
 		if err != nil {
 			return nil, err
 		}
-		held = heldAddresses(prev)
+		held = resultAddresses(prev)
 	}
 
 	return nil, alloc.Check(ctx, owner, held)

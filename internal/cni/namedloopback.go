@@ -30,9 +30,9 @@ func (f *loopbackConf) run(ctx context.Context, c *call) (*current.Result, error
 	case "ADD":
 		return c.addLoopback(ctx)
 	case "DEL":
-		return nil, withinPod(c.netns, func(conn *nl.Conn, _ *netns.NS) error { return setLoopback(conn, 0) })
+		return nil, inPodNamespace(c.netns, func(conn *nl.Conn, _ *netns.NS) error { return setLoopback(conn, 0) })
 	case "CHECK":
-		return nil, within(c.netns, func(conn *nl.Conn, _ *netns.NS) error {
+		return nil, inNamespace(c.netns, func(conn *nl.Conn, _ *netns.NS) error {
 			l, err := findLink(conn, loopbackName)
 			if err == nil && !l.Up() {
 				err = newError(codeDiffers, "%s is down", loopbackName)
@@ -53,13 +53,13 @@ func (c *call) addLoopback(ctx context.Context) (*current.Result, error) {
 	}
 
 	var list []netip.Prefix
-	err = within(c.netns, func(conn *nl.Conn, _ *netns.NS) error {
+	err = inNamespace(c.netns, func(conn *nl.Conn, _ *netns.NS) error {
 		if err := setLoopback(conn, unix.IFF_UP); err != nil {
 			return err
 		}
 
-		there, err := addr.On(conn).List(ctx, addr.Filter{Link: loopbackIndex})
-		for _, a := range there {
+		addresses, err := addr.On(conn).List(ctx, addr.Filter{Link: loopbackIndex})
+		for _, a := range addresses {
 			if !a.Prefix.Addr().IsLoopback() {
 				return newError(codeKernel, "%s has %s, which is no loopback address", loopbackName, a.Prefix)
 			}

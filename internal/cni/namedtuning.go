@@ -26,7 +26,7 @@ func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) 
 		return nil, nil
 	}
 
-	prev, change, err := c.chained()
+	prev, change, err := c.chainedChange()
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) 
 		return nil, c.checkTuned(f)
 	}
 
-	if err := f.allowed(ctx); err != nil {
+	if err := f.checkAllowed(ctx); err != nil {
 		return nil, err
 	}
 
@@ -55,7 +55,7 @@ func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) 
 // tune sets kernel parameters and attributes of the pod's interface. If it fails, it restores the attributes. Later
 // verbs do not restore them, since after ADD they belong to the pod.
 func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) error {
-	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
+	return inNamespace(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {
 			return sysctl.Write(strings.TrimPrefix(path, "/proc/sys/"), value)
 		})
@@ -68,7 +68,7 @@ func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) e
 			return err
 		}
 
-		had := f.currentValues(l)
+		before := f.currentValues(l)
 		if f.MAC != nil {
 			// Check before the pod gets the MAC. If another machine has the MAC, the pod's first frame would mislead
 			// the LAN's switches.
@@ -82,7 +82,7 @@ func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) e
 		}
 
 		if err != nil {
-			return errors.Join(err, had.set(conn, l, c.ifName))
+			return errors.Join(err, before.set(conn, l, c.ifName))
 		}
 
 		return nil
@@ -127,7 +127,7 @@ func (f *tuningConf) forget(c *call) {
 
 // checkTuned compares the parameters and attributes with the configuration.
 func (c *call) checkTuned(f *tuningConf) error {
-	return within(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
+	return inNamespace(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {
 			data, err := os.ReadFile(path)
 			if have := strings.TrimSuffix(string(data), "\n"); err == nil && have != value {

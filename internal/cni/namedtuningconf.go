@@ -31,8 +31,8 @@ type attributes struct {
 	TxQLen   *int    `json:"txQLen,omitempty"`
 }
 
-// over combines two sets of attributes. It takes each attribute from a if a has it, and otherwise from b.
-func (a attributes) over(b attributes) attributes {
+// withDefaults combines two sets of attributes. It takes each attribute from a if a has it, and otherwise from b.
+func (a attributes) withDefaults(b attributes) attributes {
 	return attributes{
 		cmp.Or(a.MAC, b.MAC), cmp.Or(a.Promisc, b.Promisc), cmp.Or(a.MTU, b.MTU),
 		cmp.Or(a.AllMulti, b.AllMulti), cmp.Or(a.TxQLen, b.TxQLen),
@@ -42,14 +42,15 @@ func (a attributes) over(b attributes) attributes {
 // currentValues returns the link's present values of the attributes that are set in a.
 func (a attributes) currentValues(l *link.Link) attributes {
 	return attributes{
-		where(a.MAC, l.MAC.String()), where(a.Promisc, l.Flags&unix.IFF_PROMISC != 0), where(a.MTU, l.MTU),
-		where(a.AllMulti, l.Flags&unix.IFF_ALLMULTI != 0), where(a.TxQLen, int(l.TxQLen)),
+		pointerIfSet(a.MAC, l.MAC.String()), pointerIfSet(a.Promisc, l.Flags&unix.IFF_PROMISC != 0),
+		pointerIfSet(a.MTU, l.MTU),
+		pointerIfSet(a.AllMulti, l.Flags&unix.IFF_ALLMULTI != 0), pointerIfSet(a.TxQLen, int(l.TxQLen)),
 	}
 }
 
-// where returns a pointer to the value have. If set is nil, which means that the attribute is not configured, it
+// pointerIfSet returns a pointer to the value have. If set is nil, which means that the attribute is not configured, it
 // returns nil.
-func where[T any](set *T, have T) *T {
+func pointerIfSet[T any](set *T, have T) *T {
 	if set == nil {
 		return nil
 	}
@@ -59,12 +60,12 @@ func where[T any](set *T, have T) *T {
 // set changes the link's attributes by one message.
 func (a attributes) set(conn *nl.Conn, l *link.Link, name string) error {
 	r := link.Request{Index: l.Index, MAC: a.mac(), MTU: a.MTU}
-	for bit, on := range map[uint32]*bool{unix.IFF_PROMISC: a.Promisc, unix.IFF_ALLMULTI: a.AllMulti} {
-		if on == nil {
+	for bit, isOn := range map[uint32]*bool{unix.IFF_PROMISC: a.Promisc, unix.IFF_ALLMULTI: a.AllMulti} {
+		if isOn == nil {
 			continue
 		}
 		r.Change |= bit
-		if *on {
+		if *isOn {
 			r.Flags |= bit
 		}
 	}
@@ -88,12 +89,12 @@ func (a attributes) mac() net.HardwareAddr {
 // attributes of its interface.
 type tuningConf struct {
 	Common
-	tuned
+	tuningSettings
 	DataDir string `json:"dataDir"`
 }
 
-// tuned holds the parameters and attributes to set.
-type tuned struct {
+// tuningSettings holds the parameters and attributes to set.
+type tuningSettings struct {
 	Sysctl sysctls `json:"sysctl"`
 	attributes
 }
@@ -132,14 +133,14 @@ func (f *tuningConf) complete(c *call) {
 		f.MAC = &mac
 	}
 
-	var by tuned
-	c.readArgs(&by)
-	f.attributes = by.over(f.attributes)
+	var settings tuningSettings
+	c.readArgs(&settings)
+	f.attributes = settings.withDefaults(f.attributes)
 	if f.Sysctl == nil {
 		f.Sysctl = sysctls{}
 	}
 
-	maps.Copy(f.Sysctl, by.Sysctl)
+	maps.Copy(f.Sysctl, settings.Sysctl)
 	if orZero(f.MAC) == "" {
 		f.MAC = nil
 	}
@@ -173,9 +174,9 @@ func sysctlFile(key, ifName string) string {
 	return filepath.Join("/proc/sys", strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1))
 }
 
-// allowed returns an error if the operator's list does not allow one of the kernel parameters. Without a list all
+// checkAllowed returns an error if the operator's list does not allow one of the kernel parameters. Without a list all
 // parameters are allowed.
-func (f *tuningConf) allowed(ctx context.Context) error {
+func (f *tuningConf) checkAllowed(ctx context.Context) error {
 	list, err := file.ReadNamed(ctx, allowlistFile, file.MaxRecord, 0)
 	if len(f.Sysctl) == 0 || errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -183,12 +184,12 @@ func (f *tuningConf) allowed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return allowedBy(string(list), f.Sysctl)
+	return checkAllowlist(string(list), f.Sysctl)
 }
 
-// allowedBy returns an error unless each parameter matches one of the regular expressions in list. The list has one
-// expression a line.
-func allowedBy(list string, parameters map[string]string) error {
+// checkAllowlist returns an error unless each parameter matches one of the regular expressions in list. The list has
+// one expression a line.
+func checkAllowlist(list string, parameters map[string]string) error {
 	for key := range parameters {
 		found := false
 		for line := range strings.Lines(list) {

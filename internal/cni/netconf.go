@@ -72,29 +72,29 @@ const (
 )
 
 // run runs a verb of Tombolo's own plugin, or of the reference plugin bridge.
-func (c *NetConf) run(ctx context.Context, of *call) (*current.Result, error) {
-	node, err := of.open(of.allocators(c))
+func (c *NetConf) run(ctx context.Context, request *call) (*current.Result, error) {
+	node, err := request.open(request.allocators(c))
 	if err != nil {
 		return nil, err
 	}
 
-	switch of.verb {
+	switch request.verb {
 	case "ADD":
-		return of.add(ctx, node, c)
+		return request.add(ctx, node, c)
 	case "DEL":
-		return nil, of.del(ctx, node, c)
+		return nil, request.del(ctx, node, c)
 	case "GC":
-		return nil, of.gc(ctx, node, c)
+		return nil, request.gc(ctx, node, c)
 	case "CHECK":
-		return nil, of.check(ctx, node, c)
+		return nil, request.check(ctx, node, c)
 	default: // STATUS: readEnvironment has checked the verb
-		return nil, of.status(ctx, node, c)
+		return nil, request.status(ctx, node, c)
 	}
 }
 
 // complete fills in the defaults that depend on the mode or on the plugin's name.
-func (c *NetConf) complete(of *call) {
-	c.Common.complete(of)
+func (c *NetConf) complete(request *call) {
+	c.Common.complete(request)
 	if c.bridge {
 		c.asBridge()
 	}
@@ -102,8 +102,8 @@ func (c *NetConf) complete(of *call) {
 		_ = c.IPAM.UnmarshalJSON([]byte(`{"type":"` + typeDHCP + `"}`))
 	}
 
-	if of.verb == "ADD" && len(c.RuntimeConfig.Annotations) > 0 {
-		of.note(c.annotate())
+	if request.verb == "ADD" && len(c.RuntimeConfig.Annotations) > 0 {
+		request.note(c.annotate())
 	}
 }
 
@@ -223,11 +223,11 @@ func (c *NetConf) limitEgress(s *network.Network) {
 }
 
 // policies adds problems with wrong policies. source returns where a policy comes from.
-func (p *problems) policies(of podPolicy, source func(field string) string, s network.Network) {
-	s.Egress, s.PublishFrom = nft.Egress(of.EgressPolicy.policy()), ""
+func (p *problems) policies(policy podPolicy, source func(field string) string, s network.Network) {
+	s.Egress, s.PublishFrom = nft.Egress(policy.EgressPolicy.policy()), ""
 	err := s.CheckPolicies()
 	p.add(err != nil, "%s: %v", source("egressPolicy"), err)
-	s.Egress, s.PublishFrom = "", of.PublishFrom.policy()
+	s.Egress, s.PublishFrom = "", policy.PublishFrom.policy()
 	err = s.CheckPolicies()
 	p.add(err != nil, "%s: %v", source("publishFrom"), err)
 }
@@ -352,7 +352,7 @@ func (c *NetConf) asBridge() {
 	}
 
 	c.Bridge = cmp.Or(c.Bridge, "cni0")
-	c.RuntimeConfig = runtimeConfig{MAC: c.RuntimeConfig.MAC, Asked: c.RuntimeConfig.Asked}
+	c.RuntimeConfig = runtimeConfig{MAC: c.RuntimeConfig.MAC, RequestedAddresses: c.RuntimeConfig.RequestedAddresses}
 	if s := &c.IPAM; s.DataDir == "" && s.Type == "host-local" {
 		s.DataDir = ipam.DefaultDir
 	}

@@ -88,7 +88,7 @@ func (p *Plugin) newCall() *call {
 // defines it. It returns the exit status of the process. It prints errors to stdout in the specification's form.
 func (p *Plugin) Run() int {
 	c := p.newCall()
-	c.watch()
+	c.startWatchdog()
 	defer c.watchdog.timer.Stop()
 	var output []byte
 	err := c.readEnvironment()
@@ -96,7 +96,7 @@ func (p *Plugin) Run() int {
 		output, err = c.dispatch()
 	}
 
-	c.watchdog.speak()
+	c.watchdog.claim()
 	if err == nil && len(output) > 0 {
 		if _, err = c.Stdout.Write(output); err != nil {
 			err = newError(codeIO, "print the result: %v", err)
@@ -107,9 +107,9 @@ func (p *Plugin) Run() int {
 		return 0
 	}
 
-	e := coded(err)
+	e := newCNIError(err)
 	c.printError(c.conf.CNIVersion, e)
-	c.log.done(e)
+	c.log.close(e)
 	c.countFailure(c.conf.stateDir(), e.Code)
 	return 1
 }
@@ -150,7 +150,7 @@ func (c *call) dispatch() ([]byte, error) {
 		return nil, err
 	}
 
-	c.watchdog.until(c.conf)
+	c.watchdog.restart(c.conf)
 	var err error
 	if c.log, err = c.openLog(); err != nil {
 		return nil, err
@@ -161,7 +161,7 @@ func (c *call) dispatch() ([]byte, error) {
 	output, err := c.runVerb(ctx)
 	switch {
 	case err == nil:
-		c.log.done(nil)
+		c.log.close(nil)
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil:
 		return nil, newError(codeTryAgainLater, "%s of network %q was not done within its deadline of %s: %v", c.verb,
 			c.conf.Name, c.conf.deadline(), printable.Line(err.Error()))

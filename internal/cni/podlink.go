@@ -11,9 +11,9 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// within opens the namespace at path, and calls do with a socket in it. It needs CAP_SYS_ADMIN to enter the
+// inNamespace opens the namespace at path, and calls do with a socket in it. It needs CAP_SYS_ADMIN to enter the
 // namespace.
-func within(path string, do func(*nl.Conn, *netns.NS) error) error {
+func inNamespace(path string, do func(*nl.Conn, *netns.NS) error) error {
 	pod, err := netns.Open(path)
 	if err != nil {
 		return err
@@ -27,15 +27,15 @@ func within(path string, do func(*nl.Conn, *netns.NS) error) error {
 	return do(conn, pod)
 }
 
-// withinPod works like within, for verbs that remove a pod. If path is empty, or the namespace is gone, it does
+// inPodNamespace works like within, for verbs that remove a pod. If path is empty, or the namespace is gone, it does
 // nothing. It also does nothing if the path leads to the caller's own namespace. The path of a process leads there if
 // its number was reused.
-func withinPod(path string, do func(*nl.Conn, *netns.NS) error) error {
+func inPodNamespace(path string, do func(*nl.Conn, *netns.NS) error) error {
 	if path == "" {
 		return nil
 	}
 
-	err := within(path, func(conn *nl.Conn, pod *netns.NS) error {
+	err := inNamespace(path, func(conn *nl.Conn, pod *netns.NS) error {
 		if host, err := isHost(pod); host || err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func findLink(conn *nl.Conn, name string) (*link.Link, error) {
 // podHasLink reports whether the pod has a link with the given name. It returns true even if the link cannot be read.
 // That happens if the pod has given the link more names than fit into the kernel's answer.
 func podHasLink(path, name string) (has bool) {
-	_ = withinPod(path, func(conn *nl.Conn, _ *netns.NS) error {
+	_ = inPodNamespace(path, func(conn *nl.Conn, _ *netns.NS) error {
 		_, err := findLink(conn, name)
 		has = !errors.Is(err, fs.ErrNotExist)
 		return nil

@@ -78,7 +78,7 @@ func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publ
 	}
 
 	has := map[bool]bool{}
-	for _, a := range c.addressesIn(prev) {
+	for _, a := range c.podAddresses(prev) {
 		has[a.Is4()] = true
 	}
 
@@ -100,12 +100,12 @@ func (f *portmapConf) run(ctx context.Context, c *call) (*current.Result, error)
 		// Even if ADD would refuse the configuration, DEL must not return an error, or the runtime would not call the
 		// DEL of the previous plugins.
 		if len(c.undecoded) > 0 || len(f.RuntimeConfig.PortMappings) > 0 {
-			c.takeBack(func(change network.Change) error { return change.Publish(ctx, network.Publication{}) })
+			c.undoChange(func(change network.Change) error { return change.Publish(ctx, network.Publication{}) })
 		}
 		return nil, nil
 	}
 
-	prev, change, err := c.chained()
+	prev, change, err := c.chainedChange()
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +147,7 @@ func publishedPorts(mappings []PortMapping) ([]nft.Port, error) {
 	read := map[nft.Port]bool{}
 	byPort := map[uint16][]nft.Port{} // by host port, with ranges taken apart
 	for i, m := range mappings {
-		p, err := m.published()
+		p, err := m.port()
 		if err != nil {
 			return nil, newError(codeInvalidConfig, "runtimeConfig.portMappings[%d]: %v", i, err)
 		}
@@ -189,8 +189,8 @@ func overlap(a, b nft.Port) bool {
 		(a.HostAddr == b.HostAddr || a.HostAddr.IsUnspecified() || b.HostAddr.IsUnspecified())
 }
 
-// published converts the mapping, and returns an error if it is not valid.
-func (m *PortMapping) published() (nft.Port, error) {
+// port converts the mapping, and returns an error if it is not valid.
+func (m *PortMapping) port() (nft.Port, error) {
 	protocol := cmp.Or(strings.ToLower(m.Protocol), "tcp")
 	p := nft.Port{HostPort: uint16(m.HostPort), PodPort: uint16(m.ContainerPort), Count: uint16(m.Range)}
 	switch {

@@ -102,8 +102,8 @@ type routeConf struct {
 	Scope    *int         `json:"scope,omitempty"`
 }
 
-// confOf converts a route of a result. ok is false if the route has no valid destination.
-func confOf(r *types.Route) (_ routeConf, ok bool) {
+// newRouteConf converts a route of a result. ok is false if the route has no valid destination.
+func newRouteConf(r *types.Route) (_ routeConf, ok bool) {
 	dst, ok := prefixOf(r.Dst)
 	gw, _ := netip.AddrFromSlice(r.GW)
 	return routeConf{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}, ok
@@ -167,10 +167,10 @@ func routes(confs []routeConf) ([]route.Route, error) {
 }
 
 // routesOf converts the routes of a result. If a route has no valid destination, it returns an error.
-func routesOf(of []*types.Route) ([]route.Route, error) {
+func routesOf(requested []*types.Route) ([]route.Route, error) {
 	var list []route.Route
-	for _, r := range of {
-		conf, ok := confOf(r)
+	for _, r := range requested {
+		conf, ok := newRouteConf(r)
 		if !ok {
 			return nil, newError(types.ErrDecodingFailure, "the ipam gave a route without a valid destination: %s",
 				r.Dst.String())
@@ -185,11 +185,11 @@ func routesOf(of []*types.Route) ([]route.Route, error) {
 	return list, nil
 }
 
-// heldAddresses converts the addresses of a result. An invalid address becomes the zero prefix, which package network
+// resultAddresses converts the addresses of a result. An invalid address becomes the zero prefix, which package network
 // rejects.
-func heldAddresses(of *current.Result) []ipam.Address {
+func resultAddresses(result *current.Result) []ipam.Address {
 	var list []ipam.Address
-	for _, ip := range of.IPs {
+	for _, ip := range result.IPs {
 		p, _ := prefixOf(ip.Address)
 		gateway, _ := netip.AddrFromSlice(ip.Gateway)
 		list = append(list, ipam.Address{Prefix: p, Gateway: gateway.Unmap()})
@@ -304,7 +304,7 @@ func encodeResult(r *current.Result) []byte {
 	}
 
 	for _, one := range r.Routes {
-		conf, _ := confOf(one)
+		conf, _ := newRouteConf(one)
 		object.Routes = append(object.Routes, conf)
 	}
 

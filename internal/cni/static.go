@@ -48,7 +48,7 @@ func (a *allocator) static(r *ipamRequest) error {
 		return err
 	}
 
-	addresses, err := staticAddresses(conf.Addresses, args, &r.Asked)
+	addresses, err := staticAddresses(conf.Addresses, args, &r.RequestedAddresses)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (a *allocator) static(r *ipamRequest) error {
 // staticAddresses merges the four sources of addresses in the reference plugin's order. IP in CNI_ARGS adds to the
 // configuration's addresses, and GATEWAY sets gateways. args.cni.ips replaces all of these, and runtimeConfig.ips
 // replaces them again.
-func staticAddresses(addresses []addressConf, args Args, asked *Asked) ([]addressConf, error) {
+func staticAddresses(addresses []addressConf, args Args, requested *RequestedAddresses) ([]addressConf, error) {
 	added, err := parsePrefixes("CNI_ARGS IP", args.List("IP"))
 	if err != nil {
 		return nil, err
@@ -96,10 +96,10 @@ func staticAddresses(addresses []addressConf, args Args, asked *Asked) ([]addres
 	}
 
 	switch {
-	case len(asked.IPs) > 0:
-		return parsePrefixes("runtimeConfig.ips", asked.IPs)
-	case len(asked.ArgIPs) > 0:
-		return parsePrefixes("args.cni.ips", asked.ArgIPs)
+	case len(requested.IPs) > 0:
+		return parsePrefixes("runtimeConfig.ips", requested.IPs)
+	case len(requested.ArgIPs) > 0:
+		return parsePrefixes("args.cni.ips", requested.ArgIPs)
 	}
 
 	return addresses, nil

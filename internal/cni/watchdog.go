@@ -20,17 +20,17 @@ type watchdog struct {
 	claimed atomic.Bool            // the call, or the watchdog, has begun to print the result or error
 }
 
-// watch starts the call's watchdog. The default deadline applies until the configuration is read.
-func (c *call) watch() {
+// startWatchdog starts the call's watchdog. The default deadline applies until the configuration is read.
+func (c *call) startWatchdog() {
 	w := &watchdog{}
 	w.conf.Store(&Common{})
-	w.timer = time.AfterFunc(defaultDeadline+network.UndoTimeout+lastGrace, func() { c.bite(w) })
+	w.timer = time.AfterFunc(defaultDeadline+network.UndoTimeout+lastGrace, func() { c.abort(w) })
 	c.watchdog = w
 }
 
-// bite ends the process. Before that it prints an error, unless the call has begun to print its result. If the call
+// abort ends the process. Before that it prints an error, unless the call has begun to print its result. If the call
 // hangs while it prints, either its reader has the output already, or there is no reader.
-func (c *call) bite(w *watchdog) {
+func (c *call) abort(w *watchdog) {
 	if conf := w.conf.Load(); w.claimed.CompareAndSwap(false, true) {
 		c.printError(conf.CNIVersion, newError(codeTryAgainLater,
 			"%s hung past its deadline and the %s to undo it: stdin does not end, or a file system, a disk or a "+
@@ -41,15 +41,15 @@ func (c *call) bite(w *watchdog) {
 	c.Exit(1)
 }
 
-// until starts the watchdog's time again, with the deadline in the configuration.
-func (w *watchdog) until(conf *Common) {
+// restart starts the watchdog's time again, with the deadline in the configuration.
+func (w *watchdog) restart(conf *Common) {
 	w.conf.Store(conf)
 	w.timer.Reset(conf.deadline() + network.UndoTimeout + lastGrace)
 }
 
-// speak prevents the watchdog from printing. The call must call speak before it prints its result or error. If the
-// watchdog is already printing, the process is about to end, and speak does not return.
-func (w *watchdog) speak() {
+// claim prevents the watchdog from printing. The call must call claim before it prints its result or error. If the
+// watchdog is already printing, the process is about to end, and claim does not return.
+func (w *watchdog) claim() {
 	if !w.claimed.CompareAndSwap(false, true) {
 		select {}
 	}

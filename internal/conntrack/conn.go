@@ -151,11 +151,11 @@ func (c *Conn) delete(list []Flow, deleted *int) error {
 
 	err := c.nl.Execute(&b)
 	for i := range list {
-		switch of := b.Err(i); {
-		case of == nil:
+		switch delErr := b.Err(i); {
+		case delErr == nil:
 			*deleted++
-		case !errors.Is(of, unix.ENOENT): // ENOENT: the flow is gone, or another has the same tuple
-			return of
+		case !errors.Is(delErr, unix.ENOENT): // ENOENT: the flow is gone, or another has the same tuple
+			return delErr
 		default:
 			err = nil
 		}

@@ -160,20 +160,21 @@ func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method st
 	return nil
 }
 
-// answered reports whether an error came from the called program rather than from the bus.
-func answered(err error) bool {
+// isAnswer reports whether an error came from the called program rather than from the bus.
+func isAnswer(err error) bool {
 	var e dbus.Error
-	return errors.As(err, &e) && !gone(err)
+	return errors.As(err, &e) && !isDisconnected(err)
 }
 
-// gone reports whether an error of the bus means that the called program does not run, or ended before it answered.
-func gone(err error) bool {
+// isDisconnected reports whether an error of the bus means that the called program does not run, or ended before it
+// answered.
+func isDisconnected(err error) bool {
 	var e dbus.Error
-	return noOwner(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"
+	return isNoOwner(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"
 }
 
-// noOwner reports whether an error of the bus means that no program owns the called name.
-func noOwner(err error) bool {
+// isNoOwner reports whether an error of the bus means that no program owns the called name.
+func isNoOwner(err error) bool {
 	var e dbus.Error
 	return errors.As(err, &e) && (e.Name == busName+".Error.NameHasNoOwner" ||
 		e.Name == busName+".Error.ServiceUnknown")

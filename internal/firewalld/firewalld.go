@@ -119,7 +119,7 @@ func (z *Zones) Look(ctx context.Context) error {
 		z.release() // ADDs must not wait for us
 	}
 
-	if gone(err) {
+	if isDisconnected(err) {
 		return ErrNoBus
 	}
 	return err
@@ -133,12 +133,12 @@ func (z *Zones) attend(ctx context.Context) (err error) {
 		}
 	}
 
-	there, err := z.bus.isThere(ctx)
+	isRunning, err := z.bus.isThere(ctx)
 	if err != nil {
 		return err
 	}
 
-	if !there {
+	if !isRunning {
 		z.unlock()
 		return z.Tell(ctx)
 	}
@@ -178,13 +178,13 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 	errs := []error{unread}
 	now := state.Zones{}
 	for _, link := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(links, before.Joined)))) {
-		ours := slices.Contains(before.Joined, link)
-		is, err := b.zonesOf(ctx, link)
+		joined := slices.Contains(before.Joined, link)
+		current, err := b.zonesOf(ctx, link)
 		if err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 
-		switch what := decide(is, ours, slices.Contains(links, link), unread == nil); what {
+		switch action := decide(current, joined, slices.Contains(links, link), unread == nil); action {
 		case stay:
 			now.Joined = append(now.Joined, link)
 		case forget:
@@ -192,7 +192,7 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 			now.Left = append(now.Left, link)
 			if !slices.Contains(before.Left, link) {
 				z.Log.Info("a bridge is left in the zone of firewalld that another program or a user chose for it",
-					"link", link, "zone", is.chosen())
+					"link", link, "zone", current.chosen())
 			}
 		default:
 			// Write the record and the rules before the change. Then a kill leaves no unrecorded link in the zone,
@@ -201,20 +201,20 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 				return errors.Join(append(errs, err)...)
 			}
 
-			err := b.changeZone(ctx, what, link, is)
+			err := b.changeZone(ctx, action, link, current)
 			switch {
 			case err == nil:
-				z.Log.Info(what.text(), "link", link, "zone", zone)
-			case !answered(err):
+				z.Log.Info(action.text(), "link", link, "zone", zone)
+			case !isAnswer(err):
 				return errors.Join(append(errs, err)...)
 			}
 
 			errs = append(errs, err)
-			if joins := what == join || what == move; joins == (err == nil) {
+			if joins := action == join || action == move; joins == (err == nil) {
 				now.Joined = append(now.Joined, link)
 			}
 
-			if what == yield && err == nil {
+			if action == yield && err == nil {
 				now.Left = append(now.Left, link)
 			}
 		}

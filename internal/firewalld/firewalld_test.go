@@ -32,7 +32,7 @@ func TestTheBusDoesNotAnswerForFirewalld(t *testing.T) {
 		busName + ".Error.NoReply": false, busName + ".Error.ServiceUnknown": false, busName + ".Error.NameHasNoOwner": false,
 		busName + ".Error.AccessDenied": true, "org.fedoraproject.FirewallD1.Exception": true,
 	} {
-		expect.Equal(t, answered(fmt.Errorf("call: %w", dbus.Error{Name: name})), want, "%s: answered", name)
+		expect.Equal(t, isAnswer(fmt.Errorf("call: %w", dbus.Error{Name: name})), want, "%s: answered", name)
 	}
 }
 

@@ -92,7 +92,7 @@ func decide(z zones, ours, needed, sure bool) act {
 // isThere reports whether firewalld is on the bus, and runs in this network namespace.
 func (b *bus) isThere(ctx context.Context) (bool, error) {
 	var pid uint32
-	if err := b.callBus(ctx, "GetConnectionUnixProcessID", name, &pid); noOwner(err) {
+	if err := b.callBus(ctx, "GetConnectionUnixProcessID", name, &pid); isNoOwner(err) {
 		return false, nil
 	} else if err != nil {
 		return false, err

@@ -16,7 +16,7 @@ import (
 
 const (
 	// renewWait limits the wait for the answer to a renewal. An answer comes within milliseconds or, as a rule, not
-	// at all. If a server does not answer in that time, the next visits wait longer (visit.patience).
+	// at all. If a server does not answer in that time, the next visits wait longer (visit.timeLimit).
 	renewWait = 4 * time.Second
 
 	// resendAfter is the wait before a visit sends an unanswered renewal again, since packets may get lost.
@@ -29,7 +29,7 @@ const (
 // exchange is the exchange of messages between one visit and DHCP servers.
 type exchange struct {
 	*visit
-	line[*dhcpc.Packet]
+	messageConn[*dhcpc.Packet]
 	pod   pod
 	local netip.Addr // the address that conn was dialled for
 	limit time.Time
@@ -43,7 +43,7 @@ func (v *visit) exchange(p pod) error {
 	began := now()
 	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
 	if v.r.State == lease.Expired || v.m.slow {
-		x.limit = began.Add(v.patience())
+		x.limit = began.Add(v.timeLimit())
 	}
 	err := errors.Join(x.run(), x.hangUp())
 	if x.asked && !errors.Is(err, errDeleted) && x.ctx.Err() == nil {
@@ -52,20 +52,20 @@ func (v *visit) exchange(p pod) error {
 	return err
 }
 
-// patience returns how long a visit waits for servers if these are slow, or if the pod has no lease. It is the
+// timeLimit returns how long a visit waits for servers if these are slow, or if the pod has no lease. It is the
 // timeout of an ADD.
-func (v *visit) patience() time.Duration {
+func (v *visit) timeLimit() time.Duration {
 	return max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait)
 }
 
 // unlessDeleted handles a renewal without a known answer. A DEL may have deleted the pod's link and sent a RELEASE.
 // The server may have received the renewal after that RELEASE. In this case unlessDeleted releases the lease again.
 func (x *exchange) unlessDeleted(err error) error {
-	deleted := x.underLock(func(*lease.Held) error { return nil })
+	deleted := x.underLock(func(*lease.LockedRecord) error { return nil })
 	if !errors.Is(deleted, errDeleted) {
 		return err
 	}
-	x.giveBack(x.r.Lease)
+	x.releaseLate(x.r.Lease)
 	return deleted
 }
 
@@ -77,11 +77,11 @@ func (x *exchange) run() error {
 		heard = nil
 		if out.Unbelieved != "" && len(x.m.doubts) < mostDoubts && !slices.Contains(x.m.doubts, out.Unbelieved) {
 			x.m.doubts = append(x.m.doubts, out.Unbelieved)
-			x.log.Warn("an answer is not believed", append(x.who(), "why", out.Unbelieved)...)
+			x.log.Warn("an answer is not believed", append(x.logAttributes(), "why", out.Unbelieved)...)
 		}
 
 		if out.Lost != nil || out.Err != nil {
-			if err := x.lost(out); err != nil {
+			if err := x.recordLoss(out); err != nil {
 				return err
 			}
 		}
@@ -97,7 +97,7 @@ func (x *exchange) run() error {
 
 		if out.Bound != nil {
 			x.m.slow, x.asked = false, false
-			if err := x.bound(out.Bound); err != nil {
+			if err := x.applyLease(out.Bound); err != nil {
 				return err
 			}
 		}
@@ -107,7 +107,7 @@ func (x *exchange) run() error {
 		case out.Listen.IsZero():
 			return nil
 		case !t.Before(x.limit):
-			return x.unheard()
+			return x.recordNoAnswer()
 		}
 
 		p, err := x.receive(x.ctx, earliest(out.Listen, x.limit, x.again))
@@ -117,13 +117,13 @@ func (x *exchange) run() error {
 
 		heard = p
 		switch {
-		case p != nil || wakes(x.m.session, now()):
+		case p != nil || isDue(x.m.session, now()):
 		case x.last != nil:
 			if err := x.resend(); err != nil {
 				return err
 			}
 		default:
-			return x.unheard()
+			return x.recordNoAnswer()
 		}
 	}
 }
@@ -180,8 +180,8 @@ func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
 	return x.conn.Send(x.ctx, p)
 }
 
-// line is the transport between a visit and DHCP servers. The visit dials it when there is something to send.
-type line[M any] struct {
+// messageConn is the transport between a visit and DHCP servers. The visit dials it when there is something to send.
+type messageConn[M any] struct {
 	conn interface {
 		Send(context.Context, M) error
 		Receive(context.Context, time.Time) (M, error)
@@ -191,7 +191,7 @@ type line[M any] struct {
 
 // receive returns the next message. It returns the zero value when the given time has come, and if the line is not
 // dialled.
-func (l *line[M]) receive(ctx context.Context, until time.Time) (message M, err error) {
+func (l *messageConn[M]) receive(ctx context.Context, until time.Time) (message M, err error) {
 	if l.conn == nil {
 		return message, nil
 	}
@@ -202,7 +202,7 @@ func (l *line[M]) receive(ctx context.Context, until time.Time) (message M, err 
 	return got, err
 }
 
-func (l *line[M]) hangUp() error {
+func (l *messageConn[M]) hangUp() error {
 	if l.conn == nil {
 		return nil
 	}
@@ -211,9 +211,9 @@ func (l *line[M]) hangUp() error {
 	return conn.Close()
 }
 
-// unheard records that an exchange ended without an answer. It returns an error if no lease is left. Otherwise it
-// only adds a note to the record.
-func (x *exchange) unheard() error {
+// recordNoAnswer records that an exchange ended without an answer. It returns an error if no lease is left. Otherwise
+// it only adds a note to the record.
+func (x *exchange) recordNoAnswer() error {
 	x.metrics.unanswered.Inc()
 	x.m.slow = true
 	s := x.m.session
@@ -222,11 +222,11 @@ func (x *exchange) unheard() error {
 		return fmt.Errorf("no server gives a lease (%s)", s.State())
 	}
 
-	why := s.Failure("not renewed yet", now(), dhcpc.ErrTimeout)
-	x.log.Warn("no server renews the lease yet", append(x.who(), "state", s.State(), "why", why,
+	failure := s.Failure("not renewed yet", now(), dhcpc.ErrTimeout)
+	x.log.Warn("no server renews the lease yet", append(x.logAttributes(), "state", s.State(), "why", failure,
 		"left", x.r.Lease.Left(now()).Round(time.Second), "next", s.Wake())...)
-	err := x.underLock(func(held *lease.Held) error {
-		x.r.Note = why.Error()
+	err := x.underLock(func(held *lease.LockedRecord) error {
+		x.r.Note = failure.Error()
 		return held.Replace(x.r)
 	})
 	if errors.Is(err, errDeleted) {
@@ -236,13 +236,13 @@ func (x *exchange) unheard() error {
 	return err
 }
 
-// bound applies a new or renewed lease to the pod, and records it.
-func (x *exchange) bound(l *dhcpc.Lease) error {
+// applyLease applies a new or renewed lease to the pod, and records it.
+func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	before, fresh := x.r.Lease, x.r.State != lease.Bound
-	err := x.underLock(func(held *lease.Held) error { return x.apply(held, x.pod, l) })
+	err := x.underLock(func(held *lease.LockedRecord) error { return x.apply(held, x.pod, l) })
 	switch {
 	case errors.Is(err, errDeleted):
-		x.giveBack(l)
+		x.releaseLate(l)
 		return err
 	case err != nil:
 		// The record, and perhaps the pod, lack the new lease. If the session continued, it would wait for T1 of the
@@ -254,34 +254,34 @@ func (x *exchange) bound(l *dhcpc.Lease) error {
 	switch {
 	case fresh:
 		x.metrics.acquisitions.Inc()
-		x.log.Info("lease got again", append(x.who(), "before", before.Address)...)
+		x.log.Info("lease got again", append(x.logAttributes(), "before", before.Address)...)
 	default:
 		x.metrics.renewals.Inc()
-		x.log.Debug("lease renewed", append(x.who(), "expires", l.Expire)...)
+		x.log.Debug("lease renewed", append(x.logAttributes(), "expires", l.Expire)...)
 	}
 
 	return nil
 }
 
-// giveBack releases a lease that the server granted or renewed after the RELEASE of a DEL.
-func (x *exchange) giveBack(l *dhcpc.Lease) {
-	x.log.Info("lease deleted while it was being renewed: releasing it again", x.who()...)
+// releaseLate releases a lease that the server granted or renewed after the RELEASE of a DEL.
+func (x *exchange) releaseLate(l *dhcpc.Lease) {
+	x.log.Info("lease deleted while it was being renewed: releasing it again", x.logAttributes()...)
 	if err := x.release4(l); err != nil {
 		// There is no later attempt. If this one fails, the lease expires at the server.
-		x.failed("cannot release lease again", append(x.who(), "err", err)...)
+		x.countError("cannot release lease again", append(x.logAttributes(), "err", err)...)
 	}
 }
 
 // apply configures the pod for a lease, and records the lease. The caller holds the record's lock, so that no DEL
 // comes in between. If apply must remove addresses or routes, it first records the old and the new ones together. So
 // if the keeper is killed here, the next one knows everything that the pod has.
-func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
+func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 	yielded, err := v.yield(p)
 	if err != nil {
 		return err
 	}
 
-	want := v.r.Wanted(l)
+	want := v.r.Intended(l)
 	set := want
 	if v.r.State == lease.Bound {
 		set.Routes = want.Without(v.r.Applied).Routes
@@ -307,11 +307,11 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 	trouble := ""
 	if err != nil {
 		// The server has granted the lease anyway, so record it.
-		trouble, v.m.right = err.Error(), false
+		trouble, v.m.isConfigured = err.Error(), false
 	} else {
 		v.r.Applied = want
 		if v.m.confirm = l != v.r.Lease; v.m.confirm {
-			v.m.look = now().Add(confirmAfter)
+			v.m.nextCheck = now().Add(confirmAfter)
 		}
 	}
 
@@ -323,9 +323,9 @@ func (v *visit) apply(held *lease.Held, p pod, l *dhcpc.Lease) error {
 	return errors.Join(err, held.Replace(v.r))
 }
 
-// lost records that the session has lost its lease, and removes the lease's addresses and routes from the pod. After
-// a NAK another host may have the address. After an expiry the kernel has already removed it.
-func (x *exchange) lost(out dhcpc.Output) error {
+// recordLoss records that the session has lost its lease, and removes the lease's addresses and routes from the pod.
+// After a NAK another host may have the address. After an expiry the kernel has already removed it.
+func (x *exchange) recordLoss(out dhcpc.Output) error {
 	switch {
 	case errors.Is(out.Err, dhcpc.ErrNAK):
 		x.metrics.naks.Inc()
@@ -333,14 +333,14 @@ func (x *exchange) lost(out dhcpc.Output) error {
 		x.metrics.expired.Inc()
 	}
 
-	x.log.Warn("lease lost: trying to get another", append(x.who(), "err", out.Err)...)
+	x.log.Warn("lease lost: trying to get another", append(x.logAttributes(), "err", out.Err)...)
 	x.m.slow, x.asked = true, false
-	x.limit = now().Add(x.patience())
+	x.limit = now().Add(x.timeLimit())
 	if out.Lost == nil && x.r.State == lease.Expired {
 		return nil
 	}
 
-	err := x.underLock(func(held *lease.Held) error {
+	err := x.underLock(func(held *lease.LockedRecord) error {
 		err := x.pod.withdraw(x.r.Applied)
 		if err == nil {
 			x.r.Applied = lease.Applied{}
@@ -351,7 +351,7 @@ func (x *exchange) lost(out dhcpc.Output) error {
 
 	// The search for another lease continues even if this fails.
 	if followErr := x.follow(); followErr != nil {
-		x.failed("cannot take the lost address out of the firewall", append(x.who(), "err", followErr)...)
+		x.countError("cannot take the lost address out of the firewall", append(x.logAttributes(), "err", followErr)...)
 	}
 
 	return err
@@ -381,8 +381,8 @@ type pod interface {
 	// keeps returns those addresses and routes in a that the pod still has as the lease set them.
 	keeps(a lease.Applied) (lease.Applied, error)
 	inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (bool, error)
-	// formed lists the addresses that the pod formed from router advertisements.
-	formed() ([]netip.Prefix, error)
+	// formedAddresses lists the addresses that the pod formed from router advertisements.
+	formedAddresses() ([]netip.Prefix, error)
 	close() error
 }
 
@@ -395,7 +395,7 @@ func apply4(p pod, a lease.Applied, l *dhcpc.Lease) error {
 type node interface {
 	// enter returns an error that matches errGone if the pod certainly no longer exists.
 	enter(r *lease.Record) (pod, error)
-	taken(bridge string, a, had netip.Addr) error
+	checkConflict(bridge string, a, had netip.Addr) error
 	follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error)
 	release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error
 	release6(ctx context.Context, r *lease.Record) error

@@ -102,7 +102,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) taken(string, netip.Addr, netip.Addr) error { return nil }
+func (w *world) checkConflict(string, netip.Addr, netip.Addr) error { return nil }
 
 func (w *world) follow(context.Context, *lease.Record) (from, to []netip.Prefix, _ error) {
 	return nil, nil, nil
@@ -169,7 +169,7 @@ func (w *world) record(i int) *lease.Record {
 // add puts a record into the directory, and its pod into the world.
 func (w *world) add(r *lease.Record) *fakePod {
 	w.t.Helper()
-	w.lock(r, func(h *lease.Held) error { return h.Create(r) })
+	w.lock(r, func(h *lease.LockedRecord) error { return h.Create(r) })
 	p := &fakePod{world: w, has: r.Applied}
 	w.mu.Lock()
 	w.pods[r.Hash()] = p
@@ -177,7 +177,7 @@ func (w *world) add(r *lease.Record) *fakePod {
 	return p
 }
 
-func (w *world) lock(r *lease.Record, fn func(*lease.Held) error) {
+func (w *world) lock(r *lease.Record, fn func(*lease.LockedRecord) error) {
 	w.t.Helper()
 	h, err := w.dir.Lock(context.Background(), r.Hash())
 	if err == nil {
@@ -191,7 +191,7 @@ func (w *world) lock(r *lease.Record, fn func(*lease.Held) error) {
 // del is what a DEL does to the record.
 func (w *world) del(r *lease.Record) {
 	w.t.Helper()
-	w.lock(r, func(h *lease.Held) error { return h.Remove() })
+	w.lock(r, func(h *lease.LockedRecord) error { return h.Remove() })
 }
 
 // load gives a record as it is now, nil if it is gone.

@@ -36,20 +36,20 @@ type generation struct {
 // firewall is the source that compares the firewall with the records, and repairs it.
 type firewall struct {
 	source
-	fought  *contest  // the contest over the whole firewall
-	known   uint32    // the generation that was found right
-	names   []string  // the other programs that changed nf_tables since known; "" stands for an unknown one
-	strays  bool      // another program has changed nf_tables since swept
-	swept   time.Time // the last search for elements of pods that no longer exist
-	blocked []string  // the obstacles that were last logged
-	sought  time.Time // the last search for obstacles
+	contest    *contest  // the contest over the whole firewall
+	checked    uint32    // the generation that was found right
+	names      []string  // the other programs that changed nf_tables since that generation; "" stands for an unknown one
+	strays     bool      // another program has changed nf_tables since lastSweep
+	lastSweep  time.Time // the last search for elements of pods that no longer exist
+	blocked    []string  // the obstacles that were last logged
+	lastSearch time.Time // the last search for obstacles
 }
 
 func (k *Keeper) newFirewall(ctx context.Context) *firewall {
 	f := &firewall{}
 	f.source = source{Keeper: k, ctx: ctx, kind: "firewall", every: lookAtFirewall, listen: k.listenToFirewall,
 		hear: f.hear, look: f.visit, contests: map[string]*contest{}}
-	f.fought = f.of("")
+	f.contest = f.contestOver("")
 	f.writeContested(nil) // an earlier keeper's record no longer applies
 	return f
 }
@@ -81,7 +81,7 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 
 		g := generationOf(m.Data)
 		switch {
-		case !g.lost && int32(g.id-f.known) <= 0 && f.known != 0:
+		case !g.lost && int32(g.id-f.checked) <= 0 && f.checked != 0:
 			// Ignore this change: the last comparison came after it.
 		case g.by == nftnl.DoctorName:
 			// `tombolo doctor` changes only its own table, and deletes it afterwards.
@@ -100,23 +100,23 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 
 // visit compares the firewall with the records, and repairs it if anything is missing.
 func (f *firewall) visit(ctx context.Context) {
-	if now().Before(f.fought.until) {
-		f.wake = f.fought.until
+	if now().Before(f.contest.until) {
+		f.wake = f.contest.until
 		return
 	}
 
 	at, lacking, err := f.network.Upkeep().Firewall(ctx)
 	f.metrics.firewallLooks.Inc() // tests wait for this counter, and may change the firewall then
 	if err != nil {
-		f.trouble("cannot look at the firewall", err)
+		f.reportError("cannot look at the firewall", err)
 		return
 	}
 
 	if len(lacking) == 0 {
-		f.known, f.names = at, nil
-		f.allRight()
-		if now().Sub(f.sought) >= lookAtFirewall {
-			f.sought = now()
+		f.checked, f.names = at, nil
+		f.endContest()
+		if now().Sub(f.lastSearch) >= lookAtFirewall {
+			f.lastSearch = now()
 			f.obstacles(ctx) // reads whole tables
 		}
 		f.removeStrays(ctx)
@@ -130,26 +130,26 @@ func (f *firewall) visit(ctx context.Context) {
 // comparison of rules and sentinels does not reveal such elements, so removeStrays lists all elements. It runs only
 // after changes by other programs, and at most every lookAtFirewall.
 func (f *firewall) removeStrays(ctx context.Context) {
-	if !f.strays || now().Sub(f.swept) < lookAtFirewall {
+	if !f.strays || now().Sub(f.lastSweep) < lookAtFirewall {
 		return
 	}
 
-	f.strays, f.swept = false, now()
+	f.strays, f.lastSweep = false, now()
 	found, err := f.network.Upkeep().RemoveStrays(ctx)
 	if err != nil {
-		f.trouble("cannot delete elements of pods that are gone", err)
+		f.reportError("cannot delete elements of pods that are gone", err)
 	}
 	if found {
 		f.log.Warn("deleted elements of pods that are gone, which another program may have loaded from a save")
 	}
 }
 
-// maker returns the program that certainly caused the firewall's differences, or "" if that is unknown. It is known
+// findCause returns the program that certainly caused the firewall's differences, or "" if that is unknown. It is known
 // if only one program has changed nf_tables since the firewall was right. If links or kernel parameters of the host
 // differ too, these may be the cause.
-func (f *firewall) maker(ctx context.Context) string {
-	seen, err := f.network.Upkeep().Links(ctx)
-	if err != nil || len(seen.Lacking) > 0 || len(f.names) != 1 {
+func (f *firewall) findCause(ctx context.Context) string {
+	links, err := f.network.Upkeep().Links(ctx)
+	if err != nil || len(links.Lacking) > 0 || len(f.names) != 1 {
 		return ""
 	}
 	return f.names[0]
@@ -158,15 +158,15 @@ func (f *firewall) maker(ctx context.Context) string {
 // mend repairs the firewall's differences. Its argument describes them for the log. If another program undoes the
 // repairs again and again, mend records a contest.
 func (f *firewall) mend(ctx context.Context, what string) {
-	by := f.maker(ctx)
+	cause := f.findCause(ctx)
 	args := []any{"what", what}
-	if by != "" {
-		args = append(args, "by", by)
+	if cause != "" {
+		args = append(args, "by", cause)
 	}
 	f.log.Warn("pods lack rules of the firewall: repairing them", args...)
 	if err := f.network.Repair(ctx); err != nil {
 		// Continue after the error. Obstacles count as errors too, although Repair repairs everything else.
-		f.trouble("cannot repair all of the firewall", err)
+		f.reportError("cannot repair all of the firewall", err)
 		f.wake = now().Add(again)
 	}
 
@@ -175,23 +175,23 @@ func (f *firewall) mend(ctx context.Context, what string) {
 		return // no program has changed nf_tables since it was right, or since the keeper began
 	}
 
-	fought, begins := f.recordRepair("", what,
+	current, begins := f.recordRepair("", what,
 		"another program undoes rules that pods need: repairing them only once a minute",
-		"by", cmp.Or(by, "unknown"), "remedy", "have that program leave the table inet tombolo and the rule "+
+		"by", cmp.Or(cause, "unknown"), "remedy", "have that program leave the table inet tombolo and the rule "+
 			"\"tombolo: …\" in FORWARD alone")
 	if begins {
 		f.metrics.firewallContests.Inc()
 	}
 
-	if fought.contested() {
+	if current.isContested() {
 		f.metrics.firewallContested.Set(1)
-		f.writeContested(&state.Contested{At: now(), Times: fought.times, What: what, By: by})
+		f.writeContested(&state.Contested{At: now(), Times: current.times, What: what, By: cause})
 	}
 }
 
-// allRight ends a contest after a comparison without differences.
-func (f *firewall) allRight() {
-	if !f.fought.calm() {
+// endContest ends a contest after a comparison without differences.
+func (f *firewall) endContest() {
+	if !f.contest.end() {
 		return
 	}
 	f.log.Info("other programs leave the rules that pods need alone again")
@@ -203,7 +203,7 @@ func (f *firewall) allRight() {
 func (f *firewall) obstacles(ctx context.Context) {
 	obstacles, err := f.network.Upkeep().Obstacles(ctx)
 	if err != nil {
-		f.trouble("cannot look for what stops pods", err)
+		f.reportError("cannot look for what stops pods", err)
 		return
 	}
 
@@ -231,6 +231,6 @@ func (f *firewall) obstacles(ctx context.Context) {
 
 func (f *firewall) writeContested(c *state.Contested) {
 	if err := f.state.SetContested(c); err != nil {
-		f.trouble("cannot tell STATUS of the firewall", err)
+		f.reportError("cannot tell STATUS of the firewall", err)
 	}
 }

@@ -578,7 +578,7 @@ func TestARenewalThatCannotBeWrittenDownIsMadeAgain(t *testing.T) {
 		w.start()
 		w.later(29 * time.Minute)
 		// Somebody has the record's lock, for longer than is waited for it.
-		w.lock(r, func(*lease.Held) error {
+		w.lock(r, func(*lease.LockedRecord) error {
 			w.later(3 * time.Minute)
 			return nil
 		})
@@ -690,9 +690,9 @@ func TestACarrierIsToldOfOnce(t *testing.T) {
 		"made anew":     {"!-+", 1},
 	} {
 		k := &Keeper{carriers: make(chan struct{}, 2)}
-		l := &linkage{source: source{Keeper: k}, nics: map[string]int{"eth0": 2}, uplinks: map[int]linkFacts{2: {}}, unplugged: map[string]bool{}}
+		l := &linkSource{source: source{Keeper: k}, nics: map[string]int{"eth0": 2}, uplinks: map[int]linkFacts{2: {}}, unplugged: map[string]bool{}}
 		for _, what := range c.happens {
-			l.linkNews(linkChange{index: 2, gone: what == '!', carrier: what == '+', facts: linkFacts{name: "eth0"}})
+			l.linkUrgency(linkChange{index: 2, gone: what == '!', carrier: what == '+', facts: linkFacts{name: "eth0"}})
 		}
 		expect.That(t, len(k.carriers) == c.told, "%s: it is told of %d times, want %d", name, len(k.carriers), c.told)
 	}

@@ -119,7 +119,7 @@ func (l *lan) add(i int) *testPod {
 // lease is the part of an ADD that comes after the link.
 func (l *lan) lease(p *testPod) {
 	l.Helper()
-	cfg := p.record.Client.Asking(nil)
+	cfg := p.record.Client.DHCPConfig(nil)
 	cfg.Retransmit, cfg.Timeout = 500*time.Millisecond, longEnough
 	pod := l.enter(p)
 	defer pod.close()

@@ -23,8 +23,8 @@ import (
 // each comparison reads all records. Of the kernel parameters (sysctl), the kernel announces only IPv4's and the
 // global forwarding. So the keeper also compares every minute.
 
-// linkage is the source that compares links with the records, and repairs them.
-type linkage struct {
+// linkSource is the source that compares links with the records, and repairs them.
+type linkSource struct {
 	source                     // with a contest for each network
 	firewall *source           // depends on whether the host is a router
 	bridges  map[int]linkFacts // by index; the values are empty until an announcement
@@ -119,8 +119,8 @@ func linkKinds() []nl.Kind {
 	}
 }
 
-func (k *Keeper) newLinkage(ctx context.Context, firewall *source) *linkage {
-	l := &linkage{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{}, unplugged: map[string]bool{},
+func (k *Keeper) newLinkSource(ctx context.Context, firewall *source) *linkSource {
+	l := &linkSource{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{}, unplugged: map[string]bool{},
 		remains: map[string][]string{}}
 	l.source = source{Keeper: k, ctx: ctx, kind: "links", every: time.Minute, listen: k.listenToLinks, hear: l.hear,
 		look: l.visit, contests: map[string]*contest{}}
@@ -206,18 +206,18 @@ func routeLink(b []byte) (index int, _ error) {
 
 // hear returns the urgency of comparing links after announcements: soon after changes that no pod causes, later after
 // changes that pods also cause when they come and go.
-func (l *linkage) hear(messages []netlink.Message) urgency {
+func (l *linkSource) hear(messages []netlink.Message) urgency {
 	c, when := changesOf(messages), never
 	if c.lost || c.routing {
 		when = soon
 	}
 
 	if c.routing {
-		l.firewall.heard(nil)
+		l.firewall.receive(nil)
 	}
 
 	for _, n := range c.links {
-		when = max(when, l.linkNews(n))
+		when = max(when, l.linkUrgency(n))
 	}
 
 	isPort := func(index int) bool { return l.ports[index] }
@@ -235,9 +235,9 @@ func (l *linkage) hear(messages []netlink.Message) urgency {
 	return when
 }
 
-// uplinkNews returns the urgency of comparing links after a change of a NIC. The change may also be of a veth pair
+// uplinkUrgency returns the urgency of comparing links after a change of a NIC. The change may also be of a veth pair
 // that connects a shared NIC with a bridge.
-func (l *linkage) uplinkNews(n linkChange) urgency {
+func (l *linkSource) uplinkUrgency(n linkChange) urgency {
 	before, known := l.uplinks[n.index]
 	index, isNIC := l.nics[n.facts.name]
 	if isNIC {
@@ -250,7 +250,7 @@ func (l *linkage) uplinkNews(n linkChange) urgency {
 	case known:
 		l.uplinks[n.index] = n.facts
 		if !isNIC && slices.Contains(slices.Collect(maps.Values(l.nics)), n.index) {
-			l.firewall.heard(nil) // the NIC was renamed: look at the firewall, whose netdev chains contain the name
+			l.firewall.receive(nil) // the NIC was renamed: look at the firewall, whose netdev chains contain the name
 		}
 	}
 
@@ -263,7 +263,7 @@ func (l *linkage) uplinkNews(n linkChange) urgency {
 
 // setCarrier records a NIC's carrier. When the carrier comes back, it asks the loop to confirm DHCPv6 leases, since the
 // NIC may lead to another network.
-func (l *linkage) setCarrier(nic string, carrier bool) {
+func (l *linkSource) setCarrier(nic string, carrier bool) {
 	if !carrier {
 		l.unplugged[nic] = true
 		return
@@ -280,9 +280,9 @@ func (l *linkage) setCarrier(nic string, carrier bool) {
 	}
 }
 
-// linkNews returns the urgency of comparing links after a change of the link n.
-func (l *linkage) linkNews(n linkChange) urgency {
-	if when := l.uplinkNews(n); when != never {
+// linkUrgency returns the urgency of comparing links after a change of the link n.
+func (l *linkSource) linkUrgency(n linkChange) urgency {
+	if when := l.uplinkUrgency(n); when != never {
 		return when
 	}
 
@@ -326,13 +326,13 @@ func (l *linkage) linkNews(n linkChange) urgency {
 
 // visit compares the links of all networks with the records, and repairs the networks with differences. It repairs
 // contested networks less often.
-func (l *linkage) visit(ctx context.Context) {
+func (l *linkSource) visit(ctx context.Context) {
 	lacking, ok := l.lookAgain(ctx)
 	if !ok {
 		return
 	}
 
-	networks := l.toMend(lacking)
+	networks := l.networksToMend(lacking)
 	if len(networks) == 0 {
 		return
 	}
@@ -344,7 +344,7 @@ func (l *linkage) visit(ctx context.Context) {
 	}
 
 	if err := l.network.Upkeep().Repair(ctx, networks); err != nil {
-		l.trouble("cannot repair all links", err)
+		l.reportError("cannot repair all links", err)
 		l.wake = now().Add(again)
 	}
 
@@ -354,29 +354,29 @@ func (l *linkage) visit(ctx context.Context) {
 	}
 
 	for _, name := range networks {
-		l.mended(name, lacking[name], after[name])
+		l.recordMend(name, lacking[name], after[name])
 	}
 }
 
-// toMend returns the networks to repair now. lacking maps each network to its differences. toMend also ends contests
-// over networks without differences.
-func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
+// networksToMend returns the networks to repair now. lacking maps each network to its differences. networksToMend also
+// ends contests over networks without differences.
+func (l *linkSource) networksToMend(lacking map[string][]string) (networks []string) {
 	maps.DeleteFunc(l.remains, func(name string, _ []string) bool { return len(lacking[name]) == 0 })
 	for name, r := range l.contests {
 		if len(lacking[name]) > 0 || now().Before(r.until) {
 			continue
 		}
-		if r.calm() {
+		if r.end() {
 			l.log.Info("links and addresses of pods' networks are left alone again", "network", name)
 		}
-		if !r.recently() {
+		if !r.repairedRecently() {
 			delete(l.contests, name)
 		}
 	}
 
-	l.metrics.linksContested.Set(truth(l.any((*contest).contested)))
+	l.metrics.linksContested.Set(boolValue(l.anyContest((*contest).isContested)))
 	for _, name := range slices.Sorted(maps.Keys(lacking)) {
-		switch until := l.of(name).until; {
+		switch until := l.contestOver(name).until; {
 		case len(lacking[name]) == 0, slices.Equal(lacking[name], l.remains[name]):
 			// Do not repair: nothing is missing, or the last repair did not help.
 		case now().Before(until):
@@ -389,8 +389,8 @@ func (l *linkage) toMend(lacking map[string][]string) (networks []string) {
 	return networks
 }
 
-// mended records the result of the repair of a network: its differences before and after the repair.
-func (l *linkage) mended(name string, before, after []string) {
+// recordMend records the result of the repair of a network: its differences before and after the repair.
+func (l *linkSource) recordMend(name string, before, after []string) {
 	if l.remains[name] = after; len(after) > 0 {
 		l.log.Error("a repair did not restore all that pods need", "network", name, "what", strings.Join(after, "; "))
 	}
@@ -402,20 +402,20 @@ func (l *linkage) mended(name string, before, after []string) {
 	l.metrics.driftMended.Add(float64(len(before) - len(after)))
 	const say = "another program changes links, addresses or routes that pods need: putting them right only once a " +
 		"minute"
-	fought, _ := l.recordRepair(name, strings.Join(before, "; "), say, "network", name, "remedy",
+	current, _ := l.recordRepair(name, strings.Join(before, "; "), say, "network", name, "remedy",
 		"have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")
-	if fought.contested() {
+	if current.isContested() {
 		l.metrics.linksContested.Set(1)
 	}
 }
 
 // lookAgain returns the differences of all networks' links. It updates the sets of bridges, NICs and ports to watch.
 // ok is false if it failed.
-func (l *linkage) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
+func (l *linkSource) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
 	seen, err := l.network.Upkeep().Links(ctx)
 	l.metrics.linkLooks.Inc() // see firewall.visit
 	if err != nil {
-		l.trouble("cannot look at links", err)
+		l.reportError("cannot look at links", err)
 		l.wake = now().Add(again)
 		return nil, false
 	}

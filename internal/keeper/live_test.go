@@ -41,7 +41,7 @@ func TestAnAddressOfTheSameNetworkTakesTheOldOnesPlace(t *testing.T) {
 	must.Succeed(t, pod.apply(r.Applied, time.Hour, time.Hour))
 	k := must.Of(New(&Config{Leases: l.dir})).Get(t)
 	v := &visit{Keeper: k, ctx: t.Context(), r: r}
-	must.Succeed(t, v.underLock(func(h *lease.Held) error { return v.apply(h, pod, &next) }))
+	must.Succeed(t, v.underLock(func(h *lease.LockedRecord) error { return v.apply(h, pod, &next) }))
 	got := l.addresses(p)
 	if left := got[next.Address]; len(got) != 1 || left < 59*time.Minute {
 		t.Errorf("the pod has %v", got)
@@ -57,13 +57,13 @@ func TestAnAddressOfTheSameNetworkTakesTheOldOnesPlace(t *testing.T) {
 	v.m.confirm = false // a second later
 	last := next
 	last.Address, last.Routes = netip.MustParsePrefix("10.9.1.3/16"), old.Routes
-	must.Succeed(t, v.underLock(func(h *lease.Held) error { return v.apply(h, pod, &last) }))
+	must.Succeed(t, v.underLock(func(h *lease.LockedRecord) error { return v.apply(h, pod, &last) }))
 	if got := l.routes(p); len(l.addresses(p)) != 1 || l.addresses(p)[last.Address] == 0 || got != "0.0.0.0/0 via 10.9.0.9" {
 		t.Errorf("the pod has %v, and the routes %s", l.addresses(p), got)
 	}
 	v.m.confirm = false
 	nstest.Run(t, p.ns, "ip", "address", "flush", "dev", "eth0")
-	must.Succeed(t, v.underLock(func(h *lease.Held) error { return v.apply(h, pod, &next) }))
+	must.Succeed(t, v.underLock(func(h *lease.LockedRecord) error { return v.apply(h, pod, &next) }))
 	if got := l.addresses(p); len(got) != 0 {
 		t.Errorf("the pod's owner has removed the address, and the pod has %v", got)
 	}

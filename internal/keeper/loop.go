@@ -22,25 +22,25 @@ type slot struct {
 // entry is the loop's knowledge about one lease.
 type entry struct {
 	slot
-	hash   string
-	again  bool // its record changed during a visit
-	stale  bool // the machine slept during a visit, or the servers are to be asked
-	memory memory
-	state  lease.State // the state at its last visit, for the metrics
-	next   time.Time   // the time of its next renewal, for the metrics
+	hash       string
+	isDueAgain bool // its record changed during a visit
+	stale      bool // the machine slept during a visit, or the servers are to be asked
+	memory     memory
+	state      lease.State // the state at its last visit, for the metrics
+	next       time.Time   // the time of its next renewal, for the metrics
 }
 
 // loop schedules all work and is the only owner of its entries. It never blocks on work, which workers do.
 type loop struct {
 	*Keeper
-	ctx     context.Context
-	stop    func()
-	entries map[string]*entry
-	sources []*source
-	events  chan func() // functions for the loop to call, from sources and workers
-	running int
-	clock   clock
-	asked   time.Time // the time of the last or next request to servers after a carrier came back
+	ctx       context.Context
+	stop      func()
+	entries   map[string]*entry
+	sources   []*source
+	events    chan func() // functions for the loop to call, from sources and workers
+	running   int
+	clock     clock
+	confirmed time.Time // the time of the last or next request to servers after a carrier came back
 }
 
 func (k *Keeper) newLoop(ctx context.Context) *loop {
@@ -48,7 +48,7 @@ func (k *Keeper) newLoop(ctx context.Context) *loop {
 	l.ctx, l.stop = context.WithCancel(ctx)
 	if k.network != nil {
 		firewall := &k.newFirewall(l.ctx).source
-		l.sources = []*source{firewall, &k.newLinkage(l.ctx, firewall).source, k.newReclaim(l.ctx)}
+		l.sources = []*source{firewall, &k.newLinkSource(l.ctx, firewall).source, k.newReclaim(l.ctx)}
 		if k.bus != "" {
 			l.sources = append(l.sources, k.newZones(l.ctx))
 		}
@@ -90,9 +90,9 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 				err = fmt.Errorf("keep leases of %s: its directory is gone", l.leases.Path())
 				break
 			}
-			err = l.changed(c)
+			err = l.scheduleChanged(c)
 		case <-l.carriers:
-			l.askAgain()
+			l.confirmAll()
 		case <-ticker.C:
 			err = l.beat(beat)
 		}
@@ -115,7 +115,7 @@ func (l *loop) beat(beat func() error) error {
 
 	l.alive()
 	l.metrics.turn.Store(new(now()))
-	slept, err := l.slept()
+	slept, err := l.suspension()
 	if err != nil || slept == 0 {
 		return err
 	}
@@ -133,23 +133,23 @@ func (l *loop) beat(beat func() error) error {
 	return nil
 }
 
-// askedOnce is the shortest interval between two confirmations of leases after carriers came back. A bad cable loses
-// its carrier again and again.
-const askedOnce = 10 * time.Second
+// confirmInterval is the shortest interval between two confirmations of leases after carriers came back. A bad cable
+// loses its carrier again and again.
+const confirmInterval = 10 * time.Second
 
-// askAgain schedules visits that confirm the pods' DHCPv6 leases, because an uplink's carrier came back (RFC 8415,
+// confirmAll schedules visits that confirm the pods' DHCPv6 leases, because an uplink's carrier came back (RFC 8415,
 // section 18.2.12). It schedules them for all pods, since a lease's bridge is known only after its first visit. If
 // the last confirmation was too recent, one more follows later: of several carrier changes, the last may lead to
 // another network.
-func (l *loop) askAgain() {
-	at, last := now(), l.asked
-	if next := last.Add(askedOnce); at.Before(last) {
+func (l *loop) confirmAll() {
+	at, last := now(), l.confirmed
+	if next := last.Add(confirmInterval); at.Before(last) {
 		at = last // the request is already waiting
 	} else if at.Before(next) {
 		at = next
 	}
 
-	l.asked = at
+	l.confirmed = at
 	for _, e := range l.entries {
 		if e.busy {
 			e.stale = true
@@ -162,8 +162,8 @@ func (l *loop) askAgain() {
 	}
 }
 
-// changed schedules a visit to a changed record, or to all records if changes were lost.
-func (l *loop) changed(c change) error {
+// scheduleChanged schedules a visit to a changed record, or to all records if changes were lost.
+func (l *loop) scheduleChanged(c change) error {
 	if c.name == "" {
 		l.log.Warn("changes of lease records were lost: reading all of them")
 		l.metrics.rescans.Inc()
@@ -199,11 +199,11 @@ func (l *loop) schedule(hash string) {
 		e = &entry{hash: hash}
 		l.entries[hash] = e
 	}
-	e.again, e.wake = e.busy, now()
+	e.isDueAgain, e.wake = e.busy, now()
 }
 
-// first returns the lease that is due first and has no worker. It returns nil if there is none.
-func (l *loop) first() *entry {
+// nextDue returns the lease that is due first and has no worker. It returns nil if there is none.
+func (l *loop) nextDue() *entry {
 	var first *entry
 	for _, e := range l.entries {
 		if !e.busy && !e.wake.IsZero() && (first == nil || e.wake.Before(first.wake)) {
@@ -223,11 +223,11 @@ func (l *loop) dispatch() {
 	}
 
 	for l.running < l.workers {
-		e := l.first()
+		e := l.nextDue()
 		if e == nil || e.wake.After(now()) {
 			return
 		}
-		e.again, e.stale = false, false
+		e.isDueAgain, e.stale = false, false
 		m := e.memory // the worker gets a copy, and the loop leaves the session alone until the worker ends
 		l.start(&e.slot, func() func() {
 			o := l.visit(l.ctx, e.hash, m)
@@ -252,8 +252,8 @@ func (l *loop) start(at *slot, work func() (end func())) {
 
 // finish records the result of a visit, and schedules the lease's next visit.
 func (l *loop) finish(e *entry, o outcome) {
-	l.metrics.moved(e.state, o.state)
-	if o.gone && !e.again {
+	l.metrics.countTransition(e.state, o.state)
+	if o.gone && !e.isDueAgain {
 		delete(l.entries, e.hash)
 		return
 	}
@@ -263,7 +263,7 @@ func (l *loop) finish(e *entry, o outcome) {
 		e.memory.session, e.memory.six.session = nil, nil
 	}
 
-	if e.again || e.stale {
+	if e.isDueAgain || e.stale {
 		o.wake = now()
 	}
 
@@ -277,7 +277,7 @@ const longestPause = time.Minute
 func (l *loop) pause() time.Duration {
 	next := now().Add(longestPause)
 	var renewal time.Time
-	if e := l.first(); e != nil {
+	if e := l.nextDue(); e != nil {
 		renewal = e.wake
 	}
 
@@ -306,19 +306,19 @@ type clock struct {
 // the readings of the two clocks.
 const sleptFrom = 2 * time.Second
 
-// slept returns how long the machine was suspended since the last call.
-func (l *loop) slept() (time.Duration, error) {
+// suspension returns how long the machine was suspended since the last call.
+func (l *loop) suspension() (time.Duration, error) {
 	_, up, err := l.leases.Clock()
-	is := clock{up: up, mono: time.Now()}
+	reading := clock{up: up, mono: time.Now()}
 	if l.clock.mono.IsZero() {
-		l.clock = is
+		l.clock = reading
 	}
 
-	by := is.up - l.clock.up - is.mono.Sub(l.clock.mono)
-	if err != nil || by < sleptFrom {
+	slept := reading.up - l.clock.up - reading.mono.Sub(l.clock.mono)
+	if err != nil || slept < sleptFrom {
 		return 0, err
 	}
 
-	l.clock = is
-	return by.Round(time.Millisecond), nil
+	l.clock = reading
+	return slept.Round(time.Millisecond), nil
 }

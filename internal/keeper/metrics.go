@@ -116,8 +116,8 @@ func (c collector) Describe(chan<- *prometheus.Desc) {}
 // Collect sends the present values.
 func (c collector) Collect(to chan<- prometheus.Metric) { c(to) }
 
-// moved counts a lease's change of state. The empty state means that there is no lease.
-func (m *metrics) moved(from, to lease.State) {
+// countTransition counts a lease's change of state. The empty state means that there is no lease.
+func (m *metrics) countTransition(from, to lease.State) {
 	if from != "" {
 		m.leases.WithLabelValues(string(from)).Dec()
 	}
@@ -143,7 +143,7 @@ func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 		list, err := m.state.Failures()
 		m.read(err)
 		for _, f := range list {
-			tell(to, "tombolo_failures_total",
+			export(to, "tombolo_failures_total",
 				"Calls of the plugin that failed, by verb and error code, since the state directory was made.",
 				prometheus.CounterValue, float64(f.Count),
 				prometheus.Labels{"verb": f.Verb, "code": strconv.FormatUint(uint64(f.Code), 10)})
@@ -164,9 +164,9 @@ func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 			family = "ipv6"
 		}
 		labels := prometheus.Labels{"network": p.Network, "range": p.Name, "family": family}
-		tell(to, "tombolo_pool_addresses", "Addresses that a network can give its pods.", prometheus.GaugeValue,
+		export(to, "tombolo_pool_addresses", "Addresses that a network can give its pods.", prometheus.GaugeValue,
 			float64(p.Size), labels)
-		tell(to, "tombolo_pool_reserved_addresses", "Those of them that are reserved.", prometheus.GaugeValue,
+		export(to, "tombolo_pool_reserved_addresses", "Those of them that are reserved.", prometheus.GaugeValue,
 			float64(p.Reserved), labels)
 	}
 }
@@ -188,7 +188,7 @@ func (m *metrics) collectPods(to chan<- prometheus.Metric) {
 		m.read(err)
 		for _, r := range records {
 			if c, is := counters[r.HostIf]; is {
-				tellPod(to, r, &c)
+				exportPod(to, r, &c)
 			}
 		}
 	}
@@ -206,7 +206,7 @@ func podCounters() (map[string]link.Counters, error) {
 	return counters, err
 }
 
-func tellPod(to chan<- prometheus.Metric, r *state.Attachment, c *link.Counters) {
+func exportPod(to chan<- prometheus.Metric, r *state.Attachment, c *link.Counters) {
 	namespace, pod, is := strings.Cut(r.Pod, "/")
 	if !is {
 		namespace, pod = "", r.Pod
@@ -215,7 +215,7 @@ func tellPod(to chan<- prometheus.Metric, r *state.Attachment, c *link.Counters)
 	labels := prometheus.Labels{"namespace": namespace, "pod": pod, "container": r.ContainerID, "network": r.Network,
 		"interface": r.IfName}
 	count := func(name, help string, value uint64) {
-		tell(to, name, help, prometheus.CounterValue, float64(value), labels)
+		export(to, name, help, prometheus.CounterValue, float64(value), labels)
 	}
 	count("tombolo_pod_receive_bytes_total", "Bytes that a pod has received at an interface.", c.TxBytes)
 	count("tombolo_pod_receive_packets_total", "Packets that a pod has received at an interface.", c.TxPackets)
@@ -230,16 +230,16 @@ func (m *metrics) read(err error) {
 	}
 }
 
-// tell exports one value. If a label is not valid text, it exports nothing.
-func tell(to chan<- prometheus.Metric, name, help string, kind prometheus.ValueType, value float64,
+// export exports one value. If a label is not valid text, it exports nothing.
+func export(to chan<- prometheus.Metric, name, help string, kind prometheus.ValueType, value float64,
 	labels prometheus.Labels) {
 	if one, err := prometheus.NewConstMetric(prometheus.NewDesc(name, help, nil, labels), kind, value); err == nil {
 		to <- one
 	}
 }
 
-// truth returns 1 for true and 0 for false.
-func truth(is bool) float64 {
+// boolValue returns 1 for true and 0 for false.
+func boolValue(is bool) float64 {
 	if is {
 		return 1
 	}

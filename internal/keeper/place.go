@@ -33,9 +33,9 @@ type kernel struct {
 	network *network.Node // if nil, leases have no attachments
 }
 
-// place is a pod's interface with a leased address. Its methods complete a change that has begun, even if the
+// podInterface is a pod's interface with a leased address. Its methods complete a change that has begun, even if the
 // keeper's context ends.
-type place struct {
+type podInterface struct {
 	kernel
 	r     *lease.Record
 	ns    *netns.NS // the pod's network namespace
@@ -46,7 +46,7 @@ type place struct {
 
 // enter opens the interface of a lease's pod. If the pod no longer exists, the error matches errGone.
 func (k kernel) enter(r *lease.Record) (pod, error) {
-	p := &place{kernel: k, r: r}
+	p := &podInterface{kernel: k, r: r}
 	var err error
 	if p.ns, err = k.namespace(r); err != nil {
 		return nil, err
@@ -63,19 +63,19 @@ func (k kernel) enter(r *lease.Record) (pod, error) {
 }
 
 // namespace opens the namespace at the record's path, if it still has the recorded cookie. Otherwise it returns the
-// error of unlessPort.
+// error of errUnlessPort.
 func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 	ns, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) || errors.Is(err, netns.ErrOther) {
-		return nil, k.unlessPort(r, err)
+		return nil, k.errUnlessPort(r, err)
 	}
 	return ns, err
 }
 
-// unlessPort returns an error for a pod whose namespace was not found. The error matches errGone unless the pod's
+// errUnlessPort returns an error for a pod whose namespace was not found. The error matches errGone unless the pod's
 // port still exists, whose other end is in that namespace. Such a pod is only out of reach, for example because the
 // keeper does not see the runtime's mounts.
-func (k kernel) unlessPort(r *lease.Record, cause error) error {
+func (k kernel) errUnlessPort(r *lease.Record, cause error) error {
 	if r.HostIf != "" {
 		switch _, err := k.port(r.HostIf); {
 		case err == nil:
@@ -109,15 +109,15 @@ func (k kernel) withLinks(do func(*bridge.Conn) error) error {
 	return do(links)
 }
 
-// taken returns an error if a conflicts with an address or a gateway of the host, so that no pod may have it. The
-// parameter at is the name of the host's link to the pod. had is the pod's previous address.
-func (k kernel) taken(at string, a, had netip.Addr) error {
+// checkConflict returns an error if a conflicts with an address or a gateway of the host, so that no pod may have it.
+// The parameter at is the name of the host's link to the pod. had is the pod's previous address.
+func (k kernel) checkConflict(at string, a, had netip.Addr) error {
 	return k.withLinks(func(links *bridge.Conn) error {
 		l, err := links.Link(context.Background(), at)
 		if err != nil {
 			return err
 		}
-		return lease.Taken(context.Background(), links.Routes(), l.Index, a, had)
+		return lease.CheckConflict(context.Background(), links.Routes(), l.Index, a, had)
 	})
 }
 
@@ -140,7 +140,7 @@ func (k kernel) release6(ctx context.Context, r *lease.Record) error {
 }
 
 // find finds the pod's interface, which is the peer of its port.
-func (p *place) find() error {
+func (p *podInterface) find() error {
 	port, err := p.port(p.r.HostIf)
 	if err != nil {
 		return err
@@ -150,7 +150,7 @@ func (p *place) find() error {
 	return err
 }
 
-func (p *place) close() error {
+func (p *podInterface) close() error {
 	var err error
 	if p.conn != nil {
 		err = p.conn.Close()
@@ -160,10 +160,10 @@ func (p *place) close() error {
 
 // dial returns a transport that sends from the pod's interface and receives at the host's end of the pod's link.
 // Receiving inside the pod would be unsafe: the pod may give the interface's name to another link, and answer itself.
-func (p *place) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
+func (p *podInterface) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	sockets := &transport.Config{NetNS: p.ns, Link: p.index, MAC: []byte(p.r.Client.MAC),
 		ARP: p.r.Client.DetectConflicts}
-	outside, err := p.outside()
+	outside, err := p.hostEndConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -176,8 +176,8 @@ func (p *place) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dhcp
 }
 
 // dial6 is dial for DHCPv6. It always sends through a UDP socket.
-func (p *place) dial6() (dhcpc.Transport[[]byte], error) {
-	outside, err := p.outside()
+func (p *podInterface) dial6() (dhcpc.Transport[[]byte], error) {
+	outside, err := p.hostEndConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -186,9 +186,9 @@ func (p *place) dial6() (dhcpc.Transport[[]byte], error) {
 	})
 }
 
-// outside returns the configuration for receiving packets to the pod, at the host's end of its link. It first checks
-// by the alias that the link belongs to the pod.
-func (p *place) outside() (*transport.Config, error) {
+// hostEndConfig returns the configuration for receiving packets to the pod, at the host's end of its link. It first
+// checks by the alias that the link belongs to the pod.
+func (p *podInterface) hostEndConfig() (*transport.Config, error) {
 	l, err := p.port(p.r.HostIf)
 	if err != nil {
 		return nil, fmt.Errorf("find the pod's port: %w", err)
@@ -201,7 +201,7 @@ func (p *place) outside() (*transport.Config, error) {
 }
 
 // has returns the addresses of the interface that match. For IPv6 see lease.Interface.Keeps.
-func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
+func (p *podInterface) has(want netip.Prefix) ([]addr.Address, error) {
 	list, err := addr.On(p.conn).List(context.Background(), addr.Filter{})
 	return slices.DeleteFunc(list, func(a addr.Address) bool {
 		is := a.Prefix == want || want.Addr().Is6() && a.Prefix.Addr() == want.Addr()
@@ -209,13 +209,13 @@ func (p *place) has(want netip.Prefix) ([]addr.Address, error) {
 	}), err
 }
 
-func (p *place) keeps(a lease.Applied) (lease.Applied, error) {
+func (p *podInterface) keeps(a lease.Applied) (lease.Applied, error) {
 	return p.pod().Keeps(context.Background(), a)
 }
 
-// formed returns the usable addresses that the pod formed from router advertisements. It recognizes them by the
-// interface identifier, which is made from the pod's MAC.
-func (p *place) formed() ([]netip.Prefix, error) {
+// formedAddresses returns the usable addresses that the pod formed from router advertisements. It recognizes them by
+// the interface identifier, which is made from the pod's MAC.
+func (p *podInterface) formedAddresses() ([]netip.Prefix, error) {
 	list := []netip.Prefix{}
 	local := addr.LinkLocal(net.HardwareAddr(p.r.Client.MAC)).As16()
 	all, err := addr.On(p.conn).List(context.Background(), addr.Filter{Link: p.index, Family: unix.AF_INET6})
@@ -232,16 +232,16 @@ func (p *place) formed() ([]netip.Prefix, error) {
 
 // apply adds addresses and routes to the pod, and sets the addresses' lifetimes. It skips addresses that already have
 // the right lifetime.
-func (p *place) apply(a lease.Applied, valid, preferred time.Duration) error {
+func (p *podInterface) apply(a lease.Applied, valid, preferred time.Duration) error {
 	a.MTU = 0
 	a.Addresses = slices.DeleteFunc(slices.Clone(a.Addresses),
-		func(own netip.Prefix) bool { return p.lasts(own, valid) })
+		func(own netip.Prefix) bool { return p.hasLifetime(own, valid) })
 	return p.pod().Apply(context.Background(), a, valid, preferred, lease.ReplaceOwn(p.r.Applied.Routes))
 }
 
-// lasts reports whether a pod already has an address with the given lifetime, give or take two seconds. Setting the
-// address again could cost the pod the address: see confirmAfter.
-func (p *place) lasts(own netip.Prefix, valid time.Duration) bool {
+// hasLifetime reports whether a pod already has an address with the given lifetime, give or take two seconds. Setting
+// the address again could cost the pod the address: see confirmAfter.
+func (p *podInterface) hasLifetime(own netip.Prefix, valid time.Duration) bool {
 	have, err := p.has(own)
 	want := lease.Lifetime(valid, time.Second)
 	if err != nil || len(have) == 0 || want == nil || have[0].Valid == nil {
@@ -251,14 +251,14 @@ func (p *place) lasts(own netip.Prefix, valid time.Duration) bool {
 }
 
 // pod returns the interface as a lease.Link.
-func (p *place) pod() *lease.Interface {
+func (p *podInterface) pod() *lease.Interface {
 	return &lease.Interface{Conn: p.conn, Index: p.index, Name: p.name, Priority: p.r.Policy.Priority}
 }
 
 // withdraw removes routes and addresses. For this it sets promote_secondaries, as systemd does for every link.
 // Otherwise the kernel would also remove other addresses in the same network, and then all their routes.
-func (p *place) withdraw(a lease.Applied) error {
-	return p.whileOn(sysctl.Link("ipv4", p.name, "promote_secondaries"), func() error {
+func (p *podInterface) withdraw(a lease.Applied) error {
+	return p.withParameter(sysctl.Link("ipv4", p.name, "promote_secondaries"), func() error {
 		return p.pod().Withdraw(context.Background(), a)
 	})
 }
@@ -274,13 +274,15 @@ const (
 // inUse adds an IPv6 address to the pod and reports whether another host has it. If so, inUse removes the address
 // again. The kernel detects duplicates only if accept_dad is set, so inUse sets it for this time. It is otherwise off
 // in a pod with leased addresses, since its other addresses are known to be unique.
-func (p *place) inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (used bool, err error) {
+func (p *podInterface) inUse(
+	ctx context.Context, a lease.Applied, valid, preferred time.Duration,
+) (used bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, detection)
 	defer cancel()
-	err = p.whileOn(sysctl.Link("ipv6", p.name, "accept_dad"), func() error {
+	err = p.withParameter(sysctl.Link("ipv6", p.name, "accept_dad"), func() error {
 		err := p.apply(a, valid, preferred)
 		if err == nil {
-			used, err = p.detects(ctx, a.Addresses[0])
+			used, err = p.awaitDetection(ctx, a.Addresses[0])
 		}
 		if used || err != nil {
 			err = errors.Join(err, p.withdraw(a))
@@ -291,11 +293,11 @@ func (p *place) inUse(ctx context.Context, a lease.Applied, valid, preferred tim
 	return used, err
 }
 
-// whileOn sets a kernel parameter of the pod's interface to 1, calls fn, and restores the parameter.
-func (p *place) whileOn(path string, fn func() error) error {
-	was := ""
+// withParameter sets a kernel parameter of the pod's interface to 1, calls fn, and restores the parameter.
+func (p *podInterface) withParameter(path string, fn func() error) error {
+	before := ""
 	err := p.ns.Do(func() (err error) {
-		if was, err = sysctl.Read(path); err == nil && was != "1" {
+		if before, err = sysctl.Read(path); err == nil && before != "1" {
 			err = sysctl.Write(path, "1")
 		}
 		return err
@@ -304,15 +306,15 @@ func (p *place) whileOn(path string, fn func() error) error {
 		return err
 	}
 
-	if err = fn(); was != "1" {
-		err = errors.Join(err, p.ns.Do(func() error { return sysctl.Write(path, was) }))
+	if err = fn(); before != "1" {
+		err = errors.Join(err, p.ns.Do(func() error { return sysctl.Write(path, before) }))
 	}
 
 	return err
 }
 
-// detects waits for the result of duplicate address detection, and reports whether another host has the address.
-func (p *place) detects(ctx context.Context, own netip.Prefix) (bool, error) {
+// awaitDetection waits for the result of duplicate address detection, and reports whether another host has the address.
+func (p *podInterface) awaitDetection(ctx context.Context, own netip.Prefix) (bool, error) {
 	for {
 		have, err := p.has(own)
 		switch {

@@ -13,7 +13,7 @@ import (
 // minute. An ADD that lacks resources, such as addresses, does this itself.
 func (k *Keeper) newReclaim(ctx context.Context) *source {
 	s := &source{Keeper: k, ctx: ctx, kind: "dead", every: time.Minute}
-	s.look = func(ctx context.Context) { s.ended("cannot reclaim all that dead pods hold", k.reclaim(ctx)) }
+	s.look = func(ctx context.Context) { s.reportResult("cannot reclaim all that dead pods hold", k.reclaim(ctx)) }
 	return s
 }
 
@@ -31,7 +31,7 @@ func (k *Keeper) newZones(ctx context.Context) *source {
 		if errors.Is(err, firewalld.ErrNoBus) {
 			err = nil
 		}
-		s.ended("cannot have firewalld's zones as pods need them: trying again", err)
+		s.reportResult("cannot have firewalld's zones as pods need them: trying again", err)
 	}
 
 	return s

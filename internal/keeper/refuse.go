@@ -18,9 +18,9 @@ import (
 // refuse returns the function for dhcpc.Config.Refuse, which checks each lease that a server grants. The function may
 // be called after the visit has ended.
 func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
-	had, free := r.Lease.Address.Addr(), k.free(r)
+	had, free := r.Lease.Address.Addr(), k.addressCheck(r)
 	return func(l, held *dhcpc.Lease) error {
-		if err := lease.Impossible(l); err != nil {
+		if err := lease.CheckUsable(l); err != nil {
 			return err
 		}
 		if held != nil {
@@ -32,7 +32,7 @@ func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 
 // refuse6 is refuse for DHCPv6 leases.
 func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
-	free := k.free(r)
+	free := k.addressCheck(r)
 	return func(l, held *dhcp6.Lease) error {
 		if held == nil {
 			return free(l.Address, netip.Addr{}, false)
@@ -41,25 +41,25 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
 	}
 }
 
-// free returns a function that returns an error if an address cannot be the pod's. The function's argument had is the
-// pod's previous address, and holds means that the pod still has it.
-func (k *Keeper) free(r *lease.Record) func(own, had netip.Addr, holds bool) error {
+// addressCheck returns a function that returns an error if an address cannot be the pod's. The function's argument had
+// is the pod's previous address, and holds means that the pod still has it.
+func (k *Keeper) addressCheck(r *lease.Record) func(own, had netip.Addr, holds bool) error {
 	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
 	return func(own, had netip.Addr, holds bool) error {
-		if err := k.node.taken(bridge, own, had); err != nil {
+		if err := k.node.checkConflict(bridge, own, had); err != nil {
 			return err
 		}
 		if k.state == nil || own == had && holds {
 			return nil
 		}
-		return k.anothersAddress(network, hash, at, own)
+		return k.refuseOwned(network, hash, at, own)
 	}
 }
 
-// anothersAddress returns an error if the firewall's sets assign the address own to another pod, or if another
+// refuseOwned returns an error if the firewall's sets assign the address own to another pod, or if another
 // program added it there. It returns nil if the other pod has no record any more, or if its record no longer contains
 // the address.
-func (k *Keeper) anothersAddress(network, hash, bridge string, own netip.Addr) error {
+func (k *Keeper) refuseOwned(network, hash, bridge string, own netip.Addr) error {
 	fw, err := nft.Dial(&nft.Config{NetNS: k.host})
 	if err != nil {
 		return err

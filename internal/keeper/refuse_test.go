@@ -54,19 +54,19 @@ func TestAPodThatHasAnAddressKeepsItFromOthers(t *testing.T) {
 	k.host = m.host
 	r, own := m.pod.record, netip.MustParseAddr(firstAddress)
 	other := ident.Hash(r.Network, "another", r.IfName)
-	if err := k.anothersAddress(r.Network, other, r.Bridge, own); err == nil || !strings.Contains(err.Error(), r.ContainerID) {
+	if err := k.refuseOwned(r.Network, other, r.Bridge, own); err == nil || !strings.Contains(err.Error(), r.ContainerID) {
 		t.Errorf("to another pod: %v", err)
 	}
-	if err := k.anothersAddress("elsewhere", r.Hash(), r.Bridge, own); err == nil {
+	if err := k.refuseOwned("elsewhere", r.Hash(), r.Bridge, own); err == nil {
 		t.Error("to a pod of another network that has the same hash: no error")
 	}
-	expect.Success(t, k.anothersAddress(r.Network, r.Hash(), r.Bridge, own), "to itself")
-	expect.Success(t, k.anothersAddress(r.Network, other, r.Bridge, own.Next()), "nobody's")
+	expect.Success(t, k.refuseOwned(r.Network, r.Hash(), r.Bridge, own), "to itself")
+	expect.Success(t, k.refuseOwned(r.Network, other, r.Bridge, own.Next()), "nobody's")
 	nstest.Run(t, m.host, "nft", "add", "element", "inet", "tombolo", "pods4", "{ "+r.Bridge+" . 10.9.3.3 comment \"by hand\" }")
-	if err := k.anothersAddress(r.Network, other, r.Bridge, netip.MustParseAddr("10.9.3.3")); err == nil {
+	if err := k.refuseOwned(r.Network, other, r.Bridge, netip.MustParseAddr("10.9.3.3")); err == nil {
 		t.Error("another program's: no error")
 	}
 	// What a pod that is gone has left is no obstacle.
 	must.Succeed(t, m.state.Remove(r.Network, r.Hash()))
-	expect.Success(t, k.anothersAddress(r.Network, other, r.Bridge, own), "of a pod that is gone")
+	expect.Success(t, k.refuseOwned(r.Network, other, r.Bridge, own), "of a pod that is gone")
 }

@@ -19,13 +19,13 @@ import (
 
 // memory6 is the DHCPv6 state that a lease's visits share.
 type memory6 struct {
-	machine *dhcp6.Machine
-	session *dhcp6.Session
-	right   bool // the address was checked since the keeper began
+	machine      *dhcp6.Machine
+	session      *dhcp6.Session
+	isConfigured bool // the address was checked since the keeper began
 }
 
-// wakes6 reports whether DHCPv6 work is due at the time t.
-func (v *visit) wakes6(t time.Time) bool {
+// isDue6 reports whether DHCPv6 work is due at the time t.
+func (v *visit) isDue6(t time.Time) bool {
 	if v.r.Six == nil {
 		return false
 	}
@@ -57,22 +57,22 @@ func (v *visit) keep6(p pod) error {
 
 	if l := v.r.Six.Lease; l != nil && !v.r.Six.Checking && l.Left(now()) != 0 {
 		err := v.yield6(p)
-		if err == nil && !v.m.six.right && v.r.Wants6() {
+		if err == nil && !v.m.six.isConfigured && v.r.Wants6() {
 			err = apply6(p, l)
 		}
 		if err != nil {
 			return err
 		}
-		v.m.six.right = true
+		v.m.six.isConfigured = true
 	}
 
-	if !v.wakes6(now()) {
+	if !v.isDue6(now()) {
 		return nil
 	}
 
 	x := &exchange6{visit: v, pod: p, limit: now().Add(renewWait)}
 	if v.r.Six.Lease == nil || v.m.slow {
-		x.limit = now().Add(x.patience())
+		x.limit = now().Add(x.timeLimit())
 	}
 
 	err := errors.Join(x.run(), x.hangUp())
@@ -97,18 +97,18 @@ func apply6(p pod, l *dhcp6.Lease) error {
 // get the address again.
 func (v *visit) yield6(p pod) error {
 	l := v.r.Six.Lease
-	if ends(l.Left(now())) || !v.r.Wants6() {
+	if endsSoon(l.Left(now())) || !v.r.Wants6() {
 		return nil
 	}
 
-	has, err := p.keeps(applied6(l))
-	if err != nil || len(has.Addresses) > 0 {
+	kept, err := p.keeps(applied6(l))
+	if err != nil || len(kept.Addresses) > 0 {
 		return err
 	}
 
 	v.log.Info("the pod's owner has removed the address by DHCPv6, and it stays so",
-		append(v.who(), "ipv6", l.Address)...)
-	return v.underLock(func(held *lease.Held) error {
+		append(v.logAttributes(), "ipv6", l.Address)...)
+	return v.underLock(func(held *lease.LockedRecord) error {
 		v.r.Removed.Addresses = append(v.r.Removed.Addresses, applied6(l).Addresses...)
 		return held.Replace(v.r)
 	})
@@ -139,14 +139,14 @@ func (v *visit) restore6() error {
 		}
 	}
 
-	v.m.six.machine, v.m.six.session, v.m.six.right = machine, &s, false
+	v.m.six.machine, v.m.six.session, v.m.six.isConfigured = machine, &s, false
 	return nil
 }
 
 // noteFormed records the addresses that the pod formed from router advertisements, and updates the attachment.
 // Routers may begin to advertise at any time, most often within seconds of a pod's start.
 func (v *visit) noteFormed(p pod) error {
-	formed, err := p.formed()
+	formed, err := p.formedAddresses()
 	if err != nil {
 		return err
 	}
@@ -154,13 +154,13 @@ func (v *visit) noteFormed(p pod) error {
 	isNew := len(formed)+len(v.r.Formed) > 0 && !slices.Equal(formed, v.r.Formed)
 	if isNew {
 		v.m.formed = 0
-		err = v.underLock(func(held *lease.Held) error {
+		err = v.underLock(func(held *lease.LockedRecord) error {
 			v.r.Formed = formed
 			return held.Replace(v.r)
 		})
 	}
 
-	v.m.look = earliest(v.m.look, now().Add(time.Second<<v.m.formed))
+	v.m.nextCheck = earliest(v.m.nextCheck, now().Add(time.Second<<v.m.formed))
 	v.m.formed = min(v.m.formed+1, 9)
 	if err != nil || !isNew {
 		return err
@@ -181,7 +181,7 @@ func (v *visit) note6(trouble string) error {
 func (v *visit) change6(change func(*lease.Six)) error {
 	six := *v.r.Six
 	change(&six)
-	return v.underLock(func(held *lease.Held) error {
+	return v.underLock(func(held *lease.LockedRecord) error {
 		v.r.Six = &six
 		return held.Replace(v.r)
 	})
@@ -200,14 +200,14 @@ func (v *visit) expires6() time.Time {
 	return v.r.Six.Lease.Expire
 }
 
-// endUnseen6 ends a DHCPv6 lease in the same way as endUnseen ends a DHCPv4 lease.
-func (v *visit) endUnseen6(cause error) error {
+// endUnreachable6 ends a DHCPv6 lease in the same way as endUnreachable ends a DHCPv4 lease.
+func (v *visit) endUnreachable6(cause error) error {
 	if ends := v.expires6(); ends.IsZero() || now().Before(ends) {
 		return nil
 	}
 
 	v.log.Warn("DHCPv6 lease ended, and its pod is out of reach: nothing leads to its address any more",
-		append(v.who(), "ipv6", v.r.Six.Lease.Address, "err", cause)...)
+		append(v.logAttributes(), "ipv6", v.r.Six.Lease.Address, "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.six.session = nil
 	err := v.change6(func(six *lease.Six) {
@@ -219,7 +219,7 @@ func (v *visit) endUnseen6(cause error) error {
 // exchange6 is the exchange of messages between one visit and DHCPv6 servers.
 type exchange6 struct {
 	*visit
-	line[[]byte]
+	messageConn[[]byte]
 	pod   pod
 	limit time.Time
 }
@@ -227,11 +227,11 @@ type exchange6 struct {
 func (x *exchange6) run() error {
 	var e dhcp6.Event
 	for {
-		was := x.m.six.session.State()
+		before := x.m.six.session.State()
 		s, out := x.m.six.machine.Step(*x.m.six.session, now(), e)
 		x.m.six.session, e = &s, dhcp6.Event{}
 		err := x.handleOutput(out)
-		if err == nil && x.r.Six.Lease == nil && out.Send != nil && s.State() == was {
+		if err == nil && x.r.Six.Lease == nil && out.Send != nil && s.State() == before {
 			err = x.note6(x.noResult().Error()) // ask again, since an ADD may not wait until the end
 		}
 
@@ -253,7 +253,7 @@ func (x *exchange6) run() error {
 		case out.Listen.IsZero():
 			return nil
 		case !now().Before(x.limit):
-			return x.unheard()
+			return x.recordNoAnswer()
 		}
 
 		message, err := x.receive(x.ctx, earliest(out.Listen, out.Wake, x.limit))
@@ -262,7 +262,7 @@ func (x *exchange6) run() error {
 		}
 
 		if e.Message = message; message == nil && !now().Before(x.limit) {
-			return x.unheard()
+			return x.recordNoAnswer()
 		}
 	}
 }
@@ -270,7 +270,7 @@ func (x *exchange6) run() error {
 // handleOutput handles the output of a step, except for Check.
 func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
-		x.log.Warn("no address by DHCPv6", append(x.who(), "err", out.Err)...)
+		x.log.Warn("no address by DHCPv6", append(x.logAttributes(), "err", out.Err)...)
 		if errors.Is(out.Err, dhcpc.ErrNAK) {
 			x.metrics.naks.Inc()
 		}
@@ -278,7 +278,7 @@ func (x *exchange6) handleOutput(out dhcp6.Output) error {
 
 	switch {
 	case out.Lost != nil:
-		if err := x.lost6(out); err != nil {
+		if err := x.recordLoss6(out); err != nil {
 			return err
 		}
 	case out.Err != nil:
@@ -295,20 +295,20 @@ func (x *exchange6) handleOutput(out dhcp6.Output) error {
 
 	switch {
 	case out.Bound != nil:
-		return x.bound6(out.Bound)
+		return x.applyLease6(out.Bound)
 	case out.Information != nil:
-		return x.informed(out.Information)
+		return x.recordInformation(out.Information)
 	}
 
 	return nil
 }
 
-// informed records the DNS servers and search domains from DHCPv6, for a pod without a DHCPv6 lease.
-func (x *exchange6) informed(i *dhcp6.Information) error {
+// recordInformation records the DNS servers and search domains from DHCPv6, for a pod without a DHCPv6 lease.
+func (x *exchange6) recordInformation(i *dhcp6.Information) error {
 	err := x.change6(func(six *lease.Six) {
 		six.Information, six.Error = &lease.NameService{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
 	})
-	x.log.Debug("asked for DNS by DHCPv6", append(x.who(), "servers", i.DNS, "ignored", i.Ignored)...)
+	x.log.Debug("asked for DNS by DHCPv6", append(x.logAttributes(), "servers", i.DNS, "ignored", i.Ignored)...)
 	return err
 }
 
@@ -336,7 +336,7 @@ func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
 		return dhcp6.Unused, nil
 	}
 
-	x.log.Warn("another host has the address that a DHCPv6 server gave", append(x.who(), "ipv6", l.Address)...)
+	x.log.Warn("another host has the address that a DHCPv6 server gave", append(x.logAttributes(), "ipv6", l.Address)...)
 	if err := x.write(nil, false, fmt.Sprintf("%s: %v", l.Address, dhcpc.ErrDeclined)); err != nil {
 		return 0, err
 	}
@@ -361,9 +361,9 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 		six.Address = l.Address
 	}
 
-	err := x.underLock(func(held *lease.Held) error {
-		if was := x.r.Six.Lease; was != nil && l != nil && was.Address != l.Address {
-			if err := x.pod.withdraw(applied6(was)); err != nil {
+	err := x.underLock(func(held *lease.LockedRecord) error {
+		if before := x.r.Six.Lease; before != nil && l != nil && before.Address != l.Address {
+			if err := x.pod.withdraw(applied6(before)); err != nil {
 				return err
 			}
 		}
@@ -387,8 +387,8 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 	return err
 }
 
-// bound6 applies a new or renewed lease and records it.
-func (x *exchange6) bound6(l *dhcp6.Lease) error {
+// applyLease6 applies a new or renewed lease and records it.
+func (x *exchange6) applyLease6(l *dhcp6.Lease) error {
 	fresh := x.r.Six.Lease == nil || x.r.Six.Checking
 	if !fresh {
 		if err := x.yield6(x.pod); err != nil {
@@ -400,10 +400,10 @@ func (x *exchange6) bound6(l *dhcp6.Lease) error {
 		return err
 	}
 
-	x.m.six.right = true
+	x.m.six.isConfigured = true
 	if fresh {
 		x.metrics.acquisitions.Inc()
-		x.log.Info("leased by DHCPv6", append(x.who(), "ipv6", l.Address)...)
+		x.log.Info("leased by DHCPv6", append(x.logAttributes(), "ipv6", l.Address)...)
 		return nil
 	}
 
@@ -411,13 +411,13 @@ func (x *exchange6) bound6(l *dhcp6.Lease) error {
 	return nil
 }
 
-// lost6 removes the address of a lost lease from the pod, and records that the pod has no lease.
-func (x *exchange6) lost6(out dhcp6.Output) error {
+// recordLoss6 removes the address of a lost lease from the pod, and records that the pod has no lease.
+func (x *exchange6) recordLoss6(out dhcp6.Output) error {
 	if errors.Is(out.Err, dhcpc.ErrExpired) {
 		x.metrics.expired.Inc()
 	}
 
-	err := x.underLock(func(held *lease.Held) error {
+	err := x.underLock(func(held *lease.LockedRecord) error {
 		err := x.pod.withdraw(applied6(out.Lost))
 		six := *x.r.Six
 		six.Lease, six.Release, six.Checking, six.Note = nil, nil, false, ""
@@ -431,26 +431,26 @@ func (x *exchange6) lost6(out dhcp6.Output) error {
 		err = x.follow()
 	}
 
-	x.limit = now().Add(x.patience())
+	x.limit = now().Add(x.timeLimit())
 	return err
 }
 
-// unheard handles the end of an exchange without an answer. It returns an error if the pod has no lease.
-func (x *exchange6) unheard() error {
+// recordNoAnswer handles the end of an exchange without an answer. It returns an error if the pod has no lease.
+func (x *exchange6) recordNoAnswer() error {
 	x.metrics.unanswered.Inc()
 	if x.m.six.session.State() == dhcp6.Confirming {
-		x.log.Debug("no server confirms the DHCPv6 lease yet", x.who()...)
+		x.log.Debug("no server confirms the DHCPv6 lease yet", x.logAttributes()...)
 		return nil
 	}
 
 	x.m.slow = true
-	why := x.noResult()
+	failure := x.noResult()
 	if x.m.six.session.Lease() != nil {
 		x.log.Warn("no server renews the DHCPv6 lease yet",
-			append(x.who(), "err", why, "next", x.m.six.session.Wake())...)
-		return x.change6(func(six *lease.Six) { six.Note = why.Error() })
+			append(x.logAttributes(), "err", failure, "next", x.m.six.session.Wake())...)
+		return x.change6(func(six *lease.Six) { six.Note = failure.Error() })
 	}
-	return why
+	return failure
 }
 
 // noResult returns the error of a session without a result so far.

@@ -55,7 +55,7 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAndNotTooOften(t *testing.
 		began := now()
 		soon := began.Add(time.Second)
 		l.entries["busy"].busy = true
-		l.askAgain()
+		l.confirmAll()
 		for _, name := range []string{"idle", "due"} {
 			if e := l.entries[name]; e.memory.six.session != nil || e.memory.session == nil || !e.wake.Equal(began) {
 				t.Errorf("%s: %+v, want it at %s", name, e, began)
@@ -67,15 +67,15 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAndNotTooOften(t *testing.
 			}
 		}
 		// They have asked, and the carrier comes and goes.
-		next := began.Add(askedOnce)
+		next := began.Add(confirmInterval)
 		for _, name := range []string{"idle", "due"} {
 			l.entries[name].memory.six.session = &dhcp6.Session{}
 			l.entries[name].wake = began.Add(time.Hour)
 		}
 		l.entries["due"].wake = soon
 		for range 50 {
-			time.Sleep(askedOnce / 100)
-			l.askAgain()
+			time.Sleep(confirmInterval / 100)
+			l.confirmAll()
 		}
 		if e := l.entries["idle"]; e.memory.six.session != nil || !e.wake.Equal(next) {
 			t.Errorf("idle: %+v, want it at %s", e, next)
@@ -86,9 +86,9 @@ func TestServersAreAskedAgainWhenAnUplinkHasItsCarrierAndNotTooOften(t *testing.
 		time.Sleep(time.Until(next) + time.Second)
 		l.entries["idle"].memory.six.session = &dhcp6.Session{}
 		l.entries["idle"].wake = time.Time{}
-		l.askAgain()
-		if e := l.entries["idle"]; e.memory.six.session != nil || !e.wake.Equal(next.Add(askedOnce)) {
-			t.Errorf("idle: %+v, want it at %s", e, next.Add(askedOnce))
+		l.confirmAll()
+		if e := l.entries["idle"]; e.memory.six.session != nil || !e.wake.Equal(next.Add(confirmInterval)) {
+			t.Errorf("idle: %+v, want it at %s", e, next.Add(confirmInterval))
 		}
 	})
 }

@@ -29,7 +29,7 @@ const (
 	// pauseOwn is the pause after changes that our own ADD and DEL calls cause too.
 	pauseOwn = 3 * time.Second
 
-	// again is the pause before a failed action is repeated.
+	// isDueAgain is the pause before a failed action is repeated.
 	again = 10 * time.Second
 
 	// lookWithin limits the duration of one comparison and its repairs.
@@ -82,7 +82,7 @@ func (l *loop) subscribe(s *source) (stop func()) {
 
 	f, err := s.listen()
 	if err != nil {
-		s.trouble("cannot hear of changes of "+s.kind+": looking once in a while", err)
+		s.reportError("cannot hear of changes of "+s.kind+": looking once in a while", err)
 		return func() {}
 	}
 
@@ -99,7 +99,7 @@ func (l *loop) subscribe(s *source) (stop func()) {
 				messages[i].Data = bytes.Clone(messages[i].Data) // the next messages overwrite it
 			}
 			select {
-			case l.events <- func() { s.heard(messages) }:
+			case l.events <- func() { s.receive(messages) }:
 			case <-l.ctx.Done():
 				return
 			}
@@ -109,8 +109,8 @@ func (l *loop) subscribe(s *source) (stop func()) {
 	return func() { _ = f.Close(); <-ended }
 }
 
-// heard schedules a visit after announcements. During a visit it queues them.
-func (s *source) heard(messages []netlink.Message) {
+// receive schedules a visit after announcements. During a visit it queues them.
+func (s *source) receive(messages []netlink.Message) {
 	if s.busy {
 		if len(s.news) == mostNews {
 			s.news, messages = nil, nil
@@ -130,7 +130,7 @@ func (s *source) heard(messages []netlink.Message) {
 			s.first = now()
 		}
 		settle, urge := pauseNews, urgeNews
-		if s.kind == "firewall" && s.recently() {
+		if s.kind == "firewall" && s.repairedRecently() {
 			settle, urge = pauseAgain, urgeAgain
 		}
 		s.wake = earliest(now().Add(settle), s.first.Add(urge))
@@ -149,24 +149,24 @@ func (s *source) work() (end func()) {
 		news := s.news
 		s.news = nil
 		for _, messages := range news {
-			s.heard(messages)
+			s.receive(messages)
 		}
 	}
 }
 
-// trouble counts an error of the source, and logs it. It ignores errors after the keeper's end.
-func (s *source) trouble(what string, err error, args ...any) {
+// reportError counts an error of the source, and logs it. It ignores errors after the keeper's end.
+func (s *source) reportError(what string, err error, args ...any) {
 	if s.ctx.Err() == nil { // the end of the keeper is no failure
 		s.metrics.errors.WithLabelValues(s.kind).Inc()
 		s.log.Warn(what, append(args, "err", err)...)
 	}
 }
 
-// ended counts and logs the error of a look, unless the look before it failed alike.
-func (s *source) ended(what string, err error) {
+// reportResult counts and logs the error of a look, unless the look before it failed alike.
+func (s *source) reportResult(what string, err error) {
 	text := fmt.Sprint(err)
 	if err != nil && text != s.failure {
-		s.trouble(what, err)
+		s.reportError(what, err)
 	}
 	s.failure = text
 }
@@ -175,9 +175,9 @@ func (s *source) ended(what string, err error) {
 // ever. If a repair is undone three times within a minute, a person or a program must want that. The keeper then
 // repairs the object only once a minute.
 type contest struct {
-	undone []repair  // repairs within contestedFor
-	times  int       // the number of repairs since it is contested; 0 if it is not
-	until  time.Time // no repair before this time
+	repairs []repair  // repairs within contestedFor
+	times   int       // the number of repairs since it is contested; 0 if it is not
+	until   time.Time // no repair before this time
 }
 
 // repair is one repair of an object.
@@ -195,8 +195,8 @@ const (
 	contestedFor   = time.Minute
 )
 
-// of returns the contest over an object, and creates it if necessary.
-func (s *source) of(key string) *contest {
+// contestOver returns the contest over an object, and creates it if necessary.
+func (s *source) contestOver(key string) *contest {
 	c := s.contests[key]
 	if c == nil {
 		c = &contest{}
@@ -205,10 +205,10 @@ func (s *source) of(key string) *contest {
 	return c
 }
 
-// recently reports whether anything was repaired within the last minute.
-func (s *source) recently() bool { return s.any((*contest).recently) }
+// repairedRecently reports whether anything was repaired within the last minute.
+func (s *source) repairedRecently() bool { return s.anyContest((*contest).repairedRecently) }
 
-func (s *source) any(is func(*contest) bool) bool {
+func (s *source) anyContest(is func(*contest) bool) bool {
 	for _, c := range s.contests {
 		if is(c) {
 			return true
@@ -217,34 +217,34 @@ func (s *source) any(is func(*contest) bool) bool {
 	return false
 }
 
-func (c *contest) recently() bool {
-	n := len(c.undone)
-	return n > 0 && now().Sub(c.undone[n-1].at) < contestedFor
+func (c *contest) repairedRecently() bool {
+	n := len(c.repairs)
+	return n > 0 && now().Sub(c.repairs[n-1].at) < contestedFor
 }
 
-func (c *contest) contested() bool { return c.times > 0 }
+func (c *contest) isContested() bool { return c.times > 0 }
 
 // recordRepair records a repair of the object with the given key. The second argument describes the repaired
 // differences. If the object is now contested, it schedules the next repair. When a contest begins, recordRepair logs
 // the message in the third argument and returns true.
 func (s *source) recordRepair(key, what, say string, args ...any) (c *contest, begins bool) {
-	c = s.of(key)
-	c.undone = append(slices.DeleteFunc(c.undone, func(r repair) bool { return now().Sub(r.at) > contestedFor }),
+	c = s.contestOver(key)
+	c.repairs = append(slices.DeleteFunc(c.repairs, func(r repair) bool { return now().Sub(r.at) > contestedFor }),
 		repair{now(), what})
 	same := 0
-	for _, r := range c.undone {
+	for _, r := range c.repairs {
 		if r.what == what {
 			same++
 		}
 	}
 
 	switch {
-	case c.contested():
+	case c.isContested():
 		c.times++
-	case same < contestedAfter && len(c.undone) < contestedByAll:
+	case same < contestedAfter && len(c.repairs) < contestedByAll:
 		return c, false
 	default:
-		begins, c.times = true, len(c.undone)
+		begins, c.times = true, len(c.repairs)
 		s.log.Error(say, append(args, "what", what)...)
 	}
 
@@ -253,11 +253,11 @@ func (s *source) recordRepair(key, what, say string, args ...any) (c *contest, b
 	return c, begins
 }
 
-// calm ends a contest, because nothing differs any more. It reports whether there was one.
-func (c *contest) calm() bool {
-	was := c.contested()
+// end ends a contest, because nothing differs any more. It reports whether there was one.
+func (c *contest) end() bool {
+	was := c.isContested()
 	if was {
-		c.times, c.undone = 0, nil
+		c.times, c.repairs = 0, nil
 	}
 	return was
 }

@@ -83,7 +83,7 @@ func inWall(t *testing.T, test func(*wall)) {
 			w.turn.Lock()
 			defer w.turn.Unlock()
 			w.looks = append(w.looks, time.Since(start))
-			w.known = w.generation
+			w.checked = w.generation
 		}
 		world.with = func(l *loop) {
 			w.source = source{Keeper: l.Keeper, ctx: l.ctx, kind: "firewall", every: lookAtFirewall, listen: func() (feed, error) { return w, nil }, hear: w.hear, look: look,

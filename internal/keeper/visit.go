@@ -40,17 +40,17 @@ const (
 
 // memory is the state that a lease's visits share. A new keeper starts without it.
 type memory struct {
-	token    string // the Token of the record that this memory belongs to
-	machine  *dhcpc.Machine
-	session  *dhcpc.Session // nil before the first exchange, and after the machine slept
-	right    bool           // address and routes were checked since the keeper began
-	confirm  bool           // a renewal set the address, and it was not checked since
-	look     time.Time      // the time of the next check of the pod
-	formed   int            // how often the pod's autoconfigured addresses were checked since they changed
-	failures int            // consecutive failed visits
-	slow     bool           // the last visit got no answer in time
-	doubts   []string       // rejected answers that were logged
-	six      memory6
+	token        string // the Token of the record that this memory belongs to
+	machine      *dhcpc.Machine
+	session      *dhcpc.Session // nil before the first exchange, and after the machine slept
+	isConfigured bool           // address and routes were checked since the keeper began
+	confirm      bool           // a renewal set the address, and it was not checked since
+	nextCheck    time.Time      // the time of the next check of the pod
+	formed       int            // how often the pod's autoconfigured addresses were checked since they changed
+	failures     int            // consecutive failed visits
+	slow         bool           // the last visit got no answer in time
+	doubts       []string       // rejected answers that were logged
+	six          memory6
 }
 
 // outcome is the result of a visit.
@@ -82,7 +82,7 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 			err)
 		return outcome{gone: true}
 	case err != nil:
-		k.failed("cannot read lease record", "record", hash, "err", err)
+		k.countError("cannot read lease record", "record", hash, "err", err)
 		return outcome{memory: m, wake: now().Add(lookEvery)}
 	}
 
@@ -93,31 +93,31 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	v := &visit{Keeper: k, ctx: ctx, r: r, m: m}
 	switch {
 	case r.State == lease.Sticky:
-		return v.remembered()
+		return v.dropEnded()
 	case r.Boot != k.boot:
 		return v.releaseGone("the machine has booted since")
 	case r.State == lease.Adding:
-		return v.adding()
+		return v.visitAdding()
 	}
 
 	return v.keep()
 }
 
-// remembered deletes the record of a remembered lease that has ended, since another client may have the address now.
-func (v *visit) remembered() outcome {
+// dropEnded deletes the record of a remembered lease that has ended, since another client may have the address now.
+func (v *visit) dropEnded() outcome {
 	ends := v.r.Expires()
 	if ends.IsZero() || now().Before(ends) {
 		return v.outcome(ends)
 	}
-	return v.drop("cannot remove remembered lease", (*lease.Held).Remove)
+	return v.drop("cannot remove remembered lease", (*lease.LockedRecord).Remove)
 }
 
-// adding leaves the record alone while its ADD runs or its pod exists: a DEL or GC will follow. It deletes the record
-// if the ADD died and the pod no longer exists.
-func (v *visit) adding() outcome {
+// visitAdding leaves the record alone while its ADD runs or its pod exists: a DEL or GC will follow. It deletes the
+// record if the ADD died and the pod no longer exists.
+func (v *visit) visitAdding() outcome {
 	held, err := v.leases.TryLock(v.r.Hash())
 	if err != nil {
-		return v.failedWith("cannot lock lease record", err)
+		return v.fail("cannot lock lease record", err)
 	}
 
 	if held == nil {
@@ -138,22 +138,22 @@ func (v *visit) adding() outcome {
 	}
 
 	if !errors.Is(err, errGone) {
-		return v.failedWith("cannot look for the pod of an unfinished ADD", err)
+		return v.fail("cannot look for the pod of an unfinished ADD", err)
 	}
 
 	if err := held.Remove(); err != nil {
-		return v.failedWith("cannot remove lease record", err)
+		return v.fail("cannot remove lease record", err)
 	}
 
-	v.log.Info("record of an unfinished ADD removed: its pod is gone", v.who()...)
+	v.log.Info("record of an unfinished ADD removed: its pod is gone", v.logAttributes()...)
 	return outcome{gone: true}
 }
 
 // keep renews the lease of a running pod, if it is due.
 func (v *visit) keep() outcome {
 	t := now()
-	due := v.m.session == nil || wakes(v.m.session, t) || v.wakes6(t)
-	if !due && v.m.right && t.Before(v.m.look) {
+	due := v.m.session == nil || isDue(v.m.session, t) || v.isDue6(t)
+	if !due && v.m.isConfigured && t.Before(v.m.nextCheck) {
 		return v.idle() // this visit follows from the previous one's write
 	}
 
@@ -166,10 +166,10 @@ func (v *visit) keep() outcome {
 	case errors.Is(err, errGone):
 		return v.releaseGone("its pod is gone")
 	case err != nil:
-		return v.notRenewed("cannot enter the pod", err)
+		return v.retryRenewal("cannot enter the pod", err)
 	}
 
-	v.m.look = t.Add(lookEvery) // unless something is set
+	v.m.nextCheck = t.Add(lookEvery) // unless something is set
 	err = v.work(pod)
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.work6(pod))
@@ -180,33 +180,33 @@ func (v *visit) keep() outcome {
 	}
 
 	if err = errors.Join(err, pod.close()); err != nil {
-		return v.notRenewed("cannot keep lease", err)
+		return v.retryRenewal("cannot keep lease", err)
 	}
 
 	v.m.failures = 0
 	return v.idle()
 }
 
-// notRenewed returns the outcome of a visit that could not keep the lease.
-func (v *visit) notRenewed(what string, err error) outcome {
+// retryRenewal returns the outcome of a visit that could not keep the lease.
+func (v *visit) retryRenewal(what string, err error) outcome {
 	if !errors.Is(err, errDeleted) {
-		err = errors.Join(err, v.endUnseen(err))
+		err = errors.Join(err, v.endUnreachable(err))
 	}
 	if errors.Is(err, errDeleted) {
 		return outcome{state: v.r.State, wake: now()} // read the record that replaced it
 	}
-	return v.failedWith(what, err)
+	return v.fail(what, err)
 }
 
-// endUnseen ends a lease that has expired while the keeper cannot reach the pod's interface. The pod's owner may have
-// renamed or moved the interface, or shut the keeper out. Another host may now have the address, so the host's rules
-// for the pod must no longer contain it. The kernel ends the address in the pod.
-func (v *visit) endUnseen(cause error) error {
+// endUnreachable ends a lease that has expired while the keeper cannot reach the pod's interface. The pod's owner may
+// have renamed or moved the interface, or shut the keeper out. Another host may now have the address, so the host's
+// rules for the pod must no longer contain it. The kernel ends the address in the pod.
+func (v *visit) endUnreachable(cause error) error {
 	if v.ctx.Err() != nil {
 		return nil
 	}
 
-	if err := v.endUnseen6(cause); err != nil {
+	if err := v.endUnreachable6(cause); err != nil {
 		return err
 	}
 
@@ -218,10 +218,10 @@ func (v *visit) endUnseen(cause error) error {
 	}
 
 	v.log.Warn("lease ended, and its pod is out of reach: nothing leads to its address any more",
-		append(v.who(), "err", cause)...)
+		append(v.logAttributes(), "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.session = nil
-	err := v.underLock(func(held *lease.Held) error {
+	err := v.underLock(func(held *lease.LockedRecord) error {
 		v.r.State, v.r.Error = lease.Expired, cause.Error()
 		return held.Replace(v.r)
 	})
@@ -237,12 +237,12 @@ func (v *visit) follow() error {
 		return err
 	}
 	v.metrics.moves.Inc()
-	v.log.Info("attachment follows its lease", append(v.who(), "from", from, "to", to)...)
+	v.log.Info("attachment follows its lease", append(v.logAttributes(), "from", from, "to", to)...)
 	return nil
 }
 
-// wakes reports whether a session has work to do at the time t.
-func wakes(s *dhcpc.Session, t time.Time) bool { return !s.Wake().IsZero() && !t.Before(s.Wake()) }
+// isDue reports whether a session has work to do at the time t.
+func isDue(s *dhcpc.Session, t time.Time) bool { return !s.Wake().IsZero() && !t.Before(s.Wake()) }
 
 func (v *visit) work(p pod) error {
 	if v.m.session == nil {
@@ -251,25 +251,25 @@ func (v *visit) work(p pod) error {
 		}
 	}
 
-	if v.m.right && v.r.State == lease.Bound {
+	if v.m.isConfigured && v.r.State == lease.Bound {
 		has, err := p.keeps(v.r.Applied)
 		if err != nil {
 			return err
 		}
 		lost := len(v.r.Applied.Without(has).Addresses) > 0
-		v.m.right = v.r.Applied.Without(has).Empty()
+		v.m.isConfigured = v.r.Applied.Without(has).Empty()
 		v.m.confirm = v.m.confirm && lost
 	}
 
-	if !v.m.right {
+	if !v.m.isConfigured {
 		if err := v.configurePod(p); err != nil {
 			return err
 		}
-		v.m.right = true
+		v.m.isConfigured = true
 	}
 
 	var err error
-	if wakes(v.m.session, now()) {
+	if isDue(v.m.session, now()) {
 		err = v.exchange(p)
 	}
 
@@ -279,7 +279,7 @@ func (v *visit) work(p pod) error {
 // restore creates a session from the record. It continues the pod's lease or, if that was lost, the search for
 // another.
 func (v *visit) restore() error {
-	cfg := v.r.Client.Asking(v.r.Lease)
+	cfg := v.r.Client.DHCPConfig(v.r.Lease)
 	cfg.Refuse = v.refuse(v.r)
 	machine, err := dhcpc.NewMachine(cfg)
 	if err != nil {
@@ -304,13 +304,13 @@ func (v *visit) configurePod(p pod) error {
 	if v.r.State != lease.Bound || v.r.Lease.Left(now()) == 0 {
 		return nil
 	}
-	return v.underLock(func(held *lease.Held) error { return v.apply(held, p, v.r.Lease) })
+	return v.underLock(func(held *lease.LockedRecord) error { return v.apply(held, p, v.r.Lease) })
 }
 
 // yield removes those addresses and routes of the lease from v.r that the pod no longer has, and reports whether
 // there were any. The pod's owner removed them, so the pod does not get them again.
 func (v *visit) yield(p pod) (yielded bool, _ error) {
-	if v.r.State != lease.Bound || ends(v.r.Lease.Left(now())) {
+	if v.r.State != lease.Bound || endsSoon(v.r.Lease.Left(now())) {
 		return false, nil
 	}
 
@@ -327,23 +327,23 @@ func (v *visit) yield(p pod) (yielded bool, _ error) {
 	v.r.Removed.Addresses = append(v.r.Removed.Addresses, gone.Addresses...)
 	v.r.Removed.Routes = append(v.r.Removed.Routes, gone.Routes...)
 	v.log.Info("the pod's owner has removed what the lease gave it, and does not get it again",
-		append(v.who(), "addresses", gone.Addresses, "routes", gone.Routes)...)
+		append(v.logAttributes(), "addresses", gone.Addresses, "routes", gone.Routes)...)
 	return true, nil
 }
 
-// ends reports whether the lease ends so soon that the kernel may already have removed its address. left is the
+// endsSoon reports whether the lease ends so soon that the kernel may already have removed its address. left is the
 // remaining time, or negative for a lease that never ends.
-func ends(left time.Duration) bool { return left >= 0 && left < yieldUntil }
+func endsSoon(left time.Duration) bool { return left >= 0 && left < yieldUntil }
 
 // releaseGone releases or remembers the lease of a pod that no longer exists, and deletes the record.
 func (v *visit) releaseGone(why string) outcome {
-	return v.drop("cannot end the lease of a pod that is gone", func(held *lease.Held) error {
+	return v.drop("cannot end the lease of a pod that is gone", func(held *lease.LockedRecord) error {
 		// Release only a bound lease. An address that an ADD wanted to request, or that a server refused, does not
 		// belong to the pod.
 		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0
 		switch {
 		case v.r.Client.Sticky && released && len(v.r.Client.ClientID) > 0:
-			v.log.Info("lease remembered", append(v.who(), "why", why)...)
+			v.log.Info("lease remembered", append(v.logAttributes(), "why", why)...)
 			return held.Remember(v.ctx, v.r)
 		case released:
 			if err := v.release4(v.r.Lease); err != nil {
@@ -363,7 +363,7 @@ func (v *visit) releaseGone(why string) outcome {
 			return err
 		}
 
-		v.log.Info("lease dropped", append(v.who(), "why", why, "released", released)...)
+		v.log.Info("lease dropped", append(v.logAttributes(), "why", why, "released", released)...)
 		return nil
 	})
 }
@@ -377,7 +377,7 @@ func (v *visit) release(send func() error) error {
 	}
 
 	if len(others) > 0 {
-		v.log.Info("lease not released: another pod has it now", append(v.who(), "other", others[0].ContainerID)...)
+		v.log.Info("lease not released: another pod has it now", append(v.logAttributes(), "other", others[0].ContainerID)...)
 		return nil
 	}
 
@@ -399,12 +399,12 @@ func (v *visit) release6() error {
 
 // drop calls the function do, which ends a record, if the record is unchanged since it was read. If do returns an
 // error, drop logs it with the message in the parameter fails.
-func (v *visit) drop(fails string, do func(*lease.Held) error) outcome {
+func (v *visit) drop(fails string, do func(*lease.LockedRecord) error) outcome {
 	switch err := v.underLock(do); {
 	case errors.Is(err, errDeleted):
 		return v.outcome(now()) // visit again at once, to read the new record
 	case err != nil:
-		return v.failedWith(fails, err)
+		return v.fail(fails, err)
 	}
 	return outcome{gone: true}
 }
@@ -414,7 +414,7 @@ var errDeleted = errors.New("the lease was deleted meanwhile")
 
 // underLock calls fn while it holds the record's lock. If the record was removed or replaced since it was read,
 // underLock does not call fn, and the error matches errDeleted.
-func (v *visit) underLock(fn func(*lease.Held) error) error {
+func (v *visit) underLock(fn func(*lease.LockedRecord) error) error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
 	held, err := v.leases.Lock(ctx, v.r.Hash())
@@ -433,9 +433,9 @@ func (v *visit) underLock(fn func(*lease.Held) error) error {
 	return fn(held)
 }
 
-func (k *Keeper) unlock(held *lease.Held) {
+func (k *Keeper) unlock(held *lease.LockedRecord) {
 	if err := held.Close(); err != nil {
-		k.failed("cannot unlock lease record", "record", held.Hash(), "err", err)
+		k.countError("cannot unlock lease record", "record", held.Hash(), "err", err)
 	}
 }
 
@@ -447,7 +447,7 @@ func (v *visit) outcome(wake time.Time) outcome {
 // idle returns the result of a visit that left nothing due. The next visit comes when a session or the next check of
 // the pod is due.
 func (v *visit) idle() outcome {
-	o := v.outcome(v.m.look)
+	o := v.outcome(v.m.nextCheck)
 	if s := v.m.session; s != nil {
 		o.next = s.Wake()
 	}
@@ -458,13 +458,13 @@ func (v *visit) idle() outcome {
 	return o
 }
 
-// failedWith logs an error, and returns the result of a visit that must be repeated after a pause.
-func (v *visit) failedWith(what string, err error) outcome {
+// fail logs an error, and returns the result of a visit that must be repeated after a pause.
+func (v *visit) fail(what string, err error) outcome {
 	if v.ctx.Err() != nil {
 		return v.outcome(time.Time{}) // the end of the keeper is no failure
 	}
 
-	v.failed(what, append(v.who(), "err", err)...)
+	v.countError(what, append(v.logAttributes(), "err", err)...)
 	pause := min(firstRetry<<min(v.m.failures, 10), lastRetry)
 	v.m.failures++
 	o := v.outcome(now().Add(pause - pause/4 + rand.N(pause/2)))
@@ -489,14 +489,14 @@ func (v *visit) failedWith(what string, err error) outcome {
 	return o
 }
 
-// failed counts an error about leases, and logs it.
-func (k *Keeper) failed(what string, args ...any) {
+// countError counts an error about leases, and logs it.
+func (k *Keeper) countError(what string, args ...any) {
 	k.metrics.errors.WithLabelValues("lease").Inc()
 	k.log.Warn(what, args...)
 }
 
-// who returns the log attributes that identify a lease.
-func (v *visit) who() []any {
+// logAttributes returns the log attributes that identify a lease.
+func (v *visit) logAttributes() []any {
 	args := []any{"network", v.r.Network, "pod", v.r.Pod, "container", v.r.ContainerID, "interface", v.r.IfName}
 	if v.r.Lease != nil {
 		args = append(args, "address", v.r.Lease.Address)

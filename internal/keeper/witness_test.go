@@ -27,10 +27,10 @@ func (n trusting) enter(r *lease.Record) (pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	return trustingPod{p.(*place)}, nil
+	return trustingPod{p.(*podInterface)}, nil
 }
 
-type trustingPod struct{ *place }
+type trustingPod struct{ *podInterface }
 
 func (p trustingPod) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	return transport.Dialer(&transport.Config{NetNS: p.ns, Link: p.index, MAC: []byte(p.r.Client.MAC)})(ctx, local)

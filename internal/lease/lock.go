@@ -17,23 +17,24 @@ import (
 // ErrSuperseded means that a later ADD has replaced the record.
 var ErrSuperseded = errors.New("replaced by a later ADD")
 
-// Held is the lock of one record, until Close or the end of the process. Only one goroutine may use it at a time. In
-// the order of locks it comes before the lock of a state directory: an ADD holds it while it waits for a DHCP server.
-type Held struct {
+// LockedRecord is the lock of one record, until Close or the end of the process. Only one goroutine may use it at a
+// time. In the order of locks it comes before the lock of a state directory: an ADD holds it while it waits for a DHCP
+// server.
+type LockedRecord struct {
 	dir   *Dir
 	hash  string
 	fd    int
-	order *lockorder.Held
+	order *lockorder.Acquisition
 }
 
 // Lock takes the lock of a record, which need not exist. If another process holds the lock until ctx ends, the error
 // matches file.ErrLocked and ctx's error.
-func (d *Dir) Lock(ctx context.Context, hash string) (*Held, error) {
+func (d *Dir) Lock(ctx context.Context, hash string) (*LockedRecord, error) {
 	return d.lock(ctx, hash, lockorder.Lease)
 }
 
 // lock waits for the lock of a record. rank is the lock's place in the order of locks.
-func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *Held, err error) {
+func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *LockedRecord, err error) {
 	order := lockorder.Wait(rank)
 	err = file.Await(ctx, d.lockPath(hash), func() (bool, error) {
 		h, err = d.tryLock(hash)
@@ -50,7 +51,7 @@ func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *He
 
 // TryLock takes the lock of a record without waiting. It returns nil without an error if another process has the
 // lock.
-func (d *Dir) TryLock(hash string) (*Held, error) {
+func (d *Dir) TryLock(hash string) (*LockedRecord, error) {
 	h, err := d.tryLock(hash)
 	if err != nil {
 		return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
@@ -61,7 +62,7 @@ func (d *Dir) TryLock(hash string) (*Held, error) {
 	return h, nil
 }
 
-func (d *Dir) tryLock(hash string) (*Held, error) {
+func (d *Dir) tryLock(hash string) (*LockedRecord, error) {
 	if err := ident.CheckHash(hash); err != nil {
 		return nil, err
 	}
@@ -69,18 +70,18 @@ func (d *Dir) tryLock(hash string) (*Held, error) {
 	if err != nil || fd < 0 {
 		return nil, err
 	}
-	return &Held{dir: d, hash: hash, fd: fd}, nil
+	return &LockedRecord{dir: d, hash: hash, fd: fd}, nil
 }
 
 // Hash returns the record's hash.
-func (h *Held) Hash() string { return h.hash }
+func (h *LockedRecord) Hash() string { return h.hash }
 
 // Load reads the record. No other process can change the record while the lock is held.
-func (h *Held) Load() (*Record, error) { return h.dir.Load(h.hash) }
+func (h *LockedRecord) Load() (*Record, error) { return h.dir.Load(h.hash) }
 
 // Create writes a record with a new token, and replaces any existing one. If the state is Adding, Create does not
 // wait for the disk, since after a power cut such a record has no owner.
-func (h *Held) Create(r *Record) error {
+func (h *LockedRecord) Create(r *Record) error {
 	r.Token = fmt.Sprintf("%016x", rand.Uint64())
 	if err := h.put(r); err != nil {
 		return fmt.Errorf("create lease record: %w", err)
@@ -91,7 +92,7 @@ func (h *Held) Create(r *Record) error {
 // Replace writes a record over the existing one with the same token. If there is no record, the error matches
 // os.ErrNotExist. If the existing record has another token, the error matches ErrSuperseded. In both cases Replace
 // writes nothing.
-func (h *Held) Replace(r *Record) error {
+func (h *LockedRecord) Replace(r *Record) error {
 	if err := h.Same(r); err != nil {
 		return fmt.Errorf("replace lease record: %w", err)
 	}
@@ -102,7 +103,7 @@ func (h *Held) Replace(r *Record) error {
 }
 
 // Same returns an error if the existing record does not have r's token: the same errors as Replace.
-func (h *Held) Same(r *Record) error {
+func (h *LockedRecord) Same(r *Record) error {
 	now, err := h.dir.Load(h.hash)
 	if err != nil {
 		return err
@@ -114,7 +115,7 @@ func (h *Held) Same(r *Record) error {
 }
 
 // put writes a record to its file. It waits for the disk unless the state is Adding.
-func (h *Held) put(r *Record) error {
+func (h *LockedRecord) put(r *Record) error {
 	if h.fd < 0 {
 		return &os.PathError{Op: "write", Path: h.dir.recordPath(h.hash), Err: os.ErrClosed}
 	}
@@ -144,7 +145,7 @@ func (h *Held) put(r *Record) error {
 
 // Remove removes the record. A missing record is no error. Remove does not wait for the disk. If a power cut brings
 // the record back, the record belongs to an earlier boot, and its lease is released once more.
-func (h *Held) Remove() error {
+func (h *LockedRecord) Remove() error {
 	if err := errors.Join(file.Remove(h.dir.recordPath(h.hash)), file.Remove(h.dir.tempPath(h.hash))); err != nil {
 		return fmt.Errorf("remove lease record: %w", err)
 	}
@@ -153,7 +154,7 @@ func (h *Held) Remove() error {
 
 // Remember turns the record of a pod that is gone into a sticky one, which Recall finds, and removes the original.
 // The caller must not use r afterwards.
-func (h *Held) Remember(ctx context.Context, r *Record) error {
+func (h *LockedRecord) Remember(ctx context.Context, r *Record) error {
 	r.State = Sticky
 	r.NetNS, r.NetNSCookie, r.HostIf, r.Error = "", 0, "", ""
 	r.Applied, r.Policy, r.Six = Applied{}, Policy{}, nil
@@ -169,7 +170,7 @@ func (h *Held) Remember(ctx context.Context, r *Record) error {
 }
 
 // Close releases the lock. If there is no record, Close also removes the lock's file. A second Close does nothing.
-func (h *Held) Close() error {
+func (h *LockedRecord) Close() error {
 	if h.fd < 0 {
 		return nil
 	}

@@ -74,7 +74,7 @@ func sample() *Record {
 	}
 }
 
-func lock(tb testing.TB, d *Dir, r *Record) *Held {
+func lock(tb testing.TB, d *Dir, r *Record) *LockedRecord {
 	tb.Helper()
 	h := must.Of(d.Lock(tb.Context(), r.Hash())).Get(tb)
 	tb.Cleanup(func() { h.Close() })

@@ -123,9 +123,9 @@ func RouteOf(r dhcpc.Route, link, priority int) route.Route {
 	return one
 }
 
-// Impossible returns an error if the lease itself shows that no pod can have its address. Such an address would do
+// CheckUsable returns an error if the lease itself shows that no pod can have its address. Such an address would do
 // harm: the host's firewall lets the pod send from it, and redirects host ports to it.
-func Impossible(l *dhcpc.Lease) error {
+func CheckUsable(l *dhcpc.Lease) error {
 	own, subnet := l.Address.Addr(), l.Address.Masked()
 	switch {
 	case own.IsLinkLocalUnicast():
@@ -151,10 +151,10 @@ func TwoServers(l *dhcpc.Lease) string {
 		l.Server, l.Address, l.Others)
 }
 
-// Taken returns an error if the host shows that a pod cannot have the address a. Either the host itself has the
-// address, or one of the host's routes through the bridge has it as a gateway. Taken skips the second check if a is
-// the pod's previous address, had, since the host may route through a pod.
-func Taken(ctx context.Context, host *route.Conn, bridge int, a, had netip.Addr) error {
+// CheckConflict returns an error if the host shows that a pod cannot have the address a. Either the host itself has the
+// address, or one of the host's routes through the bridge has it as a gateway. CheckConflict skips the second check if
+// a is the pod's previous address, had, since the host may route through a pod.
+func CheckConflict(ctx context.Context, host *route.Conn, bridge int, a, had netip.Addr) error {
 	r, err := host.Get(ctx, a)
 	switch {
 	case route.NoRoute(err):

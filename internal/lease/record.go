@@ -95,9 +95,9 @@ type Client struct {
 	Sticky bool `json:"sticky,omitempty"`
 }
 
-// Asking returns the client's configuration, without clock and transport. If hint is not nil, the client requests its
-// address, and otherwise Address.
-func (c *Client) Asking(hint *dhcpc.Lease) *dhcpc.Config {
+// DHCPConfig returns the client's configuration, without clock and transport. If hint is not nil, the client requests
+// its address, and otherwise Address.
+func (c *Client) DHCPConfig(hint *dhcpc.Lease) *dhcpc.Config {
 	cfg := c.Config
 	cfg.MAC, cfg.Timeout = net.HardwareAddr(c.MAC), c.Timeout
 	if hint != nil {
@@ -145,9 +145,9 @@ func (r *Record) Expires() time.Time {
 	return r.Lease.Expire
 }
 
-// Wanted returns the addresses, routes and MTU that the pod gets from a lease: those that its policy selects, without
+// Intended returns the addresses, routes and MTU that the pod gets from a lease: those that its policy selects, without
 // those that its owner removed. If the owner removed the address, only the MTU is left.
-func (r *Record) Wanted(l *dhcpc.Lease) Applied {
+func (r *Record) Intended(l *dhcpc.Lease) Applied {
 	a := r.Policy.Apply(l)
 	if slices.ContainsFunc(r.Removed.Addresses, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
 		return Applied{MTU: a.MTU}
@@ -206,7 +206,7 @@ func (r *Record) Check() error {
 	}
 
 	// NewMachine checks the client's other fields.
-	if _, err := dhcpc.NewMachine(r.Client.Asking(nil)); err != nil {
+	if _, err := dhcpc.NewMachine(r.Client.DHCPConfig(nil)); err != nil {
 		errs = append(errs, fmt.Errorf("client: %w", err))
 	}
 

@@ -63,8 +63,8 @@ func TestClientKeepsItsConfiguration(t *testing.T) {
 	t.Parallel()
 	c := sample().Client
 	c.Sticky = false // no matter of the protocol's
-	same(t, c, ClientOf(c.Asking(nil)))
-	expect.Equal(t, c.Asking(sampleLease()).Address, netip.MustParseAddr("192.0.2.9"), "asks for")
+	same(t, c, ClientOf(c.DHCPConfig(nil)))
+	expect.Equal(t, c.DHCPConfig(sampleLease()).Address, netip.MustParseAddr("192.0.2.9"), "asks for")
 }
 
 func TestRecordsThatCannotBeUsedAreRefused(t *testing.T) {

@@ -43,7 +43,7 @@ func TestSomeAddressesAreNoPods(t *testing.T) {
 			if tt.server != "" {
 				l.Server = netip.MustParseAddr(tt.server)
 			}
-			wantWhy(t, Impossible(l), tt.why)
+			wantWhy(t, CheckUsable(l), tt.why)
 		})
 	}
 }
@@ -83,13 +83,13 @@ func TestWhatTheHostHasIsNoPods(t *testing.T) {
 		"192.0.2.4": "for 10.1.0.0/16", "192.0.2.5": "for 10.1.0.0/16", "192.0.2.6": "for 10.2.0.0/16",
 	} {
 		a := netip.MustParseAddr(address)
-		wantWhy(t, Taken(t.Context(), conn, bridge, a, netip.Addr{}), why)
+		wantWhy(t, CheckConflict(t.Context(), conn, bridge, a, netip.Addr{}), why)
 		if strings.Contains(why, "own") {
-			wantWhy(t, Taken(t.Context(), conn, bridge, a, a), why)
+			wantWhy(t, CheckConflict(t.Context(), conn, bridge, a, a), why)
 		} else if !strings.Contains(why, "broadcast") {
-			wantWhy(t, Taken(t.Context(), conn, bridge, a, a), "") // the host may send by way of a pod
+			wantWhy(t, CheckConflict(t.Context(), conn, bridge, a, a), "") // the host may send by way of a pod
 		}
 	}
 	nstest.Run(t, host, "ip", "route", "del", "default")
-	wantWhy(t, Taken(t.Context(), conn, bridge, netip.MustParseAddr("8.8.8.8"), netip.Addr{}), "")
+	wantWhy(t, CheckConflict(t.Context(), conn, bridge, netip.MustParseAddr("8.8.8.8"), netip.Addr{}), "")
 }

@@ -2,24 +2,24 @@
 
 package lockorder
 
-// Held is a lock that the caller holds or waits for. Without the build tag it holds no data.
-type Held struct{}
+// Acquisition is a lock that the caller holds or waits for. Without the build tag it holds no data.
+type Acquisition struct{}
 
 // Wait does nothing in this build, and returns nil. With the tag lockorder it registers a lock. Call it before a wait
 // for the lock.
-func Wait(Rank) *Held { return nil }
+func Wait(Rank) *Acquisition { return nil }
 
 // Tried does nothing in this build, and returns nil. With the tag lockorder it registers a lock that was taken
 // without a wait.
-func Tried(Rank) *Held { return nil }
+func Tried(Rank) *Acquisition { return nil }
 
 // WaitAgain does nothing in this build. With the tag lockorder it checks another wait for the same lock, in another
 // mode. Call it before the wait.
-func (*Held) WaitAgain() {}
+func (*Acquisition) WaitAgain() {}
 
 // Release does nothing in this build. With the tag lockorder it unregisters the lock. Call it when the lock is
 // released, on any goroutine.
-func (*Held) Release() {}
+func (*Acquisition) Release() {}
 
 // Slow does nothing in this build. With the tag lockorder it checks a wait that may take long. Call it before the
 // wait.

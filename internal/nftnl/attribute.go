@@ -47,10 +47,10 @@ func Nest(typ uint16, attrs ...netlink.Attribute) netlink.Attribute {
 // Header returns the header of a nested attribute without its content. The attributes in held are the content, and
 // must follow the header directly in the message. Header makes no allocation, unlike Nest, so messages of an ADD use
 // it. If held contains another Header, only the header itself is counted, since its content must be in held too.
-func Header(typ uint16, held []netlink.Attribute) netlink.Attribute {
+func Header(typ uint16, nested []netlink.Attribute) netlink.Attribute {
 	n := unix.NLA_HDRLEN
-	for i := range held {
-		n += unix.NLA_HDRLEN + (len(held[i].Data)+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)
+	for i := range nested {
+		n += unix.NLA_HDRLEN + (len(nested[i].Data)+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)
 	}
 	if n > math.MaxUint16 {
 		n = invalid

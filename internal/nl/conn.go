@@ -57,7 +57,7 @@ func Of(s tombolo.Socket) *Conn {
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	t := c.t
-	c.t = closed{}
+	c.t = closedTransport{}
 	c.mu.Unlock()
 	return t.Close()
 }
@@ -70,12 +70,12 @@ func (e Invalid) Error() string { return string(e) }
 // Is reports whether target is tombolo.ErrInvalid. The message of e does not contain the text of ErrInvalid.
 func (e Invalid) Is(target error) bool { return target == tombolo.ErrInvalid }
 
-// closed is the transport of a closed Conn.
-type closed struct{}
+// closedTransport is the transport of a closed Conn.
+type closedTransport struct{}
 
-func (closed) Send([]byte) error           { return closed{}.Close() }
-func (closed) Receive([]byte) (int, error) { return 0, closed{}.Close() }
-func (closed) Close() error {
+func (closedTransport) Send([]byte) error           { return closedTransport{}.Close() }
+func (closedTransport) Receive([]byte) (int, error) { return 0, closedTransport{}.Close() }
+func (closedTransport) Close() error {
 	return &tombolo.OpError{Op: "use connection",
 		Err: fmt.Errorf("%w: it is closed: %w", tombolo.ErrInvalid, unix.EBADF)}
 }
@@ -111,7 +111,7 @@ func (c *Conn) Execute(b *Batch) error {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	base := c.number(b)
+	base := c.assignSequence(b)
 	if err := c.t.Send(b.buf); err != nil {
 		err = fmt.Errorf("send: %w", err)
 		b.unanswered(err)
@@ -143,8 +143,8 @@ func PassAbsent(err error) error {
 	return err
 }
 
-// number sets the sequence numbers of all requests, and returns the first one.
-func (c *Conn) number(b *Batch) uint32 {
+// assignSequence sets the sequence numbers of all requests, and returns the first one.
+func (c *Conn) assignSequence(b *Batch) uint32 {
 	base := c.seq + 1
 	for i := range b.reqs {
 		c.seq++
@@ -181,7 +181,7 @@ func (c *Conn) collect(b *Batch, base uint32) error {
 				return err
 			}
 			if i := m.Header.Sequence - base; i < uint32(len(b.reqs)) {
-				b.reqs[i].take(m)
+				b.reqs[i].handle(m)
 			}
 		}
 	}
@@ -204,8 +204,8 @@ func (c *Conn) drain() {
 	}
 }
 
-// take stores the answer to a request.
-func (r *request) take(m netlink.Message) {
+// handle stores the answer to a request.
+func (r *request) handle(m netlink.Message) {
 	switch {
 	case m.Header.Type == netlink.Error:
 		errno, text, err := ackError(m)
@@ -332,7 +332,7 @@ type reading struct {
 
 // readDump reads a list once, and calls the function each for every object.
 func (c *Conn) readDump(b *Batch, l kind, each func(netlink.Message) error) (r reading, _ error) {
-	seq := c.number(b)
+	seq := c.assignSequence(b)
 	if err := c.t.Send(b.buf); err != nil {
 		return r, fmt.Errorf("send: %w", err)
 	}

@@ -28,7 +28,7 @@ func Dial(protocol int, ns *netns.NS) (*Conn, error) {
 // Open opens the socket for Dial. Fake kernels that pass requests on to the real kernel call it directly.
 func Open(protocol int, ns *netns.NS) (Transport, error) {
 	var s *socket
-	err := in(ns, func() error {
+	err := inNamespace(ns, func() error {
 		var err error
 		s, err = newSocket(protocol)
 		return err
@@ -56,8 +56,8 @@ func DialerOf(ctx context.Context) Dialer {
 	return dial
 }
 
-// in calls open in the network namespace ns, or in the calling thread's namespace if ns is nil.
-func in(ns *netns.NS, open func() error) error {
+// inNamespace calls open in the network namespace ns, or in the calling thread's namespace if ns is nil.
+func inNamespace(ns *netns.NS, open func() error) error {
 	if ns == nil {
 		return open()
 	}

@@ -31,7 +31,7 @@ const lookUp = 50 * time.Millisecond
 // later changes. It uses ns in the same way as Dial.
 func Subscribe(protocol int, ns *netns.NS, groups ...int) (*Watch, error) {
 	w := &Watch{fd: -1, queue: queue{buf: make([]byte, announcementSize)}}
-	if err := in(ns, func() error { return w.open(protocol, groups) }); err != nil {
+	if err := inNamespace(ns, func() error { return w.open(protocol, groups) }); err != nil {
 		if w.fd >= 0 {
 			unix.Close(w.fd)
 		}
@@ -73,7 +73,7 @@ func (w *Watch) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.fd < 0 {
-		return closed{}.Close()
+		return closedTransport{}.Close()
 	}
 
 	fd := w.fd
@@ -86,7 +86,7 @@ func (w *Watch) next(flags int) ([]netlink.Message, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.fd < 0 {
-		return nil, closed{}.Close()
+		return nil, closedTransport{}.Close()
 	}
 	return w.receive(w.fd, flags)
 }

@@ -96,14 +96,14 @@ func Rules(c *nl.Conn) ([]Rule, error) {
 // the name of the packet's incoming link, or "lo" for a packet of the host itself. If table is not 0, the rule must
 // look up this table; if table is 0, it may have any action. Foreign skips rules with other conditions, such as a
 // mark or a port, since it cannot know whether the packet meets them.
-func Foreign(rules []Rule, src, dst netip.Addr, in string, table uint32) (Rule, bool) {
+func Foreign(rules []Rule, src, dst netip.Addr, link string, table uint32) (Rule, bool) {
 	for _, r := range rules {
 		isFromAll, isToAll, looksUp := r.From.Bits() <= 0, r.To.Bits() <= 0, r.Action == unix.FR_ACT_TO_TBL
 		isKernels := isFromAll && isToAll && r.IIF == "" && looksUp &&
 			r.Table >= unix.RT_TABLE_DEFAULT && r.Table <= unix.RT_TABLE_LOCAL
 		hasMore := r.Invert || r.Mask != 0 || r.TOS != 0 || r.OIF != "" || len(r.Other) > 0
 		matches := (isFromAll || r.From.Contains(src)) && (isToAll || r.To.Contains(dst)) &&
-			(r.IIF == "" || r.IIF == in) && r.Family == nl.FamilyOf(dst)
+			(r.IIF == "" || r.IIF == link) && r.Family == nl.FamilyOf(dst)
 		if matches && !isKernels && !hasMore && (table == 0 || looksUp && r.Table == table) {
 			return r, true
 		}

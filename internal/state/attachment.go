@@ -154,7 +154,7 @@ func (a *Attachment) Check() error {
 	}
 
 	for _, p := range a.Published {
-		errs = append(errs, doing(p.Port.Check(), "it publishes port %d as %s", p.PodPort, p.Port))
+		errs = append(errs, withOperation(p.Port.Check(), "it publishes port %d as %s", p.PodPort, p.Port))
 	}
 
 	return errors.Join(errs...)
@@ -252,7 +252,7 @@ func (d *Dir) UpdateLocked(a *Attachment) error {
 	if err == nil {
 		err = d.replaceFile(path, line)
 	}
-	return doing(err, "update attachment")
+	return withOperation(err, "update attachment")
 }
 
 // Unfinished reports whether a killed ADD has left the record: its state is Adding, or it has no complete line. If
@@ -286,7 +286,7 @@ func (d *Dir) Remove(network, hash string) error {
 	if errors.Is(err, unix.EISDIR) {
 		err = os.RemoveAll(path)
 	}
-	return doing(err, "remove attachment")
+	return withOperation(err, "remove attachment")
 }
 
 // List reads the records of a network's attachments, sorted by hash. A record that cannot be used is returned as a

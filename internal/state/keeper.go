@@ -39,7 +39,7 @@ func (d *Dir) SetContested(f *Contested) error {
 	} else {
 		err = d.replaceFile(d.contestedPath(), Encode(&f.Version, f))
 	}
-	return doing(err, "write down who changes the firewall")
+	return withOperation(err, "write down who changes the firewall")
 }
 
 // Contested reads the record that SetContested has written. If there is none, it returns nil.
@@ -89,7 +89,7 @@ func (d *Dir) Zones() (Zones, error) {
 
 // SetZones replaces the record of the zones. Only the process that manages zones calls it.
 func (d *Dir) SetZones(z Zones) error {
-	return doing(d.replaceFile(d.zonesPath(), Encode(&z.Version, &z)), "write firewalld's links")
+	return withOperation(d.replaceFile(d.zonesPath(), Encode(&z.Version, &z)), "write firewalld's links")
 }
 
 // AttendZones announces that the caller puts links into firewalld's zone as their networks are recorded. The
@@ -190,7 +190,7 @@ func (d *Dir) CountFailure(verb string, code uint) error {
 	if err == nil {
 		err = errors.Join(file.WriteAll(fd, path, []byte{'.'}), unix.Close(fd))
 	}
-	return doing(err, "count a %s that failed with code %d", verb, code)
+	return withOperation(err, "count a %s that failed with code %d", verb, code)
 }
 
 // Failures reads the numbers that CountFailure has counted.

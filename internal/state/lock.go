@@ -51,7 +51,7 @@ type Lock struct {
 	path  string // path of the lock file
 	fd    int    // descriptor of the lock file; -1 after Close
 	mode  Mode
-	order *lockorder.Held
+	order *lockorder.Acquisition
 
 	cookie uint64 // the cached result of netns; 0 if unknown
 }

@@ -139,7 +139,7 @@ func sampleNetwork(name string) *Network {
 		Pools:      []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.1.0.0/24"), RangeStart: netip.MustParseAddr("10.1.0.9")}}}}, PoolDir: "/var/lib/cni/networks",
 		Masquerade: true, NonMasquerade: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 		Policy: nft.Isolated, Guard: true, Mark: 0x1000, NFCall: &yes, Promiscuous: &no,
-		Held: []Held{{Gateway: netip.MustParsePrefix("10.1.0.1/24"), Attachment: "0123456789a"}},
+		GatewayUses: []GatewayUse{{Gateway: netip.MustParsePrefix("10.1.0.1/24"), Attachment: "0123456789a"}},
 	}
 }
 

@@ -91,13 +91,13 @@ type Network struct {
 	// nf_tables is empty. The kernel does not support such a filter, or adding it would have lost packets.
 	LoopbackUnfiltered bool `json:"loopbackUnfiltered,omitempty"`
 
-	// Held lists, for each gateway, one attachment that needs the gateway.
-	Held []Held `json:"held,omitempty"`
+	// GatewayUses lists, for each gateway, one attachment that needs the gateway.
+	GatewayUses []GatewayUse `json:"held,omitempty"`
 }
 
-// Held is a gateway together with one attachment that needs it. As long as that attachment exists, the gateway stays,
-// and no other attachment needs to be examined.
-type Held struct {
+// GatewayUse is a gateway together with one attachment that needs it. As long as that attachment exists, the gateway
+// stays, and no other attachment needs to be examined.
+type GatewayUse struct {
 	Gateway    netip.Prefix `json:"gateway"`
 	Attachment string       `json:"attachment"` // its hash
 }
@@ -125,7 +125,7 @@ func (d *Dir) SaveNetwork(n *Network) error {
 	if err == nil {
 		err = d.replaceFile(path, data)
 	}
-	return doing(err, "save network %s", n.Name)
+	return withOperation(err, "save network %s", n.Name)
 }
 
 // LoadNetwork reads a network's record. If there is none, the network has not been built, and the error matches
@@ -176,7 +176,7 @@ func (d *Dir) RemoveNetwork(name string) error {
 		return fmt.Errorf("remove network: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
 	}
 
-	return doing(d.remove(path), "remove network")
+	return withOperation(d.remove(path), "remove network")
 }
 
 // Networks returns the sorted names of all networks that have a record or have had an attachment. It skips other
@@ -230,13 +230,13 @@ func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
 
 // GatewayLink returns the name of the host's link in the network: the bridge, or the bridge's VLAN link. The link
 // need not exist if the host is no gateway.
-func (n *Network) GatewayLink() string { return linkIn(n.VLAN, n.Bridge) }
+func (n *Network) GatewayLink() string { return vlanLinkName(n.VLAN, n.Bridge) }
 
 // GatewayLink returns the name of the host's link in the attachment's network.
-func (a *Attachment) GatewayLink() string { return linkIn(a.VLAN, a.Bridge) }
+func (a *Attachment) GatewayLink() string { return vlanLinkName(a.VLAN, a.Bridge) }
 
-// linkIn returns the bridge, or the name of its VLAN link if v has a VLAN.
-func linkIn(v vlan.Membership, bridge string) string {
+// vlanLinkName returns the bridge, or the name of its VLAN link if v has a VLAN.
+func vlanLinkName(v vlan.Membership, bridge string) string {
 	if v.ID == 0 || bridge == "" {
 		return bridge
 	}

@@ -186,7 +186,7 @@ var ErrBusy = errors.New("another call is at work on it")
 // It comes before all other locks. Callers try it and never wait for it.
 type AttachmentLock struct {
 	fd    int
-	order *lockorder.Held
+	order *lockorder.Acquisition
 }
 
 // LockAttachment locks the record of an attachment. If there is no record, the error matches os.ErrNotExist. If

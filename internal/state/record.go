@@ -15,8 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/strict"
 )
 
-// doing adds the name of the failed operation to an error. It returns nil if err is nil.
-func doing(err error, format string, args ...any) error {
+// withOperation adds the name of the failed operation to an error. It returns nil if err is nil.
+func withOperation(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
 	}
@@ -54,12 +54,12 @@ func Encode(v *int, record any) []byte {
 	return append(strict.Append(make([]byte, 0, 1024), record), '\n')
 }
 
-// checked is a record that can check itself. Check returns an error if the record could not be read back or used.
-type checked interface{ Check() error }
+// checkable is a record that can check itself. Check returns an error if the record could not be read back or used.
+type checkable interface{ Check() error }
 
 // EncodeChecked checks a record and encodes it. It returns an error if the result is longer than the limit most, in
 // bytes.
-func EncodeChecked(v *int, record checked, most int) ([]byte, error) {
+func EncodeChecked(v *int, record checkable, most int) ([]byte, error) {
 	if err := record.Check(); err != nil {
 		return nil, err
 	}
@@ -81,10 +81,10 @@ func Decode(data []byte, v *int, record any) error {
 		err = errors.New("it has no version")
 	}
 
-	if of, is := record.(checked); err == nil && is {
+	if of, is := record.(checkable); err == nil && is {
 		err = of.Check()
 	}
-	return doing(err, "%w", ErrDamaged)
+	return withOperation(err, "%w", ErrDamaged)
 }
 
 var (
@@ -135,8 +135,8 @@ func (e *RecordError) Wrap(err error) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if of, ok := err.(*os.PathError); ok {
-		err = of.Err // e names the path already
+	if pathErr, ok := err.(*os.PathError); ok {
+		err = pathErr.Err // e names the path already
 	}
 	e.Err = err
 	return e
@@ -199,5 +199,5 @@ func (d *Dir) CheckWritable() error {
 	if err == nil {
 		err = errors.Join(file.WriteAll(fd, path, make([]byte, writableSize)), unix.Close(fd))
 	}
-	return doing(err, "the state directory %s cannot be written", d.path)
+	return withOperation(err, "the state directory %s cannot be written", d.path)
 }

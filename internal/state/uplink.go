@@ -56,7 +56,7 @@ func (f *UplinkFile) Save(record []byte) error {
 		err = f.dir.replaceFile(path, data)
 	}
 
-	return doing(err, "save record of uplink %s", f.nic)
+	return withOperation(err, "save record of uplink %s", f.nic)
 }
 
 // Load reads the record. If there is none, the error matches os.ErrNotExist. If the record belongs to an earlier
@@ -107,7 +107,7 @@ func (f *UplinkFile) Remove() error {
 	if err == nil {
 		err = f.dir.remove(path)
 	}
-	return doing(err, "remove record of uplink")
+	return withOperation(err, "remove record of uplink")
 }
 
 // path returns the path of the NIC's file with the given suffix.

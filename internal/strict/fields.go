@@ -26,22 +26,22 @@ type types []struct {
 }
 
 // fields returns the fields of a struct type in the order of the source code.
-func (t *types) fields(of reflect.Type) []field {
+func (t *types) fields(typ reflect.Type) []field {
 	for _, known := range *t {
-		if known.of == of {
+		if known.of == typ {
 			return known.fields
 		}
 	}
-	fields := collect(make([]field, 0, of.NumField()), of, nil)
-	*t = append(*t, types{{of, fields}}...)
+	fields := collect(make([]field, 0, typ.NumField()), typ, nil)
+	*t = append(*t, types{{typ, fields}}...)
 	return fields
 }
 
 // collect appends the fields of a struct type and of its embedded structs. prefix is the path through embedding
 // structs to the type.
-func collect(fields []field, of reflect.Type, prefix []int) []field {
-	for i := range of.NumField() {
-		f := of.Field(i)
+func collect(fields []field, typ reflect.Type, prefix []int) []field {
+	for i := range typ.NumField() {
+		f := typ.Field(i)
 		name, option, _ := strings.Cut(f.Tag.Get("json"), ",")
 		index := f.Index
 		if len(prefix) > 0 {
@@ -59,13 +59,13 @@ func collect(fields []field, of reflect.Type, prefix []int) []field {
 }
 
 // Names returns the JSON keys of a struct type, and of the structs in its fields.
-func Names(of reflect.Type) (names []string) {
-	switch of.Kind() {
+func Names(typ reflect.Type) (names []string) {
+	switch typ.Kind() {
 	case reflect.Pointer, reflect.Slice:
-		return Names(of.Elem())
+		return Names(typ.Elem())
 	case reflect.Struct:
-		for _, f := range collect(nil, of, nil) {
-			names = append(append(names, f.name), Names(of.FieldByIndex(f.index).Type)...)
+		for _, f := range collect(nil, typ, nil) {
+			names = append(append(names, f.name), Names(typ.FieldByIndex(f.index).Type)...)
 		}
 	}
 	return names

@@ -211,9 +211,9 @@ func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
 		return false, nil
 	}
 
-	of := v.Addr().Interface()
-	object, isObject := of.(json.Unmarshaler)
-	text, isText := of.(encoding.TextUnmarshaler)
+	target := v.Addr().Interface()
+	object, isObject := target.(json.Unmarshaler)
+	text, isText := target.(encoding.TextUnmarshaler)
 	if !isObject && (!isText || null) {
 		return false, nil
 	}
@@ -225,13 +225,13 @@ func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
 	case isObject:
 		err = object.UnmarshalJSON(raw)
 	case raw[0] != '"':
-		d.problem(d.refused(raw, of, nil))
+		d.problem(d.refused(raw, target, nil))
 	default:
 		err = text.UnmarshalText(d.unquote(raw))
 	}
 
 	if err != nil {
-		d.problem(d.refused(raw, of, err))
+		d.problem(d.refused(raw, target, err))
 	}
 
 	return true, nil

@@ -27,12 +27,12 @@ type Config struct {
 // Conn examines the firewalls of other programs, and maintains our rules in iptables. Several goroutines and
 // processes may use it at the same time. Errors from the kernel are, or wrap, a *tombolo.OpError.
 type Conn struct {
-	nl    *nl.Conn
-	verified  *nftnl.Verified
-	mark  uint32
-	table string
-	admin string
-	err   error // an invalid Config
+	nl       *nl.Conn
+	verified *nftnl.Verified
+	mark     uint32
+	table    string
+	admin    string
+	err      error // an invalid Config
 }
 
 // On returns a Conn that uses an open connection. The connection's owner still has to close it. If s is the Socket of
@@ -86,10 +86,10 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 		r := decodeRule(data, p)
 		if own, ok := strings.CutPrefix(r.comment, c.comment()); ok {
 			// If the rule is ours, evaluate it for the packets of its own bridge.
-			about := packet{mark: p.mark, known: p.known}
-			_, about.link, _ = strings.Cut(own, fromBridge)
-			_, about.to, _ = strings.Cut(own, toBridge)
-			r = decodeRule(data, &about)
+			assumed := packet{mark: p.mark, known: p.known}
+			_, assumed.link, _ = strings.Cut(own, fromBridge)
+			_, assumed.to, _ = strings.Cut(own, toBridge)
+			r = decodeRule(data, &assumed)
 			r.ours = true
 		}
 

@@ -158,12 +158,12 @@ func (c *Conn) Remarks(ctx context.Context, hostPorts bool) (names []string, _ e
 // link. If a NIC is shared, such rules drop bridged frames of pods. families selects unix.NFPROTO_IPV4,
 // unix.NFPROTO_IPV6 or both. ReversePaths does not examine rules with other conditions, or legacy iptables.
 func (c *Conn) ReversePaths(ctx context.Context, bridge string, affected ...uint8) (names []string, _ error) {
-	spared := map[chain]bool{} // chains that accept or leave alone all packets from the bridge
+	accepting := map[chain]bool{} // chains that accept or leave alone all packets from the bridge
 	err := c.rules(packet{link: bridge}, func(at chain, r rule) {
-		of := cmp.Or(r.family, at.family)
-		concerns := of == unix.NFPROTO_INET || slices.Contains(affected, of)
-		spared[at] = spared[at] || r.isForAll() && r.does(accepts, returns)
-		if !r.reversePath || r.unmet || spared[at] || !concerns {
+		family := cmp.Or(r.family, at.family)
+		concerns := family == unix.NFPROTO_INET || slices.Contains(affected, family)
+		accepting[at] = accepting[at] || r.isForAll() && r.does(accepts, returns)
+		if !r.reversePath || r.unmet || accepting[at] || !concerns {
 			return
 		}
 

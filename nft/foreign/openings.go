@@ -38,11 +38,11 @@ func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr, admitt
 			open = append(open, openByIptables(iptablesProgram(family)+"-legacy", 1, pod))
 		}
 
-		for _, of := range []uint8{unix.NFPROTO_INET, family} {
-			chains, unread := p.forwardChains(of)
+		for _, chainFamily := range []uint8{unix.NFPROTO_INET, family} {
+			chains, unread := p.forwardChains(chainFamily)
 			err = cmp.Or(err, unread)
 			for _, ch := range chains {
-				command, unread := p.opening(ctx, chain{of, ch.Table, ch.Name}, ch, link, pod, admitted, limited)
+				command, unread := p.opening(ctx, chain{chainFamily, ch.Table, ch.Name}, ch, link, pod, admitted, limited)
 				if err = cmp.Or(err, unread); command != nil {
 					open = append(open, command)
 				}

@@ -122,7 +122,10 @@ func TestWhatWasSeenSparesTheLookAtTheAdmission(t *testing.T) {
 	generation := *c.verified.Generation()
 	_, sum, _ := strings.Cut(c.verified.Text(), " ")
 	must.That(t, sum != "" && !strings.Contains(sum, " "), "seen: %s", sum)
-	seen := func(c *Conn, generation uint32) *Conn { c.verified.Use(fmt.Sprintf("%d %s", generation, sum)); return c }
+	seen := func(c *Conn, generation uint32) *Conn {
+		c.verified.Use(fmt.Sprintf("%d %s", generation, sum))
+		return c
+	}
 	wantReady(t, seen(watched(t, ns, unix.NFT_MSG_GETCHAIN, func() { t.Error("it looks") }), generation), true)
 	nstest.Script(t, ns, "iptables -A FORWARD -p udp --dport 4444 -j DROP")
 	wantReady(t, seen(dial(t, ns), generation), false)

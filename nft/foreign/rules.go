@@ -199,16 +199,16 @@ func (b *base) beforeLogs(behind, at int) int {
 
 // couldAccept reports whether one of the rules, or of the chains that they call, could accept packets of pods. seen
 // records chains that were examined already.
-func (b *base) couldAccept(rules []rule, seen map[string]bool) bool {
+func (b *base) couldAccept(rules []rule, visited map[string]bool) bool {
 	for _, r := range rules {
 		switch {
 		case r.unmet || r.ours:
 			continue
 		case r.opaque || r.verdict == accepts:
 			return true
-		case r.target != "" && !seen[r.target]:
-			seen[r.target] = true
-			if b.couldAccept(b.chain(r.target), seen) {
+		case r.target != "" && !visited[r.target]:
+			visited[r.target] = true
+			if b.couldAccept(b.chain(r.target), visited) {
 				return true
 			}
 		}

@@ -155,11 +155,11 @@ func Release6(ctx context.Context, r *lease.Record, links *bridge.Conn, host *ne
 // network. If the pod's VLAN has none, send calls the function for each port of the bridge in the VLAN. Its argument
 // port is then true.
 func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, own netip.Addr,
-	by func(cfg *transport.Config, port bool) error) error {
+	transmit func(cfg *transport.Config, port bool) error) error {
 	fails := func(err error) error { return fmt.Errorf("release lease of %s: %w", own, err) }
 	at, err := links.Link(ctx, r.At())
 	if err == nil {
-		return by(&transport.Config{NetNS: host, Link: at.Index}, false)
+		return transmit(&transport.Config{NetNS: host, Link: at.Index}, false)
 	}
 
 	if r.VLAN() == 0 || !errors.Is(err, fs.ErrNotExist) {
@@ -180,7 +180,7 @@ func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.
 	for _, pods := range []bool{false, true} {
 		for i := range ports {
 			if (ports[i].Kind == "veth") == pods {
-				errs = append(errs, sendBy(ctx, r.VLAN(), links, host, &ports[i], by))
+				errs = append(errs, sendBy(ctx, r.VLAN(), links, host, &ports[i], transmit))
 			}
 		}
 	}
@@ -191,7 +191,7 @@ func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.
 // sendBy sends a message from one bridge port. It calls its last argument, the function that sends, with the port's
 // configuration. It does nothing if the port is down, is not in the VLAN, or no longer exists.
 func sendBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.NS, port *bridge.Link,
-	by func(cfg *transport.Config, port bool) error) error {
+	transmit func(cfg *transport.Config, port bool) error) error {
 	outside, err := links.VLANs().Outside(ctx, port.Index, vlan.Range{First: id, Last: id})
 	if err != nil || len(outside) > 0 || !port.Up {
 		return ignoreGone(err)
@@ -204,7 +204,7 @@ func sendBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.NS, 
 	}
 
 	if err == nil {
-		err = by(cfg, true)
+		err = transmit(cfg, true)
 	}
 	return ignoreGone(err)
 }

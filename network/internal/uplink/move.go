@@ -81,7 +81,7 @@ func (m *move) addAddresses() []request {
 			// Without the flag, the kernel would add the route.
 			n.Flags = n.Flags&^unix.IFA_F_NOPREFIXROUTE | have.Flags&unix.IFA_F_NOPREFIXROUTE
 		}
-		list = append(list, ask("add "+m.words(n), "replace address", n, unix.RTM_NEWADDR, replace, nil))
+		list = append(list, newRequest("add "+m.words(n), "replace address", n, unix.RTM_NEWADDR, replace, nil))
 	}
 
 	return list
@@ -96,7 +96,7 @@ func (m *move) restoreAddressFlags() []request {
 		if a.Prefix.Addr().Is6() && have != nil &&
 			(have.Flags^a.Flags)&(unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE) != 0 {
 			n := m.movedAddress(a)
-			list = append(list, ask("make "+m.words(n)+" an ordinary address", "replace address", n,
+			list = append(list, newRequest("make "+m.words(n)+" an ordinary address", "replace address", n,
 				unix.RTM_NEWADDR, replace, nil))
 		}
 	}
@@ -109,7 +109,7 @@ func (m *move) restoreAddressFlags() []request {
 func (m *move) delAddresses() []request {
 	var list []request
 	for _, a := range slices.Backward(m.addresses()) {
-		list = append(list, ask("delete "+m.words(a), "delete address", a, unix.RTM_DELADDR, 0, isGone))
+		list = append(list, newRequest("delete "+m.words(a), "delete address", a, unix.RTM_DELADDR, 0, isGone))
 	}
 	return list
 }
@@ -159,7 +159,7 @@ func (m *move) copyNeighbours() []request {
 // routes returns the routes to move. Routes through a nexthop object stay on the link, as does the object.
 func (m *move) routes() []route.Route {
 	return slices.DeleteFunc(slices.Clone(m.s.Routes),
-		func(r route.Route) bool { return !goesBy(&r, m.from.Index) || r.NexthopID != 0 })
+		func(r route.Route) bool { return !usesLink(&r, m.from.Index) || r.NexthopID != 0 })
 }
 
 // moveRoutes first adds the routes through the other link next to the present routes. When the new routes exist, it
@@ -169,8 +169,8 @@ func (m *move) moveRoutes() []request {
 	var list []request
 	for _, r := range m.routes() {
 		n := m.movedRoute(r)
-		if slices.ContainsFunc(m.s.Routes, func(have route.Route) bool { return goesLike(&have, &n) }) {
-			list = append(list, ask("delete route "+m.words(r), "delete route", r, unix.RTM_DELROUTE, 0,
+		if slices.ContainsFunc(m.s.Routes, func(have route.Route) bool { return sameWay(&have, &n) }) {
+			list = append(list, newRequest("delete route "+m.words(r), "delete route", r, unix.RTM_DELROUTE, 0,
 				isGone))
 			continue
 		}
@@ -179,7 +179,7 @@ func (m *move) moveRoutes() []request {
 		if r.Family == unix.AF_INET || n.Priority != r.Priority || !r.Gateway.IsValid() && len(r.Nexthops) == 0 {
 			how = netlink.Create | netlink.Append
 		}
-		list = append(list, ask("replace route "+m.words(n), "add route", n, unix.RTM_NEWROUTE, how,
+		list = append(list, newRequest("replace route "+m.words(n), "add route", n, unix.RTM_NEWROUTE, how,
 			func(err error) bool { return errors.Is(err, fs.ErrExist) }))
 	}
 
@@ -214,26 +214,26 @@ type place struct {
 	priority uint32
 }
 
-func placeOf(r *route.Route) place {
+func placeKey(r *route.Route) place {
 	return place{r.Family, r.Table, r.Dst.Masked(), r.From, r.TOS, r.Priority}
 }
 
-// goesBy reports whether at least one next hop of a route uses a link. For a route through a nexthop object, it looks
+// usesLink reports whether at least one next hop of a route uses a link. For a route through a nexthop object, it looks
 // at the next hops that the kernel lists with the route.
-func goesBy(r *route.Route, index int) bool {
+func usesLink(r *route.Route, index int) bool {
 	return r.Link == index || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Link == index })
 }
 
-// goesLike reports whether two routes are in the same place and have the same next hops.
-func goesLike(a, b *route.Route) bool {
-	return placeOf(a) == placeOf(b) && a.Link == b.Link && a.Gateway == b.Gateway &&
+// sameWay reports whether two routes are in the same place and have the same next hops.
+func sameWay(a, b *route.Route) bool {
+	return placeKey(a) == placeKey(b) && a.Link == b.Link && a.Gateway == b.Gateway &&
 		slices.EqualFunc(a.Nexthops, b.Nexthops,
 			func(x, y route.Nexthop) bool { return x.Link == y.Link && x.Gateway == y.Gateway })
 }
 
-// comesByItself reports whether the kernel itself adds and removes a route, together with an address or with IPv6 on
+// isKernelsOwn reports whether the kernel itself adds and removes a route, together with an address or with IPv6 on
 // a link. These are routes to the host's own addresses, and to broadcast, multicast and link-local addresses.
-func comesByItself(r *route.Route) bool {
+func isKernelsOwn(r *route.Route) bool {
 	everywhere := r.Table == unix.RT_TABLE_LOCAL || r.Type == unix.RTN_MULTICAST || r.Dst.Addr().Is6() &&
 		r.Dst.Addr().IsLinkLocalUnicast()
 	return everywhere && r.Protocol == unix.RTPROT_KERNEL

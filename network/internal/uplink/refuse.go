@@ -45,17 +45,17 @@ func (s *snapshot) refuseNIC(no refusal) {
 	no(isChild(nic.Kind), "%s is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Name,
 		nic.Kind)
 
-	on := fmt.Sprintf("link %d", nic.Master)
+	masterName := fmt.Sprintf("link %d", nic.Master)
 	for _, l := range s.Links {
 		if l.Index == nic.Master {
-			on = l.Name
+			masterName = l.Name
 		}
 	}
 
 	no(nic.PortOf == "bridge", "%s is a port of bridge %s already, which networks use as it is: name that one, and "+
-		"nothing is taken over", nic.Name, on)
+		"nothing is taken over", nic.Name, masterName)
 	no(nic.Master != 0 && nic.PortOf != "bridge", "%s is a port of %s (%s) already; name %[2]s as the NIC", nic.Name,
-		on, nic.PortOf)
+		masterName, nic.PortOf)
 	no(!nic.Up(), "%s is down, and the program that manages it may want it so; set it up with `ip link set %[1]s up`",
 		nic.Name)
 	no(nic.Up() && nic.Flags&unix.IFF_LOWER_UP == 0,
@@ -71,24 +71,24 @@ func isChild(kind string) bool {
 // finds this by addresses with a limited lifetime, and by the default route. As a port of a bridge the NIC no longer
 // receives DHCP and router advertisements, so the host would lose these settings.
 func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
-	var given []string
+	var lifetimes []string
 	for _, a := range s.Addresses {
 		if a.Link == s.NIC.Index && a.Valid != nil && !a.Prefix.Addr().IsLinkLocalUnicast() {
-			given = append(given, fmt.Sprintf("the address %s for a limited time", a.Prefix))
+			lifetimes = append(lifetimes, fmt.Sprintf("the address %s for a limited time", a.Prefix))
 		}
 	}
 
 	for _, r := range s.Routes {
 		learnt := r.Protocol == unix.RTPROT_DHCP || r.Protocol == unix.RTPROT_RA || r.Expires != nil
-		if goesBy(&r, s.NIC.Index) && r.Dst.Bits() == 0 && learnt {
-			given = append(given, fmt.Sprintf("its default route by %s", r.Gateway))
+		if usesLink(&r, s.NIC.Index) && r.Dst.Bits() == 0 && learnt {
+			lifetimes = append(lifetimes, fmt.Sprintf("its default route by %s", r.Gateway))
 		}
 	}
 
-	no(len(given) > 0, "a DHCP client or router advertisements gave %s %s, and no program would renew that on %s; "+
+	no(len(lifetimes) > 0, "a DHCP client or router advertisements gave %s %s, and no program would renew that on %s; "+
 		"mode \"lan\" shares %s without taking it, and its manager goes on: leave it out of any bridge, and name it "+
 		"as the network's uplink",
-		u.NIC, strings.Join(given, ", "), u.Bridge, u.NIC)
+		u.NIC, strings.Join(lifetimes, ", "), u.Bridge, u.NIC)
 }
 
 // refuseStale adds a reason for each route whose gateway is no longer in a network of the NIC. The kernel would not
@@ -136,7 +136,7 @@ func (s *snapshot) refuseAbove(no refusal) {
 // refuseRoutes adds reasons for routes and rules whose loss would cut the host off.
 func (s *snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.Routes {
-		no(r.NexthopID != 0 && goesBy(&r, s.NIC.Index),
+		no(r.NexthopID != 0 && usesLink(&r, s.NIC.Index),
 			"the route to %s goes by nexthop object %d, which stays on %s and leads nowhere from there; name its "+
 				"gateway instead",
 			describe(&r), r.NexthopID, s.NIC.Name)

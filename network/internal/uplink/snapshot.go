@@ -116,11 +116,11 @@ func (c *Conn) lookRoutes(ctx context.Context, s *snapshot) error {
 	places := map[place]bool{}
 	for _, r := range all {
 		switch {
-		case comesByItself(&r):
-		case goesBy(&r, s.NIC.Index), s.Bridge != nil && goesBy(&r, s.Bridge.Index):
+		case isKernelsOwn(&r):
+		case usesLink(&r, s.NIC.Index), s.Bridge != nil && usesLink(&r, s.Bridge.Index):
 			s.Routes = append(s.Routes, r)
-			places[placeOf(&r)] = true
-		case r.Family == unix.AF_INET && places[placeOf(&r)]:
+			places[placeKey(&r)] = true
+		case r.Family == unix.AF_INET && places[placeKey(&r)]:
 			s.Behind = append(s.Behind, r)
 		}
 	}

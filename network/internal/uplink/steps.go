@@ -176,7 +176,7 @@ func moveBack(s *snapshot, rec *Record) *move {
 	}
 
 	for _, r := range before.routes() {
-		if !slices.ContainsFunc(s.Routes, func(have route.Route) bool { return placeOf(&have) == placeOf(&r) }) {
+		if !slices.ContainsFunc(s.Routes, func(have route.Route) bool { return placeKey(&have) == placeKey(&r) }) {
 			lost.Routes = append(lost.Routes, before.movedRoute(r))
 		}
 	}
@@ -199,8 +199,10 @@ type object interface {
 	Message(netlink.HeaderType, netlink.HeaderFlags) (netlink.Message, error)
 }
 
-// ask returns a request with one message.
-func ask(text, op string, o object, typ netlink.HeaderType, flags netlink.HeaderFlags, done func(error) bool) request {
+// newRequest returns a request with one message.
+func newRequest(
+	text, op string, o object, typ netlink.HeaderType, flags netlink.HeaderFlags, done func(error) bool,
+) request {
 	return request{text: text, done: done, add: func(b *nl.Batch) {
 		m, err := o.Message(typ, flags)
 		b.Add(op, o, m, err)

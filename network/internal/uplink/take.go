@@ -41,7 +41,7 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 
 	err = fmt.Errorf("take over %s: %w", u.NIC, err)
 	rec.State = Undoing
-	if undone := c.back(context.WithoutCancel(ctx), rec, j); undone != nil {
+	if undone := c.restoreSteps(context.WithoutCancel(ctx), rec, j); undone != nil {
 		return rec, errors.Join(err, fmt.Errorf("undo it: %w", undone))
 	}
 
@@ -152,7 +152,7 @@ func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
 	}
 	n := *rec
 	n.State = Restoring
-	return c.back(ctx, &n, j)
+	return c.restoreSteps(ctx, &n, j)
 }
 
 // Recover cleans up after a crash, by the record in the journal: it undoes an interrupted takeover, or completes an
@@ -166,14 +166,14 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	if n.State == Taking {
 		n.State = Undoing
 	}
-	if err := c.back(ctx, &n, j); err != nil {
+	if err := c.restoreSteps(ctx, &n, j); err != nil {
 		return &n, err
 	}
 	return nil, nil
 }
 
-// back makes the steps of a restoration, and removes the journal.
-func (c *Conn) back(ctx context.Context, rec *Record, j Journal) error {
+// restoreSteps makes the steps of a restoration, and removes the journal.
+func (c *Conn) restoreSteps(ctx context.Context, rec *Record, j Journal) error {
 	s, err := c.snapshot(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {
 		err = c.backWithoutNIC(ctx, rec)

@@ -92,9 +92,9 @@ func (b box) without(other box) (rest []box) {
 }
 
 // subtract returns the keys of boxes that another box lacks.
-func subtract(list []box, but box) (rest []box) {
+func subtract(list []box, hole box) (rest []box) {
 	for _, b := range list {
-		rest = append(rest, b.without(but)...)
+		rest = append(rest, b.without(hole)...)
 	}
 	return rest
 }
@@ -120,8 +120,8 @@ func (s *Set) fields() (list []int) {
 	return list
 }
 
-// between returns the element of the set that contains all keys of the box b. The set must have the flag intervals.
-func (s *Set) between(b box) Element {
+// boxElement returns the element of the set that contains all keys of the box b. The set must have the flag intervals.
+func (s *Set) boxElement(b box) Element {
 	var from, to [][]byte
 	for i, length := range s.fields() {
 		first, last := b[i].from.AsSlice(), b[i].to.AsSlice()

@@ -59,10 +59,10 @@ func BridgeSets() []Set {
 
 // addPolicies appends the rules for the policies of all networks to the chain forward.
 func (list *rules) addPolicies() {
-	list.rule("drop what would stay on an isolated bridge").bridged().isIn(isolatedSet).Drop()
-	list.rule("drop what goes from one bridge with a policy to another").
+	list.begin("drop what would stay on an isolated bridge").loadBridges().isIn(isolatedSet).Drop()
+	list.begin("drop what goes from one bridge with a policy to another").
 		linkIn(expr.MetaKeyIIFNAME, policiesSet).linkIn(expr.MetaKeyOIFNAME, policiesSet).
-		bridged().isNotIn(bridgesSet).Drop()
+		loadBridges().isNotIn(bridgesSet).Drop()
 }
 
 // bridgeElements returns the network's elements in the sets of bridges.

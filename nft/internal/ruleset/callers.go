@@ -123,10 +123,10 @@ func (c Callers) Elements(f Family, ports []HostPorts) (list []Element) {
 		}
 
 		for _, b := range rest {
-			list = append(list, refused.between(b))
+			list = append(list, refused.boxElement(b))
 		}
 		for _, b := range disjoint(except) {
-			list = append(list, excepted.between(b))
+			list = append(list, excepted.boxElement(b))
 		}
 	}
 
@@ -154,7 +154,7 @@ func (list *rules) addCallers() {
 		flow := func(length uint32) {
 			x.Payload(ip, f.src, f.AddrLen, nftnl.Behind(length))
 			x.Payload(ip, f.dst, f.AddrLen, nftnl.Behind(length+f.AddrLen))
-			x.hostPort(length + 2*f.AddrLen)
+			x.loadHostPort(length + 2*f.AddrLen)
 		}
 		x.is(f)
 		flow(0)

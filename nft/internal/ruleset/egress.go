@@ -187,7 +187,7 @@ func (e *Egress) elements(sender netip.Addr, set func(Family) Set, families ...F
 	for _, f := range families {
 		s := set(f)
 		for _, b := range e.allowed[familyIndex(f.All.Addr())] {
-			list = append(list, s.between(append(box{single(sender)}, b...)))
+			list = append(list, s.boxElement(append(box{single(sender)}, b...)))
 		}
 	}
 	return list
@@ -265,7 +265,7 @@ func (list *rules) addEgress() {
 func (list *rules) addPodEgress() {
 	list.addFamilies("pods without a policy", func(x expressions, f Family) {
 		x.is(f)
-		x.port(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
+		x.loadLinkAnd(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
 		x.LookupNone(f.limited)
 		x.Return()
 	})
@@ -295,7 +295,7 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 	}, func(x expressions, types span) {
 		x.is(ip6)
 		x.isICMPv6(byte(types.from), byte(types.to))
-		x.destinationType()
+		x.loadDestinationType()
 		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_UNICAST))
 		x.Return()
 	})
@@ -313,7 +313,7 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 		x.Add(&expr.Fib{Register: kind, ResultADDRTYPE: true, FlagDADDR: true})
 		x.Add(&expr.Byteorder{SourceRegister: kind, DestRegister: kind, Op: expr.ByteorderHton, Len: Slot, Size: Slot})
 		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(length+Slot))
-		x.hostPort(length + Slot + f.AddrLen)
+		x.loadHostPort(length + Slot + f.AddrLen)
 		x.Lookup(set(f).Name)
 		x.Return()
 	})

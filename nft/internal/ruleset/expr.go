@@ -51,9 +51,9 @@ func (x expressions) lookupData(name string) {
 		SetName: name})
 }
 
-// destinationType loads the type of the destination address according to the routing tables, such as RTN_LOCAL or
+// loadDestinationType loads the type of the destination address according to the routing tables, such as RTN_LOCAL or
 // RTN_UNICAST. The value is in the host's byte order.
-func (x expressions) destinationType() expressions {
+func (x expressions) loadDestinationType() expressions {
 	x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagDADDR: true})
 	return x
 }
@@ -182,42 +182,42 @@ func (x expressions) linkNotIn(linkName expr.MetaKey, sets ...string) expression
 
 // portIn matches packets if the set contains their incoming link together with some bytes of a header.
 func (x expressions) portIn(base expr.PayloadBase, offset, length uint32, set string) expressions {
-	return x.port(expr.MetaKeyIIFNAME, base, offset, length).isIn(set)
+	return x.loadLinkAnd(expr.MetaKeyIIFNAME, base, offset, length).isIn(set)
 }
 
 // portNotIn matches packets if the set does not contain their incoming link together with some bytes of a header.
 func (x expressions) portNotIn(base expr.PayloadBase, offset, length uint32, set string) expressions {
-	return x.port(expr.MetaKeyIIFNAME, base, offset, length).isNotIn(set)
+	return x.loadLinkAnd(expr.MetaKeyIIFNAME, base, offset, length).isNotIn(set)
 }
 
-// port loads a link's name and some bytes of a header, which are the key of many sets.
-func (x expressions) port(linkName expr.MetaKey, base expr.PayloadBase, offset, length uint32) expressions {
+// loadLinkAnd loads a link's name and some bytes of a header, which are the key of many sets.
+func (x expressions) loadLinkAnd(linkName expr.MetaKey, base expr.PayloadBase, offset, length uint32) expressions {
 	x.loadMeta(linkName).Payload(base, offset, length, nftnl.Second)
 	return x
 }
 
 // isPod matches packets of a family with the address of a pod, at an offset in the header, that is behind the link.
 func (x expressions) isPod(f Family, link expr.MetaKey, offset uint32) expressions {
-	return x.is(f).port(link, expr.PayloadBaseNetworkHeader, offset, f.AddrLen).isIn(f.pods)
+	return x.is(f).loadLinkAnd(link, expr.PayloadBaseNetworkHeader, offset, f.AddrLen).isIn(f.pods)
 }
 
-// hostPort loads the key of a published port: the protocol and the destination port. length is the number of bytes
+// loadHostPort loads the key of a published port: the protocol and the destination port. length is the number of bytes
 // that the registers already contain. The destination port is at the same offset in all protocols with ports.
-func (x expressions) hostPort(length uint32) {
+func (x expressions) loadHostPort(length uint32) {
 	const dstPort, portLen = 2, 2
 	x.Meta(expr.MetaKeyL4PROTO, nftnl.Behind(length))
 	x.Payload(expr.PayloadBaseTransportHeader, dstPort, portLen, nftnl.Behind(length+Slot))
 }
 
-// podPort loads the outgoing link, the destination, the protocol and the port of a packet: the key of a pod's port.
-func (x expressions) podPort(f Family) expressions {
-	x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen).hostPort(IfnameLen + f.AddrLen)
+// loadPodPort loads the outgoing link, the destination, the protocol and the port of a packet: the key of a pod's port.
+func (x expressions) loadPodPort(f Family) expressions {
+	x.loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen).loadHostPort(IfnameLen + f.AddrLen)
 	return x
 }
 
-// bridged loads the names of the incoming and the outgoing link. A lookup in a set of equal pairs then matches
+// loadBridges loads the names of the incoming and the outgoing link. A lookup in a set of equal pairs then matches
 // packets that stay on a bridge.
-func (x expressions) bridged() expressions {
+func (x expressions) loadBridges() expressions {
 	x.loadMeta(expr.MetaKeyIIFNAME).Meta(expr.MetaKeyOIFNAME, nftnl.Second)
 	return x
 }

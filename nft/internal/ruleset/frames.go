@@ -112,39 +112,41 @@ func (x expressions) isICMPv6(from, to byte) expressions {
 
 // firstByte matches packets if the first byte of their transport header is between from and to.
 func (x expressions) firstByte(from, to byte) expressions {
-	return x.load(expr.PayloadBaseTransportHeader, 0, 1).within(from, to)
+	return x.load(expr.PayloadBaseTransportHeader, 0, 1).byteBetween(from, to)
 }
 
 // nextHeader matches if the number of the header that follows IPv6's is in a range.
 func (x expressions) nextHeader(from, to byte) expressions {
-	return x.load(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1).within(from, to)
+	return x.load(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1).byteBetween(from, to)
 }
 
-// within matches if the byte in the first register is between from and to.
-func (x expressions) within(from, to byte) expressions { return x.among([]byte{from}, []byte{to}) }
+// byteBetween matches if the byte in the first register is between from and to.
+func (x expressions) byteBetween(from, to byte) expressions {
+	return x.numberBetween([]byte{from}, []byte{to})
+}
 
-// among matches if the number in the first register is between from and to, which are in network byte order.
-func (x expressions) among(from, to []byte) expressions {
+// numberBetween matches if the number in the first register is between from and to, which are in network byte order.
+func (x expressions) numberBetween(from, to []byte) expressions {
 	if bytes.Equal(from, to) {
 		return x.compare(expr.CmpOpEq, from)
 	}
 	return x.compare(expr.CmpOpGte, from).compare(expr.CmpOpLte, to)
 }
 
-// longer compares the payload length of an IPv6 header with length. op selects the comparison.
-func (x expressions) longer(op expr.CmpOp, length uint16) expressions {
+// payloadLength compares the payload length of an IPv6 header with length. op selects the comparison.
+func (x expressions) payloadLength(op expr.CmpOp, length uint16) expressions {
 	return x.load(expr.PayloadBaseNetworkHeader, ip6Length, 2).compare(op, Number16(length))
 }
 
-// fragment loads bytes of the IPv6 fragment header. If the packet has no such header, the rule does not match.
-func (x expressions) fragment(offset, length uint32) expressions {
+// loadFragment loads bytes of the IPv6 fragment header. If the packet has no such header, the rule does not match.
+func (x expressions) loadFragment(offset, length uint32) expressions {
 	x.Add(&expr.Exthdr{DestRegister: uint32(nftnl.First), Type: unix.IPPROTO_FRAGMENT, Offset: offset, Len: length})
 	return x
 }
 
 // isLaterFragment matches all fragments of an IPv6 packet except the first one.
 func (x expressions) isLaterFragment() expressions {
-	return x.isEtherType(unix.ETH_P_IPV6).fragment(2, 2).hasAny(0xfff8) // flags follow
+	return x.isEtherType(unix.ETH_P_IPV6).loadFragment(2, 2).hasAny(0xfff8) // flags follow
 }
 
 // fragment4 matches IPv4 packets that have any of the bits in the flags and the offset of fragments.

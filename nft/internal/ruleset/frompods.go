@@ -44,19 +44,19 @@ const (
 func (list *rules) addFromPods() {
 	const in = unix.NFT_META_IIFGROUP
 
-	list.rule("IGMP queries of pods").
+	list.begin("IGMP queries of pods").
 		isPodGroup(in).isProtocol(unix.ETH_P_IP).isL4(unix.IPPROTO_IGMP).firstByte(igmpQuery, igmpQuery).Drop()
 
 	// The bridge parses a later fragment as if it were a whole packet, so drop all fragments.
-	list.rule("IGMP fragments of pods").isPodGroup(in).fragment4(0x3fff).isL4(unix.IPPROTO_IGMP).Drop()
+	list.begin("IGMP fragments of pods").isPodGroup(in).fragment4(0x3fff).isL4(unix.IPPROTO_IGMP).Drop()
 
 	// Match only queries behind a hop-by-hop header, since the bridge parses no others.
-	list.rule("MLD queries of pods").
+	list.begin("MLD queries of pods").
 		isPodGroup(in).isProtocol(unix.ETH_P_IPV6).nextHeader(unix.IPPROTO_HOPOPTS, unix.IPPROTO_HOPOPTS).
 		isICMPv6(listenerQuery, listenerQuery).Drop()
 
-	list.rule("of the LAN").isMeta(in, group(ident.ShareGroup)).Return()
-	noTag := list.rule("no tag")
+	list.begin("of the LAN").isMeta(in, group(ident.ShareGroup)).Return()
+	noTag := list.begin("no tag")
 	for _, tag := range []uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD} {
 		noTag.load(expr.PayloadBaseLLHeader, etherType, 2).compare(expr.CmpOpNeq, Number16(tag))
 	}
@@ -66,16 +66,16 @@ func (list *rules) addFromPods() {
 		comment string
 		typ     uint16
 	}{{"a tag behind one of VLAN 1", unix.ETH_P_8021Q}, {"an outer tag behind one of VLAN 1", unix.ETH_P_8021AD}} {
-		x := list.rule(inner.comment).load(expr.PayloadBaseLLHeader, vlanTag, 2)
+		x := list.begin(inner.comment).load(expr.PayloadBaseLLHeader, vlanTag, 2)
 		x.Mask(Number16(vlanID), Number16(0))
 		x.compare(expr.CmpOpEq, Number16(defaultVLAN)).dropBehindTag(inner.typ)
 	}
 
-	list.rule("of a VLAN").load(expr.PayloadBaseLLHeader, vlanTag, 2).hasAny(vlanID).Return()
-	list.rule("tagged IPv4").dropBehindTag(unix.ETH_P_IP)
-	list.rule("tagged IPv6").dropBehindTag(unix.ETH_P_IPV6)
-	list.rule("tags in a row").dropBehindTag(unix.ETH_P_8021Q)
-	list.rule("outer tags in a row").dropBehindTag(unix.ETH_P_8021AD)
+	list.begin("of a VLAN").load(expr.PayloadBaseLLHeader, vlanTag, 2).hasAny(vlanID).Return()
+	list.begin("tagged IPv4").dropBehindTag(unix.ETH_P_IP)
+	list.begin("tagged IPv6").dropBehindTag(unix.ETH_P_IPV6)
+	list.begin("tags in a row").dropBehindTag(unix.ETH_P_8021Q)
+	list.begin("outer tags in a row").dropBehindTag(unix.ETH_P_8021AD)
 }
 
 // dropBehindTag drops frames from a pod that have the given EtherType behind a VLAN tag.
@@ -120,7 +120,7 @@ func (x expressions) hasAny(bits uint16) expressions {
 const podPorts = "veth"
 
 func (list *rules) addGroups() {
-	x := list.rule("to link-local groups, from pods").load(expr.PayloadBaseLLHeader, etherTarget, EtherLen)
+	x := list.begin("to link-local groups, from pods").load(expr.PayloadBaseLLHeader, etherTarget, EtherLen)
 	x.Mask([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}, nil)
 	x.compare(expr.CmpOpEq, []byte{0x01, 0x80, 0xc2, 0, 0, 0}).isPodPort(expr.MetaKeyIIFNAME).Drop()
 }

@@ -77,8 +77,8 @@ func (rs *Ruleset) addReports(n *Network) {
 // addReports appends the rules of the chain. At its hook, the bridge has already learned from the reports (multicast
 // snooping).
 func (list *rules) addReports() {
-	list.rule("all but ICMPv6").isNotL4(unix.IPPROTO_ICMPV6).Return()
-	list.rule("multicast listener reports to pods").
+	list.begin("all but ICMPv6").isNotL4(unix.IPPROTO_ICMPV6).Return()
+	list.begin("multicast listener reports to pods").
 		isPodGroup(expr.MetaKeyOIFGROUP).isDiscovery(listenerReportTwo, listenerReportTwo).Drop()
 }
 

@@ -11,24 +11,24 @@ import (
 func (list *rules) addGuard() {
 	const in = expr.MetaKeyIIFNAME
 
-	list.rule("ports that are not guarded").linkNotIn(in, guardedSet).Return()
-	list.rule("from another's MAC").
+	list.begin("ports that are not guarded").linkNotIn(in, guardedSet).Return()
+	list.begin("from another's MAC").
 		portNotIn(expr.PayloadBaseLLHeader, etherSource, EtherLen, guardMACSet).Drop()
-	list.rule("from its own MAC, where no more is asked").
+	list.begin("from its own MAC, where no more is asked").
 		linkIn(in, guardLeasingSet).linkNotIn(in, guardUntrustedSet).Return()
 
 	// Other machines may remove the tag and read the content. The rules below would see IP behind the tag, but not
 	// ARP.
-	list.rule("VLAN tags").isEtherType(unix.ETH_P_8021Q).Drop()
-	list.rule("outer VLAN tags").isEtherType(unix.ETH_P_8021AD).Drop()
+	list.begin("VLAN tags").isEtherType(unix.ETH_P_8021Q).Drop()
+	list.begin("outer VLAN tags").isEtherType(unix.ETH_P_8021AD).Drop()
 	list.guardIPv4()
 
 	// These match most of IPv6, if no other headers are in between: TCP, UDP and the protocols between their numbers,
 	// none of them an IPv6 extension header. Other packets pass more rules.
-	list.rule("TCP and UDP from its own IPv6 address").
+	list.begin("TCP and UDP from its own IPv6 address").
 		isProtocol(unix.ETH_P_IPV6).nextHeader(unix.IPPROTO_TCP, unix.IPPROTO_UDP).
 		isOwn(ip6Source, addr6Len, guard6Set).Return()
-	list.rule("TCP and UDP from an IPv6 address made of its MAC").
+	list.begin("TCP and UDP from an IPv6 address made of its MAC").
 		isProtocol(unix.ETH_P_IPV6).nextHeader(unix.IPPROTO_TCP, unix.IPPROTO_UDP).isOwnID(ip6SourceID).Return()
 
 	list.guardARP()
@@ -36,31 +36,31 @@ func (list *rules) addGuard() {
 	list.guardIPv6()
 
 	// Drop all other protocols. Among these are the protocols of bridges, which would reach the switches of a LAN.
-	list.rule("all else").Drop()
+	list.begin("all else").Drop()
 }
 
 func (list *rules) guardIPv4() {
-	list.rule("IPv4 from its own address").isProtocol(unix.ETH_P_IP).isOwn(ip4Source, Addr4Len, guard4Set).Return()
+	list.begin("IPv4 from its own address").isProtocol(unix.ETH_P_IP).isOwn(ip4Source, Addr4Len, guard4Set).Return()
 
 	// Accept messages from a DHCP client that has no address yet. Such a message does not claim an address, and the
 	// server may refuse the request.
-	list.rule("DHCP before there is an address").
+	list.begin("DHCP before there is an address").
 		isProtocol(unix.ETH_P_IP).isAt(expr.PayloadBaseNetworkHeader, ip4Source, make([]byte, Addr4Len)).
 		isL4(unix.IPPROTO_UDP).
 		isAt(expr.PayloadBaseTransportHeader, 0, []byte{0, dhcpClient, 0, dhcpServer}). // source and destination
 		Return()
 
-	list.rule("IPv4 from any address, where none is known").isEtherType(unix.ETH_P_IP).leaveFree()
+	list.begin("IPv4 from any address, where none is known").isEtherType(unix.ETH_P_IP).leaveFree()
 }
 
 func (list *rules) guardARP() {
-	list.rule("ARP of another's MAC").
+	list.begin("ARP of another's MAC").
 		isEtherType(unix.ETH_P_ARP).isNotOwn(arpSenderMAC, EtherLen, guardMACSet).Drop()
-	list.rule("ARP of its own address").isARP(arpForm()).isOwn(arpSenderIP, Addr4Len, guard4Set).Return()
+	list.begin("ARP of its own address").isARP(arpForm()).isOwn(arpSenderIP, Addr4Len, guard4Set).Return()
 
 	// RFC 5227: these requests ask whether a host has the address, and change no neighbour table.
-	list.rule("ARP probes").isARP(append(arpForm(), 0, 1)).isNoSender().Return()
-	list.rule("ARP of any address, where none is known").isARP(arpForm()).leaveFree()
+	list.begin("ARP probes").isARP(append(arpForm(), 0, 1)).isNoSender().Return()
+	list.begin("ARP of any address, where none is known").isARP(arpForm()).leaveFree()
 }
 
 // The types of ICMPv6 messages (RFC 4861, RFC 2710, RFC 3810).
@@ -84,26 +84,26 @@ func (list *rules) guardDiscovery() {
 		{"fragments of routing and fragment headers", unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT},
 		{"fragments of destination options", unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS},
 	}, func(x expressions, headers span) {
-		x.isEtherType(unix.ETH_P_IPV6).fragment(0, 1).within(byte(headers.from), byte(headers.to)).Drop()
+		x.isEtherType(unix.ETH_P_IPV6).loadFragment(0, 1).byteBetween(byte(headers.from), byte(headers.to)).Drop()
 	})
 
 	// The kernel would parse the beginning of a later fragment as a header, so handle these fragments before other
 	// rules.
-	list.rule("later fragments from its own IPv6 address").
+	list.begin("later fragments from its own IPv6 address").
 		isLaterFragment().isOwn(ip6Source, addr6Len, guard6Set).Return()
-	list.rule("later fragments from an IPv6 address made of its MAC").
+	list.begin("later fragments from an IPv6 address made of its MAC").
 		isLaterFragment().isOwnID(ip6SourceID).Return()
-	list.rule("later fragments, where no address is known").isLaterFragment().leaveFree()
+	list.begin("later fragments, where no address is known").isLaterFragment().leaveFree()
 
 	// RFC 6980 forbids fragments here. The rules also drop other extension headers, since they use fixed offsets.
-	list.rule("neighbour discovery behind extension headers").
+	list.begin("neighbour discovery behind extension headers").
 		isDiscovery(routerSolicit, redirectMessage).load(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1).
 		compare(expr.CmpOpNeq, []byte{unix.IPPROTO_ICMPV6}).Drop()
-	list.rule("whether its own IPv6 address is taken").
+	list.begin("whether its own IPv6 address is taken").
 		isUnspecified(neighbourSolicit).isOwn(ndTarget, addr6Len, guardNDSet).Return()
-	list.rule("whether an IPv6 address made of its MAC is taken").
+	list.begin("whether an IPv6 address made of its MAC is taken").
 		isUnspecified(neighbourSolicit).isOwnID(ndTargetID).Return()
-	list.rule("whether an IPv6 address is taken, where none is known").
+	list.begin("whether an IPv6 address is taken, where none is known").
 		isUnspecified(neighbourSolicit).leaveFree()
 
 	for _, message := range []struct {
@@ -114,26 +114,26 @@ func (list *rules) guardDiscovery() {
 		{"neighbours", neighbourSolicit, neighbourAdvert, ndNeighbourLen, ndOption},
 		{"router solicitations", routerSolicit, routerSolicit, ndRouterLen, ndRouterOption},
 	} {
-		list.rule("more than one option, "+message.name).
-			isDiscovery(message.from, message.to).longer(expr.CmpOpGt, message.length+ndOptionLen).Drop()
-		list.rule("options with another's MAC, "+message.name).
-			isDiscovery(message.from, message.to).longer(expr.CmpOpNeq, message.length).
+		list.begin("more than one option, "+message.name).
+			isDiscovery(message.from, message.to).payloadLength(expr.CmpOpGt, message.length+ndOptionLen).Drop()
+		list.begin("options with another's MAC, "+message.name).
+			isDiscovery(message.from, message.to).payloadLength(expr.CmpOpNeq, message.length).
 			isNotOwn(uint32(message.option), EtherLen, guardLinkSet).Drop()
 	}
 }
 
 func (list *rules) guardIPv6() {
-	list.rule("IPv6 from any address, where none is known").isEtherType(unix.ETH_P_IPV6).leaveFree()
+	list.begin("IPv6 from any address, where none is known").isEtherType(unix.ETH_P_IPV6).leaveFree()
 
 	// A pod that may send only from its own addresses cannot forward packets, so it cannot be a router.
-	list.rule("router advertisements").isDiscovery(routerAdvert, routerAdvert).Drop()
-	list.rule("redirects").isDiscovery(redirectMessage, redirectMessage).Drop()
-	list.rule("advertisements of another's IPv6 address").
+	list.begin("router advertisements").isDiscovery(routerAdvert, routerAdvert).Drop()
+	list.begin("redirects").isDiscovery(redirectMessage, redirectMessage).Drop()
+	list.begin("advertisements of another's IPv6 address").
 		isDiscovery(neighbourAdvert, neighbourAdvert).isNotOwn(ndTarget, addr6Len, guardNDSet).
 		isNotOwn(ndTargetID, interfaceIDLen, guardIDSet).Drop()
-	list.rule("IPv6 from its own address").
+	list.begin("IPv6 from its own address").
 		isProtocol(unix.ETH_P_IPV6).isOwn(ip6Source, addr6Len, guard6Set).Return()
-	list.rule("IPv6 from an address made of its MAC").isProtocol(unix.ETH_P_IPV6).isOwnID(ip6SourceID).Return()
+	list.begin("IPv6 from an address made of its MAC").isProtocol(unix.ETH_P_IPV6).isOwnID(ip6SourceID).Return()
 
 	// Accept the messages that a host sends before it has a usable address (RFC 4861, RFC 3590).
 	list.addSpans([]span{
@@ -145,5 +145,5 @@ func (list *rules) guardIPv6() {
 		x.isUnspecified(byte(types.from)).Return()
 	})
 
-	list.rule("neighbour discovery from another's address").isDiscovery(routerSolicit, redirectMessage).Drop()
+	list.begin("neighbour discovery from another's address").isDiscovery(routerSolicit, redirectMessage).Drop()
 }

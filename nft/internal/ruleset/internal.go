@@ -28,7 +28,7 @@ func (list *rules) addInternal() {
 		direction string
 		key       expr.MetaKey
 	}{{"leaves", expr.MetaKeyIIFNAME}, {"enters", expr.MetaKeyOIFNAME}} {
-		list.rule("drop what "+link.direction+" an internal network").
-			linkIn(link.key, internalSet).bridged().isNotIn(bridgesSet).Drop()
+		list.begin("drop what "+link.direction+" an internal network").
+			linkIn(link.key, internalSet).loadBridges().isNotIn(bridgesSet).Drop()
 	}
 }

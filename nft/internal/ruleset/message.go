@@ -114,7 +114,7 @@ func (t *Transaction) newSet(s Set, id uint32) {
 // print single addresses backwards, and single link names as empty.
 func (s Set) userdata() []byte {
 	const ofEachPart, hostEndian, bigEndian = 0, 1, 2 // enum byteorder; the first one for a concatenation
-	order := func(b []byte, of userdata.Type, typ uint32) []byte {
+	order := func(b []byte, field userdata.Type, typ uint32) []byte {
 		order := uint32(bigEndian)
 		switch {
 		case typ >= 1<<nftnl.TypeBits:
@@ -122,7 +122,7 @@ func (s Set) userdata() []byte {
 		case typ == nftnl.TypeIfname:
 			order = hostEndian
 		}
-		return userdata.Append(b, of, binary.NativeEndian.AppendUint32(nil, order))
+		return userdata.Append(b, field, binary.NativeEndian.AppendUint32(nil, order))
 	}
 
 	b := order(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, s.KeyType)

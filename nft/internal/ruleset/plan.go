@@ -4,7 +4,7 @@ package ruleset
 type Changes struct {
 	tables    []uint8 // families whose tables are to be created or woken
 	Sets      []Set
-	Touched   []Set // sets that exist without our sentinel
+	Unmarked  []Set // sets that exist without our sentinel
 	chains    []*Chain
 	oldSets   []Place // to be deleted; most of them are created again
 	oldChains []Place
@@ -13,16 +13,16 @@ type Changes struct {
 	comment  string
 }
 
-// Nothing reports whether no changes are needed.
-func (p *Changes) Nothing() bool {
-	return len(p.tables)+len(p.Sets)+len(p.Touched)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
+// IsEmpty reports whether no changes are needed.
+func (p *Changes) IsEmpty() bool {
+	return len(p.tables)+len(p.Sets)+len(p.Unmarked)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
 }
 
 // Plan computes the changes that turn the present state have into the intended ruleset want. It never changes an
 // existing chain, but replaces the whole chain. So the rules always belong to the comment, which the kernel cannot
 // change later.
 func Plan(want *Ruleset, have *State) *Changes {
-	p := &Changes{Touched: have.touched(want)}
+	p := &Changes{Unmarked: have.unmarkedSets(want)}
 	for _, family := range want.tables {
 		if t, ok := have.Tables[family]; !ok || t.IsDormant() {
 			p.tables = append(p.tables, family)
@@ -68,8 +68,8 @@ func Plan(want *Ruleset, have *State) *Changes {
 
 // Transaction returns a transaction that makes the changes. seen is the state that Plan was called with. sentinels
 // selects whether new sets get a sentinel.
-func (p *Changes) Transaction(seen *State, sentinels bool) *Transaction {
-	t := seen.table.begin(&seen.Generation)
+func (p *Changes) Transaction(have *State, sentinels bool) *Transaction {
+	t := have.table.begin(&have.Generation)
 	for _, family := range p.tables {
 		t.newTable(family)
 	}
@@ -89,8 +89,8 @@ func (p *Changes) Transaction(seen *State, sentinels bool) *Transaction {
 		}
 	}
 
-	for _, s := range p.Touched {
-		if _, loaded := seen.sentinels[s.Place]; loaded {
+	for _, s := range p.Unmarked {
+		if _, loaded := have.sentinels[s.Place]; loaded {
 			t.DelElement(s.Sentinel())
 		}
 		t.NewElement(s.Sentinel(), SentinelComment+unsaved)

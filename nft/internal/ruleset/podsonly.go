@@ -40,9 +40,9 @@ func podsOnly(closed []Closed, mark uint32) Chain {
 
 func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 	const in, out = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME
-	list.rule("what comes from a gateways' link").linkIn(in, gatewaysSet).Return()
-	list.rule("what goes to one").linkIn(out, gatewaysSet).Return()
-	x := list.rule("what else pods send and receive").loadMeta(expr.MetaKeyMARK)
+	list.begin("what comes from a gateways' link").linkIn(in, gatewaysSet).Return()
+	list.begin("what goes to one").linkIn(out, gatewaysSet).Return()
+	x := list.begin("what else pods send and receive").loadMeta(expr.MetaKeyMARK)
 	x.Mask(binary.NativeEndian.AppendUint32(nil, mark), nil)
 	x.compare(expr.CmpOpNeq, make([]byte, 4)).Return()
 
@@ -60,18 +60,18 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 		{"what such a bridge forwards, from where the host has no route by it",
 			expr.Fib{FlagSADDR: true, FlagIIF: true}, false},
 	} {
-		list.rule(route.text).betweenBridges().hasRoute(route.fib, route.exists).Return()
+		list.begin(route.text).betweenBridges().hasRoute(route.fib, route.exists).Return()
 	}
 
 	for _, c := range closed {
 		f := c.family()
-		list.rule("multicast, which a routing daemon forwards, "+f.name).isTo(f, f.multicast).Return()
+		list.begin("multicast, which a routing daemon forwards, "+f.name).isTo(f, f.multicast).Return()
 		for _, router := range slices.Sorted(slices.Values(c.Routers)) {
-			list.rule("the owner of "+router+" has it forward "+f.name).
+			list.begin("the owner of "+router+" has it forward "+f.name).
 				is(f).isMeta(in, nftnl.LinkKey(router, nil, 0)).Return()
 		}
 
-		list.rule("the host is no router of " + f.name).is(f).Drop()
+		list.begin("the host is no router of " + f.name).is(f).Drop()
 	}
 }
 

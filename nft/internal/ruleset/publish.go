@@ -156,7 +156,7 @@ func (list *rules) addPublishLocal() { list.addToHost(); list.addHostPorts() }
 // addToHost adds the rules that leave packets alone whose destination cannot be a host port.
 func (list *rules) addToHost() {
 	list.add("only what is sent to the host", func(x expressions) {
-		x.destinationType()
+		x.loadDestinationType()
 		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
 		x.Return()
 	})
@@ -180,7 +180,7 @@ func (list *rules) addHostPorts() {
 	list.addFamilies("ports on one address", func(x expressions, f Family) {
 		x.is(f)
 		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
-		x.hostPort(f.AddrLen)
+		x.loadHostPort(f.AddrLen)
 		x.lookupData(f.HostAddrs)
 		x.dnat(f)
 	})
@@ -205,7 +205,7 @@ func (list *rules) addHostPorts() {
 	})
 	list.addFamilies("ports on all addresses", func(x expressions, f Family) {
 		x.is(f)
-		x.hostPort(0)
+		x.loadHostPort(0)
 		x.lookupData(f.HostPorts)
 		x.dnat(f)
 	})
@@ -232,7 +232,7 @@ func (list *rules) addHairpin() {
 	list.addFamilies("a pod calls itself", func(x expressions, f Family) {
 		x.isRedirected()
 		x.is(f)
-		x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
+		x.loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
 		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(IfnameLen+f.AddrLen))
 		x.Lookup(f.Selves)
 		x.masquerade()
@@ -242,7 +242,7 @@ func (list *rules) addHairpin() {
 		x.isRedirected()
 		x.linkIn(expr.MetaKeyOIFNAME, bypassSet)
 		x.is(f)
-		x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
+		x.loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
 		x.Lookup(f.pods)
 		x.masquerade()
 	})
@@ -258,7 +258,7 @@ func (list *rules) addLAN() {
 		x.isRedirected()
 		x.linkIn(expr.MetaKeyOIFNAME, lansSet)
 		x.is(f)
-		x.port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen)
+		x.loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen)
 		x.LookupNone(f.pods)
 		x.masquerade()
 	})
@@ -305,13 +305,13 @@ func (list *rules) addPortSNAT() {
 		list.add("calls of these ports, by all, "+f.name, func(x expressions) {
 			x.isRedirected()
 			x.is(f)
-			x.podPort(f)
+			x.loadPodPort(f)
 			x.Lookup(f.SNATAll)
 			x.masquerade()
 		})
 
 		list.add("calls of these ports keep their address, by the link to the pod, "+f.name, func(x expressions) {
-			x.byLink(f)
+			x.loadRedirected(f)
 			x.Lookup(f.SNATNone)
 			x.Payload(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen, nftnl.First)
 			x.Add(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Proto), RegAddrMin: uint32(nftnl.First)})
@@ -319,12 +319,12 @@ func (list *rules) addPortSNAT() {
 	}
 }
 
-// byLink matches redirected connections and loads the key of SNATNone: the packet's two links and the key of the
-// pod's port.
-func (x expressions) byLink(f Family) {
+// loadRedirected matches redirected connections and loads the key of SNATNone: the packet's two links and the key of
+// the pod's port.
+func (x expressions) loadRedirected(f Family) {
 	x.isRedirected()
 	x.is(f)
-	x.bridged()
+	x.loadBridges()
 	x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(2*IfnameLen))
-	x.hostPort(2*IfnameLen + f.AddrLen)
+	x.loadHostPort(2*IfnameLen + f.AddrLen)
 }

@@ -140,19 +140,19 @@ type Rule struct {
 // rules is a list of the rules of a chain, in order.
 type rules []Rule
 
-// rule appends a rule without steps, and returns its steps. The caller completes them before it appends another rule.
-func (list *rules) rule(comment string) expressions {
+// begin appends a rule without steps, and returns its steps. The caller completes them before it appends another rule.
+func (list *rules) begin(comment string) expressions {
 	*list = append(*list, Rule{Comment: comment})
 	return expressions{(*nftnl.Expressions)(&(*list)[len(*list)-1].Steps)}
 }
 
 // add appends a rule with the steps that write appends.
-func (list *rules) add(comment string, write func(expressions)) { write(list.rule(comment)) }
+func (list *rules) add(comment string, write func(expressions)) { write(list.begin(comment)) }
 
 // addFamilies appends one rule for each family.
 func (list *rules) addFamilies(comment string, write func(expressions, Family)) {
 	for _, f := range Families() {
-		write(list.rule(comment+", "+f.name), f)
+		write(list.begin(comment+", "+f.name), f)
 	}
 }
 
@@ -165,7 +165,7 @@ type span struct {
 // addSpans appends one rule for each span.
 func (list *rules) addSpans(spans []span, write func(expressions, span)) {
 	for _, s := range spans {
-		write(list.rule(s.comment), s)
+		write(list.begin(s.comment), s)
 	}
 }
 
@@ -297,20 +297,20 @@ func (list *rules) addForward(mark uint32) {
 	list.addPolicies()
 
 	// No later rule concerns bridged packets.
-	stays := list.rule("mark what stays on a bridge of ours").bridged().isIn(bridgesSet)
+	stays := list.begin("mark what stays on a bridge of ours").loadBridges().isIn(bridgesSet)
 	stays.addMark(mark)
-	stays.Leave()
+	stays.Return()
 
 	list.addFamilies("mark what pods send", func(x expressions, f Family) { x.isPod(f, in, f.src).addMark(mark) })
-	list.rule("mark what pods without addresses send").
-		isEthernet().port(in, link, etherSource, EtherLen).isIn(PortsSet).addMark(mark)
+	list.begin("mark what pods without addresses send").
+		isEthernet().loadLinkAnd(in, link, etherSource, EtherLen).isIn(PortsSet).addMark(mark)
 
 	// Do not mark new connections to links of other programs: their containers and virtual machines are behind such
 	// links.
 	for _, kind := range [...]string{"bridge", "veth"} {
-		list.rule("except what opens a connection to a "+kind+" of others").
+		list.begin("except what opens a connection to a "+kind+" of others").
 			linkIn(in, OursSet).opens(kind).clearMark(mark)
-		list.rule("drop what firewalld would accept to a "+kind+" of others").
+		list.begin("drop what firewalld would accept to a "+kind+" of others").
 			linkIn(in, TrustedSet).opens(kind).isNotRedirected().Drop()
 	}
 
@@ -319,13 +319,13 @@ func (list *rules) addForward(mark uint32) {
 	})
 
 	// Match by the pod's MAC. Only bridged packets still have this MAC as their destination at this hook.
-	list.rule("mark replies to pods without addresses").
-		isReply().isEthernet().port(out, link, etherTarget, EtherLen).isIn(PortsSet).addMark(mark)
+	list.begin("mark replies to pods without addresses").
+		isReply().isEthernet().loadLinkAnd(out, link, etherTarget, EtherLen).isIn(PortsSet).addMark(mark)
 
 	// This rule does not match connections that reach the pod's port directly and not through a published port. The
 	// rules of other programs decide about these.
 	list.addFamilies("mark what goes to published ports", func(x expressions, f Family) {
-		x.isRedirected().is(f).podPort(f).isIn(f.Published).addMark(mark)
+		x.isRedirected().is(f).loadPodPort(f).isIn(f.Published).addMark(mark)
 	})
 }
 
@@ -346,7 +346,7 @@ func (list *rules) addClear(mark uint32) {
 		name string
 		key  expr.MetaKey
 	}{{"from", expr.MetaKeyIIFNAME}, {"to", expr.MetaKeyOIFNAME}} {
-		list.rule("clear the mark bit of packets "+link.name+" our bridges").linkIn(link.key, OursSet).clearMark(mark)
+		list.begin("clear the mark bit of packets "+link.name+" our bridges").linkIn(link.key, OursSet).clearMark(mark)
 	}
 }
 
@@ -363,11 +363,11 @@ func (list *rules) addRedirects() {
 	messages := [...]struct{ protocol, typ byte }{{unix.IPPROTO_ICMP, icmpRedirect},
 		{unix.IPPROTO_ICMPV6, redirectMessage}}
 	for i, f := range Families() {
-		x := list.rule("the host's redirects to pods, "+f.name).
+		x := list.begin("the host's redirects to pods, "+f.name).
 			is(f).isL4(messages[i].protocol).firstByte(messages[i].typ, messages[i].typ)
 		x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagSADDR: true})
 		x.compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)).
-			port(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen).isIn(f.pods).Drop()
+			loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen).isIn(f.pods).Drop()
 	}
 }
 
@@ -395,30 +395,30 @@ func (list *rules) addMasquerade(n *Network) {
 	for _, f := range Families() {
 		exempt := n.exemptOf(f.Is4())
 		if slices.Contains(exempt, f.All) {
-			list.rule("never masquerade " + f.name).is(f).Return()
+			list.begin("never masquerade " + f.name).is(f).Return()
 			continue
 		}
 
-		list.rule("not sent by pods of this network, "+f.name).
+		list.begin("not sent by pods of this network, "+f.name).
 			is(f).load(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen).isNotIn(MasqueradeSet(f.Is4(), n.Key)).Return()
 
 		// The packet was sent to an address of the host, and only a published port redirected it. So the pod keeps
 		// its address.
-		list.rule("pods keep their address towards published ports, " + f.name).
-			isRedirected().is(f).podPort(f).isIn(f.Published).Return()
+		list.begin("pods keep their address towards published ports, " + f.name).
+			isRedirected().is(f).loadPodPort(f).isIn(f.Published).Return()
 
 		for _, p := range exempt {
-			list.rule("pods keep their address towards "+p.String()).isTo(f, p).Return()
+			list.begin("pods keep their address towards "+p.String()).isTo(f, p).Return()
 		}
 
-		list.rule("multicast, "+f.name).isTo(f, f.multicast).Return()
+		list.begin("multicast, "+f.name).isTo(f, f.multicast).Return()
 		if f.Is4() {
 			all := netip.AddrFrom4([4]byte{255, 255, 255, 255})
-			list.rule("broadcast").isTo(f, netip.PrefixFrom(all, 32)).Return()
+			list.begin("broadcast").isTo(f, netip.PrefixFrom(all, 32)).Return()
 		}
 	}
 
-	list.rule("masquerade what pods send to elsewhere").masquerade()
+	list.begin("masquerade what pods send to elsewhere").masquerade()
 }
 
 // exemptOf returns the destinations of one family that are not masqueraded. They are sorted, so that equal networks

@@ -52,8 +52,8 @@ func shareSet(name string) Set {
 // ofShare reports whether a chain or set belongs to the Share of a bridge.
 func ofShare(at Place, bridge string) bool {
 	rest, ok := strings.CutPrefix(at.Name, sharePrefix)
-	_, of, _ := strings.Cut(rest, "-")
-	return ok && of == bridge
+	_, owner, _ := strings.Cut(rest, "-")
+	return ok && owner == bridge
 }
 
 // addShare adds the chains that the network's Share needs.
@@ -106,7 +106,7 @@ type share struct {
 // program at the pair.
 func (s *share) addIn(list *rules) {
 	list.addTagged()
-	s.isMAC(list.rule("what pods send"), etherSource).Return()
+	s.isMAC(list.begin("what pods send"), etherSource).Return()
 	s.addToPods(list)
 }
 
@@ -114,7 +114,7 @@ func (s *share) addIn(list *rules) {
 // at the pair.
 func (s *share) addOut(list *rules) {
 	list.addTagged()
-	s.isMAC(list.rule("what pods send"), etherSource).Return()
+	s.isMAC(list.begin("what pods send"), etherSource).Return()
 	for _, redirect := range []struct {
 		family        string
 		typ           uint16
@@ -123,7 +123,7 @@ func (s *share) addOut(list *rules) {
 		{"IPv4", unix.ETH_P_IP, unix.IPPROTO_ICMP, icmpRedirect},
 		{"IPv6", unix.ETH_P_IPV6, unix.IPPROTO_ICMPV6, redirectMessage},
 	} {
-		s.isMAC(list.rule("the host's redirects to pods that have it for their router, "+redirect.family), etherTarget).
+		s.isMAC(list.begin("the host's redirects to pods that have it for their router, "+redirect.family), etherTarget).
 			isEtherType(redirect.typ).isL4(redirect.protocol).firstByte(redirect.ofL, redirect.ofL).Drop()
 	}
 
@@ -132,8 +132,8 @@ func (s *share) addOut(list *rules) {
 
 // addToPods appends the rules that send frames for pods, and copies of multicast frames, into the pair.
 func (s *share) addToPods(list *rules) {
-	s.isMAC(list.rule("for a pod"), etherTarget).Forward(s.Outer)
-	list.rule("for all").isEthernet().isMulticast().Duplicate(s.Outer)
+	s.isMAC(list.begin("for a pod"), etherTarget).Forward(s.Outer)
+	list.begin("for all").isEthernet().isMulticast().Duplicate(s.Outer)
 }
 
 // addTagged appends rules that leave frames of a VLAN to the host. A tag with VLAN ID 0 contains only a priority, so
@@ -143,7 +143,7 @@ func (list *rules) addTagged() {
 		comment string
 		typ     uint16
 	}{{"of a VLAN", unix.ETH_P_8021Q}, {"of a VLAN, by an outer tag", unix.ETH_P_8021AD}} {
-		list.rule(tag.comment).isEthernet().isEtherType(tag.typ).
+		list.begin(tag.comment).isEthernet().isEtherType(tag.typ).
 			load(expr.PayloadBaseLLHeader, vlanTag, 2).hasAny(vlanID).Return()
 	}
 }
@@ -152,7 +152,7 @@ func (list *rules) addTagged() {
 // The chains at the NIC know only the MACs of pods. They would send a copy of any other sender's frame back to the
 // bridge.
 func (s *share) addGuard(list *rules) {
-	list.rule("multicast of MACs that are no pod's").
+	list.begin("multicast of MACs that are no pod's").
 		isEthernet().load(expr.PayloadBaseLLHeader, etherSource, EtherLen).isNotIn(ShareSet(s.bridge)).
 		isMulticast().Drop()
 }
@@ -160,7 +160,7 @@ func (s *share) addGuard(list *rules) {
 // addMute appends a rule that drops multicast frames that the bridge passes to the host. The host receives the same
 // frames through the NIC.
 func (s *share) addMute(list *rules) {
-	list.rule("what the host hears by " + s.NIC).isEthernet().isMulticast().Drop()
+	list.begin("what the host hears by " + s.NIC).isEthernet().isMulticast().Drop()
 }
 
 // addTrack appends rules that exclude packets between the host and pods from connection tracking in br_netfilter. The
@@ -170,7 +170,7 @@ func (s *share) addTrack(list *rules) {
 		comment string
 		offset  uint32
 	}{{"the host sends", etherSource}, {"pods send to the host", etherTarget}} {
-		list.rule("tracked at "+s.NIC+": what "+way.comment).
+		list.begin("tracked at "+s.NIC+": what "+way.comment).
 			isMeta(expr.MetaKeyIIFNAME, nftnl.LinkKey(s.bridge, nil, 0)).isEthernet().
 			isAt(expr.PayloadBaseLLHeader, way.offset, s.MAC).Add(&expr.Notrack{})
 	}

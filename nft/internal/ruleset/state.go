@@ -310,9 +310,9 @@ func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 	}
 }
 
-// touched returns the sets that exist with the right type but do not contain our sentinel. Another program has
+// unmarkedSets returns the sets that exist with the right type but do not contain our sentinel. Another program has
 // emptied or loaded them.
-func (st *State) touched(rs *Ruleset) []Set {
+func (st *State) unmarkedSets(rs *Ruleset) []Set {
 	return slices.DeleteFunc(rs.Sets(), func(s Set) bool {
 		have, ok := st.sets[s.Place]
 		return !ok || !s.matches(have) || st.sentinels[s.Place]

@@ -15,15 +15,15 @@ const GatewayGroup = PodGroup - 1
 // addTowardHost appends the rules for frames that the bridge passes to the host.
 func (list *rules) addTowardHost() {
 	list.addGroups()
-	list.rule("of ports behind which the host may have a server").
+	list.begin("of ports behind which the host may have a server").
 		isNotMeta(unix.NFT_META_IIFGROUP, group(GatewayGroup)).Return()
-	list.rule("TCP to the host").isL4(unix.IPPROTO_TCP).Return()
+	list.begin("TCP to the host").isL4(unix.IPPROTO_TCP).Return()
 
 	// A later fragment has no UDP or ICMP header to match. It is useless without the first fragment, so accept it.
-	list.rule("later fragments of IPv4 to the host").fragment4(0x1fff).Return()
-	list.rule("later fragments of IPv6 to the host").isLaterFragment().Return()
-	list.rule("DHCP answers to the host").isUDP(udpTarget, dhcpClient).Drop()
-	list.rule("DHCPv6 answers to the host").isUDP(udpTarget, dhcp6Client).Drop()
+	list.begin("later fragments of IPv4 to the host").fragment4(0x1fff).Return()
+	list.begin("later fragments of IPv6 to the host").isLaterFragment().Return()
+	list.begin("DHCP answers to the host").isUDP(udpTarget, dhcpClient).Drop()
+	list.begin("DHCPv6 answers to the host").isUDP(udpTarget, dhcp6Client).Drop()
 	for _, message := range []struct {
 		comment       string
 		protocol, typ byte
@@ -35,11 +35,11 @@ func (list *rules) addTowardHost() {
 	} {
 		// In the reverse order nft would read the byte as the field of that name, and would add, to a copy that is
 		// loaded, a check of the Ethernet type, which is a tag's type on a bridge with VLANs.
-		list.rule(message.comment).firstByte(message.typ, message.typ).isL4(message.protocol).Drop()
+		list.begin(message.comment).firstByte(message.typ, message.typ).isL4(message.protocol).Drop()
 	}
 
 	// Drop IPv4 packets whose protocol the kernel cannot find. A DHCP client for IPv4 uses a packet socket, which may
 	// receive packets that the kernel itself refuses.
-	list.rule("protocols that can be read").isNotL4(unix.IPPROTO_RAW).Return()
-	list.rule("IPv4 that cannot be read").isProtocol(unix.ETH_P_IP).Drop()
+	list.begin("protocols that can be read").isNotL4(unix.IPPROTO_RAW).Return()
+	list.begin("IPv4 that cannot be read").isProtocol(unix.ETH_P_IP).Drop()
 }

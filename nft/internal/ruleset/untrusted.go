@@ -9,21 +9,21 @@ import (
 // ports that must not have a server or router behind them. The chain guard already checks the MAC and the addresses.
 // This chain drops packets by their protocol, and accepts all others.
 func (list *rules) addUntrusted() {
-	list.rule("ports that are not of hosts only").linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet).Return()
+	list.begin("ports that are not of hosts only").linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet).Return()
 
 	// Most packets are TCP, and no rule below is about TCP.
-	list.rule("TCP").isL4(unix.IPPROTO_TCP).Return()
+	list.begin("TCP").isL4(unix.IPPROTO_TCP).Return()
 	list.addDHCP()
 	list.addRouting()
-	list.rule("other UDP").isL4(unix.IPPROTO_UDP).Return()
+	list.begin("other UDP").isL4(unix.IPPROTO_UDP).Return()
 	list.addARPProbes()
 	list.addRouters()
 
 	// The kernel finds the protocol of every packet that a host can parse. Protocol 255 is reserved, so it matches
 	// none of these packets (RFC 5237).
-	list.rule("other protocols").isNotL4(unix.IPPROTO_RAW).Return()
-	list.rule("other ARP").isEtherType(unix.ETH_P_ARP).Return()
-	list.rule("what cannot be read").Drop()
+	list.begin("other protocols").isNotL4(unix.IPPROTO_RAW).Return()
+	list.begin("other ARP").isEtherType(unix.ETH_P_ARP).Return()
+	list.begin("what cannot be read").Drop()
 }
 
 // UDP ports of DHCP (RFC 2131, section 4.1) and DHCPv6 (RFC 8415, section 7.2), and offsets in their messages.
@@ -44,29 +44,29 @@ const (
 // server may send from any port, to a relay or to a client. The rules also drop fragments, since a fragment may
 // contain the ports but not the fields that the rules check.
 func (list *rules) addDHCP() {
-	list.rule("from a DHCP server's port").isUDP(udpSource, dhcpServer).Drop()
-	list.rule("to a DHCP client's port").isUDP(udpTarget, dhcpClient).Drop()
-	list.rule("from a boot server's port").isUDP(udpSource, pxeServer).Drop()
-	list.rule("from a DHCPv6 server's port").isUDP(udpSource, dhcp6Server).Drop()
-	list.rule("to a DHCPv6 client's port").isUDP(udpTarget, dhcp6Client).Drop()
+	list.begin("from a DHCP server's port").isUDP(udpSource, dhcpServer).Drop()
+	list.begin("to a DHCP client's port").isUDP(udpTarget, dhcpClient).Drop()
+	list.begin("from a boot server's port").isUDP(udpSource, pxeServer).Drop()
+	list.begin("from a DHCPv6 server's port").isUDP(udpSource, dhcp6Server).Drop()
+	list.begin("to a DHCPv6 client's port").isUDP(udpTarget, dhcp6Client).Drop()
 
 	const moreFragments = 0x2000
-	list.rule("DHCP in fragments").fragment4(moreFragments).isUDP(udpTarget, dhcpServer).Drop()
+	list.begin("DHCP in fragments").fragment4(moreFragments).isUDP(udpTarget, dhcpServer).Drop()
 
 	// Drop all other messages to a DHCP server's port: those to relays, and those with a different type or length of
 	// the hardware address, which would identify another client.
-	list.rule("DHCP but for requests by Ethernet").
+	list.begin("DHCP but for requests by Ethernet").
 		isUDP(udpTarget, dhcpServer).load(expr.PayloadBaseTransportHeader, udpLen, 3).
 		compare(expr.CmpOpNeq, []byte{1, unix.ARPHRD_ETHER, EtherLen}).Drop() // op, htype, hlen
-	list.rule("DHCP requests for another's MAC").
+	list.begin("DHCP requests for another's MAC").
 		isUDP(udpTarget, dhcpServer).
 		portNotIn(expr.PayloadBaseTransportHeader, dhcpHardware, EtherLen, guardLinkSet).Drop()
-	list.rule("DHCPv6 in fragments").
-		isEtherType(unix.ETH_P_IPV6).fragment(0, 1).within(unix.IPPROTO_UDP, unix.IPPROTO_UDP).
+	list.begin("DHCPv6 in fragments").
+		isEtherType(unix.ETH_P_IPV6).loadFragment(0, 1).byteBetween(unix.IPPROTO_UDP, unix.IPPROTO_UDP).
 		isUDP(udpTarget, dhcp6Server).Drop()
 
 	const informationRequest = 11 // the last that clients send (RFC 8415, section 7.3)
-	list.rule("DHCPv6 of relays, and to them").
+	list.begin("DHCPv6 of relays, and to them").
 		isUDP(udpTarget, dhcp6Server).load(expr.PayloadBaseTransportHeader, udpLen, 1).
 		compare(expr.CmpOpGt, []byte{informationRequest}).Drop()
 }
@@ -75,7 +75,7 @@ func (list *rules) addDHCP() {
 // owner of a shared address, and about connections. Receivers often accept them from any sender on the right link.
 // The destination is one of the following ports, at a group or at a single router, and the source port can be any.
 func (list *rules) addRouting() {
-	list.rule("UDP to higher ports").
+	list.begin("UDP to higher ports").
 		isL4(unix.IPPROTO_UDP).load(expr.PayloadBaseTransportHeader, udpTarget, 2).
 		compare(expr.CmpOpGt, Number16(ipvsSync)).Return()
 	list.addSpans([]span{
@@ -93,14 +93,14 @@ func (list *rules) addRouting() {
 		{"IPVS synchronization", ipvsSync, ipvsSync},
 	}, func(x expressions, ports span) {
 		x.isL4(unix.IPPROTO_UDP).load(expr.PayloadBaseTransportHeader, udpTarget, 2).
-			among(Number16(ports.from), Number16(ports.to)).Drop()
+			numberBetween(Number16(ports.from), Number16(ports.to)).Drop()
 	})
 }
 
 // addARPProbes appends a rule that lets a pod with an IPv4 address probe only for its own addresses. A probe for
 // another host's address makes that host assume a conflict (RFC 5227, section 2.1.1).
 func (list *rules) addARPProbes() {
-	list.rule("ARP probes for another's address").
+	list.begin("ARP probes for another's address").
 		isEtherType(unix.ETH_P_ARP).isNoSender().linkNotIn(expr.MetaKeyIIFNAME, guardLeasingSet).
 		isNotOwn(arpTargetIP, Addr4Len, guard4Set).Drop()
 }
@@ -130,7 +130,7 @@ func (list *rules) addRouters() {
 	})
 
 	// This drops queries, and advertisements of multicast routers (RFC 4286).
-	list.rule("other IGMP").isL4(unix.IPPROTO_IGMP).Drop()
+	list.begin("other IGMP").isL4(unix.IPPROTO_IGMP).Drop()
 	list.addSpans([]span{
 		{"multicast listener queries", 130, 130},
 		{"ICMPv6 of routers", 138, 142},        // renumbering, information on nodes, and inverse discovery
@@ -154,7 +154,7 @@ func (list *rules) addRouters() {
 		{"MANET", 138, 138}, // RFC 5498
 		{"pfsync", 240, 240},
 	}, func(x expressions, protocols span) {
-		x.loadMeta(expr.MetaKeyL4PROTO).within(byte(protocols.from), byte(protocols.to)).Drop()
+		x.loadMeta(expr.MetaKeyL4PROTO).byteBetween(byte(protocols.from), byte(protocols.to)).Drop()
 	})
 }
 

@@ -159,9 +159,9 @@ func (a *attachment) ports() []cni.PortMapping {
 }
 
 // status returns netavark's StatusBlock for the result of an ADD.
-func (a *attachment) status(of *current.Result) any {
-	subnets, servers, search := []map[string]string{}, []string{}, of.DNS.Search
-	for _, ip := range of.IPs {
+func (a *attachment) status(result *current.Result) any {
+	subnets, servers, search := []map[string]string{}, []string{}, result.DNS.Search
+	for _, ip := range result.IPs {
 		one := map[string]string{"ipnet": ip.Address.String()}
 		if ip.Gateway != nil {
 			one["gateway"] = ip.Gateway.String()
@@ -169,17 +169,17 @@ func (a *attachment) status(of *current.Result) any {
 		subnets = append(subnets, one)
 	}
 
-	for _, text := range of.DNS.Nameservers {
+	for _, text := range result.DNS.Nameservers {
 		if server, err := netip.ParseAddr(text); err == nil && server.Zone() == "" { // netavark reads no zones
 			servers = append(servers, text)
 		}
 	}
 
-	if len(search) == 0 && of.DNS.Domain != "" {
-		search = []string{of.DNS.Domain}
+	if len(search) == 0 && result.DNS.Domain != "" {
+		search = []string{result.DNS.Domain}
 	}
 
-	made := map[string]any{"mac_address": runtimes.MACOf(of), "subnets": subnets}
+	made := map[string]any{"mac_address": runtimes.MACOf(result), "subnets": subnets}
 	return map[string]any{
 		"dns_server_ips": servers, "dns_search_domains": search,
 		"interfaces": map[string]any{a.Options.Interface: made},

@@ -75,30 +75,30 @@ type Options struct {
 
 // Examine examines the pods of an inspection. Call it in the host's namespace. It needs CAP_NET_ADMIN, CAP_NET_RAW
 // and CAP_SYS_ADMIN.
-func Examine(ctx context.Context, node *network.Node, in *network.Inspection, opt Options) ([]Report, error) {
+func Examine(ctx context.Context, node *network.Node, inspection *network.Inspection, opt Options) ([]Report, error) {
 	obstacles, err := node.Upkeep().Obstacles(ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	reports := []Report{}
-	for _, r := range in.Attachments {
-		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network], others: in.Others}
+	for _, r := range inspection.Attachments {
+		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network], others: inspection.Others}
 		isOther := func(n network.NetworkReport) bool { return n.Network != r.Network }
-		shared := slices.DeleteFunc(slices.Clone(in.Networks), isOther)
+		shared := slices.DeleteFunc(slices.Clone(inspection.Networks), isOther)
 		e.recorded(report.Causes(&network.Inspection{Attachments: []network.Report{r}, Networks: shared}))
 		for _, d := range r.Inside {
 			f := finding(StepOf(d), "unless this was changed on purpose: "+recreate, "%s", d)
 			f.Note = isReplaced(d)
-			e.found = append(e.found, *f)
+			e.findings = append(e.findings, *f)
 		}
 
-		for _, text := range in.Others {
+		for _, text := range inspection.Others {
 			if strings.HasPrefix(text, "host port ") &&
 				strings.Contains(text, fmt.Sprintf("container %.12s", r.ContainerID)) {
 				f := Finding{Step: StepFirewall, Note: true}
 				f.Evidence, f.Remedy = split(text, "")
-				e.found = append(e.found, f)
+				e.findings = append(e.findings, f)
 			}
 		}
 
@@ -121,16 +121,16 @@ func isReplaced(d tombolo.Difference) bool {
 
 // examination is the examination of one attachment in progress.
 type examination struct {
-	node      *network.Node
-	opt       Options
-	at        *network.Attachment
-	way                          // the parts that the pod's packets pass; set by walk
-	obstacles []foreign.Obstacle // other firewalls' obstacles for the pod's network
-	others    []string           // the inspection's notes about the host
-	found     []Finding
-	tried     []string
-	dead      bool
-	led       bool // a gateway exists, or the pod sends through one
+	node        *network.Node
+	opt         Options
+	at          *network.Attachment
+	way                            // the parts that the pod's packets pass; set by walk
+	obstacles   []foreign.Obstacle // other firewalls' obstacles for the pod's network
+	others      []string           // the inspection's notes about the host
+	findings    []Finding
+	tried       []string
+	dead        bool
+	usesGateway bool // a gateway exists, or the pod sends through one
 }
 
 // recreate is the remedy for a difference that only an ADD can repair.
@@ -141,7 +141,7 @@ func finding(step Step, remedy, format string, args ...any) *Finding {
 }
 
 func (e *examination) add(step Step, remedy, format string, args ...any) {
-	e.found = append(e.found, *finding(step, remedy, format, args...))
+	e.findings = append(e.findings, *finding(step, remedy, format, args...))
 }
 
 // addLoss adds the finding f, with the additional evidence that the machine called name does not answer the pod. If
@@ -150,7 +150,7 @@ func (e *examination) addLoss(f *Finding, name string) {
 	if !strings.HasPrefix(f.Evidence, "chain ") {
 		f.Evidence = fmt.Sprintf("%s gives the pod %s no answer: %s", name, e.own, f.Evidence)
 	}
-	e.found = append(e.found, *f)
+	e.findings = append(e.findings, *f)
 }
 
 func (e *examination) try(format string, args ...any) {
@@ -162,7 +162,7 @@ func (e *examination) sorted() []Finding {
 	way := []Step{StepNamespace, StepLink, StepAddress, StepDuplicate, StepRoute, StepGateway,
 		StepForwarding, StepFirewall, StepBeyond, StepMTU, StepDNS, StepLease}
 	list := []Finding{}
-	for _, f := range e.found {
+	for _, f := range e.findings {
 		if !slices.Contains(list, f) {
 			list = append(list, f)
 		}
@@ -172,7 +172,7 @@ func (e *examination) sorted() []Finding {
 }
 
 func (e *examination) failed(steps ...Step) bool {
-	return slices.ContainsFunc(e.found, func(f Finding) bool { return !f.Note && slices.Contains(steps, f.Step) })
+	return slices.ContainsFunc(e.findings, func(f Finding) bool { return !f.Note && slices.Contains(steps, f.Step) })
 }
 
 // recorded adds the differences that the inspection found as findings. The tests that follow would show only the
@@ -185,7 +185,7 @@ func (e *examination) recorded(causes []report.Line) {
 		}
 		f := Finding{Step: step, Note: strings.Contains(c.Text, spanningTree)} // the pod's port may forward already
 		f.Evidence, f.Remedy = split(c.Text, report.Help(c.Remedy))
-		e.found = append(e.found, f)
+		e.findings = append(e.findings, f)
 	}
 }
 

@@ -54,7 +54,7 @@ func (e *examination) kept(ctx context.Context) error {
 			f := finding(StepBeyond, "nothing, if no other node has pods; else "+routed, "the host has routes to no "+
 				"other pods of %s, for which pods keep their address: it refuses what is sent there", to)
 			f.Note = true
-			e.found = append(e.found, *f)
+			e.findings = append(e.findings, *f)
 		}
 	}
 

@@ -118,12 +118,12 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 	case t.sent == nil && !(isLocal && t.arrived):
 		return e.stuck(ctx, t, e.own, to, e.link.Index)
 	case !isLocal && t.came == nil:
-		as := ""
+		note := ""
 		if src := t.sent.src; src.IsValid() && src != e.own {
-			as = " as " + src.String()
+			note = " as " + src.String()
 		}
 		return finding(StepBeyond, "", "it leaves the host by %s%s, and no answer comes back to the host",
-			e.name(ctx, t.sent.link), as), nil
+			e.name(ctx, t.sent.link), note), nil
 	case t.from.drop != nil:
 		return e.droppedBy(t.from.drop, "the answer of "+to.String()+" to the pod", "oifname")
 	case t.from.queue != nil:
@@ -221,24 +221,24 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 // unrouted explains why the kernel has no route for a packet from src to dst that came in by the link in. The
 // arguments what and cause are a description of the packet and the kernel's error.
 func (e *examination) unrouted(
-	ctx context.Context, src, dst netip.Addr, in, what string, cause error,
+	ctx context.Context, src, dst netip.Addr, link, what string, cause error,
 ) (*Finding, error) {
 	// Regard EINVAL like EXDEV as a sign of the reverse path filter, since newer kernels return EINVAL for it. A
 	// blackhole route causes EINVAL too.
 	if src.Is4() && (errors.Is(cause, unix.EXDEV) || errors.Is(cause, unix.EINVAL)) {
-		own, _ := sysctl.Read(sysctl.Link("ipv4", in, "rp_filter"))
+		own, _ := sysctl.Read(sysctl.Link("ipv4", link, "rp_filter"))
 		all, _ := sysctl.Read(sysctl.Link("ipv4", "all", "rp_filter"))
 		back, _ := e.onHost.Get(ctx, src)
-		if max(own, all) == "1" && e.name(ctx, back.Link) != in {
-			return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+in+"/rp_filter=2", "%s, whose reverse path "+
-				"filter drops it (net.ipv4.conf.%s.rp_filter), since the way to %s is another", what, in, src), nil
+		if max(own, all) == "1" && e.name(ctx, back.Link) != link {
+			return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+link+"/rp_filter=2", "%s, whose reverse path "+
+				"filter drops it (net.ipv4.conf.%s.rp_filter), since the way to %s is another", what, link, src), nil
 		}
 	}
 
 	f := finding(StepForwarding, routed, "%s, and the host has no route to %s for it: %v", what, dst, cause)
 	rules, err := routing.Rules(e.hostSocket)
-	if rule, ok := routing.Foreign(rules, src, dst, in, 0); ok || err != nil {
-		f.Evidence, f.Remedy = f.Evidence+", because of the rule "+rule.String(), rule.Ahead("iif "+in)
+	if rule, ok := routing.Foreign(rules, src, dst, link, 0); ok || err != nil {
+		f.Evidence, f.Remedy = f.Evidence+", because of the rule "+rule.String(), rule.Ahead("iif "+link)
 		return f, err
 	}
 

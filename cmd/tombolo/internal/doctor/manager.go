@@ -55,8 +55,8 @@ func (m *manager) governs(comment string) string {
 	command := m.command
 	if command == policies {
 		command += " -A"
-		if of := regexp.MustCompile(`namespace: ?([a-z0-9.-]+)`).FindStringSubmatch(comment); of != nil {
-			command = fmt.Sprintf("kubectl -n %s get networkpolicy", of[1])
+		if match := regexp.MustCompile(`namespace: ?([a-z0-9.-]+)`).FindStringSubmatch(comment); match != nil {
+			command = fmt.Sprintf("kubectl -n %s get networkpolicy", match[1])
 		}
 	}
 	return fmt.Sprintf("leave the rule to %s, and see what it is made from: %s", m.name, command)

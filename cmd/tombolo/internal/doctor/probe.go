@@ -62,10 +62,10 @@ func echoProbe(is4 bool, id uint16) probe {
 	if is4 {
 		protocol, request, reply = unix.IPPROTO_ICMP, 8, 0
 	}
-	of := func(kind byte) message {
+	newMessage := func(kind byte) message {
 		return ipMessage(is4, protocol, field{0, []byte{kind}}, field{4, binary.BigEndian.AppendUint16(nil, id)})
 	}
-	return probe{request: of(request), answer: of(reply)}
+	return probe{request: newMessage(request), answer: newMessage(reply)}
 }
 
 // flowProbe describes TCP or UDP packets from a port of the pod, and their answers.
@@ -82,10 +82,10 @@ func neighbourProbe(a netip.Addr) probe {
 			message{unix.ETH_P_ARP, []field{{6, []byte{0, 2}}, {14, a.AsSlice()}}}, true,
 		}
 	}
-	of := func(kind byte) message {
+	newMessage := func(kind byte) message {
 		return ipMessage(false, unix.IPPROTO_ICMPV6, field{0, []byte{kind}}, field{8, a.AsSlice()})
 	}
-	return probe{of(135), of(136), true}
+	return probe{newMessage(135), newMessage(136), true}
 }
 
 // is reports whether a packet matches the message.
@@ -271,14 +271,14 @@ func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 func asDoctor(host *netns.NS, do func() error) error {
 	const comm = "/proc/thread-self/comm"
 	return host.Do(func() error { // all of it on one thread
-		was, err := os.ReadFile(comm)
+		before, err := os.ReadFile(comm)
 		if err != nil {
 			return err
 		}
 		if err := os.WriteFile(comm, []byte(nftnl.DoctorName), 0); err != nil {
 			return err
 		}
-		return errors.Join(do(), os.WriteFile(comm, was, 0))
+		return errors.Join(do(), os.WriteFile(comm, before, 0))
 	})
 }
 
@@ -360,24 +360,24 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 		answers[id] = t.answer.is(t.answer.ethertype, packet)
 	}
 
-	on := &t.to
+	pass := &t.to
 	if answers[id] {
-		on = &t.from
+		pass = &t.from
 	}
 
 	switch {
 	case r.table == tableName():
-		on.chain = r.chain
-		if on.queue != nil && place(r.chain) > on.queue.after {
-			on.queue = nil
+		pass.chain = r.chain
+		if pass.queue != nil && place(r.chain) > pass.queue.after {
+			pass.queue = nil
 		}
 	case r.table == nftnl.DefaultTable && strings.HasPrefix(r.chain, "share-mute-"):
 		// Ignore this drop. The packet is a copy, and the host receives the original on the shared NIC.
 	case drops:
-		on.drop = cmp.Or(on.drop, &r)
+		pass.drop = cmp.Or(pass.drop, &r)
 	case int32(code) > 0 && code&0xff == queues:
-		r.queue, r.after = uint16(code>>16), place(on.chain)
-		on.queue = &r
+		r.queue, r.after = uint16(code>>16), place(pass.chain)
+		pass.queue = &r
 	}
 
 	return nil

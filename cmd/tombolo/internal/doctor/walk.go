@@ -193,7 +193,7 @@ func (e *examination) family(ctx context.Context, gateway netip.Addr) error {
 		return nil
 	}
 
-	e.led = true
+	e.usesGateway = true
 	if answers, err := e.gateway(ctx, gateway, "the gateway "+gateway.String()); err != nil || !answers {
 		return err
 	}
@@ -227,7 +227,7 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 	if pingErr != nil && !isResolved(e.socket, e.index, gateway) {
 		f, err := e.unresolved(ctx, gateway, name)
 		if f != nil {
-			e.found = append(e.found, *f)
+			e.findings = append(e.findings, *f)
 		}
 		return f == nil, err
 	}
@@ -241,12 +241,12 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 		return false, nil
 	}
 
-	by := protocolOf(gateway)
+	protocol := protocolOf(gateway)
 	if next.State == routing.Permanent {
-		by = "the pod's permanent neighbour entry"
+		protocol = "the pod's permanent neighbour entry"
 	}
 
-	e.try("%s by %s", name, by)
+	e.try("%s by %s", name, protocol)
 	return true, nil
 }
 
@@ -300,7 +300,7 @@ func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error
 	}
 
 	if !e.failed(StepForwarding) {
-		e.found = append(e.found, *f)
+		e.findings = append(e.findings, *f)
 	}
 
 	return err
@@ -381,7 +381,7 @@ func (e *examination) names(ctx context.Context) error {
 
 	for _, server := range e.opt.DNS {
 		if r, err := e.inPod.Get(ctx, server); err != nil || !e.sendsTo(server) || r.Link != e.index {
-			if e.led {
+			if e.usesGateway {
 				e.try("not the name server %s, since the pod has no route there by %s", server, e.at.IfName)
 			}
 			continue

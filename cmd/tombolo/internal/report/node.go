@@ -76,22 +76,22 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 		}
 	}
 
-	in, err := node.Inspect(ctx)
+	inspection, err := node.Inspect(ctx)
 	if err != nil || s == (Selection{}) {
-		return in, err
+		return inspection, err
 	}
 
-	pods := slices.DeleteFunc(in.Attachments, func(r network.Report) bool { return !Meant(r.Attachment, s.Pod) })
+	pods := slices.DeleteFunc(inspection.Attachments, func(r network.Report) bool { return !Meant(r.Attachment, s.Pod) })
 	if s.Pod != "" && len(pods) == 0 && !strings.ContainsAny(s.Pod, "*?[") {
 		return nil, fmt.Errorf("no pod %q: tombolo ls lists those that there are", s.Pod)
 	}
 
 	pods = slices.DeleteFunc(pods, func(r network.Report) bool { return s.Network != "" && r.Network != s.Network })
-	networks := slices.DeleteFunc(in.Networks, func(n network.NetworkReport) bool {
+	networks := slices.DeleteFunc(inspection.Networks, func(n network.NetworkReport) bool {
 		return n.Network != s.Network &&
 			!slices.ContainsFunc(pods, func(r network.Report) bool { return r.Network == n.Network })
 	})
-	return &network.Inspection{Attachments: pods, Networks: networks, Others: in.Others}, nil
+	return &network.Inspection{Attachments: pods, Networks: networks, Others: inspection.Others}, nil
 }
 
 // Open opens a node for reading. If the state directory is missing, it returns an error, except for the default

@@ -91,22 +91,24 @@ func (f *finding) line() Line {
 }
 
 // findings returns all differences that an inspection found on the host.
-func findings(in *network.Inspection) []finding {
+func findings(inspection *network.Inspection) []finding {
 	var list []finding
-	for _, n := range in.Networks {
+	for _, n := range inspection.Networks {
 		for _, d := range n.Differences {
 			list = append(list, finding{Difference: d, network: n.Network})
 		}
 	}
-	for _, d := range slices.Concat(in.Uplinks, in.Stray, in.Damaged) {
+	for _, d := range slices.Concat(inspection.Uplinks, inspection.Stray, inspection.Damaged) {
 		list = append(list, finding{Difference: d})
 	}
-	return append(list, ofPods(in, func(r *network.Report) []tombolo.Difference { return r.Differences })...)
+	return append(list, podFindings(inspection, func(r *network.Report) []tombolo.Difference { return r.Differences })...)
 }
 
-// ofPods returns findings for the differences of all pods that the function differences returns.
-func ofPods(in *network.Inspection, differences func(*network.Report) []tombolo.Difference) (list []finding) {
-	for _, r := range in.Attachments {
+// podFindings returns findings for the differences of all pods that the function differences returns.
+func podFindings(
+	inspection *network.Inspection, differences func(*network.Report) []tombolo.Difference,
+) (list []finding) {
+	for _, r := range inspection.Attachments {
 		for _, d := range differences(&r) {
 			list = append(list, finding{d, r.Network, PodName(r.Pod, r.ContainerID), r.IfName})
 		}
@@ -115,14 +117,14 @@ func ofPods(in *network.Inspection, differences func(*network.Report) []tombolo.
 }
 
 // Notes returns a line for each kind of change inside pods. Such a change is no fault.
-func Notes(in *network.Inspection) []Line {
-	return causes(ofPods(in, func(r *network.Report) []tombolo.Difference { return r.Inside }))
+func Notes(inspection *network.Inspection) []Line {
+	return causes(podFindings(inspection, func(r *network.Report) []tombolo.Difference { return r.Inside }))
 }
 
 // Each returns a line for each difference.
-func Each(in *network.Inspection) []Line {
+func Each(inspection *network.Inspection) []Line {
 	var list []Line
-	for _, f := range findings(in) {
+	for _, f := range findings(inspection) {
 		list = append(list, f.line())
 	}
 	return list
@@ -130,7 +132,7 @@ func Each(in *network.Inspection) []Line {
 
 // Causes returns a line for each cause. A missing object is the cause of all differences of its contents. Equal
 // differences of several pods or networks share one line with their names.
-func Causes(in *network.Inspection) []Line { return causes(findings(in)) }
+func Causes(inspection *network.Inspection) []Line { return causes(findings(inspection)) }
 
 // causes groups findings by their causes, and returns a line for each group.
 func causes(found []finding) []Line {
@@ -218,12 +220,12 @@ func affects(names []string) string {
 }
 
 // Summary returns a line with the number of attachments and how many of them differ.
-func Summary(in *network.Inspection) string {
-	text, differing := printable.Count(len(in.Attachments), "attachment", "attachments"), 0
-	for _, r := range in.Attachments {
+func Summary(inspection *network.Inspection) string {
+	text, differing := printable.Count(len(inspection.Attachments), "attachment", "attachments"), 0
+	for _, r := range inspection.Attachments {
 		differing += min(len(r.Differences), 1)
 	}
-	if !in.Differs() {
+	if !inspection.Differs() {
 		return text + ": nothing differs"
 	}
 	return fmt.Sprintf("%s, %d of them differ%s", text, differing, map[bool]string{true: "s"}[differing == 1])
@@ -265,9 +267,9 @@ func rootOf(f *finding, tables []string) (text string, covers func(*finding) boo
 				func(table string) bool { return strings.HasSuffix(" of "+o.Object, " of "+table) })
 		}
 	case strings.HasPrefix(f.Object, "table ") && f.What == "set":
-		of := " " + f.Want + " of " + f.Object
+		prefix := " " + f.Want + " of " + f.Object
 		return f.Difference.String(), func(o *finding) bool {
-			return o.Difference == f.Difference || strings.HasSuffix(o.Object, of)
+			return o.Difference == f.Difference || strings.HasSuffix(o.Object, prefix)
 		}
 	case strings.HasPrefix(f.Object, "bridge ") && f.What == "link" && f.Object == "bridge "+f.Want:
 		return cmp.Or(f.Text, f.Object+" is missing"), func(o *finding) bool {

@@ -21,10 +21,10 @@ import (
 
 // Node holds the data about a node for drawing its map.
 type Node struct {
-	networks []Network
-	problems []error // of records
-	found    *network.Inspection
-	uplinks  []network.UplinkReport
+	networks   []Network
+	problems   []error // of records
+	inspection *network.Inspection
+	uplinks    []network.UplinkReport
 }
 
 // Draw collects the data for drawing a node: the records in stateDir and, by Inspect, the state of the kernel.
@@ -33,7 +33,7 @@ func Draw(ctx context.Context, node *network.Node, stateDir string) (_ *Node, er
 	if n.networks, n.problems, err = Load(ctx, node, stateDir, ""); err != nil {
 		return nil, err
 	}
-	if n.found, err = node.Inspect(ctx); err != nil {
+	if n.inspection, err = node.Inspect(ctx); err != nil {
 		return nil, err
 	}
 	n.uplinks, err = node.Uplinks().List(ctx, "")
@@ -44,7 +44,7 @@ func Draw(ctx context.Context, node *network.Node, stateDir string) (_ *Node, er
 // and problems with records.
 func (n *Node) wrong() []string {
 	var list []string
-	for _, line := range report.Causes(n.found) {
+	for _, line := range report.Causes(n.inspection) {
 		list = append(list, line.String())
 	}
 
@@ -153,13 +153,13 @@ const indent = 3
 
 // network draws a network with its pods. Pods with differences come first.
 func (p *painter) network(d *Network, first, rest string) {
-	pods := slices.DeleteFunc(slices.Clone(p.found.Attachments),
+	pods := slices.DeleteFunc(slices.Clone(p.inspection.Attachments),
 		func(r network.Report) bool { return r.Network != d.Name })
 	slices.SortStableFunc(pods, func(a, b network.Report) int {
 		return cmp.Or(min(len(b.Differences), 1)-min(len(a.Differences), 1),
 			strings.Compare(report.PodName(a.Pod, a.ContainerID), report.PodName(b.Pod, b.ContainerID)))
 	})
-	wrong := slices.ContainsFunc(p.found.Networks, func(r network.NetworkReport) bool { return r.Network == d.Name })
+	wrong := slices.ContainsFunc(p.inspection.Networks, func(r network.NetworkReport) bool { return r.Network == d.Name })
 	name := "network " + label(d.Name, nameMost)
 	for i, line := range printable.Fold(d.title(len(pods)), max(p.Width-indent-len(name)-2, minWidth/2)) {
 		if i == 0 {

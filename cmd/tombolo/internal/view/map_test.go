@@ -58,7 +58,7 @@ func sample(t *testing.T) *Node {
 			attachment("delegated", "default/db", 10, "10.64.0.9/24"), attachment("lost", "default/lost", 11)},
 		Networks: []network.NetworkReport{{Network: "earlier", Differences: repair("bridge cbr1: the gateway 10.63.0.1/29 is missing")}},
 	}
-	return &Node{networks: networks, found: in, uplinks: []network.UplinkReport{
+	return &Node{networks: networks, inspection: in, uplinks: []network.UplinkReport{
 		{NIC: "eth0", Bridge: "lan0", State: "taken"},
 		{NIC: "eth1\x1b[2J", Bridge: "br1", State: "taken", Differences: []string{"eth1 is no port of br1"}},
 	}}
@@ -104,8 +104,8 @@ func TestNothingIsWrong(t *testing.T) {
 		n    *Node
 		want string
 	}{
-		{&Node{found: &network.Inspection{}}, "no network is on record\nnothing is wrong\n"},
-		{&Node{networks: []Network{{Name: "pods", Bridge: "cbr0", MTU: 1500, Mode: "l2"}}, found: &network.Inspection{}}, "bridge cbr0 (MTU 1500)\n`- network pods: l2, 0 pods\n\nnothing is wrong\n"},
+		{&Node{inspection: &network.Inspection{}}, "no network is on record\nnothing is wrong\n"},
+		{&Node{networks: []Network{{Name: "pods", Bridge: "cbr0", MTU: 1500, Mode: "l2"}}, inspection: &network.Inspection{}}, "bridge cbr0 (MTU 1500)\n`- network pods: l2, 0 pods\n\nnothing is wrong\n"},
 	} {
 		expect.NoDiff(t, cmp.Diff(tt.want, tt.n.Map(Screen{Width: 80})))
 	}

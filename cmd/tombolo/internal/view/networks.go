@@ -116,11 +116,11 @@ func (p *Port) String() string {
 }
 
 // List returns a table of all attachments, followed by the differences that affect pods.
-func List(in *network.Inspection, causes []report.Line) string {
+func List(inspection *network.Inspection, causes []report.Line) string {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NETWORK\tPOD\tCONTAINER\tINTERFACE\tPORT\tADDRESSES\tHOST PORTS\tIN/OUT\tSTATE")
-	for _, r := range in.Attachments {
+	for _, r := range inspection.Attachments {
 		mark := "adding"
 		switch {
 		case r.Ready && len(r.Differences) > 0:
@@ -175,9 +175,9 @@ func rate(n uint64) string {
 	if n == 0 {
 		return "-"
 	}
-	of, units := 1.0, []string{"bit", "kbit", "Mbit", "Gbit"}
-	for ; len(units) > 1 && float64(n) >= of*1000; of *= 1000 {
+	unit, units := 1.0, []string{"bit", "kbit", "Mbit", "Gbit"}
+	for ; len(units) > 1 && float64(n) >= unit*1000; unit *= 1000 {
 		units = units[1:]
 	}
-	return strconv.FormatFloat(float64(n)/of, 'f', -1, 64) + units[0]
+	return strconv.FormatFloat(float64(n)/unit, 'f', -1, 64) + units[0]
 }

@@ -158,7 +158,7 @@ func (n *node) isEmpty() {
 	n.Helper()
 	links := nstest.Run(n, n.ns, "ip", "-brief", "link")
 	expect.Equal(n, strings.Count(strings.TrimSpace(links), "\n"), 0, links)
-	expect.Equal(n, len(n.known()), 0)
+	expect.Equal(n, len(n.networkIDs()), 0)
 }
 
 // TestAnEndpointThatIsInNoContainerGoes has dockerd killed after an endpoint was created, or left its container.

@@ -62,8 +62,8 @@ func New(ctx context.Context, cfg *Config) *Driver {
 // Wait waits until the Driver's background work has ended. Cancel the context of New first.
 func (d *Driver) Wait() { d.work.Wait() }
 
-// rest waits for the given time, and returns true. If the Driver's context ends first, it returns false.
-func (d *Driver) rest(wait time.Duration) bool {
+// sleep waits for the given time, and returns true. If the Driver's context ends first, it returns false.
+func (d *Driver) sleep(wait time.Duration) bool {
 	select {
 	case <-d.ctx.Done():
 		return false

@@ -61,7 +61,7 @@ func (d *Driver) lock(id string) *endpoint {
 // attached returns the attachments of all endpoints on record.
 func (d *Driver) attached() map[key]*network.Attachment {
 	all := map[key]*network.Attachment{}
-	for _, id := range d.known() {
+	for _, id := range d.networkIDs() {
 		n, err := d.network(id)
 		if err != nil {
 			continue
@@ -120,7 +120,7 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 
 	e.join = joinOf(made, r.srcName(), n.Options[withRouters] != "")
 	e.join.InterfaceName.DstPrefix = cmp.Or(n.IfPrefix, e.join.InterfaceName.DstPrefix)
-	return &answer{Interface: lacking(n, c, made)}, nil
+	return &answer{Interface: missingAddresses(n, c, made)}, nil
 }
 
 // refuseTwo returns an error if another container of the network has the MAC. A DHCP server and a router would take
@@ -185,7 +185,7 @@ func containerOf(r *request) (*runtimes.Container, error) {
 
 // attach lets the plugin attach a container to a new namespace. It then moves the interface to the host's namespace
 // for Docker. The last argument is the interface's name there.
-func attach(n *runtimes.Network, c *runtimes.Container, as string) (*current.Result, error) {
+func attach(n *runtimes.Network, c *runtimes.Container, name string) (*current.Result, error) {
 	pod, err := netns.New()
 	if err != nil {
 		return nil, err
@@ -196,12 +196,12 @@ func attach(n *runtimes.Network, c *runtimes.Container, as string) (*current.Res
 	if err != nil {
 		return nil, err
 	}
-	return made, moveToHost(pod, c.IfName, as)
+	return made, moveToHost(pod, c.IfName, name)
 }
 
 // moveToHost moves an interface into the host's namespace. The last argument is its new name. Its original name stays
 // as an alternative name.
-func moveToHost(pod *netns.NS, name, as string) error {
+func moveToHost(pod *netns.NS, name, newName string) error {
 	host, err := netns.Current()
 	if err != nil {
 		return err
@@ -221,16 +221,16 @@ func moveToHost(pod *netns.NS, name, as string) error {
 
 	// The kernel renames a link only while it is down.
 	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", name)
-	link.Request{Index: index, Name: as}.Set(&b, "rename link", name)
+	link.Request{Index: index, Name: newName}.Set(&b, "rename link", name)
 	link.AddName(&b, index, name)
-	link.Request{Index: index, Name: as, NetNS: new(host.FD())}.Set(&b, "move link to the host's namespace", name)
+	link.Request{Index: index, Name: newName, NetNS: new(host.FD())}.Set(&b, "move link to the host's namespace", name)
 	return within.Execute(&b)
 }
 
-// lacking returns the MAC and the addresses of an endpoint that Docker did not choose itself. Docker disables IPv6 in
-// a container without an IPv6 address. So a container that gets its addresses later, from routers and DHCPv6, has its
-// link-local address in the answer.
-func lacking(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {
+// missingAddresses returns the MAC and the addresses of an endpoint that Docker did not choose itself. Docker disables
+// IPv6 in a container without an IPv6 address. So a container that gets its addresses later, from routers and DHCPv6,
+// has its link-local address in the answer.
+func missingAddresses(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {
 	lacks := &addresses{}
 	if mac, err := net.ParseMAC(runtimes.MACOf(made)); err == nil && n.Options[withRouters] != "" {
 		lacks.AddressIPv6 = netip.PrefixFrom(addr.LinkLocal(mac), 64)
@@ -270,7 +270,7 @@ func (d *Driver) takeDown(k key) error {
 const joinsWithin = 5 * time.Minute
 
 func (d *Driver) tidy() {
-	for d.rest(joinsWithin) {
+	for d.sleep(joinsWithin) {
 		d.sweep()
 	}
 }

@@ -72,21 +72,21 @@ func joinOf(made *current.Result, srcName string, hearsRouters bool) *answer {
 }
 
 // follow updates the records as soon as an interface is in its container.
-func (d *Driver) follow(e *endpoint, of network.Key, path string) {
-	err := d.look(e, of, path)
-	for i := 0; i < looks && errors.Is(err, network.ErrTryAgain) && d.rest(lookEvery); i++ {
-		err = d.look(e, of, path)
+func (d *Driver) follow(e *endpoint, attachment network.Key, path string) {
+	err := d.look(e, attachment, path)
+	for i := 0; i < looks && errors.Is(err, network.ErrTryAgain) && d.sleep(lookEvery); i++ {
+		err = d.look(e, attachment, path)
 	}
 	if err != nil && !errors.Is(err, network.ErrNotAttached) && d.ctx.Err() == nil {
-		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", of.ContainerID,
+		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", attachment.ContainerID,
 			"namespace", path, "err", err)
 	}
 }
 
-func (d *Driver) look(e *endpoint, of network.Key, path string) error {
+func (d *Driver) look(e *endpoint, attachment network.Key, path string) error {
 	e.Lock()
 	defer e.Unlock()
-	err := d.Node.Change(of).Moved(d.ctx, path)
+	err := d.Node.Change(attachment).Moved(d.ctx, path)
 	e.moved = err == nil
 	return err
 }

@@ -61,8 +61,8 @@ const suffix = ".json"
 // path returns the path of a network's file. The file is either complete or missing.
 func (d *Driver) path(id string) string { return filepath.Join(d.networks, id+suffix) }
 
-// known lists Docker's identifiers of all networks with a file.
-func (d *Driver) known() []string {
+// networkIDs lists Docker's identifiers of all networks with a file.
+func (d *Driver) networkIDs() []string {
 	var ids []string
 	entries, _ := os.ReadDir(d.networks) // a missing directory has none
 	for _, e := range entries {
@@ -157,7 +157,7 @@ func isHosts(subnet netip.Prefix) bool {
 // refuseName returns an error if another network already has the name.
 func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 	names, err := d.Node.Networks(ctx)
-	for _, other := range d.known() {
+	for _, other := range d.networkIDs() {
 		switch n, err := d.network(other); {
 		case err != nil || n.Name != name:
 		case other == id:

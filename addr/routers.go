@@ -52,7 +52,7 @@ func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertis
 			return nil, err
 		}
 
-		isChanged, err := w.readAnnouncements(link, w.nl.Queued)
+		isChanged, err := w.readAll(link, w.nl.Queued)
 		switch {
 		case err != nil:
 			return nil, err
@@ -67,7 +67,7 @@ func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertis
 			return nil, &tombolo.OpError{Op: "form address", Object: w.duplicate.String(), Err: ErrDuplicate}
 		}
 
-		if _, err := w.readAnnouncements(link, func() ([]netlink.Message, error) { return w.nl.Next(ctx) }); err != nil {
+		if _, err := w.readAll(link, func() ([]netlink.Message, error) { return w.nl.Next(ctx) }); err != nil {
 			if ctx.Err() != nil {
 				err = fmt.Errorf("%w: %w", w.explain(conn, link), err)
 			}
@@ -101,10 +101,10 @@ func (c *Conn) slaacAddresses(ctx context.Context, link int) (usable, pending []
 	return usable, pending, nil
 }
 
-// readAnnouncements calls next again and again, and processes the announcements about a link, until next returns none.
+// readAll calls next again and again, and processes the announcements about a link, until next returns none.
 // It returns true if the link's addresses may have changed, or if announcements were lost. The caller must then list
 // the addresses.
-func (w *Watch) readAnnouncements(link int, next func() ([]netlink.Message, error)) (bool, error) {
+func (w *Watch) readAll(link int, next func() ([]netlink.Message, error)) (bool, error) {
 	for {
 		messages, err := next()
 		switch {

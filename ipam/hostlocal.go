@@ -127,7 +127,8 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 			return nil, h.store.failf(tombolo.ErrInvalid, "the requested address %s is in no range of it", addr)
 		case bound.requested[i].IsValid() && bound.requested[i] != addr:
 			return nil, h.store.failf(tombolo.ErrInvalid,
-				"%s gives one address to an attachment, but %s and %s were requested", h.pool[i], bound.requested[i], addr)
+				"%s gives one address to an attachment, but %s and %s were requested",
+				h.pool[i], bound.requested[i], addr)
 		}
 
 		bound.requested[i] = addr

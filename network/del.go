@@ -71,7 +71,8 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 // continues to forward. If the network has attachments, the error matches ErrAttached, and mentions those that
 // CollectDead would remove. If the network does not exist, Remove returns nil: use Upkeep.Known to find out.
 func (n *Node) Remove(ctx context.Context, name string) error {
-	return n.nameDead(ctx, name, n.withSession(ctx, func(s *session) error { return removeNetwork(ctx, s, name) }, name))
+	err := n.withSession(ctx, func(s *session) error { return removeNetwork(ctx, s, name) }, name)
+	return n.nameDead(ctx, name, err)
 }
 
 // unnamed is the recorded type of an allocator for which Network.Origin is empty.

@@ -61,7 +61,8 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		}
 
 		if wrong != "" {
-			n.found.advise(tombolo.RemedyRepair, "bridge %s: the host's route to %s %s", n.gatewayLink.Name, gw.Masked(), wrong)
+			n.found.advise(tombolo.RemedyRepair, "bridge %s: the host's route to %s %s",
+				n.gatewayLink.Name, gw.Masked(), wrong)
 		}
 	}
 
@@ -242,7 +243,8 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 		if changed {
 			err := usable.Wait(ctx, s.Links.Addresses(), l.Index, gw.Addr())
 			if errors.Is(err, addr.ErrDuplicate) {
-				err = errors.Join(n.errAnswered(gw, "duplicate address detection"), s.Links.Addresses().Remove(ctx, own))
+				err = errors.Join(n.errAnswered(gw, "duplicate address detection"),
+					s.Links.Addresses().Remove(ctx, own))
 			}
 			if err != nil {
 				return err

@@ -377,7 +377,8 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 
 		// A killed call may have left some of it.
 		published := err == nil && endpoint.PublishesIPv4(a)
-		return errors.Join(err, closeUnusedLoopback(context.WithoutCancel(ctx), s, published, a.Bridge, a.GatewayLink()))
+		return errors.Join(err,
+			closeUnusedLoopback(context.WithoutCancel(ctx), s, published, a.Bridge, a.GatewayLink()))
 	})
 }
 

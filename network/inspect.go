@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"slices"
@@ -38,6 +39,11 @@ type Inspection struct {
 func (report *Inspection) Differs() bool {
 	return report != nil && (len(report.Networks)+len(report.Uplinks)+len(report.Stray)+len(report.Damaged) > 0 ||
 		slices.ContainsFunc(report.Attachments, func(r Report) bool { return len(r.Differences) > 0 }))
+}
+
+// note adds a note to Others.
+func (report *Inspection) note(format string, args ...any) {
+	report.Others = append(report.Others, fmt.Sprintf(format, args...))
 }
 
 // Inspect compares all attachments on record with the kernel, inside the pods' namespaces too. It changes nothing and

@@ -92,7 +92,8 @@ func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 	}
 	defer conn.Close()
 
-	err = route.On(conn).Add(ctx, route.Route{Gateway: hostNextHop(true), Link: l.Index, Protocol: route.ProtocolTombolo})
+	err = route.On(conn).Add(ctx,
+		route.Route{Gateway: hostNextHop(true), Link: l.Index, Protocol: route.ProtocolTombolo})
 	if errors.Is(err, fs.ErrExist) {
 		return nil // another interface has the default route
 	}

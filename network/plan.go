@@ -135,7 +135,7 @@ func (a *addCall) portOnBridge() bridge.Port {
 	port.Neighbours = neighbours(a.rec, net.HardwareAddr(b.rec.HostMAC))
 	if b.sharedNIC() != "" {
 		port.Hairpin = false
-		port.MTU = cmp.Or(a.required.Record.MTU, b.uplink.nic.MTU) // the NIC's present MTU may differ from the recorded one
+		port.MTU = cmp.Or(a.required.Record.MTU, b.uplink.nic.MTU) // may differ from the recorded MTU
 	}
 	keepTable(&port, a.rec.Guard != "", b.bridge)
 	return port

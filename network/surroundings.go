@@ -79,8 +79,8 @@ func (s *session) deadQueues() (texts []string, _ error) {
 					continue
 				}
 				texts = append(texts, fmt.Sprintf("chain %s of table %s %s hands packets to queue %d, by its rule "+
-					"with handle %d, and the kernel drops them, since no program listens there; this helps: start that "+
-					"program, in a cluster the engine of its NetworkPolicies",
+					"with handle %d, and the kernel drops them, since no program listens there; this helps: start "+
+					"that program, in a cluster the engine of its NetworkPolicies",
 					nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)), nftnl.FamilyName(family),
 					nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_TABLE)), n,
 					nftnl.Number64(nftnl.Find(b, unix.NFTA_RULE_HANDLE))))
@@ -123,8 +123,8 @@ func (report *Inspection) addSurroundings(ctx context.Context, host *surrounding
 		}
 		for _, l := range found {
 			if isLimited(a) {
-				report.Others = append(report.Others, fmt.Sprintf("host port %d leads to container %s, and %s too, which gets "+
-					"only the packets of callers that publishFrom excludes", l.Local.Port(), a.ContainerID, l))
+				report.note("host port %d leads to container %s, and %s too, which gets only the packets of callers that "+
+					"publishFrom excludes", l.Local.Port(), a.ContainerID, l)
 				continue
 			}
 			n.found.advise(tombolo.RemedyConfigure,
@@ -159,7 +159,7 @@ func (report *Inspection) addSurroundings(ctx context.Context, host *surrounding
 	list, err := n.s.obstacles(ctx, n.rec)
 	for _, o := range list {
 		if o.Maybe {
-			report.Others = append(report.Others, o.String())
+			report.note("%s", o)
 		} else {
 			n.found.advise(tombolo.RemedyConfigure, "%s", o)
 		}
@@ -200,9 +200,9 @@ func (report *Inspection) addOpenings(ctx context.Context, n *site, a *state.Att
 				if p.HostAddr.IsValid() && p.HostAddr.Is4() != own.Is4() {
 					continue
 				}
-				report.Others = append(report.Others, fmt.Sprintf("host port %s of %s is open only where the host's firewall "+
-					"accepts its calls; this helps: %s", endpoint.PortText(p), describe(a),
-					command(p.Protocol.String(), span(p.HostPort, p.Count), span(p.PodPort, p.Count))))
+				report.note("host port %s of %s is open only where the host's firewall accepts its calls; this helps: %s",
+					endpoint.PortText(p), describe(a),
+					command(p.Protocol.String(), span(p.HostPort, p.Count), span(p.PodPort, p.Count)))
 			}
 		}
 	}
@@ -323,7 +323,7 @@ func (report *Inspection) addStrangeAddresses(ctx context.Context, host *surroun
 		case other != "":
 			n.found.advise(tombolo.RemedyConfigure, "%s", text)
 		case general.Link != n.gatewayLink.Index: // a host whose own way out is this bridge has its own address there
-			report.Others = append(report.Others, text)
+			report.note("%s", text)
 		}
 	}
 
@@ -347,9 +347,9 @@ func (report *Inspection) addDeafLinks(ctx context.Context, s *session, host *su
 			continue // or it is gone
 		}
 		if forwards, err := sysctl.Read(sysctl.Link("ipv6", l.Name, "forwarding")); err == nil && forwards != "0" {
-			report.Others = append(report.Others, fmt.Sprintf("link %[1]s ignores router advertisements, because the host "+
-				"forwards IPv6 (net.ipv6.conf.%[1]s.accept_ra is 1), and has no default route of IPv6; if a router "+
-				"is there, with its next advertisement this helps: sysctl -w net/ipv6/conf/%[1]s/accept_ra=2", l.Name))
+			report.note("link %[1]s ignores router advertisements, because the host forwards IPv6 "+
+				"(net.ipv6.conf.%[1]s.accept_ra is 1), and has no default route of IPv6; if a router is there, with its "+
+				"next advertisement this helps: sysctl -w net/ipv6/conf/%[1]s/accept_ra=2", l.Name)
 		}
 	}
 

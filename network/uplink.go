@@ -540,7 +540,7 @@ func (report *Inspection) addChildLinks(ctx context.Context, n *site) error {
 	children, err := n.s.children(ctx, n.uplink.nic.Name)
 	for _, l := range children {
 		if text := describeChild(l, n.uplink.nic.Name); !slices.Contains(report.Others, text) {
-			report.Others = append(report.Others, text)
+			report.note("%s", text)
 		}
 	}
 	return err

@@ -38,7 +38,8 @@ func (o *options) uplinkCommand() *cobra.Command {
 			}
 			return o.print(args[0]+" is a port of "+args[1]+", which has its addresses and routes\n", nil)
 		})
-	restore := o.uplinkSubcommand("restore NIC [BRIDGE]", "undo `uplink take`: give the NIC its addresses and routes back",
+	restore := o.uplinkSubcommand("restore NIC [BRIDGE]",
+		"undo `uplink take`: give the NIC its addresses and routes back",
 		"Take a NIC off its bridge, and give it its addresses and routes back. The exit status is 3 while pods use it.",
 		o.restoreUplink)
 	status := o.withJSON(o.uplinkSubcommand("status [NIC]",

@@ -77,7 +77,7 @@ func (x *exchange) run() error {
 		heard = nil
 		if out.Unbelieved != "" && len(x.m.doubts) < mostDoubts && !slices.Contains(x.m.doubts, out.Unbelieved) {
 			x.m.doubts = append(x.m.doubts, out.Unbelieved)
-			x.log.Warn("an answer is not believed", append(x.logAttributes(), "why", out.Unbelieved)...)
+			x.log.Warn("an answer is not believed", append(x.logAttrs(), "why", out.Unbelieved)...)
 		}
 
 		if out.Lost != nil || out.Err != nil {
@@ -223,7 +223,7 @@ func (x *exchange) recordNoAnswer() error {
 	}
 
 	failure := s.Failure("not renewed yet", now(), dhcpc.ErrTimeout)
-	x.log.Warn("no server renews the lease yet", append(x.logAttributes(), "state", s.State(), "why", failure,
+	x.log.Warn("no server renews the lease yet", append(x.logAttrs(), "state", s.State(), "why", failure,
 		"left", x.r.Lease.Left(now()).Round(time.Second), "next", s.Wake())...)
 	err := x.underLock(func(held *lease.LockedRecord) error {
 		x.r.Note = failure.Error()
@@ -254,10 +254,10 @@ func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	switch {
 	case fresh:
 		x.metrics.acquisitions.Inc()
-		x.log.Info("lease got again", append(x.logAttributes(), "before", before.Address)...)
+		x.log.Info("lease got again", append(x.logAttrs(), "before", before.Address)...)
 	default:
 		x.metrics.renewals.Inc()
-		x.log.Debug("lease renewed", append(x.logAttributes(), "expires", l.Expire)...)
+		x.log.Debug("lease renewed", append(x.logAttrs(), "expires", l.Expire)...)
 	}
 
 	return nil
@@ -265,10 +265,10 @@ func (x *exchange) applyLease(l *dhcpc.Lease) error {
 
 // releaseLate releases a lease that the server granted or renewed after the RELEASE of a DEL.
 func (x *exchange) releaseLate(l *dhcpc.Lease) {
-	x.log.Info("lease deleted while it was being renewed: releasing it again", x.logAttributes()...)
+	x.log.Info("lease deleted while it was being renewed: releasing it again", x.logAttrs()...)
 	if err := x.release4(l); err != nil {
 		// There is no later attempt. If this one fails, the lease expires at the server.
-		x.countError("cannot release lease again", append(x.logAttributes(), "err", err)...)
+		x.countError("cannot release lease again", append(x.logAttrs(), "err", err)...)
 	}
 }
 
@@ -333,7 +333,7 @@ func (x *exchange) recordLoss(out dhcpc.Output) error {
 		x.metrics.expired.Inc()
 	}
 
-	x.log.Warn("lease lost: trying to get another", append(x.logAttributes(), "err", out.Err)...)
+	x.log.Warn("lease lost: trying to get another", append(x.logAttrs(), "err", out.Err)...)
 	x.m.slow, x.asked = true, false
 	x.limit = now().Add(x.timeLimit())
 	if out.Lost == nil && x.r.State == lease.Expired {
@@ -351,7 +351,7 @@ func (x *exchange) recordLoss(out dhcpc.Output) error {
 
 	// The search for another lease continues even if this fails.
 	if followErr := x.follow(); followErr != nil {
-		x.countError("cannot take the lost address out of the firewall", append(x.logAttributes(), "err", followErr)...)
+		x.countError("cannot take the lost address out of the firewall", append(x.logAttrs(), "err", followErr)...)
 	}
 
 	return err

@@ -38,7 +38,7 @@ type firewall struct {
 	source
 	contest    *contest  // the contest over the whole firewall
 	checked    uint32    // the generation that was found right
-	names      []string  // the other programs that changed nf_tables since that generation; "" stands for an unknown one
+	names      []string  // the other programs that changed nf_tables since then; "" stands for an unknown one
 	strays     bool      // another program has changed nf_tables since lastSweep
 	lastSweep  time.Time // the last search for elements of pods that no longer exist
 	blocked    []string  // the obstacles that were last logged

@@ -120,8 +120,9 @@ func linkKinds() []nl.Kind {
 }
 
 func (k *Keeper) newLinkSource(ctx context.Context, firewall *source) *linkSource {
-	l := &linkSource{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{}, unplugged: map[string]bool{},
-		remains: map[string][]string{}}
+	l := &linkSource{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{},
+		unplugged: map[string]bool{},
+		remains:   map[string][]string{}}
 	l.source = source{Keeper: k, ctx: ctx, kind: "links", every: time.Minute, listen: k.listenToLinks, hear: l.hear,
 		look: l.visit, contests: map[string]*contest{}}
 	return l

@@ -107,7 +107,7 @@ func (v *visit) yield6(p pod) error {
 	}
 
 	v.log.Info("the pod's owner has removed the address by DHCPv6, and it stays so",
-		append(v.logAttributes(), "ipv6", l.Address)...)
+		append(v.logAttrs(), "ipv6", l.Address)...)
 	return v.underLock(func(held *lease.LockedRecord) error {
 		v.r.Removed.Addresses = append(v.r.Removed.Addresses, applied6(l).Addresses...)
 		return held.Replace(v.r)
@@ -207,7 +207,7 @@ func (v *visit) endUnreachable6(cause error) error {
 	}
 
 	v.log.Warn("DHCPv6 lease ended, and its pod is out of reach: nothing leads to its address any more",
-		append(v.logAttributes(), "ipv6", v.r.Six.Lease.Address, "err", cause)...)
+		append(v.logAttrs(), "ipv6", v.r.Six.Lease.Address, "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.six.session = nil
 	err := v.change6(func(six *lease.Six) {
@@ -270,7 +270,7 @@ func (x *exchange6) run() error {
 // handleOutput handles the output of a step, except for Check.
 func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
-		x.log.Warn("no address by DHCPv6", append(x.logAttributes(), "err", out.Err)...)
+		x.log.Warn("no address by DHCPv6", append(x.logAttrs(), "err", out.Err)...)
 		if errors.Is(out.Err, dhcpc.ErrNAK) {
 			x.metrics.naks.Inc()
 		}
@@ -308,7 +308,7 @@ func (x *exchange6) recordInformation(i *dhcp6.Information) error {
 	err := x.change6(func(six *lease.Six) {
 		six.Information, six.Error = &lease.NameService{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
 	})
-	x.log.Debug("asked for DNS by DHCPv6", append(x.logAttributes(), "servers", i.DNS, "ignored", i.Ignored)...)
+	x.log.Debug("asked for DNS by DHCPv6", append(x.logAttrs(), "servers", i.DNS, "ignored", i.Ignored)...)
 	return err
 }
 
@@ -336,7 +336,7 @@ func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
 		return dhcp6.Unused, nil
 	}
 
-	x.log.Warn("another host has the address that a DHCPv6 server gave", append(x.logAttributes(), "ipv6", l.Address)...)
+	x.log.Warn("another host has the address that a DHCPv6 server gave", append(x.logAttrs(), "ipv6", l.Address)...)
 	if err := x.write(nil, false, fmt.Sprintf("%s: %v", l.Address, dhcpc.ErrDeclined)); err != nil {
 		return 0, err
 	}
@@ -403,7 +403,7 @@ func (x *exchange6) applyLease6(l *dhcp6.Lease) error {
 	x.m.six.isConfigured = true
 	if fresh {
 		x.metrics.acquisitions.Inc()
-		x.log.Info("leased by DHCPv6", append(x.logAttributes(), "ipv6", l.Address)...)
+		x.log.Info("leased by DHCPv6", append(x.logAttrs(), "ipv6", l.Address)...)
 		return nil
 	}
 
@@ -439,7 +439,7 @@ func (x *exchange6) recordLoss6(out dhcp6.Output) error {
 func (x *exchange6) recordNoAnswer() error {
 	x.metrics.unanswered.Inc()
 	if x.m.six.session.State() == dhcp6.Confirming {
-		x.log.Debug("no server confirms the DHCPv6 lease yet", x.logAttributes()...)
+		x.log.Debug("no server confirms the DHCPv6 lease yet", x.logAttrs()...)
 		return nil
 	}
 
@@ -447,7 +447,7 @@ func (x *exchange6) recordNoAnswer() error {
 	failure := x.noResult()
 	if x.m.six.session.Lease() != nil {
 		x.log.Warn("no server renews the DHCPv6 lease yet",
-			append(x.logAttributes(), "err", failure, "next", x.m.six.session.Wake())...)
+			append(x.logAttrs(), "err", failure, "next", x.m.six.session.Wake())...)
 		return x.change6(func(six *lease.Six) { six.Note = failure.Error() })
 	}
 	return failure

@@ -145,7 +145,7 @@ func (v *visit) visitAdding() outcome {
 		return v.fail("cannot remove lease record", err)
 	}
 
-	v.log.Info("record of an unfinished ADD removed: its pod is gone", v.logAttributes()...)
+	v.log.Info("record of an unfinished ADD removed: its pod is gone", v.logAttrs()...)
 	return outcome{gone: true}
 }
 
@@ -218,7 +218,7 @@ func (v *visit) endUnreachable(cause error) error {
 	}
 
 	v.log.Warn("lease ended, and its pod is out of reach: nothing leads to its address any more",
-		append(v.logAttributes(), "err", cause)...)
+		append(v.logAttrs(), "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.session = nil
 	err := v.underLock(func(held *lease.LockedRecord) error {
@@ -237,7 +237,7 @@ func (v *visit) follow() error {
 		return err
 	}
 	v.metrics.moves.Inc()
-	v.log.Info("attachment follows its lease", append(v.logAttributes(), "from", from, "to", to)...)
+	v.log.Info("attachment follows its lease", append(v.logAttrs(), "from", from, "to", to)...)
 	return nil
 }
 
@@ -327,7 +327,7 @@ func (v *visit) yield(p pod) (yielded bool, _ error) {
 	v.r.Removed.Addresses = append(v.r.Removed.Addresses, gone.Addresses...)
 	v.r.Removed.Routes = append(v.r.Removed.Routes, gone.Routes...)
 	v.log.Info("the pod's owner has removed what the lease gave it, and does not get it again",
-		append(v.logAttributes(), "addresses", gone.Addresses, "routes", gone.Routes)...)
+		append(v.logAttrs(), "addresses", gone.Addresses, "routes", gone.Routes)...)
 	return true, nil
 }
 
@@ -343,7 +343,7 @@ func (v *visit) releaseGone(why string) outcome {
 		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0
 		switch {
 		case v.r.Client.Sticky && released && len(v.r.Client.ClientID) > 0:
-			v.log.Info("lease remembered", append(v.logAttributes(), "why", why)...)
+			v.log.Info("lease remembered", append(v.logAttrs(), "why", why)...)
 			return held.Remember(v.ctx, v.r)
 		case released:
 			if err := v.release4(v.r.Lease); err != nil {
@@ -363,7 +363,7 @@ func (v *visit) releaseGone(why string) outcome {
 			return err
 		}
 
-		v.log.Info("lease dropped", append(v.logAttributes(), "why", why, "released", released)...)
+		v.log.Info("lease dropped", append(v.logAttrs(), "why", why, "released", released)...)
 		return nil
 	})
 }
@@ -377,7 +377,7 @@ func (v *visit) release(send func() error) error {
 	}
 
 	if len(others) > 0 {
-		v.log.Info("lease not released: another pod has it now", append(v.logAttributes(), "other", others[0].ContainerID)...)
+		v.log.Info("lease not released: another pod has it now", append(v.logAttrs(), "other", others[0].ContainerID)...)
 		return nil
 	}
 
@@ -464,7 +464,7 @@ func (v *visit) fail(what string, err error) outcome {
 		return v.outcome(time.Time{}) // the end of the keeper is no failure
 	}
 
-	v.countError(what, append(v.logAttributes(), "err", err)...)
+	v.countError(what, append(v.logAttrs(), "err", err)...)
 	pause := min(firstRetry<<min(v.m.failures, 10), lastRetry)
 	v.m.failures++
 	o := v.outcome(now().Add(pause - pause/4 + rand.N(pause/2)))
@@ -495,8 +495,8 @@ func (k *Keeper) countError(what string, args ...any) {
 	k.log.Warn(what, args...)
 }
 
-// logAttributes returns the log attributes that identify a lease.
-func (v *visit) logAttributes() []any {
+// logAttrs returns the log attributes that identify a lease.
+func (v *visit) logAttrs() []any {
 	args := []any{"network", v.r.Network, "pod", v.r.Pod, "container", v.r.ContainerID, "interface", v.r.IfName}
 	if v.r.Lease != nil {
 		args = append(args, "address", v.r.Lease.Address)

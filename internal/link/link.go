@@ -116,7 +116,7 @@ func (l *Link) Decode(data []byte, only ...uint16) error {
 	l.IPv6 = bytes.Clone(r.find(unix.IFLA_AF_SPEC, unix.AF_INET6, inet6Conf))
 	l.RouterFlags = r.number(unix.IFLA_AF_SPEC, unix.AF_INET6, inet6Flags)
 	l.Token, _ = netip.AddrFromSlice(r.find(unix.IFLA_AF_SPEC, unix.AF_INET6, inet6Token))
-	r.fail(nl.Decode(nl.Pick(r.attrs), func(*netlink.AttributeDecoder) {})) // refuse bytes after the last whole attribute
+	r.fail(nl.Decode(nl.Pick(r.attrs), func(*netlink.AttributeDecoder) {})) // refuse bytes after the last attribute
 	return r.err
 }
 

@@ -38,11 +38,12 @@ func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr, admitt
 			open = append(open, openByIptables(iptablesProgram(family)+"-legacy", 1, pod))
 		}
 
-		for _, chainFamily := range []uint8{unix.NFPROTO_INET, family} {
-			chains, unread := p.forwardChains(chainFamily)
+		for _, hookFamily := range []uint8{unix.NFPROTO_INET, family} {
+			chains, unread := p.forwardChains(hookFamily)
 			err = cmp.Or(err, unread)
 			for _, ch := range chains {
-				command, unread := p.opening(ctx, chain{chainFamily, ch.Table, ch.Name}, ch, link, pod, admitted, limited)
+				at := chain{hookFamily, ch.Table, ch.Name}
+				command, unread := p.opening(ctx, at, ch, link, pod, admitted, limited)
 				if err = cmp.Or(err, unread); command != nil {
 					open = append(open, command)
 				}

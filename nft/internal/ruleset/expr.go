@@ -211,7 +211,8 @@ func (x expressions) loadHostPort(length uint32) {
 
 // loadPodPort loads the outgoing link, the destination, the protocol and the port of a packet: the key of a pod's port.
 func (x expressions) loadPodPort(f Family) expressions {
-	x.loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen).loadHostPort(IfnameLen + f.AddrLen)
+	x.loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen).
+		loadHostPort(IfnameLen + f.AddrLen)
 	return x
 }
 

@@ -123,7 +123,8 @@ func (s *share) addOut(list *rules) {
 		{"IPv4", unix.ETH_P_IP, unix.IPPROTO_ICMP, icmpRedirect},
 		{"IPv6", unix.ETH_P_IPV6, unix.IPPROTO_ICMPV6, redirectMessage},
 	} {
-		s.isMAC(list.begin("the host's redirects to pods that have it for their router, "+redirect.family), etherTarget).
+		s.isMAC(list.begin("the host's redirects to pods that have it for their router, "+redirect.family),
+			etherTarget).
 			isEtherType(redirect.typ).isL4(redirect.protocol).firstByte(redirect.ofL, redirect.ofL).Drop()
 	}
 

@@ -83,7 +83,8 @@ func Examine(ctx context.Context, node *network.Node, inspection *network.Inspec
 
 	reports := []Report{}
 	for _, r := range inspection.Attachments {
-		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network], others: inspection.Others}
+		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network],
+			others: inspection.Others}
 		isOther := func(n network.NetworkReport) bool { return n.Network != r.Network }
 		shared := slices.DeleteFunc(slices.Clone(inspection.Networks), isOther)
 		e.recorded(report.Causes(&network.Inspection{Attachments: []network.Report{r}, Networks: shared}))

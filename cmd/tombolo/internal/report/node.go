@@ -81,7 +81,8 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 		return inspection, err
 	}
 
-	pods := slices.DeleteFunc(inspection.Attachments, func(r network.Report) bool { return !Meant(r.Attachment, s.Pod) })
+	isOther := func(r network.Report) bool { return !Meant(r.Attachment, s.Pod) }
+	pods := slices.DeleteFunc(inspection.Attachments, isOther)
 	if s.Pod != "" && len(pods) == 0 && !strings.ContainsAny(s.Pod, "*?[") {
 		return nil, fmt.Errorf("no pod %q: tombolo ls lists those that there are", s.Pod)
 	}

@@ -101,7 +101,9 @@ func findings(inspection *network.Inspection) []finding {
 	for _, d := range slices.Concat(inspection.Uplinks, inspection.Stray, inspection.Damaged) {
 		list = append(list, finding{Difference: d})
 	}
-	return append(list, podFindings(inspection, func(r *network.Report) []tombolo.Difference { return r.Differences })...)
+	return append(list, podFindings(inspection, func(r *network.Report) []tombolo.Difference {
+		return r.Differences
+	})...)
 }
 
 // podFindings returns findings for the differences of all pods that the function differences returns.

@@ -159,7 +159,9 @@ func (p *painter) network(d *Network, first, rest string) {
 		return cmp.Or(min(len(b.Differences), 1)-min(len(a.Differences), 1),
 			strings.Compare(report.PodName(a.Pod, a.ContainerID), report.PodName(b.Pod, b.ContainerID)))
 	})
-	wrong := slices.ContainsFunc(p.inspection.Networks, func(r network.NetworkReport) bool { return r.Network == d.Name })
+	wrong := slices.ContainsFunc(p.inspection.Networks, func(r network.NetworkReport) bool {
+		return r.Network == d.Name
+	})
 	name := "network " + label(d.Name, nameMost)
 	for i, line := range printable.Fold(d.title(len(pods)), max(p.Width-indent-len(name)-2, minWidth/2)) {
 		if i == 0 {

@@ -78,7 +78,8 @@ func (d *Driver) follow(e *endpoint, attachment network.Key, path string) {
 		err = d.look(e, attachment, path)
 	}
 	if err != nil && !errors.Is(err, network.ErrNotAttached) && d.ctx.Err() == nil {
-		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed", "endpoint", attachment.ContainerID,
+		d.Log.Warn("cannot find an endpoint in its container: its lease is not renewed",
+			"endpoint", attachment.ContainerID,
 			"namespace", path, "err", err)
 	}
 }

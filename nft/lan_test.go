@@ -242,10 +242,10 @@ func TestAnswersOfTheLANComeBackByTheHost(t *testing.T) {
 				return both(name, from, to4, to6, "", "")
 			}
 			wantCalls(t, slices.Concat(
-				host("a pod", l.pod, toServer, toServer6),
-				host("a pod", l.pod, toInternet, toInternet6),
-				host("a pod", l.pod, toPrinter, toPrinter6),
-				host("a pod", l.pod, hostPort4, hostPort6),
+				own("a pod", l.pod, toServer, toServer6, lanPod4, lanPod6),
+				own("a pod", l.pod, toInternet, toInternet6, lanPod4, lanPod6),
+				own("a pod", l.pod, toPrinter, toPrinter6, lanPod4, lanPod6),
+				own("a pod", l.pod, hostPort4, hostPort6, lanPod4, lanPod6),
 				host("the printer", l.printer, hostPort4, hostPort6),
 				own("a pod", l.pod, toOther, toOther6, lanPod4, lanPod6),
 				own("a pod", l.pod, podPort4, podPort6, lanPod4, lanPod6),

@@ -42,8 +42,8 @@ type Network struct {
 	NFCall bool
 	// LAN states that a port of the bridge leads to machines in the pods' own subnet. For example, a NIC of the host
 	// is a port. Such machines send answers directly to each other and to the pods, bypassing the host. So the
-	// firewall masquerades packets to these machines if any rule changed the packets' destination. Without NFCall, it
-	// also masquerades such packets to pods.
+	// firewall masquerades packets to these machines if any rule changed the packets' destination. With NFCall, it
+	// does not masquerade pods' packets. Without NFCall, it also masquerades such packets to pods.
 	//
 	// With NFCall, the bridge itself delivers a packet whose destination was changed. It never sends the packet back
 	// through the port where it arrived. So a LAN machine gets no answer if its packet is redirected to another LAN

@@ -251,15 +251,18 @@ func (list *rules) addHairpin() {
 }
 
 // addLAN appends rules that masquerade packets from the host to a machine on a LAN after any rule changed the
-// destination. The rules do not check the source. Bridged packets have no incoming link in postrouting. A LAN machine
-// sends answers for hosts beyond the LAN to its router, and not to this host.
+// destination. A LAN machine sends answers for hosts beyond the LAN to its router, and not to this host. Pods keep
+// their address, because answers to them pass the hooks on the bridge. The chain hairpin masquerades them before if
+// not.
 func (list *rules) addLAN() {
 	list.addFamilies("a machine of the LAN answers past the host", func(x expressions, f Family) {
 		x.isRedirected()
 		x.linkIn(expr.MetaKeyOIFNAME, lansSet)
 		x.is(f)
-		x.loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen)
-		x.LookupNone(f.pods)
+		for _, end := range [...]uint32{f.dst, f.src} {
+			x.loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, end, f.AddrLen)
+			x.LookupNone(f.pods)
+		}
 		x.masquerade()
 	})
 

@@ -285,6 +285,7 @@ func TestPodsOfAClusterReachEachOther(t *testing.T) {
 			expect.Equal(t, seenAs(t, pods[i].NS, c.router, at), want, "%s sees a pod of node %d as", at, m.number)
 		}
 	}
+	expect.Equal(t, seenAs(t, pods[0].NS, c.nodes[1].ns, "192.0.2.12"), pods[0].at[0].Addr().String(), "node 2 sees a pod of node 1 as")
 	c.wantAllInOrder("at first")
 
 	// Its power fails: it says no goodbye.

@@ -296,8 +296,12 @@ func TestClusterAddressLeadsToBackendsEverywhere(t *testing.T) {
 					chain postrouting { type nat hook postrouting priority srcnat;
 					ct status dnat ip saddr %s ip daddr %s masquerade; ct status dnat ip6 saddr %s ip6 daddr %s masquerade; }; }`,
 					clusterIP4, backend.ip4, servicePort, clusterIP6, backend.ip6, servicePort, a.ip4, a.ip4, a.ip6, a.ip6))
-				for _, cluster := range []string{clusterIP4, clusterIP6} {
-					l.ask(a.place, nstest.Addr(cluster), 443)
+				for family, cluster := range map[int]string{4: clusterIP4, 6: clusterIP6} {
+					var seenAs []netip.Addr // policies on another node go by the pod's own address
+					if backend.name != a.name {
+						seenAs = []netip.Addr{a.at(family)}
+					}
+					l.ask(a.place, nstest.Addr(cluster), 443, seenAs...)
 				}
 				if t.Failed() {
 					t.Logf("the backend is %s", backend.name)

@@ -10,10 +10,9 @@ import (
 )
 
 const (
-	toPod4, toPod6     = "10.96.0.10", "fd96::10" // services' addresses, of pod b, the host and another machine
-	toHost4, toHost6   = "10.96.0.11", "fd96::11"
-	toOther4, toOther6 = "10.96.0.12", "fd96::12"
-	nodePort           = 30080
+	toPod4, toPod6   = "10.96.0.10", "fd96::10" // services' addresses, of pod b and of the host
+	toHost4, toHost6 = "10.96.0.11", "fd96::11"
+	nodePort         = 30080
 )
 
 // kubeProxy has the host translate services' addresses and its own port to a pod's server, and drop what conntrack does
@@ -25,9 +24,9 @@ func (l *lan) kubeProxy(pods ...*pod) {
 		chain forward { type filter hook forward priority filter; policy drop; ct state invalid counter drop;
 			ct state established,related accept; ct status dnat accept; iifname pod0 accept; meta mark & 0x10 != 0 accept; };`
 	var nat, back strings.Builder
-	for _, f := range []struct{ name, toPod, toHost, toOther, pod, host, other string }{
-		{"ip", toPod4, toHost4, toOther4, pods[1].ip4.String(), hostIP4, otherIP4},
-		{"ip6", toPod6, toHost6, toOther6, pods[1].ip6.String(), hostIP6, otherIP6},
+	for _, f := range []struct{ name, toPod, toHost, pod, host, other string }{
+		{"ip", toPod4, toHost4, pods[1].ip4.String(), hostIP4, otherIP4},
+		{"ip6", toPod6, toHost6, pods[1].ip6.String(), hostIP6, otherIP6},
 	} {
 		to := func(address string, port int) string {
 			if f.name == "ip6" {
@@ -38,7 +37,6 @@ func (l *lan) kubeProxy(pods ...*pod) {
 		l4 := " meta l4proto { tcp, udp } th dport "
 		fmt.Fprint(&nat, f.name, " daddr ", f.toPod, l4, "443 ", to(f.pod, servicePort),
 			f.name, " daddr ", f.toHost, l4, "443 ", to(f.host, servicePort+1),
-			f.name, " daddr ", f.toOther, l4, "443 ", to(f.other, servicePort),
 			f.name, " daddr ", f.host, l4, nodePort, " ", to(f.pod, servicePort))
 		// NodePorts, and a pod that is its own backend.
 		fmt.Fprint(&back, "ct status dnat ct original ", f.name, " daddr ", f.host, " masquerade; ",
@@ -81,9 +79,9 @@ func TestServicesOfASharedNIC(t *testing.T) {
 			for _, family := range both() {
 				l.everybodyTalks(family, a.place, b.place)
 				l.publishedPortIsReached(family, a.place, b.place)
-				toPod, toHost, toOther := nstest.Addr(toPod4), nstest.Addr(toHost4), nstest.Addr(toOther4)
+				toPod, toHost := nstest.Addr(toPod4), nstest.Addr(toHost4)
 				if family == 6 {
-					toPod, toHost, toOther = nstest.Addr(toPod6), nstest.Addr(toHost6), nstest.Addr(toOther6)
+					toPod, toHost = nstest.Addr(toPod6), nstest.Addr(toHost6)
 				}
 				for _, from := range []place{l.host, l.pod, a.place, b.place} {
 					if !byRouter || from == l.host || from == l.pod {
@@ -92,7 +90,6 @@ func TestServicesOfASharedNIC(t *testing.T) {
 				}
 				if !byRouter {
 					l.ask(a.place, toHost, 443)
-					l.ask(a.place, toOther, 443, a.at(family)) // as on another node, whose policies go by addresses
 				}
 				for _, from := range []place{a.place, b.place, l.other, l.internet, l.pod} {
 					l.ask(from, l.host.at(family), nodePort)

@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# Builds Kubernetes' programs, etcd, CoreDNS and containerd 2 from the Go module proxy into $CLUSTER_DIR, with a go.mod that
-# is written there, and the cluster's images: no registry is asked. What is built stays, except the image of Tombolo.
+# Builds Kubernetes' programs, etcd, CoreDNS, containerd 2 and kube-network-policies from the Go module proxy into
+# $CLUSTER_DIR, with a go.mod that is written there, and the cluster's images: no registry is asked. What is built stays,
+# except the image of Tombolo.
 set -euo pipefail
 repo=$(cd "$(dirname "$0")/../.." && pwd)
 DIR=${CLUSTER_DIR:-$repo/.cache/cluster}
 kubernetes=v1.34.4 # its staging modules are v0.34.4
 containerd=v2.2.3
 coredns=v1.14.3
+policies=v0.8.0 # of kube-network-policies
 old=${OLD:-HEAD~100} # the other version of Tombolo
 source=$DIR/gomod/k8s.io/kubernetes@$kubernetes
 mkdir -p "$DIR"/{bin,bin2,build,images/other,debs/partial,root}
 
+settings() { export GOCACHE=$DIR/gocache GOMODCACHE=$DIR/gomod GOFLAGS='-buildvcs=false -trimpath -mod=mod' CGO_ENABLED=0; }
+
 programs() (
-	export GOCACHE=$DIR/gocache GOMODCACHE=$DIR/gomod GOFLAGS='-buildvcs=false -trimpath -mod=mod' CGO_ENABLED=0
+	settings
 	local at=github.com/containerd/containerd/v2 stamp="-s -w -X k8s.io/component-base/version.gitVersion=$kubernetes"
 	# Kubernetes' go.mod replaces its staging modules by directories that the proxy's archive lacks: here their tags do so.
 	cd "$DIR/build"
@@ -28,6 +32,18 @@ programs() (
 	GOBIN=$DIR/bin go install -ldflags "-s -w" "github.com/coredns/coredns@$coredns"
 	GOBIN=$DIR/bin2 go install -ldflags "-s -w -X $at/version.Version=$containerd" \
 		$at/cmd/{containerd,containerd-shim-runc-v2,ctr}@$containerd
+)
+
+# policies builds kube-network-policies, with a patch for kernels without NFT_QUEUE and runtimes without NRI.
+policies() (
+	settings
+	rm -rf "$DIR/build/policies"
+	go mod download "sigs.k8s.io/kube-network-policies@$policies"
+	cp -r "$DIR/gomod/sigs.k8s.io/kube-network-policies@$policies" "$DIR/build/policies"
+	cd "$DIR/build/policies"
+	chmod -R u+w .
+	patch --quiet -p1 <"$repo/test/cluster/policies.patch"
+	go build -o "$DIR/bin/policies" -ldflags "-s -w" ./cmd
 )
 
 # image OUT DIRECTORY [CONFIG NAME]... packs a directory as images of one layer, as `docker save` does. CONFIG is the JSON of
@@ -94,6 +110,7 @@ if [ ! -e "$DIR/images/all.tar" ]; then
 	programs
 	kubernetes_images
 fi
+[ -e "$DIR/bin/policies" ] || policies
 tombolo "$DIR/images/tombolo.tar" "$repo" # as deploy/kubernetes/Dockerfile does
 rm -rf "$DIR/old"
 mkdir "$DIR/old"

@@ -7,10 +7,15 @@ import glob, json, os, re, subprocess, sys, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DIR = os.environ.get("CLUSTER_DIR") or os.path.join(HERE, "../../.cache/cluster")
-NODES = {f"n{i}": {4: f"192.0.2.1{i}", 6: f"2001:db8:1::1{i}"} for i in (1, 2, 3)}
+SETTINGS = dict(line.strip().split("=") for line in open(DIR + "/run/settings"))  # of the cluster that is up
+FAMILIES = [int(f) for f in SETTINGS["FAMILIES"]]
+FAMILY, LAN = FAMILIES[0], SETTINGS["MODE"] == "lan"
 OUTSIDE = {4: "192.0.2.100", 6: "2001:db8:1::100"}
+NODES = {f"n{i}": {f: {4: f"192.0.2.1{i}", 6: f"2001:db8:1::1{i}"}[f] for f in FAMILIES} for i in (1, 2, 3)}
+EXTERNAL = {4: "192.0.2.200", 6: "2001:db8:1::200"}[FAMILY]
 AGNHOST = {"name": "c", "image": "registry.k8s.io/e2e-test-images/agnhost:2.56", "args": ["netexec", "--udp-port=8081"],
            "readinessProbe": {"httpGet": {"path": "/hostname", "port": 8080}, "periodSeconds": 1}}
+BRIDGE, NAME = ("br0", "lan") if LAN else ("cbr0", "pods")
 BEGAN = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1))
 results = []  # of the group at work: whether each passed
 
@@ -91,7 +96,7 @@ def service(name, app, node_port=None, **spec):
 
 def apply():
     ports = [{"containerPort": 8080, "hostPort": 8088}, {"containerPort": 8081, "hostPort": 8089, "protocol": "UDP"},
-             {"containerPort": 8080, "hostPort": 8090, "hostIP": NODES["n2"][4]}]
+             {"containerPort": 8080, "hostPort": 8090, "hostIP": NODES["n2"][FAMILY]}]
     limits = {"kubernetes.io/ingress-bandwidth": "20M", "kubernetes.io/egress-bandwidth": "10M"}
     items = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "t"}},
@@ -103,7 +108,7 @@ def apply():
         workload("Deployment", "limited", AGNHOST, {"nodeName": "n3"}, annotations=limits),
         service("web", "web"), service("solo", "solo"), service("head", "web", clusterIP="None"),
         service("sticky", "web", sessionAffinity="ClientIP"), service("local", "client", internalTrafficPolicy="Local"),
-        service("ports", "solo", 30080, type="NodePort"), service("external", "web", externalIPs=["192.0.2.200"]),
+        service("ports", "solo", 30080, type="NodePort"), service("external", "web", externalIPs=[EXTERNAL]),
         service("ports-local", "solo", 30090, type="NodePort", externalTrafficPolicy="Local")]
     kubectl("apply", "-f", "-", input="\n---\n".join(map(json.dumps, items)))
     rolled_out()
@@ -115,7 +120,7 @@ def rolled_out():
 def pods_and_nodes():
     for a in (clients := pods("client")):
         for b in clients:
-            for f in (4, 6):
+            for f in FAMILIES:
                 equal(f"pod {a.node} to pod {b.node}, IPv{f}: source", source(a.run, b.ip[f], 8080), a.ip[f])
                 equal(f"node {a.node} to pod {b.node}, IPv{f}", get(on(a.node), b.ip[f], 8080), b.name)
                 equal(f"pod {a.node} to node {b.node}, IPv{f}", get(a.run, NODES[b.node][f], 10250, "healthz", scheme="https"), "ok")
@@ -123,20 +128,20 @@ def pods_and_nodes():
 def services():
     solo, solo_ip, web_ip, webs = pods("solo")[0], cluster_ip("solo"), cluster_ip("web"), {p.name for p in pods("web")}
     for a in pods("client"):
-        for f in (4, 6):
+        for f in FAMILIES:
             seen = {get(a.run, web_ip[f], 80) for _ in range(30)}
             holds(f"30 requests from {a.node}, IPv{f}", seen <= webs and len(seen) > 1, str(seen))
             holds(f"UDP from {a.node}, IPv{f}", (got := udp(a.run, web_ip[f], 81)) in webs, got)
             equal(f"source of {a.node}, IPv{f}", source(a.run, solo_ip[f], 80), a.ip[f])
             equal(f"node {a.node}, IPv{f}", get(on(a.node), solo_ip[f], 80), solo.name)
-        equal(f"internalTrafficPolicy Local, {a.node}", get(a.run, cluster_ip("local")[4], 80), a.name)
-    equal("session affinity", len({get(a.run, cluster_ip("sticky")[4], 80) for _ in range(8)}), 1)
-    outside("ip", "route", "replace", "192.0.2.200/32", "via", NODES["n2"][4])
-    holds("external IP", (got := get(outside, "192.0.2.200", 80)) in webs, got)
+        equal(f"internalTrafficPolicy Local, {a.node}", get(a.run, cluster_ip("local")[FAMILY], 80), a.name)
+    equal("session affinity", len({get(a.run, cluster_ip("sticky")[FAMILY], 80) for _ in range(8)}), 1)
+    outside("ip", "route", "replace", EXTERNAL, "via", NODES["n2"][FAMILY])
+    holds("external IP", (got := get(outside, EXTERNAL, 80)) in webs, got)
 
 def hairpin():
     solo, ip = pods("solo")[0], cluster_ip("solo")
-    for f in (4, 6):
+    for f in FAMILIES:
         equal(f"TCP, IPv{f}", get(solo.run, ip[f], 80), solo.name)
         equal(f"UDP, IPv{f}", udp(solo.run, ip[f], 81), solo.name)
         for port in (30080, 30090):
@@ -165,23 +170,26 @@ def host_ports():
             equal(f"node {a.node}, IPv{f}", get(on(a.node), ip, 8088), p.name)
             equal(f"pod {a.node}, IPv{f}", get(a.run, ip, 8088), p.name)
         equal(f"the pod itself, IPv{f}", get(p.run, ip, 8088), p.name)
-    equal("127.0.0.1", get(on("n2"), "127.0.0.1", 8088), p.name)
-    equal("hostIP", get(outside, NODES["n2"][4], 8090), p.name)
+    if 4 in FAMILIES and not LAN:
+        equal("127.0.0.1", get(on("n2"), "127.0.0.1", 8088), p.name)
+    equal("hostIP", get(outside, NODES["n2"][FAMILY], 8090), p.name)
     holds("not at 127.0.0.1 with a hostIP", get(on("n2"), "127.0.0.1", 8090).startswith("exit"))
 
 def dns():
-    zone = "t.svc.cluster.local"
+    zone, kinds = "t.svc.cluster.local", {4: "A", 6: "AAAA"}
     for a in pods("client"):
-        equal(f"A from {a.node}", a.inside("dig", "+short", "solo." + zone, "A"), cluster_ip("solo")[4])
-        equal(f"AAAA by TCP from {a.node}", a.inside("dig", "+short", "+tcp", "solo." + zone, "AAAA"), cluster_ip("solo")[6])
-        equal(f"headless from {a.node}", len(a.inside("dig", "+short", "head." + zone, "A", "head." + zone, "AAAA").split()), 12)
+        for f in FAMILIES:
+            for more in ([], ["+tcp"]):
+                equal(f"{kinds[f]} {more} from {a.node}", a.inside("dig", "+short", *more, "solo." + zone, kinds[f]), cluster_ip("solo")[f])
+        asked = [word for f in FAMILIES for word in ("head." + zone, kinds[f])]
+        equal(f"headless from {a.node}", len(a.inside("dig", "+short", *asked).split()), 6 * len(FAMILIES))
         got = get(a.inside, "kubernetes.default.svc.cluster.local", 443, "version", scheme="https")
         holds(f"API server from {a.node}", "gitVersion" in got, got)
 
 def masquerade():
     for a in pods("client"):
-        for f in (4, 6):
-            equal(f"pod {a.node} outside, IPv{f}", source(a.run, OUTSIDE[f], 9999), NODES[a.node][f])
+        for f in FAMILIES:
+            equal(f"pod {a.node} outside, IPv{f}", source(a.run, OUTSIDE[f], 9999), a.ip[f] if LAN else NODES[a.node][f])
 
 def bandwidth():
     """The receiver measures, in the last of five seconds."""
@@ -189,7 +197,7 @@ def bandwidth():
     for name, sender, receiver, mbit in (("to the pod", client, limited, 20), ("from the pod", limited, client, 10)):
         server = subprocess.Popen(["nsenter", "-t", sender.pid, "-n", "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL)
         time.sleep(0.5)
-        told = receiver.run("iperf3", "-c", sender.ip[4], "-R", "-t", "5", "-J")
+        told = receiver.run("iperf3", "-c", sender.ip[FAMILY], "-R", "-t", "5", "-J")
         server.kill()
         got = json.loads(told)["intervals"][-1]["sum"]["bits_per_second"] / 1e6
         holds(f"{name}: {mbit} Mbit/s", 0.8 * mbit < got < 1.1 * mbit, f"{got:.1f}")
@@ -202,9 +210,9 @@ def keeper(node, verb, *arguments):
 def leftovers(node):
     items = kubectl_json("pods", "-A", "--field-selector", "spec.nodeName=" + node)["items"]
     want = sum(not p["spec"].get("hostNetwork") for p in items)
-    ports = len(json.loads(on(node)("ip", "-j", "link", "show", "master", "cbr0", "type", "veth")))
-    addresses = len([n for n in on(node)("ls", "/run/tombolo/ipam/pods").split() if n[0] == "1" or ":" in n])
-    return None if (want, 2 * want) == (ports, addresses) else f"{want} pods, {ports} ports, {addresses} addresses"
+    ports = len(json.loads(on(node)("ip", "-j", "link", "show", "master", BRIDGE, "type", "veth"))) - LAN
+    addresses = len([n for n in on(node)("ls", f"/run/tombolo/ipam/{NAME}").split() if n[0] == "1" or ":" in n])
+    return None if (want, len(FAMILIES) * want) == (ports, addresses) else f"{want} pods, {ports} ports, {addresses} addresses"
 
 def nothing_left():
     for n in NODES:
@@ -222,13 +230,13 @@ def forward_drop():
     advice = re.findall("this helps: (ip6?tables-legacy .*)", keeper("n2", "exec", "--", "tombolo", "check"))
     for rule in advice:
         n2(*rule.split())
-    for f in (4, 6):
-        soon_equal(f"a pod goes outside, IPv{f}", lambda: source(b.run, OUTSIDE[f], 9999), NODES["n2"][f])
+    for f in FAMILIES:
+        soon_equal(f"a pod goes outside, IPv{f}", lambda: source(b.run, OUTSIDE[f], 9999), b.ip[f] if LAN else NODES["n2"][f])
         soon_equal(f"a pod reaches another node's, IPv{f}", lambda: get(b.run, c.ip[f], 8080), c.name)
         soon_equal(f"a host port is reached, IPv{f}", lambda: get(outside, NODES["n2"][f], 8088), p.name)
     for rule in own:  # docs/cluster.md
         n2(*rule.split())
-    for f in (4, 6):
+    for f in FAMILIES:
         soon_equal(f"other nodes' pods reach one, IPv{f}", lambda: get(a.run, b.ip[f], 8080), b.name)
     for rule in own + advice:
         n2(*rule.replace("-A", "-D").split())
@@ -243,7 +251,7 @@ def scale(count, meanwhile=lambda: None):
 def killed(program):
     a, b, _ = pods("client")
     equal(f"{program} is killed", cluster("kill", "2", program), "")
-    equal("pods go on", get(a.run, b.ip[4], 8080), b.name)
+    equal("pods go on", get(a.run, b.ip[FAMILY], 8080), b.name)
     equal(f"{program} starts", cluster("start", "2", program), "")
 
 def kubelet_killed():
@@ -271,7 +279,7 @@ def absent():
 def power_cut(node="n2"):
     a, b = [p for p in pods("client") if p.node != node]
     equal("power off", cluster("cut", node[1]), "")
-    equal("the other nodes' pods go on", get(a.run, b.ip[4], 8080), b.name)
+    equal("the other nodes' pods go on", get(a.run, b.ip[FAMILY], 8080), b.name)
     holds("power on", not (told := cluster("boot", node[1])).startswith("exit"), told)
     soon("all pods run again", absent, 120)
     kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
@@ -307,4 +315,5 @@ def main(label, *names):
         print(f"| {label} | {group.__name__} | {len(results) - bad} passed, {bad} failed |", flush=True)
     sys.exit(failed > 0)
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

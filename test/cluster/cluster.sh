@@ -5,7 +5,7 @@
 #        cluster.sh kubectl ...
 #        cluster.sh in N COMMAND...         runs it in the namespaces of node N
 #        cluster.sh cut N | boot N          as a power cut does; a node's disk stays
-#        cluster.sh kill | start N PROGRAM  containerd, kubelet or kube-proxy
+#        cluster.sh kill | start N PROGRAM  containerd, kubelet, kube-proxy or policies (kube-network-policies)
 #        cluster.sh proxy N MODE            kube-proxy cleans up, and starts in that mode
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin
@@ -15,14 +15,25 @@ DIR=${CLUSTER_DIR:-$repo/.cache/cluster}
 CONTAINERD=${CONTAINERD:-1} # of the nodes: 1, the distribution's, or 2
 ROUTES=${ROUTES:-static}    # between the nodes: static, or bird
 PROXY=${PROXY:-nftables}    # kube-proxy's mode: nftables, iptables or legacy
+FAMILIES=${FAMILIES:-46}    # of pods, Services and nodes: 46, or 6 alone
+MODE=${MODE:-gateway}       # of the pods' network: gateway, or lan, with eth0 as uplink
 [ ! -e "$DIR/run/settings" ] || . "$DIR/run/settings" # those of the cluster that is up
 [ "$CONTAINERD" != 2 ] || PATH=$DIR/bin2:$PATH
 
 # All of these are in namespaces of the cluster's own, so that they collide with nothing of the machine.
 CONTROL4=192.0.2.10 CONTROL6=2001:db8:1::10   # the control plane
 OUTSIDE4=192.0.2.100 OUTSIDE6=2001:db8:1::100 # the client outside, and the nodes' default route
-PODS=10.244.0.0/16,fd24::/48 SERVICES=10.96.0.0/16,fd96::/112
+CIDRS=10.244.0.0/16,fd24::/48 SERVICES=10.96.0.0/16,fd96::/112
+DNS=10.96.0.10 CONTROL=$CONTROL4 SERVER=https://$CONTROL4:6443
+if [ "$FAMILIES" = 6 ]; then
+	CIDRS=fd24::/48 SERVICES=fd96::/112 DNS=fd96::a CONTROL=$CONTROL6 SERVER=https://[$CONTROL6]:6443
+fi
+PODS=$CIDRS
+[ "$MODE" != lan ] || PODS=192.0.2.128/25,2001:db8:1::1:0:0/96 # where each node has 30 addresses, and 65,535
+PODFILES=/var/run/secrets/kubernetes.io/serviceaccount
 
+# of_families IPV4 IPV6 prints the addresses of the families that the cluster has, with a comma between.
+of_families() { [ "$FAMILIES" = 6 ] && echo "$2" || echo "$1,$2"; }
 in_node() { nsenter -t "$(cat "$DIR/run/n$1.pid")" -a -- "${@:2}"; }
 k() { ip netns exec tcluster-control "$DIR/bin/kubectl" --kubeconfig "$DIR/run/admin.conf" "$@"; }
 
@@ -50,15 +61,18 @@ on_lan() {
 	ip netns add "tcluster-$1"
 	$ip link set lo up
 	ip -n tcluster-lan link add "$1" up master lan0 type veth peer name eth0 address "$mac" netns "tcluster-$1"
-	$ip addr add "$2/24" dev eth0
 	$ip addr add "$3/64" dev eth0 nodad
+	[ "$FAMILIES" = 6 ] || $ip addr add "$2/24" dev eth0
 	$ip link set eth0 up
-	[ "$1" = outside ] || { $ip route add default via $OUTSIDE4; $ip -6 route add default via $OUTSIDE6; }
+	[ "$1" != outside ] || return 0
+	$ip route add default via $OUTSIDE6
+	[ "$FAMILIES" = 6 ] || $ip route add default via $OUTSIDE4
 }
 
-# routes NAME enters the pod CIDRs of all other nodes into the tables of a namespace: n1, n2, n3 or control.
+# routes NAME enters the pod CIDRs of all other nodes into the tables of a namespace: n1, n2, n3, control or outside.
 routes() {
 	local m cidr via
+	[ "$MODE" != lan ] || return 0
 	for m in 1 2 3; do
 		[ "n$m" != "$1" ] || continue
 		for cidr in $(k get node "n$m" --ignore-not-found -o 'jsonpath={.spec.podCIDRs[*]}'); do
@@ -72,8 +86,8 @@ routes() {
 boot() {
 	mkdir -p "$disk"/{work,etc/containerd,etc/bird}
 	on_lan "n$n" 192.0.2.1$n 2001:db8:1::1$n
-	echo "nameserver $OUTSIDE4" >"$disk/etc/resolv.conf"
-	cp "$repo"/deploy/cluster/10-tombolo.conflist.template "$disk/etc/containerd/"
+	echo "nameserver $OUTSIDE6" >"$disk/etc/resolv.conf"
+	conflist
 	cp "$repo"/deploy/cluster/{bird,nodes}.conf "$disk/etc/bird/"
 	# The documentation's lines for this version; runc may not set oom_score_adj here.
 	sed -n "/^version = $((CONTAINERD + 1))/,/^\`/{/^\`/!p}" "$repo/deploy/containerd/README.md" |
@@ -87,6 +101,21 @@ boot() {
 	if [ "$ROUTES" = bird ]; then start bird; else routes "n$n"; fi
 	start kubelet
 	proxy "$PROXY"
+}
+
+# conflist gives the node its network: a template, or in mode lan docs/cluster.md's example with this node's part of the LAN.
+conflist() {
+	local range4 range6 at=$disk/own/etc/cni/net.d
+	cp "$repo"/deploy/cluster/10-tombolo.conflist.template "$disk/etc/containerd/"
+	[ "$MODE" = lan ] || return 0
+	range4=$(printf '{ "subnet": "192.0.2.0/24", "rangeStart": "192.0.2.%s", "rangeEnd": "192.0.2.%s", "gateway": "%s" }' \
+		$((97 + 32 * n)) $((126 + 32 * n)) $OUTSIDE4)
+	range6=$(printf '{ "subnet": "2001:db8:1::/64", "rangeStart": "2001:db8:1::1:%s:1", "rangeEnd": "2001:db8:1::1:%s:ffff", "gateway": "%s" }' \
+		"$n" "$n" $OUTSIDE6)
+	mkdir -p "$at"
+	sed -n '/^```json/,/^```/{/^```/!p}' "$repo/docs/cluster.md" |
+		sed "s|\\[{ \"subnet\": .* }\\]|$(of_families "[$range4]" "[$range6]")|; s|\"ipam\": {|\"capabilities\": { \"portMappings\": true, \"bandwidth\": true },\n    &|" \
+			>"$at/10-lan.conflist"
 }
 
 # init is the node's first process, in its namespaces: it mounts what the node has of its own, and then waits. What is in
@@ -126,11 +155,16 @@ start() {
 	case $1 in
 	bird) "${run[@]}" bird -f ;;
 	containerd) "${run[@]}" containerd ;;
-	kubelet) "${run[@]}" "$DIR/bin/kubelet" --kubeconfig "$DIR/run/admin.conf" --node-ip "192.0.2.1$n,2001:db8:1::1$n" \
-		--cluster-dns 10.96.0.10 --cluster-domain cluster.local --fail-swap-on=false \
+	kubelet) "${run[@]}" "$DIR/bin/kubelet" --kubeconfig "$DIR/run/admin.conf" --node-ip "$(of_families 192.0.2.1$n 2001:db8:1::1$n)" \
+		--cluster-dns $DNS --cluster-domain cluster.local --fail-swap-on=false \
 		--eviction-hard 'memory.available<100Mi' --image-gc-high-threshold 100 ;;
 	kube-proxy) "${run[@]}" "$DIR/bin/kube-proxy" --kubeconfig "$DIR/run/admin.conf" --cluster-cidr $PODS \
 		--proxy-mode "${PROXY/legacy/iptables}" --conntrack-max-per-core 0 ;;
+	policies) # It takes the API server's address and its token as pods do.
+		in_node "$n" sh -ec "mkdir -p $PODFILES; cp $DIR/run/apiserver.crt $PODFILES/ca.crt; printf cluster-admin-token >$PODFILES/token"
+		KUBERNETES_SERVICE_HOST=$CONTROL KUBERNETES_SERVICE_PORT=6443 "${run[@]}" "$DIR/bin/policies" \
+			--hostname-override "n$n" --disable-nri --nfqueue-id 98 --metrics-bind-address 127.0.0.1:9081
+		until_true 20 in_node "$n" nft list table inet kube-network-policies ;;
 	esac
 }
 
@@ -166,17 +200,17 @@ control_plane() {
 	echo 'cluster-admin-token,admin,1,system:masters' >"$run/tokens"
 	cat >"$run/admin.conf" <<-END
 		{apiVersion: v1, kind: Config, users: [{name: u, user: {token: cluster-admin-token}}], current-context: x,
-		clusters: [{name: c, cluster: {server: "https://$CONTROL4:6443", certificate-authority: $run/apiserver.crt}}],
+		clusters: [{name: c, cluster: {server: "$SERVER", certificate-authority: $run/apiserver.crt}}],
 		contexts: [{name: x, context: {cluster: c, user: u}}]}
 	END
 	serve control etcd --data-dir "$DIR/etcd" --unsafe-no-fsync
-	serve control kube-apiserver --etcd-servers http://127.0.0.1:2379 --cert-dir "$run" --token-auth-file "$run/tokens" \
+	serve control kube-apiserver --etcd-servers http://127.0.0.1:2379 --advertise-address $CONTROL --cert-dir "$run" --token-auth-file "$run/tokens" \
 		--authorization-mode RBAC --allow-privileged --service-cluster-ip-range $SERVICES \
 		--service-account-issuer https://kubernetes.default.svc.cluster.local --kubelet-preferred-address-types InternalIP \
 		--service-account-key-file "$run/apiserver.key" --service-account-signing-key-file "$run/apiserver.key"
 	until_true 60 k get --raw /readyz
-	serve control kube-controller-manager --kubeconfig "$run/admin.conf" --allocate-node-cidrs --cluster-cidr $PODS \
-		--node-cidr-mask-size-ipv6 64 --service-cluster-ip-range $SERVICES \
+	serve control kube-controller-manager --kubeconfig "$run/admin.conf" --allocate-node-cidrs --cluster-cidr $CIDRS \
+		--service-cluster-ip-range $SERVICES \
 		--service-account-private-key-file "$run/apiserver.key" --root-ca-file "$run/apiserver.crt"
 	serve control kube-scheduler --kubeconfig "$run/admin.conf"
 }
@@ -209,7 +243,7 @@ up() {
 	cpuset=$(grep /cpuset/ "$DIR/run/groups")
 	for f in cpuset.cpus cpuset.mems; do cat "$cpuset/../$f" >"$cpuset/$f"; done
 	echo 1 >"$cpuset/cgroup.clone_children"
-	printf 'CONTAINERD=%s\nROUTES=%s\nPROXY=%s\n' "$CONTAINERD" "$ROUTES" "$PROXY" >"$DIR/run/settings"
+	printf '%s\n' "CONTAINERD=$CONTAINERD" "ROUTES=$ROUTES" "PROXY=$PROXY" "FAMILIES=$FAMILIES" "MODE=$MODE" >"$DIR/run/settings"
 	ip netns add tcluster-lan
 	ip -n tcluster-lan link add lan0 up type bridge
 	on_lan control $CONTROL4 $CONTROL6
@@ -221,12 +255,12 @@ up() {
 		"$here/cluster.sh" boot $n
 		for i in "$DIR"/images/*.tar; do in_node $n ctr -n k8s.io images import "$i" >>"$DIR/logs/n$n.import" 2>&1; done
 	done
-	until_true 60 k wait --for 'jsonpath={.spec.podCIDRs[1]}' --timeout=1s node n1 n2 n3
-	routes control # which is no node, so that BIRD tells it nothing
+	until_true 60 k wait --for 'jsonpath={.spec.podCIDR}' --timeout=1s node n1 n2 n3
+	for n in control outside; do routes $n; done # which are no nodes, so that BIRD tells them nothing
 	[ "$ROUTES" != static ] || for n in 1 2 3; do routes n$n; done
 	echo "cluster: waiting for its pods"
 	k create clusterrolebinding coredns --clusterrole cluster-admin --serviceaccount kube-system:default >/dev/null
-	k apply -f "$repo/deploy/kubernetes/tombolo.yaml" -f "$here/coredns.yaml" >/dev/null
+	sed "s/DNS/$DNS/" "$here/coredns.yaml" | k apply -f "$repo/deploy/kubernetes/tombolo.yaml" -f - >/dev/null
 	k -n kube-system rollout status daemonset,deployment --timeout=180s >/dev/null
 	k wait --for=condition=Ready node --all --timeout=120s >/dev/null
 	k get nodes -o wide

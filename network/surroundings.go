@@ -3,7 +3,9 @@ package network
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"slices"
@@ -165,7 +167,14 @@ func (report *Inspection) addSurroundings(ctx context.Context, host *surrounding
 		}
 	}
 
+	exists := func(name string) bool {
+		l, missing := n.s.Links.Link(ctx, name)
+		return !errors.Is(missing, fs.ErrNotExist) && (l == nil || l.Name == name)
+	}
 	for _, a := range n.attachments {
+		for _, text := range endpoint.MissingLinks(strings.Join(a.PublishFrom, ","), exists) {
+			report.note("network %s: %s", n.rec.Name, text)
+		}
 		if (a.Unadmitted || host.strict) && err == nil {
 			err = report.addOpenings(ctx, n, a)
 		}
@@ -200,8 +209,8 @@ func (report *Inspection) addOpenings(ctx context.Context, n *site, a *state.Att
 				if p.HostAddr.IsValid() && p.HostAddr.Is4() != own.Is4() {
 					continue
 				}
-				report.note("host port %s of %s is open only where the host's firewall accepts its calls; this helps: %s",
-					endpoint.PortText(p), describe(a),
+				report.note("host port %s of %s is open only where a rule of the host's firewall, which outlives the pod, "+
+					"accepts its calls; this helps: %s", endpoint.PortText(p), describe(a),
 					command(p.Protocol.String(), span(p.HostPort, p.Count), span(p.PodPort, p.Count)))
 			}
 		}

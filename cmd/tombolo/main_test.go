@@ -417,9 +417,10 @@ func TestValidateTellsScripts(t *testing.T) {
 		t.Errorf("a good one: %+v", got)
 	}
 	odd := dir + "/odd.conf"
-	must.Succeed(t, os.WriteFile(odd, []byte(`{"cniVersion": "1.0.0", "name": "pods", "type": "tombolo", "mode": "l2", "capabilities": {"portMapping": true}}`), 0o600))
-	if got := run(t, nil, nil, "", "validate", odd); got.status != 0 || !strings.HasPrefix(got.stdout, odd+": valid\n  warning: capability \"portMapping\" has no effect") {
-		t.Errorf("one that has a misspelt capability: %+v", got)
+	must.Succeed(t, os.WriteFile(odd, []byte(`{"cniVersion": "1.0.0", "name": "pods", "type": "tombolo", "mode": "l2", "capabilities": {"portMapping": true}, "publishFrom": "lo, eth77 tcp, br0, ::/0"}`), 0o600))
+	if got := run(t, nil, nil, "", "validate", odd); got.status != 0 || !strings.HasPrefix(got.stdout, odd+": valid\n  warning: capability \"portMapping\" has no effect") ||
+		!strings.Contains(got.stdout, "\n  warning: publishFrom names link \"eth77\", which does not exist") || strings.Count(got.stdout, "names link") != 1 {
+		t.Errorf("one that has a misspelt capability, and a link that does not exist: %+v", got)
 	}
 	got := run(t, nil, nil, "", "validate", good, bad)
 	for _, want := range []string{good + ": valid\n", bad + ": invalid\n", "mtu 7 ", `"brigde"`} {

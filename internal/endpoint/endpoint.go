@@ -160,6 +160,21 @@ func PortText(p nft.Port) string {
 const OneMAC = "whether what is beyond the NIC drops frames of other MACs than the NIC's, as Wi-Fi, most clouds, " +
 	"ESXi (unless its port group accepts forged transmits and promiscuous mode) and switches with port security do"
 
+// MissingLinks returns a warning for each link that a list of callers names, and that does not exist.
+func MissingLinks(callers string, exists func(name string) bool) (warnings []string) {
+	for entry := range strings.SplitSeq(callers, ",") {
+		name, _, _ := strings.Cut(strings.TrimSpace(entry), " ")
+		_, noAddress := netip.ParseAddr(name)
+		_, noPrefix := netip.ParsePrefix(name)
+		if noAddress != nil && noPrefix != nil && name != "" && name != "all" && !exists(name) {
+			warnings = append(warnings,
+				fmt.Sprintf("publishFrom names link %q, which does not exist: nobody calls by it", name))
+		}
+	}
+
+	return warnings
+}
+
 // SlowPorts returns a warning about a bridge that runs the spanning tree protocol. The warning names the delay until
 // a new port forwards frames, and the command that helps.
 func SlowPorts(bridge string, delay time.Duration) string {

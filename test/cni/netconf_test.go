@@ -75,6 +75,7 @@ func badConfs() []badConf {
 		{name: "publishFrom that is none", fields: conf{"publishFrom": "192.0.2.300"}},
 		{name: "publishFrom, a prefix that is none", fields: conf{"publishFrom": []string{"eth0", "10.0.0.0/33"}}},
 		{name: "publishFrom, an IPv4 prefix in IPv6", fields: conf{"publishFrom": "::ffff:10.0.0.0/104"}},
+		{name: "publishFrom, all beside others", fields: conf{"publishFrom": "all, eth0"}},
 		{name: "publishFrom, a pattern", fields: conf{"publishFrom": "wg* tcp 80"}},
 		{name: "publishFrom, an empty list", fields: conf{"publishFrom": []string{}}},
 		{name: "publishFrom, an empty entry", fields: conf{"publishFrom": "eth0,"}},

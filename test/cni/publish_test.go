@@ -167,6 +167,12 @@ func TestAChangedListOfCallersHoldsForNewPods(t *testing.T) {
 		must.Succeed(t, n.operate("repair", "--state", n.state).err())
 	}
 	w.del(old)
+	const missing = "network podnet: publishFrom names link \"wg0\", which does not exist"
+	absent := n.pod("absent")
+	w.with(conf{"publishFrom": "wg0 tcp, lo, cbr0, ::1, 10.0.0.0/8"}).add(absent)
+	expect.Contains(t, n.operate("check", "--state", n.state).stdout, missing)
+	w.del(absent)
+	expect.That(t, !strings.Contains(n.operate("check", "--state", n.state).stdout, "does not exist"), "check without it")
 	closed.add(old, publish(t, "8000:80/tcp", "5300:53/udp"))
 	out.answers(t, "tcp", 8000, false)
 	out.answers(t, "udp", 5300, false) // its flow led to the pod until then

@@ -16,7 +16,7 @@ import (
 type Callers [][]box
 
 // ParseCallers reads lists of callers, and returns the calls that every list contains. "" and "all" contain all calls.
-// Other lists have entries with commas between. An entry is a prefix, an address or a link, perhaps with a protocol
+// Other lists have entries with commas between, and "all" is none. An entry is a prefix, an address or a link, perhaps with a protocol
 // and host ports behind it.
 func ParseCallers(lists ...string) (Callers, error) {
 	var all Callers
@@ -55,7 +55,7 @@ func (c Callers) add(words []string) error {
 	}
 
 	prefix, err := parsePrefix(words[0])
-	isLink := err != nil && ident.IsLinkName(words[0]) && !strings.ContainsAny(words[0], "*+") &&
+	isLink := err != nil && words[0] != "all" && ident.IsLinkName(words[0]) && !strings.ContainsAny(words[0], "*+") &&
 		strings.Trim(words[0], "0123456789.") != ""
 	if err != nil && !isLink {
 		return fmt.Errorf("%w, and cannot name a link", err)

@@ -5,7 +5,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -138,7 +140,7 @@ func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 	}
 
 	if nw != nil {
-		r.warnOfBridge(nw.Bridge)
+		r.warnOfLinks(nw)
 	}
 
 	if nw != nil && nw.Origin.Type == "" && nw.Gateway {
@@ -147,18 +149,24 @@ func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 	}
 }
 
-// warnOfBridge adds a warning if the bridge exists on this machine and delays new ports.
-func (r *Report) warnOfBridge(name string) {
+// warnOfLinks adds warnings if the bridge exists on this machine and delays new ports, and about callers' links that
+// do not exist.
+func (r *Report) warnOfLinks(nw *network.Network) {
 	links, err := bridge.Dial(nil)
 	if err != nil {
 		return
 	}
 	defer links.Close()
 
-	l, err := links.Link(context.Background(), name)
+	l, err := links.Link(context.Background(), nw.Bridge)
 	if err == nil && l.Bridge != nil && l.Bridge.PortDelay > 0 {
-		r.Warnings = append(r.Warnings, endpoint.SlowPorts(name, l.Bridge.PortDelay))
+		r.Warnings = append(r.Warnings, endpoint.SlowPorts(nw.Bridge, l.Bridge.PortDelay))
 	}
+
+	r.Warnings = append(r.Warnings, endpoint.MissingLinks(nw.PublishFrom, func(name string) bool {
+		_, err := links.Link(context.Background(), name)
+		return name == nw.Bridge || !errors.Is(err, fs.ErrNotExist)
+	})...)
 }
 
 // read decodes the fields that a runtime uses. All other fields belong to the plugins.

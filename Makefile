@@ -57,7 +57,7 @@ test-cluster: deps build ## a Kubernetes cluster in namespaces, and what pods re
 cluster: deps build ## the same cluster, left up: `test/cluster/cluster.sh down` ends it
 	test/cluster/cluster.sh up
 
-lint: ## gofmt, vet, staticcheck
+lint: ## gofmt, vet, staticcheck and others, plain comments
 	test/lint.sh
 
 # Standard error is the progress; the lines, which benchstat reads, are in .cache/bench.txt.

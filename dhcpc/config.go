@@ -29,9 +29,9 @@ const (
 	shortestT1    = 2 * time.Second
 	shortestT2    = 4 * time.Second
 
-	macLen       = 6
-	maxOption    = 255  // bytes in an option's value that we send
-	minMessage   = 576  // every host accepts an IP packet of that size
+	macLen             = 6
+	maxOption          = 255  // bytes in an option's value that we send
+	minMessage         = 576  // every host accepts an IP packet of that size
 	defaultMessageSize = 1500 // longer ones would be fragmented on the way
 )
 

@@ -168,7 +168,7 @@ func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]strin
 // error matches ErrNotAttached. Admit need not make other firewalls accept the pod's packets, since the pod's Add has
 // done so.
 func (c Change) Admit(ctx context.Context, policy nft.Policy, adminChain string) error {
-	a, err := c.node.loadAttachment(ctx, c.key)
+	a, err := c.node.loadAttachment(c.key)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ import (
 // loadAttachment returns the record of an attachment. If there is none, or its Add is not complete, the error matches
 // ErrNotAttached. A runtime calls a chained plugin's DEL even if the ADD of an earlier plugin failed. In that case
 // the chained plugin has changed nothing.
-func (n *Node) loadAttachment(ctx context.Context, key Key) (*state.Attachment, error) {
+func (n *Node) loadAttachment(key Key) (*state.Attachment, error) {
 	if err := key.check(); err != nil {
 		return nil, err
 	}
@@ -55,7 +55,7 @@ func (n *Node) Change(key Key) Change { return Change{n, key} }
 // the function may change.
 func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attachment) error) error {
 	n := c.node
-	if _, err := n.loadAttachment(ctx, c.key); err != nil {
+	if _, err := n.loadAttachment(c.key); err != nil {
 		return err
 	}
 
@@ -64,7 +64,7 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 		return stateError(err)
 	}
 	defer lock.Close()
-	a, err := n.loadAttachment(ctx, c.key)
+	a, err := n.loadAttachment(c.key)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (s *session) refuseNewMAC(ctx context.Context, a *state.Attachment, mac net
 // Node.Check compares the kernel with the record. If there is no complete attachment, the error matches
 // ErrNotAttached.
 func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth.Shape) ([]tombolo.Difference, error) {
-	a, err := c.node.loadAttachment(ctx, c.key)
+	a, err := c.node.loadAttachment(c.key)
 	if err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 		return nil, err
 	}
 
-	rec, err := n.loadAttachment(ctx, pod.key(nw))
+	rec, err := n.loadAttachment(pod.key(nw))
 	if err != nil {
 		return nil, err
 	}

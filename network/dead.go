@@ -79,14 +79,14 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 		if dryRun {
 			return nil, nil
 		}
-		return nil, n.withSession(ctx, func(s *session) error { return s.enter(ctx) }) // this deletes all records
+		return nil, n.withSession(func(s *session) error { return s.enter(ctx) }) // this deletes all records
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil // the epoch of the records is unknown
 	case err != nil:
 		return nil, stateError(err)
 	}
 
-	s, err := n.openKnown(ctx)
+	s, err := n.openKnown()
 	if err != nil {
 		return nil, err
 	}

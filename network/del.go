@@ -58,7 +58,7 @@ func (n *Node) teardown(s *session, network string, known *Known) *teardown {
 // Collect first lists all attachments, and then removes one at a time, so that other calls get the locks in between.
 // It looks at each attachment again under the attachment's own lock.
 func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *Known) ([]Key, error) {
-	s, err := n.openKnown(ctx, network)
+	s, err := n.openKnown(network)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 // continues to forward. If the network has attachments, the error matches ErrAttached, and mentions those that
 // CollectDead would remove. If the network does not exist, Remove returns nil: use Upkeep.Known to find out.
 func (n *Node) Remove(ctx context.Context, name string) error {
-	err := n.withSession(ctx, func(s *session) error { return removeNetwork(ctx, s, name) }, name)
+	err := n.withSession(func(s *session) error { return removeNetwork(ctx, s, name) }, name)
 	return n.nameDead(ctx, name, err)
 }
 

@@ -50,7 +50,7 @@ func (report *Inspection) note(format string, args ...any) {
 // waits for no lock. So objects that are created or deleted at the same time may show as differences. It skips an
 // attachment that another call works on.
 func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
-	s, err := n.openKnown(ctx)
+	s, err := n.openKnown()
 	if err != nil {
 		return nil, err
 	}

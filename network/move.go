@@ -38,7 +38,7 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 		return nil, nil, err
 	}
 
-	err := u.node.withSession(ctx, func(s *session) error {
+	err := u.node.withSession(func(s *session) error {
 		if err := s.enterAlone(ctx); err != nil {
 			return err
 		}

@@ -27,7 +27,7 @@ import (
 // record, since the other program may give them to another interface. Moved needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to
 // enter the namespace.
 func (c Change) Moved(ctx context.Context, path string) error {
-	a, err := c.node.loadAttachment(ctx, c.key)
+	a, err := c.node.loadAttachment(c.key)
 	if err != nil {
 		return err
 	}

@@ -97,8 +97,8 @@ func (n *Node) openEntered(ctx context.Context) (*session, error) {
 
 // withSession opens a session for the named networks, or for all networks if there are no names. It calls the function
 // do with the session, and closes the session.
-func (n *Node) withSession(ctx context.Context, do func(*session) error, networks ...string) error {
-	s, err := n.openKnown(ctx, networks...)
+func (n *Node) withSession(do func(*session) error, networks ...string) error {
+	s, err := n.openKnown(networks...)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (n *Node) withSession(ctx context.Context, do func(*session) error, network
 
 // openKnown opens a session for a call without a network's configuration. It checks the given names of networks. If
 // Config.Mark is 0, openKnown reads the mark from a network's record: all networks share one mark.
-func (n *Node) openKnown(ctx context.Context, networks ...string) (*session, error) {
+func (n *Node) openKnown(networks ...string) (*session, error) {
 	for _, name := range networks {
 		if err := checkName(name); err != nil {
 			return nil, err

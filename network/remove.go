@@ -90,7 +90,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 // Known returns an error if a network is not on record and has no objects in the kernel, as when its name is
 // mistyped. The error matches ErrInvalid, and lists the names of the recorded networks.
 func (u Upkeep) Known(ctx context.Context, name string) error {
-	return u.node.withSession(ctx, func(s *session) error { return s.refuseUnknown(ctx, name) }, name)
+	return u.node.withSession(func(s *session) error { return s.refuseUnknown(ctx, name) }, name)
 }
 
 func (s *session) refuseUnknown(ctx context.Context, name string) error {

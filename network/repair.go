@@ -137,7 +137,7 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 // Repair changes nothing inside a pod, with one exception: if the next hop is the host, its neighbour entry gets the
 // host's present MAC. After a failure Repair continues, and returns all errors.
 func (n *Node) Repair(ctx context.Context) error {
-	return n.withSession(ctx, func(s *session) error {
+	return n.withSession(func(s *session) error {
 		if err := s.inOwnNamespace(); err != nil {
 			return err // it would create everything that is missing there in this namespace
 		}
@@ -159,7 +159,7 @@ func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
 		return nil
 	}
-	return u.node.withSession(ctx, func(s *session) error { return repairNetworks(ctx, s, networks...) }, networks...)
+	return u.node.withSession(func(s *session) error { return repairNetworks(ctx, s, networks...) }, networks...)
 }
 
 // Firewall returns the faults of the firewall for the networks with pods, as far as an ADD would notice them. It also
@@ -210,14 +210,14 @@ func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, e
 // RemoveStrays deletes objects from the firewall that are not on record, such as elements that a program loaded from
 // an older copy. It reports whether there were any. It takes the exclusive lock.
 func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
-	err := u.node.withSession(ctx, func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
+	err := u.node.withSession(func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
 	return found, err
 }
 
 // openNetworks opens a session under the shared lock. It returns the networks of this epoch that have attachments, or
 // rules that are no longer needed (forwardingChanged). If there are none, the session is nil.
 func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
-	s, err := n.openKnown(ctx)
+	s, err := n.openKnown()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -311,7 +311,7 @@ func (s *session) dropOldElements(ctx context.Context, r *remains) error {
 // Host updates the facts about the host that the firewall's rules use (nft.Conn.SetHost). Without rules it does
 // nothing.
 func (u Upkeep) Host(ctx context.Context) error {
-	return u.node.withSession(ctx, func(s *session) error { return s.setHost(ctx) })
+	return u.node.withSession(func(s *session) error { return s.setHost(ctx) })
 }
 
 // Links describes the links of the networks that have pods.

@@ -58,7 +58,7 @@ func (u Uplinks) withLock(ctx context.Context, nic string, do func(*session) err
 	if err := checkNIC(nic); err != nil {
 		return err
 	}
-	return u.node.withSession(ctx, func(s *session) error {
+	return u.node.withSession(func(s *session) error {
 		if err := s.enterAlone(ctx); err != nil {
 			return err
 		}
@@ -76,7 +76,7 @@ func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps st
 	}
 
 	plan := &uplink.Plan{}
-	err := u.node.withSession(ctx, func(s *session) error {
+	err := u.node.withSession(func(s *session) error {
 		err := s.refuseTake(ctx, nic)
 		if err == nil {
 			plan, err = s.takeovers().Plan(ctx, uplink.Uplink{NIC: nic, Bridge: bridgeName})

@@ -356,7 +356,7 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 		return nil, nil, err
 	}
 
-	s, err := u.node.openKnown(ctx)
+	s, err := u.node.openKnown()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -487,7 +487,7 @@ type UplinkReport struct {
 // List returns a report on each NIC that is shared or taken over. If nic is not empty, it reports on that NIC only.
 // It takes no lock and changes nothing.
 func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
-	s, err := u.node.openKnown(ctx)
+	s, err := u.node.openKnown()
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ import (
 // Check compares the state of a target in the kernel with the limits s, and returns the differences. Ensure repairs
 // them. In a direction without a limit, a qdisc of another program is no difference.
 func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Difference, error) {
-	want, err := c.prepare(ctx, &t, s)
+	want, err := c.prepare(&t, s)
 	var have *installation
 	if err == nil {
 		have, err = c.look(ctx, &t)

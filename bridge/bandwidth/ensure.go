@@ -25,7 +25,7 @@ import (
 //
 // Ensure takes some milliseconds longer if the port is already up. To avoid this, call it in BeforeUp of bridge.Port.
 func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ error) {
-	want, err := c.prepare(ctx, &t, s)
+	want, err := c.prepare(&t, s)
 	if err != nil {
 		return false, err
 	}
@@ -54,7 +54,7 @@ func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ e
 }
 
 // prepare checks the limits, fills in missing fields of t, and returns the effective limits.
-func (c *Conn) prepare(ctx context.Context, t *Target, s Shape) (Shape, error) {
+func (c *Conn) prepare(t *Target, s Shape) (Shape, error) {
 	invalid := func(err error) (Shape, error) {
 		return Shape{}, &tombolo.OpError{Op: "shape", Object: t.Port, Err: err}
 	}

@@ -74,7 +74,6 @@ func (x *exchange) run() error {
 	for {
 		s, out := x.m.machine.Step(*x.m.session, now(), heard)
 		x.m.session = &s
-		heard = nil
 		if out.Unbelieved != "" && len(x.m.doubts) < mostDoubts && !slices.Contains(x.m.doubts, out.Unbelieved) {
 			x.m.doubts = append(x.m.doubts, out.Unbelieved)
 			x.log.Warn("an answer is not believed", append(x.logAttrs(), "why", out.Unbelieved)...)

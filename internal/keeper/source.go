@@ -155,10 +155,10 @@ func (s *source) work() (end func()) {
 }
 
 // reportError counts an error of the source, and logs it. It ignores errors after the keeper's end.
-func (s *source) reportError(what string, err error, args ...any) {
+func (s *source) reportError(what string, err error) {
 	if s.ctx.Err() == nil { // the end of the keeper is no failure
 		s.metrics.errors.WithLabelValues(s.kind).Inc()
-		s.log.Warn(what, append(args, "err", err)...)
+		s.log.Warn(what, "err", err)
 	}
 }
 

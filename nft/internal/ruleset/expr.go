@@ -53,9 +53,8 @@ func (x expressions) lookupData(name string) {
 
 // loadDestinationType loads the type of the destination address according to the routing tables, such as RTN_LOCAL or
 // RTN_UNICAST. The value is in the host's byte order.
-func (x expressions) loadDestinationType() expressions {
+func (x expressions) loadDestinationType() {
 	x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagDADDR: true})
-	return x
 }
 
 // dnat changes the destination of the connection. The first register contains the new address, and the register
@@ -118,15 +117,15 @@ func (x expressions) hasConntrackBit(key expr.CtKey, op expr.CmpOp, bits uint32)
 }
 
 // isNotLoopback matches packets whose link is not lo. linkName selects the incoming or the outgoing link.
-func (x expressions) isNotLoopback(linkName expr.MetaKey) expressions {
-	return x.isNotMeta(linkName, nftnl.LinkKey(loopbackLink, nil, 0))
+func (x expressions) isNotLoopback(linkName expr.MetaKey) {
+	x.isNotMeta(linkName, nftnl.LinkKey(loopbackLink, nil, 0))
 }
 
 // isTo matches packets to an address in the prefix p.
 func (x expressions) isTo(f Family, p netip.Prefix) expressions { return x.is(f).inPrefix(f.dst, p) }
 
 // isFrom matches packets from an address in the prefix p.
-func (x expressions) isFrom(f Family, p netip.Prefix) expressions { return x.is(f).inPrefix(f.src, p) }
+func (x expressions) isFrom(f Family, p netip.Prefix) { x.is(f).inPrefix(f.src, p) }
 
 // inPrefix matches addresses of the prefix's family at an offset in the header. A prefix of whole bytes is compared
 // directly, and others after masking.

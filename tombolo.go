@@ -14,7 +14,8 @@
 //
 // In each package, Dial opens one netlink socket in the given namespace or, if that is nil, in the calling thread's.
 // On uses a socket that is already open. All packages use net/netip, and none knows about CNI. Only package network
-// logs, to the logger of its Config. Only packages ipam and network keep files. The verbs mean the same everywhere:
+// logs, to the logger of its Config. If the environment variable NLDEBUG is set, as for mdlayher/netlink, every socket
+// prints its messages to standard error. Only packages ipam and network keep files. The verbs mean the same everywhere:
 //
 //	Add      creates; an existing object is an error (fs.ErrExist)
 //	Ensure   creates or corrects, and reports whether it changed anything

@@ -43,7 +43,7 @@ func Follow(protocol int, ns *netns.NS, groups ...int) (*Feed, error) {
 	if err != nil {
 		return nil, errors.Join(&tombolo.OpError{Op: "subscribe to netlink", Err: err}, file.Close())
 	}
-	return &Feed{file: file, raw: raw, queue: queue{buf: make([]byte, feedSize)}}, nil
+	return &Feed{file: file, raw: raw, queue: queue{buf: make([]byte, feedSize), debug: w.debug}}, nil
 }
 
 // Close closes the socket. A Next that is waiting returns an error.
@@ -57,7 +57,7 @@ func (f *Feed) Next() (list []netlink.Message, err error) {
 		n, err := f.file.Read(f.buf)
 		switch {
 		case err == nil:
-			return messages(f.buf[:n])
+			return f.messages(n)
 		case !errors.Is(err, unix.ENOBUFS):
 			return nil, fmt.Errorf("receive announcement: %w", err)
 		}
@@ -70,8 +70,10 @@ func (f *Feed) Next() (list []netlink.Message, err error) {
 	return list, err
 }
 
-// messages splits a datagram into its messages.
-func messages(b []byte) ([]netlink.Message, error) {
+// messages splits a datagram of n bytes in the buffer into its messages.
+func (q *queue) messages(n int) ([]netlink.Message, error) {
+	b := q.buf[:n]
+	q.debug.print("recv", b)
 	var list []netlink.Message
 	for len(b) > 0 {
 		m, rest, err := next(b)

@@ -21,6 +21,10 @@ func FuzzMessages(f *testing.F) {
 				must.That(t, errors.Is(err, ErrMalformed), "%v is not %v", err, ErrMalformed)
 				return
 			}
+			for _, protocol := range []int{unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER, unix.NETLINK_SOCK_DIAG} {
+				name, _ := (&debugger{protocol: protocol}).describe(m)
+				must.That(t, name != "", "type %d has no name", m.Header.Type)
+			}
 			if used := len(rest) - len(left); used < unix.NLMSG_HDRLEN+len(m.Data) || used > align(unix.NLMSG_HDRLEN+len(m.Data)) {
 				t.Fatalf("a message of %d bytes took %d of the buffer", len(m.Data), used)
 			}

@@ -70,6 +70,7 @@ func inNamespace(ns *netns.NS, open func() error) error {
 type socket struct {
 	fd         int
 	answerable int // length of the longest datagram that the receive buffer was enlarged for
+	debug      *debugger
 }
 
 func newSocket(protocol int) (*socket, error) {
@@ -92,7 +93,7 @@ func newSocket(protocol int) (*socket, error) {
 		}
 	}
 
-	return &socket{fd: fd}, nil
+	return &socket{fd: fd, debug: newDebugger(protocol, fd)}, nil
 }
 
 const (
@@ -112,6 +113,7 @@ func (s *socket) Send(b []byte) error {
 	if err := s.makeRoom(len(b)); err != nil {
 		return fmt.Errorf("a batch of %d bytes needs larger buffers: %w", len(b), err)
 	}
+	s.debug.print("send", b)
 	return ignoringEINTR(func() error {
 		return unix.Sendto(s.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	})
@@ -161,6 +163,7 @@ func (s *socket) Receive(b []byte) (int, error) {
 		// Ignore messages from other processes, since any process in the network namespace can send to a netlink
 		// socket. Messages from the kernel have the port 0.
 		if port == 0 {
+			s.debug.print("recv", b[:n])
 			return n, nil
 		}
 	}

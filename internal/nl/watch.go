@@ -46,6 +46,8 @@ func (w *Watch) open(protocol int, groups []int) error {
 		return fmt.Errorf("socket: %w", err)
 	}
 
+	w.debug = newDebugger(protocol, w.fd)
+
 	// Bind the socket to a port of its own. Otherwise it would have the kernel's port 0, and the kernel sends no
 	// announcements to itself.
 	if err := unix.Bind(w.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
@@ -121,8 +123,9 @@ func (w *Watch) Queued() ([]netlink.Message, error) {
 // messages, and only then returns ENOBUFS to its caller. If a caller looked for changes earlier, it could miss
 // changes whose messages were lost later.
 type queue struct {
-	buf  []byte
-	lost bool // messages were lost, and the caller does not know yet
+	buf   []byte
+	lost  bool // messages were lost, and the caller does not know yet
+	debug *debugger
 }
 
 // receive reads one datagram. If there is none, the error matches unix.EAGAIN.
@@ -147,6 +150,6 @@ func (q *queue) receive(fd, flags int) ([]netlink.Message, error) {
 			return nil, fmt.Errorf("receive announcement: %w", err)
 		}
 
-		return messages(q.buf[:n])
+		return q.messages(n)
 	}
 }

@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -199,4 +202,48 @@ func TestOperatorsCommands(t *testing.T) {
 	expect.That(t, diff == "" && version.Go != "", "versions (-want +got):\n%s", diff)
 	help := n.operate("help")
 	expect.That(t, help.status == 0 && strings.Contains(help.stdout, "Exit status"), "tombolo help: %d, %s", help.status, help.stdout)
+}
+
+// NLDEBUG prints what an ADD says to the kernel and hears from it, and its result stays as it is.
+func TestMessagesArePrintedOnRequest(t *testing.T) {
+	n := parallelNode(t)
+	w := n.podnet(nil)
+	p := n.pod("a")
+	c := call{verb: "ADD", id: p.id, netns: p.path, ifName: "eth0", stdin: w.stdin(nil)}
+	o := must.Of(n.exec(t.Context(), filepath.Join(built, "tombolo-cni"), c.stdin, append(c.environ(), "NLDEBUG=1"))).Get(t)
+	must.That(t, o.status == 0, "exit status %d: %s", o.status, o.stdout)
+	var result current.Result
+	unmarshal(t, o.stdout, &result) // and nothing besides
+
+	// Each socket numbers its messages, and an answer has its request's number.
+	form := regexp.MustCompile(`^nl: fd (\d+) (send|recv) seq (\d+) ([A-Z_]+) flags 0x[0-9a-f]+:(?: .*)?\n$`)
+	sent := map[string]int{}
+	for line := range strings.Lines(o.stderr) {
+		m := form.FindStringSubmatch(line)
+		must.That(t, m != nil, "%q is no message", line)
+		switch seq := must.Of(strconv.Atoi(m[3])).Get(t); {
+		case m[2] == "send":
+			expect.That(t, seq == sent[m[1]]+1 || seq == 1, "after message %d: %s", sent[m[1]], line)
+			sent[m[1]] = seq
+		case m[4] == "ACK" || m[4] == "ERROR" || m[4] == "DONE":
+			expect.That(t, seq > 0 && seq <= sent[m[1]], "this answers none of %d messages: %s", sent[m[1]], line)
+		}
+	}
+
+	name := func(i int) string {
+		return fmt.Sprintf("3:%d:%x00", len(result.Interfaces[i].Name)+1, result.Interfaces[i].Name)
+	}
+	rest := o.stderr
+	for _, want := range []string{
+		"send seq [0-9]+ RTM_GETLINK flags 0x1: 0{32} " + name(0), "recv seq [0-9]+ ERROR flags 0x100: no such device",
+		"send seq [0-9]+ RTM_NEWLINK flags 0x605: .* " + name(0), "recv seq [0-9]+ ACK flags 0x100:",
+		"send seq [0-9]+ NFNL_MSG_BATCH_BEGIN ", "send seq [0-9]+ NFT_MSG_NEWTABLE ", "send seq [0-9]+ NFNL_MSG_BATCH_END ",
+		"send seq [0-9]+ RTM_NEWLINK .* " + name(1), fmt.Sprintf("send seq [0-9]+ RTM_NEWADDR .* 2:4:%x", ip4(&result).AsSlice()),
+		"send seq [0-9]+ NFT_MSG_NEWSETELEM .*{ .* }", "recv seq [0-9]+ ACK ",
+	} {
+		at := regexp.MustCompile("(?m)^nl: fd [0-9]+ " + want).FindStringIndex(rest)
+		must.That(t, at != nil, "no message %s in\n%s", want, rest)
+		rest = rest[at[1]:]
+	}
+	w.del(p)
 }

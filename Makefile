@@ -109,7 +109,7 @@ deb: ## dist/tombolo_VERSION_{amd64,arm64}.deb (needs dpkg-deb)
 	@for arch in $(ARCHES); do deploy/release/deb.sh $(VERSION) $$arch || exit; done
 	@deploy/release/sums.sh
 
-release: ## dist/tombolo-VERSION-linux-{amd64,arm64}.tar.gz the same bytes each time; dist/SHA256SUMS
+release: ## dist/tombolo-VERSION-{linux,image}-{amd64,arm64}.tar.gz the same bytes each time; dist/SHA256SUMS
 	@deploy/release/tarballs.sh $(VERSION) $(ARCHES)
 	@deploy/release/sums.sh
 

@@ -151,7 +151,7 @@ func TestReleasesAreReproducible(t *testing.T) {
 		mustMake(t, dir, "deb", "release", "VERSION=v9.8.7", "ARCHES="+strings.Join(arches, " "))
 		cmd := exec.Command("sha256sum", "--check", "--strict", "SHA256SUMS")
 		cmd.Dir = filepath.Join(dir, "dist")
-		if out, err := cmd.CombinedOutput(); err != nil || strings.Count(string(out), ": OK\n") != 2*len(arches) {
+		if out, err := cmd.CombinedOutput(); err != nil || strings.Count(string(out), ": OK\n") != 3*len(arches) {
 			t.Errorf("checksums: %v\n%s", err, out)
 		}
 		deb := exec.Command(filepath.Join(root(t), "deploy/release/lintian.sh"), filepath.Join(dir, "dist", "tombolo_9.8.7_"+arches[0]+".deb"))
@@ -162,7 +162,7 @@ func TestReleasesAreReproducible(t *testing.T) {
 	}
 	names := []string{"SHA256SUMS"}
 	for _, arch := range arches {
-		names = append(names, "tombolo-v9.8.7-linux-"+arch+".tar.gz", "tombolo_9.8.7_"+arch+".deb")
+		names = append(names, "tombolo-v9.8.7-linux-"+arch+".tar.gz", "tombolo-v9.8.7-image-"+arch+".tar.gz", "tombolo_9.8.7_"+arch+".deb")
 	}
 	for _, name := range names {
 		if builds[0][name] == "" || builds[0][name] != builds[1][name] {

@@ -64,24 +64,29 @@ func docLabs() []docLab {
 	return []docLab{
 		{
 			name:   "README",
-			blocks: []string{"README.md: make demo", "README.md: make install", "README.md: export CNI_PATH=/opt/cni/bin", "README.md: ctr image pull docker.io/library/busybox:latest"},
-			output: []string{`"address": "10.22.0.2/16"`, "inet 10.22.0.3/16"},
+			blocks: []string{"README.md: make install", "README.md: tombolo init pods --yes"},
+			output: []string{"inet 10.22.0.2/16"},
 		},
 		{
 			name:   "podman",
-			blocks: []string{"README.md: make install", "README.md: podman --network-backend cni run --rm --network pods docker.io/library/busybox ip address", "docs/getting-started.md: podman --network-backend cni run --rm --network pods docker.io/library/busybox ip address"},
-			output: []string{"inet 10.22.0.2/16", "inet6 fd22::2/64", "inet 10.22.0.3/16"},
+			blocks: []string{"docs/getting-started.md: make install", "docs/getting-started.md: podman --network-backend cni run --rm --network pods docker.io/library/busybox ip address"},
+			output: []string{"inet 10.22.0.2/16", "inet6 fd22::2/64"},
 		},
 		{
 			name:   "getting started",
 			blocks: []string{"docs/getting-started.md: make install", "docs/getting-started.md: export CNI_PATH=/opt/cni/bin", "docs/getting-started.md: tombolo remove pods", "docs/getting-started.md: ctr image pull docker.io/library/busybox:latest"},
-			output: []string{"CNI 0.1.0", "1 packets received", "inet 10.22.0."},
+			output: []string{"CNI 0.1.0", `"address": "10.22.0.2/16"`, "1 packets received", "inet 10.22.0."},
 		},
 		{
 			name: "LAN", lan: true, config: "docs/lan.md",
 			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine",
 				"docs/lan.md: ctr task delete --force web"},
 			output: []string{"default via 192.168.50.1 dev eth0", "br0", "192.168.50.1", "network home is removed"},
+		},
+		{
+			name: "Multus' configuration", lan: true, config: "docs/coming-from.md",
+			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine"},
+			output: []string{"sw-lan", "192.168.50."},
 		},
 		{
 			name: "LAN with podman", lan: true, config: "docs/lan.md",
@@ -94,7 +99,7 @@ func docLabs() []docLab {
 		},
 		{
 			name: "keeper", lan: true,
-			blocks: []string{"README.md: make install", "docs/dhcp.md: systemctl enable --now tombolod"},
+			blocks: []string{"docs/getting-started.md: make install", "docs/dhcp.md: systemctl enable --now tombolod"},
 		},
 		{
 			name:   "cluster", // TestDoctorFollowsTheWayToAnotherNodesPods says what it is good for
@@ -102,7 +107,7 @@ func docLabs() []docLab {
 		},
 		{
 			name:   "drop-in",
-			blocks: []string{"README.md: make install", "docs/drop-in.md: tombolo install --names all /opt/cni/bin", "docs/drop-in.md: tombolo install --undo /opt/cni/bin", "docs/drop-in.md: tombolo gc"},
+			blocks: []string{"docs/getting-started.md: make install", "docs/coming-from.md: tombolo install --names all /opt/cni/bin", "docs/drop-in.md: tombolo install --names all /opt/cni/bin", "docs/drop-in.md: tombolo install --undo /opt/cni/bin", "docs/drop-in.md: tombolo gc"},
 		},
 		{
 			name:   "embedding",
@@ -115,12 +120,20 @@ func docLabs() []docLab {
 // notRun are the blocks of commands that no test can run.
 func notRun() map[string]string {
 	return map[string]string{
-		"docs/embedding.md: go get github.com/tombolo-cni/tombolo@latest":               "it asks the Internet for the module; test/embed uses the module as another would",
-		"docs/lan.md: podman network create -d tombolo -o mode=lan -o uplink=eth0 home": "test/podman/run.sh runs it, in a Debian 13",
-		"docs/lan.md: systemctl stop tombolod":                                          "test/docker runs it, with a dockerd",
-		"docs/getting-started.md: systemctl stop tombolod":                              "likewise",
-		"docs/lan.md: docker compose up --no-start":                                     "Debian 12 has no compose of version 2",
-		"docs/getting-started.md: podman network create -d tombolo pods":                "test/podman/run.sh runs it",
+		"docs/embedding.md: go get github.com/tombolo-cni/tombolo@latest":                                                                               "it asks the Internet for the module; test/embed uses the module as another would",
+		"docs/lan.md: podman network create -d tombolo -o mode=lan -o uplink=eth0 home":                                                                 "test/podman/run.sh runs it, in a Debian 13",
+		"docs/lan.md: systemctl stop tombolod":                                                                                                          "test/docker runs it, with a dockerd",
+		"docs/getting-started.md: systemctl stop tombolod":                                                                                              "likewise",
+		"README.md: curl -fLO https://github.com/tombolo-cni/tombolo/releases/download/v0.1.0/tombolo_0.1.0_amd64.deb":                                  "test/deb.sh runs it, in a clean root",
+		"docs/getting-started.md: curl -fL https://github.com/tombolo-cni/tombolo/releases/download/v0.1.0/tombolo-v0.1.0-linux-amd64.tar.gz | tar -xz": "likewise",
+		"README.md: curl -fL https://github.com/tombolo-cni/tombolo/releases/download/v0.1.0/tombolo-v0.1.0-image-amd64.tar.gz | docker load":           "test/docker runs it, with a dockerd",
+		"docs/coming-from.md: docker network create -d tombolo --ipam-driver null -o mode=lan -o uplink=eth0 my-dhcp-net":                               "likewise",
+		"docs/coming-from.md: docker network create -d tombolo --subnet 192.168.50.0/24 --gateway 192.168.50.1 --ip-range 192.168.50.192/27 \\":         "likewise",
+		"docs/coming-from.md: docker network create -d tombolo --ipam-driver null -o mode=lan -o uplink=eth0 wire":                                      "likewise",
+		"docs/coming-from.md: docker network create -d tombolo --subnet 10.80.0.0/24 -o publishAdmission=false safe":                                    "likewise",
+		"docs/coming-from.md: podman network create -d tombolo -o mode=lan -o uplink=eth0 webnetwork":                                                   "test/podman/run.sh runs it, in a Debian 13",
+		"docs/lan.md: docker compose up --no-start":                                                                                                     "Debian 12 has no compose of version 2",
+		"docs/getting-started.md: podman network create -d tombolo pods":                                                                                "test/podman/run.sh runs it",
 	}
 }
 

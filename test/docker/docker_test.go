@@ -69,7 +69,8 @@ func lab(t *testing.T, name string) {
 	root := os.Getenv("TOMBOLO_DOCKER_ROOT")
 	data := must.Of(os.MkdirTemp(root+"/var/tmp", "tombolo-docker-")).Get(t)
 	t.Cleanup(func() { os.RemoveAll(data) })
-	for _, from := range []string{must.Of(os.Executable()).Get(t), bin + "/tombolo", bin + "/tombolod", "../../docs/lan.md", "../../docs/getting-started.md", "testdata/lab.sh", "testdata/" + name + ".sh"} {
+	for _, from := range []string{must.Of(os.Executable()).Get(t), bin + "/tombolo", bin + "/tombolod", bin + "/tombolo-cni", "testdata/lab.sh", "testdata/" + name + ".sh",
+		"../../README.md", "../../docs/lan.md", "../../docs/getting-started.md", "../../docs/coming-from.md", "../../deploy/release/archive.sh"} {
 		// Read here, they count for the go command's cache of results.
 		must.Succeed(t, os.WriteFile(filepath.Join(data, filepath.Base(from)), must.Of(os.ReadFile(from)).Get(t), 0o700))
 	}

@@ -86,10 +86,12 @@ docs() {
 	for name in nginx:alpine busybox:latest; do
 		tar -C /tmp/image -c . | podman import -q --change 'CMD ["sh", "-c", "echo web >/name; exec httpd -f -h /"]' - "docker.io/library/$name" >/dev/null
 	done
-	source /lan.sh >/dev/null
-	within 5 ask laptop "$(address web home)"
-	want web ask "$(address web home)"
-	podman rm -f -t 0 web >/dev/null
+	for page in lan/home coming-from/webnetwork; do
+		source "/${page%/*}.sh" >/dev/null
+		within 5 ask laptop "$(address web "${page#*/}")"
+		want web ask "$(address web "${page#*/}")"
+		podman rm -f -t 0 web >/dev/null
+	done
 	[[ $(source /getting-started.sh) == *"inet 10."* ]] || fail "the container has no address"
 	clean
 }

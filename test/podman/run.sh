@@ -22,7 +22,7 @@ sandbox() { # sandbox PART
 		mkdir up work root
 		mount -t overlay -o lowerdir="$root",upperdir=up,workdir=work overlay root
 		cp "$OLDPWD"/test/podman/inside.sh root/inside.sh
-		for page in lan getting-started; do
+		for page in lan getting-started coming-from; do
 			sed -n "/^podman network create -d tombolo/,/^\`\`\`/{/\`/!p}" "$OLDPWD/docs/$page.md" >root/$page.sh
 		done
 		mkdir -p root/usr/lib/tombolo root/usr/lib/netavark root/.old

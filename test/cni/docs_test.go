@@ -79,23 +79,23 @@ func docLabs() []docLab {
 		},
 		{
 			name: "LAN", lan: true, config: "docs/lan.md",
-			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine",
+			blocks: []string{"docs/getting-started.md: make install", "docs/lan.md: ip route show default", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine",
 				"docs/lan.md: ctr task delete --force web"},
 			output: []string{"default via 192.168.50.1 dev eth0", "br0", "192.168.50.1", "network home is removed"},
 		},
 		{
 			name: "Multus' configuration", lan: true, config: "docs/coming-from.md",
-			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine"},
+			blocks: []string{"docs/getting-started.md: make install", "docs/lan.md: ip route show default", "docs/lan.md: ctr image pull docker.io/library/nginx:alpine"},
 			output: []string{"sw-lan", "192.168.50."},
 		},
 		{
 			name: "LAN with podman", lan: true, config: "docs/lan.md",
-			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: podman --network-backend cni run -d --name web --network home docker.io/library/nginx:alpine"},
+			blocks: []string{"docs/getting-started.md: make install", "docs/lan.md: ip route show default", "docs/lan.md: podman --network-backend cni run -d --name web --network home docker.io/library/nginx:alpine"},
 			output: []string{"home", "192.168.50."},
 		},
 		{
 			name: "takeover", lan: true,
-			blocks: []string{"docs/lan.md: ip route show default", "docs/lan.md: tombolo uplink plan --take eth0 br0"},
+			blocks: []string{"docs/getting-started.md: make install", "docs/lan.md: ip route show default", "docs/lan.md: tombolo uplink plan --take eth0 br0"},
 		},
 		{
 			name: "keeper", lan: true,

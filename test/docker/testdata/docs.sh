@@ -1,7 +1,6 @@
 # The commands of docs/lan.md, docs/getting-started.md, docs/coming-from.md and README.md, with what systemd does, and an
 # image under the name of that which is pulled.
 router; dockerd
-make() { same install "$*"; }
 modprobe() { same br_netfilter "$*"; }
 systemctl() {
 	case "$*" in

@@ -19,8 +19,14 @@ ip -n laptop addr add 2001:db8:a::9/64 dev eth0 nodad
 ip -n laptop addr add fd11:22:33:44::5/128 dev lo
 network lan -o ipv6=slaac
 run early --network lan
-run off --network lan --sysctl net.ipv6.conf.all.disable_ipv6=1
-run deaf --network lan --sysctl net.ipv6.conf.eth0.accept_ra=0
+global="addr show dev eth0 scope global"
+if [ "$(docker version -f '{{.Server.Version}}' | cut -d . -f 1)" -lt 28 ]; then
+	run off --network lan --sysctl net.ipv6.conf.all.disable_ipv6=1
+	run deaf --network lan --sysctl net.ipv6.conf.eth0.accept_ra=0
+else
+	for name in off deaf; do run $name --network name=lan,driver-opt=com.docker.network.endpoint.sysctls=net.ipv6.conf.IFNAME.accept_ra=0; done
+	all=$global
+fi
 # The routers begin to advertise after the first containers have started.
 advertise() {
 	echo "interface eth0 { AdvSendAdvert on; MinRtrAdvInterval 3; MaxRtrAdvInterval 4; $2 };" >/run/$1.conf
@@ -36,7 +42,7 @@ works early
 works leased
 eventually eval "has leased addr show dev eth0 | grep -q '2001:db8:a::1../128'"
 # What a container's own parameters say stands.
-same "" "$(has off addr)$(has deaf addr show dev eth0 scope global)$(has deaf route | grep -E 'default|fd11' || true)"
+same "" "$(has off ${all:-addr})$(has deaf $global)$(has deaf route | grep -E 'default|fd11' || true)"
 holds docker exec off ping -c 1 -W 2 198.51.100.1
 eventually within '4 attachments'
 docker restart -t 0 early >/dev/null

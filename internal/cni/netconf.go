@@ -344,7 +344,7 @@ const nameBridge = "bridge"
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall = "", LANConf{}, nil, nil
 	c.IngressPolicy, c.Internal, c.Annotations, c.Bandwidth = "", false, nil, Bandwidth{}
-	c.podPolicy, c.PublishAdmission = podPolicy{}, nil
+	c.podPolicy, c.PublishAdmission, c.Guard = podPolicy{}, nil, false
 	for _, field := range []**bool{&c.IsGateway, &c.IsDefaultGateway, &c.IPMasq, &c.HairpinMode} {
 		if *field == nil {
 			*field = new(bool)

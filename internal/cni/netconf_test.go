@@ -3,6 +3,7 @@ package cni
 import (
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -140,6 +141,47 @@ func TestWhatAConfigurationMaySay(t *testing.T) {
 		`"disableContainerInterface": true, "ipam": {}`,
 	} {
 		expect.Success(t, expect.Err(parseStrict(with(fields))), "%s", fields)
+	}
+}
+
+// A field that its first steps leave out is named here: see "Add an option" in CONTRIBUTING.md.
+func TestAFieldIsNamedByEachPlaceThatLacksIt(t *testing.T) {
+	t.Parallel()
+	alone := strings.Fields("cniVersion type prevResult cni.dev/valid-attachments forwardMark ipMasqBackend vlanTrunk preserveDefaultVlan")
+	bridge := strings.Fields(`cniVersion name type prevResult cni.dev/valid-attachments stateDir leaseDir forwardMark logFile logLevel
+		bridge isGateway isDefaultGateway forceAddress ipMasq ipMasqBackend mtu hairpinMode enabledad promiscMode macspoofchk
+		disableContainerInterface portIsolation vlan vlanTrunk preserveDefaultVlan`)
+	none, noBridge := new(NetConf).settings(), new(NetConf)
+	noBridge.asBridge()
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[NetConf]()) {
+		name, c := f.Tag.Get("json"), new(NetConf)
+		if name == "" {
+			continue
+		}
+		switch v := reflect.ValueOf(c).Elem().FieldByIndex(f.Index); v.Kind() {
+		case reflect.Bool:
+			v.SetBool(true)
+		case reflect.String:
+			v.SetString("x")
+		case reflect.Int:
+			v.SetInt(1)
+		case reflect.Uint16, reflect.Uint32, reflect.Uint64:
+			v.SetUint(1)
+		case reflect.Pointer:
+			v.Set(reflect.New(v.Type().Elem()))
+			if v.Elem().Kind() == reflect.Bool {
+				v.Elem().SetBool(name == "lanGuard")
+			}
+		case reflect.Slice:
+			v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		default: // others read sections of their own
+			continue
+		}
+		expect.That(t, slices.Contains(alone, name) || len(c.problems()) > 0 || !reflect.DeepEqual(c.settings(), none),
+			"%s: neither settings nor problems (netconf.go) reads it", name)
+		c.asBridge()
+		expect.That(t, slices.Contains(bridge, name) || reflect.DeepEqual(c, noBridge),
+			"%s: asBridge (netconf.go) keeps it, which the reference's bridge does not know", name)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -101,6 +102,17 @@ func TestThePluginTakesEachOption(t *testing.T) {
 		"defaultRoute": "router", "ipv6": "slaac", "stateDir": t.TempDir(), "leaseDir": t.TempDir(), "deadline": "5s", "logLevel": "warn",
 		"logFile": t.TempDir() + "/log", "ipam.clientID": "pod", "ipam.hostName": "x", "ipam.timeout": "5s", "ipam.keeper": "optional",
 		"ipam.servers": "192.0.2.1,192.0.2.2",
+	}
+	noOptions := strings.Fields(`cniVersion name type capabilities ipam dns cni.dev/valid-attachments runtimeConfig args prevResult internal
+		isGateway forceAddress ipMasqBackend promiscMode macspoofchk disableContainerInterface vlanTrunk preserveDefaultVlan
+		annotations nonMasqueradeCIDRs ipam.type ipam.request ipam.provide ipam.routes`)
+	for prefix, conf := range map[string]reflect.Type{"": reflect.TypeFor[cni.NetConf](), inIPAM: reflect.TypeFor[cni.DHCP]()} {
+		for _, f := range reflect.VisibleFields(conf) {
+			name := prefix + f.Tag.Get("json")
+			_, known := options()[name]
+			expect.That(t, name == prefix || known != slices.Contains(noOptions, name),
+				"field %s is to be in options (conf.go), or here if networks of Docker and podman do not need it", name)
+		}
 	}
 	for name, isText := range options() {
 		value, listed := text[name]

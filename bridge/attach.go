@@ -24,7 +24,7 @@ type Attachment struct {
 	MAC       net.HardwareAddr
 	PeerIndex int
 	PeerMAC   net.HardwareAddr
-	MTU       int // of both ends, in bytes
+	MTU       int // MTU of both ends, in bytes
 	// NetNSCookie identifies the pod's network namespace: see netns.NS.Cookie.
 	NetNSCookie uint64
 }

@@ -25,7 +25,7 @@ type Link struct {
 	// Promiscuous is set if a program set the flag IFF_PROMISC, as `ip link` does. It is not set if the link is
 	// promiscuous only because a packet capture is running.
 	Promiscuous bool
-	Master      int // index of the bridge that it is a port of, 0 if none
+	Master      int // index of the bridge that has the link as a port, 0 if none
 	Peer        int // for a veth, the index of the other end in that end's namespace
 	Alias       string
 	Group       uint32 // link group; 0 unless set

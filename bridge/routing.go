@@ -57,7 +57,7 @@ const (
 // hostParameter is a sysctl with its expected value. path is relative to /proc/sys.
 type hostParameter struct {
 	path, value string
-	isSwitch    bool         // every value except 0 is as good
+	isSwitch    bool         // any value except 0 turns the parameter on
 	before      func() error // called before the value is written; may be nil
 }
 
@@ -117,7 +117,7 @@ func keepAdvertised() error { return sysctl.Replace("ipv6", "accept_ra", "1", "2
 func (r *Routing) parameters() ([]hostParameter, error) {
 	for _, name := range []string{r.Input, r.RouteLocalnet} {
 		err := checkName(name)
-		if name == "all" || name == "default" { // these apply to every link
+		if name == "all" || name == "default" { // "all" and "default" apply to every link
 			err = fmt.Errorf("%w: %q names no link", tombolo.ErrInvalid, name)
 		}
 		if err != nil && name != "" {

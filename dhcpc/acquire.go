@@ -101,7 +101,7 @@ func (t *step) selecting(m *message) {
 	}
 
 	if !l.Server.IsValid() {
-		l.Server = m.source // as udhcpc does
+		l.Server = m.source // udhcpc also uses the source address
 	}
 
 	if !usable(l.Server) {
@@ -199,7 +199,7 @@ func (t *step) requesting(m *message) {
 		t.s.hint = t.cfg.Address
 		t.startOver(refusal(m, offer.Address.Addr()), 0)
 	default:
-		t.isAnothers(m, offer) // a duplicate of the OFFER is common, and irrelevant
+		t.isAnothers(m, offer) // ignore duplicates of the OFFER, which are common
 	}
 }
 
@@ -299,10 +299,10 @@ func (t *step) accept(l *Lease) {
 // These are the constants of RFC 5227, section 1.1.
 const (
 	probeCount   = 3
-	probeWait    = time.Second // before the first, at most
-	probeMin     = time.Second // between two
+	probeWait    = time.Second // the longest pause before the first probe
+	probeMin     = time.Second // the pause between two probes
 	probeMax     = 2 * time.Second
-	announceWait = 2 * time.Second // after the last, for answers
+	announceWait = 2 * time.Second // the wait for answers after the last probe
 )
 
 // startProbing begins to look for other hosts that use the leased address.

@@ -169,7 +169,7 @@ func (r *runner) countSleep(now time.Time) error {
 	older := *r.session.Lease()
 	for _, t := range []*time.Time{&older.Obtained, &older.Renew, &older.Rebind, &older.Expire} {
 		if !t.IsZero() {
-			*t = now.Add(t.Sub(now) - by) // the wall clock has continued, so its time stays
+			*t = now.Add(t.Sub(now) - by) // the wall clock continued, so the wall time stays the same
 		}
 	}
 
@@ -188,7 +188,7 @@ func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error
 		case err == nil:
 			return p, nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil, ctx.Err() // it may be ctx's deadline
+			return nil, ctx.Err() // the deadline may have been ctx's
 		case !r.patient || ctx.Err() != nil:
 			return nil, err
 		}

@@ -18,10 +18,10 @@ const (
 	DefaultTimeout    = 30 * time.Second
 	defaultRetransmit = 4 * time.Second  // the first pause before a message is sent again; doubled each time
 	maxRetransmit     = 64 * time.Second // the longest such pause
-	defaultLeaseTime  = time.Hour        // if a server names none
-	minRenewWait      = 60 * time.Second // between later REQUESTs of one renewal
-	confirmWait       = time.Second      // for an answer to the REQUEST of INIT-REBOOT
-	silence           = 4 * time.Second  // of all servers, before Config.Last is used
+	defaultLeaseTime  = time.Hour        // the lease time if a server names none
+	minRenewWait      = 60 * time.Second // the shortest pause between later REQUESTs of one renewal
+	confirmWait       = time.Second      // the wait for an answer to the REQUEST of INIT-REBOOT
+	silence           = 4 * time.Second  // the time without any answer before Config.Last is used
 
 	// If a server sends shorter times, the client uses these, or computes T1 and T2 itself. Otherwise clients would
 	// ask the server again and again.
@@ -32,7 +32,7 @@ const (
 	macLen             = 6
 	maxOption          = 255  // bytes in an option's value that we send
 	minMessage         = 576  // every host accepts an IP packet of that size
-	defaultMessageSize = 1500 // longer ones would be fragmented on the way
+	defaultMessageSize = 1500 // longer messages would be fragmented on the way
 )
 
 // Config holds the client's identity and the parameters of its requests. MAC is required, and so is Dial for a
@@ -92,7 +92,7 @@ type Config struct {
 	// it expects no answer, so it has none open in the state BOUND.
 	Dial func(ctx context.Context, local netip.Addr) (Transport[*Packet], error) `json:"-"`
 
-	clock clock // nil means the machine's; tests have another
+	clock clock // nil means the machine's clock; tests replace it
 }
 
 // Option is one DHCP option.

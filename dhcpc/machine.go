@@ -42,16 +42,16 @@ type Session struct {
 
 	askBroadcast bool // servers are asked to broadcast their answers, see broadcastTry
 
-	offer *Lease       // being requested or probed
+	offer *Lease       // the OFFER that is being requested or probed
 	other *Lease       // an OFFER from a server to avoid, used if there is no better one
 	avoid []netip.Addr // servers that offered and then refused, or fell silent
 	hint  netip.Addr   // the address to request in a DISCOVER
 
 	last   *Lease    // Config.Last, until a server answers
-	giveUp time.Time // the time to use it
+	giveUp time.Time // the time from which last is used
 
-	others     []netip.Addr // servers that answered besides the asked one, for Lease.Others
-	unbelieved []string     // rejected answers, for Lease.Ignored, see doubt
+	others     []netip.Addr // other servers that answered too, for Lease.Others
+	unbelieved []string     // rejected answers, for Lease.Ignored; see whyDoubtful
 
 	lease *Lease // the present lease
 }
@@ -204,7 +204,7 @@ func (t *step) receive(p *Packet) {
 		t.s.unbelieved = trace.Shun(t.s.unbelieved, t.out.Unbelieved)
 		t.note(t.out.Unbelieved)
 		if t.s.lease != nil && t.s.tries == 1 {
-			t.s.wake = t.now // a broadcast shows whether the server meant it
+			t.s.wake = t.now // the next REQUEST, a broadcast, shows whether the answer was genuine
 		}
 		return
 	}

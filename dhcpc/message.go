@@ -18,7 +18,7 @@ import (
 // message is a received DHCP message with further facts about its packet.
 type message struct {
 	*dhcpv4.DHCPv4
-	address netip.Addr // yiaddr
+	address netip.Addr // the assigned address (yiaddr)
 	server  netip.Addr // option 54; not valid if it is missing or no address
 	source  netip.Addr // the IP packet's source; not valid if unknown
 	nextHop Hex        // the frame's source MAC

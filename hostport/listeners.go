@@ -26,7 +26,7 @@ type Listener struct {
 	Local    netip.AddrPort // the address and port of the socket; ::ffff:10.0.0.1 becomes 10.0.0.1
 	Link     string         // the link that it is bound to (SO_BINDTODEVICE), if any
 
-	onlyIPv6 bool   // at [::], it accepts no IPv4
+	onlyIPv6 bool   // a socket at [::] that accepts no IPv4
 	link     int    // the index of Link; 0 if it is not bound to a link
 	inode    uint32 // the socket's number, also in /proc's lists of open files
 }

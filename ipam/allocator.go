@@ -94,7 +94,7 @@ type Live struct {
 // both cases, live addresses without a reservation get one. So no address is assigned twice after somebody deletes
 // the directory while pods run.
 type Epoch struct {
-	Token string // in any form; empty switches all of this off
+	Token string // any text; empty disables the handling of epochs
 	// Started is compared with the modification times of reservations. The zero time means unknown, and nothing is
 	// dropped.
 	Started time.Time

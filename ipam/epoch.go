@@ -116,7 +116,7 @@ func (s *session) dropOld(alive map[netip.Addr]Live) error {
 		}
 
 		if state == stateComplete && s.isInUse(held) {
-			continue // a record is always of this epoch
+			continue // the owner has a record, so its reservation is of this epoch
 		}
 
 		if err := s.release(addr); err != nil {

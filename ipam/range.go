@@ -127,7 +127,7 @@ func newRange(conf Range) (ipRange, error) {
 		name string
 		from netip.Addr
 		to   *netip.Addr
-		free bool // may lie outside of the subnet
+		free bool // the address may lie outside of the subnet
 	}{
 		{"rangeStart", conf.RangeStart, &r.start, false},
 		{"rangeEnd", conf.RangeEnd, &r.end, false},
@@ -292,9 +292,9 @@ func (r ipRange) String() string {
 type cursor struct {
 	set   rangeSet
 	pool  pool
-	index int        // index of the range with at
+	index int        // index of the range that contains at
 	at    netip.Addr // the next candidate
-	stop  netip.Addr // the first candidate, after it was returned
+	stop  netip.Addr // the first candidate, once next has returned it
 }
 
 // from returns a cursor that starts after last. If last is not valid or not in the set, the cursor starts at the

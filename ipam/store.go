@@ -281,7 +281,7 @@ type session struct {
 	fd    int // the open lock file
 	order *lockorder.Acquisition
 
-	keeper string        // the name that keeps the addresses of an Add, with the interface; empty: none
+	keeper string        // the name under which an Add's addresses are kept; empty if none
 	kept   []keptAddress // read only for an Add with a keeper
 }
 

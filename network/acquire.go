@@ -29,7 +29,7 @@ type leaseCall struct {
 	request *Lease
 	client  lease.Client
 	dir     *lease.Dir
-	lock    *lease.LockedRecord // of its record, unless released
+	lock    *lease.LockedRecord // the lock of the lease's record, unless released
 	rec     *lease.Record
 	// unconfirmed means that no server answered, and the pod uses its last lease again. The keeper then asks servers
 	// to confirm the lease.
@@ -44,7 +44,7 @@ func (a *addCall) prepareLease() (*leaseCall, error) {
 	case 6:
 	case 0:
 		pod := *a.pod
-		pod.MAC = ident.RandomMAC() // the server identifies the pod by it
+		pod.MAC = ident.RandomMAC() // the server identifies the pod by its MAC
 		a.pod = &pod
 	default:
 		return nil, failf(ErrInvalid, "container %s: %q is not a MAC of 6 bytes", a.pod.ContainerID, a.pod.MAC)

@@ -81,7 +81,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 			// named after the attachment, so they may belong to that ADD: undo nothing. The objects of this ADD are
 			// gone: the DEL has deleted them, or the other ADD deletes them as remains.
 			if _, loadErr := a.s.Dir.Load(nw.Name, hash); !errors.Is(loadErr, fs.ErrNotExist) {
-				_ = a.pending.Close() // its file is gone
+				_ = a.pending.Close() // ignore the error: the record's file is gone
 				return nil, err
 			}
 		}
@@ -95,7 +95,7 @@ type addCall struct {
 	entry
 	nw  *Network
 	pod *Pod
-	rec *state.Attachment // its record, as derived so far
+	rec *state.Attachment // the attachment's record, as derived so far
 
 	leasing *leaseCall      // nil unless the address comes by DHCP
 	metrics metrics         // metrics of the pod's default routes
@@ -250,7 +250,7 @@ type assignment struct {
 	addresses []ipam.Address
 	routes    []route.Route
 	dns       DNS
-	informs   bool // DHCPv6 has DNS that routers do not announce
+	informs   bool // DHCPv6 announces name servers that routers do not
 }
 
 // maxRemains limits how often one ADD deletes the remains of killed ADDs. Once is enough, unless other ADDs of the
@@ -320,7 +320,7 @@ func (a *addCall) takeRemainsDown(ctx context.Context) error {
 	lock, err := a.s.Dir.LockAttachment(a.nw.Name, a.hash)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil // it is gone already
+		return nil // the record is gone already
 	case err != nil:
 		return errAlreadyExists(a.pod.key(a.nw))
 	}

@@ -121,7 +121,7 @@ func (s *session) sharedNIC(ctx context.Context, rec *state.Network) (string, er
 
 	nic, err := s.shares().Find(ctx, shareOf(rec))
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil // uplinkPart reports it
+		return "", nil // uplinkPart reports the missing NIC
 	}
 
 	if err != nil || nic.Master != 0 {

@@ -30,7 +30,7 @@ type podSite struct {
 	*state.Attachment
 	s     *session
 	nw    *state.Network
-	link  *bridge.Link // its port, if it is to be repaired
+	link  *bridge.Link // the pod's port, if it is to be repaired
 	want  bridge.Port  // the intended port and interface
 	pod   *netns.NS    // nil if it is gone or belongs to another pod, with the reason in lost
 	lost  error

@@ -28,7 +28,7 @@ type requirement struct {
 
 	PodEgress bool              // the pod has a policy of egress
 	Owner     string            // the hash of the attachment of the Add
-	Pod       *state.Attachment // its future record; nil for Ready, which asks for no pod
+	Pod       *state.Attachment // the pod's future record; nil in Ready, which has no pod
 }
 
 // configHash returns a hash of the network's configuration. It leaves out the fields that depend on single pods.
@@ -302,7 +302,7 @@ func (w *requirement) newRecord(epoch string, chosen choice, attachments []*stat
 	}
 
 	for _, a := range attachments {
-		rec.Guard = rec.Guard || a.Guard != "" // containers of Docker may have one of their own
+		rec.Guard = rec.Guard || a.Guard != "" // a container of Docker may have a guard of its own
 		for _, address := range a.Addresses {
 			rec.Subnets = appendNew(rec.Subnets, address.Prefix.Masked())
 			if !w.Gateway || !address.Gateway.IsValid() {

@@ -87,7 +87,7 @@ func (k *checkCall) attachment(ctx context.Context, found *findings) error {
 	}
 
 	found.addAll(p.found.list, "")
-	p.want.MTU, p.want.Down = 0, len(p.want.Addresses) == 0 // then the reference plugin looks at no route
+	p.want.MTU, p.want.Down = 0, len(p.want.Addresses) == 0 // without addresses, the reference plugin checks no route
 	p.anyDefault = true
 	inside, err := p.inside(ctx)
 	found.addAll(inside, "")

@@ -28,7 +28,7 @@ import (
 func refuseConflicts(ctx context.Context, s *session, w *requirement, token string) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != token {
-		before = nil // or damaged: its settings are unknown
+		before = nil // none, or damaged: the network's settings are unknown
 	}
 	if before != nil {
 		if err := refuseStranding(ctx, s, w, before); err != nil {
@@ -112,7 +112,7 @@ func refuseOverlaps(
 		return nil, err
 	}
 
-	var bridges []string // of deserted networks
+	var bridges []string // bridges of deserted networks
 
 	for _, o := range others {
 		if o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != token || len(o.Gateways) == 0 {
@@ -174,7 +174,7 @@ func refuseConnected(ctx context.Context, s *session, w *requirement, fresh []ne
 
 		l, err := s.Links.LinkByIndex(ctx, a.Link)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it has gone since
+			continue // the link was deleted since
 		}
 
 		if err != nil {

@@ -79,7 +79,8 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 		if dryRun {
 			return nil, nil
 		}
-		return nil, n.withSession(func(s *session) error { return s.enter(ctx) }) // this deletes all records
+		// enter begins an epoch, and so deletes all records.
+		return nil, n.withSession(func(s *session) error { return s.enter(ctx) })
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil // the epoch of the records is unknown
 	case err != nil:
@@ -220,7 +221,7 @@ func namespaceLost(rec *state.Attachment) (string, error) {
 	}
 	defer pod.Close()
 	if rec.NetNSCookie == 0 {
-		return "", nil // its ADD was killed early, so it may be the pod's
+		return "", nil // the ADD was killed early, so the namespace may be the pod's
 	}
 
 	cookie, err := pod.Cookie()

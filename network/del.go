@@ -172,7 +172,7 @@ func (t *teardown) remove(ctx context.Context, owner ipam.Owner, hash string) er
 		if err := t.forget(ctx, hash); err != nil {
 			return err
 		}
-	case !errors.Is(err, state.ErrBusy): // another Del is at the same work
+	case !errors.Is(err, state.ErrBusy): // another Del is removing the attachment
 		t.Session.warn(err.Error())
 	}
 
@@ -260,7 +260,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 		return errors.Join(leaseErr, err)
 	}
 
-	if r.unrecorded { // all others are kept away, if it still has no record
+	if r.unrecorded { // the exclusive lock excludes other calls, if there is still no record
 		err := s.enterAlone(ctx)
 		if _, loadErr := s.Dir.Load(t.Network, r.hash); err != nil || !errors.Is(loadErr, fs.ErrNotExist) {
 			s.leave()
@@ -282,7 +282,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 		func() error { return removeElements(ctx, s, &now) },
 		func() error { s.passPorts(ctx, now.rec); return nil },
 		func() error { flushed = flushFlows(ctx, s.Links, now.rec); return nil },
-		func() error { _ = t.node.reportStep("firewall"); return nil }, // nothing keeps the other steps from running
+		func() error { _ = t.node.reportStep("firewall"); return nil }, // an error must not stop the other steps
 		func() error { return s.Links.Detach(ctx, r.port(), endpoint.AliasOwner(r.hash), now.ifbNames()...) },
 		func() error { return <-flushed },
 		func() error { _ = t.node.reportStep("link"); return nil },

@@ -72,7 +72,7 @@ func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, required
 	derive()
 	e.undo.push(func(ctx context.Context) error {
 		if e.attached {
-			return nil // it could not be deleted, and stays guarded
+			return nil // the port could not be deleted, and stays guarded
 		}
 
 		if e.guard == nil {
@@ -172,7 +172,7 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, required *requ
 		}
 
 		if string(conflict.Owner) != e.hash && conflict.Network == rec.Network {
-			e.s.deferUntilClose(func() error { // when the Add has released its locks
+			e.s.deferUntilClose(func() error { // runs when the Add has released its locks
 				ctx, cancel := context.WithTimeout(context.Background(), reclaimTimeout)
 				defer cancel()
 				_, err := e.node.teardown(e.s, rec.Network, nil).collectDead(ctx, false)
@@ -243,7 +243,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 		theirs[p.String()] = !p.Withheld
 	}
 
-	var shared []int // by their indexes in the record
+	var shared []int // the ports' indexes in the record
 	for i, one := range rec.Published {
 		if has.ContainerID == rec.ContainerID && !one.Withheld &&
 			(theirs[one.String()] || one.Count == 0 && one.String() == conflict.Port) {
@@ -291,7 +291,7 @@ func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared
 
 	e.isTakeover = true
 	e.undo.push(func(ctx context.Context) error {
-		_ = e.s.Firewall.Remove(ctx, e.endpoint(rec)) // or the existing part of it
+		_ = e.s.Firewall.Remove(ctx, e.endpoint(rec)) // delete the elements that exist
 		return e.s.publish(ctx, newWaiting(lan))
 	})
 	return err

@@ -19,7 +19,7 @@ type firewallPart struct{}
 
 func (firewallPart) look(ctx context.Context, n *site) error {
 	if n.quick && n.bridge.Index == 0 {
-		return nil // not a matter of the firewall
+		return nil // bridgePart reports the missing bridge
 	}
 
 	if n.closed == nil {
@@ -68,7 +68,7 @@ func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
 // declareMended sets the sentinels in the networks' sets, which declare that all elements exist again. It also adds
 // the elements of the repaired pods.
 func declareMended(ctx context.Context, s *session, sites ...*site) error {
-	var back []nft.Endpoint // of all networks, since they share sets
+	var back []nft.Endpoint // endpoints of all networks, since networks share sets
 	for _, n := range sites {
 		back = append(back, n.restored...)
 	}

@@ -85,7 +85,7 @@ func routers(family, name string, others ...string) ([]string, error) {
 	return slices.Sorted(maps.Keys(values)), err
 }
 
-const forceForwarding = "force_forwarding" // of a link, for IPv6; since Linux 6.17
+const forceForwarding = "force_forwarding" // an IPv6 parameter of a link; since Linux 6.17
 
 func (forwardingPart) look(ctx context.Context, n *site) error {
 	needs := n.neededRouting()
@@ -143,7 +143,7 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		n.rec.Routers4, n.closed[0].Routers = links, links // IPv4 is the first
+		n.rec.Routers4, n.closed[0].Routers = links, links // closed[0] is IPv4
 	}
 
 	return false, nil
@@ -182,7 +182,7 @@ func (n *site) lookAtOthers() {
 func reopen(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil || !forwardingChanged(rec) {
-		return nil // another part reports the record
+		return nil // another part reports the damaged record
 	}
 
 	if err := s.enterAlone(ctx); err != nil {

@@ -254,7 +254,7 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 
 		wrong, err := checkSubnet(ctx, s.Links.Routes(), gw, l.Index)
 		if wrong != "" {
-			_, err = s.Links.Routes().Ensure(ctx, subnetRoute(gw, l.Index)) // in place of another one
+			_, err = s.Links.Routes().Ensure(ctx, subnetRoute(gw, l.Index)) // replaces another route
 		}
 
 		if err != nil {
@@ -289,7 +289,7 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 	before, err := s.Dir.LoadNetwork(rec.Name)
 	if err != nil || before.GatewayLink() != rec.GatewayLink() {
-		return nil, nil // none, or damaged: then nothing is known to be ours
+		return nil, nil // without a readable record, no gateway is known to be ours
 	}
 
 	used := slices.Clone(rec.Gateways)

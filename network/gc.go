@@ -69,7 +69,7 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 	case errors.Is(err, fs.ErrNotExist):
 		now.rec, now.unrecorded = nil, true
 	case err != nil:
-		t.Session.warn(err.Error()) // the record is no file
+		t.Session.warn(err.Error()) // the record is not a regular file
 	default:
 		defer lock.Close()
 		rec, err := t.Session.Dir.Load(t.Network, r.hash)
@@ -95,7 +95,7 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 // inventory holds the attachments of one network, or of all networks, by hash (ident.Hash).
 type inventory struct {
 	all    map[string]*remains
-	others []string // another program's elements, in words
+	others []string // descriptions of other programs' elements
 }
 
 func (inv *inventory) at(hash string) *remains {
@@ -130,7 +130,7 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 		}
 	}
 
-	delete(inv.all, "") // of a file with another name
+	delete(inv.all, "") // the record of a file whose name is no hash
 	isOurs := func(token string) bool { return network == "" || token == endpoint.NetworkToken(network) }
 	links, err := s.Links.Veths(ctx)
 	errs = append(errs, err)

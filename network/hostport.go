@@ -261,7 +261,7 @@ func findListeners(ctx context.Context, containerID string, requested []nft.Port
 func listenerAdvice(l hostport.Listener) string {
 	text := "stop that, or choose another hostPort"
 	switch {
-	case l.Link == "lo" && l.Local.Addr().IsUnspecified(): // the host sends to all of its own addresses by lo
+	case l.Link == "lo" && l.Local.Addr().IsUnspecified(): // the host reaches all of its own addresses through lo
 	case l.Link != "":
 		text += ", or a hostIP that is an address of another link than " + l.Link
 	case !l.Local.Addr().IsUnspecified():

@@ -73,7 +73,8 @@ func (p *podSite) inside(ctx context.Context) (list []tombolo.Difference, _ erro
 	want := &p.want
 	differs(named != l.Index, "name", want.Peer, l.Name)
 	differs(!l.Up() && !want.Down, "link", "up", "down")
-	hasMTU := want.MTU == 0 || l.MTU == want.MTU || l.MTU < want.MTU && p.IPAMType == endpoint.Leased // by its lease
+	// A lease may lower the MTU.
+	hasMTU := want.MTU == 0 || l.MTU == want.MTU || l.MTU < want.MTU && p.IPAMType == endpoint.Leased
 	differs(!hasMTU, "MTU", strconv.Itoa(want.MTU), strconv.Itoa(l.MTU))
 	differs(want.PeerMAC != nil && !bytes.Equal(want.PeerMAC, l.MAC), "MAC", want.PeerMAC.String(), l.MAC.String())
 
@@ -113,7 +114,7 @@ func (p *podSite) inside(ctx context.Context) (list []tombolo.Difference, _ erro
 	})
 
 	for _, r := range routes {
-		differs(true, "route", r.String(), instead[destination(r)]) // only a default route has another in its place
+		differs(true, "route", r.String(), instead[destination(r)]) // only default routes have an entry in instead
 	}
 
 	return list, err

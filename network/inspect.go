@@ -21,7 +21,7 @@ type NetworkReport struct {
 // Inspection is the result of Inspect.
 type Inspection struct {
 	Attachments []Report        `json:"attachments"`
-	Networks    []NetworkReport `json:"networks,omitempty"` // those with differences
+	Networks    []NetworkReport `json:"networks,omitempty"` // only networks with differences
 	// Uplinks lists the faults of NICs that were taken over.
 	Uplinks []tombolo.Difference `json:"uplinks,omitempty"`
 	// Stray lists our objects in the kernel that belong to no record.
@@ -150,12 +150,12 @@ func (report *Inspection) compareNetwork(ctx context.Context, s *session, name s
 		switch {
 		case a.State != state.Ready:
 			err := s.withLockedRecord(a.Network, a.Hash(), func(*state.Attachment) error { return nil })
-			if !errors.Is(err, state.ErrBusy) { // else a call is working on it
+			if !errors.Is(err, state.ErrBusy) { // ErrBusy means that a call is working on it
 				diffs = recreateDifference("its ADD did not finish")
 			}
 		case rec == nil:
 			diffs = recreateDifference("its network has no record")
-		case a.NetNSCookie == 0: // its interface is on its way there: see Change.Moved
+		case a.NetNSCookie == 0: // Docker is still moving the interface: see Change.Moved
 		default:
 			p, err := s.find(ctx, rec, a)
 			if err != nil {

@@ -83,7 +83,7 @@ func (leasePart) look(_ context.Context, p *podSite) error {
 		return nil
 	}
 
-	p.s.leave() // leases are on a disk
+	p.s.leave() // release the lock first: leases are on a disk
 	dir, err := lease.Open(p.DataDir)
 	if err != nil {
 		return err
@@ -119,7 +119,7 @@ func (leasePart) look(_ context.Context, p *podSite) error {
 // come back.
 func leasesOf(s *session, network string) ([]*lease.Record, error) {
 	if s.LeaseDir == "" {
-		return nil, nil // an operator's command
+		return nil, nil // without a lease directory, leave leases out
 	}
 
 	dir, err := lease.Open(s.LeaseDir)

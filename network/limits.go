@@ -75,7 +75,7 @@ func (a *addCall) limit(ctx context.Context, index, mtu int) (err error) {
 	a.undo.push(func(ctx context.Context) error {
 		return conn.Remove(ctx, bandwidth.Target{IFB: target.IFB, Owner: target.Owner})
 	})
-	if a.limits.IsZero() { // else this is a second attempt, and the operator has the warning already
+	if a.limits.IsZero() { // do not repeat the warning in a second attempt
 		if a.limits, err = effectiveLimits(a.s, a.pod.Limits, mtu); err != nil {
 			return err
 		}

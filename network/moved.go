@@ -44,7 +44,7 @@ func (c Change) Moved(ctx context.Context, path string) error {
 	if err == nil {
 		err = c.do(ctx, func(s *session, _, next *state.Attachment) error {
 			next.NetNS, next.NetNSCookie = path, cookie
-			if cookie != 0 { // else the interface is on its way there
+			if cookie != 0 { // 0 means that Docker is still moving the interface
 				isDefault := func(r route.Route) bool { return isDefault(&r) }
 				next.Routes = slices.DeleteFunc(slices.Clone(next.Routes), isDefault)
 				if err := errors.Join(s.completeNextHops(ctx, next), s.hearRouters(ctx, next)); err != nil {

@@ -107,7 +107,7 @@ func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 
 	for _, a := range n.attachments {
 		if before == nil {
-			break // no pod has an entry
+			break // no pod of the network has such an entry
 		}
 		if err := n.s.setNextHops(ctx, a, mac, before); err != nil {
 			n.s.warn(fmt.Sprintf("cannot tell container %s of the host's MAC %s: %v", a.ContainerID, mac, err))

@@ -58,7 +58,7 @@ func (a *addCall) derive(context.Context) error {
 	case a.link != nil:
 		mac = a.link.PeerMAC
 	case mac == nil && (rec.Guard != "" || nw.Uplink != ""):
-		mac = ident.RandomMAC() // the rules need it before the kernel would choose one
+		mac = ident.RandomMAC() // the rules need a MAC before the kernel would choose one
 	}
 
 	rec.MAC = state.MAC(mac)
@@ -106,7 +106,7 @@ func (a *addCall) limitEgress() {
 
 	a.required.PodEgress, a.rec.Egress = true, endpoint.WithResolvers(a.pod.Egress, resolvers)
 	if a.rec.Guard == "" || a.rec.Guard == nft.GuardMAC {
-		a.rec.Guard = nft.GuardAddresses // it could send from other addresses
+		a.rec.Guard = nft.GuardAddresses // otherwise the pod could send from other addresses
 	}
 }
 
@@ -144,7 +144,7 @@ func (a *addCall) portOnBridge() bridge.Port {
 // checkAssigned refuses addresses and routes that the pod could not get.
 func (a *addCall) checkAssigned(g assignment) error {
 	if len(g.addresses) == 0 && a.leasing != nil {
-		return nil // they are to come
+		return nil // the addresses come later
 	}
 
 	if len(g.addresses) == 0 && a.nw.Origin.Type != "" {

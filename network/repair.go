@@ -29,7 +29,7 @@ func mendOthers(ctx context.Context, s *session, except string) ([]*site, error)
 	r := &repair{s: s}
 	for _, o := range others {
 		if err := r.network(ctx, o); err != nil {
-			s.warn(err.Error()) // its own next ADD reports it
+			s.warn(err.Error()) // the network's next ADD reports the error
 		}
 	}
 	return r.mended, nil
@@ -89,7 +89,8 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	errs = append(errs, declareMended(ctx, s, r.mended...))
 	for _, a := range r.followers {
 		if withholdsPorts(a) {
-			errs = append(errs, s.publish(ctx, newWaiting(a))) // a DEL that was to pass them on may have been killed
+			// The DEL that should have passed the ports on may have been killed.
+		errs = append(errs, s.publish(ctx, newWaiting(a)))
 		}
 	}
 
@@ -106,7 +107,7 @@ type repair struct {
 
 func (r *repair) network(ctx context.Context, rec *state.Network) error {
 	if rec.Epoch != r.s.Epoch.Token() {
-		return nil // of an earlier epoch: its next ADD builds it
+		return nil // the record is of an earlier epoch: the next ADD builds the network
 	}
 
 	attachments, err := r.s.attachments(rec.Name)
@@ -139,7 +140,7 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 func (n *Node) Repair(ctx context.Context) error {
 	return n.withSession(func(s *session) error {
 		if err := s.inOwnNamespace(); err != nil {
-			return err // it would create everything that is missing there in this namespace
+			return err // a repair would create the network in the wrong namespace
 		}
 		err := repairNetworks(ctx, s)
 		_, straysErr := mendStrays(ctx, s)
@@ -270,7 +271,7 @@ func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 		}
 
 		if r.portName != "" {
-			continue // a pod
+			continue // the link belongs to a pod
 		}
 
 		if r.elementNetwork != "" {
@@ -316,7 +317,7 @@ func (u Upkeep) Host(ctx context.Context) error {
 
 // Links describes the links of the networks that have pods.
 type Links struct {
-	Bridges, Ports []int // indexes of the existing ones
+	Bridges, Ports []int // indexes of the links that exist
 	// Uplinks maps the names of the networks' NICs to their indexes, or to 0 if a NIC does not exist. Pairs are the
 	// indexes of both ends of the veth pairs that connect shared NICs to bridges.
 	Uplinks  map[string]int

@@ -51,7 +51,7 @@ func (s *session) bindAllocator(a ipam.Allocator, network string, own ipam.Owner
 // on record may have an ADD in progress, or be newer than the caller's list.
 func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) error {
 	if t.Known.Leased {
-		return nil // leases are attachments like others
+		return nil // leased addresses have no reservations
 	}
 
 	if err := t.Session.enter(ctx); err != nil {
@@ -69,7 +69,7 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 // This happens if the container is started again with that plugin, which does not know our records.
 func (t *teardown) reservedAgain(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec.DataDir == "" {
-		return nil // a directory of our own
+		return nil // the directory is one of ours
 	}
 
 	written, err := t.Session.Dir.Written(t.Network, r.hash)
@@ -125,7 +125,7 @@ func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr 
 // For a slow allocator, it first releases the state's lock.
 func (t *teardown) release(ctx context.Context, r *remains) error {
 	if r.rec != nil && r.rec.IPAMType == endpoint.Leased || r.rec == nil && t.Known.Leased {
-		return nil // done before the link was deleted
+		return nil // the lease was released before the link was deleted
 	}
 
 	if r.owner.ContainerID == "" {

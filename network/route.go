@@ -39,7 +39,7 @@ func (hostRoutePart) look(ctx context.Context, p *podSite) error {
 	for _, address := range p.Addresses {
 		gw := netip.PrefixFrom(address.Gateway, address.Prefix.Bits())
 		if !slices.Contains(p.nw.Gateways, gw) || gw.Masked() != address.Prefix.Masked() || gw == address.Prefix {
-			continue // the host has no route to it through us, or has the address itself
+			continue // such a pod is not reached through our gateway
 		}
 		if err := p.lookAtWay(ctx, at, address.Prefix); err != nil {
 			return err
@@ -58,7 +58,7 @@ func (p *podSite) lookAtWay(ctx context.Context, at *bridge.Link, own netip.Pref
 	}
 
 	if wrong, err := checkSubnet(ctx, p.s.Links.Routes(), own, at.Index); wrong != "" || err != nil {
-		return err // the network reports it
+		return err // the network's own parts report this
 	}
 
 	p.found.advise(tombolo.RemedyConfigure,
@@ -227,7 +227,7 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint
 	defer conn.Close()
 	const (
 		step     = 100
-		default6 = 1024 // the kernel's for IPv6 (IP6_RT_PRIO_USER)
+		default6 = 1024 // the kernel's metric for IPv6 (IP6_RT_PRIO_USER)
 	)
 	metric, isTaken, largest := requested, false, uint32(0)
 	if family == unix.AF_INET6 {
@@ -236,7 +236,7 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint
 
 	err = conn.Walk(ctx, route.Filter{Family: family, Table: unix.RT_TABLE_MAIN}, func(r route.Route) {
 		if r.Dst.Bits() > 0 || r.Priority == math.MaxUint32 {
-			return // the last is the kernel's own, which refuses packets
+			return // the kernel's own unreachable route has the last metric
 		}
 		isTaken = isTaken || r.Priority == metric
 		largest = max(largest, r.Priority)

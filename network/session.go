@@ -26,9 +26,9 @@ type session struct {
 	Firewall *nft.Conn
 	Epoch    state.Epoch // the epoch of this boot of the node; known after enter
 
-	bridges map[string]*bridge.Link // remembered bridges; nil if none are to be remembered
+	bridges map[string]*bridge.Link // cached bridges; nil if nothing is cached
 
-	leaveNS    func() error // back to the caller's namespace
+	leaveNS    func() error // returns to the caller's namespace
 	lock       *state.Lock
 	generation string // from the lock's file, as this call found it
 	deferred   []func() error

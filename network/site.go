@@ -108,7 +108,7 @@ func (n *site) make(ctx context.Context) (changed bool, _ error) {
 		partChanged, err := p.make(ctx, n)
 		changed = changed || partChanged
 		if err != nil {
-			return i > 0, err // its progress is unknown
+			return i > 0, err // how far the part came is unknown
 		}
 	}
 	return changed, n.reattach(ctx)

@@ -125,8 +125,8 @@ func (report *Inspection) addSurroundings(ctx context.Context, host *surrounding
 		}
 		for _, l := range found {
 			if isLimited(a) {
-				report.note("host port %d leads to container %s, and %s too, which gets only the packets of callers that "+
-					"publishFrom excludes", l.Local.Port(), a.ContainerID, l)
+				report.note("host port %d leads to container %s, and %s too, which gets only the packets of callers "+
+					"that publishFrom excludes", l.Local.Port(), a.ContainerID, l)
 				continue
 			}
 			n.found.advise(tombolo.RemedyConfigure,
@@ -209,8 +209,8 @@ func (report *Inspection) addOpenings(ctx context.Context, n *site, a *state.Att
 				if p.HostAddr.IsValid() && p.HostAddr.Is4() != own.Is4() {
 					continue
 				}
-				report.note("host port %s of %s is open only where a rule of the host's firewall, which outlives the pod, "+
-					"accepts its calls; this helps: %s", endpoint.PortText(p), describe(a),
+				report.note("host port %s of %s is open only where a rule of the host's firewall, which outlives "+
+					"the pod, accepts its calls; this helps: %s", endpoint.PortText(p), describe(a),
 					command(p.Protocol.String(), span(p.HostPort, p.Count), span(p.PodPort, p.Count)))
 			}
 		}
@@ -331,7 +331,7 @@ func (report *Inspection) addStrangeAddresses(ctx context.Context, host *surroun
 		switch {
 		case other != "":
 			n.found.advise(tombolo.RemedyConfigure, "%s", text)
-		case general.Link != n.gatewayLink.Index: // a host whose own way out is this bridge has its own address there
+		case general.Link != n.gatewayLink.Index: // else the host itself uses the link, with its own address
 			report.note("%s", text)
 		}
 	}
@@ -353,12 +353,12 @@ func (report *Inspection) addDeafLinks(ctx context.Context, s *session, host *su
 
 		l, err := s.Links.LinkByIndex(ctx, a.Link)
 		if err != nil || l.AcceptRA != 1 || l.Master != 0 || strings.HasPrefix(l.Alias, endpoint.AliasPrefix) {
-			continue // or it is gone
+			continue // the link may be gone
 		}
 		if forwards, err := sysctl.Read(sysctl.Link("ipv6", l.Name, "forwarding")); err == nil && forwards != "0" {
 			report.note("link %[1]s ignores router advertisements, because the host forwards IPv6 "+
-				"(net.ipv6.conf.%[1]s.accept_ra is 1), and has no default route of IPv6; if a router is there, with its "+
-				"next advertisement this helps: sysctl -w net/ipv6/conf/%[1]s/accept_ra=2", l.Name)
+				"(net.ipv6.conf.%[1]s.accept_ra is 1), and has no default route of IPv6; if a router is there, with "+
+				"its next advertisement this helps: sysctl -w net/ipv6/conf/%[1]s/accept_ra=2", l.Name)
 		}
 	}
 

@@ -30,7 +30,7 @@ func (a *addCall) refuseTaken(ctx context.Context) error {
 	for _, address := range a.assigned.addresses {
 		own, routed := address.Prefix.Addr(), netip.Addr{}
 		if a.nw.Guard != nft.GuardUntrusted {
-			routed = own // accept the address if routes lead to it: the pod may be a router
+			routed = own // accept an address with routes to it: the pod may be a router
 		}
 
 		err := lease.CheckConflict(ctx, a.s.Links.Routes(), at.Index, own, routed)

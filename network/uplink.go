@@ -30,7 +30,7 @@ type uplinkPart struct{}
 // foundUplink describes the NIC of a network as a call finds it.
 type foundUplink struct {
 	nic    *bridge.Link // Index 0 if the host has no such link; nil if the network has no uplink
-	shared bool         // it is no port of the bridge
+	shared bool         // the bridge shares the NIC, and does not have it as a port
 	ready  bool         // the share needs no Ensure, as far as single requests show
 }
 
@@ -99,7 +99,7 @@ func (n *site) sharedNIC() string {
 // such NIC, the old elements stay.
 func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 	if a.State != state.Ready {
-		a.NIC = n.sharedNIC() // its Add, which is in progress, records it
+		a.NIC = n.sharedNIC() // the Add in progress records this
 	}
 
 	if a.NIC == n.sharedNIC() || n.rec.Uplink != "" && n.uplink.nic.Index == 0 {

@@ -36,7 +36,7 @@ func (n *site) eachInDefaultVLAN(ctx context.Context, do func(index int, name st
 
 	nic, err := n.bridgedNIC(ctx)
 	if nic == nil || err != nil {
-		return nil // the uplink's part
+		return nil // uplinkPart reports the missing NIC
 	}
 
 	return do(nic.Index, nic.Name, m)
@@ -87,7 +87,7 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 
 	nic, err := n.bridgedNIC(ctx)
 	if nic == nil || err != nil {
-		return nil // found with the uplink
+		return nil // findUplink reports the missing NIC
 	}
 
 	outside, err := vlans.Outside(ctx, nic.Index, taggedVLANs(n.rec)...)

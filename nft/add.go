@@ -78,7 +78,7 @@ func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 		}
 	}
 
-	return nftnl.ErrOvertaken // it is gone again
+	return nftnl.ErrOvertaken // the element is gone again, so try again
 }
 
 // explainMissing adds an explanation to an error that matches fs.ErrNotExist. It returns other errors unchanged.
@@ -295,7 +295,7 @@ func (list publishedPorts) exclude(el ruleset.Element) bool {
 // findExcluding returns the existing elements in the kernel that exclude some of the given elements.
 func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementState, error) {
 	var onAll []ruleset.Element
-	var onOne []ruleset.Place // maps of ports; each entry may be an excluding one
+	var onOne []ruleset.Place // maps of host ports on one address
 	requested := publishedBy(elements)
 	for _, f := range ruleset.Families() {
 		one, done := ruleset.InInet(f.HostAddrs), map[string]bool{}

@@ -41,7 +41,7 @@ type Conn struct {
 	tables   ruleset.Tables
 	mark     uint32
 	verified nftnl.Verified // the networks that were found ready
-	err      error          // the error of opening it, if any
+	err      error          // the error of Dial or On, if any
 }
 
 // Dial opens a netlink connection to nf_tables. It needs CAP_SYS_ADMIN if cfg.NetNS is set. All methods need

@@ -146,7 +146,7 @@ func (ep *Endpoint) elements() []ruleset.Element {
 	list := make([]ruleset.Element, 0, 2*len(ep.Addrs))
 	for i, a := range ep.Addrs {
 		if slices.Contains(ep.Addrs[:i], a) {
-			continue // an address that was given twice must not conflict with itself
+			continue // a repeated address must not conflict with itself
 		}
 		list = append(list, podElement(ep.link(), a))
 		if ep.Masquerade {

@@ -114,9 +114,9 @@ type Network struct {
 // (Linux 5.16). After the pair or the NIC was created again, Ready returns false until Ensure is called.
 type Share struct {
 	NIC   string
-	MAC   net.HardwareAddr // the NIC's
-	Outer int              // the index of the pair's end that is not on the bridge
-	Port  string           // the pair's other end, a port of the bridge
+	MAC   net.HardwareAddr // the NIC's MAC
+	Outer int              // index of the pair's end outside of the bridge
+	Port  string           // name of the pair's other end, a port of the bridge
 }
 
 // Closed describes an address family that the host forwards for pods only.
@@ -183,7 +183,7 @@ func (n *Network) spec() *ruleset.Network {
 		Guard: n.Guard, Groups: n.Groups, DropReports: n.DropReports, PortSNAT: n.PortSNAT, Internal: n.Internal,
 		PodEgress: n.PodEgress,
 	}
-	s.Egress, _ = ruleset.ParseEgress(string(n.Egress)) // which check has read
+	s.Egress, _ = ruleset.ParseEgress(string(n.Egress)) // cannot fail: check has parsed it
 	s.Share = (*ruleset.Share)(n.Share)
 	for _, c := range n.Closed {
 		s.Closed = append(s.Closed, ruleset.Closed(c))

@@ -78,7 +78,7 @@ const (
 	// Network.PortSNAT set.
 	SNATNone SNAT = "none"
 
-	snatAny SNAT = "any" // all elements that an endpoint may have with any of these
+	snatAny SNAT = "any" // covers the elements of all other values
 )
 
 // String returns the host's side of the port, such as 8080/tcp, 192.0.2.1:8080/udp or [2001:db8::1]:8080-8090/sctp.
@@ -118,7 +118,7 @@ func (p Port) Check() error {
 // publication is a single published port that leads to one address of a pod.
 type publication struct {
 	protocol Protocol
-	host     netip.Addr // the zero Addr means all of the family
+	host     netip.Addr // the zero Addr means all addresses of the family
 	port     uint16
 	pod      netip.AddrPort
 }
@@ -212,7 +212,7 @@ func (ep *Endpoint) checkPorts() error {
 func (ep *Endpoint) portElements() []ruleset.Element {
 	pubs, err := ep.publications()
 	if err != nil || len(pubs) == 0 {
-		return nil // see check
+		return nil // check reports this error
 	}
 
 	list := make([]ruleset.Element, 0, 3*len(pubs))
@@ -259,7 +259,7 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 func (ep *Endpoint) callerElements() (list []ruleset.Element) {
 	callers, err := ruleset.ParseCallers(ep.PublishFrom...)
 	if err != nil || callers == nil {
-		return nil // see check
+		return nil // check reports this error
 	}
 
 	for _, pod := range ep.firstAddrs() {

@@ -102,7 +102,7 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	err := c.removeWhere(ctx, func(el *ruleset.ElementState) bool {
 		return isOf(el, key) || el.IsNetwork(key)
 	})
-	c.verified.Drop() // more than elements of endpoints has changed
+	c.verified.Drop() // sets and chains have changed, not only elements
 	if err != nil {
 		return err
 	}

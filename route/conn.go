@@ -153,7 +153,7 @@ func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route
 		return err
 	})
 	if errors.Is(err, unix.ENOENT) {
-		return nil // the kernel's error about a missing table; for a link it is ENODEV
+		return nil // a missing table; a missing link is ENODEV
 	}
 
 	return err

@@ -58,7 +58,7 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	}
 
 	if r.From.IsSingleIP() && r.From.Addr().IsUnspecified() {
-		r.From = netip.Prefix{} // in an answer to Get this means that the question had no source
+		r.From = netip.Prefix{} // in an answer to Get, 0/0 means that the request had no source
 	}
 
 	return r, true, err
@@ -93,7 +93,7 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 		r.decodeMetrics(ad)
 	case unix.RTA_CACHEINFO:
 		r.Expires = expires(ad.Bytes())
-	case unix.RTA_EXPIRES: // in requests
+	case unix.RTA_EXPIRES: // only requests contain this attribute
 		d := time.Duration(ad.Uint32()) * time.Second
 		r.Expires = &d
 	case unix.RTA_PAD, unix.RTA_IIF, unix.RTA_UID, unix.RTA_MARK:

@@ -40,7 +40,7 @@ func (r Route) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 	// In a deletion, 0 matches any value. This includes the priority, whose default in IPv6 is otherwise 1024.
 	n.Type, n.Priority = r.Type, r.Priority
 	if r.Scope == nil {
-		n.Scope = new(uint8(unix.RT_SCOPE_NOWHERE)) // any scope
+		n.Scope = new(uint8(unix.RT_SCOPE_NOWHERE)) // NOWHERE matches any scope
 	}
 	return n.message(typ, 0, n.keyAttributes)
 }

@@ -221,7 +221,7 @@ func (r *Route) normal() Route {
 		n.Scope = new(n.customaryScope())
 	}
 
-	if n.Family == unix.AF_INET { // fields of IPv6, which no request for IPv4 contains
+	if n.Family == unix.AF_INET { // requests for IPv4 do not contain the fields of IPv6
 		n.Pref, n.Expires = 0, nil
 	}
 
@@ -278,7 +278,7 @@ func (r *Route) sameHops(have *Route) bool {
 	case r.NexthopID != 0 || have.NexthopID != 0:
 		return r.NexthopID == have.NexthopID
 	case r.sendsNothing():
-		return true // IPv6 names the loopback interface here
+		return true // for IPv6 the kernel names the loopback interface
 	}
 	hop := Nexthop{Gateway: r.Gateway, Link: r.Link, OnLink: r.OnLink}
 	return hop.matches(Nexthop{Gateway: have.Gateway, Link: have.Link, OnLink: have.OnLink}) &&

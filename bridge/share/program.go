@@ -47,10 +47,10 @@ const (
 	helperCloneRedirect = 13 // BPF_FUNC_clone_redirect
 	helperRedirect      = 23 // BPF_FUNC_redirect
 
-	towardsHost = 1 // BPF_F_INGRESS: as if the NIC had received it
+	towardsHost = 1 // BPF_F_INGRESS: the frame enters as if the NIC had received it
 	towardsWire = 0 // the NIC transmits it
 
-	offsetData    = 76 // of struct __sk_buff
+	offsetData    = 76 // offset of data in struct __sk_buff
 	offsetDataEnd = 80
 	etherLen      = 14
 )

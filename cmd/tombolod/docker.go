@@ -34,11 +34,11 @@ func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Confi
 
 	// Set no time-out for reading the request. It would cancel the request's context during a wait for a DHCP server.
 	s := &http.Server{Handler: driver, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
-	go s.Serve(l) //nolint:errcheck // ends with Shutdown
+	go s.Serve(l) //nolint:errcheck // Shutdown ends Serve
 	return func() {
 		within, cancel := context.WithTimeout(context.Background(), finishWithin)
 		defer cancel()
-		_ = s.Shutdown(within) // a request that continues is cut off as by a kill
+		_ = s.Shutdown(within) // a request that takes longer is interrupted, as by a kill
 		driver.Wait()
 	}, nil
 }

@@ -61,7 +61,7 @@ func serve(where string, handler http.Handler) (*server, error) {
 			IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10},
 	}
 	s.done.Go(func() {
-		_ = s.http.Serve(netutil.LimitListener(l, mostConnections)) // until close
+		_ = s.http.Serve(netutil.LimitListener(l, mostConnections)) // returns after close
 	})
 	return s, nil
 }

@@ -21,7 +21,7 @@ const (
 )
 
 const (
-	accept = 1 << 16 // all bytes of the packet
+	accept = 1 << 16 // the number of bytes to pass: the whole packet
 	reject = 0
 )
 

@@ -18,7 +18,7 @@ import (
 // These are lengths in bytes, and bits of the IPv4 header's flags and fragment offset.
 const (
 	etherLen, macLen = 14, 6
-	tagLen           = 4 // of an 802.1Q tag
+	tagLen           = 4 // the length of an 802.1Q tag
 	ipLen, arpLen    = 20, 28
 	ip6Len           = 40
 
@@ -99,7 +99,7 @@ func appendUDP(b, addresses []byte, src, dst uint16, payload []byte) []byte {
 	b = append(b, payload...)
 	checksum := ^sum(pseudo(addresses, length), b[udp:])
 	if checksum == 0 {
-		checksum = 0xffff // 0 would mean that there is no checksum
+		checksum = 0xffff // a checksum of 0 means "no checksum"
 	}
 
 	be.PutUint16(b[udp+6:], checksum)

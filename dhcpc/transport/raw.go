@@ -299,7 +299,7 @@ func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
 
 	server := unix.SockaddrInet4{Addr: p.Dst.Addr().As4(), Port: int(p.Dst.Port())}
 	if err := unix.Connect(fd, &server); err != nil {
-		return false, nil // no route, so the server is certainly not here
+		return false, nil // without a route, the server is certainly not this host
 	}
 
 	// The server's address is local if the kernel chooses the same address as the source. (A bind would prove

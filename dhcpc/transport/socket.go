@@ -22,7 +22,7 @@ type transport[P any] interface {
 type socket[P any] struct {
 	net.PacketConn
 	buf  []byte
-	read func(b []byte, from net.Addr) (P, error) // copies the parts that it keeps
+	read func(b []byte, from net.Addr) (P, error) // must copy the parts of b that it keeps
 	send func(p P) error
 }
 

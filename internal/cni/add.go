@@ -111,7 +111,7 @@ func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 
 	id := &identity{c.key(), a.pod.Name}
 	if own := conf.annotated.ClientID; own != "" && id.pod != "" {
-		id.pod = id.pod[:strings.LastIndexByte(id.pod, '/')+1] + own // not of another namespace
+		id.pod = id.pod[:strings.LastIndexByte(id.pod, '/')+1] + own // keep the pod's namespace
 	}
 
 	lasting := dhcp.ClientID == clientByMAC && a.pod.MAC != nil

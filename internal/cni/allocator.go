@@ -40,7 +40,7 @@ type ipamSection struct {
 	resolvers  []string       // name servers of the result; nil: those of dns
 	resolvConf string         // path of a file with DNS settings
 	reported   []ipam.Address // families in the order in which their addresses are reported
-	gateways   bool           // see ipamRequest
+	gateways   bool           // see ipamRequest.Gateways
 	confErr    error          // an error in the configuration; only Del and Collect can work
 	noRanges   error          // set if there are no ranges until a runtime passes some
 }
@@ -163,7 +163,7 @@ type ipamRequest struct {
 	All bool
 
 	Warn     func(string)  // receives messages for an operator when the verb continues
-	LockWait time.Duration // for another process's lock on the directory; 0 means 5 s
+	LockWait time.Duration // the longest wait for the directory's lock; 0 means 5 s
 }
 
 // newAllocator returns the allocator for the type of an ipam section. Without a type, as in a plain layer 2 network,

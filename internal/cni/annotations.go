@@ -27,7 +27,7 @@ type annotations struct {
 	ClientID  string     `json:"clientID"`
 	podPolicy
 
-	keys map[string]string // the annotations that count, by setting
+	keys map[string]string // the keys of the annotations in use, by setting
 }
 
 // annotationTypes returns the settings of struct annotated, each with the ipam.type that it needs, if any.

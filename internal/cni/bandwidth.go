@@ -44,7 +44,7 @@ func (f *bandwidthConf) lacks(rec *state.Attachment) bool {
 func orZero[T any](p *T) T { return *cmp.Or(p, new(T)) }
 
 func (f *bandwidthConf) run(ctx context.Context, c *call) (*current.Result, error) {
-	if c.verb == "DEL" { // limits that no ADD accepts must not keep a plugin before this one from its DEL
+	if c.verb == "DEL" { // invalid limits must not stop the DEL of the plugins before this one
 		c.undoChange(func(change network.Change) error {
 			_, err := change.Limit(ctx, bandwidth.Shape{})
 			return err

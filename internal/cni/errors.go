@@ -35,7 +35,7 @@ const (
 	codePoolFull      = uint(100) // a range set has no free address
 	codeAddressTaken  = uint(101) // a requested address belongs to another attachment
 	codeDuplicate     = uint(102) // the attachment already has an address in the range set
-	codeCheckFailed   = uint(103) // CHECK: an address is not, or no longer, the attachment's
+	codeCheckFailed   = uint(103) // CHECK: an address is not reserved for the attachment
 	codePluginMissing = uint(104) // a delegated plugin is not in CNI_PATH
 	codePluginFailed  = uint(105) // a delegated plugin ended without an error object
 

@@ -30,7 +30,7 @@ type handlers struct{ ours, kept bool }
 // the call.
 func (c *call) findHandlers() (handlers, error) {
 	switch {
-	case c.verb == "GC" || c.verb == "STATUS": // concerns no pod
+	case c.verb == "GC" || c.verb == "STATUS": // these verbs concern no pod
 		return handlers{ours: !c.others, kept: c.others}, nil
 	case c.others, c.Name == nameBridge && (c.verb == "DEL" || c.verb == "CHECK" && c.isKept()):
 	default:
@@ -97,7 +97,7 @@ func (c *call) isKept() bool {
 // forward runs the kept program, and returns its output.
 func (c *call) forward(ctx context.Context) ([]byte, error) {
 	if c.verb == "STATUS" && c.isBridgeOurs() {
-		return nil, nil // an ADD of our pods needs no other program
+		return nil, nil // our plugin made the pod, so no other program is needed
 	}
 
 	lockorder.Slow("a plugin")

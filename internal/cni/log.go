@@ -17,7 +17,7 @@ import (
 // stepLog writes one line for each verb, with the duration of each step. It writes only to the file that the
 // configuration names, since a plugin's stderr belongs to the runtime.
 type stepLog struct {
-	file *os.File // nil if there is none
+	file *os.File // nil if there is no log file
 	*slog.Logger
 	start time.Time
 	last  time.Time
@@ -94,5 +94,5 @@ func (l *stepLog) close(failure *types.Error) {
 	} else {
 		l.Info("done", attrs...)
 	}
-	l.file.Close() // does nothing without a file
+	l.file.Close() // Close does nothing if file is nil
 }

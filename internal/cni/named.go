@@ -32,7 +32,7 @@ func Kept(path string) string { return path + ".reference" }
 type kind struct {
 	configuration
 	first  string // the first supported version
-	others bool   // a chained plugin: it works on the interface that an earlier plugin of the list made
+	others bool   // a chained plugin, which works on an earlier plugin's interface
 }
 
 // kinds returns the program's behaviours, by the names of the reference plugins.
@@ -93,10 +93,10 @@ func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 		if !selected.ours {
 			return output, err
 		}
-		undoErr = err // a DEL has both handlers
+		undoErr = err // a DEL may run both programs
 	}
 
-	if c.others { // the others were checked before
+	if c.others { // the other kinds checked this before
 		if err := c.refuse(); err != nil {
 			return nil, err
 		}

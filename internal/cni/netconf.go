@@ -59,7 +59,7 @@ type NetConf struct {
 	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs"`
 	BridgeNFCall       *bool          `json:"bridgeNFCall"`
 
-	bridge bool // it is a configuration of the reference plugin bridge
+	bridge bool // the configuration is one of the reference plugin bridge
 }
 
 const (
@@ -328,7 +328,7 @@ func (c *NetConf) vlanProblems(p *problems) {
 
 	s := c.settings()
 	if s.VLAN.Check() != nil {
-		return // each field's problem was added above
+		return // the problems of single fields were added above
 	}
 
 	if err := s.CheckVLAN(); err != nil {

@@ -50,7 +50,7 @@ func SupportedVersions() []string {
 
 const (
 	versionWithCheck  = "0.4.0"
-	versionWithStatus = "1.1.0" // also GC
+	versionWithStatus = "1.1.0" // STATUS and GC exist since this version
 
 	maxNetworkName = 250 // it is part of file names
 
@@ -71,7 +71,7 @@ type call struct {
 	args        string
 	path        string
 	stdin       []byte
-	conf        *Common // the kind's configuration
+	conf        *Common // the decoded configuration
 	undecoded   []error // errors in stdin
 	log         *stepLog
 	watchdog    *watchdog

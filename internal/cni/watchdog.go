@@ -36,7 +36,7 @@ func (c *call) abort(w *watchdog) {
 			"%s hung past its deadline and the %s to undo it: stdin does not end, or a file system, a disk or a "+
 				"device does not answer. DEL takes down what it has made", c.verb, network.UndoTimeout))
 		go c.countFailure(conf.stateDir(), codeTryAgainLater)
-		time.Sleep(lastGrace) // the counter's disk may be what hangs
+		time.Sleep(lastGrace) // give up if the disk with the counter hangs
 	}
 	c.Exit(1)
 }

@@ -139,7 +139,7 @@ func compare(a, b nft.Port) int {
 // true for a pod whose lease has ended, since the keeper will get another.
 func PublishesIPv4(rec *state.Attachment) bool {
 	if rec.PortSNAT == nft.SNATNone {
-		return false // 127.0.0.1 would get no answer
+		return false // connections from 127.0.0.1 would get no answer
 	}
 	leased := rec.IPAMType == Leased
 	return (leased || slices.ContainsFunc(rec.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr().Is4() })) &&

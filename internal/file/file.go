@@ -144,7 +144,7 @@ func Open(path string, flags int) (int, error) {
 	}
 
 	if err != nil {
-		unix.Close(fd) // nothing was written yet
+		unix.Close(fd) // ignore the error: nothing was written yet
 		return -1, PathError("open", path, err)
 	}
 

@@ -98,7 +98,7 @@ func dialSocket(ctx context.Context, address string, timeout time.Duration) (net
 		return nil, fmt.Errorf("bus %q: want an address such as %s", address, SystemBus)
 	}
 
-	path, _, _ = strings.Cut(path, ",") // options such as guid=…
+	path, _, _ = strings.Cut(path, ",") // cut off options such as guid=…
 	dialer := net.Dialer{Timeout: timeout}
 	socket, err := dialer.DialContext(ctx, "unix", path)
 	if err != nil {
@@ -110,7 +110,7 @@ func dialSocket(ctx context.Context, address string, timeout time.Duration) (net
 // ignoreCalls drops messages that are not for a client: method calls, and the signals NameLost and NameAcquired
 // without a name. godbus would panic on such a signal.
 func ignoreCalls(m *dbus.Message) {
-	const ignored = 0 // a type that no message has
+	const ignored = 0 // no message has this type
 	switch m.Type {
 	case dbus.TypeMethodCall:
 		m.Type = ignored

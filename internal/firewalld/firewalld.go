@@ -56,7 +56,7 @@ type Config struct {
 // while Look is at work.
 type Zones struct {
 	Config
-	ctx     context.Context // the connection to the bus ends with it
+	ctx     context.Context // the connection to the bus ends when ctx is done
 	timeout time.Duration
 	bus     *bus          // nil while there is no connection
 	lock    *os.File      // the announcement that links are put into the zone; nil while firewalld does not run
@@ -116,7 +116,7 @@ func (z *Zones) Look(ctx context.Context) error {
 
 	err := z.attend(ctx)
 	if err != nil {
-		z.release() // ADDs must not wait for us
+		z.release() // ADDs must not wait for the zone now
 	}
 
 	if isDisconnected(err) {
@@ -162,7 +162,7 @@ func (z *Zones) release() {
 
 // unlock withdraws the announcement that links are put into the zone.
 func (z *Zones) unlock() {
-	_ = z.lock.Close() // without a file it does nothing
+	_ = z.lock.Close() // Close does nothing if lock is nil
 	z.lock = nil
 }
 

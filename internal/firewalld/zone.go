@@ -43,7 +43,7 @@ type act int
 
 const (
 	stay       act = iota // the link is in our zone, as it should be
-	forget                // the link is not, or no longer, our concern
+	forget                // the link does not belong to our networks
 	leaveAlone            // another zone was chosen for the link
 	join                  // the link is in no zone
 	move                  // the link is in the default zone, where network managers put links

@@ -217,7 +217,7 @@ func (x *exchange) recordNoAnswer() error {
 	x.m.slow = true
 	s := x.m.session
 	if s.Lease() == nil {
-		x.m.session = nil // the next visit has as many tries
+		x.m.session = nil // the next visit starts with all its tries
 		return fmt.Errorf("no server gives a lease (%s)", s.State())
 	}
 
@@ -229,7 +229,7 @@ func (x *exchange) recordNoAnswer() error {
 		return held.Replace(x.r)
 	})
 	if errors.Is(err, errDeleted) {
-		return nil // unlessDeleted handles it
+		return nil // unlessDeleted handles this renewal
 	}
 
 	return err
@@ -315,7 +315,7 @@ func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 	}
 
 	if l == v.r.Lease && v.r.State == lease.Bound && stale.Empty() && !yielded && v.r.Error == trouble {
-		return err // nothing new to write
+		return err // the record needs no change
 	}
 
 	v.r.Lease, v.r.State, v.r.Error, v.r.Note = l, lease.Bound, trouble, ""

@@ -26,8 +26,8 @@ import (
 // linkSource is the source that compares links with the records, and repairs them.
 type linkSource struct {
 	source                     // with a contest for each network
-	firewall *source           // depends on whether the host is a router
-	bridges  map[int]linkFacts // by index; the values are empty until an announcement
+	firewall *source           // its rules depend on the host's forwarding
+	bridges  map[int]linkFacts // bridges by index; a value is empty until an announcement
 	ports    map[int]bool      // known ports of pods
 	services int               // the index of kube-ipvs0, or 0 if it does not exist
 	// uplinks are the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges, by index.
@@ -57,7 +57,7 @@ type linkChange struct {
 	index   int
 	gone    bool
 	kind    string
-	ours    bool // it has an alias of this project
+	ours    bool // its alias is one of ours
 	shares  bool // it belongs to a pair that shares a NIC with a bridge
 	carrier bool
 	facts   linkFacts
@@ -304,7 +304,7 @@ func (l *linkSource) linkUrgency(n linkChange) urgency {
 	case n.facts.name == link.ServiceLink && n.index != l.services:
 		return later
 	case n.shares:
-		return soon // schedule, to know the NIC before it loses its carrier
+		return soon // look soon, to know the NIC before it loses its carrier
 	case n.kind == "bridge":
 		return later // another program may have deleted it and created it again
 	case !n.ours:

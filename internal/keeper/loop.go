@@ -99,7 +99,7 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 	}
 
 	l.stop()
-	for l.running > 0 { // they end with the context, or soon
+	for l.running > 0 { // workers end with the context, or soon
 		(<-l.events)()
 	}
 

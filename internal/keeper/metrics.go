@@ -60,7 +60,7 @@ func newMetrics(cfg *Config) *metrics {
 	byState := func(name, help string, states ...string) *prometheus.GaugeVec {
 		g := register.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{"state"})
 		for _, s := range states {
-			g.WithLabelValues(s) // export 0 too
+			g.WithLabelValues(s) // so that the metric exists with value 0
 		}
 		return g
 	}
@@ -100,7 +100,7 @@ func newMetrics(cfg *Config) *metrics {
 	m.errors = register.NewCounterVec(prometheus.CounterOpts{Name: "tombolo_errors_total",
 		Help: "Things that went wrong, by kind; the log says what."}, []string{"kind"})
 	for _, kind := range []string{"dead", "firewall", "firewalld", "lease", "links", "read"} {
-		m.errors.WithLabelValues(kind) // export 0 too
+		m.errors.WithLabelValues(kind) // so that the metric exists with value 0
 	}
 
 	m.registry.MustRegister(collector(m.collectCalls), collector(m.collectPods))

@@ -73,7 +73,7 @@ func (k *Keeper) refuseOwned(network, hash, bridge string, own netip.Addr) error
 	case err != nil:
 		return err
 	case held.Owner == "":
-		return held // it belongs to another program
+		return held // another program added the element
 	}
 
 	a, err := k.state.Load(held.Network, string(held.Owner))

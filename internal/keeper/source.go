@@ -63,11 +63,11 @@ type source struct {
 	ctx    context.Context
 	kind   string               // the source's name in logs and metrics
 	every  time.Duration        // the interval of looks without news
-	listen func() (feed, error) // nil if nothing is announced
+	listen func() (feed, error) // nil if the kernel announces nothing about the source
 	hear   func([]netlink.Message) urgency
 	look   func(context.Context) // looks and repairs; may set the time of the next look
 
-	failure  string              // the error of the last look, by ended
+	failure  string              // the error of the last look, for reportResult
 	first    time.Time           // the time of the first news that wait for a look; zero if none
 	news     [][]netlink.Message // news that came while a worker looked; nil messages mean that some were lost
 	contests map[string]*contest // the key is an object that is repaired separately
@@ -92,7 +92,7 @@ func (l *loop) subscribe(s *source) (stop func()) {
 		for {
 			messages, err := f.Next()
 			if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, nl.ErrMalformed) {
-				return // it was closed, or cannot continue
+				return // the feed was closed, or cannot continue
 			}
 
 			for i := range messages {
@@ -176,7 +176,7 @@ func (s *source) reportResult(what string, err error) {
 // repairs the object only once a minute.
 type contest struct {
 	repairs []repair  // repairs within contestedFor
-	times   int       // the number of repairs since it is contested; 0 if it is not
+	times   int       // the number of repairs since the contest began; 0 without a contest
 	until   time.Time // no repair before this time
 }
 

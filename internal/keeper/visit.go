@@ -154,7 +154,7 @@ func (v *visit) keep() outcome {
 	t := now()
 	due := v.m.session == nil || isDue(v.m.session, t) || v.isDue6(t)
 	if !due && v.m.isConfigured && t.Before(v.m.nextCheck) {
-		return v.idle() // this visit follows from the previous one's write
+		return v.idle() // the previous visit's own write caused this one
 	}
 
 	if v.r.NetNS == "" {
@@ -169,7 +169,7 @@ func (v *visit) keep() outcome {
 		return v.retryRenewal("cannot enter the pod", err)
 	}
 
-	v.m.nextCheck = t.Add(lookEvery) // unless something is set
+	v.m.nextCheck = t.Add(lookEvery) // the work below may set another time
 	err = v.work(pod)
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.work6(pod))
@@ -377,7 +377,8 @@ func (v *visit) release(send func() error) error {
 	}
 
 	if len(others) > 0 {
-		v.log.Info("lease not released: another pod has it now", append(v.logAttrs(), "other", others[0].ContainerID)...)
+		v.log.Info("lease not released: another pod has it now",
+			append(v.logAttrs(), "other", others[0].ContainerID)...)
 		return nil
 	}
 

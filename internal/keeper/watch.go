@@ -80,7 +80,7 @@ func parse(b []byte) (changes []change, gone bool) {
 	for len(b) >= nameAt {
 		bits, length := binary.NativeEndian.Uint32(b[maskAt:]), uint64(binary.NativeEndian.Uint32(b[lenAt:]))
 		if nameAt+length > uint64(len(b)) {
-			return append(changes, change{}), gone // the kernel never sends that
+			return append(changes, change{}), gone // a truncated event, which the kernel never sends
 		}
 
 		name, _, _ := strings.Cut(string(b[nameAt:nameAt+length]), "\x00")

@@ -41,7 +41,7 @@ type Link struct {
 	MTU    int
 	TxQLen uint32 // in packets
 	Group  uint32
-	Master int // the bridge or other master that it is a port of; 0 if none
+	Master int // index of the bridge or other master; 0 if none
 	// Lower is the index of the link below this one. For a veth, it is the index of the other end. If Elsewhere is
 	// true, that link is in another network namespace.
 	Lower     int
@@ -56,7 +56,7 @@ type Link struct {
 	// IPv4 and IPv6 are empty if the family is not enabled on the link.
 	IPv4, IPv6  Parameters
 	RouterFlags uint32     // IF_RA_*
-	Token       netip.Addr // ending of IPv6 addresses; if unspecified, the kernel chooses it
+	Token       netip.Addr // interface identifier; if unspecified, the kernel chooses it
 	Counters    Counters   // only set by Count
 }
 

@@ -34,7 +34,7 @@ type Request struct {
 	Lower         int     // the link below a new one; 0 for none
 	Group         *uint32
 	NetNS         *int                 // a file descriptor of the namespace in which to create the link
-	Kind          string               // the kind of the link; with Data, the kind of that
+	Kind          string               // the kind of the link, and of Data
 	Data          rtnetlink.LinkDriver // settings of the kind
 	// Peer describes the other end of a new veth. It replaces Kind and Data, and gives each end a single transmit
 	// queue.
@@ -42,7 +42,7 @@ type Request struct {
 	Port        *driver.BridgePort // settings of a bridge port; nil for none
 	IPv4        []Parameter        // parameters of the link, numbered by IPV4_DEVCONF_*
 	NoLinkLocal bool               // addrgenmode none
-	Token       netip.Addr         // ending of IPv6 addresses
+	Token       netip.Addr         // interface identifier of IPv6 addresses
 
 	mask     *uint32 // attributes that the answer must leave out
 	oneQueue bool

@@ -221,8 +221,8 @@ func program(mark uint32) []byte {
 	const (
 		// SKF_NET_OFF of include/uapi/linux/filter.h, as an unsigned number.
 		network             = 1<<32 - 0x100000
-		source, destination = network + 12, network + 16 // of IPv4
-		innerTCI            = network                    // of a second tag
+		source, destination = network + 12, network + 16 // offsets of the IPv4 addresses
+		innerTCI            = network                    // offset of a second VLAN tag
 
 		vlanID   = 0xfff
 		loopback = 127

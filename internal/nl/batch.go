@@ -81,7 +81,7 @@ func (b *Batch) append(r request, m netlink.Message) {
 	b.buf = binary.NativeEndian.AppendUint32(b.buf, uint32(n))
 	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(m.Header.Type))
 	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(m.Header.Flags|netlink.Request))
-	b.buf = append(b.buf, 0, 0, 0, 0, 0, 0, 0, 0) // sequence and port
+	b.buf = append(b.buf, 0, 0, 0, 0, 0, 0, 0, 0) // room for sequence number and port ID
 	b.buf = append(b.buf, m.Data...)
 	for len(b.buf) < r.start+n {
 		b.buf = append(b.buf, 0)

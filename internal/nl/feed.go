@@ -112,7 +112,7 @@ func FollowOnly(protocol int, ns *netns.NS, kinds []Kind, groups ...int) (*Feed,
 
 // filter attaches a filter for the kinds to the socket, and then joins the groups.
 func (f *Feed) filter(kinds []Kind, groups []int) error {
-	const typeAt, bodyAt, all, none = 4, 16, 0xffffffff, 0 // of struct nlmsghdr
+	const typeAt, bodyAt, all, none = 4, 16, 0xffffffff, 0 // offsets in struct nlmsghdr, and results of the filter
 	var list []bpf.Instruction
 	for _, k := range kinds {
 		accept := []bpf.Instruction{bpf.RetConstant{Val: all}}

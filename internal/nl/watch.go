@@ -124,7 +124,7 @@ func (w *Watch) Queued() ([]netlink.Message, error) {
 // changes whose messages were lost later.
 type queue struct {
 	buf   []byte
-	lost  bool // messages were lost, and the caller does not know yet
+	lost  bool // messages were lost, and receive has not reported this yet
 	debug *debugger
 }
 

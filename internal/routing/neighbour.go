@@ -38,13 +38,13 @@ type State uint16
 
 // These are some states of a neighbour entry.
 const (
-	Reachable State = unix.NUD_REACHABLE // confirmed lately
+	Reachable State = unix.NUD_REACHABLE // confirmed recently
 	Stale     State = unix.NUD_STALE     // must be confirmed at its next use
 	Delay     State = unix.NUD_DELAY     // used, and waiting for a confirmation
 	Probe     State = unix.NUD_PROBE     // the kernel is asking
 	Failed    State = unix.NUD_FAILED    // did not answer
 	NoARP     State = unix.NUD_NOARP     // never asked, may be evicted
-	Permanent State = unix.NUD_PERMANENT // set by hand: never asked, never evicted
+	Permanent State = unix.NUD_PERMANENT // set by a program: never asked, never evicted
 )
 
 // NeighbourFlags are the flags of a neighbour entry. The lower eight bits are NTF_*, and the others NTF_EXT_*.

@@ -188,7 +188,7 @@ func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
 	case unix.FRA_TABLE:
 		r.Table = ad.Uint32()
 	case unix.FRA_SUPPRESS_PREFIXLEN:
-		if ad.Uint32() != 0xffffffff { // off
+		if ad.Uint32() != 0xffffffff { // 0xffffffff means that the attribute is off
 			r.Other = append(r.Other, nl.Keep(ad))
 		}
 	case unix.FRA_PROTOCOL:

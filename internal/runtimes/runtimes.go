@@ -27,7 +27,7 @@ type Network struct {
 	// with mode "lan" lease their addresses by DHCP.
 	Subnets  []Subnet `json:"subnets"`
 	Internal bool     `json:"internal"`           // containers reach only each other and the host
-	IfPrefix string   `json:"ifPrefix,omitempty"` // see the constant
+	IfPrefix string   `json:"ifPrefix,omitempty"` // see the constant IfPrefix
 }
 
 // Subnet is a subnet of a network.
@@ -53,7 +53,7 @@ type Container struct {
 	MAC       string // as text; if empty, the plugin chooses one
 	Addresses []netip.Prefix
 	Ports     []cni.PortMapping
-	Options   map[string]string // in the place of the network's
+	Options   map[string]string // options that replace those of the network
 }
 
 // Call runs a CNI verb of the plugin in this process. c is nil for a verb that concerns no container. Only ADD has a

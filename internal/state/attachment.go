@@ -53,13 +53,13 @@ type Attachment struct {
 	Bridge    string         `json:"bridge,omitempty"` // the port's master
 	NIC       string         `json:"nic,omitempty"`    // the NIC that the bridge shares without having it as a port
 	MTU       int            `json:"mtu,omitempty"`    // bytes
-	MAC       MAC            `json:"mac,omitempty"`    // of the pod's end
+	MAC       MAC            `json:"mac,omitempty"`    // MAC of the pod's end
 	HostMAC   MAC            `json:"hostMAC,omitempty"`
 	Addresses []ipam.Address `json:"addresses,omitempty"` // in the order of the CNI result
 	// Hairpin and Isolated are flags of the port: see bridge.Port.
 	Hairpin  bool            `json:"hairpin,omitempty"`
 	Isolated bool            `json:"isolated,omitempty"`
-	VLAN     vlan.Membership `json:"vlan,omitzero"` // of the port
+	VLAN     vlan.Membership `json:"vlan,omitzero"` // VLANs of the port
 	// Routes lists the routes in the pod that last as long as the pod. It leaves out routes of a lease and of router
 	// advertisements.
 	Routes []route.Route `json:"routes,omitempty"`
@@ -81,7 +81,7 @@ type Attachment struct {
 	// interface identifier derived from MAC. They come and go with the advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
-	Published []Published `json:"published,omitempty"` // its host ports
+	Published []Published `json:"published,omitempty"` // host ports that lead to the pod
 	// PublishFrom and Unadmitted are the fields of nft.Endpoint.
 	PublishFrom []string `json:"publishFrom,omitempty"`
 	Unadmitted  bool     `json:"unadmitted,omitempty"`

@@ -21,8 +21,8 @@ import (
 type Contested struct {
 	Version int       `json:"version,omitempty"`
 	At      time.Time `json:"at,omitzero"`     // the time of the last repair
-	Times   int       `json:"times,omitempty"` // the number of repairs since this began
-	What    string    `json:"what,omitempty"`  // the object that was last undone
+	Times   int       `json:"times,omitempty"` // the number of repairs since the contest began
+	What    string    `json:"what,omitempty"`  // the change that was last repaired
 	// By is the kernel's name for the program that undoes the repairs. It is empty if the program is not known for
 	// certain.
 	By string `json:"by,omitempty"`

@@ -99,7 +99,7 @@ type Network struct {
 // stays, and no other attachment needs to be examined.
 type GatewayUse struct {
 	Gateway    netip.Prefix `json:"gateway"`
-	Attachment string       `json:"attachment"` // its hash
+	Attachment string       `json:"attachment"` // the attachment's hash
 }
 
 // Guards reports whether pods of the network are, or may be, restricted to their own MAC and addresses.

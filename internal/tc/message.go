@@ -95,9 +95,9 @@ func (l Device) add(b *nl.Batch, op string, typ netlink.HeaderType, flags netlin
 
 // Bucket holds the parameters of a token bucket filter (tbf), in bytes.
 type Bucket struct {
-	Rate  uint64 // per second
+	Rate  uint64 // bytes per second
 	Burst uint32
-	Limit uint32 // length of the queue
+	Limit uint32 // length of the queue, in bytes
 }
 
 // SetTBF appends a request that makes a token bucket filter the root qdisc of a link. If the root qdisc is already

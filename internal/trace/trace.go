@@ -104,7 +104,7 @@ func (c Counts) String() string {
 // reader, if no answer came before a timeout. The error matches err and Last.
 func (t *Trace) Failure(op string, now time.Time, err error, vain, hint string) error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("%w: %w", ErrTimeout, err) // regardless of whether the client or the caller set the deadline
+		err = fmt.Errorf("%w: %w", ErrTimeout, err) // also if the caller set the deadline
 	}
 
 	sent, waited := t.Sent.String(), now.Sub(t.Began).Round(time.Millisecond)

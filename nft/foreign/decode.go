@@ -17,7 +17,7 @@ type packet struct {
 	mark, known uint32 // known has the known bits of the mark
 	link        string // the link that the packet comes in by; empty if unknown
 	to          string // the link that the packet leaves by; empty if unknown, except that it differs from link
-	redirected  bool   // its destination was changed, as for a host port
+	redirected  bool   // the packet's destination was changed, as for a host port
 	// firewalld is set if the rules are firewalld's. Its sets of connection states never contain the state "new".
 	firewalld bool
 }
@@ -82,7 +82,7 @@ func (rr *ruleReader) expression(name string, own []byte) {
 		rr.store(nftnl.Find(own, unix.NFTA_CT_SREG), number(unix.NFTA_CT_KEY) == unix.NFT_CT_MARK)
 		rr.loaded = rr.packet.connection(expr.CtKey(number(unix.NFTA_CT_KEY)))
 		rr.register = number(unix.NFTA_CT_DREG)
-	case "bitwise": // only an "and" with a mask is understood
+	case "bitwise": // only "and" with a mask can be evaluated
 		if number(unix.NFTA_BITWISE_SREG) != rr.register || !isZero(value(unix.NFTA_BITWISE_XOR)) {
 			rr.loaded = loaded{}
 		}
@@ -175,7 +175,7 @@ func name(link string, not bool) loaded {
 
 // connection returns the value that a ct expression loads for the first packet of a connection.
 func (p *packet) connection(key expr.CtKey) loaded {
-	const all, dstNAT = 0xffffffff, 1 << 5 // IPS_DST_NAT
+	const all, dstNAT = 0xffffffff, 1 << 5 // dstNAT is IPS_DST_NAT
 	switch {
 	case key == expr.CtKeySTATE:
 		return bits(expr.CtStateBitNEW, all)

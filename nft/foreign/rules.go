@@ -6,7 +6,7 @@ import "slices"
 type rule struct {
 	handle  uint64
 	comment string // in nft's or in iptables' form
-	ours    bool   // ours by its comment, even if somebody changed the rule
+	ours    bool   // the comment is ours, even if the rule was changed
 	verdict verdict
 	target  string // the target chain of a jump or goto
 
@@ -27,7 +27,7 @@ type verdict uint8
 const (
 	goesOn verdict = iota // continues with the next rule, or returns to the calling chain at the end of its chain
 	accepts
-	drops // drops or rejects
+	drops // drops or rejects the packet
 	returns
 	jumps
 	goesTo
@@ -117,7 +117,7 @@ type place struct {
 	// index is the index of the rule before which missing rules are inserted. The number of rules means the end, and
 	// -1 means that no rules are needed.
 	index int
-	kept  []int // indexes of our rules that are in a right place, each with a different comment
+	kept  []int // indexes of our rules in a right place, one for each comment
 }
 
 // decide returns the place for our rules. It keeps our rules that are in a right place. The place is always after the

@@ -64,7 +64,7 @@ func All(ctx context.Context, path, hash string, links *bridge.Conn, warn func(s
 		if err = held.Remember(ctx, rec); err == nil {
 			return nil
 		}
-		warn(err.Error()) // for example, the disk is full
+		warn(err.Error()) // for example, because the disk is full
 	}
 
 	return held.Remove()
@@ -200,7 +200,7 @@ func sendBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.NS, 
 	cfg := &transport.Config{NetNS: host, Link: port.Index}
 	differs, err := links.VLANs().Check(ctx, port.Index, port.Name, vlan.Membership{ID: id, KeepDefault: true})
 	if len(differs) > 0 {
-		cfg.VLAN = id // its frames are tagged there
+		cfg.VLAN = id // the bridge tags the pod's frames there
 	}
 
 	if err == nil {

@@ -197,7 +197,7 @@ func (c *Conn) restore(ctx context.Context, rec *Record, j Journal, hasBridge bo
 	var errs []error
 	for _, st := range restoreSteps() {
 		if err := rec.save(j); err != nil {
-			errs = append(errs, err) // stopping here would leave it halfway
+			errs = append(errs, err) // go on, so that the NIC is not left halfway
 		}
 
 		err := c.step(ctx, rec, &st, moveBack)
@@ -213,7 +213,7 @@ func (c *Conn) restore(ctx context.Context, rec *Record, j Journal, hasBridge bo
 		}
 
 		if st.rounds > 0 || st.name == "addresses" && hasBridge || ctx.Err() != nil {
-			break // do not cut off the rest on the bridge
+			break // stop here: the rest stays reachable on the bridge
 		}
 	}
 

@@ -180,7 +180,7 @@ func (e *ElementState) IsNetwork(key string) bool {
 // typedText returns a value of a type as nft prints it. typ may be a concatenation of types. If b is too short, the
 // result is in hexadecimal.
 func typedText(typ uint32, b []byte) string {
-	var types []uint32 // the last one first
+	var types []uint32 // in reverse order
 	for ; typ != 0; typ >>= nftnl.TypeBits {
 		types = append(types, typ&(1<<nftnl.TypeBits-1))
 	}
@@ -189,7 +189,7 @@ func typedText(typ uint32, b []byte) string {
 	for i := len(types) - 1; i >= 0; i-- {
 		length := (typeLen(types[i]) + Slot - 1) / Slot * Slot
 		if i == 0 {
-			length = len(b) // a key of one part is not filled up, and numbers have any length
+			length = len(b) // a key of one part has no padding, and numbers have any length
 		}
 		if length > len(b) {
 			return fmt.Sprintf("0x%x", b)

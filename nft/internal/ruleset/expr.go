@@ -237,10 +237,10 @@ func (x expressions) changeMark(cleared, set uint32) {
 // Family holds the differences between IPv4 and IPv6 that matter for rules.
 type Family struct {
 	name      string
-	Proto     byte   // nf_tables' number
-	AddrLen   uint32 // in bytes
-	addrType  uint32 // nft's number
-	src, dst  uint32 // offsets in the header
+	Proto     byte   // nf_tables' number of the family
+	AddrLen   uint32 // length of an address in bytes
+	addrType  uint32 // nft's number of the address type
+	src, dst  uint32 // offsets of the addresses in the header
 	All       netip.Prefix
 	multicast netip.Prefix // all multicast addresses
 

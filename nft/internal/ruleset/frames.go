@@ -146,7 +146,7 @@ func (x expressions) loadFragment(offset, length uint32) expressions {
 
 // isLaterFragment matches all fragments of an IPv6 packet except the first one.
 func (x expressions) isLaterFragment() expressions {
-	return x.isEtherType(unix.ETH_P_IPV6).loadFragment(2, 2).hasAny(0xfff8) // flags follow
+	return x.isEtherType(unix.ETH_P_IPV6).loadFragment(2, 2).hasAny(0xfff8) // the other bits are flags
 }
 
 // fragment4 matches IPv4 packets that have any of the bits in the flags and the offset of fragments.
@@ -179,6 +179,6 @@ func typeofPortAnd(offset, length uint32) []byte {
 	return nest(ofKeyType, number(itself, concat), nest(inside,
 		nest(0, number(itself, meta), nest(inside, number(0, unix.NFT_META_IIFNAME))),
 		nest(1, number(itself, payload), nest(inside,
-			number(0, 0), number(1, 0), // no protocol, and no field of it
+			number(0, 0), number(1, 0), // no protocol and no field
 			number(2, networkHeader), number(3, offset*bits), number(4, length*bits)))))
 }

@@ -47,7 +47,7 @@ func (list *rules) guardIPv4() {
 	list.begin("DHCP before there is an address").
 		isProtocol(unix.ETH_P_IP).isAt(expr.PayloadBaseNetworkHeader, ip4Source, make([]byte, Addr4Len)).
 		isL4(unix.IPPROTO_UDP).
-		isAt(expr.PayloadBaseTransportHeader, 0, []byte{0, dhcpClient, 0, dhcpServer}). // source and destination
+		isAt(expr.PayloadBaseTransportHeader, 0, []byte{0, dhcpClient, 0, dhcpServer}). // source and destination port
 		Return()
 
 	list.begin("IPv4 from any address, where none is known").isEtherType(unix.ETH_P_IP).leaveFree()

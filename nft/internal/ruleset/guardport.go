@@ -13,14 +13,14 @@ import (
 // contains the guarded ports. The other sets contain the MACs and addresses that these ports may use. Each key begins
 // with the name of the port, which is the incoming link of its frames.
 const (
-	guardedSet   = "guarded"      // ports
-	guardFreeSet = "guard-free"   // ports with only the MAC known
-	guardMACSet  = "guard-mac"    // the MAC of each
-	guard4Set    = "guard4"       // its addresses
-	guard6Set    = "guard6"       // its addresses, and the link-local one made from the MAC
-	guardNDSet   = "guard-target" // the same addresses, as targets of neighbour discovery
-	guardLinkSet = "guard-lladdr" // the MAC, for link-layer addresses inside messages
-	guardIDSet   = "guard-id"     // the interface identifier made from the MAC, for SLAAC
+	guardedSet   = "guarded"      // guarded ports
+	guardFreeSet = "guard-free"   // ports of which only the MAC is known
+	guardMACSet  = "guard-mac"    // each port's MAC
+	guard4Set    = "guard4"       // each port's IPv4 addresses
+	guard6Set    = "guard6"       // each port's IPv6 addresses, also the link-local one made from the MAC
+	guardNDSet   = "guard-target" // the addresses in guard6, as targets of neighbour discovery
+	guardLinkSet = "guard-lladdr" // each port's MAC, for link-layer addresses inside messages
+	guardIDSet   = "guard-id"     // each port's interface identifier made from the MAC, for SLAAC
 
 	guardUntrustedSet = "guard-untrusted" // ports of hosts that must not be servers or routers
 	// guardLeasingSet contains the ports in guard-untrusted that have no IPv4 address yet. It also contains the other

@@ -9,7 +9,7 @@ import (
 
 const (
 	internalChain = "internal"
-	internalSet   = "internal" // of the bridges of internal networks
+	internalSet   = "internal" // the bridges of internal networks
 )
 
 func internalSets() []Set { return []Set{keySet(internalSet, nftnl.TypeIfname)} }

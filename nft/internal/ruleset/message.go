@@ -53,7 +53,7 @@ func (l label) String() string {
 // Transaction is an nf_tables transaction that changes our tables.
 type Transaction struct {
 	*nftnl.Transaction
-	Generation *uint32 // nil for any
+	Generation *uint32 // nil if the transaction applies to any generation
 	table      TableName
 }
 
@@ -113,7 +113,7 @@ func (t *Transaction) newSet(s Set, id uint32) {
 // userdata returns the set's userdata, which contains the byte order of keys and data for nft. Without it, nft would
 // print single addresses backwards, and single link names as empty.
 func (s Set) userdata() []byte {
-	const ofEachPart, hostEndian, bigEndian = 0, 1, 2 // enum byteorder; the first one for a concatenation
+	const ofEachPart, hostEndian, bigEndian = 0, 1, 2 // enum byteorder; ofEachPart is for a concatenation
 	order := func(b []byte, field userdata.Type, typ uint32) []byte {
 		order := uint32(bigEndian)
 		switch {

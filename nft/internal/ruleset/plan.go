@@ -2,11 +2,11 @@ package ruleset
 
 // Changes holds the changes that are needed to turn the state in the kernel into the intended ruleset.
 type Changes struct {
-	tables    []uint8 // families whose tables are to be created or woken
+	tables    []uint8 // families whose tables must be created, or are dormant
 	Sets      []Set
 	Unmarked  []Set // sets that exist without our sentinel
 	chains    []*Chain
-	oldSets   []Place // to be deleted; most of them are created again
+	oldSets   []Place // sets to delete; most are created again
 	oldChains []Place
 	// add and del are the changes of the sets of bridges. comment is the comment of the added elements.
 	add, del []Element

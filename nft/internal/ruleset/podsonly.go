@@ -77,7 +77,7 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 
 // betweenBridges matches packets that come in by a bridge and go out by a bridge, which may be the same one.
 func (x expressions) betweenBridges() expressions {
-	bridge := nftnl.LinkKey("bridge", nil, 0) // a kind is as long as a name
+	bridge := nftnl.LinkKey("bridge", nil, 0) // a kind has the same length as a link's name
 	return x.isMeta(metaIIFKind, bridge).isMeta(metaOIFKind, bridge)
 }
 

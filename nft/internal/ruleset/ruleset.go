@@ -57,7 +57,7 @@ func masqueradeSet(name string) Set {
 type Ruleset struct {
 	of     *Network
 	table  TableName
-	tables []uint8 // by family
+	tables []uint8 // the families with a table
 	Chains []Chain
 	// gone lists chains that must not exist.
 	gone []Place
@@ -73,9 +73,9 @@ type Ruleset struct {
 type Set struct {
 	Place
 	KeyType  uint32 // nft's number of the type, six bits for each part of a concatenation
-	KeyLen   uint32 // bytes
-	DataType uint32 // of a map
-	DataLen  uint32 // 0 if it is no map
+	KeyLen   uint32 // length of a key in bytes
+	DataType uint32 // nft's number of the data's type; 0 if the set is no map
+	DataLen  uint32 // length of the data in bytes; 0 if the set is no map
 	// typeof is additional userdata that describes the key to nft, if KeyType is not sufficient.
 	typeof []byte
 	// intervals states that each element is a range of keys with several parts.
@@ -120,7 +120,7 @@ type Chain struct {
 	Hook     uint32 // unix.NF_INET_*, or unix.NF_NETDEV_*
 	Device   string // the link, in family netdev
 	Priority int32
-	settings string       // a short form of the settings that its rules depend on
+	settings string       // a short form of the settings that the rules depend on
 	write    func(*rules) // writes the rules
 }
 
@@ -450,13 +450,13 @@ type Network struct {
 	Masquerade                 bool
 	Exempt                     []netip.Prefix // destinations that are never masqueraded, in any order
 	Bridge                     string         // "" if nothing is known about bridges
-	VLANOf                     string         // the bridge that it is a VLAN of, or ""
+	VLANOf                     string         // the bridge whose VLAN link Bridge is, or ""
 	NFCall, LAN, Gateway       bool
 	Closed                     []Closed
-	Policy                     string // the pods that may send to its pods
+	Policy                     string // selects the pods that may send to the network's pods
 	Guard, Groups, DropReports bool
 	PortSNAT, Internal         bool
-	Egress                     *Egress // of all pods on the bridge; nil allows everything
+	Egress                     *Egress // the policy for all pods on the bridge; nil allows everything
 	PodEgress                  bool    // pods may have policies of their own
 	Dedup                      []Dedup
 	Share                      *Share
@@ -471,7 +471,7 @@ type Dedup struct {
 
 // The values of Network.Policy, other than "open". They are the names of nft.Policy.
 const (
-	policySameBridge = "same-bridge" // pods of the bridge may send, and those of bridges without a policy
+	policySameBridge = "same-bridge" // pods of the bridge, and of bridges without a policy, may send
 	policyIsolated   = "isolated"    // pods of bridges without a policy may send
 )
 

@@ -15,7 +15,7 @@ import (
 type State struct {
 	table      TableName
 	Generation uint32
-	Tables     map[uint8]nftnl.Table // the existing ones, by family
+	Tables     map[uint8]nftnl.Table // the existing tables, by family
 	Chains     map[Place]nftnl.Chain
 	sets       map[Place]setState
 	rules      map[Place][]string // the comments of the rules of each chain, in order
@@ -206,7 +206,7 @@ type setState struct {
 	flags    uint32
 	keyType  uint32
 	keyLen   uint32
-	dataType uint32 // of a map
+	dataType uint32 // nft's number of the data's type; 0 if the set is no map
 	dataLen  uint32
 }
 
@@ -269,7 +269,7 @@ const (
 // Sentinel returns the sentinel of the set.
 func (s *Set) Sentinel() Element {
 	el := Element{Set: s.Place, Key: make([]byte, s.KeyLen)}
-	const parts = 5 // at most
+	const parts = 5 // the largest number of parts
 	rest := el.Key
 	for shift := parts * nftnl.TypeBits; shift >= 0; shift -= nftnl.TypeBits {
 		typ := s.KeyType >> shift & (1<<nftnl.TypeBits - 1)
@@ -291,7 +291,7 @@ func (s *Set) Sentinel() Element {
 	}
 
 	if s.DataLen > 0 {
-		el.Data = make([]byte, s.DataLen) // no address, and no port
+		el.Data = make([]byte, s.DataLen) // zero bytes: no address and no port
 	}
 
 	return el

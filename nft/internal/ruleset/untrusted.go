@@ -31,13 +31,13 @@ const (
 	dhcpServer   = 67
 	dhcpClient   = 68
 	pxeServer    = 4011 // Intel's Preboot Execution Environment 2.1, section 2.2.3
-	ipvsSync     = 8848 // Linux's, the highest of those that are dropped
+	ipvsSync     = 8848 // Linux's IPVS: the highest of the dropped ports
 	dhcp6Client  = 546
 	dhcp6Server  = 547
 	udpSource    = 0 // offsets in the UDP header
 	udpTarget    = 2
 	udpLen       = 8
-	dhcpHardware = udpLen + 28 // chaddr
+	dhcpHardware = udpLen + 28 // offset of the field chaddr
 )
 
 // addDHCP appends rules that drop messages of DHCP servers and relays, and requests that could deceive a server. A
@@ -65,7 +65,7 @@ func (list *rules) addDHCP() {
 		isEtherType(unix.ETH_P_IPV6).loadFragment(0, 1).byteBetween(unix.IPPROTO_UDP, unix.IPPROTO_UDP).
 		isUDP(udpTarget, dhcp6Server).Drop()
 
-	const informationRequest = 11 // the last that clients send (RFC 8415, section 7.3)
+	const informationRequest = 11 // the highest message type that clients send (RFC 8415, section 7.3)
 	list.begin("DHCPv6 of relays, and to them").
 		isUDP(udpTarget, dhcp6Server).load(expr.PayloadBaseTransportHeader, udpLen, 1).
 		compare(expr.CmpOpGt, []byte{informationRequest}).Drop()
@@ -88,7 +88,7 @@ func (list *rules) addRouting() {
 		{"HSRP over IPv6", 2029, 2029},
 		{"WCCP", 2048, 2048},
 		{"GLBP", 3222, 3222},
-		{"conntrackd", 3780, 3780}, // of its examples
+		{"conntrackd", 3780, 3780}, // the port in conntrackd's examples
 		{"Babel", 6696, 6696},      // RFC 8966
 		{"IPVS synchronization", ipvsSync, ipvsSync},
 	}, func(x expressions, ports span) {

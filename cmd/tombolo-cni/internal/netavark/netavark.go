@@ -46,7 +46,7 @@ func execute(args []string, in io.Reader) (any, error) {
 	case args[0] == "info":
 		build, _ := debug.ReadBuildInfo()
 		return map[string]string{"version": build.Main.Version, "api_version": "1.0.0"}, nil
-	case os.Geteuid() != 0 || os.Getenv("_CONTAINERS_USERNS_CONFIGURED") == "done": // podman's, for its user namespace
+	case os.Geteuid() != 0 || os.Getenv("_CONTAINERS_USERNS_CONFIGURED") == "done": // set in podman's namespace
 		return nil,
 			errors.New(
 				"podman without root may not change the host's network, which a network of tombolo is in: run podman " +
@@ -170,7 +170,7 @@ func (a *attachment) status(result *current.Result) any {
 	}
 
 	for _, text := range result.DNS.Nameservers {
-		if server, err := netip.ParseAddr(text); err == nil && server.Zone() == "" { // netavark reads no zones
+		if server, err := netip.ParseAddr(text); err == nil && server.Zone() == "" { // netavark cannot parse IPv6 zones
 			servers = append(servers, text)
 		}
 	}

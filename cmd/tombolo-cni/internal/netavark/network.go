@@ -34,7 +34,7 @@ func create(data []byte) (any, error) {
 		return nil, fmt.Errorf("create reads a network as JSON: %w", err)
 	}
 
-	_ = json.Unmarshal(data, &all) // an object, since it is a network
+	_ = json.Unmarshal(data, &all) // cannot fail: data is an object that was decoded before
 	if err := n.complete(); err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (n *network) complete() error {
 	giver := "none"
 	switch {
 	case len(n.Subnets) > 0 || mode == "gateway":
-		giver = "host-local" // by podman
+		giver = "host-local" // podman assigns the addresses
 	case mode == "lan":
 		giver = "dhcp"
 	}

@@ -25,7 +25,7 @@ import (
 // Report is the result of examining one file.
 type Report struct {
 	Problems []string // errors, as ADD would report them
-	Warnings []string // probable mistakes that ADD accepts all the same
+	Warnings []string // probable mistakes that ADD nevertheless accepts
 	Plan     []string // the steps of the first ADD; empty if there are problems
 	List     bool     // the file is a list of plugins (.conflist)
 	Single   bool     // the file is the configuration of a single plugin (.conf)
@@ -246,7 +246,7 @@ func (r *Report) plugin(data []byte, l *list, before []string) {
 		return
 	case name != "":
 		lines := plan(nw, l.Capabilities)
-		r.Plan = append(r.Plan, lines[:len(lines)-1]...) // without the last line about ports, which portmap publishes
+		r.Plan = append(r.Plan, lines[:len(lines)-1]...) // omit the last line, about ports: portmap publishes them
 	default:
 		r.Plan = append(r.Plan, plan(nw, l.Capabilities)...)
 	}

@@ -22,18 +22,18 @@ type Step string
 
 // These are the steps, in the order of the path.
 const (
-	StepNamespace  Step = "namespace"  // the pod exists
-	StepLink       Step = "link"       // its interface and the port of the bridge
-	StepAddress    Step = "address"    // its own addresses
-	StepDuplicate  Step = "duplicate"  // another node has one of them, or the gateway's
-	StepRoute      Step = "route"      // the pod's routes
-	StepGateway    Step = "gateway"    // answers by ARP or neighbour discovery
-	StepForwarding Step = "forwarding" // the host forwards, and has a way itself
-	StepFirewall   Step = "firewall"   // ours is complete, and no other one drops packets
+	StepNamespace  Step = "namespace"  // the pod's namespace exists
+	StepLink       Step = "link"       // the pod's interface and the port of the bridge
+	StepAddress    Step = "address"    // the pod has its addresses
+	StepDuplicate  Step = "duplicate"  // no other host has an address of the pod or the gateway
+	StepRoute      Step = "route"      // the pod has its routes
+	StepGateway    Step = "gateway"    // the gateway answers by ARP or neighbour discovery
+	StepForwarding Step = "forwarding" // the host forwards packets, and has a route
+	StepFirewall   Step = "firewall"   // our rules are complete, and no other rule drops packets
 	StepBeyond     Step = "beyond"     // the host's next hop answers the pod
-	StepMTU        Step = "mtu"        // it also answers long packets
+	StepMTU        Step = "mtu"        // the next hop also answers long packets
 	StepDNS        Step = "dns"        // a name server answers the pod
-	StepLease      Step = "lease"      // DHCP
+	StepLease      Step = "lease"      // the DHCP lease
 )
 
 // Finding is a failed step on the path of a pod's packets, or a note.

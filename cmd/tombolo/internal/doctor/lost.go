@@ -35,7 +35,7 @@ func (e *examination) exchange(
 	}
 
 	isDropped := t.to.drop != nil || t.from.drop != nil
-	if sendErr == nil || errors.Is(sendErr, unix.ECONNREFUSED) && t.back && !isDropped { // the other end refuses
+	if sendErr == nil || errors.Is(sendErr, unix.ECONNREFUSED) && t.back && !isDropped { // refused
 		e.try("%s", tried)
 		return nil, nil
 	}
@@ -252,7 +252,7 @@ func (e *examination) unrouted(
 		f.Evidence += ", because of the route " + refusing.String()
 	}
 
-	if refusing.Protocol == unix.RTPROT_BOOT || refusing.Protocol == unix.RTPROT_STATIC { // else a routing engine's
+	if refusing.Protocol == unix.RTPROT_BOOT || refusing.Protocol == unix.RTPROT_STATIC { // no daemon's route
 		const remedy = "unless it is meant: ip route del %s %s table %d"
 		f.Remedy = fmt.Sprintf(remedy, refusing.Type, refusing.Dst, refusing.Table)
 	}

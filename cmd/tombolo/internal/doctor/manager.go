@@ -12,9 +12,9 @@ import (
 
 // manager is a program that maintains its own firewall rules.
 type manager struct {
-	prefixes string // of its chains and tables
+	prefixes string // prefixes of the names of its chains and tables
 	name     string
-	command  string // shows the program's own setting
+	command  string // a command that shows the program's setting
 }
 
 const policies = "kubectl get networkpolicy"

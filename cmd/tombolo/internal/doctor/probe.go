@@ -108,7 +108,7 @@ func (p *probe) filter() ([]bpf.RawInstruction, error) {
 
 		for i := 1; i < len(list); i += 2 {
 			jump := list[i].(bpf.JumpIf)
-			jump.SkipFalse = uint8(len(list) - i) // to behind the RetConstant
+			jump.SkipFalse = uint8(len(list) - i) // jump to the instruction after RetConstant
 			list[i] = jump
 		}
 		program = append(append(program, list...), bpf.RetConstant{Val: math.MaxUint16})
@@ -130,14 +130,14 @@ type trail struct {
 	left, arrived  bool      // the request left the pod's interface, and came to the bridge
 	sent, came     *sighting // the request left the host by another link, and the answer came by one
 	returned, back bool      // the answer left the host towards the pod, and came to the pod's interface
-	to, from       passage   // the ways of the request and of the answer through the host's rules
+	to, from       passage   // how far request and answer came through the host's rules
 }
 
 // passage records how far a packet came through the rules of the host.
 type passage struct {
-	chain string // the last one of doctor's chains that saw it
-	drop  *rule  // what dropped it
-	queue *rule  // the rule that handed it to a queue, if it has not come back
+	chain string // the last of doctor's chains that saw the packet
+	drop  *rule  // the rule that dropped the packet
+	queue *rule  // the rule that queued the packet, if the packet has not come back
 }
 
 // follow calls send, which sends the probe, and returns a trail. The trail shows where the probe and its answer
@@ -270,7 +270,7 @@ func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 // notifications.
 func asDoctor(host *netns.NS, do func() error) error {
 	const comm = "/proc/thread-self/comm"
-	return host.Do(func() error { // all of it on one thread
+	return host.Do(func() error { // run all steps on one thread
 		before, err := os.ReadFile(comm)
 		if err != nil {
 			return err

@@ -267,7 +267,7 @@ func (e *examination) beyond(ctx context.Context) error {
 	}
 
 	if !hop.Gateway.IsValid() || hop.Link == e.bridge.Index || e.failed(StepForwarding, StepFirewall) {
-		return nil // on the pod's own link, or the obstacle is known
+		return nil // the next hop is on the pod's own link, or the obstacle is known
 	}
 
 	name := "the host's next hop " + hop.Gateway.String()

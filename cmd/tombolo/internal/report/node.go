@@ -19,7 +19,7 @@ import (
 
 // Selection selects attachments. The zero Selection selects all.
 type Selection struct {
-	Pod     string // see Meant
+	Pod     string // a pod's name or address: see Meant
 	Network string
 }
 

@@ -73,8 +73,8 @@ func Helps(lines []Line) string {
 // finding is a difference with the affected network and pod.
 type finding struct {
 	tombolo.Difference
-	network string // empty if it concerns no network
-	pod     string // empty if it concerns the network itself
+	network string // empty if the finding concerns no network
+	pod     string // empty if the finding concerns the network itself
 	ifName  string
 }
 

@@ -26,7 +26,7 @@ type Network struct {
 	Subnets       []netip.Prefix `json:"subnets,omitempty"`
 	Gateways      []netip.Prefix `json:"gateways,omitempty"`
 	Uplink        string         `json:"uplink,omitempty"`
-	DefaultRoute  string         `json:"defaultRoute,omitempty"` // of pods on a LAN: "host" or "router"
+	DefaultRoute  string         `json:"defaultRoute,omitempty"` // next hop of pods on a LAN: "host" or "router"
 	SLAAC         bool           `json:"slaac,omitempty"`
 	Masquerade    bool           `json:"masquerade"`
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"`
@@ -34,8 +34,8 @@ type Network struct {
 	Guard         bool           `json:"guard"`
 	// MACOnly is the number of attachments that the guard restricts only to their MAC.
 	MACOnly     int         `json:"macOnly,omitempty"`
-	VLAN        uint16      `json:"vlan,omitempty"`      // of untagged frames
-	VLANTrunk   vlan.Ranges `json:"vlanTrunk,omitempty"` // of tagged frames: "2-4,100"
+	VLAN        uint16      `json:"vlan,omitempty"`      // VLAN of untagged frames
+	VLANTrunk   vlan.Ranges `json:"vlanTrunk,omitempty"` // VLANs of tagged frames: "2-4,100"
 	Attachments int         `json:"attachments"`
 	// Adding is the number of attachments whose ADD is in progress or was interrupted.
 	Adding   int      `json:"adding,omitempty"`
@@ -49,10 +49,10 @@ type Network struct {
 
 // Pool is a set of address ranges. Each pod has one address from each pool.
 type Pool struct {
-	Range  string `json:"range"`  // the subnet if the pool covers all of one, else its ranges
+	Range  string `json:"range"`  // the subnet if the pool is a whole subnet, else the pool's ranges
 	Family int    `json:"family"` // 4 or 6
 	Size   uint64 `json:"size"`   // math.MaxUint64 stands for any larger number
-	Used   uint64 `json:"used"`   // reserved
+	Used   uint64 `json:"used"`   // number of reserved addresses
 	Free   uint64 `json:"free"`
 }
 

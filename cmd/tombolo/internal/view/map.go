@@ -22,7 +22,7 @@ import (
 // Node holds the data about a node for drawing its map.
 type Node struct {
 	networks   []Network
-	problems   []error // of records
+	problems   []error // errors from reading records
 	inspection *network.Inspection
 	uplinks    []network.UplinkReport
 }
@@ -78,7 +78,7 @@ func (n *Node) bridges() []string {
 	return slices.Compact(names)
 }
 
-const nameMost = 40 // columns of a name
+const nameMost = 40 // maximum width of a name, in columns
 
 // Map draws a node for a terminal or a plain text file. Names from configurations and pods become printable ASCII.
 func (n *Node) Map(s Screen) string {

@@ -14,7 +14,7 @@ import (
 type Screen struct {
 	Width   int  // in columns
 	Colour  bool // the output is a terminal with colours, and the user wants them
-	Unicode bool // else ASCII
+	Unicode bool // the output may contain non-ASCII characters
 }
 
 const (

@@ -36,7 +36,7 @@ type Config struct {
 // restart of tombolod are in that attachment's record.
 type Driver struct {
 	*Config
-	networks  string          // the directory of their files
+	networks  string          // the directory with the networks' files
 	endpoints sync.Map        // an *endpoint for each identifier
 	begun     atomic.Int64    // the start of this dockerd, in nanoseconds since 1970; 0 if before tombolod's
 	ctx       context.Context // ends the background work

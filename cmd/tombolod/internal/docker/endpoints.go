@@ -46,7 +46,7 @@ type endpoint struct {
 	sync.Mutex
 	created time.Time
 	join    *answer
-	moved   bool // it is in its container
+	moved   bool // its interface is in the container
 }
 
 // lock locks an endpoint, or another object with a name, so that only one request at a time works on it. The caller
@@ -90,9 +90,9 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 		return nil, err
 	}
 
-	d.sweep() // of ports and the name that the container needs
+	d.sweep() // free the ports and the name that the container needs
 	if mac := n.MAC(c); mac != "" {
-		defer d.lock(n.Name + mac).Unlock() // two may come at once
+		defer d.lock(n.Name + mac).Unlock() // Docker may create two endpoints with one MAC at the same time
 		if err := d.refuseTwo(ctx, n, r.key, mac); err != nil {
 			return nil, err
 		}
@@ -111,7 +111,7 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	}
 
 	if err == nil {
-		err = ctx.Err() // dockerd was killed, and will not know it
+		err = ctx.Err() // dockerd was killed, and will not know this endpoint
 	}
 
 	if err != nil {
@@ -151,7 +151,7 @@ func containerOf(r *request) (*runtimes.Container, error) {
 		is := slices.IndexFunc(runtimes.ContainerOptions(),
 			func(known string) bool { return strings.EqualFold(known, option) })
 		switch {
-		case name == withName || !isOurs && strings.Contains(name, "."): // Docker's own contain dots
+		case name == withName || !isOurs && strings.Contains(name, "."): // Docker's own options contain dots
 		case isOurs && is >= 0:
 			var value string
 			if err := optional(r.Options, name, &value); err != nil {
@@ -284,7 +284,7 @@ func (d *Driver) tidy() {
 func (d *Driver) sweep() {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {
-		return // the next one may
+		return // the next attempt may succeed
 	}
 	defer conn.Close()
 	isHere := func(k key) bool {

@@ -44,7 +44,7 @@ func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error)
 		_, err = d.own(n).Call("STATUS", nil)
 	}
 
-	data, _ := json.Marshal(n) // it contains only texts
+	data, _ := json.Marshal(n) // cannot fail: a network contains only strings
 	if err == nil {
 		err = os.MkdirAll(d.networks, 0o700)
 	}
@@ -64,7 +64,7 @@ func (d *Driver) path(id string) string { return filepath.Join(d.networks, id+su
 // networkIDs lists Docker's identifiers of all networks with a file.
 func (d *Driver) networkIDs() []string {
 	var ids []string
-	entries, _ := os.ReadDir(d.networks) // a missing directory has none
+	entries, _ := os.ReadDir(d.networks) // a missing directory has no entries
 	for _, e := range entries {
 		if id, is := strings.CutSuffix(e.Name(), suffix); is {
 			ids = append(ids, id)
@@ -97,7 +97,7 @@ func networkOf(r *request) (*runtimes.Network, error) {
 	}
 
 	for _, data := range slices.Concat(r.IPv4Data, r.IPv6Data) {
-		if data.Pool.Bits() > 0 { // else it is --ipam-driver null
+		if data.Pool.Bits() > 0 { // otherwise the network has --ipam-driver null
 			n.Subnets = append(n.Subnets, runtimes.Subnet{Prefix: data.Pool, Gateway: data.Gateway.Addr()})
 		}
 	}

@@ -90,7 +90,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	for _, a := range r.followers {
 		if withholdsPorts(a) {
 			// The DEL that should have passed the ports on may have been killed.
-		errs = append(errs, s.publish(ctx, newWaiting(a)))
+			errs = append(errs, s.publish(ctx, newWaiting(a)))
 		}
 	}
 

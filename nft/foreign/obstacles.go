@@ -39,7 +39,7 @@ func (o Obstacle) String() string {
 
 // Path describes the path that packets of pods take.
 type Path struct {
-	Bridge   string         // the link by which the packets come in
+	Bridge   string         // the incoming link of the packets
 	Prefixes []netip.Prefix // the pods' subnets. Obstacles ignores other families. If empty, pods have both families
 	// Switched states that the packets leave by the bridge they came in by, and that this bridge belongs to another
 	// program. Such packets have no mark, and obstacles for them have no remedy.

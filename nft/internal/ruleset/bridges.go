@@ -16,7 +16,7 @@ const (
 	bridgesSet  = "bridges"  // the bridges of all networks
 	policiesSet = "policies" // bridges with a policy
 	isolatedSet = "isolated" // bridges with the policy Isolated
-	bypassSet   = "bypass"   // names of links with which bridged packets pass the hooks
+	bypassSet   = "bypass"   // link names under which bridged packets pass the hooks
 	lansSet     = "lans"     // bridges that connect to other machines
 
 	// SharesSet contains the NICs of all Shares. The host routes pods' packets through them, but other programs use

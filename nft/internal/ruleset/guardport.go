@@ -14,7 +14,7 @@ import (
 // with the name of the port, which is the incoming link of its frames.
 const (
 	guardedSet   = "guarded"      // guarded ports
-	guardFreeSet = "guard-free"   // ports of which only the MAC is known
+	guardFreeSet = "guard-free"   // ports with a known MAC and unknown addresses
 	guardMACSet  = "guard-mac"    // each port's MAC
 	guard4Set    = "guard4"       // each port's IPv4 addresses
 	guard6Set    = "guard6"       // each port's IPv6 addresses, also the link-local one made from the MAC

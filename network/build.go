@@ -204,7 +204,7 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 	}
 
 	// Save the record first: settle restores the other networks on the bridge, and their settings depend on this
-	// network's record (see agree).
+	// network's record (see adaptToOthers).
 	if shared, err := sharers(s, rec); err != nil {
 		return nil, err
 	} else if len(shared) > 0 && changed {
@@ -229,7 +229,7 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 
 // prepareForHostPorts prepares a network so that host ports can lead to the attachment a, whose record already lists
 // the ports. It also applies change to the network's record. change reports whether it changed the record. Mostly
-// nothing is missing, and a few requests confirm that, as in the function ready.
+// nothing is missing, and a few requests confirm that, as in the function ensureReady.
 func prepareForHostPorts(
 	ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool,
 ) (rec *state.Network, _ error) {

@@ -78,7 +78,7 @@ func (s *session) linkSiblings(ctx context.Context, a *state.Attachment) error {
 	return err
 }
 
-// addWaiting makes an attachment wait for the host ports of another. limit: see amend.
+// addWaiting makes an attachment wait for the host ports of another. limit: see changePorts.
 func (s *session) addWaiting(ctx context.Context, has *state.Attachment, w state.Waiting, limit time.Duration) error {
 	next := *has
 	next.Waiting = appendWaiting(has.Waiting, w)

@@ -157,8 +157,8 @@ func convertDeleted(err error) error {
 	return stateError(err)
 }
 
-// solicit makes the pod's kernel send router solicitations. The method advertised later waits for the answer. solicit
-// returns nil if the pod accepts no advertisements, or accepts them only after its interface was moved
+// solicit makes the pod's kernel send router solicitations. The method awaitAdvertised later waits for the answer.
+// solicit returns nil if the pod accepts no advertisements, or accepts them only after its interface was moved
 // (Change.Moved).
 func (a *addCall) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 	if a.port.Autoconf == nil || a.pod.Path == "" {

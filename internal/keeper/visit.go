@@ -321,7 +321,7 @@ func (v *visit) yield(p pod) (yielded bool, _ error) {
 	}
 
 	if v.r.Applied = has; v.m.confirm {
-		return false, nil // the kernel has removed it
+		return false, nil // the kernel has removed the address
 	}
 
 	v.r.Removed.Addresses = append(v.r.Removed.Addresses, gone.Addresses...)

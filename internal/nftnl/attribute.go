@@ -113,7 +113,7 @@ func Each(list []byte, fn func([]byte)) {
 	_ = nl.Decode(list, func(ad *netlink.AttributeDecoder) { fn(ad.Bytes()) })
 }
 
-// Find is nl.Find.
+// Find finds a nested attribute, as nl.Find does.
 func Find(b []byte, path ...uint16) []byte { return nl.Find(b, path...) }
 
 // Text is nl.Text.

@@ -68,7 +68,7 @@ type Attachment struct {
 	// then lists both the new and the old addresses, and the kernel may have either.
 	Moving bool `json:"moving,omitempty"`
 
-	Up         bool `json:"up,omitempty"`         // false only with disableContainerInterface
+	Up         bool `json:"up,omitempty"`         // the interface is up; false only with disableContainerInterface
 	Masquerade bool `json:"masquerade,omitempty"` // its addresses are masqueraded
 	// Guard restricts the MAC and addresses that the pod may send from.
 	Guard nft.Guard `json:"guard,omitzero"`

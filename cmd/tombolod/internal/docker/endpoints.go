@@ -293,7 +293,7 @@ func (d *Driver) sweep() {
 	}
 	for k := range d.attached() {
 		if !isHere(k) {
-			continue // if it is locked, then as long as a server does not answer
+			continue // do not wait for its lock: a call may hold it until a DHCP server answers
 		}
 
 		e := d.lock(k.EndpointID)

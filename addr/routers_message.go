@@ -150,7 +150,7 @@ const (
 // IPv6.
 func (c *Conn) routerFlags(index int) (uint32, error) {
 	var b nl.Batch
-	var l link.Link
+	var l link.Info
 	link.Get(&b, "", index, &l, unix.IFLA_AF_SPEC)
 	err := c.nl.Execute(&b)
 	return l.RouterFlags, err

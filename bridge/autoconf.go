@@ -84,7 +84,7 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 
 // start first opens a socket for announcements, so that none is missed, and then makes the kernel send a solicitation.
 func (s *Solicitation) start(c *Conn, pod *netns.NS, port *Port) error {
-	var l *link.Link
+	var l *link.Info
 	err := pod.Do(func() error {
 		var err error
 		if s.conn, err = c.dialPod(); err != nil {
@@ -123,7 +123,7 @@ func (s *Solicitation) start(c *Conn, pod *netns.NS, port *Port) error {
 
 // setSysctls sets the sysctls in port.raSysctls, except those that another program has changed. It must run in the
 // pod's network namespace.
-func (s *Solicitation) setSysctls(port *Port, l *link.Link) error {
+func (s *Solicitation) setSysctls(port *Port, l *link.Info) error {
 	for _, p := range port.raSysctls() {
 		have, ok := l.IPv6.At(p.index)
 		chosen := have
@@ -176,7 +176,7 @@ func (s *Solicitation) learntDefaults(ctx context.Context, conn *route.Conn) ([]
 
 // token returns the interface identifier that the kernel uses to form addresses. It is the identifier that the kernel
 // would choose anyway. Setting it makes the kernel send a router solicitation (inet6_set_iftoken).
-func token(l *link.Link) (netip.Addr, error) {
+func token(l *link.Info) (netip.Addr, error) {
 	if len(l.MAC) != 6 {
 		return netip.Addr{}, &tombolo.OpError{Op: "solicit routers for", Object: l.Name,
 			Err: fmt.Errorf("%w: it has the MAC %q", tombolo.ErrInvalid, l.MAC)}

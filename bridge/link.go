@@ -91,7 +91,7 @@ func (c *Conn) LinkByIndex(ctx context.Context, index int) (*Link, error) {
 
 func (c *Conn) link(ctx context.Context, name string, index int, only ...uint16) (*Link, error) {
 	var b nl.Batch
-	var l link.Link
+	var l link.Info
 	link.Get(&b, name, index, &l, only...)
 	if err := c.nl.Do(ctx, &b); err != nil {
 		return nil, err
@@ -118,12 +118,12 @@ func (c *Conn) links(ctx context.Context, op, kind string, master int) ([]Link, 
 		return nil, err
 	}
 	var list []Link
-	err := link.List(c.nl, op, kind, master, func(l *link.Link) { list = append(list, *linkOf(l)) })
+	err := link.List(c.nl, op, kind, master, func(l *link.Info) { list = append(list, *linkOf(l)) })
 	return list, err
 }
 
 // linkOf converts an internal link to a Link.
-func linkOf(l *link.Link) *Link {
+func linkOf(l *link.Info) *Link {
 	to := &Link{
 		Index: l.Index, Name: l.Name, Kind: l.Kind, MAC: l.MAC, MTU: l.MTU, Master: l.Master, Peer: l.Lower,
 		Alias: l.Alias, Group: l.Group,

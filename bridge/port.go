@@ -326,7 +326,7 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 // flushes neighbour entries when a request sets the interface's MAC.
 func (p *Port) addNeighbours(b *nl.Batch, index int) {
 	for _, n := range p.Neighbours {
-		entry := routing.Neighbour{Addr: n.Addr, MAC: n.MAC, Link: index}
+		entry := routing.NeighbourEntry{Addr: n.Addr, MAC: n.MAC, Link: index}
 		m, err := entry.ReplaceMessage()
 		b.Add("add neighbour", &entry, m, err)
 	}

@@ -247,7 +247,7 @@ const (
 // for pods. router contains the families for which the host's owner has made it a router. Forwards sends one request.
 func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	var b nl.Batch
-	var lo link.Link
+	var lo link.Info
 	link.Get(&b, loopbackName, loopbackIndex, &lo, unix.IFLA_AF_SPEC)
 	if err := c.nl.Do(ctx, &b); err != nil {
 		return pods, router, err

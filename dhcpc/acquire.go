@@ -164,7 +164,7 @@ func (t *step) selectingTimeUp() {
 	t.discover()
 }
 
-// choose sends a REQUEST for an offered address.
+// choose accepts an offer: it sends a REQUEST for its address.
 func (t *step) choose(offer *Lease) {
 	t.s.offer, t.s.other, t.s.tries = offer, nil, 0
 	t.sendRequest()

@@ -125,8 +125,8 @@ type runner struct {
 	asleep  time.Duration // clock.Asleep at the last correction of the lease's times for a suspended machine
 }
 
-// next waits for a packet or the session's wake-up time, makes one step, and returns its output. It returns
-// ErrTimeout at the time limit; the zero time means no limit.
+// next waits for a packet or the session's wake-up time, runs one step of the session, and returns its output. It
+// returns ErrTimeout at the time limit; the zero time means no limit.
 func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -198,7 +198,7 @@ func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error
 	return nil, r.cfg.clock.Wait(ctx, until)
 }
 
-// step makes one step of the session with the packet e, or without one if e is nil. It sends the resulting packet.
+// step runs one step of the session with the packet e, or without one if e is nil. It sends the resulting packet.
 func (r *runner) step(ctx context.Context, e *Packet) (Output, error) {
 	var out Output
 	r.session, out = r.machine.Step(r.session, r.cfg.clock.Now(), e)

@@ -115,7 +115,7 @@ func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
 	return whole
 }
 
-// withoutOption returns complete options without those of one code.
+// withoutOption returns complete options, except those with the given code.
 func withoutOption(options []byte, code uint8) []byte {
 	kept := make([]byte, 0, cap(options))
 	for len(options) > 0 {

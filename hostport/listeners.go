@@ -120,7 +120,7 @@ func (k *links) read() {
 	}
 	defer conn.Close()
 	k.names = map[int]string{}
-	err = link.List(conn, "list links of the host", "", 0, func(l *link.Link) { k.names[l.Index] = l.Name })
+	err = link.List(conn, "list links of the host", "", 0, func(l *link.Info) { k.names[l.Index] = l.Name })
 	k.addresses, k.err = addr.On(conn).List(k.ctx, addr.Filter{})
 	k.err = errors.Join(err, k.err)
 }

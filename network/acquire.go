@@ -28,7 +28,7 @@ import (
 type leaseCall struct {
 	request *Lease
 	client  lease.Client
-	dir     *lease.Dir
+	dir     *lease.Store
 	lock    *lease.LockedRecord // the lock of the lease's record, unless released
 	rec     *lease.Record
 	// unconfirmed means that no server answered, and the pod uses its last lease again. The keeper then asks servers
@@ -78,7 +78,7 @@ func (a *addCall) prepareLease() (*leaseCall, error) {
 
 // openLeases opens the directory of lease records. If a lease is requested and no keeper runs that would renew it,
 // openLeases returns an error. The parameter asked is the requested lease, or nil if none is requested.
-func (n *Node) openLeases(request *Lease) (*lease.Dir, error) {
+func (n *Node) openLeases(request *Lease) (*lease.Store, error) {
 	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {
 		return nil, failf(ErrInvalid, "%w", err)

@@ -195,8 +195,8 @@ func refuseConnected(ctx context.Context, s *session, w *requirement, fresh []ne
 }
 
 // refuseAnswered returns an error if another machine behind the bridge has the gateway's address. It asks only if a
-// port that is not a pod's of ours forwards. For IPv4 it sends ARP probes (RFC 5227). For IPv6 it leaves the question
-// to the kernel: the result flags is 0, so that the kernel detects duplicates. In all other cases flags is
+// port that belongs to none of our pods forwards. For IPv4 it sends ARP probes (RFC 5227). For IPv6 it leaves the
+// question to the kernel: the result flags is 0, so that the kernel detects duplicates. In all other cases flags is
 // IFA_F_NODAD, so that the gateway's address is usable at once.
 func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint32, _ error) {
 	ports, err := n.s.Links.Ports(ctx, n.bridge.Index)

@@ -25,7 +25,7 @@ import (
 // The inside of a pod belongs to the pod, its runtime, and the plugins that run after Add. This file only reads it.
 
 // dialPod opens a connection into a pod's namespace, and finds the pod's interface, whatever its name is now.
-func (s *session) dialPod(ctx context.Context, a *state.Attachment, pod *netns.NS) (*nl.Conn, *link.Link, error) {
+func (s *session) dialPod(ctx context.Context, a *state.Attachment, pod *netns.NS) (*nl.Conn, *link.Info, error) {
 	port, err := s.link(ctx, a.HostIf)
 	if err != nil {
 		return nil, nil, err

@@ -142,9 +142,9 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 	}
 	defer conn.Close()
 
-	var entries []routing.Neighbour
+	var entries []routing.NeighbourEntry
 	for _, n := range list {
-		entry := routing.Neighbour{Addr: n.Addr, MAC: n.MAC, Link: l.Index}
+		entry := routing.NeighbourEntry{Addr: n.Addr, MAC: n.MAC, Link: l.Index}
 		if before != nil {
 			has, err := routing.Find(conn, l.Index, n.Addr)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {

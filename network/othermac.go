@@ -60,8 +60,8 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 	return err
 }
 
-// refuseTwin refuses a requested MAC that the bridge or another pod on it has. It asks nothing about MACs that we
-// derive, which differ as addresses and names do.
+// refuseTwin refuses a requested MAC that the bridge or another pod on it has. It does not check MACs
+// that we derive: they differ if addresses or names differ.
 func (a *addCall) refuseTwin(ctx context.Context) error {
 	mac := a.pod.MAC
 	if mac == nil || mac[0] == ident.DerivedMAC {
@@ -144,13 +144,13 @@ func resolveMAC(ctx context.Context, conn *nl.Conn, link int, address netip.Addr
 		return err
 	}
 	_, err = probeNeighbour(ctx, conn,
-		routing.Neighbour{Link: link, Addr: address, State: routing.Probe, Flags: routing.Use})
+		routing.NeighbourEntry{Link: link, Addr: address, State: routing.Probe, Flags: routing.Use})
 	return err
 }
 
 // answers makes the kernel ask a neighbour, and reports whether the neighbour answers with the entry's MAC. An old
 // entry may belong to a pod that is gone.
-func answers(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (bool, error) {
+func answers(ctx context.Context, conn *nl.Conn, entry routing.NeighbourEntry) (bool, error) {
 	if entry.State == routing.Permanent {
 		return true, nil
 	}
@@ -161,7 +161,7 @@ func answers(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (bool,
 
 // probeNeighbour writes a neighbour entry that makes the kernel ask the neighbour. It waits for an answer, at most for
 // neighbourWait, and returns the resulting entry.
-func probeNeighbour(ctx context.Context, conn *nl.Conn, entry routing.Neighbour) (now routing.Neighbour, _ error) {
+func probeNeighbour(ctx context.Context, conn *nl.Conn, entry routing.NeighbourEntry) (now routing.NeighbourEntry, _ error) {
 	if err := routing.Replace(conn, "ask neighbour", entry); err != nil {
 		return now, err
 	}

@@ -168,7 +168,7 @@ func (s *session) saveGeneration() {
 }
 
 // firewallNetwork returns the firewall's socket, which knows the generation.
-func (s *session) rules() nftnl.Socket { return nftnl.Of(s.Firewall.Socket()) }
+func (s *session) rules() nftnl.SharedSocket { return nftnl.Of(s.Firewall.Socket()) }
 
 // link returns a link of the host. If the link does not exist, the result has only a name.
 func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {

@@ -444,7 +444,7 @@ func (s *session) cutBridges(ctx context.Context, planned string) (texts []strin
 		return name == planned || slices.ContainsFunc(networks, func(n *state.Network) bool { return n.Bridge == name })
 	}
 	bridges, ports := map[int]string{}, map[int][]string{}
-	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Link) {
+	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Info) {
 		if l.PortOf == "bridge" {
 			ports[l.Master] = append(ports[l.Master], l.Name)
 		}

@@ -82,7 +82,7 @@ func probeAddress(conn *nl.Conn, link int, own netip.Addr) error {
 	}
 
 	// First discard an old neighbour entry, since the machine that it names may be gone. Then make the kernel ask.
-	forget := routing.Neighbour{Addr: own, Link: link, State: routing.Failed}
+	forget := routing.NeighbourEntry{Addr: own, Link: link, State: routing.Failed}
 	request := forget
 	request.Flags = routing.Use
 	if err := routing.Replace(conn, "ask for neighbour", forget, request); !errors.Is(err, unix.EINVAL) {

@@ -454,7 +454,7 @@ func (s *session) children(ctx context.Context, nic string) (list []string, _ er
 		return nil, err
 	}
 
-	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Link) {
+	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Info) {
 		switch l.Kind {
 		case "macvlan", "macvtap", "ipvlan", "ipvtap":
 			if l.Lower == nicLink.Index && !l.Elsewhere {

@@ -99,7 +99,7 @@ func (c *Conn) Probe(ctx context.Context) error {
 
 // Socket returns the connection for use by other packages, such as foreign.On. The Conn c still owns the connection.
 func (c *Conn) Socket() tombolo.Socket {
-	return nftnl.Socket{Conn: c.tables.Conn, Verified: &c.verified}
+	return nftnl.SharedSocket{Conn: c.tables.Conn, Verified: &c.verified}
 }
 
 // retry calls the function try. If try fails because another program changed nf_tables at the same time, retry calls

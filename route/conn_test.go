@@ -246,7 +246,7 @@ func TestInterruptedListsAreTriedAgain(t *testing.T) {
 		"rules": func(c *nl.Conn) (int, error) { l, err := routing.Rules(c); return len(l), err },
 		"neighbours": func(c *nl.Conn) (int, error) {
 			l, err := routing.Neighbours(c)
-			groups := func(n routing.Neighbour) bool { return n.Addr.IsMulticast() } // the kernel joins them in its own time
+			groups := func(n routing.NeighbourEntry) bool { return n.Addr.IsMulticast() } // the kernel joins them in its own time
 			return len(slices.DeleteFunc(l, groups)), err
 		},
 	} {
@@ -273,7 +273,7 @@ func TestObjectsAreNamedInErrors(t *testing.T) {
 		{route.Route{Type: 77}, "77 default"},
 		{routing.Rule{From: p("10.1.0.0/16"), Table: 7, Priority: 100}, "100: from 10.1.0.0/16 table 7"},
 		{routing.Rule{To: p("10.1.0.0/16"), Invert: true, IIF: "a", OIF: "b", Action: 3}, "not from all to 10.1.0.0/16 iif a oif b"},
-		{routing.Neighbour{Addr: a("10.1.0.9"), Link: 3}, "10.1.0.9 on link 3"},
+		{routing.NeighbourEntry{Addr: a("10.1.0.9"), Link: 3}, "10.1.0.9 on link 3"},
 	} {
 		expect.Equal(t, tt.object.String(), tt.want)
 	}

@@ -45,8 +45,8 @@ func (r Route) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 	return n.message(typ, 0, n.keyAttributes)
 }
 
-// message returns a request about a route that Route.normal returned. For a deletion, the caller has already set the
-// fields that match any value.
+// message returns a request about a route in the form that Route.normal returns. For a deletion, the caller has already
+// set the fields that match any value.
 func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags,
 	attributes func(*request) error) (netlink.Message, error) {
 	switch {

@@ -21,8 +21,8 @@ func mac(last byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, la
 
 // withoutMulticast leaves out the entries that the kernel makes for the multicast
 // that it sends itself.
-func withoutMulticast(list []routing.Neighbour) []routing.Neighbour {
-	var left []routing.Neighbour
+func withoutMulticast(list []routing.NeighbourEntry) []routing.NeighbourEntry {
+	var left []routing.NeighbourEntry
 	for _, n := range list {
 		if !n.Addr.IsMulticast() {
 			left = append(left, n)
@@ -38,7 +38,7 @@ func TestNeighboursAreThoseOfAllLinks(t *testing.T) {
 		nstest.Run(t, h.ns, "ip", append([]string{"neighbour", "add"}, strings.Fields(n+" lladdr "+mac(9).String())...)...)
 	}
 	got, err := routing.Find(h.nl, h.eth1, nstest.Addr("fd02::9"))
-	want := routing.Neighbour{Addr: nstest.Addr("fd02::9"), MAC: mac(9), Link: h.eth1, State: routing.Permanent}
+	want := routing.NeighbourEntry{Addr: nstest.Addr("fd02::9"), MAC: mac(9), Link: h.eth1, State: routing.Permanent}
 	diff := cmp.Diff(want, got, cmpopts.EquateComparable(want.Addr))
 	expect.That(t, diff == "" && err == nil, "got, %v (-want +got):\n%s", err, diff)
 	expect.Is(t, expect.Err(routing.Find(h.nl, h.eth1, nstest.Addr("fd02::8"))), fs.ErrNotExist, "Neighbour")

@@ -110,7 +110,7 @@ func describe(q tc.Qdisc) string {
 
 // installation holds the state of a target in the kernel. Missing parts have zero values.
 type installation struct {
-	ifb    *link.Link // nil if no link has this name
+	ifb    *link.Info // nil if no link has this name
 	egress tc.Qdisc   // root qdisc of the ifb
 
 	ingress tc.Qdisc // root qdisc of the port
@@ -146,7 +146,7 @@ func (c *Conn) findPort(t *Target) error {
 // exist, the error matches fs.ErrNotExist.
 func (c *Conn) look(ctx context.Context, t *Target) (*installation, error) {
 	var have installation
-	var ifb link.Link
+	var ifb link.Info
 	var b nl.Batch
 	link.Get(&b, t.IFB, 0, &ifb)
 	t.port().GetQdisc(&b, tc.Root, &have.ingress)

@@ -72,7 +72,7 @@ func (t *Target) validate() error {
 }
 
 // checkOwner returns an error that matches ErrForeign unless l is an ifb whose alias begins with t.Owner.
-func (t *Target) checkOwner(l *link.Link) error {
+func (t *Target) checkOwner(l *link.Info) error {
 	var what string
 	switch {
 	case l.Kind != "ifb":

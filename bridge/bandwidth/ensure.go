@@ -153,7 +153,7 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installation) (ch
 	}
 
 	index, err := link.IndexOf(c.nl, t.IFB)
-	have.ifb = &link.Link{Name: t.IFB, Index: index}
+	have.ifb = &link.Info{Name: t.IFB, Index: index}
 	return true, err
 }
 

@@ -31,7 +31,7 @@ func TestRequestBytes(t *testing.T) {
 		}},
 		{"ip link del 8", func(b *nl.Batch) { link.Request{Index: 8}.Delete(b, "ifbx") }},
 		{"ip link del ifbx", func(b *nl.Batch) { link.Request{Name: "ifbx"}.Delete(b, "ifbx") }},
-		{"ip link show ifbx", func(b *nl.Batch) { link.Get(b, "ifbx", 0, new(link.Link)) }},
+		{"ip link show ifbx", func(b *nl.Batch) { link.Get(b, "ifbx", 0, new(link.Info)) }},
 	} {
 		var b nl.Batch
 		c.append(&b)

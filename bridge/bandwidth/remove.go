@@ -42,7 +42,7 @@ func (c *Conn) Remove(ctx context.Context, t Target) error {
 }
 
 // removeIFB deletes the ifb l, unless l is nil. It returns an error if the ifb belongs to another owner.
-func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link.Link) error {
+func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link.Info) error {
 	if l == nil {
 		return nil
 	}
@@ -100,7 +100,7 @@ func (c *Conn) IFBs(ctx context.Context) (map[string]string, error) {
 	}
 
 	list := map[string]string{}
-	err := link.List(c.nl, "list ifb links", "ifb", 0, func(l *link.Link) {
+	err := link.List(c.nl, "list ifb links", "ifb", 0, func(l *link.Info) {
 		if l.Kind == "ifb" { // a kernel without this kind lists all links
 			list[l.Name] = l.Alias
 		}

@@ -64,7 +64,7 @@ func Pair(bridgeName string) (outer, port string) {
 
 // installation holds the kernel's state of a Share.
 type installation struct {
-	nic, bridge, outer, port *link.Link // outer and port are nil if they do not exist
+	nic, bridge, outer, port *link.Info // outer and port are nil if they do not exist
 	program                  string     // the name of the program at the port
 }
 
@@ -140,7 +140,7 @@ func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int,
 	}
 
 	var b nl.Batch
-	var out, inner link.Link
+	var out, inner link.Info
 	outerName, portName := Pair(s.Bridge)
 	only := []uint16{unix.IFLA_IFALIAS, unix.IFLA_MTU, unix.IFLA_GROUP, unix.IFLA_LINKINFO}
 	link.Get(&b, outerName, 0, &out, only...)
@@ -301,8 +301,8 @@ func (c *Conn) look(ctx context.Context, s Share) (*installation, error) {
 }
 
 // find returns the link with the given name. If it does not exist, the error matches fs.ErrNotExist.
-func (c *Conn) find(ctx context.Context, name string) (*link.Link, error) {
-	var l link.Link
+func (c *Conn) find(ctx context.Context, name string) (*link.Info, error) {
+	var l link.Info
 	var b nl.Batch
 	link.Get(&b, name, 0, &l)
 	if err := c.nl.Do(ctx, &b); err != nil {
@@ -315,7 +315,7 @@ func (c *Conn) find(ctx context.Context, name string) (*link.Link, error) {
 }
 
 // refuse returns an error if the second link is not a bridge, or if the NIC cannot be shared with it.
-func refuse(nic, br *link.Link) error {
+func refuse(nic, br *link.Info) error {
 	switch {
 	case br.Kind != "bridge":
 		return unfit(nic, "%s is no bridge", br.Name)
@@ -325,13 +325,13 @@ func refuse(nic, br *link.Link) error {
 	return refuseNIC(nic)
 }
 
-func unfit(nic *link.Link, format string, args ...any) error {
+func unfit(nic *link.Info, format string, args ...any) error {
 	return &tombolo.OpError{Op: "share", Object: nic.Name,
 		Err: fmt.Errorf("%w: %s", ErrUnfit, fmt.Sprintf(format, args...))}
 }
 
 // refuseNIC returns an error if the NIC cannot be shared with any bridge.
-func refuseNIC(nic *link.Link) error {
+func refuseNIC(nic *link.Info) error {
 	// A link with the entry phy80211 is a Wi-Fi interface. This works only if /sys was mounted in the link's network
 	// namespace.
 	_, err := os.Stat("/sys/class/net/" + nic.Name + "/phy80211")
@@ -360,7 +360,7 @@ func refuseNIC(nic *link.Link) error {
 	return nil
 }
 
-func (s Share) checkOwner(outer *link.Link) error {
+func (s Share) checkOwner(outer *link.Info) error {
 	if outer.Kind == "veth" && strings.HasPrefix(outer.Alias, s.Alias+" share ") {
 		return nil
 	}
@@ -385,7 +385,7 @@ func (s Share) differences(have *installation) []tombolo.Difference {
 	}
 
 	list.Flag("link "+s.Bridge, "ARP", false, have.bridge.Flags&unix.IFF_NOARP == 0)
-	for _, l := range []*link.Link{have.outer, have.port} {
+	for _, l := range []*link.Info{have.outer, have.port} {
 		list.Number("link "+l.Name, "MTU", have.nic.MTU, l.MTU)
 		list.Up("link "+l.Name, l.Up())
 	}
@@ -399,7 +399,7 @@ func (s Share) differences(have *installation) []tombolo.Difference {
 }
 
 // note returns the alias of the outer end. It contains the owner, and the index and MAC of the NIC.
-func (s Share) note(nic *link.Link) string { return s.Alias + " " + programName(nic.Index, nic.MAC) }
+func (s Share) note(nic *link.Info) string { return s.Alias + " " + programName(nic.Index, nic.MAC) }
 
 // makePair creates the veth pair and returns the new state. The pair stays down.
 func (c *Conn) makePair(ctx context.Context, s Share, have *installation) (*installation, error) {
@@ -421,7 +421,7 @@ func (c *Conn) makePair(ctx context.Context, s Share, have *installation) (*inst
 // setPair configures both ends of the pair and the bridge. It sets the outer end up last, after the port is on the
 // bridge.
 func (c *Conn) setPair(ctx context.Context, s Share, have *installation) error {
-	set := func(b *nl.Batch, l *link.Link, r link.Request) {
+	set := func(b *nl.Batch, l *link.Info, r link.Request) {
 		r.Index = l.Index
 		r.Flags |= unix.IFF_UP
 		r.Change |= unix.IFF_UP
@@ -432,7 +432,7 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *installation) error {
 	// Let the ends have no link-local addresses, so that they send nothing to the LAN by themselves. Ignore that a
 	// kernel without IPv6 rejects the request.
 	var b nl.Batch
-	for _, l := range []*link.Link{have.outer, have.port} {
+	for _, l := range []*link.Info{have.outer, have.port} {
 		link.Request{Index: l.Index, NoLinkLocal: true}.Set(&b, "set link", l.Name)
 	}
 
@@ -474,7 +474,7 @@ func (c *Conn) setProgram(ctx context.Context, have *installation) error {
 	return tc.Unsupported(c.nl.Do(ctx, &b), "cls_bpf")
 }
 
-func (c *Conn) setPromiscuous(ctx context.Context, nic *link.Link) error {
+func (c *Conn) setPromiscuous(ctx context.Context, nic *link.Info) error {
 	if nic.Flags&unix.IFF_PROMISC != 0 {
 		return nil
 	}

@@ -50,7 +50,7 @@ func (c *Conn) Probe(ctx context.Context) error {
 	}
 
 	if _, err := c.get(ctx, loopback); errors.Is(err, ErrUnsupported) {
-		return err // any other error means that loopback is no port
+		return err // the kernel has the feature, and loopback is no bridge port
 	}
 	return nil
 }
@@ -291,14 +291,14 @@ func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 	return true, unsupported(err)
 }
 
-func (l *Link) hasMAC(have *link.Link) bool { return l.MAC == nil || bytes.Equal(l.MAC, have.MAC) }
+func (l *Link) hasMAC(have *link.Info) bool { return l.MAC == nil || bytes.Equal(l.MAC, have.MAC) }
 
 // hasIPv6 reports whether the kernel enables IPv6 on a link with this MTU (RFC 8200, section 5).
 func hasIPv6(mtu int) bool { return mtu >= 1280 }
 
 // link returns the existing link with l's name. It returns an error that matches fs.ErrExist if that link is not in
 // l's VLAN.
-func (c *Conn) link(l *Link) (*link.Link, error) {
+func (c *Conn) link(l *Link) (*link.Info, error) {
 	have, err := link.Find(c.nl, l.Name)
 	if err != nil {
 		return nil, err

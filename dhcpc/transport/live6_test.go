@@ -56,7 +56,7 @@ func (l *lan6) witness(t testing.TB) *transport.Config {
 }
 
 // lease6 asks for an address, and hears by conn what comes of it in some seconds.
-func (l *lan6) lease6(t testing.TB, conn dhcpc.Transport[[]byte]) (got *dhcp6.Lease) {
+func (l *lan6) lease6(t testing.TB, conn dhcpc.Transport[[]byte]) (got *dhcp6.Lease6) {
 	t.Helper()
 	m, err := dhcp6.NewMachine(&dhcp6.Config{DUID: dhcp6.DUID([16]byte{9, 7}), IAID: 7, RapidCommit: true})
 	must.Succeed(t, err)

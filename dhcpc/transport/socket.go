@@ -140,7 +140,7 @@ func DialWitness(cfg *Config, dial func() (dhcpc.Transport[*dhcpc.Packet], error
 	return witness(cfg, func(c *Config) program { return frames(c.MAC, c.ARP) }, readFrame, dial)
 }
 
-// DialWitness6 is DialWitness for DHCPv6: the transport receives messages to UDP port 546.
+// DialWitness6 does the work of DialWitness for DHCPv6: the transport receives messages to UDP port 546.
 func DialWitness6(cfg *Config, dial func() (dhcpc.Transport[[]byte], error)) (dhcpc.Transport[[]byte], error) {
 	read := func(frame []byte, _ net.Addr) ([]byte, error) { return decode6(frame) }
 	return witness(cfg, func(*Config) program { return frames6() }, read, dial)

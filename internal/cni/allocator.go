@@ -37,7 +37,7 @@ type ipamSection struct {
 	network    string
 	routes     []route.Route
 	dns        types.DNS      // complete when Add has returned
-	resolvers  []string       // name servers of the result; nil: those of dns
+	resolvers  []string       // name servers of the result; nil means dns.Nameservers
 	resolvConf string         // path of a file with DNS settings
 	reported   []ipam.Address // families in the order in which their addresses are reported
 	gateways   bool           // see ipamRequest.Gateways

@@ -40,7 +40,7 @@ func (a attributes) withDefaults(b attributes) attributes {
 }
 
 // currentValues returns the link's present values of the attributes that are set in a.
-func (a attributes) currentValues(l *link.Link) attributes {
+func (a attributes) currentValues(l *link.Info) attributes {
 	return attributes{
 		pointerIfSet(a.MAC, l.MAC.String()), pointerIfSet(a.Promisc, l.Flags&unix.IFF_PROMISC != 0),
 		pointerIfSet(a.MTU, l.MTU),
@@ -58,7 +58,7 @@ func pointerIfSet[T any](set *T, have T) *T {
 }
 
 // set changes the link's attributes by one message.
-func (a attributes) set(conn *nl.Conn, l *link.Link, name string) error {
+func (a attributes) set(conn *nl.Conn, l *link.Info, name string) error {
 	r := link.Request{Index: l.Index, MAC: a.mac(), MTU: a.MTU}
 	for bit, isOn := range map[uint32]*bool{unix.IFF_PROMISC: a.Promisc, unix.IFF_ALLMULTI: a.AllMulti} {
 		if isOn == nil {

@@ -58,7 +58,7 @@ func isHost(pod *netns.NS) (bool, error) {
 }
 
 // findLink returns a link with the attributes that the plugin tuning can set.
-func findLink(conn *nl.Conn, name string) (*link.Link, error) {
+func findLink(conn *nl.Conn, name string) (*link.Info, error) {
 	return link.Find(conn, name, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_TXQLEN)
 }
 

@@ -211,7 +211,7 @@ func TestAnAddressInUseIsDeclined(t *testing.T) {
 }
 
 func TestARefusedAddressIsPassedOverAndDeclined(t *testing.T) {
-	refuse := func(cfg *Config) { cfg.Refuse = func(*Lease, *Lease) error { return errors.New("the host has it") } }
+	refuse := func(cfg *Config) { cfg.Refuse = func(*Lease6, *Lease6) error { return errors.New("the host has it") } }
 	w := newWorld(t, honest(), refuse)
 	if _, err := w.tryAcquire(); err == nil || !strings.Contains(err.Error(), "the host has it") || slices.Contains(w.log, "REQUEST") {
 		t.Errorf("%v; sent %v", err, w.log)
@@ -251,7 +251,7 @@ func TestALeaseSurvivesItsRecord(t *testing.T) {
 	w := newWorld(t, honest())
 	l := w.acquire()
 	data := must.Of(json.Marshal(l)).Get(t)
-	var read Lease
+	var read Lease6
 	if err := json.Unmarshal(data, &read); err != nil || !reflect.DeepEqual(&read, l) {
 		t.Errorf("%v\n%+v\n%+v", err, read, *l)
 	}
@@ -278,6 +278,6 @@ func TestWhatCannotBeMeantIsAnError(t *testing.T) {
 		expect.That(t, errors.Is(err, tombolo.ErrInvalid), "%s: %v", name, err)
 	}
 	expect.Is(t, expect.Err(Release(nil, 0)), tombolo.ErrInvalid)
-	err := new(Lease).Validate()
+	err := new(Lease6).Validate()
 	expect.That(t, errors.Is(err, tombolo.ErrInvalid) && err.Error() == "invalid lease: it has no address", "%v", err)
 }

@@ -25,7 +25,7 @@ type Config struct {
 	// Refuse returns an error if the client must not use the lease l. held is the client's present lease, or nil. The
 	// client ignores an offer that Refuse rejects, and declines a granted lease that it rejects. A nil Refuse accepts
 	// all leases.
-	Refuse func(l, held *Lease) error
+	Refuse func(l, held *Lease6) error
 	// DetectConflicts makes the client enter CHECKING before it uses a new address.
 	DetectConflicts bool
 }

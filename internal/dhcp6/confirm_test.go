@@ -26,9 +26,9 @@ type confirming struct {
 	at   []time.Duration
 }
 
-func newConfirming(t *testing.T, change func(l *Lease)) *confirming {
+func newConfirming(t *testing.T, change func(l *Lease6)) *confirming {
 	t.Helper()
-	l := &Lease{Address: clientIP(), Server: serverDUID(), DUID: ownDUID(), IAID: ownIAID, Obtained: epoch().Add(-time.Minute),
+	l := &Lease6{Address: clientIP(), Server: serverDUID(), DUID: ownDUID(), IAID: ownIAID, Obtained: epoch().Add(-time.Minute),
 		Renew: epoch().Add(time.Hour), Rebind: epoch().Add(2 * time.Hour), Expire: epoch().Add(3 * time.Hour)}
 	change(l)
 	cfg := &Config{DUID: ownDUID(), IAID: ownIAID, Address: clientIP(), DetectConflicts: true}
@@ -60,7 +60,7 @@ func (c *confirming) wakes() Output {
 
 // RFC 8415, section 18.2.3.
 func TestConfirmAsksAnyServerWhetherTheAddressFitsTheLink(t *testing.T) {
-	c := newConfirming(t, func(*Lease) {})
+	c := newConfirming(t, func(*Lease6) {})
 	if out := c.step(Event{}); out.Send != nil || c.s.Lease() == nil || c.s.Wake().Sub(c.now) > time.Second {
 		t.Fatalf("at once: %+v, wakes after %s", out, c.s.Wake().Sub(c.now))
 	}
@@ -103,8 +103,8 @@ func TestAnAddressThatDoesNotFitTheLinkIsLost(t *testing.T) {
 }
 
 func TestALeaseThatNobodyConfirmsGoesOn(t *testing.T) {
-	for name, change := range map[string]func(*Lease){
-		"with an end": func(*Lease) {},
+	for name, change := range map[string]func(*Lease6){
+		"with an end": func(*Lease6) {},
 		"for ever":    forEver,
 	} {
 		c := newConfirming(t, change)
@@ -121,10 +121,10 @@ func TestALeaseThatNobodyConfirmsGoesOn(t *testing.T) {
 
 // What is due, has ended or is of the future is renewed, or asked for.
 func TestALeaseThatIsDueIsRenewedAndNotConfirmed(t *testing.T) {
-	for want, change := range map[string]func(*Lease){
-		"RENEW":   func(l *Lease) { l.Renew = epoch() },
-		"REBIND":  func(l *Lease) { l.Renew, l.Rebind = epoch(), epoch() },
-		"SOLICIT": func(l *Lease) { l.Renew, l.Rebind, l.Expire = epoch(), epoch(), epoch() },
+	for want, change := range map[string]func(*Lease6){
+		"RENEW":   func(l *Lease6) { l.Renew = epoch() },
+		"REBIND":  func(l *Lease6) { l.Renew, l.Rebind = epoch(), epoch() },
+		"SOLICIT": func(l *Lease6) { l.Renew, l.Rebind, l.Expire = epoch(), epoch(), epoch() },
 	} {
 		c := newConfirming(t, change)
 		c.wakes()
@@ -134,7 +134,7 @@ func TestALeaseThatIsDueIsRenewedAndNotConfirmed(t *testing.T) {
 		expect.Equal(t, c.sent[0].MessageType.String(), want, "sent")
 	}
 	// One that becomes due meanwhile.
-	c := newConfirming(t, func(l *Lease) { l.Renew = epoch().Add(3 * time.Second) })
+	c := newConfirming(t, func(l *Lease6) { l.Renew = epoch().Add(3 * time.Second) })
 	var kinds []string
 	for len(kinds) == 0 || kinds[len(kinds)-1] == "CONFIRM" {
 		c.wakes()
@@ -150,4 +150,4 @@ func TestALeaseThatIsDueIsRenewedAndNotConfirmed(t *testing.T) {
 }
 
 // forEver makes a lease one without an end.
-func forEver(l *Lease) { l.Renew, l.Rebind, l.Expire = time.Time{}, time.Time{}, time.Time{} }
+func forEver(l *Lease6) { l.Renew, l.Rebind, l.Expire = time.Time{}, time.Time{}, time.Time{} }

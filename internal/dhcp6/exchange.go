@@ -92,7 +92,7 @@ func (t *step) soliciting(m *message) {
 // granted returns the lease that a message offers or grants for the address want. If the message does not contain
 // want, granted returns the lease of the first usable address. Without a usable address it returns nil and the
 // reason, for a trace. The reason is empty if the message has an error status, since its description contains that.
-func (t *step) granted(m *message, want netip.Addr) (l *Lease, why string) {
+func (t *step) granted(m *message, want netip.Addr) (l *Lease6, why string) {
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		return nil, ""
 	}
@@ -127,7 +127,7 @@ func (t *step) solicitingTimeUp() {
 }
 
 // request asks a server for the lease l, which it advertised.
-func (t *step) request(l *Lease) {
+func (t *step) request(l *Lease6) {
 	t.begin(requesting)
 	t.s.requested, t.s.best = l, nil
 	t.sendRequest()
@@ -294,7 +294,7 @@ func (t *step) revoked(m *message, list []grant, t1, t2 time.Duration, ignored [
 
 // decline sends a DECLINE for an address that a server granted and the client does not use. The client then starts
 // over.
-func (t *step) decline(l *Lease, why error) {
+func (t *step) decline(l *Lease6, why error) {
 	t.out.Err, t.s.trace.Last = why, why
 	t.shun(l.Server)
 	if t.s.hint = t.cfg.Address; t.s.hint == l.Address {
@@ -346,7 +346,7 @@ func (t *step) informing(m *message) {
 		return
 	}
 
-	var l Lease
+	var l Lease6
 	info := &Information{DNS: m.dns(&l), Search: m.search(&l)}
 	info.Ignored = l.Ignored
 
@@ -380,7 +380,7 @@ const (
 // If no server answers within ten seconds, the client keeps the lease. If the lease is due for renewal, or Obtained
 // is in the future, the Session renews it instead. If the lease has run out, the Session reports it as lost: see
 // Restore. An unusable lease is an error that matches tombolo.ErrInvalid.
-func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease) (Session, error) {
+func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease6) (Session, error) {
 	s, err := m.Restore(now, seed, l)
 	if err == nil && (s.wake.IsZero() || now.Before(s.wake)) {
 		t := step{Machine: m, s: &s, now: now}

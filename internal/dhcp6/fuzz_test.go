@@ -32,7 +32,7 @@ func FuzzSession(f *testing.F) {
 				e.Message[1], e.Message[2], e.Message[3] = byte(s.xid>>16), byte(s.xid>>8), byte(s.xid)
 			}
 			s, out = m.Step(s, now, e)
-			for _, l := range []*Lease{out.Bound, out.Check, out.Lost} {
+			for _, l := range []*Lease6{out.Bound, out.Check, out.Lost} {
 				if l == nil {
 					continue
 				}
@@ -68,7 +68,7 @@ func FuzzSession(f *testing.F) {
 func FuzzLease(f *testing.F) {
 	f.Add([]byte(`{"address":"2001:db8::7","server":"00:03:00:01","duid":"00:04:01","iaid":1,"obtained":"2026-05-01T12:00:00Z","renew":"2026-05-01T12:10:00Z","rebind":"2026-05-01T12:20:00Z","expire":"2026-05-01T12:30:00Z"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var l Lease
+		var l Lease6
 		if json.Unmarshal(data, &l) != nil || l.Validate() != nil {
 			return
 		}

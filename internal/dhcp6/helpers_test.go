@@ -180,19 +180,19 @@ func (w *world) say(data []byte) {
 	}
 }
 
-func (w *world) tryAcquire() (l *Lease, err error) {
+func (w *world) tryAcquire() (l *Lease6, err error) {
 	w.t.Helper()
 	err = w.run(w.m.Start(w.now, 1), w.timeout, func(o Output) bool { l = o.Bound; return l != nil })
 	return l, err
 }
 
-func (w *world) acquire() *Lease {
+func (w *world) acquire() *Lease6 {
 	w.t.Helper()
 	return must.Of(w.tryAcquire()).Get(w.t)
 }
 
 // keep keeps a lease until stop says that it is enough, and gives what came of it.
-func (w *world) keep(l *Lease, stop func() bool) []string {
+func (w *world) keep(l *Lease6, stop func() bool) []string {
 	w.t.Helper()
 	s := must.Of(w.m.Restore(w.now, 1, l)).Get(w.t)
 	var applied []string

@@ -8,11 +8,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Lease is a lease that a server granted. It holds everything that this process or another needs to renew and release
+// Lease6 is a lease that a server granted. It holds everything that this process or another needs to renew and release
 // it. The names in its JSON form are stable, so that programs can keep it on disk.
 //
 // A Lease never changes: a renewal makes a new one.
-type Lease struct {
+type Lease6 struct {
 	// Address is the leased address. DHCPv6 has no prefix length and no router. Router advertisements supply these.
 	Address netip.Addr `json:"address"`
 	// DNS are the name servers (option 23), best first. Search is the domain search list (option 24).
@@ -37,7 +37,7 @@ type Lease struct {
 
 // Validate returns an error if the lease cannot be renewed and released: address, server, identity and times must be
 // present and possible. The error matches tombolo.ErrInvalid.
-func (l *Lease) Validate() error {
+func (l *Lease6) Validate() error {
 	switch {
 	case l == nil:
 		return trace.Argument("no lease")
@@ -62,12 +62,12 @@ func (l *Lease) Validate() error {
 }
 
 // Infinite reports whether the lease never ends.
-func (l *Lease) Infinite() bool {
+func (l *Lease6) Infinite() bool {
 	return l != nil && l.Renew.IsZero() && l.Rebind.IsZero() && l.Expire.IsZero()
 }
 
 // Left returns the time until the lease ends. It returns 0 if the lease has ended or is nil, and -1 if it never ends.
-func (l *Lease) Left(now time.Time) time.Duration {
+func (l *Lease6) Left(now time.Time) time.Duration {
 	switch {
 	case l == nil:
 		return 0
@@ -79,7 +79,7 @@ func (l *Lease) Left(now time.Time) time.Duration {
 
 // PreferredFor returns how long new connections may use the address as their source. Like Left, it returns 0 if that
 // time is over, and -1 if it never ends.
-func (l *Lease) PreferredFor(now time.Time) time.Duration {
+func (l *Lease6) PreferredFor(now time.Time) time.Duration {
 	switch {
 	case l == nil:
 		return 0

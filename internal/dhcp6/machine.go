@@ -47,19 +47,19 @@ type Session struct {
 	solMaxRT, infMaxRT time.Duration
 
 	failures  int      // failures since the last lease; they lengthen the back-off
-	best      *Lease   // the best ADVERTISE so far
+	best      *Lease6  // the best ADVERTISE so far
 	rank      int      // its preference, lower for a server to avoid
 	avoid     []string // servers that advertised, and then refused or did not answer
 	hint      netip.Addr
-	requested *Lease // the lease being requested, checked or declined
-	lease     *Lease // the present lease
+	requested *Lease6 // the lease being requested, checked or declined
+	lease     *Lease6 // the present lease
 }
 
 // State returns the state of the client.
 func (s *Session) State() State { return s.state }
 
-// Lease returns the present lease, or nil if there is none.
-func (s *Session) Lease() *Lease { return s.lease }
+// Lease6 returns the present lease, or nil if there is none.
+func (s *Session) Lease() *Lease6 { return s.lease }
 
 // Wake returns the time of the next call of Step. It equals the last Output.Wake.
 func (s *Session) Wake() time.Time { return s.wake }
@@ -86,11 +86,11 @@ type Output struct {
 	Send []byte
 	// Check is a lease whose address needs duplicate address detection, or nil. The caller adds the address to the
 	// link and waits for the result. The Session then waits for an Event with a Verdict, without a time limit.
-	Check *Lease
+	Check *Lease6
 	// Bound is a lease that a server has just granted or renewed and that passed all checks, or nil.
-	Bound *Lease
+	Bound *Lease6
 	// Lost is a lease that has just ended, or nil. From now on nothing may use its address.
-	Lost *Lease
+	Lost *Lease6
 	// Information holds the options from the answer to an INFORMATION-REQUEST. It is nil otherwise.
 	Information *Information
 	// Err is the reason for a lost or refused lease, or nil. The Session continues and tries to get another lease.
@@ -122,7 +122,7 @@ func (m *Machine) Inform(now time.Time, seed uint64) Session {
 // for renewal. If the lease has run out, the first Step reports it as lost, and the Session requests its address
 // again. If Obtained is in the future, the clock was set back, and the Session asks any server at once. An unusable
 // lease is an error that matches tombolo.ErrInvalid.
-func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
+func (m *Machine) Restore(now time.Time, seed uint64, l *Lease6) (Session, error) {
 
 	if err := l.Validate(); err != nil {
 		return Session{}, err
@@ -362,7 +362,7 @@ func (t *step) lose(why error) {
 
 // take handles a lease that a server granted. It declines a lease that Config.Refuse rejects. Otherwise it asks the
 // caller to check the address, unless the client already has that address.
-func (t *step) take(l *Lease) {
+func (t *step) take(l *Lease6) {
 	if refused := t.refused(l); refused != nil {
 		t.decline(l, fmt.Errorf("%w: %s: %w", dhcpc.ErrRefused, l.Address, refused))
 		return
@@ -382,7 +382,7 @@ func (t *step) take(l *Lease) {
 }
 
 // refused returns Config.Refuse's reason to refuse a lease, or nil if the lease is acceptable.
-func (t *step) refused(l *Lease) error {
+func (t *step) refused(l *Lease6) error {
 	if t.cfg.Refuse == nil {
 		return nil
 	}
@@ -400,7 +400,7 @@ func (t *step) checked(v Verdict) {
 }
 
 // bind makes l the present lease. Nothing is due until T1.
-func (t *step) bind(l *Lease) {
+func (t *step) bind(l *Lease6) {
 	if held := t.s.lease; held != nil && held.Address != l.Address {
 		t.out.Lost = held
 	}

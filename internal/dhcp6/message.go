@@ -176,8 +176,8 @@ func (m *message) grants() (list []grant, t1, t2 time.Duration, ignored []string
 const shortest = 2 * time.Second
 
 // lease returns a lease of the address g of a message. asked is the sending time of the message that m answers.
-func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []string, asked time.Time) *Lease {
-	l := &Lease{
+func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []string, asked time.Time) *Lease6 {
+	l := &Lease6{
 		Address: g.addr, Server: slices.Clone(m.server), DUID: c.DUID, IAID: c.IAID,
 		Obtained: asked, Ignored: ignored,
 	}
@@ -196,7 +196,7 @@ func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []stri
 
 // times returns T1 and T2, in this order and before the end of the lease. The server may leave them to the client, or
 // send times after the end. They are then fractions of the preferred lifetime, as RFC 8415, section 21.4, recommends.
-func (c *Config) times(l *Lease, g grant, t1, t2 time.Duration) (renew, rebind time.Time) {
+func (c *Config) times(l *Lease6, g grant, t1, t2 time.Duration) (renew, rebind time.Time) {
 	base := g.preferred
 	if base == 0 || base > g.valid {
 		base = g.valid
@@ -216,7 +216,7 @@ func (c *Config) times(l *Lease, g grant, t1, t2 time.Duration) (renew, rebind t
 }
 
 // dns returns the name servers of a message. It adds the unusable ones to l.Ignored.
-func (m *message) dns(l *Lease) []netip.Addr {
+func (m *message) dns(l *Lease6) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range m.options.DNS() {
 		a, ok := netip.AddrFromSlice(ip)
@@ -235,7 +235,7 @@ func (m *message) dns(l *Lease) []netip.Addr {
 }
 
 // search returns the search domains of a message. It adds the unusable ones to l.Ignored.
-func (m *message) search(l *Lease) []string {
+func (m *message) search(l *Lease6) []string {
 	labels := m.options.DomainSearchList()
 	if labels == nil {
 		return nil
@@ -258,7 +258,7 @@ func (m *message) search(l *Lease) []string {
 }
 
 // ignore adds an entry to l.Ignored, up to maxIgnored of them.
-func (l *Lease) ignore(format string, args ...any) {
+func (l *Lease6) ignore(format string, args ...any) {
 	if len(l.Ignored) < maxIgnored {
 		l.Ignored = append(slices.Clip(l.Ignored), fmt.Sprintf(format, args...))
 	}
@@ -318,7 +318,7 @@ func addServerID(m *dhcpv6.Message, server dhcpc.Hex) {
 
 // Release returns a RELEASE message for a lease. It uses only the lower 24 bits of xid. An unusable lease is an error
 // that matches tombolo.ErrInvalid.
-func Release(l *Lease, xid uint32) ([]byte, error) {
+func Release(l *Lease6, xid uint32) ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
 	}

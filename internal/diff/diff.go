@@ -18,12 +18,12 @@ func (l *List) Add(object, what, want, have string) {
 	}
 }
 
-// Flag is Add for a setting that is on or off.
+// Flag adds a difference if a setting should be on and is off, or the reverse.
 func (l *List) Flag(object, what string, want, have bool) {
 	l.Add(object, what, onOff(want), onOff(have))
 }
 
-// Number is Add for a number.
+// Number adds a difference if the numbers want and have differ.
 func (l *List) Number(object, what string, want, have int) {
 	l.Add(object, what, strconv.Itoa(want), strconv.Itoa(have))
 }

@@ -53,7 +53,7 @@ const thisBoot, lastBoot = "this boot", "the last boot"
 // bubble's (testing/synctest).
 type world struct {
 	t    *testing.T
-	dir  *lease.Dir
+	dir  *lease.Store
 	keep *Keeper
 	stop func()
 

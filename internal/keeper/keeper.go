@@ -20,7 +20,7 @@ const workers = 64
 
 // Config holds the settings of a Keeper. Leases is required; the other fields have defaults.
 type Config struct {
-	Leases *lease.Dir
+	Leases *lease.Store
 	// State is the plugin's state directory, which records the addresses of pods. If it is nil, the keeper knows
 	// none.
 	State *state.Dir
@@ -42,10 +42,10 @@ type Config struct {
 
 // Keeper keeps the leases whose records are in one directory.
 type Keeper struct {
-	leases  *lease.Dir
+	leases  *lease.Store
 	state   *state.Dir    // may be nil
 	network *network.Node // may be nil
-	bus     string        // see Config
+	bus     string        // address of the D-Bus: see Config.Bus
 	host    *netns.NS     // nil for the keeper's own namespace
 	log     *slog.Logger
 	workers int

@@ -40,7 +40,7 @@ type lan struct {
 	*testing.T
 	host, remote *netns.NS
 	bridge       string
-	dir          *lease.Dir
+	dir          *lease.Store
 	state        *state.Dir // nil: the keeper is used without the plugin
 	node         node       // nil: the kernel
 }
@@ -267,7 +267,7 @@ type server struct {
 	heard   map[string]int        // by kind
 	refuse  bool                  // NAK the next renewal
 	early   []string              // see tooEarly
-	dir     *lease.Dir
+	dir     *lease.Store
 	base    netip.Addr // the next address
 	silence bool
 	from    netip.AddrPort // not valid: its own

@@ -77,7 +77,7 @@ type linkFacts struct {
 }
 
 // bridgeFacts sets the fields for a bridge, if the link is one.
-func (f *linkFacts) bridgeFacts(l *link.Link) {
+func (f *linkFacts) bridgeFacts(l *link.Info) {
 	if b := l.Bridge; b != nil {
 		f.nfCall, f.nfCall6, f.vlanFiltering = fact(b.NfCallIptables), fact(b.NfCallIp6tables), fact(b.VlanFiltering)
 		f.maxLearned = fact(b.FdbMaxLearned)
@@ -141,7 +141,7 @@ func changesOf(messages []netlink.Message) (c changes) {
 func (c *changes) add(m netlink.Message) error {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		var k link.Link
+		var k link.Info
 		if err := k.Decode(m.Data, unix.IFLA_IFNAME, unix.IFLA_MASTER, unix.IFLA_MTU, unix.IFLA_ADDRESS,
 			unix.IFLA_IFALIAS, unix.IFLA_LINKINFO); err != nil {
 			return err

@@ -25,7 +25,7 @@ import (
 // registry, since other packages may register metrics in Prometheus' global one.
 type metrics struct {
 	registry *prometheus.Registry
-	dir      *lease.Dir
+	dir      *lease.Store
 	state    *state.Dir    // may be nil
 	node     *network.Node // may be nil
 
@@ -202,7 +202,7 @@ func podCounters() (map[string]link.Counters, error) {
 	}
 	defer conn.Close()
 	counters := map[string]link.Counters{}
-	err = link.Count(conn, "veth", func(l *link.Link) { counters[l.Name] = l.Counters })
+	err = link.Count(conn, "veth", func(l *link.Info) { counters[l.Name] = l.Counters })
 	return counters, err
 }
 

@@ -175,7 +175,7 @@ func (p *podInterface) dial(_ context.Context, local netip.Addr) (dhcpc.Transpor
 	return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return send(sockets) })
 }
 
-// dial6 is dial for DHCPv6. It always sends through a UDP socket.
+// dial6 opens a transport to DHCPv6 servers. It always sends through a UDP socket.
 func (p *podInterface) dial6() (dhcpc.Transport[[]byte], error) {
 	outside, err := p.hostEndConfig()
 	if err != nil {

@@ -30,10 +30,10 @@ func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	}
 }
 
-// refuse6 is refuse for DHCPv6 leases.
-func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease) error {
+// refuse6 does the work of refuse for DHCPv6 leases.
+func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease6) error {
 	free := k.addressCheck(r)
-	return func(l, held *dhcp6.Lease) error {
+	return func(l, held *dhcp6.Lease6) error {
 		if held == nil {
 			return free(l.Address, netip.Addr{}, false)
 		}

@@ -84,11 +84,11 @@ func (v *visit) keep6(p pod) error {
 }
 
 // applied6 returns the configuration of a DHCPv6 lease in the pod, which is one address.
-func applied6(l *dhcp6.Lease) lease.Applied {
+func applied6(l *dhcp6.Lease6) lease.Applied {
 	return lease.Applied{Addresses: []netip.Prefix{netip.PrefixFrom(l.Address, l.Address.BitLen())}}
 }
 
-func apply6(p pod, l *dhcp6.Lease) error {
+func apply6(p pod, l *dhcp6.Lease6) error {
 	t := now()
 	return p.apply(applied6(l), l.Left(t), l.PreferredFor(t))
 }
@@ -314,7 +314,7 @@ func (x *exchange6) recordInformation(i *dhcp6.Information) error {
 
 // check finds out whether another host has the offered address. It first updates the pod's part of the firewall,
 // which would otherwise drop the kernel's neighbour solicitation.
-func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
+func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 	if !x.r.Wants6() {
 		return dhcp6.Unused, nil
 	}
@@ -346,7 +346,7 @@ func (x *exchange6) check(l *dhcp6.Lease) (dhcp6.Verdict, error) {
 
 // write records a DHCPv6 lease, and applies it to the pod unless checking is set. A nil lease means none. trouble is
 // the error to record.
-func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
+func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error {
 	six := *x.r.Six
 	six.Lease, six.Release, six.Checking, six.Error, six.Note = l, nil, checking, trouble, ""
 	if l != nil {
@@ -388,7 +388,7 @@ func (x *exchange6) write(l *dhcp6.Lease, checking bool, trouble string) error {
 }
 
 // applyLease6 applies a new or renewed lease and records it.
-func (x *exchange6) applyLease6(l *dhcp6.Lease) error {
+func (x *exchange6) applyLease6(l *dhcp6.Lease6) error {
 	fresh := x.r.Six.Lease == nil || x.r.Six.Checking
 	if !fresh {
 		if err := x.yield6(x.pod); err != nil {

@@ -16,7 +16,7 @@ import (
 func leased6(r *lease.Record, valid time.Duration) {
 	six, t := lease.SixOf(&r.Client), now()
 	six.Address = netip.MustParseAddr("2001:db8::7")
-	six.Lease = &dhcp6.Lease{Address: six.Address, Server: dhcpc.Hex{0, 4, 1}, DUID: six.DUID, IAID: six.IAID,
+	six.Lease = &dhcp6.Lease6{Address: six.Address, Server: dhcpc.Hex{0, 4, 1}, DUID: six.DUID, IAID: six.IAID,
 		Obtained: t, Renew: t.Add(valid / 2), Rebind: t.Add(valid / 2), Expire: t.Add(valid)}
 	six.Release = dhcpc.Hex{8}
 	r.Six = six

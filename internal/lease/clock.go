@@ -26,7 +26,7 @@ func kernelClock() Clock {
 // In another boot there is nothing but the wall clock. In memory, times follow the process's monotonic clock.
 
 // toDisk returns a copy of the record with its times converted for the record's file.
-func (d *Dir) toDisk(r *Record) (*Record, error) {
+func (d *Store) toDisk(r *Record) (*Record, error) {
 	_, up, err := d.Clock()
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func (d *Dir) toDisk(r *Record) (*Record, error) {
 }
 
 // fromDisk decodes a record's file, and converts its times. It returns the same errors as decode.
-func (d *Dir) fromDisk(data []byte) (*Record, error) {
+func (d *Store) fromDisk(data []byte) (*Record, error) {
 	r, err := decode(data)
 	if err != nil {
 		return nil, err

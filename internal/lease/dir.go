@@ -27,28 +27,28 @@ const (
 	keeperLock   = "keeper.lock"
 )
 
-// Dir is a directory of lease records. Several goroutines and processes may call its methods at once.
-type Dir struct {
+// Store is a directory of lease records. Several goroutines and processes may call its methods at once.
+type Store struct {
 	path string
 	// Clock is the kernel's clock. Tests replace it.
 	Clock Clock
 }
 
 // Open returns the directory at an absolute path. It makes no system call. The first write creates the directory.
-func Open(dir string) (*Dir, error) {
+func Open(dir string) (*Store, error) {
 	path, err := file.CleanDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open lease directory: %w", err)
 	}
-	return &Dir{path: path, Clock: kernelClock()}, nil
+	return &Store{path: path, Clock: kernelClock()}, nil
 }
 
 // Path returns the directory's cleaned path.
-func (d *Dir) Path() string { return d.path }
+func (d *Store) Path() string { return d.path }
 
 // private returns an error if other users may write to the directory. The keeper must trust the records: it enters
 // the namespaces that they name, and changes these namespaces and the host's firewall.
-func (d *Dir) private() error {
+func (d *Store) private() error {
 	var st unix.Stat_t
 	if err := unix.Stat(d.path, &st); err != nil {
 		return &os.PathError{Op: "stat", Path: d.path, Err: err}
@@ -67,13 +67,13 @@ func RecordHash(name string) (hash string, ok bool) {
 	return hash, ok && ident.IsHash(hash)
 }
 
-func (d *Dir) recordPath(hash string) string { return d.path + "/" + hash + recordSuffix }
-func (d *Dir) lockPath(hash string) string   { return d.path + "/" + hash + lockSuffix }
-func (d *Dir) tempPath(hash string) string   { return d.path + "/" + tempPrefix + hash }
+func (d *Store) recordPath(hash string) string { return d.path + "/" + hash + recordSuffix }
+func (d *Store) lockPath(hash string) string   { return d.path + "/" + hash + lockSuffix }
+func (d *Store) tempPath(hash string) string   { return d.path + "/" + tempPrefix + hash }
 
 // Load reads a record. If there is none, the error matches os.ErrNotExist. If the record cannot be read or used, the
 // error wraps a *state.RecordError.
-func (d *Dir) Load(hash string) (*Record, error) {
+func (d *Store) Load(hash string) (*Record, error) {
 	if err := ident.CheckHash(hash); err != nil {
 		return nil, fmt.Errorf("load lease record: %w", err)
 	}
@@ -86,7 +86,7 @@ func (d *Dir) Load(hash string) (*Record, error) {
 }
 
 // load reads the record at path, and checks that it belongs to the hash.
-func (d *Dir) load(path, hash string) (*Record, error) {
+func (d *Store) load(path, hash string) (*Record, error) {
 	data, err := file.Read(path, file.MaxRecord)
 	if err != nil {
 		return nil, err
@@ -105,7 +105,7 @@ func (d *Dir) load(path, hash string) (*Record, error) {
 }
 
 // Hashes returns the hashes of all records, sorted, without reading the records. A missing directory is no error.
-func (d *Dir) Hashes() ([]string, error) {
+func (d *Store) Hashes() ([]string, error) {
 	entries, err := os.ReadDir(d.path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("list lease records: %w", err)
@@ -122,7 +122,7 @@ func (d *Dir) Hashes() ([]string, error) {
 
 // List reads all records, sorted by hash. For each record that cannot be used it returns a *state.RecordError. The
 // error is set only if the directory cannot be read.
-func (d *Dir) List() ([]*Record, []*state.RecordError, error) {
+func (d *Store) List() ([]*Record, []*state.RecordError, error) {
 	hashes, err := d.Hashes()
 	if err != nil {
 		return nil, nil, err
@@ -134,7 +134,7 @@ func (d *Dir) List() ([]*Record, []*state.RecordError, error) {
 // Recall returns the last lease of the client in the record next, or nil if none is known. It looks for a remembered
 // lease, and for a lease from before the last boot. For a sticky client it searches the records of all containers,
 // otherwise only the record of the same container.
-func (d *Dir) Recall(next *Record) *dhcpc.Lease {
+func (d *Store) Recall(next *Record) *dhcpc.Lease {
 	key := next.Client.key()
 	isLast := func(r *Record) bool {
 		isBefore := r.Lease != nil && (r.State == Sticky || r.State == Bound && r.Boot != next.Boot)
@@ -155,7 +155,7 @@ func (d *Dir) Recall(next *Record) *dhcpc.Lease {
 
 // Same returns the other records of r's network whose client looks the same to a server: the client identifier or,
 // without one, the MAC address is equal. It leaves out sticky records and unreadable ones.
-func (d *Dir) Same(r *Record) ([]*Record, error) {
+func (d *Store) Same(r *Record) ([]*Record, error) {
 	key := r.Client.key()
 	return d.recordsContaining(key, func(other *Record) bool {
 		return other.Token != r.Token && other.State != Sticky && other.Network == r.Network &&
@@ -165,7 +165,7 @@ func (d *Dir) Same(r *Record) ([]*Record, error) {
 
 // recordsContaining returns the records whose files contain text and that the function pass accepts. After a boot, the
 // keeper calls it for every record. So it decodes only the few files that contain text. It leaves out unreadable files.
-func (d *Dir) recordsContaining(text string, pass func(*Record) bool) ([]*Record, error) {
+func (d *Store) recordsContaining(text string, pass func(*Record) bool) ([]*Record, error) {
 	hashes, err := d.Hashes()
 	var found []*Record
 	for _, hash := range hashes {

@@ -44,7 +44,7 @@ var (
 
 // CheckKeeper returns an error with advice for an operator if no keeper renews the directory's leases. The error
 // matches ErrNoKeeper or ErrSilent, or comes from a system call.
-func (d *Dir) CheckKeeper() error {
+func (d *Store) CheckKeeper() error {
 	runs, since, err := d.heartbeat()
 	switch {
 	case err != nil:
@@ -62,7 +62,7 @@ func (d *Dir) CheckKeeper() error {
 
 // heartbeat asks the kernel whether a keeper runs, and for the time since its last heartbeat. since is 0 before the
 // first one.
-func (d *Dir) heartbeat() (runs bool, since time.Duration, _ error) {
+func (d *Store) heartbeat() (runs bool, since time.Duration, _ error) {
 	fd, err := file.Open(d.path+"/"+keeperLock, unix.O_RDWR)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, 0, nil
@@ -88,14 +88,14 @@ func (d *Dir) heartbeat() (runs bool, since time.Duration, _ error) {
 // Heartbeat is the keeper's lock on a lease directory. While its holder calls Beat, other processes see that the
 // keeper works.
 type Heartbeat struct {
-	dir  *Dir
+	dir  *Store
 	fd   int
 	beat int64 // the locked byte of the last heartbeat, 0 before the first
 }
 
 // Keep makes the caller the directory's keeper, until Close or the end of the process. If there is already another
 // keeper, the error matches ErrOtherKeeper.
-func (d *Dir) Keep() (*Heartbeat, error) {
+func (d *Store) Keep() (*Heartbeat, error) {
 	fd, err := file.Create(d.path+"/"+keeperLock, unix.O_RDWR)
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)

@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
 
-func keep(t *testing.T, d *Dir) *Heartbeat {
+func keep(t *testing.T, d *Store) *Heartbeat {
 	t.Helper()
 	p := must.Of(d.Keep()).Get(t)
 	t.Cleanup(func() { p.Close() })

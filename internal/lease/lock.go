@@ -21,7 +21,7 @@ var ErrSuperseded = errors.New("replaced by a later ADD")
 // time. In the order of locks it comes before the lock of a state directory: an ADD holds it while it waits for a DHCP
 // server.
 type LockedRecord struct {
-	dir   *Dir
+	dir   *Store
 	hash  string
 	fd    int
 	order *lockorder.Acquisition
@@ -29,12 +29,12 @@ type LockedRecord struct {
 
 // Lock takes the lock of a record, which need not exist. If another process holds the lock until ctx ends, the error
 // matches file.ErrLocked and ctx's error.
-func (d *Dir) Lock(ctx context.Context, hash string) (*LockedRecord, error) {
+func (d *Store) Lock(ctx context.Context, hash string) (*LockedRecord, error) {
 	return d.lock(ctx, hash, lockorder.Lease)
 }
 
 // lock waits for the lock of a record. rank is the lock's place in the order of locks.
-func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *LockedRecord, err error) {
+func (d *Store) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *LockedRecord, err error) {
 	order := lockorder.Wait(rank)
 	err = file.Await(ctx, d.lockPath(hash), func() (bool, error) {
 		h, err = d.tryLock(hash)
@@ -51,7 +51,7 @@ func (d *Dir) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *Lo
 
 // TryLock takes the lock of a record without waiting. It returns nil without an error if another process has the
 // lock.
-func (d *Dir) TryLock(hash string) (*LockedRecord, error) {
+func (d *Store) TryLock(hash string) (*LockedRecord, error) {
 	h, err := d.tryLock(hash)
 	if err != nil {
 		return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
@@ -62,7 +62,7 @@ func (d *Dir) TryLock(hash string) (*LockedRecord, error) {
 	return h, nil
 }
 
-func (d *Dir) tryLock(hash string) (*LockedRecord, error) {
+func (d *Store) tryLock(hash string) (*LockedRecord, error) {
 	if err := ident.CheckHash(hash); err != nil {
 		return nil, err
 	}

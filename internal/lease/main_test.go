@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-func open(tb testing.TB) *Dir {
+func open(tb testing.TB) *Store {
 	tb.Helper()
 	return must.Of(Open(filepath.Join(tb.TempDir(), "leases"))).Get(tb)
 }
@@ -68,13 +68,13 @@ func sample() *Record {
 		Removed: Applied{Addresses: nstest.Prefixes("2001:db8::9/128"), Routes: []dhcpc.Route{to("172.16.0.0/12", "192.0.2.3")}, MTU: 1300},
 		Formed:  nstest.Prefixes("2001:db8:1::9/64"),
 		Six: &Six{DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Address: netip.MustParseAddr("2001:db8::9"), Release: dhcpc.Hex{8}, Checking: true, Error: "no answer", Note: "not renewed yet",
-			Lease:     &dhcp6.Lease{Address: netip.MustParseAddr("2001:db8::9"), Server: dhcpc.Hex{0, 3, 1}, DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Obtained: at(0)},
+			Lease:     &dhcp6.Lease6{Address: netip.MustParseAddr("2001:db8::9"), Server: dhcpc.Hex{0, 3, 1}, DUID: dhcpc.Hex{0, 4, 1}, IAID: 1, Obtained: at(0)},
 			Stateless: true, Information: &NameService{DNS: []netip.Addr{netip.MustParseAddr("2001:db8::53")}, Search: []string{"c.example"}, Until: at(time.Hour)}},
 		Error: "no answer", Note: "not renewed yet",
 	}
 }
 
-func lock(tb testing.TB, d *Dir, r *Record) *LockedRecord {
+func lock(tb testing.TB, d *Store, r *Record) *LockedRecord {
 	tb.Helper()
 	h := must.Of(d.Lock(tb.Context(), r.Hash())).Get(tb)
 	tb.Cleanup(func() { h.Close() })
@@ -82,14 +82,14 @@ func lock(tb testing.TB, d *Dir, r *Record) *LockedRecord {
 }
 
 // create writes a record and gives its lock up.
-func create(tb testing.TB, d *Dir, r *Record) {
+func create(tb testing.TB, d *Store, r *Record) {
 	tb.Helper()
 	h := lock(tb, d, r)
 	must.Succeed(tb, h.Create(r))
 	must.Succeed(tb, h.Close())
 }
 
-func names(tb testing.TB, d *Dir) []string {
+func names(tb testing.TB, d *Store) []string {
 	tb.Helper()
 	entries := must.Of(os.ReadDir(d.Path())).Get(tb)
 	var list []string

@@ -54,7 +54,7 @@ type Record struct {
 	NetNS       string `json:"netns,omitempty"`       // path, as the runtime gave it; paths are reused
 	NetNSCookie uint64 `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
 	Boot        string `json:"boot,omitempty"`        // the kernel's boot id
-	// Booted is the time of the boot by the wall clock of the file's other times. Dir reads and writes it.
+	// Booted is the time of the boot by the wall clock of the file's other times. Store reads and writes it.
 	Booted time.Time `json:"booted,omitzero"`
 
 	HostIf string `json:"hostIf,omitempty"` // the port, in the host's namespace

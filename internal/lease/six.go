@@ -16,7 +16,7 @@ type Six struct {
 	DUID dhcpc.Hex `json:"duid"`
 	IAID uint32    `json:"iaid"`
 	// Lease is the pod's lease. It is nil before the first lease and after the loss of one.
-	Lease *dhcp6.Lease `json:"lease,omitempty"`
+	Lease *dhcp6.Lease6 `json:"lease,omitempty"`
 	// Address is the pod's last address, which the client requests again.
 	Address netip.Addr `json:"address,omitzero"`
 	// Release is the encoded RELEASE message for Lease.

@@ -38,7 +38,7 @@ func TestAttributesThatAPodWroteIntoALinkAreNotRead(t *testing.T) {
 	} {
 		info := attr(unix.IFLA_LINKINFO, attr(unix.IFLA_INFO_KIND, []byte(kind+"\x00")), data)
 		message := append(bytes.Join([][]byte{make([]byte, unix.SizeofIfInfomsg), before, info, behind}, nil), attr(unix.IFLA_PROP_LIST, make([]byte, 65500))...)
-		var l Link
+		var l Info
 		expect.Success(t, l.Decode(message), "%s", kind)
 		expect.That(t, l.Name == "eth0" && l.MTU == 1400 && (l.Lower == own) == (kind == "veth") && l.Lower != forged &&
 			l.Elsewhere == (kind == "veth"),

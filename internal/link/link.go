@@ -29,8 +29,8 @@ import (
 // mode.
 const ServiceLink = "kube-ipvs0"
 
-// Link describes a network interface in the kernel.
-type Link struct {
+// Info describes a network interface in the kernel.
+type Info struct {
 	Family uint8 // AF_BRIDGE: the message describes the link as a bridge's port
 	Type   uint16
 	Index  int
@@ -72,7 +72,7 @@ func Alternative(own string) error {
 }
 
 // Up reports whether the link is administratively up (IFF_UP).
-func (l *Link) Up() bool { return l.Flags&unix.IFF_UP != 0 }
+func (l *Info) Up() bool { return l.Flags&unix.IFF_UP != 0 }
 
 // Parameters holds the sysctls of a link for one family (net.ipv4.conf.LINK or net.ipv6.conf.LINK), with four bytes
 // for each. The kernel numbers those of IPv4 from 1, and those of IPv6 from 0.
@@ -89,12 +89,12 @@ func (p Parameters) At(i int) (int32, bool) {
 
 // Decode parses the data of an RTM_NEWLINK or RTM_DELLINK. If only is given, it reads these attributes, else all that
 // Link has fields for. The kernel sends some sixty.
-func (l *Link) Decode(data []byte, only ...uint16) error {
+func (l *Info) Decode(data []byte, only ...uint16) error {
 	if len(data) < unix.SizeofIfInfomsg {
 		return fmt.Errorf("%w: a link of %d bytes", nl.ErrMalformed, len(data))
 	}
 
-	*l = Link{
+	*l = Info{
 		Family: data[0],
 		Type:   binary.NativeEndian.Uint16(data[2:]),
 		Index:  int(int32(binary.NativeEndian.Uint32(data[4:]))),
@@ -121,7 +121,7 @@ func (l *Link) Decode(data []byte, only ...uint16) error {
 }
 
 // info decodes the attributes of the link's kind, and of its master's. Each kind numbers its attributes differently.
-func (l *Link) info(r *reader) {
+func (l *Info) info(r *reader) {
 	l.Kind = nl.Text(r.find(unix.IFLA_LINKINFO, unix.IFLA_INFO_KIND))
 	l.PortOf = nl.Text(r.find(unix.IFLA_LINKINFO, unix.IFLA_INFO_SLAVE_KIND))
 	switch data := r.find(unix.IFLA_LINKINFO, unix.IFLA_INFO_DATA); {

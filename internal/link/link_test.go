@@ -25,7 +25,7 @@ import (
 func TestMain(m *testing.M) { nstest.Main(m) }
 
 // listed makes links of all sorts with iproute2, and reads them.
-func listed(t *testing.T, each func(data []byte)) map[string]*Link {
+func listed(t *testing.T, each func(data []byte)) map[string]*Info {
 	t.Helper()
 	ns, other := nstest.New(t), nstest.New(t)
 	nstest.Veth(t, ns, "eth0", ns, "peer0")
@@ -40,11 +40,11 @@ func listed(t *testing.T, each func(data []byte)) map[string]*Link {
 	}
 	conn := must.Of(nl.Dial(unix.NETLINK_ROUTE, ns)).Get(t)
 	t.Cleanup(func() { conn.Close() })
-	all := map[string]*Link{}
+	all := map[string]*Info{}
 	ask, err := (&Request{Index: 0, mask: skipStats()}).body().MarshalBinary()
 	must.Succeed(t, err)
 	err = conn.List(context.Background(), "list", netlink.Message{Header: netlink.Header{Type: unix.RTM_GETLINK}, Data: ask}, nil, func(m netlink.Message) error {
-		var l Link
+		var l Info
 		err := l.Decode(m.Data)
 		all[l.Name] = &l
 		each(m.Data)
@@ -57,7 +57,7 @@ func listed(t *testing.T, each func(data []byte)) map[string]*Link {
 func TestLinksAreReadAsTheyWereMade(t *testing.T) {
 	t.Parallel()
 	all := listed(t, func(data []byte) {
-		var l Link
+		var l Info
 		if err := l.Decode(data); err == nil && golden.Updates() {
 			nstest.SaveCorpus(t, "FuzzLink", l.Name, data)
 		}
@@ -87,7 +87,7 @@ func TestLinksAreReadAsTheyWereMade(t *testing.T) {
 func TestTheLibraryReadsTheSame(t *testing.T) {
 	t.Parallel()
 	listed(t, func(data []byte) {
-		var l Link
+		var l Info
 		var theirs rtnetlink.LinkMessage
 		must.Succeed(t, errors.Join(l.Decode(data), theirs.UnmarshalBinary(data)))
 		a := theirs.Attributes
@@ -120,7 +120,7 @@ func TestOnlyWhatIsAskedForIsRead(t *testing.T) {
 		ae.String(unix.IFLA_IFALIAS, "b")
 		ae.Bytes(unix.IFLA_MTU, []byte{1}) // no number
 	})
-	var l Link
+	var l Info
 	binary.NativeEndian.PutUint32(data[4:], 7)
 	err := l.Decode(data, unix.IFLA_IFALIAS)
 	expect.That(t, err == nil && l.Index == 7 && l.Name == "" && l.Alias == "b", "%+v, %v", l, err)
@@ -141,7 +141,7 @@ func TestTokenAndRouterFlagsAreRead(t *testing.T) {
 			return nil
 		})
 	})
-	var l Link
+	var l Info
 	err := l.Decode(data)
 	expect.That(t, err == nil && l.RouterFlags == 0x20 && l.Token.String() == "::7", "%+v, %v", l, err)
 	v, ok := l.IPv6.At(0)
@@ -153,13 +153,13 @@ func TestTokenAndRouterFlagsAreRead(t *testing.T) {
 func TestABridgeDecodesInFewAllocations(t *testing.T) {
 	var bridge []byte
 	listed(t, func(data []byte) {
-		var l Link
+		var l Info
 		must.Succeed(t, l.Decode(data))
 		if l.Name == "br0" {
 			bridge = bytes.Clone(data)
 		}
 	})
-	var l Link
+	var l Info
 	full := testing.AllocsPerRun(100, func() { _ = l.Decode(bridge) })
 	few := testing.AllocsPerRun(100, func() { _ = l.Decode(bridge, unix.IFLA_IFNAME, unix.IFLA_IFALIAS) })
 	t.Logf("%.0f allocations, %.0f for what tells whose it is", full, few)
@@ -172,7 +172,7 @@ func FuzzLink(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(make([]byte, 16))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var l Link
+		var l Info
 		if err := l.Decode(data); err != nil {
 			must.That(t, errors.Is(err, nl.ErrMalformed), "%v is not %v", err, nl.ErrMalformed)
 			return

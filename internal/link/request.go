@@ -88,7 +88,7 @@ func (r Request) Delete(b *nl.Batch, object string) {
 
 // Get appends a request for one link, by index or, if index is 0, by name. It stores the result in *into. The last
 // parameter selects the attributes to decode, as in Link.Decode.
-func Get(b *nl.Batch, name string, index int, into *Link, only ...uint16) {
+func Get(b *nl.Batch, name string, index int, into *Info, only ...uint16) {
 	r := Request{Index: index, mask: skipStats()}
 	object := strconv.Itoa(index)
 	if index == 0 {
@@ -100,7 +100,7 @@ func Get(b *nl.Batch, name string, index int, into *Link, only ...uint16) {
 
 // List calls the function each for every link of a kind, of a master, or of both. If kind is empty and master is 0,
 // it lists all links. The kernel selects the links (Linux 4.6).
-func List(c *nl.Conn, op, kind string, master int, each func(*Link)) error {
+func List(c *nl.Conn, op, kind string, master int, each func(*Info)) error {
 	r := Request{Kind: kind, mask: skipStats()}
 	if master != 0 {
 		r.Master = &master
@@ -110,18 +110,18 @@ func List(c *nl.Conn, op, kind string, master int, each func(*Link)) error {
 
 // Count calls the function each for every link of a kind. It fills in only the link's name and counters. It sends one
 // request.
-func Count(c *nl.Conn, kind string, each func(*Link)) error {
+func Count(c *nl.Conn, kind string, each func(*Info)) error {
 	r := Request{Kind: kind}
 	return r.list(c, "count packets", each, unix.IFLA_IFNAME, unix.IFLA_STATS64)
 }
 
-func (r *Request) list(c *nl.Conn, op string, each func(*Link), only ...uint16) error {
+func (r *Request) list(c *nl.Conn, op string, each func(*Info), only ...uint16) error {
 	m, err := nl.Marshal(unix.RTM_GETLINK, 0, r.body().MarshalBinary, nil)
 	return c.List(context.Background(), op, m, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWLINK {
 			return nil
 		}
-		var l Link
+		var l Info
 		err := l.Decode(m.Data, only...)
 		if err == nil {
 			each(&l)
@@ -131,8 +131,8 @@ func (r *Request) list(c *nl.Conn, op string, each func(*Link), only ...uint16) 
 }
 
 // Find returns the link with the given name. The last parameter selects the attributes to decode, as in Link.Decode.
-func Find(c *nl.Conn, name string, only ...uint16) (*Link, error) {
-	var l Link
+func Find(c *nl.Conn, name string, only ...uint16) (*Info, error) {
+	var l Info
 	var b nl.Batch
 	Get(&b, name, 0, &l, only...)
 	return &l, c.Execute(&b)
@@ -141,8 +141,8 @@ func Find(c *nl.Conn, name string, only ...uint16) (*Link, error) {
 // Peer returns the other end of a veth by its index, in the network namespace of c. port is the index of the known
 // end. The name cannot be used, since the pod may rename its link. If the link does not exist any more or has moved
 // to another namespace, the error matches fs.ErrNotExist.
-func Peer(c *nl.Conn, index, port int) (*Link, error) {
-	var l Link
+func Peer(c *nl.Conn, index, port int) (*Info, error) {
+	var l Info
 	var b nl.Batch
 	Get(&b, "", max(index, 1), &l)
 	err := c.Execute(&b)
@@ -326,7 +326,7 @@ const sizeofGenMsg = 4 // struct rtgenmsg, padded for the attributes
 // LosesOtherEnd reports whether the network namespace of a veth's other end is being deleted. After the last
 // reference to a namespace is gone, the kernel takes some 50 ms to delete its content.
 func LosesOtherEnd(c *nl.Conn, name string) (bool, error) {
-	var l Link
+	var l Info
 	var b nl.Batch
 	Get(&b, name, 0, &l, unix.IFLA_LINK_NETNSID)
 	if err := c.Execute(&b); err != nil || !l.Elsewhere || l.elsewhere < 0 {

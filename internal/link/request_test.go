@@ -57,8 +57,8 @@ func TestRequestsHaveTheFlagsOfTheirVerb(t *testing.T) {
 	Request{Name: "a", Kind: "bridge"}.Create(&b, "add", "a")
 	Request{Name: "a", Peer: &Request{Name: "b"}}.Create(&b, "add", "a")
 	Request{Index: 3}.Delete(&b, "a")
-	Get(&b, "a", 0, new(Link))
-	Get(&b, "not looked at", 3, new(Link))
+	Get(&b, "a", 0, new(Info))
+	Get(&b, "not looked at", 3, new(Info))
 	const want = `16 flags 0x605: 00000000 00000000 00000000 00000000 [3: 6100] [18: 0b0001006272696467650000]
 16 flags 0x605: 00000000 00000000 00000000 00000000 [3: 6100] [18: 090001007665746800000000280002802400010000000000000000000000000000000000060003006200000008001f0001000000] [31: 01000000]
 17 flags 0x5: 00000000 03000000 00000000 00000000

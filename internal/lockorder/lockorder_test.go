@@ -24,22 +24,22 @@ func TestOrder(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		held   Rank
-		do     func() *Held
+		do     func() *Acquisition
 		panics string
 	}{
-		{"outer to inner", Lease, func() *Held { return Wait(State) }, ""},
-		{"the next rank", Attachment, func() *Held { return Wait(Lease) }, ""},
-		{"inner to outer", State, func() *Held { return Wait(Lease) }, "waits for the lock of lease with that of state held"},
-		{"two of a kind", Lease, func() *Held { return Wait(Lease) }, "waits for the lock of lease with that of lease held"},
-		{"tried for only", State, func() *Held { return Tried(Lease) }, ""},
-		{"slow with the state's", State, func() *Held { Slow("a server"); return nil }, "waits for a server with the lock of state held"},
-		{"slow with a NIC's", Uplink, func() *Held { Slow("a server"); return nil }, "with the lock of uplink held"},
-		{"slow with a lease's", Lease, func() *Held { Slow("a server"); return nil }, ""},
+		{"outer to inner", Lease, func() *Acquisition { return Wait(State) }, ""},
+		{"the next rank", Attachment, func() *Acquisition { return Wait(Lease) }, ""},
+		{"inner to outer", State, func() *Acquisition { return Wait(Lease) }, "waits for the lock of lease with that of state held"},
+		{"two of a kind", Lease, func() *Acquisition { return Wait(Lease) }, "waits for the lock of lease with that of lease held"},
+		{"tried for only", State, func() *Acquisition { return Tried(Lease) }, ""},
+		{"slow with the state's", State, func() *Acquisition { Slow("a server"); return nil }, "waits for a server with the lock of state held"},
+		{"slow with a NIC's", Uplink, func() *Acquisition { Slow("a server"); return nil }, "with the lock of uplink held"},
+		{"slow with a lease's", Lease, func() *Acquisition { Slow("a server"); return nil }, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			outer := Wait(tt.held)
 			defer outer.Release()
-			var inner *Held
+			var inner *Acquisition
 			said := panics(func() { inner = tt.do() })
 			inner.Release()
 			expect.That(t, (said == "") == (tt.panics == "") && strings.Contains(said, tt.panics),

@@ -20,27 +20,27 @@ func (r Rank) String() string {
 // table lists the locks that each goroutine holds. It works because a call of the plugin runs on one goroutine.
 var table struct {
 	sync.Mutex
-	held map[string][]*Held
+	held map[string][]*Acquisition
 }
 
-// Held is a lock that the caller holds or waits for. A nil Held is not checked.
-type Held struct {
+// Acquisition is a lock that the caller holds or waits for. A nil Acquisition is not checked.
+type Acquisition struct {
 	rank Rank
 	who  string
 }
 
 // Wait registers a lock, and panics if the caller must not wait for it. Call it before the wait.
-func Wait(r Rank) *Held { return enter(r, true) }
+func Wait(r Rank) *Acquisition { return enter(r, true) }
 
 // Tried registers a lock that was taken without a wait.
-func Tried(r Rank) *Held { return enter(r, false) }
+func Tried(r Rank) *Acquisition { return enter(r, false) }
 
-func enter(r Rank, waits bool) *Held {
+func enter(r Rank, waits bool) *Acquisition {
 	if os.Getenv(Off) != "" {
 		return nil
 	}
 
-	h := &Held{rank: r, who: goroutine()}
+	h := &Acquisition{rank: r, who: goroutine()}
 	table.Lock()
 	defer table.Unlock()
 	if waits {
@@ -48,7 +48,7 @@ func enter(r Rank, waits bool) *Held {
 	}
 
 	if table.held == nil {
-		table.held = map[string][]*Held{}
+		table.held = map[string][]*Acquisition{}
 	}
 
 	table.held[h.who] = append(table.held[h.who], h)
@@ -56,7 +56,7 @@ func enter(r Rank, waits bool) *Held {
 }
 
 // WaitAgain panics if the caller must not wait for the same lock in another mode. Call it before the wait.
-func (h *Held) WaitAgain() {
+func (h *Acquisition) WaitAgain() {
 	if h == nil {
 		return
 	}
@@ -66,14 +66,14 @@ func (h *Held) WaitAgain() {
 }
 
 // Release unregisters the lock. Call it when the lock is released, on any goroutine.
-func (h *Held) Release() {
+func (h *Acquisition) Release() {
 	if h == nil {
 		return
 	}
 	table.Lock()
 	defer table.Unlock()
 	if table.held[h.who] = slices.DeleteFunc(table.held[h.who],
-		func(other *Held) bool { return other == h }); len(table.held[h.who]) == 0 {
+		func(other *Acquisition) bool { return other == h }); len(table.held[h.who]) == 0 {
 		delete(table.held, h.who)
 	}
 }
@@ -90,7 +90,7 @@ func Slow(what string) {
 	}
 }
 
-func check(h *Held, r Rank) {
+func check(h *Acquisition, r Rank) {
 	for _, other := range table.held[h.who] {
 		if other != h && other.rank >= r {
 			panic(fmt.Sprintf("lock order: waits for the lock of %s with that of %s held", r, other.rank))

@@ -11,25 +11,25 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Socket is a connection to nf_tables, together with a record of the objects that were found complete. Packages pass
-// it to each other as a tombolo.Socket. One process may pass its Verified to another as text, if both use the same
+// SharedSocket is a connection to nf_tables, together with a record of the objects that were found complete. Packages
+// pass it to each other as a tombolo.Socket. One process may pass its Verified to another as text, if both use the same
 // network namespace. Generations of different namespaces have the same numbers.
-type Socket struct {
+type SharedSocket struct {
 	*nl.Conn
 	*Verified
 }
 
-// Of converts s to a Socket. If s is of a foreign type, methods of the result return errors.
-func Of(s tombolo.Socket) Socket {
-	if own, ok := s.(Socket); ok {
+// Of converts s to a SharedSocket. If s is of a foreign type, methods of the result return errors.
+func Of(s tombolo.Socket) SharedSocket {
+	if own, ok := s.(SharedSocket); ok {
 		return own
 	}
-	return Socket{nl.Of(s), &Verified{}}
+	return SharedSocket{nl.Of(s), &Verified{}}
 }
 
 // Unchanged reports whether nf_tables still has the generation that Verified has recorded. If nothing is recorded, it
 // reports false.
-func (s Socket) Unchanged() (bool, error) {
+func (s SharedSocket) Unchanged() (bool, error) {
 	generation := s.Generation()
 	if generation == nil {
 		return false, nil

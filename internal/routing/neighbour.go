@@ -20,9 +20,9 @@ const (
 	ntfExtShift = 8  // NTF_EXT_SHIFT: the kernel's position of that attribute's flags
 )
 
-// Neighbour is an entry in the neighbour table of a link, which is the ARP cache for IPv4 and the neighbour cache for
-// IPv6.
-type Neighbour struct {
+// NeighbourEntry is an entry in the neighbour table of a link, which is the ARP cache for IPv4 and the neighbour cache
+// for IPv6.
+type NeighbourEntry struct {
 	Addr netip.Addr
 	MAC  net.HardwareAddr // empty until the neighbour has answered
 	Link int              // the link's index
@@ -54,11 +54,11 @@ type NeighbourFlags uint32
 const Use NeighbourFlags = unix.NTF_USE
 
 // String returns the neighbour's name for errors, such as "10.1.0.2 on link 3".
-func (n Neighbour) String() string { return n.Addr.String() + " on link " + strconv.Itoa(n.Link) }
+func (n NeighbourEntry) String() string { return n.Addr.String() + " on link " + strconv.Itoa(n.Link) }
 
 // Neighbours returns the neighbour entries of all links.
-func Neighbours(c *nl.Conn) ([]Neighbour, error) {
-	var list []Neighbour
+func Neighbours(c *nl.Conn) ([]NeighbourEntry, error) {
+	var list []NeighbourEntry
 	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, (&rtnetlink.NeighMessage{}).MarshalBinary, nil)
 	err = c.List(context.Background(), "list neighbours", ask, err, func(m netlink.Message) error {
 		if m.Header.Type != unix.RTM_NEWNEIGH {
@@ -76,9 +76,9 @@ func Neighbours(c *nl.Conn) ([]Neighbour, error) {
 
 // Find returns the neighbour entry of an address on a link (Linux 5.0). If there is none, the error matches
 // fs.ErrNotExist.
-func Find(c *nl.Conn, link int, a netip.Addr) (Neighbour, error) {
-	want := Neighbour{Addr: a, Link: link}
-	var got Neighbour
+func Find(c *nl.Conn, link int, a netip.Addr) (NeighbourEntry, error) {
+	want := NeighbourEntry{Addr: a, Link: link}
+	var got NeighbourEntry
 	m, err := want.identity(unix.RTM_GETNEIGH)
 	var b nl.Batch
 	b.AddGet("find neighbour", &want, m, err, func(m netlink.Message) error {
@@ -90,8 +90,8 @@ func Find(c *nl.Conn, link int, a netip.Addr) (Neighbour, error) {
 	return got, err
 }
 
-// Replace adds entries, or overwrites those of their addresses. op names the work in errors.
-func Replace(conn *nl.Conn, op string, entries ...Neighbour) error {
+// Replace adds entries. It overwrites existing entries with the same addresses. op names the work in errors.
+func Replace(conn *nl.Conn, op string, entries ...NeighbourEntry) error {
 	var b nl.Batch
 	for _, entry := range entries {
 		m, err := entry.ReplaceMessage()
@@ -102,17 +102,17 @@ func Replace(conn *nl.Conn, op string, entries ...Neighbour) error {
 
 // ReplaceMessage returns a request that adds an entry, or overwrites the existing entry of the same address. It is
 // for callers that send several requests in one datagram.
-func (n Neighbour) ReplaceMessage() (netlink.Message, error) {
+func (n NeighbourEntry) ReplaceMessage() (netlink.Message, error) {
 	return n.newMessage(netlink.Create | netlink.Replace)
 }
 
 // DelMessage returns a request that deletes the entry of an address on a link. If there is no entry, the kernel's
 // answer is an error that matches fs.ErrNotExist.
-func (n Neighbour) DelMessage() (netlink.Message, error) { return n.identity(unix.RTM_DELNEIGH) }
+func (n NeighbourEntry) DelMessage() (netlink.Message, error) { return n.identity(unix.RTM_DELNEIGH) }
 
 // identity returns a request about the entry of an address. The library's encoder would add attributes that the
 // kernel refuses in a strict get.
-func (n *Neighbour) identity(typ netlink.HeaderType) (netlink.Message, error) {
+func (n *NeighbourEntry) identity(typ netlink.HeaderType) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link)}
 	return nl.Marshal(typ, 0, body.MarshalBinary,
 		func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, n.Addr) })
@@ -120,7 +120,7 @@ func (n *Neighbour) identity(typ netlink.HeaderType) (netlink.Message, error) {
 
 // newMessage returns a request that contains the entry. It encodes an IPv4 address in 4 bytes: from 16 bytes the
 // kernel would use only the first four. The library does not support an entry without a MAC.
-func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
+func (n *NeighbourEntry) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{
 		Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link), State: uint16(n.State), Flags: uint8(n.Flags),
 	}
@@ -146,17 +146,17 @@ func (n *Neighbour) newMessage(flags netlink.HeaderFlags) (netlink.Message, erro
 
 // decodeNeighbour parses the data of an RTM_NEWNEIGH. known is false if the family is neither IPv4 nor IPv6, as for a
 // bridge's forwarding table.
-func decodeNeighbour(data []byte) (n Neighbour, known bool, _ error) {
+func decodeNeighbour(data []byte) (n NeighbourEntry, known bool, _ error) {
 	if len(data) < unix.SizeofNdMsg {
-		return Neighbour{}, false, fmt.Errorf("%w: a neighbour of %d bytes", nl.ErrMalformed, len(data))
+		return NeighbourEntry{}, false, fmt.Errorf("%w: a neighbour of %d bytes", nl.ErrMalformed, len(data))
 	}
 
 	family := data[0]
 	if family != unix.AF_INET && family != unix.AF_INET6 {
-		return Neighbour{}, false, nil
+		return NeighbourEntry{}, false, nil
 	}
 
-	n = Neighbour{
+	n = NeighbourEntry{
 		Link:  int(int32(binary.NativeEndian.Uint32(data[4:]))),
 		State: State(binary.NativeEndian.Uint16(data[8:])),
 		Flags: NeighbourFlags(data[10]),
@@ -176,11 +176,11 @@ func decodeNeighbour(data []byte) (n Neighbour, known bool, _ error) {
 		}
 	})
 	if err != nil {
-		return Neighbour{}, false, err
+		return NeighbourEntry{}, false, err
 	}
 
 	if !n.Addr.IsValid() || nl.FamilyOf(n.Addr) != family {
-		return Neighbour{}, false, fmt.Errorf("%w: family %d, neighbour %s", nl.ErrMalformed, family, n.Addr)
+		return NeighbourEntry{}, false, fmt.Errorf("%w: family %d, neighbour %s", nl.ErrMalformed, family, n.Addr)
 	}
 
 	return n, true, nil

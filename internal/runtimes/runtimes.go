@@ -21,7 +21,7 @@ import (
 // Network is a runtime's description of a network. Its JSON form has the names that netavark uses.
 type Network struct {
 	Name    string            `json:"name"`              // the name in records and in the output of `tombolo ls`
-	Options map[string]string `json:"options"`           // see options
+	Options map[string]string `json:"options"`           // the keys are in the function options
 	Bridge  string            `json:"network_interface"` // the bridge, unless an option names one
 	// Subnets are the subnets of the addresses that the runtime assigns. Without subnets, containers in a network
 	// with mode "lan" lease their addresses by DHCP.

@@ -47,7 +47,7 @@ type Attachment struct {
 
 	NetNS       string    `json:"netns,omitempty"`       // path, as the runtime gave it; paths are reused
 	NetNSCookie uint64    `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
-	Created     time.Time `json:"created,omitzero"`      // UTC
+	Created     time.Time `json:"created,omitzero"`      // in UTC
 
 	HostIf    string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
 	Bridge    string         `json:"bridge,omitempty"` // the port's master
@@ -82,7 +82,7 @@ type Attachment struct {
 	SLAAC bool `json:"slaac,omitempty"`
 
 	Published []Published `json:"published,omitempty"` // host ports that lead to the pod
-	// PublishFrom and Unadmitted are the fields of nft.Endpoint.
+	// PublishFrom and Unadmitted have the meaning of the same fields of nft.Endpoint.
 	PublishFrom []string `json:"publishFrom,omitempty"`
 	Unadmitted  bool     `json:"unadmitted,omitempty"`
 	// PortSNAT selects the connections to host ports that reach the pod with the host's address as source.
@@ -114,7 +114,7 @@ type Waiting struct {
 	Hash    string `json:"hash"`
 	// Addresses are the addresses of that attachment.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	// LAN is set if that attachment is on a LAN. It reaches the LAN's machines without the host.
+	// LAN is set if the waiting attachment is on a LAN. Such an attachment reaches the LAN's machines without the host.
 	LAN bool `json:"lan,omitempty"`
 }
 

@@ -18,7 +18,7 @@ import (
 // namespace.
 
 const (
-	maxNote = 256 // bytes
+	maxNote = 256 // maximum length of a note in bytes
 	noteSum = 17  // length of the checksum before the note: 16 digits and a space
 )
 

@@ -73,7 +73,7 @@ func All(ctx context.Context, path, hash string, links *bridge.Conn, warn func(s
 // all4 sends the DHCPv4 RELEASE. It does not release a sticky lease, so that the server reserves the address for the
 // pod until the lease expires. If the pod is gone, another record may have the same client identity. Then all4 does
 // not release the lease either, since the server cannot tell the two clients apart.
-func all4(ctx context.Context, dir *lease.Dir, r *lease.Record, links *bridge.Conn) error {
+func all4(ctx context.Context, dir *lease.Store, r *lease.Record, links *bridge.Conn) error {
 	if r.Client.Sticky || r.Lease == nil || r.State != lease.Bound || r.Lease.Left(time.Now()) == 0 {
 		return nil
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 type (
-	Link     = link.Link
+	Link     = link.Info
 	Snapshot = snapshot
 )
 

@@ -22,14 +22,14 @@ import (
 // process may have made some requests already. move leaves these out, or repeats them without harm.
 type move struct {
 	s        *snapshot
-	from, to link.Link
+	from, to link.Info
 }
 
 // words returns the description of an object for the operator. It names the two links instead of giving their
 // numbers.
 func (m *move) words(obj fmt.Stringer) string {
 	text := obj.String() + " "
-	for _, l := range []link.Link{m.from, m.to} {
+	for _, l := range []link.Info{m.from, m.to} {
 		text = strings.ReplaceAll(text, fmt.Sprintf(" on link %d ", l.Index), " dev "+l.Name+" ")
 	}
 	return strings.TrimSuffix(text, " ")
@@ -117,7 +117,7 @@ func (m *move) delAddresses() []request {
 // removeBridge deletes the bridge, unless it has other ports.
 func (m *move) removeBridge() []request {
 	hasPorts := slices.ContainsFunc(m.s.Links,
-		func(l link.Link) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
+		func(l link.Info) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
 	if m.from.Index == noLink || hasPorts {
 		return nil
 	}

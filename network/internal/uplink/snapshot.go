@@ -19,13 +19,13 @@ import (
 
 // snapshot is the state of a NIC and its bridge at one moment, as far as planning needs it. It is stored as JSON.
 type snapshot struct {
-	NIC link.Link `json:"nic"`
+	NIC link.Info `json:"nic"`
 	// Wireless is true if the NIC is a wireless device.
 	Wireless bool `json:"wireless,omitempty"`
 	// Bridge is nil if no link has the bridge's name.
-	Bridge *link.Link `json:"bridge,omitempty"`
+	Bridge *link.Info `json:"bridge,omitempty"`
 	// Links are the links on top of the NIC, the link that has the NIC as a port, and other ports of the bridge.
-	Links []link.Link `json:"links,omitempty"`
+	Links []link.Info `json:"links,omitempty"`
 	// Addresses are the addresses of the NIC and the bridge, in the kernel's order.
 	Addresses []addr.Address `json:"addresses,omitempty"`
 	// Routes are the routes of all tables through the NIC or the bridge, in the kernel's order. Routes that the
@@ -35,7 +35,7 @@ type snapshot struct {
 	// prefers the route in Routes. After the move it would prefer the route in Behind.
 	Behind []route.Route `json:"behind,omitempty"`
 	// Neighbours are the neighbours on the NIC and the bridge.
-	Neighbours []routing.Neighbour `json:"neighbours,omitempty"`
+	Neighbours []routing.NeighbourEntry `json:"neighbours,omitempty"`
 	// Rules are the policy routing rules that name the NIC. Such a rule is a reason to refuse the takeover.
 	Rules []routing.Rule `json:"rules,omitempty"`
 }
@@ -55,7 +55,7 @@ func (c *Conn) snapshot(ctx context.Context, nic, bridge string) (*snapshot, err
 	s.Addresses = slices.DeleteFunc(addresses, func(a addr.Address) bool { return !s.owns(a.Link) })
 	neighbours, neighboursErr := routing.Neighbours(c.nl)
 	s.Neighbours = slices.DeleteFunc(neighbours,
-		func(n routing.Neighbour) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
+		func(n routing.NeighbourEntry) bool { return !s.owns(n.Link) || n.Addr.IsMulticast() })
 	rules, rulesErr := routing.Rules(c.nl)
 	s.Rules = slices.DeleteFunc(rules, func(r routing.Rule) bool { return r.IIF != nic && r.OIF != nic })
 	if err := errors.Join(err, neighboursErr, rulesErr, c.lookRoutes(ctx, s)); err != nil {
@@ -67,9 +67,9 @@ func (c *Conn) snapshot(ctx context.Context, nic, bridge string) (*snapshot, err
 
 // lookLinks finds the NIC, the bridge, and the links that depend on them.
 func (c *Conn) lookLinks(s *snapshot, nic, bridge string) error {
-	var links []link.Link
-	err := link.List(c.nl, "list links", "", 0, func(l *link.Link) {
-		one := link.Link{
+	var links []link.Info
+	err := link.List(c.nl, "list links", "", 0, func(l *link.Info) {
+		one := link.Info{
 			Index: l.Index, Name: l.Name, Kind: l.Kind, Type: l.Type, MAC: l.MAC, MTU: l.MTU, Flags: l.Flags,
 			Master: l.Master, PortOf: l.PortOf, Lower: l.Lower,
 		}

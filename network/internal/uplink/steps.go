@@ -29,7 +29,7 @@ type step struct {
 }
 
 // takeSteps returns the steps of a takeover: see the package comment.
-func takeSteps(u *Uplink, nic *link.Link) []step {
+func takeSteps(u *Uplink, nic *link.Info) []step {
 	made := fmt.Sprintf("make bridge %s with MAC %s and MTU %d, and set it up", u.Bridge, nic.MAC, nic.MTU)
 	loose := fmt.Sprintf("give %s the kernel parameters of %s, but loose ones of rp_filter and arp_filter", u.Bridge,
 		u.NIC)
@@ -151,7 +151,7 @@ const noLink = -1
 
 // moveToBridge returns the move of a takeover.
 func moveToBridge(s *snapshot, rec *Record) *move {
-	to := link.Link{Index: noLink, Name: rec.Bridge}
+	to := link.Info{Index: noLink, Name: rec.Bridge}
 	if s.Bridge != nil {
 		to = *s.Bridge
 	}
@@ -167,7 +167,7 @@ func moveBack(s *snapshot, rec *Record) *move {
 
 	lost := *s
 	lost.Addresses, lost.Routes = slices.Clone(s.Addresses), slices.Clone(s.Routes)
-	gone := link.Link{Index: noLink, Name: rec.Bridge}
+	gone := link.Info{Index: noLink, Name: rec.Bridge}
 	before := &move{&rec.Before, rec.Before.NIC, gone}
 	for _, a := range before.addresses() {
 		if s.address(s.NIC.Index, a) == nil {
@@ -211,7 +211,7 @@ func newRequest(
 
 // setMaster makes a link a port of master, or of none if master is 0. It changes nothing else about the link, which
 // stays up. The text has a verb for the link's name.
-func setMaster(l link.Link, master int, text string) []request {
+func setMaster(l link.Info, master int, text string) []request {
 	if l.Master == master {
 		return nil
 	}

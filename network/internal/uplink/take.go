@@ -48,7 +48,7 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	return nil, err
 }
 
-// take makes the steps of a takeover, and records their end in the journal.
+// take runs the steps of a takeover, and records their end in the journal.
 func (c *Conn) take(ctx context.Context, rec *Record, j Journal) error {
 	for _, st := range takeSteps(&rec.Uplink, &rec.Before.NIC) {
 		if err := errors.Join(ctx.Err(), rec.save(j)); err != nil {
@@ -64,7 +64,7 @@ func (c *Conn) take(ctx context.Context, rec *Record, j Journal) error {
 	return rec.save(j)
 }
 
-// step makes one step, with a move that is planned by the present state.
+// step runs one step. It plans the move by the present state.
 func (c *Conn) step(ctx context.Context, rec *Record, st *step, planned func(*snapshot, *Record) *move) error {
 	var m *move
 	var last error
@@ -172,7 +172,7 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	return nil, nil
 }
 
-// restoreSteps makes the steps of a restoration, and removes the journal.
+// restoreSteps runs the steps of a restoration, and removes the journal.
 func (c *Conn) restoreSteps(ctx context.Context, rec *Record, j Journal) error {
 	s, err := c.snapshot(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {
@@ -192,7 +192,7 @@ func (c *Conn) restoreSteps(ctx context.Context, rec *Record, j Journal) error {
 	return nil
 }
 
-// restore makes the steps of a restoration. hasBridge is false if another program deleted the bridge.
+// restore runs the steps of a restoration. hasBridge is false if another program deleted the bridge.
 func (c *Conn) restore(ctx context.Context, rec *Record, j Journal, hasBridge bool) error {
 	var errs []error
 	for _, st := range restoreSteps() {

@@ -92,7 +92,7 @@ func (s setState) describe() string {
 	return text
 }
 
-// addDifferences adds those of a chain and of its rules, which it compares by their comments.
+// addDifferences adds the differences of a chain and of its rules. It compares rules by their comments.
 func (ch *Chain) addDifferences(list *diff.List, have *State) {
 	got, ok := have.Chains[ch.Place]
 	if !ok {

@@ -446,7 +446,7 @@ func comparePrefixes(a, b netip.Prefix) int {
 
 // Network describes a network, with the fields of nft.Network. All values are valid.
 type Network struct {
-	Key                        string // see NetworkKey
+	Key                        string // the network's key, from NetworkKey
 	Masquerade                 bool
 	Exempt                     []netip.Prefix // destinations that are never masqueraded, in any order
 	Bridge                     string         // "" if nothing is known about bridges

@@ -8,10 +8,10 @@ cd "$(dirname "$0")/.."
 suite=$1 root=$PWD/.cache/root-$1
 test/deps.sh mmdebstrap mmdebstrap
 test/deps.sh dpkg-deb dpkg
-if [ ! -e "$root/made" ] || [ ! -e "$root/usr/bin/make" ]; then
+if [ ! -e "$root/made" ] || [ ! -e "$root/usr/bin/lintian" ]; then
 	rm -rf "$root"
 	mkdir -p .cache
-	mmdebstrap --quiet --variant=minbase --include=make "$suite" "$root"
+	mmdebstrap --quiet --variant=minbase --include=make,lintian "$suite" "$root"
 	touch "$root/made"
 fi
 arch=$(dpkg --print-architecture)
@@ -21,14 +21,15 @@ for version in 0.0.1-rc.1 0.0.1; do
 done
 make -s release ARCHES="$arch" VERSION=v0.1.0 >make -s release ARCHES="$arch" VERSION=v0.1.02
 cp "dist/tombolo-v0.1.0-linux-$arch.tar.gz" "$root/tmp/tombolo.tar.gz"
-cp README.md docs/getting-started.md "$root/tmp/"
-trap 'rm -f "$root"/tmp/{tombolo-*.deb,tombolo.tar.gz,*.md}' EXIT
+cp README.md docs/getting-started.md deploy/release/lintian.sh "$root/tmp/"
+trap 'rm -f "$root"/tmp/{tombolo-*.deb,tombolo.tar.gz,*.md,lintian.sh}' EXIT
 
 # A namespace for mounts, processes and the network: what runs in the root touches nothing else.
 unshare --mount --pid --fork --net --kill-child chroot "$root" /bin/bash -euo pipefail <<'EOF'
 mount -t proc proc /proc
 files() { find / -xdev \( -path /proc -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg -o -path /var/lib/apt -o -path /tmp \) -prune -o "${@:--true}" -print | sort; }
 version() { dpkg-deb --field "/tmp/tombolo-$1.deb" Version; }
+/tmp/lintian.sh /tmp/tombolo-0.0.1.deb
 dpkg --compare-versions "$(version 0.0.1-rc.1)" lt "$(version 0.0.1)"
 # A systemd that writes down what it is asked for.
 mkdir -p /run/systemd/system /tmp/bin
@@ -77,4 +78,4 @@ make -C tombolo-v0.1.0-linux-* uninstall >said
 files ! -type d | diff /tmp/before -
 test -z "$(dpkg-query -W -f '${Status}' tombolo 2>/dev/null | grep -v unknown)"
 EOF
-echo "package and tarball install in $suite, and are gone again"
+echo "lintian of $suite likes the package; it and the tarball install there, and are gone again"

@@ -7,4 +7,6 @@ if ! command -v lintian >/dev/null; then
 	echo "no lintian here"
 	exit
 fi
-lintian --allow-root --display-info --fail-on error,warning,info "$@"
+# systemd alone starts the units. A version that does not know this tag any more refuses it among the overrides.
+lintian --allow-root --display-info --suppress-tags package-supports-alternative-init-but-no-init.d-script \
+	--fail-on error,warning,info "$@"

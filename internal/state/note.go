@@ -37,7 +37,7 @@ func (l *Lock) Note() string {
 	}
 
 	text, _, whole := strings.Cut(string(buf[noteSum:n]), "\n")
-	if !whole || noteChecksum(text, netns) != string(buf[:noteSum]) {
+	if !whole || hashNote(text, netns) != string(buf[:noteSum]) {
 		return ""
 	}
 
@@ -52,14 +52,14 @@ func (l *Lock) SetNote(text string) error {
 	netns, err := l.netns()
 	if err == nil {
 		_, err = file.Restart(func() (int, error) {
-			return unix.Pwrite(l.fd, []byte(noteChecksum(text, netns)+text+"\n"), 0)
+			return unix.Pwrite(l.fd, []byte(hashNote(text, netns)+text+"\n"), 0)
 		})
 	}
 	return withOperation(err, "write note to %s", l.path)
 }
 
-// noteChecksum returns the checksum of a note and of the network namespace's cookie.
-func noteChecksum(text string, netns uint64) string {
+// hashNote returns the hash of a note and of the network namespace's cookie.
+func hashNote(text string, netns uint64) string {
 	sum := fnv.New64a()
 	sum.Write(binary.NativeEndian.AppendUint64([]byte(text), netns))
 	return fmt.Sprintf("%016x ", sum.Sum64())

@@ -27,7 +27,7 @@ GOEXPERIMENT ?= nogreenteagc
 BUILD = CGO_ENABLED=0 GOEXPERIMENT=$(GOEXPERIMENT) $(GO) build -buildvcs=auto -trimpath \
 	-ldflags "-s -w -X 'runtime.buildVersion=$(shell $(GO) env GOVERSION)'"
 
-.PHONY: help build build-arm64 demo tested test test-long test-cluster cluster lint bench bench-report profile install uninstall deb release deps peers clean
+.PHONY: help build build-arm64 demo tested test quick test-long test-cluster cluster lint bench bench-report profile install uninstall deb release deps peers clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,7 +45,10 @@ demo: build ## five pods and a container on a LAN, in a sandbox, and what they r
 tested: deps peers
 	GOFLAGS='$(GOFLAGS) -tags=lockorder' $(MAKE) build BIN=.cache/tested
 
-test: tested ## all tests, in namespaces of their own (needs root; some 15 minutes)
+quick: lint tested ## lint and the tests that a pull request runs (needs root; 8 minutes)
+	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/.cache/tested test/all.sh quick
+
+test: tested ## all tests, in namespaces of their own (needs root; 12 minutes)
 	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/.cache/tested test/all.sh
 
 test-long: tested ## sweeps, churn, fuzzing, race detector, for BUDGET (55m)

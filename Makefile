@@ -27,7 +27,7 @@ GOEXPERIMENT ?= nogreenteagc
 BUILD = CGO_ENABLED=0 GOEXPERIMENT=$(GOEXPERIMENT) $(GO) build -buildvcs=auto -trimpath \
 	-ldflags "-s -w -X 'runtime.buildVersion=$(shell $(GO) env GOVERSION)'"
 
-.PHONY: help build build-arm64 demo tested test quick test-long test-cluster cluster lint bench bench-report profile install uninstall deb release deps peers clean
+.PHONY: help build build-arm64 demo tested test quick quick-arm64 test-long test-cluster cluster lint bench bench-report profile install uninstall deb release deps peers clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ tested: deps peers
 
 quick: lint tested ## lint and the tests that a pull request runs (needs root; 8 minutes)
 	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/.cache/tested test/all.sh quick
+
+quick-arm64: ## the demo and unit tests on an emulated arm64 (5 minutes)
+	test/vm/run.sh arm64
 
 test: tested ## all tests, in namespaces of their own (needs root; 12 minutes)
 	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/.cache/tested test/all.sh

@@ -8,12 +8,14 @@
 # kernel that has no module loaded yet.
 #
 #   test/vm/run.sh [libraries | firewall | leases | plugin | pods | lan | noipv6 | FOLDER…]
-#   VM_KERNEL=linux-image-6.12-cloud-amd64 test/vm/run.sh bridge
+#   VM_SUITE=trixie test/vm/run.sh bridge
+#   test/vm/run.sh arm64
 #
-# VM_KERNEL is a package that apt can download, VM_LIMIT how many seconds a machine may
-# take with all that is built for it, VM_FLAGS has more flags for the tests
+# VM_SUITE is the Debian whose kernel it is (bookworm), VM_LIMIT how many seconds a
+# machine may take with all that is built for it, VM_FLAGS has more flags for the tests
 # (-test.run=Attach -test.count=5), VM_BOOT more for the kernel (ipv6.disable=1). What
-# is left out stands in skips.txt, with reasons.
+# is left out stands in skips.txt, with reasons. The machine of arm64 has the kernel and
+# busybox alone: it runs the demo, and tests that need no other program.
 #
 # The guest's init, beside this file, writes marks that begin with "@vm " to its
 # second serial port, where the tests write too; the first is the kernel's alone. A
@@ -24,7 +26,8 @@ cd "$(dirname "$0")/../.."
 export PATH=$PATH:/usr/sbin:/sbin
 
 oldest=6.1
-kernel_package=${VM_KERNEL:-linux-image-cloud-amd64}
+suite=${VM_SUITE:-bookworm}
+arch=amd64
 limit=${VM_LIMIT:-900}
 per_package=$((limit > 900 ? limit - 60 : 840)) # seconds, after which tests hang
 out_of_time=75                                  # the exit status
@@ -70,17 +73,27 @@ noipv6)
 	loaded=(br_netfilter)
 	cmdline+=" ipv6.disable=1"
 	;;
+arm64)
+	packages=(netns addr route bridge/vlan ipam dhcpc internal/conntrack internal/dhcp6 internal/file internal/ident internal/nl internal/state internal/strict internal/sysctl internal/tc)
+	cmdline+=" console=ttyAMA0 quiet loglevel=1 out=ttyAMA0"
+	arch=arm64
+	;;
 *) packages=("$@") ;;
 esac
+# apt's options for packages of the suite and the architecture, whatever this machine runs
+debian=$cache/$suite-$arch
+of_suite=(-o Dir::Etc::SourceParts=- -o Dir::Etc::SourceList="$debian/sources.list" -o Dir::State::Lists="$debian/lists"
+	-o Dir::Cache="$debian/cache" -o APT::Architecture=$arch -o APT::Architectures=$arch)
 
 fail() { echo "vm: $*" >&2; exit 1; }
 
 # --- this machine's tools ---
 
 install_tools() {
-	local missing=()
+	local missing=() keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 	need() { command -v "$1" >/dev/null || missing+=("$2"); }
-	need qemu-system-x86_64 qemu-system-x86
+	if [ $arch = arm64 ]; then need qemu-system-aarch64 qemu-system-arm; else need qemu-system-x86_64 qemu-system-x86; fi
+	[ -e $keyring ] || missing+=(debian-archive-keyring)
 	need busybox busybox-static
 	need cpio cpio
 	need modprobe kmod
@@ -94,6 +107,8 @@ install_tools() {
 	need strace strace
 	# Debian has another busybox, which is linked dynamically.
 	! ldd "$(command -v busybox || echo /none)" >/dev/null 2>&1 || missing+=(busybox-static)
+	mkdir -p "$debian"/{lists,cache}
+	echo "deb [signed-by=$keyring] http://deb.debian.org/debian $suite main" >"$debian/sources.list"
 	[ ${#missing[@]} -gt 0 ] || return 0
 	command -v apt-get >/dev/null || fail "please install ${missing[*]}"
 	[ "$(id -u)" = 0 ] || fail "please install ${missing[*]}, or run this as root"
@@ -114,19 +129,11 @@ apt_quietly() {
 
 # unpack_kernel sets kernel_dir and release. Nothing of it is installed here.
 unpack_kernel() {
-	[ "$(dpkg --print-architecture)" = amd64 ] || fail "boots amd64 only"
+	[ "$(dpkg --print-architecture)" = amd64 ] || fail "runs on amd64 only"
 	local package lib
 	package=$(kernel_image)
 	kernel_dir=$cache/$package
-	if [ ! -e "$kernel_dir/complete" ]; then
-		echo "vm: downloading $package"
-		rm -rf "$kernel_dir"
-		mkdir -p "$kernel_dir"
-		(cd "$kernel_dir" && apt_quietly download "$package")
-		dpkg-deb -x "$kernel_dir"/*.deb "$kernel_dir"
-		rm "$kernel_dir"/*.deb
-		touch "$kernel_dir/complete"
-	fi
+	unpack "$package"
 	# A package may have them in /usr/lib; the link to that is another package's.
 	lib=$(dirname "$(find "$kernel_dir" -type d -path '*/lib/modules')")
 	[ -e "$kernel_dir/lib" ] || ln -s "${lib#"$kernel_dir"/}" "$kernel_dir/lib"
@@ -137,17 +144,30 @@ unpack_kernel() {
 	[[ $release == "$oldest".* ]] || echo "vm: this is not $oldest, the oldest that Tombolo runs on"
 }
 
+# unpack downloads a package of the suite, and unpacks it below its name in the cache.
+unpack() {
+	local dir=$cache/$1
+	[ ! -e "$dir/complete" ] || return 0
+	echo "vm: downloading $1"
+	rm -rf "$dir"
+	mkdir -p "$dir"
+	(cd "$dir" && apt_quietly "${of_suite[@]}" download "$1")
+	dpkg-deb -x "$dir"/*.deb "$dir"
+	rm "$dir"/*.deb
+	touch "$dir/complete"
+}
+
 # kernel_image gives the package that has the kernel itself: Debian's names without a
 # version depend on it.
 kernel_image() {
-	find_image || { apt_quietly update; find_image; } || fail "apt knows no kernel $kernel_package"
+	find_image || { apt_quietly "${of_suite[@]}" update; find_image; } || fail "apt knows no kernel of $suite"
 }
 
 find_image() {
-	apt-cache depends "$kernel_package" 2>/dev/null | awk '
+	apt-cache "${of_suite[@]}" depends linux-image-cloud-$arch 2>/dev/null | awk '
 		NR == 1 { image = $1 }
 		$1 == "Depends:" && $2 ~ /^linux-image-/ { image = $2 }
-		END { print image; exit image == "" }'
+		END { if (image == "") exit 1; print image }'
 }
 
 # older_than says whether the kernel is older than a version.
@@ -160,15 +180,16 @@ older_than() { [ "$(printf '%s\n' "$1" "$release" | sort -V | head -1)" != "$1" 
 make_root() {
 	mkdir -p "$root"/{bin,dev,etc,peers,proc,root,run,sbin,src,sys,tests,tmp,usr/sbin,var/lib}
 	install test/vm/init "$root/init"
-	install "$(command -v busybox)" "$root/bin/busybox"
 	local program path folder
-	for program in ip bridge tc ss nstat nft conntrack dnsmasq kea-dhcp4 kea-dhcp6 strace unshare setpriv bash; do
-		add_program "$program" /usr/sbin
-	done
-	add_iptables
-	# Debian's busybox has a shell that prefers applets, its ip among them, to programs.
-	add_program sh /bin
-	add_program modprobe /sbin
+	if [ $arch = arm64 ]; then
+		unpack busybox-static:arm64
+		install "$(find "$cache/busybox-static:arm64" -name busybox -type f -perm -1)" "$root/bin/busybox"
+		ln -s ../bin/busybox "$root/sbin/modprobe"
+		ln -s busybox "$root/bin/sh"
+	else
+		install "$(command -v busybox)" "$root/bin/busybox"
+		add_programs
+	fi
 	for path in /etc/protocols /etc/iproute2 /usr/share/iproute2; do
 		[ ! -e "$path" ] || { mkdir -p "$root${path%/*}" && cp -rL "$path" "$root$path"; }
 	done
@@ -179,17 +200,29 @@ make_root() {
 	git ls-files -co --exclude-standard | while read -r path; do
 		[ ! -e "$path" ] || echo "$path" # one may have been deleted and not committed
 	done | cpio --quiet -pdm "$root/src"
-	make -s build BIN="$root/bin"
+	GOARCH=$arch make -s build BIN="$root/bin"
 	build build ./test/demo "$root/bin/tombolo-demo"
-	build "build -C bench/peers" tool "$root/peers/"
+	[ $arch = arm64 ] || build "build -C bench/peers" tool "$root/peers/"
 	echo "-test.v=test2json -test.paniconexit0 -test.short -test.timeout=${per_package}s ${VM_FLAGS:-}" >"$root/tests/flags"
 	for folder in "${packages[@]}"; do add_tests "$folder"; done
+}
+
+# add_programs copies this machine's programs that tests start.
+add_programs() {
+	local program
+	for program in ip bridge tc ss nstat nft conntrack dnsmasq kea-dhcp4 kea-dhcp6 strace unshare setpriv bash; do
+		add_program "$program" /usr/sbin
+	done
+	add_iptables
+	# Debian's busybox has a shell that prefers applets, its ip among them, to programs.
+	add_program sh /bin
+	add_program modprobe /sbin
 }
 
 # build is go build, or go test -c, of something to somewhere.
 build() {
 	# shellcheck disable=SC2086 # the command is words
-	CGO_ENABLED=0 go $1 -trimpath -ldflags '-s -w' -o "$3" "$2"
+	CGO_ENABLED=0 GOARCH=$arch go $1 -trimpath -ldflags '-s -w' -o "$3" "$2"
 }
 
 # add_program copies a program to a folder of the guest's, and its libraries.
@@ -287,11 +320,13 @@ skip_pattern() {
 # boot runs the machine for some seconds at most, and prints what comes from its second
 # serial port. It ends with the machine or, with status 124, at the limit.
 boot() {
-	timeout --foreground -k 5 "$1" nice -n 10 qemu-system-x86_64 \
-		-accel tcg,thread=multi -cpu max -smp 2 -m 2048 -nodefaults -no-user-config -display none -no-reboot \
+	local machine=(qemu-system-x86_64 -cpu max -serial "file:$work/console")
+	[ $arch = amd64 ] || machine=(qemu-system-aarch64 -machine virt -cpu cortex-a72) # it has one serial port
+	timeout --foreground -k 5 "$1" nice -n 10 "${machine[@]}" \
+		-accel tcg,thread=multi -smp 2 -m 2048 -nodefaults -no-user-config -display none -no-reboot \
 		-kernel "$kernel_dir/boot/vmlinuz-$release" -initrd "$work/initramfs" \
 		-append "$cmdline" \
-		-serial "file:$work/console" -serial stdio -monitor none </dev/null | tr -d '\r'
+		-serial stdio -monitor none </dev/null | tr -d '\r'
 }
 
 # follow puts the guest's output into files, one for each thing that it runs, and
@@ -379,7 +414,7 @@ work=$(mktemp -d "$cache/run.XXXXXX")
 root=$work/root
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/output"
-touch "$work/all"
+touch "$work/all" "$work/console"
 go build -o "$work/report" ./test/report
 make_root
 (cd "$root" && find . | cpio --quiet -o -H newc) >"$work/initramfs"

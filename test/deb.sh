@@ -19,7 +19,7 @@ for version in 0.0.1-rc.1 0.0.1; do
 	make -s deb ARCHES="$arch" VERSION="v$version"
 	cp "dist/tombolo_${version}_$arch.deb" "$root/tmp/tombolo-$version.deb"
 done
-make -s release ARCHES="$arch" VERSION=v0.1.0 >make -s release ARCHES="$arch" VERSION=v0.1.02
+make -s release ARCHES="$arch" VERSION=v0.1.0
 cp "dist/tombolo-v0.1.0-linux-$arch.tar.gz" "$root/tmp/tombolo.tar.gz"
 cp README.md docs/getting-started.md deploy/release/lintian.sh "$root/tmp/"
 trap 'rm -f "$root"/tmp/{tombolo-*.deb,tombolo.tar.gz,*.md,lintian.sh}' EXIT

@@ -48,7 +48,7 @@ type Session struct {
 	hint  netip.Addr   // the address to request in a DISCOVER
 
 	last   *Lease    // Config.Last, until a server answers
-	giveUp time.Time // the time from which last is used
+	giveUp time.Time // when the search ends and last is taken
 
 	others     []netip.Addr // other servers that answered too, for Lease.Others
 	unbelieved []string     // rejected answers, for Lease.Ignored; see whyDoubtful

@@ -117,7 +117,7 @@ func (f *firewall) visit(ctx context.Context) {
 		f.endContest()
 		if now().Sub(f.lastSearch) >= lookAtFirewall {
 			f.lastSearch = now()
-			f.obstacles(ctx) // this reads whole tables, so do it rarely
+			f.obstacles(ctx) // rarely, because obstacles reads whole tables
 		}
 		f.removeStrays(ctx)
 		return

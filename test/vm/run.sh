@@ -15,7 +15,8 @@
 # machine may take with all that is built for it, VM_FLAGS has more flags for the tests
 # (-test.run=Attach -test.count=5), VM_BOOT more for the kernel (ipv6.disable=1). What
 # is left out stands in skips.txt, with reasons. The machine of arm64 has the kernel and
-# busybox alone: it runs the demo, and tests that need no other program.
+# busybox alone: it runs the demo, and tests that need no other program. qemu-user would
+# not do: it has no sockets of nf_tables, and no NS_GET_NSTYPE of ioctl_ns(2).
 #
 # The guest's init, beside this file, writes marks that begin with "@vm " to its
 # second serial port, where the tests write too; the first is the kernel's alone. A
@@ -74,7 +75,8 @@ noipv6)
 	cmdline+=" ipv6.disable=1"
 	;;
 arm64)
-	packages=(netns addr route bridge/vlan ipam dhcpc internal/conntrack internal/dhcp6 internal/file internal/ident internal/nl internal/state internal/strict internal/sysctl internal/tc)
+	packages=({netns,addr,route,bridge{,/bandwidth,/share},nft{,/foreign},hostport,network}@Example
+		bridge/vlan ipam dhcpc internal/{dhcp6,ident,strict} internal/nl@Fuzz)
 	cmdline+=" console=ttyAMA0 quiet loglevel=1 out=ttyAMA0"
 	arch=arm64
 	;;
@@ -202,7 +204,7 @@ make_root() {
 	done | cpio --quiet -pdm "$root/src"
 	GOARCH=$arch make -s build BIN="$root/bin"
 	build build ./test/demo "$root/bin/tombolo-demo"
-	[ $arch = arm64 ] || build "build -C bench/peers" tool "$root/peers/"
+	build "build -C bench/peers" tool "$root/peers/"
 	echo "-test.v=test2json -test.paniconexit0 -test.short -test.timeout=${per_package}s ${VM_FLAGS:-}" >"$root/tests/flags"
 	for folder in "${packages[@]}"; do add_tests "$folder"; done
 }

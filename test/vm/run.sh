@@ -75,7 +75,7 @@ noipv6)
 	cmdline+=" ipv6.disable=1"
 	;;
 arm64)
-	packages=({netns,addr,route,bridge{,/bandwidth,/share},nft{,/foreign},hostport,network}@Example
+	packages=({netns,addr,route,bridge{,/bandwidth},nft{,/foreign},hostport,network}@Example
 		bridge/vlan ipam dhcpc internal/{dhcp6,ident,strict} internal/nl@Fuzz)
 	cmdline+=" console=ttyAMA0 quiet loglevel=1 out=ttyAMA0"
 	arch=arm64

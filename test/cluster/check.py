@@ -9,7 +9,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 DIR = os.environ.get("CLUSTER_DIR") or os.path.join(HERE, "../../.cache/cluster")
 SETTINGS = dict(line.strip().split("=") for line in open(DIR + "/run/settings"))  # of the cluster that is up
 FAMILIES = [int(f) for f in SETTINGS["FAMILIES"]]
-FAMILY, LAN = FAMILIES[0], SETTINGS["MODE"] == "lan"
+FAMILY, LAN = FAMILIES[0], SETTINGS["MODE"] != "gateway"
 OUTSIDE = {4: "192.0.2.100", 6: "2001:db8:1::100"}
 NODES = {f"n{i}": {f: {4: f"192.0.2.1{i}", 6: f"2001:db8:1::1{i}"}[f] for f in FAMILIES} for i in (1, 2, 3)}
 EXTERNAL = {4: "192.0.2.200", 6: "2001:db8:1::200"}[FAMILY]

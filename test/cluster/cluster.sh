@@ -16,7 +16,7 @@ CONTAINERD=${CONTAINERD:-1} # of the nodes: 1, the distribution's, or 2
 ROUTES=${ROUTES:-static}    # between the nodes: static, or bird
 PROXY=${PROXY:-nftables}    # kube-proxy's mode: nftables, iptables or legacy
 FAMILIES=${FAMILIES:-46}    # of pods, Services and nodes: 46, or 6 alone
-MODE=${MODE:-gateway}       # of the pods' network: gateway, or lan, with eth0 as uplink
+MODE=${MODE:-gateway}       # of the pods' network: gateway, lan with eth0 as uplink, or port: lan with eth0 on the bridge
 [ ! -e "$DIR/run/settings" ] || . "$DIR/run/settings" # those of the cluster that is up
 [ "$CONTAINERD" != 2 ] || PATH=$DIR/bin2:$PATH
 
@@ -29,7 +29,7 @@ if [ "$FAMILIES" = 6 ]; then
 	CIDRS=fd24::/48 SERVICES=fd96::/112 DNS=fd96::a CONTROL=$CONTROL6 SERVER=https://[$CONTROL6]:6443
 fi
 PODS=$CIDRS
-[ "$MODE" != lan ] || PODS=192.0.2.128/25,2001:db8:1::1:0:0/96 # where each node has 30 addresses, and 65,535
+[ "$MODE" = gateway ] || PODS=192.0.2.128/25,2001:db8:1::1:0:0/96 # where each node has 30 addresses, and 65,535
 PODFILES=/var/run/secrets/kubernetes.io/serviceaccount
 
 # of_families IPV4 IPV6 prints the addresses of the families that the cluster has, with a comma between.
@@ -57,13 +57,18 @@ spawn() (
 
 # on_lan NAME IPV4 IPV6 makes a namespace with an eth0 on the LAN, whose MAC is the same after a boot.
 on_lan() {
-	local ip="ip -n tcluster-$1" mac=$(printf '02:00:%02x:%02x:%02x:%02x' ${2//./ })
+	local at=eth0 ip="ip -n tcluster-$1" mac=$(printf '02:00:%02x:%02x:%02x:%02x' ${2//./ })
 	ip netns add "tcluster-$1"
 	$ip link set lo up
 	ip -n tcluster-lan link add "$1" up master lan0 type veth peer name eth0 address "$mac" netns "tcluster-$1"
-	$ip addr add "$3/64" dev eth0 nodad
-	[ "$FAMILIES" = 6 ] || $ip addr add "$2/24" dev eth0
-	$ip link set eth0 up
+	if [[ $MODE$1 = portn? ]]; then
+		at=br0
+		$ip link add br0 up address "$mac" type bridge forward_delay 0
+		$ip link set eth0 up master br0
+	fi
+	$ip addr add "$3/64" dev $at nodad
+	[ "$FAMILIES" = 6 ] || $ip addr add "$2/24" dev $at
+	$ip link set $at up
 	[ "$1" != outside ] || return 0
 	$ip route add default via $OUTSIDE6
 	[ "$FAMILIES" = 6 ] || $ip route add default via $OUTSIDE4
@@ -72,7 +77,7 @@ on_lan() {
 # routes NAME enters the pod CIDRs of all other nodes into the tables of a namespace: n1, n2, n3, control or outside.
 routes() {
 	local m cidr via
-	[ "$MODE" != lan ] || return 0
+	[ "$MODE" = gateway ] || return 0
 	for m in 1 2 3; do
 		[ "n$m" != "$1" ] || continue
 		for cidr in $(k get node "n$m" --ignore-not-found -o 'jsonpath={.spec.podCIDRs[*]}'); do
@@ -105,16 +110,17 @@ boot() {
 
 # conflist gives the node its network: a template, or in mode lan docs/cluster.md's example with this node's part of the LAN.
 conflist() {
-	local range4 range6 at=$disk/own/etc/cni/net.d
+	local range4 range6 bridge= at=$disk/own/etc/cni/net.d
 	cp "$repo"/deploy/cluster/10-tombolo.conflist.template "$disk/etc/containerd/"
-	[ "$MODE" = lan ] || return 0
+	[ "$MODE" != gateway ] || return 0
+	[ "$MODE" = lan ] || bridge='s/"uplink"/"bridge": "br0",\n    &/;'
 	range4=$(printf '{ "subnet": "192.0.2.0/24", "rangeStart": "192.0.2.%s", "rangeEnd": "192.0.2.%s", "gateway": "%s" }' \
 		$((97 + 32 * n)) $((126 + 32 * n)) $OUTSIDE4)
 	range6=$(printf '{ "subnet": "2001:db8:1::/64", "rangeStart": "2001:db8:1::1:%s:1", "rangeEnd": "2001:db8:1::1:%s:ffff", "gateway": "%s" }' \
 		"$n" "$n" $OUTSIDE6)
 	mkdir -p "$at"
 	sed -n '/^```json/,/^```/{/^```/!p}' "$repo/docs/cluster.md" |
-		sed "s|\\[{ \"subnet\": .* }\\]|$(of_families "[$range4]" "[$range6]")|; s|\"ipam\": {|\"capabilities\": { \"portMappings\": true, \"bandwidth\": true },\n    &|" \
+		sed "$bridge s|\\[{ \"subnet\": .* }\\]|$(of_families "[$range4]" "[$range6]")|; s|\"ipam\": {|\"capabilities\": { \"portMappings\": true, \"bandwidth\": true },\n    &|" \
 			>"$at/10-lan.conflist"
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# All checks, on four clusters: containerd 1.6 with static routes; containerd 2 with BIRD, with NetworkPolicies, and against
-# which Kubernetes' own tests of networking run too (E2E=0 leaves them out, FOCUS chooses others); IPv6 alone; and mode lan.
-# CLUSTERS="3 4" runs the last two of them. It ends what it started, however it goes.
+# All checks, on five clusters: containerd 1.6 with static routes; containerd 2 with BIRD, with NetworkPolicies, and against
+# which Kubernetes' own tests of networking run too (E2E=0 leaves them out, FOCUS chooses others); IPv6 alone; mode lan with
+# an uplink; and mode lan with the NIC on the bridge. CLUSTERS="3 4" runs two of them. It ends what it started, however it
+# goes.
 set -uo pipefail
 cd "$(dirname "$0")"
 DIR=${CLUSTER_DIR:-../../.cache/cluster}
@@ -55,10 +56,15 @@ cluster3() {
 cluster4() {
 	CONTAINERD=2 MODE=lan ./cluster.sh up || return
 	check "mode lan" pods_and_nodes services hairpin node_ports host_ports dns masquerade bandwidth nothing_left
-	policies "mode lan"
 }
 
-for i in ${CLUSTERS:-1 2 3 4}; do
+cluster5() {
+	CONTAINERD=2 MODE=port ./cluster.sh up || return
+	check "NIC on the bridge" pods_and_nodes services dns masquerade
+	policies "NIC on the bridge"
+}
+
+for i in ${CLUSTERS:-1 2 3 4 5}; do
 	cluster$i || status=1
 	./cluster.sh down
 done

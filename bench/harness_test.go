@@ -32,9 +32,12 @@ func TestAnAddAndItsDelAllocateLittle(t *testing.T) {
 		"an ADD and its DEL allocate %v times, want at most %v", got, mostAllocations)
 }
 
-// mostMiB is the resident memory that an ADD may have: the budget of one process, of which
-// a node that starts many pods runs as many.
-const mostMiB = 8
+// mostMiB is the resident memory that an ADD may have, as the median of so many: the budget of one process, of which
+// a node that starts many pods runs as many. A busy machine has a process begin a thread more now and then.
+const (
+	mostMiB  = 8
+	ofSoMany = 5
+)
 
 func TestAnAddTakesLittleMemory(t *testing.T) {
 	if path, there := peer("peak"); !there {
@@ -44,15 +47,19 @@ func TestAnAddTakesLittleMemory(t *testing.T) {
 	}
 	n := newNode(t, tombolo(), everything()).warm(t)
 	n.gauge = true
-	p := n.pod(t)
-	c, err := n.call("ADD", p)
-	if err == nil {
-		err = n.prove(p)
+	var peaks []float64
+	for range ofSoMany {
+		p := n.pod(t)
+		c, err := n.call("ADD", p)
+		if err == nil {
+			err = n.prove(p)
+		}
+		must.Succeed(t, err)
+		peaks = append(peaks, float64(c.peak)/1024)
+		must.Succeed(t, expect.Err(n.call("DEL", p)))
 	}
-	must.Succeed(t, err)
-	got := float64(c.peak) / 1024
-	expect.That(t, got <= mostMiB && got >= 1, "an ADD of everything has %.1f MiB at its peak, want at most %d", got, mostMiB)
-	must.Succeed(t, expect.Err(n.call("DEL", p)))
+	got := median(peaks)
+	expect.That(t, got <= mostMiB && got >= 1, "ADDs of everything have %.1f MiB at their peak, want a median of at most %d", peaks, mostMiB)
 }
 
 // TestPodsThatDoNotWorkFailTheirBenchmark has plugins that do less than they say.

@@ -50,7 +50,7 @@ many=(-timeout 20m -parallel $((2 * cpus)))
 units=$(go list ./... | grep -v -e /test/ -e /bench)
 case ${1:-all} in
 all)
-	run test/cni -count=1 "${many[@]}" ./... &
+	run test/cni -count=1 -timeout 20m -parallel $((3 * cpus)) ./... &
 	run . "${many[@]}" ./test/lan ./internal/keeper ./network/internal/uplink ./internal/repotest ./nft/... ./...
 	wait
 	for module in bench/report test/containerd test/embed; do run "$module" -count=1 -timeout 20m ./...; done

@@ -44,21 +44,13 @@ func rows() []row {
 		list = append(list, row{"docker run with " + ports + " published ports, beside Docker's bridge", false,
 			"docker-ports-" + ports, "tombolo", "ADD", "ns/op", "", "docker"})
 	}
-	for _, path := range []string{"pod to lan", "lan to pod", "host to pod", "pod to host"} {
-		scenario := "lan-traffic/path=" + strings.ReplaceAll(path, " ", "-")
-		list = append(list,
-			row{"a MiB by TCP, " + path + ", beside a bridge and macvlan", false, scenario,
-				"tombolo", "stream", "MiB-ns", "bridge", "macvlan"},
-			row{"a round trip, " + path + ", beside the same", false, scenario, "tombolo", "trip", "ns/op", "bridge", "macvlan"},
-			row{"the same with br_netfilter", false, scenario, "tombolo-filtered", "trip", "ns/op", "bridge-filtered", ""})
-	}
 	return list
 }
 
 // summary is a table of what there is a figure of: all of it, or what README.md has.
 func (r *results) summary(forReadme bool) string {
 	var b strings.Builder
-	b.WriteString("| what | Tombolo | floor | reference | over the floor | over the reference |\n|---|---|---|---|---|---|\n")
+	b.WriteString("| what | Tombolo | floor | reference | times the floor | times the reference |\n|---|---|---|---|---|---|\n")
 	for _, row := range rows() {
 		name := compared(row.scenario, row.ours)
 		_, ok := r.get(name, row.unit)
@@ -67,16 +59,43 @@ func (r *results) summary(forReadme bool) string {
 			continue
 		}
 		figure := func(contender string) string { return r.figure(compared(row.scenario, contender), row.unit) }
-		over := func(contender string) string {
-			if _, ok := r.get(name, row.verb+"/"+contender); !ok {
-				return "–"
-			}
-			return r.figure(name, row.verb+"/"+contender) + " ×"
-		}
+		over := func(contender string) string { return r.ratio(name, row.verb+"/"+contender) }
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", row.what, r.figure(name, row.unit), figure(row.floor), figure(row.theirs), over(row.floor), over(row.theirs))
 	}
 	r.sizes(&b)
 	return b.String()
+}
+
+// ratio writes a ratio with its 95 % interval.
+func (r *results) ratio(name, unit string) string {
+	text := r.figure(name, unit)
+	if _, ok := r.get(name, unit+":low"); ok {
+		text += fmt.Sprintf(" (%s–%s)", r.figure(name, unit+":low"), r.figure(name, unit+":high"))
+	}
+	return text
+}
+
+// lan is a table of the traffic of a pod on the host's LAN, beside hosts whose NIC is a bridge's port or macvlan's.
+func (r *results) lan() string {
+	var b strings.Builder
+	for _, path := range []string{"pod-to-lan", "lan-to-pod", "host-to-pod", "pod-to-host"} {
+		for _, row := range []struct{ what, verb, unit, suffix string }{
+			{"MiB by TCP", "stream", "MiB-ns", ""}, {"round trip", "trip", "ns/op", ""},
+			{"MiB, br_netfilter", "stream", "MiB-ns", "-filtered"}, {"round trip, br_netfilter", "trip", "ns/op", "-filtered"},
+		} {
+			scenario := "lan-traffic/path=" + path
+			name := compared(scenario, "tombolo"+row.suffix)
+			if _, ok := r.get(name, row.unit); ok {
+				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", path, row.what, r.figure(name, row.unit),
+					r.figure(compared(scenario, "bridge"+row.suffix), row.unit), r.ratio(name, row.verb+"/bridge"+row.suffix),
+					r.ratio(name, row.verb+"/macvlan"))
+			}
+		}
+	}
+	if b.Len() == 0 {
+		return ""
+	}
+	return "\n## On a LAN\n\n| path | what | Tombolo | bridge | times the bridge | times macvlan |\n|---|---|---|---|---|---|\n" + b.String()
 }
 
 // sizes are the lines of the table that are no times.
@@ -86,7 +105,7 @@ func (r *results) sizes(b *strings.Builder) {
 		w, beside := r.get(theirs, unit)
 		switch {
 		case ok && beside:
-			fmt.Fprintf(b, "| %s | %.1f MiB | – | %.1f MiB | – | %s × |\n", what, v, w, digits(v/w))
+			fmt.Fprintf(b, "| %s | %.1f MiB | – | %.1f MiB | – | %s |\n", what, v, w, digits(v/w))
 		case ok:
 			fmt.Fprintf(b, "| %s | %.1f MiB | – | – | – | – |\n", what, v)
 		}
@@ -172,7 +191,7 @@ func (r *results) page(plots []drawn) string {
 			fmt.Fprintf(&b, "| %s | %s |\n", key, value)
 		}
 	}
-	b.WriteString("\n## In short\n\n" + r.summary(false))
+	b.WriteString("\n## In short\n\n" + r.summary(false) + r.lan())
 	for _, p := range plots {
 		fmt.Fprintf(&b, "\n![%s](benchmarks/%s)\n", p.title, p.file)
 	}

@@ -51,7 +51,7 @@ quick: lint tested ## lint and the tests that a pull request runs (needs root; 8
 quick-arm64: ## the demo and unit tests on an emulated arm64 (5 minutes)
 	test/vm/run.sh arm64
 
-test: tested ## all tests, in namespaces of their own (needs root; 12 minutes)
+test: tested ## all tests, in namespaces of their own (needs root; 10 minutes)
 	TOMBOLO_PEERS=$(PEERS) TOMBOLO_BIN=$(CURDIR)/.cache/tested test/all.sh
 
 test-long: tested ## sweeps, churn, fuzzing, race detector, for BUDGET (55m)

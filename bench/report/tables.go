@@ -27,11 +27,11 @@ func rows() []row {
 	const chain = "chain-nftables"
 	list := []row{
 		{"ADD, one IPv4 pod", true, "ipv4", "tombolo", "ADD", "ns/op", "floor", "reference"},
-		{"the same beside kindnet's way", true, "ipv4", "tombolo", "ADD", "ns/op", "", "kindnet"},
+		{"the same beside kindnet's way", false, "ipv4", "tombolo", "ADD", "ns/op", "", "kindnet"},
 		{"the same beside kindnet's own plugin", true, "ipv4", "tombolo", "ADD", "ns/op", "", "cni-kindnet"},
 		{"DEL of the same", false, "ipv4", "tombolo", "DEL", "DEL-ns", "floor", "reference"},
 		{"ADD, dual-stack with masquerade", false, "dual", "tombolo", "ADD", "ns/op", "floor", "reference"},
-		{"ADD, dual-stack with masquerade, host port, firewall, limits", true, "everything", "tombolo", "ADD", "ns/op", "floor", chain},
+		{"ADD, dual-stack, masquerade, host port, firewall, limits", true, "everything", "tombolo", "ADD", "ns/op", "floor", chain},
 		{"DEL of the same", false, "everything", "tombolo", "DEL", "DEL-ns", "floor", chain},
 		{"ADD of the same by the reference's names, in four calls", false, "everything", "names", "ADD", "ns/op", "", chain},
 		{"ADD of the same, with 200 such pods there", true, "everything-beside-200", "tombolo", "ADD", "ns/op", "floor", chain},
@@ -41,7 +41,7 @@ func rows() []row {
 		{"Attach, in process", false, "ipv4", "attach", "ADD", "ns/op", "kernel", ""},
 	}
 	for _, ports := range []string{"1", "200", "10000"} {
-		list = append(list, row{"docker run with " + ports + " published ports, beside Docker's bridge", false,
+		list = append(list, row{"docker run -p, " + ports + " ports, beside Docker's bridge", false,
 			"docker-ports-" + ports, "tombolo", "ADD", "ns/op", "", "docker"})
 	}
 	return list
@@ -79,16 +79,12 @@ func (r *results) ratio(name, unit string) string {
 func (r *results) lan() string {
 	var b strings.Builder
 	for _, path := range []string{"pod-to-lan", "lan-to-pod", "host-to-pod", "pod-to-host"} {
-		for _, row := range []struct{ what, verb, unit, suffix string }{
-			{"MiB by TCP", "stream", "MiB-ns", ""}, {"round trip", "trip", "ns/op", ""},
-			{"MiB, br_netfilter", "stream", "MiB-ns", "-filtered"}, {"round trip, br_netfilter", "trip", "ns/op", "-filtered"},
-		} {
-			scenario := "lan-traffic/path=" + path
-			name := compared(scenario, "tombolo"+row.suffix)
+		scenario := "lan-traffic/path=" + path
+		name := compared(scenario, "tombolo")
+		for _, row := range []struct{ what, verb, unit string }{{"MiB by TCP", "stream", "MiB-ns"}, {"round trip", "trip", "ns/op"}} {
 			if _, ok := r.get(name, row.unit); ok {
 				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", path, row.what, r.figure(name, row.unit),
-					r.figure(compared(scenario, "bridge"+row.suffix), row.unit), r.ratio(name, row.verb+"/bridge"+row.suffix),
-					r.ratio(name, row.verb+"/macvlan"))
+					r.figure(compared(scenario, "bridge"), row.unit), r.ratio(name, row.verb+"/bridge"), r.ratio(name, row.verb+"/macvlan"))
 			}
 		}
 	}
@@ -183,11 +179,12 @@ func (r *results) write(root string) error {
 // page is docs/benchmarks.md.
 func (r *results) page(plots []drawn) string {
 	var b strings.Builder
-	b.WriteString("# Benchmarks\n\n`make bench-report` has written this page and its plots; nothing in it is typed by hand.\n" +
-		"[bench/README.md](../bench/README.md) says what the contenders are and how they are measured.\n" +
-		"Read the ratios: the times hold for one machine on one day. Every pod of every figure was\nproven to work, and to leave nothing when it went. [tables.md](benchmarks/tables.md)\nhas a line for every benchmark, and [run.txt](benchmarks/run.txt) every figure, for benchstat.\n\n## Where\n\n| | |\n|---|---|\n")
+	b.WriteString("# Benchmarks\n\n`make bench-report` has written this page. [bench/README.md](../bench/README.md) describes contenders and method.\n" +
+		"Times hold for one machine on one day: read the ratios, with their 95 % intervals. Every pod was\nproven to work, and to leave nothing. [tables.md](benchmarks/tables.md) has a line for every benchmark.\n\n## Where\n\n| | |\n|---|---|\n")
 	for _, key := range []string{"date", "tombolo", "reference", "kernel", "cpu", "cpus", "goarch", "go", "nft", "iptables", "dnsmasq", "cni-kindnet", loadBefore} {
 		if value := r.config[key]; value != "" {
+			value, _, _ = strings.Cut(value, " (") // the release's name
+			value, _, _ = strings.Cut(value, "  Copyright")
 			fmt.Fprintf(&b, "| %s | %s |\n", key, value)
 		}
 	}

@@ -161,7 +161,8 @@ func answers(ctx context.Context, conn *nl.Conn, entry routing.NeighbourEntry) (
 
 // probeNeighbour writes a neighbour entry that makes the kernel ask the neighbour. It waits for an answer, at most for
 // neighbourWait, and returns the resulting entry.
-func probeNeighbour(ctx context.Context, conn *nl.Conn, entry routing.NeighbourEntry) (now routing.NeighbourEntry, _ error) {
+func probeNeighbour(ctx context.Context, conn *nl.Conn, entry routing.NeighbourEntry) (now routing.NeighbourEntry,
+	_ error) {
 	if err := routing.Replace(conn, "ask neighbour", entry); err != nil {
 		return now, err
 	}

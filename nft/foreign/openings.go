@@ -76,8 +76,8 @@ func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link strin
 		return nil, b.err
 	case isFirewalld: // policies come behind its rejection of redirected packets
 		return func(protocol, host, podPort string) string {
-			return fmt.Sprintf(`firewall-cmd --permanent --add-rich-rule='rule family="ipv%s" %sforward-port port="%s" `+
-				`protocol="%s" to-port="%s" to-addr="%s"' && firewall-cmd --reload`,
+			return fmt.Sprintf(`firewall-cmd --permanent --add-rich-rule='rule family="ipv%s" %sforward-port `+
+				`port="%s" protocol="%s" to-port="%s" to-addr="%s"' && firewall-cmd --reload`,
 				version, source, host, protocol, podPort, pod)
 		}, b.err
 	case isIptables && b.leadsTo("ufw"+strings.TrimPrefix(ip, "ip")+"-before-forward"):

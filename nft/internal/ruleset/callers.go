@@ -16,8 +16,8 @@ import (
 type Callers [][]box
 
 // ParseCallers reads lists of callers, and returns the calls that every list contains. "" and "all" contain all calls.
-// Other lists have entries with commas between, and "all" is none. An entry is a prefix, an address or a link, perhaps with a protocol
-// and host ports behind it.
+// Other lists have entries with commas between, and "all" is none. An entry is a prefix, an address or a link, perhaps
+// with a protocol and host ports behind it.
 func ParseCallers(lists ...string) (Callers, error) {
 	var all Callers
 	for _, text := range lists {

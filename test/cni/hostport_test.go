@@ -426,7 +426,12 @@ func TestHostPortLeavesServicesToKubeProxy(t *testing.T) {
 	n.ip("addr del 10.96.0.1/32 dev kube-ipvs0")
 	n.ip("addr add 10.96.0.1/32 dev anycast")
 	n.ip("addr add 10.96.0.3/32 dev kube-ipvs0")
-	must.Until(t, "tombolod follows", func() bool { return leads("10.96.0.1", 443) && !leads("10.96.0.3", 443) })
+	must.Until(t, "tombolod follows", func() bool {
+		_, added := nstest.AskWithin(t, n.ns, "tcp", addrPort("10.96.0.1", 443), 5*time.Second)
+		_, removed := nstest.AskWithin(t, n.ns, "tcp", addrPort("10.96.0.3", 443), 5*time.Second)
+		return added == nil && removed != nil
+	})
+	expect.That(t, leads("10.96.0.1", 443) && !leads("10.96.0.3", 443), "tombolod follows by halves")
 	m.end(t)
 	n.nft("delete table inet tombolo")
 	must.Succeed(t, n.operate("repair", "--state", n.state).err(), "repair")

@@ -1,16 +1,27 @@
 package network
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"net/netip"
 	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/nft"
+	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
 // firewallPart is the part with the network's rules in our own tables. The elements in the tables' sets belong to its
@@ -191,4 +202,289 @@ func passesFirewall(b *bridge.BridgeState, ipv4 bool) bool {
 // callsFirewall reports whether the bridge's attributes make bridged packets of both families pass the firewall.
 func callsFirewall(l *bridge.Link) bool {
 	return l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil
+}
+
+// hostPart is the part with the facts about the host in the firewall's rules, which all networks share
+// (nft.Conn.SetHost). Uplinks are the links through which packets of pods leave the host. Service addresses are the
+// addresses of the link kube-ipvs0. kube-proxy in IPVS mode keeps the addresses of all services there. The kernel
+// takes them for the host's own, so host ports without a hostIP must leave them alone.
+type hostPart struct{}
+
+// look compares the firewall's service addresses with the addresses of the link kube-ipvs0. It does not compare the
+// uplinks, since this takes a list of all links: see lookAtExits.
+func (hostPart) look(ctx context.Context, n *site) error {
+	if n.bridge.Index == 0 || n.quick && !slices.ContainsFunc(n.pods(), endpoint.PublishesIPv4) {
+		return nil
+	}
+
+	services, err := n.s.services(ctx)
+	if err != nil || n.quick && len(services) == 0 {
+		return err
+	}
+
+	_, known, err := n.s.Firewall.Host(ctx)
+	slices.SortFunc(known, netip.Addr.Compare)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil // the table is missing, which firewallPart reports
+	case err == nil && !slices.Equal(known, services):
+		n.found.advise(tombolo.RemedyRepair,
+			"host ports without a hostIP leave alone other addresses than those of %s", link.ServiceLink)
+	}
+
+	return err
+}
+
+func (hostPart) make(ctx context.Context, n *site) (bool, error) { return false, n.s.setHost(ctx) }
+
+// setHost updates the facts about the host in the firewall's rules. Without rules it does nothing.
+func (s *session) setHost(ctx context.Context) error {
+	uplinks, err := s.uplinks(ctx)
+	services, servicesErr := s.services(ctx)
+	trusted, trustedErr := s.trusted(ctx)
+	if err := errors.Join(err, servicesErr, trustedErr); err != nil {
+		return err
+	}
+
+	err = s.Firewall.SetHost(ctx, uplinks, trusted, services)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// trusted lists the links that tombolod added to firewalld's zone trusted. Without rules of firewalld it returns
+// none.
+func (s *session) trusted(ctx context.Context) ([]string, error) {
+	zones, err := s.Dir.Zones()
+	if err != nil || len(zones.Joined) == 0 {
+		return nil, err
+	}
+	is, _, err := s.foreignFirewall("").HasFirewalld(ctx)
+	if !is {
+		return nil, err
+	}
+	return zones.Joined, err
+}
+
+// uplinks returns the names of the host's uplinks (bridge.Conn.Uplinks), without the networks' own bridges.
+func (s *session) uplinks(ctx context.Context) ([]string, error) {
+	records, _, err := s.Dir.ListNetworks()
+	if err != nil {
+		return nil, err
+	}
+	var ours []string
+	for _, rec := range records {
+		ours = append(ours, rec.Bridge)
+	}
+	return s.Links.Uplinks(ctx, ours...)
+}
+
+// lookAtExits finds the host's uplinks that the rules do not contain. It needs several lists from the kernel, which
+// would take too long for Add and Check.
+func (s *session) lookAtExits(ctx context.Context, found *findings) error {
+	known, _, err := s.Firewall.Host(ctx)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // the table is missing, which firewallPart reports
+	}
+
+	if err != nil {
+		return err
+	}
+
+	names, err := s.uplinks(ctx)
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			found.advise(tombolo.RemedyRepair,
+				"%s, an uplink of the host, is missing in set uplinks of table inet tombolo", name)
+		}
+	}
+
+	return err
+}
+
+// services returns the addresses of kube-ipvs0, sorted.
+func (s *session) services(ctx context.Context) (list []netip.Addr, _ error) {
+	l, err := s.link(ctx, link.ServiceLink)
+	if err != nil || l.Index == 0 {
+		return nil, err
+	}
+
+	addresses, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
+	for _, a := range addresses {
+		if own := a.Prefix.Addr(); !own.IsLinkLocalUnicast() {
+			list = append(list, own)
+		}
+	}
+
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list), err
+}
+
+// admissionPart is the part with our rules in iptables' chain FORWARD, which make the host's own firewall accept the
+// pods' packets. All networks share these rules.
+type admissionPart struct{}
+
+func (admissionPart) look(ctx context.Context, n *site) error {
+	conn := n.s.foreignFirewall(n.rec.AdminChain)
+	return n.lookAtRules("the rules in FORWARD", func() (bool, error) { return conn.Ready(ctx) },
+		func() ([]tombolo.Difference, error) { return conn.Check(ctx) })
+}
+
+func (admissionPart) make(ctx context.Context, n *site) (bool, error) {
+	_, err := n.s.foreignFirewall(n.rec.AdminChain).Ensure(ctx)
+	return false, err
+}
+
+// refuseCertainObstacles returns an error if settings certainly stop the pods' packets and Tombolo cannot change these
+// settings. firewalld reports whether firewalld is the only obstacle.
+func refuseCertainObstacles(ctx context.Context, s *session, rec *state.Network) (firewalld bool, _ error) {
+	list, err := s.obstacles(ctx, rec)
+	if err != nil {
+		return false, err
+	}
+
+	firewalld = true
+	var texts []string
+	for _, o := range list {
+		if !o.Maybe {
+			texts = append(texts, o.String())
+			firewalld = firewalld && o.Firewalld
+		}
+	}
+
+	if len(texts) == 0 {
+		return false, nil
+	}
+
+	return firewalld, failf(ErrObstructed, "%s", strings.Join(texts, "; "))
+}
+
+// refuseObstacles returns an error if settings would stop the pods' packets, and neither Tombolo nor tombolod can
+// change them. tombolod adds a gateway's bridge to a zone of firewalld once the network is on record. coming reports
+// whether firewalld is the only obstacle, and tombolod has yet to add the bridge.
+func refuseObstacles(ctx context.Context, s *session, rec *state.Network, gateway bool) (zonePending bool, _ error) {
+	firewalld, err := refuseCertainObstacles(ctx, s, rec)
+	if firewalld && gateway && rec.Uplink == "" && s.Dir.ZonesAttended(rec.GatewayLink()) {
+		return true, nil
+	}
+	return false, err
+}
+
+// awaitZone waits, for at most 8 s, until tombolod has configured firewalld for the network's pods. firewalld takes
+// some 0.1 s for that, and longer with many rules. During the wait, the record lacks the hash of the configuration.
+// So if this ADD fails, the next ADD builds the network again, and waits too.
+func awaitZone(ctx context.Context, s *session, rec *state.Network) error {
+	finished := rec.ConfigHash
+	rec.ConfigHash = ""
+	err := s.Dir.SaveNetwork(rec)
+	rec.ConfigHash = finished
+	if err != nil {
+		return stateError(err)
+	}
+
+	_ = poll(ctx, 20*time.Millisecond, 8*time.Second, func() (done bool, _ error) {
+		var firewalld bool
+		firewalld, err = refuseCertainObstacles(ctx, s, rec)
+		return !firewalld || !s.Dir.ZonesAttended(rec.GatewayLink()), nil
+	})
+	return err
+}
+
+// foreignFirewall returns the connection to other programs' firewalls, over the same socket.
+func (s *session) foreignFirewall(adminChain string) *foreign.Conn {
+	return foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: s.Mark, AdminChain: adminChain})
+}
+
+// refuseCertainObstacles lists the parts of other programs' firewalls that drop or may drop packets of a network's
+// pods, and that we do not change. It returns none if the pods' router is on the LAN and bridged packets skip the
+// firewall: then no rule of the host sees the pods' packets.
+func (s *session) obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
+	if rec.DefaultRoute == string(ExitRouter) && !filtersBridged(rec, true) && !filtersBridged(rec, false) {
+		return nil, nil
+	}
+
+	name := rec.GatewayLink()
+	if rec.DefaultRoute == exitHost {
+		nic, err := s.sharedNIC(ctx, rec)
+		if err != nil {
+			return nil, err
+		}
+		name = cmp.Or(nic, name)
+	}
+
+	return s.foreignFirewall(rec.AdminChain).Obstacles(ctx, foreign.Path{Bridge: name, Prefixes: rec.Subnets})
+}
+
+// sharedNIC returns the name of the NIC that the network's bridge shares or will share, or "" if there is none.
+func (s *session) sharedNIC(ctx context.Context, rec *state.Network) (string, error) {
+	if rec.Uplink == "" {
+		return "", nil
+	}
+
+	nic, err := s.shares().Find(ctx, shareOf(rec))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil // uplinkPart reports the missing NIC
+	}
+
+	if err != nil || nic.Master != 0 {
+		return "", err
+	}
+	return nic.Name, nil
+}
+
+// filtersBridged reports whether packets of IPv4, or else of IPv6, pass the firewall when the network's bridge
+// forwards them. NFCall is nil if the network was not created yet and its configuration leaves the setting open.
+func filtersBridged(rec *state.Network, ipv4 bool) bool {
+	own := rec.NFCall == nil && rec.DefaultRoute == exitHost || rec.NFCall != nil && *rec.NFCall
+	return passesFirewall(&bridge.BridgeState{NFCallIPTables: own, NFCallIP6Tables: own}, ipv4)
+}
+
+// reversePaths describes the rules that drop packets from pods at a shared NIC because of their reverse path. Such a
+// rule compares the incoming link, which is the bridge, with the route back, which leads through the NIC. There are
+// none if bridged packets do not pass the firewall.
+func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]string, error) {
+	var families []uint8
+	if filtersBridged(rec, true) {
+		families = append(families, unix.NFPROTO_IPV4)
+	}
+
+	hasIPv6 := rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6)
+	if hasIPv6 && filtersBridged(rec, false) {
+		families = append(families, unix.NFPROTO_IPV6)
+	}
+
+	if len(families) == 0 {
+		return nil, nil
+	}
+
+	if nic, err := s.sharedNIC(ctx, rec); err != nil || nic == "" {
+		return nil, err
+	}
+
+	return s.foreignFirewall("").ReversePaths(ctx, rec.Bridge, families...)
+}
+
+// Admit sets an ingress policy for the network of an attached pod. The stricter of this policy and Network.Policy
+// applies. If adminChain is not empty, Admit also makes iptables call this chain of the operator first, if iptables
+// works over nf_tables (foreign.Config). If there is no record of the attachment, or its Add is not complete, the
+// error matches ErrNotAttached. Admit need not make other firewalls accept the pod's packets, since the pod's Add has
+// done so.
+func (c Change) Admit(ctx context.Context, policy nft.Policy, adminChain string) error {
+	a, err := c.node.loadAttachment(c.key)
+	if err != nil {
+		return err
+	}
+
+	s, err := c.node.openEntered(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	_, err = prepareForHostPorts(ctx, s, a, func(nw *state.Network) bool {
+		changes := nw.ChainedPolicy != policy || nw.AdminChain != adminChain
+		nw.ChainedPolicy, nw.AdminChain = policy, adminChain
+		return changes
+	})
+	return err
 }

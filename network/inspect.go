@@ -1,15 +1,23 @@
 package network
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
 )
 
 // NetworkReport lists the differences of one network's own parts.
@@ -210,4 +218,341 @@ func strayDifferences(list []*remains) []tombolo.Difference {
 	}
 
 	return found.list
+}
+
+// Check compares an attachment with the result of its Add: its port, its limits, its reservations, its network, and
+// its elements in the firewall. Inside the pod it compares only the parts that the CNI specification names. These are
+// the interface and its MAC, and the addresses and routes of pod.Reported. Without pod.Reported, Check uses the
+// record. A default route may lead anywhere, since other plugins move it.
+//
+// If there is no record of the attachment, or its Add is not complete, the error matches ErrNotAttached. Check
+// changes nothing, with one exception. If the host has become a router since the Add, it deletes the rules that stop
+// forwarding for others.
+func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
+	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
+		return nil, err
+	}
+
+	s, err := n.openEntered(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	if err := reopen(ctx, s, nw.Name); err != nil {
+		return nil, err
+	}
+
+	rec, err := n.loadAttachment(pod.key(nw))
+	if err != nil {
+		return nil, err
+	}
+
+	k := &checkCall{s, nw, pod, rec}
+	found := &findings{}
+	if err := k.attachment(ctx, found); err != nil {
+		return nil, err
+	}
+
+	err = k.reservations(ctx, found)
+	return found.list, err
+}
+
+// checkCall is the state of one Check in progress.
+type checkCall struct {
+	s   *session
+	nw  *Network
+	pod *Pod
+	rec *state.Attachment
+}
+
+// attachment compares the network with its record, and the attachment with its own record.
+func (k *checkCall) attachment(ctx context.Context, found *findings) error {
+	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
+	if err != nil {
+		found.add("the record of network %q: %v", k.nw.Name, err)
+		return nil
+	}
+
+	shared, err := checkNetwork(ctx, k.s, rec, []*state.Attachment{k.rec})
+	if err != nil {
+		return err
+	}
+
+	found.addAll(shared.list, "")
+	p, err := k.s.find(ctx, rec, k.rec)
+	if err != nil {
+		return err
+	}
+
+	p.pod.Close()
+	p.pod, p.lost, p.keeperOptional = k.pod.NetNS, nil, k.pod.Lease != nil && k.pod.Lease.KeeperOptional
+	k.expect(&p.want, found)
+	if err := p.look(ctx); err != nil {
+		return err
+	}
+
+	found.addAll(p.found.list, "")
+	p.want.MTU, p.want.Down = 0, len(p.want.Addresses) == 0 // without addresses, the reference plugin checks no route
+	p.anyDefault = true
+	inside, err := p.inside(ctx)
+	found.addAll(inside, "")
+	return err
+}
+
+// expect sets the expected properties of the pod's port and interface. It takes them from the configuration and from
+// the reports of other plugins.
+func (k *checkCall) expect(port *bridge.Port, found *findings) {
+	port.Bridge = k.nw.Bridge
+	if !k.nw.VLAN.IsZero() {
+		port.VLAN = k.nw.VLAN
+	}
+
+	port.Hairpin, port.Isolated = k.nw.Hairpin && !sharesNIC(k.rec), k.nw.Isolated
+	report := k.pod.Reported
+	if report == nil {
+		return
+	}
+
+	// Do not check the static FDB entry if another plugin has changed the pod's MAC, since the entry still has the
+	// MAC from Add.
+	port.StaticFDB = port.StaticFDB && bytes.Equal(report.MAC, port.PeerMAC)
+	port.PeerMAC = report.MAC
+	if text := report.HostMACs[k.rec.HostIf]; text != "" {
+		if mac, err := net.ParseMAC(text); err == nil && len(mac) == 6 {
+			port.MAC = mac
+		} else {
+			found.add("prevResult gives the interface %s the MAC %.40q, which is invalid", k.rec.HostIf, text)
+		}
+	}
+
+	port.Addresses = k.expectedAddresses(report)
+	port.Routes = append(subnetRoutes(port.Addresses), routesFor(nil, report.Routes)...)
+}
+
+// expectedAddresses returns the reported addresses that the pod's interface should have. With a lease or SLAAC,
+// addresses come and go, and the report may be outdated. Then only those reported addresses count that are still on
+// record.
+func (k *checkCall) expectedAddresses(report *Reported) []netip.Prefix {
+	onRecord := func(p netip.Prefix) bool {
+		return slices.ContainsFunc(k.rec.Addresses, func(a ipam.Address) bool { return a.Prefix == p })
+	}
+	reported := slices.Clone(report.Addresses)
+	for _, p := range report.Unplaced {
+		if onRecord(p) {
+			reported = append(reported, p)
+		}
+	}
+
+	if k.rec.IPAMType != endpoint.Leased && !k.rec.SLAAC {
+		return reported
+	}
+	return slices.DeleteFunc(reported, func(p netip.Prefix) bool { return autoconfigured(k.rec, p) || !onRecord(p) })
+}
+
+// reservations checks that the allocator still reserves the pod's addresses. It asks about the addresses that are on
+// record and, if there is a report, in the report. Addresses from other plugins need no reservation.
+func (k *checkCall) reservations(ctx context.Context, found *findings) error {
+	if k.rec.IPAMType == endpoint.Leased || k.nw.Allocator == nil {
+		return nil
+	}
+
+	allocator := k.s.bindAllocator(k.nw.Allocator, k.nw.Name, k.pod.key(k.nw).owner(), k.rec.Short)
+	var own []ipam.Address
+	for _, a := range k.rec.Addresses {
+		if report := k.pod.Reported; report == nil || report.names(a.Prefix.Addr()) {
+			own = append(own, a)
+		}
+	}
+
+	err := allocator.Check(ctx, k.pod.key(k.nw).owner(), own)
+	if err != nil && !allocator.Slow() {
+		found.add("%v", err)
+		return nil
+	}
+
+	return err
+}
+
+// names reports whether an address is among the reported ones.
+func (r *Reported) names(ip netip.Addr) bool {
+	is := func(p netip.Prefix) bool { return p.Addr() == ip }
+	return slices.ContainsFunc(r.Addresses, is) || slices.ContainsFunc(r.Unplaced, is) ||
+		slices.ContainsFunc(r.Others, is)
+}
+
+// checkNetwork compares a network's own parts with its record. A network without attachments needs none of its parts,
+// unless the host itself uses the bridge. If such a network's bridge is missing, a runtime may have deleted the
+// network.
+func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment) (*findings,
+	error) {
+	n := &site{s: s, rec: rec, attachments: attachments}
+	if len(attachments) == 0 {
+		if l, err := s.link(ctx, rec.Bridge); err == nil && l.Index == 0 {
+			n.found.advise(tombolo.RemedyConfigure,
+				"bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s",
+				rec.Bridge, rec.Name)
+		}
+		n.lookAtOthers()
+		return &n.found, nil
+	}
+
+	err := n.look(ctx, parts())
+	return &n.found, err
+}
+
+// Networks lists the names of the networks on record.
+func (n *Node) Networks(ctx context.Context) ([]string, error) {
+	names, err := n.cfg.Dir.Networks()
+	return names, stateError(err)
+}
+
+// Attachments lists a network's attachments on record. It skips unreadable records, which Inspect reports.
+func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, error) {
+	if err := checkName(network); err != nil {
+		return nil, err
+	}
+
+	records, _, err := n.cfg.Dir.List(network)
+	if err != nil {
+		return nil, stateError(err)
+	}
+
+	list := make([]*Attachment, len(records))
+	for i, rec := range records {
+		list[i] = attachmentOf(rec)
+	}
+	return list, nil
+}
+
+// Pool describes the use of one range set of a network.
+type Pool struct {
+	Network string
+	ipam.Pool
+}
+
+// Pools returns the use of the range sets of all networks whose addresses come from an ipam.HostLocal. It knows a
+// network from the network's first Add on. After a failure it continues with the other networks. It takes no lock and
+// changes nothing.
+func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
+	records, _, err := n.cfg.Dir.ListNetworks()
+	if err != nil {
+		return nil, stateError(err)
+	}
+
+	var list []Pool
+	var errs []error
+	for _, rec := range records {
+		if len(rec.Pools) == 0 {
+			continue
+		}
+
+		h, err := ipam.NewHostLocal(&ipam.Config{Network: rec.Name, Dir: cmp.Or(rec.PoolDir, n.cfg.Dir.Path()+"/ipam"),
+			Ranges: rec.Pools})
+		var pools []ipam.Pool
+		if err == nil {
+			pools, err = h.Pools(ctx)
+		}
+
+		errs = append(errs, err)
+		for _, p := range pools {
+			list = append(list, Pool{rec.Name, p})
+		}
+	}
+
+	return list, errors.Join(errs...)
+}
+
+// Ready returns nil if an Add to the network could succeed now, and otherwise an error with the reason. leases
+// describes how the network's pods lease their addresses; it is nil if they do not. Ready takes no lock, since
+// runtimes call it every few seconds. It changes nothing, with one exception. If the host has become a router, it
+// deletes the rules that stop forwarding for others, as Check does.
+func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
+	if err := nw.check(); err != nil {
+		return err
+	}
+
+	s, err := openSession(n.cfg)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	w := newRequirement(nw, "", n.cfg.Mark)
+	w.Record.Subnets = nw.Subnets
+	if err := checkBuildable(ctx, s, w); err != nil {
+		return err
+	}
+
+	if err := refuseContested(n.cfg.Dir); err != nil {
+		return err
+	}
+
+	paths, err := s.reversePaths(ctx, &w.Record)
+	if err != nil {
+		return err
+	}
+
+	if len(paths) > 0 {
+		return failf(ErrObstructed, "%s", strings.Join(paths, "; "))
+	}
+
+	if leases == nil && nw.Allocator != nil {
+		err := n.allocatorReady(ctx, nw)
+		if !errors.Is(err, ipam.ErrPoolFull) {
+			return err
+		}
+		dead, deadErr := n.CollectDead(ctx, nw.Name, true)
+		if deadErr == nil && slices.ContainsFunc(dead, func(d Dead) bool { return d.Kept == nil }) {
+			return nil // an ADD removes them, and comes only if Ready returns nil
+		}
+		return err
+	}
+
+	if leases == nil {
+		return nil
+	}
+
+	_, err = n.openLeases(leases)
+	return err
+}
+
+// allocatorReady returns an error if the network's allocator could not allocate an address now.
+func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
+	e, err := n.cfg.Dir.Epoch()
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, state.ErrStale), errors.Is(err, state.ErrDamaged):
+		e = state.Epoch{} // the next ADD begins an epoch, whose token differs from the token of every reservation
+	case err != nil:
+		return stateError(err)
+	}
+
+	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.cfg.Dir.Begun(e)},
+		Hash: func(o ipam.Owner) string { return Key{nw.Name, o.ContainerID, o.IfName}.hash() }}
+	return nw.Allocator.Bind(node).Status(ctx)
+}
+
+// contestedFor is how long a report of tombolod is valid. As long as its cause lasts, tombolod renews the report once
+// a minute.
+const contestedFor = 3 * time.Minute
+
+// refuseContested returns an error if another program undoes tombolod's repairs of the firewall again and again. The
+// error names that program.
+func refuseContested(dir *state.Dir) error {
+	f, err := dir.Contested()
+	if err != nil {
+		return stateError(err)
+	}
+
+	if f == nil || time.Since(f.At) > contestedFor {
+		return nil
+	}
+
+	program := "another program"
+	if f.By != "" {
+		program = fmt.Sprintf("the program %q", f.By)
+	}
+
+	return failf(ErrObstructed,
+		"%s undoes what pods need of the firewall: tombolod has put it back %d times, and now does so only once a "+
+			"minute; the last time it was: %.200q: have that program leave it alone",
+		program, f.Times, f.What)
 }

@@ -1,12 +1,14 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io/fs"
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -14,10 +16,16 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/route"
 )
 
 // portPart is the part of a pod with the host's end of its veth pair, which is a port of the bridge.
@@ -68,16 +76,16 @@ func (portPart) mend(ctx context.Context, p *podSite) error {
 	return p.s.Links.Enslave(ctx, port)
 }
 
-// portDifferences returns the differences between link, which is a port of the bridge br, and the port that the record
+// portDifferences returns the differences between port, a port of the bridge br, and the port that the record
 // requires.
-func portDifferences(ctx context.Context, s *session, a *state.Attachment, link, br *bridge.Link) ([]tombolo.Difference,
+func portDifferences(ctx context.Context, s *session, a *state.Attachment, port, br *bridge.Link) ([]tombolo.Difference,
 	error) {
 	p := portOn(a, br)
-	diffs := p.Differences(*link, *br)
+	diffs := p.Differences(*port, *br)
 	if len(diffs) > 0 || p.VLAN.IsZero() {
 		return diffs, nil
 	}
-	diffs, err := s.Links.VLANs().Check(ctx, link.Index, a.HostIf, p.VLAN)
+	diffs, err := s.Links.VLANs().Check(ctx, port.Index, a.HostIf, p.VLAN)
 	if errors.Is(err, unix.ENODEV) {
 		return nil, nil
 	}
@@ -89,9 +97,9 @@ func portDifferences(ctx context.Context, s *session, a *state.Attachment, link,
 func recheckPort(ctx context.Context, s *session, a *state.Attachment, br *bridge.Link) (diffs []tombolo.Difference,
 	_ error) {
 	err := s.withLockedRecord(a.Network, a.Hash(), func(now *state.Attachment) error {
-		link, err := s.link(ctx, now.HostIf)
-		if err == nil && link.Index != 0 && now.State == state.Ready {
-			diffs, err = portDifferences(ctx, s, now, link, br)
+		port, err := s.link(ctx, now.HostIf)
+		if err == nil && port.Index != 0 && now.State == state.Ready {
+			diffs, err = portDifferences(ctx, s, now, port, br)
 		}
 		return err
 	})
@@ -217,7 +225,7 @@ func (a *addCall) attach(ctx context.Context) error {
 	}
 
 	owner := endpoint.AliasOwner(a.hash)
-	link, err := a.s.Links.Attach(ctx, a.pod.NetNS, port)
+	made, err := a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	if errors.Is(err, fs.ErrExist) && !errors.Is(err, bridge.ErrPeerExists) {
 		if err := refuseDeleted(a.pending); err != nil {
 			return err
@@ -225,12 +233,12 @@ func (a *addCall) attach(ctx context.Context) error {
 		if err := a.s.Links.Detach(ctx, port.Name, owner); err != nil {
 			return err
 		}
-		link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
+		made, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 	}
 
 	if isRoute(err) && errors.Is(err, fs.ErrExist) {
 		if err = a.chooseFreeMetrics(ctx, &port, err); err == nil {
-			link, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
+			made, err = a.s.Links.Attach(ctx, a.pod.NetNS, port)
 		}
 	}
 
@@ -244,8 +252,248 @@ func (a *addCall) attach(ctx context.Context) error {
 		a.attached = err != nil
 		return err
 	})
-	a.link = link
-	a.rec.MTU, a.rec.MAC, a.rec.HostMAC = link.MTU, state.MAC(link.PeerMAC), state.MAC(link.MAC)
-	a.rec.NetNSCookie = link.NetNSCookie
+	a.link = made
+	a.rec.MTU, a.rec.MAC, a.rec.HostMAC = made.MTU, state.MAC(made.PeerMAC), state.MAC(made.MAC)
+	a.rec.NetNSCookie = made.NetNSCookie
 	return nil
+}
+
+// limitsPart is the part that limits a pod's traffic. It consists of qdiscs on the port, and of an IFB link for the
+// traffic from the pod.
+type limitsPart struct{}
+
+func (limitsPart) look(ctx context.Context, p *podSite) error {
+	if p.Bandwidth.IsZero() {
+		return nil
+	}
+	diffs, err := bandwidth.On(p.s.Links.Socket()).Check(ctx, shaperTarget(p.Attachment), p.Bandwidth)
+	p.found.addAll(diffs, tombolo.RemedyRepair)
+	return err
+}
+
+func (limitsPart) mend(ctx context.Context, p *podSite) error {
+	if p.Bandwidth.IsZero() {
+		return nil
+	}
+	target := shaperTarget(p.Attachment)
+	target.PortIndex = p.link.Index
+	_, err := bandwidth.On(p.s.Links.Socket()).Ensure(ctx, target, p.Bandwidth)
+	return err
+}
+
+// shaperTarget returns the port and the IFB link that shape an attachment's traffic.
+func shaperTarget(rec *state.Attachment) bandwidth.Target {
+	return bandwidth.Target{
+		Port: rec.HostIf, MTU: rec.MTU, IFB: bandwidth.IFBName(rec.Hash()),
+		Alias: endpoint.Alias(rec.Hash(), rec.Network, nil), Owner: endpoint.AliasOwner(rec.Hash()),
+	}
+}
+
+// setLimits writes the limits into rec. If traffic from the pod is limited, it also writes the name of the IFB link
+// that shapes this traffic.
+func setLimits(rec *state.Attachment, s bandwidth.Shape) {
+	rec.Bandwidth, rec.IFB = s, ""
+	if s.Egress.Rate > 0 {
+		rec.IFB = bandwidth.IFBName(rec.Hash())
+	}
+}
+
+// ifbNames returns the names of the IFB links that may shape the attachment's traffic. Without a complete record the
+// limits are unknown, so it returns the name that the attachment's IFB would have.
+func (r *remains) ifbNames() []string {
+	if r.rec != nil && r.rec.State == state.Ready && r.rec.IFB == "" {
+		return nil
+	}
+	return []string{bandwidth.IFBName(r.hash)}
+}
+
+// limit limits the pod's port as requested, if at all. bridge.Attach calls it as soon as the port's index is known,
+// and before the port is up (bridge.Port's BeforeUp).
+func (a *addCall) limit(ctx context.Context, index, mtu int) (err error) {
+	if a.pod.Limits.IsZero() {
+		return a.node.reportStep("bandwidth")
+	}
+
+	target := shaperTarget(a.rec)
+	target.PortIndex, target.MTU = index, mtu
+	conn := bandwidth.On(a.s.Links.Socket())
+
+	// Undo only the IFB link: the port's own qdiscs and filters are deleted together with the port.
+	a.undo.push(func(ctx context.Context) error {
+		return conn.Remove(ctx, bandwidth.Target{IFB: target.IFB, Owner: target.Owner})
+	})
+	if a.limits.IsZero() { // do not repeat the warning in a second attempt
+		if a.limits, err = effectiveLimits(a.s, a.pod.Limits, mtu); err != nil {
+			return err
+		}
+	}
+
+	if _, err = conn.Ensure(ctx, target, a.limits); err != nil {
+		return err
+	}
+
+	return a.node.reportStep("bandwidth")
+}
+
+// Limit replaces the limits of an attached pod, as if its Add had requested the new ones. The zero Shape means no
+// limits. Limit returns the IFB link that shapes the traffic from the pod, or nil if that traffic is not limited. If
+// there is no complete attachment, the error matches ErrNotAttached.
+func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (port *bridge.Link, _ error) {
+	err := c.do(ctx, func(s *session, a, next *state.Attachment) error {
+		target, conn := shaperTarget(a), bandwidth.On(s.Links.Socket())
+		if limits.IsZero() {
+			if a.Bandwidth.IsZero() {
+				return nil
+			}
+			setLimits(next, limits)
+			if err := conn.Remove(ctx, target); err != nil {
+				return err
+			}
+			return s.Dir.UpdateLocked(next)
+		}
+
+		effective, err := effectiveLimits(s, limits, a.MTU)
+		if err != nil {
+			return err
+		}
+
+		setLimits(next, effective)
+		if err := s.Dir.UpdateLocked(next); err != nil {
+			return stateError(err)
+		}
+
+		if _, err := conn.Ensure(ctx, target, effective); err != nil {
+			return errors.Join(err, conn.Remove(context.WithoutCancel(ctx), target), s.Dir.UpdateLocked(a))
+		}
+
+		if next.IFB != "" {
+			port, err = s.Links.Link(ctx, next.IFB)
+		}
+
+		return err
+	})
+
+	return port, err
+}
+
+// effectiveLimits returns the limits as the kernel enforces them, and warns of differences from the request.
+func effectiveLimits(s *session, requested bandwidth.Shape, mtu int) (bandwidth.Shape, error) {
+	effective, adjusted, err := requested.Effective(mtu)
+	if err != nil {
+		return bandwidth.Shape{}, failf(ErrInvalid, "bandwidth: %w", err)
+	}
+	for _, adj := range adjusted {
+		s.warn("bandwidth: " + adj)
+	}
+	return effective, nil
+}
+
+// The inside of a pod belongs to the pod, its runtime, and the plugins that run after Add. This file only reads it.
+
+// dialPod opens a connection into a pod's namespace, and finds the pod's interface, whatever its name is now.
+func (s *session) dialPod(ctx context.Context, a *state.Attachment, pod *netns.NS) (*nl.Conn, *link.Info, error) {
+	port, err := s.link(ctx, a.HostIf)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	l, err := link.Peer(conn, port.Peer, port.Index)
+	if err != nil {
+		conn.Close()
+	}
+	return conn, l, err
+}
+
+// inside lists the differences between the pod's interface and p.want. Additional addresses and routes are no
+// difference, and a route may be in any table. If the port or the namespace is gone, inside returns no differences.
+func (p *podSite) inside(ctx context.Context) (list []tombolo.Difference, _ error) {
+	if p.gone || p.pod == nil {
+		return nil, nil
+	}
+
+	conn, l, err := p.s.dialPod(ctx, p.Attachment, p.pod)
+	if errors.Is(err, fs.ErrNotExist) {
+		return []tombolo.Difference{{Object: "pod", What: "interface", Want: p.IfName}}, nil
+	}
+
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+
+	named, err := link.IndexOf(conn, p.IfName) // also by an alternative name, as Docker uses
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+
+	differs := func(is bool, what, want, have string) {
+		if is {
+			list = append(list, tombolo.Difference{Object: "interface " + p.IfName, What: what, Want: want, Have: have})
+		}
+	}
+	want := &p.want
+	differs(named != l.Index, "name", want.Peer, l.Name)
+	differs(!l.Up() && !want.Down, "link", "up", "down")
+	// A lease may lower the MTU.
+	hasMTU := want.MTU == 0 || l.MTU == want.MTU || l.MTU < want.MTU && p.IPAMType == endpoint.Leased
+	differs(!hasMTU, "MTU", strconv.Itoa(want.MTU), strconv.Itoa(l.MTU))
+	differs(want.PeerMAC != nil && !bytes.Equal(want.PeerMAC, l.MAC), "MAC", want.PeerMAC.String(), l.MAC.String())
+
+	for _, n := range want.Neighbours {
+		has, err := routing.Find(conn, l.Index, n.Addr)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		differs(!bytes.Equal(has.MAC, n.MAC), "neighbour "+n.Addr.String(), n.MAC.String(), has.MAC.String())
+	}
+
+	have, err := addr.On(conn).List(ctx, addr.Filter{Link: l.Index})
+	if err != nil {
+		return nil, err
+	}
+
+	for _, a := range want.Addresses {
+		differs(!has(have, a), "address", a.String(), "")
+	}
+
+	routes, instead := slices.Clone(want.Routes), map[netip.Prefix]string{}
+	err = route.On(conn).Walk(ctx, route.Filter{}, func(has route.Route) { // a pod may have any number
+		if isDefault(&has) {
+			shown := has
+			if shown.Link == l.Index {
+				shown.Link = 0
+			}
+			instead[destination(has)] = shown.String()
+		}
+
+		routes = slices.DeleteFunc(routes, func(want route.Route) bool {
+			anywhere := !want.Gateway.IsValid() || p.anyDefault && want.Dst.Bits() <= 0
+			toGateway := func(hop route.Nexthop) bool { return hop.Gateway == want.Gateway }
+			return destination(want) == destination(has) &&
+				(anywhere || want.Gateway == has.Gateway || slices.ContainsFunc(has.Nexthops, toGateway))
+		})
+	})
+
+	for _, r := range routes {
+		differs(true, "route", r.String(), instead[destination(r)]) // only default routes have an entry in instead
+	}
+
+	return list, err
+}
+
+// destination returns a route's destination. If Dst is not set, the route is a default route, and destination returns
+// 0.0.0.0/0 or ::/0.
+func destination(r route.Route) netip.Prefix {
+	if r.Dst.IsValid() {
+		return r.Dst.Masked()
+	}
+	if r.Gateway.Is4() || r.Family == unix.AF_INET {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }

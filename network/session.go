@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -14,8 +16,11 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -286,4 +291,210 @@ func runWhileRecorded(ctx context.Context, record *state.Pending, do func(contex
 	}
 
 	return err
+}
+
+// DefaultStateDir is the state directory if Config.StateDir is empty.
+const DefaultStateDir = state.DefaultDir
+
+// UndoTimeout limits the time for undoing a failed Add, whose own deadline may have been the cause.
+const UndoTimeout = 10 * time.Second
+
+// Config holds the parameters of a Node. A nil Config and the zero value of a field mean the defaults.
+type Config struct {
+	// NetNS is the network namespace that contains the bridges, normally the host's. nil means the calling thread's
+	// namespace. NetNS must stay open as long as the Node is used. Each call enters NetNS, and leaves it when it
+	// returns.
+	NetNS *netns.NS
+	// StateDir is the directory with the records of networks and attachments. Empty means DefaultStateDir. All
+	// programs on one node must use the same directory.
+	StateDir string
+	// LeaseDir is the directory with the records of DHCP leases. If it is empty, no pod can lease its address, and
+	// the Node does not touch the host's own lease on an uplink.
+	LeaseDir string
+	// Mark is the bit of the packet mark that means that a packet of a pod may be forwarded. All networks of a node
+	// share it. 0 means the bit in the networks' records or, without records, nft.DefaultMark.
+	Mark uint32
+	// Allocators returns the allocator to which Del releases addresses. origin is the recorded origin of a network's
+	// attachment; nil selects the network's present allocator. If Allocators returns nil, the addresses are not
+	// released. If Allocators itself is nil, only addresses with an origin of type host-local can be released. Del
+	// then fails for the addresses of an allocator that Network.Origin does not name.
+	Allocators func(network string, origin *Origin) (ipam.Allocator, error)
+	// Log receives warnings for the operator about problems that do not make a call fail. nil discards them.
+	Log *slog.Logger
+	// Step is called with a name after each step of Add, and of the removal in Del. If Step returns an error, Add
+	// stops there and undoes its changes. nil means no calls.
+	Step func(step string) error
+}
+
+// Node manages the networks and pods of one network namespace, normally the host's, together with their records. It
+// holds no socket, file or lock between calls. Several goroutines and several processes may call its methods at the
+// same time.
+type Node struct{ cfg settings }
+
+// settings is a Config in which the empty fields have their defaults, except for Mark. Dir is the state directory.
+type settings struct {
+	Config
+	Dir  *state.Dir
+	dial nl.Dialer // nil outside of tests
+}
+
+// Open checks cfg and returns a Node. It does not create the state directory; the first call that writes a record
+// does.
+func Open(ctx context.Context, cfg *Config) (*Node, error) {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+
+	dir, err := state.Open(cmp.Or(cfg.StateDir, DefaultStateDir))
+	if err != nil {
+		return nil, failf(ErrInvalid, "%w", err)
+	}
+
+	n := &Node{settings{*cfg, dir, nl.DialerOf(ctx)}}
+	n.cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	return n, nil
+}
+
+// reportStep calls Config.Step, unless that is nil, with the name of the step that a call has just completed.
+func (n *Node) reportStep(name string) error {
+	if n.cfg.Step == nil {
+		return nil
+	}
+	return n.cfg.Step(name)
+}
+
+// openEntered opens a session and takes the state's lock, shared.
+func (n *Node) openEntered(ctx context.Context) (*session, error) {
+	s, err := openSession(n.cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.enter(ctx); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// withSession opens a session for the named networks, or for all networks if there are no names. It calls the function
+// do with the session, and closes the session.
+func (n *Node) withSession(do func(*session) error, networks ...string) error {
+	s, err := n.openKnown(networks...)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return do(s)
+}
+
+// openKnown opens a session for a call without a network's configuration. It checks the given names of networks. If
+// Config.Mark is 0, openKnown reads the mark from a network's record: all networks share one mark.
+func (n *Node) openKnown(networks ...string) (*session, error) {
+	for _, name := range networks {
+		if err := checkName(name); err != nil {
+			return nil, err
+		}
+	}
+
+	cfg := n.cfg
+	if cfg.Mark == 0 {
+		records, _, err := n.cfg.Dir.ListNetworks()
+		if err != nil {
+			return nil, stateError(err)
+		}
+		for _, rec := range records {
+			if rec.Mark != 0 {
+				cfg.Mark = rec.Mark
+			}
+		}
+	}
+
+	return openSession(cfg)
+}
+
+// Errors to which a program can react. An error of this package matches them by errors.Is. All other errors come from
+// lower packages, mostly from the kernel.
+var (
+	// ErrInvalid means that an argument or a configuration is invalid.
+	ErrInvalid = tombolo.ErrInvalid
+	// ErrState means that the state directory, or the directory of leases, cannot be used.
+	ErrState = errors.New("state cannot be read or written")
+	// ErrTryAgain means that a later call may succeed.
+	ErrTryAgain = errors.New("try again later")
+	// ErrHostNamespace means that the pod's namespace is the host's own, which contains the bridge. Such an error
+	// also matches ErrInvalid.
+	ErrHostNamespace = errors.New("the pod's namespace is the host's own")
+	// ErrExists means that the attachment exists already.
+	ErrExists = errors.New("the attachment exists")
+	// ErrNotAttached means that there is no such attachment, or that its Add is not complete.
+	ErrNotAttached = errors.New("no such attachment")
+	// ErrAttached means that a network or an uplink still has attachments.
+	ErrAttached = errors.New("there are attachments")
+	// ErrConflict means that an address, a port or a link belongs to another owner.
+	ErrConflict = errors.New("it belongs to another owner")
+	// ErrNoGateway means that an allocator returned an address without a gateway, although the network has Gateway
+	// set.
+	ErrNoGateway = errors.New("no gateway")
+	// ErrNoLink means that the bridge or the uplink does not exist, or cannot be used as it is.
+	ErrNoLink = errors.New("no link to attach to")
+	// ErrObstructed means that another firewall would drop the pods' packets.
+	ErrObstructed = errors.New("another firewall is in the way")
+)
+
+// failure is an error with a message for the operator, and a kind that a program can match by errors.Is.
+type failure struct{ kind, message error }
+
+func (e *failure) Error() string   { return e.message.Error() }
+func (e *failure) Unwrap() []error { return []error{e.kind, e.message} }
+
+// failf returns an error that matches kind, and all errors that the format wraps with %w.
+func failf(kind error, format string, args ...any) error {
+	return &failure{kind, fmt.Errorf(format, args...)}
+}
+
+// stateError makes an error about records match ErrState. It returns nil if err is nil.
+func stateError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return failf(ErrState, "%w", err)
+}
+
+// joinSteps runs all steps, even after a failed one, and joins their errors.
+func joinSteps(steps ...func() error) error {
+	var errs []error
+	for _, step := range steps {
+		errs = append(errs, step())
+	}
+	return errors.Join(errs...)
+}
+
+// poll calls done until it reports true or returns an error, with pauses, and for at most limit.
+func poll(ctx context.Context, pause, limit time.Duration, done func() (bool, error)) error {
+	for end := time.Now().Add(limit); ; {
+		if is, err := done(); is || err != nil || !time.Now().Before(end) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// undoSteps is a list of functions. Each function undoes one step.
+type undoSteps []func(context.Context) error
+
+func (u *undoSteps) push(step func(context.Context) error) { *u = append(*u, step) }
+
+// run calls the functions in reverse order, within UndoTimeout, and returns cause joined with their errors.
+func (u undoSteps) run(cause error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), UndoTimeout)
+	defer cancel()
+	errs := []error{cause}
+	for i := len(u) - 1; i >= 0; i-- {
+		errs = append(errs, u[i](ctx))
+	}
+	return errors.Join(errs...)
 }

@@ -1,9 +1,15 @@
 package lease
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
+	"net"
+	"net/netip"
+	"os"
 	"slices"
 	"time"
 
@@ -11,6 +17,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/dhcpc"
+	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/route"
@@ -131,4 +138,219 @@ func Lifetime(left, least time.Duration) *time.Duration {
 	}
 	left = min(max(left, least), (math.MaxUint32-1)*time.Second)
 	return &left
+}
+
+// Policy holds the settings that determine which parts of a lease a pod gets. The record has it so that a renewal
+// applies the same parts as the ADD did.
+type Policy struct {
+	// NoDefault leaves out the lease's default route, and routes that are parts of one, with prefixes shorter than
+	// shortestRoute.
+	NoDefault bool `json:"noDefault,omitempty"`
+	// Gateway is the next hop of the default route, in place of the lease's router. It is the host if pods of a LAN
+	// reach the outside through the host. The lease's other routes are then left out too. Otherwise a server could
+	// lead any of the pod's traffic past the host by routes with longer prefixes. The host has its own routes.
+	Gateway netip.Addr `json:"gateway,omitzero"`
+	// Routes are additional routes from the configuration.
+	Routes []dhcpc.Route `json:"routes,omitempty"`
+	// Priority is the metric of all the pod's routes. 0 is the kernel's default.
+	Priority int `json:"priority,omitempty"`
+	// MTU is the MTU from the configuration in bytes, which overrides the lease's. 0 means the lease's.
+	MTU int `json:"mtu,omitempty"`
+	// IPv6 is set if the pod uses IPv6. The MTU is then at least minMTU6, since the kernel removes IPv6 from a link
+	// with a lower MTU.
+	IPv6 bool `json:"ipv6,omitempty"`
+}
+
+// minMTU6 is IPv6's smallest MTU (RFC 8200, section 5).
+const minMTU6 = 1280
+
+// shortestRoute is the shortest prefix length of a route that does not count as a part of a default route.
+const shortestRoute = 8
+
+// Applied lists the addresses, routes and MTU that a pod has from a lease.
+type Applied struct {
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	// Routes are in an order that the kernel accepts.
+	Routes []dhcpc.Route `json:"routes,omitempty"`
+	// MTU is the link's MTU in bytes; 0 leaves it unchanged.
+	MTU int `json:"mtu,omitempty"`
+}
+
+// Apply returns the addresses, routes and MTU that a pod gets from a lease. The plugin and the keeper both use it.
+func (p *Policy) Apply(l *dhcpc.Lease) Applied {
+	a := Applied{Addresses: []netip.Prefix{l.Address}, MTU: cmp.Or(p.MTU, l.MTU)}
+	if p.IPv6 && a.MTU != 0 {
+		a.MTU = max(a.MTU, minMTU6)
+	}
+
+	add := func(r dhcpc.Route) {
+		// Only the first route to a destination counts, as in the kernel.
+		if !slices.ContainsFunc(a.Routes, func(o dhcpc.Route) bool { return o.Dst == r.Dst }) {
+			a.Routes = append(a.Routes, r)
+		}
+	}
+	if p.NoDefault || !p.Gateway.IsValid() {
+		for _, r := range l.Routes {
+			// Two routes to half of all addresses amount to a default route, and so do four to a quarter. The kernel
+			// adds and removes the route to the lease's own subnet together with the address.
+			if p.NoDefault && r.Dst.Bits() < shortestRoute || r.Dst == l.Address.Masked() {
+				continue
+			}
+			add(r)
+		}
+	}
+
+	if p.Gateway.IsValid() && !p.NoDefault {
+		add(dhcpc.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: p.Gateway})
+	}
+
+	for _, r := range p.Routes {
+		add(r)
+	}
+
+	return a
+}
+
+// Router returns the next hop of the default route of a pod with the lease: Gateway or, without it, the lease's first
+// router. It returns the zero Addr if there is none.
+func (p *Policy) Router(l *dhcpc.Lease) netip.Addr {
+	if !p.Gateway.IsValid() && len(l.Routers) > 0 {
+		return l.Routers[0]
+	}
+	return p.Gateway
+}
+
+// Without returns those addresses and routes in a that are not in b. A change from a to b must remove these. The
+// result has no MTU.
+func (a Applied) Without(b Applied) Applied {
+	return Applied{
+		Addresses: slices.DeleteFunc(slices.Clone(a.Addresses),
+			func(p netip.Prefix) bool { return slices.Contains(b.Addresses, p) }),
+		Routes: slices.DeleteFunc(slices.Clone(a.Routes),
+			func(r dhcpc.Route) bool { return slices.Contains(b.Routes, r) }),
+	}
+}
+
+// Empty reports whether there is no address and no route.
+func (a Applied) Empty() bool { return len(a.Addresses) == 0 && len(a.Routes) == 0 }
+
+// RouteOf returns a route of a lease in the form for the pod: on a link, with a metric. Its gateway need not be in
+// any prefix of the link.
+func RouteOf(r dhcpc.Route, index, priority int) route.Route {
+	one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Link: index, Priority: uint32(priority),
+		Protocol: route.ProtocolTombolo}
+	if r.Gateway.IsValid() {
+		one.OnLink = true
+		return one
+	}
+	one.Scope = new(uint8(unix.RT_SCOPE_LINK))
+	return one
+}
+
+// CheckUsable returns an error if the lease itself shows that no pod can have its address. Such an address would do
+// harm: the host's firewall lets the pod send from it, and redirects host ports to it.
+func CheckUsable(l *dhcpc.Lease) error {
+	own, subnet := l.Address.Addr(), l.Address.Masked()
+	switch {
+	case own.IsLinkLocalUnicast():
+		return errors.New("it is a link-local address (RFC 3927)")
+	case own == l.Server:
+		return errors.New("it is the server's own address")
+	case l.OwnRouter:
+		return errors.New("it is the address of a router of the lease")
+	case own == l.Broadcast:
+		return errors.New("it is the network's broadcast address")
+	case subnet.Bits() < 31 && own == subnet.Addr():
+		return fmt.Errorf("it is the address of the network %s itself", subnet)
+	case own == addr.Broadcast(subnet):
+		return fmt.Errorf("it is the broadcast address of %s", subnet)
+	}
+
+	return nil
+}
+
+// TwoServers returns a warning that other servers besides the lease's server answered on the LAN.
+func TwoServers(l *dhcpc.Lease) string {
+	return fmt.Sprintf("%s has leased %s, and other DHCP servers answer too: %s: ipam.servers says which to accept",
+		l.Server, l.Address, l.Others)
+}
+
+// CheckConflict returns an error if the host shows that a pod cannot have the address a. Either the host itself has the
+// address, or one of the host's routes through the bridge has it as a gateway. CheckConflict skips the second check if
+// a is the pod's previous address, had, since the host may route through a pod.
+func CheckConflict(ctx context.Context, host *route.Conn, bridge int, a, had netip.Addr) error {
+	r, err := host.Get(ctx, a)
+	switch {
+	case route.NoRoute(err):
+		// The host has no route to the address, or a route that refuses packets.
+	case err != nil:
+		return fmt.Errorf("cannot tell whether it is the host's: %w", err)
+	case r.Type == unix.RTN_LOCAL:
+		return errors.New("it is the host's own address")
+	case r.Type == unix.RTN_BROADCAST:
+		return errors.New("it is a broadcast address of the host's")
+	}
+
+	if a == had {
+		return nil
+	}
+
+	list, err := host.List(ctx, route.Filter{Family: nl.FamilyOf(a), Link: bridge})
+	if err != nil {
+		return fmt.Errorf("cannot tell whether it is a gateway of the host's: %w", err)
+	}
+
+	for _, r := range list {
+		if r.Gateway == a || slices.ContainsFunc(r.Nexthops, func(hop route.Nexthop) bool { return hop.Gateway == a }) {
+			return fmt.Errorf("it is a gateway of the host's, for %s", destination(r))
+		}
+	}
+
+	return nil
+}
+
+// destination returns a route's destination for an error message.
+func destination(r route.Route) string {
+	if !r.Dst.IsValid() || r.Dst.Bits() == 0 {
+		return "its default route"
+	}
+	return r.Dst.String()
+}
+
+// WhoHas returns the MACs of other machines that have the address a. It sends one ARP probe (RFC 5227) from the link,
+// and collects answers for the given time. The parameter own is the sender's MAC. A probe changes no neighbour table.
+func WhoHas(ctx context.Context, index int, own net.HardwareAddr, a netip.Addr, within time.Duration) (
+	list []net.HardwareAddr, _ error,
+) {
+	conn, err := transport.DialRaw(&transport.Config{Link: index, MAC: own, ARP: true})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	probe := &dhcpc.ARP{SenderMAC: dhcpc.Hex(own), SenderIP: netip.IPv4Unspecified(), TargetIP: a}
+	if err := conn.Send(ctx, &dhcpc.Packet{ARP: probe}); err != nil {
+		return nil, err
+	}
+
+	until := time.Now().Add(within)
+	for {
+		p, err := conn.Receive(ctx, until)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return list, nil
+		}
+
+		if err != nil {
+			return nil, err
+		}
+
+		if p.ARP == nil || p.ARP.SenderIP != a || !p.ARP.Reply {
+			continue
+		}
+
+		mac := net.HardwareAddr(p.ARP.SenderMAC)
+		isMAC := func(have net.HardwareAddr) bool { return bytes.Equal(have, mac) }
+		if !isMAC(own) && !slices.ContainsFunc(list, isMAC) {
+			list = append(list, mac)
+		}
+	}
 }

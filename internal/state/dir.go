@@ -1,10 +1,21 @@
 package state
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/strict"
 )
 
 // DefaultDir is the state directory if the configuration names no other.
@@ -88,4 +99,295 @@ func checkNIC(name string) error {
 		return fmt.Errorf("uplink %.20q: %w: no link has it", name, ErrName)
 	}
 	return nil
+}
+
+// withOperation adds the name of the failed operation to an error. It returns nil if err is nil.
+func withOperation(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf(format+": %w", append(args, err)...)
+}
+
+// readFile reads a record's file.
+func readFile(path string) ([]byte, error) { return file.Read(path, file.MaxRecord) }
+
+// tempPath returns the path of the temporary file that replaces the file at path when it is complete. If a crash
+// leaves the temporary file, the next write overwrites it, or it is removed with the record. Every path has one
+// writer at a time.
+func (d *Dir) tempPath(path string) string { return d.path + "/.tmp-" + ident.Hash(path, "", "") }
+
+// replaceFile replaces a file as a whole. Readers see the old or the new one.
+func (d *Dir) replaceFile(path string, data []byte) error {
+	return file.Replace(d.tempPath(path), path, data)
+}
+
+// remove removes a record's file and the temporary file of an interrupted update.
+func (d *Dir) remove(path string) error {
+	if err := file.Remove(path); err != nil {
+		return err
+	}
+	return file.Remove(d.tempPath(path))
+}
+
+// version is the version of the records and files that we write.
+const version = 1
+
+// Encode returns a record as one line of JSON. record points to a struct, and v to its version field, which Encode
+// sets.
+func Encode(v *int, record any) []byte {
+	*v = version
+	return append(strict.Append(make([]byte, 0, 1024), record), '\n')
+}
+
+// checkable is a record that can check itself. Check returns an error if the record could not be read back or used.
+type checkable interface{ Check() error }
+
+// EncodeChecked checks a record and encodes it. It returns an error if the result is longer than the limit most, in
+// bytes.
+func EncodeChecked(v *int, record checkable, most int) ([]byte, error) {
+	if err := record.Check(); err != nil {
+		return nil, err
+	}
+	data := Encode(v, record)
+	if len(data) > most {
+		return nil, fmt.Errorf("its record has %d bytes, at most %d are kept", len(data), most)
+	}
+	return data, nil
+}
+
+// Decode parses a record and, if it implements checked, checks it. If a newer version wrote it, the error matches
+// ErrVersion, otherwise ErrDamaged.
+func Decode(data []byte, v *int, record any) error {
+	err := strict.Unmarshal(data, record, strict.Everything).First()
+	switch {
+	case *v > version:
+		return fmt.Errorf("%w: version %d, and this tombolo reads up to %d", ErrVersion, *v, version)
+	case err == nil && *v < 1:
+		err = errors.New("it has no version")
+	}
+
+	if of, is := record.(checkable); err == nil && is {
+		err = of.Check()
+	}
+	return withOperation(err, "%w", ErrDamaged)
+}
+
+var (
+	// ErrDamaged means that the content of a file is not valid. It is file.ErrDamaged.
+	ErrDamaged = file.ErrDamaged
+
+	// ErrVersion means that a newer Tombolo wrote a file. We leave such a file alone. The operator can install that
+	// version again, or empty the node and remove the state directory.
+	ErrVersion = errors.New("written by a newer version")
+)
+
+// A RecordError is an error about one record's file. It unwraps to ErrDamaged, ErrVersion or the system's error.
+type RecordError struct {
+	Path string // the file
+
+	// Network and Hash come from the file's name, so that an attachment can be removed even if its record is damaged.
+	// Hash is empty for a network's record. Both are empty if the file's name is not the name of a record.
+	Network, Hash string
+
+	NIC string // set for an uplink's record
+
+	Err error
+}
+
+// Error returns a message with the path of the file, the error and, for a damaged file, the way to get rid of it.
+func (e *RecordError) Error() string {
+	text := fmt.Sprintf("record %s: %v", e.Path, e.Err)
+	switch {
+	case !errors.Is(e.Err, ErrDamaged):
+		return text
+	case e.Hash != "":
+		return text + "; a DEL or GC of the attachment removes it"
+	case e.Network != "":
+		return text + "; the next ADD to the network builds it again and replaces the file"
+	case e.NIC != "":
+		return text + "; look what `ip address` and `ip route` say, then remove the file"
+	default:
+		return text + "; remove the file by hand if no other program needs it"
+	}
+}
+
+// Unwrap returns the cause.
+func (e *RecordError) Unwrap() error { return e.Err }
+
+// Wrap sets e.Err to err, an error from reading the record, and returns e. It returns err itself if the file is
+// missing, since a missing record is no damage.
+func (e *RecordError) Wrap(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if pathErr, ok := err.(*os.PathError); ok {
+		err = pathErr.Err // e names the path already
+	}
+	e.Err = err
+	return e
+}
+
+// list reads the records in a directory, sorted by name. It returns each record that cannot be used as a
+// *RecordError.
+func list[T any](dir string, isName func(string) bool, load func(name string) (*T, error)) (found []*T,
+	bad []*RecordError, _ error) {
+	entries, err := file.ReadDir(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	var names []string
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), suffix)
+		if !ok || !isName(name) {
+			bad = append(bad, &RecordError{Path: dir + "/" + e.Name(),
+				Err: fmt.Errorf("%w: no record has such a file name", ErrDamaged)})
+			continue
+		}
+		names = append(names, name)
+	}
+
+	found, unread := LoadAll(names, load)
+	return found, append(bad, unread...), nil
+}
+
+// LoadAll loads records by their names. It returns errors about damaged records in bad, and skips records that do not
+// exist any more.
+func LoadAll[T any](names []string, load func(name string) (*T, error)) (found []*T, bad []*RecordError) {
+	for _, name := range names {
+		record, err := load(name)
+		var damaged *RecordError
+		switch {
+		case err == nil:
+			found = append(found, record)
+		case errors.As(err, &damaged):
+			bad = append(bad, damaged)
+		}
+	}
+
+	return found, bad
+}
+
+// writableSize is the number of bytes that CheckWritable tries to write. The records of one call are smaller.
+const writableSize = 16 << 10
+
+// CheckWritable returns an error if no record could be written now, because the file system is full or mounted
+// read-only. It writes to a file without a name, so nothing remains. If the directory does not exist, it tries the
+// closest parent that does. It takes no lock.
+func (d *Dir) CheckWritable() error {
+	path := d.path
+	fd, err := openUnnamed(path + "/.")
+	for errors.Is(err, fs.ErrNotExist) && path != "/" {
+		path = filepath.Dir(path)
+		fd, err = openUnnamed(path + "/.")
+	}
+	if err == nil {
+		err = errors.Join(file.WriteAll(fd, path, make([]byte, writableSize)), unix.Close(fd))
+	}
+	return withOperation(err, "the state directory %s cannot be written", d.path)
+}
+
+// userHZ is the number of clock ticks a second in /proc/<pid>/stat. For user space on amd64 and arm64 it is always
+// 100, also if the kernel's own HZ differs.
+const userHZ = 100
+
+// sources are the files and functions that distinguish one epoch from another. Tests replace them.
+type sources struct {
+	bootIDPath string
+	initPath   string                          // stat of pid 1
+	now        func() time.Time                // CLOCK_REALTIME
+	uptime     func() time.Duration            // CLOCK_BOOTTIME
+	netns      func() (cookie uint64, _ error) // of the calling thread's network namespace
+}
+
+// hostSources returns the sources of the running host.
+func hostSources() sources {
+	return sources{
+		bootIDPath: "/proc/sys/kernel/random/boot_id",
+		initPath:   "/proc/1/stat",
+		now:        time.Now,
+		uptime:     uptime,
+		netns:      NetNSCookie,
+	}
+}
+
+// BootID returns the kernel's boot id, which is random and new at each boot.
+func BootID() (string, error) {
+	s := hostSources()
+	return s.bootID()
+}
+
+// bootID returns the kernel's boot id. A restart of a container does not change it.
+func (s *sources) bootID() (string, error) {
+	data, err := file.ReadKernel(s.bootIDPath)
+	if err != nil {
+		return "", fmt.Errorf("%w: is /proc mounted?", err)
+	}
+	id := string(bytes.TrimSpace(data))
+	if id == "" {
+		return "", fmt.Errorf("read %s: it is empty", s.bootIDPath)
+	}
+	return id, nil
+}
+
+// initStart returns when pid 1 started, as a time since boot, rounded down to 10 ms. If /proc does not show pid 1, it
+// returns 0, as if pid 1 had started at boot.
+func (s *sources) initStart() (time.Duration, error) {
+	data, err := file.ReadKernel(s.initPath)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+		return 0, nil
+	}
+
+	if err != nil {
+		return 0, err
+	}
+
+	start, err := parseStart(data)
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", s.initPath, err)
+	}
+	return start, nil
+}
+
+// parseStart returns starttime, field 22 of proc_pid_stat(5), which counts by CLOCK_BOOTTIME. It searches from the
+// last ')', since field 2 is a command in parentheses that may contain anything.
+func parseStart(stat []byte) (time.Duration, error) {
+	const afterCommand = 22 - 3
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) <= afterCommand {
+		return 0, fmt.Errorf("want 22 fields, not %.60q", stat)
+	}
+
+	// 39 bits are 174 years, and do not overflow a Duration.
+	ticks, err := strconv.ParseUint(string(fields[afterCommand]), 10, 39)
+	if err != nil {
+		return 0, fmt.Errorf("start time: %w", err)
+	}
+	return time.Duration(ticks) * (time.Second / userHZ), nil
+}
+
+// uptime returns CLOCK_BOOTTIME. Like starttime, it includes suspended time.
+func uptime() time.Duration { return Since(unix.CLOCK_BOOTTIME) }
+
+// Since returns the time since the zero of one of the kernel's clocks, such as CLOCK_BOOTTIME.
+func Since(clock int32) time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(clock, &ts) // cannot fail for the clocks that we use
+	return time.Duration(ts.Nano())
+}
+
+// NetNSCookie returns the SO_NETNS_COOKIE (Linux 5.14) of the calling thread's network namespace. It reads the cookie
+// from a new socket.
+func NetNSCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open a socket: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("read SO_NETNS_COOKIE: %w", err)
+	}
+	return cookie, nil
 }

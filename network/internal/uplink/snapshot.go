@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/routing"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -135,5 +138,197 @@ func (s *snapshot) address(index int, a addr.Address) *addr.Address {
 			return have
 		}
 	}
+	return nil
+}
+
+// refuse returns an error with all reasons why the NIC cannot be taken over, each with advice.
+func (s *snapshot) refuse(u *Uplink) error {
+	var errs []error
+	no := func(is bool, format string, args ...any) {
+		if is {
+			errs = append(errs, fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, args...)))
+		}
+	}
+	s.refuseNIC(no)
+	no(s.Bridge != nil && s.NIC.Master == 0,
+		"%s is there already; have your system make %s a port of it, with the host's addresses on %s, or delete it "+
+			"(ip link delete %s), or name another bridge", u.Bridge, u.NIC, u.Bridge, u.Bridge)
+	s.refuseManaged(no, u)
+	s.refuseAbove(no)
+	s.refuseRoutes(no)
+	return errors.Join(errs...)
+}
+
+type refusal func(is bool, format string, args ...any)
+
+// refuseNIC adds the reasons that lie in the NIC itself, such as its kind or a missing carrier.
+func (s *snapshot) refuseNIC(no refusal) {
+	nic := &s.NIC
+	no(nic.Type != unix.ARPHRD_ETHER,
+		"%s is not Ethernet (its type is %d), and a bridge takes nothing else; name the NIC that leads to the LAN",
+		nic.Name, nic.Type)
+	no(s.Wireless,
+		"%s is a Wi-Fi interface, whose access point drops what comes from other MACs than its own; use a wired NIC",
+		nic.Name)
+	no(nic.Kind == "bridge", "%s is a bridge itself; name one of its ports, or put pods on it as it is", nic.Name)
+	no(isChild(nic.Kind), "%s is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Name,
+		nic.Kind)
+
+	masterName := fmt.Sprintf("link %d", nic.Master)
+	for _, l := range s.Links {
+		if l.Index == nic.Master {
+			masterName = l.Name
+		}
+	}
+
+	no(nic.PortOf == "bridge", "%s is a port of bridge %s already, which networks use as it is: name that one, and "+
+		"nothing is taken over", nic.Name, masterName)
+	no(nic.Master != 0 && nic.PortOf != "bridge", "%s is a port of %s (%s) already; name %[2]s as the NIC", nic.Name,
+		masterName, nic.PortOf)
+	no(!nic.Up(), "%s is down, and the program that manages it may want it so; set it up with `ip link set %[1]s up`",
+		nic.Name)
+	no(nic.Up() && nic.Flags&unix.IFF_LOWER_UP == 0,
+		"%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
+}
+
+// isChild reports whether links of a kind rest on another link, which cannot be a bridge's port besides.
+func isChild(kind string) bool {
+	return slices.Contains([]string{"macvlan", "macvtap", "ipvlan", "ipvtap"}, kind)
+}
+
+// refuseManaged adds a reason against the takeover if a DHCP client or router advertisements configured the NIC. It
+// finds this by addresses with a limited lifetime, and by the default route. As a port of a bridge the NIC no longer
+// receives DHCP and router advertisements, so the host would lose these settings.
+func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
+	var lifetimes []string
+	for _, a := range s.Addresses {
+		if a.Link == s.NIC.Index && a.Valid != nil && !a.Prefix.Addr().IsLinkLocalUnicast() {
+			lifetimes = append(lifetimes, fmt.Sprintf("the address %s for a limited time", a.Prefix))
+		}
+	}
+
+	for _, r := range s.Routes {
+		learnt := r.Protocol == unix.RTPROT_DHCP || r.Protocol == unix.RTPROT_RA || r.Expires != nil
+		if usesLink(&r, s.NIC.Index) && r.Dst.Bits() == 0 && learnt {
+			lifetimes = append(lifetimes, fmt.Sprintf("its default route by %s", r.Gateway))
+		}
+	}
+
+	no(len(lifetimes) > 0, "a DHCP client or router advertisements gave %s %s, and no program would renew that on %s; "+
+		"mode \"lan\" shares %s without taking it, and its manager goes on: leave it out of any bridge, and name it "+
+		"as the network's uplink",
+		u.NIC, strings.Join(lifetimes, ", "), u.Bridge, u.NIC)
+}
+
+// refuseStale adds a reason for each route whose gateway is no longer in a network of the NIC. The kernel would not
+// accept such a route again.
+func (s *snapshot) refuseStale(no refusal) {
+	nic := s.NIC.Index
+	for _, r := range s.Routes {
+		if r.Link != nic || !r.Gateway.IsValid() || r.OnLink || r.Gateway.IsLinkLocalUnicast() {
+			continue
+		}
+
+		near := slices.ContainsFunc(s.Addresses, func(a addr.Address) bool {
+			return a.Link == nic && (a.Peer == r.Gateway || !a.Peer.IsValid() && a.Prefix.Contains(r.Gateway))
+		}) || slices.ContainsFunc(s.Routes, func(to route.Route) bool {
+			return to.Link == nic && !to.Gateway.IsValid() && to.Dst.Bits() > 0 && to.Dst.Contains(r.Gateway)
+		})
+		family, to := "", r.Dst.String()
+		if r.Gateway.Is6() {
+			family = "-6 "
+		}
+		if r.Dst.Bits() == 0 {
+			to = "default"
+		}
+		no(!near, "the route to %s goes by %s, which is in no network of %s any more, so the kernel would not take "+
+			"it on the bridge; delete it (ip %sroute delete %s via %[2]s dev %[3]s)", describe(&r), r.Gateway,
+			s.NIC.Name, family, to)
+	}
+}
+
+// refuseAbove looks at links on top of the NIC. Some receive at the point where a bridge would, and the kernel
+// permits only one receiver. Tunnels send by the routes of the NIC. VLANs go on working.
+func (s *snapshot) refuseAbove(no refusal) {
+	for _, l := range s.Links {
+		if l.Lower != s.NIC.Index || l.Kind == "vlan" {
+			continue
+		}
+		receives := isChild(l.Kind) || l.Kind == "macsec"
+		no(receives, "%s, of kind %s, rests on %s, which cannot be a port besides; delete it, or make it anew on the "+
+			"bridge afterwards", l.Name, l.Kind, s.NIC.Name)
+		no(!receives, "the tunnel %s, of kind %s, sends by %s alone and would be cut off; make it anew without naming "+
+			"a link, or delete it", l.Name, l.Kind, s.NIC.Name)
+	}
+}
+
+// refuseRoutes adds reasons for routes and rules whose loss would cut the host off.
+func (s *snapshot) refuseRoutes(no refusal) {
+	for _, r := range s.Routes {
+		no(r.NexthopID != 0 && usesLink(&r, s.NIC.Index),
+			"the route to %s goes by nexthop object %d, which stays on %s and leads nowhere from there; name its "+
+				"gateway instead",
+			describe(&r), r.NexthopID, s.NIC.Name)
+	}
+
+	for _, r := range s.Rules {
+		no(true, "the rule %q names %s, which packets no longer come in by; delete it, and add it for the bridge "+
+			"afterwards", r, s.NIC.Name)
+	}
+
+	s.refuseStale(no)
+	for _, r := range s.Behind {
+		no(true, "another link has a route to %s too, with the same metric, and would come first; give one of the "+
+			"two another metric", describe(&r))
+	}
+}
+
+// describe returns a route's destination for a message.
+func describe(r *route.Route) string {
+	if r.Dst.Bits() == 0 {
+		return "everywhere"
+	}
+	return r.Dst.String()
+}
+
+// copySettings copies the kernel parameters (conf and neigh) of a NIC to a bridge. It leaves out those that cannot be
+// read, such as an unset stable_secret, that a bridge does not have, or that setSourceChecks sets.
+func copySettings(nic, bridge string) error {
+	const root = "/proc/sys/"
+	others := []string{"base_reachable_time", "retrans_time", "unres_qlen", // others show these values in a better unit
+		"mc_forwarding", "stable_secret", "addr_gen_mode", "mtu", "rp_filter", "arp_filter"}
+	paths, _ := filepath.Glob(root + "net/ipv?/*/" + nic + "/*")
+	var errs []error
+	for _, path := range paths {
+		from := strings.TrimPrefix(path, root)
+		value, err := sysctl.Read(from)
+		if err != nil || slices.Contains(others, filepath.Base(path)) {
+			continue
+		}
+		to := strings.Replace(from, "/"+nic+"/", "/"+bridge+"/", 1)
+		if _, err := sysctl.Ensure(to, value); !isGone(err) {
+			errs = append(errs, err)
+		}
+	}
+
+	return errors.Join(errs...)
+}
+
+// setSourceChecks gives a bridge the NIC's parameters rp_filter and arp_filter. Without a NIC it sets loose ones, for
+// the time when packets come in by the bridge and their replies leave by the NIC, or the reverse: a strict source check
+// would drop these packets, and arp_filter would leave ARP requests unanswered.
+func setSourceChecks(bridge, nic string) (err error) {
+	for name, value := range map[string]string{"rp_filter": "2", "arp_filter": "0"} {
+		if nic != "" {
+			value, err = sysctl.Read(sysctl.Link("ipv4", nic, name))
+		}
+		if err == nil {
+			_, err = sysctl.Ensure(sysctl.Link("ipv4", bridge, name), value)
+		}
+		if err != nil && !isGone(err) {
+			return err
+		}
+	}
+
 	return nil
 }

@@ -50,8 +50,8 @@ func (c *Conn) Add(ctx context.Context, a Address) error {
 }
 
 // Replace adds an address. If the link already has the address, Replace overwrites the properties that the kernel can
-// change in place. These are lifetimes, Metric and Protocol, for IPv6 also Flags and Peer. Replace leaves the others
-// as they are, without an error. Ensure corrects these too.
+// change in place. These are lifetimes, Metric and Protocol, for IPv6 also Flags and Peer. Replace leaves all other
+// properties as they are, without an error. Ensure corrects these too.
 func (c *Conn) Replace(ctx context.Context, a Address) error {
 	return c.change(ctx, "replace address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Replace)
 }
@@ -197,9 +197,9 @@ func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 	return have, err
 }
 
-// Ensure makes a link have the given address, and reports whether it changed anything. It does not compare a
-// Broadcast, Label or Protocol that is not set. A finite lifetime starts again, which counts as a change unless the
-// remaining seconds are equal.
+// Ensure adds an address to a link, or corrects an existing one, and reports whether it changed anything. It does not
+// compare a Broadcast, Label or Protocol that is not set. A finite lifetime starts again, which counts as a change
+// unless the remaining seconds are equal.
 //
 // If the kernel cannot change a property in place, Ensure deletes the address and adds it again in one message. If
 // the kernel refuses the new address, Ensure restores the old one. For IPv4 such properties are Flags, Scope,

@@ -9,8 +9,8 @@
 //	err = conn.Remove(ctx, a) // success also if nothing is there
 //
 // Adding and deleting need CAP_NET_ADMIN in the user namespace that owns the network namespace; listing needs no
-// capability. A socket in another namespace needs CAP_SYS_ADMIN. The package needs Linux 6.1 or later. Address says
-// which fields need a newer kernel than the others.
+// capability. A socket in another namespace needs CAP_SYS_ADMIN. The package needs Linux 6.1 or later. The comments
+// of Address name the fields that need a newer kernel.
 //
 // The kernel's rules for when two addresses are equal differ between the families: see Conn.Ensure.
 package addr

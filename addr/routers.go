@@ -27,7 +27,7 @@ var ErrNoPrefix = errors.New("routers advertised no prefix to form an address fr
 // Advertised holds the settings that a link received in router advertisements.
 type Advertised struct {
 	// Addresses are the usable addresses, at least one (RFC 4862, section 5.5), with their remaining lifetimes.
-	// Deprecated ones come last. Otherwise they are in the order of their creation.
+	// Deprecated ones come last. Addresses of the same kind are in the order of their creation.
 	Addresses []Address
 	// Servers are the name servers (RFC 8106, section 5.1), and Search the domains for short names (section 5.2), in
 	// the order of the advertisement. Settings that the link received before Listen are missing.
@@ -101,9 +101,9 @@ func (c *Conn) slaacAddresses(ctx context.Context, link int) (usable, pending []
 	return usable, pending, nil
 }
 
-// readAll calls next again and again, and processes the announcements about a link, until next returns none.
-// It returns true if the link's addresses may have changed, or if announcements were lost. The caller must then list
-// the addresses.
+// readAll calls next until it returns no announcement, and processes the announcements about a link. It returns true
+// as soon as the link's addresses may have changed, or announcements were lost. The caller must then list the
+// addresses.
 func (w *Watch) readAll(link int, next func() ([]netlink.Message, error)) (bool, error) {
 	for {
 		messages, err := next()

@@ -141,7 +141,7 @@ func isLabel(s string) bool {
 }
 
 const (
-	linkRAReceived = 0x20 // IF_RA_RCVD, include/net/if_inet6.h: set since the kernel asked for one
+	linkRAReceived = 0x20 // IF_RA_RCVD, include/net/if_inet6.h: one came since the kernel asked
 	linkRAManaged  = 0x40 // IF_RA_MANAGED: the M flag of the last advertisement
 	linkRAOther    = 0x80 // IF_RA_OTHERCONF: its O flag
 )

@@ -20,9 +20,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Autoconf says which settings a pod takes from router advertisements. It always takes addresses (RFC 4862), but
-// never temporary ones (RFC 8981). They end as the addr.LinkLocal of its MAC does, so they are known when the prefix
-// is.
+// Autoconf selects the settings that a pod takes from router advertisements. The pod always takes addresses (RFC
+// 4862), but never temporary ones (RFC 8981). Each address has the same interface identifier as addr.LinkLocal of the
+// pod's MAC.
 type Autoconf struct {
 	// DefaultRoute makes the pod accept default routes and other routes (RFC 4191) from routers. Without it, the pod
 	// accepts no routes from them, so the caller must add routes.
@@ -52,10 +52,10 @@ type Solicitation struct {
 }
 
 // Solicit makes a pod that was attached with port.Autoconf accept router advertisements, and sends a router
-// solicitation. Call it when the port forwards, and after a guard knows the pod's addresses. The kernel sends the
-// solicitation before Solicit returns, and again after 4 s. The kernel then repeats the solicitation with growing
-// pauses until a router answers. Solicitation.Wait returns the result. If Solicit is called again, the kernel sends
-// nothing, and Wait waits for the routers' periodic advertisements.
+// solicitation. Call it when the port forwards, and after a guard (nft.Endpoint.SLAAC) permits the pod's addresses.
+// The kernel sends the solicitation before Solicit returns, and again after 4 s. The kernel then repeats the
+// solicitation with growing pauses until a router answers. Solicitation.Wait returns the result. If Solicit is called
+// again, the kernel sends nothing, and Wait waits for the routers' periodic advertisements.
 //
 // Solicit does not change an IPv6 sysctl of the pod, such as autoconf or use_tempaddr, whose value is not the
 // kernel's default. The pod's owner or runtime has chosen that value. If the pod then forms no addresses, Wait

@@ -170,7 +170,7 @@ func (c *Conn) look(ctx context.Context, t *Target) (*installation, error) {
 	}
 
 	if have.place.Kind == "" {
-		// A new port has no place for filters, so it needs no listing of filters.
+		// The port has no clsact, as is usual for a new port. So it has no filters to list.
 		return &have, nil
 	}
 

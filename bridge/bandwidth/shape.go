@@ -95,8 +95,8 @@ func formatRate(rate uint64) string {
 
 // Effective returns the limits that Ensure installs on a port with the given MTU in bytes. The rates are whole bytes
 // per second. Bursts are always set, long enough to reach the rate, and short enough to limit it. For each configured
-// burst that Effective changes, adjustments contains an explanation for the operator. Effective of its own result
-// changes nothing. Errors match tombolo.ErrInvalid.
+// burst that Effective changes, adjustments contains an explanation for the operator. Calling Effective on its own
+// result changes nothing. Errors match tombolo.ErrInvalid.
 func (s Shape) Effective(mtu int) (_ Shape, adjustments []string, _ error) {
 	if mtu < 68 || mtu > 65535 {
 		return Shape{}, nil, fmt.Errorf("%w: an MTU of %d bytes", tombolo.ErrInvalid, mtu)

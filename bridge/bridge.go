@@ -214,8 +214,8 @@ func differentMTU(mtu int) int {
 	return mtu + 1
 }
 
-// refuseNFCall sets br.NFCall to nil if the kernel does not support it. If it was true, refuseNFCall returns an
-// error.
+// refuseNFCall sets br.NFCall to nil if the kernel does not support it. If br.NFCall was true, the error matches
+// ErrNoNetfilter.
 func (br *Bridge) refuseNFCall(l *Link) error {
 	if br.NFCall == nil || l.Bridge.netfilter {
 		return nil

@@ -96,7 +96,7 @@ func orString(mac, other net.HardwareAddr) string {
 }
 
 // Differences compares the link l with the bridge br. l is nil if the bridge does not exist. Fields that are not set
-// in br are not compared. Neither is the alias, which only a new bridge gets.
+// in br are not compared. The alias is not compared either, since only a new bridge gets it.
 func (br *Bridge) Differences(l *Link) []tombolo.Difference {
 	var list diff.List
 	object := "bridge " + br.Name

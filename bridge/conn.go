@@ -74,8 +74,8 @@ func (c *Conn) checkPod(pod *netns.NS, same bool) error {
 	return &tombolo.OpError{Op: "use pod's network namespace", Object: pod.String(), Err: err}
 }
 
-// On returns a Conn over an open socket. dialPod, called within a pod's namespace, opens a socket there; nil opens one
-// to the kernel. Dial is for programs; On lets a test answer in the kernel's place.
+// On returns a Conn over an open socket. The Conn calls dialPod within a pod's namespace to open a socket there. If
+// dialPod is nil, the socket leads to the kernel. Dial is for programs; On lets a test answer in the kernel's place.
 func On(s tombolo.Socket, dialPod func() (tombolo.Socket, error)) *Conn {
 	if dialPod == nil {
 		return &Conn{nl: nl.Of(s), dialPod: dialRoute}

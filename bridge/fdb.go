@@ -39,8 +39,8 @@ func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, in
 }
 
 // addStaticFDB adds a static entry for the pod's MAC. It replaces an entry that the bridge has learnt. If the MAC is
-// the bridge's own or has a static entry for another port, it keeps the existing entry. Otherwise the pod would get
-// frames for others.
+// the bridge's own or has a static entry for another port, it keeps the existing entry. If addStaticFDB replaced such
+// an entry, the pod would get frames for others.
 func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 	err := c.sendStaticFDB(ctx, p, index, netlink.Excl)
 	if !errors.Is(err, fs.ErrExist) {
@@ -70,7 +70,7 @@ func (p *Port) fdbName() nl.Name { return nl.Name(p.PeerMAC.String() + " of " + 
 
 // fdbEntry is an entry of the bridge's forwarding database.
 type fdbEntry struct {
-	port  int // or the bridge itself
+	port  int // index of a port, or of the bridge itself
 	state uint16
 }
 
@@ -95,8 +95,8 @@ func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, erro
 	return f, c.nl.Do(ctx, &b)
 }
 
-// lacksStaticFDB reports whether port.StaticFDB is set but the static entry is missing. p describes the port, and
-// index is its index.
+// lacksStaticFDB reports whether p.StaticFDB is set but the bridge has no static entry for the pod's MAC at the port.
+// index is the index of the port.
 func (c *Conn) lacksStaticFDB(ctx context.Context, p *Port, index int) (bool, error) {
 	if !p.StaticFDB || len(p.PeerMAC) != 6 {
 		return false, nil

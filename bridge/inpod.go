@@ -96,9 +96,9 @@ func (c *Conn) closeWaiting(port string) {
 }
 
 // Wait waits until a port forwards and the pod's IPv6 addresses are usable. The kernel works on this in the
-// background, and needs some milliseconds on a busy machine. A packet that is sent earlier gets lost and is repeated
-// about a second later. If duplicate address detection finds another node with an address, the error matches
-// addr.ErrDuplicate. If ctx ends first, Wait returns ctx's error.
+// background, and needs some milliseconds on a busy machine. A packet that is sent earlier gets lost, and its sender
+// repeats it about a second later. If duplicate address detection finds another node with an address, the error
+// matches addr.ErrDuplicate. If ctx ends first, Wait returns ctx's error.
 //
 // Attach calls Wait itself, unless Port.NoWait is set. Then call Wait on the same Conn, which keeps sockets open
 // until Wait, Detach or Close. A second Wait for the port returns at once.

@@ -35,8 +35,9 @@ type Link struct {
 	// AcceptRA is the setting of IPv6 for accepting router advertisements: 0, 1 or 2 (accept_ra). Without IPv6 on the
 	// link it is 0.
 	AcceptRA int
-	// Port has the settings of a bridge's port that Conn.Enslave changes, and is nil for another link. The port
-	// forwards if it is up, has a carrier, and the bridge has finished learning about it.
+	// Port has the settings of a bridge's port that Conn.Enslave changes. It is nil if the link is not a port.
+	// Forwarding is set if the port forwards: it is up, has a carrier, and the bridge does not make it wait (spanning
+	// tree protocol).
 	Port       *Port
 	Forwarding bool
 	Bridge     *BridgeState // nil unless it is a bridge

@@ -72,10 +72,10 @@ type raSysctl struct {
 // to link-local groups (nft.Network's Groups).
 //
 // The following sysctls protect the host even if someone flushes the rules. With rp_filter (RFC 3704), the kernel
-// drops IPv4 packets from every source. It accepts only packets from 0.0.0.0 to 255.255.255.255. With accept_ra 0, it
-// ignores router advertisements. With drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination
-// inside multicast frames. The sysctl disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock
-// for links (RTNL).
+// drops all IPv4 packets, since no route leads to this port. The exception is packets with source 0.0.0.0 and
+// destination 255.255.255.255, as DHCP clients send. With accept_ra 0, it ignores router advertisements. With
+// drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination inside multicast frames. The sysctl
+// disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock for links (RTNL).
 
 // hostEndIPv4 returns the IPv4 sysctls of the host's end. Netlink can set them.
 func hostEndIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }

@@ -78,7 +78,8 @@ type Port struct {
 	// Routes are the pod's routes, in the order in which they are added. A Link of 0 means the pod's interface. If
 	// the pod already has a route to the same destination, the new route is placed before it. IPv6 routes with
 	// gateways are combined into one route with several next hops. The error of Attach matches fs.ErrExist if the pod
-	// already has an equal route. The same applies to a default route in the main table with the same metric.
+	// already has an equal route. It also matches if the pod already has a default route in the main table with the
+	// same metric.
 	Routes []route.Route
 	// Down leaves the pod's interface down. Then Addresses, Routes and Neighbours must be empty, and Autoconf nil.
 	Down bool
@@ -198,8 +199,8 @@ func checkName(name string) error {
 }
 
 // create appends the message that creates both ends of the pair. The peer is created in the pod's namespace, since
-// moving it there later would take several RCU grace periods and a rename. The kernel cannot create the ends already
-// up.
+// moving it there later would take several RCU grace periods and a rename. The kernel creates both ends down, and
+// accepts no other state in this message.
 func (p *Port) create(b *nl.Batch, bridge, podNS int) {
 	r := link.Request{
 		Name: p.Name, MAC: p.MAC, MTU: &p.MTU, Master: &bridge,
@@ -277,9 +278,9 @@ func hasIPv6(mtu int) bool { return mtu >= ipv6MinMTU }
 
 const ipv6MinMTU = 1280
 
-// podLinkUp appends the requests that configure the pod's interface. It disables the kernel's own link-local address
-// (see podAddresses), adds the addresses, sets the interface up, and adds routes and neighbours. The addresses come
-// before the interface is up, so that the kernel announces them with Announce.
+// podLinkUp appends the requests that set the loopback interface up and configure the pod's interface. It disables
+// the kernel's own link-local address (see podAddresses), adds the addresses, sets the interface up, and adds routes
+// and neighbours. The addresses come before the interface is up, so that the kernel announces them with Announce.
 func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	link.Request{Index: loopbackIndex, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link", "lo")
 

@@ -25,7 +25,7 @@ var ErrUnsupported = errors.New("this kernel's bridges know no VLANs: it was bui
 	"CONFIG_BRIDGE_VLAN_FILTERING or CONFIG_VLAN_8021Q, so use a kernel that has both, or leave VLANs out of the " +
 	"configuration")
 
-// unsupported adds ErrUnsupported to an error of the kernel that means it.
+// unsupported adds ErrUnsupported to the kernel's error EOPNOTSUPP. It returns other errors unchanged.
 func unsupported(err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
@@ -50,7 +50,7 @@ func (c *Conn) Probe(ctx context.Context) error {
 	}
 
 	if _, err := c.get(ctx, loopback); errors.Is(err, ErrUnsupported) {
-		return err // the kernel has the feature, and loopback is no bridge port
+		return err // a kernel with the feature returns another error: loopback is no bridge port
 	}
 	return nil
 }
@@ -297,7 +297,7 @@ func (l *Link) hasMAC(have *link.Info) bool { return l.MAC == nil || bytes.Equal
 func hasIPv6(mtu int) bool { return mtu >= 1280 }
 
 // link returns the existing link with l's name. It returns an error that matches fs.ErrExist if that link is not in
-// l's VLAN.
+// l's VLAN. A veth link counts as in the VLAN.
 func (c *Conn) link(l *Link) (*link.Info, error) {
 	have, err := link.Find(c.nl, l.Name)
 	if err != nil {

@@ -11,6 +11,7 @@
 //
 // The host's link in a VLAN is of kind vlan, on top of the bridge. It receives the bridge's frames for the host with
 // that tag, and its own frames enter the bridge with the tag. A veth pair with one end as a port would do as well,
-// except for the host's firewall. If that sees bridged packets (NFCall of bridge.Bridge), each packet of a pod would
-// pass it twice. The first time the bridge would be the outgoing interface, and the packet would not be masqueraded.
+// except for the host's firewall. If the firewall sees bridged packets (NFCall of bridge.Bridge), each packet of a
+// pod would pass it twice. The first time the bridge would be the outgoing interface, and the packet would not be
+// masqueraded.
 package vlan

@@ -145,7 +145,7 @@ type entryRange struct {
 	flags uint16
 }
 
-// runs returns the entries as a sorted list of as few runs as possible.
+// runs returns the entries as a sorted list of as few ranges as possible.
 func (e entries) runs() []entryRange {
 	ids := make([]int, 0, len(e))
 	for id := range e {

@@ -38,7 +38,8 @@ type Selector struct {
 	Proto uint8
 	// Port is the destination port of the flow's first packet, for TCP or UDP. 0 means any port. It requires Proto.
 	Port uint16
-	// Where is called for flows that meet the other conditions, and reports whether to select the flow.
+	// Where reports whether to select a flow. List calls it for flows that meet the other conditions. It must not be
+	// nil.
 	Where func(*Flow) bool
 }
 

@@ -23,8 +23,8 @@ type Config struct {
 	// ADVERTISEs of better servers.
 	RapidCommit bool
 	// Refuse returns an error if the client must not use the lease l. held is the client's present lease, or nil. The
-	// client ignores an offer that Refuse rejects, and declines a granted lease that it rejects. A nil Refuse accepts
-	// all leases.
+	// client ignores an offer that Refuse rejects, and declines a granted lease that Refuse rejects. A nil Refuse
+	// accepts all leases.
 	Refuse func(l, held *Lease6) error
 	// DetectConflicts makes the client enter CHECKING before it uses a new address.
 	DetectConflicts bool

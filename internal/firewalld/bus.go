@@ -126,8 +126,8 @@ func ignoreCalls(m *dbus.Message) {
 	}
 }
 
-// DeliverSignal records that a signal about firewalld came. godbus calls it for each signal. The keeper does not use
-// the signal's content, but asks firewalld for its state.
+// DeliverSignal calls b.notify for a signal about firewalld. godbus calls DeliverSignal for each signal. The signal's
+// content is not used: Look asks firewalld for its state.
 func (b *bus) DeliverSignal(_, member string, _ *dbus.Signal) {
 	if member == "NameOwnerChanged" || member == "Reloaded" {
 		b.notify()

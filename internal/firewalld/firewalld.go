@@ -45,8 +45,7 @@ type Config struct {
 	State *state.Dir
 	// Address is the address of the bus, as in DBUS_SYSTEM_BUS_ADDRESS. Only unix:path=… is supported.
 	Address string
-	// Tell is called before and after a change of the links in the zone, so that the caller adapts our rules to
-	// State.Zones.
+	// Tell adapts our rules to State.Zones. Look calls it before each change of a link's zone, and again at the end.
 	Tell func(context.Context) error
 	// Log receives a line for each link that joins or leaves the zone.
 	Log *slog.Logger
@@ -76,8 +75,8 @@ func (z *Zones) Close() error {
 	return nil
 }
 
-// Next waits until firewalld, its bus or a network may have changed. Then a Look is due. It returns no messages. When
-// ctx is done it returns its error.
+// Next waits until firewalld, its bus or a network may have changed, so that a Look is due. It returns no messages.
+// When the ctx of New is done, Next returns the error of ctx.
 func (z *Zones) Next() ([]netlink.Message, error) {
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
@@ -107,8 +106,9 @@ func (z *Zones) notify() {
 	}
 }
 
-// Look puts the links of networks into the zone, and takes out those whose networks are gone. Without firewalld in this
-// network namespace it does nothing. After an error, look again soon. ErrNoBus, and no other error, is no fault.
+// Look puts the links of networks into the zone, and takes out links whose networks are gone. If firewalld does not
+// run in this network namespace, Look only calls Tell. After an error, call Look again soon. ErrNoBus is no fault:
+// the bus or firewalld does not run.
 func (z *Zones) Look(ctx context.Context) error {
 	if z.bus != nil && z.bus.conn.Context().Err() != nil {
 		z.release()
@@ -125,7 +125,8 @@ func (z *Zones) Look(ctx context.Context) error {
 	return err
 }
 
-// attend connects to the bus, and looks while firewalld is running.
+// attend connects to the bus if necessary. If firewalld runs, it announces that links are put into the zone, and
+// calls look.
 func (z *Zones) attend(ctx context.Context) (err error) {
 	if z.bus == nil {
 		if z.bus, err = dialBus(z.ctx, z.Address, z.timeout, z.notify); err != nil {
@@ -166,7 +167,8 @@ func (z *Zones) unlock() {
 	z.lock = nil
 }
 
-// look does the work of Look over a connection.
+// look finds and carries out the action for each link that a network has or that we put into the zone before. It also
+// records the links in the zone.
 func (z *Zones) look(ctx context.Context, b *bus) error {
 	// If some networks cannot be read, remove no link from the zone.
 	links, unread := z.State.ForwardedLinks()
@@ -227,7 +229,7 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 	return errors.Join(append(errs, z.Tell(ctx))...)
 }
 
-// record adds a link to the recorded zone before the link is changed.
+// record adds the link to the recorded links in the zone, before its zone is changed.
 func (z *Zones) record(before, now state.Zones, link string) error {
 	all := append(slices.Concat(before.Joined, now.Joined), link)
 	slices.Sort(all)

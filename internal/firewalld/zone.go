@@ -24,7 +24,7 @@ const (
 	zone = "trusted"
 )
 
-// zones are the zones of one link.
+// zones holds the zones of one link in firewalld's configurations.
 type zones struct {
 	// running is the zone in the running configuration. If it is empty, firewalld treats the link as in the default
 	// zone.
@@ -43,7 +43,7 @@ type act int
 
 const (
 	stay       act = iota // the link is in our zone, as it should be
-	forget                // the link does not belong to our networks
+	forget                // the link is not ours, or is in the zone without our doing
 	leaveAlone            // another zone was chosen for the link
 	join                  // the link is in no zone
 	move                  // the link is in the default zone, where network managers put links

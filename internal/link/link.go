@@ -87,8 +87,8 @@ func (p Parameters) At(i int) (int32, bool) {
 	return int32(binary.NativeEndian.Uint32(p[4*i:])), true
 }
 
-// Decode parses the data of an RTM_NEWLINK or RTM_DELLINK. If only is given, it reads these attributes, else all that
-// Link has fields for. The kernel sends some sixty.
+// Decode parses the data of an RTM_NEWLINK or RTM_DELLINK. If only is given, it reads only these attributes, else all
+// attributes that Info has fields for. The kernel sends some sixty.
 func (l *Info) Decode(data []byte, only ...uint16) error {
 	if len(data) < unix.SizeofIfInfomsg {
 		return fmt.Errorf("%w: a link of %d bytes", nl.ErrMalformed, len(data))
@@ -153,14 +153,14 @@ const (
 	inet6Token = 7 // IFLA_INET6_TOKEN
 )
 
-// reader reads attributes, and keeps an error about one of them.
+// reader reads attributes, and records an error about one of them.
 type reader struct {
 	attrs []byte
 	only  []uint16 // the attributes to read; nil means all
 	err   error
 }
 
-// find returns the content of an attribute as nl.Find does.
+// find returns the content of an attribute as nl.Find does, or nil if r.only excludes the attribute.
 func (r *reader) find(path ...uint16) []byte {
 	if r.only != nil && !slices.Contains(r.only, path[0]) {
 		return nil
@@ -180,7 +180,7 @@ func (r *reader) number(path ...uint16) uint32 {
 	return 0
 }
 
-// drive decodes some attributes with a driver of the library.
+// drive calls decode, a function of the library, with the attributes in b whose types are in only.
 func (r *reader) drive(b []byte, decode func(*netlink.AttributeDecoder) error, only ...uint16) {
 	ad, err := netlink.NewAttributeDecoder(nl.Pick(b, only...))
 	if err == nil {

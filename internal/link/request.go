@@ -87,7 +87,7 @@ func (r Request) Delete(b *nl.Batch, object string) {
 }
 
 // Get appends a request for one link, by index or, if index is 0, by name. It stores the result in *into. The last
-// parameter selects the attributes to decode, as in Link.Decode.
+// parameter selects the attributes to decode, as in Info.Decode.
 func Get(b *nl.Batch, name string, index int, into *Info, only ...uint16) {
 	r := Request{Index: index, mask: skipStats()}
 	object := strconv.Itoa(index)
@@ -130,7 +130,7 @@ func (r *Request) list(c *nl.Conn, op string, each func(*Info), only ...uint16) 
 	})
 }
 
-// Find returns the link with the given name. The last parameter selects the attributes to decode, as in Link.Decode.
+// Find returns the link with the given name. The last parameter selects the attributes to decode, as in Info.Decode.
 func Find(c *nl.Conn, name string, only ...uint16) (*Info, error) {
 	var l Info
 	var b nl.Batch

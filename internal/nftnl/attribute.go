@@ -44,9 +44,9 @@ func Nest(typ uint16, attrs ...netlink.Attribute) netlink.Attribute {
 	return Bytes(netlink.Nested|typ, b)
 }
 
-// Header returns the header of a nested attribute without its content. The attributes in held are the content, and
+// Header returns the header of a nested attribute without its content. The attributes in nested are the content, and
 // must follow the header directly in the message. Header makes no allocation, unlike Nest, so messages of an ADD use
-// it. If held contains another Header, only the header itself is counted, since its content must be in held too.
+// it. If nested contains another Header, only the header itself is counted, since its content must be in nested too.
 func Header(typ uint16, nested []netlink.Attribute) netlink.Attribute {
 	n := unix.NLA_HDRLEN
 	for i := range nested {

@@ -19,8 +19,8 @@ const DefaultTable = "tombolo"
 // maxTable is the maximum length of a table's name in bytes. Such a name still fits into the comment of a rule.
 const maxTable = 32
 
-// CheckTable returns an error that matches tombolo.ErrInvalid if a Config has an invalid Table or Mark. Zero values
-// are valid.
+// CheckTable returns an error that matches tombolo.ErrInvalid if a Config has an invalid Table or Mark. An empty name
+// means DefaultTable. A mark of 0 is valid only with DefaultTable: any other table needs its own mark.
 func CheckTable(name string, mark uint32) error {
 	for i, c := range []byte(name) {
 		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'

@@ -17,8 +17,8 @@ type Queue struct {
 	Bypass       bool // the kernel accepts the packet if no program listens
 }
 
-// QueueOf returns the queues of a rule, an NFT_MSG_NEWRULE. It does not recognize a rule that computes the queue's
-// number.
+// QueueOf returns the queues that a rule, an NFT_MSG_NEWRULE, passes packets to. ok is false for any other rule, and
+// for a rule that computes the queue's number.
 func QueueOf(rule []byte) (q Queue, ok bool) {
 	Each(Find(rule, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {
 		own := Find(b, unix.NFTA_EXPR_DATA)

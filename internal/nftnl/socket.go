@@ -12,8 +12,8 @@ import (
 )
 
 // SharedSocket is a connection to nf_tables, together with a record of the objects that were found complete. Packages
-// pass it to each other as a tombolo.Socket. One process may pass its Verified to another as text, if both use the same
-// network namespace. Generations of different namespaces have the same numbers.
+// pass it to each other as a tombolo.Socket. One process may pass its Verified to another as text, if both use the
+// same network namespace. Generations of different namespaces may have equal numbers.
 type SharedSocket struct {
 	*nl.Conn
 	*Verified
@@ -54,8 +54,7 @@ type Verified struct {
 // MaxVerified is the maximum number of checksums in a Verified. New checksums replace the oldest.
 const MaxVerified = 8
 
-// Use puts the Verified into use, and restores the record that Text returned. If text is invalid, the Verified is
-// empty.
+// Use enables the Verified, and restores the record that Text returned. If text is invalid, the record is empty.
 func (k *Verified) Use(text string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

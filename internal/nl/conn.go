@@ -286,7 +286,7 @@ func (c *Conn) Walk(ctx context.Context, op string, m netlink.Message, err error
 	return opError(op, nil, err, "")
 }
 
-// dump sends the request until it has received a consistent list.
+// dump sends the request until it has received a consistent list. After dumpTries attempts it returns ErrInterrupted.
 func (c *Conn) dump(b *Batch, l kind, begin func(), each func(netlink.Message) error) error {
 	for range dumpTries {
 		begin()
@@ -310,8 +310,8 @@ func (c *Conn) dump(b *Batch, l kind, begin func(), each func(netlink.Message) e
 
 // readAgain reads the list a second time, split into other parts. If an object was lost between two parts, the two
 // lists differ. The kernel makes the first part smaller on a socket that has not received anything yet. So if c's
-// socket has (isUsed), readAgain opens another one, which needs CAP_NET_ADMIN. Otherwise it reads from the same
-// socket.
+// socket has received something (isUsed), readAgain opens another socket, which needs CAP_NET_ADMIN. If isUsed is
+// false or this fails, it reads from c's socket.
 func (c *Conn) readAgain(b *Batch, l kind, isUsed bool) (reading, error) {
 	if _, isReal := c.t.(*socket); isReal && isUsed {
 		var t *socket
@@ -387,11 +387,11 @@ type kind struct {
 	keys         []uint16
 }
 
-// listing returns how to detect an inconsistent list of this kind. Lists of some kinds can be inconsistent without a
-// mark from the kernel. Between two parts of a list, the kernel remembers only how many objects it has written, and
-// not the last one. It does not mark lists of routes, neighbours, rules and filters, or of the addresses of one link.
-// Since Linux 6.9, it does not reliably mark lists of all addresses. If such a list has several parts, it must be
-// read a second time, in other parts, with the same result.
+// listing returns how to identify the objects of a list that must be checked for consistency. Lists of some kinds can
+// be inconsistent without a mark from the kernel. Between two parts of a list, the kernel remembers only how many
+// objects it has written, and not the last one. It does not mark lists of routes, neighbours, rules and filters, or
+// of the addresses of one link. Since Linux 6.9, it does not reliably mark lists of all addresses. If such a list has
+// several parts, it must be read a second time, in other parts, with the same result.
 //
 // For other lists, the result has no keys. The kernel marks interrupted lists of links, nf_tables objects and next
 // hops. In a list of flows or sockets, the kernel itself finds the place where the previous part ended.

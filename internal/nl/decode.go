@@ -83,8 +83,9 @@ func Cut(b []byte, typ uint16) (before, behind []byte) {
 	return b, nil
 }
 
-// Find returns the content of a nested attribute. path has the types of the enclosing attributes from the outside,
-// and its own last. It returns nil if there is none, and allocates nothing.
+// Find returns the content of a nested attribute. path lists the types of the enclosing attributes, the outermost
+// first, and then the type of the attribute itself. If there is no such attribute, Find returns nil. It allocates
+// nothing.
 func Find(b []byte, path ...uint16) []byte {
 	for _, typ := range path {
 		before, behind := Cut(b, typ)
@@ -194,7 +195,7 @@ func Marshal(typ netlink.HeaderType, flags netlink.HeaderFlags, body func() ([]b
 	return Encode(typ, flags, b, fn)
 }
 
-// Nested writes an attribute that contains those that fn writes.
+// Nested writes an attribute that contains the attributes that fn writes.
 func Nested(ae *netlink.AttributeEncoder, typ uint16, fn func(*netlink.AttributeEncoder)) {
 	ae.Nested(typ, func(ae *netlink.AttributeEncoder) error { fn(ae); return nil })
 }

@@ -89,7 +89,7 @@ func (q *queue) messages(n int) ([]netlink.Message, error) {
 type Kind struct {
 	Type uint16
 	// At and Byte select messages that contain Byte at the offset At, counted from the end of the message's header.
-	// If At is 0, this is not compared.
+	// If At is 0, Byte is ignored.
 	At   uint32
 	Byte byte
 	Size uint32 // size of the message with its header; 0 accepts any

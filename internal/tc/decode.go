@@ -28,8 +28,8 @@ type Qdisc struct {
 // include/net/pkt_sched.h, and the second number in /proc/net/psched).
 const tick = 64
 
-// decode returns a function that finds an option, and the kind, in the attributes of a qdisc or filter after struct
-// tcmsg. Each kind numbers its options differently.
+// decode parses the body of a message about a qdisc or filter, which begins with a struct tcmsg. It returns the kind,
+// and a function that finds an option. Each kind numbers its options differently.
 func decode(b []byte) (option func(path ...uint16) []byte, kind string, _ error) {
 	if len(b) < sizeofTCMsg {
 		return nil, "", fmt.Errorf("%w: a qdisc or filter of %d bytes", nl.ErrMalformed, len(b))

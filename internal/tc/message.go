@@ -133,8 +133,9 @@ func (l Device) DelQdisc(b *nl.Batch, place uint32) {
 	l.add(b, "delete qdisc of", unix.RTM_DELQDISC, 0, l.header(0, place, 0), nil)
 }
 
-// GetQdisc appends a request for the qdisc at a place, which is Root or Clsact. It requests an echo. The kernel
-// multicasts the answer, and without an echo does not send it to the requesting socket (Linux 6.1 to 6.18). See Look.
+// GetQdisc appends a request that stores the qdisc at a place, which is Root or Clsact, in *into. It requests an
+// echo. The kernel multicasts the answer, and without an echo does not send it to the requesting socket (Linux 6.1 to
+// 6.18). See Look.
 func (l Device) GetQdisc(b *nl.Batch, place uint32, into *Qdisc) {
 	m, err := nl.Encode(unix.RTM_GETQDISC, netlink.Echo, l.header(0, place, 0), nil)
 	b.AddGet("get qdisc of", l, m, err, func(m netlink.Message) error { return into.Decode(m.Data) })
@@ -195,9 +196,9 @@ func (l Device) DelFilters(b *nl.Batch, protocol uint16) {
 	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(0, protocol), nil)
 }
 
-// SetProgram appends a request that adds a filter with a classic BPF program, which is an array of struct
-// sock_filter. The program's result is the verdict on the packet. The filter replaces an existing one with the same
-// handle.
+// SetProgram appends a request that adds a filter with a classic BPF program at the ingress. The program is an array
+// of struct sock_filter, and its result is the verdict on the packet. The filter replaces an existing one with the
+// same handle.
 func (l Device) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
@@ -251,8 +252,8 @@ func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 
 	var errs []error
 	for i := range b.Len() {
-		// Ignore a missing answer and EINVAL too. The kernel sends these if the link was never up, so that its qdisc
-		// is only a placeholder.
+		// Ignore a missing answer and EINVAL too. They mean that the link was never up, so that its qdisc is only a
+		// placeholder.
 		if err := b.Err(i); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, nl.ErrNoAnswer) &&
 			!errors.Is(err, unix.EINVAL) {
 			errs = append(errs, err)

@@ -12,8 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Add adds the elements of an endpoint in one transaction. The time it takes does not depend on the number of
-// endpoints.
+// Add adds the elements of an endpoint in one transaction. The number of existing endpoints does not affect its
+// duration.
 //
 // If one of the elements already exists, Add returns a *ConflictError, which matches fs.ErrExist. The same happens if
 // an existing element excludes a new one. A port published on all addresses and the same port on one address of the
@@ -59,8 +59,9 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	})
 }
 
-// findConflict looks for the element that made the kernel refuse the endpoint's elements, and returns a
-// *ConflictError for it. If there is no such element any more, it returns nftnl.ErrOvertaken.
+// findConflict looks for an existing element that conflicts with the endpoint's elements, and returns a
+// *ConflictError for it. If no such element exists any more, it returns nftnl.ErrOvertaken, so that the caller tries
+// again.
 func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 	have, err := c.tables.Lookup(elements)
 	if err != nil {
@@ -143,10 +144,12 @@ func withoutComments(list []ruleset.ElementState) []ruleset.Element {
 	return elements
 }
 
-// replace adds the elements in group. It deletes existing elements with the same keys and existing elements that
-// exclude them. It also deletes the elements in gone that exist with the same comment. No element may be in both
-// lists. If refuse is not nil, replace calls it with the existing elements that it would overwrite or that exclude
-// new ones. Entries may be nil. An error from refuse ends the call.
+// replace adds the elements in group. It keeps elements that exist with the same comment and data. It deletes other
+// existing elements with the same keys, and existing elements that exclude new ones. It also deletes the elements in
+// gone that exist with the same comment. No element may be in both group and gone.
+//
+// If refuse is not nil, replace first calls it with the existing elements that have a key from group or exclude a new
+// element. An entry is nil if a key does not exist. If refuse returns an error, replace changes nothing.
 func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState,
 	refuse func(is []*ruleset.ElementState) error) error {
 	elements := withoutComments(group)
@@ -269,10 +272,11 @@ func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*r
 
 // A port on all addresses and the same port on one address exclude each other. They are keys of two different maps.
 // The kernel refuses a key that already exists in the same map, but does not compare different maps. So this package
-// looks for the other key, and then ties the transaction to the nf_tables generation of that lookup.
+// looks up the excluding key in the other map, and then ties the transaction to the nf_tables generation of that
+// lookup.
 
-// publishedPorts records host ports that elements publish. The first bool means "on all addresses", and the second
-// one "on one address".
+// publishedPorts records the host ports that elements publish. The key is the port from Element.HostPort. The first
+// bool is true if an element publishes the port on all addresses, and the second one if on one address.
 type publishedPorts map[string][2]bool
 
 func publishedBy(elements []ruleset.Element) publishedPorts {

@@ -30,8 +30,8 @@ type Config struct {
 	Mark uint32
 	// Table is the name of the nf_tables tables. Programs that need to see each other's pods use the same Table. If
 	// empty, it is "tombolo", which Tombolo's plugin uses. It has at most 32 letters, digits, "_", "." and "-", and
-	// begins with a letter. Each Table needs its own Mark, since the rules clear the mark from packets of their
-	// bridges before they set it.
+	// begins with a letter. Each Table needs its own Mark: a table's rules first clear its mark on all packets of its
+	// bridges, even if another table has set it.
 	Table string
 }
 
@@ -111,8 +111,8 @@ func (c *Conn) retry(ctx context.Context, try func() error) error {
 	return nftnl.Retry(ctx, try)
 }
 
-// change has fill write a transaction, and commits it. If another program changes nf_tables before the commit, change
-// calls fill again, with a new transaction.
+// change calls fill to write a transaction, and then commits the transaction. If another program changes nf_tables
+// before the commit, change tries again with a new transaction.
 func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transaction) error) error {
 	return c.retry(ctx, func() error {
 		generation, err := nftnl.VisibleGeneration(c.tables.Conn)
@@ -130,7 +130,7 @@ func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transactio
 // commit commits a transaction of any kind.
 func (c *Conn) commit(t *ruleset.Transaction) error { return explainBusy(t.Commit(c.tables.Conn)) }
 
-// elements returns all elements of all our sets. See ruleset.Tables.Elements.
+// elements returns all elements of all sets in our tables. See ruleset.Tables.Elements.
 func (c *Conn) elements(ctx context.Context) (all []ruleset.ElementState, _ error) {
 	err := c.retry(ctx, func() (err error) {
 		all, err = c.tables.Elements()
@@ -149,8 +149,8 @@ func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []
 	return have, err
 }
 
-// commitEndpoints commits a transaction that changes only elements of endpoints. So networks that Ready found
-// complete before the transaction are still complete afterwards.
+// commitEndpoints commits a transaction that changes only elements of endpoints, unless it is empty. Networks that
+// Ready found complete before such a transaction are still complete afterwards.
 func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	if t.Empty() {
 		return nil

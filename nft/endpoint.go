@@ -64,17 +64,18 @@ type Endpoint struct {
 	PortSNAT SNAT
 	// PublishFrom limits the callers of Ports, except the host itself, to those that every list contains. An entry of
 	// a list is a prefix, an address or the name of a link that calls come in by. A protocol and host ports may
-	// follow, as in "192.0.2.0/24, wg0 tcp 443, fd00::/8 udp 53-60". "" and "all" contain everyone. The host itself
-	// receives all other calls, as without the port.
+	// follow, as in "192.0.2.0/24, wg0 tcp 443, fd00::/8 udp 53-60". "" and "all" contain everyone. All other calls
+	// go to the host itself, as if the port were not published.
 	PublishFrom []string
-	// Unadmitted leaves calls of Ports to the host's firewall: they have no mark, unless a pod calls.
+	// Unadmitted lets the host's firewall decide about calls of Ports: the calls get no mark, except calls from pods.
 	Unadmitted bool
 	// Egress lists the destinations that the pod may open connections to. Only destinations that the network's Egress
 	// permits too are reachable. It needs a Guard, so that the pod cannot send from other addresses. The network must
 	// have Network.PodEgress set.
 	Egress Egress
 	// Callers are the pod's addresses on other bridges. If the pod calls its own Ports from one of them, the call is
-	// masqueraded, as from Addrs. Otherwise the pod would drop the packets, because their source is its own address.
+	// masqueraded, like a call from Addrs. Otherwise the pod would drop the packets, because their source is its own
+	// address.
 	Callers []netip.Addr
 }
 
@@ -187,7 +188,7 @@ func (ep *Endpoint) shareElements() []ruleset.Element {
 	return []ruleset.Element{{Set: ruleset.InNetdev(ruleset.ShareSet(ep.Bridge)), Key: ep.MAC}}
 }
 
-// podElement returns the element for a pod's address behind a bridge.
+// podElement returns the element of set pods4 or pods6 for a pod's address behind a bridge.
 func podElement(bridge string, a netip.Addr) ruleset.Element {
 	set := ruleset.Pods6Set
 	if a.Is4() {
@@ -196,8 +197,9 @@ func podElement(bridge string, a netip.Addr) ruleset.Element {
 	return ruleset.Element{Set: ruleset.InInet(set), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}
 }
 
-// traces returns all elements that the endpoint may have in the kernel. An endpoint with other values of Masquerade,
-// PortSNAT or Guard may have created them, because the caller's record may be newer than the elements.
+// traces returns all elements that the endpoint may have in the kernel. It includes elements for Masquerade. If
+// PortSNAT or Guard is set, it includes the elements of other values too, since the caller's record may be newer than
+// the elements.
 func (ep Endpoint) traces() []ruleset.Element {
 	ep.Masquerade = true
 	if ep.PortSNAT != SNATNeeded {
@@ -209,7 +211,7 @@ func (ep Endpoint) traces() []ruleset.Element {
 // comment returns the comment of an endpoint's elements.
 func (ep *Endpoint) comment() string { return ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network)) }
 
-// ownerComment returns such a comment: tombolo:1:OWNER:NETWORK.
+// ownerComment returns the comment of an owner's elements: tombolo:1:OWNER:NETWORK.
 func ownerComment(o Owner, networkKey string) string {
 	return ruleset.OwnerPrefix + string(o) + ":" + networkKey
 }

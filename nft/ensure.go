@@ -37,7 +37,7 @@ func (c *Conn) Ensure(ctx context.Context, n Network, back ...Endpoint) (changed
 		return changed, err
 	}
 
-	// If another program emptied a set in the meantime, restore the endpoints again.
+	// Another program may have emptied a set in the meantime, so restore the endpoints again.
 	return changed, c.Replace(ctx, back...)
 }
 

@@ -24,7 +24,7 @@ const (
 	iptablesForward = "FORWARD"
 )
 
-// rulesVersion must be increased with every change of Ensure's rules or of their place.
+// rulesVersion is part of Conn.sum. It must be increased with every change of Ensure's rules or of their place.
 const rulesVersion = 2
 
 // admission is one of our rules in FORWARD. It accepts marked packets from or to one bridge, or one shared NIC.
@@ -46,14 +46,14 @@ func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.t
 // Later rules do not see a packet that our rule accepts. So our rules stand as late as possible: right before the
 // first rule that drops or rejects every packet. If rules right before that drop only log packets, our rules stand
 // before them too. A jump to a chain that drops everything counts as a drop. Without such a rule, our rules are at
-// the end of the chain. If the chain's policy is accept, they are not needed.
+// the end of the chain, or nowhere if the chain's policy is accept.
 //
 // Ensure never moves our rules towards the beginning. So if somebody inserts a drop of everything before them, the
 // drop stays effective: see Obstacles. Only if all of our rules are missing, Ensure chooses their place anew.
 //
-// With an AdminChain, Ensure also makes FORWARD call this chain first. It never creates a table. It creates a chain
-// FORWARD only to call an existing AdminChain. All changes are made in one transaction, so several processes may call
-// Ensure at the same time.
+// With an AdminChain, Ensure also makes FORWARD call this chain first. Ensure never creates a table. It creates a
+// chain FORWARD only to call an existing AdminChain. All changes are made in one transaction, so several processes
+// may call Ensure at the same time.
 func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 	err := c.planned(ctx, "", func(p *plan) error {
 		t := p.transaction()
@@ -129,7 +129,8 @@ func (c *Conn) Check(ctx context.Context) (diffs []tombolo.Difference, _ error) 
 	return diffs, err
 }
 
-// Remove deletes our rules from iptables' chains FORWARD, whatever mark they have.
+// Remove deletes our rules from iptables' chains FORWARD, including the call of AdminChain. It does not matter with
+// which mark they were added.
 func (c *Conn) Remove(ctx context.Context) error {
 	return c.planned(ctx, "", func(p *plan) error {
 		for _, f := range p.families {
@@ -144,8 +145,8 @@ func (c *Conn) Remove(ctx context.Context) error {
 	})
 }
 
-// planned calls do with a new plan. If another program changes nf_tables in the meantime, it tries again. link is the
-// incoming link of pods' packets, or "" if it is unknown.
+// planned makes a plan and calls the function do with it. If another program changes nf_tables in the meantime,
+// planned tries again. link is the incoming link of pods' packets, or "" if it is unknown.
 func (c *Conn) planned(ctx context.Context, link string, do func(*plan) error) error {
 	if c.err != nil {
 		return c.err

@@ -101,7 +101,7 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 }
 
 // read reads the rules of the base chain at into b.rules. It also sets b.chain to a function that reads the rules of
-// a called chain at its first use.
+// a called chain at its first use. b.err records an error.
 func (c *Conn) read(ctx context.Context, b *base, at chain, p *packet) {
 	read := map[string][]rule{}
 	b.chain = func(name string) []rule {

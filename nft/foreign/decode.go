@@ -40,8 +40,8 @@ type loaded struct {
 }
 
 // decodeRule parses a rule, an NFT_MSG_NEWRULE, and evaluates it for the packet p. It evaluates only conditions about
-// our mark, about names of links, and about the state of the connection. A packet may meet any other condition or
-// not.
+// our mark, about names of links, and about the state of the connection. It assumes that a packet may or may not meet
+// any other condition.
 func decodeRule(b []byte, p *packet) rule {
 	rr := ruleReader{rule: rule{handle: nftnl.Number64(nftnl.Find(b, unix.NFTA_RULE_HANDLE))}, packet: p}
 	nftnl.Each(nftnl.Find(b, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {
@@ -204,8 +204,9 @@ func (l *loaded) and(mask []byte) {
 	}
 }
 
-// condition evaluates a comparison of data with the loaded value. data may be shorter than the value: for a name with
-// a wildcard, nft compares only the bytes before the wildcard.
+// condition evaluates a comparison of data with the loaded value. If the result is unknown, it marks the rule as
+// conditional. If the comparison fails, it marks the rule as unmet. data may be shorter than the value: for a name
+// with a wildcard, nft compares only the bytes before the wildcard.
 func (rr *ruleReader) condition(data []byte, equal bool) {
 	n := len(data)
 	known := n > 0 && n <= len(rr.value) && !slices.ContainsFunc(rr.known[:n], func(b byte) bool { return b != 0xff })

@@ -26,7 +26,8 @@ type Obstacle struct {
 	Legacy    bool // it is legacy iptables, where packets cannot be traced
 }
 
-// String returns a line that describes the obstacle, its effect and the remedy.
+// String returns one line for the operator. It names the chain, and whether it drops pods' packets for certain. The
+// line ends with the remedy, or with the command that finds out.
 func (o Obstacle) String() string {
 	switch {
 	case !o.Maybe:
@@ -70,7 +71,7 @@ func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 }
 
 // HasFirewalld reports whether firewalld's rules exist, or whether firewalld is loading them. strict reports whether
-// they reject packets to host ports of other programs, as StrictForwardPorts demands.
+// the rules reject packets to host ports of other programs, as StrictForwardPorts demands.
 func (c *Conn) HasFirewalld(ctx context.Context) (is, strict bool, _ error) {
 	err := nftnl.List(c.nl, "list chains", unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		ch := nftnl.DecodeChain(data)
@@ -100,7 +101,7 @@ func (c *Conn) chains(family uint8, each func(nftnl.Chain)) error {
 	})
 }
 
-// rules calls each for the rules in the tables of other programs, judged by a packet.
+// rules calls each for every rule in the tables of other programs, evaluated for the packet p.
 func (c *Conn) rules(p packet, each func(at chain, r rule)) error {
 	for _, family := range families() {
 		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
@@ -123,8 +124,8 @@ func (c *Conn) rules(p packet, each func(at chain, r rule)) error {
 //
 // A rule may set a bit of our mark in packets or connections. For packets from and to our bridges the two meanings of
 // the bit conflict. With hostPorts, Remarks also describes rules that accept packets to one address in nat chains of
-// the hook prerouting. They exempt the address from later rules of iptables, such as those of the reference plugin
-// portmap, and have no effect on our host ports, which are in a chain of their own.
+// the hook prerouting. Such a rule exempts the address from later rules of iptables, such as those of the reference
+// plugin portmap. It has no effect on our host ports, which are in a chain of their own.
 func (c *Conn) Remarks(ctx context.Context, hostPorts bool) (names []string, _ error) {
 	translates := map[chain]bool{}
 	for _, family := range families() {
@@ -155,10 +156,10 @@ func (c *Conn) Remarks(ctx context.Context, hostPorts bool) (names []string, _ e
 }
 
 // ReversePaths describes rules of other programs that drop a packet if the route back to its source uses another
-// link. If a NIC is shared, such rules drop bridged frames of pods. families selects unix.NFPROTO_IPV4,
+// link. If a NIC is shared, such rules drop bridged frames of pods. affected selects unix.NFPROTO_IPV4,
 // unix.NFPROTO_IPV6 or both. ReversePaths does not examine rules with other conditions, or legacy iptables.
 func (c *Conn) ReversePaths(ctx context.Context, bridge string, affected ...uint8) (names []string, _ error) {
-	accepting := map[chain]bool{} // chains that accept or leave alone all packets from the bridge
+	accepting := map[chain]bool{} // chains in which an earlier rule accepts or returns all packets from the bridge
 	err := c.rules(packet{link: bridge}, func(at chain, r rule) {
 		family := cmp.Or(r.family, at.family)
 		concerns := family == unix.NFPROTO_INET || slices.Contains(affected, family)
@@ -306,7 +307,8 @@ func (b *base) obstacle(chain string) (o *Obstacle, number int) {
 	return o, at + 1
 }
 
-// obstacle returns the obstacle in FORWARD if it is a rule before our rules. Otherwise it returns nil.
+// obstacle returns the obstacle in FORWARD if it is a rule and our rules do not stand before it. Otherwise it returns
+// nil.
 func (f *familyPlan) obstacle(mark uint32) *Obstacle {
 	o, number := f.base.obstacle(f.at.String())
 	if o == nil || number == 0 || f.index >= 0 && f.index < number {
@@ -338,7 +340,8 @@ func (b *base) insert(at chain, before int) string {
 	return fmt.Sprintf("nft insert rule %s handle %d", where, b.rules[before-1].handle)
 }
 
-// insertInto returns the beginning of an iptables command that adds a rule to FORWARD, at the same place as insert.
+// insertInto returns the beginning of an iptables command that adds a rule to FORWARD. The parameter before has the
+// meaning of insert's.
 func insertInto(program string, before int) string {
 	if before == 0 {
 		return program + " -A " + iptablesForward
@@ -346,7 +349,8 @@ func insertInto(program string, before int) string {
 	return fmt.Sprintf("%s -I %s %d", program, iptablesForward, before)
 }
 
-// acceptMark returns an iptables command that accepts packets with our mark, at the same place as insert.
+// acceptMark returns an iptables command that adds a rule to FORWARD that accepts packets with our mark. The
+// parameter before has the meaning of insert's.
 func acceptMark(program string, before int, mark uint32) string {
 	return fmt.Sprintf("%s -m mark --mark 0x%x/0x%x -j ACCEPT", insertInto(program, before), mark, mark)
 }

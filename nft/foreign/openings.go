@@ -15,9 +15,10 @@ import (
 // strictForward is firewalld's chain for packets to host ports, if StrictForwardPorts is set.
 const strictForward = "filter_FORWARD_dnat"
 
-// Openings returns, for each firewall of the host that may refuse calls of host ports without our mark, a function
-// that makes the command which opens ports. The ports lead to a pod's address behind a link. A port of the host or of
-// the pod is written as 80, and a range as 80-90. A firewall may accept the calls already, by a rule with conditions.
+// Openings returns one function for each firewall of the host that may refuse calls of host ports without our mark.
+// The function returns the command that opens ports in this firewall. The ports lead to the address pod behind link.
+// A port of the host or of the pod is written as 80, and a range as 80-90. The firewall may accept the calls already,
+// by a rule with conditions.
 //
 // If admitted is set, our rules let the calls pass, and Openings looks only for firewalld's StrictForwardPorts, which
 // refuses them nevertheless.
@@ -93,7 +94,8 @@ func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link strin
 	}, b.err
 }
 
-// openByIptables returns the function for FORWARD of a program, before its rule with a number.
+// openByIptables returns a function for Openings. Its command adds a rule to FORWARD of an iptables program, before
+// the rule with the given number or, for 0, at the end.
 func openByIptables(program string, number int, pod netip.Addr) func(protocol, host, podPort string) string {
 	return func(protocol, _, podPort string) string {
 		return fmt.Sprintf("%s -d %s -p %s --dport %s -j ACCEPT", insertInto(program, number), pod, protocol,

@@ -31,7 +31,7 @@ const (
 	returns
 	jumps
 	goesTo
-	dropsInTurn // the chain drops some packets, and then all; no accept can precede all of its drops
+	dropsInTurn // the chain drops all packets at its end, and may drop some before
 )
 
 // base holds the rules of a base chain. Its function chain returns the rules of another chain, which the base chain
@@ -197,8 +197,8 @@ func (b *base) beforeLogs(behind, at int) int {
 	return at
 }
 
-// couldAccept reports whether one of the rules, or of the chains that they call, could accept packets of pods. seen
-// records chains that were examined already.
+// couldAccept reports whether one of the rules, or of the chains that they call, could accept packets of pods.
+// visited records chains that were examined already.
 func (b *base) couldAccept(rules []rule, visited map[string]bool) bool {
 	for _, r := range rules {
 		switch {

@@ -39,7 +39,7 @@ func HostSets() []string {
 	return []string{UplinksSet, TrustedSet, families[0].Services, families[1].Services}
 }
 
-// BridgeSets returns the sets that contain names of bridges and other links of networks.
+// BridgeSets returns the sets of link names: bridges and other links of networks, shared NICs and the host's uplinks.
 func BridgeSets() []Set {
 	names := [...]string{
 		bridgesSet, OursSet, gatewaysSet, policiesSet, isolatedSet, bypassSet, lansSet, SharesSet, UplinksSet,

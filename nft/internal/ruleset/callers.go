@@ -15,9 +15,9 @@ import (
 // destination, protocol and host port. The host's own calls always reach them. A nil Callers admits every call.
 type Callers [][]box
 
-// ParseCallers reads lists of callers, and returns the calls that every list contains. "" and "all" contain all calls.
-// Other lists have entries with commas between, and "all" is none. An entry is a prefix, an address or a link, perhaps
-// with a protocol and host ports behind it.
+// ParseCallers reads lists of callers, and returns the calls that every list contains. "" and "all" contain all
+// calls. Any other list consists of entries with commas between. An entry is a prefix, an address or the name of a
+// link. A protocol, or a protocol and host ports, may follow.
 func ParseCallers(lists ...string) (Callers, error) {
 	var all Callers
 	for _, text := range lists {
@@ -47,7 +47,7 @@ func ParseCallers(lists ...string) (Callers, error) {
 	return all, nil
 }
 
-// add adds an entry of a list.
+// add parses the words of one entry, and adds its boxes to c.
 func (c Callers) add(words []string) error {
 	flow, err := parseFlow(words[1:], 0)
 	if err != nil {
@@ -86,16 +86,16 @@ func anyLink() interval {
 	return interval{netip.IPv6Unspecified(), netip.AddrFrom16(last)}
 }
 
-// HostPorts is a range of host ports, at one address of the host or, if that is not valid, at all.
+// HostPorts is a range of ports at one address of the host. If Addr is not valid, the range applies to all addresses.
 type HostPorts struct {
 	Addr        netip.Addr
 	Protocol    uint8
 	First, Last uint16
 }
 
-// Elements returns the elements that close host ports of a family to all other callers. The first set holds refused
-// sources, and the second one links with sources that are admitted nevertheless. A single set would need intervals of
-// names, which nft could not read.
+// Elements returns the elements that close host ports of a family to callers that c does not contain. They are in two
+// sets: one of refused sources, and one of links through which a refused source may call nevertheless. A single set
+// would need intervals of names, which nft could not read.
 func (c Callers) Elements(f Family, ports []HostPorts) (list []Element) {
 	if c == nil {
 		return nil
@@ -133,21 +133,22 @@ func (c Callers) Elements(f Family, ports []HostPorts) (list []Element) {
 	return list
 }
 
-// refusedSet returns the set of sources that host ports are closed to.
+// refusedSet returns the set that closes host ports to sources. Its key is source, destination, protocol and port.
 func (f Family) refusedSet() Set {
 	s := keySet(f.refused, f.addrType, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
 	s.intervals = true
 	return s
 }
 
-// exceptedSet returns the set of links, with sources, that host ports are open to although the source is refused.
+// exceptedSet returns the set of exceptions from refusedSet. Its key is the incoming link and the key of refusedSet.
 func (f Family) exceptedSet() Set {
 	s := keySet(f.excepted, nftnl.TypeIfname, f.addrType, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
 	s.intervals = true
 	return s
 }
 
-// addCallers adds the rules that leave a packet to the host if the host port is closed to its sender.
+// addCallers appends rules that end the chain if the host port is closed to the packet's sender. The packet then goes
+// to the host itself.
 func (list *rules) addCallers() {
 	list.addFamilies("ports that are closed to the caller", func(x expressions, f Family) {
 		const ip = expr.PayloadBaseNetworkHeader

@@ -82,7 +82,8 @@ func compareDedups(a, b Dedup) int {
 	return slices.Compare(a.BridgeMAC, b.BridgeMAC)
 }
 
-// isSentBy adds a match for packets of the subnet's family that its bridge sends by a pod's port.
+// isSentBy adds a match for packets of the subnet's family that leave by a pod's port with the bridge's MAC as
+// source.
 func (x expressions) isSentBy(d *Dedup) expressions {
 	typ := uint16(unix.ETH_P_IPV6)
 	if d.Subnet.Addr().Is4() {

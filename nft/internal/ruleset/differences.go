@@ -29,7 +29,7 @@ func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
 		if !have.hasTable(s.Family) {
 			continue
 		}
-		// All sets of a table that was loaded give one difference.
+		// If a program loaded a table from a save, all its sets have the same difference. List it once.
 		if d, differs := s.difference(have); differs && !slices.Contains(list, d) {
 			list = append(list, d)
 		}
@@ -47,7 +47,7 @@ func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
 		}
 	}
 
-	// Of the sets of bridges only those that exist.
+	// Leave out elements of missing sets, since the sets themselves are listed above.
 	add, del := have.bridgeChanges(rs)
 	for _, el := range add {
 		if _, ok := have.sets[el.Set]; ok {

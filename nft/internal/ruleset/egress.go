@@ -33,7 +33,8 @@ const (
 // Egress is a parsed egress policy. A nil Egress permits everything.
 type Egress struct{ allowed [2][]box } // by family: type of the destination, destination, protocol and port
 
-// The greatest number of entries of a policy, and of types of an address.
+// maxEntries is the maximum number of entries in a policy. anyType is the highest type of an address (unix.RTN_*) in
+// an interval that contains all types.
 const (
 	maxEntries = 32
 	anyType    = 1<<32 - 1
@@ -214,7 +215,7 @@ func (e *Egress) bridgeElements(bridge string) []Element {
 // destination, the destination, the protocol and the port.
 func (f Family) egressSet() Set { return f.destinations(f.egress, nftnl.TypeIfname) }
 
-// podEgressSet returns the same set for pods, by their addresses.
+// podEgressSet returns the set of the destinations that single pods may call. Its key begins with the pod's address.
 func (f Family) podEgressSet() Set { return f.destinations(f.podEgress, f.addrType) }
 
 func (f Family) destinations(name string, sender uint32) Set {
@@ -276,8 +277,8 @@ func (list *rules) addPodEgress() {
 }
 
 // addAllowed appends rules that accept the packets that a policy permits, and a last rule that drops all others.
-// sender loads the first part of the key and returns its length in bytes. If a packet lacks a part of the key, only
-// the last rule matches it.
+// sender loads the first part of the key and returns its length in bytes. A packet that lacks a part of the key does
+// not match the rule that looks up the destination.
 func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Family) uint32) {
 	list.add("answers", func(x expressions) {
 		x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, established)
@@ -287,7 +288,8 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 	})
 
 	// These messages are always accepted, because without them no machine could reach the pod by IPv6. The host never
-	// forwards packets that the first two rules accept. The third rule accepts only packets that stay on their link.
+	// forwards packets that the first two of these rules accept. The third rule accepts only packets that stay on
+	// their link.
 	ip6 := Families()[1]
 	list.addSpans([]span{
 		{"multicast listeners and neighbour discovery, with the host and groups", listenerReport, neighbourAdvert},

@@ -26,7 +26,7 @@ func (x expressions) loadMeta(key expr.MetaKey) expressions {
 	return x
 }
 
-// compare ends the rule unless the first register compares so with data.
+// compare ends the rule unless the comparison op of the first register with data is true.
 func (x expressions) compare(op expr.CmpOp, data []byte) expressions {
 	x.Compare(op, data)
 	return x
@@ -127,8 +127,8 @@ func (x expressions) isTo(f Family, p netip.Prefix) expressions { return x.is(f)
 // isFrom matches packets from an address in the prefix p.
 func (x expressions) isFrom(f Family, p netip.Prefix) { x.is(f).inPrefix(f.src, p) }
 
-// inPrefix matches addresses of the prefix's family at an offset in the header. A prefix of whole bytes is compared
-// directly, and others after masking.
+// inPrefix matches packets whose address at an offset in the network header is in the prefix. The caller matches the
+// family. A prefix of whole bytes is compared directly, and others after masking.
 func (x expressions) inPrefix(offset uint32, p netip.Prefix) expressions {
 	length, whole := uint32(p.Bits())/8, p.Bits()%8 == 0
 	if !whole {
@@ -156,7 +156,7 @@ func (x expressions) isMeta(key expr.MetaKey, data []byte) expressions {
 	return x.loadMeta(key).compare(expr.CmpOpEq, data)
 }
 
-// isNotMeta matches all other packets.
+// isNotMeta matches packets whose metadata for key differ from data.
 func (x expressions) isNotMeta(key expr.MetaKey, data []byte) expressions {
 	return x.loadMeta(key).compare(expr.CmpOpNeq, data)
 }
@@ -195,7 +195,8 @@ func (x expressions) loadLinkAnd(linkName expr.MetaKey, base expr.PayloadBase, o
 	return x
 }
 
-// isPod matches packets of a family with the address of a pod, at an offset in the header, that is behind the link.
+// isPod matches packets of family f whose address at an offset in the header is a pod's. The pod must be behind the
+// packet's incoming or outgoing link, which link selects.
 func (x expressions) isPod(f Family, link expr.MetaKey, offset uint32) expressions {
 	return x.is(f).loadLinkAnd(link, expr.PayloadBaseNetworkHeader, offset, f.AddrLen).isIn(f.pods)
 }
@@ -247,11 +248,14 @@ type Family struct {
 	// The names of the sets and maps for pods and published ports. HostPorts maps a port on all addresses of the host
 	// to a pod's address and port. HostAddrs is the map for ports on one address. Published contains the pods' own
 	// ports that are published. Selves contains pairs of two addresses of one pod, which match calls to itself.
-	// Services contains host addresses that ports on all addresses are not published on.
+	// Services contains host addresses that ports on all addresses are not published on. SNATAll and SNATNone contain
+	// pods' ports with this value of nft.Endpoint.PortSNAT.
 	pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
 
-	// The sets of policies: egress of bridges, limited of pods that have one, and podEgress of these pods. Host ports
-	// are closed to refused sources, except by excepted links.
+	// The names of the sets for egress policies and for callers of host ports. egress contains the destinations that
+	// pods of a bridge may call. limited contains the pods with a policy of their own, and podEgress their
+	// destinations. refused contains sources that host ports are closed to, and excepted the links through which such
+	// a source may call.
 	egress, limited, podEgress, refused, excepted string
 }
 

@@ -56,12 +56,13 @@ func (x expressions) isL4(protocol byte) expressions {
 	return x.isMeta(expr.MetaKeyL4PROTO, []byte{protocol})
 }
 
-// isNotL4 matches all other packets with such a header.
+// isNotL4 matches packets whose protocol is known and differs from protocol.
 func (x expressions) isNotL4(protocol byte) expressions {
 	return x.isNotMeta(expr.MetaKeyL4PROTO, []byte{protocol})
 }
 
-// isOwn matches packets with one of the port's own values, of some bytes, at an offset in the network header.
+// isOwn matches packets with a value that belongs to their incoming port. The value consists of length bytes at an
+// offset in the network header, and set contains the values of all ports.
 func (x expressions) isOwn(offset, length uint32, set string) expressions {
 	return x.portIn(expr.PayloadBaseNetworkHeader, offset, length, set)
 }
@@ -72,25 +73,25 @@ func (x expressions) isOwnID(offset uint32) expressions {
 	return x.isOwn(offset, interfaceIDLen, guardIDSet)
 }
 
-// isNotOwn matches packets with another value there.
+// isNotOwn matches packets whose value at the offset does not belong to their incoming port. See isOwn.
 func (x expressions) isNotOwn(offset, length uint32, set string) expressions {
 	return x.portNotIn(expr.PayloadBaseNetworkHeader, offset, length, set)
 }
 
-// leaveFree lets a packet leave the chain if the port's addresses are not known.
+// leaveFree accepts packets from ports in guardFreeSet, whose addresses are not known, by ending the chain.
 func (x expressions) leaveFree() { x.linkIn(expr.MetaKeyIIFNAME, guardFreeSet).Return() }
 
 // arpForm returns the first six bytes of an ARP message for IPv4 over Ethernet (RFC 826): the types of both addresses
 // and their lengths.
 func arpForm() []byte { return []byte{0, unix.ARPHRD_ETHER, 8, 0, EtherLen, Addr4Len} }
 
-// isARP matches ARP messages that begin with these bytes, so that the other fields are at known offsets.
+// isARP matches ARP messages that begin with the bytes of form, so that the other fields are at known offsets.
 func (x expressions) isARP(form []byte) expressions {
 	return x.isEtherType(unix.ETH_P_ARP).isAt(expr.PayloadBaseNetworkHeader, 0, form[:4]).
 		isAt(expr.PayloadBaseNetworkHeader, 4, form[4:])
 }
 
-// isNoSender matches ARP messages from no address.
+// isNoSender matches ARP messages whose sender address is 0.0.0.0.
 func (x expressions) isNoSender() expressions {
 	return x.isAt(expr.PayloadBaseNetworkHeader, arpSenderIP, make([]byte, Addr4Len))
 }
@@ -100,7 +101,7 @@ func (x expressions) isDiscovery(from, to byte) expressions {
 	return x.isEtherType(unix.ETH_P_IPV6).isICMPv6(from, to)
 }
 
-// isUnspecified matches ICMPv6 messages of a type whose source is the unspecified address.
+// isUnspecified matches ICMPv6 messages of type typ whose source address is :: (unspecified).
 func (x expressions) isUnspecified(typ byte) expressions {
 	return x.isProtocol(unix.ETH_P_IPV6).isAt(expr.PayloadBaseNetworkHeader, ip6Source, make([]byte, addr6Len)).
 		isICMPv6(typ, typ)
@@ -149,7 +150,8 @@ func (x expressions) isLaterFragment() expressions {
 	return x.isEtherType(unix.ETH_P_IPV6).loadFragment(2, 2).hasAny(0xfff8) // the other bits are flags
 }
 
-// fragment4 matches IPv4 packets that have any of the bits in the flags and the offset of fragments.
+// fragment4 matches IPv4 packets in which at least one of the given bits is set. bits is a mask of the 16-bit field
+// of fragment flags and offset.
 func (x expressions) fragment4(bits uint16) expressions {
 	const flagsAndOffset = 6
 	return x.isProtocol(unix.ETH_P_IP).load(expr.PayloadBaseNetworkHeader, flagsAndOffset, 2).hasAny(bits)

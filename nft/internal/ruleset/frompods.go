@@ -10,7 +10,7 @@ import (
 )
 
 // The chain from-pods drops frames that a pod could send to change the bridge's behaviour or to bypass the firewall.
-// It applies to guarded and to other pods.
+// It applies to all pods, with a guard or without one.
 //
 // First, the chain drops IP packets behind VLAN tags with the VLAN ID 0 (IEEE 802.1Q's priority tag). A host without
 // a link for the tag removes it and reads the content, even behind several such tags (__netif_receive_skb_core). A
@@ -83,7 +83,7 @@ func (x expressions) dropBehindTag(typ uint16) {
 	x.isAt(expr.PayloadBaseLLHeader, vlanType, Number16(typ)).isPodPort(expr.MetaKeyIIFNAME).Drop()
 }
 
-// isPodPort matches the link of a pod's port. It compares a prefix of the name: nft's "veth*".
+// isPodPort matches packets whose link is a pod's port. The port's name begins with "veth", so nft prints "veth*".
 func (x expressions) isPodPort(link expr.MetaKey) expressions {
 	return x.isMeta(link, []byte(podPorts))
 }
@@ -95,7 +95,7 @@ func (x expressions) isPodGroup(link expr.MetaKey) expressions {
 	return x.compare(expr.CmpOpEq, group(PodGroup&GatewayGroup))
 }
 
-// group returns the number of a link group in the byte order that rules compare.
+// group returns the number of a link group as bytes in the host's byte order, in which rules compare it.
 func group(number uint32) []byte { return binary.NativeEndian.AppendUint32(nil, number) }
 
 // hasAny matches if at least one of the bits is set in the two bytes in the first register.

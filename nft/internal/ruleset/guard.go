@@ -44,7 +44,8 @@ const (
 const PodGroup = 0x746f
 
 // addGuard adds the chains that guard pods. All networks share them. If the network needs no guard, addGuard does not
-// mark existing chains for deletion, since another network may need them. They are deleted together with the table.
+// mark existing chains for deletion, since another network may need them. RemoveNetwork deletes the chains together
+// with the table.
 func (rs *Ruleset) addGuard(n *Network) {
 	if n.Groups || n.Guard {
 		rs.addBridgeChain("groups", unix.NF_INET_PRE_ROUTING, priorityGuard, "link-local groups", (*rules).addGroups)
@@ -74,8 +75,8 @@ func (rs *Ruleset) addReports(n *Network) {
 	rs.addBridgeChain(quietPrefix+n.Key, unix.NF_INET_FORWARD, priorityBridged, settings, (*rules).addReports)
 }
 
-// addReports appends the rules of the chain. At its hook, the bridge has already learned from the reports (multicast
-// snooping).
+// addReports appends rules that drop multicast listener reports on their way out by pods' ports. At this hook, the
+// bridge has already learned from the reports (multicast snooping).
 func (list *rules) addReports() {
 	list.begin("all but ICMPv6").isNotL4(unix.IPPROTO_ICMPV6).Return()
 	list.begin("multicast listener reports to pods").

@@ -23,8 +23,8 @@ func (list *rules) addGuard() {
 	list.begin("outer VLAN tags").isEtherType(unix.ETH_P_8021AD).Drop()
 	list.guardIPv4()
 
-	// These match most of IPv6, if no other headers are in between: TCP, UDP and the protocols between their numbers,
-	// none of them an IPv6 extension header. Other packets pass more rules.
+	// The next two rules match most IPv6 packets: those whose next header is TCP, UDP or a protocol numbered between
+	// these. None of the numbers is an extension header's. Other packets pass more rules.
 	list.begin("TCP and UDP from its own IPv6 address").
 		isProtocol(unix.ETH_P_IPV6).nextHeader(unix.IPPROTO_TCP, unix.IPPROTO_UDP).
 		isOwn(ip6Source, addr6Len, guard6Set).Return()
@@ -95,7 +95,8 @@ func (list *rules) guardDiscovery() {
 		isLaterFragment().isOwnID(ip6SourceID).Return()
 	list.begin("later fragments, where no address is known").isLaterFragment().leaveFree()
 
-	// RFC 6980 forbids fragments here. The rules also drop other extension headers, since they use fixed offsets.
+	// RFC 6980 forbids fragments of neighbour discovery. This rule also drops messages behind any other extension
+	// header, since the rules below use fixed offsets.
 	list.begin("neighbour discovery behind extension headers").
 		isDiscovery(routerSolicit, redirectMessage).load(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1).
 		compare(expr.CmpOpNeq, []byte{unix.IPPROTO_ICMPV6}).Drop()

@@ -23,16 +23,16 @@ const (
 	guardIDSet   = "guard-id"     // each port's interface identifier made from the MAC, for SLAAC
 
 	guardUntrustedSet = "guard-untrusted" // ports of hosts that must not be servers or routers
-	// guardLeasingSet contains the ports in guard-untrusted that have no IPv4 address yet. It also contains the other
-	// ports for which only the MAC is checked (nft.GuardMAC).
+	// guardLeasingSet contains two kinds of ports: those in guard-untrusted that have no IPv4 address yet, and those
+	// for which only the MAC is checked (nft.GuardMAC).
 	guardLeasingSet = "guard-leasing"
 )
 
 // guardSets returns the sets of the guard. GuardedPort.Elements returns the elements for them.
 //
 // The sets for neighbour discovery repeat addresses and MACs of other sets, but as plain numbers. nft has no name for
-// these bytes of a packet, and refuses to look up a number in a set of addresses. With the other sets, nft could not
-// load its own listing of the rules again.
+// these bytes of a packet, and refuses to look up a number in a set of addresses. If the rules used the other sets,
+// nft could not load its own listing of the rules again.
 func guardSets() []Set {
 	set := func(name string, part, length uint32, typeof []byte) Set {
 		return Set{Place: InBridge(name), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | part, KeyLen: length,

@@ -15,9 +15,7 @@ const (
 func internalSets() []Set { return []Set{keySet(internalSet, nftnl.TypeIfname)} }
 
 // internal returns the chain that drops packets between an internal network's bridge and all other links, in both
-// directions.
-// The chain and its set are made only for networks that need them, so that packets of other networks pass no rule for
-// them.
+// directions. The firewall has this chain and its set only if there is an internal network.
 func internal() Chain {
 	return filterChain(InInet(internalChain), unix.NF_INET_FORWARD, priorityBeforeFilter-1, sharedSettings,
 		(*rules).addInternal)

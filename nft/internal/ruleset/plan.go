@@ -19,8 +19,8 @@ func (p *Changes) IsEmpty() bool {
 }
 
 // Plan computes the changes that turn the present state have into the intended ruleset want. It never changes an
-// existing chain, but replaces the whole chain. So the rules always belong to the comment, which the kernel cannot
-// change later.
+// existing chain, but replaces the whole chain. So a chain's comment, which the kernel cannot change later, always
+// describes its rules.
 func Plan(want *Ruleset, have *State) *Changes {
 	p := &Changes{Unmarked: have.unmarkedSets(want)}
 	for _, family := range want.tables {
@@ -66,7 +66,7 @@ func Plan(want *Ruleset, have *State) *Changes {
 	return p
 }
 
-// Transaction returns a transaction that makes the changes. seen is the state that Plan was called with. sentinels
+// Transaction returns a transaction that makes the changes. have is the state that Plan was called with. sentinels
 // selects whether new sets get a sentinel.
 func (p *Changes) Transaction(have *State, sentinels bool) *Transaction {
 	t := have.table.begin(&have.Generation)

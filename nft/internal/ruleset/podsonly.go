@@ -26,9 +26,9 @@ func (c Closed) family() Family {
 	return Families()[0]
 }
 
-// podsOnly returns the chain that drops forwarded packets that are neither from nor to pods. The host would otherwise
-// forward them, because forwarding for pods is on. The chain runs after the chain forward, which marks the pods'
-// packets.
+// podsOnly returns the chain that drops forwarded packets that are neither from nor to pods. The chain drops only
+// packets of the families in closed. The host would otherwise forward them, because forwarding for pods is on. The
+// chain runs after the chain forward, which marks the pods' packets.
 func podsOnly(closed []Closed, mark uint32) Chain {
 	settings := []string{markSettings(mark)}
 	for _, c := range closed {
@@ -87,8 +87,8 @@ const (
 	metaOIFKind expr.MetaKey = 27
 )
 
-// hasRoute matches if a route exists, or if none exists and exists is false. The flags of fib select the address and
-// the link of the lookup.
+// hasRoute matches packets for which a route exists or, if exists is false, no route exists. The flags of fib select
+// the address and the link of the lookup.
 func (x expressions) hasRoute(fib expr.Fib, exists bool) expressions {
 	fib.Register, fib.ResultOIF, fib.FlagPRESENT = uint32(nftnl.First), true, true
 	x.Add(&fib)

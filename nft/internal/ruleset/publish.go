@@ -10,8 +10,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Hash maps publish ports, with one element for each port: see Family. A packet that opens a connection to the host
-// needs at most two lookups in them, regardless of the number of ports.
+// The names of the chains for published ports. They look up ports in hash maps with one element for each port: see
+// Family. A packet that opens a connection to the host needs at most two such lookups, regardless of the number of
+// ports.
 const (
 	loopbackChain       = "loopback"
 	answersChain        = "loopback-answers"
@@ -153,7 +154,7 @@ func (list *rules) addPublish() { list.addToHost(); list.addCallers(); list.addH
 
 func (list *rules) addPublishLocal() { list.addToHost(); list.addHostPorts() }
 
-// addToHost adds the rules that leave packets alone whose destination cannot be a host port.
+// addToHost appends rules that end the chain for packets whose destination cannot be a host port.
 func (list *rules) addToHost() {
 	list.add("only what is sent to the host", func(x expressions) {
 		x.loadDestinationType()
@@ -196,7 +197,7 @@ func (list *rules) addHostPorts() {
 	})
 
 	// If kube-proxy runs in IPVS mode, a link of the host has the addresses of all Kubernetes services. Ports on all
-	// addresses must not take them.
+	// addresses must not be published there.
 	list.addFamilies("addresses that are left alone", func(x expressions, f Family) {
 		x.is(f)
 		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
@@ -212,7 +213,7 @@ func (list *rules) addHostPorts() {
 }
 
 // hairpin returns the chain that masquerades connections whose answers would otherwise not return through the host.
-// All other connections keep their source address.
+// The chain does not change other connections.
 func hairpin() Chain {
 	return Chain{
 		Place: InInet(hairpinChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityBeforeSourceNAT,
@@ -250,10 +251,9 @@ func (list *rules) addHairpin() {
 	list.addLAN()
 }
 
-// addLAN appends rules that masquerade packets from the host to a machine on a LAN after any rule changed the
-// destination. A LAN machine sends answers for hosts beyond the LAN to its router, and not to this host. Pods keep
-// their address, because answers to them pass the hooks on the bridge. The chain hairpin masquerades them before if
-// not.
+// addLAN appends rules that masquerade packets to machines on a LAN if any rule changed the destination. Otherwise
+// such a machine would answer past this host, directly or through its router. The first rule leaves out pods'
+// packets, because answers to pods pass the hooks on the bridge. The second rule applies if they do not.
 func (list *rules) addLAN() {
 	list.addFamilies("a machine of the LAN answers past the host", func(x expressions, f Family) {
 		x.isRedirected()
@@ -276,8 +276,8 @@ func (list *rules) addLAN() {
 	})
 }
 
-// The chain portSNATChain masquerades more or fewer callers of published ports than the chain hairpin. Ensure creates
-// it only for networks with PortSNAT, so that packets of other networks do not pass it.
+// The chain portSNATChain masquerades more or fewer callers of published ports than the chain hairpin. The firewall
+// has this chain only if there is a network with PortSNAT.
 
 const portSNATChain = "hostports-snat"
 

@@ -69,7 +69,8 @@ type Ruleset struct {
 }
 
 // Set describes a hash set or a map. Our sets have no timeouts and no verdicts, because these slow down adding an
-// element as the set grows. Intervals also slow it down, so only the sets for egress policies have them.
+// element as the set grows. Intervals also slow it down, so only the sets for egress policies and for callers of
+// published ports have them.
 type Set struct {
 	Place
 	KeyType  uint32 // nft's number of the type, six bits for each part of a concatenation
@@ -82,14 +83,14 @@ type Set struct {
 	intervals bool
 }
 
-// keySet returns the set with a name whose keys have parts of these types.
+// keySet returns a set of family inet. types are the types of the parts of its keys.
 func keySet(name string, types ...uint32) Set {
 	s := Set{Place: InInet(name)}
 	s.KeyType, s.KeyLen = concat(types...)
 	return s
 }
 
-// concat returns the type of values with parts of these types, and their length.
+// concat returns the type of a value with parts of the given types, and the length of the value in bytes.
 func concat(types ...uint32) (typ, length uint32) {
 	for _, part := range types {
 		typ = typ<<nftnl.TypeBits | part
@@ -156,7 +157,7 @@ func (list *rules) addFamilies(comment string, write func(expressions, Family)) 
 	}
 }
 
-// span is the comment of a rule and the range of numbers, from first to last, that the rule is about.
+// span is a range of numbers that a rule matches, with the comment of the rule.
 type span struct {
 	comment  string
 	from, to uint16
@@ -281,8 +282,8 @@ func filterChain(at Place, hook uint32, priority int32, settings string, write f
 }
 
 // forward returns the chain forward, which sets the mark bit on packets that may pass. An accept here would not
-// override a drop in another table, so a rule in that table must accept the mark. It changes the mark only of packets
-// from or to our bridges.
+// override a drop in another table, so a rule in that table must accept the mark. The chain changes only the mark of
+// packets from or to our bridges and of pods' packets at a shared NIC. It also drops packets that a policy forbids.
 func forward(mark uint32) Chain {
 	return filterChain(InInet(forwardChain), unix.NF_INET_FORWARD, priorityBeforeFilter, markSettings(mark),
 		func(list *rules) { list.addForward(mark) })
@@ -329,8 +330,8 @@ func (list *rules) addForward(mark uint32) {
 	})
 }
 
-// opens matches packets that open a connection to a link of a kind that is neither ours nor an uplink, except to the
-// links in own.
+// opens matches packets that open a connection and go out by a link of the given kind. The link is neither ours, nor
+// an uplink, nor one of own.
 func (x expressions) opens(kind string, own ...string) expressions {
 	x.isNoReply().isMeta(metaOIFKind, nftnl.LinkKey(kind, nil, 0))
 	for _, link := range own {

@@ -177,8 +177,9 @@ func (s *share) addTrack(list *rules) {
 	}
 }
 
-// addClosed appends rules that run after the chain forward. They clear the mark of new connections to bridges and
-// veth links of other programs. The chain forward does this only for packets from our bridges.
+// addClosed appends rules for pods' packets that come in by the NIC. If a packet opens a connection to another
+// program's bridge or veth link, they clear its mark. The chain forward, which runs before, does this only for
+// packets from our bridges.
 func (s *share) addClosed(list *rules) {
 	for _, kind := range [...]string{"bridge", "veth"} {
 		list.addFamilies("except what opens a connection to a "+kind+" of others", func(x expressions, f Family) {
@@ -187,7 +188,7 @@ func (s *share) addClosed(list *rules) {
 	}
 }
 
-// addUnmark appends rules that clear the mark bit of packets that the host routes for pods.
+// addUnmark appends rules that clear the mark bit of pods' packets that come in or go out by the NIC.
 func (s *share) addUnmark(list *rules) {
 	list.addFamilies("what pods send", func(x expressions, f Family) {
 		s.isPod(x, f, expr.MetaKeyIIFNAME, f.src).clearMark(s.mark)

@@ -33,8 +33,9 @@ func (list *rules) addTowardHost() {
 		{"ICMPv6 redirects to the host", unix.IPPROTO_ICMPV6, redirectMessage},
 		{"ICMPv6 router advertisements to the host", unix.IPPROTO_ICMPV6, routerAdvert},
 	} {
-		// In the reverse order nft would read the byte as the field of that name, and would add, to a copy that is
-		// loaded, a check of the Ethernet type, which is a tag's type on a bridge with VLANs.
+		// Match the byte before the protocol. In the reverse order, nft would print the byte as a field, such as
+		// "icmp type". When nft loads such a listing, it adds a check of the EtherType, which differs in frames with
+		// a VLAN tag.
 		list.begin(message.comment).firstByte(message.typ, message.typ).isL4(message.protocol).Drop()
 	}
 

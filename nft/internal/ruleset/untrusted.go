@@ -19,8 +19,8 @@ func (list *rules) addUntrusted() {
 	list.addARPProbes()
 	list.addRouters()
 
-	// The kernel finds the protocol of every packet that a host can parse. Protocol 255 is reserved, so it matches
-	// none of these packets (RFC 5237).
+	// Accept every packet whose protocol the kernel can find. No such packet has the reserved protocol 255 (RFC
+	// 5237).
 	list.begin("other protocols").isNotL4(unix.IPPROTO_RAW).Return()
 	list.begin("other ARP").isEtherType(unix.ETH_P_ARP).Return()
 	list.begin("what cannot be read").Drop()
@@ -111,8 +111,9 @@ const (
 	icmpRouterAdvert = 9
 )
 
-// addRouters appends rules that drop messages of routers. If a host sends queries or router advertisements, snooping
-// switches send all multicast to that host. When the host stops, they forget the listeners.
+// addRouters appends rules that drop messages of routers and of routing protocols. If a host sends queries or
+// advertisements of multicast routers, snooping switches send all multicast to that host. When the host stops, the
+// switches forget the listeners.
 func (list *rules) addRouters() {
 	list.addSpans([]span{
 		{"ICMP redirects", icmpRedirect, icmpRedirect},

@@ -28,8 +28,8 @@ type Network struct {
 	// the whole family. Multicast packets are never masqueraded.
 	NonMasquerade []netip.Prefix
 	// Bridge is the name of the network's bridge. Without a Bridge, the firewall does not mark packets that are
-	// bridged between pods, and does not clear marks. Then foreign.Conn adds no rules, and the fields below have no
-	// effect.
+	// bridged between pods, and does not clear marks. foreign.Conn adds no rules for such a network. VLANOf, Policy,
+	// Internal, Egress and Share need a Bridge. NFCall, LAN and Gateway have no effect without one.
 	Bridge string
 	// VLANOf is the name of the VLAN-aware bridge if the network is a VLAN of that bridge. Then Bridge is the host's
 	// link in the VLAN. Otherwise VLANOf is empty. At the hooks, packets that are bridged within the VLAN have the
@@ -42,8 +42,8 @@ type Network struct {
 	NFCall bool
 	// LAN states that a port of the bridge leads to machines in the pods' own subnet. For example, a NIC of the host
 	// is a port. Such machines send answers directly to each other and to the pods, bypassing the host. So the
-	// firewall masquerades packets to these machines if any rule changed the packets' destination. With NFCall, it
-	// does not masquerade pods' packets. Without NFCall, it also masquerades such packets to pods.
+	// firewall masquerades packets to these machines if any rule changed the packets' destination, unless a pod sent
+	// them. Without NFCall, it also masquerades such packets from pods and to pods.
 	//
 	// With NFCall, the bridge itself delivers a packet whose destination was changed. It never sends the packet back
 	// through the port where it arrived. So a LAN machine gets no answer if its packet is redirected to another LAN
@@ -55,7 +55,7 @@ type Network struct {
 	Gateway bool
 	// Closed lists the address families that the host routes for pods only. Pods need forwarding, and bridge.Routing
 	// enables it on all of the host's links. So the firewall drops other forwarded packets of such a family. It does
-	// not drop packets from and to the Bridge of a network with Gateway, and packets that have the mark. All networks
+	// not drop packets from or to the Bridge of a network with Gateway, nor packets that have the mark. All networks
 	// of a node share this rule, so set the same value in each network.
 	Closed []Closed
 	// Policy selects the pods, of this network and of others, that may send to the network's pods.
@@ -197,9 +197,9 @@ func (n *Network) spec() *ruleset.Network {
 }
 
 // Policy restricts packets between pods, on the same bridge or on different bridges. The firewall drops a packet only
-// if both the incoming and the outgoing bridge have a policy. So a policy does not affect packets from the host, from
-// outside, or from and to bridges without a policy. Answers are restricted like other packets, so policies need no
-// connection tracking. A published port does not bypass the policy.
+// if both the incoming and the outgoing bridge have a policy. So a policy does not affect packets from the host or
+// from outside. It also has no effect on packets from or to a bridge without a policy. Answers are restricted like
+// other packets, so policies need no connection tracking. A published port does not bypass the policy.
 //
 // If networks on the same bridge have different policies, the strictest one applies.
 type Policy uint8

@@ -255,7 +255,7 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 	return append(list, ep.callerElements()...)
 }
 
-// callerElements returns the elements that close an endpoint's ports to callers that PublishFrom lacks.
+// callerElements returns the elements that close an endpoint's ports to callers that PublishFrom does not contain.
 func (ep *Endpoint) callerElements() (list []ruleset.Element) {
 	callers, err := ruleset.ParseCallers(ep.PublishFrom...)
 	if err != nil || callers == nil {
@@ -276,7 +276,7 @@ func (ep *Endpoint) callerElements() (list []ruleset.Element) {
 	return list
 }
 
-// CheckCallers returns an error that matches tombolo.ErrInvalid for wrong lists of Endpoint.PublishFrom.
+// CheckCallers returns an error that matches tombolo.ErrInvalid if lists cannot be the value of Endpoint.PublishFrom.
 func CheckCallers(lists ...string) error {
 	if _, err := ruleset.ParseCallers(lists...); err != nil {
 		return invalid("callers of host ports: %w", err)

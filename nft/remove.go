@@ -11,8 +11,8 @@ import (
 
 // Remove deletes the elements of endpoints. It is no error if an endpoint does not exist. Remove looks up the
 // elements by bridge, addresses, MAC and ports, as Add creates them, and deletes only elements whose comment names
-// the owner. So an address that now belongs to another endpoint stays. Elements that do not follow from eps stay too:
-// see RemoveOwners.
+// the owner. So an address that now belongs to another endpoint stays. Elements that Add would not create for eps
+// stay too: see RemoveOwners.
 //
 // The kernel frees deleted objects after an RCU grace period. Only Close waits for that.
 func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {
@@ -153,8 +153,8 @@ func (c *Conn) HasNetwork(ctx context.Context, name string) (bool, error) {
 	return has, err
 }
 
-// inventories returns the content of all our tables. inUse reports whether a network other than key has an object
-// there.
+// inventories returns the content of all our tables. inUse reports whether a network other than key has an object in
+// one of them.
 func (c *Conn) inventories(key string) (list []*ruleset.Inventory, inUse bool, _ error) {
 	for _, family := range ruleset.OurFamilies() {
 		inv, err := c.tables.Inventory(family)

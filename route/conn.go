@@ -59,8 +59,9 @@ func (c *Conn) Replace(ctx context.Context, r Route) error {
 	return c.change(ctx, "replace route", &r, unix.RTM_NEWROUTE, netlink.Create|netlink.Replace)
 }
 
-// Ensure makes a table have the given route, and reports whether it changed anything. If there is another route with
-// the same key (see Add), Ensure compares the two by Route.Matches and replaces the existing one if they differ.
+// Ensure adds a route, or corrects an existing one, and reports whether it changed anything. If there is another
+// route with the same key (see Add), Ensure compares the two by Route.Matches and replaces the existing one if they
+// differ.
 func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 	err := c.Add(ctx, r)
 	if !errors.Is(err, fs.ErrExist) {

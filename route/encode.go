@@ -97,8 +97,8 @@ func (q *request) table(table uint32) {
 	}
 }
 
-// address sets a field of the library's message, to which into points, to the address a. For an IPv4-mapped IPv6
-// address it writes the attribute typ itself, since the library would shorten the address to 4 bytes.
+// address writes the address a to *into, a field of the library's message. For an IPv4-mapped IPv6 address it writes
+// the attribute typ itself, since the library would shorten the address to 4 bytes.
 func (q *request) address(into *net.IP, typ uint16, a netip.Addr) {
 	if a.Is4In6() {
 		q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, typ, a) })

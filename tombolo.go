@@ -100,6 +100,6 @@ func (e *OpError) Is(target error) bool {
 	return errno == syscall.ENODEV || errno == syscall.ESRCH || errno == syscall.EADDRNOTAVAIL
 }
 
-// ErrInterrupted is the cause of the error of a listing that changes interrupted at every try. The kernel marks an
+// ErrInterrupted is the cause of an error if changes interrupted a listing at every try. The kernel marks an
 // inconsistent listing with NLM_F_DUMP_INTR.
 var ErrInterrupted = errors.New("listing was interrupted by changes each time it was tried")

@@ -216,8 +216,8 @@ func (t *step) isAnothers(m *message, requested *Lease) bool {
 	return true
 }
 
-// acknowledged returns the lease in an ACK. It returns nil if the ACK is unusable, or for another address than the
-// requested lease (asked). If the ACK does not name its server, the result has the server of the requested lease.
+// acknowledged returns the lease in an ACK. It returns nil if the ACK is unusable, or if its address is not the
+// requested one. If the ACK does not name its server, the result has the server of the requested lease.
 func (t *step) acknowledged(m *message, requested *Lease) *Lease {
 	if m.address != requested.Address.Addr() {
 		t.note(describe(m) + ": asked for " + requested.Address.Addr().String())
@@ -311,7 +311,8 @@ func (t *step) startProbing(l *Lease) {
 	t.enter(probing, t.now.Add(t.s.random.Between(0, probeWait)))
 }
 
-// probe sends the next ARP probe. After the last one and the wait for its answers, it begins to use the lease.
+// probe sends the next ARP probe. After the last one and the wait for its answers, it begins to use the lease. If the
+// lease ends during the probes, it sends a DISCOVER.
 func (t *step) probe() {
 	if !t.s.offer.Infinite() && !t.now.Before(t.s.offer.Expire) {
 		t.forget()

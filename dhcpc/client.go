@@ -14,8 +14,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Client gets, keeps and releases leases for one interface. It consists of a Machine, a clock and sockets. It keeps
-// no state between calls, so several methods may run at once, if Config.Dial permits that.
+// Client acquires, renews and releases leases for one interface. It consists of a Machine, a clock and sockets. It
+// keeps no state between calls, so several methods may run at once, if Config.Dial permits that.
 type Client struct {
 	machine *Machine
 	cfg     *Config
@@ -52,8 +52,8 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 	}
 }
 
-// Run keeps a lease until ctx is done. It renews the lease when that is due, and acquires another one if servers
-// refuse the lease or it expires.
+// Run renews a lease whenever that is due, until ctx is done. If servers refuse the lease, or it expires, Run
+// acquires another one.
 //
 // Run calls apply with each change, one at a time. After a renewal, old and next are not nil, and mostly differ only
 // in their times. When the lease is lost, next is nil. When there is a lease again, old is nil. When apply returns,

@@ -23,8 +23,8 @@ const (
 	confirmWait       = time.Second      // the wait for an answer to the REQUEST of INIT-REBOOT
 	silence           = 4 * time.Second  // the time without any answer before Config.Last is used
 
-	// If a server sends shorter times, the client uses these, or computes T1 and T2 itself. Otherwise clients would
-	// ask the server again and again.
+	// If a server sends a shorter lease time, the client uses shortestLease. If T1 or T2 is shorter, the client
+	// computes it. Otherwise clients would ask the server again and again.
 	shortestLease = 10 * time.Second
 	shortestT1    = 2 * time.Second
 	shortestT2    = 4 * time.Second

@@ -50,8 +50,8 @@
 //	│     └──────────┘ / REQUEST to all───┘                   │
 //	└──────────────────────────────────────────────────────────┘
 //
-// With Config.Last, INIT sends the REQUEST of INIT-REBOOT and goes to REBOOTING. An ACK leads to BOUND, a NAK to
-// INIT, and after 1 s there is a DISCOVER.
+// With Config.Last, INIT sends the REQUEST of INIT-REBOOT and goes to REBOOTING. An ACK leads to BOUND, and a NAK to
+// INIT. After 1 s without an answer, the client sends a DISCOVER.
 //
 // A REQUEST without an answer in REQUESTING leads to a new DISCOVER, and a late ACK still counts. After a NAK the
 // client waits 1 s, doubled with each up to 30 min, and after a conflict at least 10 s. A client without an address

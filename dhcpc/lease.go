@@ -21,8 +21,8 @@ type Lease struct {
 	// Routers is option 3 as the server sent it, best first. Install Routes, not these: if a server also sends
 	// classless routes, clients must ignore its routers.
 	Routers []netip.Addr `json:"routers,omitempty"`
-	// OwnRouter means that one of these options names the leased address itself as a router. Routes then treats the
-	// destinations behind that router as directly on the link.
+	// OwnRouter means that Routers, or a route from the server, names the leased address itself as a router. Routes
+	// then treats the destinations behind that router as directly on the link.
 	OwnRouter bool `json:"ownRouter,omitempty"`
 	// DNS are the name servers, best first (option 6).
 	DNS []netip.Addr `json:"dns,omitempty"`

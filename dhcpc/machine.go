@@ -36,7 +36,7 @@ type Session struct {
 
 	xid         uint32
 	secs        uint16    // since it began, at the last DISCOVER, or at a REQUEST without one
-	requestSent time.Time // the time of the last REQUEST, or of the last DISCOVER with rapid commit
+	requestSent time.Time // the time of the last REQUEST or DISCOVER
 	tries       int       // how often the message of this state was sent
 	failures    int       // failed exchanges since the last lease; each makes the back-off longer
 
@@ -48,7 +48,7 @@ type Session struct {
 	hint  netip.Addr   // the address to request in a DISCOVER
 
 	last   *Lease    // Config.Last, until a server answers
-	giveUp time.Time // when the search ends and last is taken
+	giveUp time.Time // when the search ends and the client uses last
 
 	others     []netip.Addr // other servers that answered too, for Lease.Others
 	unbelieved []string     // rejected answers, for Lease.Ignored; see whyDoubtful
@@ -107,7 +107,7 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 }
 
 // Restore continues a lease whose address the client still has, as after a restart of the program. It sends nothing
-// until the lease is due for renewal. If the lease has expired, the next Step drops it, and requests its address in a
+// until the lease is due for renewal. If the lease has expired, the next Step ends it, and requests its address in a
 // DISCOVER. If Obtained is in the future, the clock was set back, and the next Step asks servers to confirm the
 // lease. An unusable lease is an error that matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
@@ -308,8 +308,9 @@ func (t *step) renewAt(l *Lease) time.Time {
 	return l.Renew.Add(t.s.random.Between(0, min(l.Rebind.Sub(l.Renew)/8, time.Minute)))
 }
 
-// state is one of the states of RFC 2131, figure 5, or probing. Each is a wait: its message was sent on entering it, or
-// again since. The package's comment has a diagram of them.
+// state is one of the states of RFC 2131, figure 5, or probing. In each state the client waits for a time or an
+// answer. States that wait for a server begin with a message, which the client may repeat. The package comment has a
+// diagram.
 type state uint8
 
 const (

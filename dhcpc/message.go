@@ -209,9 +209,10 @@ func (m *Machine) whyDoubtful(s *Session, msg *message, p *Packet) string {
 	return ""
 }
 
-// isFromLAN reports whether an answer to a client with a lease can only come from a server of the LAN. A malicious
-// client could cooperate with a machine outside the LAN. That machine learns the client's transaction identifier, and
-// can send from a DHCP server's port. But it cannot send from an address of the LAN, and it cannot broadcast there.
+// isFromLAN reports whether an answer can only come from a server of the LAN. It returns true if the client has no
+// lease. A malicious client could cooperate with a machine outside the LAN. That machine learns the client's
+// transaction identifier, and can send from a DHCP server's port. But it cannot send from an address of the LAN, and
+// it cannot broadcast there.
 func isFromLAN(p *Packet, held *Lease) bool {
 	if held == nil || !p.Dst.IsValid() || p.Dst.Addr() == broadcastAddr() {
 		return true
@@ -351,7 +352,7 @@ func describe(m *message) string {
 	return s
 }
 
-// refusal returns the error for a NAK. The parameter asked is the address that the client had requested.
+// refusal returns the error for a NAK. requested is the address that the client had requested.
 func refusal(m *message, requested netip.Addr) error {
 	err := fmt.Errorf("%w %s: NAK from %s", ErrNAK, requested, m.sender())
 	if text := trace.Printable(m.Message()); text != "" {

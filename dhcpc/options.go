@@ -98,7 +98,8 @@ func (r *reader) times(l *Lease) error {
 	return nil
 }
 
-// within returns an option's time if it is at least one time and less than another, and else usual.
+// within returns the time in an option if the time is not less than least, and less than below. For any other time,
+// it adds format's text to r.ignored. It then returns usual, as for a missing option.
 func (r *reader) within(code uint8, least, below time.Duration, format string, usual time.Duration) time.Duration {
 	d, known, infinite := r.seconds(code)
 	if known && !infinite && d >= least && d < below {

@@ -50,8 +50,8 @@ func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
 	p.add(bpf.RetConstant{Val: accept})
 }
 
-// incoming returns a program that rejects packets from this machine and packets to other machines. An interface
-// receives packets to other machines in promiscuous mode, or with VLAN-tagged frames.
+// incoming returns a program that rejects packets from this machine and packets to other machines. Packets to other
+// machines arrive in promiscuous mode. The kernel also counts frames of an unknown VLAN as such.
 func incoming() program {
 	return program{
 		bpf.LoadExtension{Num: bpf.ExtType},

@@ -7,7 +7,7 @@
 // The package contains only the state machine, without sockets, clock and goroutines. Its caller sends the messages
 // that Step returns, and calls Step again at the time Output.Wake or when a message arrives. The package's Example
 // has such a loop. A dhcpc.Transport carries messages between the interface's link-local address and ff02::1:2. A
-// Lease holds everything needed to renew and release it, also in its JSON form and for another program.
+// Lease6 holds everything needed to renew and release it, also in its JSON form and for another program.
 //
 // # States
 //
@@ -47,7 +47,7 @@
 //
 // The client accepts a message if it has our transaction and client identifier and a server identifier. In
 // REQUESTING, RENEWING and DECLINING it accepts only messages from the server that it addressed. It ignores an IA_NA
-// with another IAID, or with a T1 after its T2. Lease.Ignored names the unusable parts of a REPLY.
+// with another IAID, or with a T1 after its T2. Lease6.Ignored names the unusable parts of a REPLY.
 //
 // # Needs
 //

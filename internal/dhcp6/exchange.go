@@ -49,8 +49,9 @@ func (t *step) solicit() {
 	t.send(m, solTimeout, cmp.Or(t.s.solMaxRT, solMaxRT), time.Time{})
 }
 
-// soliciting handles a message in SOLICITING. Until the first pause ends, it collects ADVERTISEs and keeps the one
-// with the highest preference. Later it requests the first one. A REPLY counts only with rapid commit.
+// soliciting handles a message in SOLICITING. It requests an ADVERTISE with preference 255 at once. Until the first
+// pause ends, it collects other ADVERTISEs, and keeps the one with the highest preference. Later it requests the
+// first one, unless its server is to be avoided. A REPLY counts only with rapid commit.
 func (t *step) soliciting(m *message) {
 	rapid := m.kind == dhcpv6.MessageTypeReply && m.rapid && t.cfg.RapidCommit
 	if m.kind == dhcpv6.MessageTypeReply && !rapid {
@@ -91,7 +92,8 @@ func (t *step) soliciting(m *message) {
 
 // granted returns the lease that a message offers or grants for the address want. If the message does not contain
 // want, granted returns the lease of the first usable address. Without a usable address it returns nil and the
-// reason, for a trace. The reason is empty if the message has an error status, since its description contains that.
+// reason, for a trace. The reason is empty if the message has an error status, since the message's description
+// contains the status.
 func (t *step) granted(m *message, want netip.Addr) (l *Lease6, why string) {
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		return nil, ""
@@ -126,7 +128,7 @@ func (t *step) solicitingTimeUp() {
 	t.solicit()
 }
 
-// request asks a server for the lease l, which it advertised.
+// request enters REQUESTING, and requests the lease l, which a server advertised or has forgotten.
 func (t *step) request(l *Lease6) {
 	t.begin(requesting)
 	t.s.requested, t.s.best = l, nil
@@ -175,7 +177,8 @@ func (t *step) requesting(m *message) {
 	}
 }
 
-// requestFailed gives up a REQUEST that the server does not grant.
+// requestFailed gives up a REQUEST that the server does not grant. With a present lease, the client then asks all
+// servers for it (REBINDING). Without one, it starts over.
 func (t *step) requestFailed(err error) {
 	t.shun(t.s.requested.Server)
 	if t.s.lease != nil {
@@ -393,8 +396,8 @@ func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease6) (Session, error
 	return s, err
 }
 
-// confirm sends the first or the next CONFIRM. After cnfMaxRD, or when a renewal is due, it keeps the lease without
-// an answer.
+// confirm sends the first or the next CONFIRM. If no answer has come within cnfMaxRD, or a renewal is due, it returns
+// to BOUND with the lease.
 func (t *step) confirm() {
 	l := t.s.lease
 	if t.s.tries == 0 {

@@ -11,7 +11,7 @@ import (
 // Lease6 is a lease that a server granted. It holds everything that this process or another needs to renew and release
 // it. The names in its JSON form are stable, so that programs can keep it on disk.
 //
-// A Lease never changes: a renewal makes a new one.
+// A Lease6 never changes: a renewal makes a new one.
 type Lease6 struct {
 	// Address is the leased address. DHCPv6 has no prefix length and no router. Router advertisements supply these.
 	Address netip.Addr `json:"address"`

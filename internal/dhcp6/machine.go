@@ -58,7 +58,7 @@ type Session struct {
 // State returns the state of the client.
 func (s *Session) State() State { return s.state }
 
-// Lease6 returns the present lease, or nil if there is none.
+// Lease returns the present lease, or nil if there is none.
 func (s *Session) Lease() *Lease6 { return s.lease }
 
 // Wake returns the time of the next call of Step. It equals the last Output.Wake.
@@ -360,8 +360,9 @@ func (t *step) lose(why error) {
 	t.s.wake = t.now
 }
 
-// take handles a lease that a server granted. It declines a lease that Config.Refuse rejects. Otherwise it asks the
-// caller to check the address, unless the client already has that address.
+// take handles a lease that a server granted. It declines a lease that Config.Refuse rejects. With
+// Config.DetectConflicts, it asks the caller to check an address that the client does not have yet. Otherwise it
+// begins to use the lease.
 func (t *step) take(l *Lease6) {
 	if refused := t.refused(l); refused != nil {
 		t.decline(l, fmt.Errorf("%w: %s: %w", dhcpc.ErrRefused, l.Address, refused))
@@ -422,8 +423,8 @@ func (s *Session) Failure(op string, now time.Time, err error) error {
 // State is the state of a Session. The package comment has a diagram. Callers need to know only the exported states.
 type State uint8
 
-// In each state the client waits for an answer or for a time. It sent the state's message when it entered the state,
-// and may have repeated it since.
+// In each state the client waits for an answer or for a time. A state that waits for a server begins with a message,
+// which the client may repeat.
 const (
 	initial    State = iota // about to send a SOLICIT, at the start or after a back-off
 	soliciting              // SOLICIT sent; waits for ADVERTISEs or, with rapid commit, for a REPLY

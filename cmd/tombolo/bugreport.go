@@ -39,8 +39,8 @@ func (o *options) bugreportCommand() *cobra.Command {
 	return cmd
 }
 
-// bugreport writes a new file with the output of other commands. The file must not exist yet. If a part fails, the
-// file contains the error.
+// bugreport writes a new file with the output of other commands. It returns an error if the file exists already. If a
+// part of the report fails, the file contains the error. bugreport also returns the error if a permission is missing.
 func (o *options) bugreport(ctx context.Context, path, lists string) error {
 	report, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -79,8 +79,8 @@ func (o *options) bugreport(ctx context.Context, path, lists string) error {
 		" is written: read it before you show it, since it names pods and addresses\n", nil))
 }
 
-// chains lists our chains with their comments, and the base chains of other programs without their comments, which
-// may contain anything.
+// chains prints the chains of tables named tombolo with their comments. It also prints the base chains of all other
+// tables, without comments, which may contain anything.
 func chains(to io.Writer) error {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -103,7 +103,7 @@ func chains(to io.Writer) error {
 	return err
 }
 
-// configurations prints the configuration files in a directory, with unknown fields left out.
+// configurations prints the configuration files in a directory. It leaves out values that may be secret: see redact.
 func configurations(ctx context.Context, to io.Writer, dir string) {
 	known := append(cni.KnownFields(), "plugins", "cniVersions", "disableCheck")
 	paths, _ := filepath.Glob(filepath.Join(dir, "*.*")) // the pattern is valid
@@ -119,8 +119,8 @@ func configurations(ctx context.Context, to io.Writer, dir string) {
 	}
 }
 
-// redact replaces all values that may be secret: of fields that are not known, and all fields of other plugins except
-// the type.
+// redact replaces values that may be secret by "(left out)". These are the values of unknown fields and, for a plugin
+// of another program, all values except the type. redact changes conf and returns it.
 func redact(conf any, known []string) any {
 	switch conf := conf.(type) {
 	case []any:

@@ -35,8 +35,8 @@ func (o *options) checkCommand() *cobra.Command {
 	return cmd
 }
 
-// check prints the differences with their remedies. It prints one line for each cause. If the flag each is set, it
-// prints one line for each difference.
+// check compares the node with its records, and prints the differences with their remedies. It prints one line for
+// each cause or, if each is set, for each difference. It returns a findingsError if there are differences.
 func (o *options) check(ctx context.Context, node *network.Node, each bool) error {
 	inspection, err := node.Inspect(ctx)
 	if err != nil {
@@ -72,7 +72,7 @@ func (o *options) repairCommand() *cobra.Command {
 			"something is left.", o.repair)
 }
 
-// repair repairs the host, and prints all repaired and all remaining differences.
+// repair repairs the host, and prints all repaired and all remaining differences. It returns an error if some remain.
 func (o *options) repair(ctx context.Context, node *network.Node, _ []string) error {
 	did, err := report.Repair(ctx, node)
 	if did == nil {
@@ -120,8 +120,8 @@ func (o *options) gcCommand() *cobra.Command {
 	return cmd
 }
 
-// gc takes down the attachments of dead pods, and prints a line for each pod. If name is empty, it examines all
-// networks, otherwise only the network with this name.
+// gc deletes the ports, addresses and records that dead pods left, and prints a line for each pod. With dryRun it only
+// prints these lines. If name is empty, gc examines all networks, else only the named one.
 func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	node, err := report.Open(ctx, &network.Config{
 		StateDir: o.state, LeaseDir: o.leases, Log: slog.New(slog.NewTextHandler(o.stderr, nil)),
@@ -159,9 +159,9 @@ func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	return err
 }
 
-// printPorts warns about pods whose namespace path is gone while their port still exists. The kernel deletes the
-// port a moment after the last socket in the namespace is closed. The warning may be wrong, since the path may exist
-// in another mount namespace. printPorts skips the pods in dead, which gc has printed.
+// printPorts warns about pods whose namespace path is gone while the pod's port on the bridge still exists. The kernel
+// deletes the port a moment after the last socket in the namespace is closed. The warning may be wrong, since the path
+// may exist in another mount namespace. printPorts skips the pods in dead, which gc has printed.
 func (o *options) printPorts(ctx context.Context, node *network.Node, name string, dead []network.Dead) error {
 	networks, err := node.Networks(ctx)
 	for _, n := range networks {

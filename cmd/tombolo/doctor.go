@@ -42,7 +42,8 @@ func (o *options) doctorCommand() *cobra.Command {
 	return cmd
 }
 
-// doctor examines pods and prints the findings. It warns about unreadable records.
+// doctor examines the selected pods and prints the findings. It warns about unreadable records, and returns a
+// findingsError if it finds a problem.
 func (o *options) doctor(ctx context.Context, node *network.Node, only report.Selection, opt doctor.Options) error {
 	if err := readRecords(o.state, &opt); err != nil {
 		return err
@@ -65,8 +66,9 @@ func (o *options) doctor(ctx context.Context, node *network.Node, only report.Se
 	return o.printExamined(reports, only.None())
 }
 
-// nameServers returns the servers named on the command line. By default it returns the servers in /etc/resolv.conf
-// that a pod could ask too, or none if that file is missing.
+// nameServers parses the name servers from the command line; "none" means no server. By default it returns the servers
+// in /etc/resolv.conf that a pod could ask too: those whose address is no loopback address and has no zone. A missing
+// file counts as empty.
 func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 	if slices.Equal(named, []string{"none"}) {
 		return nil, nil
@@ -117,8 +119,8 @@ func parseTargets(texts []string) (list []netip.AddrPort, _ error) {
 	return list, nil
 }
 
-// readRecords sets the fields of opt that come from records about networks and from firewalld's zones. It skips
-// unreadable records, since Inspect reports these.
+// readRecords sets the fields of opt that come from the networks' records, and from tombolod's record of firewalld
+// zones. It skips unreadable records, since Inspect reports these.
 func readRecords(dir string, opt *doctor.Options) error {
 	d, err := state.Open(dir)
 	if err != nil {
@@ -139,8 +141,8 @@ func readRecords(dir string, opt *doctor.Options) error {
 	return err
 }
 
-// printExamined prints the findings about each pod. If a pod has the same findings as the one before, it prints "the
-// same". If there are no reports, it prints the text none.
+// printExamined prints the findings about each pod. If a pod has the same findings as the pod before it, printExamined
+// prints "the same". If there are no reports, it prints the argument none.
 func (o *options) printExamined(reports []doctor.Report, none string) error {
 	sick := false
 	var text strings.Builder

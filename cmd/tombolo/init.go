@@ -25,8 +25,8 @@ type firstNetwork struct {
 	plugin  string // the plugin's object in the configuration list
 	options string // the corresponding options for Docker and podman 5
 	note    string // further advice
-	docker  string // flags for Docker's own IPAM
-	podman  string
+	docker  string // flags of docker network create: the subnet, or no IPAM
+	podman  string // flags of podman network create
 }
 
 func (o *options) initCommand() *cobra.Command {
@@ -85,7 +85,7 @@ func (o *options) initPods() *cobra.Command {
 	return cmd
 }
 
-// initSubcommand returns a subcommand of init. network returns the description of the network.
+// initSubcommand returns a subcommand of init. The function network describes the network according to the flags.
 func (o *options) initSubcommand(use, short string, network func() (*firstNetwork, error)) *cobra.Command {
 	dir, yes := "", false
 	cmd := command(use, short, "", func(ctx context.Context, _ []string) error {
@@ -101,8 +101,8 @@ func (o *options) initSubcommand(use, short string, network func() (*firstNetwor
 	return cmd
 }
 
-// begin prints the configuration of the network for each runtime. If yes is set, it also writes the file for runtimes
-// that speak CNI.
+// begin prints the configuration of the network for each runtime. If yes is set, it also writes the file at path, for
+// runtimes that use CNI.
 func (o *options) begin(ctx context.Context, f *firstNetwork, path string, yes bool) error {
 	list := f.list()
 	r := conflist.Examine(list)
@@ -138,7 +138,9 @@ func (f *firstNetwork) list() []byte {
 `, f.name, f.plugin)
 }
 
-// runtimes returns the names of the installed runtimes that speak CNI, and the commands for the others.
+// runtimes returns the names of the installed runtimes that use CNI. The result others is text for the operator, with
+// the commands that create the network in Docker and podman 5. It leaves out commands for runtimes that are not
+// installed.
 func (f *firstNetwork) runtimes(isFile func(path string) bool) (speakers []string, others string) {
 	has := func(program string) bool {
 		return slices.ContainsFunc(filepath.SplitList(os.Getenv("PATH")),
@@ -178,7 +180,7 @@ func isFile(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// writeList writes the file. If the file exists with another content, it returns an error.
+// writeList writes list to the file at path. It returns an error if the file exists with another content.
 func (o *options) writeList(ctx context.Context, path string, list []byte) error {
 	existing, err := file.ReadNamed(ctx, path, cni.MaxStdin, 0)
 	switch {

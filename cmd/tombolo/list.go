@@ -89,7 +89,7 @@ func (o *options) draw(ctx context.Context, node *network.Node, svg bool) error 
 
 	screen := view.ScreenOf(os.Stdout, os.Getenv)
 	if screen.Colour {
-		o.out = os.Stdout // a terminal obeys control sequences, but all names are printable
+		o.out = os.Stdout // write control sequences unfiltered: Map has made all names printable
 	}
 	return o.print(drawn.Map(screen), nil)
 }

@@ -57,7 +57,7 @@ type findingsError string
 
 func (f findingsError) Error() string { return string(f) }
 
-// errUsage is the cause of an error in the command line itself.
+// errUsage marks an error in the command line itself. It leads to the exit status exitUsage.
 var errUsage = errors.New("the command line is wrong")
 
 // operator runs a command and returns the exit status. If the reader of the command's output, such as head, ends
@@ -92,7 +92,7 @@ func operator(args []string) int {
 	return exitFailed
 }
 
-// pipeWriter is a writer that ignores that its reader has ended (EPIPE).
+// pipeWriter is a writer that ignores EPIPE, the error after its reader has ended.
 type pipeWriter struct{ to io.Writer }
 
 func (u pipeWriter) Write(p []byte) (int, error) {
@@ -226,8 +226,8 @@ func (o *options) print(text string, value any) error {
 	return err
 }
 
-// answer does the work of print. If the third argument is true, the command has found something, and answer returns
-// err.
+// answer prints text or value like print. If the third argument is true, the command has found something, and answer
+// returns err.
 func (o *options) answer(text string, value any, is bool, err findingsError) error {
 	if printErr := o.print(text, value); printErr != nil || !is {
 		return printErr

@@ -64,7 +64,7 @@ func (o *options) uplinkSubcommand(use, short, long string,
 	return cmd
 }
 
-// planShare prints the steps that make a bridge share a NIC.
+// planShare prints the steps of the first ADD of a network whose bridge shares the NIC.
 func (o *options) planShare(ctx context.Context, node *network.Node, nic, bridge string) error {
 	lines, warnings, err := node.Uplinks().PlanShare(ctx, nic, bridge)
 	if err != nil {
@@ -85,7 +85,7 @@ func (o *options) planShare(ctx context.Context, node *network.Node, nic, bridge
 	return o.print(text.String(), nil)
 }
 
-// planTake prints the steps that make a NIC a port of a bridge.
+// planTake prints the steps of `tombolo uplink take`, which makes a NIC a port of a bridge.
 func (o *options) planTake(ctx context.Context, node *network.Node, nic, bridge string) error {
 	steps, moves, warnings, err := node.Uplinks().PlanTake(ctx, nic, bridge)
 	if err != nil {
@@ -125,7 +125,8 @@ func (o *options) restoreUplink(ctx context.Context, node *network.Node, args []
 	return o.print(args[0]+" has its addresses and routes back\n", nil)
 }
 
-// uplinkStatus prints a line for each NIC, followed by the NIC's differences.
+// uplinkStatus prints a line for each NIC that a network shares or that was taken over. Below each line it lists what
+// is not as it should be.
 func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []string) error {
 	nic := optional(args, 0)
 	list, err := node.Uplinks().List(ctx, nic)

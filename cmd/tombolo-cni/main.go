@@ -1,8 +1,8 @@
 //go:debug updatemaxprocs=0
 
 // Command tombolo-cni is the CNI plugin. A container runtime starts it by the name tombolo in the runtime's directory
-// of plugins. If the plugin is started by the name of a reference plugin, such as loopback, it does the work of that
-// plugin. podman 5 calls it through netavark, with the request as arguments. The operator's command is tombolo.
+// of plugins. Under the name of a reference plugin, such as loopback, it does the work of that plugin. podman 5 starts
+// it through netavark, with the request in arguments and on stdin. The operator's command is tombolo.
 package main
 
 import (
@@ -39,8 +39,8 @@ func main() {
 	os.Exit(plugin.Run())
 }
 
-// calledAs returns the path that started the program, and the remaining arguments. A file created by `tombolo
-// install` starts the program as "tombolo as /opt/cni/bin/bridge".
+// calledAs returns the path of the plugin that the runtime called, and the remaining arguments. A file created by
+// `tombolo install` starts the program as "tombolo as /opt/cni/bin/bridge": the path is then /opt/cni/bin/bridge.
 func calledAs(args []string) (path string, rest []string) {
 	if len(args) > 2 && args[1] == cni.As {
 		return args[2], args[3:]
@@ -51,9 +51,9 @@ func calledAs(args []string) (path string, rest []string) {
 // referenceVersion is the version of the reference plugins that Tombolo replaces.
 const referenceVersion = "v1.9.1"
 
-// introduce explains the plugin to a user who started it by hand, as the reference plugins do, and returns the exit
-// status. nerdctl reads the version of the plugin firewall from the first line. Without a version it would not
-// isolate networks.
+// introduce explains the plugin to a user who started it by hand, as the reference plugins do. It returns the exit
+// status. nerdctl reads the version of the plugin firewall from the first line. Without a version it would not isolate
+// networks.
 func introduce(out io.Writer, name string, args []string) int {
 	if len(args) > 0 {
 		fmt.Fprintf(out, "%s: this is the CNI plugin, which a container runtime calls; the operator's command is "+

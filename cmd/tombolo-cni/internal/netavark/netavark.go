@@ -1,5 +1,5 @@
-// Package netavark implements netavark's plugin interface, for podman 5. A call has an argument, and JSON on stdin
-// and stdout (plugin-API.md of github.com/containers/netavark).
+// Package netavark implements netavark's plugin interface, for podman 5. Each call has a verb as its first argument,
+// and reads and writes JSON on stdin and stdout (plugin-API.md of github.com/containers/netavark).
 package netavark
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
 )
 
-// Run executes a call of the netavark API and returns the process's exit status. called is false if the arguments are
-// no such call. Run prints errors to out, as the API demands.
+// Run executes a call of the netavark API and returns the process's exit status. called is false if the first argument
+// is no verb of the API. Run prints errors to out, as the API demands.
 func Run(args []string, in io.Reader, out io.Writer) (status int, called bool) {
 	if len(args) == 0 || !slices.Contains([]string{"create", "setup", "teardown", "info"}, args[0]) {
 		return 0, false
@@ -46,7 +46,7 @@ func execute(args []string, in io.Reader) (any, error) {
 	case args[0] == "info":
 		build, _ := debug.ReadBuildInfo()
 		return map[string]string{"version": build.Main.Version, "api_version": "1.0.0"}, nil
-	case os.Geteuid() != 0 || os.Getenv("_CONTAINERS_USERNS_CONFIGURED") == "done": // set in podman's namespace
+	case os.Geteuid() != 0 || os.Getenv("_CONTAINERS_USERNS_CONFIGURED") == "done": // rootless podman sets it
 		return nil,
 			errors.New(
 				"podman without root may not change the host's network, which a network of tombolo is in: run podman " +
@@ -65,8 +65,8 @@ func execute(args []string, in io.Reader) (any, error) {
 	return attach(args[0], data, strings.Join(args[1:], " "))
 }
 
-// attach attaches a container for the verb setup, and detaches it for teardown. path is the container's namespace.
-// Detaching works even if the container's options are not valid.
+// attach attaches a container for the verb setup, and detaches it for teardown. path is the path of the container's
+// network namespace. Detaching works even if the container's options are not valid.
 func attach(verb string, data []byte, path string) (any, error) {
 	a := new(attachment)
 	if err := json.Unmarshal(data, a); err != nil {
@@ -124,8 +124,8 @@ func (a *attachment) container(path string) (*runtimes.Container, error) {
 	}
 
 	if len(a.Network.Subnets) == 0 {
-		// podman requests the previous MAC and addresses when it reloads a network. So addresses together with a MAC
-		// are allowed.
+		// When podman reloads a network, it requests the previous MAC and addresses. So allow addresses together with
+		// a MAC.
 		if len(o.IPs) > 0 && o.MAC == "" {
 			return c,
 				fmt.Errorf(

@@ -25,8 +25,8 @@ type network struct {
 	IPAM   map[string]string `json:"ipam_options"`
 }
 
-// create completes the description of a network, and returns an error if the network is impossible. It leaves unknown
-// fields as they are.
+// create returns podman's description of a new network with the missing fields filled in. It returns an error if the
+// plugin cannot serve the network. It leaves unknown fields as they are.
 func create(data []byte) (any, error) {
 	var all map[string]any
 	n := new(network)
@@ -101,8 +101,8 @@ func (n *network) completeSubnets() error {
 	return nil
 }
 
-// freeSubnet returns a subnet from podman's range that overlaps no route of the host. A network without containers
-// has no route yet. To avoid its subnet, the search begins at a place that depends on the network's id.
+// freeSubnet returns a /24 from podman's range that overlaps no route of the host. A network without containers has no
+// route yet. To avoid the subnet of such a network, the search begins at a place that depends on the new network's id.
 func freeSubnet(id string) (netip.Prefix, error) {
 	var routes []route.Route
 	conn, err := route.Dial(nil)

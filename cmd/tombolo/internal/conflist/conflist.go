@@ -149,8 +149,8 @@ func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 	}
 }
 
-// warnOfLinks adds warnings if the bridge exists on this machine and delays new ports, and about callers' links that
-// do not exist.
+// warnOfLinks adds a warning if the bridge exists on this machine and delays new ports. It also adds warnings about
+// links in publishFrom that do not exist.
 func (r *Report) warnOfLinks(nw *network.Network) {
 	links, err := bridge.Dial(nil)
 	if err != nil {
@@ -169,7 +169,7 @@ func (r *Report) warnOfLinks(nw *network.Network) {
 	})...)
 }
 
-// read decodes the fields that a runtime uses. All other fields belong to the plugins.
+// read decodes the fields that a runtime uses into l, and returns the errors. All other fields belong to the plugins.
 func read(data []byte, l *list) strict.Problems { return strict.Unmarshal(data, l, strict.Everything) }
 
 func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
@@ -177,8 +177,8 @@ func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
 // isNamed reports whether kind is the name of a reference plugin that Tombolo can replace.
 func isNamed(kind string) bool { return slices.Contains(cni.Names(), filepath.Base(kind)) }
 
-// named describes Tombolo's work under the name of a reference plugin that makes no interface. It returns "" for
-// other names.
+// named returns a text about the work that Tombolo does in place of the reference plugin with this name. It returns ""
+// for plugins that make an interface and for unknown names.
 func named(name string) string {
 	return map[string]string{
 		"bandwidth": "traffic of a pod is limited to the rates that this names, or the runtime",
@@ -193,7 +193,8 @@ func (r *Report) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }
 
-// doubles reports plugins of the list that repeat the work of the plugin tombolo.
+// doubles adds a problem for each plugin portmap or bandwidth that repeats the work of the plugin tombolo. Both
+// plugins then declare the same capability.
 func (r *Report) doubles(parts []list) {
 	does := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}
 	ours := map[string]bool{}
@@ -210,8 +211,9 @@ func (r *Report) doubles(parts []list) {
 	}
 }
 
-// plugin examines the configuration of one plugin that Tombolo reads. The name in the plugin's type determines how
-// Tombolo reads the configuration. The list before contains the types of the preceding plugins.
+// plugin examines the configuration of one plugin, and adds the problems and warnings, or the steps of an ADD, to the
+// report. The plugin's type may be tombolo or the name of a reference plugin, which determines how Tombolo reads the
+// configuration. The list before contains the types of the preceding plugins.
 func (r *Report) plugin(data []byte, l *list, before []string) {
 	name, already := filepath.Base(l.Type), len(r.Problems)
 	if isOurs(name) {
@@ -256,7 +258,7 @@ func (r *Report) plugin(data []byte, l *list, before []string) {
 	}
 }
 
-// plan describes the steps of the first ADD.
+// plan describes the steps of the first ADD of a network, one line for each step.
 func plan(nw *network.Network, capabilities map[string]bool) []string {
 	size := cmp.Or(nw.MTU, nw.DefaultMTU)
 	mtu := fmt.Sprintf("MTU %d", size)

@@ -29,11 +29,11 @@ const (
 	StepRoute      Step = "route"      // the pod has its routes
 	StepGateway    Step = "gateway"    // the gateway answers by ARP or neighbour discovery
 	StepForwarding Step = "forwarding" // the host forwards packets, and has a route
-	StepFirewall   Step = "firewall"   // our rules are complete, and no other rule drops packets
+	StepFirewall   Step = "firewall"   // Tombolo's rules are complete, and no other rule drops packets
 	StepBeyond     Step = "beyond"     // the host's next hop answers the pod
 	StepMTU        Step = "mtu"        // the next hop also answers long packets
 	StepDNS        Step = "dns"        // a name server answers the pod
-	StepLease      Step = "lease"      // the DHCP lease
+	StepLease      Step = "lease"      // the DHCP lease is valid
 )
 
 // Finding is a failed step on the path of a pod's packets, or a note.
@@ -41,11 +41,11 @@ type Finding struct {
 	Step     Step   `json:"step"`
 	Evidence string `json:"evidence"`
 	Remedy   string `json:"remedy,omitempty"`
-	// Note means that no test has failed, and the finding may be intended.
+	// Note is set if no test has failed, and the finding may be intended.
 	Note bool `json:"note,omitempty"`
 }
 
-// Report contains the findings about one attachment.
+// Report contains the findings about one attachment: one interface of a pod.
 type Report struct {
 	Network     string    `json:"network"`
 	Pod         string    `json:"pod,omitempty"`
@@ -73,8 +73,8 @@ type Options struct {
 	Uplinks map[string]string
 }
 
-// Examine examines the pods of an inspection. Call it in the host's namespace. It needs CAP_NET_ADMIN, CAP_NET_RAW
-// and CAP_SYS_ADMIN.
+// Examine tests the network of each pod in the inspection, and returns a report for each attachment. Call it in the
+// host's network namespace. It needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN.
 func Examine(ctx context.Context, node *network.Node, inspection *network.Inspection, opt Options) ([]Report, error) {
 	obstacles, err := node.Upkeep().Obstacles(ctx)
 	if err != nil {
@@ -112,8 +112,8 @@ func Examine(ctx context.Context, node *network.Node, inspection *network.Inspec
 	return reports, nil
 }
 
-// isReplaced reports whether a difference inside the pod may be harmless, because the pod has a replacement.
-// Replacements are another default route, MAC or name, and a smaller MTU.
+// isReplaced reports whether the pod has a replacement for the thing that Tombolo had set up. Examples are another
+// default route, another MAC and a smaller MTU. Such a difference may be intended.
 func isReplaced(d tombolo.Difference) bool {
 	have, _ := strconv.Atoi(d.Have)
 	want, _ := strconv.Atoi(d.Want)
@@ -158,7 +158,7 @@ func (e *examination) try(format string, args ...any) {
 	e.tried = append(e.tried, fmt.Sprintf(format, args...))
 }
 
-// sorted returns each finding once, in the order of the path.
+// sorted returns the findings without duplicates, in the order of the steps.
 func (e *examination) sorted() []Finding {
 	way := []Step{StepNamespace, StepLink, StepAddress, StepDuplicate, StepRoute, StepGateway,
 		StepForwarding, StepFirewall, StepBeyond, StepMTU, StepDNS, StepLease}
@@ -176,15 +176,15 @@ func (e *examination) failed(steps ...Step) bool {
 	return slices.ContainsFunc(e.findings, func(f Finding) bool { return !f.Note && slices.Contains(steps, f.Step) })
 }
 
-// recorded adds the differences that the inspection found as findings. The tests that follow would show only the
-// effects of these differences.
+// recorded adds a finding for each cause of differences between the kernel and the pod's record. The later tests would
+// show only the effects of such a cause. If the namespace is gone, recorded marks the pod as dead.
 func (e *examination) recorded(causes []report.Line) {
 	for _, c := range causes {
 		step := StepOf(c.First)
 		if step == StepNamespace {
 			e.dead = true
 		}
-		f := Finding{Step: step, Note: strings.Contains(c.Text, spanningTree)} // the pod's port may forward already
+		f := Finding{Step: step, Note: strings.Contains(c.Text, spanningTree)} // a note, since the port may forward by now
 		f.Evidence, f.Remedy = split(c.Text, report.Help(c.Remedy))
 		e.findings = append(e.findings, f)
 	}

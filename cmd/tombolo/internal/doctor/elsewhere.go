@@ -28,10 +28,10 @@ const (
 		"vtysh -c 'show bgp summary'), or from the cloud's route controller"
 )
 
-// kept checks the destinations to which pods keep their own addresses, such as other nodes' pods. It adds a note if
-// the host's routes refuse packets to such a destination, and no route leads to a part of it. A routing daemon
-// announces all of a cluster's pods as unreachable, and adds routes to the known ones. kept ignores default routes,
-// since the next router may have a route.
+// kept checks the destinations that get packets without masquerade, such as other nodes' pods. It adds a note if an
+// unreachable, blackhole or prohibit route covers such a destination, and no other route leads to a part of it. A
+// routing daemon adds such a route for all pods of a cluster, and more specific routes for the nodes that it knows.
+// kept ignores default routes, since the next router may have a route.
 func (e *examination) kept(ctx context.Context) error {
 	routes, err := e.onHost.List(ctx, route.Filter{Family: nl.FamilyOf(e.own), Table: unix.RT_TABLE_MAIN})
 	if err != nil {
@@ -61,7 +61,8 @@ func (e *examination) kept(ctx context.Context) error {
 	return nil
 }
 
-// targets follows the path to the targets that the operator named, such as another node's pod.
+// targets follows the path to each target that the operator named, such as another node's pod. It adds a finding for a
+// target that the pod does not reach.
 func (e *examination) targets(ctx context.Context) (err error) {
 	for _, to := range e.opt.To {
 		switch {
@@ -161,8 +162,8 @@ func (e *examination) destination(ctx context.Context, to netip.Addr) error {
 // hear is the time to wait for the answers to one ARP probe, which several nodes may answer.
 const hear = 200 * time.Millisecond
 
-// duplicates sends ARP probes to the bridge for the pod's and the gateway's IPv4 addresses, and adds a finding for
-// each other node that answers. The host itself does not answer these probes.
+// duplicates sends ARP probes from the bridge for the pod's IPv4 addresses, and for a gateway's address that the host
+// itself has. It adds a finding for each other node that answers. The host itself does not answer these probes.
 func (e *examination) duplicates(ctx context.Context) error {
 	for _, a := range e.at.Addresses {
 		for _, asked := range []netip.Addr{a.Prefix.Addr(), a.Gateway} {

@@ -18,15 +18,16 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// exchange calls the function send, which sends a request from the pod to an address. If send succeeds, exchange
-// lists the test as tried and returns nil. Otherwise it returns a Finding that tells where the request or its answer
-// was lost. A Finding without a Remedy means that the request left the host, and that no answer reached the host.
+// exchange calls the function send, which sends a request from the pod to an address. If an answer comes or the
+// connection is refused, exchange adds tried to the list of completed tests and returns nil. Otherwise it returns a
+// Finding that tells where the request or its answer was lost. A Finding without a Remedy means that the request left
+// the host, and that no answer reached the host.
 func (e *examination) exchange(
 	ctx context.Context, tried string, to netip.Addr, p probe, send func() error,
 ) (*Finding, error) {
 	var sendErr error
 	t, err := e.follow(ctx, p, func() { sendErr = send() })
-	if err == nil && p.isQuestion && !t.left { // the kernel has just given up on an earlier question, and asks again
+	if err == nil && p.isQuestion && !t.left { // the kernel sent none, since it had just given up
 		t, err = e.follow(ctx, p, func() { sendErr = send() })
 	}
 
@@ -35,7 +36,7 @@ func (e *examination) exchange(
 	}
 
 	isDropped := t.to.drop != nil || t.from.drop != nil
-	if sendErr == nil || errors.Is(sendErr, unix.ECONNREFUSED) && t.back && !isDropped { // refused
+	if sendErr == nil || errors.Is(sendErr, unix.ECONNREFUSED) && t.back && !isDropped {
 		e.try("%s", tried)
 		return nil, nil
 	}
@@ -56,9 +57,10 @@ func (e *examination) exchange(
 	return e.lost(ctx, to, t, sendErr)
 }
 
-// unresolved finds out where the pod's request for the MAC of a neighbour, or the answer, is lost.
+// unresolved pings a neighbour from the pod. It finds out where the kernel's request for the neighbour's MAC, or the
+// answer, is lost. It returns nil if the answer comes.
 func (e *examination) unresolved(ctx context.Context, a netip.Addr, name string) (*Finding, error) {
-	const untilAsked = wait * 3 / 2 // the kernel asks once a second
+	const untilAsked = wait * 3 / 2 // the kernel repeats its request once a second
 	f, err := e.exchange(ctx, name+" by "+protocolOf(a), a, neighbourProbe(a), func() error {
 		return ping(ctx, e.pod, a, icmp.Echo{Wait: untilAsked})
 	})
@@ -95,8 +97,8 @@ func (e *examination) inside(command string) string {
 	return "nsenter --net=" + e.at.Path + " " + command
 }
 
-// lost finds out from a trail where a request to an address, or its answer, was lost. sendErr is the error of the
-// system call in the pod.
+// lost finds out from a trail where a request to an address, or its answer, was lost. sendErr is the error that the
+// pod got.
 func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr error) (*Finding, error) {
 	port, ifName := e.port.Name, e.at.IfName
 	isLocal := e.isOwn(ctx, to)
@@ -142,7 +144,8 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 		"the answer comes to the pod's interface %s, and the pod does not take it", ifName), nil
 }
 
-// unanswered explains why a neighbour does not answer a request for its MAC that the host passed on.
+// unanswered returns a finding about a neighbour that does not answer a request for its MAC, although the host passed
+// the request on.
 func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *Finding {
 	where := "on the bridge " + e.bridge.Name
 	if t.sent != nil {
@@ -218,8 +221,8 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 		"%s, passes the firewall and is not sent by %s", what, out), nil
 }
 
-// unrouted explains why the kernel has no route for a packet from src to dst that came in by the link in. The
-// arguments what and cause are a description of the packet and the kernel's error.
+// unrouted returns a finding about a packet from src to dst for which the kernel has no route. The packet came in by
+// the named link. The argument what describes the packet, and cause is the kernel's error.
 func (e *examination) unrouted(
 	ctx context.Context, src, dst netip.Addr, link, what string, cause error,
 ) (*Finding, error) {
@@ -252,7 +255,7 @@ func (e *examination) unrouted(
 		f.Evidence += ", because of the route " + refusing.String()
 	}
 
-	if refusing.Protocol == unix.RTPROT_BOOT || refusing.Protocol == unix.RTPROT_STATIC { // no daemon's route
+	if refusing.Protocol == unix.RTPROT_BOOT || refusing.Protocol == unix.RTPROT_STATIC { // no daemon added it
 		const remedy = "unless it is meant: ip route del %s %s table %d"
 		f.Remedy = fmt.Sprintf(remedy, refusing.Type, refusing.Dst, refusing.Table)
 	}

@@ -19,8 +19,8 @@ type manager struct {
 
 const policies = "kubectl get networkpolicy"
 
-// managerOf returns the program that manages a chain, judged by the names of chain and table. It returns nil if there
-// is none. DOCKER-USER belongs to the operator.
+// managerOf returns the program that manages the rule's chain, judged by the names of chain and table. It returns nil
+// for an unknown chain, and for DOCKER-USER, which belongs to the operator.
 func managerOf(r *rule) *manager {
 	list := []manager{
 		{"KUBE-POD-FW- KUBE-NWPLCY- KUBE-ROUTER-", "kube-router", policies},
@@ -49,8 +49,8 @@ func managerOf(r *rule) *manager {
 	return &list[i]
 }
 
-// governs returns the remedy for a rule that a program manages. Deleting the rule does not help: the program would
-// create it again, and until then everything that it protects would be open.
+// governs returns the remedy for a rule that a program manages. The remedy is never to delete the rule. The program
+// would create the rule again, and until then the rule would protect nothing. comment is the rule's comment.
 func (m *manager) governs(comment string) string {
 	command := m.command
 	if command == policies {
@@ -62,8 +62,8 @@ func (m *manager) governs(comment string) string {
 	return fmt.Sprintf("leave the rule to %s, and see what it is made from: %s", m.name, command)
 }
 
-// queuedBy returns the finding that the rule r sends a packet to a queue, and that the packet does not come back. The
-// second argument describes the packet.
+// queuedBy returns a finding that the rule r sends a packet to a queue, and that the packet does not come back. The
+// argument what describes the packet.
 func (e *examination) queuedBy(r *rule, what string) (*Finding, error) {
 	listening := map[uint16]bool{}
 	err := e.host.Do(func() (err error) {

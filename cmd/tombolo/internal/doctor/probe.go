@@ -128,7 +128,7 @@ type sighting struct {
 type trail struct {
 	probe
 	left, arrived  bool      // the request left the pod's interface, and came to the bridge
-	sent, came     *sighting // the request left the host by another link, and the answer came by one
+	sent, came     *sighting // the request left by a link outside the bridge, and the answer came by one
 	returned, back bool      // the answer left the host towards the pod, and came to the pod's interface
 	to, from       passage   // how far request and answer came through the host's rules
 }
@@ -140,8 +140,8 @@ type passage struct {
 	queue *rule  // the rule that queued the packet, if the packet has not come back
 }
 
-// follow calls send, which sends the probe, and returns a trail. The trail shows where the probe and its answer
-// passed: at the host's links, including the pod's port, and in nf_tables.
+// follow calls send, which sends the probe. It returns a trail of the places that the probe and its answer passed.
+// These are links of the host, including the pod's port, and chains of nf_tables.
 func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail, error) {
 	program, err := p.filter()
 	if err != nil {
@@ -183,7 +183,8 @@ func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail,
 	}
 }
 
-// see adds an observation of the request or the answer to a trail. out is set if the packet was leaving by the link.
+// see adds one sighting of the request or the answer to a trail. out is set if the packet was leaving the host by the
+// link.
 func (e *examination) see(t *trail, s *sighting, out, isAnswer bool) {
 	atPort := s.link == e.port.Index
 	atBridge := s.link == e.link.Index || s.link == e.bridge.Index || slices.Contains(e.pair[:], s.link)
@@ -206,7 +207,7 @@ type rule struct {
 	table, chain string
 	handle       uint64 // 0 means the policy
 	queue        uint16
-	after        int // if it queues a packet, the place of the doctor's chain that saw the packet before
+	after        int // for a queueing rule: the place of the last doctor's chain before it
 }
 
 // String returns the names of the rule's chain and table.
@@ -224,8 +225,8 @@ func place(chain string) int {
 	return at
 }
 
-// trace calls send. It makes the kernel trace the probe and its answer in nf_tables, and records how far they came.
-// The tables for this belong to the socket, so the kernel deletes them when the process ends.
+// trace makes the kernel trace the probe and its answer in nf_tables, calls send, and records how far both came. The
+// doctor's tables belong to the socket, so the kernel deletes them when the process ends.
 func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 	const group = 9 // NFNLGRP_NFTRACE
 	watch, err := nl.Subscribe(unix.NETLINK_NETFILTER, nil, group)
@@ -255,7 +256,7 @@ func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 			return ctx.Err()
 		}
 
-		if err != nil && !errors.Is(err, unix.ENOBUFS) { // some of many messages may be missing
+		if err != nil && !errors.Is(err, unix.ENOBUFS) { // after ENOBUFS some messages are missing
 			return err
 		}
 		for _, m := range list {
@@ -266,8 +267,8 @@ func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 	}
 }
 
-// asDoctor renames the thread while do runs on it, because the kernel puts the thread's name into its change
-// notifications.
+// asDoctor calls do in the namespace host, on a thread that it renames to DoctorName. The kernel puts the name into
+// its notifications of changes, so tombolod can ignore these changes.
 func asDoctor(host *netns.NS, do func() error) error {
 	const comm = "/proc/thread-self/comm"
 	return host.Do(func() error { // run all steps on one thread
@@ -287,13 +288,13 @@ func tableName() string { return fmt.Sprintf("%s-%d", nftnl.DoctorName, os.Getpi
 // end is the suffix of the names of the doctor's last chain in each hook.
 const end = "-end"
 
-// tables returns a transaction that creates the doctor's tables: one for IP, with a first and a last chain in each
-// hook, and one for bridges. The first chain of a hook makes the kernel trace the probe and its answer. The last one
+// tables returns a transaction that creates the doctor's tables. One is for bridges, and one for IP, with a first and
+// a last chain in each hook. The first chain of a hook makes the kernel trace the probe and its answer. The last one
 // shows that a packet came through the hook.
 func (t *trail) tables() *nftnl.Transaction {
 	const (
 		owned = 2    // NFT_TABLE_F_OWNER, Linux 5.12
-		first = -450 // before that priority br_netfilter removes packets that it has already passed from a hook
+		first = -450 // later than br_netfilter, which takes out packets that passed the hook already
 	)
 	transaction := nftnl.Begin(nil)
 	add := func(family uint8, chain string, hook int, priority int32, messages ...message) {
@@ -332,8 +333,9 @@ func (m message) traceIt(x *nftnl.Expressions) {
 	x.Add(&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: uint32(nftnl.First)})
 }
 
-// read parses an NFT_MSG_TRACE with its attributes NFTA_TRACE_*. Only the first message about a packet has the
-// packet's headers. answers records by the trace's ID whether the packet is an answer.
+// read parses an NFT_MSG_TRACE with its attributes NFTA_TRACE_*, and updates t.to or t.from. Only the first message
+// about a packet has the packet's headers. The map answers remembers for each trace ID whether the packet is an
+// answer.
 func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 	const header = 4 // struct nfgenmsg
 	if m.Header.Type != nftnl.Type(unix.NFT_MSG_TRACE) || len(m.Data) < header {
@@ -372,7 +374,7 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 			pass.queue = nil
 		}
 	case r.table == nftnl.DefaultTable && strings.HasPrefix(r.chain, "share-mute-"):
-		// Ignore this drop. The packet is a copy, and the host receives the original on the shared NIC.
+		// Ignore this drop. The packet is only a copy: the host receives the original on the shared NIC.
 	case drops:
 		pass.drop = cmp.Or(pass.drop, &r)
 	case int32(code) > 0 && code&0xff == queues:
@@ -401,8 +403,8 @@ func (r *rule) find() (number int, comment string, _ error) {
 	return number, comment, err
 }
 
-// droppedBy returns the finding that the rule r drops a packet. The second argument describes the packet. side is
-// "iifname" or "oifname": the match that a new rule needs to select the packet by the pod's link.
+// droppedBy returns a finding that the rule r drops a packet, which the argument what describes. side is "iifname" or
+// "oifname": the match that a new rule needs to select the packet by the pod's link.
 func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
 	if r.handle == 0 {
 		f := finding(StepFirewall, e.remedy(r, "", side), "%s%s drops, by its policy, %s", r, quoted(r, ""), what)
@@ -414,8 +416,8 @@ func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
 		r, number, r.handle, strings.TrimSuffix(quoted(r, comment), ","), what), err
 }
 
-// acceptInPolicy returns a command for a firewalld policy. The command makes the policy accept packets from pods of
-// the subnet before it applies other rules.
+// acceptInPolicy returns a command for a firewalld policy. The command makes the policy accept packets from the pod's
+// subnet before it applies other rules.
 func (e *examination) acceptInPolicy(policy string) string {
 	family := map[bool]string{true: "ipv4", false: "ipv6"}[e.own.Is4()]
 	i := slices.IndexFunc(e.at.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr() == e.own })
@@ -423,8 +425,8 @@ func (e *examination) acceptInPolicy(policy string) string {
 		`source address="%s" accept' && firewall-cmd --reload`, policy, family, e.at.Addresses[i].Prefix.Masked())
 }
 
-// remedy returns the command that helps against a rule that drops a packet, or against a chain's policy. It never
-// suggests deleting a rule that a program manages, or may manage because the rule has a comment.
+// remedy returns advice against a rule that drops a packet, or against a chain's policy. It never suggests deleting a
+// rule that a program manages. A rule with a comment may be such a rule.
 func (e *examination) remedy(r *rule, comment, side string) string {
 	link := e.link.Name
 	zone, ofZone := strings.CutPrefix(r.chain, "filter_FWD_")
@@ -438,8 +440,8 @@ func (e *examination) remedy(r *rule, comment, side string) string {
 	case ofZone && strings.HasPrefix(zone, "trusted"):
 		return "firewall-cmd --permanent --zone=trusted --set-target=ACCEPT && firewall-cmd --reload"
 	case ofZone && slices.Contains(e.opt.Trusted, link):
-		// This zone comes before the zone trusted, since the pod's address is one of its sources. Policies come
-		// before both.
+		// firewalld applies this zone before the zone trusted, since the pod's address is one of this zone's sources.
+		// It applies policies before all zones.
 		add := "firewall-cmd --permanent --policy=tombolo --add-"
 		return "firewall-cmd --permanent --new-policy=tombolo && " + add + "ingress-zone=" + zone + " && " +
 			add + "egress-zone=ANY && " + e.acceptInPolicy("tombolo")

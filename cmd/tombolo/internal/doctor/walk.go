@@ -28,10 +28,10 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// wait limits the time for one answer. On a link, or from the next hop, an answer that takes longer counts as lost.
+// wait is the time to wait for one answer. A later answer counts as lost.
 const wait = time.Second
 
-// way holds the objects that a pod's packets pass, and sockets in both namespaces.
+// way holds the links that a pod's packets pass, and sockets in the pod's and the host's network namespace.
 type way struct {
 	pod, host          *netns.NS
 	socket, hostSocket *nl.Conn // in the pod's and in the host's namespace; used by inPod and onHost
@@ -39,13 +39,14 @@ type way struct {
 	links              *bridge.Conn
 	index, mtu         int    // the pod's interface: its index and MTU
 	shaper             int    // the index of the link that limits packets from the pod; 0 if there is none
-	pair               [2]int // the indexes of both ends of the veth between the bridge and a shared NIC
+	pair               [2]int // the indexes of both ends of the veth between the bridge and a shared NIC, or 0
 	port, bridge       *bridge.Link
 	link               *bridge.Link // the bridge, or the host's link in the network's VLAN
 	own                netip.Addr   // the pod's address that probes are sent from
 }
 
-// walk follows the path of the pod's packets, up to the first interruption.
+// walk tests the steps on the path of the pod's packets, and adds findings. It does nothing if the pod is dead or its
+// ADD is not done. It ends early if a link or an address of the pod is wrong.
 func (e *examination) walk(ctx context.Context) error {
 	if e.dead || !e.at.Ready {
 		return nil
@@ -86,7 +87,8 @@ func (e *examination) walk(ctx context.Context) error {
 	return err
 }
 
-// lookAtLinks finds the host's links, and checks both ends of the pod's link.
+// lookAtLinks stores the host's links and the pod's interface in e.way. It adds a finding if one of them is missing,
+// if the interface is down, or if the port does not forward.
 func (e *examination) lookAtLinks(ctx context.Context) error {
 	for _, find := range []struct {
 		link **bridge.Link
@@ -168,9 +170,9 @@ func (e *examination) families(ctx context.Context) error {
 	return nil
 }
 
-// family follows one address of the pod to its gateway and beyond. It first checks whether the pod uses the recorded
-// gateway. The IPAM names a gateway for every subnet, even if the host does not have this address and no route leads
-// there.
+// family follows one address of the pod to its gateways and beyond. It tests the gateways of the pod's routes. An IPAM
+// names a gateway for every subnet, so family tests the recorded gateway only in two cases. The host has this address,
+// or a route of the pod leads there.
 func (e *examination) family(ctx context.Context, gateway netip.Addr) error {
 	routes, err := e.inPod.List(ctx, route.Filter{Family: nl.FamilyOf(e.own), Link: e.index})
 	if err != nil {
@@ -205,8 +207,9 @@ func (e *examination) family(ctx context.Context, gateway netip.Addr) error {
 	return e.beyond(ctx)
 }
 
-// gateway reports whether a gateway answers by ARP or neighbour discovery, with the right MAC. If not, it adds a
-// finding. It does not rely on answers to echo requests, since the gateway's firewall may drop these.
+// gateway reports whether the pod reaches a gateway. It pings the gateway, but a resolved MAC suffices, since the
+// gateway's firewall may drop pings. If the host's own gateway does not answer, gateway compares that MAC with the
+// bridge's. It adds a finding for a problem, unless an earlier step explains it.
 func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name string) (bool, error) {
 	pingErr := ping(ctx, e.pod, gateway, icmp.Echo{From: e.own, Wait: wait})
 	if err := ctx.Err(); err != nil {
@@ -267,7 +270,7 @@ func (e *examination) beyond(ctx context.Context) error {
 	}
 
 	if !hop.Gateway.IsValid() || hop.Link == e.bridge.Index || e.failed(StepForwarding, StepFirewall) {
-		return nil // the next hop is on the pod's own link, or the obstacle is known
+		return nil // there is no next hop, it is on the pod's bridge, or the obstacle is known
 	}
 
 	name := "the host's next hop " + hop.Gateway.String()
@@ -283,7 +286,8 @@ func (e *examination) beyond(ctx context.Context) error {
 	return err
 }
 
-// noDefault adds the finding that the host has no default route. It is a note if the host does not use IPv6.
+// noDefault adds a finding that the host has no default route, unless an earlier finding concerns forwarding. For IPv6
+// the finding is a note if the host does not seem to use IPv6.
 func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error) error {
 	missing := map[bool]string{true: "route to elsewhere", false: "default route of IPv6"}[far.Is4()]
 	f := finding(StepForwarding, "give the host a default route: ip route add default via ROUTER",
@@ -306,9 +310,9 @@ func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error
 	return err
 }
 
-// echo sends echo requests from the pod to an address, and reports whether an answer came. If none came, and the
-// cause is on this host or the host itself gets an answer, echo adds a finding. Otherwise it returns how far the
-// requests came.
+// echo sends echo requests from the pod to an address. The result answered reports whether an answer came. If none
+// came, echo adds a finding if this host is the cause, or if the host itself gets an answer. In any other case without
+// an answer, the result lost tells how far the requests came.
 func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (lost *Finding, answered bool, _ error) {
 	id := uint16(rand.Uint32())
 	f, err := e.exchange(ctx, name+" by echo requests", to, echoProbe(to.Is4(), id), func() error {
@@ -342,8 +346,9 @@ func (e *examination) isOwn(ctx context.Context, a netip.Addr) bool {
 	return err == nil && r.Type == unix.RTN_LOCAL
 }
 
-// long sends packets as long as the pod's MTU to the next hop. A lease or the plugin tuning may have made the MTU
-// smaller than the recorded one.
+// long sends an echo request as long as the pod's MTU to the host's next hop. It adds a finding if the request is too
+// long, or if neither the pod nor the host gets an answer. The MTU is the interface's, since a lease or the plugin
+// tuning may have reduced the recorded one.
 func (e *examination) long(ctx context.Context, hop netip.Addr) error {
 	const headers4, headers6 = 20 + 8, 40 + 8
 	headers := headers6
@@ -405,8 +410,8 @@ func (e *examination) names(ctx context.Context) error {
 	return nil
 }
 
-// ask sends a query to a name server, twice if necessary, and accepts any answer. If none comes, it finds out where
-// the query or the answer was lost.
+// ask sends a query to a name server, twice if necessary. It returns nil for any answer, even an error. If none comes,
+// it returns a finding that tells where the query or the answer was lost.
 func (e *examination) ask(ctx context.Context, server netip.Addr) (*Finding, error) {
 	var conn *net.UDPConn
 	err := e.pod.Do(func() (err error) {

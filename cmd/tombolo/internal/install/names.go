@@ -2,10 +2,9 @@
 // over the names of the reference plugins there, and give these names back.
 //
 // Each such name becomes a file whose only code is an interpreter line ("#!/opt/cni/bin/tombolo as"). The kernel
-// itself starts the plugin by this line, without a shell. A symbolic link would be as fast, but it would be
-// dangerous: an installer that copies another plugin onto the link would overwrite the file tombolo, and break all
-// names at once. If an installer writes onto one of our files, only this one name changes, and belongs to the other
-// plugin again.
+// itself starts the plugin by this line, without a shell. A symbolic link would be as fast, but dangerous. An
+// installer that copies another plugin onto the link would overwrite the file tombolo, and break all names at once. If
+// an installer writes onto one of our files, only this one name changes, and belongs to the other plugin again.
 package install
 
 import (
@@ -27,7 +26,7 @@ const (
 	built     = "tombolo-cni"
 	installed = "tombolo"
 
-	// maxInterpreter is how many bytes of the first line the kernel reads. It is BINPRM_BUF_SIZE in
+	// maxInterpreter is the number of bytes of the first line that the kernel reads: BINPRM_BUF_SIZE in
 	// include/uapi/linux/binfmts.h, since Linux 5.1.
 	maxInterpreter = 256
 )
@@ -52,7 +51,8 @@ func Plugin() (string, error) {
 		strings.Join(slices.Compact(places), ", "))
 }
 
-// Select parses the names on the command line: "all", or known names separated by commas.
+// Select parses the names on the command line: "all", or names separated by commas. It returns an error for a name
+// that is not in known.
 func Select(list string, known []string) ([]string, error) {
 	if list == "all" {
 		return known, nil
@@ -66,9 +66,9 @@ func Select(list string, known []string) ([]string, error) {
 	return names, nil
 }
 
-// Add copies the plugin into the directory, and creates a file for each of the names. It keeps an existing plugin of
-// such a name as NAME.reference. This replaces one that it kept earlier, since the new one may be a later version. At
-// any moment a runtime finds either the old plugin or the new one. Add writes a line about each file to out.
+// Add copies the plugin into the directory, and creates a file for each of the names. An existing plugin with such a
+// name becomes NAME.reference. It replaces an older NAME.reference, since it may be a later version. At any moment a
+// runtime finds either the old plugin or the new one. Add writes a line about each file to out.
 func Add(out io.Writer, plugin, dir string, names []string) error {
 	dir, err := plugins(dir)
 	if err != nil {
@@ -96,7 +96,7 @@ func each(dir string, names []string, do func(path string) error) (failed error)
 }
 
 // Remove removes the files that Add created for the names, and restores the plugins that Add kept. It leaves the
-// plugin tombolo itself, since configurations may use it, and plugins of others.
+// plugin tombolo itself, since configurations may use it. It also leaves the plugins of other programs.
 func Remove(out io.Writer, dir string, names []string) error {
 	dir, err := plugins(dir)
 	if err != nil {
@@ -142,7 +142,8 @@ func putPlugin(out io.Writer, from, path string) error {
 	return err
 }
 
-// addName takes over one name. line is the interpreter line.
+// addName creates the file for one name, with the given interpreter line. It first keeps the plugin of another program
+// as NAME.reference.
 func addName(out io.Writer, path, line string) error {
 	there, ours, err := look(path)
 	if err != nil {
@@ -167,7 +168,8 @@ func addName(out io.Writer, path, line string) error {
 	return err
 }
 
-// removeName gives one name back, and restores the plugin that Add kept.
+// removeName removes the file that Add created at path, and restores the plugin that Add kept. It leaves the file of
+// another program.
 func removeName(out io.Writer, path string) error {
 	there, ours, err := look(path)
 	if err != nil || !there {
@@ -214,7 +216,7 @@ func look(path string) (there, ours bool, _ error) {
 	return true, bytes.HasPrefix(first, []byte("#!/")) && bytes.HasSuffix(first, []byte("/"+installed+" "+cni.As)), err
 }
 
-// keep gives a plugin the second name NAME.reference. The first name stays.
+// keep gives the plugin at path a second name, NAME.reference, by a hard link. The first name stays.
 func keep(path string) error {
 	if err := os.Remove(cni.Kept(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

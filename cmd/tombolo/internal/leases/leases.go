@@ -26,12 +26,12 @@ type Entry struct {
 	MAC         dhcpc.Hex    `json:"mac"`
 	ClientID    dhcpc.Hex    `json:"clientID,omitempty"`
 	Server      netip.Addr   `json:"server,omitzero"`
-	Renew       time.Time    `json:"renew,omitzero"`  // T1
+	Renew       time.Time    `json:"renew,omitzero"`  // T1: when the client first asks the server to renew
 	Expire      time.Time    `json:"expire,omitzero"` // zero for a lease without an end
 	Left        int64        `json:"left"`            // remaining seconds; 0: ended, -1: no end
 	DNS         []netip.Addr `json:"dns,omitempty"`
 	MTU         int          `json:"mtu,omitempty"`
-	// These are the pod's DHCPv6 address, the end of its lease, and the present problem with the lease.
+	// These are the pod's DHCPv6 address, the end of its lease, and the current problem with this lease.
 	IPv6       netip.Addr `json:"ipv6,omitzero"`
 	ExpireIPv6 time.Time  `json:"expireIPv6,omitzero"`
 	ErrorIPv6  string     `json:"errorIPv6,omitempty"`

@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Selection selects attachments. The zero Selection selects all.
+// Selection selects attachments: pods' interfaces on networks. The zero Selection selects all.
 type Selection struct {
 	Pod     string // a pod's name or address: see Meant
 	Network string

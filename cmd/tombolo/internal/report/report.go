@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Line describes one cause of differences.
+// Line describes one cause of differences between the records and the kernel.
 type Line struct {
 	Text   string // the description, without the affected pod or network
 	Remedy tombolo.Remedy
@@ -106,7 +106,7 @@ func findings(inspection *network.Inspection) []finding {
 	})...)
 }
 
-// podFindings returns findings for the differences of all pods that the function differences returns.
+// podFindings calls the function differences for each pod, and returns a finding for each difference.
 func podFindings(
 	inspection *network.Inspection, differences func(*network.Report) []tombolo.Difference,
 ) (list []finding) {
@@ -233,13 +233,13 @@ func Summary(inspection *network.Inspection) string {
 	return fmt.Sprintf("%s, %d of them differ%s", text, differing, map[bool]string{true: "s"}[differing == 1])
 }
 
-// isTable reports whether a finding is about one of our tables that is missing.
+// isTable reports whether the difference is a missing nf_tables table of Tombolo's.
 func isTable(f *finding) bool {
 	return f.Object == "nf_tables" && f.What == "table" && f.Want != "" && f.Have == ""
 }
 
-// missingTables returns the names of our missing tables. A flush deletes all tables, so together they count as one
-// cause.
+// missingTables returns the names of Tombolo's missing tables. A flush deletes all tables, so together they count as
+// one cause.
 func missingTables(found []finding) []string {
 	var tables []string
 	for i := range found {
@@ -294,7 +294,7 @@ func keyOf(f *finding) key {
 	k := key{object: f.Object, what: f.What, want: f.Want, have: f.Have, text: f.Text, remedy: f.Remedy}
 	if f.pod == "" {
 		if f.What == "rule" && f.Have == "" {
-			k.want = "some" // the chain was flushed
+			k.want = "some" // count all missing rules as one: the chain was flushed
 		}
 		return k
 	}
@@ -302,7 +302,7 @@ func keyOf(f *finding) key {
 	kind, _, _ := strings.Cut(f.Object, " ")
 	switch {
 	case kind == "port" || kind == "link":
-		k.object = kind // the name belongs to one pod
+		k.object = kind // omit the name, which only one pod has
 	case f.What == "element", strings.HasPrefix(f.What, "data of"), strings.HasPrefix(f.What, "owner of"):
 		k.what, _, _ = strings.Cut(f.What, " ")
 	}
@@ -310,7 +310,7 @@ func keyOf(f *finding) key {
 	switch {
 	case f.Text != "":
 	case f.Have == "":
-		k.want = "some" // addresses and keys belong to one pod
+		k.want = "some" // omit the address or key, which only one pod has
 	case f.Want == "":
 		k.have = "some"
 	case strings.Contains(f.What, "alias"), strings.Contains(f.What, "MAC"), k.what != f.What:

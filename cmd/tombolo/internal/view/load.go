@@ -32,7 +32,7 @@ type Network struct {
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"`
 	Policy        string         `json:"policy,omitempty"`
 	Guard         bool           `json:"guard"`
-	// MACOnly is the number of attachments that the guard restricts only to their MAC.
+	// MACOnly is the number of attachments for which the guard checks only the MAC, and no addresses.
 	MACOnly     int         `json:"macOnly,omitempty"`
 	VLAN        uint16      `json:"vlan,omitempty"`      // VLAN of untagged frames
 	VLANTrunk   vlan.Ranges `json:"vlanTrunk,omitempty"` // VLANs of tagged frames: "2-4,100"

@@ -68,7 +68,7 @@ func (n *Network) text(b *strings.Builder) {
 		line("pool", p.String())
 	}
 
-	line("pool", n.PoolNote) // only set if there are none
+	line("pool", n.PoolNote) // only set without pools
 	key := "host ports"
 	for i := range n.Ports {
 		line(key, n.Ports[i].String())
@@ -96,7 +96,7 @@ func (p Pool) String() string {
 	return fmt.Sprintf("%s: %d of %s in use, %s free", p.Range, p.Used, number(p.Size), number(p.Free))
 }
 
-// number returns a number as text. A number of 2^40 or more becomes a power of two.
+// number returns a number as text. It gives a number of 2^40 or more as an approximate power of two.
 func number(n uint64) string {
 	if n < 1<<40 {
 		return strconv.FormatUint(n, 10)

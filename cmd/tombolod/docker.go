@@ -22,8 +22,8 @@ const (
 	finishWithin = 15 * time.Second
 )
 
-// serveDocker serves Docker's network driver until the caller calls end. If there is no socket for it, serveDocker
-// does nothing.
+// serveDocker serves Docker's network driver until the caller calls end. It does nothing if the operator named no
+// socket and systemd passed none.
 func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Config) (end func(), _ error) {
 	l, err := p.dockerListener(o.docker)
 	if l == nil || err != nil {
@@ -32,19 +32,19 @@ func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Confi
 
 	driver := docker.New(ctx, cfg)
 
-	// Set no time-out for reading the request. It would cancel the request's context during a wait for a DHCP server.
+	// Set no time-out for reading the request: during a wait for a DHCP server it would cancel the request's context.
 	s := &http.Server{Handler: driver, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
 	go s.Serve(l) //nolint:errcheck // Shutdown ends Serve
 	return func() {
 		within, cancel := context.WithTimeout(context.Background(), finishWithin)
 		defer cancel()
-		_ = s.Shutdown(within) // a request that takes longer is interrupted, as by a kill
+		_ = s.Shutdown(within) // a request that takes longer ends unfinished when the process ends
 		driver.Wait()
 	}, nil
 }
 
-// dockerListener listens on the socket at a path. If the path is empty, it returns the socket that systemd passed, or
-// nil.
+// dockerListener listens on the Unix socket at a path. If the path is empty, it returns the socket that systemd
+// passed, or nil.
 func (p *program) dockerListener(path string) (net.Listener, error) {
 	if path == "" {
 		return p.inherited()

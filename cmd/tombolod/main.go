@@ -218,7 +218,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		Node:   node,
 		Bus:    bus,
 		Log:    log,
-		// Ready is called when no other keeper runs, so that none has the same sockets open.
+		// The keeper calls Ready when no other keeper runs, so that no other process uses the same sockets.
 		Ready: func() {
 			if metrics, err = serve(o.metrics, k.Handler()); err != nil {
 				// Leases matter more than metrics, so continue.
@@ -246,7 +246,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	})
 	err = k.Run(ctx)
 	if ctx.Err() != nil {
-		<-notified // the keeper may have ended before
+		<-notified // wait, since Run may return before systemd gets the message
 	}
 
 	return err

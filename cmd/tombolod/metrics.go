@@ -17,7 +17,8 @@ import (
 	"golang.org/x/net/netutil"
 )
 
-// mostConnections limits the number of connections at a time, since leases and repairs need file descriptors too.
+// mostConnections is the maximum number of open connections to the metrics server. It leaves file descriptors for
+// leases and repairs.
 const mostConnections = 64
 
 // server serves metrics and health. A nil server does nothing.
@@ -66,8 +67,8 @@ func serve(where string, handler http.Handler) (*server, error) {
 	return s, nil
 }
 
-// listen opens a listener. Only root may ever connect to a Unix socket: listen sets its mode before binding it, and
-// the kernel gives the same mode to the file.
+// listen opens a listener. Only root can connect to a Unix socket: listen sets the mode 0600 before it binds the
+// socket, so the socket's file never has another mode.
 func listen(network, address string) (net.Listener, error) {
 	var cfg net.ListenConfig
 	if network == "unix" {

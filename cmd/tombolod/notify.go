@@ -8,12 +8,12 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// tellWithin limits the wait while the service manager's socket is full. A longer wait would delay the keeper's
+// tellWithin is the time to wait while the service manager's socket is full. A longer wait would delay the keeper's
 // heartbeat.
 const tellWithin = lease.Silence / 2
 
-// notifier sends sd_notify(3) datagrams to the socket of the service manager. A nil notifier does nothing; it is for
-// a program without a service manager.
+// notifier sends sd_notify(3) datagrams to the socket of the service manager. A nil notifier, for a program without a
+// service manager, does nothing.
 type notifier struct {
 	conn   *net.UnixConn
 	within time.Duration
@@ -35,7 +35,8 @@ func newNotifier(getenv func(string) string) (*notifier, error) {
 	return &notifier{conn, tellWithin}, nil
 }
 
-// tell sends a state to the service manager. It ignores errors, since the manager's time-outs notice a lost state.
+// tell sends a state, such as "READY=1", to the service manager. It ignores errors: if a state is lost, the manager's
+// own time-out expires.
 func (n *notifier) tell(state string) {
 	if n != nil {
 		_ = n.conn.SetWriteDeadline(time.Now().Add(n.within))

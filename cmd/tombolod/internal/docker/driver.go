@@ -1,10 +1,10 @@
-// Package docker serves the remote driver protocol of Docker's libnetwork. It answers Docker's requests about
-// networks and endpoints by calls of the plugin.
+// Package docker serves the remote driver protocol of Docker's libnetwork. It answers Docker's requests about networks
+// and endpoints by calls of the plugin.
 //
-// Docker moves a container's interface itself, and needs the container's addresses before the container has a
-// namespace. So the Driver attaches an endpoint to a namespace that lasts as long as the request. It then moves the
-// interface to the host's namespace, where Docker takes it. Docker renames the interface in the container, where the
-// Driver finds it by its alternative name.
+// Docker needs the container's addresses before the container has a namespace, and moves the interface into the
+// container itself. So the Driver attaches an endpoint to a temporary namespace. It then moves the interface to the
+// host's namespace, where Docker takes it. Docker renames the interface in the container. The Driver finds it there by
+// its alternative name.
 package docker
 
 import (
@@ -27,24 +27,24 @@ import (
 // Config configures a Driver. All fields are required.
 type Config struct {
 	StateDir string // the state directory of the CNI plugin
-	LeaseDir string // networks are kept beside it, in "docker", since Docker announces each only once
+	LeaseDir string // its sibling "docker" stores the networks, which Docker announces once
 	Node     *network.Node
 	Log      *slog.Logger
 }
 
-// Driver is an http.Handler for Docker's requests. An endpoint is an attachment. All facts that must outlast a
-// restart of tombolod are in that attachment's record.
+// Driver is an http.Handler for Docker's requests. For Tombolo an endpoint is an attachment. That attachment's record
+// holds everything about the endpoint that must outlast a restart of tombolod.
 type Driver struct {
 	*Config
 	networks  string          // the directory with the networks' files
 	endpoints sync.Map        // an *endpoint for each identifier
-	begun     atomic.Int64    // the start of this dockerd, in nanoseconds since 1970; 0 if before tombolod's
+	begun     atomic.Int64    // when dockerd first called, in nanoseconds since 1970; 0 if it has not yet
 	ctx       context.Context // ends the background work
 	work      sync.WaitGroup  // waits for the background work
 }
 
-// New returns a Driver. Docker may have been moving endpoints into containers when an earlier Driver ended. New looks
-// for these endpoints in their containers. Until ctx is done the Driver also works between requests.
+// New returns a Driver. If an earlier Driver ended while Docker was moving endpoints into containers, New goes on to
+// look for these endpoints in their containers. The Driver works in the background until ctx is done.
 func New(ctx context.Context, cfg *Config) *Driver {
 	d := &Driver{Config: cfg, ctx: ctx, networks: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")}
 	for k, a := range d.attached() {
@@ -72,7 +72,7 @@ func (d *Driver) sleep(wait time.Duration) bool {
 	}
 }
 
-// request is any request from Docker, and answer any answer. Each kind uses some of the fields.
+// request holds the fields of all kinds of requests from Docker. Each kind uses some of them.
 type request struct {
 	key
 	SandboxKey         string // the path of the container's namespace
@@ -94,8 +94,8 @@ type answer struct {
 	DisableGatewayService bool           `json:",omitempty"`
 }
 
-// addresses are the addresses of an endpoint. An answer must contain only addresses that Docker did not choose:
-// Docker refuses an answer with others.
+// addresses are the MAC and addresses of an endpoint. Docker refuses an answer that repeats an address which Docker
+// chose itself.
 type addresses struct {
 	Address, AddressIPv6 netip.Prefix `json:",omitzero"`
 	MacAddress           string       `json:",omitempty"`
@@ -148,7 +148,7 @@ func (d *Driver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 
 	w.Header().Set("Content-Type", "application/vnd.docker.plugins.v1.2+json")
-	_ = json.NewEncoder(w).Encode(to) // if it cannot be written, Docker has gone
+	_ = json.NewEncoder(w).Encode(to) // an error means that Docker has gone
 }
 
 func call(r *http.Request, method string, do func(context.Context, *request) (*answer, error)) (*answer, error) {

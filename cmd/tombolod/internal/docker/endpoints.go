@@ -26,7 +26,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// These are the prefix and names of an endpoint's options.
+// ofOurs is the prefix of the endpoint options that are Tombolo's. withName names the container for a DHCP server.
 const (
 	ofOurs      = "tombolo."
 	withName    = ofOurs + "name"
@@ -49,8 +49,8 @@ type endpoint struct {
 	moved   bool // its interface is in the container
 }
 
-// lock locks an endpoint, or another object with a name, so that only one request at a time works on it. The caller
-// must unlock the result.
+// lock locks the endpoint with the identifier id, or any other object with the name id. So only one request at a time
+// works on it. The caller must unlock the result.
 func (d *Driver) lock(id string) *endpoint {
 	one, _ := d.endpoints.LoadOrStore(id, new(endpoint))
 	e := one.(*endpoint)
@@ -90,7 +90,7 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 		return nil, err
 	}
 
-	d.sweep() // free the ports and the name that the container needs
+	d.sweep() // an abandoned endpoint may still have the container's ports and name
 	if mac := n.MAC(c); mac != "" {
 		defer d.lock(n.Name + mac).Unlock() // Docker may create two endpoints with one MAC at the same time
 		if err := d.refuseTwo(ctx, n, r.key, mac); err != nil {
@@ -139,7 +139,8 @@ func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, ma
 	return nil
 }
 
-// containerOf converts Docker's description of an endpoint. It returns an error for unknown or invalid options.
+// containerOf converts Docker's description of an endpoint into the plugin's. It returns an error for unknown or
+// invalid options.
 func containerOf(r *request) (*runtimes.Container, error) {
 	c := &runtimes.Container{ID: r.EndpointID, IfName: r.ifName(), MAC: r.Interface.MacAddress,
 		Options: map[string]string{}}
@@ -183,8 +184,8 @@ func containerOf(r *request) (*runtimes.Container, error) {
 	return c, nil
 }
 
-// attach lets the plugin attach a container to a new namespace. It then moves the interface to the host's namespace
-// for Docker. The last argument is the interface's name there.
+// attach calls the plugin's ADD for a container in a new network namespace. It then moves the interface to the host's
+// namespace, where Docker takes it. The last argument is the interface's name there.
 func attach(n *runtimes.Network, c *runtimes.Container, name string) (*current.Result, error) {
 	pod, err := netns.New()
 	if err != nil {
@@ -227,9 +228,9 @@ func moveToHost(pod *netns.NS, name, newName string) error {
 	return within.Execute(&b)
 }
 
-// missingAddresses returns the MAC and the addresses of an endpoint that Docker did not choose itself. Docker disables
-// IPv6 in a container without an IPv6 address. So a container that gets its addresses later, from routers and DHCPv6,
-// has its link-local address in the answer.
+// missingAddresses returns the MAC and the addresses of an endpoint that Docker did not choose itself. If a container
+// gets its IPv6 addresses later, from routers and DHCPv6, missingAddresses returns its link-local address. Docker
+// disables IPv6 in a container without an IPv6 address.
 func missingAddresses(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {
 	lacks := &addresses{}
 	if mac, err := net.ParseMAC(runtimes.MACOf(made)); err == nil && n.Options[withRouters] != "" {
@@ -253,8 +254,8 @@ func (d *Driver) deleteEndpoint(_ context.Context, r *request) (*answer, error) 
 	return &answer{}, d.takeDown(r.key)
 }
 
-// takeDown takes an endpoint down. It needs only Docker's identifiers, since all names follow from them: after a boot
-// no endpoint is on record.
+// takeDown takes an endpoint down by a DEL. It needs only Docker's identifiers, since no endpoint is on record after a
+// boot. An unknown network is no error.
 func (d *Driver) takeDown(k key) error {
 	n, err := d.network(k.NetworkID)
 	if err == nil {
@@ -275,12 +276,12 @@ func (d *Driver) tidy() {
 	}
 }
 
-// sweep takes down the endpoints whose interface is in the host's namespace, except for those that Docker may be
-// moving into a container.
+// sweep takes down the endpoints that dockerd abandoned: their interface is in the host's namespace, and Docker is not
+// moving it into a container.
 //
 // A killed dockerd does not delete its endpoints. The next dockerd does not know them, or deletes its own records of
 // them without calling this driver. It moves their interfaces back to the host's namespace, before its first request
-// or later. Endpoints that are deleted with a container's namespace are dead pods, which the keeper takes down.
+// or later. If a container's namespace disappears, so do its endpoints. The keeper then takes them down as dead pods.
 func (d *Driver) sweep() {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {
@@ -293,7 +294,7 @@ func (d *Driver) sweep() {
 	}
 	for k := range d.attached() {
 		if !isHere(k) {
-			continue // do not wait for its lock: a call may hold it until a DHCP server answers
+			continue // avoid waiting for the lock: a call may hold it until a DHCP server answers
 		}
 
 		e := d.lock(k.EndpointID)

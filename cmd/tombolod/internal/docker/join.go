@@ -22,7 +22,8 @@ const (
 	looks     = 600
 )
 
-// join returns the name of the link that Docker must move into a container, and the routes to add there.
+// join returns the name of the link that Docker must move into a container, and the routes that Docker must add there.
+// It records the container's namespace, and looks for the link there in the background.
 func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 	e, a := d.lock(r.EndpointID), d.attached()[r.key]
 	defer e.Unlock()
@@ -39,10 +40,10 @@ func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 	return e.join, nil
 }
 
-// joinOf returns the link and the routes that Docker must add in a container. It leaves out routes with a gateway
-// outside the container's subnets: Docker could not start the container with one. For a default route with such a
-// gateway it adds a route to the gateway. If hearsRouters is set, it leaves out the IPv6 default route, which routers
-// will announce to the interface.
+// joinOf returns the link and the routes that Docker must add in a container. It leaves out a route whose gateway is
+// outside the container's subnets, since Docker could not start the container with it. If the route is a default
+// route, joinOf adds a route to the gateway instead. If hearsRouters is set, it leaves out the IPv6 default route,
+// which routers will announce to the interface.
 func joinOf(made *current.Result, srcName string, hearsRouters bool) *answer {
 	a := &answer{InterfaceName: &interfaceName{srcName, "eth"}, DisableGatewayService: true}
 	for _, route := range made.Routes {
@@ -71,7 +72,8 @@ func joinOf(made *current.Result, srcName string, hearsRouters bool) *answer {
 	return a
 }
 
-// follow updates the records as soon as an interface is in its container.
+// follow looks for an interface in its container until it is there, and records the result. It logs a warning if it
+// does not find the interface.
 func (d *Driver) follow(e *endpoint, attachment network.Key, path string) {
 	err := d.look(e, attachment, path)
 	for i := 0; i < looks && errors.Is(err, network.ErrTryAgain) && d.sleep(lookEvery); i++ {
@@ -99,8 +101,8 @@ type portBinding struct {
 	HostIP                      netip.Addr
 }
 
-// publish makes the ports of a container lead to this endpoint, which Docker selected for the container's traffic to
-// the outside. A request without ports removes all.
+// publish makes the requested host ports lead to this endpoint. Docker selects one endpoint of each container for
+// traffic to the outside. A request without ports removes all.
 func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 	defer d.lock(r.EndpointID).Unlock()
 	var list []portBinding
@@ -110,7 +112,7 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 
 	a := d.attached()[r.key]
 	if a == nil {
-		return &answer{}, nil // it has no ports any more
+		return &answer{}, nil // the endpoint is gone, and so are its ports
 	}
 
 	has := func(b portBinding) bool {
@@ -125,8 +127,8 @@ func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 					b.Port, b.Port)
 		}
 
-		// Some versions of Docker name both 0.0.0.0 and ::, even for a container with one family. In this case skip
-		// the other one. Publish refuses any other address of a family that the container lacks.
+		// Some versions of Docker name both 0.0.0.0 and ::, even for a container with one family. Skip the one whose
+		// family the container lacks. For any other address of a missing family, Publish returns an error.
 		isTwin := func(o portBinding) bool {
 			isAll := b.HostIP.IsUnspecified() && o.HostIP.IsUnspecified()
 			return isAll && o.Proto == b.Proto && o.Port == b.Port && o.HostPort == b.HostPort && has(o)

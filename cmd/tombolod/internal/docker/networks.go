@@ -32,8 +32,8 @@ const (
 	withPorts    = "com.docker.network.portmap"
 )
 
-// createNetwork checks a network and stores its description in a file. The first endpoint's ADD creates the network
-// itself.
+// createNetwork checks a network and stores its description in a file. The ADD of its first endpoint makes the bridge
+// and the rules.
 func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := networkOf(r)
 	if err == nil {
@@ -73,7 +73,7 @@ func (d *Driver) networkIDs() []string {
 	return ids
 }
 
-// networkOf converts Docker's description of a network. It returns an error for an invalid one.
+// networkOf converts Docker's description of a network into the plugin's. It returns an error for an invalid one.
 func networkOf(r *request) (*runtimes.Network, error) {
 	n := &runtimes.Network{Name: "docker-" + r.NetworkID[:shortest]}
 	var six bool
@@ -97,7 +97,7 @@ func networkOf(r *request) (*runtimes.Network, error) {
 	}
 
 	for _, data := range slices.Concat(r.IPv4Data, r.IPv6Data) {
-		if data.Pool.Bits() > 0 { // otherwise the network has --ipam-driver null
+		if data.Pool.Bits() > 0 { // there is none with --ipam-driver null
 			n.Subnets = append(n.Subnets, runtimes.Subnet{Prefix: data.Pool, Gateway: data.Gateway.Addr()})
 		}
 	}
@@ -134,7 +134,7 @@ func refuse(n *runtimes.Network, six bool) error {
 	}
 
 	for _, s := range n.Subnets {
-		// If the user names no subnet, Docker chooses one that is not the LAN's. Refuse it.
+		// Without a subnet from the user, Docker chooses one that is not the LAN's.
 		if n.Mode() == "lan" && n.Options["defaultRoute"] != "router" && !isHosts(s.Prefix) {
 			return fmt.Errorf(
 				"mode=lan with the subnet %s, in which the host has no address: name --ipam-driver null, for "+
@@ -154,7 +154,7 @@ func isHosts(subnet netip.Prefix) bool {
 	})
 }
 
-// refuseName returns an error if another network already has the name.
+// refuseName returns an error if another network, of Docker or not, already has the name.
 func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 	names, err := d.Node.Networks(ctx)
 	for _, other := range d.networkIDs() {
@@ -193,7 +193,7 @@ func (d *Driver) network(id string) (*runtimes.Network, error) {
 	return d.own(n), nil
 }
 
-// own sets tombolod's state and lease directories in a network, and returns it.
+// own sets the options stateDir and leaseDir of a network to tombolod's directories, and returns the network.
 func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
 	if n.Options == nil {
 		n.Options = map[string]string{}
@@ -202,8 +202,8 @@ func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
 	return n
 }
 
-// deleteNetwork removes a network. Docker calls it when no endpoint is left, but deleteNetwork also removes remains
-// of endpoints.
+// deleteNetwork removes a network. Docker calls it when no endpoint is left, as far as Docker knows. So deleteNetwork
+// first removes all attachments that are still there.
 func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := d.network(r.NetworkID)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -59,7 +59,8 @@ func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*cur
 	return result, nil
 }
 
-// pod returns the pod of the call.
+// pod describes the pod of the call by the parameters in the environment. It leaves out the path if the caller will
+// move the interface to another namespace.
 func (c *call) pod() network.Pod {
 	p := network.Pod{ContainerID: c.containerID, IfName: c.ifName, Path: c.netns, SameNetNS: c.sameNetNS()}
 	if c.Moves {
@@ -111,7 +112,7 @@ func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 
 	id := &identity{c.key(), a.pod.Name}
 	if own := conf.annotated.ClientID; own != "" && id.pod != "" {
-		id.pod = id.pod[:strings.LastIndexByte(id.pod, '/')+1] + own // keep the pod's namespace
+		id.pod = id.pod[:strings.LastIndexByte(id.pod, '/')+1] + own // after the pod's Kubernetes namespace
 	}
 
 	lasting := dhcp.ClientID == clientByMAC && a.pod.MAC != nil
@@ -134,8 +135,9 @@ func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, er
 	})
 }
 
-// allocators returns the function for network.Config.Allocators. It finds the allocator that assigned an attachment's
-// addresses, so that it can release them.
+// allocators returns the function for network.Config.Allocators. For an attachment, this function returns the
+// allocator that assigned its addresses, so that they can be released. If the recorded IPAM plugin is not installed,
+// the function logs a warning and returns the configuration's allocator.
 func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.Allocator, error) {
 	own := conf.settings().Origin
 	return func(name string, origin *network.Origin) (ipam.Allocator, error) {
@@ -154,7 +156,7 @@ func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.All
 	}
 }
 
-// ipamRequest returns the parameters of newAllocator. strictly becomes its field Strict.
+// ipamRequest returns the request to pass to newAllocator. The parameter strictly sets the request's field Strict.
 func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	dataDir := conf.stateDir() + "/ipam"
 	if conf.bridge {
@@ -179,7 +181,8 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 }
 
 // allocator sets the network's allocator and subnets, as the section ipam configures them. With type dhcp it also
-// returns a lease. The allocator is then only for releasing the addresses of pods that were added under another type.
+// returns the settings of leases. The allocator then only releases the addresses of pods that were added under another
+// type.
 func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Lease, _ error) {
 	if conf.IPAM.Type == typeDHCP {
 		dhcp, err := conf.dhcp()
@@ -196,7 +199,7 @@ func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Leas
 	return lease, err
 }
 
-// explain replaces errors of package network whose messages need the runtime's terms.
+// explain replaces network.ErrHostNamespace by an error in the runtime's terms. It returns other errors unchanged.
 func (c *call) explain(err error) error {
 	if errors.Is(err, network.ErrHostNamespace) {
 		return newError(codeInvalidNetNS,
@@ -205,7 +208,7 @@ func (c *call) explain(err error) error {
 	return err
 }
 
-// openPod opens the pod's namespace.
+// openPod opens the pod's network namespace. An error has the specification's code for an invalid CNI_NETNS.
 func (c *call) openPod() (*netns.NS, error) {
 	pod, err := netns.Open(c.netns)
 	if err != nil {

@@ -22,11 +22,11 @@ const (
 	typeNone      = ""
 	typeHostLocal = "host-local"
 	typeStatic    = "static"
-	typeDHCP      = "dhcp" // a lease of package network, which creates the link first, and no allocator
+	typeDHCP      = "dhcp" // no allocator: package network leases addresses after it has created the link
 )
 
-// allocator is the allocator for the ipam section of a configuration. It wraps the source of the addresses, and adds
-// the settings that all types have in common. Errors of its method Status have code 50.
+// allocator is the allocator for the ipam section of a configuration. It wraps the allocator that assigns the
+// addresses, and adds the settings that all types have in common.
 type allocator struct {
 	*ipamSection
 	ipam.Allocator
@@ -64,10 +64,11 @@ func (a *allocator) Resolvers() (list []netip.Addr) {
 	return list
 }
 
-// RangeSets returns the range sets, which package network records.
+// RangeSets returns the range sets of the wrapped allocator, or none. Package network records them.
 func (a *allocator) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(a.Allocator) }
 
-// ordered returns addresses in the order in which the result reports them. The argument has IPv4 addresses first.
+// ordered returns addresses in the order in which the result reports them: by family, as in a.reported, and otherwise
+// unchanged. In the argument IPv4 addresses come first.
 func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
 	addresses = slices.Clone(addresses)
 	var list []ipam.Address
@@ -147,22 +148,24 @@ type ipamRequest struct {
 	// Strict is set for ADD, CHECK and STATUS. Then every fault of the section is an error, including unknown fields
 	// of the types that this process serves. DEL and GC do as much as possible in spite of faults.
 	Strict bool
-	// RangesLater means that the runtime passes the ranges of host-local with each pod's verbs, and STATUS has none.
+	// RangesLater is set if the runtime passes the ranges of host-local with each pod's verbs. STATUS then has no
+	// ranges.
 	RangesLater bool
-	// Gateways makes the first address of the subnet the gateway of an address without one, as for the reference
-	// plugin bridge.
+	// Gateways is set if an address without a gateway gets the first address of its subnet as gateway, as in the
+	// reference plugin bridge.
 	Gateways bool
 	// ByName is set if the program was called by a reference plugin's name. The allocator then behaves like the
 	// reference plugins. It ignores unknown fields, and reports addresses in the order in which the section, or the
 	// plugin, lists their families.
 	ByName bool
-	// Unrecorded means that the caller has no records of attachments. Before host-local assigns an address, it then
+	// Unrecorded is set if the caller has no records of attachments. Before host-local assigns an address, it then
 	// searches all reservations for an address that the attachment already has.
 	Unrecorded bool
-	// All makes the error list all faults of the section's fields, one a line. Otherwise it has only the first.
+	// All is set to get all faults of the section's fields in the error, one a line. Otherwise the error has only the
+	// first.
 	All bool
 
-	Warn     func(string)  // receives messages for an operator when the verb continues
+	Warn     func(string)  // receives messages about problems that do not stop the verb
 	LockWait time.Duration // the longest wait for the directory's lock; 0 means 5 s
 }
 

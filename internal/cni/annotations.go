@@ -30,7 +30,8 @@ type annotations struct {
 	keys map[string]string // the keys of the annotations in use, by setting
 }
 
-// annotationTypes returns the settings of struct annotated, each with the ipam.type that it needs, if any.
+// annotationTypes returns the names of the settings that a pod can request by annotations. The map's value is the
+// ipam.type that a setting needs, or "" if it needs none.
 func annotationTypes() map[string]string {
 	return map[string]string{
 		"ips": typeHostLocal, "hostName": typeDHCP, "clientID": typeDHCP,
@@ -52,9 +53,9 @@ func (c *NetConf) annotationProblems(p *problems) {
 		`annotations: a runtime passes none without "capabilities": {%q: true}`, annotationsCapability)
 }
 
-// annotate applies the pod's annotations, where neither runtimeConfig nor args.cni has the setting. It returns errors
-// about annotations of ours that are unknown, not permitted or invalid. Others' annotations, and those for another
-// network, are ignored.
+// annotate applies the pod's annotations, unless runtimeConfig or args.cni has the setting. It returns errors about
+// Tombolo's annotations that are unknown, not permitted or invalid. It ignores annotations with another prefix, and
+// those for another network.
 func (c *NetConf) annotate() (found strict.Problems) {
 	var ours []string
 	for key := range c.RuntimeConfig.Annotations {
@@ -131,7 +132,8 @@ func (a *annotations) read(setting, value string) error {
 	return nil
 }
 
-// source returns the annotation that a setting comes from, or otherwise if it does not come from an annotation.
+// source returns the origin of a setting, such as "annotation tombolo-cni.github.io/mac". If the setting does not come
+// from an annotation, it returns the argument otherwise.
 func (c *Common) source(setting, otherwise string) string {
 	if key := c.annotated.keys[setting]; key != "" {
 		return "annotation " + key

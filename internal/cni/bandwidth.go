@@ -29,7 +29,8 @@ func (f *bandwidthConf) problems() []error {
 	return p
 }
 
-// burst adds a problem if the reference plugin would not accept the burst of l.
+// burst adds a problem if only rate or only burst is set, or if the burst is too large. The reference plugin has the
+// same rules.
 func (p *problems) burst(way string, l bandwidth.Limit) {
 	p.add((l.Rate == 0) != (l.Burst == 0) || l.Burst >= maxBurst,
 		"%sRate %d and %[1]sBurst %[3]d: both have to be set, the burst to less than %d, or neither",
@@ -103,7 +104,7 @@ func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
 	return configured.shape()
 }
 
-// limits adds a problem if the limits are not valid.
+// limits adds a problem if a rate or a burst is not valid. where names the place of the limits, for the error.
 func (p *problems) limits(where string, b Bandwidth) {
 	// A rate or burst is valid for every MTU or for none, so any MTU will do here.
 	_, _, err := b.shape().Effective(ethernetMTU)

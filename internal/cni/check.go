@@ -52,7 +52,7 @@ func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) err
 }
 
 // reported returns the parts of the result that a later plugin may have changed, and a list of errors in the result.
-// It skips interfaces of other attachments.
+// It leaves out the MACs of the pod's other interfaces.
 func (c *call) reported(prev *current.Result) (*network.Reported, []string, error) {
 	r := &network.Reported{HostMACs: map[string]string{}}
 	var wrong []string
@@ -116,7 +116,7 @@ func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) er
 
 	err = node.Ready(ctx, &s, leases)
 
-	// An error without a code gets code 50, which STATUS has for this.
+	// Code 50 is the specification's for a plugin that cannot serve an ADD now.
 	if err == nil || errors.As(err, new(*types.Error)) || errors.Is(err, network.ErrConflict) {
 		return err
 	}

@@ -40,7 +40,7 @@ type configuration interface {
 	lacks(*state.Attachment) bool
 }
 
-// Common holds the fields that all our plugins read.
+// Common holds the fields that the configurations of all Tombolo's plugins have.
 type Common struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
@@ -64,7 +64,8 @@ type Common struct {
 	annotated annotations
 }
 
-// podPolicy holds the policies that a network has, and that a runtime may request for a pod besides.
+// podPolicy holds the policies that limit connections of pods. A network has such policies, and a runtime may request
+// further ones for one pod.
 type podPolicy struct {
 	EgressPolicy entries `json:"egressPolicy"`
 	PublishFrom  entries `json:"publishFrom"`
@@ -106,7 +107,7 @@ func (e entries) list() []string {
 	return items
 }
 
-// policy returns the policy, or "" if it allows everything.
+// policy returns the text, or "" for "all", since an empty policy allows everything.
 func (e entries) policy() string {
 	if e == "all" {
 		return ""
@@ -172,7 +173,7 @@ func (c *call) readArgs(into any) {
 	}
 }
 
-// note stores errors that were found in stdin. The method call.refuse returns them later.
+// note stores errors that were found in stdin. They stop no verb yet: see refuse.
 func (c *call) note(found strict.Problems) {
 	for _, err := range found {
 		c.undecoded = append(c.undecoded, configError(err))
@@ -220,8 +221,8 @@ func (c *Common) deadline() time.Duration {
 	return time.Duration(cmp.Or(c.Deadline, Duration(defaultDeadline)))
 }
 
-// exempt reports whether an unknown key is allowed. The runtime may add keys for other plugins, and a key that begins
-// with an underscore is a comment.
+// exempt reports whether an unknown key is allowed in a configuration. Allowed are keys in the runtime's own objects,
+// keys of the specification, and comments, which begin with an underscore.
 func exempt(path, key string) bool {
 	if path == "" {
 		return strings.HasPrefix(key, "cni.dev/") || strings.HasPrefix(key, "_")
@@ -231,7 +232,7 @@ func exempt(path, key string) bool {
 }
 
 // parse decodes the configuration from data, the content of stdin. If data is not JSON, it returns an error, which
-// stops every verb. It stores all other errors for the method call.refuse, which lets some verbs ignore them.
+// stops every verb. It stores all other errors for the method refuse, since DEL and GC ignore them.
 func (c *call) parse(data []byte) error {
 	c.stdin = data
 	pass := exempt

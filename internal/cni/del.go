@@ -29,7 +29,7 @@ func (c *call) key() network.Key {
 	return network.Key{Network: c.conf.Name, ContainerID: c.containerID, IfName: c.ifName}
 }
 
-// known returns the facts that the configuration contains about attachments without a record.
+// known returns facts from the configuration that help to take down attachments without a record.
 func (c *NetConf) known() *network.Known {
 	s := c.settings()
 	return &network.Known{Bridge: s.Bridge, GatewayLink: s.GatewayLink(), Leased: c.IPAM.Type == typeDHCP}
@@ -55,8 +55,8 @@ func (c *call) podAddresses(prev *current.Result) []netip.Addr {
 	return list
 }
 
-// recordedConfig returns a configuration, and its ipam section, with the IPAM that assigned an attachment's addresses
-// according to its record.
+// recordedConfig returns an ipam section, and a whole configuration with this section. They name the IPAM that
+// assigned an attachment's addresses, according to the attachment's record.
 func recordedConfig(cniVersion, name string, origin *network.Origin) (Section, []byte) {
 	ipamConf := struct {
 		DataDir string `json:"dataDir,omitempty"`
@@ -85,8 +85,8 @@ func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error 
 	return err
 }
 
-// validAttachments returns the runtime's list of valid attachments, or nil if there is no list. A fault in the list
-// is an error, although GC ignores other faults: it would remove the attachments that the list lacks.
+// validAttachments returns the runtime's list of valid attachments, or nil if there is no list. An invalid list is an
+// error, although GC ignores other faults: GC would remove the attachments that the list lacks.
 func (c *NetConf) validAttachments() ([]types.GCAttachment, error) {
 	var list []types.GCAttachment
 	if len(c.ValidAttachments) == 0 {

@@ -69,7 +69,7 @@ func (d *delegatedIPAM) undo(ctx context.Context, cause error) error {
 	return cause
 }
 
-// Del runs the plugin with DEL. The plugin keeps its own records, so Del ignores the hint.
+// Del runs the plugin with DEL. It ignores the list of addresses, since the plugin has its own records.
 func (d *delegatedIPAM) Del(ctx context.Context, owner ipam.Owner, _ []netip.Addr) error {
 	plugin := d.request.Plugin
 	if owner.ContainerID != plugin.ContainerID || owner.IfName != plugin.IfName {
@@ -111,7 +111,7 @@ func (d *delegatedIPAM) Status(ctx context.Context) error {
 	return err
 }
 
-// wrap adds a code to an error, unless the error is the plugin's own.
+// wrap adds the network's name and a code to an error. It returns an error object that the plugin printed unchanged.
 func (d *delegatedIPAM) wrap(err error) error {
 	code := codePluginFailed
 	switch {

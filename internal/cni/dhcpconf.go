@@ -95,8 +95,8 @@ const (
 )
 
 // dhcp decodes the ipam section of type dhcp, and returns the first error in it. If the program was called by a
-// reference plugin's name, it behaves like the reference plugin. It then ignores unknown fields, and sends the server
-// nothing that the configuration does not name.
+// reference plugin's name, it behaves like that plugin. It then ignores unknown fields, and sends the server only the
+// values that the configuration names.
 func (c *NetConf) dhcp() (*DHCP, error) {
 	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout),
 		byName: c.bridge}
@@ -140,13 +140,13 @@ type identity struct {
 // longestID is the maximum length of a client identifier without its type byte.
 const longestID = 254
 
-// text returns the identity as text. owner is the container ID or the pod's name.
+// text returns the text for deriving the client identifier and the MAC. owner is the container ID or the pod's name.
 func (id *identity) text(owner string) string { return owner + "/" + id.Network + "/" + id.IfName }
 
-// clientID returns the value of option 61. The parameter by is the setting ipam.clientID. With "mac", the value is
+// clientID returns the value of option 61. The parameter basis is the setting ipam.clientID. With "mac", the value is
 // the MAC with the type of Ethernet. Otherwise the value is a text with type 0, which means that it is not a hardware
-// address. The text is readable, so that an operator can recognize it in the server's list and reserve an address for
-// it.
+// address. An operator can recognize the text in the server's list, and reserve an address for it. A text that is too
+// long becomes its SHA-256.
 func (id *identity) clientID(basis string, mac net.HardwareAddr) ([]byte, error) {
 	text := id.text(id.ContainerID)
 	switch basis {
@@ -171,8 +171,8 @@ func (id *identity) clientID(basis string, mac net.HardwareAddr) ([]byte, error)
 }
 
 // mac returns a locally administered MAC derived from the identity. The same identity always gets the same MAC, since
-// home routers reserve addresses by MAC. The MAC is derived from the pod's name if that is known. If it is not, or if
-// the setting in by is "container", the MAC is derived from the container ID.
+// home routers reserve addresses by MAC. The MAC is derived from the container ID if basis is "container" or the pod's
+// name is unknown. In all other cases it is derived from the pod's name.
 func (id *identity) mac(basis string) net.HardwareAddr {
 	owner := id.ContainerID
 	if id.pod != "" && basis != clientByContainer {
@@ -181,14 +181,14 @@ func (id *identity) mac(basis string) net.HardwareAddr {
 	return MACOf(id.text(owner))
 }
 
-// MACOf derives a MAC from an identity, so that a recreated pod gets the same lease.
+// MACOf derives a MAC from an identity. The same text always gives the same MAC.
 func MACOf(identity string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte("tombolo mac " + identity))
 	return net.HardwareAddr{ident.DerivedMAC, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 
-// Lease returns the request for a lease. It does not check the values; package network rejects values that DHCP
-// cannot express.
+// Lease returns the settings for leasing an address for one pod. It does not check the values; package network rejects
+// values that DHCP cannot express.
 func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network.Lease, error) {
 	clientID, err := id.clientID(conf.ClientID, mac)
 	if err != nil {

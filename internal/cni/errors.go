@@ -87,8 +87,8 @@ func configError(err error) error {
 	return withCode(codeInvalidConfig, err)
 }
 
-// substitutes returns advice, by the names of fields in kubenet's configuration lists that Tombolo does not know.
-// These are kubenet's own fields, kubelet's flags for it, and fields of portmap, which follows bridge there.
+// substitutes maps fields that Tombolo does not know to advice. They occur in kubenet's configuration lists: kubenet's
+// own fields, kubelet's flags for kubenet, and fields of the plugin portmap.
 func substitutes() map[string]string {
 	const portmap = `leave it and the plugin portmap out, and write "capabilities": {"portMappings": true}`
 	return map[string]string{
@@ -103,8 +103,8 @@ func substitutes() map[string]string {
 	}
 }
 
-// newCNIError returns the error that a runtime gets, with the first code in the chain or tree of err. The message
-// contains the texts of all errors.
+// newCNIError returns the error that a runtime gets, with the first code in the chain or tree of err, or codeKernel if
+// there is none. The message contains the texts of all errors.
 func newCNIError(err error) *types.Error {
 	code, ok := firstCode(err)
 	if !ok {
@@ -147,7 +147,7 @@ type sentinel struct {
 	code uint
 }
 
-// codes returns the codes of errors of package network and the packages below it.
+// codes returns the codes for errors of package network and the packages below it.
 func codes() []sentinel {
 	return []sentinel{
 		{network.ErrState, codeIO}, {network.ErrTryAgain, codeTryAgainLater}, {network.ErrHostNamespace,

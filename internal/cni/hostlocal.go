@@ -11,8 +11,9 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// hostLocal makes an ipam.HostLocal the source of addresses. If the section has an error, the HostLocal knows only
-// ipam.dataDir, which suffices for Del and Collect. hostLocal writes nothing to disk.
+// hostLocal makes an ipam.HostLocal the allocator that assigns addresses, and returns the first error in the section.
+// If DEL or GC meets an error, the HostLocal knows only ipam.dataDir, which suffices for Del and Collect. hostLocal
+// writes nothing to disk.
 func (a *allocator) hostLocal(r *ipamRequest) error {
 	confErr := a.readHostLocal(r)
 	if confErr == nil || r.Strict {
@@ -35,7 +36,7 @@ func (r *ipamRequest) reservations(dataDir string, sets []ipam.RangeSet) (*ipam.
 	return reservations, withCode(codeInvalidConfig, err)
 }
 
-// readHostLocal decodes the ipam section of type host-local.
+// readHostLocal decodes the ipam section of type host-local into a. It does not access the disk.
 func (a *allocator) readHostLocal(r *ipamRequest) error {
 	var conf hostLocalConf
 	if err := r.read(&conf); err != nil {

@@ -21,8 +21,8 @@ type Section struct {
 	detectConflicts *bool
 }
 
-// UnmarshalJSON decodes the fields that code other than the allocator uses too, as far as possible. null counts as a
-// missing section.
+// UnmarshalJSON stores the section, and decodes the fields that package cni itself uses. It ignores errors in them.
+// null counts as a missing section.
 func (s *Section) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil
@@ -45,7 +45,8 @@ func isEmpty(data json.RawMessage) bool {
 	return slices.Contains([]string{"", "null", "{}"}, strings.TrimSpace(string(data)))
 }
 
-// RequestedAddresses holds a runtime's requests for addresses besides the ipam section.
+// RequestedAddresses holds requests for addresses that come from the runtime or the pod, in addition to the ipam
+// section.
 type RequestedAddresses struct {
 	IPRanges [][]ipam.Range `json:"ipRanges"` // capability ipRanges
 	IPs      []string       `json:"ips"`      // capability ips
@@ -65,7 +66,8 @@ type hostLocalConf struct {
 	Keep       bool           `json:"keep"`
 }
 
-// read decodes the section. If r is strict and not ByName, unknown fields are errors, except for comments.
+// read decodes the ipam section. If the request is strict and ByName is not set, an unknown field is an error, unless
+// it begins with an underscore (a comment).
 func (r *ipamRequest) read(into any) error {
 	if isEmpty(r.Section.JSON) {
 		return nil

@@ -16,18 +16,20 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// Tombolo can be installed by a reference plugin's name. The program that had the name before is kept in another
-// file. Pods that other programs made belong to those programs: if Tombolo has no record of an attachment, the kept
-// program handles the call. It also handles the DEL of pods that it made before Tombolo got the name.
+// Tombolo can be installed by a reference plugin's name. `tombolo install` then stores the program that had the name
+// in another file: it becomes the kept program. Pods that other programs made belong to those programs. If Tombolo has
+// no record of an attachment, the kept program handles the call. It also handles the DEL of pods that it made before
+// Tombolo got the name.
 
 // self is the path that the kernel provides for the running program.
 const self = "/proc/self/exe"
 
-// handlers selects the programs that handle a call: our plugin, the kept program, or both.
+// handlers selects the programs that handle a call: this program, the kept program, or both.
 type handlers struct{ ours, kept bool }
 
-// findHandlers returns the handlers of the call. For an attachment without a record, the kept program alone handles
-// the call.
+// findHandlers returns the handlers of the call. This program alone handles most calls. The kept program alone handles
+// GC and STATUS of a chained plugin. If the attachment has no record, the kept program handles the other verbs of a
+// chained plugin, and a CHECK of bridge. For DEL see handlersOfDEL.
 func (c *call) findHandlers() (handlers, error) {
 	switch {
 	case c.verb == "GC" || c.verb == "STATUS": // these verbs concern no pod
@@ -48,13 +50,13 @@ func (c *call) findHandlers() (handlers, error) {
 		return c.handlersOfDEL(rec, err, ident.Port(hash)), nil
 	}
 
-	ours := !errors.Is(err, fs.ErrNotExist) // a damaged record is ours
+	ours := !errors.Is(err, fs.ErrNotExist) // a damaged record is Tombolo's too
 	return handlers{ours: ours, kept: !ours}, nil
 }
 
-// handlersOfDEL returns the handlers of a DEL. Both programs may have made parts of the pod. After the ADD, an
-// operator may have given single plugin names to the other program, or back. After a reboot the records are gone, and
-// only the ADD's result shows which program made the pod.
+// handlersOfDEL returns the handlers of a DEL. Both programs may have made parts of the pod, since an operator may
+// have given single plugin names to the other program after the ADD. After a reboot the records are gone, and only the
+// ADD's result shows which program made the pod.
 func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) handlers {
 	ours, others := c.findMakers(port)
 	selected := handlers{ours: true}
@@ -71,8 +73,8 @@ func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) hand
 	return selected
 }
 
-// findMakers reports, from the ADD's result, whether our plugin made the port, or another program did. Another
-// program's bridge plugin has a port in its result; plugins like ptp have no bridge.
+// findMakers reports, from the ADD's result, whether Tombolo made the port, or another program's bridge plugin did.
+// That plugin has a bridge and a port in its result; plugins like ptp have no bridge.
 func (c *call) findMakers(port string) (ours, others bool) {
 	prev, err := c.conf.prevResult()
 	if err != nil || prev == nil {
@@ -97,7 +99,7 @@ func (c *call) isKept() bool {
 // forward runs the kept program, and returns its output.
 func (c *call) forward(ctx context.Context) ([]byte, error) {
 	if c.verb == "STATUS" && c.isBridgeOurs() {
-		return nil, nil // our plugin made the pod, so no other program is needed
+		return nil, nil // Tombolo makes the pods, so no other program is needed
 	}
 
 	lockorder.Slow("a plugin")
@@ -115,15 +117,15 @@ func (c *call) forward(ctx context.Context) ([]byte, error) {
 	return nil, newError(codePluginFailed, "%v", err)
 }
 
-// isBridgeOurs reports whether the plugin bridge in this directory is Tombolo. If it is, plugin lists that start with
-// it need no other program.
+// isBridgeOurs reports whether the plugin bridge in the same directory is Tombolo. Then plugin lists that start with
+// bridge need no other program.
 func (c *call) isBridgeOurs() bool {
 	ours, err := delegate.IsSame(self, filepath.Join(filepath.Dir(c.Kept), nameBridge))
 	return err == nil && ours
 }
 
-// errNoneKept returns the error for a pod of another program if no program was kept. For DEL and GC it returns nil: no
-// other program has made anything for the pod, so there is nothing to remove.
+// errNoneKept returns the error for a pod of another program if there is no kept program. For DEL and GC it returns
+// nil: no other program has made anything for the pod, so there is nothing to remove.
 func (c *call) errNoneKept() error {
 	if c.verb == "DEL" || c.verb == "GC" {
 		return nil

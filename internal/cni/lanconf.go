@@ -73,7 +73,8 @@ func (c *NetConf) lan(s *network.Network) {
 	}
 }
 
-// guard sets the restriction of pods' packets. lanGuard restricts more than guard, and guard more than macspoofchk.
+// guard sets the network's guard, which drops packets that pods send from a false source. lanGuard checks more than
+// guard, and guard more than macspoofchk.
 func (c *NetConf) guard(s *network.Network, lan bool) {
 	switch {
 	case orDefault(c.LANGuard, lan):

@@ -81,7 +81,7 @@ func (l *stepLog) step(name string) {
 	l.steps = append(l.steps, slog.Duration(name, took))
 }
 
-// warn writes a line about a problem despite which the call continues.
+// warn writes a line about a problem that does not stop the call.
 func (l *stepLog) warn(msg string) {
 	l.Warn(printable.Line(msg))
 }

@@ -20,12 +20,12 @@ import (
 // github.com/containernetworking/plugins).
 func Names() []string { return slices.Sorted(maps.Keys(kinds())) }
 
-// As is the program's first argument if it is started by way of a script that has a reference plugin's name. The path
-// of the script follows. The first line of such a script is "#!/opt/cni/bin/tombolo as".
+// As is the program's first argument if a script with a reference plugin's name starts the program. The script's path
+// is the next argument. The first line of such a script is "#!/opt/cni/bin/tombolo as".
 const As = "as"
 
-// Kept returns the path of the kept program: the program that had a reference plugin's name before. path is the path
-// with that name.
+// Kept returns the path of the kept program: the program that had a reference plugin's name before Tombolo. path is
+// the path with this name.
 func Kept(path string) string { return path + ".reference" }
 
 // A kind is the program's behaviour when it is called by one name.
@@ -35,7 +35,7 @@ type kind struct {
 	others bool   // a chained plugin, which works on an earlier plugin's interface
 }
 
-// kinds returns the program's behaviours, by the names of the reference plugins.
+// kinds returns the program's behaviours. The keys are the names of the reference plugins.
 func kinds() map[string]kind {
 	all := SupportedVersions()[0]
 	return map[string]kind{
@@ -70,13 +70,13 @@ func (p *Plugin) kindOf() (kind, bool) {
 	return kind{&NetConf{}, SupportedVersions()[0], false}, false
 }
 
-// supported returns the versions of the specification that the plugin supports by its present name.
+// supported returns the versions of the specification that the plugin supports under the name of this call.
 func (c *call) supported() []string {
 	all := SupportedVersions()
 	return all[slices.Index(all, c.first):]
 }
 
-// runVerb calls the handlers of the verb, and returns the output to print.
+// runVerb runs the verb in the selected programs (see findHandlers), and returns the output to print.
 func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 	if err := c.refuseOwnNamespace(); err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 		undoErr = err // a DEL may run both programs
 	}
 
-	if c.others { // the other kinds checked this before
+	if c.others { // readStdin did this for all others
 		if err := c.refuse(); err != nil {
 			return nil, err
 		}
@@ -119,11 +119,11 @@ func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 	return output, nil
 }
 
-// refuseOwnNamespace returns an error for an ADD into the plugin's own namespace. It ignores other faults of the
-// path, since some plugins do not need the namespace.
+// refuseOwnNamespace returns an error for an ADD whose CNI_NETNS is the plugin's own network namespace. It ignores
+// other faults of the path, since some plugins do not need the namespace.
 func (c *call) refuseOwnNamespace() error {
 	if _, own := c.configuration.(*NetConf); own || c.verb != "ADD" || c.sameNetNS() {
-		return nil // an ADD of our own checks this itself
+		return nil // the ADD of NetConf checks this itself
 	}
 
 	pod, err := netns.Open(c.netns)
@@ -169,9 +169,9 @@ func (c *call) passThrough() (*current.Result, error) {
 	return c.conf.prevResult()
 }
 
-// undoChange undoes a plugin's changes of an attachment. It logs failures, such as an unreadable record or a full disk,
-// and always succeeds. After an error the runtime would not call the DEL of the plugin bridge. That DEL comes next
-// and removes everything of the pod, if necessary without its record.
+// undoChange calls do to undo a chained plugin's changes of an attachment. It logs failures, such as an unreadable
+// record or a full disk, and always succeeds. After an error the runtime would not call the DEL of the plugin bridge.
+// That DEL comes next and removes everything of the pod, if necessary without its record.
 func (c *call) undoChange(do func(network.Change) error) {
 	change, err := c.change()
 	if err == nil {

@@ -32,8 +32,8 @@ func (f *firewallConf) problems() []error {
 	return p
 }
 
-// lacks reports whether the reference plugin's chain exists in the tables of iptables over nf_tables. No record shows
-// which program made other firewalls accept a pod.
+// lacks reports whether the reference plugin's chain CNI-FORWARD exists in nf_tables. Then the reference plugin may
+// have made other firewalls accept the pod, which no record shows.
 func (*firewallConf) lacks(*state.Attachment) (is bool) {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {

@@ -14,11 +14,12 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// lockWait is longer than any deadline. The reference plugin waits for the lock without a limit.
+// lockWait is the time to wait for the lock of the reservations. It is longer than any deadline, since the reference
+// plugin waits without a limit.
 const lockWait = time.Hour
 
 // ipamPluginConf is the configuration of the reference plugins host-local and static. A plugin of another project
-// runs these for its pods' addresses, and passes its own configuration.
+// starts them to get addresses for its pods, and passes its own configuration.
 type ipamPluginConf struct {
 	Common
 	IPAM Section `json:"ipam"`

@@ -89,8 +89,8 @@ func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) e
 	})
 }
 
-// follow tells package network of a new MAC or MTU, so that it updates the pod's guard and record. An attachment that
-// is not ours is no error.
+// follow passes a new MAC or MTU to package network, which updates the pod's guard and record. It returns nil for an
+// attachment that Tombolo did not make.
 func (f *tuningConf) follow(ctx context.Context, change network.Change) error {
 	if f.MAC == nil && f.MTU == nil {
 		return nil

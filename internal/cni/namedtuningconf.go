@@ -39,7 +39,7 @@ func (a attributes) withDefaults(b attributes) attributes {
 	}
 }
 
-// currentValues returns the link's present values of the attributes that are set in a.
+// currentValues returns the link's current values of those attributes that are set in a.
 func (a attributes) currentValues(l *link.Info) attributes {
 	return attributes{
 		pointerIfSet(a.MAC, l.MAC.String()), pointerIfSet(a.Promisc, l.Flags&unix.IFF_PROMISC != 0),
@@ -119,8 +119,8 @@ const (
 	allowlistFile    = "/etc/cni/tuning/allowlist.conf"
 )
 
-// complete merges the places that set attributes. For the MAC the order of precedence, lowest first, is: the field
-// mac, CNI_ARGS, runtimeConfig, args.
+// complete merges the settings from all sources. For the MAC the order of precedence, lowest first, is: the field mac,
+// CNI_ARGS, runtimeConfig, args.cni.
 func (f *tuningConf) complete(c *call) {
 	f.Common.complete(c)
 	f.DataDir = cmp.Or(f.DataDir, defaultTuningDir)

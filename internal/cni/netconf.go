@@ -28,7 +28,7 @@ type NetConf struct {
 
 	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"` // set by a runtime
 
-	// Fields of the reference plugin bridge, with the meaning that they have there.
+	// Fields of the reference plugin bridge, with the same meaning.
 	Bridge                    string  `json:"bridge"`
 	IsGateway                 *bool   `json:"isGateway"`
 	IsDefaultGateway          *bool   `json:"isDefaultGateway"`
@@ -44,7 +44,7 @@ type NetConf struct {
 	PortIsolation             bool    `json:"portIsolation"`
 	VLANConf
 
-	// Fields of the reference plugins firewall and bandwidth, with the meaning that they have there.
+	// Fields of the reference plugins firewall and bandwidth, with the same meaning.
 	IngressPolicy string `json:"ingressPolicy"`
 	Bandwidth
 
@@ -107,7 +107,7 @@ func (c *NetConf) complete(request *call) {
 	}
 }
 
-// problems returns the errors that are visible in the fields alone, without a request to the kernel.
+// problems returns the errors that the fields alone show, without a request to the kernel.
 func (c *NetConf) problems() []error {
 	p := problems(c.Common.problems())
 	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2,
@@ -181,8 +181,8 @@ func (c *NetConf) settings() network.Network {
 		s.NonMasquerade = append(s.NonMasquerade, p.Masked())
 	}
 
-	// In the reference plugin this policy requires that bridged packets pass the firewall. Isolated ports do not,
-	// since the bridge itself separates them.
+	// With the policy isolated, the reference plugin lets bridged packets pass the firewall. Isolated bridge ports
+	// make that unnecessary.
 	s.Isolated = s.Isolated || s.Policy == nft.Isolated
 	if c.PromiscMode {
 		s.Promiscuous = &c.PromiscMode
@@ -222,7 +222,7 @@ func (c *NetConf) limitEgress(s *network.Network) {
 	}
 }
 
-// policies adds problems with wrong policies. source returns where a policy comes from.
+// policies adds a problem for each invalid policy. source returns the origin of a policy, for the error.
 func (p *problems) policies(policy podPolicy, source func(field string) string, s network.Network) {
 	s.Egress, s.PublishFrom = nft.Egress(policy.EgressPolicy.policy()), ""
 	err := s.CheckPolicies()
@@ -309,7 +309,7 @@ func (c *VLANConf) membership() vlan.Membership {
 		m.Trunk = append(m.Trunk, t.ranges()...)
 	}
 	if m.IsZero() {
-		m = vlan.Membership{} // keeping a port's VLANs is the default then
+		m = vlan.Membership{} // without a VLAN, KeepDefault has no effect
 	}
 	return m
 }
@@ -339,8 +339,8 @@ func (c *NetConf) vlanProblems(p *problems) {
 // nameBridge is the name of the reference plugin whose behaviour differs from our own plugin's only in defaults.
 const nameBridge = "bridge"
 
-// asBridge sets the defaults of the reference plugin bridge. It drops all fields that this plugin does not know,
-// except for those that name files.
+// asBridge sets the defaults of the reference plugin bridge. It clears all fields that the reference plugin does not
+// have, except those that name files.
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall = "", LANConf{}, nil, nil
 	c.IngressPolicy, c.Internal, c.Annotations, c.Bandwidth = "", false, nil, Bandwidth{}
@@ -358,7 +358,7 @@ func (c *NetConf) asBridge() {
 	}
 }
 
-// asBridge removes the fields from a result that results of the reference plugin bridge do not have.
+// asBridge removes the MTUs from a result, since results of the reference plugin bridge have none.
 func asBridge(r *current.Result) {
 	for _, one := range r.Interfaces {
 		one.Mtu = 0

@@ -17,8 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// Plugin is one call of the plugin, with its environment. All fields are required, except for those that are for
-// tests.
+// Plugin is one call of the plugin, with its environment. Dial and After are for tests, and may be nil.
 type Plugin struct {
 	Getenv func(string) string
 	Stdin  io.Reader
@@ -29,14 +28,13 @@ type Plugin struct {
 	// After is called after each step of ADD with the step's name. If it returns an error, the ADD fails there. It is
 	// for tests of the undo.
 	After func(step string) error
-	// Name is the program's name in this call. By the name of a reference plugin (Names), the program does the work
-	// of that plugin. By any other name, or none, it is Tombolo's own plugin.
+	// Name is the name under which the program was called. If it is the name of a reference plugin (see Names), the
+	// program acts as that plugin. Otherwise it acts as Tombolo's own plugin.
 	Name string
-	// Kept is the path of the kept program, which had the name before. It handles the calls for pods that other
-	// programs made.
+	// Kept is the path of the kept program, which had the name before Tombolo (see the function Kept). It handles the
+	// calls for pods that other programs made.
 	Kept string
-	// Moves means that, after ADD, the caller will move the pod's interface to another namespace: see
-	// network.Pod.Path.
+	// Moves is set if the caller will move the pod's interface to another namespace after ADD: see network.Pod.Path.
 	Moves bool
 	// Exit ends the process. The plugin calls it if the call continues past its deadline in a wait that cannot be
 	// cancelled. Exit must not return.
@@ -63,7 +61,7 @@ const (
 type call struct {
 	*Plugin
 	kind
-	named       bool // the program was called by a reference plugin's name; ignore unknown fields
+	named       bool // the program was called by a reference plugin's name, so it ignores unknown fields
 	verb        string
 	containerID string
 	netns       string
@@ -114,8 +112,8 @@ func (p *Plugin) Run() int {
 	return 1
 }
 
-// countFailure counts the failed call for tombolod's metrics, unless the verb is STATUS or VERSION. It ignores its
-// own errors, since the caller has a more important one.
+// countFailure counts the failed call for tombolod's metrics, unless the verb is STATUS or VERSION. It ignores its own
+// errors, since the runtime needs the error of the call.
 func (c *call) countFailure(stateDir string, code uint) {
 	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "GC"}, c.verb) {
 		return
@@ -224,12 +222,12 @@ func (c *call) readEnvironment() error {
 	return nil
 }
 
-// maxDepth limits the number of delegated plugins that may lead to a call. No IPAM plugin has a reason to call this
-// plugin, but one call for another network is allowed.
+// maxDepth is the maximum number of delegated plugins in the chain that started this call. It stops endless recursion.
+// It is 1, so that an IPAM plugin may call Tombolo for another network.
 const maxDepth = 1
 
-// refuseDepth returns an error if too many delegated plugins led to this call. This ends a loop in which a delegated
-// plugin, such as a script around this program, calls this program again.
+// refuseDepth returns an error if more than maxDepth delegated plugins led to this call. A delegated plugin, such as a
+// script around this program, may call this program again and again.
 func (c *call) refuseDepth() error {
 	depth, err := delegate.Depth(c.Getenv(delegate.DepthVariable))
 	if err != nil {
@@ -243,8 +241,8 @@ func (c *call) refuseDepth() error {
 	return nil
 }
 
-// readStdin reads the configuration, and returns the errors that stop every verb. For a chained plugin, the
-// attachment may belong to another program. Then the remaining checks wait until the attachment is known to be ours.
+// readStdin reads the configuration, and returns the errors that stop every verb. A chained plugin may be called for
+// another program's attachment. So its other errors wait until the attachment is known to be Tombolo's.
 func (c *call) readStdin() error {
 	data, err := io.ReadAll(io.LimitReader(c.Stdin, MaxStdin+1))
 	if err != nil {
@@ -272,8 +270,8 @@ func (c *call) readStdin() error {
 	return c.conf.acceptName()
 }
 
-// versionVerb returns the output of the verb VERSION. If stdin contains a version, the output repeats it. By the name
-// of a reference plugin, it is the latest version instead, as there.
+// versionVerb returns the output of the verb VERSION. Its field cniVersion repeats the version from stdin. If stdin
+// has none, or under the name of a reference plugin, it is the latest supported version.
 func (c *call) versionVerb() []byte {
 	supported := c.supported()
 	var conf struct {

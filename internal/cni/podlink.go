@@ -27,9 +27,9 @@ func inNamespace(path string, do func(*nl.Conn, *netns.NS) error) error {
 	return do(conn, pod)
 }
 
-// inPodNamespace works like within, for verbs that remove a pod. If path is empty, or the namespace is gone, it does
-// nothing. It also does nothing if the path leads to the caller's own namespace. The path of a process leads there if
-// its number was reused.
+// inPodNamespace works like inNamespace, for verbs that remove a pod. If path is empty, or the namespace is gone, it
+// does nothing. It also does nothing if path leads to the caller's own namespace. A path in /proc may lead there if
+// another process got the process ID.
 func inPodNamespace(path string, do func(*nl.Conn, *netns.NS) error) error {
 	if path == "" {
 		return nil
@@ -62,7 +62,7 @@ func findLink(conn *nl.Conn, name string) (*link.Info, error) {
 	return link.Find(conn, name, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_TXQLEN)
 }
 
-// podHasLink reports whether the pod has a link with the given name. It returns true even if the link cannot be read.
+// podHasLink reports whether the pod has a link with the given name. It also returns true if the link cannot be read.
 // That happens if the pod has given the link more names than fit into the kernel's answer.
 func podHasLink(path, name string) (has bool) {
 	_ = inPodNamespace(path, func(conn *nl.Conn, _ *netns.NS) error {

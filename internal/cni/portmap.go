@@ -62,8 +62,8 @@ func (f *portmapConf) lacks(rec *state.Attachment) bool {
 	return err == nil && len(ports) > 0 && len(rec.Published) == 0
 }
 
-// publication returns the ports to publish for a pod. prev is a result with the pod's addresses. As in the reference
-// plugin, masqAll has no effect without snat.
+// publication returns the ports to publish for a pod, and whether connections get the host's source address. prev is a
+// result with the pod's addresses. As in the reference plugin, masqAll has no effect if snat is false.
 func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publication, _ error) {
 	switch {
 	case f.SNAT != nil && !*f.SNAT:
@@ -141,7 +141,8 @@ type PortMapping struct {
 	Range int `json:"range,omitempty"`
 }
 
-// publishedPorts converts the mappings. It drops duplicates.
+// publishedPorts converts the mappings. It drops duplicates, and returns an error if two mappings lead one port of the
+// host to different ports of the pod.
 func publishedPorts(mappings []PortMapping) ([]nft.Port, error) {
 	var list []nft.Port
 	read := map[nft.Port]bool{}

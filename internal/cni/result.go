@@ -19,7 +19,7 @@ import (
 )
 
 // result returns the result of ADD. It lists the interfaces of earlier plugins, and then the bridge, the port and the
-// pod's interface, in this order.
+// pod's interface, in this order. An ifb and the host's link in a VLAN follow if the pod has them.
 func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) *current.Result {
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion}
 	if a.prev != nil {
@@ -81,7 +81,8 @@ func (c *Common) prevResult() (*current.Result, error) {
 	return r, nil
 }
 
-// resultToCheck returns the result of the ADD that CHECK compares. If there is none, it returns an error.
+// resultToCheck returns the result of the ADD that CHECK must check. It finds the result in prevResult, and returns an
+// error if there is none.
 func (c *Common) resultToCheck() (*current.Result, error) {
 	prev, err := c.prevResult()
 	if err == nil && prev == nil {

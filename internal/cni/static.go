@@ -24,15 +24,15 @@ type addressConf struct {
 	Gateway netip.Addr   `json:"gateway"`
 }
 
-// static is an allocator that returns the same addresses for every attachment. It reserves nothing. The operator, who
-// named the addresses, makes sure that they are free.
+// static is an allocator that always assigns the same addresses. It reserves nothing. The operator or the runtime
+// names the addresses, and makes sure that they are free.
 type static struct {
 	addresses []ipam.Address
 	network   string
 	byName    bool
 }
 
-// static decodes the ipam section of type static.
+// static decodes the ipam section of type static, and makes a static the allocator that assigns addresses.
 func (a *allocator) static(r *ipamRequest) error {
 	var conf staticConf
 	if err := r.read(&conf); err != nil {
@@ -73,9 +73,9 @@ func (a *allocator) static(r *ipamRequest) error {
 	return err
 }
 
-// staticAddresses merges the four sources of addresses in the reference plugin's order. IP in CNI_ARGS adds to the
-// configuration's addresses, and GATEWAY sets gateways. args.cni.ips replaces all of these, and runtimeConfig.ips
-// replaces them again.
+// staticAddresses returns the addresses from one of three sources, as the reference plugin does. The first is
+// runtimeConfig.ips, and the second args.cni.ips. If both are empty, the addresses are the configuration's and those
+// of IP in CNI_ARGS, with the gateways of GATEWAY in CNI_ARGS.
 func staticAddresses(addresses []addressConf, args Args, requested *RequestedAddresses) ([]addressConf, error) {
 	added, err := parsePrefixes("CNI_ARGS IP", args.List("IP"))
 	if err != nil {
@@ -126,9 +126,8 @@ func (s static) Bind(ipam.Node) ipam.Allocator { return s }
 // Slow returns false, since static runs no other program.
 func (static) Slow() bool { return false }
 
-// Add returns the addresses, IPv4 first. If there are none, it returns an error, unless the program was called by the
-// name static, where the calling plugin reports this. Status returns no error, since the runtime may pass addresses
-// with each ADD.
+// Add returns the addresses, IPv4 first. Without addresses it returns an error, except under a reference plugin's
+// name: there the calling plugin reports this.
 func (s static) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
 	if len(s.addresses) == 0 && !s.byName {
 		return nil, newError(codeInvalidConfig,
@@ -143,8 +142,8 @@ func (s static) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
 	return &ipam.Allocation{Addresses: addresses}, nil
 }
 
-// Check returns an error unless held, which comes from prevResult, contains the addresses with their gateways. If the
-// program was called by the name static, Check ignores addresses that held lacks, as the reference plugin does.
+// Check returns an error unless held, which comes from prevResult, contains the addresses with their gateways. Under a
+// reference plugin's name, Check ignores addresses that held lacks, as the reference plugin does.
 func (s static) Check(_ context.Context, _ ipam.Owner, held []ipam.Address) error {
 	for _, a := range s.addresses {
 		same := func(b ipam.Address) bool { return a.Prefix.Addr() == b.Prefix.Addr() }

@@ -11,9 +11,9 @@ import (
 // passed.
 const lastGrace = time.Second
 
-// watchdog ends the process if a call continues after its deadline and the time for its undo. A context ends all
-// waits except a system call on a file system that does not answer. DEL later removes the remains of such a call, as
-// after a kill.
+// watchdog ends the process if a call continues after its deadline and the time for its undo. The deadline's context
+// ends all waits except a system call on a file system that does not answer. DEL later removes the remains of such a
+// call, as after a kill.
 type watchdog struct {
 	timer   *time.Timer
 	conf    atomic.Pointer[Common] // the configuration, once it is read
@@ -41,7 +41,7 @@ func (c *call) abort(w *watchdog) {
 	c.Exit(1)
 }
 
-// restart starts the watchdog's time again, with the deadline in the configuration.
+// restart sets the watchdog's timer anew, with the deadline in the configuration.
 func (w *watchdog) restart(conf *Common) {
 	w.conf.Store(conf)
 	w.timer.Reset(conf.deadline() + network.UndoTimeout + lastGrace)

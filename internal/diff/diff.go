@@ -1,4 +1,5 @@
-// Package diff collects the differences that the Check of a package returns.
+// Package diff collects differences between an expected and an actual state, for the Check functions of other
+// packages.
 package diff
 
 import (
@@ -10,8 +11,8 @@ import (
 // List is a list of differences.
 type List []tombolo.Difference
 
-// Add adds a difference of an object, unless want and have are equal. An empty want means that there should be nothing,
-// and an empty have that there is nothing.
+// Add adds a difference in one attribute (what) of an object, unless want and have are equal. An empty want means that
+// the attribute should not exist. An empty have means that it does not exist.
 func (l *List) Add(object, what, want, have string) {
 	if want != have {
 		*l = append(*l, tombolo.Difference{Object: object, What: what, Want: want, Have: have})

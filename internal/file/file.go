@@ -1,5 +1,5 @@
-// Package file reads and writes the small files that Tombolo keeps. It handles them as a whole, with few system
-// calls, and follows no symbolic link that another user may have put in their place.
+// Package file reads and writes the small files in which Tombolo stores its records. It reads or replaces a whole file
+// with few system calls. It follows no symbolic link, which another user may have put in the place of a file.
 //
 // It makes system calls directly. An os.File would start the runtime's poller, which costs a short-lived plugin more
 // time than all of its records.
@@ -24,16 +24,16 @@ import (
 var ErrDamaged = errors.New("damaged")
 
 const (
-	// MaxRecord is the maximum size of a record, in bytes. The record of a dual-stack attachment takes some 700
-	// bytes, twice, and some 70 more for each host port. Runtimes may publish whole ranges of ports.
+	// MaxRecord is the maximum size of a record, in bytes. The file of a dual-stack attachment contains its record
+	// twice, with some 700 bytes and some 70 more for each host port. Runtimes may publish whole ranges of ports.
 	MaxRecord = 1 << 20
 
 	// firstRead is the size of the first read in bytes, which suffices for most files.
 	firstRead = 2 << 10
 )
 
-// Read returns the content of a small file. It follows no symbolic link and does not wait on a FIFO. If the file is
-// larger than limit, the error matches ErrDamaged.
+// Read returns the content of a small file. It follows no symbolic link and does not wait on a FIFO. The error matches
+// ErrDamaged if the file is larger than limit, or belongs to neither root nor the caller.
 func Read(path string, limit int) ([]byte, error) {
 	fd, err := Open(path, unix.O_RDONLY)
 	if err != nil {
@@ -186,8 +186,8 @@ func WriteAll(fd int, path string, data []byte) error {
 	return nil
 }
 
-// Replace replaces the content of the file at path. It writes data to the file temp and renames that. Readers see
-// either the old or the new content.
+// Replace replaces the content of the file at path. It writes data to the file temp, and renames temp to path. Readers
+// see either the old or the new content.
 func Replace(temp, path string, data []byte) error {
 	return replace(temp, path, data, func(int) error { return nil })
 }

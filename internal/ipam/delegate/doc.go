@@ -1,11 +1,11 @@
 // Package delegate runs other programs that are CNI plugins: IPAM plugins that a configuration names, and kept
-// plugins, whose names this program has taken. It uses the CNI protocol (CNI specification 1.1.0, sections 2 and 4).
+// plugins, whose names Tombolo has taken over. It uses the CNI protocol (CNI specification 1.1.0, sections 2 and 4).
 // The verb and its parameters are in the environment, the configuration is on stdin, and the result or the error on
 // stdout.
 //
 // No other package in the shipped programs starts processes. Package delegate needs no capability of its own.
 //
-// It does not use the CNI library's package invoke. That package does not limit a plugin's output. After a plugin was
-// killed, it waits for ever for grandchildren that keep stdout open. And it does not try again if the binary is just
-// being replaced (ETXTBSY).
+// It does not use the CNI library's package invoke. That package does not limit a plugin's output. After it has killed
+// a plugin, it waits for ever for grandchildren that still have stdout open. And it does not try again if the binary
+// is just being replaced (ETXTBSY).
 package delegate

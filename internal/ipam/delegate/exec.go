@@ -18,8 +18,8 @@ import (
 const (
 	// quotedBytes limits the number of bytes that an error quotes from the end of an output.
 	quotedBytes = 512
-	// pipeGrace limits how long stdout may stay open after the plugin's end, because a child of the plugin still has
-	// it. It also covers the time to read the plugin's last output on a busy machine.
+	// pipeGrace is the time that stdout may stay open after the plugin's end, since a child of the plugin may have it
+	// open too. It also covers the time to read the plugin's last output on a busy machine.
 	pipeGrace = 3 * time.Second
 	// busyTries and busyPause limit the wait for a binary that an installer is writing.
 	busyTries = 20

@@ -69,9 +69,9 @@ func Find(name, path string) (string, error) {
 	return "", fmt.Errorf("find plugin %q: no such executable in CNI_PATH (%s): %w", name, path, ErrNotFound)
 }
 
-// Add runs the plugin with ADD, and returns its result in the current version. A result with null entries is an
-// error. If Add fails with any error except ErrNotFound, the caller must call Run with DEL (CNI specification 1.1.0,
-// section 4).
+// Add runs the plugin with ADD, and returns its result, converted to the latest version of the specification. A result
+// with null entries is an error. If Add fails with any error except ErrNotFound, the caller must call Run with DEL
+// (CNI specification 1.1.0, section 4).
 func (p *Plugin) Add(ctx context.Context) (*current.Result, error) {
 	stdout, err := p.run(ctx, "ADD")
 	if err != nil {
@@ -81,8 +81,8 @@ func (p *Plugin) Add(ctx context.Context) (*current.Result, error) {
 }
 
 // Run runs the plugin with a verb other than ADD. For CHECK the configuration must contain prevResult, and for GC
-// cni.dev/valid-attachments. If a plugin is too old for GC or STATUS, Run returns nil, since the plugin's ADD may
-// work nevertheless.
+// cni.dev/valid-attachments. If a plugin does not know GC or STATUS, Run returns nil, since the plugin's ADD may work
+// nevertheless.
 func (p *Plugin) Run(ctx context.Context, verb string) error {
 	_, err := p.run(ctx, verb)
 	if verb == "GC" || verb == "STATUS" {
@@ -91,9 +91,9 @@ func (p *Plugin) Run(ctx context.Context, verb string) error {
 	return err
 }
 
-// Forward runs the program in file with the caller's environment and stdin, and returns its output. If file is
-// missing, the error matches ErrNotFound. If file leads back to the program at self, it matches ErrSelf. If the
-// program is too old for the verb, Forward returns no error. Otherwise it fails as run does.
+// Forward runs the program in file with the given environment and stdin, and returns its output. The error matches
+// ErrNotFound if file is missing, and ErrSelf if file leads to the program at self. If the program does not know the
+// verb, Forward returns no error.
 func Forward(ctx context.Context, file, self string, environ []string, stdin []byte, stderr io.Writer) ([]byte, error) {
 	if err := refuseSelf(self, file); err != nil {
 		return nil, err
@@ -126,8 +126,8 @@ func (p *Plugin) run(ctx context.Context, verb string) ([]byte, error) {
 	return run(ctx, file, p.environ(verb), p.Stdin, cmp.Or(p.Stderr, io.Discard))
 }
 
-// environ returns the environment for one verb. It removes variables that the specification does not define for the
-// verb, even if our own caller has set them.
+// environ returns the environment for one verb. It removes parameters that the plugin must not get, even if this
+// program's own caller has set them.
 func (p *Plugin) environ(verb string) []string {
 	parameters := []struct{ key, value string }{
 		{"CNI_COMMAND", verb},
@@ -156,7 +156,7 @@ func (p *Plugin) environ(verb string) []string {
 	return env
 }
 
-// decode parses the output of an ADD.
+// decode parses the output of an ADD. An error matches ErrBadResult.
 func (p *Plugin) decode(stdout []byte) (*current.Result, error) {
 	configured, err := create.DecodeVersion(p.Stdin)
 	if err == nil {
@@ -176,9 +176,9 @@ type lists struct {
 	Routes     []json.RawMessage `json:"routes"`
 }
 
-// ReadResult parses a result of any version of the specification. If the result has no version, ReadResult uses
-// version, which is the configuration's. A null entry in a list is an error, because the library's conversions panic
-// on it. An entry in ips without an address is an error too.
+// ReadResult parses a result of any version of the specification. The argument version is the configuration's, for a
+// result that names none. A null entry in a list is an error, because the library's conversions panic on it. An entry
+// in ips without an address is an error too.
 func ReadResult(data []byte, version string) (*current.Result, error) {
 	var shape lists
 	if err := json.Unmarshal(data, &shape); err != nil {

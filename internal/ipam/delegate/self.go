@@ -18,8 +18,9 @@ import (
 // ErrSelf means that the plugin to run is the calling program itself, under this name or another.
 var ErrSelf = errors.New("the plugin is this program itself")
 
-// DepthVariable is the environment variable with the number of plugins that led to a process. A plugin that we start
-// has 1. If that plugin starts this program again, which starts another plugin, the other plugin has 2.
+// DepthVariable is the environment variable with the number of delegated plugins that led to a process. It is 1 for a
+// plugin that Tombolo starts. If that plugin starts Tombolo again, which starts another plugin, it is 2 for the other
+// plugin.
 const DepthVariable = "TOMBOLO_DEPTH"
 
 // Depth parses a value of DepthVariable. A value that is not a count is an error, since only this package sets the
@@ -55,9 +56,10 @@ func Deeper(environ []string) []string {
 	return append(environ, prefix+strconv.Itoa(depth+1))
 }
 
-// IsSame reports whether running the file b runs the program at a. Either a and b name one file, b is a script with a
-// as its interpreter, or b has one of Tombolo's names. An interpreter with such a name counts too. IsSame does not
-// recognize a copy under another name. In that case DepthVariable ends the loop.
+// IsSame reports whether running the file b runs the program at a. That is true if a and b are one file, or if a is
+// the interpreter of the script b. It is also true if b, the target of the link b, or its interpreter is called
+// tombolo or tombolo-cni. IsSame does not recognize a copy under another name. In that case DepthVariable ends the
+// loop.
 func IsSame(a, b string) (bool, error) {
 	own, err := os.Stat(a)
 	if err != nil {
@@ -95,7 +97,7 @@ func refuseSelf(self, path string) error {
 	return nil
 }
 
-// maxScript limits the size of a script that IsSame reads, in bytes. Our scripts have a few lines.
+// maxScript is the maximum size of a script that IsSame reads, in bytes. Tombolo's scripts have a few lines.
 const maxScript = 4 << 10
 
 // interpreter returns the program that the first line of a script names. It returns "" if the file is not a script.

@@ -18,8 +18,8 @@ const (
 	lineMax = 16 << 10
 )
 
-// Line returns a message in one line. It joins the lines of joined errors by semicolons. It cuts quoted texts and
-// words after 200 bytes, and escapes characters that cannot be printed.
+// Line returns a message in one line, with "; " for each line end. It cuts each quoted text or word after 200 bytes,
+// and the message after 16 KiB. It escapes characters that cannot be printed.
 func Line(message string) string {
 	text := escape(strings.ReplaceAll(message, "\n", "; "), "")
 	text = cut(text)
@@ -76,7 +76,7 @@ func whole(text string) string {
 }
 
 // escape replaces each character that cannot be printed by \u and four digits, which is also an escape in JSON. It
-// leaves the characters in keep. A byte that is not UTF-8 becomes \ufffd.
+// does not replace the characters in keep. A byte that is not UTF-8 becomes \ufffd.
 func escape(text, keep string) string {
 	ok := func(r rune) bool {
 		return r != utf8.RuneError && strconv.IsPrint(r) || strings.ContainsRune(keep, r)

@@ -21,8 +21,8 @@ const (
 	inIPAM = "ipam."
 )
 
-// options returns the fields of the plugin's configuration that can be options of a network. The value is true if the
-// field is a string in JSON too. docs/config.md describes each field.
+// options returns the fields of the plugin's configuration that can be options of a network. The map's value is true
+// if the field is a string in JSON, and false if it is a number or a bool. docs/config.md describes each field.
 func options() map[string]bool {
 	return map[string]bool{
 		"mode": true, "bridge": true, "mtu": false, "vlan": false, "portIsolation": false, "hairpinMode": false,
@@ -38,11 +38,11 @@ func options() map[string]bool {
 	}
 }
 
-// policies lists the options of a container that do not replace those of its network.
+// policies lists the options that limit a container in addition to the same options of its network.
 func policies() []string { return []string{"egressPolicy", "publishFrom"} }
 
 // ContainerOptions returns the options that a container can have too. A container's option replaces the network's,
-// except for egressPolicy.
+// except for egressPolicy and publishFrom: there the network's option applies too.
 func ContainerOptions() []string {
 	own := []string{"ingressRate", "ingressBurst", "egressRate", "egressBurst", "guard", "lanGuard"}
 	return append(own, policies()...)
@@ -54,8 +54,8 @@ const (
 	ofBridge = ofDocker + "bridge."
 )
 
-// sameMeaning maps options of Docker's and podman's bridge drivers to our options with the same meaning. One entry
-// means that the value stays unchanged. Two entries are our options for the values true and false.
+// sameMeaning maps options of Docker's and podman's bridge drivers to Tombolo's options. For one entry the value stays
+// unchanged. Two entries are Tombolo's option and value for the values true and false.
 func sameMeaning() map[string][]string {
 	return map[string][]string{
 		ofBridge + "name": {"bridge"}, ofDocker + "driver.mtu": {"mtu"},
@@ -66,7 +66,7 @@ func sameMeaning() map[string][]string {
 	}
 }
 
-// replacements maps options of other drivers without an equivalent here to advice for the user.
+// replacements maps options of other drivers that have no equivalent in Tombolo to advice for the user.
 func replacements() map[string]string {
 	const (
 		gateway = "ipMasq=false has others see containers' own addresses, and mode=lan puts containers on the LAN"
@@ -89,13 +89,13 @@ func replacements() map[string]string {
 // IfPrefix is Docker's option for the prefix of interface names in containers.
 const IfPrefix = ofDocker + "container_iface_prefix"
 
-// BridgeOption returns the bridge that an option names, or "" if none does.
+// BridgeOption returns the name of the bridge from the network's options, or "" if no option names one.
 func (n *Network) BridgeOption() string {
 	return cmp.Or(n.Options["bridge"], n.Options[ofBridge+"name"])
 }
 
-// translate converts an option of another driver and its value to our option with the same meaning. Other options
-// stay as they are.
+// translate converts an option of another driver and its value to Tombolo's option with the same meaning (see
+// sameMeaning). It returns all other options unchanged.
 func translate(name, text string) (string, string, error) {
 	same := sameMeaning()[name]
 	switch len(same) {
@@ -118,8 +118,8 @@ func translate(name, text string) (string, string, error) {
 	return name, text, nil
 }
 
-// configuration returns the plugin's configuration for a container. Even with an error, the result suffices for a
-// DEL.
+// configuration returns the plugin's configuration for a container in the network. Even with an error, the result
+// suffices for a DEL.
 func (n *Network) configuration(c *Container) (map[string]any, error) {
 	conf := map[string]any{"cniVersion": cniVersion, "name": n.Name, "type": pluginName}
 	ipam := map[string]any{}
@@ -193,9 +193,9 @@ func valueOf(name, text string) (any, error) {
 	return value, nil
 }
 
-// addresses adds the section ipam to the configuration conf. The section either contains the addresses that the
-// runtime assigned, or the options in ipam for leasing an address. addresses returns an error for options that do not
-// fit the network's mode.
+// addresses adds the section ipam to the configuration conf. The section contains either the addresses that the
+// runtime assigned, or the options in the map ipam for leasing an address. addresses returns an error for options that
+// do not fit the network's mode.
 func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 	switch {
 	case len(n.Subnets) > 0:
@@ -225,10 +225,10 @@ func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 	return nil
 }
 
-// identify sets the identity that a DHCP server sees. If the container's name is lasting, identify derives the
-// identity from the name. Otherwise a requested MAC becomes the identity, except for the MAC that the plugin itself
-// derives for the container. A runtime that attaches a container again may request that MAC, and then the identity
-// must not change.
+// identify sets the fields of the ipam section that identify the container to a DHCP server. If the container's name
+// is lasting, the identity is derived from the name. Otherwise a requested MAC is the identity, unless it equals the
+// MAC that the plugin derives for the container. A runtime that attaches a container again may request that MAC, and
+// must not change the identity.
 func (n *Network) identify(c *Container, ipam map[string]any) {
 	switch {
 	case c.Lasting:

@@ -21,7 +21,7 @@ import (
 // Network is a runtime's description of a network. Its JSON form has the names that netavark uses.
 type Network struct {
 	Name    string            `json:"name"`              // the name in records and in the output of `tombolo ls`
-	Options map[string]string `json:"options"`           // the keys are in the function options
+	Options map[string]string `json:"options"`           // see the function options for the keys
 	Bridge  string            `json:"network_interface"` // the bridge, unless an option names one
 	// Subnets are the subnets of the addresses that the runtime assigns. Without subnets, containers in a network
 	// with mode "lan" lease their addresses by DHCP.
@@ -45,10 +45,11 @@ type Container struct {
 	ID     string
 	IfName string // the interface's name in the container
 	NetNS  string // path of the container's network namespace; empty if it is gone
-	// Moves means that the interface does not stay in NetNS. network.Change.Moved records its new namespace.
+	// Moves is set if the runtime moves the interface out of NetNS later. network.Change.Moved records its new
+	// namespace.
 	Moves bool
 	Name  string // also the host name in DHCP requests
-	// Lasting means that the next container with this name must lease the same address.
+	// Lasting is set if the next container with this name must lease the same address.
 	Lasting   bool
 	MAC       string // as text; if empty, the plugin chooses one
 	Addresses []netip.Prefix
@@ -56,8 +57,8 @@ type Container struct {
 	Options   map[string]string // options that replace those of the network
 }
 
-// Call runs a CNI verb of the plugin in this process. c is nil for a verb that concerns no container. Only ADD has a
-// result. The plugin's own errors are *types.Error, including the error of a call that hangs.
+// Call runs a CNI verb of the plugin in this process. c is nil for a verb that concerns no container. Only ADD returns
+// a result. A failure of the plugin is a *types.Error, also if the call exceeds its deadline.
 func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	if c == nil {
 		c = &Container{}
@@ -111,7 +112,7 @@ func run(verb string, c *Container, stdin []byte) (status int, stdout []byte, _ 
 		status int
 		err    error
 	}
-	ended, out := make(chan outcome, 3), &bytes.Buffer{} // only the call or its watchdog prints, before it ends
+	ended, out := make(chan outcome, 3), &bytes.Buffer{} // only the call or its watchdog writes to out
 	plugin := &cni.Plugin{
 		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: out, Name: pluginName, Moves: c.Moves,
 		Exit: func(status int) { ended <- outcome{status: status}; runtime.Goexit() },
@@ -143,7 +144,7 @@ func MACOf(made *current.Result) string {
 	return ""
 }
 
-// environment returns a function that looks up the parameters of a call. Their names are the environment variables of
+// environment returns a function that looks up the parameters of a call by their names: the environment variables of
 // the CNI specification.
 func (c *Container) environment(verb string) func(string) string {
 	has := map[string]string{

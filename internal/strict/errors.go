@@ -115,7 +115,8 @@ func (d *decoder) errorAt(offset int, reason string) error {
 // path returns the path of the key or value that was read last, such as ipam.ranges[0][1].subnet.
 func (d *decoder) path() string { return d.words(d.json.StackPointer()) }
 
-// words converts a JSON pointer into a path for an error, relative to the whole document.
+// words converts a JSON pointer into a path for an error, such as ipam.ranges[0]. The path begins at the top of the
+// document.
 func (d *decoder) words(pointer jsontext.Pointer) string {
 	words := d.at
 	depth := 0
@@ -139,8 +140,9 @@ func (d *decoder) valueError(raw []byte, want string, err error) error {
 	return &ValueError{Path: d.path(), Want: want, Got: describe(raw), Err: err}
 }
 
-// refused returns the error for a value that a custom UnmarshalJSON or UnmarshalText rejected with err. err is nil if
-// the value is not a string, as UnmarshalText needs. u is a pointer to the Go type. raw is the value's JSON text.
+// refused returns the error for a value that a type's own UnmarshalJSON or UnmarshalText rejected with err. err is nil
+// if UnmarshalText needs a string and the value is no string. u is a pointer to a value of the type, and raw is the
+// JSON text.
 func (d *decoder) refused(raw []byte, u any, err error) error {
 	want := ""
 	switch u := u.(type) {

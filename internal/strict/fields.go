@@ -19,7 +19,7 @@ type field struct {
 	omit  bool  // Append leaves the field out if it is zero
 }
 
-// types caches the fields of the struct types that one call has met.
+// types caches the fields of struct types during one call of Part or Append.
 type types []struct {
 	of     reflect.Type
 	fields []field
@@ -71,8 +71,8 @@ func Names(typ reflect.Type) (names []string) {
 	return names
 }
 
-// folded returns the index of the field whose name equals name if case is ignored, or -1. Some programs write
-// "HostPort" for "hostPort" of the CNI conventions, since encoding/json accepts that.
+// folded returns the index of the field that has the name in any case, or -1. Some programs write "HostPort" for
+// "hostPort" of the CNI conventions, since encoding/json accepts that.
 func folded(fields []field, name []byte) int {
 	return slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, string(name)) })
 }

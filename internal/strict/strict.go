@@ -28,9 +28,9 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Exempt reports whether a key is allowed that matches no field exactly; otherwise the key is an error. If an allowed
-// key differs from a field's name only in case, it sets that field. path is the path of the object with the key, as
-// in [UnknownFieldError.Path]. It is empty for the document itself.
+// Exempt reports whether a key that matches no field exactly is allowed. If not, the key is an error. An allowed key
+// that differs from a field's name only in case sets that field. Any other allowed key is skipped. path is the path of
+// the object with the key, as in [UnknownFieldError.Path]. It is empty for the document itself.
 type Exempt func(path, key string) bool
 
 // Everything is an Exempt that allows every key.
@@ -55,11 +55,12 @@ func (p Problems) First() error {
 }
 
 // Unmarshal decodes data, which is one JSON object, into the struct that v points to. A nil exempt allows no unknown
-// keys. Unmarshal sets all fields without a problem. It stops at a *[SyntaxError], which is always the last problem.
+// keys. Unmarshal sets each field whose value has no problem. It stops at a *[SyntaxError], which is always the last
+// problem.
 func Unmarshal(data []byte, v any, exempt Exempt) Problems { return Part("", data, v, exempt) }
 
-// Part decodes a part of a document that was kept as a [json.RawMessage]. path is the path of that field. All paths
-// in errors begin with it. Otherwise Part works like Unmarshal.
+// Part decodes a part of a document: a field that another call stored as a [json.RawMessage]. path is the path of that
+// field. All paths in errors begin with it. Otherwise Part works like Unmarshal.
 func Part(path string, data []byte, v any, exempt Exempt) Problems {
 	// This package compares keys itself. Like encoding/json, it replaces bytes that are not UTF-8.
 	options := []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
@@ -150,8 +151,8 @@ func (d *decoder) pointer(v reflect.Value) error {
 }
 
 // decode stores the value at the current position in v, which must be settable. Like encoding/json, it follows
-// pointers before it calls a type's own UnmarshalJSON or UnmarshalText. So the target of a pointer may unmarshal
-// itself, but is not called for null.
+// pointers before it calls a type's own UnmarshalJSON or UnmarshalText. So the type that a pointer points to may
+// unmarshal itself, but its method is not called for null.
 func (d *decoder) decode(v reflect.Value) error {
 	first := d.json.PeekKind()
 	null := first == 'n'
@@ -258,7 +259,8 @@ func (d *decoder) structure(v reflect.Value) error {
 	return d.delimiter()
 }
 
-// member decodes the value of a key, which comes next in the input.
+// member decodes the value that follows a key into the field with the key's name. If no field has the name, it calls
+// unknown.
 func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byte) error {
 	i := slices.IndexFunc(fields, func(f field) bool { return f.name == string(key) })
 	if i < 0 {

@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allocate reserves an address of the range set p[index] for owner. It reserves wanted or, if wanted is not valid,
-// the next free address in turn.
+// allocate reserves an address of the range set p[index] for owner, and returns it with its range. It reserves the
+// requested address. If requested is not valid, it prefers an address that the owner's name keeps, and else takes the
+// next free address in turn. It takes an address that another name keeps only if no other is free.
 func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
 	last := s.openLast(index)
 	defer last.close()
@@ -66,8 +67,9 @@ func (s *store) holder(addr netip.Addr) string {
 // one. So allocation tries addresses. The next address in turn is almost always free, since it was released a whole
 // round ago.
 
-// nextFree reserves the first free address after last. It tries a few addresses one by one, and lists the directory
-// only if all of these are taken. So the cost of a normal ADD does not depend on the number of reservations.
+// nextFree reserves the first address after last that is free and that no name keeps. It tries a few addresses one by
+// one, and lists the directory only if all of these are taken. So the cost of a normal ADD does not depend on the
+// number of reservations.
 func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
 	candidates := set.from(last, p)
 	for range maxProbes {

@@ -15,8 +15,8 @@ type Allocator interface {
 	// network calls Bind before all other methods.
 	Bind(node Node) Allocator
 
-	// Slow reports whether calls use more than this node's memory and disk, or may wait for another program. During
-	// such a call package network holds no lock of the node.
+	// Slow reports whether calls may take long, because they need more than this node's memory and disk, or wait for
+	// another program. During such a call package network holds no lock of the node.
 	Slow() bool
 
 	// Add reserves addresses for an attachment, IPv4 first. If it fails, nothing stays reserved.
@@ -86,13 +86,13 @@ type Live struct {
 }
 
 // An Epoch is one life of the node, from one boot to the next. If the node is itself a container, it is one life of
-// that container. No pod outlives an epoch, but a data directory on disk does.
+// that container. No pod outlives an epoch, but a directory of reservations on disk does.
 //
-// A marker file in the directory has the Token of the last epoch that used the directory. The first use in another
+// A marker file in this directory has the Token of the last epoch that used the directory. The first use in another
 // epoch drops reservations older than Started, unless the kernel still has the address. Without a marker, the
 // directory is new, or belongs to the reference plugin, whose pods may be running. Then no reservation is dropped. In
-// both cases, live addresses without a reservation get one. So no address is assigned twice after somebody deletes
-// the directory while pods run.
+// both cases, live addresses without a reservation get one. So no address is assigned twice after somebody deletes the
+// directory while pods run.
 type Epoch struct {
 	Token string // any text; empty disables the handling of epochs
 	// Started is compared with the modification times of reservations. The zero time means unknown, and nothing is
@@ -114,7 +114,7 @@ type Node struct {
 	// InUse reports whether the attachment with this Hash is on record. Collect keeps the reservations of such an
 	// attachment, even if its list lacks the attachment. If nil, Collect uses only its list.
 	InUse func(hash string) bool
-	// Warn receives messages for the operator about problems despite which the call continues. If nil, the messages
-	// are dropped.
+	// Warn receives messages for the operator about problems that do not stop the call. If nil, the messages are
+	// dropped.
 	Warn func(string)
 }

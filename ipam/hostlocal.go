@@ -233,9 +233,9 @@ func (h *HostLocal) lockOrCreate(ctx context.Context) (*session, error) {
 	}
 }
 
-// Del releases the attachment's addresses that are in hint. Without a hint, it searches all reservations, as the
-// reference plugin does. It then releases the reservations that name container and interface. If there are none, it
-// releases the reservations that name only the container.
+// Del releases the addresses in hint that are reserved for the attachment. Without a hint, it searches all
+// reservations, as the reference plugin does. It then releases the reservations that name container and interface or,
+// if there are none, those that name only the container. The search also removes the empty files of killed processes.
 func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) error {
 	if err := h.checkOwner(owner); err != nil {
 		return err
@@ -291,8 +291,8 @@ func (h *HostLocal) checkOwner(owner Owner) error {
 	return nil
 }
 
-// addressesOf returns the addresses in addrs that are reserved for owner. old has the addresses whose file names only
-// the owner's container. The error is about files that could not be read.
+// addressesOf returns the addresses in addrs that are reserved for owner. If an address's file names only the
+// container, the address is in old, else in exact. The error is about files that could not be read.
 func (s *store) addressesOf(addrs []netip.Addr, owner Owner) (exact, old []netip.Addr, _ error) {
 	var errs []error
 	for _, addr := range addrs {
@@ -368,7 +368,7 @@ func (s *store) isInUse(r reservation) bool {
 	return s.node.InUse(s.node.Hash(Owner{ContainerID: r.containerID, IfName: r.ifName}))
 }
 
-// form returns the reservation reduced to the fields that GC compares.
+// form returns the reservation reduced to the fields that Collect compares.
 func (r reservation) form() reservation {
 	if r.hash != "" {
 		return reservation{hash: r.hash}
@@ -483,7 +483,7 @@ func (h *HostLocal) Status(ctx context.Context) error {
 	return nil
 }
 
-// anyReclaimable reports whether Add would free one of the addresses before it failed. It frees addresses with an
+// anyReclaimable reports whether Add would free one of the addresses before it failed. Add frees addresses with an
 // empty file, and addresses that were reserved in an earlier epoch. Without this check, a node that was full when it
 // went down would never be ready again. anyReclaimable does not check whether old addresses are still live, since
 // STATUS must fail only if it is certain.

@@ -12,18 +12,18 @@ import (
 )
 
 const (
-	// keptName is the file with the addresses that names keep, a line each: "<address> <name> <interface>". The
-	// address that was released last is at the end.
+	// keptName is the file with the addresses that Add keeps for lasting names. A line is "<address> <name>
+	// <interface>". The address that was released last is at the end.
 	keptName = ".tombolo-kept"
-	// maxKept is the number of lines that the file can have. A name is at most maxKeptName bytes long.
+	// maxKept is the number of lines that the file can have. maxKeptName is the maximum length of a name in bytes.
 	maxKept, maxKeptName = 2000, 400
 )
 
 // Keep returns a copy for an attachment with a lasting name, such as a pod's namespace and name. Its Add assigns the
-// addresses that the name's last attachment had, unless another attachment has them. Addresses that Add assigned
-// without Want stay with the name after Del: Add assigns them to others only if no other address is free, those that
-// were released first before others. Beyond some 2,000 addresses the oldest are forgotten. If the name is empty or
-// too long, or has spaces, Add returns an error that matches tombolo.ErrInvalid.
+// addresses that the name's last attachment had, unless another attachment has them. After Del, the name keeps the
+// addresses that Add assigned without Want. Add assigns them to other attachments only if no other address is free,
+// and begins with the address that was released first. Beyond some 2,000 addresses the oldest are forgotten. If the
+// name is empty or too long, or has spaces, Add returns an error that matches tombolo.ErrInvalid.
 func (h *HostLocal) Keep(name string) *HostLocal {
 	bound := *h
 	bound.keeper = &name
@@ -42,7 +42,7 @@ func (h *HostLocal) checkKeeper() error {
 	return nil
 }
 
-// A keptAddress is an address and the name with the interface that keeps it.
+// A keptAddress is an address that a name keeps. The name includes the interface: "<name> <interface>".
 type keptAddress struct {
 	addr netip.Addr
 	name string
@@ -82,8 +82,8 @@ func (s *session) keeperOf(addr netip.Addr) string {
 	return s.kept[i].name
 }
 
-// takeKept reserves the first free address of the set that the Add's own name keeps or, without own, another name. It
-// returns no range if there is none.
+// takeKept reserves a kept address of the set, the first that is free. If own is true, this Add's name must keep it,
+// else another name. takeKept returns a nil range if there is none.
 func (s *session) takeKept(p pool, set rangeSet, owner Owner, own bool) (netip.Addr, *ipRange, error) {
 	for _, k := range s.kept {
 		r := set.rangeOf(k.addr)
@@ -102,7 +102,8 @@ func (s *session) takeKept(p pool, set rangeSet, owner Owner, own bool) (netip.A
 	return netip.Addr{}, nil, nil
 }
 
-// keep records that the Add's name keeps these addresses and no others.
+// keep records that this Add's name keeps these addresses, and only these. If the file becomes too long, it drops the
+// oldest lines, first those without a reservation.
 func (s *session) keep(addrs []netip.Addr) {
 	list := slices.DeleteFunc(slices.Clone(s.kept), func(k keptAddress) bool {
 		return k.name == s.keeper || slices.Contains(addrs, k.addr)
@@ -122,7 +123,7 @@ func (s *session) keep(addrs []netip.Addr) {
 	s.writeKept(list)
 }
 
-// moveToEnd moves a released address to the end of the file.
+// moveToEnd moves a released address to the end of the kept addresses, so that another attachment gets it last.
 func (s *session) moveToEnd(addr netip.Addr) {
 	list := s.readKept()
 	i := slices.IndexFunc(list, func(k keptAddress) bool { return k.addr == addr })

@@ -273,7 +273,8 @@ func (r ipRange) size() uint64 {
 	return endLow - startLow + 1
 }
 
-// halves splits an address into two 64-bit numbers. An IPv4 address fits into low; a constant is added to it.
+// halves splits an address into two 64-bit numbers. An IPv4 address is in the lower half of low; all other bits are
+// the same for every IPv4 address.
 func halves(addr netip.Addr) (high, low uint64) {
 	bytes := addr.As16()
 	return binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:])
@@ -287,8 +288,8 @@ func (r ipRange) String() string {
 	return fmt.Sprintf("%s-%s of %s", r.start, r.end, r.subnet)
 }
 
-// A cursor visits the addresses of a set once. It starts after the last assigned address and wraps around, so that a
-// released address rests as long as possible.
+// A cursor visits each address of a set once. It starts after the last assigned address and wraps around, so that a
+// released address is assigned again as late as possible.
 type cursor struct {
 	set   rangeSet
 	pool  pool

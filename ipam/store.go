@@ -89,7 +89,7 @@ func (s *store) read(addr netip.Addr) (reservation, reservationState, error) {
 }
 
 // isFault reports whether an error of reading a file comes from the disk or the machine. Other errors come from the
-// file itself, such as EISDIR for a directory.
+// file's type or permissions, such as EISDIR for a directory.
 func isFault(err error) bool {
 	return slices.ContainsFunc([]error{unix.EIO, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.ESTALE, unix.ETIMEDOUT},
 		func(fault error) bool { return errors.Is(err, fault) })
@@ -130,8 +130,8 @@ func (s *store) list() ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// reserve creates a reservation of addr. If addr is reserved for another owner, it returns false. If addr is reserved
-// for the same owner, the error matches ErrDuplicate.
+// reserve creates a reservation of addr, and returns true. It returns false if addr is reserved for another owner, or
+// if its file has another format. If addr is reserved for the same owner, the error matches ErrDuplicate.
 func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 	path, owner := s.path(addr), Owner{ContainerID: r.containerID, IfName: r.ifName}
 	for range 2 {
@@ -281,7 +281,7 @@ type session struct {
 	fd    int // the open lock file
 	order *lockorder.Acquisition
 
-	keeper string        // the name under which an Add's addresses are kept; empty if none
+	keeper string        // the name that keeps an Add's addresses (see HostLocal.Keep), or ""
 	kept   []keptAddress // read only for an Add with a keeper
 }
 

@@ -238,12 +238,12 @@ func (o *options) answer(text string, value any, is bool, err findingsError) err
 // warn prints a line to stderr, for messages that are not part of the command's output.
 func (o *options) warn(text string) { fmt.Fprintln(o.stderr, "tombolo:", printable.Line(text)) }
 
-// open opens the node for reading.
+// open opens the node whose directories the flags name.
 func (o *options) open(ctx context.Context) (*network.Node, error) {
 	return report.Open(ctx, &network.Config{StateDir: o.state, LeaseDir: o.leases})
 }
 
-// nodeCommand returns a command that works on the node.
+// nodeCommand returns a command that opens the node and calls do with it.
 func (o *options) nodeCommand(use, short, long string,
 	do func(context.Context, *network.Node, []string) error) *cobra.Command {
 	return command(use, short, long, func(ctx context.Context, args []string) error {

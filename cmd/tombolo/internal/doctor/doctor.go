@@ -131,7 +131,7 @@ type examination struct {
 	findings    []Finding
 	tried       []string
 	dead        bool
-	usesGateway bool // a gateway exists, or the pod sends through one
+	usesGateway bool // the recorded gateway of a pod's address is in use
 }
 
 // recreate is the remedy for a difference that only an ADD can repair.

@@ -23,7 +23,7 @@ type Selection struct {
 	Network string
 }
 
-// None returns the message for an empty selection.
+// None returns the message for a selection that matches no attachment.
 func (s Selection) None() string {
 	if s == (Selection{}) {
 		return "no pod is on record\n"
@@ -37,9 +37,9 @@ func PodName(pod, containerID string) string {
 	return cmp.Or(pod, fmt.Sprintf("container %.12s", containerID))
 }
 
-// Meant reports whether name denotes an attachment. name may be the pod's name with or without its namespace; *
-// stands for any characters except /. It may also be the beginning of the container's ID, the port, the interface, or
-// an address. An empty name denotes every attachment.
+// Meant reports whether name denotes an attachment. name may be the pod's name with or without its namespace; * stands
+// for any characters except /. It may also be the beginning of the container's ID, the name of the port on the bridge
+// or of the pod's interface, or an address. An empty name denotes every attachment.
 func Meant(a *network.Attachment, name string) bool {
 	if name == a.Port || name == a.IfName || strings.HasPrefix(a.ContainerID, name) {
 		return true
@@ -59,7 +59,7 @@ func Meant(a *network.Attachment, name string) bool {
 	return ok && err == nil && pod != ""
 }
 
-// Inspect inspects a node, and keeps only the selected attachments and their networks. It returns an error if a name
+// Inspect inspects a node, and returns only the selected attachments and their networks. It returns an error if a name
 // without wildcards denotes no pod, or if the network is not on record. Otherwise an empty result is no error.
 func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.Inspection, error) {
 	if _, err := filepath.Match(s.Pod, ""); err != nil {

@@ -267,7 +267,7 @@ func (d *Driver) takeDown(k key) error {
 	return err
 }
 
-// joinsWithin limits the time from an endpoint's creation until its interface is in a container.
+// joinsWithin is the time that Docker has to move a new endpoint's interface into a container.
 const joinsWithin = 5 * time.Minute
 
 func (d *Driver) tidy() {

@@ -67,8 +67,8 @@ func (a *allocator) Resolvers() (list []netip.Addr) {
 // RangeSets returns the range sets of the wrapped allocator, or none. Package network records them.
 func (a *allocator) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(a.Allocator) }
 
-// ordered returns addresses in the order in which the result reports them: by family, as in a.reported, and otherwise
-// unchanged. In the argument IPv4 addresses come first.
+// ordered returns addresses in the order of the result. For each element of a.reported, the next address of its family
+// comes. The remaining addresses follow.
 func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
 	addresses = slices.Clone(addresses)
 	var list []ipam.Address

@@ -39,7 +39,7 @@ func annotationTypes() map[string]string {
 	}
 }
 
-// annotationProblems adds problems with the list of permitted annotations.
+// annotationProblems adds a problem for each wrong entry in the configuration's list of permitted annotations.
 func (c *NetConf) annotationProblems(p *problems) {
 	types := annotationTypes()
 	for i, setting := range c.Annotations {
@@ -84,7 +84,7 @@ func (c *NetConf) annotate() (found strict.Problems) {
 				`"annotations" in its configuration`, key, c.Name, setting))
 		case setting == "bandwidth" && rc.Bandwidth != nil, setting == "egressPolicy" && rc.EgressPolicy != "",
 			setting == "publishFrom" && rc.PublishFrom != "":
-			// The runtime's request comes first.
+			// The runtime's request takes precedence.
 		case network != "" || a.keys[setting] == "":
 			a.keys[setting] = key
 		}
@@ -111,7 +111,7 @@ func (a *annotations) read(setting, value string) error {
 		raw, _ = json.Marshal(value)
 	}
 
-	// Marshal refuses a value that is more than one JSON value, and could add other settings.
+	// Marshal refuses text after the end of the JSON value, which could add other settings.
 	object, err := json.Marshal(map[string]json.RawMessage{setting: raw})
 	if err != nil {
 		return fmt.Errorf("%.64q is not valid JSON", value)

@@ -24,7 +24,7 @@ func (c *call) del(ctx context.Context, node *network.Node, conf *NetConf) error
 	return node.Del(ctx, c.key(), known)
 }
 
-// key returns the name of the call's attachment.
+// key returns the key of the call's attachment: network, container ID and interface.
 func (c *call) key() network.Key {
 	return network.Key{Network: c.conf.Name, ContainerID: c.containerID, IfName: c.ifName}
 }

@@ -50,7 +50,7 @@ type keptAddress struct {
 
 func (s *store) keptPath() string { return s.dir + "/" + keptName }
 
-// readKept reads the addresses that names keep, in the order of the file. A file that cannot be read has none.
+// readKept reads the addresses that names keep, in the order of the file. A file that cannot be read counts as empty.
 func (s *store) readKept() (list []keptAddress) {
 	data, _ := file.Read(s.keptPath(), file.MaxRecord)
 	for line := range strings.Lines(string(data)) {
@@ -82,8 +82,8 @@ func (s *session) keeperOf(addr netip.Addr) string {
 	return s.kept[i].name
 }
 
-// takeKept reserves a kept address of the set, the first that is free. If own is true, this Add's name must keep it,
-// else another name. takeKept returns a nil range if there is none.
+// takeKept reserves the first free address of the set that this Add's name keeps. If own is false, it takes the first
+// that another name keeps. It returns a nil range if there is none.
 func (s *session) takeKept(p pool, set rangeSet, owner Owner, own bool) (netip.Addr, *ipRange, error) {
 	for _, k := range s.kept {
 		r := set.rangeOf(k.addr)

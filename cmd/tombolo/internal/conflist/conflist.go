@@ -178,7 +178,7 @@ func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
 func isNamed(kind string) bool { return slices.Contains(cni.Names(), filepath.Base(kind)) }
 
 // named returns a text about the work that Tombolo does in place of the reference plugin with this name. It returns ""
-// for plugins that make an interface and for unknown names.
+// for bridge, host-local, static and unknown names.
 func named(name string) string {
 	return map[string]string{
 		"bandwidth": "traffic of a pod is limited to the rates that this names, or the runtime",

@@ -27,7 +27,8 @@ type Conn struct {
 
 // Dial opens a connection that works on the network namespace host. If host is nil, it works on the calling thread's
 // namespace. If host is not nil, Dial needs CAP_SYS_ADMIN. The Conn uses routes to look up which addresses belong to
-// the host. The caller must keep routes open as long as the Conn, and close it. If routes is nil, Dial opens its own.
+// the host. The caller must keep routes open as long as it uses the Conn. If routes is nil, Dial opens a connection
+// of its own, which Close closes.
 func Dial(host *netns.NS, routes *route.Conn) (*Conn, error) {
 	c := &Conn{routes: routes, ownRoutes: routes == nil}
 	var err error
@@ -52,9 +53,10 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// FlushStale deletes UDP flows to newly published ports that do not lead to the pod. They lead to the host itself, or
-// to a pod that had the port earlier. A port leads to the first address of each family in pod. Only UDP needs this,
-// since a client that keeps sending keeps its flow forever. For other protocols, FlushStale does nothing.
+// FlushStale deletes UDP flows that go to newly published ports, but do not lead to the pod. Such flows lead to the
+// host itself, or to a pod that had the port earlier. A port leads to the first address of each family in pod. Only
+// UDP needs this, since a UDP client that keeps sending keeps its flow forever. For other protocols, FlushStale does
+// nothing.
 func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
 	local := func(a netip.Addr) bool {
 		r, err := c.routes.Get(ctx, a)
@@ -65,8 +67,8 @@ func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Po
 	})
 }
 
-// Flush deletes UDP flows to ports that are no longer published, if they lead to the addresses in pod. The kernel
-// walks through all of its flows, which takes some 10 ms if there are many.
+// Flush deletes UDP flows to ports that are no longer published, if the flows lead to the addresses in pod. The
+// kernel walks through its table of all flows, which takes some 10 ms if there are many.
 func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
 	return c.flush(ctx, pod, ports, func(p publication, f *conntrack.Flow) bool {
 		return f.Reply.Src == p.pod &&
@@ -74,8 +76,8 @@ func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) e
 	})
 }
 
-// flush deletes the UDP flows for which match returns true. It sends one request for each family, for a single port
-// or for all UDP flows.
+// flush deletes the UDP flows for which match returns true. It sends one request for each family. The request selects
+// flows by host port if the family has only one, else it selects all UDP flows.
 func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port,
 	match func(publication, *conntrack.Flow) bool) error {
 	families := map[uint8]map[uint16][]publication{} // publications by family and host port
@@ -121,7 +123,7 @@ func publications(pod []netip.Addr, ports []nft.Port) []publication {
 			continue
 		}
 
-		var done [129]bool // by an address's length in bits: the family has its first address
+		var done [129]bool // set for an address length in bits if its family has an address already
 		for _, a := range pod {
 			if bits := a.BitLen(); bits == 0 || done[bits] || p.HostAddr.IsValid() && p.HostAddr.BitLen() != bits {
 				continue

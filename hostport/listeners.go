@@ -37,10 +37,11 @@ type Listener struct {
 //
 //   - Listeners finds TCP and SCTP sockets that listen, and UDP sockets that are bound and not connected. It also
 //     finds UDP clients that do not connect their socket, since the kernel does not distinguish them from servers.
-//   - It finds a socket that is bound to a link if the link has an address of the port. A server in a VRF has none.
-//   - It ignores sockets at multicast, broadcast and IPv6 link-local addresses and at [::1], since packets to these
-//     addresses never go to a pod.
-//   - In 127.0.0.0/8, it considers only 127.0.0.1 and the HostAddr of a port. So it ignores systemd-resolved at
+//   - It finds a socket that is bound to a link if the port is published on an address of that link. A VRF device
+//     has none as a rule, so Listeners does not find the servers in a VRF.
+//   - It ignores sockets at multicast, broadcast and IPv6 link-local addresses, since packets to these addresses never
+//     go to a pod.
+//   - At loopback addresses, it considers only 127.0.0.1 and the HostAddr of a port. So it ignores systemd-resolved at
 //     127.0.0.53.
 //   - It ignores sockets at addresses of kube-ipvs0, except at the HostAddr of a port.
 //
@@ -107,7 +108,7 @@ type links struct {
 	err       error
 }
 
-// read reads the links and addresses, unless this was done before.
+// read reads the links and addresses, unless an earlier call has done so.
 func (k *links) read() {
 	if k.names != nil || k.err != nil {
 		return
@@ -125,9 +126,9 @@ func (k *links) read() {
 	k.err = errors.Join(err, k.err)
 }
 
-// reaches reports whether packets to a port on the address host would reach the socket. An invalid or unspecified host
-// means all addresses. The packets must come by a link that the socket listens on, to an address that Listeners does
-// not ignore. reaches reads the host's links and addresses only if necessary.
+// reaches reports whether packets to a port on the address host would reach the socket. An invalid or unspecified
+// host means all addresses. The packets must come by a link that the socket listens on, to an address that Listeners
+// does not ignore. Only if necessary, reaches reads the host's links and addresses, and then sets l.Link.
 func (k *links) reaches(l *Listener, host netip.Addr) bool {
 	const loopback = 1 // index of lo; the host reaches all of its own addresses through it
 	at, all := l.Local.Addr(), !host.IsValid() || host.IsUnspecified()
@@ -153,8 +154,9 @@ func (k *links) reaches(l *Listener, host netip.Addr) bool {
 	})
 }
 
-// sockets lists the sockets of a family that listen or, for UDP, are not connected. The request is struct
-// inet_diag_req_v2 (include/uapi/linux/inet_diag.h). IPv6 sockets may accept IPv4 too.
+// sockets lists the sockets of a protocol and family that listen or, for UDP, are not connected. IPv6 sockets may
+// accept IPv4 too. If the kernel lacks the protocol's module, the list is empty. The request is struct
+// inet_diag_req_v2 (include/uapi/linux/inet_diag.h).
 func sockets(ctx context.Context, conn *nl.Conn, protocol nft.Protocol, family uint8) ([]Listener, error) {
 	// States of include/net/tcp_states.h. A UDP socket has the state "closed" until it is connected.
 	const requestLen, listening, closed = 56, 10, 7

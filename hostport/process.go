@@ -46,8 +46,8 @@ func (l Listener) String() string {
 
 // NotHeldFor returns the listeners except those that only reserve a container's ports for its runtime. These are:
 //   - sockets of podman's conmon, whose argument -c is the container's full ID
-//   - sockets of podman 5 itself, which has called netavark, which has called this process. Podman passes the sockets
-//     to conmon later.
+//   - sockets of podman 5, if podman has called netavark and netavark this process. Podman passes the sockets to conmon
+//     later.
 //   - sockets of nerdctl since version 2.1.6. A sleep process holds them. Its PID is in a file of the container in
 //     /run/nerdctl.
 func NotHeldFor(containerID string, listeners []Listener) []Listener {
@@ -81,7 +81,7 @@ const procDir = "/proc"
 // file returns the name of the socket in /proc/PID/fd.
 func (l Listener) file() string { return fmt.Sprintf("socket:[%d]", l.inode) }
 
-// processes returns the PIDs of all processes in ascending order. A parent mostly has a lower PID than its children,
+// processes returns the PIDs of all processes in ascending order. A parent usually has a lower PID than its children,
 // so it comes first.
 func processes() []string {
 	list, _ := filepath.Glob(procDir + "/[0-9]*")

@@ -78,8 +78,8 @@ func (a *addCall) prepareLease() (*leaseCall, error) {
 	return l, nil
 }
 
-// openLeases opens the directory of lease records. If a lease is requested and no keeper runs that would renew it,
-// openLeases returns an error. The parameter asked is the requested lease, or nil if none is requested.
+// openLeases opens the directory of lease records. request is nil if no lease is requested. If a lease is requested
+// and no keeper runs that would renew it, openLeases returns an error.
 func (n *Node) openLeases(request *Lease) (*lease.Store, error) {
 	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {
@@ -96,8 +96,8 @@ func (n *Node) openLeases(request *Lease) (*lease.Store, error) {
 	return dir, nil
 }
 
-// obtain gets the addresses that a pod gets through its link, which is up: a lease, and those from router
-// advertisements. A server may be slow, so the lock is not held during this.
+// obtain gets the addresses that a pod receives through its link: a lease, and addresses from router advertisements.
+// The link is up already. A server may be slow, so obtain gives up the state's lock while it waits for a lease.
 func (a *addCall) obtain(ctx context.Context) error {
 	solicitation, err := a.solicit(ctx)
 	if err != nil || solicitation == nil && a.leasing == nil {
@@ -126,7 +126,7 @@ func (a *addCall) obtain(ctx context.Context) error {
 		}
 	}
 
-	// Derive everything again. The port can only now show the addresses behind it.
+	// Derive the record and the port again, since their addresses are known only now.
 	if err := a.derive(ctx); err != nil {
 		return err
 	}
@@ -217,7 +217,8 @@ func (l *leaseCall) unlock() {
 	}
 }
 
-// acquire gets the lease through the pod's interface, and stores it in rec without writing the file.
+// acquire gets the lease through the pod's interface, and stores it in rec without writing the file. If a later step
+// of the Add fails, the lease is released.
 func (a *addCall) acquire(ctx context.Context) error {
 	rec, link := a.leasing.rec, a.link
 	rec.Client.LinkMTU = link.MTU
@@ -296,7 +297,8 @@ func isUnconfirmed(last, got *dhcpc.Lease) bool {
 }
 
 // refuse returns a function that checks each lease that a server offers or grants. The function returns an error if
-// the lease's address is impossible, in use, or another pod's. had is the pod's previous lease, or nil.
+// the lease's address is unusable, the host's, a gateway's, or another pod's. link is the index of the host's link
+// to the pod. had is the pod's previous lease, or nil.
 func (a *addCall) refuse(ctx context.Context, link int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
 	var before netip.Addr
 	if had != nil {
@@ -344,8 +346,8 @@ func (l *leaseCall) commit(ctx context.Context, s *session) error {
 
 // When a lease gets another address, everything outside the pod that an Add made for the old address must follow.
 // This is the attachment's record, its elements in the firewall (host ports, masquerade, guard), and the alias of its
-// port. Otherwise the guard would block the pod's new address, and a host port would lead to another machine at the
-// old address.
+// port. Without this, the guard would block the pod's new address, and a host port would lead to another machine at
+// the old address.
 //
 // First the record is written with the old and the new addresses, and with Moving set. Then the kernel is changed,
 // and last the record is written in its final form. So after a kill, the next process completes the change, and a Del
@@ -392,8 +394,8 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 	return from, to, err
 }
 
-// loadNewerLease loads an attachment's record. If the lease has other addresses than this record (see the function
-// ahead), it also returns the record of the lease. If the attachment does not exist, it returns nil for both.
+// loadNewerLease loads an attachment's record. If the lease has other addresses than this record, it also returns the
+// record of the lease (newerLease). If the attachment does not exist, it returns nil for both.
 func loadNewerLease(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Record, err error) {
 	if a, err = dir.Load(key.Network, key.hash()); err == nil {
 		rec, err = newerLease(a)
@@ -461,8 +463,8 @@ func leasedAddresses(a *state.Attachment, rec *lease.Record) []ipam.Address {
 	return list
 }
 
-// formedAddresses returns the IPv6 addresses that the pod has formed itself. A DHCPv6 address is different in that it
-// has a prefix of 128 bits.
+// formedAddresses returns the IPv6 addresses that the pod has formed from router advertisements. It leaves out a
+// DHCPv6 address, which has a prefix length of 128.
 func formedAddresses(a *state.Attachment) []ipam.Address {
 	return slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
 		return o.Prefix.Addr().Is4() || o.Prefix.IsSingleIP()
@@ -476,8 +478,8 @@ func withLease(a *state.Attachment, rec *lease.Record) *state.Attachment {
 	return &next
 }
 
-// follow updates an attachment to its lease, under the exclusive lock. It may be repeated from any point. Without its
-// network there is nothing in the firewall.
+// follow updates an attachment to its lease, under the exclusive lock. It may be repeated from any point. If the
+// network is gone, nw is nil, and the firewall has nothing to update.
 func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Network, rec *lease.Record) error {
 	next := withLease(a, rec)
 	dropped := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {

@@ -63,8 +63,7 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 	}
 	defer a.s.close()
 	if a.leasing != nil {
-		// Register this after a.s.Close, so that it runs before Close, which may wait for the lock of the host's
-		// lease.
+		// Defer this after a.s.close, so that it runs first: close may call functions that take the locks of leases.
 		defer a.leasing.unlock()
 	}
 
@@ -119,13 +118,13 @@ type addCall struct {
 // through the link.
 func (a *addCall) run(ctx context.Context) (*Attachment, error) {
 	if len(a.pod.Ports) > 0 {
-		// Undo functions run in reverse order, so this first one runs last, when the record is deleted too.
+		// Undo functions run in reverse order. So this one runs last, after the record was deleted.
 		a.undo.push(func(ctx context.Context) error {
 			return closeUnusedLoopback(ctx, a.s, false, a.nw.Bridge, a.nw.GatewayLink())
 		})
 	}
 
-	// Publish the pod's host ports at the end, when the pod can answer.
+	// Publish withheld host ports last, when the pod can answer.
 	for _, step := range []func(context.Context) error{
 		a.begin, a.reportStep("record"), a.allocate, a.derive, a.refuseListeners, a.ready,
 		a.reportStep("network"), a.recordLease, a.attach, a.reportStep("link"), a.obtain, a.addElements, a.flushStale,
@@ -150,8 +149,8 @@ func (a *addCall) refuseListeners(ctx context.Context) error {
 	return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.assigned.addresses, a.getsMore)
 }
 
-// ensureReady ensures that the network exists as planned. Then it refuses the pod's MAC or addresses if another machine
-// has them.
+// ready ensures that the network exists as planned. It then returns an error if another machine or pod has the pod's
+// MAC or addresses.
 func (a *addCall) ready(ctx context.Context) (err error) {
 	if a.site, err = ensureReady(ctx, a.s, a.required); err != nil {
 		return err
@@ -159,7 +158,7 @@ func (a *addCall) ready(ctx context.Context) (err error) {
 
 	a.rec.NIC = a.site.sharedNIC()
 	if a.link != nil {
-		return nil // the pod has sent frames from its MAC before
+		return nil // the pod's own frames would look like another machine's
 	}
 
 	if err := a.refuseTwin(ctx); err != nil {
@@ -182,7 +181,7 @@ func (a *addCall) flushStale(ctx context.Context) error {
 	return flushStale(ctx, a.s.Links, a.rec)
 }
 
-// commit waits until the port forwards, and writes the attachment's complete record.
+// commit waits until the port forwards, and writes the complete records of the lease and the attachment.
 func (a *addCall) commit(ctx context.Context) error {
 	if err := a.s.Links.Wait(ctx, a.rec.HostIf); err != nil {
 		return err
@@ -207,8 +206,8 @@ func (a *addCall) commit(ctx context.Context) error {
 }
 
 // publishWithheld publishes the pod's withheld ports. They belonged to another attachment of the container, and a Del
-// of that attachment may have come too early to pass them on. Before that, publishWithheld calls linkSiblings if the
-// container seems to have other attachments.
+// of that attachment may have come too early to pass them on. If the container seems to have other attachments,
+// publishWithheld first calls linkSiblings.
 func (a *addCall) publishWithheld(ctx context.Context) error {
 	rec := a.rec
 
@@ -256,7 +255,7 @@ type assignment struct {
 	addresses []ipam.Address
 	routes    []route.Route
 	dns       DNS
-	informs   bool // DHCPv6 announces name servers that routers do not
+	informs   bool // DHCPv6 has name servers that router advertisements lack
 }
 
 // maxRemains limits how often one ADD deletes the remains of killed ADDs. Once is enough, unless other ADDs of the
@@ -353,7 +352,7 @@ func errAlreadyExists(k Key) error {
 		k.IfName, k.Network)
 }
 
-// derive makes the plan from the pod's addresses, routes and DNS.
+// derive computes the required network, the port and the record from the pod's addresses, routes and DNS.
 func (a *addCall) derive(context.Context) error {
 	a.addHostRoutes()
 	g := a.assigned
@@ -427,7 +426,8 @@ func (a *addCall) derive(context.Context) error {
 	return nil
 }
 
-// limitEgress sets the pod's egress policy in the plan, and the name servers that the policies permit.
+// limitEgress sets the pod's egress policy in its record, and the name servers that the policies permit. A pod with a
+// policy gets at least GuardAddresses.
 func (a *addCall) limitEgress() {
 	var resolvers []netip.Addr
 	if from, ok := a.nw.Allocator.(interface{ Resolvers() []netip.Addr }); ok {
@@ -444,7 +444,7 @@ func (a *addCall) limitEgress() {
 
 	a.required.PodEgress, a.rec.Egress = true, endpoint.WithResolvers(a.pod.Egress, resolvers)
 	if a.rec.Guard == "" || a.rec.Guard == nft.GuardMAC {
-		a.rec.Guard = nft.GuardAddresses // otherwise the pod could send from other addresses
+		a.rec.Guard = nft.GuardAddresses // without this, the pod could send from other addresses
 	}
 }
 
@@ -479,7 +479,7 @@ func (a *addCall) portOnBridge() bridge.Port {
 	return port
 }
 
-// checkAssigned refuses addresses and routes that the pod could not get.
+// checkAssigned returns an error about addresses, gateways, routes and host ports that the pod could not use.
 func (a *addCall) checkAssigned(g assignment) error {
 	if len(g.addresses) == 0 && a.leasing != nil {
 		return nil // the addresses come later

@@ -40,7 +40,7 @@ func (n *site) requestedBridge() bridge.Bridge {
 }
 
 // adaptToOthers changes want so that it also meets the needs of the other networks on the bridge. want gets the largest
-// MTU, and each setting is on if one network needs it. Otherwise each network would undo the settings of another.
+// MTU, and each setting is on if one network needs it. Without this, each network would undo the settings of another.
 func (n *site) adaptToOthers(want *bridge.Bridge) error {
 	others, err := sharers(n.s, n.rec)
 	for _, o := range others {
@@ -163,7 +163,7 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 }
 
 // newBridgeName returns the present name of the network's bridge if an operator has renamed it. This is the bridge that
-// has the network's ports while no link has the recorded name. Otherwise newBridgeName returns "".
+// has the network's ports while no link has the recorded name. In all other cases newBridgeName returns "".
 func (n *site) newBridgeName(ctx context.Context) (string, error) {
 	for _, a := range n.attachments {
 		if n.bridge.Index != 0 || a.State != state.Ready {
@@ -275,8 +275,8 @@ func leaveBridge(ctx context.Context, s *session, w *requirement) error {
 }
 
 // maxLearned limits how many MACs our bridges learn. It is the size of a large switch's table. A pod without
-// macspoofchk, guard or lanGuard may send frames from any number of MACs. Multicast groups have no such limit: the
-// kernel counts a port's groups (mcast_max_groups) only after it has added the entry that fills the bridge's table.
+// macspoofchk, guard or lanGuard may send frames from any number of MACs. Multicast groups have no limit, since
+// mcast_max_groups does not help: the kernel checks it only after it has added the group to the bridge's table.
 const maxLearned = 16384
 
 // learnedLimit returns the limit of learned MACs to set on an existing bridge, or 0 to leave the limit unchanged.
@@ -298,8 +298,9 @@ func bridgeMAC(epoch, name string) net.HardwareAddr {
 	return sum[:6]
 }
 
-// defaultVLAN returns the VLAN of ports whose networks have no VLAN setting, on one of our bridges that separates
-// VLANs. On any other bridge it returns the zero Membership: there is only one VLAN, or the bridge's owner decides.
+// defaultVLAN returns the VLAN of ports whose networks have no VLAN setting. On a bridge of ours that separates VLANs,
+// this is VLAN 1. On any other bridge it is the zero Membership: there is only one VLAN, or the bridge's owner
+// decides.
 func defaultVLAN(br *bridge.Link) (m vlan.Membership) {
 	if br.Bridge != nil && br.Bridge.VLANFiltering && br.Alias == endpoint.BridgeAlias {
 		m.ID = 1
@@ -308,8 +309,8 @@ func defaultVLAN(br *bridge.Link) (m vlan.Membership) {
 }
 
 // eachInDefaultVLAN calls the function do for the links that a network without a VLAN setting needs in the default
-// VLAN. These are the bridge, if the host is in the network, and the uplink if it is a port. The links may be in other
-// VLANs too.
+// VLAN. These are the bridge, if the network has a gateway or an uplink, and the uplink if it is a port. The links may
+// be in other VLANs too.
 func (n *site) eachInDefaultVLAN(ctx context.Context, do func(index int, name string, m vlan.Membership) error) error {
 	m := defaultVLAN(n.bridge)
 	if m.IsZero() || len(n.rec.Gateways) == 0 && n.rec.Uplink == "" {

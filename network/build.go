@@ -108,8 +108,8 @@ func samePools(a, b *state.Network) bool {
 	return a.PoolDir == b.PoolDir && reflect.DeepEqual(a.Pools, b.Pools)
 }
 
-// complete creates the missing parts of a network that has needsCompletion set, under the exclusive lock. It saves a
-// whole build, since a network can get its first host port many times.
+// complete prepares a network that has needsCompletion set, under the exclusive lock. It makes host ports at 127.0.0.1
+// work, and records the pools. It costs less than a build, since a network may get its first host port many times.
 func (n *site) complete(ctx context.Context) error {
 	rec, w := n.rec, n.required
 	unfiltered := rec.LoopbackUnfiltered
@@ -248,8 +248,8 @@ func prepareForHostPorts(
 	return rec, err
 }
 
-// restoreAlone repairs one network from its record. If an object was missing that other networks share, it also
-// repairs those networks.
+// restoreAlone repairs one network from its record. If an object was missing that other networks share, it also repairs
+// those networks. It returns an error if a firewall of others certainly stops the pods.
 func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requirement) error {
 	attachments, err := s.attachments(rec.Name)
 	if err != nil {
@@ -364,8 +364,8 @@ func checkBuildable(ctx context.Context, s *session, w *requirement) error {
 	return err
 }
 
-// refuse returns the reason why the network cannot exist on this node. token and the deserted networks are as in
-// refuseConflicts.
+// refuse returns an error with the reason if the network cannot exist on this node. token and the deserted networks are
+// as in refuseConflicts.
 func (w *requirement) refuse(ctx context.Context, s *session, token string) (deserted []string, err error) {
 	rec := &w.Record
 	if err := refuseIPv6(rec.Name, rec.SLAAC, rec.Subnets); err != nil {
@@ -412,8 +412,8 @@ func probe(ctx context.Context, s *session, w *requirement) error {
 // isIPv6 reports whether a prefix belongs to IPv6.
 func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
 
-// isDeserted reports whether a network's bridge is gone and it has no pods. nerdctl and podman delete the bridge with
-// the network, without calling the plugins, and give its subnet to the next one.
+// isDeserted reports whether a network has no pods, and its bridge is gone, or unused and made by Tombolo. nerdctl and
+// podman delete a network without calling the plugins, and give its subnet to the next network.
 func (s *session) isDeserted(ctx context.Context, o *state.Network) (bool, error) {
 	attachments, err := s.attachments(o.Name)
 	if err != nil || len(attachments) > 0 {

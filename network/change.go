@@ -131,7 +131,7 @@ func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error 
 	})
 }
 
-// refuseNewMAC returns an error if an attachment cannot have another MAC. nil means the present MAC.
+// refuseNewMAC returns an error if an attachment cannot change its MAC to mac. A nil mac means no change.
 func (s *session) refuseNewMAC(ctx context.Context, a *state.Attachment, mac net.HardwareAddr) error {
 	if mac == nil || bytes.Equal(mac, a.MAC) {
 		return nil
@@ -300,10 +300,10 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 // settles limits how long after its Add a pod is expected to get a default route. It may never get one.
 const settles = 10 * time.Second
 
-// findArrival returns the cookie of the namespace at path if the pod's interface is up there. If the pod should have a
-// default route, that must exist too. Otherwise it returns 0 and an error. It waits for the default route because the
-// program that adds it would fail if the route existed already. A pod with a lease is expected to get a default
-// route.
+// findArrival returns the cookie of the namespace at path if the pod's interface is up there, with a default route if
+// the pod should have one. In all other cases it returns 0 and an error. It waits for the default route because the
+// program that adds it would fail if the route existed already. A pod with a lease should have a default route. An
+// empty path means that the namespace is not known yet: findArrival returns 0 without an error.
 func findArrival(ctx context.Context, a *state.Attachment, path string) (cookie uint64, late error) {
 	if path == "" {
 		return 0, nil

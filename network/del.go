@@ -317,7 +317,8 @@ func (t *teardown) forget(ctx context.Context, hash string) error {
 // for the others.
 const collectWait = 10 * time.Second
 
-// collectExcept removes all attachments of the network that keep does not name, and returns those with known names.
+// collectExcept removes all attachments of the network that are not in keep. It returns the keys of those that had a
+// record.
 func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _ error) {
 	began := time.Now()
 	valid := map[string]bool{}
@@ -354,7 +355,8 @@ func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _
 
 // collect removes one attachment that is not in keep. began is the time when the list of attachments was made.
 // collect skips an attachment that has changed or was created since then, and an attachment with an ADD or DEL in
-// progress. If the record was unreadable for the list and is readable now, its creation time decides.
+// progress. If the record was unreadable for the list and is readable now, collect compares its creation time with
+// began.
 func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) error {
 	now := *r
 	lock, err := t.Session.Dir.LockAttachment(t.Network, r.hash)

@@ -15,9 +15,9 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// endpointPart is the part of a pod with its elements in the sets of our tables. They serve its guard, its host
-// ports, its masquerading, and frames from the LAN. The guard's elements are added before the port is created, and
-// deleted after the port. Otherwise a process in the pod's namespace could send unguarded frames as soon as the
+// endpointPart is the part of a pod with its elements in the sets of our tables. They serve its guard, its host ports,
+// its masquerading, and frames from the LAN. The guard's elements are added before the port is created, and deleted
+// after the port. In any other order, a process in the pod's namespace could send unguarded frames as soon as the
 // interface appears, or until it is gone.
 type endpointPart struct{}
 
@@ -36,7 +36,7 @@ type entry struct {
 	node       *Node
 	s          *session
 	hash       string
-	network    *state.Network // nil during the Add, which requests the network's settings
+	network    *state.Network // nil during the Add, whose record has the network's present settings
 	getsMore   bool           // the pod gets more addresses after its port is created
 	pending    *state.Pending // the pod's record, during the Add
 	attached   bool           // the pod's port exists on the bridge
@@ -93,8 +93,8 @@ func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, required
 	return nil
 }
 
-// add adds the pod's elements to the firewall's sets, except for those of holdBefore. It sets Withheld in the record
-// for ports that another attachment of the container has already. want is nil if the Add is complete.
+// add adds the pod's elements to the firewall's sets, except for the elements of guardBefore. It sets Withheld in the
+// record for ports that another attachment of the container has already. required is nil if the Add is complete.
 func (e *entry) add(ctx context.Context, rec *state.Attachment, required *requirement) error {
 	ep := e.endpoint(rec)
 	if e.guard == nil {
@@ -213,7 +213,8 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 
 // withhold handles a conflict over a host port. Some runtimes pass a container's ports to all of its networks. If
 // another attachment of the same container has the port, withhold marks the port as withheld in rec. It adds this
-// attachment to the other's Waiting list, so that the other's Del passes the port on.
+// attachment to the other's Waiting list, so that the other's Del passes the port on. If only the other attachment is
+// on a LAN, withhold calls takeOver instead.
 //
 // For any other conflict, the error names the pod that has the port or address. A conflict over an address means that
 // the other pod's reservation is lost; the next Add gets another address.
@@ -278,7 +279,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 
 // takeOver withholds host ports from lan, an attachment of the same container to a LAN, so that rec can publish them.
 // It prefers rec because at lan the ports would not be reachable at 127.0.0.1. shared contains the ports' indexes in
-// rec.Published. Session.linkSiblings later adds lan to the Waiting list of rec, so that lan gets the ports when rec is
+// rec.Published. session.linkSiblings later adds lan to the Waiting list of rec, so that lan gets the ports when rec is
 // removed.
 func (e *entry) takeOver(ctx context.Context, rec, lan *state.Attachment, shared []int) error {
 	err := e.s.changePorts(ctx, newWaiting(lan), 0, func(lan *state.Attachment) {

@@ -45,9 +45,9 @@ func (firewallPart) look(ctx context.Context, n *site) error {
 		func() ([]tombolo.Difference, error) { return n.s.Firewall.Check(ctx, rules) })
 }
 
-// lookAtRules adds the differences of rules to n.found. With n.quick it first calls ready, and adds nothing if the
-// rules are ready. Otherwise it calls check for the single differences. For an Add it skips check and adds only one
-// general difference, since the Add then builds the network anyway.
+// lookAtRules compares rules, and adds the differences to n.found. what names the rules. With n.quick it first calls
+// ready, and adds nothing if ready reports true. Then it calls check for the single differences. For an Add it skips
+// check and adds only one general difference, since the Add then builds the network anyway.
 func (n *site) lookAtRules(what string, ready func() (bool, error), check func() ([]tombolo.Difference, error)) error {
 	if n.quick {
 		if ok, err := ready(); ok || err != nil {
@@ -76,8 +76,8 @@ func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
 	return n.s.Firewall.Prepare(ctx, n.firewallNetwork())
 }
 
-// declareMended sets the sentinels in the networks' sets, which declare that all elements exist again. It also adds
-// the elements of the repaired pods.
+// declareMended adds the elements of the repaired pods to the networks' sets. It then adds a sentinel to each set,
+// which declares that all elements exist again.
 func declareMended(ctx context.Context, s *session, sites ...*site) error {
 	var back []nft.Endpoint // endpoints of all networks, since networks share sets
 	for _, n := range sites {
@@ -186,8 +186,9 @@ func (n *site) firewallNetwork() nft.Network {
 	return nw
 }
 
-// passesFirewall reports whether packets of IPv4, or else of IPv6, pass the firewall when a bridge forwards them.
-// Either an attribute of the bridge or a parameter of the calling thread's namespace turns this on.
+// passesFirewall reports whether packets that a bridge forwards pass the host's firewall: IPv4 packets if ipv4 is
+// true, else IPv6 packets. Either an attribute of the bridge or a parameter of the calling thread's namespace turns
+// this on.
 func passesFirewall(b *bridge.BridgeState, ipv4 bool) bool {
 	own, path := b.NFCallIPTables, "net/bridge/bridge-nf-call-iptables"
 	if !ipv4 {
@@ -280,8 +281,8 @@ func (s *session) uplinks(ctx context.Context) ([]string, error) {
 	return s.Links.Uplinks(ctx, ours...)
 }
 
-// lookAtExits finds the host's uplinks that the rules do not contain. It needs several lists from the kernel, which
-// would take too long for Add and Check.
+// lookAtExits adds a finding for each uplink of the host that the rules do not contain. It needs several lists from
+// the kernel, which would take too long for Add and Check.
 func (s *session) lookAtExits(ctx context.Context, found *findings) error {
 	known, _, err := s.Firewall.Host(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -303,7 +304,7 @@ func (s *session) lookAtExits(ctx context.Context, found *findings) error {
 	return err
 }
 
-// services returns the addresses of kube-ipvs0, sorted.
+// services returns the sorted addresses of kube-ipvs0, without link-local ones.
 func (s *session) services(ctx context.Context) (list []netip.Addr, _ error) {
 	l, err := s.link(ctx, link.ServiceLink)
 	if err != nil || l.Index == 0 {
@@ -336,8 +337,8 @@ func (admissionPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, err
 }
 
-// refuseCertainObstacles returns an error if settings certainly stop the pods' packets and Tombolo cannot change these
-// settings. firewalld reports whether firewalld is the only obstacle.
+// refuseCertainObstacles returns an error if firewall settings of others certainly stop the pods' packets. firewalld
+// is true if all of these settings are firewalld's.
 func refuseCertainObstacles(ctx context.Context, s *session, rec *state.Network) (firewalld bool, _ error) {
 	list, err := s.obstacles(ctx, rec)
 	if err != nil {
@@ -360,9 +361,9 @@ func refuseCertainObstacles(ctx context.Context, s *session, rec *state.Network)
 	return firewalld, failf(ErrObstructed, "%s", strings.Join(texts, "; "))
 }
 
-// refuseObstacles returns an error if settings would stop the pods' packets, and neither Tombolo nor tombolod can
-// change them. tombolod adds a gateway's bridge to a zone of firewalld once the network is on record. coming reports
-// whether firewalld is the only obstacle, and tombolod has yet to add the bridge.
+// refuseObstacles returns an error if firewall settings of others stop the pods' packets, and tombolod cannot change
+// them. tombolod adds a gateway's bridge to firewalld's zone trusted once the network is on record. zonePending is
+// true if all of these settings are firewalld's, and tombolod has yet to add the bridge.
 func refuseObstacles(ctx context.Context, s *session, rec *state.Network, gateway bool) (zonePending bool, _ error) {
 	firewalld, err := refuseCertainObstacles(ctx, s, rec)
 	if firewalld && gateway && rec.Uplink == "" && s.Dir.ZonesAttended(rec.GatewayLink()) {
@@ -391,14 +392,14 @@ func awaitZone(ctx context.Context, s *session, rec *state.Network) error {
 	return err
 }
 
-// foreignFirewall returns the connection to other programs' firewalls, over the same socket.
+// foreignFirewall returns a connection to other programs' firewalls, over the session's nf_tables socket.
 func (s *session) foreignFirewall(adminChain string) *foreign.Conn {
 	return foreign.On(s.Firewall.Socket(), &foreign.Config{Mark: s.Mark, AdminChain: adminChain})
 }
 
-// refuseCertainObstacles lists the parts of other programs' firewalls that drop or may drop packets of a network's
-// pods, and that we do not change. It returns none if the pods' router is on the LAN and bridged packets skip the
-// firewall: then no rule of the host sees the pods' packets.
+// obstacles lists the parts of other programs' firewalls that drop or may drop packets of a network's pods, and that
+// we do not change. It returns none if the pods' router is on the LAN and bridged packets skip the firewall: then no
+// rule of the host sees the pods' packets.
 func (s *session) obstacles(ctx context.Context, rec *state.Network) ([]foreign.Obstacle, error) {
 	if rec.DefaultRoute == string(ExitRouter) && !filtersBridged(rec, true) && !filtersBridged(rec, false) {
 		return nil, nil
@@ -433,8 +434,9 @@ func (s *session) sharedNIC(ctx context.Context, rec *state.Network) (string, er
 	return nic.Name, nil
 }
 
-// filtersBridged reports whether packets of IPv4, or else of IPv6, pass the firewall when the network's bridge
-// forwards them. NFCall is nil if the network was not created yet and its configuration leaves the setting open.
+// filtersBridged reports whether packets that the network's bridge forwards pass the host's firewall: IPv4 packets if
+// ipv4 is true, else IPv6 packets. NFCall is nil if the network was not created yet and its configuration leaves the
+// setting open.
 func filtersBridged(rec *state.Network, ipv4 bool) bool {
 	own := rec.NFCall == nil && rec.DefaultRoute == exitHost || rec.NFCall != nil && *rec.NFCall
 	return passesFirewall(&bridge.BridgeState{NFCallIPTables: own, NFCallIP6Tables: own}, ipv4)

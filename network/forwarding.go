@@ -77,7 +77,7 @@ func (n *site) lookAtForwarding(ctx context.Context, needs bridge.Routing) (pods
 // Their parameter is neither 0 nor the value that we write.
 func routers4() ([]string, error) { return routers("ipv4", "forwarding", "0", sysctl.OwnForwarding) }
 
-// lanRouters lists the links whose value of a parameter is none of the values in the list others.
+// routers lists the links whose value of the parameter name is none of the values in others. It leaves out "default".
 func routers(family, name string, others ...string) ([]string, error) {
 	values, err := sysctl.Links(family, name)
 	maps.DeleteFunc(values,
@@ -167,7 +167,7 @@ func forwardingChanged(rec *state.Network) bool {
 	return err == nil && !slices.Equal(links, rec.Routers4)
 }
 
-// lookAtOthers adds a fault if forwardingChanged is true.
+// lookAtOthers adds a finding if the rules drop packets that the host's owner now wants forwarded (forwardingChanged).
 func (n *site) lookAtOthers() {
 	if forwardingChanged(n.rec) {
 		n.found.advise(tombolo.RemedyRepair,
@@ -178,7 +178,7 @@ func (n *site) lookAtOthers() {
 }
 
 // reopen makes the network's rules again if forwardingChanged is true, so that they no longer drop packets that the
-// owner lets the host forward. It then takes the exclusive lock.
+// owner lets the host forward. For this it takes the exclusive lock.
 func reopen(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil || !forwardingChanged(rec) {
@@ -207,8 +207,9 @@ func reopen(ctx context.Context, s *session, name string) error {
 	return stateError(s.Dir.SaveNetwork(rec))
 }
 
-// noteRouters records the links for which the host's owner turned on IPv6 forwarding. It records them before other
-// links forward for pods. Afterwards these links look alike, since the parameter is only 0 or 1.
+// noteRouters records the links for which the host's owner turned on IPv6 forwarding. It must run before other links
+// forward for pods, since the parameter is only 0 or 1 and does not tell who set it. If a network has turned on
+// forwarding already, noteRouters copies the list from a network's record.
 func (n *site) noteRouters() (err error) {
 	// If "default" is not 1, no network of ours has turned on force_forwarding yet, so each link's value is its
 	// owner's. The kernel never resets "default".

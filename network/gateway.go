@@ -109,9 +109,10 @@ func overlapsGateway(rec *state.Network, gw, have netip.Prefix) bool {
 	return have.Overlaps(gw) && !have.Addr().IsLinkLocalUnicast() && !slices.Contains(rec.Gateways, have)
 }
 
-// lookAtOwnGateways looks for the gateways of an Add's pod, with one request for each. For IPv6 it gets the address
-// itself. IPv4 has no such request, so it gets the route to the address, which is of type local if the host has the
-// address. That does not work for IPv6, since the kernel adds the local route some milliseconds after the address.
+// lookAtOwnGateways reports the gateways of an Add's pod that the host lacks, with one request for each. For IPv6,
+// it requests the address. IPv4 has no such request, so it requests a route, which has type local if the host has
+// the address. For IPv6 this would be too early, since the kernel adds the local route some milliseconds after the
+// address.
 func (n *site) lookAtOwnGateways(ctx context.Context) error {
 	gateways := n.rec.Gateways
 	if n.required != nil {
@@ -169,10 +170,10 @@ func (n *site) acceptRAPath() string {
 	return path
 }
 
-// addLinkLocal adds the host's link-local address on the gateways' link. As a router, the host sends its neighbour
-// solicitations for pods from that address (RFC 4861, section 7.2.2). The kernel's own link-local address is
-// unsuitable. It cannot be used before duplicate address detection is over, and a bridge that was created without
-// IPv6 never gets it.
+// addLinkLocal turns on IPv6 on the gateways' link, and adds the host's link-local address. As a router, the host
+// sends its neighbour solicitations for pods from that address (RFC 4861, section 7.2.2). The kernel's own
+// link-local address is unsuitable. It cannot be used before duplicate address detection is over, and a bridge that
+// was created without IPv6 never gets it.
 func (n *site) addLinkLocal(ctx context.Context) error {
 	if _, err := sysctl.Ensure(sysctl.Link("ipv6", n.gatewayLink.Name, "disable_ipv6"), "0"); err != nil {
 		return err
@@ -197,8 +198,8 @@ func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
 	return true
 }
 
-// buildGateways adds the gateways' addresses to the link, and deletes stale ones. With force it also deletes
-// addresses that overlap with a gateway's.
+// buildGateways adds the gateways' addresses to the link, and deletes stale ones. If another address of the link
+// overlaps with a gateway's, it deletes that address with force, and returns an error without.
 func (n *site) buildGateways(ctx context.Context, force bool) error {
 	s, rec, l := n.s, n.rec, n.gatewayLink
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
@@ -435,7 +436,7 @@ func mode(defaultRoute string, gateway bool) string {
 
 // refuseOverlaps returns an error if another network or the host has one of the network's subnets already. It applies
 // to networks with a gateway, because the host routes to their subnets. It skips subnets that are on record for the
-// network. Otherwise the network's ADDs would fail if another network took such a subnet later.
+// network. Without this, the network's ADDs would fail if another network took such a subnet later.
 func refuseOverlaps(
 	ctx context.Context, s *session, w *requirement, before *state.Network, token string,
 ) (deserted []string, err error) {
@@ -541,10 +542,10 @@ func refuseConnected(ctx context.Context, s *session, w *requirement, fresh []ne
 	return nil
 }
 
-// refuseAnswered returns an error if another machine behind the bridge has the gateway's address. It asks only if a
-// port that belongs to none of our pods forwards. For IPv4 it sends ARP probes (RFC 5227). For IPv6 it leaves the
-// question to the kernel: the result flags is 0, so that the kernel detects duplicates. In all other cases flags is
-// IFA_F_NODAD, so that the gateway's address is usable at once.
+// refuseAnswered returns an error if another machine behind the bridge has the gateway's address. It sends probes
+// only if the bridge has a forwarding port that is not a pod's. For IPv4 it sends ARP probes (RFC 5227). For IPv6 it
+// leaves the probes to the kernel: the result flags is 0, so that the kernel detects duplicates. In all other cases
+// flags is IFA_F_NODAD, so that the gateway's address is usable at once.
 func (n *site) refuseAnswered(ctx context.Context, gw netip.Prefix) (flags uint32, _ error) {
 	ports, err := n.s.Links.Ports(ctx, n.bridge.Index)
 	isForeign := func(l bridge.Link) bool {

@@ -78,7 +78,8 @@ func (s *session) linkSiblings(ctx context.Context, a *state.Attachment) error {
 	return err
 }
 
-// addWaiting makes an attachment wait for the host ports of another. limit: see changePorts.
+// addWaiting records that the attachment w waits for the host ports of the attachment has. If the callers of these
+// ports then need source NAT, it first prepares the network. limit is as in changePorts.
 func (s *session) addWaiting(ctx context.Context, has *state.Attachment, w state.Waiting, limit time.Duration) error {
 	next := *has
 	next.Waiting = appendWaiting(has.Waiting, w)
@@ -131,9 +132,9 @@ func (s *session) passPorts(ctx context.Context, removed *state.Attachment) {
 	}
 }
 
-// publish publishes the ports that an attachment's record has as withheld, unless another attachment has them. Others
-// may then wait for them. It skips an attachment that another call is working on, or that is gone. Repair publishes
-// ports that are still withheld.
+// publish publishes the withheld ports of the attachment w, unless another attachment has them. The attachments in
+// others then wait for these ports. publish skips an attachment that another call is working on, or that is gone.
+// Repair publishes ports that are still withheld.
 func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
 	a, err := s.Dir.Load(w.Network, w.Hash)
 	if err != nil || a.State != state.Ready {
@@ -170,8 +171,8 @@ func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.
 	return err
 }
 
-// stopWaiting removes an attachment that is being deleted from the lists of waiting attachments. Otherwise host ports
-// could later lead to its addresses, which may then belong to another pod.
+// stopWaiting removes an attachment that is being deleted from the lists of waiting attachments. Without this, host
+// ports could later lead to its addresses, which may then belong to another pod.
 func (s *session) stopWaiting(ctx context.Context, removed *state.Attachment) error {
 	w := newWaiting(removed)
 	list, err := s.allAttachments()
@@ -187,8 +188,8 @@ func (s *session) stopWaiting(ctx context.Context, removed *state.Attachment) er
 // busyWait limits the wait for a call that holds a record for a moment.
 const busyWait = 100 * time.Millisecond
 
-// changePorts changes an attachment's host ports, on record and in the firewall. limit is how long it waits for another
-// call that holds the record.
+// changePorts calls change with an attachment's record, and then updates the host ports in the firewall and the record.
+// limit is how long it waits for another call that has locked the record.
 func (s *session) changePorts(ctx context.Context, w state.Waiting, limit time.Duration,
 	change func(*state.Attachment)) (err error) {
 	do := func(a *state.Attachment) error {
@@ -318,7 +319,7 @@ func refuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	return nil
 }
 
-// flushStale deletes conntrack entries for a new pod's host ports that lead elsewhere.
+// flushStale deletes the conntrack entries of UDP flows to a new pod's host ports, if the flows lead elsewhere.
 func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) error {
 	conn, err := dialFlows(links, rec)
 	if conn == nil {
@@ -338,9 +339,9 @@ func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error
 	return hostport.Dial(nil, links.Routes())
 }
 
-// flushFlows deletes the conntrack entries of flows to a pod that is being removed. It works in the background, and
-// the caller receives the error from the channel. The kernel walks through its whole table, which takes some 10 ms,
-// and deleting the link takes as long.
+// flushFlows deletes the conntrack entries of flows to a pod that is being removed. It works in the background, and the
+// caller receives the error from the channel. The kernel walks through its whole table, which takes some 10 ms. In this
+// time the caller can delete the link, which takes as long.
 func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
 	done := make(chan error, 1)
 
@@ -365,9 +366,10 @@ type Publication struct {
 	SNAT nft.SNAT
 }
 
-// publish makes ports of the host lead to an attached pod, in place of its present ones, as if its Add had requested
-// them. Without any ports, none lead to it. After a failure it undoes its changes. An attachment that is not on
-// record, or whose Add is not complete, is ErrNotAttached. It needs CAP_NET_ADMIN.
+// Publish makes ports of the host lead to an attached pod, as if its Add had requested them. They replace the pod's
+// present ports. Without any ports, Publish only removes the present ones. After a failure it undoes its changes. If
+// there is no record of the attachment, or its Add is not complete, the error matches ErrNotAttached. Publish needs
+// CAP_NET_ADMIN.
 func (c Change) Publish(ctx context.Context, what Publication) error {
 	return c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		err := c.replacePorts(ctx, s, a, next, what)
@@ -375,14 +377,15 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 			return nil
 		}
 
-		// A killed call may have left some of it.
+		// Publish without IPv4 ports closes the way from 127.0.0.1 even if none is known: a killed call may have opened
+		// it.
 		published := err == nil && endpoint.PublishesIPv4(a)
 		return errors.Join(err,
 			closeUnusedLoopback(context.WithoutCancel(ctx), s, published, a.Bridge, a.GatewayLink()))
 	})
 }
 
-// replacePorts does the work of Publish, except for the way from 127.0.0.1.
+// replacePorts does the work of Publish, except that it leaves settings for 127.0.0.1 that are no longer needed.
 func (c Change) replacePorts(ctx context.Context, s *session, a, next *state.Attachment, what Publication) error {
 	if len(what.Ports) == 0 {
 		return unpublish(ctx, s, a, next)

@@ -20,7 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// NetworkReport lists the differences of one network's own parts.
+// NetworkReport lists the differences between one network's own parts and its record.
 type NetworkReport struct {
 	Network     string               `json:"network"`
 	Differences []tombolo.Difference `json:"differences"`
@@ -190,9 +190,9 @@ func (report *Inspection) compareNetwork(ctx context.Context, s *session, name s
 	return nil
 }
 
-// strayDifferences describes objects in the kernel that belong to attachments without a record. An attachment with a
-// port may be a running pod. Only its Del removes it, or a garbage collection whose list of valid attachments lacks
-// it.
+// strayDifferences describes objects in the kernel that belong to attachments without a record, and elements of
+// addresses that an attachment does not have. An attachment with a port may be a running pod. Only its Del removes
+// it, or a garbage collection whose list of valid attachments lacks it.
 func strayDifferences(list []*remains) []tombolo.Difference {
 	found := &findings{}
 	for _, r := range list {
@@ -300,7 +300,7 @@ func (k *checkCall) attachment(ctx context.Context, found *findings) error {
 }
 
 // expect sets the expected properties of the pod's port and interface. It takes them from the configuration and from
-// the reports of other plugins.
+// Pod.Reported.
 func (k *checkCall) expect(port *bridge.Port, found *findings) {
 	port.Bridge = k.nw.Bridge
 	if !k.nw.VLAN.IsZero() {
@@ -380,9 +380,8 @@ func (r *Reported) names(ip netip.Addr) bool {
 		slices.ContainsFunc(r.Others, is)
 }
 
-// checkNetwork compares a network's own parts with its record. A network without attachments needs none of its parts,
-// unless the host itself uses the bridge. If such a network's bridge is missing, a runtime may have deleted the
-// network.
+// checkNetwork compares a network's own parts with its record. A network without attachments needs none of its parts.
+// Then checkNetwork only reports a missing bridge, since a runtime may have deleted the network.
 func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment) (*findings,
 	error) {
 	n := &site{s: s, rec: rec, attachments: attachments}

@@ -155,7 +155,7 @@ func (t *teardown) leaseDir(rec *state.Attachment) string {
 	return ""
 }
 
-// lookAt6 compares an attachment with its DHCPv6 lease.
+// lookAt6 compares an attachment with its DHCPv6 lease, and adds a finding with the remedy if they differ.
 func (p *podSite) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	if rec.Six == nil || rec.Six.Stateless {
 		return
@@ -309,7 +309,7 @@ func (a *addCall) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 func (a *addCall) unconfirmed() bool { return a.leasing != nil && a.leasing.unconfirmed }
 
 // awaitAdvertised waits until the pod has formed an address from a router advertisement. It adds the address, the
-// default route and the name servers to a.given.
+// default route and the name servers to a.assigned. With DHCPv6, or after no DHCP server answered, it does not wait.
 func (a *addCall) awaitAdvertised(ctx context.Context, solicitation *bridge.Solicitation) error {
 	if solicitation == nil {
 		return nil

@@ -26,9 +26,9 @@ const (
 // everything behind the bridge. In case all rules are flushed, a filter at the bridge's ingress protects them too.
 // The setting and the filter exist as long as a pod behind the bridge has such ports.
 //
-// In a VLAN, both the host's link in the VLAN and the bridge need the setting and the filter. The bridge needs them
-// if bridged packets pass the firewall. Then the destination of an answer becomes 127.0.0.1 again on the bridge, and
-// the kernel routes the answer from there.
+// In a VLAN, the host's link in the VLAN gets both the setting and the filter, and so does the bridge. The bridge
+// needs both if bridged packets go through the firewall (br_netfilter). Then the destination of an answer becomes
+// 127.0.0.1 again on the bridge, and the kernel routes the answer from there.
 type loopbackPart struct{}
 
 func (loopbackPart) look(ctx context.Context, n *site) error {
@@ -200,8 +200,8 @@ func shutLoopback(ctx context.Context, s *session, bridgeName string, known bool
 }
 
 // closeLoopbackAfter calls closeUnusedLoopback for the links of removed attachments. An attachment without a record,
-// or whose Add was not complete, may have had host ports. An entry in gone is nil for an attachment without a record,
-// and the parameter unknown contains its links.
+// or whose Add was not complete, may have had host ports. An entry in removed is nil for an attachment without a
+// record. The parameter unknown then has its links.
 func closeLoopbackAfter(ctx context.Context, s *session, unknown Known, removed ...*state.Attachment) error {
 	var published, unknownLinks []string
 	for _, rec := range removed {
@@ -219,9 +219,9 @@ func closeLoopbackAfter(ctx context.Context, s *session, unknown Known, removed 
 		closeUnusedLoopback(ctx, s, false, unknownLinks...))
 }
 
-// closeUnusedLoopback calls shutLoopback for each of the links, unless a pod still needs its settings. known means
-// that a pod behind the links had host ports. As long as other pods have ports, it needs one listing of the firewall.
-// Otherwise it takes the exclusive lock.
+// closeUnusedLoopback calls shutLoopback for each link that has route_localnet, unless a pod still needs the setting.
+// known means that a pod behind the links had host ports. If the firewall has elements for other pods' ports behind a
+// link, one listing suffices. If it has none, closeUnusedLoopback takes the exclusive lock.
 func closeUnusedLoopback(ctx context.Context, s *session, known bool, links ...string) error {
 	slices.Sort(links)
 	var errs []error

@@ -266,7 +266,7 @@ type Pod struct {
 	// PublishFrom lists the callers that Ports are open to, if they are in Network.PublishFrom too.
 	PublishFrom string
 	Limits      bandwidth.Shape // limits of the pod's traffic
-	Egress      nft.Egress      // permitted destinations, besides Network.Egress; it implies nft.GuardAddresses
+	Egress      nft.Egress      // permitted destinations, if Network.Egress permits them too; implies nft.GuardAddresses
 
 	// Reported is used by Check. It holds the changes that other plugins made in the pod. nil means none.
 	Reported *Reported
@@ -388,7 +388,7 @@ func (p *Pod) key(nw *Network) Key { return Key{nw.Name, p.ContainerID, p.IfName
 
 func (k Key) hash() string { return ident.Hash(k.Network, k.ContainerID, k.IfName) }
 
-// newRecord returns the record that Add writes first, before the pod has addresses, a MAC or limits.
+// record returns the record that Add writes first, before the pod has addresses, a MAC or limits.
 func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 	return &state.Attachment{
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,

@@ -22,9 +22,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// refuseMAC returns an error if mac is a multicast MAC, or belongs to the host or another machine on the LAN. The LAN
-// would send that machine's frames to the pod. refuseMAC returns nil if the bridge shares no NIC, or if mac is nil
-// because we choose it. own are the pod's own addresses, where the pod itself may answer.
+// refuseMAC returns an error if mac is a multicast MAC, or belongs to the host or another machine on the LAN. With
+// such a MAC, a pod would receive the other machine's frames. refuseMAC returns nil if the bridge shares no NIC, or if
+// mac is nil because we choose it. It ignores answers for the addresses in own, since the pod itself may answer there.
 func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip.Addr) error {
 	if !n.uplink.shared || mac == nil {
 		return nil
@@ -65,8 +65,8 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 	return err
 }
 
-// refuseTwin refuses a requested MAC that the bridge or another pod on it has. It does not check MACs
-// that we derive: they differ if addresses or names differ.
+// refuseTwin returns an error if the bridge or another pod on it has the requested MAC. It does not check MACs that we
+// derive: they differ if addresses or names differ.
 func (a *addCall) refuseTwin(ctx context.Context) error {
 	mac := a.pod.MAC
 	if mac == nil || mac[0] == ident.DerivedMAC {
@@ -153,8 +153,8 @@ func resolveMAC(ctx context.Context, conn *nl.Conn, link int, address netip.Addr
 	return err
 }
 
-// answers makes the kernel ask a neighbour, and reports whether the neighbour answers with the entry's MAC. An old
-// entry may belong to a pod that is gone.
+// answers makes the kernel ask a neighbour, and reports whether the neighbour answers with the entry's MAC. Without
+// asking, an old entry might belong to a pod that is gone. For a permanent entry it reports true at once.
 func answers(ctx context.Context, conn *nl.Conn, entry routing.NeighbourEntry) (bool, error) {
 	if entry.State == routing.Permanent {
 		return true, nil
@@ -205,7 +205,7 @@ func (a *addCall) refuseTaken(ctx context.Context) error {
 	for _, address := range a.assigned.addresses {
 		own, routed := address.Prefix.Addr(), netip.Addr{}
 		if a.nw.Guard != nft.GuardUntrusted {
-			routed = own // accept an address with routes to it: the pod may be a router
+			routed = own // accept an address that the host uses as a gateway: the pod may be a router
 		}
 
 		err := lease.CheckConflict(ctx, a.s.Links.Routes(), at.Index, own, routed)

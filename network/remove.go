@@ -134,9 +134,9 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
-// removeBridge deletes the network's bridge if we made it, and no other network and no port uses it. Otherwise it
-// deletes only those gateways' addresses that no other network needs. It keeps the addresses if pods of another
-// program are on the bridge.
+// removeBridge deletes the network's bridge if we made it, and no other network and no port uses it. If the bridge
+// stays, removeBridge calls removeVLANLink in a VLAN. Without a VLAN, it deletes those gateways' addresses that no
+// other network needs, unless pods of another program are on the bridge.
 func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	l, err := s.link(ctx, rec.Bridge)
 	if err != nil || l.Index == 0 {
@@ -184,7 +184,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 }
 
 // refuseCutOff returns an error if a bridge that is about to lose its uplink has ports of other programs, such as
-// virtual machines. The last argument is the name of the port that connects the bridge to its uplink.
+// virtual machines. own is the name of the port that connects the bridge to its uplink.
 func (s *session) refuseCutOff(ctx context.Context, nicLink *bridge.Link, uplink, own string) error {
 	ports, err := s.Links.Ports(ctx, nicLink.Index)
 	var foreign []string

@@ -18,8 +18,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// mendOthers repairs the rules and elements of all networks that have attachments, except for one. The caller passes
-// the returned sites to declareMended. A network without attachments is repaired by its next ADD.
+// mendOthers repairs all networks that have attachments, except for the named one. The caller passes the returned
+// sites to declareMended. A network without attachments is repaired by its next ADD.
 func mendOthers(ctx context.Context, s *session, except string) ([]*site, error) {
 	others, err := s.otherNetworks(except)
 	if err != nil {
@@ -45,12 +45,13 @@ func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 		err = fmt.Errorf("network %s: %w", n.rec.Name, err)
 	}
 
-	// Save the record even without a failure: rules in other programs' chains have new handles.
+	// Save the record even without a failure, since parts may have changed it, such as Routers4 and HostMAC.
 	return changed, errors.Join(err, stateError(n.s.Dir.SaveNetwork(n.rec)))
 }
 
 // repairNetworks repairs the networks that are in use. If the list some is not empty, it repairs only the networks in
-// this list. If an object was missing that networks share, it repairs the other networks too.
+// this list. If an object was missing that networks share, it repairs the other networks too. With an empty list it
+// also completes or undoes interrupted takeovers of NICs.
 func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	if err := s.enterAlone(ctx); err != nil {
 		return err
@@ -216,7 +217,7 @@ func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 }
 
 // openNetworks opens a session under the shared lock. It returns the networks of this epoch that have attachments, or
-// rules that are no longer needed (forwardingChanged). If there are none, the session is nil.
+// rules that drop too much (forwardingChanged). If there are none, the session is nil.
 func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
 	s, err := n.openKnown()
 	if err != nil {

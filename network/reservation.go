@@ -18,8 +18,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// ipamNode returns the facts about the node for an allocator of a network, about an attachment with a known hash. The
-// zero Owner means all.
+// ipamNode returns the facts about the node that a network's allocator needs. own and hash are the owner and the hash
+// of the attachment that the allocator works on. They are empty if it works on all attachments.
 func (s *session) ipamNode(network string, own ipam.Owner, hash string) ipam.Node {
 	return ipam.Node{
 		Epoch: ipam.Epoch{Token: s.Epoch.Token(), Started: s.Dir.Begun(s.Epoch)},
@@ -129,7 +129,7 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 	}
 
 	if r.owner.ContainerID == "" {
-		return nil // no allocator knows it by its short name
+		return nil // its full name is unknown, so no allocator can find it
 	}
 
 	var origin *Origin
@@ -153,8 +153,8 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 }
 
 // removeElements deletes the attachment's elements from the firewall's sets. If the pod is guarded, or may be,
-// removeElements first sets its port down. Otherwise the pod could send anything until the port is gone. If that fails,
-// the guard's elements stay.
+// removeElements first sets its port down. Without this, the pod could send anything until the port is gone. If the
+// port cannot be set down, the elements stay.
 func removeElements(ctx context.Context, s *session, r *remains) error {
 	var err error
 	if !isKnown(r.rec) || r.rec.Guard != "" {
@@ -167,7 +167,7 @@ func removeElements(ctx context.Context, s *session, r *remains) error {
 }
 
 // allocate gets the addresses of a pod that does not lease them. An allocator that asks another program may be slow, so
-// the lock is not held during this.
+// allocate gives up the state's lock while it waits.
 func (a *addCall) allocate(ctx context.Context) (err error) {
 	if a.leasing != nil {
 		return nil
@@ -211,7 +211,8 @@ func (a *addCall) allocate(ctx context.Context) (err error) {
 	return a.node.reportStep("ipam")
 }
 
-// newAssignment puts IPv4 first: runtimes regard the first address of a result as the pod's.
+// newAssignment checks the addresses of a pod, and returns them with the routes. It puts IPv4 first: runtimes regard
+// the first address of a result as the pod's.
 func newAssignment(addresses []ipam.Address, routes []route.Route) (assignment, error) {
 	g := assignment{routes: routes, addresses: slices.Clone(addresses)}
 	for i, a := range addresses {

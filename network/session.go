@@ -95,8 +95,8 @@ func (s *session) close() {
 	}
 }
 
-// deferUntilClose leaves a function to Close, which calls it when no lock is held. It may take locks that come before
-// the state's. Its error becomes a warning.
+// deferUntilClose makes close call a function, when no lock is held. The function may take locks that come before the
+// state's lock. Its error becomes a warning.
 func (s *session) deferUntilClose(do func() error) { s.deferred = append(s.deferred, do) }
 
 // warn logs a message for the operator although the call continues.
@@ -150,8 +150,8 @@ func (s *session) ensure(ctx context.Context, done func() (bool, error), work fu
 }
 
 // The lock's file holds nf_tables' generation at the end of the last call, with the networks that the firewall was
-// ready for then, in this epoch and namespace. While the generation stays the same, nobody has changed nf_tables, and
-// the next call requests this number instead of the rules.
+// ready for then, in this epoch and namespace. While the generation stays the same, nf_tables is unchanged, and the
+// next call requests this number instead of the rules.
 
 // readGeneration passes the generation in the lock's file to the firewall's socket.
 func (s *session) readGeneration() {
@@ -172,7 +172,7 @@ func (s *session) saveGeneration() {
 	}
 }
 
-// firewallNetwork returns the firewall's socket, which knows the generation.
+// rules returns the firewall's netlink socket. The socket remembers the generation of the nf_tables ruleset.
 func (s *session) rules() nftnl.SharedSocket { return nftnl.Of(s.Firewall.Socket()) }
 
 // link returns a link of the host. If the link does not exist, the result has only a name.
@@ -264,8 +264,8 @@ func refuseDeleted(record *state.Pending) error {
 // lookEvery is how often an ADD that waits for others checks that its record still exists.
 const lookEvery = 100 * time.Millisecond
 
-// runWhileRecorded runs a function that may take long, and ends it when the attachment's record is removed: the call
-// that removes it wants the ADD to end, and may wait for a lock that it holds.
+// runWhileRecorded runs a function that may take long, and ends it when the attachment's record is removed. The call
+// that removes the record wants the ADD to end, and may wait for a lock that the ADD holds.
 func runWhileRecorded(ctx context.Context, record *state.Pending, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	deleted := errDeleted()
@@ -309,7 +309,7 @@ type Config struct {
 	// programs on one node must use the same directory.
 	StateDir string
 	// LeaseDir is the directory with the records of DHCP leases. If it is empty, no pod can lease its address, and
-	// the Node does not touch the host's own lease on an uplink.
+	// Collect and Remove do not look for leases.
 	LeaseDir string
 	// Mark is the bit of the packet mark that means that a packet of a pod may be forwarded. All networks of a node
 	// share it. 0 means the bit in the networks' records or, without records, nft.DefaultMark.

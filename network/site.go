@@ -57,7 +57,7 @@ type site struct {
 	restored        []nft.Endpoint // endpoints of pods that were restored
 }
 
-// pods returns the attachments, with the future one of the Add that looks.
+// pods returns the network's attachments and, while an Add looks, the future attachment of its pod.
 func (n *site) pods() []*state.Attachment {
 	if n.required == nil || n.required.Pod == nil {
 		return n.attachments
@@ -132,7 +132,7 @@ func (f *findings) advise(remedy tombolo.Remedy, format string, args ...any) {
 // texts returns the differences as texts.
 func (f *findings) texts() []string { return printable.Texts(f.list) }
 
-// addAll adds differences. Those without a remedy get this one.
+// addAll adds differences. If a difference has no remedy, it gets the given one.
 func (f *findings) addAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 	for _, d := range diffs {
 		d.Remedy = cmp.Or(d.Remedy, remedy)

@@ -27,7 +27,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// addSurroundings holds facts about the host that an Inspect reads once. These are the host's addresses, its routes
+// surroundings holds facts about the host that an Inspect reads once. Among them are the host's addresses, its routes
 // from DHCP and router advertisements, its policy routing rules, and the records of all networks.
 type surroundings struct {
 	addresses []addr.Address
@@ -97,7 +97,7 @@ func (s *session) deadQueues() (texts []string, _ error) {
 }
 
 // addSurroundings adds faults for those settings of the host or of other programs that certainly keep a network's pods
-// from working. It appends settings that possibly keep pods from working to in.Others. CHECK does not report such
+// from working. It notes settings that possibly keep pods from working in report.Others. CHECK does not report such
 // settings, since no runtime can change them.
 func (report *Inspection) addSurroundings(ctx context.Context, host *surroundings, n *site) error {
 	if err := n.find(ctx); err != nil {
@@ -220,8 +220,8 @@ func (report *Inspection) addOpenings(ctx context.Context, n *site, a *state.Att
 }
 
 // addClientFaults adds a fault if a DHCP client or router advertisements gave the host addresses or routes on a pod's
-// port. It also looks at a bridge that Tombolo made for a network whose gateway is the host. A pod could otherwise
-// direct the host's traffic by such addresses and routes.
+// port. It also looks at a bridge that Tombolo made for a network whose gateway is the host. By such addresses and
+// routes, a pod could direct the host's traffic.
 func (h *surroundings) addClientFaults(ctx context.Context, n *site) error {
 	links, err := n.s.Links.Veths(ctx)
 	if err != nil {

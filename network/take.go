@@ -19,8 +19,8 @@ import (
 
 func (s *session) takeovers() *uplink.Conn { return uplink.On(s.Links.Socket()) }
 
-// withNIC calls do under the lock of a NIC, with the record of its takeover, or nil without one. It first completes or
-// undoes the work of a killed call. undone means that it just gave the NIC back.
+// withNIC calls do under the lock of a NIC. rec is the record of the NIC's takeover, or nil if there is none. Before
+// that, withNIC completes or undoes the work of a killed call. isUndone means that this has given the NIC back.
 func (s *session) withNIC(ctx context.Context, nic string, do func(rec *uplink.Record, isUndone bool) error) error {
 	lock, err := s.Dir.LockUplink(ctx, nic)
 	if err != nil {
@@ -67,8 +67,8 @@ func (u Uplinks) withLock(ctx context.Context, nic string, do func(*session) err
 }
 
 // PlanTake describes the work of Take. steps has a line for each action, moves lists the addresses that would move,
-// and warnings describe differences afterwards. PlanTake changes nothing. If the NIC is already taken over or shared,
-// the error matches ErrConflict.
+// and warnings describe things that behave differently afterwards. PlanTake changes nothing. If the NIC is already
+// taken over or shared, the error matches ErrConflict.
 func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps string, moves []netip.Addr,
 	warnings []string, _ error) {
 	if err := checkNIC(nic); err != nil {
@@ -89,7 +89,7 @@ func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps st
 	return plan.Steps, plan.Moves, plan.Warnings, nil
 }
 
-// explainNIC adds advice to an error about a NIC that does not exist.
+// explainNIC adds advice to an error about a NIC that does not exist, and returns any other error unchanged.
 func explainNIC(err error, nic string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return errNoLink(nic)

@@ -532,7 +532,8 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	return slices.DeleteFunc(list, func(r UplinkReport) bool { return nic != "" && r.NIC != nic }), nil
 }
 
-// addChildLinks notes in in.Others the limitations that a share means for macvlan and ipvlan links on the same NIC.
+// addChildLinks notes in report.Others the limitations that a share means for macvlan and ipvlan links on the same
+// NIC.
 func (report *Inspection) addChildLinks(ctx context.Context, n *site) error {
 	if !n.uplink.shared || n.uplink.nic.Index == 0 {
 		return nil

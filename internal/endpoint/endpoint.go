@@ -19,8 +19,9 @@ import (
 // Leased is the IPAMType of attachments with an IPv4 address from DHCP.
 const Leased = "dhcp"
 
-// Of returns an attachment's endpoint for the firewall. An attachment that has lost its lease publishes no host
-// ports, and may send only DHCP requests in IPv4.
+// Of returns an attachment's endpoint for the firewall. An attachment without any address, as after the loss of its
+// lease, publishes no host ports. If its guard checks addresses, a pod without its leased IPv4 address may send only
+// DHCP requests in IPv4.
 func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(), NIC: a.NIC,
@@ -36,7 +37,7 @@ func Of(a *state.Attachment) nft.Endpoint {
 	if a.Guard != "" {
 		ep.GuardedPort, ep.SLAAC, ep.Guard = a.HostIf, a.SLAAC, a.Guard
 		if a.Guard != nft.GuardMAC && a.IPAMType == Leased && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
-			// Otherwise a pod without any address could send from any address.
+			// Without this, a pod that has no address at all could send from any address.
 			ep.Guard = nft.GuardUntrusted
 		}
 	}
@@ -49,8 +50,9 @@ func Of(a *state.Attachment) nft.Endpoint {
 }
 
 // SNAT returns the kind of connections to an attachment's host ports whose source address the firewall replaces by
-// the host's. If the container is on a LAN too, these are all connections. Otherwise the container would answer many
-// clients directly through that LAN, from an address that does not belong there.
+// the host's. Usually it is the record's PortSNAT. If that is SNATNeeded and the container has another attachment,
+// to a LAN, SNAT returns SNATAll. Without this, the container would answer many clients directly through the LAN,
+// from an address that does not belong there.
 func SNAT(a *state.Attachment) nft.SNAT {
 	isLAN := func(w state.Waiting) bool { return w.LAN }
 	if a.PortSNAT == nft.SNATNeeded && a.DefaultRoute == "" && slices.ContainsFunc(a.Waiting, isLAN) {
@@ -59,8 +61,8 @@ func SNAT(a *state.Attachment) nft.SNAT {
 	return a.PortSNAT
 }
 
-// In returns an attachment's endpoint for the network in its present state. It leaves out features that the network
-// has lost since the pod was added, because the sets for them no longer exist.
+// In returns an attachment's endpoint with only the features that the network n has now. The network may have lost
+// features since the pod was added, and then the firewall no longer has sets for them.
 func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	ep := Of(a)
 	ep.Masquerade = ep.Masquerade && n.Masquerade
@@ -73,8 +75,8 @@ func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	return ep
 }
 
-// WithResolvers returns an egress policy that also allows DNS to the name servers, if the policy allows the public
-// addresses. Otherwise it returns the policy unchanged.
+// WithResolvers returns an egress policy that also allows DNS to the name servers, if the policy has the entry
+// "public". It returns any other policy unchanged.
 func WithResolvers(policy nft.Egress, servers []netip.Addr) nft.Egress {
 	isPublic := func(entry string) bool { return strings.TrimSpace(entry) == "public" }
 	if !slices.ContainsFunc(strings.Split(string(policy), ","), isPublic) {
@@ -138,7 +140,7 @@ func compare(a, b nft.Port) int {
 }
 
 // PublishesIPv4 reports whether a host port on an IPv4 address, such as 127.0.0.1, leads to the pod. It also reports
-// true for a pod whose lease has ended, since the keeper will get another.
+// true for a pod whose lease has ended, since the keeper will get another lease. With SNATNone it reports false.
 func PublishesIPv4(rec *state.Attachment) bool {
 	if rec.PortSNAT == nft.SNATNone {
 		return false // connections from 127.0.0.1 would get no answer
@@ -158,11 +160,12 @@ func PortText(p nft.Port) string {
 	return p.String()
 }
 
-// OneMAC is the advice for a LAN that accepts only frames with the NIC's own MAC.
+// OneMAC is a clause for messages that advise to check whether the LAN accepts only frames with the NIC's own MAC.
 const OneMAC = "whether what is beyond the NIC drops frames of other MACs than the NIC's, as Wi-Fi, most clouds, " +
 	"ESXi (unless its port group accepts forged transmits and promiscuous mode) and switches with port security do"
 
-// MissingLinks returns a warning for each link that a list of callers names, and that does not exist.
+// MissingLinks returns a warning for each link that does not exist, although callers names it. callers is a list
+// of publishFrom, whose entries are separated by commas.
 func MissingLinks(callers string, exists func(name string) bool) (warnings []string) {
 	for entry := range strings.SplitSeq(callers, ",") {
 		name, _, _ := strings.Cut(strings.TrimSpace(entry), " ")
@@ -191,8 +194,8 @@ func SlowPorts(bridge string, delay time.Duration) string {
 // AliasPrefix is the prefix of each alias that Tombolo sets.
 const AliasPrefix = "tombolo:1:"
 
-// BridgeAlias marks a bridge that Tombolo created. Tombolo never deletes a bridge without this alias, and leaves its
-// MTU and its router advertisements alone.
+// BridgeAlias marks a bridge that Tombolo created. If a bridge lacks this alias, Tombolo never deletes the bridge
+// and changes neither its MTU nor its accept_ra.
 const BridgeAlias = AliasPrefix + "bridge"
 
 // ShareAlias is the alias prefix of the veth pair that connects a bridge to a shared NIC.
@@ -206,7 +209,8 @@ func AliasOwner(hash string) string { return AliasPrefix + hash + ":" }
 // AliasOf returns the alias for an attachment's port.
 func AliasOf(a *state.Attachment) string { return Alias(a.Hash(), a.Network, Addresses(a)) }
 
-// Alias returns the alias for a port. If the addresses do not fit, it leaves them out; nf_tables has them too.
+// Alias returns the alias for a port. If the addresses do not all fit, Alias leaves out all of them. The firewall's
+// elements have the addresses too.
 func Alias(hash, network string, addresses []netip.Addr) string {
 	head := AliasOwner(hash) + NetworkToken(network) + ":"
 	if full := head + printable.List(addresses, ","); len(full) <= aliasMax {
@@ -215,8 +219,8 @@ func Alias(hash, network string, addresses []netip.Addr) string {
 	return head
 }
 
-// NetworkToken returns a network's name if that is short. Otherwise it returns "#" and a hash of the name. No
-// network's name begins with "#".
+// NetworkToken returns a network's name if it has at most 64 bytes, else "#" and a hash of the name. No network's
+// name begins with "#".
 func NetworkToken(network string) string {
 	const longest = 64
 	if len(network) <= longest {

@@ -1,5 +1,6 @@
-// Package ident makes short names for attachments, for places where their full names do not fit. It also derives MACs
-// and link-local addresses, and checks names.
+// Package ident makes short names for attachments, for places where their full names do not fit. An attachment is
+// one interface of a container in a network. The package also derives MACs and link-local addresses, and checks
+// names.
 package ident
 
 import (
@@ -20,7 +21,8 @@ import (
 // port by its group.
 const ShareGroup uint32 = 0x746d
 
-// Digits is the length of a Hash, so that Port fits into the name of a link.
+// Digits is the number of hexadecimal digits of a Hash. With 11 digits, the name that Port returns has 15 bytes, the
+// longest name that the kernel allows for a link.
 const Digits = 11
 
 // Hash returns the short name of an attachment. The attachment's port has the hash in its name and alias. Its nft
@@ -40,7 +42,8 @@ func Hash(network, containerID, ifname string) string {
 	return hex.EncodeToString(sum[:(Digits+1)/2])[:Digits]
 }
 
-// Port is the name of the port of the attachment with the hash.
+// Port returns the name of an attachment's port, which is the host's end of the pod's veth pair. hash is the
+// attachment's Hash.
 func Port(hash string) string { return "veth" + hash }
 
 // RandomMAC returns a random, locally administered unicast MAC. The MAC must be unique but not secret, so it comes
@@ -54,8 +57,9 @@ func RandomMAC() net.HardwareAddr {
 // DerivedMAC is the first byte of every MAC that is derived from an address or a name.
 const DerivedMAC = 0x0a
 
-// MACOf derives a MAC from the first IPv4 address, or else from the first address. So neighbour entries of other
-// hosts stay valid when another pod gets the address soon afterwards. It returns nil if there are no addresses.
+// MACOf derives a MAC from the first IPv4 address or, if there is none, from the first address. A later pod with the
+// same address gets the same MAC, so neighbour entries of other hosts stay valid. Without addresses, MACOf returns
+// nil.
 func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	for _, a := range addresses {
 		if a.Is4() {
@@ -69,7 +73,8 @@ func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	return append(net.HardwareAddr{DerivedMAC}, sum[:5]...)
 }
 
-// LinkLocal is addr.LinkLocal for a MAC of 6 bytes, for packages that do without the libraries of package addr.
+// LinkLocal returns the IPv6 link-local address that the kernel derives from a MAC of 6 bytes. addr.LinkLocal does
+// the same, but depends on more libraries.
 func LinkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
 		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
@@ -97,20 +102,20 @@ func IsIdentifier(s string) bool {
 	return s != ""
 }
 
-// IsLinkName reports whether the kernel accepts s as the name of a link (dev_valid_name()). It also rejects percent
-// signs, since for "br%d" the kernel chooses a new number at each call.
+// IsLinkName reports whether the kernel accepts s as the name of a link (dev_valid_name()). IsLinkName also rejects
+// percent signs, since for "br%d" the kernel chooses a new number at each call.
 func IsLinkName(s string) bool {
 	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/:% \t\n\v\f\r\x00")
 }
 
-// LinkNameForm is the end of an error text about a name that IsLinkName rejects.
+// LinkNameForm is the last part of an error message about a name that IsLinkName rejects.
 const LinkNameForm = ": want 1 to 15 bytes without space, slash, colon and percent sign"
 
 // IsHash reports whether s has the form of a Hash.
 func IsHash(s string) bool { return len(s) == Digits && strings.Trim(s, "0123456789abcdef") == "" }
 
-// CheckHash returns an error if hash does not have the form of a Hash. Thus no file name made from a hash leads out
-// of its directory.
+// CheckHash returns an error if hash does not have the form of a Hash. A file name made from a hash that passes
+// cannot lead out of its directory.
 func CheckHash(hash string) error {
 	if !IsHash(hash) {
 		return fmt.Errorf("hash %.20q: %w: want %d lower-case hexadecimal digits", hash, ErrName, Digits)
@@ -118,8 +123,8 @@ func CheckHash(hash string) error {
 	return nil
 }
 
-// CheckText returns an error for an invalid name that never becomes part of a path. The name must be UTF-8: JSON
-// cannot store anything else, so the record would not match its own hash.
+// CheckText returns an error if name is empty or not UTF-8. Use it for names that never become part of a path. JSON
+// cannot store other bytes, so the record would not match its own hash.
 func CheckText(what, name string) error {
 	if name == "" {
 		return fmt.Errorf("%s: %w: it is empty", what, ErrName)

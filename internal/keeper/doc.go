@@ -9,14 +9,14 @@
 // is a part of the kernel's state that other programs may change. An idle lease takes some hundred bytes, and no
 // goroutine, thread or descriptor.
 //
-// If a lease's pod no longer exists, the keeper releases the lease from the host's bridge with the pod's MAC address.
-// If the lease is sticky, the keeper remembers it instead. A pod no longer exists in two cases: the machine has
-// booted since, or both its namespace and its port in the host's namespace are gone. The namespace is gone if its
-// path leads to nothing, or to a namespace with another cookie. A pod that the keeper only cannot reach keeps its
-// lease.
+// If a lease's pod no longer exists, the keeper releases the lease from the host's bridge, on behalf of the pod. If
+// the lease is sticky, the keeper remembers it instead. A pod no longer exists in two cases: the machine has booted
+// since, or both its namespace and its port in the host's namespace are gone. The namespace is gone if its path leads
+// to nothing, or to a namespace with another cookie. A pod that exists out of the keeper's reach has its lease until
+// that expires.
 //
-// The keeper does not trust a pod's namespace. It receives answers at the pod's port, on their way to the pod. It
-// withdraws an ended lease from the host's side too, even if it cannot enter the pod.
+// The keeper does not trust a pod's namespace. It receives answers at the pod's port, on their way to the pod. When a
+// lease ends, it also removes the address from the host's firewall, even if it cannot enter the pod.
 //
 // # Needs
 //

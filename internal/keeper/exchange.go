@@ -53,13 +53,14 @@ func (v *visit) exchange(p pod) error {
 }
 
 // timeLimit returns how long a visit waits for servers if these are slow, or if the pod has no lease. It is the
-// timeout of an ADD.
+// timeout of an ADD, and at least renewWait.
 func (v *visit) timeLimit() time.Duration {
 	return max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait)
 }
 
-// unlessDeleted handles a renewal without a known answer. A DEL may have deleted the pod's link and sent a RELEASE.
-// The server may have received the renewal after that RELEASE. In this case unlessDeleted releases the lease again.
+// unlessDeleted handles a renewal whose result is unknown. If the lease's record still exists, it returns err. If a
+// DEL has removed the record, the server may have received the renewal after the DEL's RELEASE. In this case
+// unlessDeleted releases the lease again.
 func (x *exchange) unlessDeleted(err error) error {
 	deleted := x.underLock(func(*lease.LockedRecord) error { return nil })
 	if !errors.Is(deleted, errDeleted) {
@@ -128,7 +129,7 @@ func (x *exchange) run() error {
 }
 
 // resend sends the last renewal again, through a packet socket. Such a socket needs no ARP and no route, and the
-// pod's firewall does not filter it. Any of these may have stopped the first attempt.
+// pod's firewall does not filter it. A lack of ARP or route, or that firewall, may have stopped the first attempt.
 func (x *exchange) resend() error {
 	p := x.last
 	x.last, x.again, x.m.slow = nil, time.Time{}, true
@@ -188,8 +189,8 @@ type messageConn[M any] struct {
 	}
 }
 
-// receive returns the next message. It returns the zero value when the given time has come, and if the line is not
-// dialled.
+// receive returns the next message. It returns the zero value when the given time has come, and if nothing was
+// dialled yet.
 func (l *messageConn[M]) receive(ctx context.Context, until time.Time) (message M, err error) {
 	if l.conn == nil {
 		return message, nil
@@ -217,7 +218,7 @@ func (x *exchange) recordNoAnswer() error {
 	x.m.slow = true
 	s := x.m.session
 	if s.Lease() == nil {
-		x.m.session = nil // the next visit starts with all its tries
+		x.m.session = nil // so that the next visit starts a new session
 		return fmt.Errorf("no server gives a lease (%s)", s.State())
 	}
 
@@ -235,7 +236,8 @@ func (x *exchange) recordNoAnswer() error {
 	return err
 }
 
-// applyLease applies a new or renewed lease to the pod, and records it.
+// applyLease applies a new or renewed lease to the pod, and records it. If the record was removed in between, it
+// releases the lease.
 func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	before, fresh := x.r.Lease, x.r.State != lease.Bound
 	err := x.underLock(func(held *lease.LockedRecord) error { return x.apply(held, x.pod, l) })

@@ -22,8 +22,8 @@ import (
 // overflow it. Each change has a generation number. The keeper does not compare the firewall again for a generation
 // that it found right. Calls of the plugin record the generations of their changes.
 
-// lookAtFirewall is the interval of comparisons without an announcement. The kernel announces neither changes of
-// legacy iptables, nor that a table becomes dormant.
+// lookAtFirewall is the interval between comparisons if the kernel announces no changes. It announces neither changes
+// of legacy iptables, nor that a table becomes dormant.
 const lookAtFirewall = 30 * time.Second
 
 // generation is one announcement of a change of nf_tables (NFT_MSG_NEWGEN).
@@ -71,7 +71,7 @@ func generationOf(b []byte) generation {
 
 // hear returns the urgency of comparing the firewall after announcements: soon if another program changed it since
 // the last comparison, later if one of our programs did. It returns never if no change is newer than the last
-// comparison.
+// comparison. It notes the names of the other programs.
 func (f *firewall) hear(messages []netlink.Message) urgency {
 	when := never
 	for _, m := range messages {
@@ -98,7 +98,8 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 	return when
 }
 
-// visit compares the firewall with the records, and repairs it if anything is missing.
+// visit compares the firewall with the records, and repairs it if anything is missing. During a contest it does
+// nothing until the next repair is due.
 func (f *firewall) visit(ctx context.Context) {
 	if now().Before(f.contest.until) {
 		f.wake = f.contest.until
@@ -126,8 +127,8 @@ func (f *firewall) visit(ctx context.Context) {
 	f.mend(ctx, strings.Join(lacking, "; "))
 }
 
-// removeStrays deletes elements of pods that no longer exist. Another program may have loaded an old copy of a set. A
-// comparison of rules and sentinels does not reveal such elements, so removeStrays lists all elements. It runs only
+// removeStrays deletes elements of pods that no longer exist. Another program may have loaded them from an old copy
+// of a set. The usual comparison does not reveal such elements, so removeStrays lists all elements. It runs only
 // after changes by other programs, and at most every lookAtFirewall.
 func (f *firewall) removeStrays(ctx context.Context) {
 	if !f.strays || now().Sub(f.lastSweep) < lookAtFirewall {
@@ -144,9 +145,9 @@ func (f *firewall) removeStrays(ctx context.Context) {
 	}
 }
 
-// findCause returns the program that certainly caused the firewall's differences, or "" if that is unknown. It is known
-// if only one program has changed nf_tables since the firewall was right. If links or kernel parameters of the host
-// differ too, these may be the cause.
+// findCause returns the program that certainly caused the firewall's differences, or "" if that is unknown. It is
+// known if only one program has changed nf_tables since the firewall was right. If links or kernel parameters of the
+// host differ too, these may be the cause, so it is unknown.
 func (f *firewall) findCause(ctx context.Context) string {
 	links, err := f.network.Upkeep().Links(ctx)
 	if err != nil || len(links.Lacking) > 0 || len(f.names) != 1 {
@@ -199,7 +200,7 @@ func (f *firewall) endContest() {
 	f.writeContested(nil)
 }
 
-// obstacles logs obstacles that appeared or disappeared since the last call: firewalls of others that stop pods.
+// obstacles logs the firewalls of others that stop pods, if they have changed since the last call.
 func (f *firewall) obstacles(ctx context.Context) {
 	obstacles, err := f.network.Upkeep().Obstacles(ctx)
 	if err != nil {

@@ -21,8 +21,8 @@ const workers = 64
 // Config holds the settings of a Keeper. Leases is required; the other fields have defaults.
 type Config struct {
 	Leases *lease.Store
-	// State is the plugin's state directory, which records the addresses of pods. If it is nil, the keeper knows
-	// none.
+	// State is the plugin's state directory, which records the addresses of pods. If it is nil, the keeper does not
+	// check whether another pod has a leased address.
 	State *state.Dir
 	// Node is the network node with the same state and lease directories. With it the keeper updates attachments
 	// whose leases get other addresses, and repairs uplinks, the firewall and links. It also takes down dead pods. If

@@ -20,8 +20,8 @@ import (
 
 // Announcements of links, addresses and routes (rtnetlink(7)) do not name the program that made the change. So the
 // keeper judges by the changed objects. After changes that ADDs and DELs also make, it waits a little longer, since
-// each comparison reads all records. Of the kernel parameters (sysctl), the kernel announces only IPv4's and the
-// global forwarding. So the keeper also compares every minute.
+// each comparison reads all records. The kernel announces changes of only a few kernel parameters (sysctl), such as
+// forwarding. So the keeper also compares every minute.
 
 // linkSource is the source that compares links with the records, and repairs them.
 type linkSource struct {
@@ -206,7 +206,8 @@ func routeLink(b []byte) (index int, _ error) {
 }
 
 // hear returns the urgency of comparing links after announcements: soon after changes that no pod causes, later after
-// changes that pods also cause when they come and go.
+// changes that pods also cause when they come and go. If a forwarding parameter has changed, hear also schedules a
+// look at the firewall.
 func (l *linkSource) hear(messages []netlink.Message) urgency {
 	c, when := changesOf(messages), never
 	if c.lost || c.routing {
@@ -236,8 +237,9 @@ func (l *linkSource) hear(messages []netlink.Message) urgency {
 	return when
 }
 
-// uplinkUrgency returns the urgency of comparing links after a change of a NIC. The change may also be of a veth pair
-// that connects a shared NIC with a bridge.
+// uplinkUrgency returns the urgency of comparing links after the change n. It handles the NICs of networks on a LAN,
+// and the veth pairs that connect shared NICs with bridges. For other links it returns never. It records the link's
+// new facts.
 func (l *linkSource) uplinkUrgency(n linkChange) urgency {
 	before, known := l.uplinks[n.index]
 	index, isNIC := l.nics[n.facts.name]
@@ -390,7 +392,8 @@ func (l *linkSource) networksToMend(lacking map[string][]string) (networks []str
 	return networks
 }
 
-// recordMend records the result of the repair of a network: its differences before and after the repair.
+// recordMend logs the differences that the repair of a network left, and counts the differences that it removed. It
+// records the repair for the network's contest.
 func (l *linkSource) recordMend(name string, before, after []string) {
 	if l.remains[name] = after; len(after) > 0 {
 		l.log.Error("a repair did not restore all that pods need", "network", name, "what", strings.Join(after, "; "))
@@ -411,7 +414,7 @@ func (l *linkSource) recordMend(name string, before, after []string) {
 }
 
 // lookAgain returns the differences of all networks' links. It updates the sets of bridges, NICs and ports to watch.
-// ok is false if it failed.
+// If it fails, it logs the error and schedules another look, and ok is false.
 func (l *linkSource) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
 	seen, err := l.network.Upkeep().Links(ctx)
 	l.metrics.linkLooks.Inc() // see firewall.visit

@@ -9,8 +9,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// change is one message of a watcher: a record was written or removed. With an empty name, changes were lost, and
-// every record must be read. The name is a lease's hash.
+// change is one message of a watcher. name is the hash of a lease whose record was written or removed. An empty name
+// means that changes were lost, so that every record must be read.
 type change struct{ name string }
 
 // slot is the schedule of a lease or a source.
@@ -24,7 +24,7 @@ type entry struct {
 	slot
 	hash       string
 	isDueAgain bool // its record changed during a visit
-	stale      bool // the machine slept during a visit, or the servers are to be asked
+	stale      bool // after the visit in progress, the session must be dropped, and the lease visited again
 	memory     memory
 	state      lease.State // the state at its last visit, for the metrics
 	next       time.Time   // the time of its next renewal, for the metrics
@@ -56,7 +56,7 @@ func (k *Keeper) newLoop(ctx context.Context) *loop {
 	return l
 }
 
-// run runs the loop until the context is done or beat fails.
+// run runs the loop until the context is done, beat fails, or the directory of records is gone.
 func (l *loop) run(changes <-chan change, beat func() error) error {
 	defer l.stop()
 	if err := l.rescan(); err != nil {
@@ -106,8 +106,8 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 	return err
 }
 
-// beat calls the heartbeat. It also checks whether the machine was suspended. Sessions and timers do not count that
-// time, unlike the times on record, so beat makes the loop visit every lease again.
+// beat calls the heartbeat. After a suspension of the machine, it also schedules visits to all leases, since their
+// sessions and timers did not count the suspended time.
 func (l *loop) beat(beat func() error) error {
 	if err := beat(); err != nil {
 		return err
@@ -306,7 +306,8 @@ type clock struct {
 // the readings of the two clocks.
 const sleptFrom = 2 * time.Second
 
-// suspension returns how long the machine was suspended since the last call.
+// suspension returns how long the machine was suspended, since the first call or the last suspension that it
+// returned. It returns 0 for less than sleptFrom.
 func (l *loop) suspension() (time.Duration, error) {
 	_, up, err := l.leases.Clock()
 	reading := clock{up: up, mono: time.Now()}

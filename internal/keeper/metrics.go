@@ -134,7 +134,7 @@ func (m *metrics) untilNext() float64 {
 	return max(next.Sub(now()), 0).Round(time.Millisecond).Seconds()
 }
 
-// readWithin limits the time for reading pools to answer a request for metrics.
+// readWithin limits the time for reading the address pools when metrics are requested.
 const readWithin = 5 * time.Second
 
 // collectCalls exports values from the plugin's records: failed calls, and the use of address pools.
@@ -264,7 +264,8 @@ func (k *Keeper) Handler() http.Handler {
 	return mux
 }
 
-// healthy reports whether the loop runs, and returns the time since its last heartbeat.
+// healthy reports whether the loop runs, and returns the time since its last heartbeat. After lease.Silence the loop
+// counts as stuck.
 func (m *metrics) healthy() (since time.Duration, _ bool) {
 	turn := m.turn.Load()
 	if turn == nil {

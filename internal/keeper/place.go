@@ -62,8 +62,8 @@ func (k kernel) enter(r *lease.Record) (pod, error) {
 	return p, nil
 }
 
-// namespace opens the namespace at the record's path, if it still has the recorded cookie. Otherwise it returns the
-// error of errUnlessPort.
+// namespace opens the namespace at the record's path, if it still has the recorded cookie. If it is not found there,
+// namespace returns the error of errUnlessPort.
 func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 	ns, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) || errors.Is(err, netns.ErrOther) {
@@ -73,8 +73,8 @@ func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 }
 
 // errUnlessPort returns an error for a pod whose namespace was not found. The error matches errGone unless the pod's
-// port still exists, whose other end is in that namespace. Such a pod is only out of reach, for example because the
-// keeper does not see the runtime's mounts.
+// port still exists. In that case the pod exists too, but the keeper cannot reach it, for example because it does not
+// see the runtime's mounts.
 func (k kernel) errUnlessPort(r *lease.Record, cause error) error {
 	if r.HostIf != "" {
 		switch _, err := k.port(r.HostIf); {
@@ -200,7 +200,8 @@ func (p *podInterface) hostEndConfig() (*transport.Config, error) {
 		ARP: p.r.Client.DetectConflicts}, nil
 }
 
-// has returns the addresses of the interface that match. For IPv6 see lease.Interface.Keeps.
+// has returns the interface's addresses that equal want. For IPv6 it ignores the prefix length, as
+// lease.Interface.Keeps does.
 func (p *podInterface) has(want netip.Prefix) ([]addr.Address, error) {
 	list, err := addr.On(p.conn).List(context.Background(), addr.Filter{})
 	return slices.DeleteFunc(list, func(a addr.Address) bool {
@@ -231,7 +232,7 @@ func (p *podInterface) formedAddresses() ([]netip.Prefix, error) {
 }
 
 // apply adds addresses and routes to the pod, and sets the addresses' lifetimes. It skips addresses that already have
-// the right lifetime.
+// the right lifetime. It leaves the MTU as it is.
 func (p *podInterface) apply(a lease.Applied, valid, preferred time.Duration) error {
 	a.MTU = 0
 	a.Addresses = slices.DeleteFunc(slices.Clone(a.Addresses),
@@ -250,13 +251,13 @@ func (p *podInterface) hasLifetime(own netip.Prefix, valid time.Duration) bool {
 	return (*have[0].Valid - *want).Abs() <= 2*time.Second
 }
 
-// pod returns the interface as a lease.Link.
+// pod returns the interface as a lease.Interface.
 func (p *podInterface) pod() *lease.Interface {
 	return &lease.Interface{Conn: p.conn, Index: p.index, Name: p.name, Priority: p.r.Policy.Priority}
 }
 
-// withdraw removes routes and addresses. For this it sets promote_secondaries, as systemd does for every link.
-// Otherwise the kernel would also remove other addresses in the same network, and then all their routes.
+// withdraw removes routes and addresses. For this time it sets promote_secondaries, as systemd does for every link.
+// Without it, the kernel would also remove other addresses in the same network, and then all their routes.
 func (p *podInterface) withdraw(a lease.Applied) error {
 	return p.withParameter(sysctl.Link("ipv4", p.name, "promote_secondaries"), func() error {
 		return p.pod().Withdraw(context.Background(), a)
@@ -272,8 +273,8 @@ const (
 )
 
 // inUse adds an IPv6 address to the pod and reports whether another host has it. If so, inUse removes the address
-// again. The kernel detects duplicates only if accept_dad is set, so inUse sets it for this time. It is otherwise off
-// in a pod with leased addresses, since its other addresses are known to be unique.
+// again. The kernel detects duplicates only if accept_dad is set, so inUse sets it for this time. At other times
+// accept_dad is off in a pod with leased addresses, since its other addresses are known to be unique.
 func (p *podInterface) inUse(
 	ctx context.Context, a lease.Applied, valid, preferred time.Duration,
 ) (used bool, err error) {

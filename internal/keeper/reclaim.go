@@ -17,7 +17,7 @@ func (k *Keeper) newReclaim(ctx context.Context) *source {
 	return s
 }
 
-// newZones returns the source that puts links into a zone of firewalld.
+// newZones returns the source that puts the links of networks into firewalld's zone trusted.
 func (k *Keeper) newZones(ctx context.Context) *source {
 	host := k.network.Upkeep().Host
 	zones := firewalld.New(ctx, &firewalld.Config{State: k.state, Address: k.bus, Tell: host, Log: k.log})

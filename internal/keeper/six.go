@@ -14,8 +14,8 @@ import (
 )
 
 // Only the keeper leases a pod's DHCPv6 address, from the first SOLICIT on. The plugin has no DHCPv6 code, and waits
-// for the record. The DHCPv6 lease is in the same record as the IPv4 lease, so both are released together. Both
-// change the attachment in the same way.
+// for the record. The DHCPv6 lease is in the same record as the IPv4 lease, so a DEL releases both together. After a
+// change of either lease, visit.follow updates the attachment.
 
 // memory6 is the DHCPv6 state that a lease's visits share.
 type memory6 struct {
@@ -143,8 +143,9 @@ func (v *visit) restore6() error {
 	return nil
 }
 
-// noteFormed records the addresses that the pod formed from router advertisements, and updates the attachment.
-// Routers may begin to advertise at any time, most often within seconds of a pod's start.
+// noteFormed records the addresses that the pod formed from router advertisements, and updates the attachment. It
+// then schedules another check, after a pause that doubles from one second on. Routers may begin to advertise at any
+// time, most often within seconds of a pod's start.
 func (v *visit) noteFormed(p pod) error {
 	formed, err := p.formedAddresses()
 	if err != nil {
@@ -232,11 +233,11 @@ func (x *exchange6) run() error {
 		x.m.six.session, e = &s, dhcp6.Event{}
 		err := x.handleOutput(out)
 		if err == nil && x.r.Six.Lease == nil && out.Send != nil && s.State() == before {
-			err = x.note6(x.noResult().Error()) // ask again, since an ADD may not wait until the end
+			err = x.note6(x.noResult().Error()) // a repeated request: an ADD may stop waiting before the exchange ends
 		}
 
 		if err != nil {
-			x.m.six.session = nil // the record holds everything
+			x.m.six.session = nil // the next visit restores it from the record
 			return err
 		}
 
@@ -345,7 +346,8 @@ func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 }
 
 // write records a DHCPv6 lease, and applies it to the pod unless checking is set. A nil lease means none. trouble is
-// the error to record.
+// the error to record. write removes the address of the previous lease from the pod if the new lease has another. If
+// the record was deleted, it releases the new lease.
 func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error {
 	six := *x.r.Six
 	six.Lease, six.Release, six.Checking, six.Error, six.Note = l, nil, checking, trouble, ""

@@ -29,7 +29,7 @@ const (
 	// pauseOwn is the pause after changes that our own ADD and DEL calls cause too.
 	pauseOwn = 3 * time.Second
 
-	// isDueAgain is the pause before a failed action is repeated.
+	// again is the pause before a failed action is repeated.
 	again = 10 * time.Second
 
 	// lookWithin limits the duration of one comparison and its repairs.
@@ -46,7 +46,7 @@ type urgency int
 const (
 	never urgency = iota
 	later         // after pauseOwn
-	soon          // when the burst is over
+	soon          // after pauseNews or pauseAgain without further announcements
 )
 
 // feed is a subscription to the kernel's announcements. nl.Feed implements it, and tests replace it.
@@ -162,7 +162,7 @@ func (s *source) reportError(what string, err error) {
 	}
 }
 
-// reportResult counts and logs the error of a look, unless the look before it failed alike.
+// reportResult counts and logs the error of a look, unless the previous look had the same error.
 func (s *source) reportResult(what string, err error) {
 	text := fmt.Sprint(err)
 	if err != nil && text != s.failure {
@@ -172,8 +172,8 @@ func (s *source) reportResult(what string, err error) {
 }
 
 // contest counts repairs of one object, so that the keeper and another program do not undo each other's changes for
-// ever. If a repair is undone three times within a minute, a person or a program must want that. The keeper then
-// repairs the object only once a minute.
+// ever. If a repair is undone three times within a minute, a person or a program must want the change. The keeper
+// then repairs the object only once a minute.
 type contest struct {
 	repairs []repair  // repairs within contestedFor
 	times   int       // the number of repairs since the contest began; 0 without a contest

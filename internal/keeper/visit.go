@@ -17,11 +17,12 @@ const (
 	// lookEvery is the interval of visits to a pod that has no other work due.
 	lookEvery = 5 * time.Minute
 
-	// confirmAfter is the time from setting a pod's address to checking it. To end addresses whose lifetime is over,
-	// the kernel first reads the clock and then waits for its lock. An address that was set in between looks expired,
-	// and is deleted too (check_lifetime in net/ipv4/devinet.c, Linux 6.18). On a busy machine this happens in some
-	// hundred of a million renewals. If an address disappears within this time after a renewal, the keeper sets it
-	// again. Later, its disappearance means that the pod's owner removed it.
+	// confirmAfter is the time from setting a pod's address to checking that it still exists. If the address
+	// disappears within this time after a renewal, the keeper sets it again. Later, its disappearance means that the
+	// pod's owner removed it. The kernel may delete an address that was just set: to end addresses whose lifetime is
+	// over, it first reads the clock and then waits for its lock. An address that was set in between looks expired
+	// (check_lifetime in net/ipv4/devinet.c, Linux 6.18). On a busy machine, about 100 of 1,000,000 renewals lose the
+	// address in this way.
 	confirmAfter = time.Second
 
 	// yieldUntil is a time before the end of a lease. If an address disappears earlier, the pod's owner removed it.
@@ -149,7 +150,7 @@ func (v *visit) visitAdding() outcome {
 	return outcome{gone: true}
 }
 
-// keep renews the lease of a running pod, if it is due.
+// keep checks a running pod, and renews its leases if they are due.
 func (v *visit) keep() outcome {
 	t := now()
 	due := v.m.session == nil || isDue(v.m.session, t) || v.isDue6(t)
@@ -187,7 +188,8 @@ func (v *visit) keep() outcome {
 	return v.idle()
 }
 
-// retryRenewal returns the outcome of a visit that could not keep the lease.
+// retryRenewal handles a visit that failed with err, and returns the outcome with the time of the next try. If the
+// lease has expired, it ends the lease. If another process changed the record, the next visit is due at once.
 func (v *visit) retryRenewal(what string, err error) outcome {
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.endUnreachable(err))
@@ -307,8 +309,9 @@ func (v *visit) configurePod(p pod) error {
 	return v.underLock(func(held *lease.LockedRecord) error { return v.apply(held, p, v.r.Lease) })
 }
 
-// yield removes those addresses and routes of the lease from v.r that the pod no longer has, and reports whether
-// there were any. The pod's owner removed them, so the pod does not get them again.
+// yield removes those addresses and routes from v.r.Applied that the pod no longer has. The pod's owner removed them,
+// so yield adds them to v.r.Removed and returns true: the pod does not get them again. Soon after a renewal, the
+// kernel may have removed the address instead (confirmAfter). Then yield returns false.
 func (v *visit) yield(p pod) (yielded bool, _ error) {
 	if v.r.State != lease.Bound || endsSoon(v.r.Lease.Left(now())) {
 		return false, nil
@@ -399,7 +402,8 @@ func (v *visit) release6() error {
 }
 
 // drop calls the function do, which ends a record, if the record is unchanged since it was read. If do returns an
-// error, drop logs it with the message in the parameter fails.
+// error, drop logs it with the message in the parameter fails. If the record has changed, the next visit is due at
+// once.
 func (v *visit) drop(fails string, do func(*lease.LockedRecord) error) outcome {
 	switch err := v.underLock(do); {
 	case errors.Is(err, errDeleted):

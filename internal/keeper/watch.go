@@ -74,7 +74,7 @@ func (w *watcher) run() {
 }
 
 // parse parses inotify events (struct inotify_event). It skips events about other files, and repetitions of the
-// previous event. gone means that the directory was removed.
+// previous event. gone means that the directory was removed or renamed.
 func parse(b []byte) (changes []change, gone bool) {
 	const maskAt, lenAt, nameAt = 4, 12, unix.SizeofInotifyEvent
 	for len(b) >= nameAt {

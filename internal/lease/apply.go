@@ -32,9 +32,9 @@ type Interface struct {
 }
 
 // Apply adds the lease's addresses and routes to the pod. The addresses get the lifetimes valid and preferred (see
-// dhcpc.Lease.Left), so that the kernel removes them in time even if all of our processes die. Apply sets the MTU of
-// the pod's interface unless a.MTU is 0. It leaves the host's bridge alone, since a server must not control that. It
-// calls set for each route.
+// dhcpc.Lease.Left), so that the kernel removes them in time even if all of our processes die. Apply calls set to set
+// each route. Unless a.MTU is 0, it sets the MTU of the pod's interface. It does not change the bridge's MTU, since a
+// DHCP server must not control the host's links.
 func (l *Interface) Apply(ctx context.Context, a Applied, valid, preferred time.Duration,
 	set func(context.Context, *route.Conn, route.Route) error) error {
 	var errs []error
@@ -76,8 +76,8 @@ func Replace(ctx context.Context, routes *route.Conn, r route.Route) error {
 }
 
 // ReplaceOwn returns a function that sets a route of a pod's lease. The function replaces only routes in had, which
-// came from the lease before. If any other route to the destination exists, it belongs to the pod's owner, and the
-// function changes nothing.
+// the pod had from the lease before. If any other route to the destination exists, it belongs to the pod's owner, and
+// the function changes nothing.
 func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Route) error {
 	return func(ctx context.Context, routes *route.Conn, r route.Route) error {
 		foreign := false
@@ -147,7 +147,7 @@ type Policy struct {
 	// shortestRoute.
 	NoDefault bool `json:"noDefault,omitempty"`
 	// Gateway is the next hop of the default route, in place of the lease's router. It is the host if pods of a LAN
-	// reach the outside through the host. The lease's other routes are then left out too. Otherwise a server could
+	// reach the outside through the host. The lease's other routes are then left out too. Without this, a server could
 	// lead any of the pod's traffic past the host by routes with longer prefixes. The host has its own routes.
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Routes are additional routes from the configuration.
@@ -191,8 +191,8 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	}
 	if p.NoDefault || !p.Gateway.IsValid() {
 		for _, r := range l.Routes {
-			// Two routes to half of all addresses amount to a default route, and so do four to a quarter. The kernel
-			// adds and removes the route to the lease's own subnet together with the address.
+			// Two routes, each to half of all addresses, amount to a default route, and so do four routes to a quarter
+			// each. The kernel adds and removes the route to the lease's own subnet together with the address.
 			if p.NoDefault && r.Dst.Bits() < shortestRoute || r.Dst == l.Address.Masked() {
 				continue
 			}
@@ -211,8 +211,8 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	return a
 }
 
-// Router returns the next hop of the default route of a pod with the lease: Gateway or, without it, the lease's first
-// router. It returns the zero Addr if there is none.
+// Router returns the next hop of the default route of a pod with the lease l. This is Gateway or, without it, the
+// lease's first router. If there is neither, Router returns the zero Addr.
 func (p *Policy) Router(l *dhcpc.Lease) netip.Addr {
 	if !p.Gateway.IsValid() && len(l.Routers) > 0 {
 		return l.Routers[0]

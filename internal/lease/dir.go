@@ -135,8 +135,8 @@ func (d *Store) List() ([]*Record, []*state.RecordError, error) {
 }
 
 // Recall returns the last lease of the client in the record next, or nil if none is known. It looks for a remembered
-// lease, and for a lease from before the last boot. For a sticky client it searches the records of all containers,
-// otherwise only the record of the same container.
+// lease (Sticky), and for a lease from before the last boot. For a sticky client it searches the records of all
+// containers, otherwise only the record of the same container.
 func (d *Store) Recall(next *Record) *dhcpc.Lease {
 	key := next.Client.key()
 	isLast := func(r *Record) bool {
@@ -187,9 +187,9 @@ func (d *Store) recordsContaining(text string, pass func(*Record) bool) ([]*Reco
 // ErrSuperseded means that a later ADD has replaced the record.
 var ErrSuperseded = errors.New("replaced by a later ADD")
 
-// LockedRecord is the lock of one record, until Close or the end of the process. Only one goroutine may use it at a
-// time. In the order of locks it comes before the lock of a state directory: an ADD holds it while it waits for a DHCP
-// server.
+// LockedRecord is the lock of one record, held until Close or the end of the process. Only one goroutine may use it
+// at a time. In the order of locks it comes before the lock of a state directory: an ADD holds it while it waits for
+// a DHCP server.
 type LockedRecord struct {
 	dir   *Store
 	hash  string
@@ -250,7 +250,7 @@ func (h *LockedRecord) Hash() string { return h.hash }
 func (h *LockedRecord) Load() (*Record, error) { return h.dir.Load(h.hash) }
 
 // Create writes a record with a new token, and replaces any existing one. If the state is Adding, Create does not
-// wait for the disk, since after a power cut such a record has no owner.
+// wait for the disk, since nothing needs such a record after a power cut.
 func (h *LockedRecord) Create(r *Record) error {
 	r.Token = fmt.Sprintf("%016x", rand.Uint64())
 	if err := h.put(r); err != nil {

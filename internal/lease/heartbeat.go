@@ -121,8 +121,8 @@ func (d *Store) Keep() (*Heartbeat, error) {
 	return p, nil
 }
 
-// Beat records a heartbeat. It fails if the directory was removed, since no other process would see the heartbeat.
-// The keeper should then start again.
+// Beat records a heartbeat. It fails if the lock's file was removed, since no other process would see the
+// heartbeat. The keeper should then start again.
 func (p *Heartbeat) Beat() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(p.fd, &st); err != nil || st.Nlink == 0 {

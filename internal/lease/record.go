@@ -59,7 +59,7 @@ type Record struct {
 	NetNS       string `json:"netns,omitempty"`       // path, as the runtime gave it; paths are reused
 	NetNSCookie uint64 `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
 	Boot        string `json:"boot,omitempty"`        // the kernel's boot id
-	// Booted is the time of the boot by the wall clock of the file's other times. Store reads and writes it.
+	// Booted is the time of the boot, by the same wall clock as the file's other times. Store reads and writes it.
 	Booted time.Time `json:"booted,omitzero"`
 
 	HostIf string `json:"hostIf,omitempty"` // the port, in the host's namespace
@@ -100,8 +100,8 @@ type Client struct {
 	Sticky bool `json:"sticky,omitempty"`
 }
 
-// DHCPConfig returns the client's configuration, without clock and transport. If hint is not nil, the client requests
-// its address, and otherwise Address.
+// DHCPConfig returns the client's configuration, without clock and transport. The client requests hint's address or,
+// if hint is nil, the configured Address.
 func (c *Client) DHCPConfig(hint *dhcpc.Lease) *dhcpc.Config {
 	cfg := c.Config
 	cfg.MAC, cfg.Timeout = net.HardwareAddr(c.MAC), c.Timeout
@@ -118,8 +118,8 @@ func ClientOf(cfg *dhcpc.Config) Client {
 	return c
 }
 
-// key returns the client's identity towards a server, which is the client identifier or, without one, the MAC. The
-// two never clash: a client identifier made from a MAC (RFC 2132) begins with a type byte and so has 7 bytes.
+// key returns the client's identity towards a server, which is the client identifier or, without one, the MAC. A
+// client identifier made from a MAC (RFC 2132) has a type byte before it, so the two differ.
 func (c *Client) key() string {
 	if len(c.ClientID) > 0 {
 		return c.ClientID.String()
@@ -181,7 +181,7 @@ func decode(data []byte) (*Record, error) {
 	return r, state.Decode(data, &r.Version, r)
 }
 
-// Check returns an error if the record could not be read back or used.
+// Check returns an error if the record is invalid.
 func (r *Record) Check() error {
 	errs := []error{
 		ident.CheckText("network", r.Network),
@@ -244,7 +244,7 @@ func kernelClock() Clock {
 
 // In a record's file, a lease's times are wall clock times. The file also has the time of the boot by the same clock
 // (Booted). Within that boot only the difference between a time and Booted counts, so setting the clock does no harm.
-// In another boot there is nothing but the wall clock. In memory, times follow the process's monotonic clock.
+// After another boot, the times are read as they are. In memory, times follow the process's monotonic clock.
 
 // toDisk returns a copy of the record with its times converted for the record's file.
 func (d *Store) toDisk(r *Record) (*Record, error) {
@@ -388,7 +388,7 @@ func (r *Record) Releases6(now time.Time) bool {
 	return r.Six != nil && len(r.Six.Release) > 0 && r.Six.Lease.Left(now) != 0 && !r.Client.Sticky
 }
 
-// check returns an error if the DHCPv6 part could not be read back or used.
+// check returns an error if the DHCPv6 part is invalid.
 func (s *Six) check() error {
 	switch {
 	case s == nil:

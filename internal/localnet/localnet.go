@@ -26,7 +26,7 @@ import (
 // Conn manages the filters of bridges in one network namespace.
 type Conn struct{ nl *nl.Conn }
 
-// On returns a Conn that uses an open connection. The connection's owner still has to close it. The Conn itself needs
+// On returns a Conn that uses an open connection. The caller still has to close the connection. The Conn itself needs
 // no Close.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s)} }
 
@@ -42,7 +42,7 @@ type Filter struct {
 	// packets pass the firewall, replies to the host's own connections already have such a destination when they
 	// reach the filter. The firewall marks these replies.
 	Mark uint32
-	// Stays states that a clsact that Ensure adds for the filter stays when Remove deletes the filter: see Place.
+	// Stays is set if a clsact that Ensure adds must stay after Remove. Place explains why.
 	Stays bool
 }
 
@@ -72,7 +72,7 @@ const (
 	handleBase = tc.Handle | 1<<8
 )
 
-// Ensure adds the filter if it is missing or differs, and reports whether it changed anything. It records routed with
+// Ensure adds the filter if it is missing or differs, and reports whether it changed anything. It stores routed with
 // the filter: see State.Routed. have is the result of Get, which the caller must call immediately before.
 //
 // Ensure does not change other filters at the bridge's ingress. A filter with an earlier priority may accept packets
@@ -161,10 +161,10 @@ func (c *Conn) Get(ctx context.Context, k Filter) (*State, error) {
 // HasPlace reports whether the bridge has a clsact. It may have been added for other programs' filters.
 func (have *State) HasPlace() bool { return have.place.Kind != "" }
 
-// Place adds a clsact to a new bridge, which then keeps it. When a program adds a clsact to a link that is up, or
-// removes it, the kernel drops the host's packets to the link. On a busy machine this takes 5 to 20 ms. So call Place
-// before the bridge has pods. If the kernel does not support clsact, or if the bridge already has one, Place returns
-// an error.
+// Place adds a clsact to a new bridge, which Remove leaves there if Filter.Stays is set. If a program adds or removes
+// the clsact of a link that is up, the kernel drops the host's packets to the link. On a busy machine this takes 5 to
+// 20 ms. So call Place before the bridge has pods. If the kernel does not support clsact, or if the bridge already
+// has one, Place returns an error.
 func (c *Conn) Place(ctx context.Context, k Filter) error {
 	var b nl.Batch
 	k.link().AddClsact(&b)

@@ -1,6 +1,5 @@
-// Package routing reads policy rules and neighbour entries, and encodes the requests that copy neighbour entries to
-// another link. The kernel also calls entries of a bridge's forwarding table (FDB) neighbours; these are in package
-// bridge.
+// Package routing reads policy rules, and reads, adds and deletes neighbour entries. Entries of a bridge's
+// forwarding table (FDB), which the kernel also calls neighbours, are in package bridge.
 package routing
 
 import (
@@ -18,8 +17,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Rule is a rule of policy routing. For packets that match all of its selectors, the kernel looks up a route in its
-// table. The zero value of a selector matches everything.
+// Rule is a rule of policy routing. The kernel applies the rule's action to packets that match all of its selectors.
+// The usual action looks up a route in Table. The zero value of a selector matches everything.
 type Rule struct {
 	Family   uint8  // unix.AF_INET or unix.AF_INET6
 	Priority uint32 // the place of the rule; the lowest comes first
@@ -68,7 +67,7 @@ func (r Rule) String() string {
 	return text
 }
 
-// prefixOrAll returns a prefix as text, or "all" for a prefix of length 0.
+// prefixOrAll returns a prefix as text. For an invalid prefix and for one of length 0 it returns "all".
 func prefixOrAll(p netip.Prefix) string {
 	if p.Bits() <= 0 {
 		return "all"
@@ -94,9 +93,9 @@ func Rules(c *nl.Conn) ([]Rule, error) {
 	return list, err
 }
 
-// Foreign returns the first rule, except for the kernel's own three, that applies to a packet from src to dst. in is
-// the name of the packet's incoming link, or "lo" for a packet of the host itself. If table is not 0, the rule must
-// look up this table; if table is 0, it may have any action. Foreign skips rules with other conditions, such as a
+// Foreign returns the first rule that applies to a packet from src to dst, and whether there is one. link is the
+// name of the packet's incoming link, or "lo" for a packet of the host itself. If table is not 0, the rule must look
+// up this table. Foreign skips the kernel's own three rules. It also skips rules with other conditions, such as a
 // mark or a port, since it cannot know whether the packet meets them.
 func Foreign(rules []Rule, src, dst netip.Addr, link string, table uint32) (Rule, bool) {
 	for _, r := range rules {
@@ -114,15 +113,15 @@ func Foreign(rules []Rule, src, dst netip.Addr, link string, table uint32) (Rule
 	return Rule{}, false
 }
 
-// Ahead returns the command that adds a rule before r. The added rule looks up packets with the selector in table
-// main.
+// Ahead returns the ip command that adds a rule before r. The parameter selector says which packets the new rule
+// matches. The new rule sends these packets to table main.
 func (r *Rule) Ahead(selector string) string {
 	family := map[uint8]int{unix.AF_INET: 4, unix.AF_INET6: 6}[r.Family]
 	return fmt.Sprintf("ip -%d rule add %s lookup main priority %d", family, selector, max(r.Priority, 1)-1)
 }
 
-// Outside returns an external address of a's family for looking up routes. The address is from the blocks for
-// documentation (RFC 5737, RFC 3849), and nothing is sent to it.
+// Outside returns an Internet address of a's family, for looking up the route to the Internet. The address is from a
+// block for documentation (RFC 5737, RFC 3849), and nothing is sent to it.
 func Outside(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return netip.AddrFrom4([4]byte{203, 0, 113, 1})
@@ -173,8 +172,8 @@ func decodeRule(data []byte) (r Rule, known bool, _ error) {
 	return r, true, nil
 }
 
-// decodeAttr parses one attribute. It appends unknown attributes to Other, since a rule without one of its selectors
-// would match more packets.
+// decodeAttr parses one attribute into the rule. It appends an unknown attribute to Other, since it may be a
+// selector. Without this selector, the rule would seem to match more packets.
 func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case unix.FRA_PRIORITY:
@@ -203,7 +202,7 @@ func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
 
 const (
 	ndaFlagsExt = 15 // NDA_FLAGS_EXT, Linux 5.16
-	ntfExtShift = 8  // NTF_EXT_SHIFT: the kernel's position of that attribute's flags
+	ntfExtShift = 8  // NTF_EXT_SHIFT: the attribute's flags are in Flags from this bit on
 )
 
 // NeighbourEntry is an entry in the neighbour table of a link, which is the ARP cache for IPv4 and the neighbour cache
@@ -233,10 +232,11 @@ const (
 	Permanent State = unix.NUD_PERMANENT // set by a program: never asked, never evicted
 )
 
-// NeighbourFlags are the flags of a neighbour entry. The lower eight bits are NTF_*, and the others NTF_EXT_*.
+// NeighbourFlags are the flags of a neighbour entry. The lower eight bits are NTF_*, and the higher bits are
+// NTF_EXT_*.
 type NeighbourFlags uint32
 
-// Use makes the kernel resolve the MAC at once, as for a packet to the neighbour.
+// Use asks the kernel to resolve the MAC at once, as if a packet to the neighbour were sent.
 const Use NeighbourFlags = unix.NTF_USE
 
 // String returns the neighbour's name for errors, such as "10.1.0.2 on link 3".
@@ -296,8 +296,8 @@ func (n NeighbourEntry) ReplaceMessage() (netlink.Message, error) {
 // answer is an error that matches fs.ErrNotExist.
 func (n NeighbourEntry) DelMessage() (netlink.Message, error) { return n.identity(unix.RTM_DELNEIGH) }
 
-// identity returns a request about the entry of an address. The library's encoder would add attributes that the
-// kernel refuses in a strict get.
+// identity returns a request of the given type, which names an entry by its address and link. It encodes the address
+// itself, since rtnetlink's encoder would add attributes that the kernel refuses in a get.
 func (n *NeighbourEntry) identity(typ netlink.HeaderType) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link)}
 	return nl.Marshal(typ, 0, body.MarshalBinary,
@@ -305,7 +305,8 @@ func (n *NeighbourEntry) identity(typ netlink.HeaderType) (netlink.Message, erro
 }
 
 // newMessage returns a request that contains the entry. It encodes an IPv4 address in 4 bytes: from 16 bytes the
-// kernel would use only the first four. The library does not support an entry without a MAC.
+// kernel would use only the first four. For an entry without a MAC it encodes the address itself, since rtnetlink
+// cannot.
 func (n *NeighbourEntry) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{
 		Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link), State: uint16(n.State), Flags: uint8(n.Flags),

@@ -42,7 +42,7 @@ const (
 type Attachment struct {
 	Version int    `json:"version,omitempty"`
 	State   State  `json:"state"`
-	Epoch   string `json:"epoch,omitempty"` // the Token of the epoch in which it was made
+	Epoch   string `json:"epoch,omitempty"` // the Token of the epoch in which the record was made
 
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
@@ -76,7 +76,8 @@ type Attachment struct {
 	Masquerade bool `json:"masquerade,omitempty"` // its addresses are masqueraded
 	// Guard restricts the MAC and addresses that the pod may send from.
 	Guard nft.Guard `json:"guard,omitzero"`
-	// Egress lists the destinations that the pod may open connections to, besides the policy of its network.
+	// Egress lists the destinations that the pod may open connections to. The policy of its network must allow them
+	// too.
 	Egress nft.Egress `json:"egress,omitempty"`
 	// DefaultRoute is the next hop of the default route of a pod on a LAN: "host" or "router". It is empty without a
 	// LAN.
@@ -100,8 +101,8 @@ type Attachment struct {
 	IPAMType string `json:"ipamType,omitempty"` // ipam.type of the configuration, so that DEL can release the addresses
 	DataDir  string `json:"dataDir,omitempty"`  // ipam.dataDir of the configuration, as an absolute path
 
-	// Short caches the result of Hash. Create and the functions that read records fill it in. It is the name of the
-	// record's file, and not part of the file.
+	// Short caches the result of Hash. Create and the functions that read records fill it in. The name of the
+	// record's file contains it, but the file's content does not.
 	Short string `json:"-"`
 }
 
@@ -118,7 +119,8 @@ type Waiting struct {
 	Hash    string `json:"hash"`
 	// Addresses are the addresses of that attachment.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	// LAN is set if the waiting attachment is on a LAN. Such an attachment reaches the LAN's machines without the host.
+	// LAN is set if the attachment that waits for host ports is on a LAN. It then reaches the LAN's machines without
+	// passing through the host.
 	LAN bool `json:"lan,omitempty"`
 }
 
@@ -130,7 +132,7 @@ func (a *Attachment) Hash() string {
 	return ident.Hash(a.Network, a.ContainerID, a.IfName)
 }
 
-// Check returns an error if the record is invalid, so that Load could not read it back.
+// Check returns an error if the record is invalid. Load refuses an invalid record.
 func (a *Attachment) Check() error {
 	errs := []error{
 		checkNetwork(a.Network),

@@ -140,11 +140,11 @@ func Encode(v *int, record any) []byte {
 	return append(strict.Append(make([]byte, 0, 1024), record), '\n')
 }
 
-// checkable is a record that can check itself. Check returns an error if the record could not be read back or used.
+// checkable is a record that can check itself. Check returns an error if the record is invalid.
 type checkable interface{ Check() error }
 
-// EncodeChecked checks a record and encodes it. It returns an error if the result is longer than the limit most, in
-// bytes.
+// EncodeChecked checks a record and encodes it. It returns an error if the record is invalid, or if the result is
+// longer than most bytes.
 func EncodeChecked(v *int, record checkable, most int) ([]byte, error) {
 	if err := record.Check(); err != nil {
 		return nil, err
@@ -156,8 +156,8 @@ func EncodeChecked(v *int, record checkable, most int) ([]byte, error) {
 	return data, nil
 }
 
-// Decode parses a record and, if it implements checked, checks it. If a newer version wrote it, the error matches
-// ErrVersion, otherwise ErrDamaged.
+// Decode parses a record and, if it implements checkable, checks it. If a newer version wrote the record, the error
+// matches ErrVersion. Any other error matches ErrDamaged.
 func Decode(data []byte, v *int, record any) error {
 	err := strict.Unmarshal(data, record, strict.Everything).First()
 	switch {
@@ -269,7 +269,8 @@ func LoadAll[T any](names []string, load func(name string) (*T, error)) (found [
 	return found, bad
 }
 
-// writableSize is the number of bytes that CheckWritable tries to write. The records of one call are smaller.
+// writableSize is the number of bytes that CheckWritable tries to write. The records that one call writes are
+// smaller.
 const writableSize = 16 << 10
 
 // CheckWritable returns an error if no record could be written now, because the file system is full or mounted

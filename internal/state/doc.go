@@ -9,17 +9,17 @@
 //	uplinks/<nic>.lock                 locked by the call that works on that NIC
 //	lock                               locked by every call, never replaced
 //	failures/<verb>.<code>             calls that failed, one byte for each
-//	contested.json                     repairs that another program undoes again and again
+//	contested.json                     the firewall repairs that another program undoes again and again
 //	.tmp-*                             files being written, or left by a crash
 //
 // The first write creates the directory. Directories have mode 0700 and files 0600. The file system must be local and
-// support O_TMPFILE (tmpfs, ext4, xfs, btrfs, overlay). NFS does not do: it does not keep flock(2) and fcntl(2) locks
-// apart. The directory belongs in /run. Nothing in it is fsynced, since no pod survives a power cut. If it outlives a
-// boot all the same, [Dir.Enter] drops the outdated records.
+// support O_TMPFILE (tmpfs, ext4, xfs, btrfs, overlay). NFS is unsuitable, since there flock(2) and fcntl(2) locks
+// conflict with each other. The directory belongs in /run. Nothing in it is fsynced, since no pod survives a power
+// cut. If the directory survives a reboot, [Dir.Enter] drops the outdated records.
 //
 // The files are JSON with a version number. An attachment's file has one document a line, and the last whole line
-// counts. So a crash in the middle of a write leaves the state before it. The size of each file is limited. An error
-// about a damaged file names the file and matches [ErrDamaged].
+// counts. So after a crash in the middle of a write, the previous line still counts. The size of each file is
+// limited. An error about a damaged file names the file and matches [ErrDamaged].
 //
 // A verb calls [Dir.Enter], and holds the shared lock that Enter returns for as long as it works on the kernel. Work
 // that only one process may do, such as building a network, goes through [Lock.Ensure] or [Lock.Upgrade].

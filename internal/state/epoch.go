@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// ErrStale means that the state belongs to an epoch that is over.
+// ErrStale means that the state belongs to an epoch that is over (see Epoch).
 var ErrStale = errors.New("of an earlier epoch")
 
 // An Epoch is one life of the node. It ends at a reboot, when all pods of the node are gone for good. If the node
@@ -38,7 +38,7 @@ func (e Epoch) Token() string { return e.Boot + "/" + e.ID }
 // something calls [Dir.Enter] instead.
 func (d *Dir) Epoch() (Epoch, error) { return d.epochOf(d.sources.netns) }
 
-// epochOf reads the epoch and compares it with the network namespace whose cookie netns returns.
+// epochOf does the work of Epoch. The function netns returns the cookie of the caller's network namespace.
 func (d *Dir) epochOf(netns func() (uint64, error)) (Epoch, error) {
 	var e Epoch
 	data, err := readFile(d.epochPath())
@@ -75,9 +75,9 @@ func (e *Epoch) Check() error {
 // checkEpoch returns an error that matches ErrStale if e, which was read from path, is over. An epoch is over if the
 // boot id differs, or if the network namespace differs and pid 1 is younger than the epoch.
 //
-// A younger pid 1 alone proves nothing, since a caller in a pod with its own PID namespace sees one too. After a
-// restart, a node has a new network namespace. The exception is a nested node on its machine's own network; GC
-// removes the attachments that it leaves.
+// A younger pid 1 alone proves nothing, since a caller in a pod with its own PID namespace sees one too. A node has
+// a new network namespace after a restart, unless it is a container with host networking. There the epoch goes on,
+// and GC removes the attachments of pods that are gone.
 func (d *Dir) checkEpoch(path string, e Epoch, netns func() (uint64, error)) error {
 	boot, err := d.sources.bootID()
 	if err != nil {
@@ -143,8 +143,8 @@ func (d *Dir) Begun(e Epoch) time.Time {
 //
 // If the recorded epoch is missing, damaged or over, one process begins a new epoch under the exclusive lock, while
 // all others wait. It deletes the records of an epoch that is over, and writes the new epoch last. If a step fails,
-// the next caller begins again. If no epoch was recorded, all records stay, and GC later removes the attachments of
-// pods that are gone.
+// the next caller begins again. If the recorded epoch was missing or damaged, all records stay, and GC later
+// removes the attachments of pods that are gone.
 //
 // If a newer version wrote the epoch, the error matches ErrVersion. Otherwise Enter fails as Lock does. The caller
 // must be in the node's own network namespace and, to begin an epoch, in its PID namespace.

@@ -92,11 +92,10 @@ func (d *Dir) SetZones(z Zones) error {
 	return withOperation(d.replaceFile(d.zonesPath(), Encode(&z.Version, &z)), "write firewalld's links")
 }
 
-// AttendZones announces that the caller puts links into firewalld's zone as their networks are recorded. The
-// announcement ends when the returned file is closed.
+// AttendZones announces to ADDs that this process adds the link of each newly recorded network to firewalld's zone
+// trusted. The announcement ends when the caller closes the returned file.
 func (d *Dir) AttendZones() (*os.File, error) {
-	// An ADD may be looking for this announcement, and holds the lock for the time of one system call. So wait
-	// briefly.
+	// An ADD that looks for this announcement holds the lock for the time of one system call. So wait briefly.
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	fd := -1
@@ -111,7 +110,7 @@ func (d *Dir) AttendZones() (*os.File, error) {
 }
 
 // ZonesAttended reports whether a process now manages zones (see AttendZones) and no operator chose another zone for
-// the link. If the record cannot be read, it reports true, and the ADD waits in vain.
+// the link. If the record of the zones cannot be read, it reports true, although the ADD may then wait in vain.
 func (d *Dir) ZonesAttended(link string) bool {
 	fd, err := file.Open(d.zonesLockPath(), unix.O_RDONLY)
 	if err != nil {
@@ -172,7 +171,7 @@ type Failures struct {
 	Count uint64
 }
 
-// lastCode stands for all larger error codes, which other plugins may return.
+// lastCode is the code under which CountFailure counts it and all larger codes, which other plugins may return.
 const lastCode = uint(999)
 
 func (d *Dir) failuresPath() string { return d.path + "/failures" }

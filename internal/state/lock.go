@@ -45,8 +45,8 @@ func (m Mode) String() string {
 //     taken. Without the gate a stream of ADDs would starve the exclusive lock, since the kernel grants a shared flock
 //     past a waiting exclusive one.
 //
-// Callers that see different directories at the same path do not exclude each other. Two of them may build the same
-// network namespace at once.
+// If one path leads to different directories, as in different mount namespaces, callers do not exclude each other.
+// Two of them may then work on the same network namespace at once.
 //
 // A Lock is not safe for use by several goroutines at once.
 type Lock struct {
@@ -101,8 +101,9 @@ func (l *Lock) Close() error {
 
 	var err error
 
-	// Release an exclusive lock explicitly, which takes effect at once. For a shared lock, closing the file suffices.
-	// If a child process is just being started, that releases the lock a moment later.
+	// Release an exclusive lock explicitly, which takes effect at once. For a shared lock, closing the file
+	// suffices. While a child process is being started, it has a copy of the descriptor, and then the lock lasts a
+	// moment longer.
 	if l.mode != Shared {
 		err = l.release()
 	}
@@ -157,9 +158,10 @@ func (l *Lock) Downgrade() error {
 }
 
 // Ensure makes sure that a job is done once for all processes. The caller holds the shared lock. If done reports
-// true, Ensure returns. Otherwise it calls work under the exclusive lock, after asking done there once more.
+// true, Ensure returns. Otherwise it takes the exclusive lock, calls done again and, if done still reports false,
+// calls work.
 //
-// If another process holds or awaits the exclusive lock, Ensure waits for the shared lock instead and asks done
+// If another process holds or awaits the exclusive lock, Ensure waits for the shared lock instead and calls done
 // again. So of many processes that find the same job undone, one works, and the others do not queue up one after the
 // other. Afterwards the lock is shared again, also if done or work failed. If the lock could not be taken
 // (ErrLocked), nothing is held.
@@ -227,8 +229,8 @@ func (l *Lock) tryShared() (bool, error) {
 	return file.TryFlock(l.fd, unix.LOCK_SH)
 }
 
-// tryExclusive takes the gate, which it keeps, and then the exclusive lock on the file. It reports whether it has
-// both.
+// tryExclusive takes the gate and then the exclusive lock on the file, and reports whether it has both. It keeps the
+// gate even if another process still has the file locked.
 func (l *Lock) tryExclusive() (bool, error) {
 	if had, err := tryGate(l.fd); !had {
 		return false, err

@@ -49,15 +49,16 @@ type Network struct {
 	// policy "public" includes.
 	Egress    nft.Egress   `json:"egress,omitempty"`
 	Resolvers []netip.Addr `json:"resolvers,omitempty"`
-	PodEgress bool         `json:"podEgress,omitempty"` // pods have policies of their own
+	PodEgress bool         `json:"podEgress,omitempty"` // pods may have egress policies of their own
 	// ChainedPolicy is the ingress policy that a plugin further down the chain requested. The stricter of the two
 	// policies applies.
 	ChainedPolicy nft.Policy `json:"chainedPolicy,omitempty"`
-	// AdminChain is an operator's chain that iptables calls first. A plugin further down the chain requested it.
+	// AdminChain is an operator's chain that FORWARD of iptables calls first. A plugin further down the chain
+	// requested it.
 	AdminChain string `json:"adminChain,omitempty"`
 	PortSNAT   bool   `json:"portSNAT,omitempty"` // the network has the rules that a pod's PortSNAT needs
 	Guard      bool   `json:"guard,omitempty"`    // pods may use their own MAC and addresses only
-	Mark       uint32 `json:"mark,omitempty"`     // the packet mark's bit that admits a packet
+	Mark       uint32 `json:"mark,omitempty"`     // the bit in the mark of admitted packets
 	// NFCall is true if bridged packets pass the host's firewall. nil leaves the bridge's setting alone.
 	NFCall      *bool `json:"nfCall,omitempty"`
 	Promiscuous *bool `json:"promiscuous,omitempty"` // whether the bridge is promiscuous; nil leaves the setting alone
@@ -105,7 +106,7 @@ type GatewayUse struct {
 // Guards reports whether pods of the network are, or may be, restricted to their own MAC and addresses.
 func (n *Network) Guards() bool { return n.Guard || n.PodEgress }
 
-// Check returns an error if the record is invalid, so that LoadNetwork could not read it back.
+// Check returns an error if the record is invalid. LoadNetwork refuses an invalid record.
 func (n *Network) Check() error {
 	for _, prefix := range slices.Concat(n.Gateways, n.Subnets, n.NonMasquerade) {
 		if !prefix.IsValid() {

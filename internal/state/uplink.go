@@ -19,9 +19,9 @@ const (
 	lockSuffix = ".lock"
 )
 
-// An UplinkFile is the file with the record of one takeover. Package uplink writes and reads the record as a whole,
-// so readers see either the old or the new record. The first line is the node's epoch, since addresses and routes of
-// an earlier epoch must not be put back.
+// An UplinkFile is the file with the record of one NIC's takeover (`tombolo uplink take`). Package uplink writes and
+// reads the record as a whole, so readers see either the old or the new record. The first line is the node's epoch,
+// since addresses and routes of an earlier epoch must not be put back.
 //
 // A caller that writes or removes the record holds the NIC's lock ([Dir.LockUplink]). An UplinkFile is not safe for
 // use by several goroutines at once.

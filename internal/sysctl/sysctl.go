@@ -1,7 +1,7 @@
 // Package sysctl reads and writes kernel parameters below /proc/sys.
 //
-// Network parameters exist once in each network namespace. The namespace of the thread that opens the path counts. To
-// reach another namespace, call the functions inside netns.NS.Do.
+// Network parameters exist once in each network namespace. The kernel uses the namespace of the thread that opens the
+// path. To reach another namespace, call the functions inside netns.NS.Do.
 package sysctl
 
 import (
@@ -48,15 +48,15 @@ func Link(family, link, name string) string {
 }
 
 // Dir is an open directory of parameters. It belongs to the network namespace of the thread that opened it, and any
-// thread may use it. Finding the directory takes the kernel the longer, the more namespaces exist, since it compares
+// thread may use it. The more namespaces exist, the longer the kernel takes to find the directory, since it compares
 // the entries of all namespaces. So open a Dir early, in parallel with other work.
 type Dir struct {
 	fd   int
-	at   string // the beginning of a path when a file is opened
-	name string // the beginning of a path in errors
+	at   string // prefix of the paths that are opened, relative to fd
+	name string // prefix of the paths in errors
 }
 
-// all returns the directory /proc/sys. Its paths belong to the calling thread's namespace.
+// all returns the directory /proc/sys. When a file in it is opened, the namespace of the calling thread counts.
 func all() *Dir { return &Dir{unix.AT_FDCWD, root, root} }
 
 // OpenDir opens a directory in the calling thread's network namespace. path is relative to /proc/sys, such as
@@ -72,7 +72,8 @@ func OpenDir(path string) (*Dir, error) {
 // Close closes the directory.
 func (d *Dir) Close() error { return unix.Close(d.fd) }
 
-// Ensure is the function Ensure for a path relative to the directory.
+// Ensure sets a parameter unless it already has the value, and reports whether it changed the parameter. path is
+// relative to the directory.
 func (d *Dir) Ensure(path, value string) (changed bool, err error) {
 	have, err := d.read(path)
 	if err != nil || have == value {
@@ -95,8 +96,8 @@ func (d *Dir) read(path string) (string, error) {
 	return string(bytes.TrimSpace(b[:n])), nil
 }
 
-// Prefer sets a parameter like Write. It ignores that /proc/sys is read-only, because the caller can do without the
-// change.
+// Prefer sets a parameter like Write, but returns no error if /proc/sys is read-only. It is for a change that the
+// caller can do without.
 func (d *Dir) Prefer(path, value string) error {
 	if err := d.Write(path, value); !errors.Is(err, unix.EROFS) {
 		return err
@@ -104,7 +105,7 @@ func (d *Dir) Prefer(path, value string) error {
 	return nil
 }
 
-// Write is the function Write for a path relative to the directory.
+// Write sets a parameter like the function Write. path is relative to the directory.
 func (d *Dir) Write(path, value string) error {
 	fd, err := unix.Openat(d.fd, d.at+path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -130,8 +131,8 @@ func (d *Dir) Write(path, value string) error {
 }
 
 // OwnForwarding is the value that we write to net.ipv4.conf.LINK.forwarding. The kernel treats every value except 0
-// as on. So this value distinguishes links that we set from links that an operator set to 1. A new link copies the
-// value of the link "default".
+// as on. So this value distinguishes links that we set from links that an operator set to 1. New links get it too
+// if it is the value of net.ipv4.conf.default.forwarding.
 const OwnForwarding = "116"
 
 // Links returns the values of a parameter for each link, and for "default", which new links copy. The keys are the
@@ -161,8 +162,8 @@ func Links(family, name string) (map[string]string, error) {
 	return values, nil
 }
 
-// Replace changes a parameter from one value (have) to another (want), for each link and for "default". It skips
-// links with any other value, and the links in except.
+// Replace changes a parameter from the value have to the value want, for each link and for "default". It skips
+// links with any other value, and the links in except. If it fails for one link, it goes on with the next.
 func Replace(family, name, have, want string, except ...string) error {
 	values, err := Links(family, name)
 	for link, value := range values {

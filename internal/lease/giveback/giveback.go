@@ -24,12 +24,13 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// All releases an attachment's leases, and removes their record. It does nothing if there is no record. links works
-// in the host's namespace.
+// All releases an attachment's leases, and removes their record. If the client is sticky, it releases nothing and
+// keeps the IPv4 lease in a sticky record. It does nothing if there is no record. links works in the host's
+// namespace.
 //
-// If a RELEASE cannot be sent, All passes the error to warn and goes on, since the pod must be able to end. The
-// server then frees the address when the lease expires. If another process holds the record's lock until ctx ends,
-// the error matches file.ErrLocked. The caller must not hold the state's lock.
+// If the record is damaged or a RELEASE cannot be sent, All passes the error to warn and goes on, since the pod must
+// be able to end. The server then frees the address when the lease expires. If another process holds the record's
+// lock until ctx ends, the error matches file.ErrLocked. The caller must not hold the state's lock.
 func All(ctx context.Context, path, hash string, links *bridge.Conn, warn func(string)) error {
 	dir, err := lease.Open(path)
 	if err != nil {
@@ -60,7 +61,7 @@ func All(ctx context.Context, path, hash string, links *bridge.Conn, warn func(s
 		warn(err.Error())
 	}
 
-	if rec.Client.Sticky && rec.Lease != nil && rec.State != lease.Expired { // a server may have refused it
+	if rec.Client.Sticky && rec.Lease != nil && rec.State != lease.Expired { // a server may have refused an expired lease
 		if err = held.Remember(ctx, rec); err == nil {
 			return nil
 		}
@@ -135,7 +136,7 @@ func fromPod(ctx context.Context, r *lease.Record, links *bridge.Conn, send func
 
 // Release sends the RELEASE for a pod that is gone, from the host's link in the pod's network. links is a connection
 // to the host's namespace, and host a handle to that namespace. In a VLAN of a LAN the host has no such link. There
-// Release sends from all ports in the VLAN, as a bridge floods a frame to an unknown MAC.
+// Release sends from all ports in the VLAN, the way a bridge floods a frame to an unknown MAC.
 func Release(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, l *dhcpc.Lease) error {
 	return send(ctx, r, links, host, l.Address.Addr(),
 		func(cfg *transport.Config, _ bool) error { return transport.Release(ctx, cfg, l) })
@@ -151,9 +152,9 @@ func Release6(ctx context.Context, r *lease.Record, links *bridge.Conn, host *ne
 	})
 }
 
-// send calls its last argument, a function that sends a message from a link. The link is the host's link in the pod's
-// network. If the pod's VLAN has none, send calls the function for each port of the bridge in the VLAN. Its argument
-// port is then true.
+// send calls transmit, which sends a message from a link. The link is the host's link in the pod's network. If the
+// pod is in a VLAN in which the host has no link, send calls transmit for each port of the bridge in the VLAN. Then
+// port is true. The address own is for error messages.
 func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, own netip.Addr,
 	transmit func(cfg *transport.Config, port bool) error) error {
 	fails := func(err error) error { return fmt.Errorf("release lease of %s: %w", own, err) }
@@ -175,7 +176,7 @@ func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.
 		return fails(err)
 	}
 
-	// Send through NICs first: pods are seldom servers, and some may end in this time.
+	// Send through NICs first, since a pod is seldom the DHCP server.
 	var errs []error
 	for _, pods := range []bool{false, true} {
 		for i := range ports {
@@ -188,8 +189,8 @@ func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.
 	return errors.Join(errs...)
 }
 
-// sendBy sends a message from one bridge port. It calls its last argument, the function that sends, with the port's
-// configuration. It does nothing if the port is down, is not in the VLAN, or no longer exists.
+// sendBy calls transmit, which sends a message, with the configuration for one bridge port. It does nothing if the
+// port is down, is not in the VLAN, or no longer exists.
 func sendBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.NS, port *bridge.Link,
 	transmit func(cfg *transport.Config, port bool) error) error {
 	outside, err := links.VLANs().Outside(ctx, port.Index, vlan.Range{First: id, Last: id})
@@ -200,7 +201,7 @@ func sendBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.NS, 
 	cfg := &transport.Config{NetNS: host, Link: port.Index}
 	differs, err := links.VLANs().Check(ctx, port.Index, port.Name, vlan.Membership{ID: id, KeepDefault: true})
 	if len(differs) > 0 {
-		cfg.VLAN = id // the bridge tags the pod's frames there
+		cfg.VLAN = id // on this port, the bridge tags the pod's frames
 	}
 
 	if err == nil {

@@ -11,7 +11,7 @@
 //
 // # How
 //
-// Make before break: no link goes down, and at each moment packets find a way out, and incoming packets are accepted.
+// Make before break: no link goes down. At each moment packets find a way out, and incoming packets are accepted.
 //
 //	bridge       create the bridge with the NIC's MAC, MTU and parameters, some of them loosened for now
 //	addresses    add the addresses to the bridge; the NIC still has them too
@@ -29,7 +29,7 @@
 //
 // # Limits
 //
-// Plan refuses, with the reason, a takeover that would cut the host off. Masqueraded flows by the NIC end. XDP and tc
-// programs, sockets bound to the NIC and multicast groups joined on it stay there, and receive nothing more. Rules of
-// firewalls that name it are not examined. The package takes no locks: see Journal and Conn.
+// Plan refuses, with the reason, a takeover that would cut the host off. Masqueraded flows through the NIC end. XDP
+// and tc programs, sockets bound to the NIC and multicast groups joined on it stay there, and receive nothing more.
+// Firewall rules that name the NIC are not examined. The package takes no locks: see Journal and Conn.
 package uplink

@@ -88,8 +88,8 @@ func (m *move) addAddresses() []request {
 	return list
 }
 
-// restoreAddressFlags sets the original flags of moved IPv6 addresses. addAddresses changed some flags so that the
-// addresses were usable at once.
+// restoreAddressFlags returns the requests that set the original flags of moved IPv6 addresses. addAddresses changed
+// some flags so that the addresses were usable at once.
 func (m *move) restoreAddressFlags() []request {
 	var list []request
 	for _, a := range m.addresses() {
@@ -105,8 +105,8 @@ func (m *move) restoreAddressFlags() []request {
 	return list
 }
 
-// delAddresses deletes the addresses in reverse order. If a primary address were deleted first, the kernel might
-// delete its secondary addresses too.
+// delAddresses returns the requests that delete the addresses, in reverse order. If a primary address were deleted
+// first, the kernel might delete its secondary addresses too.
 func (m *move) delAddresses() []request {
 	var list []request
 	for _, a := range slices.Backward(m.addresses()) {
@@ -115,7 +115,7 @@ func (m *move) delAddresses() []request {
 	return list
 }
 
-// removeBridge deletes the bridge, unless it has other ports.
+// removeBridge returns the request that deletes the bridge, or none if it has other ports.
 func (m *move) removeBridge() []request {
 	hasPorts := slices.ContainsFunc(m.s.Links,
 		func(l link.Info) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
@@ -129,8 +129,8 @@ func (m *move) removeBridge() []request {
 	}}
 }
 
-// copyNeighbours copies the known neighbours to the other link, because a NIC that is a port receives no answers. If
-// the kernel has no room for a cached entry, the request's error is ignored.
+// copyNeighbours returns the requests that copy the known neighbours to the other link. This is needed because a NIC
+// that is a port receives no answers. If the kernel has no room for a cached entry, the request's error is ignored.
 func (m *move) copyNeighbours() []request {
 	const known = routing.Permanent | routing.NoARP | routing.Reachable | routing.Stale | routing.Delay | routing.Probe
 	var list []request
@@ -163,9 +163,10 @@ func (m *move) routes() []route.Route {
 		func(r route.Route) bool { return !usesLink(&r, m.from.Index) || r.NexthopID != 0 })
 }
 
-// moveRoutes first adds the routes through the other link next to the present routes. When the new routes exist, it
-// deletes the old ones. So packets always find a route. The kernel combines IPv6 routes with gateways in the same
-// place into one route. Such a route is replaced in one request.
+// moveRoutes returns the requests of one round. Each route through the other link is first added next to the present
+// route. If it exists already, as in the next round, moveRoutes deletes the present route. So packets always find a
+// route. The kernel combines IPv6 routes with gateways in the same place into one route. Such a route is replaced in
+// one request.
 func (m *move) moveRoutes() []request {
 	var list []request
 	for _, r := range m.routes() {
@@ -351,7 +352,7 @@ func plan(s *snapshot, u Uplink) (*Plan, error) {
 	return p, nil
 }
 
-// actions lists the actions of all steps.
+// actions lists the actions of all steps, one a line.
 func actions(steps []step, m *move) string {
 	var b strings.Builder
 	for i, st := range steps {
@@ -373,7 +374,7 @@ func actions(steps []step, m *move) string {
 // noLink stands for the index of a bridge that does not exist.
 const noLink = -1
 
-// moveToBridge returns the move of a takeover.
+// moveToBridge returns the move of a takeover, from the NIC to the bridge.
 func moveToBridge(s *snapshot, rec *Record) *move {
 	to := link.Info{Index: noLink, Name: rec.Bridge}
 	if s.Bridge != nil {
@@ -433,8 +434,8 @@ func newRequest(
 	}}
 }
 
-// setMaster makes a link a port of master, or of none if master is 0. It changes nothing else about the link, which
-// stays up. The text has a verb for the link's name.
+// setMaster returns the request that makes a link a port of master, or of no bridge if master is 0. The link stays up.
+// text is the request's description, with a verb for the link's name.
 func setMaster(l link.Info, master int, text string) []request {
 	if l.Master == master {
 		return nil
@@ -453,7 +454,7 @@ func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 // atOnce is the number of requests in one sendmsg. Their acknowledgements must fit into the socket's buffer.
 const atOnce = 256
 
-// apply makes requests. It continues after errors, and returns the first.
+// apply sends requests. It continues after errors, and returns the first error that matters (see request.done).
 func (c *Conn) apply(ctx context.Context, requests []request) (first error) {
 	for some := range slices.Chunk(requests, atOnce) {
 		if err := ctx.Err(); err != nil {

@@ -191,7 +191,8 @@ func (s *snapshot) refuseNIC(no refusal) {
 		"%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
 }
 
-// isChild reports whether links of a kind rest on another link, which cannot be a bridge's port besides.
+// isChild reports whether a link of the kind takes its frames from another link, which then cannot be a bridge's
+// port.
 func isChild(kind string) bool {
 	return slices.Contains([]string{"macvlan", "macvtap", "ipvlan", "ipvtap"}, kind)
 }
@@ -247,8 +248,8 @@ func (s *snapshot) refuseStale(no refusal) {
 	}
 }
 
-// refuseAbove looks at links on top of the NIC. Some receive at the point where a bridge would, and the kernel
-// permits only one receiver. Tunnels send by the routes of the NIC. VLANs go on working.
+// refuseAbove adds a reason for each link on top of the NIC, except VLANs, which go on working. Some links receive
+// at the point where a bridge would, and the kernel permits only one receiver. Tunnels send through the NIC alone.
 func (s *snapshot) refuseAbove(no refusal) {
 	for _, l := range s.Links {
 		if l.Lower != s.NIC.Index || l.Kind == "vlan" {
@@ -291,8 +292,8 @@ func describe(r *route.Route) string {
 	return r.Dst.String()
 }
 
-// copySettings copies the kernel parameters (conf and neigh) of a NIC to a bridge. It leaves out those that cannot be
-// read, such as an unset stable_secret, that a bridge does not have, or that setSourceChecks sets.
+// copySettings copies the kernel parameters (conf and neigh) of a NIC to a bridge. It leaves out parameters that cannot
+// be read, or that a bridge does not have, and the parameters in others, such as those of setSourceChecks.
 func copySettings(nic, bridge string) error {
 	const root = "/proc/sys/"
 	others := []string{"base_reachable_time", "retrans_time", "unres_qlen", // others show these values in a better unit

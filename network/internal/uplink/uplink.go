@@ -123,8 +123,8 @@ func (r *Record) save(j Journal) error {
 	return nil
 }
 
-// Take makes the NIC a port of the bridge, and moves its addresses, routes and rules there by the steps of Plan. If a
-// step fails, or ctx ends, Take undoes the previous steps and removes the journal.
+// Take makes the NIC a port of the bridge, and moves its addresses, routes and neighbours there by the steps of Plan.
+// If a step fails, or ctx ends, Take undoes the previous steps and removes the journal.
 //
 // If Take refuses the NIC before the first step, the error matches ErrRefused. If Take returns a record together with
 // an error, the caller must call Recover to complete the undo.
@@ -172,7 +172,7 @@ func (c *Conn) take(ctx context.Context, rec *Record, j Journal) error {
 	return rec.save(j)
 }
 
-// step runs one step. It plans the move by the present state.
+// step runs one step. It plans the move by the present state, in up to st.rounds rounds.
 func (c *Conn) step(ctx context.Context, rec *Record, st *step, planned func(*snapshot, *Record) *move) error {
 	var m *move
 	var last error
@@ -203,8 +203,9 @@ func (c *Conn) step(ctx context.Context, rec *Record, st *step, planned func(*sn
 	return nil
 }
 
-// makeBridge creates the bridge or corrects it. If the bridge is right already, it changes nothing, since writing the
-// MAC flushes the bridge's neighbours.
+// makeBridge creates the bridge, or corrects it if it is down or its MAC is not the NIC's. It does not compare the
+// MTU. It leaves a right bridge alone, since writing the MAC flushes the bridge's neighbours. In any case it copies
+// the NIC's kernel parameters, and sets loose source checks.
 func makeBridge(ctx context.Context, c *Conn, rec *Record, _ *move) error {
 	nic := &rec.Before.NIC
 	l, err := c.bridge.Link(ctx, rec.Bridge)
@@ -328,7 +329,8 @@ func (c *Conn) restore(ctx context.Context, rec *Record, j Journal, hasBridge bo
 	return errors.Join(errs...)
 }
 
-// backWithoutNIC deletes the bridge of a NIC that was unplugged. Nothing can move back to that NIC.
+// backWithoutNIC deletes the bridge of a NIC that was unplugged, unless the bridge has ports. Nothing can move back
+// to that NIC.
 func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record) error {
 	l, err := c.bridge.Link(ctx, rec.Bridge)
 	if err == nil {

@@ -371,7 +371,7 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 			return err
 		}
 
-		// Look again under the exclusive lock, since nothing can change any more.
+		// Look again: under the exclusive lock nothing can change any more.
 		a, rec, err := loadNewerLease(dir, key)
 		if rec == nil || err != nil {
 			return err
@@ -509,7 +509,7 @@ func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Net
 }
 
 // moveElements replaces the pod's elements in the firewall by those for its new addresses. The present elements may
-// belong to any of the previous addresses, or to none. Whichever it is, the pod has all its elements after the first
+// belong to any of the previous addresses, or to none. In any case the pod has all its elements after the first
 // transaction.
 func (s *session) moveElements(ctx context.Context, next *state.Attachment, nw *state.Network,
 	dropped []ipam.Address) error {
@@ -557,7 +557,7 @@ func forgetFlows(ctx context.Context, dropped []ipam.Address) error {
 }
 
 // renameAlias writes an attachment's addresses into the alias of its port. If the link belongs to another owner, it
-// does nothing, because the code that creates links reports that.
+// does nothing and returns no error.
 func (s *session) renameAlias(ctx context.Context, a *state.Attachment) error {
 	err := s.Links.SetAlias(ctx, a.HostIf, endpoint.AliasOwner(a.Hash()), endpoint.AliasOf(a))
 	if errors.Is(err, bridge.ErrForeign) {

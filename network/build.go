@@ -228,7 +228,7 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 }
 
 // prepareForHostPorts prepares a network so that host ports can lead to the attachment a, whose record already lists
-// the ports. It also applies change to the network's record. change reports whether it changed the record. Mostly
+// the ports. It also applies change to the network's record. change reports whether it changed the record. Usually
 // nothing is missing, and a few requests confirm that, as in the function ensureReady.
 func prepareForHostPorts(
 	ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool,

@@ -445,8 +445,8 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 	for _, e := range endpoints {
 		hash := string(e.Owner)
 
-		// Regard an element of an unknown attachment and network as another program's. If its network's name contains
-		// a slash, it is a shortened name, so the network may be a known one.
+		// If neither the attachment nor the network of an element is known, regard the element as another program's.
+		// A network's name with a slash is a shortened name, so that network may be a known one.
 		if !ident.IsHash(hash) || inv.all[hash] == nil && !slices.Contains(networks, e.Network) &&
 			!strings.Contains(e.Network, "/") {
 			inv.others = append(inv.others, "elements of endpoint "+hash+" of network "+e.Network+

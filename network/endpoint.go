@@ -185,7 +185,8 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, required *requ
 }
 
 // isStale reports whether the owner of a conflicting element is gone. Such an owner has no port, and no record of an
-// Add that may be about to create one. An element of this attachment itself is left from a killed Add.
+// Add that may be about to create one. An element of this attachment itself is stale too, since a killed Add has left
+// it.
 func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
 	hash := string(conflict.Owner)
 	if hash == "" || hash == e.hash {

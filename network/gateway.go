@@ -158,9 +158,9 @@ func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
 }
 
 // acceptRAPath returns the path of the parameter accept_ra of the gateways' link. The value must be 0, so that no
-// pod can give the host addresses and routes by router advertisements. acceptRAPath returns "" if the value does
-// not matter. That is the case without IPv6, if neither the bridge nor any gateway is ours, or if the LAN's router
-// advertises through the uplink.
+// pod can give the host addresses and routes by router advertisements. acceptRAPath returns "" in three cases: if
+// the kernel has no IPv6, if neither the bridge nor any gateway is ours, or if the LAN's router advertises through
+// the uplink.
 func (n *site) acceptRAPath() string {
 	path := sysctl.Link("ipv6", n.gatewayLink.Name, "accept_ra")
 	routes := n.bridge.Alias == endpoint.BridgeAlias || len(n.rec.Gateways) > 0

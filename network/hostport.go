@@ -377,8 +377,7 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 			return nil
 		}
 
-		// Publish without IPv4 ports closes the way from 127.0.0.1 even if none is known: a killed call may have opened
-		// it.
+		// Without IPv4 ports, close the way from 127.0.0.1 in any case, since a killed call may have opened it.
 		published := err == nil && endpoint.PublishesIPv4(a)
 		return errors.Join(err,
 			closeUnusedLoopback(context.WithoutCancel(ctx), s, published, a.Bridge, a.GatewayLink()))

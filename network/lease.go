@@ -286,8 +286,8 @@ func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
 	a.DNS.Search = append(a.DNS.Search, search...)
 }
 
-// convertDeleted converts an error from reading a record during a wait. If the record does not exist, the
-// attachment was deleted in that time, and the error matches ErrTryAgain.
+// convertDeleted converts an error from reading a record during a wait. If the record does not exist, the attachment
+// was deleted in that time, and the error matches ErrTryAgain. Any other error matches ErrState.
 func convertDeleted(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return failf(ErrTryAgain, `ipv6 "dhcp": the attachment was deleted meanwhile`)

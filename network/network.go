@@ -63,7 +63,7 @@ type Network struct {
 
 	// PublishFrom lists the callers that pods' host ports are open to, as an entry of nft.Endpoint.PublishFrom does.
 	PublishFrom string
-	// Unadmitted leaves calls of pods' host ports to the host's own firewall.
+	// Unadmitted leaves it to the host's own firewall to accept connections to pods' host ports.
 	Unadmitted bool
 
 	Guard nft.Guard // the restriction of pods' packets, such as nft.GuardAddresses

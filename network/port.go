@@ -150,7 +150,8 @@ func portOn(a *state.Attachment, br *bridge.Link) bridge.Port {
 	return p
 }
 
-// isRenamed reports whether an attachment's port exists with another name: its alias stays.
+// isRenamed reports whether an attachment's port exists with another name. It searches by the alias, which stays when
+// a link is renamed.
 func (s *session) isRenamed(ctx context.Context, hash string) (bool, error) {
 	links, err := s.Links.Veths(ctx)
 	return slices.ContainsFunc(links, func(l bridge.Link) bool {
@@ -388,7 +389,8 @@ func effectiveLimits(s *session, requested bandwidth.Shape, mtu int) (bandwidth.
 	return effective, nil
 }
 
-// The inside of a pod belongs to the pod, its runtime, and the plugins that run after Add. This file only reads it.
+// The inside of a pod belongs to the pod, its runtime, and the plugins that run after Add. The functions below only
+// read it.
 
 // dialPod opens a connection into a pod's namespace, and finds the pod's interface, whatever its name is now.
 func (s *session) dialPod(ctx context.Context, a *state.Attachment, pod *netns.NS) (*nl.Conn, *link.Info, error) {

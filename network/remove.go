@@ -115,9 +115,9 @@ func (s *session) refuseUnknown(ctx context.Context, name string) error {
 	return failf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
 }
 
-// removeDeserted deletes the remains of a network that has no pods, no bridge and no uplink. The caller holds the
-// exclusive lock, and is about to build another network. That network needs our rules in other programs' chains, so
-// removeDeserted keeps them.
+// removeDeserted deletes the remains of a deserted network (isDeserted). The caller holds the exclusive lock, and
+// is about to build another network. That network needs our rules in other programs' chains, so removeDeserted
+// keeps them.
 func removeDeserted(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil {

@@ -136,8 +136,8 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 // program flushed the firewall, or deleted or changed a bridge. The next ADD of each network would repair it too.
 // Repair also deletes the elements and links of pods that are gone and not on record.
 //
-// Repair changes nothing inside a pod, with one exception: if the next hop is the host, its neighbour entry gets the
-// host's present MAC. After a failure Repair continues, and returns all errors.
+// Repair changes nothing inside a pod, with one exception. If a pod's default route leads to the host, the pod's
+// neighbour entry of the host gets the host's present MAC. After a failure Repair continues, and returns all errors.
 func (n *Node) Repair(ctx context.Context) error {
 	return n.withSession(func(s *session) error {
 		if err := s.inOwnNamespace(); err != nil {

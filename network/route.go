@@ -97,11 +97,11 @@ func subnetRoutes(addresses []netip.Prefix) []route.Route {
 	return list
 }
 
-// routesFor returns the routes as the pod's kernel gets them. It keeps the order, and drops duplicates. A route
-// without a gateway gets the first gateway among the addresses, unless it is an IPv4 route whose scope is link or
-// narrower. The gateways 0.0.0.0 and :: mean that there is no gateway. A gateway outside the addresses' prefixes gets
-// the flag onlink. A route that remains without a gateway has the scope global by default, as in the reference
-// plugin.
+// routesFor returns the requested routes in the form that the pod's kernel gets. It keeps the order, and drops
+// duplicates. A route without a gateway gets the first gateway among the addresses, unless it is an IPv4 route whose
+// scope is link or narrower. The gateways 0.0.0.0 and :: mean that there is no gateway. A gateway outside the
+// addresses' prefixes gets the flag onlink. A route that remains without a gateway has the scope global by default, as
+// in the reference plugin.
 func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route {
 	var list []route.Route
 	for _, r := range requested {

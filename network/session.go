@@ -99,7 +99,7 @@ func (s *session) close() {
 // state's lock. Its error becomes a warning.
 func (s *session) deferUntilClose(do func() error) { s.deferred = append(s.deferred, do) }
 
-// warn logs a message for the operator although the call continues.
+// warn logs a message for the operator about a problem that does not end the call.
 func (s *session) warn(text string) { s.Log.Warn(printable.Line(text)) }
 
 // enter takes the shared lock, and ensures that the state belongs to this boot of the node. It may be called again.
@@ -469,7 +469,7 @@ func joinSteps(steps ...func() error) error {
 	return errors.Join(errs...)
 }
 
-// poll calls done until it reports true or returns an error, with pauses, and for at most limit.
+// poll calls done until it reports true or returns an error, with pauses. It returns nil if limit has passed before.
 func poll(ctx context.Context, pause, limit time.Duration, done func() (bool, error)) error {
 	for end := time.Now().Add(limit); ; {
 		if is, err := done(); is || err != nil || !time.Now().Before(end) {

@@ -121,7 +121,7 @@ type findings struct {
 	list []tombolo.Difference
 }
 
-// add adds a difference, by a format.
+// add adds a difference with a formatted text and without a remedy.
 func (f *findings) add(format string, args ...any) { f.advise("", format, args...) }
 
 // advise adds a difference with its remedy.
@@ -143,7 +143,7 @@ func (f *findings) addAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 // A podPart is one object or setting of a pod on its network. Its file contains everything about it, including its
 // creation in an Add (add.go has the order) and its removal in a Del (del.go).
 type podPart interface {
-	// look adds differences from the record to p.found, and changes nothing.
+	// look compares the part with the record, and adds the differences to p.found. It changes nothing.
 	look(ctx context.Context, p *podSite) error
 	// mend restores the part outside the pod's namespace, under the exclusive lock. It is called only if the pod's
 	// port exists.

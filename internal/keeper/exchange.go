@@ -369,7 +369,7 @@ func earliest(times ...time.Time) time.Time {
 	return first
 }
 
-// pod is the interface that *place implements. Tests replace it.
+// pod is the interface that *podInterface implements. Tests replace it.
 type pod interface {
 	// dial opens a transport to DHCP servers from the pod: see dhcpc.Config.
 	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error)

@@ -156,8 +156,8 @@ func (f *firewall) findCause(ctx context.Context) string {
 	return f.names[0]
 }
 
-// mend repairs the firewall's differences. Its argument describes them for the log. If another program undoes the
-// repairs again and again, mend records a contest.
+// mend repairs the firewall's differences. what describes them for the log. If another program undoes the repairs
+// again and again, mend records a contest.
 func (f *firewall) mend(ctx context.Context, what string) {
 	cause := f.findCause(ctx)
 	args := []any{"what", what}

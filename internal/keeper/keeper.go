@@ -40,7 +40,7 @@ type Config struct {
 	Alive func()
 }
 
-// Keeper keeps the leases whose records are in one directory.
+// Keeper renews the leases whose records are in one directory, and does the other work that Config.Node enables.
 type Keeper struct {
 	leases  *lease.Store
 	state   *state.Dir    // may be nil
@@ -85,8 +85,9 @@ func New(cfg *Config) (*Keeper, error) {
 	return k, nil
 }
 
-// Run keeps the leases until ctx is done, and then returns nil. It leaves every lease as it is, for the next keeper.
-// The error matches lease.ErrOtherKeeper if another keeper runs, and os.ErrNotExist if the directory was removed.
+// Run does the keeper's work until ctx is done, and then returns nil. It leaves every lease as it is, for the next
+// keeper. The error matches lease.ErrOtherKeeper if another keeper runs, and os.ErrNotExist if the directory was
+// removed.
 func (k *Keeper) Run(ctx context.Context) error {
 	heartbeat, err := k.leases.Keep()
 	if err != nil {

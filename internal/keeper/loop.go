@@ -30,7 +30,7 @@ type entry struct {
 	next       time.Time   // the time of its next renewal, for the metrics
 }
 
-// loop schedules all work and is the only owner of its entries. It never blocks on work, which workers do.
+// loop schedules all work and is the only owner of its entries. Workers do all work that may block.
 type loop struct {
 	*Keeper
 	ctx       context.Context

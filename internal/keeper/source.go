@@ -224,9 +224,9 @@ func (c *contest) repairedRecently() bool {
 
 func (c *contest) isContested() bool { return c.times > 0 }
 
-// recordRepair records a repair of the object with the given key. The second argument describes the repaired
-// differences. If the object is now contested, it schedules the next repair. When a contest begins, recordRepair logs
-// the message in the third argument and returns true.
+// recordRepair records a repair of the object with the given key. what describes the repaired differences. If the
+// object is now contested, it schedules the next repair. When a contest begins, recordRepair logs the message say and
+// returns true.
 func (s *source) recordRepair(key, what, say string, args ...any) (c *contest, begins bool) {
 	c = s.contestOver(key)
 	c.repairs = append(slices.DeleteFunc(c.repairs, func(r repair) bool { return now().Sub(r.at) > contestedFor }),

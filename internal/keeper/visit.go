@@ -474,8 +474,8 @@ func (v *visit) fail(what string, err error) outcome {
 	v.m.failures++
 	o := v.outcome(now().Add(pause - pause/4 + rand.N(pause/2)))
 
-	// If the lease is due before the end of the pause, visit it then. Otherwise it might end without another attempt,
-	// or its end would be noticed too late.
+	// If the lease is due before the end of the pause, visit it then. Without this, it might end without another
+	// attempt, or its end would be noticed too late.
 	due := []time.Time{v.expires6()}
 	if v.m.session != nil {
 		due = append(due, v.m.session.Wake())

@@ -234,8 +234,8 @@ func (a Applied) Without(b Applied) Applied {
 // Empty reports whether there is no address and no route.
 func (a Applied) Empty() bool { return len(a.Addresses) == 0 && len(a.Routes) == 0 }
 
-// RouteOf returns a route of a lease in the form for the pod: on a link, with a metric. Its gateway need not be in
-// any prefix of the link.
+// RouteOf returns a route of a lease as a route through a link, with a metric. Its gateway need not be in any prefix
+// of the link.
 func RouteOf(r dhcpc.Route, index, priority int) route.Route {
 	one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Link: index, Priority: uint32(priority),
 		Protocol: route.ProtocolTombolo}

@@ -272,7 +272,7 @@ func (h *LockedRecord) Replace(r *Record) error {
 	return nil
 }
 
-// Same returns an error if the existing record does not have r's token: the same errors as Replace.
+// Same returns an error if the existing record does not have r's token. The errors are as for Replace.
 func (h *LockedRecord) Same(r *Record) error {
 	now, err := h.dir.Load(h.hash)
 	if err != nil {

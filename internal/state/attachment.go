@@ -355,7 +355,7 @@ func (d *Dir) Create(a *Attachment) (*Pending, error) {
 	return p, nil
 }
 
-// create does the work of Create.
+// create does the work of Create. Its errors do not name the operation.
 func (d *Dir) create(a *Attachment) (*Pending, error) {
 	a.State = Adding
 	if a.Created.IsZero() {
@@ -454,7 +454,7 @@ func (p *Pending) Commit(a *Attachment) error {
 	return p.Close()
 }
 
-// commit does the work of Commit, and leaves p open.
+// commit does the work of Commit, and leaves p open. Its errors do not name the operation.
 func (p *Pending) commit(a *Attachment) error {
 	if p.fd < 0 {
 		return &os.PathError{Op: "write", Path: p.path, Err: os.ErrClosed}

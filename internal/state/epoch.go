@@ -130,8 +130,8 @@ func (d *Dir) newEpoch() (Epoch, error) {
 	}, nil
 }
 
-// Begun returns when an epoch began, which is when pid 1 started, as a time of the present clock. The zero Epoch
-// yields the zero time.
+// Begun returns when an epoch began, as a time by the present wall clock. An epoch begins when pid 1 starts. The
+// zero Epoch yields the zero time.
 func (d *Dir) Begun(e Epoch) time.Time {
 	if e.Init == 0 {
 		return time.Time{}
@@ -146,8 +146,8 @@ func (d *Dir) Begun(e Epoch) time.Time {
 // the next caller begins again. If the recorded epoch was missing or damaged, all records stay, and GC later
 // removes the attachments of pods that are gone.
 //
-// If a newer version wrote the epoch, the error matches ErrVersion. Otherwise Enter fails as Lock does. The caller
-// must be in the node's own network namespace and, to begin an epoch, in its PID namespace.
+// If a newer version wrote the epoch, the error matches ErrVersion. Enter also returns the errors of Lock. The
+// caller must be in the node's own network namespace and, to begin an epoch, in its PID namespace.
 func (d *Dir) Enter(ctx context.Context) (*Lock, Epoch, error) {
 	l, err := d.Lock(ctx, Shared)
 	if err != nil {

@@ -60,9 +60,9 @@ func (d *Dir) Contested() (*Contested, error) {
 	return f, nil
 }
 
-// Zones lists the links that tombolod has put into its firewalld zone, and the links that an operator has put into
-// another zone. By this record, an ADD knows whether to wait for tombolod. A restarted tombolod knows which links to
-// remove from the zone.
+// Zones lists the links that tombolod has put into firewalld's zone trusted, and the links that an operator has put
+// into another zone. By this record, an ADD knows whether to wait for tombolod. A restarted tombolod knows which
+// links to remove from the zone.
 type Zones struct {
 	Version int      `json:"version,omitempty"`
 	Joined  []string `json:"joined,omitempty"` // links that tombolod put into the zone

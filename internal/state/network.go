@@ -88,8 +88,8 @@ type Network struct {
 	Closed4 bool `json:"closed4,omitempty"`
 	Closed6 bool `json:"closed6,omitempty"`
 
-	// LoopbackUnfiltered is set if the bridge lacks the filter that protects the host's 127.0.0.1 even while
-	// nf_tables is empty. The kernel does not support such a filter, or adding it would have lost packets.
+	// LoopbackUnfiltered is set if the bridge lacks the ingress filter for the host's 127.0.0.1 (package localnet).
+	// Either the kernel does not support the filter, or adding it would have lost packets.
 	LoopbackUnfiltered bool `json:"loopbackUnfiltered,omitempty"`
 
 	// GatewayUses lists, for each gateway, one attachment that needs the gateway.

@@ -451,7 +451,7 @@ const replace = netlink.Create | netlink.Replace
 // exist.
 func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
-// atOnce is the number of requests in one sendmsg. Their acknowledgements must fit into the socket's buffer.
+// atOnce is the largest number of requests in one sendmsg. Their acknowledgements must fit into the socket's buffer.
 const atOnce = 256
 
 // apply sends requests. It continues after errors, and returns the first error that matters (see request.done).

@@ -248,8 +248,9 @@ func (s *snapshot) refuseStale(no refusal) {
 	}
 }
 
-// refuseAbove adds a reason for each link on top of the NIC, except VLANs, which go on working. Some links receive
-// at the point where a bridge would, and the kernel permits only one receiver. Tunnels send through the NIC alone.
+// refuseAbove adds a reason for each link on top of the NIC, except VLANs, which go on working. Some links receive at
+// the point where a bridge would, and the kernel permits only one receiver. Tunnels send through the NIC alone, and
+// would be cut off.
 func (s *snapshot) refuseAbove(no refusal) {
 	for _, l := range s.Links {
 		if l.Lower != s.NIC.Index || l.Kind == "vlan" {
@@ -315,9 +316,9 @@ func copySettings(nic, bridge string) error {
 	return errors.Join(errs...)
 }
 
-// setSourceChecks gives a bridge the NIC's parameters rp_filter and arp_filter. Without a NIC it sets loose ones, for
-// the time when packets come in by the bridge and their replies leave by the NIC, or the reverse: a strict source check
-// would drop these packets, and arp_filter would leave ARP requests unanswered.
+// setSourceChecks gives a bridge the NIC's parameters rp_filter and arp_filter. Without a NIC it sets loose ones. These
+// are for the time when packets come in by the bridge and their replies leave by the NIC, or the reverse. A strict
+// source check would then drop these packets, and arp_filter would leave ARP requests unanswered.
 func setSourceChecks(bridge, nic string) (err error) {
 	for name, value := range map[string]string{"rp_filter": "2", "arp_filter": "0"} {
 		if nic != "" {

@@ -43,7 +43,7 @@ func (u *Uplink) validate() error {
 }
 
 // Conn works on the NICs of the calling thread's network namespace. For one NIC or bridge, only one caller in all
-// processes may make changes at a time. The caller must lock.
+// processes may make changes at a time. The caller must ensure this with a lock.
 type Conn struct {
 	nl     *nl.Conn
 	addrs  *addr.Conn
@@ -281,7 +281,8 @@ func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, er
 	return nil, nil
 }
 
-// restoreSteps runs the steps of a restoration, and removes the journal.
+// restoreSteps runs the steps of a restoration, and removes the journal. If the NIC is gone, it only deletes the
+// bridge.
 func (c *Conn) restoreSteps(ctx context.Context, rec *Record, j Journal) error {
 	s, err := c.snapshot(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {

@@ -27,7 +27,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// kernel implements node for the kernel that the keeper runs on.
+// kernel implements the interface node by requests to the kernel of the host on which the keeper runs.
 type kernel struct {
 	host    *netns.NS     // nil for the keeper's own namespace
 	network *network.Node // if nil, leases have no attachments

@@ -217,7 +217,7 @@ func (v *visit) endUnreachable6(cause error) error {
 	return errors.Join(err, v.follow())
 }
 
-// exchange6 is the exchange of messages between one visit and DHCPv6 servers.
+// exchange6 is the exchange of messages with DHCPv6 servers during one visit to a lease.
 type exchange6 struct {
 	*visit
 	messageConn[[]byte]
@@ -455,7 +455,8 @@ func (x *exchange6) recordNoAnswer() error {
 	return failure
 }
 
-// noResult returns the error of a session without a result so far.
+// noResult returns an error that lists the messages of the session so far. It is for a session that has led to no
+// lease or configuration yet.
 func (x *exchange6) noResult() error {
 	op := "lease an address"
 	if x.r.Six.Stateless {

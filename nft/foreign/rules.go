@@ -120,8 +120,8 @@ type place struct {
 	kept  []int // indexes of our rules in a right place, one for each comment
 }
 
-// decide returns the place for our rules. It keeps our rules that are in a right place. The place is always after the
-// call of the operator's chain admin.
+// decide returns the place for our rules, which is always after the call of the operator's chain admin. Its index is
+// -1 if the chain needs no rules of ours. decide keeps our rules that are in a right place.
 func (b *base) decide(admin string) place {
 	decided := b.behindAdmin(admin)
 	at, how := b.end(decided)

@@ -138,7 +138,8 @@ func (list *rules) addAnswers(mark uint32) {
 
 func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
 
-// sharedSettings is the settings text of chains that all networks share and that have no settings.
+// sharedSettings is the settings text in the comments of chains that all networks share and whose rules depend on no
+// setting.
 const sharedSettings = "shared"
 
 // publish returns a chain that redirects callers of published ports to pods. One such chain is for packets from

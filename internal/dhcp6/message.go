@@ -175,7 +175,8 @@ func (m *message) grants() (list []grant, t1, t2 time.Duration, ignored []string
 // time.
 const shortest = 2 * time.Second
 
-// lease returns a lease of the address g of a message. asked is the sending time of the message that m answers.
+// lease returns a lease of the address g, which the message m offers or grants. asked is the time when the client sent
+// the request that m answers.
 func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []string, asked time.Time) *Lease6 {
 	l := &Lease6{
 		Address: g.addr, Server: slices.Clone(m.server), DUID: c.DUID, IAID: c.IAID,

@@ -180,10 +180,10 @@ type contest struct {
 	until   time.Time // no repair before this time
 }
 
-// repair is one repair of an object.
+// repair describes one repair that the keeper made to an object.
 type repair struct {
 	at   time.Time
-	what string // the differences before it
+	what string // the differences before the repair
 }
 
 const (

@@ -38,8 +38,9 @@ type leaseCall struct {
 	unconfirmed bool
 }
 
-// prepareLease checks the lease's configuration before anything is changed. It also fills in the attachment's record.
-// While this Add waits for a DHCP server, other calls restore the pod's guard from that record.
+// prepareLease checks the lease's configuration before anything is changed, and chooses a MAC if the pod requests
+// none. It also fills in the attachment's record. While this Add waits for a DHCP server, other calls restore the
+// pod's guard from that record.
 func (a *addCall) prepareLease() (*leaseCall, error) {
 	l := &leaseCall{request: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
 	switch len(a.pod.MAC) {

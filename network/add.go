@@ -150,7 +150,7 @@ func (a *addCall) refuseListeners(ctx context.Context) error {
 }
 
 // ready ensures that the network exists as planned. It then returns an error if another machine or pod has the pod's
-// MAC or addresses.
+// MAC or addresses. It skips this check if the pod already has its link.
 func (a *addCall) ready(ctx context.Context) (err error) {
 	if a.site, err = ensureReady(ctx, a.s, a.required); err != nil {
 		return err

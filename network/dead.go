@@ -286,7 +286,7 @@ func (t *teardown) unreleasable(rec *state.Attachment) error {
 	return err
 }
 
-// collectDead removes the dead attachments of the network, and returns them.
+// collectDead removes the dead attachments of the network, and returns them. With dryRun it removes nothing.
 func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error) {
 	records, unread, err := t.Session.Dir.List(t.Network)
 	if err != nil {

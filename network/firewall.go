@@ -436,7 +436,7 @@ func (s *session) sharedNIC(ctx context.Context, rec *state.Network) (string, er
 
 // filtersBridged reports whether packets that the network's bridge forwards pass the host's firewall: IPv4 packets if
 // ipv4 is true, else IPv6 packets. NFCall is nil if the network was not created yet and its configuration leaves the
-// setting open.
+// setting open. Then only default routes through the host turn it on.
 func filtersBridged(rec *state.Network, ipv4 bool) bool {
 	own := rec.NFCall == nil && rec.DefaultRoute == exitHost || rec.NFCall != nil && *rec.NFCall
 	return passesFirewall(&bridge.BridgeState{NFCallIPTables: own, NFCallIP6Tables: own}, ipv4)

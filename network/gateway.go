@@ -198,8 +198,9 @@ func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
 	return true
 }
 
-// buildGateways adds the gateways' addresses to the link, and deletes stale ones. If another address of the link
-// overlaps with a gateway's, it deletes that address with force, and returns an error without.
+// buildGateways adds the gateways' addresses to the link, repairs the routes to their subnets, and deletes stale
+// addresses. If another address of the link overlaps with a gateway's, it deletes that address with force, and returns
+// an error without.
 func (n *site) buildGateways(ctx context.Context, force bool) error {
 	s, rec, l := n.s, n.rec, n.gatewayLink
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
@@ -231,7 +232,7 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 			stale = appendNew(stale, a.Prefix)
 		}
 
-		// Skip duplicate address detection: no other program assigns addresses of the pods' network.
+		// Skip duplicate address detection, unless refuseAnswered asks for it below.
 		own := addr.Address{Prefix: gw, Link: l.Index, Flags: unix.IFA_F_NODAD}
 		if !has(have, gw) {
 			// Set the broadcast address only on a new address. An operator's own address may have none, and replacing
@@ -488,7 +489,8 @@ func refuseOverlaps(
 }
 
 // refuseConnected returns an error if a fresh subnet overlaps with the subnet of an address that the host has on
-// another link. It ignores the links in going, which are about to be deleted.
+// another link. It accepts a part of a wider network, unless the host's address or a gateway of the host is in that
+// part. It ignores the links in going, which are about to be deleted.
 func refuseConnected(ctx context.Context, s *session, w *requirement, fresh []netip.Prefix, going []string) error {
 	own, err := s.link(ctx, w.Record.GatewayLink())
 	if err != nil {

@@ -330,8 +330,8 @@ func (k *checkCall) expect(port *bridge.Port, found *findings) {
 }
 
 // expectedAddresses returns the reported addresses that the pod's interface should have. With a lease or SLAAC,
-// addresses come and go, and the report may be outdated. Then only those reported addresses count that are still on
-// record.
+// addresses come and go, and the report may be outdated. Then expectedAddresses leaves out the addresses that are no
+// longer on record, and those that the pod formed itself.
 func (k *checkCall) expectedAddresses(report *Reported) []netip.Prefix {
 	onRecord := func(p netip.Prefix) bool {
 		return slices.ContainsFunc(k.rec.Addresses, func(a ipam.Address) bool { return a.Prefix == p })
@@ -381,7 +381,8 @@ func (r *Reported) names(ip netip.Addr) bool {
 }
 
 // checkNetwork compares a network's own parts with its record. A network without attachments needs none of its parts.
-// Then checkNetwork only reports a missing bridge, since a runtime may have deleted the network.
+// Then checkNetwork only reports a missing bridge, since a runtime may have deleted the network, and the faults that
+// lookAtOthers finds.
 func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment) (*findings,
 	error) {
 	n := &site{s: s, rec: rec, attachments: attachments}
@@ -534,7 +535,7 @@ func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 const contestedFor = 3 * time.Minute
 
 // refuseContested returns an error if another program undoes tombolod's repairs of the firewall again and again. The
-// error names that program.
+// error names that program, if it is known.
 func refuseContested(dir *state.Dir) error {
 	f, err := dir.Contested()
 	if err != nil {

@@ -80,7 +80,7 @@ func (n *site) eachLink(do func(*bridge.Link) error) error {
 }
 
 // isOpen reports whether a link has route_localnet and the filter that protects 127.0.0.1 (see loopbackPart). If the
-// kernel does not support the filter, route_localnet suffices.
+// record has LoopbackUnfiltered set, route_localnet suffices.
 func (n *site) isOpen(ctx context.Context, l *bridge.Link) (bool, error) {
 	if !l.RouteLocalnet || n.rec.LoopbackUnfiltered {
 		return l.RouteLocalnet, nil

@@ -250,9 +250,10 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 	return s, used, nil
 }
 
-// mendStrays deletes our objects without a record, and the elements of addresses that a pod no longer has. Both come
-// back when a program loads an older copy of our tables. mendStrays reports whether there were any. It takes the
-// exclusive lock, so no Add is in progress.
+// mendStrays deletes the firewall elements and IFB links of attachments that have neither a record nor a port. It also
+// deletes the elements of addresses that a pod no longer has. Such elements come back when a program loads an older
+// copy of our tables. mendStrays reports whether it found any elements. It takes the exclusive lock, so no Add is in
+// progress.
 func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 	if err := s.enterAlone(ctx); err != nil {
 		return false, err

@@ -194,8 +194,8 @@ func SlowPorts(bridge string, delay time.Duration) string {
 // AliasPrefix is the prefix of each alias that Tombolo sets.
 const AliasPrefix = "tombolo:1:"
 
-// BridgeAlias marks a bridge that Tombolo created. If a bridge lacks this alias, Tombolo never deletes the bridge
-// and changes neither its MTU nor its accept_ra.
+// BridgeAlias marks a bridge that Tombolo created. Tombolo never deletes a bridge without this alias, and sets no
+// defaults on it.
 const BridgeAlias = AliasPrefix + "bridge"
 
 // ShareAlias is the alias prefix of the veth pair that connects a bridge to a shared NIC.

@@ -283,7 +283,7 @@ func (l *linkSource) setCarrier(nic string, carrier bool) {
 	}
 }
 
-// linkUrgency returns the urgency of comparing links after a change of the link n.
+// linkUrgency returns the urgency of comparing links after the change n, and records the link's new facts.
 func (l *linkSource) linkUrgency(n linkChange) urgency {
 	if when := l.uplinkUrgency(n); when != never {
 		return when

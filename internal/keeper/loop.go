@@ -56,7 +56,7 @@ func (k *Keeper) newLoop(ctx context.Context) *loop {
 	return l
 }
 
-// run runs the loop until the context is done, beat fails, or the directory of records is gone.
+// run runs the loop until the context is done or an error occurs, for example because the directory of records is gone.
 func (l *loop) run(changes <-chan change, beat func() error) error {
 	defer l.stop()
 	if err := l.rescan(); err != nil {

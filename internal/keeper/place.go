@@ -72,9 +72,9 @@ func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 	return ns, err
 }
 
-// errUnlessPort returns an error for a pod whose namespace was not found. The error matches errGone unless the pod's
-// port still exists. In that case the pod exists too, but the keeper cannot reach it, for example because it does not
-// see the runtime's mounts.
+// errUnlessPort returns an error for a pod whose namespace was not found. The error matches errGone only if the pod's
+// port is gone too. If the port exists, so does the pod, but the keeper cannot reach it, for example because it does
+// not see the runtime's mounts.
 func (k kernel) errUnlessPort(r *lease.Record, cause error) error {
 	if r.HostIf != "" {
 		switch _, err := k.port(r.HostIf); {

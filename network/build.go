@@ -412,8 +412,8 @@ func probe(ctx context.Context, s *session, w *requirement) error {
 // isIPv6 reports whether a prefix belongs to IPv6.
 func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
 
-// isDeserted reports whether a network has no pods, and its bridge is gone, or unused and made by Tombolo. nerdctl and
-// podman delete a network without calling the plugins, and give its subnet to the next network.
+// isDeserted reports whether a network has no pods and no bridge. An unused bridge that Tombolo made counts as none.
+// nerdctl and podman delete a network without calling the plugins, and give its subnet to the next network.
 func (s *session) isDeserted(ctx context.Context, o *state.Network) (bool, error) {
 	attachments, err := s.attachments(o.Name)
 	if err != nil || len(attachments) > 0 {

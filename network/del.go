@@ -304,7 +304,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	return t.forget(ctx, r.hash)
 }
 
-// forget deletes an attachment's record under the state's lock, shared, and releases that lock.
+// forget takes the state's lock, shared, deletes an attachment's record, and releases the lock.
 func (t *teardown) forget(ctx context.Context, hash string) error {
 	if err := t.Session.enter(ctx); err != nil {
 		return err
@@ -355,8 +355,8 @@ func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _
 
 // collect removes one attachment that is not in keep. began is the time when the list of attachments was made.
 // collect skips an attachment that has changed or was created since then, and an attachment with an ADD or DEL in
-// progress. If the record was unreadable for the list and is readable now, collect compares its creation time with
-// began.
+// progress. If the record was unreadable at the time began and is readable now, collect removes the attachment only
+// if it was created before began.
 func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) error {
 	now := *r
 	lock, err := t.Session.Dir.LockAttachment(t.Network, r.hash)

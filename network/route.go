@@ -410,8 +410,8 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 	return routing.Replace(conn, "add neighbour", entries...)
 }
 
-// completeNextHops writes a pod's neighbour entries again. The kernel has deleted them because another program moved
-// the interface, or gave it another MAC.
+// completeNextHops writes again the neighbour entries of a pod whose default route leads to the host. The kernel has
+// deleted them because another program moved the interface, or gave it another MAC.
 func (s *session) completeNextHops(ctx context.Context, a *state.Attachment) error {
 	if a.DefaultRoute != exitHost {
 		return nil

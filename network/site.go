@@ -129,7 +129,7 @@ func (f *findings) advise(remedy tombolo.Remedy, format string, args ...any) {
 	f.list = append(f.list, tombolo.Difference{Text: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
-// texts returns the differences as texts.
+// texts returns a line of text for each difference.
 func (f *findings) texts() []string { return printable.Texts(f.list) }
 
 // addAll adds differences. If a difference has no remedy, it gets the given one.
@@ -145,8 +145,8 @@ func (f *findings) addAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 type podPart interface {
 	// look compares the part with the record, and adds the differences to p.found. It changes nothing.
 	look(ctx context.Context, p *podSite) error
-	// mend restores the part outside the pod's namespace, under the exclusive lock. It is called only if the pod's
-	// port exists.
+	// mend restores the part's objects outside of the pod's namespace, under the exclusive lock. It is called only if
+	// the pod's port exists.
 	mend(ctx context.Context, p *podSite) error
 }
 

@@ -76,7 +76,7 @@ type linkFacts struct {
 	maxLearned                     string
 }
 
-// bridgeFacts sets the fields for a bridge, if the link is one.
+// bridgeFacts sets the facts that only a bridge has. For any other link it does nothing.
 func (f *linkFacts) bridgeFacts(l *link.Info) {
 	if b := l.Bridge; b != nil {
 		f.nfCall, f.nfCall6, f.vlanFiltering = fact(b.NfCallIptables), fact(b.NfCallIp6tables), fact(b.VlanFiltering)

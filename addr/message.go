@@ -53,7 +53,7 @@ func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 
 	body.Attributes = &rtnetlink.AddressAttributes{Address: a.peer().AsSlice()}
 	if a.is4() || a.Peer.IsValid() {
-		// An IPv6 request with both attributes means that the address has a peer.
+		// A request with both IFA_ADDRESS and IFA_LOCAL means that the IPv6 address has a peer.
 		body.Attributes.Local = a.Prefix.Addr().AsSlice()
 	}
 
@@ -93,7 +93,7 @@ func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error)
 		body.Attributes.Label = a.Label
 	}
 
-	// The message's header has room for only eight flags, so they are sent as an attribute.
+	// The message's header has room for only eight flags, so the flags are sent as an attribute.
 	if body.Attributes != nil {
 		body.Attributes.Flags = uint32(a.requestFlags())
 		body.Attributes.Priority = a.Metric

@@ -164,7 +164,7 @@ func (c *Conn) undo(p *Port, cause error) error {
 }
 
 // setUpPod configures the pod's interface and waits until it is usable, unless Port.NoWait is set. It closes the
-// podNamespace at once after an error, and if no address needs a wait. Otherwise Conn.Wait closes it.
+// podNamespace after an error, or if the pod has no address to wait for. Otherwise Conn.Wait closes it.
 func (c *Conn) setUpPod(ctx context.Context, inPod *podNamespace, p *Port) (_ *Attachment, err error) {
 	a := &Attachment{MAC: p.MAC, PeerMAC: p.PeerMAC, MTU: p.MTU}
 	if err = c.configurePod(ctx, inPod, p, a); err == nil {

@@ -48,7 +48,7 @@ func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Differen
 	return found, nil
 }
 
-// compareShaper compares a root qdisc with a limit.
+// compareShaper compares a root qdisc with a limit, and adds a difference to list.
 func compareShaper(list *diff.List, object, what string, want Limit, mtu int, have tc.Qdisc) {
 	switch {
 	case want.Rate == 0 && have.Ours():
@@ -58,7 +58,7 @@ func compareShaper(list *diff.List, object, what string, want Limit, mtu int, ha
 	}
 }
 
-// compareRedirect compares the filter at the port with the expected one.
+// compareRedirect compares the filter at the port with the expected one, and adds a difference to list.
 func compareRedirect(list *diff.List, object string, expected bool, t *Target, have *installation) {
 	switch {
 	case expected && len(have.own) == 0:
@@ -70,7 +70,7 @@ func compareRedirect(list *diff.List, object string, expected bool, t *Target, h
 	}
 }
 
-// compareIFB compares the ifb with the expected one.
+// compareIFB compares the ifb with the expected one, and adds the differences to list.
 func compareIFB(list *diff.List, object string, want Limit, t *Target, have *installation) {
 	switch {
 	case have.ifb == nil && want.Rate != 0:
@@ -94,7 +94,7 @@ func describeBucket(w tc.Bucket) string {
 	return fmt.Sprintf("tbf rate %s burst %db limit %db", formatRate(w.Rate*8), w.Burst, w.Limit)
 }
 
-// describe returns a short description of a root qdisc.
+// describe returns a short description of a root qdisc, or "" for the kernel's default qdisc.
 func describe(q tc.Qdisc) string {
 	switch {
 	case q.Kind == "" || q.Handle == 0:

@@ -160,7 +160,7 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 		br.MAC = ident.RandomMAC()
 	}
 
-	// If the kernel refuses the data, it creates no bridge.
+	// VLANFiltering is part of this request. So if the kernel refuses it, the kernel creates no bridge.
 	r := link.Request{Name: br.Name, MAC: br.MAC, MTU: new(differentMTU(br.newMTU())), Kind: "bridge",
 		Group: new(uint32(unfinishedGroup))}
 	if br.VLANFiltering {

@@ -60,7 +60,7 @@ func (c *Conn) noteNetNS(ns *netns.NS) error {
 }
 
 // checkPod returns an error if pod is nil or closed. It also returns an error if pod is the bridges' own network
-// namespace, unless same permits that.
+// namespace, unless same is set.
 func (c *Conn) checkPod(pod *netns.NS, same bool) error {
 	var err error
 	switch {

@@ -48,8 +48,8 @@ func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) e
 	return errors.Join(errs...)
 }
 
-// Shut sets a port down. The pod cannot set it up again, so no packet passes the port any more. Then the caller can
-// delete the port's guard before the port, which takes much longer to delete. It is no error if the port does not
+// Shut sets a port down. The pod cannot set it up again, so no packet passes the port any more. So the caller can
+// delete the port's guard before it deletes the port, which takes much longer. It is no error if the port does not
 // exist. If the alias does not begin with owner, Shut changes nothing and returns an error that matches ErrForeign.
 // An empty owner matches any alias.
 func (c *Conn) Shut(ctx context.Context, name, owner string) error {
@@ -91,7 +91,8 @@ func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Lin
 func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 	var b nl.Batch
 	if len(list) == 1 {
-		// The index identifies the link that was checked. Another link may have its name by now.
+		// Delete the link by its index, which identifies the link that was checked. Another link may have its name by
+		// now.
 		link.Request{Index: list[0].Index}.Delete(&b, list[0].Name)
 	} else {
 		delTogether(&b, list)

@@ -68,7 +68,7 @@ func (inPod *podNamespace) close() {
 	}
 }
 
-// waitLater stores the podNamespace of a port, which a later call of Wait uses.
+// waitLater stores the podNamespace of a port for a later call of Wait.
 func (c *Conn) waitLater(port string, inPod *podNamespace) {
 	c.closeWaiting(port)
 	c.mu.Lock()

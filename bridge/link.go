@@ -123,7 +123,7 @@ func (c *Conn) links(ctx context.Context, op, kind string, master int) ([]Link, 
 	return list, err
 }
 
-// linkOf converts an internal link to a Link.
+// linkOf converts a link.Info to a Link.
 func linkOf(l *link.Info) *Link {
 	to := &Link{
 		Index: l.Index, Name: l.Name, Kind: l.Kind, MAC: l.MAC, MTU: l.MTU, Master: l.Master, Peer: l.Lower,

@@ -45,7 +45,7 @@ func (p *Port) raSysctls() []raSysctl {
 
 	return []raSysctl{
 		{parameter: parameter{"autoconf", 5, 1}, initial: 1, forms: true},
-		// -1 repeats solicitations until a router answers.
+		// The value -1 repeats solicitations until a router answers.
 		{parameter: parameter{"router_solicitations", 7, -1}, initial: -1, asks: true, forms: true},
 		{parameter: parameter{"use_tempaddr", 10, 0}},
 		{parameter: parameter{"accept_ra_defrtr", 17, router}, initial: 1},
@@ -53,7 +53,7 @@ func (p *Port) raSysctls() []raSysctl {
 		{parameter: parameter{"accept_dad", 27, dad}, initial: 1},
 		{parameter: parameter{"accept_ra_rt_info_min_plen", 49, shortest}},
 		{parameter: parameter{"accept_ra_rt_info_max_plen", 21, 64}},
-		// 2 accepts advertisements even if the pod forwards packets.
+		// The value 2 accepts advertisements even if the pod forwards packets.
 		{parameter: parameter{"accept_ra", 3, 2}, initial: 1, asks: true, forms: true},
 	}
 }
@@ -77,10 +77,10 @@ type raSysctl struct {
 // drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination inside multicast frames. The sysctl
 // disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock for links (RTNL).
 
-// hostEndIPv4 returns the IPv4 sysctls of the host's end. Netlink can set them.
+// hostEndIPv4 returns the IPv4 sysctls of the host's end of a veth pair. Netlink can set them.
 func hostEndIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }
 
-// hostEndIPv6 returns the IPv6 sysctls of the host's end, which netlink cannot set.
+// hostEndIPv6 returns the IPv6 sysctls of the host's end of a veth pair, which netlink cannot set.
 func hostEndIPv6() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }
 
 func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }

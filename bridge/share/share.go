@@ -332,8 +332,8 @@ func unfit(nic *link.Info, format string, args ...any) error {
 
 // refuseNIC returns an error if the NIC cannot be shared with any bridge.
 func refuseNIC(nic *link.Info) error {
-	// A link with the entry phy80211 is a Wi-Fi interface. This works only if /sys was mounted in the link's network
-	// namespace.
+	// A link with the entry phy80211 in /sys is a Wi-Fi interface. The check works only if /sys was mounted in the
+	// link's network namespace.
 	_, err := os.Stat("/sys/class/net/" + nic.Name + "/phy80211")
 	switch {
 	case err == nil:

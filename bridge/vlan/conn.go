@@ -239,8 +239,8 @@ type Link struct {
 	Alias string // the alias of a new link, which marks its owner
 }
 
-// EnsureLink adds the bridge itself to a VLAN, and creates the host's link in this VLAN. The link is up and has no
-// link-local address. EnsureLink reports whether it changed anything. It needs CAP_NET_ADMIN.
+// EnsureLink adds the bridge itself to a VLAN, and creates or corrects the host's link in this VLAN. The link is up
+// and has no link-local address. EnsureLink reports whether it changed anything. It needs CAP_NET_ADMIN.
 //
 // If a link with this name exists with another kind, VLAN or bridge, the error matches fs.ErrExist. EnsureLink
 // accepts any veth link with this name, since another program may have connected it to the VLAN.

@@ -67,8 +67,8 @@ func Dial(ns *netns.NS) (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.nl.Close() }
 
-// List returns the flows that the questions select, in the kernel's order. If a flow begins or ends during the call,
-// the result may contain it or not.
+// List returns the flows that the questions select, in the kernel's order. If several questions select a flow, List
+// repeats it. If a flow begins or ends during the call, the result may contain it or not.
 //
 // The error matches errors.ErrUnsupported if the kernel has no ctnetlink, fs.ErrPermission without CAP_NET_ADMIN, and
 // tombolo.ErrInterrupted if many attempts in a row were interrupted.

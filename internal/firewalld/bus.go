@@ -43,7 +43,7 @@ func dialBus(ctx context.Context, address string, timeout time.Duration, notify 
 
 	b := &bus{socket: socket, timeout: timeout, notify: notify}
 
-	// With this transport, godbus accepts no file descriptors from peers. It would never close them.
+	// Pass a connected socket to godbus. It then accepts no file descriptors from peers, which it would never close.
 	b.conn, err = dbus.NewConn(socket, dbus.WithContext(ctx), dbus.WithSignalHandler(b),
 		dbus.WithIncomingInterceptor(ignoreCalls))
 	if err != nil {

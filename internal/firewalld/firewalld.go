@@ -152,7 +152,7 @@ func (z *Zones) attend(ctx context.Context) (err error) {
 	return z.look(ctx, z.bus)
 }
 
-// release closes the connection, and withdraws the announcement.
+// release closes the connection, and withdraws the announcement that links are put into the zone.
 func (z *Zones) release() {
 	if z.bus != nil {
 		z.bus.close()

@@ -67,7 +67,8 @@ func (a act) text() string {
 func decide(z zones, ours, needed, sure bool) act {
 	switch {
 	case z.running == zone && ours && z.permanent != "" && z.permanent != zone:
-		// A reload of firewalld keeps the running zone. So our change would keep overriding the operator's choice.
+		// A reload of firewalld keeps a link's running zone. So our change would keep overriding the operator's
+		// choice.
 		return yield
 	case !needed && z.running == zone && ours && z.permanent == "":
 		if !sure {

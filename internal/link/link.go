@@ -4,7 +4,7 @@
 //	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set link up", name)
 //	link.Get(&b, "br0", 0, &l)
 //
-// The package decodes answers itself, into the type Link. The library's decoder supports neither IFLA_AF_SPEC nor
+// The package decodes answers itself, into the type Info. The library's decoder supports neither IFLA_AF_SPEC nor
 // IFLA_LINK_NETNSID, and makes 130 allocations for a link.
 package link
 
@@ -205,7 +205,7 @@ func believable(b []byte) []byte {
 	}
 	before, info := nl.Cut(b, unix.IFLA_LINKINFO)
 
-	// The kernel writes the kind first.
+	// Trust the kind, since the kernel writes it before the attributes that a pod may have chosen.
 	if _, kind := nl.Cut(info, unix.IFLA_INFO_KIND); bytes.HasPrefix(kind, []byte("veth\x00")) {
 		return b
 	}

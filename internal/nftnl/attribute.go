@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Bytes returns an attribute with the data b, without copying them.
+// Bytes returns an attribute with the data b. It does not copy b.
 func Bytes(typ uint16, b []byte) netlink.Attribute { return netlink.Attribute{Type: typ, Data: b} }
 
 // String returns an attribute with a string that ends with a NUL.
@@ -113,10 +113,10 @@ func Each(list []byte, fn func([]byte)) {
 	_ = nl.Decode(list, func(ad *netlink.AttributeDecoder) { fn(ad.Bytes()) })
 }
 
-// Find finds a nested attribute, as nl.Find does.
+// Find returns the content of a nested attribute: see nl.Find.
 func Find(b []byte, path ...uint16) []byte { return nl.Find(b, path...) }
 
-// Text is nl.Text.
+// Text returns the bytes before the first NUL as a string.
 func Text(b []byte) string { return nl.Text(b) }
 
 // Number returns the number in four bytes in network byte order. If b has another length, it returns 0.

@@ -95,9 +95,9 @@ type Kind struct {
 	Size uint32 // size of the message with its header; 0 accepts any
 }
 
-// FollowOnly opens a Feed that receives only announcements of the given kinds. The kernel does not queue others. So a
-// flood of others neither wakes the reader nor makes the socket lose messages. If a datagram contains several
-// messages, only the first one is compared.
+// FollowOnly opens a Feed that receives only announcements of the given kinds. The kernel queues no other
+// announcements. So a flood of other announcements neither wakes the reader nor makes the socket lose messages. If a
+// datagram contains several messages, only the first one is compared.
 func FollowOnly(protocol int, ns *netns.NS, kinds []Kind, groups ...int) (*Feed, error) {
 	// Attach the filter before the socket joins a group, so that the kernel queues no other messages.
 	f, err := Follow(protocol, ns)

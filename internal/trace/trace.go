@@ -1,5 +1,5 @@
-// Package trace has the parts that the sessions of both DHCP clients share: the counts of messages, which the error
-// of a failed session lists, random numbers, and helpers for errors and times.
+// Package trace contains the code that the sessions of both DHCP clients share: the counts of messages, which the
+// error of a failed session lists, random numbers, and helpers for errors and times.
 package trace
 
 import (

@@ -12,8 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Add adds the elements of an endpoint in one transaction. The number of existing endpoints does not affect its
-// duration.
+// Add adds an endpoint's elements to the sets of the firewall, in one transaction. The number of existing endpoints
+// does not affect its duration.
 //
 // If one of the elements already exists, Add returns a *ConflictError, which matches fs.ErrExist. The same happens if
 // an existing element excludes a new one. A port published on all addresses and the same port on one address of the
@@ -26,8 +26,8 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 
 	elements, comment := ep.elements(), ep.comment()
 	return c.retry(ctx, func() error {
-		// Reuse the last known generation. If it is outdated, the kernel refuses the transaction, and c.retry tries
-		// again with a new one.
+		// Reuse the last known generation of nf_tables. If it is outdated, the kernel refuses the transaction, and
+		// c.retry tries again with a new one.
 		generation := c.verified.Generation()
 		if len(ep.Ports) > 0 && generation == nil {
 			visible, err := nftnl.VisibleGeneration(c.tables.Conn)
@@ -82,7 +82,8 @@ func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 	return nftnl.ErrOvertaken // the element is gone again, so try again
 }
 
-// explainMissing adds an explanation to an error that matches fs.ErrNotExist. It returns other errors unchanged.
+// explainMissing adds to an error that matches fs.ErrNotExist that the network's firewall is not set up. It returns
+// other errors unchanged.
 func explainMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the network's firewall is not (or no longer) set up: %w", err)
@@ -296,7 +297,7 @@ func (list publishedPorts) exclude(el ruleset.Element) bool {
 	return onAll && list[port][1] || !onAll && list[port][0]
 }
 
-// findExcluding returns the existing elements in the kernel that exclude some of the given elements.
+// findExcluding returns the elements in the kernel that exclude one of the given elements. See publishedPorts.
 func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementState, error) {
 	var onAll []ruleset.Element
 	var onOne []ruleset.Place // maps of host ports on one address
@@ -333,8 +334,8 @@ func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementStat
 	return excluding, err
 }
 
-// portOf returns the text of the endpoint's port (Port.String) that the element publishes or excludes. For elements
-// of other sets, it returns "".
+// portOf returns the text of the endpoint's port (Port.String) that the element publishes or excludes. For any other
+// element, it returns "".
 func (ep *Endpoint) portOf(el ruleset.Element) string {
 	for _, p := range ep.Ports {
 		for _, a := range ep.firstAddrs() {

@@ -31,7 +31,8 @@ func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, erro
 			return nil
 		}
 
-		// The answers may come from different generations, so retry if something changed in between.
+		// The answers to Read's requests may mix two generations of nf_tables. So retry if nf_tables changed in
+		// between.
 		return nftnl.Unchanged(c.tables.Conn, have.Generation)
 	})
 

@@ -84,8 +84,8 @@ func (c *Conn) Close() error {
 	return c.tables.Conn.Close()
 }
 
-// Probe returns nil if the kernel has nf_tables and permits the caller to use it. Otherwise the error matches
-// errors.ErrUnsupported if nf_tables is missing, or fs.ErrPermission if CAP_NET_ADMIN is missing.
+// Probe returns nil if the kernel has nf_tables and permits the caller to use it. If nf_tables is missing, the error
+// matches errors.ErrUnsupported. Without CAP_NET_ADMIN, it matches fs.ErrPermission.
 func (c *Conn) Probe(ctx context.Context) error {
 	_, err := nftnl.Generation(c.tables.Conn)
 	if nftnl.IsMissing(err) {
@@ -127,7 +127,7 @@ func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transactio
 	})
 }
 
-// commit commits a transaction of any kind.
+// commit commits a transaction of any kind, and explains the error EBUSY.
 func (c *Conn) commit(t *ruleset.Transaction) error { return explainBusy(t.Commit(c.tables.Conn)) }
 
 // elements returns all elements of all sets in our tables. See ruleset.Tables.Elements.

@@ -56,8 +56,8 @@ type Endpoint struct {
 	// Masquerade enables masquerading for the pod's packets. The network must have Network.Masquerade set.
 	Masquerade bool
 	// Ports are the pod's ports to publish on the host's addresses. For each family, a port leads to the first
-	// address of that family in Addrs. A port whose HostAddr is of a family that the pod has no address of is
-	// ignored. Duplicates are ignored too.
+	// address of that family in Addrs. A port is ignored if the pod has no address of its HostAddr's family.
+	// Duplicates are ignored too.
 	Ports []Port
 	// PortSNAT selects the callers of Ports that are masqueraded. The pod sees the host's address as the source of
 	// their packets.
@@ -197,9 +197,9 @@ func podElement(bridge string, a netip.Addr) ruleset.Element {
 	return ruleset.Element{Set: ruleset.InInet(set), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}
 }
 
-// traces returns all elements that the endpoint may have in the kernel. It includes elements for Masquerade. If
-// PortSNAT or Guard is set, it includes the elements of other values too, since the caller's record may be newer than
-// the elements.
+// traces returns all elements that the endpoint may have in the kernel. It includes the elements for masquerading
+// even if Masquerade is not set. If PortSNAT or Guard is set, it includes the elements of other values too, since the
+// caller's record may be newer than the elements.
 func (ep Endpoint) traces() []ruleset.Element {
 	ep.Masquerade = true
 	if ep.PortSNAT != SNATNeeded {

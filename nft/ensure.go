@@ -51,8 +51,8 @@ func (c *Conn) Prepare(ctx context.Context, n Network) (changed bool, _ error) {
 }
 
 // ensure implements Ensure (with sentinels) and Prepare (without). emptied reports whether elements of endpoints may
-// be missing, because ensure created a set or because another program emptied or loaded a set. It is also true for
-// sets that never existed before.
+// be missing, because ensure created a set or because another program emptied or loaded a set. emptied is also true
+// if ensure created a set for the first time.
 func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, emptied bool, _ error) {
 	want, err := c.ruleset(&n)
 	if err != nil {
@@ -88,7 +88,7 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 // called for each new pod. Ready checks that the tables and chains exist, are active and hooked in, and were created
 // for this network and mark by this version. It also checks the number of rules in each chain, and the sentinel of
 // each set. A sentinel is missing after another program emptied the set or loaded an older copy. Ready does not
-// notice missing elements of endpoints, or rules that were replaced: Check does.
+// notice rules that were replaced (see Check), or missing elements of endpoints (see CheckEndpoint).
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	want, err := c.ruleset(&n)
 	if err = errors.Join(ctx.Err(), err); err != nil {

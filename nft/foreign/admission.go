@@ -18,7 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// The names of iptables' chain FORWARD in nf_tables.
+// The names of iptables' table and chain for forwarded packets, as nf_tables lists them.
 const (
 	iptablesTable   = "filter"
 	iptablesForward = "FORWARD"
@@ -83,7 +83,7 @@ func (c *Conn) Ready(ctx context.Context) (bool, error) {
 			return nil
 		}
 
-		// If Verified knows this generation, its changes are visible already. Otherwise wait until they are.
+		// If c.verified has this generation, its changes are visible already. Otherwise wait until they are visible.
 		if known := c.verified.Generation(); err == nil && (known == nil || *known != generation) {
 			err = nftnl.Unchanged(c.nl, generation)
 		}
@@ -129,8 +129,7 @@ func (c *Conn) Check(ctx context.Context) (diffs []tombolo.Difference, _ error) 
 	return diffs, err
 }
 
-// Remove deletes our rules from iptables' chains FORWARD, including the call of AdminChain. It does not matter with
-// which mark they were added.
+// Remove deletes our rules from iptables' chains FORWARD, also rules with another mark, and the call of AdminChain.
 func (c *Conn) Remove(ctx context.Context) error {
 	return c.planned(ctx, "", func(p *plan) error {
 		for _, f := range p.families {

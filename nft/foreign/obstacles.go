@@ -26,8 +26,8 @@ type Obstacle struct {
 	Legacy    bool // it is legacy iptables, where packets cannot be traced
 }
 
-// String returns one line for the operator. It names the chain, and whether it drops pods' packets for certain. The
-// line ends with the remedy, or with the command that finds out.
+// String returns one line for the operator. It names the chain, which drops or may drop pods' packets. The line ends
+// with the remedy, or with the command that finds out.
 func (o Obstacle) String() string {
 	switch {
 	case !o.Maybe:
@@ -86,7 +86,7 @@ func (c *Conn) HasFirewalld(ctx context.Context) (is, strict bool, _ error) {
 // families are the families of tables that see packets of pods.
 func families() []uint8 { return []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} }
 
-// isOurs reports whether a table is package nft's.
+// isOurs reports whether a table is the inet table of package nft.
 func (c *Conn) isOurs(family uint8, table string) bool {
 	return family == unix.NFPROTO_INET && table == c.table
 }
@@ -240,8 +240,8 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path
 	isFirewalld := strings.HasPrefix(at.table, firewalld)
 	pods := &packet{known: p.mark, link: link, firewalld: isFirewalld}
 
-	// The kernel calls chains with the same priority in reverse order of their creation. So our mark is only certain
-	// in chains with a later priority.
+	// The kernel calls chains with the same priority in reverse order of their creation. So packets have our mark for
+	// certain only in chains with a later priority.
 	if ch.Priority > nftnl.PriorityForward {
 		pods.mark = p.mark
 	}
@@ -253,7 +253,8 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path
 	case o == nil || at.table == firewalld && b.isTrusted():
 		return nil, b.err
 	case isFirewalld:
-		// A reload also waits for a reload in progress, and removes the rules that an interrupted reload has left.
+		// Suggest a reload. It also waits for a reload in progress, and removes the rules that an interrupted reload
+		// has left.
 		o.Firewalld, o.Remedy = true, "firewall-cmd --reload"
 		if at.table == firewalld {
 			o.Remedy = "firewall-cmd --permanent --zone=trusted --change-interface=" + link + " && " + o.Remedy

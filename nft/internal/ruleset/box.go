@@ -91,7 +91,7 @@ func (b box) without(other box) (rest []box) {
 	return rest
 }
 
-// subtract returns the keys of boxes that another box lacks.
+// subtract returns the keys of the boxes in list that are not in hole.
 func subtract(list []box, hole box) (rest []box) {
 	for _, b := range list {
 		rest = append(rest, b.without(hole)...)

@@ -13,7 +13,8 @@ import (
 
 const dedupPrefix = "dedup-"
 
-// addDedup adds the network's chain that drops duplicate packets. Without Dedup, it marks the chain for deletion.
+// addDedup adds the network's chain that drops duplicate packets. If n.Dedup is empty, addDedup marks the chain for
+// deletion.
 func (rs *Ruleset) addDedup(n *Network) {
 	if len(n.Dedup) == 0 {
 		rs.gone = append(rs.gone, InBridge(dedupPrefix+n.Key))
@@ -37,8 +38,8 @@ func dedup(n *Network) Chain {
 		func(list *rules) { list.addDedup(ds) })
 }
 
-// addDedup appends the rules of the chain. The rules that accept packets from gateways come before the rules that
-// drop packets of a subnet, since a gateway may be in several subnets.
+// addDedup appends the rules that drop duplicate packets. The rules that accept packets from gateways come before the
+// rules that drop packets of a subnet, since a gateway may be in several subnets.
 func (list *rules) addDedup(ds []Dedup) {
 	once := func(comment string, write func(expressions)) {
 		if !slices.ContainsFunc(*list, func(r Rule) bool { return r.Comment == comment }) {
@@ -53,7 +54,8 @@ func (list *rules) addDedup(ds []Dedup) {
 	}
 
 	for _, d := range ds {
-		// Only the host forwards packets between subnets, so these are no duplicates.
+		// Drop only packets within a subnet. Packets between subnets are no duplicates, since only the host forwards
+		// them.
 		once(fmt.Sprintf("a copy of what the bridge forwards within %s at %s", d.Subnet, d.BridgeMAC),
 			func(x expressions) {
 				f := FamilyOf(d.Gateway)

@@ -224,13 +224,13 @@ func (f Family) destinations(name string, sender uint32) Set {
 	return s
 }
 
-// egressSets returns the sets for policies of networks.
+// egressSets returns the sets for egress policies of networks.
 func egressSets() []Set {
 	return append([]Set{keySet(egressSet, nftnl.TypeIfname)}, setsOfBoth(Family.egressSet)...)
 }
 
-// podEgressSets returns the sets for policies of pods: one with the pods that have a policy, and one with their
-// permitted destinations, for each family.
+// podEgressSets returns the sets for egress policies of pods: one with the pods that have a policy, and one with
+// their permitted destinations, for each family.
 func podEgressSets() []Set {
 	limited := func(f Family) Set { return keySet(f.limited, nftnl.TypeIfname, f.addrType) }
 	return setsOfBoth(limited, Family.podEgressSet)

@@ -92,8 +92,8 @@ func setAt(at Place) (Set, bool) {
 		return shareSet(at.Name), true
 	}
 
-	// This list is ordered by how often a set is needed. Ready and the restoring of thousands of host ports look up
-	// elements of the first sets. Such elements often do not exist, and the error for each calls setAt for its text.
+	// Search the most needed sets first. Ready and the restoring of thousands of host ports look up elements of these
+	// sets. Such elements often do not exist, and the text of each error about one needs setAt.
 	for _, sets := range []func() []Set{
 		BridgeSets, portSets, guardSets, podSets, portSNATSets, internalSets, egressSets, podEgressSets,
 	} {

@@ -10,8 +10,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// expressions writes the steps of a rule. A method that returns the expressions may be followed by further ones, so
-// that a rule reads as a sentence.
+// expressions builds the expressions of one rule. A method that returns expressions can be followed by another call,
+// so that a rule reads as a sentence.
 type expressions struct{ *nftnl.Expressions }
 
 // load loads bytes of a header into the first register.
@@ -142,7 +142,7 @@ func (x expressions) inPrefix(offset uint32, p netip.Prefix) expressions {
 	return x.compare(expr.CmpOpEq, p.Masked().Addr().AsSlice()[:length])
 }
 
-// netmask returns a mask of length bytes whose first bits are set.
+// netmask returns a mask of length bytes in which the given number of leading bits is set.
 func netmask(bits, length int) []byte {
 	mask := make([]byte, length)
 	for i := range bits {

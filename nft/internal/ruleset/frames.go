@@ -51,7 +51,7 @@ func (x expressions) isProtocol(typ uint16) expressions {
 	return x.isMeta(expr.MetaKeyPROTOCOL, Number16(typ))
 }
 
-// isL4 matches packets of a protocol. IPv6 extension headers before it are skipped.
+// isL4 matches packets of a protocol. IPv6 extension headers before the protocol's header are skipped.
 func (x expressions) isL4(protocol byte) expressions {
 	return x.isMeta(expr.MetaKeyL4PROTO, []byte{protocol})
 }
@@ -116,7 +116,7 @@ func (x expressions) firstByte(from, to byte) expressions {
 	return x.load(expr.PayloadBaseTransportHeader, 0, 1).byteBetween(from, to)
 }
 
-// nextHeader matches if the number of the header that follows IPv6's is in a range.
+// nextHeader matches packets whose IPv6 next header field is between from and to.
 func (x expressions) nextHeader(from, to byte) expressions {
 	return x.load(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1).byteBetween(from, to)
 }

@@ -116,7 +116,8 @@ func (x expressions) hasAny(bits uint16) expressions {
 // :00 if STP is on, unless the port's mask contains the group. It drops pause frames (:01) itself.
 
 // podPorts is the prefix of the names of all pods' ports, including ports that other plugins created. A match for it
-// needs no set element, which would have to follow each pod, and no link group, which an operator may change.
+// needs no set element, which would come and go with each pod. It needs no link group either, which an operator may
+// change.
 const podPorts = "veth"
 
 func (list *rules) addGroups() {

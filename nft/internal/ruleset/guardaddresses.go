@@ -17,8 +17,8 @@ func (list *rules) addGuard() {
 	list.begin("from its own MAC, where no more is asked").
 		linkIn(in, guardLeasingSet).linkNotIn(in, guardUntrustedSet).Return()
 
-	// Other machines may remove the tag and read the content. The rules below would see IP behind the tag, but not
-	// ARP.
+	// Drop frames with a VLAN tag. Other machines may remove the tag and read the content, and the rules below would
+	// not see ARP behind the tag.
 	list.begin("VLAN tags").isEtherType(unix.ETH_P_8021Q).Drop()
 	list.begin("outer VLAN tags").isEtherType(unix.ETH_P_8021AD).Drop()
 	list.guardIPv4()
@@ -58,7 +58,7 @@ func (list *rules) guardARP() {
 		isEtherType(unix.ETH_P_ARP).isNotOwn(arpSenderMAC, EtherLen, guardMACSet).Drop()
 	list.begin("ARP of its own address").isARP(arpForm()).isOwn(arpSenderIP, Addr4Len, guard4Set).Return()
 
-	// RFC 5227: these requests ask whether a host has the address, and change no neighbour table.
+	// Accept ARP probes (RFC 5227). They ask whether a host has an address, and change no neighbour table.
 	list.begin("ARP probes").isARP(append(arpForm(), 0, 1)).isNoSender().Return()
 	list.begin("ARP of any address, where none is known").isARP(arpForm()).leaveFree()
 }
@@ -87,8 +87,8 @@ func (list *rules) guardDiscovery() {
 		x.isEtherType(unix.ETH_P_IPV6).loadFragment(0, 1).byteBetween(byte(headers.from), byte(headers.to)).Drop()
 	})
 
-	// The kernel would parse the beginning of a later fragment as a header, so handle these fragments before other
-	// rules.
+	// Handle later fragments of a packet first. Otherwise a rule would take the beginning of such a fragment for a
+	// header.
 	list.begin("later fragments from its own IPv6 address").
 		isLaterFragment().isOwn(ip6Source, addr6Len, guard6Set).Return()
 	list.begin("later fragments from an IPv6 address made of its MAC").
@@ -126,7 +126,8 @@ func (list *rules) guardDiscovery() {
 func (list *rules) guardIPv6() {
 	list.begin("IPv6 from any address, where none is known").isEtherType(unix.ETH_P_IPV6).leaveFree()
 
-	// A pod that may send only from its own addresses cannot forward packets, so it cannot be a router.
+	// Drop messages of routers. A pod that may send only from its own addresses cannot forward packets, so it is no
+	// router.
 	list.begin("router advertisements").isDiscovery(routerAdvert, routerAdvert).Drop()
 	list.begin("redirects").isDiscovery(redirectMessage, redirectMessage).Drop()
 	list.begin("advertisements of another's IPv6 address").

@@ -47,9 +47,9 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 	x.compare(expr.CmpOpNeq, make([]byte, 4)).Return()
 
 	// The next rules accept frames that another program's bridge forwards itself. With br_netfilter, such frames pass
-	// this hook too, and no property of the packet distinguishes them. The rules use routes instead: the host itself
-	// would route a packet to a link other than its incoming link. If the host has no address on a bridge, its routes
-	// mostly do not lead to the sender through that bridge.
+	// this hook too, and no property of the packet distinguishes them from packets that the host routes. The rules
+	// use routes instead: the host itself would route a packet to a link other than its incoming link. If the host
+	// has no address on a bridge, its routes mostly do not lead to the sender through that bridge.
 	for _, route := range []struct {
 		text   string
 		fib    expr.Fib
@@ -81,7 +81,7 @@ func (x expressions) betweenBridges() expressions {
 	return x.isMeta(metaIIFKind, bridge).isMeta(metaOIFKind, bridge)
 }
 
-// NFT_META_IIFKIND and NFT_META_OIFKIND of include/uapi/linux/netfilter/nf_tables.h. Hardware has no kind.
+// NFT_META_IIFKIND and NFT_META_OIFKIND of include/uapi/linux/netfilter/nf_tables.h. A hardware link has no kind.
 const (
 	metaIIFKind expr.MetaKey = 26
 	metaOIFKind expr.MetaKey = 27

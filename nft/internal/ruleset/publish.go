@@ -10,9 +10,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The names of the chains for published ports. They look up ports in hash maps with one element for each port: see
-// Family. A packet that opens a connection to the host needs at most two such lookups, regardless of the number of
-// ports.
+// The names of the chains for published ports. The chains look up ports in hash maps with one element for each port:
+// see Family. A packet that opens a connection to the host needs at most two such lookups, regardless of the number
+// of ports.
 const (
 	loopbackChain       = "loopback"
 	answersChain        = "loopback-answers"
@@ -52,7 +52,8 @@ func (f *Family) portMap(name string, key ...uint32) Set {
 	return s
 }
 
-// podPortSet returns a set of pods' ports. The parts of its keys are link, address, protocol and port.
+// podPortSet returns a set whose elements are ports of pods. The parts of its keys are link, address, protocol and
+// port.
 func (f *Family) podPortSet(name string) Set {
 	return keySet(name, nftnl.TypeIfname, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
 }
@@ -163,8 +164,9 @@ func (list *rules) addToHost() {
 		x.Return()
 	})
 
-	// The kernel cannot forward packets to these IPv6 addresses. If they were redirected to a pod, the caller would
-	// wait for an answer. Without a redirect, the host refuses the connection, and the caller can use IPv4.
+	// The kernel cannot forward packets to ::1 and to link-local addresses. If such packets were redirected to a pod,
+	// the caller would wait for an answer. Without a redirect, the host refuses the connection, and the caller can
+	// use IPv4.
 	ip6 := Families()[1]
 	for _, p := range []netip.Prefix{
 		netip.PrefixFrom(netip.IPv6Loopback(), 128),
@@ -187,8 +189,8 @@ func (list *rules) addHostPorts() {
 		x.dnat(f)
 	})
 
-	// Leave out all addresses in 127.0.0.0/8 except 127.0.0.1, since programs listen at such addresses. An example is
-	// systemd-resolved, at 127.0.0.53.
+	// Publish no port at the addresses of 127.0.0.0/8 except 127.0.0.1, since programs of the host listen there. An
+	// example is systemd-resolved, at 127.0.0.53.
 	list.add("of 127.0.0.0/8, all addresses are 127.0.0.1 alone", func(x expressions) {
 		ip4 := Families()[0]
 		x.isTo(ip4, loopbackPrefix())
@@ -252,9 +254,10 @@ func (list *rules) addHairpin() {
 	list.addLAN()
 }
 
-// addLAN appends rules that masquerade packets to machines on a LAN if any rule changed the destination. Otherwise
-// such a machine would answer past this host, directly or through its router. The first rule leaves out pods'
-// packets, because answers to pods pass the hooks on the bridge. The second rule applies if they do not.
+// addLAN appends rules that masquerade packets to machines on a LAN if any rule changed the destination. Without
+// masquerading, such a machine would answer past this host, directly or through its router. The first rule leaves out
+// pods' packets, because answers to pods pass the hooks on the bridge. The second rule is for bridges whose packets
+// do not pass the hooks.
 func (list *rules) addLAN() {
 	list.addFamilies("a machine of the LAN answers past the host", func(x expressions, f Family) {
 		x.isRedirected()
@@ -277,8 +280,8 @@ func (list *rules) addLAN() {
 	})
 }
 
-// The chain portSNATChain masquerades more or fewer callers of published ports than the chain hairpin. The firewall
-// has this chain only if there is a network with PortSNAT.
+// The chain portSNATChain masquerades more or fewer callers of published ports than the chain hairpin, as
+// nft.Endpoint.PortSNAT selects. The firewall has this chain only if there is a network with PortSNAT.
 
 const portSNATChain = "hostports-snat"
 
@@ -294,8 +297,8 @@ func portSNATSets() []Set {
 	)
 }
 
-// portSNAT returns the chain that runs before the chain hairpin. The kernel skips the chain hairpin for packets that
-// this chain has translated.
+// portSNAT returns the chain portSNATChain. It runs before the chain hairpin, which the kernel skips for connections
+// that portSNATChain has translated.
 func portSNAT() Chain {
 	return Chain{
 		Place: InInet(portSNATChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING,

@@ -141,7 +141,8 @@ type Rule struct {
 // rules is a list of the rules of a chain, in order.
 type rules []Rule
 
-// begin appends a rule without steps, and returns its steps. The caller completes them before it appends another rule.
+// begin appends a rule, and returns its empty list of steps. The caller completes the steps before it appends another
+// rule.
 func (list *rules) begin(comment string) expressions {
 	*list = append(*list, Rule{Comment: comment})
 	return expressions{(*nftnl.Expressions)(&(*list)[len(*list)-1].Steps)}
@@ -150,7 +151,7 @@ func (list *rules) begin(comment string) expressions {
 // add appends a rule with the steps that write appends.
 func (list *rules) add(comment string, write func(expressions)) { write(list.begin(comment)) }
 
-// addFamilies appends one rule for each family.
+// addFamilies appends one rule for each family, with the steps that write appends.
 func (list *rules) addFamilies(comment string, write func(expressions, Family)) {
 	for _, f := range Families() {
 		write(list.begin(comment+", "+f.name), f)
@@ -163,7 +164,7 @@ type span struct {
 	from, to uint16
 }
 
-// addSpans appends one rule for each span.
+// addSpans appends one rule for each span, with the steps that write appends.
 func (list *rules) addSpans(spans []span, write func(expressions, span)) {
 	for _, s := range spans {
 		write(list.begin(s.comment), s)
@@ -194,7 +195,7 @@ const (
 	priorityLast = 300
 )
 
-// linkSet returns the set of names of links at a place.
+// linkSet returns a set at the given place whose keys are names of links.
 func linkSet(at Place) Set { return Set{Place: at, KeyType: nftnl.TypeIfname, KeyLen: IfnameLen} }
 
 // podSets returns the sets with the pods of all networks.
@@ -215,7 +216,7 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	if n.Masquerade {
 		rs.Chains = append(rs.Chains, masquerade(n))
 	} else {
-		// Keep the sets of masqueraded pods, since their elements belong to endpoints.
+		// Delete only the chain. Keep the sets of masqueraded pods, since their elements belong to endpoints.
 		rs.gone = append(rs.gone, InInet(masqueradePrefix+n.Key))
 	}
 
@@ -297,7 +298,7 @@ func (list *rules) addForward(mark uint32) {
 	list.addClear(mark)
 	list.addPolicies()
 
-	// No later rule concerns bridged packets.
+	// Packets that stay on one of our bridges leave the chain with the mark, since no later rule concerns them.
 	stays := list.begin("mark what stays on a bridge of ours").loadBridges().isIn(bridgesSet)
 	stays.addMark(mark)
 	stays.Return()
@@ -319,7 +320,8 @@ func (list *rules) addForward(mark uint32) {
 		x.isReply().isPod(f, out, f.dst).addMark(mark)
 	})
 
-	// Match by the pod's MAC. Only bridged packets still have this MAC as their destination at this hook.
+	// Match replies by the MAC of the pod. Only bridged packets still have this MAC as their destination at this
+	// hook.
 	list.begin("mark replies to pods without addresses").
 		isReply().isEthernet().loadLinkAnd(out, link, etherTarget, EtherLen).isIn(PortsSet).addMark(mark)
 
@@ -403,8 +405,7 @@ func (list *rules) addMasquerade(n *Network) {
 		list.begin("not sent by pods of this network, "+f.name).
 			is(f).load(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen).isNotIn(MasqueradeSet(f.Is4(), n.Key)).Return()
 
-		// The packet was sent to an address of the host, and only a published port redirected it. So the pod keeps
-		// its address.
+		// Do not masquerade a packet that was sent to an address of the host and that a published port redirected.
 		list.begin("pods keep their address towards published ports, " + f.name).
 			isRedirected().is(f).loadPodPort(f).isIn(f.Published).Return()
 

@@ -95,23 +95,23 @@ func (rs *Ruleset) addShare(n *Network, mark uint32) {
 	inet(shareAnswerPrefix, "nat", unix.NF_INET_POST_ROUTING, priorityBeforeSourceNAT, s.NIC, s.addAnswers)
 }
 
-// share builds the rules for a Share.
+// share holds the parameters of the rules for a Share.
 type share struct {
 	Share
 	bridge string
 	mark   uint32
 }
 
-// addIn appends the rules for packets that the NIC receives. They come from the wire, or from pods through the
-// program at the pair.
+// addIn appends the rules for packets that the NIC receives. They come from the wire, or from pods through the BPF
+// program at the veth pair.
 func (s *share) addIn(list *rules) {
 	list.addTagged()
 	s.isMAC(list.begin("what pods send"), etherSource).Return()
 	s.addToPods(list)
 }
 
-// addOut appends the rules for packets that the NIC sends. They come from the host, or from pods through the program
-// at the pair.
+// addOut appends the rules for packets that the NIC sends. They come from the host, or from pods through the BPF
+// program at the veth pair.
 func (s *share) addOut(list *rules) {
 	list.addTagged()
 	s.isMAC(list.begin("what pods send"), etherSource).Return()
@@ -131,7 +131,7 @@ func (s *share) addOut(list *rules) {
 	s.addToPods(list)
 }
 
-// addToPods appends the rules that send frames for pods, and copies of multicast frames, into the pair.
+// addToPods appends the rules that send frames for pods, and copies of multicast frames, into the veth pair.
 func (s *share) addToPods(list *rules) {
 	s.isMAC(list.begin("for a pod"), etherTarget).Forward(s.Outer)
 	list.begin("for all").isEthernet().isMulticast().Duplicate(s.Outer)

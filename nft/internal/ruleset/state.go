@@ -59,7 +59,8 @@ func (st *State) getOutline(b *nl.Batch, rs *Ruleset) {
 	}
 }
 
-// getBridge looks up the network's own elements in the sets of bridges.
+// getBridge appends requests for the network's own elements in the sets of bridges. The answers are stored in
+// st.bridges.
 func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
 	for _, want := range rs.Bridge {
 		st.table.getElement(b, want, func(data []byte) error {
@@ -297,7 +298,7 @@ func (s *Set) Sentinel() Element {
 	return el
 }
 
-// getSentinels looks up the sentinels of the sets.
+// getSentinels appends requests for the sentinels of the sets. The answers are stored in st.sentinels.
 func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 	for i := range sets {
 		at := sets[i].Place

@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Tables gives access to our tables with the given name, through a connection to their network namespace.
+// Tables identifies our tables by their name, and holds a connection to their network namespace.
 type Tables struct {
 	Conn *nl.Conn
 	Name TableName

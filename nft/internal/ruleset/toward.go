@@ -3,10 +3,11 @@ package ruleset
 import "golang.org/x/sys/unix"
 
 // In a network whose gateway is the host, the host needs no DHCP server or router among the pods. But a program of
-// the host may listen to one. For example, a network manager whose configuration matches every link runs a DHCP
-// client and accepts router advertisements on the bridge. The DHCP client reads frames with a packet socket, which
-// bypasses rules of family inet. So the following rules are at the bridge's input hook, which runs before any socket
-// gets the frame. Frames that the bridge forwards do not pass this hook, so pods may serve each other.
+// the host may listen to such a server or router. For example, a network manager whose configuration matches every
+// link runs a DHCP client and accepts router advertisements on the bridge. The DHCP client reads frames with a packet
+// socket, which bypasses rules of family inet. So the following rules are at the bridge's input hook, which runs
+// before any socket gets the frame. Frames that the bridge forwards do not pass this hook, so pods may serve each
+// other.
 
 // GatewayGroup is the link group of pods' ports in networks whose gateway is the host. Other pods' ports have
 // PodGroup.

@@ -130,7 +130,7 @@ func (list *rules) addRouters() {
 		x.isEtherType(unix.ETH_P_IP).isL4(unix.IPPROTO_IGMP).firstByte(byte(types.from), byte(types.to)).Return()
 	})
 
-	// This drops queries, and advertisements of multicast routers (RFC 4286).
+	// This rule drops queries, and advertisements of multicast routers (RFC 4286).
 	list.begin("other IGMP").isL4(unix.IPPROTO_IGMP).Drop()
 	list.addSpans([]span{
 		{"multicast listener queries", 130, 130},

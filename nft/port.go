@@ -45,7 +45,7 @@ func (p Protocol) String() string { return ruleset.ProtocolName(uint8(p)) }
 // MarshalText returns the name from String.
 func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText parses "tcp", "udp" or "sctp". The error matches tombolo.ErrInvalid.
+// UnmarshalText parses "tcp", "udp" or "sctp". For any other text, the error matches tombolo.ErrInvalid.
 func (p *Protocol) UnmarshalText(text []byte) error {
 	return unmarshal(p, text, TCP, UDP, SCTP)
 }

@@ -214,8 +214,8 @@ func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Rout
 	return r, err
 }
 
-// NoRoute reports whether an error of Get means that there is no route, or only a route that refuses packets, such as
-// an unreachable one, or that the kernel lacks the family.
+// NoRoute reports whether an error of Get means that no route leads to the address. There may be no route at all, or
+// one that refuses packets, such as an unreachable route. The kernel may also lack the address family.
 func NoRoute(err error) bool {
 	return slices.ContainsFunc([]error{fs.ErrNotExist, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL,
 		unix.EOPNOTSUPP},

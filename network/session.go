@@ -149,9 +149,9 @@ func (s *session) ensure(ctx context.Context, done func() (bool, error), work fu
 	return work()
 }
 
-// The lock's file holds nf_tables' generation at the end of the last call, with the networks that the firewall was
-// ready for then, in this epoch and namespace. While the generation stays the same, nf_tables is unchanged, and the
-// next call requests this number instead of the rules.
+// The lock's file notes nf_tables' generation at the end of the last call, and the networks for which the firewall was
+// complete then. The note is valid only in its epoch and network namespace. While the generation stays the same,
+// nf_tables is unchanged, and the next call requests this number instead of the rules.
 
 // readGeneration passes the generation in the lock's file to the firewall's socket.
 func (s *session) readGeneration() {

@@ -228,8 +228,8 @@ func saveEarly(s *session, rec *state.Network) error {
 	return stateError(s.Dir.SaveNetwork(&early))
 }
 
-// refuseUplink returns an error, with advice, if the NIC cannot be the network's uplink. shared reports whether the
-// bridge shares the NIC; it is false if the NIC is a port of the bridge.
+// refuseUplink returns an error, with advice, if the NIC cannot be the network's uplink. shared is true if the
+// bridge shares the NIC or would share it, and false if the NIC is a port of the bridge.
 func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared bool, _ error) {
 	nic, err := s.shares().Find(ctx, shareOf(rec))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -435,7 +435,7 @@ func newRequest(
 }
 
 // setMaster returns the request that makes a link a port of master, or of no bridge if master is 0. The link stays up.
-// text is the request's description, with a verb for the link's name.
+// text is a format for the request's description, with a %s for the link's name.
 func setMaster(l link.Info, master int, text string) []request {
 	if l.Master == master {
 		return nil

@@ -26,7 +26,7 @@ var ErrRefused = errors.New("it cannot be taken over as it is")
 type Uplink struct {
 	// NIC is the interface that becomes a port. It must be an Ethernet device that is up.
 	NIC string
-	// Bridge is created with the NIC's MAC and MTU.
+	// Bridge is the name of the new bridge. Take creates it with the NIC's MAC and MTU.
 	Bridge string
 	// Alias is the alias of a new bridge: see bridge.Bridge.
 	Alias string

@@ -455,8 +455,8 @@ func (x *exchange6) recordNoAnswer() error {
 	return failure
 }
 
-// noResult returns an error that lists the messages of the session so far. It is for a session that has led to no
-// lease or configuration yet.
+// noResult returns an error for an exchange that led to no new lease and no configuration. The error lists the
+// session's messages so far.
 func (x *exchange6) noResult() error {
 	op := "lease an address"
 	if x.r.Six.Stateless {

@@ -14,13 +14,13 @@ import (
 
 const (
 	// requestTries is the number of REQUESTs for an offered address before the client gives the server up. RFC 2131
-	// suggests four, but asking another server takes less than waiting a minute for this one.
+	// suggests four, but asking another server takes less time than waiting a minute for this one.
 	requestTries = 2
 	// betterOffer is the time that the client waits for a better OFFER. It waits if the server of the present OFFER
 	// is in the list of servers to avoid, or if Config.Refuse refused the lease.
 	betterOffer = time.Second
-	// From DISCOVER number broadcastTry on, the client asks servers to broadcast their answers. A switch, a relay or
-	// a server may lose packets to an address that the client does not have yet.
+	// broadcastTry is the number of the first DISCOVER that asks servers to broadcast their answers. A switch, a
+	// relay or a server may lose packets to an address that the client does not have yet.
 	broadcastTry = 3
 )
 
@@ -240,8 +240,8 @@ func (t *step) acknowledged(m *message, requested *Lease) *Lease {
 	return l
 }
 
-// requestingTimeUp repeats the REQUEST or, after requestTries, sends a DISCOVER to all servers. It keeps the offer,
-// since the server may only be slow.
+// requestingTimeUp repeats the REQUEST or, after requestTries, sends a DISCOVER to all servers. It remembers the
+// offer for a late ACK, since the server may only be slow.
 func (t *step) requestingTimeUp() {
 	if t.s.tries < requestTries {
 		t.sendRequest()

@@ -217,7 +217,7 @@ func (r *runner) send(ctx context.Context, p *Packet) error {
 		return nil
 	}
 
-	// Send ARP probes as a client without an address sends its messages.
+	// An ARP probe needs the transport of a client without an address, like a message from 0.0.0.0.
 	bound := p.ARP == nil && !p.Src.Addr().IsUnspecified()
 	if r.conn != nil && r.bound != bound {
 		r.hangUp()

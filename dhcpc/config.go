@@ -23,8 +23,8 @@ const (
 	confirmWait       = time.Second      // the wait for an answer to the REQUEST of INIT-REBOOT
 	silence           = 4 * time.Second  // the time without any answer before Config.Last is used
 
-	// If a server sends a shorter lease time, the client uses shortestLease. If T1 or T2 is shorter, the client
-	// computes it. Otherwise clients would ask the server again and again.
+	// If a server sends a lease time below shortestLease, the client uses shortestLease. If T1 or T2 is below its
+	// limit, the client computes it. Otherwise clients would ask the server again and again.
 	shortestLease = 10 * time.Second
 	shortestT1    = 2 * time.Second
 	shortestT2    = 4 * time.Second
@@ -175,8 +175,8 @@ func reserved(code uint8) bool {
 	return slices.Contains([]uint8{0, 12, 50, 52, 53, 54, 55, 57, 60, 61, 80, 255}, code)
 }
 
-// defaultOptions returns the codes of the options that a client requests by default. RFC 3442 demands classless routes
-// before the options that these replace.
+// defaultOptions returns the codes of the options that a client requests by default. RFC 3442 demands classless
+// routes before static routes and routers, which they replace.
 func defaultOptions() []uint8 {
 	return []uint8{1, 121, 249, 33, 3, 6, 15, 119, 26, 28, 51, 54, 58, 59}
 }

@@ -35,7 +35,7 @@ type Session struct {
 	trace  trace.Trace
 
 	xid         uint32
-	secs        uint16    // since it began, at the last DISCOVER, or at a REQUEST without one
+	secs        uint16    // seconds from the attempt's begin to the last DISCOVER or renewal
 	requestSent time.Time // the time of the last REQUEST or DISCOVER
 	tries       int       // how often the message of this state was sent
 	failures    int       // failed exchanges since the last lease; each makes the back-off longer

@@ -181,8 +181,8 @@ func (m *Machine) whyForeign(s *Session, msg *message) string {
 		return "for another transaction"
 	}
 
-	// A server may echo the identifier (RFC 6842) or not (RFC 2131). So a missing one is no reason to reject the
-	// message.
+	// A server may echo the client identifier (RFC 6842) or not (RFC 2131). So a missing one is no reason to reject
+	// the message.
 	id := msg.Options.Get(dhcpv4.OptionClientIdentifier)
 	if id != nil && len(m.cfg.ClientID) > 0 && !bytes.Equal(id, m.cfg.ClientID) {
 		return "for another client identifier"

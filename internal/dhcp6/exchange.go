@@ -353,7 +353,7 @@ func (t *step) informing(m *message) {
 	info := &Information{DNS: m.dns(&l), Search: m.search(&l)}
 	info.Ignored = l.Ignored
 
-	// The default is a day, and the minimum ten minutes (RFC 8415, section 21.23).
+	// Refresh is a day by default, and at least ten minutes (RFC 8415, section 21.23).
 	const day, least = 24 * time.Hour, 10 * time.Minute
 	info.Refresh = max(m.options.InformationRefreshTime(day), least)
 	t.out.Information = info
@@ -380,15 +380,15 @@ const (
 // fits the link (RFC 8415, section 18.2.3). Use it when the machine or the program has restarted, or when the machine
 // may have been moved.
 //
-// If no server answers within ten seconds, the client keeps the lease. If the lease is due for renewal, or Obtained
-// is in the future, the Session renews it instead. If the lease has run out, the Session reports it as lost: see
-// Restore. An unusable lease is an error that matches tombolo.ErrInvalid.
+// If no server answers within ten seconds, the client goes on using the lease. If the lease is due for renewal, or
+// Obtained is in the future, the Session renews it instead. If the lease has run out, the Session reports it as lost:
+// see Restore. An unusable lease is an error that matches tombolo.ErrInvalid.
 func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease6) (Session, error) {
 	s, err := m.Restore(now, seed, l)
 	if err == nil && (s.wake.IsZero() || now.Before(s.wake)) {
 		t := step{Machine: m, s: &s, now: now}
 
-		// A random delay, since all clients of a machine may start at once.
+		// Wait for a random time, since all clients of a machine may start at once.
 		at := now.Add(t.s.random.Between(0, cnfMaxDelay))
 		t.begin(Confirming)
 		t.idle(Confirming, at)

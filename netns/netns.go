@@ -17,8 +17,8 @@ var ErrNotNetNS = errors.New("not a network namespace")
 // ErrOther is the cause of an error of OpenSame if the path now leads to another namespace, which has another cookie.
 var ErrOther = errors.New("another network namespace by now")
 
-// ID identifies a network namespace while it exists. The kernel reuses both numbers afterwards. Unlike an ID,
-// NS.Cookie is never reused.
+// ID identifies a network namespace while it exists. It consists of a device number and an inode number, which the
+// kernel reuses afterwards. Unlike an ID, NS.Cookie is never reused.
 type ID struct {
 	dev uint64 // the device of nsfs
 	ino uint64 // the namespace's inode, as in net:[4026531840]
@@ -255,8 +255,8 @@ func lockHome() (home int, _ error) {
 		return 0, &tombolo.OpError{Op: "open the thread's own network namespace", Err: err}
 	}
 
-	// This call changes nothing. It fails if the later return would fail: in a user namespace that does not own the
-	// process's network namespace.
+	// Move the thread to its own namespace, which changes nothing. The call fails if goHome would fail later: in a
+	// user namespace that does not own the process's network namespace.
 	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
 		unix.Close(home)
 		runtime.UnlockOSThread()

@@ -41,9 +41,9 @@ func (c *Conn) Ensure(ctx context.Context, n Network, back ...Endpoint) (changed
 	return changed, c.Replace(ctx, back...)
 }
 
-// Prepare works like Ensure, but does not restore the sentinels of sets that another program emptied or loaded. So
-// Ready stays false for every network that uses such a set, until Ensure is called. Prepare is for callers that
-// restore more than endpoints, or several networks that share sets. If such a caller is interrupted, Ready still
+// Prepare works like Ensure, but adds no sentinels, neither to new sets nor to sets that another program emptied or
+// loaded. So Ready stays false for every network that uses such a set, until Ensure is called. Prepare is for callers
+// that restore more than endpoints, or several networks that share sets. If such a caller is interrupted, Ready still
 // returns false for the next caller.
 func (c *Conn) Prepare(ctx context.Context, n Network) (changed bool, _ error) {
 	changed, _, err := c.ensure(ctx, n, false)
@@ -87,8 +87,8 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 // Ready reports whether the network is complete, so that the caller does not need Ensure. It is cheap enough to be
 // called for each new pod. Ready checks that the tables and chains exist, are active and hooked in, and were created
 // for this network and mark by this version. It also checks the number of rules in each chain, and the sentinel of
-// each set. A sentinel is missing after another program emptied the set or loaded an older copy. Ready does not
-// notice rules that were replaced (see Check), or missing elements of endpoints (see CheckEndpoint).
+// each set. After another program emptied a set or loaded an older copy, its sentinel is missing or different. Ready
+// does not notice rules that were replaced (see Check), or missing elements of endpoints (see CheckEndpoint).
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	want, err := c.ruleset(&n)
 	if err = errors.Join(ctx.Err(), err); err != nil {

@@ -69,8 +69,7 @@ func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 }
 
 // Ready reports whether Ensure would change nothing. If a Conn with the same Socket has found this before, Ready only
-// compares the generation of nf_tables. Otherwise it reads the chain FORWARD and the chains that FORWARD calls for
-// every packet.
+// compares the generation of nf_tables. Otherwise it reads the chain FORWARD, and chains that FORWARD calls.
 func (c *Conn) Ready(ctx context.Context) (bool, error) {
 	if c.err != nil {
 		return false, c.err

@@ -13,8 +13,8 @@ import (
 //
 // The chain guard sees frames when they come in by a port, before the bridge learns from them and before other rules
 // run. It checks Ethernet, ARP, IP and neighbour discovery, so that no pod can pose as the host or as a router. It
-// drops frames with any VLAN tag, and all protocols except IP and ARP, such as STP, LLDP and PPPoE. A frame from a
-// port without a guard costs two set lookups.
+// drops frames with any VLAN tag, and all protocols except IP and ARP, such as STP, LLDP and PPPoE. A port with
+// nft.GuardMAC is only checked for its MAC. A frame from a port without a guard costs two set lookups.
 //
 // The chain untrusted applies to pods that must be hosts only. It keeps them from posing as DHCP or DHCPv6 servers
 // and as multicast routers, and from sending redirects. The chains groups and from-pods apply to every port whose

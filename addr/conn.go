@@ -95,8 +95,8 @@ func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
 	return list, err
 }
 
-// walk calls the function each for every listed address, and stops at the first error that it returns. It calls begin
-// before each try, since changes may interrupt a listing.
+// walk calls the callback each with every listed address, and stops at the first error that each returns. It calls
+// begin before each try, since changes may interrupt a listing.
 func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Address) error) error {
 	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link).MarshalBinary, nil)
 	return c.nl.Walk(ctx, "list addresses", ask, err, begin, func(m netlink.Message) error {

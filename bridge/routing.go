@@ -183,8 +183,8 @@ func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ er
 	return changed, nil
 }
 
-// withRealName returns err, or an error with the real name of a link if r names it by an alternative name, for which
-// there are no sysctls.
+// withRealName returns err. But if r names a link by an alternative name, for which there are no sysctls, it returns
+// an error with the real name of the link.
 func (c *Conn) withRealName(ctx context.Context, r Routing, err error) error {
 	for _, name := range []string{r.Input, r.RouteLocalnet} {
 		if name == "" || !errors.Is(err, fs.ErrNotExist) {

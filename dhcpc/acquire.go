@@ -296,7 +296,7 @@ func (t *step) accept(l *Lease) {
 	t.bind(l)
 }
 
-// These are the constants of RFC 5227, section 1.1.
+// The constants of RFC 5227, section 1.1.
 const (
 	probeCount   = 3
 	probeWait    = time.Second // the longest pause before the first probe

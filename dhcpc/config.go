@@ -13,7 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// These are the defaults of Config, and limits from RFC 2131.
+// The defaults of Config, and limits from RFC 2131.
 const (
 	DefaultTimeout    = 30 * time.Second
 	defaultRetransmit = 4 * time.Second  // the first pause before a message is sent again; doubled each time

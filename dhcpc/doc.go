@@ -69,11 +69,12 @@
 // not wait a random time before its first DISCOVER, and asks an offering server twice instead of four times. It
 // ignores a FORCERENEW (RFC 3203), since that cannot be authenticated.
 //
-// A message counts if it is a reply with our transaction and hardware address, names no other client identifier, and
-// comes from one of Config.Servers, if there are any. An ACK counts from every server, but not for an address that
-// was not requested. A NAK in REQUESTING and RENEWING counts only from the asked server. An answer to a client with
-// an address must come from port 67 and an address of its subnet or its server, or be broadcast, since a machine
-// outside the LAN can send any other one. A server without an identifier is identified by its packets' source.
+// A message counts if it is a reply with our transaction and hardware address, and names no other client identifier.
+// If Config.Servers is not empty, the message must come from one of them. An ACK counts from every server, but not
+// for an address that was not requested. A NAK in REQUESTING and RENEWING counts only from the asked server. An
+// answer to a client with an address must be broadcast, or come from port 67 and from an address of its subnet or its
+// server. A machine outside the LAN can send any other answer. A server without an identifier is identified by its
+// packets' source.
 //
 // Wrong options of a server (truncated, of the wrong size, or out of range) are ignored one by one, and listed in
 // Lease.Ignored. If a server sends an option of fixed size twice, it is read once. The parts of any other option are

@@ -18,7 +18,7 @@ type Lease struct {
 	// (option 121, else 249), Routes has these. Otherwise it has the static routes (33) and a default route to the
 	// first router. If a router is not on the link, a route to it comes first.
 	Routes []Route `json:"routes,omitempty"`
-	// Routers is option 3 as the server sent it, best first. Install Routes, not these: if a server also sends
+	// Routers are the usable routers of option 3, best first. Install Routes, not these: if a server also sends
 	// classless routes, clients must ignore its routers.
 	Routers []netip.Addr `json:"routers,omitempty"`
 	// OwnRouter means that Routers, or a route from the server, names the leased address itself as a router. Routes

@@ -33,7 +33,7 @@ func (m *message) sender() netip.Addr {
 	return m.source
 }
 
-// These are offsets of fields in a message (RFC 2131, section 2).
+// Offsets in bytes of fields in a DHCP message (RFC 2131, section 2).
 const (
 	snameAt, fileAt, cookieAt, optionsAt = 44, 108, 236, 240
 )
@@ -319,7 +319,7 @@ func Release(l *Lease, xid uint32) (*Packet, error) {
 
 func ip(a netip.Addr) net.IP { return a.AsSlice() }
 
-// These are causes of errors, for errors.Is.
+// The causes of errors, for errors.Is.
 var (
 	// ErrTimeout means that no lease came in time. The error that wraps it lists the messages sent and received. If
 	// servers refused, or an address was declined, before the timeout, it also matches ErrNAK, ErrDeclined or

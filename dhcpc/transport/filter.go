@@ -10,9 +10,9 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 )
 
-// These are offsets and values of the fields of a DHCP message that a filter compares (RFC 2131, section 2). A filter
-// does not compare the transaction identifier, which changes during the socket's life. chaddr suffices to reject
-// answers to other clients.
+// Offsets and values of the fields of a DHCP message that a filter compares (RFC 2131, section 2). A filter does not
+// compare the transaction identifier, which changes during the socket's life. chaddr suffices to reject answers to
+// other clients.
 const (
 	opAt, hwaddrAt, cookieAt = 0, 28, 236
 	bootReply                = 2

@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
-// These are lengths in bytes, and bits of the IPv4 header's flags and fragment offset.
+// Lengths in bytes, and bits of the IPv4 header's flags and fragment offset.
 const (
 	etherLen, macLen = 14, 6
 	tagLen           = 4 // the length of an 802.1Q tag

@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 )
 
-// These are the ports, and the group of all servers and relays on a link (RFC 8415, sections 7.1 and 7.2).
+// The ports of DHCPv6, and the multicast group of all servers and relays on a link (RFC 8415, sections 7.1 and 7.2).
 const (
 	clientPort6 = 546
 	serverPort6 = 547

@@ -25,7 +25,7 @@ type Difference struct {
 // one kernel object does not know which program should repair that object.
 type Remedy string
 
-// These are the remedies that package network names for a node's differences.
+// The remedies that package network names for a node's differences.
 const (
 	RemedyRepair    Remedy = "repair"         // Node.Repair; tombolo repair
 	RemedyCollect   Remedy = "gc"             // garbage collection of pods that died without a Del

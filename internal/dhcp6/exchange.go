@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// These are the times and retry counts of RFC 8415, section 7.6.
+// The times and retry counts of RFC 8415, section 7.6.
 const (
 	solTimeout = time.Second
 	solMaxRT   = time.Hour
@@ -368,7 +368,7 @@ type Information struct {
 	Ignored []string      // parts of the answer that cannot be used, with the reasons
 }
 
-// These are the times of a CONFIRM (RFC 8415, section 7.6).
+// The times of a CONFIRM (RFC 8415, section 7.6).
 const (
 	cnfMaxDelay = time.Second
 	cnfTimeout  = time.Second

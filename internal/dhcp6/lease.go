@@ -95,7 +95,8 @@ func usable(a netip.Addr) bool {
 		!a.IsLinkLocalUnicast()
 }
 
-// These are the minimum and maximum length of a DUID in bytes, including its type (RFC 8415, section 11.1).
+// minDUID and maxDUID are the minimum and maximum length of a DUID in bytes, including its type (RFC 8415, section
+// 11.1).
 const (
 	minDUID = 3
 	maxDUID = 130

@@ -67,7 +67,7 @@ func (s *Session) Wake() time.Time { return s.wake }
 // Verdict is the result of duplicate address detection.
 type Verdict uint8
 
-// These are results of duplicate address detection. Step ignores them in all states except CHECKING.
+// The results of duplicate address detection. Step ignores them in all states except CHECKING.
 const (
 	Unused Verdict = iota + 1 // no other host has the address
 	InUse                     // another host has the address

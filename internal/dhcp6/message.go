@@ -16,7 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// These limits keep a server from filling a record or a pod's resolv.conf. The client ignores further entries.
+// maxServers, maxSearch and maxIgnored keep a server from filling a record or a pod's resolv.conf. The client ignores
+// further entries.
 const (
 	maxServers = 16
 	maxSearch  = 32

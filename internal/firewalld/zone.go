@@ -11,7 +11,7 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// These are names of firewalld's D-Bus interface (firewalld.dbus(5)).
+// The names of firewalld's D-Bus interface (firewalld.dbus(5)).
 const (
 	name        = "org.fedoraproject.FirewallD1"
 	path        = dbus.ObjectPath("/org/fedoraproject/FirewallD1")

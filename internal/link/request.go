@@ -98,7 +98,7 @@ func Get(b *nl.Batch, name string, index int, into *Info, only ...uint16) {
 	b.AddGet("get link", nl.Name(object), m, err, func(m netlink.Message) error { return into.Decode(m.Data, only...) })
 }
 
-// List calls the function each for every link of a kind, of a master, or of both. If kind is empty and master is 0,
+// List calls the callback each with every link of a kind, of a master, or of both. If kind is empty and master is 0,
 // it lists all links. The kernel selects the links (Linux 4.6).
 func List(c *nl.Conn, op, kind string, master int, each func(*Info)) error {
 	r := Request{Kind: kind, mask: skipStats()}
@@ -108,8 +108,8 @@ func List(c *nl.Conn, op, kind string, master int, each func(*Info)) error {
 	return r.list(c, op, each)
 }
 
-// Count calls the function each for every link of a kind. It fills in only the link's name and counters. It sends one
-// request.
+// Count calls the callback each with every link of a kind. It fills in only the link's name and counters. It sends
+// one request.
 func Count(c *nl.Conn, kind string, each func(*Info)) error {
 	r := Request{Kind: kind}
 	return r.list(c, "count packets", each, unix.IFLA_IFNAME, unix.IFLA_STATS64)

@@ -103,7 +103,7 @@ func Get(b *nl.Batch, obj fmt.Stringer, family uint8, msg uint16, reply func([]b
 	b.AddGet("get", obj, m, err, body(reply))
 }
 
-// List lists all objects of a kind that match attrs, and calls the function each with the attributes of every object.
+// List lists all objects of a kind that match attrs, and calls the callback each with the attributes of every object.
 func List(c *nl.Conn, op string, family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) error {
 	m, err := message(nil, Type(msg), 0, family, 0, attrs)
 	return c.List(context.Background(), op, m, err, body(each))

@@ -229,10 +229,10 @@ func (r *request) handle(m netlink.Message) {
 // interrupted half of all attempts, and ten failures in a row never happened.
 const dumpTries = 20
 
-// List requests a list of objects. After the whole list has arrived, it calls each for every object. If the list
-// changed while the kernel wrote it (see listing), List requests it again. If that did not help, it calls each for the
-// objects of the last attempt, which may lack some and repeat others, and returns tombolo.ErrInterrupted. It sends
-// nothing if ctx is done.
+// List requests a list of objects. After the whole list has arrived, it calls the callback each with every object. If
+// the list changed while the kernel wrote it (see listing), List requests it again. If all attempts are interrupted,
+// it calls each with the objects of the last attempt, and returns tombolo.ErrInterrupted. This list may lack some
+// objects and repeat others. It sends nothing if ctx is done.
 //
 // An error of each ends the list. The callback may keep the message's data. List sets Dump in the flags of m. err is
 // the error of building m.
@@ -255,7 +255,7 @@ func (c *Conn) List(ctx context.Context, op string, m netlink.Message, err error
 	return err
 }
 
-// Walk requests a list like List. It calls the function each as soon as an object arrives, and stores none. This
+// Walk requests a list like List. It calls the callback each as soon as an object arrives, and stores no object. This
 // limits the memory, since a pod may create any number of objects. Walk calls begin before each attempt. If begin is
 // nil, Walk does not check for changes that the kernel does not report (see listing), so it may miss objects. The
 // callbacks must not use the Conn.
@@ -330,7 +330,7 @@ type reading struct {
 	sum         uint64 // a hash of the objects' identities, in their order
 }
 
-// readDump reads a list once, and calls the function each for every object.
+// readDump reads a list once, and calls the callback each with every object.
 func (c *Conn) readDump(b *Batch, l kind, each func(netlink.Message) error) (r reading, _ error) {
 	seq := c.assignSequence(b)
 	if err := c.t.Send(b.buf); err != nil {

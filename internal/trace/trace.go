@@ -174,7 +174,7 @@ func (r *Random) Between(lo, hi time.Duration) time.Duration {
 	return lo + time.Duration(r.Next()%uint64(hi-lo+1))
 }
 
-// These are limits of the back-off after a refusal or a conflict.
+// firstBackOff and longestBackOff are the shortest and the longest back-off after a refusal or a conflict.
 const (
 	firstBackOff   = time.Second
 	longestBackOff = 30 * time.Minute

@@ -264,9 +264,9 @@ const (
 	// MAC (addr_gen_mode eui64). A pod without an IPv6 address may send no IPv6. If the pod has no addresses at all,
 	// only its MAC is checked, unless SLAAC is set.
 	GuardAddresses Guard = "addresses"
-	// GuardUntrusted checks the same as GuardAddresses. It also drops packets that would let a pod pose as a server
-	// or router. Switches drop such packets at ports for hosts (DHCP snooping, RA guard of RFC 6105, DHCPv6 shield of
-	// RFC 7610). The dropped packets are:
+	// GuardUntrusted includes all checks of GuardAddresses. It also drops packets that would let a pod pose as a
+	// server or router. Switches drop such packets at ports for hosts (DHCP snooping, RA guard of RFC 6105, DHCPv6
+	// shield of RFC 7610). The dropped packets are:
 	//
 	//   - answers of DHCP or DHCPv6 servers and relays from any port
 	//   - DHCP requests for another MAC

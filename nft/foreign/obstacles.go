@@ -91,7 +91,7 @@ func (c *Conn) isOurs(family uint8, table string) bool {
 	return family == unix.NFPROTO_INET && table == c.table
 }
 
-// chains calls each for the chains of a family in the tables of other programs.
+// chains lists the chains of a family in the tables of other programs, and calls the callback each with every chain.
 func (c *Conn) chains(family uint8, each func(nftnl.Chain)) error {
 	return nftnl.List(c.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		if ch := nftnl.DecodeChain(data); !c.isOurs(family, ch.Table) {
@@ -101,7 +101,8 @@ func (c *Conn) chains(family uint8, each func(nftnl.Chain)) error {
 	})
 }
 
-// rules calls each for every rule in the tables of other programs, evaluated for the packet p.
+// rules lists the rules in the tables of other programs. It evaluates every rule for the packet p, and calls the
+// callback each with the result.
 func (c *Conn) rules(p packet, each func(at chain, r rule)) error {
 	for _, family := range families() {
 		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {

@@ -180,9 +180,9 @@ func (b *base) mayStop(r rule) bool {
 	return !r.unmet && !r.ours && !r.does(goesOn, accepts) && !b.calls(&r, goesOn, accepts, returns)
 }
 
-// beforeLogs returns the index for a new rule that must come before the rule b.rules[at]. This is at or, if logging
-// rules stand right before that rule, the index of the first of them. beforeLogs does not examine b.rules[behind] and
-// the rules before it.
+// beforeLogs returns the index for a new rule that must come before the rule b.rules[at]. If logging rules stand
+// right before b.rules[at], it returns the index of the first of them, else at. It does not examine b.rules[behind]
+// and earlier rules.
 func (b *base) beforeLogs(behind, at int) int {
 	for i := at - 1; i > behind; i-- {
 		r := &b.rules[i]

@@ -149,7 +149,7 @@ func parseFlow(words []string, icmp uint32) (box, error) {
 	return b, nil
 }
 
-// addPublic permits all public addresses, except those of the host.
+// addPublic permits all public addresses, except addresses of the host.
 func (e *Egress) addPublic() {
 	for i, f := range Families() {
 		unicast := numbers(unix.RTN_UNICAST, unix.RTN_UNICAST)

@@ -150,7 +150,8 @@ const OwnerPrefix = "tombolo:1:"
 // MaxOwner is the maximum length of an owner in bytes.
 const MaxOwner = 16
 
-// The comment of an element contains the network and the owner. nft reads comments of at most 128 bytes.
+// MaxComment is the maximum length in bytes of a comment that nft reads. maxNetworkKey leaves room in the comment for
+// the owner. keptOfLong is the number of bytes that NetworkKey keeps of a long name.
 const (
 	MaxComment    = 128
 	maxNetworkKey = MaxComment - len(OwnerPrefix) - MaxOwner - len(":")

@@ -85,9 +85,9 @@ func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
 	return list, nil
 }
 
-// dump lists the objects of a kind in our table of a family, and calls the function each for every message. It cannot
-// list chains, since the kernel lists the chains of all tables. The table's name has the same attribute in all kinds
-// of messages.
+// dump lists the objects of a kind in our table of a family, and calls the callback each with every message. It
+// cannot list chains, since the kernel lists the chains of all tables. The table's name has the same attribute in all
+// kinds of messages.
 func (t Tables) dump(what string, family uint8, msg uint16, each func([]byte) error) error {
 	return nftnl.List(t.Conn, "list "+what, family, msg, each, nftnl.String(unix.NFTA_RULE_TABLE, string(t.Name)))
 }

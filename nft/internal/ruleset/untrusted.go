@@ -71,8 +71,8 @@ func (list *rules) addDHCP() {
 		compare(expr.CmpOpGt, []byte{informationRequest}).Drop()
 }
 
-// addRouting appends rules that drop UDP messages between routers or firewalls. These are about routes, about the
-// owner of a shared address, and about connections. Receivers often accept them from any sender on the right link.
+// addRouting appends rules that drop UDP messages between routers or firewalls. Such messages are about routes, about
+// the owner of a shared address, or about connections. Receivers often accept them from any sender on the right link.
 // The destination is one of the following ports, at a group or at a single router, and the source port can be any.
 func (list *rules) addRouting() {
 	list.begin("UDP to higher ports").

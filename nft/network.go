@@ -294,10 +294,10 @@ func (s *Share) check() error {
 // rules drop the second copy when it leaves the bridge. They recognize it by the bridge's own MAC as source MAC,
 // together with a pod's source address.
 //
-// Every packet that only the host forwards between pods of the subnet looks the same. So Dedup would drop all of them
-// if the bridge forwarded no first copy. The bridge forwards none if it does not call iptables or is not promiscuous.
-// There is no first copy either if the service's address belongs to the host, as with IPVS. Pods behind hairpin ports
-// need no promiscuous bridge.
+// Every packet that only the host forwards between pods of the subnet looks like a second copy. So Dedup would drop
+// all of them if the bridge forwarded no first copy. The bridge forwards none if it does not call iptables or is not
+// promiscuous. There is no first copy either if the service's address belongs to the host, as with IPVS. Pods behind
+// hairpin ports need no promiscuous bridge.
 type Dedup struct {
 	// BridgeMAC is the MAC of the bridge.
 	BridgeMAC net.HardwareAddr

@@ -130,8 +130,8 @@ func (c *Conn) List(ctx context.Context, f Filter) ([]Route, error) {
 	return list, err
 }
 
-// Walk calls the function each for the routes that List would return. It builds no list, since a pod may have any
-// number of routes. The function must not use the Conn. It may get a route twice if routes changed during the call.
+// Walk calls the callback each with every route that List would return. It builds no list, since a pod may have any
+// number of routes. The callback must not use the Conn. It may get a route twice if routes changed during the call.
 func (c *Conn) Walk(ctx context.Context, f Filter, each func(Route)) error {
 	return c.walk(ctx, f, nil, func(r Route) error {
 		each(r)

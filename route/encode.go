@@ -37,7 +37,7 @@ func (r Route) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 		return n.message(typ, flags, n.attributes)
 	}
 
-	// In a deletion, 0 matches any value. This includes the priority, whose default in IPv6 is otherwise 1024.
+	// In a deletion, 0 matches any value. This includes the priority, whose default for a new IPv6 route is 1024.
 	n.Type, n.Priority = r.Type, r.Priority
 	if r.Scope == nil {
 		n.Scope = new(uint8(unix.RT_SCOPE_NOWHERE)) // NOWHERE matches any scope

@@ -90,8 +90,8 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 }
 
 // configure appends the requests that configure the port to b and sends the batch. A kernel without IPv6 rejects the
-// IPv6 settings (EAFNOSUPPORT). Then configure sends the requests again without them. So kernels with IPv6 need no
-// additional request.
+// IPv6 settings (EAFNOSUPPORT). In that case, configure sends the requests again without the IPv6 settings. So
+// kernels with IPv6 need no additional request.
 func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) error {
 	p.configure(b, fresh)
 	err := c.nl.Do(ctx, b)

@@ -62,7 +62,8 @@ type Solicitation struct {
 // returns at once and without addresses.
 //
 // With port.LeaveIPv6 the interface may have received advertisements before, if another program has moved it into the
-// pod. Then Solicit deletes the default routes that the kernel has learnt, unless Autoconf.DefaultRoute is set.
+// pod. In that case, Solicit deletes the default routes that the kernel has learnt, unless Autoconf.DefaultRoute is
+// set.
 func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicitation, error) {
 	if err := cmp.Or(ctx.Err(), c.checkPod(pod, true)); err != nil {
 		return nil, err

@@ -61,7 +61,7 @@ const (
 	mostBytes = 1 << 31
 )
 
-// adjustment explains to the operator why the effective burst differs from the configured one.
+// adjustment returns a text for the operator that explains why the effective burst differs from the configured one.
 func adjustment(direction string, requested, effective Limit) string {
 	if requested.Burst < effective.Burst {
 		return fmt.Sprintf("%s burst of %d bit is shorter than two frames of full size, of which none could pass: %d "+

@@ -205,8 +205,8 @@ func (br *Bridge) newMTU() int {
 }
 
 // differentMTU returns an MTU that differs from mtu by 1. A new bridge is created with this MTU, so that setting the
-// real MTU later is a change. Only such a change pins the MTU. Otherwise a bridge's MTU follows the lowest MTU of its
-// ports.
+// real MTU later is a change. Only such a change pins the MTU. An MTU that is not pinned follows the lowest MTU of
+// the bridge's ports.
 func differentMTU(mtu int) int {
 	if mtu > ipv6MinMTU {
 		return mtu - 1

@@ -56,7 +56,7 @@ func (inPod *podNamespace) open(dial func() (*nl.Conn, error), ipv6 bool) error 
 
 // close closes the socket and the directory. It changes nothing in the pod.
 func (inPod *podNamespace) close() {
-	// An error does not matter, since the kernel has answered all requests.
+	// Ignore errors of Close, since the kernel has answered all requests.
 	if inPod.conn != nil {
 		_ = inPod.conn.Close()
 	}
@@ -100,8 +100,8 @@ func (c *Conn) closeWaiting(port string) {
 // repeats it about a second later. If duplicate address detection finds another node with an address, the error
 // matches addr.ErrDuplicate. If ctx ends first, Wait returns ctx's error.
 //
-// Attach calls Wait itself, unless Port.NoWait is set. Then call Wait on the same Conn, which keeps sockets open
-// until Wait, Detach or Close. A second Wait for the port returns at once.
+// Attach calls Wait itself, unless Port.NoWait is set. With NoWait, call Wait on the same Conn, which keeps sockets
+// open until Wait, Detach or Close. A second Wait for the port returns at once.
 func (c *Conn) Wait(ctx context.Context, port string) error {
 	c.nl.RefreshCarrier(port)
 	inPod := c.takeWaiting(port)

@@ -83,8 +83,8 @@ type Port struct {
 	Routes []route.Route
 	// Down leaves the pod's interface down. Then Addresses, Routes and Neighbours must be empty, and Autoconf nil.
 	Down bool
-	// SameNetNS permits a pod whose network namespace is also the bridge's. Otherwise Attach returns an error, since
-	// this is mostly a mistake.
+	// SameNetNS permits a pod whose network namespace is also the bridge's. Without SameNetNS, Attach returns an
+	// error for such a pod, which is mostly a mistake.
 	SameNetNS bool
 
 	// BeforeUp is a function that Attach calls with the index of the port, or nil. At that time the port is on its
@@ -111,10 +111,10 @@ type Port struct {
 	// changes.
 	Neighbours []Neighbour
 
-	// NoTxOffload makes the pod's interface compute checksums and split TCP data into segments itself. Otherwise the
-	// last link on the path writes the checksum, at an offset that the pod chose. This is after the packet has passed
-	// the firewall. The pod could also change the data after sending. The port joins the segments again (GRO), which
-	// recovers some of the speed. Only Attach uses this field.
+	// NoTxOffload makes the pod's interface compute checksums and split TCP data into segments itself. Without
+	// NoTxOffload, the last link on the path writes the checksum, at an offset that the pod chose, after the packet
+	// has passed the firewall. The pod could also change the data after sending. The port joins the segments again
+	// (GRO), which recovers some of the speed. Only Attach uses this field.
 	NoTxOffload bool
 
 	noIPv6 bool // the kernel has no IPv6: see Conn.configure
@@ -131,7 +131,8 @@ func (p *Port) hasIPv6() bool {
 	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 }
 
-// usesIPv6 reports whether the pod gets IPv6 addresses now or later. Then it also needs a link-local address.
+// usesIPv6 reports whether the pod gets IPv6 addresses now or later. In both cases, the pod also needs a link-local
+// address.
 func (p *Port) usesIPv6() bool { return p.hasIPv6() || p.Autoconf != nil }
 
 func (p *Port) validate() error {

@@ -197,8 +197,8 @@ func (c *Conn) withRealName(ctx context.Context, r Routing, err error) error {
 	return err
 }
 
-// checkThread returns an error if the calling thread is not in the bridges' network namespace. Otherwise the caller
-// would access the sysctls of another namespace.
+// checkThread returns an error if the calling thread is not in the bridges' network namespace. In another namespace,
+// the caller would access the wrong sysctls.
 func (c *Conn) checkThread() error {
 	var here Conn
 	err := here.noteNetNS(nil)

@@ -39,7 +39,8 @@ type Share struct {
 	Bridge string
 	// Alias marks the owner of the veth pair, in at most 200 bytes.
 	Alias string
-	// Promiscuous states that the NIC was promiscuous before the first Ensure. Then Remove keeps the NIC promiscuous.
+	// Promiscuous states that the NIC was promiscuous before the first Ensure. If set, Remove keeps the NIC
+	// promiscuous.
 	Promiscuous bool
 }
 

@@ -88,8 +88,8 @@ type Config struct {
 	Retransmit time.Duration `json:"-"`
 
 	// Dial opens a transport. If local is not valid, the transport is for a client without an address, which
-	// broadcasts from 0.0.0.0. Otherwise the client has the address local. A Client closes the transport as soon as
-	// it expects no answer, so it has none open in the state BOUND.
+	// broadcasts from 0.0.0.0. A valid local is the client's own address. A Client closes the transport as soon as it
+	// expects no answer, so it has none open in the state BOUND.
 	Dial func(ctx context.Context, local netip.Addr) (Transport[*Packet], error) `json:"-"`
 
 	clock clock // nil means the machine's clock; tests replace it

@@ -98,8 +98,8 @@ func (r *reader) times(l *Lease) error {
 	return nil
 }
 
-// within returns the time in an option if the time is not less than least, and less than below. For any other time,
-// it adds format's text to r.ignored. It then returns usual, as for a missing option.
+// within returns the time in an option if least <= time < below. If the option is missing, it returns usual. If the
+// time is out of this range, it also adds format's text to r.ignored.
 func (r *reader) within(code uint8, least, below time.Duration, format string, usual time.Duration) time.Duration {
 	d, known, infinite := r.seconds(code)
 	if known && !infinite && d >= least && d < below {
@@ -125,8 +125,8 @@ func (r *reader) seconds(code uint8) (d time.Duration, known, infinite bool) {
 // mask for half of all addresses, a server could make the client's packets to them bypass every router.
 const shortestMask = 8
 
-// prefixLen returns the prefix length from the subnet mask (option 1). Without a valid mask it depends on the
-// address's class.
+// prefixLen returns the prefix length from the subnet mask (option 1). Without a valid mask, it returns the prefix
+// length of the address's class.
 func (r *reader) prefixLen(a netip.Addr) int {
 	v, ok := r.options[1]
 	if bits, of := net.IPMask(v).Size(); of == 32 && bits >= shortestMask {

@@ -244,8 +244,8 @@ func Dialer(cfg *Config) func(ctx context.Context, local netip.Addr) (dhcpc.Tran
 //
 // A server in the same namespace, at the bridge's own address, does not receive frames that the bridge itself sends.
 // To such a server, Release sends through the kernel from the server's own address, as if the packet had come in by
-// the bridge. This needs the loopback interface of the bridge's namespace to be up. Otherwise the kernel drops the
-// packet without an error.
+// the bridge. This needs the loopback interface of the bridge's namespace to be up. If it is down, the kernel drops
+// the packet without an error.
 func Release(ctx context.Context, cfg *Config, l *dhcpc.Lease) error {
 	p, err := dhcpc.Release(l, rand.Uint32())
 	if err != nil {

@@ -279,7 +279,7 @@ func (f *Flow) deleteMessage() (netlink.Message, error) {
 	})
 }
 
-// number returns a number in network byte order, or 0 if there is none.
+// number returns the number that b contains in network byte order, or 0 if b is empty.
 func number(b []byte) (n uint32) {
 	for _, digit := range b {
 		n = n<<8 | uint32(digit)

@@ -361,8 +361,8 @@ func (t *step) lose(why error) {
 }
 
 // take handles a lease that a server granted. It declines a lease that Config.Refuse rejects. With
-// Config.DetectConflicts, it asks the caller to check an address that the client does not have yet. Otherwise it
-// begins to use the lease.
+// Config.DetectConflicts, it asks the caller to check an address that the client does not have yet. In all other
+// cases, it begins to use the lease.
 func (t *step) take(l *Lease6) {
 	if refused := t.refused(l); refused != nil {
 		t.decline(l, fmt.Errorf("%w: %s: %w", dhcpc.ErrRefused, l.Address, refused))

@@ -197,8 +197,8 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 					"link", link, "zone", current.chosen())
 			}
 		default:
-			// Write the record and the rules before the change. Then a kill leaves no unrecorded link in the zone,
-			// and no link whose pods reach ports that firewalld closes.
+			// Write the record and the rules before the change. So even if this process is killed, every link that it
+			// put into the zone has a record, and rules that restrict its pods.
 			if err := errors.Join(z.record(before, now, link), z.Tell(ctx)); err != nil {
 				return errors.Join(append(errs, err)...)
 			}

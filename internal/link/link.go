@@ -195,10 +195,10 @@ func (r *reader) fail(err error) {
 	}
 }
 
-// believable returns b without attributes that a pod may have forged. The length of an attribute has only 16 bits. A
-// pod can make the kernel write a longer attribute about a link's kind. Examples are the MACs of a macvlan and the
-// mappings of a vlan. A reader would then find the next attribute inside of these data. The kernel never writes such
-// long data about a veth.
+// believable returns the attributes in b that a pod cannot have forged. An attribute's length has only 16 bits. It
+// overflows if a pod makes the kernel write more data about a link's kind, such as the MACs of a macvlan. A reader
+// would then take some of these data for further attributes. So if b is that long, believable cuts it off at
+// IFLA_LINKINFO. It keeps all attributes of a veth, whose data are short.
 func believable(b []byte) []byte {
 	if len(b) <= math.MaxUint16 {
 		return b

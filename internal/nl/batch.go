@@ -60,7 +60,7 @@ func (b *Batch) AddGet(op string, obj fmt.Stringer, m netlink.Message, err error
 }
 
 // AddSilent appends a request that the kernel answers only if it fails. A later request of the batch must request an
-// acknowledgement. Otherwise the error is lost.
+// acknowledgement. If none does, the error is lost.
 func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err error) {
 	b.append(request{op: op, object: obj, want: nothing, err: err}, m)
 }

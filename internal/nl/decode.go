@@ -145,7 +145,7 @@ func ackError(m netlink.Message) (errno unix.Errno, text string, err error) {
 
 	skip := headerLen
 	if m.Header.Flags&netlink.Capped == 0 {
-		// The request's payload follows its header.
+		// Skip the request's payload, which follows its header.
 		n := int(binary.NativeEndian.Uint32(m.Data[4:]))
 		if n < unix.NLMSG_HDRLEN || align(n) > len(m.Data)-4 {
 			return errno, "", nil

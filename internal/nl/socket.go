@@ -120,7 +120,8 @@ func (s *socket) Send(b []byte) error {
 }
 
 // makeRoom enlarges the socket's buffers for a datagram of n bytes. With CAP_NET_ADMIN in the initial user namespace,
-// the FORCE options may exceed net.core.wmem_max and rmem_max. The kernel doubles the sizes.
+// the options SO_SNDBUFFORCE and SO_RCVBUFFORCE may exceed net.core.wmem_max and rmem_max. The kernel doubles the
+// sizes.
 func (s *socket) makeRoom(n int) error {
 	if n > roomToSend {
 		if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, n); err != nil {

@@ -160,9 +160,9 @@ func htons(v uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
 }
 
-// AddRedirect appends a request that adds a filter. It redirects all packets that a link receives to the egress of
-// another link, given by its index. The filter is a u32 with a single key that matches everything, since not every
-// kernel has matchall.
+// AddRedirect appends a request that adds a filter to a link. The filter redirects all packets that the link receives
+// to the egress of the link with the index to. The filter is a u32 with a single key that matches everything, since
+// not every kernel has matchall.
 func (l Device) AddRedirect(b *nl.Batch, to int) {
 	l.add(b, "add filter to", unix.RTM_NEWTFILTER, netlink.Create|netlink.Excl, l.filter(0, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {

@@ -74,8 +74,8 @@ type Endpoint struct {
 	// have Network.PodEgress set.
 	Egress Egress
 	// Callers are the pod's addresses on other bridges. If the pod calls its own Ports from one of them, the call is
-	// masqueraded, like a call from Addrs. Otherwise the pod would drop the packets, because their source is its own
-	// address.
+	// masqueraded, like a call from Addrs. Without masquerading, the pod would drop the packets, because their source
+	// is its own address.
 	Callers []netip.Addr
 }
 

@@ -17,9 +17,9 @@ import (
 // call it at the same time.
 //
 // Elements of endpoints of all networks are missing if Ensure creates a set again, or if another program has emptied
-// or reloaded one. Then Ensure calls Replace for the endpoints in back. So back must contain all endpoints that the
-// caller knows, of all networks. If Ensure is interrupted before it has added them, Ready and Check still report
-// differences. They do not notice missing endpoints that are not in back. CheckEndpoint does.
+// or reloaded one. In these cases, Ensure calls Replace for the endpoints in back. So back must contain all endpoints
+// that the caller knows, of all networks. If Ensure is interrupted before it has added them, Ready and Check still
+// report differences. They do not notice missing endpoints that are not in back. CheckEndpoint does.
 //
 // The first Ensure also creates the rules that all networks share. A different Config.Mark changes these rules for
 // all networks.
@@ -130,7 +130,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 }
 
 // explainKernel adds an explanation if the kernel returns "not found" although the transaction only adds objects.
-// Then the kernel lacks an nf_tables module.
+// Such an error means that the kernel lacks an nf_tables module.
 func explainKernel(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf(

@@ -69,7 +69,7 @@ func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 }
 
 // Ready reports whether Ensure would change nothing. If a Conn with the same Socket has found this before, Ready only
-// compares the generation of nf_tables. Otherwise it reads the chain FORWARD, and chains that FORWARD calls.
+// compares the generation of nf_tables. If not, Ready reads the chain FORWARD, and chains that FORWARD calls.
 func (c *Conn) Ready(ctx context.Context) (bool, error) {
 	if c.err != nil {
 		return false, c.err

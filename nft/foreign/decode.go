@@ -134,8 +134,8 @@ func (rr *ruleReader) expression(name string, own []byte) {
 // Offsets of the destination address in the headers of IPv4 and IPv6.
 const destination4, destination6 = 16, 24
 
-// store records that the rule stores a register in a packet or connection. register is nil if it stores none. isMark
-// states that the destination is the mark.
+// store records that the rule stores a register in the packet or its connection, and marks the rule as conditional.
+// register is nil if the expression stores none. isMark is set if it stores the register in a mark.
 func (rr *ruleReader) store(register []byte, isMark bool) {
 	rr.conditional = rr.conditional || register != nil
 	if register != nil && isMark {

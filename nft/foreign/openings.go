@@ -56,7 +56,7 @@ func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr, admitt
 	return open, err
 }
 
-// opening returns the function for a base chain, or nil if the chain accepts the calls.
+// opening returns the function of Openings for one base chain, or nil if the chain accepts the calls.
 func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link string, pod netip.Addr, admitted,
 	limited bool) (func(protocol, host, podPort string) string, error) {
 	ip, version, source := "ip", "4", ""

@@ -91,8 +91,8 @@ func chainEnds(rules []rule) verdict {
 	return goesOn
 }
 
-// does reports whether the rule certainly has one of these verdicts and no other effect. A conditional rule with the
-// verdict goesOn may change packets, unless it is known to log only.
+// does reports whether the rule certainly has one of these verdicts and no other effect. For a conditional rule with
+// the verdict goesOn, it returns true only if the rule logs, since any other such rule may change packets.
 func (r *rule) does(verdicts ...verdict) bool {
 	return !r.opaque && slices.Contains(verdicts, r.verdict) && (r.verdict != goesOn || !r.conditional || r.logs)
 }
@@ -127,7 +127,7 @@ func (b *base) decide(admin string) place {
 	at, how := b.end(decided)
 	ours := slices.IndexFunc(b.rules, func(r rule) bool { return r.ours })
 	if ours > at && how != accepts {
-		// If somebody put a drop of everything before our rules, this is intended. Our rules stay behind it, and
+		// A drop of everything that somebody put before our rules is intended. So our rules stay behind it, and
 		// before the next drop.
 		at, how = b.end(ours + 1)
 		if how != drops {

@@ -11,8 +11,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// Callers describes the calls from elsewhere that reach host ports: for each family, boxes of incoming link, source,
-// destination, protocol and host port. The host's own calls always reach them. A nil Callers admits every call.
+// Callers describes the calls from elsewhere that reach host ports: for each family, a list of boxes, whose parts are
+// incoming link, source, destination, protocol and host port. The host's own calls always reach them. A nil Callers
+// admits every call.
 type Callers [][]box
 
 // ParseCallers reads lists of callers, and returns the calls that every list contains. "" and "all" contain all

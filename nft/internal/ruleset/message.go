@@ -158,8 +158,8 @@ func (t *Transaction) newChain(ch *Chain, rules int) {
 // PolicyAccept is the kernel's number for the chain policy "accept", which all our chains have.
 const PolicyAccept = uint32(expr.VerdictAccept)
 
-// delChain deletes a chain and its rules. The same transaction may create another chain with this name. Then each
-// packet passes either the old chain or the new one.
+// delChain deletes a chain and its rules. The same transaction may create another chain with this name. In that case,
+// each packet passes either the old chain or the new one.
 func (t *Transaction) delChain(p Place) {
 	t.Add("delete", t.table.Label("chain", p), p.Family, unix.NFT_MSG_DELCHAIN, 0,
 		t.table.named(p, unix.NFTA_CHAIN_NAME)...)

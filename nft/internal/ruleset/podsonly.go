@@ -26,9 +26,9 @@ func (c Closed) family() Family {
 	return Families()[0]
 }
 
-// podsOnly returns the chain that drops forwarded packets that are neither from nor to pods. The chain drops only
-// packets of the families in closed. The host would otherwise forward them, because forwarding for pods is on. The
-// chain runs after the chain forward, which marks the pods' packets.
+// podsOnly returns the chain that drops forwarded packets that are neither from nor to pods, in the families of
+// closed. Without this chain, the host would forward such packets, because forwarding for pods is on. The chain runs
+// after the chain forward, which marks the pods' packets.
 func podsOnly(closed []Closed, mark uint32) Chain {
 	settings := []string{markSettings(mark)}
 	for _, c := range closed {

@@ -325,8 +325,8 @@ func (list *rules) addForward(mark uint32) {
 	list.begin("mark replies to pods without addresses").
 		isReply().isEthernet().loadLinkAnd(out, link, etherTarget, EtherLen).isIn(PortsSet).addMark(mark)
 
-	// This rule does not match connections that reach the pod's port directly and not through a published port. The
-	// rules of other programs decide about these.
+	// Mark only connections to published ports. The rules of other programs decide about connections that reach the
+	// pod's port directly.
 	list.addFamilies("mark what goes to published ports", func(x expressions, f Family) {
 		x.isRedirected().is(f).loadPodPort(f).isIn(f.Published).addMark(mark)
 	})

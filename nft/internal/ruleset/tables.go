@@ -62,8 +62,8 @@ func (t Tables) ElementsOf(sets []Place) ([]ElementState, error) {
 }
 
 // ElementsOfSet lists the elements of a set, sorted by key. The kernel resizes the hash table of a set in the
-// background. During that time, a listing may contain some elements twice and lack as many others. Then the error is
-// nftnl.ErrOvertaken.
+// background. During that time, a listing may contain some elements twice and lack as many others. In that case, the
+// error is nftnl.ErrOvertaken.
 func (t Tables) ElementsOfSet(set Place) ([]ElementState, error) {
 	var list []ElementState
 	err := nftnl.List(t.Conn, "list elements of set "+set.Name, set.Family, unix.NFT_MSG_GETSETELEM,

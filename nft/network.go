@@ -31,9 +31,9 @@ type Network struct {
 	// bridged between pods, and does not clear marks. foreign.Conn adds no rules for such a network. VLANOf, Policy,
 	// Internal, Egress and Share need a Bridge. NFCall, LAN and Gateway have no effect without one.
 	Bridge string
-	// VLANOf is the name of the VLAN-aware bridge if the network is a VLAN of that bridge. Then Bridge is the host's
-	// link in the VLAN. Otherwise VLANOf is empty. At the hooks, packets that are bridged within the VLAN have the
-	// link name VLANOf. Packets that the host routes have the link name Bridge.
+	// VLANOf is the name of the VLAN-aware bridge if the network is a VLAN of that bridge, else "". With VLANOf,
+	// Bridge is the host's link in the VLAN. At the hooks, packets that are bridged within the VLAN have the link
+	// name VLANOf. Packets that the host routes have the link name Bridge.
 	VLANOf string
 	// NFCall states that bridged packets pass the firewall's hooks too. Options of the bridge
 	// (IFLA_BR_NF_CALL_IPTABLES and IFLA_BR_NF_CALL_IP6TABLES) or sysctls for all bridges cause this. Without NFCall,
@@ -90,7 +90,7 @@ type Network struct {
 	Egress Egress
 	// PodEgress adds the rules for endpoints with Endpoint.Egress.
 	PodEgress bool
-	// DropReports drops multicast listener reports of other machines (MLDv2, RFC 3810) at the bridge's ports in
+	// DropReports drops multicast listener reports (MLDv2, RFC 3810) that would leave by the bridge's ports in
 	// PodGroup or GatewayGroup. Each pod with IPv6 sends some reports when it starts. A bridge that has seen no
 	// querier sends them to all ports, and the kernel handles them in every pod, though no pod needs them. With
 	// hundreds of pods, this is the largest part of the cost of starting one. The bridge itself still learns from the

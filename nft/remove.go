@@ -92,7 +92,8 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
 //
 // A network without masquerading, bridge and endpoints leaves no trace in the tables. So removing another network may
 // delete the tables while such a network still needs them. If networks share a bridge, removing one also deletes the
-// set elements that describe the bridge. Then Ready returns false for the other networks until Ensure is called.
+// set elements that describe the bridge. Afterwards Ready returns false for the other networks until Ensure is
+// called.
 func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	if err := checkName(name); err != nil {
 		return err

@@ -86,9 +86,9 @@ func hostEndIPv6() [2]parameter { return [...]parameter{acceptRA(), dropUnicast(
 func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }
 func dropUnicast() parameter { return parameter{"drop_unicast_in_l2_multicast", 40, 1} }
 
-// refuseIPv6 sets the sysctls of hostEndIPv6 for a port. It skips sysctls that do not exist, because the kernel has no
-// IPv6 or the port's MTU is too small for IPv6. It also skips them if /proc/sys is read-only. Then only firewall
-// rules protect the host.
+// refuseIPv6 sets the sysctls of hostEndIPv6 for a port. It skips sysctls that do not exist, because the kernel has
+// no IPv6 or the port's MTU is too small for IPv6. It also skips them if /proc/sys is read-only. In that case, only
+// firewall rules protect the host.
 func (c *Conn) refuseIPv6(port string) error {
 	dir, err := c.hostIPv6()
 	if err != nil || dir == nil {

@@ -26,7 +26,8 @@ type Config struct {
 	// client ignores an offer that Refuse rejects, and declines a granted lease that Refuse rejects. A nil Refuse
 	// accepts all leases.
 	Refuse func(l, held *Lease6) error
-	// DetectConflicts makes the client enter CHECKING before it uses a new address.
+	// DetectConflicts makes the client wait for the caller's duplicate address detection (state CHECKING) before it
+	// uses a new address.
 	DetectConflicts bool
 }
 

@@ -197,8 +197,8 @@ func (r *reader) fail(err error) {
 
 // believable returns the attributes in b that a pod cannot have forged. An attribute's length has only 16 bits. It
 // overflows if a pod makes the kernel write more data about a link's kind, such as the MACs of a macvlan. A reader
-// would then take some of these data for further attributes. So if b is that long, believable cuts it off at
-// IFLA_LINKINFO. It keeps all attributes of a veth, whose data are short.
+// would then take some of these data for further attributes. So if b is longer than 65,535 bytes, believable cuts it
+// off at IFLA_LINKINFO. It keeps all attributes of a veth, whose data are short.
 func believable(b []byte) []byte {
 	if len(b) <= math.MaxUint16 {
 		return b

@@ -92,7 +92,7 @@ type Kind struct {
 	// If At is 0, Byte is ignored.
 	At   uint32
 	Byte byte
-	Size uint32 // size of the message with its header; 0 accepts any
+	Size uint32 // size of the message with its header; 0 accepts any; ignored if At is set
 }
 
 // FollowOnly opens a Feed that receives only announcements of the given kinds. The kernel queues no other

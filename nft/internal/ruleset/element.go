@@ -93,7 +93,7 @@ func setAt(at Place) (Set, bool) {
 	}
 
 	// Search the most needed sets first. Ready and the restoring of thousands of host ports look up elements of these
-	// sets. Such elements often do not exist, and the text of each error about one needs setAt.
+	// sets. Such elements often do not exist, and the text of each such error comes from setAt.
 	for _, sets := range []func() []Set{
 		BridgeSets, portSets, guardSets, podSets, portSNATSets, internalSets, egressSets, podEgressSets,
 	} {

@@ -47,7 +47,7 @@ func (list *rules) addFromPods() {
 	list.begin("IGMP queries of pods").
 		isPodGroup(in).isProtocol(unix.ETH_P_IP).isL4(unix.IPPROTO_IGMP).firstByte(igmpQuery, igmpQuery).Drop()
 
-	// The bridge parses a later fragment as if it were a whole packet, so drop all fragments.
+	// Drop all IGMP fragments, since the bridge parses a later fragment as if it were a whole packet.
 	list.begin("IGMP fragments of pods").isPodGroup(in).fragment4(0x3fff).isL4(unix.IPPROTO_IGMP).Drop()
 
 	// Match only queries behind a hop-by-hop header, since the bridge parses no others.

@@ -31,7 +31,7 @@ const quietPrefix = "quiet-"
 const (
 	// priorityGuard is before other tables, and before the kernel passes bridged packets to iptables.
 	priorityGuard = -300
-	// The next chains follow the chain guard, in this order.
+	// priorityUntrusted and priorityFromPods are the priorities of the chains after the chain guard, in this order.
 	priorityUntrusted = priorityGuard + 1
 	priorityFromPods  = priorityUntrusted + 1
 

@@ -66,7 +66,7 @@ func (c *Conn) removeWhere(ctx context.Context, match func(*ruleset.ElementState
 
 // removeElements deletes the elements that exist and for which match returns true. The kernel deletes an element by
 // key alone, and another owner could take over the key in between. So the transaction is tied to the nf_tables
-// generation of the lookup.
+// generation of the lookup: the kernel refuses it after any other change.
 func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
 	match func(*ruleset.ElementState) bool) error {
 	var errs []error

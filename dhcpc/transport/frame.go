@@ -12,7 +12,6 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/ident"
 )
 
 // Lengths in bytes, and bits of the IPv4 header's flags and fragment offset.
@@ -139,23 +138,6 @@ func tagged(frame []byte, vlan uint16) []byte {
 		return frame
 	}
 	return slices.Insert(frame, 2*macLen, unix.ETH_P_8021Q>>8, unix.ETH_P_8021Q&0xff, byte(vlan>>8), byte(vlan))
-}
-
-// encode6 returns an Ethernet frame with a DHCPv6 client's message to all servers. Its source addresses are the
-// client's MAC and the link-local address derived from that MAC (RFC 4291, appendix A).
-func encode6(message, mac []byte) []byte {
-	be := binary.BigEndian
-	length := udpHeaderLen + len(message)
-	group := netip.MustParseAddr(group6).As16()
-	b := slices.Concat([]byte{0x33, 0x33}, group[12:], mac) // RFC 2464, section 7
-	b = be.AppendUint16(b, unix.ETH_P_IPV6)
-	b = append(b, 0x60, 0, 0, 0)
-	b = be.AppendUint16(b, uint16(length))
-	b = append(b, unix.IPPROTO_UDP, 1) // a hop limit of 1, as the kernel sets it for groups
-	addresses := len(b)
-	b = append(b, ident.LinkLocal(mac).AsSlice()...)
-	b = append(b, group[:]...)
-	return appendUDP(b, b[addresses:], clientPort6, serverPort6, message)
 }
 
 // sum returns the ones' complement sum of 16-bit words, beginning with start (RFC 1071).

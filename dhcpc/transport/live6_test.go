@@ -1,18 +1,15 @@
 package transport_test
 
 import (
-	"bytes"
 	"errors"
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv6"
-	sockets "github.com/mdlayher/packet"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
@@ -196,56 +193,13 @@ func listen6(t testing.TB, ns *netns.NS, link string) *net.UDPConn {
 	return conn
 }
 
-// A bridge's port has no address: what is to reach servers from there is a frame of its own.
-func TestAMessageGoesOutByAPortInThePodsName(t *testing.T) {
-	t.Parallel()
-	l := newLAN6(t)
-	server := listen6(t, l.server, "eth0")
-	mac, message := net.HardwareAddr{2, 0, 10, 9, 0, 7}, []byte{8, 1, 2, 3, 4} // of an odd length
-	by := &transport.Config{NetNS: l.host, Link: nstest.Index(t, l.host, "server"), MAC: mac}
-	if err := transport.Send6(&transport.Config{NetNS: by.NetNS, Link: by.Link}, message); !errors.Is(err, unix.EADDRNOTAVAIL) {
-		t.Errorf("without a MAC address: %v: the port has an address, and this tests nothing", err)
-	}
-	var out *sockets.Conn
-	must.Succeed(t, l.host.Do(func() (err error) {
-		out, err = sockets.Listen(&net.Interface{Index: by.Link}, sockets.Raw, unix.ETH_P_ALL, nil)
-		return err
-	}))
-	t.Cleanup(func() { out.Close() })
-	must.Succeed(t, out.SetReadDeadline(time.Now().Add(longEnough)))
-	// leaves gives the client's next frame on its way out.
-	leaves := func() []byte {
-		t.Helper()
-		frame := make([]byte, 2000)
-		for {
-			n, _, err := out.ReadFrom(frame)
-			must.Succeed(t, err)
-			if n > 12 && bytes.Equal(frame[6:12], mac) {
-				return frame[:n]
-			}
-		}
-	}
-	must.Succeed(t, transport.Send6(by, message))
-	plain := leaves()
-	heard := make([]byte, 100)
-	n, from, err := server.ReadFromUDP(heard)
-	if err != nil || !bytes.Equal(heard[:n], message) || from.Port != dhcpv6.DefaultClientPort || from.IP.String() != "fe80::aff:fe09:7" {
-		t.Errorf("the server heard %x from %v, %v", heard[:n], from, err)
-	}
-	by.VLAN = 0x123
-	must.Succeed(t, transport.Send6(by, message))
-	got, want := leaves(), slices.Insert(plain, 12, 0x81, 0, 1, 0x23)
-	expect.That(t, bytes.Equal(got, want), "with a tag it is\n%x, want\n%x", got, want)
-}
-
 func TestDialingIPv6SaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	l := newLAN6(t)
 	for name, err := range map[string]error{
 		"no configuration": second6(transport.DialUDP6(nil)), "no link": second6(transport.DialUDP6(&transport.Config{})),
-		"a message without a link": transport.Send6(nil, nil), "a tag without a MAC address": transport.Send6(&transport.Config{Link: 1, VLAN: 5}, nil),
-		"a MAC address of 8 bytes":   transport.Send6(&transport.Config{Link: 1, MAC: make([]byte, 8)}, nil),
-		"a message that is too long": transport.Send6(&transport.Config{NetNS: l.pod, Link: l.eth0, MAC: make([]byte, 6)}, make([]byte, 1<<16)),
+		"a message without a link":   transport.Send6(nil, nil),
+		"a message that is too long": transport.Send6(&transport.Config{NetNS: l.pod, Link: l.eth0}, make([]byte, 1<<16)),
 		"a witness of nothing":       second6(transport.DialWitness6(nil, l.udp6)),
 	} {
 		expect.Is(t, err, tombolo.ErrInvalid, "%s", name)

@@ -33,7 +33,7 @@ type Config struct {
 	// MAC is the client's hardware address. The transport receives only answers to this address. nil means the
 	// interface's own address.
 	MAC net.HardwareAddr
-	// VLAN is the ID, 1 to 4094, of the tag that DialRaw, Release and Send6 add to their frames. It is for an
+	// VLAN is the ID, 1 to 4094, of the tag that DialRaw and Release add to their frames. It is for an
 	// interface that carries several VLANs, such as a trunk port of a bridge. With 0 the frames have no tag.
 	VLAN uint16
 	// ARP makes DialRaw also receive ARP packets, as needed for Config.DetectConflicts of package dhcpc.

@@ -1,7 +1,6 @@
 package transport
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -51,51 +50,30 @@ func DialUDP6(cfg *Config) (dhcpc.Transport[[]byte], error) {
 
 // Send6 sends one message to all servers and relays, from a port chosen by the kernel, and receives nothing. It is
 // for a RELEASE that package dhcp6 encoded, in a program that does not link that package.
-//
-// If Config.MAC, the client's MAC, is set, Send6 sends a complete frame with the tag of Config.VLAN. The frame comes
-// from that MAC and from the link-local address derived from it. This is for a bridge's port, which has no addresses.
 func Send6(cfg *Config, message []byte) error {
-	switch err := cfg.checkLink(); {
-	case err != nil:
+	if err := cfg.checkLink(); err != nil {
 		return err
-	case len(cfg.MAC) != macLen && (cfg.MAC != nil || cfg.VLAN != 0):
-		return argument(fmt.Sprintf("MAC address %q: want %d bytes", cfg.MAC, macLen))
-	case len(message) > 0xffff-udpHeaderLen:
+	}
+	if len(message) > 0xffff-udpHeaderLen {
 		return argument(fmt.Sprintf("message of %d bytes: too long for a packet", len(message)))
 	}
 
-	family, kind, send := unix.AF_INET6, unix.SOCK_DGRAM, sendToGroup
-	if cfg.MAC != nil {
-		family, kind, send = unix.AF_PACKET, unix.SOCK_RAW, sendFrame6
-	}
-
-	fd, err := cfg.socket(family, kind)
+	fd, err := cfg.socket(unix.AF_INET6, unix.SOCK_DGRAM)
 	if err != nil {
 		return err
 	}
+
 	defer unix.Close(fd)
-	if err := send(fd, cfg, message); err != nil {
+	err = setOptions(fd, option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link},
+		option{"send to the group on link", unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, cfg.Link})
+	if err == nil {
+		group := netip.MustParseAddr(group6)
+		err = unix.Sendto(fd, message, unix.MSG_DONTWAIT,
+			&unix.SockaddrInet6{Addr: group.As16(), Port: serverPort6, ZoneId: uint32(cfg.Link)})
+	}
+
+	if err != nil {
 		return &tombolo.OpError{Op: "send to DHCPv6 servers on", Object: cfg.object(), Err: err}
 	}
-
 	return nil
-}
-
-// sendToGroup sends a message to the group through a UDP socket.
-func sendToGroup(fd int, cfg *Config, message []byte) error {
-	if err := setOptions(fd, option{"bind to link", unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link},
-		option{"send to the group on link", unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, cfg.Link}); err != nil {
-		return err
-	}
-	group := netip.MustParseAddr(group6)
-	return unix.Sendto(fd, message, unix.MSG_DONTWAIT,
-		&unix.SockaddrInet6{Addr: group.As16(), Port: serverPort6, ZoneId: uint32(cfg.Link)})
-}
-
-// sendFrame6 sends a message as a frame through a packet socket without a protocol. Such a socket receives nothing,
-// so the kernel closes it without a delay.
-func sendFrame6(fd int, cfg *Config, message []byte) error {
-	frame := tagged(encode6(message, cfg.MAC), cfg.VLAN)
-	return unix.Sendto(fd, frame, unix.MSG_DONTWAIT,
-		&unix.SockaddrLinklayer{Protocol: binary.NativeEndian.Uint16(frame[2*macLen:]), Ifindex: cfg.Link})
 }

@@ -8,8 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -217,12 +215,6 @@ func (r *Record) Check() error {
 
 	errs = append(errs, r.Six.check())
 	return errors.Join(errs...)
-}
-
-// VLAN returns the pod's VLAN on the bridge, or 0 if it is not in one.
-func (r *Record) VLAN() uint16 {
-	id, _ := strconv.ParseUint(strings.TrimPrefix(r.GatewayLink, r.Bridge+"."), 10, 16)
-	return uint16(id)
 }
 
 // At returns the name of the host's link in the pod's network, which is the bridge or its link in the pod's VLAN.

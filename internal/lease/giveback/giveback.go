@@ -7,14 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/bridge"
-	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/lease"
@@ -135,84 +134,28 @@ func fromPod(ctx context.Context, r *lease.Record, links *bridge.Conn, send func
 }
 
 // Release sends the RELEASE for a pod that is gone, from the host's link in the pod's network. links is a connection
-// to the host's namespace, and host a handle to that namespace. In a VLAN of a LAN the host has no such link. There
-// Release sends from all ports in the VLAN, the way a bridge floods a frame to an unknown MAC.
+// to the host's namespace, and host a handle to that namespace. In a VLAN of a LAN the host has no such link.
+// There Release does nothing, and the server frees the address when the lease expires.
 func Release(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, l *dhcpc.Lease) error {
 	return send(ctx, r, links, host, l.Address.Addr(),
-		func(cfg *transport.Config, _ bool) error { return transport.Release(ctx, cfg, l) })
+		func(cfg *transport.Config) error { return transport.Release(ctx, cfg, l) })
 }
 
 // Release6 sends the DHCPv6 RELEASE for a pod that is gone, in the same way as Release.
 func Release6(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS) error {
-	return send(ctx, r, links, host, r.Six.Lease.Address, func(cfg *transport.Config, port bool) error {
-		if port {
-			cfg.MAC = net.HardwareAddr(r.Client.MAC)
-		}
-		return transport.Send6(cfg, r.Six.Release)
-	})
+	return send(ctx, r, links, host, r.Six.Lease.Address,
+		func(cfg *transport.Config) error { return transport.Send6(cfg, r.Six.Release) })
 }
 
-// send calls transmit, which sends a message from a link. The link is the host's link in the pod's network. If the
-// pod is in a VLAN in which the host has no link, send calls transmit for each port of the bridge in the VLAN. Then
-// port is true. The address own is for error messages.
+// send calls its last argument, a function that sends a message from the host's link in the pod's network.
 func send(ctx context.Context, r *lease.Record, links *bridge.Conn, host *netns.NS, own netip.Addr,
-	transmit func(cfg *transport.Config, port bool) error) error {
-	fails := func(err error) error { return fmt.Errorf("release lease of %s: %w", own, err) }
+	transmit func(*transport.Config) error) error {
 	at, err := links.Link(ctx, r.At())
-	if err == nil {
-		return transmit(&transport.Config{NetNS: host, Link: at.Index}, false)
+	if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(r.At(), r.Bridge+".") {
+		return nil // the host is not in the pod's VLAN
 	}
-
-	if r.VLAN() == 0 || !errors.Is(err, fs.ErrNotExist) {
-		return fails(err)
-	}
-
-	if at, err = links.Link(ctx, r.Bridge); err != nil {
-		return fails(err)
-	}
-
-	ports, err := links.Ports(ctx, at.Index)
 	if err != nil {
-		return fails(err)
+		return fmt.Errorf("release lease of %s: %w", own, err)
 	}
-
-	// Send through NICs first, since a pod is seldom the DHCP server.
-	var errs []error
-	for _, pods := range []bool{false, true} {
-		for i := range ports {
-			if (ports[i].Kind == "veth") == pods {
-				errs = append(errs, sendBy(ctx, r.VLAN(), links, host, &ports[i], transmit))
-			}
-		}
-	}
-
-	return errors.Join(errs...)
-}
-
-// sendBy calls transmit, which sends a message, with the configuration for one bridge port. It does nothing if the
-// port is down, is not in the VLAN, or no longer exists.
-func sendBy(ctx context.Context, id uint16, links *bridge.Conn, host *netns.NS, port *bridge.Link,
-	transmit func(cfg *transport.Config, port bool) error) error {
-	outside, err := links.VLANs().Outside(ctx, port.Index, vlan.Range{First: id, Last: id})
-	if err != nil || len(outside) > 0 || !port.Up {
-		return ignoreGone(err)
-	}
-
-	cfg := &transport.Config{NetNS: host, Link: port.Index}
-	differs, err := links.VLANs().Check(ctx, port.Index, port.Name, vlan.Membership{ID: id, KeepDefault: true})
-	if len(differs) > 0 {
-		cfg.VLAN = id // on this port, the bridge tags the pod's frames
-	}
-
-	if err == nil {
-		err = transmit(cfg, true)
-	}
-	return ignoreGone(err)
-}
-
-func ignoreGone(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return transmit(&transport.Config{NetNS: host, Link: at.Index})
 }

@@ -19,25 +19,15 @@ import (
 
 func (s *session) takeovers() *uplink.Conn { return uplink.On(s.Links.Socket()) }
 
-// withNIC calls do under the lock of a NIC. rec is the record of the NIC's takeover, or nil if there is none. Before
-// that, withNIC completes or undoes the work of a killed call. isUndone means that this has given the NIC back.
-func (s *session) withNIC(ctx context.Context, nic string, do func(rec *uplink.Record, isUndone bool) error) error {
-	lock, err := s.Dir.LockUplink(ctx, nic)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
+// recoverTake reads the record of a NIC's takeover, and returns nil without one. It first completes or undoes the work
+// of a killed call. isUndone means that it just gave the NIC back. The caller holds the exclusive lock.
+func (s *session) recoverTake(ctx context.Context, nic string) (rec *uplink.Record, isUndone bool, _ error) {
 	rec, err := s.loadTake(nic)
-	isUndone := false
-	if err == nil && rec != nil {
-		rec, err = s.takeovers().Recover(ctx, rec, s.Dir.Uplink(nic))
-		isUndone = rec == nil
+	if err != nil || rec == nil || rec.State == uplink.Taken {
+		return rec, false, err
 	}
-
-	if err != nil {
-		return err
-	}
-	return do(rec, isUndone)
+	err = s.takeovers().Restore(ctx, rec, s.Dir.Uplink(nic))
+	return nil, true, err
 }
 
 // loadTake reads the record of a NIC's takeover. It returns nil if there is none from this epoch.
@@ -137,17 +127,17 @@ func (s *session) refuseTake(ctx context.Context, nic string) error {
 func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 	want := uplink.Uplink{NIC: nic, Bridge: bridgeName, Alias: endpoint.BridgeAlias}
 	return u.withLock(ctx, nic, func(s *session) error {
-		return s.withNIC(ctx, nic, func(rec *uplink.Record, _ bool) error {
-			if rec != nil && rec.Bridge == want.Bridge {
-				return nil
-			}
-
-			err := s.refuseTake(ctx, nic)
-			if err == nil {
-				_, err = s.takeovers().Take(ctx, want, s.Dir.Uplink(nic))
-			}
-			return explainNIC(err, nic)
-		})
+		rec, _, err := s.recoverTake(ctx, nic)
+		if err == nil && rec != nil && rec.Bridge == want.Bridge {
+			return nil
+		}
+		if err == nil {
+			err = s.refuseTake(ctx, nic)
+		}
+		if err == nil {
+			_, err = s.takeovers().Take(ctx, want, s.Dir.Uplink(nic))
+		}
+		return explainNIC(err, nic)
 	})
 }
 
@@ -160,30 +150,27 @@ func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 			return err
 		}
 
-		return s.withNIC(ctx, nic, func(rec *uplink.Record, isUndone bool) error {
-			switch {
-			case isUndone:
-				return nil
-			case rec == nil:
-				return failf(ErrConflict, "uplink %s has not been taken over: there is nothing to give back", nic)
-			case bridgeName != "" && bridgeName != rec.Bridge:
-				return failf(ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, rec.Bridge, bridgeName)
-			}
+		rec, isUndone, err := s.recoverTake(ctx, nic)
+		switch {
+		case isUndone || err != nil:
+			return err
+		case rec == nil:
+			return failf(ErrConflict, "uplink %s has not been taken over: there is nothing to give back", nic)
+		case bridgeName != "" && bridgeName != rec.Bridge:
+			return failf(ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, rec.Bridge, bridgeName)
+		}
 
-			bridgeLink, err := s.link(ctx, rec.Bridge)
-			if err == nil {
-				err = s.refuseCutOff(ctx, bridgeLink, nic, nic)
-			}
-
-			if err == nil {
-				err = s.takeovers().Restore(ctx, rec, s.Dir.Uplink(nic))
-			}
-
-			if err != nil {
-				return err
-			}
-			return s.refuseLost(ctx, rec)
-		})
+		bridgeLink, err := s.link(ctx, rec.Bridge)
+		if err == nil {
+			err = s.refuseCutOff(ctx, bridgeLink, nic, nic)
+		}
+		if err == nil {
+			err = s.takeovers().Restore(ctx, rec, s.Dir.Uplink(nic))
+		}
+		if err != nil {
+			return err
+		}
+		return s.refuseLost(ctx, rec)
 	}))
 }
 
@@ -219,7 +206,8 @@ func finishTakes(ctx context.Context, s *session) error {
 	nics, err := s.Dir.Uplinks()
 	err = stateError(err)
 	for _, nic := range nics {
-		err = errors.Join(err, s.withNIC(ctx, nic, func(*uplink.Record, bool) error { return nil }))
+		_, _, one := s.recoverTake(ctx, nic)
+		err = errors.Join(err, one)
 	}
 	return err
 }

@@ -476,7 +476,7 @@ func describeChild(child, nic string) string {
 type UplinkReport struct {
 	NIC    string `json:"nic"`
 	Bridge string `json:"bridge"`
-	// State is "shared", or the progress of `uplink take`: "taken", "taking", "undoing" or "restoring".
+	// State is "shared", or the progress of `uplink take`: "taken", "taking" or "restoring".
 	State string `json:"state"`
 	// Networks lists the bridge's networks with this uplink.
 	Networks []string `json:"networks,omitempty"`

@@ -28,6 +28,4 @@ const (
 	State
 	// Reservations is the lock of a directory of host-local's reservations.
 	Reservations
-	// Uplink is the lock of an uplink's NIC.
-	Uplink
 )

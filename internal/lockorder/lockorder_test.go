@@ -33,7 +33,7 @@ func TestOrder(t *testing.T) {
 		{"two of a kind", Lease, func() *Acquisition { return Wait(Lease) }, "waits for the lock of lease with that of lease held"},
 		{"tried for only", State, func() *Acquisition { return Tried(Lease) }, ""},
 		{"slow with the state's", State, func() *Acquisition { Slow("a server"); return nil }, "waits for a server with the lock of state held"},
-		{"slow with a NIC's", Uplink, func() *Acquisition { Slow("a server"); return nil }, "with the lock of uplink held"},
+		{"slow with the reservations'", Reservations, func() *Acquisition { Slow("a server"); return nil }, "with the lock of reservations held"},
 		{"slow with a lease's", Lease, func() *Acquisition { Slow("a server"); return nil }, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -53,9 +53,9 @@ func TestWhatIsTakenAgainMindsTheOthersAlone(t *testing.T) {
 	state := Wait(State)
 	defer state.Release()
 	expect.Equal(t, panics(state.WaitAgain), "")
-	uplink := Wait(Uplink)
-	defer uplink.Release()
-	expect.Contains(t, panics(state.WaitAgain), "uplink held", "panic")
+	reservations := Wait(Reservations)
+	defer reservations.Release()
+	expect.Contains(t, panics(state.WaitAgain), "reservations held", "panic")
 }
 
 func TestOthersLocksAreTheirs(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 // String returns the name of the lock.
 func (r Rank) String() string {
 	return [...]string{Attachment: "attachment", Lease: "lease", Remembered: "remembered lease", State: "state",
-		Reservations: "reservations", Uplink: "uplink"}[r]
+		Reservations: "reservations"}[r]
 }
 
 // table lists the locks that each goroutine holds. It works because a call of the plugin runs on one goroutine.

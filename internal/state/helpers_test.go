@@ -207,14 +207,14 @@ func helpAdd(args []string) error {
 	return err
 }
 
-// helpUplink saves an uplink's record under its lock until it is killed, and prints a
+// helpUplink saves an uplink's record under the exclusive lock until it is killed, and prints a
 // line after each: dir, NIC.
 func helpUplink(args []string) error {
 	d, err := openFor(args)
 	if err != nil {
 		return err
 	}
-	if _, err := d.LockUplink(context.Background(), args[1]); err != nil {
+	if _, err := d.Lock(context.Background(), Exclusive); err != nil {
 		return err
 	}
 	f := d.Uplink(args[1])

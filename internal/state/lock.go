@@ -36,7 +36,7 @@ func (m Mode) String() string {
 	return [...]string{unlocked: "not held", Shared: "shared", Exclusive: "exclusive"}[m]
 }
 
-// A Lock is the lock of a state directory or of a NIC. It is held until Close or until the process ends, even by a
+// A Lock is the lock of a state directory. It is held until Close or until the process ends, even by a
 // kill. It consists of two parts:
 //
 //   - flock(2) on a file, shared or exclusive;
@@ -51,7 +51,6 @@ func (m Mode) String() string {
 // A Lock is not safe for use by several goroutines at once.
 type Lock struct {
 	dir   *Dir
-	path  string // path of the lock file
 	fd    int    // descriptor of the lock file; -1 after Close
 	mode  Mode
 	order *lockorder.Acquisition
@@ -74,16 +73,11 @@ func (l *Lock) netns() (uint64, error) {
 // wait for anything slow, because all other calls of the node would wait too. It must not wait for a lock that comes
 // before this lock (see package lockorder).
 func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
-	return d.lock(ctx, d.lockPath(), mode, lockorder.State)
-}
-
-// lock takes the lock on the file at path, and creates the file if it is missing.
-func (d *Dir) lock(ctx context.Context, path string, mode Mode, rank lockorder.Rank) (*Lock, error) {
-	fd, err := file.Create(path, unix.O_RDWR)
+	fd, err := file.Create(d.lockPath(), unix.O_RDWR)
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
 	}
-	l := &Lock{dir: d, path: path, fd: fd, order: lockorder.Wait(rank)}
+	l := &Lock{dir: d, fd: fd, order: lockorder.Wait(lockorder.State)}
 	if err := l.take(ctx, mode); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -146,7 +140,7 @@ func (l *Lock) Downgrade() error {
 	// requires the gate, which we still hold.
 	had, err := file.TryFlock(l.fd, unix.LOCK_SH)
 	if err == nil && !had {
-		err = fmt.Errorf("%s: %w by a program that is none of ours", l.path, ErrLocked)
+		err = fmt.Errorf("%s: %w by a program that is none of ours", l.dir.lockPath(), ErrLocked)
 	}
 
 	if err != nil {
@@ -213,7 +207,7 @@ func (l *Lock) take(ctx context.Context, mode Mode) error {
 	if mode == Exclusive {
 		try = l.tryExclusive
 	}
-	if err := file.Await(ctx, l.path, try); err != nil {
+	if err := file.Await(ctx, l.dir.lockPath(), try); err != nil {
 		return errors.Join(fmt.Errorf("%s: %w", mode, err), l.release())
 	}
 	l.mode = mode
@@ -303,7 +297,7 @@ func (l *Lock) SetNote(text string) error {
 			return unix.Pwrite(l.fd, []byte(hashNote(text, netns)+text+"\n"), 0)
 		})
 	}
-	return withOperation(err, "write note to %s", l.path)
+	return withOperation(err, "write note to %s", l.dir.lockPath())
 }
 
 // hashNote returns the hash of a note and of the network namespace's cookie.

@@ -2,29 +2,23 @@ package state
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
-	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
-const (
-	// maxUplink is the largest size of an uplink's file, in bytes. The record has all former addresses and routes of
-	// the NIC, and a route takes some 200 bytes.
-	maxUplink = 16 << 20
-
-	lockSuffix = ".lock"
-)
+// maxUplink is the largest size of an uplink's file, in bytes. The record has all former addresses and routes of the
+// NIC, and a route takes some 200 bytes.
+const maxUplink = 16 << 20
 
 // An UplinkFile is the file with the record of one NIC's takeover (`tombolo uplink take`). Package uplink writes and
 // reads the record as a whole, so readers see either the old or the new record. The first line is the node's epoch,
 // since addresses and routes of an earlier epoch must not be put back.
 //
-// A caller that writes or removes the record holds the NIC's lock ([Dir.LockUplink]). An UplinkFile is not safe for
-// use by several goroutines at once.
+// A caller that writes or removes the record holds the exclusive lock. An UplinkFile is not safe for use by several
+// goroutines at once.
 type UplinkFile struct {
 	dir *Dir
 	nic string
@@ -36,7 +30,7 @@ func (d *Dir) Uplink(nic string) *UplinkFile { return &UplinkFile{dir: d, nic: n
 
 // Save replaces the record, which must be a JSON document.
 func (f *UplinkFile) Save(record []byte) error {
-	path, err := f.path(suffix)
+	path, err := f.path()
 	var epoch Epoch
 	if err == nil {
 		epoch, err = f.dir.newEpoch()
@@ -63,7 +57,7 @@ func (f *UplinkFile) Save(record []byte) error {
 // epoch, the error matches ErrStale. If the record cannot be used, the error wraps a *RecordError. Package uplink
 // checks the contents.
 func (f *UplinkFile) Load() ([]byte, error) {
-	path, err := f.path(suffix)
+	path, err := f.path()
 	if err != nil {
 		return nil, fmt.Errorf("load record of uplink: %w", err)
 	}
@@ -103,15 +97,15 @@ func splitUplink(data []byte) (Epoch, []byte, error) {
 
 // Remove removes the record. A missing record is no error.
 func (f *UplinkFile) Remove() error {
-	path, err := f.path(suffix)
+	path, err := f.path()
 	if err == nil {
 		err = f.dir.remove(path)
 	}
 	return withOperation(err, "remove record of uplink")
 }
 
-// path returns the path of the NIC's file with the given suffix.
-func (f *UplinkFile) path(suffix string) (string, error) {
+// path returns the path of the NIC's file.
+func (f *UplinkFile) path() (string, error) {
 	if err := checkNIC(f.nic); err != nil {
 		return "", err
 	}
@@ -132,19 +126,4 @@ func (d *Dir) Uplinks() ([]string, error) {
 		}
 	}
 	return nics, nil
-}
-
-// LockUplink takes the exclusive lock of a NIC. It waits until ctx ends, and then the error matches ErrLocked and the
-// context's error. In the order of locks, this lock comes after the state directory's. Its holder waits for no other
-// lock.
-func (d *Dir) LockUplink(ctx context.Context, nic string) (*Lock, error) {
-	path, err := d.Uplink(nic).path(lockSuffix)
-	if err != nil {
-		return nil, fmt.Errorf("lock uplink: %w", err)
-	}
-	l, err := d.lock(ctx, path, Exclusive, lockorder.Uplink)
-	if err != nil {
-		return nil, fmt.Errorf("lock uplink %s: %w", nic, err)
-	}
-	return l, nil
 }

@@ -27,13 +27,6 @@ func saveUplink(t testing.TB, d *Dir, nic, record string) {
 
 func uplinkPath(d *Dir, nic string) string { return d.uplinksPath() + "/" + nic + suffix }
 
-func lockUplink(t testing.TB, d *Dir, nic string) *Lock {
-	t.Helper()
-	l := must.Of(d.LockUplink(t.Context(), nic)).Get(t)
-	t.Cleanup(func() { l.Close() })
-	return l
-}
-
 func TestAnUplinksRecordIsKeptWhole(t *testing.T) {
 	t.Parallel()
 	d := newDir(t)
@@ -61,7 +54,6 @@ func TestUplinksAreListedByTheirNICs(t *testing.T) {
 	for _, nic := range []string{"eth1", "eth0", "a.json", "eth0.lock", ".tmp-x"} {
 		saveUplink(t, d, nic, sampleUplink)
 	}
-	lockUplink(t, d, "wan0") // has a file, and no record
 	for _, other := range []string{"eth9.json.tmp", "eth9.json.damaged", ".json", "..json", "eth9", "a name.json", "sixteen-bytes-ok.json"} {
 		writeFile(t, d.uplinksPath()+"/"+other, sampleUplink)
 	}
@@ -70,9 +62,9 @@ func TestUplinksAreListedByTheirNICs(t *testing.T) {
 	expect.That(t, err == nil && slices.Equal(nics, want), "Uplinks = %q, %v; want %q", nics, err, want)
 }
 
-// tryLockUplink does not wait: both results are nil where another holds the lock.
-func tryLockUplink(d *Dir, nic string) (*Lock, error) {
-	l, err := d.LockUplink(canceled(), nic)
+// tryLock does not wait: both results are nil where another holds the lock.
+func tryLock(d *Dir) (*Lock, error) {
+	l, err := d.Lock(canceled(), Exclusive)
 	if errors.Is(err, ErrLocked) {
 		return nil, nil
 	}
@@ -85,10 +77,8 @@ func TestNamesThatNoNICHasAreRefused(t *testing.T) {
 	for _, nic := range []string{"", ".", "..", "../x", "a/b", "eth0:1", "eth%d", "a b", "a\n", "\x00", "sixteen-bytes-ok"} {
 		f := d.Uplink(nic)
 		_, loadErr := f.Load()
-		_, lockErr := d.LockUplink(t.Context(), nic)
 		for what, err := range map[string]error{
 			"Save": f.Save([]byte("{}")), "Load": loadErr, "Remove": f.Remove(),
-			"LockUplink": lockErr,
 		} {
 			expect.Is(t, err, ErrName, "%s of %q", what, nic)
 		}
@@ -192,27 +182,6 @@ func TestSaveFailsWithoutAnEpoch(t *testing.T) {
 	expect.That(t, errors.Is(err, fs.ErrNotExist) && strings.Contains(err.Error(), "/proc"), "Save: %v", err)
 }
 
-func TestOneAtATimeWorksOnANIC(t *testing.T) {
-	t.Parallel()
-	d := newDir(t)
-	held := lockUplink(t, d, "eth0")
-	l, err := tryLockUplink(again(d), "eth0")
-	expect.That(t, l == nil && err == nil, "TryLockUplink = %v, %v; want neither", l, err)
-	other := again(d)
-	if _, err := other.LockUplink(canceled(), "eth0"); !errors.Is(err, ErrLocked) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "eth0.lock") {
-		t.Errorf("LockUplink: %v", err)
-	}
-	// Neither other NICs nor the directory's own lock are held up.
-	lockUplink(t, again(d), "eth1")
-	lock(t, again(d), Exclusive)
-	for range 2 {
-		must.Succeed(t, held.Close())
-	}
-	l, err = tryLockUplink(again(d), "eth0")
-	must.That(t, l != nil && err == nil, "TryLockUplink of what is free = %v, %v", l, err)
-	must.Succeed(t, l.Close())
-}
-
 // A child has copies of all descriptors between fork and exec.
 func TestALockIsFreeAtOnceThoughChildrenAreStarted(t *testing.T) {
 	t.Parallel()
@@ -228,9 +197,9 @@ func TestALockIsFreeAtOnceThoughChildrenAreStarted(t *testing.T) {
 	}
 	go func() { children.Wait(); cancel() }()
 	for ctx.Err() == nil {
-		l, err := tryLockUplink(d, "eth0")
+		l, err := tryLock(d)
 		if l == nil || err != nil {
-			t.Errorf("TryLockUplink of what is free = %v, %v", l, err)
+			t.Errorf("tryLock of what is free = %v, %v", l, err)
 			break
 		}
 		must.Succeed(t, l.Close())
@@ -253,8 +222,8 @@ func TestAKilledProcessLeavesAWholeUplink(t *testing.T) {
 			p.line()
 		}
 		p.kill()
-		l, err := tryLockUplink(d, "eth0")
-		must.That(t, l != nil && err == nil, "kill %d: TryLockUplink = %v, %v", kill, l, err)
+		l, err := tryLock(d)
+		must.That(t, l != nil && err == nil, "kill %d: tryLock = %v, %v", kill, l, err)
 		// The helper lives on this node, not on the made-up one.
 		data := must.Of(os.ReadFile(uplinkPath(d, "eth0"))).Get(t)
 		_, _, err = splitUplink(data)

@@ -25,7 +25,7 @@
 // The way back works alike: the NIC stops being a port after the last route uses the bridge.
 //
 // The record of a takeover is saved before each step. If a step fails, or the context ends, Take undoes all steps.
-// After a crash Recover undoes them. The host is reachable throughout.
+// After a crash Restore undoes them. The host is reachable throughout.
 //
 // # Limits
 //

@@ -52,11 +52,6 @@ func (c conn) Restore(ctx context.Context, rec *uplink.Record, j uplink.Journal)
 	return c.ns.Do(func() error { return c.Conn.Restore(ctx, rec, j) })
 }
 
-func (c conn) Recover(ctx context.Context, rec *uplink.Record, j uplink.Journal) (left *uplink.Record, err error) {
-	err = c.ns.Do(func() error { left, err = c.Conn.Recover(ctx, rec, j); return err })
-	return left, err
-}
-
 // through returns a Conn whose requests to the kernel have faults.
 func (l *lan) through(tb testing.TB, faults ...*nltest.Fault) conn {
 	tb.Helper()

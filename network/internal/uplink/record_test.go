@@ -7,7 +7,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -40,13 +39,6 @@ func TestRubbishIsNoRecord(t *testing.T) {
 	} {
 		_, err := uplink.ParseRecord([]byte(tt.text))
 		expect.That(t, err != nil && strings.Contains(err.Error(), tt.want), "%s: %v, want %s", tt.name, err, tt.want)
-	}
-	var conn uplink.Conn
-	for what, err := range map[string]error{
-		"restore": conn.Restore(t.Context(), &uplink.Record{}, &memory{}),
-		"recover": func() error { _, err := conn.Recover(t.Context(), &uplink.Record{}, &memory{}); return err }(),
-	} {
-		expect.Is(t, err, tombolo.ErrInvalid, "%s of an empty record", what)
 	}
 }
 

@@ -6,10 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
+	"net/netip"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
@@ -66,8 +64,7 @@ type State string
 const (
 	Taking    State = "taking"    // moving the NIC's addresses and routes to the bridge
 	Taken     State = "taken"     // all addresses and routes are on the bridge
-	Restoring State = "restoring" // moving back to the NIC on request
-	Undoing   State = "undoing"   // moving back because the takeover failed or was interrupted
+	Restoring State = "restoring" // moving back to the NIC
 )
 
 // Record is the content of the journal: the request, its progress, and the state before the takeover. The steps are
@@ -105,7 +102,7 @@ func (r *Record) validate() error {
 	case r.Version != recordVersion:
 		return fmt.Errorf("%w: version %d, where this program knows %d", tombolo.ErrInvalid, r.Version, recordVersion)
 	case r.Uplink.validate() != nil:
-	case r.State == Taking, r.State == Taken, r.State == Restoring, r.State == Undoing:
+	case r.State == Taking, r.State == Taken, r.State == Restoring:
 		return nil
 	}
 	return fmt.Errorf("%w: NIC %q, bridge %q, state %q", tombolo.ErrInvalid, r.NIC, r.Bridge, r.State)
@@ -127,7 +124,7 @@ func (r *Record) save(j Journal) error {
 // If a step fails, or ctx ends, Take undoes the previous steps and removes the journal.
 //
 // If Take refuses the NIC before the first step, the error matches ErrRefused. If Take returns a record together with
-// an error, the caller must call Recover to complete the undo.
+// an error, the caller must call Restore to complete the undo.
 func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	if err := u.validate(); err != nil {
 		return nil, err
@@ -148,8 +145,7 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	}
 
 	err = fmt.Errorf("take over %s: %w", u.NIC, err)
-	rec.State = Undoing
-	if undone := c.restoreSteps(context.WithoutCancel(ctx), rec, j); undone != nil {
+	if undone := c.Restore(context.WithoutCancel(ctx), rec, j); undone != nil {
 		return rec, errors.Join(err, fmt.Errorf("undo it: %w", undone))
 	}
 
@@ -224,66 +220,33 @@ func makeBridge(ctx context.Context, c *Conn, rec *Record, _ *move) error {
 // worker of the kernel joins the groups for their neighbour discovery and adds their local routes. Until then packets
 // would be lost once the other link no longer has the addresses.
 func waitUntilLocal(ctx context.Context, c *Conn, _ *Record, m *move) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	for m.from.Index != noLink {
-		have, err := c.routes.List(ctx, route.Filter{Family: unix.AF_INET6, Table: unix.RT_TABLE_LOCAL,
-			Link: m.to.Index, Type: unix.RTN_LOCAL})
-		if err != nil {
-			return err
-		}
-
-		missing := slices.DeleteFunc(m.addresses(), func(a addr.Address) bool {
-			return a.Prefix.Addr().Is4() ||
-				slices.ContainsFunc(have, func(r route.Route) bool { return r.Dst.Addr() == a.Prefix.Addr() })
-		})
-		if len(missing) == 0 {
-			return nil
-		}
-
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait until the kernel receives what is sent to %s: %w", missing[0].Prefix.Addr(),
-				ctx.Err())
-		case <-time.After(5 * time.Millisecond):
-		}
+	if m.from.Index == noLink {
+		return nil
 	}
 
-	return nil
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	usable, err := addr.Listen(nil)
+	if err != nil {
+		return err
+	}
+
+	defer usable.Close()
+	var added []netip.Addr
+	for _, a := range m.addresses() {
+		added = append(added, a.Prefix.Addr())
+	}
+	return usable.Wait(ctx, c.addrs, m.to.Index, added...)
 }
 
 // Restore moves everything that is on the bridge to the NIC, removes the NIC from the bridge, and removes the
 // journal. It deletes the bridge unless other ports are on it. It continues after errors. If there were errors, the
-// journal stays, and the caller may call Restore again.
-func (c *Conn) Restore(ctx context.Context, rec *Record, j Journal) error {
-	if err := rec.validate(); err != nil {
-		return err
-	}
-	n := *rec
-	n.State = Restoring
-	return c.restoreSteps(ctx, &n, j)
-}
-
-// Recover cleans up after a crash, by the record in the journal: it undoes an interrupted takeover, or completes an
-// interrupted restore. If the NIC is given back, it returns nil. Otherwise it returns the record.
-func (c *Conn) Recover(ctx context.Context, rec *Record, j Journal) (*Record, error) {
-	if err := rec.validate(); err != nil || rec.State == Taken {
-		return rec, err
-	}
-
-	n := *rec
-	if n.State == Taking {
-		n.State = Undoing
-	}
-	if err := c.restoreSteps(ctx, &n, j); err != nil {
-		return &n, err
-	}
-	return nil, nil
-}
-
-// restoreSteps runs the steps of a restoration, and removes the journal. If the NIC is gone, it only deletes the
-// bridge.
-func (c *Conn) restoreSteps(ctx context.Context, rec *Record, j Journal) error {
+// journal stays, and the caller may call Restore again. After a crash, Restore undoes an interrupted takeover, or
+// completes an interrupted restoration.
+func (c *Conn) Restore(ctx context.Context, before *Record, j Journal) error {
+	n := *before
+	rec := &n
+	rec.State = Restoring
 	s, err := c.snapshot(ctx, rec.NIC, rec.Bridge)
 	if isGone(err) {
 		err = c.backWithoutNIC(ctx, rec)

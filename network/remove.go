@@ -1,19 +1,365 @@
 package network
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/ident"
+	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/ipam"
+	"github.com/tombolo-cni/tombolo/netns"
 )
+
+// Dead is an attachment whose pod died without a Del.
+type Dead struct {
+	*Attachment
+	// Why describes the evidence that the pod is gone.
+	Why string
+	// Kept is the reason why CollectDead left the attachment alone nevertheless. It is nil if CollectDead removed the
+	// attachment or, with dryRun, would try to remove it.
+	Kept error
+}
+
+// MarshalJSON returns the attachment's record, with the fields Why and Kept.
+func (d Dead) MarshalJSON() ([]byte, error) {
+	kept := ""
+	if d.Kept != nil {
+		kept = d.Kept.Error()
+	}
+	return json.Marshal(struct {
+		*state.Attachment
+		Why  string `json:"why"`
+		Kept string `json:"kept,omitempty"`
+	}{d.Attachment.onRecord(), d.Why, kept})
+}
+
+// CollectDead removes attachments whose pods are gone, and returns them. If network is empty, it looks at all
+// networks. A killed runtime or an earlier boot leaves such attachments.
+//
+// A pod is gone if two conditions hold. Its port is gone, or about to be deleted together with its namespace. And its
+// recorded path does not lead to the pod's namespace. One condition alone is not enough. A path that cannot be opened
+// may belong to another mount namespace. An operator may have deleted the port.
+//
+// CollectDead skips attachments that an Add or Del is working on. It releases addresses to the allocators of
+// Config.Allocators. If an attachment cannot be removed, its field Kept has the reason. With dryRun nothing is
+// changed.
+//
+// It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to distinguish namespaces.
+func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]Dead, error) {
+	networks, err := n.cfg.Dir.Networks()
+	if err != nil {
+		return nil, stateError(err)
+	}
+
+	if network != "" {
+		if !slices.Contains(networks, network) {
+			return nil, failf(ErrInvalid, "%w", state.UnknownNetwork(networks, network))
+		}
+		networks = []string{network}
+	}
+
+	_, err = n.cfg.Dir.Epoch()
+	switch {
+	case errors.Is(err, state.ErrStale):
+		if dryRun {
+			return nil, nil
+		}
+		// enter begins an epoch, and so deletes all records.
+		return nil, n.withSession(func(s *session) error { return s.enter(ctx) })
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil // the epoch of the records is unknown
+	case err != nil:
+		return nil, stateError(err)
+	}
+
+	s, err := n.openKnown()
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	if err := s.inOwnNamespace(); err != nil {
+		return nil, err
+	}
+
+	var list []Dead
+	var errs []error
+	for _, name := range networks {
+		found, err := n.teardown(s, name, nil).collectDead(ctx, dryRun)
+		list, errs = append(list, found...), append(errs, err)
+	}
+
+	return list, errors.Join(errs...)
+}
+
+// nameDead adds advice to an error that matches ErrAttached if some of the network's attachments are dead.
+func (n *Node) nameDead(ctx context.Context, network string, refused error) error {
+	if !errors.Is(refused, ErrAttached) {
+		return refused
+	}
+	dead, err := n.CollectDead(ctx, network, true)
+	if err != nil || len(dead) == 0 {
+		return refused
+	}
+	return failf(ErrAttached, "%w; tombolo gc reclaims %s", refused,
+		printable.Count(len(dead), "attachment whose pod is gone", "attachments whose pods are gone"))
+}
+
+// reclaimTimeout limits the time that an Add spends on removing dead attachments.
+const reclaimTimeout = 10 * time.Second
+
+// lacksAddress reports whether an Add failed for lack of an address that a dead pod may hold. An IPAM plugin reports a
+// full pool only by its own message. So lacksAddress reports true for every error of an allocator that runs a plugin.
+func (nw *Network) lacksAddress(err error) bool {
+	if errors.Is(err, ipam.ErrPoolFull) || errors.Is(err, ipam.ErrAddressTaken) {
+		return true
+	}
+	var refused *allocationError
+	return errors.As(err, &refused) && nw.Allocator.Slow()
+}
+
+// allocationError is an error that an allocator's Add returned.
+type allocationError struct{ error }
+
+func (e *allocationError) Unwrap() error { return e.error }
+
+// reclaim removes the network's dead attachments. It reports whether it removed any, so that Add should try again.
+// The Add has undone its changes and released its locks before.
+func (n *Node) reclaim(ctx context.Context, nw *Network) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, reclaimTimeout)
+	defer cancel()
+	dead, err := n.CollectDead(ctx, nw.Name, false)
+	if err != nil {
+		n.cfg.Log.Warn("reclaim what dead pods hold: " + err.Error())
+	}
+
+	freed := false
+	for _, d := range dead {
+		if d.Kept != nil {
+			n.cfg.Log.Warn("reclaim what the pod of container " + d.ContainerID + " holds, which is gone: " +
+				d.Kept.Error())
+			continue
+		}
+		n.cfg.Log.Warn("the pod of container " + d.ContainerID + " is gone, without a DEL: " + d.Why + "; reclaimed")
+		freed = true
+	}
+
+	return freed
+}
+
+// hasDied reports whether the pod of an attachment on record is gone: the record is readable, and its port no longer
+// exists.
+func (s *session) hasDied(ctx context.Context, network, hash string) bool {
+	if _, err := s.Dir.Load(network, hash); err != nil {
+		return false
+	}
+	_, err := s.Links.Link(ctx, ident.Port(hash))
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// whyDead returns the evidence that an attachment's pod is gone. It returns "" if there is none.
+func whyDead(ctx context.Context, s *session, rec *state.Attachment) (string, error) {
+	port, now := ident.Port(rec.Hash()), "is gone"
+	switch _, err := s.Links.Link(ctx, port); {
+	case err == nil:
+		if goes, err := link.LosesOtherEnd(nl.Of(s.Links.Socket()), port); !goes {
+			return "", err
+		}
+		now = "is about to go"
+	case !errors.Is(err, fs.ErrNotExist):
+		return "", err
+	}
+
+	where, err := namespaceLost(rec)
+	if where == "" || err != nil {
+		return "", err
+	}
+
+	// Search for a renamed port last, since the search lists all links.
+	if renamed, err := s.isRenamed(ctx, rec.Hash()); renamed || err != nil {
+		return "", err
+	}
+
+	return fmt.Sprintf("its port %s %s, and %s", port, now, where), nil
+}
+
+// namespaceLost returns the reason if the path in an attachment's record does not lead to the pod's namespace. It
+// returns "" if the path leads there, or possibly does.
+func namespaceLost(rec *state.Attachment) (string, error) {
+	if rec.NetNS == "" {
+		return "its record is damaged", nil
+	}
+
+	pod, err := netns.Open(rec.NetNS)
+	if err != nil {
+		// These errors mean that the path leads to no namespace. Other errors concern this process, such as a lack of
+		// file descriptors, and prove nothing.
+		paths := []error{fs.ErrNotExist, netns.ErrNotNetNS, fs.ErrPermission, unix.ENOTDIR, unix.ESRCH, unix.ELOOP,
+			unix.ENAMETOOLONG}
+		if slices.ContainsFunc(paths, func(about error) bool { return errors.Is(err, about) }) {
+			return fmt.Sprintf("its namespace: %v", err), nil
+		}
+		return "", err
+	}
+	defer pod.Close()
+	if rec.NetNSCookie == 0 {
+		return "", nil // the ADD was killed early, so the namespace may be the pod's
+	}
+
+	cookie, err := pod.Cookie()
+	if err != nil || cookie == rec.NetNSCookie {
+		return "", err
+	}
+
+	return rec.NetNS + " is another namespace by now", nil
+}
+
+// inOwnNamespace returns an error if the session is in another network namespace than the recorded networks. There it
+// would find none of their ports, and take all pods for dead.
+func (s *session) inOwnNamespace() error {
+	epoch, err := s.Dir.Epoch()
+	if err != nil {
+		return nil // no record is valid
+	}
+
+	cookie, err := state.NetNSCookie()
+	if err == nil && epoch.NetNS != 0 && cookie != epoch.NetNS {
+		err = failf(ErrState,
+			"the networks on record are in another network namespace, so this one does not show which pods live: run "+
+				"this in the host's")
+	}
+	return err
+}
+
+// stubRecord returns a substitute for an unreadable record. The hash suffices to find the attachment's objects in the
+// kernel. Container and interface come from the attachment's reservation, if there is one.
+func (t *teardown) stubRecord(hash string) *state.Attachment {
+	rec := &state.Attachment{State: state.Adding, Network: t.Network, Short: hash}
+	rec.DataDir = t.Session.Dir.Path() + "/ipam"
+	if n, err := t.Session.Dir.LoadNetwork(t.Network); err == nil {
+		rec.Bridge, rec.VLAN, rec.DataDir = n.Bridge, n.VLAN, cmp.Or(n.PoolDir, rec.DataDir)
+	}
+
+	dir := rec.DataDir + "/" + t.Network
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if !e.Type().IsRegular() {
+			continue
+		}
+		data, _ := file.Read(dir+"/"+e.Name(), file.MaxRecord)
+		id, ifName, _ := strings.Cut(strings.TrimSpace(string(data)), "\r\n")
+		if ident.Hash(t.Network, id, ifName) == hash {
+			rec.ContainerID, rec.IfName, rec.IPAMType = id, ifName, "host-local"
+		}
+	}
+
+	return rec
+}
+
+// unreleasable returns an error with the reason if no allocator can take the attachment's addresses back.
+func (t *teardown) unreleasable(rec *state.Attachment) error {
+	switch {
+	case rec.IPAMType == endpoint.Leased:
+		return nil
+	case rec.NetNS == "" && rec.IPAMType == "":
+		return errors.New("neither the allocator of its address nor its container is known: have the runtime call GC")
+	}
+	_, err := t.node.allocator(t.Network, &Origin{rec.IPAMType, rec.DataDir})
+	return err
+}
+
+// collectDead removes the dead attachments of the network, and returns them. With dryRun it removes nothing.
+func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error) {
+	records, unread, err := t.Session.Dir.List(t.Network)
+	if err != nil {
+		return nil, stateError(err)
+	}
+
+	for _, d := range unread {
+		t.Session.warn(d.Error())
+		if d.Hash != "" && (errors.Is(d, state.ErrDamaged) || errors.Is(d, state.ErrVersion)) {
+			records = append(records, t.stubRecord(d.Hash))
+		}
+	}
+
+	var errs []error
+	var found []Dead
+	var removed []*state.Attachment
+	for _, rec := range records {
+		d, err := t.collectIfDead(ctx, rec, dryRun)
+		errs = append(errs, err)
+		if d == nil {
+			continue
+		}
+		if found = append(found, *d); d.Kept == nil && !dryRun {
+			removed = append(removed, d.rec)
+		}
+	}
+
+	errs = append(errs, closeLoopbackAfter(ctx, t.Session, t.Known, removed...))
+	t.Session.leave()
+	return found, errors.Join(errs...)
+}
+
+// collectIfDead removes one attachment if its pod is gone. It returns nil if the pod does not look dead, or if
+// another call works on the attachment. Under the record's lock, which an ADD holds from beginning to end, it checks
+// again.
+func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dryRun bool) (*Dead, error) {
+	if evidence, err := whyDead(ctx, t.Session, rec); evidence == "" {
+		return nil, err
+	}
+
+	lock, err := t.Session.Dir.LockAttachment(t.Network, rec.Hash())
+	if err != nil && (rec.NetNS != "" || errors.Is(err, state.ErrBusy) || errors.Is(err, fs.ErrNotExist)) {
+		return nil, nil // a call is or was working on it; a damaged record may be no file, which cannot be locked
+	}
+	defer lock.Close()
+	switch now, err := t.Session.Dir.Load(t.Network, rec.Hash()); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err == nil:
+		rec = now
+	}
+
+	evidence, err := whyDead(ctx, t.Session, rec)
+	if evidence == "" {
+		return nil, err
+	}
+
+	d := &Dead{attachmentOf(rec), evidence, t.unreleasable(rec)}
+	if dryRun || d.Kept != nil {
+		return d, nil
+	}
+
+	// Limit the wait for the lock of a lease. The keeper holds that lock only while it writes the lease's record.
+	ctx, cancel := context.WithTimeout(ctx, collectWait)
+	defer cancel()
+	r := t.ownRemains(ctx, keyOf(rec).owner(), rec.Hash())
+	r.rec = rec
+	r.stillReserved = t.reservedAgain(ctx, r)
+	d.Kept = t.takeDown(ctx, r)
+	return d, nil
+}
 
 // removeNetwork removes the objects of a network that Collect leaves: see Node.Remove.
 func removeNetwork(ctx context.Context, s *session, name string) error {

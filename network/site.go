@@ -5,13 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"reflect"
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -231,4 +235,422 @@ func (n *site) reattach(ctx context.Context) error {
 	}
 
 	return nil
+}
+
+// requirement describes a network as one Add requires it.
+type requirement struct {
+	// Record is the network's record as requested, with the gateways and subnets of this pod alone. MTU is 0, and
+	// NFCall and Promiscuous are nil, if the configuration leaves them open.
+	Record       state.Network
+	DefaultMTU   int  // MTU of a new bridge if the MTU is open; see Network.DefaultMTU
+	Gateway      bool // the bridge has the gateways' addresses
+	Routed       bool // the value of NFCall if it is open
+	ForceAddress bool // addresses of the bridge that overlap with a gateway's are replaced
+
+	PodEgress bool              // the pod has a policy of egress
+	Owner     string            // the hash of the attachment of the Add
+	Pod       *state.Attachment // the pod's future record; nil in Ready, which has no pod
+}
+
+// configHash returns a hash of the network's configuration. It leaves out the fields that depend on single pods.
+func (w *requirement) configHash() string {
+	r := w.Record
+	r.Gateways, r.Subnets, r.Pools, r.PoolDir, r.Resolvers = nil, nil, nil, "", nil
+	return ident.Hash(string(state.Encode(&r.Version, &r)), fmt.Sprint(w.Gateway), "")
+}
+
+// ensureReady ensures that the network exists. Usually it does, and a few requests for single objects confirm that. If
+// anything is missing, one caller creates it under the exclusive lock, while the others wait.
+func ensureReady(ctx context.Context, s *session, w *requirement) (*site, error) {
+	// If route_localnet is off, a part is missing. Then skip the first comparison, since the network is compared
+	// again under the exclusive lock. Reading this parameter takes a tenth of the time of a comparison.
+	shut := false
+	if w.Pod != nil && endpoint.PublishesIPv4(w.Pod) && w.Record.Uplink == "" && s.shared() {
+		value, err := sysctl.Read(sysctl.Link("ipv4", w.Record.GatewayLink(), routeLocalnet))
+		shut = err == nil && value == "0"
+	}
+	return ensureBuilt(ctx, s, func() (*site, error) {
+		if shut {
+			shut = false
+			return nil, nil
+		}
+		return findReady(ctx, s, w)
+	}, func() (*site, error) { return buildNetwork(ctx, s, w) })
+}
+
+// ensureBuilt calls look, and returns the network that look returns. If look returns nil, ensureBuilt calls build under
+// the exclusive lock. If the network has needsCompletion set, ensureBuilt calls its method complete under that lock.
+func ensureBuilt(ctx context.Context, s *session, look, build func() (*site, error)) (n *site, err error) {
+	done := func() (is bool, _ error) {
+		n, err = look()
+		return n != nil && !n.needsCompletion, err
+	}
+	err = s.ensure(ctx, done, func() (err error) {
+		if n != nil {
+			return n.complete(ctx)
+		}
+		n, err = build()
+		return err
+	})
+
+	return n, err
+}
+
+// findReady returns the network if it meets the Add's requirements, or if calling complete suffices to meet them.
+// Otherwise it returns nil, and the network must be built.
+func findReady(ctx context.Context, s *session, w *requirement) (*site, error) {
+	rec, err := s.Dir.LoadNetwork(w.Record.Name)
+	if err != nil {
+		// The network was not built yet, or its record is damaged. Building the network writes a new record.
+		return nil, nil
+	}
+
+	if rec.ConfigHash != w.configHash() || rec.Epoch != s.Epoch.Token() ||
+		!containsAll(rec.Gateways, w.Record.Gateways) || !containsAll(rec.Subnets, w.Record.Subnets) ||
+		!gatewaysInUse(s, rec, w) ||
+		w.PodEgress && !rec.PodEgress || !containsAll(rec.Resolvers, w.Record.Resolvers) {
+		return nil, nil
+	}
+	return compareObjects(ctx, s, rec, w)
+}
+
+// compareObjects is the second half of findReady, after the comparison of the record. It compares the network's objects
+// in the kernel, and returns nil if any is missing or different.
+func compareObjects(ctx context.Context, s *session, rec *state.Network, w *requirement) (*site, error) {
+	n := &site{s: s, rec: rec, required: w, quick: true}
+	if err := n.look(ctx, parts()); err != nil || len(n.found.list) > 0 {
+		return nil, err
+	}
+	n.needsCompletion = n.needsCompletion || !samePools(rec, &w.Record)
+	return n, nil
+}
+
+func samePools(a, b *state.Network) bool {
+	return a.PoolDir == b.PoolDir && reflect.DeepEqual(a.Pools, b.Pools)
+}
+
+// complete prepares a network that has needsCompletion set, under the exclusive lock. It makes host ports at 127.0.0.1
+// work, and records the pools. It costs less than a build, since a network may get its first host port many times.
+func (n *site) complete(ctx context.Context) error {
+	rec, w := n.rec, n.required
+	unfiltered := rec.LoopbackUnfiltered
+	if _, err := (loopbackPart{}).make(ctx, n); err != nil {
+		return err
+	}
+	if rec.LoopbackUnfiltered == unfiltered && samePools(rec, &w.Record) {
+		return nil
+	}
+	rec.Pools, rec.PoolDir = w.Record.Pools, w.Record.PoolDir
+	return stateError(n.s.Dir.SaveNetwork(rec))
+}
+
+// buildNetwork creates or repairs the network, under the exclusive lock. Every step can be repeated, so the next
+// build completes an interrupted one.
+func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error) {
+	deserted, err := w.refuse(ctx, s, s.Epoch.Token())
+	if err != nil {
+		return nil, err
+	}
+
+	for _, name := range deserted {
+		if err := removeDeserted(ctx, s, name); err != nil {
+			return nil, err
+		}
+	}
+
+	if err := leaveBridge(ctx, s, w); err != nil {
+		return nil, err
+	}
+
+	chosen, err := chooseBridge(ctx, s, w)
+	if err != nil {
+		return nil, err
+	}
+
+	if chosen.mtu < ipv6MTU && slices.ContainsFunc(w.Record.Subnets, isIPv6) {
+		return nil, failf(tombolo.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d",
+			w.Record.Name, chosen.mtu, ipv6MTU)
+	}
+
+	if err := refuseOthers(s, &w.Record); err != nil {
+		return nil, err
+	}
+
+	attachments, err := s.attachments(w.Record.Name)
+	if err != nil {
+		return nil, err
+	}
+
+	rec := w.newRecord(s.Epoch.Token(), chosen, attachments)
+	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
+		rec.ChainedPolicy, rec.AdminChain = old.ChainedPolicy, old.AdminChain
+		rec.PortSNAT, rec.HostMAC = old.PortSNAT, old.HostMAC
+		rec.PodEgress = old.PodEgress
+		for _, a := range old.Resolvers {
+			rec.Resolvers = appendNew(rec.Resolvers, a)
+		}
+	}
+
+	// Look at the attachments too: the network's earlier record may be lost while its pods run.
+	rec.PodEgress = rec.PodEgress || w.PodEgress ||
+		slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return a.Egress != "" })
+	if err := refuseUnfiltered(rec); err != nil {
+		return nil, err
+	}
+
+	rec.PortSNAT = rec.PortSNAT ||
+		slices.ContainsFunc(attachments, func(a *state.Attachment) bool { return endpoint.SNAT(a) != nft.SNATNeeded })
+	if err := recordUplink(ctx, s, rec); err != nil {
+		return nil, err
+	}
+
+	n := &site{s: s, rec: rec, attachments: attachments, required: w}
+	changed, err := n.make(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	zonePending, err := refuseObstacles(ctx, s, rec, len(rec.Gateways) > 0)
+	if err != nil {
+		return nil, err
+	}
+
+	paths, err := s.reversePaths(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+
+	for _, path := range paths {
+		s.warn("network " + rec.Name + ": " + path)
+	}
+
+	// Save the record first: settle restores the other networks on the bridge, and their settings depend on this
+	// network's record (see adaptToOthers).
+	if shared, err := sharers(s, rec); err != nil {
+		return nil, err
+	} else if len(shared) > 0 && changed {
+		if err := saveEarly(s, rec); err != nil {
+			return nil, err
+		}
+	}
+
+	// Write the complete record last, so that the next ADD completes an interrupted call.
+	if err := n.settle(ctx, changed); err != nil {
+		return nil, err
+	}
+
+	if zonePending {
+		if err := awaitZone(ctx, s, rec); err != nil {
+			return nil, err
+		}
+	}
+
+	return n, stateError(s.Dir.SaveNetwork(rec))
+}
+
+// prepareForHostPorts prepares a network so that host ports can lead to the attachment a, whose record already lists
+// the ports. It also applies change to the network's record. change reports whether it changed the record. Usually
+// nothing is missing, and a few requests confirm that, as in the function ensureReady.
+func prepareForHostPorts(
+	ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool,
+) (rec *state.Network, _ error) {
+	w := &requirement{Pod: a}
+	_, err := ensureBuilt(ctx, s, func() (_ *site, err error) {
+		if rec, err = s.Dir.LoadNetwork(a.Network); err != nil {
+			return nil, stateError(err)
+		}
+		if change(rec) {
+			return nil, nil
+		}
+		w.Record.Pools, w.Record.PoolDir = rec.Pools, rec.PoolDir
+		return compareObjects(ctx, s, rec, w)
+	}, func() (*site, error) { return nil, restoreAlone(ctx, s, rec, w) })
+
+	return rec, err
+}
+
+// restoreAlone repairs one network from its record. If an object was missing that other networks share, it also repairs
+// those networks. It returns an error if a firewall of others certainly stops the pods.
+func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requirement) error {
+	attachments, err := s.attachments(rec.Name)
+	if err != nil {
+		return err
+	}
+
+	n := &site{s: s, rec: rec, attachments: attachments, required: w}
+	changed, err := n.restore(ctx)
+	if err != nil {
+		return err
+	}
+
+	if err := n.settle(ctx, changed); err != nil {
+		return err
+	}
+
+	_, err = refuseCertainObstacles(ctx, s, rec)
+	return err
+}
+
+// settle ends the creation of a network. If changed is true, an object was missing that other networks share, and
+// settle repairs those networks too. For example, a flush of our table deletes the rules of all networks, and a
+// deleted bridge loses the ports of all its networks. If a program loaded an older copy of the table, settle deletes
+// the elements of pods that no longer exist.
+func (n *site) settle(ctx context.Context, changed bool) error {
+	if !changed {
+		return declareMended(ctx, n.s, n)
+	}
+
+	others, err := mendOthers(ctx, n.s, n.rec.Name)
+	if err != nil {
+		return err
+	}
+
+	if _, err := mendStrays(ctx, n.s); err != nil {
+		return err
+	}
+	return declareMended(ctx, n.s, append(others, n)...)
+}
+
+// newRecord returns the network's new record. It combines the requirements of this Add with the subnets, gateways and
+// guards of the existing pods.
+func (w *requirement) newRecord(epoch string, chosen choice, attachments []*state.Attachment) *state.Network {
+	rec := w.Record
+	rec.Epoch, rec.ConfigHash = epoch, w.configHash()
+	rec.MTU, rec.NFCall, rec.Promiscuous = chosen.mtu, chosen.nfCall, chosen.promiscuous
+	rec.Gateways, rec.Subnets = slices.Clone(rec.Gateways), slices.Clone(rec.Subnets)
+	for _, gw := range w.Record.Gateways {
+		rec.GatewayUses = append(rec.GatewayUses, state.GatewayUse{Gateway: gw, Attachment: w.Owner})
+	}
+
+	for _, a := range attachments {
+		rec.Guard = rec.Guard || a.Guard != "" // a container of Docker may have a guard of its own
+		for _, address := range a.Addresses {
+			rec.Subnets = appendNew(rec.Subnets, address.Prefix.Masked())
+			if !w.Gateway || !address.Gateway.IsValid() {
+				continue
+			}
+			gw := netip.PrefixFrom(address.Gateway, address.Prefix.Bits())
+			if !slices.Contains(rec.Gateways, gw) {
+				rec.Gateways = append(rec.Gateways, gw)
+				rec.GatewayUses = append(rec.GatewayUses, state.GatewayUse{Gateway: gw, Attachment: a.Hash()})
+			}
+		}
+	}
+
+	return &rec
+}
+
+func containsAll[T comparable](have, want []T) bool {
+	return !slices.ContainsFunc(want, func(p T) bool { return !slices.Contains(have, p) })
+}
+
+func appendNew[T comparable](list []T, p T) []T {
+	if slices.Contains(list, p) {
+		return list
+	}
+	return append(list, p)
+}
+
+// checkBuildable returns an error with the reason if the network could not be built, or if no pod could be attached. It
+// takes no lock and changes nothing, except that it schedules reopen if the host has become a router.
+func checkBuildable(ctx context.Context, s *session, w *requirement) error {
+	if err := probe(ctx, s, w); err != nil {
+		return err
+	}
+
+	// Take the subnets of existing pods into account: another firewall may accept packets by these subnets, but drop
+	// other packets of the bridge.
+	rec := w.Record
+	rec.Subnets = nil
+	if existing, err := s.Dir.LoadNetwork(rec.Name); err == nil && existing.Bridge == rec.Bridge {
+		rec.Subnets = existing.Subnets
+		if isRouterNow(existing) {
+			s.deferUntilClose(func() error { defer s.leave(); return reopen(ctx, s, existing.Name) })
+		}
+	}
+
+	if _, err := refuseObstacles(ctx, s, &rec, w.Gateway); err != nil {
+		return err
+	}
+
+	if err := s.Dir.CheckWritable(); err != nil {
+		return stateError(err)
+	}
+
+	e, err := s.Dir.Epoch()
+	if err != nil {
+		e = state.Epoch{} // no record is valid
+	}
+	_, err = w.refuse(ctx, s, e.Token())
+	return err
+}
+
+// refuse returns an error with the reason if the network cannot exist on this node. token and the deserted networks are
+// as in refuseConflicts.
+func (w *requirement) refuse(ctx context.Context, s *session, token string) (deserted []string, err error) {
+	rec := &w.Record
+	if err := refuseIPv6(rec.Name, rec.SLAAC, rec.Subnets); err != nil {
+		return nil, err
+	}
+
+	if !rec.VLAN.IsZero() {
+		if err := s.Links.VLANs().Probe(ctx); err != nil {
+			return nil, err
+		}
+	}
+
+	if deserted, err = refuseConflicts(ctx, s, w, token); err == nil && rec.Uplink != "" {
+		_, err = refuseUplink(ctx, s, rec)
+	}
+	return deserted, err
+}
+
+// probe returns an error if the kernel lacks a facility that an Add needs.
+func probe(ctx context.Context, s *session, w *requirement) error {
+	if err := s.Links.Probe(); err != nil {
+		return err
+	}
+
+	if err := s.Firewall.Probe(ctx); err != nil {
+		return err
+	}
+
+	rec := &w.Record
+	if rec.NFCall == nil && w.Routed || rec.NFCall != nil && *rec.NFCall {
+		if err := bridge.ProbeNetfilter(); err != nil {
+			remedy := "set bridgeNFCall to false, if no service and no policy concerns pods of one node"
+			if rec.DefaultRoute == exitHost {
+				remedy = `set defaultRoute to "router" and bridgeNFCall to false: through the host, a firewall that ` +
+					`drops what conntrack calls invalid stops every connection`
+			}
+			return fmt.Errorf("bridgeNFCall: %w; or %s", err, remedy)
+		}
+	}
+
+	return nil
+}
+
+// isIPv6 reports whether a prefix belongs to IPv6.
+func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
+
+// isDeserted reports whether a network has no pods and no bridge. An unused bridge that Tombolo made counts as none.
+// nerdctl and podman delete a network without calling the plugins, and give its subnet to the next network.
+func (s *session) isDeserted(ctx context.Context, o *state.Network) (bool, error) {
+	attachments, err := s.attachments(o.Name)
+	if err != nil || len(attachments) > 0 {
+		return false, err
+	}
+
+	l, err := s.link(ctx, o.Bridge)
+	if err != nil || l.Index == 0 {
+		return err == nil, err
+	}
+
+	shared, err := sharers(s, o)
+	if err != nil {
+		return false, err
+	}
+
+	ports, err := s.Links.Ports(ctx, l.Index)
+	return len(ports) == 0 && len(shared) == 0 && l.Alias == endpoint.BridgeAlias, err
 }

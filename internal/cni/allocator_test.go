@@ -51,8 +51,8 @@ func TestUnknownFieldsAreErrorsOnlyInsideOfIPAM(t *testing.T) {
 		n := newIPAMNode(t, conf)
 		_, err := newAllocator(n.request("a"))
 		wantError(t, err, 2, nil, `unknown field "ipam.foo": 1`)
-		var unknown *strict.UnknownFieldError
-		expect.That(t, errors.As(err, &unknown) && unknown.Key == "foo", "%s: the strict error is lost: %v", name, err)
+		var found *strict.Error
+		expect.That(t, errors.As(err, &found) && found.Kind == strict.Unknown && found.Path == "ipam.foo", "%s: the strict error is lost: %v", name, err)
 		r := n.request("a")
 		r.Strict = false
 		expect.Success(t, expect.Err(n.allocator(r).Add(context.Background())), "%s, not strict", name)

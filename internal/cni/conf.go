@@ -241,8 +241,9 @@ func (c *call) parse(data []byte) error {
 	}
 
 	found := strict.Unmarshal(data, c.configuration, pass)
-	if n := len(found); n > 0 && errors.As(found[n-1], new(*strict.SyntaxError)) {
-		return newError(codeDecoding, "decode the network's configuration: %v", found[n-1])
+	var last *strict.Error
+	if n := len(found); n > 0 && errors.As(found[n-1], &last) && last.Kind == strict.Syntax {
+		return newError(codeDecoding, "decode the network's configuration: %v", last)
 	}
 
 	c.note(found)

@@ -73,18 +73,15 @@ func withCode(code uint, err error) error {
 
 // configError adds a code to an error of package strict. It returns nil if err is nil.
 func configError(err error) error {
-	var unknown *strict.UnknownFieldError
-	switch {
-	case errors.As(err, &unknown):
-		if instead := substitutes()[unknown.Path]; instead != "" {
+	var found *strict.Error
+	code := codeInvalidConfig
+	if errors.As(err, &found) && found.Kind == strict.Unknown {
+		code = codeUnsupportedField
+		if instead := substitutes()[found.Path]; instead != "" {
 			err = fmt.Errorf("%w: %s", err, instead)
 		}
-		return withCode(codeUnsupportedField, err)
-	case errors.As(err, new(*strict.SyntaxError)):
-		return withCode(codeDecoding, err)
 	}
-
-	return withCode(codeInvalidConfig, err)
+	return withCode(code, err)
 }
 
 // substitutes maps fields that Tombolo does not know to advice. They occur in kubenet's configuration lists: kubenet's

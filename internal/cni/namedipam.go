@@ -32,8 +32,8 @@ func (*ipamPluginConf) problems() []error { return nil }
 func (f *ipamPluginConf) complete(c *call) {
 	f.Common.complete(c)
 	c.undecoded = slices.DeleteFunc(c.undecoded, func(err error) bool {
-		var value *strict.ValueError
-		return errors.As(err, &value) && !strings.Contains(value.Path, ".")
+		var found *strict.Error
+		return errors.As(err, &found) && found.Kind == strict.Value && !strings.Contains(found.Path, ".")
 	})
 }
 

@@ -3,10 +3,10 @@
 //
 // It follows the rules of encoding/json (tags, embedded structs, null, [json.Unmarshaler],
 // [encoding.TextUnmarshaler]) with these differences:
-//   - a key without a field is an [UnknownFieldError], which names the field with the closest spelling;
+//   - a key without a field is an [Error], which names a field with almost the same spelling;
 //   - keys match exactly: "isgateway" does not match "isGateway", except where unknown keys are allowed (see
 //     [Exempt]);
-//   - a key that occurs twice in an object is a [DuplicateKeyError];
+//   - a key that occurs twice in an object is an [Error];
 //   - the top level must be an object.
 //
 // The package does not check the contents of raw messages, maps, interfaces and types that unmarshal themselves. It
@@ -30,7 +30,7 @@ import (
 
 // Exempt reports whether a key that matches no field exactly is allowed. If not, the key is an error. An allowed key
 // that differs from a field's name only in case sets that field. Any other allowed key is skipped. path is the path of
-// the object with the key, as in [UnknownFieldError.Path]. It is empty for the document itself.
+// the object with the key, as in [Error.Path]. It is empty for the document itself.
 type Exempt func(path, key string) bool
 
 // Everything is an Exempt that allows every key.
@@ -42,8 +42,7 @@ type Expecter interface {
 	JSONExpects() string
 }
 
-// Problems lists all errors of a document, in its order: *[SyntaxError], *[UnknownFieldError], *[DuplicateKeyError]
-// and *[ValueError].
+// Problems lists all errors of a document, in its order. Each is an *[Error].
 type Problems []error
 
 // First returns the first problem, or nil if there is none.
@@ -55,7 +54,7 @@ func (p Problems) First() error {
 }
 
 // Unmarshal decodes data, which is one JSON object, into the struct that v points to. A nil exempt allows no unknown
-// keys. Unmarshal sets each field whose value has no problem. It stops at a *[SyntaxError], which is always the last
+// keys. Unmarshal sets each field whose value has no problem. It stops at an error of Kind Syntax, which is always the last
 // problem.
 func Unmarshal(data []byte, v any, exempt Exempt) Problems { return Part("", data, v, exempt) }
 
@@ -189,7 +188,7 @@ func (d *decoder) decode(v reflect.Value) error {
 	}
 
 	if !ok {
-		d.problem(d.valueError(raw, expected(v), err))
+		d.problem(d.valueError(raw, expected(v.Type()), err))
 	}
 
 	return nil
@@ -275,7 +274,7 @@ func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byt
 	}
 
 	if seen[i] {
-		d.problem(&DuplicateKeyError{Path: d.path()})
+		d.problem(&Error{Kind: Duplicate, Path: d.path(), Text: fmt.Sprintf("field %q is given twice", d.path())})
 	}
 
 	seen[i] = true
@@ -288,11 +287,17 @@ func (d *decoder) unknown(key string, fields []field, exempt bool) error {
 	if err != nil || exempt {
 		return err
 	}
+
 	names := make([]string, len(fields))
 	for i := range fields {
 		names[i] = fields[i].name
 	}
-	d.problem(&UnknownFieldError{Path: d.path(), Key: key, Value: compact(raw), Nearest: Nearest(key, names)})
+
+	text := fmt.Sprintf("unknown field %q: %s", d.path(), compact(raw))
+	if near := Nearest(key, names); near != "" {
+		text += fmt.Sprintf(" (did you mean %q?)", near)
+	}
+	d.problem(&Error{Kind: Unknown, Path: d.path(), Text: text})
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -306,6 +307,18 @@ func unmarshal(data []byte, v any, exempt strict.Exempt) error {
 	return strict.Unmarshal(data, v, exempt).First()
 }
 
+// has reports whether an error is, or joins, a strict error of a kind.
+func has(err error, kind strict.Kind) bool {
+	all := []error{err}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		all = joined.Unwrap()
+	}
+	return slices.ContainsFunc(all, func(one error) bool {
+		var found *strict.Error
+		return errors.As(one, &found) && found.Kind == kind
+	})
+}
+
 func lenient(data []byte, v any) error {
 	return errors.Join(strict.Unmarshal(data, v, strict.Everything)...)
 }
@@ -314,20 +327,19 @@ func TestErrorsCanBeTakenApart(t *testing.T) {
 	t.Parallel()
 	var v netconf
 
-	var unknown *strict.UnknownFieldError
-	err := unmarshal([]byte(`{"ipam":{"tipe": "x"}}`), &v, nil)
-	want := strict.UnknownFieldError{Path: "ipam.tipe", Key: "tipe", Value: `"x"`, Nearest: "type"}
-	expect.That(t, errors.As(err, &unknown) && *unknown == want, "unknown field: got %#v, want %#v", unknown, want)
+	for _, want := range []strict.Error{
+		{Kind: strict.Unknown, Path: "ipam.tipe", Text: `unknown field "ipam.tipe": "x" (did you mean "type"?)`},
+		{Kind: strict.Duplicate, Path: "mtu", Text: `field "mtu" is given twice`},
+		{Kind: strict.Syntax, Text: "not valid JSON at line 2, column 2: there is more after its end"},
+	} {
+		data := map[strict.Kind]string{strict.Unknown: `{"ipam":{"tipe": "x"}}`, strict.Duplicate: `{"mtu":1,"mtu":2}`,
+			strict.Syntax: "{\n}}"}[want.Kind]
+		var found *strict.Error
+		err := unmarshal([]byte(data), &v, nil)
+		expect.That(t, errors.As(err, &found) && *found == want, "%s: got %#v, want %#v", data, found, want)
+	}
 
-	var syntax *strict.SyntaxError
-	err = unmarshal([]byte("{\n}}"), &v, nil)
-	expect.That(t, errors.As(err, &syntax) && syntax.Line == 2 && syntax.Column == 2, "syntax: got %#v", syntax)
-
-	var duplicate *strict.DuplicateKeyError
-	err = unmarshal([]byte(`{"mtu":1,"mtu":2}`), &v, nil)
-	expect.That(t, errors.As(err, &duplicate) && duplicate.Path == "mtu", "duplicate: got %#v", duplicate)
-
-	err = unmarshal([]byte(`{"mac":"x"}`), &v, nil)
+	err := unmarshal([]byte(`{"mac":"x"}`), &v, nil)
 	expect.Is(t, err, errMAC, "the error of a type is lost")
 }
 
@@ -354,8 +366,7 @@ func TestExemptValuesMustStillBeJSON(t *testing.T) {
 	t.Parallel()
 	var v netconf
 	err := unmarshal([]byte(`{"_x":[1,}`), &v, func(string, string) bool { return true })
-	var syntax *strict.SyntaxError
-	expect.That(t, errors.As(err, &syntax), "got %v, want a SyntaxError", err)
+	expect.That(t, has(err, strict.Syntax), "got %v, want an error of syntax", err)
 }
 
 func TestLenientKeepsWhatIsSound(t *testing.T) {
@@ -382,9 +393,7 @@ func TestLenientStopsAtRubbish(t *testing.T) {
 	t.Parallel()
 	var v netconf
 	err := lenient([]byte(`{"name":"n","mtu":true,"bridge":}`), &v)
-	var syntax *strict.SyntaxError
-	var value *strict.ValueError
-	expect.That(t, errors.As(err, &syntax) && errors.As(err, &value) && v.Name == "n", "got %+v, %v", v, err)
+	expect.That(t, has(err, strict.Syntax) && has(err, strict.Value) && v.Name == "n", "got %+v, %v", v, err)
 	if err := lenient([]byte(`{"name":"m"}`), &v); err != nil || v.Name != "m" {
 		t.Errorf("sound document: %+v, %v", v, err)
 	}
@@ -427,11 +436,9 @@ func FuzzUnmarshal(f *testing.F) {
 			diff := cmp.Diff(want, got, compareAddrs()...)
 			must.That(t, diff == "", "%q (-encoding/json +strict)\n%s", data, diff)
 		}
-		var syntax *strict.SyntaxError
-		must.That(t, !errors.As(err, &syntax) || !json.Valid(data) || strings.Contains(syntax.Reason, "exceeded max depth"),
+		must.That(t, !has(err, strict.Syntax) || !json.Valid(data) || strings.Contains(err.Error(), "exceeded max depth"),
 			"%q is valid JSON: %v", data, err)
-		var value *strict.ValueError
-		must.That(t, !errors.As(err, &value) || wantErr != nil || value.Path == "",
+		must.That(t, !has(err, strict.Value) || wantErr != nil || strings.HasPrefix(err.Error(), "the document"),
 			"refused %q, which encoding/json takes: %v", data, err)
 	})
 }
@@ -448,10 +455,8 @@ func TestWhereUnknownKeysArePassedOverCaseDoesNotMatter(t *testing.T) {
 	}
 	must.Succeed(t, unmarshal([]byte(`{"HostPort":7,"Nested":{"HOSTIP":"a"},"Other":1}`), &v, everything))
 	expect.That(t, v.HostPort == 7 && v.Nested.HostIP == "a", "got %+v", v)
-	var duplicate *strict.DuplicateKeyError
 	err := unmarshal([]byte(`{"HostPort":7,"hostPort":8}`), &v, everything)
-	expect.That(t, errors.As(err, &duplicate), "two spellings of one key: %v, want a DuplicateKeyError", err)
-	var unknown *strict.UnknownFieldError
+	expect.That(t, has(err, strict.Duplicate), "two spellings of one key: %v", err)
 	err = unmarshal([]byte(`{"HostPort":7}`), &v, nil)
-	expect.That(t, errors.As(err, &unknown), "where nothing is passed over: %v, want an UnknownFieldError", err)
+	expect.That(t, has(err, strict.Unknown), "where nothing is passed over: %v", err)
 }

@@ -35,7 +35,6 @@ type exchange struct {
 	limit time.Time
 	last  *dhcpc.Packet // a renewal that may be sent again at the time `again`
 	again time.Time
-	asked bool // a renewal was sent, and its result is not known yet
 }
 
 // exchange runs the session until it expects no more answers, or the time limit has passed.
@@ -45,29 +44,13 @@ func (v *visit) exchange(p pod) error {
 	if v.r.State == lease.Expired || v.m.slow {
 		x.limit = began.Add(v.timeLimit())
 	}
-	err := errors.Join(x.run(), x.hangUp())
-	if x.asked && !errors.Is(err, errDeleted) && x.ctx.Err() == nil {
-		return x.unlessDeleted(err)
-	}
-	return err
+	return errors.Join(x.run(), x.hangUp())
 }
 
 // timeLimit returns how long a visit waits for servers if these are slow, or if the pod has no lease. It is the
 // timeout of an ADD, and at least renewWait.
 func (v *visit) timeLimit() time.Duration {
 	return max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait)
-}
-
-// unlessDeleted handles a renewal whose result is unknown. If the lease's record still exists, it returns err. If a
-// DEL has removed the record, the server may have received the renewal after the DEL's RELEASE. In this case
-// unlessDeleted releases the lease again.
-func (x *exchange) unlessDeleted(err error) error {
-	deleted := x.underLock(func(*lease.LockedRecord) error { return nil })
-	if !errors.Is(deleted, errDeleted) {
-		return err
-	}
-	x.releaseLate(x.r.Lease)
-	return deleted
 }
 
 func (x *exchange) run() error {
@@ -91,12 +74,12 @@ func (x *exchange) run() error {
 				return err
 			}
 			if s.Lease() != nil {
-				x.last, x.again, x.asked = out.Send, now().Add(resendAfter), true
+				x.last, x.again = out.Send, now().Add(resendAfter)
 			}
 		}
 
 		if out.Bound != nil {
-			x.m.slow, x.asked = false, false
+			x.m.slow = false
 			if err := x.applyLease(out.Bound); err != nil {
 				return err
 			}
@@ -225,27 +208,17 @@ func (x *exchange) recordNoAnswer() error {
 	failure := s.Failure("not renewed yet", now(), dhcpc.ErrTimeout)
 	x.log.Warn("no server renews the lease yet", append(x.logAttrs(), "state", s.State(), "why", failure,
 		"left", x.r.Lease.Left(now()).Round(time.Second), "next", s.Wake())...)
-	err := x.underLock(func(held *lease.LockedRecord) error {
+	return x.underLock(func(held *lease.LockedRecord) error {
 		x.r.Note = failure.Error()
 		return held.Replace(x.r)
 	})
-	if errors.Is(err, errDeleted) {
-		return nil // unlessDeleted handles this renewal
-	}
-
-	return err
 }
 
-// applyLease applies a new or renewed lease to the pod, and records it. If the record was removed in between, it
-// releases the lease.
+// applyLease applies a new or renewed lease to the pod, and records it.
 func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	before, fresh := x.r.Lease, x.r.State != lease.Bound
 	err := x.underLock(func(held *lease.LockedRecord) error { return x.apply(held, x.pod, l) })
-	switch {
-	case errors.Is(err, errDeleted):
-		x.releaseLate(l)
-		return err
-	case err != nil:
+	if err != nil {
 		// The record, and perhaps the pod, lack the new lease. If the session continued, it would wait for T1 of the
 		// new lease, and the pod's address would expire by the old one. So drop the session.
 		x.m.session = nil
@@ -262,15 +235,6 @@ func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	}
 
 	return nil
-}
-
-// releaseLate releases a lease that the server granted or renewed after the RELEASE of a DEL.
-func (x *exchange) releaseLate(l *dhcpc.Lease) {
-	x.log.Info("lease deleted while it was being renewed: releasing it again", x.logAttrs()...)
-	if err := x.release4(l); err != nil {
-		// There is no later attempt. If this one fails, the lease expires at the server.
-		x.countError("cannot release lease again", append(x.logAttrs(), "err", err)...)
-	}
 }
 
 // apply configures the pod for a lease, and records the lease. The caller holds the record's lock, so that no DEL
@@ -335,7 +299,7 @@ func (x *exchange) recordLoss(out dhcpc.Output) error {
 	}
 
 	x.log.Warn("lease lost: trying to get another", append(x.logAttrs(), "err", out.Err)...)
-	x.m.slow, x.asked = true, false
+	x.m.slow = true
 	x.limit = now().Add(x.timeLimit())
 	if out.Lost == nil && x.r.State == lease.Expired {
 		return nil

@@ -54,9 +54,6 @@ type Keeper struct {
 	node    node
 	boot    string
 	metrics *metrics
-	// carriers receives a message when an uplink's carrier comes back, since the uplink may then lead to another
-	// network.
-	carriers chan struct{}
 }
 
 // New checks a configuration and returns a Keeper. It opens no socket and no watch.
@@ -73,7 +70,7 @@ func New(cfg *Config) (*Keeper, error) {
 	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, bus: cfg.Bus,
 		log:     cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)),
 		workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{network: cfg.Node}, boot: boot,
-		metrics: newMetrics(cfg), carriers: make(chan struct{}, 1)}
+		metrics: newMetrics(cfg)}
 	if k.ready == nil {
 		k.ready = func() {}
 	}

@@ -31,11 +31,9 @@ type linkSource struct {
 	ports    map[int]bool      // known ports of pods
 	services int               // the index of kube-ipvs0, or 0 if it does not exist
 	// uplinks are the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges, by index.
-	// nics maps the names of the NICs to their indexes. unplugged holds the NICs that have lost their carrier or were
-	// deleted.
-	uplinks   map[int]linkFacts
-	nics      map[string]int
-	unplugged map[string]bool
+	// nics maps the names of the NICs to their indexes.
+	uplinks map[int]linkFacts
+	nics    map[string]int
 	// remains maps a network to the differences that its last repair did not remove. The keeper does not repair and
 	// log them again until they change.
 	remains map[string][]string
@@ -54,13 +52,12 @@ type changes struct {
 }
 
 type linkChange struct {
-	index   int
-	gone    bool
-	kind    string
-	ours    bool // its alias is one of ours
-	shares  bool // it belongs to a pair that shares a NIC with a bridge
-	carrier bool
-	facts   linkFacts
+	index  int
+	gone   bool
+	kind   string
+	ours   bool // its alias is one of ours
+	shares bool // it belongs to a pair that shares a NIC with a bridge
+	facts  linkFacts
 }
 
 // linkFacts are the properties of a link that the keeper compares. The fields after promiscuous belong to a bridge.
@@ -121,8 +118,7 @@ func linkKinds() []nl.Kind {
 
 func (k *Keeper) newLinkSource(ctx context.Context, firewall *source) *linkSource {
 	l := &linkSource{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{},
-		unplugged: map[string]bool{},
-		remains:   map[string][]string{}}
+		remains: map[string][]string{}}
 	l.source = source{Keeper: k, ctx: ctx, kind: "links", every: time.Minute, listen: k.listenToLinks, hear: l.hear,
 		look: l.visit, contests: map[string]*contest{}}
 	return l
@@ -154,9 +150,8 @@ func (c *changes) add(m netlink.Message) error {
 
 		change := linkChange{
 			index: k.Index, gone: m.Header.Type == unix.RTM_DELLINK, kind: k.Kind,
-			ours:    strings.HasPrefix(k.Alias, "tombolo:"),
-			shares:  strings.HasPrefix(k.Alias, endpoint.ShareAlias),
-			carrier: k.Flags&unix.IFF_LOWER_UP != 0,
+			ours:   strings.HasPrefix(k.Alias, "tombolo:"),
+			shares: strings.HasPrefix(k.Alias, endpoint.ShareAlias),
 			facts: linkFacts{name: k.Name, master: k.Master, mtu: k.MTU, mac: string(k.MAC), up: k.Up(),
 				promiscuous: k.Flags&unix.IFF_PROMISC != 0},
 		}
@@ -243,9 +238,6 @@ func (l *linkSource) hear(messages []netlink.Message) urgency {
 func (l *linkSource) uplinkUrgency(n linkChange) urgency {
 	before, known := l.uplinks[n.index]
 	index, isNIC := l.nics[n.facts.name]
-	if isNIC {
-		l.setCarrier(n.facts.name, n.carrier && !n.gone)
-	}
 
 	switch {
 	case n.gone && known:
@@ -264,26 +256,7 @@ func (l *linkSource) uplinkUrgency(n linkChange) urgency {
 	return never
 }
 
-// setCarrier records a NIC's carrier. When the carrier comes back, it asks the loop to confirm DHCPv6 leases, since the
-// NIC may lead to another network.
-func (l *linkSource) setCarrier(nic string, carrier bool) {
-	if !carrier {
-		l.unplugged[nic] = true
-		return
-	}
-
-	if !l.unplugged[nic] {
-		return
-	}
-
-	delete(l.unplugged, nic)
-	select {
-	case l.carriers <- struct{}{}:
-	default: // the request is already waiting
-	}
-}
-
-// linkUrgency returns the urgency of comparing links after the change n, and records the link's new facts.
+// linkUrgency returns the urgency of comparing links after a change of the link n.
 func (l *linkSource) linkUrgency(n linkChange) urgency {
 	if when := l.uplinkUrgency(n); when != never {
 		return when
@@ -306,7 +279,7 @@ func (l *linkSource) linkUrgency(n linkChange) urgency {
 	case n.facts.name == link.ServiceLink && n.index != l.services:
 		return later
 	case n.shares:
-		return soon // look soon, to know the NIC before it loses its carrier
+		return soon // look soon, to know the NIC
 	case n.kind == "bridge":
 		return later // another program may have deleted it and created it again
 	case !n.ours:

@@ -24,7 +24,7 @@ type entry struct {
 	slot
 	hash       string
 	isDueAgain bool // its record changed during a visit
-	stale      bool // after the visit in progress, the session must be dropped, and the lease visited again
+	stale      bool // the machine slept during a visit
 	memory     memory
 	state      lease.State // the state at its last visit, for the metrics
 	next       time.Time   // the time of its next renewal, for the metrics
@@ -33,14 +33,13 @@ type entry struct {
 // loop schedules all work and is the only owner of its entries. Workers do all work that may block.
 type loop struct {
 	*Keeper
-	ctx       context.Context
-	stop      func()
-	entries   map[string]*entry
-	sources   []*source
-	events    chan func() // functions for the loop to call, from sources and workers
-	running   int
-	clock     clock
-	confirmed time.Time // the time of the last or next request to servers after a carrier came back
+	ctx     context.Context
+	stop    func()
+	entries map[string]*entry
+	sources []*source
+	events  chan func() // functions for the loop to call, from sources and workers
+	running int
+	clock   clock
 }
 
 func (k *Keeper) newLoop(ctx context.Context) *loop {
@@ -91,8 +90,6 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 				break
 			}
 			err = l.scheduleChanged(c)
-		case <-l.carriers:
-			l.confirmAll()
 		case <-ticker.C:
 			err = l.beat(beat)
 		}
@@ -131,35 +128,6 @@ func (l *loop) beat(beat func() error) error {
 	}
 
 	return nil
-}
-
-// confirmInterval is the shortest interval between two confirmations of leases after carriers came back. A bad cable
-// loses its carrier again and again.
-const confirmInterval = 10 * time.Second
-
-// confirmAll schedules visits that confirm the pods' DHCPv6 leases, because an uplink's carrier came back (RFC 8415,
-// section 18.2.12). It schedules them for all pods, since a lease's bridge is known only after its first visit. If
-// the last confirmation was too recent, one more follows later: of several carrier changes, the last may lead to
-// another network.
-func (l *loop) confirmAll() {
-	at, last := now(), l.confirmed
-	if next := last.Add(confirmInterval); at.Before(last) {
-		at = last // the request is already waiting
-	} else if at.Before(next) {
-		at = next
-	}
-
-	l.confirmed = at
-	for _, e := range l.entries {
-		if e.busy {
-			e.stale = true
-			continue
-		}
-		e.memory.six.session = nil
-		if e.wake.IsZero() || at.Before(e.wake) {
-			e.wake = at
-		}
-	}
 }
 
 // scheduleChanged schedules a visit to a changed record, or to all records if changes were lost.

@@ -89,23 +89,12 @@ func TestLayer2WithIPv4Alone(t *testing.T) {
 }
 
 // homeLAN is a LAN on which the node has an address by its NIC, eth0.
-func homeLAN(t *testing.T) *lan { t.Helper(); return homeLANBehind(t, "eth0") }
-
-// homeLANBehind is one whose router has another link than eth0 at the host's cable, and eth0 is a bridge there: what
-// becomes of that link is nothing to its servers.
-func homeLANBehind(t *testing.T, link string) *lan {
+func homeLAN(t *testing.T) *lan {
 	t.Helper()
 	nstest.Need(t, "dnsmasq")
 	n := newNode(t)
 	l := &lan{node: n, router: nstest.New(t)}
-	nstest.Veth(t, n.ns, "eth0", l.router, link)
-	if link != "eth0" {
-		nstest.Run(t, l.router, "ip", "link", "add", "eth0", "type", "bridge", "mcast_snooping", "0")
-		nstest.Run(t, l.router, "ip", "link", "set", "eth0", "addrgenmode", "none", "up") // Kea hears all once for each link-local address
-		nstest.Run(t, l.router, "ip", "link", "set", link, "master", "eth0")
-		// Kea opens no socket on a bridge all of whose ports have lost their carrier.
-		nstest.Run(t, l.router, "sh", "-ec", "ip link add port0 up type veth peer name port1; ip link set port1 up; ip link set port0 master eth0")
-	}
+	nstest.Veth(t, n.ns, "eth0", l.router, "eth0")
 	n.ip("address add 192.168.50.10/24 dev eth0")
 	n.ip("route add default via " + router4)
 	nstest.Run(t, l.router, "ip", "address", "add", router4+"/24", "dev", "eth0")

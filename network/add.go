@@ -429,7 +429,7 @@ func (a *addCall) derive(context.Context) error {
 // limitEgress sets the pod's egress policy in its record, and the name servers that the policies permit. A pod with a
 // policy gets at least GuardAddresses.
 func (a *addCall) limitEgress() {
-	var resolvers []netip.Addr
+	resolvers := a.pod.Resolvers
 	if from, ok := a.nw.Allocator.(interface{ Resolvers() []netip.Addr }); ok {
 		resolvers = from.Resolvers()
 	}

@@ -259,6 +259,8 @@ type Pod struct {
 	// routes of the network and of the allocator or lease.
 	Addresses []ipam.Address
 	Routes    []route.Route
+	// Resolvers are name servers that egress policies permit, besides those of an allocator.
+	Resolvers []netip.Addr
 	// Lease makes the pod lease its IPv4 address by DHCP.
 	Lease *Lease
 

@@ -39,7 +39,13 @@ func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*cur
 		if from, err = newAllocator(c.ipamRequest(conf, true)); err != nil {
 			return nil, conf.explainAnnotated(err)
 		}
-		s.Allocator, from.resolvers = from, a.dns.Nameservers
+		from.resolvers = a.dns.Nameservers
+		if from.Allocator != nil {
+			s.Allocator = from
+		} else if a.pod.Addresses, a.pod.Routes, err = from.given, from.routes, from.noRanges; err != nil {
+			return nil, conf.explainAnnotated(err)
+		}
+		a.pod.Resolvers = from.Resolvers()
 	}
 
 	if a.pod.NetNS, err = c.openPod(); err != nil {
@@ -152,7 +158,11 @@ func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.All
 				"the configuration's is asked to give its address back", origin.Type, origin.Dir))
 		}
 
-		return newAllocator(req)
+		a, err := newAllocator(req)
+		if err != nil || a.Allocator == nil {
+			return nil, err
+		}
+		return a, nil
 	}
 }
 
@@ -180,9 +190,8 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	}
 }
 
-// allocator sets the network's allocator and subnets, as the section ipam configures them. With type dhcp it also
-// returns the settings of leases. The allocator then only releases the addresses of pods that were added under another
-// type.
+// allocator sets the network's allocator and subnets, as the section ipam configures them. With type dhcp it returns a
+// lease instead.
 func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Lease, _ error) {
 	if conf.IPAM.Type == typeDHCP {
 		dhcp, err := conf.dhcp()
@@ -193,10 +202,15 @@ func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Leas
 	}
 
 	alloc, err := newAllocator(c.ipamRequest(conf, true))
-	if err == nil {
-		s.Allocator, s.Subnets = alloc, alloc.subnets()
+	if err != nil {
+		return nil, err
 	}
-	return lease, err
+
+	s.Subnets = alloc.subnets()
+	if alloc.Allocator != nil {
+		s.Allocator = alloc
+	}
+	return lease, nil
 }
 
 // explain replaces network.ErrHostNamespace by an error in the runtime's terms. It returns other errors unchanged.

@@ -25,8 +25,9 @@ const (
 	typeDHCP      = "dhcp" // no allocator: package network leases addresses after it has created the link
 )
 
-// allocator is the allocator for the ipam section of a configuration. It wraps the allocator that assigns the
-// addresses, and adds the settings that all types have in common.
+// allocator is the allocator for the ipam section of a configuration. It wraps the allocator that assigns the addresses, and adds
+// the settings that all types have in common. Errors of its method Status have code 50. If the section names the
+// addresses itself, or there are none, the embedded Allocator is nil, and only the ipamSection may be used.
 type allocator struct {
 	*ipamSection
 	ipam.Allocator
@@ -35,6 +36,7 @@ type allocator struct {
 // ipamSection holds the settings of an ipam section or, for a delegated plugin, parts of the plugin's result.
 type ipamSection struct {
 	network    string
+	given      []ipam.Address // addresses that the section names itself (type static)
 	routes     []route.Route
 	dns        types.DNS      // complete when Add has returned
 	resolvers  []string       // name servers of the result; nil means dns.Nameservers
@@ -105,14 +107,18 @@ func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation
 		return nil, err
 	}
 
-	for i := range allocation.Addresses {
-		if one := &allocation.Addresses[i]; a.gateways && !one.Gateway.IsValid() {
+	a.addGateways(allocation.Addresses)
+	allocation.Routes = a.routes
+	return allocation, nil
+}
+
+// addGateways sets the gateways of addresses without one: see ipamRequest.Gateways.
+func (s *ipamSection) addGateways(addresses []ipam.Address) {
+	for i := range addresses {
+		if one := &addresses[i]; s.gateways && !one.Gateway.IsValid() {
 			one.Gateway = one.Prefix.Masked().Addr().Next()
 		}
 	}
-
-	allocation.Routes = a.routes
-	return allocation, nil
 }
 
 func (a *allocator) Check(ctx context.Context, owner ipam.Owner, held []ipam.Address) error {
@@ -169,11 +175,10 @@ type ipamRequest struct {
 	LockWait time.Duration // the longest wait for the directory's lock; 0 means 5 s
 }
 
-// newAllocator returns the allocator for the type of an ipam section. Without a type, as in a plain layer 2 network,
-// the allocator assigns no addresses and always succeeds. If the request is not strict, newAllocator returns no
-// error.
+// newAllocator returns the allocator for the type of an ipam section. The types static and dhcp, and no type, as in a
+// plain layer 2 network, have no Allocator. If the request is not strict, newAllocator returns no error.
 func newAllocator(r *ipamRequest) (*allocator, error) {
-	a := &allocator{&ipamSection{network: r.Network, gateways: r.Gateways}, static{byName: true}}
+	a := &allocator{&ipamSection{network: r.Network, gateways: r.Gateways}, nil}
 	switch r.Name {
 	case typeNone:
 		// A section with fields but without a type is an error: the field type is probably misspelt.
@@ -184,12 +189,7 @@ func newAllocator(r *ipamRequest) (*allocator, error) {
 		a.confErr = a.hostLocal(r)
 	case typeStatic:
 		a.confErr = a.static(r)
-	case typeDHCP:
-		// Package network handles leases, so this attachment was added under another type.
-		a.confErr = newError(codeInvalidConfig,
-			`network %q: ipam.type is "dhcp", and the attachment's addresses are not leased: DEL it and ADD it again`,
-			r.Network)
-		return a, nil
+	case typeDHCP: // package network handles leases
 	default:
 		r.Self = self
 		a.Allocator = &delegatedIPAM{a.ipamSection, r}
@@ -211,10 +211,8 @@ func (a *allocator) subnets() []netip.Prefix {
 		}
 	}
 
-	if s, ok := a.Allocator.(static); ok {
-		for _, one := range s.addresses {
-			list = append(list, one.Prefix.Masked())
-		}
+	for _, one := range a.given {
+		list = append(list, one.Prefix.Masked())
 	}
 	return list
 }

@@ -110,10 +110,6 @@ func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) er
 		return err
 	}
 
-	if leases != nil {
-		s.Allocator = nil
-	}
-
 	err = node.Ready(ctx, &s, leases)
 
 	// Code 50 is the specification's for a plugin that cannot serve an ADD now.

@@ -55,7 +55,7 @@ func TestEveryVerbIsDelegated(t *testing.T) {
 	t.Parallel()
 	n, r, verbs := withPlugin(t, "exit 0")
 	a := n.allocator(r)
-	expect.That(t, a.Slow() && !(static{}).Slow(), "Slow takes one kind for another")
+	expect.That(t, a.Slow(), "Slow takes one kind for another")
 	ctx := context.Background()
 	expect.Success(t, errors.Join(a.Del(ctx, nstest.Addrs("10.1.0.5")), a.Check(ctx, nil), a.GC(ctx, nil), a.Status(ctx)))
 	expect.Equal(t, verbs(), "DEL CHECK GC STATUS", "ran")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -85,7 +86,13 @@ type asker struct {
 }
 
 func (a asker) Add(ctx context.Context) (*current.Result, error) {
-	given, err := a.allocator.Bind(ipam.Node{}).Add(ctx, a.owner)
+	given, err := &ipam.Allocation{Addresses: slices.Clone(a.given), Routes: a.routes}, a.noRanges
+	slices.SortStableFunc(given.Addresses, func(a, b ipam.Address) int { // as package network does
+		return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen()
+	})
+	if a.Allocator != nil {
+		given, err = a.allocator.Bind(ipam.Node{}).Add(ctx, a.owner)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -107,10 +114,15 @@ func (a asker) Check(ctx context.Context, prev *current.Result) error {
 			held = append(held, ipam.Address{Prefix: prefix, Gateway: gateway.Unmap()})
 		}
 	}
+	if a.Allocator == nil {
+		return a.checkGiven(held)
+	}
 	return a.allocator.Check(ctx, a.owner, held)
 }
 
-func (a asker) GC(ctx context.Context, valid []ipam.Owner) error { return a.Collect(ctx, valid) }
+func (a asker) GC(ctx context.Context, valid []ipam.Owner) error {
+	return a.Collect(ctx, valid)
+}
 
 func open(r *ipamRequest) (asker, error) {
 	a, err := newAllocator(r)

@@ -53,27 +53,27 @@ func (f *ipamPluginConf) run(ctx context.Context, c *call) (*current.Result, err
 	}
 
 	owner := ipam.Owner{ContainerID: c.containerID, IfName: c.ifName}
-	switch c.verb {
-	case "ADD":
-		assigned, err := alloc.Add(ctx, owner)
+	switch {
+	case c.verb == "ADD":
+		assigned := &ipam.Allocation{Addresses: alloc.given, Routes: alloc.routes}
+		if alloc.Allocator != nil {
+			assigned, err = alloc.Add(ctx, owner)
+		}
 		if err != nil {
 			return nil, err
 		}
 		result := &current.Result{CNIVersion: current.ImplementedSpecVersion, DNS: alloc.dns}
 		addIPAM(result, alloc.ordered(assigned.Addresses), assigned.Routes, nil)
 		return result, nil
-	case "DEL":
+	case c.verb == "DEL":
 		return nil, alloc.Del(ctx, owner, nil)
+	case alloc.Allocator != nil:
+		return nil, alloc.Check(ctx, owner, nil)
 	}
 
-	var held []ipam.Address
-	if c.Name == "static" { // host-local compares reservations instead
-		prev, err := f.resultToCheck()
-		if err != nil {
-			return nil, err
-		}
-		held = resultAddresses(prev)
+	prev, err := f.resultToCheck()
+	if err == nil {
+		err = alloc.checkGiven(resultAddresses(prev))
 	}
-
-	return nil, alloc.Check(ctx, owner, held)
+	return nil, err
 }

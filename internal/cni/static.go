@@ -1,10 +1,8 @@
 package cni
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -24,15 +22,7 @@ type addressConf struct {
 	Gateway netip.Addr   `json:"gateway"`
 }
 
-// static is an allocator that always assigns the same addresses. It reserves nothing. The operator or the runtime
-// names the addresses, and makes sure that they are free.
-type static struct {
-	addresses []ipam.Address
-	network   string
-	byName    bool
-}
-
-// static decodes the ipam section of type static, and makes a static the allocator that assigns addresses.
+// static decodes the ipam section of type static.
 func (a *allocator) static(r *ipamRequest) error {
 	var conf staticConf
 	if err := r.read(&conf); err != nil {
@@ -53,7 +43,6 @@ func (a *allocator) static(r *ipamRequest) error {
 		return err
 	}
 
-	source := static{network: r.Network, byName: r.ByName}
 	for i, one := range addresses {
 		if !one.Address.IsValid() {
 			return newError(codeInvalidConfig, "field \"ipam.addresses[%d].address\" is required", i)
@@ -61,14 +50,20 @@ func (a *allocator) static(r *ipamRequest) error {
 		if one.Gateway.Zone() != "" {
 			return newError(codeInvalidConfig, "field \"ipam.addresses[%d].gateway\": %s has a zone", i, one.Gateway)
 		}
-		source.addresses = append(source.addresses, ipam.Address{Prefix: one.Address, Gateway: one.Gateway.Unmap()})
+		a.given = append(a.given, ipam.Address{Prefix: one.Address, Gateway: one.Gateway.Unmap()})
 	}
 
-	if r.ByName {
-		a.reported = source.addresses
+	switch {
+	case r.ByName:
+		a.reported = a.given
+	case len(a.given) == 0:
+		a.noRanges = newError(codeInvalidConfig,
+			`network %q: static has no address to give: set "ipam.addresses", or ask for one `+
+				"by the capability ips, args.cni.ips or CNI_ARGS IP", r.Network)
 	}
 
-	a.Allocator, a.dns = source, conf.DNS
+	a.addGateways(a.given)
+	a.dns = conf.DNS
 	a.routes, err = routes(conf.Routes)
 	return err
 }
@@ -120,50 +115,16 @@ func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 	return addresses, nil
 }
 
-// Bind returns s, since static needs nothing from the node.
-func (s static) Bind(ipam.Node) ipam.Allocator { return s }
-
-// Slow returns false, since static runs no other program.
-func (static) Slow() bool { return false }
-
-// Add returns the addresses, IPv4 first. Without addresses it returns an error, except under a reference plugin's
-// name: there the calling plugin reports this.
-func (s static) Add(context.Context, ipam.Owner) (*ipam.Allocation, error) {
-	if len(s.addresses) == 0 && !s.byName {
-		return nil, newError(codeInvalidConfig,
-			`network %q: static has no address to give: set "ipam.addresses", or ask for one `+
-				"by the capability ips, args.cni.ips or CNI_ARGS IP", s.network)
-	}
-
-	addresses := slices.Clone(s.addresses)
-	slices.SortStableFunc(addresses, func(a, b ipam.Address) int {
-		return a.Prefix.Addr().BitLen() - b.Prefix.Addr().BitLen()
-	})
-	return &ipam.Allocation{Addresses: addresses}, nil
-}
-
-// Check returns an error unless held, which comes from prevResult, contains the addresses with their gateways. Under a
-// reference plugin's name, Check ignores addresses that held lacks, as the reference plugin does.
-func (s static) Check(_ context.Context, _ ipam.Owner, held []ipam.Address) error {
-	for _, a := range s.addresses {
-		same := func(b ipam.Address) bool { return a.Prefix.Addr() == b.Prefix.Addr() }
-		i := slices.IndexFunc(held, func(b ipam.Address) bool {
+// checkGiven compares the section's addresses with held, those in prevResult, as the reference plugin static does: an
+// address may be missing there, but its gateway must not differ.
+func (s *ipamSection) checkGiven(held []ipam.Address) error {
+	for _, a := range s.given {
+		for _, b := range held {
 			isOpen := !a.Gateway.IsValid() || a.Gateway.IsUnspecified()
-			return same(b) && (isOpen || a.Gateway.Unmap() == b.Gateway.Unmap())
-		})
-		if i < 0 && (!s.byName || slices.ContainsFunc(held, same)) {
-			return withCode(codeCheckFailed, fmt.Errorf("the attachment has no address %s: %w", a, ipam.ErrNotReserved))
+			if a.Prefix.Addr() == b.Prefix.Addr() && !isOpen && a.Gateway != b.Gateway.Unmap() {
+				return withCode(codeCheckFailed, fmt.Errorf("the attachment has no address %s: %w", a, ipam.ErrNotReserved))
+			}
 		}
 	}
-
 	return nil
 }
-
-// Del does nothing, since nothing is reserved.
-func (static) Del(context.Context, ipam.Owner, []netip.Addr) error { return nil }
-
-// Collect does nothing, since nothing is reserved.
-func (static) Collect(context.Context, []ipam.Owner) error { return nil }
-
-// Status returns nil, since the runtime may pass addresses with each ADD.
-func (static) Status(context.Context) error { return nil }

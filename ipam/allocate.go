@@ -11,8 +11,6 @@ import (
 // requested address. If requested is not valid, it prefers an address that the owner's name keeps, and else takes the
 // next free address in turn. It takes an address that another name keeps only if no other is free.
 func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
-	last := s.openLast(index)
-	defer last.close()
 	set := p[index]
 	if requested.IsValid() {
 		if name := s.keeperOf(requested); name != "" && name != s.keeper {
@@ -28,7 +26,7 @@ func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner)
 			return netip.Addr{}, nil, s.failf(ErrAddressTaken, "the requested address %s is taken by %s", requested,
 				s.holder(requested))
 		}
-		last.write(requested)
+		s.writeLast(index, requested)
 		return requested, set.rangeOf(requested), nil
 	}
 
@@ -36,9 +34,9 @@ func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner)
 		return addr, r, err
 	}
 
-	addr, r, err := s.nextFree(p, set, last.addr, owner)
+	addr, r, err := s.nextFree(p, set, s.readLast(index), owner)
 	if err == nil {
-		last.write(addr)
+		s.writeLast(index, addr)
 	}
 
 	if errors.Is(err, ErrPoolFull) {

@@ -140,7 +140,7 @@ func (s *store) mayBelongTo(r reservation, l Live) bool {
 	if r.hash != "" {
 		return r.hash == l.Hash
 	}
-	return r.ifName == "" || s.node.Hash == nil || s.node.Hash(Owner{r.containerID, r.ifName}) == l.Hash
+	return s.node.Hash == nil || s.node.Hash(Owner{r.containerID, r.ifName}) == l.Hash
 }
 
 // rebuild reserves every live address of our ranges that has no reservation. The reservation names its owner by the

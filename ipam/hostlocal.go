@@ -207,8 +207,8 @@ func (h *HostLocal) refuseSecond(s *session, owner Owner) error {
 		return err
 	}
 
-	exact, old, err := s.addressesOf(addrs, owner)
-	for _, addr := range slices.Concat(exact, old) {
+	own, err := s.addressesOf(addrs, owner)
+	for _, addr := range own {
 		for i, set := range h.pool {
 			if !h.requested[i].IsValid() && set.rangeOf(addr) != nil {
 				return s.failf(ErrDuplicate, "interface %q of container %q has %s already: DEL it before another ADD",
@@ -233,9 +233,8 @@ func (h *HostLocal) lockOrCreate(ctx context.Context) (*session, error) {
 	}
 }
 
-// Del releases the addresses in hint that are reserved for the attachment. Without a hint, it searches all
-// reservations, as the reference plugin does. It then releases the reservations that name container and interface or,
-// if there are none, those that name only the container. The search also removes the empty files of killed processes.
+// Del releases the attachment's addresses that are in hint. Without a hint, it searches all reservations, as the
+// reference plugin does.
 func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) error {
 	if err := h.checkOwner(owner); err != nil {
 		return err
@@ -266,17 +265,11 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 		}
 	}
 
-	exact, old, err := s.addressesOf(candidates, owner)
+	own, err := s.addressesOf(candidates, owner)
 
 	// Return this error too: an unreadable file may belong to this attachment.
 	errs = append(errs, err)
-	if len(hint) > 0 {
-		exact = append(exact, old...)
-	} else if len(exact) == 0 {
-		exact = old
-	}
-
-	for _, addr := range exact {
+	for _, addr := range own {
 		errs = append(errs, s.release(addr))
 	}
 
@@ -291,33 +284,26 @@ func (h *HostLocal) checkOwner(owner Owner) error {
 	return nil
 }
 
-// addressesOf returns the addresses in addrs that are reserved for owner. If an address's file names only the
-// container, the address is in old, else in exact. The error is about files that could not be read.
-func (s *store) addressesOf(addrs []netip.Addr, owner Owner) (exact, old []netip.Addr, _ error) {
+// addressesOf returns the addresses in addrs that are reserved for owner. The error is about files that could not be
+// read.
+func (s *store) addressesOf(addrs []netip.Addr, owner Owner) (own []netip.Addr, _ error) {
 	var errs []error
 	for _, addr := range addrs {
 		held, state, err := s.read(addr)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
 			errs = append(errs, err)
-		}
-
-		if err != nil || state != stateComplete {
-			continue
-		}
-		switch is, isOld := s.isOwner(held, owner); {
-		case isOld:
-			old = append(old, addr)
-		case is:
-			exact = append(exact, addr)
+		case state == stateComplete && s.isOwner(held, owner):
+			own = append(own, addr)
 		}
 	}
 
-	return exact, old, errors.Join(errs...)
+	return own, errors.Join(errs...)
 }
 
-// Collect releases every reservation whose owner is neither in valid nor on record (Node.InUse). A reservation in the
-// old form, without an interface, stays as long as any valid owner has that container. Collect also removes the empty
-// files of killed processes. Files in another format stay.
+// Collect releases every reservation whose owner is neither in valid nor on record (Node.InUse). It also removes the
+// empty files of killed processes. Files in another format stay.
 func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 	s, err := h.store.lock(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -345,7 +331,7 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 			s.warnf("%s holds no reservation: left alone", s.path(addr))
 		case state == stateTruncated:
 			errs = append(errs, s.reclaim(addr))
-		case !forms[held.form()] && !s.isInUse(held):
+		case !forms[held] && !s.isInUse(held):
 			errs = append(errs, s.release(addr))
 		}
 	}
@@ -362,26 +348,17 @@ func (s *store) isInUse(r reservation) bool {
 		return false
 	case r.hash != "":
 		return s.node.InUse(r.hash)
-	case s.node.Hash == nil || r.ifName == "":
+	case s.node.Hash == nil:
 		return false
 	}
 	return s.node.InUse(s.node.Hash(Owner{ContainerID: r.containerID, IfName: r.ifName}))
 }
 
-// form returns the reservation reduced to the fields that Collect compares.
-func (r reservation) form() reservation {
-	if r.hash != "" {
-		return reservation{hash: r.hash}
-	}
-	return r
-}
-
 // forms returns every form in which a valid owner may have reserved an address.
 func (s *store) forms(valid []Owner) map[reservation]bool {
-	forms := make(map[reservation]bool, 3*len(valid))
+	forms := make(map[reservation]bool, 2*len(valid))
 	for _, owner := range valid {
-		forms[reservation{containerID: owner.ContainerID, ifName: owner.IfName}] = true
-		forms[reservation{containerID: owner.ContainerID}] = true
+		forms[owner.reservation()] = true
 		if s.node.Hash != nil {
 			forms[reservation{hash: s.node.Hash(owner)}] = true
 		}
@@ -419,10 +396,8 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 
 		seen = true
 		held, state, err := h.store.read(addr)
-		if err == nil && state == stateComplete {
-			if is, _ := h.store.isOwner(held, owner); is {
-				continue
-			}
+		if err == nil && state == stateComplete && h.store.isOwner(held, owner) {
+			continue
 		}
 		return h.store.failf(errors.Join(ErrNotReserved, err),
 			"%s is not reserved for interface %q of container %q (file %s)", addr, owner.IfName, owner.ContainerID,
@@ -438,14 +413,9 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 		return err
 	}
 
-	exact, old, err := h.store.addressesOf(addrs, owner)
-	if err != nil {
+	own, err := h.store.addressesOf(addrs, owner)
+	if err != nil || slices.ContainsFunc(own, func(addr netip.Addr) bool { return set.rangeOf(addr) != nil }) {
 		return err
-	}
-
-	inSet := func(addr netip.Addr) bool { return set.rangeOf(addr) != nil }
-	if slices.ContainsFunc(exact, inSet) || slices.ContainsFunc(old, inSet) {
-		return nil
 	}
 
 	return h.store.failf(ErrNotReserved, "interface %q of container %q has no address of %s", owner.IfName,

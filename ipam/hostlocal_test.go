@@ -166,7 +166,6 @@ func TestDelByHintTakesOnlyItsOwn(t *testing.T) {
 	n.put("10.1.0.3", "b\r\neth0")
 	n.put("10.1.0.4", "a\r\nnet1")
 	n.put("10.1.0.5", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
-	n.put("10.1.0.6", "a")
 	n.put("10.1.0.7", "tombolo:abc\r\n")
 	n.put("10.1.0.8", "a\r\neth0")
 	a := n.allocator(n.request("a"))
@@ -185,15 +184,11 @@ func TestDelWithoutHintSearches(t *testing.T) {
 	n.put("10.1.0.2", "a\r\neth0")
 	n.put("10.9.9.9", "a\r\neth0") // outside of today's ranges
 	n.put("10.1.0.3", "b\r\neth0")
-	n.put("10.1.0.4", "a")
 	n.put("fd00::1", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
 	n.put("note", "a\r\neth0")
 	n.del("a")
-	left := map[string]string{"10.1.0.3": "b\r\neth0", "10.1.0.4": "a", "note": "a\r\neth0"}
+	left := map[string]string{"10.1.0.3": "b\r\neth0", "note": "a\r\neth0"}
 	n.expect(left)
-	n.del("a")
-	delete(left, "10.1.0.4")
-	n.expect(left) // the old form only where there is nothing that names the interface, as the reference does
 	n.del("a")
 	n.expect(left)
 }
@@ -229,8 +224,6 @@ func TestGCReleasesWhatNoValidOwnerClaims(t *testing.T) {
 		n.add("a")
 		n.put("10.1.0.10", "b\r\neth0")
 		n.put("10.1.0.11", "b\r\nnet1")
-		n.put("10.1.0.12", "b")
-		n.put("10.1.0.13", "c")
 		n.put("10.1.0.14", "tombolo:"+hashOf(Owner{"b", "eth0"})+"\r\n")
 		n.put("10.1.0.15", "tombolo:abc\r\neth0")
 		n.put("10.1.0.16", "")
@@ -243,8 +236,8 @@ func TestGCReleasesWhatNoValidOwnerClaims(t *testing.T) {
 		valid []Owner
 		stays []string
 	}{
-		"some":            {[]Owner{{"a", "eth0"}, {"b", "eth0"}}, []string{"10.1.0.2", "10.1.0.10", "10.1.0.12", "10.1.0.14"}},
-		"other interface": {[]Owner{{"b", "net1"}}, []string{"10.1.0.11", "10.1.0.12"}},
+		"some":            {[]Owner{{"a", "eth0"}, {"b", "eth0"}}, []string{"10.1.0.2", "10.1.0.10", "10.1.0.14"}},
+		"other interface": {[]Owner{{"b", "net1"}}, []string{"10.1.0.11"}},
 		"none":            {nil, nil},
 	} {
 		nstest.RunParallel(t, name, func(t *testing.T) {
@@ -299,8 +292,6 @@ func TestCheckFindsWhatIsNotReserved(t *testing.T) {
 	wantError(t, a.Check(ctx, without("fd00")), ErrNotReserved, `container "a" has no address of range fd00::/64`)
 	n.put("fd00::2", "tombolo:"+hashOf(Owner{"a", "eth0"})+"\r\n")
 	expect.Success(t, a.Check(ctx, result), "rebuilt from the kernel")
-	n.put("fd00::2", "a")
-	expect.Success(t, a.Check(ctx, without("fd00")), "old form")
 	must.Succeed(t, os.Remove(filepath.Join(n.dir(), "10.1.0.2")))
 	wantError(t, a.Check(ctx, result), ErrNotReserved, "10.1.0.2 is not reserved")
 	wantError(t, a.Check(ctx, result), fs.ErrNotExist, "10.1.0.2 is not reserved")
@@ -367,13 +358,12 @@ func TestGCLeavesWhatIsOnRecord(t *testing.T) {
 	n.put("10.1.0.10", "b\r\neth0")
 	n.put("10.1.0.11", "tombolo:"+hashOf(Owner{"c", "eth0"})+"\r\n")
 	n.put("10.1.0.12", "b\r\nnet1")
-	n.put("10.1.0.13", "b")
 	r := n.request("")
 	r.InUse = func(hash string) bool {
 		return hash == hashOf(Owner{"b", "eth0"}) || hash == hashOf(Owner{"c", "eth0"})
 	}
 	must.Succeed(t, n.allocator(r).Collect(t.Context(), nil))
-	for address, want := range map[string]bool{"10.1.0.2": false, "10.1.0.10": true, "10.1.0.11": true, "10.1.0.12": false, "10.1.0.13": false} {
+	for address, want := range map[string]bool{"10.1.0.2": false, "10.1.0.10": true, "10.1.0.11": true, "10.1.0.12": false} {
 		_, err := os.Stat(filepath.Join(n.dataDir, n.request("").Network, address))
 		expect.Equal(t, err == nil, want, "%s is reserved: %v, want %t", address, err, want)
 	}

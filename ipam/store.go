@@ -95,16 +95,12 @@ func isFault(err error) bool {
 		func(fault error) bool { return errors.Is(err, fault) })
 }
 
-// isOwner returns two results. The first reports whether r is a reservation of the owner. The second, old, is true if
-// r names only the container, so that it may belong to another interface of the container.
-func (s *store) isOwner(r reservation, owner Owner) (is, old bool) {
+// isOwner reports whether r is a reservation of the owner.
+func (s *store) isOwner(r reservation, owner Owner) bool {
 	if r.hash != "" {
-		return s.node.Hash != nil && r.hash == s.node.Hash(owner), false
+		return s.node.Hash != nil && r.hash == s.node.Hash(owner)
 	}
-	if r.containerID != owner.ContainerID {
-		return false, false
-	}
-	return r.ifName == owner.IfName || r.ifName == "", r.ifName == ""
+	return r == owner.reservation()
 }
 
 // list returns the addresses that have a reservation file, unsorted.
@@ -150,7 +146,7 @@ func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 			s.warnf("%s holds no reservation; %s is not given to anyone", path, addr)
 			return false, nil
 		case state == stateComplete:
-			if is, _ := s.isOwner(held, owner); is && r.containerID != "" {
+			if r.containerID != "" && s.isOwner(held, owner) {
 				return false, s.failf(ErrDuplicate, "interface %s of container %s already has %s: DEL it first",
 					owner.IfName, owner.ContainerID, addr)
 			}
@@ -184,23 +180,14 @@ func (s *session) release(addr netip.Addr) error {
 	return nil
 }
 
-// A lastFile is the open file with the last address that a range set assigned. It stays open between reading and
-// writing. It serves only to spread the addresses, so errors are ignored.
-type lastFile struct {
-	fd   int
-	addr netip.Addr
-	size int // bytes in the file
-}
+// lastPath returns the path of the file with the last address that a range set assigned. It serves only to spread the
+// addresses, so errors are ignored.
+func (s *store) lastPath(index int) string { return s.dir + "/" + lastPrefix + strconv.Itoa(index) }
 
-// openLast opens and reads last_reserved_ip.<index>.
-func (s *session) openLast(index int) *lastFile {
-	path := s.dir + "/" + lastPrefix + strconv.Itoa(index)
-	fd, err := file.OpenAny(path, unix.O_RDWR|unix.O_CREAT)
-	if err != nil {
-		return &lastFile{fd: -1}
-	}
-	data, _ := readAt(fd, path, maxLast)
-	return &lastFile{fd, parseLast(data), len(data)}
+// readLast reads the last address. It returns the zero Addr if there is none.
+func (s *store) readLast(index int) netip.Addr {
+	data, _ := readFile(s.lastPath(index), maxLast)
+	return parseLast(data)
 }
 
 // parseLast parses the content of a last_reserved_ip file. It returns the zero Addr if the content is no address.
@@ -212,39 +199,35 @@ func parseLast(data []byte) netip.Addr {
 	return addr.Unmap()
 }
 
-// write stores addr in the file. It overwrites the content first and then truncates the file. The other order would
+// writeLast stores the last address. It overwrites the content first and then truncates the file. The other order would
 // be slow, since ext4 writes a file to disk at its close if the file was truncated to nothing.
-func (l *lastFile) write(addr netip.Addr) {
+func (s *session) writeLast(index int, addr netip.Addr) {
+	fd, err := file.OpenAny(s.lastPath(index), unix.O_WRONLY|unix.O_CREAT)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
 	text := addr.String()
-	if file.WriteAll(l.fd, lastPrefix, []byte(text)) == nil && len(text) < l.size {
-		_ = unix.Ftruncate(l.fd, int64(len(text)))
+	if file.WriteAll(fd, lastPrefix, []byte(text)) == nil {
+		_ = unix.Ftruncate(fd, int64(len(text)))
 	}
 }
-
-func (l *lastFile) close() { _ = unix.Close(l.fd) }
 
 // The directory may belong to the reference plugin too, and files in it to any user. So use file.OpenAny and not
 // file.Open.
 
-// readAt reads up to limit+1 bytes from the start of fd. The extra byte shows that the file is longer than limit. For
-// a regular file, one call of pread returns all of these bytes.
-func readAt(fd int, path string, limit int) ([]byte, error) {
-	buf := make([]byte, limit+1)
-	n, err := file.Restart(func() (int, error) { return unix.Pread(fd, buf, 0) })
-	if err != nil {
-		return nil, file.PathError("read", path, err)
-	}
-	return buf[:n], nil
-}
-
-// readFile reads up to limit+1 bytes of the file at path. If path is a named pipe, it does not wait for a writer.
+// readFile reads up to limit+1 bytes of the file at path. The extra byte shows that the file is longer than limit. If
+// path is a named pipe, readFile does not wait for a writer.
 func readFile(path string, limit int) ([]byte, error) {
 	fd, err := file.OpenAny(path, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	return readAt(fd, path, limit)
+
+	buf := make([]byte, limit+1) // pread refuses what is no file
+	n, err := file.Restart(func() (int, error) { return unix.Pread(fd, buf, 0) })
+	return buf[:max(n, 0)], file.PathError("read", path, err)
 }
 
 // createFile creates a new file. If the file exists, the error matches unix.EEXIST. If createFile cannot write the
@@ -346,13 +329,12 @@ const hashPrefix = "tombolo:"
 
 // A reservation names the attachment that has an address. Its file has one of these forms:
 //
-//	<container>\r\n<interface>         written by the reference plugin and by us
-//	<container>                        written by the reference plugin before version 0.8
-//	tombolo:<hash>\r\n[<interface>]    written by us for a live address without a file
+//	<container>\r\n<interface>    written by the reference plugin and by us
+//	tombolo:<hash>\r\n            written by us for a live address without a file
 type reservation struct {
 	containerID string
-	ifName      string // empty in the second form
-	hash        string // only in the third form, which has no containerID
+	ifName      string
+	hash        string // only in the second form, which has neither containerID nor ifName
 }
 
 // reservation returns the reservation of an attachment.
@@ -386,38 +368,23 @@ func parseReservation(data []byte) (reservation, reservationState) {
 		return reservation{}, stateTruncated
 	}
 
-	trimmed := strings.TrimSpace(text)
-	first, second, _ := strings.Cut(trimmed, lineBreak)
-	if hash, ok := strings.CutPrefix(first, hashPrefix); ok {
-		if !isHash(hash) || !ident.IsLinkName(second) && second != "" {
-			return reservation{}, stateForeign
-		}
-		return reservation{hash: hash, ifName: second}, stateComplete
+	first, second, _ := strings.Cut(strings.TrimSpace(text), lineBreak)
+	if hash, ok := strings.CutPrefix(first, hashPrefix); ok && isHash(hash) {
+		return reservation{hash: hash}, stateComplete
 	}
 
-	switch {
-	case !ident.IsIdentifier(first):
+	if !ident.IsIdentifier(first) || !ident.IsLinkName(second) {
 		return reservation{}, stateForeign
-	case second != "":
-		if !ident.IsLinkName(second) {
-			return reservation{}, stateForeign
-		}
-		return reservation{containerID: first, ifName: second}, stateComplete
-	default:
-		return reservation{containerID: first}, stateComplete
 	}
+	return reservation{containerID: first, ifName: second}, stateComplete
 }
 
 // content returns the file's content for r.
 func (r reservation) content() string {
-	switch {
-	case r.hash != "":
-		return hashPrefix + r.hash + lineBreak + r.ifName
-	case r.ifName == "":
-		return r.containerID
-	default:
-		return r.containerID + lineBreak + r.ifName
+	if r.hash != "" {
+		return hashPrefix + r.hash + lineBreak
 	}
+	return r.containerID + lineBreak + r.ifName
 }
 
 // isHash reports whether text is a hexadecimal number in lower case.

@@ -352,7 +352,12 @@ func (k *checkCall) expectedAddresses(report *Reported) []netip.Prefix {
 // reservations checks that the allocator still reserves the pod's addresses. It asks about the addresses that are on
 // record and, if there is a report, in the report. Addresses from other plugins need no reservation.
 func (k *checkCall) reservations(ctx context.Context, found *findings) error {
-	if k.rec.IPAMType == endpoint.Leased || k.nw.Allocator == nil {
+	isLeased := k.rec.IPAMType == endpoint.Leased
+	if k.pod.Lease != nil && !isLeased {
+		found.add("the network leases addresses, and the attachment's are not leased: DEL it and ADD it again")
+	}
+
+	if isLeased || k.nw.Allocator == nil {
 		return nil
 	}
 

@@ -191,7 +191,6 @@ func newAllocator(r *ipamRequest) (*allocator, error) {
 		a.confErr = a.static(r)
 	case typeDHCP: // package network handles leases
 	default:
-		r.Self = self
 		a.Allocator = &delegatedIPAM{a.ipamSection, r}
 	}
 

@@ -21,9 +21,6 @@ import (
 // no record of an attachment, the kept program handles the call. It also handles the DEL of pods that it made before
 // Tombolo got the name.
 
-// self is the path that the kernel provides for the running program.
-const self = "/proc/self/exe"
-
 // handlers selects the programs that handle a call: this program, the kept program, or both.
 type handlers struct{ ours, kept bool }
 
@@ -103,7 +100,7 @@ func (c *call) forward(ctx context.Context) ([]byte, error) {
 	}
 
 	lockorder.Slow("a plugin")
-	output, err := delegate.Forward(ctx, c.Kept, self, os.Environ(), c.stdin, os.Stderr)
+	output, err := delegate.Forward(ctx, c.Kept, os.Environ(), c.stdin, os.Stderr)
 	switch {
 	case err == nil, errors.As(err, new(*types.Error)), ctx.Err() != nil:
 		return output, err
@@ -120,8 +117,7 @@ func (c *call) forward(ctx context.Context) ([]byte, error) {
 // isBridgeOurs reports whether the plugin bridge in the same directory is Tombolo. Then plugin lists that start with
 // bridge need no other program.
 func (c *call) isBridgeOurs() bool {
-	ours, err := delegate.IsSame(self, filepath.Join(filepath.Dir(c.Kept), nameBridge))
-	return err == nil && ours
+	return delegate.IsOurs(filepath.Join(filepath.Dir(c.Kept), nameBridge))
 }
 
 // errNoneKept returns the error for a pod of another program if there is no kept program. For DEL and GC it returns

@@ -35,10 +35,6 @@ type Plugin struct {
 	Environ     []string // the rest of the environment; the variables above replace those in it
 	Stdin       []byte   // the complete configuration of the calling plugin
 
-	// Self is the path of the calling program, such as "/proc/self/exe". A plugin must not be that program itself. If
-	// empty, every program is allowed.
-	Self string
-
 	// Stderr receives the plugin's stderr while the plugin runs. If nil, the output is dropped. Errors quote the end
 	// of it in any case.
 	Stderr io.Writer
@@ -91,12 +87,15 @@ func (p *Plugin) Run(ctx context.Context, verb string) error {
 	return err
 }
 
-// Forward runs the program in file with the given environment and stdin, and returns its output. The error matches
-// ErrNotFound if file is missing, and ErrSelf if file leads to the program at self. If the program does not know the
-// verb, Forward returns no error.
-func Forward(ctx context.Context, file, self string, environ []string, stdin []byte, stderr io.Writer) ([]byte, error) {
-	if err := refuseSelf(self, file); err != nil {
-		return nil, err
+// Forward runs the program in file with the caller's environment and stdin, and returns its output. If file is
+// missing, the error matches ErrNotFound. If file is Tombolo, it matches ErrSelf. If the program is too old for the
+// verb, Forward returns no error. Otherwise it fails as run does.
+func Forward(ctx context.Context, file string, environ []string, stdin []byte, stderr io.Writer) ([]byte, error) {
+	if _, err := os.Stat(file); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotFound, err)
+	}
+	if IsOurs(file) {
+		return nil, fmt.Errorf("run %s: %w", file, ErrSelf)
 	}
 	output, err := run(ctx, file, Deeper(environ), stdin, stderr)
 	return output, tolerateUnknownVerb(err)
@@ -118,10 +117,8 @@ func (p *Plugin) run(ctx context.Context, verb string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.Self != "" {
-		if err := refuseSelf(p.Self, file); err != nil {
-			return nil, err
-		}
+	if IsOurs(file) {
+		return nil, fmt.Errorf("run %s: %w", file, ErrSelf)
 	}
 	return run(ctx, file, p.environ(verb), p.Stdin, cmp.Or(p.Stderr, io.Discard))
 }

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,7 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// ErrSelf means that the plugin to run is the calling program itself, under this name or another.
+// ErrSelf means that the plugin to run is Tombolo itself.
 var ErrSelf = errors.New("the plugin is this program itself")
 
 // DepthVariable is the environment variable with the number of delegated plugins that led to a process. It is 1 for a
@@ -56,48 +54,16 @@ func Deeper(environ []string) []string {
 	return append(environ, prefix+strconv.Itoa(depth+1))
 }
 
-// IsSame reports whether running the file b runs the program at a. That is true if a and b are one file, or if a is
-// the interpreter of the script b. It is also true if b, the target of the link b, or its interpreter is called
-// tombolo or tombolo-cni. IsSame does not recognize a copy under another name. In that case DepthVariable ends the
-// loop.
-func IsSame(a, b string) (bool, error) {
-	own, err := os.Stat(a)
-	if err != nil {
-		return false, err
-	}
-
-	other, err := os.Stat(b)
-	if err != nil {
-		return false, err
-	}
-
-	target, _ := filepath.EvalSymlinks(b)
-	program := interpreter(b)
-	starts, _ := os.Stat(program)
-	isNamed := slices.ContainsFunc([]string{b, target, program}, func(path string) bool {
+// IsOurs reports whether the file at path is Tombolo, by its name, the name of its target, or that of its interpreter. It
+// does not recognize Tombolo by another name: then DepthVariable ends the loop.
+func IsOurs(path string) bool {
+	target, _ := filepath.EvalSymlinks(path)
+	return slices.ContainsFunc([]string{path, target, interpreter(path)}, func(path string) bool {
 		return filepath.Base(path) == "tombolo" || filepath.Base(path) == "tombolo-cni"
 	})
-
-	return isNamed || os.SameFile(own, other) || os.SameFile(own, starts), nil
 }
 
-// refuseSelf returns an error if path leads to the program at self, which would then run itself for ever. It also
-// returns an error if the two files cannot be compared.
-func refuseSelf(self, path string) error {
-	same, err := IsSame(self, path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("run %s: %w: %w", path, ErrNotFound, err)
-	case err != nil:
-		return fmt.Errorf("compare %s with the program that would run it: %w", path, err)
-	case same:
-		return fmt.Errorf("run %s: %w", path, ErrSelf)
-	}
-
-	return nil
-}
-
-// maxScript is the maximum size of a script that IsSame reads, in bytes. Tombolo's scripts have a few lines.
+// maxScript limits the size of a script that IsOurs reads, in bytes. Our scripts have a few lines.
 const maxScript = 4 << 10
 
 // interpreter returns the program that the first line of a script names. It returns "" if the file is not a script.

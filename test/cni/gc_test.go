@@ -292,17 +292,3 @@ func TestRemoveOfABadName(t *testing.T) {
 		}
 	}
 }
-
-// The reference's host-local of before wrote no interface.
-func TestGCKeepsAReservationThatNamesTheContainerAlone(t *testing.T) {
-	n := parallelNode(t)
-	w := n.podnet(nil)
-	p := w.addPod("a")
-	dir := n.state + "/ipam/podnet"
-	nstest.PutFile(t, dir, "10.77.0.50", p.id)
-	nstest.PutFile(t, dir, "10.77.0.51", "gone")
-	w.gc(p)
-	if has := n.reservations(dir); has["10.77.0.50"] != p.id || has["10.77.0.51"] != "" {
-		t.Errorf("of the reservations of a container that is valid, and of one that is gone, GC has left %q", has)
-	}
-}

@@ -9,7 +9,7 @@ shown() { tombolo ls | grep " $(docker inspect -f '{{range .NetworkSettings.Netw
 works() {
 	eventually six "$1" 2001:db8:ffff::1
 	eventually six "$1" fd11:22:33:44::5
-	eventually eval "shown $1 | grep -q 192.168.50.1.*,2001:db8:a:"
+	eventually eval "shown $1 | grep -q 192.168.50.*,2001:db8:a:"
 	for own in $(shown "$1" | grep -oE '2001:db8:a:[0-9a-f:]+'); do eventually laptop busybox ping -6 -c 1 -W 2 "$own"; done
 }
 for n in router laptop; do ip netns exec $n sysctl -qw net.ipv6.conf.all.forwarding=1; done

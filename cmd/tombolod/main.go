@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -203,9 +204,14 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		log.Warn("cannot tell the service manager how it goes", "err", err)
 	}
 	defer systemd.close()
-	var metrics *server
+	var metrics *http.Server
 	endDocker := func() {}
-	defer func() { metrics.close(); endDocker() }()
+	defer func() {
+		if metrics != nil {
+			_ = metrics.Close()
+		}
+		endDocker()
+	}()
 	bus := ""
 	if o.firewalld {
 		bus = cmp.Or(p.getenv("DBUS_SYSTEM_BUS_ADDRESS"), firewalld.SystemBus)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -20,12 +19,6 @@ import (
 // mostConnections is the maximum number of open connections to the metrics server. It leaves file descriptors for
 // leases and repairs.
 const mostConnections = 64
-
-// server serves metrics and health. A nil server does nothing.
-type server struct {
-	http *http.Server
-	done sync.WaitGroup
-}
 
 // endpoint parses the flag --metrics. It returns the network and the address for net.Listen, or two empty strings for
 // "none".
@@ -46,7 +39,8 @@ func endpoint(where string) (network, address string, _ error) {
 	return "tcp", where, nil
 }
 
-func serve(where string, handler http.Handler) (*server, error) {
+// serve serves metrics and health until the caller closes the server. It returns nil if the flag is "none".
+func serve(where string, handler http.Handler) (*http.Server, error) {
 	network, address, err := endpoint(where)
 	if err != nil || network == "" {
 		return nil, err
@@ -57,13 +51,9 @@ func serve(where string, handler http.Handler) (*server, error) {
 		return nil, fmt.Errorf("serve metrics at %s: %w", where, err)
 	}
 
-	s := &server{
-		http: &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
-			IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10},
-	}
-	s.done.Go(func() {
-		_ = s.http.Serve(netutil.LimitListener(l, mostConnections)) // returns after close
-	})
+	s := &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
+	go s.Serve(netutil.LimitListener(l, mostConnections)) //nolint:errcheck // Close ends Serve
 	return s, nil
 }
 
@@ -103,12 +93,4 @@ func makeRoom(path string) error {
 	}
 
 	return os.Remove(path)
-}
-
-func (s *server) close() {
-	if s == nil {
-		return
-	}
-	_ = s.http.Close()
-	s.done.Wait()
 }

@@ -229,14 +229,11 @@ const maxDepth = 1
 // refuseDepth returns an error if more than maxDepth delegated plugins led to this call. A delegated plugin, such as a
 // script around this program, may call this program again and again.
 func (c *call) refuseDepth() error {
-	depth, err := delegate.Depth(c.Getenv(delegate.DepthVariable))
-	if err != nil {
-		return newError(codeEnvironment, "%v", err)
-	}
+	depth := len(c.Getenv(delegate.DepthVariable))
 	if depth > maxDepth && c.verb != "VERSION" {
 		return newError(codeInvalidConfig,
-			"%s=%d: this %s was started by an IPAM plugin that was itself started by Tombolo, and so on: ipam.type "+
-				"has to name a plugin that does not lead back here", delegate.DepthVariable, depth, c.verb)
+			"this %s was started by an IPAM plugin that was itself started by Tombolo, and so on (%s): ipam.type has to "+
+				"name a plugin that does not lead back here", c.verb, delegate.DepthVariable)
 	}
 	return nil
 }

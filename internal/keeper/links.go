@@ -39,28 +39,7 @@ type linkSource struct {
 	remains map[string][]string
 }
 
-// changes is the content of several announcements.
-type changes struct {
-	lost    bool // announcements were lost; the other fields are incomplete
-	routing bool // a forwarding parameter has changed
-	links   []linkChange
-	ports   []int // links whose properties as ports have changed
-	added   []int // links that got an address
-	touched []int // links that lost an address or a route
-	uplinks bool  // a default route was added
-	filters []int // links that lost a filter or a queueing discipline
-}
-
-type linkChange struct {
-	index  int
-	gone   bool
-	kind   string
-	ours   bool // its alias is one of ours
-	shares bool // it belongs to a pair that shares a NIC with a bridge
-	facts  linkFacts
-}
-
-// linkFacts are the properties of a link that the keeper compares. The fields after promiscuous belong to a bridge.
+// linkFacts are the properties of a link that the keeper compares.
 type linkFacts struct {
 	name        string
 	master      int
@@ -68,25 +47,25 @@ type linkFacts struct {
 	mac         string
 	up          bool
 	promiscuous bool
-
-	nfCall, nfCall6, vlanFiltering string
-	maxLearned                     string
+	bridge      string // the settings of a bridge, as text
 }
 
-// bridgeFacts sets the facts that only a bridge has. For any other link it does nothing.
-func (f *linkFacts) bridgeFacts(l *link.Info) {
+// factsOf returns the properties of a link.
+func factsOf(l *link.Info) linkFacts {
+	f := linkFacts{name: l.Name, master: l.Master, mtu: l.MTU, mac: string(l.MAC), up: l.Up(),
+		promiscuous: l.Flags&unix.IFF_PROMISC != 0}
 	if b := l.Bridge; b != nil {
-		f.nfCall, f.nfCall6, f.vlanFiltering = fact(b.NfCallIptables), fact(b.NfCallIp6tables), fact(b.VlanFiltering)
-		f.maxLearned = fact(b.FdbMaxLearned)
+		f.bridge = fact(b.NfCallIptables) + fact(b.NfCallIp6tables) + fact(b.VlanFiltering) + fact(b.FdbMaxLearned)
 	}
+	return f
 }
 
-// fact returns an optional value of the kernel as text, for comparisons. nil becomes "".
+// fact returns an optional value of the kernel as text, for comparisons.
 func fact[T any](p *T) string {
 	if p == nil {
-		return ""
+		return "-"
 	}
-	return fmt.Sprint(*p)
+	return fmt.Sprint(" ", *p)
 }
 
 func (k *Keeper) listenToLinks() (feed, error) {
@@ -124,132 +103,82 @@ func (k *Keeper) newLinkSource(ctx context.Context, firewall *source) *linkSourc
 	return l
 }
 
-// changesOf parses announcements. A malformed message counts as lost.
-func changesOf(messages []netlink.Message) (c changes) {
-	for _, m := range messages {
-		if err := c.add(m); err != nil {
-			c.lost = true
-		}
-	}
-	return c
-}
-
-func (c *changes) add(m netlink.Message) error {
-	switch m.Header.Type {
-	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		var k link.Info
-		if err := k.Decode(m.Data, unix.IFLA_IFNAME, unix.IFLA_MASTER, unix.IFLA_MTU, unix.IFLA_ADDRESS,
-			unix.IFLA_IFALIAS, unix.IFLA_LINKINFO); err != nil {
-			return err
-		}
-
-		if k.Family == unix.AF_BRIDGE {
-			c.ports = append(c.ports, k.Index)
-			return nil
-		}
-
-		change := linkChange{
-			index: k.Index, gone: m.Header.Type == unix.RTM_DELLINK, kind: k.Kind,
-			ours:   strings.HasPrefix(k.Alias, "tombolo:"),
-			shares: strings.HasPrefix(k.Alias, endpoint.ShareAlias),
-			facts: linkFacts{name: k.Name, master: k.Master, mtu: k.MTU, mac: string(k.MAC), up: k.Up(),
-				promiscuous: k.Flags&unix.IFF_PROMISC != 0},
-		}
-		change.facts.bridgeFacts(&k)
-		c.links = append(c.links, change)
-	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		// The data begins with struct ifaddrmsg.
-		if len(m.Data) < unix.SizeofIfAddrmsg {
-			return nl.ErrMalformed
-		}
-		index := int(int32(binary.NativeEndian.Uint32(m.Data[4:])))
-		if m.Header.Type == unix.RTM_NEWADDR {
-			c.added = append(c.added, index)
-		} else {
-			c.touched = append(c.touched, index)
-		}
-	case unix.RTM_DELTFILTER, unix.RTM_DELQDISC:
-		// The data begins with struct tcmsg.
-		if len(m.Data) < 8 {
-			return nl.ErrMalformed
-		}
-		c.filters = append(c.filters, int(int32(binary.NativeEndian.Uint32(m.Data[4:]))))
-	case unix.RTM_NEWROUTE:
-		c.uplinks = true
-	case unix.RTM_NEWNETCONF:
-		c.routing = true
-	case unix.RTM_DELROUTE:
-		index, err := routeLink(m.Data)
-		if err == nil && index != 0 {
-			c.touched = append(c.touched, index)
-		}
-		return err
-	}
-
-	return nil
-}
-
-// routeLink returns the index of a route's outgoing link (struct rtmsg, RTA_OIF), or 0 if it has none.
-func routeLink(b []byte) (index int, _ error) {
-	if len(b) < unix.SizeofRtMsg {
-		return 0, nl.ErrMalformed
-	}
-	if oif := nftnl.Find(b[unix.SizeofRtMsg:], unix.RTA_OIF); len(oif) == 4 {
-		index = int(int32(binary.NativeEndian.Uint32(oif)))
-	}
-	return index, nil
-}
-
 // hear returns the urgency of comparing links after announcements: soon after changes that no pod causes, later after
-// changes that pods also cause when they come and go. If a forwarding parameter has changed, hear also schedules a
-// look at the firewall.
+// changes that pods also cause when they come and go. A malformed message counts as a change that no pod causes.
 func (l *linkSource) hear(messages []netlink.Message) urgency {
-	c, when := changesOf(messages), never
-	if c.lost || c.routing {
-		when = soon
+	when := never
+	for _, m := range messages {
+		when = max(when, l.urgencyOf(m))
 	}
-
-	if c.routing {
-		l.firewall.receive(nil)
-	}
-
-	for _, n := range c.links {
-		when = max(when, l.linkUrgency(n))
-	}
-
-	isPort := func(index int) bool { return l.ports[index] }
-	isServices := func(index int) bool { return index == l.services }
-	isBridge := func(index int) bool { _, known := l.bridges[index]; return known }
-	isUplink := func(index int) bool { _, known := l.uplinks[index]; return known }
-	switch {
-	case slices.ContainsFunc(c.touched, isBridge), slices.ContainsFunc(c.filters, isUplink):
-		return soon
-	case c.uplinks, slices.ContainsFunc(c.ports, isPort),
-		slices.ContainsFunc(slices.Concat(c.touched, c.added), isServices):
-		return max(when, later)
-	}
-
 	return when
 }
 
-// uplinkUrgency returns the urgency of comparing links after the change n. It handles the NICs of networks on a LAN,
-// and the veth pairs that connect shared NICs with bridges. For other links it returns never. It records the link's
-// new facts.
-func (l *linkSource) uplinkUrgency(n linkChange) urgency {
-	before, known := l.uplinks[n.index]
-	index, isNIC := l.nics[n.facts.name]
+// urgencyOf returns the urgency of comparing links after one announcement.
+func (l *linkSource) urgencyOf(m netlink.Message) urgency {
+	const indexAt = 4 // in struct ifaddrmsg and struct tcmsg
+	index, gone := 0, false
+	switch m.Header.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		var k link.Info
+		err := k.Decode(m.Data, unix.IFLA_IFNAME, unix.IFLA_MASTER, unix.IFLA_MTU, unix.IFLA_ADDRESS,
+			unix.IFLA_IFALIAS, unix.IFLA_LINKINFO)
+		switch {
+		case err != nil:
+			return soon
+		case k.Family != unix.AF_BRIDGE:
+			return l.linkUrgency(&k, m.Header.Type == unix.RTM_DELLINK)
+		case l.ports[k.Index]: // its properties as a port have changed
+			return later
+		}
+		return never
+	case unix.RTM_NEWROUTE:
+		return later
+	case unix.RTM_NEWNETCONF:
+		l.firewall.receive(nil)
+		return soon
+	case unix.RTM_DELROUTE:
+		if len(m.Data) < unix.SizeofRtMsg {
+			return soon
+		}
+		if oif := nftnl.Find(m.Data[unix.SizeofRtMsg:], unix.RTA_OIF); len(oif) == 4 {
+			index, gone = int(int32(binary.NativeEndian.Uint32(oif))), true
+		}
+	default:
+		if len(m.Data) < indexAt+4 {
+			return soon
+		}
+		index, gone = int(int32(binary.NativeEndian.Uint32(m.Data[indexAt:]))), m.Header.Type != unix.RTM_NEWADDR
+	}
 
+	isFilter := m.Header.Type == unix.RTM_DELTFILTER || m.Header.Type == unix.RTM_DELQDISC
+	_, isBridge := l.bridges[index]
+	_, isUplink := l.uplinks[index]
 	switch {
-	case n.gone && known:
-		delete(l.uplinks, n.index)
+	case isFilter && isUplink, !isFilter && gone && isBridge:
+		return soon
+	case !isFilter && index != 0 && index == l.services:
+		return later
+	}
+	return never
+}
+
+// uplinkUrgency returns the urgency of comparing links after a change of a NIC. The change may also be of a veth pair
+// that connects a shared NIC with a bridge.
+func (l *linkSource) uplinkUrgency(n *link.Info, gone bool) urgency {
+	facts := factsOf(n)
+	before, known := l.uplinks[n.Index]
+	index, isNIC := l.nics[n.Name]
+	switch {
+	case gone && known:
+		delete(l.uplinks, n.Index)
 	case known:
-		l.uplinks[n.index] = n.facts
-		if !isNIC && slices.Contains(slices.Collect(maps.Values(l.nics)), n.index) {
+		l.uplinks[n.Index] = facts
+		if !isNIC && slices.Contains(slices.Collect(maps.Values(l.nics)), n.Index) {
 			l.firewall.receive(nil) // the NIC was renamed: look at the firewall, whose netdev chains contain the name
 		}
 	}
 
-	if known && (n.gone || before != n.facts) || isNIC && n.index != index {
+	if known && (gone || before != facts) || isNIC && n.Index != index {
 		return soon
 	}
 
@@ -257,46 +186,46 @@ func (l *linkSource) uplinkUrgency(n linkChange) urgency {
 }
 
 // linkUrgency returns the urgency of comparing links after a change of the link n.
-func (l *linkSource) linkUrgency(n linkChange) urgency {
-	if when := l.uplinkUrgency(n); when != never {
+func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
+	if when := l.uplinkUrgency(n, gone); when != never {
 		return when
 	}
 
-	if before, ok := l.bridges[n.index]; ok {
-		if n.gone {
-			delete(l.bridges, n.index)
+	if before, ok := l.bridges[n.Index]; ok {
+		if gone {
+			delete(l.bridges, n.Index)
 			return soon
 		}
 
-		l.bridges[n.index] = n.facts
-		if before == n.facts {
+		l.bridges[n.Index] = factsOf(n)
+		if before == l.bridges[n.Index] {
 			return never
 		}
 		return soon // also at the first announcement, which may be of a change
 	}
 
 	switch {
-	case n.facts.name == link.ServiceLink && n.index != l.services:
+	case n.Name == link.ServiceLink && n.Index != l.services:
 		return later
-	case n.shares:
+	case strings.HasPrefix(n.Alias, endpoint.ShareAlias):
 		return soon // look soon, to know the NIC
-	case n.kind == "bridge":
+	case n.Kind == "bridge":
 		return later // another program may have deleted it and created it again
-	case !n.ours:
+	case !strings.HasPrefix(n.Alias, endpoint.AliasPrefix):
 		return never
-	case n.gone:
-		delete(l.ports, n.index)
+	case gone:
+		delete(l.ports, n.Index)
 		return later
-	case n.facts.master == 0 || !n.facts.up:
-		was := l.ports[n.index]
-		delete(l.ports, n.index)
+	case n.Master == 0 || !n.Up():
+		was := l.ports[n.Index]
+		delete(l.ports, n.Index)
 		if was {
 			return soon
 		}
 		return later
 	}
 
-	l.ports[n.index] = true
+	l.ports[n.Index] = true
 	return later
 }
 

@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
@@ -16,42 +14,24 @@ import (
 // ErrSelf means that the plugin to run is Tombolo itself.
 var ErrSelf = errors.New("the plugin is this program itself")
 
-// DepthVariable is the environment variable with the number of delegated plugins that led to a process. It is 1 for a
-// plugin that Tombolo starts. If that plugin starts Tombolo again, which starts another plugin, it is 2 for the other
-// plugin.
+// DepthVariable is the environment variable with a digit 1 for each delegated plugin that led to a process. It is "1" for
+// a plugin that Tombolo starts. If that plugin starts Tombolo again, which starts another plugin, it is "11" for the
+// other plugin.
 const DepthVariable = "TOMBOLO_DEPTH"
 
-// Depth parses a value of DepthVariable. A value that is not a count is an error, since only this package sets the
-// variable.
-func Depth(value string) (int, error) {
-	if value == "" {
-		return 0, nil
-	}
-	n, err := strconv.Atoi(value)
-	if err != nil || n < 0 {
-		return 0, fmt.Errorf("%s=%.40q is not a count", DepthVariable, value)
-	}
-	return n, nil
-}
-
-// Deeper returns a copy of environ with a depth that is one higher. If it cannot parse the depth, it returns environ
-// unchanged, and the started program refuses the value.
+// Deeper returns a copy of environ with one more digit in DepthVariable.
 func Deeper(environ []string) []string {
 	const prefix = DepthVariable + "="
-	depth := 0
+	deeper := prefix + "1"
 	for _, entry := range environ {
-		if value, ok := strings.CutPrefix(entry, prefix); ok {
-			n, err := Depth(value)
-			if err != nil {
-				return environ
-			}
-			depth = n
+		if strings.HasPrefix(entry, prefix) {
+			deeper = entry + "1"
 		}
 	}
 
 	environ = slices.DeleteFunc(slices.Clone(environ),
 		func(entry string) bool { return strings.HasPrefix(entry, prefix) })
-	return append(environ, prefix+strconv.Itoa(depth+1))
+	return append(environ, deeper)
 }
 
 // IsOurs reports whether the file at path is Tombolo, by its name, the name of its target, or that of its interpreter. It

@@ -60,7 +60,7 @@ func (x *exchange) run() error {
 		x.m.session = &s
 		if out.Unbelieved != "" && len(x.m.doubts) < mostDoubts && !slices.Contains(x.m.doubts, out.Unbelieved) {
 			x.m.doubts = append(x.m.doubts, out.Unbelieved)
-			x.log.Warn("an answer is not believed", append(x.logAttrs(), "why", out.Unbelieved)...)
+			x.Log.Warn("an answer is not believed", append(x.logAttrs(), "why", out.Unbelieved)...)
 		}
 
 		if out.Lost != nil || out.Err != nil {
@@ -206,7 +206,7 @@ func (x *exchange) recordNoAnswer() error {
 	}
 
 	failure := s.Failure("not renewed yet", now(), dhcpc.ErrTimeout)
-	x.log.Warn("no server renews the lease yet", append(x.logAttrs(), "state", s.State(), "why", failure,
+	x.Log.Warn("no server renews the lease yet", append(x.logAttrs(), "state", s.State(), "why", failure,
 		"left", x.r.Lease.Left(now()).Round(time.Second), "next", s.Wake())...)
 	return x.underLock(func(held *lease.LockedRecord) error {
 		x.r.Note = failure.Error()
@@ -228,10 +228,10 @@ func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	switch {
 	case fresh:
 		x.metrics.acquisitions.Inc()
-		x.log.Info("lease got again", append(x.logAttrs(), "before", before.Address)...)
+		x.Log.Info("lease got again", append(x.logAttrs(), "before", before.Address)...)
 	default:
 		x.metrics.renewals.Inc()
-		x.log.Debug("lease renewed", append(x.logAttrs(), "expires", l.Expire)...)
+		x.Log.Debug("lease renewed", append(x.logAttrs(), "expires", l.Expire)...)
 	}
 
 	return nil
@@ -298,7 +298,7 @@ func (x *exchange) recordLoss(out dhcpc.Output) error {
 		x.metrics.expired.Inc()
 	}
 
-	x.log.Warn("lease lost: trying to get another", append(x.logAttrs(), "err", out.Err)...)
+	x.Log.Warn("lease lost: trying to get another", append(x.logAttrs(), "err", out.Err)...)
 	x.m.slow = true
 	x.limit = now().Add(x.timeLimit())
 	if out.Lost == nil && x.r.State == lease.Expired {

@@ -47,15 +47,14 @@ type firewall struct {
 
 func (k *Keeper) newFirewall(ctx context.Context) *firewall {
 	f := &firewall{}
-	f.source = source{Keeper: k, ctx: ctx, kind: "firewall", every: lookAtFirewall, listen: k.listenToFirewall,
+	listen := func() (feed, error) {
+		return nl.FollowOnly(unix.NETLINK_NETFILTER, k.host, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
+	}
+	f.source = source{Keeper: k, ctx: ctx, kind: "firewall", every: lookAtFirewall, listen: listen,
 		hear: f.hear, look: f.visit, contests: map[string]*contest{}}
 	f.contest = f.contestOver("")
 	f.writeContested(nil) // an earlier keeper's record no longer applies
 	return f
-}
-
-func (k *Keeper) listenToFirewall() (feed, error) {
-	return nl.FollowOnly(unix.NETLINK_NETFILTER, k.host, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
 }
 
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
@@ -106,7 +105,7 @@ func (f *firewall) visit(ctx context.Context) {
 		return
 	}
 
-	at, lacking, err := f.network.Upkeep().Firewall(ctx)
+	at, lacking, err := f.Node.Upkeep().Firewall(ctx)
 	f.metrics.firewallLooks.Inc() // tests wait for this counter, and may change the firewall then
 	if err != nil {
 		f.reportError("cannot look at the firewall", err)
@@ -115,7 +114,12 @@ func (f *firewall) visit(ctx context.Context) {
 
 	if len(lacking) == 0 {
 		f.checked, f.names = at, nil
-		f.endContest()
+		if f.contest.end() {
+			f.Log.Info("other programs leave the rules that pods need alone again")
+			f.metrics.firewallContested.Set(0)
+			f.writeContested(nil)
+		}
+
 		if now().Sub(f.lastSearch) >= lookAtFirewall {
 			f.lastSearch = now()
 			f.obstacles(ctx) // rarely, because obstacles reads whole tables
@@ -136,12 +140,12 @@ func (f *firewall) removeStrays(ctx context.Context) {
 	}
 
 	f.strays, f.lastSweep = false, now()
-	found, err := f.network.Upkeep().RemoveStrays(ctx)
+	found, err := f.Node.Upkeep().RemoveStrays(ctx)
 	if err != nil {
 		f.reportError("cannot delete elements of pods that are gone", err)
 	}
 	if found {
-		f.log.Warn("deleted elements of pods that are gone, which another program may have loaded from a save")
+		f.Log.Warn("deleted elements of pods that are gone, which another program may have loaded from a save")
 	}
 }
 
@@ -149,7 +153,7 @@ func (f *firewall) removeStrays(ctx context.Context) {
 // known if only one program has changed nf_tables since the firewall was right. If links or kernel parameters of the
 // host differ too, these may be the cause, so it is unknown.
 func (f *firewall) findCause(ctx context.Context) string {
-	links, err := f.network.Upkeep().Links(ctx)
+	links, err := f.Node.Upkeep().Links(ctx)
 	if err != nil || len(links.Lacking) > 0 || len(f.names) != 1 {
 		return ""
 	}
@@ -164,8 +168,8 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	if cause != "" {
 		args = append(args, "by", cause)
 	}
-	f.log.Warn("pods lack rules of the firewall: repairing them", args...)
-	if err := f.network.Repair(ctx); err != nil {
+	f.Log.Warn("pods lack rules of the firewall: repairing them", args...)
+	if err := f.Node.Repair(ctx); err != nil {
 		// Continue after the error. Obstacles count as errors too, although Repair repairs everything else.
 		f.reportError("cannot repair all of the firewall", err)
 		f.wake = now().Add(again)
@@ -190,19 +194,9 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	}
 }
 
-// endContest ends a contest after a comparison without differences.
-func (f *firewall) endContest() {
-	if !f.contest.end() {
-		return
-	}
-	f.log.Info("other programs leave the rules that pods need alone again")
-	f.metrics.firewallContested.Set(0)
-	f.writeContested(nil)
-}
-
-// obstacles logs the firewalls of others that stop pods, if they have changed since the last call.
+// obstacles logs obstacles that appeared or disappeared since the last call: firewalls of others that stop pods.
 func (f *firewall) obstacles(ctx context.Context) {
-	obstacles, err := f.network.Upkeep().Obstacles(ctx)
+	obstacles, err := f.Node.Upkeep().Obstacles(ctx)
 	if err != nil {
 		f.reportError("cannot look for what stops pods", err)
 		return
@@ -219,10 +213,10 @@ func (f *firewall) obstacles(ctx context.Context) {
 
 	if !slices.Equal(list, f.blocked) {
 		for _, o := range list {
-			f.log.Error("a firewall stops pods", "what", o)
+			f.Log.Error("a firewall stops pods", "what", o)
 		}
 		if len(list) == 0 {
-			f.log.Info("no firewall stops pods any more")
+			f.Log.Info("no firewall stops pods any more")
 		}
 	}
 
@@ -231,7 +225,7 @@ func (f *firewall) obstacles(ctx context.Context) {
 }
 
 func (f *firewall) writeContested(c *state.Contested) {
-	if err := f.state.SetContested(c); err != nil {
+	if err := f.State.SetContested(c); err != nil {
 		f.reportError("cannot tell STATUS of the firewall", err)
 	}
 }

@@ -42,15 +42,9 @@ type Config struct {
 
 // Keeper renews the leases whose records are in one directory, and does the other work that Config.Node enables.
 type Keeper struct {
-	leases  *lease.Store
-	state   *state.Dir    // may be nil
-	network *network.Node // may be nil
-	bus     string        // address of the D-Bus: see Config.Bus
-	host    *netns.NS     // nil for the keeper's own namespace
-	log     *slog.Logger
+	Config
+	host    *netns.NS // nil for the keeper's own namespace
 	workers int
-	ready   func()
-	alive   func()
 	node    node
 	boot    string
 	metrics *metrics
@@ -67,16 +61,14 @@ func New(cfg *Config) (*Keeper, error) {
 		return nil, fmt.Errorf("keep leases: %w", err)
 	}
 
-	k := &Keeper{leases: cfg.Leases, state: cfg.State, network: cfg.Node, bus: cfg.Bus,
-		log:     cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)),
-		workers: workers, ready: cfg.Ready, alive: cfg.Alive, node: kernel{network: cfg.Node}, boot: boot,
-		metrics: newMetrics(cfg)}
-	if k.ready == nil {
-		k.ready = func() {}
+	k := &Keeper{Config: *cfg, workers: workers, node: kernel{network: cfg.Node}, boot: boot, metrics: newMetrics(cfg)}
+	k.Log = cmp.Or(k.Log, slog.New(slog.DiscardHandler))
+	if k.Ready == nil {
+		k.Ready = func() {}
 	}
 
-	if k.alive == nil {
-		k.alive = func() {}
+	if k.Alive == nil {
+		k.Alive = func() {}
 	}
 
 	return k, nil
@@ -86,13 +78,13 @@ func New(cfg *Config) (*Keeper, error) {
 // keeper. The error matches lease.ErrOtherKeeper if another keeper runs, and os.ErrNotExist if the directory was
 // removed.
 func (k *Keeper) Run(ctx context.Context) error {
-	heartbeat, err := k.leases.Keep()
+	heartbeat, err := k.Leases.Keep()
 	if err != nil {
 		return err
 	}
 
 	// Watch before listing the records, so that no change is missed.
-	w, err := watch(k.leases.Path())
+	w, err := watch(k.Leases.Path())
 	if err != nil {
 		return errors.Join(err, heartbeat.Close())
 	}

@@ -180,7 +180,7 @@ func (l *lan) keeper() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	ready := make(chan struct{})
-	k.ready = func() { close(ready) }
+	k.Ready = func() { close(ready) }
 	go func() { done <- k.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()

@@ -68,12 +68,6 @@ func fact[T any](p *T) string {
 	return fmt.Sprint(" ", *p)
 }
 
-func (k *Keeper) listenToLinks() (feed, error) {
-	return nl.FollowOnly(unix.NETLINK_ROUTE, k.host, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
-		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF,
-		unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_TC)
-}
-
 // linkKinds returns the types of announcements that the keeper receives. For routes it receives additions of default
 // routes, and deletions of the routes that the kernel adds with addresses. A routing daemon may change other routes
 // by the ten thousand.
@@ -98,7 +92,12 @@ func linkKinds() []nl.Kind {
 func (k *Keeper) newLinkSource(ctx context.Context, firewall *source) *linkSource {
 	l := &linkSource{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{},
 		remains: map[string][]string{}}
-	l.source = source{Keeper: k, ctx: ctx, kind: "links", every: time.Minute, listen: k.listenToLinks, hear: l.hear,
+	listen := func() (feed, error) {
+		return nl.FollowOnly(unix.NETLINK_ROUTE, k.host, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
+			unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF,
+			unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_TC)
+	}
+	l.source = source{Keeper: k, ctx: ctx, kind: "links", every: time.Minute, listen: listen, hear: l.hear,
 		look: l.visit, contests: map[string]*contest{}}
 	return l
 }
@@ -243,12 +242,12 @@ func (l *linkSource) visit(ctx context.Context) {
 	}
 
 	for _, name := range networks {
-		l.log.Warn("another program has changed links, addresses or routes that pods need: repairing them", "network",
+		l.Log.Warn("another program has changed links, addresses or routes that pods need: repairing them", "network",
 			name, "what", strings.Join(lacking[name], "; "))
 		l.metrics.driftFound.Add(float64(len(lacking[name])))
 	}
 
-	if err := l.network.Upkeep().Repair(ctx, networks); err != nil {
+	if err := l.Node.Upkeep().Repair(ctx, networks); err != nil {
 		l.reportError("cannot repair all links", err)
 		l.wake = now().Add(again)
 	}
@@ -272,14 +271,18 @@ func (l *linkSource) networksToMend(lacking map[string][]string) (networks []str
 			continue
 		}
 		if r.end() {
-			l.log.Info("links and addresses of pods' networks are left alone again", "network", name)
+			l.Log.Info("links and addresses of pods' networks are left alone again", "network", name)
 		}
 		if !r.repairedRecently() {
 			delete(l.contests, name)
 		}
 	}
 
-	l.metrics.linksContested.Set(boolValue(l.anyContest((*contest).isContested)))
+	l.metrics.linksContested.Set(0)
+	if l.anyContest((*contest).isContested) {
+		l.metrics.linksContested.Set(1)
+	}
+
 	for _, name := range slices.Sorted(maps.Keys(lacking)) {
 		switch until := l.contestOver(name).until; {
 		case len(lacking[name]) == 0, slices.Equal(lacking[name], l.remains[name]):
@@ -298,7 +301,7 @@ func (l *linkSource) networksToMend(lacking map[string][]string) (networks []str
 // records the repair for the network's contest.
 func (l *linkSource) recordMend(name string, before, after []string) {
 	if l.remains[name] = after; len(after) > 0 {
-		l.log.Error("a repair did not restore all that pods need", "network", name, "what", strings.Join(after, "; "))
+		l.Log.Error("a repair did not restore all that pods need", "network", name, "what", strings.Join(after, "; "))
 	}
 
 	if len(after) >= len(before) {
@@ -318,7 +321,7 @@ func (l *linkSource) recordMend(name string, before, after []string) {
 // lookAgain returns the differences of all networks' links. It updates the sets of bridges, NICs and ports to watch.
 // If it fails, it logs the error and schedules another look, and ok is false.
 func (l *linkSource) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
-	seen, err := l.network.Upkeep().Links(ctx)
+	seen, err := l.Node.Upkeep().Links(ctx)
 	l.metrics.linkLooks.Inc() // see firewall.visit
 	if err != nil {
 		l.reportError("cannot look at links", err)

@@ -45,10 +45,10 @@ type loop struct {
 func (k *Keeper) newLoop(ctx context.Context) *loop {
 	l := &loop{Keeper: k, entries: map[string]*entry{}, events: make(chan func(), k.workers)}
 	l.ctx, l.stop = context.WithCancel(ctx)
-	if k.network != nil {
+	if k.Node != nil {
 		firewall := &k.newFirewall(l.ctx).source
 		l.sources = []*source{firewall, &k.newLinkSource(l.ctx, firewall).source, k.newReclaim(l.ctx)}
-		if k.bus != "" {
+		if k.Bus != "" {
 			l.sources = append(l.sources, k.newZones(l.ctx))
 		}
 	}
@@ -64,7 +64,7 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 
 	err := l.beat(beat)
 	if err == nil {
-		l.ready()
+		l.Ready()
 	}
 
 	for _, s := range l.sources {
@@ -86,10 +86,16 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 			do()
 		case c, ok := <-changes:
 			if !ok {
-				err = fmt.Errorf("keep leases of %s: its directory is gone", l.leases.Path())
+				err = fmt.Errorf("keep leases of %s: its directory is gone", l.Leases.Path())
 				break
 			}
-			err = l.scheduleChanged(c)
+			if c.name != "" {
+				l.schedule(c.name)
+				break
+			}
+			l.Log.Warn("changes of lease records were lost: reading all of them")
+			l.metrics.rescans.Inc()
+			err = l.rescan()
 		case <-ticker.C:
 			err = l.beat(beat)
 		}
@@ -110,14 +116,14 @@ func (l *loop) beat(beat func() error) error {
 		return err
 	}
 
-	l.alive()
+	l.Alive()
 	l.metrics.turn.Store(new(now()))
 	slept, err := l.suspension()
 	if err != nil || slept == 0 {
 		return err
 	}
 
-	l.log.Warn("the machine slept: looking at every lease", "for", slept)
+	l.Log.Warn("the machine slept: looking at every lease", "for", slept)
 	for _, e := range l.entries {
 		if e.busy {
 			e.stale = true // a worker is using the session
@@ -130,20 +136,9 @@ func (l *loop) beat(beat func() error) error {
 	return nil
 }
 
-// scheduleChanged schedules a visit to a changed record, or to all records if changes were lost.
-func (l *loop) scheduleChanged(c change) error {
-	if c.name == "" {
-		l.log.Warn("changes of lease records were lost: reading all of them")
-		l.metrics.rescans.Inc()
-		return l.rescan()
-	}
-	l.schedule(c.name)
-	return nil
-}
-
 // rescan schedules visits to all records, and to all known leases whose record no longer exists.
 func (l *loop) rescan() error {
-	hashes, err := l.leases.Hashes()
+	hashes, err := l.Leases.Hashes()
 	if err != nil {
 		return err
 	}
@@ -277,7 +272,7 @@ const sleptFrom = 2 * time.Second
 // suspension returns how long the machine was suspended, since the first call or the last suspension that it
 // returned. It returns 0 for less than sleptFrom.
 func (l *loop) suspension() (time.Duration, error) {
-	_, up, err := l.leases.Clock()
+	_, up, err := l.Leases.Clock()
 	reading := clock{up: up, mono: time.Now()}
 	if l.clock.mono.IsZero() {
 		l.clock = reading

@@ -18,16 +18,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
-	"github.com/tombolo-cni/tombolo/network"
 )
 
 // metrics are the counters that the loop and the workers update, and the HTTP handler reads. They have a separate
 // registry, since other packages may register metrics in Prometheus' global one.
 type metrics struct {
+	*Config
 	registry *prometheus.Registry
-	dir      *lease.Store
-	state    *state.Dir    // may be nil
-	node     *network.Node // may be nil
 
 	next atomic.Pointer[time.Time] // the time of the next visit; zero if none
 	turn atomic.Pointer[time.Time] // the time of the loop's last turn
@@ -49,7 +46,7 @@ type metrics struct {
 }
 
 func newMetrics(cfg *Config) *metrics {
-	m := &metrics{registry: prometheus.NewRegistry(), dir: cfg.Leases, state: cfg.State, node: cfg.Node}
+	m := &metrics{Config: cfg, registry: prometheus.NewRegistry()}
 	register := promauto.With(m.registry)
 	counter := func(name, help string) prometheus.Counter {
 		return register.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
@@ -139,8 +136,8 @@ const readWithin = 5 * time.Second
 
 // collectCalls exports values from the plugin's records: failed calls, and the use of address pools.
 func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
-	if m.state != nil {
-		list, err := m.state.Failures()
+	if m.State != nil {
+		list, err := m.State.Failures()
 		m.read(err)
 		for _, f := range list {
 			export(to, "tombolo_failures_total",
@@ -150,13 +147,13 @@ func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 		}
 	}
 
-	if m.node == nil {
+	if m.Node == nil {
 		return
 	}
 
 	ctx, cancel := context.WithTimeout(context.Background(), readWithin)
 	defer cancel()
-	list, err := m.node.Pools(ctx)
+	list, err := m.Node.Pools(ctx)
 	m.read(err)
 	for _, p := range list {
 		family := "ipv4"
@@ -175,16 +172,16 @@ func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 // end of the pod's link, which receives the packets that the pod transmits. The container is a label too, because two
 // containers of one pod exist while one replaces the other.
 func (m *metrics) collectPods(to chan<- prometheus.Metric) {
-	if m.state == nil {
+	if m.State == nil {
 		return
 	}
 
 	counters, err := podCounters()
 	m.read(err)
-	networks, err := m.state.Networks()
+	networks, err := m.State.Networks()
 	m.read(err)
 	for _, name := range networks {
-		records, _, err := m.state.List(name)
+		records, _, err := m.State.List(name)
 		m.read(err)
 		for _, r := range records {
 			if c, is := counters[r.HostIf]; is {
@@ -236,14 +233,6 @@ func export(to chan<- prometheus.Metric, name, help string, kind prometheus.Valu
 	if one, err := prometheus.NewConstMetric(prometheus.NewDesc(name, help, nil, labels), kind, value); err == nil {
 		to <- one
 	}
-}
-
-// boolValue returns 1 for true and 0 for false.
-func boolValue(is bool) float64 {
-	if is {
-		return 1
-	}
-	return 0
 }
 
 // Handler returns an HTTP handler for the paths /metrics and /healthz. The first has Prometheus' formats. The second

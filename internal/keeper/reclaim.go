@@ -19,8 +19,8 @@ func (k *Keeper) newReclaim(ctx context.Context) *source {
 
 // newZones returns the source that puts the links of networks into firewalld's zone trusted.
 func (k *Keeper) newZones(ctx context.Context) *source {
-	host := k.network.Upkeep().Host
-	zones := firewalld.New(ctx, &firewalld.Config{State: k.state, Address: k.bus, Tell: host, Log: k.log})
+	host := k.Node.Upkeep().Host
+	zones := firewalld.New(ctx, &firewalld.Config{State: k.State, Address: k.Bus, Tell: host, Log: k.Log})
 	s := &source{Keeper: k, ctx: ctx, kind: "firewalld", every: time.Minute,
 		listen: func() (feed, error) { return zones, nil }}
 	s.look = func(ctx context.Context) {
@@ -39,7 +39,7 @@ func (k *Keeper) newZones(ctx context.Context) *source {
 
 // reclaim takes down the attachments of pods that died without a DEL.
 func (k *Keeper) reclaim(ctx context.Context) error {
-	dead, err := k.network.CollectDead(ctx, "", false)
+	dead, err := k.Node.CollectDead(ctx, "", false)
 	errs := []error{err}
 	for _, d := range dead {
 		if d.Kept != nil {
@@ -48,7 +48,7 @@ func (k *Keeper) reclaim(ctx context.Context) error {
 			continue
 		}
 		k.metrics.reclaims.Inc()
-		k.log.Info("reclaimed what a pod held that died without a DEL",
+		k.Log.Info("reclaimed what a pod held that died without a DEL",
 			"network", d.Network, "pod", d.Pod, "container", d.ContainerID, "interface", d.IfName, "why", d.Why)
 	}
 

@@ -49,7 +49,7 @@ func (k *Keeper) addressCheck(r *lease.Record) func(own, had netip.Addr, holds b
 		if err := k.node.checkConflict(bridge, own, had); err != nil {
 			return err
 		}
-		if k.state == nil || own == had && holds {
+		if k.State == nil || own == had && holds {
 			return nil
 		}
 		return k.refuseOwned(network, hash, at, own)
@@ -76,7 +76,7 @@ func (k *Keeper) refuseOwned(network, hash, bridge string, own netip.Addr) error
 		return held // another program added the element
 	}
 
-	a, err := k.state.Load(held.Network, string(held.Owner))
+	a, err := k.State.Load(held.Network, string(held.Owner))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil

@@ -106,7 +106,7 @@ func (v *visit) yield6(p pod) error {
 		return err
 	}
 
-	v.log.Info("the pod's owner has removed the address by DHCPv6, and it stays so",
+	v.Log.Info("the pod's owner has removed the address by DHCPv6, and it stays so",
 		append(v.logAttrs(), "ipv6", l.Address)...)
 	return v.underLock(func(held *lease.LockedRecord) error {
 		v.r.Removed.Addresses = append(v.r.Removed.Addresses, applied6(l).Addresses...)
@@ -207,7 +207,7 @@ func (v *visit) endUnreachable6(cause error) error {
 		return nil
 	}
 
-	v.log.Warn("DHCPv6 lease ended, and its pod is out of reach: nothing leads to its address any more",
+	v.Log.Warn("DHCPv6 lease ended, and its pod is out of reach: nothing leads to its address any more",
 		append(v.logAttrs(), "ipv6", v.r.Six.Lease.Address, "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.six.session = nil
@@ -271,7 +271,7 @@ func (x *exchange6) run() error {
 // handleOutput handles the output of a step, except for Check.
 func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
-		x.log.Warn("no address by DHCPv6", append(x.logAttrs(), "err", out.Err)...)
+		x.Log.Warn("no address by DHCPv6", append(x.logAttrs(), "err", out.Err)...)
 		if errors.Is(out.Err, dhcpc.ErrNAK) {
 			x.metrics.naks.Inc()
 		}
@@ -309,7 +309,7 @@ func (x *exchange6) recordInformation(i *dhcp6.Information) error {
 	err := x.change6(func(six *lease.Six) {
 		six.Information, six.Error = &lease.NameService{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
 	})
-	x.log.Debug("asked for DNS by DHCPv6", append(x.logAttrs(), "servers", i.DNS, "ignored", i.Ignored)...)
+	x.Log.Debug("asked for DNS by DHCPv6", append(x.logAttrs(), "servers", i.DNS, "ignored", i.Ignored)...)
 	return err
 }
 
@@ -337,7 +337,7 @@ func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 		return dhcp6.Unused, nil
 	}
 
-	x.log.Warn("another host has the address that a DHCPv6 server gave", append(x.logAttrs(), "ipv6", l.Address)...)
+	x.Log.Warn("another host has the address that a DHCPv6 server gave", append(x.logAttrs(), "ipv6", l.Address)...)
 	if err := x.write(nil, false, fmt.Sprintf("%s: %v", l.Address, dhcpc.ErrDeclined)); err != nil {
 		return 0, err
 	}
@@ -405,7 +405,7 @@ func (x *exchange6) applyLease6(l *dhcp6.Lease6) error {
 	x.m.six.isConfigured = true
 	if fresh {
 		x.metrics.acquisitions.Inc()
-		x.log.Info("leased by DHCPv6", append(x.logAttrs(), "ipv6", l.Address)...)
+		x.Log.Info("leased by DHCPv6", append(x.logAttrs(), "ipv6", l.Address)...)
 		return nil
 	}
 
@@ -441,14 +441,14 @@ func (x *exchange6) recordLoss6(out dhcp6.Output) error {
 func (x *exchange6) recordNoAnswer() error {
 	x.metrics.unanswered.Inc()
 	if x.m.six.session.State() == dhcp6.Confirming {
-		x.log.Debug("no server confirms the DHCPv6 lease yet", x.logAttrs()...)
+		x.Log.Debug("no server confirms the DHCPv6 lease yet", x.logAttrs()...)
 		return nil
 	}
 
 	x.m.slow = true
 	failure := x.noResult()
 	if x.m.six.session.Lease() != nil {
-		x.log.Warn("no server renews the DHCPv6 lease yet",
+		x.Log.Warn("no server renews the DHCPv6 lease yet",
 			append(x.logAttrs(), "err", failure, "next", x.m.six.session.Wake())...)
 		return x.change6(func(six *lease.Six) { six.Note = failure.Error() })
 	}

@@ -158,7 +158,7 @@ func (s *source) work() (end func()) {
 func (s *source) reportError(what string, err error) {
 	if s.ctx.Err() == nil { // the end of the keeper is no failure
 		s.metrics.errors.WithLabelValues(s.kind).Inc()
-		s.log.Warn(what, "err", err)
+		s.Log.Warn(what, "err", err)
 	}
 }
 
@@ -245,7 +245,7 @@ func (s *source) recordRepair(key, what, say string, args ...any) (c *contest, b
 		return c, false
 	default:
 		begins, c.times = true, len(c.repairs)
-		s.log.Error(say, append(args, "what", what)...)
+		s.Log.Error(say, append(args, "what", what)...)
 	}
 
 	c.until = now().Add(contestedFor)

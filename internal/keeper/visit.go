@@ -73,13 +73,13 @@ type visit struct {
 
 // visit reads a lease's record and does the work that is due.
 func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
-	r, err := k.leases.Load(hash)
+	r, err := k.Leases.Load(hash)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return outcome{gone: true}
 	case errors.Is(err, file.ErrDamaged):
 		k.metrics.damaged.Inc()
-		k.log.Error("lease record is damaged: its lease runs out unless the pod is added anew", "record", hash, "err",
+		k.Log.Error("lease record is damaged: its lease runs out unless the pod is added anew", "record", hash, "err",
 			err)
 		return outcome{gone: true}
 	case err != nil:
@@ -116,7 +116,7 @@ func (v *visit) dropEnded() outcome {
 // visitAdding leaves the record alone while its ADD runs or its pod exists: a DEL or GC will follow. It deletes the
 // record if the ADD died and the pod no longer exists.
 func (v *visit) visitAdding() outcome {
-	held, err := v.leases.TryLock(v.r.Hash())
+	held, err := v.Leases.TryLock(v.r.Hash())
 	if err != nil {
 		return v.fail("cannot lock lease record", err)
 	}
@@ -146,7 +146,7 @@ func (v *visit) visitAdding() outcome {
 		return v.fail("cannot remove lease record", err)
 	}
 
-	v.log.Info("record of an unfinished ADD removed: its pod is gone", v.logAttrs()...)
+	v.Log.Info("record of an unfinished ADD removed: its pod is gone", v.logAttrs()...)
 	return outcome{gone: true}
 }
 
@@ -219,7 +219,7 @@ func (v *visit) endUnreachable(cause error) error {
 		return nil
 	}
 
-	v.log.Warn("lease ended, and its pod is out of reach: nothing leads to its address any more",
+	v.Log.Warn("lease ended, and its pod is out of reach: nothing leads to its address any more",
 		append(v.logAttrs(), "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.session = nil
@@ -239,7 +239,7 @@ func (v *visit) follow() error {
 		return err
 	}
 	v.metrics.moves.Inc()
-	v.log.Info("attachment follows its lease", append(v.logAttrs(), "from", from, "to", to)...)
+	v.Log.Info("attachment follows its lease", append(v.logAttrs(), "from", from, "to", to)...)
 	return nil
 }
 
@@ -329,7 +329,7 @@ func (v *visit) yield(p pod) (yielded bool, _ error) {
 
 	v.r.Removed.Addresses = append(v.r.Removed.Addresses, gone.Addresses...)
 	v.r.Removed.Routes = append(v.r.Removed.Routes, gone.Routes...)
-	v.log.Info("the pod's owner has removed what the lease gave it, and does not get it again",
+	v.Log.Info("the pod's owner has removed what the lease gave it, and does not get it again",
 		append(v.logAttrs(), "addresses", gone.Addresses, "routes", gone.Routes)...)
 	return true, nil
 }
@@ -346,7 +346,7 @@ func (v *visit) releaseGone(why string) outcome {
 		released := v.r.State == lease.Bound && v.r.Lease.Left(now()) != 0
 		switch {
 		case v.r.Client.Sticky && released && len(v.r.Client.ClientID) > 0:
-			v.log.Info("lease remembered", append(v.logAttrs(), "why", why)...)
+			v.Log.Info("lease remembered", append(v.logAttrs(), "why", why)...)
 			return held.Remember(v.ctx, v.r)
 		case released:
 			if err := v.release4(v.r.Lease); err != nil {
@@ -366,7 +366,7 @@ func (v *visit) releaseGone(why string) outcome {
 			return err
 		}
 
-		v.log.Info("lease dropped", append(v.logAttrs(), "why", why, "released", released)...)
+		v.Log.Info("lease dropped", append(v.logAttrs(), "why", why, "released", released)...)
 		return nil
 	})
 }
@@ -374,13 +374,13 @@ func (v *visit) releaseGone(why string) outcome {
 // release calls send to release a lease from the host's bridge, unless another pod now has the same client identity.
 // The server cannot distinguish the two pods, so a RELEASE would end the other pod's lease.
 func (v *visit) release(send func() error) error {
-	others, err := v.leases.Same(v.r)
+	others, err := v.Leases.Same(v.r)
 	if err != nil {
 		return err
 	}
 
 	if len(others) > 0 {
-		v.log.Info("lease not released: another pod has it now",
+		v.Log.Info("lease not released: another pod has it now",
 			append(v.logAttrs(), "other", others[0].ContainerID)...)
 		return nil
 	}
@@ -422,7 +422,7 @@ var errDeleted = errors.New("the lease was deleted meanwhile")
 func (v *visit) underLock(fn func(*lease.LockedRecord) error) error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
-	held, err := v.leases.Lock(ctx, v.r.Hash())
+	held, err := v.Leases.Lock(ctx, v.r.Hash())
 	if err != nil {
 		return err
 	}
@@ -497,7 +497,7 @@ func (v *visit) fail(what string, err error) outcome {
 // countError counts an error about leases, and logs it.
 func (k *Keeper) countError(what string, args ...any) {
 	k.metrics.errors.WithLabelValues("lease").Inc()
-	k.log.Warn(what, args...)
+	k.Log.Warn(what, args...)
 }
 
 // logAttrs returns the log attributes that identify a lease.

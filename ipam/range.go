@@ -1,9 +1,9 @@
 package ipam
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
+	"math/big"
 	"net/netip"
 	"slices"
 
@@ -265,19 +265,12 @@ func (r ipRange) overlaps(other ipRange) bool {
 
 // size returns the number of addresses from start to end. It saturates at math.MaxUint64.
 func (r ipRange) size() uint64 {
-	startHigh, startLow := halves(r.start)
-	endHigh, endLow := halves(r.end)
-	if endHigh != startHigh && (endHigh-startHigh > 1 || endLow >= startLow) || endLow-startLow == math.MaxUint64 {
+	n := new(big.Int).SetBytes(r.end.AsSlice())
+	n.Sub(n, new(big.Int).SetBytes(r.start.AsSlice())).Add(n, big.NewInt(1))
+	if !n.IsUint64() {
 		return math.MaxUint64
 	}
-	return endLow - startLow + 1
-}
-
-// halves splits an address into two 64-bit numbers. An IPv4 address is in the lower half of low; all other bits are
-// the same for every IPv4 address.
-func halves(addr netip.Addr) (high, low uint64) {
-	bytes := addr.As16()
-	return binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:])
+	return n.Uint64()
 }
 
 // String returns the subnet if the range covers all of it, else the ends and the subnet.

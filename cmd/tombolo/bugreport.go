@@ -15,12 +15,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/file"
-	"github.com/tombolo-cni/tombolo/internal/nftnl"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
@@ -29,7 +26,7 @@ func (o *options) bugreportCommand() *cobra.Command {
 	cmd := command("bugreport [FILE]",
 		"write a file that can be pasted into an issue: what other commands say, and the configuration",
 		"Write a new file, tombolo-bugreport.md where none is named, that can be pasted into an issue: what status, "+
-			"check, ls, leases, doctor and others say, the chains of nf_tables, and the runtimes' networks. Of "+
+			"check, ls, leases, doctor and others say, and the runtimes' networks. Of "+
 			"these it has only fields that Tombolo knows, since others may be secret. It names pods and addresses.",
 		func(ctx context.Context, args []string) error {
 			return o.bugreport(ctx, cmp.Or(optional(args, 0), "tombolo-bugreport.md"), lists)
@@ -69,7 +66,6 @@ func (o *options) bugreport(ctx context.Context, path, lists string) error {
 		part("tombolo "+line, func() error { return root.ExecuteContext(ctx) })
 	}
 
-	part("chains of nf_tables", func() error { return chains(inner.out) })
 	part("networks in "+lists, func() error { configurations(ctx, inner.out, lists); return nil })
 	if _, err := fmt.Fprintln(report, "Not in here: journalctl -u tombolod, nft list ruleset."); err != nil {
 		return err
@@ -77,30 +73,6 @@ func (o *options) bugreport(ctx context.Context, path, lists string) error {
 
 	return errors.Join(denied, o.print(path+
 		" is written: read it before you show it, since it names pods and addresses\n", nil))
-}
-
-// chains prints the chains of tables named tombolo with their comments. It also prints the base chains of all other
-// tables, without comments, which may contain anything.
-func chains(to io.Writer) error {
-	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	for _, family := range []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_BRIDGE} {
-		err = errors.Join(err, nftnl.List(conn, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
-			c := nftnl.DecodeChain(data)
-			if c.Table == "tombolo" {
-				fmt.Fprintf(to, "%s tombolo %s: %s\n", nftnl.FamilyName(family), c.Name, c.Comment)
-			} else if c.Kind != "" {
-				fmt.Fprintf(to, "%s %s %s: hook %d, priority %d, policy %d\n", nftnl.FamilyName(family), c.Table,
-					c.Name, c.Hook, c.Priority, c.Policy)
-			}
-			return nil
-		}))
-	}
-
-	return err
 }
 
 // configurations prints the configuration files in a directory. It leaves out values that may be secret: see redact.

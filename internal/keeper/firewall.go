@@ -3,8 +3,6 @@ package keeper
 import (
 	"cmp"
 	"context"
-	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -41,7 +39,6 @@ type firewall struct {
 	names      []string  // the other programs that changed nf_tables since then; "" stands for an unknown one
 	strays     bool      // another program has changed nf_tables since lastSweep
 	lastSweep  time.Time // the last search for elements of pods that no longer exist
-	blocked    []string  // the obstacles that were last logged
 	lastSearch time.Time // the last search for obstacles
 }
 
@@ -194,7 +191,7 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	}
 }
 
-// obstacles logs obstacles that appeared or disappeared since the last call: firewalls of others that stop pods.
+// obstacles counts other programs' firewalls that stop pods. STATUS, check and doctor name them.
 func (f *firewall) obstacles(ctx context.Context) {
 	obstacles, err := f.Node.Upkeep().Obstacles(ctx)
 	if err != nil {
@@ -202,26 +199,15 @@ func (f *firewall) obstacles(ctx context.Context) {
 		return
 	}
 
-	var list []string
-	for _, network := range slices.Sorted(maps.Keys(obstacles)) {
-		for _, o := range obstacles[network] {
+	count := 0
+	for _, list := range obstacles {
+		for _, o := range list {
 			if !o.Maybe {
-				list = append(list, fmt.Sprintf("network %s: %s", network, o))
+				count++
 			}
 		}
 	}
-
-	if !slices.Equal(list, f.blocked) {
-		for _, o := range list {
-			f.Log.Error("a firewall stops pods", "what", o)
-		}
-		if len(list) == 0 {
-			f.Log.Info("no firewall stops pods any more")
-		}
-	}
-
-	f.blocked = list
-	f.metrics.firewallObstacles.Set(float64(len(list)))
+	f.metrics.firewallObstacles.Set(float64(count))
 }
 
 func (f *firewall) writeContested(c *state.Contested) {

@@ -34,7 +34,8 @@ func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner)
 		return addr, r, err
 	}
 
-	addr, r, err := s.nextFree(p, set, s.readLast(index), owner)
+	last, _ := readFile(s.lastPath(index), maxLast)
+	addr, r, err := s.nextFree(p, set, parseLast(last), owner)
 	if err == nil {
 		s.writeLast(index, addr)
 	}

@@ -3,7 +3,6 @@ package ipam
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -83,9 +82,12 @@ func (s *session) enter(ctx context.Context, p pool) error {
 		return err
 	}
 
-	if err := s.writeMarker(); err != nil {
-		// The reservations are complete, so only warn. The next use repeats the work.
-		s.warnf("%s", err)
+	// Sync the marker to disk, unlike reservations. A marker that a power failure damaged would count as unknown, and the
+	// reservations of the previous epoch would stay. Only warn of an error: the reservations are complete, and the next
+	// use repeats the work.
+	path := filepath.Join(s.dir, markerName)
+	if err := file.ReplaceDurably(path+tempSuffix, path, []byte(s.node.Epoch.Token)); err != nil {
+		s.warnf("write epoch marker: %s", err)
 	}
 
 	return nil
@@ -170,15 +172,5 @@ func (s *session) rebuild(alive map[netip.Addr]Live, p pool) error {
 		s.warnf("reserved %d addresses that are in use but had no reservation", rebuilt)
 	}
 
-	return nil
-}
-
-// writeMarker replaces the marker, and syncs it to disk, unlike reservations. A marker that a power failure damaged
-// would count as unknown, and the reservations of the previous epoch would stay.
-func (s *session) writeMarker() error {
-	path := filepath.Join(s.dir, markerName)
-	if err := file.ReplaceDurably(path+tempSuffix, path, []byte(s.node.Epoch.Token)); err != nil {
-		return fmt.Errorf("write epoch marker: %w", err)
-	}
 	return nil
 }

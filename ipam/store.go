@@ -184,12 +184,6 @@ func (s *session) release(addr netip.Addr) error {
 // addresses, so errors are ignored.
 func (s *store) lastPath(index int) string { return s.dir + "/" + lastPrefix + strconv.Itoa(index) }
 
-// readLast reads the last address. It returns the zero Addr if there is none.
-func (s *store) readLast(index int) netip.Addr {
-	data, _ := readFile(s.lastPath(index), maxLast)
-	return parseLast(data)
-}
-
 // parseLast parses the content of a last_reserved_ip file. It returns the zero Addr if the content is no address.
 func parseLast(data []byte) netip.Addr {
 	addr, err := netip.ParseAddr(strings.TrimSpace(string(data)))

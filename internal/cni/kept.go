@@ -95,7 +95,7 @@ func (c *call) isKept() bool {
 
 // forward runs the kept program, and returns its output.
 func (c *call) forward(ctx context.Context) ([]byte, error) {
-	if c.verb == "STATUS" && c.isBridgeOurs() {
+	if c.verb == "STATUS" && delegate.IsOurs(filepath.Join(filepath.Dir(c.Kept), nameBridge)) {
 		return nil, nil // Tombolo makes the pods, so no other program is needed
 	}
 
@@ -112,12 +112,6 @@ func (c *call) forward(ctx context.Context) ([]byte, error) {
 	}
 
 	return nil, newError(codePluginFailed, "%v", err)
-}
-
-// isBridgeOurs reports whether the plugin bridge in the same directory is Tombolo. Then plugin lists that start with
-// bridge need no other program.
-func (c *call) isBridgeOurs() bool {
-	return delegate.IsOurs(filepath.Join(filepath.Dir(c.Kept), nameBridge))
 }
 
 // errNoneKept returns the error for a pod of another program if there is no kept program. For DEL and GC it returns

@@ -61,15 +61,6 @@ func KnownFields() []string {
 		func(name string) bool { return slices.Contains([]string{"args", "prevResult", "provide"}, name) })
 }
 
-// kindOf returns the program's behaviour, and reports whether its name is a reference plugin's. By any other name,
-// the program is Tombolo's own plugin.
-func (p *Plugin) kindOf() (kind, bool) {
-	if known, named := kinds()[p.Name]; named {
-		return known, true
-	}
-	return kind{&NetConf{}, SupportedVersions()[0], false}, false
-}
-
 // supported returns the versions of the specification that the plugin supports under the name of this call.
 func (c *call) supported() []string {
 	all := SupportedVersions()

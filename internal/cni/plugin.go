@@ -77,7 +77,10 @@ type call struct {
 
 func (p *Plugin) newCall() *call {
 	c := &call{Plugin: p, log: noLog()}
-	c.kind, c.named = p.kindOf()
+	if c.kind, c.named = kinds()[p.Name]; !c.named {
+		c.kind = kind{&NetConf{}, SupportedVersions()[0], false} // Tombolo's own plugin
+	}
+
 	c.conf = c.common()
 	return c
 }

@@ -55,7 +55,11 @@ func New(ctx context.Context, cfg *Config) *Driver {
 		}
 	}
 
-	d.work.Go(d.tidy)
+	d.work.Go(func() {
+		for d.sleep(joinsWithin) {
+			d.sweep()
+		}
+	})
 	return d
 }
 

@@ -270,12 +270,6 @@ func (d *Driver) takeDown(k key) error {
 // joinsWithin is the time that Docker has to move a new endpoint's interface into a container.
 const joinsWithin = 5 * time.Minute
 
-func (d *Driver) tidy() {
-	for d.sleep(joinsWithin) {
-		d.sweep()
-	}
-}
-
 // sweep takes down the endpoints that dockerd abandoned: their interface is in the host's namespace, and Docker is not
 // moving it into a container.
 //

@@ -1,11 +1,14 @@
 package addr
 
 import (
+	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 	"strconv"
 	"time"
 
+	"github.com/jsimonetti/rtnetlink/v2"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -113,4 +116,211 @@ func LinkLocal(mac net.HardwareAddr) netip.Addr {
 		return netip.Addr{}
 	}
 	return ident.LinkLocal(mac)
+}
+
+const ifaProto = 11 // IFA_PROTO, Linux 5.18
+
+const infiniteLifetime = 0xffffffff // INFINITY_LIFE_TIME, in seconds
+
+const (
+	errPrefix = nl.Invalid("address and prefix length do not fit together")
+	errPeer   = nl.Invalid("the peer is of another family than the address")
+)
+
+// Message returns a request about the address, for callers that send several in one datagram. typ is unix.RTM_NEWADDR
+// with the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create and Replace), or unix.RTM_DELADDR
+// without flags, as in Conn.Remove.
+func (a Address) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
+	if typ != unix.RTM_DELADDR {
+		return a.newMessage(flags)
+	}
+	body, err := a.identity()
+	if err != nil {
+		return netlink.Message{}, err
+	}
+	return nl.Marshal(unix.RTM_DELADDR, 0, body.MarshalBinary, a.putMapped)
+}
+
+// identity returns a message with the properties that distinguish the address from others on the link.
+func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
+	if !a.Prefix.IsValid() {
+		return nil, errPrefix
+	}
+
+	if a.Peer.IsValid() && a.Peer.Is4() != a.is4() {
+		return nil, errPeer
+	}
+
+	body := header(a.family(), uint8(a.Prefix.Bits()), a.scope(), a.Link)
+	if a.isMapped() {
+		return body, nil
+	}
+
+	body.Attributes = &rtnetlink.AddressAttributes{Address: a.peer().AsSlice()}
+	if a.is4() || a.Peer.IsValid() {
+		// A request with both IFA_ADDRESS and IFA_LOCAL means that the IPv6 address has a peer.
+		body.Attributes.Local = a.Prefix.Addr().AsSlice()
+	}
+
+	return body, nil
+}
+
+// isMapped reports whether the address or its peer is an IPv4-mapped IPv6 address. The library would shorten such an
+// address to 4 bytes, which the kernel refuses.
+func (a *Address) isMapped() bool { return a.Prefix.Addr().Is4In6() || a.Peer.Is4In6() }
+
+// putMapped writes address and peer if isMapped is true, and nothing otherwise.
+func (a *Address) putMapped(ae *netlink.AttributeEncoder) {
+	if !a.isMapped() {
+		return
+	}
+	nl.PutAddr(ae, unix.IFA_ADDRESS, a.peer())
+	if a.Peer.IsValid() {
+		nl.PutAddr(ae, unix.IFA_LOCAL, a.Prefix.Addr())
+	}
+}
+
+// header returns an address message without attributes.
+func header(family, bits, scope uint8, link int) *rtnetlink.AddressMessage {
+	return &rtnetlink.AddressMessage{Family: family, PrefixLength: bits, Scope: scope, Index: nl.Index(link)}
+}
+
+func (a *Address) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
+	body, err := a.identity()
+	if err != nil {
+		return netlink.Message{}, err
+	}
+
+	if a.is4() {
+		if a.Broadcast.IsValid() {
+			body.Attributes.Broadcast = a.Broadcast.AsSlice()
+		}
+		body.Attributes.Label = a.Label
+	}
+
+	// The message's header has room for only eight flags, so the flags are sent as an attribute.
+	if body.Attributes != nil {
+		body.Attributes.Flags = uint32(a.requestFlags())
+		body.Attributes.Priority = a.Metric
+	}
+
+	return nl.Marshal(unix.RTM_NEWADDR, flags, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
+		a.putMapped(ae)
+		if body.Attributes == nil {
+			ae.Uint32(unix.IFA_FLAGS, uint32(a.requestFlags()))
+			if a.Metric != 0 {
+				ae.Uint32(unix.IFA_RT_PRIORITY, a.Metric)
+			}
+		}
+
+		if a.Valid != nil || a.Preferred != nil {
+			var ci [unix.SizeofIfaCacheinfo]byte
+			binary.NativeEndian.PutUint32(ci[0:], seconds(a.Preferred, a.Valid))
+			binary.NativeEndian.PutUint32(ci[4:], seconds(a.Valid, nil))
+			ae.Bytes(unix.IFA_CACHEINFO, ci[:])
+		}
+
+		if a.Protocol != 0 {
+			ae.Uint8(ifaProto, a.Protocol)
+		}
+
+		nl.PutOther(ae, a.Other)
+	})
+}
+
+// seconds converts a lifetime to the kernel's whole seconds, rounded up. nil becomes forever, and a negative lifetime
+// 0. The result is at most limit, unless limit is nil: the kernel refuses an address that is preferred for longer
+// than it is valid.
+func seconds(d, limit *time.Duration) uint32 {
+	if limit != nil && (d == nil || *d > *limit) {
+		d = limit
+	}
+
+	if d == nil {
+		return infiniteLifetime
+	}
+
+	s := *d / time.Second
+	if *d%time.Second > 0 {
+		s++
+	}
+	return uint32(min(max(s, 0), infiniteLifetime))
+}
+
+func lifetime(s uint32) *time.Duration {
+	if s == infiniteLifetime {
+		return nil
+	}
+	d := time.Duration(s) * time.Second
+	return &d
+}
+
+// decode parses the data of an RTM_NEWADDR.
+func decode(data []byte) (Address, error) {
+	if len(data) < unix.SizeofIfAddrmsg {
+		return Address{}, fmt.Errorf("%w: an address of %d bytes", nl.ErrMalformed, len(data))
+	}
+
+	a := Address{
+		Flags: uint32(data[2]),
+		Scope: data[3],
+		Link:  int(int32(binary.NativeEndian.Uint32(data[4:]))),
+	}
+	var local, address netip.Addr
+	err := nl.Decode(data[unix.SizeofIfAddrmsg:], func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.IFA_LOCAL:
+			ad.Do(nl.Addr(&local))
+		case unix.IFA_ADDRESS:
+			ad.Do(nl.Addr(&address))
+		case unix.IFA_BROADCAST:
+			ad.Do(nl.Addr(&a.Broadcast))
+		case unix.IFA_LABEL:
+			a.Label = ad.String()
+		case unix.IFA_FLAGS:
+			a.Flags = ad.Uint32()
+		case unix.IFA_CACHEINFO:
+			ad.Do(a.decodeLifetimes)
+		case ifaProto:
+			a.Protocol = ad.Uint8()
+		case unix.IFA_RT_PRIORITY:
+			a.Metric = ad.Uint32()
+		case unix.IFA_UNSPEC: // rtnetlink writes this into each request
+		default:
+			a.Other = append(a.Other, nl.Keep(ad))
+		}
+	})
+	if err != nil {
+		return Address{}, err
+	}
+
+	if a.Flags&unix.IFA_F_DEPRECATED != 0 && a.Preferred == nil {
+		// The kernel sends no lifetimes for an IPv4 address that is valid for ever. So set the preferred lifetime to
+		// 0, as for any other deprecated address.
+		a.Preferred = new(time.Duration)
+	}
+
+	if !local.IsValid() {
+		local = address
+	} else if address != local {
+		a.Peer = address
+	}
+
+	a.Prefix = netip.PrefixFrom(local, int(data[1]))
+	if !a.Prefix.IsValid() || (data[0] == unix.AF_INET) != local.Is4() || a.Peer.IsValid() &&
+		a.Peer.Is4() != local.Is4() {
+		return Address{}, fmt.Errorf("%w: family %d, address %s/%d", nl.ErrMalformed, data[0], local, data[1])
+	}
+
+	return a, nil
+}
+
+// decodeLifetimes parses a struct ifa_cacheinfo (include/uapi/linux/if_addr.h).
+func (a *Address) decodeLifetimes(b []byte) error {
+	if len(b) < unix.SizeofIfaCacheinfo {
+		return fmt.Errorf("lifetimes of %d bytes", len(b))
+	}
+	a.Preferred = lifetime(binary.NativeEndian.Uint32(b[0:]))
+	a.Valid = lifetime(binary.NativeEndian.Uint32(b[4:]))
+	return nil
 }

@@ -59,10 +59,8 @@ func (c *Conn) Replace(ctx context.Context, a Address) error {
 // change sends one request of the given message type about the address.
 func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.HeaderType,
 	flags netlink.HeaderFlags) error {
-	var b nl.Batch
 	m, err := a.Message(typ, flags)
-	b.Add(op, a, m, err)
-	return c.nl.Do(ctx, &b)
+	return c.nl.Change(ctx, op, a, m, err)
 }
 
 // Remove deletes an address, identified by its Prefix, Peer and Link. It is no error if the address or the link does
@@ -187,13 +185,11 @@ func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 		func(ae *netlink.AttributeEncoder) {
 			nl.PutAddr(ae, unix.IFA_ADDRESS, a.Prefix.Addr())
 		})
-	var b nl.Batch
-	b.AddGet("find address", a, m, err, func(m netlink.Message) error {
-		var err error
+	err = c.nl.Get(ctx, "find address", a, m, err, func(m netlink.Message) (err error) {
 		have, err = decode(m.Data)
 		return err
 	})
-	err = c.nl.Do(ctx, &b)
+
 	return have, err
 }
 

@@ -1,6 +1,7 @@
 package addr
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -149,9 +150,6 @@ const (
 // routerFlags returns the kernel's flags (IF_RA_*) about router advertisements on a link, or 0 for a link without
 // IPv6.
 func (c *Conn) routerFlags(index int) (uint32, error) {
-	var b nl.Batch
-	var l link.Info
-	link.Get(&b, "", index, &l, unix.IFLA_AF_SPEC)
-	err := c.nl.Execute(&b)
+	l, err := link.Find(context.Background(), c.nl, "", index, unix.IFLA_AF_SPEC)
 	return l.RouterFlags, err
 }

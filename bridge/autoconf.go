@@ -86,8 +86,7 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 // start first opens a socket for announcements, so that none is missed, and then makes the kernel send a solicitation.
 func (s *Solicitation) start(c *Conn, pod *netns.NS, port *Port) error {
 	var l *link.Info
-	err := pod.Do(func() error {
-		var err error
+	err := pod.Do(func() (err error) {
 		if s.conn, err = c.dialPod(); err != nil {
 			return err
 		}
@@ -96,7 +95,7 @@ func (s *Solicitation) start(c *Conn, pod *netns.NS, port *Port) error {
 			return err
 		}
 
-		if l, err = link.Find(s.conn, port.Peer); err != nil {
+		if l, err = link.Find(context.Background(), s.conn, port.Peer, 0); err != nil {
 			return err
 		}
 		return s.setSysctls(port, l)
@@ -110,9 +109,8 @@ func (s *Solicitation) start(c *Conn, pod *netns.NS, port *Port) error {
 	if err == nil && l.Token != token {
 		// Make the kernel notice the interface's carrier now, since it sends a solicitation only afterwards.
 		s.conn.RefreshCarrier(port.Peer)
-		var b nl.Batch
-		link.Request{Index: l.Index, Token: token}.Set(&b, "solicit routers for", port.Peer)
-		err = s.conn.Execute(&b)
+		err = link.Request{Index: l.Index, Token: token}.Apply(context.Background(), s.conn, "solicit routers for",
+			port.Peer)
 	}
 
 	if err != nil || s.autoconf.DefaultRoute || !port.LeaveIPv6 {

@@ -190,13 +190,12 @@ func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
 // setNew sets the alias and removes the bridge from unfinishedGroup. It identifies the bridge by index, not by name.
 // If no link had the name, the kernel would apply a request with a group to all links of that group.
 func (c *Conn) setNew(ctx context.Context, br *Bridge, index int, noIPv6 bool) error {
-	var b nl.Batch
 	r := link.Request{Index: index, Group: new(uint32(0)), NoLinkLocal: noIPv6}
 	if br.Alias != "" {
 		r.Alias = &br.Alias
 	}
-	r.Set(&b, "set bridge", br.Name)
-	return c.nl.Do(ctx, &b)
+
+	return r.Apply(ctx, c.nl, "set bridge", br.Name)
 }
 
 // newMTU returns the MTU for a new bridge.
@@ -237,7 +236,6 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 		return false, nil
 	}
 
-	var b nl.Batch
 	r := link.Request{Index: l.Index, MTU: new(cmp.Or(br.MTU, l.MTU))}
 	r.Flags, r.Change = br.setFlags()
 	mac := l.MAC
@@ -266,8 +264,8 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 		r.Data = &data
 	}
 
-	r.Set(&b, "set bridge", br.Name)
-	err := c.nl.Do(ctx, &b)
+	err := r.Apply(ctx, c.nl, "set bridge", br.Name)
+
 	return changed && err == nil, err
 }
 
@@ -300,9 +298,7 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 		return &tombolo.OpError{Op: "delete bridge", Object: name, Err: ErrNotBridge}
 	}
 
-	var b nl.Batch
-	link.Request{Index: l.Index}.Delete(&b, l.Name)
-	return nl.PassAbsent(c.nl.Do(ctx, &b))
+	return link.Delete(ctx, c.nl, l.Index, l.Name)
 }
 
 // Enslave makes the existing link port.Name a port of port.Bridge, and sets the link up. Use it for a port that lost

@@ -1,15 +1,23 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"strconv"
 	"time"
 
+	"github.com/jsimonetti/rtnetlink/v2"
 	"github.com/jsimonetti/rtnetlink/v2/driver"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/diff"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
@@ -91,13 +99,12 @@ func (c *Conn) LinkByIndex(ctx context.Context, index int) (*Link, error) {
 }
 
 func (c *Conn) link(ctx context.Context, name string, index int, only ...uint16) (*Link, error) {
-	var b nl.Batch
-	var l link.Info
-	link.Get(&b, name, index, &l, only...)
-	if err := c.nl.Do(ctx, &b); err != nil {
+	l, err := link.Find(ctx, c.nl, name, index, only...)
+	if err != nil {
 		return nil, err
 	}
-	return linkOf(&l), nil
+
+	return linkOf(l), nil
 }
 
 // Veths returns all veth ends in the bridges' network namespace. It lists them, so it takes longer with more pods.
@@ -179,4 +186,212 @@ func optionalBool(on bool) *driver.BridgeEnable {
 		return new(driver.BridgeEnableEnabled)
 	}
 	return new(driver.BridgeEnableDisabled)
+}
+
+// Constants of include/uapi/linux/neighbour.h.
+const (
+	nudNoARP     = 0x40 // NUD_NOARP: a static entry
+	nudPermanent = 0x80 // NUD_PERMANENT: the MAC of the bridge or a port
+	ntfSticky    = 0x40 // NTF_STICKY: frames from elsewhere do not move the entry (Linux 5.0)
+)
+
+// fdbMessage returns a request about the entry for the pod's MAC in the bridge's forwarding database (NTF_MASTER). It
+// encodes the attributes itself, since the library would add an address and a link.
+func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, index int, state uint16,
+	flags uint8) (netlink.Message, error) {
+	body := &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE, Index: uint32(index), State: state,
+		Flags: unix.NTF_MASTER | flags}
+	return nl.Marshal(typ, header, body.MarshalBinary, func(ae *netlink.AttributeEncoder) {
+		ae.Bytes(unix.NDA_LLADDR, p.PeerMAC)
+
+		// Limit the entry to the pod's VLAN if the port has only one, since pods in different VLANs may have the same
+		// MAC. Without NDA_VLAN the entry applies to all VLANs of the port.
+		if p.VLAN.ID != 0 && len(p.VLAN.Trunk) == 0 {
+			ae.Uint16(unix.NDA_VLAN, p.VLAN.ID)
+		}
+	})
+}
+
+// addStaticFDB adds a static entry for the pod's MAC. It replaces an entry that the bridge has learnt. If the MAC is
+// the bridge's own or has a static entry for another port, it keeps the existing entry. If addStaticFDB replaced such
+// an entry, the pod would get frames for others.
+func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
+	err := c.sendStaticFDB(ctx, p, index, netlink.Excl)
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+
+	existing, err := c.fdbEntry(ctx, p, index)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // the entry has just expired; add it below
+	case err != nil:
+		return err
+	case existing.isStatic():
+		return nil
+	}
+
+	return c.sendStaticFDB(ctx, p, index, netlink.Replace)
+}
+
+func (c *Conn) sendStaticFDB(ctx context.Context, p *Port, index int, flag netlink.HeaderFlags) error {
+	m, err := p.fdbMessage(unix.RTM_NEWNEIGH, netlink.Create|flag, index, nudNoARP, ntfSticky)
+	return c.nl.Change(ctx, "add FDB entry", p.fdbName(), m, err)
+}
+
+func (p *Port) fdbName() nl.Name { return nl.Name(p.PeerMAC.String() + " of " + p.Name) }
+
+// fdbEntry is an entry of the bridge's forwarding database.
+type fdbEntry struct {
+	port  int // index of a port, or of the bridge itself
+	state uint16
+}
+
+// isStatic reports whether the entry neither expires nor moves to another port.
+func (f fdbEntry) isStatic() bool { return f.state&(nudNoARP|nudPermanent) != 0 }
+
+// fdbEntry returns the entry for the pod's MAC in the forwarding database of the port's bridge. If there is none, the
+// error matches fs.ErrNotExist.
+func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, error) {
+	var f fdbEntry
+	ask, err := p.fdbMessage(unix.RTM_GETNEIGH, 0, index, 0, 0)
+	err = c.nl.Get(ctx, "get FDB entry", p.fdbName(), ask, err, func(m netlink.Message) error {
+		if len(m.Data) < unix.SizeofNdMsg {
+			return fmt.Errorf("%w: an FDB entry of %d bytes", nl.ErrMalformed, len(m.Data))
+		}
+		f.port = int(binary.NativeEndian.Uint32(m.Data[4:]))
+		f.state = binary.NativeEndian.Uint16(m.Data[8:])
+		return nil
+	})
+
+	return f, err
+}
+
+// lacksStaticFDB reports whether p.StaticFDB is set but the bridge has no static entry for the pod's MAC at the port.
+// index is the index of the port.
+func (c *Conn) lacksStaticFDB(ctx context.Context, p *Port, index int) (bool, error) {
+	if !p.StaticFDB || len(p.PeerMAC) != 6 {
+		return false, nil
+	}
+	f, err := c.fdbEntry(ctx, p, index)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return err == nil && (!f.isStatic() || f.port != index), err
+}
+
+// Check compares the host's end of a pod's veth pair with port, and returns the differences. MACs and the MTU are
+// compared only if port sets them. Check does not look at the pod's end, which belongs to the pod after Attach has
+// returned.
+func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, error) {
+	l, err := c.Link(ctx, port.Name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return []tombolo.Difference{{Object: "port " + port.Name, What: "link", Want: port.Name}}, nil
+	}
+
+	if err != nil {
+		return nil, err
+	}
+
+	br, err := c.bridgeNamed(ctx, port.Bridge)
+	if errors.Is(err, fs.ErrNotExist) {
+		return port.Differences(*l, Link{}), nil
+	}
+
+	if err != nil {
+		return nil, err
+	}
+
+	found := diff.List(port.Differences(*l, *br))
+	if br.Index != l.Master {
+		return found, nil
+	}
+
+	found.Up("bridge "+port.Bridge, br.Up)
+	if !port.VLAN.IsZero() {
+		diffs, err := c.VLANs().Check(ctx, l.Index, port.Name, port.VLAN)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, diffs...)
+	}
+
+	lacks, err := c.lacksStaticFDB(ctx, &port, l.Index)
+	if lacks {
+		found.Add("port "+port.Name, "static FDB entry", port.PeerMAC.String(), "")
+	}
+
+	return found, err
+}
+
+// Differences compares the link l with the port p on the bridge br. If the bridge does not exist, br.Index is 0.
+// VLANs and the static FDB entry are not compared, since they are not properties of a link.
+func (p *Port) Differences(l, br Link) []tombolo.Difference {
+	var list diff.List
+	object := "port " + p.Name
+	list.Up(object, l.Up)
+	list.Number(object, "MTU", cmp.Or(p.MTU, l.MTU), l.MTU)
+	list.Add(object, "MAC", orString(p.MAC, l.MAC), l.MAC.String())
+	list.Add(object, "alias", strconv.Quote(cmp.Or(p.Alias, l.Alias)), strconv.Quote(l.Alias))
+	switch have := l.Port; {
+	case br.Index == 0:
+		list.Add(object, "bridge", p.Bridge, "")
+	case br.Index != l.Master:
+		list.Add(object, "membership in bridge", p.Bridge, "")
+	case have != nil:
+		list.Flag(object, "hairpin", p.Hairpin, have.Hairpin)
+		list.Flag(object, "isolation", p.Isolated, have.Isolated)
+		list.Flag(object, "forwarding of link-local groups", p.ForwardGroups, have.ForwardGroups)
+		list.Flag(object, "learning", !p.NoLearning, !have.NoLearning)
+		list.Flag(object, "flood", !p.NoFlood, !have.NoFlood)
+		list.Flag(object, "multicast flood", !p.NoMulticastFlood, !have.NoMulticastFlood)
+	}
+
+	// Report only 0 (off). Some systems set rp_filter to 2 (loose) on each new link, which protects as well as 1
+	// (strict).
+	list.Number(object, "IPv4 rp_filter", max(1, l.reversePath), l.reversePath)
+	list.Flag(object, "IPv6 drop_unicast_in_l2_multicast", true, !l.unicastInMulticast)
+	list.Number(object, "IPv6 accept_ra", 0, l.AcceptRA)
+	return list
+}
+
+// orString returns the text of a MAC, or of another one if it is nil.
+func orString(mac, other net.HardwareAddr) string {
+	if mac == nil {
+		mac = other
+	}
+	return mac.String()
+}
+
+// Differences compares the link l with the bridge br. l is nil if the bridge does not exist. Fields that are not set
+// in br are not compared. The alias is not compared either, since only a new bridge gets it.
+func (br *Bridge) Differences(l *Link) []tombolo.Difference {
+	var list diff.List
+	object := "bridge " + br.Name
+	switch {
+	case l == nil:
+		list.Add(object, "link", br.Name, "")
+		return list
+	case l.Bridge == nil:
+		list.Add(object, "link", "of kind bridge", describeKind(l))
+		return list
+	}
+
+	list.Up(object, l.Up)
+	list.Number(object, "MTU", cmp.Or(br.MTU, l.MTU), l.MTU)
+	list.Add(object, "MAC", orString(br.MAC, l.MAC), l.MAC.String())
+	if br.Promiscuous != nil {
+		list.Flag(object, "promiscuous mode", *br.Promiscuous, l.Promiscuous)
+	}
+
+	if br.NFCall != nil {
+		list.Flag(object, "nf_call_iptables", *br.NFCall, l.Bridge.NFCallIPTables)
+		list.Flag(object, "nf_call_ip6tables", *br.NFCall, l.Bridge.NFCallIP6Tables)
+	}
+
+	list.Flag(object, "vlan_filtering", br.VLANFiltering || l.Bridge.VLANFiltering, l.Bridge.VLANFiltering)
+	if br.setsMaxLearned(l) {
+		list.Number(object, "fdb_max_learned", int(br.MaxLearned), int(*l.Bridge.MaxLearned))
+	}
+
+	return list
 }

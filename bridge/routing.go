@@ -16,10 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/diff"
 	"github.com/tombolo-cni/tombolo/internal/link"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/routing"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
-	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -144,14 +142,17 @@ func (r *Routing) parameters() ([]hostParameter, error) {
 // EnsureRouting sets the sysctls that r requests, and reports whether it changed anything. If the host begins to
 // forward IPv6, it keeps the settings from router advertisements and still accepts new ones.
 //
-// It uses /proc/sys of the calling thread's network namespace, which must be the Conn's namespace. Call it within
-// netns.NS.Do if necessary. In another namespace, it returns an error that matches tombolo.ErrInvalid. It writes only
-// values that differ.
+// It writes only values that differ, in the Conn's network namespace.
 func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ error) {
-	if err := c.checkThread(); err != nil {
-		return false, err
-	}
+	err := c.nl.Within(func() (err error) {
+		changed, err = c.ensureRouting(ctx, r)
+		return err
+	})
 
+	return changed, err
+}
+
+func (c *Conn) ensureRouting(ctx context.Context, r Routing) (changed bool, _ error) {
 	list, err := r.parameters()
 	if err != nil {
 		return false, err
@@ -197,43 +198,27 @@ func (c *Conn) withRealName(ctx context.Context, r Routing, err error) error {
 	return err
 }
 
-// checkThread returns an error if the calling thread is not in the bridges' network namespace. In another namespace,
-// the caller would access the wrong sysctls.
-func (c *Conn) checkThread() error {
-	var here Conn
-	err := here.noteNetNS(nil)
-	if err == nil && c.home != (netns.ID{}) && c.home != here.home {
-		err = fmt.Errorf("%w: the thread is not in the bridges' network namespace: call it in NS.Do",
-			tombolo.ErrInvalid)
-	}
-	return err
-}
-
 // CheckRouting compares the sysctls of the host with r and returns the differences. EnsureRouting repairs them.
-// Single links without forwarding are no difference, since their owner may have chosen this. Like EnsureRouting,
-// CheckRouting must be called in the Conn's namespace.
+// Single links without forwarding are no difference, since their owner may have chosen this.
 func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Difference, error) {
-	if err := c.checkThread(); err != nil {
-		return nil, err
-	}
-
 	var list diff.List
-	parameters, err := r.parameters()
-	if err != nil {
-		return nil, err
-	}
+	err := c.nl.Within(func() error {
+		parameters, err := r.parameters()
+		for _, p := range parameters {
+			have, err := sysctl.Read(p.path)
+			if err != nil {
+				return c.withRealName(ctx, r, err)
+			}
 
-	for _, p := range parameters {
-		have, err := sysctl.Read(p.path)
-		if err != nil {
-			return list, c.withRealName(ctx, r, err)
+			if !p.isMet(have) {
+				list.Add("kernel parameters", p.path, p.value, have)
+			}
 		}
-		if !p.isMet(have) {
-			list.Add("kernel parameters", p.path, p.value, have)
-		}
-	}
 
-	return list, nil
+		return err
+	})
+
+	return list, err
 }
 
 // Numbers of enum IPV4_DEVCONF_* in include/uapi/linux/ip.h, and of DEVCONF_* in include/uapi/linux/ipv6.h.
@@ -246,10 +231,8 @@ const (
 // Forwards returns the address families that the host forwards. pods contains the families that it forwards at least
 // for pods. router contains the families for which the host's owner has made it a router. Forwards sends one request.
 func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
-	var b nl.Batch
-	var lo link.Info
-	link.Get(&b, loopbackName, loopbackIndex, &lo, unix.IFLA_AF_SPEC)
-	if err := c.nl.Do(ctx, &b); err != nil {
+	lo, err := link.Find(ctx, c.nl, "", loopbackIndex, unix.IFLA_AF_SPEC)
+	if err != nil {
 		return pods, router, err
 	}
 

@@ -159,7 +159,7 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 
 // countSleep corrects the lease's times after the machine was suspended, because Now does not count that time. If the
 // lease expired or became due for renewal during the suspension, the next step handles that at once.
-func (r *runner) countSleep(now time.Time) error {
+func (r *runner) countSleep(now time.Time) (err error) {
 	asleep := r.cfg.clock.Asleep()
 	by := asleep - r.asleep
 	if by < leastSleep || r.session.Lease() == nil {
@@ -173,7 +173,6 @@ func (r *runner) countSleep(now time.Time) error {
 		}
 	}
 
-	var err error
 	r.asleep = asleep
 	r.session, err = r.machine.Restore(now, rand.Uint64(), &older)
 	return err

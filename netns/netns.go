@@ -84,11 +84,11 @@ func Current() (*NS, error) {
 // socket or mount uses it any more. It has only a loopback interface, which is down. New needs CAP_SYS_ADMIN.
 func New() (*NS, error) {
 	var ns *NS
-	err := andReturn(func() error {
+	err := andReturn(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return &tombolo.OpError{Op: "create network namespace", Err: err}
 		}
-		var err error
+
 		ns, err = Current()
 		return err
 	})
@@ -115,35 +115,29 @@ func (ns *NS) ID() ID {
 	if ns == nil {
 		return ID{}
 	}
+
 	return ns.id
 }
 
-// FD returns the file descriptor, for requests that refer to a namespace (IFLA_NET_NS_FD). It is valid until Close.
+// FD returns the file descriptor, for requests that refer to a namespace (IFLA_NET_NS_FD). It is valid until Close, and
+// -1 afterwards.
 func (ns *NS) FD() int {
 	if ns.usable() != nil {
 		return -1
 	}
+
 	return ns.fd
 }
 
-// usable returns an error if the handle is nil, did not come from Open, Current or New, or is closed. The error
-// matches tombolo.ErrInvalid.
+// usable returns an error if the handle is closed, is nil, or did not come from Open, Current or New. The error matches
+// EBADF and tombolo.ErrInvalid.
 func (ns *NS) usable() error {
-	switch {
-	case ns == nil || ns.id == ID{}:
-		return fmt.Errorf("%w: no network namespace", tombolo.ErrInvalid)
-	case ns.fd < 0:
-		return closedError{}
+	if ns == nil || ns.fd < 0 || ns.id == (ID{}) {
+		return fmt.Errorf("%w: the handle is closed: %w", tombolo.ErrInvalid, unix.EBADF)
 	}
+
 	return nil
 }
-
-// closedError is the error of a call with a closed handle. It matches EBADF, whose text it has, and
-// tombolo.ErrInvalid.
-type closedError struct{}
-
-func (closedError) Error() string   { return unix.EBADF.Error() }
-func (closedError) Unwrap() []error { return []error{unix.EBADF, tombolo.ErrInvalid} }
 
 // String returns the path of the namespace. If there is none, it returns the ID.
 func (ns *NS) String() string {
@@ -174,10 +168,6 @@ var ErrStranded = errors.New("the thread could not return to its own network nam
 //
 // Use Do to open sockets and files, and use these outside of it: while fn runs, its thread serves no other goroutine.
 func (ns *NS) Do(fn func() error) error {
-	if fn == nil {
-		return &tombolo.OpError{Op: "enter network namespace", Object: ns.String(),
-			Err: fmt.Errorf("%w: nothing to run", tombolo.ErrInvalid)}
-	}
 	return andReturn(func() error {
 		if err := ns.enter(); err != nil {
 			return err

@@ -295,7 +295,7 @@ func TestHandleIsNamedInErrors(t *testing.T) {
 		name string
 	}{{opened, path}, {made, made.ID().String()}} {
 		expect.Equal(t, tt.ns.String(), tt.name, "name %q, want %q", tt.ns, tt.name)
-		want := "enter network namespace " + tt.name + ": bad file descriptor"
+		want := "enter network namespace " + tt.name + ": invalid argument: the handle is closed: bad file descriptor"
 		err := tt.ns.Do(func() error { return nil })
 		expect.That(t, err != nil && err.Error() == want, "Do: %v, want %s", err, want)
 	}

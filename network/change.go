@@ -323,7 +323,7 @@ func findArrival(ctx context.Context, a *state.Attachment, path string) (cookie 
 		return 0, err
 	}
 	defer conn.Close()
-	l, err := link.Find(conn, a.IfName)
+	l, err := link.Find(context.Background(), conn, a.IfName, 0)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}

@@ -60,10 +60,8 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 	// Add the routes without NLM_F_EXCL, as bridge.Attach does, since another interface may have a route to the same
 	// destination.
 	add := func(_ context.Context, _ *route.Conn, r route.Route) error {
-		var b nl.Batch
 		m, err := r.Message(unix.RTM_NEWROUTE, netlink.Create)
-		b.Add("add route", &r, m, err)
-		return conn.Execute(&b)
+		return conn.Change(ctx, "add route", &r, m, err)
 	}
 	return at.Apply(ctx, a, remaining, remaining, add)
 }

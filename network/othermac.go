@@ -284,10 +284,9 @@ func (a *addCall) refuseAnswered(mac net.HardwareAddr) error {
 
 		if has.State != routing.Reachable || slices.Equal(has.MAC, mac) {
 			if mac != nil && err == nil && has.State != routing.Permanent {
-				var b nl.Batch // the last look: leave the host's table as it was
-				m, err := has.DelMessage()
-				b.Add("delete neighbour", &has, m, err)
-				if err := conn.Execute(&b); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				m, err := has.DelMessage() // the last look: leave the host's table as it was
+				err = conn.Change(context.Background(), "delete neighbour", &has, m, err)
+				if err := nl.PassAbsent(err); err != nil {
 					return err
 				}
 			}

@@ -347,9 +347,8 @@ func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	// A bridge without an explicit MAC takes the smallest MAC of its ports, so its MAC would change with the first
 	// pod. Make its present MAC explicit.
 	if l := n.bridge; l.Alias != endpoint.BridgeAlias && n.share == nil {
-		var b nl.Batch
-		link.Request{Index: l.Index, MAC: l.MAC}.Set(&b, "keep the MAC of bridge", l.Name)
-		if err := nl.Of(n.s.Links.Socket()).Execute(&b); err != nil {
+		r := link.Request{Index: l.Index, MAC: l.MAC}
+		if err := r.Apply(ctx, nl.Of(n.s.Links.Socket()), "keep the MAC of bridge", l.Name); err != nil {
 			return false, err
 		}
 	}

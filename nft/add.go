@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
@@ -24,7 +26,7 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 		return err
 	}
 
-	elements, comment := ep.elements(), ep.comment()
+	elements := ep.elements()
 	return c.retry(ctx, func() error {
 		// Reuse the last known generation of nf_tables. If it is outdated, the kernel refuses the transaction, and
 		// c.retry tries again with a new one.
@@ -46,7 +48,7 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 		if len(excluding) == 0 {
 			t := c.tables.Begin(generation)
 			for _, el := range elements {
-				t.NewElement(el, comment)
+				t.NewElement(el)
 			}
 			err = c.commitEndpoints(t)
 		}
@@ -75,7 +77,7 @@ func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 
 	for _, el := range append(have, excluding...) {
 		if el != nil {
-			return newConflict(c.tables.Name, *el, ep.portOf(el.Element))
+			return newConflict(c.tables.Name, *el, ep.portOf(*el))
 		}
 	}
 
@@ -107,12 +109,9 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 		}
 	}
 
-	var group, gone []ruleset.ElementState
+	var group, gone []ruleset.Element
 	for i := range eps {
-		group = append(group, eps[i].commented()...)
-		for _, el := range eps[i].leftovers() {
-			gone = append(gone, ruleset.ElementState{Element: el, Comment: eps[i].comment()})
-		}
+		group, gone = append(group, eps[i].elements()...), append(gone, eps[i].leftovers()...)
 
 		if len(group) < ruleset.GroupSize && i < len(eps)-1 {
 			continue
@@ -127,50 +126,31 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 	return nil
 }
 
-// commented returns the endpoint's elements together with the comment that names their owner.
-func (ep *Endpoint) commented() []ruleset.ElementState {
-	comment := ep.comment()
-	var list []ruleset.ElementState
-	for _, el := range ep.elements() {
-		list = append(list, ruleset.ElementState{Element: el, Comment: comment})
-	}
-	return list
-}
-
-func withoutComments(list []ruleset.ElementState) []ruleset.Element {
-	elements := make([]ruleset.Element, len(list))
-	for i := range list {
-		elements[i] = list[i].Element
-	}
-	return elements
-}
-
 // replace adds the elements in group. It keeps elements that exist with the same comment and data. It deletes other
 // existing elements with the same keys, and existing elements that exclude new ones. It also deletes the elements in
 // gone that exist with the same comment. No element may be in both group and gone.
 //
 // If refuse is not nil, replace first calls it with the existing elements that have a key from group or exclude a new
 // element. An entry is nil if a key does not exist. If refuse returns an error, replace changes nothing.
-func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState,
-	refuse func(is []*ruleset.ElementState) error) error {
-	elements := withoutComments(group)
-	if i := slices.IndexFunc(elements, publishedBy(elements).exclude); i >= 0 {
+func (c *Conn) replace(ctx context.Context, group, gone []ruleset.Element,
+	refuse func(is []*ruleset.Element) error) error {
+	if i := slices.IndexFunc(group, publishedBy(group).exclude); i >= 0 {
 		return newConflict(c.tables.Name, group[i], "")
 	}
 
 	return c.change(ctx, c.commitEndpoints, func(t *ruleset.Transaction) error {
-		have, err := c.tables.Lookup(slices.Concat(elements, withoutComments(gone)))
+		have, err := c.tables.Lookup(slices.Concat(group, gone))
 		if err != nil {
 			return err
 		}
 
-		excluding, err := c.findExcluding(elements)
+		excluding, err := c.findExcluding(group)
 		if err != nil {
 			return err
 		}
 
 		if refuse != nil {
-			if err := refuse(slices.Concat(have[:len(elements)], excluding)); err != nil {
+			if err := refuse(slices.Concat(have[:len(group)], excluding)); err != nil {
 				return err
 			}
 		}
@@ -185,12 +165,12 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState,
 			}
 		}
 		for _, el := range excluding {
-			remove(el.Element)
+			remove(*el)
 		}
 
-		for i, el := range have[len(elements):] {
+		for i, el := range have[len(group):] {
 			if el != nil && el.Comment == gone[i].Comment {
-				remove(el.Element)
+				remove(*el)
 			}
 		}
 
@@ -201,9 +181,9 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.ElementState,
 				settled[want.ID()] = true
 				continue
 			default:
-				remove(want.Element)
+				remove(want)
 			}
-			t.NewElement(want.Element, want.Comment)
+			t.NewElement(want)
 		}
 
 		return nil
@@ -231,10 +211,10 @@ func (c *Conn) Move(ctx context.Context, old, next Endpoint) error {
 // existed, and the endpoint stays guarded throughout.
 func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 	comment := next.comment()
-	return c.move(ctx, old, next, func(is []*ruleset.ElementState) error {
+	return c.move(ctx, old, next, func(is []*ruleset.Element) error {
 		for _, el := range is {
 			if el != nil && el.Comment != comment {
-				return newConflict(c.tables.Name, *el, next.portOf(el.Element))
+				return newConflict(c.tables.Name, *el, next.portOf(*el))
 			}
 		}
 		return nil
@@ -242,7 +222,7 @@ func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 }
 
 // move implements Move and Update. If refuse is nil, move takes over elements of other owners.
-func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*ruleset.ElementState) error) error {
+func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*ruleset.Element) error) error {
 	for _, ep := range []*Endpoint{&old, &next} {
 		if err := ep.check(); err != nil {
 			return err
@@ -254,8 +234,8 @@ func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*r
 			next.Network)
 	}
 
-	group, comment := next.commented(), next.comment()
-	var gone []ruleset.ElementState
+	group := next.elements()
+	var gone []ruleset.Element
 	known := make(map[string]bool, len(group))
 	for i := range group {
 		known[group[i].ID()] = true
@@ -264,7 +244,7 @@ func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*r
 	for _, el := range append(old.traces(), next.leftovers()...) {
 		if id := el.ID(); !known[id] {
 			known[id] = true
-			gone = append(gone, ruleset.ElementState{Element: el, Comment: comment})
+			gone = append(gone, el)
 		}
 	}
 
@@ -298,7 +278,7 @@ func (list publishedPorts) exclude(el ruleset.Element) bool {
 }
 
 // findExcluding returns the elements in the kernel that exclude one of the given elements. See publishedPorts.
-func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementState, error) {
+func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.Element, error) {
 	var onAll []ruleset.Element
 	var onOne []ruleset.Place // maps of host ports on one address
 	requested := publishedBy(elements)
@@ -323,10 +303,10 @@ func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.ElementStat
 		return nil, err
 	}
 
-	excluding := slices.DeleteFunc(have, func(el *ruleset.ElementState) bool { return el == nil })
+	excluding := slices.DeleteFunc(have, func(el *ruleset.Element) bool { return el == nil })
 	all, err := c.tables.ElementsOf(slices.Compact(onOne))
 	for i := range all {
-		if requested.exclude(all[i].Element) {
+		if requested.exclude(all[i]) {
 			excluding = append(excluding, &all[i])
 		}
 	}
@@ -348,4 +328,44 @@ func (ep *Endpoint) portOf(el ruleset.Element) string {
 	}
 
 	return ""
+}
+
+// ConflictError reports that an element of an endpoint, or an element that excludes it, already exists. It matches
+// fs.ErrExist.
+type ConflictError struct {
+	// Element is the existing element in nft's syntax, such as "inet tombolo pods4 { cbr0 . 10.22.0.5 }".
+	Element string
+	// Owner and Network identify the endpoint that has the element. Owner may be the same as in the failed call. Both
+	// are empty if another program added the element.
+	Owner   Owner
+	Network string
+	// Comment is the comment of the existing element.
+	Comment string
+	// Port is the requested published port, as Port.String prints it, if the conflict is about a port. Element may
+	// name a different address: a port on all addresses excludes the same port on one address.
+	Port string
+}
+
+// Error returns a message that names the element and its owner.
+func (e *ConflictError) Error() string {
+	owner := fmt.Sprintf("endpoint %s of network %s", e.Owner, e.Network)
+	if e.Owner == "" {
+		owner = fmt.Sprintf("another program (comment %q)", e.Comment)
+	}
+	if e.Port != "" {
+		return fmt.Sprintf("publish port %s: element %s stands in its way, and belongs to %s", e.Port, e.Element, owner)
+	}
+	return fmt.Sprintf("add element %s: it belongs to %s", e.Element, owner)
+}
+
+// Is reports whether target is fs.ErrExist or EEXIST.
+func (e *ConflictError) Is(target error) bool { return target == fs.ErrExist || target == unix.EEXIST }
+
+// newConflict returns the error about the existing element el. port is the text of the port to be published, or "".
+func newConflict(name ruleset.TableName, el ruleset.Element, port string) *ConflictError {
+	owner, network, _ := ownerOf(&el)
+	return &ConflictError{
+		Element: fmt.Sprintf("%s %s { %s }", name.Of(el.Set.Family), el.Set.Name, el.KeyText()),
+		Owner:   owner, Network: network, Comment: el.Comment, Port: port,
+	}
 }

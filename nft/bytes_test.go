@@ -24,7 +24,7 @@ import (
 )
 
 // fakeKernel has elements, and takes every change for good without making it.
-type fakeKernel struct{ elements []ruleset.ElementState }
+type fakeKernel struct{ elements []ruleset.Element }
 
 const fakeGeneration = 7
 
@@ -57,19 +57,17 @@ func (k *fakeKernel) element(r netlink.Message) []byte {
 	if len(asked) != 1 {
 		panic(fmt.Sprintf("a request for %d elements", len(asked)))
 	}
-	i := slices.IndexFunc(k.elements, func(el ruleset.ElementState) bool { return el.Equal(asked[0].Element) })
+	i := slices.IndexFunc(k.elements, func(el ruleset.Element) bool { return el.Equal(asked[0]) })
 	if i < 0 {
 		return nltest.Error(r, unix.ENOENT, "")
 	}
-	return answerOf(r, unix.NFT_MSG_NEWSETELEM, 0, ruleset.TableName(nftnl.DefaultTable).ElementAttributes(k.elements[i].Element, k.elements[i].Comment)...)
+	return answerOf(r, unix.NFT_MSG_NEWSETELEM, 0, ruleset.TableName(nftnl.DefaultTable).ElementAttributes(k.elements[i])...)
 }
 
-func elementsOf(eps ...Endpoint) []ruleset.ElementState {
-	var list []ruleset.ElementState
+func elementsOf(eps ...Endpoint) []ruleset.Element {
+	var list []ruleset.Element
 	for i := range eps {
-		for _, el := range eps[i].elements() {
-			list = append(list, ruleset.ElementState{Element: el, Comment: ownerComment(eps[i].Owner, eps[i].Network)})
-		}
+		list = append(list, eps[i].elements()...)
 	}
 	return list
 }
@@ -89,7 +87,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 	ep := pod("0123456789a", "10.22.0.5", "fd00:22::5")
 	for _, tc := range []struct {
 		name     string
-		have     []ruleset.ElementState
+		have     []ruleset.Element
 		do       func(*Conn) error
 		messages []string
 	}{

@@ -80,11 +80,8 @@ type Endpoint struct {
 }
 
 func (o Owner) check() error {
-	good := len(o) > 0 && len(o) <= ruleset.MaxOwner
-	for _, c := range []byte(o) {
-		good = good && isAlphanumeric(c) && (c < 'A' || c > 'Z')
-	}
-	if !good {
+	const characters = "abcdefghijklmnopqrstuvwxyz0123456789"
+	if o == "" || len(o) > ruleset.MaxOwner || strings.Trim(string(o), characters) != "" {
 		return invalid("owner %q: want 1 to %d lower-case letters and digits, as OwnerOf gives them", string(o),
 			ruleset.MaxOwner)
 	}
@@ -135,12 +132,15 @@ func (ep *Endpoint) check() error {
 	return ep.checkPorts()
 }
 
-// elements returns the endpoint's elements in all sets. There is at least one, so that a listing finds the endpoint.
+// elements returns the endpoint's elements in all sets, with the comment that names their owner. There is at least one,
+// so that a listing finds the endpoint.
 func (ep *Endpoint) elements() []ruleset.Element {
 	if len(ep.Addrs) == 0 {
 		known := ruleset.Element{Set: ruleset.InInet(ruleset.PortsSet),
 			Key: nftnl.LinkKey(ep.link(), ep.MAC, ruleset.EtherSlot)}
-		return slices.Concat([]ruleset.Element{known}, ep.shareElements(), ep.guardElements())
+		list := slices.Concat([]ruleset.Element{known}, ep.shareElements(), ep.guardElements())
+
+		return ruleset.WithComment(list, ep.comment())
 	}
 
 	key := ruleset.NetworkKey(ep.Network)
@@ -149,6 +149,7 @@ func (ep *Endpoint) elements() []ruleset.Element {
 		if slices.Contains(ep.Addrs[:i], a) {
 			continue // a repeated address must not conflict with itself
 		}
+
 		list = append(list, podElement(ep.link(), a))
 		if ep.Masquerade {
 			list = append(list,
@@ -159,7 +160,8 @@ func (ep *Endpoint) elements() []ruleset.Element {
 	list = append(list, ep.portElements()...)
 	list = append(list, ep.shareElements()...)
 	list = append(list, ep.egressElements()...)
-	return append(list, ep.guardElements()...)
+
+	return ruleset.WithComment(append(list, ep.guardElements()...), ep.comment())
 }
 
 // egressElements returns the elements for the endpoint's Egress. A pod with an IPv6 address also has a link-local
@@ -231,12 +233,12 @@ func parseOwner(comment string) (owner Owner, networkKey string, ok bool) {
 
 // ownerOf returns the owner and the network from the comment of an element. For other programs' elements, ok is
 // false.
-func ownerOf(el *ruleset.ElementState) (owner Owner, networkKey string, ok bool) {
+func ownerOf(el *ruleset.Element) (owner Owner, networkKey string, ok bool) {
 	return parseOwner(el.Comment)
 }
 
 // isOf reports whether an element belongs to an endpoint of the network with the given key.
-func isOf(el *ruleset.ElementState, networkKey string) bool {
+func isOf(el *ruleset.Element, networkKey string) bool {
 	_, key, ok := ownerOf(el)
 	return ok && key == networkKey
 }
@@ -342,5 +344,5 @@ func (ep *Endpoint) leftovers() []ruleset.Element {
 		}
 	}
 
-	return list
+	return ruleset.WithComment(list, ep.comment())
 }

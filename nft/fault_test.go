@@ -153,7 +153,7 @@ func TestCheckLooksAgainBeforeItReports(t *testing.T) {
 func TestListingWithAnElementTwiceIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	elements := elementsOf(pod("00000000001", "10.22.0.5"), pod("00000000002", "10.22.0.6"))
-	listings := [][]ruleset.ElementState{{elements[0], elements[0]}, {elements[0], elements[2]}}
+	listings := [][]ruleset.Element{{elements[0], elements[0]}, {elements[0], elements[2]}}
 	c := on(nl.New(nltest.NewFake(func(requests []netlink.Message) [][]byte {
 		r := requests[0]
 		var out [][]byte
@@ -162,7 +162,7 @@ func TestListingWithAnElementTwiceIsAskedForAgain(t *testing.T) {
 			out = append(out, answerOf(r, unix.NFT_MSG_NEWSET, unix.NLM_F_MULTI, nftnl.String(unix.NFTA_SET_NAME, ruleset.Pods4Set)))
 		case messageType(unix.NFT_MSG_GETSETELEM):
 			for _, el := range listings[0] {
-				out = append(out, answerOf(r, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_MULTI, ruleset.TableName(nftnl.DefaultTable).ElementAttributes(el.Element, el.Comment)...))
+				out = append(out, answerOf(r, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_MULTI, ruleset.TableName(nftnl.DefaultTable).ElementAttributes(el)...))
 			}
 			listings = listings[1:]
 		}

@@ -16,11 +16,11 @@ import (
 // The corpora in testdata hold what a kernel answered, without struct nfgenmsg.
 
 func FuzzElements(f *testing.F) {
-	f.Add(nltest.Attributes(ruleset.TableName(nftnl.DefaultTable).ElementAttributes(elementsOf(pod("00000000001", "10.22.0.5"))[0].Element, "x")...))
+	f.Add(nltest.Attributes(ruleset.TableName(nftnl.DefaultTable).ElementAttributes(elementsOf(pod("00000000001", "10.22.0.5"))[0])...))
 	ep := pod("00000000001", "10.22.0.5", "fd00:22::5")
 	ep.Ports = []Port{tcpPort("", 8080), tcpPort("192.0.2.1", 8081), tcpPort("2001:db8::1", 8081)}
 	for _, el := range elementsOf(ep) {
-		f.Add(nltest.Attributes(ruleset.TableName(nftnl.DefaultTable).ElementAttributes(el.Element, el.Comment)...))
+		f.Add(nltest.Attributes(ruleset.TableName(nftnl.DefaultTable).ElementAttributes(el)...))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		list := ruleset.DecodeElements(unix.NFPROTO_INET, b)
@@ -76,7 +76,7 @@ func FuzzNetworkKey(f *testing.F) {
 		owner, got, ok := parseOwner(comment)
 		expect.That(t, ok && owner == "0123456789abcdef" && got == key, "%q was understood as %s, %s", comment, owner, got)
 		n := Network{Name: name, Bridge: "cbr0", Policy: SameBridge, NFCall: true}
-		own := ruleset.ElementState{Comment: n.spec().BridgeComment()}
+		own := ruleset.Element{Comment: n.spec().BridgeComment()}
 		if _, _, ok := ownerOf(&own); ok || !own.IsNetwork(key) || len(own.Comment) > ruleset.MaxComment {
 			t.Errorf("%q of %d bytes is an endpoint's comment, or not the network's", own.Comment, len(own.Comment))
 		}

@@ -150,20 +150,11 @@ func (n *Network) check() error {
 }
 
 func checkName(name string) error {
-	for i, c := range []byte(name) {
-		if !isAlphanumeric(c) && (i == 0 || c != '_' && c != '.' && c != '-') {
-			return invalid("network name %q: want letters and digits, and after the first one '_', '.' and '-' too",
-				name)
-		}
+	if !ident.IsIdentifier(name) {
+		return invalid("network name %q: want letters and digits, and after the first one '_', '.' and '-' too", name)
 	}
-	if name == "" {
-		return invalid("a network without a name")
-	}
-	return nil
-}
 
-func isAlphanumeric(c byte) bool {
-	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+	return nil
 }
 
 // ruleset returns the intended rules of the network n. It returns an error if n is invalid or if the Conn has an

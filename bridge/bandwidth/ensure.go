@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -14,6 +16,79 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
+
+// Conn limits the traffic of ports in one network namespace. It uses the socket of another connection, such as
+// bridge.Conn's Socket. Several goroutines may call its methods, but not for the same target at the same time.
+type Conn struct{ nl *nl.Conn }
+
+// On returns a Conn that uses an open socket. The socket's owner still has to close it.
+func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
+
+// Target identifies the links of one pod whose traffic is limited.
+type Target struct {
+	// Port is the name of the host's end of the pod's veth pair. For Remove it may be "" if the port is gone or will
+	// be deleted anyway. Everything except the ifb disappears with the port.
+	Port string
+	// PortIndex is the index of the port. MTU is the port's MTU in bytes. If one of them is 0, the Conn sends a
+	// request to find it.
+	PortIndex int
+	MTU       int
+
+	// IFB is the name of the ifb link for egress: see IFBName.
+	IFB string
+	// Alias is the alias of the ifb, of at most 255 bytes. It marks the owner.
+	Alias string
+	// Owner is the required prefix of the ifb's alias. If a link named IFB has another alias, the Conn does not
+	// change it, and the error matches ErrForeign. "" accepts any alias.
+	Owner string
+}
+
+// ErrForeign is wrapped by errors about a link with the name of our ifb that belongs to another program.
+var ErrForeign = errors.New("the link belongs to another owner")
+
+// ErrNotSupported is wrapped by errors about a kernel feature that is missing and that the kernel could not load.
+var ErrNotSupported = tc.ErrNotSupported
+
+// IFBName returns a name for the ifb of a port: "ifb" and the port's name without the prefix "veth" (see
+// bridge.HostName).
+func IFBName(port string) string { return "ifb" + strings.TrimPrefix(port, "veth") }
+
+const aliasMax = 255 // IFALIASZ - 1
+
+// validate returns an error if a field of the target is invalid.
+func (t *Target) validate() error {
+	for _, name := range []string{t.Port, t.IFB} {
+		if name == "" || len(name) >= unix.IFNAMSIZ {
+			return fmt.Errorf("%w: %q names no link: want 1 to 15 bytes", tombolo.ErrInvalid, name)
+		}
+	}
+
+	switch {
+	case t.Port == t.IFB:
+		return fmt.Errorf("%w: the port and the ifb are both %q", tombolo.ErrInvalid, t.Port)
+	case len(t.Alias) > aliasMax:
+		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", tombolo.ErrInvalid, len(t.Alias), aliasMax)
+	case !strings.HasPrefix(t.Alias, t.Owner):
+		return fmt.Errorf("%w: the alias %q does not begin with its owner, %q", tombolo.ErrInvalid, t.Alias, t.Owner)
+	}
+
+	return nil
+}
+
+// checkOwner returns an error that matches ErrForeign unless l is an ifb whose alias begins with t.Owner.
+func (t *Target) checkOwner(l *link.Info) error {
+	var what string
+	switch {
+	case l.Kind != "ifb":
+		what = fmt.Sprintf("it is of kind %q, not an ifb", l.Kind)
+	case !strings.HasPrefix(l.Alias, t.Owner):
+		what = fmt.Sprintf("its alias is %q, where %q is expected", l.Alias, t.Owner)
+	default:
+		return nil
+	}
+
+	return &tombolo.OpError{Op: "shape by", Object: t.IFB, Err: fmt.Errorf("%w: %s", ErrForeign, what)}
+}
 
 // Ensure limits the traffic of a target, and reports whether it changed anything. It installs the limits that
 // s.Effective returns. The caller should show the adjustments from Effective to the operator. In a direction with a
@@ -205,4 +280,100 @@ func setAlias(b *nl.Batch, name, alias string) {
 	if alias != "" {
 		link.Request{Name: name, Alias: &alias}.Set(b, "set link", name)
 	}
+}
+
+// Remove deletes the limits of a target: the ifb, and all qdiscs and filters that are ours. It is no error if they do
+// not exist. Remove continues after errors and joins them. If the ifb does not belong to Target.Owner, Remove keeps
+// the ifb, and the error matches ErrForeign.
+//
+// To delete the port as well, it is faster to delete the port and the ifb together with bridge.Conn.Detach.
+func (c *Conn) Remove(ctx context.Context, t Target) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+
+	var errs []error
+	if t.Port != "" {
+		errs = append(errs, c.removeFromPort(ctx, t))
+	}
+
+	if t.IFB == "" {
+		return errors.Join(errs...)
+	}
+
+	l, err := link.Find(ctx, c.nl, t.IFB, 0)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		errs = append(errs, err)
+	default:
+		errs = append(errs, c.removeIFB(ctx, &t, l))
+	}
+
+	return errors.Join(errs...)
+}
+
+// removeIFB deletes the ifb l, unless l is nil. It returns an error if the ifb belongs to another owner.
+func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link.Info) error {
+	if l == nil {
+		return nil
+	}
+	if err := t.checkOwner(l); err != nil {
+		return err
+	}
+	return link.Delete(ctx, c.nl, l.Index, t.IFB)
+}
+
+// removeFromPort deletes our qdiscs and filters at the port.
+func (c *Conn) removeFromPort(ctx context.Context, t Target) error {
+	t.MTU = max(t.MTU, 1) // the MTU is not used here
+	if err := c.findPort(&t); err != nil {
+		return nl.PassAbsent(err)
+	}
+
+	have, err := c.look(ctx, &t)
+	if err != nil {
+		return nl.PassAbsent(err)
+	}
+
+	var errs []error
+	if have.ingress.Ours() {
+		var b nl.Batch
+		t.port().DelQdisc(&b, tc.Root)
+		errs = append(errs, nl.PassAbsent(c.nl.Do(ctx, &b)))
+	}
+
+	return errors.Join(append(errs, c.removeRedirect(ctx, &t, have))...)
+}
+
+// removeRedirect deletes our filters at the port. It deletes clsact too if no filters of other programs are left.
+func (c *Conn) removeRedirect(ctx context.Context, t *Target, have *installation) error {
+	var b nl.Batch
+	switch {
+	case have.place.Kind == "clsact" && have.others == 0:
+		t.port().DelQdisc(&b, tc.Clsact)
+	case len(have.own) > 0:
+		t.port().DelFilters(&b, have.own[0].Protocol)
+	default:
+		return nil
+	}
+
+	return nl.PassAbsent(c.nl.Do(ctx, &b))
+}
+
+// IFBs returns the names of all ifb links in the ports' network namespace with their aliases, which name the owners.
+// It includes links of other programs. Use it to find ifbs that were left behind. It lists all ifbs, so it takes
+// longer with more pods.
+func (c *Conn) IFBs(ctx context.Context) (map[string]string, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+
+	list := map[string]string{}
+	err := link.List(c.nl, "list ifb links", "ifb", 0, func(l *link.Info) {
+		if l.Kind == "ifb" { // a kernel without this kind lists all links
+			list[l.Name] = l.Alias
+		}
+	})
+	return list, err
 }

@@ -212,18 +212,14 @@ func (c *Conn) Remove(ctx context.Context, s Share) error {
 		return err
 	}
 
-	var b nl.Batch
-	link.Request{Index: pair.Index}.Delete(&b, pair.Name)
-	return nl.PassAbsent(c.nl.Do(ctx, &b))
+	return link.Delete(ctx, c.nl, pair.Index, pair.Name)
 }
 
 // restore ends the NIC's promiscuous mode, unless Share.Promiscuous is set, and enables ARP on the bridge.
 func (c *Conn) restore(ctx context.Context, s Share) error {
 	nic, err := c.Find(ctx, s)
 	if err == nil && nic.Promiscuous && !s.Promiscuous {
-		var b nl.Batch
-		link.Request{Index: nic.Index, Change: unix.IFF_PROMISC}.Set(&b, "set link", nic.Name)
-		err = c.nl.Do(ctx, &b)
+		err = link.Request{Index: nic.Index, Change: unix.IFF_PROMISC}.Apply(ctx, c.nl, "set link", nic.Name)
 	}
 
 	if err := nl.PassAbsent(err); err != nil {
@@ -235,9 +231,7 @@ func (c *Conn) restore(ctx context.Context, s Share) error {
 		return err
 	}
 
-	var b nl.Batch
-	link.Request{Index: l.Index, Change: unix.IFF_NOARP}.Set(&b, "set link", l.Name)
-	return c.nl.Do(ctx, &b)
+	return link.Request{Index: l.Index, Change: unix.IFF_NOARP}.Apply(ctx, c.nl, "set link", l.Name)
 }
 
 func (s Share) validate() error {
@@ -303,16 +297,16 @@ func (c *Conn) look(ctx context.Context, s Share) (*installation, error) {
 
 // find returns the link with the given name. If it does not exist, the error matches fs.ErrNotExist.
 func (c *Conn) find(ctx context.Context, name string) (*link.Info, error) {
-	var l link.Info
-	var b nl.Batch
-	link.Get(&b, name, 0, &l)
-	if err := c.nl.Do(ctx, &b); err != nil {
+	l, err := link.Find(ctx, c.nl, name, 0)
+	if err == nil && l.Name != name {
+		err = &tombolo.OpError{Op: "get link", Object: name, Err: link.Alternative(l.Name)}
+	}
+
+	if err != nil {
 		return nil, err
 	}
-	if l.Name != name {
-		return nil, &tombolo.OpError{Op: "get link", Object: name, Err: link.Alternative(l.Name)}
-	}
-	return &l, nil
+
+	return l, nil
 }
 
 // refuse returns an error if the second link is not a bridge, or if the NIC cannot be shared with it.
@@ -479,7 +473,7 @@ func (c *Conn) setPromiscuous(ctx context.Context, nic *link.Info) error {
 	if nic.Flags&unix.IFF_PROMISC != 0 {
 		return nil
 	}
-	var b nl.Batch
-	link.Request{Index: nic.Index, Flags: unix.IFF_PROMISC, Change: unix.IFF_PROMISC}.Set(&b, "set link", nic.Name)
-	return c.nl.Do(ctx, &b)
+
+	r := link.Request{Index: nic.Index, Flags: unix.IFF_PROMISC, Change: unix.IFF_PROMISC}
+	return r.Apply(ctx, c.nl, "set link", nic.Name)
 }

@@ -85,7 +85,6 @@ func (c *call) addLoopback(ctx context.Context) (*current.Result, error) {
 
 // setLoopback sets the flag IFF_UP of lo to its value in flags.
 func setLoopback(conn *nl.Conn, flags uint32) error {
-	var b nl.Batch
-	link.Request{Index: loopbackIndex, Flags: flags, Change: unix.IFF_UP}.Set(&b, "set link", loopbackName)
-	return conn.Execute(&b)
+	r := link.Request{Index: loopbackIndex, Flags: flags, Change: unix.IFF_UP}
+	return r.Apply(context.Background(), conn, "set link", loopbackName)
 }

@@ -74,9 +74,7 @@ func (a attributes) set(conn *nl.Conn, l *link.Info, name string) error {
 		r.TxQLen = new(uint32(*a.TxQLen))
 	}
 
-	var b nl.Batch
-	r.Set(&b, "tune link", name)
-	return conn.Execute(&b)
+	return r.Apply(context.Background(), conn, "tune link", name)
 }
 
 // mac returns the MAC to set, or nil if there is none.

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 
@@ -59,7 +60,7 @@ func isHost(pod *netns.NS) (bool, error) {
 
 // findLink returns a link with the attributes that the plugin tuning can set.
 func findLink(conn *nl.Conn, name string) (*link.Info, error) {
-	return link.Find(conn, name, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_TXQLEN)
+	return link.Find(context.Background(), conn, name, 0, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_TXQLEN)
 }
 
 // podHasLink reports whether the pod has a link with the given name. It also returns true if the link cannot be read.

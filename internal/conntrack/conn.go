@@ -101,13 +101,11 @@ func (c *Conn) List(ctx context.Context, questions ...Selector) ([]Flow, error) 
 
 // count returns the number of flows in the network namespace. The kernel knows it without a walk through the table.
 func (c *Conn) count() (count uint32, _ error) {
-	var b nl.Batch
 	m, err := encode(messageStats, unix.AF_UNSPEC, nil)
-	b.AddGet("count flows", nil, m, err, func(m netlink.Message) (err error) {
+	err = c.nl.Get(context.Background(), "count flows", nil, m, err, func(m netlink.Message) (err error) {
 		count, err = decodeStats(m.Data)
 		return err
 	})
-	err = c.nl.Execute(&b)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		// The kernel does not know the subsystem ctnetlink, and could not load its module.
 		return 0, &tombolo.OpError{Op: "count flows", Err: fmt.Errorf(

@@ -14,13 +14,19 @@
 package firewalld
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
+	"github.com/godbus/dbus/v5"
 	"github.com/mdlayher/netlink"
 
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -238,4 +244,313 @@ func (z *Zones) record(before, now state.Zones, link string) error {
 		return nil
 	}
 	return z.State.SetZones(state.Zones{Joined: all, Left: now.Left})
+}
+
+// The names of firewalld's D-Bus interface (firewalld.dbus(5)).
+const (
+	name        = "org.fedoraproject.FirewallD1"
+	path        = dbus.ObjectPath("/org/fedoraproject/FirewallD1")
+	runtimeZone = name + ".zone."
+	configPath  = path + "/config"
+	zoneOf      = "getZoneOfInterface"
+
+	// zone is the zone for our links. firewalld accepts all packets that come in by its links, both to the host and
+	// through it.
+	zone = "trusted"
+)
+
+// zones holds the zones of one link in firewalld's configurations.
+type zones struct {
+	// running is the zone in the running configuration. If it is empty, firewalld treats the link as in the default
+	// zone.
+	running   string
+	permanent string // in the permanent configuration; empty if none
+	standard  string // the default zone
+}
+
+// chosen returns the zone that a program or a user chose for the link.
+func (z zones) chosen() string {
+	return cmp.Or(z.permanent, z.running)
+}
+
+// act is an action on a link.
+type act int
+
+const (
+	stay       act = iota // the link is in our zone, as it should be
+	forget                // the link is not ours, or is in the zone without our doing
+	leaveAlone            // another zone was chosen for the link
+	join                  // the link is in no zone
+	move                  // the link is in the default zone, where network managers put links
+	yield                 // we put the link into our zone, and another zone was chosen since
+	leave                 // we put the link into our zone, and its network is gone
+)
+
+// text returns the log message for a completed action.
+func (a act) text() string {
+	switch a {
+	case join, move:
+		return "a bridge joins a zone of firewalld, so that what pods send passes"
+	case yield:
+		return "a bridge goes from this zone to the one that firewalld's permanent configuration has it in"
+	}
+	return "a bridge leaves a zone of firewalld, as its network is gone"
+}
+
+// decide returns the action for a link with the zones z. ours is set if we put the link into our zone. needed is set
+// if a network has the link. sure is set if all networks could be read.
+func decide(z zones, ours, needed, sure bool) act {
+	switch {
+	case z.running == zone && ours && z.permanent != "" && z.permanent != zone:
+		// A reload of firewalld keeps a link's running zone. So our change would keep overriding the operator's
+		// choice.
+		return yield
+	case !needed && z.running == zone && ours && z.permanent == "":
+		if !sure {
+			return stay
+		}
+		return leave
+	case !needed, z.running == zone && z.permanent == zone, z.running == zone && !ours:
+		return forget
+	case z.running == zone:
+		return stay
+	case z.permanent != "":
+		return leaveAlone
+	case z.running == "":
+		return join
+	case z.running == z.standard:
+		return move
+	}
+
+	return leaveAlone
+}
+
+// isThere reports whether firewalld is on the bus, and runs in this network namespace.
+func (b *bus) isThere(ctx context.Context) (bool, error) {
+	var pid uint32
+	if err := b.callBus(ctx, "GetConnectionUnixProcessID", name, &pid); isNoOwner(err) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	return !worksElsewhere(pid), nil
+}
+
+// worksElsewhere reports whether a process is firewalld and runs in another network namespace. This occurs in a node
+// that is a container and shares its host's bus. If the process cannot be inspected, because it is in another PID
+// namespace, it counts as running here.
+func worksElsewhere(pid uint32) bool {
+	dir := "/proc/" + strconv.FormatUint(uint64(pid), 10)
+	comm, err := os.ReadFile(dir + "/comm")
+	if err != nil || strings.TrimSpace(string(comm)) != "firewalld" {
+		return false
+	}
+
+	its, err := os.Readlink(dir + "/ns/net")
+	if err != nil {
+		return false
+	}
+
+	own, err := os.Readlink("/proc/thread-self/ns/net")
+	return err == nil && its != own
+}
+
+// zonesOf asks firewalld for the zones of a link.
+func (b *bus) zonesOf(ctx context.Context, link string) (z zones, err error) {
+	if err := b.call(ctx, name, path, runtimeZone+zoneOf, []any{link}, &z.running); err != nil {
+		return z, fmt.Errorf("ask for the zone of %s: %w", link, err)
+	}
+	if err := b.call(ctx, name, configPath, name+".config."+zoneOf, []any{link}, &z.permanent); err != nil {
+		return z, fmt.Errorf("ask for the permanent zone of %s: %w", link, err)
+	}
+	if err := b.call(ctx, name, path, name+".getDefaultZone", nil, &z.standard); err != nil {
+		return z, fmt.Errorf("ask for the default zone: %w", err)
+	}
+	return z, nil
+}
+
+// changeZone asks firewalld to carry out an action on a link with the zones z.
+func (b *bus) changeZone(ctx context.Context, what act, link string, z zones) error {
+	method, to := "changeZoneOfInterface", zone
+	switch what {
+	case join:
+		method = "addInterface" // firewalld refuses this if another program was faster
+	case leave:
+		method = "removeInterface"
+	case yield:
+		to = z.permanent
+	}
+
+	var was string
+	if err := b.call(ctx, name, path, runtimeZone+method, []any{to, link}, &was); err != nil {
+		return fmt.Errorf("%s %s %s: %w", method, to, link, err)
+	}
+	return nil
+}
+
+// SystemBus is the address of the system bus if the environment names no other (D-Bus Specification, "Well-known
+// Message Bus Instances").
+const SystemBus = "unix:path=/run/dbus/system_bus_socket"
+
+const (
+	busName = "org.freedesktop.DBus"
+	busPath = dbus.ObjectPath("/org/freedesktop/DBus")
+)
+
+// ErrNoBus means that no program listens at the bus's address, or that firewalld has just ended.
+var ErrNoBus = errors.New("no bus")
+
+// bus is a connection to a message bus.
+type bus struct {
+	socket  net.Conn
+	conn    *dbus.Conn
+	timeout time.Duration
+	notify  func() // called after a signal about firewalld, and at the end of the connection
+}
+
+// dialBus connects to a bus, and subscribes to signals about firewalld. The connection ends with ctx. If no program
+// listens, the error matches ErrNoBus.
+func dialBus(ctx context.Context, address string, timeout time.Duration, notify func()) (*bus, error) {
+	socket, err := dialSocket(ctx, address, timeout)
+	if err != nil {
+		return nil, err
+	}
+
+	b := &bus{socket: socket, timeout: timeout, notify: notify}
+
+	// Pass a connected socket to godbus. It then accepts no file descriptors from peers, which it would never close.
+	b.conn, err = dbus.NewConn(socket, dbus.WithContext(ctx), dbus.WithSignalHandler(b),
+		dbus.WithIncomingInterceptor(ignoreCalls))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("bus %s: %w", address, err), socket.Close())
+	}
+
+	if err := b.begin(ctx); err != nil {
+		b.close()
+		return nil, fmt.Errorf("bus %s: %w", address, err)
+	}
+
+	context.AfterFunc(b.conn.Context(), notify)
+	return b, nil
+}
+
+// begin authenticates to the bus and subscribes. It returns an error if the bus does not answer in time.
+func (b *bus) begin(ctx context.Context) error {
+	if err := b.socket.SetDeadline(time.Now().Add(b.timeout)); err != nil {
+		return err
+	}
+
+	if err := b.conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
+		return fmt.Errorf("authenticate: %w", err)
+	}
+
+	if err := b.conn.Hello(); err != nil {
+		return fmt.Errorf("say hello: %w", err)
+	}
+
+	if err := b.socket.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+
+	for _, rule := range []string{
+		"type='signal',sender='" + busName + "',interface='" + busName + "',member='NameOwnerChanged',arg0='" + name +
+			"'",
+		"type='signal',sender='" + name + "',interface='" + name + "',member='Reloaded'",
+	} {
+		if err := b.callBus(ctx, "AddMatch", rule); err != nil {
+			return fmt.Errorf("subscribe: %w", err)
+		}
+	}
+
+	return nil
+}
+
+// dialSocket connects to a bus's socket. It supports only the transport unix with a path, since the other transports
+// reach another machine or start a program.
+func dialSocket(ctx context.Context, address string, timeout time.Duration) (net.Conn, error) {
+	path, ok := strings.CutPrefix(address, "unix:path=")
+	if !ok {
+		return nil, fmt.Errorf("bus %q: want an address such as %s", address, SystemBus)
+	}
+
+	path, _, _ = strings.Cut(path, ",") // cut off options such as guid=…
+	dialer := net.Dialer{Timeout: timeout}
+	socket, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoBus, err)
+	}
+	return socket, nil
+}
+
+// ignoreCalls drops messages that are not for a client: method calls, and the signals NameLost and NameAcquired
+// without a name. godbus would panic on such a signal.
+func ignoreCalls(m *dbus.Message) {
+	const ignored = 0 // no message has this type
+	switch m.Type {
+	case dbus.TypeMethodCall:
+		m.Type = ignored
+	case dbus.TypeSignal:
+		if len(m.Body) > 0 {
+			if _, ok := m.Body[0].(string); ok {
+				return
+			}
+		}
+		if member, _ := m.Headers[dbus.FieldMember].Value().(string); member == "NameLost" || member == "NameAcquired" {
+			m.Type = ignored
+		}
+	}
+}
+
+// DeliverSignal calls b.notify for a signal about firewalld. godbus calls DeliverSignal for each signal. The signal's
+// content is not used: Look asks firewalld for its state.
+func (b *bus) DeliverSignal(_, member string, _ *dbus.Signal) {
+	if member == "NameOwnerChanged" || member == "Reloaded" {
+		b.notify()
+	}
+}
+
+// close closes the connection. It closes the socket first, since godbus would otherwise wait for its own writes.
+func (b *bus) close() {
+	_ = b.socket.Close()
+	_ = b.conn.Close()
+}
+
+// callBus calls a method of the bus itself.
+func (b *bus) callBus(ctx context.Context, method, arg string, answers ...any) error {
+	return b.call(ctx, busName, busPath, busName+"."+method, []any{arg}, answers...)
+}
+
+// call calls a method and waits for the answer. It does not make the bus start a service.
+func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method string, args []any,
+	answers ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	if err := b.socket.SetWriteDeadline(time.Now().Add(b.timeout)); err != nil {
+		return fmt.Errorf("call %s: %w", method, err)
+	}
+	if err := b.conn.Object(to, at).CallWithContext(ctx, method, dbus.FlagNoAutoStart,
+		args...).Store(answers...); err != nil {
+		return fmt.Errorf("call %s: %w", method, err)
+	}
+	return nil
+}
+
+// isAnswer reports whether an error came from the called program rather than from the bus.
+func isAnswer(err error) bool {
+	var e dbus.Error
+	return errors.As(err, &e) && !isDisconnected(err)
+}
+
+// isDisconnected reports whether an error of the bus means that the called program does not run, or ended before it
+// answered.
+func isDisconnected(err error) bool {
+	var e dbus.Error
+	return isNoOwner(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"
+}
+
+// isNoOwner reports whether an error of the bus means that no program owns the called name.
+func isNoOwner(err error) bool {
+	var e dbus.Error
+	return errors.As(err, &e) && (e.Name == busName+".Error.NameHasNoOwner" ||
+		e.Name == busName+".Error.ServiceUnknown")
 }

@@ -110,12 +110,11 @@ func open(ns *netns.NS, is4 bool) (int, error) {
 	}
 
 	fd := -1
-	err := ns.Do(func() error {
-		var err error
-		fd, err = unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
-		if err != nil {
+	err := ns.Do(func() (err error) {
+		if fd, err = unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol); err != nil {
 			return fmt.Errorf("open raw socket: %w", err)
 		}
+
 		return nil
 	})
 

@@ -39,9 +39,8 @@ func (l *Interface) Apply(ctx context.Context, a Applied, valid, preferred time.
 	set func(context.Context, *route.Conn, route.Route) error) error {
 	var errs []error
 	if a.MTU != 0 {
-		var b nl.Batch
-		link.Request{Name: l.Name, MTU: &a.MTU}.Set(&b, "set MTU of link", l.Name)
-		errs = append(errs, l.Conn.Execute(&b))
+		r := link.Request{Name: l.Name, MTU: &a.MTU}
+		errs = append(errs, r.Apply(ctx, l.Conn, "set MTU of link", l.Name))
 	}
 
 	for _, p := range a.Addresses {

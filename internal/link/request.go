@@ -68,6 +68,14 @@ func (r Request) Set(b *nl.Batch, op, object string) {
 	b.Add(op, nl.Name(object), m, err)
 }
 
+// Apply sends one request that changes a link.
+func (r Request) Apply(ctx context.Context, c *nl.Conn, op, object string) error {
+	var b nl.Batch
+	r.Set(&b, op, object)
+
+	return c.Do(ctx, &b)
+}
+
 // AddName appends a request that adds an alternative name to a link. The link keeps this name when it is renamed or
 // moved to another network namespace.
 func AddName(b *nl.Batch, index int, name string) {
@@ -84,6 +92,14 @@ func AddName(b *nl.Batch, index int, name string) {
 func (r Request) Delete(b *nl.Batch, object string) {
 	m, err := r.Message(unix.RTM_DELLINK, 0)
 	b.Add("delete link", nl.Name(object), m, err)
+}
+
+// Delete deletes a link by its index. object is its name for errors. It is no error if the link does not exist.
+func Delete(ctx context.Context, c *nl.Conn, index int, object string) error {
+	var b nl.Batch
+	Request{Index: index}.Delete(&b, object)
+
+	return nl.PassAbsent(c.Do(ctx, &b))
 }
 
 // Get appends a request for one link, by index or, if index is 0, by name. It stores the result in *into. The last
@@ -130,26 +146,26 @@ func (r *Request) list(c *nl.Conn, op string, each func(*Info), only ...uint16) 
 	})
 }
 
-// Find returns the link with the given name. The last parameter selects the attributes to decode, as in Info.Decode.
-func Find(c *nl.Conn, name string, only ...uint16) (*Info, error) {
+// Find returns one link, by index or, if index is 0, by name. The last parameter selects the attributes to decode, as in
+// Info.Decode. After an error, the link is a zero Info.
+func Find(ctx context.Context, c *nl.Conn, name string, index int, only ...uint16) (*Info, error) {
 	var l Info
 	var b nl.Batch
-	Get(&b, name, 0, &l, only...)
-	return &l, c.Execute(&b)
+	Get(&b, name, index, &l, only...)
+
+	return &l, c.Do(ctx, &b)
 }
 
 // Peer returns the other end of a veth by its index, in the network namespace of c. port is the index of the known
 // end. The name cannot be used, since the pod may rename its link. If the link does not exist any more or has moved
 // to another namespace, the error matches fs.ErrNotExist.
 func Peer(c *nl.Conn, index, port int) (*Info, error) {
-	var l Info
-	var b nl.Batch
-	Get(&b, "", max(index, 1), &l)
-	err := c.Execute(&b)
+	l, err := Find(context.Background(), c, "", max(index, 1))
 	if err == nil && (l.Kind != "veth" || l.Lower != port) {
 		err = &tombolo.OpError{Op: "get link", Object: strconv.Itoa(index), Err: fs.ErrNotExist}
 	}
-	return &l, err
+
+	return l, err
 }
 
 // IndexOf returns the index of a link, with the fastest request that the connection supports.
@@ -157,7 +173,7 @@ func IndexOf(c *nl.Conn, name string) (int, error) {
 	if index, known, err := c.LinkIndex(name); known {
 		return index, err
 	}
-	l, err := Find(c, name, unix.IFLA_IFNAME)
+	l, err := Find(context.Background(), c, name, 0, unix.IFLA_IFNAME)
 	return l.Index, err
 }
 
@@ -326,20 +342,16 @@ const sizeofGenMsg = 4 // struct rtgenmsg, padded for the attributes
 // LosesOtherEnd reports whether the network namespace of a veth's other end is being deleted. After the last
 // reference to a namespace is gone, the kernel takes some 50 ms to delete its content.
 func LosesOtherEnd(c *nl.Conn, name string) (bool, error) {
-	var l Info
-	var b nl.Batch
-	Get(&b, name, 0, &l, unix.IFLA_LINK_NETNSID)
-	if err := c.Execute(&b); err != nil || !l.Elsewhere || l.elsewhere < 0 {
+	l, err := Find(context.Background(), c, name, 0, unix.IFLA_LINK_NETNSID)
+	if err != nil || !l.Elsewhere || l.elsewhere < 0 {
 		return err == nil && l.Elsewhere, err
 	}
 
-	b.Reset()
 	m, err := nl.Encode(unix.RTM_GETNSID, 0, make([]byte, sizeofGenMsg), func(ae *netlink.AttributeEncoder) {
 		ae.Uint32(unix.NETNSA_NSID, uint32(l.elsewhere))
 	})
-	b.AddGet("get network namespace of the other end of", nl.Name(name), m, err,
+	err = c.Get(context.Background(), "get network namespace of the other end of", nl.Name(name), m, err,
 		func(netlink.Message) error { return nil })
-	err = c.Execute(&b)
 	if errors.Is(err, unix.ENOENT) {
 		return true, nil
 	}

@@ -5,13 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
@@ -157,4 +162,310 @@ func CommentOf(b []byte) (string, bool) {
 	}
 
 	return "", false
+}
+
+// Expressions is a list of the expressions of a rule, in the kernel's terms
+// (include/uapi/linux/netfilter/nf_tables.h). The command `nft --debug=netlink` prints such expressions. One
+// expression loads data into a register, and a later one reads the register.
+type Expressions []expr.Any
+
+// Collect returns the expressions that write appends.
+func Collect(write func(*Expressions)) []expr.Any {
+	var x Expressions
+	write(&x)
+	return x
+}
+
+// Add appends an expression.
+func (x *Expressions) Add(e expr.Any) { *x = append(*x, e) }
+
+// Marshal encodes expressions as attributes. family is the family of the rule's table.
+func Marshal(family uint8, steps []expr.Any) ([]byte, error) {
+	list := make([]netlink.Attribute, len(steps))
+	for i, step := range steps {
+		b, err := marshalStep(family, step)
+		if err != nil {
+			return nil, err
+		}
+		list[i] = Bytes(netlink.Nested|unix.NFTA_LIST_ELEM, b)
+	}
+	return marshal(list)
+}
+
+// ToLink is an expression that sends a frame, or a copy of it, out of a link. A register contains the link's index.
+// It works in the family netdev. Package expr has no fwd, and its Dup is only for IP packets.
+type ToLink struct {
+	expr.Any
+	Name      string // "fwd" or "dup"
+	Attribute uint16 // NFTA_FWD_SREG_DEV or NFTA_DUP_SREG_DEV
+	Register  Register
+}
+
+func marshalStep(family uint8, step expr.Any) ([]byte, error) {
+	to, ok := step.(*ToLink)
+	if !ok {
+		return expr.Marshal(family, step)
+	}
+	return marshal([]netlink.Attribute{
+		String(unix.NFTA_EXPR_NAME, to.Name), Nest(unix.NFTA_EXPR_DATA, Uint32(to.Attribute, uint32(to.Register))),
+	})
+}
+
+// Forward appends expressions that send the frame out of the link with the given index.
+func (x *Expressions) Forward(link int) { x.toLink(link, "fwd", 1) }
+
+// Duplicate appends expressions that send a copy of the frame out of the link with the given index.
+func (x *Expressions) Duplicate(link int) { x.toLink(link, "dup", 2) }
+
+func (x *Expressions) toLink(link int, name string, attribute uint16) {
+	x.Add(&expr.Immediate{Register: uint32(First), Data: binary.NativeEndian.AppendUint32(nil, uint32(link))})
+	x.Add(&ToLink{Name: name, Attribute: attribute, Register: First})
+}
+
+// Register is the number of a register that an expression writes or reads.
+type Register uint32
+
+// First is the register that most expressions use. Second follows it in memory. A link name of 16 bytes in First and
+// a value in Second form one key.
+const (
+	First  Register = unix.NFT_REG_1
+	Second Register = unix.NFT_REG_2
+)
+
+// Behind returns the register for the next part of a key. length is the number of bytes of the parts before it, a
+// multiple of 4. Each register of 16 bytes can also be used as four registers of 4 bytes.
+func Behind(length uint32) Register {
+	const parts = 4
+	return unix.NFT_REG32_00 + Register(length/parts)
+}
+
+// Meta loads metadata of the packet, such as the mark or the incoming link.
+func (x *Expressions) Meta(key expr.MetaKey, to Register) {
+	x.Add(&expr.Meta{Key: key, Register: uint32(to)})
+}
+
+// Payload loads length bytes at an offset of a header.
+func (x *Expressions) Payload(base expr.PayloadBase, offset, length uint32, to Register) {
+	x.Add(&expr.Payload{DestRegister: uint32(to), Base: base, Offset: offset, Len: length})
+}
+
+// Mask sets the first register to (register & mask) ^ xor. A nil xor means 0.
+func (x *Expressions) Mask(mask, xor []byte) {
+	if xor == nil {
+		xor = make([]byte, len(mask))
+	}
+	x.Add(&expr.Bitwise{SourceRegister: uint32(First), DestRegister: uint32(First), Len: uint32(len(mask)), Mask: mask,
+		Xor: xor})
+}
+
+// Compare ends the rule unless the comparison op of the first register with data is true.
+func (x *Expressions) Compare(op expr.CmpOp, data []byte) {
+	x.Add(&expr.Cmp{Op: op, Register: uint32(First), Data: data})
+}
+
+// Lookup ends the rule unless the set contains the key. The key begins in the first register and may continue in the
+// next ones.
+func (x *Expressions) Lookup(set string) {
+	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set})
+}
+
+// LookupNone ends the rule if the set contains the key that begins in the first register.
+func (x *Expressions) LookupNone(set string) {
+	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set, Invert: true})
+}
+
+// Return ends the chain. In a base chain, the chain's policy then applies.
+func (x *Expressions) Return() { x.Add(&expr.Verdict{Kind: expr.VerdictReturn}) }
+
+// Drop drops the packet.
+func (x *Expressions) Drop() { x.Add(&expr.Verdict{Kind: expr.VerdictDrop}) }
+
+// nft's numbers for data types (enum datatypes in include/datatype.h). The kernel only stores them. The type of a
+// concatenation has TypeBits bits for each part.
+const (
+	TypeInteger  = 4
+	TypeIPv4     = 7
+	TypeIPv6     = 8
+	TypeEther    = 9
+	TypeProtocol = 12 // inet_proto
+	TypePort     = 13 // inet_service
+	TypeFibAddr  = 38 // fib_addrtype
+	TypeIfname   = 41
+	TypeBits     = 6
+)
+
+// Lengths of parts of keys, in bytes.
+const (
+	IfnameLen = 16 // IFNAMSIZ, with at least one NUL
+	EtherLen  = 6
+	EtherSlot = 8 // a part of a concatenation fills whole registers of 4 bytes
+	IPv4Len   = 4
+	IPv6Len   = 16
+)
+
+// LinkKey returns a key with the name of a link, padded to 16 bytes, followed by rest. It pads rest with zeros to at
+// least pad bytes.
+func LinkKey(link string, rest []byte, pad int) []byte {
+	key := make([]byte, IfnameLen, IfnameLen+max(len(rest), pad))
+	copy(key, link)
+	key = append(key, rest...)
+	for len(key) < IfnameLen+pad {
+		key = append(key, 0)
+	}
+	return key
+}
+
+// DefaultMark is the mark bit if Config.Mark is 0. Packets with this bit may be forwarded for pods. docs/config.md
+// lists the bits that other programs use.
+const DefaultMark = 0x10
+
+// DefaultTable is the name of our tables if Config.Table is empty.
+const DefaultTable = "tombolo"
+
+// maxTable is the maximum length of a table's name in bytes. Such a name still fits into the comment of a rule.
+const maxTable = 32
+
+// CheckTable returns an error that matches tombolo.ErrInvalid if a Config has an invalid Table or Mark. An empty name
+// means DefaultTable. A mark of 0 is valid only with DefaultTable: any other table needs its own mark.
+func CheckTable(name string, mark uint32) error {
+	isLetter := func(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
+	if name != "" && !(ident.IsIdentifier(name) && isLetter(name[0])) {
+		return fmt.Errorf("%w: table %.64q: want a letter first, and then letters, digits, '_', '.' and '-'",
+			tombolo.ErrInvalid, name)
+	}
+
+	switch {
+	case len(name) > maxTable:
+		return fmt.Errorf("%w: table %.64q: %d characters, where %d are due at most", tombolo.ErrInvalid, name,
+			len(name), maxTable)
+	case name != "" && name != DefaultTable && mark == 0:
+		return fmt.Errorf("%w: table %s needs a mark of its own: that of table %s is cleared by it", tombolo.ErrInvalid,
+			name, DefaultTable)
+	}
+
+	return nil
+}
+
+// PriorityForward is the priority of the chain that marks pods' packets. nft calls it "filter - 10".
+const PriorityForward = -10
+
+// FamilyName returns nft's name for a table family (unix.NFPROTO_*).
+func FamilyName(family uint8) string {
+	switch family {
+	case unix.NFPROTO_INET:
+		return "inet"
+	case unix.NFPROTO_BRIDGE:
+		return "bridge"
+	case unix.NFPROTO_NETDEV:
+		return "netdev"
+	case unix.NFPROTO_IPV4:
+		return "ip"
+	case unix.NFPROTO_IPV6:
+		return "ip6"
+	}
+
+	return strconv.Itoa(int(family))
+}
+
+// Table describes a table in the kernel (NFT_MSG_NEWTABLE).
+type Table struct{ Flags uint32 }
+
+// IsDormant reports whether the table is inactive, with all chains unhooked (nft's flag "dormant").
+func (t Table) IsDormant() bool { return t.Flags&unix.NFT_TABLE_F_DORMANT != 0 }
+
+// DecodeTable parses the attributes of a table.
+func DecodeTable(b []byte) Table { return Table{Flags: Number(Find(b, unix.NFTA_TABLE_FLAGS))} }
+
+// Chain describes a chain in the kernel (NFT_MSG_NEWCHAIN). If Kind is empty, it is no base chain: only rules of its
+// own table call it.
+type Chain struct {
+	Table, Name string
+	Kind        string
+	Hook        uint32
+	Device      string // in family netdev: the name of the link with the hook, if that link exists
+	Priority    int32
+	Policy      uint32
+	Uses        uint32 // the number of its rules plus the number of jumps to it
+	Comment     string
+}
+
+// ChainUserdata is the attribute NFTA_CHAIN_USERDATA (Linux 5.10).
+const ChainUserdata = 12
+
+// DecodeChain parses the attributes of a chain.
+func DecodeChain(b []byte) Chain {
+	text := func(path ...uint16) string { return Text(Find(b, path...)) }
+	number := func(path ...uint16) uint32 { return Number(Find(b, path...)) }
+	comment, _ := CommentOf(Find(b, ChainUserdata))
+	return Chain{
+		Table: text(unix.NFTA_CHAIN_TABLE), Name: text(unix.NFTA_CHAIN_NAME), Kind: text(unix.NFTA_CHAIN_TYPE),
+		Hook:     number(unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM),
+		Device:   text(unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_DEV),
+		Priority: int32(number(unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
+		Policy:   number(unix.NFTA_CHAIN_POLICY), Uses: number(unix.NFTA_CHAIN_USE), Comment: comment,
+	}
+}
+
+// DoctorName is the name of the thread in which `tombolo doctor` changes its own table. The kernel announces the name
+// with each change, so that the keeper can ignore these changes.
+const DoctorName = "tombolo-doctor"
+
+// Queue describes the user-space queues (NFQUEUE) that a rule passes packets to: Total queues from First on.
+type Queue struct {
+	First, Total uint16
+	Bypass       bool // the kernel accepts the packet if no program listens
+}
+
+// QueueOf returns the queues that a rule, an NFT_MSG_NEWRULE, passes packets to. ok is false for any other rule, and
+// for a rule that computes the queue's number.
+func QueueOf(rule []byte) (q Queue, ok bool) {
+	Each(Find(rule, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {
+		own := Find(b, unix.NFTA_EXPR_DATA)
+		const targetName, targetInfo = 1, 3
+		info := Find(own, targetInfo)
+		switch name := Text(Find(b, unix.NFTA_EXPR_NAME)); {
+		case name == "queue":
+			var e expr.Queue
+			if err := expr.Unmarshal(0, own, &e); err == nil && e.Total > 0 {
+				q, ok = Queue{e.Num, e.Total, e.Flag&expr.QueueFlagBypass != 0}, true
+			}
+		case name == "target" && Text(Find(own, targetName)) == "NFQUEUE" && len(info) >= 8:
+			// This is struct xt_NFQ_info_v3. For the revisions 0 and 1, its last fields are zero.
+			at := func(offset int) uint16 { return binary.NativeEndian.Uint16(info[offset:]) }
+			q, ok = Queue{at(0), max(at(2), 1), at(4)&1 != 0}, true
+		}
+	})
+	return q, ok
+}
+
+// QueueListeners returns the numbers of the queues that programs in this network namespace read.
+func QueueListeners() (map[uint16]bool, error) {
+	text, err := os.ReadFile("/proc/thread-self/net/netfilter/nfnetlink_queue")
+	if errors.Is(err, os.ErrNotExist) { // the module is not loaded
+		err = nil
+	}
+	list := map[uint16]bool{}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
+			continue
+		}
+		if n, err := strconv.ParseUint(fields[0], 10, 16); err == nil {
+			list[uint16(n)] = true
+		}
+	}
+	return list, err
+}
+
+// RuleComment returns the comment of a rule, an NFT_MSG_NEWRULE, in the form of nft or of iptables.
+func RuleComment(rule []byte) string {
+	comment, _ := CommentOf(Find(rule, unix.NFTA_RULE_USERDATA))
+	Each(Find(rule, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {
+		const matchName, matchInfo = 1, 3
+		own := Find(b, unix.NFTA_EXPR_DATA)
+		if Text(Find(b, unix.NFTA_EXPR_NAME)) == "match" && Text(Find(own, matchName)) == "comment" {
+			comment = Text(Find(own, matchInfo))
+		}
+	})
+	return comment
 }

@@ -16,7 +16,7 @@ import (
 func follow(t *testing.T) (*nl.Feed, *netns.NS) {
 	t.Helper()
 	ns := nstest.New(t)
-	f := must.Of(nl.Follow(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_LINK)).Get(t)
+	f := must.Of(nl.FollowOnly(unix.NETLINK_ROUTE, ns, nil, unix.RTNLGRP_LINK)).Get(t)
 	return f, ns
 }
 
@@ -44,6 +44,6 @@ func TestAFeedHearsWhatHappensAndEndsWhenItIsClosed(t *testing.T) {
 
 func TestAFeedOfNoGroupIsRefused(t *testing.T) {
 	t.Parallel()
-	f, err := nl.Follow(unix.NETLINK_ROUTE, nil, 1<<20)
+	f, err := nl.FollowOnly(unix.NETLINK_ROUTE, nil, nil, 1<<20)
 	expect.That(t, err != nil, "Follow gave %v", f)
 }

@@ -22,7 +22,7 @@ func TestAFeedOfOneTypeIsNotFloodedByOthers(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
-	all := must.Of(nl.Follow(unix.NETLINK_NETFILTER, ns, unix.NFNLGRP_NFTABLES)).Get(t)
+	all := must.Of(nl.FollowOnly(unix.NETLINK_NETFILTER, ns, nil, unix.NFNLGRP_NFTABLES)).Get(t)
 	defer all.Close()
 	one, err := nl.FollowOnly(unix.NETLINK_NETFILTER, ns, []nl.Kind{{Type: newGeneration}}, unix.NFNLGRP_NFTABLES)
 	must.Succeed(t, err)

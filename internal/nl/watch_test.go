@@ -90,7 +90,7 @@ func TestLossIsToldOnceNothingMoreCanBeLost(t *testing.T) {
 			return listener{w.Queued, w.Close}, err
 		},
 		"feed": func(ns *netns.NS) (listener, error) {
-			f, err := nl.Follow(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_LINK)
+			f, err := nl.FollowOnly(unix.NETLINK_ROUTE, ns, nil, unix.RTNLGRP_LINK)
 			return listener{f.Next, f.Close}, err
 		},
 	} {

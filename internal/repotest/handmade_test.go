@@ -29,7 +29,7 @@ func handmades() []handmade {
 		{
 			what: "headers of messages and attributes", by: "github.com/mdlayher/netlink",
 			uses: regexp.MustCompile(`^(unix\.(NLMSG_HDRLEN|NLMSG_ALIGNTO|NLA_.*|RTA_ALIGNTO|NlMsghdr|NlAttr|RtAttr|SizeofNlMsghdr|SizeofNlAttr|SizeofRtAttr)|nlenc\..*)$`),
-			may:  []string{"internal/nl/batch.go", "internal/nl/decode.go", "internal/nftnl"},
+			may:  []string{"internal/nl/decode.go", "internal/nftnl"},
 		},
 		{
 			what: "an encoder of ours", by: "netlink.AttributeEncoder and AttributeDecoder",

@@ -266,13 +266,11 @@ func Find(c *nl.Conn, link int, a netip.Addr) (NeighbourEntry, error) {
 	want := NeighbourEntry{Addr: a, Link: link}
 	var got NeighbourEntry
 	m, err := want.identity(unix.RTM_GETNEIGH)
-	var b nl.Batch
-	b.AddGet("find neighbour", &want, m, err, func(m netlink.Message) error {
-		var err error
+	err = c.Get(context.Background(), "find neighbour", &want, m, err, func(m netlink.Message) (err error) {
 		got, _, err = decodeNeighbour(m.Data)
 		return err
 	})
-	err = c.Execute(&b)
+
 	return got, err
 }
 

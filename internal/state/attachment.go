@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
+	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
@@ -152,6 +152,12 @@ func (a *Attachment) Check() error {
 	for _, name := range []string{a.HostIf, a.Bridge, a.NIC, a.IFB} {
 		if name != "" && !ident.IsLinkName(name) {
 			errs = append(errs, fmt.Errorf("%q cannot name a link", name))
+		}
+	}
+
+	for field, mac := range map[string]MAC{"mac": a.MAC, "hostMAC": a.HostMAC} {
+		if len(mac) != 0 && len(mac) != 6 {
+			errs = append(errs, fmt.Errorf("its %q has %d bytes", field, len(mac)))
 		}
 	}
 
@@ -313,24 +319,8 @@ func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
 	return found, bad, nil
 }
 
-// MAC is an Ethernet address. Its text form is "02:00:00:00:00:01".
-type MAC net.HardwareAddr
-
-// String returns the MAC in the form of net.HardwareAddr.String.
-func (m MAC) String() string { return net.HardwareAddr(m).String() }
-
-// MarshalText returns the text of String.
-func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
-
-// UnmarshalText parses the text of String. It accepts six bytes only.
-func (m *MAC) UnmarshalText(text []byte) error {
-	mac, err := net.ParseMAC(string(text))
-	if err == nil && len(mac) != 6 {
-		err = fmt.Errorf("a MAC of %d bytes", len(mac))
-	}
-	*m = MAC(mac)
-	return err
-}
+// MAC is an Ethernet address in a record. Its text form is "02:00:00:00:00:01".
+type MAC = dhcpc.Hex
 
 // A Pending is the record of an attachment between Create and Commit. It keeps the file open, so that Commit writes
 // to the file of Create, and not to a later one of the same name. It also holds the record's lock.

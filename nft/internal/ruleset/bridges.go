@@ -1,9 +1,16 @@
 package ruleset
 
 import (
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
 	"slices"
+	"sort"
+	"strings"
 
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
@@ -99,7 +106,7 @@ func (n *Network) bridgeElements() []Element {
 		add(true, SharesSet, nftnl.LinkKey(n.Share.NIC, nil, 0))
 	}
 
-	return list
+	return WithComment(list, n.BridgeComment())
 }
 
 // BridgeComment returns the comment of the network's elements in the sets of bridges. It begins like the comment of
@@ -124,4 +131,197 @@ func (n *Network) BridgeComment() string {
 	}
 
 	return comment
+}
+
+const (
+	internalChain = "internal"
+	internalSet   = "internal" // the bridges of internal networks
+)
+
+func internalSets() []Set { return []Set{keySet(internalSet, nftnl.TypeIfname)} }
+
+// addInternal appends the rules of a chain that drops packets between an internal network's bridge and all other links,
+// in both directions. The firewall has this chain and its set only if there is an internal network.
+func (list *rules) addInternal() {
+	for _, link := range [...]struct {
+		direction string
+		key       expr.MetaKey
+	}{{"leaves", expr.MetaKeyIIFNAME}, {"enters", expr.MetaKeyOIFNAME}} {
+		list.begin("drop what "+link.direction+" an internal network").
+			linkIn(link.key, internalSet).loadBridges().isNotIn(bridgesSet).Drop()
+	}
+}
+
+const podsOnlyChain = "pods-only"
+
+// Closed describes an address family that the host forwards for pods only. It has the same fields as nft.Closed.
+type Closed struct {
+	IPv6    bool
+	Routers []string
+}
+
+func (c Closed) family() Family {
+	if c.IPv6 {
+		return Families()[1]
+	}
+	return Families()[0]
+}
+
+// addPodsOnly adds the chain that drops forwarded packets that are neither from nor to pods, in the families of closed.
+// Without this chain, the host would forward such packets, because forwarding for pods is on. The chain runs after the
+// chain forward, which marks the pods' packets. If no family is closed, addPodsOnly marks the chain for deletion.
+func (rs *Ruleset) addPodsOnly(closed []Closed, mark uint32) {
+	if len(closed) == 0 {
+		rs.gone = append(rs.gone, InInet(podsOnlyChain))
+		return
+	}
+
+	settings := []string{markSettings(mark)}
+	for _, c := range closed {
+		settings = append(settings, c.family().name)
+	}
+
+	rs.filter(InInet(podsOnlyChain), unix.NF_INET_FORWARD, priorityBeforeFilter+2, strings.Join(settings, ", "),
+		func(list *rules) { list.addPodsOnly(closed, mark) })
+}
+
+func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
+	const in, out = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME
+	list.begin("what comes from a gateways' link").linkIn(in, gatewaysSet).Return()
+	list.begin("what goes to one").linkIn(out, gatewaysSet).Return()
+	x := list.begin("what else pods send and receive").loadMeta(expr.MetaKeyMARK)
+	x.Mask(binary.NativeEndian.AppendUint32(nil, mark), nil)
+	x.compare(expr.CmpOpNeq, make([]byte, 4)).Return()
+
+	// The next rules accept frames that another program's bridge forwards itself. With br_netfilter, such frames pass
+	// this hook too, and no property of the packet distinguishes them from packets that the host routes. The rules
+	// use routes instead: the host itself would route a packet to a link other than its incoming link. If the host
+	// has no address on a bridge, its routes mostly do not lead to the sender through that bridge.
+	for _, route := range []struct {
+		text   string
+		fib    expr.Fib
+		exists bool
+	}{
+		{"what stays on a bridge of others", expr.Fib{FlagDADDR: true, FlagIIF: true}, true},
+		{"what such a bridge forwards, to where the host has no route", expr.Fib{FlagDADDR: true}, false},
+		{"what such a bridge forwards, from where the host has no route by it",
+			expr.Fib{FlagSADDR: true, FlagIIF: true}, false},
+	} {
+		list.begin(route.text).betweenBridges().hasRoute(route.fib, route.exists).Return()
+	}
+
+	for _, c := range closed {
+		f := c.family()
+		list.begin("multicast, which a routing daemon forwards, "+f.name).isTo(f, f.multicast).Return()
+		for _, router := range slices.Sorted(slices.Values(c.Routers)) {
+			list.begin("the owner of "+router+" has it forward "+f.name).
+				is(f).isMeta(in, nftnl.LinkKey(router, nil, 0)).Return()
+		}
+
+		list.begin("the host is no router of " + f.name).is(f).Drop()
+	}
+}
+
+// betweenBridges matches packets that come in by a bridge and go out by a bridge, which may be the same one.
+func (x expressions) betweenBridges() expressions {
+	bridge := nftnl.LinkKey("bridge", nil, 0) // a kind has the same length as a link's name
+	return x.isMeta(metaIIFKind, bridge).isMeta(metaOIFKind, bridge)
+}
+
+// NFT_META_IIFKIND and NFT_META_OIFKIND of include/uapi/linux/netfilter/nf_tables.h. A hardware link has no kind.
+const (
+	metaIIFKind expr.MetaKey = 26
+	metaOIFKind expr.MetaKey = 27
+)
+
+// hasRoute matches packets for which a route exists or, if exists is false, no route exists. The flags of fib select
+// the address and the link of the lookup.
+func (x expressions) hasRoute(fib expr.Fib, exists bool) expressions {
+	fib.Register, fib.ResultOIF, fib.FlagPRESENT = uint32(nftnl.First), true, true
+	x.Add(&fib)
+	found := make([]byte, 4)
+	if exists {
+		found[0] = 1
+	}
+	return x.compare(expr.CmpOpEq, found)
+}
+
+const dedupPrefix = "dedup-"
+
+// addDedup adds the network's chain that drops duplicate packets. If n.Dedup is empty, addDedup marks the chain for
+// deletion.
+func (rs *Ruleset) addDedup(n *Network) {
+	if len(n.Dedup) == 0 {
+		rs.gone = append(rs.gone, InBridge(dedupPrefix+n.Key))
+		return
+	}
+
+	ds := normalDedup(n.Dedup)
+	settings := fnv.New32a()
+
+	for _, d := range ds {
+		fmt.Fprintf(settings, "%s %s %s ", d.BridgeMAC, d.Gateway, d.Subnet)
+	}
+
+	rs.filter(InBridge(dedupPrefix+n.Key), bridgeOutput, 0, fmt.Sprintf("dedup %08x", settings.Sum32()),
+		func(list *rules) { list.addDedup(ds) })
+}
+
+// bridgeOutput is the hook for packets that the bridge itself sends. It runs once for each port.
+const bridgeOutput = unix.NF_INET_LOCAL_OUT
+
+// addDedup appends the rules that drop duplicate packets. The rules that accept packets from gateways come before the
+// rules that drop packets of a subnet, since a gateway may be in several subnets.
+func (list *rules) addDedup(ds []Dedup) {
+	once := func(comment string, write func(expressions)) {
+		if !slices.ContainsFunc(*list, func(r Rule) bool { return r.Comment == comment }) {
+			write(list.begin(comment))
+		}
+	}
+	for _, d := range ds {
+		once(fmt.Sprintf("sent by gateway %s at %s", d.Gateway, d.BridgeMAC), func(x expressions) {
+			own := netip.PrefixFrom(d.Gateway, d.Gateway.BitLen())
+			x.isSentBy(&d).inPrefix(FamilyOf(d.Gateway).src, own).Return()
+		})
+	}
+
+	for _, d := range ds {
+		// Drop only packets within a subnet. Packets between subnets are no duplicates, since only the host forwards
+		// them.
+		once(fmt.Sprintf("a copy of what the bridge forwards within %s at %s", d.Subnet, d.BridgeMAC),
+			func(x expressions) {
+				f := FamilyOf(d.Gateway)
+				x.isSentBy(&d).inPrefix(f.src, d.Subnet).inPrefix(f.dst, d.Subnet).Drop()
+			})
+	}
+}
+
+// normalDedup sorts the list and removes duplicates, so that lists with the same meaning produce the same rules.
+func normalDedup(list []Dedup) []Dedup {
+	list = slices.Clone(list)
+	for i := range list {
+		list[i].Subnet = list[i].Subnet.Masked()
+	}
+	sort.Slice(list, func(i, j int) bool { return compareDedups(list[i], list[j]) < 0 })
+	return slices.CompactFunc(list, func(a, b Dedup) bool { return compareDedups(a, b) == 0 })
+}
+
+func compareDedups(a, b Dedup) int {
+	if c := comparePrefixes(a.Subnet, b.Subnet); c != 0 {
+		return c
+	}
+	if c := a.Gateway.Compare(b.Gateway); c != 0 {
+		return c
+	}
+	return slices.Compare(a.BridgeMAC, b.BridgeMAC)
+}
+
+// isSentBy adds a match for packets of the subnet's family that leave by a pod's port with the bridge's MAC as
+// source.
+func (x expressions) isSentBy(d *Dedup) expressions {
+	typ := uint16(unix.ETH_P_IPV6)
+	if d.Subnet.Addr().Is4() {
+		typ = unix.ETH_P_IP
+	}
+	return x.isPodPort(expr.MetaKeyOIFNAME).isAt(expr.PayloadBaseLLHeader, etherSource, d.BridgeMAC).isProtocol(typ)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -219,9 +220,7 @@ func (f Family) egressSet() Set { return f.destinations(f.egress, nftnl.TypeIfna
 func (f Family) podEgressSet() Set { return f.destinations(f.podEgress, f.addrType) }
 
 func (f Family) destinations(name string, sender uint32) Set {
-	s := keySet(name, sender, nftnl.TypeFibAddr, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
-	s.intervals = true
-	return s
+	return intervalSet(name, sender, nftnl.TypeFibAddr, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
 }
 
 // egressSets returns the sets for egress policies of networks.
@@ -236,42 +235,20 @@ func podEgressSets() []Set {
 	return setsOfBoth(limited, Family.podEgressSet)
 }
 
-// addEgress adds the chains for egress policies that the network needs.
-func (rs *Ruleset) addEgress(n *Network) {
-	add := func(name string, priority int32, write func(*rules)) {
-		rs.Chains = append(rs.Chains, Chain{
-			Place: InInet(name), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: priority,
-			settings: sharedSettings, write: write,
-		})
-	}
-	if n.Egress != nil {
-		add(egressChain, priorityEgress, (*rules).addEgress)
-	}
-	if n.PodEgress {
-		add(podEgressChain, priorityEgress+1, (*rules).addPodEgress)
-	}
-}
-
 func (list *rules) addEgress() {
-	list.add("bridges without a policy", func(x expressions) {
-		x.linkNotIn(expr.MetaKeyIIFNAME, egressSet)
-		x.Return()
-	})
+	list.begin("bridges without a policy").linkNotIn(expr.MetaKeyIIFNAME, egressSet).Return()
 	list.addAllowed(Family.egressSet, func(x expressions, _ Family) uint32 {
-		x.Meta(expr.MetaKeyIIFNAME, nftnl.First)
+		x.loadMeta(expr.MetaKeyIIFNAME)
 		return IfnameLen
 	})
 }
 
 func (list *rules) addPodEgress() {
 	list.addFamilies("pods without a policy", func(x expressions, f Family) {
-		x.is(f)
-		x.loadLinkAnd(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
-		x.LookupNone(f.limited)
-		x.Return()
+		x.is(f).loadLinkAddress(expr.MetaKeyIIFNAME, f.src, f).isNotIn(f.limited).Return()
 	})
 	list.addAllowed(Family.podEgressSet, func(x expressions, f Family) uint32 {
-		x.Payload(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen, nftnl.First)
+		x.loadAddress(f.src, f)
 		return f.AddrLen
 	})
 }
@@ -280,12 +257,9 @@ func (list *rules) addPodEgress() {
 // sender loads the first part of the key and returns its length in bytes. A packet that lacks a part of the key does
 // not match the rule that looks up the destination.
 func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Family) uint32) {
-	list.add("answers", func(x expressions) {
-		x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, established)
-		x.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: uint32(nftnl.First)})
-		x.Compare(expr.CmpOpEq, []byte{1}) // IP_CT_DIR_REPLY
-		x.Return()
-	})
+	answers := list.begin("answers").hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, established)
+	answers.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: uint32(nftnl.First)})
+	answers.compare(expr.CmpOpEq, []byte{1}).Return() // IP_CT_DIR_REPLY
 
 	// These messages are always accepted, because without them no machine could reach the pod by IPv6. The host never
 	// forwards packets that the first two of these rules accept. The third rule accepts only packets that stay on
@@ -295,30 +269,143 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 		{"multicast listeners and neighbour discovery, with the host and groups", listenerReport, neighbourAdvert},
 		{"multicast listeners of version 2, with the host and groups", listenerReportTwo, listenerReportTwo},
 	}, func(x expressions, types span) {
-		x.is(ip6)
-		x.isICMPv6(byte(types.from), byte(types.to))
-		x.loadDestinationType()
-		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_UNICAST))
-		x.Return()
+		x.is(ip6).isICMPv6(byte(types.from), byte(types.to)).loadDestinationType().
+			compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_UNICAST)).Return()
 	})
+	list.begin("neighbour discovery on the link").
+		is(ip6).isICMPv6(neighbourSolicit, neighbourAdvert).hasRoute(expr.Fib{FlagDADDR: true, FlagIIF: true}, true).
+		Return()
 
-	list.add("neighbour discovery on the link", func(x expressions) {
-		x.is(ip6)
-		x.isICMPv6(neighbourSolicit, neighbourAdvert)
-		x.hasRoute(expr.Fib{FlagDADDR: true, FlagIIF: true}, true)
-		x.Return()
-	})
 	list.addFamilies("allowed", func(x expressions, f Family) {
-		x.is(f)
-		length := sender(x, f)
+		length := sender(x.is(f), f)
 		kind := uint32(nftnl.Behind(length))
 		x.Add(&expr.Fib{Register: kind, ResultADDRTYPE: true, FlagDADDR: true})
 		x.Add(&expr.Byteorder{SourceRegister: kind, DestRegister: kind, Op: expr.ByteorderHton, Len: Slot, Size: Slot})
 		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(length+Slot))
-		x.loadHostPort(length + Slot + f.AddrLen)
-		x.Lookup(set(f).Name)
-		x.Return()
+		x.loadHostPort(length + Slot + f.AddrLen).isIn(set(f).Name).Return()
 	})
 
-	list.add("all else", expressions.Drop)
+	list.begin("all else").Drop()
+}
+
+// interval is a closed range of values. Numbers and link names are converted to addresses, so that they can be
+// compared.
+type interval struct{ from, to netip.Addr }
+
+// box is a set of keys with several parts: one interval for each part. The kernel refuses elements that overlap.
+type box []interval
+
+// number32 converts a number to an IPv4 address, for use in an interval.
+func number32(n uint32) netip.Addr {
+	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, n)))
+}
+
+// numbers returns the interval of numbers between from and to, both included.
+func numbers(from, to uint32) interval { return interval{number32(from), number32(to)} }
+
+// linkValue converts a link's name to an IPv6 address, for use in an interval.
+func linkValue(name string) netip.Addr {
+	return netip.AddrFrom16([16]byte(nftnl.LinkKey(name, nil, 0)))
+}
+
+// single returns an interval with one value.
+func single(a netip.Addr) interval { return interval{a, a} }
+
+// addresses returns the interval of all addresses in a prefix.
+func addresses(p netip.Prefix) interval {
+	last := p.Masked().Addr().AsSlice()
+	for i, b := range netmask(p.Bits(), len(last)) {
+		last[i] |= ^b
+	}
+	to, _ := netip.AddrFromSlice(last)
+	return interval{p.Masked().Addr(), to}
+}
+
+// intersect returns the values that are in both intervals. It returns false if there are none.
+func (a interval) intersect(b interval) (interval, bool) {
+	if a.from.Less(b.from) {
+		a.from = b.from
+	}
+	if b.to.Less(a.to) {
+		a.to = b.to
+	}
+	return a, !a.to.Less(a.from)
+}
+
+// intersect returns the keys that are in both boxes. It returns nil if there are none.
+func (b box) intersect(other box) box {
+	common := box(nil)
+	for i := range b {
+		c, ok := b[i].intersect(other[i])
+		if !ok {
+			return nil
+		}
+		common = append(common, c)
+	}
+	return common
+}
+
+// without returns the keys of b that are not in other, as boxes that do not overlap.
+func (b box) without(other box) (rest []box) {
+	common := b.intersect(other)
+	if common == nil {
+		return []box{b}
+	}
+
+	b = slices.Clone(b)
+	for i, c := range common {
+		if b[i].from.Less(c.from) {
+			below := slices.Clone(b)
+			below[i].to = c.from.Prev()
+			rest = append(rest, below)
+		}
+
+		if c.to.Less(b[i].to) {
+			above := slices.Clone(b)
+			above[i].from = c.to.Next()
+			rest = append(rest, above)
+		}
+		b[i] = c
+	}
+
+	return rest
+}
+
+// subtract returns the keys of the boxes in list that are not in hole.
+func subtract(list []box, hole box) (rest []box) {
+	for _, b := range list {
+		rest = append(rest, b.without(hole)...)
+	}
+	return rest
+}
+
+// disjoint returns the keys of all boxes in list, as boxes that do not overlap.
+func disjoint(list []box) (all []box) {
+	for _, b := range list {
+		rest := []box{b}
+		for _, have := range all {
+			rest = subtract(rest, have)
+		}
+		all = append(all, rest...)
+	}
+	return all
+}
+
+// fields returns the length in bytes of each part of the set's keys.
+func (s *Set) fields() (list []int) {
+	for typ := s.KeyType; typ != 0; typ >>= nftnl.TypeBits {
+		list = append(list, typeLen(typ&(1<<nftnl.TypeBits-1)))
+	}
+	slices.Reverse(list)
+	return list
+}
+
+// boxElement returns the element of the set that contains all keys of the box b. The set must have the flag intervals.
+func (s *Set) boxElement(b box) Element {
+	var from, to [][]byte
+	for i, length := range s.fields() {
+		first, last := b[i].from.AsSlice(), b[i].to.AsSlice()
+		from, to = append(from, first[len(first)-length:]), append(to, last[len(last)-length:])
+	}
+	return Element{Set: s.Place, Key: Key(from...), End: Key(to...)}
 }

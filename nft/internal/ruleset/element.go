@@ -34,9 +34,12 @@ type Element struct {
 	Key  []byte
 	End  []byte // the last key of an interval that begins with Key
 	Data []byte
+	// Comment names the owner. Other programs may add elements to our sets, with any comment or without one.
+	Comment string
 }
 
-// Equal reports whether two elements have the same set and the same key. It ignores their data.
+// Equal reports whether two elements have the same set and the same key. It ignores data and
+// comment.
 func (e Element) Equal(other Element) bool {
 	return e.Set == other.Set && bytes.Equal(e.Key, other.Key) && bytes.Equal(e.End, other.End)
 }
@@ -67,6 +70,15 @@ func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, 
 
 	addr, ok = netip.AddrFromSlice(rest)
 	return bridge, addr, nil, ok
+}
+
+// WithComment sets the comment of all elements in list, and returns the list.
+func WithComment(list []Element, comment string) []Element {
+	for i := range list {
+		list[i].Comment = comment
+	}
+
+	return list
 }
 
 // KeyText returns the key as nft prints it, or "FIRST to LAST" for an interval. If the set or its type is unknown, it
@@ -173,7 +185,7 @@ func NetworkKey(name string) string {
 func networkComment(networkKey string) string { return OwnerPrefix + ":" + networkKey }
 
 // IsNetwork reports whether the element belongs to the network itself, and not to an endpoint.
-func (e *ElementState) IsNetwork(key string) bool {
+func (e *Element) IsNetwork(key string) bool {
 	own, _, _ := strings.Cut(e.Comment, ",")
 	return own == networkComment(key)
 }

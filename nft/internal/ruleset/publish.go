@@ -2,11 +2,14 @@ package ruleset
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
@@ -19,6 +22,7 @@ const (
 	HostPortsChain      = "hostports"
 	HostPortsLocalChain = "hostports-local"
 	hairpinChain        = "hairpin"
+	portSNATChain       = "hostports-snat"
 )
 
 const loopbackLink = "lo"
@@ -80,61 +84,40 @@ func (e Element) Excludes(other Element) bool {
 	return port == otherPort && onAll != otherOnAll
 }
 
-// portChains returns the chains for published ports, which all networks share.
-func portChains(mark uint32) []Chain {
-	return []Chain{
-		loopback(),
-		answers(mark),
-		publish(HostPortsChain, unix.NF_INET_PRE_ROUTING, (*rules).addPublish),
-		publish(HostPortsLocalChain, unix.NF_INET_LOCAL_OUT, (*rules).addPublishLocal),
-		hairpin(),
-	}
+// addPorts adds the chains for published ports, which all networks share.
+func (rs *Ruleset) addPorts(mark uint32) {
+	const before = unix.NF_INET_PRE_ROUTING
+
+	rs.filter(InInet(loopbackChain), before, priorityRaw, sharedSettings, (*rules).addLoopback)
+	rs.filter(InInet(answersChain), before, priorityDestinationNAT+1, markSettings(mark),
+		func(list *rules) { list.addAnswers(mark) })
+
+	rs.nat(HostPortsChain, before, priorityDestinationNAT, sharedSettings, (*rules).addPublish)
+	rs.nat(HostPortsLocalChain, unix.NF_INET_LOCAL_OUT, priorityDestinationNAT, sharedSettings,
+		(*rules).addPublishLocal)
+	rs.nat(hairpinChain, unix.NF_INET_POST_ROUTING, priorityBeforeSourceNAT, sharedSettings, (*rules).addHairpin)
 }
 
-// loopback returns the chain that protects the host's services at 127.0.0.0/8. A port published on 127.0.0.1 needs
+// addLoopback appends the rules that protect the host's services at 127.0.0.0/8. A port published on 127.0.0.1 needs
 // route_localnet on the bridge. With route_localnet the kernel treats 127.0.0.0/8 like other addresses. Pods could
 // then reach programs that listen there, or programs that trust callers from there. So this chain runs first and
 // always exists.
-func loopback() Chain {
-	return Chain{
-		Place: InInet(loopbackChain), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING, Priority: priorityRaw,
-		settings: sharedSettings, write: (*rules).addLoopback,
-	}
-}
-
 func (list *rules) addLoopback() {
+	const in = expr.MetaKeyIIFNAME
 	ip, local := Families()[0], loopbackPrefix()
-	list.add("others must not reach what is local to the host", func(x expressions) {
-		x.isNotLoopback(expr.MetaKeyIIFNAME)
-		x.isTo(ip, local)
-		x.Drop()
-	})
-	list.add("nor pass for it", func(x expressions) {
-		x.isNotLoopback(expr.MetaKeyIIFNAME)
-		x.isFrom(ip, local)
-		x.Drop()
-	})
+
+	list.begin("others must not reach what is local to the host").isNotLoopback(in).isTo(ip, local).Drop()
+	list.begin("nor pass for it").isNotLoopback(in).isFrom(ip, local).Drop()
 }
 
-// answers returns the chain that sets the mark on packets from our bridges to 127.0.0.0/8. These are the pods'
+// addAnswers appends a rule that sets the mark on packets from our bridges to 127.0.0.0/8. These are the pods'
 // answers to programs of the host that connected to a published port from 127.0.0.1. Connection tracking restores the
 // destination of an answer before the packet leaves the bridge, if bridged packets pass the firewall. Another
 // program's rules may drop packets to 127.0.0.0/8 from other links. Such rules can recognize the answers by the mark
 // alone.
-func answers(mark uint32) Chain {
-	return Chain{
-		Place: InInet(answersChain), Kind: "filter", Hook: unix.NF_INET_PRE_ROUTING,
-		Priority: priorityDestinationNAT + 1,
-		settings: markSettings(mark), write: func(list *rules) { list.addAnswers(mark) },
-	}
-}
-
 func (list *rules) addAnswers(mark uint32) {
-	list.add("what the firewall itself leads to what is local to the host", func(x expressions) {
-		x.linkIn(expr.MetaKeyIIFNAME, OursSet)
-		x.isTo(Families()[0], loopbackPrefix())
-		x.addMark(mark)
-	})
+	list.begin("what the firewall itself leads to what is local to the host").
+		linkIn(expr.MetaKeyIIFNAME, OursSet).isTo(Families()[0], loopbackPrefix()).addMark(mark)
 }
 
 func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
@@ -143,112 +126,67 @@ func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]
 // setting.
 const sharedSettings = "shared"
 
-// publish returns a chain that redirects callers of published ports to pods. One such chain is for packets from
-// outside, and one for packets of the host itself.
-func publish(name string, hook uint32, write func(*rules)) Chain {
-	return Chain{
-		Place: InInet(name), Kind: "nat", Hook: hook, Priority: priorityDestinationNAT,
-		settings: sharedSettings, write: write,
-	}
-}
-
+// addPublish appends the rules that redirect callers of published ports to pods, for packets from outside.
 func (list *rules) addPublish() { list.addToHost(); list.addCallers(); list.addHostPorts() }
 
+// addPublishLocal appends the same rules for packets of the host itself.
 func (list *rules) addPublishLocal() { list.addToHost(); list.addHostPorts() }
 
 // addToHost appends rules that end the chain for packets whose destination cannot be a host port.
 func (list *rules) addToHost() {
-	list.add("only what is sent to the host", func(x expressions) {
-		x.loadDestinationType()
-		x.Compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
-		x.Return()
-	})
+	list.begin("only what is sent to the host").loadDestinationType().
+		compare(expr.CmpOpNeq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)).Return()
 
 	// The kernel cannot forward packets to ::1 and to link-local addresses. If such packets were redirected to a pod,
 	// the caller would wait for an answer. Without a redirect, the host refuses the connection, and the caller can
 	// use IPv4.
-	ip6 := Families()[1]
 	for _, p := range []netip.Prefix{
 		netip.PrefixFrom(netip.IPv6Loopback(), 128),
 		netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfe, 0x80}), 10),
 	} {
-		list.add("cannot be forwarded: "+p.String(), func(x expressions) {
-			x.isTo(ip6, p)
-			x.Return()
-		})
+		list.begin("cannot be forwarded: "+p.String()).isTo(Families()[1], p).Return()
 	}
 }
 
 // addHostPorts adds the rules that change the destination of packets to host ports.
 func (list *rules) addHostPorts() {
 	list.addFamilies("ports on one address", func(x expressions, f Family) {
-		x.is(f)
-		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
-		x.loadHostPort(f.AddrLen)
-		x.lookupData(f.HostAddrs)
-		x.dnat(f)
+		x.is(f).loadAddress(f.dst, f).loadHostPort(f.AddrLen).lookupData(f.HostAddrs).dnat(f)
 	})
 
 	// Publish no port at the addresses of 127.0.0.0/8 except 127.0.0.1, since programs of the host listen there. An
 	// example is systemd-resolved, at 127.0.0.53.
-	list.add("of 127.0.0.0/8, all addresses are 127.0.0.1 alone", func(x expressions) {
-		ip4 := Families()[0]
-		x.isTo(ip4, loopbackPrefix())
-		x.Payload(expr.PayloadBaseNetworkHeader, ip4.dst, ip4.AddrLen, nftnl.First)
-		x.Compare(expr.CmpOpNeq, []byte{127, 0, 0, 1})
-		x.Return()
-	})
+	ip4 := Families()[0]
+	list.begin("of 127.0.0.0/8, all addresses are 127.0.0.1 alone").
+		isTo(ip4, loopbackPrefix()).loadAddress(ip4.dst, ip4).compare(expr.CmpOpNeq, []byte{127, 0, 0, 1}).Return()
 
 	// If kube-proxy runs in IPVS mode, a link of the host has the addresses of all Kubernetes services. Ports on all
 	// addresses must not be published there.
 	list.addFamilies("addresses that are left alone", func(x expressions, f Family) {
-		x.is(f)
-		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.First)
-		x.Lookup(f.Services)
-		x.Return()
+		x.is(f).loadAddress(f.dst, f).isIn(f.Services).Return()
 	})
+
 	list.addFamilies("ports on all addresses", func(x expressions, f Family) {
-		x.is(f)
-		x.loadHostPort(0)
-		x.lookupData(f.HostPorts)
-		x.dnat(f)
+		x.is(f).loadHostPort(0).lookupData(f.HostPorts).dnat(f)
 	})
 }
 
-// hairpin returns the chain that masquerades connections whose answers would otherwise not return through the host.
+// addHairpin appends rules that masquerade connections whose answers would otherwise not return through the host.
 // The chain does not change other connections.
-func hairpin() Chain {
-	return Chain{
-		Place: InInet(hairpinChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: priorityBeforeSourceNAT,
-		settings: sharedSettings, write: (*rules).addHairpin,
-	}
-}
-
 func (list *rules) addHairpin() {
-	list.add("the host calls by 127.0.0.1", func(x expressions) {
-		x.isRedirected()
-		x.isNotLoopback(expr.MetaKeyOIFNAME)
-		x.isFrom(Families()[0], loopbackPrefix())
-		x.masquerade()
-	})
+	const out = expr.MetaKeyOIFNAME
+	list.begin("the host calls by 127.0.0.1").
+		isRedirected().isNotLoopback(out).isFrom(Families()[0], loopbackPrefix()).masquerade()
 
 	// The outgoing link identifies the pod's bridge, because bridged packets have no incoming link in postrouting.
 	list.addFamilies("a pod calls itself", func(x expressions, f Family) {
-		x.isRedirected()
-		x.is(f)
-		x.loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
-		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(IfnameLen+f.AddrLen))
-		x.Lookup(f.Selves)
-		x.masquerade()
+		x.isRedirected().is(f).loadLinkAddress(out, f.src, f).
+			Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(IfnameLen+f.AddrLen))
+		x.isIn(f.Selves).masquerade()
 	})
 
 	list.addFamilies("the answer is bridged past the host", func(x expressions, f Family) {
-		x.isRedirected()
-		x.linkIn(expr.MetaKeyOIFNAME, bypassSet)
-		x.is(f)
-		x.loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.src, f.AddrLen)
-		x.Lookup(f.pods)
-		x.masquerade()
+		x.isRedirected().linkIn(out, bypassSet).isPod(f, out, f.src).masquerade()
 	})
 
 	list.addLAN()
@@ -259,31 +197,21 @@ func (list *rules) addHairpin() {
 // pods' packets, because answers to pods pass the hooks on the bridge. The second rule is for bridges whose packets
 // do not pass the hooks.
 func (list *rules) addLAN() {
+	const out = expr.MetaKeyOIFNAME
 	list.addFamilies("a machine of the LAN answers past the host", func(x expressions, f Family) {
-		x.isRedirected()
-		x.linkIn(expr.MetaKeyOIFNAME, lansSet)
-		x.is(f)
+		x.isRedirected().linkIn(out, lansSet).is(f)
+
 		for _, end := range [...]uint32{f.dst, f.src} {
-			x.loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, end, f.AddrLen)
-			x.LookupNone(f.pods)
+			x.loadLinkAddress(out, end, f).isNotIn(f.pods)
 		}
+
 		x.masquerade()
 	})
 
 	// If answers from pods do not pass the hooks, masquerade packets to pods on the LAN too.
-	list.add("a pod on the LAN answers past the host", func(x expressions) {
-		x.isRedirected()
-		for _, set := range []string{lansSet, bypassSet} {
-			x.linkIn(expr.MetaKeyOIFNAME, set)
-		}
-		x.masquerade()
-	})
+	list.begin("a pod on the LAN answers past the host").
+		isRedirected().linkIn(out, lansSet).linkIn(out, bypassSet).masquerade()
 }
-
-// The chain portSNATChain masquerades more or fewer callers of published ports than the chain hairpin, as
-// nft.Endpoint.PortSNAT selects. The firewall has this chain only if there is a network with PortSNAT.
-
-const portSNATChain = "hostports-snat"
 
 // portSNATSets returns two kinds of sets with ports of pods, for each family. For ports in SNATAll, all callers are
 // masqueraded. For ports in SNATNone, callers keep their address if they come in by the link that leads to the pod.
@@ -297,41 +225,169 @@ func portSNATSets() []Set {
 	)
 }
 
-// portSNAT returns the chain portSNATChain. It runs before the chain hairpin, which the kernel skips for connections
-// that portSNATChain has translated.
-func portSNAT() Chain {
-	return Chain{
-		Place: InInet(portSNATChain), Kind: "nat", Hook: unix.NF_INET_POST_ROUTING,
-		Priority: priorityBeforeSourceNAT - 1,
-		settings: sharedSettings, write: (*rules).addPortSNAT,
-	}
-}
-
+// addPortSNAT appends the rules of a chain that masquerades more or fewer callers of published ports than the chain
+// hairpin. It runs before that chain, which the kernel skips for packets that this chain has translated.
 func (list *rules) addPortSNAT() {
 	for _, f := range Families() {
-		list.add("calls of these ports, by all, "+f.name, func(x expressions) {
-			x.isRedirected()
-			x.is(f)
-			x.loadPodPort(f)
-			x.Lookup(f.SNATAll)
-			x.masquerade()
-		})
+		list.begin("calls of these ports, by all, " + f.name).
+			isRedirected().is(f).loadPodPort(f).isIn(f.SNATAll).masquerade()
 
-		list.add("calls of these ports keep their address, by the link to the pod, "+f.name, func(x expressions) {
-			x.loadRedirected(f)
-			x.Lookup(f.SNATNone)
-			x.Payload(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen, nftnl.First)
-			x.Add(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Proto), RegAddrMin: uint32(nftnl.First)})
-		})
+		// The key of SNATNone is the packet's two links and the key of the pod's port.
+		x := list.begin("calls of these ports keep their address, by the link to the pod, " + f.name).
+			isRedirected().is(f).loadBridges()
+		x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(2*IfnameLen))
+		x.loadHostPort(2*IfnameLen+f.AddrLen).isIn(f.SNATNone).loadAddress(f.src, f).
+			Add(&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.Proto), RegAddrMin: uint32(nftnl.First)})
 	}
 }
 
-// loadRedirected matches redirected connections and loads the key of SNATNone: the packet's two links and the key of
-// the pod's port.
-func (x expressions) loadRedirected(f Family) {
-	x.isRedirected()
-	x.is(f)
-	x.loadBridges()
-	x.Payload(expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen, nftnl.Behind(2*IfnameLen))
-	x.loadHostPort(2*IfnameLen + f.AddrLen)
+// Callers describes the calls from elsewhere that reach host ports: for each family, a list of boxes, whose parts are
+// incoming link, source, destination, protocol and host port. The host's own calls always reach them. A nil Callers
+// admits every call.
+type Callers [][]box
+
+// ParseCallers reads lists of callers, and returns the calls that every list contains. "" and "all" contain all
+// calls. Any other list consists of entries with commas between. An entry is a prefix, an address or the name of a
+// link. A protocol, or a protocol and host ports, may follow.
+func ParseCallers(lists ...string) (Callers, error) {
+	var all Callers
+	for _, text := range lists {
+		if text == "" || text == "all" {
+			continue
+		}
+
+		list := make(Callers, len(Families()))
+		if err := parseEntries(text, list.add); err != nil {
+			return nil, err
+		}
+
+		for i := range all {
+			var common []box
+			for _, b := range all[i] {
+				for _, other := range list[i] {
+					if both := b.intersect(other); both != nil {
+						common = append(common, both)
+					}
+				}
+			}
+			list[i] = common
+		}
+		all = list
+	}
+
+	return all, nil
+}
+
+// add parses the words of one entry, and adds its boxes to c.
+func (c Callers) add(words []string) error {
+	flow, err := parseFlow(words[1:], 0)
+	if err != nil {
+		return err
+	}
+
+	prefix, err := parsePrefix(words[0])
+	isLink := err != nil && words[0] != "all" && ident.IsLinkName(words[0]) && !strings.ContainsAny(words[0], "*+") &&
+		strings.Trim(words[0], "0123456789.") != ""
+	if err != nil && !isLink {
+		return fmt.Errorf("%w, and cannot name a link", err)
+	}
+
+	for i, f := range Families() {
+		at, source := anyLink(), addresses(f.All)
+		switch {
+		case isLink:
+			at = single(linkValue(words[0]))
+		case i != familyIndex(prefix.Addr()):
+			continue
+		default:
+			source = addresses(prefix)
+		}
+		c[i] = append(c[i], append(box{at, source, addresses(f.All)}, flow...))
+	}
+
+	return nil
+}
+
+// anyLink returns the interval of all names of links.
+func anyLink() interval {
+	last := [IfnameLen]byte{}
+	for i := range last {
+		last[i] = 0xff
+	}
+	return interval{netip.IPv6Unspecified(), netip.AddrFrom16(last)}
+}
+
+// HostPorts is a range of ports at one address of the host. If Addr is not valid, the range applies to all addresses.
+type HostPorts struct {
+	Addr        netip.Addr
+	Protocol    uint8
+	First, Last uint16
+}
+
+// Elements returns the elements that close host ports of a family to callers that c does not contain. They are in two
+// sets: one of refused sources, and one of links through which a refused source may call nevertheless. A single set
+// would need intervals of names, which nft could not read.
+func (c Callers) Elements(f Family, ports []HostPorts) (list []Element) {
+	if c == nil {
+		return nil
+	}
+
+	var targets []box
+	for _, p := range ports {
+		at, protocol := addresses(f.All), numbers(uint32(p.Protocol), uint32(p.Protocol))
+		if p.Addr.IsValid() {
+			at = single(p.Addr)
+		}
+		targets = append(targets, box{at, protocol, numbers(uint32(p.First), uint32(p.Last))})
+	}
+
+	refused, excepted := f.refusedSet(), f.exceptedSet()
+	for _, target := range disjoint(targets) {
+		target = append(box{anyLink(), addresses(f.All)}, target...)
+		rest, except := []box{target[1:]}, []box(nil)
+		for _, b := range c[familyIndex(f.All.Addr())] {
+			if b[0] == anyLink() {
+				rest = subtract(rest, b[1:])
+			} else if b = b.intersect(target); b != nil {
+				except = append(except, b)
+			}
+		}
+
+		for _, b := range rest {
+			list = append(list, refused.boxElement(b))
+		}
+		for _, b := range disjoint(except) {
+			list = append(list, excepted.boxElement(b))
+		}
+	}
+
+	return list
+}
+
+// refusedSet returns the set that closes host ports to sources. Its key is source, destination, protocol and port.
+func (f Family) refusedSet() Set {
+	return intervalSet(f.refused, f.addrType, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
+}
+
+// exceptedSet returns the set of exceptions from refusedSet. Its key is the incoming link and the key of refusedSet.
+func (f Family) exceptedSet() Set {
+	return intervalSet(f.excepted, nftnl.TypeIfname, f.addrType, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
+}
+
+// addCallers appends rules that end the chain if the host port is closed to the packet's sender. The packet then goes
+// to the host itself.
+func (list *rules) addCallers() {
+	list.addFamilies("ports that are closed to the caller", func(x expressions, f Family) {
+		const ip = expr.PayloadBaseNetworkHeader
+		flow := func(length uint32) expressions {
+			x.Payload(ip, f.src, f.AddrLen, nftnl.Behind(length))
+			x.Payload(ip, f.dst, f.AddrLen, nftnl.Behind(length+f.AddrLen))
+
+			return x.loadHostPort(length + 2*f.AddrLen)
+		}
+
+		x.is(f)
+		flow(0).isIn(f.refused).loadMeta(expr.MetaKeyIIFNAME)
+		flow(IfnameLen).isNotIn(f.excepted).Return()
+	})
 }

@@ -61,11 +61,9 @@ type Ruleset struct {
 	Chains []Chain
 	// gone lists chains that must not exist.
 	gone []Place
-	// network is the key of the network. Bridge lists the network's elements in the sets of bridges. BridgeComment is
-	// the comment of these elements.
-	network       string
-	Bridge        []Element
-	BridgeComment string
+	// network is the key of the network. Bridge lists the network's elements in the sets of bridges.
+	network string
+	Bridge  []Element
 }
 
 // Set describes a hash set or a map. Our sets have no timeouts and no verdicts, because these slow down adding an
@@ -81,6 +79,14 @@ type Set struct {
 	typeof []byte
 	// intervals states that each element is a range of keys with several parts.
 	intervals bool
+}
+
+// intervalSet returns the set of intervals with a name whose keys have parts of these types.
+func intervalSet(name string, types ...uint32) Set {
+	s := keySet(name, types...)
+	s.intervals = true
+
+	return s
 }
 
 // keySet returns a set of family inet. types are the types of the parts of its keys.
@@ -148,9 +154,6 @@ func (list *rules) begin(comment string) expressions {
 	return expressions{(*nftnl.Expressions)(&(*list)[len(*list)-1].Steps)}
 }
 
-// add appends a rule with the steps that write appends.
-func (list *rules) add(comment string, write func(expressions)) { write(list.begin(comment)) }
-
 // addFamilies appends one rule for each family, with the steps that write appends.
 func (list *rules) addFamilies(comment string, write func(expressions, Family)) {
 	for _, f := range Families() {
@@ -209,32 +212,37 @@ func podSets() []Set {
 // New returns the intended ruleset of a network. table is the name of the tables, and mark is the mark bit.
 func New(n *Network, table TableName, mark uint32) *Ruleset {
 	rs := &Ruleset{
-		of: n, table: table, network: n.Key, Bridge: n.bridgeElements(), BridgeComment: n.BridgeComment(),
-		tables: []uint8{unix.NFPROTO_INET},
-		Chains: append([]Chain{forward(mark), unmark(mark)}, portChains(mark)...),
+		of: n, table: table, network: n.Key, Bridge: n.bridgeElements(),
+		tables: make([]uint8, 0, len(OurFamilies())), Chains: make([]Chain, 0, 16),
 	}
-	if n.Masquerade {
-		rs.Chains = append(rs.Chains, masquerade(n))
-	} else {
-		// Delete only the chain. Keep the sets of masqueraded pods, since their elements belong to endpoints.
-		rs.gone = append(rs.gone, InInet(masqueradePrefix+n.Key))
-	}
+	rs.filter(InInet(forwardChain), unix.NF_INET_FORWARD, priorityBeforeFilter, markSettings(mark),
+		func(list *rules) { list.addForward(mark) })
+	rs.filter(InInet(unmarkChain), unix.NF_INET_POST_ROUTING, priorityLast, markSettings(mark),
+		func(list *rules) { list.addUnmark(mark) })
+	rs.addPorts(mark)
 
+	rs.addMasquerade(n)
 	if n.PortSNAT {
-		rs.Chains = append(rs.Chains, portSNAT())
+		rs.nat(portSNATChain, unix.NF_INET_POST_ROUTING, priorityBeforeSourceNAT-1, sharedSettings,
+			(*rules).addPortSNAT)
 	}
 
+	// Only packets of networks that need the chains internal and egress pass their rules.
 	if n.Internal {
-		rs.Chains = append(rs.Chains, internal())
+		rs.filter(InInet(internalChain), unix.NF_INET_FORWARD, priorityBeforeFilter-1, sharedSettings,
+			(*rules).addInternal)
 	}
 
-	rs.addEgress(n)
-	if len(n.Closed) > 0 {
-		rs.Chains = append(rs.Chains, podsOnly(n.Closed, mark))
-	} else {
-		rs.gone = append(rs.gone, InInet(podsOnlyChain))
+	if n.Egress != nil {
+		rs.filter(InInet(egressChain), unix.NF_INET_PRE_ROUTING, priorityEgress, sharedSettings, (*rules).addEgress)
 	}
 
+	if n.PodEgress {
+		rs.filter(InInet(podEgressChain), unix.NF_INET_PRE_ROUTING, priorityEgress+1, sharedSettings,
+			(*rules).addPodEgress)
+	}
+
+	rs.addPodsOnly(n.Closed, mark)
 	rs.addGuard(n)
 	rs.addDedup(n)
 	rs.addReports(n)
@@ -277,19 +285,28 @@ func (rs *Ruleset) Sets() []Set {
 	return list
 }
 
-// filterChain returns a chain of kind filter.
-func filterChain(at Place, hook uint32, priority int32, settings string, write func(*rules)) Chain {
-	return Chain{Place: at, Kind: "filter", Hook: hook, Priority: priority, settings: settings, write: write}
+// filter adds a chain of kind filter, and the table that it needs.
+func (rs *Ruleset) filter(at Place, hook uint32, priority int32, settings string, write func(*rules)) {
+	rs.add(Chain{Place: at, Kind: "filter", Hook: hook, Priority: priority, settings: settings, write: write})
 }
 
-// forward returns the chain forward, which sets the mark bit on packets that may pass. An accept here would not
-// override a drop in another table, so a rule in that table must accept the mark. The chain changes only the mark of
-// packets from or to our bridges and of pods' packets at a shared NIC. It also drops packets that a policy forbids.
-func forward(mark uint32) Chain {
-	return filterChain(InInet(forwardChain), unix.NF_INET_FORWARD, priorityBeforeFilter, markSettings(mark),
-		func(list *rules) { list.addForward(mark) })
+// nat adds a chain of kind nat.
+func (rs *Ruleset) nat(name string, hook uint32, priority int32, settings string, write func(*rules)) {
+	rs.add(Chain{Place: InInet(name), Kind: "nat", Hook: hook, Priority: priority, settings: settings, write: write})
 }
 
+func (rs *Ruleset) add(ch Chain) {
+	if !slices.Contains(rs.tables, ch.Family) {
+		rs.tables = append(rs.tables, ch.Family)
+	}
+
+	rs.Chains = append(rs.Chains, ch)
+}
+
+// addForward appends the rules of the chain forward, which sets the mark bit on packets that may pass. An accept here
+// would not override a drop in another table, so a rule in that table must accept the mark. The chain changes
+// only the mark of packets from or to our bridges and of pods' packets at a shared NIC. It also drops packets that a
+// policy forbids.
 func (list *rules) addForward(mark uint32) {
 	const in, out, link = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME, expr.PayloadBaseLLHeader
 
@@ -353,16 +370,12 @@ func (list *rules) addClear(mark uint32) {
 	}
 }
 
-// unmark returns the chain that clears the mark bit of our bridges' packets after all other chains, since only the
-// firewall uses the bit. The chain also drops ICMP redirects from the host to pods. These would direct pods to the
-// LAN's router, past the host.
-func unmark(mark uint32) Chain {
-	return filterChain(InInet(unmarkChain), unix.NF_INET_POST_ROUTING, priorityLast, markSettings(mark),
-		func(list *rules) { list.addClear(mark); list.addRedirects() })
-}
+// addUnmark appends the rules of a chain that clears the mark bit of our bridges' packets after all other chains, since
+// only the firewall uses the bit. The chain also drops ICMP redirects from the host to pods. These would direct pods to
+// the LAN's router, past the host.
+func (list *rules) addUnmark(mark uint32) {
+	list.addClear(mark)
 
-// addRedirects appends rules that drop ICMP redirects from the host to pods.
-func (list *rules) addRedirects() {
 	messages := [...]struct{ protocol, typ byte }{{unix.IPPROTO_ICMP, icmpRedirect},
 		{unix.IPPROTO_ICMPV6, redirectMessage}}
 	for i, f := range Families() {
@@ -370,28 +383,30 @@ func (list *rules) addRedirects() {
 			is(f).isL4(messages[i].protocol).firstByte(messages[i].typ, messages[i].typ)
 		x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagSADDR: true})
 		x.compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)).
-			loadLinkAnd(expr.MetaKeyOIFNAME, expr.PayloadBaseNetworkHeader, f.dst, f.AddrLen).isIn(f.pods).Drop()
+			loadLinkAddress(expr.MetaKeyOIFNAME, f.dst, f).isIn(f.pods).Drop()
 	}
 }
 
 func markSettings(mark uint32) string { return "mark 0x" + strconv.FormatUint(uint64(mark), 16) }
 
-// masquerade returns the base chain that masquerades the network's packets. Each network has its own chain, so that
-// networks never change each other's rules.
-func masquerade(n *Network) Chain {
+// addMasquerade adds the base chain that masquerades the network's packets. Each network has its own chain, so that
+// networks never change each other's rules. Without Masquerade, it marks the chain for deletion, and keeps the sets of
+// masqueraded pods, since their elements belong to endpoints.
+func (rs *Ruleset) addMasquerade(n *Network) {
+	if !n.Masquerade {
+		rs.gone = append(rs.gone, InInet(masqueradePrefix+n.Key))
+		return
+	}
+
 	settings := fnv.New32a()
 	for _, f := range Families() {
 		for _, p := range n.exemptOf(f.Is4()) {
-			settings.Write(p.AppendTo(nil))
-			settings.Write([]byte{' '})
+			settings.Write(append(p.AppendTo(nil), ' '))
 		}
 	}
-	return Chain{
-		Place: InInet(masqueradePrefix + n.Key),
-		Kind:  "nat", Hook: unix.NF_INET_POST_ROUTING, Priority: prioritySourceNAT,
-		settings: fmt.Sprintf("prefixes %08x", settings.Sum32()),
-		write:    func(list *rules) { list.addMasquerade(n) },
-	}
+
+	rs.nat(masqueradePrefix+n.Key, unix.NF_INET_POST_ROUTING, prioritySourceNAT,
+		fmt.Sprintf("prefixes %08x", settings.Sum32()), func(list *rules) { list.addMasquerade(n) })
 }
 
 func (list *rules) addMasquerade(n *Network) {
@@ -403,7 +418,7 @@ func (list *rules) addMasquerade(n *Network) {
 		}
 
 		list.begin("not sent by pods of this network, "+f.name).
-			is(f).load(expr.PayloadBaseNetworkHeader, f.src, f.AddrLen).isNotIn(MasqueradeSet(f.Is4(), n.Key)).Return()
+			is(f).loadAddress(f.src, f).isNotIn(MasqueradeSet(f.Is4(), n.Key)).Return()
 
 		// Do not masquerade a packet that was sent to an address of the host and that a published port redirected.
 		list.begin("pods keep their address towards published ports, " + f.name).
@@ -489,7 +504,7 @@ func (rs *Ruleset) Sum() uint64 {
 		sum.Write([]byte{0})
 	}
 
-	write(Place{rulesVersion, rs.network}, rs.BridgeComment)
+	write(Place{rulesVersion, rs.network}, rs.of.BridgeComment())
 	if rs.table != nftnl.DefaultTable {
 		write(Place{Name: string(rs.table)}, "table")
 	}

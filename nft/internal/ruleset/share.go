@@ -63,36 +63,28 @@ func (rs *Ruleset) addShare(n *Network, mark uint32) {
 	}
 
 	s := &share{*n.Share, n.Bridge, mark}
-	rs.needTable(unix.NFPROTO_NETDEV)
-
 	pair := "pair " + strconv.Itoa(s.Outer)
 	at := func(prefix, device string, hook uint32, settings string, write func(*rules)) {
-		ch := filterChain(InNetdev(prefix+n.Bridge), hook, 0, settings, write)
-		ch.Device = device
-		rs.Chains = append(rs.Chains, ch)
+		rs.add(Chain{Place: InNetdev(prefix + n.Bridge), Kind: "filter", Hook: hook, Device: device, settings: settings,
+			write: write})
 	}
 	at(shareInPrefix, s.NIC, unix.NF_NETDEV_INGRESS, pair, s.addIn)
 	at(shareOutPrefix, s.NIC, unix.NF_NETDEV_EGRESS, pair, s.addOut)
 	at(shareGuardPrefix, s.Port, unix.NF_NETDEV_EGRESS, sharedSettings, s.addGuard)
 	at(shareMutePrefix, n.Bridge, unix.NF_NETDEV_INGRESS, sharedSettings, s.addMute)
 
-	inet := func(prefix, kind string, hook uint32, priority int32, settings string, write func(*rules)) {
-		ch := filterChain(InInet(prefix+n.Bridge), hook, priority, settings, write)
-		ch.Kind = kind
-		rs.Chains = append(rs.Chains, ch)
-	}
 	host := fmt.Sprintf("%s at %s", s.MAC, s.NIC)
-	inet(shareTrackPrefix, "filter", unix.NF_INET_PRE_ROUTING, priorityRaw, host, s.addTrack)
-	inet(shareClosedPrefix, "filter", unix.NF_INET_FORWARD, priorityBeforeFilter+1, s.NIC+", "+markSettings(mark),
+	rs.filter(InInet(shareTrackPrefix+n.Bridge), unix.NF_INET_PRE_ROUTING, priorityRaw, host, s.addTrack)
+	rs.filter(InInet(shareClosedPrefix+n.Bridge), unix.NF_INET_FORWARD, priorityBeforeFilter+1, s.NIC+", "+markSettings(mark),
 		s.addClosed)
-	inet(shareUnmarkPrefix, "filter", unix.NF_INET_POST_ROUTING, priorityLast, s.NIC+", "+markSettings(mark),
+	rs.filter(InInet(shareUnmarkPrefix+n.Bridge), unix.NF_INET_POST_ROUTING, priorityLast, s.NIC+", "+markSettings(mark),
 		s.addUnmark)
 	if n.NFCall {
 		rs.gone = append(rs.gone, InInet(shareAnswerPrefix+n.Bridge))
 		return
 	}
 
-	inet(shareAnswerPrefix, "nat", unix.NF_INET_POST_ROUTING, priorityBeforeSourceNAT, s.NIC, s.addAnswers)
+	rs.nat(shareAnswerPrefix+n.Bridge, unix.NF_INET_POST_ROUTING, priorityBeforeSourceNAT, s.NIC, s.addAnswers)
 }
 
 // share holds the parameters of the rules for a Share.

@@ -2,10 +2,14 @@ package ruleset
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/internal/diff"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
@@ -24,7 +28,7 @@ type State struct {
 	sentinels map[Place]bool
 	// bridges lists elements of the sets of bridges. After Outline, these are only the elements that the ruleset
 	// names. After Read, these are all elements.
-	bridges []ElementState
+	bridges []Element
 }
 
 func newState(rs *Ruleset) *State {
@@ -99,13 +103,13 @@ func (st *State) bridgeChanges(rs *Ruleset) (add, del []Element) {
 	missing := slices.Clone(rs.Bridge)
 	for i := range st.bridges {
 		el := &st.bridges[i]
-		right := el.Comment == rs.BridgeComment && slices.ContainsFunc(rs.Bridge, el.Equal)
+		right := el.Comment == rs.of.BridgeComment() && slices.ContainsFunc(rs.Bridge, el.Equal)
 
 		// Keep elements of SharesSet if this network has no Share. They may belong to another network's Share, and
 		// RemoveShare deletes them.
 		unknown := rs.of.Share == nil && el.Set == InInet(SharesSet)
 		if el.IsNetwork(rs.network) && !right && !unknown {
-			del = append(del, el.Element)
+			del = append(del, *el)
 			continue
 		}
 		missing = slices.DeleteFunc(missing, el.Equal)
@@ -226,25 +230,18 @@ func decodeRule(b []byte) (chain, comment string) {
 	return nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)), comment
 }
 
-// ElementState is an element in the kernel. Other programs may add elements to our sets, with any comment or without
-// one.
-type ElementState struct {
-	Element
-	Comment string
-}
-
 // DecodeElements parses a message with elements of one set (NFT_MSG_NEWSETELEM). A listing may consist of several
 // such messages.
-func DecodeElements(family uint8, b []byte) (list []ElementState) {
+func DecodeElements(family uint8, b []byte) (list []Element) {
 	set := Place{family, nftnl.Text(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_SET))}
 	nftnl.Each(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(el []byte) {
 		comment, _ := nftnl.CommentOf(nftnl.Find(el, unix.NFTA_SET_ELEM_USERDATA))
-		list = append(list, ElementState{Comment: comment, Element: Element{
-			Set:  set,
+		list = append(list, Element{
+			Set: set, Comment: comment,
 			Key:  nftnl.Find(el, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
 			End:  nftnl.Find(el, keyEnd, unix.NFTA_DATA_VALUE),
 			Data: nftnl.Find(el, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE),
-		}})
+		})
 	})
 
 	return list
@@ -269,7 +266,7 @@ const (
 
 // Sentinel returns the sentinel of the set.
 func (s *Set) Sentinel() Element {
-	el := Element{Set: s.Place, Key: make([]byte, s.KeyLen)}
+	el := Element{Set: s.Place, Key: make([]byte, s.KeyLen), Comment: SentinelComment + unsaved}
 	const parts = 5 // the largest number of parts
 	rest := el.Key
 	for shift := parts * nftnl.TypeBits; shift >= 0; shift -= nftnl.TypeBits {
@@ -318,4 +315,256 @@ func (st *State) unmarkedSets(rs *Ruleset) []Set {
 		have, ok := st.sets[s.Place]
 		return !ok || !s.matches(have) || st.sentinels[s.Place]
 	})
+}
+
+// Changes holds the changes that are needed to turn the state in the kernel into the intended ruleset.
+type Changes struct {
+	tables    []uint8 // families whose tables must be created, or are dormant
+	Sets      []Set
+	Unmarked  []Set // sets that exist without our sentinel
+	chains    []*Chain
+	oldSets   []Place // sets to delete; most are created again
+	oldChains []Place
+	add, del  []Element // changes of the sets of bridges
+}
+
+// IsEmpty reports whether no changes are needed.
+func (p *Changes) IsEmpty() bool {
+	return len(p.tables)+len(p.Sets)+len(p.Unmarked)+len(p.chains)+len(p.oldChains)+len(p.add)+len(p.del) == 0
+}
+
+// Plan computes the changes that turn the present state have into the intended ruleset want. It never changes an
+// existing chain, but replaces the whole chain. So a chain's comment, which the kernel cannot change later, always
+// describes its rules.
+func Plan(want *Ruleset, have *State) *Changes {
+	p := &Changes{Unmarked: have.unmarkedSets(want)}
+	for _, family := range want.tables {
+		if t, ok := have.Tables[family]; !ok || t.IsDormant() {
+			p.tables = append(p.tables, family)
+		}
+	}
+
+	for _, s := range want.Sets() {
+		got, ok := have.sets[s.Place]
+		if ok && s.matches(got) {
+			continue
+		}
+		p.Sets = append(p.Sets, s)
+		if ok {
+			p.oldSets = append(p.oldSets, s.Place)
+		}
+	}
+
+	for i := range want.Chains {
+		ch := &want.Chains[i]
+		got, ok := have.Chains[ch.Place]
+
+		// A set cannot be replaced while rules use it, so replace the chains too.
+		if ok && ch.matches(got) && have.hasRules(ch) && len(p.oldSets) == 0 {
+			continue
+		}
+
+		p.chains = append(p.chains, ch)
+		if ok {
+			p.oldChains = append(p.oldChains, ch.Place)
+		}
+	}
+
+	for _, at := range want.gone {
+		if have.hasChain(at) {
+			p.oldChains = append(p.oldChains, at)
+		}
+	}
+
+	p.add, p.del = have.bridgeChanges(want)
+	return p
+}
+
+// Transaction returns a transaction that makes the changes. have is the state that Plan was called with. sentinels
+// selects whether new sets get a sentinel.
+func (p *Changes) Transaction(have *State, sentinels bool) *Transaction {
+	t := have.table.begin(&have.Generation)
+	for _, family := range p.tables {
+		t.newTable(family)
+	}
+
+	for _, at := range p.oldChains {
+		t.delChain(at)
+	}
+
+	for _, at := range p.oldSets {
+		t.delSet(at)
+	}
+
+	for i, s := range p.Sets {
+		t.newSet(s, uint32(i+1))
+		if sentinels {
+			t.NewElement(s.Sentinel())
+		}
+	}
+
+	for _, s := range p.Unmarked {
+		if _, loaded := have.sentinels[s.Place]; loaded {
+			t.DelElement(s.Sentinel())
+		}
+		t.NewElement(s.Sentinel())
+	}
+
+	for _, ch := range p.chains {
+		list := ch.Rules()
+		t.newChain(ch, len(list))
+		for _, r := range list {
+			t.newRule(ch.Place, r)
+		}
+	}
+
+	for _, el := range p.del {
+		t.DelElement(el)
+	}
+
+	for _, el := range p.add {
+		t.NewElement(el)
+	}
+
+	return t
+}
+
+// Differences compares the tables, sets and chains in the kernel with the intended ones. If a table does not exist,
+// its sets and chains are not listed.
+func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
+	var list diff.List
+	for _, family := range rs.tables {
+		table := rs.table.Of(family).String()
+		if t, ok := have.Tables[family]; !ok {
+			list.Add("nf_tables", "table", table, "")
+		} else if t.IsDormant() {
+			list.Add("table "+table, "flag", "", "dormant")
+		}
+	}
+
+	for _, s := range rs.Sets() {
+		if !have.hasTable(s.Family) {
+			continue
+		}
+		// If a program loaded a table from a save, all its sets have the same difference. List it once.
+		if d, differs := s.difference(have); differs && !slices.Contains(list, d) {
+			list = append(list, d)
+		}
+	}
+
+	for i := range rs.Chains {
+		if ch := &rs.Chains[i]; have.hasTable(ch.Family) {
+			ch.addDifferences(&list, have)
+		}
+	}
+
+	for _, at := range rs.gone {
+		if have.hasChain(at) {
+			list.Add("table "+rs.table.Of(at.Family).String(), "chain", "", at.Name)
+		}
+	}
+
+	// Leave out elements of missing sets, since the sets themselves are listed above.
+	add, del := have.bridgeChanges(rs)
+	for _, el := range add {
+		if _, ok := have.sets[el.Set]; ok {
+			list.Add(rs.table.Label("set", el.Set).String(), "element", el.KeyText(), "")
+		}
+	}
+
+	for _, el := range del {
+		list.Add(rs.table.Label("set", el.Set).String(), "element", "", el.KeyText())
+	}
+	return list
+}
+
+func (st *State) hasTable(family uint8) bool {
+	_, ok := st.Tables[family]
+	return ok
+}
+
+func (s *Set) difference(have *State) (d tombolo.Difference, differs bool) {
+	table, set := "table "+have.table.Of(s.Family).String(), have.table.Label("set", s.Place).String()
+	got, ok := have.sets[s.Place]
+	isSaved, isLoaded := have.sentinels[s.Place]
+	switch {
+	case !ok:
+		return tombolo.Difference{Object: table, What: "set", Want: s.Name}, true
+	case !s.matches(got):
+		return tombolo.Difference{Object: set, What: "type", Want: s.state().describe(), Have: got.describe()}, true
+	case isSaved:
+		return d, false
+	case isLoaded:
+		d.Text = table + ": another program has loaded elements from a save, which may be old"
+		return d, true
+	}
+	return tombolo.Difference{Object: set, What: "element", Want: s.Sentinel().KeyText()}, true
+}
+
+func (s setState) describe() string {
+	text := fmt.Sprintf("key type %#x of %d bytes with flags %#x", s.keyType, s.keyLen, s.flags)
+	if s.dataLen > 0 {
+		text += fmt.Sprintf(" to data type %#x of %d bytes", s.dataType, s.dataLen)
+	}
+	return text
+}
+
+// addDifferences adds the differences of a chain and of its rules. It compares rules by their comments.
+func (ch *Chain) addDifferences(list *diff.List, have *State) {
+	got, ok := have.Chains[ch.Place]
+	if !ok {
+		list.Add("table "+have.table.Of(ch.Family).String(), "chain", ch.Name, "")
+		return
+	}
+
+	object := have.table.Label("chain", ch.Place).String()
+	list.Add(object, "hook", ch.describe(), describeHook(got))
+	if got.Kind != "" && got.Policy != PolicyAccept {
+		list.Add(object, "policy", "accept", "drop")
+	}
+
+	rules, comments := ch.Rules(), have.rules[ch.Place]
+	list.Add(object, "comment (version and settings)", strconv.Quote(ch.Comment(len(rules))),
+		strconv.Quote(got.Comment))
+
+	before, rest := len(*list), slices.Clone(comments)
+	for _, want := range rules {
+		if i := slices.Index(rest, want.Comment); i >= 0 {
+			rest = slices.Delete(rest, i, i+1)
+		} else {
+			list.Add(object, "rule", strconv.Quote(want.Comment), "")
+		}
+	}
+
+	for _, comment := range rest {
+		list.Add(object, "rule", "", strconv.Quote(comment))
+	}
+
+	inOrder := slices.EqualFunc(comments, rules, func(is string, want Rule) bool { return is == want.Comment })
+	if len(*list) == before && !inOrder {
+		list.Add(object, "order of the rules", "as they were made", "another")
+	}
+}
+
+func (ch *Chain) describe() string {
+	return describeHook(nftnl.Chain{Kind: ch.Kind, Hook: ch.Hook, Device: ch.Device, Priority: ch.Priority})
+}
+
+func describeHook(ch nftnl.Chain) string {
+	hook := strconv.Itoa(int(ch.Hook))
+
+	// The names of enum nf_inet_hooks, in the kernel's order.
+	if names := [...]string{"prerouting", "input", "forward", "output", "postrouting"}; int(ch.Hook) < len(names) {
+		hook = names[ch.Hook]
+	}
+
+	if ch.Kind == "" {
+		return "none"
+	}
+
+	if ch.Device != "" {
+		hook = [...]string{"ingress", "egress"}[ch.Hook&unix.NF_NETDEV_EGRESS] + " device " + ch.Device
+	}
+
+	return fmt.Sprintf("type %s hook %s priority %d", ch.Kind, hook, ch.Priority)
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -255,7 +254,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	var leaseErr error
 	if r.leaseDir != "" {
 		// Release the lease from the pod's own interface, while that exists.
-		leaseErr = giveback.All(ctx, r.leaseDir, r.hash, s.Links, s.warn)
+		leaseErr = lease.GiveBack(ctx, r.leaseDir, r.hash, s.Links, s.warn)
 		if errors.Is(leaseErr, file.ErrLocked) {
 			leaseErr = failf(ErrTryAgain, "%w", leaseErr)
 		} else {

@@ -19,7 +19,6 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/lease/giveback"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
@@ -132,11 +131,11 @@ func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.P
 
 // release sends the RELEASE of a lease from the host, for a pod that no longer exists.
 func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
-	return k.withLinks(func(links *bridge.Conn) error { return giveback.Release(ctx, r, links, k.host, l) })
+	return k.withLinks(func(links *bridge.Conn) error { return lease.Release(ctx, r, links, k.host, l) })
 }
 
 func (k kernel) release6(ctx context.Context, r *lease.Record) error {
-	return k.withLinks(func(links *bridge.Conn) error { return giveback.Release6(ctx, r, links, k.host) })
+	return k.withLinks(func(links *bridge.Conn) error { return lease.Release6(ctx, r, links, k.host) })
 }
 
 // find finds the pod's interface, which is the peer of its port.

@@ -2,24 +2,28 @@ package lease
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/addr"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/route"
 )
 
@@ -153,8 +157,6 @@ type Policy struct {
 	Routes []dhcpc.Route `json:"routes,omitempty"`
 	// Priority is the metric of all the pod's routes. 0 is the kernel's default.
 	Priority int `json:"priority,omitempty"`
-	// MTU is the MTU from the configuration in bytes, which overrides the lease's. 0 means the lease's.
-	MTU int `json:"mtu,omitempty"`
 	// IPv6 is set if the pod uses IPv6. The MTU is then at least minMTU6, since the kernel removes IPv6 from a link
 	// with a lower MTU.
 	IPv6 bool `json:"ipv6,omitempty"`
@@ -177,7 +179,7 @@ type Applied struct {
 
 // Apply returns the addresses, routes and MTU that a pod gets from a lease. The plugin and the keeper both use it.
 func (p *Policy) Apply(l *dhcpc.Lease) Applied {
-	a := Applied{Addresses: []netip.Prefix{l.Address}, MTU: cmp.Or(p.MTU, l.MTU)}
+	a := Applied{Addresses: []netip.Prefix{l.Address}, MTU: l.MTU}
 	if p.IPv6 && a.MTU != 0 {
 		a.MTU = max(a.MTU, minMTU6)
 	}
@@ -277,7 +279,7 @@ func TwoServers(l *dhcpc.Lease) string {
 // CheckConflict returns an error if the host shows that a pod cannot have the address a. Either the host itself has the
 // address, or one of the host's routes through the bridge has it as a gateway. CheckConflict skips the second check if
 // a is the pod's previous address, had, since the host may route through a pod.
-func CheckConflict(ctx context.Context, host *route.Conn, bridge int, a, had netip.Addr) error {
+func CheckConflict(ctx context.Context, host *route.Conn, at int, a, had netip.Addr) error {
 	r, err := host.Get(ctx, a)
 	switch {
 	case route.NoRoute(err):
@@ -294,7 +296,7 @@ func CheckConflict(ctx context.Context, host *route.Conn, bridge int, a, had net
 		return nil
 	}
 
-	list, err := host.List(ctx, route.Filter{Family: nl.FamilyOf(a), Link: bridge})
+	list, err := host.List(ctx, route.Filter{Family: nl.FamilyOf(a), Link: at})
 	if err != nil {
 		return fmt.Errorf("cannot tell whether it is a gateway of the host's: %w", err)
 	}
@@ -352,4 +354,141 @@ func WhoHas(ctx context.Context, index int, own net.HardwareAddr, a netip.Addr, 
 			list = append(list, mac)
 		}
 	}
+}
+
+// GiveBack releases an attachment's leases, and removes their record. If the client is sticky, it releases nothing and
+// keeps the IPv4 lease in a sticky record. It does nothing if there is no record. links works in the host's
+// namespace.
+//
+// If the record is damaged or a RELEASE cannot be sent, GiveBack passes the error to warn and goes on, since the pod must
+// be able to end. The server then frees the address when the lease expires. If another process holds the record's
+// lock until ctx ends, the error matches file.ErrLocked. The caller must not hold the state's lock.
+func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn func(string)) error {
+	dir, err := Open(path)
+	if err != nil {
+		return err
+	}
+
+	if _, err := dir.Load(hash); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+
+	held, err := dir.Lock(ctx, hash)
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	rec, err := held.Load()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.As(err, new(*state.RecordError)):
+		warn(err.Error())
+		return held.Remove()
+	case err != nil:
+		return err
+	}
+
+	if err := errors.Join(all4(ctx, dir, rec, links), all6(ctx, rec, links)); err != nil {
+		warn(err.Error())
+	}
+
+	if rec.Client.Sticky && rec.Lease != nil && rec.State != Expired { // a server may have refused an expired lease
+		if err = held.Remember(ctx, rec); err == nil {
+			return nil
+		}
+		warn(err.Error()) // for example, because the disk is full
+	}
+
+	return held.Remove()
+}
+
+// all4 sends the DHCPv4 RELEASE. It does not release a sticky lease, so that the server reserves the address for the
+// pod until the lease expires. If the pod is gone, another record may have the same client identity. Then all4 does
+// not release the lease either, since the server cannot tell the two clients apart.
+func all4(ctx context.Context, dir *Store, r *Record, links *bridge.Conn) error {
+	if r.Client.Sticky || r.Lease == nil || r.State != Bound || r.Lease.Left(time.Now()) == 0 {
+		return nil
+	}
+
+	sent, err := fromPod(ctx, r, links, func(cfg *transport.Config) error {
+		return transport.Release(ctx, cfg, r.Lease)
+	})
+	if sent {
+		return err
+	}
+
+	if others, err := dir.Same(r); err != nil || len(others) > 0 {
+		return err
+	}
+	return Release(ctx, r, links, nil, r.Lease)
+}
+
+// all6 sends the DHCPv6 RELEASE, which the keeper has encoded. The host may send it if the pod is gone, since servers
+// check its content and not its sender. Its destination is a multicast group, so no neighbour entry is needed.
+func all6(ctx context.Context, r *Record, links *bridge.Conn) error {
+	if !r.Releases6(time.Now()) {
+		return nil
+	}
+
+	sent, err := fromPod(ctx, r, links, func(cfg *transport.Config) error {
+		return transport.Send6(cfg, r.Six.Release)
+	})
+	if sent {
+		return err
+	}
+	return Release6(ctx, r, links, nil)
+}
+
+// fromPod sends a message from the pod's interface. It reports whether the interface exists.
+func fromPod(ctx context.Context, r *Record, links *bridge.Conn, send func(*transport.Config) error) (bool,
+	error) {
+	pod, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
+	if err != nil {
+		return false, nil
+	}
+	defer pod.Close()
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
+	if err != nil {
+		return false, nil
+	}
+	defer conn.Close()
+	port, err := links.Link(ctx, r.HostIf)
+	if err != nil {
+		return false, nil
+	}
+
+	l, err := link.Peer(conn, port.Peer, port.Index) // the pod's owner may have renamed it
+	if err != nil {
+		return false, nil
+	}
+
+	return true, send(&transport.Config{NetNS: pod, Link: l.Index})
+}
+
+// Release sends the RELEASE for a pod that is gone, from the host's link in the pod's network. links is a connection
+// to the host's namespace, and host a handle to that namespace. In a VLAN of a LAN the host has no such link.
+// There Release does nothing, and the server frees the address when the lease expires.
+func Release(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, l *dhcpc.Lease) error {
+	return send(ctx, r, links, host, l.Address.Addr(),
+		func(cfg *transport.Config) error { return transport.Release(ctx, cfg, l) })
+}
+
+// Release6 sends the DHCPv6 RELEASE for a pod that is gone, in the same way as Release.
+func Release6(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS) error {
+	return send(ctx, r, links, host, r.Six.Lease.Address,
+		func(cfg *transport.Config) error { return transport.Send6(cfg, r.Six.Release) })
+}
+
+// send calls its last argument, a function that sends a message from the host's link in the pod's network.
+func send(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, own netip.Addr,
+	transmit func(*transport.Config) error) error {
+	at, err := links.Link(ctx, r.At())
+	if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(r.At(), r.Bridge+".") {
+		return nil // the host is not in the pod's VLAN
+	}
+	if err != nil {
+		return fmt.Errorf("release lease of %s: %w", own, err)
+	}
+	return transmit(&transport.Config{NetNS: host, Link: at.Index})
 }

@@ -63,7 +63,7 @@ func sample() *Record {
 		},
 		Lease: l,
 		Policy: Policy{NoDefault: true, Gateway: netip.MustParseAddr("192.0.2.2"),
-			Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, Priority: 50, MTU: 1300, IPv6: true},
+			Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, Priority: 50, IPv6: true},
 		Applied: Applied{Addresses: nstest.Prefixes("192.0.2.9/24"), Routes: []dhcpc.Route{to("10.0.0.0/8", "192.0.2.3")}, MTU: 1300},
 		Removed: Applied{Addresses: nstest.Prefixes("2001:db8::9/128"), Routes: []dhcpc.Route{to("172.16.0.0/12", "192.0.2.3")}, MTU: 1300},
 		Formed:  nstest.Prefixes("2001:db8:1::9/64"),

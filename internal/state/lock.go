@@ -51,7 +51,7 @@ func (m Mode) String() string {
 // A Lock is not safe for use by several goroutines at once.
 type Lock struct {
 	dir   *Dir
-	fd    int    // descriptor of the lock file; -1 after Close
+	fd    int // descriptor of the lock file; -1 after Close
 	mode  Mode
 	order *lockorder.Acquisition
 

@@ -272,15 +272,12 @@ func runWhileRecorded(ctx context.Context, record *state.Pending, do func(contex
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		for ctx.Err() == nil {
+		_ = poll(ctx, lookEvery, unlimited, func() (bool, error) {
 			if gone, err := record.Gone(); gone && err == nil {
 				cancel(deleted)
 			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(lookEvery):
-			}
-		}
+			return false, nil
+		})
 	}()
 
 	err := do(ctx)
@@ -469,10 +466,13 @@ func joinSteps(steps ...func() error) error {
 	return errors.Join(errs...)
 }
 
-// poll calls done until it reports true or returns an error, with pauses. It returns nil if limit has passed before.
+// unlimited is the limit of a poll that only the end of its context ends.
+const unlimited = time.Duration(-1)
+
+// poll calls done until it reports true or returns an error, with pauses, and for at most limit.
 func poll(ctx context.Context, pause, limit time.Duration, done func() (bool, error)) error {
 	for end := time.Now().Add(limit); ; {
-		if is, err := done(); is || err != nil || !time.Now().Before(end) {
+		if is, err := done(); is || err != nil || limit != unlimited && !time.Now().Before(end) {
 			return err
 		}
 		select {

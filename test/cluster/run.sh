@@ -41,7 +41,7 @@ cluster2() {
 	check "containerd 2, BIRD" status
 	policies "containerd 2, BIRD"
 	[ "${E2E:-1}" != 0 ] || return 0
-	ip netns exec tcluster-control "$DIR/bin/ginkgo" --procs 4 --no-color --timeout 3h --skip SCTP \
+	ip netns exec tcluster-control "$DIR/bin/ginkgo" --procs 4 --no-color --timeout 3h --skip SCTPConnectivity \
 		--focus "${FOCUS:-\[sig-network\].*(Conformance|Granular Checks)}" "$DIR/bin/e2e.test" -- \
 		--kubeconfig "$(realpath "$DIR")/run/admin.conf" --provider local --num-nodes 3 >"$DIR/logs/e2e" 2>&1 || status=1
 	grep -E '^ *(\[FAIL\]|Ran [0-9]|(SUCCESS|FAIL)!)' "$DIR/logs/e2e" | sort -u

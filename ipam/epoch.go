@@ -82,9 +82,9 @@ func (s *session) enter(ctx context.Context, p pool) error {
 		return err
 	}
 
-	// Sync the marker to disk, unlike reservations. A marker that a power failure damaged would count as unknown, and the
-	// reservations of the previous epoch would stay. Only warn of an error: the reservations are complete, and the next
-	// use repeats the work.
+	// Sync the marker to disk, unlike reservations. A marker that a power failure damaged would count as unknown, and
+	// the reservations of the previous epoch would stay. Only warn of an error: the reservations are complete, and the
+	// next use repeats the work.
 	path := filepath.Join(s.dir, markerName)
 	if err := file.ReplaceDurably(path+tempSuffix, path, []byte(s.node.Epoch.Token)); err != nil {
 		s.warnf("write epoch marker: %s", err)

@@ -219,7 +219,7 @@ func readFile(path string, limit int) ([]byte, error) {
 	}
 	defer unix.Close(fd)
 
-	buf := make([]byte, limit+1) // pread refuses what is no file
+	buf := make([]byte, limit+1) // pread fails for a named pipe
 	n, err := file.Restart(func() (int, error) { return unix.Pread(fd, buf, 0) })
 	return buf[:max(n, 0)], file.PathError("read", path, err)
 }

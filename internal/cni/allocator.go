@@ -25,9 +25,10 @@ const (
 	typeDHCP      = "dhcp" // no allocator: package network leases addresses after it has created the link
 )
 
-// allocator is the allocator for the ipam section of a configuration. It wraps the allocator that assigns the addresses, and adds
-// the settings that all types have in common. Errors of its method Status have code 50. If the section names the
-// addresses itself, or there are none, the embedded Allocator is nil, and only the ipamSection may be used.
+// allocator is the allocator for the ipam section of a configuration. It wraps the allocator that assigns the
+// addresses, and adds the settings that all types have in common. Errors of its method Status have code 50. If the
+// section names the addresses itself, or there are none, the embedded Allocator is nil, and only the ipamSection may be
+// used.
 type allocator struct {
 	*ipamSection
 	ipam.Allocator

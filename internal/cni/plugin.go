@@ -235,8 +235,8 @@ func (c *call) refuseDepth() error {
 	depth := len(c.Getenv(delegate.DepthVariable))
 	if depth > maxDepth && c.verb != "VERSION" {
 		return newError(codeInvalidConfig,
-			"this %s was started by an IPAM plugin that was itself started by Tombolo, and so on (%s): ipam.type has to "+
-				"name a plugin that does not lead back here", c.verb, delegate.DepthVariable)
+			"this %s was started by an IPAM plugin that was itself started by Tombolo, and so on (%s): ipam.type has "+
+				"to name a plugin that does not lead back here", c.verb, delegate.DepthVariable)
 	}
 	return nil
 }

@@ -122,7 +122,8 @@ func (s *ipamSection) checkGiven(held []ipam.Address) error {
 		for _, b := range held {
 			isOpen := !a.Gateway.IsValid() || a.Gateway.IsUnspecified()
 			if a.Prefix.Addr() == b.Prefix.Addr() && !isOpen && a.Gateway != b.Gateway.Unmap() {
-				return withCode(codeCheckFailed, fmt.Errorf("the attachment has no address %s: %w", a, ipam.ErrNotReserved))
+				err := fmt.Errorf("the attachment has no address %s: %w", a, ipam.ErrNotReserved)
+				return withCode(codeCheckFailed, err)
 			}
 		}
 	}

@@ -54,8 +54,8 @@ func (p Problems) First() error {
 }
 
 // Unmarshal decodes data, which is one JSON object, into the struct that v points to. A nil exempt allows no unknown
-// keys. Unmarshal sets each field whose value has no problem. It stops at an error of Kind Syntax, which is always the last
-// problem.
+// keys. Unmarshal sets each field whose value has no problem. It stops at an error of Kind Syntax, which is always the
+// last problem.
 func Unmarshal(data []byte, v any, exempt Exempt) Problems { return Part("", data, v, exempt) }
 
 // Part decodes a part of a document: a field that another call stored as a [json.RawMessage]. path is the path of that

@@ -14,9 +14,9 @@ import (
 // ErrSelf means that the plugin to run is Tombolo itself.
 var ErrSelf = errors.New("the plugin is this program itself")
 
-// DepthVariable is the environment variable with a digit 1 for each delegated plugin that led to a process. It is "1" for
-// a plugin that Tombolo starts. If that plugin starts Tombolo again, which starts another plugin, it is "11" for the
-// other plugin.
+// DepthVariable is the environment variable with a digit 1 for each delegated plugin that led to a process. It is "1"
+// for a plugin that Tombolo starts. If that plugin starts Tombolo again, which starts another plugin, it is "11" for
+// the other plugin.
 const DepthVariable = "TOMBOLO_DEPTH"
 
 // Deeper returns a copy of environ with one more digit in DepthVariable.
@@ -34,8 +34,8 @@ func Deeper(environ []string) []string {
 	return append(environ, deeper)
 }
 
-// IsOurs reports whether the file at path is Tombolo, by its name, the name of its target, or that of its interpreter. It
-// does not recognize Tombolo by another name: then DepthVariable ends the loop.
+// IsOurs reports whether the file at path is Tombolo. It compares the name of the file, of its target, and of its
+// interpreter. It does not recognize Tombolo by another name: then DepthVariable ends the loop.
 func IsOurs(path string) bool {
 	target, _ := filepath.EvalSymlinks(path)
 	return slices.ContainsFunc([]string{path, target, interpreter(path)}, func(path string) bool {

@@ -3,6 +3,8 @@ package keeper
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -39,6 +41,7 @@ type firewall struct {
 	names      []string  // the other programs that changed nf_tables since then; "" stands for an unknown one
 	strays     bool      // another program has changed nf_tables since lastSweep
 	lastSweep  time.Time // the last search for elements of pods that no longer exist
+	blocked    []string  // the obstacles that were last logged
 	lastSearch time.Time // the last search for obstacles
 }
 
@@ -191,7 +194,8 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	}
 }
 
-// obstacles counts other programs' firewalls that stop pods. STATUS, check and doctor name them.
+// obstacles logs the obstacles, firewalls of others that certainly stop pods, when they have changed since the last
+// call.
 func (f *firewall) obstacles(ctx context.Context) {
 	obstacles, err := f.Node.Upkeep().Obstacles(ctx)
 	if err != nil {
@@ -199,15 +203,21 @@ func (f *firewall) obstacles(ctx context.Context) {
 		return
 	}
 
-	count := 0
-	for _, list := range obstacles {
-		for _, o := range list {
+	var list []string
+	for _, network := range slices.Sorted(maps.Keys(obstacles)) {
+		for _, o := range obstacles[network] {
 			if !o.Maybe {
-				count++
+				list = append(list, fmt.Sprintf("network %s: %s", network, o))
 			}
 		}
 	}
-	f.metrics.firewallObstacles.Set(float64(count))
+
+	if !slices.Equal(list, f.blocked) {
+		f.Log.Warn("what stops pods has changed", "obstacles", len(list), "what", strings.Join(list, "; "))
+	}
+
+	f.blocked = list
+	f.metrics.firewallObstacles.Set(float64(len(list)))
 }
 
 func (f *firewall) writeContested(c *state.Contested) {

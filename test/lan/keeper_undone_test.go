@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -243,18 +242,4 @@ func TestKeeperBelievesNoServerElsewhere(t *testing.T) {
 	k = s.keepAnew()
 	s.grants(s.hears(dhcpv4.MessageTypeRequest), s.router.ip4)
 	expect.Equal(t, k.says(silent, renewed), renewed, "the router's answer was not taken either")
-}
-
-// A server that hears of the renewal after the RELEASE has the address leased again.
-func TestLeaseThatIsDeletedDuringItsRenewalIsReleasedAgain(t *testing.T) {
-	t.Parallel()
-	s, k := renewedByHand(t)
-	s.hears(dhcpv4.MessageTypeRequest)
-	for _, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
-		must.Succeed(t, k.cmd.Process.Signal(signal))
-		if signal == syscall.SIGSTOP {
-			s.del(s.pod)
-		}
-		s.hears(dhcpv4.MessageTypeRelease)
-	}
 }

@@ -178,66 +178,43 @@ func rtvia(gateway netip.Addr) []byte {
 	return append(binary.NativeEndian.AppendUint16(nil, uint16(nl.FamilyOf(gateway))), gateway.AsSlice()...)
 }
 
-// multipath adds several next hops. The library encodes them unless it does not support one of them.
+// multipath adds several next hops, as an array of struct rtnexthop, each with its attributes. The library supports
+// neither gateways of the other family nor Other.
 func (n *Route) multipath(q *request) error {
-	plain := true
+	var b []byte
 	for _, h := range n.Nexthops {
 		if h.Weight < 0 || h.Weight > 256 {
 			return nl.Invalid(fmt.Sprintf("weight %d of a next hop is not within 1 and 256", h.Weight))
 		}
 
-		one := rtnetlink.NextHop{Hop: rtnetlink.RTNextHop{Hops: uint8(max(h.Weight, 1) - 1), IfIndex: nl.Index(h.Link)}}
-		if h.OnLink {
-			one.Hop.Flags = unix.RTNH_F_ONLINK
-		}
-
-		if h.Gateway.IsValid() {
-			one.Gateway = h.Gateway.AsSlice()
-			plain = plain && nl.FamilyOf(h.Gateway) == n.Family && !h.Gateway.Is4In6()
-		}
-
-		plain = plain && len(h.Other) == 0
-		q.Attributes.Multipath = append(q.Attributes.Multipath, one)
-	}
-
-	if plain {
-		return nil
-	}
-
-	hops := q.Attributes.Multipath
-	q.Attributes.Multipath = nil
-	q.more(func(ae *netlink.AttributeEncoder) {
-		ae.Do(unix.RTA_MULTIPATH, func() ([]byte, error) { return n.rtnexthops(hops) })
-	})
-	return nil
-}
-
-// rtnexthops encodes an array of struct rtnexthop, each with its attributes.
-func (n *Route) rtnexthops(hops []rtnetlink.NextHop) ([]byte, error) {
-	var b []byte
-	for i, h := range hops {
 		ae := netlink.NewAttributeEncoder()
-		switch gateway := n.Nexthops[i].Gateway; {
-		case !gateway.IsValid():
-		case nl.FamilyOf(gateway) == n.Family:
-			ae.Bytes(unix.RTA_GATEWAY, h.Gateway)
+		switch {
+		case !h.Gateway.IsValid():
+		case nl.FamilyOf(h.Gateway) == n.Family:
+			nl.PutAddr(ae, unix.RTA_GATEWAY, h.Gateway)
 		default:
-			ae.Bytes(unix.RTA_VIA, rtvia(gateway))
+			ae.Bytes(unix.RTA_VIA, rtvia(h.Gateway))
 		}
 
-		nl.PutOther(ae, n.Nexthops[i].Other)
+		nl.PutOther(ae, h.Other)
 		attrs, err := ae.Encode()
 		if err != nil {
-			return nil, err
+			return err
+		}
+
+		var flags byte
+		if h.OnLink {
+			flags = unix.RTNH_F_ONLINK
 		}
 
 		b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofRtNexthop+len(attrs)))
-		b = append(b, h.Hop.Flags, h.Hop.Hops)
-		b = binary.NativeEndian.AppendUint32(b, h.Hop.IfIndex)
+		b = append(b, flags, uint8(max(h.Weight, 1)-1))
+		b = binary.NativeEndian.AppendUint32(b, nl.Index(h.Link))
 		b = append(b, attrs...)
 	}
 
-	return b, nil
+	q.more(func(ae *netlink.AttributeEncoder) { ae.Bytes(unix.RTA_MULTIPATH, b) })
+	return nil
 }
 
 // others returns the attributes in Other to send, without RTA_METRICS, which metrics sends. For a route with a

@@ -198,7 +198,11 @@ func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (ne
 	case strings.ContainsRune(r.Name, 0) || r.Alias != nil && strings.ContainsRune(*r.Alias, 0):
 		return netlink.Message{}, nl.Invalid("a name or alias has a NUL in it")
 	}
-	return nl.Marshal(typ, flags, r.body().MarshalBinary, r.more)
+	more := r.more
+	if r.isWhole() {
+		more = nil
+	}
+	return nl.Marshal(typ, flags, r.body().MarshalBinary, more)
 }
 
 // body returns the part of the message that the library supports.
@@ -225,7 +229,7 @@ func (r *Request) body() *rtnetlink.LinkMessage {
 
 	switch {
 	case r.Peer != nil:
-		m.Attributes.Info = &rtnetlink.LinkInfo{Kind: "veth", Data: &veth{peer: *r.Peer}}
+		m.Attributes.Info = &rtnetlink.LinkInfo{Kind: "veth", Data: &veth{peer: r.Peer}}
 	case r.Data != nil:
 		m.Attributes.Info = &rtnetlink.LinkInfo{Kind: r.Data.Kind(), Data: r.Data}
 	case r.Kind != "":
@@ -245,6 +249,12 @@ func (r *Request) hasPlainMTU() bool {
 // isNameless reports whether the request is about a link with the name "". The library omits an empty name. The
 // kernel would then not report a missing link, but understand the request differently.
 func (r *Request) isNameless() bool { return r.Index == 0 && r.Name == "" && r.Group == nil }
+
+// isWhole reports whether the library supports every part of the request.
+func (r *Request) isWhole() bool {
+	return !r.isNameless() && !r.oneQueue && (r.MTU == nil || r.hasPlainMTU()) && r.Group == nil && r.TxQLen == nil &&
+		r.Port == nil && r.IPv4 == nil && !r.NoLinkLocal && !r.Token.IsValid()
+}
 
 // more writes the attributes that the library does not support.
 func (r *Request) more(ae *netlink.AttributeEncoder) {
@@ -311,7 +321,7 @@ const vethInfoPeer = 1 // VETH_INFO_PEER of include/uapi/linux/veth.h
 // each CPU and uses only one of them. It also waits for an RCU grace period for each end (veth_init_queues()).
 type veth struct {
 	driver.Veth
-	peer Request
+	peer *Request
 }
 
 // Encode writes the peer with its number of queues, which the library's Encode does not support.

@@ -282,20 +282,16 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 		}
 	}
 
-	var flushed <-chan error
-	err := joinSteps(
-		func() error { return leaseErr },
-		func() error { return removeElements(ctx, s, &now) },
-		func() error { s.passPorts(ctx, now.rec); return nil },
-		func() error { flushed = flushFlows(ctx, s.Links, now.rec); return nil },
-		func() error { _ = t.node.reportStep("firewall"); return nil }, // an error must not stop the other steps
-		func() error { return s.Links.Detach(ctx, r.port(), endpoint.AliasOwner(r.hash), now.ifbNames()...) },
-		func() error { return <-flushed },
-		func() error { _ = t.node.reportStep("link"); return nil },
-		func() error { return t.release(ctx, &now) },
-		func() error { _ = t.node.reportStep("ipam"); return nil },
-	)
-	if err != nil {
+	// An error of reportStep must not stop the other steps.
+	errs := []error{leaseErr, removeElements(ctx, s, &now)}
+	s.passPorts(ctx, now.rec)
+	flushed := flushFlows(ctx, s.Links, now.rec)
+	_ = t.node.reportStep("firewall")
+	errs = append(errs, s.Links.Detach(ctx, r.port(), endpoint.AliasOwner(r.hash), now.ifbNames()...), <-flushed)
+	_ = t.node.reportStep("link")
+	errs = append(errs, t.release(ctx, &now))
+	_ = t.node.reportStep("ipam")
+	if err := errors.Join(errs...); err != nil {
 		s.leave()
 		return err
 	}

@@ -495,7 +495,7 @@ func closeLoopback(ctx context.Context, s *session, known bool, name string) err
 		return s.Firewall.HasPorts(ctx, name)
 	}
 
-	return s.ensure(ctx, needed, func() error {
+	return s.lock.Ensure(ctx, needed, func() error {
 		// The elements of other pods' ports may have been flushed, so look at the records too.
 		if used, err := s.publishedBehind(name); used || err != nil {
 			return err

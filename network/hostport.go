@@ -466,12 +466,9 @@ func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error
 		return stateError(err)
 	}
 
-	err = joinSteps(
-		func() error { return s.Firewall.Update(ctx, endpoint.In(a, nw), endpoint.In(next, nw)) },
-		func() error { s.passPorts(ctx, a); return nil },
-		func() error { return <-flushFlows(ctx, s.Links, a) },
-	)
-	if err != nil {
+	err = s.Firewall.Update(ctx, endpoint.In(a, nw), endpoint.In(next, nw))
+	s.passPorts(ctx, a)
+	if err := errors.Join(err, <-flushFlows(ctx, s.Links, a)); err != nil {
 		return err
 	}
 

@@ -411,21 +411,13 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		return err
 	}
 
-	err = joinSteps(
-		func() error {
-			if len(others) > 0 {
-				return nil
-			}
+	if len(others) == 0 { // delete our rules in other programs' chains too
+		err = errors.Join(stopForwarding(rec), s.foreignFirewall("").Remove(ctx))
+	}
 
-			// With the last network, delete our rules in other programs' chains too.
-			return errors.Join(stopForwarding(rec), s.foreignFirewall("").Remove(ctx))
-		},
-		func() error { return s.Firewall.RemoveNetwork(ctx, name) },
-		func() error { return closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()) },
-		func() error { return removeShare(ctx, s, rec) },
-		func() error { return removeBridge(ctx, s, rec) },
-		func() error { return s.removeReservations(name) },
-	)
+	err = errors.Join(err, s.Firewall.RemoveNetwork(ctx, name),
+		closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()), removeShare(ctx, s, rec),
+		removeBridge(ctx, s, rec), s.removeReservations(name))
 	if err != nil {
 		return err
 	}

@@ -128,25 +128,10 @@ func (s *session) leave() {
 
 // enterAlone takes the lock exclusively, unless the session holds it exclusively already.
 func (s *session) enterAlone(ctx context.Context) error {
-	if err := s.enter(ctx); err != nil || !s.shared() {
+	if err := s.enter(ctx); err != nil {
 		return err
 	}
 	return s.lock.Upgrade(ctx)
-}
-
-// shared reports whether the session holds the lock, but not exclusively.
-func (s *session) shared() bool { return s.lock.Mode() == state.Shared }
-
-// ensure runs work under the exclusive lock, unless done reports that it is unnecessary: see state.Lock.Ensure. An
-// exclusive lock stays exclusive.
-func (s *session) ensure(ctx context.Context, done func() (bool, error), work func() error) error {
-	if s.shared() {
-		return s.lock.Ensure(ctx, done, work)
-	}
-	if is, err := done(); is || err != nil {
-		return err
-	}
-	return work()
 }
 
 // The lock's file notes nf_tables' generation at the end of the last call, and the networks for which the firewall was
@@ -455,15 +440,6 @@ func stateError(err error) error {
 		return nil
 	}
 	return failf(ErrState, "%w", err)
-}
-
-// joinSteps runs all steps, even after a failed one, and joins their errors.
-func joinSteps(steps ...func() error) error {
-	var errs []error
-	for _, step := range steps {
-		errs = append(errs, step())
-	}
-	return errors.Join(errs...)
 }
 
 // unlimited is the limit of a poll that only the end of its context ends.

@@ -265,7 +265,7 @@ func ensureReady(ctx context.Context, s *session, w *requirement) (*site, error)
 	// If route_localnet is off, a part is missing. Then skip the first comparison, since the network is compared
 	// again under the exclusive lock. Reading this parameter takes a tenth of the time of a comparison.
 	shut := false
-	if w.Pod != nil && endpoint.PublishesIPv4(w.Pod) && w.Record.Uplink == "" && s.shared() {
+	if w.Pod != nil && endpoint.PublishesIPv4(w.Pod) && w.Record.Uplink == "" && s.lock.Mode() == state.Shared {
 		value, err := sysctl.Read(sysctl.Link("ipv4", w.Record.GatewayLink(), routeLocalnet))
 		shut = err == nil && value == "0"
 	}
@@ -285,7 +285,7 @@ func ensureBuilt(ctx context.Context, s *session, look, build func() (*site, err
 		n, err = look()
 		return n != nil && !n.needsCompletion, err
 	}
-	err = s.ensure(ctx, done, func() (err error) {
+	err = s.lock.Ensure(ctx, done, func() (err error) {
 		if n != nil {
 			return n.complete(ctx)
 		}

@@ -181,13 +181,3 @@ func TestWhatTheHostSideOfARecordIs(t *testing.T) {
 		t.Errorf("port of an empty record is %+v", p)
 	}
 }
-
-func TestStepsAreJoined(t *testing.T) {
-	t.Parallel()
-	first, last := errors.New("first"), errors.New("last")
-	ran := 0
-	step := func(err error) func() error { return func() error { ran++; return err } }
-	err := joinSteps(step(first), step(nil), step(last))
-	expect.That(t, ran == 3 && errors.Is(err, first) && errors.Is(err, last), "%d steps ran: %v", ran, err)
-	expect.Success(t, joinSteps(step(nil)), "steps that succeed")
-}

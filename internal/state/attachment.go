@@ -337,16 +337,8 @@ type Pending struct {
 // If there is a record already, even a damaged one, the error matches os.ErrExist. Either the attachment exists, a
 // DEL is due, or an ADD was killed. [Dir.LockAttachment] tells these cases apart. Create needs the shared lock. The
 // caller must call Commit, Close or Abandon on the result.
-func (d *Dir) Create(a *Attachment) (*Pending, error) {
-	p, err := d.create(a)
-	if err != nil {
-		return nil, fmt.Errorf("create attachment: %w", err)
-	}
-	return p, nil
-}
-
-// create does the work of Create. Its errors do not name the operation.
-func (d *Dir) create(a *Attachment) (*Pending, error) {
+func (d *Dir) Create(a *Attachment) (_ *Pending, err error) {
+	defer func() { err = withOperation(err, "create attachment") }()
 	a.State = Adding
 	if a.Created.IsZero() {
 		a.Created = d.sources.now().UTC()
@@ -436,16 +428,13 @@ func (p *Pending) Abandon() error {
 // Commit sets the record's state to Ready, writes all of a, and closes p. It appends a line, so that a crash in the
 // middle leaves the record Adding and no temporary file. If the record was removed since Create, the error matches
 // os.ErrNotExist, and the record is not created again. On any error the record and a.State stay Adding.
-func (p *Pending) Commit(a *Attachment) error {
-	if err := p.commit(a); err != nil {
-		a.State = Adding
-		return fmt.Errorf("commit attachment: %w", errors.Join(err, p.Close()))
-	}
-	return p.Close()
-}
-
-// commit does the work of Commit, and leaves p open. Its errors do not name the operation.
-func (p *Pending) commit(a *Attachment) error {
+func (p *Pending) Commit(a *Attachment) (err error) {
+	defer func() {
+		if err != nil {
+			a.State = Adding
+		}
+		err = withOperation(errors.Join(err, p.Close()), "commit attachment")
+	}()
 	if p.fd < 0 {
 		return &os.PathError{Op: "write", Path: p.path, Err: os.ErrClosed}
 	}

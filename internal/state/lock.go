@@ -109,10 +109,13 @@ func (l *Lock) Close() error {
 	return err
 }
 
-// Upgrade turns a shared lock into an exclusive one. It releases the shared lock first, since two holders that wait
+// Upgrade turns a shared lock into an exclusive one. An exclusive lock stays as it is. Upgrade releases the shared lock first, since two holders that wait
 // for each other would wait for ever. So the caller must look again at everything it saw under the shared lock. On
 // failure nothing is held, and only Close may follow.
 func (l *Lock) Upgrade(ctx context.Context) error {
+	if l.mode == Exclusive {
+		return nil
+	}
 	if err := l.giveUp(); err != nil {
 		return fmt.Errorf("upgrade: %w", err)
 	}
@@ -159,14 +162,20 @@ func (l *Lock) Downgrade() error {
 // again. So of many processes that find the same job undone, one works, and the others do not queue up one after the
 // other. Afterwards the lock is shared again, also if done or work failed. If the lock could not be taken
 // (ErrLocked), nothing is held.
+//
+// If the caller holds the exclusive lock, Ensure calls done and work under that lock, which stays exclusive.
 func (l *Lock) Ensure(ctx context.Context, done func() (bool, error), work func() error) error {
 	for {
-		if l.mode != Shared {
+		if l.mode == unlocked {
 			return fmt.Errorf("ensure: the lock of %s is %s", l.dir.path, l.mode)
 		}
 
 		if ok, err := done(); ok || err != nil {
 			return err
+		}
+
+		if l.mode == Exclusive {
+			return work()
 		}
 
 		if err := l.giveUp(); err != nil {

@@ -268,7 +268,7 @@ type Pod struct {
 	// PublishFrom lists the callers that Ports are open to, if they are in Network.PublishFrom too.
 	PublishFrom string
 	Limits      bandwidth.Shape // limits of the pod's traffic
-	Egress      nft.Egress      // permitted destinations, if Network.Egress permits them too; implies nft.GuardAddresses
+	Egress      nft.Egress      // permitted destinations, if also in Network.Egress; implies nft.GuardAddresses
 
 	// Reported is used by Check. It holds the changes that other plugins made in the pod. nil means none.
 	Reported *Reported

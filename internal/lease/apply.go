@@ -360,8 +360,8 @@ func WhoHas(ctx context.Context, index int, own net.HardwareAddr, a netip.Addr, 
 // keeps the IPv4 lease in a sticky record. It does nothing if there is no record. links works in the host's
 // namespace.
 //
-// If the record is damaged or a RELEASE cannot be sent, GiveBack passes the error to warn and goes on, since the pod must
-// be able to end. The server then frees the address when the lease expires. If another process holds the record's
+// If the record is damaged or a RELEASE cannot be sent, GiveBack passes the error to warn and goes on, since the pod
+// must be able to end. The server then frees the address when the lease expires. If another process holds the record's
 // lock until ctx ends, the error matches file.ErrLocked. The caller must not hold the state's lock.
 func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn func(string)) error {
 	dir, err := Open(path)

@@ -109,9 +109,9 @@ func (l *Lock) Close() error {
 	return err
 }
 
-// Upgrade turns a shared lock into an exclusive one. An exclusive lock stays as it is. Upgrade releases the shared lock first, since two holders that wait
-// for each other would wait for ever. So the caller must look again at everything it saw under the shared lock. On
-// failure nothing is held, and only Close may follow.
+// Upgrade turns a shared lock into an exclusive one. An exclusive lock stays as it is. Upgrade releases the shared lock
+// first, since two holders that wait for each other would wait for ever. So the caller must look again at everything it
+// saw under the shared lock. On failure nothing is held, and only Close may follow.
 func (l *Lock) Upgrade(ctx context.Context) error {
 	if l.mode == Exclusive {
 		return nil

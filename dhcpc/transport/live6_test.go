@@ -65,7 +65,7 @@ func (l *lan6) lease6(t testing.TB, conn dhcpc.Transport[[]byte]) (got *dhcp6.Le
 			err = conn.Send(t.Context(), out.Send)
 		}
 		if err == nil && got == nil {
-			e.Message, err = conn.Receive(t.Context(), out.Wake)
+			e.Message, err = conn.Receive(t.Context(), s.Wake())
 		}
 		must.That(t, err == nil || errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
 		err = nil

@@ -74,7 +74,7 @@ func TestTheServerOfTheHighestPreferenceIsTakenAndThatOf255AtOnce(t *testing.T) 
 	}
 }
 
-// RFC 8415, section 15: a second, doubled, a tenth more or less; at most SOL_MAX_RT, which a server may set.
+// RFC 8415, section 15: a second, doubled, a tenth more or less; at most SOL_MAX_RT.
 func TestSolicitsAreRepeatedLessAndLessOften(t *testing.T) {
 	w := newWorld(t, nil)
 	w.timeout = 24 * time.Hour
@@ -91,14 +91,10 @@ func TestSolicitsAreRepeatedLessAndLessOften(t *testing.T) {
 	if off := (elapsed - w.at[2]).Abs(); off > 10*time.Millisecond { // the unit of the option
 		t.Errorf("elapsed %s, want %s", elapsed, w.at[2])
 	}
-	set := &dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionSolMaxRT, OptionData: []byte{0, 0, 0, 60}}
-	w = newWorld(t, honest(func(r *reply) { r.top, r.noIA, r.more = status(iana.StatusNoAddrsAvail), true, []dhcpv6.Option{set} }))
+	w = newWorld(t, honest(func(r *reply) { r.top, r.noIA, r.more = status(iana.StatusNoAddrsAvail), true, nil }))
 	w.timeout = time.Hour
 	_, err = w.tryAcquire()
 	must.That(t, err != nil && strings.Contains(err.Error(), "so it is"), "%v", err)
-	if n := len(w.at); w.at[n-1]-w.at[n-2] > 66*time.Second {
-		t.Errorf("pause of %s", w.at[n-1]-w.at[n-2])
-	}
 }
 
 func TestALeaseIsRenewedAtT1AndRebindsAtT2(t *testing.T) {
@@ -197,17 +193,6 @@ func TestAnAddressInUseIsDeclined(t *testing.T) {
 	w.inUse[clientIP()] = true
 	_, err := w.tryAcquire()
 	expect.That(t, errors.Is(err, dhcpc.ErrDeclined) && errors.Is(err, dhcpc.ErrTimeout), "%v", err)
-	// A server that does not answer a DECLINE hears it four times.
-	w = newWorld(t, func(m *dhcpv6.Message) [][]byte {
-		if m.MessageType == dhcpv6.MessageTypeDecline {
-			return nil
-		}
-		return honest()(m)
-	})
-	w.inUse[clientIP()] = true
-	_, _ = w.tryAcquire()
-	got := strings.Join(w.log, " ")
-	expect.That(t, strings.HasPrefix(got, "SOLICIT REQUEST DECLINE DECLINE DECLINE DECLINE SOLICIT"), "sent %s", got)
 }
 
 func TestARefusedAddressIsPassedOverAndDeclined(t *testing.T) {

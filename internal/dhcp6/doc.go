@@ -5,7 +5,7 @@
 //	session, out := machine.Step(session, time.Now(), dhcp6.Event{}) // then send out.Send
 //
 // The package contains only the state machine, without sockets, clock and goroutines. Its caller sends the messages
-// that Step returns, and calls Step again at the time Output.Wake or when a message arrives. The package's Example
+// that Step returns, and calls Step again at the time Session.Wake or when a message arrives. The package's Example
 // has such a loop. A dhcpc.Transport carries messages between the interface's link-local address and ff02::1:2. A
 // Lease6 holds everything needed to renew and release it, also in its JSON form and for another program.
 //
@@ -20,10 +20,10 @@
 //	   │ refused       │ REPLY, rapid     ┌────────────┐
 //	   ├───────────────│──────────────────│ REQUESTING │
 //	   │               v                  └────────────┘
-//	┌───────────┐ in  ┌──────────┐ REPLY        │
-//	│ DECLINING │<────│ CHECKING │<─────────────┘
-//	└───────────┘ use └──────────┘<──────────────┐ REPLY of another address
-//	/ DECLINE              │ unused              │
+//	   │ in use   ┌──────────┐ REPLY            │
+//	   └──────────│ CHECKING │<─────────────────┘
+//	/ DECLINE     └──────────┘<──────────────────┐ REPLY of another address
+//	                       │ unused              │
 //	                       v     REPLY           │
 //	                   ┌───────┐<──────┐ ┌───────────┐
 //	                   │ BOUND │       ├─│ REBINDING │─ the lease ends: INIT
@@ -39,15 +39,15 @@
 //
 // # Conformance
 //
-// Retransmissions, their limits and their randomness follow RFC 8415, sections 7.6 and 15. The client obeys
-// SOL_MAX_RT and INF_MAX_RT of servers. It does not delay the first SOLICIT. All messages go to all servers, as RFC
-// 9915 requires: the client ignores the Server Unicast option and a status UseMulticast. It ignores a RECONFIGURE,
-// since it could not authenticate one. It supports neither IA_TA nor prefix delegation. Machine.Confirm begins in
-// CONFIRMING, which leads to BOUND, or to INIT if the address does not fit the link (NotOnLink).
+// Retransmissions, their limits and their randomness follow RFC 8415, sections 7.6 and 15, except that the client
+// ignores SOL_MAX_RT and INF_MAX_RT of servers, and sends a DECLINE only once. It does not delay the first SOLICIT.
+// All messages go to all servers, as RFC 9915 requires: the client ignores the Server Unicast option and a status
+// UseMulticast. It ignores a RECONFIGURE, since it could not authenticate one. It supports neither IA_TA nor prefix
+// delegation. It never sends a CONFIRM: a client that was moved to another link notices it at its renewal.
 //
 // The client accepts a message if it has our transaction and client identifier and a server identifier. In
-// REQUESTING, RENEWING and DECLINING it accepts only messages from the server that it addressed. It ignores an IA_NA
-// with another IAID, or with a T1 after its T2. Lease6.Ignored names the unusable parts of a REPLY.
+// REQUESTING and RENEWING it accepts only messages from the server that it addressed. It ignores an IA_NA with another
+// IAID, or with a T1 after its T2. Lease6.Ignored names the unusable parts of a REPLY.
 //
 // # Needs
 //

@@ -43,7 +43,7 @@ func Example() {
 			err = conn.Send(ctx, out.Send)
 		}
 		if err == nil {
-			event.Message, err = conn.Receive(ctx, out.Wake)
+			event.Message, err = conn.Receive(ctx, session.Wake())
 		}
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			log.Fatal(err)

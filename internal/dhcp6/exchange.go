@@ -27,8 +27,6 @@ const (
 	rebMaxRT   = 10 * time.Minute
 	infTimeout = time.Second
 	infMaxRT   = time.Hour
-	decTimeout = time.Second
-	decMaxRC   = 4
 )
 
 // solicit sends the first or the next SOLICIT, and enters SOLICITING.
@@ -38,15 +36,11 @@ func (t *step) solicit() {
 		t.s.best = nil
 	}
 
-	m := t.message(dhcpv6.MessageTypeSolicit)
-	addIANA(m, t.cfg.IAID, t.s.hint)
+	m := t.request(dhcpv6.MessageTypeSolicit, nil, t.s.hint)
 	if t.cfg.RapidCommit {
 		m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionRapidCommit})
 	}
-
-	requestOptions(m, dhcpv6.OptionSolMaxRT)
-	t.cfg.addHostName(m)
-	t.send(m, solTimeout, cmp.Or(t.s.solMaxRT, solMaxRT), time.Time{})
+	t.send(m, solTimeout, solMaxRT, time.Time{})
 }
 
 // soliciting handles a message in SOLICITING. It requests an ADVERTISE with preference 255 at once. Until the first
@@ -86,7 +80,7 @@ func (t *step) soliciting(m *message) {
 	}
 
 	if rank == 255 || t.s.tries > 1 && rank >= 0 {
-		t.request(t.s.best)
+		t.choose(t.s.best)
 	}
 }
 
@@ -99,37 +93,35 @@ func (t *step) granted(m *message, want netip.Addr) (l *Lease6, why string) {
 		return nil, ""
 	}
 
-	list, t1, t2, ignored := m.grants()
-	i := slices.IndexFunc(list, func(g grant) bool { return g.valid > 0 && g.addr == want })
-	if i < 0 {
-		i = slices.IndexFunc(list, func(g grant) bool { return g.valid > 0 })
+	list, why := t.cfg.leases(m, t.s.sent)
+	if l = pick(list, want); l != nil {
+		return l, ""
 	}
+	return nil, why
+}
 
-	switch {
-	case i >= 0:
-		return t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent), ""
-	case len(ignored) > 0:
-		return nil, ": " + ignored[0]
-	case m.ia == nil:
-		return nil, ": no IA_NA of ours"
-	case len(list) > 0:
-		return nil, fmt.Sprintf(": %s for no time", list[0].addr)
+// pick returns the lease of the address want or, if the server gives that no time, the first lease that it gives
+// time.
+func pick(list []*Lease6, want netip.Addr) *Lease6 {
+	list = slices.DeleteFunc(slices.Clone(list), func(l *Lease6) bool { return l.Left(l.Obtained) == 0 })
+	i := slices.IndexFunc(list, func(l *Lease6) bool { return l.Address == want })
+	if len(list) == 0 {
+		return nil
 	}
-
-	return nil, ": no address"
+	return list[max(i, 0)]
 }
 
 // solicitingTimeUp requests the best offer, or sends another SOLICIT if there is none.
 func (t *step) solicitingTimeUp() {
 	if t.s.best != nil {
-		t.request(t.s.best)
+		t.choose(t.s.best)
 		return
 	}
 	t.solicit()
 }
 
-// request enters REQUESTING, and requests the lease l, which a server advertised or has forgotten.
-func (t *step) request(l *Lease6) {
+// choose enters REQUESTING, and requests the lease l, which a server advertised or has forgotten.
+func (t *step) choose(l *Lease6) {
 	t.begin(requesting)
 	t.s.requested, t.s.best = l, nil
 	t.sendRequest()
@@ -137,11 +129,7 @@ func (t *step) request(l *Lease6) {
 
 // sendRequest sends the first or the next REQUEST.
 func (t *step) sendRequest() {
-	m := t.message(dhcpv6.MessageTypeRequest)
-	addServerID(m, t.s.requested.Server)
-	addIANA(m, t.cfg.IAID, t.s.requested.Address)
-	requestOptions(m, dhcpv6.OptionSolMaxRT)
-	t.cfg.addHostName(m)
+	m := t.request(dhcpv6.MessageTypeRequest, t.s.requested.Server, t.s.requested.Address)
 	var end time.Time
 	if t.s.lease != nil {
 		end = t.s.lease.Expire // the REQUEST is part of a renewal
@@ -239,15 +227,11 @@ func (t *step) beginRenewal(state State) {
 
 // renew sends the first or the next RENEW or REBIND.
 func (t *step) renew(kind dhcpv6.MessageType, irt, mrt time.Duration, end time.Time) {
-	l := t.s.lease
-	m := t.message(kind)
+	var server dhcpc.Hex
 	if kind == dhcpv6.MessageTypeRenew {
-		addServerID(m, l.Server)
+		server = t.s.lease.Server
 	}
-	addIANA(m, t.cfg.IAID, l.Address)
-	requestOptions(m)
-	t.cfg.addHostName(m)
-	t.send(m, irt, mrt, end)
+	t.send(t.request(kind, server, t.s.lease.Address), irt, mrt, end)
 }
 
 // renewing handles the answer to a RENEW or a REBIND (RFC 8415, section 18.2.10.1).
@@ -263,42 +247,29 @@ func (t *step) renewing(m *message) {
 			// The server has forgotten the lease. It may grant the address again, so request it.
 			again := *l
 			again.Server = slices.Clone(m.server)
-			t.request(&again)
+			t.choose(&again)
 		}
 		return
 	}
 
-	list, t1, t2, ignored := m.grants()
-	i := slices.IndexFunc(list, func(g grant) bool { return g.addr == l.Address })
+	list, why := t.cfg.leases(m, t.s.sent)
+	next := pick(list, l.Address)
 	switch {
-	case i >= 0 && list[i].valid > 0:
-		t.take(t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent))
-	case i >= 0:
-		t.revoked(m, list, t1, t2, ignored)
-	case len(ignored) > 0:
-		t.note(m.describe() + ": " + ignored[0])
-	default:
-		t.note(m.describe() + ": nothing about " + l.Address.String())
-	}
-}
-
-// revoked handles a REPLY that gives the present lease no more time. It ends that lease, and uses another address of
-// the REPLY if there is one.
-func (t *step) revoked(m *message, list []grant, t1, t2 time.Duration, ignored []string) {
-	old := t.s.lease
-	i := slices.IndexFunc(list, func(g grant) bool { return g.valid > 0 })
-	if i < 0 {
+	case !slices.ContainsFunc(list, func(one *Lease6) bool { return one.Address == l.Address }):
+		t.note(m.describe() + cmp.Or(why, ": nothing about "+l.Address.String()))
+	case next == nil:
 		t.lose(fmt.Errorf("%w: REPLY from %s: no more time", dhcpc.ErrNAK, m.server))
-		return
+	case next.Address != l.Address: // the present lease gets no more time
+		t.out.Lost, t.s.lease = l, nil
+		t.take(next)
+	default:
+		t.take(next)
 	}
-	t.out.Lost, t.s.lease = old, nil
-	t.take(t.cfg.lease(m, list[i], t1, t2, ignored, t.s.sent))
 }
 
 // decline sends a DECLINE for an address that a server granted and the client does not use. The client then starts
 // over.
 func (t *step) decline(l *Lease6, why error) {
-	t.out.Err, t.s.trace.Last = why, why
 	t.shun(l.Server)
 	if t.s.hint = t.cfg.Address; t.s.hint == l.Address {
 		t.s.hint = netip.Addr{}
@@ -310,26 +281,10 @@ func (t *step) decline(l *Lease6, why error) {
 		t.out.Lost, t.s.lease = held, nil
 	}
 
-	t.begin(declining)
-	t.s.requested = l
-	t.sendDecline()
-}
-
-// sendDecline sends the first or the next DECLINE.
-func (t *step) sendDecline() {
-	m := t.message(dhcpv6.MessageTypeDecline)
-	addServerID(m, t.s.requested.Server)
-	addIANA(m, t.cfg.IAID, t.s.requested.Address)
-	t.send(m, decTimeout, 0, time.Time{})
-}
-
-// decliningTimeUp repeats the DECLINE, or starts over after decMaxRC of them.
-func (t *step) decliningTimeUp() {
-	if t.s.tries < decMaxRC {
-		t.sendDecline()
-		return
-	}
-	t.startOver(nil)
+	t.begin(initial)
+	t.out.Send = t.cfg.message(dhcpv6.MessageTypeDecline, t.s.xid, 0, l.Server, l.Address).ToBytes()
+	t.s.trace.Sent.Add("DECLINE")
+	t.startOver(why)
 }
 
 // inform sends the first or the next INFORMATION-REQUEST.
@@ -337,9 +292,9 @@ func (t *step) inform() {
 	if t.s.tries == 0 {
 		t.begin(informing)
 	}
-	m := t.message(dhcpv6.MessageTypeInformationRequest)
-	requestOptions(m, dhcpv6.OptionInformationRefreshTime, dhcpv6.OptionInfMaxRT)
-	t.send(m, infTimeout, cmp.Or(t.s.infMaxRT, infMaxRT), time.Time{})
+	m := t.cfg.write(dhcpv6.MessageTypeInformationRequest, t.s.xid, t.now.Sub(t.s.first))
+	requestOptions(m, dhcpv6.OptionInformationRefreshTime)
+	t.send(m, infTimeout, infMaxRT, time.Time{})
 }
 
 // informing handles the answer to an INFORMATION-REQUEST.
@@ -366,76 +321,4 @@ type Information struct {
 	Search  []string      // domain search list
 	Refresh time.Duration // time until the next request, at least 10 min
 	Ignored []string      // parts of the answer that cannot be used, with the reasons
-}
-
-// The times of a CONFIRM (RFC 8415, section 7.6).
-const (
-	cnfMaxDelay = time.Second
-	cnfTimeout  = time.Second
-	cnfMaxRT    = 4 * time.Second
-	cnfMaxRD    = 10 * time.Second
-)
-
-// Confirm returns a Session for a client that still has the lease l. The Session asks any server whether the address
-// fits the link (RFC 8415, section 18.2.3). Use it when the machine or the program has restarted, or when the machine
-// may have been moved.
-//
-// If no server answers within ten seconds, the client goes on using the lease. If the lease is due for renewal, or
-// Obtained is in the future, the Session renews it instead. If the lease has run out, the Session reports it as lost:
-// see Restore. An unusable lease is an error that matches tombolo.ErrInvalid.
-func (m *Machine) Confirm(now time.Time, seed uint64, l *Lease6) (Session, error) {
-	s, err := m.Restore(now, seed, l)
-	if err == nil && (s.wake.IsZero() || now.Before(s.wake)) {
-		t := step{Machine: m, s: &s, now: now}
-
-		// Wait for a random time, since all clients of a machine may start at once.
-		at := now.Add(t.s.random.Between(0, cnfMaxDelay))
-		t.begin(Confirming)
-		t.idle(Confirming, at)
-	}
-	return s, err
-}
-
-// confirm sends the first or the next CONFIRM. If no answer has come within cnfMaxRD, or a renewal is due, it returns
-// to BOUND with the lease.
-func (t *step) confirm() {
-	l := t.s.lease
-	if t.s.tries == 0 {
-		t.s.first = t.now
-	}
-
-	end := t.s.first.Add(cnfMaxRD)
-	if !l.Infinite() && l.Renew.Before(end) {
-		end = l.Renew
-	}
-
-	if !t.now.Before(end) {
-		t.confirmed()
-		return
-	}
-
-	m := t.message(dhcpv6.MessageTypeConfirm)
-	addIANA(m, t.cfg.IAID, l.Address)
-	t.send(m, cnfTimeout, cnfMaxRT, end)
-}
-
-// confirmed returns to the state bound after a CONFIRM. It keeps the present lease and schedules its renewal, which
-// may be due by now.
-func (t *step) confirmed() {
-	t.s.trace = trace.Trace{Began: t.now}
-	t.idle(bound, t.s.lease.Renew)
-}
-
-// confirming handles the answer to a CONFIRM.
-func (t *step) confirming(m *message) {
-	if m.kind != dhcpv6.MessageTypeReply {
-		return
-	}
-	t.note(m.describe())
-	switch statusOf(m.status) {
-	case iana.StatusSuccess:
-		t.confirmed()
-	case iana.StatusNotOnLink:
-		t.lose(dhcpc.ErrNAK)
-	}
 }

@@ -28,6 +28,12 @@ func clientIP() netip.Addr { return netip.MustParseAddr("2001:db8::7") }
 func otherIP() netip.Addr  { return netip.MustParseAddr("2001:db8::8") }
 func epoch() time.Time     { return time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC) }
 
+// grant is an address in an IA_NA, with its lifetimes.
+type grant struct {
+	addr             netip.Addr
+	preferred, valid time.Duration
+}
+
 // reply is what a server of these tests says, changed by a test where it is to be nasty.
 type reply struct {
 	kind               dhcpv6.MessageType
@@ -156,10 +162,10 @@ func (w *world) run(s Session, timeout time.Duration, done func(Output) bool) er
 			}
 		case len(w.queue) > 0 && out.Listen.After(w.now):
 			e.Message, w.queue = w.queue[0], w.queue[1:]
-		case out.Wake.IsZero():
+		case s.wake.IsZero():
 			w.t.Fatalf("waits for ever, after %v", w.log)
-		case out.Wake.After(w.now):
-			w.now = out.Wake
+		case s.wake.After(w.now):
+			w.now = s.wake
 			if w.now.After(limit) {
 				w.now = limit
 				return s.Failure("run", w.now, dhcpc.ErrTimeout)

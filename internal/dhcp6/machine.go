@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv6"
+	"github.com/insomniacslk/dhcp/rfc1035label"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/trace"
@@ -44,8 +45,6 @@ type Session struct {
 	tries int           // messages sent in the exchange
 	rt    time.Duration // the pause after the last message
 
-	solMaxRT, infMaxRT time.Duration
-
 	failures  int      // failures since the last lease; they lengthen the back-off
 	best      *Lease6  // the best ADVERTISE so far
 	rank      int      // its preference, lower for a server to avoid
@@ -61,7 +60,7 @@ func (s *Session) State() State { return s.state }
 // Lease returns the present lease, or nil if there is none.
 func (s *Session) Lease() *Lease6 { return s.lease }
 
-// Wake returns the time of the next call of Step. It equals the last Output.Wake.
+// Wake returns the time to call Step again if no message comes before. The zero time means never.
 func (s *Session) Wake() time.Time { return s.wake }
 
 // Verdict is the result of duplicate address detection.
@@ -95,10 +94,8 @@ type Output struct {
 	Information *Information
 	// Err is the reason for a lost or refused lease, or nil. The Session continues and tries to get another lease.
 	Err error
-	// Wake is the time to call Step again if no message comes before. The zero time means never.
-	Wake time.Time
 	// Listen is the time until which answers are expected. After it, or if it is the zero time, the caller may close
-	// its sockets. It is never later than Wake.
+	// its sockets. It is never later than Session.Wake.
 	Listen time.Time
 }
 
@@ -171,7 +168,7 @@ func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
 		t.timeUp()
 	}
 
-	t.out.Wake, t.out.Listen = s.wake, s.listen
+	t.out.Listen = s.listen
 	return s, t.out
 }
 
@@ -196,12 +193,8 @@ func (t *step) timeUp() {
 		t.lose(dhcpc.ErrExpired) // the previous lease ended while a new address was checked
 	case bound, renewing, rebinding:
 		t.leaseTimeUp()
-	case declining:
-		t.decliningTimeUp()
 	case informing:
 		t.inform()
-	case Confirming:
-		t.confirm()
 	}
 }
 
@@ -218,8 +211,6 @@ func (t *step) receive(data []byte) {
 		return
 	}
 
-	t.s.solMaxRT = m.maxRT(dhcpv6.OptionSolMaxRT, t.s.solMaxRT)
-	t.s.infMaxRT = m.maxRT(dhcpv6.OptionInfMaxRT, t.s.infMaxRT)
 	switch t.s.state {
 	case soliciting:
 		t.soliciting(m)
@@ -227,14 +218,8 @@ func (t *step) receive(data []byte) {
 		t.requesting(m)
 	case renewing, rebinding:
 		t.renewing(m)
-	case declining:
-		if t.isReplyFrom(m, t.s.requested.Server) {
-			t.startOver(nil)
-		}
 	case informing:
 		t.informing(m)
-	case Confirming:
-		t.confirming(m)
 	default:
 		t.note(m.describe() + ": nothing was asked")
 	}
@@ -281,13 +266,21 @@ func (t *step) begin(state State) {
 	t.s.first = t.now
 }
 
-// message returns a new message of the exchange. It still lacks the options for its type.
-func (t *step) message(kind dhcpv6.MessageType) *dhcpv6.Message {
-	return t.cfg.write(kind, t.s.xid, t.now.Sub(t.s.first))
+// request returns a message of the exchange that requests an address and further options. A nil server means all
+// servers.
+func (t *step) request(kind dhcpv6.MessageType, server dhcpc.Hex, a netip.Addr) *dhcpv6.Message {
+	m := t.cfg.message(kind, t.s.xid, t.now.Sub(t.s.first), server, a)
+	requestOptions(m)
+
+	// The flag S asks the server to enter the address in the DNS.
+	if name := t.cfg.HostName; name != "" {
+		m.AddOption(&dhcpv6.OptFQDN{Flags: 1, DomainName: &rfc1035label.Labels{Labels: []string{name}}})
+	}
+	return m
 }
 
 // send sends the next message of the exchange, and sets the time of its retransmission (RFC 8415, section 15). The
-// first pause is irt. Each further pause doubles, up to mrt; an mrt of 0 means no limit. All pauses vary at random by
+// first pause is irt. Each further pause doubles, up to mrt. All pauses vary at random by
 // a tenth. The exchange ends at the time end at the latest; the zero time means never.
 func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	t.out.Send = m.ToBytes()
@@ -296,11 +289,7 @@ func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	t.s.tries++
 	rt := irt
 	if t.s.tries > 1 {
-		rt = 2 * t.s.rt
-	}
-
-	if mrt > 0 && rt > mrt {
-		rt = mrt
+		rt = min(2*t.s.rt, mrt)
 	}
 
 	lo := rt - rt/10
@@ -329,12 +318,9 @@ func (t *step) idle(state State, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, time.Time{}
 }
 
-// startOver returns to INIT after a failure, with a pause that grows with each failure. err is nil if Output.Err
-// reported the failure before.
+// startOver returns to INIT after a failure, with a pause that grows with each failure.
 func (t *step) startOver(err error) {
-	if err != nil {
-		t.out.Err, t.s.trace.Last = err, err
-	}
+	t.out.Err, t.s.trace.Last = err, err
 	pause := trace.BackOff(t.s.failures)
 	t.s.failures++
 	t.s.requested, t.s.best = nil, nil
@@ -433,8 +419,6 @@ const (
 	bound                   // has a lease; waits for T1
 	renewing                // after T1: RENEW sent to the server of the lease
 	rebinding               // after T2: REBIND sent to any server
-	declining               // DECLINE sent for an address that another host has, or that Config.Refuse rejected
 	informing               // INFORMATION-REQUEST sent; needs options and no address
 	Informed                // has the options, and is done
-	Confirming              // has a lease; asks whether its address fits the link: see Machine.Confirm
 )

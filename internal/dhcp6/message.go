@@ -10,7 +10,6 @@ import (
 
 	"github.com/insomniacslk/dhcp/dhcpv6"
 	"github.com/insomniacslk/dhcp/iana"
-	"github.com/insomniacslk/dhcp/rfc1035label"
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/trace"
@@ -277,82 +276,76 @@ func (m *message) describe() string {
 	return text
 }
 
-// grant is an address in an IA_NA, with its lifetimes.
-type grant struct {
-	addr             netip.Addr
-	preferred, valid time.Duration
-}
-
-// grants reads our IA_NA. It returns the usable addresses, including those with a lifetime of 0, the times T1 and T2,
-// and descriptions of the unusable parts.
-func (m *message) grants() (list []grant, t1, t2 time.Duration, ignored []string) {
+// leases returns a lease of each usable address in our IA_NA. A lease without time, which a server ends, has
+// Expire equal to Obtained. asked is the time when the client sent the request that m answers. Without a usable
+// address, why is the reason, for a trace.
+func (c *Config) leases(m *message, asked time.Time) (list []*Lease6, why string) {
 	if m.ia == nil {
-		return nil, 0, 0, nil
+		return nil, ": no IA_NA of ours"
 	}
 
-	t1, t2 = m.ia.T1, m.ia.T2
+	t1, t2 := m.ia.T1, m.ia.T2
 	if t1 > 0 && t2 > 0 && t1 > t2 {
-		return nil, 0, 0, []string{fmt.Sprintf("IA_NA: T1 of %s is after T2 of %s", t1, t2)}
+		return nil, fmt.Sprintf(": IA_NA: T1 of %s is after T2 of %s", t1, t2)
 	}
 
-	for _, o := range m.ia.Options.Options {
-		a, ok := o.(*dhcpv6.OptIAAddress)
-		if !ok {
-			continue
-		}
-
+	rest := &Lease6{} // the parts that all leases share
+	rest.DNS, rest.Search = m.dns(rest), m.search(rest)
+	for _, a := range m.ia.Options.Addresses() {
 		addr, _ := netip.AddrFromSlice(a.IPv6Addr.To16())
 		switch {
-		case len(ignored) == maxIgnored:
-			return list, t1, t2, ignored
 		case !usable(addr):
-			ignored = append(ignored, fmt.Sprintf("address %s: no host can have it", addr))
+			rest.ignore("address %s: no host can have it", addr)
 		case a.PreferredLifetime > a.ValidLifetime:
-			ignored = append(ignored, fmt.Sprintf("address %s: preferred for %s, and valid for %s", addr,
-				a.PreferredLifetime, a.ValidLifetime))
+			rest.ignore("address %s: preferred for %s, and valid for %s", addr, a.PreferredLifetime, a.ValidLifetime)
 		case statusOf(a.Options.Status()) != iana.StatusSuccess:
-			ignored = append(ignored, fmt.Sprintf("address %s: %s", addr, statusText(a.Options.Status())))
+			rest.ignore("address %s: %s", addr, statusText(a.Options.Status()))
 		default:
-			list = append(list, grant{addr, a.PreferredLifetime, a.ValidLifetime})
+			list = append(list, c.lease(m, addr, a.PreferredLifetime, a.ValidLifetime, asked))
 		}
 	}
 
-	return list, t1, t2, ignored
+	for _, l := range list {
+		l.DNS, l.Search, l.Ignored = rest.DNS, rest.Search, rest.Ignored
+	}
+
+	switch {
+	case len(list) > 0:
+		return list, fmt.Sprintf(": %s for no time", list[0].Address)
+	case len(rest.Ignored) > 0:
+		return nil, ": " + rest.Ignored[0]
+	}
+	return nil, ": no address"
 }
 
 // shortest is the minimum time between two messages of a renewal. It also applies if a server requests a shorter
 // time.
 const shortest = 2 * time.Second
 
-// lease returns a lease of the address g, which the message m offers or grants. asked is the time when the client sent
-// the request that m answers.
-func (c *Config) lease(m *message, g grant, t1, t2 time.Duration, ignored []string, asked time.Time) *Lease6 {
-	l := &Lease6{
-		Address: g.addr, Server: slices.Clone(m.server), DUID: c.DUID, IAID: c.IAID,
-		Obtained: asked, Ignored: ignored,
-	}
-	if g.preferred < forever {
-		l.Preferred = asked.Add(g.preferred)
+// lease returns a lease of the address a with the given lifetimes, without the options that m has for all addresses.
+func (c *Config) lease(m *message, a netip.Addr, preferred, valid time.Duration, asked time.Time) *Lease6 {
+	l := &Lease6{Address: a, Server: slices.Clone(m.server), DUID: c.DUID, IAID: c.IAID, Obtained: asked}
+	if preferred < forever {
+		l.Preferred = asked.Add(preferred)
 	}
 
-	if g.valid < forever {
-		l.Expire = asked.Add(g.valid)
-		l.Renew, l.Rebind = c.times(l, g, t1, t2)
+	if valid < forever {
+		l.Expire = asked.Add(valid)
+		t1, t2 := times(preferred, valid, m.ia.T1, m.ia.T2)
+		l.Renew, l.Rebind = asked.Add(t1), asked.Add(t2)
 	}
-
-	l.DNS, l.Search = m.dns(l), m.search(l)
 	return l
 }
 
 // times returns T1 and T2, in this order and before the end of the lease. The server may leave them to the client, or
 // send times after the end. They are then fractions of the preferred lifetime, as RFC 8415, section 21.4, recommends.
-func (c *Config) times(l *Lease6, g grant, t1, t2 time.Duration) (renew, rebind time.Time) {
-	base := g.preferred
-	if base == 0 || base > g.valid {
-		base = g.valid
+func times(preferred, valid, t1, t2 time.Duration) (renew, rebind time.Duration) {
+	base := preferred
+	if base == 0 {
+		base = valid
 	}
 
-	if t2 == 0 || t2 > g.valid {
+	if t2 == 0 || t2 > valid {
 		t2 = base / 5 * 4
 	}
 
@@ -360,9 +353,8 @@ func (c *Config) times(l *Lease6, g grant, t1, t2 time.Duration) (renew, rebind 
 		t1 = min(base/2, t2)
 	}
 
-	t1 = min(max(t1, shortest), g.valid)
-	t2 = min(max(t2, t1), g.valid)
-	return l.Obtained.Add(t1), l.Obtained.Add(t2)
+	t1 = min(max(t1, shortest), valid)
+	return t1, min(max(t2, t1), valid)
 }
 
 // dns returns the name servers of a message. It adds the unusable ones to l.Ignored.
@@ -414,19 +406,6 @@ func (l *Lease6) ignore(format string, args ...any) {
 	}
 }
 
-// maxRT returns the value of SOL_MAX_RT or INF_MAX_RT (RFC 8415, sections 21.24 and 21.25). If the message has no
-// valid value, it returns the previous value, which the parameter before contains.
-func (m *message) maxRT(code dhcpv6.OptionCode, before time.Duration) time.Duration {
-	if o := m.options.GetOne(code); o != nil {
-		if b := o.ToBytes(); len(b) == 4 {
-			if d := time.Duration(binary.BigEndian.Uint32(b)) * time.Second; d >= time.Minute && d <= 24*time.Hour {
-				return d
-			}
-		}
-	}
-	return before
-}
-
 // write returns a message with the options that all messages have.
 func (c *Config) write(kind dhcpv6.MessageType, xid uint32, elapsed time.Duration) *dhcpv6.Message {
 	m := &dhcpv6.Message{MessageType: kind,
@@ -444,26 +423,23 @@ func requestOptions(m *dhcpv6.Message, more ...dhcpv6.OptionCode) {
 	m.AddOption(dhcpv6.OptRequestedOption(codes...))
 }
 
-// addHostName adds the host name, if there is one. The flag S asks the server to enter the address in the DNS.
-func (c *Config) addHostName(m *dhcpv6.Message) {
-	if c.HostName != "" {
-		m.AddOption(&dhcpv6.OptFQDN{Flags: 1, DomainName: &rfc1035label.Labels{Labels: []string{c.HostName}}})
+// message returns a message about an address in our IA_NA, whose times it leaves to the server. An invalid address
+// and a nil server mean any.
+func (c *Config) message(
+	kind dhcpv6.MessageType, xid uint32, elapsed time.Duration, server dhcpc.Hex, a netip.Addr,
+) *dhcpv6.Message {
+	m := c.write(kind, xid, elapsed)
+	if server != nil {
+		m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionServerID, OptionData: server})
 	}
-}
 
-// addIANA adds our IA_NA, with the address a if that is valid. It leaves all times to the server.
-func addIANA(m *dhcpv6.Message, iaid uint32, a netip.Addr) {
 	ia := &dhcpv6.OptIANA{}
-	binary.BigEndian.PutUint32(ia.IaId[:], iaid)
+	binary.BigEndian.PutUint32(ia.IaId[:], c.IAID)
 	if a.IsValid() {
 		ia.Options.Add(&dhcpv6.OptIAAddress{IPv6Addr: net.IP(a.AsSlice())})
 	}
 	m.AddOption(ia)
-}
-
-// addServerID adds the server identifier.
-func addServerID(m *dhcpv6.Message, server dhcpc.Hex) {
-	m.AddOption(&dhcpv6.OptionGeneric{OptionCode: dhcpv6.OptionServerID, OptionData: server})
+	return m
 }
 
 // Release returns a RELEASE message for a lease. It uses only the lower 24 bits of xid. An unusable lease is an error
@@ -472,9 +448,6 @@ func Release(l *Lease6, xid uint32) ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
 	}
-	c := &Config{DUID: l.DUID}
-	m := c.write(dhcpv6.MessageTypeRelease, xid, 0)
-	addServerID(m, l.Server)
-	addIANA(m, l.IAID, l.Address)
-	return m.ToBytes(), nil
+	c := &Config{DUID: l.DUID, IAID: l.IAID}
+	return c.message(dhcpv6.MessageTypeRelease, xid, 0, l.Server, l.Address).ToBytes(), nil
 }

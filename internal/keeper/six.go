@@ -134,7 +134,7 @@ func (v *visit) restore6() error {
 	}
 
 	if l := v.r.Six.Lease; l != nil && !v.r.Six.Checking {
-		if s, err = machine.Confirm(now(), rand.Uint64(), l); err != nil {
+		if s, err = machine.Restore(now(), rand.Uint64(), l); err != nil {
 			return err
 		}
 	}
@@ -257,7 +257,7 @@ func (x *exchange6) run() error {
 			return x.recordNoAnswer()
 		}
 
-		message, err := x.receive(x.ctx, earliest(out.Listen, out.Wake, x.limit))
+		message, err := x.receive(x.ctx, earliest(out.Listen, s.Wake(), x.limit))
 		if err != nil {
 			return err
 		}
@@ -440,11 +440,6 @@ func (x *exchange6) recordLoss6(out dhcp6.Output) error {
 // recordNoAnswer handles the end of an exchange without an answer. It returns an error if the pod has no lease.
 func (x *exchange6) recordNoAnswer() error {
 	x.metrics.unanswered.Inc()
-	if x.m.six.session.State() == dhcp6.Confirming {
-		x.Log.Debug("no server confirms the DHCPv6 lease yet", x.logAttrs()...)
-		return nil
-	}
-
 	x.m.slow = true
 	failure := x.noResult()
 	if x.m.six.session.Lease() != nil {

@@ -276,7 +276,7 @@ const patience = time.Minute
 // so does an address that is still checked for duplicates.
 func ping(ns *netns.NS, to netip.Addr) error {
 	for until := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		_, err := icmp.Ping(context.Background(), ns, to, icmp.Echo{Wait: time.Until(until)})
+		err := icmp.Ping(context.Background(), ns, to, icmp.Echo{Wait: time.Until(until)})
 		if err == nil || time.Now().After(until) {
 			return err
 		}

@@ -40,9 +40,8 @@ func TestPingReachesTheOtherEnd(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.opt.Wait = patience
-			rtt, err := icmp.Ping(t.Context(), a, nstest.Addr(tt.dst), tt.opt)
+			err := icmp.Ping(t.Context(), a, nstest.Addr(tt.dst), tt.opt)
 			must.That(t, errors.Is(err, tt.want), "ping: %v, want %v", err, tt.want)
-			expect.That(t, err != nil || rtt > 0, "it took %s", rtt)
 			expect.That(t, err == nil || strings.HasPrefix(err.Error(), "ping "+tt.dst+": "),
 				"the error does not say what was pinged: %v", err)
 		})
@@ -54,12 +53,12 @@ func TestSilenceIsAnError(t *testing.T) {
 	a, b := nstest.Pair(t)
 	for _, dst := range []string{"10.9.0.2", "fd09::2"} {
 		// So that a neighbour that is not found yet is not the reason.
-		must.Succeed(t, expect.Err(icmp.Ping(t.Context(), a, nstest.Addr(dst), icmp.Echo{Wait: patience})))
+		must.Succeed(t, icmp.Ping(t.Context(), a, nstest.Addr(dst), icmp.Echo{Wait: patience}))
 	}
 	nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
 	nstest.Sysctl(t, b, "net/ipv6/icmp/echo_ignore_all", "1")
 	for _, dst := range []string{"10.9.0.2", "fd09::2"} {
-		_, err := icmp.Ping(t.Context(), a, nstest.Addr(dst), icmp.Echo{Wait: 100 * time.Millisecond})
+		err := icmp.Ping(t.Context(), a, nstest.Addr(dst), icmp.Echo{Wait: 100 * time.Millisecond})
 		expect.That(t, errors.Is(err, icmp.ErrNoReply) && strings.Contains(err.Error(), dst) && strings.Contains(err.Error(), "100ms"),
 			"ping %s: %v, want %v", dst, err, icmp.ErrNoReply)
 	}
@@ -76,7 +75,7 @@ func TestRequestsAreRepeated(t *testing.T) {
 	nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
 	pinged := make(chan error)
 	go func() {
-		_, err := icmp.Ping(context.Background(), a, nstest.Addr("10.9.0.2"), icmp.Echo{Wait: 2 * patience})
+		err := icmp.Ping(context.Background(), a, nstest.Addr("10.9.0.2"), icmp.Echo{Wait: 2 * patience})
 		pinged <- err
 	}()
 	heard := func() string { return nstest.Run(t, b, "nstat", "-asz", "IcmpInEchos") }
@@ -95,12 +94,12 @@ func TestPingEndsWithItsContext(t *testing.T) {
 	nstest.Sysctl(t, b, "net/ipv4/icmp_echo_ignore_all", "1")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := icmp.Ping(ctx, a, nstest.Addr("10.9.0.2"), icmp.Echo{Wait: time.Hour})
+	err := icmp.Ping(ctx, a, nstest.Addr("10.9.0.2"), icmp.Echo{Wait: time.Hour})
 	expect.Is(t, err, context.Canceled, "done before")
 	ctx, cancel = context.WithCancel(t.Context())
 	pinged := make(chan error)
 	go func() {
-		_, err := icmp.Ping(ctx, a, nstest.Addr("10.9.0.2"), icmp.Echo{Wait: time.Hour})
+		err := icmp.Ping(ctx, a, nstest.Addr("10.9.0.2"), icmp.Echo{Wait: time.Hour})
 		pinged <- err
 	}()
 	cancel()
@@ -111,5 +110,5 @@ func TestClosedNamespaceIsAnError(t *testing.T) {
 	t.Parallel()
 	ns := nstest.New(t)
 	ns.Close()
-	expect.Is(t, expect.Err(icmp.Ping(t.Context(), ns, nstest.Addr("10.9.0.2"), icmp.Echo{})), unix.EBADF, "ping")
+	expect.Is(t, icmp.Ping(t.Context(), ns, nstest.Addr("10.9.0.2"), icmp.Echo{}), unix.EBADF, "ping")
 }

@@ -126,11 +126,11 @@ func (s *show) pingAll(ctx context.Context, w io.Writer) error {
 func (p *pod) ping(ctx context.Context, who string, to []netip.Addr) (string, error) {
 	var cell []string
 	for _, address := range to {
-		rtt, err := icmp.Ping(ctx, p.ns, address, icmp.Echo{Wait: pingTimeout})
-		if err != nil {
+		started := time.Now()
+		if err := icmp.Ping(ctx, p.ns, address, icmp.Echo{Wait: pingTimeout}); err != nil {
 			return "", fmt.Errorf("%s to %s: %w", p.name, who, err)
 		}
-		cell = append(cell, milliseconds(rtt, 2))
+		cell = append(cell, milliseconds(time.Since(started), 2))
 	}
 	return strings.Join(cell, ", ") + " ms", nil
 }

@@ -147,7 +147,7 @@ func (b *sandbox) connectOutside(ctx context.Context) error {
 	})
 	for _, address := range b.addresses(theNode) {
 		if err == nil {
-			_, err = icmp.Ping(ctx, b.outside, address, icmp.Echo{Wait: pingTimeout})
+			err = icmp.Ping(ctx, b.outside, address, icmp.Echo{Wait: pingTimeout})
 		}
 	}
 	return err

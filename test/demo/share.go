@@ -151,7 +151,7 @@ func (s *show) connectLAN(ctx context.Context, machines []machine) error {
 		}
 	}
 	for _, address := range machines[1].addresses {
-		if _, err := icmp.Ping(ctx, machines[0].ns, address, icmp.Echo{Wait: pingTimeout}); err != nil {
+		if err := icmp.Ping(ctx, machines[0].ns, address, icmp.Echo{Wait: pingTimeout}); err != nil {
 			return err
 		}
 	}

@@ -32,6 +32,5 @@ func PingWith(tb testing.TB, ns *netns.NS, dst netip.Addr, opt Echo) error {
 		opt.Wait = patience
 	}
 	// Not the test's own context, which is done before the test's cleanups run.
-	_, err := icmp.Ping(context.Background(), ns, dst, opt)
-	return err
+	return icmp.Ping(context.Background(), ns, dst, opt)
 }

@@ -62,7 +62,7 @@ func (e *examination) exchange(
 func (e *examination) unresolved(ctx context.Context, a netip.Addr, name string) (*Finding, error) {
 	const untilAsked = wait * 3 / 2 // the kernel repeats its request once a second
 	f, err := e.exchange(ctx, name+" by "+protocolOf(a), a, neighbourProbe(a), func() error {
-		return ping(ctx, e.pod, a, icmp.Echo{Wait: untilAsked})
+		return icmp.Ping(ctx, e.pod, a, icmp.Echo{Wait: untilAsked})
 	})
 	if f != nil {
 		f = finding(StepGateway, f.Remedy, "%s does not answer by %s: %s", name, protocolOf(a), f.Evidence)
@@ -158,7 +158,7 @@ func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *
 
 	f := finding(StepGateway, fmt.Sprintf("see whether %s is up and in this network, or correct the address", to),
 		"nothing %s answers for it", where)
-	_ = ping(ctx, e.host, to, icmp.Echo{Wait: wait})
+	_ = icmp.Ping(ctx, e.host, to, icmp.Echo{Wait: wait})
 	r, err := e.onHost.Get(ctx, to)
 	if err == nil && e.opt.Uplinks[e.at.Network] != "" && isResolved(e.hostSocket, r.Link, to) {
 		f.Evidence += ", and the host gets an answer"

@@ -211,7 +211,7 @@ func (e *examination) family(ctx context.Context, gateway netip.Addr) error {
 // gateway's firewall may drop pings. If the host's own gateway does not answer, gateway compares that MAC with the
 // bridge's. It adds a finding for a problem, unless an earlier step explains it.
 func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name string) (bool, error) {
-	pingErr := ping(ctx, e.pod, gateway, icmp.Echo{From: e.own, Wait: wait})
+	pingErr := icmp.Ping(ctx, e.pod, gateway, icmp.Echo{From: e.own, Wait: wait})
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
@@ -316,14 +316,14 @@ func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error
 func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (lost *Finding, answered bool, _ error) {
 	id := uint16(rand.Uint32())
 	f, err := e.exchange(ctx, name+" by echo requests", to, echoProbe(to.Is4(), id), func() error {
-		return ping(ctx, e.pod, to, icmp.Echo{From: e.own, Wait: wait, ID: id})
+		return icmp.Ping(ctx, e.pod, to, icmp.Echo{From: e.own, Wait: wait, ID: id})
 	})
 	switch {
 	case f == nil:
 		return nil, err == nil, err
 	case f.Remedy != "":
 		e.addLoss(f, name)
-	case ping(ctx, e.host, to, icmp.Echo{Wait: wait}) == nil:
+	case icmp.Ping(ctx, e.host, to, icmp.Echo{Wait: wait}) == nil:
 		remedy := "see there, or on its node, whether a route leads back to the pod, and whether a firewall drops " +
 			"what is " +
 			"forwarded: ip route get " + e.own.String()
@@ -357,23 +357,18 @@ func (e *examination) long(ctx context.Context, hop netip.Addr) error {
 	}
 
 	echo := icmp.Echo{From: e.own, Size: e.mtu - headers, DontFragment: true, Wait: wait}
-	err := ping(ctx, e.pod, hop, echo)
+	err := icmp.Ping(ctx, e.pod, hop, echo)
 	if err == nil || e.failed(StepMTU) {
 		return ctx.Err()
 	}
 
 	echo.From = netip.Addr{}
-	if errors.Is(err, unix.EMSGSIZE) || ping(ctx, e.host, hop, echo) != nil {
+	if errors.Is(err, unix.EMSGSIZE) || icmp.Ping(ctx, e.host, hop, echo) != nil {
 		e.add(StepMTU, "set mtu of the network to what the path takes, and create its pods again",
 			"packets of %d bytes, the pod's MTU, do not get to %s, and short ones do: %v", e.mtu, hop, err)
 	}
 
 	return nil
-}
-
-func ping(ctx context.Context, ns *netns.NS, to netip.Addr, echo icmp.Echo) error {
-	_, err := icmp.Ping(ctx, ns, to, echo)
-	return err
 }
 
 // names sends a DNS query from the pod to each name server that the pod reaches through the examined interface. It

@@ -69,7 +69,7 @@ func (t *step) rebooting(m *message) {
 	switch m.MessageType() {
 	case dhcpv4.MessageTypeAck:
 		if l := t.acknowledged(m, t.s.offer); l != nil {
-			t.acceptUnlessRefused(l)
+			t.accept(l)
 		}
 	case dhcpv4.MessageTypeNak:
 		t.note(describe(m))
@@ -100,11 +100,7 @@ func (t *step) selecting(m *message) {
 		return
 	}
 
-	if !l.Server.IsValid() {
-		l.Server = m.source // udhcpc also uses the source address
-	}
-
-	if !usable(l.Server) {
+	if l.Server = m.sender(); !usable(l.Server) { // udhcpc also uses the source address
 		t.note(describe(m) + ": no server identifier")
 		return
 	}
@@ -116,8 +112,6 @@ func (t *step) selecting(m *message) {
 
 	t.note(description)
 	switch {
-	case rapid && refused != nil:
-		t.refuse(l, refused)
 	case rapid:
 		t.accept(l)
 	case refused != nil || slices.Contains(t.s.avoid, l.Server):
@@ -188,7 +182,7 @@ func (t *step) requesting(m *message) {
 	switch m.MessageType() {
 	case dhcpv4.MessageTypeAck:
 		if l := t.acknowledged(m, offer); l != nil {
-			t.acceptUnlessRefused(l)
+			t.accept(l)
 		}
 	case dhcpv4.MessageTypeNak:
 		if t.isAnothers(m, offer) {
@@ -260,15 +254,6 @@ func (t *step) refusal(l *Lease) error {
 	return t.cfg.Refuse(l, t.s.lease)
 }
 
-// acceptUnlessRefused accepts an acknowledged lease unless Config.Refuse refuses it.
-func (t *step) acceptUnlessRefused(l *Lease) {
-	if refused := t.refusal(l); refused != nil {
-		t.refuse(l, refused)
-		return
-	}
-	t.accept(l)
-}
-
 // refuse declines a granted address for the caller's reason, ends the present lease and avoids the server from now
 // on.
 func (t *step) refuse(l *Lease, why error) {
@@ -287,13 +272,19 @@ func (t *step) decline(l *Lease, why error) {
 	t.startOver(why, declineBackOff)
 }
 
-// accept begins to use an acknowledged lease. With Config.DetectConflicts it first probes the address.
+// accept begins to use an acknowledged lease, unless Config.Refuse refuses it. With Config.DetectConflicts it first
+// probes the address.
 func (t *step) accept(l *Lease) {
-	if t.cfg.DetectConflicts {
-		t.startProbing(l)
-		return
+	refused := t.refusal(l)
+	switch {
+	case refused != nil:
+		t.refuse(l, refused)
+	case t.cfg.DetectConflicts:
+		t.s.offer, t.s.tries = l, 0
+		t.enter(probing, t.now.Add(t.s.random.Between(0, probeWait)))
+	default:
+		t.bind(l)
 	}
-	t.bind(l)
 }
 
 // The constants of RFC 5227, section 1.1.
@@ -304,12 +295,6 @@ const (
 	probeMax     = 2 * time.Second
 	announceWait = 2 * time.Second // the wait for answers after the last probe
 )
-
-// startProbing begins to look for other hosts that use the leased address.
-func (t *step) startProbing(l *Lease) {
-	t.s.offer, t.s.tries = l, 0
-	t.enter(probing, t.now.Add(t.s.random.Between(0, probeWait)))
-}
 
 // probe sends the next ARP probe. After the last one and the wait for its answers, it begins to use the lease. If the
 // lease ends during the probes, it sends a DISCOVER.

@@ -39,24 +39,19 @@ const (
 )
 
 // parse parses the DHCP message in a packet.
-func parse(p *Packet) (*message, error) {
-	m := &message{nextHop: p.SrcMAC, source: p.Src.Addr().Unmap()}
-	payload := bytes.Clone(p.Payload)
-	seen := map[uint8][]byte{}
-	if len(payload) > optionsAt {
-		payload = append(payload[:optionsAt], m.wholeOptions(payload[optionsAt:], seen)...)
-	}
+func parse(p *Packet) (m *message, err error) {
+	m = &message{nextHop: p.SrcMAC, source: p.Src.Addr().Unmap()}
+	b := p.Payload
 
-	// Append an End option, since some servers omit it. An additional one does no harm.
-	var err error
-	if m.DHCPv4, err = dhcpv4.FromBytes(append(payload, dhcpv4.OptionEnd.Code())); err != nil {
+	// Parse only the header, since one wrong option is no reason to reject the message.
+	header := append(bytes.Clone(b[:min(len(b), optionsAt)]), dhcpv4.OptionEnd.Code())
+	if m.DHCPv4, err = dhcpv4.FromBytes(header); err != nil {
 		return nil, fmt.Errorf("read DHCP message: %w", err)
 	}
 
-	if err := m.addOverloaded(p.Payload, seen); err != nil {
-		return nil, fmt.Errorf("read DHCP message: %w", err)
-	}
-
+	m.Options = dhcpv4.Options{}
+	m.addOptions(b[optionsAt:])
+	m.addOverloaded(b)
 	m.address, _ = netip.AddrFromSlice(m.YourIPAddr.To4())
 	id := m.Options.Get(dhcpv4.OptionServerIdentifier)
 	if len(id) == 4 {
@@ -71,12 +66,10 @@ func parse(p *Packet) (*message, error) {
 	return m, nil
 }
 
-// wholeOptions returns the options of one field up to its End option, without truncated options and without repeated
-// options of fixed size. dnsmasq sends lease time and server identifier twice if they are also configured as options.
-// The parts of other options stay, since the codec joins them (RFC 3396). seen holds the values of fixed-size options
-// so far, and gets the new ones.
-func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
-	whole := make([]byte, 0, len(b))
+// addOptions adds the options of one field up to its End option, without truncated options. If an option of fixed size
+// is repeated, it keeps the first value of that size: dnsmasq sends lease time and server identifier twice if they are
+// also configured as options. It joins the parts of other options (RFC 3396).
+func (m *message) addOptions(b []byte) {
 	for len(b) > 0 && b[0] != dhcpv4.OptionEnd.Code() {
 		code := b[0]
 		if code == dhcpv4.OptionPad.Code() {
@@ -86,46 +79,24 @@ func (m *message) wholeOptions(b []byte, seen map[uint8][]byte) []byte {
 
 		if len(b) < 2 || len(b) < 2+int(b[1]) {
 			m.ignored = append(m.ignored, fmt.Sprintf("option %d: cut short at the end of its field", code))
-			break
+			return
 		}
 
-		option := b[:2+int(b[1])]
-		b = b[len(option):]
-		value, first := option[2:], seen[code]
-		switch {
-		case first != nil && bytes.Equal(first, value):
-			continue
-		case first != nil:
-			m.ignored = append(m.ignored,
-				fmt.Sprintf("option %d: sent twice, as %s and %s: the first is taken", code, Hex(first), Hex(value)))
-			continue
-		case len(value) == fixedSize(code):
-			seen[code] = value
-			earlier := len(whole)
-			whole = withoutOption(whole, code)
-			if len(whole) < earlier {
-				m.ignored = append(m.ignored,
-					fmt.Sprintf("option %d: sent in a wrong size before %s", code, Hex(value)))
-			}
+		value := slices.Clip(b[2 : 2+int(b[1])])
+		b = b[2+len(value):]
+		before, isKnown := m.Options[code]
+		switch size := fixedSize(code); {
+		case isKnown && len(before) == size && !bytes.Equal(before, value):
+			m.ignored = append(m.ignored, fmt.Sprintf("option %d: sent twice, as %s and %s: the first is taken", code,
+				Hex(before), Hex(value)))
+		case isKnown && len(before) == size:
+		case isKnown && len(value) == size:
+			m.ignored = append(m.ignored, fmt.Sprintf("option %d: sent in a wrong size before %s", code, Hex(value)))
+			m.Options[code] = value
+		default:
+			m.Options[code] = slices.Concat(before, value)
 		}
-
-		whole = append(whole, option...)
 	}
-
-	return whole
-}
-
-// withoutOption returns complete options, except those with the given code.
-func withoutOption(options []byte, code uint8) []byte {
-	kept := make([]byte, 0, cap(options))
-	for len(options) > 0 {
-		size := 2 + int(options[1])
-		if options[0] != code {
-			kept = append(kept, options[:size]...)
-		}
-		options = options[size:]
-	}
-	return kept
 }
 
 // fixedSize returns the size in bytes of an option's value, or -1 if the size varies (RFC 2132, 2563, 3011 and 8925).
@@ -141,33 +112,22 @@ func fixedSize(code uint8) int {
 	return -1
 }
 
-// addOverloaded adds the options that a server put into the fields sname and file for lack of room (option 52). If an
-// option is in both, file comes before sname (RFC 3396). The codec cuts these fields at their first zero byte, so
-// addOverloaded reads them from the payload.
-func (m *message) addOverloaded(payload []byte, seen map[uint8][]byte) error {
+// addOverloaded adds the options that a server put into the fields file and sname for lack of room (option 52). If an
+// option is in both, file comes before sname (RFC 3396).
+func (m *message) addOverloaded(payload []byte) {
 	v := m.Options.Get(dhcpv4.OptionOptionOverload)
 	if v != nil && (len(v) != 1 || v[0] == 0 || v[0] > 3) {
 		m.ignored = append(m.ignored, fmt.Sprintf("option 52: %q is none of 1, 2 and 3", Hex(v)))
 	}
 	if len(v) != 1 {
-		return nil
+		return
 	}
-
-	for _, field := range []struct {
-		bit      byte
-		from, to int
-		name     string
-	}{{1, fileAt, cookieAt, "file"}, {2, snameAt, fileAt, "sname"}} {
-		if v[0]&field.bit == 0 {
-			continue
-		}
-		options := append(m.wholeOptions(payload[field.from:field.to], seen), dhcpv4.OptionEnd.Code())
-		if err := m.Options.FromBytes(options); err != nil {
-			return fmt.Errorf("options in the field %s: %w", field.name, err)
-		}
+	if v[0]&1 != 0 {
+		m.addOptions(payload[fileAt:cookieAt])
 	}
-
-	return nil
+	if v[0]&2 != 0 {
+		m.addOptions(payload[snameAt:fileAt])
+	}
 }
 
 // whyForeign returns the reason why a message is no answer to the session's last message, or "" if it is an answer.

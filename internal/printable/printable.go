@@ -6,6 +6,7 @@ package printable
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -35,33 +36,17 @@ func cut(text string) string {
 		return text
 	}
 
-	var out strings.Builder
-	quoted, start := false, 0
-	flush := func(end int) {
-		piece := text[start:end]
-		if len(piece) > quoteMax {
-			piece = whole(piece[:quoteMax]) + "…"
+	pieces := regexp.MustCompile(`"(?:\\.|[^"\\])*"?| ?[^ "]+`)
+	return pieces.ReplaceAllStringFunc(text, func(piece string) string {
+		quote, inner := "", piece
+		if piece[0] == '"' {
+			quote, inner = `"`, strings.TrimSuffix(piece[1:], `"`)
 		}
-		out.WriteString(piece)
-		start = end
-	}
-
-	for i := 0; i < len(text); i++ {
-		switch c := text[i]; {
-		case c == '\\' && quoted:
-			i++ // the next character does not end the quoted text
-		case c == '"':
-			flush(i)
-			out.WriteByte(c)
-			start = i + 1
-			quoted = !quoted
-		case c == ' ' && !quoted:
-			flush(i)
+		if len(inner) <= quoteMax {
+			return piece
 		}
-	}
-
-	flush(len(text))
-	return out.String()
+		return quote + whole(inner[:quoteMax]) + "…" + quote
+	})
 }
 
 // whole removes an incomplete rune or escape from the end of a text.

@@ -192,6 +192,7 @@ func newAllocator(r *ipamRequest) (*allocator, error) {
 		a.confErr = a.static(r)
 	case typeDHCP: // package network handles leases
 	default:
+		r.IsIPAM = true
 		a.Allocator = &delegatedIPAM{a.ipamSection, r}
 	}
 

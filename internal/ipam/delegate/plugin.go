@@ -33,6 +33,7 @@ type Plugin struct {
 	IfName      string   // CNI_IFNAME
 	Args        string   // CNI_ARGS
 	Environ     []string // the rest of the environment; the variables above replace those in it
+	IsIPAM      bool     // it must not be Tombolo, which would call itself
 	Stdin       []byte   // the complete configuration of the calling plugin
 
 	// Stderr receives the plugin's stderr while the plugin runs. If nil, the output is dropped. Errors quote the end
@@ -117,7 +118,7 @@ func (p *Plugin) run(ctx context.Context, verb string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if IsOurs(file) {
+	if p.IsIPAM && IsOurs(file) {
 		return nil, fmt.Errorf("run %s: %w", file, ErrSelf)
 	}
 	return run(ctx, file, p.environ(verb), p.Stdin, cmp.Or(p.Stderr, io.Discard))

@@ -29,7 +29,7 @@ func TestAProgramIsNeverRunByItself(t *testing.T) {
 				program := filepath.Join(dir, name)
 				must.Succeed(t, os.WriteFile(program, []byte("#!/bin/sh\nexit 0\n"), 0o755))
 				must.Succeed(t, how(program, filepath.Join(dir, "fake")))
-				plugin := &delegate.Plugin{Name: "fake", Path: dir}
+				plugin := &delegate.Plugin{Name: "fake", Path: dir, IsIPAM: true}
 				_, err := plugin.Add(t.Context())
 				expect.That(t, errors.Is(err, delegate.ErrSelf) == isOurs, "ADD: %v", err)
 				for _, verb := range []string{"DEL", "CHECK", "GC", "STATUS"} {

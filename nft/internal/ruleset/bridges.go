@@ -390,10 +390,9 @@ func (rs *Ruleset) addShare(n *Network, mark uint32) {
 
 	host := fmt.Sprintf("%s at %s", s.MAC, s.NIC)
 	rs.filter(InInet(shareTrackPrefix+n.Bridge), unix.NF_INET_PRE_ROUTING, priorityRaw, host, s.addTrack)
-	rs.filter(InInet(shareClosedPrefix+n.Bridge), unix.NF_INET_FORWARD, priorityBeforeFilter+1, s.NIC+", "+markSettings(mark),
-		s.addClosed)
-	rs.filter(InInet(shareUnmarkPrefix+n.Bridge), unix.NF_INET_POST_ROUTING, priorityLast, s.NIC+", "+markSettings(mark),
-		s.addUnmark)
+	marks := s.NIC + ", " + markSettings(mark)
+	rs.filter(InInet(shareClosedPrefix+n.Bridge), unix.NF_INET_FORWARD, priorityBeforeFilter+1, marks, s.addClosed)
+	rs.filter(InInet(shareUnmarkPrefix+n.Bridge), unix.NF_INET_POST_ROUTING, priorityLast, marks, s.addUnmark)
 	if n.NFCall {
 		rs.gone = append(rs.gone, InInet(shareAnswerPrefix+n.Bridge))
 		return

@@ -63,9 +63,10 @@ func (rs *Ruleset) addGuard(n *Network) {
 	}
 
 	if n.Guard {
-		rs.filter(InBridge("guard"), unix.NF_INET_PRE_ROUTING, priorityGuard, "spoof guard, or MAC alone",
-			(*rules).addGuard)
-		rs.filter(InBridge("untrusted"), unix.NF_INET_PRE_ROUTING, priorityUntrusted, "hosts only", (*rules).addUntrusted)
+		const settings = "spoof guard, or MAC alone"
+		rs.filter(InBridge("guard"), unix.NF_INET_PRE_ROUTING, priorityGuard, settings, (*rules).addGuard)
+		rs.filter(InBridge("untrusted"), unix.NF_INET_PRE_ROUTING, priorityUntrusted, "hosts only",
+			(*rules).addUntrusted)
 	}
 }
 

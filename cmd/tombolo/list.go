@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,12 +14,12 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// lsCommand returns the command ls with its views: a table of pods, and networks.
+// lsCommand returns the command ls with its views: a table of pods, networks, and a map of everything.
 func (o *options) lsCommand() *cobra.Command {
 	only := report.Selection{}
-	ls := o.withJSON(o.nodeCommand("ls [POD]", "list pods, or networks",
+	ls := o.withJSON(o.nodeCommand("ls [POD]", "list pods, or networks, or draw both",
 		"List the pods on this node with their addresses, host ports and limits, and what has changed since they were "+
-			"added. In POD, * and ? are wildcards. ls networks lists networks.",
+			"added. In POD, * and ? are wildcards. ls networks lists networks, and ls map draws them with their pods.",
 		func(ctx context.Context, node *network.Node, args []string) error {
 			only.Pod = optional(args, 0)
 			return o.list(ctx, node, only)
@@ -30,7 +31,11 @@ func (o *options) lsCommand() *cobra.Command {
 		"List the networks on record with their bridges, subnets, gateways and uplinks, how full their pools are, and "+
 			"which host port leads to which pod.", o.networks))
 	networks.ValidArgsFunction = o.completeNetworks
-	ls.AddCommand(networks)
+	svg := false
+	draw := o.nodeCommand("map", "draw uplinks, bridges, networks and pods; what check finds wrong is red", "",
+		func(ctx context.Context, node *network.Node, _ []string) error { return o.draw(ctx, node, svg) })
+	draw.Flags().BoolVar(&svg, "svg", false, "draw an SVG image instead, and print it")
+	ls.AddCommand(networks, draw)
 	return ls
 }
 
@@ -69,6 +74,24 @@ func (o *options) networks(ctx context.Context, node *network.Node, args []strin
 		o.warn(problem.Error())
 	}
 	return o.print(view.Networks(list), list)
+}
+
+// draw draws the node's map for a terminal or as SVG.
+func (o *options) draw(ctx context.Context, node *network.Node, svg bool) error {
+	drawn, err := view.Draw(ctx, node, o.state)
+	if err != nil {
+		return err
+	}
+
+	if svg {
+		return o.print(drawn.SVG(), nil)
+	}
+
+	screen := view.ScreenOf(os.Stdout, os.Getenv)
+	if screen.Colour {
+		o.out = os.Stdout // write control sequences unfiltered: Map has made all names printable
+	}
+	return o.print(drawn.Map(screen), nil)
 }
 
 func (o *options) leasesCommand() *cobra.Command {

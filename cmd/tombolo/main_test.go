@@ -122,7 +122,7 @@ func TestWithoutRootACommandSaysWhatItLacks(t *testing.T) {
 		return o
 	}
 	closed := t.TempDir() // below a directory of root's
-	for _, line := range []string{"status", "ls", "ls networks", "check", "repair", "gc", "doctor", "leases", "remove pods", "uplink status", "uplink take lo br0"} {
+	for _, line := range []string{"status", "ls", "ls networks", "ls map", "check", "repair", "gc", "doctor", "leases", "remove pods", "uplink status", "uplink take lo br0"} {
 		got := nobody(append(strings.Fields(line), "--state", closed, "--leases", closed)...)
 		expect.That(t, got.status == exitFailed && got.stdout == "" &&
 			strings.HasSuffix(got.stderr, ": run it as root; it needs CAP_NET_ADMIN and CAP_SYS_ADMIN\n"),
@@ -251,7 +251,7 @@ func TestLsListsWhatIsAskedFor(t *testing.T) {
 func TestOnANodeWithNothing(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]string{
-		"ls": "no pod is on record\n", "ls networks": "no network is on record\n",
+		"ls": "no pod is on record\n", "ls networks": "no network is on record\n", "ls map": "no network is on record\nnothing is wrong\n",
 		"check": "0 attachments: nothing differs\n", "repair": "nothing is to be repaired\n", "gc": "no dead pod has anything\n", "gc --dry-run": "no dead pod has anything\n",
 		"leases": "no lease is on record\n", "doctor": "no pod is on record\n", "uplink status": "no NIC is shared or taken over\n",
 		"ls --json": "[]\n", "ls networks --json": "[]\n", "gc --json": "[]\n", "leases --json": "[]\n", "doctor --json": "[]\n", "check --json": `{"attachments":[]}` + "\n",
@@ -305,7 +305,7 @@ func TestStatusOfWhatIsForged(t *testing.T) {
 func TestAStateDirectoryThatIsNotThereIsAnError(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "never")
-	for _, args := range [][]string{{"ls"}, {"ls", "networks"}, {"status"}, {"check"}, {"gc"}, {"repair"}, {"remove", "pods"}} {
+	for _, args := range [][]string{{"ls"}, {"ls", "networks"}, {"ls", "map"}, {"status"}, {"check"}, {"gc"}, {"repair"}, {"remove", "pods"}} {
 		args = append(args, "--state", dir)
 		want := outcome{exitFailed, "", "tombolo: " + dir + " is no state directory: name the stateDir of the network's configuration\n"}
 		expect.NoDiff(t, cmp.Diff(want, run(t, nstest.New(t), nil, "", args...), cmp.AllowUnexported(outcome{})), "%v", args)
@@ -313,7 +313,7 @@ func TestAStateDirectoryThatIsNotThereIsAnError(t *testing.T) {
 	expect.Is(t, expect.Err(os.Stat(dir)), os.ErrNotExist, "one of them made it")
 }
 
-func TestNetworksOfWhatIsForged(t *testing.T) {
+func TestNetworksAndMapOfWhatIsForged(t *testing.T) {
 	t.Parallel()
 	dir, empty := forge(t), t.TempDir()
 	for _, tt := range []struct {
@@ -322,6 +322,11 @@ func TestNetworksOfWhatIsForged(t *testing.T) {
 		{"ls networks --state " + empty, "no network is on record\n"},
 		{"ls networks --json --state " + empty, "[]\n"},
 		{"ls networks --state " + dir + " lab", "lab\n  record         none of the network itself: recreate its pods\n  pods           1\n  pool           none: pods get no addresses from an IPAM\n"},
+		{"ls map --state " + empty, "no network is on record\nnothing is wrong\n"},
+		{"ls map --state " + dir, "no bridge\n`- network lab: no record, 1 pod\n   x container c3\nbridge cbr0\n`- network pods: no record, 2 pods\n" +
+			"   x container unfinished\n   x default/web-0  10.61.0.2 fd61::2\n\nwrong:\n  its network has no " +
+			"record (affects container c3, default/web-0) [recreate\n    pod]\n  container unfinished, eth0 of " +
+			"network pods: its ADD did not finish [recreate\n    pod]\n"},
 	} {
 		expect.Equal(t, run(t, nstest.New(t), nil, "", strings.Fields(tt.line)...), (outcome{0, tt.stdout, ""}), "%s", tt.line)
 	}

@@ -115,7 +115,7 @@ func TestMessagesHaveNothingThatATerminalObeys(t *testing.T) {
 	w := n.podnet(conf{"logFile": log})
 	w.add(p, arg("K8S_POD_NAMESPACE", "ns"), arg("K8S_POD_NAME", evil+"\t\v"), arg("IgnoreUnknown", "1"))
 	n.run("ip", "link", "set", w.port(p), "alias", evil)
-	for _, args := range [][]string{{"ls", "--state", n.state}, {"check", "--state", n.state}, {"ls", "--json", "--state", n.state}, {"ls", "networks", "--state", n.state}, {"repair", "--state", "/dev/null/" + evil}} {
+	for _, args := range [][]string{{"ls", "--state", n.state}, {"check", "--state", n.state}, {"ls", "--json", "--state", n.state}, {"ls", "networks", "--state", n.state}, {"ls", "map", "--state", n.state}, {"ls", "map", "--svg", "--state", n.state}, {"repair", "--state", "/dev/null/" + evil}} {
 		o, err := n.exec(t.Context(), command(), nil, os.Environ(), args...)
 		expect.That(t, err == nil && o.stdout+o.stderr != "", "%q: %+v, %v", args, o, err)
 		i := strings.IndexFunc(o.stdout+o.stderr, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) })

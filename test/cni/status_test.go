@@ -3,14 +3,20 @@ package cni
 import (
 	"context"
 	"encoding/json"
+	"encoding/xml"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
@@ -188,7 +194,9 @@ func TestNetworkWithoutASuccessfulADDIsNone(t *testing.T) {
 	wantError(t, expect.Err(n.podnet(conf{"bridge": "lo"}).tryAdd(n.pod("a"))), 116, "not a bridge")
 	got := n.networks()
 	expect.That(t, len(got) == 0, "networks: %+v", got)
-	o := n.operate("ls", "networks", "--state", n.state, "podnet")
+	o := n.operate("ls", "map", "--state", n.state)
+	expect.That(t, o.status == 0 && strings.HasPrefix(o.stdout, "no network is on record\n"), "map: %+v", o)
+	o = n.operate("ls", "networks", "--state", n.state, "podnet")
 	expect.That(t, strings.Contains(o.stdout, "no ADD of it has succeeded\n"), "by its name: %+v", o)
 	expect.Success(t, n.operate("remove", "--state", n.state, "podnet").err(), "remove")
 	o = n.operate("ls", "networks", "--state", n.state, "podnet")
@@ -271,6 +279,67 @@ func TestNetworksAreShownBesideADDs(t *testing.T) {
 			return
 		default:
 		}
+	}
+}
+
+// terminal runs a command of the operator's whose stdout is a terminal, and gives what that gets.
+func (n *node) terminal(columns uint16, environ []string, args ...string) string {
+	n.Helper()
+	master := must.Of(os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)).Get(n)
+	defer master.Close()
+	must.Succeed(n, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
+	number := must.Of(unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)).Get(n)
+	slave := must.Of(os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)).Get(n)
+	must.Succeed(n, unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}))
+	cmd := exec.Command(command(), args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = environ, slave, os.Stderr
+	err := n.ns.Do(cmd.Start)
+	slave.Close()
+	must.Succeed(n, err)
+	out, _ := io.ReadAll(master) // ends in EIO
+	expect.Success(n, cmd.Wait(), "tombolo %q", args)
+	return strings.ReplaceAll(string(out), "\r\n", "\n")
+}
+
+func TestTheMapShowsANodeAndWhatIsWrong(t *testing.T) {
+	n := parallelNode(t)
+	w := n.portnet(nil)
+	evil := "x\x1b[2J<svg>&"
+	web, hurt, other := n.pod("web"), n.pod("hurt"), n.pod("other")
+	w.add(web, append(named("web"), publish(t, "8080:80/tcp"))...)
+	w.add(hurt, named(evil)...)
+	w.add(other, named("other")...)
+	utf8 := []string{"LANG=C.UTF-8", "TERM=xterm"}
+	if text := n.terminal(100, utf8, "ls", "map", "--state", n.state); !strings.HasSuffix(text, "nothing is wrong\n") || strings.Contains(text, "\x1b[31m") || !strings.Contains(text, "\x1b[1mbridge cbr0\x1b[m (MTU 1500) 10.77.0.1/24 fd77::1/64") {
+		t.Errorf("a good node: %q", text)
+	}
+	n.ip("link set " + w.port(hurt) + " down")
+	text := n.terminal(100, utf8, "ls", "map", "--state", n.state)
+	red := regexp.MustCompile("\x1b\\[31m([^\x1b]*)\x1b\\[m").FindAllStringSubmatch(text, -1)
+	expect.That(t, len(red) >= 2 && strings.HasPrefix(red[0][1], `✗ default/x\u001b[2J<svg>&  10.77.0.3 fd77::3`) && strings.Contains(red[1][1], w.port(hurt)),
+		"red is %q in\n%s", red, text)
+	for _, want := range []string{"└─ \x1b[1mnetwork podnet\x1b[m: gateway", "● default/web  10.77.0.2 fd77::2 ← 8080->80/tcp\n", "● default/other  10.77.0.4 fd77::4\n"} {
+		expect.Contains(t, text, want)
+	}
+	expect.That(t, !strings.Contains(regexp.MustCompile("\x1b\\[(1|31)?m").ReplaceAllString(text, ""), "\x1b"),
+		"a name has got to the terminal: %q", text)
+	lines := strings.Count(text, "\n")
+	narrow := n.terminal(50, utf8, "ls", "map", "--state", n.state)
+	expect.That(t, strings.Count(narrow, "\n") > lines, "the width of the terminal is not followed:\n%s", narrow)
+	for _, environ := range [][]string{append(utf8, "NO_COLOR=1"), {"TERM=dumb"}} {
+		if text := n.terminal(100, environ, "ls", "map", "--state", n.state); strings.Contains(text, "\x1b") || !strings.Contains(text, "default/web") {
+			t.Errorf("with %q: %q", environ, text)
+		}
+	}
+	o := n.operate("ls", "map", "--state", n.state)
+	expect.That(t, o.status == 0 && o.stderr == "" && !strings.Contains(o.stdout, "\x1b") && strings.Contains(o.stdout, "default/web"),
+		"without a terminal: %+v", o)
+	o = n.operate("ls", "map", "--svg", "--state", n.state)
+	var svg struct {
+		Texts []string `xml:"g>text"`
+	}
+	if err := xml.Unmarshal([]byte(o.stdout), &svg); err != nil || o.status != 0 || !strings.Contains(strings.Join(svg.Texts, "\n"), `default/x\u001b[2J<svg>&`) {
+		t.Errorf("SVG: %v, %q", err, o.stdout)
 	}
 }
 

@@ -1,5 +1,3 @@
-// Package view shows the state of a node to an operator: its networks with their pools, and its pods as a table. It
-// reads records and the findings of package network, and changes nothing.
 package view
 
 import (

@@ -54,8 +54,10 @@ func Ping(ctx context.Context, ns *netns.NS, dst netip.Addr, opt Echo) error {
 	conn, err := dial(ns, dst, opt)
 	if err == nil {
 		defer conn.Close()
-		p := pinger{IPConn: conn, id: cmp.Or(opt.ID, uint16(rand.Uint32())),
-			data: make([]byte, max(opt.Size, tokenLen)), request: ipv6.ICMPTypeEchoRequest, reply: ipv6.ICMPTypeEchoReply}
+		p := pinger{
+			IPConn: conn, id: cmp.Or(opt.ID, uint16(rand.Uint32())), data: make([]byte, max(opt.Size, tokenLen)),
+			request: ipv6.ICMPTypeEchoRequest, reply: ipv6.ICMPTypeEchoReply,
+		}
 		if dst.Is4() {
 			p.request, p.reply = ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply
 		}

@@ -16,8 +16,10 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/cni"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/printable"
 	"github.com/tombolo-cni/tombolo/internal/strict"
 	"github.com/tombolo-cni/tombolo/network"
+	"github.com/tombolo-cni/tombolo/nft"
 )
 
 // Report is the result of examining one file.
@@ -175,6 +177,18 @@ func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
 // isNamed reports whether kind is the name of a reference plugin that Tombolo can replace.
 func isNamed(kind string) bool { return slices.Contains(cni.Names(), filepath.Base(kind)) }
 
+// named returns a text about the work that Tombolo does in place of the reference plugin with this name. It returns ""
+// for bridge, host-local, static and unknown names.
+func named(name string) string {
+	return map[string]string{
+		"bandwidth": "traffic of a pod is limited to the rates that this names, or the runtime",
+		"firewall":  "other firewalls let pass what pods send",
+		"loopback":  "lo is set up",
+		"portmap":   "ports that the runtime names are published on the host",
+		"tuning":    "kernel parameters and attributes of the pod's interface are set, if this names any",
+	}[name]
+}
+
 func (r *Report) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }
@@ -209,7 +223,7 @@ func (r *Report) plugin(data []byte, l *list, before []string) {
 	nw, found := cni.Examine(name, data)
 	r.Problems = append(r.Problems, found...)
 	makes := slices.ContainsFunc(before, func(kind string) bool { return filepath.Base(kind) != "loopback" })
-	if nw == nil && slices.Contains([]string{"dhcp", "host-local", "static"}, name) {
+	if nw == nil && named(name) == "" {
 		r.Warnings = append(r.Warnings, name+
 			" gives addresses, and no interface has them: a plugin that makes one names it in ipam.type")
 		return
@@ -226,6 +240,7 @@ func (r *Report) plugin(data []byte, l *list, before []string) {
 	r.warn(nw, l.Capabilities)
 	switch {
 	case nw == nil:
+		r.Plan = append(r.Plan, name+": "+named(name))
 		if name == "portmap" && !l.Capabilities["portMappings"] {
 			r.Warnings = append(r.Warnings,
 				"portmap publishes no ports, since the capability portMappings is not declared")
@@ -259,7 +274,27 @@ func plan(nw *network.Network, capabilities map[string]bool) []string {
 				"%s %s says how)",
 			nw.Uplink, nw.Bridge, nw.Uplink, nw.Bridge))
 	}
-	return append(lines, gateway(nw), ports(capabilities))
+	return append(lines, addresses(nw), gateway(nw), firewall(nw), ports(capabilities))
+}
+
+func addresses(nw *network.Network) string {
+	switch {
+	case nw.Origin.Type == "":
+		return "addresses: none, since there is no ipam section"
+	case nw.Origin.Type == "dhcp":
+		return "addresses: pods lease them by DHCP"
+	case len(nw.Subnets) == 0 && nw.Origin.Type == "host-local":
+		return "addresses: from the ranges that the runtime hands over by the capability ipRanges (host-local)"
+	case len(nw.Subnets) == 0:
+		return fmt.Sprintf("addresses: those that the IPAM %q gives", nw.Origin.Type)
+	}
+
+	where := ""
+	if nw.Origin.Dir != "" {
+		where = ", reserved in " + filepath.Join(nw.Origin.Dir, nw.Name)
+	}
+
+	return fmt.Sprintf("addresses: from %s (%s)%s", printable.List(nw.Subnets, ", "), nw.Origin.Type, where)
 }
 
 func gateway(nw *network.Network) string {
@@ -283,6 +318,31 @@ func gateway(nw *network.Network) string {
 	}
 
 	return "gateway: none; the host has no part in what pods send"
+}
+
+func firewall(nw *network.Network) string {
+	var parts []string
+	masquerade := "no masquerade"
+	if nw.Masquerade {
+		masquerade = "packets of pods to elsewhere have the host's address"
+		for i, p := range nw.NonMasquerade {
+			masquerade += map[bool]string{true: ", but to ", false: " and "}[i == 0] + p.String()
+		}
+	}
+
+	parts = append(parts, masquerade, "ingress policy "+nw.Policy.String())
+	switch nw.Guard {
+	case nft.GuardMAC:
+		parts = append(parts, "pods are held to their own MAC")
+	case nft.GuardAddresses, nft.GuardUntrusted:
+		parts = append(parts, "pods are held to their own MAC and addresses")
+	}
+
+	if nw.Isolated && nw.Policy != nft.Isolated {
+		parts = append(parts, "ports are isolated from each other")
+	}
+
+	return "firewall: " + strings.Join(parts, "; ")
 }
 
 func ports(capabilities map[string]bool) string {

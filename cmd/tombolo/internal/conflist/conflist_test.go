@@ -61,13 +61,18 @@ func TestWhatAConfigurationWouldDo(t *testing.T) {
 		"nonMasqueradeCIDRs": ["10.0.0.0/8"], "capabilities": {"portMappings": true},
 		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd22::/64"}]]}}]}`))
 	text := strings.Join(append(r.Problems, r.Plan...), "\n")
-	for _, want := range []string{`network "pods" is on bridge cbr0`, "the bridge has the gateways' addresses", "published on the host", "after tuning"} {
+	for _, want := range []string{`network "pods" is on bridge cbr0`, "10.22.0.0/16, fd22::/64 (host-local)", "the bridge has the gateways' addresses",
+		"have the host's address, but to 10.0.0.0/8", "policy open", "held to their own MAC", "published on the host", "after tuning"} {
 		expect.Contains(t, text, want, "nothing")
 	}
 	r = Examine([]byte(`{"cniVersion": "1.0.0", "name": "lan", "type": "tombolo", "mode": "lan", "uplink": "eth0"}`))
 	text = strings.Join(append(r.Problems, r.Plan...), "\n")
-	for _, want := range []string{"eth0 stays the host's", "leads to the router; the host forwards only if pods publish ports", "none can be published"} {
+	for _, want := range []string{"eth0 stays the host's", "by DHCP", "leads to the router; the host forwards only if pods publish ports", "none can be published"} {
 		expect.Contains(t, text, want, "nothing")
+	}
+	r = Examine([]byte(`{"cniVersion": "1.0.0", "name": "n", "type": "tombolo", "capabilities": {"ipRanges": true}, "ipam": {"type": "host-local"}}`))
+	if text = strings.Join(append(r.Problems, r.Plan...), "\n"); !strings.Contains(text, "addresses: from the ranges that the runtime hands over") || len(r.Problems) > 0 {
+		t.Errorf("ranges of the runtime's:\n%s", text)
 	}
 }
 
@@ -75,10 +80,10 @@ func TestWhatAConfigurationWouldDo(t *testing.T) {
 func TestListsOfTheReferencesNamesAreReadByThem(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string][]string{
-		"kubernetes": {"names: read as", `network "containerd-net" is on bridge cni0`, "MTU 1500", "pods get the routes of the ipam section"},
-		"podman":     {"on bridge cni-podman0"},
+		"kubernetes": {"names: read as", `network "containerd-net" is on bridge cni0`, "from 10.88.0.0/16, 2001:db8:4860::/64 (host-local), reserved in /var/lib/cni/networks/containerd-net", "MTU 1500", "pods get the routes of the ipam section", "have the host's address", "portmap: ports that"},
+		"podman":     {"on bridge cni-podman0", "firewall: other firewalls", "tuning: kernel"},
 		"nerdctl":    {"on bridge nerdctl0"},
-		"nomad":      {"on bridge nomad", "chain: it runs after loopback"},
+		"nomad":      {"loopback: lo is", "on bridge nomad", "chain: it runs after loopback"},
 	} {
 		data, err := os.ReadFile("../../../../test/cni/testdata/dropin/" + file + ".conflist")
 		must.Succeed(t, err)

@@ -176,23 +176,6 @@ func TestAWitnessOfIPv6HearsWhatIsForItsClientAlone(t *testing.T) {
 	}
 }
 
-// listen6 listens where servers do.
-func listen6(t testing.TB, ns *netns.NS, link string) *net.UDPConn {
-	t.Helper()
-	var conn *net.UDPConn
-	must.Succeed(t, ns.Do(func() error {
-		l, err := net.InterfaceByName(link)
-		if err != nil {
-			return err
-		}
-		conn, err = net.ListenMulticastUDP("udp6", l, &net.UDPAddr{IP: dhcpv6.AllDHCPRelayAgentsAndServers, Port: dhcpv6.DefaultServerPort})
-		return err
-	}))
-	t.Cleanup(func() { conn.Close() })
-	must.Succeed(t, conn.SetReadDeadline(time.Now().Add(longEnough)))
-	return conn
-}
-
 func TestDialingIPv6SaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	l := newLAN6(t)

@@ -263,7 +263,7 @@ func (c *Conn) Do(ctx context.Context, b *Batch) error {
 	return c.Execute(b)
 }
 
-// Change sends one request that changes something. The parameters are those of Batch.Add.
+// Change sends one request that changes something. It has the parameters of Batch.Add.
 func (c *Conn) Change(ctx context.Context, op string, obj fmt.Stringer, m netlink.Message, err error) error {
 	var b Batch
 	b.Add(op, obj, m, err)
@@ -271,7 +271,7 @@ func (c *Conn) Change(ctx context.Context, op string, obj fmt.Stringer, m netlin
 	return c.Do(ctx, &b)
 }
 
-// Get sends one request for an object. The parameters are those of Batch.AddGet.
+// Get sends one request for an object. It has the parameters of Batch.AddGet.
 func (c *Conn) Get(ctx context.Context, op string, obj fmt.Stringer, m netlink.Message, err error,
 	reply func(netlink.Message) error) error {
 	var b Batch

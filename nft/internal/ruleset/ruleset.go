@@ -213,7 +213,7 @@ func podSets() []Set {
 func New(n *Network, table TableName, mark uint32) *Ruleset {
 	rs := &Ruleset{
 		of: n, table: table, network: n.Key, Bridge: n.bridgeElements(),
-		tables: make([]uint8, 0, len(OurFamilies())), Chains: make([]Chain, 0, 16),
+		tables: make([]uint8, 0, 3), Chains: make([]Chain, 0, 16),
 	}
 	rs.filter(InInet(forwardChain), unix.NF_INET_FORWARD, priorityBeforeFilter, markSettings(mark),
 		func(list *rules) { list.addForward(mark) })

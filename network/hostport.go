@@ -132,9 +132,9 @@ func (s *session) passPorts(ctx context.Context, removed *state.Attachment) {
 	}
 }
 
-// publish publishes the withheld ports of the attachment w, unless another attachment has them. The attachments in
-// others then wait for these ports. publish skips an attachment that another call is working on, or that is gone.
-// Repair publishes ports that are still withheld.
+// publish publishes the host ports that the record of the attachment w marks as withheld. It leaves out ports that
+// another attachment publishes. It records that the attachments in others get the ports after w. publish skips an
+// attachment that another call is working on, or that is gone. Repair publishes ports that are still withheld.
 func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.Waiting) error {
 	a, err := s.Dir.Load(w.Network, w.Hash)
 	if err != nil || a.State != state.Ready {

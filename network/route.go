@@ -33,8 +33,8 @@ type hostRoutePart struct{}
 
 func (hostRoutePart) mend(context.Context, *podSite) error { return nil }
 
-// look compares the host's route with the link that has the gateways. It skips a link in a VRF, where the host's own
-// routing rules do not apply.
+// look checks that the host's route to each address of the pod leads to the link that has the gateways. It skips a link
+// in a VRF, where the host's own routing rules do not apply.
 func (hostRoutePart) look(ctx context.Context, p *podSite) error {
 	at, err := p.s.link(ctx, p.nw.GatewayLink())
 	if err != nil || at.Index == 0 || at.Master != 0 {

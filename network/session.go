@@ -148,7 +148,8 @@ func (s *session) readGeneration() {
 	s.rules().Use(text)
 }
 
-// saveGeneration writes the generation that the firewall's socket knows into the lock's file.
+// saveGeneration writes the epoch and the generation of the nf_tables ruleset into the lock's file. The next call then
+// knows whether the ruleset has changed.
 func (s *session) saveGeneration() {
 	text := s.rules().Text()
 	if now := s.Epoch.Token() + " " + text; text != "" && now != s.generation {

@@ -237,7 +237,7 @@ func (n *site) reattach(ctx context.Context) error {
 	return nil
 }
 
-// requirement describes a network as one Add requires it.
+// requirement describes the network that one call needs, such as an Add.
 type requirement struct {
 	// Record is the network's record as requested, with the gateways and subnets of this pod alone. MTU is 0, and
 	// NFCall and Promiscuous are nil, if the configuration leaves them open.
@@ -552,7 +552,8 @@ func appendNew[T comparable](list []T, p T) []T {
 }
 
 // checkBuildable returns an error with the reason if the network could not be built, or if no pod could be attached. It
-// takes no lock and changes nothing, except that it schedules reopen if the host has become a router.
+// takes no lock. It changes nothing now. If the host has become a router, it schedules reopen, which makes the rules
+// anew when the session closes.
 func checkBuildable(ctx context.Context, s *session, w *requirement) error {
 	if err := probe(ctx, s, w); err != nil {
 		return err

@@ -272,6 +272,9 @@ func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 
 	var b nl.Batch
 	if missing {
+		if err := c.deleteRenamed(ctx, &l); err != nil {
+			return changed, err
+		}
 		link.Request{Name: l.Name, Lower: l.Bridge, Kind: "vlan", Data: &driver.Vlan{ID: &l.ID}}.Create(&b, "add link",
 			l.Name)
 		link.Request{Name: l.Name, Alias: &l.Alias, NoLinkLocal: hasIPv6(l.MTU)}.Set(&b, "set link", l.Name)
@@ -292,6 +295,20 @@ func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 	}
 
 	return true, unsupported(err)
+}
+
+// deleteRenamed deletes l's link if another program has renamed it. A bridge can have only one link in each VLAN.
+func (c *Conn) deleteRenamed(ctx context.Context, l *Link) error {
+	renamed := 0
+	err := link.List(c.nl, "list VLAN links", "vlan", 0, func(have *link.Info) {
+		if have.Lower == l.Bridge && have.VLAN == l.ID && have.Alias == l.Alias {
+			renamed = have.Index
+		}
+	})
+	if err != nil || renamed == 0 {
+		return err
+	}
+	return link.Delete(ctx, c.nl, renamed, l.Name)
 }
 
 func (l *Link) hasMAC(have *link.Info) bool { return l.MAC == nil || bytes.Equal(l.MAC, have.MAC) }

@@ -26,9 +26,9 @@ const (
 )
 
 // allocator is the allocator for the ipam section of a configuration. It wraps the allocator that assigns the
-// addresses, and adds the settings that all types have in common. Errors of its method Status have code 50. If the
-// section names the addresses itself, or there are none, the embedded Allocator is nil, and only the ipamSection may be
-// used.
+// addresses, and adds the settings that all types have in common. Errors of its method Status have code 50, unless
+// they have a code. The embedded Allocator is nil for the types static and dhcp, and without a type. Then only the
+// ipamSection may be used.
 type allocator struct {
 	*ipamSection
 	ipam.Allocator

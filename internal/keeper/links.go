@@ -112,7 +112,8 @@ func (l *linkSource) hear(messages []netlink.Message) urgency {
 	return when
 }
 
-// urgencyOf returns the urgency of comparing links after one announcement.
+// urgencyOf returns how soon the keeper must compare links after a netlink notification. If a forwarding parameter has
+// changed, it also schedules a look at the firewall.
 func (l *linkSource) urgencyOf(m netlink.Message) urgency {
 	const indexAt = 4 // in struct ifaddrmsg and struct tcmsg
 	index, gone := 0, false

@@ -3,6 +3,7 @@ package keeper
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -86,7 +87,7 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 			do()
 		case c, ok := <-changes:
 			if !ok {
-				err = fmt.Errorf("keep leases of %s: its directory is gone", l.Leases.Path())
+				err = fmt.Errorf("keep leases of %s: its directory is gone: %w", l.Leases.Path(), os.ErrNotExist)
 				break
 			}
 			if c.name != "" {

@@ -161,7 +161,7 @@ func (r *Record) Intended(l *dhcpc.Lease) Applied {
 	return a
 }
 
-// Wants6 reports whether the pod gets a DHCPv6 address. It gets none if its owner removed one.
+// Wants6 reports whether the pod may get a DHCPv6 address: the pod's owner has removed none. It does not look at Six.
 func (r *Record) Wants6() bool {
 	return !slices.ContainsFunc(r.Removed.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
 }

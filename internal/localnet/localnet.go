@@ -38,9 +38,9 @@ type Filter struct {
 	// Bridge is the name of the bridge, and Index is its index.
 	Bridge string
 	Index  int
-	// Mark is a bit of the packet mark. The filter accepts packets to 127.0.0.0/8 that have this bit. If bridged
-	// packets pass the firewall, replies to the host's own connections already have such a destination when they
-	// reach the filter. The firewall marks these replies.
+	// Mark is a bit of the packet mark. The filter accepts packets to 127.0.0.0/8 that have this bit. The firewall
+	// sets it on replies to the host's own connections. With br_netfilter, the destination of these replies is
+	// already translated to 127.0.0.1 when they reach the filter.
 	Mark uint32
 	// Stays is set if a clsact that Ensure adds must stay after Remove. Place explains why.
 	Stays bool

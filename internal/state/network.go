@@ -81,7 +81,8 @@ type Network struct {
 	// SLAAC is set if pods form IPv6 addresses from router advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
 
-	// Routers4 lists the links that forwarded IPv4 by their owner's setting before the host forwarded for pods.
+	// Routers4 lists the links that forwarded IPv4 by their owner's setting when the network's rules were made. It is
+	// empty unless Closed4 is set.
 	// Routers6 lists the links that had net.ipv6.conf.LINK.force_forwarding before we set it for all links.
 	Routers4 []string `json:"routers4,omitempty"`
 	Routers6 []string `json:"routers6,omitempty"`

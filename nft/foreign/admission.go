@@ -437,7 +437,7 @@ func (p *plan) insertCall(t *nftnl.Transaction, f *familyPlan) {
 		}), f.at.named(unix.NFTA_RULE_CHAIN)...)
 }
 
-// differences returns the differences between the present and the intended state.
+// differences lists our rules in FORWARD that are missing, surplus or at the wrong place.
 func (p *plan) differences() []tombolo.Difference {
 	var list diff.List
 	for _, f := range p.families {

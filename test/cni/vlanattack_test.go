@@ -143,8 +143,7 @@ func TestVLANsOfTheLANMayHaveTheSameAddresses(t *testing.T) {
 	routers := map[int]*lan{}
 	router := nstest.New(t)
 	nstest.Veth(t, n.ns, "eth0", router, "eth0")
-	n.ip("address add 192.168.1.2/24 dev eth0")
-	n.ip("route add default via 192.168.1.1")
+	n.bridgeOfTheSystem()
 	nstest.Run(t, router, "sh", "-ec", "ip link set lo up; ip address add 192.168.1.1/24 dev eth0; ip link set eth0 up")
 	var nets []*network
 	for _, id := range []int{20, 30} {

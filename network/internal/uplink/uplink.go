@@ -275,7 +275,8 @@ func (c *Conn) Restore(ctx context.Context, before *Record, j Journal) error {
 	return nil
 }
 
-// restore runs the steps of a restoration. hasBridge is false if another program deleted the bridge.
+// restore moves addresses and routes from the bridge back to the NIC, by the steps of restoreSteps. hasBridge is false
+// if another program deleted the bridge.
 func (c *Conn) restore(ctx context.Context, rec *Record, j Journal, hasBridge bool) error {
 	var errs []error
 	for _, st := range restoreSteps() {

@@ -379,7 +379,7 @@ func subtract(list []box, hole box) (rest []box) {
 	return rest
 }
 
-// disjoint returns the keys of all boxes in list, as boxes that do not overlap.
+// disjoint returns boxes that do not overlap, and that together contain the same keys as the boxes in list.
 func disjoint(list []box) (all []box) {
 	for _, b := range list {
 		rest := []box{b}

@@ -129,7 +129,8 @@ const sharedSettings = "shared"
 // addPublish appends the rules that redirect callers of published ports to pods, for packets from outside.
 func (list *rules) addPublish() { list.addToHost(); list.addCallers(); list.addHostPorts() }
 
-// addPublishLocal appends the same rules for packets of the host itself.
+// addPublishLocal appends the rules that redirect the host's own packets to pods. It does not check the callers, since
+// the host may always call.
 func (list *rules) addPublishLocal() { list.addToHost(); list.addHostPorts() }
 
 // addToHost appends rules that end the chain for packets whose destination cannot be a host port.

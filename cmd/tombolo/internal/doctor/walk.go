@@ -372,8 +372,8 @@ func (e *examination) long(ctx context.Context, hop netip.Addr) error {
 }
 
 // names sends a DNS query from the pod to each name server that the pod reaches through the examined interface. It
-// adds a finding for each server that does not answer. An error answer is an answer too. names does nothing if an
-// earlier step failed.
+// adds a finding for each server that does not answer. An error answer is an answer too. names does nothing if a
+// step from the route to beyond the host has shown that packets get lost.
 func (e *examination) names(ctx context.Context) error {
 	if e.failed(StepGateway, StepRoute, StepForwarding, StepFirewall, StepBeyond) {
 		return nil

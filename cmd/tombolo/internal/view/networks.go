@@ -163,7 +163,8 @@ func hostPorts(a *network.Attachment) []string {
 	return texts
 }
 
-// limits returns the rates to and from a pod in the form that tc prints, or "-" without limits.
+// limits returns the rates to and from a pod, such as 1.5Mbit/800kbit. A direction without a limit is "-". Without any
+// limit, the result is "-".
 func limits(s bandwidth.Shape) string {
 	if s.IsZero() {
 		return "-"

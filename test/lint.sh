@@ -38,6 +38,13 @@ if command -v systemd-analyze >/dev/null; then
 fi
 for script in test/*.sh test/cluster/*.sh test/podman/*.sh bench/*.sh deploy/*.sh deploy/*/*.sh .ci/run; do bash -n "$script"; done
 go test ./internal/repotest -run TestNames # that hide a builtin or a package
+
+# A test that is gone makes every run of its folder in the VM fail.
+grep -v '^\(#\|$\)' test/vm/skips.txt | while read -r folder name _; do
+	name=${name%%[:/]*}
+	grep -qs "^func $name(" "$folder"/*_test.go || { echo "test/vm/skips.txt: $folder has no $name" >&2; exit 1; }
+done
+
 built=$(git grep -laP '^\x7fELF' || true)
 [ -z "$built" ] || { echo "a program is committed:" "$built" >&2; exit 1; }
 echo "lint: clean"

@@ -61,7 +61,7 @@ func (o *options) initLAN() *cobra.Command {
 
 	cmd.Flags().StringVar(&name, "name", "home", "call the network `NAME`")
 	cmd.Flags().StringVar(&uplink, "uplink", "",
-		"the `NIC` by which this host is on the LAN; it becomes a port of a bridge")
+		"share this `NIC`, by which the host is on the LAN; it stays the host's")
 	_ = cmd.RegisterFlagCompletionFunc("uplink", completeLinks)
 	return cmd
 }

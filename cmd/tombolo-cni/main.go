@@ -1,8 +1,8 @@
 //go:debug updatemaxprocs=0
 
 // Command tombolo-cni is the CNI plugin. A container runtime starts it by the name tombolo in the runtime's directory
-// of plugins. Under the name of a reference plugin, such as loopback, it does the work of that plugin. podman 5 starts
-// it through netavark, with the request in arguments and on stdin. The operator's command is tombolo.
+// of plugins. Under the name of a reference plugin, such as loopback, it does the work of that plugin. netavark, the
+// network program of podman 5, starts it with a verb as an argument. The operator's command is tombolo.
 package main
 
 import (
@@ -51,9 +51,9 @@ func calledAs(args []string) (path string, rest []string) {
 // referenceVersion is the version of the reference plugins that Tombolo replaces.
 const referenceVersion = "v1.9.1"
 
-// introduce explains the plugin to a user who started it by hand, as the reference plugins do. It returns the exit
-// status. nerdctl reads the version of the plugin firewall from the first line. Without a version it would not isolate
-// networks.
+// introduce prints an explanation for a user who started the plugin by hand, as the reference plugins do. It returns
+// the exit status, which is 2 if there are arguments. nerdctl reads the version of the plugin firewall from the first
+// line. Without a version it would not isolate networks.
 func introduce(out io.Writer, name string, args []string) int {
 	if len(args) > 0 {
 		fmt.Fprintf(out, "%s: this is the CNI plugin, which a container runtime calls; the operator's command is "+

@@ -2,8 +2,8 @@ package main
 
 import "runtime"
 
-// prepare switches off the sampling of allocations, and lets the stack grow once to its final size. Go's runtime would
-// copy the stack each time that it doubles. Together this saves a twentieth of a call's time.
+// prepare switches off the sampling of allocations, and lets the stack grow once to its final size. Without that, Go's
+// runtime would copy the stack each time that it doubles. Together this saves a twentieth of a call's time.
 func prepare() {
 	runtime.MemProfileRate = 0
 	growStack(false)
@@ -12,9 +12,9 @@ func prepare() {
 // stackSize is the size in bytes of a stack that suffices for the deepest calls.
 const stackSize = 24 << 10
 
-// growStack makes the stack of the calling goroutine grow to stackSize bytes. The stack keeps that size after the
-// call. If the function were inlined, the bytes would be part of main's frame, and deeper calls would have to grow the
-// stack again. Call it with use false, so that it wastes no time on the bytes.
+// growStack makes the stack of the calling goroutine grow to at least stackSize bytes. The stack keeps that size after
+// the call. If the function were inlined, its array would be part of the caller's frame, and deeper calls would have to
+// grow the stack again. Call it with use false, so that it wastes no time on the array.
 //
 //go:noinline
 func growStack(use bool) byte {
@@ -25,7 +25,7 @@ func growStack(use bool) byte {
 	return occupy(&room)
 }
 
-// occupy writes to the bytes, so that the compiler does not remove them.
+// occupy writes to the array, so that the compiler does not remove it.
 //
 //go:noinline
 func occupy(room *[stackSize]byte) byte {

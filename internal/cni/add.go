@@ -19,14 +19,14 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// addRequest is the part of an ADD that concerns the pod and not the network.
+// addRequest holds the parameters of an ADD that concern the pod. The parameters of the network are a network.Network.
 type addRequest struct {
 	pod  network.Pod
 	dns  types.DNS
-	prev *current.Result // the result of the plugins before this one; nil if there are none
+	prev *current.Result // the result of the plugins earlier in the chain; nil if there are none
 }
 
-// add runs the verb ADD.
+// add runs the verb ADD. It attaches the pod to the network, and returns the result to print.
 func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*current.Result, error) {
 	a, err := c.readRequest(conf)
 	if err != nil {
@@ -65,8 +65,8 @@ func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*cur
 	return result, nil
 }
 
-// pod describes the pod of the call by the parameters in the environment. It leaves out the path if the caller will
-// move the interface to another namespace.
+// pod returns the pod of the call, from the parameters in the environment. Path stays empty if the caller will move the
+// interface to another namespace.
 func (c *call) pod() network.Pod {
 	p := network.Pod{ContainerID: c.containerID, IfName: c.ifName, Path: c.netns, SameNetNS: c.sameNetNS()}
 	if c.Moves {
@@ -75,8 +75,8 @@ func (c *call) pod() network.Pod {
 	return p
 }
 
-// readRequest reads the pod's part of an ADD from configuration and environment. It finds errors before anything is
-// changed.
+// readRequest reads the pod's parameters from the configuration and the environment. add calls it before any change, so
+// that an error needs no undo.
 func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 	args, err := parseArgs(c.args)
 	if err != nil {
@@ -118,7 +118,7 @@ func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 
 	id := &identity{c.key(), a.pod.Name}
 	if own := conf.annotated.ClientID; own != "" && id.pod != "" {
-		id.pod = id.pod[:strings.LastIndexByte(id.pod, '/')+1] + own // after the pod's Kubernetes namespace
+		id.pod = id.pod[:strings.LastIndexByte(id.pod, '/')+1] + own // replace the pod's name, but not its Kubernetes namespace
 	}
 
 	lasting := dhcp.ClientID == clientByMAC && a.pod.MAC != nil
@@ -127,13 +127,14 @@ func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 	}
 
 	if a.pod.Lease, err = dhcp.Lease(id, a.pod.MAC, args); err == nil && lasting {
-		a.pod.Lease.Sticky = true // the MAC was requested, and the pod's next container will get the same MAC
+		a.pod.Lease.Sticky = true // the MAC was requested, so the pod's next container will request the same MAC and get this lease
 	}
 
 	return a, err
 }
 
-// open opens a Node with the settings of the configuration. allocators may be nil if the call concerns no addresses.
+// open opens a network.Node with the settings of the configuration. allocators becomes network.Config.Allocators. It
+// may be nil if the call concerns no addresses.
 func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, error)) (*network.Node, error) {
 	return network.Open(nl.WithDialer(context.Background(), c.Dial), &network.Config{
 		StateDir: c.conf.stateDir(), LeaseDir: c.conf.leaseDir(), Mark: c.conf.mark(), Log: c.log.Logger, Step: c.step,
@@ -141,9 +142,9 @@ func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, er
 	})
 }
 
-// allocators returns the function for network.Config.Allocators. For an attachment, this function returns the
-// allocator that assigned its addresses, so that they can be released. If the recorded IPAM plugin is not installed,
-// the function logs a warning and returns the configuration's allocator.
+// allocators returns a function for network.Config.Allocators. That function returns the allocator that assigned an
+// attachment's addresses, so that they can be released. If the recorded IPAM is not available, it logs a warning and
+// returns the configuration's allocator. It returns nil for an IPAM without an allocator.
 func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.Allocator, error) {
 	own := conf.settings().Origin
 	return func(name string, origin *network.Origin) (ipam.Allocator, error) {
@@ -166,7 +167,7 @@ func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.All
 	}
 }
 
-// ipamRequest returns the request to pass to newAllocator. The parameter strictly sets the request's field Strict.
+// ipamRequest returns the request to pass to newAllocator. strictly becomes its field Strict.
 func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	dataDir := conf.stateDir() + "/ipam"
 	if conf.bridge {
@@ -190,8 +191,8 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	}
 }
 
-// allocator sets the network's allocator and subnets, as the section ipam configures them. With type dhcp it returns a
-// lease instead.
+// allocator sets s.Subnets to the subnets of the ipam section, and s.Allocator to its allocator, if its type has one.
+// For type dhcp, it returns a lease with only KeeperOptional set; for other types, lease is nil.
 func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Lease, _ error) {
 	if conf.IPAM.Type == typeDHCP {
 		dhcp, err := conf.dhcp()
@@ -213,7 +214,7 @@ func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Leas
 	return lease, nil
 }
 
-// explain replaces network.ErrHostNamespace by an error in the runtime's terms. It returns other errors unchanged.
+// explain replaces network.ErrHostNamespace by an error that names CNI_NETNS. It returns other errors unchanged.
 func (c *call) explain(err error) error {
 	if errors.Is(err, network.ErrHostNamespace) {
 		return newError(codeInvalidNetNS,
@@ -222,7 +223,7 @@ func (c *call) explain(err error) error {
 	return err
 }
 
-// openPod opens the pod's network namespace. An error has the specification's code for an invalid CNI_NETNS.
+// openPod opens the network namespace at CNI_NETNS. Its error has the code codeInvalidNetNS.
 func (c *call) openPod() (*netns.NS, error) {
 	pod, err := netns.Open(c.netns)
 	if err != nil {

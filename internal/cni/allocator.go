@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// The IPAM types that this process serves. Any other type is the name of a plugin to run.
+// The IPAM types that this program implements. Any other type is the name of an IPAM plugin to run.
 const (
 	typeNone      = ""
 	typeHostLocal = "host-local"
@@ -25,35 +25,36 @@ const (
 	typeDHCP      = "dhcp" // no allocator: package network leases addresses after it has created the link
 )
 
-// allocator is the allocator for the ipam section of a configuration. It wraps the allocator that assigns the
-// addresses, and adds the settings that all types have in common. Errors of its method Status have code 50, unless
-// they have a code. The embedded Allocator is nil for the types static and dhcp, and without a type. Then only the
-// ipamSection may be used.
+// allocator is the ipam.Allocator for the ipam section of a configuration. It wraps the Allocator that assigns the
+// addresses, and adds the section's gateways, routes and DNS settings. The embedded Allocator is nil for the types
+// static and dhcp, and for a section without a type. Then only the ipamSection may be used.
 type allocator struct {
 	*ipamSection
 	ipam.Allocator
 }
 
-// ipamSection holds the settings of an ipam section or, for a delegated plugin, parts of the plugin's result.
+// ipamSection holds the settings of an ipam section. For a delegated plugin, it holds routes and DNS settings of the
+// plugin's result.
 type ipamSection struct {
 	network    string
-	given      []ipam.Address // addresses that the section names itself (type static)
+	given      []ipam.Address // the addresses in the section or in requests (type static)
 	routes     []route.Route
 	dns        types.DNS      // complete when Add has returned
-	resolvers  []string       // name servers of the result; nil means dns.Nameservers
+	resolvers  []string       // configured name servers, which replace those of dns unless nil
 	resolvConf string         // path of a file with DNS settings
-	reported   []ipam.Address // families in the order in which their addresses are reported
+	reported   []ipam.Address // only their families count: see ordered
 	gateways   bool           // see ipamRequest.Gateways
-	confErr    error          // an error in the configuration; only Del and Collect can work
-	noRanges   error          // set if there are no ranges until a runtime passes some
+	confErr    error          // an error in the section; only Del and Collect work in spite of it
+	noRanges   error          // the error of Add if neither the section nor the runtime names ranges or addresses
 }
 
-// Bind returns a copy of a that is bound to node. Both share the ipamSection, which Add completes.
+// Bind returns a copy of a that is bound to node. Both share the ipamSection, whose DNS settings Add completes.
 func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
 	return &allocator{a.ipamSection, a.Allocator.Bind(node)}
 }
 
-// Resolvers returns the name servers of ADD's result. They are complete when Add has returned.
+// Resolvers returns the name servers for the result of ADD. The list is complete after Add. It skips texts that are not
+// addresses.
 func (a *allocator) Resolvers() (list []netip.Addr) {
 	servers := a.resolvers
 	if servers == nil {
@@ -67,11 +68,11 @@ func (a *allocator) Resolvers() (list []netip.Addr) {
 	return list
 }
 
-// RangeSets returns the range sets of the wrapped allocator, or none. Package network records them.
+// RangeSets returns the range sets of the wrapped allocator, or nil if it has none. Package network records them.
 func (a *allocator) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(a.Allocator) }
 
-// ordered returns addresses in the order of the result. For each element of a.reported, the next address of its family
-// comes. The remaining addresses follow.
+// ordered sorts addresses for a result, so that their families have the same order as in a.reported. Addresses beyond
+// the length of a.reported come last.
 func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
 	addresses = slices.Clone(addresses)
 	var list []ipam.Address
@@ -88,8 +89,8 @@ func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
 	return append(list, addresses...)
 }
 
-// Add reserves addresses, and completes gateways, routes and DNS. It reads the resolv.conf file before it reserves
-// anything, so that a failure leaves no reservation.
+// Add reserves addresses for owner, and fills in gateways, routes and DNS settings. It reads the file ipam.resolvConf
+// first, so that a failure leaves no reservation.
 func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
 	if err := cmp.Or(a.confErr, a.noRanges); err != nil {
 		return nil, err
@@ -113,7 +114,7 @@ func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation
 	return allocation, nil
 }
 
-// addGateways sets the gateways of addresses without one: see ipamRequest.Gateways.
+// addGateways sets each missing gateway to the first address of the subnet, if s.gateways is set.
 func (s *ipamSection) addGateways(addresses []ipam.Address) {
 	for i := range addresses {
 		if one := &addresses[i]; s.gateways && !one.Gateway.IsValid() {
@@ -129,8 +130,8 @@ func (a *allocator) Check(ctx context.Context, owner ipam.Owner, held []ipam.Add
 	return a.Allocator.Check(ctx, owner, held)
 }
 
-// Status returns an error if Add cannot succeed, with code 50 unless the error has a code already. If the runtime
-// passes the ranges with a pod's verbs, STATUS has none, and Status returns nil.
+// Status returns an error if Add cannot succeed. The error has code 50 unless it has a code already. Status returns nil
+// if no ranges are configured, since the runtime may pass them with each pod.
 func (a *allocator) Status(ctx context.Context) error {
 	if a.confErr != nil || a.noRanges != nil {
 		return a.confErr
@@ -142,42 +143,41 @@ func (a *allocator) Status(ctx context.Context) error {
 	return withCode(codeNotAvailable, err)
 }
 
-// An ipamRequest holds the parameters for an allocator: the ipam section, and facts about the call.
+// An ipamRequest holds the parameters of newAllocator: the ipam section, and facts about the call.
 type ipamRequest struct {
-	// Plugin describes how to run a plugin of another project. Its name is ipam.type, or the recorded type. For GC or
-	// STATUS it has no ContainerID, NetNS, IfName and Args.
+	// Plugin holds the parameters of the call, for a delegated plugin. Name is the IPAM type, from the section or from
+	// the attachment's record. For GC and STATUS, ContainerID, NetNS, IfName and Args are empty.
 	delegate.Plugin
 	Network string // the network's name, and the name of its directory of reservations
 	Section Section
 	RequestedAddresses
-	DefaultDataDir string // for networks without ipam.dataDir
+	DefaultDataDir string // the directory of reservations for networks without ipam.dataDir
 
 	// Strict is set for ADD, CHECK and STATUS. Then every fault of the section is an error, including unknown fields
-	// of the types that this process serves. DEL and GC do as much as possible in spite of faults.
+	// unless ByName is set. DEL and GC do as much as possible in spite of faults.
 	Strict bool
-	// RangesLater is set if the runtime passes the ranges of host-local with each pod's verbs. STATUS then has no
-	// ranges.
+	// RangesLater is set if the runtime passes the ranges of host-local with each pod's verbs. A section without ranges
+	// is then valid, since STATUS does not get them.
 	RangesLater bool
 	// Gateways is set if an address without a gateway gets the first address of its subnet as gateway, as in the
 	// reference plugin bridge.
 	Gateways bool
-	// ByName is set if the program was called by a reference plugin's name. The allocator then behaves like the
-	// reference plugins. It ignores unknown fields, and reports addresses in the order in which the section, or the
-	// plugin, lists their families.
+	// ByName is set if the program was called by a reference plugin's name. The allocator then ignores unknown fields,
+	// and reports addresses in the order in which the section, or the delegated plugin's result, lists their families.
 	ByName bool
-	// Unrecorded is set if the caller has no records of attachments. Before host-local assigns an address, it then
-	// searches all reservations for an address that the attachment already has.
+	// Unrecorded is set if the caller has no records of attachments. host-local then searches all reservations for an
+	// address of the attachment before it assigns one.
 	Unrecorded bool
-	// All is set to get all faults of the section's fields in the error, one a line. Otherwise the error has only the
-	// first.
+	// If All is set, newAllocator returns all faults of the section's fields in one error, one a line. If not, it
+	// returns the first fault.
 	All bool
 
 	Warn     func(string)  // receives messages about problems that do not stop the verb
 	LockWait time.Duration // the longest wait for the directory's lock; 0 means 5 s
 }
 
-// newAllocator returns the allocator for the type of an ipam section. The types static and dhcp, and no type, as in a
-// plain layer 2 network, have no Allocator. If the request is not strict, newAllocator returns no error.
+// newAllocator returns the allocator for the section and the type r.Name. For the types static and dhcp, and for no
+// type, its embedded Allocator is nil. If the request is not strict, newAllocator returns no error.
 func newAllocator(r *ipamRequest) (*allocator, error) {
 	a := &allocator{&ipamSection{network: r.Network, gateways: r.Gateways}, nil}
 	switch r.Name {
@@ -203,7 +203,8 @@ func newAllocator(r *ipamRequest) (*allocator, error) {
 	return a, nil
 }
 
-// subnets returns the subnets of the addresses that the types host-local and static assign.
+// subnets returns the subnets of host-local's ranges, or of the addresses of type static. For other types it returns
+// nil.
 func (a *allocator) subnets() []netip.Prefix {
 	var list []netip.Prefix
 	for _, set := range a.RangeSets() {
@@ -218,8 +219,8 @@ func (a *allocator) subnets() []netip.Prefix {
 	return list
 }
 
-// isThere reports whether addresses of an ipam type can be released. Either this process serves the type, or the
-// plugin's program is in path (CNI_PATH).
+// isThere reports whether addresses of an IPAM type can be released: this program implements the type, or a plugin of
+// that name is in path (CNI_PATH).
 func isThere(kind, path string) bool {
 	_, err := delegate.Find(kind, path)
 	return err == nil || slices.Contains([]string{typeNone, typeHostLocal, typeStatic, typeDHCP}, kind)

@@ -11,11 +11,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/strict"
 )
 
-// annotationPrefix begins the keys of the annotations that Tombolo reads: <prefix><setting>, or
-// <prefix><network>.<setting> for one of a pod's networks.
+// annotationPrefix begins the keys of the annotations that Tombolo reads. The rest of a key is <setting>, or
+// <network>.<setting> for only one of the pod's networks.
 const annotationPrefix = "tombolo-cni.github.io/"
 
-// annotationsCapability is the capability with the annotations of a Kubernetes pod, which containerd and CRI-O pass.
+// annotationsCapability is the capability for the annotations of a Kubernetes pod, which containerd and CRI-O pass.
 const annotationsCapability = "io.kubernetes.cri.pod-annotations"
 
 // annotations holds the settings that a pod requests by annotations.
@@ -27,7 +27,7 @@ type annotations struct {
 	ClientID  string     `json:"clientID"`
 	podPolicy
 
-	keys map[string]string // the keys of the annotations in use, by setting
+	keys map[string]string // the key of the annotation in use for each setting
 }
 
 // annotationTypes returns the names of the settings that a pod can request by annotations. The map's value is the
@@ -39,7 +39,8 @@ func annotationTypes() map[string]string {
 	}
 }
 
-// annotationProblems adds a problem for each wrong entry in the configuration's list of permitted annotations.
+// annotationProblems adds a problem for each wrong entry in the field annotations, which lists the settings that pods
+// may request. It also adds one if the field is set without the capability.
 func (c *NetConf) annotationProblems(p *problems) {
 	types := annotationTypes()
 	for i, setting := range c.Annotations {
@@ -53,9 +54,9 @@ func (c *NetConf) annotationProblems(p *problems) {
 		`annotations: a runtime passes none without "capabilities": {%q: true}`, annotationsCapability)
 }
 
-// annotate applies the pod's annotations, unless runtimeConfig or args.cni has the setting. It returns errors about
-// Tombolo's annotations that are unknown, not permitted or invalid. It ignores annotations with another prefix, and
-// those for another network.
+// annotate copies the settings in the pod's annotations into the configuration. A MAC, a policy or a bandwidth from
+// runtimeConfig or args.cni takes precedence. It returns errors about Tombolo's annotations that are unknown, not
+// permitted or invalid. It ignores annotations for another network or without Tombolo's prefix.
 func (c *NetConf) annotate() (found strict.Problems) {
 	var ours []string
 	for key := range c.RuntimeConfig.Annotations {
@@ -104,14 +105,15 @@ func (c *NetConf) annotate() (found strict.Problems) {
 	return found
 }
 
-// read decodes the value of an annotation: JSON if it begins with a bracket, else text.
+// read decodes value, the annotation for a setting, into a. A value that begins with '{' or '[' is JSON, and any other
+// value is text.
 func (a *annotations) read(setting, value string) error {
 	raw := json.RawMessage(value)
 	if !strings.HasPrefix(value, "{") && !strings.HasPrefix(value, "[") {
 		raw, _ = json.Marshal(value)
 	}
 
-	// Marshal refuses text after the end of the JSON value, which could add other settings.
+	// Marshal fails if raw has text after its JSON value. Such text could add other settings.
 	object, err := json.Marshal(map[string]json.RawMessage{setting: raw})
 	if err != nil {
 		return fmt.Errorf("%.64q is not valid JSON", value)
@@ -132,8 +134,8 @@ func (a *annotations) read(setting, value string) error {
 	return nil
 }
 
-// source returns the origin of a setting, such as "annotation tombolo-cni.github.io/mac". If the setting does not come
-// from an annotation, it returns the argument otherwise.
+// source returns the origin of a setting for an error, such as "annotation tombolo-cni.github.io/mac". If the setting
+// does not come from an annotation, it returns otherwise.
 func (c *Common) source(setting, otherwise string) string {
 	if key := c.annotated.keys[setting]; key != "" {
 		return "annotation " + key
@@ -141,7 +143,8 @@ func (c *Common) source(setting, otherwise string) string {
 	return otherwise
 }
 
-// explainAnnotated adds the pod's annotations to an error of an ADD, since one of them may be the cause.
+// explainAnnotated appends the keys of the pod's annotations to an error of an ADD, since one of them may be the cause.
+// Without annotations it returns err unchanged.
 func (c *Common) explainAnnotated(err error) error {
 	if len(c.annotated.keys) == 0 {
 		return err

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// Args holds the values of CNI_ARGS by their keys.
+// Args maps the keys in the environment variable CNI_ARGS to their values.
 type Args map[string]string
 
-// parseArgs parses a list of KEY=VALUE separated by semicolons (CNI specification 1.1.0, "Parameters"). If a key
-// occurs twice, the last value counts. As in the reference plugins, an unknown key is an error unless IgnoreUnknown
-// is 1 or true. Keys that describe Kubernetes pods (K8S_…) are known. Errors have the specification's code 4.
+// parseArgs parses CNI_ARGS: pairs KEY=VALUE, separated by semicolons. If a key occurs twice, the last value counts. An
+// unknown key is an error unless IgnoreUnknown is 1 or true. The known keys are IgnoreUnknown, IP, MAC, GATEWAY, and
+// all that begin with K8S_. Errors have the CNI specification's code 4.
 func parseArgs(text string) (Args, error) {
 	args := Args{}
 	if text == "" {
@@ -47,8 +47,8 @@ func parseArgs(text string) (Args, error) {
 	return args, nil
 }
 
-// Pod returns the runtime's name for the pod, namespace/name. Without a namespace it returns only the name, as podman
-// sets it for a container. Without a name it returns "".
+// Pod returns the pod's name as namespace/name, from K8S_POD_NAMESPACE and K8S_POD_NAME. Without a namespace, as for a
+// container of podman, it returns only the name. Without a name it returns "".
 func (a Args) Pod() string {
 	ns, name := a["K8S_POD_NAMESPACE"], a["K8S_POD_NAME"]
 	if ns == "" || name == "" {
@@ -57,5 +57,5 @@ func (a Args) Pod() string {
 	return ns + "/" + name
 }
 
-// List splits a value at commas. An empty value is an empty list.
+// List splits the value of key at commas, and trims spaces. It returns nil if the value is empty or missing.
 func (a Args) List(key string) []string { return entries(a[key]).list() }

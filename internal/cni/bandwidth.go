@@ -11,7 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// maxBurst is the largest burst that the reference plugin bandwidth accepts, in bits.
+// maxBurst is the reference plugin bandwidth's limit for bursts, in bits. A burst must be smaller.
 const maxBurst = 8 * (1<<32 - 1)
 
 // bandwidthConf is the configuration of the reference plugin bandwidth, which limits a pod's traffic.
@@ -29,8 +29,8 @@ func (f *bandwidthConf) problems() []error {
 	return p
 }
 
-// burst adds a problem if only rate or only burst is set, or if the burst is too large. The reference plugin has the
-// same rules.
+// burst adds a problem if only one of rate and burst is set, or if the burst is not less than maxBurst. The reference
+// plugin has the same rules.
 func (p *problems) burst(way string, l bandwidth.Limit) {
 	p.add((l.Rate == 0) != (l.Burst == 0) || l.Burst >= maxBurst,
 		"%sRate %d and %[1]sBurst %[3]d: both have to be set, the burst to less than %d, or neither",
@@ -79,8 +79,9 @@ func (f *bandwidthConf) run(ctx context.Context, c *call) (*current.Result, erro
 	return prev, nil
 }
 
-// Bandwidth holds limits of a pod's traffic: rates in bits per second, and bursts in bits. 0 means no limit. The
-// reference plugin bandwidth and the capability bandwidth have these fields. Ingress is the pod's incoming traffic.
+// Bandwidth holds the limits of a pod's traffic in the fields of the reference plugin bandwidth, which the capability
+// bandwidth has too. Rates are in bits per second, and bursts in bits. 0 means no limit. Ingress is the pod's incoming
+// traffic.
 type Bandwidth struct {
 	IngressRate  uint64 `json:"ingressRate"`
 	IngressBurst uint64 `json:"ingressBurst"`
@@ -95,8 +96,8 @@ func (b Bandwidth) shape() bandwidth.Shape {
 	}
 }
 
-// limits returns the limits of the pod. If the configuration has limits, which apply to all pods, limits returns
-// these. Otherwise it returns the limits that the runtime passes.
+// limits returns the pod's limits: configured, which apply to all pods, or if it is zero, the limits that the runtime
+// passes.
 func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
 	if configured == (Bandwidth{}) {
 		configured = orZero(c.RuntimeConfig.Bandwidth)

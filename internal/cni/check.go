@@ -15,8 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// check runs the verb CHECK. It compares the attachment with its record and with the result of the whole plugin
-// chain, and returns all differences in one error.
+// check runs the verb CHECK. It compares the attachment in the kernel with its record and with prevResult, the result
+// of the whole plugin chain. It returns all differences in one error.
 func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) error {
 	prev, err := conf.resultToCheck()
 	if err != nil {
@@ -51,8 +51,8 @@ func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) err
 		conf.Name, printable.Count(len(found), "difference", "differences"), strings.Join(found, "; "))
 }
 
-// reported returns the parts of the result that a later plugin may have changed, and a list of errors in the result.
-// It leaves out the MACs of the pod's other interfaces.
+// reported converts prevResult for node.Check, which compares it with the kernel. It leaves out the MACs of the pod's
+// other interfaces. The returned list describes faults of prevResult.
 func (c *call) reported(prev *current.Result) (*network.Reported, []string, error) {
 	r := &network.Reported{HostMACs: map[string]string{}}
 	var wrong []string
@@ -102,7 +102,7 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 	return r, wrong, err
 }
 
-// status runs the verb STATUS. It returns an error if no ADD can succeed now. It changes nothing.
+// status runs the verb STATUS. It returns an error if no ADD can succeed now, and changes nothing in the kernel.
 func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) error {
 	s := conf.settings()
 	leases, err := c.allocator(conf, &s)
@@ -112,7 +112,7 @@ func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) er
 
 	err = node.Ready(ctx, &s, leases)
 
-	// Code 50 is the specification's for a plugin that cannot serve an ADD now.
+	// Other errors get code 50, the specification's code for a plugin that cannot serve an ADD now.
 	if err == nil || errors.As(err, new(*types.Error)) || errors.Is(err, network.ErrConflict) {
 		return err
 	}

@@ -22,18 +22,19 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// A configuration is the decoded stdin of a plugin. Its methods do the plugin's work.
+// A configuration is the decoded stdin of a call. Each plugin that this program implements has its own type of
+// configuration, whose methods do the plugin's work.
 type configuration interface {
-	// run runs one verb. For a chained plugin, it is called only for ADD, DEL and CHECK, and only for attachments
-	// that Tombolo made. The result is printed in the version of the configuration. A nil result prints nothing. If
-	// that version cannot express the result, run is called again with DEL.
+	// run runs one verb, and returns the result to print, or nil to print nothing. For a chained plugin, it is called
+	// only for ADD, DEL and CHECK of attachments that Tombolo made. If the configuration's version cannot express the
+	// result of an ADD, run is called again with DEL.
 	run(context.Context, *call) (*current.Result, error)
 
 	common() *Common
-	// complete fills in the defaults of fields.
+	// complete fills in defaults, and adds requests of the runtime and of args.cni.
 	complete(*call)
-	// problems returns the errors in the decoded configuration. ADD, CHECK and STATUS refuse such a configuration,
-	// and report the first error.
+	// problems returns the errors in the decoded configuration. Verbs other than DEL and GC refuse a configuration with
+	// errors, and report the first one.
 	problems() []error
 	// lacks reports whether the configuration requests a setting that the attachment's record lacks. The kept program
 	// may have made that setting (see kept.go).
@@ -45,7 +46,7 @@ type Common struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
 
-	// These fields belong to the runtime, and may contain fields that we do not know.
+	// These objects have fields of the runtime or of other plugins, which Tombolo does not know.
 	RuntimeConfig runtimeConfig `json:"runtimeConfig"`
 	Args          struct {
 		CNI json.RawMessage `json:"cni"`
@@ -64,22 +65,23 @@ type Common struct {
 	annotated annotations
 }
 
-// podPolicy holds the policies that limit connections of pods. A network has such policies, and a runtime may request
-// further ones for one pod.
+// podPolicy holds the policies for connections of pods. EgressPolicy limits those that a pod opens, and PublishFrom
+// those to its host ports. A network has policies for all pods. A runtime may request further ones for one pod.
 type podPolicy struct {
 	EgressPolicy entries `json:"egressPolicy"`
 	PublishFrom  entries `json:"publishFrom"`
 }
 
-// withDefaults returns p, with the settings of q where p has none.
+// withDefaults returns p, with the policies of q in place of empty ones.
 func (p podPolicy) withDefaults(q podPolicy) podPolicy {
 	return podPolicy{cmp.Or(p.EgressPolicy, q.EgressPolicy), cmp.Or(p.PublishFrom, q.PublishFrom)}
 }
 
-// entries is a text of entries, separated by commas. In JSON it may also be a list of entries.
+// entries is a text of entries, separated by commas. In JSON it may also be a list of texts.
 type entries string
 
-// UnmarshalJSON parses both forms. It returns an error for an empty list, which could mean everything or nothing.
+// UnmarshalJSON parses a text or a list of texts. It returns an error for an empty list, which could mean everything or
+// nothing.
 func (e *entries) UnmarshalJSON(b []byte) error {
 	var list []string
 	if json.Unmarshal(b, &list) != nil {
@@ -95,7 +97,7 @@ func (e *entries) UnmarshalJSON(b []byte) error {
 // JSONExpects describes the accepted JSON, for errors.
 func (entries) JSONExpects() string { return "a text, or a list of texts" }
 
-// list splits the text at commas.
+// list splits the text at commas, and trims spaces. It returns nil for an empty text.
 func (e entries) list() []string {
 	if e == "" {
 		return nil
@@ -115,7 +117,7 @@ func (e entries) policy() string {
 	return string(e)
 }
 
-// runtimeConfig holds the arguments of the capabilities that our plugins use.
+// runtimeConfig holds the values that a runtime passes for the capabilities of Tombolo's plugins.
 type runtimeConfig struct {
 	MAC          string        `json:"mac"`
 	PortMappings []PortMapping `json:"portMappings"`
@@ -135,10 +137,10 @@ const (
 	defaultMark     = Mark(nft.DefaultMark)
 )
 
-// Mark is one bit of a packet's mark, written as a number or as "0x10".
+// Mark is one bit of a packet's mark in the kernel. In JSON it is a number, or a text such as "0x10".
 type Mark uint32
 
-// UnmarshalJSON parses both forms, the number and the text.
+// UnmarshalJSON parses a number or a text. It returns an error unless exactly one of 32 bits is set.
 func (m *Mark) UnmarshalJSON(b []byte) error {
 	s := strings.Trim(string(b), `"`)
 	v, err := strconv.ParseUint(s, 0, 32)
@@ -173,7 +175,7 @@ func (c *call) readArgs(into any) {
 	}
 }
 
-// note stores errors that were found in stdin. They stop no verb yet: see refuse.
+// note stores errors in stdin. The method refuse returns them later, for the verbs that they stop.
 func (c *call) note(found strict.Problems) {
 	for _, err := range found {
 		c.undecoded = append(c.undecoded, configError(err))
@@ -202,8 +204,8 @@ func (p *problems) add(holds bool, format string, args ...any) {
 	}
 }
 
-// absolute returns dir if it is an absolute path. If not, it returns its second argument, a default path, since DEL
-// and GC need a directory even if the configuration is wrong.
+// absolute returns dir if it is an absolute path. If not, it returns otherwise, a default path, since DEL and GC need a
+// directory even if the configuration is wrong.
 func absolute(dir, otherwise string) string {
 	if !filepath.IsAbs(dir) {
 		return otherwise
@@ -221,8 +223,9 @@ func (c *Common) deadline() time.Duration {
 	return time.Duration(cmp.Or(c.Deadline, Duration(defaultDeadline)))
 }
 
-// exempt reports whether an unknown key is allowed in a configuration. Allowed are keys in the runtime's own objects,
-// keys of the specification, and comments, which begin with an underscore.
+// exempt reports whether an unknown key is allowed in a configuration. path is the place of the key's object. Allowed
+// are all keys in runtimeConfig and args, which belong to the runtime. At the top, keys of the specification
+// (cni.dev/…) and comments (_…) are allowed.
 func exempt(path, key string) bool {
 	if path == "" {
 		return strings.HasPrefix(key, "cni.dev/") || strings.HasPrefix(key, "_")
@@ -254,7 +257,7 @@ func (c *call) parse(data []byte) error {
 	return nil
 }
 
-// configErrors returns all errors in the configuration. Verbs other than DEL and GC refuse a configuration with errors.
+// configErrors returns all errors in the configuration, with those that the method parse stored.
 func (c *call) configErrors() strict.Problems { return slices.Concat(c.undecoded, c.problems()) }
 
 // refuse returns the first error in the configuration. For DEL and GC it returns nil, since they must do as much as
@@ -300,8 +303,9 @@ func (c *Common) acceptName() error {
 	return nil
 }
 
-// Examine decodes a configuration for the plugin called name. It returns the network, and all errors that ADD would
-// find without access to the kernel or the disk. For a plugin that makes no network, the network is nil.
+// Examine decodes and checks a configuration for the plugin called name. It returns the network that the configuration
+// describes, and all errors that ADD would find without access to the kernel or the disk. For a plugin that makes no
+// network, such as portmap, the network is nil.
 func Examine(name string, data []byte) (*network.Network, []string) {
 	c := (&Plugin{Name: name}).newCall()
 	var found []string

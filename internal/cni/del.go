@@ -24,23 +24,23 @@ func (c *call) del(ctx context.Context, node *network.Node, conf *NetConf) error
 	return node.Del(ctx, c.key(), known)
 }
 
-// key returns the key of the call's attachment: network, container ID and interface.
 func (c *call) key() network.Key {
 	return network.Key{Network: c.conf.Name, ContainerID: c.containerID, IfName: c.ifName}
 }
 
-// known returns facts from the configuration that help to take down attachments without a record.
+// known returns facts from the configuration that DEL and GC need to find attachments without a record.
 func (c *NetConf) known() *network.Known {
 	s := c.settings()
 	return &network.Known{Bridge: s.Bridge, GatewayLink: s.GatewayLink(), Leased: c.IPAM.Type == typeDHCP}
 }
 
-// isPods reports whether an interface in a result is the pod's interface of this call.
+// isPods reports whether an interface in a result is the pod's end of the attachment of this call.
 func (c *call) isPods(iface *current.Interface) bool {
 	return iface.Sandbox != "" && iface.Name == c.ifName
 }
 
-// podAddresses returns the addresses of the pod's interface in a result. It skips addresses of other interfaces.
+// podAddresses returns the addresses in a result that belong to the call's interface in the pod, or to no interface. It
+// skips invalid addresses.
 func (c *call) podAddresses(prev *current.Result) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range prev.IPs {
@@ -55,8 +55,8 @@ func (c *call) podAddresses(prev *current.Result) []netip.Addr {
 	return list
 }
 
-// recordedConfig returns an ipam section, and a whole configuration with this section. They name the IPAM that
-// assigned an attachment's addresses, according to the attachment's record.
+// recordedConfig returns an ipam section for the IPAM in origin, and a whole configuration with this section. origin is
+// the recorded type and directory of the IPAM that assigned an attachment's addresses.
 func recordedConfig(cniVersion, name string, origin *network.Origin) (Section, []byte) {
 	ipamConf := struct {
 		DataDir string `json:"dataDir,omitempty"`
@@ -69,9 +69,9 @@ func recordedConfig(cniVersion, name string, origin *network.Origin) (Section, [
 	return Section{Type: origin.Type, DataDir: origin.Dir, JSON: section}, data
 }
 
-// gc runs the verb GC. It removes all attachments of this network that are not on the runtime's list of valid
-// attachments. Without a list it does nothing, since the runtime may have lost the list. With an empty list it
-// removes every attachment.
+// gc runs the verb GC. It removes the network's attachments that are missing from the runtime's list,
+// cni.dev/valid-attachments. Without a list it does nothing, since the runtime may have lost the list. With an empty
+// list it removes every attachment.
 func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error {
 	list, err := conf.validAttachments()
 	if err != nil || list == nil {
@@ -86,7 +86,7 @@ func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error 
 }
 
 // validAttachments returns the runtime's list of valid attachments, or nil if there is no list. An invalid list is an
-// error, although GC ignores other faults: GC would remove the attachments that the list lacks.
+// error even for GC, which ignores other faults: GC would remove valid attachments.
 func (c *NetConf) validAttachments() ([]types.GCAttachment, error) {
 	var list []types.GCAttachment
 	if len(c.ValidAttachments) == 0 {

@@ -15,13 +15,13 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// delegatedIPAM is an allocator that runs another project's IPAM plugin.
+// delegatedIPAM is an allocator that gets addresses from another project's IPAM plugin, by running it.
 type delegatedIPAM struct {
 	*ipamSection
 	request *ipamRequest
 }
 
-// Bind returns d, since a plugin needs nothing from the node.
+// Bind returns d, since d uses nothing of the node.
 func (d *delegatedIPAM) Bind(ipam.Node) ipam.Allocator { return d }
 
 // Slow returns true, since a plugin may take long.
@@ -55,8 +55,8 @@ func (d *delegatedIPAM) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation
 	return &ipam.Allocation{Addresses: addresses}, nil
 }
 
-// undo runs the plugin with DEL after an ADD that failed with cause, even if ctx has ended. It returns cause as the
-// first error, so that the runtime gets its code.
+// undo runs the plugin with DEL after an ADD that failed with cause, even if ctx has ended. If the plugin
+// did not run at all, undo only returns cause. It returns cause as the first error, so that the runtime gets its code.
 func (d *delegatedIPAM) undo(ctx context.Context, cause error) error {
 	if errors.Is(cause, delegate.ErrNotFound) || errors.Is(cause, delegate.ErrSelf) {
 		return cause
@@ -73,15 +73,16 @@ func (d *delegatedIPAM) undo(ctx context.Context, cause error) error {
 func (d *delegatedIPAM) Del(ctx context.Context, owner ipam.Owner, _ []netip.Addr) error {
 	plugin := d.request.Plugin
 	if owner.ContainerID != plugin.ContainerID || owner.IfName != plugin.IfName {
-		// The owner is another attachment than the call's: the call is a GC, or an ADD that takes down a dead pod.
-		// Its namespace and its CNI_ARGS are unknown.
+		// The call is for another attachment: it is a GC, or an ADD that takes down a dead pod. So the owner's
+		// namespace and CNI_ARGS are unknown.
 		plugin.ContainerID, plugin.IfName, plugin.NetNS, plugin.Args = owner.ContainerID, owner.IfName, "", ""
 	}
 	return d.warnIfSelf(d.runVerb(ctx, &plugin, "DEL"))
 }
 
-// warnIfSelf turns ErrSelf into a warning, for verbs that take pods down. No ADD has ever got an address from this
-// program itself, so there is none to release.
+// warnIfSelf logs delegate.ErrSelf as a warning and returns nil, for verbs that release addresses. The error means that
+// ipam.type names Tombolo itself. So no ADD has got an address from it, and there is none to release. It returns other
+// errors unchanged.
 func (d *delegatedIPAM) warnIfSelf(err error) error {
 	if errors.Is(err, delegate.ErrSelf) {
 		d.request.Warn(err.Error())
@@ -100,8 +101,8 @@ func (d *delegatedIPAM) Collect(ctx context.Context, _ []ipam.Owner) error {
 	return d.warnIfSelf(d.runVerb(ctx, &d.request.Plugin, "GC"))
 }
 
-// Status runs the plugin with STATUS. If the plugin is missing or ends without an error object, the error has code
-// 50. An error of the plugin keeps its code.
+// Status runs the plugin with STATUS. The error has code 50 if the plugin is missing, or ends without an error object.
+// An error object of the plugin has its own code.
 func (d *delegatedIPAM) Status(ctx context.Context) error {
 	err := d.runVerb(ctx, &d.request.Plugin, "STATUS")
 	var own *types.Error
@@ -111,7 +112,8 @@ func (d *delegatedIPAM) Status(ctx context.Context) error {
 	return err
 }
 
-// wrap adds the network's name and a code to an error. It returns an error object that the plugin printed unchanged.
+// wrap adds the network's name and a code to an error. It returns nil, and an error object that the plugin printed,
+// unchanged.
 func (d *delegatedIPAM) wrap(err error) error {
 	code := codePluginFailed
 	switch {

@@ -16,8 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// DHCP is the ipam section of type dhcp. Its fields request, provide and priority come from the reference plugin
-// dhcp.
+// DHCP is the ipam section of type dhcp. The fields request, provide and priority have the same meaning as in the
+// reference plugin dhcp.
 type DHCP struct {
 	Type string `json:"type"`
 
@@ -37,16 +37,18 @@ type DHCP struct {
 		GW  netip.Addr   `json:"gw"`
 	} `json:"routes"`
 
-	byName bool // see NetConf.dhcp
+	byName bool // the program was called as the reference plugin bridge
 }
 
-// request is an option that the client requests from the server.
+// request is an element of the field request: an option that the client requests from the server. SkipDefault leaves
+// out the options that the client requests by default.
 type request struct {
 	SkipDefault bool   `json:"skipDefault"`
 	Option      option `json:"option"`
 }
 
-// provide is an option that the client sends. It has a value, or takes the value of a key in CNI_ARGS.
+// provide is an element of the field provide: an option that the client sends. Its value is Value, or the value of the
+// key FromArg in CNI_ARGS.
 type provide struct {
 	Option  option `json:"option"`
 	Value   string `json:"value"`
@@ -94,9 +96,8 @@ const (
 	keeperOptional = "optional"
 )
 
-// dhcp decodes the ipam section of type dhcp, and returns the first error in it. If the program was called by a
-// reference plugin's name, it behaves like that plugin. It then ignores unknown fields, and sends the server only the
-// values that the configuration names.
+// dhcp decodes the ipam section of type dhcp, adds defaults and the pod's annotations, and returns the first error in
+// it. If the program was called as the reference plugin bridge, it ignores unknown fields and the field routes.
 func (c *NetConf) dhcp() (*DHCP, error) {
 	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout),
 		byName: c.bridge}
@@ -131,7 +132,7 @@ func (c *NetConf) dhcp() (*DHCP, error) {
 	return &conf, strict.Problems(p).First()
 }
 
-// identity is the identity of a pod's interface towards a DHCP server.
+// identity identifies a pod's interface to a DHCP server.
 type identity struct {
 	network.Key
 	pod string // namespace/name; empty if unknown
@@ -140,13 +141,13 @@ type identity struct {
 // longestID is the maximum length of a client identifier without its type byte.
 const longestID = 254
 
-// text returns the text for deriving the client identifier and the MAC. owner is the container ID or the pod's name.
+// text returns a text that identifies the interface. The client identifier and the MAC are derived from it. owner is
+// the container ID or the pod's name.
 func (id *identity) text(owner string) string { return owner + "/" + id.Network + "/" + id.IfName }
 
-// clientID returns the value of option 61. The parameter basis is the setting ipam.clientID. With "mac", the value is
-// the MAC with the type of Ethernet. Otherwise the value is a text with type 0, which means that it is not a hardware
-// address. An operator can recognize the text in the server's list, and reserve an address for it. A text that is too
-// long becomes its SHA-256.
+// clientID returns the value of option 61, the client identifier. basis is the setting ipam.clientID. With "mac", the
+// value is the type of Ethernet and the MAC. With "container" or "pod", it is type 0, which means no hardware address,
+// and id.text. An operator can recognize this text in the server's list. Its SHA-256 replaces it if it is too long.
 func (id *identity) clientID(basis string, mac net.HardwareAddr) ([]byte, error) {
 	text := id.text(id.ContainerID)
 	switch basis {
@@ -171,8 +172,8 @@ func (id *identity) clientID(basis string, mac net.HardwareAddr) ([]byte, error)
 }
 
 // mac returns a locally administered MAC derived from the identity. The same identity always gets the same MAC, since
-// home routers reserve addresses by MAC. The MAC is derived from the container ID if basis is "container" or the pod's
-// name is unknown. In all other cases it is derived from the pod's name.
+// home routers reserve addresses by MAC. The MAC depends on the container ID if basis is "container" or the pod's name
+// is unknown, and otherwise on the pod's name.
 func (id *identity) mac(basis string) net.HardwareAddr {
 	owner := id.ContainerID
 	if id.pod != "" && basis != clientByContainer {
@@ -181,14 +182,14 @@ func (id *identity) mac(basis string) net.HardwareAddr {
 	return MACOf(id.text(owner))
 }
 
-// MACOf derives a MAC from an identity. The same text always gives the same MAC.
+// MACOf derives a locally administered MAC from a text. The same text always gives the same MAC.
 func MACOf(identity string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte("tombolo mac " + identity))
 	return net.HardwareAddr{ident.DerivedMAC, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 
-// Lease returns the settings for leasing an address for one pod. It does not check the values; package network rejects
-// values that DHCP cannot express.
+// Lease returns the settings for leasing an address for one pod. It returns an error if a value from CNI_ARGS is
+// missing, or an element of provide names no option. Package network checks the values.
 func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network.Lease, error) {
 	clientID, err := id.clientID(conf.ClientID, mac)
 	if err != nil {
@@ -218,8 +219,8 @@ func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network
 	return l, conf.provide(&l.Client, args)
 }
 
-// request adds the options that the client requests from the server. If the program was called by a reference
-// plugin's name, it requests only a mask, routers, and the options in the configuration.
+// request sets the options that c requests from the server: those in the configuration, after the client's default
+// options. As the reference plugin bridge, it replaces the default options by the mask and the routers.
 func (conf *DHCP) request(c *dhcpc.Config) {
 	for _, r := range conf.Request {
 		c.RequestOnly = c.RequestOnly || r.SkipDefault
@@ -233,7 +234,8 @@ func (conf *DHCP) request(c *dhcpc.Config) {
 	}
 }
 
-// provide adds the options that the client sends to the server.
+// provide adds the options that the client sends to c. It returns an error for an element without an option, or whose
+// key FromArg is missing in CNI_ARGS. The reference plugin bridge accepts a missing key.
 func (conf *DHCP) provide(c *dhcpc.Config, args Args) error {
 	for i, p := range conf.Provide {
 		if p.Option == 0 {
@@ -269,10 +271,10 @@ func (conf *DHCP) provide(c *dhcpc.Config, args Args) error {
 	return nil
 }
 
-// Duration is a length of time, written as "5s" or "1m30s".
+// Duration is a positive length of time, such as "5s" or "1m30s" in JSON.
 type Duration time.Duration
 
-// UnmarshalJSON parses the form of time.ParseDuration.
+// UnmarshalJSON parses a text in the form of time.ParseDuration. It returns an error for zero and negative durations.
 func (d *Duration) UnmarshalJSON(b []byte) error {
 	s := strings.Trim(string(b), `"`)
 	v, err := time.ParseDuration(s)

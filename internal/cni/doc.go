@@ -1,10 +1,12 @@
-// Package cni is the CNI plugin. It decodes network configurations and the environment, calls package network for the
-// verbs of the CNI specification 1.1, and encodes results and errors. The work on the kernel is in package network.
+// Package cni implements the CNI plugin. It decodes network configurations and the environment, runs the verbs of the
+// CNI specification 1.1, and encodes results and errors. Package network makes the changes in the kernel, except those
+// of the plugins loopback and tuning.
 //
-// Files whose names end in conf.go decode configurations. allocator.go turns the ipam section into an allocator.
-// add.go, del.go (also GC) and check.go (also STATUS) run the verbs. result.go converts results in both directions,
-// and errors.go has the codes.
+// Files whose names end in conf.go decode configurations. allocator.go turns the ipam section into an allocator of
+// addresses. add.go, del.go (also GC) and check.go (also STATUS) run the verbs. result.go encodes and decodes results,
+// and errors.go has the error codes.
 //
-// The program can replace reference plugins: it then behaves like the plugin by whose name it was called (named.go).
-// A program that had such a name before is kept, and handles the pods that it made (kept.go).
+// The program can also have the name of a CNI reference plugin, such as bridge or portmap, and then behaves like that
+// plugin (named.go). `tombolo install` keeps the program that had the name before, which handles the pods that it made
+// (kept.go).
 package cni

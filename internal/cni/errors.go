@@ -55,7 +55,7 @@ func newError(code uint, format string, args ...any) *types.Error {
 	return &types.Error{Code: code, Msg: fmt.Sprintf(format, args...)}
 }
 
-// A codedError is an error with a code. errors.As finds a *[types.Error] in it.
+// A codedError is an error with a code. errors.As finds a *[types.Error] with this code in it.
 type codedError struct {
 	error
 	code uint
@@ -71,7 +71,9 @@ func withCode(code uint, err error) error {
 	return &codedError{err, code}
 }
 
-// configError adds a code to an error of package strict. It returns nil if err is nil.
+// configError adds a code to an error of package strict: codeUnsupportedField for an unknown field, and
+// codeInvalidConfig for other errors. To some unknown fields it adds advice (see substitutes). It returns nil if err is
+// nil.
 func configError(err error) error {
 	var found *strict.Error
 	code := codeInvalidConfig
@@ -84,8 +86,8 @@ func configError(err error) error {
 	return withCode(code, err)
 }
 
-// substitutes maps fields that Tombolo does not know to advice. They occur in kubenet's configuration lists: kubenet's
-// own fields, kubelet's flags for kubenet, and fields of the plugin portmap.
+// substitutes returns advice for unknown fields, by field. These fields occur in configuration lists for kubenet: they
+// are kubenet's own fields, kubelet's flags for kubenet, and fields of the plugin portmap.
 func substitutes() map[string]string {
 	const portmap = `leave it and the plugin portmap out, and write "capabilities": {"portMappings": true}`
 	return map[string]string{
@@ -110,7 +112,7 @@ func newCNIError(err error) *types.Error {
 	return &types.Error{Code: code, Msg: printable.Line(err.Error())}
 }
 
-// firstCode returns the first code in an error's chain or tree.
+// firstCode returns the first code in err and the errors that it wraps. ok is false if none has a code.
 func firstCode(err error) (code uint, ok bool) {
 	for _, known := range codes() {
 		if err == known.err {
@@ -138,13 +140,13 @@ func firstCode(err error) (code uint, ok bool) {
 	return 0, false
 }
 
-// A sentinel is an error value together with its code.
+// A sentinel is an error value, as for errors.Is, with its code.
 type sentinel struct {
 	err  error
 	code uint
 }
 
-// codes returns the codes for errors of package network and the packages below it.
+// codes returns the codes of error values in package network and the packages below it.
 func codes() []sentinel {
 	return []sentinel{
 		{network.ErrState, codeIO}, {network.ErrTryAgain, codeTryAgainLater}, {network.ErrHostNamespace,

@@ -11,9 +11,9 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// hostLocal makes an ipam.HostLocal the allocator that assigns addresses, and returns the first error in the section.
-// If DEL or GC meets an error, the HostLocal knows only ipam.dataDir, which suffices for Del and Collect. hostLocal
-// writes nothing to disk.
+// hostLocal sets a.Allocator to an ipam.HostLocal for the section, and returns the first error in the section. If the
+// request is not strict, it also logs that error. The HostLocal then knows only ipam.dataDir, which suffices to release
+// addresses. hostLocal writes no reservations.
 func (a *allocator) hostLocal(r *ipamRequest) error {
 	confErr := a.readHostLocal(r)
 	if confErr == nil || r.Strict {
@@ -26,8 +26,8 @@ func (a *allocator) hostLocal(r *ipamRequest) error {
 	return confErr
 }
 
-// reservations returns a HostLocal for the network's reservations in dataDir. If dataDir is empty, it uses the
-// default directory.
+// reservations returns a HostLocal with the given range sets, for the network's reservations in dataDir. If dataDir is
+// empty, it uses r.DefaultDataDir.
 func (r *ipamRequest) reservations(dataDir string, sets []ipam.RangeSet) (*ipam.HostLocal, error) {
 	reservations, err := ipam.NewHostLocal(&ipam.Config{
 		Network: r.Network, Dir: cmp.Or(dataDir,
@@ -36,7 +36,8 @@ func (r *ipamRequest) reservations(dataDir string, sets []ipam.RangeSet) (*ipam.
 	return reservations, withCode(codeInvalidConfig, err)
 }
 
-// readHostLocal decodes the ipam section of type host-local into a. It does not access the disk.
+// readHostLocal decodes an ipam section of type host-local into a, and adds the addresses that the runtime or the pod
+// requests. It does not access the disk.
 func (a *allocator) readHostLocal(r *ipamRequest) error {
 	var conf hostLocalConf
 	if err := r.read(&conf); err != nil {
@@ -93,7 +94,8 @@ func (a *allocator) readHostLocal(r *ipamRequest) error {
 }
 
 // ParseResolvConf parses the lines nameserver, domain, search and options of a file in the format of resolv.conf(5).
-// Like the reference plugin, it joins the values of repeated search and options lines, and ignores unknown lines.
+// Like the reference plugin host-local, it joins the values of repeated search and options lines, and ignores other
+// lines.
 func ParseResolvConf(text string) types.DNS {
 	var dns types.DNS
 	for line := range strings.Lines(text) {

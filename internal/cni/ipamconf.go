@@ -12,7 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// A Section is the field ipam of a configuration. newAllocator reports the errors in it.
+// A Section is the field ipam of a configuration. JSON holds the whole section, which newAllocator decodes and checks.
 type Section struct {
 	Type    string
 	DataDir string
@@ -21,8 +21,8 @@ type Section struct {
 	detectConflicts *bool
 }
 
-// UnmarshalJSON stores the section, and decodes the fields that package cni itself uses. It ignores errors in them.
-// null counts as a missing section.
+// UnmarshalJSON stores the section, and decodes the fields of Section. It ignores errors in them, which newAllocator
+// finds again. null counts as a missing section.
 func (s *Section) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil
@@ -40,7 +40,7 @@ func (s *Section) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// isEmpty reports whether a JSON object is missing or has no fields.
+// isEmpty reports whether a JSON object is missing, is null, or has no fields.
 func isEmpty(data json.RawMessage) bool {
 	return slices.Contains([]string{"", "null", "{}"}, strings.TrimSpace(string(data)))
 }
@@ -58,7 +58,7 @@ type RequestedAddresses struct {
 // hostLocalConf is the ipam section of type host-local.
 type hostLocalConf struct {
 	Type       string         `json:"type"`
-	ipam.Range                // the form with a single range
+	ipam.Range                // the fields of a single range
 	Ranges     [][]ipam.Range `json:"ranges"`
 	Routes     []routeConf    `json:"routes"`
 	DataDir    string         `json:"dataDir"`
@@ -66,8 +66,9 @@ type hostLocalConf struct {
 	Keep       bool           `json:"keep"`
 }
 
-// read decodes the ipam section. If the request is strict and ByName is not set, an unknown field is an error, unless
-// it begins with an underscore (a comment).
+// read decodes the ipam section into the given struct. It ignores unknown fields if ByName is set or the request is not
+// strict. If not, they are errors, except keys that begin with an underscore (comments), and detectConflicts, which
+// Section decodes.
 func (r *ipamRequest) read(into any) error {
 	if isEmpty(r.Section.JSON) {
 		return nil
@@ -84,9 +85,8 @@ func (r *ipamRequest) read(into any) error {
 	return configError(problems.First())
 }
 
-// sets returns the range sets in the reference plugin's order, which is part of the format on disk. First come the
-// sets of runtimeConfig, then the range in the section itself, then the sets of ipam.ranges. The names of the sets,
-// for errors, are the names of their fields.
+// sets returns the range sets in the reference plugin's order, which is part of the format on disk: the sets of
+// runtimeConfig, the range in the section itself, the sets of ipam.ranges. Each set has its field's name, for errors.
 func (h *hostLocalConf) sets(requested *RequestedAddresses) []ipam.RangeSet {
 	var sets []ipam.RangeSet
 	addAll := func(field string, confs [][]ipam.Range) {

@@ -16,17 +16,17 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// Tombolo can be installed by a reference plugin's name. `tombolo install` then stores the program that had the name
-// in another file: it becomes the kept program. Pods that other programs made belong to those programs. If Tombolo has
-// no record of an attachment, the kept program handles the call. It also handles the DEL of pods that it made before
-// Tombolo got the name.
+// Tombolo can be installed under the name of a reference plugin. `tombolo install` then stores the program that had the
+// name in another file: it becomes the kept program. If Tombolo has no record of an attachment, the kept program
+// handles the call. It also takes part in a DEL if it may have made a part of the pod.
 
-// handlers selects the programs that handle a call: this program, the kept program, or both.
+// handlers selects the programs that handle a call: this program, the kept program, or both for a DEL.
 type handlers struct{ ours, kept bool }
 
-// findHandlers returns the handlers of the call. This program alone handles most calls. The kept program alone handles
-// GC and STATUS of a chained plugin. If the attachment has no record, the kept program handles the other verbs of a
-// chained plugin, and a CHECK of bridge. For DEL see handlersOfDEL.
+// findHandlers returns the programs that handle the call. GC and STATUS of a chained plugin go to the kept program. So
+// do ADD and CHECK of a chained plugin, and CHECK of bridge, for an attachment without a record. Without a kept
+// program, this program handles the CHECK of bridge. For a DEL see handlersOfDEL. All other calls go to this program
+// alone.
 func (c *call) findHandlers() (handlers, error) {
 	switch {
 	case c.verb == "GC" || c.verb == "STATUS": // these verbs concern no pod
@@ -51,9 +51,10 @@ func (c *call) findHandlers() (handlers, error) {
 	return handlers{ours: ours, kept: !ours}, nil
 }
 
-// handlersOfDEL returns the handlers of a DEL. Both programs may have made parts of the pod, since an operator may
-// have given single plugin names to the other program after the ADD. After a reboot the records are gone, and only the
-// ADD's result shows which program made the pod.
+// handlersOfDEL returns the handlers of a DEL of bridge or of a chained plugin. rec and err come from loading the
+// record, and port is the port's name if Tombolo made it. Both programs may have made parts of the pod, since an
+// operator may have given one plugin's name back after the ADD. Without a record, prevResult shows which program made
+// the pod.
 func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) handlers {
 	ours, others := c.findMakers(port)
 	selected := handlers{ours: true}
@@ -70,8 +71,9 @@ func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) hand
 	return selected
 }
 
-// findMakers reports, from the ADD's result, whether Tombolo made the port, or another program's bridge plugin did.
-// That plugin has a bridge and a port in its result; plugins like ptp have no bridge.
+// findMakers reports, from prevResult, whether Tombolo made the port, or another program's bridge plugin did. Such a
+// plugin's result has two interfaces of the host, a bridge and a port; the result of a plugin like ptp has only one. If
+// prevResult is missing or invalid, both values are false.
 func (c *call) findMakers(port string) (ours, others bool) {
 	prev, err := c.conf.prevResult()
 	if err != nil || prev == nil {
@@ -93,10 +95,11 @@ func (c *call) isKept() bool {
 	return err == nil
 }
 
-// forward runs the kept program, and returns its output.
+// forward runs the kept program with the call's stdin, and returns its output. If there is no kept program, it returns
+// the result of errNoneKept. For STATUS it does nothing if the plugin bridge is Tombolo.
 func (c *call) forward(ctx context.Context) ([]byte, error) {
 	if c.verb == "STATUS" && delegate.IsOurs(filepath.Join(filepath.Dir(c.Kept), nameBridge)) {
-		return nil, nil // Tombolo makes the pods, so no other program is needed
+		return nil, nil // Tombolo makes the pods' interfaces, so it needs no other program
 	}
 
 	lockorder.Slow("a plugin")
@@ -114,8 +117,8 @@ func (c *call) forward(ctx context.Context) ([]byte, error) {
 	return nil, newError(codePluginFailed, "%v", err)
 }
 
-// errNoneKept returns the error for a pod of another program if there is no kept program. For DEL and GC it returns
-// nil: no other program has made anything for the pod, so there is nothing to remove.
+// errNoneKept returns the error for a call that only a kept program could handle, if there is none. For DEL and GC it
+// returns nil: no other program has made anything for the pod, so there is nothing to remove.
 func (c *call) errNoneKept() error {
 	if c.verb == "DEL" || c.verb == "GC" {
 		return nil

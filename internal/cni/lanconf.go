@@ -8,7 +8,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// LANConf holds the fields of a network whose pods are on the host's LAN, through a NIC of the host.
+// LANConf holds the fields that connect a network's pods to the host's LAN through a NIC of the host, the uplink.
 type LANConf struct {
 	Uplink       string `json:"uplink"`
 	DefaultRoute string `json:"defaultRoute"`
@@ -18,7 +18,8 @@ type LANConf struct {
 
 const ipv6SLAAC, ipv6DHCP = "slaac", "dhcp"
 
-// lanProblems adds problems with the field uplink, and with the fields that depend on it.
+// lanProblems adds a problem for each fault in the fields of LANConf, and for each other field that contradicts them or
+// mode "lan".
 func (c *NetConf) lanProblems(p *problems) {
 	lan := c.Mode == modeLAN
 	p.add(lan && c.Uplink == "", `mode "lan" needs an uplink: the NIC by which this node is on the LAN, such as "eth0"`)
@@ -51,7 +52,7 @@ func (c *NetConf) lanProblems(p *problems) {
 		`mode "lan" and disableContainerInterface exclude each other: use mode "l2"`)
 }
 
-// lan fills in the settings of a network whose pods are on a LAN.
+// lan sets the fields of s that depend on LANConf, and the guard.
 func (c *NetConf) lan(s *network.Network) {
 	s.Uplink = c.Uplink
 	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP
@@ -64,8 +65,8 @@ func (c *NetConf) lan(s *network.Network) {
 	s.DetectConflicts = c.IPAM.detectConflicts
 	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
 
-	// The host is no gateway. If the router is the next hop, and the addresses do not come by DHCP, the IPAM names
-	// the router as the gateway.
+	// In mode lan the host has no gateway address. With defaultRoute "router", pods have a default route by the gateway
+	// that the IPAM or the DHCP server names.
 	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute
 	c.guard(s, true)
 	if s.NFCall == nil && s.Exit == network.ExitHost {
@@ -73,8 +74,9 @@ func (c *NetConf) lan(s *network.Network) {
 	}
 }
 
-// guard sets the network's guard, which drops packets that pods send from a false source. lanGuard checks more than
-// guard, and guard more than macspoofchk.
+// guard sets s.Guard, which drops packets that pods send from a false source. The fields lanGuard, guard and
+// macspoofchk each select a guard. If several are set, the one with most checks counts, in this order. lan is the
+// default of lanGuard.
 func (c *NetConf) guard(s *network.Network, lan bool) {
 	switch {
 	case orDefault(c.LANGuard, lan):

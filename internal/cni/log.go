@@ -14,8 +14,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
-// stepLog writes one line for each verb, with the duration of each step. It writes only to the file that the
-// configuration names, since a plugin's stderr belongs to the runtime.
+// stepLog writes one line about the call, with the duration of each step, and lines with warnings. It writes only to
+// the file that the configuration names, since a plugin's stderr belongs to the runtime.
 type stepLog struct {
 	file *os.File // nil if there is no log file
 	*slog.Logger
@@ -24,20 +24,21 @@ type stepLog struct {
 	steps []slog.Attr
 }
 
-// openLog opens the configuration's log file. If that fails, DEL and GC continue without a log, since an error in the
-// configuration must not make them fail.
+// openLog opens the configuration's log file. Without a file, it returns a log that discards everything. If the file
+// cannot be opened, it returns an error; but DEL and GC continue without a log, since a wrong configuration must not
+// make them fail.
 func (c *call) openLog() (*stepLog, error) {
 	conf := c.conf
 
-	// A relative path is an error for the other verbs, and means no log for DEL and GC.
+	// An empty path means no log. So does a relative path for DEL and GC. The other verbs have refused it before.
 	if !filepath.IsAbs(conf.LogFile) {
 		return noLog(), nil
 	}
 
 	level, _ := parseLevel(conf.LogLevel)
 
-	// With O_APPEND and one write for each line, plugins that run at the same time do not overwrite each other's
-	// lines. Do not follow a symbolic link: a user who could create it would redirect our output.
+	// With O_APPEND and one write for each line, plugins that run at the same time do not overwrite each other's lines.
+	// Do not follow a symbolic link: a user who could create it would redirect our output.
 	fd, err := file.Open(conf.LogFile, unix.O_CREAT|unix.O_APPEND|unix.O_WRONLY)
 	switch {
 	case err == nil:
@@ -65,7 +66,7 @@ func parseLevel(s string) (level slog.Level, err error) {
 	return level, err
 }
 
-// step notes the duration of the step that has just ended.
+// step adds the time since the end of the previous step to the duration of the step called name.
 func (l *stepLog) step(name string) {
 	now := time.Now()
 	took := now.Sub(l.last)
@@ -86,7 +87,7 @@ func (l *stepLog) warn(msg string) {
 	l.Warn(printable.Line(msg))
 }
 
-// close writes the line about the verb, and closes the file.
+// close writes the line about the call, as an error if failure is not nil. Then it closes the file.
 func (l *stepLog) close(failure *types.Error) {
 	attrs := []any{slog.Duration("total", time.Since(l.start)), slog.GroupAttrs("steps", l.steps...)}
 	if failure != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// Names returns the names of the reference plugins that this program can replace (version 1.9.1 of
+// Names returns the sorted names of the reference plugins that this program can replace (version 1.9.1 of
 // github.com/containernetworking/plugins).
 func Names() []string { return slices.Sorted(maps.Keys(kinds())) }
 
@@ -24,18 +24,18 @@ func Names() []string { return slices.Sorted(maps.Keys(kinds())) }
 // is the next argument. The first line of such a script is "#!/opt/cni/bin/tombolo as".
 const As = "as"
 
-// Kept returns the path of the kept program: the program that had a reference plugin's name before Tombolo. path is
-// the path with this name.
+// Kept returns the path of the kept program: the program that had a reference plugin's name before Tombolo was
+// installed under that name. path is the path with this name.
 func Kept(path string) string { return path + ".reference" }
 
-// A kind is the program's behaviour when it is called by one name.
+// A kind describes the program's behaviour under one name.
 type kind struct {
 	configuration
 	first  string // the first supported version
 	others bool   // a chained plugin, which works on an earlier plugin's interface
 }
 
-// kinds returns the program's behaviours. The keys are the names of the reference plugins.
+// kinds returns the program's behaviours under the names of reference plugins, by name.
 func kinds() map[string]kind {
 	all := SupportedVersions()[0]
 	return map[string]kind{
@@ -50,7 +50,8 @@ func kinds() map[string]kind {
 	}
 }
 
-// KnownFields returns the names of all fields that our plugins read, except those whose values may be secret.
+// KnownFields returns the names of all fields that Tombolo's plugins read, except those whose values may be secret. A
+// bug report contains the values of these fields.
 func KnownFields() []string {
 	var names []string
 	ipams := []any{hostLocalConf{}, staticConf{}, DHCP{}}
@@ -67,7 +68,8 @@ func (c *call) supported() []string {
 	return all[slices.Index(all, c.first):]
 }
 
-// runVerb runs the verb in the selected programs (see findHandlers), and returns the output to print.
+// runVerb runs the verb in the programs that findHandlers selects, and returns the output to print. If the
+// configuration's version cannot express the result of an ADD, it undoes the ADD and returns an error.
 func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 	if err := c.refuseOwnNamespace(); err != nil {
 		return nil, err
@@ -84,10 +86,10 @@ func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 		if !selected.ours {
 			return output, err
 		}
-		undoErr = err // a DEL may run both programs
+		undoErr = err // only a DEL runs both programs
 	}
 
-	if c.others { // readStdin did this for all others
+	if c.others { // readStdin has called refuse for plugins that are not chained
 		if err := c.refuse(); err != nil {
 			return nil, err
 		}
@@ -110,11 +112,11 @@ func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 	return output, nil
 }
 
-// refuseOwnNamespace returns an error for an ADD whose CNI_NETNS is the plugin's own network namespace. It ignores
-// other faults of the path, since some plugins do not need the namespace.
+// refuseOwnNamespace returns an error for an ADD whose CNI_NETNS is the plugin's own network namespace, unless the
+// runtime allows it. It ignores a path that cannot be opened, since some plugins do not need the namespace.
 func (c *call) refuseOwnNamespace() error {
 	if _, own := c.configuration.(*NetConf); own || c.verb != "ADD" || c.sameNetNS() {
-		return nil // the ADD of NetConf checks this itself
+		return nil // the ADD of NetConf checks the namespace itself
 	}
 
 	pod, err := netns.Open(c.netns)
@@ -129,7 +131,7 @@ func (c *call) refuseOwnNamespace() error {
 	return err
 }
 
-// chainedChange returns the result of the previous plugins, which must exist, and a network.Change for the attachment.
+// chainedChange returns prevResult, which must exist, and a network.Change for the call's attachment.
 func (c *call) chainedChange() (*current.Result, network.Change, error) {
 	prev, err := c.conf.prevResult()
 	if err == nil && prev == nil {
@@ -143,7 +145,7 @@ func (c *call) chainedChange() (*current.Result, network.Change, error) {
 	return prev, change, err
 }
 
-// change returns a network.Change for the call's attachment.
+// change opens a network.Node, and returns a network.Change for the call's attachment.
 func (c *call) change() (network.Change, error) {
 	node, err := c.open(nil)
 	if err != nil {
@@ -152,7 +154,7 @@ func (c *call) change() (network.Change, error) {
 	return node.Change(c.key()), nil
 }
 
-// passThrough returns the previous result unchanged. It is for a plugin that has nothing to do.
+// passThrough returns the result of a chained plugin that has nothing to do: nil for CHECK, and prevResult for ADD.
 func (c *call) passThrough() (*current.Result, error) {
 	if c.verb == "CHECK" {
 		return nil, nil
@@ -160,9 +162,9 @@ func (c *call) passThrough() (*current.Result, error) {
 	return c.conf.prevResult()
 }
 
-// undoChange calls do to undo a chained plugin's changes of an attachment. It logs failures, such as an unreadable
-// record or a full disk, and always succeeds. After an error the runtime would not call the DEL of the plugin bridge.
-// That DEL comes next and removes everything of the pod, if necessary without its record.
+// undoChange calls do to undo a chained plugin's changes to an attachment, for DEL. It logs errors and returns none.
+// After an error the runtime would not call the DEL of the plugin bridge, which comes next and removes everything of
+// the pod.
 func (c *call) undoChange(do func(network.Change) error) {
 	change, err := c.change()
 	if err == nil {
@@ -173,8 +175,8 @@ func (c *call) undoChange(do func(network.Change) error) {
 	}
 }
 
-// differ returns the error of CHECK for differences. It returns err if that is not nil, and nil if there are no
-// differences.
+// differ returns err if it is not nil. If not, it returns the error of CHECK for the differences, or nil if there are
+// none.
 func differ(diffs []tombolo.Difference, err error) error {
 	if err == nil && len(diffs) > 0 {
 		err = newError(codeDiffers, "%s", fmt.Sprint(diffs))

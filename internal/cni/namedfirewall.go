@@ -32,8 +32,8 @@ func (f *firewallConf) problems() []error {
 	return p
 }
 
-// lacks reports whether the reference plugin's chain CNI-FORWARD exists in nf_tables. Then the reference plugin may
-// have made other firewalls accept the pod, which no record shows.
+// lacks reports whether the reference plugin's chain CNI-FORWARD exists in nf_tables. If so, the reference plugin may
+// have made rules for the pod, and Tombolo's records do not show them. lacks returns false if it cannot find out.
 func (*firewallConf) lacks(*state.Attachment) (is bool) {
 	conn, err := nl.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {

@@ -14,12 +14,12 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// lockWait is the time to wait for the lock of the reservations. It is longer than any deadline, since the reference
-// plugin waits without a limit.
+// lockWait is the maximum time to wait for the lock on the reservations. It is long because the reference plugin
+// waits without a limit. The call's deadline usually ends the wait earlier.
 const lockWait = time.Hour
 
-// ipamPluginConf is the configuration of the reference plugins host-local and static. A plugin of another project
-// starts them to get addresses for its pods, and passes its own configuration.
+// ipamPluginConf is the configuration of the reference plugins host-local and static. A plugin of another project runs
+// this program under such a name to get addresses for its pods, and passes its own configuration.
 type ipamPluginConf struct {
 	Common
 	IPAM Section `json:"ipam"`
@@ -27,8 +27,8 @@ type ipamPluginConf struct {
 
 func (*ipamPluginConf) problems() []error { return nil }
 
-// complete calls Common.complete. It then drops errors about the values of the calling plugin's own fields, such as
-// logLevel.
+// complete calls Common.complete. It then drops errors about invalid values of top-level fields, such as logLevel,
+// since they belong to the calling plugin.
 func (f *ipamPluginConf) complete(c *call) {
 	f.Common.complete(c)
 	c.undecoded = slices.DeleteFunc(c.undecoded, func(err error) bool {

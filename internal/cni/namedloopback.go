@@ -14,15 +14,15 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// The name and the index of the pod's loopback interface. Every namespace has this index for it (LOOPBACK_IFINDEX).
+// The name and the index of the loopback interface, which are equal in all network namespaces (LOOPBACK_IFINDEX).
 const (
 	loopbackName  = "lo"
 	loopbackIndex = 1
 )
 
-// loopbackConf is the configuration of the plugin loopback, which sets a pod's interface lo up. containerd up to 1.7
-// runs this plugin for each pod before the pod's networks. It behaves like the reference plugin. DEL sets lo down,
-// but never in the host's namespace.
+// loopbackConf is the configuration of the plugin loopback, which sets a pod's interface lo up, like the reference
+// plugin of this name. containerd up to 1.7 runs it for each pod before the plugins of the pod's networks. DEL sets lo
+// down, but never in the host's namespace.
 type loopbackConf struct{ Common }
 
 func (f *loopbackConf) run(ctx context.Context, c *call) (*current.Result, error) {
@@ -44,8 +44,8 @@ func (f *loopbackConf) run(ctx context.Context, c *call) (*current.Result, error
 	return nil, nil
 }
 
-// addLoopback sets lo up and returns its first address of each family, IPv4 first. If lo has an address that is
-// neither in 127.0.0.0/8 nor ::1, it returns an error.
+// addLoopback sets lo up. It returns prevResult, or without one, a result with lo's first address of each family, IPv4
+// first. If lo has an address that is not a loopback address, it returns an error.
 func (c *call) addLoopback(ctx context.Context) (*current.Result, error) {
 	prev, err := c.conf.prevResult()
 	if err != nil {

@@ -52,8 +52,8 @@ func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) 
 	return prev, nil
 }
 
-// tune sets kernel parameters and attributes of the pod's interface. If it fails, it restores the attributes. Later
-// verbs do not restore them, since after ADD they belong to the pod.
+// tune sets kernel parameters, and then attributes of the pod's interface. If an attribute cannot be set, it restores
+// all attributes, but not the parameters. Later verbs restore nothing, since after ADD the settings belong to the pod.
 func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) error {
 	return inNamespace(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {
@@ -89,8 +89,8 @@ func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) e
 	})
 }
 
-// follow passes a new MAC or MTU to package network, which updates the pod's guard and record. It returns nil for an
-// attachment that Tombolo did not make.
+// follow passes a new MAC or MTU to package network, which updates the attachment's guard and record. It returns nil
+// for an attachment that Tombolo did not make.
 func (f *tuningConf) follow(ctx context.Context, change network.Change) error {
 	if f.MAC == nil && f.MTU == nil {
 		return nil
@@ -102,7 +102,8 @@ func (f *tuningConf) follow(ctx context.Context, change network.Change) error {
 	return err
 }
 
-// eachSysctl calls do in the pod's namespace with the file and the value of each parameter, sorted by name.
+// eachSysctl calls do in the pod's namespace with the path and the value of each parameter, sorted by name. It stops at
+// the first error.
 func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, value string) error) error {
 	if len(f.Sysctl) == 0 {
 		return nil
@@ -117,7 +118,7 @@ func (f *tuningConf) eachSysctl(pod *netns.NS, ifName string, do func(path, valu
 	})
 }
 
-// forget deletes the file in which the reference plugin stored the attributes before it changed them.
+// forget deletes the file in which the reference plugin stored the attributes before it changed them. It logs errors.
 func (f *tuningConf) forget(c *call) {
 	err := os.Remove(filepath.Join(f.DataDir, c.containerID+"_"+c.ifName+".json"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -125,7 +126,7 @@ func (f *tuningConf) forget(c *call) {
 	}
 }
 
-// checkTuned compares the parameters and attributes with the configuration.
+// checkTuned returns an error if a parameter, or an attribute of the pod's interface, differs from the configuration.
 func (c *call) checkTuned(f *tuningConf) error {
 	return inNamespace(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {

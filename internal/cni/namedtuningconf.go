@@ -21,8 +21,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// attributes are the attributes of a link that the plugin tuning sets. nil leaves an attribute unchanged. They are
-// fields of the configuration.
+// attributes holds the link attributes that the plugin tuning sets, as fields of its configuration. nil leaves an
+// attribute unchanged.
 type attributes struct {
 	MAC      *string `json:"mac,omitempty"`
 	Promisc  *bool   `json:"promisc,omitempty"` // a configuration can only switch it on
@@ -31,7 +31,7 @@ type attributes struct {
 	TxQLen   *int    `json:"txQLen,omitempty"`
 }
 
-// withDefaults combines two sets of attributes. It takes each attribute from a if a has it, and otherwise from b.
+// withDefaults returns a, with the attributes of b in place of those that are nil.
 func (a attributes) withDefaults(b attributes) attributes {
 	return attributes{
 		cmp.Or(a.MAC, b.MAC), cmp.Or(a.Promisc, b.Promisc), cmp.Or(a.MTU, b.MTU),
@@ -39,7 +39,7 @@ func (a attributes) withDefaults(b attributes) attributes {
 	}
 }
 
-// currentValues returns the link's current values of those attributes that are set in a.
+// currentValues returns the link's current values of the attributes that are not nil in a. The rest is nil.
 func (a attributes) currentValues(l *link.Info) attributes {
 	return attributes{
 		pointerIfSet(a.MAC, l.MAC.String()), pointerIfSet(a.Promisc, l.Flags&unix.IFF_PROMISC != 0),
@@ -48,8 +48,7 @@ func (a attributes) currentValues(l *link.Info) attributes {
 	}
 }
 
-// pointerIfSet returns a pointer to the value have. If set is nil, which means that the attribute is not configured, it
-// returns nil.
+// pointerIfSet returns a pointer to have, or nil if set is nil.
 func pointerIfSet[T any](set *T, have T) *T {
 	if set == nil {
 		return nil
@@ -57,7 +56,7 @@ func pointerIfSet[T any](set *T, have T) *T {
 	return &have
 }
 
-// set changes the link's attributes by one message.
+// set changes the link's attributes that are not nil in a, by one netlink message.
 func (a attributes) set(conn *nl.Conn, l *link.Info, name string) error {
 	r := link.Request{Index: l.Index, MAC: a.mac(), MTU: a.MTU}
 	for bit, isOn := range map[uint32]*bool{unix.IFF_PROMISC: a.Promisc, unix.IFF_ALLMULTI: a.AllMulti} {
@@ -91,14 +90,14 @@ type tuningConf struct {
 	DataDir string `json:"dataDir"`
 }
 
-// tuningSettings holds the parameters and attributes to set.
+// tuningSettings holds the kernel parameters and link attributes to set.
 type tuningSettings struct {
 	Sysctl sysctls `json:"sysctl"`
 	attributes
 }
 
-// sysctls are kernel parameters by name. As in the reference plugin, a duplicate is an error, since it is unclear
-// which value is intended.
+// sysctls maps the names of kernel parameters to values. As in the reference plugin, a duplicate name is an error,
+// since it is unclear which value is intended.
 type sysctls map[string]string
 
 // UnmarshalJSON parses an object whose values are strings.
@@ -117,8 +116,8 @@ const (
 	allowlistFile    = "/etc/cni/tuning/allowlist.conf"
 )
 
-// complete merges the settings from all sources. For the MAC the order of precedence, lowest first, is: the field mac,
-// CNI_ARGS, runtimeConfig, args.cni.
+// complete merges the settings from all sources, and drops attributes that request no change. For the MAC the order of
+// precedence, lowest first, is: the field mac, CNI_ARGS, runtimeConfig, args.cni.
 func (f *tuningConf) complete(c *call) {
 	f.Common.complete(c)
 	f.DataDir = cmp.Or(f.DataDir, defaultTuningDir)
@@ -172,8 +171,8 @@ func sysctlFile(key, ifName string) string {
 	return filepath.Join("/proc/sys", strings.Replace(strings.ReplaceAll(key, ".", "/"), "IFNAME", ifName, 1))
 }
 
-// checkAllowed returns an error if the operator's list does not allow one of the kernel parameters. Without a list all
-// parameters are allowed.
+// checkAllowed returns an error if the operator's list, allowlistFile, does not allow one of the kernel parameters.
+// Without that file all parameters are allowed.
 func (f *tuningConf) checkAllowed(ctx context.Context) error {
 	list, err := file.ReadNamed(ctx, allowlistFile, file.MaxRecord, 0)
 	if len(f.Sysctl) == 0 || errors.Is(err, fs.ErrNotExist) {
@@ -185,8 +184,8 @@ func (f *tuningConf) checkAllowed(ctx context.Context) error {
 	return checkAllowlist(string(list), f.Sysctl)
 }
 
-// checkAllowlist returns an error unless each parameter matches one of the regular expressions in list. The list has
-// one expression a line.
+// checkAllowlist returns an error unless each parameter's name matches one of the regular expressions in list. The list
+// has one expression a line.
 func checkAllowlist(list string, parameters map[string]string) error {
 	for key := range parameters {
 		found := false

@@ -17,8 +17,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// NetConf is a network's configuration in JSON. A boolean whose default depends on the mode is a pointer.
-// docs/config.md describes each field.
+// NetConf is a network's configuration in JSON, of Tombolo's own plugin and of the reference plugin bridge. A boolean
+// whose default depends on the mode is a pointer. docs/config.md describes each field.
 type NetConf struct {
 	Common
 	Type         string          `json:"type"`
@@ -59,7 +59,7 @@ type NetConf struct {
 	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs"`
 	BridgeNFCall       *bool          `json:"bridgeNFCall"`
 
-	bridge bool // the configuration is one of the reference plugin bridge
+	bridge bool // the program was called as the reference plugin bridge
 }
 
 const (
@@ -92,7 +92,8 @@ func (c *NetConf) run(ctx context.Context, request *call) (*current.Result, erro
 	}
 }
 
-// complete fills in the defaults that depend on the mode or on the plugin's name.
+// complete fills in the defaults that depend on the mode or on the plugin's name. For ADD, it applies the pod's
+// annotations.
 func (c *NetConf) complete(request *call) {
 	c.Common.complete(request)
 	if c.bridge {
@@ -107,7 +108,7 @@ func (c *NetConf) complete(request *call) {
 	}
 }
 
-// problems returns the errors that the fields alone show, without a request to the kernel.
+// problems returns the errors in the fields that need no request to the kernel.
 func (c *NetConf) problems() []error {
 	p := problems(c.Common.problems())
 	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2,
@@ -173,16 +174,16 @@ func (c *NetConf) settings() network.Network {
 		Origin:       network.Origin{Type: c.IPAM.Type, Dir: c.IPAM.DataDir},
 	}
 
-	// As in the reference plugin, isDefaultGateway implies isGateway. A network without a gateway gets no default
-	// route from its mode.
+	// As in the reference plugin, isDefaultGateway implies isGateway. Without a gateway, pods get a default route only
+	// if isDefaultGateway asks for it.
 	s.DefaultGateway = orDefault(c.IsDefaultGateway, gateway && s.Gateway && !c.Internal)
 	s.Gateway = s.Gateway || s.DefaultGateway
 	for _, p := range c.NonMasqueradeCIDRs {
 		s.NonMasquerade = append(s.NonMasquerade, p.Masked())
 	}
 
-	// With the policy isolated, the reference plugin lets bridged packets pass the firewall. Isolated bridge ports
-	// make that unnecessary.
+	// For the policy isolated, the reference plugin makes bridged packets traverse the host's firewall. Isolated bridge
+	// ports make that unnecessary.
 	s.Isolated = s.Isolated || s.Policy == nft.Isolated
 	if c.PromiscMode {
 		s.Promiscuous = &c.PromiscMode
@@ -213,8 +214,8 @@ func (c *NetConf) settings() network.Network {
 	return s
 }
 
-// limitEgress sets the options that an egress policy needs. Bridged packets must pass the firewall, and pods may send
-// only from their own addresses.
+// limitEgress sets the options that an egress policy needs. Bridged packets traverse the host's firewall, unless
+// bridgeNFCall is false. Pods can send only from their own addresses.
 func (c *NetConf) limitEgress(s *network.Network) {
 	s.NFCall = cmp.Or(s.NFCall, new(true))
 	if s.Guard == "" || s.Guard == nft.GuardMAC {
@@ -222,7 +223,7 @@ func (c *NetConf) limitEgress(s *network.Network) {
 	}
 }
 
-// policies adds a problem for each invalid policy. source returns the origin of a policy, for the error.
+// policies adds a problem for each invalid policy. source returns the origin of the policy in a field, for the error.
 func (p *problems) policies(policy podPolicy, source func(field string) string, s network.Network) {
 	s.Egress, s.PublishFrom = nft.Egress(policy.EgressPolicy.policy()), ""
 	err := s.CheckPolicies()
@@ -232,13 +233,13 @@ func (p *problems) policies(policy podPolicy, source func(field string) string, 
 	p.add(err != nil, "%s: %v", source("publishFrom"), err)
 }
 
-// policy adds a problem with an unknown ingressPolicy.
+// policy adds a problem if name is not an ingressPolicy.
 func (p *problems) policy(name string) {
 	p.add(name != "" && policyOf(name).String() != name,
 		`ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, name)
 }
 
-// policyOf returns the ingress policy with this name, or nft.Open if there is none.
+// policyOf returns the ingress policy called name, or nft.Open for any other name.
 func policyOf(name string) nft.Policy {
 	for _, p := range []nft.Policy{nft.SameBridge, nft.Isolated} {
 		if p.String() == name {
@@ -251,8 +252,8 @@ func policyOf(name string) nft.Policy {
 // orDefault returns *v, or def if v is nil.
 func orDefault(v *bool, def bool) bool { return *cmp.Or(v, &def) }
 
-// podMAC returns the MAC requested for the pod: runtimeConfig.mac, else args.cni.mac, else MAC in CNI_ARGS, else the
-// annotation's. It returns nil if none is requested.
+// podMAC returns the MAC requested for the pod, or nil if there is none. The first of these sources that has a MAC
+// counts: runtimeConfig.mac, args.cni.mac, MAC in CNI_ARGS, the annotation.
 func (c *Common) podMAC(cniArgs map[string]string) (net.HardwareAddr, error) {
 	for _, source := range []struct{ where, mac string }{
 		{"runtimeConfig.mac", c.RuntimeConfig.MAC},
@@ -278,21 +279,21 @@ func (c *Common) podMAC(cniArgs map[string]string) (net.HardwareAddr, error) {
 	return nil, nil
 }
 
-// VLANConf holds the fields about VLANs of the reference plugin bridge.
+// VLANConf holds the fields of the reference plugin bridge about VLANs.
 type VLANConf struct {
 	VLAN                uint16  `json:"vlan"`
 	VLANTrunk           []Trunk `json:"vlanTrunk"`
 	PreserveDefaultVLAN bool    `json:"preserveDefaultVlan"`
 }
 
-// Trunk is an element of the list vlanTrunk. It names the VLANs from MinID to MaxID, the VLAN ID, or both.
+// Trunk is an element of the list vlanTrunk. It selects the VLANs from MinID to MaxID, the single VLAN ID, or both.
 type Trunk struct {
 	MinID *uint16 `json:"minID"`
 	MaxID *uint16 `json:"maxID"`
 	ID    *uint16 `json:"id"`
 }
 
-// ranges returns the VLANs that an element names.
+// ranges returns the VLANs that the element selects.
 func (t *Trunk) ranges() (list []vlan.Range) {
 	for _, r := range [][2]*uint16{{t.MinID, t.MaxID}, {t.ID, t.ID}} {
 		if r[0] != nil && r[1] != nil {
@@ -302,7 +303,7 @@ func (t *Trunk) ranges() (list []vlan.Range) {
 	return list
 }
 
-// membership returns the VLANs of the pods' ports as the fields describe them.
+// membership returns the VLANs of the pods' ports. It is zero if the fields select no VLAN.
 func (c *VLANConf) membership() vlan.Membership {
 	m := vlan.Membership{ID: c.VLAN, KeepDefault: c.PreserveDefaultVLAN}
 	for _, t := range c.VLANTrunk {
@@ -314,7 +315,7 @@ func (c *VLANConf) membership() vlan.Membership {
 	return m
 }
 
-// vlanProblems adds problems with invalid VLAN numbers, and with VLANs that the network cannot use.
+// vlanProblems adds problems for invalid VLAN numbers, and for VLANs that the network's other settings exclude.
 func (c *NetConf) vlanProblems(p *problems) {
 	const most = 4094
 	p.add(c.VLAN > most, "vlan %d is not within 0 and %d", c.VLAN, most)
@@ -336,11 +337,10 @@ func (c *NetConf) vlanProblems(p *problems) {
 	}
 }
 
-// nameBridge is the name of the reference plugin whose behaviour differs from our own plugin's only in defaults.
+// nameBridge is the name of the reference plugin bridge, which NetConf implements with other defaults.
 const nameBridge = "bridge"
 
-// asBridge sets the defaults of the reference plugin bridge. It clears all fields that the reference plugin does not
-// have, except those that name files.
+// asBridge sets the defaults of the reference plugin bridge. It clears Tombolo's own fields, except those of Common.
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall = "", LANConf{}, nil, nil
 	c.IngressPolicy, c.Internal, c.Annotations, c.Bandwidth = "", false, nil, Bandwidth{}

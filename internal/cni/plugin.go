@@ -17,31 +17,31 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// Plugin is one call of the plugin, with its environment. Dial and After are for tests, and may be nil.
+// Plugin holds the inputs and outputs of one call of the CNI plugin. Dial and After are for tests, and may be nil.
 type Plugin struct {
 	Getenv func(string) string
 	Stdin  io.Reader
 	Stdout io.Writer
 
-	// Dial is for tests: it puts faults between the plugin and the kernel.
+	// Dial opens netlink sockets. Tests set it to return errors in place of the kernel.
 	Dial nl.Dialer
-	// After is called after each step of ADD with the step's name. If it returns an error, the ADD fails there. It is
-	// for tests of the undo.
+	// After is called after each step of a verb with the step's name. If it returns an error during ADD, the ADD undoes
+	// its steps and fails.
 	After func(step string) error
-	// Name is the name under which the program was called. If it is the name of a reference plugin (see Names), the
-	// program acts as that plugin. Otherwise it acts as Tombolo's own plugin.
+	// Name is the file name under which the program was called. If Names lists it, the program acts as that reference
+	// plugin. Otherwise it acts as Tombolo's own plugin.
 	Name string
-	// Kept is the path of the kept program, which had the name before Tombolo (see the function Kept). It handles the
-	// calls for pods that other programs made.
+	// Kept is the path of the program that had the reference plugin's name before Tombolo (see the function Kept). That
+	// program handles the calls for pods that other programs made.
 	Kept string
 	// Moves is set if the caller will move the pod's interface to another namespace after ADD: see network.Pod.Path.
 	Moves bool
-	// Exit ends the process. The plugin calls it if the call continues past its deadline in a wait that cannot be
-	// cancelled. Exit must not return.
+	// Exit ends the process with the given status, and must not return. The watchdog calls it if the call hangs after
+	// its deadline.
 	Exit func(status int)
 }
 
-// SupportedVersions returns the supported versions of the CNI specification.
+// SupportedVersions returns the versions of the CNI specification that Tombolo supports, oldest first.
 func SupportedVersions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 }
@@ -50,14 +50,14 @@ const (
 	versionWithCheck  = "0.4.0"
 	versionWithStatus = "1.1.0" // STATUS and GC exist since this version
 
-	maxNetworkName = 250 // it is part of file names
+	maxNetworkName = 250 // in bytes: file names contain the network's name
 
-	// MaxStdin is the maximum length of a configuration, in bytes. A configuration has some KiB. A prevResult or a
+	// MaxStdin is the maximum length of the plugin's input, in bytes. A configuration has some KiB; a prevResult or a
 	// list of attachments may add to that.
 	MaxStdin = 4 << 20
 )
 
-// call is the state of one call.
+// call holds the parameters of one call of the plugin, and its configuration.
 type call struct {
 	*Plugin
 	kind
@@ -69,8 +69,8 @@ type call struct {
 	args        string
 	path        string
 	stdin       []byte
-	conf        *Common // the decoded configuration
-	undecoded   []error // errors in stdin
+	conf        *Common // the fields of the decoded configuration that all plugins have
+	undecoded   []error // errors in stdin that the method refuse returns
 	log         *stepLog
 	watchdog    *watchdog
 }
@@ -85,8 +85,8 @@ func (p *Plugin) newCall() *call {
 	return c
 }
 
-// Run runs the verb that the environment names with the configuration from stdin, as the CNI specification 1.1
-// defines it. It returns the exit status of the process. It prints errors to stdout in the specification's form.
+// Run runs the verb in CNI_COMMAND with the configuration from Stdin. It prints the result or error to Stdout, in the
+// form of the CNI specification 1.1. It returns the exit status of the process: 0, or 1 after an error.
 func (p *Plugin) Run() int {
 	c := p.newCall()
 	c.startWatchdog()
@@ -115,7 +115,7 @@ func (p *Plugin) Run() int {
 	return 1
 }
 
-// countFailure counts the failed call for tombolod's metrics, unless the verb is STATUS or VERSION. It ignores its own
+// countFailure counts the failed call for tombolod's metrics if the verb is ADD, DEL, CHECK or GC. It ignores its own
 // errors, since the runtime needs the error of the call.
 func (c *call) countFailure(stateDir string, code uint) {
 	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "GC"}, c.verb) {
@@ -126,7 +126,8 @@ func (c *call) countFailure(stateDir string, code uint) {
 	}
 }
 
-// printError prints an error in the specification's form, with the version of the configuration.
+// printError prints an error in the specification's form. Its field cniVersion is the given version, or the latest
+// supported one if the given version is not supported.
 func (c *call) printError(cniVersion string, e *types.Error) {
 	if !slices.Contains(SupportedVersions(), cniVersion) {
 		cniVersion = SupportedVersions()[len(SupportedVersions())-1]
@@ -140,8 +141,8 @@ func (c *call) printError(cniVersion string, e *types.Error) {
 	}{cniVersion, e.Code, e.Msg})
 }
 
-// dispatch reads the configuration, opens the log, and runs the verb within its deadline. It returns the output to
-// print.
+// dispatch runs the verb, and returns the output for stdout. For all verbs except VERSION, it first decodes the
+// configuration, opens the log, and sets the deadline.
 func (c *call) dispatch() ([]byte, error) {
 	if c.verb == "VERSION" {
 		return c.versionVerb(), nil
@@ -171,8 +172,8 @@ func (c *call) dispatch() ([]byte, error) {
 	return output, err
 }
 
-// needs returns the environment variables that each verb requires. CNI_PATH is required only to run other plugins,
-// and checked there.
+// needs returns the environment variables that each verb requires. CNI_PATH is not among them, since only a search for
+// a delegated plugin needs it.
 func needs() map[string][]string {
 	inPod := []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"}
 	return map[string][]string{
@@ -181,7 +182,8 @@ func needs() map[string][]string {
 	}
 }
 
-// readEnvironment reads and checks the parameters in the environment.
+// readEnvironment stores the parameters from the environment in c. It returns an error if the verb is unknown, or if a
+// required variable is missing or invalid.
 func (c *call) readEnvironment() error {
 	c.verb = c.Getenv("CNI_COMMAND")
 	required, known := needs()[c.verb]
@@ -225,12 +227,13 @@ func (c *call) readEnvironment() error {
 	return nil
 }
 
-// maxDepth is the maximum number of delegated plugins in the chain that started this call. It stops endless recursion.
-// It is 1, so that an IPAM plugin may call Tombolo for another network.
+// maxDepth is the maximum number of delegated plugins, each started by the one before, that may have led to this call.
+// It stops endless recursion. It is 1, so that an IPAM plugin may call Tombolo for another network.
 const maxDepth = 1
 
-// refuseDepth returns an error if more than maxDepth delegated plugins led to this call. A delegated plugin, such as a
-// script around this program, may call this program again and again.
+// refuseDepth returns an error if more than maxDepth delegated plugins led to this call, unless the verb is VERSION. A
+// delegated plugin is a program that Tombolo runs, such as an IPAM plugin. If it is a script around Tombolo, it would
+// start Tombolo again and again.
 func (c *call) refuseDepth() error {
 	depth := len(c.Getenv(delegate.DepthVariable))
 	if depth > maxDepth && c.verb != "VERSION" {
@@ -241,8 +244,8 @@ func (c *call) refuseDepth() error {
 	return nil
 }
 
-// readStdin reads the configuration, and returns the errors that stop every verb. A chained plugin may be called for
-// another program's attachment. So its other errors wait until the attachment is known to be Tombolo's.
+// readStdin reads and decodes the configuration, and returns an error if the verb cannot use it. It leaves the check of
+// a chained plugin's fields to runVerb, since another program may have made the attachment.
 func (c *call) readStdin() error {
 	data, err := io.ReadAll(io.LimitReader(c.Stdin, MaxStdin+1))
 	if err != nil {
@@ -270,8 +273,8 @@ func (c *call) readStdin() error {
 	return c.conf.acceptName()
 }
 
-// versionVerb returns the output of the verb VERSION. Its field cniVersion repeats the version from stdin. If stdin
-// has none, or under the name of a reference plugin, it is the latest supported version.
+// versionVerb returns the output of the verb VERSION. Its field cniVersion repeats the version from stdin. If stdin has
+// none, or if the program acts as a reference plugin, it is the latest supported version.
 func (c *call) versionVerb() []byte {
 	supported := c.supported()
 	var conf struct {
@@ -285,17 +288,17 @@ func (c *call) versionVerb() []byte {
 	output, _ := json.Marshal(struct {
 		CNIVersion        string   `json:"cniVersion"`
 		SupportedVersions []string `json:"supportedVersions"`
-	}{conf.CNIVersion, supported}) // cannot fail, since it has only strings
+	}{conf.CNIVersion, supported}) // Marshal cannot fail, since all values are strings
 	return append(output, '\n')
 }
 
-// sameNetNS reports whether the runtime permits a pod in the plugin's own namespace.
+// sameNetNS reports whether the runtime allows the plugin's own network namespace as CNI_NETNS.
 func (c *call) sameNetNS() bool {
 	override := c.Getenv("CNI_NETNS_OVERRIDE")
 	return override == "1" || strings.EqualFold(override, "true")
 }
 
-// step notes the end of a step of the verb in the log. For tests, it also calls After.
+// step logs the duration of the step that has just ended. In tests it also calls After, and returns its error.
 func (c *call) step(name string) error {
 	c.log.step(name)
 	if c.After != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// inNamespace opens the namespace at path, and calls do with a socket in it. It needs CAP_SYS_ADMIN to enter the
-// namespace.
+// inNamespace opens the network namespace at path. It calls do with the namespace and a netlink socket in it. This
+// needs CAP_SYS_ADMIN.
 func inNamespace(path string, do func(*nl.Conn, *netns.NS) error) error {
 	pod, err := netns.Open(path)
 	if err != nil {
@@ -28,9 +28,9 @@ func inNamespace(path string, do func(*nl.Conn, *netns.NS) error) error {
 	return do(conn, pod)
 }
 
-// inPodNamespace works like inNamespace, for verbs that remove a pod. If path is empty, or the namespace is gone, it
-// does nothing. It also does nothing if path leads to the caller's own namespace. A path in /proc may lead there if
-// another process got the process ID.
+// inPodNamespace works like inNamespace, but does nothing if path is empty, the namespace is gone, or path leads to the
+// caller's own namespace. A path in /proc may lead there if the kernel has given the pod's process ID to another
+// process.
 func inPodNamespace(path string, do func(*nl.Conn, *netns.NS) error) error {
 	if path == "" {
 		return nil
@@ -48,7 +48,7 @@ func inPodNamespace(path string, do func(*nl.Conn, *netns.NS) error) error {
 	return err
 }
 
-// isHost reports whether a namespace is the caller's own.
+// isHost reports whether pod is the caller's own network namespace.
 func isHost(pod *netns.NS) (bool, error) {
 	own, err := netns.Current()
 	if err != nil {
@@ -58,13 +58,14 @@ func isHost(pod *netns.NS) (bool, error) {
 	return own.ID() == pod.ID(), nil
 }
 
-// findLink returns a link with the attributes that the plugin tuning can set.
+// findLink returns the link called name, with all attributes that the plugin tuning can set.
 func findLink(conn *nl.Conn, name string) (*link.Info, error) {
 	return link.Find(context.Background(), conn, name, 0, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_TXQLEN)
 }
 
-// podHasLink reports whether the pod has a link with the given name. It also returns true if the link cannot be read.
-// That happens if the pod has given the link more names than fit into the kernel's answer.
+// podHasLink reports whether the namespace at path has a link called name. It also returns true if the link exists but
+// cannot be read, since it has more alternative names than fit into the kernel's answer. It returns false if the
+// namespace cannot be opened.
 func podHasLink(path, name string) (has bool) {
 	_ = inPodNamespace(path, func(conn *nl.Conn, _ *netns.NS) error {
 		_, err := findLink(conn, name)

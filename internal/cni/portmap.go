@@ -17,7 +17,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// portmapConf is the configuration of the reference plugin portmap, which publishes ports of the host for a pod.
+// portmapConf is the configuration of the reference plugin portmap, which publishes ports of a pod at ports of the
+// host.
 type portmapConf struct {
 	Common
 	Backend              *string  `json:"backend"`
@@ -62,8 +63,9 @@ func (f *portmapConf) lacks(rec *state.Attachment) bool {
 	return err == nil && len(ports) > 0 && len(rec.Published) == 0
 }
 
-// publication returns the ports to publish for a pod, and whether connections get the host's source address. prev is a
-// result with the pod's addresses. As in the reference plugin, masqAll has no effect if snat is false.
+// publication returns the ports to publish for a pod, and the rule that chooses connections whose source address
+// becomes the host's. prev is a result with the pod's addresses. As in the reference plugin, masqAll has no effect if
+// snat is false. publication drops mappings of a host address whose family the pod lacks, with a warning.
 func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publication, _ error) {
 	switch {
 	case f.SNAT != nil && !*f.SNAT:
@@ -129,8 +131,8 @@ func (f *portmapConf) run(ctx context.Context, c *call) (*current.Result, error)
 	return prev, change.Publish(ctx, publish)
 }
 
-// PortMapping is an element of the list that the capability portMappings passes (CONVENTIONS.md of the CNI
-// specification).
+// PortMapping is an element of runtimeConfig.portMappings, the argument of the capability portMappings (CONVENTIONS.md
+// of the CNI specification).
 type PortMapping struct {
 	HostPort      int    `json:"hostPort"`
 	ContainerPort int    `json:"containerPort"`
@@ -141,12 +143,12 @@ type PortMapping struct {
 	Range int `json:"range,omitempty"`
 }
 
-// publishedPorts converts the mappings. It drops duplicates, and returns an error if two mappings lead one port of the
-// host to different ports of the pod.
+// publishedPorts converts the mappings, and drops duplicates. It returns an error if a mapping is invalid, or if two
+// mappings lead one port of the host to different ports of the pod.
 func publishedPorts(mappings []PortMapping) ([]nft.Port, error) {
 	var list []nft.Port
 	read := map[nft.Port]bool{}
-	byPort := map[uint16][]nft.Port{} // by host port, with ranges taken apart
+	byPort := map[uint16][]nft.Port{} // the single ports of all mappings, by host port
 	for i, m := range mappings {
 		p, err := m.port()
 		if err != nil {

@@ -19,7 +19,8 @@ import (
 )
 
 // result returns the result of ADD. It lists the interfaces of earlier plugins, and then the bridge, the port and the
-// pod's interface, in this order. An ifb and the host's link in a VLAN follow if the pod has them.
+// pod's interface, in this order. The ifb that limits the pod's traffic, and the host's interface in a VLAN, follow if
+// they exist.
 func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) *current.Result {
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion}
 	if a.prev != nil {
@@ -47,7 +48,7 @@ func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) 
 		dns = types.DNS{Domain: made.DNS.Domain, Search: made.DNS.Search}
 	}
 
-	// These name servers come from a lease or from router advertisements.
+	// The servers in made.DNS come from a lease or from router advertisements.
 	dns.Nameservers = append(dns.Nameservers, printable.Texts(made.DNS.Servers)...)
 	if !a.dns.IsEmpty() {
 		dns = a.dns
@@ -60,8 +61,8 @@ func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) 
 	return r
 }
 
-// prevResult parses the result of an earlier ADD, or of the previous plugins. If there is none, it returns nil. If
-// the result has no version, the version of the configuration applies.
+// prevResult parses the field prevResult: the result of the plugins earlier in the chain, or for other verbs than ADD,
+// of the whole chain. If there is none, it returns nil. If it has no version, the version of the configuration applies.
 func (c *Common) prevResult() (*current.Result, error) {
 	if isEmpty(c.PrevResult) || string(c.PrevResult) == "[]" {
 		return nil, nil
@@ -81,8 +82,7 @@ func (c *Common) prevResult() (*current.Result, error) {
 	return r, nil
 }
 
-// resultToCheck returns the result of the ADD that CHECK must check. It finds the result in prevResult, and returns an
-// error if there is none.
+// resultToCheck returns prevResult, the result of the ADD that CHECK must check. It returns an error if it is missing.
 func (c *Common) resultToCheck() (*current.Result, error) {
 	prev, err := c.prevResult()
 	if err == nil && prev == nil {
@@ -91,8 +91,8 @@ func (c *Common) resultToCheck() (*current.Result, error) {
 	return prev, err
 }
 
-// routeConf has the fields of the CNI library's type Route (CNI specification 1.1.0, "Add Success"). The library's
-// type has its own UnmarshalJSON, which hides unknown fields.
+// routeConf is a route in a configuration or a result. It has the fields of the CNI library's type Route (CNI
+// specification 1.1.0, "Add Success"), but not its UnmarshalJSON, which hides unknown fields.
 type routeConf struct {
 	Dst      netip.Prefix `json:"dst"`
 	GW       netip.Addr   `json:"gw,omitzero"`
@@ -110,7 +110,7 @@ func newRouteConf(r *types.Route) (_ routeConf, ok bool) {
 	return routeConf{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}, ok
 }
 
-// route converts the route. where is the place of the route, such as a field's name, for the beginning of errors.
+// route converts conf into a route. where names the place of the route, for the beginning of errors.
 func (conf *routeConf) route(where string) (route.Route, error) {
 	one := route.Route{Dst: conf.Dst, Gateway: conf.GW.Unmap()}
 	var scope uint32
@@ -142,7 +142,7 @@ func (conf *routeConf) route(where string) (route.Route, error) {
 	return one, nil
 }
 
-// routes converts the routes of a configuration. If a route has no dst, or an invalid field, it returns an error.
+// routes converts the routes of an ipam section. If a route has no dst, or an invalid field, it returns an error.
 func routes(confs []routeConf) ([]route.Route, error) {
 	var list []route.Route
 	for i, conf := range confs {
@@ -167,7 +167,8 @@ func routes(confs []routeConf) ([]route.Route, error) {
 	return list, nil
 }
 
-// routesOf converts the routes of a result. If a route has no valid destination, it returns an error.
+// routesOf converts the routes of a result. If a route has no valid destination, or an invalid field, it returns an
+// error.
 func routesOf(requested []*types.Route) ([]route.Route, error) {
 	var list []route.Route
 	for _, r := range requested {
@@ -198,8 +199,8 @@ func resultAddresses(result *current.Result) []ipam.Address {
 	return list
 }
 
-// addIPAM adds an IPAM's addresses and routes to a result. to is the index of the interface that has the addresses,
-// or nil.
+// addIPAM adds an IPAM's addresses and routes to a result. to is the index of the interface that has the addresses, or
+// nil if the result names none.
 func addIPAM(r *current.Result, addresses []ipam.Address, routes []route.Route, to *int) {
 	for _, address := range addresses {
 		ip := current.IPConfig{Address: ipNet(address.Prefix), Interface: to, Gateway: address.Gateway.AsSlice()}
@@ -210,7 +211,7 @@ func addIPAM(r *current.Result, addresses []ipam.Address, routes []route.Route, 
 	}
 }
 
-// resultRoute converts a route to the type that results have.
+// resultRoute converts a route into the type that results have.
 func resultRoute(r route.Route) *types.Route {
 	one := &types.Route{Dst: ipNet(r.Dst), GW: r.Gateway.AsSlice(), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS),
 		Priority: int(r.Priority)}
@@ -223,13 +224,13 @@ func resultRoute(r route.Route) *types.Route {
 	return one
 }
 
-// ipNet converts a prefix to the type that results have.
+// ipNet converts a prefix into the type that results have.
 func ipNet(p netip.Prefix) net.IPNet {
 	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// prefixOf converts a net.IPNet of a result or configuration into a netip.Prefix. It returns false if the address or
-// the mask is invalid, or if they belong to different families. An IPv4 address in IPv6 form becomes IPv4.
+// prefixOf converts a net.IPNet into a netip.Prefix. It returns false if the address or the mask is invalid, or if they
+// belong to different families. An IPv4 address in IPv6 form becomes IPv4.
 func prefixOf(n net.IPNet) (netip.Prefix, bool) {
 	ip, ok := netip.AddrFromSlice(n.IP)
 	ones, bits := n.Mask.Size()

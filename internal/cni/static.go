@@ -22,7 +22,8 @@ type addressConf struct {
 	Gateway netip.Addr   `json:"gateway"`
 }
 
-// static decodes the ipam section of type static.
+// static decodes an ipam section of type static into a, with the addresses that the runtime or CNI_ARGS request. It
+// returns an error for an invalid address, gateway or route.
 func (a *allocator) static(r *ipamRequest) error {
 	var conf staticConf
 	if err := r.read(&conf); err != nil {
@@ -68,9 +69,9 @@ func (a *allocator) static(r *ipamRequest) error {
 	return err
 }
 
-// staticAddresses returns the addresses from one of three sources, as the reference plugin does. The first is
-// runtimeConfig.ips, and the second args.cni.ips. If both are empty, the addresses are the configuration's and those
-// of IP in CNI_ARGS, with the gateways of GATEWAY in CNI_ARGS.
+// staticAddresses returns the addresses from the first source that has any, as the reference plugin does. The sources
+// are runtimeConfig.ips, then args.cni.ips, then the section's addresses together with IP in CNI_ARGS. GATEWAY in
+// CNI_ARGS replaces the gateway of each address of the last source whose subnet contains it.
 func staticAddresses(addresses []addressConf, args Args, requested *RequestedAddresses) ([]addressConf, error) {
 	added, err := parsePrefixes("CNI_ARGS IP", args.List("IP"))
 	if err != nil {
@@ -100,7 +101,8 @@ func staticAddresses(addresses []addressConf, args Args, requested *RequestedAdd
 	return addresses, nil
 }
 
-// parsePrefixes parses addresses with a prefix length. The length is required, since no range provides one.
+// parsePrefixes parses addresses with a prefix length, which is required. source names the origin of the texts, for
+// errors.
 func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 	var addresses []addressConf
 	for _, text := range texts {
@@ -115,8 +117,9 @@ func parsePrefixes(source string, texts []string) ([]addressConf, error) {
 	return addresses, nil
 }
 
-// checkGiven compares the section's addresses with held, those in prevResult, as the reference plugin static does: an
-// address may be missing there, but its gateway must not differ.
+// checkGiven returns an error if held, the addresses in prevResult, has an address of the section with another gateway.
+// As in the reference plugin static, the address may be missing in held. An address without a gateway in the section
+// matches every gateway.
 func (s *ipamSection) checkGiven(held []ipam.Address) error {
 	for _, a := range s.given {
 		for _, b := range held {

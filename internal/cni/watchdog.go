@@ -8,12 +8,12 @@ import (
 )
 
 // lastGrace is the time that a call has to print its result or error, after its deadline and network.UndoTimeout have
-// passed.
+// passed. abort allows as much time to count the failure.
 const lastGrace = time.Second
 
-// watchdog ends the process if a call continues after its deadline and the time for its undo. The deadline's context
-// ends all waits except a system call on a file system that does not answer. DEL later removes the remains of such a
-// call, as after a kill.
+// watchdog ends the process if a call continues after its deadline and the time for its undo. It is needed because a
+// context cannot end a read of stdin, or a system call on a file system that does not answer. DEL later removes the
+// remains of such a call, as after a kill.
 type watchdog struct {
 	timer   *time.Timer
 	conf    atomic.Pointer[Common] // the configuration, once it is read
@@ -28,20 +28,20 @@ func (c *call) startWatchdog() {
 	c.watchdog = w
 }
 
-// abort ends the process. Before that it prints an error, unless the call has begun to print its result. If the call
-// hangs while it prints, either its reader has the output already, or there is no reader.
+// abort prints an error, counts the failure, and ends the process. If the call has begun to print, it only ends the
+// process: the call's reader has the output already, or there is no reader.
 func (c *call) abort(w *watchdog) {
 	if conf := w.conf.Load(); w.claimed.CompareAndSwap(false, true) {
 		c.printError(conf.CNIVersion, newError(codeTryAgainLater,
 			"%s hung past its deadline and the %s to undo it: stdin does not end, or a file system, a disk or a "+
 				"device does not answer. DEL takes down what it has made", c.verb, network.UndoTimeout))
 		go c.countFailure(conf.stateDir(), codeTryAgainLater)
-		time.Sleep(lastGrace) // give up if the disk with the counter hangs
+		time.Sleep(lastGrace) // do not wait longer: the disk with the counter may hang
 	}
 	c.Exit(1)
 }
 
-// restart sets the watchdog's timer anew, with the deadline in the configuration.
+// restart sets the watchdog's timer to the deadline in the configuration, counted from now.
 func (w *watchdog) restart(conf *Common) {
 	w.conf.Store(conf)
 	w.timer.Reset(conf.deadline() + network.UndoTimeout + lastGrace)

@@ -21,7 +21,7 @@ import (
 )
 
 // Run executes a call of the netavark API and returns the process's exit status. called is false if the first argument
-// is no verb of the API. Run prints errors to out, as the API demands.
+// is not a verb of the API. Run prints the answer or the error to out, as the API demands.
 func Run(args []string, in io.Reader, out io.Writer) (status int, called bool) {
 	if len(args) == 0 || !slices.Contains([]string{"create", "setup", "teardown", "info"}, args[0]) {
 		return 0, false
@@ -65,8 +65,8 @@ func execute(args []string, in io.Reader) (any, error) {
 	return attach(args[0], data, strings.Join(args[1:], " "))
 }
 
-// attach attaches a container for the verb setup, and detaches it for teardown. path is the path of the container's
-// network namespace. Detaching works even if the container's options are not valid.
+// attach attaches a container for the verb setup, and returns its addresses. For teardown it detaches the container,
+// even if the container's options are not valid. path is the path of the container's network namespace.
 func attach(verb string, data []byte, path string) (any, error) {
 	a := new(attachment)
 	if err := json.Unmarshal(data, a); err != nil {
@@ -111,7 +111,7 @@ type attachment struct {
 	} `json:"network_options"`
 }
 
-// container converts the description into the plugin's form. Even with an error, the result suffices for a teardown.
+// container converts the description into a runtimes.Container. Even with an error, its result suffices for a teardown.
 func (a *attachment) container(path string) (*runtimes.Container, error) {
 	o := &a.Options
 	c := &runtimes.Container{ID: a.ContainerID, Name: a.Name, NetNS: path, IfName: o.Interface, MAC: o.MAC,

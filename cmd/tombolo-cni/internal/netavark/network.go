@@ -25,8 +25,8 @@ type network struct {
 	IPAM   map[string]string `json:"ipam_options"`
 }
 
-// create returns podman's description of a new network with the missing fields filled in. It returns an error if the
-// plugin cannot serve the network. It leaves unknown fields as they are.
+// create returns podman's description of a new network with the missing fields filled in. It leaves unknown fields as
+// they are. It returns an error if the plugin cannot make such a network on this host now.
 func create(data []byte) (any, error) {
 	var all map[string]any
 	n := new(network)
@@ -48,8 +48,8 @@ func create(data []byte) (any, error) {
 	return all, nil
 }
 
-// complete sets the fields that the operator left out. It returns an error for settings that contradict each other,
-// and for settings that the plugin's configuration cannot express.
+// complete sets the fields that the operator left out. It returns an error for settings that contradict each other, or
+// that networks of Tombolo cannot have.
 func (n *network) complete() error {
 	const driver = "driver"
 	bridge, mode := n.BridgeOption(), n.Mode()
@@ -101,8 +101,9 @@ func (n *network) completeSubnets() error {
 	return nil
 }
 
-// freeSubnet returns a /24 from podman's range that overlaps no route of the host. A network without containers has no
-// route yet. To avoid the subnet of such a network, the search begins at a place that depends on the new network's id.
+// freeSubnet returns a /24 in podman's range that overlaps no route of the host. The search begins at a subnet that
+// depends on the new network's id. So it probably avoids the subnets of networks without containers, which have no
+// routes yet.
 func freeSubnet(id string) (netip.Prefix, error) {
 	var routes []route.Route
 	conn, err := route.Dial(nil)

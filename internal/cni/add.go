@@ -118,7 +118,7 @@ func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 
 	id := &identity{c.key(), a.pod.Name}
 	if own := conf.annotated.ClientID; own != "" && id.pod != "" {
-		id.pod = id.pod[:strings.LastIndexByte(id.pod, '/')+1] + own // replace the pod's name, but not its Kubernetes namespace
+		id.pod = id.pod[:strings.LastIndexByte(id.pod, '/')+1] + own // keep the pod's Kubernetes namespace
 	}
 
 	lasting := dhcp.ClientID == clientByMAC && a.pod.MAC != nil
@@ -127,7 +127,7 @@ func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
 	}
 
 	if a.pod.Lease, err = dhcp.Lease(id, a.pod.MAC, args); err == nil && lasting {
-		a.pod.Lease.Sticky = true // the MAC was requested, so the pod's next container will request the same MAC and get this lease
+		a.pod.Lease.Sticky = true // the pod's next container will request the same MAC
 	}
 
 	return a, err

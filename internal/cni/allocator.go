@@ -219,8 +219,8 @@ func (a *allocator) subnets() []netip.Prefix {
 	return list
 }
 
-// isThere reports whether addresses of an IPAM type can be released: this program implements the type, or a plugin of
-// that name is in path (CNI_PATH).
+// isThere reports whether addresses of an IPAM type can be released. This program must implement the type, or path
+// (CNI_PATH) must have a plugin of that name.
 func isThere(kind, path string) bool {
 	_, err := delegate.Find(kind, path)
 	return err == nil || slices.Contains([]string{typeNone, typeHostLocal, typeStatic, typeDHCP}, kind)

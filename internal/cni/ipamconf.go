@@ -85,8 +85,9 @@ func (r *ipamRequest) read(into any) error {
 	return configError(problems.First())
 }
 
-// sets returns the range sets in the reference plugin's order, which is part of the format on disk: the sets of
-// runtimeConfig, the range in the section itself, the sets of ipam.ranges. Each set has its field's name, for errors.
+// sets returns the range sets in the reference plugin's order, which is part of the format on disk. First come the sets
+// of runtimeConfig, then the range in the section itself, then the sets of ipam.ranges. Each set has its field's name,
+// for errors.
 func (h *hostLocalConf) sets(requested *RequestedAddresses) []ipam.RangeSet {
 	var sets []ipam.RangeSet
 	addAll := func(field string, confs [][]ipam.Range) {

@@ -25,8 +25,8 @@ type stepLog struct {
 }
 
 // openLog opens the configuration's log file. Without a file, it returns a log that discards everything. If the file
-// cannot be opened, it returns an error; but DEL and GC continue without a log, since a wrong configuration must not
-// make them fail.
+// cannot be opened, it returns an error, except for DEL and GC. They continue without a log, since a wrong
+// configuration must not make them fail.
 func (c *call) openLog() (*stepLog, error) {
 	conf := c.conf
 

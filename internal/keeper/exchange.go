@@ -15,29 +15,29 @@ import (
 )
 
 const (
-	// renewWait limits the wait for the answer to a renewal. An answer comes within milliseconds or, as a rule, not
-	// at all. If a server does not answer in that time, the next visits wait longer (visit.timeLimit).
+	// renewWait limits the wait for the answer to a renewal. An answer comes within milliseconds or, as a rule, not at
+	// all. If a server does not answer in that time, the next exchanges wait longer (see timeLimit).
 	renewWait = 4 * time.Second
 
-	// resendAfter is the wait before a visit sends an unanswered renewal again, since packets may get lost.
+	// resendAfter is the time until an exchange sends an unanswered renewal a second time, since packets may get lost.
 	resendAfter = time.Second
 
-	// mostDoubts is the largest number of different rejected answers that the keeper logs for one lease.
+	// mostDoubts is the largest number of different reasons for rejecting answers that the keeper logs for one lease.
 	mostDoubts = 8
 )
 
-// exchange is the exchange of messages between one visit and DHCP servers.
+// exchange holds the state of an exchange of messages with DHCP servers during one visit.
 type exchange struct {
 	*visit
 	messageConn[*dhcpc.Packet]
 	pod   pod
-	local netip.Addr // the address that conn was dialled for
+	local netip.Addr // the source address for which sendFrom dialled conn
 	limit time.Time
-	last  *dhcpc.Packet // a renewal that may be sent again at the time `again`
+	last  *dhcpc.Packet // a renewal to send a second time at the time `again`; nil if there is none
 	again time.Time
 }
 
-// exchange runs the session until it expects no more answers, or the time limit has passed.
+// exchange runs the session until the session expects no more answers, or the time limit has passed.
 func (v *visit) exchange(p pod) error {
 	began := now()
 	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
@@ -47,8 +47,8 @@ func (v *visit) exchange(p pod) error {
 	return errors.Join(x.run(), x.hangUp())
 }
 
-// timeLimit returns how long a visit waits for servers if these are slow, or if the pod has no lease. It is the
-// timeout of an ADD, and at least renewWait.
+// timeLimit returns how long an exchange waits for servers that are slow, or if the pod has no lease. It is the timeout
+// of an ADD, and at least renewWait.
 func (v *visit) timeLimit() time.Duration {
 	return max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait)
 }
@@ -111,15 +111,16 @@ func (x *exchange) run() error {
 	}
 }
 
-// resend sends the last renewal again, through a packet socket. Such a socket needs no ARP and no route, and the
-// pod's firewall does not filter it. A lack of ARP or route, or that firewall, may have stopped the first attempt.
+// resend sends the last renewal again, through a packet socket. Such a socket needs no ARP and no route, and the pod's
+// firewall does not filter it. A missing route or neighbour, or that firewall, may have stopped the first attempt.
 func (x *exchange) resend() error {
 	p := x.last
 	x.last, x.again, x.m.slow = nil, time.Time{}, true
 	return errors.Join(x.hangUp(), x.send(p))
 }
 
-// send sends a packet with the visit's transport, which it dials for the packet's source address if necessary.
+// send sends a packet from the pod. It dials a transport for the packet's source address if necessary. If a UDP socket
+// fails, it tries a packet socket.
 func (x *exchange) send(p *dhcpc.Packet) error {
 	var local netip.Addr
 	if p.ARP == nil && !p.Src.Addr().IsUnspecified() {
@@ -128,8 +129,8 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 
 	err := x.sendFrom(local, p)
 	if err != nil && local.IsValid() && x.ctx.Err() == nil {
-		// Try again with a packet socket. The pod may have lost its address or route, or its firewall may drop its
-		// own packets, and a packet socket works anyway.
+		// Try again with a packet socket. It works even if the pod has lost its address or route, or if its firewall
+		// drops its own packets.
 		x.m.slow = true
 		err = errors.Join(x.hangUp(), x.sendFrom(local, p))
 	}
@@ -163,7 +164,7 @@ func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
 	return x.conn.Send(x.ctx, p)
 }
 
-// messageConn is the transport between a visit and DHCP servers. The visit dials it when there is something to send.
+// messageConn is the transport between a visit and DHCP servers. conn is nil until a message is sent.
 type messageConn[M any] struct {
 	conn interface {
 		Send(context.Context, M) error
@@ -172,8 +173,7 @@ type messageConn[M any] struct {
 	}
 }
 
-// receive returns the next message. It returns the zero value when the given time has come, and if nothing was
-// dialled yet.
+// receive returns the next message. It returns the zero value at the given time, and at once if there is no transport.
 func (l *messageConn[M]) receive(ctx context.Context, until time.Time) (message M, err error) {
 	if l.conn == nil {
 		return message, nil
@@ -194,8 +194,8 @@ func (l *messageConn[M]) hangUp() error {
 	return conn.Close()
 }
 
-// recordNoAnswer records that an exchange ended without an answer. It returns an error if no lease is left. Otherwise
-// it only adds a note to the record.
+// recordNoAnswer records that an exchange ended without an answer. If the pod has a lease, it logs that and adds a note
+// to the record. If not, it returns an error, and the next visit starts a new session.
 func (x *exchange) recordNoAnswer() error {
 	x.metrics.unanswered.Inc()
 	x.m.slow = true
@@ -219,8 +219,8 @@ func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	before, fresh := x.r.Lease, x.r.State != lease.Bound
 	err := x.underLock(func(held *lease.LockedRecord) error { return x.apply(held, x.pod, l) })
 	if err != nil {
-		// The record, and perhaps the pod, lack the new lease. If the session continued, it would wait for T1 of the
-		// new lease, and the pod's address would expire by the old one. So drop the session.
+		// The record, and perhaps the pod, lack the new lease. If the session continued, it would wait until the new
+		// lease is due for renewal, and the pod's address would expire by the old one. So drop the session.
 		x.m.session = nil
 		return err
 	}
@@ -237,9 +237,10 @@ func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	return nil
 }
 
-// apply configures the pod for a lease, and records the lease. The caller holds the record's lock, so that no DEL
-// comes in between. If apply must remove addresses or routes, it first records the old and the new ones together. So
-// if the keeper is killed here, the next one knows everything that the pod has.
+// apply adds the addresses and routes of a lease to the pod, removes those of the previous lease, and records the
+// lease. The caller holds the record's lock, so that no DEL comes in between. If apply must remove any, it first
+// records the old and the new ones together. So if the keeper is killed, the next one knows everything that the pod may
+// have.
 func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 	yielded, err := v.yield(p)
 	if err != nil {
@@ -271,7 +272,7 @@ func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 
 	trouble := ""
 	if err != nil {
-		// The server has granted the lease anyway, so record it.
+		// The server has granted the lease, so record it in spite of the error.
 		trouble, v.m.isConfigured = err.Error(), false
 	} else {
 		v.r.Applied = want
@@ -288,8 +289,9 @@ func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 	return errors.Join(err, held.Replace(v.r))
 }
 
-// recordLoss records that the session has lost its lease, and removes the lease's addresses and routes from the pod.
-// After a NAK another host may have the address. After an expiry the kernel has already removed it.
+// recordLoss records that the session has lost its lease, and removes the lease's addresses and routes from the pod and
+// from the host's rules. After a NAK another host may have the address. After an expiry the kernel has already removed
+// it.
 func (x *exchange) recordLoss(out dhcpc.Output) error {
 	switch {
 	case errors.Is(out.Err, dhcpc.ErrNAK):
@@ -314,7 +316,7 @@ func (x *exchange) recordLoss(out dhcpc.Output) error {
 		return errors.Join(err, held.Replace(x.r))
 	})
 
-	// The search for another lease continues even if this fails.
+	// The session searches for another lease even if this fails.
 	if followErr := x.follow(); followErr != nil {
 		x.countError("cannot take the lost address out of the firewall", append(x.logAttrs(), "err", followErr)...)
 	}
@@ -322,7 +324,7 @@ func (x *exchange) recordLoss(out dhcpc.Output) error {
 	return err
 }
 
-// earliest returns the earliest of several times. The zero time means never.
+// earliest returns the earliest of several times. It ignores zero times, which mean never.
 func earliest(times ...time.Time) time.Time {
 	var first time.Time
 	for _, t := range times {
@@ -333,17 +335,17 @@ func earliest(times ...time.Time) time.Time {
 	return first
 }
 
-// pod is the interface that *podInterface implements. Tests replace it.
+// pod is a pod's interface, as *podInterface. Tests replace it.
 type pod interface {
-	// dial opens a transport to DHCP servers from the pod: see dhcpc.Config.
+	// dial opens a transport from the pod to DHCP servers. If local is valid, it is the source address.
 	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error)
 	dial6() (dhcpc.Transport[[]byte], error)
-	// apply adds addresses and routes to the pod, so that the kernel removes the addresses when the lease ends. valid
-	// and preferred are lifetimes as returned by dhcpc.Lease.Left.
+	// apply adds addresses and routes to the pod. valid and preferred are the lifetimes of the addresses, as returned
+	// by dhcpc.Lease.Left. The kernel removes an address when its valid lifetime ends.
 	apply(a lease.Applied, valid, preferred time.Duration) error
 	// withdraw removes addresses and routes. Missing ones are no error.
 	withdraw(a lease.Applied) error
-	// keeps returns those addresses and routes in a that the pod still has as the lease set them.
+	// keeps returns the addresses and routes in a that the pod still has as the lease set them.
 	keeps(a lease.Applied) (lease.Applied, error)
 	inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (bool, error)
 	// formedAddresses lists the addresses that the pod formed from router advertisements.
@@ -356,7 +358,7 @@ func apply4(p pod, a lease.Applied, l *dhcpc.Lease) error {
 	return p.apply(a, left, left)
 }
 
-// node is the interface that kernel implements. Tests replace it.
+// node is the keeper's access to pods and to the host. kernel implements it, and tests replace it.
 type node interface {
 	// enter returns an error that matches errGone if the pod certainly no longer exists.
 	enter(r *lease.Record) (pod, error)
@@ -366,5 +368,5 @@ type node interface {
 	release6(ctx context.Context, r *lease.Record) error
 }
 
-// errGone is the cause of an error about a pod that no longer exists.
+// errGone is the cause of an error about a pod that certainly no longer exists.
 var errGone = errors.New("the pod is gone")

@@ -19,11 +19,11 @@ import (
 
 // The kernel announces each change of nf_tables with one message at the end of the transaction (NFT_MSG_NEWGEN). A
 // filter keeps the messages about rules and elements out of the socket's queue, since a burst of a thousand would
-// overflow it. Each change has a generation number. The keeper does not compare the firewall again for a generation
-// that it found right. Calls of the plugin record the generations of their changes.
+// overflow it. Each change has a generation number. The keeper does not compare the firewall again for a generation at
+// which it found no differences.
 
-// lookAtFirewall is the interval between comparisons if the kernel announces no changes. It announces neither changes
-// of legacy iptables, nor that a table becomes dormant.
+// lookAtFirewall is the interval between comparisons if the kernel announces no changes. The kernel announces neither
+// changes of legacy iptables, nor that a table becomes dormant.
 const lookAtFirewall = 30 * time.Second
 
 // generation is one announcement of a change of nf_tables (NFT_MSG_NEWGEN).
@@ -33,15 +33,16 @@ type generation struct {
 	by   string // the name of the process that made the change
 }
 
-// firewall is the source that compares the firewall with the records, and repairs it.
+// firewall is the source that compares the firewall with the records, and repairs it. Its methods run in the loop or in
+// the source's worker.
 type firewall struct {
 	source
-	contest    *contest  // the contest over the whole firewall
-	checked    uint32    // the generation that was found right
+	contest    *contest  // the count of repairs of the whole firewall
+	checked    uint32    // the last generation that had no differences
 	names      []string  // the other programs that changed nf_tables since then; "" stands for an unknown one
 	strays     bool      // another program has changed nf_tables since lastSweep
 	lastSweep  time.Time // the last search for elements of pods that no longer exist
-	blocked    []string  // the obstacles that were last logged
+	blocked    []string  // the obstacles that were logged last
 	lastSearch time.Time // the last search for obstacles
 }
 
@@ -59,8 +60,8 @@ func (k *Keeper) newFirewall(ctx context.Context) *firewall {
 
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 
-// generationOf parses the data of an NFT_MSG_NEWGEN: a struct nfgenmsg and attributes NFTA_GEN_*. A malformed message
-// counts as lost.
+// generationOf parses the data of an NFT_MSG_NEWGEN, a struct nfgenmsg and attributes NFTA_GEN_*. For a malformed
+// message it sets lost.
 func generationOf(b []byte) generation {
 	const header = 4
 	b = b[min(header, len(b)):]
@@ -68,9 +69,9 @@ func generationOf(b []byte) generation {
 	return generation{lost: id == 0, id: id, by: nftnl.Text(nftnl.Find(b, unix.NFTA_GEN_PROC_NAME))}
 }
 
-// hear returns the urgency of comparing the firewall after announcements: soon if another program changed it since
-// the last comparison, later if one of our programs did. It returns never if no change is newer than the last
-// comparison. It notes the names of the other programs.
+// hear returns how soon the keeper must compare the firewall after announcements: soon if another program changed it,
+// later if one of our programs did. It ignores changes before the last comparison, and those of `tombolo doctor`. It
+// notes the names of the other programs.
 func (f *firewall) hear(messages []netlink.Message) urgency {
 	when := never
 	for _, m := range messages {
@@ -97,8 +98,9 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 	return when
 }
 
-// visit compares the firewall with the records, and repairs it if anything is missing. During a contest it does
-// nothing until the next repair is due.
+// visit compares the firewall with the records, and repairs it if anything is missing. While another program undoes its
+// repairs (see contest), it does nothing until the next repair is due. If nothing is missing, it also looks for
+// obstacles and for elements of pods that are gone.
 func (f *firewall) visit(ctx context.Context) {
 	if now().Before(f.contest.until) {
 		f.wake = f.contest.until
@@ -131,9 +133,9 @@ func (f *firewall) visit(ctx context.Context) {
 	f.mend(ctx, strings.Join(lacking, "; "))
 }
 
-// removeStrays deletes elements of pods that no longer exist. Another program may have loaded them from an old copy
-// of a set. The usual comparison does not reveal such elements, so removeStrays lists all elements. It runs only
-// after changes by other programs, and at most every lookAtFirewall.
+// removeStrays deletes the elements of pods that no longer exist from the firewall's sets. Another program may have
+// loaded them from an old copy of a set. A comparison with the records does not find such elements, so removeStrays
+// lists all elements. It runs only after changes by other programs, and at most every lookAtFirewall.
 func (f *firewall) removeStrays(ctx context.Context) {
 	if !f.strays || now().Sub(f.lastSweep) < lookAtFirewall {
 		return
@@ -149,9 +151,9 @@ func (f *firewall) removeStrays(ctx context.Context) {
 	}
 }
 
-// findCause returns the program that certainly caused the firewall's differences, or "" if that is unknown. It is
-// known if only one program has changed nf_tables since the firewall was right. If links or kernel parameters of the
-// host differ too, these may be the cause, so it is unknown.
+// findCause returns the name of the program that caused the firewall's differences, or "" if that is not certain. It is
+// certain if only one other program has changed nf_tables since the firewall was right. The host's links and kernel
+// parameters must not differ either.
 func (f *firewall) findCause(ctx context.Context) string {
 	links, err := f.Node.Upkeep().Links(ctx)
 	if err != nil || len(links.Lacking) > 0 || len(f.names) != 1 {
@@ -160,8 +162,8 @@ func (f *firewall) findCause(ctx context.Context) string {
 	return f.names[0]
 }
 
-// mend repairs the firewall's differences. what describes them for the log. If another program undoes the repairs
-// again and again, mend records a contest.
+// mend repairs the firewall. what describes its differences, for the log. If another program undoes the repairs again
+// and again, mend records a contest for STATUS and the metrics.
 func (f *firewall) mend(ctx context.Context, what string) {
 	cause := f.findCause(ctx)
 	args := []any{"what", what}
@@ -170,14 +172,14 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	}
 	f.Log.Warn("pods lack rules of the firewall: repairing them", args...)
 	if err := f.Node.Repair(ctx); err != nil {
-		// Continue after the error. Obstacles count as errors too, although Repair repairs everything else.
+		// Continue after the error. Repair returns an error for obstacles too, although it repairs everything else.
 		f.reportError("cannot repair all of the firewall", err)
 		f.wake = now().Add(again)
 	}
 
 	f.metrics.firewallMends.Inc()
 	if len(f.names) == 0 {
-		return // no program has changed nf_tables since it was right, or since the keeper began
+		return // no other program has changed nf_tables since it was right, or since the keeper began
 	}
 
 	current, begins := f.recordRepair("", what,
@@ -194,8 +196,8 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	}
 }
 
-// obstacles logs the obstacles, firewalls of others that certainly stop pods, when they have changed since the last
-// call.
+// obstacles finds obstacles: firewalls of others that certainly stop pods. It logs them if they have changed since the
+// last call, and sets their metric.
 func (f *firewall) obstacles(ctx context.Context) {
 	obstacles, err := f.Node.Upkeep().Obstacles(ctx)
 	if err != nil {

@@ -24,16 +24,16 @@ type Config struct {
 	// State is the plugin's state directory, which records the addresses of pods. If it is nil, the keeper does not
 	// check whether another pod has a leased address.
 	State *state.Dir
-	// Node is the network node with the same state and lease directories. With it the keeper updates attachments
-	// whose leases get other addresses, and repairs uplinks, the firewall and links. It also takes down dead pods. If
+	// Node is the network.Node with the same state and lease directories. With it the keeper updates attachments whose
+	// leases get other addresses, and repairs shared NICs, the firewall and links. It also takes down dead pods. If
 	// Node is nil, the keeper does none of this. Node requires State.
 	Node *network.Node
-	// Bus is the address of the D-Bus with firewalld, as in DBUS_SYSTEM_BUS_ADDRESS. If it is empty, the keeper leaves
-	// the zones of firewalld alone.
+	// Bus is the address of the D-Bus with firewalld, as in DBUS_SYSTEM_BUS_ADDRESS. If Bus is empty or Node is nil,
+	// the keeper leaves the zones of firewalld alone.
 	Bus string
 	// Log receives the keeper's messages. It may be nil.
 	Log *slog.Logger
-	// Ready is called once, when the keeper has listed all existing records and is notified of later ones. It may be
+	// Ready is called once, when the keeper has listed all records of leases and watches for changes of them. It may be
 	// nil.
 	Ready func()
 	// Alive is called every lease.Beat as long as the loop runs. It may be nil.
@@ -50,7 +50,7 @@ type Keeper struct {
 	metrics *metrics
 }
 
-// New checks a configuration and returns a Keeper. It opens no socket and no watch.
+// New checks a configuration and returns a Keeper. It opens no socket, and watches no file before Run.
 func New(cfg *Config) (*Keeper, error) {
 	if cfg == nil || cfg.Leases == nil {
 		return nil, errors.New("keep leases: no directory given")
@@ -95,5 +95,5 @@ func (k *Keeper) Run(ctx context.Context) error {
 	return errors.Join(err, w.close(), heartbeat.Close())
 }
 
-// now returns the time with a reading of the monotonic clock. Times in records get such a reading when they are read.
+// now returns the time with a reading of the monotonic clock. Times in records get such a reading when they are loaded.
 func now() time.Time { return time.Now() }

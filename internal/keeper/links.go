@@ -19,27 +19,27 @@ import (
 )
 
 // Announcements of links, addresses and routes (rtnetlink(7)) do not name the program that made the change. So the
-// keeper judges by the changed objects. After changes that ADDs and DELs also make, it waits a little longer, since
-// each comparison reads all records. The kernel announces changes of only a few kernel parameters (sysctl), such as
-// forwarding. So the keeper also compares every minute.
+// keeper decides by the changed object when to compare links with the records. It waits longer after changes that ADDs
+// and DELs also make, since each comparison reads all records. The kernel announces changes of only a few kernel
+// parameters (sysctl), such as forwarding. So the keeper also compares every minute.
 
 // linkSource is the source that compares links with the records, and repairs them.
 type linkSource struct {
-	source                     // with a contest for each network
-	firewall *source           // its rules depend on the host's forwarding
-	bridges  map[int]linkFacts // bridges by index; a value is empty until an announcement
-	ports    map[int]bool      // known ports of pods
+	source                     // its contests are counted for each network
+	firewall *source           // the source of the firewall, whose rules depend on the host's forwarding
+	bridges  map[int]linkFacts // bridges by index; a value is zero until the bridge's first announcement
+	ports    map[int]bool      // the indexes of pods' ports, which are the host's ends of their links
 	services int               // the index of kube-ipvs0, or 0 if it does not exist
-	// uplinks are the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges, by index.
-	// nics maps the names of the NICs to their indexes.
+	// uplinks holds, by index, the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges.
+	// nics maps the names of the NICs to their indexes, or to 0 if a NIC does not exist.
 	uplinks map[int]linkFacts
 	nics    map[string]int
-	// remains maps a network to the differences that its last repair did not remove. The keeper does not repair and
-	// log them again until they change.
+	// remains maps a network to the differences that its last repair did not remove. The keeper does not repair and log
+	// these differences again until they change.
 	remains map[string][]string
 }
 
-// linkFacts are the properties of a link that the keeper compares.
+// linkFacts holds the properties of a link that pods depend on. A change of them makes the keeper compare links.
 type linkFacts struct {
 	name        string
 	master      int
@@ -47,7 +47,7 @@ type linkFacts struct {
 	mac         string
 	up          bool
 	promiscuous bool
-	bridge      string // the settings of a bridge, as text
+	bridge      string // the settings of a bridge, as text; empty for other links
 }
 
 // factsOf returns the properties of a link.
@@ -60,7 +60,7 @@ func factsOf(l *link.Info) linkFacts {
 	return f
 }
 
-// fact returns an optional value of the kernel as text, for comparisons.
+// fact returns an optional value of the kernel as text, for comparisons, or "-" if p is nil.
 func fact[T any](p *T) string {
 	if p == nil {
 		return "-"
@@ -68,9 +68,9 @@ func fact[T any](p *T) string {
 	return fmt.Sprint(" ", *p)
 }
 
-// linkKinds returns the types of announcements that the keeper receives. For routes it receives additions of default
-// routes, and deletions of the routes that the kernel adds with addresses. A routing daemon may change other routes
-// by the ten thousand.
+// linkKinds returns the types of announcements that the keeper subscribes to. Of routes, these are additions of default
+// routes, and deletions of the routes that the kernel adds with addresses. A routing daemon may change other routes by
+// the ten thousand.
 func linkKinds() []nl.Kind {
 	const (
 		lengthAt, protocolAt = 1, 5 // in struct rtmsg
@@ -102,8 +102,9 @@ func (k *Keeper) newLinkSource(ctx context.Context, firewall *source) *linkSourc
 	return l
 }
 
-// hear returns the urgency of comparing links after announcements: soon after changes that no pod causes, later after
-// changes that pods also cause when they come and go. A malformed message counts as a change that no pod causes.
+// hear returns how soon the keeper must compare links after announcements. It returns soon after changes that no pod
+// causes, and later after changes that pods also cause when they come and go. A malformed message counts as a change
+// that no pod causes.
 func (l *linkSource) hear(messages []netlink.Message) urgency {
 	when := never
 	for _, m := range messages {
@@ -127,7 +128,7 @@ func (l *linkSource) urgencyOf(m netlink.Message) urgency {
 			return soon
 		case k.Family != unix.AF_BRIDGE:
 			return l.linkUrgency(&k, m.Header.Type == unix.RTM_DELLINK)
-		case l.ports[k.Index]: // its properties as a port have changed
+		case l.ports[k.Index]: // a change of its settings as a bridge port
 			return later
 		}
 		return never
@@ -162,8 +163,8 @@ func (l *linkSource) urgencyOf(m netlink.Message) urgency {
 	return never
 }
 
-// uplinkUrgency returns the urgency of comparing links after a change of a NIC. The change may also be of a veth pair
-// that connects a shared NIC with a bridge.
+// uplinkUrgency returns how soon the keeper must compare links after a change or deletion of the link n. It returns
+// never for links except the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges.
 func (l *linkSource) uplinkUrgency(n *link.Info, gone bool) urgency {
 	facts := factsOf(n)
 	before, known := l.uplinks[n.Index]
@@ -185,7 +186,7 @@ func (l *linkSource) uplinkUrgency(n *link.Info, gone bool) urgency {
 	return never
 }
 
-// linkUrgency returns the urgency of comparing links after a change of the link n.
+// linkUrgency returns how soon the keeper must compare links after a change or deletion of the link n.
 func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
 	if when := l.uplinkUrgency(n, gone); when != never {
 		return when
@@ -201,16 +202,16 @@ func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
 		if before == l.bridges[n.Index] {
 			return never
 		}
-		return soon // also at the first announcement, which may be of a change
+		return soon // also at the first announcement, since the properties before it are unknown
 	}
 
 	switch {
 	case n.Name == link.ServiceLink && n.Index != l.services:
 		return later
 	case strings.HasPrefix(n.Alias, endpoint.ShareAlias):
-		return soon // look soon, to know the NIC
+		return soon // a new veth pair of a shared NIC: a comparison finds the NIC
 	case n.Kind == "bridge":
-		return later // another program may have deleted it and created it again
+		return later // another program may have deleted one of our bridges and created it again
 	case !strings.HasPrefix(n.Alias, endpoint.AliasPrefix):
 		return never
 	case gone:
@@ -229,8 +230,8 @@ func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
 	return later
 }
 
-// visit compares the links of all networks with the records, and repairs the networks with differences. It repairs
-// contested networks less often.
+// visit compares the links of all networks with the records, and repairs the networks with differences. While another
+// program undoes the repairs of a network (see contest), visit repairs it only once a minute.
 func (l *linkSource) visit(ctx context.Context) {
 	lacking, ok := l.lookAgain(ctx)
 	if !ok {
@@ -264,7 +265,7 @@ func (l *linkSource) visit(ctx context.Context) {
 }
 
 // networksToMend returns the networks to repair now. lacking maps each network to its differences. networksToMend also
-// ends contests over networks without differences.
+// ends the contests over networks without differences, and updates the metric of contested networks.
 func (l *linkSource) networksToMend(lacking map[string][]string) (networks []string) {
 	maps.DeleteFunc(l.remains, func(name string, _ []string) bool { return len(lacking[name]) == 0 })
 	for name, r := range l.contests {
@@ -298,8 +299,8 @@ func (l *linkSource) networksToMend(lacking map[string][]string) (networks []str
 	return networks
 }
 
-// recordMend logs the differences that the repair of a network left, and counts the differences that it removed. It
-// records the repair for the network's contest.
+// recordMend logs the differences that the repair of a network left. If the repair removed differences, it counts them,
+// and records the repair for the network's contest.
 func (l *linkSource) recordMend(name string, before, after []string) {
 	if l.remains[name] = after; len(after) > 0 {
 		l.Log.Error("a repair did not restore all that pods need", "network", name, "what", strings.Join(after, "; "))
@@ -319,11 +320,11 @@ func (l *linkSource) recordMend(name string, before, after []string) {
 	}
 }
 
-// lookAgain returns the differences of all networks' links. It updates the sets of bridges, NICs and ports to watch.
-// If it fails, it logs the error and schedules another look, and ok is false.
+// lookAgain returns the differences of the links of each network. It updates the sets of bridges, NICs and ports to
+// watch. If it fails, it logs the error and schedules another visit, and ok is false.
 func (l *linkSource) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
 	seen, err := l.Node.Upkeep().Links(ctx)
-	l.metrics.linkLooks.Inc() // see firewall.visit
+	l.metrics.linkLooks.Inc() // tests wait for this counter, and may change links then
 	if err != nil {
 		l.reportError("cannot look at links", err)
 		l.wake = now().Add(again)

@@ -10,28 +10,28 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// change is one message of a watcher. name is the hash of a lease whose record was written or removed. An empty name
-// means that changes were lost, so that every record must be read.
+// change is an event about lease records. name is the hash of the lease whose record was written or removed. An empty
+// name means that events were lost, so that every record must be read.
 type change struct{ name string }
 
-// slot is the schedule of a lease or a source.
+// slot is the schedule for visits to a lease or a source.
 type slot struct {
-	wake time.Time // the time of the next visit; zero means none until something happens
-	busy bool      // a visit or look is in progress
+	wake time.Time // the time of the next visit; if zero, no visit is scheduled
+	busy bool      // a worker is visiting the lease or source
 }
 
-// entry is the loop's knowledge about one lease.
+// entry holds the loop's knowledge about one lease.
 type entry struct {
 	slot
 	hash       string
-	isDueAgain bool // its record changed during a visit
-	stale      bool // the machine slept during a visit
+	isDueAgain bool // the record changed during a visit, so visit again at once
+	stale      bool // the machine slept during a visit, so drop the DHCP sessions
 	memory     memory
 	state      lease.State // the state at its last visit, for the metrics
 	next       time.Time   // the time of its next renewal, for the metrics
 }
 
-// loop schedules all work and is the only owner of its entries. Workers do all work that may block.
+// loop schedules all work. Only the goroutine of run uses the entries. Workers do all work that may block.
 type loop struct {
 	*Keeper
 	ctx     context.Context
@@ -57,6 +57,7 @@ func (k *Keeper) newLoop(ctx context.Context) *loop {
 }
 
 // run runs the loop until the context is done or an error occurs, for example because the directory of records is gone.
+// It returns after all workers have ended.
 func (l *loop) run(changes <-chan change, beat func() error) error {
 	defer l.stop()
 	if err := l.rescan(); err != nil {
@@ -110,8 +111,8 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 	return err
 }
 
-// beat calls the heartbeat. After a suspension of the machine, it also schedules visits to all leases, since their
-// sessions and timers did not count the suspended time.
+// beat calls the heartbeat and Alive. After a suspension of the machine, it also drops the DHCP sessions, whose times
+// did not count the suspension. Then it schedules visits to all leases.
 func (l *loop) beat(beat func() error) error {
 	if err := beat(); err != nil {
 		return err
@@ -137,7 +138,7 @@ func (l *loop) beat(beat func() error) error {
 	return nil
 }
 
-// rescan schedules visits to all records, and to all known leases whose record no longer exists.
+// rescan schedules visits to the leases of all records, and to all known leases whose record no longer exists.
 func (l *loop) rescan() error {
 	hashes, err := l.Leases.Hashes()
 	if err != nil {
@@ -166,7 +167,8 @@ func (l *loop) schedule(hash string) {
 	e.isDueAgain, e.wake = e.busy, now()
 }
 
-// nextDue returns the lease that is due first and has no worker. It returns nil if there is none.
+// nextDue returns the lease with the earliest scheduled visit. It skips leases that a worker is visiting, and returns
+// nil if no lease is left.
 func (l *loop) nextDue() *entry {
 	var first *entry
 	for _, e := range l.entries {
@@ -177,8 +179,8 @@ func (l *loop) nextDue() *entry {
 	return first
 }
 
-// dispatch starts workers for everything that is due. Leases wait for a free worker. Sources do not wait, since each
-// has at most one worker.
+// dispatch starts a worker for each lease and source whose visit is due. Leases wait while l.workers are running.
+// Sources do not wait, since each has at most one worker.
 func (l *loop) dispatch() {
 	for _, s := range l.sources {
 		if !s.busy && !s.wake.After(now()) {
@@ -214,7 +216,8 @@ func (l *loop) start(at *slot, work func() (end func())) {
 	}()
 }
 
-// finish records the result of a visit, and schedules the lease's next visit.
+// finish stores the outcome of a visit, and schedules the lease's next visit. If the record is gone, it deletes the
+// lease's entry instead.
 func (l *loop) finish(e *entry, o outcome) {
 	l.metrics.countTransition(e.state, o.state)
 	if o.gone && !e.isDueAgain {
@@ -234,10 +237,11 @@ func (l *loop) finish(e *entry, o outcome) {
 	e.wake = o.wake
 }
 
-// longestPause is the longest time between two turns of the loop.
+// longestPause is the maximum time that the loop waits if no visit is due and nothing happens.
 const longestPause = time.Minute
 
-// pause returns the time until something is due, at most longestPause.
+// pause returns the time until the next visit is due, at most longestPause. It also stores the time of the next visit
+// to a lease, for the metrics.
 func (l *loop) pause() time.Duration {
 	next := now().Add(longestPause)
 	var renewal time.Time
@@ -259,8 +263,8 @@ func (l *loop) pause() time.Duration {
 	return max(next.Sub(now()), 0)
 }
 
-// clock is one reading of two clocks: the time since boot, including suspensions, and the monotonic clock, which
-// stops during a suspension.
+// clock holds readings of two clocks at one time: the time since boot, which counts suspensions, and the monotonic
+// clock, which stops during a suspension.
 type clock struct {
 	up   time.Duration
 	mono time.Time

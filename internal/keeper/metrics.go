@@ -26,8 +26,8 @@ type metrics struct {
 	*Config
 	registry *prometheus.Registry
 
-	next atomic.Pointer[time.Time] // the time of the next visit; zero if none
-	turn atomic.Pointer[time.Time] // the time of the loop's last turn
+	next atomic.Pointer[time.Time] // the time of the next visit to a lease; zero if none
+	turn atomic.Pointer[time.Time] // the time of the loop's last heartbeat
 
 	leases                           *prometheus.GaugeVec
 	renewals, acquisitions, releases prometheus.Counter
@@ -42,7 +42,7 @@ type metrics struct {
 
 	deadLooks, reclaims prometheus.Counter
 
-	errors *prometheus.CounterVec // by kind: lease, a source's, and read
+	errors *prometheus.CounterVec // by kind: "lease", "read", or the kind of a source
 }
 
 func newMetrics(cfg *Config) *metrics {
@@ -104,10 +104,11 @@ func newMetrics(cfg *Config) *metrics {
 	return m
 }
 
-// collector exports values computed at the time of a request. Their labels are not known beforehand.
+// collector is a prometheus.Collector that computes its values when metrics are requested. Their labels are not known
+// beforehand.
 type collector func(chan<- prometheus.Metric)
 
-// Describe sends no descriptions, since the labels are not known beforehand.
+// Describe sends no descriptions, which need the labels.
 func (c collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect sends the present values.
@@ -134,7 +135,7 @@ func (m *metrics) untilNext() float64 {
 // readWithin limits the time for reading the address pools when metrics are requested.
 const readWithin = 5 * time.Second
 
-// collectCalls exports values from the plugin's records: failed calls, and the use of address pools.
+// collectCalls exports values from the plugin's records: the number of failed calls, and the use of address pools.
 func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 	if m.State != nil {
 		list, err := m.State.Failures()
@@ -220,7 +221,7 @@ func exportPod(to chan<- prometheus.Metric, r *state.Attachment, c *link.Counter
 	count("tombolo_pod_transmit_packets_total", "Packets that a pod has transmitted at an interface.", c.RxPackets)
 }
 
-// read counts an error that occurred while reading values for a request.
+// read counts an error of reading values for a request of metrics.
 func (m *metrics) read(err error) {
 	if err != nil {
 		m.errors.WithLabelValues("read").Inc()
@@ -253,8 +254,8 @@ func (k *Keeper) Handler() http.Handler {
 	return mux
 }
 
-// healthy reports whether the loop runs, and returns the time since its last heartbeat. After lease.Silence the loop
-// counts as stuck.
+// healthy reports whether the loop runs, and returns the time since its last heartbeat. The loop counts as stuck if
+// that time reaches lease.Silence, and before its first heartbeat.
 func (m *metrics) healthy() (since time.Duration, _ bool) {
 	turn := m.turn.Load()
 	if turn == nil {

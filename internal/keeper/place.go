@@ -26,14 +26,14 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// kernel implements the interface node by requests to the kernel of the host on which the keeper runs.
+// kernel is the node in production: it implements the interface by requests to the kernel of the keeper's host.
 type kernel struct {
 	host    *netns.NS     // nil for the keeper's own namespace
-	network *network.Node // if nil, leases have no attachments
+	network *network.Node // if nil, follow does nothing
 }
 
-// podInterface is a pod's interface with a leased address. Its methods complete a change that has begun, even if the
-// keeper's context ends.
+// podInterface is the interface of a pod with a leased address. The methods apply and withdraw complete a change that
+// has begun, even if the keeper's context ends.
 type podInterface struct {
 	kernel
 	r     *lease.Record
@@ -43,7 +43,8 @@ type podInterface struct {
 	name  string    // the present name of the pod's interface, which the pod may have renamed
 }
 
-// enter opens the interface of a lease's pod. If the pod no longer exists, the error matches errGone.
+// enter opens the interface of a lease's pod, for the caller to close. If the pod no longer exists, the error matches
+// errGone.
 func (k kernel) enter(r *lease.Record) (pod, error) {
 	p := &podInterface{kernel: k, r: r}
 	var err error
@@ -61,8 +62,8 @@ func (k kernel) enter(r *lease.Record) (pod, error) {
 	return p, nil
 }
 
-// namespace opens the namespace at the record's path, if it still has the recorded cookie. If it is not found there,
-// namespace returns the error of errUnlessPort.
+// namespace opens the network namespace at the record's path, if it still has the recorded cookie. If not, it returns
+// the error of errUnlessPort.
 func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 	ns, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) || errors.Is(err, netns.ErrOther) {
@@ -72,8 +73,8 @@ func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 }
 
 // errUnlessPort returns an error for a pod whose namespace was not found. The error matches errGone only if the pod's
-// port is gone too. If the port exists, so does the pod, but the keeper cannot reach it, for example because it does
-// not see the runtime's mounts.
+// port, the host's end of its link, is gone too. If the port exists, so does the pod, but the keeper cannot reach it,
+// for example because it does not see the runtime's mounts.
 func (k kernel) errUnlessPort(r *lease.Record, cause error) error {
 	if r.HostIf != "" {
 		switch _, err := k.port(r.HostIf); {
@@ -90,7 +91,7 @@ func (k kernel) errUnlessPort(r *lease.Record, cause error) error {
 	return fmt.Errorf("%w: %w", errGone, cause)
 }
 
-// port returns the link of the host with the given name.
+// port returns the host's link with the given name.
 func (k kernel) port(name string) (l *bridge.Link, _ error) {
 	err := k.withLinks(func(links *bridge.Conn) (err error) {
 		l, err = links.Link(context.Background(), name)
@@ -108,8 +109,8 @@ func (k kernel) withLinks(do func(*bridge.Conn) error) error {
 	return do(links)
 }
 
-// checkConflict returns an error if a conflicts with an address or a gateway of the host, so that no pod may have it.
-// The parameter at is the name of the host's link to the pod. had is the pod's previous address.
+// checkConflict returns an error if no pod may have the address a, because it is an address or a gateway of the host.
+// at is the name of the host's link to the pod. had is the pod's previous address.
 func (k kernel) checkConflict(at string, a, had netip.Addr) error {
 	return k.withLinks(func(links *bridge.Conn) error {
 		l, err := links.Link(context.Background(), at)
@@ -120,8 +121,8 @@ func (k kernel) checkConflict(at string, a, had netip.Addr) error {
 	})
 }
 
-// follow updates the pod's guard, host ports and masquerade rules after a change of its lease. It returns the old and
-// the new addresses, or nil if they are equal.
+// follow updates the host's rules for the pod after a change of its lease: the guard, host ports and masquerading. It
+// returns the old and the new addresses, or nil if nothing changed.
 func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error) {
 	if k.network == nil {
 		return nil, nil, nil
@@ -129,7 +130,7 @@ func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.P
 	return k.network.Upkeep().Follow(ctx, network.Key{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName})
 }
 
-// release sends the RELEASE of a lease from the host, for a pod that no longer exists.
+// release sends a RELEASE of the lease from the host, for a pod that no longer exists.
 func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
 	return k.withLinks(func(links *bridge.Conn) error { return lease.Release(ctx, r, links, k.host, l) })
 }
@@ -138,7 +139,7 @@ func (k kernel) release6(ctx context.Context, r *lease.Record) error {
 	return k.withLinks(func(links *bridge.Conn) error { return lease.Release6(ctx, r, links, k.host) })
 }
 
-// find finds the pod's interface, which is the peer of its port.
+// find finds the pod's interface: the peer of the pod's port on the host.
 func (p *podInterface) find() error {
 	port, err := p.port(p.r.HostIf)
 	if err != nil {
@@ -157,8 +158,9 @@ func (p *podInterface) close() error {
 	return errors.Join(err, p.ns.Close())
 }
 
-// dial returns a transport that sends from the pod's interface and receives at the host's end of the pod's link.
-// Receiving inside the pod would be unsafe: the pod may give the interface's name to another link, and answer itself.
+// dial returns a transport that sends from the pod's interface and receives at the host's end of the pod's link. It
+// sends through a UDP socket if local is a valid address, and otherwise through a packet socket. Receiving inside the
+// pod would be unsafe: the pod may give the interface's name to another link, and answer itself.
 func (p *podInterface) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
 	sockets := &transport.Config{NetNS: p.ns, Link: p.index, MAC: []byte(p.r.Client.MAC),
 		ARP: p.r.Client.DetectConflicts}
@@ -174,7 +176,8 @@ func (p *podInterface) dial(_ context.Context, local netip.Addr) (dhcpc.Transpor
 	return transport.DialWitness(outside, func() (dhcpc.Transport[*dhcpc.Packet], error) { return send(sockets) })
 }
 
-// dial6 opens a transport to DHCPv6 servers. It always sends through a UDP socket.
+// dial6 returns a transport to DHCPv6 servers. It sends through a UDP socket in the pod, and receives at the host's end
+// of the pod's link.
 func (p *podInterface) dial6() (dhcpc.Transport[[]byte], error) {
 	outside, err := p.hostEndConfig()
 	if err != nil {
@@ -185,8 +188,8 @@ func (p *podInterface) dial6() (dhcpc.Transport[[]byte], error) {
 	})
 }
 
-// hostEndConfig returns the configuration for receiving packets to the pod, at the host's end of its link. It first
-// checks by the alias that the link belongs to the pod.
+// hostEndConfig returns the configuration for receiving at the host's end of the pod's link. It returns an error if the
+// link's alias does not name the pod.
 func (p *podInterface) hostEndConfig() (*transport.Config, error) {
 	l, err := p.port(p.r.HostIf)
 	if err != nil {
@@ -214,7 +217,7 @@ func (p *podInterface) keeps(a lease.Applied) (lease.Applied, error) {
 }
 
 // formedAddresses returns the usable addresses that the pod formed from router advertisements. It recognizes them by
-// the interface identifier, which is made from the pod's MAC.
+// the interface identifier, which the pod's kernel makes from the MAC.
 func (p *podInterface) formedAddresses() ([]netip.Prefix, error) {
 	list := []netip.Prefix{}
 	local := addr.LinkLocal(net.HardwareAddr(p.r.Client.MAC)).As16()
@@ -230,8 +233,8 @@ func (p *podInterface) formedAddresses() ([]netip.Prefix, error) {
 	return list, err
 }
 
-// apply adds addresses and routes to the pod, and sets the addresses' lifetimes. It skips addresses that already have
-// the right lifetime. It leaves the MTU as it is.
+// apply adds addresses and routes to the pod, with the given lifetimes of the addresses. It skips addresses that
+// already have the right lifetime, and leaves the MTU as it is.
 func (p *podInterface) apply(a lease.Applied, valid, preferred time.Duration) error {
 	a.MTU = 0
 	a.Addresses = slices.DeleteFunc(slices.Clone(a.Addresses),
@@ -239,8 +242,8 @@ func (p *podInterface) apply(a lease.Applied, valid, preferred time.Duration) er
 	return p.pod().Apply(context.Background(), a, valid, preferred, lease.ReplaceOwn(p.r.Applied.Routes))
 }
 
-// hasLifetime reports whether a pod already has an address with the given lifetime, give or take two seconds. Setting
-// the address again could cost the pod the address: see confirmAfter.
+// hasLifetime reports whether the pod has the address with a valid lifetime that differs from the given one by at most
+// two seconds. Setting the address again could cost the pod the address: see confirmAfter.
 func (p *podInterface) hasLifetime(own netip.Prefix, valid time.Duration) bool {
 	have, err := p.has(own)
 	want := lease.Lifetime(valid, time.Second)
@@ -250,13 +253,13 @@ func (p *podInterface) hasLifetime(own netip.Prefix, valid time.Duration) bool {
 	return (*have[0].Valid - *want).Abs() <= 2*time.Second
 }
 
-// pod returns the interface as a lease.Interface.
+// pod returns the pod's interface as a lease.Interface.
 func (p *podInterface) pod() *lease.Interface {
 	return &lease.Interface{Conn: p.conn, Index: p.index, Name: p.name, Priority: p.r.Policy.Priority}
 }
 
-// withdraw removes routes and addresses. For this time it sets promote_secondaries, as systemd does for every link.
-// Without it, the kernel would also remove other addresses in the same network, and then all their routes.
+// withdraw removes routes and addresses from the pod. For the removal it sets promote_secondaries, as systemd does for
+// every link. Without it, the kernel would also remove other addresses in the same network, and then all their routes.
 func (p *podInterface) withdraw(a lease.Applied) error {
 	return p.withParameter(sysctl.Link("ipv4", p.name, "promote_secondaries"), func() error {
 		return p.pod().Withdraw(context.Background(), a)
@@ -264,16 +267,16 @@ func (p *podInterface) withdraw(a lease.Applied) error {
 }
 
 const (
-	// detection limits the wait for duplicate address detection, which takes up to two seconds: one until the kernel
+	// detection limits the wait for duplicate address detection. That takes up to two seconds: one until the kernel
 	// asks, and one for the answer.
 	detection = 10 * time.Second
 	// lookPause is the interval between two checks for the result of duplicate address detection.
 	lookPause = 20 * time.Millisecond
 )
 
-// inUse adds an IPv6 address to the pod and reports whether another host has it. If so, inUse removes the address
-// again. The kernel detects duplicates only if accept_dad is set, so inUse sets it for this time. At other times
-// accept_dad is off in a pod with leased addresses, since its other addresses are known to be unique.
+// inUse adds an IPv6 address to the pod, and reports whether another host has the address. If so, or after an error, it
+// removes the address again. The kernel detects duplicates only while accept_dad is set, so inUse sets it. At other
+// times accept_dad is off in a pod with leased addresses, since its other addresses are known to be unique.
 func (p *podInterface) inUse(
 	ctx context.Context, a lease.Applied, valid, preferred time.Duration,
 ) (used bool, err error) {
@@ -293,7 +296,7 @@ func (p *podInterface) inUse(
 	return used, err
 }
 
-// withParameter sets a kernel parameter of the pod's interface to 1, calls fn, and restores the parameter.
+// withParameter sets the kernel parameter at path to 1 in the pod's namespace, calls fn, and restores the parameter.
 func (p *podInterface) withParameter(path string, fn func() error) error {
 	before := ""
 	err := p.ns.Do(func() (err error) {
@@ -314,6 +317,7 @@ func (p *podInterface) withParameter(path string, fn func() error) error {
 }
 
 // awaitDetection waits for the result of duplicate address detection, and reports whether another host has the address.
+// If the address has disappeared, it returns true.
 func (p *podInterface) awaitDetection(ctx context.Context, own netip.Prefix) (bool, error) {
 	for {
 		have, err := p.has(own)

@@ -9,15 +9,15 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/firewalld"
 )
 
-// newReclaim returns the source that takes down attachments of dead pods, when the keeper starts and then every
-// minute. An ADD that lacks resources, such as addresses, does this itself.
+// newReclaim returns the source that takes down attachments of pods that died without a DEL, when the keeper starts and
+// then every minute. An ADD that lacks resources, such as addresses, takes them down too.
 func (k *Keeper) newReclaim(ctx context.Context) *source {
 	s := &source{Keeper: k, ctx: ctx, kind: "dead", every: time.Minute}
 	s.look = func(ctx context.Context) { s.reportResult("cannot reclaim all that dead pods hold", k.reclaim(ctx)) }
 	return s
 }
 
-// newZones returns the source that puts the links of networks into firewalld's zone trusted.
+// newZones returns the source that puts the host's links of networks into firewalld's zone trusted.
 func (k *Keeper) newZones(ctx context.Context) *source {
 	host := k.Node.Upkeep().Host
 	zones := firewalld.New(ctx, &firewalld.Config{State: k.State, Address: k.Bus, Tell: host, Log: k.Log})
@@ -37,7 +37,8 @@ func (k *Keeper) newZones(ctx context.Context) *source {
 	return s
 }
 
-// reclaim takes down the attachments of pods that died without a DEL.
+// reclaim takes down the attachments of pods that died without a DEL. It logs each, and returns an error for each that
+// it could not take down.
 func (k *Keeper) reclaim(ctx context.Context) error {
 	dead, err := k.Node.CollectDead(ctx, "", false)
 	errs := []error{err}

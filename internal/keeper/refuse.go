@@ -15,8 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// refuse returns the function for dhcpc.Config.Refuse, which checks each lease that a server grants. The function may
-// be called after the visit has ended.
+// refuse returns the function for dhcpc.Config.Refuse. That function returns an error for a lease that a server grants
+// if the pod cannot use its address. It may be called after the visit has ended.
 func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	had, free := r.Lease.Address.Addr(), k.addressCheck(r)
 	return func(l, held *dhcpc.Lease) error {
@@ -30,7 +30,7 @@ func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	}
 }
 
-// refuse6 does the work of refuse for DHCPv6 leases.
+// refuse6 returns such a function for the leases of DHCPv6.
 func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease6) error {
 	free := k.addressCheck(r)
 	return func(l, held *dhcp6.Lease6) error {
@@ -41,8 +41,8 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease6) error {
 	}
 }
 
-// addressCheck returns a function that returns an error if an address cannot be the pod's. The function's argument had
-// is the pod's previous address, and holds means that the pod still has it.
+// addressCheck returns a function that returns an error if a pod cannot have the address own. had is the pod's previous
+// address, and holds means that the pod still has it. The pod cannot have an address of the host or of another pod.
 func (k *Keeper) addressCheck(r *lease.Record) func(own, had netip.Addr, holds bool) error {
 	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
 	return func(own, had netip.Addr, holds bool) error {
@@ -56,9 +56,8 @@ func (k *Keeper) addressCheck(r *lease.Record) func(own, had netip.Addr, holds b
 	}
 }
 
-// refuseOwned returns an error if the firewall's sets assign the address own to another pod, or if another
-// program added it there. It returns nil if the other pod has no record any more, or if its record no longer contains
-// the address.
+// refuseOwned returns an error if the firewall's sets assign the address own to another pod, or if another program
+// added it there. It returns nil if the other pod has no record, or if its record does not contain the address.
 func (k *Keeper) refuseOwned(network, hash, bridge string, own netip.Addr) error {
 	fw, err := nft.Dial(&nft.Config{NetNS: k.host})
 	if err != nil {

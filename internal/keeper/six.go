@@ -13,15 +13,15 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// Only the keeper leases a pod's DHCPv6 address, from the first SOLICIT on. The plugin has no DHCPv6 code, and waits
-// for the record. The DHCPv6 lease is in the same record as the IPv4 lease, so a DEL releases both together. After a
-// change of either lease, visit.follow updates the attachment.
+// Only the keeper leases a pod's DHCPv6 address, from the first SOLICIT on. The plugin has no code for DHCPv6: its ADD
+// waits until the record has the address. The DHCPv6 lease is in the same record as the IPv4 lease, so a DEL releases
+// both together. After a change of either lease, visit.follow updates the attachment.
 
-// memory6 is the DHCPv6 state that a lease's visits share.
+// memory6 is the part of memory that concerns DHCPv6.
 type memory6 struct {
 	machine      *dhcp6.Machine
 	session      *dhcp6.Session
-	isConfigured bool // the address was checked since the keeper began
+	isConfigured bool // the address was checked since the session began
 }
 
 // isDue6 reports whether DHCPv6 work is due at the time t.
@@ -36,7 +36,7 @@ func (v *visit) isDue6(t time.Time) bool {
 	return s == nil || !s.Wake().IsZero() && !t.Before(s.Wake())
 }
 
-// work6 does the DHCPv6 work that is due. It records its errors.
+// work6 does the DHCPv6 work that is due, and returns its error. It also writes the error into the record.
 func (v *visit) work6(p pod) error {
 	if v.r.Six == nil {
 		return nil
@@ -83,7 +83,7 @@ func (v *visit) keep6(p pod) error {
 	return errors.Join(err, v.follow())
 }
 
-// applied6 returns the configuration of a DHCPv6 lease in the pod, which is one address.
+// applied6 returns the addresses of a DHCPv6 lease, in the form for the methods of pod. There is only one address.
 func applied6(l *dhcp6.Lease6) lease.Applied {
 	return lease.Applied{Addresses: []netip.Prefix{netip.PrefixFrom(l.Address, l.Address.BitLen())}}
 }
@@ -93,8 +93,8 @@ func apply6(p pod, l *dhcp6.Lease6) error {
 	return p.apply(applied6(l), l.Left(t), l.PreferredFor(t))
 }
 
-// yield6 records the leased IPv6 address as removed by the pod's owner if the pod no longer has it. The pod does not
-// get the address again.
+// yield6 checks whether the pod still has the address of its DHCPv6 lease. If not, the pod's owner removed it: yield6
+// records that, so that the pod does not get the address again. It does nothing if the lease ends soon.
 func (v *visit) yield6(p pod) error {
 	l := v.r.Six.Lease
 	if endsSoon(l.Left(now())) || !v.r.Wants6() {
@@ -114,13 +114,13 @@ func (v *visit) yield6(p pod) error {
 	})
 }
 
-// restore6 starts a DHCPv6 session from the lease record. A visit calls it if it finds no session in memory, for
-// example after a start of the keeper.
+// restore6 creates the DHCPv6 session from the record. A visit calls it if memory has no session, for example after a
+// start of the keeper.
 func (v *visit) restore6() error {
 	cfg := v.r.Six.Config(v.r.Client.HostName)
 	cfg.Refuse = v.refuse6(v.r)
 	if l := v.r.Six.Lease; l != nil && v.r.Six.Checking {
-		cfg.Address = l.Address // request it again: an earlier keeper ended during duplicate address detection
+		cfg.Address = l.Address // request the same address: an earlier keeper ended during duplicate address detection
 	}
 
 	machine, err := dhcp6.NewMachine(cfg)
@@ -143,9 +143,9 @@ func (v *visit) restore6() error {
 	return nil
 }
 
-// noteFormed records the addresses that the pod formed from router advertisements, and updates the attachment. It
-// then schedules another check, after a pause that doubles from one second on. Routers may begin to advertise at any
-// time, most often within seconds of a pod's start.
+// noteFormed records the addresses that the pod formed from router advertisements. If they have changed, it updates the
+// attachment. It also schedules the next check, after a pause that doubles from one second on. Routers may begin to
+// advertise at any time, most often within seconds of a pod's start.
 func (v *visit) noteFormed(p pod) error {
 	formed, err := p.formedAddresses()
 	if err != nil {
@@ -170,7 +170,7 @@ func (v *visit) noteFormed(p pod) error {
 	return v.follow()
 }
 
-// note6 records the reason why the pod has no DHCPv6 lease, for the waiting ADD and for `tombolo check`.
+// note6 records the reason for a pod without a DHCPv6 lease, for the waiting ADD and for `tombolo check`.
 func (v *visit) note6(trouble string) error {
 	if v.r.Six.Error == trouble {
 		return nil
@@ -178,7 +178,7 @@ func (v *visit) note6(trouble string) error {
 	return v.change6(func(six *lease.Six) { six.Error = trouble })
 }
 
-// change6 changes the DHCPv6 part of the record, under the record's lock.
+// change6 calls change on the DHCPv6 part of the record, and writes the record under its lock.
 func (v *visit) change6(change func(*lease.Six)) error {
 	six := *v.r.Six
 	change(&six)
@@ -188,12 +188,11 @@ func (v *visit) change6(change func(*lease.Six)) error {
 	})
 }
 
-// tries6 is the number of attempts to send a RELEASE for a pod that no longer exists. Together they take more than
-// half a minute.
+// tries6 is the number of visits that try to send a RELEASE for a pod that no longer exists. Together they take more
+// than half a minute.
 const tries6 = 3
 
-// expires6 returns the end of the pod's DHCPv6 lease. It returns the zero time if there is no lease, or if the lease
-// never ends.
+// expires6 returns the end of the pod's DHCPv6 lease, or the zero time if there is no lease or it never ends.
 func (v *visit) expires6() time.Time {
 	if v.r.Six == nil || v.r.Six.Lease == nil {
 		return time.Time{}
@@ -201,7 +200,8 @@ func (v *visit) expires6() time.Time {
 	return v.r.Six.Lease.Expire
 }
 
-// endUnreachable6 ends a DHCPv6 lease in the same way as endUnreachable ends a DHCPv4 lease.
+// endUnreachable6 records the end of a DHCPv6 lease that has expired while the keeper cannot reach the pod: see
+// endUnreachable.
 func (v *visit) endUnreachable6(cause error) error {
 	if ends := v.expires6(); ends.IsZero() || now().Before(ends) {
 		return nil
@@ -217,7 +217,7 @@ func (v *visit) endUnreachable6(cause error) error {
 	return errors.Join(err, v.follow())
 }
 
-// exchange6 is the exchange of messages with DHCPv6 servers during one visit to a lease.
+// exchange6 holds the state of an exchange of messages with DHCPv6 servers during one visit.
 type exchange6 struct {
 	*visit
 	messageConn[[]byte]
@@ -233,7 +233,7 @@ func (x *exchange6) run() error {
 		x.m.six.session, e = &s, dhcp6.Event{}
 		err := x.handleOutput(out)
 		if err == nil && x.r.Six.Lease == nil && out.Send != nil && s.State() == before {
-			err = x.note6(x.noResult().Error()) // a repeated request: an ADD may stop waiting before the exchange ends
+			err = x.note6(x.noResult().Error()) // the request was repeated: an ADD may stop waiting before the exchange ends
 		}
 
 		if err != nil {
@@ -268,7 +268,8 @@ func (x *exchange6) run() error {
 	}
 }
 
-// handleOutput handles the output of a step, except for Check.
+// handleOutput handles all outputs of a step except Check: it logs and records a failure or a loss, sends the message,
+// and applies a lease.
 func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.Log.Warn("no address by DHCPv6", append(x.logAttrs(), "err", out.Err)...)
@@ -304,7 +305,7 @@ func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	return nil
 }
 
-// recordInformation records the DNS servers and search domains from DHCPv6, for a pod without a DHCPv6 lease.
+// recordInformation records the DNS servers and search domains that a DHCPv6 server sent to a pod without a lease.
 func (x *exchange6) recordInformation(i *dhcp6.Information) error {
 	err := x.change6(func(six *lease.Six) {
 		six.Information, six.Error = &lease.NameService{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
@@ -313,8 +314,8 @@ func (x *exchange6) recordInformation(i *dhcp6.Information) error {
 	return err
 }
 
-// check finds out whether another host has the offered address. It first updates the pod's part of the firewall,
-// which would otherwise drop the kernel's neighbour solicitation.
+// check finds out whether another host has the address of the offered lease. It first records the lease and updates the
+// host's rules for the pod, which would otherwise drop the kernel's neighbour solicitation.
 func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 	if !x.r.Wants6() {
 		return dhcp6.Unused, nil
@@ -345,9 +346,9 @@ func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 	return dhcp6.InUse, x.follow()
 }
 
-// write records a DHCPv6 lease, and applies it to the pod unless checking is set. A nil lease means none. trouble is
-// the error to record. write removes the address of the previous lease from the pod if the new lease has another. If
-// the record was deleted, it releases the new lease.
+// write records the DHCPv6 lease l, or no lease if l is nil. Unless checking is set, it adds the address to the pod. It
+// removes the address of the previous lease if that differs. trouble is the error to record. If another process deleted
+// the record, write releases the new lease.
 func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error {
 	six := *x.r.Six
 	six.Lease, six.Release, six.Checking, six.Error, six.Note = l, nil, checking, trouble, ""
@@ -389,7 +390,7 @@ func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error 
 	return err
 }
 
-// applyLease6 applies a new or renewed lease and records it.
+// applyLease6 adds the address of a new or renewed lease to the pod, and records the lease.
 func (x *exchange6) applyLease6(l *dhcp6.Lease6) error {
 	fresh := x.r.Six.Lease == nil || x.r.Six.Checking
 	if !fresh {
@@ -413,7 +414,8 @@ func (x *exchange6) applyLease6(l *dhcp6.Lease6) error {
 	return nil
 }
 
-// recordLoss6 removes the address of a lost lease from the pod, and records that the pod has no lease.
+// recordLoss6 removes the address of a lost lease from the pod and from the host's rules, and records that the pod has
+// no lease. It also gives the exchange more time.
 func (x *exchange6) recordLoss6(out dhcp6.Output) error {
 	if errors.Is(out.Err, dhcpc.ErrExpired) {
 		x.metrics.expired.Inc()
@@ -437,7 +439,8 @@ func (x *exchange6) recordLoss6(out dhcp6.Output) error {
 	return err
 }
 
-// recordNoAnswer handles the end of an exchange without an answer. It returns an error if the pod has no lease.
+// recordNoAnswer records that an exchange ended without an answer. If the pod has a lease, it logs that and adds a note
+// to the record. If not, it returns an error.
 func (x *exchange6) recordNoAnswer() error {
 	x.metrics.unanswered.Inc()
 	x.m.slow = true
@@ -450,7 +453,7 @@ func (x *exchange6) recordNoAnswer() error {
 	return failure
 }
 
-// noResult returns an error for an exchange that led to no new lease and no configuration. The error lists the
+// noResult returns the error of an exchange that led neither to a lease nor to DNS settings. Its text lists the
 // session's messages so far.
 func (x *exchange6) noResult() error {
 	op := "lease an address"

@@ -16,7 +16,7 @@ import (
 
 const (
 	// pauseNews is the time without further announcements after which the loop visits a source. Even if announcements
-	// continue, the loop visits the source as soon as urgeNews has passed since the first one.
+	// continue, the loop visits the source when urgeNews has passed since the first one.
 	pauseNews = 200 * time.Millisecond
 	urgeNews  = 700 * time.Millisecond
 
@@ -26,21 +26,22 @@ const (
 	pauseAgain = 900 * time.Millisecond
 	urgeAgain  = 5 * time.Second
 
-	// pauseOwn is the pause after changes that our own ADD and DEL calls cause too.
+	// pauseOwn is the time from an announcement to the visit of its source, for changes that our own ADD and DEL calls
+	// cause too.
 	pauseOwn = 3 * time.Second
 
 	// again is the pause before a failed action is repeated.
 	again = 10 * time.Second
 
-	// lookWithin limits the duration of one comparison and its repairs.
+	// lookWithin limits the duration of one visit to a source, including repairs.
 	lookWithin = time.Minute
 
-	// mostNews is the largest number of announcements that a source queues while a worker visits it. Further ones
-	// count as lost.
+	// mostNews is the largest number of calls of receive whose announcements a source queues while a worker visits it.
+	// If more come, the source drops them all and counts them as lost.
 	mostNews = 64
 )
 
-// urgency determines the time from an announcement to the visit of a source.
+// urgency determines the time from an announcement to the visit of a source. A higher value means earlier.
 type urgency int
 
 const (
@@ -55,26 +56,26 @@ type feed interface {
 	Close() error
 }
 
-// source is a part of the kernel's state that the loop visits after announcements of changes, and at regular
-// intervals. At most one worker visits it at a time. During the visit all fields except news belong to that worker.
+// source is a part of the kernel's state that the loop visits after announcements of changes, and at regular intervals.
+// At most one worker visits it at a time. During the visit all fields except news belong to that worker.
 type source struct {
 	*Keeper
 	slot
 	ctx    context.Context
 	kind   string               // the source's name in logs and metrics
-	every  time.Duration        // the interval of looks without news
+	every  time.Duration        // the interval between visits without announcements
 	listen func() (feed, error) // nil if the kernel announces nothing about the source
 	hear   func([]netlink.Message) urgency
-	look   func(context.Context) // looks and repairs; may set the time of the next look
+	look   func(context.Context) // compares and repairs; may set the time of the next visit
 
-	failure  string              // the error of the last look, for reportResult
-	first    time.Time           // the time of the first news that wait for a look; zero if none
-	news     [][]netlink.Message // news that came while a worker looked; nil messages mean that some were lost
-	contests map[string]*contest // the key is an object that is repaired separately
+	failure  string              // the error of the last visit, for reportResult
+	first    time.Time           // the time of the first announcement that waits for a visit; zero if none
+	news     [][]netlink.Message // announcements that came during a visit; a nil element means that some were lost
+	contests map[string]*contest // by the key of an object that is repaired separately
 }
 
-// subscribe delivers a source's announcements to the loop until the context is done. If the subscription fails, only
-// the regular visits remain.
+// subscribe delivers a source's announcements to the loop until the context is done or stop is called. If the
+// subscription fails, it logs the error, and only the regular visits remain.
 func (l *loop) subscribe(s *source) (stop func()) {
 	if s.listen == nil {
 		return func() {}
@@ -109,7 +110,8 @@ func (l *loop) subscribe(s *source) (stop func()) {
 	return func() { _ = f.Close(); <-ended }
 }
 
-// receive schedules a visit after announcements. During a visit it queues them.
+// receive schedules a visit to the source after announcements. During a visit it queues them. No messages mean that
+// announcements were lost.
 func (s *source) receive(messages []netlink.Message) {
 	if s.busy {
 		if len(s.news) == mostNews {
@@ -162,7 +164,7 @@ func (s *source) reportError(what string, err error) {
 	}
 }
 
-// reportResult counts and logs the error of a look, unless the previous look had the same error.
+// reportResult counts and logs the error of a visit, unless the previous visit had the same error.
 func (s *source) reportResult(what string, err error) {
 	text := fmt.Sprint(err)
 	if err != nil && text != s.failure {
@@ -172,11 +174,11 @@ func (s *source) reportResult(what string, err error) {
 }
 
 // contest counts repairs of one object, so that the keeper and another program do not undo each other's changes for
-// ever. If a repair is undone three times within a minute, a person or a program must want the change. The keeper
-// then repairs the object only once a minute.
+// ever. If a repair is undone several times within a minute, a person or a program must want the change. The object is
+// then contested: the keeper repairs it only once a minute.
 type contest struct {
-	repairs []repair  // repairs within contestedFor
-	times   int       // the number of repairs since the contest began; 0 without a contest
+	repairs []repair  // the repairs within the last contestedFor
+	times   int       // the number of repairs in the contest; 0 if the object is not contested
 	until   time.Time // no repair before this time
 }
 
@@ -205,7 +207,7 @@ func (s *source) contestOver(key string) *contest {
 	return c
 }
 
-// repairedRecently reports whether anything was repaired within the last minute.
+// repairedRecently reports whether any object of the source was repaired within the last minute.
 func (s *source) repairedRecently() bool { return s.anyContest((*contest).repairedRecently) }
 
 func (s *source) anyContest(is func(*contest) bool) bool {
@@ -253,7 +255,8 @@ func (s *source) recordRepair(key, what, say string, args ...any) (c *contest, b
 	return c, begins
 }
 
-// end ends a contest, because nothing differs any more. It reports whether there was one.
+// end ends a contest, because the object no longer differs from the records. It reports whether the object was
+// contested.
 func (c *contest) end() bool {
 	was := c.isContested()
 	if was {

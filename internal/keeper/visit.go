@@ -14,19 +14,18 @@ import (
 )
 
 const (
-	// lookEvery is the interval of visits to a pod that has no other work due.
+	// lookEvery is the interval between checks of a pod whose leases are not due.
 	lookEvery = 5 * time.Minute
 
-	// confirmAfter is the time from setting a pod's address to checking that it still exists. If the address
-	// disappears within this time after a renewal, the keeper sets it again. Later, its disappearance means that the
-	// pod's owner removed it. The kernel may delete an address that was just set: to end addresses whose lifetime is
-	// over, it first reads the clock and then waits for its lock. An address that was set in between looks expired
-	// (check_lifetime in net/ipv4/devinet.c, Linux 6.18). On a busy machine, about 100 of 1,000,000 renewals lose the
-	// address in this way.
+	// confirmAfter is the time from setting a pod's address to checking that it still exists. If the address disappears
+	// within this time after a renewal, the keeper sets it again. Later, its disappearance means that the pod's owner
+	// removed it. The kernel may delete an address that was just set: to end expired addresses, it first reads the
+	// clock and then waits for its lock. An address that was set in between looks expired (check_lifetime in
+	// net/ipv4/devinet.c, Linux 6.18). On a busy machine, about 100 of 1,000,000 renewals lose the address in this way.
 	confirmAfter = time.Second
 
-	// yieldUntil is a time before the end of a lease. If an address disappears earlier, the pod's owner removed it.
-	// If it disappears later, the kernel may have ended it.
+	// yieldUntil is a time before the end of a lease. If an address disappears from the pod before that time, the pod's
+	// owner removed it. Later, the kernel may have removed it, because its lifetime is over.
 	yieldUntil = 3 * time.Second
 
 	// After a failure the next visit follows after firstRetry. The pause doubles with each failure up to lastRetry,
@@ -39,31 +38,32 @@ const (
 	lockedFor = 5 * time.Second
 )
 
-// memory is the state that a lease's visits share. A new keeper starts without it.
+// memory is the state that the keeper holds for a lease between visits. It is not on disk: a new keeper starts without
+// it.
 type memory struct {
-	token        string // the Token of the record that this memory belongs to
+	token        string // the Token of the lease record that this memory belongs to
 	machine      *dhcpc.Machine
 	session      *dhcpc.Session // nil before the first exchange, and after the machine slept
-	isConfigured bool           // address and routes were checked since the keeper began
-	confirm      bool           // a renewal set the address, and it was not checked since
+	isConfigured bool           // the pod had the lease's address and routes at the last check
+	confirm      bool           // a renewal set the address, which was not checked since
 	nextCheck    time.Time      // the time of the next check of the pod
-	formed       int            // how often the pod's autoconfigured addresses were checked since they changed
+	formed       int            // number of checks of the autoconfigured addresses since they last changed
 	failures     int            // consecutive failed visits
-	slow         bool           // the last visit got no answer in time
-	doubts       []string       // rejected answers that were logged
+	slow         bool           // servers were slow or the lease was lost: the next exchange may take longer
+	doubts       []string       // the reasons for rejected answers that were logged
 	six          memory6
 }
 
-// outcome is the result of a visit.
+// outcome is the result of a visit to a lease.
 type outcome struct {
-	gone   bool // the record no longer exists
+	gone   bool // the record no longer exists or is damaged
 	memory memory
 	state  lease.State
 	wake   time.Time
 	next   time.Time // the time of the renewal, for the metrics
 }
 
-// visit is one worker's visit to one lease.
+// visit holds the state of one worker's visit to one lease.
 type visit struct {
 	*Keeper
 	ctx context.Context
@@ -71,7 +71,8 @@ type visit struct {
 	m   memory
 }
 
-// visit reads a lease's record and does the work that is due.
+// visit reads the record of the lease with the given hash, and does the work that is due. m is the memory of earlier
+// visits. The outcome has the time of the next visit.
 func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	r, err := k.Leases.Load(hash)
 	switch {
@@ -104,7 +105,8 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	return v.keep()
 }
 
-// dropEnded deletes the record of a remembered lease that has ended, since another client may have the address now.
+// dropEnded deletes the record of a sticky lease whose pod is gone, if the lease has ended. Then another client may
+// have the address.
 func (v *visit) dropEnded() outcome {
 	ends := v.r.Expires()
 	if ends.IsZero() || now().Before(ends) {
@@ -113,8 +115,8 @@ func (v *visit) dropEnded() outcome {
 	return v.drop("cannot remove remembered lease", (*lease.LockedRecord).Remove)
 }
 
-// visitAdding leaves the record alone while its ADD runs or its pod exists: a DEL or GC will follow. It deletes the
-// record if the ADD died and the pod no longer exists.
+// visitAdding visits a lease whose ADD has not finished. It leaves the record alone while the ADD runs or the pod
+// exists: a DEL or GC will follow. If the ADD died and the pod no longer exists, it deletes the record.
 func (v *visit) visitAdding() outcome {
 	held, err := v.Leases.TryLock(v.r.Hash())
 	if err != nil {
@@ -150,16 +152,17 @@ func (v *visit) visitAdding() outcome {
 	return outcome{gone: true}
 }
 
-// keep checks a running pod, and renews its leases if they are due.
+// keep checks the pod of a lease, and renews its leases if they are due. If the pod no longer exists, it ends the
+// leases.
 func (v *visit) keep() outcome {
 	t := now()
 	due := v.m.session == nil || isDue(v.m.session, t) || v.isDue6(t)
 	if !due && v.m.isConfigured && t.Before(v.m.nextCheck) {
-		return v.idle() // the previous visit's own write caused this one
+		return v.idle() // the previous visit's own change of the record caused this visit
 	}
 
 	if v.r.NetNS == "" {
-		return v.outcome(t.Add(lookEvery)) // Docker has not moved the interface yet: network.Change.Moved
+		return v.outcome(t.Add(lookEvery)) // wait until Docker has moved the interface: network.Change.Moved
 	}
 
 	pod, err := v.node.enter(v.r)
@@ -189,7 +192,8 @@ func (v *visit) keep() outcome {
 }
 
 // retryRenewal handles a visit that failed with err, and returns the outcome with the time of the next try. If the
-// lease has expired, it ends the lease. If another process changed the record, the next visit is due at once.
+// lease has expired, it records its end. If another process replaced or deleted the record, the next visit is due at
+// once.
 func (v *visit) retryRenewal(what string, err error) outcome {
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.endUnreachable(err))
@@ -200,9 +204,9 @@ func (v *visit) retryRenewal(what string, err error) outcome {
 	return v.fail(what, err)
 }
 
-// endUnreachable ends a lease that has expired while the keeper cannot reach the pod's interface. The pod's owner may
-// have renamed or moved the interface, or shut the keeper out. Another host may now have the address, so the host's
-// rules for the pod must no longer contain it. The kernel ends the address in the pod.
+// endUnreachable records the end of a lease that has expired while the keeper cannot reach the pod's interface. The
+// pod's owner may have renamed or moved the interface, or shut the keeper out. Another host may have the address now,
+// so endUnreachable removes it from the host's rules for the pod. In the pod, the kernel removes it.
 func (v *visit) endUnreachable(cause error) error {
 	if v.ctx.Err() != nil {
 		return nil
@@ -230,7 +234,7 @@ func (v *visit) endUnreachable(cause error) error {
 	return errors.Join(err, v.follow())
 }
 
-// follow updates the host's rules for the pod to the addresses that the pod now leases: see network.Upkeep.Follow.
+// follow updates the host's rules for the pod to the addresses that the pod now leases (see network.Upkeep.Follow).
 func (v *visit) follow() error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
@@ -278,8 +282,8 @@ func (v *visit) work(p pod) error {
 	return errors.Join(err, v.follow())
 }
 
-// restore creates a session from the record. It continues the pod's lease or, if that was lost, the search for
-// another.
+// restore creates the DHCP session from the record. If the pod has a lease, the session continues it. If not, the
+// session searches for a new one.
 func (v *visit) restore() error {
 	cfg := v.r.Client.DHCPConfig(v.r.Lease)
 	cfg.Refuse = v.refuse(v.r)
@@ -300,8 +304,9 @@ func (v *visit) restore() error {
 	return nil
 }
 
-// configurePod configures the pod as its record demands. This is necessary when a keeper begins, since an earlier
-// keeper may have been killed between writing the record and configuring the pod.
+// configurePod adds the address and routes of the record's lease to the pod, unless the lease has ended. This is
+// necessary when a keeper begins, since an earlier keeper may have been killed between writing the record and
+// configuring the pod.
 func (v *visit) configurePod(p pod) error {
 	if v.r.State != lease.Bound || v.r.Lease.Left(now()) == 0 {
 		return nil
@@ -309,9 +314,10 @@ func (v *visit) configurePod(p pod) error {
 	return v.underLock(func(held *lease.LockedRecord) error { return v.apply(held, p, v.r.Lease) })
 }
 
-// yield removes those addresses and routes from v.r.Applied that the pod no longer has. The pod's owner removed them,
-// so yield adds them to v.r.Removed and returns true: the pod does not get them again. Soon after a renewal, the
-// kernel may have removed the address instead (confirmAfter). Then yield returns false.
+// yield compares v.r.Applied, the addresses and routes that the keeper added, with the pod, and removes those that the
+// pod no longer has. The pod's owner removed them, so yield adds them to v.r.Removed and returns true: the pod does not
+// get them again. Soon after a renewal, the kernel may have removed the address instead (see confirmAfter). Then yield
+// returns false. It does nothing if the lease ends soon.
 func (v *visit) yield(p pod) (yielded bool, _ error) {
 	if v.r.State != lease.Bound || endsSoon(v.r.Lease.Left(now())) {
 		return false, nil
@@ -335,10 +341,11 @@ func (v *visit) yield(p pod) (yielded bool, _ error) {
 }
 
 // endsSoon reports whether the lease ends so soon that the kernel may already have removed its address. left is the
-// remaining time, or negative for a lease that never ends.
+// remaining time; a negative value means that the lease never ends.
 func endsSoon(left time.Duration) bool { return left >= 0 && left < yieldUntil }
 
-// releaseGone releases or remembers the lease of a pod that no longer exists, and deletes the record.
+// releaseGone releases the leases of a pod that no longer exists, and deletes the record. If the lease is sticky, it
+// marks the record for the pod's next container instead. why is the reason, for the log.
 func (v *visit) releaseGone(why string) outcome {
 	return v.drop("cannot end the lease of a pod that is gone", func(held *lease.LockedRecord) error {
 		// Release only a bound lease. An address that an ADD wanted to request, or that a server refused, does not
@@ -371,8 +378,8 @@ func (v *visit) releaseGone(why string) outcome {
 	})
 }
 
-// release calls send to release a lease from the host's bridge, unless another pod now has the same client identity.
-// The server cannot distinguish the two pods, so a RELEASE would end the other pod's lease.
+// release calls send to release a lease, unless another pod now has the same client identity. The server cannot
+// distinguish the two pods, so a RELEASE would end the other pod's lease.
 func (v *visit) release(send func() error) error {
 	others, err := v.Leases.Same(v.r)
 	if err != nil {
@@ -401,24 +408,25 @@ func (v *visit) release6() error {
 	return v.release(func() error { return v.node.release6(v.ctx, v.r) })
 }
 
-// drop calls the function do, which ends a record, if the record is unchanged since it was read. If do returns an
-// error, drop logs it with the message in the parameter fails. If the record has changed, the next visit is due at
-// once.
+// drop calls do to delete or replace a record, if the record is unchanged since the visit read it. If do returns an
+// error, drop logs it with the text fails, and schedules another try. If the record has changed, the next visit is due
+// at once.
 func (v *visit) drop(fails string, do func(*lease.LockedRecord) error) outcome {
 	switch err := v.underLock(do); {
 	case errors.Is(err, errDeleted):
-		return v.outcome(now()) // visit again at once, to read the new record
+		return v.outcome(now()) // read the new record
 	case err != nil:
 		return v.fail(fails, err)
 	}
 	return outcome{gone: true}
 }
 
-// errDeleted is the cause of an error about a record that was removed, or replaced by another ADD, since it was read.
+// errDeleted is the cause of an error about a record that another process removed, or that another ADD replaced, since
+// the visit read it.
 var errDeleted = errors.New("the lease was deleted meanwhile")
 
-// underLock calls fn while it holds the record's lock. If the record was removed or replaced since it was read,
-// underLock does not call fn, and the error matches errDeleted.
+// underLock calls fn while it holds the record's lock. If another process removed or replaced the record since the
+// visit read it, underLock does not call fn, and its error matches errDeleted.
 func (v *visit) underLock(fn func(*lease.LockedRecord) error) error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
@@ -449,8 +457,8 @@ func (v *visit) outcome(wake time.Time) outcome {
 	return outcome{memory: v.m, state: v.r.State, wake: wake}
 }
 
-// idle returns the result of a visit that left nothing due. The next visit comes when a session or the next check of
-// the pod is due.
+// idle returns the outcome of a visit that left no work. The next visit is due when a session or the check of the pod
+// is due.
 func (v *visit) idle() outcome {
 	o := v.outcome(v.m.nextCheck)
 	if s := v.m.session; s != nil {
@@ -463,7 +471,8 @@ func (v *visit) idle() outcome {
 	return o
 }
 
-// fail logs an error, and returns the result of a visit that must be repeated after a pause.
+// fail counts and logs an error, and returns the outcome of a visit that must be repeated after a pause. After the end
+// of the keeper's context it does neither, and no visit follows.
 func (v *visit) fail(what string, err error) outcome {
 	if v.ctx.Err() != nil {
 		return v.outcome(time.Time{}) // the end of the keeper is no failure
@@ -494,7 +503,7 @@ func (v *visit) fail(what string, err error) outcome {
 	return o
 }
 
-// countError counts an error about leases, and logs it.
+// countError counts an error about leases in the metrics, and logs it.
 func (k *Keeper) countError(what string, args ...any) {
 	k.metrics.errors.WithLabelValues("lease").Inc()
 	k.Log.Warn(what, args...)

@@ -12,19 +12,20 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// watcher receives the kernel's events about written and removed records (inotify(7)).
+// watcher receives inotify(7) events about written and removed lease records, and sends them as changes.
 type watcher struct {
 	file    *os.File
-	changes chan change // closed when the directory is gone
+	changes chan change // closed when the watcher ends, also because the directory is gone
 	stop    chan struct{}
 	ended   chan struct{}
 }
 
-// mask selects the events of records. Records are renamed into place, and unlinked or renamed away.
+// mask selects the inotify events about records. Writers rename a new record into place. Records are removed by
+// unlinking or renaming them.
 const mask = unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF |
 	unix.IN_ONLYDIR
 
-// watch begins to watch the directory of records.
+// watch begins to watch a directory of lease records.
 func watch(dir string) (*watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -73,8 +74,8 @@ func (w *watcher) run() {
 	}
 }
 
-// parse parses inotify events (struct inotify_event). It skips events about other files, and repetitions of the
-// previous event. gone means that the directory was removed or renamed.
+// parse converts inotify events (struct inotify_event) into changes. It skips events about files that are not records,
+// and repetitions of the previous event. gone means that the directory was removed, renamed or unmounted.
 func parse(b []byte) (changes []change, gone bool) {
 	const maskAt, lenAt, nameAt = 4, 12, unix.SizeofInotifyEvent
 	for len(b) >= nameAt {

@@ -16,20 +16,20 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Address is an address on a link. Most uses need only Prefix and Link. A zero value of any other field leaves the
-// choice to the kernel.
+// Address is an IP address on a link. Most callers set only Prefix and Link. The other fields are optional.
 type Address struct {
 	// Prefix is the address, with its host bits, and its prefix length. An IPv4 address in IPv6 form
 	// (::ffff:10.0.0.1) counts as an IPv6 address; see netip.Addr.Unmap.
 	Prefix netip.Prefix
 	// Link is the index of the link.
 	Link int
-	// Peer is the other end of a point-to-point link. The prefix length then belongs to the peer's network.
+	// Peer is the address of the other end of a point-to-point link. The prefix length then applies to Peer.
 	Peer netip.Addr
-	// Broadcast is for IPv4 only. The kernel derives none from the prefix, so a zero value sets none.
+	// Broadcast is the broadcast address, for IPv4 only. Without it the address gets none, since the kernel does not
+	// derive one from the prefix.
 	Broadcast netip.Addr
-	// Label is for IPv4 only. It is the link's name, optionally with a colon and a suffix. Empty means the link's
-	// name.
+	// Label is the label of an IPv4 address: the link's name, optionally with a colon and a suffix. Empty means the
+	// link's name.
 	Label string
 	// Scope is the scope of an IPv4 address (RT_SCOPE_*). 0 means RT_SCOPE_HOST for 127.0.0.0/8, as in ip(8), and
 	// RT_SCOPE_UNIVERSE for all others. The kernel derives the scope of an IPv6 address.
@@ -44,9 +44,10 @@ type Address struct {
 	// The kernel sets IFA_F_DADFAILED if another host has the address, and IFA_F_TENTATIVE until the address is
 	// usable.
 	Flags uint32
-	// Valid is how long the address exists, and Preferred how long it may be chosen for new connections; nil means
-	// for ever. The kernel counts in whole seconds, so fractions are rounded up. It refuses a Valid of zero. For an
-	// IPv4 address without Valid, it ignores a Preferred other than zero.
+	// Valid is how long the address exists, and Preferred how long it may be chosen for new connections; nil means for
+	// ever. A Preferred that exceeds Valid is sent as Valid. The kernel counts in whole seconds, so fractions are
+	// rounded up. It refuses a Valid of zero. For an IPv4 address without Valid, it ignores a Preferred other than
+	// zero.
 	Valid, Preferred *time.Duration
 	// Protocol is the origin of the address (IFAPROT_*). Numbers from 4 upwards are free; 2 is a router
 	// advertisement. Kernels before Linux 5.18 ignore the field.
@@ -58,7 +59,7 @@ type Address struct {
 	Other []netlink.Attribute
 }
 
-// NoDAD is IFA_F_NODAD, for programs that need nothing else from package unix.
+// NoDAD is the flag IFA_F_NODAD, which turns duplicate address detection off. Programs can use it without package unix.
 const NoDAD uint32 = unix.IFA_F_NODAD
 
 const (
@@ -66,7 +67,7 @@ const (
 	askable6 = askable4 | unix.IFA_F_NODAD | unix.IFA_F_OPTIMISTIC | unix.IFA_F_HOMEADDRESS | unix.IFA_F_MANAGETEMPADDR
 )
 
-// String returns the address's name for errors, such as "10.1.0.1/24 on link 5".
+// String describes the address for error messages, for example "10.1.0.1/24 on link 5".
 func (a Address) String() string {
 	s := a.Prefix.String()
 	if a.Peer.IsValid() {
@@ -88,7 +89,7 @@ func (a *Address) scope() uint8 {
 	return a.Scope
 }
 
-// requestFlags returns the flags that a request for the address's family may contain.
+// requestFlags returns those of a.Flags that a request for the address's family may contain.
 func (a *Address) requestFlags() uint32 {
 	if a.is4() {
 		return a.Flags & askable4
@@ -141,7 +142,8 @@ func (a Address) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (net
 	return nl.Marshal(unix.RTM_DELADDR, 0, body.MarshalBinary, a.putMapped)
 }
 
-// identity returns a message with the properties that distinguish the address from others on the link.
+// identity returns an address message with only the attributes that identify the address on its link. If isMapped is
+// true, it leaves these attributes to putMapped.
 func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 	if !a.Prefix.IsValid() {
 		return nil, errPrefix
@@ -158,7 +160,7 @@ func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 
 	body.Attributes = &rtnetlink.AddressAttributes{Address: a.peer().AsSlice()}
 	if a.is4() || a.Peer.IsValid() {
-		// A request with both IFA_ADDRESS and IFA_LOCAL means that the IPv6 address has a peer.
+		// For IPv6, IFA_LOCAL beside IFA_ADDRESS means that the address has a peer.
 		body.Attributes.Local = a.Prefix.Addr().AsSlice()
 	}
 
@@ -255,7 +257,7 @@ func lifetime(s uint32) *time.Duration {
 	return &d
 }
 
-// decode parses the data of an RTM_NEWADDR.
+// decode parses the data of an RTM_NEWADDR or RTM_DELADDR.
 func decode(data []byte) (Address, error) {
 	if len(data) < unix.SizeofIfAddrmsg {
 		return Address{}, fmt.Errorf("%w: an address of %d bytes", nl.ErrMalformed, len(data))

@@ -32,7 +32,7 @@ func Dial(ns *netns.NS) (*Conn, error) {
 	return &Conn{nl: conn}, nil
 }
 
-// On returns a Conn over the socket of another Conn (bridge.Conn's Socket), which stays open: Close does nothing.
+// On returns a Conn that uses the socket of another Conn (see bridge.Conn.Socket). Its Close leaves the socket open.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
 
 // Close closes the connection's socket, unless the Conn comes from On.
@@ -66,9 +66,9 @@ func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.He
 // Remove deletes an address, identified by its Prefix, Peer and Link. It is no error if the address or the link does
 // not exist.
 //
-// The kernel also deletes the routes with a deleted IPv4 address as their source. It may also delete other addresses
-// of the same network on the link: if the address was the network's first, and net.ipv4.conf.*.promote_secondaries is
-// off.
+// The kernel also deletes the routes with a deleted IPv4 address as their source. If the address is the first of its
+// network on the link and net.ipv4.conf.*.promote_secondaries is off, the kernel also deletes the other addresses of
+// that network.
 func (c *Conn) Remove(ctx context.Context, a Address) error {
 	return nl.PassAbsent(c.change(ctx, "delete address", &a, unix.RTM_DELADDR, 0))
 }
@@ -81,9 +81,9 @@ type Filter struct {
 	Family uint8
 }
 
-// List returns the addresses that match a filter, in the kernel's order. The kernel applies the filter. If there is
-// no such link, the error matches fs.ErrNotExist. If each try was interrupted by changes, the error matches
-// tombolo.ErrInterrupted, and the returned list comes from the last try. It may lack addresses, or have one twice.
+// List returns the addresses that match a filter, in the kernel's order. The kernel applies the filter. If there is no
+// such link, the error matches fs.ErrNotExist. If changes interrupted every attempt, the error matches
+// tombolo.ErrInterrupted, and the returned list comes from the last attempt. It may lack addresses, or have one twice.
 func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
 	var list []Address
 	err := c.walk(ctx, f, func() { list = nil }, func(a Address) error {
@@ -94,7 +94,7 @@ func (c *Conn) List(ctx context.Context, f Filter) ([]Address, error) {
 }
 
 // walk calls the callback each with every listed address, and stops at the first error that each returns. It calls
-// begin before each try, since changes may interrupt a listing.
+// begin before every attempt, since changes may interrupt a listing.
 func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Address) error) error {
 	ask, err := nl.Marshal(unix.RTM_GETADDR, 0, header(f.Family, 0, 0, f.Link).MarshalBinary, nil)
 	return c.nl.Walk(ctx, "list addresses", ask, err, begin, func(m netlink.Message) error {
@@ -128,7 +128,7 @@ func (c *Conn) first(ctx context.Context, link int, matches func(*Address) bool)
 }
 
 // Has reports whether the link a.Link has the address a.Prefix. It also compares the Peer if a has one. For IPv6, Has
-// requests the one address. IPv4 has no such request, so Has lists the link's addresses.
+// requests only that address. IPv4 has no such request, so Has lists the link's addresses.
 func (c *Conn) Has(ctx context.Context, a Address) (bool, error) {
 	same := func(have *Address) bool {
 		return have.Link == a.Link && have.Prefix == a.Prefix && (!a.Peer.IsValid() || have.peer() == a.Peer)
@@ -175,7 +175,8 @@ func (a *Address) network() netip.Prefix {
 	return netip.PrefixFrom(a.peer(), a.Prefix.Bits()).Masked()
 }
 
-// get returns one IPv6 address. The kernel ignores the prefix length of the request.
+// get returns the IPv6 address a on its link. It ignores the prefix length. If the address is missing, the error
+// matches fs.ErrNotExist. If the link is missing, the kernel may return the same address of another link.
 func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 	var have Address
 
@@ -194,14 +195,14 @@ func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 }
 
 // Ensure adds an address to a link, or corrects an existing one, and reports whether it changed anything. It does not
-// compare a Broadcast, Label or Protocol that is not set. A finite lifetime starts again, which counts as a change
-// unless the remaining seconds are equal.
+// compare a Broadcast, Label or Protocol that is not set. It renews a finite lifetime unless the remaining seconds are
+// equal; renewing counts as a change.
 //
-// If the kernel cannot change a property in place, Ensure deletes the address and adds it again in one message. If
-// the kernel refuses the new address, Ensure restores the old one. For IPv4 such properties are Flags, Scope,
-// Broadcast, Label and Peer; see Remove for the consequences of a deletion. For IPv6 the property is the prefix
-// length, since a link has an IPv6 address only once. Ensure also replaces an unusable IPv6 address: one whose
-// duplicate address detection failed, or is in progress although IFA_F_NODAD is requested.
+// If the kernel cannot change a property in place, Ensure deletes the address and adds it again in one message. If the
+// kernel refuses the new address, Ensure restores the old one. For IPv4 such properties are Flags, Scope, Broadcast,
+// Label and Peer; see Remove for the consequences of a deletion. For IPv6 they are the prefix length, IFA_F_MCAUTOJOIN,
+// and a Peer or Metric to remove. Ensure also replaces an unusable IPv6 address: one whose duplicate address detection
+// failed, or is in progress although IFA_F_NODAD is requested.
 func (c *Conn) Ensure(ctx context.Context, a Address) (changed bool, _ error) {
 	err := c.Add(ctx, a)
 	if !errors.Is(err, fs.ErrExist) {
@@ -266,7 +267,7 @@ func (a *Address) compare(have *Address) difference {
 
 	preferred := a.Preferred
 	if a.is4() && a.Valid == nil && seconds(preferred, nil) > 0 {
-		preferred = nil // the kernel ignores it
+		preferred = nil // the kernel ignores Preferred then
 	}
 
 	unusable := have.Flags&unix.IFA_F_DADFAILED != 0 || have.Flags&unix.IFA_F_TENTATIVE != 0 &&
@@ -275,7 +276,7 @@ func (a *Address) compare(have *Address) difference {
 	case a.Prefix != have.Prefix, fixed != 0:
 		return deletable
 	case !a.is4() && (unusable || !a.Peer.IsValid() && have.Peer.IsValid() || a.Metric == 0 && have.Metric != 0):
-		return deletable // the kernel ignores fields that a request lacks
+		return deletable // a request without Peer or Metric leaves the old one unchanged
 	case a.is4() && (a.scope() != have.Scope || a.peer() != have.peer() ||
 		a.Broadcast.IsValid() && a.Broadcast != have.Broadcast ||
 		a.Label != "" && a.Label != have.Label):

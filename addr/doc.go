@@ -12,5 +12,5 @@
 // capability. A socket in another namespace needs CAP_SYS_ADMIN. The package needs Linux 6.1 or later. The comments
 // of Address name the fields that need a newer kernel.
 //
-// The kernel's rules for when two addresses are equal differ between the families: see Conn.Ensure.
+// A link can have an IPv6 address only once, but an IPv4 address once for each prefix length and peer's network.
 package addr

@@ -41,8 +41,8 @@ const (
 	optionServers = 25 // RFC 8106, section 5.1
 	optionSearch  = 31 // RFC 8106, section 5.2
 
-	optionUnit   = 8 // unit of an option's length
-	optionHeader = 8 // type, length, two reserved bytes, lifetime in seconds
+	optionUnit   = 8 // bytes in one unit of an option's length field
+	optionHeader = 8 // bytes before the list: type, length, two reserved bytes, lifetime in seconds
 )
 
 // update processes the options of one advertisement. Any machine of the LAN may have sent them, so update ignores
@@ -92,7 +92,8 @@ func servers(b []byte) []netip.Addr {
 	return list
 }
 
-// domains parses uncompressed domain names in the format of RFC 1035, section 3.1. It stops at the padding of zeros.
+// domains parses uncompressed domain names in the format of RFC 1035, section 3.1. It skips invalid names. It stops at
+// the zero bytes of the padding, or at a name without an end.
 func domains(b []byte) []string {
 	var list []string
 	for len(b) > 0 && b[0] != 0 {
@@ -109,9 +110,9 @@ func domains(b []byte) []string {
 	return list
 }
 
-// domain parses one domain name. ok is false if the name is not valid. A name must be checked because it will be
-// written to the pod's resolv.conf, where a space or a line break would begin another setting. rest is nil if the
-// name has no end.
+// domain parses one domain name. ok is false if a label contains anything except letters, digits, hyphens and
+// underscores, or the name is too long. The name will be written to the pod's resolv.conf, where a space or a line
+// break would begin another setting. rest is nil if the name has no end.
 func domain(b []byte) (name string, rest []byte, ok bool) {
 	const labelMax, domainMax = 63, 253
 	var labels []string
@@ -142,9 +143,9 @@ func isLabel(s string) bool {
 }
 
 const (
-	linkRAReceived = 0x20 // IF_RA_RCVD, include/net/if_inet6.h: one came since the kernel asked
+	linkRAReceived = 0x20 // IF_RA_RCVD, include/net/if_inet6.h: an advertisement came since the link came up
 	linkRAManaged  = 0x40 // IF_RA_MANAGED: the M flag of the last advertisement
-	linkRAOther    = 0x80 // IF_RA_OTHERCONF: its O flag
+	linkRAOther    = 0x80 // IF_RA_OTHERCONF: the O flag of the last advertisement
 )
 
 // routerFlags returns the kernel's flags (IF_RA_*) about router advertisements on a link, or 0 for a link without

@@ -30,14 +30,14 @@ type Watch struct {
 	nl *nl.Watch
 
 	naming    nameService
-	duplicate *Address // the last address of an advertisement that another node has
+	duplicate *Address // the last address formed from an advertisement that another node had; nil if none
 }
 
 // Listen opens a Watch in the network namespace ns; nil means the calling thread's namespace. Call Listen before
 // adding the addresses.
 func Listen(ns *netns.NS) (*Watch, error) {
-	// Subscribe to both groups with one socket. The kernel announces name servers while it processes an
-	// advertisement, and an address only when that becomes usable.
+	// Subscribe to both groups with one socket. The kernel announces name servers while it processes an advertisement,
+	// and an address only when the address becomes usable.
 	w, err := nl.Subscribe(unix.NETLINK_ROUTE, ns, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_ND_USEROPT)
 	if err != nil {
 		return nil, err
@@ -51,11 +51,11 @@ func (w *Watch) Close() error {
 }
 
 // Wait waits until all the given addresses of a link are usable. IPv4 addresses always are. If no announcement comes
-// in time, Wait reads the addresses over conn.
+// within 250 ms, Wait reads the addresses over conn.
 //
 // If another node has an address, the error matches ErrDuplicate. If an address disappears before it is usable, the
-// error matches fs.ErrNotExist: another program deleted the address or its link, or set the link down. If ctx is
-// done, the error matches ctx's.
+// error matches fs.ErrNotExist: another program deleted the address or its link, or set the link down. If ctx is done
+// first, the error matches ctx's error.
 func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
 	pending := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.Is4)
 	for len(pending) > 0 {
@@ -80,13 +80,14 @@ func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.A
 	return nil
 }
 
-// askAfter is how long Wait waits for an announcement before it reads the addresses. The kernel's worker takes less,
-// even on a busy machine. Wait cannot read them earlier: an address without duplicate address detection looks usable
-// before the worker has added its route.
+// askAfter is how long Wait waits for an announcement before it reads the addresses. The kernel's worker takes less
+// time, even on a busy machine. Wait cannot read them earlier: an address without duplicate address detection looks
+// usable before the worker has added its route.
 const askAfter = 250 * time.Millisecond
 
 // awaitAnnounced returns the addresses in the next announcements. If announcements were lost, or none came within
-// askAfter, it returns the present state of the pending addresses.
+// askAfter, it reads the pending addresses from the kernel. If another program deleted a pending address, it returns an
+// error.
 func (w *Watch) awaitAnnounced(ctx context.Context, conn *Conn, link int, pending []netip.Addr) ([]Address, error) {
 	var list []Address
 	look := func(last Address) error {
@@ -98,7 +99,7 @@ func (w *Watch) awaitAnnounced(ctx context.Context, conn *Conn, link int, pendin
 	defer cancel()
 	messages, err := w.nl.Next(quiet)
 	if err != nil && quiet.Err() != nil && ctx.Err() == nil {
-		return conn.usableAddresses(ctx, link, pending)
+		return conn.existingAddresses(ctx, link, pending)
 	}
 
 	if errors.Is(err, unix.ENOBUFS) {
@@ -137,8 +138,8 @@ func (w *Watch) awaitAnnounced(ctx context.Context, conn *Conn, link int, pendin
 	return list, nil
 }
 
-// usableAddresses returns the current state of those addrs that the link has.
-func (c *Conn) usableAddresses(ctx context.Context, link int, addrs []netip.Addr) ([]Address, error) {
+// existingAddresses returns those addresses of the list addrs that the link has, usable or not, in their current state.
+func (c *Conn) existingAddresses(ctx context.Context, link int, addrs []netip.Addr) ([]Address, error) {
 	var list []Address
 	for _, a := range addrs {
 		have, err := c.get(ctx, &Address{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link})
@@ -153,8 +154,8 @@ func (c *Conn) usableAddresses(ctx context.Context, link int, addrs []netip.Addr
 	return list, nil
 }
 
-// lookUp returns the current state of an IPv6 address of a link. last is its last announced state. If the address is
-// gone, lookUp derives the reason for its error from last.
+// lookUp returns the current state of an IPv6 address of a link. last is the state in the last announcement. If the
+// address is gone, the error matches ErrDuplicate if last has IFA_F_DADFAILED, and fs.ErrNotExist if not.
 func (c *Conn) lookUp(ctx context.Context, last Address) (Address, error) {
 	now, err := c.get(ctx, &last)
 	switch {
@@ -184,14 +185,14 @@ var ErrNoPrefix = errors.New("routers advertised no prefix to form an address fr
 // Advertised holds the settings that a link received in router advertisements.
 type Advertised struct {
 	// Addresses are the usable addresses, at least one (RFC 4862, section 5.5), with their remaining lifetimes.
-	// Deprecated ones come last. Addresses of the same kind are in the order of their creation.
+	// Deprecated ones come last. Each of the two groups is in order of creation.
 	Addresses []Address
 	// Servers are the name servers (RFC 8106, section 5.1), and Search the domains for short names (section 5.2), in
 	// the order of the advertisement. Settings that the link received before Listen are missing.
 	Servers []netip.Addr
 	Search  []string
-	// OtherConfig is set if the routers refer to a DHCPv6 server for further settings, such as name servers. These
-	// are the flags O and M of RFC 4861, section 4.2.
+	// OtherConfig is set if the last advertisement had the flag O or M (RFC 4861, section 4.2). Then a DHCPv6 server
+	// has further settings, such as name servers.
 	OtherConfig bool
 }
 
@@ -234,7 +235,7 @@ func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertis
 }
 
 // slaacAddresses returns the addresses of a link that the kernel formed from router advertisements. It returns the
-// usable ones, deprecated ones last, and those that are still pending duplicate address detection.
+// usable ones, deprecated ones last, and those still in duplicate address detection. It omits addresses that failed it.
 func (c *Conn) slaacAddresses(ctx context.Context, link int) (usable, pending []Address, _ error) {
 	list, err := c.List(ctx, Filter{Link: link, Family: unix.AF_INET6})
 	if err != nil {
@@ -286,7 +287,8 @@ func (w *Watch) readAll(link int, next func() ([]netlink.Message, error)) (bool,
 	}
 }
 
-// handle processes one announcement, and reports whether it is about an address of the link.
+// handle stores the name servers, search domains or duplicate address of one announcement. It reports whether the
+// announcement is about an address of the link.
 func (w *Watch) handle(m netlink.Message, link int) (bool, error) {
 	switch m.Header.Type {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
@@ -311,7 +313,8 @@ func (w *Watch) handle(m netlink.Message, link int) (bool, error) {
 	return false, nil
 }
 
-// explain returns the reason why the link has no address from an advertisement.
+// explain returns the reason why the link has no address from an advertisement: ErrNoRouter, ErrNoPrefix, or an error
+// that matches ErrDuplicate. It also returns its own error if it cannot read the link.
 func (w *Watch) explain(conn *Conn, link int) error {
 	flags, err := conn.routerFlags(link)
 	switch {

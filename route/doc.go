@@ -1,4 +1,4 @@
-// Package route reads and writes routes. A Link is the index of a link, as in package net's Interface.
+// Package route reads and writes routes. Fields named Link hold a link's index (net.Interface.Index).
 //
 //	conn, err := route.Dial(ns) // nil is the calling thread's namespace
 //	defer conn.Close()

@@ -28,8 +28,8 @@ const (
 // (Create and Replace). For RTM_DELROUTE, pass no flags, as in Conn.Remove. For a deletion, the kernel does not
 // compare fields that are zero. Unlike Conn.Add, Message leaves a Protocol of 0 as it is.
 //
-// With the flags Create and Append, the kernel adds the route behind existing ones with the same key. It uses the
-// first of them. For IPv6 it combines those with a gateway into one route with several next hops.
+// With the flags Create and Append, the kernel adds the route behind existing routes with the same key. Packets take
+// the first of these routes. For IPv6 the kernel combines routes with a gateway into one route with several next hops.
 func (r Route) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
 	n := r.normal()
 	n.Protocol = r.Protocol
@@ -45,8 +45,7 @@ func (r Route) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netli
 	return n.message(typ, 0, n.keyAttributes)
 }
 
-// message returns a request about a route in the form that Route.normal returns. For a deletion, the caller has already
-// set the fields that match any value.
+// message encodes a request about a route that Route.normal prepared. The function attributes adds the attributes.
 func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags,
 	attributes func(*request) error) (netlink.Message, error) {
 	switch {
@@ -139,7 +138,7 @@ func (n *Route) attributes(q *request) error {
 	return nil
 }
 
-// keyAttributes adds the attributes that identify a route among others.
+// keyAttributes adds the attributes that a deletion compares too: prefixes, source address, priority and next hops.
 func (n *Route) keyAttributes(q *request) error {
 	if n.Dst.Bits() > 0 {
 		q.address(&q.Attributes.Dst, unix.RTA_DST, n.Dst.Addr())
@@ -371,7 +370,7 @@ func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) {
 	})
 }
 
-// expires parses struct rta_cacheinfo. It returns nil if the route never expires. The struct's third number counts in
+// expires parses struct rta_cacheinfo. It returns nil if the route never expires. The field rta_expires counts in
 // USER_HZ, which is 100 on all present architectures.
 func expires(b []byte) *time.Duration {
 	const userHZ = 100

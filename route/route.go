@@ -38,7 +38,7 @@ func Dial(ns *netns.NS) (*Conn, error) {
 	return &Conn{nl: conn}, nil
 }
 
-// On returns a Conn over the socket of another Conn (bridge.Conn's Socket), which stays open: Close does nothing.
+// On returns a Conn that uses the socket of another Conn (see bridge.Conn.Socket). Its Close leaves the socket open.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s), shared: true} }
 
 // Close closes the connection's socket, unless the Conn comes from On.
@@ -63,9 +63,9 @@ func (c *Conn) Replace(ctx context.Context, r Route) error {
 	return c.change(ctx, "replace route", &r, unix.RTM_NEWROUTE, netlink.Create|netlink.Replace)
 }
 
-// Ensure adds a route, or corrects an existing one, and reports whether it changed anything. If there is another
-// route with the same key (see Add), Ensure compares the two by Route.Matches and replaces the existing one if they
-// differ.
+// Ensure adds a route, or corrects an existing one, and reports whether it changed anything. If there is another route
+// with the same key (see Add), Ensure compares the two by Route.Matches and replaces the existing one if they differ.
+// The remaining seconds of Expires must be equal too.
 func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 	err := c.Add(ctx, r)
 	if !errors.Is(err, fs.ErrExist) {
@@ -102,7 +102,7 @@ func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.Head
 }
 
 // Remove deletes the first route of r's table that has the destination Dst and equals r in all other fields that are
-// set. It does not compare MTU, AdvMSS, Pref and Expires. A missing route or link is no error.
+// set. It does not compare MTU, AdvMSS, Pref, Expires and Other. A missing route or link is no error.
 func (c *Conn) Remove(ctx context.Context, r Route) error {
 	return nl.PassAbsent(c.change(ctx, "delete route", &r, unix.RTM_DELROUTE, 0))
 }
@@ -119,10 +119,10 @@ type Filter struct {
 	Type     Type
 }
 
-// List returns the routes that match a filter, in the kernel's order. The kernel applies the filter. A table that
-// does not exist has no routes. If there is no such link, the error matches fs.ErrNotExist. If each try was
-// interrupted by changes, the error matches tombolo.ErrInterrupted, and the returned list comes from the last try. It
-// may lack routes, or have one twice.
+// List returns the routes that match a filter, in the kernel's order. The kernel applies the filter. A table that does
+// not exist has no routes. If there is no such link, the error matches fs.ErrNotExist. If changes interrupted every
+// attempt, the error matches tombolo.ErrInterrupted, and the returned list comes from the last attempt. It may lack
+// routes, or have one twice.
 func (c *Conn) List(ctx context.Context, f Filter) ([]Route, error) {
 	var list []Route
 	err := c.walk(ctx, f, func() { list = nil }, func(r Route) error {
@@ -133,7 +133,8 @@ func (c *Conn) List(ctx context.Context, f Filter) ([]Route, error) {
 }
 
 // Walk calls the callback each with every route that List would return. It builds no list, since a pod may have any
-// number of routes. The callback must not use the Conn. It may get a route twice if routes changed during the call.
+// number of routes. The callback must not use the Conn. If routes change during the call, the callback may miss a route
+// or get one twice.
 func (c *Conn) Walk(ctx context.Context, f Filter, each func(Route)) error {
 	return c.walk(ctx, f, nil, func(r Route) error {
 		each(r)
@@ -162,8 +163,8 @@ func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Route
 	return err
 }
 
-// message returns a request with the kernel's filter (Linux 4.20). With strict checking, the kernel refuses
-// attributes that it does not know. Without strict checking, it would ignore the filter and list everything.
+// message returns a request that makes the kernel apply the filter (Linux 4.20). With strict checking, the kernel
+// refuses attributes that it does not know. Without strict checking, it would ignore the filter and list everything.
 func (f Filter) message() (netlink.Message, error) {
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: f.Family, Protocol: f.Protocol,
 		Type: uint8(f.Type)}}
@@ -173,8 +174,8 @@ func (f Filter) message() (netlink.Message, error) {
 }
 
 // Get returns the route that a packet from this host to the address dst would take. The kernel applies its policy
-// rules. In the result, Dst is only the address. The Type is unix.RTN_LOCAL for an address of this host. Without a
-// route, the error is unix.ENETUNREACH or similar: see NoRoute.
+// rules. In the result, Dst contains only the address dst. The Type is unix.RTN_LOCAL for an address of this host.
+// Without a route, the error is unix.ENETUNREACH or similar: see NoRoute.
 func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 	return c.GetFrom(ctx, netip.Addr{}, dst, 0)
 }
@@ -227,8 +228,8 @@ func NoRoute(err error) bool {
 // kernel choose, or has the meaning in the field's comment. In the results of List and Get every field has the
 // kernel's value: Table, for example, is unix.RT_TABLE_MAIN and not 0.
 type Route struct {
-	// Dst is the destination. Its host bits are ignored. The zero value means the default route, of the family Family
-	// or, if that is 0, of Gateway's.
+	// Dst is the destination. Its host bits are ignored. The zero value means the default route. Its family is Family
+	// or, if Family is 0, the gateway's.
 	Dst netip.Prefix `json:"dst"`
 	// Family is unix.AF_INET or unix.AF_INET6. It is needed only for a default route without a Gateway, or with a
 	// Gateway of the other family.
@@ -246,8 +247,8 @@ type Route struct {
 	OnLink bool `json:"onLink,omitempty"`
 	// Nexthops are several next hops, which replace Gateway and Link. The kernel chooses one for each flow.
 	Nexthops []Nexthop `json:"nexthops,omitempty"`
-	// NexthopID is the number of a nexthop object (Linux 5.3), which replaces Gateway, Link and Nexthops. List and
-	// Get also return the content of the object.
+	// NexthopID is the number of a nexthop object (Linux 5.3), which replaces Gateway, Link and Nexthops. List and Get
+	// also fill in the next hops of the object.
 	NexthopID uint32 `json:"nexthopID,omitempty"`
 
 	// Source is the source address for packets of this host that have none yet.
@@ -258,14 +259,15 @@ type Route struct {
 	// Table is the routing table; 0 means unix.RT_TABLE_MAIN.
 	Table uint32 `json:"table,omitempty"`
 	// Scope is the scope of an IPv4 destination (RT_SCOPE_*). nil means the default of ip-route(8). That is host for
-	// a local route, link for broadcast and for a route without a gateway, and else global.
+	// local routes; link for broadcast, multicast, anycast, and unicast without a gateway; else global.
 	Scope *uint8 `json:"scope,omitempty"`
 	// Protocol is the origin of the route (RTPROT_*). 0 means ProtocolTombolo for a new route, and any for a deletion.
 	Protocol uint8 `json:"protocol,omitempty"`
 	// Type is the kernel's treatment of packets (RTN_*). 0 means unix.RTN_UNICAST for a new route, and any type for a
 	// deletion.
 	Type Type `json:"type,omitempty"`
-	// Pref ranks IPv6 routes learnt from routers (RFC 4191, section 2.1). It is ignored for IPv4, and so is Expires.
+	// Pref ranks IPv6 routes learnt from routers (RFC 4191, section 2.1). Requests for IPv4 contain neither Pref nor
+	// Expires.
 	Pref uint8 `json:"pref,omitempty"`
 	// Expires is the time until the kernel deletes an IPv6 route; nil means never. The kernel counts in whole
 	// seconds, so fractions are rounded up.
@@ -299,7 +301,7 @@ type Nexthop struct {
 // routing daemon that we know uses this number.
 const ProtocolTombolo uint8 = 't'
 
-// Type is the treatment of packets that a route matches (RTN_* of package unix).
+// Type is the kernel's treatment of packets that match a route (RTN_* of package unix).
 type Type uint8
 
 // String returns the name of the type in ip-route(8), or its number.
@@ -328,7 +330,7 @@ func (t Type) String() string {
 	return strconv.Itoa(int(t))
 }
 
-// String returns the route's name for errors, such as "10.0.0.0/8 via 10.1.0.1 on link 3".
+// String describes the route for error messages, for example "10.0.0.0/8 via 10.1.0.1 on link 3".
 func (r Route) String() string {
 	var b strings.Builder
 	if r.Type != 0 && r.Type != unix.RTN_UNICAST {
@@ -393,7 +395,8 @@ func (r *Route) family() uint8 {
 	return 0
 }
 
-// normal returns a copy of the route with its zero values replaced by their defaults for Add.
+// normal returns a copy of the route with the defaults of Add in place of zero values. It clears fields that requests
+// for the family do not contain, and Gateway and Link beside Nexthops.
 func (r *Route) normal() Route {
 	n := *r
 	n.Family = r.family()
@@ -456,9 +459,9 @@ func (r *Route) customaryScope() uint8 {
 	return unix.RT_SCOPE_UNIVERSE
 }
 
-// Matches compares the route with have, a route from List, and reports whether Add(r) would create have. CHECK uses
-// it. Matches does not compare Flags, the remaining time of Expires, and the content of a nexthop object. It compares
-// Link unless that is 0 and there is a Gateway, and Other unless r has none.
+// Matches reports whether Add(r) would create have, a route from List. CHECK uses it. Matches compares neither Flags
+// nor the remaining time of Expires, and only the number of a nexthop object. It ignores Link if r has a Gateway and no
+// Link, Other if r has none, and next hops if the Type sends nothing.
 func (r Route) Matches(have Route) bool {
 	want := r.normal()
 	have = have.normal()
@@ -487,7 +490,7 @@ func (r *Route) sameHops(have *Route) bool {
 	case r.NexthopID != 0 || have.NexthopID != 0:
 		return r.NexthopID == have.NexthopID
 	case r.sendsNothing():
-		return true // for IPv6 the kernel names the loopback interface
+		return true // for IPv6 the kernel lists such a route with the loopback interface
 	}
 	hop := Nexthop{Gateway: r.Gateway, Link: r.Link, OnLink: r.OnLink}
 	return hop.matches(Nexthop{Gateway: have.Gateway, Link: have.Link, OnLink: have.OnLink}) &&

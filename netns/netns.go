@@ -18,7 +18,7 @@ var ErrNotNetNS = errors.New("not a network namespace")
 var ErrOther = errors.New("another network namespace by now")
 
 // ID identifies a network namespace while it exists. It consists of a device number and an inode number, which the
-// kernel reuses afterwards. Unlike an ID, NS.Cookie is never reused.
+// kernel reuses afterwards. Unlike an ID, a cookie (NS.Cookie) is not reused before the next boot.
 type ID struct {
 	dev uint64 // the device of nsfs
 	ino uint64 // the namespace's inode, as in net:[4026531840]
@@ -147,7 +147,7 @@ func (ns *NS) String() string {
 	return ns.path
 }
 
-// Close closes the handle. The namespace lives on while anything else uses it. All later calls with the handle fail
+// Close closes the handle. The namespace lives on while anything else uses it. Later calls that use the namespace fail
 // with EBADF.
 func (ns *NS) Close() error {
 	if err := ns.usable(); err != nil {
@@ -158,9 +158,10 @@ func (ns *NS) Close() error {
 	return unix.Close(fd)
 }
 
-// ErrStranded is the cause of an error of Do or Enter if the kernel refused to move the thread back to its own
-// namespace. The calling goroutine is then still in the other namespace. It stays locked to its thread, so that no
-// other goroutine runs there. The caller should end the goroutine.
+// ErrStranded is the cause of an error if the kernel refused to move a thread back to its own namespace. The methods Do
+// and Cookie, the function New, and the function leave that Enter returns can return it. The calling goroutine is then
+// still in the other namespace. It stays locked to its thread, so that no other goroutine runs there. The caller should
+// end the goroutine.
 var ErrStranded = errors.New("the thread could not return to its own network namespace")
 
 // Do runs fn in the namespace and returns its error. The sockets and the files under /proc/sys/net that fn opens stay
@@ -236,7 +237,8 @@ func andReturn(fn func() error) error {
 	return err
 }
 
-// lockHome locks the goroutine to its thread, and opens the thread's current namespace for goHome.
+// lockHome locks the goroutine to its thread. It returns a file descriptor of the thread's current namespace for
+// goHome.
 func lockHome() (home int, _ error) {
 	runtime.LockOSThread()
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -255,7 +257,8 @@ func lockHome() (home int, _ error) {
 	return home, nil
 }
 
-// goHome moves the thread back to the namespace that lockHome opened, and unlocks the goroutine.
+// goHome moves the thread back to the namespace that lockHome opened, closes the file descriptor and unlocks the
+// goroutine. If the kernel refuses, the goroutine stays locked, and the error matches ErrStranded.
 func goHome(home int) error {
 	defer unix.Close(home)
 	if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
@@ -266,7 +269,7 @@ func goHome(home int) error {
 }
 
 // Cookie returns the number that the kernel assigned to the namespace at its creation (SO_NETNS_COOKIE, Linux 5.14).
-// Unlike paths and inodes, cookies are never reused until the next boot.
+// Unlike paths and inodes, cookies are not reused before the next boot. Cookie needs CAP_SYS_ADMIN.
 func (ns *NS) Cookie() (uint64, error) {
 	var cookie uint64
 	err := ns.Do(func() error {

@@ -76,8 +76,8 @@ func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) e
 	})
 }
 
-// flush deletes the UDP flows for which match returns true. It sends one request for each family. The request selects
-// flows by host port if the family has only one, else it selects all UDP flows.
+// flush deletes the UDP flows for which match returns true. It sends one request for each family. If only one host port
+// of the family is published, the kernel selects the flows by this port. Otherwise it lists all UDP flows.
 func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port,
 	match func(publication, *conntrack.Flow) bool) error {
 	families := map[uint8]map[uint16][]publication{} // publications by family and host port

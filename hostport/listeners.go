@@ -28,7 +28,7 @@ type Listener struct {
 
 	onlyIPv6 bool   // a socket at [::] that accepts no IPv4
 	link     int    // the index of Link; 0 if it is not bound to a link
-	inode    uint32 // the socket's number, also in /proc's lists of open files
+	inode    uint32 // the socket's inode number, as in /proc/PID/fd
 }
 
 // Listeners returns the sockets of the host that would receive no packets any more if the ports were published. The
@@ -38,12 +38,13 @@ type Listener struct {
 //   - Listeners finds TCP and SCTP sockets that listen, and UDP sockets that are bound and not connected. It also
 //     finds UDP clients that do not connect their socket, since the kernel does not distinguish them from servers.
 //   - It finds a socket that is bound to a link if the port is published on an address of that link. A VRF device
-//     has none as a rule, so Listeners does not find the servers in a VRF.
+//     usually has no address, so Listeners does not find servers that are bound to a VRF.
 //   - It ignores sockets at multicast, broadcast and IPv6 link-local addresses, since packets to these addresses never
 //     go to a pod.
 //   - At loopback addresses, it considers only 127.0.0.1 and the HostAddr of a port. So it ignores systemd-resolved at
 //     127.0.0.53.
-//   - It ignores sockets at addresses of kube-ipvs0, except at the HostAddr of a port.
+//   - It ignores sockets at addresses of kube-ipvs0, the link with kube-proxy's service addresses, except at the
+//     HostAddr of a port.
 //
 // If the kernel lacks the module for a protocol (tcp_diag, udp_diag, sctp_diag) and cannot load it, Listeners finds
 // no sockets of that protocol. If an SCTP socket has several addresses, only the first one is considered.
@@ -108,7 +109,7 @@ type links struct {
 	err       error
 }
 
-// read reads the links and addresses, unless an earlier call has done so.
+// read reads the links and addresses, unless an earlier call has done so. It stores an error in k.err.
 func (k *links) read() {
 	if k.names != nil || k.err != nil {
 		return

@@ -46,8 +46,8 @@ func (l Listener) String() string {
 
 // NotHeldFor returns the listeners except those that only reserve a container's ports for its runtime. These are:
 //   - sockets of podman's conmon, whose argument -c is the container's full ID
-//   - sockets of podman 5, if podman has called netavark and netavark this process. Podman passes the sockets to conmon
-//     later.
+//   - sockets of podman 5, if podman called netavark, and netavark called this process. Podman passes the sockets to
+//     conmon later.
 //   - sockets of nerdctl since version 2.1.6. A sleep process holds them. Its PID is in a file of the container in
 //     /run/nerdctl.
 func NotHeldFor(containerID string, listeners []Listener) []Listener {

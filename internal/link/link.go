@@ -46,12 +46,12 @@ type Info struct {
 	// true, that link is in another network namespace.
 	Lower     int
 	Elsewhere bool
-	elsewhere int32  // the kernel's number for that namespace
-	Kind      string // empty for hardware and loopback
-	PortOf    string // the kind of its master
+	elsewhere int32  // the nsid of that namespace
+	Kind      string // of the link, such as veth; empty for hardware and loopback
+	PortOf    string // the kind of its master; empty if none
 	// Bridge is nil unless the link is a bridge. Port is nil unless the link is a port of a bridge.
 	Bridge *driver.Bridge
-	VLAN   uint16 // only of kind vlan
+	VLAN   uint16 // the VLAN ID; only of kind vlan
 	Port   *driver.BridgePort
 	// IPv4 and IPv6 are empty if the family is not enabled on the link.
 	IPv4, IPv6  Parameters
@@ -120,7 +120,8 @@ func (l *Info) Decode(data []byte, only ...uint16) error {
 	return r.err
 }
 
-// info decodes the attributes of the link's kind, and of its master's. Each kind numbers its attributes differently.
+// info decodes the settings that belong to the link's kind, and to its master's kind (IFLA_LINKINFO). Each kind numbers
+// its attributes differently.
 func (l *Info) info(r *reader) {
 	l.Kind = nl.Text(r.find(unix.IFLA_LINKINFO, unix.IFLA_INFO_KIND))
 	l.PortOf = nl.Text(r.find(unix.IFLA_LINKINFO, unix.IFLA_INFO_SLAVE_KIND))
@@ -153,7 +154,7 @@ const (
 	inet6Token = 7 // IFLA_INET6_TOKEN
 )
 
-// reader reads attributes, and records an error about one of them.
+// reader reads attributes, and stores the last error about a malformed one in err.
 type reader struct {
 	attrs []byte
 	only  []uint16 // the attributes to read; nil means all
@@ -180,7 +181,8 @@ func (r *reader) number(path ...uint16) uint32 {
 	return 0
 }
 
-// drive calls decode, a function of the library, with the attributes in b whose types are in only.
+// drive calls decode, a function of the library, with the attributes in b whose types are in only. It stores an error
+// in r.err.
 func (r *reader) drive(b []byte, decode func(*netlink.AttributeDecoder) error, only ...uint16) {
 	ad, err := netlink.NewAttributeDecoder(nl.Pick(b, only...))
 	if err == nil {

@@ -32,7 +32,7 @@ type Request struct {
 	TxQLen        *uint32 // in packets
 	Lower         int     // the link below a new one; 0 for none
 	Group         *uint32
-	NetNS         *int                 // a file descriptor of the namespace in which to create the link
+	NetNS         *int                 // file descriptor of the namespace to create the link in
 	Kind          string               // the kind of the link, and of Data
 	Data          rtnetlink.LinkDriver // settings of the kind
 	// Peer describes the other end of a new veth. It replaces Kind and Data, and gives each end a single transmit
@@ -40,14 +40,14 @@ type Request struct {
 	Peer        *Request
 	Port        *driver.BridgePort // settings of a bridge port; nil for none
 	IPv4        []Parameter        // parameters of the link, numbered by IPV4_DEVCONF_*
-	NoLinkLocal bool               // addrgenmode none
+	NoLinkLocal bool               // addrgenmode none: no link-local IPv6 address
 	Token       netip.Addr         // interface identifier of IPv6 addresses
 
-	mask     *uint32 // attributes that the answer must leave out
+	mask     *uint32 // RTEXT_FILTER_*, for the attributes that the answer contains
 	oneQueue bool
 }
 
-// Parameter is a sysctl of a link with its number and value.
+// Parameter is an IPv4 sysctl of a link (IPV4_DEVCONF_*) with its value.
 type Parameter struct {
 	ID    uint16
 	Value uint32
@@ -87,7 +87,8 @@ func AddName(b *nl.Batch, index int, name string) {
 	b.Add("name link", nl.Name(name), m, err)
 }
 
-// Delete appends a request that deletes a link, or all links of a group. It uses only Index, Name and Group.
+// Delete appends a request that deletes a link, or all links of a group. The request must set nothing except Index,
+// Name or Group.
 func (r Request) Delete(b *nl.Batch, object string) {
 	m, err := r.Message(unix.RTM_DELLINK, 0)
 	b.Add("delete link", nl.Name(object), m, err)
@@ -101,8 +102,8 @@ func Delete(ctx context.Context, c *nl.Conn, index int, object string) error {
 	return nl.PassAbsent(c.Do(ctx, &b))
 }
 
-// Get appends a request for one link, by index or, if index is 0, by name. It stores the result in *into. The last
-// parameter selects the attributes to decode, as in Info.Decode.
+// Get appends a request for one link, by index or, if index is 0, by name. Executing the batch stores the link in
+// *into. only selects the attributes to decode, as in Info.Decode.
 func Get(b *nl.Batch, name string, index int, into *Info, only ...uint16) {
 	r := Request{Index: index, mask: skipStats()}
 	object := strconv.Itoa(index)
@@ -123,8 +124,8 @@ func List(c *nl.Conn, op, kind string, master int, each func(*Info)) error {
 	return r.list(c, op, each)
 }
 
-// Count calls the callback each with every link of a kind. It fills in only the link's name and counters. It sends
-// one request.
+// Count calls the callback each with every link of a kind. Of the attributes, it decodes only the name and the
+// counters. It sends one request.
 func Count(c *nl.Conn, kind string, each func(*Info)) error {
 	r := Request{Kind: kind}
 	return r.list(c, "count packets", each, unix.IFLA_IFNAME, unix.IFLA_STATS64)
@@ -145,8 +146,8 @@ func (r *Request) list(c *nl.Conn, op string, each func(*Info), only ...uint16) 
 	})
 }
 
-// Find returns one link, by index or, if index is 0, by name. The last parameter selects the attributes to decode, as
-// in Info.Decode. After an error, the link is a zero Info.
+// Find returns one link, by index or, if index is 0, by name. only selects the attributes to decode, as in Info.Decode.
+// After an error, the link is a zero Info.
 func Find(ctx context.Context, c *nl.Conn, name string, index int, only ...uint16) (*Info, error) {
 	var l Info
 	var b nl.Batch
@@ -155,9 +156,9 @@ func Find(ctx context.Context, c *nl.Conn, name string, index int, only ...uint1
 	return &l, c.Do(ctx, &b)
 }
 
-// Peer returns the other end of a veth by its index, in the network namespace of c. port is the index of the known
-// end. The name cannot be used, since the pod may rename its link. If the link does not exist any more or has moved
-// to another namespace, the error matches fs.ErrNotExist.
+// Peer returns the end of a veth that has this index in the network namespace of c. port is the index of its other end.
+// Peer does not use the name, since the pod may rename its link. If the link no longer exists or has moved to another
+// namespace, the error matches fs.ErrNotExist.
 func Peer(c *nl.Conn, index, port int) (*Info, error) {
 	l, err := Find(context.Background(), c, "", max(index, 1))
 	if err == nil && (l.Kind != "veth" || l.Lower != port) {
@@ -167,7 +168,8 @@ func Peer(c *nl.Conn, index, port int) (*Info, error) {
 	return l, err
 }
 
-// IndexOf returns the index of a link, with the fastest request that the connection supports.
+// IndexOf returns the index of a link. It uses an ioctl, or a slower netlink request if the connection is a fake
+// kernel.
 func IndexOf(c *nl.Conn, name string) (int, error) {
 	if index, known, err := c.LinkIndex(name); known {
 		return index, err
@@ -246,8 +248,8 @@ func (r *Request) hasPlainMTU() bool {
 	return r.MTU != nil && *r.MTU >= least && *r.MTU <= most
 }
 
-// isNameless reports whether the request is about a link with the name "". The library omits an empty name. The
-// kernel would then not report a missing link, but understand the request differently.
+// isNameless reports whether Index, Name and Group are all unset. The method more then writes an empty name, which the
+// library would omit. Without any name, the kernel would understand the request differently.
 func (r *Request) isNameless() bool { return r.Index == 0 && r.Name == "" && r.Group == nil }
 
 // isWhole reports whether the library supports every part of the request.
@@ -317,8 +319,8 @@ func (r *Request) families(ae *netlink.AttributeEncoder) {
 
 const vethInfoPeer = 1 // VETH_INFO_PEER of include/uapi/linux/veth.h
 
-// veth is a veth pair whose ends have one transmit queue each. Without this number, the kernel creates one queue for
-// each CPU and uses only one of them. It also waits for an RCU grace period for each end (veth_init_queues()).
+// veth is a veth pair whose ends have one transmit queue each. Without IFLA_NUM_TX_QUEUES, the kernel creates one queue
+// for each CPU and uses only one of them. It also waits for an RCU grace period for each end (veth_init_queues()).
 type veth struct {
 	driver.Veth
 	peer *Request

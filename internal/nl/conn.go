@@ -116,7 +116,7 @@ func (b *Batch) firstErr() error {
 	return nil
 }
 
-// unanswered sets the error of each request that has not received its answer to err.
+// unanswered stores err in each request that expects an answer and has not received it.
 func (b *Batch) unanswered(err error) {
 	for i := range b.reqs {
 		if r := &b.reqs[i]; !r.done && r.want != nothing && r.err == nil {
@@ -174,14 +174,13 @@ type Conn struct {
 // New returns a Conn that uses and owns the transport t.
 func New(t Transport) *Conn { return &Conn{t: t} }
 
-// Of returns the Conn in a Socket that a public package received. If s is of another type, it returns nil, which
-// cannot be used.
+// Of converts a Socket that a public package received to a Conn. For a Socket of any other type, it returns nil.
 func Of(s tombolo.Socket) *Conn {
 	c, _ := s.(*Conn)
 	return c
 }
 
-// Close closes the transport. Later calls, including another Close, return tombolo.ErrInvalid.
+// Close closes the transport. Later calls, including another Close, return an error that matches tombolo.ErrInvalid.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	t := c.t
@@ -208,9 +207,10 @@ func (closedTransport) Close() error {
 		Err: fmt.Errorf("%w: it is closed: %w", tombolo.ErrInvalid, unix.EBADF)}
 }
 
-// receiveSize is the maximum length in bytes of a datagram from the kernel, which is an answer or a part of a
-// listing. A link with 64 KiB of alternative names is the longest. The unused part of the buffer costs no memory.
-// With a smaller buffer, nearly every listing would be interrupted while links come and go.
+// receiveSize is the maximum length in bytes of a datagram from the kernel, which is an answer or a part of a listing.
+// The longest answer is a link with 64 KiB of alternative names. The unused part of the buffer costs no memory. With a
+// smaller buffer, the kernel would split a listing into more parts. Then links that come and go would interrupt nearly
+// every listing.
 const receiveSize = 80 << 10
 
 // announcementSize is the maximum length in bytes of an announcement.
@@ -349,7 +349,7 @@ func (c *Conn) drain() {
 	}
 }
 
-// handle stores the answer to a request.
+// handle processes the answer to a request. It stores the kernel's error, or calls reply with the object.
 func (r *request) handle(m netlink.Message) {
 	switch {
 	case m.Header.Type == netlink.Error:

@@ -58,7 +58,8 @@ func Decode(b []byte, fn func(ad *netlink.AttributeDecoder)) error {
 }
 
 // Pick returns a copy of the attributes with the given types. If the list is malformed, the copy also contains the
-// malformed rest. Decoding an attribute costs an allocation, and a link has some sixty attributes.
+// malformed rest. Callers decode the copy instead of b: decoding an attribute costs an allocation, and a link has some
+// sixty attributes.
 func Pick(b []byte, types ...uint16) []byte {
 	picked := make([]byte, 0, len(b))
 	for len(b) >= unix.NLA_HDRLEN {
@@ -180,8 +181,8 @@ func extAck(b []byte) string {
 
 const nlmsgerrAttrMissType = 5 // NLMSGERR_ATTR_MISS_TYPE, Linux 6.1
 
-// Encode returns a request that consists of a fixed header and the attributes that fn writes. The length of head is a
-// multiple of four. fn may be nil.
+// Encode returns a request that consists of a fixed header and the attributes that fn writes. The length of head must
+// be a multiple of four. fn may be nil.
 func Encode(typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte,
 	fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
 	m := netlink.Message{Header: netlink.Header{Type: typ, Flags: flags}, Data: head}
@@ -289,7 +290,7 @@ func (d *debugger) print(direction string, b []byte) {
 }
 
 // describe returns the name of a message's type and its content. The content is an error, or the fixed header in
-// hexadecimal digits and the attributes.
+// hexadecimal digits and the attributes. For an acknowledgement it is empty.
 func (d *debugger) describe(m netlink.Message) (name, content string) {
 	header, t := len(m.Data), int(m.Header.Type)
 	switch {
@@ -326,8 +327,8 @@ func routeName(t int) (name string, header int) {
 	return "RTM_" + verbs[t%len(verbs)] + objects[i], headers[i]
 }
 
-// netfilterName returns the name of a message type of nfnetlink. If it is none of nf_tables, it returns the subsystem
-// and the number.
+// netfilterName returns the name of a message type of nfnetlink. For a subsystem other than nf_tables, it returns the
+// numbers of subsystem and message.
 func netfilterName(t int) string {
 	names := []string{"NEWTABLE", "GETTABLE", "DELTABLE", "NEWCHAIN", "GETCHAIN", "DELCHAIN", "NEWRULE", "GETRULE",
 		"DELRULE", "NEWSET", "GETSET", "DELSET", "NEWSETELEM", "GETSETELEM", "DELSETELEM", "NEWGEN", "GETGEN", "TRACE"}
@@ -343,8 +344,8 @@ func netfilterName(t int) string {
 	}
 }
 
-// appendAttributes appends attributes to text as type:length:hex. If an attribute has the flag for nested attributes,
-// it appends these in braces. If b has no valid attributes, it appends hexadecimal digits.
+// appendAttributes appends attributes to text as type:length:hex. If an attribute has the flag NLA_F_NESTED, it appends
+// the attributes inside in braces. If b has no valid attributes, it appends hexadecimal digits.
 func appendAttributes(text, b []byte) []byte {
 	start := len(text)
 	err := Decode(b, func(ad *netlink.AttributeDecoder) {

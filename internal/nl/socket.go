@@ -41,8 +41,8 @@ func Open(protocol int, ns *netns.NS) (Transport, error) {
 	return s, nil
 }
 
-// Dialer opens sockets in place of Dial, for tests that put faults between a program and the kernel. inPod is set for
-// the socket of a pod's namespace, where the Dialer is called.
+// Dialer opens sockets in place of Dial, for tests that put faults between a program and the kernel. inPod is true if
+// the socket is for a pod's network namespace. The calling thread is then in that namespace.
 type Dialer func(protocol int, inPod bool) (*Conn, error)
 
 type dialerKey struct{}
@@ -105,9 +105,9 @@ const (
 	// roomToAnswer is the length in bytes of a datagram whose answers certainly fit into a default receive buffer.
 	// The kernel queues all answers before the first one is read.
 	roomToAnswer = 2 << 10
-	// answerFactor is an upper bound for the size of the answers divided by the size of the request. An
-	// acknowledgement takes 27 times the space, and a bridge port that is requested by name takes 100 times the
-	// space.
+	// answerFactor is an upper bound for the size of the answers divided by the size of the request. An acknowledgement
+	// takes up to 27 times the space of its request. The description of a bridge port takes 100 times the space of a
+	// request by name.
 	answerFactor = 128
 )
 
@@ -197,9 +197,8 @@ func AttachFilter(fd int, program []bpf.RawInstruction) error {
 	return nil
 }
 
-// This file contains requests that are not netlink messages, but ioctls and socket options. Some are about network
-// interfaces (netdevice(7)), and some about the network namespace of the socket. A fake Transport supports none of
-// them.
+// The following methods send no netlink messages, but use ioctls and socket options. Some are about network interfaces
+// (netdevice(7)), and some about the network namespace of the socket. A fake Transport supports none of them.
 
 // NetNSCookie returns the cookie of the socket's network namespace without entering the namespace (see
 // netns.NS.Cookie). If the transport is not a socket, it returns 0.
@@ -278,7 +277,8 @@ func (c *Conn) RefreshCarrier(link string) {
 	}
 }
 
-// carrierPatience is much longer than the worker needs on a machine that is not overloaded.
+// carrierPatience is the longest time that RefreshCarrier waits for the worker. The worker needs much less on a machine
+// that is not overloaded.
 const carrierPatience = 100 * time.Millisecond
 
 func (s *socket) refreshCarrier(link string) {
@@ -305,9 +305,9 @@ func (s *socket) refreshCarrier(link string) {
 	}
 }
 
-// StopTxOffload turns off two offloads of a link in the socket's network namespace (ETHTOOL_STXCSUM and ETHTOOL_SSG).
-// The link then computes all checksums itself, and sends no memory pages that the sender can still change. Turning
-// the offloads on again needs CAP_NET_ADMIN in that namespace.
+// StopTxOffload turns off transmit checksum offload (ETHTOOL_STXCSUM) and scatter-gather (ETHTOOL_SSG) of a link in the
+// socket's network namespace. The kernel then computes all checksums before the link sends. It also copies memory pages
+// that the sender could still change. Turning the offloads on again needs CAP_NET_ADMIN in that namespace.
 func (c *Conn) StopTxOffload(link string) error {
 	s, ok := c.t.(*socket)
 	if !ok {
@@ -322,7 +322,7 @@ func (c *Conn) StopTxOffload(link string) error {
 }
 
 // StartGRO turns on GRO for a veth link in the socket's network namespace (ETHTOOL_SGRO). The link then joins TCP
-// segments that its peer sends one by one. The kernel also computes their checksums then.
+// segments that its peer sends one by one. The kernel then also verifies their checksums.
 func (c *Conn) StartGRO(link string) error {
 	s, ok := c.t.(*socket)
 	if !ok {

@@ -23,11 +23,10 @@ const (
 	Priority = minor
 )
 
-// The places for qdiscs and filters at a link. They are values for the field tcm_parent
-// (include/uapi/linux/pkt_sched.h).
+// These are the parents of qdiscs and filters at a link, for the field tcm_parent (include/uapi/linux/pkt_sched.h).
 const (
 	Root    = 0xffffffff // TC_H_ROOT
-	Clsact  = 0xfffffff1 // TC_H_CLSACT, which is TC_H_INGRESS
+	Clsact  = 0xfffffff1 // TC_H_CLSACT, equal to TC_H_INGRESS
 	Ingress = 0xfffffff2 // TC_H_CLSACT and TC_H_MIN_INGRESS
 	Egress  = 0xfffffff3 // TC_H_CLSACT and TC_H_MIN_EGRESS
 )
@@ -244,8 +243,8 @@ func Unsupported(err error, modules string) error {
 	return fmt.Errorf("%w: %w: load %s (modprobe, or modules-load.d for good)", ErrNotSupported, err, modules)
 }
 
-// Look executes a batch of GetQdisc requests. It ignores errors about missing objects. Batch.Err returns the error of
-// each request.
+// Look executes a batch of GetQdisc and other get requests. It ignores errors about missing objects. Batch.Err returns
+// the error of each request.
 func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 	if err := c.Do(ctx, b); err == nil || ctx.Err() != nil {
 		return err
@@ -265,8 +264,8 @@ func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 }
 
 // Filters lists the filters of a link at the given places, Ingress and Egress. own contains the filters with our
-// priority at the first place, including entries for their classifiers. others is the number of all other filters.
-// The kernel lists only this link's filters, so the time does not depend on the number of links.
+// priority at the first place, with the entries that u32 lists for itself and its hash table. others is the number of
+// all other filters. The kernel lists only this link's filters, so the time does not depend on the number of links.
 func (l Device) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []Filter, others int, _ error) {
 	for _, place := range places {
 		m, err := nl.Encode(unix.RTM_GETTFILTER, 0, l.header(0, place, 0), nil)

@@ -93,10 +93,11 @@ func Rules(c *nl.Conn) ([]Rule, error) {
 	return list, err
 }
 
-// Foreign returns the first rule that applies to a packet from src to dst, and whether there is one. link is the
-// name of the packet's incoming link, or "lo" for a packet of the host itself. If table is not 0, the rule must look
-// up this table. Foreign skips the kernel's own three rules. It also skips rules with other conditions, such as a
-// mark or a port, since it cannot know whether the packet meets them.
+// Foreign returns the first rule that applies to a packet from src to dst. The second result is false if there is none.
+// link is the name of the packet's incoming link, or "lo" for a packet of the host itself. If table is not 0, the rule
+// must look up this table. Foreign skips the kernel's default rules, which look up the tables local, main and default
+// for all packets. It also skips rules with other conditions, such as a mark or a port, since it cannot know whether
+// the packet meets them.
 func Foreign(rules []Rule, src, dst netip.Addr, link string, table uint32) (Rule, bool) {
 	for _, r := range rules {
 		isFromAll, isToAll, looksUp := r.From.Bits() <= 0, r.To.Bits() <= 0, r.Action == unix.FR_ACT_TO_TBL
@@ -113,8 +114,8 @@ func Foreign(rules []Rule, src, dst netip.Addr, link string, table uint32) (Rule
 	return Rule{}, false
 }
 
-// Ahead returns the ip command that adds a rule before r. The parameter selector says which packets the new rule
-// matches. The new rule sends these packets to table main.
+// Ahead returns the ip command that adds a rule before r. selector selects the packets of the new rule, in the syntax
+// of ip-rule(8). The new rule sends these packets to table main.
 func (r *Rule) Ahead(selector string) string {
 	family := map[uint8]int{unix.AF_INET: 4, unix.AF_INET6: 6}[r.Family]
 	return fmt.Sprintf("ip -%d rule add %s lookup main priority %d", family, selector, max(r.Priority, 1)-1)
@@ -202,7 +203,7 @@ func (r *Rule) decodeAttr(ad *netlink.AttributeDecoder) {
 
 const (
 	ndaFlagsExt = 15 // NDA_FLAGS_EXT, Linux 5.16
-	ntfExtShift = 8  // NTF_EXT_SHIFT: the attribute's flags are in Flags from this bit on
+	ntfExtShift = 8  // NTF_EXT_SHIFT: the flags of NDA_FLAGS_EXT begin at this bit of Flags
 )
 
 // NeighbourEntry is an entry in the neighbour table of a link, which is the ARP cache for IPv4 and the neighbour cache
@@ -226,10 +227,10 @@ const (
 	Reachable State = unix.NUD_REACHABLE // confirmed recently
 	Stale     State = unix.NUD_STALE     // must be confirmed at its next use
 	Delay     State = unix.NUD_DELAY     // used, and waiting for a confirmation
-	Probe     State = unix.NUD_PROBE     // the kernel is asking
-	Failed    State = unix.NUD_FAILED    // did not answer
-	NoARP     State = unix.NUD_NOARP     // never asked, may be evicted
-	Permanent State = unix.NUD_PERMANENT // set by a program: never asked, never evicted
+	Probe     State = unix.NUD_PROBE     // the kernel is asking the neighbour
+	Failed    State = unix.NUD_FAILED    // the neighbour did not answer
+	NoARP     State = unix.NUD_NOARP     // the kernel never asks, but may evict the entry
+	Permanent State = unix.NUD_PERMANENT // set by a program: the kernel neither asks nor evicts the entry
 )
 
 // NeighbourFlags are the flags of a neighbour entry. The lower eight bits are NTF_*, and the higher bits are

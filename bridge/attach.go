@@ -20,7 +20,8 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Attachment describes a port that Attach has created.
+// Attachment describes the veth pair that Attach created: the port, which is the host's end on the bridge, and the
+// pod's interface.
 type Attachment struct {
 	// Index and MAC belong to the port, and PeerIndex and PeerMAC to the pod's interface, in the pod's namespace.
 	Index     int
@@ -93,8 +94,8 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 }
 
 // configure appends the requests that configure the port to b and sends the batch. A kernel without IPv6 rejects the
-// IPv6 settings (EAFNOSUPPORT). In that case, configure sends the requests again without the IPv6 settings. So
-// kernels with IPv6 need no additional request.
+// IPv6 settings (EAFNOSUPPORT). In that case, configure sends the requests again without the IPv6 settings, or returns
+// ErrNoIPv6 if the port needs IPv6. So kernels with IPv6 need no additional request.
 func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) error {
 	p.configure(b, fresh)
 	err := c.nl.Do(ctx, b)
@@ -112,7 +113,8 @@ func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) 
 	return c.nl.Do(ctx, &again)
 }
 
-// fillIn sets BridgeIndex, MTU, MAC and PeerMAC if the caller left them zero.
+// fillIn sets BridgeIndex, MTU, MAC and PeerMAC if the caller left them zero. It returns an error if the link p.Bridge
+// is not a bridge.
 func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 	if p.BridgeIndex == 0 || p.MTU == 0 {
 		l, err := c.bridgeNamed(ctx, p.Bridge)
@@ -138,8 +140,9 @@ func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 	return nil
 }
 
-// explain replaces two errno values of a failed Attach by clearer errors. For EEXIST, it finds out whether the name
-// of the port or the name of the peer is taken. EXFULL means that the bridge cannot have another port.
+// explain replaces two errno values of a failed Attach by clearer errors. For EEXIST, it finds out whether the name of
+// the port or the name of the peer is taken. EXFULL means that the bridge cannot have another port. It returns other
+// errors unchanged.
 func (c *Conn) explain(p *Port, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrExist):
@@ -191,7 +194,9 @@ func (c *Conn) setUpPod(ctx context.Context, inPod *podNamespace, p *Port) (_ *A
 	return a, c.Wait(ctx, p.Name)
 }
 
-// configurePod adds addresses, routes and neighbours in the pod, and sets the pod's interface up.
+// configurePod writes the sysctls of the pod's interface, sets it up, and adds addresses, routes and neighbours. If
+// requested, it announces the addresses, and adds the static entry of the bridge's forwarding table. It stores the
+// indexes of both ends in a.
 func (c *Conn) configurePod(ctx context.Context, inPod *podNamespace, p *Port, a *Attachment) error {
 	err := p.writeSysctls(inPod)
 	if err != nil {
@@ -280,10 +285,9 @@ func (p *Port) writeSysctls(inPod *podNamespace) error {
 	return errors.Join(errs...)
 }
 
-// setUp sets the port up if configure left it down, because the port has VLANs or the function before is not nil.
-// First setUp calls this function with the port's index, and puts the port into its VLANs. If the port were up
-// earlier, it would be in the bridge's default VLAN while the pod may already send. In other cases setUp does
-// nothing.
+// setUp sets up a port that has VLANs, or whose function before is not nil. For other ports it does nothing. First it
+// calls before with the port's index, and puts the port into its VLANs. A port that was up earlier would be in the
+// bridge's default VLAN while the pod may already send.
 func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, int) error) error {
 	if before == nil && p.VLAN.IsZero() {
 		return nil
@@ -310,7 +314,8 @@ func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, 
 	return r.Apply(ctx, c.nl, "set port up", p.Name)
 }
 
-// setDownUnlessPort sets the port down if it has VLANs and is not yet a port of its bridge. setUp sets it up again.
+// setDownUnlessPort appends a request to b that sets the link down, if the port has VLANs and the link is not yet a
+// port of its bridge. setUp sets it up again.
 func (c *Conn) setDownUnlessPort(ctx context.Context, b *nl.Batch, p *Port) error {
 	if p.VLAN.IsZero() {
 		return nil
@@ -340,13 +345,13 @@ func (c *Conn) enter(pod *netns.NS, p *Port) (wait func() (*podNamespace, error)
 	inPod, done := &podNamespace{}, make(chan error, 1)
 	ipv6 := p.usesIPv6()
 	go func() {
-		_, _ = c.hostIPv6() // on an error, Attach gets the same error and returns it
+		_, _ = c.hostIPv6() // open it now; on an error, Attach gets the same error later
 		done <- pod.Do(func() error { return inPod.open(c.dialPod, ipv6) })
 	}()
 	return func() (*podNamespace, error) { err := <-done; return inPod, err }
 }
 
-// open opens the socket and the directory. It must run in the pod's network namespace.
+// open opens the socket and the directory and, if ipv6 is set, the Watch. It must run in the pod's network namespace.
 func (inPod *podNamespace) open(dial func() (*nl.Conn, error), ipv6 bool) (err error) {
 	if inPod.conn, err = dial(); err != nil {
 		return err
@@ -364,7 +369,7 @@ func (inPod *podNamespace) open(dial func() (*nl.Conn, error), ipv6 bool) (err e
 	return nil
 }
 
-// close closes the socket and the directory. It changes nothing in the pod.
+// close closes the socket, the Watch and the directory. It changes nothing in the pod.
 func (inPod *podNamespace) close() {
 	// Ignore errors of Close, since the kernel has answered all requests.
 	if inPod.conn != nil {

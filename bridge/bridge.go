@@ -187,8 +187,9 @@ func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
 	return err
 }
 
-// setNew sets the alias and removes the bridge from unfinishedGroup. It identifies the bridge by index, not by name.
-// If no link had the name, the kernel would apply a request with a group to all links of that group.
+// setNew sets the alias, turns link-local addresses off if noIPv6 is set, and removes the bridge from unfinishedGroup.
+// It identifies the bridge by index, not by name. If no link had the name, the kernel would apply a request with a
+// group to all links of that group.
 func (c *Conn) setNew(ctx context.Context, br *Bridge, index int, noIPv6 bool) error {
 	r := link.Request{Index: index, Group: new(uint32(0)), NoLinkLocal: noIPv6}
 	if br.Alias != "" {
@@ -228,8 +229,8 @@ func (br *Bridge) refuseNFCall(l *Link) error {
 		Err: fmt.Errorf("%w: the kernel was built without CONFIG_BRIDGE_NETFILTER", ErrNoNetfilter)}
 }
 
-// correctBridge changes the bridge l so that it matches br. pinned states that the bridge's MAC is pinned already,
-// since the kernel does not report this.
+// correctBridge changes the bridge l so that it matches br, and reports whether it differed. pinned states that the
+// bridge's MAC is pinned already, since the kernel does not report this.
 func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned bool) (bool, error) {
 	changed := len(br.Differences(l)) > 0
 	if !changed && pinned {

@@ -35,7 +35,7 @@ type Conn struct {
 
 	mu      sync.Mutex
 	ipv6    *sysctl.Dir              // see hostIPv6
-	waiting map[string]*podNamespace // by port; attachments that Wait has not waited for yet
+	waiting map[string]*podNamespace // by port name; pods for which Attach left the waiting to Wait
 }
 
 // Dial opens a connection to the network namespace ns, which contains the bridges. If ns is nil, Dial uses the
@@ -72,8 +72,9 @@ func (c *Conn) checkPod(pod *netns.NS, same bool) error {
 	return &tombolo.OpError{Op: "use pod's network namespace", Object: pod.String(), Err: err}
 }
 
-// On returns a Conn over an open socket. The Conn calls dialPod within a pod's namespace to open a socket there. If
-// dialPod is nil, the socket leads to the kernel. Dial is for programs; On lets a test answer in the kernel's place.
+// On returns a Conn that uses the open socket s and closes it in Close. The Conn calls dialPod within a pod's namespace
+// to open a socket there. If dialPod is nil, it opens an rtnetlink socket. Programs use Dial; On lets a test answer in
+// the kernel's place.
 func On(s tombolo.Socket, dialPod func() (tombolo.Socket, error)) *Conn {
 	if dialPod == nil {
 		return &Conn{nl: nl.Of(s), dialPod: dialRoute}
@@ -154,10 +155,10 @@ func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) e
 	return errors.Join(errs...)
 }
 
-// Shut sets a port down. The pod cannot set it up again, so no packet passes the port any more. So the caller can
-// delete the port's guard before it deletes the port, which takes much longer. It is no error if the port does not
-// exist. If the alias does not begin with owner, Shut changes nothing and returns an error that matches ErrForeign.
-// An empty owner matches any alias.
+// Shut sets a port down. The pod cannot set it up again, so no packet passes the port any more. Then the caller can
+// delete the rules that guard against spoofed packets before it deletes the port, which takes much longer. It is no
+// error if the port does not exist. If the alias does not begin with owner, Shut changes nothing and returns an error
+// that matches ErrForeign. An empty owner matches any alias.
 func (c *Conn) Shut(ctx context.Context, name, owner string) error {
 	return c.change(ctx, "set link down", name, owner, func(_ *Link, r *link.Request) bool {
 		r.Change = unix.IFF_UP
@@ -254,8 +255,8 @@ type Autoconf struct {
 
 // Autoconfigured holds the settings that a pod has received from router advertisements.
 type Autoconfigured struct {
-	// Advertised contains the addresses and the resolvers. If a resolver has a link-local address, its zone is the
-	// name of the pod's interface.
+	// Advertised contains the addresses and the name servers. If a name server has a link-local address, its zone is
+	// the name of the pod's interface.
 	addr.Advertised
 	// Gateways are the link-local addresses of the routers in the pod's default routes. They are empty without
 	// Autoconf.DefaultRoute, or if no router offers a default route.
@@ -306,7 +307,8 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 	return s, nil
 }
 
-// start first opens a socket for announcements, so that none is missed, and then makes the kernel send a solicitation.
+// start first opens a socket for announcements, so that none is missed. Then it sets the sysctls and makes the kernel
+// send a solicitation. It also deletes default routes that the kernel learnt earlier, as Solicit describes.
 func (s *Solicitation) start(c *Conn, pod *netns.NS, port *Port) error {
 	var l *link.Info
 	err := pod.Do(func() (err error) {
@@ -343,8 +345,8 @@ func (s *Solicitation) start(c *Conn, pod *netns.NS, port *Port) error {
 	return s.dropDefaults()
 }
 
-// setSysctls sets the sysctls in port.raSysctls, except those that another program has changed. It must run in the
-// pod's network namespace.
+// setSysctls sets the sysctls in port.raSysctls, except those that another program has changed. It sets s.silent and
+// s.formsNone according to the resulting values. It must run in the pod's network namespace.
 func (s *Solicitation) setSysctls(port *Port, l *link.Info) error {
 	for _, p := range port.raSysctls() {
 		have, ok := l.IPv6.At(p.index)
@@ -409,8 +411,9 @@ func token(l *link.Info) (netip.Addr, error) {
 }
 
 // Wait waits until the pod has a usable address from a router advertisement. With Port.DAD, this takes one or two
-// seconds after the advertisement. If ctx ends first, the error matches ctx's error and describes the progress: it
-// also matches addr.ErrNoRouter, addr.ErrNoPrefix or addr.ErrDuplicate.
+// seconds after the advertisement. If the pod's sysctls keep the kernel from forming addresses, Wait returns at once
+// with an empty result. If ctx ends first, the error matches ctx's error and also addr.ErrNoRouter, addr.ErrNoPrefix or
+// addr.ErrDuplicate.
 func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 	if s.formsNone {
 		return &Autoconfigured{}, nil

@@ -82,8 +82,9 @@ func (c *Conn) Link(ctx context.Context, name string) (*Link, error) {
 	return c.link(ctx, name, 0)
 }
 
-// bridgeNamed returns the bridge with the given name. It returns an error if name is only an alternative name of the
-// link, since firewall rules and other programs do not know such names.
+// bridgeNamed returns the link with the given name; the caller must check that it is a bridge. bridgeNamed returns an
+// error if name is only an alternative name of the link, since firewall rules and other programs do not know such
+// names.
 func (c *Conn) bridgeNamed(ctx context.Context, name string) (*Link, error) {
 	l, err := c.Link(ctx, name)
 	if err == nil && l.Name != name {
@@ -354,7 +355,7 @@ func (p *Port) Differences(l, br Link) []tombolo.Difference {
 	return list
 }
 
-// orString returns the text of a MAC, or of another one if it is nil.
+// orString returns mac as text, or other as text if mac is nil.
 func orString(mac, other net.HardwareAddr) string {
 	if mac == nil {
 		mac = other

@@ -47,8 +47,8 @@ type Routing struct {
 const (
 	routeLocalnet = "route_localnet"
 
-	// Every network namespace has a loopback interface. EnsureRouting sets its sysctl last, so the value shows
-	// whether all links were set.
+	// loopbackName is the name of the loopback interface, which every network namespace has. EnsureRouting sets its
+	// sysctl last, so the value shows whether all links were set.
 	loopbackName = "lo"
 )
 
@@ -228,8 +228,9 @@ const (
 	ipv6ConfForceForwarding = 59 // DEVCONF_FORCE_FORWARDING, since Linux 6.17
 )
 
-// Forwards returns the address families that the host forwards. pods contains the families that it forwards at least
-// for pods. router contains the families for which the host's owner has made it a router. Forwards sends one request.
+// Forwards returns the address families that the host forwards, in the fields IPv4 and IPv6. pods has the families that
+// it forwards, even if only for pods. router has those for which the host's owner made it a router. Forwards sends one
+// request.
 func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	lo, err := link.Find(ctx, c.nl, "", loopbackIndex, unix.IFLA_AF_SPEC)
 	if err != nil {

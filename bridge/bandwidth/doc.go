@@ -20,9 +20,9 @@
 //	        │ ↑                  egress of the pod:  port, clsact: u32, mirred → ifb
 //	        ifb                                      ifb, root: tbf
 //
-// A tbf on the pod's end would need no ifb, but a process with CAP_NET_ADMIN in the pod could delete it. The length
-// of the queue is 15 ms of the rate, or eight frames if that is more. See Effective for the burst. Our filters and
-// qdiscs have the priority and handle 0x746f.
+// A tbf on the pod's end would need no ifb, but a process with CAP_NET_ADMIN in the pod could delete it. The queue is
+// long enough for 15 ms of the rate, and for at least eight frames. See Effective for the burst. Our filters and qdiscs
+// have the priority and handle 0x746f.
 //
 // # Needs
 //

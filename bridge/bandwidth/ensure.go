@@ -24,7 +24,7 @@ type Conn struct{ nl *nl.Conn }
 // On returns a Conn that uses an open socket. The socket's owner still has to close it.
 func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s)} }
 
-// Target identifies the links of one pod whose traffic is limited.
+// Target identifies the port and the ifb of a pod, to limit the pod's traffic.
 type Target struct {
 	// Port is the name of the host's end of the pod's veth pair. For Remove it may be "" if the port is gone or will
 	// be deleted anyway. Everything except the ifb disappears with the port.
@@ -159,7 +159,8 @@ func (c *Conn) undo(t *Target, cause error) error {
 	return cause
 }
 
-// install replaces the target's qdiscs and filters by the requested ones.
+// install makes the ifb, the qdiscs and the filters of the target match want, and reports whether it changed anything.
+// It deletes ours that want does not need.
 func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *installation) (changed bool, _ error) {
 	var b nl.Batch
 	modules := "sch_tbf"
@@ -203,6 +204,7 @@ func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *install
 }
 
 // ensureIFB creates the ifb if it does not exist, or corrects the alias of an existing one. A new ifb stays down.
+// ensureIFB stores it in have.ifb.
 func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installation) (changed bool, _ error) {
 	if have.ifb != nil && (t.Alias == "" || have.ifb.Alias == t.Alias) {
 		return false, nil
@@ -251,7 +253,8 @@ func (t *Target) appendEgress(b *nl.Batch, w tc.Bucket, have *installation) {
 	t.port().AddRedirect(b, have.ifb.Index)
 }
 
-// replaceRoot appends requests that make the root qdisc of a link a tbf with the parameters w.
+// replaceRoot appends requests that make the root qdisc of a link a tbf with the parameters w. If have is such a tbf,
+// it appends nothing.
 func replaceRoot(b *nl.Batch, device tc.Device, have tc.Qdisc, w tc.Bucket) {
 	if have.Is(w) {
 		return
@@ -264,8 +267,9 @@ func replaceRoot(b *nl.Batch, device tc.Device, have tc.Qdisc, w tc.Bucket) {
 	device.SetTBF(b, w)
 }
 
-// ifbMTU is below the minimum MTU of IPv6 (RFC 8200, section 5). So the kernel does not set up IPv6 on the ifb, which
-// saves a third of the time. The MTU does not limit packets through the ifb, since they are redirected and not sent.
+// ifbMTU is the MTU of an ifb in bytes. It is below the minimum MTU of IPv6 (RFC 8200, section 5). So the kernel does
+// not set up IPv6 on the ifb, which saves a third of the time to create it. The MTU does not limit packets through the
+// ifb, since they are redirected and not sent.
 const ifbMTU = 1279
 
 // addIFB appends a request that creates an ifb, which stays down. The MAC is explicit, so that udev does not change

@@ -65,7 +65,7 @@ const (
 	// sent. It is the default of gso_max_size plus room for headers.
 	segmented = 65536 + 256
 
-	// mostBytes is the longest burst and the longest queue in bytes that fit into the kernel's 32-bit fields.
+	// mostBytes is the upper limit for a burst and for a queue in bytes. It fits into the kernel's 32-bit fields.
 	mostBytes = 1 << 31
 )
 
@@ -94,9 +94,9 @@ func formatRate(rate uint64) string {
 }
 
 // Effective returns the limits that Ensure installs on a port with the given MTU in bytes. The rates are whole bytes
-// per second. Bursts are always set, long enough to reach the rate, and short enough to limit it. For each configured
-// burst that Effective changes, adjustments contains an explanation for the operator. Calling Effective on its own
-// result changes nothing. Errors match tombolo.ErrInvalid.
+// per second. Each limit with a rate has a burst, long enough to reach the rate, and short enough to limit it. For each
+// configured burst that Effective changes, adjustments contains an explanation for the operator. Calling Effective on
+// its own result changes nothing. Errors match tombolo.ErrInvalid.
 func (s Shape) Effective(mtu int) (_ Shape, adjustments []string, _ error) {
 	if mtu < 68 || mtu > 65535 {
 		return Shape{}, nil, fmt.Errorf("%w: an MTU of %d bytes", tombolo.ErrInvalid, mtu)

@@ -132,9 +132,9 @@ func (c *Conn) Find(ctx context.Context, s Share) (*bridge.Link, error) {
 	return nic, nil
 }
 
-// Ready reports whether the Share needs no Ensure. If so, it returns the index of the pair's outer end, and otherwise
-// 0. nic is the result of Find. Ready sends two requests in one round trip. It does not notice if another program has
-// removed the BPF program: Check does.
+// Ready returns the index of the pair's outer end if the Share needs no Ensure, and 0 if it does. nic is the result of
+// Find. Ready sends two requests in one round trip. Unlike Check, it does not look at the BPF program and the flag
+// IFF_NOARP.
 func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int, _ error) {
 	if err := s.validate(); err != nil {
 		return 0, err
@@ -162,7 +162,8 @@ func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int,
 	return 0, nil
 }
 
-// Probe returns an error if the NIC cannot be shared. It changes nothing.
+// Probe returns an error if the NIC cannot be shared, or if the kernel refuses to load the BPF program. It changes
+// nothing.
 func (c *Conn) Probe(ctx context.Context, nic string) error {
 	l, err := c.find(ctx, nic)
 	if err != nil {
@@ -295,7 +296,8 @@ func (c *Conn) look(ctx context.Context, s Share) (*installation, error) {
 	return &have, err
 }
 
-// find returns the link with the given name. If it does not exist, the error matches fs.ErrNotExist.
+// find returns the link with the given name. If it does not exist, the error matches fs.ErrNotExist. An alternative
+// name is an error.
 func (c *Conn) find(ctx context.Context, name string) (*link.Info, error) {
 	l, err := link.Find(ctx, c.nl, name, 0)
 	if err == nil && l.Name != name {

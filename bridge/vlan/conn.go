@@ -297,7 +297,8 @@ func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 	return true, unsupported(err)
 }
 
-// deleteRenamed deletes l's link if another program has renamed it. A bridge can have only one link in each VLAN.
+// deleteRenamed deletes l's link if another program has renamed it. It recognizes the link by bridge, VLAN and alias. A
+// bridge can have only one link in each VLAN.
 func (c *Conn) deleteRenamed(ctx context.Context, l *Link) error {
 	renamed := 0
 	err := link.List(c.nl, "list VLAN links", "vlan", 0, func(have *link.Info) {
@@ -526,7 +527,8 @@ type entryRange struct {
 	flags uint16
 }
 
-// runs returns the entries as a sorted list of as few ranges as possible.
+// runs returns the entries as a sorted list of ranges of consecutive VLANs with equal flags. A VLAN with flagPVID has a
+// range of its own.
 func (e entries) runs() []entryRange {
 	ids := make([]int, 0, len(e))
 	for id := range e {

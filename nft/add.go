@@ -14,13 +14,13 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Add adds an endpoint's elements to the sets of the firewall, in one transaction. The number of existing endpoints
-// does not affect its duration.
+// Add adds an endpoint's elements to the sets of the firewall, in one transaction.
 //
-// If one of the elements already exists, Add returns a *ConflictError, which matches fs.ErrExist. The same happens if
-// an existing element excludes a new one. A port published on all addresses and the same port on one address of the
-// family exclude each other. Replace can take over such elements. If the table or a set is missing, the error matches
-// fs.ErrNotExist, and Ensure can repair it. If Add returns an error, it has added nothing.
+// If one of the elements already exists, Add returns a *ConflictError, which matches fs.ErrExist. It returns this error
+// too if a new published port and an existing one exclude each other. A port published on all addresses and the same
+// port on one address of the family exclude each other. Replace can take over the conflicting elements. If the table or
+// a set is missing, the error matches fs.ErrNotExist, and Ensure can repair it. If Add returns an error, it has added
+// nothing.
 func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	if err := ep.check(); err != nil {
 		return err
@@ -28,8 +28,8 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 
 	elements := ep.elements()
 	return c.retry(ctx, func() error {
-		// Reuse the last known generation of nf_tables. If it is outdated, the kernel refuses the transaction, and
-		// c.retry tries again with a new one.
+		// Tie the transaction to the nf_tables generation that this Conn last knew, if any. If nf_tables has changed
+		// since, the kernel refuses the transaction, commitEndpoints forgets that generation, and c.retry tries again.
 		generation := c.verified.Generation()
 		if len(ep.Ports) > 0 && generation == nil {
 			visible, err := nftnl.VisibleGeneration(c.tables.Conn)
@@ -84,8 +84,8 @@ func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 	return nftnl.ErrOvertaken // the element is gone again, so try again
 }
 
-// explainMissing adds to an error that matches fs.ErrNotExist that the network's firewall is not set up. It returns
-// other errors unchanged.
+// explainMissing explains an error that matches fs.ErrNotExist: the network's firewall is not set up. It returns other
+// errors unchanged.
 func explainMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the network's firewall is not (or no longer) set up: %w", err)
@@ -99,9 +99,9 @@ func explainMissing(err error) error {
 // had SLAAC set. To delete other former addresses, use Move. Each endpoint is added completely or not at all. After
 // an error, endpoints before the failed one may have been added.
 //
-// Use Replace only if the endpoint is known to be right. Examples are a stale element that conflicts with a new pod,
-// and endpoints to restore after Ensure created a set again. The error matches fs.ErrNotExist if the table or a set
-// is missing.
+// Use Replace only for endpoints that the caller knows to be current. Examples are a new pod that conflicts with a
+// stale element, and endpoints to restore after Ensure created a set again. The error matches fs.ErrNotExist if the
+// table or a set is missing.
 func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 	for i := range eps {
 		if err := eps[i].check(); err != nil {
@@ -196,8 +196,8 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.Element,
 // between, and a published port always leads to one of the addresses.
 //
 // old and next must have the same Owner and Network. Move adds the elements of next in the same way as Replace. It
-// deletes elements that only old has in the same way as Remove: only if they exist and belong to the owner. So Move
-// can be repeated, and old may list more than there is. Existing connections keep their address.
+// deletes elements that only old has in the same way as Remove: only if they exist and belong to the owner. So Move can
+// be repeated, and old may have elements that do not exist. Existing connections keep their address.
 //
 // If the table or a set is missing, the error matches fs.ErrNotExist, and Move has changed nothing. Ensure can repair
 // this.
@@ -207,8 +207,8 @@ func (c *Conn) Move(ctx context.Context, old, next Endpoint) error {
 
 // Update is like Move, but never takes over elements of other owners. If another owner has an element of next, or an
 // element that excludes one, Update returns a *ConflictError, as Add does, and changes nothing. Elements of the same
-// owner are no conflict. For example, Update adds the host ports of an endpoint that Add guarded before its port
-// existed, and the endpoint stays guarded throughout.
+// owner are no conflict. For example, Add can guard a pod before its veth pair exists, and Update can add its host
+// ports later. The pod stays guarded throughout.
 func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 	comment := next.comment()
 	return c.move(ctx, old, next, func(is []*ruleset.Element) error {
@@ -277,7 +277,8 @@ func (list publishedPorts) exclude(el ruleset.Element) bool {
 	return onAll && list[port][1] || !onAll && list[port][0]
 }
 
-// findExcluding returns the elements in the kernel that exclude one of the given elements. See publishedPorts.
+// findExcluding returns the elements in the kernel that exclude one of the given elements, in the sense of
+// publishedPorts.
 func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.Element, error) {
 	var onAll []ruleset.Element
 	var onOne []ruleset.Place // maps of host ports on one address

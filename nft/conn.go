@@ -44,8 +44,8 @@ type Config struct {
 type Conn struct {
 	tables   ruleset.Tables
 	mark     uint32
-	verified nftnl.Verified // the networks that were found ready
-	err      error          // the error of Dial or On, if any
+	verified nftnl.Verified // the networks that Ready found complete, and the nf_tables generation in which it did
+	err      error          // the error about an invalid Config passed to On; every method that sends requests returns it
 }
 
 // Dial opens a netlink connection to nf_tables. It needs CAP_SYS_ADMIN if cfg.NetNS is set. All methods need
@@ -82,7 +82,7 @@ func on(conn *nl.Conn, cfg *Config) *Conn {
 }
 
 // Close closes the connection. Shortly after a program deleted nf_tables objects, Close blocks until the kernel has
-// freed their memory, for an RCU grace period (some 10 ms). So call Close after another call that takes as long, such
+// freed their memory, for an RCU grace period (some 10 ms). To hide this wait, call Close after another slow call, such
 // as deleting a link.
 func (c *Conn) Close() error {
 	return c.tables.Conn.Close()
@@ -115,8 +115,8 @@ func (c *Conn) retry(ctx context.Context, try func() error) error {
 	return nftnl.Retry(ctx, try)
 }
 
-// change calls fill to write a transaction, and then commits the transaction. If another program changes nf_tables
-// before the commit, change tries again with a new transaction.
+// change calls fill to write a transaction, and then commit to commit it. If another program changes nf_tables before
+// the commit, change tries again with a new transaction, until ctx ends.
 func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transaction) error) error {
 	return c.retry(ctx, func() error {
 		generation, err := nftnl.VisibleGeneration(c.tables.Conn)
@@ -131,7 +131,7 @@ func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transactio
 	})
 }
 
-// commit commits a transaction of any kind, and explains the error EBUSY.
+// commit commits a transaction that may change any object, not only elements of endpoints. It explains the error EBUSY.
 func (c *Conn) commit(t *ruleset.Transaction) error { return explainBusy(t.Commit(c.tables.Conn)) }
 
 // elements returns all elements of all sets in our tables. See ruleset.Tables.Elements.
@@ -153,8 +153,8 @@ func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []
 	return have, err
 }
 
-// commitEndpoints commits a transaction that changes only elements of endpoints, unless it is empty. Networks that
-// Ready found complete before such a transaction are still complete afterwards.
+// commitEndpoints commits a transaction that changes only elements of endpoints. If the transaction is empty, it does
+// nothing. Such a change leaves all networks complete, so c.verified then applies to the new generation too.
 func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	if t.Empty() {
 		return nil

@@ -31,14 +31,15 @@
 // packets of existing connections, packets to published ports, and packets that stay on the bridge of a network. It
 // does not mark new connections to a bridge or veth link of another program (see SetHost).
 //
-// A published port is reachable at every local address of the host, except for ::1 and IPv6 link-local addresses. At
-// 127.0.0.1, only the host itself can reach the port, and the caller must first enable route_localnet for the bridge.
-// Enable route_localnet only after Ensure. The chain loopback then protects the host's other services at 127.0.0.1
-// from pods. This protection ends when the table is deleted. A caller that needs a protection outside the table can
-// test the mark. The chain loopback-answers sets the mark on packets that may reach 127.0.0.0/8 through a bridge.
+// A port that is published on all addresses is reachable at every local address of the host, except for ::1, IPv6
+// link-local addresses, and addresses that SetHost excludes. At 127.0.0.1, only the host itself can reach the port, and
+// the program must first enable route_localnet for the bridge. Enable route_localnet only after Ensure. The chain
+// loopback then protects the host's other services at 127.0.0.1 from pods. This protection ends when the table is
+// deleted. A program that adds its own protection in another table can match the mark: the chain loopback-answers sets
+// the mark on packets that may reach 127.0.0.0/8 through a bridge.
 //
-// A caller of a published port keeps its source address, unless the answer would then bypass the host. The firewall
-// masquerades the following callers:
+// A client of a published port keeps its source address, unless the answer would then bypass the host. Unless
+// Endpoint.PortSNAT selects others, the firewall masquerades the following clients:
 //
 //   - the host, if it calls by 127.0.0.1
 //   - a pod that calls itself

@@ -18,7 +18,8 @@ import (
 
 // Endpoints lists the endpoints of a network in the kernel, or of all networks if network is "". They are sorted by
 // network and owner. Endpoints fills in Owner, Network, Bridge, Masquerade, and Addrs or, for pods without addresses,
-// MAC. If elements of an endpoint are missing, its Addrs and Bridge may be incomplete.
+// MAC. For an endpoint with a NIC, Bridge is the NIC. If elements of an endpoint are missing, its Addrs and Bridge may
+// be incomplete.
 //
 // If the name of a network is too long for a comment, Network is a shortened name with a hash. Network is the full
 // name if the caller passed it.
@@ -35,8 +36,8 @@ func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error
 	return collect(elements, network), nil
 }
 
-// HasPorts reports whether an endpoint behind the bridge has published ports for IPv4, in any network. It does not
-// see ports with SNATNone. It lists one element for each endpoint on the host with published ports for IPv4.
+// HasPorts reports whether an endpoint behind the bridge has published ports for IPv4, in any network. It does not see
+// ports with SNATNone. To find out, it lists at least one element for each endpoint on the host with such ports.
 func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
 		return false, invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)
@@ -91,7 +92,7 @@ func collect(elements []ruleset.Element, network string) []Endpoint {
 	return list
 }
 
-// note adds the facts that one element contains to the endpoint.
+// note fills in the fields of ep that an element of the endpoint shows. It ignores elements that Parse does not know.
 func (ep *Endpoint) note(el *ruleset.Element) {
 	bridge, addr, mac, ok := el.Parse()
 	if !ok {
@@ -294,10 +295,10 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
 // have not been removed. It is no error if the network does not exist. With the last network, RemoveNetwork deletes
 // the tables.
 //
-// A network without masquerading, bridge and endpoints leaves no trace in the tables. So removing another network may
-// delete the tables while such a network still needs them. If networks share a bridge, removing one also deletes the
-// set elements that describe the bridge. Afterwards Ready returns false for the other networks until Ensure is
-// called.
+// A network that has neither masquerading nor a bridge nor endpoints leaves no trace in the tables. So removing another
+// network may delete the tables while such a network still needs them. If networks share a bridge, removing one also
+// deletes the set elements that describe the bridge. Afterwards Ready returns false for the other networks until Ensure
+// is called.
 func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -358,8 +359,8 @@ func (c *Conn) HasNetwork(ctx context.Context, name string) (bool, error) {
 	return has, err
 }
 
-// inventories returns the content of all our tables. inUse reports whether a network other than key has an object in
-// one of them.
+// inventories returns the content of all our tables. inUse reports whether one of them contains a chain or set of a
+// network other than key, or an element that SetHost did not add.
 func (c *Conn) inventories(key string) (list []*ruleset.Inventory, inUse bool, _ error) {
 	for _, family := range ruleset.OurFamilies() {
 		inv, err := c.tables.Inventory(family)

@@ -13,7 +13,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/internal/ruleset"
 )
 
-// Owner identifies the owner of an element. It is a hash of the owner's full name, or another unique name of at most
+// Owner identifies the endpoint that an element belongs to. It is a hash from OwnerOf, or another unique name of 1 to
 // 16 lower-case letters and digits.
 type Owner string
 
@@ -29,8 +29,8 @@ type Endpoint struct {
 	Owner Owner
 	// Network is the name of the network that the endpoint belongs to.
 	Network string
-	// Bridge is the name of the bridge that the pod's port belongs to. For the host, the pod's packets come in by
-	// this link.
+	// Bridge is the name of the bridge that the host's end of the pod's veth pair is a port of. Unless NIC is set, the
+	// host receives the pod's packets from this link.
 	Bridge string
 	// NIC is the link that connects the bridge to a LAN (Share.NIC of Network.Share), or empty. The host then routes
 	// the pod's packets through the NIC, and the firewall passes frames to the pod's MAC from the NIC to the bridge.
@@ -67,7 +67,8 @@ type Endpoint struct {
 	// follow, as in "192.0.2.0/24, wg0 tcp 443, fd00::/8 udp 53-60". "" and "all" contain everyone. All other calls
 	// go to the host itself, as if the port were not published.
 	PublishFrom []string
-	// Unadmitted lets the host's firewall decide about calls of Ports: the calls get no mark, except calls from pods.
+	// Unadmitted lets the host's own firewall decide about connections to Ports: their packets get no mark, except
+	// packets from pods.
 	Unadmitted bool
 	// Egress lists the destinations that the pod may open connections to. Only destinations that the network's Egress
 	// permits too are reachable. It needs a Guard, so that the pod cannot send from other addresses. The network must
@@ -199,9 +200,8 @@ func podElement(bridge string, a netip.Addr) ruleset.Element {
 	return ruleset.Element{Set: ruleset.InInet(set), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}
 }
 
-// traces returns all elements that the endpoint may have in the kernel. It includes the elements for masquerading
-// even if Masquerade is not set. If PortSNAT or Guard is set, it includes the elements of other values too, since the
-// caller's record may be newer than the elements.
+// traces returns all elements that the endpoint may have in the kernel, also from an earlier state. It includes the
+// elements for masquerading, leftovers, and, unless PortSNAT is SNATNeeded, the elements for every PortSNAT.
 func (ep Endpoint) traces() []ruleset.Element {
 	ep.Masquerade = true
 	if ep.PortSNAT != SNATNeeded {
@@ -210,7 +210,6 @@ func (ep Endpoint) traces() []ruleset.Element {
 	return append(ep.elements(), ep.leftovers()...)
 }
 
-// comment returns the comment of an endpoint's elements.
 func (ep *Endpoint) comment() string { return ownerComment(ep.Owner, ruleset.NetworkKey(ep.Network)) }
 
 // ownerComment returns the comment of an owner's elements: tombolo:1:OWNER:NETWORK.
@@ -295,7 +294,7 @@ func (g Guard) Check() error {
 	return nil
 }
 
-const multicast = 1 // the bit of a group MAC
+const multicast = 1 // the bit in the first byte of a MAC that marks a group address
 
 // checkGuard returns an error if the endpoint's Guard is invalid, or if its GuardedPort or MAC does not fit it.
 func (ep *Endpoint) checkGuard() error {
@@ -324,8 +323,9 @@ func (ep *Endpoint) guardElements() []ruleset.Element {
 	return port.Elements()
 }
 
-// leftovers returns the elements that a guarded endpoint must not have now, but may have from an earlier state. In
-// that state the endpoint had no addresses, had SLAAC set, or had only its MAC checked.
+// leftovers returns the elements that a guarded endpoint must not have now, but may have from an earlier state. In that
+// state the endpoint had no addresses, another value of SLAAC, or only its MAC checked. Without a Guard, it returns
+// nil.
 func (ep *Endpoint) leftovers() []ruleset.Element {
 	if ep.Guard == "" {
 		return nil

@@ -17,8 +17,7 @@ type Network struct {
 	// Name is the network's name. It consists of letters, digits, "_", "." and "-", and begins with a letter or a
 	// digit, as in CNI.
 	Name string
-	// Prefixes are the subnets of the network's own pods. The firewall never masquerades packets to these
-	// destinations.
+	// Prefixes are the subnets of the network's own pods. Masquerade never applies to packets to these destinations.
 	Prefixes []netip.Prefix
 	// Masquerade replaces the source address of packets from pods by the address of the outgoing link. Only packets
 	// of endpoints that also have Masquerade are changed, and only if their destination is outside of Prefixes and
@@ -85,8 +84,8 @@ type Network struct {
 	// host can still reach each other. If several networks share a bridge, Internal applies to all of them.
 	Internal bool
 	// Egress lists the destinations that the pods on the bridge may open connections to, from any source address.
-	// Networks on the same bridge must have the same Egress. It works only with NFCall. Without NFCall, bridged
-	// packets do not pass the firewall, so Egress does not restrict them.
+	// Networks on the same bridge must have the same Egress. Without NFCall, packets between pods on the bridge bypass
+	// the firewall, so Egress does not restrict them.
 	Egress Egress
 	// PodEgress adds the rules for endpoints with Endpoint.Egress.
 	PodEgress bool
@@ -131,7 +130,6 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{tombolo.ErrInvalid}, args...)...)
 }
 
-// check returns an error if the network is invalid.
 func (n *Network) check() error {
 	if err := checkName(n.Name); err != nil {
 		return err
@@ -313,7 +311,6 @@ func (d *Dedup) check() error {
 	return nil
 }
 
-// checkDedup returns an error if an entry of n.Dedup is invalid.
 func (n *Network) checkDedup() error {
 	for i := range n.Dedup {
 		if err := n.Dedup[i].check(); err != nil {

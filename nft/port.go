@@ -50,8 +50,8 @@ func (p *Protocol) UnmarshalText(text []byte) error {
 	return unmarshal(p, text, TCP, UDP, SCTP)
 }
 
-// unmarshal sets *to to the element of values whose String is name. If there is none, the error matches
-// tombolo.ErrInvalid.
+// unmarshal sets *to to the element of values whose String is name. If there is none, or if to is nil, the error
+// matches tombolo.ErrInvalid.
 func unmarshal[T fmt.Stringer](to *T, name []byte, values ...T) error {
 	for _, v := range values {
 		if to != nil && v.String() == string(name) {
@@ -255,7 +255,8 @@ func (ep *Endpoint) portElements() []ruleset.Element {
 	return append(list, ep.callerElements()...)
 }
 
-// callerElements returns the elements that close an endpoint's ports to callers that PublishFrom does not contain.
+// callerElements returns the elements that close the endpoint's published ports to all callers that PublishFrom
+// excludes. If PublishFrom permits every caller, it returns nil.
 func (ep *Endpoint) callerElements() (list []ruleset.Element) {
 	callers, err := ruleset.ParseCallers(ep.PublishFrom...)
 	if err != nil || callers == nil {

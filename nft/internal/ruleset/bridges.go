@@ -19,11 +19,11 @@ import (
 // in and go out by the same bridge.
 const (
 	OursSet     = "ours"     // the bridges of all networks, and their links in VLANs
-	gatewaysSet = "gateways" // the links that the host uses to route for networks
+	gatewaysSet = "gateways" // the bridges of networks with Gateway, through which the host routes only for pods
 	bridgesSet  = "bridges"  // the bridges of all networks
 	policiesSet = "policies" // bridges with a policy
 	isolatedSet = "isolated" // bridges with the policy Isolated
-	bypassSet   = "bypass"   // link names under which bridged packets pass the hooks
+	bypassSet   = "bypass"   // bridges without NFCall: packets between their pods bypass the firewall's hooks
 	lansSet     = "lans"     // bridges that connect to other machines
 
 	// SharesSet contains the NICs of all Shares. The host routes pods' packets through them, but other programs use
@@ -72,7 +72,7 @@ func (list *rules) addPolicies() {
 		loadBridges().isNotIn(bridgesSet).Drop()
 }
 
-// bridgeElements returns the network's elements in the sets of bridges.
+// bridgeElements returns the network's elements in the sets of bridges, or nil if the network has no bridge.
 func (n *Network) bridgeElements() []Element {
 	if n.Bridge == "" {
 		return nil
@@ -194,9 +194,9 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 	x.compare(expr.CmpOpNeq, make([]byte, 4)).Return()
 
 	// The next rules accept frames that another program's bridge forwards itself. With br_netfilter, such frames pass
-	// this hook too, and no property of the packet distinguishes them from packets that the host routes. The rules
-	// use routes instead: the host itself would route a packet to a link other than its incoming link. If the host
-	// has no address on a bridge, its routes mostly do not lead to the sender through that bridge.
+	// this hook too, and no property of the packet distinguishes them from packets that the host routes. So the rules
+	// look up routes. They accept a packet if its destination is behind its incoming link, if the host has no route to
+	// its destination, or if the host has no route to its source by its incoming link.
 	for _, route := range []struct {
 		text   string
 		fib    expr.Fib
@@ -267,7 +267,8 @@ func (rs *Ruleset) addDedup(n *Network) {
 		func(list *rules) { list.addDedup(ds) })
 }
 
-// bridgeOutput is the hook for packets that the bridge itself sends. It runs once for each port.
+// bridgeOutput is the hook for packets that the host sends through a bridge. The kernel calls it once for each port
+// that gets a copy.
 const bridgeOutput = unix.NF_INET_LOCAL_OUT
 
 // addDedup appends the rules that drop duplicate packets. The rules that accept packets from gateways come before the

@@ -21,8 +21,8 @@ import (
 // and is created with the first network that needs it.
 //
 // The chains run after destination NAT and before routing. So they see each packet once, with its final destination,
-// which may be the host, a pod on the bridge or another machine. They also check packets of connections that existed
-// before the policy: a packet counts as an answer only if the other end opened the connection.
+// which may be the host, a pod on the bridge or another machine. A policy also applies to connections that a pod opened
+// before the policy existed. A packet counts as an answer only if the other end opened the connection.
 const (
 	egressChain    = "egress"
 	podEgressChain = "pod-egress"
@@ -32,10 +32,10 @@ const (
 )
 
 // Egress is a parsed egress policy. A nil Egress permits everything.
-type Egress struct{ allowed [2][]box } // by family: type of the destination, destination, protocol and port
+type Egress struct{ allowed [2][]box } // for IPv4 and IPv6, boxes of address type, destination, protocol and port
 
-// maxEntries is the maximum number of entries in a policy. anyType is the highest type of an address (unix.RTN_*) in
-// an interval that contains all types.
+// maxEntries is the maximum number of entries in a policy. anyType is the end of the interval that contains all types
+// of addresses (unix.RTN_*).
 const (
 	maxEntries = 32
 	anyType    = 1<<32 - 1
@@ -72,7 +72,8 @@ func ParseEgress(text string) (*Egress, error) {
 	return e, nil
 }
 
-// parseEntries calls add with the words of each entry of a list with commas between.
+// parseEntries splits a comma-separated list into entries, and calls add with the words of each entry. It returns an
+// error for an empty entry, for more than maxEntries entries, or from add.
 func parseEntries(text string, add func(words []string) error) error {
 	entries := strings.Split(text, ",")
 	if len(entries) > maxEntries {
@@ -184,7 +185,7 @@ func familyIndex(a netip.Addr) int {
 }
 
 // elements returns the elements that permit the policy's destinations to a sender. set returns the set for a family.
-// sender is the first part of the keys: the pod's address, or a link name in the form of an address.
+// sender is the first part of the keys: the pod's address, or a bridge's name converted by linkValue.
 func (e *Egress) elements(sender netip.Addr, set func(Family) Set, families ...Family) (list []Element) {
 	for _, f := range families {
 		s := set(f)
@@ -253,9 +254,9 @@ func (list *rules) addPodEgress() {
 	})
 }
 
-// addAllowed appends rules that accept the packets that a policy permits, and a last rule that drops all others.
-// sender loads the first part of the key and returns its length in bytes. A packet that lacks a part of the key does
-// not match the rule that looks up the destination.
+// addAllowed appends rules that accept the packets that a policy permits, and a last rule that drops all others. set
+// returns the set of permitted destinations. sender loads the first part of its key and returns the length of this part
+// in bytes. A packet that lacks a part of the key does not match the rule that looks up the destination.
 func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Family) uint32) {
 	answers := list.begin("answers").hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, established)
 	answers.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: uint32(nftnl.First)})
@@ -292,7 +293,7 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 // compared.
 type interval struct{ from, to netip.Addr }
 
-// box is a set of keys with several parts: one interval for each part. The kernel refuses elements that overlap.
+// box is a set of keys with several parts: one interval for each part. Boxes in one set of the kernel must not overlap.
 type box []interval
 
 // number32 converts a number to an IPv4 address, for use in an interval.

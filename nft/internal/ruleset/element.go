@@ -32,25 +32,24 @@ const (
 type Element struct {
 	Set  Place
 	Key  []byte
-	End  []byte // the last key of an interval that begins with Key
+	End  []byte // the last key of an interval that begins with Key; empty if the element is a single key
 	Data []byte
 	// Comment names the owner. Other programs may add elements to our sets, with any comment or without one.
 	Comment string
 }
 
-// Equal reports whether two elements have the same set and the same key. It ignores data and
-// comment.
+// Equal reports whether two elements have the same set, key and end. It ignores data and comment.
 func (e Element) Equal(other Element) bool {
 	return e.Set == other.Set && bytes.Equal(e.Key, other.Key) && bytes.Equal(e.End, other.End)
 }
 
-// ID returns a string that is equal for elements for which Equal returns true. It can be used as the key of a Go map.
+// ID returns a string for use as the key of a Go map. Two elements have the same ID if Equal returns true for them.
 func (e Element) ID() string {
 	return e.Set.Name + string(rune(e.Set.Family)) + string(e.Key) + string(e.End)
 }
 
-// Parse returns the parts of the key of an element that describes a pod. Parts that the key does not contain are
-// zero. It returns false for elements of other sets.
+// Parse returns the parts of the key of an element that describes a pod: one in pods4, pods6, ports or a set from
+// MasqueradeSet. Parts that the key does not contain are zero. For elements of other sets, ok is false.
 func (e Element) Parse() (bridge string, addr netip.Addr, mac net.HardwareAddr, ok bool) {
 	rest := e.Key
 	switch {
@@ -162,8 +161,9 @@ const OwnerPrefix = "tombolo:1:"
 // MaxOwner is the maximum length of an owner in bytes.
 const MaxOwner = 16
 
-// MaxComment is the maximum length in bytes of a comment that nft reads. maxNetworkKey leaves room in the comment for
-// the owner. keptOfLong is the number of bytes that NetworkKey keeps of a long name.
+// MaxComment is the maximum length in bytes of a comment that nft reads. maxNetworkKey is the maximum length of a
+// network's key, which leaves room in the comment for the owner. keptOfLong is the number of bytes that NetworkKey
+// keeps of a longer name.
 const (
 	MaxComment    = 128
 	maxNetworkKey = MaxComment - len(OwnerPrefix) - MaxOwner - len(":")
@@ -181,10 +181,10 @@ func NetworkKey(name string) string {
 	return fmt.Sprintf("%s/%016x", name[:keptOfLong], h.Sum64())
 }
 
-// networkComment returns the beginning of the comments of elements that belong to the network itself.
+// networkComment returns the beginning of the comments of elements that describe the network and not an endpoint.
 func networkComment(networkKey string) string { return OwnerPrefix + ":" + networkKey }
 
-// IsNetwork reports whether the element belongs to the network itself, and not to an endpoint.
+// IsNetwork reports whether the element describes the network with this key itself, and not an endpoint.
 func (e *Element) IsNetwork(key string) bool {
 	own, _, _ := strings.Cut(e.Comment, ",")
 	return own == networkComment(key)

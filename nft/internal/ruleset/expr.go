@@ -85,8 +85,8 @@ func (x expressions) isEthernet() expressions {
 	return x.isMeta(expr.MetaKeyIIFTYPE, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))
 }
 
-// isReply matches packets of connections that have seen an answer, and packets that are related to such connections.
-// In the kernel's enum ip_conntrack_info, bit n+1 stands for state n.
+// isReply matches packets of connections that have seen an answer, and packets that are related to such connections. In
+// nf_tables, bit n+1 stands for state n of the kernel's enum ip_conntrack_info.
 func (x expressions) isReply() expressions {
 	return x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, replyStates)
 }

@@ -193,7 +193,7 @@ func (t *Transaction) DelElement(el Element) {
 
 // ElementAttributes returns the attributes of a message that adds, gets or deletes one element.
 func (name TableName) ElementAttributes(el Element) []netlink.Attribute {
-	const list, entry, key = 2, 3, 4 // the indexes of the headers
+	const list, entry, key = 2, 3, 4 // the indexes in attrs of the attributes that contain the following ones
 	attrs := append(name.named(el.Set, unix.NFTA_SET_ELEM_LIST_SET),
 		netlink.Attribute{}, netlink.Attribute{}, netlink.Attribute{})
 	attrs = append(attrs, nftnl.Bytes(unix.NFTA_DATA_VALUE, el.Key))
@@ -316,9 +316,9 @@ func (t Tables) ElementsOfSet(set Place) ([]Element, error) {
 	return list, nil
 }
 
-// dump lists the objects of a kind in our table of a family, and calls the callback each with every message. It
-// cannot list chains, since the kernel lists the chains of all tables. The table's name has the same attribute in all
-// kinds of messages.
+// dump lists the objects of a kind in our table of a family, and calls each with every message. For chains, the kernel
+// ignores the table's name, so the caller must skip the chains of other tables. The attribute of the table's name has
+// the same number in all kinds of messages.
 func (t Tables) dump(what string, family uint8, msg uint16, each func([]byte) error) error {
 	return nftnl.List(t.Conn, "list "+what, family, msg, each, nftnl.String(unix.NFTA_RULE_TABLE, string(t.Name)))
 }
@@ -370,7 +370,7 @@ func (t Tables) Elements() (all []Element, _ error) {
 	return all, nil
 }
 
-// Inventory lists the content of our table of one family.
+// Inventory lists the content of our table of one family. Table is false if the table does not exist.
 type Inventory struct {
 	family   uint8
 	Table    bool
@@ -443,7 +443,8 @@ func (inv *Inventory) InUse(key string) bool {
 		slices.ContainsFunc(inv.sets, other)
 }
 
-// Has reports whether the table contains a chain, set or element of the network itself.
+// Has reports whether the table contains a chain or set of the network, or an element that describes the network and
+// not an endpoint.
 func (inv *Inventory) Has(key string) bool {
 	own := func(at Place) bool { return networkOf(at.Name) == key }
 	return slices.ContainsFunc(inv.chains, own) || slices.ContainsFunc(inv.sets, own) ||

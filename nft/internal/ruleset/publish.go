@@ -195,8 +195,8 @@ func (list *rules) addHairpin() {
 
 // addLAN appends rules that masquerade packets to machines on a LAN if any rule changed the destination. Without
 // masquerading, such a machine would answer past this host, directly or through its router. The first rule leaves out
-// pods' packets, because answers to pods pass the hooks on the bridge. The second rule is for bridges whose packets
-// do not pass the hooks.
+// packets from and to pods, because their answers pass the hooks on the bridge. The second rule is for bridges whose
+// packets do not pass the hooks.
 func (list *rules) addLAN() {
 	const out = expr.MetaKeyOIFNAME
 	list.addFamilies("a machine of the LAN answers past the host", func(x expressions, f Family) {
@@ -226,8 +226,9 @@ func portSNATSets() []Set {
 	)
 }
 
-// addPortSNAT appends the rules of a chain that masquerades more or fewer callers of published ports than the chain
-// hairpin. It runs before that chain, which the kernel skips for packets that this chain has translated.
+// addPortSNAT appends the rules for ports with SNATAll or SNATNone, for which the rules of the chain hairpin masquerade
+// too few or too many callers. This chain runs before the chain hairpin, which the kernel skips for packets that this
+// chain has translated.
 func (list *rules) addPortSNAT() {
 	for _, f := range Families() {
 		list.begin("calls of these ports, by all, " + f.name).

@@ -81,7 +81,7 @@ type Set struct {
 	intervals bool
 }
 
-// intervalSet returns the set of intervals with a name whose keys have parts of these types.
+// intervalSet returns the definition of a set of intervals. types are the types of the parts of its keys.
 func intervalSet(name string, types ...uint32) Set {
 	s := keySet(name, types...)
 	s.intervals = true
@@ -89,7 +89,7 @@ func intervalSet(name string, types ...uint32) Set {
 	return s
 }
 
-// keySet returns a set of family inet. types are the types of the parts of its keys.
+// keySet returns the definition of a set of family inet. types are the types of the parts of its keys.
 func keySet(name string, types ...uint32) Set {
 	s := Set{Place: InInet(name)}
 	s.KeyType, s.KeyLen = concat(types...)
@@ -227,7 +227,7 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 			(*rules).addPortSNAT)
 	}
 
-	// Only packets of networks that need the chains internal and egress pass their rules.
+	// The firewall has the following chains only if a network needs them.
 	if n.Internal {
 		rs.filter(InInet(internalChain), unix.NF_INET_FORWARD, priorityBeforeFilter-1, sharedSettings,
 			(*rules).addInternal)
@@ -461,7 +461,7 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return cmp.Compare(a.Bits(), b.Bits())
 }
 
-// Network describes a network, with the fields of nft.Network. All values are valid.
+// Network describes a network for the rules, with the fields of nft.Network. Package nft has checked all values.
 type Network struct {
 	Key                        string // the network's key, from NetworkKey
 	Masquerade                 bool
@@ -492,8 +492,8 @@ const (
 	policyIsolated   = "isolated"    // pods of bridges without a policy may send
 )
 
-// Sum returns a hash of everything that determines the ruleset. It identifies a network that was found complete in an
-// nf_tables generation.
+// Sum returns a hash of everything that determines the ruleset. Conn.Ready of package nft remembers by this hash that
+// it found the network complete.
 func (rs *Ruleset) Sum() uint64 {
 	sum := fnv.New64a()
 	write := func(at Place, text string) {

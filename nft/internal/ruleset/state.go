@@ -14,8 +14,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// State is the state in the kernel of the chains and sets that a ruleset names. It does not contain the elements of
-// endpoints.
+// State is the state in the kernel of the tables, chains and sets that a ruleset names. It does not contain the
+// elements of endpoints.
 type State struct {
 	table      TableName
 	Generation uint32
@@ -23,8 +23,8 @@ type State struct {
 	Chains     map[Place]nftnl.Chain
 	sets       map[Place]setState
 	rules      map[Place][]string // the comments of the rules of each chain, in order
-	// sentinels has an entry for each set that contains a sentinel. The value is true if we added the sentinel, and
-	// false if another program loaded it from a saved copy.
+	// sentinels has an entry for each set that contains a sentinel (see SentinelLink). The value is true if we added
+	// the sentinel, and false if another program loaded it from a saved copy.
 	sentinels map[Place]bool
 	// bridges lists elements of the sets of bridges. After Outline, these are only the elements that the ruleset
 	// names. After Read, these are all elements.
@@ -145,7 +145,7 @@ func (s *Set) matches(have setState) bool {
 }
 
 // Outline looks up the tables and chains of a ruleset, the network's elements in the sets of bridges, and the
-// sentinels. It uses single requests and lists nothing.
+// sentinels. It requests each object by its name or key, and lists nothing.
 func (t Tables) Outline(rs *Ruleset) (*State, error) {
 	st := newState(rs)
 	var b nl.Batch
@@ -308,8 +308,8 @@ func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 	}
 }
 
-// unmarkedSets returns the sets that exist with the right type but do not contain our sentinel. Another program has
-// emptied or loaded them, or Prepare has created them.
+// unmarkedSets returns the sets that exist with the right type but do not contain our sentinel, the element that shows
+// that no program emptied the set. Another program has emptied or loaded them, or Prepare has created them.
 func (st *State) unmarkedSets(rs *Ruleset) []Set {
 	return slices.DeleteFunc(rs.Sets(), func(s Set) bool {
 		have, ok := st.sets[s.Place]
@@ -323,7 +323,7 @@ type Changes struct {
 	Sets      []Set
 	Unmarked  []Set // sets that exist without our sentinel
 	chains    []*Chain
-	oldSets   []Place // sets to delete; most are created again
+	oldSets   []Place // sets of the wrong type, to delete and create again
 	oldChains []Place
 	add, del  []Element // changes of the sets of bridges
 }

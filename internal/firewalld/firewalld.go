@@ -1,6 +1,6 @@
-// Package firewalld puts links into a zone of firewalld: the links over which the host forwards packets of pods, for
-// as long as their networks are on record. It is necessary because an accept of ours does not override firewalld's
-// rejects.
+// Package firewalld puts links into the zone "trusted" of firewalld: the links over which the host forwards packets of
+// pods, for as long as their networks are on record. It is necessary because an accept in our own nf_tables tables does
+// not override firewalld's rejects.
 //
 //	z := firewalld.New(ctx, &firewalld.Config{State: dir, Tell: tell})
 //	defer z.Close()
@@ -57,17 +57,17 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Zones puts links into the zone, and takes them out when their networks are gone. Another goroutine may call Next
-// while Look is at work.
+// Zones puts links into the zone "trusted", and takes them out when their networks are gone. Another goroutine may call
+// Next while Look is at work.
 type Zones struct {
 	Config
 	ctx     context.Context // the connection to the bus ends when ctx is done
 	timeout time.Duration
 	bus     *bus          // nil while there is no connection
-	lock    *os.File      // the announcement that links are put into the zone; nil while firewalld does not run
+	lock    *os.File      // the lock by which an ADD knows that this process handles links' zones; nil while firewalld does not run
 	news    chan struct{} // has an element after a signal about firewalld
 	changed int64         // the last result of State.NetworksChanged
-	last    time.Time     // the time of the last signal that Next reported
+	last    time.Time     // the time when Next last returned because of a signal
 }
 
 // New returns a Zones that works until ctx is done.
@@ -75,14 +75,14 @@ func New(ctx context.Context, cfg *Config) *Zones {
 	return &Zones{Config: *cfg, ctx: ctx, timeout: timeout, news: make(chan struct{}, 1)}
 }
 
-// Close closes the connection. The links stay in the zone, for the next process.
+// Close closes the connection and releases z.lock. The links stay in the zone, for the next process.
 func (z *Zones) Close() error {
 	z.release()
 	return nil
 }
 
-// Next waits until firewalld, its bus or a network may have changed, so that a Look is due. It returns no messages.
-// When the ctx of New is done, Next returns the error of ctx.
+// Next waits until firewalld, its bus or a network may have changed, so that the caller should call Look. It always
+// returns nil messages. When the ctx of New is done, Next returns the error of ctx.
 func (z *Zones) Next() ([]netlink.Message, error) {
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
@@ -104,7 +104,7 @@ func (z *Zones) Next() ([]netlink.Message, error) {
 	}
 }
 
-// notify makes Next return.
+// notify makes Next return soon. It does nothing if an earlier notification is still waiting.
 func (z *Zones) notify() {
 	select {
 	case z.news <- struct{}{}:
@@ -112,9 +112,9 @@ func (z *Zones) notify() {
 	}
 }
 
-// Look puts the links of networks into the zone, and takes out links whose networks are gone. If firewalld does not
-// run in this network namespace, Look only calls Tell. After an error, call Look again soon. ErrNoBus is no fault:
-// the bus or firewalld does not run.
+// Look puts the links of networks into the zone, and takes out links whose networks are gone. If firewalld does not run
+// in this network namespace, Look only calls Tell. After an error, call Look again soon. ErrNoBus means that the bus or
+// firewalld does not run, which is no fault.
 func (z *Zones) Look(ctx context.Context) error {
 	if z.bus != nil && z.bus.conn.Context().Err() != nil {
 		z.release()
@@ -131,8 +131,8 @@ func (z *Zones) Look(ctx context.Context) error {
 	return err
 }
 
-// attend connects to the bus if necessary. If firewalld runs, it announces that links are put into the zone, and
-// calls look.
+// attend connects to the bus if necessary. If firewalld runs, it takes z.lock and calls look. If not, it releases
+// z.lock and calls Tell.
 func (z *Zones) attend(ctx context.Context) (err error) {
 	if z.bus == nil {
 		if z.bus, err = dialBus(z.ctx, z.Address, z.timeout, z.notify); err != nil {
@@ -158,7 +158,7 @@ func (z *Zones) attend(ctx context.Context) (err error) {
 	return z.look(ctx, z.bus)
 }
 
-// release closes the connection, and withdraws the announcement that links are put into the zone.
+// release closes the connection and releases z.lock.
 func (z *Zones) release() {
 	if z.bus != nil {
 		z.bus.close()
@@ -167,14 +167,13 @@ func (z *Zones) release() {
 	z.unlock()
 }
 
-// unlock withdraws the announcement that links are put into the zone.
 func (z *Zones) unlock() {
 	_ = z.lock.Close() // Close does nothing if lock is nil
 	z.lock = nil
 }
 
-// look finds and carries out the action for each link that a network has or that we put into the zone before. It also
-// records the links in the zone.
+// look finds and carries out the action for each link that a network has or that we put into the zone before. It
+// records which links are in the zone, and calls Tell.
 func (z *Zones) look(ctx context.Context, b *bus) error {
 	// If some networks cannot be read, remove no link from the zone.
 	links, unread := z.State.ForwardedLinks()

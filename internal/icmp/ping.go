@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	firstPause   = 50 * time.Millisecond  // until a request is repeated, doubled each time
+	firstPause   = 50 * time.Millisecond  // until the first repetition of a request; doubled each time
 	longestPause = 400 * time.Millisecond // limits the delay until Ping notices that its context is done
 	moment       = 2 * time.Millisecond   // the shortest time to listen
 
@@ -48,8 +48,8 @@ type Echo struct {
 // ErrNoReply is the cause of an error of Ping if no answer came in time.
 var ErrNoReply = errors.New("no echo reply")
 
-// Ping sends echo requests from a namespace until one is answered. The error matches ErrNoReply, an errno of the
-// kernel (EHOSTUNREACH, ECONNREFUSED, …) or ctx's error.
+// Ping sends echo requests from a namespace until one is answered or opt.Wait is over. Without an answer, the error
+// matches ErrNoReply, an errno of the kernel (EHOSTUNREACH, ECONNREFUSED, …) or ctx's error.
 func Ping(ctx context.Context, ns *netns.NS, dst netip.Addr, opt Echo) error {
 	conn, err := dial(ns, dst, opt)
 	if err == nil {
@@ -153,7 +153,8 @@ func (p *pinger) send() error {
 	return err
 }
 
-// receive waits for an answer to any request.
+// receive waits for an answer to any of the requests. After the time in the parameter until, it returns
+// os.ErrDeadlineExceeded.
 func (p *pinger) receive(until time.Time) error {
 	if err := p.SetReadDeadline(until); err != nil {
 		return err

@@ -239,17 +239,17 @@ func Behind(length uint32) Register {
 	return unix.NFT_REG32_00 + Register(length/parts)
 }
 
-// Meta loads metadata of the packet, such as the mark or the incoming link.
+// Meta appends an expression that loads metadata of the packet, such as the mark or the incoming link, into a register.
 func (x *Expressions) Meta(key expr.MetaKey, to Register) {
 	x.Add(&expr.Meta{Key: key, Register: uint32(to)})
 }
 
-// Payload loads length bytes at an offset of a header.
+// Payload appends an expression that loads length bytes at an offset of a header into a register.
 func (x *Expressions) Payload(base expr.PayloadBase, offset, length uint32, to Register) {
 	x.Add(&expr.Payload{DestRegister: uint32(to), Base: base, Offset: offset, Len: length})
 }
 
-// Mask sets the first register to (register & mask) ^ xor. A nil xor means 0.
+// Mask appends an expression that sets the first register to (register & mask) ^ xor. A nil xor means 0.
 func (x *Expressions) Mask(mask, xor []byte) {
 	if xor == nil {
 		xor = make([]byte, len(mask))
@@ -258,26 +258,26 @@ func (x *Expressions) Mask(mask, xor []byte) {
 		Xor: xor})
 }
 
-// Compare ends the rule unless the comparison op of the first register with data is true.
+// Compare appends an expression that ends the rule unless the comparison op of the first register with data is true.
 func (x *Expressions) Compare(op expr.CmpOp, data []byte) {
 	x.Add(&expr.Cmp{Op: op, Register: uint32(First), Data: data})
 }
 
-// Lookup ends the rule unless the set contains the key. The key begins in the first register and may continue in the
-// next ones.
+// Lookup appends an expression that ends the rule unless the set contains the key. The key begins in the first register
+// and may continue in the next ones.
 func (x *Expressions) Lookup(set string) {
 	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set})
 }
 
-// LookupNone ends the rule if the set contains the key that begins in the first register.
+// LookupNone appends an expression that ends the rule if the set contains the key that begins in the first register.
 func (x *Expressions) LookupNone(set string) {
 	x.Add(&expr.Lookup{SourceRegister: uint32(First), SetName: set, Invert: true})
 }
 
-// Return ends the chain. In a base chain, the chain's policy then applies.
+// Return appends an expression that ends the chain. In a base chain, the chain's policy then applies.
 func (x *Expressions) Return() { x.Add(&expr.Verdict{Kind: expr.VerdictReturn}) }
 
-// Drop drops the packet.
+// Drop appends an expression that drops the packet.
 func (x *Expressions) Drop() { x.Add(&expr.Verdict{Kind: expr.VerdictDrop}) }
 
 // nft's numbers for data types (enum datatypes in include/datatype.h). The kernel only stores them. The type of a

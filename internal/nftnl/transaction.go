@@ -106,7 +106,7 @@ func Get(b *nl.Batch, obj fmt.Stringer, family uint8, msg uint16, reply func([]b
 	b.AddGet("get", obj, m, err, body(reply))
 }
 
-// List lists all objects of a kind that match attrs, and calls the callback each with the attributes of every object.
+// List requests all objects of a kind that match attrs, and passes the attributes of every object to each.
 func List(c *nl.Conn, op string, family uint8, msg uint16, each func([]byte) error, attrs ...netlink.Attribute) error {
 	m, err := message(nil, Type(msg), 0, family, 0, attrs)
 	return c.List(context.Background(), op, m, err, body(each))
@@ -198,9 +198,9 @@ func IsMissing(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-// SharedSocket is a connection to nf_tables, together with a record of the objects that were found complete. Packages
-// pass it to each other as a tombolo.Socket. One process may pass its Verified to another as text, if both use the
-// same network namespace. Generations of different namespaces may have equal numbers.
+// SharedSocket is a connection to nf_tables, together with a record of the rulesets that were found complete. Packages
+// pass it to each other as a tombolo.Socket. One process may pass its Verified to another as text, if both use the same
+// network namespace. Generations of different namespaces may have equal numbers.
 type SharedSocket struct {
 	*nl.Conn
 	*Verified
@@ -214,8 +214,7 @@ func Of(s tombolo.Socket) SharedSocket {
 	return SharedSocket{nl.Of(s), &Verified{}}
 }
 
-// Unchanged reports whether nf_tables still has the generation that Verified has recorded. If nothing is recorded, it
-// reports false.
+// Unchanged reports whether nf_tables still has the generation in s.Verified. If s.Verified is empty, it returns false.
 func (s SharedSocket) Unchanged() (bool, error) {
 	generation := s.Generation()
 	if generation == nil {
@@ -228,9 +227,9 @@ func (s SharedSocket) Unchanged() (bool, error) {
 	return err == nil, err
 }
 
-// Verified records which objects were found complete in a generation of nf_tables. Every change of nf_tables in a
-// network namespace increments the generation. As long as it stays the same, the objects are still complete. Objects
-// are recorded by a checksum of their intended content. The zero Verified is empty and not in use.
+// Verified records which rulesets were found complete in a generation of nf_tables. Every change of nf_tables in a
+// network namespace increments the generation. As long as it stays the same, the rulesets are still complete. A ruleset
+// is recorded by a checksum of its intended content. The zero Verified is empty and not in use.
 type Verified struct {
 	mu         sync.Mutex
 	on         bool
@@ -280,7 +279,7 @@ func (k *Verified) Text() string {
 	return string(b)
 }
 
-// Covers reports whether the object with this checksum was found complete in this generation.
+// Covers reports whether the ruleset with this checksum was found complete in this generation.
 func (k *Verified) Covers(generation uint32, sum uint64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -294,7 +293,7 @@ func (k *Verified) IsOn() bool {
 	return k.on
 }
 
-// Add records that the object with this checksum was found complete in this generation. It drops records of other
+// Add records that the ruleset with this checksum was found complete in this generation. It drops records of other
 // generations.
 func (k *Verified) Add(generation uint32, sum uint64) {
 	k.mu.Lock()
@@ -317,8 +316,8 @@ func (k *Verified) Generation() *uint32 {
 	return &generation
 }
 
-// Follow records that our own transaction, on top of the given generation, has left all recorded objects complete. So
-// the record then applies to the next generation.
+// Follow records that our own transaction, on top of the given generation, has left all recorded rulesets complete. So
+// the record then applies to the next generation. If the record is of another generation, Follow does nothing.
 func (k *Verified) Follow(generation uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

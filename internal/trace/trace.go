@@ -1,5 +1,5 @@
-// Package trace contains the code that the sessions of both DHCP clients share: the counts of messages, which the
-// error of a failed session lists, random numbers, and helpers for errors and times.
+// Package trace contains code that the DHCPv4 client and the DHCPv6 client share: counts of messages, which the error
+// of a failed session lists, random numbers, and helpers for errors and times.
 package trace
 
 import (
@@ -31,10 +31,11 @@ func Invalidf(format string, args ...any) error { return Invalid(fmt.Sprintf(for
 // Unusable returns an Invalid error about the content of a lease.
 func Unusable(format string, args ...any) error { return Invalidf("invalid lease: "+format, args...) }
 
-// Argument returns an Invalid error about an argument.
+// Argument returns an Invalid error about an argument of a call.
 func Argument(what string) error { return Invalid(tombolo.ErrInvalid.Error() + ": " + what) }
 
-// Shun returns list with one more server to avoid, limited to the last 8. It does not change list itself.
+// Shun returns list with server added, limited to the last 8 servers. If list contains server already, it returns list
+// unchanged. It never changes list itself.
 func Shun[T comparable](list []T, server T) []T {
 	const most = 8
 	if slices.Contains(list, server) {
@@ -81,8 +82,8 @@ func (c *Counts) Add(what string) {
 	*c = append(list, count{what, 1})
 }
 
-// String returns each kind with its number, such as "2 OFFERs of 192.0.2.9 from 192.0.2.1". If the number is not 1,
-// the kind's first word has a plural s.
+// String returns each kind with its number, such as "2 OFFERs of 192.0.2.9 from 192.0.2.1". If the number is greater
+// than 1, the kind's first word has a plural s.
 func (c Counts) String() string {
 	var list []string
 	for _, one := range c {

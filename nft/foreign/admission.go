@@ -38,7 +38,7 @@ type Conn struct {
 	mark     uint32
 	table    string
 	admin    string
-	err      error // an invalid Config
+	err      error // the error about an invalid Config
 }
 
 // On returns a Conn that uses an open connection. The connection's owner still has to close it. If s is the Socket of
@@ -106,8 +106,9 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 	return rules, err
 }
 
-// read reads the rules of the base chain at into b.rules. It also sets b.chain to a function that reads the rules of
-// a called chain at its first use. b.err records an error.
+// read sets b.rules to the rules of the base chain that at names, evaluated for the packet p. It sets b.chain to a
+// function that reads the rules of another chain in this table when it is first called for it. b.err records an error
+// of reading.
 func (c *Conn) read(ctx context.Context, b *base, at chain, p *packet) {
 	read := map[string][]rule{}
 	b.chain = func(name string) []rule {
@@ -259,8 +260,8 @@ func (c *Conn) Remove(ctx context.Context) error {
 	})
 }
 
-// planned makes a plan and calls the function do with it. If another program changes nf_tables in the meantime,
-// planned tries again. link is the incoming link of pods' packets, or "" if it is unknown.
+// planned makes a plan and passes it to do. If another program changes nf_tables in the meantime, planned makes a new
+// plan and calls do again. link is the incoming link of pods' packets, or "" if it is unknown.
 func (c *Conn) planned(ctx context.Context, link string, do func(*plan) error) error {
 	if c.err != nil {
 		return c.err
@@ -293,7 +294,7 @@ type familyPlan struct {
 	base
 	place
 	adminThere bool // the operator's chain exists
-	callAdmin  bool // FORWARD lacks the rule that calls the operator's chain
+	callAdmin  bool // Ensure has to make FORWARD call the operator's chain
 }
 
 // plan reads the present state and decides about the rules. If nf_tables changes while plan reads, the result may be
@@ -414,8 +415,8 @@ func (p *plan) insert(t *nftnl.Transaction, f *familyPlan, a admission) {
 // adminComment is the comment of the rule that calls the operator's chain.
 const adminComment = "tombolo: the operator's rules first"
 
-// insertCall appends changes that make FORWARD call the operator's chain first, as the reference plugin firewall
-// does.
+// insertCall appends changes that make FORWARD call the operator's chain first, as the reference plugin firewall does.
+// It creates FORWARD and the operator's chain if they do not exist.
 func (p *plan) insertCall(t *nftnl.Transaction, f *familyPlan) {
 	if !f.hooked {
 		hook := nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_FORWARD),

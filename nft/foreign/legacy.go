@@ -22,7 +22,7 @@ type legacyFamily struct {
 	names         string
 	domain, level int
 	program       string
-	about, entry  int // length of the part with the basic conditions, and of an entry without matches and target
+	about, entry  int // lengths in bytes: the part with the basic conditions, and an entry without matches and target
 }
 
 func legacyFamilies() [2]legacyFamily {
@@ -34,7 +34,7 @@ func legacyFamilies() [2]legacyFamily {
 
 // legacy returns the obstacles in the table filter of legacy iptables, in the calling thread's network namespace. It
 // reads only the rules of FORWARD itself. A chain that FORWARD calls counts as unknown, and could accept packets.
-// Packets cannot be traced there.
+// `tombolo doctor` cannot trace packets in legacy iptables.
 func (c *Conn) legacy(path Path) ([]Obstacle, error) {
 	var list []Obstacle
 	for _, f := range legacyFamilies() {
@@ -138,7 +138,8 @@ func (f *legacyFamily) forwardChain(t *legacyTable, p *packet) (*base, error) {
 	return b, nil
 }
 
-// decode parses the entry at the beginning of b. It returns the rule and the length of the entry.
+// decode parses the entry at the beginning of b, and evaluates it for the packet p. It returns the rule and the length
+// of the entry in bytes.
 func (f *legacyFamily) decode(b []byte, p *packet) (rule, int, error) {
 	// extensionLen is the length of a match or a target before its own data: size, name and revision.
 	const extensionLen = 32
@@ -167,8 +168,8 @@ func (f *legacyFamily) decode(b []byte, p *packet) (rule, int, error) {
 	return rr.rule, length, nil
 }
 
-// legacyTarget evaluates a target. A target without a name is a verdict: -1 - NF_*, or -1 - NF_REPEAT for a return.
-// Numbers that are not negative are offsets to jump to.
+// legacyTarget evaluates a target. A target without a name is a verdict: -1 - NF_*, or -1 - NF_REPEAT for a return. A
+// code that is not negative is the offset of a chain that the rule calls. Such a rule counts as opaque.
 func (rr *ruleReader) legacyTarget(name string, code int32) {
 	switch kind := -1 - expr.VerdictKind(code); {
 	case name != "":

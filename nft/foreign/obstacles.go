@@ -22,12 +22,12 @@ type Obstacle struct {
 	// be necessary to change the configuration of the program that created the rules.
 	Remedy    string
 	Maybe     bool // a rule before the drop could accept the packets, so only a test packet can tell
-	Firewalld bool // the remedy is the bridge's zone, or the end of a reload
-	Legacy    bool // it is legacy iptables, where packets cannot be traced
+	Firewalld bool // firewalld drops the packets; the remedy changes the bridge's zone or reloads firewalld
+	Legacy    bool // it is in legacy iptables, where `tombolo doctor` cannot trace packets
 }
 
 // String returns one line for the operator. It names the chain, which drops or may drop pods' packets. The line ends
-// with the remedy, or with the command that finds out.
+// with the remedy, or with the command that finds out whether the chain drops them.
 func (o Obstacle) String() string {
 	switch {
 	case !o.Maybe:
@@ -71,7 +71,7 @@ func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 }
 
 // HasFirewalld reports whether firewalld's rules exist, or whether firewalld is loading them. strict reports whether
-// the rules reject packets to host ports of other programs, as StrictForwardPorts demands.
+// they reject packets to ports that another program forwards (firewalld's option StrictForwardPorts).
 func (c *Conn) HasFirewalld(ctx context.Context) (is, strict bool, _ error) {
 	err := nftnl.List(c.nl, "list chains", unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		ch := nftnl.DecodeChain(data)
@@ -91,7 +91,7 @@ func (c *Conn) isOurs(family uint8, table string) bool {
 	return family == unix.NFPROTO_INET && table == c.table
 }
 
-// chains lists the chains of a family in the tables of other programs, and calls the callback each with every chain.
+// chains lists the chains of a family in the tables of other programs, and passes every chain to each.
 func (c *Conn) chains(family uint8, each func(nftnl.Chain)) error {
 	return nftnl.List(c.nl, "list chains", family, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		if ch := nftnl.DecodeChain(data); !c.isOurs(family, ch.Table) {
@@ -101,8 +101,8 @@ func (c *Conn) chains(family uint8, each func(nftnl.Chain)) error {
 	})
 }
 
-// rules lists the rules in the tables of other programs. It evaluates every rule for the packet p, and calls the
-// callback each with the result.
+// rules lists the rules in the tables of other programs, evaluates every rule for the packet p, and passes the result
+// to each.
 func (c *Conn) rules(p packet, each func(at chain, r rule)) error {
 	for _, family := range families() {
 		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {
@@ -309,8 +309,8 @@ func (b *base) obstacle(chain string) (o *Obstacle, number int) {
 	return o, at + 1
 }
 
-// obstacle returns the obstacle in FORWARD if it is a rule and our rules do not stand before it. Otherwise it returns
-// nil.
+// obstacle returns the obstacle in FORWARD, with its remedy. It returns nil if there is none, if it is the chain's
+// policy, or if our rules stand before the rule that drops.
 func (f *familyPlan) obstacle(mark uint32) *Obstacle {
 	o, number := f.base.obstacle(f.at.String())
 	if o == nil || number == 0 || f.index >= 0 && f.index < number {
@@ -342,8 +342,8 @@ func (b *base) insert(at chain, before int) string {
 	return fmt.Sprintf("nft insert rule %s handle %d", where, b.rules[before-1].handle)
 }
 
-// insertInto returns the beginning of an iptables command that adds a rule to FORWARD. The parameter before has the
-// meaning of insert's.
+// insertInto returns the beginning of an iptables command that adds a rule to FORWARD. before has the same meaning as
+// for insert.
 func insertInto(program string, before int) string {
 	if before == 0 {
 		return program + " -A " + iptablesForward
@@ -351,21 +351,22 @@ func insertInto(program string, before int) string {
 	return fmt.Sprintf("%s -I %s %d", program, iptablesForward, before)
 }
 
-// acceptMark returns an iptables command that adds a rule to FORWARD that accepts packets with our mark. The
-// parameter before has the meaning of insert's.
+// acceptMark returns an iptables command that adds a rule to FORWARD that accepts packets with our mark. before has the
+// same meaning as for insert.
 func acceptMark(program string, before int, mark uint32) string {
 	return fmt.Sprintf("%s -m mark --mark 0x%x/0x%x -j ACCEPT", insertInto(program, before), mark, mark)
 }
 
-// strictForward is firewalld's chain for packets to host ports, if StrictForwardPorts is set.
+// strictForward is the chain in which firewalld rejects packets to ports that another program forwards, if
+// StrictForwardPorts is set.
 const strictForward = "filter_FORWARD_dnat"
 
-// Openings returns one function for each firewall of the host that may refuse calls of host ports without our mark.
-// The function returns the command that opens ports in this firewall. The ports lead to the address pod behind link.
-// A port of the host or of the pod is written as 80, and a range as 80-90. The firewall may accept the calls already,
-// by a rule with conditions.
+// Openings finds the firewalls of the host that may refuse packets to host ports if the packets lack our mark. For each
+// of them it returns a function that returns the shell command to open ports in this firewall. The ports lead to the
+// address pod behind link. The function takes a protocol, a port of the host and a port of the pod. A port is written
+// as 80, and a range of ports as 80-90. The firewall may accept the packets already, by a rule with conditions.
 //
-// If admitted is set, our rules let the calls pass, and Openings looks only for firewalld's StrictForwardPorts, which
+// If admitted is set, our rules let the packets pass, and Openings looks only for firewalld's StrictForwardPorts, which
 // refuses them nevertheless.
 //
 // The rules that firewalld needs also change the destination of packets. They do this for callers that an endpoint's
@@ -401,7 +402,8 @@ func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr, admitt
 	return open, err
 }
 
-// opening returns the function of Openings for one base chain, or nil if the chain accepts the calls.
+// opening returns the function of Openings for one base chain. It returns nil if the chain accepts the packets, or if
+// admitted is set and the chain is not firewalld's with StrictForwardPorts.
 func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link string, pod netip.Addr, admitted,
 	limited bool) (func(protocol, host, podPort string) string, error) {
 	ip, version, source := "ip", "4", ""

@@ -53,8 +53,9 @@ type base struct {
 	err    error // error of reading chains
 }
 
-// end returns the index of the first rule that ends the chain for all packets, and its effect. It begins at the index
-// from, and skips our own rules. If there is no such rule, it returns the number of rules and the policy.
+// end returns the index and the effect of the first rule that ends the chain for all packets. It examines only rules at
+// or after the index in the parameter from, and skips our own rules. If there is no such rule, it returns the number of
+// rules and the policy.
 func (b *base) end(from int) (int, verdict) {
 	for i := from; i < len(b.rules); i++ {
 		if how := b.ends(&b.rules[i]); how != goesOn {
@@ -114,7 +115,7 @@ func (b *base) calls(r *rule, verdicts ...verdict) bool {
 	})
 }
 
-// leadsTo reports whether a rule of the base chain, or of a chain that it calls directly, calls the given chain.
+// leadsTo reports whether a rule of the base chain, or of a chain that the base chain calls, calls the given chain.
 func (b *base) leadsTo(chain string) bool {
 	calls := func(r rule) bool { return r.target == chain }
 	return slices.ContainsFunc(b.rules, func(r rule) bool {
@@ -463,8 +464,9 @@ func (rr *ruleReader) decide(code []byte, target string) {
 // numbers for targets).
 const xtName, xtInfo = 1, 3
 
-// xtMatch evaluates an x_tables match. It evaluates only the match "mark", with struct xt_mark_mtinfo1
-// (include/uapi/linux/netfilter/xt_mark.h). The match "comment" is no condition.
+// xtMatch evaluates an x_tables match. It knows "mark" (struct xt_mark_mtinfo1 in
+// include/uapi/linux/netfilter/xt_mark.h), "comment", which is no condition, and "rpfilter", a check of the route back.
+// Every other match makes the rule conditional.
 func (rr *ruleReader) xtMatch(name string, info []byte) {
 	const markLen = 9 // the mark, its mask and a flag that inverts
 	switch {
@@ -487,7 +489,7 @@ func (rr *ruleReader) xtMark(name string, info []byte) {
 	}
 }
 
-// xtTarget evaluates an x_tables target.
+// xtTarget evaluates an x_tables target. A target that it does not know makes the rule opaque.
 func (rr *ruleReader) xtTarget(name string) {
 	switch name {
 	case "REJECT":

@@ -80,8 +80,9 @@ func (t *step) rebooting(m *message) {
 	}
 }
 
-// selecting handles an answer to a DISCOVER. It accepts the first usable OFFER: nothing shows which OFFER is better,
-// and waiting would delay every client. It also accepts a late ACK of an address that the client requested before.
+// selecting handles an answer to a DISCOVER. It requests the first OFFER that Config.Refuse accepts and whose server is
+// not to be avoided. It does not compare OFFERs: nothing shows which one is better, and waiting would delay every
+// client. It also accepts a late ACK of an address that the client requested before.
 func (t *step) selecting(m *message) {
 	isACK := m.MessageType() == dhcpv4.MessageTypeAck
 	rapid := isACK && t.cfg.RapidCommit && m.Options.Has(dhcpv4.OptionRapidCommit)
@@ -262,7 +263,8 @@ func (t *step) refuse(l *Lease, why error) {
 	t.decline(l, fmt.Errorf("%w: %s, by %s: %w", ErrRefused, l.Address.Addr(), l.Server, why))
 }
 
-// decline sends a DECLINE for an address that a server granted, and starts over.
+// decline sends a DECLINE for an address that a server granted. It then starts over, and no longer requests this
+// address.
 func (t *step) decline(l *Lease, why error) {
 	t.newXID()
 	t.send("DECLINE", declineOf(l, t.s.xid))
@@ -272,8 +274,8 @@ func (t *step) decline(l *Lease, why error) {
 	t.startOver(why, declineBackOff)
 }
 
-// accept begins to use an acknowledged lease, unless Config.Refuse refuses it. With Config.DetectConflicts it first
-// probes the address.
+// accept begins to use an acknowledged lease. If Config.Refuse refuses the lease, it declines the address instead. With
+// Config.DetectConflicts it first probes the address.
 func (t *step) accept(l *Lease) {
 	refused := t.refusal(l)
 	switch {
@@ -414,8 +416,8 @@ func (t *step) extension(d *dhcpv4.DHCPv4, toServer bool) *Packet {
 	return p
 }
 
-// renewing handles an answer to a renewal. It accepts an ACK from any server. Before T2 it accepts a NAK only from
-// the lease's server.
+// renewing handles an answer to a renewal. It accepts an ACK from any server. Before T2 it ignores a NAK that names
+// another server than the lease's.
 func (t *step) renewing(m *message) {
 	l := t.s.lease
 	switch m.MessageType() {

@@ -33,7 +33,7 @@ const (
 	shortestT2    = 4 * time.Second
 
 	macLen             = 6
-	maxOption          = 255  // bytes in an option's value that we send
+	maxOption          = 255  // the longest value, in bytes, of an option that we send
 	minMessage         = 576  // every host accepts an IP packet of that size
 	defaultMessageSize = 1500 // longer messages would be fragmented on the way
 )

@@ -53,9 +53,9 @@
 // With Config.Last, INIT sends the REQUEST of INIT-REBOOT and goes to REBOOTING. An ACK leads to BOUND, and a NAK to
 // INIT. After 1 s without an answer, the client sends a DISCOVER.
 //
-// A REQUEST without an answer in REQUESTING leads to a new DISCOVER, and a late ACK still counts. After a NAK the
-// client waits 1 s, doubled with each up to 30 min, and after a conflict at least 10 s. A client without an address
-// requests its previous one in a DISCOVER.
+// If a server does not answer a REQUEST in REQUESTING, the client sends a new DISCOVER, and a late ACK still counts.
+// After a NAK it waits 1 s, doubled with each further failure up to 30 min. After a conflict it waits at least 10 s. A
+// client without an address requests its previous one in a DISCOVER.
 //
 // In RENEWING the first REQUEST goes to the server. The next one follows after 10 s, doubled with each up to half of
 // the remaining time, and goes to all. Every second REQUEST has the form for INIT-REBOOT, with the broadcast flag. It
@@ -85,5 +85,5 @@
 //
 // # Needs
 //
-// The package needs nothing from the kernel; its transports do. Errors are about values and time.
+// The package needs nothing from the kernel; its transports do.
 package dhcpc

@@ -70,8 +70,8 @@ func (s *Session) State() string { return s.state.String() }
 // Lease returns the present lease, or nil. There is one in BOUND, RENEWING and REBINDING.
 func (s *Session) Lease() *Lease { return s.lease }
 
-// Wake returns the time to call Step again if nothing comes before. The zero time means never. With a lease, it is T1
-// or some seconds later, at random, so that clients that began together do not all return together.
+// Wake returns the time to call Step again if nothing comes before. The zero time means never. In BOUND it is T1 or up
+// to a minute later, at random, so that clients that began together do not all renew together.
 func (s *Session) Wake() time.Time { return s.wake }
 
 // Output is the result of a Step. It tells the caller the next actions.
@@ -95,8 +95,8 @@ type Output struct {
 	Listen time.Time
 }
 
-// Start begins a Session without an address. The seed is a random number. It makes transaction identifiers and pauses
-// differ between clients.
+// Start begins a Session without an address. If Config.Last has not ended, the Session first asks servers to confirm
+// it. The seed is a random number. It makes transaction identifiers and pauses differ between clients.
 func (m *Machine) Start(now time.Time, seed uint64) Session {
 	s := Session{state: initial, random: trace.Random(seed), now: now, wake: now, hint: m.cfg.Address,
 		trace: trace.Trace{Began: now}}
@@ -242,8 +242,8 @@ func (t *step) send(what string, p *Packet) {
 	t.s.trace.Sent.Add(what)
 }
 
-// count sets secs to the seconds since the attempt began. Each message contains this number. A relay can use it to
-// recognize a client that has waited for long.
+// count sets secs to the seconds since the attempt began. Each DISCOVER and REQUEST contains this number. A relay can
+// use it to recognize a client that has waited for long.
 func (t *step) count() {
 	t.s.secs = uint16(min(max(t.now.Sub(t.s.trace.Began)/time.Second, 0), math.MaxUint16))
 }
@@ -261,7 +261,8 @@ func (t *step) retransmission(n int) time.Duration {
 // declineBackOff is the shortest pause after a DECLINE (RFC 2131, section 3.1, step 5).
 const declineBackOff = 10 * time.Second
 
-// startOver returns to INIT after a failure, and waits there for at least atLeast. The wait grows with each failure.
+// startOver returns to INIT after a failure, and waits there for at least atLeast. The wait grows with each failure. It
+// reports err in Output.Err.
 func (t *step) startOver(err error, atLeast time.Duration) {
 	t.out.Err, t.s.trace.Last = err, err
 	pause := max(trace.BackOff(t.s.failures), atLeast)
@@ -278,7 +279,7 @@ func (t *step) forget() {
 // shun records that a server's OFFER did not lead to a lease, so that the client prefers other servers.
 func (t *step) shun(server netip.Addr) { t.s.avoid = trace.Shun(t.s.avoid, server) }
 
-// lose ends the present lease, if there is one, and reports it as lost.
+// lose ends the present lease, if there is one, and reports it in Output.Lost.
 func (t *step) lose() {
 	if t.s.lease == nil {
 		return
@@ -287,7 +288,7 @@ func (t *step) lose() {
 	t.s.trace.Began = t.now
 }
 
-// bind begins to use a lease, and enters BOUND until T1.
+// bind makes l the present lease, reports it in Output.Bound, and enters BOUND until T1.
 func (t *step) bind(l *Lease) {
 	t.out.Bound, t.s.lease = l, l
 	t.s.hint = l.Address.Addr()

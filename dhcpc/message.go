@@ -19,7 +19,7 @@ import (
 type message struct {
 	*dhcpv4.DHCPv4
 	address netip.Addr // the assigned address (yiaddr)
-	server  netip.Addr // option 54; not valid if it is missing or no address
+	server  netip.Addr // option 54; not valid if it is missing or no host's address
 	source  netip.Addr // the IP packet's source; not valid if unknown
 	nextHop Hex        // the frame's source MAC
 	ignored []string   // options that were left out, for Lease.Ignored
@@ -224,8 +224,8 @@ func (m *Machine) request(kind dhcpv4.MessageType, s *Session) *dhcpv4.DHCPv4 {
 	return d
 }
 
-// messageSize returns the size in bytes of the longest answer that arrives unfragmented. A raw socket receives no
-// fragments.
+// messageSize returns the size in bytes of the longest answer that needs no fragmentation on the client's link. A raw
+// socket receives no fragments.
 func (m *Machine) messageSize() uint16 {
 	if m.cfg.LinkMTU == 0 {
 		return defaultMessageSize

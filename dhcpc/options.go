@@ -76,7 +76,8 @@ func (m *Machine) lease(msg *message, sent time.Time) (*Lease, error) {
 	return l, nil
 }
 
-// times sets the times of a lease from options 51, 58 and 59. It replaces missing and unusable times by defaults.
+// times sets the times of a lease from options 51, 58 and 59. It replaces missing and unusable times by defaults. A
+// lease time of 0 is an error.
 func (r *reader) times(l *Lease) error {
 	total, known, infinite := r.seconds(51)
 	switch {
@@ -98,8 +99,8 @@ func (r *reader) times(l *Lease) error {
 	return nil
 }
 
-// within returns the time in an option if least <= time < below. If the option is missing, it returns usual. If the
-// time is out of this range, it also adds format's text to r.ignored.
+// within returns the time in the option code if least <= time < below. If the option is missing, it returns usual. If
+// the time is out of this range, it returns usual and adds format's text to r.ignored.
 func (r *reader) within(code uint8, least, below time.Duration, format string, usual time.Duration) time.Duration {
 	d, known, infinite := r.seconds(code)
 	if known && !infinite && d >= least && d < below {
@@ -111,7 +112,8 @@ func (r *reader) within(code uint8, least, below time.Duration, format string, u
 	return usual
 }
 
-// seconds reads an option with a time in seconds. infinite means a value with all bits set (RFC 2131, section 3.3).
+// seconds reads an option with a time in seconds. known is false if the option is missing or has a wrong size. infinite
+// means a value with all bits set (RFC 2131, section 3.3).
 func (r *reader) seconds(code uint8) (d time.Duration, known, infinite bool) {
 	v := r.sized(code, 4)
 	if v == nil {
@@ -125,8 +127,8 @@ func (r *reader) seconds(code uint8) (d time.Duration, known, infinite bool) {
 // mask for half of all addresses, a server could make the client's packets to them bypass every router.
 const shortestMask = 8
 
-// prefixLen returns the prefix length from the subnet mask (option 1). Without a valid mask, it returns the prefix
-// length of the address's class.
+// prefixLen returns the prefix length from the subnet mask (option 1). Without a mask, or with an unusable one, it
+// returns the prefix length of the address's class, and records that in r.ignored.
 func (r *reader) prefixLen(a netip.Addr) int {
 	v, ok := r.options[1]
 	if bits, of := net.IPMask(v).Size(); of == 32 && bits >= shortestMask {
@@ -312,8 +314,8 @@ func classlessRoutes(v []byte) ([]Route, error) {
 	return list, nil
 }
 
-// staticRoutes reads option 33, a list of pairs of destination and router. A destination's class determines its
-// prefix length.
+// staticRoutes reads option 33, a list of pairs of destination and router. A destination's class determines its prefix
+// length. A destination with host bits becomes a /32.
 func (r *reader) staticRoutes() []Route {
 	v := r.options[33]
 	if len(v)%8 != 0 {

@@ -158,8 +158,8 @@ func (c *Config) receiveMAC(conn *packet.Conn) error {
 	return errors.Join(err, failed)
 }
 
-// listenRaw opens a packet socket with the given program as its filter. If allProtocols is set, the socket also
-// receives frames that leave the interface.
+// listenRaw opens a packet socket with the program in the parameter takes as its filter. The socket sees received IPv4
+// frames. If allProtocols is set, it sees frames of all protocols, also frames that leave the interface.
 func (c *Config) listenRaw(takes program, allProtocols bool) (*packet.Conn, error) {
 	filter, err := bpf.Assemble(takes)
 	if err != nil {
@@ -391,8 +391,8 @@ type witnessed[P any] struct {
 	send dhcpc.Transport[P]
 }
 
-// witness opens a socket that receives frames on their way to the client. The function takes returns the program that
-// selects these frames. witness then calls dial to open the transport for sending. Close of the result closes both.
+// witness opens a socket that receives frames on their way to the client, as far as the program from takes(c) accepts
+// them. It then calls dial to open the transport for sending. Close of the result closes both sockets.
 func witness[P any](c *Config, takes func(*Config) program, read func([]byte, net.Addr) (P, error),
 	dial func() (dhcpc.Transport[P], error)) (dhcpc.Transport[P], error) {
 	if err := c.check(); err != nil {

@@ -16,11 +16,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// DialUDP opens a UDP socket at port 68 of every address, bound to the interface. It has no MAC addresses and no ARP.
-// It sends along the kernel's routes, from the packet's source address. Before the interface has an address, it
-// receives only broadcasts. The kernel drops these unless rp_filter is 0 in the namespace, in `all` and for the
-// interface. If several such sockets are open on one link, a unicast answer reaches only one of them, maybe the wrong
-// one: see Dialer.
+// DialUDP opens a UDP socket at port 68 of every address, bound to the interface. It supports no ARP, and received
+// packets have no MAC addresses. It sends along the kernel's routes, from the packet's source address. Before the
+// interface has an address, it receives only broadcasts. The kernel drops these unless rp_filter is 0 in the namespace,
+// in `all` and for the interface. If several such sockets are open on one link, a unicast answer reaches only one of
+// them, maybe the wrong one: see Dialer.
 //
 // If another program in the namespace uses the port exclusively, the error matches unix.EADDRINUSE. A missing link
 // shows only at the first Send, which fails with unix.ENODEV or ENETUNREACH.
@@ -133,7 +133,7 @@ const (
 )
 
 // DialUDP6 opens a UDP socket at port 546 of every IPv6 address, bound to the interface. It ignores Config.MAC and
-// ARP. If another program in the namespace uses the port exclusively, the error matches unix.EADDRINUSE.
+// Config.ARP. If another program in the namespace uses the port exclusively, the error matches unix.EADDRINUSE.
 //
 // The socket sends from the interface's link-local address. For the second or two of that address's duplicate address
 // detection, Send fails with unix.EADDRNOTAVAIL.

@@ -51,5 +51,5 @@
 //
 // # Needs
 //
-// This package needs nothing from the kernel. Its errors are about values and time.
+// This package needs nothing from the kernel.
 package dhcp6

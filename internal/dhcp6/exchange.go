@@ -44,8 +44,8 @@ func (t *step) solicit() {
 }
 
 // soliciting handles a message in SOLICITING. It requests an ADVERTISE with preference 255 at once. Until the first
-// pause ends, it collects other ADVERTISEs, and keeps the one with the highest preference. Later it requests the
-// first one, unless its server is to be avoided. A REPLY counts only with rapid commit.
+// pause ends, it keeps the ADVERTISE with the highest preference. After the first pause, it requests the first
+// ADVERTISE whose server is not to be avoided. A REPLY counts only with rapid commit.
 func (t *step) soliciting(m *message) {
 	rapid := m.kind == dhcpv6.MessageTypeReply && m.rapid && t.cfg.RapidCommit
 	if m.kind == dhcpv6.MessageTypeReply && !rapid {
@@ -100,8 +100,8 @@ func (t *step) granted(m *message, want netip.Addr) (l *Lease6, why string) {
 	return nil, why
 }
 
-// pick returns the lease of the address want or, if the server gives that no time, the first lease that it gives
-// time.
+// pick returns the lease of the address want. If list has none, or one whose lifetime is 0, it returns the first lease
+// with a lifetime. It returns nil if there is no such lease.
 func pick(list []*Lease6, want netip.Addr) *Lease6 {
 	list = slices.DeleteFunc(slices.Clone(list), func(l *Lease6) bool { return l.Left(l.Obtained) == 0 })
 	i := slices.IndexFunc(list, func(l *Lease6) bool { return l.Address == want })
@@ -165,8 +165,8 @@ func (t *step) requesting(m *message) {
 	}
 }
 
-// requestFailed gives up a REQUEST that the server does not grant. With a present lease, the client then asks all
-// servers for it (REBINDING). Without one, it starts over.
+// requestFailed gives up a REQUEST that the server does not grant, and avoids the server from now on. With a present
+// lease, the client then asks all servers for it (REBINDING). Without one, it starts over.
 func (t *step) requestFailed(err error) {
 	t.shun(t.s.requested.Server)
 	if t.s.lease != nil {
@@ -179,7 +179,8 @@ func (t *step) requestFailed(err error) {
 	t.startOver(err)
 }
 
-// requestingTimeUp repeats the REQUEST, or gives up after reqMaxRC of them.
+// requestingTimeUp repeats the REQUEST, up to reqMaxRC times. Then it asks all servers for the present lease or,
+// without one, sends a SOLICIT. If the present lease has ended, it reports the lease as lost.
 func (t *step) requestingTimeUp() {
 	switch {
 	case t.s.lease != nil && t.s.lease.Left(t.now) == 0:

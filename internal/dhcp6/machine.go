@@ -280,8 +280,8 @@ func (t *step) request(kind dhcpv6.MessageType, server dhcpc.Hex, a netip.Addr) 
 }
 
 // send sends the next message of the exchange, and sets the time of its retransmission (RFC 8415, section 15). The
-// first pause is irt. Each further pause doubles, up to mrt. All pauses vary at random by
-// a tenth. The exchange ends at the time end at the latest; the zero time means never.
+// first pause is irt. Each further pause doubles, up to mrt. All pauses vary at random by a tenth. The exchange ends at
+// the time end at the latest; the zero time means never.
 func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	t.out.Send = m.ToBytes()
 	t.s.trace.Sent.Add(m.MessageType.String())
@@ -330,7 +330,7 @@ func (t *step) startOver(err error) {
 // shun records that a server's ADVERTISE did not lead to a lease, so that the client prefers other servers.
 func (t *step) shun(server dhcpc.Hex) { t.s.avoid = trace.Shun(t.s.avoid, string(server)) }
 
-// lose ends the present lease and begins to look for another.
+// lose ends the present lease, reports it in Output.Lost with the reason why, and begins to look for another lease.
 func (t *step) lose(why error) {
 	l := t.s.lease
 	t.out.Lost, t.s.lease = l, nil
@@ -386,7 +386,8 @@ func (t *step) checked(v Verdict) {
 	t.bind(l)
 }
 
-// bind makes l the present lease. Nothing is due until T1.
+// bind makes l the present lease and reports it in Output.Bound. A present lease of another address is reported as
+// lost. Nothing is due until T1.
 func (t *step) bind(l *Lease6) {
 	if held := t.s.lease; held != nil && held.Address != l.Address {
 		t.out.Lost = held

@@ -247,7 +247,8 @@ func statusOf(s *dhcpv6.OptStatusCode) iana.StatusCode {
 	return s.StatusCode
 }
 
-// refusal returns the status of the message if that is not Success. Otherwise it returns the status of the IA_NA.
+// refusal returns the status of the message if that is not Success. Otherwise it returns the status of our IA_NA. nil
+// means Success.
 func (m *message) refusal() *dhcpv6.OptStatusCode {
 	if statusOf(m.status) != iana.StatusSuccess || m.ia == nil {
 		return m.status
@@ -276,9 +277,9 @@ func (m *message) describe() string {
 	return text
 }
 
-// leases returns a lease of each usable address in our IA_NA. A lease without time, which a server ends, has
-// Expire equal to Obtained. asked is the time when the client sent the request that m answers. Without a usable
-// address, why is the reason, for a trace.
+// leases returns a lease of each usable address in our IA_NA. asked is the time when the client sent the request that m
+// answers. If a server ends an address by a lifetime of 0, the lease's Expire equals Obtained. why is a reason, for a
+// trace, in case the caller finds no lease with a lifetime in list.
 func (c *Config) leases(m *message, asked time.Time) (list []*Lease6, why string) {
 	if m.ia == nil {
 		return nil, ": no IA_NA of ours"
@@ -318,8 +319,7 @@ func (c *Config) leases(m *message, asked time.Time) (list []*Lease6, why string
 	return nil, ": no address"
 }
 
-// shortest is the minimum time between two messages of a renewal. It also applies if a server requests a shorter
-// time.
+// shortest is the minimum of T1. It also applies if a server requests a shorter time.
 const shortest = 2 * time.Second
 
 // lease returns a lease of the address a with the given lifetimes, without the options that m has for all addresses.
@@ -357,7 +357,7 @@ func times(preferred, valid, t1, t2 time.Duration) (renew, rebind time.Duration)
 	return t1, min(max(t2, t1), valid)
 }
 
-// dns returns the name servers of a message. It adds the unusable ones to l.Ignored.
+// dns returns the name servers of a message, at most maxServers. It records the others in l.Ignored.
 func (m *message) dns(l *Lease6) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range m.options.DNS() {
@@ -376,7 +376,7 @@ func (m *message) dns(l *Lease6) []netip.Addr {
 	return list
 }
 
-// search returns the search domains of a message. It adds the unusable ones to l.Ignored.
+// search returns the search domains of a message, at most maxSearch. It records the others in l.Ignored.
 func (m *message) search(l *Lease6) []string {
 	labels := m.options.DomainSearchList()
 	if labels == nil {

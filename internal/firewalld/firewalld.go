@@ -64,7 +64,7 @@ type Zones struct {
 	ctx     context.Context // the connection to the bus ends when ctx is done
 	timeout time.Duration
 	bus     *bus          // nil while there is no connection
-	lock    *os.File      // the lock by which an ADD knows that this process handles links' zones; nil while firewalld does not run
+	lock    *os.File      // tells an ADD that a process handles links' zones; nil while firewalld is down
 	news    chan struct{} // has an element after a signal about firewalld
 	changed int64         // the last result of State.NetworksChanged
 	last    time.Time     // the time when Next last returned because of a signal

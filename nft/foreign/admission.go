@@ -294,7 +294,7 @@ type familyPlan struct {
 	base
 	place
 	adminThere bool // the operator's chain exists
-	callAdmin  bool // Ensure has to make FORWARD call the operator's chain
+	callAdmin  bool // FORWARD does not call the operator's chain, and Ensure adds the call
 }
 
 // plan reads the present state and decides about the rules. If nf_tables changes while plan reads, the result may be

@@ -97,7 +97,8 @@ func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease)
 }
 
 // Release sends a RELEASE from the leased address, which the interface must still have. Servers do not answer, so
-// success only means that the message was sent. If the interface no longer exists, use the function Release.
+// success only means that the message was sent. If the interface no longer exists, use the function Release of package
+// transport.
 func (c *Client) Release(ctx context.Context, l *Lease) error {
 	p, err := Release(l, rand.Uint32())
 	if err != nil {
@@ -178,8 +179,8 @@ func (r *runner) countSleep(now time.Time) (err error) {
 	return err
 }
 
-// wait returns the next packet. It returns nil when the given time has come, or when the session expects no packet
-// any more. The zero time means no limit.
+// wait returns the next packet. It returns nil when the given time has come, or when the session expects no packet any
+// more. The zero time means no limit. While the session expects no packet, wait closes the transport.
 func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error) {
 	if r.conn != nil && now.Before(r.session.listen) {
 		p, err := r.conn.Receive(ctx, trace.Earlier(until, r.session.listen))
@@ -197,7 +198,8 @@ func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error
 	return nil, r.cfg.clock.Wait(ctx, until)
 }
 
-// step runs one step of the session with the packet e, or without one if e is nil. It sends the resulting packet.
+// step runs one step of the session with the packet e, or without one if e is nil. It sends the resulting packet, and
+// closes the transport if the session then expects no answer. If r.patient is set, it ignores an error of sending.
 func (r *runner) step(ctx context.Context, e *Packet) (Output, error) {
 	var out Output
 	r.session, out = r.machine.Step(r.session, r.cfg.clock.Now(), e)

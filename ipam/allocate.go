@@ -68,7 +68,7 @@ func (s *store) holder(addr netip.Addr) string {
 
 // nextFree reserves the first address after last that is free and that no name keeps. It tries a few addresses one by
 // one, and lists the directory only if all of these are taken. So the cost of a normal ADD does not depend on the
-// number of reservations.
+// number of reservations. If no address is left, the error matches ErrPoolFull.
 func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
 	candidates := set.from(last, p)
 	for range maxProbes {
@@ -124,7 +124,7 @@ func (s *store) isEmpty(addr netip.Addr) bool {
 	return err == nil && stat.Mode&unix.S_IFMT == unix.S_IFREG && stat.Size == 0
 }
 
-// fullError returns an error about a set without free addresses.
+// fullError returns an error that matches ErrPoolFull: taken of the set's size addresses are reserved.
 func (s *store) fullError(set rangeSet, taken, size uint64) error {
 	return s.failf(ErrPoolFull, "%s is full: %d of %d addresses reserved (in %s): "+
 		"delete pods, run GC, or give the network more addresses", set, taken, size, s.dir)

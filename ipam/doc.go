@@ -25,10 +25,10 @@
 // it has a file, with any content. And if a process that holds the lock finds an empty file, the file's creator died,
 // and the address is free.
 //
-// Add reads the lock, the marker, last_reserved_ip and the file of its candidate. It never lists the directory as
-// long as one of the next few addresses in turn is free. A Del with a hint reads only the files of these addresses.
-// So the cost of both does not grow with the number of pods. Four calls search through all reservations: Del without
-// a hint, Collect, Status, and an Add that found several taken addresses in a row.
+// Add takes the lock, and reads the marker, last_reserved_ip and the file of the address that it tries. It never lists
+// the directory as long as one of the next few addresses in turn is free. A Del with a hint reads only the files of
+// these addresses. So the cost of both does not grow with the number of pods. Four calls search through all
+// reservations: Del without a hint, Collect, Status, and an Add that found several taken addresses in a row.
 //
 // An entry of another format is never deleted: its name is no address, its content is no reservation, it is a
 // directory, or it cannot be read. If its name is an address, that address counts as taken.

@@ -44,7 +44,7 @@ func (s *store) isStale() bool { return !s.isCurrent() && s.lastEpoch() != "" }
 const maxClockSkew = time.Minute
 
 // isOld reports whether the file of addr was written before the node's epoch. A time too far in the future counts as
-// before. If the epoch's start is unknown, it reports true.
+// before. If the epoch's start is unknown, it returns true for every existing file.
 func (s *store) isOld(addr netip.Addr) bool {
 	info, err := os.Lstat(s.path(addr))
 	started := s.node.Epoch.Started
@@ -93,9 +93,9 @@ func (s *session) enter(ctx context.Context, p pool) error {
 	return nil
 }
 
-// dropOld removes reservations from before the epoch's start. It keeps the reservation of a live address, unless the
-// kernel shows another owner than the file. For such an address, rebuild later makes a reservation for the real
-// owner.
+// dropOld removes reservations from before the epoch's start. It keeps files of another format, and reservations whose
+// owner has a record or still has the address in the kernel. If the kernel shows another owner, rebuild later makes a
+// reservation for that owner.
 func (s *session) dropOld(alive map[netip.Addr]Live) error {
 	addrs, err := s.list()
 	if err != nil {

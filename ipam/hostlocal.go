@@ -47,7 +47,7 @@ type HostLocal struct {
 	pool      pool
 	requested []netip.Addr // the requested address for each set of pool; the zero Addr means any
 	search    bool
-	keeper    *string // the name of Keep; nil without it
+	keeper    *string // the argument of Keep; nil if Keep was not called
 }
 
 // NewHostLocal returns a HostLocal for cfg. It does not access the disk. If a value is invalid, the error matches

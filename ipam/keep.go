@@ -19,11 +19,11 @@ const (
 	maxKept, maxKeptName = 2000, 400
 )
 
-// Keep returns a copy for an attachment with a lasting name, such as a pod's namespace and name. Its Add assigns the
-// addresses that the name's last attachment had, unless another attachment has them. After Del, the name keeps the
-// addresses that Add assigned without Want. Add assigns them to other attachments only if no other address is free,
-// and begins with the address that was released first. Beyond some 2,000 addresses the oldest are forgotten. If the
-// name is empty or too long, or has spaces, Add returns an error that matches tombolo.ErrInvalid.
+// Keep returns a copy of h for an attachment with a lasting name, such as a pod's namespace and name. Add of the copy
+// assigns the addresses that the name's last attachment had, unless another attachment has them. After Del, the name
+// keeps the addresses that Add assigned without Want. Add assigns them to other attachments only if no other address is
+// free, and begins with the address that was released first. Beyond some 2,000 addresses the oldest are forgotten. If
+// the name is empty or too long, or has spaces, Add returns an error that matches tombolo.ErrInvalid.
 func (h *HostLocal) Keep(name string) *HostLocal {
 	bound := *h
 	bound.keeper = &name
@@ -102,8 +102,8 @@ func (s *session) takeKept(p pool, set rangeSet, owner Owner, own bool) (netip.A
 	return netip.Addr{}, nil, nil
 }
 
-// keep records that this Add's name keeps these addresses, and only these. If the file becomes too long, it drops the
-// oldest lines, first those without a reservation.
+// keep records that this Add's name keeps these addresses, and no others. If the file becomes too long, keep drops the
+// oldest lines, first those whose address has no reservation.
 func (s *session) keep(addrs []netip.Addr) {
 	list := slices.DeleteFunc(slices.Clone(s.kept), func(k keptAddress) bool {
 		return k.name == s.keeper || slices.Contains(addrs, k.addr)

@@ -25,8 +25,8 @@ type RangeSet struct {
 // A Range is a run of addresses within a subnet. Only Subnet is required.
 type Range struct {
 	Subnet netip.Prefix `json:"subnet"`
-	// RangeStart and RangeEnd are the first and the last address. By default the range covers the subnet without the
-	// network's own and the broadcast address.
+	// RangeStart and RangeEnd are the first and the last address. By default the range covers the subnet without its
+	// network address and, in IPv4, its broadcast address.
 	RangeStart netip.Addr `json:"rangeStart,omitzero"`
 	RangeEnd   netip.Addr `json:"rangeEnd,omitzero"`
 	// Gateway is returned with each address, and never assigned. By default it is the subnet's first address. It may
@@ -103,8 +103,8 @@ func newRangeSet(conf RangeSet) (rangeSet, error) {
 	return set, nil
 }
 
-// newRange checks one range and fills in its defaults. The gateway is the subnet's first address. The range covers
-// all addresses except the network's and, in IPv4, the broadcast address.
+// newRange checks one range and fills in its defaults. By default the gateway is the subnet's first address, and the
+// range covers all addresses except the network's and, in IPv4, the broadcast address.
 func newRange(conf Range) (ipRange, error) {
 	fail := func(format string, args ...any) (ipRange, error) {
 		return ipRange{}, newError(tombolo.ErrInvalid, "%s: %s", conf.Name, fmt.Sprintf(format, args...))

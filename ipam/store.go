@@ -127,7 +127,8 @@ func (s *store) list() ([]netip.Addr, error) {
 }
 
 // reserve creates a reservation of addr, and returns true. It returns false if addr is reserved for another owner, or
-// if its file has another format. If addr is reserved for the same owner, the error matches ErrDuplicate.
+// if its file has another format or cannot be read. If addr is reserved for the same owner, the error matches
+// ErrDuplicate. reserve replaces the empty file of a process that died.
 func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 	path, owner := s.path(addr), Owner{ContainerID: r.containerID, IfName: r.ifName}
 	for range 2 {
@@ -162,7 +163,7 @@ func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 	return false, nil
 }
 
-// reclaim removes a reservation file whose creator died before it had written the content.
+// reclaim removes a reservation file whose creator died before it had written the content, and warns about it.
 func (s *session) reclaim(addr netip.Addr) error {
 	s.warnf("reclaimed %s: its file is empty or cut short, so the process that reserved it died meanwhile", addr)
 	if err := file.Remove(s.path(addr)); err != nil {
@@ -171,7 +172,8 @@ func (s *session) reclaim(addr netip.Addr) error {
 	return nil
 }
 
-// release removes the reservation of addr. The caller has checked the owner.
+// release removes the reservation of addr. The caller has checked the owner. If a name keeps addr, release makes it the
+// last of the kept addresses that other attachments get.
 func (s *session) release(addr netip.Addr) error {
 	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("release "+addr.String(), err)

@@ -72,7 +72,8 @@ func (o *options) repairCommand() *cobra.Command {
 			"something is left.", o.repair)
 }
 
-// repair repairs the host, and prints all repaired and all remaining differences. It returns an error if some remain.
+// repair repairs the host, and prints all repaired and all remaining differences. It returns a findingsError if some
+// remain, and the error of a failed repair if none remain.
 func (o *options) repair(ctx context.Context, node *network.Node, _ []string) error {
 	did, err := report.Repair(ctx, node)
 	if did == nil {
@@ -121,7 +122,8 @@ func (o *options) gcCommand() *cobra.Command {
 }
 
 // gc deletes the ports, addresses and records that dead pods left, and prints a line for each pod. With dryRun it only
-// prints these lines. If name is empty, gc examines all networks, else only the named one.
+// prints these lines. If name is empty, gc examines all networks, else only the named one. If it could not clean up
+// after a pod, it returns a findingsError.
 func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	node, err := report.Open(ctx, &network.Config{
 		StateDir: o.state, LeaseDir: o.leases, Log: slog.New(slog.NewTextHandler(o.stderr, nil)),

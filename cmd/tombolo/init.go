@@ -85,7 +85,8 @@ func (o *options) initPods() *cobra.Command {
 	return cmd
 }
 
-// initSubcommand returns a subcommand of init. The function network describes the network according to the flags.
+// initSubcommand returns a subcommand of init. The parameter network is a function that returns the network for the
+// flags.
 func (o *options) initSubcommand(use, short string, network func() (*firstNetwork, error)) *cobra.Command {
 	dir, yes := "", false
 	cmd := command(use, short, "", func(ctx context.Context, _ []string) error {

@@ -315,7 +315,7 @@ func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
 }
 
 // incoming returns a program that rejects packets from this machine and packets to other machines. Packets to other
-// machines arrive in promiscuous mode. The kernel also counts frames of an unknown VLAN as such.
+// machines arrive in promiscuous mode. The kernel also classes frames of an unknown VLAN as packets to other machines.
 func incoming() program {
 	return program{
 		bpf.LoadExtension{Num: bpf.ExtType},
@@ -382,8 +382,8 @@ func leaving(mac []byte) program {
 const vlanID = 0x0fff
 
 // withPriorityTag returns a program for untagged frames and for frames with a tag of VLAN 0 in their data. Such a tag
-// makes the Ethernet header longer. So withPriorityTag calls the function takes with each length, and combines the
-// two programs.
+// makes the Ethernet header longer. So withPriorityTag calls takes once with each length of the header in bytes, and
+// combines the two programs.
 func withPriorityTag(takes func(headerLen uint32) program) program {
 	const typeAt, tagAt = 2 * macLen, 2*macLen + 2
 	plain := takes(etherLen)

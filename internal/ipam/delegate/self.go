@@ -14,9 +14,9 @@ import (
 // ErrSelf means that the plugin to run is Tombolo itself.
 var ErrSelf = errors.New("the plugin is this program itself")
 
-// DepthVariable is the environment variable with a digit 1 for each delegated plugin that led to a process. It is "1"
-// for a plugin that Tombolo starts. If that plugin starts Tombolo again, which starts another plugin, it is "11" for
-// the other plugin.
+// DepthVariable is the environment variable that shows how often Tombolo and other plugins have started each other in
+// turn. Each time Tombolo starts a plugin, it adds a digit 1. So the first plugin gets "1". If that plugin starts
+// Tombolo, which starts another plugin, the other plugin gets "11".
 const DepthVariable = "TOMBOLO_DEPTH"
 
 // Deeper returns a copy of environ with one more digit in DepthVariable.

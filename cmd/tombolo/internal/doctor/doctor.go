@@ -41,7 +41,7 @@ type Finding struct {
 	Step     Step   `json:"step"`
 	Evidence string `json:"evidence"`
 	Remedy   string `json:"remedy,omitempty"`
-	// Note is set if no test has failed, and the finding may be intended.
+	// Note is set if no test has failed because of the finding, which may be intended.
 	Note bool `json:"note,omitempty"`
 }
 
@@ -52,7 +52,7 @@ type Report struct {
 	ContainerID string    `json:"containerID"`
 	IfName      string    `json:"ifName"`
 	Findings    []Finding `json:"findings"` // empty if nothing was found
-	// Tried lists the completed tests, with their results.
+	// Tried describes the tests that found no fault, and tests that were left out.
 	Tried []string `json:"tried,omitempty"`
 }
 

@@ -27,7 +27,7 @@ func (e *examination) exchange(
 ) (*Finding, error) {
 	var sendErr error
 	t, err := e.follow(ctx, p, func() { sendErr = send() })
-	if err == nil && p.isQuestion && !t.left { // the kernel sent none, since it had just given up
+	if err == nil && p.isQuestion && !t.left { // the kernel sent no request for the MAC, since an earlier one had just failed
 		t, err = e.follow(ctx, p, func() { sendErr = send() })
 	}
 

@@ -208,8 +208,9 @@ func (e *examination) family(ctx context.Context, gateway netip.Addr) error {
 }
 
 // gateway reports whether the pod reaches a gateway. It pings the gateway, but a resolved MAC suffices, since the
-// gateway's firewall may drop pings. If the host's own gateway does not answer, gateway compares that MAC with the
-// bridge's. It adds a finding for a problem, unless an earlier step explains it.
+// gateway's firewall may drop pings. If the gateway is an address of the host and does not answer, gateway compares the
+// MAC in the pod's neighbour entry with the bridge's. It adds a finding for a problem, unless an earlier step explains
+// it.
 func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name string) (bool, error) {
 	pingErr := icmp.Ping(ctx, e.pod, gateway, icmp.Echo{From: e.own, Wait: wait})
 	if err := ctx.Err(); err != nil {

@@ -66,9 +66,9 @@ func Select(list string, known []string) ([]string, error) {
 	return names, nil
 }
 
-// Add copies the plugin into the directory, and creates a file for each of the names. The plugin that another program
-// has under such a name becomes NAME.reference. It replaces an older NAME.reference, since it may be a later version.
-// At any moment a runtime finds either the old plugin or the new one. Add writes a line about each file to out.
+// Add copies the plugin into the directory, and creates a file for each of the names. If another program has a plugin
+// under such a name, Add renames that plugin to NAME.reference, in place of an older NAME.reference. At any moment a
+// runtime finds either the old plugin or the new one. Add writes a line about each file to out.
 func Add(out io.Writer, plugin, dir string, names []string) error {
 	dir, err := plugins(dir)
 	if err != nil {

@@ -70,7 +70,6 @@ func Of(r *lease.Record, now time.Time) Entry {
 	return e
 }
 
-// notes returns the Notes for an Entry.
 func notes(r *lease.Record) []string {
 	var list []string
 	if r.Note != "" {

@@ -27,7 +27,7 @@ func (e *examination) exchange(
 ) (*Finding, error) {
 	var sendErr error
 	t, err := e.follow(ctx, p, func() { sendErr = send() })
-	if err == nil && p.isQuestion && !t.left { // the kernel sent no request for the MAC, since an earlier one had just failed
+	if err == nil && p.isQuestion && !t.left { // no request for the MAC left: an earlier one had just failed
 		t, err = e.follow(ctx, p, func() { sendErr = send() })
 	}
 

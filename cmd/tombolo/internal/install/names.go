@@ -67,7 +67,7 @@ func Select(list string, known []string) ([]string, error) {
 }
 
 // Add copies the plugin into the directory, and creates a file for each of the names. If another program has a plugin
-// under such a name, Add renames that plugin to NAME.reference, in place of an older NAME.reference. At any moment a
+// under such a name, Add keeps that plugin as NAME.reference, in place of an older NAME.reference. At any moment a
 // runtime finds either the old plugin or the new one. Add writes a line about each file to out.
 func Add(out io.Writer, plugin, dir string, names []string) error {
 	dir, err := plugins(dir)

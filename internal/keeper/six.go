@@ -233,7 +233,7 @@ func (x *exchange6) run() error {
 		x.m.six.session, e = &s, dhcp6.Event{}
 		err := x.handleOutput(out)
 		if err == nil && x.r.Six.Lease == nil && out.Send != nil && s.State() == before {
-			err = x.note6(x.noResult().Error()) // the request was repeated: an ADD may stop waiting before the exchange ends
+			err = x.note6(x.noResult().Error()) // a repeated request: the waiting ADD may give up before the end
 		}
 
 		if err != nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// State is the progress of an ADD.
+// State is the state of an attachment's record. It shows whether the ADD has succeeded.
 type State string
 
 const (
@@ -36,9 +36,9 @@ const (
 	Ready State = "ready"
 )
 
-// An Attachment is the record of one ADD. The record suffices to undo the ADD without its configuration, its
-// namespace or its result. It also suffices to put the host's end of the pod's link back on a bridge that was created
-// again.
+// An Attachment is the record of one ADD, which attaches a pod's interface to a network. The record suffices to undo
+// the ADD without its configuration, its namespace or its result. It also suffices to put the host's end of the pod's
+// link back on a bridge that was created again.
 type Attachment struct {
 	Version int    `json:"version,omitempty"`
 	State   State  `json:"state"`
@@ -55,7 +55,7 @@ type Attachment struct {
 
 	HostIf    string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
 	Bridge    string         `json:"bridge,omitempty"` // the port's master
-	NIC       string         `json:"nic,omitempty"`    // the NIC that the bridge shares without having it as a port
+	NIC       string         `json:"nic,omitempty"`    // the shared NIC, which is no port of the bridge
 	MTU       int            `json:"mtu,omitempty"`    // bytes
 	MAC       MAC            `json:"mac,omitempty"`    // MAC of the pod's end
 	HostMAC   MAC            `json:"hostMAC,omitempty"`
@@ -109,7 +109,7 @@ type Attachment struct {
 // Published is a port of the host that leads to the pod.
 type Published struct {
 	nft.Port
-	// Withheld is set while another attachment of the container has the port.
+	// Withheld is set while another attachment of the container has the port on the host.
 	Withheld bool `json:"withheld,omitempty"`
 }
 
@@ -119,8 +119,8 @@ type Waiting struct {
 	Hash    string `json:"hash"`
 	// Addresses are the addresses of that attachment.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	// LAN is set if the attachment that waits for host ports is on a LAN. It then reaches the LAN's machines without
-	// passing through the host.
+	// LAN is set if the waiting attachment is on a LAN. Then it reaches the LAN's machines without passing through the
+	// host.
 	LAN bool `json:"lan,omitempty"`
 }
 
@@ -172,7 +172,8 @@ func (a *Attachment) Check() error {
 	return errors.Join(errs...)
 }
 
-// encodeAttachment returns the record as one line of its file.
+// encodeAttachment returns the record as one line of its file. It returns an error if the record is invalid or too
+// long.
 func encodeAttachment(a *Attachment) ([]byte, error) {
 	return EncodeChecked(&a.Version, a, file.MaxRecord/2) // the file holds up to two lines
 }
@@ -267,8 +268,8 @@ func (d *Dir) UpdateLocked(a *Attachment) error {
 	return withOperation(err, "update attachment")
 }
 
-// Unfinished reports whether a killed ADD has left the record: its state is Adding, or it has no complete line. If
-// the record is locked, its ADD is still in progress.
+// Unfinished reports whether an ADD has not finished the record: its state is Adding, or it has no complete line. If
+// nobody holds the record's lock, that ADD was killed.
 func (d *Dir) Unfinished(network, hash string) (bool, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {
@@ -301,7 +302,7 @@ func (d *Dir) Remove(network, hash string) error {
 	return withOperation(err, "remove attachment")
 }
 
-// List reads the records of a network's attachments, sorted by hash. A record that cannot be used is returned as a
+// List reads the records of a network's attachments, sorted by hash. For each record that cannot be used, it returns a
 // *RecordError. The error is set only if the directory cannot be read. A network without a directory has no
 // attachments.
 //
@@ -322,8 +323,8 @@ func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
 // MAC is an Ethernet address in a record. Its text form is "02:00:00:00:00:01".
 type MAC = dhcpc.Hex
 
-// A Pending is the record of an attachment between Create and Commit. It keeps the file open, so that Commit writes
-// to the file of Create, and not to a later one of the same name. It also holds the record's lock.
+// A Pending is the record of an attachment between Create and Commit. It holds the record's lock. It keeps the file
+// open, so that Commit writes to the file of Create, and not to a later file of the same name.
 type Pending struct {
 	AttachmentLock
 	path string
@@ -413,7 +414,7 @@ func (p *Pending) Gone() (bool, error) {
 }
 
 // Abandon removes the record, even after Commit, and closes p. If another call has created a record of the same name
-// since, Abandon leaves that record alone. It needs the shared lock.
+// since, Abandon leaves the new record alone. It needs the shared lock.
 func (p *Pending) Abandon() error {
 	gone, err := p.Gone()
 	if err == nil && !gone && !p.lost {

@@ -26,8 +26,8 @@ const DefaultDir = "/run/tombolo"
 // suffix ends the name of every record's file.
 const suffix = ".json"
 
-// A Dir is a state directory. Several goroutines and processes may call its methods at once. The comment of each
-// method names the lock that the caller needs, if any.
+// A Dir is a state directory on disk. Several goroutines and processes may call its methods at once. The comment of
+// each method names the lock that the caller must hold, if any.
 type Dir struct {
 	path    string
 	sources sources
@@ -53,7 +53,7 @@ func (d *Dir) uplinksPath() string  { return d.path + "/uplinks" }
 
 func (d *Dir) attachmentsPath() string { return d.path + "/attachments" }
 
-// networkPath returns the path of a network's record.
+// networkPath returns the path of a network's record, or an error if the name is invalid.
 func (d *Dir) networkPath(network string) (string, error) {
 	if err := checkNetwork(network); err != nil {
 		return "", err
@@ -61,7 +61,7 @@ func (d *Dir) networkPath(network string) (string, error) {
 	return d.networksPath() + "/" + network + suffix, nil
 }
 
-// attachmentPath returns the path of an attachment's record.
+// attachmentPath returns the path of an attachment's record, or an error if a name is invalid.
 func (d *Dir) attachmentPath(network, hash string) (string, error) {
 	if err := checkNetwork(network); err != nil {
 		return "", err
@@ -75,7 +75,8 @@ func (d *Dir) attachmentPath(network, hash string) (string, error) {
 // ErrName means that the name of a network or a NIC is invalid. It is ident.ErrName.
 var ErrName = ident.ErrName
 
-// maxNetworkName leaves room for ".json" in NAME_MAX (255).
+// maxNetworkName is the maximum length of a network's name, in bytes. A file name has up to 255 (NAME_MAX), and ends in
+// ".json".
 const maxNetworkName = 250
 
 // checkNetwork returns an error unless the CNI specification allows name as the name of a network. This keeps "..",
@@ -103,7 +104,7 @@ func checkNIC(name string) error {
 	return nil
 }
 
-// withOperation adds the name of the failed operation to an error. It returns nil if err is nil.
+// withOperation puts the text of the failed operation before an error. It returns nil if err is nil.
 func withOperation(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -111,15 +112,15 @@ func withOperation(err error, format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, err)...)
 }
 
-// readFile reads a record's file.
+// readFile reads a record's file. It returns an error for a file larger than file.MaxRecord.
 func readFile(path string) ([]byte, error) { return file.Read(path, file.MaxRecord) }
 
-// tempPath returns the path of the temporary file that replaces the file at path when it is complete. If a crash
-// leaves the temporary file, the next write overwrites it, or it is removed with the record. Every path has one
-// writer at a time.
+// tempPath returns the path of the temporary file that holds the new content for the file at path. If a crash leaves
+// the temporary file, the next write overwrites it, or the removal of the record removes it. Only one process at a time
+// may write to the file at path.
 func (d *Dir) tempPath(path string) string { return d.path + "/.tmp-" + ident.Hash(path, "", "") }
 
-// replaceFile replaces a file as a whole. Readers see the old or the new one.
+// replaceFile replaces a file as a whole. Readers see the old or the new content, and nothing in between.
 func (d *Dir) replaceFile(path string, data []byte) error {
 	return file.Replace(d.tempPath(path), path, data)
 }
@@ -158,8 +159,8 @@ func EncodeChecked(v *int, record checkable, most int) ([]byte, error) {
 	return data, nil
 }
 
-// Decode parses a record and, if it implements checkable, checks it. If a newer version wrote the record, the error
-// matches ErrVersion. Any other error matches ErrDamaged.
+// Decode parses a record and, if it has a method Check, checks it. v points to the record's version field. If a newer
+// version of Tombolo wrote the record, the error matches ErrVersion. Any other error matches ErrDamaged.
 func Decode(data []byte, v *int, record any) error {
 	err := strict.Unmarshal(data, record, strict.Everything).First()
 	switch {
@@ -230,8 +231,8 @@ func (e *RecordError) Wrap(err error) error {
 	return e
 }
 
-// list reads the records in a directory, sorted by name. It returns each record that cannot be used as a
-// *RecordError.
+// list reads the records in a directory, sorted by name. isName reports whether a name, without its suffix, is valid
+// for a record. For each record that cannot be used, bad has a *RecordError.
 func list[T any](dir string, isName func(string) bool, load func(name string) (*T, error)) (found []*T,
 	bad []*RecordError, _ error) {
 	entries, err := file.ReadDir(dir)
@@ -254,8 +255,8 @@ func list[T any](dir string, isName func(string) bool, load func(name string) (*
 	return found, append(bad, unread...), nil
 }
 
-// LoadAll loads records by their names. It returns errors about damaged records in bad, and skips records that do not
-// exist any more.
+// LoadAll loads the records with the given names. It returns the errors about damaged records in bad, and skips records
+// that no longer exist.
 func LoadAll[T any](names []string, load func(name string) (*T, error)) (found []*T, bad []*RecordError) {
 	for _, name := range names {
 		record, err := load(name)
@@ -275,9 +276,9 @@ func LoadAll[T any](names []string, load func(name string) (*T, error)) (found [
 // smaller.
 const writableSize = 16 << 10
 
-// CheckWritable returns an error if no record could be written now, because the file system is full or mounted
-// read-only. It writes to a file without a name, so nothing remains. If the directory does not exist, it tries the
-// closest parent that does. It takes no lock.
+// CheckWritable returns an error if no record could be written now, because the file system is full or read-only. It
+// writes to a file without a name, so nothing remains. If the directory does not exist, it tries the closest parent
+// that does. It takes no lock.
 func (d *Dir) CheckWritable() error {
 	path := d.path
 	fd, err := openUnnamed(path + "/.")
@@ -295,16 +296,16 @@ func (d *Dir) CheckWritable() error {
 // 100, also if the kernel's own HZ differs.
 const userHZ = 100
 
-// sources are the files and functions that distinguish one epoch from another. Tests replace them.
+// sources holds the files and functions that show whether an epoch is over. Tests replace them.
 type sources struct {
 	bootIDPath string
-	initPath   string                          // stat of pid 1
+	initPath   string                          // /proc/<pid>/stat of pid 1
 	now        func() time.Time                // CLOCK_REALTIME
 	uptime     func() time.Duration            // CLOCK_BOOTTIME
 	netns      func() (cookie uint64, _ error) // of the calling thread's network namespace
 }
 
-// hostSources returns the sources of the running host.
+// hostSources returns the sources of the host on which this process runs.
 func hostSources() sources {
 	return sources{
 		bootIDPath: "/proc/sys/kernel/random/boot_id",
@@ -321,7 +322,7 @@ func BootID() (string, error) {
 	return s.bootID()
 }
 
-// bootID returns the kernel's boot id. A restart of a container does not change it.
+// bootID returns the kernel's boot id. It changes at each boot, but not if a node that is a container restarts.
 func (s *sources) bootID() (string, error) {
 	data, err := file.ReadKernel(s.bootIDPath)
 	if err != nil {
@@ -370,7 +371,7 @@ func parseStart(stat []byte) (time.Duration, error) {
 	return time.Duration(ticks) * (time.Second / userHZ), nil
 }
 
-// uptime returns CLOCK_BOOTTIME. Like starttime, it includes suspended time.
+// uptime returns the time since boot by CLOCK_BOOTTIME, which includes suspended time.
 func uptime() time.Duration { return Since(unix.CLOCK_BOOTTIME) }
 
 // Since returns the time since the zero of one of the kernel's clocks, such as CLOCK_BOOTTIME.
@@ -395,16 +396,16 @@ func NetNSCookie() (uint64, error) {
 	return cookie, nil
 }
 
-// ErrStale means that the state belongs to an epoch that is over (see Epoch).
+// ErrStale means that a record belongs to an epoch that is over (see Epoch).
 var ErrStale = errors.New("of an earlier epoch")
 
-// An Epoch is one life of the node. It ends at a reboot, when all pods of the node are gone for good. If the node
-// itself is a container (kind, k3s in Docker), its life also ends when that container restarts. Such a restart
-// changes pid 1 and the network namespace, but not the boot id.
+// An Epoch describes one life of the node, which records belong to. It ends at a reboot, when all pods of the node are
+// gone for good. If the node itself is a container (kind, k3s in Docker), its life also ends when that container
+// restarts. Such a restart changes pid 1 and the network namespace, but not the boot id.
 type Epoch struct {
 	Version int    `json:"version,omitempty"`
 	Boot    string `json:"boot"` // the kernel's boot id
-	ID      string `json:"id"`   // random, so that two epochs never have the same Token
+	ID      string `json:"id"`   // random, so that no two epochs have the same Token
 
 	// Init is the start time of pid 1, by CLOCK_BOOTTIME.
 	Init time.Duration `json:"init,omitempty"`
@@ -416,7 +417,7 @@ type Epoch struct {
 	NetNS uint64 `json:"netns,omitempty"`
 }
 
-// Token returns the name of the epoch. Each record contains the token of its epoch.
+// Token returns a text that identifies the epoch. The records of networks and attachments contain it.
 func (e Epoch) Token() string { return e.Boot + "/" + e.ID }
 
 // Epoch reads the recorded epoch and writes nothing. If there is none, the error matches os.ErrNotExist. If the epoch
@@ -424,7 +425,7 @@ func (e Epoch) Token() string { return e.Boot + "/" + e.ID }
 // something calls [Dir.Enter] instead.
 func (d *Dir) Epoch() (Epoch, error) { return d.epochOf(d.sources.netns) }
 
-// epochOf does the work of Epoch. The function netns returns the cookie of the caller's network namespace.
+// epochOf does the work of Epoch. netns returns the cookie of the caller's network namespace.
 func (d *Dir) epochOf(netns func() (uint64, error)) (Epoch, error) {
 	var e Epoch
 	data, err := readFile(d.epochPath())
@@ -458,12 +459,12 @@ func (e *Epoch) Check() error {
 	return nil
 }
 
-// checkEpoch returns an error that matches ErrStale if e, which was read from path, is over. An epoch is over if the
-// boot id differs, or if the network namespace differs and pid 1 is younger than the epoch.
+// checkEpoch returns an error that matches ErrStale if the epoch e, which was read from path, is over. An epoch is over
+// if the boot id differs, or if the network namespace differs and pid 1 is younger than the epoch.
 //
-// A younger pid 1 alone proves nothing, since a caller in a pod with its own PID namespace sees one too. A node has
-// a new network namespace after a restart, unless it is a container with host networking. There the epoch goes on,
-// and GC removes the attachments of pods that are gone.
+// A younger pid 1 alone proves nothing, since a caller in a pod with its own PID namespace sees one too. A node has a
+// new network namespace after a restart, unless it is a container with host networking. The epoch of such a container
+// continues, and GC removes the attachments of pods that are gone.
 func (d *Dir) checkEpoch(path string, e Epoch, netns func() (uint64, error)) error {
 	boot, err := d.sources.bootID()
 	if err != nil {
@@ -516,8 +517,8 @@ func (d *Dir) newEpoch() (Epoch, error) {
 	}, nil
 }
 
-// Begun returns when an epoch began, as a time by the present wall clock. An epoch begins when pid 1 starts. The
-// zero Epoch yields the zero time.
+// Begun returns the time of an epoch's beginning, by the present wall clock. An epoch begins when pid 1 starts. For the
+// zero Epoch it returns the zero time.
 func (d *Dir) Begun(e Epoch) time.Time {
 	if e.Init == 0 {
 		return time.Time{}
@@ -560,7 +561,8 @@ func (d *Dir) Enter(ctx context.Context) (*Lock, Epoch, error) {
 	return l, epoch, nil
 }
 
-// ignoreLost returns nil for the errors that beginning a new epoch resolves, and any other err unchanged.
+// ignoreLost returns nil for errors about a missing, stale or damaged epoch, which a new epoch replaces. It returns
+// other errors unchanged.
 func ignoreLost(err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) || errors.Is(err, ErrDamaged) {
 		return nil
@@ -568,15 +570,15 @@ func ignoreLost(err error) error {
 	return err
 }
 
-// beginEpoch writes a new epoch. If the previous epoch is stale, beginEpoch first deletes its records. The caller
-// holds the exclusive lock.
+// beginEpoch writes a new epoch. If the previous epoch is stale, beginEpoch first deletes its records of attachments
+// and networks. The caller holds the exclusive lock.
 func (d *Dir) beginEpoch(stale bool) (Epoch, error) {
 	epoch, err := d.newEpoch()
 	if err != nil {
 		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 	}
 
-	if stale { // records of takeovers name their own epoch
+	if stale { // uplink records may stay, since they contain their own epoch
 		err = errors.Join(os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))
 	}
 

@@ -1,8 +1,8 @@
-// Package state keeps Tombolo's records on a node: the attachments, the configuration that each network was built
-// from, and the node's epoch that these records belong to. Records are the intended state, and the kernel has the
-// actual one.
+// Package state reads and writes Tombolo's records on a node: the attachments of pods, the networks that were built,
+// and the node's epoch. An epoch is one boot of the node (see [Epoch]). Records are the intended state, and the kernel
+// has the actual one.
 //
-//	epoch                              the epoch that the state belongs to
+//	epoch                              the epoch that the records belong to
 //	networks/<network>.json            one network
 //	attachments/<network>/<hash>.json  one attachment; <hash> is [ident.Hash]
 //	uplinks/<nic>.json                 one NIC whose takeover has begun or is complete
@@ -10,9 +10,10 @@
 //	lock                               locked by every call, never replaced
 //	failures/<verb>.<code>             calls that failed, one byte for each
 //	contested.json                     the firewall repairs that another program undoes again and again
+//	firewalld                          the links in firewalld's zones, with a file firewalld.lock
 //	.tmp-*                             files being written, or left by a crash
 //
-// The first write creates the directory. Directories have mode 0700 and files 0600. The file system must be local and
+// The first record creates the directory. Directories have mode 0700 and files 0600. The file system must be local and
 // support O_TMPFILE (tmpfs, ext4, xfs, btrfs, overlay). NFS is unsuitable, since there flock(2) and fcntl(2) locks
 // conflict with each other. The directory belongs in /run. Nothing in it is fsynced, since no pod survives a power
 // cut. If the directory survives a reboot, [Dir.Enter] drops the outdated records.
@@ -21,6 +22,6 @@
 // counts. So after a crash in the middle of a write, the previous line still counts. The size of each file is
 // limited. An error about a damaged file names the file and matches [ErrDamaged].
 //
-// A verb calls [Dir.Enter], and holds the shared lock that Enter returns for as long as it works on the kernel. Work
-// that only one process may do, such as building a network, goes through [Lock.Ensure] or [Lock.Upgrade].
+// A verb of CNI calls [Dir.Enter], and holds the shared lock that Enter returns as long as it works on the kernel.
+// Work that only one process may do, such as building a network, goes through [Lock.Ensure] or [Lock.Upgrade].
 package state

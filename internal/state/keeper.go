@@ -21,7 +21,7 @@ import (
 type Contested struct {
 	Version int       `json:"version,omitempty"`
 	At      time.Time `json:"at,omitzero"`     // the time of the last repair
-	Times   int       `json:"times,omitempty"` // the number of repairs since the contest began
+	Times   int       `json:"times,omitempty"` // the number of repairs in this conflict
 	What    string    `json:"what,omitempty"`  // the change that was last repaired
 	// By is the kernel's name for the program that undoes the repairs. It is empty if the program is not known for
 	// certain.
@@ -87,7 +87,7 @@ func (d *Dir) Zones() (Zones, error) {
 	return z, nil
 }
 
-// SetZones replaces the record of the zones. Only the process that manages zones calls it.
+// SetZones replaces the record of the zones. Only the process that called AttendZones calls it.
 func (d *Dir) SetZones(z Zones) error {
 	return withOperation(d.replaceFile(d.zonesPath(), Encode(&z.Version, &z)), "write firewalld's links")
 }
@@ -127,10 +127,10 @@ func (d *Dir) ZonesAttended(link string) bool {
 	return !slices.Contains(z.Left, link)
 }
 
-// ForwardedLinks returns the links through which the host forwards packets of pods. These are the gateway links of
-// this epoch's networks. It leaves out bridges with an uplink: they belong to the NIC's zone, which the operator
-// chooses. If some networks' records cannot be read, it returns an error together with the links of the other
-// networks. It needs no lock, since a network's record is replaced as a whole.
+// ForwardedLinks returns the links through which the host forwards packets of pods. These are the links with gateway
+// addresses in this epoch's networks. It leaves out bridges with an uplink: they belong to the NIC's zone, which the
+// operator chooses. If the records of some networks cannot be read, it returns an error together with the links of the
+// other networks. It needs no lock, since a network's record is replaced as a whole.
 func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	epoch, err := d.Epoch()
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) {
@@ -155,7 +155,8 @@ func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	return slices.Compact(links), errors.Join(errs...)
 }
 
-// NetworksChanged returns a number that changes when a network's record is written or removed.
+// NetworksChanged returns a number that differs after a network's record was written or removed. It is 0 if there are
+// no records.
 func (d *Dir) NetworksChanged() int64 {
 	info, err := os.Stat(d.networksPath())
 	if err != nil {
@@ -164,14 +165,15 @@ func (d *Dir) NetworksChanged() int64 {
 	return info.ModTime().UnixNano()
 }
 
-// Failures is the number of calls of a verb that failed with one code.
+// Failures is the number of failed calls of one verb with one error code.
 type Failures struct {
 	Verb  string
 	Code  uint
 	Count uint64
 }
 
-// lastCode is the code under which CountFailure counts it and all larger codes, which other plugins may return.
+// lastCode is the largest code that CountFailure counts separately. It counts larger codes, which other plugins may
+// return, under lastCode.
 const lastCode = uint(999)
 
 func (d *Dir) failuresPath() string { return d.path + "/failures" }
@@ -192,7 +194,7 @@ func (d *Dir) CountFailure(verb string, code uint) error {
 	return withOperation(err, "count a %s that failed with code %d", verb, code)
 }
 
-// Failures reads the numbers that CountFailure has counted.
+// Failures returns the numbers of failed calls that CountFailure has counted.
 func (d *Dir) Failures() ([]Failures, error) {
 	entries, err := file.ReadDir(d.failuresPath())
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 // ErrLocked means that another process holds the lock. It is file.ErrLocked.
 var ErrLocked = file.ErrLocked
 
-// A Mode is the way in which a lock is held.
+// A Mode is the way in which a lock is held: shared, exclusive or not at all.
 type Mode int
 
 const (
@@ -41,7 +41,7 @@ func (m Mode) String() string {
 //
 //   - flock(2) on a file, shared or exclusive;
 //   - the gate, a write lock on that file's first byte (F_OFD_SETLK). A process that wants the exclusive lock takes
-//     the gate first, and keeps it until it is done. A process that wants the shared lock waits while the gate is
+//     the gate first, and holds it as long as the lock. A process that wants the shared lock waits while the gate is
 //     taken. Without the gate a stream of ADDs would starve the exclusive lock, since the kernel grants a shared flock
 //     past a waiting exclusive one.
 //
@@ -68,10 +68,10 @@ func (l *Lock) netns() (uint64, error) {
 	return l.cookie, err
 }
 
-// Lock takes the lock of the state directory. It waits until ctx ends, and then the error matches ErrLocked and the
-// context's error. A caller that holds the lock must not take it again, but use Ensure or Upgrade. A holder must not
-// wait for anything slow, because all other calls of the node would wait too. It must not wait for a lock that comes
-// before this lock (see package lockorder).
+// Lock takes the lock of the state directory. It waits until it has the lock or ctx ends; then the error matches
+// ErrLocked and the context's error. A caller that holds the lock must not take it again, but use Ensure or Upgrade. A
+// holder must not wait for anything slow, because all other calls of the node would wait too. It must not wait for a
+// lock that comes before this lock (see package lockorder).
 func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
 	fd, err := file.Create(d.lockPath(), unix.O_RDWR)
 	if err != nil {
@@ -110,8 +110,8 @@ func (l *Lock) Close() error {
 }
 
 // Upgrade turns a shared lock into an exclusive one. An exclusive lock stays as it is. Upgrade releases the shared lock
-// first, since two holders that wait for each other would wait for ever. So the caller must look again at everything it
-// saw under the shared lock. On failure nothing is held, and only Close may follow.
+// first, since two holders would otherwise wait for each other for ever. So the caller must read again everything that
+// it read under the shared lock. After an error nothing is held, and only Close may follow.
 func (l *Lock) Upgrade(ctx context.Context) error {
 	if l.mode == Exclusive {
 		return nil
@@ -210,7 +210,7 @@ func (l *Lock) Ensure(ctx context.Context, done func() (bool, error), work func(
 	return errors.Join(err, l.Downgrade())
 }
 
-// take waits for the lock in the given mode. On failure nothing is held.
+// take waits for the lock in the given mode. After an error nothing is held.
 func (l *Lock) take(ctx context.Context, mode Mode) error {
 	try := l.tryShared
 	if mode == Exclusive {
@@ -295,7 +295,7 @@ func (l *Lock) Note() string {
 	return text
 }
 
-// SetNote replaces the note.
+// SetNote replaces the note. text is one line of at most maxNote bytes.
 func (l *Lock) SetNote(text string) error {
 	if len(text) > maxNote || strings.Contains(text, "\n") {
 		return fmt.Errorf("note of %d bytes: it must be a line of %d at most", len(text), maxNote)
@@ -309,7 +309,7 @@ func (l *Lock) SetNote(text string) error {
 	return withOperation(err, "write note to %s", l.dir.lockPath())
 }
 
-// hashNote returns the hash of a note and of the network namespace's cookie.
+// hashNote returns the checksum of a note and of the network namespace's cookie, followed by a space.
 func hashNote(text string, netns uint64) string {
 	sum := fnv.New64a()
 	sum.Write(binary.NativeEndian.AppendUint64([]byte(text), netns))

@@ -45,7 +45,7 @@ type Network struct {
 	Masquerade    bool           `json:"masquerade,omitempty"`
 	NonMasquerade []netip.Prefix `json:"nonMasquerade,omitempty"` // destinations for which pods keep their address
 	Policy        nft.Policy     `json:"policy,omitempty"`        // the ingress policy
-	// Internal means that no packet passes between the bridge and another link.
+	// Internal means that no packet passes between the bridge and another link of the host.
 	Internal bool `json:"internal,omitempty"`
 	// Egress is the policy for connections that the network's pods open. Resolvers are the name servers that the
 	// policy "public" includes.
@@ -61,13 +61,13 @@ type Network struct {
 	PortSNAT   bool   `json:"portSNAT,omitempty"` // the network has the rules that a pod's PortSNAT needs
 	Guard      bool   `json:"guard,omitempty"`    // pods may use their own MAC and addresses only
 	Mark       uint32 `json:"mark,omitempty"`     // the bit in the mark of admitted packets
-	// NFCall is true if bridged packets pass the host's firewall. nil leaves the bridge's setting alone.
+	// NFCall is true if bridged packets traverse the host's firewall. nil leaves the bridge's setting alone.
 	NFCall      *bool `json:"nfCall,omitempty"`
 	Promiscuous *bool `json:"promiscuous,omitempty"` // whether the bridge is promiscuous; nil leaves the setting alone
 
 	// Uplink is the NIC that connects the bridge to a LAN; empty if there is none.
 	Uplink string `json:"uplink,omitempty"`
-	// MadePromiscuous is set if Tombolo made that NIC promiscuous. When the network is removed, the NIC gets its
+	// MadePromiscuous is set if Tombolo made the uplink promiscuous. When the network is removed, the uplink gets its
 	// former mode.
 	MadePromiscuous bool `json:"madePromiscuous,omitempty"`
 	// VLAN is the membership of the pods' ports in VLANs of the bridge.
@@ -82,12 +82,12 @@ type Network struct {
 	SLAAC bool `json:"slaac,omitempty"`
 
 	// Routers4 lists the links that forwarded IPv4 by their owner's setting when the network's rules were made. It is
-	// empty unless Closed4 is set.
-	// Routers6 lists the links that had net.ipv6.conf.LINK.force_forwarding before we set it for all links.
+	// empty unless Closed4 is set. Routers6 lists the links that had net.ipv6.conf.LINK.force_forwarding set before
+	// Tombolo set it for all links.
 	Routers4 []string `json:"routers4,omitempty"`
 	Routers6 []string `json:"routers6,omitempty"`
-	// Closed4 and Closed6 are set if the host forwarded the family only for pods at the time when the network's rules
-	// were made.
+	// Closed4 and Closed6 are set if the host forwarded only packets of pods, by the time the network's rules were
+	// made, in IPv4 or IPv6.
 	Closed4 bool `json:"closed4,omitempty"`
 	Closed6 bool `json:"closed6,omitempty"`
 
@@ -95,7 +95,7 @@ type Network struct {
 	// Either the kernel does not support the filter, or adding it would have lost packets.
 	LoopbackUnfiltered bool `json:"loopbackUnfiltered,omitempty"`
 
-	// GatewayUses lists, for each gateway, one attachment that needs the gateway.
+	// GatewayUses has, for each gateway in use, one attachment that needs the gateway.
 	GatewayUses []GatewayUse `json:"held,omitempty"`
 }
 
@@ -221,8 +221,8 @@ func UnknownNetwork(names []string, name string) error {
 	return fmt.Errorf("there is no network %q: those on record are %s", name, strings.Join(names, ", "))
 }
 
-// ListNetworks reads the records of all networks, sorted by name. As List does, it returns a record that cannot be
-// used as a *RecordError.
+// ListNetworks reads the records of all networks, sorted by name. For each record that cannot be used, it returns a
+// *RecordError.
 func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
 	found, bad, err := list(d.networksPath(), func(name string) bool { return checkNetwork(name) == nil },
 		d.LoadNetwork)
@@ -261,7 +261,7 @@ const maxUplink = 16 << 20
 
 // An UplinkFile is the file with the record of one NIC's takeover (`tombolo uplink take`). Package uplink writes and
 // reads the record as a whole, so readers see either the old or the new record. The first line is the node's epoch,
-// since addresses and routes of an earlier epoch must not be put back.
+// since the addresses and routes in a record of an earlier epoch must not be restored.
 //
 // A caller that writes or removes the record holds the exclusive lock. An UplinkFile is not safe for use by several
 // goroutines at once.

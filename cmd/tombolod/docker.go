@@ -23,7 +23,7 @@ const (
 )
 
 // serveDocker serves Docker's network driver until the caller calls end. It does nothing if the operator named no
-// socket and systemd passed none.
+// socket, and systemd passed none.
 func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Config) (end func(), _ error) {
 	l, err := p.dockerListener(o.docker)
 	if l == nil || err != nil {
@@ -43,8 +43,8 @@ func (p *program) serveDocker(ctx context.Context, o *options, cfg *docker.Confi
 	}, nil
 }
 
-// dockerListener listens on the Unix socket at a path. If the path is empty, it returns the socket that systemd
-// passed, or nil.
+// dockerListener listens on the Unix socket at path. If path is empty, it returns the socket that systemd passed, or
+// nil if there is none.
 func (p *program) dockerListener(path string) (net.Listener, error) {
 	if path == "" {
 		return p.inherited()

@@ -69,7 +69,7 @@ func main() {
 	os.Exit(p.run(ctx, os.Args[1:]))
 }
 
-// program holds the environment and outputs of the command.
+// program holds the environment variables and the outputs of the command.
 type program struct {
 	getenv         func(string) string
 	stdout, stderr io.Writer
@@ -106,7 +106,7 @@ func (p *program) run(ctx context.Context, args []string) int {
 	return exitOK
 }
 
-// version returns the version that the go command recorded from git.
+// version returns the version that the go command recorded from git, or "unknown".
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -150,8 +150,8 @@ func parse(args []string) (*options, error) {
 	return o, nil
 }
 
-// logger returns a logger that writes text lines. The lines have no time if they go to the journal, which adds its
-// own.
+// logger returns a logger that writes text lines to stderr. The lines have no time if they go to systemd's journal,
+// which adds its own.
 func (p *program) logger(level slog.Level) *slog.Logger {
 	journal := p.getenv("JOURNAL_STREAM") != ""
 	return slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{
@@ -178,7 +178,7 @@ func refuseUnprivileged() error {
 	return nil
 }
 
-// keep runs the keeper until ctx is done, together with the servers for metrics and Docker, and firewalld's zones.
+// keep runs the keeper until ctx is done, with the servers for metrics and Docker.
 func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error {
 	if err := refuseUnprivileged(); err != nil {
 		return err
@@ -252,7 +252,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 	})
 	err = k.Run(ctx)
 	if ctx.Err() != nil {
-		<-notified // wait, since Run may return before systemd gets the message
+		<-notified // Run may return before systemd gets the message
 	}
 
 	return err

@@ -39,7 +39,8 @@ func endpoint(where string) (network, address string, _ error) {
 	return "tcp", where, nil
 }
 
-// serve serves metrics and health until the caller closes the server. It returns nil if the flag is "none".
+// serve serves metrics and health until the caller closes the server. It returns nil if where, the flag --metrics, is
+// "none".
 func serve(where string, handler http.Handler) (*http.Server, error) {
 	network, address, err := endpoint(where)
 	if err != nil || network == "" {
@@ -57,7 +58,7 @@ func serve(where string, handler http.Handler) (*http.Server, error) {
 	return s, nil
 }
 
-// listen opens a listener. Only root can connect to a Unix socket: listen sets the mode 0600 before it binds the
+// listen opens a listener. Only root can connect to a Unix socket of listen. It sets the mode 0600 before it binds the
 // socket, so the socket's file never has another mode.
 func listen(network, address string) (net.Listener, error) {
 	var cfg net.ListenConfig

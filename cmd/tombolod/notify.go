@@ -8,7 +8,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// tellWithin is the time to wait while the service manager's socket is full. A longer wait would delay the keeper's
+// tellWithin limits the wait while the service manager's socket is full. A longer wait would delay the keeper's
 // heartbeat.
 const tellWithin = lease.Silence / 2
 
@@ -36,7 +36,7 @@ func newNotifier(getenv func(string) string) (*notifier, error) {
 }
 
 // tell sends a state, such as "READY=1", to the service manager. It ignores errors: if a state is lost, the manager's
-// own time-out expires.
+// own time limit expires.
 func (n *notifier) tell(state string) {
 	if n != nil {
 		_ = n.conn.SetWriteDeadline(time.Now().Add(n.within))

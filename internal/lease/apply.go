@@ -27,7 +27,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Interface is a pod's interface that has a lease.
+// Interface is an interface in a pod that has, or gets, an address from a DHCP lease.
 type Interface struct {
 	Conn     *nl.Conn // a socket in the pod's namespace
 	Index    int
@@ -36,9 +36,9 @@ type Interface struct {
 }
 
 // Apply adds the lease's addresses and routes to the pod. The addresses get the lifetimes valid and preferred (see
-// dhcpc.Lease.Left), so that the kernel removes them in time even if all of our processes die. Apply calls set to set
+// dhcpc.Lease.Left), so that the kernel removes them in time even if all of our processes die. Apply calls set to add
 // each route. Unless a.MTU is 0, it sets the MTU of the pod's interface. It does not change the bridge's MTU, since a
-// DHCP server must not control the host's links.
+// DHCP server must not control the host's links. After an error Apply continues, and returns all errors.
 func (l *Interface) Apply(ctx context.Context, a Applied, valid, preferred time.Duration,
 	set func(context.Context, *route.Conn, route.Route) error) error {
 	var errs []error
@@ -60,7 +60,7 @@ func (l *Interface) Apply(ctx context.Context, a Applied, valid, preferred time.
 	return errors.Join(errs...)
 }
 
-// Withdraw removes the lease's routes and addresses. Missing ones are no error.
+// Withdraw removes the lease's routes and addresses from the pod. Missing ones are no error.
 func (l *Interface) Withdraw(ctx context.Context, a Applied) error {
 	var errs []error
 	for _, r := range slices.Backward(a.Routes) {
@@ -72,15 +72,16 @@ func (l *Interface) Withdraw(ctx context.Context, a Applied) error {
 	return errors.Join(errs...)
 }
 
-// Replace sets a route. It replaces an existing route to the same destination, even if that one uses another link.
+// Replace sets a route. It replaces an existing route to the same destination, even if the existing route uses another
+// link.
 func Replace(ctx context.Context, routes *route.Conn, r route.Route) error {
 	_, err := routes.Ensure(ctx, r)
 	return err
 }
 
-// ReplaceOwn returns a function that sets a route of a pod's lease. The function replaces only routes in had, which
-// the pod had from the lease before. If any other route to the destination exists, it belongs to the pod's owner, and
-// the function changes nothing.
+// ReplaceOwn returns a function that sets a route of a pod's lease. The function replaces only routes in had, which the
+// pod had from the lease before. If any other route to the destination exists, that route belongs to the pod's owner,
+// and the function changes nothing.
 func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Route) error {
 	return func(ctx context.Context, routes *route.Conn, r route.Route) error {
 		foreign := false
@@ -95,7 +96,7 @@ func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Rout
 	}
 }
 
-// Keeps returns those addresses and routes in a that still exist on the pod's interface. It does not check the MTU.
+// Keeps returns the addresses and routes in a that still exist on the pod's interface. It does not check the MTU.
 func (l *Interface) Keeps(ctx context.Context, a Applied) (Applied, error) {
 	has := Applied{MTU: a.MTU}
 	addresses, err := addr.On(l.Conn).List(ctx, addr.Filter{Link: l.Index})
@@ -131,10 +132,9 @@ func (l *Interface) Keeps(ctx context.Context, a Applied) (Applied, error) {
 	return has, err
 }
 
-// Lifetime converts left, the remaining time of a lease, into a lifetime for the kernel. The result is not shorter
-// than the parameter least, since the kernel refuses a valid lifetime of 0 s. If left is negative, Lifetime returns
-// nil, which means for ever. It limits the result, because the kernel takes the largest number of seconds to mean for
-// ever.
+// Lifetime converts left, the remaining time of a lease, into a lifetime for the kernel. If left is negative, it
+// returns nil, which means for ever. The result is at least least, since the kernel refuses a valid lifetime of 0 s. It
+// is at most one second less than the largest number of seconds, which would mean for ever.
 func Lifetime(left, least time.Duration) *time.Duration {
 	if left < 0 {
 		return nil
@@ -143,15 +143,15 @@ func Lifetime(left, least time.Duration) *time.Duration {
 	return &left
 }
 
-// Policy holds the settings that determine which parts of a lease a pod gets. The record has it so that a renewal
-// applies the same parts as the ADD did.
+// Policy holds the settings that determine which parts of a lease a pod gets. A lease's record contains the policy, so
+// that a renewal applies the same parts as the ADD did.
 type Policy struct {
-	// NoDefault leaves out the lease's default route, and routes that are parts of one, with prefixes shorter than
-	// shortestRoute.
+	// NoDefault leaves out the lease's default route. It also leaves out routes with prefixes shorter than
+	// shortestRoute, since a few of them together amount to a default route.
 	NoDefault bool `json:"noDefault,omitempty"`
-	// Gateway is the next hop of the default route, in place of the lease's router. It is the host if pods of a LAN
-	// reach the outside through the host. The lease's other routes are then left out too. Without this, a server could
-	// lead any of the pod's traffic past the host by routes with longer prefixes. The host has its own routes.
+	// Gateway is the next hop of the default route, in place of the lease's router. It is set if pods of a LAN reach
+	// other networks through the host. The pod then gets no other routes of the lease. With them, a server could lead
+	// the pod's traffic past the host.
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Routes are additional routes from the configuration.
 	Routes []dhcpc.Route `json:"routes,omitempty"`
@@ -165,13 +165,13 @@ type Policy struct {
 // minMTU6 is IPv6's smallest MTU (RFC 8200, section 5).
 const minMTU6 = 1280
 
-// shortestRoute is the shortest prefix length of a route that does not count as a part of a default route.
+// shortestRoute is the shortest prefix length of a route that NoDefault does not leave out.
 const shortestRoute = 8
 
 // Applied lists the addresses, routes and MTU that a pod has from a lease.
 type Applied struct {
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	// Routes are in an order that the kernel accepts.
+	// Routes are sorted so that the kernel accepts them in this order.
 	Routes []dhcpc.Route `json:"routes,omitempty"`
 	// MTU is the link's MTU in bytes; 0 leaves it unchanged.
 	MTU int `json:"mtu,omitempty"`
@@ -192,8 +192,7 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	}
 	if p.NoDefault || !p.Gateway.IsValid() {
 		for _, r := range l.Routes {
-			// Two routes, each to half of all addresses, amount to a default route, and so do four routes to a quarter
-			// each. The kernel adds and removes the route to the lease's own subnet together with the address.
+			// The kernel adds and removes the route to the lease's own subnet together with the address.
 			if p.NoDefault && r.Dst.Bits() < shortestRoute || r.Dst == l.Address.Masked() {
 				continue
 			}
@@ -221,7 +220,7 @@ func (p *Policy) Router(l *dhcpc.Lease) netip.Addr {
 	return p.Gateway
 }
 
-// Without returns those addresses and routes in a that are not in b. A change from a to b must remove these. The
+// Without returns the addresses and routes that are in a and not in b. A change from a to b must remove these. The
 // result has no MTU.
 func (a Applied) Without(b Applied) Applied {
 	return Applied{
@@ -235,8 +234,8 @@ func (a Applied) Without(b Applied) Applied {
 // Empty reports whether there is no address and no route.
 func (a Applied) Empty() bool { return len(a.Addresses) == 0 && len(a.Routes) == 0 }
 
-// RouteOf returns a route of a lease as a route through a link, with a metric. Its gateway need not be in any prefix
-// of the link.
+// RouteOf converts a route of a lease into a route through the link with the given index and metric. Its gateway need
+// not be in any subnet of the link.
 func RouteOf(r dhcpc.Route, index, priority int) route.Route {
 	one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Link: index, Priority: uint32(priority),
 		Protocol: route.ProtocolTombolo}
@@ -270,15 +269,15 @@ func CheckUsable(l *dhcpc.Lease) error {
 	return nil
 }
 
-// TwoServers returns a warning that other servers besides the lease's server answered on the LAN.
+// TwoServers returns the text of a warning that other servers besides the lease's server answered on the LAN.
 func TwoServers(l *dhcpc.Lease) string {
 	return fmt.Sprintf("%s has leased %s, and other DHCP servers answer too: %s: ipam.servers says which to accept",
 		l.Server, l.Address, l.Others)
 }
 
 // CheckConflict returns an error if the host shows that a pod cannot have the address a. Either the host itself has the
-// address, or one of the host's routes through the bridge has it as a gateway. CheckConflict skips the second check if
-// a is the pod's previous address, had, since the host may route through a pod.
+// address, or one of the host's routes through the bridge has it as a gateway. at is the index of the bridge. If a
+// equals had, the pod's previous address, CheckConflict skips the second check, since the host may route through a pod.
 func CheckConflict(ctx context.Context, host *route.Conn, at int, a, had netip.Addr) error {
 	r, err := host.Get(ctx, a)
 	switch {
@@ -318,8 +317,9 @@ func destination(r route.Route) string {
 	return r.Dst.String()
 }
 
-// WhoHas returns the MACs of other machines that have the address a. It sends one ARP probe (RFC 5227) from the link,
-// and collects answers for the given time. The parameter own is the sender's MAC. A probe changes no neighbour table.
+// WhoHas returns the MACs of other machines that have the address a. It sends one ARP probe (RFC 5227) from the link
+// with the given index, and collects answers for the given time. own is the sender's MAC. A probe changes no machine's
+// neighbour table.
 func WhoHas(ctx context.Context, index int, own net.HardwareAddr, a netip.Addr, within time.Duration) (
 	list []net.HardwareAddr, _ error,
 ) {
@@ -356,11 +356,11 @@ func WhoHas(ctx context.Context, index int, own net.HardwareAddr, a netip.Addr, 
 	}
 }
 
-// GiveBack releases an attachment's leases, and removes their record. If the client is sticky, it releases nothing and
-// keeps the IPv4 lease in a sticky record. It does nothing if there is no record. links works in the host's
-// namespace.
+// GiveBack releases an attachment's leases, and removes their record. path is the directory of the records. If the
+// client is sticky, it releases nothing, and stores the IPv4 lease in a sticky record for the pod's next container. It
+// does nothing if there is no record. links works in the host's namespace.
 //
-// If the record is damaged or a RELEASE cannot be sent, GiveBack passes the error to warn and goes on, since the pod
+// If the record is damaged or a RELEASE cannot be sent, GiveBack passes the error to warn and continues, since the pod
 // must be able to end. The server then frees the address when the lease expires. If another process holds the record's
 // lock until ctx ends, the error matches file.ErrLocked. The caller must not hold the state's lock.
 func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn func(string)) error {
@@ -403,9 +403,9 @@ func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn f
 	return held.Remove()
 }
 
-// all4 sends the DHCPv4 RELEASE. It does not release a sticky lease, so that the server reserves the address for the
-// pod until the lease expires. If the pod is gone, another record may have the same client identity. Then all4 does
-// not release the lease either, since the server cannot tell the two clients apart.
+// all4 sends the DHCPv4 RELEASE from the pod, or from the host if the pod is gone. It does not release a sticky lease,
+// so that the server reserves the address for the pod until the lease expires. If the pod is gone and another record
+// has the same client identity, it does not release the lease either. The server cannot tell the two clients apart.
 func all4(ctx context.Context, dir *Store, r *Record, links *bridge.Conn) error {
 	if r.Client.Sticky || r.Lease == nil || r.State != Bound || r.Lease.Left(time.Now()) == 0 {
 		return nil
@@ -424,8 +424,9 @@ func all4(ctx context.Context, dir *Store, r *Record, links *bridge.Conn) error 
 	return Release(ctx, r, links, nil, r.Lease)
 }
 
-// all6 sends the DHCPv6 RELEASE, which the keeper has encoded. The host may send it if the pod is gone, since servers
-// check its content and not its sender. Its destination is a multicast group, so no neighbour entry is needed.
+// all6 sends the DHCPv6 RELEASE, which the keeper has encoded, from the pod, or from the host if the pod is gone. The
+// host may send it, since servers check its content and not its sender. Its destination is a multicast group, so it
+// needs no neighbour entry.
 func all6(ctx context.Context, r *Record, links *bridge.Conn) error {
 	if !r.Releases6(time.Now()) {
 		return nil
@@ -440,7 +441,8 @@ func all6(ctx context.Context, r *Record, links *bridge.Conn) error {
 	return Release6(ctx, r, links, nil)
 }
 
-// fromPod sends a message from the pod's interface. It reports whether the interface exists.
+// fromPod calls send with a configuration for sending from the pod's interface. It returns false, without an error, if
+// the pod's namespace or interface cannot be found.
 func fromPod(ctx context.Context, r *Record, links *bridge.Conn, send func(*transport.Config) error) (bool,
 	error) {
 	pod, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
@@ -466,21 +468,22 @@ func fromPod(ctx context.Context, r *Record, links *bridge.Conn, send func(*tran
 	return true, send(&transport.Config{NetNS: pod, Link: l.Index})
 }
 
-// Release sends the RELEASE for a pod that is gone, from the host's link in the pod's network. links is a connection
-// to the host's namespace, and host a handle to that namespace. In a VLAN of a LAN the host has no such link.
-// There Release does nothing, and the server frees the address when the lease expires.
+// Release sends the RELEASE for a pod that is gone, from the host's link in the pod's network. links is a connection to
+// the host's namespace, and host a handle to that namespace. If the host has no link in the pod's VLAN, Release does
+// nothing. The server then frees the address when the lease expires.
 func Release(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, l *dhcpc.Lease) error {
 	return send(ctx, r, links, host, l.Address.Addr(),
 		func(cfg *transport.Config) error { return transport.Release(ctx, cfg, l) })
 }
 
-// Release6 sends the DHCPv6 RELEASE for a pod that is gone, in the same way as Release.
+// Release6 sends the DHCPv6 RELEASE for a pod that is gone. It works like Release.
 func Release6(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS) error {
 	return send(ctx, r, links, host, r.Six.Lease.Address,
 		func(cfg *transport.Config) error { return transport.Send6(cfg, r.Six.Release) })
 }
 
-// send calls its last argument, a function that sends a message from the host's link in the pod's network.
+// send calls transmit with a configuration for sending from the host's link in the pod's network. own is the released
+// address, for errors.
 func send(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, own netip.Addr,
 	transmit func(*transport.Config) error) error {
 	at, err := links.Link(ctx, r.At())

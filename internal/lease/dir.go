@@ -20,10 +20,10 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// DefaultDir is the default directory of the records.
+// DefaultDir is the default directory of lease records.
 const DefaultDir = "/var/lib/tombolo/leases"
 
-// These are parts of file names. No hash contains a dot, so these names never clash.
+// These are parts of file names. A hash contains no dot, so the name of no record or lock equals keeperLock.
 const (
 	recordSuffix = ".json"
 	lockSuffix   = ".lock"
@@ -50,8 +50,8 @@ func Open(dir string) (*Store, error) {
 // Path returns the directory's cleaned path.
 func (d *Store) Path() string { return d.path }
 
-// private returns an error if other users may write to the directory. The keeper must trust the records: it enters
-// the namespaces that they name, and changes these namespaces and the host's firewall.
+// private returns an error if users other than root, or the caller, may write to the directory. The keeper must trust
+// the records: it enters the namespaces that they name, and changes these namespaces and the host's firewall.
 func (d *Store) private() error {
 	var st unix.Stat_t
 	if err := unix.Stat(d.path, &st); err != nil {
@@ -89,7 +89,7 @@ func (d *Store) Load(hash string) (*Record, error) {
 	return r, nil
 }
 
-// load reads the record at path, and checks that it belongs to the hash.
+// load reads the record at path, and returns an error if it is the record of another hash.
 func (d *Store) load(path, hash string) (*Record, error) {
 	data, err := file.Read(path, file.MaxRecord)
 	if err != nil {
@@ -135,9 +135,9 @@ func (d *Store) List() ([]*Record, []*state.RecordError, error) {
 	return found, bad, nil
 }
 
-// Recall returns the last lease of the client in the record next, or nil if none is known. It looks for a remembered
-// lease (Sticky), and for a lease from before the last boot. For a sticky client it searches the records of all
-// containers, otherwise only the record of the same container.
+// Recall returns the last lease of the client in the record next, or nil if there is none. The last lease is in a
+// sticky record, or in a record from before the last boot. For a sticky client Recall searches the records of all
+// containers. For any other client it reads only the record with next's hash.
 func (d *Store) Recall(next *Record) *dhcpc.Lease {
 	key := next.Client.key()
 	isLast := func(r *Record) bool {
@@ -157,8 +157,8 @@ func (d *Store) Recall(next *Record) *dhcpc.Lease {
 	return slices.MaxFunc(found, func(a, b *Record) int { return a.Lease.Obtained.Compare(b.Lease.Obtained) }).Lease
 }
 
-// Same returns the other records of r's network whose client looks the same to a server: the client identifier or,
-// without one, the MAC address is equal. It leaves out sticky records and unreadable ones.
+// Same returns the other records of r's network whose client looks the same to a server. Such a client has an equal
+// client identifier or, without one, an equal MAC. Same leaves out sticky records and unreadable ones.
 func (d *Store) Same(r *Record) ([]*Record, error) {
 	key := r.Client.key()
 	return d.recordsContaining(key, func(other *Record) bool {
@@ -167,8 +167,9 @@ func (d *Store) Same(r *Record) ([]*Record, error) {
 	})
 }
 
-// recordsContaining returns the records whose files contain text and that the function pass accepts. After a boot, the
-// keeper calls it for every record. So it decodes only the few files that contain text. It leaves out unreadable files.
+// recordsContaining returns the records whose files contain text, and for which pass returns true. It leaves out
+// unreadable files. After a boot, the keeper calls it for every record, so it decodes only the few files that contain
+// text.
 func (d *Store) recordsContaining(text string, pass func(*Record) bool) ([]*Record, error) {
 	hashes, err := d.Hashes()
 	var found []*Record
@@ -188,9 +189,9 @@ func (d *Store) recordsContaining(text string, pass func(*Record) bool) ([]*Reco
 // ErrSuperseded means that a later ADD has replaced the record.
 var ErrSuperseded = errors.New("replaced by a later ADD")
 
-// LockedRecord is the lock of one record, held until Close or the end of the process. Only one goroutine may use it
-// at a time. In the order of locks it comes before the lock of a state directory: an ADD holds it while it waits for
-// a DHCP server.
+// LockedRecord is the lock of one record, held until Close or the end of the process. Only one goroutine may use it at
+// a time. In the order of locks it comes before the lock of a state directory: an ADD holds it while it waits for a
+// DHCP server.
 type LockedRecord struct {
 	dir   *Store
 	hash  string
@@ -247,7 +248,7 @@ func (d *Store) tryLock(hash string) (*LockedRecord, error) {
 // Hash returns the record's hash.
 func (h *LockedRecord) Hash() string { return h.hash }
 
-// Load reads the record. No other process can change the record while the lock is held.
+// Load reads the record. No other process changes the record while the lock is held.
 func (h *LockedRecord) Load() (*Record, error) { return h.dir.Load(h.hash) }
 
 // Create writes a record with a new token, and replaces any existing one. If the state is Adding, Create does not
@@ -273,7 +274,7 @@ func (h *LockedRecord) Replace(r *Record) error {
 	return nil
 }
 
-// Same returns an error if the existing record does not have r's token. The errors are as for Replace.
+// Same returns an error if the existing record does not have r's token, with the same errors as Replace.
 func (h *LockedRecord) Same(r *Record) error {
 	now, err := h.dir.Load(h.hash)
 	if err != nil {
@@ -323,7 +324,7 @@ func (h *LockedRecord) Remove() error {
 	return nil
 }
 
-// Remember turns the record of a pod that is gone into a sticky one, which Recall finds, and removes the original.
+// Remember turns the record of a pod that is gone into a sticky record, which Recall finds. It removes the original.
 // The caller must not use r afterwards.
 func (h *LockedRecord) Remember(ctx context.Context, r *Record) error {
 	r.State = Sticky
@@ -357,11 +358,11 @@ func (h *LockedRecord) Close() error {
 	return errors.Join(err, file.Unlock(fd))
 }
 
-// The keeper's lock and heartbeat are open file description locks on one file. They end with the process, even if it
-// is killed, and a heartbeat writes nothing to disk. The keeper locks byte 0 as long as it runs. For each heartbeat
-// it locks the byte at offset beatsAt plus the time in milliseconds, and then unlocks the previous one. A process
-// that asks the kernel for a conflicting lock (F_OFD_GETLK) learns the offset of that byte. /proc/locks shows both
-// locks.
+// The keeper's lock and heartbeat are open file description locks on one file. They end with the process, even if it is
+// killed, and a heartbeat writes nothing to disk. The keeper locks the byte at livesAt as long as it runs. For each
+// heartbeat it locks the byte at offset beatsAt plus the time in milliseconds, and then unlocks the byte of the
+// previous heartbeat. A process that asks the kernel for a conflicting lock (F_OFD_GETLK) learns the offset of that
+// byte. /proc/locks shows both locks.
 const (
 	livesAt = 0
 	beatsAt = 1 << 32 // the byte for time 0; tests use times before the boot
@@ -405,8 +406,8 @@ func (d *Store) CheckKeeper() error {
 	return nil
 }
 
-// heartbeat asks the kernel whether a keeper runs, and for the time since its last heartbeat. since is 0 before the
-// first one.
+// heartbeat asks the kernel whether a keeper runs, and how long ago its last heartbeat was. since is 0 before the
+// keeper's first heartbeat.
 func (d *Store) heartbeat() (runs bool, since time.Duration, _ error) {
 	fd, err := file.Open(d.path+"/"+keeperLock, unix.O_RDWR)
 	if errors.Is(err, os.ErrNotExist) {
@@ -430,16 +431,16 @@ func (d *Store) heartbeat() (runs bool, since time.Duration, _ error) {
 	return true, max(uptime()-time.Duration(beats.Start-beatsAt)*time.Millisecond, 0), nil
 }
 
-// Heartbeat is the keeper's lock on a lease directory. While its holder calls Beat, other processes see that the
-// keeper works.
+// Heartbeat is the keeper's lock on a lease directory. While the keeper calls Beat regularly, other processes see that
+// it works.
 type Heartbeat struct {
 	dir  *Store
 	fd   int
 	beat int64 // the locked byte of the last heartbeat, 0 before the first
 }
 
-// Keep makes the caller the directory's keeper, until Close or the end of the process. If there is already another
-// keeper, the error matches ErrOtherKeeper.
+// Keep makes the caller the keeper of the directory, until Close or the end of the process. If another keeper runs, the
+// error matches ErrOtherKeeper. It is also an error if other users may write to the directory.
 func (d *Store) Keep() (*Heartbeat, error) {
 	fd, err := file.Create(d.path+"/"+keeperLock, unix.O_RDWR)
 	if err != nil {
@@ -496,8 +497,8 @@ func (p *Heartbeat) beatAt(now time.Duration) error {
 	return nil
 }
 
-// Close ends the caller's role as keeper. It unlocks explicitly, since a child that is just being forked may still
-// have the file descriptor. A second Close does nothing.
+// Close ends the caller's role as keeper. It unlocks explicitly, since a child process that is just being started may
+// have the file descriptor too. A second Close does nothing.
 func (p *Heartbeat) Close() error {
 	if p.fd < 0 {
 		return nil

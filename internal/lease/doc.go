@@ -1,14 +1,14 @@
-// Package lease keeps the records of DHCP leases. The plugin and the keeper communicate only by these records. ADD
-// gets a lease and writes its record, the keeper sees the record and renews the lease, DEL releases the lease and
-// removes the record. Plugin and keeper may start in any order, die at any time, and be of different versions.
+// Package lease stores the records of DHCP leases. The plugin and the keeper, tombolod, communicate only by these
+// records. ADD gets a lease and writes its record, the keeper sees the record and renews the lease, DEL releases the
+// lease and removes the record. Plugin and keeper may start in any order, die at any time, and differ in version.
 //
 //	<hash>.json  one lease; <hash> is Record.Hash
-//	<hash>.lock  its lock: never replaced, and removed only under the lock
+//	<hash>.lock  the record's lock: never replaced, and removed only under the lock
 //	keeper.lock  held by the keeper while it runs, with its heartbeat
 //	.tmp-<hash>  a record being written, or left by a crash
 //
 // The directory belongs on a disk that survives a boot (DefaultDir). So a lease can be released, or requested again,
-// when its pod is gone. A new record is fsynced before it replaces the old one, and the directory is fsynced
+// after a boot. A new record is fsynced before it replaces the old one, and the directory is fsynced
 // afterwards.
 //
 // A process that writes or removes a record holds its lock (Store.Lock, Store.TryLock). LockedRecord.Replace writes

@@ -30,8 +30,8 @@ const (
 	// Bound means that a pod has the lease, and the keeper renews it.
 	Bound State = "bound"
 
-	// Expired means that the pod's lease ran out or was refused. The keeper tries to get another. Record.Lease is the
-	// last lease.
+	// Expired means that the pod's lease ran out, or that a server refused it. The keeper tries to get another.
+	// Record.Lease is the last lease.
 	Expired State = "expired"
 
 	// Sticky means that the pod is gone, and that its next container may request the same address. The record has no
@@ -46,7 +46,7 @@ type Record struct {
 
 	State State `json:"state"`
 
-	// Token is random for each ADD. It distinguishes the record from a later one with the same name.
+	// Token is random for each ADD. It distinguishes the record from a later record with the same name.
 	Token string `json:"token"`
 
 	Network     string `json:"network"`
@@ -57,13 +57,13 @@ type Record struct {
 	NetNS       string `json:"netns,omitempty"`       // path, as the runtime gave it; paths are reused
 	NetNSCookie uint64 `json:"netnsCookie,omitempty"` // SO_NETNS_COOKIE, never reused within a boot
 	Boot        string `json:"boot,omitempty"`        // the kernel's boot id
-	// Booted is the time of the boot, by the same wall clock as the file's other times. Store reads and writes it.
+	// Booted is the time of the boot, by the same wall clock as the other times in the file. Store sets and uses it.
 	Booted time.Time `json:"booted,omitzero"`
 
 	HostIf string `json:"hostIf,omitempty"` // the port, in the host's namespace
 	Bridge string `json:"bridge,omitempty"` // the port's bridge; a dead pod's lease is released from there
-	// GatewayLink is the name of the host's link in the pod's VLAN of the bridge. The link need not exist. Empty
-	// means that the pod is not in a VLAN.
+	// GatewayLink is the name of the host's link in the pod's VLAN of the bridge. The host need not have such a link.
+	// It is empty if the pod is not in a VLAN.
 	GatewayLink string `json:"gatewayLink,omitempty"`
 
 	Client  Client       `json:"client"`
@@ -81,25 +81,26 @@ type Record struct {
 	// Six is the state of the pod's DHCPv6. It is nil if the pod does not use DHCPv6.
 	Six *Six `json:"six,omitempty"`
 
-	Error string `json:"error,omitempty"` // the keeper's present problem with the lease
+	Error string `json:"error,omitempty"` // the problem that the keeper has with the lease now
 	Note  string `json:"note,omitempty"`  // why the lease is not renewed yet, while time is left
 
 }
 
-// Client is a DHCP client's identity and the parameters of its requests.
+// Client holds a DHCP client's identity and the parameters of its requests.
 type Client struct {
 	dhcpc.Config
 	// MAC is the field MAC of Config, which has no JSON form.
 	MAC dhcpc.Hex `json:"mac"`
-	// Timeout is how long one visit of the keeper waits for servers. 0 is the client's default.
+	// Timeout is the longest time that the keeper waits for servers in one visit to the lease. 0 means the client's
+	// default.
 	Timeout time.Duration `json:"timeout,omitempty"`
 	// Sticky is set if the identity belongs to the pod and not to its container. The lease is then not released when
-	// the pod ends, and is remembered across a boot.
+	// the pod ends, and its record stays across a boot.
 	Sticky bool `json:"sticky,omitempty"`
 }
 
-// DHCPConfig returns the client's configuration, without clock and transport. The client requests hint's address or,
-// if hint is nil, the configured Address.
+// DHCPConfig returns the client's configuration, without Dial and Refuse. The client requests the address of the lease
+// hint or, if hint is nil, the configured Address.
 func (c *Client) DHCPConfig(hint *dhcpc.Lease) *dhcpc.Config {
 	cfg := c.Config
 	cfg.MAC, cfg.Timeout = net.HardwareAddr(c.MAC), c.Timeout
@@ -116,8 +117,8 @@ func ClientOf(cfg *dhcpc.Config) Client {
 	return c
 }
 
-// key returns the client's identity towards a server, which is the client identifier or, without one, the MAC. A
-// client identifier made from a MAC (RFC 2132) has a type byte before it, so the two differ.
+// key returns the text that identifies the client to a server: the client identifier or, without one, the MAC. A client
+// identifier made from a MAC (RFC 2132) begins with a type byte, so it differs from the MAC.
 func (c *Client) key() string {
 	if len(c.ClientID) > 0 {
 		return c.ClientID.String()
@@ -148,8 +149,8 @@ func (r *Record) Expires() time.Time {
 	return r.Lease.Expire
 }
 
-// Intended returns the addresses, routes and MTU that the pod gets from a lease: those that its policy selects, without
-// those that its owner removed. If the owner removed the address, only the MTU is left.
+// Intended returns the addresses, routes and MTU that the pod must get from a lease. The policy selects them. Addresses
+// and routes that the pod's owner removed are left out. If the owner removed the IPv4 address, only the MTU is left.
 func (r *Record) Intended(l *dhcpc.Lease) Applied {
 	a := r.Policy.Apply(l)
 	if slices.ContainsFunc(r.Removed.Addresses, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
@@ -161,7 +162,8 @@ func (r *Record) Intended(l *dhcpc.Lease) Applied {
 	return a
 }
 
-// Wants6 reports whether the pod may get a DHCPv6 address: the pod's owner has removed none. It does not look at Six.
+// Wants6 reports whether the pod may get an address by DHCPv6. It must not get one if the pod's owner has removed an
+// IPv6 address. Wants6 does not look at Six.
 func (r *Record) Wants6() bool {
 	return !slices.ContainsFunc(r.Removed.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
 }
@@ -171,9 +173,9 @@ func encode(r *Record) ([]byte, error) {
 	return state.EncodeChecked(&r.Version, r, file.MaxRecord)
 }
 
-// decode parses the content of a record's file. The error matches file.ErrDamaged, or state.ErrVersion for a record
-// of a newer version. Such a record is left alone, and its lease runs out unless the newer version is installed
-// again.
+// decode parses the content of a record's file. If the record is damaged, the error matches file.ErrDamaged. If a newer
+// version wrote it, the error matches state.ErrVersion. The keeper then does not touch the record, and the lease runs
+// out unless that version is installed again.
 func decode(data []byte) (*Record, error) {
 	r := new(Record)
 	return r, state.Decode(data, &r.Version, r)
@@ -236,7 +238,7 @@ func kernelClock() Clock {
 
 // In a record's file, a lease's times are wall clock times. The file also has the time of the boot by the same clock
 // (Booted). Within that boot only the difference between a time and Booted counts, so setting the clock does no harm.
-// After another boot, the times are read as they are. In memory, times follow the process's monotonic clock.
+// After another boot, the times count unchanged. In memory, times have readings of the process's monotonic clock.
 
 // toDisk returns a copy of the record with its times converted for the record's file.
 func (d *Store) toDisk(r *Record) (*Record, error) {
@@ -271,7 +273,7 @@ func (d *Store) fromDisk(data []byte) (*Record, error) {
 	return r.withTimes(func(t time.Time) time.Time { return booted.Add(t.Sub(from)) }), nil
 }
 
-// withTimes returns a copy of the record. change converts all times of the leases in the copy, except for zero times.
+// withTimes returns a copy of the record in which change has converted all times of the leases, except zero times.
 func (r *Record) withTimes(change func(time.Time) time.Time) *Record {
 	to := func(times ...*time.Time) {
 		for _, t := range times {
@@ -344,15 +346,15 @@ type Six struct {
 	Information *NameService `json:"information,omitempty"`
 }
 
-// NameService holds the options for clients without a lease.
+// NameService holds the DNS settings that DHCPv6 gives to a pod without a DHCPv6 lease.
 type NameService struct {
 	DNS    []netip.Addr `json:"dns,omitempty"`
 	Search []string     `json:"search,omitempty"`
-	Until  time.Time    `json:"until"` // when to request them again
+	Until  time.Time    `json:"until"` // the time to request them again
 }
 
 // SixOf returns the DHCPv6 identity for a DHCPv4 client. The DUID is a 16-byte hash of the client identifier. If the
-// client is identified by its MAC address, the DUID is the MAC.
+// client has none, or one made from its MAC, the DUID is the MAC.
 func SixOf(c *Client) *Six {
 	s := &Six{IAID: 1}
 	const ethernet, byLinkLayer = 1, 3
@@ -365,8 +367,7 @@ func SixOf(c *Client) *Six {
 	return s
 }
 
-// Leased6 returns the pod's DHCPv6 address with a prefix length of 128. It returns the zero Prefix if the pod has
-// none.
+// Leased6 returns the pod's DHCPv6 address with a prefix length of 128, or the zero Prefix if the pod has none.
 func (r *Record) Leased6() netip.Prefix {
 	if r.Six == nil || r.Six.Lease == nil {
 		return netip.Prefix{}
@@ -374,8 +375,8 @@ func (r *Record) Leased6() netip.Prefix {
 	return netip.PrefixFrom(r.Six.Lease.Address, r.Six.Lease.Address.BitLen())
 }
 
-// Releases6 reports whether the DHCPv6 lease must be released when the pod ends. A sticky client keeps its lease
-// until that runs out.
+// Releases6 reports whether the DHCPv6 lease must be released when the pod ends. The lease of a sticky client is not
+// released, but runs out.
 func (r *Record) Releases6(now time.Time) bool {
 	return r.Six != nil && len(r.Six.Release) > 0 && r.Six.Lease.Left(now) != 0 && !r.Client.Sticky
 }
@@ -399,7 +400,7 @@ func (s *Six) check() error {
 	return nil
 }
 
-// Config returns the DHCPv6 client's configuration.
+// Config returns the configuration of the DHCPv6 client. hostName is the name that it sends to servers.
 func (s *Six) Config(hostName string) *dhcp6.Config {
 	return &dhcp6.Config{DUID: s.DUID, IAID: s.IAID, Address: s.Address, HostName: hostName, RapidCommit: true,
 		DetectConflicts: true}

@@ -1,10 +1,10 @@
 // Package docker serves the remote driver protocol of Docker's libnetwork. It answers Docker's requests about networks
-// and endpoints by calls of the plugin.
+// and endpoints by calls of the CNI plugin.
 //
-// Docker needs the container's addresses before the container has a namespace, and moves the interface into the
-// container itself. So the Driver attaches an endpoint to a temporary namespace. It then moves the interface to the
-// host's namespace, where Docker takes it. Docker renames the interface in the container. The Driver finds it there by
-// its alternative name.
+// Docker asks for the container's addresses before the container has a namespace, and later moves the interface into
+// the container by itself. So the Driver attaches an endpoint to a temporary namespace. It then moves the interface to
+// the host's namespace, where Docker takes it. Docker renames the interface in the container. The Driver finds it there
+// by its alternative name.
 package docker
 
 import (
@@ -27,24 +27,24 @@ import (
 // Config configures a Driver. All fields are required.
 type Config struct {
 	StateDir string // the state directory of the CNI plugin
-	LeaseDir string // its sibling "docker" stores the networks, which Docker announces once
+	LeaseDir string // the directory "docker" beside it stores descriptions of the networks
 	Node     *network.Node
 	Log      *slog.Logger
 }
 
-// Driver is an http.Handler for Docker's requests. For Tombolo an endpoint is an attachment. That attachment's record
-// holds everything about the endpoint that must outlast a restart of tombolod.
+// Driver is an http.Handler for Docker's requests. Docker's endpoint is Tombolo's attachment of a container to a
+// network. The attachment's record holds everything about the endpoint that must outlast a restart of tombolod.
 type Driver struct {
 	*Config
 	networks  string          // the directory with the networks' files
-	endpoints sync.Map        // an *endpoint for each identifier
+	endpoints sync.Map        // maps each endpoint's identifier to an *endpoint
 	begun     atomic.Int64    // when dockerd first called, in nanoseconds since 1970; 0 if it has not yet
 	ctx       context.Context // ends the background work
 	work      sync.WaitGroup  // waits for the background work
 }
 
-// New returns a Driver. If an earlier Driver ended while Docker was moving endpoints into containers, New goes on to
-// look for these endpoints in their containers. The Driver works in the background until ctx is done.
+// New returns a Driver. If an earlier Driver ended while Docker was moving endpoints into containers, the new one looks
+// for these endpoints in their containers. The Driver works in the background until ctx is done.
 func New(ctx context.Context, cfg *Config) *Driver {
 	d := &Driver{Config: cfg, ctx: ctx, networks: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")}
 	for k, a := range d.attached() {
@@ -98,8 +98,7 @@ type answer struct {
 	DisableGatewayService bool           `json:",omitempty"`
 }
 
-// addresses are the MAC and addresses of an endpoint. Docker refuses an answer that repeats an address which Docker
-// chose itself.
+// addresses holds the MAC and addresses of an endpoint. In an answer, fields that Docker chose itself must be empty.
 type addresses struct {
 	Address, AddressIPv6 netip.Prefix `json:",omitzero"`
 	MacAddress           string       `json:",omitempty"`
@@ -115,7 +114,7 @@ type staticRoute struct {
 
 type interfaceName struct{ SrcName, DstPrefix string }
 
-// methods returns the functions for the protocol's methods that need more than an empty answer, by name.
+// methods returns the functions for those methods of the protocol that need more than an empty answer, by name.
 func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, error) {
 	return map[string]func(context.Context, *request) (*answer, error){
 		"CreateNetwork": d.createNetwork, "DeleteNetwork": d.deleteNetwork,
@@ -124,8 +123,8 @@ func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, 
 	}
 }
 
-// longest is the maximum length of a request, in bytes. Docker lists each published port twice, which takes some 200
-// bytes.
+// longest is the maximum length of a request, in bytes. Docker names each published port twice, in some 200 bytes
+// together.
 const longest = 64 << 20
 
 // ServeHTTP answers one request from Docker.

@@ -26,7 +26,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// ofOurs is the prefix of the endpoint options that are Tombolo's. withName names the container for a DHCP server.
+// ofOurs is the prefix of endpoint options that Tombolo defines. The option withName sets the name of the container for
+// a DHCP server.
 const (
 	ofOurs      = "tombolo."
 	withName    = ofOurs + "name"
@@ -36,12 +37,13 @@ const (
 // key identifies an endpoint by Docker's identifiers.
 type key struct{ NetworkID, EndpointID string }
 
-// ifName returns the permanent name of an endpoint's interface. srcName returns its name while it is in the host's
-// namespace, from where Docker takes it.
+// ifName returns the permanent name of an endpoint's interface. srcName returns the name that the interface has in the
+// host's namespace, from where Docker takes it.
 func (k key) ifName() string  { return "tb-" + k.EndpointID[:shortest-1] }
 func (k key) srcName() string { return "ts-" + k.EndpointID[:shortest-1] }
 
-// endpoint holds the facts about an endpoint that are not in its record. It is locked while a request works on it.
+// endpoint holds the facts about an endpoint that are not in its record. A request locks it while it works on the
+// endpoint.
 type endpoint struct {
 	sync.Mutex
 	created time.Time
@@ -49,8 +51,8 @@ type endpoint struct {
 	moved   bool // its interface is in the container
 }
 
-// lock locks the endpoint with the identifier id, or any other object with the name id. So only one request at a time
-// works on it. The caller must unlock the result.
+// lock locks the endpoint with the identifier id, so that only one request at a time works on it. id may also be
+// another text to lock. The caller must unlock the result.
 func (d *Driver) lock(id string) *endpoint {
 	one, _ := d.endpoints.LoadOrStore(id, new(endpoint))
 	e := one.(*endpoint)
@@ -58,7 +60,8 @@ func (d *Driver) lock(id string) *endpoint {
 	return e
 }
 
-// attached returns the attachments of all endpoints on record.
+// attached returns the attachments of all endpoints that have a record. It skips networks and records that cannot be
+// read.
 func (d *Driver) attached() map[key]*network.Attachment {
 	all := map[key]*network.Attachment{}
 	for _, id := range d.networkIDs() {
@@ -123,8 +126,8 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	return &answer{Interface: missingAddresses(n, c, made)}, nil
 }
 
-// refuseTwo returns an error if another container of the network has the MAC. A DHCP server and a router would take
-// both containers for one machine.
+// refuseTwo returns an error if another container of the network has the MAC. A DHCP server and a router would take the
+// two containers for one machine. Before that, it takes down attachments of dead containers.
 func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, mac string) error {
 	_, _ = d.Node.CollectDead(ctx, n.Name, false) // ignore the error: the network may not exist yet
 	for k, a := range d.attached() {
@@ -139,8 +142,8 @@ func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, ma
 	return nil
 }
 
-// containerOf converts Docker's description of an endpoint into the plugin's. It returns an error for unknown or
-// invalid options.
+// containerOf converts Docker's description of an endpoint into a runtimes.Container. It returns an error for unknown
+// or invalid options.
 func containerOf(r *request) (*runtimes.Container, error) {
 	c := &runtimes.Container{ID: r.EndpointID, IfName: r.ifName(), MAC: r.Interface.MacAddress,
 		Options: map[string]string{}}
@@ -184,8 +187,8 @@ func containerOf(r *request) (*runtimes.Container, error) {
 	return c, nil
 }
 
-// attach calls the plugin's ADD for a container in a new network namespace. It then moves the interface to the host's
-// namespace, where Docker takes it. The last argument is the interface's name there.
+// attach calls the plugin's ADD for a container in a temporary network namespace. It then moves the interface to the
+// host's namespace, where Docker takes it. name is the interface's name there.
 func attach(n *runtimes.Network, c *runtimes.Container, name string) (*current.Result, error) {
 	pod, err := netns.New()
 	if err != nil {
@@ -200,8 +203,8 @@ func attach(n *runtimes.Network, c *runtimes.Container, name string) (*current.R
 	return made, moveToHost(pod, c.IfName, name)
 }
 
-// moveToHost moves an interface into the host's namespace. The last argument is its new name. Its original name stays
-// as an alternative name.
+// moveToHost moves an interface from the namespace pod into the host's namespace, and renames it to newName. Its
+// previous name stays as an alternative name.
 func moveToHost(pod *netns.NS, name, newName string) error {
 	host, err := netns.Current()
 	if err != nil {
@@ -229,7 +232,7 @@ func moveToHost(pod *netns.NS, name, newName string) error {
 }
 
 // missingAddresses returns the MAC and the addresses of an endpoint that Docker did not choose itself. If a container
-// gets its IPv6 addresses later, from routers and DHCPv6, missingAddresses returns its link-local address. Docker
+// gets its IPv6 addresses later, from routers and DHCPv6, missingAddresses also returns its link-local address. Docker
 // disables IPv6 in a container without an IPv6 address.
 func missingAddresses(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {
 	lacks := &addresses{}
@@ -247,14 +250,14 @@ func missingAddresses(n *runtimes.Network, c *runtimes.Container, made *current.
 	return lacks
 }
 
-// deleteEndpoint takes an endpoint down, even if it is not on record.
+// deleteEndpoint takes an endpoint down, even if it has no record.
 func (d *Driver) deleteEndpoint(_ context.Context, r *request) (*answer, error) {
 	defer d.lock(r.EndpointID).Unlock()
 	defer d.endpoints.Delete(r.EndpointID)
 	return &answer{}, d.takeDown(r.key)
 }
 
-// takeDown takes an endpoint down by a DEL. It needs only Docker's identifiers, since no endpoint is on record after a
+// takeDown takes an endpoint down by a DEL. It needs only Docker's identifiers, since no endpoint has a record after a
 // boot. An unknown network is no error.
 func (d *Driver) takeDown(k key) error {
 	n, err := d.network(k.NetworkID)

@@ -23,7 +23,7 @@ const (
 )
 
 // join returns the name of the link that Docker must move into a container, and the routes that Docker must add there.
-// It records the container's namespace, and looks for the link there in the background.
+// It records the container's namespace, and starts to look for the link there in the background.
 func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 	e, a := d.lock(r.EndpointID), d.attached()[r.key]
 	defer e.Unlock()
@@ -41,9 +41,9 @@ func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 }
 
 // joinOf returns the link and the routes that Docker must add in a container. It leaves out a route whose gateway is
-// outside the container's subnets, since Docker could not start the container with it. If the route is a default
-// route, joinOf adds a route to the gateway instead. If hearsRouters is set, it leaves out the IPv6 default route,
-// which routers will announce to the interface.
+// outside the container's subnets, since Docker could not start the container with it. For a default route with such a
+// gateway, it adds a route to the gateway. If hearsRouters is set, it leaves out the IPv6 default route, which routers
+// will announce to the interface.
 func joinOf(made *current.Result, srcName string, hearsRouters bool) *answer {
 	a := &answer{InterfaceName: &interfaceName{srcName, "eth"}, DisableGatewayService: true}
 	for _, route := range made.Routes {
@@ -72,8 +72,8 @@ func joinOf(made *current.Result, srcName string, hearsRouters bool) *answer {
 	return a
 }
 
-// follow looks for an interface in its container until it is there, and records the result. It logs a warning if it
-// does not find the interface.
+// follow looks for an interface in its container until it is there, and records its namespace. It logs a warning if it
+// does not find the interface in time.
 func (d *Driver) follow(e *endpoint, attachment network.Key, path string) {
 	err := d.look(e, attachment, path)
 	for i := 0; i < looks && errors.Is(err, network.ErrTryAgain) && d.sleep(lookEvery); i++ {
@@ -101,8 +101,8 @@ type portBinding struct {
 	HostIP                      netip.Addr
 }
 
-// publish makes the requested host ports lead to this endpoint. Docker selects one endpoint of each container for
-// traffic to the outside. A request without ports removes all.
+// publish makes the requested host ports lead to this endpoint. Docker requests this for one endpoint of each
+// container, the one for traffic to the outside. A request without ports removes all ports of the endpoint.
 func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 	defer d.lock(r.EndpointID).Unlock()
 	var list []portBinding

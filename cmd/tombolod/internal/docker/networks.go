@@ -21,7 +21,7 @@ import (
 // shortest is the length of Docker's short identifiers, which are also parts of link names.
 const shortest = 12
 
-// withRouters is the option for IPv6 addresses from routers and DHCPv6.
+// withRouters is the option for IPv6 addresses from router advertisements and DHCPv6.
 const withRouters = "ipv6"
 
 // These are Docker's own options.
@@ -32,8 +32,8 @@ const (
 	withPorts    = "com.docker.network.portmap"
 )
 
-// createNetwork checks a network and stores its description in a file. The ADD of its first endpoint makes the bridge
-// and the rules.
+// createNetwork checks a network and stores its description in a file. The ADD of the network's first endpoint makes
+// the bridge and the rules.
 func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := networkOf(r)
 	if err == nil {
@@ -58,10 +58,10 @@ func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error)
 
 const suffix = ".json"
 
-// path returns the path of a network's file. The file is either complete or missing.
+// path returns the path of the file with a network's description. id is Docker's identifier of the network.
 func (d *Driver) path(id string) string { return filepath.Join(d.networks, id+suffix) }
 
-// networkIDs lists Docker's identifiers of all networks with a file.
+// networkIDs returns Docker's identifiers of all networks that have a description.
 func (d *Driver) networkIDs() []string {
 	var ids []string
 	entries, _ := os.ReadDir(d.networks) // a missing directory has no entries
@@ -73,7 +73,8 @@ func (d *Driver) networkIDs() []string {
 	return ids
 }
 
-// networkOf converts Docker's description of a network into the plugin's. It returns an error for an invalid one.
+// networkOf converts Docker's description of a network into a runtimes.Network. It returns an error for an invalid
+// description.
 func networkOf(r *request) (*runtimes.Network, error) {
 	n := &runtimes.Network{Name: "docker-" + r.NetworkID[:shortest]}
 	var six bool
@@ -117,7 +118,8 @@ func optional(options map[string]json.RawMessage, name string, into any) error {
 	return nil
 }
 
-// refuse returns an error, in Docker's terms, for an invalid network. six is set if the user requested --ipv6.
+// refuse returns an error for a network that Tombolo cannot serve, with advice in terms of Docker's options. six is set
+// if the user requested --ipv6.
 func refuse(n *runtimes.Network, six bool) error {
 	switch {
 	case n.Options["stateDir"]+n.Options["leaseDir"] != "":
@@ -154,7 +156,8 @@ func isHosts(subnet netip.Prefix) bool {
 	})
 }
 
-// refuseName returns an error if another network, of Docker or not, already has the name.
+// refuseName returns an error if another network, of Docker or not, has the name. id is Docker's identifier of the
+// network that requests it.
 func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 	names, err := d.Node.Networks(ctx)
 	for _, other := range d.networkIDs() {
@@ -179,7 +182,8 @@ func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 	return err
 }
 
-// network reads a network that Docker has created. If there is none, the error matches fs.ErrNotExist.
+// network reads the description of a network that Docker has created. If there is none, the error matches
+// fs.ErrNotExist.
 func (d *Driver) network(id string) (*runtimes.Network, error) {
 	n := new(runtimes.Network)
 	data, err := file.Read(d.path(id), file.MaxRecord)
@@ -202,8 +206,8 @@ func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
 	return n
 }
 
-// deleteNetwork removes a network. Docker calls it when no endpoint is left, as far as Docker knows. So deleteNetwork
-// first removes all attachments that are still there.
+// deleteNetwork removes a network. Docker calls it when the network has no endpoint that Docker knows. So deleteNetwork
+// first removes the attachments that Docker has forgotten.
 func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := d.network(r.NetworkID)
 	if errors.Is(err, fs.ErrNotExist) {

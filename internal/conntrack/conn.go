@@ -43,8 +43,8 @@ type Selector struct {
 	Where func(*Flow) bool
 }
 
-// Of returns a Selector that selects all flows from and to an address, including masqueraded ones. Use it for the
-// address of a deleted pod, before another pod gets the address.
+// Of returns a Selector for all flows from and to an address, including masqueraded flows. Use it for the address of a
+// deleted pod, before another pod gets the address.
 func Of(a netip.Addr) Selector {
 	return Selector{Family: nl.FamilyOf(a),
 		Where: func(f *Flow) bool { return f.Orig.Src.Addr() == a || f.Reply.Src.Addr() == a }}
@@ -67,8 +67,8 @@ func Dial(ns *netns.NS) (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.nl.Close() }
 
-// List returns the flows that the questions select, in the kernel's order. If several questions select a flow, List
-// repeats it. If a flow begins or ends during the call, the result may contain it or not.
+// List returns the flows that at least one of the questions selects, in the kernel's order. If several questions select
+// a flow, List repeats the flow. If a flow begins or ends during the call, the result may contain it or not.
 //
 // The error matches errors.ErrUnsupported if the kernel has no ctnetlink, fs.ErrPermission without CAP_NET_ADMIN, and
 // tombolo.ErrInterrupted if many attempts in a row were interrupted.
@@ -99,7 +99,8 @@ func (c *Conn) List(ctx context.Context, questions ...Selector) ([]Flow, error) 
 	return list, nil
 }
 
-// count returns the number of flows in the network namespace. The kernel knows it without a walk through the table.
+// count returns the number of flows in the network namespace. The kernel has a counter for it, so it need not read the
+// whole table.
 func (c *Conn) count() (count uint32, _ error) {
 	m, err := encode(messageStats, unix.AF_UNSPEC, nil)
 	err = c.nl.Get(context.Background(), "count flows", nil, m, err, func(m netlink.Message) (err error) {
@@ -117,9 +118,9 @@ func (c *Conn) count() (count uint32, _ error) {
 	return count, err
 }
 
-// Flush deletes the flows that the questions select, and returns the number of deleted flows. A flow that ends by
-// itself during the call is no error and is not counted. Flush does not delete a flow that replaces a selected flow
-// in the meantime.
+// Flush deletes the flows that at least one of the questions selects, and returns the number of deleted flows. A flow
+// that ends by itself during the call is no error and is not counted. If a new flow with the same addresses and ports
+// replaces a selected flow during the call, Flush does not delete the new one.
 //
 // The next packet of a client opens a new flow under the present rules. So change the rules before Flush.
 func (c *Conn) Flush(ctx context.Context, questions ...Selector) (deleted int, _ error) {
@@ -140,7 +141,8 @@ func (c *Conn) Flush(ctx context.Context, questions ...Selector) (deleted int, _
 	return deleted, nil
 }
 
-// delete deletes flows in one batch, and adds the number of deleted flows to *deleted.
+// delete deletes the flows in list by one batch, and adds the number of deleted flows to *deleted. A flow that has
+// ended is no error.
 func (c *Conn) delete(list []Flow, deleted *int) error {
 	var b nl.Batch
 	for i := range list {
@@ -211,8 +213,8 @@ type Flow struct {
 	// id distinguishes flows that have the same tuple at different times.
 	id   uint32
 	zone uint16
-	// tuple is the kernel's attribute for Orig. A request to delete the flow returns it unchanged, since for some
-	// protocols it contains more than addresses and ports.
+	// tuple is the kernel's attribute for Orig. A request to delete the flow contains it unchanged, since for some
+	// protocols it has more than addresses and ports.
 	tuple []byte
 }
 
@@ -236,7 +238,7 @@ func encode(typ netlink.HeaderType, family uint8, fn func(ae *netlink.AttributeE
 	})
 }
 
-// message returns a request for the flows that have the question's family, protocol and port.
+// message returns a request for the flows that have the selector's family, protocol and port.
 func (q *Selector) message() (netlink.Message, error) {
 	return encode(messageGet, q.Family, func(ae *netlink.AttributeEncoder) {
 		if q.Proto == 0 {
@@ -262,8 +264,8 @@ func (q *Selector) message() (netlink.Message, error) {
 	})
 }
 
-// deleteMessage returns a request that deletes the flow with this tuple, zone and id. If the flow has no tuple, it
-// returns an error, since the kernel would delete all flows.
+// deleteMessage returns a request that deletes the flow with this tuple, zone and id. If the flow has no tuple,
+// deleteMessage returns an error, since for such a request the kernel would delete all flows.
 func (f *Flow) deleteMessage() (netlink.Message, error) {
 	if len(f.tuple) == 0 {
 		return netlink.Message{}, fmt.Errorf("%w: a flow without a tuple", nl.ErrMalformed)

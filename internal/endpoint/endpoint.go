@@ -19,9 +19,9 @@ import (
 // Leased is the IPAMType of attachments with an IPv4 address from DHCP.
 const Leased = "dhcp"
 
-// Of returns an attachment's endpoint for the firewall. An attachment without any address, as after the loss of its
-// lease, publishes no host ports. If its guard checks addresses, a pod without its leased IPv4 address may send only
-// DHCP requests in IPv4.
+// Of returns an attachment's endpoint: its addresses, host ports and guard in the form for the firewall. An attachment
+// without any address, as after the loss of its lease, publishes no host ports. If its guard checks addresses, a pod
+// without its leased IPv4 address may send only DHCP requests in IPv4.
 func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(), NIC: a.NIC,
@@ -49,10 +49,10 @@ func Of(a *state.Attachment) nft.Endpoint {
 	return ep
 }
 
-// SNAT returns the kind of connections to an attachment's host ports whose source address the firewall replaces by
-// the host's. Usually it is the record's PortSNAT. If that is SNATNeeded and the container has another attachment,
-// to a LAN, SNAT returns SNATAll. Without this, the container would answer many clients directly through the LAN,
-// from an address that does not belong there.
+// SNAT returns the kind of connections to an attachment's host ports whose source address the firewall replaces by the
+// host's address. Usually this is the record's PortSNAT. If that is SNATNeeded and the container has another
+// attachment, which is to a LAN, SNAT returns SNATAll. Without this, the container would answer many clients directly
+// through the LAN, from an address that does not belong there.
 func SNAT(a *state.Attachment) nft.SNAT {
 	isLAN := func(w state.Waiting) bool { return w.LAN }
 	if a.PortSNAT == nft.SNATNeeded && a.DefaultRoute == "" && slices.ContainsFunc(a.Waiting, isLAN) {
@@ -61,7 +61,7 @@ func SNAT(a *state.Attachment) nft.SNAT {
 	return a.PortSNAT
 }
 
-// In returns an attachment's endpoint with only the features that the network n has now. The network may have lost
+// In returns an attachment's endpoint, without features that the network n lacks now. The network may have lost
 // features since the pod was added, and then the firewall no longer has sets for them.
 func In(a *state.Attachment, n *state.Network) nft.Endpoint {
 	ep := Of(a)
@@ -97,8 +97,8 @@ func Addresses(a *state.Attachment) []netip.Addr {
 	return list
 }
 
-// Ports returns an attachment's host ports. It leaves out host ports that another attachment of the same container
-// publishes.
+// Ports returns the host ports that lead to an attachment. It leaves out host ports that another attachment of the same
+// container has instead (Withheld).
 func Ports(a *state.Attachment) []nft.Port {
 	list := make([]nft.Port, 0, len(a.Published))
 	for _, p := range a.Published {
@@ -139,8 +139,9 @@ func compare(a, b nft.Port) int {
 		cmp.Compare(a.HostPort, b.HostPort))
 }
 
-// PublishesIPv4 reports whether a host port on an IPv4 address, such as 127.0.0.1, leads to the pod. It also reports
-// true for a pod whose lease has ended, since the keeper will get another lease. With SNATNone it reports false.
+// PublishesIPv4 reports whether a host port on an IPv4 address of the host, such as 127.0.0.1, leads to the pod. It
+// also reports true for a pod whose lease has ended, since the keeper will get another lease. With SNATNone it reports
+// false.
 func PublishesIPv4(rec *state.Attachment) bool {
 	if rec.PortSNAT == nft.SNATNone {
 		return false // connections from 127.0.0.1 would get no answer
@@ -151,8 +152,8 @@ func PublishesIPv4(rec *state.Attachment) bool {
 			func(p state.Published) bool { return !p.HostAddr.IsValid() || p.HostAddr.Is4() })
 }
 
-// PortText returns a host port for messages, such as 8080/tcp or 192.0.2.1:8080/tcp. It leaves out an unspecified
-// address, such as 0.0.0.0.
+// PortText returns a host port as text for messages, such as 8080/tcp or 192.0.2.1:8080/tcp. It leaves out an
+// unspecified address, such as 0.0.0.0.
 func PortText(p nft.Port) string {
 	if p.HostAddr.IsValid() && p.HostAddr.IsUnspecified() {
 		p.HostAddr = netip.Addr{}
@@ -160,12 +161,12 @@ func PortText(p nft.Port) string {
 	return p.String()
 }
 
-// OneMAC is a clause for messages that advise to check whether the LAN accepts only frames with the NIC's own MAC.
+// OneMAC is part of a message: the question whether the LAN accepts only frames with the NIC's own MAC.
 const OneMAC = "whether what is beyond the NIC drops frames of other MACs than the NIC's, as Wi-Fi, most clouds, " +
 	"ESXi (unless its port group accepts forged transmits and promiscuous mode) and switches with port security do"
 
-// MissingLinks returns a warning for each link that does not exist, although callers names it. callers is a list
-// of publishFrom, whose entries are separated by commas.
+// MissingLinks returns a warning for each link that callers names and that does not exist. callers is a value of
+// publishFrom: entries, separated by commas, that begin with a link, an address or a prefix.
 func MissingLinks(callers string, exists func(name string) bool) (warnings []string) {
 	for entry := range strings.SplitSeq(callers, ",") {
 		name, _, _ := strings.Cut(strings.TrimSpace(entry), " ")
@@ -180,8 +181,8 @@ func MissingLinks(callers string, exists func(name string) bool) (warnings []str
 	return warnings
 }
 
-// SlowPorts returns a warning about a bridge that runs the spanning tree protocol. The warning names the delay until
-// a new port forwards frames, and the command that helps.
+// SlowPorts returns a warning about a bridge that runs the spanning tree protocol. delay is the time until a new port
+// forwards frames. The warning also has the command that helps.
 func SlowPorts(bridge string, delay time.Duration) string {
 	return fmt.Sprintf("bridge %s runs the spanning tree protocol, so that a new port forwards nothing for %s; "+
 		"unless its ports form a loop, this helps: "+
@@ -203,14 +204,14 @@ const ShareAlias = AliasPrefix + "share"
 
 const aliasMax = 255 // IFALIASZ without its NUL
 
-// AliasOwner returns the beginning of an attachment's alias. No other attachment's alias begins with it.
+// AliasOwner returns the beginning of the alias of an attachment's port. No other attachment's alias begins with it.
 func AliasOwner(hash string) string { return AliasPrefix + hash + ":" }
 
 // AliasOf returns the alias for an attachment's port.
 func AliasOf(a *state.Attachment) string { return Alias(a.Hash(), a.Network, Addresses(a)) }
 
 // Alias returns the alias for a port. If the addresses do not all fit, Alias leaves out all of them. The firewall's
-// elements have the addresses too.
+// elements also have the addresses.
 func Alias(hash, network string, addresses []netip.Addr) string {
 	head := AliasOwner(hash) + NetworkToken(network) + ":"
 	if full := head + printable.List(addresses, ","); len(full) <= aliasMax {
@@ -236,7 +237,7 @@ type Mark struct {
 	Addresses []netip.Addr
 }
 
-// ParseAlias parses the alias of a port. It returns false for any other alias.
+// ParseAlias parses the alias of a port. It returns false for any other text.
 func ParseAlias(s string) (Mark, bool) {
 	rest, ok := strings.CutPrefix(s, AliasPrefix)
 	if !ok {

@@ -43,8 +43,8 @@ func Read(path string, limit int) ([]byte, error) {
 	return readFrom(fd, path, limit)
 }
 
-// ReadKernel returns the content of a file that the kernel provides, such as in /proc. Unlike Read it does not check
-// the owner, which may have no ID in a user namespace.
+// ReadKernel returns the content of a file that the kernel provides, such as in /proc. Unlike Read, it accepts any
+// owner, since the owner may have no ID in a user namespace.
 func ReadKernel(path string) ([]byte, error) {
 	fd, err := OpenAny(path, unix.O_RDONLY)
 	if err != nil {
@@ -77,10 +77,10 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 	}
 }
 
-// ReadNamed returns the content of a file that a configuration or a command line names. Any user may own the file,
-// and it may be a symbolic link. It must be a regular file, or of a type in also, and have at most limit bytes.
-// Otherwise the error matches fs.ErrInvalid. ReadNamed does not open a file of another type, since opening some
-// devices has an effect. It returns when ctx ends, even if the file system does not answer.
+// ReadNamed returns the content of a file that a configuration or a command line names. Any user may own the file, and
+// it may be a symbolic link. It must be a regular file, or of a type in also, and have at most limit bytes. If not, the
+// error matches fs.ErrInvalid. ReadNamed does not open a file of another type, since opening some devices has an
+// effect. It returns when ctx ends, even if the file system does not answer.
 func ReadNamed(ctx context.Context, path string, limit int, also fs.FileMode) ([]byte, error) {
 	type answer struct {
 		data []byte
@@ -123,8 +123,8 @@ func readNamed(path string, limit int, also fs.FileMode) ([]byte, error) {
 	return data, err
 }
 
-// Open opens a regular file that belongs to root or the caller, and returns its file descriptor. Any other file is an
-// error. Open does not wait for the other end of a FIFO.
+// Open opens a regular file that belongs to root or the caller, and returns its file descriptor. It returns an error
+// for any other file. Open does not wait for the other end of a FIFO.
 func Open(path string, flags int) (int, error) {
 	fd, err := OpenAny(path, flags)
 	if err != nil {
@@ -151,7 +151,7 @@ func Open(path string, flags int) (int, error) {
 	return fd, nil
 }
 
-// OpenAny opens a file of any type and owner. It adds the flags that all files need, and follows no symbolic link.
+// OpenAny opens a file of any type and owner. It follows no symbolic link, and adds the flags O_CLOEXEC and O_NONBLOCK.
 func OpenAny(path string, flags int) (int, error) {
 	fd, err := Restart(func() (int, error) {
 		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
@@ -174,7 +174,7 @@ func Create(path string, flags int) (int, error) {
 	return Open(path, flags|unix.O_CREAT)
 }
 
-// WriteAll writes all of data, in most cases with one system call.
+// WriteAll writes all of data, usually with one system call.
 func WriteAll(fd int, path string, data []byte) error {
 	for len(data) > 0 {
 		n, err := Restart(func() (int, error) { return unix.Write(fd, data) })
@@ -262,7 +262,7 @@ func CleanDir(path string) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// ReadDir lists a directory, sorted by name. A missing directory counts as empty.
+// ReadDir lists a directory, sorted by name. For a missing directory it returns no entries and no error.
 func ReadDir(path string) ([]os.DirEntry, error) {
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -281,7 +281,7 @@ func Restart[T any](call func() (T, error)) (T, error) {
 	}
 }
 
-// PathError returns err with the operation and the path, or nil if err is nil.
+// PathError returns err with the operation and the path as an *os.PathError, or nil if err is nil.
 func PathError(op, path string, err error) error {
 	if err == nil {
 		return nil
@@ -289,18 +289,17 @@ func PathError(op, path string, err error) error {
 	return &os.PathError{Op: op, Path: path, Err: err}
 }
 
-// ErrLocked means that the context ended while another process held the lock.
+// ErrLocked means that another process still held the lock when the context ended.
 var ErrLocked = errors.New("locked by another process")
 
-// These are the first and the longest pause between two attempts to take a lock. The pause doubles with each attempt.
+// These are the first and the longest pause between two attempts of Await. The pause doubles with each attempt.
 const (
 	firstPause = 200 * time.Microsecond
 	lastPause  = 10 * time.Millisecond
 )
 
-// Await calls the function try, which tries to take the lock of a file, until try returns true or an error. If ctx
-// ends first, the error matches ErrLocked and ctx's error. Await polls, since a wait in the kernel could not be
-// cancelled.
+// Await calls try, which tries to take the lock of the file at path, until try returns true or an error. If ctx ends
+// first, the error matches ErrLocked and ctx's error. Await polls, since a wait in the kernel could not be cancelled.
 func Await(ctx context.Context, path string, try func() (bool, error)) error {
 	start := time.Now()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -316,7 +315,7 @@ func Await(ctx context.Context, path string, try func() (bool, error)) error {
 	}
 }
 
-// TryFlock calls flock(2) without waiting. It returns false if another process has the lock.
+// TryFlock calls flock(2) with the operation how, without waiting. It returns false if another process has the lock.
 func TryFlock(fd, how int) (bool, error) {
 	_, err := Restart(func() (int, error) { return 0, unix.Flock(fd, how|unix.LOCK_NB) })
 	if err == unix.EWOULDBLOCK {
@@ -328,8 +327,8 @@ func TryFlock(fd, how int) (bool, error) {
 	return true, nil
 }
 
-// TryLock opens a file and locks it with flock(2). The caller, or the end of the process, releases the lock: see
-// Unlock. TryLock returns -1 if another process has the lock. With O_CREAT it creates a missing file and its
+// TryLock opens a file and locks it with flock(2). Unlock, or the end of the process, releases the lock. TryLock
+// returns -1 without an error if another process has the lock. With O_CREAT it creates a missing file and its
 // directory. If the last holder removed or replaced the file, TryLock locks the new one.
 func TryLock(path string, flags int) (int, error) {
 	open := Open
@@ -364,7 +363,8 @@ func TryLock(path string, flags int) (int, error) {
 func Unlock(fd int) error { return errors.Join(unix.Flock(fd, unix.LOCK_UN), unix.Close(fd)) }
 
 // LockRange calls fcntl(2) with F_OFD_GETLK or F_OFD_SETLK, for an open file description lock on a range of bytes. A
-// length of 0 means all bytes from start on. For F_OFD_GETLK the result is a conflicting lock, if there is one.
+// length of 0 means all bytes from start on. For F_OFD_GETLK the result is a conflicting lock, or has the type F_UNLCK
+// if there is none.
 func LockRange(fd, command int, kind int16, start, length int64) (unix.Flock_t, error) {
 	lock := unix.Flock_t{Type: kind, Whence: unix.SEEK_SET, Start: start, Len: length}
 	if err := unix.FcntlFlock(uintptr(fd), command, &lock); err != nil {

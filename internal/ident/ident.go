@@ -1,6 +1,5 @@
-// Package ident makes short names for attachments, for places where their full names do not fit. An attachment is
-// one interface of a container in a network. The package also derives MACs and link-local addresses, and checks
-// names.
+// Package ident makes short names for attachments, where their full names do not fit. An attachment is one interface of
+// a container in a network. The package also derives MACs and link-local addresses, and checks names.
 package ident
 
 import (
@@ -17,8 +16,8 @@ import (
 	"unicode/utf8"
 )
 
-// ShareGroup is the link group of the port that connects a bridge to a shared NIC. The firewall's rules match the
-// port by its group.
+// ShareGroup is the link group (IFLA_GROUP) of the port that connects a bridge to a shared NIC. The firewall's rules
+// match the port by its group.
 const ShareGroup uint32 = 0x746d
 
 // Digits is the number of hexadecimal digits of a Hash. With 11 digits, the name that Port returns has 15 bytes, the
@@ -58,8 +57,7 @@ func RandomMAC() net.HardwareAddr {
 const DerivedMAC = 0x0a
 
 // MACOf derives a MAC from the first IPv4 address or, if there is none, from the first address. A later pod with the
-// same address gets the same MAC, so neighbour entries of other hosts stay valid. Without addresses, MACOf returns
-// nil.
+// same address gets the same MAC, so neighbour entries of other hosts stay valid. Without addresses, MACOf returns nil.
 func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	for _, a := range addresses {
 		if a.Is4() {
@@ -73,8 +71,8 @@ func MACOf(addresses []netip.Addr) net.HardwareAddr {
 	return append(net.HardwareAddr{DerivedMAC}, sum[:5]...)
 }
 
-// LinkLocal returns the IPv6 link-local address that the kernel derives from a MAC of 6 bytes. addr.LinkLocal does
-// the same, but depends on more libraries.
+// LinkLocal returns the IPv6 link-local address that the kernel derives from a MAC of 6 bytes. addr.LinkLocal returns
+// the same address, but its package depends on more libraries.
 func LinkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
 		8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
@@ -114,8 +112,8 @@ const LinkNameForm = ": want 1 to 15 bytes without space, slash, colon and perce
 // IsHash reports whether s has the form of a Hash.
 func IsHash(s string) bool { return len(s) == Digits && strings.Trim(s, "0123456789abcdef") == "" }
 
-// CheckHash returns an error if hash does not have the form of a Hash. A file name made from a hash that passes
-// cannot lead out of its directory.
+// CheckHash returns an error if hash does not have the form of a Hash. If it has, a file name made from it cannot lead
+// out of its directory.
 func CheckHash(hash string) error {
 	if !IsHash(hash) {
 		return fmt.Errorf("hash %.20q: %w: want %d lower-case hexadecimal digits", hash, ErrName, Digits)
@@ -123,8 +121,8 @@ func CheckHash(hash string) error {
 	return nil
 }
 
-// CheckText returns an error if name is empty or not UTF-8. Use it for names that never become part of a path. JSON
-// cannot store other bytes, so the record would not match its own hash.
+// CheckText returns an error if name is empty or not UTF-8. what describes the name, for the error. Use it for names
+// that never become part of a path. JSON cannot store other bytes, so a record would not match its own hash.
 func CheckText(what, name string) error {
 	if name == "" {
 		return fmt.Errorf("%s: %w: it is empty", what, ErrName)

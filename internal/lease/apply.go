@@ -360,9 +360,9 @@ func WhoHas(ctx context.Context, index int, own net.HardwareAddr, a netip.Addr, 
 // client is sticky, it releases nothing, and stores the IPv4 lease in a sticky record for the pod's next container. It
 // does nothing if there is no record. links works in the host's namespace.
 //
-// If the record is damaged or a RELEASE cannot be sent, GiveBack passes the error to warn and continues, since the pod
-// must be able to end. The server then frees the address when the lease expires. If another process holds the record's
-// lock until ctx ends, the error matches file.ErrLocked. The caller must not hold the state's lock.
+// If the record is damaged or a RELEASE cannot be sent, GiveBack passes the error to warn and continues, so that the
+// pod can end. The server then frees the address when the lease expires. If another process holds the record's lock
+// until ctx ends, the error matches file.ErrLocked. The caller must not hold the state's lock.
 func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn func(string)) error {
 	dir, err := Open(path)
 	if err != nil {

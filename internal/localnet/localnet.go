@@ -23,7 +23,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Conn manages the filters of bridges in one network namespace.
+// Conn adds, reads and removes the filters of bridges in one network namespace.
 type Conn struct{ nl *nl.Conn }
 
 // On returns a Conn that uses an open connection. The caller still has to close the connection. The Conn itself needs
@@ -38,22 +38,22 @@ type Filter struct {
 	// Bridge is the name of the bridge, and Index is its index.
 	Bridge string
 	Index  int
-	// Mark is a bit of the packet mark. The filter accepts packets to 127.0.0.0/8 that have this bit. The firewall
-	// sets it on replies to the host's own connections. With br_netfilter, the destination of these replies is
-	// already translated to 127.0.0.1 when they reach the filter.
+	// Mark is a bit of the packet mark. The filter accepts packets to 127.0.0.0/8 that have this bit. The firewall sets
+	// the bit on replies to the host's own connections. With br_netfilter, the destination of these replies is already
+	// translated to 127.0.0.1 when they reach the filter.
 	Mark uint32
-	// Stays is set if a clsact that Ensure adds must stay after Remove. Place explains why.
+	// Stays is set if Remove must leave the bridge's clsact, even if Ensure added it. Place explains why.
 	Stays bool
 }
 
 func (k Filter) link() tc.Device { return tc.Device{Name: k.Bridge, Index: k.Index} }
 
-// State describes the parts of a Filter that exist in the kernel.
+// State describes the parts of a Filter that exist in the kernel. Get returns it.
 type State struct {
 	// Exists is set if the filter exists with the requested mark.
 	Exists bool
-	// Routed is set if route_localnet was turned on for the filter. Then it must be turned off together with the
-	// filter.
+	// Routed is set if the caller turned route_localnet on for the filter. Then the caller must turn it off together
+	// with the filter.
 	Routed bool
 
 	filters []tc.Filter // our filters, with any program
@@ -61,8 +61,8 @@ type State struct {
 	others  int
 }
 
-// Handles of our filters. The lowest bits of a handle record which objects must be removed together with the filter.
-// The kernel stores no other data with a filter.
+// Handles of our filters. The lowest bits of a handle record which objects must be removed, or turned off, together
+// with the filter. The kernel stores no other data with a filter.
 const (
 	// noteRouted records that route_localnet was turned on, and notePlace that clsact was added.
 	noteRouted = 1 << 0
@@ -158,13 +158,13 @@ func (c *Conn) Get(ctx context.Context, k Filter) (*State, error) {
 	return &have, nil
 }
 
-// HasPlace reports whether the bridge has a clsact. It may have been added for other programs' filters.
+// HasPlace reports whether the bridge has a clsact. Another program may have added the clsact for its filters.
 func (have *State) HasPlace() bool { return have.place.Kind != "" }
 
-// Place adds a clsact to a new bridge, which Remove leaves there if Filter.Stays is set. If a program adds or removes
-// the clsact of a link that is up, the kernel drops the host's packets to the link. On a busy machine this takes 5 to
-// 20 ms. So call Place before the bridge has pods. If the kernel does not support clsact, or if the bridge already
-// has one, Place returns an error.
+// Place adds a clsact to a new bridge, which Remove leaves there. If a program adds or removes the clsact of a link
+// that is up, the kernel drops the host's packets to the link. On a busy machine this takes 5 to 20 ms. So call Place
+// before the bridge has pods. If the kernel does not support clsact, or if the bridge already has one, Place returns an
+// error.
 func (c *Conn) Place(ctx context.Context, k Filter) error {
 	var b nl.Batch
 	k.link().AddClsact(&b)
@@ -174,7 +174,7 @@ func (c *Conn) Place(ctx context.Context, k Filter) error {
 // Any reports whether one of our filters exists, with any mark.
 func (have *State) Any() bool { return len(have.filters) > 0 }
 
-// madePlace reports whether clsact was added for the filter.
+// madePlace reports whether Ensure added the clsact for the filter, and Remove must delete it.
 func (have *State) madePlace() bool {
 	for _, f := range have.filters {
 		if f.Handle&notePlace != 0 {
@@ -184,8 +184,9 @@ func (have *State) madePlace() bool {
 	return false
 }
 
-// Remove deletes the filter. It also deletes clsact if it was added for the filter and no other filter uses it. It is
-// no error if they do not exist. have is the result of Get, which the caller must call immediately before.
+// Remove deletes the filter. It also deletes the clsact if Ensure added it for the filter, unless other filters use it
+// or Stays was set. It is no error if they do not exist. have is the result of Get, which the caller must call
+// immediately before.
 func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 	var b nl.Batch
 	if have.madePlace() && have.others == 0 {
@@ -211,12 +212,13 @@ func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 	return nl.PassAbsent(c.nl.Do(ctx, &b))
 }
 
-// program returns the filter's classic BPF program, an array of struct sock_filter (include/uapi/linux/filter.h).
-// Every kernel can run it, without the verifier of extended BPF.
+// program returns the filter's classic BPF program, an array of struct sock_filter (include/uapi/linux/filter.h). Every
+// kernel can run it, without the verifier of extended BPF. The program drops IPv4 packets from 127.0.0.0/8, and
+// packets to it unless they have the bit in mark.
 //
 // The kernel passes packets of a VLAN to the VLAN's link, which has its own route_localnet, or drops them. But it
-// removes all tags with VLAN ID 0, which contain only a priority. Before the filter runs, it removes only the first
-// of these tags. So the program drops packets with two such tags, which no real host sends.
+// removes all tags with VLAN ID 0, which contain only a priority. Before the filter runs, it removes only the first of
+// these tags. So the program drops packets with two such tags, which no real host sends.
 func program(mark uint32) []byte {
 	const (
 		// SKF_NET_OFF of include/uapi/linux/filter.h, as an unsigned number.

@@ -13,14 +13,14 @@ func Wait(Rank) *Acquisition { return nil }
 // without a wait.
 func Tried(Rank) *Acquisition { return nil }
 
-// WaitAgain does nothing in this build. With the tag lockorder it checks another wait for the same lock, in another
-// mode. Call it before the wait.
+// WaitAgain does nothing in this build. With the tag lockorder it checks whether the caller may wait for the lock
+// again, in another mode. Call it before the wait.
 func (*Acquisition) WaitAgain() {}
 
 // Release does nothing in this build. With the tag lockorder it unregisters the lock. Call it when the lock is
 // released, on any goroutine.
 func (*Acquisition) Release() {}
 
-// Slow does nothing in this build. With the tag lockorder it checks a wait that may take long. Call it before the
-// wait.
+// Slow does nothing in this build. With the tag lockorder it panics if the caller holds a lock that others need. Call
+// it before a wait that may take long.
 func Slow(string) {}

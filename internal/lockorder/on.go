@@ -23,7 +23,7 @@ var table struct {
 	held map[string][]*Acquisition
 }
 
-// Acquisition is a lock that the caller holds or waits for. A nil Acquisition is not checked.
+// Acquisition is a lock that the caller holds or waits for. The methods of a nil Acquisition do nothing.
 type Acquisition struct {
 	rank Rank
 	who  string
@@ -55,7 +55,7 @@ func enter(r Rank, waits bool) *Acquisition {
 	return h
 }
 
-// WaitAgain panics if the caller must not wait for the same lock in another mode. Call it before the wait.
+// WaitAgain panics if the caller must not wait for the lock h again, in another mode. Call it before the wait.
 func (h *Acquisition) WaitAgain() {
 	if h == nil {
 		return
@@ -78,8 +78,8 @@ func (h *Acquisition) Release() {
 	}
 }
 
-// Slow panics if the caller holds a lock that others need. Call it, with a description, before a wait that may take
-// long.
+// Slow panics if the caller holds a lock that others need, of rank State or higher. Call it before a wait that may take
+// long. what describes the wait.
 func Slow(what string) {
 	table.Lock()
 	defer table.Unlock()

@@ -19,8 +19,8 @@ const (
 	lineMax = 16 << 10
 )
 
-// Line returns a message in one line, with "; " for each line end. It cuts each quoted text or word after 200 bytes,
-// and the message after 16 KiB. It escapes characters that cannot be printed.
+// Line returns a message in one line, with "; " in place of each line end. It cuts each quoted text or word after
+// quoteMax bytes, and the message after lineMax bytes. It escapes characters that cannot be printed.
 func Line(message string) string {
 	text := escape(strings.ReplaceAll(message, "\n", "; "), "")
 	text = cut(text)
@@ -30,7 +30,7 @@ func Line(message string) string {
 	return text
 }
 
-// cut shortens quoted texts and words to quoteMax bytes.
+// cut shortens each quoted text or word in a text to quoteMax bytes, and adds "…" to it.
 func cut(text string) string {
 	if len(text) <= quoteMax {
 		return text
@@ -49,7 +49,7 @@ func cut(text string) string {
 	})
 }
 
-// whole removes an incomplete rune or escape from the end of a text.
+// whole removes an incomplete rune or escape (such as \u00) from the end of a text.
 func whole(text string) string {
 	for len(text) > 0 && !utf8.ValidString(text) {
 		text = text[:len(text)-1]
@@ -87,8 +87,8 @@ func escape(text, keep string) string {
 	return out.String()
 }
 
-// Writer returns a writer that escapes characters that cannot be printed, except for line ends and tabs. Each call of
-// Write must pass whole characters.
+// Writer returns a writer that escapes characters that cannot be printed, except line ends and tabs, and writes the
+// result to w. Each call of Write must pass whole characters.
 func Writer(w io.Writer) io.Writer { return &writer{w} }
 
 type writer struct{ to io.Writer }
@@ -112,7 +112,7 @@ func Texts[T fmt.Stringer](all []T) []string {
 	return texts
 }
 
-// Fold breaks a text into lines between words. A word longer than width gets a line of its own.
+// Fold breaks a text into lines of at most width bytes, between words. A word longer than width gets a line of its own.
 func Fold(text string, width int) []string {
 	var lines []string
 	for _, word := range strings.Fields(text) {
@@ -125,7 +125,7 @@ func Fold(text string, width int) []string {
 	return lines
 }
 
-// Count returns a number with its noun, in the singular or plural.
+// Count returns a number with its noun as text: the noun one for 1, and many for any other number.
 func Count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one

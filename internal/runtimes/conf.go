@@ -21,7 +21,7 @@ const (
 	inIPAM = "ipam."
 )
 
-// options returns the fields of the plugin's configuration that can be options of a network. The map's value is true
+// options returns the fields of the plugin's configuration that a network can have as options. The map's value is true
 // if the field is a string in JSON, and false if it is a number or a bool. docs/config.md describes each field.
 func options() map[string]bool {
 	return map[string]bool{
@@ -38,11 +38,11 @@ func options() map[string]bool {
 	}
 }
 
-// policies lists the options that limit a container in addition to the same options of its network.
+// policies returns the options that can limit a container in addition to its network's limits.
 func policies() []string { return []string{"egressPolicy", "publishFrom"} }
 
-// ContainerOptions returns the options that a container can have too. A container's option replaces the network's,
-// except for egressPolicy and publishFrom: there the network's option applies too.
+// ContainerOptions returns the options that a container can have for itself. A container's option replaces the
+// network's, except for egressPolicy and publishFrom: there the network's option applies too.
 func ContainerOptions() []string {
 	own := []string{"ingressRate", "ingressBurst", "egressRate", "egressBurst", "guard", "lanGuard"}
 	return append(own, policies()...)
@@ -54,8 +54,9 @@ const (
 	ofBridge = ofDocker + "bridge."
 )
 
-// sameMeaning maps options of Docker's and podman's bridge drivers to Tombolo's options. For one entry the value stays
-// unchanged. Two entries are Tombolo's option and value for the values true and false.
+// sameMeaning maps options of Docker's and podman's bridge drivers to Tombolo's. If the list has one entry, this is
+// Tombolo's option, and the value stays unchanged. If it has two, they are Tombolo's option and value for the values
+// true and false.
 func sameMeaning() map[string][]string {
 	return map[string][]string{
 		ofBridge + "name": {"bridge"}, ofDocker + "driver.mtu": {"mtu"},
@@ -66,7 +67,7 @@ func sameMeaning() map[string][]string {
 	}
 }
 
-// replacements maps options of other drivers that have no equivalent in Tombolo to advice for the user.
+// replacements maps options of other drivers that Tombolo does not have to advice for the user.
 func replacements() map[string]string {
 	const (
 		gateway = "ipMasq=false has others see containers' own addresses, and mode=lan puts containers on the LAN"
@@ -94,8 +95,8 @@ func (n *Network) BridgeOption() string {
 	return cmp.Or(n.Options["bridge"], n.Options[ofBridge+"name"])
 }
 
-// translate converts an option of another driver and its value to Tombolo's option with the same meaning (see
-// sameMeaning). It returns all other options unchanged.
+// translate converts an option of another driver and its value into Tombolo's option with the same meaning (see
+// sameMeaning). It returns all other options unchanged. A value that must be true or false, and is not, is an error.
 func translate(name, text string) (string, string, error) {
 	same := sameMeaning()[name]
 	switch len(same) {
@@ -118,8 +119,8 @@ func translate(name, text string) (string, string, error) {
 	return name, text, nil
 }
 
-// configuration returns the plugin's configuration for a container in the network. Even with an error, the result
-// suffices for a DEL.
+// configuration returns the plugin's configuration for a container in the network. It returns an error for unknown and
+// invalid options. Even then, the result suffices for a DEL.
 func (n *Network) configuration(c *Container) (map[string]any, error) {
 	conf := map[string]any{"cniVersion": cniVersion, "name": n.Name, "type": pluginName}
 	ipam := map[string]any{}
@@ -170,7 +171,7 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 	return conf, errors.Join(errs...)
 }
 
-// valueOf converts an option's text to its value in JSON.
+// valueOf converts an option's text into its value in JSON. It returns an error for an unknown option.
 func valueOf(name, text string) (any, error) {
 	isText, known := options()[name]
 	var value any
@@ -193,9 +194,9 @@ func valueOf(name, text string) (any, error) {
 	return value, nil
 }
 
-// addresses adds the section ipam to the configuration conf. The section contains either the addresses that the
-// runtime assigned, or the options in the map ipam for leasing an address. addresses returns an error for options that
-// do not fit the network's mode.
+// addresses adds the section ipam to the configuration conf. The section contains either the addresses that the runtime
+// assigned, or the options in the map ipam for leasing an address. addresses returns an error for options that do not
+// fit the network's mode, and for a gateway network without a subnet.
 func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 	switch {
 	case len(n.Subnets) > 0:
@@ -225,9 +226,9 @@ func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 	return nil
 }
 
-// identify sets the fields of the ipam section that identify the container to a DHCP server. If the container's name
-// is lasting, the identity is derived from the name. Otherwise a requested MAC is the identity, unless it equals the
-// MAC that the plugin derives for the container. A runtime that attaches a container again may request that MAC, and
+// identify sets the fields of the ipam section that identify the container to a DHCP server. If the container's name is
+// lasting, the identity is derived from the name. Otherwise a requested MAC is the identity, unless it equals the MAC
+// that the plugin derives for the container. A runtime that attaches a container again may request the derived MAC, and
 // must not change the identity.
 func (n *Network) identify(c *Container, ipam map[string]any) {
 	switch {

@@ -18,7 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Network is a runtime's description of a network. Its JSON form has the names that netavark uses.
+// Network is a runtime's description of a network. Its JSON form has the field names of netavark.
 type Network struct {
 	Name    string            `json:"name"`              // the name in records and in the output of `tombolo ls`
 	Options map[string]string `json:"options"`           // see the function options for the keys
@@ -44,21 +44,22 @@ func (n *Network) Mode() string { return cmp.Or(n.Options["mode"], "gateway") }
 type Container struct {
 	ID     string
 	IfName string // the interface's name in the container
-	NetNS  string // path of the container's network namespace; empty if it is gone
-	// Moves is set if the runtime moves the interface out of NetNS later. network.Change.Moved records its new
-	// namespace.
+	NetNS  string // the path of the container's network namespace; empty if it is gone
+	// Moves is set if the runtime moves the interface from NetNS to another namespace after the ADD.
+	// network.Change.Moved then records that namespace.
 	Moves bool
 	Name  string // also the host name in DHCP requests
-	// Lasting is set if the next container with this name must lease the same address.
+	// Lasting is set if the next container with this name must get the same address from the DHCP server.
 	Lasting   bool
 	MAC       string // as text; if empty, the plugin chooses one
 	Addresses []netip.Prefix
 	Ports     []cni.PortMapping
-	Options   map[string]string // options that replace those of the network
+	Options   map[string]string // the container's own options: see ContainerOptions
 }
 
-// Call runs a CNI verb of the plugin in this process. c is nil for a verb that concerns no container. Only ADD returns
-// a result. A failure of the plugin is a *types.Error, also if the call exceeds its deadline.
+// Call runs a CNI verb of the plugin in this process, for the container c, or nil for a verb that concerns no
+// container. Only ADD returns a result; for other verbs the result is nil. A failure of the plugin is a *types.Error,
+// also if the call exceeds its deadline.
 func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	if c == nil {
 		c = &Container{}
@@ -100,7 +101,7 @@ func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 }
 
 // run calls the plugin on a new goroutine, in the calling thread's network namespace, and returns its exit status and
-// output. If the call exceeds its deadline, run returns the error of the plugin's watchdog, while the call continues.
+// output. If the call exceeds its deadline, run returns the output of the plugin's watchdog, while the call continues.
 // If the call panics, run returns the panic as an error.
 func run(verb string, c *Container, stdin []byte) (status int, stdout []byte, _ error) {
 	host, err := netns.Current()
@@ -112,7 +113,7 @@ func run(verb string, c *Container, stdin []byte) (status int, stdout []byte, _ 
 		status int
 		err    error
 	}
-	ended, out := make(chan outcome, 3), &bytes.Buffer{} // only the call or its watchdog writes to out
+	ended, out := make(chan outcome, 3), &bytes.Buffer{} // either the call or its watchdog writes to out
 	plugin := &cni.Plugin{
 		Getenv: c.environment(verb), Stdin: bytes.NewReader(stdin), Stdout: out, Name: pluginName, Moves: c.Moves,
 		Exit: func(status int) { ended <- outcome{status: status}; runtime.Goexit() },
@@ -133,8 +134,8 @@ func run(verb string, c *Container, stdin []byte) (status int, stdout []byte, _ 
 	return end.status, out.Bytes(), end.err
 }
 
-// MACOf returns the MAC of the container's interface from the result of an ADD. It returns "" if the result names
-// none.
+// MACOf returns the MAC of the container's interface in the result of an ADD, or "" if the result has no interface in a
+// container.
 func MACOf(made *current.Result) string {
 	for _, i := range made.Interfaces {
 		if i.Sandbox != "" {
@@ -144,8 +145,8 @@ func MACOf(made *current.Result) string {
 	return ""
 }
 
-// environment returns a function that looks up the parameters of a call by their names: the environment variables of
-// the CNI specification.
+// environment returns a function in place of os.Getenv: it returns the values of the environment variables of the CNI
+// specification for a call of verb.
 func (c *Container) environment(verb string) func(string) string {
 	has := map[string]string{
 		"CNI_COMMAND": verb, "CNI_CONTAINERID": c.ID, "CNI_IFNAME": c.IfName, "CNI_NETNS": c.NetNS,

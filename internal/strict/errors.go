@@ -25,7 +25,7 @@ type Kind int
 
 const (
 	Syntax    Kind = iota + 1 // the input is not valid JSON
-	Unknown                   // a key names no field of the object's struct
+	Unknown                   // a key names no field, and is not exempt
 	Duplicate                 // a key occurs twice in one object; other decoders silently use the last value
 	Value                     // a value has the wrong type, or the field's type rejects it
 )
@@ -35,15 +35,16 @@ type Error struct {
 	Kind Kind
 	Path string // the field with all its parents: "ipam.ranges[0][0].rangeStrat"; empty for the document itself
 	Text string // the message
-	Err  error  // the error of a type that unmarshals itself; else nil
+	Err  error  // the error of UnmarshalJSON or UnmarshalText, or nil
 }
 
 func (e *Error) Error() string { return e.Text }
 
-// Unwrap returns the error of a type that unmarshals itself, so that errors.Is finds its sentinels.
+// Unwrap returns the error of a type's own UnmarshalJSON or UnmarshalText, so that errors.Is finds the errors that it
+// wraps.
 func (e *Error) Unwrap() error { return e.Err }
 
-// syntaxError returns an Error for an error of the JSON library. It adds the line and the column.
+// syntaxError returns an Error for an error of the JSON library, with the line and the column in its message.
 func (d *decoder) syntaxError(err error) error {
 	offset := d.json.InputOffset()
 	var syntactic *jsontext.SyntacticError
@@ -61,7 +62,8 @@ func (d *decoder) syntaxError(err error) error {
 	return d.errorAt(int(offset), reason)
 }
 
-// errorAt returns an Error for the byte at offset. The message has the byte's line and column, both counted from 1.
+// errorAt returns an Error for invalid JSON at the byte at offset. The message has the byte's line and column, both
+// counted from 1.
 func (d *decoder) errorAt(offset int, reason string) error {
 	before := d.data[:min(offset, len(d.data))]
 	line, column := 1+bytes.Count(before, []byte{'\n'}), len(before)-bytes.LastIndexByte(before, '\n')
@@ -72,7 +74,7 @@ func (d *decoder) errorAt(offset int, reason string) error {
 func (d *decoder) path() string { return d.words(d.json.StackPointer()) }
 
 // words converts a JSON pointer into a path for an error, such as ipam.ranges[0]. The path begins at the top of the
-// document.
+// whole document.
 func (d *decoder) words(pointer jsontext.Pointer) string {
 	words := d.at
 	depth := 0
@@ -91,7 +93,8 @@ func (d *decoder) words(pointer jsontext.Pointer) string {
 	return words
 }
 
-// valueError returns the error for raw, the value that was read last. want describes the accepted values.
+// valueError returns the error for raw, the value that was read last. want describes the accepted values, or is empty.
+// err is the cause, or nil.
 func (d *decoder) valueError(raw []byte, want string, err error) error {
 	e := &Error{Kind: Value, Path: d.path(), Err: err}
 	field := "the document"
@@ -192,9 +195,9 @@ func compact(raw []byte) string {
 	return strings.ToValidUTF8(text[:valueLimit], "") + "…"
 }
 
-// Nearest returns the name that becomes key by one typing error: a letter too much, a missing or a wrong letter, or two
-// swapped neighbours. It ignores case, so "isgateway" finds "isGateway". It returns "" if there is none. A key of fewer
-// than three letters can only have another case, since every short name would be close.
+// Nearest returns the name that differs from key by at most one typing error. This is a letter too much, a missing or
+// wrong letter, or two swapped neighbours. It ignores case, so "isgateway" finds "isGateway". It returns "" if there is
+// none. A key of fewer than three letters can only have another case, since every short name would be close.
 func Nearest(key string, names []string) string {
 	near := ""
 	for _, name := range names {

@@ -25,7 +25,7 @@ type types []struct {
 	fields []field
 }
 
-// fields returns the fields of a struct type in the order of the source code.
+// fields returns the fields of a struct type in the order of the source code. It caches them.
 func (t *types) fields(typ reflect.Type) []field {
 	for _, known := range *t {
 		if known.of == typ {
@@ -37,8 +37,8 @@ func (t *types) fields(typ reflect.Type) []field {
 	return fields
 }
 
-// collect appends the fields of a struct type and of its embedded structs. prefix is the path through embedding
-// structs to the type.
+// collect appends the fields of the struct type typ, and of its embedded structs, to fields. If typ is an embedded
+// struct itself, prefix is the path to it from the outermost struct.
 func collect(fields []field, typ reflect.Type, prefix []int) []field {
 	for i := range typ.NumField() {
 		f := typ.Field(i)
@@ -58,7 +58,7 @@ func collect(fields []field, typ reflect.Type, prefix []int) []field {
 	return fields
 }
 
-// Names returns the JSON keys of a struct type, and of the structs in its fields.
+// Names returns the JSON keys of a struct type, and those of the structs in its fields.
 func Names(typ reflect.Type) (names []string) {
 	switch typ.Kind() {
 	case reflect.Pointer, reflect.Slice:
@@ -71,8 +71,8 @@ func Names(typ reflect.Type) (names []string) {
 	return names
 }
 
-// folded returns the index of the field that has the name in any case, or -1. Some programs write "HostPort" for
-// "hostPort" of the CNI conventions, since encoding/json accepts that.
+// folded returns the index of the field whose name equals name if case is ignored, or -1. Some programs write
+// "HostPort" for "hostPort" of the CNI conventions, since encoding/json accepts that.
 func folded(fields []field, name []byte) int {
 	return slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, string(name)) })
 }
@@ -117,8 +117,8 @@ func (t *types) append(b []byte, v reflect.Value) []byte {
 	return append(b, other...)
 }
 
-// textOf returns the text of an [encoding.TextMarshaler]. ok is false for all other types. If the type returns an
-// error, as for a time beyond the year 9999, the text is empty.
+// textOf returns the text of a value that implements [encoding.TextMarshaler]. ok is false for all other values. If
+// MarshalText returns an error, as for a time beyond the year 9999, the text is empty.
 func textOf(v reflect.Value) (text []byte, ok bool) {
 	// Most types have no method. Test this first, since the first test of a type for an interface is slow.
 	if !v.CanAddr() || v.Addr().NumMethod() == 0 {

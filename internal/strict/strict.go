@@ -28,15 +28,16 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Exempt reports whether a key that matches no field exactly is allowed. If not, the key is an error. An allowed key
-// that differs from a field's name only in case sets that field. Any other allowed key is skipped. path is the path of
-// the object with the key, as in [Error.Path]. It is empty for the document itself.
+// Exempt reports whether an unknown key is allowed, which equals no field's name exactly. If not, the key is an error.
+// An allowed key that differs from a field's name only in case sets that field. Any other allowed key is skipped. path
+// is the path of the object with the key, as in [Error.Path]. It is empty for the document itself.
 type Exempt func(path, key string) bool
 
 // Everything is an Exempt that allows every key.
 func Everything(string, string) bool { return true }
 
-// Expecter is an interface for types that unmarshal themselves and provide a better message than their own error.
+// Expecter is an interface for types with an UnmarshalJSON or UnmarshalText of their own. In errors about a value, the
+// text of JSONExpects replaces the error of that method.
 type Expecter interface {
 	// JSONExpects returns a description of the accepted values for an operator, such as `a duration like "5s"`.
 	JSONExpects() string
@@ -53,13 +54,13 @@ func (p Problems) First() error {
 	return p[0]
 }
 
-// Unmarshal decodes data, which is one JSON object, into the struct that v points to. A nil exempt allows no unknown
-// keys. Unmarshal sets each field whose value has no problem. It stops at an error of Kind Syntax, which is always the
-// last problem.
+// Unmarshal decodes data, which is one JSON object, into the struct that v points to. If exempt is nil, every unknown
+// key is an error. Unmarshal sets each field whose value has no problem. It stops at an error of Kind Syntax, which is
+// always the last problem.
 func Unmarshal(data []byte, v any, exempt Exempt) Problems { return Part("", data, v, exempt) }
 
 // Part decodes a part of a document: a field that another call stored as a [json.RawMessage]. path is the path of that
-// field. All paths in errors begin with it. Otherwise Part works like Unmarshal.
+// field, which begins all paths in errors. In all other respects Part works like Unmarshal.
 func Part(path string, data []byte, v any, exempt Exempt) Problems {
 	// This package compares keys itself. Like encoding/json, it replaces bytes that are not UTF-8.
 	options := []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
@@ -72,7 +73,7 @@ func Part(path string, data []byte, v any, exempt Exempt) Problems {
 
 // decoder is the state of one call of Part.
 type decoder struct {
-	at       string // the path of the decoded part in its document (see Part)
+	at       string // the path of the decoded part in the whole document (see Part)
 	data     []byte
 	json     *jsontext.Decoder
 	exempt   Exempt
@@ -81,7 +82,7 @@ type decoder struct {
 	types    types
 }
 
-// problem records an error after which decoding continues. Methods return only errors that end the decoding.
+// problem stores an error after which decoding continues. Other methods return an error only if it ends the decoding.
 func (d *decoder) problem(err error) { d.problems = append(d.problems, err) }
 
 // document decodes all of data into v.
@@ -119,7 +120,7 @@ func (d *decoder) value() ([]byte, error) {
 	return raw, nil
 }
 
-// delimiter reads a bracket or a brace.
+// delimiter reads the beginning or the end of an object or array.
 func (d *decoder) delimiter() error {
 	if _, err := d.json.ReadToken(); err != nil {
 		return d.syntaxError(err)
@@ -134,8 +135,8 @@ func (d *decoder) unquote(raw []byte) []byte {
 	return d.text
 }
 
-// pointer decodes into the value that v points to. If v is nil, it allocates a value, and sets v only if decoding
-// caused no problem.
+// pointer decodes a value into *v. If v is nil, it allocates a new value, and sets v to it only if decoding caused no
+// problem.
 func (d *decoder) pointer(v reflect.Value) error {
 	if !v.IsNil() {
 		return d.decode(v.Elem())
@@ -149,9 +150,9 @@ func (d *decoder) pointer(v reflect.Value) error {
 	return err
 }
 
-// decode stores the value at the current position in v, which must be settable. Like encoding/json, it follows
-// pointers before it calls a type's own UnmarshalJSON or UnmarshalText. So the type that a pointer points to may
-// unmarshal itself, but its method is not called for null.
+// decode stores the JSON value at the current position in v, which must be settable. Like encoding/json, it follows
+// pointers before it calls a type's own UnmarshalJSON or UnmarshalText. So it calls these methods for a pointer's
+// target, but not if the value is null.
 func (d *decoder) decode(v reflect.Value) error {
 	first := d.json.PeekKind()
 	null := first == 'n'
@@ -204,7 +205,8 @@ func (d *decoder) null(v reflect.Value) error {
 	return err
 }
 
-// self decodes a value whose type unmarshals itself. done is false for all other types.
+// self decodes the next value by the UnmarshalJSON or UnmarshalText of v's type. done is false if the type has no such
+// method.
 func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
 	// Most types have no method. Test this first, since the first test of a type for an interface is slow.
 	if v.Addr().NumMethod() == 0 {
@@ -258,8 +260,8 @@ func (d *decoder) structure(v reflect.Value) error {
 	return d.delimiter()
 }
 
-// member decodes the value that follows a key into the field with the key's name. If no field has the name, it calls
-// unknown.
+// member decodes the value that follows a key into the field with the key's name. seen notes which fields the object
+// has had. If no field has the name, member calls unknown.
 func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byte) error {
 	i := slices.IndexFunc(fields, func(f field) bool { return f.name == string(key) })
 	if i < 0 {
@@ -281,7 +283,8 @@ func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byt
 	return d.decode(v.FieldByIndex(fields[i].index))
 }
 
-// unknown skips the value of a key without a field, and reports the key unless it is exempt.
+// unknown skips the value of a key without a field. Unless the key is exempt, it stores an error that names the closest
+// field.
 func (d *decoder) unknown(key string, fields []field, exempt bool) error {
 	raw, err := d.value()
 	if err != nil || exempt {

@@ -25,7 +25,7 @@ const root = "/proc/sys/"
 func Read(path string) (string, error) { return all().read(path) }
 
 // Write sets a parameter. It needs root in the user namespace that owns the network namespace. If /proc/sys is
-// read-only, Write returns no error if the parameter already has the value.
+// read-only, Write returns an error, unless the parameter already has the value.
 func Write(path, value string) error { return all().Write(path, value) }
 
 // Ensure sets a parameter unless it already has the value, and reports whether it changed the parameter.
@@ -56,7 +56,8 @@ type Dir struct {
 	name string // prefix of the paths in errors
 }
 
-// all returns the directory /proc/sys. When a file in it is opened, the namespace of the calling thread counts.
+// all returns the directory /proc/sys. The path of a network parameter in it leads to the network namespace of the
+// thread that opens it.
 func all() *Dir { return &Dir{unix.AT_FDCWD, root, root} }
 
 // OpenDir opens a directory in the calling thread's network namespace. path is relative to /proc/sys, such as
@@ -96,7 +97,7 @@ func (d *Dir) read(path string) (string, error) {
 	return string(bytes.TrimSpace(b[:n])), nil
 }
 
-// Prefer sets a parameter like Write, but returns no error if /proc/sys is read-only. It is for a change that the
+// Prefer sets a parameter like Write, but returns no error if /proc/sys is read-only. Use it for a change that the
 // caller can do without.
 func (d *Dir) Prefer(path, value string) error {
 	if err := d.Write(path, value); !errors.Is(err, unix.EROFS) {
@@ -130,9 +131,9 @@ func (d *Dir) Write(path, value string) error {
 	return nil
 }
 
-// OwnForwarding is the value that we write to net.ipv4.conf.LINK.forwarding. The kernel treats every value except 0
-// as on. So this value distinguishes links that we set from links that an operator set to 1. New links get it too
-// if it is the value of net.ipv4.conf.default.forwarding.
+// OwnForwarding is the value that Tombolo writes to net.ipv4.conf.LINK.forwarding. The kernel treats every value except
+// 0 as on. So this value distinguishes links that Tombolo set from links that an operator set to 1. New links also get
+// this value if net.ipv4.conf.default.forwarding has it.
 const OwnForwarding = "116"
 
 // Links returns the values of a parameter for each link, and for "default", which new links copy. The keys are the
@@ -162,8 +163,9 @@ func Links(family, name string) (map[string]string, error) {
 	return values, nil
 }
 
-// Replace changes a parameter from the value have to the value want, for each link and for "default". It skips
-// links with any other value, and the links in except. If it fails for one link, it goes on with the next.
+// Replace changes a parameter from the value have to the value want, for each link and for "default". It skips links
+// with any other value, and the links in except. If it fails for one link, it continues with the next, and returns all
+// errors.
 func Replace(family, name, have, want string, except ...string) error {
 	values, err := Links(family, name)
 	for link, value := range values {

@@ -31,16 +31,16 @@ type leaseCall struct {
 	request *Lease
 	client  lease.Client
 	dir     *lease.Store
-	lock    *lease.LockedRecord // the lock of the lease's record, unless released
+	lock    *lease.LockedRecord // the locked record of the lease; nil after unlock
 	rec     *lease.Record
-	// unconfirmed means that no server answered, and the pod uses its last lease again. The keeper then asks servers
-	// to confirm the lease.
+	// unconfirmed means that no server answered, and the pod uses its last lease again. tombolod then asks servers to
+	// confirm the lease.
 	unconfirmed bool
 }
 
-// prepareLease checks the lease's configuration before anything is changed, and chooses a MAC if the pod requests
-// none. It also fills in the attachment's record. While this Add waits for a DHCP server, other calls restore the
-// pod's guard from that record.
+// prepareLease checks the lease's configuration before anything is changed. It chooses a MAC if the pod requests none,
+// and opens the directory of leases. It also stores the MAC and the kind of guard (anti-spoofing rules) in the
+// attachment's record. While this Add waits for a DHCP server, other calls restore the guard from that record.
 func (a *addCall) prepareLease() (*leaseCall, error) {
 	l := &leaseCall{request: a.pod.Lease, client: lease.ClientOf(&a.pod.Lease.Client)}
 	switch len(a.pod.MAC) {
@@ -79,8 +79,8 @@ func (a *addCall) prepareLease() (*leaseCall, error) {
 	return l, nil
 }
 
-// openLeases opens the directory of lease records. request is nil if no lease is requested. If a lease is requested
-// and no keeper runs that would renew it, openLeases returns an error.
+// openLeases opens the directory of lease records. request is nil if no lease is requested. If request requires a
+// keeper (tombolod), which renews leases, and none runs, openLeases returns an error.
 func (n *Node) openLeases(request *Lease) (*lease.Store, error) {
 	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {
@@ -97,8 +97,9 @@ func (n *Node) openLeases(request *Lease) (*lease.Store, error) {
 	return dir, nil
 }
 
-// obtain gets the addresses that a pod receives through its link: a lease, and addresses from router advertisements.
-// The link is up already. A server may be slow, so obtain gives up the state's lock while it waits for a lease.
+// obtain gets the addresses that a pod receives through its link, which is already up: a lease, and addresses from
+// router advertisements. Then it updates the record, the port and the pod for these addresses. A server may be slow, so
+// obtain releases the state directory's lock while it waits for a lease.
 func (a *addCall) obtain(ctx context.Context) error {
 	solicitation, err := a.solicit(ctx)
 	if err != nil || solicitation == nil && a.leasing == nil {
@@ -142,7 +143,8 @@ func (a *addCall) obtain(ctx context.Context) error {
 	return a.node.reportStep("ipam")
 }
 
-// applyLease completes the lease's record with the other addresses of the pod, and configures the pod for its lease.
+// applyLease adds the IPv6 addresses that the pod formed to the lease's record in memory, and configures the pod for
+// its lease. It returns an error if another machine or pod has one of the addresses.
 func (a *addCall) applyLease(ctx context.Context) error {
 	rec := a.leasing.rec
 	if formed := a.assigned.addresses[1:]; len(formed) > 0 {
@@ -165,8 +167,8 @@ func (a *addCall) applyLease(ctx context.Context) error {
 	return explainRoute(configureLease(ctx, a.pod.NetNS, rec, a.link))
 }
 
-// recordLease writes the lease's record before the client sends a packet. So even after a kill, the keeper and
-// Collect know that a lease may exist.
+// recordLease writes the lease's record before the client sends a packet. So even after a kill, tombolod and Collect
+// know that a lease may exist. If the Add fails, it removes the record.
 func (a *addCall) recordLease(context.Context) error {
 	l := a.leasing
 	if l == nil {
@@ -317,7 +319,8 @@ func (a *addCall) refuse(ctx context.Context, link int, had *dhcpc.Lease) func(l
 	}
 }
 
-// newLeaseAssignment returns the addresses, routes and DNS that a pod gets from its lease.
+// newLeaseAssignment returns the addresses, routes and DNS that a pod gets from its lease, and appends the routes in
+// more.
 func newLeaseAssignment(rec *lease.Record, more []route.Route) assignment {
 	got := rec.Lease
 	address := ipam.Address{Prefix: got.Address, Gateway: rec.Policy.Router(got)}
@@ -354,9 +357,9 @@ func (l *leaseCall) commit(ctx context.Context, s *session) error {
 // and last the record is written in its final form. So after a kill, the next process completes the change, and a Del
 // looks for the elements of all addresses.
 
-// Follow updates an attachment to its lease, if the lease now has other addresses than the attachment's record, or
-// has ended. It returns the addresses before and after. If the attachment does not exist or has no lease, Follow does
-// nothing and returns nil.
+// Follow adapts an attachment to its lease, if the lease has ended or now has other addresses than the attachment's
+// record. It changes the record, the pod's firewall elements and the port's alias. It returns the addresses before and
+// after. If the attachment does not exist or has no lease, Follow does nothing and returns nil.
 func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _ error) {
 	if err := key.check(); err != nil {
 		return nil, nil, err
@@ -407,8 +410,8 @@ func loadNewerLease(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Re
 	return a, rec, stateError(err)
 }
 
-// newerLease returns the record of an attachment's lease if the lease has other addresses than the attachment's record.
-// Otherwise it returns nil.
+// newerLease returns the record of an attachment's lease if the lease has other addresses than the attachment's record,
+// or has ended. It returns nil if they agree, if the Add is not complete, or if the lease belongs to another namespace.
 func newerLease(a *state.Attachment) (*lease.Record, error) {
 	if a.State != state.Ready || a.IPAMType != endpoint.Leased {
 		return nil, nil
@@ -435,9 +438,9 @@ func isNewer(a *state.Attachment, rec *lease.Record) bool {
 	return a.Moving || len(have) != len(want) || slices.ContainsFunc(want, isMissing)
 }
 
-// leasedAddresses returns the addresses that an attachment has according to the record of its lease, with the IPv6
-// addresses that the pod has formed. If the lease has ended, there is no IPv4 address, since another machine may have
-// the last one.
+// leasedAddresses returns the addresses that an attachment has according to the record of its lease. These are the IPv4
+// address, an address by DHCPv6, and the IPv6 addresses that the pod has formed. If the lease has ended, the IPv4
+// address is left out, since another machine may have it.
 func leasedAddresses(a *state.Attachment, rec *lease.Record) []ipam.Address {
 	var list []ipam.Address
 	if rec.State == lease.Bound {
@@ -472,15 +475,16 @@ func formedAddresses(a *state.Attachment) []ipam.Address {
 	})
 }
 
-// withLease returns an attachment updated to its lease.
+// withLease returns a copy of an attachment's record with the addresses of its lease.
 func withLease(a *state.Attachment, rec *lease.Record) *state.Attachment {
 	next := *a
 	next.Addresses, next.Moving = leasedAddresses(a, rec), false
 	return &next
 }
 
-// follow updates an attachment to its lease, under the exclusive lock. It may be repeated from any point. If the
-// network is gone, nw is nil, and the firewall has nothing to update.
+// follow adapts an attachment's record, firewall elements, conntrack entries and alias to its lease. The caller holds
+// the exclusive lock. It may be repeated from any point. If the network has no record, nw is nil, and follow leaves the
+// firewall alone.
 func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Network, rec *lease.Record) error {
 	next := withLease(a, rec)
 	dropped := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
@@ -509,9 +513,9 @@ func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Net
 	return nil
 }
 
-// moveElements replaces the pod's elements in the firewall by those for its new addresses. The present elements may
-// belong to any of the previous addresses, or to none. In any case the pod has all its elements after the first
-// transaction.
+// moveElements replaces the pod's elements in the firewall's sets by elements for its new addresses. The present
+// elements may belong to any of the previous addresses, or to none. In any case the pod has all its elements after the
+// first transaction.
 func (s *session) moveElements(ctx context.Context, next *state.Attachment, nw *state.Network,
 	dropped []ipam.Address) error {
 	if nw == nil {

@@ -43,7 +43,7 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 	return made, err
 }
 
-// tryAdd tries once to add the pod. It has released all locks when it returns.
+// tryAdd tries once to add the pod, and undoes its steps on an error. It has released all locks when it returns.
 func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	hash := pod.key(nw).hash()
 	a := &addCall{entry: entry{node: n, hash: hash, getsMore: pod.Lease != nil || nw.SLAAC}, nw: nw, pod: pod,
@@ -102,7 +102,7 @@ type addCall struct {
 	pod *Pod
 	rec *state.Attachment // the attachment's record, as derived so far
 
-	leasing *leaseCall      // nil unless the address comes by DHCP
+	leasing *leaseCall      // nil unless the IPv4 address comes by DHCP
 	metrics metrics         // metrics of the pod's default routes
 	limits  bandwidth.Shape // the pod's limits as enforced by the kernel
 
@@ -171,7 +171,7 @@ func (a *addCall) ready(ctx context.Context) (err error) {
 	return a.refuseTaken(ctx)
 }
 
-// addElements adds the pod's elements to the firewall's sets.
+// addElements records the pod's limits, and adds the pod's elements to the firewall's sets.
 func (a *addCall) addElements(ctx context.Context) error {
 	setLimits(a.rec, a.limits)
 	return a.add(ctx, a.rec, a.required)
@@ -181,7 +181,8 @@ func (a *addCall) flushStale(ctx context.Context) error {
 	return flushStale(ctx, a.s.Links, a.rec)
 }
 
-// commit waits until the port forwards, and writes the complete records of the lease and the attachment.
+// commit waits until the port forwards, and writes the complete records of the lease and the attachment. If another
+// call has deleted the attachment's record, it returns an error.
 func (a *addCall) commit(ctx context.Context) error {
 	if err := a.s.Links.Wait(ctx, a.rec.HostIf); err != nil {
 		return err
@@ -205,9 +206,9 @@ func (a *addCall) commit(ctx context.Context) error {
 	return stateError(err)
 }
 
-// publishWithheld publishes the pod's withheld ports. They belonged to another attachment of the container, and a Del
-// of that attachment may have come too early to pass them on. If the container seems to have other attachments,
-// publishWithheld first calls linkSiblings.
+// publishWithheld publishes host ports that the record marks as withheld (see withholdsPorts). Another attachment of
+// the container had them. Its Del may have come too early to pass them on. If the container seems to have other
+// attachments, publishWithheld first calls linkSiblings.
 func (a *addCall) publishWithheld(ctx context.Context) error {
 	rec := a.rec
 
@@ -317,10 +318,10 @@ func (a *addCall) writeRecord() error {
 	return nil
 }
 
-// takeRemainsDown deletes the objects that a killed ADD of the same attachment left, and its record. Such a record is
-// neither locked nor complete. takeRemainsDown also cleans up after a pod that died without a DEL, whose port was
-// deleted with its namespace. Some runtimes reuse the ID for the next container without a DEL. For any other record,
-// the error matches ErrExists.
+// takeRemainsDown deletes the record and the objects that a killed ADD of the same attachment left. Such a record is
+// neither locked nor complete. It also deletes those of a pod that died without a DEL, whose port was deleted with its
+// namespace. Some runtimes then reuse the ID for the next container. If there is no record, it does nothing. For any
+// other record, the error matches ErrExists.
 func (a *addCall) takeRemainsDown(ctx context.Context) error {
 	lock, err := a.s.Dir.LockAttachment(a.nw.Name, a.hash)
 	switch {
@@ -427,7 +428,7 @@ func (a *addCall) derive(context.Context) error {
 }
 
 // limitEgress sets the pod's egress policy in its record, and the name servers that the policies permit. A pod with a
-// policy gets at least GuardAddresses.
+// policy gets at least the guard nft.GuardAddresses.
 func (a *addCall) limitEgress() {
 	resolvers := a.pod.Resolvers
 	if from, ok := a.nw.Allocator.(interface{ Resolvers() []netip.Addr }); ok {
@@ -448,7 +449,8 @@ func (a *addCall) limitEgress() {
 	}
 }
 
-// newRequirement returns the network as the configuration requests it, without the needs of a pod.
+// newRequirement returns the network that the configuration requests, without additions for the addresses of a pod.
+// hash identifies the attachment.
 func newRequirement(nw *Network, hash string, mark uint32) *requirement {
 	w := &requirement{
 		Record: state.Network{
@@ -466,7 +468,8 @@ func newRequirement(nw *Network, hash string, mark uint32) *requirement {
 	return w
 }
 
-// portOnBridge returns the requested port, with the properties that depend on the network as it was built.
+// portOnBridge returns the requested port, with the bridge's index, the MTU and other values of the network as it was
+// built.
 func (a *addCall) portOnBridge() bridge.Port {
 	port, b := a.port, a.site
 	port.BridgeIndex, port.MTU = b.bridge.Index, b.rec.MTU

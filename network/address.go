@@ -30,8 +30,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// ipamNode returns the facts about the node that a network's allocator needs. own and hash are the owner and the hash
-// of the attachment that the allocator works on. They are empty if it works on all attachments.
+// ipamNode returns the facts about the node that a network's IPAM allocator needs. own and hash are the owner and the
+// hash of the attachment that the allocator works on. They are empty if it works on all attachments.
 func (s *session) ipamNode(network string, own ipam.Owner, hash string) ipam.Node {
 	return ipam.Node{
 		Epoch: ipam.Epoch{Token: s.Epoch.Token(), Started: s.Dir.Begun(s.Epoch)},
@@ -50,8 +50,8 @@ func (s *session) ipamNode(network string, own ipam.Owner, hash string) ipam.Nod
 	}
 }
 
-// bindAllocator returns the allocator with the facts about its node. If the allocator is slow, bindAllocator releases
-// the state's lock.
+// bindAllocator returns the allocator with the facts about its node (ipamNode). If the allocator is slow, bindAllocator
+// releases the state directory's lock.
 func (s *session) bindAllocator(a ipam.Allocator, network string, own ipam.Owner, hash string) ipam.Allocator {
 	if a.Slow() {
 		s.leave()
@@ -81,7 +81,7 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 // This happens if the container is started again with that plugin, which does not know our records.
 func (t *teardown) reservedAgain(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec.DataDir == "" {
-		return nil // the directory is one of ours
+		return nil // the directory is our own, which that plugin does not use
 	}
 
 	written, err := t.Session.Dir.Written(t.Network, r.hash)
@@ -133,15 +133,15 @@ func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr 
 	return slices.Clone(t.Known.Addresses())
 }
 
-// release releases the addresses to the allocator that the record names, since the network may have another one now.
-// For a slow allocator, it first releases the state's lock.
+// release returns the addresses, except r.stillReserved, to the allocator that the record names, since the network may
+// have another one now. It leaves leases alone. For a slow allocator, it first releases the state directory's lock.
 func (t *teardown) release(ctx context.Context, r *remains) error {
 	if r.rec != nil && r.rec.IPAMType == endpoint.Leased || r.rec == nil && t.Known.Leased {
-		return nil // the lease was released before the link was deleted
+		return nil // takeDown released the lease before it deleted the link
 	}
 
 	if r.owner.ContainerID == "" {
-		return nil // its full name is unknown, so no allocator can find it
+		return nil // the container's full ID is unknown, so no allocator can find it
 	}
 
 	var origin *Origin
@@ -164,9 +164,9 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 	return allocator.Del(ctx, r.owner, addresses)
 }
 
-// removeElements deletes the attachment's elements from the firewall's sets. If the pod is guarded, or may be,
-// removeElements first sets its port down. Without this, the pod could send anything until the port is gone. If the
-// port cannot be set down, the elements stay.
+// removeElements deletes the attachment's elements from the firewall's sets. It first sets the port down if the pod has
+// a guard (anti-spoofing rules), or may have one. Without this, the pod could send anything until the port is gone. If
+// the port cannot be set down, the elements stay.
 func removeElements(ctx context.Context, s *session, r *remains) error {
 	var err error
 	if !isKnown(r.rec) || r.rec.Guard != "" {
@@ -178,8 +178,9 @@ func removeElements(ctx context.Context, s *session, r *remains) error {
 	return errors.Join(err, s.removeElements(ctx, r.hash, r.rec))
 }
 
-// allocate gets the addresses of a pod that does not lease them. An allocator that asks another program may be slow, so
-// allocate gives up the state's lock while it waits.
+// allocate gets the addresses of a pod that does not lease them: from the network's allocator or, if there is none,
+// from the request. An allocator that asks another program may be slow, so allocate releases the state directory's lock
+// while it waits.
 func (a *addCall) allocate(ctx context.Context) (err error) {
 	if a.leasing != nil {
 		return nil
@@ -243,11 +244,11 @@ func newAssignment(addresses []ipam.Address, routes []route.Route) (assignment, 
 	return g, nil
 }
 
-// leasePart is the part of a pod with its DHCP lease. The lease's record is in a separate directory that outlasts the
-// node's state. The keeper renews the lease.
+// leasePart implements podPart for the DHCP lease of an attachment. The lease's record is in a separate directory that
+// outlasts the node's state. tombolod renews the lease.
 type leasePart struct{}
 
-// mend updates an attachment to its lease. If the server has assigned another address since the Add, the keeper has
+// mend adapts an attachment to its lease. If the server has assigned another address since the Add, tombolod has
 // changed the address inside the pod. mend then changes everything outside the pod that depends on the address.
 func (leasePart) mend(ctx context.Context, p *podSite) error {
 	rec, err := newerLease(p.Attachment)
@@ -260,7 +261,8 @@ func (leasePart) mend(ctx context.Context, p *podSite) error {
 	return nil // A Del that holds the record removes the elements by the present record.
 }
 
-// configureLease configures the pod for its lease.
+// configureLease adds the lease's addresses and routes to the pod's interface. It also sets the interface's MTU if the
+// lease has a smaller one.
 func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link *bridge.Attachment) error {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
 	if err != nil {
@@ -296,8 +298,8 @@ func lockLease(ctx context.Context, a *state.Attachment) (*lease.LockedRecord, e
 	return dir.Lock(ctx, a.Hash())
 }
 
-// look compares an attachment with the record of its lease. For a lease that has ended or failed, it recommends no
-// repair, since that is the keeper's task.
+// look compares an attachment with the record of its lease, and adds the differences to p.found. For a lease that has
+// ended or failed, it recommends no repair, since tombolod has to renew it.
 func (leasePart) look(_ context.Context, p *podSite) error {
 	if p.IPAMType != endpoint.Leased {
 		return nil
@@ -358,8 +360,8 @@ func leasesOf(s *session, network string) ([]*lease.Record, error) {
 }
 
 // leaseDir returns the directory with the record of an attachment's lease, or "" if the attachment has no lease. It
-// uses the directory in rec. If rec is nil or contains no directory, it uses the session's directory, provided that
-// the caller passed Known.Leased.
+// uses the directory in rec. Without a record or a directory in it, it returns the session's directory if the caller
+// passed Known.Leased.
 func (t *teardown) leaseDir(rec *state.Attachment) string {
 	switch {
 	case rec != nil && rec.IPAMType == endpoint.Leased && filepath.IsAbs(rec.DataDir):
@@ -386,8 +388,9 @@ func (p *podSite) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	}
 }
 
-// awaitKeeper reads the record of a lease again and again, until the function done returns true or an error, or until
-// ctx ends. It returns the last record that it read. The caller must not hold the state's lock.
+// awaitKeeper waits for tombolod, which writes the record of a lease. It reads the record again and again until the
+// function done returns true or an error, or until ctx ends. It returns the last record that it read. The caller must
+// not hold the state directory's lock.
 func awaitKeeper(ctx context.Context, path, hash string,
 	done func(*lease.Record) (bool, error)) (rec *lease.Record, _ error) {
 	leases, err := lease.Open(path)
@@ -407,9 +410,9 @@ func awaitKeeper(ctx context.Context, path, hash string,
 	return rec, err
 }
 
-// awaitDHCPv6 waits until the keeper has got a pod's DHCPv6 address, or its DNS alone if made.informs is set. It adds
-// the address and DNS to the result of Add. If there is no address, it deletes the attachment and returns an error. A
-// lack of DNS is no error.
+// awaitDHCPv6 waits until tombolod has got a pod's DHCPv6 address, or only its DNS if made.informs is set. It adds the
+// address and DNS to made, the result of Add. If no address comes in time, it deletes the attachment and returns an
+// error. A lack of DNS is no error.
 func (n *Node) awaitDHCPv6(ctx context.Context, pod *Pod, made *Attachment) (*Attachment, error) {
 	limit := cmp.Or(pod.Lease.Client.Timeout, dhcpc.DefaultTimeout)
 	waiting, cancel := context.WithTimeout(ctx, limit)
@@ -427,8 +430,8 @@ func (n *Node) awaitDHCPv6(ctx context.Context, pod *Pod, made *Attachment) (*At
 	return made, nil
 }
 
-// awaitAddress6 waits until the keeper has leased an IPv6 address for a pod, and the attachment's record contains the
-// address. By then the pod and the firewall have it too.
+// awaitAddress6 waits until tombolod has leased an IPv6 address for a pod, and the attachment's record contains the
+// address. By then the pod and the firewall have the address too. awaitAddress6 adds the address and its DNS to made.
 func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
 	rec, err := awaitKeeper(ctx, n.cfg.LeaseDir, made.rec.Hash(), func(rec *lease.Record) (bool, error) {
 		own := rec.Leased6()
@@ -466,11 +469,12 @@ func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
 	return nil
 }
 
-// dnsWait limits how long an ADD waits for DNS by DHCPv6. The keeper asks a server three times in this time. The ADD
+// dnsWait limits how long an ADD waits for DNS by DHCPv6. tombolod asks a server three times in this time. The ADD
 // succeeds without an answer too.
 const dnsWait = 4 * time.Second
 
-// awaitDNS waits, for at most dnsWait, until the keeper has got a pod's DNS configuration, and adds it to the result.
+// awaitDNS waits, for at most dnsWait, until tombolod has got a pod's DNS configuration, and adds it to made. If none
+// comes, it only logs a warning.
 func (n *Node) awaitDNS(ctx context.Context, made *Attachment) {
 	ctx, cancel := context.WithTimeout(ctx, dnsWait)
 	defer cancel()
@@ -515,7 +519,8 @@ func (a *addCall) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 	return a.s.Links.Solicit(ctx, a.pod.NetNS, a.port)
 }
 
-// unconfirmed reports whether no DHCP server answered. In that case the ADD does not wait for a router either.
+// unconfirmed reports whether no DHCP server answered and the pod uses its last lease again. In that case the ADD does
+// not wait for a router either.
 func (a *addCall) unconfirmed() bool { return a.leasing != nil && a.leasing.unconfirmed }
 
 // awaitAdvertised waits until the pod has formed an address from a router advertisement. It adds the address, the

@@ -23,11 +23,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// bridgePart is the part with the network's bridge. On another program's bridge, it sets only the properties that the
-// configuration requests.
+// bridgePart implements part for the network's bridge. On another program's bridge, it sets only the properties that
+// the configuration requests.
 type bridgePart struct{}
 
-// requestedBridge returns the bridge as requested by the network.
+// requestedBridge returns the bridge with the properties that the network's record requests.
 func (n *site) requestedBridge() bridge.Bridge {
 	mtu := n.rec.MTU
 	if n.rec.Uplink != "" {
@@ -200,7 +200,7 @@ func describeRename(before, name string) string {
 
 const ipv6MTU = 1280 // RFC 8200, section 5
 
-// choice holds the values chosen for settings that a network leaves open.
+// choice holds the MTU, promiscuous mode and NFCall chosen for a network that leaves them open.
 type choice struct {
 	mtu                 int
 	promiscuous, nfCall *bool
@@ -255,8 +255,8 @@ func chooseBridge(ctx context.Context, s *session, w *requirement) (choice, erro
 	return chosen, err
 }
 
-// leaveBridge removes the network from its previous bridge and uplink, if the configuration now names other ones.
-// refuseConflicts has checked that no pod loses its bridge.
+// leaveBridge removes the network from its previous bridge and uplink, if the configuration now names other ones. It
+// deletes the previous bridge if nothing else uses it. refuseConflicts has checked that no pod loses its bridge.
 func leaveBridge(ctx context.Context, s *session, w *requirement) error {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != s.Epoch.Token() {
@@ -280,8 +280,8 @@ func leaveBridge(ctx context.Context, s *session, w *requirement) error {
 const maxLearned = 16384
 
 // learnedLimit returns the limit of learned MACs to set on an existing bridge, or 0 to leave the limit unchanged.
-// Another program's bridge keeps its limit, and so does a bridge of ours if an operator has set a limit. A bridge
-// whose creation was interrupted has no alias yet.
+// Another program's bridge keeps its limit, and so does a bridge of ours if an operator has set a limit. A bridge whose
+// creation was interrupted counts as ours, although it has no alias yet.
 func learnedLimit(l *bridge.Link) uint32 {
 	if l.Alias != endpoint.BridgeAlias && !l.Unfinished() || l.Bridge == nil || l.Bridge.MaxLearned == nil ||
 		*l.Bridge.MaxLearned != 0 {
@@ -290,8 +290,8 @@ func learnedLimit(l *bridge.Link) uint32 {
 	return maxLearned
 }
 
-// bridgeMAC returns the MAC of a new bridge. The MAC stays the same within one epoch of the node. If a bridge that is
-// created again had a new MAC, pods would send to the old one for half a minute.
+// bridgeMAC returns the MAC of a new bridge. It depends only on the bridge's name and the epoch, which usually changes
+// only with a boot. If a bridge that is created again had a new MAC, pods would send to the old one for half a minute.
 func bridgeMAC(epoch, name string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte(epoch + " " + name))
 	sum[0] = sum[0]&^1 | 2 // unicast, locally administered
@@ -309,8 +309,8 @@ func defaultVLAN(br *bridge.Link) (m vlan.Membership) {
 }
 
 // eachInDefaultVLAN calls the function do for the links that a network without a VLAN setting needs in the default
-// VLAN. These are the bridge, if the network has a gateway or an uplink, and the uplink if it is a port. The links may
-// be in other VLANs too.
+// VLAN. If the network has a gateway or an uplink, these are the bridge itself and, if it is a port of the bridge, the
+// uplink. The links may be in other VLANs too.
 func (n *site) eachInDefaultVLAN(ctx context.Context, do func(index int, name string, m vlan.Membership) error) error {
 	m := defaultVLAN(n.bridge)
 	if m.IsZero() || len(n.rec.Gateways) == 0 && n.rec.Uplink == "" {
@@ -347,7 +347,7 @@ func taggedVLANs(rec *state.Network) vlan.Ranges {
 	return m.Trunk
 }
 
-// vlanPart is the part with the host's link in the network's VLAN, and with the uplink's membership in the network's
+// vlanPart implements part for the host's link in the network's VLAN, and for the uplink's membership in the network's
 // VLANs.
 type vlanPart struct{}
 

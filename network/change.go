@@ -59,8 +59,8 @@ type Change struct {
 // Change returns a Change for an existing attachment.
 func (n *Node) Change(key Key) Change { return Change{n, key} }
 
-// do locks the attachment's record. It then calls its argument, also named do, with the record and with a copy that
-// the function may change.
+// do locks the attachment's record, and takes the state directory's lock, shared. It then calls its argument, also
+// named do, with the record and with a copy that the function may change and write.
 func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attachment) error) error {
 	n := c.node
 	if _, err := n.loadAttachment(c.key); err != nil {
@@ -86,8 +86,9 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 	return do(s, a, &next)
 }
 
-// Tuned tells the Node that another program gives a pod's interface a new MAC, or a new MTU in bytes. A nil mac and
-// an mtu of 0 mean that the value is unchanged. Tuned records the values, and updates the guard and the port.
+// Tuned tells the Node that another program gives a pod's interface a new MAC, or a new MTU in bytes. A nil mac and an
+// mtu of 0 mean that the value is unchanged. Tuned records the values, updates the pod's guard (anti-spoofing rules),
+// and raises the port's MTU if necessary.
 //
 // The error matches ErrInvalid if the MAC identifies the pod to a DHCP server or on its LAN. It matches ErrConflict
 // if another machine on the LAN has the MAC (see RefuseMAC), and ErrNotAttached if there is no complete attachment.
@@ -157,8 +158,8 @@ func (s *session) refuseNewMAC(ctx context.Context, a *state.Attachment, mac net
 	return n.refuseMAC(ctx, mac, endpoint.Addresses(a)...)
 }
 
-// Check compares an attachment's record with the arguments of Publish and Limit. A nil argument is not compared.
-// Node.Check compares the kernel with the record. If there is no complete attachment, the error matches
+// Check compares an attachment's record with the arguments of Publish and Limit. It does not compare a nil argument,
+// and does not look at the kernel: see Node.Check. If there is no complete attachment, the error matches
 // ErrNotAttached.
 func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth.Shape) ([]tombolo.Difference, error) {
 	a, err := c.node.loadAttachment(c.key)
@@ -276,7 +277,7 @@ func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 	return err
 }
 
-// moveLease writes the new namespace into the record of an attachment's lease, so that the keeper checks all
+// moveLease writes the new namespace into the record of an attachment's lease, if it has one. tombolod then checks all
 // addresses and routes of the interface there.
 func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uint64) error {
 	if a.IPAMType != endpoint.Leased {
@@ -297,7 +298,8 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 	return lock.Create(rec)
 }
 
-// settles limits how long after its Add a pod is expected to get a default route. It may never get one.
+// settles is how long after its Add a pod is expected to get a default route. After that, findArrival no longer waits
+// for the route, since the pod may never get one.
 const settles = 10 * time.Second
 
 // findArrival returns the cookie of the namespace at path if the pod's interface is up there, with a default route if

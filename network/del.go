@@ -132,7 +132,7 @@ type remains struct {
 	rec           *state.Attachment // nil if it has no record
 	isUnreadable  bool              // its record could not be read
 	addresses     []netip.Addr      // nil if unknown
-	stillReserved []netip.Addr      // addresses among them that stay reserved
+	stillReserved []netip.Addr      // the addresses of this list that release must keep reserved
 	leaseDir      string            // the directory with its lease; empty if it has none
 	// These come from the kernel. portName is the port's name, and network the network in the port's alias.
 	// elementNetwork is the network in the comments of the attachment's elements. ifb is the link that shapes the
@@ -189,9 +189,9 @@ func (t *teardown) remove(ctx context.Context, owner ipam.Owner, hash string) er
 	return closeLoopbackAfter(ctx, t.Session, t.Known, r.rec)
 }
 
-// lock takes the lock of an attachment's record. Another call that holds the lock of a complete attachment mostly
-// writes a new record. For example, a Del passes a host port on. lock waits for that call to end, because its changes
-// must be removed or passed on too.
+// lock locks an attachment's record. If another call has locked the record of a complete attachment, lock waits up to
+// writeEnds for its end. That call mostly writes a new record, for example to pass a host port on, and its changes must
+// be removed too. If the record is still locked, the error matches state.ErrBusy.
 func (t *teardown) lock(ctx context.Context, hash string) (*state.AttachmentLock, error) {
 	dir := t.Session.Dir
 	lock, err := dir.LockAttachment(t.Network, hash)
@@ -243,12 +243,13 @@ func (t *teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string
 	return r
 }
 
-// takeDown removes an attachment. It runs every step, even after a failed one. It releases the address after the link
-// and the elements are gone. It deletes the guard's elements when no frame can pass the port any more. It deletes the
-// record last, and only if all steps succeeded, because a later Del or Collect finds the rest by the record.
+// takeDown removes an attachment: lease, firewall elements, links, addresses and record. It runs every step, even after
+// a failed one. It deletes the elements of the guard (anti-spoofing rules) when no frame can pass the port any more. It
+// releases addresses after the link and the elements are gone. It deletes the record last, and only if all steps
+// succeeded, because a later Del or Collect finds the rest by the record.
 //
-// The caller holds the record's lock, if there is a record, and no other lock. takeDown takes the other locks in
-// their order. It waits for no disk or plugin while it holds the state's lock.
+// The caller holds the record's lock, if there is a record, and no other lock. takeDown takes the other locks in their
+// order. It waits for no disk or plugin while it holds the state directory's lock.
 func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	s := t.Session
 	var leaseErr error
@@ -299,7 +300,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	return t.forget(ctx, r.hash)
 }
 
-// forget takes the state's lock, shared, deletes an attachment's record, and releases the lock.
+// forget deletes an attachment's record. It takes the state directory's lock, shared, and releases it afterwards.
 func (t *teardown) forget(ctx context.Context, hash string) error {
 	if err := t.Session.enter(ctx); err != nil {
 		return err
@@ -313,7 +314,7 @@ func (t *teardown) forget(ctx context.Context, hash string) error {
 const collectWait = 10 * time.Second
 
 // collectExcept removes all attachments of the network that are not in keep. It returns the keys of those that had a
-// record.
+// record. It also releases reservations without an attachment, and turns route_localnet off where no pod needs it.
 func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _ error) {
 	began := time.Now()
 	valid := map[string]bool{}
@@ -384,7 +385,8 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 	return t.takeDown(ctx, &now)
 }
 
-// inventory holds the attachments of one network, or of all networks, by hash (ident.Hash).
+// inventory holds all that a node has of the attachments of one network, or of all networks: records and kernel
+// objects. The key of all is ident.Hash.
 type inventory struct {
 	all    map[string]*remains
 	others []string // descriptions of other programs' elements

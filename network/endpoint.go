@@ -15,10 +15,10 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// endpointPart is the part of a pod with its elements in the sets of our tables. They serve its guard, its host ports,
-// its masquerading, and frames from the LAN. The guard's elements are added before the port is created, and deleted
-// after the port. In any other order, a process in the pod's namespace could send unguarded frames as soon as the
-// interface appears, or until it is gone.
+// endpointPart implements podPart for a pod's elements in the nf_tables sets of our tables. They serve its guard
+// (anti-spoofing rules), its host ports, its masquerading, and frames from the LAN. The guard's elements are added
+// before the port is created, and deleted after the port. In any other order, a process in the pod's namespace could
+// send unguarded frames as soon as the interface appears, or until it is gone.
 type endpointPart struct{}
 
 func (endpointPart) look(ctx context.Context, p *podSite) error {
@@ -31,12 +31,12 @@ func (endpointPart) mend(ctx context.Context, p *podSite) error {
 	return p.s.Firewall.Replace(ctx, endpoint.In(p.Attachment, p.nw))
 }
 
-// entry adds a pod to the firewall's sets, and holds the state of that work.
+// entry adds a pod's elements to the firewall's sets, and holds the state of that work.
 type entry struct {
 	node       *Node
 	s          *session
 	hash       string
-	network    *state.Network // nil during the Add, whose record has the network's present settings
+	network    *state.Network // the network's record; nil during an Add, because the attachment's record has the present settings then
 	getsMore   bool           // the pod gets more addresses after its port is created
 	pending    *state.Pending // the pod's record, during the Add
 	attached   bool           // the pod's port exists on the bridge
@@ -44,10 +44,10 @@ type entry struct {
 	undo       undoSteps
 
 	guard     *nft.Endpoint // the guard's elements, added before its port existed; nil if none
-	requested nft.Endpoint  // the pod's last endpoint
+	requested nft.Endpoint  // the elements that the pod's record last asked for
 }
 
-// endpoint returns the firewall's endpoint for the pod's record.
+// endpoint returns the elements that the pod's record asks for, in the form of package nft.
 func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
 	if e.network != nil {
 		return endpoint.In(rec, e.network)
@@ -93,8 +93,9 @@ func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, required
 	return nil
 }
 
-// add adds the pod's elements to the firewall's sets, except for the elements of guardBefore. It sets Withheld in the
-// record for ports that another attachment of the container has already. required is nil if the Add is complete.
+// add adds the pod's elements to the firewall's sets, unless guardBefore has added them. If another attachment of the
+// container has a host port, add sets Withheld for this port in the record. required describes the network, to restore
+// missing sets; it is nil outside an Add.
 func (e *entry) add(ctx context.Context, rec *state.Attachment, required *requirement) error {
 	ep := e.endpoint(rec)
 	if e.guard == nil {
@@ -125,9 +126,9 @@ func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) 
 	return fmt.Errorf("another pod of this node has it: %w", owner)
 }
 
-// enter calls add to add the pod's endpoint. If an element conflicts with the remains of a pod that is gone, enter
-// deletes these and calls add again. If another attachment of the container has a host port, enter withholds the port
-// and calls add again.
+// enter calls add, a function that adds the pod's elements. If an element conflicts with the remains of a pod that is
+// gone, enter deletes these and calls add again. If another attachment of the container has a host port, enter
+// withholds the port and calls add again.
 func (e *entry) enter(ctx context.Context, rec *state.Attachment, required *requirement, add func() error) error {
 	if err := refuseDeleted(e.pending); err != nil {
 		return err
@@ -185,8 +186,8 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, required *requ
 }
 
 // isStale reports whether the owner of a conflicting element is gone. Such an owner has no port, and no record of an
-// Add that may be about to create one. An element of this attachment itself is stale too, since a killed Add has left
-// it.
+// Add that may be about to create one. The result is also true if the owner is this attachment itself, since then a
+// killed Add has left the element.
 func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool, error) {
 	hash := string(conflict.Owner)
 	if hash == "" || hash == e.hash {
@@ -311,14 +312,14 @@ func describe(rec *state.Attachment) string {
 	return "pod " + rec.Pod + " (container " + id + ")"
 }
 
-// isKnown reports whether an attachment's record lists all its elements in the firewall's sets. The record may be
+// isKnown reports whether an attachment's record lists all its elements in the firewall's sets. It returns false for
 // nil.
 func isKnown(rec *state.Attachment) bool {
 	return rec != nil && rec.State == state.Ready && !rec.Moving
 }
 
 // removeElements removes an attachment from the firewall's sets, by the keys in its record. If the record does not
-// contain all keys, or if that fails, removeElements searches for the elements by their owner.
+// contain all keys, or the deletion by key fails, removeElements searches for the elements by their owner.
 func (s *session) removeElements(ctx context.Context, hash string, rec *state.Attachment) error {
 	if isKnown(rec) && s.Firewall.Remove(ctx, endpoint.Of(rec)) == nil {
 		return nil

@@ -24,8 +24,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// firewallPart is the part with the network's rules in our own tables. The elements in the tables' sets belong to its
-// pods (endpoint.go).
+// firewallPart implements part for the network's rules in our own nf_tables tables. The elements in the tables' sets
+// belong to the pods (endpoint.go).
 type firewallPart struct{}
 
 func (firewallPart) look(ctx context.Context, n *site) error {
@@ -76,8 +76,8 @@ func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
 	return n.s.Firewall.Prepare(ctx, n.firewallNetwork())
 }
 
-// declareMended adds the elements of the repaired pods to the networks' sets. It then adds a sentinel to each set,
-// which declares that all elements exist again.
+// declareMended adds the elements of the repaired pods to the sets. It then adds a sentinel element to each set, which
+// marks the set as complete. It also writes the facts about the host again (setHost).
 func declareMended(ctx context.Context, s *session, sites ...*site) error {
 	var back []nft.Endpoint // endpoints of all networks, since networks share sets
 	for _, n := range sites {
@@ -200,19 +200,20 @@ func passesFirewall(b *bridge.BridgeState, ipv4 bool) bool {
 	return err == nil && (own || all == "1")
 }
 
-// callsFirewall reports whether the bridge's attributes make bridged packets of both families pass the firewall.
+// callsFirewall reports whether the bridge's attributes make bridged packets of both families pass the firewall, and
+// br_netfilter is loaded.
 func callsFirewall(l *bridge.Link) bool {
 	return l.Bridge != nil && l.Bridge.NFCallIPTables && l.Bridge.NFCallIP6Tables && bridge.ProbeNetfilter() == nil
 }
 
-// hostPart is the part with the facts about the host in the firewall's rules, which all networks share
+// hostPart implements part for the facts about the host in the firewall's rules, which all networks share
 // (nft.Conn.SetHost). Uplinks are the links through which packets of pods leave the host. Service addresses are the
-// addresses of the link kube-ipvs0. kube-proxy in IPVS mode keeps the addresses of all services there. The kernel
-// takes them for the host's own, so host ports without a hostIP must leave them alone.
+// addresses of the link kube-ipvs0. kube-proxy in IPVS mode keeps the addresses of all services there. The kernel takes
+// them for the host's own, so host ports without a hostIP must leave them alone.
 type hostPart struct{}
 
-// look compares the firewall's service addresses with the addresses of the link kube-ipvs0. It does not compare the
-// uplinks, since this takes a list of all links: see lookAtExits.
+// look compares the service addresses in the firewall with the addresses of the link kube-ipvs0. It does not compare
+// the uplinks, since this takes a list of all links: see lookAtExits.
 func (hostPart) look(ctx context.Context, n *site) error {
 	if n.bridge.Index == 0 || n.quick && !slices.ContainsFunc(n.pods(), endpoint.PublishesIPv4) {
 		return nil
@@ -322,7 +323,7 @@ func (s *session) services(ctx context.Context) (list []netip.Addr, _ error) {
 	return slices.Compact(list), err
 }
 
-// admissionPart is the part with our rules in iptables' chain FORWARD, which make the host's own firewall accept the
+// admissionPart implements part for our rules in iptables' chain FORWARD, which make the host's own firewall accept the
 // pods' packets. All networks share these rules.
 type admissionPart struct{}
 
@@ -372,9 +373,10 @@ func refuseObstacles(ctx context.Context, s *session, rec *state.Network, gatewa
 	return false, err
 }
 
-// awaitZone waits, for at most 8 s, until tombolod has configured firewalld for the network's pods. firewalld takes
-// some 0.1 s for that, and longer with many rules. During the wait, the record lacks the hash of the configuration.
-// So if this ADD fails, the next ADD builds the network again, and waits too.
+// awaitZone waits, for at most 8 s, until tombolod has configured firewalld for the network's pods. If firewalld still
+// stops the packets then, it returns an error. firewalld takes some 0.1 s, and longer with many rules. During the wait,
+// the record lacks the hash of the configuration. So if this ADD fails, the next ADD builds the network again, and
+// waits too.
 func awaitZone(ctx context.Context, s *session, rec *state.Network) error {
 	finished := rec.ConfigHash
 	rec.ConfigHash = ""

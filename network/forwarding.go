@@ -19,8 +19,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// forwardingPart is the part that makes the host forward packets from and to pods. The host forwards no other
-// packets, unless its owner made it a router. The rules that drop other packets belong to firewallPart.
+// forwardingPart implements part for the settings that make the host forward packets from and to pods. The host
+// forwards no other packets, unless its owner made it a router. The rules that drop other packets belong to
+// firewallPart.
 type forwardingPart struct{}
 
 // neededRouting returns the address families that the host must forward for the network. These are the families of
@@ -56,8 +57,8 @@ func (n *site) neededRouting() (r bridge.Routing) {
 	return r
 }
 
-// lookAtForwarding sets n.closed to the families that the host forwards for pods only, now or after a repair that
-// meets needs. It returns the families that the host forwards for pods now.
+// lookAtForwarding sets n.closed to the families that the host forwards only for pods, now or after a repair that meets
+// needs. It returns the families that the host forwards now, at least for pods.
 func (n *site) lookAtForwarding(ctx context.Context, needs bridge.Routing) (pods bridge.Routing, _ error) {
 	pods, router, err := n.s.Links.Forwards(ctx)
 	if err != nil {
@@ -184,7 +185,7 @@ func (n *site) lookAtOthers() {
 func reopen(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil || !forwardingChanged(rec) {
-		return nil // another part reports the damaged record
+		return nil // checkNetwork reports the damaged record
 	}
 
 	if err := s.enterAlone(ctx); err != nil {
@@ -209,9 +210,9 @@ func reopen(ctx context.Context, s *session, name string) error {
 	return stateError(s.Dir.SaveNetwork(rec))
 }
 
-// noteRouters records the links for which the host's owner turned on IPv6 forwarding. It must run before other links
-// forward for pods, since the parameter is only 0 or 1 and does not tell who set it. If a network has turned on
-// forwarding already, noteRouters copies the list from a network's record.
+// noteRouters records the links for which the host's owner turned on IPv6 forwarding. It must run before any other link
+// forwards for pods, since the parameter is only 0 or 1 and does not tell who set it. If a network has already turned
+// on forwarding, noteRouters copies the list from another network's record.
 func (n *site) noteRouters() (err error) {
 	// If "default" is not 1, no network of ours has turned on force_forwarding yet, so each link's value is its
 	// owner's. The kernel never resets "default".
@@ -268,7 +269,7 @@ const (
 	openIfFlushed = "should nf_tables be flushed, the host's 127.0.0.1 would be open to what is behind "
 )
 
-// loopbackPart is the part that makes pods' host ports reachable from the host at 127.0.0.1.
+// loopbackPart implements part for the settings that make pods' host ports reachable from the host at 127.0.0.1.
 //
 // The bridge needs route_localnet for this. With route_localnet the kernel routes packets between 127.0.0.1 and a
 // link, which it otherwise drops as forged. A firewall rule then protects the host's services at 127.0.0.1 from
@@ -297,7 +298,7 @@ func (loopbackPart) look(ctx context.Context, n *site) error {
 		return err
 	})
 	if n.quick {
-		n.needsCompletion = n.needsCompletion || missing // the rest of the network may exist, so complete it
+		n.needsCompletion = n.needsCompletion || missing // the network may lack nothing else, so do not build it anew
 	} else if missing && err == nil {
 		n.found.advise(tombolo.RemedyRepair,
 			"bridge %s: the filter is missing at its ingress that keeps others from the host's 127.0.0.1 should "+
@@ -328,8 +329,8 @@ func (n *site) eachLink(do func(*bridge.Link) error) error {
 	return err
 }
 
-// isOpen reports whether a link has route_localnet and the filter that protects 127.0.0.1 (see loopbackPart). If the
-// record has LoopbackUnfiltered set, route_localnet suffices.
+// isOpen reports whether 127.0.0.1 leads through the link to pods: the link has route_localnet, and the filter that
+// protects the host's services (see loopbackPart). If the record has LoopbackUnfiltered set, route_localnet suffices.
 func (n *site) isOpen(ctx context.Context, l *bridge.Link) (bool, error) {
 	if !l.RouteLocalnet || n.rec.LoopbackUnfiltered {
 		return l.RouteLocalnet, nil
@@ -342,8 +343,8 @@ func loopbackFilter(l *bridge.Link, mark uint32) localnet.Filter {
 	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: mark, Stays: l.Alias == endpoint.BridgeAlias}
 }
 
-// placeLoopback adds the clsact qdisc for the filter to a new bridge, since adding it later would cost packets of
-// pods. placeLoopback ignores errors. When the first host port is published, loopbackPart.make tries again, or
+// placeLoopback adds the clsact qdisc for the filter to a new bridge, since adding it later would cost packets of pods.
+// placeLoopback ignores errors, because when the first host port is published, loopbackPart.make tries again, or
 // reports that the kernel has no clsact.
 func (s *session) placeLoopback(ctx context.Context, l *bridge.Link) {
 	_ = localnet.On(s.Links.Socket()).Place(ctx, loopbackFilter(l, 0))

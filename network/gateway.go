@@ -23,8 +23,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// gatewayPart is the part of a network with the gateways' addresses and the host's routes to their subnets. The
-// addresses are on the bridge, or on the host's link in the network's VLAN.
+// gatewayPart implements part for the gateways' addresses and the host's routes to their subnets. The addresses are on
+// the bridge, or on the host's link in the network's VLAN.
 type gatewayPart struct{}
 
 func (gatewayPart) look(ctx context.Context, n *site) error {
@@ -75,8 +75,8 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 	return nil
 }
 
-// lacksGateway adds a fault for a missing gateway. If another owner's address overlaps with the gateway, the advice
-// is to change the configuration, since a repair would not replace that address.
+// lacksGateway adds a finding for a missing gateway address. If another address of the link overlaps with the gateway,
+// the advice is to change the configuration, since a repair would not replace that address.
 func (n *site) lacksGateway(gw netip.Prefix, have []addr.Address) {
 	for _, a := range have {
 		if overlapsGateway(n.rec, gw, a.Prefix) {
@@ -88,8 +88,7 @@ func (n *site) lacksGateway(gw netip.Prefix, have []addr.Address) {
 	n.found.advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.gatewayLink.Name, gw)
 }
 
-// lookAtLinkLocal adds a fault if the link-local address of addLinkLocal is missing although there is an IPv6
-// gateway.
+// lookAtLinkLocal adds a finding if there is an IPv6 gateway, but not the link-local address that addLinkLocal adds.
 func (n *site) lookAtLinkLocal(have []addr.Address) {
 	is6 := func(gw netip.Prefix) bool { return isIPv6(gw) && has(have, gw) }
 	own := func(a addr.Address) bool { return isIPv6(a.Prefix) && a.Prefix.Addr().IsLinkLocalUnicast() }
@@ -109,10 +108,10 @@ func overlapsGateway(rec *state.Network, gw, have netip.Prefix) bool {
 	return have.Overlaps(gw) && !have.Addr().IsLinkLocalUnicast() && !slices.Contains(rec.Gateways, have)
 }
 
-// lookAtOwnGateways reports the gateways of an Add's pod that the host lacks, with one request for each. For IPv6,
-// it requests the address. IPv4 has no such request, so it requests a route, which has type local if the host has
-// the address. For IPv6 this would be too early, since the kernel adds the local route some milliseconds after the
-// address.
+// lookAtOwnGateways adds a finding for each gateway of an Add's pod that the host lacks, with one request for each. For
+// IPv6, it requests the address. IPv4 has no such request, so it requests a route, which has type local if the host has
+// the address. For IPv6 a request for the route would come too early, since the kernel adds the local route some
+// milliseconds after the address.
 func (n *site) lookAtOwnGateways(ctx context.Context) error {
 	gateways := n.rec.Gateways
 	if n.required != nil {
@@ -184,8 +183,8 @@ func (n *site) addLinkLocal(ctx context.Context) error {
 	return err
 }
 
-// gatewaysInUse reports whether every recorded gateway is still needed. A gateway is needed if this ADD requests it,
-// or if the attachment for which it was recorded still exists.
+// gatewaysInUse reports whether every gateway in the network's record is still needed. A gateway is needed if this ADD
+// requests it, or if the attachment whose Add added it to the record still exists.
 func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
 	for _, holder := range rec.GatewayUses {
 		if slices.Contains(w.Record.Gateways, holder.Gateway) {
@@ -370,9 +369,9 @@ func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link i
 	return wrong, err
 }
 
-// refuseConflicts returns an error if the network would cut pods off. This concerns its own pods, if its bridge or
-// mode has changed, and pods of other networks with the same addresses. It also returns the deserted networks with
-// the same addresses, which the caller removes before it builds. token is the token of the epoch. refuseConflicts
+// refuseConflicts returns an error if the network would cut pods off: its own pods, if its bridge or mode has changed,
+// or pods of other networks whose subnets overlap. It also returns the names of overlapping networks without living
+// pods (isDeserted), which the caller removes before it builds. token identifies the present epoch. refuseConflicts
 // lists records and addresses, so an Add calls it only when it builds.
 func refuseConflicts(ctx context.Context, s *session, w *requirement, token string) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
@@ -437,7 +436,8 @@ func mode(defaultRoute string, gateway bool) string {
 
 // refuseOverlaps returns an error if another network or the host has one of the network's subnets already. It applies
 // to networks with a gateway, because the host routes to their subnets. It skips subnets that are on record for the
-// network. Without this, the network's ADDs would fail if another network took such a subnet later.
+// network. Without this, the network's ADDs would fail if another network took such a subnet later. deserted is as in
+// refuseConflicts.
 func refuseOverlaps(
 	ctx context.Context, s *session, w *requirement, before *state.Network, token string,
 ) (deserted []string, err error) {
@@ -488,7 +488,7 @@ func refuseOverlaps(
 	return deserted, refuseConnected(ctx, s, w, fresh, bridges)
 }
 
-// refuseConnected returns an error if a fresh subnet overlaps with the subnet of an address that the host has on
+// refuseConnected returns an error if a subnet in fresh overlaps with the subnet of an address that the host has on
 // another link. It accepts a part of a wider network, unless the host's address or a gateway of the host is in that
 // part. It ignores the links in going, which are about to be deleted.
 func refuseConnected(ctx context.Context, s *session, w *requirement, fresh []netip.Prefix, going []string) error {

@@ -59,9 +59,9 @@ func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ err
 	return list, err
 }
 
-// linkSiblings compares the attachment a with its siblings. One sibling may publish host ports while the other is on a
-// LAN. Then linkSiblings adds the attachment on the LAN to the Waiting list of the publishing one. So the attachment on
-// the LAN gets the ports when the other is removed.
+// linkSiblings finds other attachments of a's container, where one publishes host ports and the other is on a LAN. It
+// adds the attachment on the LAN to the Waiting list of the publishing one. So the attachment on the LAN gets the ports
+// when the other is removed.
 func (s *session) linkSiblings(ctx context.Context, a *state.Attachment) error {
 	siblings, err := s.siblings(a)
 	for _, o := range siblings {
@@ -189,7 +189,7 @@ func (s *session) stopWaiting(ctx context.Context, removed *state.Attachment) er
 const busyWait = 100 * time.Millisecond
 
 // changePorts calls change with an attachment's record, and then updates the host ports in the firewall and the record.
-// limit is how long it waits for another call that has locked the record.
+// limit is how long it waits for another call that has locked the record. After that, the error matches state.ErrBusy.
 func (s *session) changePorts(ctx context.Context, w state.Waiting, limit time.Duration,
 	change func(*state.Attachment)) (err error) {
 	do := func(a *state.Attachment) error {
@@ -230,9 +230,9 @@ func refuseListeners(ctx context.Context, containerID string, requested []nft.Po
 		listenerAdvice(found[0]))
 }
 
-// findListeners finds the host's sockets on the requested ports, since the pod would get their packets. It looks for a
-// port without a host address in the families of the pod's addresses. If mayHaveMore is true, the pod may get
-// addresses later, by a lease or SLAAC, so findListeners looks in both families.
+// findListeners finds sockets of the host on the requested ports: once published, the pod would get their packets. It
+// looks for a port without a host address in the families of the pod's addresses. If mayHaveMore is true, the pod may
+// get addresses later, by a lease or SLAAC, so findListeners looks in both families.
 func findListeners(ctx context.Context, containerID string, requested []nft.Port, has []ipam.Address,
 	mayHaveMore bool) ([]hostport.Listener, error) {
 	if len(requested) == 0 {
@@ -384,7 +384,8 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 	})
 }
 
-// replacePorts does the work of Publish, except that it leaves settings for 127.0.0.1 that are no longer needed.
+// replacePorts replaces the ports as Publish does, but does not turn off settings for 127.0.0.1 that are no longer
+// needed.
 func (c Change) replacePorts(ctx context.Context, s *session, a, next *state.Attachment, what Publication) error {
 	if len(what.Ports) == 0 {
 		return unpublish(ctx, s, a, next)

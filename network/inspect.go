@@ -30,7 +30,7 @@ type NetworkReport struct {
 type Inspection struct {
 	Attachments []Report        `json:"attachments"`
 	Networks    []NetworkReport `json:"networks,omitempty"` // only networks with differences
-	// Uplinks lists the faults of NICs that were taken over.
+	// Uplinks lists the faults of NICs that `tombolo uplink take` made ports of a bridge.
 	Uplinks []tombolo.Difference `json:"uplinks,omitempty"`
 	// Stray lists our objects in the kernel that belong to no record.
 	Stray []tombolo.Difference `json:"stray,omitempty"`
@@ -119,7 +119,7 @@ func recreateDifference(text string) []tombolo.Difference {
 	return []tombolo.Difference{{Text: text, Remedy: tombolo.RemedyRecreate}}
 }
 
-// compareNetwork compares one network and its attachments with the kernel.
+// compareNetwork compares one network and its attachments with the kernel, and adds the results to the report.
 func (report *Inspection) compareNetwork(ctx context.Context, s *session, name string, host *surroundings) error {
 	attachments, damaged, err := s.Dir.List(name)
 	if err != nil {
@@ -265,7 +265,7 @@ type checkCall struct {
 	rec *state.Attachment
 }
 
-// attachment compares the network with its record, and the attachment with its own record.
+// attachment compares the network and the attachment with their records, and adds the differences to found.
 func (k *checkCall) attachment(ctx context.Context, found *findings) error {
 	rec, err := k.s.Dir.LoadNetwork(k.nw.Name)
 	if err != nil {
@@ -349,8 +349,8 @@ func (k *checkCall) expectedAddresses(report *Reported) []netip.Prefix {
 	return slices.DeleteFunc(reported, func(p netip.Prefix) bool { return autoconfigured(k.rec, p) || !onRecord(p) })
 }
 
-// reservations checks that the allocator still reserves the pod's addresses. It asks about the addresses that are on
-// record and, if there is a report, in the report. Addresses from other plugins need no reservation.
+// reservations adds a finding if the allocator no longer reserves the pod's addresses. It asks about the addresses that
+// are on record and, if there is a report, in the report. Addresses from other plugins need no reservation.
 func (k *checkCall) reservations(ctx context.Context, found *findings) error {
 	isLeased := k.rec.IPAMType == endpoint.Leased
 	if k.pod.Lease != nil && !isLeased {
@@ -535,8 +535,8 @@ func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 	return nw.Allocator.Bind(node).Status(ctx)
 }
 
-// contestedFor is how long a report of tombolod is valid. As long as its cause lasts, tombolod renews the report once
-// a minute.
+// contestedFor is how long tombolod's report is valid that another program undoes its repairs. As long as this goes on,
+// tombolod renews the report once a minute.
 const contestedFor = 3 * time.Minute
 
 // refuseContested returns an error if another program undoes tombolod's repairs of the firewall again and again. The

@@ -24,7 +24,7 @@ import (
 type Network struct {
 	Name   string // 1 to 250 letters, digits, '_', '.' and '-'; used in file names
 	Bridge string // created if it does not exist
-	MTU    int    // in bytes; 0 means DefaultMTU, or that of another program's bridge
+	MTU    int    // in bytes; 0 means DefaultMTU, or the MTU of another program's bridge
 	// DefaultMTU is the MTU of a new bridge if MTU is 0. 0 means the MTU of the default route's link.
 	DefaultMTU int
 
@@ -116,7 +116,7 @@ const (
 	ExitRouter Exit = "router" // the LAN's own router
 )
 
-const exitHost = string(ExitHost) // in its recorded form
+const exitHost = string(ExitHost) // ExitHost in the form of the records
 
 // Origin names the source of an attachment's addresses. Both fields are recorded.
 type Origin struct {
@@ -323,13 +323,13 @@ type Attachment struct {
 	IFB         string // the link that shapes the traffic from the pod; empty if none
 
 	Addresses []ipam.Address // IPv4 first
-	Routes    []route.Route  // as requested
+	Routes    []route.Route  // the requested routes, with their final metrics
 	Ports     []nft.Port
 	Limits    bandwidth.Shape // as enforced by the kernel
 	DNS       DNS             // from a lease and router advertisements
 
 	rec *state.Attachment
-	// informs means that the keeper requests the pod's DNS configuration by DHCPv6.
+	// informs means that tombolod requests the pod's DNS configuration by DHCPv6.
 	informs bool
 	// unconfirmed means that no DHCP server answered. Then Add does not wait for DHCPv6 either.
 	unconfirmed bool
@@ -381,7 +381,7 @@ func (a *Attachment) onRecord() *state.Attachment {
 	return &rec
 }
 
-// owner returns the owner under which an allocator reserves the attachment's addresses.
+// owner returns the owner for which an allocator reserves the attachment's addresses.
 func (k Key) owner() ipam.Owner { return ipam.Owner{ContainerID: k.ContainerID, IfName: k.IfName} }
 
 func keyOf(rec *state.Attachment) Key { return Key{rec.Network, rec.ContainerID, rec.IfName} }

@@ -28,11 +28,11 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// portPart is the part of a pod with the host's end of its veth pair, which is a port of the bridge.
+// portPart implements podPart for the host's end of a pod's veth pair, which is a port of the bridge.
 type portPart struct{}
 
-// look compares the port with the record. If the port is gone, look sets p.gone, and reports nothing else about the
-// pod.
+// look compares the port with the record. If the port is gone, look sets p.gone, and replaces all findings about the
+// pod by one about the port.
 func (portPart) look(ctx context.Context, p *podSite) error {
 	diffs, err := p.s.Links.Check(ctx, p.want)
 	if err != nil {
@@ -93,7 +93,8 @@ func portDifferences(ctx context.Context, s *session, a *state.Attachment, port,
 }
 
 // recheckPort repeats portDifferences under the record's lock, and reads the port and the record again. Since the ports
-// were listed, an ADD may have ended. A DEL may have set the port down, which it does before it deletes the port.
+// were listed, an ADD may have ended. A DEL may have set the port down, which it does before it deletes the port. If
+// another call works on the attachment, or its record or port is gone, recheckPort returns none.
 func recheckPort(ctx context.Context, s *session, a *state.Attachment, br *bridge.Link) (diffs []tombolo.Difference,
 	_ error) {
 	err := s.withLockedRecord(a.Network, a.Hash(), func(now *state.Attachment) error {
@@ -178,8 +179,9 @@ func (s *session) liveAddresses(ctx context.Context, network string) ([]ipam.Liv
 
 func (r *remains) port() string { return ident.Port(r.hash) }
 
-// autoconfigured reports whether a pod has formed an address from a router advertisement. The advertised prefix may
-// change, so the pod may lose the address.
+// autoconfigured reports whether a pod has formed an address from a router advertisement. It recognizes such an address
+// by its interface identifier, which is derived from the MAC. The advertised prefix may change, so the pod may lose the
+// address.
 func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
 	if !a.SLAAC || a.MAC == nil || !p.Addr().Is6() {
 		return false
@@ -199,8 +201,10 @@ func lastingPrefixes(rec *state.Attachment) []netip.Prefix {
 	return list
 }
 
-// attach creates the pod's link. If a link with the port's name exists and belongs to this attachment, attach deletes
-// that link and tries again. A killed Add or Del has left it, since this Add holds the attachment's record.
+// attach adds the guard's elements to the firewall, and creates the pod's link with its limits. If a link with the
+// port's name exists and belongs to this attachment, attach deletes that link and tries again. A killed Add or Del has
+// left it, since this Add holds the attachment's record. If the pod already has a default route with the same metric,
+// attach tries again with free metrics.
 func (a *addCall) attach(ctx context.Context) error {
 	port := a.portOnBridge()
 	beforeUp := func(ctx context.Context, index int) error {
@@ -259,8 +263,8 @@ func (a *addCall) attach(ctx context.Context) error {
 	return nil
 }
 
-// limitsPart is the part that limits a pod's traffic. It consists of qdiscs on the port, and of an IFB link for the
-// traffic from the pod.
+// limitsPart implements podPart for the limits of a pod's traffic. They consist of qdiscs on the port, and of an IFB
+// link for the traffic from the pod.
 type limitsPart struct{}
 
 func (limitsPart) look(ctx context.Context, p *podSite) error {

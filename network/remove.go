@@ -288,7 +288,8 @@ func (t *teardown) unreleasable(rec *state.Attachment) error {
 	return err
 }
 
-// collectDead removes the dead attachments of the network, and returns them. With dryRun it removes nothing.
+// collectDead removes the dead attachments of the network, and returns them. With dryRun it removes nothing. An
+// unreadable record counts too, by means of stubRecord.
 func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error) {
 	records, unread, err := t.Session.Dir.List(t.Network)
 	if err != nil {

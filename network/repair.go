@@ -35,9 +35,9 @@ func mendOthers(ctx context.Context, s *session, except string) ([]*site, error)
 	return r.mended, nil
 }
 
-// restore creates the missing parts of a network from its record. It reports whether an object was missing that other
-// networks share. After a failure it clears the record's ConfigHash, so that the network's next Add repairs it.
-// Without that, the Add would trust another network's repair of the shared parts.
+// restore creates the missing parts of a network from its record, and saves the record. It reports whether an object
+// was missing that other networks share. After a failure it clears the record's ConfigHash, so that the network's next
+// Add repairs it. Without that, the Add would trust another network's repair of the shared parts.
 func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 	changed, err := n.make(ctx)
 	if err != nil {
@@ -101,9 +101,9 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 // repair is the state of one repair in progress.
 type repair struct {
 	s         *session
-	mended    []*site
-	followers []*state.Attachment
-	changed   bool // something was missing that other networks share
+	mended    []*site             // the repaired networks
+	followers []*state.Attachment // their attachments, which may be due to get withheld host ports
+	changed   bool                // something was missing that other networks share
 }
 
 func (r *repair) network(ctx context.Context, rec *state.Network) error {

@@ -26,15 +26,15 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// hostRoutePart is the part with the host's route to a pod. It only looks. If the host has a route to the pod's subnet
-// and still sends the pod's packets elsewhere, another program's rule or route is the cause. hostRoutePart leaves these
-// to their owner.
+// hostRoutePart implements podPart for the host's route to a pod. It repairs nothing. If the host has a route to the
+// pod's subnet and still sends the pod's packets elsewhere, another program's rule or route is the cause. hostRoutePart
+// leaves these to their owner.
 type hostRoutePart struct{}
 
 func (hostRoutePart) mend(context.Context, *podSite) error { return nil }
 
-// look checks that the host's route to each address of the pod leads to the link that has the gateways. It skips a link
-// in a VRF, where the host's own routing rules do not apply.
+// look adds a finding if the host's route to an address of the pod does not lead to the link that has the gateways. It
+// skips a link in a VRF, where the host's own routing rules do not apply.
 func (hostRoutePart) look(ctx context.Context, p *podSite) error {
 	at, err := p.s.link(ctx, p.nw.GatewayLink())
 	if err != nil || at.Index == 0 || at.Master != 0 {
@@ -191,8 +191,8 @@ func (m metrics) apply(routes []route.Route) []route.Route {
 }
 
 // chooseFreeMetrics handles an Attach that failed because another interface of the pod has a default route. It sets
-// larger metrics for the default routes in port. If no other interface has a default route, it returns the error of
-// Attach.
+// larger metrics for the default routes in port and in the attachment's record. If no other interface has a default
+// route, it returns the error of Attach.
 func (a *addCall) chooseFreeMetrics(ctx context.Context, port *bridge.Port, failed error) error {
 	found := metrics{}
 	for i := range port.Routes {
@@ -253,7 +253,7 @@ func freeMetric(ctx context.Context, pod *netns.NS, family uint8, requested uint
 	return largest + step, nil
 }
 
-// explainRoute adds advice to an error about a route that the kernel refused.
+// explainRoute adds advice to an error about a route that the kernel refused. It returns other errors unchanged.
 func explainRoute(err error) error {
 	switch {
 	case !isRoute(err):
@@ -270,14 +270,14 @@ func isRoute(err error) bool {
 	return errors.As(err, &op) && op.Op == "add route"
 }
 
-// nextHopPart is the part with the next hop of default routes through the host (ExitHost). The next hop is one
-// address for each family, which no machine has. A permanent neighbour entry in each pod maps it to the host's MAC.
-// So the routes stay valid when the host gets or loses addresses, and no other machine can answer for the next hop.
-// Only the host's MAC can change.
+// nextHopPart implements part for the next hop of default routes through the host (ExitHost). The next hop is one
+// address for each family, which no machine has. A permanent neighbour entry in each pod maps it to the host's MAC. So
+// the routes stay valid when the host gets or loses addresses, and no other machine can answer for the next hop. Only
+// the host's MAC can change.
 type nextHopPart struct{}
 
-// hostNextHop returns the next hop of a family. The IPv6 address is not fe80::1, since real routers have it, but ends
-// in the letters "tombolo".
+// hostNextHop returns the next hop of a family. The IPv6 address is not fe80::1, since real routers have it, but
+// contains the letters of "tombolo".
 func hostNextHop(is6 bool) netip.Addr {
 	if is6 {
 		return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: 't', 'o', 'm', 'b', 'o', 'l', 0, 'o'})

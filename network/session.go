@@ -28,13 +28,13 @@ type session struct {
 	settings
 	Links    *bridge.Conn
 	Firewall *nft.Conn
-	Epoch    state.Epoch // the epoch of this boot of the node; known after enter
+	Epoch    state.Epoch // the present epoch, usually one boot of the node; known after enter
 
 	bridges map[string]*bridge.Link // cached bridges; nil if nothing is cached
 
 	leaveNS    func() error // returns to the caller's namespace
 	lock       *state.Lock
-	generation string // from the lock's file, as this call found it
+	generation string // the note about nf_tables in the lock's file, as this call found it
 	deferred   []func() error
 }
 
@@ -101,7 +101,8 @@ func (s *session) deferUntilClose(do func() error) { s.deferred = append(s.defer
 // warn logs a message for the operator about a problem that does not end the call.
 func (s *session) warn(text string) { s.Log.Warn(printable.Line(text)) }
 
-// enter takes the shared lock, and ensures that the state belongs to this boot of the node. It may be called again.
+// enter takes the shared lock, and begins a new epoch if the records are of an earlier boot. If the session already
+// holds the lock, it does nothing.
 func (s *session) enter(ctx context.Context) error {
 	if s.lock != nil {
 		return nil
@@ -233,8 +234,8 @@ func errDeleted() error {
 	return failf(ErrTryAgain, "the attachment was deleted, or collected as garbage, while it was being made")
 }
 
-// refuseDeleted returns an error if an ADD's record was removed. Call it before creating or removing anything that has
-// the same name for the next ADD of the attachment. For a complete ADD it returns nil.
+// refuseDeleted returns an error if an ADD's record was removed. Call it before each change of objects that are named
+// after the attachment, since another ADD may own them by then. For a complete ADD it returns nil.
 func refuseDeleted(record *state.Pending) error {
 	if record == nil {
 		return nil
@@ -278,7 +279,8 @@ func runWhileRecorded(ctx context.Context, record *state.Pending, do func(contex
 // DefaultStateDir is the state directory if Config.StateDir is empty.
 const DefaultStateDir = state.DefaultDir
 
-// UndoTimeout limits the time for undoing a failed Add, whose own deadline may have been the cause.
+// UndoTimeout limits the time for undoing a failed Add. It does not depend on the Add's context, whose end may have
+// caused the failure.
 const UndoTimeout = 10 * time.Second
 
 // Config holds the parameters of a Node. A nil Config and the zero value of a field mean the defaults.
@@ -345,7 +347,7 @@ func (n *Node) reportStep(name string) error {
 	return n.cfg.Step(name)
 }
 
-// openEntered opens a session and takes the state's lock, shared.
+// openEntered opens a session and takes the state directory's lock, shared.
 func (n *Node) openEntered(ctx context.Context) (*session, error) {
 	s, err := openSession(n.cfg)
 	if err != nil {
@@ -397,7 +399,8 @@ func (n *Node) openKnown(networks ...string) (*session, error) {
 // unlimited is the limit of a poll that only the end of its context ends.
 const unlimited = time.Duration(-1)
 
-// poll calls done until it reports true or returns an error, with pauses, and for at most limit.
+// poll calls done until it reports true or returns an error, with pauses. After limit, it returns nil. If ctx ends, it
+// returns ctx's error.
 func poll(ctx context.Context, pause, limit time.Duration, done func() (bool, error)) error {
 	for end := time.Now().Add(limit); ; {
 		if is, err := done(); is || err != nil || limit != unlimited && !time.Now().Before(end) {

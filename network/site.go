@@ -176,7 +176,8 @@ type podSite struct {
 	anyDefault     bool // the pod's default routes may lead anywhere
 }
 
-// find returns a pod with its network, so that the method look of its parts can compare the pod with its record.
+// find returns a podSite, so that the method look of its parts can compare the pod with its record. The caller must
+// close the field pod.
 func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attachment) (*podSite, error) {
 	br, err := s.link(ctx, rec.Bridge)
 	if err != nil {

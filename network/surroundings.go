@@ -96,9 +96,9 @@ func (s *session) deadQueues() (texts []string, _ error) {
 	return texts, err
 }
 
-// addSurroundings adds faults for those settings of the host or of other programs that certainly keep a network's pods
-// from working. It notes settings that possibly keep pods from working in report.Others. CHECK does not report such
-// settings, since no runtime can change them.
+// addSurroundings adds findings about those settings of the host or of other programs that certainly keep a network's
+// pods from working. It notes settings that possibly keep pods from working in report.Others. CHECK does not report
+// such settings, since no runtime can change them.
 func (report *Inspection) addSurroundings(ctx context.Context, host *surroundings, n *site) error {
 	if err := n.find(ctx); err != nil {
 		return err
@@ -219,7 +219,7 @@ func (report *Inspection) addOpenings(ctx context.Context, n *site, a *state.Att
 	return nil
 }
 
-// addClientFaults adds a fault if a DHCP client or router advertisements gave the host addresses or routes on a pod's
+// addClientFaults adds a finding if a DHCP client or router advertisements gave the host addresses or routes on a pod's
 // port. It also looks at a bridge that Tombolo made for a network whose gateway is the host. By such addresses and
 // routes, a pod could direct the host's traffic.
 func (h *surroundings) addClientFaults(ctx context.Context, n *site) error {
@@ -266,8 +266,8 @@ func (h *surroundings) addClientFaults(ctx context.Context, n *site) error {
 	return nil
 }
 
-// addGatewayFaults adds faults that other programs cause at the link with the network's gateways, and in the routes to
-// and from it.
+// addGatewayFaults adds findings about faults that other programs cause at the link with the network's gateways, and in
+// the routes to and from it.
 func (report *Inspection) addGatewayFaults(ctx context.Context, host *surroundings, n *site) error {
 	if len(n.rec.Gateways) == 0 {
 		return nil
@@ -365,9 +365,9 @@ func (report *Inspection) addDeafLinks(ctx context.Context, s *session, host *su
 	return nil
 }
 
-// addRuleFaults adds faults caused by policy routing rules. It asks the kernel for the route from each of the host's
-// addresses to a pod of the gateway's subnet. It also asks for the route from the pods to other destinations.
-// hostRoutePart finds the settings that direct packets from every address away from the bridge.
+// addRuleFaults adds findings about policy routing rules that lead pods' packets elsewhere. It asks the kernel for the
+// route from each of the host's addresses to a pod of the gateway's subnet. It also asks for the route from the pods to
+// other destinations. hostRoutePart finds the settings that direct packets from every address away from the bridge.
 func (h *surroundings) addRuleFaults(ctx context.Context, n *site, gw netip.Prefix, pods []netip.Addr) error {
 	routes, at := n.s.Links.Routes(), n.gatewayLink
 	for _, a := range h.addresses {

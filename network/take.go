@@ -19,8 +19,9 @@ import (
 
 func (s *session) takeovers() *uplink.Conn { return uplink.On(s.Links.Socket()) }
 
-// recoverTake reads the record of a NIC's takeover, and returns nil without one. It first completes or undoes the work
-// of a killed call. isUndone means that it just gave the NIC back. The caller holds the exclusive lock.
+// recoverTake reads the record of a NIC's takeover. It returns nil if there is none. If a killed call left the takeover
+// or its restoration unfinished, recoverTake gives the NIC back, and returns nil and isUndone. The caller holds the
+// exclusive lock.
 func (s *session) recoverTake(ctx context.Context, nic string) (rec *uplink.Record, isUndone bool, _ error) {
 	rec, err := s.loadTake(nic)
 	if err != nil || rec == nil || rec.State == uplink.Taken {
@@ -201,7 +202,7 @@ func (s *session) refuseLost(ctx context.Context, rec *uplink.Record) error {
 		rec.NIC, strings.Join(lost, " and "), rec.Bridge, strings.Join(commands, " && "))
 }
 
-// finishTakes completes or undoes the interrupted work on all NICs.
+// finishTakes gives back all NICs whose takeover or restoration was interrupted.
 func finishTakes(ctx context.Context, s *session) error {
 	nics, err := s.Dir.Uplinks()
 	err = stateError(err)

@@ -23,14 +23,14 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// uplinkPart is the part of a network that connects its bridge to the LAN through a NIC of the host. A NIC that is a
+// uplinkPart implements part for the connection of the bridge to the LAN through a NIC of the host. A NIC that is a
 // port of the bridge is used as it is. Otherwise the host keeps the NIC, and the bridge shares it (package share).
 type uplinkPart struct{}
 
 // foundUplink describes the NIC of a network as a call finds it.
 type foundUplink struct {
 	nic    *bridge.Link // Index 0 if the host has no such link; nil if the network has no uplink
-	shared bool         // the bridge shares the NIC, and does not have it as a port
+	shared bool         // the bridge shares the NIC, or would share it: the NIC is no port of the bridge
 	ready  bool         // the share needs no Ensure, as far as single requests show
 }
 

@@ -57,8 +57,8 @@ func inOrder(list []addr.Address) []addr.Address {
 	return list
 }
 
-// movedAddress returns the address for the other link. A label such as eth0:1 becomes br0:1. A label equal to the
-// link's name is left out, since it is the kernel's default.
+// movedAddress returns the address for the other link. A label such as eth0:1 becomes br0:1. A label that is too long
+// then, or equal to the link's name, which is the kernel's default, is left out.
 func (m *move) movedAddress(a addr.Address) addr.Address {
 	a.Link = m.to.Index
 	if rest, ok := strings.CutPrefix(a.Label, m.from.Name); ok {
@@ -78,8 +78,8 @@ func (m *move) addAddresses() []request {
 			n.Flags |= unix.IFA_F_NODAD // skip duplicate address detection: the address was ours on the other link
 		}
 		if have := m.s.address(m.to.Index, a); have != nil {
-			// The link already has the address. Keep its flag, which shows whether the address has a subnet route.
-			// Without the flag, the kernel would add the route.
+			// The link already has the address. Leave its flag IFA_F_NOPREFIXROUTE unchanged: if the request cleared
+			// the flag, the kernel would add the route to the prefix.
 			n.Flags = n.Flags&^unix.IFA_F_NOPREFIXROUTE | have.Flags&unix.IFA_F_NOPREFIXROUTE
 		}
 		list = append(list, newRequest("add "+m.words(n), "replace address", n, unix.RTM_NEWADDR, replace, nil))
@@ -163,10 +163,10 @@ func (m *move) routes() []route.Route {
 		func(r route.Route) bool { return !usesLink(&r, m.from.Index) || r.NexthopID != 0 })
 }
 
-// moveRoutes returns the requests of one round. Each route through the other link is first added next to the present
-// route. If it exists already, as in the next round, moveRoutes deletes the present route. So packets always find a
-// route. The kernel combines IPv6 routes with gateways in the same place into one route. Such a route is replaced in
-// one request.
+// moveRoutes returns the requests of one round (step.rounds). Each route through the other link is first added next to
+// the present route. If it exists already, as in the next round, moveRoutes deletes the present route. So packets
+// always find a route. The kernel combines IPv6 routes with gateways in the same place into one route. Such a route is
+// replaced in one request.
 func (m *move) moveRoutes() []request {
 	var list []request
 	for _, r := range m.routes() {
@@ -434,8 +434,9 @@ func newRequest(
 	}}
 }
 
-// setMaster returns the request that makes a link a port of master, or of no bridge if master is 0. The link stays up.
-// text is a format for the request's description, with a %s for the link's name.
+// setMaster returns the request that makes a link a port of the bridge with the index master, or of no bridge if master
+// is 0. If that is so already, it returns none. The link stays up. text is a format for the request's description, with
+// a %s for the link's name.
 func setMaster(l link.Info, master int, text string) []request {
 	if l.Master == master {
 		return nil
@@ -447,14 +448,14 @@ func setMaster(l link.Info, master int, text string) []request {
 
 const replace = netlink.Create | netlink.Replace
 
-// isGone reports whether an error means that a rule (ENOENT), a route (ESRCH) or an address (EADDRNOTAVAIL) does not
-// exist.
+// isGone reports whether an error means that the object of a request does not exist.
 func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
 // atOnce is the largest number of requests in one sendmsg. Their acknowledgements must fit into the socket's buffer.
 const atOnce = 256
 
-// apply sends requests. It continues after errors, and returns the first error that matters (see request.done).
+// apply sends requests. It continues after errors, but not after the end of ctx, and returns the first error that
+// matters (see request.done).
 func (c *Conn) apply(ctx context.Context, requests []request) (first error) {
 	for some := range slices.Chunk(requests, atOnce) {
 		if err := ctx.Err(); err != nil {

@@ -435,8 +435,8 @@ func newRequest(
 }
 
 // setMaster returns the request that makes a link a port of the bridge with the index master, or of no bridge if master
-// is 0. If that is so already, it returns none. The link stays up. text is a format for the request's description, with
-// a %s for the link's name.
+// is 0. If the link already has this master, setMaster returns none. The link stays up. text is a format for the
+// request's description, with a %s for the link's name.
 func setMaster(l link.Info, master int, text string) []request {
 	if l.Master == master {
 		return nil

@@ -89,7 +89,7 @@ func (a *Address) scope() uint8 {
 	return a.Scope
 }
 
-// requestFlags returns those of a.Flags that a request for the address's family may contain.
+// requestFlags returns the flags in a.Flags that a request for the address's family may contain.
 func (a *Address) requestFlags() uint32 {
 	if a.is4() {
 		return a.Flags & askable4
@@ -128,9 +128,9 @@ const (
 	errPeer   = nl.Invalid("the peer is of another family than the address")
 )
 
-// Message returns a request about the address, for callers that send several in one datagram. typ is unix.RTM_NEWADDR
-// with the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create and Replace), or unix.RTM_DELADDR
-// without flags, as in Conn.Remove.
+// Message returns a request about the address, for callers that send several in one datagram. For unix.RTM_NEWADDR,
+// pass the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create and Replace). For unix.RTM_DELADDR,
+// pass no flags, as in Conn.Remove.
 func (a Address) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (netlink.Message, error) {
 	if typ != unix.RTM_DELADDR {
 		return a.newMessage(flags)
@@ -160,15 +160,15 @@ func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 
 	body.Attributes = &rtnetlink.AddressAttributes{Address: a.peer().AsSlice()}
 	if a.is4() || a.Peer.IsValid() {
-		// For IPv6, IFA_LOCAL beside IFA_ADDRESS means that the address has a peer.
+		// For IPv6, send IFA_LOCAL only with a peer, since the kernel then takes IFA_ADDRESS for the peer.
 		body.Attributes.Local = a.Prefix.Addr().AsSlice()
 	}
 
 	return body, nil
 }
 
-// isMapped reports whether the address or its peer is an IPv4-mapped IPv6 address. The library would shorten such an
-// address to 4 bytes, which the kernel refuses.
+// isMapped reports whether the address or its peer is an IPv4-mapped IPv6 address. Package rtnetlink would shorten such
+// an address to 4 bytes, which the kernel refuses.
 func (a *Address) isMapped() bool { return a.Prefix.Addr().Is4In6() || a.Peer.Is4In6() }
 
 // putMapped writes address and peer if isMapped is true, and nothing otherwise.

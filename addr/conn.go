@@ -180,8 +180,8 @@ func (a *Address) network() netip.Prefix {
 func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 	var have Address
 
-	// With strict checking the kernel requires a prefix length of 0 here, and accepts no other attribute. The
-	// library's own encoder would add an attribute of type 0.
+	// With strict checking the kernel requires a prefix length of 0 here, and accepts no other attribute. The encoder
+	// of package rtnetlink would add an attribute of type 0.
 	m, err := nl.Marshal(unix.RTM_GETADDR, 0, header(unix.AF_INET6, 0, 0, a.Link).MarshalBinary,
 		func(ae *netlink.AttributeEncoder) {
 			nl.PutAddr(ae, unix.IFA_ADDRESS, a.Prefix.Addr())
@@ -226,8 +226,8 @@ func (c *Conn) Ensure(ctx context.Context, a Address) (changed bool, _ error) {
 	return err == nil, err
 }
 
-// exchange deletes one address and adds another in its place. If the kernel refuses the new one, exchange adds the
-// old one again.
+// exchange deletes one address and adds another in its place, in one datagram. If the kernel refuses the new address,
+// exchange adds the old one again.
 func (c *Conn) exchange(ctx context.Context, from, to Address) error {
 	var b nl.Batch
 	m, err := from.Message(unix.RTM_DELADDR, 0)

@@ -30,7 +30,7 @@ type Watch struct {
 	nl *nl.Watch
 
 	naming    nameService
-	duplicate *Address // the last address formed from an advertisement that another node had; nil if none
+	duplicate *Address // the last address from an advertisement for which detection found another owner; nil if none
 }
 
 // Listen opens a Watch in the network namespace ns; nil means the calling thread's namespace. Call Listen before

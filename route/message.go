@@ -73,7 +73,7 @@ func (n *Route) message(typ netlink.HeaderType, flags netlink.HeaderFlags,
 	return nl.Marshal(typ, flags, q.MarshalBinary, q.write)
 }
 
-// request is the library's route message, extended by attributes that the library lacks.
+// request is rtnetlink's route message, extended by attributes that rtnetlink lacks.
 type request struct {
 	rtnetlink.RouteMessage
 	rest []func(*netlink.AttributeEncoder)
@@ -96,8 +96,8 @@ func (q *request) table(table uint32) {
 	}
 }
 
-// address writes the address a to *into, a field of the library's message. For an IPv4-mapped IPv6 address it writes
-// the attribute typ itself, since the library would shorten the address to 4 bytes.
+// address writes the address a to *into, a field of rtnetlink's message. For an IPv4-mapped IPv6 address it writes the
+// attribute typ itself, since rtnetlink would shorten the address to 4 bytes.
 func (q *request) address(into *net.IP, typ uint16, a netip.Addr) {
 	if a.Is4In6() {
 		q.more(func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, typ, a) })
@@ -177,8 +177,8 @@ func rtvia(gateway netip.Addr) []byte {
 	return append(binary.NativeEndian.AppendUint16(nil, uint16(nl.FamilyOf(gateway))), gateway.AsSlice()...)
 }
 
-// multipath adds several next hops, as an array of struct rtnexthop, each with its attributes. The library supports
-// neither gateways of the other family nor Other.
+// multipath adds several next hops, as an array of struct rtnexthop, each with its attributes. Package rtnetlink
+// supports neither gateways of the other family nor Other.
 func (n *Route) multipath(q *request) error {
 	var b []byte
 	for _, h := range n.Nexthops {
@@ -216,8 +216,8 @@ func (n *Route) multipath(q *request) error {
 	return nil
 }
 
-// others returns the attributes in Other to send, without RTA_METRICS, which metrics sends. For a route with a
-// nexthop object it leaves out the encapsulation, which is part of that object.
+// others returns the attributes in Other to send, without RTA_METRICS, which the method metrics encodes. For a route
+// with a nexthop object it leaves out the encapsulation, which is part of that object.
 func (n *Route) others() []netlink.Attribute {
 	return slices.DeleteFunc(slices.Clone(n.Other), func(a netlink.Attribute) bool {
 		isEncap := nl.TypeOf(a) == unix.RTA_ENCAP || nl.TypeOf(a) == unix.RTA_ENCAP_TYPE
@@ -225,8 +225,8 @@ func (n *Route) others() []netlink.Attribute {
 	})
 }
 
-// metrics returns the content of RTA_METRICS: the metrics in Other, MTU and AdvMSS. The library supports only five
-// metrics.
+// metrics returns the content of RTA_METRICS: the metrics in Other, MTU and AdvMSS. Package rtnetlink supports only
+// five metrics.
 func (n *Route) metrics() ([]byte, error) {
 	var fields []netlink.Attribute
 	put := func(typ uint16, value uint32) {

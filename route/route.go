@@ -459,9 +459,9 @@ func (r *Route) customaryScope() uint8 {
 	return unix.RT_SCOPE_UNIVERSE
 }
 
-// Matches reports whether Add(r) would create have, a route from List. CHECK uses it. Matches compares neither Flags
-// nor the remaining time of Expires, and only the number of a nexthop object. It ignores Link if r has a Gateway and no
-// Link, Other if r has none, and next hops if the Type sends nothing.
+// Matches reports whether Add(r) would create have, a route from List. CNI's CHECK uses it. Matches does not compare
+// Flags and the remaining time of Expires. Of a nexthop object it compares only the number. It ignores Link if r has a
+// Gateway and no Link, Other if r has none, and next hops if routes of the Type send no packets.
 func (r Route) Matches(have Route) bool {
 	want := r.normal()
 	have = have.normal()

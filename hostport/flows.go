@@ -123,7 +123,7 @@ func publications(pod []netip.Addr, ports []nft.Port) []publication {
 			continue
 		}
 
-		var done [129]bool // set for an address length in bits if its family has an address already
+		var done [129]bool // by address length in bits: whether the family has an address already
 		for _, a := range pod {
 			if bits := a.BitLen(); bits == 0 || done[bits] || p.HostAddr.IsValid() && p.HostAddr.BitLen() != bits {
 				continue
@@ -139,5 +139,5 @@ func publications(pod []netip.Addr, ports []nft.Port) []publication {
 	return list
 }
 
-// refuse returns an error about an invalid argument of an operation.
+// refuse returns an error that matches tombolo.ErrInvalid. what describes the operation and its invalid argument.
 func refuse(what string) error { return &tombolo.OpError{Op: what, Err: tombolo.ErrInvalid} }

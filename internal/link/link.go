@@ -1,11 +1,11 @@
-// Package link reads and changes network interfaces over rtnetlink. All such requests of Tombolo are in this package.
-// A request is a rtnetlink.LinkMessage of the library, followed by attributes that this type does not support.
+// Package link reads and changes network interfaces over rtnetlink. All such requests of Tombolo are in this package. A
+// request is an rtnetlink.LinkMessage, followed by attributes that this type does not support.
 //
 //	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set link up", name)
 //	link.Get(&b, "br0", 0, &l)
 //
-// The package decodes answers itself, into the type Info. The library's decoder supports neither IFLA_AF_SPEC nor
-// IFLA_LINK_NETNSID, and makes 130 allocations for a link.
+// The package decodes answers itself, into the type Info. The decoder of package rtnetlink supports neither
+// IFLA_AF_SPEC nor IFLA_LINK_NETNSID, and makes 130 allocations for a link.
 package link
 
 import (
@@ -169,7 +169,8 @@ func (r *reader) find(path ...uint16) []byte {
 	return nl.Find(r.attrs, path...)
 }
 
-// number returns a number of four bytes, or 0 if there is none.
+// number returns the content of an attribute as a number of four bytes, or 0 if the attribute is missing. It stores an
+// error about another length.
 func (r *reader) number(path ...uint16) uint32 {
 	b := r.find(path...)
 	if len(b) == 4 {
@@ -181,8 +182,8 @@ func (r *reader) number(path ...uint16) uint32 {
 	return 0
 }
 
-// drive calls decode, a function of the library, with the attributes in b whose types are in only. It stores an error
-// in r.err.
+// drive calls decode, a method of rtnetlink, with the attributes in b whose types are in only. It stores an error in
+// r.err.
 func (r *reader) drive(b []byte, decode func(*netlink.AttributeDecoder) error, only ...uint16) {
 	ad, err := netlink.NewAttributeDecoder(nl.Pick(b, only...))
 	if err == nil {

@@ -24,7 +24,7 @@ type Request struct {
 	// group.
 	Index         int
 	Name          string
-	Flags, Change uint32 // IFF_*, and a mask of those to change
+	Flags, Change uint32 // IFF_*; Change is the mask of the flags to change
 	Alias         *string
 	MAC           net.HardwareAddr
 	MTU           *int
@@ -43,7 +43,7 @@ type Request struct {
 	NoLinkLocal bool               // addrgenmode none: no link-local IPv6 address
 	Token       netip.Addr         // interface identifier of IPv6 addresses
 
-	mask     *uint32 // RTEXT_FILTER_*, for the attributes that the answer contains
+	mask     *uint32 // RTEXT_FILTER_*: which attributes the answer contains
 	oneQueue bool
 }
 
@@ -156,7 +156,7 @@ func Find(ctx context.Context, c *nl.Conn, name string, index int, only ...uint1
 	return &l, c.Do(ctx, &b)
 }
 
-// Peer returns the end of a veth that has this index in the network namespace of c. port is the index of its other end.
+// Peer returns the veth link with the given index in the network namespace of c. port is the index of its other end.
 // Peer does not use the name, since the pod may rename its link. If the link no longer exists or has moved to another
 // namespace, the error matches fs.ErrNotExist.
 func Peer(c *nl.Conn, index, port int) (*Info, error) {
@@ -207,7 +207,7 @@ func (r *Request) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (ne
 	return nl.Marshal(typ, flags, r.body().MarshalBinary, more)
 }
 
-// body returns the part of the message that the library supports.
+// body returns the part of the message that package rtnetlink supports.
 func (r *Request) body() *rtnetlink.LinkMessage {
 	m := &rtnetlink.LinkMessage{Index: nl.Index(r.Index), Flags: r.Flags, Change: r.Change}
 	if r.Name == "" && r.Alias == nil && r.MAC == nil && r.MTU == nil && r.Master == nil && r.Lower == 0 &&
@@ -241,24 +241,24 @@ func (r *Request) body() *rtnetlink.LinkMessage {
 	return m
 }
 
-// hasPlainMTU reports whether the library writes r.MTU unchanged. The library omits an MTU of 0, and returns its own
-// error for some MTUs of a veth. The kernel's error is more precise, so the method more writes such MTUs.
+// hasPlainMTU reports whether rtnetlink writes r.MTU unchanged. It omits an MTU of 0, and returns its own error for
+// some MTUs of a veth. The kernel's error is more precise, so the method more writes such MTUs.
 func (r *Request) hasPlainMTU() bool {
 	const least, most = 68, 65535
 	return r.MTU != nil && *r.MTU >= least && *r.MTU <= most
 }
 
-// isNameless reports whether Index, Name and Group are all unset. The method more then writes an empty name, which the
-// library would omit. Without any name, the kernel would understand the request differently.
+// isNameless reports whether Index, Name and Group are all unset. The method more then writes an empty name, which
+// rtnetlink would omit. Without any name, the kernel would understand the request differently.
 func (r *Request) isNameless() bool { return r.Index == 0 && r.Name == "" && r.Group == nil }
 
-// isWhole reports whether the library supports every part of the request.
+// isWhole reports whether rtnetlink supports every part of the request.
 func (r *Request) isWhole() bool {
 	return !r.isNameless() && !r.oneQueue && (r.MTU == nil || r.hasPlainMTU()) && r.Group == nil && r.TxQLen == nil &&
 		r.Port == nil && r.IPv4 == nil && !r.NoLinkLocal && !r.Token.IsValid()
 }
 
-// more writes the attributes that the library does not support.
+// more writes the attributes that rtnetlink does not support.
 func (r *Request) more(ae *netlink.AttributeEncoder) {
 	if r.isNameless() {
 		ae.String(unix.IFLA_IFNAME, "")
@@ -285,7 +285,7 @@ func (r *Request) more(ae *netlink.AttributeEncoder) {
 	}
 
 	if r.Port != nil {
-		// The library would also write an empty IFLA_INFO_KIND. Linux 6.13 and later would then start modprobe
+		// Package rtnetlink would also write an empty IFLA_INFO_KIND. Linux 6.13 and later would then start modprobe
 		// (rtnl_newlink()).
 		nl.Nested(ae, unix.IFLA_LINKINFO, func(ae *netlink.AttributeEncoder) {
 			ae.String(unix.IFLA_INFO_SLAVE_KIND, r.Port.Kind())
@@ -326,7 +326,7 @@ type veth struct {
 	peer *Request
 }
 
-// Encode writes the peer with its number of queues, which the library's Encode does not support.
+// Encode writes the peer with its number of queues, which rtnetlink's Encode does not support.
 func (v *veth) Encode(ae *netlink.AttributeEncoder) error {
 	v.peer.oneQueue = true
 	m, err := v.peer.Message(0, 0)

@@ -117,7 +117,7 @@ func Text(b []byte) string {
 	return s
 }
 
-// malformed wraps an error of the library so that it matches ErrMalformed.
+// malformed wraps a decoder's error so that it matches ErrMalformed.
 func malformed(err error) error {
 	if err == nil || errors.Is(err, ErrMalformed) {
 		return err

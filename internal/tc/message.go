@@ -233,9 +233,9 @@ func (l Device) DelProgram(b *nl.Batch, handle uint32) {
 // ErrNotSupported is wrapped by errors about a kernel feature that is missing and could not be loaded.
 var ErrNotSupported = errors.New("the kernel lacks it")
 
-// Unsupported adds ErrNotSupported and the names of modules to an error that means a missing kernel module. The errno
-// for this also has other meanings, so use Unsupported only for a refused creation. It returns other errors
-// unchanged.
+// Unsupported adds ErrNotSupported and the names of modules to an error that means a missing kernel module. These
+// errors are ENOENT and EOPNOTSUPP, which also have other meanings, so use Unsupported only for a refused creation. It
+// returns other errors unchanged.
 func Unsupported(err error, modules string) error {
 	if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) {
 		return err
@@ -423,8 +423,8 @@ func isMatchAll(sel []byte) bool {
 		binary.NativeEndian.Uint32(sel[sizeofU32Sel:]) == 0
 }
 
-// redirectOf returns the index of the link that the only action in a list redirects to, or 0. A filter with several
-// actions is not ours.
+// redirectOf returns the index of the link that the only action in a list redirects to, or 0. For several actions it
+// returns 0, since such a filter is not ours.
 func redirectOf(actions []byte) int {
 	count := 0
 	_ = nl.Decode(actions, func(*netlink.AttributeDecoder) { count++ })

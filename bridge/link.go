@@ -197,7 +197,7 @@ const (
 )
 
 // fdbMessage returns a request about the entry for the pod's MAC in the bridge's forwarding database (NTF_MASTER). It
-// encodes the attributes itself, since the library would add an address and a link.
+// encodes the attributes itself, since package rtnetlink would add an address and a link.
 func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, index int, state uint16,
 	flags uint8) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE, Index: uint32(index), State: state,

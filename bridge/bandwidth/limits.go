@@ -62,7 +62,7 @@ const (
 	// tag.
 	frameOverhead = 18
 	// segmented is the maximum length in bytes, with headers, of a packet that is split into frames only when it is
-	// sent. It is the default of gso_max_size plus room for headers.
+	// sent (GSO). It is the default of gso_max_size plus room for headers.
 	segmented = 65536 + 256
 
 	// mostBytes is the upper limit for a burst and for a queue in bytes. It fits into the kernel's 32-bit fields.

@@ -180,7 +180,7 @@ func (a *addCall) recordLease(context.Context) error {
 		return err
 	}
 
-	// Record the namespace's cookie. The keeper compares it to recognize that the attachment belongs to the lease.
+	// Record the namespace's cookie. tombolod compares it to recognize that the attachment belongs to the lease.
 	cookie, err := a.pod.NetNS.Cookie()
 	if err != nil {
 		return err
@@ -337,8 +337,8 @@ func newLeaseAssignment(rec *lease.Record, more []route.Route) assignment {
 	return g
 }
 
-// commit writes the lease's record as bound, so that the keeper renews it. The write waits for the disk, so commit
-// does not hold the state's lock during the write.
+// commit writes the lease's record with the state Bound, so that tombolod renews the lease. The write waits for the
+// disk, so commit does not hold the state directory's lock during the write.
 func (l *leaseCall) commit(ctx context.Context, s *session) error {
 	s.leave()
 	l.rec.State = lease.Bound

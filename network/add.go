@@ -103,7 +103,7 @@ type addCall struct {
 	rec *state.Attachment // the attachment's record, as derived so far
 
 	leasing *leaseCall      // nil unless the IPv4 address comes by DHCP
-	metrics metrics         // metrics of the pod's default routes
+	metrics metrics         // additions to the metrics of the pod's default routes
 	limits  bandwidth.Shape // the pod's limits as enforced by the kernel
 
 	// The results of the steps so far.
@@ -269,9 +269,9 @@ const maxRemains = 3
 func (a *addCall) begin(ctx context.Context) error {
 	for range maxRemains {
 		if a.leasing != nil {
-			// Look for remains first: a running ADD of the same attachment holds the lease's lock until its DHCP
-			// server answers. A DEL or the keeper may hold that lock for a while. In the order of locks, the lease's
-			// lock comes before the state's lock.
+			// Look for remains first: a running ADD of the same attachment holds the lease's lock until its DHCP server
+			// answers. A DEL or tombolod may hold that lock for a while. In the order of locks, the lease's lock comes
+			// before the state directory's lock.
 			if err := a.takeRemainsDown(ctx); err != nil {
 				return err
 			}
@@ -413,8 +413,8 @@ func (a *addCall) derive(context.Context) error {
 	// the address before.
 	port.Announce = a.pod.MAC != nil || rec.DataDir != ""
 
-	// If the uplink has no checksum offloading, the kernel fills in checksums only after the guard. So make the pod
-	// fill them in.
+	// If the uplink has no checksum offloading, the kernel fills in checksums only after the guard's rules have seen
+	// the packet. So make the pod fill them in.
 	port.NoTxOffload = nw.Guard != "" && nw.Guard != nft.GuardMAC && nw.Uplink != ""
 	port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
 	port.Addresses = prefixesOf(g.addresses)

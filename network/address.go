@@ -225,7 +225,7 @@ func (a *addCall) allocate(ctx context.Context) (err error) {
 }
 
 // newAssignment checks the addresses of a pod, and returns them with the routes. It puts IPv4 first: runtimes regard
-// the first address of a result as the pod's.
+// the first address of a result as the pod's main address.
 func newAssignment(addresses []ipam.Address, routes []route.Route) (assignment, error) {
 	g := assignment{routes: routes, addresses: slices.Clone(addresses)}
 	for i, a := range addresses {
@@ -285,7 +285,7 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 	return at.Apply(ctx, a, remaining, remaining, add)
 }
 
-// leaseLockWait limits the wait for the lock of a lease's record. The keeper never holds the lock that long.
+// leaseLockWait limits the wait for the lock of a lease's record. tombolod never holds the lock that long.
 const leaseLockWait = 5 * time.Second
 
 func lockLease(ctx context.Context, a *state.Attachment) (*lease.LockedRecord, error) {

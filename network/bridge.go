@@ -274,8 +274,8 @@ func leaveBridge(ctx context.Context, s *session, w *requirement) error {
 	return removeBridge(ctx, s, before)
 }
 
-// maxLearned limits how many MACs our bridges learn. It is the size of a large switch's table. A pod without
-// macspoofchk, guard or lanGuard may send frames from any number of MACs. Multicast groups have no limit, since
+// maxLearned limits how many MACs our bridges learn. It is the size of a large switch's table. Without the options
+// macspoofchk, guard and lanGuard, a pod may send frames from any number of MACs. Multicast groups have no limit, since
 // mcast_max_groups does not help: the kernel checks it only after it has added the group to the bridge's table.
 const maxLearned = 16384
 

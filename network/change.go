@@ -302,10 +302,10 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 // for the route, since the pod may never get one.
 const settles = 10 * time.Second
 
-// findArrival returns the cookie of the namespace at path if the pod's interface is up there, with a default route if
-// the pod should have one. In all other cases it returns 0 and an error. It waits for the default route because the
-// program that adds it would fail if the route existed already. A pod with a lease should have a default route. An
-// empty path means that the namespace is not known yet: findArrival returns 0 without an error.
+// findArrival returns the cookie of the namespace at path if the pod's interface has arrived there: it is up, and has a
+// default route if the pod should have one. If it has not arrived, findArrival returns 0 and an error. If path is
+// empty, because the namespace is not known yet, it returns 0 and no error. A pod with a lease should have a default
+// route. findArrival requires the route because the runtime could not add its own after Tombolo has added one.
 func findArrival(ctx context.Context, a *state.Attachment, path string) (cookie uint64, late error) {
 	if path == "" {
 		return 0, nil

@@ -84,8 +84,8 @@ func (n *Node) Remove(ctx context.Context, name string) error {
 // unnamed is the recorded type of an allocator for which Network.Origin is empty.
 const unnamed = "allocator"
 
-// origin returns the origin to record for the network's attachments. It is Network.Origin, or unnamed if that is
-// empty and there is no Config.Allocators.
+// origin returns the origin to record for the network's attachments. It is Network.Origin, or unnamed if an Allocator
+// has no Origin and there is no Config.Allocators.
 func (n *Node) origin(nw *Network) Origin {
 	if n.cfg.Allocators == nil && nw.Allocator != nil && nw.Origin.Type == "" {
 		return Origin{Type: unnamed}
@@ -277,7 +277,7 @@ func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 
 	now := *r
 	if r.isLockedElsewhere {
-		// The keeper may have changed the attachment's addresses since r was filled in.
+		// tombolod may have changed the attachment's addresses since r was filled in.
 		if rec, err := s.Dir.Load(t.Network, r.hash); err == nil {
 			now.rec, now.addresses = rec, endpoint.Addresses(rec)
 		}
@@ -379,14 +379,14 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 
 	now.leaseDir = cmp.Or(now.leaseDir, t.leaseDir(now.rec))
 
-	// Limit the wait for the lock of a lease, since the keeper may hold it while it waits for the disk.
+	// Limit the wait for the lock of a lease, since tombolod may hold it while it waits for the disk.
 	ctx, cancel := context.WithTimeout(ctx, collectWait)
 	defer cancel()
 	return t.takeDown(ctx, &now)
 }
 
-// inventory holds all that a node has of the attachments of one network, or of all networks: records and kernel
-// objects. The key of all is ident.Hash.
+// inventory holds the records and kernel objects of the attachments of one network, or of all networks. The keys of the
+// map all are hashes (ident.Hash).
 type inventory struct {
 	all    map[string]*remains
 	others []string // descriptions of other programs' elements
@@ -399,8 +399,8 @@ func (inv *inventory) at(hash string) *remains {
 	return inv.all[hash]
 }
 
-// inventory finds all attachments that are on record, have a lease, or have objects in the kernel. If network is
-// empty, it finds the attachments of all networks. The caller lists the leases before it takes the state's lock,
+// inventory finds all attachments that are on record, have a lease, or have objects in the kernel. If network is empty,
+// it finds the attachments of all networks. The caller lists the leases before it takes the state directory's lock,
 // since they are on a disk.
 func (s *session) inventory(ctx context.Context, network string, leases []*lease.Record) (*inventory, error) {
 	inv := &inventory{all: map[string]*remains{}}

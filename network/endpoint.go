@@ -36,7 +36,7 @@ type entry struct {
 	node       *Node
 	s          *session
 	hash       string
-	network    *state.Network // the network's record; nil during an Add, because the attachment's record has the present settings then
+	network    *state.Network // nil during an Add: then the attachment's record has the network's settings
 	getsMore   bool           // the pod gets more addresses after its port is created
 	pending    *state.Pending // the pod's record, during the Add
 	attached   bool           // the pod's port exists on the bridge
@@ -55,8 +55,9 @@ func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
 	return endpoint.Of(rec)
 }
 
-// guardBefore adds the elements that restrict the pod to its MAC and addresses, and those that send frames from the LAN
-// to it, before its port exists. A pod that gets its addresses later gets its host ports then, too.
+// guardBefore adds elements to the firewall's sets before the pod's port exists. They restrict the pod to its MAC and
+// addresses, and send frames from the LAN to it. If it needs neither, guardBefore does nothing. A pod that gets its
+// addresses later gets its host ports then, too.
 func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, required *requirement) error {
 	if rec.Guard == "" && rec.NIC == "" {
 		return nil
@@ -93,9 +94,9 @@ func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, required
 	return nil
 }
 
-// add adds the pod's elements to the firewall's sets, unless guardBefore has added them. If another attachment of the
-// container has a host port, add sets Withheld for this port in the record. required describes the network, to restore
-// missing sets; it is nil outside an Add.
+// add adds those of the pod's elements to the firewall's sets that guardBefore has not added. If another attachment of
+// the container has a host port, add sets Withheld for this port in the record. required describes the network, to
+// restore missing sets; it is nil outside an Add.
 func (e *entry) add(ctx context.Context, rec *state.Attachment, required *requirement) error {
 	ep := e.endpoint(rec)
 	if e.guard == nil {
@@ -114,7 +115,8 @@ func (e *entry) add(ctx context.Context, rec *state.Attachment, required *requir
 		func() error { ep = e.endpoint(rec); return e.s.Firewall.Update(ctx, *e.guard, ep) })
 }
 
-// refuseAddress returns an error if another pod behind the link has the address in own. The error names that pod.
+// refuseAddress returns an error if another pod behind the link has the address in own. The error names that pod. It
+// ignores the remains of a pod that is gone.
 func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) error {
 	owner, err := e.s.Firewall.AddressOwner(ctx, link, own)
 	if err != nil || owner == nil {

@@ -445,8 +445,8 @@ func filtersBridged(rec *state.Network, ipv4 bool) bool {
 }
 
 // reversePaths describes the rules that drop packets from pods at a shared NIC because of their reverse path. Such a
-// rule compares the incoming link, which is the bridge, with the route back, which leads through the NIC. There are
-// none if bridged packets do not pass the firewall.
+// rule compares the incoming link, which is the bridge, with the route back, which leads through the NIC. It returns
+// none if the network shares no NIC, or bridged packets do not pass the firewall.
 func (s *session) reversePaths(ctx context.Context, rec *state.Network) ([]string, error) {
 	var families []uint8
 	if filtersBridged(rec, true) {

@@ -343,7 +343,7 @@ func loopbackFilter(l *bridge.Link, mark uint32) localnet.Filter {
 	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: mark, Stays: l.Alias == endpoint.BridgeAlias}
 }
 
-// placeLoopback adds the clsact qdisc for the filter to a new bridge, since adding it later would cost packets of pods.
+// placeLoopback adds the clsact qdisc for the filter to a new bridge, since adding it later would lose packets of pods.
 // placeLoopback ignores errors, because when the first host port is published, loopbackPart.make tries again, or
 // reports that the kernel has no clsact.
 func (s *session) placeLoopback(ctx context.Context, l *bridge.Link) {

@@ -112,8 +112,8 @@ func removeWaiting(list []state.Waiting, w state.Waiting) []state.Waiting {
 		func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash })
 }
 
-// passPorts publishes the host ports of a removed attachment for the attachments that waited for them. It also
-// removes the attachment from the other records' lists of waiting attachments. The caller holds the state's lock.
+// passPorts publishes the host ports of a removed attachment for the attachments that waited for them. It also removes
+// the attachment from the other records' lists of waiting attachments. The caller holds the state directory's lock.
 // passPorts only logs errors, since the removal must continue, and Repair tries again.
 func (s *session) passPorts(ctx context.Context, removed *state.Attachment) {
 	if removed == nil {

@@ -507,7 +507,7 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 		}
 		dead, deadErr := n.CollectDead(ctx, nw.Name, true)
 		if deadErr == nil && slices.ContainsFunc(dead, func(d Dead) bool { return d.Kept == nil }) {
-			return nil // an ADD removes them, and comes only if Ready returns nil
+			return nil // an ADD would remove them; the runtime sends one only if Ready returns nil
 		}
 		return err
 	}

@@ -52,7 +52,7 @@ type Network struct {
 	ForceAddress bool
 
 	Masquerade    bool           // packets from pods to other destinations get the host's address
-	NonMasquerade []netip.Prefix // except to these destinations
+	NonMasquerade []netip.Prefix // destinations to which packets keep the pod's address
 	Policy        nft.Policy     // the pods, of this and other networks, that may send to the network's pods
 	Internal      bool           // no packet passes between the bridge and another link
 
@@ -282,7 +282,7 @@ type Lease struct {
 	// Sticky means that the client's identity belongs to the pod and not to its container. The lease is then never
 	// released, and is remembered for the pod's next container.
 	Sticky bool
-	// KeeperOptional lets Add succeed even if no keeper runs that would renew the lease.
+	// KeeperOptional lets Add succeed even if no keeper (tombolod) runs, which would renew the lease.
 	KeeperOptional bool
 	// Routes are added to the routes of the lease. Priority is the metric of all these routes.
 	Routes   []dhcpc.Route
@@ -305,7 +305,7 @@ type Reported struct {
 // Attachment is the result of Add.
 type Attachment struct {
 	Key
-	Pod   string // its name
+	Pod   string // the pod's name for operators
 	Path  string // where its namespace can be opened
 	Ready bool   // its Add is complete
 

@@ -468,7 +468,7 @@ func (p *podSite) inside(ctx context.Context) (list []tombolo.Difference, _ erro
 	}
 
 	routes, instead := slices.Clone(want.Routes), map[netip.Prefix]string{}
-	err = route.On(conn).Walk(ctx, route.Filter{}, func(has route.Route) { // a pod may have any number
+	err = route.On(conn).Walk(ctx, route.Filter{}, func(has route.Route) { // build no list: a pod may have any number of routes
 		if isDefault(&has) {
 			shown := has
 			if shown.Link == l.Index {

@@ -352,7 +352,7 @@ func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dry
 		return d, nil
 	}
 
-	// Limit the wait for the lock of a lease. The keeper holds that lock only while it writes the lease's record.
+	// Limit the wait for the lock of a lease. tombolod holds that lock only while it writes the lease's record.
 	ctx, cancel := context.WithTimeout(ctx, collectWait)
 	defer cancel()
 	r := t.ownRemains(ctx, keyOf(rec).owner(), rec.Hash())

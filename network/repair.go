@@ -51,7 +51,7 @@ func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 
 // repairNetworks repairs the networks that are in use. If the list some is not empty, it repairs only the networks in
 // this list. If an object was missing that networks share, it repairs the other networks too. With an empty list it
-// also completes or undoes interrupted takeovers of NICs.
+// also gives back NICs whose takeover was interrupted.
 func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	if err := s.enterAlone(ctx); err != nil {
 		return err
@@ -227,7 +227,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 	records, _, err := s.Dir.ListNetworks()
 	if err == nil && len(records) > 0 {
 		if err = s.enter(ctx); err == nil {
-			records, _, err = s.Dir.ListNetworks() // an ADD may have changed one while it had the lock
+			records, _, err = s.Dir.ListNetworks() // an ADD may have changed a record before this session got the lock
 		}
 	}
 

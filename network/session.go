@@ -95,14 +95,14 @@ func (s *session) close() {
 }
 
 // deferUntilClose makes close call a function, when no lock is held. The function may take locks that come before the
-// state's lock. Its error becomes a warning.
+// state directory's lock in the order of locks. Its error becomes a warning.
 func (s *session) deferUntilClose(do func() error) { s.deferred = append(s.deferred, do) }
 
 // warn logs a message for the operator about a problem that does not end the call.
 func (s *session) warn(text string) { s.Log.Warn(printable.Line(text)) }
 
-// enter takes the shared lock, and begins a new epoch if the records are of an earlier boot. If the session already
-// holds the lock, it does nothing.
+// enter takes the state directory's lock, shared, and begins a new epoch if the records are of an earlier boot. If the
+// session already holds the lock, it does nothing.
 func (s *session) enter(ctx context.Context) error {
 	if s.lock != nil {
 		return nil
@@ -115,8 +115,8 @@ func (s *session) enter(ctx context.Context) error {
 	return err
 }
 
-// leave releases the lock, so that the caller can wait for something slow, or take a lock that comes before it.
-// Records that were read under the lock may have changed at the next enter.
+// leave releases the lock, so that the caller can wait for something slow, or take a lock that comes before it in the
+// order of locks. Records that were read under the lock may have changed at the next enter.
 func (s *session) leave() {
 	if s.lock == nil {
 		return
@@ -126,7 +126,7 @@ func (s *session) leave() {
 	s.lock = nil
 }
 
-// enterAlone takes the lock exclusively, unless the session holds it exclusively already.
+// enterAlone takes the state directory's lock exclusively, unless the session holds it exclusively already.
 func (s *session) enterAlone(ctx context.Context) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -134,9 +134,9 @@ func (s *session) enterAlone(ctx context.Context) error {
 	return s.lock.Upgrade(ctx)
 }
 
-// The lock's file notes nf_tables' generation at the end of the last call, and the networks for which the firewall was
-// complete then. The note is valid only in its epoch and network namespace. While the generation stays the same,
-// nf_tables is unchanged, and the next call requests this number instead of the rules.
+// The file of the state directory's lock notes nf_tables' generation at the end of the last call, and the networks for
+// which the firewall was complete then. The note is valid only in its epoch and network namespace. While the generation
+// stays the same, nf_tables is unchanged, and the next call requests this number instead of the rules.
 
 // readGeneration passes the generation in the lock's file to the firewall's socket.
 func (s *session) readGeneration() {

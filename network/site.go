@@ -171,7 +171,7 @@ type podSite struct {
 	lost  error
 	gone  bool // the port is gone; nothing else is reported, since the pod's other objects are useless without it
 	found findings
-	// keeperOptional means that the pod's lease needs no keeper that renews it.
+	// keeperOptional means that the pod's lease needs no tombolod that renews it.
 	keeperOptional bool
 	anyDefault     bool // the pod's default routes may lead anywhere
 }

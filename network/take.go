@@ -44,7 +44,7 @@ func (s *session) loadTake(nic string) (rec *uplink.Record, _ error) {
 	return rec, stateError(err)
 }
 
-// withLock takes the state's exclusive lock, so that no Add works at the same time, and calls do.
+// withLock takes the state directory's lock exclusively, so that no Add works at the same time, and calls do.
 func (u Uplinks) withLock(ctx context.Context, nic string, do func(*session) error) error {
 	if err := checkNIC(nic); err != nil {
 		return err

@@ -31,7 +31,7 @@ type uplinkPart struct{}
 type foundUplink struct {
 	nic    *bridge.Link // Index 0 if the host has no such link; nil if the network has no uplink
 	shared bool         // the bridge shares the NIC, or would share it: the NIC is no port of the bridge
-	ready  bool         // the share needs no Ensure, as far as single requests show
+	ready  bool         // share.Conn.Ready found that the share needs no Ensure
 }
 
 // shareOf returns the description of a network's share of its NIC.
@@ -345,7 +345,7 @@ func checkNIC(nic string) error {
 // Uplinks provides the operations on the host's NICs that connect bridges to a LAN.
 type Uplinks struct{ node *Node }
 
-// Uplinks returns access to the NICs that are shared or taken over, or may be.
+// Uplinks returns access to the NICs that are shared or taken over, or that could be.
 func (n *Node) Uplinks() Uplinks { return Uplinks{n} }
 
 // PlanShare describes the objects that the first Add of a network with this NIC and bridge would create, one a line.
@@ -532,7 +532,7 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	return slices.DeleteFunc(list, func(r UplinkReport) bool { return nic != "" && r.NIC != nic }), nil
 }
 
-// addChildLinks notes in report.Others the limitations that a share means for macvlan and ipvlan links on the same
+// addChildLinks notes in report.Others the limitations that sharing causes for macvlan and ipvlan links on the same
 // NIC.
 func (report *Inspection) addChildLinks(ctx context.Context, n *site) error {
 	if !n.uplink.shared || n.uplink.nic.Index == 0 {

@@ -115,7 +115,8 @@ func (m *move) delAddresses() []request {
 	return list
 }
 
-// removeBridge returns the request that deletes the bridge, or none if it has other ports.
+// removeBridge returns the request that deletes the bridge. If the bridge has ports besides the NIC, or does not exist,
+// it returns none.
 func (m *move) removeBridge() []request {
 	hasPorts := slices.ContainsFunc(m.s.Links,
 		func(l link.Info) bool { return l.Master == m.from.Index && l.Index != m.to.Index })
@@ -188,7 +189,7 @@ func (m *move) moveRoutes() []request {
 	return list
 }
 
-// movedRoute returns the route through the other link.
+// movedRoute returns a copy of the route that leads through the other link.
 func (m *move) movedRoute(r route.Route) route.Route {
 	r.Flags = 0
 	if r.Link == m.from.Index {

@@ -59,7 +59,7 @@ type Conn struct {
 	bridge *bridge.Conn
 }
 
-// On returns a Conn over an open socket of the namespace, which still belongs to its owner.
+// On returns a Conn that uses an open socket of the namespace. The socket's owner still has to close it.
 func On(s tombolo.Socket) *Conn {
 	return &Conn{nl: nl.Of(s), addrs: addr.On(s), routes: route.On(s), bridge: bridge.On(s, nil)}
 }
@@ -162,7 +162,7 @@ func (c *Conn) Take(ctx context.Context, u Uplink, j Journal) (*Record, error) {
 	return nil, err
 }
 
-// take runs the steps of a takeover, and records their end in the journal.
+// take runs the steps of a takeover. It saves the record in the journal before each step and after the last one.
 func (c *Conn) take(ctx context.Context, rec *Record, j Journal) error {
 	for _, st := range takeSteps(&rec.Uplink, &rec.Before.NIC) {
 		if err := errors.Join(ctx.Err(), rec.save(j)); err != nil {
@@ -226,9 +226,9 @@ func makeBridge(ctx context.Context, c *Conn, rec *Record, _ *move) error {
 	return errors.Join(copySettings(rec.NIC, rec.Bridge), setSourceChecks(rec.Bridge, ""))
 }
 
-// waitUntilLocal waits until a link receives packets to its new IPv6 addresses. After the answer to the request, a
-// worker of the kernel joins the groups for their neighbour discovery and adds their local routes. Until then packets
-// would be lost once the other link no longer has the addresses.
+// waitUntilLocal waits until a link receives packets to its new IPv6 addresses. After a request has added an address, a
+// worker of the kernel joins the address's neighbour discovery group and adds its local route. Before that, packets
+// would be lost once the other link no longer has the address.
 func waitUntilLocal(ctx context.Context, c *Conn, _ *Record, m *move) error {
 	if m.from.Index == noLink {
 		return nil
@@ -432,7 +432,7 @@ func (c *Conn) lookRoutes(ctx context.Context, s *snapshot) error {
 	return err
 }
 
-// address returns the link's entry for an address, or nil.
+// address returns the link's entry for an address, or nil if the link does not have the address.
 func (s *snapshot) address(index int, a addr.Address) *addr.Address {
 	for i := range s.Addresses {
 		if have := &s.Addresses[i]; have.Link == index && have.Prefix == a.Prefix && have.Peer == a.Peer {

@@ -101,7 +101,7 @@ func (t *step) selecting(m *message) {
 		return
 	}
 
-	if l.Server = m.sender(); !usable(l.Server) { // udhcpc also uses the source address
+	if l.Server = m.sender(); !usable(l.Server) { // without an identifier the source address counts, as in udhcpc
 		t.note(describe(m) + ": no server identifier")
 		return
 	}
@@ -255,8 +255,8 @@ func (t *step) refusal(l *Lease) error {
 	return t.cfg.Refuse(l, t.s.lease)
 }
 
-// refuse declines a granted address for the caller's reason, ends the present lease and avoids the server from now
-// on.
+// refuse declines a granted address because Config.Refuse refused it, ends the present lease and avoids the server from
+// now on.
 func (t *step) refuse(l *Lease, why error) {
 	t.lose()
 	t.shun(l.Server)
@@ -293,7 +293,7 @@ func (t *step) accept(l *Lease) {
 const (
 	probeCount   = 3
 	probeWait    = time.Second // the longest pause before the first probe
-	probeMin     = time.Second // the pause between two probes
+	probeMin     = time.Second // the shortest pause between two probes
 	probeMax     = 2 * time.Second
 	announceWait = 2 * time.Second // the wait for answers after the last probe
 )

@@ -28,7 +28,7 @@ func NewMachine(cfg *Config) (*Machine, error) {
 // gets, nor anything that this Session points to.
 type Session struct {
 	state  state
-	random trace.Random // the source of xids and pauses
+	random trace.Random // the source of transaction identifiers and pauses
 	now    time.Time    // the latest time given to Step
 	wake   time.Time
 	listen time.Time

@@ -38,7 +38,7 @@ const (
 	snameAt, fileAt, cookieAt, optionsAt = 44, 108, 236, 240
 )
 
-// parse parses the DHCP message in a packet.
+// parse parses the DHCP message in a packet. An unusable option is no error: m.ignored lists it.
 func parse(p *Packet) (m *message, err error) {
 	m = &message{nextHop: p.SrcMAC, source: p.Src.Addr().Unmap()}
 	b := p.Payload
@@ -66,9 +66,10 @@ func parse(p *Packet) (m *message, err error) {
 	return m, nil
 }
 
-// addOptions adds the options of one field up to its End option, without truncated options. If an option of fixed size
-// is repeated, it keeps the first value of that size: dnsmasq sends lease time and server identifier twice if they are
-// also configured as options. It joins the parts of other options (RFC 3396).
+// addOptions adds the options of one part of the message (options, file or sname) up to its End option, without
+// truncated options. If an option of fixed size is repeated, it keeps the first value of that size: dnsmasq sends lease
+// time and server identifier twice if they are also configured as options. It joins the parts of other options (RFC
+// 3396).
 func (m *message) addOptions(b []byte) {
 	for len(b) > 0 && b[0] != dhcpv4.OptionEnd.Code() {
 		code := b[0]

@@ -182,8 +182,8 @@ func (s *session) release(addr netip.Addr) error {
 	return nil
 }
 
-// lastPath returns the path of the file with the last address that a range set assigned. It serves only to spread the
-// addresses, so errors are ignored.
+// lastPath returns the path of the file with the last address that a range set assigned. The file serves only to spread
+// the addresses, so its users ignore errors.
 func (s *store) lastPath(index int) string { return s.dir + "/" + lastPrefix + strconv.Itoa(index) }
 
 // parseLast parses the content of a last_reserved_ip file. It returns the zero Addr if the content is no address.
@@ -254,14 +254,14 @@ const (
 	defaultLockWait = 5 * time.Second
 )
 
-// A session is a store whose lock is held. All methods that change the directory belong to session.
+// A session is a store whose lock is held. All methods that change reservations belong to session.
 type session struct {
 	*store
 	fd    int // the open lock file
 	order *lockorder.Acquisition
 
 	keeper string        // the name that keeps an Add's addresses (see HostLocal.Keep), or ""
-	kept   []keptAddress // read only for an Add with a keeper
+	kept   []keptAddress // the addresses that names keep; nil unless keeper is set
 }
 
 // lock waits for the lock of the directory until s.wait is over or ctx ends. The error matches ErrLocked if another

@@ -201,7 +201,8 @@ func podElement(bridge string, a netip.Addr) ruleset.Element {
 }
 
 // traces returns all elements that the endpoint may have in the kernel, also from an earlier state. It includes the
-// elements for masquerading, leftovers, and, unless PortSNAT is SNATNeeded, the elements for every PortSNAT.
+// elements for masquerading, the elements from leftovers and, unless PortSNAT is SNATNeeded, the elements for every
+// PortSNAT.
 func (ep Endpoint) traces() []ruleset.Element {
 	ep.Masquerade = true
 	if ep.PortSNAT != SNATNeeded {

@@ -36,15 +36,16 @@ func (o *options) bugreportCommand() *cobra.Command {
 	return cmd
 }
 
-// bugreport writes a new file with the output of other commands. It returns an error if the file exists already. If a
-// part of the report fails, the file contains the error. bugreport also returns the error if a permission is missing.
+// bugreport writes a new file at path with the output of other tombolo commands and the configurations in lists. It
+// returns an error if the file exists already. If a part of the report fails, the file contains the error. bugreport
+// also returns an error about a missing permission.
 func (o *options) bugreport(ctx context.Context, path, lists string) error {
 	report, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	defer report.Close()
-	ctx, stop := context.WithTimeout(ctx, time.Minute) // doctor waits for lost packets, pod by pod
+	ctx, stop := context.WithTimeout(ctx, time.Minute) // a limit, since doctor waits for each lost packet of each pod
 	defer stop()
 	inner := &options{out: printable.Writer(report), stderr: printable.Writer(report)}
 	var denied error

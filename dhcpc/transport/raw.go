@@ -362,8 +362,8 @@ func (s *socket[P]) Receive(ctx context.Context, until time.Time) (P, error) {
 	}
 }
 
-// deadline makes reads end at a time, or when ctx is done. The caller must call the returned function after reading.
-// That function removes the limits, and returns only when no pending callback can disturb the next read.
+// deadline makes reads end at the time until, or when ctx is done. The caller must call the returned function after
+// reading. When that function returns, ctx can no longer disturb the next read.
 func (s *socket[P]) deadline(ctx context.Context, until time.Time) (func(), error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

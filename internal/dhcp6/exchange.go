@@ -235,7 +235,8 @@ func (t *step) renew(kind dhcpv6.MessageType, irt, mrt time.Duration, end time.T
 	t.send(t.request(kind, server, t.s.lease.Address), irt, mrt, end)
 }
 
-// renewing handles the answer to a RENEW or a REBIND (RFC 8415, section 18.2.10.1).
+// renewing handles the answer to a RENEW or a REBIND (RFC 8415, section 18.2.10.1). It takes the extended lease, or
+// another lease that the server grants in its place. If the server has forgotten the lease, it sends a REQUEST.
 func (t *step) renewing(m *message) {
 	l := t.s.lease
 	if m.kind != dhcpv6.MessageTypeReply || t.s.state == renewing && !t.isReplyFrom(m, l.Server) {
@@ -298,7 +299,7 @@ func (t *step) inform() {
 	t.send(m, infTimeout, infMaxRT, time.Time{})
 }
 
-// informing handles the answer to an INFORMATION-REQUEST.
+// informing handles the answer to an INFORMATION-REQUEST, and reports the options in Output.Information.
 func (t *step) informing(m *message) {
 	if m.kind != dhcpv6.MessageTypeReply || statusOf(m.status) != iana.StatusSuccess {
 		t.note(m.describe())

@@ -132,8 +132,8 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease6) (Session, error
 		back := l.Obtained.Sub(now)
 		moved.Obtained = now
 		if !l.Infinite() {
-			// Move the times into the past by the same amount, so that the lease does not last longer than the server
-			// granted it.
+			// Move the times into the past by as much as the clock was set back, so that the lease does not last longer
+			// than the server granted it.
 			moved.Renew, moved.Rebind, moved.Expire = now, now, l.Expire.Add(-back)
 			if !l.Preferred.IsZero() {
 				moved.Preferred = l.Preferred.Add(-back)
@@ -376,7 +376,8 @@ func (t *step) refused(l *Lease6) error {
 	return t.cfg.Refuse(l, t.s.lease)
 }
 
-// checked handles the verdict of duplicate address detection.
+// checked declines the address if another host has it, according to duplicate address detection. Otherwise it begins to
+// use the lease.
 func (t *step) checked(v Verdict) {
 	l := t.s.requested
 	if v == InUse {

@@ -337,8 +337,9 @@ func (c *Config) lease(m *message, a netip.Addr, preferred, valid time.Duration,
 	return l
 }
 
-// times returns T1 and T2, in this order and before the end of the lease. The server may leave them to the client, or
-// send times after the end. They are then fractions of the preferred lifetime, as RFC 8415, section 21.4, recommends.
+// times returns T1 and T2, in this order and not after the end of the lease. The server may leave them to the client,
+// or send times after the end. They are then fractions of the preferred lifetime, as RFC 8415, section 21.4,
+// recommends.
 func times(preferred, valid, t1, t2 time.Duration) (renew, rebind time.Duration) {
 	base := preferred
 	if base == 0 {

@@ -457,7 +457,8 @@ func QueueListeners() (map[uint16]bool, error) {
 	return list, err
 }
 
-// RuleComment returns the comment of a rule, an NFT_MSG_NEWRULE, in the form of nft or of iptables.
+// RuleComment returns the comment of a rule, an NFT_MSG_NEWRULE, no matter whether nft or iptables added it. Without a
+// comment, it returns "".
 func RuleComment(rule []byte) string {
 	comment, _ := CommentOf(Find(rule, unix.NFTA_RULE_USERDATA))
 	Each(Find(rule, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {

@@ -83,7 +83,7 @@ func (c *Conn) HasFirewalld(ctx context.Context) (is, strict bool, _ error) {
 	return is, strict, err
 }
 
-// families are the families of tables that see packets of pods.
+// families returns the families of tables that see packets of pods.
 func families() []uint8 { return []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} }
 
 // isOurs reports whether a table is the inet table of package nft.
@@ -422,7 +422,7 @@ func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link strin
 	switch {
 	case o == nil, admitted && !(isFirewalld && b.leadsTo(strictForward)):
 		return nil, b.err
-	case isFirewalld: // policies come behind its rejection of redirected packets
+	case isFirewalld: // firewalld applies its policies only after it has rejected redirected packets
 		return func(protocol, host, podPort string) string {
 			return fmt.Sprintf(`firewall-cmd --permanent --add-rich-rule='rule family="ipv%s" %sforward-port `+
 				`port="%s" protocol="%s" to-port="%s" to-addr="%s"' && firewall-cmd --reload`,

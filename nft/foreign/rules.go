@@ -16,7 +16,7 @@ import (
 type rule struct {
 	handle  uint64
 	comment string // in nft's or in iptables' form
-	ours    bool   // the comment is ours, even if the rule was changed
+	ours    bool   // true if the comment is ours, even if somebody has changed the rule
 	verdict verdict
 	target  string // the target chain of a jump or goto
 
@@ -289,7 +289,7 @@ func (rr *ruleReader) expression(name string, own []byte) {
 				nftnl.Text(nftnl.Find(verdict, unix.NFTA_VERDICT_CHAIN)))
 		}
 		rr.loaded.sets = native(nftnl.Find(own, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VALUE))
-	case "match": // an x_tables match, and below an x_tables target
+	case "match": // an extension of x_tables, like "target"
 		rr.xtMatch(nftnl.Text(nftnl.Find(own, xtName)), nftnl.Find(own, xtInfo))
 	case "target":
 		rr.xtTarget(nftnl.Text(nftnl.Find(own, xtName)))
@@ -497,6 +497,6 @@ func (rr *ruleReader) xtTarget(name string) {
 	case "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "LED":
 		rr.logs = true
 	default:
-		rr.opaque = true // the target changes the packet, or ends its way
+		rr.opaque = true // the target may change, accept or drop the packet
 	}
 }

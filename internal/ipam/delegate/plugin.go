@@ -174,9 +174,9 @@ type lists struct {
 	Routes     []json.RawMessage `json:"routes"`
 }
 
-// ReadResult parses a result of any version of the specification. The argument version is the configuration's, for a
-// result that names none. A null entry in a list is an error, because the library's conversions panic on it. An entry
-// in ips without an address is an error too.
+// ReadResult parses a result of any version of the specification. version is the CNI version of the configuration. It
+// applies to a result that names no version. A null entry in a list is an error, because the library's conversions
+// panic on it. An entry in ips without an address is an error too.
 func ReadResult(data []byte, version string) (*current.Result, error) {
 	var shape lists
 	if err := json.Unmarshal(data, &shape); err != nil {

@@ -152,7 +152,7 @@ func (t Tables) Outline(rs *Ruleset) (*State, error) {
 	st.getOutline(&b, rs)
 	st.getBridge(&b, rs)
 	st.getSentinels(&b, rs.Sets())
-	return st, nftnl.ExecuteGets(t.Conn, &b, unix.EINVAL) // EINVAL: a set with other keys
+	return st, nftnl.ExecuteGets(t.Conn, &b, unix.EINVAL) // ignore EINVAL: a set has keys of another length
 }
 
 // Read reads everything that a ruleset names, including the comments of all rules. If something changes in between,

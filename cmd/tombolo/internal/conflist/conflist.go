@@ -40,7 +40,8 @@ type list struct {
 	Capabilities map[string]bool   `json:"capabilities"`
 }
 
-// Examine examines a configuration file: a list of plugins, or the configuration of one plugin.
+// Examine lists the problems of a configuration file and the steps of its first ADD. data is a list of plugins, or the
+// configuration of one plugin.
 func Examine(data []byte) *Report {
 	r := &Report{}
 	var l list

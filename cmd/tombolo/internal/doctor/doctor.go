@@ -184,7 +184,7 @@ func (e *examination) recorded(causes []report.Line) {
 		if step == StepNamespace {
 			e.dead = true
 		}
-		// Spanning tree is a note, since the port may forward by now.
+		// A difference about spanning tree is only a note, since the port may forward by now.
 		f := Finding{Step: step, Note: strings.Contains(c.Text, spanningTree)}
 		f.Evidence, f.Remedy = split(c.Text, report.Help(c.Remedy))
 		e.findings = append(e.findings, f)

@@ -93,8 +93,8 @@ func (e *examination) sendsTo(to netip.Addr) bool {
 	return i >= 0
 }
 
-// connection begins a TCP connection from the pod, and adds a finding if no answer comes. A refused connection counts
-// as an answer.
+// connection opens a TCP connection from the pod, and adds a finding if no answer comes. A refused connection counts as
+// an answer.
 func (e *examination) connection(ctx context.Context, to netip.AddrPort) error {
 	const dynamic = 49152 // the first port that is not assigned (RFC 6335)
 	from := netip.AddrPortFrom(e.own, dynamic+rand.N[uint16](1<<14))

@@ -294,7 +294,7 @@ const end = "-end"
 func (t *trail) tables() *nftnl.Transaction {
 	const (
 		owned = 2    // NFT_TABLE_F_OWNER, Linux 5.12
-		first = -450 // later than br_netfilter, which takes out packets that passed the hook already
+		first = -450 // after br_netfilter, which keeps bridged packets from passing the hook twice
 	)
 	transaction := nftnl.Begin(nil)
 	add := func(family uint8, chain string, hook int, priority int32, messages ...message) {
@@ -416,8 +416,8 @@ func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
 		r, number, r.handle, strings.TrimSuffix(quoted(r, comment), ","), what), err
 }
 
-// acceptInPolicy returns a command for a firewalld policy. The command makes the policy accept packets from the pod's
-// subnet before it applies other rules.
+// acceptInPolicy returns a command that makes a firewalld policy accept packets from the pod's subnet, ahead of the
+// policy's other rules.
 func (e *examination) acceptInPolicy(policy string) string {
 	family := map[bool]string{true: "ipv4", false: "ipv6"}[e.own.Is4()]
 	i := slices.IndexFunc(e.at.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr() == e.own })

@@ -180,7 +180,8 @@ func (r *runner) countSleep(now time.Time) (err error) {
 }
 
 // wait returns the next packet. It returns nil when the given time has come, or when the session expects no packet any
-// more. The zero time means no limit. While the session expects no packet, wait closes the transport.
+// more. The zero time means no limit. While the session expects no packet, or if the transport of a patient runner
+// fails, wait closes the transport and waits without it.
 func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error) {
 	if r.conn != nil && now.Before(r.session.listen) {
 		p, err := r.conn.Receive(ctx, trace.Earlier(until, r.session.listen))

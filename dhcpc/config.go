@@ -80,14 +80,15 @@ type Config struct {
 	LinkMTU int `json:"linkMTU,omitempty"`
 
 	// Refuse returns the reason to refuse a lease, or nil to accept it. A nil Refuse accepts all leases. held is the
-	// lease that the client already has, or nil. The client calls Refuse for each OFFER and each ACK. It uses a
-	// refused OFFER only if no server offers a better one, and answers a refused ACK with a DECLINE.
+	// lease that the client already has, or nil. The client calls Refuse for each OFFER and each ACK, and before it
+	// uses Last without an answer. It uses a refused OFFER only if no server offers a better one, and answers a refused
+	// ACK with a DECLINE.
 	Refuse func(l, held *Lease) error `json:"-"`
 
 	// Timeout limits Acquire, together with its context. 0 means DefaultTimeout.
 	Timeout time.Duration `json:"-"`
-	// Retransmit is the time until the client sends a DISCOVER again. It doubles each time up to 64 s, and varies at
-	// random by 1 s or a quarter, whichever is less. 0 means 4 s.
+	// Retransmit is the time until the client repeats a DISCOVER, or a REQUEST for an offer. It doubles each time up to
+	// 64 s, and varies at random by 1 s or a quarter, whichever is less. 0 means 4 s.
 	Retransmit time.Duration `json:"-"`
 
 	// Dial opens a transport. If local is not valid, the transport is for a client without an address, which
@@ -236,7 +237,7 @@ type Lease struct {
 	// Others are other servers that answered while the client acquired this lease or the leases before it.
 	Others []netip.Addr `json:"others,omitempty"`
 
-	// Obtained is the time of the REQUEST that the ACK answered. Renew (T1), Rebind (T2) and Expire are relative to
+	// Obtained is the time of the REQUEST or DISCOVER that the ACK answered. Renew (T1), Rebind (T2) and Expire are relative to
 	// it, and all zero if the lease never ends.
 	//
 	// Within a process the times have a reading of the monotonic clock, which the kernel also uses for lifetimes of
@@ -320,8 +321,8 @@ func (l *Lease) Left(now time.Time) time.Duration {
 }
 
 // unconfirmed returns a copy of the lease with T1 and T2 set to now. So the client asks servers at once whether the
-// lease is still valid. If Obtained is in the future, because the clock was set back, it moves the lease to begin
-// now.
+// lease is still valid. If Obtained is in the future, because the clock was set back, it moves the lease to begin now.
+// It returns a lease that never ends unchanged.
 func (l *Lease) unconfirmed(now time.Time) *Lease {
 	if l.Infinite() {
 		return l

@@ -79,8 +79,8 @@ type Output struct {
 	// Send is a packet that the caller must send now, or nil. If sending fails, continue: a later Step repeats the
 	// message.
 	Send *Packet
-	// Bound is a lease that a server has just granted, renewed or confirmed, or nil. The caller must apply its
-	// address, routes and lifetimes.
+	// Bound is a lease to use from now on, or nil. A server has just granted, renewed or confirmed it, or it is
+	// Config.Last and no server has answered. The caller must apply its address, routes and lifetimes.
 	Bound *Lease
 	// Lost is a lease that has just ended, or nil. From now on nothing may use its address.
 	Lost *Lease

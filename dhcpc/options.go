@@ -343,7 +343,7 @@ func (r *reader) staticRoutes() []Route {
 }
 
 // onLinkFirst returns the routes in an order that the kernel accepts: first those on the link, then those with a
-// router. If no route on the link leads to a router, for example because the address is a /32, it adds one.
+// router. If neither the subnet nor a route on the link contains a router, onLinkFirst adds a route to this router.
 func onLinkFirst(list []Route, own netip.Prefix) []Route {
 	var onLink, others []Route
 	list = slices.Clone(list)

@@ -7,9 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allocate reserves an address of the range set p[index] for owner, and returns it with its range. It reserves the
-// requested address. If requested is not valid, it prefers an address that the owner's name keeps, and else takes the
-// next free address in turn. It takes an address that another name keeps only if no other is free.
+// allocate reserves an address of the range set p[index] for owner, and returns it with its range. If requested is
+// valid, it reserves this address, or returns an error that matches ErrAddressTaken. Otherwise it prefers an address
+// that the owner's name keeps, and else takes the next free address in turn. It takes an address that another name
+// keeps only if no other is free.
 func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
 	set := p[index]
 	if requested.IsValid() {

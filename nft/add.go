@@ -128,7 +128,8 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 
 // replace adds the elements in group. It keeps elements that exist with the same comment and data. It deletes other
 // existing elements with the same keys, and existing elements that exclude new ones. It also deletes the elements in
-// gone that exist with the same comment. No element may be in both group and gone.
+// gone that exist with the same comment. No element may be in both group and gone. If two elements in group exclude
+// each other, replace returns a *ConflictError.
 //
 // If refuse is not nil, replace first calls it with the existing elements that have a key from group or exclude a new
 // element. An entry is nil if a key does not exist. If refuse returns an error, replace changes nothing.

@@ -45,7 +45,7 @@ type Conn struct {
 	tables   ruleset.Tables
 	mark     uint32
 	verified nftnl.Verified // the networks that Ready found complete, and the nf_tables generation in which it did
-	err      error          // the error about an invalid Config passed to On; every method that sends requests returns it
+	err      error          // an invalid Config passed to On; methods that send requests return it
 }
 
 // Dial opens a netlink connection to nf_tables. It needs CAP_SYS_ADMIN if cfg.NetNS is set. All methods need
@@ -106,8 +106,8 @@ func (c *Conn) Socket() tombolo.Socket {
 	return nftnl.SharedSocket{Conn: c.tables.Conn, Verified: &c.verified}
 }
 
-// retry calls the function try. If try fails because another program changed nf_tables at the same time, retry calls
-// it again, until ctx ends. If c.err is not nil, retry returns this error instead.
+// retry calls the function try. If try fails because another program changed nf_tables at the same time, retry calls it
+// again, as nftnl.Retry does. If c.err is not nil, retry returns this error instead.
 func (c *Conn) retry(ctx context.Context, try func() error) error {
 	if c.err != nil {
 		return c.err
@@ -116,7 +116,7 @@ func (c *Conn) retry(ctx context.Context, try func() error) error {
 }
 
 // change calls fill to write a transaction, and then commit to commit it. If another program changes nf_tables before
-// the commit, change tries again with a new transaction, until ctx ends.
+// the commit, change tries again with a new transaction, as nftnl.Retry does.
 func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transaction) error) error {
 	return c.retry(ctx, func() error {
 		generation, err := nftnl.VisibleGeneration(c.tables.Conn)
@@ -154,7 +154,8 @@ func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []
 }
 
 // commitEndpoints commits a transaction that changes only elements of endpoints. If the transaction is empty, it does
-// nothing. Such a change leaves all networks complete, so c.verified then applies to the new generation too.
+// nothing. Such a change leaves all networks complete, so c.verified then applies to the new generation too. If the
+// kernel refuses the transaction as outdated, commitEndpoints empties c.verified.
 func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	if t.Empty() {
 		return nil
@@ -289,8 +290,8 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	return true, nil
 }
 
-// explainKernel adds an explanation if the kernel returns "not found" although the transaction only adds objects.
-// Such an error means that the kernel lacks an nf_tables module.
+// explainKernel explains the error "not found" of Ensure's transaction. The transaction names only objects that exist
+// or that it creates. So the error means that the kernel lacks an nf_tables module.
 func explainKernel(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf(

@@ -113,8 +113,8 @@ func (z *Zones) notify() {
 }
 
 // Look puts the links of networks into the zone, and takes out links whose networks are gone. If firewalld does not run
-// in this network namespace, Look only calls Tell. After an error, call Look again soon. ErrNoBus means that the bus or
-// firewalld does not run, which is no fault.
+// in this network namespace, Look only calls Tell. After an error, call Look again soon. ErrNoBus is no fault: the bus
+// does not run, or firewalld has just ended.
 func (z *Zones) Look(ctx context.Context) error {
 	if z.bus != nil && z.bus.conn.Context().Err() != nil {
 		z.release()

@@ -80,8 +80,8 @@ func WithComment(list []Element, comment string) []Element {
 	return list
 }
 
-// KeyText returns the key as nft prints it, or "FIRST to LAST" for an interval. If the set or its type is unknown, it
-// returns the key in hexadecimal.
+// KeyText returns the key as nft prints it, or "FIRST to LAST" for an interval. If the set is not ours, or the key has
+// a wrong length, it returns the key in hexadecimal.
 func (e Element) KeyText() string {
 	if s, _ := setAt(e.Set); len(e.Key) == int(s.KeyLen) {
 		text := typedText(s.KeyType, e.Key)
@@ -120,7 +120,8 @@ func setAt(at Place) (Set, bool) {
 // String returns the key and the name of the set.
 func (e Element) String() string { return e.KeyText() + " of set " + e.Set.Name }
 
-// DataText returns the data as nft prints it. If the set or its type is unknown, it returns the data in hexadecimal.
+// DataText returns the data as nft prints it. If the set is no map of ours, or the data have a wrong length, it returns
+// the data in hexadecimal.
 func (e Element) DataText() string {
 	if s, _ := setAt(e.Set); s.DataLen > 0 && len(e.Data) == int(s.DataLen) {
 		return typedText(s.DataType, e.Data)

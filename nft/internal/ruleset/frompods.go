@@ -170,9 +170,9 @@ func (list *rules) addTowardHost() {
 	list.begin("IPv4 that cannot be read").isProtocol(unix.ETH_P_IP).Drop()
 }
 
-// addUntrusted appends the rules of the chain untrusted, which runs after the chain guard. It applies to guarded
-// ports that must not have a server or router behind them. The chain guard already checks the MAC and the addresses.
-// This chain drops packets by their protocol, and accepts all others.
+// addUntrusted appends the rules of the chain untrusted, which runs after the chain guard. It applies to guarded ports
+// that must not have a server or router behind them. The chain guard already checks the MAC and the addresses. This
+// chain drops packets by their protocol, and packets whose protocol the kernel cannot find.
 func (list *rules) addUntrusted() {
 	list.begin("ports that are not of hosts only").linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet).Return()
 

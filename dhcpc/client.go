@@ -240,7 +240,7 @@ func (r *runner) send(ctx context.Context, p *Packet) error {
 	return r.conn.Send(ctx, p)
 }
 
-// dial opens a transport with the caller's Dial. If Dial returns nil without an error, dial returns an error.
+// dial opens a transport with Config.Dial. If Config.Dial returns nil without an error, dial returns an error.
 func (c *Client) dial(ctx context.Context, local netip.Addr) (Transport[*Packet], error) {
 	conn, err := c.cfg.Dial(ctx, local)
 	if err == nil && conn == nil {

@@ -237,8 +237,8 @@ type Lease struct {
 	// Others are other servers that answered while the client acquired this lease or the leases before it.
 	Others []netip.Addr `json:"others,omitempty"`
 
-	// Obtained is the time of the REQUEST or DISCOVER that the ACK answered. Renew (T1), Rebind (T2) and Expire are relative to
-	// it, and all zero if the lease never ends.
+	// Obtained is the time of the REQUEST or DISCOVER that the ACK answered. Renew (T1), Rebind (T2) and Expire are
+	// relative to it, and all zero if the lease never ends.
 	//
 	// Within a process the times have a reading of the monotonic clock, which the kernel also uses for lifetimes of
 	// addresses. That clock stops while the machine is suspended; Client.Run corrects the times. Times read from JSON

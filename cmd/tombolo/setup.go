@@ -66,7 +66,8 @@ func (o *options) validateCommand() *cobra.Command {
 	return cmd
 }
 
-// validate prints the problems of each file or, if there are none, the steps of its first ADD.
+// validate prints the warnings and the problems of each file. If a file has no problems, validate prints the steps of
+// its first ADD. It returns a findingsError if a file is invalid, and an error if a file cannot be read.
 func (o *options) validate(ctx context.Context, files []string) error {
 	var text strings.Builder
 	invalid := false

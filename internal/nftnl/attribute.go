@@ -430,7 +430,7 @@ func QueueOf(rule []byte) (q Queue, ok bool) {
 				q, ok = Queue{e.Num, e.Total, e.Flag&expr.QueueFlagBypass != 0}, true
 			}
 		case name == "target" && Text(Find(own, targetName)) == "NFQUEUE" && len(info) >= 8:
-			// This is struct xt_NFQ_info_v3. For the revisions 0 and 1, its last fields are zero.
+			// info is a struct xt_NFQ_info_v3. The shorter structs of revisions 0 and 1 are padded with zeros.
 			at := func(offset int) uint16 { return binary.NativeEndian.Uint16(info[offset:]) }
 			q, ok = Queue{at(0), max(at(2), 1), at(4)&1 != 0}, true
 		}

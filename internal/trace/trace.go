@@ -46,7 +46,7 @@ func Shun[T comparable](list []T, server T) []T {
 }
 
 // maxHeard is the number of kinds of messages that a Trace counts separately. It counts all other kinds together, so
-// that a flood of odd messages takes no memory.
+// that a flood of odd messages takes little memory.
 const maxHeard = 8
 
 // Trace counts the messages since the client last had a lease. Copies of a session have copies of its Trace, which

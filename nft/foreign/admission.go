@@ -80,8 +80,8 @@ func getChain(b *nl.Batch, ch chain, reply func(nftnl.Chain)) {
 	}, ch.named(unix.NFTA_CHAIN_NAME)...)
 }
 
-// rulesOf returns the rules of a chain, evaluated for the packet p. It evaluates our own rules for their own bridge.
-// If the chain does not exist, the result is empty.
+// rulesOf returns the rules of a chain, evaluated for the packet p. A rule of ours is evaluated for packets of its own
+// bridge instead. If the chain does not exist, the result is empty.
 func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

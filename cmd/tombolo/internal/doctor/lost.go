@@ -221,8 +221,9 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 		"%s, passes the firewall and is not sent by %s", what, out), nil
 }
 
-// unrouted returns a finding about a packet from src to dst for which the kernel has no route. The packet came in by
-// the named link. The argument what describes the packet, and cause is the kernel's error.
+// unrouted returns a finding about a packet from src to dst that the kernel does not route, for the error in cause. It
+// looks for a reverse path filter, a routing rule or a refusing route as the reason. The packet came in by the named
+// link, and the argument what describes it.
 func (e *examination) unrouted(
 	ctx context.Context, src, dst netip.Addr, link, what string, cause error,
 ) (*Finding, error) {

@@ -236,7 +236,7 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 		return f == nil, err
 	}
 
-	// Compare with the bridge's MAC. The host's link in a VLAN has the same MAC.
+	// Compare the MAC in the pod's neighbour entry with the bridge's MAC. The host's link in a VLAN has that MAC too.
 	next, _ := routing.Find(e.socket, e.index, gateway)
 	if pingErr != nil && e.isOwn(ctx, gateway) && !bytes.Equal(e.bridge.MAC, next.MAC) {
 		e.add(StepGateway, "if it stays, a pod forges it, or a program has set it: set guard for the network, and "+

@@ -43,8 +43,8 @@ type Session struct {
 	askBroadcast bool // servers are asked to broadcast their answers, see broadcastTry
 
 	offer *Lease       // the OFFER that is being requested or probed
-	other *Lease       // an OFFER from a server to avoid, used if there is no better one
-	avoid []netip.Addr // servers that offered and then refused, or fell silent
+	other *Lease       // an OFFER that is refused or from a server to avoid, used if no better one comes
+	avoid []netip.Addr // servers whose OFFER led to no lease
 	hint  netip.Addr   // the address to request in a DISCOVER
 
 	last   *Lease    // Config.Last, until a server answers

@@ -79,7 +79,7 @@ func (o *options) bugreport(ctx context.Context, path, lists string) error {
 // configurations prints the configuration files in a directory. It leaves out values that may be secret: see redact.
 func configurations(ctx context.Context, to io.Writer, dir string) {
 	known := append(cni.KnownFields(), "plugins", "cniVersions", "disableCheck")
-	paths, _ := filepath.Glob(filepath.Join(dir, "*.*")) // the pattern is valid
+	paths, _ := filepath.Glob(filepath.Join(dir, "*.*")) // Glob fails only for an invalid pattern
 	for _, path := range paths {
 		var conf map[string]any
 		data, err := file.ReadNamed(ctx, path, cni.MaxStdin, 0)

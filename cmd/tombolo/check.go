@@ -35,8 +35,8 @@ func (o *options) checkCommand() *cobra.Command {
 	return cmd
 }
 
-// check compares the node with its records, and prints the differences with their remedies. It prints one line for
-// each cause or, if each is set, for each difference. It returns a findingsError if there are differences.
+// check compares the node with its records, and prints the differences with their remedies, and notes. It prints one
+// line for each cause or, if each is set, for each difference. It returns a findingsError if there are differences.
 func (o *options) check(ctx context.Context, node *network.Node, each bool) error {
 	inspection, err := node.Inspect(ctx)
 	if err != nil {

@@ -22,9 +22,9 @@ import (
 // firstNetwork describes the network that `tombolo init` sets up.
 type firstNetwork struct {
 	name    string
-	plugin  string // the plugin's object in the configuration list
-	options string // the corresponding options for Docker and podman 5
-	note    string // further advice
+	plugin  string // the plugin's configuration, as JSON
+	options string // the same settings as options of Docker and podman 5
+	note    string // further advice for the operator
 	docker  string // flags of docker network create: the subnet, or no IPAM
 	podman  string // flags of podman network create
 }
@@ -102,8 +102,8 @@ func (o *options) initSubcommand(use, short string, network func() (*firstNetwor
 	return cmd
 }
 
-// begin prints the configuration of the network for each runtime. If yes is set, it also writes the file at path, for
-// runtimes that use CNI.
+// begin prints, for each installed runtime, the file or the commands that configure the network. If yes is set, it also
+// writes the file at path, for runtimes that use CNI.
 func (o *options) begin(ctx context.Context, f *firstNetwork, path string, yes bool) error {
 	list := f.list()
 	r := conflist.Examine(list)

@@ -155,7 +155,8 @@ func (o *options) root() *cobra.Command {
 	return root
 }
 
-// command returns a command. Its usage names its arguments: "remove NETWORK", "ls [POD]", "validate FILE...".
+// command returns a command that calls run. use consists of the command's name and its arguments, such as "remove
+// NETWORK", "ls [POD]" or "validate FILE...". The command line must have as many arguments.
 func command(use, short, long string, run func(context.Context, []string) error) *cobra.Command {
 	const width = 118
 	return &cobra.Command{

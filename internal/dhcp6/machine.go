@@ -244,7 +244,8 @@ func (t *step) whyForeign(m *message) string {
 	return ""
 }
 
-// isReplyFrom reports whether a message is a REPLY of the given server.
+// isReplyFrom reports whether a message is a REPLY of the given server. It records a REPLY of another server for the
+// error that Failure returns.
 func (t *step) isReplyFrom(m *message, server dhcpc.Hex) bool {
 	switch {
 	case m.kind != dhcpv6.MessageTypeReply:

@@ -31,7 +31,8 @@ type Report struct {
 	Single   bool     // the file is the configuration of a single plugin (.conf)
 }
 
-// list holds the fields of either form of file: a list of plugins, or the configuration of one plugin.
+// list holds the fields that this package reads in a configuration file. The file is a list of plugins, or the
+// configuration of one plugin.
 type list struct {
 	CNIVersion   string            `json:"cniVersion"`
 	Name         string            `json:"name"`

@@ -125,13 +125,13 @@ type examination struct {
 	node        *network.Node
 	opt         Options
 	at          *network.Attachment
-	way                            // the parts that the pod's packets pass; set by walk
+	way                            // links and sockets on the path of the pod's packets; set by walk
 	obstacles   []foreign.Obstacle // other firewalls' obstacles for the pod's network
 	others      []string           // the inspection's notes about the host
 	findings    []Finding
 	tried       []string
 	dead        bool
-	usesGateway bool // the recorded gateway of a pod's address is in use
+	usesGateway bool // the pod uses the gateway that its record names
 }
 
 // recreate is the remedy for a difference that only an ADD can repair.

@@ -60,7 +60,7 @@ func (e *examination) exchange(
 // unresolved pings a neighbour from the pod. It finds out where the kernel's request for the neighbour's MAC, or the
 // answer, is lost. It returns nil if the answer comes.
 func (e *examination) unresolved(ctx context.Context, a netip.Addr, name string) (*Finding, error) {
-	const untilAsked = wait * 3 / 2 // the kernel repeats its request once a second
+	const untilAsked = wait * 3 / 2 // longer than a second, after which the kernel repeats its request
 	f, err := e.exchange(ctx, name+" by "+protocolOf(a), a, neighbourProbe(a), func() error {
 		return icmp.Ping(ctx, e.pod, a, icmp.Echo{Wait: untilAsked})
 	})
@@ -84,7 +84,7 @@ func isResolved(c *nl.Conn, link int, a netip.Addr) bool {
 	return err == nil && len(n.MAC) > 0
 }
 
-// name returns the name of the host's link with the given index.
+// name returns the name of the host's link with the given index, or "link N" if it cannot be read.
 func (e *examination) name(ctx context.Context, link int) string {
 	if l, err := e.links.LinkByIndex(ctx, link); err == nil {
 		return l.Name
@@ -97,8 +97,8 @@ func (e *examination) inside(command string) string {
 	return "nsenter --net=" + e.at.Path + " " + command
 }
 
-// lost finds out from a trail where a request to an address, or its answer, was lost. sendErr is the error that the
-// pod got.
+// lost finds out from a trail where a request to an address, or its answer, was lost. sendErr is the error of sending
+// or of waiting for the answer in the pod.
 func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr error) (*Finding, error) {
 	port, ifName := e.port.Name, e.at.IfName
 	isLocal := e.isOwn(ctx, to)

@@ -87,7 +87,8 @@ func (e *examination) queuedBy(r *rule, what string) (*Finding, error) {
 	return finding(StepFirewall, remedy, "%s, %s", evidence, does), cmp.Or(err, listErr)
 }
 
-// quoted returns a rule's comment and the name of its manager, as a part of a sentence.
+// quoted returns a rule's comment and the name of its manager, as a part of a sentence. It returns "" if the rule has
+// neither.
 func quoted(r *rule, comment string) (text string) {
 	if comment != "" {
 		text = fmt.Sprintf(" (%q)", comment)

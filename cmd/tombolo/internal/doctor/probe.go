@@ -88,7 +88,7 @@ func neighbourProbe(a netip.Addr) probe {
 	return probe{newMessage(135), newMessage(136), true}
 }
 
-// is reports whether a packet matches the message.
+// is reports whether a packet matches the message. packet begins with the network header.
 func (m *message) is(ethertype uint16, packet []byte) bool {
 	return ethertype == m.ethertype && !slices.ContainsFunc(m.fields, func(f field) bool {
 		return len(packet) < f.offset+len(f.bytes) || string(packet[f.offset:f.offset+len(f.bytes)]) != string(f.bytes)
@@ -207,7 +207,7 @@ type rule struct {
 	table, chain string
 	handle       uint64 // 0 means the policy
 	queue        uint16
-	after        int // for a queueing rule: the place of the last doctor's chain before it
+	after        int // if the rule queues: the place of the doctor's chain that the packet passed last
 }
 
 // String returns the names of the rule's chain and table.
@@ -225,8 +225,8 @@ func place(chain string) int {
 	return at
 }
 
-// trace makes the kernel trace the probe and its answer in nf_tables, calls send, and records how far both came. The
-// doctor's tables belong to the socket, so the kernel deletes them when the process ends.
+// trace makes the kernel trace the probe and its answer in nf_tables, calls send, and records how far the probe and its
+// answer came. The doctor's tables belong to a socket, so the kernel deletes them when trace or the process ends.
 func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 	const group = 9 // NFNLGRP_NFTRACE
 	watch, err := nl.Subscribe(unix.NETLINK_NETFILTER, nil, group)
@@ -256,7 +256,7 @@ func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 			return ctx.Err()
 		}
 
-		if err != nil && !errors.Is(err, unix.ENOBUFS) { // after ENOBUFS some messages are missing
+		if err != nil && !errors.Is(err, unix.ENOBUFS) { // ENOBUFS means that only some messages are missing
 			return err
 		}
 		for _, m := range list {
@@ -267,8 +267,8 @@ func (t *trail) trace(ctx context.Context, host *netns.NS, send func()) error {
 	}
 }
 
-// asDoctor calls do in the namespace host, on a thread that it renames to DoctorName. The kernel puts the name into
-// its notifications of changes, so tombolod can ignore these changes.
+// asDoctor calls do in the namespace host, on a thread that has the name DoctorName during the call. The kernel puts
+// this name into its notifications of changes, so tombolod can ignore these changes.
 func asDoctor(host *netns.NS, do func() error) error {
 	const comm = "/proc/thread-self/comm"
 	return host.Do(func() error { // run all steps on one thread
@@ -356,7 +356,7 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 		return nftnl.Find(attrs, path...) != nil && int32(number(path...))&0xff == int32(expr.VerdictDrop)
 	}
 	drops := isDrop(unix.NFTA_TRACE_VERDICT, unix.NFTA_VERDICT_CODE) || isDrop(unix.NFTA_TRACE_POLICY)
-	const queues = 3 // NF_QUEUE, with the number above the lower 16 bits
+	const queues = 3 // NF_QUEUE; the queue's number is above the lower 16 bits
 	code := number(unix.NFTA_TRACE_VERDICT, unix.NFTA_VERDICT_CODE)
 	if packet != nil {
 		answers[id] = t.answer.is(t.answer.ethertype, packet)

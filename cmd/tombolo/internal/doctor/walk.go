@@ -254,7 +254,8 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 	return true, nil
 }
 
-// beyond follows the path to destinations outside, as far as the host's next hop.
+// beyond follows the path to destinations outside, as far as the host's next hop, and adds findings. If the next hop
+// answers, it also tests long packets.
 func (e *examination) beyond(ctx context.Context) error {
 	far := routing.Outside(e.own)
 	hop, err := e.onHost.Get(ctx, far)

@@ -192,7 +192,8 @@ func removeName(out io.Writer, path string) error {
 	return err
 }
 
-// look reports whether the file at path exists, and whether Add created it.
+// look reports whether the file at path exists, and whether Add created it. It returns an error for a directory, and
+// for any other file that is neither regular nor a symbolic link.
 func look(path string) (there, ours bool, _ error) {
 	info, err := os.Lstat(path)
 	switch {

@@ -19,7 +19,7 @@ type Line struct {
 	First  tombolo.Difference // the cause itself, or the first of several equal differences
 	Pods   []string           // names of the affected pods
 
-	before, behind string // texts that name the affected pod or network
+	before, behind string // parts of the line before and after Text, which name the affected pods or networks
 }
 
 // String returns the line with the remedy at its end, such as "table inet tombolo is missing (affects default/web-0,

@@ -34,7 +34,7 @@ type Network struct {
 	Guard         bool           `json:"guard"`
 	// MACOnly is the number of attachments for which the guard checks only the MAC, and no addresses.
 	MACOnly     int         `json:"macOnly,omitempty"`
-	VLAN        uint16      `json:"vlan,omitempty"`      // VLAN of untagged frames
+	VLAN        uint16      `json:"vlan,omitempty"`      // ID of the VLAN for untagged frames; 0 if none
 	VLANTrunk   vlan.Ranges `json:"vlanTrunk,omitempty"` // VLANs of tagged frames: "2-4,100"
 	Attachments int         `json:"attachments"`
 	// Adding is the number of attachments whose ADD is in progress or was interrupted.
@@ -185,7 +185,7 @@ func (n *Network) record(rec *state.Network) {
 	n.Policy = rec.Policy.String()
 }
 
-// attachment adds the data from one attachment's record.
+// attachment adds the data in one attachment's record to the network's.
 func (n *Network) attachment(a *state.Attachment) {
 	if a.State != state.Ready {
 		n.Adding++

@@ -64,7 +64,8 @@ func (t *step) reboot() {
 	t.enter(rebooting, trace.Earlier(t.now.Add(confirmWait), t.s.giveUp))
 }
 
-// rebooting handles an answer to the REQUEST of INIT-REBOOT. It accepts an ACK or a NAK from any server.
+// rebooting handles an answer to the REQUEST of INIT-REBOOT. It uses the lease in an ACK of the requested address, and
+// starts over after a NAK. Both may come from any server.
 func (t *step) rebooting(m *message) {
 	switch m.MessageType() {
 	case dhcpv4.MessageTypeAck:
@@ -212,7 +213,7 @@ func (t *step) isAnothers(m *message, requested *Lease) bool {
 }
 
 // acknowledged returns the lease in an ACK. It returns nil if the ACK is unusable, or if its address is not the
-// requested one. If the ACK does not name its server, the result has the server of the requested lease.
+// requested one. If the ACK does not name its server, the result has the requested lease's server and its MAC.
 func (t *step) acknowledged(m *message, requested *Lease) *Lease {
 	if m.address != requested.Address.Addr() {
 		t.note(describe(m) + ": asked for " + requested.Address.Addr().String())
@@ -235,8 +236,8 @@ func (t *step) acknowledged(m *message, requested *Lease) *Lease {
 	return l
 }
 
-// requestingTimeUp repeats the REQUEST or, after requestTries, sends a DISCOVER to all servers. It remembers the
-// offer for a late ACK, since the server may only be slow.
+// requestingTimeUp repeats the REQUEST. After requestTries of them it avoids the server, and sends a DISCOVER to all
+// servers. It remembers the offer for a late ACK, since the server may only be slow.
 func (t *step) requestingTimeUp() {
 	if t.s.tries < requestTries {
 		t.sendRequest()
@@ -362,9 +363,9 @@ func (t *step) leaseTimeUp() {
 	}
 }
 
-// renew sends a REQUEST to extend the lease: the first one to the server that granted the lease, later ones to all
-// servers. Each REQUEST has its own transaction identifier, so that an ACK shows which REQUEST it answers: the
-// extension counts from that REQUEST.
+// renew sends a REQUEST to extend the lease. In RENEWING the first one goes to the server that granted the lease. All
+// others go to all servers. Each REQUEST has its own transaction identifier, so that an ACK shows which REQUEST it
+// answers: the extension counts from that REQUEST.
 //
 // Every second REQUEST has the form for a rebooted client and asks for a broadcast answer. Such a REQUEST reaches a
 // server behind a relay. Its answer may come from another port or address.

@@ -158,7 +158,8 @@ func (m *Machine) whyForeign(s *Session, msg *message) string {
 	return "not an answer"
 }
 
-// whyDoubtful returns the reason to reject an answer for this client, or "" to accept it.
+// whyDoubtful returns the reason to reject an answer for this client, or "" to accept it. It rejects servers that are
+// not in Config.Servers, and answers that may come from outside the LAN.
 func (m *Machine) whyDoubtful(s *Session, msg *message, p *Packet) string {
 	isAccepted := func(server netip.Addr) bool { return slices.Contains(m.cfg.Servers, server) }
 	switch {

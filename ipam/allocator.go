@@ -88,11 +88,11 @@ type Live struct {
 // An Epoch is one life of the node, from one boot to the next. If the node is itself a container, it is one life of
 // that container. No pod outlives an epoch, but a directory of reservations on disk does.
 //
-// A marker file in this directory has the Token of the last epoch that used the directory. The first use in another
-// epoch drops reservations older than Started, unless the kernel still has the address. Without a marker, the
-// directory is new, or belongs to the reference plugin, whose pods may be running. Then no reservation is dropped. In
-// both cases, live addresses without a reservation get one. So no address is assigned twice after somebody deletes the
-// directory while pods run.
+// A marker file in this directory has the Token of the last epoch that used the directory. The first Add in another
+// epoch drops reservations older than Started, unless the kernel still has the address, or the owner is on record
+// (Node.InUse). Without a marker, the directory is new, or belongs to the reference plugin, whose pods may be running.
+// Then no reservation is dropped. With or without a marker, live addresses without a reservation get one. So no address
+// is assigned twice after somebody deletes the directory while pods run.
 type Epoch struct {
 	Token string // any text; empty disables the handling of epochs
 	// Started is compared with the modification times of reservations. The zero time means unknown, and nothing is

@@ -339,9 +339,10 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 	return errors.Join(errs...)
 }
 
-// isInUse reports whether the attachment that owns the reservation has a record. An ADD writes its record before it
-// reserves an address, and a DEL releases the address before it removes the record. So while GC holds the lock, it
-// never mistakes a used reservation for an ownerless one.
+// isInUse reports whether the attachment that owns the reservation has a record. It returns false if Node.InUse, or the
+// hash that it needs, is unknown. An ADD writes its record before it reserves an address, and a DEL releases the
+// address before it removes the record. So while GC holds the lock, it never mistakes a used reservation for an
+// ownerless one.
 func (s *store) isInUse(r reservation) bool {
 	switch {
 	case s.node.InUse == nil:

@@ -13,7 +13,7 @@ import (
 
 const (
 	// keptName is the file with the addresses that Add keeps for lasting names. A line is "<address> <name>
-	// <interface>". The address that was released last is at the end.
+	// <interface>". A line moves to the end when its address is assigned or released.
 	keptName = ".tombolo-kept"
 	// maxKept is the number of lines that the file can have. maxKeptName is the maximum length of a name in bytes.
 	maxKept, maxKeptName = 2000, 400

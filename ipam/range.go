@@ -281,8 +281,8 @@ func (r ipRange) String() string {
 	return fmt.Sprintf("%s-%s of %s", r.start, r.end, r.subnet)
 }
 
-// A cursor visits each address of a set once. It starts after the last assigned address and wraps around, so that a
-// released address is assigned again as late as possible.
+// A cursor visits each address of a set once, except gateways. It starts after the last assigned address and wraps
+// around, so that a released address is assigned again as late as possible.
 type cursor struct {
 	set   rangeSet
 	pool  pool

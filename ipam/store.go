@@ -281,7 +281,7 @@ func (s *store) lock(ctx context.Context) (*session, error) {
 	return &session{store: s, fd: fd, order: order}, nil
 }
 
-// flock opens and locks the lock file, which may belong to any user. It returns the descriptor.
+// flock opens or creates the lock file, which may belong to any user, and locks it. It returns the descriptor.
 func (s *store) flock(ctx context.Context, path string) (int, error) {
 	fd, err := file.OpenAny(path, unix.O_RDONLY|unix.O_CREAT)
 	if err != nil {

@@ -125,8 +125,8 @@ func (o *options) restoreUplink(ctx context.Context, node *network.Node, args []
 	return o.print(args[0]+" has its addresses and routes back\n", nil)
 }
 
-// uplinkStatus prints a line for each NIC that a network shares or that was taken over. Below each line it lists what
-// is not as it should be.
+// uplinkStatus prints a line for each NIC that a network shares or that was taken over. Below each line it lists the
+// differences from the intended state. If there are any, uplinkStatus returns a findingsError.
 func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []string) error {
 	nic := optional(args, 0)
 	list, err := node.Uplinks().List(ctx, nic)

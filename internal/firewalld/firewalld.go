@@ -399,7 +399,7 @@ const (
 // ErrNoBus means that no program listens at the bus's address, or that firewalld has just ended.
 var ErrNoBus = errors.New("no bus")
 
-// bus is a connection to a message bus.
+// bus is a connection to a D-Bus message bus.
 type bus struct {
 	socket  net.Conn
 	conn    *dbus.Conn

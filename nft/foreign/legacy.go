@@ -68,8 +68,8 @@ type legacyTable struct {
 	forward, policy int
 }
 
-// read returns the table filter. If the table does not exist, read returns an empty table. It first looks in /proc
-// whether the table exists, since a request would create it.
+// read returns the table filter. If the table does not exist, or /proc cannot be read, it returns an empty table. It
+// looks in /proc first, since a request for the table would create it.
 func (f *legacyFamily) read() (*legacyTable, error) {
 	// Use thread-self, since /proc/self is the first thread, which may be in another network namespace.
 	names, err := os.ReadFile("/proc/thread-self/net/" + f.names)

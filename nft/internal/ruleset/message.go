@@ -144,9 +144,9 @@ func (t *Transaction) delSet(p Place) {
 	t.Add("delete", t.table.Label("set", p), p.Family, unix.NFT_MSG_DELSET, 0, t.table.named(p, unix.NFTA_SET_NAME)...)
 }
 
-// newChain appends the request that creates a base chain with a comment. The comment contains rules, the number of
-// rules that the chain will have. A chain can get a comment only when it is created: the kernel ignores userdata in
-// later changes.
+// newChain appends the request that creates a base chain with a comment. The comment contains the parameter rules,
+// which is the number of rules that the chain will have. A chain can get a comment only when it is created: the kernel
+// ignores userdata in later changes.
 func (t *Transaction) newChain(ch *Chain, rules int) {
 	hook := []netlink.Attribute{
 		nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, ch.Hook), nftnl.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(ch.Priority)),

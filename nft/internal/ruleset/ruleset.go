@@ -324,8 +324,8 @@ func (list *rules) addForward(mark uint32) {
 	list.begin("mark what pods without addresses send").
 		isEthernet().loadLinkAnd(in, link, etherSource, EtherLen).isIn(PortsSet).addMark(mark)
 
-	// Do not mark new connections to links of other programs: their containers and virtual machines are behind such
-	// links.
+	// Do not mark new connections to links of other programs, and drop those that firewalld would accept. Containers
+	// and virtual machines of other programs are behind such links.
 	for _, kind := range [...]string{"bridge", "veth"} {
 		list.begin("except what opens a connection to a "+kind+" of others").
 			linkIn(in, OursSet).opens(kind).clearMark(mark)

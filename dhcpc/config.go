@@ -27,7 +27,7 @@ const (
 	silence           = 4 * time.Second  // the time without any answer before Config.Last is used
 
 	// If a server sends a lease time below shortestLease, the client uses shortestLease. If T1 or T2 is below its
-	// limit, the client computes it. Otherwise clients would ask the server again and again.
+	// limit, the client computes it. The limits keep a client from asking the server again and again.
 	shortestLease = 10 * time.Second
 	shortestT1    = 2 * time.Second
 	shortestT2    = 4 * time.Second
@@ -356,7 +356,7 @@ type Packet struct {
 // ARP is an ARP packet (RFC 826) for IPv4 over Ethernet.
 type ARP struct {
 	Reply                bool
-	SenderMAC, TargetMAC Hex // the latter is empty in a request
+	SenderMAC, TargetMAC Hex // TargetMAC is empty in a request
 	SenderIP, TargetIP   netip.Addr
 }
 

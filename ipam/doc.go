@@ -1,5 +1,5 @@
-// Package ipam assigns addresses to attachments. [HostLocal] takes them from ranges; another [Allocator] may have
-// another source.
+// Package ipam assigns addresses to attachments. An attachment is one interface of a container in one network.
+// [HostLocal] takes addresses from ranges; another [Allocator] may have another source.
 //
 //	ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.1.0.0/24")}}}}
 //	addresses, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir, Ranges: ranges})

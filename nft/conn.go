@@ -173,9 +173,9 @@ func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	return err
 }
 
-// Ensure creates the firewall of a network, or repairs it. In one transaction, it adds the missing tables, sets,
-// chains and rules. It keeps elements if their set can stay, and does not change other networks. Several programs may
-// call it at the same time.
+// Ensure creates the firewall of a network, or repairs it. In one transaction, it adds the missing tables, sets, chains
+// and rules. It keeps elements if their set can stay, and does not change other networks. changed reports whether
+// anything was missing or different. Several programs may call Ensure at the same time.
 //
 // Elements of endpoints of all networks are missing if Ensure creates a set again, or if another program has emptied
 // or reloaded one. In these cases, Ensure calls Replace for the endpoints in back. So back must contain all endpoints
@@ -205,15 +205,15 @@ func (c *Conn) Ensure(ctx context.Context, n Network, back ...Endpoint) (changed
 // Prepare works like Ensure, but adds no sentinels, neither to new sets nor to sets that another program emptied or
 // loaded. So Ready stays false for every network that uses such a set, until Ensure is called. Prepare is for callers
 // that restore more than endpoints, or several networks that share sets. If such a caller is interrupted, Ready still
-// returns false for the next caller.
+// returns false for the next caller. changed is also true if only sentinels are missing.
 func (c *Conn) Prepare(ctx context.Context, n Network) (changed bool, _ error) {
 	changed, _, err := c.ensure(ctx, n, false)
 	return changed, err
 }
 
-// ensure implements Ensure (with sentinels) and Prepare (without). emptied reports whether elements of endpoints may
-// be missing, because ensure created a set or because another program emptied or loaded a set. emptied is also true
-// if ensure created a set for the first time.
+// ensure implements Ensure (with sentinels) and Prepare (without). changed reports whether anything was missing or
+// different. emptied reports whether elements of endpoints may be missing, because ensure created a set or because
+// another program emptied or loaded a set. emptied is also true if ensure created a set for the first time.
 func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, emptied bool, _ error) {
 	want, err := c.ruleset(&n)
 	if err != nil {

@@ -131,9 +131,9 @@ func (c *Conn) AddressOwner(ctx context.Context, bridge string, a netip.Addr) (*
 // SetHost stores facts about the host that the rules of all networks use. It replaces the facts of the previous
 // SetHost. If Ensure was never called, the error matches fs.ErrNotExist.
 //
-// uplinks are the bridges and veth links that are the host's uplinks (bridge.Conn.Uplinks). Other bridges and veth
-// links lead to containers or virtual machines of other programs, unless they belong to a Network. So the firewall
-// does not mark new connections from pods to them.
+// uplinks are bridges and veth links through which the host itself reaches other machines (bridge.Conn.Uplinks). Other
+// bridges and veth links lead to containers or virtual machines of other programs, unless they belong to a Network. So
+// the firewall does not mark new connections from pods to them.
 //
 // services are addresses of the host that ports without a HostAddr are not published on. A port whose HostAddr is
 // such an address is still published there.

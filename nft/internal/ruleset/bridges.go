@@ -30,7 +30,8 @@ const (
 	// them too.
 	SharesSet = "shares"
 
-	// UplinksSet contains the bridges and veth links that are uplinks of the host and belong to no network.
+	// UplinksSet contains the bridges and veth links that belong to no network, and through which the host itself
+	// reaches other machines.
 	UplinksSet = "uplinks"
 	// TrustedSet contains links of networks that another firewall trusts completely, such as firewalld's zone
 	// trusted.

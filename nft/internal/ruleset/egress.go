@@ -116,8 +116,8 @@ func (e *Egress) add(words []string) error {
 	return err
 }
 
-// parseFlow reads the protocol and the ports of an entry. Both are optional. icmp is the number of the protocol
-// "icmp", or 0 if an entry cannot name it.
+// parseFlow reads the protocol and the ports of an entry, and returns a box of both parts. A missing part permits all
+// values. icmp is the number of the protocol "icmp", or 0 if an entry cannot name it.
 func parseFlow(words []string, icmp uint32) (box, error) {
 	b := box{numbers(0, 255), numbers(0, 65535)}
 	if len(words) > 2 {

@@ -188,8 +188,8 @@ func (p *GuardedPort) Elements() []Element {
 	return list
 }
 
-// own returns the addresses that the port may send from, without duplicates. With SLAAC, it leaves out IPv6 addresses
-// that end with the interface identifier of the MAC, since guard-id permits them.
+// own returns the IPv4 and the IPv6 addresses that the port may send from, without duplicates. With SLAAC, it leaves
+// out IPv6 addresses that end with the interface identifier of the MAC, since guard-id permits them.
 func (p *GuardedPort) own() (own4, own6 []netip.Addr) {
 	all := p.Addrs
 	if slices.ContainsFunc(all, netip.Addr.Is6) {

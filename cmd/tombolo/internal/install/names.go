@@ -1,5 +1,5 @@
-// Package install copies the CNI plugin into a runtime's plugin directory under the name tombolo. It can also take
-// over the names of the reference plugins there, and give these names back.
+// Package install copies the CNI plugin into a runtime's plugin directory under the name tombolo. There it can also
+// take over the names of the reference plugins (containernetworking/plugins), and give these names back.
 //
 // Each such name becomes a file whose only code is an interpreter line ("#!/opt/cni/bin/tombolo as"). The kernel
 // itself starts the plugin by this line, without a shell. A symbolic link would be as fast, but dangerous. An
@@ -31,8 +31,8 @@ const (
 	maxInterpreter = 256
 )
 
-// Plugin returns the path of the plugin's file. It looks next to the running program, and in the directories where
-// packages install the file.
+// Plugin returns the path of the CNI plugin's file, tombolo-cni. It looks next to the running program, and in the
+// directories where packages install the file.
 func Plugin() (string, error) {
 	self, err := os.Executable()
 	if err != nil {

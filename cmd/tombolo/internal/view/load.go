@@ -16,8 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Network describes a network on record. If the network itself has no record, the data come only from the records of
-// its attachments.
+// Network describes a network that has records in the state directory. If the network itself has no record, the data
+// come only from the records of its attachments, the interfaces of its pods.
 type Network struct {
 	Name          string         `json:"network"`
 	Mode          string         `json:"mode,omitempty"` // "gateway", "lan" or "l2"; empty without a record

@@ -173,8 +173,8 @@ func (c *Config) checkOptions() error {
 	return nil
 }
 
-// reserved reports whether Config.Provide must not contain an option: because it is padding or an end mark, has a
-// field of its own, or belongs to the protocol.
+// reserved reports whether Config.Provide must not contain an option. Such options are padding, the end mark, options
+// with a field in Config, and options that the protocol sets.
 func reserved(code uint8) bool {
 	return slices.Contains([]uint8{0, 12, 50, 52, 53, 54, 55, 57, 60, 61, 80, 255}, code)
 }

@@ -63,16 +63,17 @@
 //
 // # Standards
 //
-// The package implements RFC 2131 and 2132; 3396 (long options) and overloaded fields; 3442 (classless routes, with
-// option 249); 4039 (rapid commit); 4361 (the caller chooses the client identifier); of 5227 the probes before an
-// address is used, but no announcements or defence after it; 6842 (an echoed client identifier is compared). It does
-// not wait a random time before its first DISCOVER, and asks an offering server twice instead of four times. It
-// ignores a FORCERENEW (RFC 3203), since that cannot be authenticated.
+// The package implements RFC 2131 and 2132, and options in the fields file and sname (option 52). It also implements
+// RFC 3396 (long options), 3442 (classless routes, also in option 249), 4039 (rapid commit), 4361 (the caller chooses
+// the client identifier) and 6842 (an echoed client identifier is compared). Of RFC 5227 it implements the probes
+// before an address is used, but no announcements or defence after it. It does not wait a random time before its first
+// DISCOVER, and asks an offering server twice instead of four times. It ignores a FORCERENEW (RFC 3203), since it could
+// not authenticate one.
 //
 // A message counts if it is a reply with our transaction and hardware address, and names no other client identifier.
-// If Config.Servers is not empty, the message must come from one of them. An ACK counts from every server, but not
-// for an address that was not requested. A NAK in REQUESTING and RENEWING counts only from the asked server. An
-// answer to a client with an address must be broadcast, or come from port 67 and from an address of its subnet or its
+// If Config.Servers is not empty, the message must come from one of them. An ACK counts from every server, if its
+// address is the requested one. A NAK in REQUESTING and RENEWING counts only from the server that the client asked.
+// If the client has an address, an answer must be broadcast, or come from port 67 and from the client's subnet or its
 // server. A machine outside the LAN can send any other answer. A server without an identifier is identified by its
 // packets' source.
 //

@@ -87,8 +87,8 @@ type Output struct {
 	// Err is the reason for a lost or refused lease, or nil. It matches ErrNAK, ErrDeclined, ErrRefused or
 	// ErrExpired. The Session continues and tries to get another lease.
 	Err error
-	// Unbelieved describes a rejected answer and the reason, for a log: its server is not in Config.Servers, or a
-	// machine outside the LAN may have sent it.
+	// Unbelieved describes a rejected answer and the reason, for a log. Its server is not in Config.Servers, or a
+	// machine outside the LAN may have sent it. "" means that no answer was rejected.
 	Unbelieved string
 	// Listen is the time until which answers are expected. After it, and if it is the zero time, sockets need not
 	// stay open. It is not later than Session.Wake.

@@ -67,9 +67,9 @@ func parse(p *Packet) (m *message, err error) {
 }
 
 // addOptions adds the options of one part of the message (options, file or sname) up to its End option, without
-// truncated options. If an option of fixed size is repeated, it keeps the first value of that size: dnsmasq sends lease
-// time and server identifier twice if they are also configured as options. It joins the parts of other options (RFC
-// 3396).
+// truncated options. If an option of fixed size is repeated, it keeps the first value of that size. For example,
+// dnsmasq sends the lease time twice if it is also configured as an option. addOptions joins the parts of other options
+// (RFC 3396).
 func (m *message) addOptions(b []byte) {
 	for len(b) > 0 && b[0] != dhcpv4.OptionEnd.Code() {
 		code := b[0]

@@ -242,8 +242,9 @@ func (r *reader) search() []string {
 	return list
 }
 
-// routes returns the routes of a lease as RFC 3442 demands: the classless ones or, if there are none, the static ones
-// and a default route by the first router. Some servers send classless routes as option 249 instead of 121.
+// routes returns the routes of a lease as RFC 3442 demands. These are the classless routes or, without such routes, the
+// static routes and a default route by the first router. Some servers send classless routes as option 249 instead of
+// 121.
 func (r *reader) routes(l *Lease) []Route {
 	for _, code := range []uint8{121, 249} {
 		v, ok := r.options[code]

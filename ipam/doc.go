@@ -30,8 +30,8 @@
 // these addresses. So the cost of both does not grow with the number of pods. Four calls search through all
 // reservations: Del without a hint, Collect, Status, and an Add that found several taken addresses in a row.
 //
-// An entry of another format is never deleted: its name is no address, its content is no reservation, it is a
-// directory, or it cannot be read. If its name is an address, that address counts as taken.
+// HostLocal never deletes an entry of another format. Its name is no address, its content is no reservation, or it is
+// no readable file. If its name is an address, that address counts as taken.
 //
 // # Epochs
 //

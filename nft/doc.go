@@ -31,11 +31,11 @@
 // packets of existing connections, packets to published ports, and packets that stay on the bridge of a network. It
 // does not mark new connections to a bridge or veth link of another program (see SetHost).
 //
-// A port that is published on all addresses is reachable at every local address of the host, except for ::1, IPv6
-// link-local addresses, and addresses that SetHost excludes. At 127.0.0.1, only the host itself can reach the port, and
-// the program must first enable route_localnet for the bridge. Enable route_localnet only after Ensure. The chain
-// loopback then protects the host's other services at 127.0.0.1 from pods. This protection ends when the table is
-// deleted. A program that adds its own protection in another table can match the mark: the chain loopback-answers sets
+// A port that is published on all addresses is reachable at every local address of the host. The exceptions are ::1,
+// IPv6 link-local addresses, and addresses that SetHost excludes. At 127.0.0.1, only the host itself can reach the
+// port, and the program must first enable route_localnet for the bridge. Enable route_localnet only after Ensure. The
+// chain loopback then protects the host's other services at 127.0.0.1 from pods. This protection ends when the table is
+// deleted. A program that adds its own protection in another table can match the mark. The chain loopback-answers sets
 // the mark on packets that may reach 127.0.0.0/8 through a bridge.
 //
 // A client of a published port keeps its source address, unless the answer would then bypass the host. Unless

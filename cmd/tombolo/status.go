@@ -166,8 +166,8 @@ func (o *options) leaseConditions() (leased, keeper condition, _ error) {
 	return leased, keeper, nil
 }
 
-// forwardingCondition returns the condition of forwarding: for each address family of the kernel, whether the host
-// forwards for everyone, only for pods, or not at all.
+// forwardingCondition returns the condition of forwarding. For each address family of the kernel, it reports whether
+// the host forwards for everyone, only for pods, or not at all.
 func forwardingCondition() condition {
 	var texts []string
 	for _, family := range [][3]string{{"IPv4", "net/ipv4/ip_forward", "net/ipv4/conf/lo/forwarding"},

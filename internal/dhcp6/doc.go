@@ -39,8 +39,9 @@
 //
 // # Conformance
 //
-// Retransmissions, their limits and their randomness follow RFC 8415, sections 7.6 and 15, except that the client
-// ignores SOL_MAX_RT and INF_MAX_RT of servers, and sends a DECLINE only once. It does not delay the first SOLICIT.
+// Retransmissions, their limits and their randomness follow RFC 8415, sections 7.6 and 15. There are three exceptions.
+// The client ignores SOL_MAX_RT and INF_MAX_RT of servers, sends a DECLINE only once, and does not delay the first
+// SOLICIT.
 // All messages go to all servers, as RFC 9915 requires: the client ignores the Server Unicast option and a status
 // UseMulticast. It ignores a RECONFIGURE, since it could not authenticate one. It supports neither IA_TA nor prefix
 // delegation. It never sends a CONFIRM: a client that was moved to another link notices it at its renewal.

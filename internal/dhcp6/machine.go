@@ -132,7 +132,7 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease6) (Session, error
 		back := l.Obtained.Sub(now)
 		moved.Obtained = now
 		if !l.Infinite() {
-			// Move the times into the past by as much as the clock was set back, so that the lease does not last longer
+			// Move the times into the past by as much as the clock was set back. Otherwise the lease would last longer
 			// than the server granted it.
 			moved.Renew, moved.Rebind, moved.Expire = now, now, l.Expire.Add(-back)
 			if !l.Preferred.IsZero() {

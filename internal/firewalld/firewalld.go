@@ -1,6 +1,6 @@
-// Package firewalld puts links into the zone "trusted" of firewalld: the links over which the host forwards packets of
-// pods, for as long as their networks are on record. It is necessary because an accept in our own nf_tables tables does
-// not override firewalld's rejects.
+// Package firewalld puts links into the zone "trusted" of firewalld, so that firewalld lets pods' packets pass. These
+// are the links over which the host forwards packets of pods, as long as their networks are on record. It is necessary
+// because an accept in our own nf_tables tables does not override firewalld's rejects.
 //
 //	z := firewalld.New(ctx, &firewalld.Config{State: dir, Tell: tell})
 //	defer z.Close()
@@ -9,8 +9,8 @@
 //	}
 //
 // It talks to firewalld over D-Bus. It changes only firewalld's running configuration, never the permanent one. So it
-// repeats the change whenever firewalld starts or reloads. It respects an operator's choice: it leaves a link alone
-// that is in a zone other than the default one, or in any zone of the permanent configuration.
+// repeats the change whenever firewalld starts or reloads. It respects an operator's choice. If the permanent
+// configuration has a zone for a link, or the link is in another zone than the default one, it leaves the link alone.
 package firewalld
 
 import (

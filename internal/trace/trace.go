@@ -1,5 +1,5 @@
-// Package trace contains code that the DHCPv4 client and the DHCPv6 client share: counts of messages, which the error
-// of a failed session lists, random numbers, and helpers for errors and times.
+// Package trace contains code that the DHCPv4 client and the DHCPv6 client share. It counts messages, which the error
+// of a failed session lists, generates random numbers, and has helpers for errors and times.
 package trace
 
 import (

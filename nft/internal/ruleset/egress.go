@@ -229,8 +229,8 @@ func egressSets() []Set {
 	return append([]Set{keySet(egressSet, nftnl.TypeIfname)}, setsOfBoth(Family.egressSet)...)
 }
 
-// podEgressSets returns the sets for egress policies of pods: one with the pods that have a policy, and one with
-// their permitted destinations, for each family.
+// podEgressSets returns the sets for egress policies of pods. For each family there is one with the pods that have a
+// policy, and one with their permitted destinations.
 func podEgressSets() []Set {
 	limited := func(f Family) Set { return keySet(f.limited, nftnl.TypeIfname, f.addrType) }
 	return setsOfBoth(limited, Family.podEgressSet)

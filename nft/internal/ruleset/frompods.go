@@ -218,8 +218,8 @@ func (list *rules) addDHCP() {
 	const moreFragments = 0x2000
 	list.begin("DHCP in fragments").fragment4(moreFragments).isUDP(udpTarget, dhcpServer).Drop()
 
-	// Drop all other messages to a DHCP server's port: those to relays, and those with a different type or length of
-	// the hardware address, which would identify another client.
+	// Drop all other messages to a DHCP server's port. These are messages to relays, and messages whose hardware
+	// address has another type or length and so would identify another client.
 	list.begin("DHCP but for requests by Ethernet").
 		isUDP(udpTarget, dhcpServer).load(expr.PayloadBaseTransportHeader, udpLen, 3).
 		compare(expr.CmpOpNeq, []byte{1, unix.ARPHRD_ETHER, EtherLen}).Drop() // op, htype, hlen

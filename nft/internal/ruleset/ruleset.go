@@ -370,9 +370,9 @@ func (list *rules) addClear(mark uint32) {
 	}
 }
 
-// addUnmark appends the rules of a chain that clears the mark bit of our bridges' packets after all other chains, since
-// only the firewall uses the bit. The chain also drops ICMP redirects from the host to pods. These would direct pods to
-// the LAN's router, past the host.
+// addUnmark appends the rules of a chain that runs after all other chains, and clears the mark bit of our bridges'
+// packets. Only the firewall uses the bit. The chain also drops ICMP redirects from the host to pods. These would
+// direct pods to the LAN's router, past the host.
 func (list *rules) addUnmark(mark uint32) {
 	list.addClear(mark)
 

@@ -308,8 +308,8 @@ func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 	}
 }
 
-// unmarkedSets returns the sets that exist with the right type but do not contain our sentinel, the element that shows
-// that no program emptied the set. Another program has emptied or loaded them, or Prepare has created them.
+// unmarkedSets returns the sets that exist with the right type but do not contain our sentinel (see SentinelLink).
+// Another program has emptied or loaded them, or Prepare has created them.
 func (st *State) unmarkedSets(rs *Ruleset) []Set {
 	return slices.DeleteFunc(rs.Sets(), func(s Set) bool {
 		have, ok := st.sets[s.Place]

@@ -38,8 +38,8 @@ func PodName(pod, containerID string) string {
 }
 
 // Meant reports whether name denotes an attachment. name may be the pod's name with or without its namespace; * stands
-// for any characters except /. It may also be the beginning of the container's ID, the name of the port on the bridge
-// or of the pod's interface, or an address. An empty name denotes every attachment.
+// for any characters except /. It may also be an address, or the beginning of the container's ID. The name of the port
+// on the bridge and the name of the pod's interface denote the attachment too. An empty name denotes every attachment.
 func Meant(a *network.Attachment, name string) bool {
 	if name == a.Port || name == a.IfName || strings.HasPrefix(a.ContainerID, name) {
 		return true

@@ -1,6 +1,6 @@
-// Package view shows the state of a node to an operator: its networks with their pools, its pods as a table, and a
-// map of everything, for a terminal or as SVG. It reads records and the findings of package network, and changes
-// nothing.
+// Package view shows the state of a node to an operator. It prints networks with their pools, and pods as a table. It
+// also draws a map of everything, for a terminal or as SVG. It reads records and the findings of package network, and
+// changes nothing.
 //
 // Names come from configurations and from pods, so all text is made printable before it is drawn.
 package view

@@ -224,7 +224,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		Node:   node,
 		Bus:    bus,
 		Log:    log,
-		// The keeper calls Ready when no other keeper runs, so that no other process uses the same sockets.
+		// The keeper calls Ready when no other keeper runs, so no other process uses these sockets.
 		Ready: func() {
 			if metrics, err = serve(o.metrics, k.Handler()); err != nil {
 				// Leases matter more than metrics, so continue.

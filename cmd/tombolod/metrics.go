@@ -58,8 +58,8 @@ func serve(where string, handler http.Handler) (*http.Server, error) {
 	return s, nil
 }
 
-// listen opens a listener. Only root can connect to a Unix socket of listen. It sets the mode 0600 before it binds the
-// socket, so the socket's file never has another mode.
+// listen opens a listener. For a Unix socket, it sets the mode 0600 before it binds the socket. So only root can
+// connect, and the socket's file never has another mode.
 func listen(network, address string) (net.Listener, error) {
 	var cfg net.ListenConfig
 	if network == "unix" {

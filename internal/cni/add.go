@@ -19,7 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// addRequest holds the parameters of an ADD that concern the pod. The parameters of the network are a network.Network.
+// addRequest holds the parameters of an ADD that concern the pod. add reads the network's parameters separately.
 type addRequest struct {
 	pod  network.Pod
 	dns  types.DNS

@@ -71,8 +71,8 @@ func (a *allocator) Resolvers() (list []netip.Addr) {
 // RangeSets returns the range sets of the wrapped allocator, or nil if it has none. Package network records them.
 func (a *allocator) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(a.Allocator) }
 
-// ordered sorts addresses for a result, so that their families have the same order as in a.reported. Addresses beyond
-// the length of a.reported come last.
+// ordered sorts addresses for a result, so that their families have the same order as in a.reported. Addresses for
+// which a.reported has no element come last.
 func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
 	addresses = slices.Clone(addresses)
 	var list []ipam.Address
@@ -145,7 +145,7 @@ func (a *allocator) Status(ctx context.Context) error {
 
 // An ipamRequest holds the parameters of newAllocator: the ipam section, and facts about the call.
 type ipamRequest struct {
-	// Plugin holds the parameters of the call, for a delegated plugin. Name is the IPAM type, from the section or from
+	// Plugin holds the parameters for running a delegated IPAM plugin. Name is the IPAM type, from the section or from
 	// the attachment's record. For GC and STATUS, ContainerID, NetNS, IfName and Args are empty.
 	delegate.Plugin
 	Network string // the network's name, and the name of its directory of reservations

@@ -96,8 +96,8 @@ func (b Bandwidth) shape() bandwidth.Shape {
 	}
 }
 
-// limits returns the pod's limits: configured, which apply to all pods, or if it is zero, the limits that the runtime
-// passes.
+// limits returns the limits of a pod: configured, which apply to all pods, unless they are zero. Otherwise it returns
+// the limits that the runtime passes.
 func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
 	if configured == (Bandwidth{}) {
 		configured = orZero(c.RuntimeConfig.Bandwidth)

@@ -102,7 +102,7 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 	return r, wrong, err
 }
 
-// status runs the verb STATUS. It returns an error if no ADD can succeed now, and changes nothing in the kernel.
+// status runs the verb STATUS. It returns an error if no ADD can succeed now. It changes nothing.
 func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) error {
 	s := conf.settings()
 	leases, err := c.allocator(conf, &s)
@@ -112,7 +112,8 @@ func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) er
 
 	err = node.Ready(ctx, &s, leases)
 
-	// Other errors get code 50, the specification's code for a plugin that cannot serve an ADD now.
+	// All errors get code 50, the specification's code for a plugin that cannot serve an ADD now. The exceptions are
+	// conflicts, and errors that have a code.
 	if err == nil || errors.As(err, new(*types.Error)) || errors.Is(err, network.ErrConflict) {
 		return err
 	}

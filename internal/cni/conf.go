@@ -36,8 +36,8 @@ type configuration interface {
 	// problems returns the errors in the decoded configuration. Verbs other than DEL and GC refuse a configuration with
 	// errors, and report the first one.
 	problems() []error
-	// lacks reports whether the configuration requests a setting that the attachment's record lacks. The kept program
-	// may have made that setting (see kept.go).
+	// lacks reports whether the configuration requests a setting that the attachment's record lacks. The program that
+	// had the plugin's name before Tombolo may have made that setting (see kept.go).
 	lacks(*state.Attachment) bool
 }
 

@@ -219,8 +219,9 @@ func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network
 	return l, conf.provide(&l.Client, args)
 }
 
-// request sets the options that c requests from the server: those in the configuration, after the client's default
-// options. As the reference plugin bridge, it replaces the default options by the mask and the routers.
+// request sets the options that c requests from the server: those in the configuration, and the client's default
+// options unless skipDefault is set. As the reference plugin bridge, it replaces the default options by the mask and
+// the routers.
 func (conf *DHCP) request(c *dhcpc.Config) {
 	for _, r := range conf.Request {
 		c.RequestOnly = c.RequestOnly || r.SkipDefault

@@ -140,7 +140,7 @@ func firstCode(err error) (code uint, ok bool) {
 	return 0, false
 }
 
-// A sentinel is an error value, as for errors.Is, with its code.
+// A sentinel is an error value, such as network.ErrExists, with its code.
 type sentinel struct {
 	err  error
 	code uint

@@ -11,9 +11,9 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// hostLocal sets a.Allocator to an ipam.HostLocal for the section, and returns the first error in the section. If the
-// request is not strict, it also logs that error. The HostLocal then knows only ipam.dataDir, which suffices to release
-// addresses. hostLocal writes no reservations.
+// hostLocal sets a.Allocator to an ipam.HostLocal for the section, or returns the first error in the section. If the
+// request is not strict, an error is also logged, and the HostLocal knows only ipam.dataDir. That suffices to release
+// addresses. hostLocal does not access the disk.
 func (a *allocator) hostLocal(r *ipamRequest) error {
 	confErr := a.readHostLocal(r)
 	if confErr == nil || r.Strict {

@@ -53,8 +53,8 @@ func (c *call) findHandlers() (handlers, error) {
 
 // handlersOfDEL returns the handlers of a DEL of bridge or of a chained plugin. rec and err come from loading the
 // record, and port is the port's name if Tombolo made it. Both programs may have made parts of the pod, since an
-// operator may have given one plugin's name back after the ADD. Without a record, prevResult shows which program made
-// the pod.
+// operator may have changed the program behind a name after the ADD. Without a record, prevResult shows which program
+// made the pod.
 func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) handlers {
 	ours, others := c.findMakers(port)
 	selected := handlers{ours: true}
@@ -71,9 +71,9 @@ func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) hand
 	return selected
 }
 
-// findMakers reports, from prevResult, whether Tombolo made the port, or another program's bridge plugin did. Such a
-// plugin's result has two interfaces of the host, a bridge and a port; the result of a plugin like ptp has only one. If
-// prevResult is missing or invalid, both values are false.
+// findMakers reports, from prevResult, whether Tombolo made the host's end of the pod's link, whose name is port, or
+// another program's bridge plugin did. Such a plugin's result has two interfaces of the host, a bridge and a port. The
+// result of a plugin like ptp has only one. If prevResult is missing or invalid, both values are false.
 func (c *call) findMakers(port string) (ours, others bool) {
 	prev, err := c.conf.prevResult()
 	if err != nil || prev == nil {

@@ -65,12 +65,12 @@ func (c *NetConf) lan(s *network.Network) {
 	s.DetectConflicts = c.IPAM.detectConflicts
 	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
 
-	// In mode lan the host has no gateway address. With defaultRoute "router", pods have a default route by the gateway
-	// that the IPAM or the DHCP server names.
+	// In mode lan the host has no gateway address. With defaultRoute "router", the next hop of pods' default route is
+	// the gateway that the IPAM or the DHCP server names.
 	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute
 	c.guard(s, true)
 	if s.NFCall == nil && s.Exit == network.ExitHost {
-		s.NFCall = new(true) // otherwise conntrack sees only one direction of the traffic that passes the host
+		s.NFCall = new(true) // without it, conntrack would see only one direction of traffic through the host
 	}
 }
 

@@ -108,7 +108,7 @@ func (c *NetConf) complete(request *call) {
 	}
 }
 
-// problems returns the errors in the fields that need no request to the kernel.
+// problems returns the errors that can be found without a request to the kernel.
 func (c *NetConf) problems() []error {
 	p := problems(c.Common.problems())
 	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2,
@@ -174,8 +174,8 @@ func (c *NetConf) settings() network.Network {
 		Origin:       network.Origin{Type: c.IPAM.Type, Dir: c.IPAM.DataDir},
 	}
 
-	// As in the reference plugin, isDefaultGateway implies isGateway. Without a gateway, pods get a default route only
-	// if isDefaultGateway asks for it.
+	// As in the reference plugin, isDefaultGateway implies isGateway. If isGateway is false, isDefaultGateway is false
+	// by default.
 	s.DefaultGateway = orDefault(c.IsDefaultGateway, gateway && s.Gateway && !c.Internal)
 	s.Gateway = s.Gateway || s.DefaultGateway
 	for _, p := range c.NonMasqueradeCIDRs {

@@ -61,8 +61,9 @@ func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) 
 	return r
 }
 
-// prevResult parses the field prevResult: the result of the plugins earlier in the chain, or for other verbs than ADD,
-// of the whole chain. If there is none, it returns nil. If it has no version, the version of the configuration applies.
+// prevResult parses the field prevResult: for ADD, the result of the plugins earlier in the chain; for other verbs, the
+// result of the whole chain. If there is none, it returns nil. If it has no version, the version of the configuration
+// applies.
 func (c *Common) prevResult() (*current.Result, error) {
 	if isEmpty(c.PrevResult) || string(c.PrevResult) == "[]" {
 		return nil, nil

@@ -71,7 +71,7 @@ func (a *allocator) static(r *ipamRequest) error {
 
 // staticAddresses returns the addresses from the first source that has any, as the reference plugin does. The sources
 // are runtimeConfig.ips, then args.cni.ips, then the section's addresses together with IP in CNI_ARGS. GATEWAY in
-// CNI_ARGS replaces the gateway of each address of the last source whose subnet contains it.
+// CNI_ARGS sets the gateway of an address of the last source if the address's subnet contains the gateway.
 func staticAddresses(addresses []addressConf, args Args, requested *RequestedAddresses) ([]addressConf, error) {
 	added, err := parsePrefixes("CNI_ARGS IP", args.List("IP"))
 	if err != nil {

@@ -67,8 +67,8 @@ func Dial(ns *netns.NS) (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.nl.Close() }
 
-// List returns the flows that at least one of the questions selects, in the kernel's order. If several questions select
-// a flow, List repeats the flow. If a flow begins or ends during the call, the result may contain it or not.
+// List returns the flows that at least one Selector in questions selects, in the kernel's order. If several select a
+// flow, List repeats the flow. If a flow begins or ends during the call, the result may contain it or not.
 //
 // The error matches errors.ErrUnsupported if the kernel has no ctnetlink, fs.ErrPermission without CAP_NET_ADMIN, and
 // tombolo.ErrInterrupted if many attempts in a row were interrupted.
@@ -118,9 +118,9 @@ func (c *Conn) count() (count uint32, _ error) {
 	return count, err
 }
 
-// Flush deletes the flows that at least one of the questions selects, and returns the number of deleted flows. A flow
-// that ends by itself during the call is no error and is not counted. If a new flow with the same addresses and ports
-// replaces a selected flow during the call, Flush does not delete the new one.
+// Flush deletes the flows that at least one Selector in questions selects, and returns the number of deleted flows. A
+// flow that ends by itself during the call is no error and is not counted. If a new flow with the same addresses and
+// ports replaces a selected flow during the call, Flush does not delete the new one.
 //
 // The next packet of a client opens a new flow under the present rules. So change the rules before Flush.
 func (c *Conn) Flush(ctx context.Context, questions ...Selector) (deleted int, _ error) {

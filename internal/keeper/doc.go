@@ -8,8 +8,8 @@
 // kernel's state that other programs may change, such as the firewall. An idle lease takes some hundred bytes, and no
 // goroutine, thread or descriptor. docs/dev/architecture.md of the project describes the loop and its duties.
 //
-// If a lease's pod no longer exists, the keeper releases the lease from the host's bridge, on behalf of the pod. If the
-// lease is sticky, the keeper instead leaves its record for the pod's next container. A pod no longer exists if
+// If a lease's pod no longer exists, the keeper releases the lease from the host, on behalf of the pod. If the lease is
+// sticky, the keeper instead leaves its record for the pod's next container. A pod no longer exists if
 // the machine has booted since, or if both its namespace and the host's end of its link are gone. The namespace is
 // gone if its path leads to nothing, or to a namespace with another cookie (SO_NETNS_COOKIE). If a pod exists but the
 // keeper cannot open its namespace, the lease stays until it expires.

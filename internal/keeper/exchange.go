@@ -152,7 +152,7 @@ func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
 	if x.conn == nil {
 		at := local
 		if x.m.slow {
-			at = netip.Addr{} // see resend
+			at = netip.Addr{} // a packet socket: see resend
 		}
 		conn, err := x.pod.dial(x.ctx, at)
 		if err != nil {
@@ -238,8 +238,8 @@ func (x *exchange) applyLease(l *dhcpc.Lease) error {
 }
 
 // apply adds the addresses and routes of a lease to the pod, removes those of the previous lease, and records the
-// lease. The caller holds the record's lock, so that no DEL comes in between. If apply must remove any, it first
-// records the old and the new ones together. So if the keeper is killed, the next one knows everything that the pod may
+// lease. The caller holds the record's lock, so that no DEL comes in between. Before a removal, apply records the old
+// and the new addresses and routes together. So if the keeper is killed, the next one knows everything that the pod may
 // have.
 func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 	yielded, err := v.yield(p)
@@ -291,7 +291,7 @@ func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 
 // recordLoss records that the session has lost its lease, and removes the lease's addresses and routes from the pod and
 // from the host's rules. After a NAK another host may have the address. After an expiry the kernel has already removed
-// it.
+// it. If the session only failed to get a new lease, recordLoss logs the error.
 func (x *exchange) recordLoss(out dhcpc.Output) error {
 	switch {
 	case errors.Is(out.Err, dhcpc.ErrNAK):
@@ -335,7 +335,7 @@ func earliest(times ...time.Time) time.Time {
 	return first
 }
 
-// pod is a pod's interface, as *podInterface. Tests replace it.
+// pod is a pod's network interface. *podInterface implements it, and tests replace it.
 type pod interface {
 	// dial opens a transport from the pod to DHCP servers. If local is valid, it is the source address.
 	dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error)

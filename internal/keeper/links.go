@@ -320,8 +320,8 @@ func (l *linkSource) recordMend(name string, before, after []string) {
 	}
 }
 
-// lookAgain returns the differences of the links of each network. It updates the sets of bridges, NICs and ports to
-// watch. If it fails, it logs the error and schedules another visit, and ok is false.
+// lookAgain returns the differences between the links and the records, by network. It updates the sets of bridges, NICs
+// and ports to watch. If it fails, it logs the error and schedules another visit, and ok is false.
 func (l *linkSource) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
 	seen, err := l.Node.Upkeep().Links(ctx)
 	l.metrics.linkLooks.Inc() // tests wait for this counter, and may change links then

@@ -179,8 +179,8 @@ func (l *loop) nextDue() *entry {
 	return first
 }
 
-// dispatch starts a worker for each lease and source whose visit is due. Leases wait while l.workers are running.
-// Sources do not wait, since each has at most one worker.
+// dispatch starts a worker for each lease and source whose visit is due. While l.workers workers are running, leases
+// wait. Sources do not wait, since each has at most one worker.
 func (l *loop) dispatch() {
 	for _, s := range l.sources {
 		if !s.busy && !s.wake.After(now()) {

@@ -26,7 +26,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// kernel is the node in production: it implements the interface by requests to the kernel of the keeper's host.
+// kernel implements the interface node by requests to the kernel of the keeper's host.
 type kernel struct {
 	host    *netns.NS     // nil for the keeper's own namespace
 	network *network.Node // if nil, follow does nothing

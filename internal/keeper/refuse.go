@@ -30,7 +30,7 @@ func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	}
 }
 
-// refuse6 returns such a function for the leases of DHCPv6.
+// refuse6 returns the function for dhcp6.Config.Refuse. It works like the function that refuse returns.
 func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease6) error {
 	free := k.addressCheck(r)
 	return func(l, held *dhcp6.Lease6) error {
@@ -57,7 +57,7 @@ func (k *Keeper) addressCheck(r *lease.Record) func(own, had netip.Addr, holds b
 }
 
 // refuseOwned returns an error if the firewall's sets assign the address own to another pod, or if another program
-// added it there. It returns nil if the other pod has no record, or if its record does not contain the address.
+// added it there. It returns nil if the other pod has no record, or if that pod's record does not contain the address.
 func (k *Keeper) refuseOwned(network, hash, bridge string, own netip.Addr) error {
 	fw, err := nft.Dial(&nft.Config{NetNS: k.host})
 	if err != nil {

@@ -77,7 +77,7 @@ func (v *visit) keep6(p pod) error {
 
 	err := errors.Join(x.run(), x.hangUp())
 	if s := v.m.six.session; s != nil && s.State() == dhcp6.Informed {
-		v.m.six.session = nil // the next visit builds it again
+		v.m.six.session = nil // the next visit creates a new session
 	}
 
 	return errors.Join(err, v.follow())

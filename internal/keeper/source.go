@@ -50,7 +50,8 @@ const (
 	soon          // after pauseNews or pauseAgain without further announcements
 )
 
-// feed is a subscription to the kernel's announcements. nl.Feed implements it, and tests replace it.
+// feed is a subscription to announcements of changes, by the kernel or by firewalld. nl.Feed implements it for the
+// kernel.
 type feed interface {
 	Next() ([]netlink.Message, error)
 	Close() error
@@ -64,7 +65,7 @@ type source struct {
 	ctx    context.Context
 	kind   string               // the source's name in logs and metrics
 	every  time.Duration        // the interval between visits without announcements
-	listen func() (feed, error) // nil if the kernel announces nothing about the source
+	listen func() (feed, error) // subscribes to announcements; nil if there are none for the source
 	hear   func([]netlink.Message) urgency
 	look   func(context.Context) // compares and repairs; may set the time of the next visit
 

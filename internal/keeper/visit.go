@@ -191,9 +191,9 @@ func (v *visit) keep() outcome {
 	return v.idle()
 }
 
-// retryRenewal handles a visit that failed with err, and returns the outcome with the time of the next try. If the
-// lease has expired, it records its end. If another process replaced or deleted the record, the next visit is due at
-// once.
+// retryRenewal handles a visit that failed with err, and returns the outcome with the time of the next try. If a lease
+// has expired, it also records the lease's end. If another process replaced or deleted the record, the next visit is
+// due at once.
 func (v *visit) retryRenewal(what string, err error) outcome {
 	if !errors.Is(err, errDeleted) {
 		err = errors.Join(err, v.endUnreachable(err))
@@ -314,9 +314,9 @@ func (v *visit) configurePod(p pod) error {
 	return v.underLock(func(held *lease.LockedRecord) error { return v.apply(held, p, v.r.Lease) })
 }
 
-// yield compares v.r.Applied, the addresses and routes that the keeper added, with the pod, and removes those that the
-// pod no longer has. The pod's owner removed them, so yield adds them to v.r.Removed and returns true: the pod does not
-// get them again. Soon after a renewal, the kernel may have removed the address instead (see confirmAfter). Then yield
+// yield removes from v.r.Applied the addresses and routes that the pod no longer has. v.r.Applied lists those that the
+// keeper added. The pod's owner removed them, so yield adds them to v.r.Removed and returns true: the pod does not get
+// them again. Soon after a renewal, the kernel may have removed the address instead (see confirmAfter). Then yield
 // returns false. It does nothing if the lease ends soon.
 func (v *visit) yield(p pod) (yielded bool, _ error) {
 	if v.r.State != lease.Bound || endsSoon(v.r.Lease.Left(now())) {
@@ -357,13 +357,13 @@ func (v *visit) releaseGone(why string) outcome {
 			return held.Remember(v.ctx, v.r)
 		case released:
 			if err := v.release4(v.r.Lease); err != nil {
-				return err // repeat until the lease ends, since the bridge may not exist yet
+				return err // repeat until the lease ends, since the host's link may not exist yet
 			}
 		}
 
 		if v.r.Releases6(now()) {
-			// Without a link-local address on the bridge this can never succeed. Give up after some attempts, so that
-			// the record does not stay for ever.
+			// Without a link-local address on the host's link, the RELEASE can never succeed. Give up after some
+			// attempts, so that the record does not stay for ever.
 			if err := v.release6(); err != nil && v.m.failures < tries6 {
 				return fmt.Errorf("DHCPv6: %w", err)
 			}

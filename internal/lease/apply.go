@@ -171,7 +171,7 @@ const shortestRoute = 8
 // Applied lists the addresses, routes and MTU that a pod has from a lease.
 type Applied struct {
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	// Routes are sorted so that the kernel accepts them in this order.
+	// Routes are in an order that the kernel accepts.
 	Routes []dhcpc.Route `json:"routes,omitempty"`
 	// MTU is the link's MTU in bytes; 0 leaves it unchanged.
 	MTU int `json:"mtu,omitempty"`
@@ -276,8 +276,9 @@ func TwoServers(l *dhcpc.Lease) string {
 }
 
 // CheckConflict returns an error if the host shows that a pod cannot have the address a. Either the host itself has the
-// address, or one of the host's routes through the bridge has it as a gateway. at is the index of the bridge. If a
-// equals had, the pod's previous address, CheckConflict skips the second check, since the host may route through a pod.
+// address, or one of the host's routes through the pod's network has it as a gateway. at is the index of the host's
+// link in that network. If a equals had, the pod's previous address, CheckConflict skips the second check, since the
+// host may route through a pod.
 func CheckConflict(ctx context.Context, host *route.Conn, at int, a, had netip.Addr) error {
 	r, err := host.Get(ctx, a)
 	switch {

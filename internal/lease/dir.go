@@ -23,7 +23,7 @@ import (
 // DefaultDir is the default directory of lease records.
 const DefaultDir = "/var/lib/tombolo/leases"
 
-// These are parts of file names. A hash contains no dot, so the name of no record or lock equals keeperLock.
+// These are parts of file names. A hash is hexadecimal, so no record's lock has the name keeperLock.
 const (
 	recordSuffix = ".json"
 	lockSuffix   = ".lock"
@@ -50,7 +50,7 @@ func Open(dir string) (*Store, error) {
 // Path returns the directory's cleaned path.
 func (d *Store) Path() string { return d.path }
 
-// private returns an error if users other than root, or the caller, may write to the directory. The keeper must trust
+// private returns an error if users other than root and the caller may write to the directory. The keeper must trust
 // the records: it enters the namespaces that they name, and changes these namespaces and the host's firewall.
 func (d *Store) private() error {
 	var st unix.Stat_t
@@ -261,7 +261,7 @@ func (h *LockedRecord) Create(r *Record) error {
 	return nil
 }
 
-// Replace writes a record over the existing one with the same token. If there is no record, the error matches
+// Replace overwrites the existing record, which must have the token of r. If there is no record, the error matches
 // os.ErrNotExist. If the existing record has another token, the error matches ErrSuperseded. In both cases Replace
 // writes nothing.
 func (h *LockedRecord) Replace(r *Record) error {

@@ -61,9 +61,9 @@ type Record struct {
 	Booted time.Time `json:"booted,omitzero"`
 
 	HostIf string `json:"hostIf,omitempty"` // the port, in the host's namespace
-	Bridge string `json:"bridge,omitempty"` // the port's bridge; a dead pod's lease is released from there
-	// GatewayLink is the name of the host's link in the pod's VLAN of the bridge. The host need not have such a link.
-	// It is empty if the pod is not in a VLAN.
+	Bridge string `json:"bridge,omitempty"` // the port's bridge
+	// GatewayLink is the name of the host's link in the pod's network, if that is not the bridge: the shared NIC, or
+	// the host's link in the pod's VLAN. The host need not have a link in the VLAN.
 	GatewayLink string `json:"gatewayLink,omitempty"`
 
 	Client  Client       `json:"client"`
@@ -74,8 +74,8 @@ type Record struct {
 	// not get them again.
 	Removed Applied `json:"removed,omitzero"`
 
-	// Formed lists the addresses that the pod formed from router advertisements. It is nil until the keeper has
-	// checked.
+	// Formed lists the addresses that the pod formed from router advertisements. It is nil until the keeper has looked
+	// for them.
 	Formed []netip.Prefix `json:"formed,omitzero"`
 
 	// Six is the state of the pod's DHCPv6. It is nil if the pod does not use DHCPv6.
@@ -89,7 +89,7 @@ type Record struct {
 // Client holds a DHCP client's identity and the parameters of its requests.
 type Client struct {
 	dhcpc.Config
-	// MAC is the field MAC of Config, which has no JSON form.
+	// MAC is stored in place of Config.MAC, which has no JSON form.
 	MAC dhcpc.Hex `json:"mac"`
 	// Timeout is the longest time that the keeper waits for servers in one visit to the lease. 0 means the client's
 	// default.
@@ -219,7 +219,8 @@ func (r *Record) Check() error {
 	return errors.Join(errs...)
 }
 
-// At returns the name of the host's link in the pod's network, which is the bridge or its link in the pod's VLAN.
+// At returns the name of the host's link in the pod's network: the shared NIC, the host's link in the pod's VLAN, or
+// the bridge.
 func (r *Record) At() string {
 	return cmp.Or(r.GatewayLink, r.Bridge)
 }

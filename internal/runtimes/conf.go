@@ -54,8 +54,8 @@ const (
 	ofBridge = ofDocker + "bridge."
 )
 
-// sameMeaning maps options of Docker's and podman's bridge drivers to Tombolo's. If the list has one entry, this is
-// Tombolo's option, and the value stays unchanged. If it has two, they are Tombolo's option and value for the values
+// sameMeaning maps options of Docker's and podman's bridge drivers to Tombolo's. A list with one entry names Tombolo's
+// option, and the option's value stays unchanged. A list with two entries has Tombolo's option and value for the values
 // true and false.
 func sameMeaning() map[string][]string {
 	return map[string][]string{

@@ -55,7 +55,7 @@ type Attachment struct {
 
 	HostIf    string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
 	Bridge    string         `json:"bridge,omitempty"` // the port's master
-	NIC       string         `json:"nic,omitempty"`    // the shared NIC, which is no port of the bridge
+	NIC       string         `json:"nic,omitempty"`    // the NIC that the bridge shares; empty if none
 	MTU       int            `json:"mtu,omitempty"`    // bytes
 	MAC       MAC            `json:"mac,omitempty"`    // MAC of the pod's end
 	HostMAC   MAC            `json:"hostMAC,omitempty"`
@@ -268,8 +268,8 @@ func (d *Dir) UpdateLocked(a *Attachment) error {
 	return withOperation(err, "update attachment")
 }
 
-// Unfinished reports whether an ADD has not finished the record: its state is Adding, or it has no complete line. If
-// nobody holds the record's lock, that ADD was killed.
+// Unfinished reports whether an ADD has not finished the record: its state is Adding, or it has no complete line. If no
+// process holds the record's lock, that ADD was killed.
 func (d *Dir) Unfinished(network, hash string) (bool, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {

@@ -190,7 +190,8 @@ type RecordError struct {
 	Path string // the file
 
 	// Network and Hash come from the file's name, so that an attachment can be removed even if its record is damaged.
-	// Hash is empty for a network's record. Both are empty if the file's name is not the name of a record.
+	// Hash is empty for a network's record. Both are empty for an uplink's record, and for a file whose name is not a
+	// record's.
 	Network, Hash string
 
 	NIC string // set for an uplink's record
@@ -399,9 +400,9 @@ func NetNSCookie() (uint64, error) {
 // ErrStale means that a record belongs to an epoch that is over (see Epoch).
 var ErrStale = errors.New("of an earlier epoch")
 
-// An Epoch describes one life of the node, which records belong to. It ends at a reboot, when all pods of the node are
-// gone for good. If the node itself is a container (kind, k3s in Docker), its life also ends when that container
-// restarts. Such a restart changes pid 1 and the network namespace, but not the boot id.
+// An Epoch describes one life of the node. Each record belongs to one epoch. An epoch ends at a reboot, when all pods
+// of the node are gone for good. If the node itself is a container (kind, k3s in Docker), the epoch also ends when that
+// container restarts. Such a restart changes pid 1 and the network namespace, but not the boot id.
 type Epoch struct {
 	Version int    `json:"version,omitempty"`
 	Boot    string `json:"boot"` // the kernel's boot id

@@ -52,15 +52,15 @@ type Network struct {
 	Egress    nft.Egress   `json:"egress,omitempty"`
 	Resolvers []netip.Addr `json:"resolvers,omitempty"`
 	PodEgress bool         `json:"podEgress,omitempty"` // pods may have egress policies of their own
-	// ChainedPolicy is the ingress policy that a plugin further down the chain requested. The stricter of the two
-	// policies applies.
+	// ChainedPolicy is the ingress policy that a plugin further down the chain requested. The stricter one of Policy
+	// and ChainedPolicy applies.
 	ChainedPolicy nft.Policy `json:"chainedPolicy,omitempty"`
 	// AdminChain is an operator's chain that FORWARD of iptables calls first. A plugin further down the chain
 	// requested it.
 	AdminChain string `json:"adminChain,omitempty"`
 	PortSNAT   bool   `json:"portSNAT,omitempty"` // the network has the rules that a pod's PortSNAT needs
 	Guard      bool   `json:"guard,omitempty"`    // pods may use their own MAC and addresses only
-	Mark       uint32 `json:"mark,omitempty"`     // the bit in the mark of admitted packets
+	Mark       uint32 `json:"mark,omitempty"`     // the bit of the packet mark that admitted packets have
 	// NFCall is true if bridged packets traverse the host's firewall. nil leaves the bridge's setting alone.
 	NFCall      *bool `json:"nfCall,omitempty"`
 	Promiscuous *bool `json:"promiscuous,omitempty"` // whether the bridge is promiscuous; nil leaves the setting alone
@@ -86,8 +86,8 @@ type Network struct {
 	// Tombolo set it for all links.
 	Routers4 []string `json:"routers4,omitempty"`
 	Routers6 []string `json:"routers6,omitempty"`
-	// Closed4 and Closed6 are set if the host forwarded only packets of pods, by the time the network's rules were
-	// made, in IPv4 or IPv6.
+	// Closed4 (for IPv4) and Closed6 (for IPv6) are set if the host forwarded only packets of pods when the network's
+	// rules were made.
 	Closed4 bool `json:"closed4,omitempty"`
 	Closed6 bool `json:"closed6,omitempty"`
 

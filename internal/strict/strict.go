@@ -28,9 +28,9 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Exempt reports whether an unknown key is allowed, which equals no field's name exactly. If not, the key is an error.
-// An allowed key that differs from a field's name only in case sets that field. Any other allowed key is skipped. path
-// is the path of the object with the key, as in [Error.Path]. It is empty for the document itself.
+// Exempt reports whether a key is allowed although no field has exactly this name. If not, the key is an error. An
+// allowed key that differs from a field's name only in case sets that field. Any other allowed key is skipped. path is
+// the path of the object with the key, as in [Error.Path]. It is empty for the document itself.
 type Exempt func(path, key string) bool
 
 // Everything is an Exempt that allows every key.

@@ -51,8 +51,8 @@ type endpoint struct {
 	moved   bool // its interface is in the container
 }
 
-// lock locks the endpoint with the identifier id, so that only one request at a time works on it. id may also be
-// another text to lock. The caller must unlock the result.
+// lock locks the endpoint with the identifier id, so that only one request at a time works on it. With any other text
+// as id, it locks that text. The caller must unlock the result.
 func (d *Driver) lock(id string) *endpoint {
 	one, _ := d.endpoints.LoadOrStore(id, new(endpoint))
 	e := one.(*endpoint)

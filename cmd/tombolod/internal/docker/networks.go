@@ -98,7 +98,7 @@ func networkOf(r *request) (*runtimes.Network, error) {
 	}
 
 	for _, data := range slices.Concat(r.IPv4Data, r.IPv6Data) {
-		if data.Pool.Bits() > 0 { // there is none with --ipam-driver null
+		if data.Pool.Bits() > 0 { // --ipam-driver null has no subnet
 			n.Subnets = append(n.Subnets, runtimes.Subnet{Prefix: data.Pool, Gateway: data.Gateway.Addr()})
 		}
 	}
@@ -164,7 +164,7 @@ func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 		switch n, err := d.network(other); {
 		case err != nil || n.Name != name:
 		case other == id:
-			return nil // Docker repeats the request
+			return nil // the network itself has the name: Docker repeats the request
 		default:
 			return fmt.Errorf(
 				"option name=%s: Docker's network %.12s has that name: take another; or, if `docker network ls` does "+

@@ -143,8 +143,9 @@ func (a *addCall) obtain(ctx context.Context) error {
 	return a.node.reportStep("ipam")
 }
 
-// applyLease adds the IPv6 addresses that the pod formed to the lease's record in memory, and configures the pod for
-// its lease. It returns an error if another machine or pod has one of the addresses.
+// applyLease adds the IPv6 addresses that the pod formed to the lease's record in memory, and notes there if tombolod
+// must request DNS by DHCPv6. Then it configures the pod for its lease. It returns an error if another machine or pod
+// has one of the addresses.
 func (a *addCall) applyLease(ctx context.Context) error {
 	rec := a.leasing.rec
 	if formed := a.assigned.addresses[1:]; len(formed) > 0 {

@@ -181,8 +181,8 @@ func (a *addCall) flushStale(ctx context.Context) error {
 	return flushStale(ctx, a.s.Links, a.rec)
 }
 
-// commit waits until the port forwards, and writes the complete records of the lease and the attachment. If another
-// call has deleted the attachment's record, it returns an error.
+// commit waits until the port forwards, and writes the complete records of the lease and the attachment. It returns an
+// error if another call has deleted the attachment's record, or another machine has answered for an address of the pod.
 func (a *addCall) commit(ctx context.Context) error {
 	if err := a.s.Links.Wait(ctx, a.rec.HostIf); err != nil {
 		return err
@@ -353,7 +353,8 @@ func errAlreadyExists(k Key) error {
 		k.IfName, k.Network)
 }
 
-// derive computes the required network, the port and the record from the pod's addresses, routes and DNS.
+// derive computes the required network, the port and the record from the pod's addresses, routes and DNS. It returns an
+// error if the pod could not use these.
 func (a *addCall) derive(context.Context) error {
 	a.addHostRoutes()
 	g := a.assigned

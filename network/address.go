@@ -299,7 +299,7 @@ func lockLease(ctx context.Context, a *state.Attachment) (*lease.LockedRecord, e
 }
 
 // look compares an attachment with the record of its lease, and adds the differences to p.found. For a lease that has
-// ended or failed, it recommends no repair, since tombolod has to renew it.
+// ended or failed, it recommends no repair, since tombolod has to renew it. look releases the state directory's lock.
 func (leasePart) look(_ context.Context, p *podSite) error {
 	if p.IPAMType != endpoint.Leased {
 		return nil

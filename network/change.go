@@ -87,8 +87,8 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 }
 
 // Tuned tells the Node that another program gives a pod's interface a new MAC, or a new MTU in bytes. A nil mac and an
-// mtu of 0 mean that the value is unchanged. Tuned records the values, updates the pod's guard (anti-spoofing rules),
-// and raises the port's MTU if necessary.
+// mtu of 0 mean that the value is unchanged. Tuned records the MAC, and updates the pod's guard (anti-spoofing rules).
+// It records an MTU only if it is larger than the port's, and raises the port's MTU then.
 //
 // The error matches ErrInvalid if the MAC identifies the pod to a DHCP server or on its LAN. It matches ErrConflict
 // if another machine on the LAN has the MAC (see RefuseMAC), and ErrNotAttached if there is no complete attachment.

@@ -54,10 +54,10 @@ func (n *Node) teardown(s *session, network string, known *Known) *teardown {
 	return t
 }
 
-// Collect removes all attachments of a network that are not in keep. It returns the keys of the removed attachments
-// that had a record. It finds them by their records, their leases and their objects in the kernel. It also releases
-// reserved addresses that belong to no attachment. It skips attachments that another call works on, and attachments
-// that are newer than the call. known may be nil.
+// Collect removes all attachments of a network that are not in keep. It returns the keys of the recorded attachments
+// that are not in keep, even if it skipped one or could not remove it. It finds attachments by their records, their
+// leases and their objects in the kernel. It also releases reserved addresses that belong to no attachment. It skips
+// attachments that another call works on, and attachments that are newer than the call. known may be nil.
 //
 // An empty or nil keep removes all attachments. So a caller that got no list from its runtime must not call Collect.
 //
@@ -93,8 +93,8 @@ func (n *Node) origin(nw *Network) Origin {
 	return nw.Origin
 }
 
-// allocator returns the allocator to which addresses are released, or nil if there is none. Without
-// Config.Allocators, it creates an allocator that needs only the record.
+// allocator returns the allocator to which addresses are released, or nil if there is none. Without Config.Allocators,
+// it creates an allocator that needs only the record, or returns an error if that is not possible.
 func (n *Node) allocator(network string, origin *Origin) (ipam.Allocator, error) {
 	if n.cfg.Allocators != nil {
 		return n.cfg.Allocators(network, origin)
@@ -153,7 +153,8 @@ type teardown struct {
 	node    *Node
 }
 
-// remove removes an attachment, even if its Add is in progress.
+// remove removes an attachment, even if its Add is in progress. It also turns route_localnet off where no pod needs it
+// any more.
 func (t *teardown) remove(ctx context.Context, owner ipam.Owner, hash string) error {
 	lock, err := t.lock(ctx, hash)
 	if err == nil {
@@ -313,8 +314,8 @@ func (t *teardown) forget(ctx context.Context, hash string) error {
 // for the others.
 const collectWait = 10 * time.Second
 
-// collectExcept removes all attachments of the network that are not in keep. It returns the keys of those that had a
-// record. It also releases reservations without an attachment, and turns route_localnet off where no pod needs it.
+// collectExcept removes all attachments of the network that are not in keep, and returns keys as Collect does. It also
+// releases reservations without an attachment, and turns route_localnet off where no pod needs it.
 func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _ error) {
 	began := time.Now()
 	valid := map[string]bool{}
@@ -474,7 +475,7 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 }
 
 // strays returns the attachments without a record, and the attachments with elements of addresses that they do not
-// have. They are sorted by hash.
+// have. It leaves out attachments with an unreadable record. The list is sorted by hash.
 func (inv *inventory) strays() []*remains {
 	var list []*remains
 	for _, hash := range slices.Sorted(maps.Keys(inv.all)) {

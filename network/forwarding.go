@@ -160,8 +160,8 @@ func isRouterNow(rec *state.Network) bool {
 }
 
 // forwardingChanged reports whether the network's rules drop packets that the host's owner now wants forwarded. Either
-// isRouterNow is true, or the owner has changed forwarding for some links since the rules were made. forwardingChanged
-// reads a parameter of each link.
+// isRouterNow is true, or the owner has changed IPv4 forwarding for some links since the rules were made. To find out,
+// forwardingChanged may read a parameter of each link.
 func forwardingChanged(rec *state.Network) bool {
 	if !rec.Closed4 || isRouterNow(rec) {
 		return isRouterNow(rec)

@@ -88,7 +88,8 @@ func (n *site) lacksGateway(gw netip.Prefix, have []addr.Address) {
 	n.found.advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.gatewayLink.Name, gw)
 }
 
-// lookAtLinkLocal adds a finding if there is an IPv6 gateway, but not the link-local address that addLinkLocal adds.
+// lookAtLinkLocal adds a finding if the gateways' link has an IPv6 gateway, but no link-local IPv6 address. Any such
+// address will do, not only the one that addLinkLocal adds.
 func (n *site) lookAtLinkLocal(have []addr.Address) {
 	is6 := func(gw netip.Prefix) bool { return isIPv6(gw) && has(have, gw) }
 	own := func(a addr.Address) bool { return isIPv6(a.Prefix) && a.Prefix.Addr().IsLinkLocalUnicast() }
@@ -108,10 +109,10 @@ func overlapsGateway(rec *state.Network, gw, have netip.Prefix) bool {
 	return have.Overlaps(gw) && !have.Addr().IsLinkLocalUnicast() && !slices.Contains(rec.Gateways, have)
 }
 
-// lookAtOwnGateways adds a finding for each gateway of an Add's pod that the host lacks, with one request for each. For
-// IPv6, it requests the address. IPv4 has no such request, so it requests a route, which has type local if the host has
-// the address. For IPv6 a request for the route would come too early, since the kernel adds the local route some
-// milliseconds after the address.
+// lookAtOwnGateways adds a finding for each gateway of an Add's pod that the host lacks, with one request for each. If
+// no Add looks, it looks for all gateways. For IPv6, it requests the address. IPv4 has no such request, so it requests
+// a route, which has type local if the host has the address. For IPv6 a request for the route would come too early,
+// since the kernel adds the local route some milliseconds after the address.
 func (n *site) lookAtOwnGateways(ctx context.Context) error {
 	gateways := n.rec.Gateways
 	if n.required != nil {
@@ -198,8 +199,8 @@ func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
 }
 
 // buildGateways adds the gateways' addresses to the link, repairs the routes to their subnets, and deletes stale
-// addresses. If another address of the link overlaps with a gateway's, it deletes that address with force, and returns
-// an error without.
+// addresses. If another address of the link overlaps with a gateway's, it deletes that address if force is set, and
+// returns an error if not. If another machine has a gateway's address, it returns an error too.
 func (n *site) buildGateways(ctx context.Context, force bool) error {
 	s, rec, l := n.s, n.rec, n.gatewayLink
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
@@ -370,9 +371,9 @@ func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link i
 }
 
 // refuseConflicts returns an error if the network would cut pods off: its own pods, if its bridge or mode has changed,
-// or pods of other networks whose subnets overlap. It also returns the names of overlapping networks without living
-// pods (isDeserted), which the caller removes before it builds. token identifies the present epoch. refuseConflicts
-// lists records and addresses, so an Add calls it only when it builds.
+// or others whose subnets overlap: pods of other networks, or the host on another link. It also returns the names of
+// overlapping networks without living pods (isDeserted), which the caller removes before it builds. token identifies
+// the present epoch. refuseConflicts lists records and addresses, so an Add calls it only when it builds.
 func refuseConflicts(ctx context.Context, s *session, w *requirement, token string) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != token {

@@ -454,8 +454,8 @@ func (n *Node) publish(ctx context.Context, s *session, a, next *state.Attachmen
 	return nil
 }
 
-// unpublish removes all host ports of an attachment. It passes ports on to other attachments of the container that
-// wait for them.
+// unpublish removes all host ports of an attachment, and deletes UDP flows to them. It passes ports on to other
+// attachments of the container that wait for them.
 func unpublish(ctx context.Context, s *session, a, next *state.Attachment) error {
 	if len(a.Published) == 0 {
 		return nil

@@ -350,7 +350,8 @@ func (k *checkCall) expectedAddresses(report *Reported) []netip.Prefix {
 }
 
 // reservations adds a finding if the allocator no longer reserves the pod's addresses. It asks about the addresses that
-// are on record and, if there is a report, in the report. Addresses from other plugins need no reservation.
+// are on record and, if there is a report, in the report. Addresses from other plugins need no reservation. It also
+// adds a finding if the network leases addresses now, but did not when the pod was added.
 func (k *checkCall) reservations(ctx context.Context, found *findings) error {
 	isLeased := k.rec.IPAMType == endpoint.Leased
 	if k.pod.Lease != nil && !isLeased {

@@ -270,7 +270,7 @@ type Pod struct {
 	Limits      bandwidth.Shape // limits of the pod's traffic
 	Egress      nft.Egress      // permitted destinations, if also in Network.Egress; implies nft.GuardAddresses
 
-	// Reported is used by Check. It holds the changes that other plugins made in the pod. nil means none.
+	// Reported is the pod's state that other plugins reported since Add, for Check. If nil, Check uses the record.
 	Reported *Reported
 }
 

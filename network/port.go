@@ -110,9 +110,9 @@ func recheckPort(ctx context.Context, s *session, a *state.Attachment, br *bridg
 	return diffs, err
 }
 
-// keepTable protects the bridge's FDB on a kernel without a limit of learned MACs (before Linux 6.7). If no guard
-// restricts the pod to its MAC, the bridge learns nothing from its port, and gets a permanent entry for its MAC.
-// Frames for other MACs behind the port then go to all ports.
+// keepTable sets fields of p that protect the bridge's FDB on a kernel without a limit of learned MACs (before Linux
+// 6.7). If no guard restricts the pod to its MAC, the bridge learns nothing from its port, and gets a permanent entry
+// for its MAC. Frames for other MACs behind the port then go to all ports.
 func keepTable(p *bridge.Port, guarded bool, br *bridge.Link) {
 	if br.Bridge != nil && br.Bridge.MaxLearned == nil && !guarded {
 		p.NoLearning, p.StaticFDB = true, true
@@ -342,7 +342,8 @@ func (a *addCall) limit(ctx context.Context, index, mtu int) (err error) {
 
 // Limit replaces the limits of an attached pod, as if its Add had requested the new ones. The zero Shape means no
 // limits. Limit returns the IFB link that shapes the traffic from the pod, or nil if that traffic is not limited. If
-// there is no complete attachment, the error matches ErrNotAttached.
+// the kernel refuses the new limits, the pod has none until a repair restores the old ones. If there is no complete
+// attachment, the error matches ErrNotAttached.
 func (c Change) Limit(ctx context.Context, limits bandwidth.Shape) (port *bridge.Link, _ error) {
 	err := c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		target, conn := shaperTarget(a), bandwidth.On(s.Links.Socket())
@@ -396,7 +397,9 @@ func effectiveLimits(s *session, requested bandwidth.Shape, mtu int) (bandwidth.
 // The inside of a pod belongs to the pod, its runtime, and the plugins that run after Add. The functions below only
 // read it.
 
-// dialPod opens a connection into a pod's namespace, and finds the pod's interface, whatever its name is now.
+// dialPod opens a connection into a pod's namespace, and finds the pod's interface, whatever its name is now. The
+// caller must close the connection. If the interface is gone, the error matches fs.ErrNotExist, and there is no
+// connection to close.
 func (s *session) dialPod(ctx context.Context, a *state.Attachment, pod *netns.NS) (*nl.Conn, *link.Info, error) {
 	port, err := s.link(ctx, a.HostIf)
 	if err != nil {

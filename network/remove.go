@@ -322,9 +322,9 @@ func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error)
 	return found, errors.Join(errs...)
 }
 
-// collectIfDead removes one attachment if its pod is gone. It returns nil if the pod does not look dead, or if
-// another call works on the attachment. Under the record's lock, which an ADD holds from beginning to end, it checks
-// again.
+// collectIfDead removes one attachment if its pod is gone. It returns nil if the pod does not look dead, or if another
+// call works on the attachment. Under the record's lock, which an ADD holds from beginning to end, it checks again.
+// With dryRun, or if no allocator can take the addresses back, it removes nothing.
 func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dryRun bool) (*Dead, error) {
 	if evidence, err := whyDead(ctx, t.Session, rec); evidence == "" {
 		return nil, err
@@ -426,8 +426,8 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
-// Known returns an error if a network is not on record and has no objects in the kernel, as when its name is
-// mistyped. The error matches ErrInvalid, and lists the names of the recorded networks.
+// Known returns an error if a network is not on record and has no leases and no objects in the kernel, as when its name
+// is mistyped. The error matches ErrInvalid, and lists the names of the recorded networks.
 func (u Upkeep) Known(ctx context.Context, name string) error {
 	return u.node.withSession(func(s *session) error { return s.refuseUnknown(ctx, name) }, name)
 }
@@ -473,9 +473,10 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
-// removeBridge deletes the network's bridge if we made it, and no other network and no port uses it. If the bridge
-// stays, removeBridge calls removeVLANLink in a VLAN. Without a VLAN, it deletes those gateways' addresses that no
-// other network needs, unless pods of another program are on the bridge.
+// removeBridge deletes the network's bridge if we made it, and no other network and no port uses it. It also deletes
+// the bridge's file for systemd-networkd. If the bridge stays, removeBridge calls removeVLANLink in a VLAN. Without a
+// VLAN, it deletes those gateways' addresses that no other network needs, unless pods of another program are on the
+// bridge.
 func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	l, err := s.link(ctx, rec.Bridge)
 	if err != nil || l.Index == 0 {
@@ -543,7 +544,7 @@ func (s *session) refuseCutOff(ctx context.Context, nicLink *bridge.Link, uplink
 		nicLink.Name, uplink, strings.Join(foreign, ", "), foreign[0])
 }
 
-// hasPods reports whether one of the ports is not ours and leads into another namespace.
+// hasPods reports whether one of the ports is a veth that is not ours and leads into another namespace.
 func hasPods(ctx context.Context, s *session, ports []bridge.Link) bool {
 	return slices.ContainsFunc(ports, func(p bridge.Link) bool {
 		if _, own := endpoint.ParseAlias(p.Alias); own || p.Kind != "veth" {

@@ -18,8 +18,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// mendOthers repairs all networks that have attachments, except for the named one. The caller passes the returned
-// sites to declareMended. A network without attachments is repaired by its next ADD.
+// mendOthers repairs all networks that have attachments, except for the named one. It only warns of errors. The caller
+// passes the returned sites to declareMended. A network without attachments is repaired by its next ADD.
 func mendOthers(ctx context.Context, s *session, except string) ([]*site, error) {
 	others, err := s.otherNetworks(except)
 	if err != nil {
@@ -51,7 +51,7 @@ func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 
 // repairNetworks repairs the networks that are in use. If the list some is not empty, it repairs only the networks in
 // this list. If an object was missing that networks share, it repairs the other networks too. With an empty list it
-// also gives back NICs whose takeover was interrupted.
+// also gives back NICs whose takeover was interrupted. Finally it publishes withheld host ports that are free now.
 func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	if err := s.enterAlone(ctx); err != nil {
 		return err

@@ -337,7 +337,8 @@ func (nextHopPart) look(_ context.Context, n *site) error {
 	return nil
 }
 
-// make records the host's MAC for future pods, and updates the neighbour entries in the present pods.
+// make records the host's MAC for future pods, and updates the neighbour entries in the present pods. On a bridge of
+// another program, it also makes the bridge's MAC explicit.
 func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	mac, before := n.hostMAC(), net.HardwareAddr(n.rec.HostMAC)
 	if n.rec.DefaultRoute != exitHost || bytes.Equal(mac, before) {

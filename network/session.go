@@ -78,7 +78,8 @@ func (s *session) dialFirewall() (*nft.Conn, error) {
 	return nft.On(conn, cfg), err
 }
 
-// close releases the locks, then calls the functions given to deferUntilClose, and closes the sockets.
+// close releases the locks, calls the functions passed to deferUntilClose, closes the sockets, and returns to the
+// caller's namespace.
 func (s *session) close() {
 	s.leave()
 	for _, do := range s.deferred {
@@ -116,7 +117,8 @@ func (s *session) enter(ctx context.Context) error {
 }
 
 // leave releases the lock, so that the caller can wait for something slow, or take a lock that comes before it in the
-// order of locks. Records that were read under the lock may have changed at the next enter.
+// order of locks. It first notes nf_tables' generation in the lock's file. Records that were read under the lock may
+// have changed at the next enter.
 func (s *session) leave() {
 	if s.lock == nil {
 		return
@@ -138,7 +140,7 @@ func (s *session) enterAlone(ctx context.Context) error {
 // which the firewall was complete then. The note is valid only in its epoch and network namespace. While the generation
 // stays the same, nf_tables is unchanged, and the next call requests this number instead of the rules.
 
-// readGeneration passes the generation in the lock's file to the firewall's socket.
+// readGeneration passes the generation in the lock's file to the firewall's socket, if it was noted in this epoch.
 func (s *session) readGeneration() {
 	s.generation = s.lock.Note()
 	text, ok := strings.CutPrefix(s.generation, s.Epoch.Token()+" ")

@@ -199,7 +199,9 @@ func (p *podSite) look(ctx context.Context) error {
 	return nil
 }
 
-// reattach repairs the host's side of the network's existing pods.
+// reattach repairs the host's side of the network's existing pods, and appends these pods to n.restored. It skips an
+// attachment whose Add has not finished, or whose port is gone. If such an Add has a guard and waits for a lease,
+// reattach repairs only its rules in the firewall.
 func (n *site) reattach(ctx context.Context) error {
 	defer n.s.cacheBridges()()
 	for _, a := range n.attachments {
@@ -316,7 +318,7 @@ func findReady(ctx context.Context, s *session, w *requirement) (*site, error) {
 }
 
 // compareObjects is the second half of findReady, after the comparison of the record. It compares the network's objects
-// in the kernel, and returns nil if any is missing or different.
+// in the kernel, and returns nil if any is missing or different, unless complete can repair it.
 func compareObjects(ctx context.Context, s *session, rec *state.Network, w *requirement) (*site, error) {
 	n := &site{s: s, rec: rec, required: w, quick: true}
 	if err := n.look(ctx, parts()); err != nil || len(n.found.list) > 0 {
@@ -345,8 +347,9 @@ func (n *site) complete(ctx context.Context) error {
 	return stateError(n.s.Dir.SaveNetwork(rec))
 }
 
-// buildNetwork creates or repairs the network, under the exclusive lock. Every step can be repeated, so the next
-// build completes an interrupted one.
+// buildNetwork creates or repairs the network, under the exclusive lock. It first removes deserted networks with the
+// same subnets (isDeserted). If an object was missing that other networks share, it repairs these too. Every step can
+// be repeated, so the next build completes an interrupted one.
 func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error) {
 	deserted, err := w.refuse(ctx, s, s.Epoch.Token())
 	if err != nil {
@@ -493,9 +496,9 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requir
 }
 
 // settle ends the creation of a network. If changed is true, an object was missing that other networks share, and
-// settle repairs those networks too. For example, a flush of our table deletes the rules of all networks, and a
-// deleted bridge loses the ports of all its networks. If a program loaded an older copy of the table, settle deletes
-// the elements of pods that no longer exist.
+// settle repairs those networks too. For example, a flush of our table deletes the rules of all networks, and a deleted
+// bridge loses the ports of all its networks. Then it also deletes elements of pods that no longer exist, which a
+// program may have loaded from an older copy of the table.
 func (n *site) settle(ctx context.Context, changed bool) error {
 	if !changed {
 		return declareMended(ctx, n.s, n)

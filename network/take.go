@@ -44,7 +44,8 @@ func (s *session) loadTake(nic string) (rec *uplink.Record, _ error) {
 	return rec, stateError(err)
 }
 
-// withLock takes the state directory's lock exclusively, so that no Add works at the same time, and calls do.
+// withLock calls do under the state directory's exclusive lock, so that no Add works at the same time. If nic cannot be
+// the name of a link, it returns an error.
 func (u Uplinks) withLock(ctx context.Context, nic string, do func(*session) error) error {
 	if err := checkNIC(nic); err != nil {
 		return err
@@ -143,8 +144,9 @@ func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 }
 
 // Restore undoes Take: it removes the NIC from the bridge, and moves the addresses and routes back. While pods are on
-// the LAN through the NIC, the error matches ErrAttached. If bridgeName is not empty, it must be the NIC's bridge,
-// which avoids mistakes.
+// the LAN through the NIC, or other programs have ports on the bridge, the error matches ErrAttached. If bridgeName is
+// not empty, it must be the NIC's bridge, which avoids mistakes. If somebody has deleted an address since Take, the
+// error names it after the NIC was given back.
 func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 	return u.node.nameDead(ctx, "", u.withLock(ctx, nic, func(s *session) error {
 		if err := refusePodsBehind(s, nic); err != nil {

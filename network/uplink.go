@@ -289,8 +289,8 @@ func errNoLink(nic string) error {
 	return failf(ErrNoLink, "uplink %s: the host has no such link (ip link shows those that there are)", nic)
 }
 
-// refuseHostsBridge returns an error if another program's bridge has an address of the host. Such a bridge belongs to
-// a different network than the NIC.
+// refuseHostsBridge returns an error if another program's bridge has an address of the host that is not link-local.
+// Such a bridge belongs to a different network than the NIC.
 func refuseHostsBridge(ctx context.Context, s *session, nic, l *bridge.Link) error {
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
 	for _, a := range have {

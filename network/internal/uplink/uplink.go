@@ -178,7 +178,8 @@ func (c *Conn) take(ctx context.Context, rec *Record, j Journal) error {
 	return rec.save(j)
 }
 
-// step runs one step. It plans the move by the present state, in up to st.rounds rounds.
+// step runs one step: its requests, which it plans by the present state in up to st.rounds rounds, and then its other
+// work.
 func (c *Conn) step(ctx context.Context, rec *Record, st *step, planned func(*snapshot, *Record) *move) error {
 	var m *move
 	var last error
@@ -249,10 +250,10 @@ func waitUntilLocal(ctx context.Context, c *Conn, _ *Record, m *move) error {
 	return usable.Wait(ctx, c.addrs, m.to.Index, added...)
 }
 
-// Restore moves everything that is on the bridge to the NIC, removes the NIC from the bridge, and removes the
-// journal. It deletes the bridge unless other ports are on it. It continues after errors. If there were errors, the
-// journal stays, and the caller may call Restore again. After a crash, Restore undoes an interrupted takeover, or
-// completes an interrupted restoration.
+// Restore moves everything that is on the bridge to the NIC, removes the NIC from the bridge, and removes the journal.
+// It deletes the bridge unless other ports are on it. It continues after most errors. If an address or a route cannot
+// move, it stops, so that the host stays reachable on the bridge. After an error the journal stays, and the caller may
+// call Restore again. After a crash, Restore undoes an interrupted takeover, or completes an interrupted restoration.
 func (c *Conn) Restore(ctx context.Context, before *Record, j Journal) error {
 	n := *before
 	rec := &n
@@ -275,8 +276,9 @@ func (c *Conn) Restore(ctx context.Context, before *Record, j Journal) error {
 	return nil
 }
 
-// restore moves addresses and routes from the bridge back to the NIC, by the steps of restoreSteps. hasBridge is false
-// if another program deleted the bridge.
+// restore moves addresses and routes from the bridge back to the NIC, by the steps of restoreSteps. If an address or a
+// route cannot move, it stops, so that the rest stays reachable on the bridge. hasBridge is false if another program
+// deleted the bridge.
 func (c *Conn) restore(ctx context.Context, rec *Record, j Journal, hasBridge bool) error {
 	var errs []error
 	for _, st := range restoreSteps() {
@@ -499,8 +501,8 @@ func isChild(kind string) bool {
 }
 
 // refuseManaged adds a reason against the takeover if a DHCP client or router advertisements configured the NIC. It
-// finds this by addresses with a limited lifetime, and by the default route. As a port of a bridge the NIC no longer
-// receives DHCP and router advertisements, so the host would lose these settings.
+// finds this by addresses with a limited lifetime, and by the protocol or lifetime of a default route. As a port of a
+// bridge the NIC no longer receives DHCP and router advertisements, so the host would lose these settings.
 func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
 	var lifetimes []string
 	for _, a := range s.Addresses {
@@ -565,7 +567,8 @@ func (s *snapshot) refuseAbove(no refusal) {
 	}
 }
 
-// refuseRoutes adds reasons for routes and rules whose loss would cut the host off.
+// refuseRoutes adds a reason for each route or rule that the takeover would break, and for each route of another link
+// that would then come first.
 func (s *snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.Routes {
 		no(r.NexthopID != 0 && usesLink(&r, s.NIC.Index),

@@ -72,8 +72,8 @@ var ErrNotBridge = errors.New("the link is not a bridge")
 // The spanning tree protocol stays off, as it is on a new bridge, so that a port forwards as soon as it has a
 // carrier.
 //
-// If the kernel refuses a property of a new bridge, there is no bridge afterwards. Without support for VLANFiltering,
-// the error matches vlan.ErrUnsupported.
+// If a link with the name is of another kind, the error matches ErrNotBridge. If the kernel refuses a property of a new
+// bridge, there is no bridge afterwards. Without support for VLANFiltering, the error matches vlan.ErrUnsupported.
 //
 // For a bridge that Ensure itself created (see Alias) and that is right, it sends one request; for another program's,
 // two. If NFCall is requested and the kernel was built without br_netfilter, Ensure does everything else and returns
@@ -176,8 +176,9 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 	return err
 }
 
-// finish sets properties that the request to create a bridge does not accept: the alias, and NoIPv6. It must run
-// before the bridge is set up. Several callers may run it at the same time.
+// finish sets properties that the request to create a bridge does not accept: the alias, and NoIPv6. It also removes
+// the bridge from unfinishedGroup. It must run before the bridge is set up. Several callers may run it at the same
+// time.
 func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
 	noIPv6 := br.NoIPv6 && hasIPv6(differentMTU(br.newMTU()))
 	err := c.setNew(ctx, br, index, noIPv6)

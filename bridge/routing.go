@@ -37,10 +37,10 @@ type Routing struct {
 	// Input is the link where packets from pods come in. The kernel forwards IPv4 packets from it only if forwarding
 	// is on for this link, even if the host is a router.
 	Input string
-	// RouteLocalnet is the bridge through which ports published on 127.0.0.1 lead to pods. It enables
-	// net.ipv4.conf.LINK.route_localnet. The kernel then also accepts packets to 127.0.0.0/8 from this link. So
-	// install rules that protect the host's own services there first. nft.Conn.Ensure adds such rules, and they last
-	// as long as its table.
+	// RouteLocalnet is the bridge through which ports published on 127.0.0.1 lead to pods. EnsureRouting turns on
+	// net.ipv4.conf.LINK.route_localnet for it. The kernel then also accepts packets to 127.0.0.0/8 from this link. So
+	// install rules that protect the host's own services there first. nft.Conn.Ensure adds such rules, and they last as
+	// long as its table.
 	RouteLocalnet string
 }
 

@@ -137,7 +137,8 @@ func (l Limit) validate() error {
 	return nil
 }
 
-// effective returns the limit with a rate of whole bytes and an effective burst, for an MTU in bytes.
+// effective returns the limit that Ensure enforces. Its rate is in whole bytes, and its burst is neither too short for
+// the MTU in bytes nor too long for the rate.
 func (l Limit) effective(mtu int) Limit {
 	if l.Rate == 0 {
 		return Limit{}
@@ -168,7 +169,7 @@ func (l Limit) bucket(mtu int) tc.Bucket {
 		return b
 	}
 
-	// The kernel queues a packet that fits into the bucket without splitting it, so the queue must have room for it.
+	// The kernel queues a packet whole if it fits into the bucket, so the queue must have room for the longest packet.
 	b.Limit = uint32(min(max(queue, segmented), mostBytes))
 	return b
 }

@@ -317,8 +317,8 @@ func (l *Link) hasMAC(have *link.Info) bool { return l.MAC == nil || bytes.Equal
 // hasIPv6 reports whether the kernel enables IPv6 on a link with this MTU (RFC 8200, section 5).
 func hasIPv6(mtu int) bool { return mtu >= 1280 }
 
-// link returns the existing link with l's name. It returns an error that matches fs.ErrExist if that link is not in
-// l's VLAN. A veth link counts as in the VLAN.
+// link returns the existing link with l's name. If there is none, the error matches fs.ErrNotExist. If that link is not
+// in l's VLAN, the error matches fs.ErrExist. A veth link counts as in the VLAN.
 func (c *Conn) link(l *Link) (*link.Info, error) {
 	have, err := link.Find(context.Background(), c.nl, l.Name, 0)
 	if err != nil {

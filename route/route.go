@@ -180,9 +180,10 @@ func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 	return c.GetFrom(ctx, netip.Addr{}, dst, 0)
 }
 
-// GetFrom returns the route of a packet from the address src to the address dst. If link is not 0, the packet comes
-// in by the link with that index. The kernel then also checks the source: the error is EXDEV if the reverse path
-// filter would drop the packet. If link is 0, src must be an address of this host.
+// GetFrom returns the route of a packet from the address src to the address dst. If link is not 0, the packet comes in
+// by the link with that index. The kernel then also checks the source: the error is EXDEV if the reverse path filter
+// would drop the packet. If link is 0, src must be an address of this host, or invalid. If src is invalid, the kernel
+// chooses a source.
 func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Route, error) {
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
 	if dst.Is4() {

@@ -336,8 +336,9 @@ func (v *veth) Encode(ae *netlink.AttributeEncoder) error {
 
 const sizeofGenMsg = 4 // struct rtgenmsg, padded for the attributes
 
-// LosesOtherEnd reports whether the network namespace of a veth's other end is being deleted. After the last
-// reference to a namespace is gone, the kernel takes some 50 ms to delete its content.
+// LosesOtherEnd reports whether the network namespace of a veth's other end is being deleted. After the last reference
+// to a namespace is gone, the kernel takes some 50 ms to delete its content. During this time, the namespace has no ID,
+// or the kernel does not find it by its ID.
 func LosesOtherEnd(c *nl.Conn, name string) (bool, error) {
 	l, err := Find(context.Background(), c, name, 0, unix.IFLA_LINK_NETNSID)
 	if err != nil || !l.Elsewhere || l.elsewhere < 0 {

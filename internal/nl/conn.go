@@ -156,8 +156,8 @@ type Transport interface {
 	// Send sends a datagram with one or more messages to the kernel. When Send returns, the kernel has processed
 	// them.
 	Send(b []byte) error
-	// Receive returns the length of the next datagram, without waiting. If there is none, it returns ErrEmpty. If the
-	// datagram does not fit into b, it returns an error.
+	// Receive reads the next datagram into b, without waiting, and returns its length. If there is none, it returns
+	// ErrEmpty. If the datagram does not fit into b, it returns an error.
 	Receive(b []byte) (int, error)
 	Close() error
 }

@@ -137,7 +137,8 @@ type queue struct {
 	debug *debugger
 }
 
-// receive reads one datagram. If there is none, the error matches unix.EAGAIN.
+// receive reads one datagram. If there is none, or a signal interrupted the call, the error matches unix.EAGAIN. If
+// announcements were lost, receive first returns the queued ones, and then an error that matches unix.ENOBUFS.
 func (q *queue) receive(fd, flags int) ([]netlink.Message, error) {
 	for {
 		if q.lost {

@@ -104,9 +104,9 @@ type Epoch struct {
 // released, even after a reboot.
 type Node struct {
 	Epoch Epoch
-	// Live returns the addresses that the kernel now has for pods of this network. Addresses outside of the
-	// allocator's ranges do not matter. Live may be expensive: Add calls it once in an epoch, while it holds the
-	// directory's lock. If nil, no address counts as live.
+	// Live returns the addresses that the kernel now has for pods of this network. Addresses outside of the allocator's
+	// ranges do not matter. Live may be expensive. Add calls it only when it first uses the directory in an epoch,
+	// while it holds the directory's lock. If nil, no address counts as live.
 	Live func(context.Context) ([]Live, error)
 	// Hash returns the hash of network, container and interface that marks the attachment's objects in the kernel, as
 	// hexadecimal digits. If nil, a reservation whose file contains only a hash matches no owner.

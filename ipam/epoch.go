@@ -146,7 +146,7 @@ func (s *store) mayBelongTo(r reservation, l Live) bool {
 }
 
 // rebuild reserves every live address of our ranges that has no reservation. The reservation names its owner by the
-// hash.
+// hash. If the hash is unknown, the reservation has no owner.
 func (s *session) rebuild(alive map[netip.Addr]Live, p pool) error {
 	rebuilt := 0
 	for addr, l := range alive {

@@ -15,7 +15,7 @@ const (
 	// keptName is the file with the addresses that Add keeps for lasting names. A line is "<address> <name>
 	// <interface>". A line moves to the end when its address is assigned or released.
 	keptName = ".tombolo-kept"
-	// maxKept is the number of lines that the file can have. maxKeptName is the maximum length of a name in bytes.
+	// maxKept is the maximum number of lines of the file. maxKeptName is the maximum length of a name in bytes.
 	maxKept, maxKeptName = 2000, 400
 )
 

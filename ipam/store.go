@@ -209,8 +209,8 @@ func (s *session) writeLast(index int, addr netip.Addr) {
 	}
 }
 
-// The directory may belong to the reference plugin too, and files in it to any user. So use file.OpenAny and not
-// file.Open.
+// The directory may belong to the reference plugin too, and files in it to any user. So use file.OpenAny: file.Open
+// refuses the files of other users.
 
 // readFile reads up to limit+1 bytes of the file at path. The extra byte shows that the file is longer than limit. If
 // path is a named pipe, readFile does not wait for a writer.

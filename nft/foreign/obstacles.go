@@ -221,7 +221,8 @@ func (p *plan) forwardChains(family uint8) (chains []nftnl.Chain, err error) {
 	return chains, err
 }
 
-// obstacle returns the first obstacle in a chain, or nil if there is none or if Ensure removes it.
+// obstacle returns the first obstacle in a chain. It returns nil if there is none, if Ensure removes it, or if
+// firewalld has the link in its zone trusted.
 func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path) (*Obstacle, error) {
 	link := path.Bridge
 	if path.Switched {

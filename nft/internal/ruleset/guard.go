@@ -36,7 +36,8 @@ const quietPrefix = "quiet-"
 const (
 	// priorityGuard is before other tables, and before the kernel passes bridged packets to iptables.
 	priorityGuard = -300
-	// priorityUntrusted and priorityFromPods are the priorities of the chains after the chain guard, in this order.
+	// priorityUntrusted and priorityFromPods are the priorities of the chains untrusted and from-pods. The chain
+	// untrusted runs after the chain guard, and from-pods after it.
 	priorityUntrusted = priorityGuard + 1
 	priorityFromPods  = priorityUntrusted + 1
 

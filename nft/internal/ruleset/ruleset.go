@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The names of our sets and chains, and prefixes of such names. After a prefix follows the key of a network.
+// The names of our sets and chains, and prefixes of such names. The key of a network follows each prefix.
 const (
 	Pods4Set = "pods4"
 	Pods6Set = "pods6"
@@ -31,7 +31,8 @@ const (
 	masqueradePrefix = "masq-"
 )
 
-// MasqueradeSet returns the name of the set that contains the addresses of a network's masqueraded pods.
+// MasqueradeSet returns the name of the set that contains the addresses, of one family, of a network's masqueraded
+// pods.
 func MasqueradeSet(is4 bool, networkKey string) string {
 	if is4 {
 		return masquerade4Prefix + networkKey

@@ -275,7 +275,8 @@ func (r *reader) routes(l *Lease) []Route {
 	return onLinkFirst(list, l.Address)
 }
 
-// noteRouters sets OwnRouter if the leased address itself is among the routers.
+// noteRouters sets OwnRouter if the leased address itself is among the lease's routers or the gateways of the routes in
+// list.
 func (l *Lease) noteRouters(list []Route) {
 	own := l.Address.Addr()
 	l.OwnRouter = slices.Contains(l.Routers, own) ||

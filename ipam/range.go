@@ -273,7 +273,7 @@ func (r ipRange) size() uint64 {
 	return n.Uint64()
 }
 
-// String returns the subnet if the range covers all of it, else the ends and the subnet.
+// String returns the subnet if the range is the subnet's default range, else the ends and the subnet.
 func (r ipRange) String() string {
 	if r.start == r.subnet.Addr().Next() && r.end == lastHost(r.subnet) {
 		return r.subnet.String()

@@ -34,7 +34,7 @@ const quietPrefix = "quiet-"
 // Priorities in the bridge family. Its hooks have the same numbers as those of other families (uapi
 // linux/netfilter_bridge.h).
 const (
-	// priorityGuard is before other tables, and before the kernel passes bridged packets to iptables.
+	// priorityGuard lets our chains run before other tables, and before the kernel passes bridged packets to iptables.
 	priorityGuard = -300
 	// priorityUntrusted and priorityFromPods are the priorities of the chains untrusted and from-pods. The chain
 	// untrusted runs after the chain guard, and from-pods after it.

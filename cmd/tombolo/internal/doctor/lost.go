@@ -27,7 +27,9 @@ func (e *examination) exchange(
 ) (*Finding, error) {
 	var sendErr error
 	t, err := e.follow(ctx, p, func() { sendErr = send() })
-	if err == nil && p.isQuestion && !t.left { // no request for the MAC left: an earlier one had just failed
+
+	// The kernel sends no request for a MAC right after one has failed. So try again.
+	if err == nil && p.isQuestion && !t.left {
 		t, err = e.follow(ctx, p, func() { sendErr = send() })
 	}
 

@@ -345,8 +345,8 @@ func (t *step) handleARP(a *ARP) {
 const (
 	// answerWait is how long a socket stays open for the answer to a REQUEST that renews a lease.
 	answerWait = 15 * time.Second
-	// secondRenewal is the pause after the first REQUEST of a renewal. It doubles with each REQUEST, up to half of
-	// the remaining time (RFC 2131, section 4.4.5).
+	// secondRenewal is the pause after the first REQUEST of a renewal. It doubles with each REQUEST, up to half of the
+	// remaining time or to minRenewWait, whichever is longer (RFC 2131, section 4.4.5).
 	secondRenewal = 10 * time.Second
 )
 

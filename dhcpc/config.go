@@ -222,16 +222,16 @@ type Lease struct {
 	Domain string `json:"domain,omitempty"`
 	// Search is the domain search list (option 119).
 	Search []string `json:"search,omitempty"`
-	// MTU is the link's MTU in bytes (option 26), at least 576 and at most Config.LinkMTU. It is 0 if the server sent
-	// none.
+	// MTU is the link's MTU in bytes (option 26), at least 576. If Config.LinkMTU is not 0, MTU is at most that. It is
+	// 0 if the server sent none.
 	MTU int `json:"mtu,omitempty"`
 	// Broadcast is the broadcast address (option 28). It is not valid if the server sent none.
 	Broadcast netip.Addr `json:"broadcast,omitzero"`
 
 	// Server is the server's identifier (option 54), which is its address.
 	Server netip.Addr `json:"server"`
-	// ServerMAC is the source MAC of the frame with the ACK. It belongs to the server, or to the relay in between. It
-	// is empty if the transport does not know it.
+	// ServerMAC is the source MAC of the frame with the ACK, or with the OFFER if the ACK's is not known. It belongs to
+	// the server, or to the relay in between. It is empty if the transport does not know it.
 	ServerMAC Hex `json:"serverMAC,omitempty"`
 
 	// Others are other servers that answered while the client acquired this lease or the leases before it.

@@ -5,7 +5,6 @@
 //
 // No other package in the shipped programs starts processes. Package delegate needs no capability of its own.
 //
-// It does not use the CNI library's package invoke. That package does not limit a plugin's output. After it has killed
-// a plugin, it waits for ever for grandchildren that still have stdout open. And it does not try again if the binary
-// is just being replaced (ETXTBSY).
+// It does not use the CNI library's package invoke. After that package has killed a plugin, it waits for ever for
+// grandchildren that still have stdout open. And it does not try again if the binary is just being replaced (ETXTBSY).
 package delegate

@@ -145,8 +145,8 @@ func (e *examination) add(step Step, remedy, format string, args ...any) {
 	e.findings = append(e.findings, *finding(step, remedy, format, args...))
 }
 
-// addLoss adds the finding f, with the additional evidence that the machine called name does not answer the pod. If
-// the evidence is a chain that drops the packets, addLoss leaves it unchanged.
+// addLoss adds the finding f, with the additional evidence that the machine called name does not answer the pod. If the
+// evidence already names a chain that drops the packets, addLoss adds the finding unchanged.
 func (e *examination) addLoss(f *Finding, name string) {
 	if !strings.HasPrefix(f.Evidence, "chain ") {
 		f.Evidence = fmt.Sprintf("%s gives the pod %s no answer: %s", name, e.own, f.Evidence)

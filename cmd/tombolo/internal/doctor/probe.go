@@ -288,9 +288,9 @@ func tableName() string { return fmt.Sprintf("%s-%d", nftnl.DoctorName, os.Getpi
 // end is the suffix of the names of the doctor's last chain in each hook.
 const end = "-end"
 
-// tables returns a transaction that creates the doctor's tables. One is for bridges, and one for IP, with a first and
-// a last chain in each hook. The first chain of a hook makes the kernel trace the probe and its answer. The last one
-// shows that a packet came through the hook.
+// tables returns a transaction that creates the doctor's tables. The table for bridges has one chain. The table for IP
+// has a first and a last chain in each hook. The first chain of a hook, and the one for bridges, make the kernel trace
+// the probe and its answer. The last one shows that a packet came through the hook.
 func (t *trail) tables() *nftnl.Transaction {
 	const (
 		owned = 2    // NFT_TABLE_F_OWNER, Linux 5.12

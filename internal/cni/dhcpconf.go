@@ -55,8 +55,8 @@ type provide struct {
 	FromArg string `json:"fromArg"`
 }
 
-// option is the number of a DHCP option. In JSON it is a number, a string, or the name in dhcp-options(5). 0 means
-// none.
+// option is the number of a DHCP option. In JSON it is a number, a number in quotes, or a name from dhcp-options(5). 0
+// means none.
 type option uint8
 
 func optionNames() map[string]uint8 {
@@ -84,7 +84,7 @@ func (o *option) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// JSONExpects describes the accepted values.
+// JSONExpects describes the accepted JSON, for errors.
 func (option) JSONExpects() string { return `an option's number, or a name such as "routers"` }
 
 const (
@@ -146,8 +146,9 @@ const longestID = 254
 func (id *identity) text(owner string) string { return owner + "/" + id.Network + "/" + id.IfName }
 
 // clientID returns the value of option 61, the client identifier. basis is the setting ipam.clientID. With "mac", the
-// value is the type of Ethernet and the MAC. With "container" or "pod", it is type 0, which means no hardware address,
-// and id.text. An operator can recognize this text in the server's list. Its SHA-256 replaces it if it is too long.
+// value is the type of Ethernet and the MAC. With "container" or "pod", it is a zero byte, which means no hardware
+// address, and id.text. An operator can recognize this text in the server's list. Its SHA-256 replaces it if it is too
+// long. If basis is "pod" and the pod's name is unknown, clientID returns an error.
 func (id *identity) clientID(basis string, mac net.HardwareAddr) ([]byte, error) {
 	text := id.text(id.ContainerID)
 	switch basis {
@@ -286,5 +287,5 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// JSONExpects describes the accepted values.
+// JSONExpects describes the accepted JSON, for errors.
 func (Duration) JSONExpects() string { return `a length of time such as "5s"` }

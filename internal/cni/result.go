@@ -111,7 +111,8 @@ func newRouteConf(r *types.Route) (_ routeConf, ok bool) {
 	return routeConf{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}, ok
 }
 
-// route converts conf into a route. where names the place of the route, for the beginning of errors.
+// route converts conf into a route. It returns an error for a number out of range. where names the place of the route,
+// for the beginning of errors.
 func (conf *routeConf) route(where string) (route.Route, error) {
 	one := route.Route{Dst: conf.Dst, Gateway: conf.GW.Unmap()}
 	var scope uint32

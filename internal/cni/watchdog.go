@@ -41,7 +41,7 @@ func (c *call) abort(w *watchdog) {
 	c.Exit(1)
 }
 
-// restart sets the watchdog's timer to the deadline in the configuration, counted from now.
+// restart starts the watchdog's timer anew, with the deadline in the configuration instead of the default.
 func (w *watchdog) restart(conf *Common) {
 	w.conf.Store(conf)
 	w.timer.Reset(conf.deadline() + network.UndoTimeout + lastGrace)

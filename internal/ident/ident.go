@@ -53,7 +53,7 @@ func RandomMAC() net.HardwareAddr {
 	return mac
 }
 
-// DerivedMAC is the first byte of every MAC that is derived from an address or a name.
+// DerivedMAC is the first byte of every MAC that is derived from an address, a pod or a container.
 const DerivedMAC = 0x0a
 
 // MACOf derives a MAC from the first IPv4 address or, if there is none, from the first address. A later pod with the

@@ -192,7 +192,8 @@ func (m *metrics) collectPods(to chan<- prometheus.Metric) {
 	}
 }
 
-// podCounters returns the counters of the host's ends of the pods' links, by the link's name.
+// podCounters returns the counters of the host's veth interfaces, by name. Among these are the host's ends of the pods'
+// links.
 func podCounters() (map[string]link.Counters, error) {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {

@@ -315,7 +315,8 @@ func (x *exchange6) recordInformation(i *dhcp6.Information) error {
 }
 
 // check finds out whether another host has the address of the offered lease. It first records the lease and updates the
-// host's rules for the pod, which would otherwise drop the kernel's neighbour solicitation.
+// host's rules for the pod, which would otherwise drop the kernel's neighbour solicitation. If the pod must not get the
+// address (see Wants6), it returns Unused at once.
 func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 	if !x.r.Wants6() {
 		return dhcp6.Unused, nil
@@ -346,9 +347,9 @@ func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 	return dhcp6.InUse, x.follow()
 }
 
-// write records the DHCPv6 lease l, or no lease if l is nil. Unless checking is set, it adds the address to the pod. It
-// removes the address of the previous lease if that differs. trouble is the error to record. If another process deleted
-// the record, write releases the new lease.
+// write records the DHCPv6 lease l, or no lease if l is nil. Unless checking is set, it also adds the lease's address
+// to the pod. If l has another address than the previous lease, write removes the previous address. trouble is the
+// error to record. If another process deleted or replaced the record, write releases l.
 func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error {
 	six := *x.r.Six
 	six.Lease, six.Release, six.Checking, six.Error, six.Note = l, nil, checking, trouble, ""

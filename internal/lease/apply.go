@@ -80,8 +80,8 @@ func Replace(ctx context.Context, routes *route.Conn, r route.Route) error {
 }
 
 // ReplaceOwn returns a function that sets a route of a pod's lease. The function replaces only routes in had, which the
-// pod had from the lease before. If any other route to the destination exists, that route belongs to the pod's owner,
-// and the function changes nothing.
+// pod had from the lease before. If any other route with the destination and metric exists, that route belongs to the
+// pod's owner, and the function changes nothing.
 func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Route) error {
 	return func(ctx context.Context, routes *route.Conn, r route.Route) error {
 		foreign := false

@@ -62,8 +62,8 @@ type Record struct {
 
 	HostIf string `json:"hostIf,omitempty"` // the port, in the host's namespace
 	Bridge string `json:"bridge,omitempty"` // the port's bridge
-	// GatewayLink is the name of the host's link in the pod's network, if that is not the bridge: the shared NIC, or
-	// the host's link in the pod's VLAN. The host need not have a link in the VLAN.
+	// GatewayLink is the name of the host's link in the pod's network, if that is not the bridge. It is the shared NIC,
+	// or the host's link in the pod's VLAN. The host need not have a link in the VLAN.
 	GatewayLink string `json:"gatewayLink,omitempty"`
 
 	Client  Client       `json:"client"`
@@ -110,7 +110,7 @@ func (c *Client) DHCPConfig(hint *dhcpc.Lease) *dhcpc.Config {
 	return &cfg
 }
 
-// ClientOf returns the part of a configuration that a record stores.
+// ClientOf returns the part of a client's configuration that a record stores.
 func ClientOf(cfg *dhcpc.Config) Client {
 	c := Client{Config: *cfg, MAC: dhcpc.Hex(cfg.MAC), Timeout: cfg.Timeout}
 	c.Config.MAC, c.Config.Timeout, c.Retransmit, c.Dial, c.Refuse = nil, 0, 0, nil, nil
@@ -168,7 +168,7 @@ func (r *Record) Wants6() bool {
 	return !slices.ContainsFunc(r.Removed.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
 }
 
-// encode returns the content of a record's file.
+// encode returns the content of a record's file. It returns an error if the record is invalid or too long.
 func encode(r *Record) ([]byte, error) {
 	return state.EncodeChecked(&r.Version, r, file.MaxRecord)
 }
@@ -254,7 +254,7 @@ func (d *Store) toDisk(r *Record) (*Record, error) {
 	return out, nil
 }
 
-// fromDisk decodes a record's file, and converts its times. It returns the same errors as decode.
+// fromDisk decodes a record's file, and converts its times. It returns the errors of decode and of Clock.
 func (d *Store) fromDisk(data []byte) (*Record, error) {
 	r, err := decode(data)
 	if err != nil {

@@ -273,8 +273,7 @@ func LoadAll[T any](names []string, load func(name string) (*T, error)) (found [
 	return found, bad
 }
 
-// writableSize is the number of bytes that CheckWritable tries to write. The records that one call writes are
-// smaller.
+// writableSize is the number of bytes that CheckWritable tries to write. Almost every call writes smaller records.
 const writableSize = 16 << 10
 
 // CheckWritable returns an error if no record could be written now, because the file system is full or read-only. It

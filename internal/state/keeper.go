@@ -23,7 +23,7 @@ type Contested struct {
 	At      time.Time `json:"at,omitzero"`     // the time of the last repair
 	Times   int       `json:"times,omitempty"` // the number of repairs in this conflict
 	What    string    `json:"what,omitempty"`  // the change that was last repaired
-	// By is the kernel's name for the program that undoes the repairs. It is empty if the program is not known for
+	// By is the process name of the program that undoes the repairs. It is empty if the program is not known for
 	// certain.
 	By string `json:"by,omitempty"`
 }

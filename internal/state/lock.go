@@ -132,8 +132,8 @@ func (l *Lock) giveUp() error {
 	return err
 }
 
-// Downgrade turns an exclusive lock into a shared one. No exclusive holder comes in between, and Downgrade never
-// waits.
+// Downgrade turns an exclusive lock into a shared one. No exclusive holder comes in between, and Downgrade never waits.
+// If it fails, nothing is held.
 func (l *Lock) Downgrade() error {
 	if l.mode != Exclusive {
 		return fmt.Errorf("downgrade lock of %s: it is %s", l.dir.path, l.mode)

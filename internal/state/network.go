@@ -232,14 +232,15 @@ func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
 	return found, bad, nil
 }
 
-// GatewayLink returns the name of the host's link in the network: the bridge, or the bridge's VLAN link. The link
-// need not exist if the host is no gateway.
+// GatewayLink returns the name of the link for the network's gateway addresses: the bridge, or the host's link in the
+// network's VLAN of the bridge. The link need not exist if the host is no gateway.
 func (n *Network) GatewayLink() string { return vlanLinkName(n.VLAN, n.Bridge) }
 
-// GatewayLink returns the name of the host's link in the attachment's network.
+// GatewayLink returns the name of the link for the gateway addresses of the attachment's network: see
+// Network.GatewayLink.
 func (a *Attachment) GatewayLink() string { return vlanLinkName(a.VLAN, a.Bridge) }
 
-// vlanLinkName returns the bridge, or the name of its VLAN link if v has a VLAN.
+// vlanLinkName returns the name of the host's link in the VLAN of v on the bridge, or bridge if v has no VLAN.
 func vlanLinkName(v vlan.Membership, bridge string) string {
 	if v.ID == 0 || bridge == "" {
 		return bridge
@@ -247,7 +248,7 @@ func vlanLinkName(v vlan.Membership, bridge string) string {
 	return bridge + "." + strconv.Itoa(int(v.ID))
 }
 
-// VLANLink returns GatewayLink if the attachment is in a VLAN, else "".
+// VLANLink returns the name of the host's link in the attachment's VLAN, or "" if the attachment is in no VLAN.
 func (a *Attachment) VLANLink() string {
 	if a.VLAN.ID == 0 {
 		return ""

@@ -98,7 +98,8 @@ type answer struct {
 	DisableGatewayService bool           `json:",omitempty"`
 }
 
-// addresses holds the MAC and addresses of an endpoint. In an answer, fields that Docker chose itself must be empty.
+// addresses holds the MAC and addresses of an endpoint. In an answer, fields whose values Docker chose itself must be
+// empty.
 type addresses struct {
 	Address, AddressIPv6 netip.Prefix `json:",omitzero"`
 	MacAddress           string       `json:",omitempty"`

@@ -102,7 +102,8 @@ type portBinding struct {
 }
 
 // publish makes the requested host ports lead to this endpoint. Docker requests this for one endpoint of each
-// container, the one for traffic to the outside. A request without ports removes all ports of the endpoint.
+// container, the one for traffic to the outside. A request without ports removes all ports of the endpoint. A port
+// without exactly one port of the host is an error.
 func (d *Driver) publish(ctx context.Context, r *request) (*answer, error) {
 	defer d.lock(r.EndpointID).Unlock()
 	var list []portBinding

@@ -20,13 +20,13 @@ import (
 // name in another file: it becomes the kept program. If Tombolo has no record of an attachment, the kept program
 // handles the call. It also takes part in a DEL if it may have made a part of the pod.
 
-// handlers selects the programs that handle a call: this program, the kept program, or both for a DEL.
+// handlers selects the programs that handle a call: this program, the kept program (see Kept), or both for a DEL.
 type handlers struct{ ours, kept bool }
 
-// findHandlers returns the programs that handle the call. GC and STATUS of a chained plugin go to the kept program. So
-// do ADD and CHECK of a chained plugin, and CHECK of bridge, for an attachment without a record. Without a kept
-// program, this program handles the CHECK of bridge. For a DEL see handlersOfDEL. All other calls go to this program
-// alone.
+// findHandlers returns the programs that handle the call. GC and STATUS of a chained plugin go to the kept program,
+// which had the plugin's name before Tombolo. So do ADD and CHECK of a chained plugin, and CHECK of bridge, for an
+// attachment without a record. Without a kept program, this program handles the CHECK of bridge. For a DEL see
+// handlersOfDEL. All other calls go to this program alone.
 func (c *call) findHandlers() (handlers, error) {
 	switch {
 	case c.verb == "GC" || c.verb == "STATUS": // these verbs concern no pod
@@ -51,10 +51,10 @@ func (c *call) findHandlers() (handlers, error) {
 	return handlers{ours: ours, kept: !ours}, nil
 }
 
-// handlersOfDEL returns the handlers of a DEL of bridge or of a chained plugin. rec and err come from loading the
-// record, and port is the port's name if Tombolo made it. Both programs may have made parts of the pod, since an
-// operator may have changed the program behind a name after the ADD. Without a record, prevResult shows which program
-// made the pod.
+// handlersOfDEL returns the programs that handle a DEL of bridge or of a chained plugin: this program, the kept program
+// (see Kept), or both. rec and err come from loading the record, and port is the port's name if Tombolo made it. Both
+// programs may have made parts of the pod, since an operator may have changed the program behind a name after the ADD.
+// Without a record, prevResult shows which program made the pod.
 func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) handlers {
 	ours, others := c.findMakers(port)
 	selected := handlers{ours: true}
@@ -95,8 +95,8 @@ func (c *call) isKept() bool {
 	return err == nil
 }
 
-// forward runs the kept program with the call's stdin, and returns its output. If there is no kept program, it returns
-// the result of errNoneKept. For STATUS it does nothing if the plugin bridge is Tombolo.
+// forward runs the kept program (see Kept) with the call's stdin, and returns its output. If there is no kept program,
+// it returns the result of errNoneKept. For STATUS it does nothing if the plugin bridge is Tombolo.
 func (c *call) forward(ctx context.Context) ([]byte, error) {
 	if c.verb == "STATUS" && delegate.IsOurs(filepath.Join(filepath.Dir(c.Kept), nameBridge)) {
 		return nil, nil // Tombolo makes the pods' interfaces, so it needs no other program
@@ -117,8 +117,8 @@ func (c *call) forward(ctx context.Context) ([]byte, error) {
 	return nil, newError(codePluginFailed, "%v", err)
 }
 
-// errNoneKept returns the error for a call that only a kept program could handle, if there is none. For DEL and GC it
-// returns nil: no other program has made anything for the pod, so there is nothing to remove.
+// errNoneKept returns the error for a call that only a kept program (see Kept) could handle, if there is none. For DEL
+// and GC it returns nil: no other program has made anything for the pod, so there is nothing to remove.
 func (c *call) errNoneKept() error {
 	if c.verb == "DEL" || c.verb == "GC" {
 		return nil

@@ -52,7 +52,7 @@ func (c *NetConf) lanProblems(p *problems) {
 		`mode "lan" and disableContainerInterface exclude each other: use mode "l2"`)
 }
 
-// lan sets the fields of s that depend on LANConf, and the guard.
+// lan sets the fields of s that depend on LANConf, and the guard against false source addresses.
 func (c *NetConf) lan(s *network.Network) {
 	s.Uplink = c.Uplink
 	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP

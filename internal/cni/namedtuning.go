@@ -89,8 +89,8 @@ func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) e
 	})
 }
 
-// follow passes a new MAC or MTU to package network, which updates the attachment's guard and record. It returns nil
-// for an attachment that Tombolo did not make.
+// follow passes a new MAC or MTU to package network, which updates the attachment's record, and the MAC that the
+// firewall lets the pod use. It returns nil for an attachment that Tombolo did not make.
 func (f *tuningConf) follow(ctx context.Context, change network.Change) error {
 	if f.MAC == nil && f.MTU == nil {
 		return nil

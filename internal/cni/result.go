@@ -18,9 +18,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// result returns the result of ADD. It lists the interfaces of earlier plugins, and then the bridge, the port and the
-// pod's interface, in this order. The ifb that limits the pod's traffic, and the host's interface in a VLAN, follow if
-// they exist.
+// result returns the result of ADD. It lists the interfaces of earlier plugins, and then the bridge, the host's end of
+// the pod's link and the pod's interface, in this order. The ifb that limits the pod's traffic, and the host's
+// interface in a VLAN, follow if they exist.
 func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) *current.Result {
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion}
 	if a.prev != nil {

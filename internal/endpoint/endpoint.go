@@ -140,7 +140,7 @@ func compare(a, b nft.Port) int {
 }
 
 // PublishesIPv4 reports whether a host port on an IPv4 address of the host, such as 127.0.0.1, leads to the pod. It
-// also reports true for a pod whose lease has ended, since the keeper will get another lease. With SNATNone it reports
+// also reports true for a pod whose lease has ended, since tombolod will get another lease. With SNATNone it reports
 // false.
 func PublishesIPv4(rec *state.Attachment) bool {
 	if rec.PortSNAT == nft.SNATNone {
@@ -189,8 +189,8 @@ func SlowPorts(bridge string, delay time.Duration) string {
 		"ip link set %s type bridge stp_state 0", bridge, delay, bridge)
 }
 
-// The alias of a port names the port's owner: tombolo:1:<hash>:<network>:<addresses>. So the owner can be found even
-// if the node has lost its state.
+// The alias (IFLA_IFALIAS) of a port, which is the host's end of a pod's link, names the attachment that owns it:
+// tombolo:1:<hash>:<network>:<addresses>. So the owner can be found even if the node has lost its state.
 
 // AliasPrefix is the prefix of each alias that Tombolo sets.
 const AliasPrefix = "tombolo:1:"
@@ -199,19 +199,20 @@ const AliasPrefix = "tombolo:1:"
 // default parameters of such a bridge.
 const BridgeAlias = AliasPrefix + "bridge"
 
-// ShareAlias is the alias prefix of the veth pair that connects a bridge to a shared NIC.
+// ShareAlias is the alias prefix of the veth pair that connects a bridge to a shared NIC (package share).
 const ShareAlias = AliasPrefix + "share"
 
 const aliasMax = 255 // IFALIASZ without its NUL
 
-// AliasOwner returns the beginning of the alias of an attachment's port. No other attachment's alias begins with it.
+// AliasOwner returns the beginning of the alias of the host's end of a pod's link. No other attachment's alias begins
+// with it.
 func AliasOwner(hash string) string { return AliasPrefix + hash + ":" }
 
 // AliasOf returns the alias for an attachment's port.
 func AliasOf(a *state.Attachment) string { return Alias(a.Hash(), a.Network, Addresses(a)) }
 
-// Alias returns the alias for a port. If the addresses do not all fit, Alias leaves out all of them. The firewall's
-// elements also have the addresses.
+// Alias returns the alias for the host's end of a pod's link. If the addresses do not all fit, Alias leaves out all of
+// them. The firewall's elements also have the addresses.
 func Alias(hash, network string, addresses []netip.Addr) string {
 	head := AliasOwner(hash) + NetworkToken(network) + ":"
 	if full := head + printable.List(addresses, ","); len(full) <= aliasMax {
@@ -230,14 +231,14 @@ func NetworkToken(network string) string {
 	return "#" + ident.Hash(network, "", "")
 }
 
-// Mark is the content of a port's alias.
+// Mark is the content of the alias of the host's end of a pod's link.
 type Mark struct {
 	Hash      string
 	Network   string // a NetworkToken
 	Addresses []netip.Addr
 }
 
-// ParseAlias parses the alias of a port. It returns false for any other text.
+// ParseAlias parses the alias of the host's end of a pod's link. It returns false for any other text.
 func ParseAlias(s string) (Mark, bool) {
 	rest, ok := strings.CutPrefix(s, AliasPrefix)
 	if !ok {

@@ -16,8 +16,8 @@ import (
 	"unicode/utf8"
 )
 
-// ShareGroup is the link group (IFLA_GROUP) of the port that connects a bridge to a shared NIC. The firewall's rules
-// match the port by its group.
+// ShareGroup is the link group (IFLA_GROUP) of the port that connects a bridge to a shared NIC (package share). The
+// firewall's rules match the port by its group.
 const ShareGroup uint32 = 0x746d
 
 // Digits is the number of hexadecimal digits of a Hash. With 11 digits, the name that Port returns has 15 bytes, the

@@ -100,7 +100,7 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 
 // visit compares the firewall with the records, and repairs it if anything is missing. While another program undoes its
 // repairs (see contest), it does nothing until the next repair is due. If nothing is missing, it also looks for
-// obstacles and for elements of pods that are gone.
+// obstacles, and for set elements of pods that are gone.
 func (f *firewall) visit(ctx context.Context) {
 	if now().Before(f.contest.until) {
 		f.wake = f.contest.until
@@ -163,7 +163,7 @@ func (f *firewall) findCause(ctx context.Context) string {
 }
 
 // mend repairs the firewall. what describes its differences, for the log. If another program undoes the repairs again
-// and again, mend records a contest for STATUS and the metrics.
+// and again, mend records this conflict for STATUS and the metrics.
 func (f *firewall) mend(ctx context.Context, what string) {
 	cause := f.findCause(ctx)
 	args := []any{"what", what}

@@ -265,7 +265,7 @@ func (l *linkSource) visit(ctx context.Context) {
 }
 
 // networksToMend returns the networks to repair now. lacking maps each network to its differences. networksToMend also
-// ends the contests over networks without differences, and updates the metric of contested networks.
+// ends the contests (see contest) over networks without differences, and updates the metric of contested networks.
 func (l *linkSource) networksToMend(lacking map[string][]string) (networks []string) {
 	maps.DeleteFunc(l.remains, func(name string, _ []string) bool { return len(lacking[name]) == 0 })
 	for name, r := range l.contests {
@@ -299,8 +299,8 @@ func (l *linkSource) networksToMend(lacking map[string][]string) (networks []str
 	return networks
 }
 
-// recordMend logs the differences that the repair of a network left. If the repair removed differences, it counts them,
-// and records the repair for the network's contest.
+// recordMend logs the differences that the repair of a network left. If the repair removed differences, it counts them
+// in the metrics, and the repair in the network's contest (see contest).
 func (l *linkSource) recordMend(name string, before, after []string) {
 	if l.remains[name] = after; len(after) > 0 {
 		l.Log.Error("a repair did not restore all that pods need", "network", name, "what", strings.Join(after, "; "))

@@ -121,8 +121,8 @@ func (k kernel) checkConflict(at string, a, had netip.Addr) error {
 	})
 }
 
-// follow updates the host's rules for the pod after a change of its lease: the guard, host ports and masquerading. It
-// returns the old and the new addresses, or nil if nothing changed.
+// follow updates the host's rules for the pod after a change of its lease. These are the addresses that the pod may
+// send from, its host ports and masquerading. follow returns the old and the new addresses, or nil if nothing changed.
 func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error) {
 	if k.network == nil {
 		return nil, nil, nil
@@ -139,7 +139,7 @@ func (k kernel) release6(ctx context.Context, r *lease.Record) error {
 	return k.withLinks(func(links *bridge.Conn) error { return lease.Release6(ctx, r, links, k.host) })
 }
 
-// find finds the pod's interface: the peer of the pod's port on the host.
+// find finds the pod's interface: the peer of the host's end of the pod's link.
 func (p *podInterface) find() error {
 	port, err := p.port(p.r.HostIf)
 	if err != nil {

@@ -21,8 +21,8 @@ const (
 	urgeNews  = 700 * time.Millisecond
 
 	// pauseAgain and urgeAgain replace pauseNews and urgeNews for the firewall if something was repaired within the
-	// last minute. A reload of ufw runs a dozen programs one after the other, and each undoes the previous repairs.
-	// This is no contest: pods need their rules only when the reload has ended.
+	// last minute. A reload of ufw runs a dozen programs one after the other, and each undoes the previous repairs. The
+	// longer pauses prevent that this counts as a contest: pods need their rules only when the reload has ended.
 	pauseAgain = 900 * time.Millisecond
 	urgeAgain  = 5 * time.Second
 
@@ -198,7 +198,7 @@ const (
 	contestedFor   = time.Minute
 )
 
-// contestOver returns the contest over an object, and creates it if necessary.
+// contestOver returns the contest of the object with the given key, and creates it if necessary.
 func (s *source) contestOver(key string) *contest {
 	c := s.contests[key]
 	if c == nil {
@@ -228,8 +228,8 @@ func (c *contest) repairedRecently() bool {
 func (c *contest) isContested() bool { return c.times > 0 }
 
 // recordRepair records a repair of the object with the given key. what describes the repaired differences. If the
-// object is now contested, it schedules the next repair. When a contest begins, recordRepair logs the message say and
-// returns true.
+// object is now contested (see contest), it schedules the next repair. If it was not contested before, recordRepair
+// logs the message say and returns true.
 func (s *source) recordRepair(key, what, say string, args ...any) (c *contest, begins bool) {
 	c = s.contestOver(key)
 	c.repairs = append(slices.DeleteFunc(c.repairs, func(r repair) bool { return now().Sub(r.at) > contestedFor }),

@@ -105,8 +105,8 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	return v.keep()
 }
 
-// dropEnded deletes the record of a sticky lease whose pod is gone, if the lease has ended. Then another client may
-// have the address.
+// dropEnded deletes the record of a sticky lease, which waits for the pod's next container, if the lease has ended.
+// Then another client may have the address.
 func (v *visit) dropEnded() outcome {
 	ends := v.r.Expires()
 	if ends.IsZero() || now().Before(ends) {

@@ -136,8 +136,8 @@ func (d *Store) List() ([]*Record, []*state.RecordError, error) {
 }
 
 // Recall returns the last lease of the client in the record next, or nil if there is none. The last lease is in a
-// sticky record, or in a record from before the last boot. For a sticky client Recall searches the records of all
-// containers. For any other client it reads only the record with next's hash.
+// record of the state Sticky, or in a record from before the last boot. For a sticky client Recall searches the records
+// of all containers. For any other client it reads only the record with next's hash.
 func (d *Store) Recall(next *Record) *dhcpc.Lease {
 	key := next.Client.key()
 	isLast := func(r *Record) bool {
@@ -324,8 +324,8 @@ func (h *LockedRecord) Remove() error {
 	return nil
 }
 
-// Remember turns the record of a pod that is gone into a sticky record, which Recall finds. It removes the original.
-// The caller must not use r afterwards.
+// Remember turns the record of a pod that is gone into a record of the state Sticky, which Recall finds. It removes the
+// original. The caller must not use r afterwards.
 func (h *LockedRecord) Remember(ctx context.Context, r *Record) error {
 	r.State = Sticky
 	r.NetNS, r.NetNSCookie, r.HostIf, r.Error = "", 0, "", ""

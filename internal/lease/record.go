@@ -60,10 +60,10 @@ type Record struct {
 	// Booted is the time of the boot, by the same wall clock as the other times in the file. Store sets and uses it.
 	Booted time.Time `json:"booted,omitzero"`
 
-	HostIf string `json:"hostIf,omitempty"` // the port, in the host's namespace
-	Bridge string `json:"bridge,omitempty"` // the port's bridge
-	// GatewayLink is the name of the host's link in the pod's network, if that is not the bridge. It is the shared NIC,
-	// or the host's link in the pod's VLAN. The host need not have a link in the VLAN.
+	HostIf string `json:"hostIf,omitempty"` // the host's end of the pod's link
+	Bridge string `json:"bridge,omitempty"` // the bridge that HostIf is a port of
+	// GatewayLink is the name of the host's link in the pod's network, if that is not the bridge. It is the shared NIC
+	// (package share), or the host's link in the pod's VLAN. The host need not have a link in the VLAN.
 	GatewayLink string `json:"gatewayLink,omitempty"`
 
 	Client  Client       `json:"client"`
@@ -126,7 +126,7 @@ func (c *Client) key() string {
 	return c.MAC.String()
 }
 
-// Hash returns the record's name, which is the attachment's hash. The name of a sticky record derives from the client
+// Hash returns the record's name, which is the attachment's hash. In the state Sticky, the name derives from the client
 // instead, since the pod's next container does not know the hash of the previous one.
 func (r *Record) Hash() string {
 	if r.State == Sticky {
@@ -135,8 +135,8 @@ func (r *Record) Hash() string {
 	return ident.Hash(r.Network, r.ContainerID, r.IfName)
 }
 
-// stickyHash returns the name of a client's sticky record. It differs from every attachment's hash, since no
-// interface's name is empty.
+// stickyHash returns the name of a client's record in the state Sticky. It differs from every attachment's hash, since
+// no interface's name is empty.
 func stickyHash(network string, clientID dhcpc.Hex) string {
 	return ident.Hash(network, clientID.String(), "")
 }

@@ -21,8 +21,8 @@ const (
 	Attachment Rank = iota + 1
 	// Lease is the lock of a lease's record.
 	Lease
-	// Remembered is the lock of a sticky lease record. Such a record is for a pod's next container, which will request
-	// the same lease.
+	// Remembered is the lock of a lease's record in the state Sticky. Such a record is for a pod's next container,
+	// which will request the same lease.
 	Remembered
 	// State is the lock of a state directory. A holder of this lock, or of a later one, must not wait for anything
 	// slow.

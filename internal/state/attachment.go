@@ -42,7 +42,7 @@ const (
 type Attachment struct {
 	Version int    `json:"version,omitempty"`
 	State   State  `json:"state"`
-	Epoch   string `json:"epoch,omitempty"` // the Token of the epoch in which the record was made
+	Epoch   string `json:"epoch,omitempty"` // the Token of the epoch (one boot of the node) of the ADD
 
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
@@ -54,22 +54,22 @@ type Attachment struct {
 	Created     time.Time `json:"created,omitzero"`      // in UTC
 
 	HostIf    string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
-	Bridge    string         `json:"bridge,omitempty"` // the port's master
+	Bridge    string         `json:"bridge,omitempty"` // the bridge that HostIf is a port of
 	NIC       string         `json:"nic,omitempty"`    // the NIC that the bridge shares; empty if none
 	MTU       int            `json:"mtu,omitempty"`    // bytes
 	MAC       MAC            `json:"mac,omitempty"`    // MAC of the pod's end
 	HostMAC   MAC            `json:"hostMAC,omitempty"`
 	Addresses []ipam.Address `json:"addresses,omitempty"` // in the order of the CNI result
-	// Hairpin and Isolated are flags of the port: see bridge.Port.
+	// Hairpin and Isolated are flags of the bridge port: see bridge.Port.
 	Hairpin  bool            `json:"hairpin,omitempty"`
 	Isolated bool            `json:"isolated,omitempty"`
-	VLAN     vlan.Membership `json:"vlan,omitzero"` // VLANs of the port
+	VLAN     vlan.Membership `json:"vlan,omitzero"` // VLANs of the bridge port
 	// Routes lists the routes in the pod that last as long as the pod. It leaves out routes of a lease and of router
 	// advertisements.
 	Routes []route.Route `json:"routes,omitempty"`
 
-	// Moving is set while the keeper changes Addresses, and stays set if the keeper is killed in between. Addresses
-	// then lists both the new and the old addresses, and the kernel may have either.
+	// Moving is set while the keeper (tombolod) changes Addresses, and stays set if the keeper is killed in between.
+	// Addresses then lists both the new and the old addresses, and the kernel may have either.
 	Moving bool `json:"moving,omitempty"`
 
 	Up         bool `json:"up,omitempty"`         // the interface is up; false only with disableContainerInterface

@@ -190,11 +190,11 @@ type RecordError struct {
 	Path string // the file
 
 	// Network and Hash come from the file's name, so that an attachment can be removed even if its record is damaged.
-	// Hash is empty for a network's record. Both are empty for an uplink's record, and for a file whose name is not a
-	// record's.
+	// Hash is empty for a network's record. Both are empty for the record of a NIC's takeover, and for a file whose
+	// name is not a record's.
 	Network, Hash string
 
-	NIC string // set for an uplink's record
+	NIC string // set for the record of a NIC's takeover
 
 	Err error
 }
@@ -578,7 +578,7 @@ func (d *Dir) beginEpoch(stale bool) (Epoch, error) {
 		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
 	}
 
-	if stale { // uplink records may stay, since they contain their own epoch
+	if stale { // records of NICs' takeovers may stay, since they contain their own epoch
 		err = errors.Join(os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))
 	}
 

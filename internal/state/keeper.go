@@ -30,8 +30,8 @@ type Contested struct {
 
 func (d *Dir) contestedPath() string { return d.path + "/contested.json" }
 
-// SetContested records that another program undoes our repairs of the firewall. If f is nil, it removes the record.
-// Only the keeper calls it.
+// SetContested records that another program undoes tombolod's repairs of the firewall. If f is nil, it removes the
+// record. Only tombolod calls it.
 func (d *Dir) SetContested(f *Contested) error {
 	var err error
 	if f == nil {
@@ -128,9 +128,9 @@ func (d *Dir) ZonesAttended(link string) bool {
 }
 
 // ForwardedLinks returns the links through which the host forwards packets of pods. These are the links with gateway
-// addresses in this epoch's networks. It leaves out bridges with an uplink: they belong to the NIC's zone, which the
-// operator chooses. If the records of some networks cannot be read, it returns an error together with the links of the
-// other networks. It needs no lock, since a network's record is replaced as a whole.
+// addresses in the networks of the present epoch. It leaves out bridges with an uplink: they belong to the NIC's zone,
+// which the operator chooses. If the records of some networks cannot be read, it returns an error together with the
+// links of the other networks. It needs no lock, since a network's record is replaced as a whole.
 func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	epoch, err := d.Epoch()
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) {
@@ -178,9 +178,9 @@ const lastCode = uint(999)
 
 func (d *Dir) failuresPath() string { return d.path + "/failures" }
 
-// CountFailure counts a failed call of a verb for the keeper's metrics. Each verb and code has a file, with one byte
-// for each call. CountFailure does not create the state directory, because without one no keeper reads it. It needs
-// no lock.
+// CountFailure counts a failed call of a verb for tombolod's metrics. Each verb and code has a file, with one byte for
+// each call. CountFailure does not create the state directory, because without one no tombolod reads it. It needs no
+// lock.
 func (d *Dir) CountFailure(verb string, code uint) error {
 	path := fmt.Sprintf("%s/%s.%d", d.failuresPath(), verb, min(code, lastCode))
 	const flags = unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT

@@ -256,8 +256,8 @@ func (a *Attachment) VLANLink() string {
 	return a.GatewayLink()
 }
 
-// maxUplink is the largest size of an uplink's file, in bytes. The record has all former addresses and routes of the
-// NIC, and a route takes some 200 bytes.
+// maxUplink is the largest size of the file with the record of a NIC's takeover, in bytes. The record has all former
+// addresses and routes of the NIC, and a route takes some 200 bytes.
 const maxUplink = 16 << 20
 
 // An UplinkFile is the file with the record of one NIC's takeover (`tombolo uplink take`). Package uplink writes and
@@ -329,7 +329,8 @@ func (f *UplinkFile) Load() ([]byte, error) {
 	return record, nil
 }
 
-// splitUplink splits the content of an uplink's file into its first line, the epoch, and the record, which is JSON.
+// splitUplink splits the content of the file of an UplinkFile into its first line, the epoch, and the record, which is
+// JSON.
 func splitUplink(data []byte) (Epoch, []byte, error) {
 	first, record, _ := bytes.Cut(data, []byte("\n"))
 	epoch, err := decodeEpoch(first)
@@ -351,7 +352,7 @@ func (f *UplinkFile) Remove() error {
 	return withOperation(err, "remove record of uplink")
 }
 
-// path returns the path of the NIC's file.
+// path returns the path of the file with the record.
 func (f *UplinkFile) path() (string, error) {
 	if err := checkNIC(f.nic); err != nil {
 		return "", err
@@ -359,7 +360,8 @@ func (f *UplinkFile) path() (string, error) {
 	return f.dir.uplinksPath() + "/" + f.nic + suffix, nil
 }
 
-// Uplinks returns the sorted names of all NICs that have a record. It reads no record, and needs no lock.
+// Uplinks returns the sorted names of all NICs that have the record of a takeover. It reads no record, and needs no
+// lock.
 func (d *Dir) Uplinks() ([]string, error) {
 	entries, err := file.ReadDir(d.uplinksPath())
 	if err != nil {

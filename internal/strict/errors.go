@@ -20,7 +20,7 @@ import (
 // valueLimit is the maximum length, in bytes, of an offending value in an error.
 const valueLimit = 64
 
-// Kind is the kind of an Error.
+// Kind classifies an Error: see the constants of this type.
 type Kind int
 
 const (

@@ -283,8 +283,8 @@ func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byt
 	return d.decode(v.FieldByIndex(fields[i].index))
 }
 
-// unknown skips the value of a key without a field. Unless the key is exempt, it stores an error that names the closest
-// field.
+// unknown skips the value of a key without a field. Unless the key is exempt, it stores an error, which names a field
+// with a similar name if there is one.
 func (d *decoder) unknown(key string, fields []field, exempt bool) error {
 	raw, err := d.value()
 	if err != nil || exempt {

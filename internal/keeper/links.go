@@ -164,7 +164,8 @@ func (l *linkSource) urgencyOf(m netlink.Message) urgency {
 }
 
 // uplinkUrgency returns how soon the keeper must compare links after a change or deletion of the link n. It returns
-// never for links except the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges.
+// never for links except the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges. If
+// such a NIC was renamed, it also schedules a visit to the firewall.
 func (l *linkSource) uplinkUrgency(n *link.Info, gone bool) urgency {
 	facts := factsOf(n)
 	before, known := l.uplinks[n.Index]
@@ -186,7 +187,8 @@ func (l *linkSource) uplinkUrgency(n *link.Info, gone bool) urgency {
 	return never
 }
 
-// linkUrgency returns how soon the keeper must compare links after a change or deletion of the link n.
+// linkUrgency returns how soon the keeper must compare links after a change or deletion of the link n. It also updates
+// the sets of bridges, NICs and ports to watch.
 func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
 	if when := l.uplinkUrgency(n, gone); when != never {
 		return when

@@ -110,7 +110,7 @@ func (k kernel) withLinks(do func(*bridge.Conn) error) error {
 }
 
 // checkConflict returns an error if no pod may have the address a, because it is an address or a gateway of the host.
-// at is the name of the host's link to the pod. had is the pod's previous address.
+// at is the name of the pod's bridge. had is the pod's previous address.
 func (k kernel) checkConflict(at string, a, had netip.Addr) error {
 	return k.withLinks(func(links *bridge.Conn) error {
 		l, err := links.Link(context.Background(), at)
@@ -243,7 +243,8 @@ func (p *podInterface) apply(a lease.Applied, valid, preferred time.Duration) er
 }
 
 // hasLifetime reports whether the pod has the address with a valid lifetime that differs from the given one by at most
-// two seconds. Setting the address again could cost the pod the address: see confirmAfter.
+// two seconds. It returns false for a lifetime without end. Setting the address again could cost the pod the address:
+// see confirmAfter.
 func (p *podInterface) hasLifetime(own netip.Prefix, valid time.Duration) bool {
 	have, err := p.has(own)
 	want := lease.Lifetime(valid, time.Second)

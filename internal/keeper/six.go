@@ -269,7 +269,7 @@ func (x *exchange6) run() error {
 }
 
 // handleOutput handles all outputs of a step except Check: it logs and records a failure or a loss, sends the message,
-// and applies a lease.
+// and applies a lease or records DNS settings.
 func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.Log.Warn("no address by DHCPv6", append(x.logAttrs(), "err", out.Err)...)

@@ -150,8 +150,8 @@ type Policy struct {
 	// shortestRoute, since a few of them together amount to a default route.
 	NoDefault bool `json:"noDefault,omitempty"`
 	// Gateway is the next hop of the default route, in place of the lease's router. It is set if pods of a LAN reach
-	// other networks through the host. The pod then gets no other routes of the lease. With them, a server could lead
-	// the pod's traffic past the host.
+	// other networks through the host. The pod then gets no other routes of the lease, with which a server could lead
+	// its traffic past the host. Gateway has no effect with NoDefault.
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Routes are additional routes from the configuration.
 	Routes []dhcpc.Route `json:"routes,omitempty"`
@@ -358,8 +358,8 @@ func WhoHas(ctx context.Context, index int, own net.HardwareAddr, a netip.Addr, 
 }
 
 // GiveBack releases an attachment's leases, and removes their record. path is the directory of the records. If the
-// client is sticky, it releases nothing, and stores the IPv4 lease in a sticky record for the pod's next container. It
-// does nothing if there is no record. links works in the host's namespace.
+// client is sticky, it releases nothing. An IPv4 lease that has not expired then stays in a record of the state Sticky,
+// for the pod's next container. GiveBack does nothing if there is no record. links works in the host's namespace.
 //
 // If the record is damaged or a RELEASE cannot be sent, GiveBack passes the error to warn and continues, so that the
 // pod can end. The server then frees the address when the lease expires. If another process holds the record's lock

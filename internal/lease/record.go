@@ -354,8 +354,8 @@ type NameService struct {
 	Until  time.Time    `json:"until"` // the time to request them again
 }
 
-// SixOf returns the DHCPv6 identity for a DHCPv4 client. The DUID is a 16-byte hash of the client identifier. If the
-// client has none, or one made from its MAC, the DUID is the MAC.
+// SixOf returns the DHCPv6 identity for a DHCPv4 client. The DUID contains a 16-byte hash of the client identifier. If
+// the client has none, or one made from its MAC, the DUID contains the MAC.
 func SixOf(c *Client) *Six {
 	s := &Six{IAID: 1}
 	const ethernet, byLinkLayer = 1, 3

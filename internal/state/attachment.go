@@ -269,7 +269,7 @@ func (d *Dir) UpdateLocked(a *Attachment) error {
 }
 
 // Unfinished reports whether an ADD has not finished the record: its state is Adding, or it has no complete line. If no
-// process holds the record's lock, that ADD was killed.
+// process holds the record's lock, that ADD was killed. For a damaged record Unfinished reports false.
 func (d *Dir) Unfinished(network, hash string) (bool, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {

@@ -155,8 +155,8 @@ func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	return slices.Compact(links), errors.Join(errs...)
 }
 
-// NetworksChanged returns a number that differs after a network's record was written or removed. It is 0 if there are
-// no records.
+// NetworksChanged returns a number that differs after a network's record was written or removed. It is 0 before the
+// first record.
 func (d *Dir) NetworksChanged() int64 {
 	info, err := os.Stat(d.networksPath())
 	if err != nil {

@@ -59,7 +59,7 @@ type Network struct {
 	// requested it.
 	AdminChain string `json:"adminChain,omitempty"`
 	PortSNAT   bool   `json:"portSNAT,omitempty"` // the network has the rules that a pod's PortSNAT needs
-	Guard      bool   `json:"guard,omitempty"`    // pods may use their own MAC and addresses only
+	Guard      bool   `json:"guard,omitempty"`    // the network has rules that check the sources of pods' packets
 	Mark       uint32 `json:"mark,omitempty"`     // the bit of the packet mark that admitted packets have
 	// NFCall is true if bridged packets traverse the host's firewall. nil leaves the bridge's setting alone.
 	NFCall      *bool `json:"nfCall,omitempty"`
@@ -106,7 +106,8 @@ type GatewayUse struct {
 	Attachment string       `json:"attachment"` // the attachment's hash
 }
 
-// Guards reports whether pods of the network are, or may be, restricted to their own MAC and addresses.
+// Guards reports whether the network has rules that check the sources of pods' packets. Pods with egress policies need
+// these rules too.
 func (n *Network) Guards() bool { return n.Guard || n.PodEgress }
 
 // Check returns an error if the record is invalid. LoadNetwork refuses an invalid record.

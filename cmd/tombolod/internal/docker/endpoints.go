@@ -231,7 +231,7 @@ func moveToHost(pod *netns.NS, name, newName string) error {
 	return within.Execute(&b)
 }
 
-// missingAddresses returns the MAC and the addresses of an endpoint that Docker did not choose itself. If a container
+// missingAddresses returns those of an endpoint's MAC and addresses that Docker did not choose itself. If a container
 // gets its IPv6 addresses later, from routers and DHCPv6, missingAddresses also returns its link-local address. Docker
 // disables IPv6 in a container without an IPv6 address.
 func missingAddresses(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {

@@ -135,7 +135,7 @@ func (a *annotations) read(setting, value string) error {
 }
 
 // source returns the origin of a setting for an error, such as "annotation tombolo-cni.github.io/mac". If the setting
-// does not come from an annotation, it returns otherwise.
+// does not come from an annotation, it returns the parameter otherwise.
 func (c *Common) source(setting, otherwise string) string {
 	if key := c.annotated.keys[setting]; key != "" {
 		return "annotation " + key

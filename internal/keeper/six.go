@@ -268,8 +268,8 @@ func (x *exchange6) run() error {
 	}
 }
 
-// handleOutput handles all outputs of a step except Check: it logs and records a failure or a loss, sends the message,
-// and applies a lease or records DNS settings.
+// handleOutput handles all outputs of a step except Check. It logs and records a failure or a loss, and sends the
+// message. It applies a lease, or records DNS settings.
 func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.Log.Warn("no address by DHCPv6", append(x.logAttrs(), "err", out.Err)...)

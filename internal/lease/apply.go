@@ -150,8 +150,8 @@ type Policy struct {
 	// shortestRoute, since a few of them together amount to a default route.
 	NoDefault bool `json:"noDefault,omitempty"`
 	// Gateway is the next hop of the default route, in place of the lease's router. It is set if pods of a LAN reach
-	// other networks through the host. The pod then gets no other routes of the lease, with which a server could lead
-	// its traffic past the host. Gateway has no effect with NoDefault.
+	// other networks through the host. The pod then gets no other routes of the lease: by them, a server could lead its
+	// traffic past the host. Gateway has no effect with NoDefault.
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Routes are additional routes from the configuration.
 	Routes []dhcpc.Route `json:"routes,omitempty"`

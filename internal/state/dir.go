@@ -180,8 +180,8 @@ var (
 	// ErrDamaged means that the content of a file is not valid. It is file.ErrDamaged.
 	ErrDamaged = file.ErrDamaged
 
-	// ErrVersion means that a newer Tombolo wrote a file. We leave such a file alone. The operator can install that
-	// version again, or empty the node and remove the state directory.
+	// ErrVersion means that a newer Tombolo wrote a file. This version does not touch such a file. The operator can
+	// install the newer version again, or empty the node and remove the state directory.
 	ErrVersion = errors.New("written by a newer version")
 )
 

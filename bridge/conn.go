@@ -220,8 +220,8 @@ func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 // other programs choose small numbers.
 const dyingGroup = 0x746f0000
 
-// delTogether puts the links into one group and deletes the group, since the kernel then waits only once for all of
-// them.
+// delTogether appends requests that put the links into one group and delete the group. The kernel then waits for RCU
+// grace periods only once, and not once for each link.
 func delTogether(b *nl.Batch, list []*Link) {
 	group := uint32(dyingGroup) ^ uint32(list[0].Index)
 	for _, l := range list {

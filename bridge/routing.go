@@ -275,7 +275,7 @@ func (c *Conn) defaultRouteLinks(ctx context.Context) (list []*Link, _ error) {
 		l, err := c.LinkByIndex(ctx, r.Link)
 		if err == nil {
 			list = append(list, l)
-		} else if !errors.Is(err, fs.ErrNotExist) { // the link has just been deleted
+		} else if !errors.Is(err, fs.ErrNotExist) { // skip a link that has just been deleted
 			return nil, err
 		}
 	}
@@ -308,7 +308,7 @@ func (c *Conn) Uplinks(ctx context.Context, except ...string) (names []string, _
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 			f := route.Filter{Family: family, Link: l.Index, Type: unix.RTN_UNICAST}
 			err := c.Routes().Walk(ctx, f, func(r route.Route) { is = is || r.Dst.Bits() <= 0 })
-			if err != nil && !errors.Is(err, fs.ErrNotExist) { // the link has just been deleted
+			if err != nil && !errors.Is(err, fs.ErrNotExist) { // skip a link that has just been deleted
 				return nil, err
 			}
 		}
@@ -324,7 +324,7 @@ func (c *Conn) Uplinks(ctx context.Context, except ...string) (names []string, _
 			continue
 		}
 		l, err := c.LinkByIndex(ctx, a.Link)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // the link has just been deleted
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // skip a link that has just been deleted
 			return nil, err
 		}
 		if err == nil && l.Kind == "veth" {

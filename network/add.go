@@ -124,7 +124,7 @@ func (a *addCall) run(ctx context.Context) (*Attachment, error) {
 		})
 	}
 
-	// Publish withheld host ports last, when the pod can answer.
+	// Last, publish host ports that another attachment of the container had, since the pod can answer now.
 	for _, step := range []func(context.Context) error{
 		a.begin, a.reportStep("record"), a.allocate, a.derive, a.refuseListeners, a.ready,
 		a.reportStep("network"), a.recordLease, a.attach, a.reportStep("link"), a.obtain, a.addElements, a.flushStale,

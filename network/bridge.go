@@ -458,7 +458,7 @@ func (n *site) shieldFromNetworkd() error {
 		return nil
 	}
 
-	hash := strings.Repeat("[0-9a-f]", 11) // of a port's name, and of the link that shapes its traffic
+	hash := strings.Repeat("[0-9a-f]", 11) // the hash in the names of a port and of its ifb
 	text := fmt.Sprintf("# Made by Tombolo. \"tombolo remove\" deletes it.\n"+
 		"[Match]\nName=%s veth%s ifb%[2]s\n\n[Link]\nUnmanaged=yes\n", links, hash)
 	if have, err := file.Read(path, len(text)); err == nil && string(have) == text {

@@ -350,10 +350,10 @@ func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _
 	return went, errors.Join(append(errs, t.collectReservations(ctx, owners))...)
 }
 
-// collect removes one attachment that is not in keep. began is the time when the list of attachments was made.
-// collect skips an attachment that has changed or was created since then, and an attachment with an ADD or DEL in
-// progress. If the record was unreadable at the time began and is readable now, collect removes the attachment only
-// if it was created before began.
+// collect removes one attachment that the caller's list of valid attachments lacks. began is the time when the list of
+// attachments was made. collect skips an attachment that has changed or was created since then, and an attachment with
+// an ADD or DEL in progress. If the record was unreadable at the time began and is readable now, collect removes the
+// attachment only if it was created before began.
 func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) error {
 	now := *r
 	lock, err := t.Session.Dir.LockAttachment(t.Network, r.hash)

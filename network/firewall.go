@@ -212,8 +212,8 @@ func callsFirewall(l *bridge.Link) bool {
 // them for the host's own, so host ports without a hostIP must leave them alone.
 type hostPart struct{}
 
-// look compares the service addresses in the firewall with the addresses of the link kube-ipvs0. It does not compare
-// the uplinks, since this takes a list of all links: see lookAtExits.
+// look compares the service addresses in the firewall with the addresses of the link kube-ipvs0, and adds a finding if
+// they differ. lookAtExits compares the uplinks in the firewall, since this takes a list of all links.
 func (hostPart) look(ctx context.Context, n *site) error {
 	if n.bridge.Index == 0 || n.quick && !slices.ContainsFunc(n.pods(), endpoint.PublishesIPv4) {
 		return nil

@@ -191,8 +191,8 @@ func (report *Inspection) compareNetwork(ctx context.Context, s *session, name s
 }
 
 // strayDifferences describes objects in the kernel that belong to attachments without a record, and elements of
-// addresses that an attachment does not have. An attachment with a port may be a running pod. Only its Del removes
-// it, or a garbage collection whose list of valid attachments lacks it.
+// firewall sets with addresses that an attachment does not have. An attachment with a port may be a running pod. Only
+// its Del removes it, or a garbage collection whose list of valid attachments lacks it.
 func strayDifferences(list []*remains) []tombolo.Difference {
 	found := &findings{}
 	for _, r := range list {
@@ -292,7 +292,7 @@ func (k *checkCall) attachment(ctx context.Context, found *findings) error {
 	}
 
 	found.addAll(p.found.list, "")
-	p.want.MTU, p.want.Down = 0, len(p.want.Addresses) == 0 // without addresses, the reference plugin checks no route
+	p.want.MTU, p.want.Down = 0, len(p.want.Addresses) == 0 // without addresses, CNI's bridge plugin checks no route
 	p.anyDefault = true
 	inside, err := p.inside(ctx)
 	found.addAll(inside, "")

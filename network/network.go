@@ -121,7 +121,7 @@ const exitHost = string(ExitHost) // ExitHost in the form of the records
 // Origin names the source of an attachment's addresses. Both fields are recorded.
 type Origin struct {
 	Type string // such as "host-local"; empty without an allocator; "dhcp" for leases
-	Dir  string // the directory of its reservations; empty for <state>/ipam
+	Dir  string // the directory of its reservations; empty means the directory ipam in the state directory
 }
 
 // Key identifies an attachment.

@@ -208,7 +208,8 @@ func lastingPrefixes(rec *state.Attachment) []netip.Prefix {
 func (a *addCall) attach(ctx context.Context) error {
 	port := a.portOnBridge()
 	beforeUp := func(ctx context.Context, index int) error {
-		// Check this before the pod is up, since from then on the pod itself answers for its addresses.
+		// Look for another machine with the pod's addresses before the pod is up, since from then on the pod itself
+		// answers for them.
 		if err := a.refuseAnswered(nil); err != nil {
 			return err
 		}
@@ -471,7 +472,7 @@ func (p *podSite) inside(ctx context.Context) (list []tombolo.Difference, _ erro
 	}
 
 	routes, instead := slices.Clone(want.Routes), map[netip.Prefix]string{}
-	err = route.On(conn).Walk(ctx, route.Filter{}, func(has route.Route) { // build no list: a pod may have any number of routes
+	err = route.On(conn).Walk(ctx, route.Filter{}, func(has route.Route) { // no list: a pod may have countless routes
 		if isDefault(&has) {
 			shown := has
 			if shown.Link == l.Index {

@@ -337,8 +337,9 @@ func (nextHopPart) look(_ context.Context, n *site) error {
 	return nil
 }
 
-// make records the host's MAC for future pods, and updates the neighbour entries in the present pods. On a bridge of
-// another program, it also makes the bridge's MAC explicit.
+// If the network's default route leads through the host and the host's MAC has changed, make records the new MAC for
+// future pods. It also updates the neighbour entries in the present pods. On a bridge of another program, it also makes
+// the bridge's MAC explicit.
 func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	mac, before := n.hostMAC(), net.HardwareAddr(n.rec.HostMAC)
 	if n.rec.DefaultRoute != exitHost || bytes.Equal(mac, before) {

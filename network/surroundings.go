@@ -399,7 +399,7 @@ func (h *surroundings) addRuleFaults(ctx context.Context, n *site, gw netip.Pref
 		outside := routing.Outside(pod)
 		rule, ruled := routing.Foreign(h.rules, pod, outside, at.Name, 0)
 		if _, err := routes.Get(ctx, outside); !ruled || err != nil {
-			continue // the host itself has no way out
+			continue // no other rule applies, or the host has no route either
 		}
 		if _, err := routes.GetFrom(ctx, pod, outside, at.Index); route.NoRoute(err) {
 			n.found.advise(tombolo.RemedyConfigure, "the host does not send on what the pod %s sends to elsewhere, "+

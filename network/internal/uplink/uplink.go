@@ -88,7 +88,7 @@ type Record struct {
 }
 
 // Journal stores the record of one takeover, so that it survives a crash of the process. Save must replace the previous
-// record at once or not at all.
+// record atomically.
 type Journal interface {
 	Save(record []byte) error
 	Remove() error
@@ -524,8 +524,8 @@ func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
 		u.NIC, strings.Join(lifetimes, ", "), u.Bridge, u.NIC)
 }
 
-// refuseStale adds a reason for each route whose gateway is no longer in a network of the NIC. The kernel would not
-// accept such a route again.
+// refuseStale adds a reason against the takeover for each route of the NIC whose gateway is no longer in a network of
+// the NIC. The kernel would not accept such a route again.
 func (s *snapshot) refuseStale(no refusal) {
 	nic := s.NIC.Index
 	for _, r := range s.Routes {
@@ -567,8 +567,8 @@ func (s *snapshot) refuseAbove(no refusal) {
 	}
 }
 
-// refuseRoutes adds a reason for each route or rule that the takeover would break, and for each route of another link
-// that would then come first.
+// refuseRoutes adds a reason against the takeover for each route or rule that it would break, and for each route of
+// another link that would then come first.
 func (s *snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.Routes {
 		no(r.NexthopID != 0 && usesLink(&r, s.NIC.Index),

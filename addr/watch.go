@@ -187,8 +187,8 @@ type Advertised struct {
 	// Addresses are the usable addresses, at least one (RFC 4862, section 5.5), with their remaining lifetimes.
 	// Deprecated ones come last. Each of the two groups is in order of creation.
 	Addresses []Address
-	// Servers are the name servers (RFC 8106, section 5.1), and Search the domains for short names (section 5.2), in
-	// the order of the advertisement. Settings that the link received before Listen are missing.
+	// Servers are the name servers (RFC 8106, section 5.1), and Search the search domains (section 5.2), in the order
+	// of the advertisement. Settings that the link received before Listen are missing.
 	Servers []netip.Addr
 	Search  []string
 	// OtherConfig is set if the last advertisement had the flag O or M (RFC 4861, section 4.2). Then a DHCPv6 server

@@ -40,8 +40,7 @@ type Link struct {
 	// RouteLocalnet is set if the kernel routes packets to 127.0.0.0/8 on the link
 	// (net.ipv4.conf.LINK.route_localnet).
 	RouteLocalnet bool
-	// AcceptRA is the setting of IPv6 for accepting router advertisements: 0, 1 or 2 (accept_ra). Without IPv6 on the
-	// link it is 0.
+	// AcceptRA is the link's sysctl net.ipv6.conf.LINK.accept_ra: 0, 1 or 2. Without IPv6 on the link it is 0.
 	AcceptRA int
 	// Port has the settings of a bridge's port that Conn.Enslave changes. It is nil if the link is not a port.
 	// Forwarding is set if the port forwards: it is up, has a carrier, and the bridge does not make it wait (spanning

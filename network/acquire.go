@@ -376,7 +376,7 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 			return err
 		}
 
-		// Look again: under the exclusive lock nothing can change any more.
+		// Load the records again, since they may have changed before the lock was exclusive.
 		a, rec, err := loadNewerLease(dir, key)
 		if rec == nil || err != nil {
 			return err

@@ -134,9 +134,9 @@ type remains struct {
 	addresses     []netip.Addr      // nil if unknown
 	stillReserved []netip.Addr      // the addresses of this list that release must keep reserved
 	leaseDir      string            // the directory with its lease; empty if it has none
-	// These come from the kernel. portName is the port's name, and network the network in the port's alias.
-	// elementNetwork is the network in the comments of the attachment's elements. ifb is the link that shapes the
-	// traffic from the pod.
+	// The following fields come from the kernel. portName is the port's name, and network the network in the port's
+	// alias. elementNetwork is the network in the comments of the attachment's elements. ifb is the link that shapes
+	// the traffic from the pod.
 	network, portName, elementNetwork, ifb string
 	elementAddresses                       []netip.Addr // the addresses of its elements
 	// unrecorded means that the attachment had no record to lock. takeDown then takes the exclusive lock, so that no

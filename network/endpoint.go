@@ -169,7 +169,7 @@ func (e *entry) enter(ctx context.Context, rec *state.Attachment, required *requ
 			}
 		}
 
-		// The owner is gone and needs none of its elements, so delete all of them.
+		// The owner of the conflicting element is gone and needs none of its elements, so delete all of them.
 		if err := e.s.Firewall.RemoveOwners(ctx, conflict.Owner); err != nil {
 			return err
 		}
@@ -242,7 +242,7 @@ func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *n
 		return taken("endpoint " + string(conflict.Owner))
 	}
 
-	// Handle all ports of that attachment at once, since each conflict costs a transaction.
+	// Handle all ports that the two attachments share at once, since each conflict costs a transaction.
 	theirs := map[string]bool{}
 	for _, p := range has.Published {
 		theirs[p.String()] = !p.Withheld

@@ -196,7 +196,7 @@ func passesFirewall(b *bridge.BridgeState, ipv4 bool) bool {
 	}
 	all, err := sysctl.Read(path)
 
-	// If the parameter does not exist, br_netfilter is not loaded, and the bridge's attribute has no effect.
+	// If the sysctl does not exist, br_netfilter is not loaded, and the bridge's attribute has no effect.
 	return err == nil && (own || all == "1")
 }
 

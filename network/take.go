@@ -15,7 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network/internal/uplink"
 )
 
-// An operator may let a bridge take over a NIC (tombolo uplink take). An Add never takes one over.
+// takeovers returns a connection that makes a NIC a port of a bridge, or undoes this. Only an operator takes over a NIC
+// (tombolo uplink take), never an Add.
 
 func (s *session) takeovers() *uplink.Conn { return uplink.On(s.Links.Socket()) }
 

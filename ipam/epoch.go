@@ -18,7 +18,7 @@ const (
 	markerName = ".tombolo-epoch"
 	// tempSuffix ends the marker's name while it is written.
 	tempSuffix = ".tmp"
-	// maxMarker is the number of bytes read from the marker.
+	// maxMarker is the maximum number of bytes that are read from the marker.
 	maxMarker = 1024
 )
 

@@ -17,8 +17,8 @@ import (
 // family, and no two ranges of a network overlap.
 type RangeSet struct {
 	Ranges []Range `json:"ranges"`
-	// Name is the set's name in errors, such as its place in a configuration. If empty, it is "ranges[0]" for the
-	// first set. The set's ranges are then named "ranges[0][1]".
+	// Name is the set's name in errors, such as its place in a configuration. If empty, it is "ranges[0]" for the first
+	// set. The second range of this set is then named "ranges[0][1]".
 	Name string `json:"name,omitempty"`
 }
 

@@ -22,7 +22,7 @@ const (
 	defaultRetransmit = 4 * time.Second  // the first pause before a message is sent again; doubled each time
 	maxRetransmit     = 64 * time.Second // the longest such pause
 	defaultLeaseTime  = time.Hour        // the lease time if a server names none
-	minRenewWait      = 60 * time.Second // the shortest pause between later REQUESTs of one renewal
+	minRenewWait      = 60 * time.Second // pauses between the REQUESTs of one renewal grow at least to this
 	confirmWait       = time.Second      // the wait for an answer to the REQUEST of INIT-REBOOT
 	silence           = 4 * time.Second  // the time without any answer before Config.Last is used
 

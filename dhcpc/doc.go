@@ -57,9 +57,9 @@
 // After a NAK it waits 1 s, doubled with each further failure up to 30 min. After a conflict it waits at least 10 s. A
 // client without an address requests its previous one in a DISCOVER.
 //
-// In RENEWING the first REQUEST goes to the server. The next one follows after 10 s, doubled with each up to half of
-// the remaining time, and goes to all. Every second REQUEST has the form for INIT-REBOOT, with the broadcast flag. It
-// reaches a server behind a relay, and its answer is accepted from any port and address.
+// In RENEWING the first REQUEST goes to the server, and the others go to all. The first pause is 10 s. Pauses double,
+// up to half of the remaining time or to 60 s, whichever is longer. Every second REQUEST has the form for INIT-REBOOT,
+// with the broadcast flag. It reaches a server behind a relay, and its answer is accepted from any port and address.
 //
 // # Standards
 //

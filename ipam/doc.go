@@ -21,17 +21,17 @@
 //	.tombolo-epoch      ours: the node's epoch when the directory was last used
 //	.tombolo-kept       ours: addresses that names keep, see [HostLocal.Keep]
 //
-// A reservation is created with O_EXCL and written while the lock is held. Two things follow. An address is in use if
-// it has a file, with any content. And if a process that holds the lock finds an empty file, the file's creator died,
-// and the address is free.
+// A reservation is created with O_EXCL and written while the lock is held. Two things follow. An address with a file is
+// in use, even if the file is still empty. But if a process that holds the lock finds an empty file, the file's creator
+// died, and the address is free.
 //
 // Add takes the lock, and reads the marker, last_reserved_ip and the file of the address that it tries. It never lists
 // the directory as long as one of the next few addresses in turn is free. A Del with a hint reads only the files of
 // these addresses. So the cost of both does not grow with the number of pods. Four calls search through all
 // reservations: Del without a hint, Collect, Status, and an Add that found several taken addresses in a row.
 //
-// HostLocal never deletes an entry of another format. Its name is no address, its content is no reservation, or it is
-// no readable file. If its name is an address, that address counts as taken.
+// HostLocal never deletes an entry of another format. The name of such an entry is no address, its content is no
+// reservation, or it is no readable file. If its name is an address, that address counts as taken.
 //
 // # Epochs
 //

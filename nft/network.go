@@ -105,9 +105,9 @@ type Network struct {
 }
 
 // Share describes a NIC of the host that is shared with pods, and the veth pair between the NIC and a bridge (package
-// bridge/share). The firewall sends frames from the NIC into the pair if their destination is the MAC of an endpoint
-// on the bridge. It also sends copies of multicast frames into the pair. All other frames, and frames with a VLAN
-// tag, stay with the host.
+// bridge/share). The firewall sends frames from the NIC into the pair if their destination is the MAC of an endpoint on
+// the bridge. It also sends copies of multicast frames into the pair. All other frames, and all frames of a VLAN, stay
+// with the host.
 //
 // Share needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FWD_NETDEV, CONFIG_NFT_DUP_NETDEV and CONFIG_NETFILTER_EGRESS
 // (Linux 5.16). After the pair or the NIC was created again, Ready returns false until Ensure is called.

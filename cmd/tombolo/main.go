@@ -156,7 +156,7 @@ func (o *options) root() *cobra.Command {
 }
 
 // command returns a command that calls run. use consists of the command's name and its arguments, such as "remove
-// NETWORK", "ls [POD]" or "validate FILE...". The command line must have as many arguments.
+// NETWORK", "ls [POD]" or "validate FILE...". takeNamed checks the number of arguments.
 func command(use, short, long string, run func(context.Context, []string) error) *cobra.Command {
 	const width = 118
 	return &cobra.Command{
@@ -165,7 +165,8 @@ func command(use, short, long string, run func(context.Context, []string) error)
 	}
 }
 
-// takeNamed returns an error unless a command gets as many arguments as its usage names.
+// takeNamed returns an error unless a command gets as many arguments as its usage names. Arguments in brackets may be
+// missing, and "..." permits more.
 func takeNamed(cmd *cobra.Command, args []string) error {
 	names := strings.Fields(cmd.Use)[1:]
 	required := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name[0] == '[' })

@@ -80,7 +80,8 @@ func (x expressions) masquerade() { x.Add(&expr.Masq{}) }
 // omits it when it prints such rules.
 func (x expressions) is(f Family) expressions { return x.isMeta(expr.MetaKeyNFPROTO, []byte{f.Proto}) }
 
-// isEthernet matches packets that came in by a link with Ethernet headers.
+// isEthernet matches packets whose incoming link has Ethernet headers. At an egress hook, which has no incoming link,
+// the kernel checks the outgoing one.
 func (x expressions) isEthernet() expressions {
 	return x.isMeta(expr.MetaKeyIIFTYPE, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))
 }

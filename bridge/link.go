@@ -213,8 +213,8 @@ func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, in
 }
 
 // addStaticFDB adds a static entry for the pod's MAC. It replaces an entry that the bridge has learnt. If the MAC is
-// the bridge's own or has a static entry for another port, it keeps the existing entry. If addStaticFDB replaced such
-// an entry, the pod would get frames for others.
+// the bridge's own or has a static entry for another port, it keeps the existing entry. Without that entry, the pod
+// would get the frames of the bridge or of another pod.
 func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 	err := c.sendStaticFDB(ctx, p, index, netlink.Excl)
 	if !errors.Is(err, fs.ErrExist) {

@@ -27,9 +27,9 @@ type Routing struct {
 	// IPv4 and IPv6 enable forwarding of the family on all links of the host, including future links.
 	//
 	// If the host is already a router (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding is on), nothing changes.
-	// Otherwise these sysctls stay 0, and EnsureRouting sets the sysctls of each link instead:
-	// net.ipv4.conf.LINK.forwarding, and net.ipv6.conf.LINK.force_forwarding (Linux 6.17). Older kernels can forward
-	// IPv6 only for all links, so EnsureRouting then sets net.ipv6.conf.all.forwarding.
+	// Otherwise EnsureRouting sets the sysctls of each link: net.ipv4.conf.LINK.forwarding, and
+	// net.ipv6.conf.LINK.force_forwarding (Linux 6.17). Older kernels can forward IPv6 only for all links, so
+	// EnsureRouting then sets net.ipv6.conf.all.forwarding.
 	//
 	// The host then also forwards packets between links of other programs. Use the field Closed of nft.Network to
 	// drop such packets.

@@ -56,8 +56,8 @@ func (n *site) adaptToOthers(want *bridge.Bridge) error {
 	return err
 }
 
-// combineSettings combines the settings of two networks on one bridge. It returns the second setting if that is on, and
-// otherwise the first.
+// combineSettings combines the settings of two networks on one bridge. It returns other if that is on, and otherwise
+// own.
 func combineSettings(own, other *bool) *bool {
 	if other != nil && *other {
 		return other

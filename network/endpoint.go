@@ -129,7 +129,7 @@ func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) 
 }
 
 // enter calls add, a function that adds the pod's elements. If an element conflicts with the remains of a pod that is
-// gone, enter deletes these and calls add again. If another attachment of the container has a host port, enter
+// gone, enter deletes the remains and calls add again. If another attachment of the container has a host port, enter
 // withholds the port and calls add again.
 func (e *entry) enter(ctx context.Context, rec *state.Attachment, required *requirement, add func() error) error {
 	if err := refuseDeleted(e.pending); err != nil {
@@ -216,9 +216,9 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 }
 
 // withhold handles a conflict over a host port. Some runtimes pass a container's ports to all of its networks. If
-// another attachment of the same container has the port, withhold marks the port as withheld in rec. It adds this
-// attachment to the other's Waiting list, so that the other's Del passes the port on. If only the other attachment is
-// on a LAN, withhold calls takeOver instead.
+// another attachment of the same container has the port, withhold marks the port as withheld in rec. It adds rec's
+// attachment to the Waiting list of the other attachment, whose Del then passes the port on. If only the other
+// attachment is on a LAN, withhold calls takeOver instead.
 //
 // For any other conflict, the error names the pod that has the port or address. A conflict over an address means that
 // the other pod's reservation is lost; the next Add gets another address.

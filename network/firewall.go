@@ -338,8 +338,8 @@ func (admissionPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, err
 }
 
-// refuseCertainObstacles returns an error if firewall settings of others certainly stop the pods' packets. firewalld
-// is true if all of these settings are firewalld's.
+// refuseCertainObstacles returns an error if firewall settings of other programs certainly stop the pods' packets.
+// firewalld is true if all of these settings are firewalld's.
 func refuseCertainObstacles(ctx context.Context, s *session, rec *state.Network) (firewalld bool, _ error) {
 	list, err := s.obstacles(ctx, rec)
 	if err != nil {
@@ -362,9 +362,9 @@ func refuseCertainObstacles(ctx context.Context, s *session, rec *state.Network)
 	return firewalld, failf(ErrObstructed, "%s", strings.Join(texts, "; "))
 }
 
-// refuseObstacles returns an error if firewall settings of others stop the pods' packets, and tombolod cannot change
-// them. tombolod adds a gateway's bridge to firewalld's zone trusted once the network is on record. zonePending is
-// true if all of these settings are firewalld's, and tombolod has yet to add the bridge.
+// refuseObstacles returns an error if firewall settings of other programs stop the pods' packets, and tombolod cannot
+// change them. tombolod adds a gateway's bridge to firewalld's zone trusted once the network is on record. zonePending
+// is true if all of these settings are firewalld's, and tombolod has yet to add the bridge.
 func refuseObstacles(ctx context.Context, s *session, rec *state.Network, gateway bool) (zonePending bool, _ error) {
 	firewalld, err := refuseCertainObstacles(ctx, s, rec)
 	if firewalld && gateway && rec.Uplink == "" && s.Dir.ZonesAttended(rec.GatewayLink()) {

@@ -152,8 +152,8 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, nil
 }
 
-// isRouterNow reports whether the host has become a router since the network's rules that stop forwarding for others
-// were made.
+// isRouterNow reports whether the host has become a router since the network's rules were made that drop all forwarded
+// packets except the pods'.
 func isRouterNow(rec *state.Network) bool {
 	isOn := func(path string) bool { value, err := sysctl.Read(path); return err == nil && value != "0" }
 	return rec.Closed4 && isOn("net/ipv4/ip_forward") || rec.Closed6 && isOn("net/ipv6/conf/all/forwarding")

@@ -59,9 +59,9 @@ func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ err
 	return list, err
 }
 
-// linkSiblings finds other attachments of a's container, where one publishes host ports and the other is on a LAN. It
-// adds the attachment on the LAN to the Waiting list of the publishing one. So the attachment on the LAN gets the ports
-// when the other is removed.
+// linkSiblings looks at each pair of a and another attachment of its container, where one publishes host ports and the
+// other is on a LAN. It adds the attachment on the LAN to the Waiting list of the publishing one. So the attachment on
+// the LAN gets the ports when the publishing one is removed.
 func (s *session) linkSiblings(ctx context.Context, a *state.Attachment) error {
 	siblings, err := s.siblings(a)
 	for _, o := range siblings {

@@ -225,9 +225,9 @@ func strayDifferences(list []*remains) []tombolo.Difference {
 // the interface and its MAC, and the addresses and routes of pod.Reported. Without pod.Reported, Check uses the
 // record. A default route may lead anywhere, since other plugins move it.
 //
-// If there is no record of the attachment, or its Add is not complete, the error matches ErrNotAttached. Check
-// changes nothing, with one exception. If the host has become a router since the Add, it deletes the rules that stop
-// forwarding for others.
+// If there is no record of the attachment, or its Add is not complete, the error matches ErrNotAttached. Check changes
+// nothing, with one exception. If the host has become a router since the Add, it deletes the rules that drop forwarded
+// packets of others than pods.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
 	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err
@@ -469,9 +469,9 @@ func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 }
 
 // Ready returns nil if an Add to the network could succeed now, and otherwise an error with the reason. leases
-// describes how the network's pods lease their addresses; it is nil if they do not. Ready takes no lock, since
-// runtimes call it every few seconds. It changes nothing, with one exception. If the host has become a router, it
-// deletes the rules that stop forwarding for others, as Check does.
+// describes how the network's pods lease their addresses; it is nil if they do not. Ready takes no lock, since runtimes
+// call it every few seconds. It changes nothing, except that it deletes the same rules as Check if the host has become
+// a router.
 func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := nw.check(); err != nil {
 		return err

@@ -473,8 +473,8 @@ func prepareForHostPorts(
 	return rec, err
 }
 
-// restoreAlone repairs one network from its record. If an object was missing that other networks share, it also repairs
-// those networks. It returns an error if a firewall of others certainly stops the pods.
+// restoreAlone repairs one network from its record. If an object was missing that networks share, it also repairs those
+// networks. It returns an error if another program's firewall certainly stops the pods.
 func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requirement) error {
 	attachments, err := s.attachments(rec.Name)
 	if err != nil {

@@ -57,8 +57,8 @@ func inOrder(list []addr.Address) []addr.Address {
 	return list
 }
 
-// movedAddress returns the address for the other link. A label such as eth0:1 becomes br0:1. A label that is too long
-// then, or equal to the link's name, which is the kernel's default, is left out.
+// movedAddress returns the address for the other link. A label such as eth0:1 becomes br0:1. If the new label would be
+// too long, or equal to the link's name, which is the kernel's default, the address gets no label.
 func (m *move) movedAddress(a addr.Address) addr.Address {
 	a.Link = m.to.Index
 	if rest, ok := strings.CutPrefix(a.Label, m.from.Name); ok {

@@ -319,9 +319,9 @@ func (a *addCall) writeRecord() error {
 }
 
 // takeRemainsDown deletes the record and the objects that a killed ADD of the same attachment left. Such a record is
-// neither locked nor complete. It also deletes those of a pod that died without a DEL, whose port was deleted with its
-// namespace. Some runtimes then reuse the ID for the next container. If there is no record, it does nothing. For any
-// other record, the error matches ErrExists.
+// neither locked nor complete. It also deletes the record and the objects of a pod that died without a DEL. The kernel
+// deleted such a pod's port with its namespace, and some runtimes reuse its ID. If there is no record, takeRemainsDown
+// does nothing. For any other record, the error matches ErrExists.
 func (a *addCall) takeRemainsDown(ctx context.Context) error {
 	lock, err := a.s.Dir.LockAttachment(a.nw.Name, a.hash)
 	switch {

@@ -360,8 +360,8 @@ func leasesOf(s *session, network string) ([]*lease.Record, error) {
 }
 
 // leaseDir returns the directory with the record of an attachment's lease, or "" if the attachment has no lease. It
-// uses the directory in rec. Without a record or a directory in it, it returns the session's directory if the caller
-// passed Known.Leased.
+// uses the directory in rec. Without a record or a directory in it, it returns Config.LeaseDir if the caller passed
+// Known.Leased.
 func (t *teardown) leaseDir(rec *state.Attachment) string {
 	switch {
 	case rec != nil && rec.IPAMType == endpoint.Leased && filepath.IsAbs(rec.DataDir):

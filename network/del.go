@@ -314,8 +314,9 @@ func (t *teardown) forget(ctx context.Context, hash string) error {
 // for the others.
 const collectWait = 10 * time.Second
 
-// collectExcept removes all attachments of the network that are not in keep, and returns keys as Collect does. It also
-// releases reservations without an attachment, and turns route_localnet off where no pod needs it.
+// collectExcept removes all attachments of the network that are not in keep. It returns the keys of those with a
+// readable record, even if it could not remove them. It also releases reservations without an attachment, and turns
+// route_localnet off where no pod needs it.
 func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _ error) {
 	began := time.Now()
 	valid := map[string]bool{}

@@ -46,8 +46,8 @@ func (firewallPart) look(ctx context.Context, n *site) error {
 }
 
 // lookAtRules compares rules, and adds the differences to n.found. what names the rules. With n.quick it first calls
-// ready, and adds nothing if ready reports true. Then it calls check for the single differences. For an Add it skips
-// check and adds only one general difference, since the Add then builds the network anyway.
+// ready. If ready reports true, it adds nothing. Otherwise it calls check for the single differences. For an Add it
+// skips check and adds only one general difference, since the Add then builds the network anyway.
 func (n *site) lookAtRules(what string, ready func() (bool, error), check func() ([]tombolo.Difference, error)) error {
 	if n.quick {
 		if ok, err := ready(); ok || err != nil {

@@ -78,8 +78,8 @@ func (s *session) linkSiblings(ctx context.Context, a *state.Attachment) error {
 	return err
 }
 
-// addWaiting records that the attachment w waits for the host ports of the attachment has. If the callers of these
-// ports then need source NAT, it first prepares the network. limit is as in changePorts.
+// addWaiting adds the attachment w to the Waiting list of has, so that w gets the host ports of has later. If the
+// callers of these ports then need source NAT, it first prepares the network. limit is as in changePorts.
 func (s *session) addWaiting(ctx context.Context, has *state.Attachment, w state.Waiting, limit time.Duration) error {
 	next := *has
 	next.Waiting = appendWaiting(has.Waiting, w)
@@ -92,8 +92,8 @@ func (s *session) addWaiting(ctx context.Context, has *state.Attachment, w state
 		func(has *state.Attachment) { has.Waiting = appendWaiting(has.Waiting, w) })
 }
 
-// enablePortSNAT returns a change of a network's record that turns on PortSNAT, if the attachment's host ports need
-// source NAT for their callers.
+// enablePortSNAT returns a function that turns on PortSNAT in a network's record, if the attachment's host ports need
+// source NAT for their callers. The function reports whether it changed the record.
 func enablePortSNAT(a *state.Attachment) func(*state.Network) bool {
 	return func(nw *state.Network) bool {
 		lacks := endpoint.SNAT(a) != nft.SNATNeeded && !nw.PortSNAT
@@ -102,7 +102,7 @@ func enablePortSNAT(a *state.Attachment) func(*state.Network) bool {
 	}
 }
 
-// appendWaiting returns a copy of list with w at its end.
+// appendWaiting returns a copy of list with w at its end, and nowhere else.
 func appendWaiting(list []state.Waiting, w state.Waiting) []state.Waiting {
 	return append(removeWaiting(list, w), w)
 }

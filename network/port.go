@@ -58,7 +58,8 @@ func (portPart) look(ctx context.Context, p *podSite) error {
 	return nil
 }
 
-// mend puts the port back on its bridge. That bridge may be gone, or differ from the network's present bridge.
+// mend puts the port back on the recorded bridge, and corrects its settings. If that bridge does not exist, mend does
+// nothing. It may differ from the network's present bridge.
 func (portPart) mend(ctx context.Context, p *podSite) error {
 	br, err := p.s.link(ctx, p.Bridge)
 	if err != nil {

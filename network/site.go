@@ -348,8 +348,8 @@ func (n *site) complete(ctx context.Context) error {
 }
 
 // buildNetwork creates or repairs the network, under the exclusive lock. It first removes deserted networks with the
-// same subnets (isDeserted). If an object was missing that other networks share, it repairs these too. Every step can
-// be repeated, so the next build completes an interrupted one.
+// same subnets (isDeserted). If an object was missing that other networks share, it repairs those networks too. Every
+// step can be repeated, so the next build completes an interrupted one.
 func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error) {
 	deserted, err := w.refuse(ctx, s, s.Epoch.Token())
 	if err != nil {

@@ -32,7 +32,8 @@ func (s *session) recoverTake(ctx context.Context, nic string) (rec *uplink.Reco
 	return nil, true, err
 }
 
-// loadTake reads the record of a NIC's takeover. It returns nil if there is none from this epoch.
+// loadTake reads the record of a NIC's takeover. It returns nil if there is none, or only one of an earlier epoch,
+// which is usually an earlier boot.
 func (s *session) loadTake(nic string) (rec *uplink.Record, _ error) {
 	data, err := s.Dir.Uplink(nic).Load()
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, state.ErrStale) {
@@ -146,8 +147,8 @@ func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 
 // Restore undoes Take: it removes the NIC from the bridge, and moves the addresses and routes back. While pods are on
 // the LAN through the NIC, or other programs have ports on the bridge, the error matches ErrAttached. If bridgeName is
-// not empty, it must be the NIC's bridge, which avoids mistakes. If somebody has deleted an address since Take, the
-// error names it after the NIC was given back.
+// not empty, it must be the NIC's bridge, which avoids mistakes. If somebody deleted an address since Take, Restore
+// gives the NIC back, and then returns an error that names the address.
 func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 	return u.node.nameDead(ctx, "", u.withLock(ctx, nic, func(s *session) error {
 		if err := refusePodsBehind(s, nic); err != nil {

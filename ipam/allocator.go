@@ -89,10 +89,10 @@ type Live struct {
 // that container. No pod outlives an epoch, but a directory of reservations on disk does.
 //
 // A marker file in this directory has the Token of the last epoch that used the directory. The first Add in another
-// epoch drops reservations older than Started, unless the owner still has the address in the kernel, or is on record
-// (Node.InUse). Without a marker, the directory is new, or belongs to the reference plugin, whose pods may be running.
-// Then no reservation is dropped. With or without a marker, live addresses without a reservation get one. So no address
-// is assigned twice after somebody deletes the directory while pods run.
+// epoch drops reservations older than Started. It keeps those whose owner still has the address in the kernel, or is on
+// record (Node.InUse). Without a marker, the directory is new, or belongs to the reference plugin, whose pods may be
+// running. Then no reservation is dropped. With or without a marker, live addresses without a reservation get one. So
+// no address is assigned twice after somebody deletes the directory while pods run.
 type Epoch struct {
 	Token string // any text; empty disables the handling of epochs
 	// Started is compared with the modification times of reservations. The zero time means unknown, and nothing is

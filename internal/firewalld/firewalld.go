@@ -9,8 +9,8 @@
 //	}
 //
 // It talks to firewalld over D-Bus. It changes only firewalld's running configuration, never the permanent one. So it
-// repeats the change whenever firewalld starts or reloads. It respects an operator's choice. If the permanent
-// configuration has a zone for a link, or the link is in another zone than the default one, it leaves the link alone.
+// repeats the change whenever firewalld starts or reloads. It respects an operator's choice: it leaves a link alone
+// that has a zone in the permanent configuration, or is in another zone than the default one.
 package firewalld
 
 import (

@@ -67,8 +67,8 @@ type Config struct {
 	// uses the lease again. T1 and T2 then count as reached (RFC 2131, section 3.2).
 	Last *Lease `json:"-"`
 
-	// Broadcast asks servers to broadcast their answers. A UDP socket needs this on an interface without an address;
-	// a raw socket does not.
+	// Broadcast asks servers to broadcast their answers. A UDP socket needs this on an interface without an address. A
+	// raw socket needs it only on a macvlan whose MAC differs from the client's.
 	Broadcast bool `json:"broadcast,omitempty"`
 	// RapidCommit asks for the lease in two messages instead of four (RFC 4039). Servers that do not support this
 	// answer with an OFFER, as without the option.

@@ -16,7 +16,7 @@ const (
 	// that scripts that expand * do not see it. The reference plugin reads it, like every file, and finds no
 	// container in it.
 	markerName = ".tombolo-epoch"
-	// tempSuffix ends the marker's name while it is written.
+	// tempSuffix ends the name of a temporary file, which then replaces the marker or the file of kept addresses.
 	tempSuffix = ".tmp"
 	// maxMarker is the maximum number of bytes that are read from the marker.
 	maxMarker = 1024

@@ -24,7 +24,7 @@ type Network struct {
 	// NonMasquerade.
 	Masquerade bool
 	// NonMasquerade lists further destinations that are not masqueraded. 0.0.0.0/0 or ::/0 disables masquerading for
-	// the whole family. Multicast packets are never masqueraded.
+	// the whole family. Packets to multicast addresses and to 255.255.255.255 are never masqueraded.
 	NonMasquerade []netip.Prefix
 	// Bridge is the name of the network's bridge. Without a Bridge, the firewall does not mark packets that are
 	// bridged between pods, and does not clear marks. foreign.Conn adds no rules for such a network. VLANOf, Policy,

@@ -385,7 +385,7 @@ func (x expressions) isNoSender() expressions {
 	return x.isAt(expr.PayloadBaseNetworkHeader, arpSenderIP, make([]byte, Addr4Len))
 }
 
-// isDiscovery matches ICMPv6 messages with a type between from and to. It is used for neighbour discovery.
+// isDiscovery matches ICMPv6 messages with a type between from and to, such as those of neighbour discovery.
 func (x expressions) isDiscovery(from, to byte) expressions {
 	return x.isEtherType(unix.ETH_P_IPV6).isICMPv6(from, to)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/strict"
 )
 
-// annotationPrefix begins the keys of the annotations that Tombolo reads. The rest of a key is <setting>, or
-// <network>.<setting> for only one of the pod's networks.
+// annotationPrefix is the beginning of the keys of the annotations that Tombolo reads. The rest of a key is <setting>,
+// or <network>.<setting> for only one of the pod's networks.
 const annotationPrefix = "tombolo-cni.github.io/"
 
 // annotationsCapability is the capability for the annotations of a Kubernetes pod, which containerd and CRI-O pass.

@@ -46,7 +46,8 @@ type Common struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
 
-	// These objects have fields of the runtime or of other plugins, which Tombolo does not know.
+	// These objects may contain fields for the runtime or for other plugins. Tombolo ignores those that it does not
+	// know.
 	RuntimeConfig runtimeConfig `json:"runtimeConfig"`
 	Args          struct {
 		CNI json.RawMessage `json:"cni"`
@@ -257,7 +258,7 @@ func (c *call) parse(data []byte) error {
 	return nil
 }
 
-// configErrors returns all errors in the configuration, with those that the method parse stored.
+// configErrors returns all errors in the configuration, including those that the method parse stored.
 func (c *call) configErrors() strict.Problems { return slices.Concat(c.undecoded, c.problems()) }
 
 // refuse returns the first error in the configuration. For DEL and GC it returns nil, since they must do as much as

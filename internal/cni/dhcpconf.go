@@ -236,7 +236,7 @@ func (conf *DHCP) request(c *dhcpc.Config) {
 	}
 }
 
-// provide adds to c the options that the client sends. It returns an error for an element without an option, or whose
+// provide adds to c the options that the client sends. It returns an error for an element that has no option, or whose
 // key FromArg is missing in CNI_ARGS. The reference plugin bridge accepts a missing key.
 func (conf *DHCP) provide(c *dhcpc.Config, args Args) error {
 	for i, p := range conf.Provide {

@@ -140,7 +140,7 @@ func firstCode(err error) (code uint, ok bool) {
 	return 0, false
 }
 
-// A sentinel is an error value, such as network.ErrExists, with its code.
+// A sentinel is an error value, such as network.ErrExists, with the code that a CNI error gets for it.
 type sentinel struct {
 	err  error
 	code uint

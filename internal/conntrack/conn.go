@@ -99,8 +99,7 @@ func (c *Conn) List(ctx context.Context, questions ...Selector) ([]Flow, error) 
 	return list, nil
 }
 
-// count returns the number of flows in the network namespace. The kernel has a counter for it, so it need not read the
-// whole table.
+// count returns the number of flows in the network namespace. It reads a counter of the kernel, not the whole table.
 func (c *Conn) count() (count uint32, _ error) {
 	m, err := encode(messageStats, unix.AF_UNSPEC, nil)
 	err = c.nl.Get(context.Background(), "count flows", nil, m, err, func(m netlink.Message) (err error) {

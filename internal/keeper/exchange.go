@@ -237,10 +237,10 @@ func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	return nil
 }
 
-// apply adds the addresses and routes of a lease to the pod, removes those of the previous lease, and records the
-// lease. The caller holds the record's lock, so that no DEL comes in between. Before a removal, apply records the old
-// and the new addresses and routes together. So if the keeper is killed, the next one knows everything that the pod may
-// have.
+// apply adds the addresses and routes of a lease to the pod, and records the lease. It removes the previous lease's
+// addresses and routes that the new one lacks. The caller holds the record's lock, so that no DEL comes in between.
+// Before a removal, apply records the old and the new addresses and routes together. So if the keeper is killed, the
+// next one knows everything that the pod may have.
 func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 	yielded, err := v.yield(p)
 	if err != nil {

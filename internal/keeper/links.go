@@ -163,9 +163,9 @@ func (l *linkSource) urgencyOf(m netlink.Message) urgency {
 	return never
 }
 
-// uplinkUrgency returns how soon the keeper must compare links after a change or deletion of the link n. It returns
-// never for links except the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges. If
-// such a NIC was renamed, it also schedules a visit to the firewall.
+// uplinkUrgency returns how soon the keeper must compare links after a change or deletion of the link n. Only two kinds
+// of links matter here: the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges. For
+// other links it returns the value never. If such a NIC was renamed, it also schedules a visit to the firewall.
 func (l *linkSource) uplinkUrgency(n *link.Info, gone bool) urgency {
 	facts := factsOf(n)
 	before, known := l.uplinks[n.Index]
@@ -301,8 +301,8 @@ func (l *linkSource) networksToMend(lacking map[string][]string) (networks []str
 	return networks
 }
 
-// recordMend logs the differences that the repair of a network left. If the repair removed differences, it counts them
-// in the metrics, and the repair in the network's contest (see contest).
+// recordMend logs the differences that the repair of a network left. If the repair removed differences, it adds their
+// number to the metrics, and the repair to the network's contest (see contest).
 func (l *linkSource) recordMend(name string, before, after []string) {
 	if l.remains[name] = after; len(after) > 0 {
 		l.Log.Error("a repair did not restore all that pods need", "network", name, "what", strings.Join(after, "; "))

@@ -108,7 +108,7 @@ func newMetrics(cfg *Config) *metrics {
 // beforehand.
 type collector func(chan<- prometheus.Metric)
 
-// Describe sends no descriptions, which need the labels.
+// Describe sends no descriptions, since they would have to contain the labels.
 func (c collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect sends the present values.
@@ -222,7 +222,7 @@ func exportPod(to chan<- prometheus.Metric, r *state.Attachment, c *link.Counter
 	count("tombolo_pod_transmit_packets_total", "Packets that a pod has transmitted at an interface.", c.RxPackets)
 }
 
-// read counts an error of reading values for a request of metrics.
+// read counts err, an error of reading values for a request of metrics. If err is nil, it does nothing.
 func (m *metrics) read(err error) {
 	if err != nil {
 		m.errors.WithLabelValues("read").Inc()

@@ -121,8 +121,9 @@ func (k kernel) checkConflict(at string, a, had netip.Addr) error {
 	})
 }
 
-// follow updates the host's rules for the pod after a change of its lease. These are the addresses that the pod may
-// send from, its host ports and masquerading. follow returns the old and the new addresses, or nil if nothing changed.
+// follow updates the host's rules for the pod after a change of its lease. The rules concern the addresses that the pod
+// may send from, its host ports and masquerading. follow returns the old and the new addresses, or nil if nothing
+// changed.
 func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error) {
 	if k.network == nil {
 		return nil, nil, nil

@@ -26,8 +26,8 @@ const (
 	pauseAgain = 900 * time.Millisecond
 	urgeAgain  = 5 * time.Second
 
-	// pauseOwn is the time from an announcement to the visit of its source, for changes that our own ADD and DEL calls
-	// cause too.
+	// pauseOwn is the time from an announcement to the visit of its source. It is for kinds of changes that our own ADD
+	// and DEL calls cause too.
 	pauseOwn = 3 * time.Second
 
 	// again is the pause before a failed action is repeated.

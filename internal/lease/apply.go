@@ -211,7 +211,7 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 	return a
 }
 
-// Router returns the next hop of the default route of a pod with the lease l. This is Gateway or, without it, the
+// Router returns the gateway to report with the address of the lease l. This is Gateway or, if it is not set, the
 // lease's first router. If there is neither, Router returns the zero Addr.
 func (p *Policy) Router(l *dhcpc.Lease) netip.Addr {
 	if !p.Gateway.IsValid() && len(l.Routers) > 0 {
@@ -234,8 +234,8 @@ func (a Applied) Without(b Applied) Applied {
 // Empty reports whether there is no address and no route.
 func (a Applied) Empty() bool { return len(a.Addresses) == 0 && len(a.Routes) == 0 }
 
-// RouteOf converts a route of a lease into a route through the link with the given index and metric. Its gateway need
-// not be in any subnet of the link.
+// RouteOf converts a route of a lease into a route through the link with the given index. priority is the route's
+// metric. The route's gateway need not be in any subnet of the link.
 func RouteOf(r dhcpc.Route, index, priority int) route.Route {
 	one := route.Route{Dst: r.Dst, Gateway: r.Gateway, Link: index, Priority: uint32(priority),
 		Protocol: route.ProtocolTombolo}

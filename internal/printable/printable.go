@@ -1,6 +1,6 @@
 // Package printable makes text of any origin safe for a terminal and a log. Text from outside may contain control
-// sequences for a terminal. Examples are a configuration, a file, the alias of a link, another program's rules, and
-// the name of a process.
+// sequences for a terminal. Such text comes, for example, from a configuration, a file, the alias of a link, another
+// program's rules, or the name of a process.
 package printable
 
 import (

@@ -57,7 +57,7 @@ type Container struct {
 	Options   map[string]string // the container's own options: see ContainerOptions
 }
 
-// Call runs a CNI verb of the plugin in this process, for the container c, or nil for a verb that concerns no
+// Call runs a CNI verb of the plugin in this process, for the container c. c is nil for a verb that concerns no
 // container. Only ADD returns a result; for other verbs the result is nil. A failure of the plugin is a *types.Error,
 // also if the call exceeds its deadline.
 func (n *Network) Call(verb string, c *Container) (*current.Result, error) {

@@ -305,7 +305,7 @@ type sources struct {
 	netns      func() (cookie uint64, _ error) // of the calling thread's network namespace
 }
 
-// hostSources returns the sources of the host on which this process runs.
+// hostSources returns the files and functions for the host on which this process runs.
 func hostSources() sources {
 	return sources{
 		bootIDPath: "/proc/sys/kernel/random/boot_id",

@@ -231,8 +231,8 @@ func moveToHost(pod *netns.NS, name, newName string) error {
 	return within.Execute(&b)
 }
 
-// missingAddresses returns those of an endpoint's MAC and addresses that Docker did not choose itself. If a container
-// gets its IPv6 addresses later, from routers and DHCPv6, missingAddresses also returns its link-local address. Docker
+// missingAddresses returns an endpoint's MAC and address, without those that Docker chose itself. If a container gets
+// its IPv6 addresses later, from routers and DHCPv6, missingAddresses also returns its link-local address. Docker
 // disables IPv6 in a container without an IPv6 address.
 func missingAddresses(n *runtimes.Network, c *runtimes.Container, made *current.Result) *addresses {
 	lacks := &addresses{}

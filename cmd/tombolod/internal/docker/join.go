@@ -40,10 +40,10 @@ func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 	return e.join, nil
 }
 
-// joinOf returns the link and the routes that Docker must add in a container. It leaves out a route whose gateway is
-// outside the container's subnets, since Docker could not start the container with it. For a default route with such a
-// gateway, it adds a route to the gateway. If hearsRouters is set, it leaves out the IPv6 default route, which routers
-// will announce to the interface.
+// joinOf returns the link and the routes that Docker must add in a container. If the gateway of a default route is
+// outside the container's subnets, joinOf adds a route to the gateway. It leaves out other routes with such a gateway,
+// since Docker could not start the container with them. If hearsRouters is set, it leaves out the IPv6 default route,
+// which routers will announce to the interface.
 func joinOf(made *current.Result, srcName string, hearsRouters bool) *answer {
 	a := &answer{InterfaceName: &interfaceName{srcName, "eth"}, DisableGatewayService: true}
 	for _, route := range made.Routes {

@@ -83,7 +83,8 @@ func (c *Common) prevResult() (*current.Result, error) {
 	return r, nil
 }
 
-// resultToCheck returns prevResult, the result of the ADD that CHECK must check. It returns an error if it is missing.
+// resultToCheck returns prevResult, the result of the ADD that CHECK must check. A missing or invalid prevResult is an
+// error.
 func (c *Common) resultToCheck() (*current.Result, error) {
 	prev, err := c.prevResult()
 	if err == nil && prev == nil {

@@ -26,9 +26,9 @@ const Digits = 11
 
 // Hash returns the short name of an attachment. The attachment's port has the hash in its name and alias. Its nft
 // elements have it in their comments, and its record in the file name. The hash consists of the first Digits
-// hexadecimal digits of SHA-256. It is computed over the three names as netstrings ("<decimal length>:<bytes>,"), so
-// that no two triples encode alike. With 44 bits, a collision among 1,000 attachments happens on one node in 35
-// million.
+// hexadecimal digits of SHA-256. It is computed over the three arguments as netstrings ("<decimal length>:<bytes>,"),
+// so that different arguments never encode alike. With 44 bits, a collision among 1,000 attachments happens on one node
+// in 35 million.
 func Hash(network, containerID, ifname string) string {
 	buf := make([]byte, 0, 192)
 	for _, s := range [...]string{network, containerID, ifname} {

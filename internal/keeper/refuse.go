@@ -15,8 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// refuse returns the function for dhcpc.Config.Refuse. That function returns an error for a lease that a server grants
-// if the pod cannot use its address. It may be called after the visit has ended.
+// refuse returns the function for dhcpc.Config.Refuse. If the pod cannot use the address of an offered or granted
+// lease, that function returns an error. It may be called after the visit has ended.
 func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	had, free := r.Lease.Address.Addr(), k.addressCheck(r)
 	return func(l, held *dhcpc.Lease) error {

@@ -416,7 +416,7 @@ func (x *exchange6) applyLease6(l *dhcp6.Lease6) error {
 }
 
 // recordLoss6 removes the address of a lost lease from the pod and from the host's rules, and records that the pod has
-// no lease. It also gives the exchange more time.
+// no lease. It also starts the exchange's time limit anew.
 func (x *exchange6) recordLoss6(out dhcp6.Output) error {
 	if errors.Is(out.Err, dhcpc.ErrExpired) {
 		x.metrics.expired.Inc()

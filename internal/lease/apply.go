@@ -134,7 +134,7 @@ func (l *Interface) Keeps(ctx context.Context, a Applied) (Applied, error) {
 
 // Lifetime converts left, the remaining time of a lease, into a lifetime for the kernel. If left is negative, it
 // returns nil, which means for ever. The result is at least least, since the kernel refuses a valid lifetime of 0 s. It
-// is at most one second less than the largest number of seconds, which would mean for ever.
+// is at most MaxUint32-1 seconds, since MaxUint32 seconds would mean for ever.
 func Lifetime(left, least time.Duration) *time.Duration {
 	if left < 0 {
 		return nil
@@ -150,8 +150,8 @@ type Policy struct {
 	// shortestRoute, since a few of them together amount to a default route.
 	NoDefault bool `json:"noDefault,omitempty"`
 	// Gateway is the next hop of the default route, in place of the lease's router. It is set if pods of a LAN reach
-	// other networks through the host. The pod then gets no other routes of the lease: by them, a server could lead its
-	// traffic past the host. Gateway has no effect with NoDefault.
+	// other networks through the host. The pod then gets no other routes of the lease: by them, a server could lead the
+	// pod's traffic past the host. Gateway has no effect with NoDefault.
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Routes are additional routes from the configuration.
 	Routes []dhcpc.Route `json:"routes,omitempty"`

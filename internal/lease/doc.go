@@ -10,7 +10,7 @@
 //
 // The directory belongs on a disk that survives a boot (DefaultDir). So a lease can be released, or requested again,
 // after a boot. A new record is fsynced before it replaces the old one, and the directory is fsynced afterwards. Only
-// a record in the state Adding is not.
+// a record in the state Adding is not fsynced.
 //
 // A process that writes or removes a record holds its lock (Store.Lock, Store.TryLock). LockedRecord.Replace writes
 // only over the very record that was read, so a renewal never revives a lease that a DEL has removed. Reading needs no

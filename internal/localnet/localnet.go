@@ -185,7 +185,7 @@ func (have *State) madePlace() bool {
 }
 
 // Remove deletes the filter. It also deletes the clsact if Ensure added it for the filter, unless other filters use it
-// or Stays was set. It is no error if they do not exist. have is the result of Get, which the caller must call
+// or Stays was set. A missing filter or clsact is no error. have is the result of Get, which the caller must call
 // immediately before.
 func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 	var b nl.Batch

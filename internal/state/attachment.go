@@ -77,7 +77,7 @@ type Attachment struct {
 	// Guard restricts the MAC and addresses that the pod may send from.
 	Guard nft.Guard `json:"guard,omitzero"`
 	// Egress lists the destinations that the pod may open connections to. The policy of its network must allow them
-	// too. It is empty if only that policy applies.
+	// too. Egress is empty if only the network's policy applies.
 	Egress nft.Egress `json:"egress,omitempty"`
 	// DefaultRoute is the next hop of the default route of a pod on a LAN: "host" or "router". It is empty without a
 	// LAN.

@@ -33,8 +33,8 @@ type Dir struct {
 	sources sources
 }
 
-// Open returns the state directory at an absolute path. It makes no system call. The directory and its files are
-// created by the first write.
+// Open returns the state directory at an absolute path. It makes no system call. The first write creates the directory
+// and its files.
 func Open(dir string) (*Dir, error) {
 	path, err := file.CleanDir(dir)
 	if err != nil {

@@ -155,7 +155,7 @@ func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	return slices.Compact(links), errors.Join(errs...)
 }
 
-// NetworksChanged returns a number that differs after a network's record was written or removed. It is 0 before the
+// NetworksChanged returns a number that changes whenever a network's record is written or removed. It is 0 before the
 // first record.
 func (d *Dir) NetworksChanged() int64 {
 	info, err := os.Stat(d.networksPath())

@@ -273,8 +273,8 @@ const (
 	noteSum = 17  // length of the checksum before the note: 16 digits and a space
 )
 
-// Note reads the note. It returns "" if there is no note, if the note is incomplete, or if it concerns another
-// network namespace.
+// Note reads the note in the lock's file. It returns "" if there is no note, if the note is incomplete, or if it
+// concerns another network namespace.
 func (l *Lock) Note() string {
 	netns, err := l.netns()
 	if err != nil {
@@ -295,7 +295,7 @@ func (l *Lock) Note() string {
 	return text
 }
 
-// SetNote replaces the note. text is one line of at most maxNote bytes.
+// SetNote replaces the note in the lock's file. text is one line of at most maxNote bytes.
 func (l *Lock) SetNote(text string) error {
 	if len(text) > maxNote || strings.Contains(text, "\n") {
 		return fmt.Errorf("note of %d bytes: it must be a line of %d at most", len(text), maxNote)

@@ -163,9 +163,9 @@ func decodeNetwork(data []byte) (*Network, error) {
 	return n, Decode(data, &n.Version, n)
 }
 
-// RemoveNetwork removes a network's record and the empty directory of its attachments. It is no error if they are
-// missing. If the network has attachments, RemoveNetwork removes nothing, and the error matches ErrInUse. It needs
-// the exclusive lock.
+// RemoveNetwork removes a network's record and the empty directory of its attachments. It is no error if the record or
+// the directory is missing. If the network has attachments, RemoveNetwork removes nothing, and the error matches
+// ErrInUse. It needs the exclusive lock.
 func (d *Dir) RemoveNetwork(name string) error {
 	path, err := d.networkPath(name)
 	if err != nil {

@@ -37,8 +37,8 @@ func Exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// HasIPv6 reports whether the kernel supports IPv6. It does not if it was booted with ipv6.disable=1 or built without
-// IPv6. If /proc/sys cannot be read, HasIPv6 returns true.
+// HasIPv6 reports whether the kernel supports IPv6. A kernel that was booted with ipv6.disable=1, or built without
+// IPv6, does not. If /proc/sys cannot be read, HasIPv6 returns true.
 func HasIPv6() bool { return Exists("net/ipv6/conf/all/forwarding") || !Exists("net/ipv4/ip_forward") }
 
 // Link returns the path of a parameter of one link. For example, Link("ipv6", "eth0", "accept_ra") returns

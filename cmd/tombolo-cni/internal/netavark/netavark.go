@@ -111,7 +111,8 @@ type attachment struct {
 	} `json:"network_options"`
 }
 
-// container converts the description into a runtimes.Container. Even with an error, its result suffices for a teardown.
+// container converts podman's description of the attachment into a runtimes.Container. Even with an error, its result
+// suffices for a teardown.
 func (a *attachment) container(path string) (*runtimes.Container, error) {
 	o := &a.Options
 	c := &runtimes.Container{ID: a.ContainerID, Name: a.Name, NetNS: path, IfName: o.Interface, MAC: o.MAC,

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/net/netutil"
 )
 
-// mostConnections is the maximum number of open connections to the metrics server. It leaves file descriptors for
-// leases and repairs.
+// mostConnections is the maximum number of open connections to the metrics server, so that enough file descriptors
+// remain for leases and repairs.
 const mostConnections = 64
 
 // endpoint parses the flag --metrics. It returns the network and the address for net.Listen, or two empty strings for

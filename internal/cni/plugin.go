@@ -52,7 +52,7 @@ const (
 
 	maxNetworkName = 250 // in bytes: file names contain the network's name
 
-	// MaxStdin is the maximum length of the plugin's input, in bytes. A configuration has some KiB; a prevResult or a
+	// MaxStdin is the maximum length of the plugin's input, in bytes. A configuration has a few KiB; a prevResult or a
 	// list of attachments may add to that.
 	MaxStdin = 4 << 20
 )

@@ -6,7 +6,7 @@
 // NAT rules see only the first packet of a flow. A client that keeps sending datagrams from one port keeps its flow,
 // with the translation that was chosen when the flow began.
 //
-// For each Selector, the kernel walks through its whole table, which all network namespaces share. This takes some 9
+// For each Selector, the kernel walks through its whole table, which all network namespaces share. This takes about 9
 // ms for the default of 262,144 buckets, and 2.5 µs for each flow that it returns.
 //
 // The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and Linux 6.1 or later with

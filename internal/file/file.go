@@ -26,7 +26,7 @@ var ErrDamaged = errors.New("damaged")
 
 const (
 	// MaxRecord is the maximum size of a record, in bytes. The file of a dual-stack attachment contains its record
-	// twice, with some 700 bytes and some 70 more for each host port. Runtimes may publish whole ranges of ports.
+	// twice, with about 700 bytes and about 70 more for each host port. Runtimes may publish whole ranges of ports.
 	MaxRecord = 1 << 20
 
 	// firstRead is the size of the first read in bytes, which suffices for most files.

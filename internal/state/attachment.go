@@ -460,9 +460,9 @@ func (p *Pending) Commit(a *Attachment) (err error) {
 	return err
 }
 
-// lastDocument returns the last complete line of a record's file. Text after the last newline counts too if it is
-// valid JSON, as an editor may leave it. A line that was written only in part is never valid, since no proper prefix
-// of a JSON object is JSON.
+// lastDocument returns the last complete line of a record's file. Text after the last newline counts too if it is valid
+// JSON, since an editor may omit the newline. A line that was written only in part is never valid, since no proper
+// prefix of a JSON object is JSON.
 func lastDocument(data []byte) []byte {
 	end := bytes.LastIndexByte(data, '\n')
 	if tail := data[end+1:]; end < 0 || json.Valid(tail) {

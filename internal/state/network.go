@@ -258,7 +258,7 @@ func (a *Attachment) VLANLink() string {
 }
 
 // maxUplink is the largest size of the file with the record of a NIC's takeover, in bytes. The record has all former
-// addresses and routes of the NIC, and a route takes some 200 bytes.
+// addresses and routes of the NIC, and a route takes about 200 bytes.
 const maxUplink = 16 << 20
 
 // An UplinkFile is the file with the record of one NIC's takeover (`tombolo uplink take`). Package uplink writes and

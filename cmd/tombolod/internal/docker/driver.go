@@ -124,7 +124,7 @@ func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, 
 	}
 }
 
-// longest is the maximum length of a request, in bytes. Docker names each published port twice, in some 200 bytes
+// longest is the maximum length of a request, in bytes. Docker names each published port twice, in about 200 bytes
 // together.
 const longest = 64 << 20
 

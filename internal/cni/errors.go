@@ -45,7 +45,7 @@ const (
 	codeDiffers       = uint(113) // CHECK found a difference
 	codeAttached      = uint(114) // the network to be removed still has attachments
 	codeNoGateway     = uint(115) // a gateway is needed and the IPAM named none
-	codeNotAttachable = uint(116) // the bridge is full, or is no bridge
+	codeNotAttachable = uint(116) // the bridge or uplink is missing or unusable, or the bridge is full
 	codeObstructed    = uint(117) // another firewall would drop packets of pods
 	codeUplink        = uint(118) // the NIC cannot be shared as it is
 )

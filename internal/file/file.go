@@ -25,8 +25,8 @@ import (
 var ErrDamaged = errors.New("damaged")
 
 const (
-	// MaxRecord is the maximum size of a record, in bytes. The file of a dual-stack attachment contains its record
-	// twice, with about 700 bytes and about 70 more for each host port. Runtimes may publish whole ranges of ports.
+	// MaxRecord is the maximum size of a record's file, in bytes. An attachment's file may contain its record twice,
+	// and a record lists all host ports. Runtimes may publish whole ranges of ports.
 	MaxRecord = 1 << 20
 
 	// firstRead is the size of the first read in bytes, which suffices for most files.

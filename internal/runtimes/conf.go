@@ -67,7 +67,7 @@ func sameMeaning() map[string][]string {
 	}
 }
 
-// replacements maps options of other drivers that Tombolo does not have to advice for the user.
+// replacements returns advice for users of another driver's option that Tombolo lacks, by option.
 func replacements() map[string]string {
 	const (
 		gateway = "ipMasq=false has others see containers' own addresses, and mode=lan puts containers on the LAN"

@@ -34,7 +34,7 @@ type Network struct {
 
 	Bridge   string         `json:"bridge,omitempty"`
 	MTU      int            `json:"mtu,omitempty"`      // bytes
-	Gateways []netip.Prefix `json:"gateways,omitempty"` // the bridge's own addresses
+	Gateways []netip.Prefix `json:"gateways,omitempty"` // the host's addresses in the network, as gateways
 	Subnets  []netip.Prefix `json:"subnets,omitempty"`  // the subnets of the pods' addresses
 
 	// Pools are the ranges of the pods' addresses. PoolDir is the directory of the reservations; empty means

@@ -27,7 +27,7 @@ import (
 // Config configures a Driver. All fields are required.
 type Config struct {
 	StateDir string // the state directory of the CNI plugin
-	LeaseDir string // the directory "docker" beside it stores descriptions of the networks
+	LeaseDir string // the lease directory of the CNI plugin; "docker" beside it has descriptions of the networks
 	Node     *network.Node
 	Log      *slog.Logger
 }

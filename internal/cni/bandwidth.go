@@ -30,7 +30,7 @@ func (f *bandwidthConf) problems() []error {
 }
 
 // burst adds a problem if only one of rate and burst is set, or if the burst is not less than maxBurst. The reference
-// plugin has the same rules.
+// plugin has the same rules. way is "ingress" or "egress".
 func (p *problems) burst(way string, l bandwidth.Limit) {
 	p.add((l.Rate == 0) != (l.Burst == 0) || l.Burst >= maxBurst,
 		"%sRate %d and %[1]sBurst %[3]d: both have to be set, the burst to less than %d, or neither",
@@ -96,8 +96,8 @@ func (b Bandwidth) shape() bandwidth.Shape {
 	}
 }
 
-// limits returns the limits of a pod: configured, which apply to all pods, unless they are zero. Otherwise it returns
-// the limits that the runtime passes.
+// limits returns the limits of a pod. These are configured, the limits for all pods or, if configured is zero, the
+// limits that the runtime passes.
 func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
 	if configured == (Bandwidth{}) {
 		configured = orZero(c.RuntimeConfig.Bandwidth)

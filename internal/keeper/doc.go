@@ -4,9 +4,9 @@
 // It learns about pods only from the records of packages lease and state on disk. So it may start before or after the
 // plugin. It may be killed and upgraded at any time: the next keeper continues from the records.
 //
-// One loop schedules visits, and workers make them. A visit checks one lease or one source. A source is a part of the
-// kernel's state that other programs may change, such as the firewall. An idle lease takes no goroutine, thread
-// or descriptor. docs/dev/architecture.md of the project describes the loop and its duties.
+// One loop schedules visits, and workers make them. A visit checks one lease or one source. A source is another
+// subject of the keeper's work, such as the firewall. An idle lease takes no goroutine, thread or descriptor.
+// docs/dev/architecture.md of the project describes the loop and its duties.
 //
 // If a lease's pod no longer exists, the keeper releases the lease from the host, on behalf of the pod. If the lease is
 // sticky, the keeper instead leaves its record for the pod's next container. A pod no longer exists if the machine has

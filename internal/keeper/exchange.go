@@ -291,7 +291,8 @@ func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 
 // recordLoss records that the session has lost its lease, and removes the lease's addresses and routes from the pod and
 // from the host's rules. After a NAK another host may have the address. After an expiry the kernel has already removed
-// it. If the session only failed to get a new lease, recordLoss logs the error.
+// it. If the session had no lease and only failed to get a new one, recordLoss changes neither the pod nor the record.
+// In every case it logs the error.
 func (x *exchange) recordLoss(out dhcpc.Output) error {
 	switch {
 	case errors.Is(out.Err, dhcpc.ErrNAK):

@@ -57,8 +57,9 @@ type feed interface {
 	Close() error
 }
 
-// source is a part of the kernel's state that the loop visits after announcements of changes, and at regular intervals.
-// At most one worker visits it at a time. During the visit all fields except news belong to that worker.
+// source is a subject of the keeper's work besides leases, such as the firewall. The loop visits it after announcements
+// of changes, and at regular intervals. At most one worker visits it at a time. During the visit all fields except news
+// belong to that worker.
 type source struct {
 	*Keeper
 	slot

@@ -30,8 +30,8 @@ const (
 	// Bound means that a pod has the lease, and the keeper renews it.
 	Bound State = "bound"
 
-	// Expired means that the pod's lease ran out, or that a server refused it. The keeper tries to get another.
-	// Record.Lease is the last lease.
+	// Expired means that the pod's lease ran out, or that a server refused to renew it. The keeper tries to get
+	// another. Record.Lease is the last lease.
 	Expired State = "expired"
 
 	// Sticky means that the pod is gone, and that its next container may request the same address. The record has no

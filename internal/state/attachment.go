@@ -119,7 +119,7 @@ type Waiting struct {
 	Hash    string `json:"hash"`
 	// Addresses are the addresses of that attachment.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	// LAN is set if the waiting attachment is on a LAN. Then it reaches the LAN's machines without passing through the
+	// LAN is set if the waiting attachment is on a LAN, and so reaches the LAN's machines without passing through the
 	// host.
 	LAN bool `json:"lan,omitempty"`
 }

@@ -199,7 +199,7 @@ type RecordError struct {
 	Err error
 }
 
-// Error returns a message with the path of the file, the error and, for a damaged file, the way to get rid of it.
+// Error returns a message with the path of the file, the error and, for a damaged file, advice on how to remove it.
 func (e *RecordError) Error() string {
 	text := fmt.Sprintf("record %s: %v", e.Path, e.Err)
 	switch {

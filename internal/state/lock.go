@@ -95,7 +95,7 @@ func (l *Lock) Close() error {
 
 	var err error
 
-	// Release an exclusive lock explicitly, which takes effect at once. For a shared lock, closing the file
+	// Release an exclusive lock explicitly, since that takes effect at once. For a shared lock, closing the file
 	// suffices. While a child process is being started, it has a copy of the descriptor, and then the lock lasts a
 	// moment longer.
 	if l.mode != Shared {

@@ -45,7 +45,8 @@ func Listen(ns *netns.NS) (*Watch, error) {
 	return &Watch{nl: w}, nil
 }
 
-// Close closes the Watch. Calls in progress and all later calls, including another Close, return tombolo.ErrInvalid.
+// Close closes the Watch. Calls in progress and all later calls, including another Close, return an error that matches
+// tombolo.ErrInvalid.
 func (w *Watch) Close() error {
 	return w.nl.Close()
 }

@@ -445,8 +445,8 @@ func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 	return got, err
 }
 
-// Close closes the sockets, and changes nothing in the pod. A Wait in progress returns tombolo.ErrInvalid, and so
-// does a second Close.
+// Close closes the sockets, and changes nothing in the pod. A Wait in progress returns an error that matches
+// tombolo.ErrInvalid, and so does a second Close.
 func (s *Solicitation) Close() error {
 	var errs []error
 	if s.watch != nil {

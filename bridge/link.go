@@ -346,8 +346,8 @@ func (p *Port) Differences(l, br Link) []tombolo.Difference {
 		list.Flag(object, "multicast flood", !p.NoMulticastFlood, !have.NoMulticastFlood)
 	}
 
-	// Report only 0 (off). Some systems set rp_filter to 2 (loose) on each new link, which protects as well as 1
-	// (strict).
+	// Report an rp_filter only if it is 0 (off). Some systems set it to 2 (loose) on each new link, which protects as
+	// well as 1 (strict).
 	list.Number(object, "IPv4 rp_filter", max(1, l.reversePath), l.reversePath)
 	list.Flag(object, "IPv6 drop_unicast_in_l2_multicast", true, !l.unicastInMulticast)
 	list.Number(object, "IPv6 accept_ra", 0, l.AcceptRA)

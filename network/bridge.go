@@ -470,9 +470,9 @@ func (n *site) shieldFromNetworkd() error {
 		os.Chmod(temp, 0o644), os.Rename(temp, path))
 }
 
-// networkdFile returns the path of a bridge's file for systemd-networkd. systemd-networkd reads the directory when it
-// starts, and a boot empties it (systemd.network(5)). The name sorts before the names of operators' files.
-// networkdFile returns "" if no systemd-networkd runs, or if the calling thread's network namespace is not the
+// networkdFile returns the path of a bridge's file for systemd-networkd, which reads the directory /run/systemd/network
+// when it starts (systemd.network(5)). A boot empties this directory. The name sorts before the names of operators'
+// files. networkdFile returns "" if no systemd-networkd runs, or if the calling thread's network namespace is not the
 // namespace of pid 1.
 func networkdFile(name string) string {
 	var own, first unix.Stat_t

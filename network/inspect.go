@@ -226,8 +226,8 @@ func strayDifferences(list []*remains) []tombolo.Difference {
 // record. A default route may lead anywhere, since other plugins move it.
 //
 // If there is no record of the attachment, or its Add is not complete, the error matches ErrNotAttached. Check changes
-// nothing, with one exception. If the host has become a router since the Add, it deletes the rules that drop forwarded
-// packets of others than pods.
+// nothing, with one exception. If the host has become a router since the Add, it deletes the rules that drop all
+// forwarded packets except the pods'.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
 	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err

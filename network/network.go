@@ -253,7 +253,7 @@ type Pod struct {
 	SameNetNS bool
 
 	// MAC is the pod's MAC. If nil, it is derived from its IPv4 address, or random. If the bridge or another pod on it
-	// has the MAC, Add returns ErrConflict.
+	// has the MAC, the error of Add matches ErrConflict.
 	MAC net.HardwareAddr
 	// Addresses are the pod's addresses if neither an allocator nor a lease provides any. Routes are added to the
 	// routes of the network and of the allocator or lease.

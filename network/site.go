@@ -299,7 +299,7 @@ func ensureBuilt(ctx context.Context, s *session, look, build func() (*site, err
 	return n, err
 }
 
-// findReady returns the network if it meets the Add's requirements, or if calling complete suffices to meet them.
+// findReady returns the network if it meets the Add's requirements, or if its method complete can make it meet them.
 // Otherwise it returns nil, and the network must be built.
 func findReady(ctx context.Context, s *session, w *requirement) (*site, error) {
 	rec, err := s.Dir.LoadNetwork(w.Record.Name)

@@ -17,7 +17,6 @@ import (
 
 // takeovers returns a connection that makes a NIC a port of a bridge, or undoes this. Only an operator takes over a NIC
 // (tombolo uplink take), never an Add.
-
 func (s *session) takeovers() *uplink.Conn { return uplink.On(s.Links.Socket()) }
 
 // recoverTake reads the record of a NIC's takeover. It returns nil if there is none. If a killed call left the takeover

@@ -243,8 +243,8 @@ func Unsupported(err error, modules string) error {
 	return fmt.Errorf("%w: %w: load %s (modprobe, or modules-load.d for good)", ErrNotSupported, err, modules)
 }
 
-// Look executes a batch of GetQdisc and other get requests. It ignores errors about missing objects. Batch.Err returns
-// the error of each request.
+// Look executes a batch of GetQdisc and other get requests. It ignores errors about missing objects, and about qdiscs
+// of a link that was never up. Batch.Err returns the error of each request.
 func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 	if err := c.Do(ctx, b); err == nil || ctx.Err() != nil {
 		return err

@@ -77,8 +77,8 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 	return t.Session.bindAllocator(allocator, t.Network, ipam.Owner{}, "").Collect(ctx, valid)
 }
 
-// reservedAgain lists the addresses that the reference host-local plugin has reserved again for the same attachment.
-// This happens if the container is started again with that plugin, which does not know our records.
+// reservedAgain lists the addresses that CNI's host-local plugin has reserved again for the same attachment. This
+// happens if the container is started again with that plugin, which does not know our records.
 func (t *teardown) reservedAgain(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec.DataDir == "" {
 		return nil // the directory is our own, which that plugin does not use

@@ -373,8 +373,8 @@ func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link i
 // refuseConflicts returns an error if the network would cut pods off. These are its own pods if its bridge or mode has
 // changed, or pods of other networks whose subnets overlap. It also returns an error if the host has an overlapping
 // subnet on another link. deserted has the names of overlapping networks without living pods (isDeserted), which the
-// caller removes before it builds. token identifies the present epoch. refuseConflicts lists records and addresses, so
-// an Add calls it only when it builds.
+// caller removes before it builds. token identifies the present epoch, usually this boot. refuseConflicts lists records
+// and addresses, so an Add calls it only when it builds.
 func refuseConflicts(ctx context.Context, s *session, w *requirement, token string) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != token {

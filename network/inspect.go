@@ -430,7 +430,7 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 	return list, nil
 }
 
-// Pool describes the use of one range set of a network.
+// Pool describes the use of one range set of a network, which is a list of ranges that a pod gets one address from.
 type Pool struct {
 	Network string
 	ipam.Pool

@@ -81,7 +81,8 @@ func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]
 		if dryRun {
 			return nil, nil
 		}
-		// enter begins an epoch, and so deletes all records.
+		// The recorded epoch is over, usually by a reboot. enter begins a new one, and deletes the records of networks
+		// and attachments.
 		return nil, n.withSession(func(s *session) error { return s.enter(ctx) })
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil // the epoch of the records is unknown

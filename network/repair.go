@@ -19,7 +19,7 @@ import (
 )
 
 // mendOthers repairs all networks that have attachments, except for the named one. It only warns of errors. The caller
-// passes the returned sites to declareMended. A network without attachments is repaired by its next ADD.
+// passes the returned networks to declareMended. A network without attachments is repaired by its next ADD.
 func mendOthers(ctx context.Context, s *session, except string) ([]*site, error) {
 	others, err := s.otherNetworks(except)
 	if err != nil {
@@ -216,8 +216,8 @@ func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	return found, err
 }
 
-// openNetworks opens a session under the shared lock. It returns the networks of this epoch that have attachments, or
-// rules that drop too much (forwardingChanged). If there are none, the session is nil.
+// openNetworks opens a session under the shared lock. It returns the networks recorded in this epoch, usually this
+// boot, that have attachments, or rules that drop too much (forwardingChanged). If there are none, the session is nil.
 func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
 	s, err := n.openKnown()
 	if err != nil {

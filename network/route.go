@@ -101,7 +101,7 @@ func subnetRoutes(addresses []netip.Prefix) []route.Route {
 // duplicates. A route without a gateway gets the first gateway among the addresses, unless it is an IPv4 route whose
 // scope is link or narrower. The gateways 0.0.0.0 and :: mean that there is no gateway. A gateway outside the
 // addresses' prefixes gets the flag onlink. A route that remains without a gateway has the scope global by default, as
-// in the reference plugin.
+// in CNI's bridge plugin.
 func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route {
 	var list []route.Route
 	for _, r := range requested {

@@ -102,8 +102,8 @@ func (s *session) deferUntilClose(do func() error) { s.deferred = append(s.defer
 // warn logs a message for the operator about a problem that does not end the call.
 func (s *session) warn(text string) { s.Log.Warn(printable.Line(text)) }
 
-// enter takes the state directory's lock, shared, and begins a new epoch if the records are of an earlier boot. If the
-// session already holds the lock, it does nothing.
+// enter takes the state directory's lock, shared. If the recorded epoch is over, usually by a reboot, enter begins a
+// new one, which deletes the old records. If the session already holds the lock, it does nothing.
 func (s *session) enter(ctx context.Context) error {
 	if s.lock != nil {
 		return nil
@@ -140,7 +140,8 @@ func (s *session) enterAlone(ctx context.Context) error {
 // which the firewall was complete then. The note is valid only in its epoch and network namespace. While the generation
 // stays the same, nf_tables is unchanged, and the next call requests this number instead of the rules.
 
-// readGeneration passes the generation in the lock's file to the firewall's socket, if it was noted in this epoch.
+// readGeneration passes the generation in the lock's file to the firewall's socket, if it was noted in this epoch,
+// usually this boot.
 func (s *session) readGeneration() {
 	s.generation = s.lock.Note()
 	text, ok := strings.CutPrefix(s.generation, s.Epoch.Token()+" ")

@@ -23,16 +23,16 @@ import (
 // A part is one object or setting that the pods of a network share on the node. Its file contains everything about
 // it, including its removal (remove.go has the order).
 type part interface {
-	// look compares the part with the network's record, and adds the differences to n.found. It changes nothing. If
-	// n.quick is set, as for an Add, it requests single objects only, so its cost does not depend on the number of
-	// pods.
+	// look compares the object or setting with the network's record, and adds the differences to n.found. It changes
+	// nothing. If n.quick is set, as for an Add, it requests single objects only, so its cost does not depend on the
+	// number of pods.
 	look(ctx context.Context, n *site) error
-	// make creates or repairs the part, under the exclusive lock. It reports whether anything was missing that other
-	// networks share. After an interruption, the next make completes the part.
+	// make creates or repairs the object or setting, under the exclusive lock. It reports whether anything was missing
+	// that other networks share. After an interruption, the next make completes the work.
 	make(ctx context.Context, n *site) (changed bool, err error)
 }
 
-// parts returns all parts, in the order of their creation.
+// parts returns all objects and settings of a network, in the order of their creation.
 func parts() []part {
 	return []part{
 		bridgePart{}, uplinkPart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{},
@@ -89,7 +89,7 @@ func (n *site) findGatewayLink(ctx context.Context) (err error) {
 	return n.findUplink(ctx)
 }
 
-// look calls the look methods of the listed parts. If n.quick is set, it stops at the first difference.
+// look compares the listed parts of the network with its record. If n.quick is set, it stops at the first difference.
 func (n *site) look(ctx context.Context, list []part) error {
 	if err := n.find(ctx); err != nil {
 		return err
@@ -107,8 +107,8 @@ func (n *site) look(ctx context.Context, list []part) error {
 	return errors.Join(errs...)
 }
 
-// make creates or repairs all parts, and then the host's side of the network's pods. When all networks are repaired,
-// the caller must call declareMended (see nft.Conn.Prepare).
+// make creates or repairs all parts of the network, and then the host's side of its pods. When all networks are
+// repaired, the caller must call declareMended (see nft.Conn.Prepare).
 func (n *site) make(ctx context.Context) (changed bool, _ error) {
 	for i, p := range parts() {
 		partChanged, err := p.make(ctx, n)
@@ -147,15 +147,15 @@ func (f *findings) addAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 // A podPart is one object or setting of a pod on its network. Its file contains everything about it, including its
 // creation in an Add (add.go has the order) and its removal in a Del (del.go).
 type podPart interface {
-	// look compares the part with the record, and adds the differences to p.found. It changes nothing.
+	// look compares the object or setting with the record, and adds the differences to p.found. It changes nothing.
 	look(ctx context.Context, p *podSite) error
-	// mend restores the part's objects outside of the pod's namespace, under the exclusive lock. It is called only if
-	// the pod's port exists.
+	// mend restores the object or setting outside of the pod's namespace, under the exclusive lock. It is called only
+	// if the pod's port exists.
 	mend(ctx context.Context, p *podSite) error
 }
 
-// podParts returns the parts in the order of their repair. endpointPart comes before portPart, because the guard must
-// exist before the port is on the bridge again.
+// podParts returns the objects and settings of a pod, in the order of their repair. endpointPart comes before portPart,
+// because the guard must exist before the port is on the bridge again.
 func podParts() []podPart {
 	return []podPart{leasePart{}, endpointPart{}, portPart{}, limitsPart{}, hostRoutePart{}}
 }
@@ -189,7 +189,7 @@ func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attach
 	return p, nil
 }
 
-// look calls the method look of each part. It stops if an earlier part finds that the port is gone.
+// look compares each part of the pod with its record. It stops if an earlier part finds that the port is gone.
 func (p *podSite) look(ctx context.Context) error {
 	for _, part := range podParts() {
 		if err := part.look(ctx, p); err != nil || p.gone {

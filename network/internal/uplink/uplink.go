@@ -464,7 +464,7 @@ func (s *snapshot) refuse(u *Uplink) error {
 
 type refusal func(is bool, format string, args ...any)
 
-// refuseNIC adds the reasons that lie in the NIC itself, such as its kind or a missing carrier.
+// refuseNIC adds the reasons against the takeover that lie in the NIC itself, such as its kind or a missing carrier.
 func (s *snapshot) refuseNIC(no refusal) {
 	nic := &s.NIC
 	no(nic.Type != unix.ARPHRD_ETHER,
@@ -551,9 +551,9 @@ func (s *snapshot) refuseStale(no refusal) {
 	}
 }
 
-// refuseAbove adds a reason for each link on top of the NIC, except VLANs, which go on working. Some links receive at
-// the point where a bridge would, and the kernel permits only one receiver. Tunnels send through the NIC alone, and
-// would be cut off.
+// refuseAbove adds a reason against the takeover for each link on top of the NIC, except VLANs, which go on working.
+// Some links receive at the point where a bridge would, and the kernel permits only one receiver. Tunnels send through
+// the NIC alone, and would be cut off.
 func (s *snapshot) refuseAbove(no refusal) {
 	for _, l := range s.Links {
 		if l.Lower != s.NIC.Index || l.Kind == "vlan" {

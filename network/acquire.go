@@ -128,7 +128,7 @@ func (a *addCall) obtain(ctx context.Context) error {
 		}
 	}
 
-	// Derive the record and the port again, since their addresses are known only now.
+	// Derive the record and the port again, since the pod's addresses are known only now.
 	if err := a.derive(ctx); err != nil {
 		return err
 	}

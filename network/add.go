@@ -63,7 +63,8 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 	}
 	defer a.s.close()
 	if a.leasing != nil {
-		// Defer this after a.s.close, so that it runs first: close may call functions that take the locks of leases.
+		// Defer unlock after a.s.close, so that unlock runs first: close may call functions that take the locks of
+		// leases.
 		defer a.leasing.unlock()
 	}
 

@@ -175,8 +175,8 @@ func (n *site) firewallNetwork() nft.Network {
 		return nw
 	}
 
-	// On a promiscuous bridge, only packets that pass the firewall while they are bridged arrive twice. For other
-	// packets the rules would drop the only copy.
+	// On a promiscuous bridge, only packets that pass the firewall while they are bridged arrive twice. A Dedup rule
+	// for other packets would drop the only copy.
 	for _, gw := range rec.Gateways {
 		if passesFirewall(l.Bridge, gw.Addr().Is4()) {
 			nw.Dedup = append(nw.Dedup, nft.Dedup{BridgeMAC: l.MAC, Gateway: gw.Addr(), Subnet: gw.Masked()})

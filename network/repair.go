@@ -90,7 +90,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	errs = append(errs, declareMended(ctx, s, r.mended...))
 	for _, a := range r.followers {
 		if withholdsPorts(a) {
-			// The DEL that should have passed the ports on may have been killed.
+			// Publish ports that are free by now: the DEL that should have passed them on may have been killed.
 			errs = append(errs, s.publish(ctx, newWaiting(a)))
 		}
 	}

@@ -340,7 +340,7 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 		d := time.Duration(ad.Uint32()) * time.Second
 		r.Expires = &d
 	case unix.RTA_PAD, unix.RTA_IIF, unix.RTA_UID, unix.RTA_MARK:
-		// Ignore these attributes. In an answer to Get they repeat the request.
+		// Ignore padding, and the attributes of an answer to Get that repeat the request.
 	default:
 		r.Other = append(r.Other, nl.Keep(ad))
 	}

@@ -360,7 +360,7 @@ func (l *leaseCall) commit(ctx context.Context, s *session) error {
 
 // Follow adapts an attachment to its lease, if the lease has ended or now has other addresses than the attachment's
 // record. It changes the record, the pod's firewall elements and the port's alias. It returns the addresses before and
-// after. If the attachment does not exist or has no lease, Follow does nothing and returns nil.
+// after. If there is nothing to adapt, Follow does nothing and returns nil.
 func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _ error) {
 	if err := key.check(); err != nil {
 		return nil, nil, err

@@ -238,9 +238,9 @@ func (c Change) Moved(ctx context.Context, path string) error {
 	return cmp.Or(err, late)
 }
 
-// hearRouters makes a pod whose interface was moved accept router advertisements, and ask for one. It also adds the
-// IPv6 default route through the host, if the network has one. For such a pod Add does neither, because an existing
-// default route could be in the way of the program that moves the interface.
+// hearRouters makes a SLAAC pod whose interface was moved accept router advertisements, and ask for one. It also adds
+// the IPv6 default route through the host, if the network has one and the pod has no other. For such a pod Add does
+// neither, because an existing default route could be in the way of the program that moves the interface.
 func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 	port := portOf(a)
 	if port.Autoconf == nil {

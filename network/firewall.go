@@ -239,7 +239,8 @@ func (hostPart) look(ctx context.Context, n *site) error {
 
 func (hostPart) make(ctx context.Context, n *site) (bool, error) { return false, n.s.setHost(ctx) }
 
-// setHost updates the facts about the host in the firewall's rules. Without rules it does nothing.
+// setHost updates the facts about the host in the firewall's rules: its uplinks, its service addresses and the links
+// that firewalld trusts (see hostPart). Without rules it does nothing.
 func (s *session) setHost(ctx context.Context) error {
 	uplinks, err := s.uplinks(ctx)
 	services, servicesErr := s.services(ctx)

@@ -82,7 +82,8 @@ func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps st
 	return plan.Steps, plan.Moves, plan.Warnings, nil
 }
 
-// explainNIC adds advice to an error about a NIC that does not exist, and returns any other error unchanged.
+// explainNIC replaces an error about a NIC that does not exist by one with advice, and returns any other error
+// unchanged.
 func explainNIC(err error, nic string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return errNoLink(nic)

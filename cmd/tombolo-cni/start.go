@@ -25,7 +25,7 @@ func growStack(use bool) byte {
 	return occupy(&room)
 }
 
-// occupy writes to the array, so that the compiler does not remove it.
+// occupy writes to room, the array of growStack, so that the compiler does not remove the array.
 //
 //go:noinline
 func occupy(room *[stackSize]byte) byte {

@@ -26,7 +26,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// These are the exit statuses that usage lists.
+// These are the exit statuses of tombolod. The text usage explains them.
 const (
 	exitOK     = 0
 	exitFailed = 1
@@ -227,7 +227,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		// The keeper calls Ready when no other keeper runs, so no other process uses these sockets.
 		Ready: func() {
 			if metrics, err = serve(o.metrics, k.Handler()); err != nil {
-				// Leases matter more than metrics, so continue.
+				// Continue without metrics, since leases matter more.
 				log.Error("no metrics", "err", err)
 			}
 

@@ -85,7 +85,7 @@ func (c *NetConf) annotate() (found strict.Problems) {
 				`"annotations" in its configuration`, key, c.Name, setting))
 		case setting == "bandwidth" && rc.Bandwidth != nil, setting == "egressPolicy" && rc.EgressPolicy != "",
 			setting == "publishFrom" && rc.PublishFrom != "":
-			// The runtime's request takes precedence.
+			// Ignore the annotation: the runtime's request takes precedence.
 		case network != "" || a.keys[setting] == "":
 			a.keys[setting] = key
 		}

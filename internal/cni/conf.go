@@ -54,7 +54,7 @@ type Common struct {
 	} `json:"args"`
 	PrevResult json.RawMessage `json:"prevResult"`
 
-	// Our own fields.
+	// The fields from StateDir to LogLevel are Tombolo's own.
 	StateDir    string   `json:"stateDir"`
 	LeaseDir    string   `json:"leaseDir"`
 	ForwardMark Mark     `json:"forwardMark"`
@@ -95,7 +95,7 @@ func (e *entries) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// JSONExpects describes the accepted JSON, for errors.
+// JSONExpects describes the JSON that the type accepts, for errors.
 func (entries) JSONExpects() string { return "a text, or a list of texts" }
 
 // list splits the text at commas, and trims spaces. It returns nil for an empty text.
@@ -152,7 +152,7 @@ func (m *Mark) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// JSONExpects describes the accepted JSON, for errors.
+// JSONExpects describes the JSON that the type accepts, for errors.
 func (Mark) JSONExpects() string { return `one bit of 32, as a number or as "0x10"` }
 
 func (c *Common) common() *Common { return c }

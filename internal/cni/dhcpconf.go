@@ -84,7 +84,7 @@ func (o *option) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// JSONExpects describes the accepted JSON, for errors.
+// JSONExpects describes the JSON that the type accepts, for errors.
 func (option) JSONExpects() string { return `an option's number, or a name such as "routers"` }
 
 const (
@@ -287,5 +287,5 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// JSONExpects describes the accepted JSON, for errors.
+// JSONExpects describes the JSON that the type accepts, for errors.
 func (Duration) JSONExpects() string { return `a length of time such as "5s"` }

@@ -50,7 +50,7 @@ const (
 	codeUplink        = uint(118) // the NIC cannot be shared as it is
 )
 
-// newError returns an error with a code.
+// newError returns a CNI error with the given code.
 func newError(code uint, format string, args ...any) *types.Error {
 	return &types.Error{Code: code, Msg: fmt.Sprintf(format, args...)}
 }

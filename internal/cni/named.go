@@ -28,14 +28,14 @@ const As = "as"
 // installed under that name. path is the path with this name.
 func Kept(path string) string { return path + ".reference" }
 
-// A kind describes the program's behaviour under one name.
+// A kind describes the program's behaviour when it is called by one of its names.
 type kind struct {
 	configuration
 	first  string // the first supported version
 	others bool   // a chained plugin, which works on an earlier plugin's interface
 }
 
-// kinds returns the program's behaviours under the names of reference plugins, by name.
+// kinds maps the name of each reference plugin that this program can replace to its behaviour under that name.
 func kinds() map[string]kind {
 	all := SupportedVersions()[0]
 	return map[string]kind{

@@ -108,7 +108,7 @@ func (s *sysctls) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*map[string]string)(s))
 }
 
-// JSONExpects describes the accepted JSON, for errors.
+// JSONExpects describes the JSON that the type accepts, for errors.
 func (sysctls) JSONExpects() string { return "an object of strings, each key once" }
 
 const (

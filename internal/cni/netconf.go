@@ -28,7 +28,7 @@ type NetConf struct {
 
 	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"` // set by a runtime
 
-	// Fields of the reference plugin bridge, with the same meaning.
+	// The fields from Bridge to VLANConf have the same meaning as in the reference plugin bridge.
 	Bridge                    string  `json:"bridge"`
 	IsGateway                 *bool   `json:"isGateway"`
 	IsDefaultGateway          *bool   `json:"isDefaultGateway"`
@@ -44,11 +44,11 @@ type NetConf struct {
 	PortIsolation             bool    `json:"portIsolation"`
 	VLANConf
 
-	// Fields of the reference plugins firewall and bandwidth, with the same meaning.
+	// IngressPolicy has the same meaning as in the reference plugin firewall, and Bandwidth as in the plugin bandwidth.
 	IngressPolicy string `json:"ingressPolicy"`
 	Bandwidth
 
-	// Our own fields.
+	// The fields from Mode to BridgeNFCall are Tombolo's own.
 	Mode string `json:"mode"`
 	LANConf
 	podPolicy
@@ -233,7 +233,7 @@ func (p *problems) policies(policy podPolicy, source func(field string) string, 
 	p.add(err != nil, "%s: %v", source("publishFrom"), err)
 }
 
-// policy adds a problem if name is not an ingressPolicy.
+// policy adds a problem unless name is empty or a value of ingressPolicy.
 func (p *problems) policy(name string) {
 	p.add(name != "" && policyOf(name).String() != name,
 		`ingressPolicy %q is not known: use "open", "same-bridge" or "isolated"`, name)

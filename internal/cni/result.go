@@ -214,7 +214,7 @@ func addIPAM(r *current.Result, addresses []ipam.Address, routes []route.Route, 
 	}
 }
 
-// resultRoute converts a route into the type that results have.
+// resultRoute converts a route into the type of routes in results.
 func resultRoute(r route.Route) *types.Route {
 	one := &types.Route{Dst: ipNet(r.Dst), GW: r.Gateway.AsSlice(), MTU: int(r.MTU), AdvMSS: int(r.AdvMSS),
 		Priority: int(r.Priority)}
@@ -227,7 +227,7 @@ func resultRoute(r route.Route) *types.Route {
 	return one
 }
 
-// ipNet converts a prefix into the type that results have.
+// ipNet converts a prefix into the type of addresses in results.
 func ipNet(p netip.Prefix) net.IPNet {
 	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
@@ -301,7 +301,7 @@ type ipObject struct {
 	Gateway   net.IP `json:"gateway,omitempty"`
 }
 
-// encodeResult encodes a result of CNI 1.0 or 1.1.
+// encodeResult encodes a result of CNI 1.0 or 1.1 as JSON.
 func encodeResult(r *current.Result) []byte {
 	object := resultObject{CNIVersion: r.CNIVersion, Interfaces: r.Interfaces}
 	for _, ip := range r.IPs {

@@ -30,9 +30,9 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Selector selects flows. A flow must meet all of its conditions.
+// Selector selects flows of the connection tracking. A flow must meet all of its conditions.
 type Selector struct {
-	// Family is the address family: unix.AF_INET or unix.AF_INET6.
+	// Family is the address family of the flows: unix.AF_INET or unix.AF_INET6.
 	Family uint8
 	// Proto is the number of an IP protocol, such as unix.IPPROTO_UDP. 0 means any protocol.
 	Proto uint8

@@ -317,7 +317,7 @@ func (x *exchange) recordLoss(out dhcpc.Output) error {
 		return errors.Join(err, held.Replace(x.r))
 	})
 
-	// The session searches for another lease even if this fails.
+	// Only log the error, since the session searches for another lease in any case.
 	if followErr := x.follow(); followErr != nil {
 		x.countError("cannot take the lost address out of the firewall", append(x.logAttrs(), "err", followErr)...)
 	}

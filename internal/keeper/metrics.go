@@ -111,7 +111,7 @@ type collector func(chan<- prometheus.Metric)
 // Describe sends no descriptions, since they would have to contain the labels.
 func (c collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect sends the present values.
+// Collect computes the present values and sends them.
 func (c collector) Collect(to chan<- prometheus.Metric) { c(to) }
 
 // countTransition counts a lease's change of state. The empty state means that there is no lease.

@@ -231,7 +231,7 @@ func (a Applied) Without(b Applied) Applied {
 	}
 }
 
-// Empty reports whether there is no address and no route.
+// Empty reports whether a has neither addresses nor routes.
 func (a Applied) Empty() bool { return len(a.Addresses) == 0 && len(a.Routes) == 0 }
 
 // RouteOf converts a route of a lease into a route through the link with the given index. priority is the route's

@@ -171,7 +171,7 @@ func (c *Conn) Place(ctx context.Context, k Filter) error {
 	return c.nl.Do(ctx, &b)
 }
 
-// Any reports whether one of our filters exists, with any mark.
+// Any reports whether the bridge has one of our filters, with any mark.
 func (have *State) Any() bool { return len(have.filters) > 0 }
 
 // madePlace reports whether Ensure added the clsact for the filter, and Remove must delete it.
@@ -221,7 +221,7 @@ func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 // these tags. So the program drops packets with two such tags, which no real host sends.
 func program(mark uint32) []byte {
 	const (
-		// SKF_NET_OFF of include/uapi/linux/filter.h, as an unsigned number.
+		// network is SKF_NET_OFF (include/uapi/linux/filter.h) as an unsigned number.
 		network             = 1<<32 - 0x100000
 		source, destination = network + 12, network + 16 // offsets of the IPv4 addresses
 		innerTCI            = network                    // offset of a second VLAN tag

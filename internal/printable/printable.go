@@ -76,7 +76,7 @@ func escape(text, keep string) string {
 		case ok(r):
 			out.WriteRune(r)
 		case r > 0xffff:
-			// Such a rune needs two escapes in JSON (RFC 8259, section 7).
+			// A rune above U+FFFF needs two escapes in JSON (RFC 8259, section 7).
 			r -= 0x10000
 			fmt.Fprintf(&out, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
 		default:

@@ -30,14 +30,14 @@ type Network struct {
 	IfPrefix string   `json:"ifPrefix,omitempty"` // see the constant IfPrefix
 }
 
-// Subnet is a subnet of a network.
+// Subnet is a subnet of a runtime's network, with its gateway.
 type Subnet struct {
 	Prefix     netip.Prefix    `json:"subnet"`
 	Gateway    netip.Addr      `json:"gateway,omitzero"` // the zero Addr means none
 	LeaseRange json.RawMessage `json:"lease_range,omitempty"`
 }
 
-// Mode returns the network's mode in the plugin's configuration.
+// Mode returns the field mode of the plugin's configuration for the network. By default it is "gateway".
 func (n *Network) Mode() string { return cmp.Or(n.Options["mode"], "gateway") }
 
 // Container is a runtime's description of a container's interface in a network.

@@ -106,7 +106,7 @@ type Attachment struct {
 	Short string `json:"-"`
 }
 
-// Published is a port of the host that leads to the pod.
+// Published is a port of the host, or a range of ports, that leads to the pod.
 type Published struct {
 	nft.Port
 	// Withheld is set while another attachment of the container has the port on the host.
@@ -117,7 +117,7 @@ type Published struct {
 type Waiting struct {
 	Network string `json:"network"`
 	Hash    string `json:"hash"`
-	// Addresses are the addresses of that attachment.
+	// Addresses are the addresses of the waiting attachment.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	// LAN is set if the waiting attachment is on a LAN, and so reaches the LAN's machines without passing through the
 	// host.

@@ -23,7 +23,7 @@ import (
 // DefaultDir is the state directory if the configuration names no other.
 const DefaultDir = "/run/tombolo"
 
-// suffix ends the name of every record's file.
+// suffix is the end of the name of every record's file.
 const suffix = ".json"
 
 // A Dir is a state directory on disk. Several goroutines and processes may call its methods at once. The comment of
@@ -133,7 +133,7 @@ func (d *Dir) remove(path string) error {
 	return file.Remove(d.tempPath(path))
 }
 
-// version is the version of the records and files that we write.
+// version is the version of the format of the records and files that we write.
 const version = 1
 
 // Encode returns a record as one line of JSON. record points to a struct, and v to its version field, which Encode
@@ -363,7 +363,7 @@ func parseStart(stat []byte) (time.Duration, error) {
 		return 0, fmt.Errorf("want 22 fields, not %.60q", stat)
 	}
 
-	// 39 bits are 174 years, and do not overflow a Duration.
+	// 39 bits are 174 years in ticks, and do not overflow a Duration.
 	ticks, err := strconv.ParseUint(string(fields[afterCommand]), 10, 39)
 	if err != nil {
 		return 0, fmt.Errorf("start time: %w", err)
@@ -475,7 +475,7 @@ func (d *Dir) checkEpoch(path string, e Epoch, netns func() (uint64, error)) err
 		return fmt.Errorf("%s: %w: of boot %s, and this is %s", path, ErrStale, e.Boot, boot)
 	}
 
-	// Reading the cookie is cheap, and nearly every call ends here.
+	// Compare the cookie first. Reading it is cheap, and nearly every call ends here.
 	cookie, err := netns()
 	if err != nil || cookie == e.NetNS {
 		return err

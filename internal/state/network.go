@@ -23,8 +23,8 @@ import (
 // ErrInUse means that a network still has attachments.
 var ErrInUse = errors.New("in use")
 
-// A Network is the record of a network that was built. If the configuration of an ADD equals the record, and the
-// recorded bridge and its rules exist in the kernel, the ADD has nothing to build.
+// A Network is the record of a network that was built. An ADD has nothing to build if its configuration equals the
+// record, and the recorded bridge and its rules exist in the kernel.
 type Network struct {
 	Version int    `json:"version,omitempty"`
 	Name    string `json:"name"`

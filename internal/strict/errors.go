@@ -30,7 +30,7 @@ const (
 	Value                     // a value has the wrong type, or the field's type rejects it
 )
 
-// Error is one error in a document.
+// Error is one error in a JSON document.
 type Error struct {
 	Kind Kind
 	Path string // the field with all its parents: "ipam.ranges[0][0].rangeStrat"; empty for the document itself

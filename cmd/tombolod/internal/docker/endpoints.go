@@ -34,7 +34,7 @@ const (
 	longestName = 63 // the longest name of a host
 )
 
-// key identifies an endpoint by Docker's identifiers.
+// key identifies an endpoint by Docker's identifiers of the network and the endpoint.
 type key struct{ NetworkID, EndpointID string }
 
 // ifName returns the permanent name of an endpoint's interface. srcName returns the name that the interface has in the

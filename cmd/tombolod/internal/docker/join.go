@@ -31,7 +31,7 @@ func (d *Driver) join(ctx context.Context, r *request) (*answer, error) {
 		return nil, fmt.Errorf("endpoint %.12s is not known to this tombolod: restart the container", r.EndpointID)
 	}
 
-	// Record the path now, so that a restarted tombolod also knows it.
+	// Record the namespace's path now, so that a restarted tombolod also knows it.
 	if err := d.Node.Change(a.Key).Moved(ctx, r.SandboxKey); err != nil && !errors.Is(err, network.ErrTryAgain) {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ const shortest = 12
 // withRouters is the option for IPv6 addresses from router advertisements and DHCPv6.
 const withRouters = "ipv6"
 
-// These are Docker's own options.
+// These are the names of Docker's own options in its requests.
 const (
 	withOptions  = "com.docker.network.generic" // the options from --opt
 	withInternal = "com.docker.network.internal"

@@ -51,8 +51,8 @@ func (p *program) dockerListener(path string) (net.Listener, error) {
 	}
 	l, err := listen("unix", path)
 	if u, ok := l.(*net.UnixListener); ok {
-		// Keep the socket's file. Docker tries again if a socket refuses the connection, but not if the file is
-		// missing.
+		// Keep the socket's file when the listener is closed. Docker tries again if a socket refuses the connection,
+		// but not if the file is missing.
 		u.SetUnlinkOnClose(false)
 	}
 	return l, err

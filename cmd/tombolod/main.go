@@ -224,7 +224,8 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		Node:   node,
 		Bus:    bus,
 		Log:    log,
-		// The keeper calls Ready when no other keeper runs, so no other process uses these sockets.
+		// The keeper calls Ready when no other keeper runs. So no other process uses the sockets for metrics and for
+		// Docker.
 		Ready: func() {
 			if metrics, err = serve(o.metrics, k.Handler()); err != nil {
 				// Continue without metrics, since leases matter more.

@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// The IPAM types that this program implements. Any other type is the name of an IPAM plugin to run.
+// These are the IPAM types that this program implements. Any other type is the name of an IPAM plugin to run.
 const (
 	typeNone      = ""
 	typeHostLocal = "host-local"

@@ -96,8 +96,8 @@ func (b Bandwidth) shape() bandwidth.Shape {
 	}
 }
 
-// limits returns the limits of a pod. These are configured, the limits for all pods or, if configured is zero, the
-// limits that the runtime passes.
+// limits returns configured, the limits for all pods. If configured is zero, it returns the limits that the runtime
+// passes for the pod.
 func (c *Common) limits(configured Bandwidth) bandwidth.Shape {
 	if configured == (Bandwidth{}) {
 		configured = orZero(c.RuntimeConfig.Bandwidth)

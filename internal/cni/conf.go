@@ -46,8 +46,8 @@ type Common struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
 
-	// These objects may contain fields for the runtime or for other plugins. Tombolo ignores those that it does not
-	// know.
+	// RuntimeConfig and Args may contain fields for the runtime or for other plugins. Tombolo ignores those that it
+	// does not know.
 	RuntimeConfig runtimeConfig `json:"runtimeConfig"`
 	Args          struct {
 		CNI json.RawMessage `json:"cni"`

@@ -19,8 +19,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Error codes. Codes below 100 are defined by the CNI specification 1.1. Codes from 100 on are our own;
-// docs/operating.md lists them.
+// These are the codes of CNI errors. The CNI specification 1.1 defines the codes below 100. Codes from 100 on are our
+// own; docs/operating.md lists them.
 const (
 	codeIncompatibleVersion = types.ErrIncompatibleCNIVersion
 	codeUnsupportedField    = types.ErrUnsupportedField

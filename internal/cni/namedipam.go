@@ -28,7 +28,7 @@ type ipamPluginConf struct {
 func (*ipamPluginConf) problems() []error { return nil }
 
 // complete calls Common.complete. It then drops errors about invalid values of top-level fields, such as logLevel,
-// since they belong to the calling plugin.
+// since these fields belong to the calling plugin.
 func (f *ipamPluginConf) complete(c *call) {
 	f.Common.complete(c)
 	c.undecoded = slices.DeleteFunc(c.undecoded, func(err error) bool {

@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// The name and the index of the loopback interface, which are equal in all network namespaces (LOOPBACK_IFINDEX).
+// The loopback interface has this name and this index in all network namespaces (LOOPBACK_IFINDEX).
 const (
 	loopbackName  = "lo"
 	loopbackIndex = 1

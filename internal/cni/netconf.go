@@ -67,7 +67,7 @@ const (
 	modeLAN     = "lan"
 	modeL2      = "l2"
 
-	// The kernel's limits for the MTU of a veth and a bridge. IPv6 needs 1280.
+	// These are the kernel's limits for the MTU of a veth and a bridge, in bytes. IPv6 needs at least 1280.
 	mtuMin, mtuMax = 68, 65535
 )
 

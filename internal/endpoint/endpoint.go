@@ -37,7 +37,7 @@ func Of(a *state.Attachment) nft.Endpoint {
 	if a.Guard != "" {
 		ep.GuardedPort, ep.SLAAC, ep.Guard = a.HostIf, a.SLAAC, a.Guard
 		if a.Guard != nft.GuardMAC && a.IPAMType == Leased && !slices.ContainsFunc(ep.Addrs, netip.Addr.Is4) {
-			// Without this, a pod that has no address at all could send from any address.
+			// Without GuardUntrusted, a pod that has no address at all could send from any address.
 			ep.Guard = nft.GuardUntrusted
 		}
 	}

@@ -346,7 +346,7 @@ type pod interface {
 	apply(a lease.Applied, valid, preferred time.Duration) error
 	// withdraw removes addresses and routes. Missing ones are no error.
 	withdraw(a lease.Applied) error
-	// keeps returns the addresses and routes in a that the pod still has as the lease set them.
+	// keeps returns the addresses and routes in a that still exist on the pod's interface.
 	keeps(a lease.Applied) (lease.Applied, error)
 	inUse(ctx context.Context, a lease.Applied, valid, preferred time.Duration) (bool, error)
 	// formedAddresses lists the addresses that the pod formed from router advertisements.

@@ -114,7 +114,8 @@ func (c collector) Describe(chan<- *prometheus.Desc) {}
 // Collect computes the present values and sends them.
 func (c collector) Collect(to chan<- prometheus.Metric) { c(to) }
 
-// countTransition counts a lease's change of state. The empty state means that there is no lease.
+// countTransition updates the metric of the leases in each state, after a lease's change of state. The empty state
+// means that there is no lease.
 func (m *metrics) countTransition(from, to lease.State) {
 	if from != "" {
 		m.leases.WithLabelValues(string(from)).Dec()

@@ -270,7 +270,7 @@ func (p *podInterface) withdraw(a lease.Applied) error {
 
 const (
 	// detection limits the wait for duplicate address detection. That takes up to two seconds: one until the kernel
-	// asks, and one for the answer.
+	// sends its query, and one for the answer.
 	detection = 10 * time.Second
 	// lookPause is the interval between two checks for the result of duplicate address detection.
 	lookPause = 20 * time.Millisecond

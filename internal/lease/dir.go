@@ -23,7 +23,8 @@ import (
 // DefaultDir is the default directory of lease records.
 const DefaultDir = "/var/lib/tombolo/leases"
 
-// These are parts of file names. A hash is hexadecimal, so no record's lock has the name keeperLock.
+// These are parts of the names of files in the directory. A hash is hexadecimal, so no record's lock has the name
+// keeperLock.
 const (
 	recordSuffix = ".json"
 	lockSuffix   = ".lock"

@@ -342,7 +342,8 @@ type Six struct {
 	Checking bool   `json:"checking,omitempty"`
 	Error    string `json:"error,omitempty"` // the present problem
 	Note     string `json:"note,omitempty"`  // why the lease is not renewed yet, while time is left
-	// Stateless is set if the pod gets its addresses from router advertisements, and only Information by DHCPv6.
+	// Stateless is set if the pod gets its addresses from router advertisements, and only DNS settings (Information) by
+	// DHCPv6.
 	Stateless   bool         `json:"stateless,omitempty"`
 	Information *NameService `json:"information,omitempty"`
 }

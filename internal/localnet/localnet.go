@@ -30,7 +30,7 @@ type Conn struct{ nl *nl.Conn }
 // no Close.
 func On(s tombolo.Socket) *Conn { return &Conn{nl: nl.Of(s)} }
 
-// IsUnsupported reports whether err means that the kernel lacks a feature and could not load it.
+// IsUnsupported reports whether err means that the kernel lacks a feature that the filter needs, and could not load it.
 func IsUnsupported(err error) bool { return errors.Is(err, tc.ErrNotSupported) }
 
 // Filter describes the filter for one bridge.

@@ -13,7 +13,8 @@ package lockorder
 // hold several locks in one goroutine.
 const Off = "TOMBOLO_LOCK_ORDER_OFF"
 
-// Rank is the place of a kind of lock in the order, from outer to inner.
+// Rank is the position of a kind of lock in the order. A caller that needs several locks takes the lock with the lowest
+// rank first.
 type Rank int
 
 const (
@@ -24,8 +25,8 @@ const (
 	// Remembered is the lock of a lease's record in the state Sticky. Such a record is for a pod's next container,
 	// which will request the same lease.
 	Remembered
-	// State is the lock of a state directory. A holder of this lock, or of a later one, must not wait for anything
-	// slow.
+	// State is the lock of a state directory. A holder of this lock, or of a lock with a higher rank, must not wait for
+	// anything slow.
 	State
 	// Reservations is the lock of a directory of host-local's reservations.
 	Reservations

@@ -132,7 +132,7 @@ func (d *decoder) refused(raw []byte, u any, err error) error {
 		}
 	}
 
-	// A type that uses encoding/json inside reports Go type names, which an operator does not know.
+	// If a type's own method uses encoding/json, its errors contain Go type names, which an operator does not know.
 	var inner *json.UnmarshalTypeError
 	if errors.As(err, &inner) {
 		return d.valueError(raw, expected(inner.Type), nil)

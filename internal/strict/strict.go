@@ -62,7 +62,8 @@ func Unmarshal(data []byte, v any, exempt Exempt) Problems { return Part("", dat
 // Part decodes a part of a document: a field that another call stored as a [json.RawMessage]. path is the path of that
 // field, which begins all paths in errors. In all other respects Part works like Unmarshal.
 func Part(path string, data []byte, v any, exempt Exempt) Problems {
-	// This package compares keys itself. Like encoding/json, it replaces bytes that are not UTF-8.
+	// Allow duplicate names, since this package finds them itself. Like encoding/json, replace bytes that are not
+	// UTF-8.
 	options := []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
 	d := &decoder{at: path, data: data, json: jsontext.NewDecoder(bytes.NewBuffer(data), options...), exempt: exempt}
 	if err := d.document(v); err != nil {

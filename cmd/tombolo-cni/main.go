@@ -53,7 +53,7 @@ const referenceVersion = "v1.9.1"
 
 // introduce prints an explanation for a user who started the plugin by hand, as the reference plugins do. It returns
 // the exit status, which is 2 if there are arguments. nerdctl reads the version of the plugin firewall from the first
-// line. Without a version it would not isolate networks.
+// line, and without a version would not isolate networks.
 func introduce(out io.Writer, name string, args []string) int {
 	if len(args) > 0 {
 		fmt.Fprintf(out, "%s: this is the CNI plugin, which a container runtime calls; the operator's command is "+

@@ -52,9 +52,9 @@ func (c *call) findHandlers() (handlers, error) {
 }
 
 // handlersOfDEL returns the programs that handle a DEL of bridge or of a chained plugin: this program, the kept program
-// (see Kept), or both. rec and err come from loading the record, and port is the port's name if Tombolo made it. Both
-// programs may have made parts of the pod, since an operator may have changed the program behind a name after the ADD.
-// Without a record, prevResult shows which program made the pod.
+// (see Kept), or both. rec and err come from loading the record. port is the name that Tombolo gives to the host's end
+// of the pod's link. Both programs may have made parts of the pod, since an operator may have changed the program
+// behind a name after the ADD. Without a record, prevResult shows which program made the pod.
 func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) handlers {
 	ours, others := c.findMakers(port)
 	selected := handlers{ours: true}

@@ -75,8 +75,8 @@ func (c *NetConf) lan(s *network.Network) {
 }
 
 // guard sets s.Guard, which drops packets that pods send from a false source. The fields lanGuard, guard and
-// macspoofchk each select a guard. If several are set, the one with most checks counts, in this order. lan is the
-// default of lanGuard.
+// macspoofchk each select a guard. If several are set, the first of them in this order counts, since its guard checks
+// most. lan is the default of lanGuard.
 func (c *NetConf) guard(s *network.Network, lan bool) {
 	switch {
 	case orDefault(c.LANGuard, lan):

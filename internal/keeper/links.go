@@ -69,14 +69,14 @@ func fact[T any](p *T) string {
 }
 
 // linkKinds returns the types of announcements that the keeper subscribes to. Of routes, these are additions of default
-// routes, and deletions of the routes that the kernel adds with addresses. A routing daemon may change other routes by
-// the ten thousand.
+// routes, and deletions of the routes that the kernel adds with addresses. A routing daemon may change tens of
+// thousands of other routes, and the keeper does not need these announcements.
 func linkKinds() []nl.Kind {
 	const (
 		lengthAt, protocolAt = 1, 5 // in struct rtmsg
 
 		// netconfSize is the size of an announcement of one changed parameter: the header, struct netconfmsg, and two
-		// attributes of eight bytes. The announcement of a new link's parameters is longer.
+		// attributes of eight bytes. The size leaves out the longer announcements of a new link's parameters.
 		netconfSize = 16 + 4 + 2*8
 	)
 

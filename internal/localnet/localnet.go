@@ -61,8 +61,8 @@ type State struct {
 	others  int
 }
 
-// Handles of our filters. The lowest bits of a handle record which objects must be removed, or turned off, together
-// with the filter. The kernel stores no other data with a filter.
+// These are parts of the handles of our filters. The lowest bits of a handle record which objects must be removed, or
+// turned off, together with the filter. The kernel stores no other data with a filter.
 const (
 	// noteRouted records that route_localnet was turned on, and notePlace that clsact was added.
 	noteRouted = 1 << 0
@@ -75,9 +75,9 @@ const (
 // Ensure adds the filter if it is missing or differs, and reports whether it changed anything. It stores routed with
 // the filter: see State.Routed. have is the result of Get, which the caller must call immediately before.
 //
-// Ensure does not change other filters at the bridge's ingress. A filter with an earlier priority may accept packets
-// that this filter would drop. To replace our own filter, Ensure adds the new one before it deletes the old one. If
-// the kernel has no cls_bpf or no clsact, IsUnsupported reports true for the error.
+// Ensure does not change other filters at the bridge's ingress. A filter that the kernel runs earlier may accept
+// packets that this filter would drop. To replace our own filter, Ensure adds the new one before it deletes the old
+// one. If the kernel has no cls_bpf or no clsact, IsUnsupported reports true for the error.
 func (c *Conn) Ensure(ctx context.Context, k Filter, have *State, routed bool) (changed bool, _ error) {
 	if have.Exists && have.Routed == routed && len(have.filters) == 1 {
 		return false, nil

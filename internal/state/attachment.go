@@ -92,8 +92,9 @@ type Attachment struct {
 	Unadmitted  bool     `json:"unadmitted,omitempty"`
 	// PortSNAT selects the connections to host ports that reach the pod with the host's address as source.
 	PortSNAT nft.SNAT `json:"portSNAT,omitempty"`
-	// Waiting lists the container's other attachments that get this attachment's host ports when it is deleted. In
-	// their records these ports are Withheld. Attachments to a LAN are listed even if they have no host ports.
+	// Waiting lists the container's other attachments that get this attachment's host ports when this attachment is
+	// deleted. In their records these ports are Withheld. Attachments to a LAN are listed even if they have no host
+	// ports.
 	Waiting   []Waiting       `json:"waiting,omitempty"`
 	Bandwidth bandwidth.Shape `json:"bandwidth,omitzero"` // as the kernel enforces it
 	IFB       string          `json:"ifb,omitempty"`      // the ifb link that shapes the pod's egress

@@ -127,7 +127,7 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 }
 
 // refuseTwo returns an error if another container of the network has the MAC. A DHCP server and a router would take the
-// two containers for one machine. Before that, it takes down attachments of dead containers.
+// two containers for one machine. Before this check, refuseTwo takes down attachments of dead containers.
 func (d *Driver) refuseTwo(ctx context.Context, n *runtimes.Network, own key, mac string) error {
 	_, _ = d.Node.CollectDead(ctx, n.Name, false) // ignore the error: the network may not exist yet
 	for k, a := range d.attached() {

@@ -62,81 +62,56 @@ func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Po
 		r, err := c.routes.Get(ctx, a)
 		return err == nil && r.Type == unix.RTN_LOCAL
 	}
-	return c.flush(ctx, pod, ports, func(p publication, f *conntrack.Flow) bool {
-		return f.Reply.Src != p.pod && p.isTo(f) && (!p.isOfAll() || local(f.Orig.Dst.Addr()))
+	return c.flush(ctx, pod, ports, func(to netip.AddrPort, onAll bool, f *conntrack.Flow) bool {
+		return f.Reply.Src != to && (!onAll || local(f.Orig.Dst.Addr()))
 	})
 }
 
 // Flush deletes UDP flows to ports that are no longer published, if the flows lead to the addresses in pod. The
 // kernel walks through its table of all flows, which takes some 10 ms if there are many.
 func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
-	return c.flush(ctx, pod, ports, func(p publication, f *conntrack.Flow) bool {
-		return f.Reply.Src == p.pod &&
-			p.isTo(f)
-	})
+	return c.flush(ctx, pod, ports,
+		func(to netip.AddrPort, _ bool, f *conntrack.Flow) bool { return f.Reply.Src == to })
 }
 
-// flush deletes the UDP flows for which match returns true. It sends one request for each family. If only one host port
-// of the family is published, the kernel selects the flows by this port. Otherwise it lists all UDP flows.
+// flush deletes the UDP flows for which match returns true. match gets flows to one of the ports, and where that leads
+// to. onAll is set for a port on all addresses. flush sends one request for each family. The request selects flows by
+// host port if the family has only one, else it selects all UDP flows.
 func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port,
-	match func(publication, *conntrack.Flow) bool) error {
-	families := map[uint8]map[uint16][]publication{} // publications by family and host port
-	for _, p := range publications(pod, ports) {
-		family := nl.FamilyOf(p.pod.Addr())
-		if families[family] == nil {
-			families[family] = map[uint16][]publication{}
-		}
-		families[family][p.host.Port()] = append(families[family][p.host.Port()], p)
-	}
-
+	match func(to netip.AddrPort, onAll bool, f *conntrack.Flow) bool) error {
 	var questions []conntrack.Selector
-	for family, published := range families {
-		q := conntrack.Selector{Family: family, Proto: unix.IPPROTO_UDP, Where: func(f *conntrack.Flow) bool {
-			return slices.ContainsFunc(published[f.Orig.Dst.Port()], func(p publication) bool { return match(p, f) })
+	for i, a := range pod {
+		if slices.ContainsFunc(pod[:i], func(first netip.Addr) bool { return first.Is4() == a.Is4() }) {
+			continue // ports lead to the first address of each family
+		}
+
+		published := map[uint16][]nft.Port{} // single ports by HostPort
+		for _, p := range ports {
+			if p.Protocol != unix.IPPROTO_UDP || p.HostAddr.IsValid() && p.HostAddr.Is4() != a.Is4() {
+				continue
+			}
+			for i := range max(p.Count, 1) {
+				port := p.HostPort + i
+				published[port] = append(published[port], nft.Port{HostAddr: p.HostAddr, PodPort: p.PodPort + i})
+			}
+		}
+
+		q := conntrack.Selector{Family: nl.FamilyOf(a), Proto: unix.IPPROTO_UDP, Where: func(f *conntrack.Flow) bool {
+			return slices.ContainsFunc(published[f.Orig.Dst.Port()], func(p nft.Port) bool {
+				onAll := !p.HostAddr.IsValid() || p.HostAddr.IsUnspecified()
+				return (onAll || f.Orig.Dst.Addr() == p.HostAddr) && match(netip.AddrPortFrom(a, p.PodPort), onAll, f)
+			})
 		}}
 		if len(published) == 1 {
 			q.Port = slices.Collect(maps.Keys(published))[0]
 		}
-		questions = append(questions, q)
+		if len(published) > 0 {
+			questions = append(questions, q)
+		}
 	}
 
 	_, err := c.flows.Flush(ctx, questions...)
 	return err
-}
-
-// publication is a UDP port of the host that leads to a pod.
-type publication struct{ host, pod netip.AddrPort }
-
-// isOfAll reports whether the port is published on all addresses of the host.
-func (p publication) isOfAll() bool { return !p.host.Addr().IsValid() || p.host.Addr().IsUnspecified() }
-
-// isTo reports whether the flow was opened to the port.
-func (p publication) isTo(f *conntrack.Flow) bool {
-	return f.Orig.Dst == p.host || p.isOfAll() && f.Orig.Dst.Port() == p.host.Port()
-}
-
-// publications returns a publication for each UDP port and each family in which the port leads to the pod.
-func publications(pod []netip.Addr, ports []nft.Port) []publication {
-	var list []publication
-	for _, p := range ports {
-		if p.Protocol != unix.IPPROTO_UDP {
-			continue
-		}
-
-		var done [129]bool // by address length in bits: whether the family has an address already
-		for _, a := range pod {
-			if bits := a.BitLen(); bits == 0 || done[bits] || p.HostAddr.IsValid() && p.HostAddr.BitLen() != bits {
-				continue
-			}
-			done[a.BitLen()] = true
-			for i := range max(p.Count, 1) {
-				list = append(list, publication{netip.AddrPortFrom(p.HostAddr, p.HostPort+i),
-					netip.AddrPortFrom(a, p.PodPort+i)})
-			}
-		}
-	}
-
-	return list
 }
 
 // refuse returns an error that matches tombolo.ErrInvalid. what describes the operation and its invalid argument.

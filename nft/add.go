@@ -322,10 +322,13 @@ func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.Element, er
 func (ep *Endpoint) portOf(el ruleset.Element) string {
 	for _, p := range ep.Ports {
 		for _, a := range ep.firstAddrs() {
-			for i := range max(p.Count, 1) {
-				if pub, ok := p.on(a, i); ok && (el.Equal(pub.element()) || el.Excludes(pub.element())) {
-					return p.String()
-				}
+			one := Endpoint{Ports: []Port{p}}
+			ports, _ := one.singles(a)
+			if slices.ContainsFunc(ports, func(p Port) bool {
+				own := p.element(ruleset.FamilyOf(a), a)
+				return el.Equal(own) || el.Excludes(own)
+			}) {
+				return p.String()
 			}
 		}
 	}

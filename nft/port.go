@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -115,67 +116,47 @@ func (p Port) Check() error {
 	return nil
 }
 
-// publication is a single published port that leads to one address of a pod.
-type publication struct {
-	protocol Protocol
-	host     netip.Addr // the zero Addr means all addresses of the family
-	port     uint16
-	pod      netip.AddrPort
-}
-
-// on returns the publication of the port at index i of the range p, for one address of the pod. It returns false if
-// HostAddr is of the other family.
-func (p Port) on(pod netip.Addr, i uint16) (publication, bool) {
-	pub := publication{protocol: p.Protocol, host: p.HostAddr, port: p.HostPort + i,
-		pod: netip.AddrPortFrom(pod, p.PodPort+i)}
-	if p.HostAddr.IsValid() && p.HostAddr.Is4() != pod.Is4() {
-		return pub, false
-	}
-	if p.HostAddr.IsUnspecified() {
-		pub.host = netip.Addr{}
-	}
-	return pub, true
-}
-
-// publications returns the publications of all ports of the endpoint, without duplicates. It returns an error if one
-// host port would lead to two different ports of the pod.
-func (ep *Endpoint) publications() ([]publication, error) {
-	type place struct {
-		protocol Protocol
-		host     netip.Addr
-		port     uint16
-	}
-	var list []publication
-	for _, pod := range ep.firstAddrs() {
-		var family []publication
-		for _, p := range ep.Ports {
-			for i := range max(p.Count, 1) {
-				if pub, ok := p.on(pod, i); ok {
-					family = append(family, pub)
-				}
+// singles returns the endpoint's ports that lead to one of its addresses, one by one, and without duplicates. Ports on
+// all addresses have no HostAddr. It returns an error if one host port would lead to two different ports of the pod.
+func (ep *Endpoint) singles(pod netip.Addr) ([]Port, error) {
+	var all, list []Port
+	for _, p := range ep.Ports {
+		for i := range max(p.Count, 1) {
+			if one := (Port{p.Protocol, p.hostAddr(), p.HostPort + i, p.PodPort + i, 0}); p.isFor(pod) {
+				all = append(all, one)
 			}
 		}
+	}
 
-		// Ports on all addresses come first, since they include the same ports on single addresses.
-		slices.SortStableFunc(family, func(a, b publication) int { return a.host.Compare(b.host) })
-		taken := make(map[place]netip.AddrPort, len(family))
-		for _, pub := range family {
-			by, is := taken[place{pub.protocol, netip.Addr{}, pub.port}]
-			if !is {
-				by, is = taken[place{pub.protocol, pub.host, pub.port}]
-			}
-			switch {
-			case !is:
-				taken[place{pub.protocol, pub.host, pub.port}] = pub.pod
-				list = append(list, pub)
-			case by != pub.pod:
-				return nil, invalid("port %s is to lead both to %s and to %s",
-					Port{Protocol: pub.protocol, HostAddr: pub.host, HostPort: pub.port}, by, pub.pod)
-			}
+	// Ports on all addresses come first, since they include the same ports on single addresses.
+	slices.SortStableFunc(all, func(a, b Port) int { return a.HostAddr.Compare(b.HostAddr) })
+	podPorts := make(map[Port]uint16, len(all)) // by ports whose PodPort is 0
+	for _, p := range all {
+		key := Port{p.Protocol, p.HostAddr, p.HostPort, 0, 0}
+		switch by := cmp.Or(podPorts[Port{Protocol: p.Protocol, HostPort: p.HostPort}], podPorts[key]); by {
+		case 0:
+			podPorts[key], list = p.PodPort, append(list, p)
+		case p.PodPort:
+		default:
+			return nil, invalid("port %s is to lead both to %s and to %s", p, netip.AddrPortFrom(pod, by),
+				netip.AddrPortFrom(pod, p.PodPort))
 		}
 	}
 
 	return list, nil
+}
+
+// isFor reports whether the port can lead to an address of a pod, which HostAddr of the other family cannot.
+func (p Port) isFor(pod netip.Addr) bool {
+	return !p.HostAddr.IsValid() || p.HostAddr.Is4() == pod.Is4()
+}
+
+// hostAddr returns HostAddr, or the zero Addr if it means all addresses of a family.
+func (p Port) hostAddr() netip.Addr {
+	if p.HostAddr.IsUnspecified() {
+		return netip.Addr{}
+	}
+	return p.HostAddr
 }
 
 // firstAddrs returns the addresses that published ports lead to: the first one of each family.
@@ -204,76 +185,68 @@ func (ep *Endpoint) checkPorts() error {
 		return invalid("endpoint %s: PortSNAT is %q", ep.Owner, string(ep.PortSNAT))
 	}
 
-	_, err := ep.publications()
-	return err
+	for _, pod := range ep.firstAddrs() {
+		if _, err := ep.singles(pod); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // portElements returns the endpoint's elements in the sets and maps for published ports.
-func (ep *Endpoint) portElements() []ruleset.Element {
-	pubs, err := ep.publications()
-	if err != nil || len(pubs) == 0 {
-		return nil // check reports this error
-	}
+func (ep *Endpoint) portElements() (list []ruleset.Element) {
+	callers, _ := ruleset.ParseCallers(ep.PublishFrom...) // check reports this error
+	for _, pod := range ep.firstAddrs() {
+		ports, err := ep.singles(pod)
+		if err != nil || len(ports) == 0 {
+			continue // check reports this error
+		}
 
-	list := make([]ruleset.Element, 0, 3*len(pubs))
-	for _, pub := range pubs {
-		list = append(list, pub.element())
-	}
-
-	link := nftnl.LinkKey(ep.link(), nil, 0)
-	type podPort struct {
-		protocol Protocol
-		pod      netip.AddrPort
-	}
-	done := make(map[podPort]bool, len(pubs))
-	for i, pub := range pubs {
-		f, pod := ruleset.FamilyOf(pub.pod.Addr()), pub.pod.Addr().AsSlice()
-		if at := (podPort{pub.protocol, pub.pod}); !done[at] {
-			done[at] = true
-			key := ruleset.Key(link, pod, []byte{byte(pub.protocol)}, ruleset.Number16(pub.pod.Port()))
-			if !ep.Unadmitted {
-				list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: key})
-			}
-			if ep.PortSNAT == SNATAll || ep.PortSNAT == snatAny {
-				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATAll), Key: key})
-			}
-			if ep.PortSNAT == SNATNone || ep.PortSNAT == snatAny {
-				list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATNone), Key: ruleset.Key(link, key)})
+		f, link := ruleset.FamilyOf(pod), nftnl.LinkKey(ep.link(), nil, 0)
+		list = slices.Grow(list, 3*len(ports))
+		done := make(map[Port]bool, len(ports))
+		for _, p := range ports {
+			list = append(list, p.element(f, pod))
+			if at := (Port{Protocol: p.Protocol, PodPort: p.PodPort}); !done[at] {
+				done[at] = true
+				list = append(list, ep.podPortElements(f, link, pod, at)...)
 			}
 		}
 
-		if ep.PortSNAT != SNATNone && (i == 0 || pubs[i-1].pod.Addr() != pub.pod.Addr()) {
-			for _, caller := range append([]netip.Addr{pub.pod.Addr()}, ep.Callers...) {
+		if ep.PortSNAT != SNATNone {
+			for _, caller := range append([]netip.Addr{pod}, ep.Callers...) {
 				if caller.Is4() == f.Is4() {
-					list = append(list,
-						ruleset.Element{Set: ruleset.InInet(f.Selves), Key: ruleset.Key(link, caller.AsSlice(), pod)})
+					list = append(list, ruleset.Element{Set: ruleset.InInet(f.Selves),
+						Key: ruleset.Key(link, caller.AsSlice(), pod.AsSlice())})
 				}
 			}
 		}
-	}
 
-	return append(list, ep.callerElements()...)
-}
-
-// callerElements returns the elements that close the endpoint's published ports to all callers that PublishFrom
-// excludes. If PublishFrom permits every caller, it returns nil.
-func (ep *Endpoint) callerElements() (list []ruleset.Element) {
-	callers, err := ruleset.ParseCallers(ep.PublishFrom...)
-	if err != nil || callers == nil {
-		return nil // check reports this error
-	}
-
-	for _, pod := range ep.firstAddrs() {
-		var ports []ruleset.HostPorts
+		var targets []ruleset.HostPorts
 		for _, p := range ep.Ports {
-			if pub, ok := p.on(pod, 0); ok {
-				ports = append(ports, ruleset.HostPorts{Addr: pub.host, Protocol: uint8(p.Protocol), First: p.HostPort,
-					Last: p.HostPort + max(p.Count, 1) - 1})
+			if p.isFor(pod) {
+				last := p.HostPort + max(p.Count, 1) - 1
+				targets = append(targets, f.HostPortsAt(p.hostAddr(), uint8(p.Protocol), p.HostPort, last))
 			}
 		}
-		list = append(list, callers.Elements(ruleset.FamilyOf(pod), ports)...)
+		list = append(list, callers.Elements(f, targets)...)
 	}
 
+	return list
+}
+
+// podPortElements returns the elements for a port of the pod, to which any number of host ports lead.
+func (ep *Endpoint) podPortElements(f ruleset.Family, link []byte, pod netip.Addr, p Port) (list []ruleset.Element) {
+	key := ruleset.Key(link, pod.AsSlice(), []byte{byte(p.Protocol)}, ruleset.Number16(p.PodPort))
+	if !ep.Unadmitted {
+		list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: key})
+	}
+	if ep.PortSNAT == SNATAll || ep.PortSNAT == snatAny {
+		list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATAll), Key: key})
+	}
+	if ep.PortSNAT == SNATNone || ep.PortSNAT == snatAny {
+		list = append(list, ruleset.Element{Set: ruleset.InInet(f.SNATNone), Key: ruleset.Key(link, key)})
+	}
 	return list
 }
 
@@ -286,15 +259,14 @@ func CheckCallers(lists ...string) error {
 }
 
 // element returns the map element that leads from the host's port to the pod's.
-func (pub publication) element() ruleset.Element {
-	f := ruleset.FamilyOf(pub.pod.Addr())
+func (p Port) element(f ruleset.Family, pod netip.Addr) ruleset.Element {
 	el := ruleset.Element{
 		Set:  ruleset.InInet(f.HostPorts),
-		Key:  ruleset.Key([]byte{byte(pub.protocol)}, ruleset.Number16(pub.port)),
-		Data: ruleset.Key(pub.pod.Addr().AsSlice(), ruleset.Number16(pub.pod.Port())),
+		Key:  ruleset.Key([]byte{byte(p.Protocol)}, ruleset.Number16(p.HostPort)),
+		Data: ruleset.Key(pod.AsSlice(), ruleset.Number16(p.PodPort)),
 	}
-	if pub.host.IsValid() {
-		el.Set, el.Key = ruleset.InInet(f.HostAddrs), ruleset.Key(pub.host.AsSlice(), el.Key)
+	if p.HostAddr.IsValid() {
+		el.Set, el.Key = ruleset.InInet(f.HostAddrs), ruleset.Key(p.HostAddr.AsSlice(), el.Key)
 	}
 	return el
 }

@@ -319,11 +319,16 @@ func anyLink() interval {
 	return interval{netip.IPv6Unspecified(), netip.AddrFrom16(last)}
 }
 
-// HostPorts is a range of ports at one address of the host. If Addr is not valid, the range applies to all addresses.
-type HostPorts struct {
-	Addr        netip.Addr
-	Protocol    uint8
-	First, Last uint16
+// HostPorts are ports of the host: addresses of the host, a protocol, and ports.
+type HostPorts = box
+
+// HostPortsAt returns the ports from first to last at an address of the host, or at all addresses if it is not valid.
+func (f Family) HostPortsAt(at netip.Addr, protocol uint8, first, last uint16) HostPorts {
+	hosts := addresses(f.All)
+	if at.IsValid() {
+		hosts = single(at)
+	}
+	return box{hosts, numbers(uint32(protocol), uint32(protocol)), numbers(uint32(first), uint32(last))}
 }
 
 // Elements returns the elements that close host ports of a family to callers that c does not contain. They are in two
@@ -334,17 +339,8 @@ func (c Callers) Elements(f Family, ports []HostPorts) (list []Element) {
 		return nil
 	}
 
-	var targets []box
-	for _, p := range ports {
-		at, protocol := addresses(f.All), numbers(uint32(p.Protocol), uint32(p.Protocol))
-		if p.Addr.IsValid() {
-			at = single(p.Addr)
-		}
-		targets = append(targets, box{at, protocol, numbers(uint32(p.First), uint32(p.Last))})
-	}
-
 	refused, excepted := f.refusedSet(), f.exceptedSet()
-	for _, target := range disjoint(targets) {
+	for _, target := range disjoint(ports) {
 		target = append(box{anyLink(), addresses(f.All)}, target...)
 		rest, except := []box{target[1:]}, []box(nil)
 		for _, b := range c[familyIndex(f.All.Addr())] {

@@ -19,7 +19,7 @@ type Allocator interface {
 	// another program. During such a call package network holds no lock of the node.
 	Slow() bool
 
-	// Add reserves addresses for an attachment, IPv4 first. If it fails, nothing stays reserved.
+	// Add reserves addresses for an attachment. If it fails, nothing stays reserved.
 	Add(ctx context.Context, owner Owner) (*Allocation, error)
 
 	// Del releases the attachment's addresses. It is no error if none are reserved. hint lists the addresses from the
@@ -57,20 +57,6 @@ func (a Address) String() string {
 		return a.Prefix.String()
 	}
 	return a.Prefix.String() + " via " + a.Gateway.String()
-}
-
-// ipv4First returns the IPv4 addresses before the IPv6 ones, since runtimes use the first address as the pod's. It
-// keeps the order within each family.
-func ipv4First(list []Address) []Address {
-	sorted := make([]Address, 0, len(list))
-	for _, is4 := range []bool{true, false} {
-		for _, a := range list {
-			if a.Prefix.Addr().Is4() == is4 {
-				sorted = append(sorted, a)
-			}
-		}
-	}
-	return sorted
 }
 
 // An Owner identifies an attachment within its network.

@@ -195,7 +195,6 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 		s.keep(lasting)
 	}
 
-	allocation.Addresses = ipv4First(allocation.Addresses)
 	return allocation, nil
 }
 

@@ -115,20 +115,23 @@ const (
 // these bytes of a packet, and refuses to look up a number in a set of addresses. If the rules used the other sets,
 // nft could not load its own listing of the rules again.
 func guardSets() []Set {
-	set := func(name string, part, length uint32, typeof []byte) Set {
-		return Set{Place: InBridge(name), KeyType: nftnl.TypeIfname<<nftnl.TypeBits | part, KeyLen: length,
-			typeof: typeof}
+	ports := func(name string, parts ...uint32) Set {
+		return setOf(InBridge(name), append([]uint32{nftnl.TypeIfname}, parts...)...)
 	}
-	ports := func(name string) Set { return linkSet(InBridge(name)) }
+	numbers := func(name string, offset, length, padded uint32) Set {
+		s := ports(name, nftnl.TypeInteger)
+		s.KeyLen, s.typeof = IfnameLen+padded, typeofPortAnd(offset, length)
+		return s
+	}
 	return []Set{
 		ports(guardedSet),
 		ports(guardFreeSet),
-		set(guardMACSet, nftnl.TypeEther, portsLen, nil),
-		set(guard4Set, nftnl.TypeIPv4, pods4Len, nil),
-		set(guard6Set, nftnl.TypeIPv6, pods6Len, nil),
-		set(guardNDSet, nftnl.TypeInteger, pods6Len, typeofPortAnd(ndTarget, addr6Len)),
-		set(guardLinkSet, nftnl.TypeInteger, portsLen, typeofPortAnd(ndOption, EtherLen)),
-		set(guardIDSet, nftnl.TypeInteger, IfnameLen+interfaceIDLen, typeofPortAnd(ip6SourceID, interfaceIDLen)),
+		ports(guardMACSet, nftnl.TypeEther),
+		ports(guard4Set, nftnl.TypeIPv4),
+		ports(guard6Set, nftnl.TypeIPv6),
+		numbers(guardNDSet, ndTarget, addr6Len, addr6Len),
+		numbers(guardLinkSet, ndOption, EtherLen, EtherSlot),
+		numbers(guardIDSet, ip6SourceID, interfaceIDLen, interfaceIDLen),
 		ports(guardUntrustedSet),
 		ports(guardLeasingSet),
 	}

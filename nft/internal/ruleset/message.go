@@ -96,10 +96,10 @@ const (
 func (t *Transaction) newSet(s Set, id uint32) {
 	attrs := []netlink.Attribute{
 		nftnl.String(unix.NFTA_SET_TABLE, string(t.table)), nftnl.String(unix.NFTA_SET_NAME, s.Name),
-		nftnl.Uint32(unix.NFTA_SET_FLAGS, s.flags()),
+		nftnl.Uint32(unix.NFTA_SET_FLAGS, s.flags),
 		nftnl.Uint32(unix.NFTA_SET_KEY_TYPE, s.KeyType), nftnl.Uint32(unix.NFTA_SET_KEY_LEN, s.KeyLen),
 	}
-	if s.intervals {
+	if s.hasIntervals() {
 		var parts []netlink.Attribute
 		for _, length := range s.fields() {
 			parts = append(parts, nftnl.Nest(unix.NFTA_LIST_ELEM, nftnl.Uint32(fieldLen, uint32(length))))
@@ -418,14 +418,19 @@ func (inv *Inventory) RemoveNetwork(t *Transaction, key string, inUse bool) {
 		return
 	}
 
+	inv.remove(t, func(at Place) bool { return networkOf(at.Name) == key })
+}
+
+// remove deletes the chains and sets for which match returns true.
+func (inv *Inventory) remove(t *Transaction, match func(Place) bool) {
 	for _, at := range inv.chains {
-		if networkOf(at.Name) == key {
+		if match(at) {
 			t.delChain(at)
 		}
 	}
 
 	for _, at := range inv.sets {
-		if networkOf(at.Name) == key {
+		if match(at) {
 			t.delSet(at)
 		}
 	}

@@ -52,6 +52,7 @@ func setsOfBoth(sets ...func(Family) Set) []Set {
 // portMap returns a map with the given keys, whose data are a pod's address and port.
 func (f *Family) portMap(name string, key ...uint32) Set {
 	s := keySet(name, key...)
+	s.flags = unix.NFT_SET_MAP
 	s.DataType, s.DataLen = concat(f.addrType, nftnl.TypePort)
 	return s
 }

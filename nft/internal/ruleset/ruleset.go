@@ -48,9 +48,9 @@ func IsMasqueradeSet(name string) bool {
 // masqueradeSet returns the definition of the set with a name from MasqueradeSet.
 func masqueradeSet(name string) Set {
 	if strings.HasPrefix(name, masquerade4Prefix) {
-		return Set{Place: InInet(name), KeyType: nftnl.TypeIPv4, KeyLen: Addr4Len}
+		return keySet(name, nftnl.TypeIPv4)
 	}
-	return Set{Place: InInet(name), KeyType: nftnl.TypeIPv6, KeyLen: addr6Len}
+	return keySet(name, nftnl.TypeIPv6)
 }
 
 // Ruleset is the intended content of the tables for one network: the objects that all networks share, and the
@@ -72,27 +72,36 @@ type Ruleset struct {
 // published ports have them.
 type Set struct {
 	Place
+	setType
+	// typeof is additional userdata that describes the key to nft, if KeyType is not sufficient.
+	typeof []byte
+}
+
+// setType describes the elements of a set, as the message NFT_MSG_NEWSET does.
+type setType struct {
+	flags    uint32
 	KeyType  uint32 // nft's number of the type, six bits for each part of a concatenation
 	KeyLen   uint32 // length of a key in bytes
 	DataType uint32 // nft's number of the data's type; 0 if the set is no map
 	DataLen  uint32 // length of the data in bytes; 0 if the set is no map
-	// typeof is additional userdata that describes the key to nft, if KeyType is not sufficient.
-	typeof []byte
-	// intervals states that each element is a range of keys with several parts.
-	intervals bool
 }
+
+// hasIntervals reports whether each element is a range of keys with several parts.
+func (s setType) hasIntervals() bool { return s.flags&unix.NFT_SET_INTERVAL != 0 }
 
 // intervalSet returns the definition of a set of intervals. types are the types of the parts of its keys.
 func intervalSet(name string, types ...uint32) Set {
 	s := keySet(name, types...)
-	s.intervals = true
-
+	s.flags = unix.NFT_SET_INTERVAL | setConcat
 	return s
 }
 
 // keySet returns the definition of a set of family inet. types are the types of the parts of its keys.
-func keySet(name string, types ...uint32) Set {
-	s := Set{Place: InInet(name)}
+func keySet(name string, types ...uint32) Set { return setOf(InInet(name), types...) }
+
+// setOf returns the definition of a set. types are the types of the parts of its keys.
+func setOf(at Place, types ...uint32) Set {
+	s := Set{Place: at}
 	s.KeyType, s.KeyLen = concat(types...)
 	return s
 }
@@ -104,21 +113,6 @@ func concat(types ...uint32) (typ, length uint32) {
 		length += (uint32(typeLen(part)) + Slot - 1) / Slot * Slot
 	}
 	return typ, length
-}
-
-func (s Set) flags() uint32 {
-	if s.intervals {
-		return unix.NFT_SET_INTERVAL | setConcat
-	}
-	if s.DataLen > 0 {
-		return unix.NFT_SET_MAP
-	}
-	return 0
-}
-
-// state returns the set as setState, for comparison with the set in the kernel.
-func (s Set) state() setState {
-	return setState{s.flags(), s.KeyType, s.KeyLen, s.DataType, s.DataLen}
 }
 
 // Chain describes a base chain. The kernel calls it at a hook, in addition to the chains of other tables.
@@ -198,9 +192,6 @@ const (
 	// priorityLast is after all other chains in postrouting, which can still read the mark bit.
 	priorityLast = 300
 )
-
-// linkSet returns a set at the given place whose keys are names of links.
-func linkSet(at Place) Set { return Set{Place: at, KeyType: nftnl.TypeIfname, KeyLen: IfnameLen} }
 
 // podSets returns the sets with the pods of all networks.
 func podSets() []Set {

@@ -46,7 +46,9 @@ const (
 func ShareSet(bridge string) string { return sharePodsPrefix + bridge }
 
 func shareSet(name string) Set {
-	return Set{Place: InNetdev(name), KeyType: nftnl.TypeEther, KeyLen: EtherLen}
+	s := setOf(InNetdev(name), nftnl.TypeEther)
+	s.KeyLen = EtherLen // a key of one part has no padding
+	return s
 }
 
 // ofShare reports whether a chain or set belongs to the Share of a bridge.
@@ -229,15 +231,5 @@ func (inv *Inventory) RemoveShare(t *Transaction, bridge string) {
 		return
 	}
 
-	for _, at := range inv.chains {
-		if ofShare(at, bridge) {
-			t.delChain(at)
-		}
-	}
-
-	for _, at := range inv.sets {
-		if ofShare(at, bridge) {
-			t.delSet(at)
-		}
-	}
+	inv.remove(t, func(at Place) bool { return ofShare(at, bridge) })
 }

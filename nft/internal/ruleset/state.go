@@ -21,7 +21,7 @@ type State struct {
 	Generation uint32
 	Tables     map[uint8]nftnl.Table // the existing tables, by family
 	Chains     map[Place]nftnl.Chain
-	sets       map[Place]setState
+	sets       map[Place]setType
 	rules      map[Place][]string // the comments of the rules of each chain, in order
 	// sentinels has an entry for each set that contains a sentinel (see SentinelLink). The value is true if we added
 	// the sentinel, and false if another program loaded it from a saved copy.
@@ -139,11 +139,6 @@ func (st *State) hasRules(ch *Chain) bool {
 		func(comment string, want Rule) bool { return comment == want.Comment })
 }
 
-// matches reports whether the set in the kernel has the intended types and flags.
-func (s *Set) matches(have setState) bool {
-	return have == s.state()
-}
-
 // Outline looks up the tables and chains of a ruleset, the network's elements in the sets of bridges, and the
 // sentinels. It requests each object by its name or key, and lists nothing.
 func (t Tables) Outline(rs *Ruleset) (*State, error) {
@@ -164,7 +159,7 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 	}
 
 	st := newState(rs)
-	st.Generation, st.sets, st.rules = generation, map[Place]setState{}, map[Place][]string{}
+	st.Generation, st.sets, st.rules = generation, map[Place]setType{}, map[Place][]string{}
 	var b nl.Batch
 	st.getOutline(&b, rs)
 
@@ -197,7 +192,7 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 
 	var places []Place
 	for _, s := range bridges {
-		if have, ok := st.sets[s.Place]; ok && s.matches(have) {
+		if have, ok := st.sets[s.Place]; ok && s.setType == have {
 			places = append(places, s.Place)
 		}
 	}
@@ -206,21 +201,12 @@ func (t Tables) Read(rs *Ruleset) (*State, error) {
 	return st, err
 }
 
-// setState describes a set in the kernel, as in the message NFT_MSG_NEWSET.
-type setState struct {
-	flags    uint32
-	keyType  uint32
-	keyLen   uint32
-	dataType uint32 // nft's number of the data's type; 0 if the set is no map
-	dataLen  uint32
-}
-
-func decodeSet(b []byte) setState {
+func decodeSet(b []byte) setType {
 	number := func(typ uint16) uint32 { return nftnl.Number(nftnl.Find(b, typ)) }
-	return setState{
+	return setType{
 		flags:   number(unix.NFTA_SET_FLAGS),
-		keyType: number(unix.NFTA_SET_KEY_TYPE), keyLen: number(unix.NFTA_SET_KEY_LEN),
-		dataType: number(unix.NFTA_SET_DATA_TYPE), dataLen: number(unix.NFTA_SET_DATA_LEN),
+		KeyType: number(unix.NFTA_SET_KEY_TYPE), KeyLen: number(unix.NFTA_SET_KEY_LEN),
+		DataType: number(unix.NFTA_SET_DATA_TYPE), DataLen: number(unix.NFTA_SET_DATA_LEN),
 	}
 }
 
@@ -284,7 +270,7 @@ func (s *Set) Sentinel() Element {
 		rest = rest[min(len(rest), (typeLen(typ)+Slot-1)/Slot*Slot):]
 	}
 
-	if s.intervals {
+	if s.hasIntervals() {
 		el.End = el.Key
 	}
 
@@ -313,7 +299,7 @@ func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 func (st *State) unmarkedSets(rs *Ruleset) []Set {
 	return slices.DeleteFunc(rs.Sets(), func(s Set) bool {
 		have, ok := st.sets[s.Place]
-		return !ok || !s.matches(have) || st.sentinels[s.Place]
+		return !ok || s.setType != have || st.sentinels[s.Place]
 	})
 }
 
@@ -346,7 +332,7 @@ func Plan(want *Ruleset, have *State) *Changes {
 
 	for _, s := range want.Sets() {
 		got, ok := have.sets[s.Place]
-		if ok && s.matches(got) {
+		if ok && s.setType == got {
 			continue
 		}
 		p.Sets = append(p.Sets, s)
@@ -490,8 +476,8 @@ func (s *Set) difference(have *State) (d tombolo.Difference, differs bool) {
 	switch {
 	case !ok:
 		return tombolo.Difference{Object: table, What: "set", Want: s.Name}, true
-	case !s.matches(got):
-		return tombolo.Difference{Object: set, What: "type", Want: s.state().describe(), Have: got.describe()}, true
+	case s.setType != got:
+		return tombolo.Difference{Object: set, What: "type", Want: s.describe(), Have: got.describe()}, true
 	case isSaved:
 		return d, false
 	case isLoaded:
@@ -501,10 +487,10 @@ func (s *Set) difference(have *State) (d tombolo.Difference, differs bool) {
 	return tombolo.Difference{Object: set, What: "element", Want: s.Sentinel().KeyText()}, true
 }
 
-func (s setState) describe() string {
-	text := fmt.Sprintf("key type %#x of %d bytes with flags %#x", s.keyType, s.keyLen, s.flags)
-	if s.dataLen > 0 {
-		text += fmt.Sprintf(" to data type %#x of %d bytes", s.dataType, s.dataLen)
+func (s setType) describe() string {
+	text := fmt.Sprintf("key type %#x of %d bytes with flags %#x", s.KeyType, s.KeyLen, s.flags)
+	if s.DataLen > 0 {
+		text += fmt.Sprintf(" to data type %#x of %d bytes", s.DataType, s.DataLen)
 	}
 	return text
 }

@@ -200,59 +200,46 @@ func describeRename(before, name string) string {
 
 const ipv6MTU = 1280 // RFC 8200, section 5
 
-// choice holds the MTU, promiscuous mode and NFCall chosen for a network that leaves them open.
-type choice struct {
-	mtu                 int
-	promiscuous, nfCall *bool
-}
-
-// chooseBridge chooses values for the settings that the configuration leaves open. Another program's bridge keeps its
-// settings, since it must not be changed without a request. With an uplink, the MTU is the NIC's. Our own bridge gets
-// the defaults, and the MTU of the default route's link.
-func chooseBridge(ctx context.Context, s *session, w *requirement) (choice, error) {
-	nw := &w.Record
-	chosen := choice{nw.MTU, nw.Promiscuous, nw.NFCall}
-	l, err := s.link(ctx, nw.Bridge)
+// chooseBridge chooses values for the settings in the record that the configuration leaves open. Another program's
+// bridge keeps its settings, since it must not be changed without a request. With an uplink, the MTU is the NIC's. Our
+// own bridge gets the defaults, and the MTU of the default route's link.
+func (w *requirement) chooseBridge(ctx context.Context, s *session, rec *state.Network) error {
+	l, err := s.link(ctx, rec.Bridge)
 	if err != nil {
-		return chosen, err
+		return err
 	}
 
 	// Regard a bridge whose creation was interrupted as missing, since it has neither its alias nor its MTU yet
 	// (bridge.Conn.Ensure).
-	found := l.Index != 0 && !l.Unfinished()
-	foreign := found && l.Kind == "bridge" && l.Alias != endpoint.BridgeAlias
-	if nw.MTU == 0 && found && foreign {
-		chosen.mtu = l.MTU
-	}
-
-	if nw.MTU == 0 && nw.Uplink != "" {
-		nic, err := s.shares().Find(ctx, shareOf(nw))
+	foreign := l.Index != 0 && !l.Unfinished() && l.Kind == "bridge" && l.Alias != endpoint.BridgeAlias
+	switch {
+	case rec.MTU != 0:
+	case rec.Uplink != "":
+		nic, err := s.shares().Find(ctx, shareOf(rec))
 		if err != nil {
-			return chosen, err
+			return err
 		}
-		chosen.mtu = nic.MTU
+		rec.MTU = nic.MTU
+	case foreign:
+		rec.MTU = l.MTU
 	}
 
 	if foreign {
-		return chosen, nil
+		return nil
 	}
 
-	if nw.Promiscuous == nil {
-		chosen.promiscuous = new(bool)
+	if rec.Promiscuous == nil {
+		rec.Promiscuous = new(bool)
 	}
 
-	if nw.NFCall == nil {
-		isOn := w.Routed
-		chosen.nfCall = &isOn
+	if rec.NFCall == nil {
+		rec.NFCall = new(w.Routed)
 	}
 
-	chosen.mtu = cmp.Or(chosen.mtu, w.DefaultMTU)
-	if chosen.mtu != 0 {
-		return chosen, nil
+	if rec.MTU = cmp.Or(rec.MTU, w.DefaultMTU); rec.MTU == 0 {
+		rec.MTU, err = s.Links.DefaultMTU(ctx, rec.Bridge)
 	}
-
-	chosen.mtu, err = s.Links.DefaultMTU(ctx, nw.Bridge)
-	return chosen, err
+	return err
 }
 
 // leaveBridge removes the network from its previous bridge and uplink, if the configuration now names other ones. It

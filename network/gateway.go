@@ -36,15 +36,7 @@ func (gatewayPart) look(ctx context.Context, n *site) error {
 		return n.lookAtOwnGateways(ctx)
 	}
 
-	if path := n.acceptRAPath(); path != "" {
-		if have, err := sysctl.Read(path); err != nil {
-			return err
-		} else if have != "0" {
-			differs := tombolo.Difference{Object: "kernel parameters", What: path, Want: "0", Have: have}
-			n.found.addAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
-		}
-	}
-
+	n.lookAtParameter(n.acceptRAPath(), "0")
 	have, err := n.s.Links.Addresses().List(ctx, addr.Filter{Link: n.gatewayLink.Index})
 	if err != nil {
 		return err

@@ -366,16 +366,6 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 		return nil, err
 	}
 
-	chosen, err := chooseBridge(ctx, s, w)
-	if err != nil {
-		return nil, err
-	}
-
-	if chosen.mtu < ipv6MTU && slices.ContainsFunc(w.Record.Subnets, isIPv6) {
-		return nil, failf(tombolo.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d",
-			w.Record.Name, chosen.mtu, ipv6MTU)
-	}
-
 	if err := refuseOthers(s, &w.Record); err != nil {
 		return nil, err
 	}
@@ -385,7 +375,16 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 		return nil, err
 	}
 
-	rec := w.newRecord(s.Epoch.Token(), chosen, attachments)
+	rec := w.newRecord(s.Epoch.Token(), attachments)
+	if err := w.chooseBridge(ctx, s, rec); err != nil {
+		return nil, err
+	}
+
+	if rec.MTU < ipv6MTU && slices.ContainsFunc(w.Record.Subnets, isIPv6) {
+		return nil, failf(tombolo.ErrInvalid, "network %q: an MTU of %d is too small for IPv6, which needs %d",
+			rec.Name, rec.MTU, ipv6MTU)
+	}
+
 	if old, err := s.Dir.LoadNetwork(rec.Name); err == nil {
 		rec.ChainedPolicy, rec.AdminChain = old.ChainedPolicy, old.AdminChain
 		rec.PortSNAT, rec.HostMAC = old.PortSNAT, old.HostMAC
@@ -517,10 +516,9 @@ func (n *site) settle(ctx context.Context, changed bool) error {
 
 // newRecord returns the network's new record. It combines the requirements of this Add with the subnets, gateways and
 // guards of the existing pods.
-func (w *requirement) newRecord(epoch string, chosen choice, attachments []*state.Attachment) *state.Network {
+func (w *requirement) newRecord(epoch string, attachments []*state.Attachment) *state.Network {
 	rec := w.Record
 	rec.Epoch, rec.ConfigHash = epoch, w.configHash()
-	rec.MTU, rec.NFCall, rec.Promiscuous = chosen.mtu, chosen.nfCall, chosen.promiscuous
 	rec.Gateways, rec.Subnets = slices.Clone(rec.Gateways), slices.Clone(rec.Subnets)
 	for _, gw := range w.Record.Gateways {
 		rec.GatewayUses = append(rec.GatewayUses, state.GatewayUse{Gateway: gw, Attachment: w.Owner})

@@ -121,14 +121,21 @@ func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 	return err
 }
 
-// disableIPv6Path returns the path of a bridge's parameter disable_ipv6, which makes the host accept no IPv6 packet
-// from the bridge. It returns "" if the kernel has no IPv6.
-func disableIPv6Path(bridgeName string) string {
-	path := sysctl.Link("ipv6", bridgeName, "disable_ipv6")
-	if !sysctl.Exists(path) {
+// disableIPv6Path returns the path of the parameter that turns IPv6 off on a bridge of ours, or "" if there is none.
+func (n *site) disableIPv6Path() string {
+	path := sysctl.Link("ipv6", n.rec.Bridge, "disable_ipv6")
+	if n.bridge.Alias != endpoint.BridgeAlias || !sysctl.Exists(path) {
 		return ""
 	}
 	return path
+}
+
+// lookAtParameter reports a kernel parameter that differs from want. It does nothing if path is empty.
+func (n *site) lookAtParameter(path, want string) {
+	if have, err := sysctl.Read(path); path != "" && err == nil && have != want {
+		differs := tombolo.Difference{Object: "kernel parameters", What: path, Want: want, Have: have}
+		n.found.addAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
+	}
 }
 
 func (uplinkPart) look(ctx context.Context, n *site) error {
@@ -152,13 +159,7 @@ func (uplinkPart) look(ctx context.Context, n *site) error {
 	}
 
 	n.found.addAll(diffs, tombolo.RemedyRepair)
-	if path := disableIPv6Path(n.rec.Bridge); err == nil && path != "" && n.bridge.Alias == endpoint.BridgeAlias {
-		if have, readErr := sysctl.Read(path); readErr == nil && have != "1" {
-			differs := tombolo.Difference{Object: "kernel parameters", What: path, Want: "1", Have: have}
-			n.found.addAll([]tombolo.Difference{differs}, tombolo.RemedyRepair)
-		}
-	}
-
+	n.lookAtParameter(n.disableIPv6Path(), "1")
 	return err
 }
 
@@ -183,7 +184,7 @@ func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
 		return false, err
 	}
 
-	if path := disableIPv6Path(n.rec.Bridge); path != "" && n.bridge.Alias == endpoint.BridgeAlias {
+	if path := n.disableIPv6Path(); path != "" {
 		if _, err := sysctl.Ensure(path, "1"); err != nil {
 			return false, err
 		}

@@ -307,27 +307,14 @@ type Type uint8
 
 // String returns the name of the type in ip-route(8), or its number.
 func (t Type) String() string {
-	switch t {
-	case 0, unix.RTN_UNICAST:
-		return "unicast"
-	case unix.RTN_LOCAL:
-		return "local"
-	case unix.RTN_BROADCAST:
-		return "broadcast"
-	case unix.RTN_ANYCAST:
-		return "anycast"
-	case unix.RTN_MULTICAST:
-		return "multicast"
-	case unix.RTN_BLACKHOLE:
-		return "blackhole"
-	case unix.RTN_UNREACHABLE:
-		return "unreachable"
-	case unix.RTN_PROHIBIT:
-		return "prohibit"
-	case unix.RTN_THROW:
-		return "throw"
+	names := [...]string{
+		0: "unicast", unix.RTN_UNICAST: "unicast", unix.RTN_LOCAL: "local", unix.RTN_BROADCAST: "broadcast",
+		unix.RTN_ANYCAST: "anycast", unix.RTN_MULTICAST: "multicast", unix.RTN_BLACKHOLE: "blackhole",
+		unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibit", unix.RTN_THROW: "throw",
 	}
-
+	if int(t) < len(names) {
+		return names[t]
+	}
 	return strconv.Itoa(int(t))
 }
 

@@ -1,6 +1,7 @@
 package nftnl
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -351,20 +352,11 @@ const PriorityForward = -10
 
 // FamilyName returns nft's name for a table family (unix.NFPROTO_*).
 func FamilyName(family uint8) string {
-	switch family {
-	case unix.NFPROTO_INET:
-		return "inet"
-	case unix.NFPROTO_BRIDGE:
-		return "bridge"
-	case unix.NFPROTO_NETDEV:
-		return "netdev"
-	case unix.NFPROTO_IPV4:
-		return "ip"
-	case unix.NFPROTO_IPV6:
-		return "ip6"
+	names := map[uint8]string{
+		unix.NFPROTO_INET: "inet", unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_NETDEV: "netdev",
+		unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6",
 	}
-
-	return strconv.Itoa(int(family))
+	return cmp.Or(names[family], strconv.Itoa(int(family)))
 }
 
 // Table describes a table in the kernel (NFT_MSG_NEWTABLE).

@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
@@ -217,21 +218,13 @@ func typedText(typ uint32, b []byte) string {
 
 // typeLen returns the length in bytes of values of a type.
 func typeLen(typ uint32) int {
-	switch typ {
-	case nftnl.TypeIPv4:
-		return Addr4Len
-	case nftnl.TypeIPv6:
-		return addr6Len
-	case nftnl.TypeEther:
-		return EtherLen
-	case nftnl.TypeIfname:
-		return IfnameLen
-	case nftnl.TypeProtocol:
-		return 1
-	case nftnl.TypePort:
-		return 2
+	lengths := [...]uint8{
+		nftnl.TypeIPv4: Addr4Len, nftnl.TypeIPv6: addr6Len, nftnl.TypeEther: EtherLen, nftnl.TypeIfname: IfnameLen,
+		nftnl.TypeProtocol: 1, nftnl.TypePort: 2,
 	}
-
+	if int(typ) < len(lengths) {
+		return int(cmp.Or(lengths[typ], Slot))
+	}
 	return Slot
 }
 
@@ -256,13 +249,6 @@ func partText(typ uint32, b []byte) string {
 
 // ProtocolName returns the name of an IP protocol as nft prints it, or its number.
 func ProtocolName(protocol uint8) string {
-	switch protocol {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	}
-	return strconv.Itoa(int(protocol))
+	names := map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}
+	return cmp.Or(names[protocol], strconv.Itoa(int(protocol)))
 }

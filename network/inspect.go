@@ -172,7 +172,7 @@ func (report *Inspection) compareNetwork(ctx context.Context, s *session, name s
 
 			err = p.look(ctx)
 			if err == nil {
-				p.want.Neighbours = neighbours(a, net.HardwareAddr(rec.HostMAC))
+				p.port.Neighbours = neighbours(a, net.HardwareAddr(rec.HostMAC))
 				inside, err = p.inside(ctx)
 			}
 
@@ -286,13 +286,13 @@ func (k *checkCall) attachment(ctx context.Context, found *findings) error {
 
 	p.pod.Close()
 	p.pod, p.lost, p.keeperOptional = k.pod.NetNS, nil, k.pod.Lease != nil && k.pod.Lease.KeeperOptional
-	k.expect(&p.want, found)
+	k.expect(&p.port, found)
 	if err := p.look(ctx); err != nil {
 		return err
 	}
 
 	found.addAll(p.found.list, "")
-	p.want.MTU, p.want.Down = 0, len(p.want.Addresses) == 0 // without addresses, CNI's bridge plugin checks no route
+	p.port.MTU, p.port.Down = 0, len(p.port.Addresses) == 0 // without addresses, CNI's bridge plugin checks no route
 	p.anyDefault = true
 	inside, err := p.inside(ctx)
 	found.addAll(inside, "")

@@ -34,17 +34,17 @@ type portPart struct{}
 // look compares the port with the record. If the port is gone, look sets p.gone, and replaces all findings about the
 // pod by one about the port.
 func (portPart) look(ctx context.Context, p *podSite) error {
-	diffs, err := p.s.Links.Check(ctx, p.want)
+	diffs, err := p.s.Links.Check(ctx, p.port)
 	if err != nil {
 		return err
 	}
 
-	p.gone = len(diffs) > 0 && diffs[0].What == "link" && diffs[0].Have == "" && diffs[0].Want == p.want.Name
+	p.gone = len(diffs) > 0 && diffs[0].What == "link" && diffs[0].Have == "" && diffs[0].Want == p.port.Name
 	switch {
 	case p.gone && p.lost != nil:
 		p.found.list = nil
 		p.found.advise(tombolo.RemedyCollect, "it is dead: port %s is missing, and its namespace is gone: %v",
-			p.want.Name, p.lost)
+			p.port.Name, p.lost)
 		return nil
 	case p.gone:
 		p.found.list = nil
@@ -420,7 +420,7 @@ func (s *session) dialPod(ctx context.Context, a *state.Attachment, pod *netns.N
 	return conn, l, err
 }
 
-// inside lists the differences between the pod's interface and p.want. Additional addresses and routes are no
+// inside lists the differences between the pod's interface and p.port. Additional addresses and routes are no
 // difference, and a route may be in any table. If the port or the namespace is gone, inside returns no differences.
 func (p *podSite) inside(ctx context.Context) (list []tombolo.Difference, _ error) {
 	if p.gone || p.pod == nil {
@@ -447,7 +447,7 @@ func (p *podSite) inside(ctx context.Context) (list []tombolo.Difference, _ erro
 			list = append(list, tombolo.Difference{Object: "interface " + p.IfName, What: what, Want: want, Have: have})
 		}
 	}
-	want := &p.want
+	want := &p.port
 	differs(named != l.Index, "name", want.Peer, l.Name)
 	differs(!l.Up() && !want.Down, "link", "up", "down")
 	// A lease may lower the MTU.

@@ -166,7 +166,7 @@ type podSite struct {
 	s     *session
 	nw    *state.Network
 	link  *bridge.Link // the pod's port, if it is to be repaired
-	want  bridge.Port  // the intended port and interface
+	port  bridge.Port  // the intended port and interface
 	pod   *netns.NS    // nil if it is gone or belongs to another pod, with the reason in lost
 	lost  error
 	gone  bool // the port is gone; nothing else is reported, since the pod's other objects are useless without it
@@ -183,8 +183,8 @@ func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attach
 	if err != nil {
 		return nil, err
 	}
-	p := &podSite{Attachment: rec, s: s, nw: nw, want: portOn(rec, br)}
-	p.want.Addresses, p.want.Routes = lastingPrefixes(rec), lastingRoutes(rec)
+	p := &podSite{Attachment: rec, s: s, nw: nw, port: portOn(rec, br)}
+	p.port.Addresses, p.port.Routes = lastingPrefixes(rec), lastingRoutes(rec)
 	p.pod, p.lost = netns.OpenSame(rec.NetNS, rec.NetNSCookie)
 	return p, nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -530,15 +531,8 @@ type entryRange struct {
 // runs returns the entries as a sorted list of ranges of consecutive VLANs with equal flags. A VLAN with flagPVID has a
 // range of its own.
 func (e entries) runs() []entryRange {
-	ids := make([]int, 0, len(e))
-	for id := range e {
-		ids = append(ids, int(id))
-	}
-
-	slices.Sort(ids)
 	var list []entryRange
-	for _, n := range ids {
-		id := uint16(n)
+	for _, id := range slices.Sorted(maps.Keys(e)) {
 		if last := len(list) - 1; last >= 0 && list[last].Last+1 == id && list[last].flags == e[id] &&
 			e[id]&flagPVID == 0 {
 			list[last].Last = id

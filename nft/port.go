@@ -209,7 +209,7 @@ func (ep *Endpoint) portElements() (list []ruleset.Element) {
 			list = append(list, p.element(f, pod))
 			if at := (Port{Protocol: p.Protocol, PodPort: p.PodPort}); !done[at] {
 				done[at] = true
-				list = append(list, ep.podPortElements(f, link, pod, at)...)
+				list = ep.appendPodPort(list, f, link, pod, at)
 			}
 		}
 
@@ -235,8 +235,9 @@ func (ep *Endpoint) portElements() (list []ruleset.Element) {
 	return list
 }
 
-// podPortElements returns the elements for a port of the pod, to which any number of host ports lead.
-func (ep *Endpoint) podPortElements(f ruleset.Family, link []byte, pod netip.Addr, p Port) (list []ruleset.Element) {
+// appendPodPort appends the elements for a port of the pod, to which any number of host ports lead.
+func (ep *Endpoint) appendPodPort(list []ruleset.Element, f ruleset.Family, link []byte, pod netip.Addr,
+	p Port) []ruleset.Element {
 	key := ruleset.Key(link, pod.AsSlice(), []byte{byte(p.Protocol)}, ruleset.Number16(p.PodPort))
 	if !ep.Unadmitted {
 		list = append(list, ruleset.Element{Set: ruleset.InInet(f.Published), Key: key})

@@ -34,15 +34,15 @@ type Address struct {
 	// Scope is the scope of an IPv4 address (RT_SCOPE_*). 0 means RT_SCOPE_HOST for 127.0.0.0/8, as in ip(8), and
 	// RT_SCOPE_UNIVERSE for all others. The kernel derives the scope of an IPv6 address.
 	Scope uint8
-	// Flags are IFA_F_* of package unix: in a request the requested flags, in the results of List the kernel's. Add
-	// and Ensure send only flags that a user may set and that the address family has. So a listed address can be
-	// added elsewhere unchanged, and addresses of both families can have the same Flags.
+	// Flags are IFA_F_* of package unix: in a request the requested flags, in the results of List the kernel's.
+	// Requests contain only flags that a user may set and that the address family has. So a listed address can be added
+	// elsewhere unchanged, and addresses of both families can have the same Flags.
 	//
 	// IFA_F_NODAD makes an IPv6 address usable without duplicate address detection, which takes a second or two. A
-	// program can bind to such an address when Add returns. The kernel adds the local route for incoming packets from
-	// a work queue, in general within 1 ms. IFA_F_NOPREFIXROUTE keeps the kernel from adding the route to the prefix.
-	// The kernel sets IFA_F_DADFAILED if another host has the address, and IFA_F_TENTATIVE until the address is
-	// usable.
+	// program can bind to such an address when Add returns. The kernel adds the local route for incoming packets from a
+	// work queue, in general within 1 ms. IFA_F_NOPREFIXROUTE keeps the kernel from adding the route to the prefix. The
+	// kernel sets IFA_F_DADFAILED if another host has the address, and IFA_F_TENTATIVE until duplicate address
+	// detection has finished.
 	Flags uint32
 	// Valid is how long the address exists, and Preferred how long it may be chosen for new connections; nil means for
 	// ever. A Preferred that exceeds Valid is sent as Valid. The kernel counts in whole seconds, so fractions are
@@ -160,7 +160,8 @@ func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 
 	body.Attributes = &rtnetlink.AddressAttributes{Address: a.peer().AsSlice()}
 	if a.is4() || a.Peer.IsValid() {
-		// For IPv6, send IFA_LOCAL only with a peer, since the kernel then takes IFA_ADDRESS for the peer.
+		// For IPv6, send IFA_LOCAL only with a peer: if a request has IFA_LOCAL, the kernel takes IFA_ADDRESS for the
+		// peer.
 		body.Attributes.Local = a.Prefix.Addr().AsSlice()
 	}
 

@@ -50,8 +50,8 @@ func (c *Conn) Add(ctx context.Context, a Address) error {
 }
 
 // Replace adds an address. If the link already has the address, Replace overwrites the properties that the kernel can
-// change in place. These are lifetimes, Metric and Protocol, for IPv6 also Flags and Peer. Replace leaves all other
-// properties as they are, without an error. Ensure corrects these too.
+// change in place. These are lifetimes, Metric and Protocol, for IPv6 also Peer and most Flags. Replace leaves all
+// other properties as they are, without an error. Ensure corrects them too.
 func (c *Conn) Replace(ctx context.Context, a Address) error {
 	return c.change(ctx, "replace address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Replace)
 }
@@ -247,7 +247,8 @@ func (c *Conn) exchange(ctx context.Context, from, to Address) error {
 	return addErr
 }
 
-// difference is the way to turn one address into another: no change, Conn.Replace, or a deletion and an Add.
+// difference is the result of compare: the addresses are equal, or Conn.Replace can turn one into the other, or only a
+// deletion followed by an Add can.
 type difference int
 
 const (

@@ -54,9 +54,9 @@ func (w *Watch) Close() error {
 // Wait waits until all the given addresses of a link are usable. IPv4 addresses always are. If no announcement comes
 // within 250 ms, Wait reads the addresses over conn.
 //
-// If another node has an address, the error matches ErrDuplicate. If an address disappears before it is usable, the
-// error matches fs.ErrNotExist: another program deleted the address or its link, or set the link down. If ctx is done
-// first, the error matches ctx's error.
+// If another node has one of the addresses, the error matches ErrDuplicate. If an address disappears before it is
+// usable, the error matches fs.ErrNotExist: another program deleted the address or its link, or set the link down. If
+// ctx is done first, the error matches ctx's error.
 func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.Addr) error {
 	pending := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.Is4)
 	for len(pending) > 0 {
@@ -260,7 +260,7 @@ func (c *Conn) slaacAddresses(ctx context.Context, link int) (usable, pending []
 	return usable, pending, nil
 }
 
-// readAll calls next until it returns no announcement, and processes the announcements about a link. It returns true
+// readAll calls next until next returns no announcement, and processes the announcements about a link. It returns true
 // as soon as the link's addresses may have changed, or announcements were lost. The caller must then list the
 // addresses.
 func (w *Watch) readAll(link int, next func() ([]netlink.Message, error)) (bool, error) {

@@ -43,12 +43,12 @@ var ErrBridgeFull = errors.New("the bridge holds 1023 ports, the most that Linux
 // none.
 var ErrNoIPv6 = errors.New("IPv6 is switched off in this kernel (ipv6.disable=1 on its command line, or built without)")
 
-// Attach connects a pod to a bridge. It creates a veth pair, with one end as a port of the bridge. The other end is
-// the pod's interface with its addresses and routes. Attach also sets the pod's loopback interface up. When Attach
-// returns, the pod's addresses are usable and the port forwards, unless port.NoWait or port.Down is set.
+// Attach connects a pod to a bridge. It creates a veth pair, with one end as a port of the bridge. The other end is the
+// pod's interface with its addresses and routes. Attach also sets the pod's loopback interface up. When Attach returns,
+// the pod's addresses are usable and the port forwards, unless port.NoWait or port.Down is set (see Wait).
 //
-// If Attach fails, it undoes its own steps. If a link named port.Name already exists, the error matches fs.ErrExist.
-// If the pod already has an interface named port.Peer, the error matches ErrPeerExists.
+// If Attach fails, it undoes its own steps. If a link named port.Name already exists, the error matches fs.ErrExist. If
+// the pod already has an interface named port.Peer, the error matches ErrPeerExists.
 //
 // Attach needs CAP_NET_ADMIN in both network namespaces, and CAP_SYS_ADMIN to enter the pod's.
 func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachment, error) {
@@ -94,8 +94,8 @@ func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachmen
 }
 
 // configure appends the requests that configure the port to b and sends the batch. A kernel without IPv6 rejects the
-// IPv6 settings (EAFNOSUPPORT). In that case, configure sends the requests again without the IPv6 settings, or returns
-// ErrNoIPv6 if the port needs IPv6. So kernels with IPv6 need no additional request.
+// IPv6 settings (EAFNOSUPPORT). Then configure sends its own requests again without these settings, or returns
+// ErrNoIPv6 if the port needs IPv6. fresh states that b creates the port.
 func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) error {
 	p.configure(b, fresh)
 	err := c.nl.Do(ctx, b)
@@ -140,9 +140,8 @@ func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 	return nil
 }
 
-// explain replaces two errno values of a failed Attach by clearer errors. For EEXIST, it finds out whether the name of
-// the port or the name of the peer is taken. EXFULL means that the bridge cannot have another port. It returns other
-// errors unchanged.
+// explain returns a clearer error for two errno values of a failed Attach. For EEXIST, it returns ErrPeerExists if no
+// link has the port's name. For EXFULL, it returns ErrBridgeFull. It returns any other err unchanged.
 func (c *Conn) explain(p *Port, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrExist):
@@ -157,8 +156,8 @@ func (c *Conn) explain(p *Port, err error) error {
 	return err
 }
 
-// undo deletes the veth pair, and the kernel deletes everything else together with it. undo takes no context, since
-// it must run in any case. It returns cause, joined with its own error if it fails.
+// undo deletes the veth pair, and with it all that Attach has added to its ends. undo takes no context, since it must
+// run in any case. It returns cause, joined with its own error if it fails.
 func (c *Conn) undo(p *Port, cause error) error {
 	c.closeWaiting(p.Name)
 	var b nl.Batch
@@ -169,8 +168,8 @@ func (c *Conn) undo(p *Port, cause error) error {
 	return cause
 }
 
-// setUpPod configures the pod's interface and waits until it is usable, unless Port.NoWait is set. It closes the
-// podNamespace after an error, or if the pod has no address to wait for. Otherwise Conn.Wait closes it.
+// setUpPod configures the pod's interface and waits until it is usable, unless p.NoWait is set. It closes inPod after
+// an error, or if the pod has no address to wait for. In other cases Conn.Wait, Detach or Close closes inPod.
 func (c *Conn) setUpPod(ctx context.Context, inPod *podNamespace, p *Port) (_ *Attachment, err error) {
 	a := &Attachment{MAC: p.MAC, PeerMAC: p.PeerMAC, MTU: p.MTU}
 	if err = c.configurePod(ctx, inPod, p, a); err == nil {
@@ -194,9 +193,9 @@ func (c *Conn) setUpPod(ctx context.Context, inPod *podNamespace, p *Port) (_ *A
 	return a, c.Wait(ctx, p.Name)
 }
 
-// configurePod writes the sysctls of the pod's interface, sets it up, and adds addresses, routes and neighbours. If
-// requested, it announces the addresses, and adds the static entry of the bridge's forwarding table. It stores the
-// indexes of both ends in a.
+// configurePod configures the pod's interface as p describes, and sets it up unless p.Down is set. It also adds the
+// pod's static entry to the bridge's forwarding database, if p.StaticFDB is set. It stores the indexes of both ends in
+// a.
 func (c *Conn) configurePod(ctx context.Context, inPod *podNamespace, p *Port, a *Attachment) error {
 	err := p.writeSysctls(inPod)
 	if err != nil {
@@ -255,7 +254,7 @@ func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
 		return nl.PassAbsent(err)
 	}
 
-	// While the MTU was below 1280 the kernel dropped the IPv6 settings, so write them again.
+	// If the MTU was below 1280, the kernel had dropped the port's IPv6 sysctls, so write them again.
 	return c.refuseIPv6(port)
 }
 
@@ -285,9 +284,9 @@ func (p *Port) writeSysctls(inPod *podNamespace) error {
 	return errors.Join(errs...)
 }
 
-// setUp sets up a port that has VLANs, or whose function before is not nil. For other ports it does nothing. First it
-// calls before with the port's index, and puts the port into its VLANs. A port that was up earlier would be in the
-// bridge's default VLAN while the pod may already send.
+// setUp sets up a port that has VLANs, or whose index the function before needs first. Other ports are up already.
+// setUp first calls before, unless it is nil, and puts the port into its VLANs. A port that was up earlier would be in
+// the bridge's default VLAN while the pod may already send.
 func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, int) error) error {
 	if before == nil && p.VLAN.IsZero() {
 		return nil
@@ -351,7 +350,8 @@ func (c *Conn) enter(pod *netns.NS, p *Port) (wait func() (*podNamespace, error)
 	return func() (*podNamespace, error) { err := <-done; return inPod, err }
 }
 
-// open opens the socket and the directory and, if ipv6 is set, the Watch. It must run in the pod's network namespace.
+// open opens the netlink socket with dial, the sysctl directory and, if ipv6 is set, the Watch usable. It must run in
+// the pod's network namespace.
 func (inPod *podNamespace) open(dial func() (*nl.Conn, error), ipv6 bool) (err error) {
 	if inPod.conn, err = dial(); err != nil {
 		return err
@@ -369,7 +369,8 @@ func (inPod *podNamespace) open(dial func() (*nl.Conn, error), ipv6 bool) (err e
 	return nil
 }
 
-// close closes the socket, the Watch and the directory. It changes nothing in the pod.
+// close closes the netlink socket, the Watch and the sysctl directory, as far as they are open. It changes nothing in
+// the pod.
 func (inPod *podNamespace) close() {
 	// Ignore errors of Close, since the kernel has answered all requests.
 	if inPod.conn != nil {
@@ -383,7 +384,7 @@ func (inPod *podNamespace) close() {
 	}
 }
 
-// waitLater stores the podNamespace of a port for a later call of Wait.
+// waitLater stores the podNamespace of a port for a later call of Wait. It closes one that was stored earlier.
 func (c *Conn) waitLater(port string, inPod *podNamespace) {
 	c.closeWaiting(port)
 	c.mu.Lock()
@@ -403,17 +404,18 @@ func (c *Conn) takeWaiting(port string) *podNamespace {
 	return inPod
 }
 
-// closeWaiting cancels a stored wait for a port that is being deleted.
+// closeWaiting closes the podNamespace that waitLater stored for the port, if there is one.
 func (c *Conn) closeWaiting(port string) {
 	if inPod := c.takeWaiting(port); inPod != nil {
 		inPod.close()
 	}
 }
 
-// Wait waits until a port forwards and the pod's IPv6 addresses are usable. The kernel works on this in the
-// background, and needs some milliseconds on a busy machine. A packet that is sent earlier gets lost, and its sender
-// repeats it about a second later. If duplicate address detection finds another node with an address, the error
-// matches addr.ErrDuplicate. If ctx ends first, Wait returns ctx's error.
+// Wait waits until a port has a carrier and the pod's IPv6 addresses are usable. The port then forwards, unless the
+// bridge runs the spanning tree protocol (see BridgeState.PortDelay). The kernel notices the carrier in the background,
+// some milliseconds late on a busy machine. A packet that is sent earlier gets lost, and its sender repeats it about a
+// second later. If duplicate address detection finds another node with one of the addresses, the error matches
+// addr.ErrDuplicate. If ctx ends first, Wait returns ctx's error.
 //
 // Attach calls Wait itself, unless Port.NoWait is set. With NoWait, call Wait on the same Conn, which keeps sockets
 // open until Wait, Detach or Close. A second Wait for the port returns at once.

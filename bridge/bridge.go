@@ -31,17 +31,17 @@ type Bridge struct {
 	// MTU is the MTU in bytes. It is pinned too, so it does not follow the MTUs of the ports. If 0, an existing
 	// bridge keeps its MTU, and a new one gets 1500.
 	MTU int
-	// Alias marks the owner of a new bridge, in at most 255 bytes. An existing bridge keeps its alias. If the alias
-	// of an existing bridge is equal, Ensure knows that it pinned the MAC earlier. For other bridges, each Ensure
-	// pins the MAC again, and the kernel then drops the bridge's neighbour entries. So set Alias, unless the bridge
-	// belongs to another program.
+	// Alias marks the owner of a new bridge, in at most 255 bytes. An existing bridge keeps its alias. If an existing
+	// bridge has this alias, Ensure knows that it pinned the MAC earlier. For other bridges, each Ensure pins the MAC
+	// again, and the kernel then drops the bridge's neighbour entries. So set Alias, unless the bridge belongs to
+	// another program.
 	Alias string
 	// NoIPv6 makes Ensure create a new bridge without a link-local address. It is for networks without IPv6.
 	NoIPv6 bool
-	// Promiscuous makes the bridge pass all frames to the host, whatever their destination (IFF_PROMISC). It is an
-	// alternative to hairpin ports. Together with NFCall, packets from pods to a service on their own node arrive
-	// twice, unless rules drop the copies (nft.Dedup). Nil leaves an existing bridge unchanged. On a new bridge it is
-	// off.
+	// Promiscuous makes the bridge pass all frames to the host, whatever their destination (IFF_PROMISC). Like
+	// Port.Hairpin, it lets a pod reach itself through a service. Together with NFCall, packets from pods to a service
+	// on their own node arrive twice, unless rules drop the copies (nft.Dedup). Nil leaves an existing bridge
+	// unchanged. On a new bridge it is off.
 	Promiscuous *bool
 	// NFCall makes the bridge pass its IPv4 and IPv6 packets through the firewall (IFLA_BR_NF_CALL_IPTABLES and
 	// IFLA_BR_NF_CALL_IP6TABLES). Without it, packets between pods skip connection tracking, so replies of a service
@@ -53,8 +53,8 @@ type Bridge struct {
 	// firewall, a pod that calls its own published port needs Port.Hairpin.
 	NFCall *bool
 	// VLANFiltering makes the bridge separate VLANs, as Port.VLAN requires. Existing ports stay in the default VLAN,
-	// but the bridge drops their tagged frames from then on. False leaves an existing bridge unchanged. On a new
-	// bridge it is off.
+	// but the bridge drops their tagged frames from then on. False leaves an existing bridge unchanged, and creates a
+	// new bridge without VLAN filtering.
 	VLANFiltering bool
 	// MaxLearned is the maximum number of MACs that the bridge learns from its ports (IFLA_BR_FDB_MAX_LEARNED, Linux
 	// 6.7). Older kernels have no limit. Without a limit, a sender that keeps changing its MAC can fill the host's
@@ -66,18 +66,18 @@ type Bridge struct {
 // ErrNotBridge is wrapped by the errors of Ensure and Remove if a link with the bridge's name is of another kind.
 var ErrNotBridge = errors.New("the link is not a bridge")
 
-// Ensure creates the bridge if it is missing, configures it, and reports whether it changed anything. Conn.Link
-// returns its index. Several callers may call Ensure at once.
+// Ensure creates the bridge if it is missing, configures it, and reports whether it changed anything. Conn.Link returns
+// its index. Several callers may call Ensure at once.
 //
-// The spanning tree protocol stays off, as it is on a new bridge, so that a port forwards as soon as it has a
+// Ensure does not change the spanning tree protocol. On a new bridge it is off, so a port forwards as soon as it has a
 // carrier.
 //
-// If a link with the name is of another kind, the error matches ErrNotBridge. If the kernel refuses a property of a new
-// bridge, there is no bridge afterwards. Without support for VLANFiltering, the error matches vlan.ErrUnsupported.
+// If a link with the name is of another kind, the error matches ErrNotBridge. If the kernel does not support
+// VLANFiltering, Ensure creates no bridge, and the error matches vlan.ErrUnsupported.
 //
-// For a bridge that Ensure itself created (see Alias) and that is right, it sends one request; for another program's,
-// two. If NFCall is requested and the kernel was built without br_netfilter, Ensure does everything else and returns
-// ErrNoNetfilter. It needs CAP_NET_ADMIN.
+// If nothing differs, Ensure sends one request for a bridge with br.Alias, and two for another bridge. If NFCall is
+// requested and the kernel was built without br_netfilter, Ensure does everything else and returns an error that
+// matches ErrNoNetfilter. Ensure needs CAP_NET_ADMIN.
 func (c *Conn) Ensure(ctx context.Context, br Bridge) (changed bool, _ error) {
 	if err := br.validate(); err != nil {
 		return false, &tombolo.OpError{Op: "ensure bridge", Object: br.Name, Err: err}
@@ -140,7 +140,8 @@ func (br *Bridge) validate() error {
 	return nil
 }
 
-// MTUs of a bridge, in bytes: ETH_MIN_MTU and ETH_MAX_MTU of include/uapi/linux/if_ether.h.
+// leastMTU and mostMTU are the limits of a bridge's MTU, in bytes: ETH_MIN_MTU and ETH_MAX_MTU of
+// include/uapi/linux/if_ether.h.
 const leastMTU, mostMTU = 68, 65535
 
 // unfinishedGroup is the link group of a bridge between the two requests of createBridge and finish. Two requests are
@@ -153,8 +154,8 @@ const unfinishedGroup = 29808
 // or was killed. Such a bridge has no alias yet. The next Ensure finishes it.
 func (l *Link) Unfinished() bool { return l != nil && l.Kind == "bridge" && l.Group == unfinishedGroup }
 
-// createBridge creates the bridge, without the settings that finish adds. It is no error if the bridge exists by
-// then.
+// createBridge creates the bridge, without the settings that finish adds. It is no error if another caller has just
+// created it.
 func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 	if br.MAC == nil {
 		br.MAC = ident.RandomMAC()
@@ -200,7 +201,6 @@ func (c *Conn) setNew(ctx context.Context, br *Bridge, index int, noIPv6 bool) e
 	return r.Apply(ctx, c.nl, "set bridge", br.Name)
 }
 
-// newMTU returns the MTU for a new bridge.
 func (br *Bridge) newMTU() int {
 	return cmp.Or(br.MTU, 1500)
 }
@@ -215,8 +215,8 @@ func differentMTU(mtu int) int {
 	return mtu + 1
 }
 
-// refuseNFCall sets br.NFCall to nil if the kernel does not support it. If br.NFCall was true, the error matches
-// ErrNoNetfilter.
+// refuseNFCall sets br.NFCall to nil if the kernel does not support it. If br.NFCall was true, refuseNFCall returns an
+// error that matches ErrNoNetfilter.
 func (br *Bridge) refuseNFCall(l *Link) error {
 	if br.NFCall == nil || l.Bridge.netfilter {
 		return nil
@@ -230,8 +230,9 @@ func (br *Bridge) refuseNFCall(l *Link) error {
 		Err: fmt.Errorf("%w: the kernel was built without CONFIG_BRIDGE_NETFILTER", ErrNoNetfilter)}
 }
 
-// correctBridge changes the bridge l so that it matches br, and reports whether it differed. pinned states that the
-// bridge's MAC is pinned already, since the kernel does not report this.
+// correctBridge changes the bridge l so that it matches br, and reports whether it corrected a difference. pinned
+// states that the bridge's MAC is pinned already, which the kernel does not report. If it is not, correctBridge also
+// writes the MAC, which counts as no difference.
 func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned bool) (bool, error) {
 	changed := len(br.Differences(l)) > 0
 	if !changed && pinned {
@@ -246,7 +247,7 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 	}
 
 	if !pinned || !bytes.Equal(mac, l.MAC) {
-		// Writing the bridge's own MAC pins it, and flushes its neighbours.
+		// Writing the bridge's own MAC pins it, and deletes the bridge's neighbour entries.
 		r.MAC = mac
 	}
 
@@ -304,11 +305,11 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 }
 
 // Enslave makes the existing link port.Name a port of port.Bridge, and sets the link up. Use it for a port that lost
-// its bridge, or whose bridge was created again. The link gets the port flags and the alias of port, and also its MAC
-// and MTU if they are set. Port flags that port does not set, such as hairpin, are cleared. Static entries of the
-// forwarding database stay, also without StaticFDB. A link that is already a port of the bridge keeps forwarding.
-// Enslave does not change the peer. StaticFDB requires PeerMAC. Enslave needs one sendmsg if BridgeIndex is set, and
-// two more with StaticFDB.
+// its bridge, or whose bridge was created again. The link gets the port flags and VLANs of port, and also port.Alias,
+// port.MAC and port.MTU if they are set. Port flags that port does not set, such as hairpin, are cleared. Static
+// entries of the forwarding database stay, also without StaticFDB. A link that is already a port of the bridge keeps
+// forwarding. Enslave does not change the peer. StaticFDB requires PeerMAC. Without VLAN and StaticFDB, and with
+// BridgeIndex, Enslave needs one sendmsg.
 func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	if err := checkName(port.Name); err != nil {
 		return &tombolo.OpError{Op: "enslave", Object: port.Name, Err: err}

@@ -176,8 +176,9 @@ func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
 	})
 }
 
-// change sends a request that changes a link of the owner. ask fills in the request, and returns false if no change
-// is needed. It is no error if the link does not exist.
+// change sends a request that changes a link of the owner. ask fills in the request, and returns false if no change is
+// needed. If the link's alias does not begin with owner, the error matches ErrForeign. It is no error if the link does
+// not exist.
 func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Link, *link.Request) bool) error {
 	l, err := c.ownedLink(ctx, name)
 	if err == nil {
@@ -192,7 +193,7 @@ func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Lin
 	return nl.PassAbsent(err)
 }
 
-// delLinks deletes links. It is no error if a link does not exist any more.
+// delLinks deletes links. It is no error if a link is gone.
 func (c *Conn) delLinks(ctx context.Context, list []*Link) error {
 	var b nl.Batch
 	if len(list) == 1 {
@@ -244,12 +245,12 @@ func (l *Link) checkOwner(op, owner string) error {
 		Err: fmt.Errorf("%w: its alias is %q, where %q is expected", ErrForeign, l.Alias, owner)}
 }
 
-// Autoconf selects the settings that a pod takes from router advertisements. The pod always takes addresses (RFC
+// Autoconf selects the settings that a pod accepts from router advertisements. The pod always takes addresses (RFC
 // 4862), but never temporary ones (RFC 8981). Each address has the same interface identifier as addr.LinkLocal of the
 // pod's MAC.
 type Autoconf struct {
 	// DefaultRoute makes the pod accept default routes and other routes (RFC 4191) from routers. Without it, the pod
-	// accepts no routes from them, so the caller must add routes.
+	// accepts only routes to prefixes of 48 to 64 bits, so the caller must add a default route.
 	DefaultRoute bool
 }
 
@@ -276,14 +277,14 @@ type Solicitation struct {
 }
 
 // Solicit makes a pod that was attached with port.Autoconf accept router advertisements, and sends a router
-// solicitation. Call it when the port forwards, and after a guard (nft.Endpoint.SLAAC) permits the pod's addresses.
-// The kernel sends the solicitation before Solicit returns, and again after 4 s. The kernel then repeats the
-// solicitation with growing pauses until a router answers. Solicitation.Wait returns the result. If Solicit is called
-// again, the kernel sends nothing, and Wait waits for the routers' periodic advertisements.
+// solicitation. Call it when the port forwards, and after a guard (nft.Endpoint.SLAAC) permits the pod's addresses. The
+// kernel sends the solicitation before Solicit returns, and again after 4 s. The kernel then repeats the solicitation
+// with growing pauses until a router answers. Solicitation.Wait returns the result. If Solicit is called again, the
+// kernel sends nothing, and Wait waits for the routers' periodic advertisements.
 //
-// Solicit does not change an IPv6 sysctl of the pod, such as autoconf or use_tempaddr, whose value is not the
-// kernel's default. The pod's owner or runtime has chosen that value. If the pod then forms no addresses, Wait
-// returns at once and without addresses.
+// Solicit does not change an IPv6 sysctl of the pod, such as autoconf or use_tempaddr, whose value is not the kernel's
+// default. The pod's owner or runtime has chosen that value. With some values the kernel sends no solicitation. If the
+// pod forms no addresses, Wait returns at once, without addresses.
 //
 // With port.LeaveIPv6 the interface may have received advertisements before, if another program has moved it into the
 // pod. In that case, Solicit deletes the default routes that the kernel has learnt, unless Autoconf.DefaultRoute is

@@ -196,7 +196,7 @@ const (
 )
 
 // fdbMessage returns a request about the entry for the pod's MAC in the bridge's forwarding database (NTF_MASTER). It
-// encodes the attributes itself, since package rtnetlink would add an address and a link.
+// encodes the attributes itself, since package rtnetlink would add the attributes of an address and a link.
 func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, index int, state uint16,
 	flags uint8) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{Family: unix.AF_BRIDGE, Index: uint32(index), State: state,
@@ -279,9 +279,9 @@ func (c *Conn) lacksStaticFDB(ctx context.Context, p *Port, index int) (bool, er
 	return err == nil && (!f.isStatic() || f.port != index), err
 }
 
-// Check compares the host's end of a pod's veth pair with port, and returns the differences. MACs and the MTU are
-// compared only if port sets them. Check does not look at the pod's end, which belongs to the pod after Attach has
-// returned.
+// Check compares the host's end of a pod's veth pair with port, and returns the differences. The MAC, the MTU and the
+// alias are compared only if port sets them. Check does not look at the pod's end, which belongs to the pod after
+// Attach has returned.
 func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, error) {
 	l, err := c.Link(ctx, port.Name)
 	if errors.Is(err, fs.ErrNotExist) {

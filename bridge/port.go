@@ -78,11 +78,11 @@ type Port struct {
 
 	// Addresses are the pod's addresses with their prefix lengths.
 	Addresses []netip.Prefix
-	// Routes are the pod's routes, in the order in which they are added. A Link of 0 means the pod's interface. If
-	// the pod already has a route to the same destination, the new route is placed before it. IPv6 routes with
-	// gateways are combined into one route with several next hops. The error of Attach matches fs.ErrExist if the pod
-	// already has an equal route. It also matches if the pod already has a default route in the main table with the
-	// same metric.
+	// Routes are the pod's routes, in the order in which they are added. A Link of 0 means the pod's interface. If the
+	// pod already has an IPv4 route with the same destination and metric, the new route is placed before it. IPv6
+	// routes with gateways, and with the same destination and metric, become one route with several next hops. The
+	// error of Attach matches fs.ErrExist if the pod already has an equal route. It also matches if the pod already has
+	// a default route in the main table with the same metric.
 	Routes []route.Route
 	// Down leaves the pod's interface down. Then Addresses, Routes and Neighbours must be empty, and Autoconf nil.
 	Down bool
@@ -98,12 +98,12 @@ type Port struct {
 	// NoWait makes Attach return before the port forwards and before the pod's IPv6 addresses are usable. The caller
 	// must then call Wait. If the caller does other work first, Wait mostly returns at once.
 	NoWait bool
-	// DAD enables duplicate address detection for the pod's IPv6 addresses. Attach waits until it has finished, which
-	// takes one or two seconds. The addresses are not usable before.
+	// DAD enables duplicate address detection for the pod's IPv6 addresses. Unless NoWait is set, Attach waits until
+	// the detection has finished, which takes one or two seconds. The addresses are not usable before.
 	DAD bool
 
-	// Autoconf configures the pod for router advertisements. The pod accepts them after Solicit was called. If nil,
-	// the pod ignores router advertisements.
+	// Autoconf configures the pod for router advertisements. The pod accepts them after Solicit was called. If nil, the
+	// pod ignores them, unless LeaveIPv6 is set.
 	Autoconf *Autoconf
 	// LeaveIPv6 leaves the pod's IPv6 to the pod itself. Its interface forms a link-local address when it comes up,
 	// and accepts router advertisements, as the sysctls of its namespace say. It cannot be combined with IPv6
@@ -274,9 +274,9 @@ func hasIPv6(mtu int) bool { return mtu >= ipv6MinMTU }
 
 const ipv6MinMTU = 1280
 
-// podLinkUp appends the requests that set the loopback interface up and configure the pod's interface. It disables
-// the kernel's own link-local address (see podAddresses), adds the addresses, sets the interface up, and adds routes
-// and neighbours. The addresses come before the interface is up, so that the kernel announces them with Announce.
+// podLinkUp appends the requests that set the loopback interface up and configure the pod's interface. Unless p.Down is
+// set, it adds the addresses, sets the interface up, and adds routes and, without p.Announce, neighbours. The addresses
+// come before the interface is up, so that the kernel announces them with p.Announce.
 func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	link.Request{Index: loopbackIndex, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link", "lo")
 
@@ -319,8 +319,8 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	}
 }
 
-// addNeighbours appends requests that add the pod's neighbour entries. They must follow announce, since the kernel
-// flushes neighbour entries when a request sets the interface's MAC.
+// addNeighbours appends requests that add the pod's neighbour entries. They must follow the request of announce, since
+// the kernel flushes neighbour entries when a request sets the interface's MAC.
 func (p *Port) addNeighbours(b *nl.Batch, index int) {
 	for _, n := range p.Neighbours {
 		entry := routing.NeighbourEntry{Addr: n.Addr, MAC: n.MAC, Link: index}

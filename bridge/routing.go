@@ -34,8 +34,8 @@ type Routing struct {
 	// The host then also forwards packets between links of other programs. Use the field Closed of nft.Network to
 	// drop such packets.
 	IPv4, IPv6 bool
-	// Input is the link where packets from pods come in. The kernel forwards IPv4 packets from it only if forwarding
-	// is on for this link, even if the host is a router.
+	// Input is the link where packets from pods come in. EnsureRouting also turns on forwarding for this link, since
+	// the kernel forwards IPv4 packets only from such links, even on a router.
 	Input string
 	// RouteLocalnet is the bridge through which ports published on 127.0.0.1 lead to pods. EnsureRouting turns on
 	// net.ipv4.conf.LINK.route_localnet for it. The kernel then also accepts packets to 127.0.0.0/8 from this link. So
@@ -184,8 +184,8 @@ func (c *Conn) ensureRouting(ctx context.Context, r Routing) (changed bool, _ er
 	return changed, nil
 }
 
-// withRealName returns err. But if r names a link by an alternative name, for which there are no sysctls, it returns
-// an error with the real name of the link.
+// withRealName returns err. But if r names a link by an alternative name, for which there are no sysctls, it returns an
+// error that contains the real name.
 func (c *Conn) withRealName(ctx context.Context, r Routing, err error) error {
 	for _, name := range []string{r.Input, r.RouteLocalnet} {
 		if name == "" || !errors.Is(err, fs.ErrNotExist) {
@@ -198,8 +198,8 @@ func (c *Conn) withRealName(ctx context.Context, r Routing, err error) error {
 	return err
 }
 
-// CheckRouting compares the sysctls of the host with r and returns the differences. EnsureRouting repairs them.
-// Single links without forwarding are no difference, since their owner may have chosen this.
+// CheckRouting compares the sysctls of the host with r and returns the differences. EnsureRouting repairs them. A link
+// without forwarding is no difference, except r.Input, since the link's owner may have chosen this.
 func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Difference, error) {
 	var list diff.List
 	err := c.nl.Within(func() error {
@@ -228,9 +228,9 @@ const (
 	ipv6ConfForceForwarding = 59 // DEVCONF_FORCE_FORWARDING, since Linux 6.17
 )
 
-// Forwards returns the address families that the host forwards, in the fields IPv4 and IPv6. pods has the families that
-// it forwards, even if only for pods. router has those for which the host's owner made it a router. Forwards sends one
-// request.
+// Forwards returns the address families that the host forwards, in the fields IPv4 and IPv6. pods has all families that
+// the host forwards. router leaves out the families that only EnsureRouting has enabled, except IPv6 before Linux 6.17.
+// Forwards sends one request.
 func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	lo, err := link.Find(ctx, c.nl, "", loopbackIndex, unix.IFLA_AF_SPEC)
 	if err != nil {
@@ -284,9 +284,9 @@ func (c *Conn) defaultRouteLinks(ctx context.Context) (list []*Link, _ error) {
 }
 
 // Uplinks returns the names of bridges and veth links that lead to the host's own network. Other such links lead to
-// containers or virtual machines on the host. A bridge is an uplink if a port is hardware, a bond, a team or a VLAN,
-// or if the bridge has a default route. A veth link is an uplink if it has an address with a subnet, as in a node
-// that is a container. Bridges in except are skipped, since listing their ports may take long.
+// containers or virtual machines on the host. A bridge is an uplink if a port is hardware, a bond, a team or a VLAN, or
+// if the bridge has a default route. A veth link is an uplink if it has an address with a subnet that is not
+// link-local, as in a node that is a container. Bridges in except are skipped, since listing their ports may take long.
 func (c *Conn) Uplinks(ctx context.Context, except ...string) (names []string, _ error) {
 	bridges, err := c.links(ctx, "list bridges", "bridge", 0)
 	if err != nil {

@@ -53,10 +53,9 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// FlushStale deletes UDP flows that go to newly published ports, but do not lead to the pod. Such flows lead to the
-// host itself, or to a pod that had the port earlier. A port leads to the first address of each family in pod. Only
-// UDP needs this, since a UDP client that keeps sending keeps its flow forever. For other protocols, FlushStale does
-// nothing.
+// FlushStale deletes UDP flows to newly published ports that still lead to the host itself, or to a pod that had the
+// port earlier. A port leads to the first address of each family in pod. Only UDP needs this, since a UDP client that
+// keeps sending keeps its flow forever. For other protocols, FlushStale does nothing.
 func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
 	local := func(a netip.Addr) bool {
 		r, err := c.routes.Get(ctx, a)

@@ -32,8 +32,8 @@ type Listener struct {
 }
 
 // Listeners returns the sockets of the host that would receive no packets any more if the ports were published. The
-// result is sorted by protocol, address and port. A port without a HostAddr is on all addresses of the host. For an
-// invalid port, the error matches tombolo.ErrInvalid.
+// result is sorted by protocol, address and port. A port without a HostAddr counts as published on all addresses of the
+// host. For an invalid port, the error matches tombolo.ErrInvalid.
 //
 //   - Listeners finds TCP and SCTP sockets that listen, and UDP sockets that are bound and not connected. It also
 //     finds UDP clients that do not connect their socket, since the kernel does not distinguish them from servers.
@@ -46,8 +46,8 @@ type Listener struct {
 //   - It ignores sockets at addresses of kube-ipvs0, the link with kube-proxy's service addresses, except at the
 //     HostAddr of a port.
 //
-// If the kernel lacks the module for a protocol (tcp_diag, udp_diag, sctp_diag) and cannot load it, Listeners finds
-// no sockets of that protocol. If an SCTP socket has several addresses, only the first one is considered.
+// If the kernel lacks the module for a protocol (tcp_diag, udp_diag, sctp_diag) and cannot load it, Listeners finds no
+// sockets of that protocol. If an SCTP socket has several addresses, only the first one is considered.
 func Listeners(ctx context.Context, host *netns.NS, ports ...nft.Port) ([]Listener, error) {
 	requested := map[nft.Protocol]map[uint16][]netip.Addr{}
 	for _, p := range ports {

@@ -190,8 +190,8 @@ func (ns *NS) enter() error {
 }
 
 // Enter locks the calling goroutine to its thread and moves the thread into the namespace, until the goroutine calls
-// leave. It is for work that does not fit into one function for Do. A second call of leave changes nothing, and
-// returns an error that matches tombolo.ErrInvalid.
+// leave. It is for work that does not fit into one function for Do, and needs CAP_SYS_ADMIN too. A second call of leave
+// changes nothing, and returns an error that matches tombolo.ErrInvalid.
 func (ns *NS) Enter() (leave func() error, _ error) {
 	home, err := lockHome()
 	if err != nil {
@@ -214,8 +214,8 @@ func (ns *NS) Enter() (leave func() error, _ error) {
 }
 
 // andReturn runs a function that may change its thread's namespace. Afterwards it moves the thread back, even if the
-// function panics. It runs the function on the caller's thread, because another thread would cost the plugin a tenth
-// of its time.
+// function panics. It runs the function on the caller's thread, because another thread would cost the CNI plugin a
+// tenth of its time.
 func andReturn(fn func() error) error {
 	home, err := lockHome()
 	if err != nil {

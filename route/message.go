@@ -23,10 +23,10 @@ const (
 	errFrom   = nl.Invalid("source prefix is not of the destination's family")
 )
 
-// Message returns a request about the route, for callers that send several in one datagram. typ is unix.RTM_NEWROUTE
-// or unix.RTM_DELROUTE. For RTM_NEWROUTE, pass the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace
-// (Create and Replace). For RTM_DELROUTE, pass no flags, as in Conn.Remove. For a deletion, the kernel does not
-// compare fields that are zero. Unlike Conn.Add, Message leaves a Protocol of 0 as it is.
+// Message returns a request about the route, for callers that send several in one datagram. typ is unix.RTM_NEWROUTE or
+// unix.RTM_DELROUTE. For RTM_NEWROUTE, pass the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create
+// and Replace). For RTM_DELROUTE, pass no flags, as in Conn.Remove. For a deletion, the kernel does not compare fields
+// that are zero, except Dst, From and TOS. Unlike Conn.Add, Message leaves a Protocol of 0 as it is.
 //
 // With the flags Create and Append, the kernel adds the route behind existing routes with the same key. Packets take
 // the first of these routes. For IPv6 the kernel combines routes with a gateway into one route with several next hops.
@@ -308,7 +308,7 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	return r, true, err
 }
 
-// decodeAttr parses one attribute. It appends attributes that Route has no field for to Other.
+// decodeAttr parses one attribute. If Route has no field for the attribute, it goes to Other.
 func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 	switch ad.Type() {
 	case unix.RTA_OIF:

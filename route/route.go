@@ -101,8 +101,8 @@ func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.Head
 	return c.nl.Change(ctx, op, r, m, err)
 }
 
-// Remove deletes the first route of r's table that has the destination Dst and equals r in all other fields that are
-// set. It does not compare MTU, AdvMSS, Pref, Expires and Other. A missing route or link is no error.
+// Remove deletes the first route of r's table that has the same Dst, From and TOS, and equals r in all other fields
+// that are set. It does not compare MTU, AdvMSS, Pref, Expires and Other. A missing route or link is no error.
 func (c *Conn) Remove(ctx context.Context, r Route) error {
 	return nl.PassAbsent(c.change(ctx, "delete route", &r, unix.RTM_DELROUTE, 0))
 }
@@ -460,8 +460,7 @@ func (r Route) Matches(have Route) bool {
 		want.Pref == have.Pref && (want.Expires == nil) == (have.Expires == nil) && want.sameOthers(&have)
 }
 
-// sameOthers reports whether both routes have the same attributes in Other. If r has no such attribute, it returns
-// true.
+// sameOthers reports whether both routes have the same attributes in Other. If r.Other is empty, it returns true.
 func (r *Route) sameOthers(have *Route) bool {
 	return len(r.Other) == 0 || slices.EqualFunc(r.Other, have.Other, func(a, b netlink.Attribute) bool {
 		return nl.TypeOf(a) == nl.TypeOf(b) && bytes.Equal(a.Data, b.Data)

@@ -94,9 +94,9 @@ func (t *Target) checkOwner(l *link.Info) error {
 // s.Effective returns. The caller should show the adjustments from Effective to the operator. In a direction with a
 // rate of 0, Ensure deletes our own shaper, and keeps a qdisc of another program.
 //
-// Existing shapers get the new rates and bursts, and keep their queued packets. If the target had no shaper before
-// and Ensure fails, it leaves none. The error matches ErrForeign if the ifb does not belong to Target.Owner, and
-// ErrNotSupported if the kernel lacks a feature.
+// Existing shapers get the new rates and bursts, and keep their queued packets. If the target had no shaper before and
+// Ensure fails, it leaves none. If egress is to be limited and the ifb does not belong to Target.Owner, the error
+// matches ErrForeign. If the kernel lacks a feature, it matches ErrNotSupported.
 //
 // Ensure takes some milliseconds longer if the port is already up. To avoid this, call it in BeforeUp of bridge.Port.
 func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ error) {
@@ -160,7 +160,7 @@ func (c *Conn) undo(t *Target, cause error) error {
 }
 
 // install makes the ifb, the qdiscs and the filters of the target match want, and reports whether it changed anything.
-// It deletes ours that want does not need.
+// It deletes our own parts that want does not need.
 func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *installation) (changed bool, _ error) {
 	var b nl.Batch
 	modules := "sch_tbf"
@@ -203,7 +203,7 @@ func (c *Conn) install(ctx context.Context, t *Target, want Shape, have *install
 	return true, errors.Join(c.removeRedirect(ctx, t, have), c.removeIFB(ctx, t, have.ifb))
 }
 
-// ensureIFB creates the ifb if it does not exist, or corrects the alias of an existing one. A new ifb stays down.
+// ensureIFB creates the ifb if it does not exist, or corrects the alias of an existing one. A new ifb stays down, and
 // ensureIFB stores it in have.ifb.
 func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installation) (changed bool, _ error) {
 	if have.ifb != nil && (t.Alias == "" || have.ifb.Alias == t.Alias) {

@@ -44,17 +44,17 @@ const (
 )
 
 const (
-	// defaultBurst is the time in which the rate sends the default burst.
+	// defaultBurst is the length of the default burst, as the time in which the rate sends it.
 	defaultBurst = 5 * time.Millisecond
-	// longestBurst is the time in which the rate sends the longest permitted burst. Container runtimes may configure
-	// bursts of 2³¹ or 2³² bits. A limit of 10 Mbit/s would then have no effect for minutes.
+	// longestBurst is the length of the longest permitted burst, as the time in which the rate sends it. Container
+	// runtimes may configure bursts of 2³¹ or 2³² bits. A limit of 10 Mbit/s would then have no effect for minutes.
 	longestBurst = 50 * time.Millisecond
 	// leastBurst is the shortest burst in full frames. With less than one frame, no full frame could pass. With two
 	// frames, the traffic reaches its rate even if timers are late.
 	leastBurst = 2
 
-	// queueTime is the time in which the rate sends a full queue. leastQueue is the minimum length of the queue in
-	// full frames, since TCP works badly with fewer frames at low rates.
+	// queueTime is the length of the queue, as the time in which the rate sends a full queue. leastQueue is the minimum
+	// length of the queue in full frames, since TCP works badly with fewer frames at low rates.
 	queueTime  = 15 * time.Millisecond
 	leastQueue = 8
 
@@ -205,7 +205,7 @@ func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Differen
 	return found, nil
 }
 
-// compareShaper compares a root qdisc with a limit, and adds a difference to list.
+// compareShaper compares a root qdisc with a limit, and adds the difference, if any, to list.
 func compareShaper(list *diff.List, object, what string, want Limit, mtu int, have tc.Qdisc) {
 	switch {
 	case want.Rate == 0 && have.Ours():
@@ -215,7 +215,7 @@ func compareShaper(list *diff.List, object, what string, want Limit, mtu int, ha
 	}
 }
 
-// compareRedirect compares the filter at the port with the expected one, and adds a difference to list.
+// compareRedirect compares the filter at the port with the expected one, and adds the difference, if any, to list.
 func compareRedirect(list *diff.List, object string, expected bool, t *Target, have *installation) {
 	switch {
 	case expected && len(have.own) == 0:
@@ -227,7 +227,7 @@ func compareRedirect(list *diff.List, object string, expected bool, t *Target, h
 	}
 }
 
-// compareIFB compares the ifb with the expected one, and adds the differences to list.
+// compareIFB compares the ifb with the expected one, and adds the differences, if any, to list.
 func compareIFB(list *diff.List, object string, want Limit, t *Target, have *installation) {
 	switch {
 	case have.ifb == nil && want.Rate != 0:

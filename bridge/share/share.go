@@ -21,8 +21,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/tc"
 )
 
-// Conn shares NICs in one network namespace. It uses the socket of another connection. Several goroutines may call
-// its methods, but not for the same bridge at the same time.
+// Conn connects bridges to the LANs of NICs that the host keeps using, in one network namespace. It uses the socket of
+// another connection. Several goroutines may call its methods, but not for the same bridge at the same time.
 type Conn struct {
 	nl    *nl.Conn
 	links *bridge.Conn
@@ -193,7 +193,8 @@ func (c *Conn) Check(ctx context.Context, s Share) ([]tombolo.Difference, error)
 
 // Remove deletes the veth pair and enables ARP on the bridge again. It ends the NIC's promiscuous mode, unless
 // Share.Promiscuous is set, even if the pair is already gone. It does not delete the bridge. It is no error if the
-// pair, the NIC or the bridge does not exist.
+// pair, the NIC or the bridge does not exist. If the pair belongs to another owner, Remove changes nothing, and the
+// error matches ErrUnfit.
 func (c *Conn) Remove(ctx context.Context, s Share) error {
 	if err := s.validate(); err != nil {
 		return err

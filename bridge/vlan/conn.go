@@ -238,16 +238,18 @@ type Link struct {
 	Name   string // name of the link, 1 to 15 bytes
 	ID     uint16 // 1 to 4094
 	MTU    int    // in bytes
-	// MAC is the bridge's MAC, since the bridge accepts frames for no other MAC. If nil, the link keeps its own.
+	// MAC is the bridge's MAC, since the bridge passes only frames to its own MAC up to the host. If nil, the link
+	// keeps its own.
 	MAC   net.HardwareAddr
 	Alias string // the alias of a new link, which marks its owner
 }
 
-// EnsureLink adds the bridge itself to a VLAN, and creates or corrects the host's link in this VLAN. The link is up
-// and has no link-local address. EnsureLink reports whether it changed anything. It needs CAP_NET_ADMIN.
+// EnsureLink adds the bridge itself to a VLAN, and creates or corrects the host's link in this VLAN. The link is up and
+// has no link-local address. EnsureLink reports whether it changed anything. It needs CAP_NET_ADMIN.
 //
-// If a link with this name exists with another kind, VLAN or bridge, the error matches fs.ErrExist. EnsureLink
-// accepts any veth link with this name, since another program may have connected it to the VLAN.
+// If a link with this name exists with another kind, VLAN or bridge, the error matches fs.ErrExist. EnsureLink leaves
+// any veth link with this name unchanged, since another program may have connected it to the VLAN. If another program
+// has renamed our link, EnsureLink deletes it and creates a new one.
 func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
 	if err := check(Membership{ID: l.ID}); err != nil {
 		return false, err
@@ -370,8 +372,8 @@ func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, err
 	return list, err
 }
 
-// RemoveLink deletes the host's link if it has l's alias, and then removes the bridge from the VLAN. It is no error
-// if the link does not exist.
+// RemoveLink deletes the host's link and then removes the bridge from the VLAN. If the link does not exist, has another
+// alias or is a veth, RemoveLink changes nothing and returns nil.
 func (c *Conn) RemoveLink(ctx context.Context, l Link) error {
 	if err := check(Membership{ID: l.ID}); err != nil {
 		return err
@@ -407,7 +409,8 @@ func (r Range) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
-// Membership lists the VLANs of a port. With the zero Membership, the port is only in the bridge's default VLAN.
+// Membership lists the VLANs of a port. With the zero Membership, Conn.Ensure removes the port from all VLANs, and
+// bridge.Port leaves it in the default VLAN.
 type Membership struct {
 	// ID is the VLAN of the port's untagged frames, in both directions. It is 1 to 4094. 0 means 1 if Trunk is not
 	// empty.
@@ -452,7 +455,8 @@ func (l Ranges) String() string { return printable.List(l, ",") }
 // MarshalText returns the same text as String.
 func (l Ranges) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// UnmarshalText parses a text that String returns. For other texts, the error matches tombolo.ErrInvalid.
+// UnmarshalText parses a text that String returns. For other texts, and for an empty text, the error matches
+// tombolo.ErrInvalid.
 func (l *Ranges) UnmarshalText(text []byte) error {
 
 	var list Ranges

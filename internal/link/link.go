@@ -1,5 +1,5 @@
 // Package link reads and changes network interfaces over rtnetlink. All such requests of Tombolo are in this package. A
-// request is an rtnetlink.LinkMessage, followed by attributes that this type does not support.
+// request is an rtnetlink.LinkMessage, followed by attributes that LinkMessage does not support.
 //
 //	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(&b, "set link up", name)
 //	link.Get(&b, "br0", 0, &l)

@@ -242,13 +242,13 @@ func (r *Request) body() *rtnetlink.LinkMessage {
 }
 
 // hasPlainMTU reports whether rtnetlink writes r.MTU unchanged. It omits an MTU of 0, and returns its own error for
-// some MTUs of a veth. The kernel's error is more precise, so the method more writes such MTUs.
+// some MTUs of a veth. The kernel's error is more precise, so Request.more writes such MTUs.
 func (r *Request) hasPlainMTU() bool {
 	const least, most = 68, 65535
 	return r.MTU != nil && *r.MTU >= least && *r.MTU <= most
 }
 
-// isNameless reports whether Index, Name and Group are all unset. The method more then writes an empty name, which
+// isNameless reports whether Index, Name and Group are all unset. Request.more then writes an empty name, which
 // rtnetlink would omit. Without any name, the kernel would understand the request differently.
 func (r *Request) isNameless() bool { return r.Index == 0 && r.Name == "" && r.Group == nil }
 

@@ -224,9 +224,9 @@ func (c *Conn) buffer() []byte {
 	return c.buf
 }
 
-// Execute sends a batch and reads the answers. It returns the error of the first failed request. Batch.Err returns
-// the others. The kernel processes all requests even if some fail. But if a request cannot be encoded or sent, it
-// processes none.
+// Execute sends a batch and reads the answers. It returns the error of the first failed request. Batch.Err returns the
+// error of any request. The kernel processes all requests even if some fail. But if a request could not be encoded, or
+// sendmsg fails, it processes none.
 func (c *Conn) Execute(b *Batch) error {
 
 	if err := b.firstErr(); err != nil {

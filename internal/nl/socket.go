@@ -16,10 +16,10 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// Dial opens a netlink socket for a protocol, such as unix.NETLINK_ROUTE or unix.NETLINK_NETFILTER. It enables
-// extended acknowledgements and strict checking of requests. The socket works on the network namespace ns, from any
-// thread. If ns is nil, it works on the calling thread's namespace. If ns is not nil, Dial needs CAP_SYS_ADMIN. Most
-// requests need CAP_NET_ADMIN.
+// Dial opens a netlink socket for a protocol, such as unix.NETLINK_ROUTE or unix.NETLINK_NETFILTER. It enables extended
+// acknowledgements and, for NETLINK_ROUTE, strict checking of requests. The socket works on the network namespace ns,
+// from any thread. If ns is nil, it works on the calling thread's namespace. If ns is not nil, Dial needs
+// CAP_SYS_ADMIN. Most requests need CAP_NET_ADMIN.
 func Dial(protocol int, ns *netns.NS) (*Conn, error) {
 	t, err := Open(protocol, ns)
 	if err != nil {
@@ -67,8 +67,8 @@ func inNamespace(ns *netns.NS, open func() error) error {
 }
 
 // socket is a netlink socket that does not use the runtime's poller. The kernel processes requests to rtnetlink and
-// nfnetlink within sendmsg, and queues the answers before sendmsg returns. So nothing ever waits. A poller would cost
-// a short-lived plugin dozens of context switches.
+// nfnetlink within sendmsg, and queues the answers before sendmsg returns. So no call ever waits. A poller would cost a
+// short-lived CNI plugin dozens of context switches.
 type socket struct {
 	fd         int
 	answerable int // length of the longest datagram that the receive buffer was enlarged for

@@ -100,8 +100,8 @@ type Bucket struct {
 	Limit uint32 // length of the queue, in bytes
 }
 
-// SetTBF appends a request that makes a token bucket filter the root qdisc of a link. If the root qdisc is already
-// our token bucket filter, the request changes its parameters. Its queue and tokens stay.
+// SetTBF appends a request that makes a token bucket filter the root qdisc of a link. If the root qdisc is already our
+// token bucket filter, the request changes its parameters. The qdisc keeps its queue and its tokens.
 func (l Device) SetTBF(b *nl.Batch, w Bucket) {
 	l.add(b, "set qdisc tbf of", unix.RTM_NEWQDISC, netlink.Create|netlink.Replace, l.header(Handle, Root, 0), w.encode)
 }
@@ -264,8 +264,8 @@ func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 }
 
 // Filters lists the filters of a link at the given places, Ingress and Egress. own contains the filters with our
-// priority at the first place, with the entries that u32 lists for itself and its hash table. others is the number of
-// all other filters. The kernel lists only this link's filters, so the time does not depend on the number of links.
+// priority at places[0], with the entries that u32 lists for itself and its hash table. others is the number of all
+// other filters. The kernel lists only this link's filters, so the time does not depend on the number of links.
 func (l Device) Filters(ctx context.Context, c *nl.Conn, places ...uint32) (own []Filter, others int, _ error) {
 	for _, place := range places {
 		m, err := nl.Encode(unix.RTM_GETTFILTER, 0, l.header(0, place, 0), nil)
@@ -294,8 +294,8 @@ type Qdisc struct {
 	Link   int // the index of its link
 	Kind   string
 	Handle uint32
-	// The following fields are only set for a tbf. Rate is in bytes per second. Ticks is the time in ticks in which
-	// Rate sends the burst. Limit is the length of the queue in bytes.
+	// The following fields are only set for a tbf. Rate is in bytes per second. Ticks is the time in which Rate sends
+	// the burst, in units of tick. Limit is the length of the queue in bytes.
 	Rate   uint64
 	Ticks  uint32
 	Limit  uint32

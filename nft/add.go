@@ -85,8 +85,8 @@ func (c *Conn) findConflict(ep *Endpoint, elements []ruleset.Element) error {
 	return nftnl.ErrOvertaken // the element is gone again, so try again
 }
 
-// explainMissing explains an error that matches fs.ErrNotExist: the network's firewall is not set up. It returns other
-// errors unchanged.
+// explainMissing adds the text "the network's firewall is not (or no longer) set up" to an error that matches
+// fs.ErrNotExist. It returns other errors unchanged.
 func explainMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the network's firewall is not (or no longer) set up: %w", err)
@@ -157,8 +157,8 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.Element,
 			}
 		}
 
-		// An excluding element may be in gone too, so delete each element only once. If two elements of the group
-		// contradict each other, the kernel refuses the transaction.
+		// An excluding element may be in gone too, so delete each element only once. If the group has two elements
+		// with the same key and different data, the kernel refuses the transaction.
 		settled := map[string]bool{}
 		remove := func(el ruleset.Element) {
 			if id := el.ID(); !settled[id] {
@@ -207,10 +207,10 @@ func (c *Conn) Move(ctx context.Context, old, next Endpoint) error {
 	return c.move(ctx, old, next, nil)
 }
 
-// Update is like Move, but never takes over elements of other owners. If another owner has an element of next, or an
-// element that excludes one, Update returns a *ConflictError, as Add does, and changes nothing. Elements of the same
-// owner are no conflict. For example, Add can guard a pod before its veth pair exists, and Update can add its host
-// ports later. The pod stays guarded throughout.
+// Update works like Move, but never takes over elements of other owners. If another owner has an element of next, or
+// a published port that excludes one of next's, Update returns a *ConflictError and changes nothing. Elements of the
+// same owner are no conflict. For example, Add can guard a pod before its veth pair exists, and Update can add its
+// host ports later. The pod stays guarded throughout.
 func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 	comment := next.comment()
 	return c.move(ctx, old, next, func(is []*ruleset.Element) error {
@@ -279,8 +279,8 @@ func (list publishedPorts) exclude(el ruleset.Element) bool {
 	return onAll && list[port][1] || !onAll && list[port][0]
 }
 
-// findExcluding returns the elements in the kernel that exclude one of the given elements, in the sense of
-// publishedPorts.
+// findExcluding returns the existing elements that publish the same host port as one of the given elements, if one
+// of the two publishes it on all addresses and the other on a single address.
 func (c *Conn) findExcluding(elements []ruleset.Element) ([]*ruleset.Element, error) {
 	var onAll []ruleset.Element
 	var onOne []ruleset.Place // maps of host ports on one address
@@ -336,8 +336,8 @@ func (ep *Endpoint) portOf(el ruleset.Element) string {
 	return ""
 }
 
-// ConflictError reports that an element of an endpoint, or an element that excludes it, already exists. It matches
-// fs.ErrExist.
+// ConflictError reports that an element of an endpoint already exists, or that an existing published port excludes
+// one of the endpoint's ports (see Conn.Add). It matches fs.ErrExist.
 type ConflictError struct {
 	// Element is the existing element in nft's syntax, such as "inet tombolo pods4 { cbr0 . 10.22.0.5 }".
 	Element string

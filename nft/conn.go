@@ -45,7 +45,7 @@ type Conn struct {
 	tables   ruleset.Tables
 	mark     uint32
 	verified nftnl.Verified // the networks that Ready found complete, and the nf_tables generation in which it did
-	err      error          // an invalid Config passed to On; methods that send requests return it
+	err      error          // an invalid Config passed to On; all methods that send requests, except Probe, return it
 }
 
 // Dial opens a netlink connection to nf_tables. It needs CAP_SYS_ADMIN if cfg.NetNS is set. All methods need
@@ -66,8 +66,8 @@ func Dial(cfg *Config) (*Conn, error) {
 	return on(conn, cfg), nil
 }
 
-// On returns a Conn over an open socket, which Close closes. It ignores the Config's NetNS. Dial is for programs; On
-// lets a test answer in the kernel's place.
+// On returns a Conn that sends its requests through the open socket s, and whose Close closes s. It ignores
+// cfg.NetNS. If cfg is invalid, later calls return the error. Tests use On to answer in the kernel's place.
 func On(s tombolo.Socket, cfg *Config) *Conn { return on(nl.Of(s), cfg) }
 
 func on(conn *nl.Conn, cfg *Config) *Conn {
@@ -153,9 +153,9 @@ func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []
 	return have, err
 }
 
-// commitEndpoints commits a transaction that changes only elements of endpoints. If the transaction is empty, it does
-// nothing. Such a change leaves all networks complete, so c.verified then applies to the new generation too. If the
-// kernel refuses the transaction as outdated, commitEndpoints empties c.verified.
+// commitEndpoints commits a transaction that changes only elements of endpoints, or does nothing if it is empty.
+// Networks that were complete then stay complete. So if the transaction is tied to a generation, c.verified applies
+// to the next generation too. If the kernel refuses the transaction as outdated, commitEndpoints empties c.verified.
 func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	if t.Empty() {
 		return nil
@@ -173,9 +173,10 @@ func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	return err
 }
 
-// Ensure creates the firewall of a network, or repairs it. In one transaction, it adds the missing tables, sets, chains
-// and rules. It keeps elements if their set can stay, and does not change other networks. changed reports whether
-// anything was missing or different. Several programs may call Ensure at the same time.
+// Ensure creates the firewall of a network, or repairs it. In one transaction, it adds missing tables, sets, chains
+// and rules, and replaces different ones. It keeps the elements of sets that it need not create again, and does not
+// change other networks. changed reports whether anything was missing or different. Several programs may call Ensure
+// at the same time.
 //
 // Elements of endpoints of all networks are missing if Ensure creates a set again, or if another program has emptied
 // or reloaded one. In these cases, Ensure calls Replace for the endpoints in back. So back must contain all endpoints
@@ -202,10 +203,11 @@ func (c *Conn) Ensure(ctx context.Context, n Network, back ...Endpoint) (changed
 	return changed, c.Replace(ctx, back...)
 }
 
-// Prepare works like Ensure, but adds no sentinels, neither to new sets nor to sets that another program emptied or
-// loaded. So Ready stays false for every network that uses such a set, until Ensure is called. Prepare is for callers
-// that restore more than endpoints, or several networks that share sets. If such a caller is interrupted, Ready still
-// returns false for the next caller. changed is also true if only sentinels are missing.
+// Prepare works like Ensure, but adds no sentinels (marker elements, see the package comment), neither to new sets
+// nor to sets that another program emptied or loaded. So Ready stays false for every network that uses such a set,
+// until Ensure is called. Prepare is for callers that restore more than endpoints, or several networks that share
+// sets. If such a caller is interrupted, Ready still returns false for the next caller. If only sentinels are
+// missing, changed is true too.
 func (c *Conn) Prepare(ctx context.Context, n Network) (changed bool, _ error) {
 	changed, _, err := c.ensure(ctx, n, false)
 	return changed, err

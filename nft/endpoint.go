@@ -261,11 +261,11 @@ const (
 	// GuardMAC checks only the source MAC of Ethernet frames. The pod may use any IP address, VLAN tags, and
 	// protocols other than IP. This suits a pod that contains a bridge or a router.
 	GuardMAC Guard = "mac"
-	// GuardAddresses checks the source MAC and the source address. The pod may send only IPv4, IPv6 and ARP, and only
-	// from its MAC and its addresses. A pod with an IPv6 address may also use the link-local address made from its
-	// MAC (addr_gen_mode eui64). Before it has an address, any pod may send DHCP requests, ARP probes, router
-	// solicitations and multicast listener reports. A pod without an IPv6 address may send no other IPv6. If the pod
-	// has no addresses at all, only its MAC is checked, unless SLAAC is set.
+	// GuardAddresses checks the source MAC and the source address. The pod may send only IPv4, IPv6 and ARP, and
+	// only from its MAC and its addresses. A pod with an IPv6 address may also use the link-local address made from
+	// its MAC (addr_gen_mode eui64). From the unspecified address, any pod may send DHCP requests, ARP probes,
+	// router solicitations and multicast listener reports. A pod without an IPv6 address may send no other IPv6. If
+	// the pod has no addresses at all, only its MAC is checked, unless SLAAC is set.
 	GuardAddresses Guard = "addresses"
 	// GuardUntrusted includes all checks of GuardAddresses. It also drops packets that would let a pod pose as a
 	// server or router. Switches drop such packets at ports for hosts (DHCP snooping, RA guard of RFC 6105, DHCPv6

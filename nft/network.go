@@ -212,7 +212,7 @@ func (p Policy) String() string {
 	return fmt.Sprintf("policy %d", p)
 }
 
-// MarshalText returns the same name as String.
+// MarshalText returns the name from String.
 func (p Policy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
 // UnmarshalText parses a name that String returns. For other names, the error matches tombolo.ErrInvalid.

@@ -68,9 +68,9 @@ func unmarshal[T fmt.Stringer](to *T, name []byte, values ...T) error {
 type SNAT string
 
 const (
-	// SNATNeeded selects only callers that would get no answer otherwise: the host if it calls by 127.0.0.1, and the
-	// pod itself. If bridged packets do not pass the firewall's hooks, it also selects other pods on the same bridge.
-	// It is the default.
+	// SNATNeeded selects only callers that would otherwise get no answer: the host if it calls by 127.0.0.1, and the
+	// pod itself. If bridged packets do not pass the firewall's hooks, it also selects other pods on the same
+	// bridge. With Network.LAN, it also selects machines on the LAN. It is the default.
 	SNATNeeded SNAT = ""
 	// SNATAll selects all callers. The network must have Network.PortSNAT set.
 	SNATAll SNAT = "all"
@@ -79,7 +79,7 @@ const (
 	// Network.PortSNAT set.
 	SNATNone SNAT = "none"
 
-	snatAny SNAT = "any" // covers the elements of all other values
+	snatAny SNAT = "any" // stands for all other values, to list the elements of each
 )
 
 // String returns the host's side of the port, such as 8080/tcp, 192.0.2.1:8080/udp or [2001:db8::1]:8080-8090/sctp.

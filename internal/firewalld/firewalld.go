@@ -1,6 +1,7 @@
-// Package firewalld puts links into the zone "trusted" of firewalld, so that firewalld lets pods' packets pass. These
-// are the links over which the host forwards packets of pods, as long as their networks are on record. It is necessary
-// because an accept in our own nf_tables tables does not override firewalld's rejects.
+// Package firewalld puts links into the zone "trusted" of firewalld, so that firewalld lets pods' packets pass.
+// These are the links over which the host forwards packets of pods. A link stays in the zone as long as the state
+// directory has a record of its network. The zone is necessary because an accept in our own nf_tables tables does
+// not override firewalld's rejects.
 //
 //	z := firewalld.New(ctx, &firewalld.Config{State: dir, Tell: tell})
 //	defer z.Close()
@@ -33,8 +34,8 @@ import (
 )
 
 const (
-	// timeout is the time limit for answers from the bus and firewalld. A firewalld with many rules does not answer
-	// for seconds while it loads them.
+	// timeout is the time limit for answers from the bus and firewalld. While firewalld loads many rules, it may
+	// take many seconds to answer.
 	timeout = 30 * time.Second
 
 	// pollInterval is the interval of checks for new and removed networks.
@@ -51,7 +52,8 @@ type Config struct {
 	State *state.Dir
 	// Address is the address of the bus, as in DBUS_SYSTEM_BUS_ADDRESS. Only unix:path=… is supported.
 	Address string
-	// Tell adapts our rules to State.Zones. Look calls it before each change of a link's zone, and again at the end.
+	// Tell updates our nf_tables rules about trusted links from State.Zones. Look calls it before each change of a
+	// link's zone, and again at the end.
 	Tell func(context.Context) error
 	// Log receives a line for each link that joins or leaves the zone.
 	Log *slog.Logger
@@ -112,9 +114,9 @@ func (z *Zones) notify() {
 	}
 }
 
-// Look puts the links of networks into the zone, and takes out links whose networks are gone. If firewalld does not run
-// in this network namespace, Look only calls Tell. After an error, call Look again soon. ErrNoBus is no fault: the bus
-// does not run, or firewalld has just ended.
+// Look puts the links of networks into the zone, and takes out links whose networks are gone. If firewalld does not
+// run in this network namespace, Look only calls Tell. After an error, call Look again soon. ErrNoBus is no fault:
+// the bus does not run, or firewalld has just ended. Look may then not have called Tell.
 func (z *Zones) Look(ctx context.Context) error {
 	if z.bus != nil && z.bus.conn.Context().Err() != nil {
 		z.release()
@@ -234,7 +236,7 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 	return errors.Join(append(errs, z.Tell(ctx))...)
 }
 
-// record adds the link to the recorded links in the zone, before its zone is changed.
+// record adds the link to the links that State.Zones lists as joined. The caller changes the link's zone afterwards.
 func (z *Zones) record(before, now state.Zones, link string) error {
 	all := append(slices.Concat(before.Joined, now.Joined), link)
 	slices.Sort(all)
@@ -277,7 +279,7 @@ type act int
 
 const (
 	stay       act = iota // the link is in our zone, as it should be
-	forget                // the link is not ours, or is in the zone without our doing
+	forget                // no network has the link, or it is in the zone without our doing
 	leaveAlone            // another zone was chosen for the link
 	join                  // the link is in no zone
 	move                  // the link is in the default zone, where network managers put links

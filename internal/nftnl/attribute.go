@@ -398,8 +398,8 @@ func DecodeChain(b []byte) Chain {
 	}
 }
 
-// DoctorName is the name of the thread in which `tombolo doctor` changes its own table. The kernel announces the name
-// with each change, so that the keeper can ignore these changes.
+// DoctorName is the name of the thread in which `tombolo doctor` changes its own table. The kernel announces the
+// thread's name with each change. So tombolod can ignore these changes.
 const DoctorName = "tombolo-doctor"
 
 // Queue describes the user-space queues (NFQUEUE) that a rule passes packets to: Total queues from First on.

@@ -166,7 +166,8 @@ func Retry(ctx context.Context, try func() error) error {
 	return fmt.Errorf("gave up after %d tries, each overtaken by another change of the firewall: %w", tries, err)
 }
 
-// ErrOvertaken means that another program changed an object between our lookup and our change.
+// ErrOvertaken means that another program changed an object between our lookup and our change, or that a listing was
+// inconsistent because a set changed meanwhile.
 var ErrOvertaken = errors.New("overtaken by another change")
 
 // IsOvertaken reports whether err means that another program changed nf_tables at the same time, so that a retry may
@@ -176,8 +177,8 @@ func IsOvertaken(err error) bool {
 		errors.Is(err, tombolo.ErrInterrupted)
 }
 
-// ExecuteGets sends a batch of Get requests. It ignores errors about missing objects, and errors that match one of the
-// errors in the list same.
+// ExecuteGets sends a batch of Get requests. It returns the first error, except errors about missing objects and
+// errors that match one in the list same.
 func ExecuteGets(c *nl.Conn, b *nl.Batch, same ...error) error {
 	if err := c.Execute(b); err == nil {
 		return nil
@@ -206,7 +207,7 @@ type SharedSocket struct {
 	*Verified
 }
 
-// Of converts s to a SharedSocket. If s is of a foreign type, methods of the result return errors.
+// Of converts s to a SharedSocket. If s does not come from this module, requests through the result return errors.
 func Of(s tombolo.Socket) SharedSocket {
 	if own, ok := s.(SharedSocket); ok {
 		return own

@@ -1,5 +1,5 @@
-// Package trace contains code that the DHCPv4 client and the DHCPv6 client share. It counts messages, which the error
-// of a failed session lists, generates random numbers, and has helpers for errors and times.
+// Package trace contains code that the DHCPv4 client and the DHCPv6 client share. It counts messages for the error
+// of a failed session, generates random numbers, and has helpers for errors and times.
 package trace
 
 import (
@@ -100,9 +100,9 @@ func (c Counts) String() string {
 	return strings.Join(list, ", ")
 }
 
-// Failure returns the error of a session that ends at the time now because of err. vain and hint are parts of the
-// error's text. The text begins with vain if answers came, but led to no lease. It contains hint, advice for the
-// reader, if no answer came before a timeout. The error matches err and Last.
+// Failure returns the error of a session that ends at the time now because of err. Its text begins with op. Then
+// follows vain if answers came, but led to no lease. The text contains hint, advice for the reader, if no answer
+// came before a timeout. The error matches err and Last.
 func (t *Trace) Failure(op string, now time.Time, err error, vain, hint string) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", ErrTimeout, err) // also if the caller set the deadline

@@ -106,9 +106,9 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 	return rules, err
 }
 
-// read sets b.rules to the rules of the base chain that at names, evaluated for the packet p. It sets b.chain to a
-// function that reads the rules of another chain in this table when it is first called for it. b.err records an error
-// of reading.
+// read sets b.rules to the rules of the base chain at, evaluated for the packet p. It sets b.chain to a function
+// that returns the rules of any chain in the same table, and that reads each chain only once. Errors of reading are
+// stored in b.err.
 func (c *Conn) read(ctx context.Context, b *base, at chain, p *packet) {
 	read := map[string][]rule{}
 	b.chain = func(name string) []rule {

@@ -34,7 +34,6 @@ func legacyFamilies() [2]legacyFamily {
 
 // legacy returns the obstacles in the table filter of legacy iptables, in the calling thread's network namespace. It
 // reads only the rules of FORWARD itself. A chain that FORWARD calls counts as unknown, and could accept packets.
-// `tombolo doctor` cannot trace packets in legacy iptables.
 func (c *Conn) legacy(path Path) ([]Obstacle, error) {
 	var list []Obstacle
 	for _, f := range legacyFamilies() {

@@ -43,7 +43,7 @@ type Path struct {
 	Bridge   string         // the incoming link of the packets
 	Prefixes []netip.Prefix // the pods' subnets. Obstacles ignores other families. If empty, pods have both families
 	// Switched states that the packets leave by the bridge they came in by, and that this bridge belongs to another
-	// program. Such packets have no mark, and obstacles for them have no remedy.
+	// program. Such packets have no mark, and obstacles for them in nf_tables have no remedy.
 	Switched bool
 }
 
@@ -83,7 +83,7 @@ func (c *Conn) HasFirewalld(ctx context.Context) (is, strict bool, _ error) {
 	return is, strict, err
 }
 
-// families returns the families of tables that see packets of pods.
+// families returns the families of tables whose chains see forwarded IP packets.
 func families() []uint8 { return []uint8{unix.NFPROTO_INET, unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} }
 
 // isOurs reports whether a table is the inet table of package nft.
@@ -121,12 +121,12 @@ func (c *Conn) rules(p packet, each func(at chain, r rule)) error {
 	return nil
 }
 
-// Remarks describes rules of other programs, in all tables of nf_tables, with effects that their owners may not expect.
-//
-// A rule may set a bit of our mark in packets or connections. For packets from and to our bridges the two meanings of
-// the bit conflict. With hostPorts, Remarks also describes rules that accept packets to one address in nat chains of
-// the hook prerouting. Such a rule exempts the address from later rules of iptables, such as those of the reference
-// plugin portmap. It has no effect on our host ports, which are in a chain of their own.
+// Remarks describes rules of other programs, in all tables of nf_tables, that conflict with ours. Each text names
+// the rule and a remedy.
+// || Remarks finds rules that set a bit of our mark in packets or connections, since both programs then use this
+// bit. With hostPorts, it also finds rules in nat chains of the hook prerouting that accept all packets to one
+// address. Such a rule exempts the address from later rules of iptables, such as those of the reference plugin
+// portmap. It does not exempt the address from our host ports, which are in another chain.
 func (c *Conn) Remarks(ctx context.Context, hostPorts bool) (names []string, _ error) {
 	translates := map[chain]bool{}
 	for _, family := range families() {
@@ -189,7 +189,7 @@ func (c *Conn) ReversePaths(ctx context.Context, bridge string, affected ...uint
 	return names, err
 }
 
-// has reports whether pods may have addresses of the family.
+// has reports whether pods may have addresses of the family. It returns true for the family inet.
 func (p *Path) has(family uint8) bool {
 	return family == unix.NFPROTO_INET || len(p.Prefixes) == 0 ||
 		slices.ContainsFunc(p.Prefixes, func(prefix netip.Prefix) bool {
@@ -221,8 +221,8 @@ func (p *plan) forwardChains(family uint8) (chains []nftnl.Chain, err error) {
 	return chains, err
 }
 
-// obstacle returns the first obstacle in a chain. It returns nil if there is none, if Ensure removes it, or if
-// firewalld has the link in its zone trusted.
+// obstacle returns the first obstacle in a chain, or nil if there is none. Unless path.Switched is set, it also
+// returns nil if Ensure removes the obstacle, or if firewalld has the link in its zone trusted.
 func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path) (*Obstacle, error) {
 	link := path.Bridge
 	if path.Switched {
@@ -334,7 +334,7 @@ func iptablesProgram(family uint8) string {
 }
 
 // insert returns the beginning of an nft command that adds a rule to a chain. The parameter before is the number of
-// the rule before which the new rule goes; 0 means the end. So the new rule overrides as few rules as possible.
+// the rule before which the new rule goes; 0 means the end.
 func (b *base) insert(at chain, before int) string {
 	where := fmt.Sprintf("%s %s %s", nftnl.FamilyName(at.family), at.table, at.name)
 	if before == 0 {

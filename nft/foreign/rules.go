@@ -41,7 +41,7 @@ const (
 	returns
 	jumps
 	goesTo
-	dropsInTurn // the chain drops all packets at its end, and may drop some before
+	dropsInTurn // the chain drops all packets at its end, but an earlier rule may do something else
 )
 
 // base holds the rules of a base chain. Its function chain returns the rules of another chain, which the base chain
@@ -82,7 +82,8 @@ func (b *base) ends(r *rule) verdict {
 // isForAll reports whether the rule certainly applies to all packets.
 func (r *rule) isForAll() bool { return !r.conditional && !r.unmet && !r.opaque }
 
-// chainEnds returns the effect of a called chain on all packets. It does not examine chains that this chain calls.
+// chainEnds returns the effect of a called chain on all packets that no rule with a condition accepts. It does not
+// examine chains that this chain calls.
 func chainEnds(rules []rule) verdict {
 	how := drops
 	for _, r := range rules {
@@ -108,7 +109,8 @@ func (r *rule) does(verdicts ...verdict) bool {
 	return !r.opaque && slices.Contains(verdicts, r.verdict) && (r.verdict != goesOn || !r.conditional || r.logs)
 }
 
-// calls reports whether the rule calls a chain whose rules all have one of these verdicts.
+// calls reports whether the rule jumps to a chain whose rules all have one of these verdicts. It ignores rules whose
+// conditions no packet of pods meets.
 func (b *base) calls(r *rule, verdicts ...verdict) bool {
 	return r.does(jumps) && !slices.ContainsFunc(b.chain(r.target), func(called rule) bool {
 		return !called.unmet && !called.does(verdicts...)

@@ -298,7 +298,8 @@ func (list *rules) addDedup(ds []Dedup) {
 	}
 }
 
-// normalDedup sorts the list and removes duplicates, so that lists with the same meaning produce the same rules.
+// normalDedup masks the subnets, sorts the list and removes duplicates, so that lists with the same meaning produce
+// the same rules.
 func normalDedup(list []Dedup) []Dedup {
 	list = slices.Clone(list)
 	for i := range list {

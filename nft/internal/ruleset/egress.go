@@ -31,8 +31,8 @@ const (
 	priorityEgress = priorityDestinationNAT + 2
 )
 
-// Egress is a parsed egress policy. A nil Egress permits everything.
-type Egress struct{ allowed [2][]box } // for IPv4 and IPv6, boxes of address type, destination, protocol and port
+// Egress is a parsed egress policy. A nil Egress permits everything, and the zero Egress permits nothing.
+type Egress struct{ allowed [2][]box } // permitted destinations of IPv4 and IPv6: address type, address, protocol and port
 
 // maxEntries is the maximum number of entries in a policy. anyType is the end of the interval that contains all types
 // of addresses (unix.RTN_*).
@@ -51,7 +51,8 @@ func reserved() []string {
 }
 
 // ParseEgress parses a policy: "all", "replies", or a comma-separated list of entries. An entry is "public", or a
-// prefix or address that a protocol and ports may follow. For "all" and "" it returns nil.
+// prefix or address that a protocol and ports may follow. For "all" and "" it returns nil. For "replies" it returns
+// an Egress that permits nothing.
 func ParseEgress(text string) (*Egress, error) {
 	switch text {
 	case "", "all":
@@ -262,9 +263,9 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 	answers.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: uint32(nftnl.First)})
 	answers.compare(expr.CmpOpEq, []byte{1}).Return() // IP_CT_DIR_REPLY
 
-	// These messages are always accepted, because without them no machine could reach the pod by IPv6. The host never
-	// forwards packets that the first two of these rules accept. The third rule accepts only packets that stay on
-	// their link.
+	// Always accept multicast listener reports and neighbour discovery, because without them no machine could reach
+	// the pod by IPv6. The host never forwards packets that the next two rules accept. The third rule accepts only
+	// packets that stay on their link.
 	ip6 := Families()[1]
 	list.addSpans([]span{
 		{"multicast listeners and neighbour discovery, with the host and groups", listenerReport, neighbourAdvert},

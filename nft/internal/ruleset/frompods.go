@@ -12,18 +12,18 @@ import (
 // The chain from-pods drops frames that a pod could send to change the bridge's behaviour or to bypass the firewall.
 // It applies to all pods, with a guard or without one.
 //
-// First, the chain drops IP packets behind VLAN tags with the VLAN ID 0 (IEEE 802.1Q's priority tag). A host without
+// The chain drops IP packets behind VLAN tags with the VLAN ID 0 (IEEE 802.1Q's priority tag). A host without
 // a link for the tag removes it and reads the content, even behind several such tags (__netif_receive_skb_core). A
 // bridge without VLANs forwards the frame unchanged. It does not pass the frame to the firewall, since br_netfilter
 // does not recognize the content as IP. So such frames would reach other pods past every rule, policy and connection
 // tracking. Tags before a protocol other than IP may pass. Tags with any other VLAN ID may pass too, since the
 // receiver needs a link for that VLAN.
 //
-// Second, it drops frames with two tags whose first tag is of the default VLAN. A bridge that separates VLANs removes
+// It also drops frames with two tags whose first tag is of the default VLAN. A bridge that separates VLANs removes
 // this tag at ports that carry the default VLAN untagged, such as an uplink or a trunk. Then the second tag would
 // come first, and move the frame into a VLAN that the pod's port is not a member of.
 //
-// Third, it drops multicast queries. A query makes the bridge treat the sender as the multicast querier. From then on
+// It drops multicast queries. A query makes the bridge treat the sender as the multicast querier. From then on
 // the bridge sends a group only to ports that have reported it. A pod could send one query that permits answers
 // within hours (RFC 3810, section 5.1.3). The bridge forgets all reports after some minutes
 // (mcast_membership_interval). Then neighbour solicitations, which are multicast, no longer reach any pod, whether

@@ -456,8 +456,8 @@ func (inv *Inventory) Has(key string) bool {
 		slices.ContainsFunc(inv.Elements, func(el Element) bool { return el.IsNetwork(key) })
 }
 
-// networkOf returns the key of the network that a chain or set belongs to. For objects that all networks share, it
-// returns "".
+// networkOf returns the key of the network that a chain or set belongs to. For chains and sets of several networks,
+// it returns "".
 func networkOf(name string) string {
 	for _, prefix := range []string{masqueradePrefix, masquerade4Prefix, masquerade6Prefix, dedupPrefix, quietPrefix} {
 		if key, ok := strings.CutPrefix(name, prefix); ok {

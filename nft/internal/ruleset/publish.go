@@ -244,9 +244,9 @@ func (list *rules) addPortSNAT() {
 	}
 }
 
-// Callers describes the calls from elsewhere that reach host ports. It has a list of boxes for each family. The parts
-// of a box are incoming link, source, destination, protocol and host port. The host's own calls are always admitted. A
-// nil Callers admits every call.
+// Callers describes the calls to host ports, except calls by the host itself, that are admitted. It has a list of
+// boxes for each family. The parts of a box are incoming link, source, destination, protocol and host port. A nil
+// Callers admits every call.
 type Callers [][]box
 
 // ParseCallers reads lists of callers, and returns the calls that every list contains. "" and "all" contain all

@@ -142,7 +142,7 @@ type Rule struct {
 // rules is a list of the rules of a chain, in order.
 type rules []Rule
 
-// begin appends a rule, and returns its empty list of steps. The caller completes the steps before it appends another
+// begin appends a rule without expressions. The caller adds expressions to the result before it appends another
 // rule.
 func (list *rules) begin(comment string) expressions {
 	*list = append(*list, Rule{Comment: comment})
@@ -189,7 +189,8 @@ const (
 	priorityBeforeFilter    = nftnl.PriorityForward
 	priorityBeforeSourceNAT = prioritySourceNAT - 1
 	prioritySourceNAT       = 100
-	// priorityLast is after all other chains in postrouting, which can still read the mark bit.
+	// priorityLast lets a chain run after all other chains in postrouting, so that the others can still read the
+	// mark bit.
 	priorityLast = 300
 )
 
@@ -295,10 +296,10 @@ func (rs *Ruleset) add(ch Chain) {
 	rs.Chains = append(rs.Chains, ch)
 }
 
-// addForward appends the rules of the chain forward, which sets the mark bit on packets that may pass. An accept here
-// would not override a drop in another table, so a rule in that table must accept the mark. The chain changes
-// only the mark of packets from or to our bridges and of pods' packets at a shared NIC. It also drops packets that a
-// policy forbids.
+// addForward appends the rules of the chain forward, which sets the mark bit on packets that may pass. An accept
+// here would not override a drop in another table, so a rule in that table must accept the mark. The chain changes
+// only the mark of packets from or to our bridges and of pods' packets at a shared NIC. It drops packets that a
+// policy forbids, and new connections from trusted links (TrustedSet) to links of other programs.
 func (list *rules) addForward(mark uint32) {
 	const in, out, link = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME, expr.PayloadBaseLLHeader
 
@@ -458,7 +459,7 @@ type Network struct {
 	Key                        string // the network's key, from NetworkKey
 	Masquerade                 bool
 	Exempt                     []netip.Prefix // destinations that are never masqueraded, in any order
-	Bridge                     string         // "" if nothing is known about bridges
+	Bridge                     string         // "" if the network has no bridge
 	VLANOf                     string         // the bridge whose VLAN link Bridge is, or ""
 	NFCall, LAN, Gateway       bool
 	Closed                     []Closed

@@ -123,8 +123,8 @@ func (st *State) hasChain(p Place) bool {
 	return ok
 }
 
-// matches reports whether the chain in the kernel has the right hook and comment, and still as many rules as when it
-// was created. Flushing the chain, and adding or deleting a rule, change this number.
+// matches reports whether the chain in the kernel has the right hook, policy and comment, and still as many rules as
+// when it was created. Flushing the chain, and adding or deleting a rule, change this number.
 func (ch *Chain) matches(have nftnl.Chain) bool {
 	return ch.sameHook(have) && have.Policy == PolicyAccept && have.Comment == ch.Comment(int(have.Uses))
 }

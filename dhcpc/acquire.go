@@ -81,9 +81,10 @@ func (t *step) rebooting(m *message) {
 	}
 }
 
-// selecting handles an answer to a DISCOVER. It requests the first OFFER that Config.Refuse accepts and whose server is
-// not to be avoided. It does not compare OFFERs: nothing shows which one is better, and waiting would delay every
-// client. It also accepts a late ACK of an address that the client requested before.
+// selecting handles an answer to a DISCOVER. It requests the first OFFER that Config.Refuse accepts and whose server
+// is not in the list of servers to avoid. It remembers another OFFER for the case that no better one comes. It does
+// not compare acceptable OFFERs: nothing shows which one is better, and waiting would delay every client. It also
+// accepts a late ACK of an address that the client requested before.
 func (t *step) selecting(m *message) {
 	isACK := m.MessageType() == dhcpv4.MessageTypeAck
 	rapid := isACK && t.cfg.RapidCommit && m.Options.Has(dhcpv4.OptionRapidCommit)
@@ -213,7 +214,8 @@ func (t *step) isAnothers(m *message, requested *Lease) bool {
 }
 
 // acknowledged returns the lease in an ACK. It returns nil if the ACK is unusable, or if its address is not the
-// requested one. If the ACK does not name its server, the result has the requested lease's server and its MAC.
+// requested one. If the ACK lacks its server, or the server's MAC is unknown, the result has these from the
+// requested lease.
 func (t *step) acknowledged(m *message, requested *Lease) *Lease {
 	if m.address != requested.Address.Addr() {
 		t.note(describe(m) + ": asked for " + requested.Address.Addr().String())
@@ -404,8 +406,8 @@ func (t *step) renew(state state, end time.Time) {
 }
 
 // extension returns a packet with a renewal's REQUEST from the leased address, to the lease's server or to all
-// servers. The message has the address only in ciaddr, and no server identifier, since some servers ignore a renewal
-// with more (RFC 2131, table 4).
+// servers. The message has the address only in ciaddr, and no server identifier (RFC 2131, table 4). Some servers
+// ignore a renewal that has the options 50 or 54.
 func (t *step) extension(d *dhcpv4.DHCPv4, toServer bool) *Packet {
 	l := t.s.lease
 	d.ClientIPAddr = ip(l.Address.Addr())

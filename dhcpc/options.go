@@ -29,7 +29,7 @@ func (r *reader) ignore(code uint8, format string, args ...any) {
 }
 
 // sized returns an option's value. It returns nil if the option is missing or its value does not have the given
-// length in bytes.
+// length in bytes. A wrong length is recorded in r.ignored.
 func (r *reader) sized(code uint8, length int) []byte {
 	v, ok := r.options[code]
 	if ok && len(v) != length {

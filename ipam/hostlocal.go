@@ -233,7 +233,7 @@ func (h *HostLocal) lockOrCreate(ctx context.Context) (*session, error) {
 }
 
 // Del releases the attachment's addresses that are in hint. Without a hint, it searches all reservations, as the
-// reference plugin does.
+// reference plugin does, and removes the empty files of killed processes.
 func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) error {
 	if err := h.checkOwner(owner); err != nil {
 		return err
@@ -354,7 +354,8 @@ func (s *store) isInUse(r reservation) bool {
 	return s.node.InUse(s.node.Hash(Owner{ContainerID: r.containerID, IfName: r.ifName}))
 }
 
-// forms returns every form in which a valid owner may have reserved an address.
+// forms returns the reservations that valid owners may have. An owner has one with container and interface and, if
+// its hash is known, one with the hash.
 func (s *store) forms(valid []Owner) map[reservation]bool {
 	forms := make(map[reservation]bool, 2*len(valid))
 	for _, owner := range valid {

@@ -136,8 +136,8 @@ func (c *Conn) AddressOwner(ctx context.Context, bridge string, a netip.Addr) (*
 // bridges and veth links lead to containers or virtual machines of other programs, unless they belong to a Network. So
 // the firewall does not mark new connections from pods to them.
 //
-// services are addresses of the host at which a port that is published on all addresses is not reachable. A port
-// whose HostAddr is such an address is still published there.
+// services are addresses of the host. A port that is published on all addresses is not published there. A port whose
+// HostAddr is such an address is published there.
 //
 // trusted are links of Networks whose packets another firewall accepts to any destination, as firewalld does for its
 // zone trusted. The firewall drops new connections from them to bridges and veth links of other programs, unless a

@@ -36,9 +36,9 @@ func (o *options) bugreportCommand() *cobra.Command {
 	return cmd
 }
 
-// bugreport writes a new file at path with the output of other tombolo commands and the configurations in lists. It
-// returns an error if the file exists already. If a part of the report fails, the file contains the error. bugreport
-// also returns an error about a missing permission.
+// bugreport writes a new file at path with the output of other tombolo commands and the configurations in the
+// directory lists. It returns an error if the file exists already. If a part of the report fails, the file contains
+// the error. bugreport also returns an error about a missing permission.
 func (o *options) bugreport(ctx context.Context, path, lists string) error {
 	report, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -324,9 +324,10 @@ func incoming() program {
 	}
 }
 
-// incomingFor is like incoming, but also accepts frames to a MAC address that is not the interface's own, which the
-// kernel classes as PACKET_OTHERHOST. The socket must be for all protocols, because the kernel removes VLAN tags
-// before sockets for a single protocol receive the frame.
+// incomingFor returns a program that rejects packets from this machine, frames of a VLAN, and packets to other
+// machines. It accepts frames to mac even if that is not the interface's own address, so that the kernel classes
+// them as PACKET_OTHERHOST. The socket must be for all protocols, because the kernel removes VLAN tags before
+// sockets for a single protocol receive the frame.
 func incomingFor(mac []byte) program {
 	p := append(ofNoVLAN(), bpf.LoadExtension{Num: bpf.ExtType})
 	other := program{}

@@ -237,7 +237,8 @@ func (t *step) renew(kind dhcpv6.MessageType, irt, mrt time.Duration, end time.T
 }
 
 // renewing handles the answer to a RENEW or a REBIND (RFC 8415, section 18.2.10.1). It takes the extended lease, or
-// another lease that the server grants in its place. If the server has forgotten the lease, it sends a REQUEST.
+// another lease that the server grants in its place. If the server has forgotten the lease, it sends a REQUEST. If
+// the server ends the lease and grants no other, the lease is lost.
 func (t *step) renewing(m *message) {
 	l := t.s.lease
 	if m.kind != dhcpv6.MessageTypeReply || t.s.state == renewing && !t.isReplyFrom(m, l.Server) {
@@ -270,8 +271,8 @@ func (t *step) renewing(m *message) {
 	}
 }
 
-// decline sends a DECLINE for an address that a server granted and the client does not use. The client then starts
-// over.
+// decline sends a DECLINE for an address that a server granted and the client does not use. The client ends its
+// present lease, avoids the server from now on, and starts over.
 func (t *step) decline(l *Lease6, why error) {
 	t.shun(l.Server)
 	if t.s.hint = t.cfg.Address; t.s.hint == l.Address {

@@ -1,7 +1,7 @@
-// Package delegate runs other programs that are CNI plugins: IPAM plugins that a configuration names, and kept
-// plugins, whose names Tombolo has taken over. It uses the CNI protocol (CNI specification 1.1.0, sections 2 and 4).
-// The verb and its parameters are in the environment, the configuration is on stdin, and the result or the error on
-// stdout.
+// Package delegate runs other programs that are CNI plugins. These are IPAM plugins that a configuration names, and
+// the original plugins whose names Tombolo has taken over. It uses the CNI protocol (CNI specification 1.1.0,
+// sections 2 and 4). The verb and its parameters are in the environment, the configuration is on stdin, and the
+// result or the error on stdout.
 //
 // No other package in the shipped programs starts processes. Package delegate needs no capability of its own.
 //

@@ -30,8 +30,8 @@ const (
 // copies the plugin's stderr to stderr.
 //
 // If the plugin fails and prints an error object, run returns the object as a *[types.Error] with its code, message
-// and details. Any other error contains the plugin's name, how the plugin ended, and the end of its stderr. When ctx
-// ends, run kills the plugin and all processes of its group, and returns the error of ctx.
+// and details. Any other error contains the plugin's name, how the plugin ended, and the ends of its stdout and
+// stderr. When ctx ends, run kills the plugin and all processes of its group, and returns the error of ctx.
 func run(ctx context.Context, path string, env []string, stdin []byte, stderr io.Writer) ([]byte, error) {
 	name := filepath.Base(path)
 	var stdout, complaint bytes.Buffer

@@ -141,9 +141,9 @@ func readRecords(dir string, opt *doctor.Options) error {
 	return err
 }
 
-// printExamined prints the findings about each pod. If a pod has the same findings as the pod before it, printExamined
-// prints "the same". If there are no reports, it prints the argument none. It returns a findingsError if a finding is
-// more than a note.
+// printExamined prints the findings about each pod. If a pod has a problem and the same findings as the pod before
+// it, printExamined prints "the same". If there are no reports, it prints the argument none. It returns a
+// findingsError if a finding is more than a note.
 func (o *options) printExamined(reports []doctor.Report, none string) error {
 	sick := false
 	var text strings.Builder

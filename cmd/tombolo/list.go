@@ -99,8 +99,8 @@ func (o *options) leasesCommand() *cobra.Command {
 		"list the DHCP leases of pods, when they expire, and what is wrong with them", "", o.listLeases))
 }
 
-// listLeases prints the leases on record. To stderr it prints errors about records, and a warning if tombolod, which
-// renews leases, does not work.
+// listLeases prints the leases on record. To stderr it prints errors about records, and, if there are leases, a
+// warning if tombolod, which renews them, does not work.
 func (o *options) listLeases(context.Context, []string) error {
 	d, err := lease.Open(o.leases)
 	if err != nil {

@@ -32,7 +32,7 @@ const (
 )
 
 // Egress is a parsed egress policy. A nil Egress permits everything, and the zero Egress permits nothing.
-type Egress struct{ allowed [2][]box } // permitted destinations of IPv4 and IPv6: address type, address, protocol and port
+type Egress struct{ allowed [2][]box } // by family: sets of address type, address, protocol and port
 
 // maxEntries is the maximum number of entries in a policy. anyType is the end of the interval that contains all types
 // of addresses (unix.RTN_*).

@@ -62,8 +62,8 @@ type Options struct {
 	DNS []netip.Addr
 	// IsDNSNamed is set if the operator named the servers in DNS. Otherwise they are the node's.
 	IsDNSNamed bool
-	// To are addresses that pods should reach, such as addresses of other nodes' pods. If the port is not 0, the
-	// doctor also tests a TCP connection to it.
+	// To are addresses that pods should reach, such as addresses of other nodes' pods. If the port is 0, the doctor
+	// sends echo requests, and otherwise it opens a TCP connection.
 	To []netip.AddrPort
 	// Trusted are the links that tombolod has put into firewalld's zone trusted.
 	Trusted []string

@@ -18,10 +18,10 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// exchange calls the function send, which sends a request from the pod to an address. If an answer comes or the
-// connection is refused, exchange adds tried to the list of completed tests and returns nil. Otherwise it returns a
-// Finding that tells where the request or its answer was lost. A Finding without a Remedy means that the request left
-// the host, and that no answer reached the host.
+// exchange calls the function send, which sends a request from the pod to an address. If an answer comes, or the
+// other end refuses the connection, exchange adds tried to the list of completed tests and returns nil. Otherwise it
+// returns a Finding that tells where the request or its answer was lost. A Finding without a Remedy means that the
+// request left the host, and that no answer reached the host.
 func (e *examination) exchange(
 	ctx context.Context, tried string, to netip.Addr, p probe, send func() error,
 ) (*Finding, error) {

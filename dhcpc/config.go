@@ -222,8 +222,8 @@ type Lease struct {
 	Domain string `json:"domain,omitempty"`
 	// Search is the domain search list (option 119).
 	Search []string `json:"search,omitempty"`
-	// MTU is the link's MTU in bytes (option 26), at least 576. If Config.LinkMTU is not 0, MTU is at most that. It is
-	// 0 if the server sent none.
+	// MTU is the link's MTU in bytes (option 26), or 0 if the server sent none. A value below 576 is raised to 576.
+	// Then Config.LinkMTU, if it is not 0, limits the result.
 	MTU int `json:"mtu,omitempty"`
 	// Broadcast is the broadcast address (option 28). It is not valid if the server sent none.
 	Broadcast netip.Addr `json:"broadcast,omitzero"`

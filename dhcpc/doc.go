@@ -54,8 +54,8 @@
 // INIT. After 1 s without an answer, the client sends a DISCOVER.
 //
 // If a server does not answer a REQUEST in REQUESTING, the client sends a new DISCOVER, and a late ACK still counts.
-// After a NAK it waits 1 s, doubled with each further failure up to 30 min. After a conflict it waits at least 10 s. A
-// client without an address requests its previous one in a DISCOVER.
+// After a NAK it waits 1 s, doubled with each further failure up to 30 min. After a conflict it waits at least 10 s.
+// A client whose lease expired requests its previous address in a DISCOVER.
 //
 // In RENEWING the first REQUEST goes to the server, and the others go to all. The first pause is 10 s. Pauses double,
 // up to half of the remaining time or to 60 s, whichever is longer. Every second REQUEST has the form for INIT-REBOOT,
@@ -72,10 +72,10 @@
 //
 // A message counts if it is a reply with our transaction and hardware address, and names no other client identifier.
 // If Config.Servers is not empty, the message must come from one of them. An ACK counts from every server, if its
-// address is the requested one. A NAK in REQUESTING and RENEWING counts only from the server that the client asked.
-// If the client has an address, an answer must be broadcast, or come from port 67 and from the client's subnet or its
-// server. A machine outside the LAN can send any other answer. A server without an identifier is identified by its
-// packets' source.
+// address is the requested one. In REQUESTING and RENEWING, a NAK of another server than the asked one does not
+// count. In RENEWING, a NAK that names no server counts. If the client has an address, an answer must be broadcast,
+// or come from port 67 and from the client's subnet or its server. A machine outside the LAN can send any other
+// answer. A server without an identifier is identified by its packets' source.
 //
 // Wrong options of a server (truncated, of the wrong size, or out of range) are ignored one by one, and listed in
 // Lease.Ignored. If a server sends an option of fixed size twice, it is read once. The parts of any other option are

@@ -67,7 +67,7 @@ type Owner struct {
 
 // A Live is an address that an attachment now has in the kernel.
 type Live struct {
-	Hash string // hash of the attachment (see Node.Hash), from the mark on its link
+	Hash string // the attachment's hash (see Node.Hash), as its link in the kernel has it
 	Addr netip.Addr
 }
 

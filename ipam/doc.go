@@ -25,10 +25,11 @@
 // in use, even if the file is still empty. But if a process that holds the lock finds an empty file, the file's creator
 // died, and the address is free.
 //
-// Add takes the lock, and reads the marker, last_reserved_ip and the file of the address that it tries. It never lists
-// the directory as long as one of the next few addresses in turn is free. A Del with a hint reads only the files of
-// these addresses. So the cost of both does not grow with the number of pods. Four calls search through all
-// reservations: Del without a hint, Collect, Status, and an Add that found several taken addresses in a row.
+// Add takes the lock, and reads the marker, last_reserved_ip and the file of the address that it tries. It does not
+// list the directory as long as one of the next few addresses in turn is free. A Del with a hint reads only the
+// files of these addresses. So the cost of both does not grow with the number of pods. These calls list the
+// directory: Del without a hint, Collect, Status, Pools, and a Check that got no address of some range set. An Add
+// lists it if it found several taken addresses in a row, with Config.Search, and as the first one after a boot.
 //
 // HostLocal never deletes an entry of another format. The name of such an entry is no address, its content is no
 // reservation, or it is no readable file. If its name is an address, that address counts as taken.

@@ -138,8 +138,8 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 }
 
 // Add takes the lock once, and assigns one address from each set. As long as the next address in turn is free, it
-// reads neither the directory nor other reservations. The error matches ErrPoolFull if no address is left, and
-// ErrAddressTaken if another attachment has a requested address.
+// reads neither the directory nor other reservations, except with Config.Search or after a boot. The error matches
+// ErrPoolFull if no address is left, and ErrAddressTaken if another attachment has a requested address.
 //
 // A second Add for one owner mostly assigns a second set of addresses. Callers keep records of attachments, so Add
 // does not search for earlier addresses. The error matches ErrDuplicate only if a candidate turns out to belong to

@@ -319,7 +319,7 @@ func (s *session) unlock() {
 // lineBreak separates the lines of a reservation file. There is none at the end.
 const lineBreak = "\r\n"
 
-// hashPrefix begins a reservation whose owner is known only by the hash on its link. A container ID has no colon, so
+// hashPrefix begins a reservation whose owner is known only by its hash (Live.Hash). A container ID has no colon, so
 // the reference plugin sees such a file as the reservation of an unknown container.
 const hashPrefix = "tombolo:"
 

@@ -193,9 +193,9 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.Element,
 }
 
 // Move changes an endpoint from old to next in one transaction, for example when a new lease changes its address. A
-// listing shows either the old elements or the new ones, and so do lookups for packets. The only exception is a
-// packet that another processor is handling at that moment. So a guarded port is neither unprotected nor blocked in
-// between, and a published port always leads to one of the addresses.
+// listing sees either the old elements or the new ones. So does every packet, except one that another CPU is
+// handling at that moment. So a guarded port is neither unprotected nor blocked in between, and a published port
+// always leads to one of the addresses.
 //
 // old and next must have the same Owner and Network. Move adds the elements of next in the same way as Replace. It
 // deletes elements that only old has in the same way as Remove: only if they exist and belong to the owner. So Move can

@@ -82,8 +82,8 @@ func on(conn *nl.Conn, cfg *Config) *Conn {
 }
 
 // Close closes the connection. Shortly after a program deleted nf_tables objects, Close blocks until the kernel has
-// freed their memory, for an RCU grace period (some 10 ms). To hide this wait, call Close after another slow call, such
-// as deleting a link.
+// freed their memory, for an RCU grace period (some 10 ms). If a slow call, such as deleting a link, comes before
+// Close, the wait is mostly over by then.
 func (c *Conn) Close() error {
 	return c.tables.Conn.Close()
 }

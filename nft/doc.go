@@ -32,11 +32,12 @@
 // does not mark new connections to a bridge or veth link of another program (see SetHost).
 //
 // A port that is published on all addresses is reachable at every local address of the host. The exceptions are ::1,
-// IPv6 link-local addresses, and addresses that SetHost excludes. At 127.0.0.1, only the host itself can reach the
-// port, and the program must first enable route_localnet for the bridge. Enable route_localnet only after Ensure. The
-// chain loopback then protects the host's other services at 127.0.0.1 from pods. This protection ends when the table is
-// deleted. A program that adds its own protection in another table can match the mark. The chain loopback-answers sets
-// the mark on packets that may reach 127.0.0.0/8 through a bridge.
+// IPv6 link-local addresses, addresses that SetHost excludes, and addresses in 127.0.0.0/8 except 127.0.0.1. At
+// 127.0.0.1, only the host itself can reach the port, and the program must first enable route_localnet for the
+// bridge. Enable route_localnet only after Ensure. The chain loopback then protects the host's other services at
+// 127.0.0.1 from pods. This protection ends when the table is deleted. A program that adds its own protection in
+// another table can match the mark. The chain loopback-answers sets the mark on packets that may reach 127.0.0.0/8
+// through a bridge.
 //
 // A client of a published port keeps its source address, unless the answer would then bypass the host. Unless
 // Endpoint.PortSNAT selects others, the firewall masquerades the following clients:
@@ -50,16 +51,16 @@
 // If a program of the host already listens on a published port, that program gets no packets any more. This package
 // does not look for such programs.
 //
-// Networks that need it have a second table, bridge tombolo. Its chains restrict the frames that ports may send. Some
-// chains apply to every pod (Network.Groups), and others only to guarded pods (Network.Guard, Endpoint.Guard), whose
+// Some networks also have a table bridge tombolo. Its chains restrict the frames that ports may send. Some chains
+// apply to every pod (Network.Groups), and others only to guarded pods (Network.Guard, Endpoint.Guard), whose
 // addresses are in sets. One transaction adds all elements of an endpoint, in both tables.
 //
-// In the same table, the chains dedup-NETWORK drop packets that a promiscuous bridge would deliver twice (Dedup). The
-// chains quiet-NETWORK drop multicast listener reports, which pods do not need (Network.DropReports).
+// In the table bridge tombolo, the chains dedup-NETWORK drop packets that a promiscuous bridge would deliver twice
+// (Dedup). The chains quiet-NETWORK drop multicast listener reports, which pods do not need (Network.DropReports).
 //
 // A network that shares a NIC of the host (Network.Share) also has a table of the family netdev.
 //
 // The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and Linux 6.1 or later with
-// nf_tables (CONFIG_NF_TABLES_INET, CONFIG_NFT_CT, CONFIG_NFT_FIB_INET, CONFIG_NFT_MASQ, CONFIG_NFT_NAT). The second
-// table needs CONFIG_NF_TABLES_BRIDGE. See Share for the third table.
+// nf_tables (CONFIG_NF_TABLES_INET, CONFIG_NFT_CT, CONFIG_NFT_FIB_INET, CONFIG_NFT_MASQ, CONFIG_NFT_NAT). The table
+// bridge tombolo needs CONFIG_NF_TABLES_BRIDGE. See Share for the table of the family netdev.
 package nft

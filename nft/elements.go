@@ -36,8 +36,8 @@ func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error
 	return collect(elements, network), nil
 }
 
-// HasPorts reports whether an endpoint behind the bridge has published ports for IPv4, in any network. It does not see
-// ports with SNATNone. To find out, it lists at least one element for each endpoint on the host with such ports.
+// HasPorts reports whether an endpoint behind the bridge has published ports for IPv4, in any network. It does not
+// see ports with SNATNone. It lists all endpoints of the host with such ports, so its cost grows with their number.
 func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
 		return false, invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)

@@ -21,7 +21,7 @@ type Network struct {
 	Prefixes []netip.Prefix
 	// Masquerade replaces the source address of packets from pods by the address of the outgoing link. Only packets
 	// of endpoints that also have Masquerade are changed, and only if their destination is outside of Prefixes and
-	// NonMasquerade.
+	// NonMasquerade. Packets that a published port redirected are not changed.
 	Masquerade bool
 	// NonMasquerade lists further destinations that are not masqueraded. 0.0.0.0/0 or ::/0 disables masquerading for
 	// the whole family. Packets to multicast addresses and to 255.255.255.255 are never masqueraded.
@@ -72,10 +72,10 @@ type Network struct {
 	// if the port forwards these groups (ForwardGroups of bridge.Port).
 	//
 	// Groups also drops, from such ports, IP packets behind a VLAN tag with VLAN ID 0. These would reach other pods
-	// without passing the firewall's hooks. From ports in PodGroup or GatewayGroup, it drops multicast queries. From
-	// ports in GatewayGroup, it also drops packets that would let a pod pose as the host's DHCP server or router.
-	// These are packets to DHCP client ports, router advertisements and redirects, if the bridge would pass them to
-	// the host. Packets between pods pass.
+	// without passing the firewall's hooks. It drops frames with a second tag behind a tag of VLAN 1. From ports in
+	// PodGroup or GatewayGroup, it drops multicast queries. From ports in GatewayGroup, it also drops packets that
+	// would let a pod pose as the host's DHCP server or router. These are packets to DHCP client ports, router
+	// advertisements and redirects, if the bridge would pass them to the host. Packets between pods pass.
 	Groups bool
 	// PortSNAT adds the rules for endpoints whose Endpoint.PortSNAT is not SNATNeeded. If a later Ensure has no
 	// PortSNAT, the rules stay, and ports that use them keep working.

@@ -46,9 +46,10 @@
 // UseMulticast. It ignores a RECONFIGURE, since it could not authenticate one. It supports neither IA_TA nor prefix
 // delegation. It never sends a CONFIRM: a client that was moved to another link notices it at its renewal.
 //
-// The client accepts a message if it has our transaction and client identifier and a server identifier. In
-// REQUESTING and RENEWING it accepts only messages from the server that it addressed. It ignores an IA_NA with another
-// IAID, or with a T1 after its T2. Lease6.Ignored names the unusable parts of a REPLY.
+// The client accepts a message if it has our transaction and client identifier and a server identifier. The answer
+// to an INFORMATION-REQUEST may lack the client identifier. In REQUESTING and RENEWING it accepts only messages from
+// the server that it addressed. It ignores an IA_NA with another IAID, or with a T1 after its T2. Lease6.Ignored
+// names the unusable parts of a REPLY.
 //
 // # Needs
 //

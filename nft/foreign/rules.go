@@ -25,7 +25,7 @@ type rule struct {
 	logs        bool
 	sets        uint32 // bits that it sets in the mark of a packet or a connection
 	destination []byte // the address, or the whole bytes of a prefix, that it requires as destination; nil for any
-	opaque      bool   // a part of it is unknown, and may end the rule in any way
+	opaque      bool   // a part of it is unknown, and may accept or drop the packet
 	family      uint8  // family of the packets that it concerns; 0 for both
 	reversePath bool   // it compares the incoming link with the route back to the source
 }
@@ -234,7 +234,8 @@ func (b *base) couldAccept(rules []rule, visited map[string]bool) bool {
 	return false
 }
 
-// packet describes the packets that a rule is evaluated for: those that pods send to the outside to open connections.
+// packet describes the packets that a rule is evaluated for. They open connections from pods or, with to and
+// redirected, to pods.
 type packet struct {
 	mark, known uint32 // known has the known bits of the mark
 	link        string // the link that the packet comes in by; empty if unknown

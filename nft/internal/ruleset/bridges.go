@@ -33,8 +33,8 @@ const (
 	// UplinksSet contains the bridges and veth links that belong to no network, and through which the host itself
 	// reaches other machines.
 	UplinksSet = "uplinks"
-	// TrustedSet contains links of networks that another firewall trusts completely, such as firewalld's zone
-	// trusted.
+	// TrustedSet contains links of networks whose packets another firewall always accepts, as firewalld does for
+	// links in its zone trusted.
 	TrustedSet = "trusted"
 )
 

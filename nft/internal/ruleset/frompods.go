@@ -206,8 +206,8 @@ const (
 )
 
 // addDHCP appends rules that drop messages of DHCP servers and relays, and requests that could deceive a server. A
-// server may send from any port, to a relay or to a client. The rules also drop fragments, since a fragment may
-// contain the ports but not the fields that the rules check.
+// server may send from any port, to a relay or to a client. The rules also drop fragmented messages to a server,
+// since a fragment may contain the ports but not the fields that the rules check.
 func (list *rules) addDHCP() {
 	list.begin("from a DHCP server's port").isUDP(udpSource, dhcpServer).Drop()
 	list.begin("to a DHCP client's port").isUDP(udpTarget, dhcpClient).Drop()
@@ -236,9 +236,10 @@ func (list *rules) addDHCP() {
 		compare(expr.CmpOpGt, []byte{informationRequest}).Drop()
 }
 
-// addRouting appends rules that drop UDP messages between routers or firewalls. Such messages are about routes, about
-// the owner of a shared address, or about connections. Receivers often accept them from any sender on the right link.
-// The destination is one of the following ports, at a group or at a single router, and the source port can be any.
+// addRouting appends rules that drop UDP messages between routers or firewalls. Such messages are about routes,
+// about the owner of a shared address, or about connections. Receivers often accept them from any sender on the
+// link. The destination is one of the following ports, at a group or at a single router, and the source port can be
+// any.
 func (list *rules) addRouting() {
 	list.begin("UDP to higher ports").
 		isL4(unix.IPPROTO_UDP).load(expr.PayloadBaseTransportHeader, udpTarget, 2).

@@ -50,7 +50,7 @@ func managerOf(r *rule) *manager {
 }
 
 // governs returns the remedy for a rule that a program manages. The remedy is never to delete the rule. The program
-// would create the rule again, and until then the rule would protect nothing. comment is the rule's comment.
+// would create the rule again, and until then its protection would be missing. comment is the rule's comment.
 func (m *manager) governs(comment string) string {
 	command := m.command
 	if command == policies {

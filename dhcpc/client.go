@@ -34,9 +34,9 @@ func New(cfg *Config) (*Client, error) {
 }
 
 // Acquire gets a lease. It keeps trying, even after a NAK or a conflict, until it has a lease, Config.Timeout has
-// passed or ctx is done. The error lists the messages sent and received. It matches ErrTimeout, ctx's error or a
-// transport's error. If the last failure was a NAK, a conflict or a refusal, it also matches ErrNAK, ErrDeclined or
-// ErrRefused.
+// passed, ctx is done or the transport fails. The error lists the messages sent and received. It matches ErrTimeout,
+// ctx's error or a transport's error. If the last failure was a NAK, a conflict or a refusal, it also matches
+// ErrNAK, ErrDeclined or ErrRefused.
 func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 	limit := c.cfg.clock.Now().Add(c.cfg.Timeout)
 	r := runner{Client: c, session: c.machine.Start(c.cfg.clock.Now(), rand.Uint64())}

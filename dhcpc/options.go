@@ -284,7 +284,7 @@ func (l *Lease) noteRouters(list []Route) {
 }
 
 // classlessRoutes parses the value of option 121. Each entry has the prefix length, the significant bytes of the
-// destination, and the router's address.
+// destination, and the router's address. For a malformed value it returns no routes and an error.
 func classlessRoutes(v []byte) ([]Route, error) {
 	var list []Route
 	for len(v) > 0 {

@@ -495,7 +495,7 @@ func RangeSetsOf(a Allocator) []RangeSet {
 	return nil
 }
 
-// A Pool describes the use of a range set.
+// A Pool counts the addresses of a range set, and the reserved ones among them.
 type Pool struct {
 	// Name is the subnet if the set consists of a whole subnet. Otherwise it lists the ranges of the set.
 	Name string

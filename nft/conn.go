@@ -67,7 +67,8 @@ func Dial(cfg *Config) (*Conn, error) {
 }
 
 // On returns a Conn that sends its requests through the open socket s, and whose Close closes s. It ignores
-// cfg.NetNS. If cfg is invalid, later calls return the error. Tests use On to answer in the kernel's place.
+// cfg.NetNS. If cfg is invalid, all methods except Probe, Socket and Close return an error. Tests use On to answer
+// in the kernel's place.
 func On(s tombolo.Socket, cfg *Config) *Conn { return on(nl.Of(s), cfg) }
 
 func on(conn *nl.Conn, cfg *Config) *Conn {

@@ -56,7 +56,7 @@ type Endpoint struct {
 	// Masquerade enables masquerading for the pod's packets. The network must have Network.Masquerade set.
 	Masquerade bool
 	// Ports are the pod's ports to publish on the host's addresses. For each family, a port leads to the first
-	// address of that family in Addrs. A port is ignored if the pod has no address of its HostAddr's family.
+	// address of that family in Addrs. A port with a HostAddr is ignored if the pod has no address of that family.
 	// Duplicates are ignored too.
 	Ports []Port
 	// PortSNAT selects the callers of Ports that are masqueraded. The pod sees the host's address as the source of

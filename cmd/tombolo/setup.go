@@ -31,8 +31,8 @@ func (o *options) installCommand() *cobra.Command {
 	return cmd
 }
 
-// install installs the plugin and its additional names in a directory. With undo it removes these names instead, or all
-// names if list is empty.
+// install copies the plugin into the directory dir, also under the names in list. With undo it removes these names
+// instead, or all names if list is empty.
 func (o *options) install(dir, list string, undo bool) error {
 	var names []string
 	if list == "" && undo {

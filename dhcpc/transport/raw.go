@@ -321,7 +321,7 @@ func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
 	return true, nil
 }
 
-// socket is a transport that uses one socket.
+// socket is a Transport that sends and receives through one packet or UDP socket.
 type socket[P any] struct {
 	net.PacketConn
 	buf  []byte

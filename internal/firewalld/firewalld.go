@@ -72,7 +72,7 @@ type Zones struct {
 	last    time.Time     // the time when Next last returned because of a signal
 }
 
-// New returns a Zones that works until ctx is done.
+// New returns a Zones. When ctx is done, its connection to the bus ends, and Next returns an error.
 func New(ctx context.Context, cfg *Config) *Zones {
 	return &Zones{Config: *cfg, ctx: ctx, timeout: timeout, news: make(chan struct{}, 1)}
 }

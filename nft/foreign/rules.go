@@ -358,7 +358,8 @@ func (rr *ruleReader) expression(name string, own []byte) {
 const destination4, destination6 = 16, 24
 
 // store records that the rule stores a register in the packet or its connection, and marks the rule as conditional.
-// register is nil if the expression stores none. isMark is set if it stores the register in a mark.
+// If register is nil, the expression stores none, and store does nothing. isMark is set if it stores the register in
+// a mark.
 func (rr *ruleReader) store(register []byte, isMark bool) {
 	rr.conditional = rr.conditional || register != nil
 	if register != nil && isMark {

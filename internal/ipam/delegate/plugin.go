@@ -42,7 +42,7 @@ type Plugin struct {
 }
 
 // Find returns the path of the executable file called name in the first directory that has such a file. path is a
-// list of directories like CNI_PATH.
+// list of directories like CNI_PATH. If no directory has such a file, the error matches ErrNotFound.
 func Find(name, path string) (string, error) {
 	if name == "" || name != filepath.Base(name) {
 		return "", fmt.Errorf("find plugin %q: not the name of a file: %w", name, ErrNotFound)
@@ -89,7 +89,7 @@ func (p *Plugin) Run(ctx context.Context, verb string) error {
 }
 
 // Forward runs the program in file with the caller's environment and stdin, and returns its output. If file is
-// missing, the error matches ErrNotFound. If file is Tombolo, it matches ErrSelf. If the program is too old for the
+// missing, the error matches ErrNotFound. If file is Tombolo, it matches ErrSelf. If the program does not know the
 // verb, Forward returns no error. Otherwise it fails as run does.
 func Forward(ctx context.Context, file string, environ []string, stdin []byte, stderr io.Writer) ([]byte, error) {
 	if _, err := os.Stat(file); err != nil {

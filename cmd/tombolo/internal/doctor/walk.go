@@ -348,9 +348,9 @@ func (e *examination) isOwn(ctx context.Context, a netip.Addr) bool {
 	return err == nil && r.Type == unix.RTN_LOCAL
 }
 
-// long sends an echo request as long as the pod's MTU to the host's next hop. It adds a finding if the request is too
-// long, or if neither the pod nor the host gets an answer. The MTU is the interface's, since a lease or the plugin
-// tuning may have reduced the recorded one.
+// long sends an echo request as long as the pod's MTU to the host's next hop. It adds a finding if the request is
+// too long, or if neither the pod nor the host gets an answer. It uses the MTU of the pod's interface, which a lease
+// or the plugin tuning may have reduced below the recorded MTU.
 func (e *examination) long(ctx context.Context, hop netip.Addr) error {
 	const headers4, headers6 = 20 + 8, 40 + 8
 	headers := headers6

@@ -95,8 +95,8 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 	return &network.Inspection{Attachments: pods, Networks: networks, Others: inspection.Others}, nil
 }
 
-// Open opens a node. If the state directory is missing, it returns an error, except for the default directory: then no
-// pod was ever attached.
+// Open opens a node. If the state directory is missing, it returns an error. A missing default directory is no
+// error, since it only means that no pod was ever attached.
 func Open(ctx context.Context, cfg *network.Config) (*network.Node, error) {
 	if dir := cfg.StateDir; filepath.IsAbs(dir) && dir != network.DefaultStateDir {
 		if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {

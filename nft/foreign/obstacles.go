@@ -121,12 +121,13 @@ func (c *Conn) rules(p packet, each func(at chain, r rule)) error {
 	return nil
 }
 
-// Remarks describes rules of other programs, in all tables of nf_tables, that conflict with ours. Each text names
-// the rule and a remedy.
-// || Remarks finds rules that set a bit of our mark in packets or connections, since both programs then use this
-// bit. With hostPorts, it also finds rules in nat chains of the hook prerouting that accept all packets to one
-// address. Such a rule exempts the address from later rules of iptables, such as those of the reference plugin
-// portmap. It does not exempt the address from our host ports, which are in another chain.
+// Remarks describes rules of other programs, in all tables of nf_tables, that conflict with ours. Each text names the
+// rule and a remedy.
+//
+// Remarks finds rules that set a bit of our mark in packets or connections, since both programs then use this bit.
+// With hostPorts, it also finds rules in nat chains of the hook prerouting that accept all packets to one address.
+// Such a rule exempts the address from later rules of iptables, such as those of the reference plugin portmap. It does
+// not exempt the address from our host ports, which are in another chain.
 func (c *Conn) Remarks(ctx context.Context, hostPorts bool) (names []string, _ error) {
 	translates := map[chain]bool{}
 	for _, family := range families() {

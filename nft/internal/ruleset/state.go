@@ -250,7 +250,7 @@ const (
 	unsaved = "\x00unsaved"
 )
 
-// Sentinel returns the sentinel of the set.
+// Sentinel returns the sentinel element of the set (see SentinelLink).
 func (s *Set) Sentinel() Element {
 	el := Element{Set: s.Place, Key: make([]byte, s.KeyLen), Comment: SentinelComment + unsaved}
 	const parts = 5 // the largest number of parts

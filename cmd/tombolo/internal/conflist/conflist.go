@@ -195,8 +195,8 @@ func (r *Report) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }
 
-// doubles adds a problem for each plugin portmap or bandwidth that repeats the work of the plugin tombolo. Both
-// plugins then declare the same capability.
+// doubles adds a problem for each plugin portmap or bandwidth that would repeat the work of the plugin tombolo,
+// because both declare the same capability.
 func (r *Report) doubles(parts []list) {
 	does := map[string]string{"portmap": "portMappings", "bandwidth": "bandwidth"}
 	ours := map[string]bool{}

@@ -67,7 +67,7 @@ type Options struct {
 	To []netip.AddrPort
 	// Trusted are the links that tombolod has put into firewalld's zone trusted.
 	Trusted []string
-	// Kept maps a network to destinations without masquerade: packets of its pods to these keep the pods' addresses.
+	// Kept maps a network's name to prefixes. Packets from the network's pods to these prefixes are not masqueraded.
 	Kept map[string][]netip.Prefix
 	// Uplinks maps networks on a LAN to their NICs.
 	Uplinks map[string]string

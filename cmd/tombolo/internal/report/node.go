@@ -112,8 +112,8 @@ type Repaired struct {
 	Left []Line // differences that are still there
 }
 
-// Repair repairs the host, and compares the differences before and after. The error describes failed repairs; Left
-// may contain the same differences. If the result is nil, the outcome is unknown.
+// Repair repairs the host, and compares the differences before and after. The error describes failed repairs, whose
+// differences may also be in Left. If the result is nil, the outcome is unknown.
 func Repair(ctx context.Context, node *network.Node) (*Repaired, error) {
 	before, err := node.Inspect(ctx)
 	if err != nil {

@@ -43,10 +43,10 @@ func (t *step) solicit() {
 	t.send(m, solTimeout, solMaxRT, time.Time{})
 }
 
-// soliciting handles a message in SOLICITING. It ignores an ADVERTISE that Config.Refuse refuses, and requests one with
-// preference 255 at once. Until the first pause ends, it keeps the ADVERTISE with the highest preference. After the
-// first pause, it requests the first ADVERTISE whose server is not to be avoided. A REPLY counts only with rapid
-// commit.
+// soliciting handles a message in SOLICITING. It ignores an ADVERTISE that Config.Refuse refuses, and requests one
+// with preference 255 at once. Until the first pause ends, it keeps the ADVERTISE with the highest preference. After
+// the first pause, it requests the first ADVERTISE whose server is not in the list of servers to avoid. A REPLY
+// counts only with rapid commit.
 func (t *step) soliciting(m *message) {
 	rapid := m.kind == dhcpv6.MessageTypeReply && m.rapid && t.cfg.RapidCommit
 	if m.kind == dhcpv6.MessageTypeReply && !rapid {

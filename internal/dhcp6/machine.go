@@ -84,7 +84,8 @@ type Output struct {
 	// Send is a message to send now, or nil. If sending fails, continue: a later Step repeats the message.
 	Send []byte
 	// Check is a lease whose address needs duplicate address detection, or nil. The caller adds the address to the
-	// link and waits for the result. The Session then waits for an Event with a Verdict, without a time limit.
+	// link and waits for the result. The Session then waits for an Event with a Verdict. If it still has another
+	// lease, it waits until that lease ends, and otherwise without a time limit.
 	Check *Lease6
 	// Bound is a lease that a server has just granted or renewed and that passed all checks, or nil.
 	Bound *Lease6

@@ -147,7 +147,7 @@ func Unchanged(c *nl.Conn, generation uint32) error {
 const tries = 200
 
 // Retry calls try until it succeeds, or fails for a reason other than a change by another program (see IsOvertaken).
-// It gives up after many attempts, or when ctx ends.
+// It gives up after 200 attempts, or when ctx ends.
 func Retry(ctx context.Context, try func() error) error {
 	var err error
 	for i := range tries {

@@ -149,7 +149,7 @@ func (list *rules) begin(comment string) expressions {
 	return expressions{(*nftnl.Expressions)(&(*list)[len(*list)-1].Steps)}
 }
 
-// addFamilies appends one rule for each family, with the steps that write appends.
+// addFamilies appends one rule for each family, with the expressions that write adds.
 func (list *rules) addFamilies(comment string, write func(expressions, Family)) {
 	for _, f := range Families() {
 		write(list.begin(comment+", "+f.name), f)
@@ -162,7 +162,7 @@ type span struct {
 	from, to uint16
 }
 
-// addSpans appends one rule for each span, with the steps that write appends.
+// addSpans appends one rule for each span, with the expressions that write adds.
 func (list *rules) addSpans(spans []span, write func(expressions, span)) {
 	for _, s := range spans {
 		write(list.begin(s.comment), s)

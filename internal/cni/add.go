@@ -19,7 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// addRequest holds the parameters of an ADD that concern the pod. add reads the network's parameters separately.
+// addRequest holds the pod of an ADD, the DNS settings for its result, and the result of earlier plugins.
 type addRequest struct {
 	pod  network.Pod
 	dns  types.DNS
@@ -65,8 +65,8 @@ func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*cur
 	return result, nil
 }
 
-// pod returns the pod of the call, from the parameters in the environment. Path stays empty if the caller will move the
-// interface to another namespace.
+// pod returns a network.Pod with the call's container ID, interface and namespace. Its Path stays empty if c.Moves is
+// set, since the caller will then move the interface to another namespace.
 func (c *call) pod() network.Pod {
 	p := network.Pod{ContainerID: c.containerID, IfName: c.ifName, Path: c.netns, SameNetNS: c.sameNetNS()}
 	if c.Moves {
@@ -142,9 +142,10 @@ func (c *call) open(allocators func(string, *network.Origin) (ipam.Allocator, er
 	})
 }
 
-// allocators returns a function for network.Config.Allocators. That function returns the allocator that assigned an
-// attachment's addresses, so that they can be released. If the recorded IPAM is not available, it logs a warning and
-// returns the configuration's allocator. It returns nil for an IPAM without an allocator.
+// allocators returns a function for network.Config.Allocators. That function returns the allocator for an attachment's
+// recorded IPAM, which can release the attachment's addresses. Without a recorded IPAM, it returns the configuration's
+// allocator. If the recorded IPAM is not available, it logs a warning and returns the configuration's allocator. For
+// the types static and dhcp, and for no type, it returns nil.
 func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.Allocator, error) {
 	own := conf.settings().Origin
 	return func(name string, origin *network.Origin) (ipam.Allocator, error) {
@@ -192,7 +193,7 @@ func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 }
 
 // allocator sets s.Subnets to the subnets of the ipam section, and s.Allocator to its allocator, if its type has one.
-// For type dhcp, it returns a lease with only KeeperOptional set; for other types, lease is nil.
+// For type dhcp, it returns a lease with only KeeperOptional (from ipam.keeper) set. For other types, lease is nil.
 func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Lease, _ error) {
 	if conf.IPAM.Type == typeDHCP {
 		dhcp, err := conf.dhcp()

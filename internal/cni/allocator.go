@@ -33,8 +33,8 @@ type allocator struct {
 	ipam.Allocator
 }
 
-// ipamSection holds the settings of an ipam section. For a delegated plugin, it holds routes and DNS settings of the
-// plugin's result.
+// ipamSection holds the settings of an ipam section. For a delegated plugin, its routes and DNS settings come from the
+// result of that plugin's ADD.
 type ipamSection struct {
 	network    string
 	given      []ipam.Address // the addresses in the section or in requests (type static)
@@ -48,13 +48,14 @@ type ipamSection struct {
 	noRanges   error          // the error of Add if neither the section nor the runtime names ranges or addresses
 }
 
-// Bind returns a copy of a that is bound to node. Both share the ipamSection, whose DNS settings Add completes.
+// Bind returns a copy of a whose wrapped allocator has the facts about node. The copy and a share the ipamSection,
+// whose DNS settings Add completes.
 func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
 	return &allocator{a.ipamSection, a.Allocator.Bind(node)}
 }
 
-// Resolvers returns the name servers for the result of ADD. The list is complete after Add. It skips texts that are not
-// addresses.
+// Resolvers returns the name servers for the result of ADD. The list is complete after Add. Resolvers skips texts that
+// are not addresses.
 func (a *allocator) Resolvers() (list []netip.Addr) {
 	servers := a.resolvers
 	if servers == nil {
@@ -130,8 +131,9 @@ func (a *allocator) Check(ctx context.Context, owner ipam.Owner, held []ipam.Add
 	return a.Allocator.Check(ctx, owner, held)
 }
 
-// Status returns an error if Add cannot succeed. The error has code 50 unless it has a code already. Status returns nil
-// if no ranges are configured, since the runtime may pass them with each pod.
+// Status returns an error if Add cannot succeed. An error without a code gets the code 50, the specification's code for
+// "not available". If only ranges or addresses are missing, Status returns nil, since the runtime may pass them with
+// each pod.
 func (a *allocator) Status(ctx context.Context) error {
 	if a.confErr != nil || a.noRanges != nil {
 		return a.confErr
@@ -153,8 +155,8 @@ type ipamRequest struct {
 	RequestedAddresses
 	DefaultDataDir string // the directory of reservations for networks without ipam.dataDir
 
-	// Strict is set for ADD, CHECK and STATUS. Then every fault of the section is an error, including unknown fields
-	// unless ByName is set. DEL and GC do as much as possible in spite of faults.
+	// If Strict is set, every fault of the section is an error, including unknown fields unless ByName is set. For the
+	// DEL and GC of a network it is not set, so that they do as much as possible in spite of faults.
 	Strict bool
 	// RangesLater is set if the runtime passes the ranges of host-local with each pod's verbs. A section without ranges
 	// is then valid, since STATUS does not get them.

@@ -54,9 +54,10 @@ func (c *NetConf) annotationProblems(p *problems) {
 		`annotations: a runtime passes none without "capabilities": {%q: true}`, annotationsCapability)
 }
 
-// annotate copies the settings in the pod's annotations into the configuration. A MAC, a policy or a bandwidth from
-// runtimeConfig or args.cni takes precedence. It returns errors about Tombolo's annotations that are unknown, not
-// permitted or invalid. It ignores annotations for another network or without Tombolo's prefix.
+// annotate copies the settings in the pod's annotations into the configuration. A MAC, policy or bandwidth that the
+// runtime requests takes precedence. An annotation that names this network takes precedence over one that names none.
+// annotate returns errors about Tombolo's annotations that are unknown, not permitted or invalid. It ignores
+// annotations for another network or without Tombolo's prefix.
 func (c *NetConf) annotate() (found strict.Problems) {
 	var ours []string
 	for key := range c.RuntimeConfig.Annotations {

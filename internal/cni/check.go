@@ -52,7 +52,7 @@ func (c *call) check(ctx context.Context, node *network.Node, conf *NetConf) err
 }
 
 // reported converts prevResult for node.Check, which compares it with the kernel. It leaves out the MACs of the pod's
-// other interfaces. The returned list describes faults of prevResult.
+// other interfaces. The returned list describes faults of prevResult. An invalid route is an error.
 func (c *call) reported(prev *current.Result) (*network.Reported, []string, error) {
 	r := &network.Reported{HostMACs: map[string]string{}}
 	var wrong []string

@@ -168,8 +168,8 @@ func (c *Common) complete(request *call) {
 	c.argMAC, c.RuntimeConfig.ArgIPs = args.MAC, args.IPs
 }
 
-// readArgs decodes the fields of args.cni that a plugin uses. It ignores all other fields, which belong to other
-// plugins.
+// readArgs decodes the fields of args.cni that a plugin uses, and stores errors in them by note. It ignores all other
+// fields, which belong to other plugins.
 func (c *call) readArgs(into any) {
 	if data := c.conf.Args.CNI; !isEmpty(data) {
 		c.note(strict.Part("args.cni", data, into, strict.Everything))
@@ -235,8 +235,9 @@ func exempt(path, key string) bool {
 	return top == "runtimeConfig" || top == "args"
 }
 
-// parse decodes the configuration from data, the content of stdin. If data is not JSON, it returns an error, which
-// stops every verb. It stores all other errors for the method refuse, since DEL and GC ignore them.
+// parse decodes the configuration from data, the content of stdin, and fills in defaults. If data is not JSON, it
+// returns an error, which stops every verb. It stores all other errors for the method refuse, since DEL and GC ignore
+// them.
 func (c *call) parse(data []byte) error {
 	c.stdin = data
 	pass := exempt

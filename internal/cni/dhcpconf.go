@@ -138,7 +138,7 @@ type identity struct {
 	pod string // namespace/name; empty if unknown
 }
 
-// longestID is the maximum length of a client identifier without its type byte.
+// longestID is the maximum length in bytes of a client identifier without its type byte.
 const longestID = 254
 
 // text returns a text that identifies the interface. The client identifier and the MAC are derived from it. owner is
@@ -236,8 +236,8 @@ func (conf *DHCP) request(c *dhcpc.Config) {
 	}
 }
 
-// provide adds to c the options that the client sends. It returns an error for an element that has no option, or whose
-// key FromArg is missing in CNI_ARGS. The reference plugin bridge accepts a missing key.
+// provide adds to c the options that the client sends. An element that has no option is an error. A key FromArg that is
+// missing in CNI_ARGS is an error too, unless the program was called as the reference plugin bridge.
 func (conf *DHCP) provide(c *dhcpc.Config, args Args) error {
 	for i, p := range conf.Provide {
 		if p.Option == 0 {

@@ -146,7 +146,8 @@ type sentinel struct {
 	code uint
 }
 
-// codes returns the codes of error values in package network and the packages below it.
+// codes returns the error values that have a code. Most of them come from package network and the packages that it
+// uses.
 func codes() []sentinel {
 	return []sentinel{
 		{network.ErrState, codeIO}, {network.ErrTryAgain, codeTryAgainLater}, {network.ErrHostNamespace,

@@ -67,8 +67,8 @@ type hostLocalConf struct {
 }
 
 // read decodes the ipam section into the given struct. It ignores unknown fields if ByName is set or the request is not
-// strict. If not, they are errors, except keys that begin with an underscore (comments), and detectConflicts, which
-// Section decodes.
+// strict. In any other request, unknown fields are errors, except keys that begin with an underscore (comments), and
+// detectConflicts, which Section decodes.
 func (r *ipamRequest) read(into any) error {
 	if isEmpty(r.Section.JSON) {
 		return nil

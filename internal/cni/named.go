@@ -50,8 +50,8 @@ func kinds() map[string]kind {
 	}
 }
 
-// KnownFields returns the names of all fields that Tombolo's plugins read, except those whose values may be secret. A
-// bug report contains the values of these fields.
+// KnownFields returns the names of the configuration fields whose values a bug report contains. These are the fields
+// that Tombolo's plugins read, except args, prevResult and provide, whose values may be secret.
 func KnownFields() []string {
 	var names []string
 	ipams := []any{hostLocalConf{}, staticConf{}, DHCP{}}

@@ -12,8 +12,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// firewallConf is the configuration of the reference plugin firewall. That plugin makes other firewalls accept a
-// pod's packets, and separates bridges. If the host runs firewalld, tombolod puts the bridge into a zone instead.
+// firewallConf is the configuration of the reference plugin firewall, which makes the host's firewalls accept a pod's
+// packets, and can block traffic between bridges. For firewalld, the reference plugin puts each pod's address into a
+// zone. Here tombolod puts the bridge into a zone.
 type firewallConf struct {
 	Common
 	Backend                string `json:"backend"`

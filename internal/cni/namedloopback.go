@@ -83,7 +83,7 @@ func (c *call) addLoopback(ctx context.Context) (*current.Result, error) {
 	return result, nil
 }
 
-// setLoopback sets the flag IFF_UP of lo to its value in flags.
+// setLoopback sets lo up if flags is IFF_UP, and down if flags is 0.
 func setLoopback(conn *nl.Conn, flags uint32) error {
 	r := link.Request{Index: loopbackIndex, Flags: flags, Change: unix.IFF_UP}
 	return r.Apply(context.Background(), conn, "set link", loopbackName)

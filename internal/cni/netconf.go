@@ -108,7 +108,8 @@ func (c *NetConf) complete(request *call) {
 	}
 }
 
-// problems returns the errors that can be found without a request to the kernel.
+// problems returns the errors that can be found without a request to the kernel, except errors in the ipam section,
+// which newAllocator returns.
 func (c *NetConf) problems() []error {
 	p := problems(c.Common.problems())
 	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2,
@@ -340,7 +341,8 @@ func (c *NetConf) vlanProblems(p *problems) {
 // nameBridge is the name of the reference plugin bridge, which NetConf implements with other defaults.
 const nameBridge = "bridge"
 
-// asBridge sets the defaults of the reference plugin bridge. It clears Tombolo's own fields, except those of Common.
+// asBridge sets the defaults of the reference plugin bridge. It clears Tombolo's own fields, except those of Common,
+// and the fields of runtimeConfig that the reference plugin ignores.
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall = "", LANConf{}, nil, nil
 	c.IngressPolicy, c.Internal, c.Annotations, c.Bandwidth = "", false, nil, Bandwidth{}

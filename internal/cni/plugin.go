@@ -183,8 +183,8 @@ func needs() map[string][]string {
 	}
 }
 
-// readEnvironment stores the parameters from the environment in c. It returns an error if the verb is unknown, or if a
-// required variable is missing or invalid.
+// readEnvironment stores the parameters from the environment in c. It returns an error if the verb is unknown, if a
+// required variable is missing or invalid, or from refuseDepth.
 func (c *call) readEnvironment() error {
 	c.verb = c.Getenv("CNI_COMMAND")
 	required, known := needs()[c.verb]
@@ -293,7 +293,8 @@ func (c *call) versionVerb() []byte {
 	return append(output, '\n')
 }
 
-// sameNetNS reports whether the runtime allows the plugin's own network namespace as CNI_NETNS.
+// sameNetNS reports whether the runtime allows the plugin's own network namespace as CNI_NETNS, by the variable
+// CNI_NETNS_OVERRIDE.
 func (c *call) sameNetNS() bool {
 	override := c.Getenv("CNI_NETNS_OVERRIDE")
 	return override == "1" || strings.EqualFold(override, "true")

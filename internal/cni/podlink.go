@@ -65,7 +65,7 @@ func findLink(conn *nl.Conn, name string) (*link.Info, error) {
 
 // podHasLink reports whether the namespace at path has a link called name. It also returns true if the link exists but
 // cannot be read, since it has more alternative names than fit into the kernel's answer. It returns false if the
-// namespace cannot be opened.
+// namespace cannot be opened, or is the caller's own.
 func podHasLink(path, name string) (has bool) {
 	_ = inPodNamespace(path, func(conn *nl.Conn, _ *netns.NS) error {
 		_, err := findLink(conn, name)

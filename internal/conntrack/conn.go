@@ -198,7 +198,7 @@ const (
 	filterDstPort = 1 << 5 // CTA_FILTER_F_CTA_PROTO_DST_PORT
 )
 
-// headerLen is the length of struct nfgenmsg.
+// headerLen is the length of struct nfgenmsg in bytes.
 const headerLen = 4
 
 // Flow is an entry of the kernel's connection tracking.

@@ -196,7 +196,7 @@ func SlowPorts(bridge string, delay time.Duration) string {
 const AliasPrefix = "tombolo:1:"
 
 // BridgeAlias marks a bridge that Tombolo created. Tombolo never deletes a bridge without this alias, and sets no
-// default parameters of such a bridge.
+// default parameters on it.
 const BridgeAlias = AliasPrefix + "bridge"
 
 // ShareAlias is the alias prefix of the veth pair that connects a bridge to a shared NIC (package share).

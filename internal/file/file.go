@@ -21,7 +21,7 @@ import (
 )
 
 // ErrDamaged means that Tombolo cannot have written the file in its present state. For example, a power failure
-// truncated it, somebody edited it, it has another format, or it is no regular file.
+// truncated it, somebody edited it, it has another format or owner, or it is no regular file.
 var ErrDamaged = errors.New("damaged")
 
 const (
@@ -34,7 +34,8 @@ const (
 )
 
 // Read returns the content of a small file. It follows no symbolic link and does not wait on a FIFO. The error matches
-// ErrDamaged if the file is larger than limit, or belongs to neither root nor the caller.
+// ErrDamaged if the file has more than limit bytes, is a FIFO or device, or belongs to another user than root and the
+// caller.
 func Read(path string, limit int) ([]byte, error) {
 	fd, err := Open(path, unix.O_RDONLY)
 	if err != nil {

@@ -1,11 +1,12 @@
-// Package keeper renews the DHCP leases of pods as long as the pods live. It also repairs firewall rules, links and
-// shared NICs that other programs have changed, and takes down pods that died without a DEL.
+// Package keeper renews the DHCP leases of pods as long as the pods live. It also repairs firewall rules, links, and
+// NICs that the host shares with pods, after other programs have changed them. It takes down pods that died without a
+// DEL.
 //
 // It learns about pods only from the records of packages lease and state on disk. So it may start before or after the
 // plugin. It may be killed and upgraded at any time: the next keeper continues from the records.
 //
-// One loop schedules visits, and workers make them. A visit checks one lease or one source. A source is another
-// subject of the keeper's work, such as the firewall. An idle lease takes no goroutine, thread or descriptor.
+// One loop schedules visits, and workers make them. A visit checks one lease or one source. A source is another subject
+// of the keeper's work, such as the firewall. An idle lease takes no goroutine, thread or descriptor.
 // docs/dev/architecture.md of the project describes the loop and its duties.
 //
 // If a lease's pod no longer exists, the keeper releases the lease from the host, on behalf of the pod. If the lease is

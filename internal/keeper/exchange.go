@@ -37,7 +37,8 @@ type exchange struct {
 	again time.Time
 }
 
-// exchange runs the session until the session expects no more answers, or the time limit has passed.
+// exchange runs the lease's DHCP session until the session expects no more answers, or the time limit has passed. Then
+// it closes the transport.
 func (v *visit) exchange(p pod) error {
 	began := now()
 	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
@@ -47,8 +48,8 @@ func (v *visit) exchange(p pod) error {
 	return errors.Join(x.run(), x.hangUp())
 }
 
-// timeLimit returns how long an exchange waits for servers that are slow, or if the pod has no lease. It is the timeout
-// of an ADD, and at least renewWait.
+// timeLimit returns the time limit for an exchange if servers are slow or the pod has no lease. It is the timeout of an
+// ADD, and at least renewWait.
 func (v *visit) timeLimit() time.Duration {
 	return max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait)
 }
@@ -111,8 +112,9 @@ func (x *exchange) run() error {
 	}
 }
 
-// resend sends the last renewal again, through a packet socket. Such a socket needs no ARP and no route, and the pod's
-// firewall does not filter it. A missing route or neighbour, or that firewall, may have stopped the first attempt.
+// resend sends the last renewal again, through a packet socket, which the exchange also uses from then on. Such a
+// socket needs no ARP and no route, and the pod's firewall does not filter it. A missing route or neighbour, or that
+// firewall, may have stopped the first attempt.
 func (x *exchange) resend() error {
 	p := x.last
 	x.last, x.again, x.m.slow = nil, time.Time{}, true
@@ -194,8 +196,9 @@ func (l *messageConn[M]) hangUp() error {
 	return conn.Close()
 }
 
-// recordNoAnswer records that an exchange ended without an answer. If the pod has a lease, it logs that and adds a note
-// to the record. If not, it returns an error, and the next visit starts a new session.
+// recordNoAnswer counts an exchange that ended without an answer, and gives the next exchange more time. If the pod has
+// a lease, it logs the failure and writes it into the record as a note. If not, it returns an error, and the next visit
+// starts a new session.
 func (x *exchange) recordNoAnswer() error {
 	x.metrics.unanswered.Inc()
 	x.m.slow = true
@@ -214,7 +217,7 @@ func (x *exchange) recordNoAnswer() error {
 	})
 }
 
-// applyLease applies a new or renewed lease to the pod, and records it.
+// applyLease applies a new or renewed lease to the pod, and records it. After an error it drops the session.
 func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	before, fresh := x.r.Lease, x.r.State != lease.Bound
 	err := x.underLock(func(held *lease.LockedRecord) error { return x.apply(held, x.pod, l) })
@@ -291,8 +294,8 @@ func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 
 // recordLoss records that the session has lost its lease, and removes the lease's addresses and routes from the pod and
 // from the host's rules. After a NAK another host may have the address. After an expiry the kernel has already removed
-// it. If the session had no lease and only failed to get a new one, recordLoss changes neither the pod nor the record.
-// In every case it logs the error.
+// it. If the lease was recorded as lost before, recordLoss changes neither the pod nor the record. In every case it
+// logs the error, and starts a new time limit.
 func (x *exchange) recordLoss(out dhcpc.Output) error {
 	switch {
 	case errors.Is(out.Err, dhcpc.ErrNAK):
@@ -361,7 +364,7 @@ func apply4(p pod, a lease.Applied, l *dhcpc.Lease) error {
 
 // node is the keeper's access to pods and to the host. kernel implements it, and tests replace it.
 type node interface {
-	// enter returns an error that matches errGone if the pod certainly no longer exists.
+	// enter opens the interface of a lease's pod. The error matches errGone if the pod certainly no longer exists.
 	enter(r *lease.Record) (pod, error)
 	checkConflict(bridge string, a, had netip.Addr) error
 	follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error)

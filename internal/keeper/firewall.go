@@ -22,8 +22,8 @@ import (
 // overflow it. Each change has a generation number. The keeper does not compare the firewall again for a generation at
 // which it found no differences.
 
-// lookAtFirewall is the interval between comparisons if the kernel announces no changes. The kernel announces neither
-// changes of legacy iptables, nor that a table becomes dormant.
+// lookAtFirewall is the interval between comparisons of the firewall with the records, if the kernel announces no
+// changes. The kernel announces neither changes of legacy iptables, nor that a table becomes dormant.
 const lookAtFirewall = 30 * time.Second
 
 // generation is one announcement of a change of nf_tables (NFT_MSG_NEWGEN).
@@ -33,8 +33,8 @@ type generation struct {
 	by   string // the name of the process that made the change
 }
 
-// firewall is the source that compares the firewall with the records, and repairs it. Its methods run in the loop or in
-// the source's worker.
+// firewall is the source (see source) that compares nf_tables with the records, and repairs the rules of pods. Its
+// methods run in the loop or in the source's worker.
 type firewall struct {
 	source
 	contest    *contest  // the count of repairs of the whole firewall
@@ -70,8 +70,8 @@ func generationOf(b []byte) generation {
 }
 
 // hear returns how soon the keeper must compare the firewall after announcements: soon if another program changed it,
-// later if one of our programs did. It ignores changes before the last comparison, and those of `tombolo doctor`. It
-// notes the names of the other programs.
+// later if one of our programs did. It ignores changes up to the generation f.checked, and those of `tombolo doctor`.
+// It notes the names of the other programs.
 func (f *firewall) hear(messages []netlink.Message) urgency {
 	when := never
 	for _, m := range messages {
@@ -162,8 +162,8 @@ func (f *firewall) findCause(ctx context.Context) string {
 	return f.names[0]
 }
 
-// mend repairs the firewall. what describes its differences, for the log. If another program undoes the repairs again
-// and again, mend records this conflict for STATUS and the metrics.
+// mend logs the differences in what, and repairs the firewall. If another program undoes the repairs again and again,
+// mend records this conflict for STATUS and the metrics.
 func (f *firewall) mend(ctx context.Context, what string) {
 	cause := f.findCause(ctx)
 	args := []any{"what", what}

@@ -50,7 +50,7 @@ type Keeper struct {
 	metrics *metrics
 }
 
-// New checks a configuration and returns a Keeper. It opens no socket, and watches no file before Run.
+// New checks a configuration and returns a Keeper. The Keeper opens no socket, and watches no file before Run.
 func New(cfg *Config) (*Keeper, error) {
 	if cfg == nil || cfg.Leases == nil {
 		return nil, errors.New("keep leases: no directory given")
@@ -95,5 +95,6 @@ func (k *Keeper) Run(ctx context.Context) error {
 	return errors.Join(err, w.close(), heartbeat.Close())
 }
 
-// now returns the time with a reading of the monotonic clock. Times in records get such a reading when they are loaded.
+// now returns the time with a reading of the monotonic clock, so that setting the wall clock changes no interval. Times
+// in records get such a reading when they are loaded.
 func now() time.Time { return time.Now() }

@@ -23,7 +23,7 @@ import (
 // and DELs also make, since each comparison reads all records. The kernel announces changes of only a few kernel
 // parameters (sysctl), such as forwarding. So the keeper also compares every minute.
 
-// linkSource is the source that compares links with the records, and repairs them.
+// linkSource is the source (see source) that compares links, addresses and routes with the records, and repairs them.
 type linkSource struct {
 	source                     // its contests are counted for each network
 	firewall *source           // the source of the firewall, whose rules depend on the host's forwarding
@@ -68,15 +68,16 @@ func fact[T any](p *T) string {
 	return fmt.Sprint(" ", *p)
 }
 
-// linkKinds returns the types of announcements that the keeper subscribes to. Of routes, these are additions of default
-// routes, and deletions of the routes that the kernel adds with addresses. A routing daemon may change tens of
+// linkKinds returns the types of announcements that the keeper subscribes to. The only routes among them are new
+// default routes, and deleted routes that the kernel had added with addresses. A routing daemon may change tens of
 // thousands of other routes, and the keeper does not need these announcements.
 func linkKinds() []nl.Kind {
 	const (
 		lengthAt, protocolAt = 1, 5 // in struct rtmsg
 
-		// netconfSize is the size of an announcement of one changed parameter: the header, struct netconfmsg, and two
-		// attributes of eight bytes. The size leaves out the longer announcements of a new link's parameters.
+		// netconfSize is the size in bytes of an announcement of one changed parameter: the header, struct netconfmsg,
+		// and two attributes of eight bytes. A filter for this size leaves out the longer announcements of a new link's
+		// parameters.
 		netconfSize = 16 + 4 + 2*8
 	)
 

@@ -217,7 +217,7 @@ func (l *loop) start(at *slot, work func() (end func())) {
 }
 
 // finish stores the outcome of a visit, and schedules the lease's next visit. If the record is gone, it deletes the
-// lease's entry instead.
+// lease's entry instead, unless the record has changed since.
 func (l *loop) finish(e *entry, o outcome) {
 	l.metrics.countTransition(e.state, o.state)
 	if o.gone && !e.isDueAgain {
@@ -274,7 +274,7 @@ type clock struct {
 // the readings of the two clocks.
 const sleptFrom = 2 * time.Second
 
-// suspension returns how long the machine was suspended, since the first call or the last suspension that it
+// suspension returns how long the machine was suspended since the first call, or since the last suspension that it
 // returned. It returns 0 for less than sleptFrom.
 func (l *loop) suspension() (time.Duration, error) {
 	_, up, err := l.Leases.Clock()

@@ -223,7 +223,7 @@ func exportPod(to chan<- prometheus.Metric, r *state.Attachment, c *link.Counter
 	count("tombolo_pod_transmit_packets_total", "Packets that a pod has transmitted at an interface.", c.RxPackets)
 }
 
-// read counts err, an error of reading values for a request of metrics. If err is nil, it does nothing.
+// read counts err, an error in reading values for the metrics. If err is nil, it does nothing.
 func (m *metrics) read(err error) {
 	if err != nil {
 		m.errors.WithLabelValues("read").Inc()

@@ -109,8 +109,8 @@ func (k kernel) withLinks(do func(*bridge.Conn) error) error {
 	return do(links)
 }
 
-// checkConflict returns an error if no pod may have the address a, because it is an address or a gateway of the host.
-// at is the name of the pod's bridge. had is the pod's previous address.
+// checkConflict returns an error if the host has the address a, or routes through it as a gateway. No pod may have such
+// an address. at is the name of the pod's bridge. If a equals had, the pod's previous address, it may be a gateway.
 func (k kernel) checkConflict(at string, a, had netip.Addr) error {
 	return k.withLinks(func(links *bridge.Conn) error {
 		l, err := links.Link(context.Background(), at)

@@ -170,7 +170,7 @@ func (v *visit) noteFormed(p pod) error {
 	return v.follow()
 }
 
-// note6 records the reason for a pod without a DHCPv6 lease, for the waiting ADD and for `tombolo check`.
+// note6 records trouble, the reason why the pod has no DHCPv6 lease, for the waiting ADD and for `tombolo check`.
 func (v *visit) note6(trouble string) error {
 	if v.r.Six.Error == trouble {
 		return nil
@@ -268,8 +268,8 @@ func (x *exchange6) run() error {
 	}
 }
 
-// handleOutput handles all outputs of a step except Check. It logs and records a failure or a loss, and sends the
-// message. It applies a lease, or records DNS settings.
+// handleOutput handles the outputs of one step of the DHCPv6 session, except Check. It logs and records a failure or a
+// loss, and sends the message. It applies a lease, or records DNS settings.
 func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.Log.Warn("no address by DHCPv6", append(x.logAttrs(), "err", out.Err)...)
@@ -315,8 +315,9 @@ func (x *exchange6) recordInformation(i *dhcp6.Information) error {
 }
 
 // check finds out whether another host has the address of the offered lease. It first records the lease and updates the
-// host's rules for the pod, which would otherwise drop the kernel's neighbour solicitation. If the pod must not get the
-// address (see Wants6), it returns Unused at once.
+// host's rules for the pod, which would otherwise drop the kernel's neighbour solicitation. If another host has the
+// address, it removes the lease from the record and returns InUse. If the pod must not get the address (see Wants6), it
+// returns Unused at once.
 func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 	if !x.r.Wants6() {
 		return dhcp6.Unused, nil
@@ -348,8 +349,9 @@ func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 }
 
 // write records the DHCPv6 lease l, or no lease if l is nil. Unless checking is set, it also adds the lease's address
-// to the pod. If l has another address than the previous lease, write removes the previous address. trouble is the
-// error to record. If another process deleted or replaced the record, write releases l.
+// to the pod, if the pod may have it (see Wants6). If l has another address than the previous lease, write removes the
+// previous address. trouble is the error to record. If another process deleted or replaced the record, write releases
+// l, unless the client is sticky.
 func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error {
 	six := *x.r.Six
 	six.Lease, six.Release, six.Checking, six.Error, six.Note = l, nil, checking, trouble, ""
@@ -440,8 +442,8 @@ func (x *exchange6) recordLoss6(out dhcp6.Output) error {
 	return err
 }
 
-// recordNoAnswer records that an exchange ended without an answer. If the pod has a lease, it logs that and adds a note
-// to the record. If not, it returns an error.
+// recordNoAnswer counts an exchange that ended without an answer, and gives the next exchange more time. If the pod has
+// a lease, it logs the failure and writes it into the record as a note. If not, it returns an error.
 func (x *exchange6) recordNoAnswer() error {
 	x.metrics.unanswered.Inc()
 	x.m.slow = true

@@ -112,7 +112,7 @@ func (l *loop) subscribe(s *source) (stop func()) {
 	return func() { _ = f.Close(); <-ended }
 }
 
-// receive schedules a visit to the source after announcements. During a visit it queues them. No messages mean that
+// receive schedules a visit to the source after announcements. During a visit it queues them. An empty list means that
 // announcements were lost.
 func (s *source) receive(messages []netlink.Message) {
 	if s.busy {

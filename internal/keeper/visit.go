@@ -24,8 +24,8 @@ const (
 	// net/ipv4/devinet.c, Linux 6.18). On a busy machine, about 100 of 1,000,000 renewals lose the address in this way.
 	confirmAfter = time.Second
 
-	// yieldUntil is a time before the end of a lease. If an address disappears from the pod before that time, the pod's
-	// owner removed it. Later, the kernel may have removed it, because its lifetime is over.
+	// yieldUntil is the length of time before the end of a lease in which the kernel may already have removed the
+	// address. If an address disappears from the pod earlier, the pod's owner removed it.
 	yieldUntil = 3 * time.Second
 
 	// After a failure the next visit follows after firstRetry. The pause doubles with each failure up to lastRetry,
@@ -344,8 +344,8 @@ func (v *visit) yield(p pod) (yielded bool, _ error) {
 // remaining time; a negative value means that the lease never ends.
 func endsSoon(left time.Duration) bool { return left >= 0 && left < yieldUntil }
 
-// releaseGone releases the leases of a pod that no longer exists, and deletes the record. If the lease is sticky, it
-// marks the record for the pod's next container instead. why is the reason, for the log.
+// releaseGone releases the leases of a pod that no longer exists, and deletes the record. If the lease is sticky and
+// has not ended, it instead turns the record into one for the pod's next container. why is the reason, for the log.
 func (v *visit) releaseGone(why string) outcome {
 	return v.drop("cannot end the lease of a pod that is gone", func(held *lease.LockedRecord) error {
 		// Release only a bound lease. An address that an ADD wanted to request, or that a server refused, does not

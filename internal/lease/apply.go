@@ -72,8 +72,8 @@ func (l *Interface) Withdraw(ctx context.Context, a Applied) error {
 	return errors.Join(errs...)
 }
 
-// Replace sets a route. It replaces an existing route to the same destination, even if the existing route uses another
-// link.
+// Replace sets a route. It replaces an existing route with the same destination and metric, even if the existing route
+// uses another link.
 func Replace(ctx context.Context, routes *route.Conn, r route.Route) error {
 	_, err := routes.Ensure(ctx, r)
 	return err
@@ -404,10 +404,10 @@ func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn f
 	return held.Remove()
 }
 
-// all4 sends the DHCPv4 RELEASE from the pod, or from the host if the pod is gone. For a sticky client (see
-// Client.Sticky) it sends none, so that the server reserves the address for the pod until the lease expires. If the pod
-// is gone and another record has the same client identity, it sends none either. The server cannot tell the two clients
-// apart.
+// all4 sends the DHCPv4 RELEASE of a bound lease from the pod, or from the host if the pod is gone. For a sticky client
+// (see Client.Sticky) it sends none, so that the server reserves the address for the pod until the lease expires. If
+// the pod is gone and another record has the same client identity, it sends none either. The server cannot tell the two
+// clients apart.
 func all4(ctx context.Context, dir *Store, r *Record, links *bridge.Conn) error {
 	if r.Client.Sticky || r.Lease == nil || r.State != Bound || r.Lease.Left(time.Now()) == 0 {
 		return nil

@@ -30,7 +30,7 @@ func Line(message string) string {
 	return text
 }
 
-// cut shortens each quoted text or word in a text to quoteMax bytes, and adds "…" to it.
+// cut shortens each quoted text or word that is longer than quoteMax bytes, and adds "…" to it.
 func cut(text string) string {
 	if len(text) <= quoteMax {
 		return text

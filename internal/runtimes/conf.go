@@ -21,8 +21,9 @@ const (
 	inIPAM = "ipam."
 )
 
-// options returns the fields of the plugin's configuration that a network can have as options. The map's value is true
-// if the field is a string in JSON, and false if it is a number or a bool. docs/config.md describes each field.
+// options returns the fields of the plugin's configuration that a network can have as options. The map's value is false
+// if the option is a number or a bool. It is true for strings, and for ipam.servers, a list. docs/config.md describes
+// each field.
 func options() map[string]bool {
 	return map[string]bool{
 		"mode": true, "bridge": true, "mtu": false, "vlan": false, "portIsolation": false, "hairpinMode": false,
@@ -171,7 +172,8 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 	return conf, errors.Join(errs...)
 }
 
-// valueOf converts an option's text into its value in JSON. It returns an error for an unknown option.
+// valueOf converts an option's text into its value in JSON. It returns an error for an unknown option, or for text that
+// is no valid number or bool.
 func valueOf(name, text string) (any, error) {
 	isText, known := options()[name]
 	var value any
@@ -195,8 +197,9 @@ func valueOf(name, text string) (any, error) {
 }
 
 // addresses adds the section ipam to the configuration conf. The section contains either the addresses that the runtime
-// assigned, or the options in the map ipam for leasing an address. addresses returns an error for options that do not
-// fit the network's mode, and for a gateway network without a subnet.
+// assigned, or the options in the map ipam for leasing an address. A network of mode l2 without a subnet gets no
+// section. addresses returns an error for options that do not fit the network's mode, and for a gateway network without
+// a subnet.
 func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 	switch {
 	case len(n.Subnets) > 0:

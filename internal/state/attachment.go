@@ -240,8 +240,9 @@ func (d *Dir) Written(network, hash string) (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// Update replaces an attachment's existing record as a whole, after its ADD. It needs the shared lock, and locks the
-// record while it writes. If another call holds the record's lock, the error matches ErrBusy.
+// Update replaces an attachment's existing record as a whole, after its ADD. It needs the directory's shared lock (see
+// Dir.Lock), and locks the record while it writes. If another call holds the record's lock, the error matches ErrBusy.
+// If there is no record, it matches os.ErrNotExist.
 func (d *Dir) Update(a *Attachment) error {
 	lock, err := d.LockAttachment(a.Network, a.Hash())
 	if err != nil {
@@ -429,7 +430,7 @@ func (p *Pending) Abandon() error {
 
 // Commit sets the record's state to Ready, writes all of a, and closes p. It appends a line, so that a crash in the
 // middle leaves the record Adding and no temporary file. If the record was removed since Create, the error matches
-// os.ErrNotExist, and the record is not created again. On any error the record and a.State stay Adding.
+// os.ErrNotExist, and the record is not created again. After any error a.State is Adding.
 func (p *Pending) Commit(a *Attachment) (err error) {
 	defer func() {
 		if err != nil {

@@ -233,7 +233,7 @@ func (e *RecordError) Wrap(err error) error {
 }
 
 // list reads the records in a directory, sorted by name. isName reports whether a name, without its suffix, is valid
-// for a record. For each record that cannot be used, bad has a *RecordError.
+// for a record. bad has a *RecordError for each record that cannot be used, and for each file whose name is not valid.
 func list[T any](dir string, isName func(string) bool, load func(name string) (*T, error)) (found []*T,
 	bad []*RecordError, _ error) {
 	entries, err := file.ReadDir(dir)
@@ -256,8 +256,8 @@ func list[T any](dir string, isName func(string) bool, load func(name string) (*
 	return found, append(bad, unread...), nil
 }
 
-// LoadAll loads the records with the given names. It returns the errors about damaged records in bad, and skips records
-// that no longer exist.
+// LoadAll loads the records with the given names. It returns the errors of type *RecordError in bad, and skips records
+// with other errors, such as missing ones.
 func LoadAll[T any](names []string, load func(name string) (*T, error)) (found []*T, bad []*RecordError) {
 	for _, name := range names {
 		record, err := load(name)

@@ -58,7 +58,8 @@ type Lock struct {
 	cookie uint64 // the cached result of netns; 0 if unknown
 }
 
-// netns returns the cookie of the network namespace in which the lock is held. A call never changes its namespace.
+// netns returns the cookie (SO_NETNS_COOKIE) of the network namespace in which the lock is held. It reads the cookie
+// once, since a call of the plugin never changes its namespace.
 func (l *Lock) netns() (uint64, error) {
 	if l.cookie != 0 {
 		return l.cookie, nil
@@ -133,7 +134,8 @@ func (l *Lock) giveUp() error {
 }
 
 // Downgrade turns an exclusive lock into a shared one. No exclusive holder comes in between, and Downgrade never waits.
-// If it fails, nothing is held.
+// If the lock is not exclusive, it stays as it is, and Downgrade returns an error. If the shared lock cannot be taken,
+// nothing is held.
 func (l *Lock) Downgrade() error {
 	if l.mode != Exclusive {
 		return fmt.Errorf("downgrade lock of %s: it is %s", l.dir.path, l.mode)

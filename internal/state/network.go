@@ -184,8 +184,8 @@ func (d *Dir) RemoveNetwork(name string) error {
 	return withOperation(d.remove(path), "remove network")
 }
 
-// Networks returns the sorted names of all networks that have a record or have had an attachment. It skips other
-// files in the two directories.
+// Networks returns the sorted names of all networks that have a record or have had an attachment. It skips other files
+// in the directories of networks and attachments.
 func (d *Dir) Networks() ([]string, error) {
 	records, err := file.ReadDir(d.networksPath())
 	if err != nil {
@@ -261,9 +261,10 @@ func (a *Attachment) VLANLink() string {
 // addresses and routes of the NIC, and a route takes about 200 bytes.
 const maxUplink = 16 << 20
 
-// An UplinkFile is the file with the record of one NIC's takeover (`tombolo uplink take`). Package uplink writes and
-// reads the record as a whole, so readers see either the old or the new record. The first line is the node's epoch,
-// since the addresses and routes in a record of an earlier epoch must not be restored.
+// An UplinkFile is the file with the record of one NIC's takeover. A takeover (`tombolo uplink take`) makes the NIC a
+// port of a bridge, which gets the NIC's addresses and routes. Package uplink writes and reads the record as a whole,
+// so readers see either the old or the new record. The first line is the node's epoch. The addresses and routes in a
+// record of an earlier epoch must not be restored.
 //
 // A caller that writes or removes the record holds the exclusive lock. An UplinkFile is not safe for use by several
 // goroutines at once.

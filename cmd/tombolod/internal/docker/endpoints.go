@@ -270,7 +270,8 @@ func (d *Driver) takeDown(k key) error {
 	return err
 }
 
-// joinsWithin is the time that Docker has to move a new endpoint's interface into a container.
+// joinsWithin is the time that Docker has to move a new endpoint's interface into a container. It is also the interval
+// between calls of sweep.
 const joinsWithin = 5 * time.Minute
 
 // sweep takes down the endpoints that dockerd abandoned: their interface is in the host's namespace, and Docker is not

@@ -157,7 +157,7 @@ func isHosts(subnet netip.Prefix) bool {
 }
 
 // refuseName returns an error if another network, of Docker or not, has the name. id is Docker's identifier of the
-// network that requests it.
+// network that is to have the name.
 func (d *Driver) refuseName(ctx context.Context, id, name string) error {
 	names, err := d.Node.Networks(ctx)
 	for _, other := range d.networkIDs() {

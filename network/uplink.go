@@ -287,7 +287,7 @@ func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared b
 }
 
 func errNoLink(nic string) error {
-	return failf(ErrNoLink, "uplink %s: the host has no such link (ip link shows those that there are)", nic)
+	return failf(ErrNoLink, "uplink %s: the host has no such link (ip link lists its links)", nic)
 }
 
 // refuseHostsBridge returns an error if another program's bridge has an address of the host that is not link-local.

@@ -24,10 +24,10 @@ import (
 func (o *options) bugreportCommand() *cobra.Command {
 	lists := ""
 	cmd := command("bugreport [FILE]",
-		"write a file that can be pasted into an issue: what other commands say, and the configuration",
-		"Write a new file, tombolo-bugreport.md where none is named, that can be pasted into an issue: what status, "+
-			"check, ls, leases, doctor and others say, and the runtimes' networks. Of "+
-			"these it has only fields that Tombolo knows, since others may be secret. It names pods and addresses.",
+		"write a file to paste into an issue: the output of other commands, and the configuration",
+		"Write a new file to paste into an issue, tombolo-bugreport.md by default: the output of status, check, ls, "+
+			"leases, doctor and others, and the runtimes' networks. Of a network it shows only the fields that "+
+			"Tombolo knows, since others may be secret. It names pods and addresses.",
 		func(ctx context.Context, args []string) error {
 			return o.bugreport(ctx, cmp.Or(optional(args, 0), "tombolo-bugreport.md"), lists)
 		})
@@ -68,12 +68,12 @@ func (o *options) bugreport(ctx context.Context, path, lists string) error {
 	}
 
 	part("networks in "+lists, func() error { configurations(ctx, inner.out, lists); return nil })
-	if _, err := fmt.Fprintln(report, "Not in here: journalctl -u tombolod, nft list ruleset."); err != nil {
+	if _, err := fmt.Fprintln(report, "Not in this file: journalctl -u tombolod, nft list ruleset."); err != nil {
 		return err
 	}
 
 	return errors.Join(denied, o.print(path+
-		" is written: read it before you show it, since it names pods and addresses\n", nil))
+		" is written: read it before you publish it, since it names pods and addresses\n", nil))
 }
 
 // configurations prints the configuration files in a directory. It leaves out values that may be secret: see redact.

@@ -66,9 +66,9 @@ func (o *options) check(ctx context.Context, node *network.Node, each bool) erro
 }
 
 func (o *options) repairCommand() *cobra.Command {
-	return o.nodeCommand("repair", "put back what check marks [repair]; delete links and rules of ours that no pod has",
+	return o.nodeCommand("repair", "repair what check marks [repair]; delete Tombolo's links and rules that no pod has",
 		"Put back what check marks [repair], on the host and never inside a pod, and print what was repaired and what "+
-			"is left. It deletes only links and rules of Tombolo's that no pod has any more. The exit status is 4 if "+
+			"is left. It deletes only Tombolo's links and rules that no pod has any more. The exit status is 4 if "+
 			"something is left.", o.repair)
 }
 
@@ -91,7 +91,7 @@ func (o *options) repair(ctx context.Context, node *network.Node, _ []string) er
 	}
 
 	if text.Len() == 0 && err == nil {
-		text.WriteString("nothing is to be repaired\n")
+		text.WriteString("nothing to repair\n")
 	}
 
 	if printErr := o.print(text.String(), nil); printErr != nil {
@@ -112,12 +112,12 @@ func (o *options) repair(ctx context.Context, node *network.Node, _ []string) er
 func (o *options) gcCommand() *cobra.Command {
 	dryRun := false
 	cmd := o.withJSON(command("gc [NETWORK]",
-		"delete what pods left that died without a DEL: ports, addresses, host ports, records",
-		"Delete what pods left that died without a DEL: their ports, addresses, host ports and records, of all "+
-			"networks or of one. The exit status is 4 if some could not be cleaned up; the output says why.",
+		"delete the remains of pods that died without a DEL: ports, addresses, host ports, records",
+		"Delete the remains of pods that died without a DEL: their ports, addresses, host ports and records, of all "+
+			"networks or of one. The exit status is 4 if some remain; the output says why.",
 		func(ctx context.Context, args []string) error { return o.gc(ctx, optional(args, 0), dryRun) }))
 	cmd.ValidArgsFunction = o.completeNetworks
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what would be cleaned up")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what would be deleted")
 	return cmd
 }
 
@@ -150,12 +150,12 @@ func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	}
 
 	if len(dead) == 0 && err == nil {
-		text.WriteString("no dead pod has anything\n")
+		text.WriteString("nothing is left of dead pods\n")
 	}
 
 	err = errors.Join(err, o.print(text.String(), dead), o.printPorts(ctx, node, name, dead))
 	if err == nil && isKept {
-		return findingsError("some could not be cleaned up")
+		return findingsError("some remains could not be deleted")
 	}
 
 	return err
@@ -176,7 +176,7 @@ func (o *options) printPorts(ctx context.Context, node *network.Node, name strin
 		for _, p := range pods {
 			isDead := slices.ContainsFunc(dead, func(d network.Dead) bool { return d.Key == p.Key })
 			if _, statErr := os.Stat(p.Path); p.Ready && !isDead && errors.Is(statErr, fs.ErrNotExist) {
-				o.warn(fmt.Sprintf("%s, %s of network %s: %s is gone, and its port %s is still there: if the pod has "+
+				o.warn(fmt.Sprintf("%s, %s of network %s: %s is gone, but the pod's port %s exists: if the pod has "+
 					"just ended, run this again",
 					report.PodName(p.Pod, p.ContainerID), p.IfName, n, p.Path, p.Port))
 			}

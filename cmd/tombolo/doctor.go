@@ -23,7 +23,7 @@ func (o *options) doctorCommand() *cobra.Command {
 	var dns, to []string
 	cmd := o.withJSON(o.nodeCommand("doctor [POD]", "find out why a pod has no network",
 		"Find out why a pod has no network: test each step from the pod to the outside, and print each that fails, "+
-			"the evidence, and what helps; then what was tried. The exit status is 4 if a problem was found.",
+			"with the evidence and a remedy, and what was tried. The exit status is 4 if a problem was found.",
 		func(ctx context.Context, node *network.Node, args []string) (err error) {
 			opt := doctor.Options{IsDNSNamed: len(dns) > 0}
 			if opt.DNS, err = nameServers(ctx, dns); err != nil {
@@ -37,8 +37,8 @@ func (o *options) doctorCommand() *cobra.Command {
 	cmd.Flags().StringSliceVar(&dns, "dns", nil,
 		"ask the name servers at `ADDR,...`, or none (default: those in /etc/resolv.conf)")
 	cmd.Flags().StringSliceVar(&to, "to", nil,
-		"also follow a packet to `ADDR[:PORT],...`, such as a pod of another node,"+
-			" and its answer, to the link, hook or rule that lost one")
+		"also find the link, hook or rule that loses a packet to `ADDR[:PORT],...`, "+
+			"such as a pod of another node, or its answer")
 	return cmd
 }
 
@@ -157,10 +157,10 @@ func (o *options) printExamined(reports []doctor.Report, none string) error {
 		case same:
 			text.WriteString(" the same")
 		case !bad:
-			fmt.Fprintf(&text, " nothing found; tried: %s; more is tried by --to ADDR[:PORT]",
+			fmt.Fprintf(&text, " nothing found; tried: %s; --to ADDR[:PORT] tries more",
 				cmp.Or(strings.Join(r.Tried, ", "), "nothing, since its ADD is not done"))
 			if len(r.Findings) > 0 {
-				text.WriteString("; to be known:")
+				text.WriteString("; notes:")
 			}
 		}
 

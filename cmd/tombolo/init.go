@@ -30,10 +30,9 @@ type firstNetwork struct {
 }
 
 func (o *options) initCommand() *cobra.Command {
-	return group("init", "make a first network for the container runtimes that are there",
-		"Show a first network for each of the container runtimes that are there: the file for those that speak CNI\n"+
-			"(containerd, CRI-O, nerdctl, podman 4), and the commands for Docker and podman 5. With --yes the file "+
-			"is written.",
+	return group("init", "make a first network for the installed container runtimes",
+		"Show a first network for each installed container runtime: the file for those that speak CNI (containerd,\n"+
+			"CRI-O, nerdctl, podman 4), and the commands for Docker and podman 5. With --yes, write the file.",
 		o.initLAN(), o.initPods())
 }
 
@@ -42,12 +41,12 @@ func (o *options) initLAN() *cobra.Command {
 	cmd := o.initSubcommand("lan", "containers on the host's LAN, with addresses of its DHCP server",
 		func() (*firstNetwork, error) {
 			if uplink == "" {
-				return nil, fmt.Errorf("%w: --uplink is missing: the NIC by which this host is on the LAN; "+
+				return nil, fmt.Errorf("%w: --uplink is missing: the NIC that connects this host to the LAN; "+
 					"ip route show default names it", errUsage)
 			}
 
 			if _, err := net.InterfaceByName(uplink); err != nil {
-				return nil, fmt.Errorf("uplink %s: the host has no such link (ip link shows those that there are)",
+				return nil, fmt.Errorf("uplink %s: the host has no such link (ip link lists its links)",
 					uplink)
 			}
 
@@ -61,7 +60,7 @@ func (o *options) initLAN() *cobra.Command {
 
 	cmd.Flags().StringVar(&name, "name", "home", "call the network `NAME`")
 	cmd.Flags().StringVar(&uplink, "uplink", "",
-		"share this `NIC`, by which the host is on the LAN; it stays the host's")
+		"share this `NIC`, which connects the host to the LAN; it stays the host's")
 	_ = cmd.RegisterFlagCompletionFunc("uplink", completeLinks)
 	return cmd
 }
@@ -119,7 +118,7 @@ func (o *options) begin(ctx context.Context, f *firstNetwork, path string, yes b
 
 	fmt.Fprint(o.out, others, f.note)
 	if !yes {
-		_, err := fmt.Fprintln(o.out, "Nothing is written: --yes writes the file.")
+		_, err := fmt.Fprintf(o.out, "Nothing is written: --yes writes %s.\n", path)
 		return err
 	}
 
@@ -188,7 +187,7 @@ func (o *options) writeList(ctx context.Context, path string, list []byte) error
 	case err == nil && bytes.Equal(existing, list):
 		return o.print(path+" is there already\n", nil)
 	case err == nil:
-		return fmt.Errorf("%s is there, and another: edit it, or choose another --name", path)
+		return fmt.Errorf("%s exists with other content: edit it, or choose another --name", path)
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}

@@ -56,7 +56,7 @@ func TestInitWritesTheFileThatItShows(t *testing.T) {
 		golden.Compare(t, "init-"+args[0]+".txt", strings.ReplaceAll(shown.stdout+written.stdout+again.stdout, dir, "DIR"))
 	}
 	other := begin("pods", "--name", "home", "--yes")
-	expect.That(t, other.status == exitFailed && strings.Contains(other.stderr, "10-home.conflist is there, and another"), "another file: %+v", other)
+	expect.That(t, other.status == exitFailed && strings.Contains(other.stderr, "10-home.conflist exists with other content"), "another file: %+v", other)
 	wrong := begin("lan", "--uplink", "lan7")
 	expect.That(t, wrong.status == exitFailed && strings.Contains(wrong.stderr, "uplink lan7: the host has no such link"), "a wrong uplink: %+v", wrong)
 	none := begin("lan")

@@ -83,7 +83,7 @@ func TestInstall(t *testing.T) {
 			got := start(t, command, nil, "install", "--undo", dir)
 			expect.That(t, got.status == 0 && got.stdout == dir+"/loopback: gone\n", "undo: %+v", got)
 			got = start(t, command, nil, "install", "--undo", dir)
-			expect.That(t, got.status == 0 && got.stdout == dir+": none of these names is there\n", "undo again: %+v", got)
+			expect.That(t, got.status == 0 && got.stdout == dir+": none of these names exists\n", "undo again: %+v", got)
 			if got := start(t, command, nil, "install", "--names", "brigde", dir); got.status != exitUsage || !strings.Contains(got.stderr, `"brigde" is not a name that Tombolo has`) {
 				t.Errorf("a name that it has not: %+v", got)
 			}

@@ -139,10 +139,10 @@ func (o *options) root() *cobra.Command {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"See what there is, and what is wrong:", []*cobra.Command{o.statusCommand(), o.lsCommand(), o.leasesCommand(),
+		{"Show the state, and what is wrong:", []*cobra.Command{o.statusCommand(), o.lsCommand(), o.leasesCommand(),
 			o.checkCommand(), o.doctorCommand(), o.bugreportCommand()}},
-		{"Put it right:", []*cobra.Command{o.repairCommand(), o.gcCommand(), o.removeCommand()}},
-		{"Set it up:", []*cobra.Command{o.initCommand(), o.installCommand(), o.validateCommand(), o.uplinkCommand(),
+		{"Repair and delete:", []*cobra.Command{o.repairCommand(), o.gcCommand(), o.removeCommand()}},
+		{"Set up:", []*cobra.Command{o.initCommand(), o.installCommand(), o.validateCommand(), o.uplinkCommand(),
 			o.versionCommand()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})

@@ -218,7 +218,7 @@ func TestLsListsWhatIsAskedFor(t *testing.T) {
 		"nothing-*":                      {nil, ""},
 		"c3 --network pods":              {nil, ""},
 		"unfinished --network pods":      {[]string{"unfinished"}, ""},
-		"web":                            {nil, `no pod "web": tombolo ls lists those that there are`},
+		"web":                            {nil, `no pod "web": tombolo ls lists the pods`},
 		"--network never":                {nil, `there is no network "never": those on record are lab, pods`},
 		"[":                              {nil, `pod "[": syntax error in pattern`},
 		"--network pods */* --state /no": {nil, "/no is no state directory: name the stateDir of the network's configuration"},
@@ -252,7 +252,7 @@ func TestOnANodeWithNothing(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]string{
 		"ls": "no pod is on record\n", "ls networks": "no network is on record\n", "ls map": "no network is on record\nnothing is wrong\n",
-		"check": "0 attachments: nothing differs\n", "repair": "nothing is to be repaired\n", "gc": "no dead pod has anything\n", "gc --dry-run": "no dead pod has anything\n",
+		"check": "0 attachments: nothing differs\n", "repair": "nothing to repair\n", "gc": "nothing is left of dead pods\n", "gc --dry-run": "nothing is left of dead pods\n",
 		"leases": "no lease is on record\n", "doctor": "no pod is on record\n", "uplink status": "no NIC is shared or taken over\n",
 		"ls --json": "[]\n", "ls networks --json": "[]\n", "gc --json": "[]\n", "leases --json": "[]\n", "doctor --json": "[]\n", "check --json": `{"attachments":[]}` + "\n",
 	} {
@@ -321,7 +321,7 @@ func TestNetworksAndMapOfWhatIsForged(t *testing.T) {
 	}{
 		{"ls networks --state " + empty, "no network is on record\n"},
 		{"ls networks --json --state " + empty, "[]\n"},
-		{"ls networks --state " + dir + " lab", "lab\n  record         none of the network itself: recreate its pods\n  pods           1\n  pool           none: pods get no addresses from an IPAM\n"},
+		{"ls networks --state " + dir + " lab", "lab\n  record         missing: recreate its pods\n  pods           1\n  pool           none: pods get no addresses from an IPAM\n"},
 		{"ls map --state " + empty, "no network is on record\nnothing is wrong\n"},
 		{"ls map --state " + dir, "no bridge\n`- network lab: no record, 1 pod\n   x container c3\nbridge cbr0\n`- network pods: no record, 2 pods\n" +
 			"   x container unfinished\n   x default/web-0  10.61.0.2 fd61::2\n\nwrong:\n  its network has no " +

@@ -88,7 +88,7 @@ func (o *options) validate(ctx context.Context, files []string) error {
 				`runtimes take a .conflist file only as a list: put the plugin into "plugins"`)
 		case (ext == ".conf" || ext == ".json") && r.List:
 			r.Problems = append(r.Problems,
-				"runtimes take a "+ext+" file only as the conf of one plugin: name it .conflist")
+				"runtimes take a "+ext+" file only as one plugin's configuration: name it .conflist")
 		}
 
 		verdict, lines := "valid", r.Plan

@@ -25,8 +25,8 @@ import (
 
 func (o *options) statusCommand() *cobra.Command {
 	return o.withJSON(o.nodeCommand("status", "say in a few lines whether all is well",
-		"Say in a few lines whether all is well: node, networks, pods, leases, keeper, for whom the host forwards, "+
-			"firewall, and what differs from what was set up. The exit status is 4 if not all is well.", o.status))
+		"Say in a few lines whether all is well: node, networks, pods, leases, keeper, forwarding, firewall, and "+
+			"differences from the setup. The exit status is 4 if not all is well.", o.status))
 }
 
 // condition is one line of the status: a subject, its state, and whether the state is good.
@@ -204,7 +204,7 @@ func setupConditions(inspection *network.Inspection) (firewall, drift condition)
 
 	firewall, drift = causesCondition("firewall", ofFirewall), causesCondition("drift", others)
 	if firewall.OK && len(inspection.Others) > 0 {
-		firewall.State = "as it was set up; what other programs have set up may matter (tombolo check): " +
+		firewall.State = "as it was set up; settings of other programs may matter (tombolo check): " +
 			strings.Join(inspection.Others, "; ")
 	}
 

@@ -43,9 +43,9 @@ func (o *options) uplinkCommand() *cobra.Command {
 		"Take a NIC off its bridge, and give it its addresses and routes back. The exit status is 3 while pods use it.",
 		o.restoreUplink)
 	status := o.withJSON(o.uplinkSubcommand("status [NIC]",
-		"list the NICs that are shared or taken over, and what is not as it was made",
-		"List the NICs that are shared or taken over, and what is not as it was made. The exit status is 4 if "+
-			"something is not.", o.uplinkStatus))
+		"list the NICs that are shared or taken over, and what differs from their setup",
+		"List the NICs that are shared or taken over, and what differs from their setup. The exit status is 4 if "+
+			"something differs.", o.uplinkStatus))
 	return group("uplink", "see which NICs connect pods to a LAN; make a NIC a port of a bridge, and back", "", plan,
 		take, restore, status)
 }
@@ -153,5 +153,5 @@ func (o *options) uplinkStatus(ctx context.Context, node *network.Node, args []s
 	}
 
 	return o.answer(text.String(), list, differs,
-		"an uplink is not as it should be: tombolo repair puts a share right, and so does tombolod")
+		"something differs; unless its line names another command, this helps: tombolo repair")
 }

@@ -136,7 +136,7 @@ func TestUplinkCommandsThatAreWrong(t *testing.T) {
 		expect.NoDiff(t, cmp.Diff(want, run(t, host, nil, "", tt.args...), cmp.AllowUnexported(outcome{})), "%v", tt.args)
 	}
 	// As in ADD.
-	want := outcome{exitFailed, "", "tombolo: uplink lan7: the host has no such link (ip link shows those that there are)\n"}
+	want := outcome{exitFailed, "", "tombolo: uplink lan7: the host has no such link (ip link lists its links)\n"}
 	for _, verb := range []string{"plan", "take"} {
 		got := run(t, host, nil, "", "uplink", verb, "--state", t.TempDir()+"/state", "lan7", "br0")
 		expect.NoDiff(t, cmp.Diff(want, got, cmp.AllowUnexported(outcome{})), "%s of a NIC that is not there", verb)

@@ -162,7 +162,7 @@ func PortText(p nft.Port) string {
 }
 
 // OneMAC is part of a message: the question whether the LAN accepts only frames with the NIC's own MAC.
-const OneMAC = "whether what is beyond the NIC drops frames of other MACs than the NIC's, as Wi-Fi, most clouds, " +
+const OneMAC = "whether the network beyond the NIC drops frames of other MACs than the NIC's, as Wi-Fi, most clouds, " +
 	"ESXi (unless its port group accepts forged transmits and promiscuous mode) and switches with port security do"
 
 // MissingLinks returns a warning for each link that callers names and that does not exist. callers is a value of
@@ -174,7 +174,7 @@ func MissingLinks(callers string, exists func(name string) bool) (warnings []str
 		_, noPrefix := netip.ParsePrefix(name)
 		if noAddress != nil && noPrefix != nil && name != "" && name != "all" && !exists(name) {
 			warnings = append(warnings,
-				fmt.Sprintf("publishFrom names link %q, which does not exist: nobody calls by it", name))
+				fmt.Sprintf("publishFrom names link %q, which does not exist: no call comes by it", name))
 		}
 	}
 

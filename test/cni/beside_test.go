@@ -237,7 +237,7 @@ func TestTheInsideOfAPodIsItsOwn(t *testing.T) {
 			unchanged("at first")
 
 			o := n.operate("repair", "--state", n.state)
-			expect.Equal(t, o.stdout, "nothing is to be repaired\n", "repair")
+			expect.Equal(t, o.stdout, "nothing to repair\n", "repair")
 			n.nft("flush ruleset")
 			n.ip("link del cbr0")
 			ours.add(n.pod("next"))

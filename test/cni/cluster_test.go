@@ -380,7 +380,7 @@ func TestDoctorFollowsTheWayToAnotherNodesPods(t *testing.T) {
 			}
 		}
 	}
-	want("no routes", "only the host's default route, by ROUTER, leads to OTHER, for which pods keep their address", "routing engine")
+	want("no routes", "only the host's default route, by ROUTER, leads to OTHER, a destination without masquerade", "routing engine")
 	a.ip("route add unreachable 10.244.0.0/16")
 	a.ip("-6 route add unreachable fd24::/48")
 	// It need not be wrong: the first node of a cluster is alone.

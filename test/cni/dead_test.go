@@ -103,14 +103,14 @@ func TestTomboloGCReclaimsAPodWhosePortIsStillThere(t *testing.T) {
 	w := n.podnet(nil)
 	hidden := w.addPod("hidden")
 	vanish(t, hidden.path)
-	if o := n.operate("gc", "--state", n.state); o.status != 0 || o.stdout != "no dead pod has anything\n" || !strings.Contains(o.stderr, "its port "+w.port(hidden)+" is still there") {
+	if o := n.operate("gc", "--state", n.state); o.status != 0 || o.stdout != "nothing is left of dead pods\n" || !strings.Contains(o.stderr, "its port "+w.port(hidden)+" is still there") {
 		t.Errorf("gc says nothing of a pod whose port is there: %+v", o)
 	}
 	for begin := time.Now(); time.Since(begin) < patience; {
 		dead := w.addPod("dead")
 		vanish(t, dead.path)
 		dead.NS.Close()
-		const nothing = "no dead pod has anything\n"
+		const nothing = "nothing is left of dead pods\n"
 		said := nothing
 		for end := time.Now().Add(patience); said == nothing && time.Now().Before(end); { // a socket of the ADD's may still be closing
 			said = n.operate("gc", "--state", n.state).stdout

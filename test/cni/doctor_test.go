@@ -26,7 +26,7 @@ func (s *scene) examine() outcome {
 }
 
 const foundNothing = "container a, eth0 of network podnet: nothing found; tried: the port, the pod's interface and its addresses, the gateway " + gateway4 + " by ARP, the host's next hop " + outside4 +
-	" by echo requests, the gateway " + gateway6 + " by neighbour discovery, the host's next hop " + outside6 + " by echo requests, the name server " + outside4 + "; more is tried by --to ADDR[:PORT]\n"
+	" by echo requests, the gateway " + gateway6 + " by neighbour discovery, the host's next hop " + outside6 + " by echo requests, the name server " + outside4 + "; --to ADDR[:PORT] tries more\n"
 
 // Each thing that a pod's network needs is broken in turn: before that, the pod works and the
 // doctor finds nothing.
@@ -50,7 +50,7 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 		"a route that leads elsewhere":  {in("ip link add other type veth; ip link set other up; ip route add " + gateway4 + "/32 dev other"), "route", []string{"no route to its gateway " + gateway4}},
 		"no gateway":                    {on("ip address del " + gateway4 + "/24 dev cbr0"), "gateway", []string{"the gateway " + gateway4 + "/24 is missing", "tombolo repair"}},
 		"ARP dropped":                   {drop("ether type arp"), "gateway", []string{gateway4 + " does not answer by ARP: chain pre of table bridge evil drops or rejects, by its rule number 1", "nft delete rule bridge evil pre handle "}},
-		"another MAC for the gateway":   {in("ip neigh replace " + gateway4 + " lladdr 02:00:00:00:00:99 dev eth0 nud permanent"), "gateway", []string{"has its MAC as 02:00:00:00:00:99, and it is ", "set guard"}},
+		"another MAC for the gateway":   {in("ip neigh replace " + gateway4 + " lladdr 02:00:00:00:00:99 dev eth0 nud permanent"), "gateway", []string{"has the MAC 02:00:00:00:00:99, not ", "set guard"}},
 		"neighbour discovery dropped":   {drop("icmpv6 type nd-neighbor-solicit"), "gateway", []string{gateway6 + " does not answer by neighbour discovery: chain pre of table bridge evil drops or rejects, by its rule number 1", "nft delete rule bridge evil pre handle "}},
 		"another has the pod's address": {func(s *scene) { s.intruder("10.77.0.2/24") }, "duplicate", []string{"another node answers for 10.77.0.2: 02:00:00:00:00:66"}},
 		"another has the gateway's":     {func(s *scene) { s.intruder(gateway4 + "/24") }, "duplicate", []string{"another node on bridge cbr0 answers for the gateway " + gateway4 + ": 02:00:00:00:00:66"}},
@@ -124,7 +124,7 @@ func TestDoctorLooksForNoGatewayWhereNoneIs(t *testing.T) {
 	w := n.network("backplane", conf{"mode": "l2", "bridge": "back0", "ipam": conf{"type": "host-local", "ranges": []any{[]any{conf{"subnet": "172.31.0.0/24"}}}}})
 	p := w.addPod("a")
 	o := n.operate("doctor", "--state", n.state, "--dns", "10.255.255.53")
-	expect.That(t, o.status == 0 && o.stdout == "container a, eth0 of network backplane: nothing found; tried: the port, the pod's interface and its addresses; more is tried by --to ADDR[:PORT]\n", "%+v", o)
+	expect.That(t, o.status == 0 && o.stdout == "container a, eth0 of network backplane: nothing found; tried: the port, the pod's interface and its addresses; --to ADDR[:PORT] tries more\n", "%+v", o)
 	nstest.Run(t, p.NS, "ip", "route", "add", "default", "via", "172.31.0.1")
 	if o := n.operate("doctor", "--state", n.state, "--dns", "10.255.255.53"); o.status != 4 || !strings.Contains(o.stdout, "the gateway 172.31.0.1 does not answer by ARP") {
 		t.Errorf("where the pod sends by it: %+v", o)
@@ -233,7 +233,7 @@ func TestDoctorLeavesRulesToTheProgramsThatManageThem(t *testing.T) {
 				"the program that listens there drops or keeps it", "kubectl get networkpolicy -A"}},
 		"a queue without a program": {"iptables -A FORWARD " + at80 + " -j NFQUEUE --queue-num 99",
 			[]string{"chain FORWARD of table ip filter hands, by its rule number ", "to queue 99 what the pod sends to " + outside4 + ", and no program listens there",
-				"start the program that is to listen at queue 99"}},
+				"start the program that listens at queue 99"}},
 		"a queue for answers": {"iptables -A FORWARD -p tcp --sport 80 -j NFQUEUE --queue-num 98", []string{"to queue 98 the answer of " + outside4}},
 	} {
 		nstest.RunParallel(t, name, func(t *testing.T) {

@@ -371,7 +371,7 @@ func TestTheOperatorsStatusSaysWhetherAllIsWell(t *testing.T) {
 func TestRepairAndGCSayThatThereWasNothingToDo(t *testing.T) {
 	n := parallelNode(t)
 	n.podnet(nil).add(n.pod("a"))
-	for command, want := range map[string]string{"repair": "nothing is to be repaired\n", "gc": "no dead pod has anything\n", "check": "1 attachment: nothing differs\n"} {
+	for command, want := range map[string]string{"repair": "nothing to repair\n", "gc": "nothing is left of dead pods\n", "check": "1 attachment: nothing differs\n"} {
 		o := n.operate(command, "--state", n.state)
 		expect.That(t, o.status == 0 && o.stdout == want && o.stderr == "", "%s: %+v", command, o)
 	}

@@ -83,7 +83,7 @@ func TestPodsOnTheLANFromTheFirstToTheLast(t *testing.T) {
 	wantWithin(t, "remove", limit{}, m.during(func() { n.operate("remove", "home") }))
 	l.wantNoLink(bridge)
 	// Nothing needs the network any more, and repair makes no bridge for it.
-	for command, want := range map[string]string{"check": "0 attachments: nothing differs\n", "repair": "nothing is to be repaired\n"} {
+	for command, want := range map[string]string{"check": "0 attachments: nothing differs\n", "repair": "nothing to repair\n"} {
 		expect.Of(n.exec("tombolo", nil, nil, command, "--state", n.state)).Is(t, want, "%s after the restore", command)
 	}
 	l.wantNoLink(bridge)

@@ -91,8 +91,8 @@ func Examine(data []byte) *Report {
 	case slices.ContainsFunc(types, isOurs) || len(r.Problems) > 0:
 	case slices.ContainsFunc(types, isNamed):
 		reads = isNamed
-		r.Plan = append(r.Plan, "names: read as Tombolo does by the names that it has (tombolo install --names), in "+
-			"place of the reference plugins")
+		r.Plan = append(r.Plan, "names: read as Tombolo reads them in place of the reference plugins (tombolo install "+
+			"--names)")
 	default:
 		r.problem("none of its plugins is tombolo: %s", strings.Join(types, ", "))
 	}
@@ -138,7 +138,7 @@ func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 			hint = fmt.Sprintf(": did you mean %q?", near)
 		}
 		r.Warnings = append(r.Warnings, fmt.Sprintf(
-			"capability %q has no effect here, since Tombolo knows none of that name%s", name, hint))
+			"capability %q has no effect here, since Tombolo does not know it%s", name, hint))
 	}
 
 	if nw != nil {
@@ -183,11 +183,11 @@ func isNamed(kind string) bool { return slices.Contains(cni.Names(), filepath.Ba
 // for bridge, host-local, static and unknown names.
 func named(name string) string {
 	return map[string]string{
-		"bandwidth": "traffic of a pod is limited to the rates that this names, or the runtime",
-		"firewall":  "other firewalls let pass what pods send",
+		"bandwidth": "a pod's traffic is limited to the rates of the configuration or the runtime",
+		"firewall":  "other firewalls let packets of pods pass",
 		"loopback":  "lo is set up",
 		"portmap":   "ports that the runtime names are published on the host",
-		"tuning":    "kernel parameters and attributes of the pod's interface are set, if this names any",
+		"tuning":    "kernel parameters and attributes of the pod's interface are set, if the configuration names any",
 	}[name]
 }
 
@@ -227,12 +227,12 @@ func (r *Report) plugin(data []byte, l *list, before []string) {
 	makes := slices.ContainsFunc(before, func(kind string) bool { return filepath.Base(kind) != "loopback" })
 	if nw == nil && named(name) == "" {
 		r.Warnings = append(r.Warnings, name+
-			" gives addresses, and no interface has them: a plugin that makes one names it in ipam.type")
+			" gives addresses but makes no interface: name it in ipam.type of a plugin that makes one")
 		return
 	}
 
 	if nw == nil && !makes && name != "loopback" {
-		r.problem("%s works on what a plugin before it makes, and none is before it", name)
+		r.problem("%s works on the interface that a plugin before it makes, and there is none", name)
 	}
 
 	if len(r.Problems) > already {
@@ -268,7 +268,7 @@ func plan(nw *network.Network, capabilities map[string]bool) []string {
 		mtu = "with the MTU of the default route's link"
 	}
 
-	lines := []string{fmt.Sprintf("bridge: network %q is on bridge %s, which is made if it is not there, %s", nw.Name,
+	lines := []string{fmt.Sprintf("bridge: network %q is on bridge %s, which is made if it is missing, %s", nw.Name,
 		nw.Bridge, mtu)}
 	if nw.Uplink != "" {
 		lines = append(lines, fmt.Sprintf(
@@ -288,7 +288,7 @@ func addresses(nw *network.Network) string {
 	case len(nw.Subnets) == 0 && nw.Origin.Type == "host-local":
 		return "addresses: from the ranges that the runtime hands over by the capability ipRanges (host-local)"
 	case len(nw.Subnets) == 0:
-		return fmt.Sprintf("addresses: those that the IPAM %q gives", nw.Origin.Type)
+		return fmt.Sprintf("addresses: from the IPAM plugin %q", nw.Origin.Type)
 	}
 
 	where := ""
@@ -303,7 +303,7 @@ func gateway(nw *network.Network) string {
 	const parameters = " (net.ipv4.conf.*.forwarding, net.ipv6.conf.*.force_forwarding)"
 	switch {
 	case nw.Exit == network.ExitHost:
-		return "gateway: the pods' default route leads to the host, which forwards for them if it is no router" +
+		return "gateway: the pods' default route leads to the host; if it is no router, it forwards for pods alone" +
 			parameters
 	case nw.Exit == network.ExitRouter:
 		return "gateway: the pods' default route leads to the router; the host forwards only if pods publish ports" +
@@ -315,8 +315,8 @@ func gateway(nw *network.Network) string {
 		if nw.DefaultGateway {
 			pods = "the pods' default route leads there"
 		}
-		return "gateway: the bridge has the gateways' addresses, the host forwards for them if it is no router" +
-			parameters + ", and " + pods
+		return "gateway: the bridge has the gateways' addresses; if the host is no router, it forwards for pods alone" +
+			parameters + "; " + pods
 	}
 
 	return "gateway: none; the host has no part in what pods send"
@@ -326,18 +326,18 @@ func firewall(nw *network.Network) string {
 	var parts []string
 	masquerade := "no masquerade"
 	if nw.Masquerade {
-		masquerade = "packets of pods to elsewhere have the host's address"
+		masquerade = "packets of pods to other subnets get the host's address"
 		for i, p := range nw.NonMasquerade {
-			masquerade += map[bool]string{true: ", but to ", false: " and "}[i == 0] + p.String()
+			masquerade += map[bool]string{true: ", except to ", false: " and "}[i == 0] + p.String()
 		}
 	}
 
 	parts = append(parts, masquerade, "ingress policy "+nw.Policy.String())
 	switch nw.Guard {
 	case nft.GuardMAC:
-		parts = append(parts, "pods are held to their own MAC")
+		parts = append(parts, "pods can send only from their own MAC")
 	case nft.GuardAddresses, nft.GuardUntrusted:
-		parts = append(parts, "pods are held to their own MAC and addresses")
+		parts = append(parts, "pods can send only from their own MAC and addresses")
 	}
 
 	if nw.Isolated && nw.Policy != nft.Isolated {

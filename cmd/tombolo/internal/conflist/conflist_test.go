@@ -24,7 +24,7 @@ func TestAllThatIsWrongIsSaid(t *testing.T) {
 		{"by names", `{"cniVersion": "0.2.0", "name": "n", "plugins": [{"type": "portmap", "conditionsV4": ["-s"], "capabilities": {"portMappings": true}},
 			{"type": "bridge", "isGateway": "yes", "vlan": 5000, "nosuch": 1, "ipam": {"type": "host-local", "subnet": "10.1.0.0"}}, {"type": "calico"},
 			{"type": "bandwidth", "ingressRate": 8}, {"type": "firewall", "ingressPolicy": "none"}, {"type": "tuning", "mac": "x"}]}`,
-			[]string{"plugins[0]: conditionsV4", "plugins[0]: portmap works on what a plugin before it makes", `plugins[1]: field "isGateway"`, "vlan 5000 is not within 0 and 4094", "10.1.0.0",
+			[]string{"plugins[0]: conditionsV4", "plugins[0]: portmap works on the interface that a plugin before it makes", `plugins[1]: field "isGateway"`, "vlan 5000 is not within 0 and 4094", "10.1.0.0",
 				`plugins[3]: cniVersion "0.2.0"`, "plugins[3]: ingressRate 8", `plugins[4]: cniVersion "0.2.0"`, `plugins[4]: ingressPolicy "none"`, "plugins[5]"}},
 		{"all at once", `{"cniVersion": "9.9.9", "name": "n", "plugins": [
 			{"type": "tombolo", "mode": "router", "mtu": 7, "bridge": "a/b", "nosuch": 1, "ipMasq": "yes", "logFile": "x", "logLevel": "loud",
@@ -62,7 +62,7 @@ func TestWhatAConfigurationWouldDo(t *testing.T) {
 		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd22::/64"}]]}}]}`))
 	text := strings.Join(append(r.Problems, r.Plan...), "\n")
 	for _, want := range []string{`network "pods" is on bridge cbr0`, "10.22.0.0/16, fd22::/64 (host-local)", "the bridge has the gateways' addresses",
-		"have the host's address, but to 10.0.0.0/8", "policy open", "held to their own MAC", "published on the host", "after tuning"} {
+		"get the host's address, except to 10.0.0.0/8", "policy open", "can send only from their own MAC", "published on the host", "after tuning"} {
 		expect.Contains(t, text, want, "nothing")
 	}
 	r = Examine([]byte(`{"cniVersion": "1.0.0", "name": "lan", "type": "tombolo", "mode": "lan", "uplink": "eth0"}`))

@@ -52,7 +52,7 @@ func (e *examination) kept(ctx context.Context) error {
 
 		if refused && !sent {
 			f := finding(StepBeyond, "nothing, if no other node has pods; else "+routed, "the host has routes to no "+
-				"other pods of %s, for which pods keep their address: it refuses what is sent there", to)
+				"other pods of %s, a destination without masquerade, and refuses packets there", to)
 			f.Note = true
 			e.findings = append(e.findings, *f)
 		}
@@ -116,7 +116,7 @@ func (e *examination) connection(ctx context.Context, to netip.AddrPort) error {
 	}
 
 	if f.Remedy == "" {
-		f.Remedy = "see there, and on what is between, whether a firewall drops it, and whether a route leads back"
+		f.Remedy = "see there and in between whether a firewall drops it, and whether a route leads back"
 		does := ", and the host itself reaches it"
 		if err := dial(e.host, net.Dialer{Timeout: wait}); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 			does = ", nor does the host itself reach it"
@@ -147,7 +147,7 @@ func (e *examination) destination(ctx context.Context, to netip.Addr) error {
 	remedy := fmt.Sprintf("look whether %s is up", to)
 	switch {
 	case byDefault && keeps:
-		evidence = fmt.Sprintf("only the host's default route, by %s, leads to %s, for which pods keep their address, "+
+		evidence = fmt.Sprintf("only the host's default route, by %s, leads to %s, a destination without masquerade, "+
 			"and neither host nor pod reaches it", hop.Gateway, to)
 		remedy = routed
 	case hop.Gateway.IsValid():

@@ -237,7 +237,7 @@ func (e *examination) unrouted(
 		back, _ := e.onHost.Get(ctx, src)
 		if max(own, all) == "1" && e.name(ctx, back.Link) != link {
 			return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+link+"/rp_filter=2", "%s, whose reverse path "+
-				"filter drops it (net.ipv4.conf.%s.rp_filter), since the way to %s is another", what, link, src), nil
+				"filter drops it (net.ipv4.conf.%s.rp_filter), since the route to %s is another", what, link, src), nil
 		}
 	}
 
@@ -259,7 +259,7 @@ func (e *examination) unrouted(
 	}
 
 	if refusing.Protocol == unix.RTPROT_BOOT || refusing.Protocol == unix.RTPROT_STATIC { // no daemon added it
-		const remedy = "unless it is meant: ip route del %s %s table %d"
+		const remedy = "unless the route is intended: ip route del %s %s table %d"
 		f.Remedy = fmt.Sprintf(remedy, refusing.Type, refusing.Dst, refusing.Table)
 	}
 

@@ -74,14 +74,14 @@ func (e *examination) queuedBy(r *rule, what string) (*Finding, error) {
 	evidence := fmt.Sprintf("%s hands, by its rule number %d with handle %d%s, to queue %d %s", r, number, r.handle,
 		quoted(r, comment), r.queue, what)
 	does := "and the program that listens there drops or keeps it"
-	remedy := fmt.Sprintf("see what the program at queue %d was told, in a cluster: %s -A", r.queue, policies)
+	remedy := fmt.Sprintf("see the settings of the program at queue %d, in a cluster: %s -A", r.queue, policies)
 	if m := managerOf(r); m != nil {
 		remedy = m.governs(comment)
 	}
 
 	if !listening[r.queue] {
 		does = "and no program listens there"
-		remedy = fmt.Sprintf("start the program that is to listen at queue %d, in a cluster the engine of its "+
+		remedy = fmt.Sprintf("start the program that listens at queue %d, in a cluster the engine of its "+
 			"NetworkPolicies", r.queue)
 	}
 	return finding(StepFirewall, remedy, "%s, %s", evidence, does), cmp.Or(err, listErr)

@@ -434,7 +434,8 @@ func (e *examination) remedy(r *rule, comment, side string) string {
 	policy, ofPolicy := strings.CutPrefix(zone, "policy_")
 	switch {
 	case r.table == nftnl.DefaultTable:
-		return "see guard, lanGuard and ingressPolicy of the network, and whether the pod changed its MAC or address"
+		return "see guard, lanGuard, internal and the policies of the network, and whether the pod changed its MAC " +
+			"or address"
 	case ofZone && ofPolicy:
 		return e.acceptInPolicy(strings.TrimSuffix(strings.TrimSuffix(policy, "_pre"), "_deny"))
 	case ofZone && strings.HasPrefix(zone, "trusted"):

@@ -223,7 +223,7 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 
 	if r, err := e.inPod.Get(ctx, gateway); err != nil || r.Link != e.index {
 		look := e.inside("sh -c 'ip route get " + gateway.String() + "; ip rule'")
-		e.add(StepRoute, "delete in the pod what leads elsewhere: "+look,
+		e.add(StepRoute, "delete in the pod the route or rule that leads elsewhere: "+look,
 			"the pod has no route to its gateway %s by %s", gateway, e.at.IfName)
 		return false, nil
 	}
@@ -239,9 +239,10 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 	// Compare the MAC in the pod's neighbour entry with the bridge's MAC. The host's link in a VLAN has that MAC too.
 	next, _ := routing.Find(e.socket, e.index, gateway)
 	if pingErr != nil && e.isOwn(ctx, gateway) && !bytes.Equal(e.bridge.MAC, next.MAC) {
-		e.add(StepGateway, "if it stays, a pod forges it, or a program has set it: set guard for the network, and "+
-			"delete it in the pod (ip neigh)",
-			"the gateway %s does not answer: the pod has its MAC as %s, and it is %s", gateway, next.MAC, e.bridge.MAC)
+		e.add(StepGateway, "delete the entry in the pod (ip neigh); if it comes back, a pod forges it: set guard for "+
+			"the network",
+			"the gateway %s does not answer: the pod's entry for it has the MAC %s, not %s", gateway, next.MAC,
+			e.bridge.MAC)
 		return false, nil
 	}
 
@@ -267,7 +268,7 @@ func (e *examination) beyond(ctx context.Context) error {
 		e.add(StepRoute, setRoute, "the pod has no default route: %v", err)
 		return nil
 	} else if r.Link != e.index {
-		e.try("no way to elsewhere by this interface: the pod sends by another one")
+		e.try("not beyond the gateway: the pod's default route is by another interface")
 		return nil
 	}
 
@@ -291,7 +292,7 @@ func (e *examination) beyond(ctx context.Context) error {
 // noDefault adds a finding that the host has no default route, unless an earlier finding concerns forwarding. For IPv6
 // the finding is a note if the host does not seem to use IPv6.
 func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error) error {
-	missing := map[bool]string{true: "route to elsewhere", false: "default route of IPv6"}[far.Is4()]
+	missing := map[bool]string{true: "default route of IPv4", false: "default route of IPv6"}[far.Is4()]
 	f := finding(StepForwarding, "give the host a default route: ip route add default via ROUTER",
 		"the host itself has no %s (%s): %v", missing, far, cause)
 	have, err := e.links.Addresses().List(ctx, addr.Filter{})

@@ -108,7 +108,7 @@ func Remove(out io.Writer, dir string, names []string) error {
 		return err == nil
 	}
 	if !slices.ContainsFunc(names, exists) {
-		_, err := fmt.Fprintf(out, "%s: none of these names is there\n", dir)
+		_, err := fmt.Fprintf(out, "%s: none of these names exists\n", dir)
 		return err
 	}
 

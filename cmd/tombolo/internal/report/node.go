@@ -28,7 +28,7 @@ func (s Selection) None() string {
 	if s == (Selection{}) {
 		return "no pod is on record\n"
 	}
-	return "no pod on record is meant by that\n"
+	return "no pod on record matches\n"
 }
 
 // PodName returns a name for a pod: its own name or, if that is not known, the shortened ID of its container, as in
@@ -84,7 +84,7 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 	isOther := func(r network.Report) bool { return !Meant(r.Attachment, s.Pod) }
 	pods := slices.DeleteFunc(inspection.Attachments, isOther)
 	if s.Pod != "" && len(pods) == 0 && !strings.ContainsAny(s.Pod, "*?[") {
-		return nil, fmt.Errorf("no pod %q: tombolo ls lists those that there are", s.Pod)
+		return nil, fmt.Errorf("no pod %q: tombolo ls lists the pods", s.Pod)
 	}
 
 	pods = slices.DeleteFunc(pods, func(r network.Report) bool { return s.Network != "" && r.Network != s.Network })

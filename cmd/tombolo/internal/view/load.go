@@ -220,7 +220,7 @@ func poolNote(types []string, attachments []*state.Attachment) string {
 	case slices.Contains(types, "host-local"):
 		return "not on record before the next ADD; " + inUse
 	case len(types) == 1 && types[0] == "dhcp":
-		return "that of the DHCP server; " + inUse
+		return "the DHCP server's; " + inUse
 	case len(types) == 1 && types[0] == "static":
 		return "none: the configuration names the addresses"
 	}

@@ -44,7 +44,7 @@ func (n *Network) text(b *strings.Builder) {
 		if n.bare {
 			why = "no ADD of it has succeeded"
 		}
-		line("record", "none of the network itself: "+why)
+		line("record", "missing: "+why)
 	}
 
 	line("mode", n.Mode)
@@ -60,7 +60,7 @@ func (n *Network) text(b *strings.Builder) {
 		line("masquerade", onOff(n.Masquerade)+
 			ifSet(n.Masquerade && len(n.NonMasquerade) > 0, ", except to %s", printable.List(n.NonMasquerade, ", ")))
 		line("policy", n.Policy)
-		line("guard", onOff(n.Guard)+ifSet(n.Guard && n.MACOnly > 0, ", of MACs alone for %d of the pods", n.MACOnly))
+		line("guard", onOff(n.Guard)+ifSet(n.Guard && n.MACOnly > 0, ", only of the MAC for %d of the pods", n.MACOnly))
 	}
 
 	line("pods", strconv.Itoa(n.Attachments)+ifSet(n.Adding > 0, ", %d of them not ready", n.Adding))

@@ -328,7 +328,7 @@ func (leasePart) look(_ context.Context, p *podSite) error {
 	case rec.State != lease.Bound:
 		p.found.advise(remedy, "its lease is %s: %s", rec.State, rec.Error)
 	case len(p.Addresses) == 0 || rec.Lease.Address != p.Addresses[0].Prefix:
-		p.found.advise(tombolo.RemedyRepair, "its lease is of %s", rec.Lease.Address)
+		p.found.advise(tombolo.RemedyRepair, "its lease has the address %s", rec.Lease.Address)
 	case rec.Lease.Left(time.Now()) == 0:
 		p.found.advise(remedy, "its lease of %s ended at %s", rec.Lease.Address, rec.Lease.Expire.Format(time.RFC3339))
 	}
@@ -384,7 +384,7 @@ func (p *podSite) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 		p.found.advise(remedy, "its DHCPv6 lease of %s ended at %s", own.Addr(),
 			rec.Six.Lease.Expire.Format(time.RFC3339))
 	case !slices.ContainsFunc(p.Addresses, func(a ipam.Address) bool { return a.Prefix == own }):
-		p.found.advise(remedy, "its DHCPv6 lease is of %s", own.Addr())
+		p.found.advise(remedy, "its DHCPv6 lease has the address %s", own.Addr())
 	}
 }
 
@@ -483,7 +483,7 @@ func (n *Node) awaitDNS(ctx context.Context, made *Attachment) {
 	})
 	switch {
 	case err != nil:
-		n.cfg.Log.Warn("no DNS by DHCPv6, although routers say that there is " + err.Error())
+		n.cfg.Log.Warn("routers announce DNS by DHCPv6, but none came: " + err.Error())
 	case rec.Six != nil:
 		made.addDNS(rec.Six.Information.DNS, rec.Six.Information.Search)
 	}
@@ -504,7 +504,7 @@ func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
 // was deleted in that time, and the error matches ErrTryAgain. Any other error matches ErrState.
 func convertDeleted(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return failf(ErrTryAgain, `ipv6 "dhcp": the attachment was deleted meanwhile`)
+		return failf(ErrTryAgain, `ipv6 "dhcp": the attachment was deleted during its ADD`)
 	}
 	return stateError(err)
 }
@@ -537,7 +537,7 @@ func (a *addCall) awaitAdvertised(ctx context.Context, solicitation *bridge.Soli
 			return failf(ErrTryAgain, `ipv6 "slaac": %w`, err)
 		}
 		if len(got.Addresses) == 0 {
-			a.s.warn(`ipv6 "slaac": parameters of the pod's own (net.ipv6.conf) keep it from forming an address`)
+			a.s.warn(`ipv6 "slaac": the pod's own parameters (net.ipv6.conf) keep it from forming an address`)
 		}
 	}
 

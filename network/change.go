@@ -140,9 +140,8 @@ func (s *session) refuseNewMAC(ctx context.Context, a *state.Attachment, mac net
 
 	if a.Guard == nft.GuardUntrusted || a.SLAAC || a.IPAMType == endpoint.Leased {
 		return failf(ErrInvalid,
-			"the MAC of interface %s, by which it has its lease or is known on its LAN, cannot be changed from %s to "+
-				"%s: "+
-				"ask for it at its ADD (the capability mac, or args.cni.mac)", a.IfName, a.MAC, mac)
+			"interface %s has its lease by its MAC, or is known by it on its LAN, so it cannot change from %s to %s: "+
+				"request the MAC at ADD (the capability mac, or args.cni.mac)", a.IfName, a.MAC, mac)
 	}
 
 	rec, err := s.Dir.LoadNetwork(a.Network)
@@ -339,7 +338,7 @@ func findArrival(ctx context.Context, a *state.Attachment, path string) (cookie 
 		func(r route.Route) { found = found || isExpected(r) })
 	if err != nil || !l.Up() || !found {
 		return 0, cmp.Or(err,
-			failf(ErrTryAgain, "interface %s is not in %s yet, with what it is to have", a.IfName, pod))
+			failf(ErrTryAgain, "interface %s is not in %s yet, or not set up there", a.IfName, pod))
 	}
 
 	return cookie, nil

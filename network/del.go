@@ -449,7 +449,7 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 		if !ident.IsHash(hash) || inv.all[hash] == nil && !slices.Contains(networks, e.Network) &&
 			!strings.Contains(e.Network, "/") {
 			inv.others = append(inv.others, "elements of endpoint "+hash+" of network "+e.Network+
-				" are another program's: no record tells of either")
+				" are another program's: neither has a record")
 			continue
 		}
 

@@ -231,7 +231,7 @@ func (hostPart) look(ctx context.Context, n *site) error {
 		return nil // the table is missing, which firewallPart reports
 	case err == nil && !slices.Equal(known, services):
 		n.found.advise(tombolo.RemedyRepair,
-			"host ports without a hostIP leave alone other addresses than those of %s", link.ServiceLink)
+			"host ports without a hostIP spare other addresses than those of %s", link.ServiceLink)
 	}
 
 	return err

@@ -175,7 +175,7 @@ func (n *site) lookAtOthers() {
 	if forwardingChanged(n.rec) {
 		n.found.advise(tombolo.RemedyRepair,
 			"the host's owner changed what it forwards for others (net.ipv4.ip_forward, "+
-				"net.ipv6.conf.all.forwarding, or of a link), and the rules of network %s drop it as before",
+				"net.ipv6.conf.all.forwarding, or of a link), but the rules of network %s still drop it",
 			n.rec.Name)
 	}
 }
@@ -387,7 +387,7 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 	if n.rec.Uplink != "" && !filter.HasPlace() {
 		n.rec.LoopbackUnfiltered = true
 		n.s.warn(openIfFlushed + l.Name +
-			": to keep it would cost the host packets there, unless Tombolo makes the bridge anew")
+			": the filter against that is left out, since adding it would lose packets of the host")
 		_, err := sysctl.Ensure(path, "1")
 		return err
 	}

@@ -404,7 +404,7 @@ func refuseStranding(ctx context.Context, s *session, w *requirement, before *st
 
 	how := fmt.Sprintf("in mode %q, and its configuration now is of mode %q, in which they lose their gateway", was, is)
 	if !stays {
-		how = fmt.Sprintf("on bridge %s, and its configuration now names bridge %s, from which they are not reached",
+		how = fmt.Sprintf("on bridge %s, and its configuration now names bridge %s, which does not reach them",
 			before.GatewayLink(), w.Record.GatewayLink())
 		if l, err := s.Links.Link(ctx, w.Record.Bridge); err == nil && l.Kind != "bridge" {
 			return failf(bridge.ErrNotBridge, "network %q has pods %s: %s is no bridge", w.Record.Name, how, l.Name)

@@ -260,7 +260,7 @@ func findListeners(ctx context.Context, containerID string, requested []nft.Port
 
 // listenerAdvice returns advice for the operator about a socket that uses a requested host port.
 func listenerAdvice(l hostport.Listener) string {
-	text := "stop that, or choose another hostPort"
+	text := "stop it, or choose another hostPort"
 	switch {
 	case l.Link == "lo" && l.Local.Addr().IsUnspecified(): // the host reaches all of its own addresses through lo
 	case l.Link != "":

@@ -395,7 +395,7 @@ func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachmen
 	if len(attachments) == 0 {
 		if l, err := s.link(ctx, rec.Bridge); err == nil && l.Index == 0 {
 			n.found.advise(tombolo.RemedyConfigure,
-				"bridge %s is gone, and the network has no pods; unless one is to come, this helps: tombolo remove %s",
+				"bridge %s is gone, and the network has no pods; if none will come, this helps: tombolo remove %s",
 				rec.Bridge, rec.Name)
 		}
 		n.lookAtOthers()
@@ -558,7 +558,7 @@ func refuseContested(dir *state.Dir) error {
 	}
 
 	return failf(ErrObstructed,
-		"%s undoes what pods need of the firewall: tombolod has put it back %d times, and now does so only once a "+
-			"minute; the last time it was: %.200q: have that program leave it alone",
+		"%s undoes firewall rules that pods need: tombolod has repaired them %d times, and now does so only once a "+
+			"minute; the last repair was: %.200q: have that program leave them alone",
 		program, f.Times, f.What)
 }

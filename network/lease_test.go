@@ -60,6 +60,6 @@ func TestABrokenLeaseIsNamedAndMended(t *testing.T) {
 		"no keeper": {do: func(n *node) { n.stop() },
 			says: "no keeper runs for the leases of $L: start it (systemctl start tombolod, or tombolod --leases $L) [start tombolod]"},
 		"of another address": {in: "ip address add 10.61.0.3/24 dev eth0", do: edit(func(r *lease.Record) { r.Lease.Address = nstest.Prefix("10.61.0.3/24") }),
-			says: "its lease is of 10.61.0.3/24 [repair]"},
+			says: "its lease has the address 10.61.0.3/24 [repair]"},
 	}}.run(t)
 }

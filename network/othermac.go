@@ -33,9 +33,9 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 	nic := n.uplink.nic
 	switch {
 	case mac[0]&1 != 0:
-		return failf(ErrInvalid, "MAC %s is one of multicast: a pod needs a MAC whose first byte is even", mac)
+		return failf(ErrInvalid, "MAC %s is a multicast MAC: a pod needs one whose first byte is even", mac)
 	case bytes.Equal(mac, nic.MAC):
-		return failf(ErrConflict, "MAC %s is that of uplink %s: a pod on the LAN needs one of its own", mac, nic.Name)
+		return failf(ErrConflict, "MAC %s belongs to uplink %s: a pod on the LAN needs one of its own", mac, nic.Name)
 	}
 
 	conn := nl.Of(n.s.Links.Socket())
@@ -57,7 +57,7 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 		}
 		if is, err := answers(ctx, conn, entry); is || err != nil {
 			return errors.Join(err, failf(ErrConflict,
-				"MAC %s is that of another machine on the LAN of uplink %s, which has %s: give the pod another one",
+				"MAC %s belongs to another machine on the LAN of uplink %s, which has %s: give the pod another one",
 				mac, nic.Name, entry.Addr))
 		}
 	}
@@ -74,7 +74,7 @@ func (a *addCall) refuseTwin(ctx context.Context) error {
 	}
 
 	if bytes.Equal(mac, a.site.bridge.MAC) {
-		return failf(ErrConflict, "MAC %s is that of bridge %s: give the pod another one", mac, a.nw.Bridge)
+		return failf(ErrConflict, "MAC %s belongs to bridge %s: give the pod another one", mac, a.nw.Bridge)
 	}
 
 	networks, err := a.s.Dir.Networks()
@@ -85,7 +85,7 @@ func (a *addCall) refuseTwin(ctx context.Context) error {
 				other.State == state.Ready && a.s.hasDied(ctx, name, other.Hash()) {
 				continue
 			}
-			return failf(ErrConflict, "MAC %s is that of container %s on bridge %s: give the pod another one", mac,
+			return failf(ErrConflict, "MAC %s belongs to container %s on bridge %s: give the pod another one", mac,
 				other.ContainerID, a.nw.Bridge)
 		}
 		err = errors.Join(err, listErr)

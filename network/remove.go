@@ -232,7 +232,7 @@ func namespaceLost(rec *state.Attachment) (string, error) {
 		return "", err
 	}
 
-	return rec.NetNS + " is another namespace by now", nil
+	return rec.NetNS + " is now another namespace", nil
 }
 
 // inOwnNamespace returns an error if the session is in another network namespace than the recorded networks. There it
@@ -246,8 +246,8 @@ func (s *session) inOwnNamespace() error {
 	cookie, err := state.NetNSCookie()
 	if err == nil && epoch.NetNS != 0 && cookie != epoch.NetNS {
 		err = failf(ErrState,
-			"the networks on record are in another network namespace, so this one does not show which pods live: run "+
-				"this in the host's")
+			"the networks on record are in another network namespace, so this one does not show which pods are alive: "+
+				"run this in the host's")
 	}
 	return err
 }

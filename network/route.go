@@ -67,7 +67,7 @@ func (p *podSite) lookAtWay(ctx context.Context, at *bridge.Link, own netip.Pref
 	}
 
 	p.found.advise(tombolo.RemedyConfigure,
-		"the host does not send what is for %s to %s: see ip route get %s, and ip rule",
+		"the host does not send packets for %s to %s: see ip route get %s, and ip rule",
 		own.Addr(), at.Name, own.Addr())
 	return nil
 }
@@ -332,7 +332,7 @@ func (nextHopPart) look(_ context.Context, n *site) error {
 	mac := n.hostMAC()
 	if n.rec.DefaultRoute == exitHost && n.bridge.Index != 0 && !bytes.Equal(mac, n.rec.HostMAC) {
 		before := net.HardwareAddr(n.rec.HostMAC)
-		n.found.advise(tombolo.RemedyRepair, "pods send to the host's MAC %s, and it is %s", before, mac)
+		n.found.advise(tombolo.RemedyRepair, "pods send to the host's old MAC %s, but it is %s", before, mac)
 	}
 	return nil
 }
@@ -360,7 +360,7 @@ func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 			break // no pod of the network has such an entry
 		}
 		if err := n.s.setNextHops(ctx, a, mac, before); err != nil {
-			n.s.warn(fmt.Sprintf("cannot tell container %s of the host's MAC %s: %v", a.ContainerID, mac, err))
+			n.s.warn(fmt.Sprintf("cannot give container %s the host's new MAC %s: %v", a.ContainerID, mac, err))
 		}
 	}
 

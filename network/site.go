@@ -621,10 +621,10 @@ func probe(ctx context.Context, s *session, w *requirement) error {
 	rec := &w.Record
 	if rec.NFCall == nil && w.Routed || rec.NFCall != nil && *rec.NFCall {
 		if err := bridge.ProbeNetfilter(); err != nil {
-			remedy := "set bridgeNFCall to false, if no service and no policy concerns pods of one node"
+			remedy := "set bridgeNFCall to false, if no service or policy concerns packets between pods of one node"
 			if rec.DefaultRoute == exitHost {
-				remedy = `set defaultRoute to "router" and bridgeNFCall to false: through the host, a firewall that ` +
-					`drops what conntrack calls invalid stops every connection`
+				remedy = `set defaultRoute to "router" and bridgeNFCall to false: else a firewall of the host that ` +
+					`drops "ct state invalid" stops every connection`
 			}
 			return fmt.Errorf("bridgeNFCall: %w; or %s", err, remedy)
 		}

@@ -117,8 +117,8 @@ func (s *session) refuseTake(ctx context.Context, nic string) error {
 
 		if n.share != nil {
 			return failf(ErrConflict,
-				"uplink %s is shared with bridge %s for network %q, whose pods are on the LAN: nothing is to be taken "+
-					"over. If the NIC is to be a port of a bridge all the same, remove the network first (tombolo "+
+				"uplink %s is shared with bridge %s for network %q, whose pods are on the LAN without a takeover. "+
+					"To make the NIC a port of a bridge all the same, remove the network first (tombolo "+
 					"remove %[3]s)", nic, rec.Bridge, rec.Name)
 		}
 	}
@@ -201,8 +201,8 @@ func (s *session) refuseLost(ctx context.Context, rec *uplink.Record) error {
 	}
 
 	return failf(ErrConflict,
-		"uplink %s is given back, but without %s: that was deleted from bridge %s, with its routes. If it is to be "+
-			"back: %s",
+		"uplink %s is given back, but without %s, which somebody deleted from bridge %s, with its routes. To add it "+
+			"again: %s",
 		rec.NIC, strings.Join(lost, " and "), rec.Bridge, strings.Join(commands, " && "))
 }
 

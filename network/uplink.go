@@ -298,7 +298,7 @@ func refuseHostsBridge(ctx context.Context, s *session, nic, l *bridge.Link) err
 		if !a.Prefix.Addr().IsLinkLocalUnicast() {
 			return failf(share.ErrUnfit,
 				"uplink %s: bridge %s is not Tombolo's, has the host's address %s, and %s is no port of it: "+
-					"name another bridge, which is made, or have your system make %[1]s a port of %[2]s",
+					"name another bridge, which Tombolo makes, or have your system make %[1]s a port of %[2]s",
 				nic.Name, l.Name, a.Prefix, nic.Name)
 		}
 	}
@@ -373,7 +373,7 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 	}
 
 	if !shared {
-		used := fmt.Sprintf("%s is a port of bridge %s, which is used as it is: nothing is to be made", nic, bridgeName)
+		used := fmt.Sprintf("%s is a port of bridge %s, which is used as it is: nothing to make", nic, bridgeName)
 		return []string{used}, cut, nil
 	}
 
@@ -391,12 +391,12 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 		"make bridge " + bridgeName + ", on which the host has no address and answers no ARP",
 		"make the veth pair " + outer + " and " + port + ", and " + port + " a port of " + bridgeName,
 		"attach a BPF program to " + port + ", which sends what pods send to the host, out of " + nic + ", or to both",
-		"lead frames for pods from " + nic + " to " + outer + ", in table netdev tombolo",
+		"forward frames for pods from " + nic + " to " + outer + ", in table netdev tombolo",
 		"make " + nic + " promiscuous; its addresses, routes and manager stay as they are",
 	}
 	if !router.IPv4 || !router.IPv6 {
 		lines = append(lines,
-			`only for pods with published ports, or with "defaultRoute": "host": have the host, which is no router, `+
+			`only for pods with published ports, or with "defaultRoute": "host": let the host, which is no router, `+
 				`forward for pods alone `+
 				"(net.ipv4.conf.*.forwarding, net.ipv6.conf.*."+forceForwarding+")")
 	}
@@ -469,7 +469,7 @@ func (s *session) children(ctx context.Context, nic string) (list []string, _ er
 
 // describeChild describes for the operator which frames a macvlan or ipvlan link on a shared NIC does not get.
 func describeChild(child, nic string) string {
-	return fmt.Sprintf("%s rests on %s: pods hear what it sends, and it does not hear what pods send to it alone",
+	return fmt.Sprintf("%s rests on %s: pods get its frames, but it does not get frames that pods send to it alone",
 		child, nic)
 }
 

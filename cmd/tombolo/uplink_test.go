@@ -112,7 +112,7 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 	must.Succeed(t, call("take", "eth0", "br0").err(), "take once more")
 	nstest.Run(t, host, "sh", "-ec", "ip -4 address flush dev br0")
 	got := call("restore", "eth0", "br0")
-	_, command, ok := strings.Cut(got.stderr, "If it is to be back: ")
+	_, command, ok := strings.Cut(got.stderr, "To add it again: ")
 	must.That(t, got.status == exitFailed && ok, "restore without an address: %+v", got)
 	nstest.Run(t, host, "sh", "-ec", command)
 	after = addresses()

@@ -55,7 +55,7 @@ func TestDoctorFindsWhatKeepsAPodFromTheNetwork(t *testing.T) {
 		"another has the pod's address": {func(s *scene) { s.intruder("10.77.0.2/24") }, "duplicate", []string{"another node answers for 10.77.0.2: 02:00:00:00:00:66"}},
 		"another has the gateway's":     {func(s *scene) { s.intruder(gateway4 + "/24") }, "duplicate", []string{"another node on bridge cbr0 answers for the gateway " + gateway4 + ": 02:00:00:00:00:66"}},
 		"no forwarding":                 {on("echo 1 > /proc/sys/net/ipv4/ip_forward; echo 0 > /proc/sys/net/ipv4/ip_forward"), "forwarding", []string{"does not forward", "tombolo repair"}},
-		"no way out of the host":        {on("ip route del default"), "forwarding", []string{"the host itself has no route", "give the host a default route"}},
+		"no way out of the host":        {on("ip route del default"), "forwarding", []string{"the host itself has no default route", "give the host a default route"}},
 		"ruleset flushed":               {on("nft flush ruleset"), "firewall", []string{"table inet tombolo and table bridge tombolo are missing", "tombolo repair"}},
 		"legacy iptables drops":         {on("iptables-legacy -P FORWARD DROP"), "firewall", []string{"iptables-legacy"}},
 		"another's table drops":         {on("nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 5; policy drop; }'"), "firewall", []string{"chain f of table inet fw drops", "nft add rule inet fw f"}},

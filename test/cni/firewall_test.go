@@ -155,7 +155,7 @@ func TestTombolodYieldsToAProgramThatUndoesItAgainAndAgain(t *testing.T) {
 		must.Until(t, "CHECK succeeds", func() bool { return w.check(p) == nil })
 	}
 	must.Until(t, "it is contested", func() bool { return m.metric("firewall_contested") == 1 })
-	wantError(t, w.status(), 50, "undoes what pods need of the firewall")
+	wantError(t, w.status(), 50, "undoes firewall rules that pods need")
 	wantError(t, w.status(), 50, `"iptables"`)
 	got := m.metric("firewall_contests_total")
 	expect.That(t, got == 1, "counted %d times", got)

@@ -419,7 +419,7 @@ func TestHostPortLeavesServicesToKubeProxy(t *testing.T) {
 	expect.Success(t, w.check(p))
 
 	n.ip("addr add 10.96.0.2/32 dev kube-ipvs0")
-	expect.Contains(t, n.operate("check", "--state", n.state).stdout, "host ports without a hostIP leave alone other addresses than those of kube-ipvs0 [repair]")
+	expect.Contains(t, n.operate("check", "--state", n.state).stdout, "host ports without a hostIP spare other addresses than those of kube-ipvs0 [repair]")
 	w.add(n.pod("another"), publish(t, "80:80/tcp"))
 	expect.That(t, !leads("10.96.0.2", 443), "the next ADD leaves the address to the pod")
 	m := n.mind(t)

@@ -97,7 +97,7 @@ func TestAContainersOwnMonitorIsNoConflict(t *testing.T) {
 	for _, id := range []string{"b", p.id[:12]} {
 		_, err := w.tryAdd(n.pod(id), opt)
 		wantError(t, err, 112, "in use by conmon")
-		wantError(t, err, 112, ") for container 0123456789ab: stop that, or choose another hostPort")
+		wantError(t, err, 112, ") for container 0123456789ab: stop it, or choose another hostPort")
 	}
 	w.add(p, opt)
 	p.serve(t, "tcp", 80)

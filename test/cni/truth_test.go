@@ -226,11 +226,11 @@ func TestWhatCutsAPodOffIsNamedAndTheRemedyHelps(t *testing.T) {
 		"the subnet's route is replaced":      {on("ip route replace " + subnet4 + " via " + outside4), only4, "the host's route to " + subnet4 + " leads elsewhere: " + subnet4 + " via " + outside4, "repair", "forwarding", nil},
 		"the subnet's IPv6 route is replaced": {on("ip -6 route replace " + subnet6 + " via " + outside6 + " metric 256"), only6, "the host's route to " + subnet6 + " leads elsewhere: " + subnet6 + " via " + outside6, "repair", "forwarding", nil},
 		"the subnet's route refuses packets":  {on("ip route replace blackhole " + subnet4), only4, "the host's route to " + subnet4 + " leads elsewhere: blackhole " + subnet4, "repair", "forwarding", nil},
-		"another IPv6 route is better": {on("ip -6 route add " + subnet6 + " via " + outside6 + " metric 1"), only6, "the host does not send what is for fd77::2 to cbr0", "configuration", "forwarding",
+		"another IPv6 route is better": {on("ip -6 route add " + subnet6 + " via " + outside6 + " metric 1"), only6, "the host does not send packets for fd77::2 to cbr0", "configuration", "forwarding",
 			on("ip -6 route del " + subnet6 + " via " + outside6)},
-		"a route of the pod's address": {on("ip route add 10.77.0.2/32 via " + outside4), only4, "the host does not send what is for 10.77.0.2 to cbr0: see ip route get 10.77.0.2", "configuration", "forwarding",
+		"a route of the pod's address": {on("ip route add 10.77.0.2/32 via " + outside4), only4, "the host does not send packets for 10.77.0.2 to cbr0: see ip route get 10.77.0.2", "configuration", "forwarding",
 			on("ip route del 10.77.0.2/32")},
-		"a rule refuses what is for pods": {on("ip -6 rule add to " + subnet6 + " prohibit"), only6, "the host does not send what is for fd77::2 to cbr0", "configuration", "forwarding",
+		"a rule refuses what is for pods": {on("ip -6 rule add to " + subnet6 + " prohibit"), only6, "the host does not send packets for fd77::2 to cbr0", "configuration", "forwarding",
 			on("ip -6 rule del to " + subnet6 + " prohibit")},
 	} {
 		nstest.RunParallel(t, name, func(t *testing.T) {

@@ -107,7 +107,7 @@ func TestWhatCannotBeTakenIsRefusedByName(t *testing.T) {
 			s.NIC.Master, s.NIC.PortOf, s.Links = 50, "bridge", append(s.Links, *s.Bridge)
 		}, "is a port of bridge br0 already, which networks use as it is"},
 		{"down", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Flags &^= unix.IFF_UP }, "set it up with `ip link set eth0 up`"},
-		{"no cable", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Flags &^= unix.IFF_LOWER_UP }, "see to its cable"},
+		{"no cable", func(s *uplink.Snapshot, _ *uplink.Uplink) { s.NIC.Flags &^= unix.IFF_LOWER_UP }, "check its cable"},
 		{"a macvlan above", link(uplink.Link{Name: "mv0", Kind: "macvlan", Lower: 1}), "mv0, of kind macvlan, rests on eth0"},
 		{"an ipvlan above", link(uplink.Link{Name: "iv0", Kind: "ipvlan", Lower: 1}), "iv0, of kind ipvlan, rests on eth0"},
 		{"a tunnel above", link(uplink.Link{Name: "gre1", Kind: "gre", Lower: 1}), "the tunnel gre1, of kind gre, sends by eth0 alone"},

@@ -471,7 +471,7 @@ func (s *snapshot) refuseNIC(no refusal) {
 		"%s is not Ethernet (its type is %d), and a bridge takes nothing else; name the NIC that leads to the LAN",
 		nic.Name, nic.Type)
 	no(s.Wireless,
-		"%s is a Wi-Fi interface, whose access point drops what comes from other MACs than its own; use a wired NIC",
+		"%s is a Wi-Fi interface, and access points drop frames from other MACs; use a wired NIC",
 		nic.Name)
 	no(nic.Kind == "bridge", "%s is a bridge itself; name one of its ports, or put pods on it as it is", nic.Name)
 	no(isChild(nic.Kind), "%s is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Name,
@@ -491,7 +491,7 @@ func (s *snapshot) refuseNIC(no refusal) {
 	no(!nic.Up(), "%s is down, and the program that manages it may want it so; set it up with `ip link set %[1]s up`",
 		nic.Name)
 	no(nic.Up() && nic.Flags&unix.IFF_LOWER_UP == 0,
-		"%s has no carrier, so that nothing could be tried; see to its cable", nic.Name)
+		"%s has no carrier, so nothing could be tried; check its cable", nic.Name)
 }
 
 // isChild reports whether a link of the kind takes its frames from another link, which then cannot be a bridge's
@@ -519,8 +519,8 @@ func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
 	}
 
 	no(len(lifetimes) > 0, "a DHCP client or router advertisements gave %s %s, and no program would renew that on %s; "+
-		"mode \"lan\" shares %s without taking it, and its manager goes on: leave it out of any bridge, and name it "+
-		"as the network's uplink",
+		"mode \"lan\" shares %s without taking it, and its manager goes on: do not take it, and name it as the "+
+		"network's uplink",
 		u.NIC, strings.Join(lifetimes, ", "), u.Bridge, u.NIC)
 }
 
@@ -560,10 +560,10 @@ func (s *snapshot) refuseAbove(no refusal) {
 			continue
 		}
 		receives := isChild(l.Kind) || l.Kind == "macsec"
-		no(receives, "%s, of kind %s, rests on %s, which cannot be a port besides; delete it, or make it anew on the "+
+		no(receives, "%s, of kind %s, rests on %s, which then cannot be a port; delete it, and create it on the "+
 			"bridge afterwards", l.Name, l.Kind, s.NIC.Name)
-		no(!receives, "the tunnel %s, of kind %s, sends by %s alone and would be cut off; make it anew without naming "+
-			"a link, or delete it", l.Name, l.Kind, s.NIC.Name)
+		no(!receives, "the tunnel %s, of kind %s, sends by %s alone and would be cut off; make it again without a link, "+
+			"or delete it", l.Name, l.Kind, s.NIC.Name)
 	}
 }
 
@@ -572,7 +572,7 @@ func (s *snapshot) refuseAbove(no refusal) {
 func (s *snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.Routes {
 		no(r.NexthopID != 0 && usesLink(&r, s.NIC.Index),
-			"the route to %s goes by nexthop object %d, which stays on %s and leads nowhere from there; name its "+
+			"the route to %s goes by nexthop object %d, which stays on %s and stops working there; name its "+
 				"gateway instead",
 			describe(&r), r.NexthopID, s.NIC.Name)
 	}

@@ -80,7 +80,7 @@ func TestWhatAConfigurationWouldDo(t *testing.T) {
 func TestListsOfTheReferencesNamesAreReadByThem(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string][]string{
-		"kubernetes": {"names: read as", `network "containerd-net" is on bridge cni0`, "from 10.88.0.0/16, 2001:db8:4860::/64 (host-local), reserved in /var/lib/cni/networks/containerd-net", "MTU 1500", "pods get the routes of the ipam section", "have the host's address", "portmap: ports that"},
+		"kubernetes": {"names: read as", `network "containerd-net" is on bridge cni0`, "from 10.88.0.0/16, 2001:db8:4860::/64 (host-local), reserved in /var/lib/cni/networks/containerd-net", "MTU 1500", "pods get the routes of the ipam section", "get the host's address", "portmap: ports that"},
 		"podman":     {"on bridge cni-podman0", "firewall: other firewalls", "tuning: kernel"},
 		"nerdctl":    {"on bridge nerdctl0"},
 		"nomad":      {"loopback: lo is", "on bridge nomad", "chain: it runs after loopback"},
@@ -109,8 +109,8 @@ func TestWhatIsHardlyMeantIsAWarning(t *testing.T) {
 	t.Parallel()
 	const ranges = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]]}`
 	for file, want := range map[string][]string{
-		`"capabilities": {"portMapping": true, "bandwidth": true, "aliases": false}, ` + ranges:                                                                                                                             {`capability "portMapping" has no effect here, since Tombolo knows none of that name: did you mean "portMappings"?`},
-		`"capabilities": {"aliases": true, "mac": true, "ips": true, "ipRanges": true, "dns": true, "portMappings": true, "egressPolicy": true, "publishFrom": true, "io.kubernetes.cri.pod-annotations": true}, ` + ranges: {`capability "aliases" has no effect here, since Tombolo knows none of that name`},
+		`"capabilities": {"portMapping": true, "bandwidth": true, "aliases": false}, ` + ranges:                                                                                                                             {`capability "portMapping" has no effect here, since Tombolo does not know it: did you mean "portMappings"?`},
+		`"capabilities": {"aliases": true, "mac": true, "ips": true, "ipRanges": true, "dns": true, "portMappings": true, "egressPolicy": true, "publishFrom": true, "io.kubernetes.cri.pod-annotations": true}, ` + ranges: {`capability "aliases" has no effect here, since Tombolo does not know it`},
 		`"ipam": null`:                 {"without an ipam section"},
 		`"mode": "l2"`:                 nil,
 		`"isGateway": false`:           nil,

@@ -165,7 +165,7 @@ func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 
 // reclaim removes a reservation file whose creator died before it had written the content, and warns about it.
 func (s *session) reclaim(addr netip.Addr) error {
-	s.warnf("reclaimed %s: its file is empty or cut short, so the process that reserved it died meanwhile", addr)
+	s.warnf("reclaimed %s: its file is empty or cut short, so the process that reserved it died too early", addr)
 	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("reclaim "+addr.String(), err)
 	}

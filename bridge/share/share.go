@@ -238,7 +238,7 @@ func (c *Conn) restore(ctx context.Context, s Share) error {
 
 func (s Share) validate() error {
 	if !ident.IsLinkName(s.NIC) || !ident.IsLinkName(s.Bridge) {
-		return fmt.Errorf("%w: share %q by the bridge %q: these are no names of links"+ident.LinkNameForm,
+		return fmt.Errorf("%w: share %q by the bridge %q: not names of links"+ident.LinkNameForm,
 			tombolo.ErrInvalid, s.NIC, s.Bridge)
 	}
 	if len(s.Alias) > aliasMax {

@@ -146,7 +146,7 @@ func (m *Mark) UnmarshalJSON(b []byte) error {
 	s := strings.Trim(string(b), `"`)
 	v, err := strconv.ParseUint(s, 0, 32)
 	if err != nil || v == 0 || v&(v-1) != 0 {
-		return fmt.Errorf("%s is not one bit of 32, such as %q", b, "0x10")
+		return fmt.Errorf("%s is not a number with one bit set, such as %q", b, "0x10")
 	}
 	*m = Mark(v)
 	return nil

@@ -111,7 +111,7 @@ func (c *call) forward(ctx context.Context) ([]byte, error) {
 		return nil, c.errNoneKept()
 	case errors.Is(err, delegate.ErrSelf):
 		return nil, newError(codeInvalidConfig,
-			"%s is Tombolo itself: put the %s there that other programs' pods are for", c.Kept, c.Name)
+			"%s is Tombolo itself: replace it by the %s for pods of other programs", c.Kept, c.Name)
 	}
 
 	return nil, newError(codePluginFailed, "%v", err)
@@ -125,7 +125,7 @@ func (c *call) errNoneKept() error {
 	}
 	code, what := codePluginMissing, "interface "+c.ifName+" of container "+c.containerID+" is another program's"
 	if c.verb == "STATUS" {
-		code, what = codeNotAvailable, "pods may be another program's"
+		code, what = codeNotAvailable, "pods may belong to another program"
 	}
 	dir, name := filepath.Split(strings.TrimSuffix(c.Kept, filepath.Ext(c.Kept)))
 	return newError(code, "%s, and no %s was kept as %s, which would work on it: install the reference's in %s, and "+

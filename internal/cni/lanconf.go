@@ -39,7 +39,7 @@ func (c *NetConf) lanProblems(p *problems) {
 			`of their own`)
 	p.add(lan && c.PromiscMode, `mode "lan" and promiscMode exclude each other: the host would get every frame of `+
 		`the LAN twice`)
-	const ofLAN, ofUplink = `%s is a field of mode "lan"`, "%s says nothing without an uplink"
+	const ofLAN, ofUplink = `%s is a field of mode "lan"`, "%s has no effect without an uplink"
 	p.add(!lan && c.DefaultRoute != "", ofLAN, "defaultRoute")
 	p.add(!lan && c.IPAM.detectConflicts != nil && c.IPAM.Type != typeDHCP,
 		`ipam.detectConflicts is a field of mode "lan", and of the ipam "dhcp"`)

@@ -103,7 +103,7 @@ type sysctls map[string]string
 // UnmarshalJSON parses an object whose values are strings.
 func (s *sysctls) UnmarshalJSON(data []byte) error {
 	if !jsontext.Value(data).IsValid(jsontext.AllowInvalidUTF8(true)) {
-		return errors.New("a parameter stands there twice")
+		return errors.New("a parameter is given twice")
 	}
 	return json.Unmarshal(data, (*map[string]string)(s))
 }

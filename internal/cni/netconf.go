@@ -121,7 +121,7 @@ func (c *NetConf) problems() []error {
 	}
 
 	p.add(c.MTU != 0 && (c.MTU < mtuMin || c.MTU > mtuMax),
-		"mtu %d is not within %d and %d: use 0 for that of the default route's link", c.MTU, mtuMin, mtuMax)
+		"mtu %d is not within %d and %d: use 0 for the MTU of the default route's link", c.MTU, mtuMin, mtuMax)
 	p.add(c.Bridge != "" && !ident.IsLinkName(c.Bridge),
 		"bridge %q cannot name a link: it takes 1 to 15 bytes without '/', ':', '%%' and space", c.Bridge)
 	p.add(c.PromiscMode && orDefault(c.HairpinMode, false),
@@ -132,7 +132,7 @@ func (c *NetConf) problems() []error {
 		return c.source(field, "runtimeConfig."+field+" or args.cni."+field)
 	}, c.settings())
 	p.add(c.Internal && cmp.Or(c.Mode, modeGateway) != modeGateway,
-		"internal is not for mode %q, whose containers others reach", c.Mode)
+		"internal is not for mode %q, in which others reach the containers", c.Mode)
 	p.add(c.DisableContainerInterface && c.IPAM.Type != "",
 		"disableContainerInterface leaves the pod's interface down, so it cannot have addresses: leave out ipam, or "+
 			"disableContainerInterface")

@@ -89,7 +89,7 @@ func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publ
 		// pass host addresses of both families.
 		passed := p.HostAddr.IsValid() && !has[p.HostAddr.Is4()]
 		if passed {
-			c.log.warn("host port " + endpoint.PortText(p) + " leads nowhere: the pod has no address of that family")
+			c.log.warn("host port " + endpoint.PortText(p) + " is not published: the pod has no address of that family")
 		}
 		return passed
 	})
@@ -166,7 +166,7 @@ func publishedPorts(mappings []PortMapping) ([]nft.Port, error) {
 			for _, other := range byPort[one.HostPort] {
 				if overlap(one, other) {
 					return nil, newError(codeInvalidConfig,
-						"runtimeConfig.portMappings[%d]: port %s is to lead to port %d of the pod, and %s to %d: "+
+						"runtimeConfig.portMappings[%d]: port %s is mapped to port %d of the pod, and %s to %d: "+
 							"publish a port of the host once", i, endpoint.PortText(
 							one), one.PodPort, endpoint.PortText(other), other.PodPort)
 				}
@@ -218,7 +218,7 @@ func (m *PortMapping) port() (nft.Port, error) {
 	case ip.IsMulticast():
 		return p, fmt.Errorf("hostIP %s is a multicast address", ip)
 	case ip == netip.IPv6Loopback():
-		return p, errors.New("hostIP ::1: the kernel leads nothing from there to a pod: use 127.0.0.1")
+		return p, errors.New("hostIP ::1: the kernel forwards nothing from there to a pod: use 127.0.0.1")
 	}
 
 	p.HostAddr = ip

@@ -58,7 +58,7 @@ func TestPortMappings(t *testing.T) {
 		{`{"hostPort": 80, "containerPort": 80, "hostIP": "eth0"}`, `hostIP "eth0" is not an address such as 192.0.2.1`},
 		{`{"hostPort": 80, "containerPort": 80, "hostIP": "fe80::1%eth0"}`, `hostIP "fe80::1%eth0" is not an address such as 192.0.2.1`},
 		{`{"hostPort": 80, "containerPort": 80, "hostIP": "224.0.0.1"}`, "hostIP 224.0.0.1 is a multicast address"},
-		{`{"hostPort": 80, "containerPort": 80, "hostIP": "::1"}`, "hostIP ::1: the kernel leads nothing from there to a pod: use 127.0.0.1"},
+		{`{"hostPort": 80, "containerPort": 80, "hostIP": "::1"}`, "hostIP ::1: the kernel forwards nothing from there to a pod: use 127.0.0.1"},
 	} {
 		list, err := publishedPorts(parsedRuntimeConfig(t, `{"portMappings": [`+tt.json+`]}`).PortMappings)
 		got := ""

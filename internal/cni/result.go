@@ -88,7 +88,7 @@ func (c *Common) prevResult() (*current.Result, error) {
 func (c *Common) resultToCheck() (*current.Result, error) {
 	prev, err := c.prevResult()
 	if err == nil && prev == nil {
-		err = newError(codeInvalidConfig, "CHECK needs prevResult: the result of the ADD that is to be checked")
+		err = newError(codeInvalidConfig, "CHECK needs prevResult: the result of the ADD to check")
 	}
 	return prev, err
 }

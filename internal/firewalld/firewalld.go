@@ -200,7 +200,7 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 		case leaveAlone:
 			now.Left = append(now.Left, link)
 			if !slices.Contains(before.Left, link) {
-				z.Log.Info("a bridge is left in the zone of firewalld that another program or a user chose for it",
+				z.Log.Info("a bridge stays in the zone of firewalld that another program or a user chose",
 					"link", link, "zone", current.chosen())
 			}
 		default:
@@ -291,9 +291,9 @@ const (
 func (a act) text() string {
 	switch a {
 	case join, move:
-		return "a bridge joins a zone of firewalld, so that what pods send passes"
+		return "a bridge joins a zone of firewalld, so that packets of pods pass"
 	case yield:
-		return "a bridge goes from this zone to the one that firewalld's permanent configuration has it in"
+		return "a bridge moves from this zone to the zone in firewalld's permanent configuration"
 	}
 	return "a bridge leaves a zone of firewalld, as its network is gone"
 }

@@ -61,7 +61,7 @@ func (x *exchange) run() error {
 		x.m.session = &s
 		if out.Unbelieved != "" && len(x.m.doubts) < mostDoubts && !slices.Contains(x.m.doubts, out.Unbelieved) {
 			x.m.doubts = append(x.m.doubts, out.Unbelieved)
-			x.Log.Warn("an answer is not believed", append(x.logAttrs(), "why", out.Unbelieved)...)
+			x.Log.Warn("an answer is not trusted", append(x.logAttrs(), "why", out.Unbelieved)...)
 		}
 
 		if out.Lost != nil || out.Err != nil {

@@ -117,7 +117,7 @@ func (f *firewall) visit(ctx context.Context) {
 	if len(lacking) == 0 {
 		f.checked, f.names = at, nil
 		if f.contest.end() {
-			f.Log.Info("other programs leave the rules that pods need alone again")
+			f.Log.Info("other programs no longer change the rules that pods need")
 			f.metrics.firewallContested.Set(0)
 			f.writeContested(nil)
 		}
@@ -201,7 +201,7 @@ func (f *firewall) mend(ctx context.Context, what string) {
 func (f *firewall) obstacles(ctx context.Context) {
 	obstacles, err := f.Node.Upkeep().Obstacles(ctx)
 	if err != nil {
-		f.reportError("cannot look for what stops pods", err)
+		f.reportError("cannot look for firewalls that stop pods", err)
 		return
 	}
 
@@ -215,7 +215,7 @@ func (f *firewall) obstacles(ctx context.Context) {
 	}
 
 	if !slices.Equal(list, f.blocked) {
-		f.Log.Warn("what stops pods has changed", "obstacles", len(list), "what", strings.Join(list, "; "))
+		f.Log.Warn("firewalls that stop pods have changed", "obstacles", len(list), "what", strings.Join(list, "; "))
 	}
 
 	f.blocked = list
@@ -224,6 +224,6 @@ func (f *firewall) obstacles(ctx context.Context) {
 
 func (f *firewall) writeContested(c *state.Contested) {
 	if err := f.State.SetContested(c); err != nil {
-		f.reportError("cannot tell STATUS of the firewall", err)
+		f.reportError("cannot record for STATUS who undoes repairs", err)
 	}
 }

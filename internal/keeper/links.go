@@ -276,7 +276,7 @@ func (l *linkSource) networksToMend(lacking map[string][]string) (networks []str
 			continue
 		}
 		if r.end() {
-			l.Log.Info("links and addresses of pods' networks are left alone again", "network", name)
+			l.Log.Info("other programs no longer change links and addresses of pods' networks", "network", name)
 		}
 		if !r.repairedRecently() {
 			delete(l.contests, name)
@@ -314,7 +314,7 @@ func (l *linkSource) recordMend(name string, before, after []string) {
 	}
 
 	l.metrics.driftMended.Add(float64(len(before) - len(after)))
-	const say = "another program changes links, addresses or routes that pods need: putting them right only once a " +
+	const say = "another program changes links, addresses or routes that pods need: repairing them only once a " +
 		"minute"
 	current, _ := l.recordRepair(name, strings.Join(before, "; "), say, "network", name, "remedy",
 		"have that program (NetworkManager, systemd-networkd, a script) leave these bridges and ports alone")

@@ -65,37 +65,37 @@ func newMetrics(cfg *Config) *metrics {
 	m.leases = byState("tombolo_leases", "Leases by state.", string(lease.Adding), string(lease.Bound),
 		string(lease.Expired), string(lease.Sticky))
 	register.NewGaugeFunc(prometheus.GaugeOpts{Name: "tombolo_lease_next_seconds",
-		Help: "Time until a lease is due; 0 if one is, or there is none."}, m.untilNext)
+		Help: "Seconds until the next lease is due; 0 if one is due now, or there is none."}, m.untilNext)
 	m.renewals = counter("tombolo_lease_renewals_total", "Leases that a server renewed.")
-	m.acquisitions = counter("tombolo_lease_acquisitions_total", "Leases got after one was lost.")
+	m.acquisitions = counter("tombolo_lease_acquisitions_total", "Leases that a server gave after one was lost.")
 	m.releases = counter("tombolo_lease_releases_total", "Leases released because their pod was gone.")
-	m.moves = counter("tombolo_lease_moves_total", "Attachments that followed their leases to other addresses.")
-	m.naks = counter("tombolo_lease_naks_total", "Leases that a server refused.")
+	m.moves = counter("tombolo_lease_moves_total", "Times that an attachment got another address with its lease.")
+	m.naks = counter("tombolo_lease_naks_total", "Leases that a server refused (NAK).")
 	m.expired = counter("tombolo_lease_expired_total", "Leases that ran out.")
-	m.unanswered = counter("tombolo_lease_unanswered_total", "Exchanges that no server answered in time.")
-	m.damaged = counter("tombolo_lease_damaged_total", "Records that could not be read.")
-	m.rescans = counter("tombolo_lease_rescans_total", "Times that changes were lost and all records read anew.")
+	m.unanswered = counter("tombolo_lease_unanswered_total", "Exchanges with DHCP servers without an answer in time.")
+	m.damaged = counter("tombolo_lease_damaged_total", "Lease records that could not be read.")
+	m.rescans = counter("tombolo_lease_rescans_total", "Times that changes were missed, so that all were read.")
 	m.firewallContested = gauge("tombolo_firewall_contested",
 		"1 if another program undoes repairs of the firewall again and again; STATUS names it.")
 	m.firewallObstacles = gauge("tombolo_firewall_obstacles",
-		"Firewalls that stop pods and are out of reach, or left to their owners; STATUS names them.")
+		"Other programs' firewall chains that stop pods; STATUS names them.")
 	m.firewallLooks = counter("tombolo_firewall_looks_total",
-		"Looks at the firewall, after changes and once in a while.")
+		"Checks of the firewall, after changes and at intervals.")
 	m.firewallMends = counter("tombolo_firewall_mends_total",
 		"Repairs of the firewall after another program had changed it.")
 	m.firewallContests = counter("tombolo_firewall_contests_total",
-		"Times that another program began to undo the repairs again and again.")
-	m.deadLooks = counter("tombolo_dead_looks_total", "Looks for pods that died without a DEL.")
-	m.reclaims = counter("tombolo_dead_reclaimed_total", "Attachments of such pods that were taken down.")
+		"Times that another program began to undo the firewall's repairs again and again.")
+	m.deadLooks = counter("tombolo_dead_looks_total", "Searches for pods that died without a DEL.")
+	m.reclaims = counter("tombolo_dead_reclaimed_total", "Attachments deleted as their pods died without a DEL.")
 	m.linksContested = gauge("tombolo_links_contested",
 		"1 if another program changes again and again links, addresses or routes that pods need; the log says which.")
 	m.linkLooks = counter("tombolo_links_looks_total",
-		"Looks at links, addresses and routes, after changes and once in a while.")
+		"Checks of links, addresses and routes, after changes and at intervals.")
 	m.driftFound = counter("tombolo_drift_found_total",
-		"Links, addresses, routes and settings of them that were found not as pods need them.")
-	m.driftMended = counter("tombolo_drift_mended_total", "Differences that were repaired.")
+		"Differences of links, addresses and routes from the setup that were found.")
+	m.driftMended = counter("tombolo_drift_mended_total", "Links, addresses and routes that were repaired.")
 	m.errors = register.NewCounterVec(prometheus.CounterOpts{Name: "tombolo_errors_total",
-		Help: "Things that went wrong, by kind; the log says what."}, []string{"kind"})
+		Help: "Errors by kind; the log has their texts."}, []string{"kind"})
 	for _, kind := range []string{"dead", "firewall", "firewalld", "lease", "links", "read"} {
 		m.errors.WithLabelValues(kind) // so that the metric exists with value 0
 	}
@@ -163,9 +163,9 @@ func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 			family = "ipv6"
 		}
 		labels := prometheus.Labels{"network": p.Network, "range": p.Name, "family": family}
-		export(to, "tombolo_pool_addresses", "Addresses that a network can give its pods.", prometheus.GaugeValue,
+		export(to, "tombolo_pool_addresses", "Addresses in a network's pool.", prometheus.GaugeValue,
 			float64(p.Size), labels)
-		export(to, "tombolo_pool_reserved_addresses", "Those of them that are reserved.", prometheus.GaugeValue,
+		export(to, "tombolo_pool_reserved_addresses", "Reserved addresses in a network's pool.", prometheus.GaugeValue,
 			float64(p.Reserved), labels)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // then every minute. An ADD that lacks resources, such as addresses, takes them down too.
 func (k *Keeper) newReclaim(ctx context.Context) *source {
 	s := &source{Keeper: k, ctx: ctx, kind: "dead", every: time.Minute}
-	s.look = func(ctx context.Context) { s.reportResult("cannot reclaim all that dead pods hold", k.reclaim(ctx)) }
+	s.look = func(ctx context.Context) { s.reportResult("cannot delete all remains of dead pods", k.reclaim(ctx)) }
 	return s
 }
 
@@ -31,7 +31,7 @@ func (k *Keeper) newZones(ctx context.Context) *source {
 		if errors.Is(err, firewalld.ErrNoBus) {
 			err = nil
 		}
-		s.reportResult("cannot have firewalld's zones as pods need them: trying again", err)
+		s.reportResult("cannot set firewalld's zones as pods need them: trying again", err)
 	}
 
 	return s
@@ -49,7 +49,7 @@ func (k *Keeper) reclaim(ctx context.Context) error {
 			continue
 		}
 		k.metrics.reclaims.Inc()
-		k.Log.Info("reclaimed what a pod held that died without a DEL",
+		k.Log.Info("deleted the remains of a pod that died without a DEL",
 			"network", d.Network, "pod", d.Pod, "container", d.ContainerID, "interface", d.IfName, "why", d.Why)
 	}
 

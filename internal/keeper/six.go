@@ -106,7 +106,7 @@ func (v *visit) yield6(p pod) error {
 		return err
 	}
 
-	v.Log.Info("the pod's owner has removed the address by DHCPv6, and it stays so",
+	v.Log.Info("the pod's owner has removed the address by DHCPv6: it is not added again",
 		append(v.logAttrs(), "ipv6", l.Address)...)
 	return v.underLock(func(held *lease.LockedRecord) error {
 		v.r.Removed.Addresses = append(v.r.Removed.Addresses, applied6(l).Addresses...)
@@ -207,7 +207,7 @@ func (v *visit) endUnreachable6(cause error) error {
 		return nil
 	}
 
-	v.Log.Warn("DHCPv6 lease ended, and its pod is out of reach: nothing leads to its address any more",
+	v.Log.Warn("DHCPv6 lease ended, and its pod is out of reach: removing its address from the firewall",
 		append(v.logAttrs(), "ipv6", v.r.Six.Lease.Address, "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.six.session = nil

@@ -85,7 +85,7 @@ func (l *loop) subscribe(s *source) (stop func()) {
 
 	f, err := s.listen()
 	if err != nil {
-		s.reportError("cannot hear of changes of "+s.kind+": looking once in a while", err)
+		s.reportError("cannot hear of changes of "+s.kind+": looking at intervals", err)
 		return func() {}
 	}
 

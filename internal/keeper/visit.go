@@ -80,7 +80,7 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 		return outcome{gone: true}
 	case errors.Is(err, file.ErrDamaged):
 		k.metrics.damaged.Inc()
-		k.Log.Error("lease record is damaged: its lease runs out unless the pod is added anew", "record", hash, "err",
+		k.Log.Error("lease record is damaged: its lease runs out unless the pod is recreated", "record", hash, "err",
 			err)
 		return outcome{gone: true}
 	case err != nil:
@@ -223,7 +223,7 @@ func (v *visit) endUnreachable(cause error) error {
 		return nil
 	}
 
-	v.Log.Warn("lease ended, and its pod is out of reach: nothing leads to its address any more",
+	v.Log.Warn("lease ended, and its pod is out of reach: removing its address from the firewall",
 		append(v.logAttrs(), "err", cause)...)
 	v.metrics.expired.Inc()
 	v.m.session = nil
@@ -335,7 +335,7 @@ func (v *visit) yield(p pod) (yielded bool, _ error) {
 
 	v.r.Removed.Addresses = append(v.r.Removed.Addresses, gone.Addresses...)
 	v.r.Removed.Routes = append(v.r.Removed.Routes, gone.Routes...)
-	v.Log.Info("the pod's owner has removed what the lease gave it, and does not get it again",
+	v.Log.Info("the pod's owner has removed addresses or routes of the lease: they are not added again",
 		append(v.logAttrs(), "addresses", gone.Addresses, "routes", gone.Routes)...)
 	return true, nil
 }
@@ -387,7 +387,7 @@ func (v *visit) release(send func() error) error {
 	}
 
 	if len(others) > 0 {
-		v.Log.Info("lease not released: another pod has it now",
+		v.Log.Info("lease not released: another pod has its address now",
 			append(v.logAttrs(), "other", others[0].ContainerID)...)
 		return nil
 	}
@@ -423,7 +423,7 @@ func (v *visit) drop(fails string, do func(*lease.LockedRecord) error) outcome {
 
 // errDeleted is the cause of an error about a record that another process removed, or that another ADD replaced, since
 // the visit read it.
-var errDeleted = errors.New("the lease was deleted meanwhile")
+var errDeleted = errors.New("the lease was deleted in the meantime")
 
 // underLock calls fn while it holds the record's lock. If another process removed or replaced the record since the
 // visit read it, underLock does not call fn, and its error matches errDeleted.

@@ -337,10 +337,10 @@ func CheckTable(name string, mark uint32) error {
 
 	switch {
 	case len(name) > maxTable:
-		return fmt.Errorf("%w: table %.64q: %d characters, where %d are due at most", tombolo.ErrInvalid, name,
+		return fmt.Errorf("%w: table %.64q: %d characters, where %d are the most", tombolo.ErrInvalid, name,
 			len(name), maxTable)
 	case name != "" && name != DefaultTable && mark == 0:
-		return fmt.Errorf("%w: table %s needs a mark of its own: that of table %s is cleared by it", tombolo.ErrInvalid,
+		return fmt.Errorf("%w: table %s needs a mark of its own: it clears the mark of table %s", tombolo.ErrInvalid,
 			name, DefaultTable)
 	}
 

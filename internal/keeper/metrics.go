@@ -74,7 +74,7 @@ func newMetrics(cfg *Config) *metrics {
 	m.expired = counter("tombolo_lease_expired_total", "Leases that ran out.")
 	m.unanswered = counter("tombolo_lease_unanswered_total", "Exchanges with DHCP servers without an answer in time.")
 	m.damaged = counter("tombolo_lease_damaged_total", "Lease records that could not be read.")
-	m.rescans = counter("tombolo_lease_rescans_total", "Times that changes were missed, so that all were read.")
+	m.rescans = counter("tombolo_lease_rescans_total", "Times that changes were missed and all records read.")
 	m.firewallContested = gauge("tombolo_firewall_contested",
 		"1 if another program undoes repairs of the firewall again and again; STATUS names it.")
 	m.firewallObstacles = gauge("tombolo_firewall_obstacles",

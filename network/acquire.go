@@ -169,7 +169,7 @@ func (a *addCall) applyLease(ctx context.Context) error {
 }
 
 // recordLease writes the lease's record before the client sends a packet. So even after a kill, tombolod and Collect
-// know that a lease may exist. If the Add fails, it removes the record.
+// know that a lease may exist. If a later step of the Add fails, undoing the Add deletes the record.
 func (a *addCall) recordLease(context.Context) error {
 	l := a.leasing
 	if l == nil {
@@ -221,8 +221,8 @@ func (l *leaseCall) unlock() {
 	}
 }
 
-// acquire gets the lease through the pod's interface, and stores it in rec without writing the file. If a later step
-// of the Add fails, the lease is released.
+// acquire gets the lease through the pod's interface, and stores it in a.leasing.rec, without writing the record's
+// file. If a later step of the Add fails, the lease is released.
 func (a *addCall) acquire(ctx context.Context) error {
 	rec, link := a.leasing.rec, a.link
 	rec.Client.LinkMTU = link.MTU
@@ -349,18 +349,19 @@ func (l *leaseCall) commit(ctx context.Context, s *session) error {
 	return s.enter(ctx)
 }
 
-// When a lease gets another address, everything outside the pod that an Add made for the old address must follow.
-// This is the attachment's record, its elements in the firewall (host ports, masquerade, guard), and the alias of its
-// port. Without this, the guard would block the pod's new address, and a host port would lead to another machine at
-// the old address.
+// When a lease gets another address, everything outside the pod that an Add made for the old address must follow. This
+// is the attachment's record, its elements in the firewall (host ports, masquerade, guard), and the alias of its port.
+// Without this, the guard would block the pod's new address, and a host port would lead to another machine at the old
+// address.
 //
-// First the record is written with the old and the new addresses, and with Moving set. Then the kernel is changed,
-// and last the record is written in its final form. So after a kill, the next process completes the change, and a Del
-// looks for the elements of all addresses.
+// First the record is written with the old and the new addresses, and with its field Moving set. Then the kernel is
+// changed, and last the record is written in its final form. So after a kill, the next process completes the change,
+// and a Del looks for the elements of all addresses.
 
 // Follow adapts an attachment to its lease, if the lease has ended or now has other addresses than the attachment's
-// record. It changes the record, the pod's firewall elements and the port's alias. It returns the addresses before and
-// after. If there is nothing to adapt, Follow does nothing and returns nil.
+// record. It changes the record, the pod's firewall elements and the port's alias, and deletes the conntrack entries of
+// lost addresses. It returns the addresses before and after. If there is nothing to adapt, Follow does nothing and
+// returns nil.
 func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _ error) {
 	if err := key.check(); err != nil {
 		return nil, nil, err
@@ -399,8 +400,8 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 	return from, to, err
 }
 
-// loadNewerLease loads an attachment's record. If the lease has other addresses than this record, it also returns the
-// record of the lease (newerLease). If the attachment does not exist, it returns nil for both.
+// loadNewerLease loads an attachment's record. It also returns the lease's record if that has other addresses, or the
+// lease has ended (newerLease). If the attachment does not exist, it returns nil for both.
 func loadNewerLease(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Record, err error) {
 	if a, err = dir.Load(key.Network, key.hash()); err == nil {
 		rec, err = newerLease(a)
@@ -484,8 +485,8 @@ func withLease(a *state.Attachment, rec *lease.Record) *state.Attachment {
 }
 
 // follow adapts an attachment's record, firewall elements, conntrack entries and alias to its lease. The caller holds
-// the exclusive lock. It may be repeated from any point. If the network has no record, nw is nil, and follow leaves the
-// firewall alone.
+// the exclusive lock. After an error or a kill at any point, it may be called again. If the network has no record, nw
+// is nil, and follow leaves the firewall alone.
 func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Network, rec *lease.Record) error {
 	next := withLease(a, rec)
 	dropped := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
@@ -516,7 +517,7 @@ func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Net
 
 // moveElements replaces the pod's elements in the firewall's sets by elements for its new addresses. The present
 // elements may belong to any of the previous addresses, or to none. In any case the pod has all its elements after the
-// first transaction.
+// first transaction. If the sets are missing, moveElements only logs a warning.
 func (s *session) moveElements(ctx context.Context, next *state.Attachment, nw *state.Network,
 	dropped []ipam.Address) error {
 	if nw == nil {

@@ -43,7 +43,8 @@ func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, err
 	return made, err
 }
 
-// tryAdd tries once to add the pod, and undoes its steps on an error. It has released all locks when it returns.
+// tryAdd tries once to add the pod, and undoes its steps on an error, unless another call has created the attachment
+// anew. It has released all locks when it returns.
 func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	hash := pod.key(nw).hash()
 	a := &addCall{entry: entry{node: n, hash: hash, getsMore: pod.Lease != nil || nw.SLAAC}, nw: nw, pod: pod,

@@ -134,7 +134,8 @@ func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr 
 }
 
 // release returns the addresses, except r.stillReserved, to the allocator that the record names, since the network may
-// have another one now. It leaves leases alone. For a slow allocator, it first releases the state directory's lock.
+// use another allocator now. It leaves leases alone. For a slow allocator, it first releases the state directory's
+// lock.
 func (t *teardown) release(ctx context.Context, r *remains) error {
 	if r.rec != nil && r.rec.IPAMType == endpoint.Leased || r.rec == nil && t.Known.Leased {
 		return nil // takeDown released the lease before it deleted the link
@@ -372,7 +373,8 @@ func (t *teardown) leaseDir(rec *state.Attachment) string {
 	return ""
 }
 
-// lookAt6 compares an attachment with its DHCPv6 lease, and adds a finding with the remedy if they differ.
+// lookAt6 compares an attachment with its DHCPv6 lease, and adds a finding with the remedy if the lease is missing, has
+// ended, or has another address.
 func (p *podSite) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	if rec.Six == nil || rec.Six.Stateless {
 		return
@@ -524,7 +526,8 @@ func (a *addCall) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 func (a *addCall) unconfirmed() bool { return a.leasing != nil && a.leasing.unconfirmed }
 
 // awaitAdvertised waits until the pod has formed an address from a router advertisement. It adds the address, the
-// default route and the name servers to a.assigned. With DHCPv6, or after no DHCP server answered, it does not wait.
+// default route and the name servers to a.assigned. If the network uses DHCPv6, or if no DHCP server answered, it does
+// not wait for an address.
 func (a *addCall) awaitAdvertised(ctx context.Context, solicitation *bridge.Solicitation) error {
 	if solicitation == nil {
 		return nil

@@ -40,7 +40,8 @@ func (n *site) requestedBridge() bridge.Bridge {
 }
 
 // adaptToOthers changes want so that it also meets the needs of the other networks on the bridge. want gets the largest
-// MTU, and each setting is on if one network needs it. Without this, each network would undo the settings of another.
+// MTU of the networks without an uplink, and each setting is on if one network needs it. Without this, each network
+// would undo the settings of another.
 func (n *site) adaptToOthers(want *bridge.Bridge) error {
 	others, err := sharers(n.s, n.rec)
 	for _, o := range others {

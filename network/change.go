@@ -23,7 +23,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// Plugins further down a chain change existing attachments. Each change is recorded before it is made, as if the
+// CNI plugins further down a chain change existing attachments. Each change is recorded before it is made, as if the
 // attachment's Add had requested it. So a Del finds the work of a killed call by the record.
 
 // loadAttachment returns the record of an attachment. If there is none, or its Add is not complete, the error matches
@@ -297,8 +297,8 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 	return lock.Create(rec)
 }
 
-// settles is how long after its Add a pod is expected to get a default route. After that, findArrival no longer waits
-// for the route, since the pod may never get one.
+// settles is the time after its Add in which a pod is expected to get a default route. After that, findArrival no
+// longer waits for the route, since the pod may never get one.
 const settles = 10 * time.Second
 
 // findArrival returns the cookie of the namespace at path if the pod's interface has arrived there: it is up, and has a

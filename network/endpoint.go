@@ -115,7 +115,7 @@ func (e *entry) add(ctx context.Context, rec *state.Attachment, required *requir
 		func() error { ep = e.endpoint(rec); return e.s.Firewall.Update(ctx, *e.guard, ep) })
 }
 
-// refuseAddress returns an error if another pod behind the link has the address in own. The error names that pod. It
+// refuseAddress returns an error if another pod behind the link has the address own. The error names that pod. It
 // ignores the remains of a pod that is gone.
 func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) error {
 	owner, err := e.s.Firewall.AddressOwner(ctx, link, own)
@@ -128,9 +128,10 @@ func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) 
 	return fmt.Errorf("another pod of this node has it: %w", owner)
 }
 
-// enter calls add, a function that adds the pod's elements. If an element conflicts with the remains of a pod that is
-// gone, enter deletes the remains and calls add again. If another attachment of the container has a host port, enter
-// withholds the port and calls add again.
+// enter calls add, a function that adds the pod's elements. If a set is missing and required is not nil, enter builds
+// the network again, and calls add again. If an element conflicts with the remains of a pod that is gone, enter deletes
+// the remains and calls add again. If another attachment of the container has a host port, enter withholds the port and
+// calls add again.
 func (e *entry) enter(ctx context.Context, rec *state.Attachment, required *requirement, add func() error) error {
 	if err := refuseDeleted(e.pending); err != nil {
 		return err

@@ -213,7 +213,7 @@ func callsFirewall(l *bridge.Link) bool {
 type hostPart struct{}
 
 // look compares the service addresses in the firewall with the addresses of the link kube-ipvs0, and adds a finding if
-// they differ. lookAtExits compares the uplinks in the firewall, since this takes a list of all links.
+// they differ. It leaves the uplinks to lookAtExits, since comparing them takes a list of all links.
 func (hostPart) look(ctx context.Context, n *site) error {
 	if n.bridge.Index == 0 || n.quick && !slices.ContainsFunc(n.pods(), endpoint.PublishesIPv4) {
 		return nil
@@ -270,7 +270,7 @@ func (s *session) trusted(ctx context.Context) ([]string, error) {
 	return zones.Joined, err
 }
 
-// uplinks returns the names of the host's uplinks (bridge.Conn.Uplinks), without the networks' own bridges.
+// uplinks returns the names of the host's uplinks (bridge.Conn.Uplinks), without the bridges of our networks.
 func (s *session) uplinks(ctx context.Context) ([]string, error) {
 	records, _, err := s.Dir.ListNetworks()
 	if err != nil {

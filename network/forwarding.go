@@ -152,7 +152,7 @@ func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, nil
 }
 
-// isRouterNow reports whether the host has become a router since the network's rules were made that drop all forwarded
+// isRouterNow reports whether the host has become a router, although the network's rules still drop all forwarded
 // packets except the pods'.
 func isRouterNow(rec *state.Network) bool {
 	isOn := func(path string) bool { value, err := sysctl.Read(path); return err == nil && value != "0" }

@@ -29,7 +29,7 @@ type Watch struct {
 	queue
 }
 
-// lookUp is the interval at which a waiting Next checks its context.
+// lookUp is the interval between two checks of the context by a waiting Next.
 const lookUp = 50 * time.Millisecond
 
 // Subscribe opens a Watch that is a member of the multicast groups (unix.RTNLGRP_*). It receives announcements of all

@@ -374,7 +374,7 @@ func (t *teardown) leaseDir(rec *state.Attachment) string {
 }
 
 // lookAt6 compares an attachment with its DHCPv6 lease, and adds a finding with the remedy if the lease is missing, has
-// ended, or has another address.
+// ended or differs.
 func (p *podSite) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	if rec.Six == nil || rec.Six.Stateless {
 		return

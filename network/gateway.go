@@ -101,10 +101,10 @@ func overlapsGateway(rec *state.Network, gw, have netip.Prefix) bool {
 	return have.Overlaps(gw) && !have.Addr().IsLinkLocalUnicast() && !slices.Contains(rec.Gateways, have)
 }
 
-// lookAtOwnGateways adds a finding for each gateway of an Add's pod that the host lacks, with one request for each. If
-// no Add looks, it looks for all gateways. For IPv6, it requests the address. IPv4 has no such request, so it requests
-// a route, which has type local if the host has the address. For IPv6 a request for the route would come too early,
-// since the kernel adds the local route some milliseconds after the address.
+// lookAtOwnGateways adds a finding for each gateway of an Add's pod that the host lacks, with one request for each.
+// Without an Add (n.required is nil), it looks for all gateways on record. For IPv6, it requests the address. IPv4 has
+// no such request, so it requests a route, which has type local if the host has the address. For IPv6 a request for the
+// route would come too early, since the kernel adds the local route some milliseconds after the address.
 func (n *site) lookAtOwnGateways(ctx context.Context) error {
 	gateways := n.rec.Gateways
 	if n.required != nil {
@@ -149,10 +149,10 @@ func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, n.buildGateways(ctx, n.required != nil && n.required.ForceAddress)
 }
 
-// acceptRAPath returns the path of the parameter accept_ra of the gateways' link. The value must be 0, so that no
-// pod can give the host addresses and routes by router advertisements. acceptRAPath returns "" in three cases: if
-// the kernel has no IPv6, if neither the bridge nor any gateway is ours, or if the LAN's router advertises through
-// the uplink.
+// acceptRAPath returns the path of the parameter accept_ra of the gateways' link. The value must be 0, so that no pod
+// can give the host addresses and routes by router advertisements. acceptRAPath returns "" if the kernel has no IPv6,
+// or if neither the bridge nor any gateway is ours. It also returns "" if the network has an uplink, through which the
+// LAN's router advertises.
 func (n *site) acceptRAPath() string {
 	path := sysctl.Link("ipv6", n.gatewayLink.Name, "accept_ra")
 	routes := n.bridge.Alias == endpoint.BridgeAlias || len(n.rec.Gateways) > 0
@@ -162,10 +162,9 @@ func (n *site) acceptRAPath() string {
 	return path
 }
 
-// addLinkLocal turns on IPv6 on the gateways' link, and adds the host's link-local address. As a router, the host
-// sends its neighbour solicitations for pods from that address (RFC 4861, section 7.2.2). The kernel's own
-// link-local address is unsuitable. It cannot be used before duplicate address detection is over, and a bridge that
-// was created without IPv6 never gets it.
+// addLinkLocal turns on IPv6 on the gateways' link, and adds the host's link-local address. As a router, the host sends
+// its neighbour solicitations for pods from that address (RFC 4861, section 7.2.2). Without addLinkLocal, the kernel
+// would add the address only after duplicate address detection, and never to a bridge that was created without IPv6.
 func (n *site) addLinkLocal(ctx context.Context) error {
 	if _, err := sysctl.Ensure(sysctl.Link("ipv6", n.gatewayLink.Name, "disable_ipv6"), "0"); err != nil {
 		return err
@@ -190,9 +189,10 @@ func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
 	return true
 }
 
-// buildGateways adds the gateways' addresses to the link, repairs the routes to their subnets, and deletes stale
-// addresses. If another address of the link overlaps with a gateway's, it deletes that address if force is set, and
-// returns an error if not. If another machine has a gateway's address, it returns an error too.
+// buildGateways adds the gateways' addresses to the link, repairs the routes to their subnets, and deletes gateways
+// that are no longer needed (staleGateways). If another address of the link overlaps with a gateway's, it deletes that
+// address if force is set, and returns an error if not. If another machine has a gateway's address, it returns an error
+// too.
 func (n *site) buildGateways(ctx context.Context, force bool) error {
 	s, rec, l := n.s, n.rec, n.gatewayLink
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})

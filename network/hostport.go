@@ -304,7 +304,8 @@ func checkPorts(ports []nft.Port) error {
 	return nil
 }
 
-// refuseUnreachable returns an error if the pod has no address, or none of a host port's family.
+// refuseUnreachable returns an error if a requested port cannot lead to the pod: the pod has no address, or none of the
+// family of the port's host address.
 func refuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	for _, p := range ports {
 		if p.HostAddr.IsValid() && !slices.ContainsFunc(addresses,

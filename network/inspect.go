@@ -20,7 +20,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// NetworkReport lists the differences between one network's own parts and its record.
+// NetworkReport lists the differences between a network's record and its bridge, gateways, rules and host settings.
 type NetworkReport struct {
 	Network     string               `json:"network"`
 	Differences []tombolo.Difference `json:"differences"`
@@ -56,7 +56,7 @@ func (report *Inspection) note(format string, args ...any) {
 
 // Inspect compares all attachments on record with the kernel, inside the pods' namespaces too. It changes nothing and
 // waits for no lock. So objects that are created or deleted at the same time may show as differences. It skips an
-// attachment that another call works on.
+// attachment whose Add is in progress.
 func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	s, err := n.openKnown()
 	if err != nil {
@@ -220,14 +220,14 @@ func strayDifferences(list []*remains) []tombolo.Difference {
 	return found.list
 }
 
-// Check compares an attachment with the result of its Add: its port, its limits, its reservations, its network, and
-// its elements in the firewall. Inside the pod it compares only the parts that the CNI specification names. These are
-// the interface and its MAC, and the addresses and routes of pod.Reported. Without pod.Reported, Check uses the
-// record. A default route may lead anywhere, since other plugins move it.
+// Check compares an attachment with the result of its Add: its port, its limits, its reservations, its network, and its
+// elements in the firewall. Inside the pod it compares only the parts that the CNI specification names. These are the
+// interface and its MAC, and the addresses and routes of pod.Reported. Without pod.Reported, Check uses the record. A
+// default route may lead anywhere, since other plugins move it.
 //
 // If there is no record of the attachment, or its Add is not complete, the error matches ErrNotAttached. Check changes
-// nothing, with one exception. If the host has become a router since the Add, it deletes the rules that drop all
-// forwarded packets except the pods'.
+// nothing, with one exception. If the host's owner has changed which packets the host forwards, Check makes the
+// network's rules again, so that they drop none of these packets.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
 	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err
@@ -469,9 +469,9 @@ func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 }
 
 // Ready returns nil if an Add to the network could succeed now, and otherwise an error with the reason. leases
-// describes how the network's pods lease their addresses; it is nil if they do not. Ready takes no lock, since runtimes
-// call it every few seconds. It changes nothing, except that it deletes the same rules as Check if the host has become
-// a router.
+// describes how the network's pods lease their addresses; it is nil if they do not. Ready takes no lock and changes
+// nothing, since runtimes call it every few seconds. There is one exception: if the host has become a router, Ready
+// makes the network's rules again, which drop all forwarded packets except the pods'.
 func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 	if err := nw.check(); err != nil {
 		return err
@@ -536,8 +536,8 @@ func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
 	return nw.Allocator.Bind(node).Status(ctx)
 }
 
-// contestedFor is how long tombolod's report is valid that another program undoes its repairs. As long as this goes on,
-// tombolod renews the report once a minute.
+// contestedFor is the validity of tombolod's report about another program that undoes its repairs. Until that program
+// stops, tombolod renews the report once a minute.
 const contestedFor = 3 * time.Minute
 
 // refuseContested returns an error if another program undoes tombolod's repairs of the firewall again and again. The

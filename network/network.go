@@ -92,7 +92,7 @@ type Network struct {
 	Exit Exit
 	// DetectConflicts selects how Add looks for other machines on the LAN that have the pod's addresses. It does not
 	// apply to addresses from a DHCP server. With true, Add asks and waits 1.5 s for answers. With nil, Add asks, and
-	// takes into account the answers that arrive before the port is up. With false, Add does not ask.
+	// takes into account the answers that arrive before it returns. With false, Add does not ask.
 	DetectConflicts *bool
 	// VLAN selects the bridge's VLANs to which the pods' ports belong. The zero Membership is the default VLAN, to
 	// which the bridge itself also belongs. If VLAN.ID is set, the gateways' addresses are on a separate link; see
@@ -124,7 +124,7 @@ type Origin struct {
 	Dir  string // the directory of its reservations; empty means the directory ipam in the state directory
 }
 
-// Key identifies an attachment.
+// Key identifies an attachment, which is one interface of a container in a network.
 type Key struct {
 	Network     string
 	ContainerID string

@@ -58,8 +58,8 @@ func (portPart) look(ctx context.Context, p *podSite) error {
 	return nil
 }
 
-// mend puts the port back on the recorded bridge, and corrects its settings. If that bridge does not exist, mend does
-// nothing. It may differ from the network's present bridge.
+// mend puts the port back on the recorded bridge, and corrects its settings. The recorded bridge may differ from the
+// network's present bridge. If it does not exist, mend does nothing.
 func (portPart) mend(ctx context.Context, p *podSite) error {
 	br, err := p.s.link(ctx, p.Bridge)
 	if err != nil {
@@ -112,8 +112,8 @@ func recheckPort(ctx context.Context, s *session, a *state.Attachment, br *bridg
 }
 
 // keepTable sets fields of p that protect the bridge's FDB on a kernel without a limit of learned MACs (before Linux
-// 6.7). If no guard restricts the pod to its MAC, the bridge learns nothing from its port, and gets a permanent entry
-// for its MAC. Frames for other MACs behind the port then go to all ports.
+// 6.7). Without a guard that restricts the pod to its MAC, the bridge learns nothing from the pod's port. It gets a
+// static entry for the pod's MAC instead. Frames for other MACs behind the port then go to all ports.
 func keepTable(p *bridge.Port, guarded bool, br *bridge.Link) {
 	if br.Bridge != nil && br.Bridge.MaxLearned == nil && !guarded {
 		p.NoLearning, p.StaticFDB = true, true

@@ -152,7 +152,7 @@ func (n *Node) Repair(ctx context.Context) error {
 // Upkeep provides methods for a program that repairs a node automatically, such as tombolod.
 type Upkeep struct{ node *Node }
 
-// Upkeep returns access to the methods that find and repair faults of single networks.
+// Upkeep returns the methods for programs that find and repair a node's faults automatically.
 func (n *Node) Upkeep() Upkeep { return Upkeep{n} }
 
 // Repair repairs the named networks as Node.Repair does, but does not search for objects without a pod. It repairs
@@ -209,8 +209,8 @@ func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, e
 	return list, nil
 }
 
-// RemoveStrays deletes objects from the firewall that are not on record, such as elements that a program loaded from
-// an older copy. It reports whether there were any. It takes the exclusive lock.
+// RemoveStrays deletes firewall elements and IFB links that are not on record, such as elements that a program loaded
+// from an older copy. It reports whether there were such elements. It takes the exclusive lock.
 func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	err := u.node.withSession(func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
 	return found, err

@@ -337,7 +337,7 @@ func (nextHopPart) look(_ context.Context, n *site) error {
 	return nil
 }
 
-// If the network's default route leads through the host and the host's MAC has changed, make records the new MAC for
+// If default routes lead through the host and the host's MAC is not the recorded one, make records the new MAC for
 // future pods. It also updates the neighbour entries in the present pods. On a bridge of another program, it also makes
 // the bridge's MAC explicit.
 func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {

@@ -399,7 +399,7 @@ func (n *Node) openKnown(networks ...string) (*session, error) {
 	return openSession(cfg)
 }
 
-// unlimited is the limit of a poll that only the end of its context ends.
+// unlimited makes poll continue until done reports true or returns an error, or ctx ends.
 const unlimited = time.Duration(-1)
 
 // poll calls done until it reports true or returns an error, with pauses. After limit, it returns nil. If ctx ends, it

@@ -107,8 +107,8 @@ func (n *site) look(ctx context.Context, list []part) error {
 	return errors.Join(errs...)
 }
 
-// make creates or repairs all parts of the network, and then the host's side of its pods. When all networks are
-// repaired, the caller must call declareMended (see nft.Conn.Prepare).
+// make creates or repairs all parts of the network, and then the host's side of its pods. changed is as in part.make.
+// When all networks are repaired, the caller must call declareMended (see nft.Conn.Prepare).
 func (n *site) make(ctx context.Context) (changed bool, _ error) {
 	for i, p := range parts() {
 		partChanged, err := p.make(ctx, n)

@@ -188,7 +188,7 @@ func isLimited(a *state.Attachment) bool {
 	return slices.ContainsFunc(a.PublishFrom, func(list string) bool { return list != "all" })
 }
 
-// addOpenings notes the commands that open an attachment's host ports in the host's firewall.
+// addOpenings notes in report.Others the commands that open an attachment's host ports in the host's firewall.
 func (report *Inspection) addOpenings(ctx context.Context, n *site, a *state.Attachment) error {
 	span := func(from, count uint16) string {
 		if count < 2 {
@@ -301,7 +301,8 @@ func (report *Inspection) addGatewayFaults(ctx context.Context, host *surroundin
 
 // addStrangeAddresses finds addresses of the gateways' link that no network has on record. Such an address directs its
 // subnet to the bridge. If the host has another route to that subnet, such as a route to another node's pods, the
-// address is a fault. addStrangeAddresses skips addresses with a lifetime, which belong to a running program.
+// address is a fault. Other such addresses are only noted in report.Others. addStrangeAddresses skips addresses with a
+// lifetime, which belong to a running program.
 func (report *Inspection) addStrangeAddresses(ctx context.Context, host *surroundings, n *site) error {
 	routes := n.s.Links.Routes()
 	for _, a := range host.addresses {
@@ -415,7 +416,7 @@ func (h *surroundings) addRuleFaults(ctx context.Context, n *site, gw netip.Pref
 // cutBridges describes other programs' bridges whose ports the host's firewall separates, because br_netfilter passes
 // bridged packets to the firewall. With a planned bridge, it also describes the bridges that would be separated once
 // br_netfilter is loaded. It skips a bridge that a drop rule names, since the rule's owner intends that. It skips the
-// networks' own bridges, where a rule of ours accepts bridged packets.
+// bridges of our networks, where a rule of ours accepts bridged packets.
 func (s *session) cutBridges(ctx context.Context, planned string) (texts []string, _ error) {
 	setting, err := sysctl.Read("net/bridge/bridge-nf-call-iptables")
 	if setting == "0" || err != nil && planned == "" {

@@ -126,8 +126,9 @@ func (s *session) refuseTake(ctx context.Context, nic string) error {
 	return err
 }
 
-// Take makes a NIC a port of a bridge, and moves the host's addresses and routes from the NIC to the bridge. Take is
-// for an operator's command; an Add never takes a NIC over.
+// Take makes a NIC a port of a bridge, and moves the host's addresses and routes from the NIC to the bridge. If an
+// earlier Take of the NIC was interrupted, Take undoes it first. If the NIC was taken over for this bridge, Take does
+// nothing. Take is for an operator's command; an Add never takes a NIC over.
 func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 	want := uplink.Uplink{NIC: nic, Bridge: bridgeName, Alias: endpoint.BridgeAlias}
 	return u.withLock(ctx, nic, func(s *session) error {

@@ -101,8 +101,8 @@ func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.Head
 	return c.nl.Change(ctx, op, r, m, err)
 }
 
-// Remove deletes the first route of r's table that has the same Dst, From and TOS, and equals r in all other fields
-// that are set. It does not compare MTU, AdvMSS, Pref, Expires and Other. A missing route or link is no error.
+// Remove deletes the first route of r's table with the same Dst, From and TOS that also equals r in all fields that are
+// set. It does not compare MTU, AdvMSS, Pref, Expires and Other. A missing route or link is no error.
 func (c *Conn) Remove(ctx context.Context, r Route) error {
 	return nl.PassAbsent(c.change(ctx, "delete route", &r, unix.RTM_DELROUTE, 0))
 }

@@ -306,7 +306,7 @@ func restoreSteps() []step {
 	}
 }
 
-// Plan describes a takeover.
+// Plan describes the work of a takeover for the operator.
 type Plan struct {
 	// Steps has a line for each action and each warning.
 	Steps string

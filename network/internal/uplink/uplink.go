@@ -30,7 +30,7 @@ import (
 // ErrRefused means that a NIC cannot be taken over as it is. Nothing was changed. The text of the error has advice.
 var ErrRefused = errors.New("it cannot be taken over as it is")
 
-// Uplink describes a takeover.
+// Uplink names a NIC and the bridge whose port a takeover makes it.
 type Uplink struct {
 	// NIC is the interface that becomes a port. It must be an Ethernet device that is up.
 	NIC string

@@ -66,9 +66,8 @@ func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.He
 // Remove deletes an address, identified by its Prefix, Peer and Link. It is no error if the address or the link does
 // not exist.
 //
-// The kernel also deletes the routes with a deleted IPv4 address as their source. If the address is the first of its
-// network on the link and net.ipv4.conf.*.promote_secondaries is off, the kernel also deletes the other addresses of
-// that network.
+// The kernel also deletes the routes with a deleted IPv4 address as their source. With the first address of a network
+// on the link, the kernel also deletes the network's other addresses, unless net.ipv4.conf.*.promote_secondaries is on.
 func (c *Conn) Remove(ctx context.Context, a Address) error {
 	return nl.PassAbsent(c.change(ctx, "delete address", &a, unix.RTM_DELADDR, 0))
 }

@@ -313,8 +313,8 @@ func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, 
 	return r.Apply(ctx, c.nl, "set port up", p.Name)
 }
 
-// setDownUnlessPort appends a request to b that sets the link down, if the port has VLANs and the link is not yet a
-// port of its bridge. setUp sets it up again.
+// setDownUnlessPort appends a request to b that sets the link p.Name down, before it becomes a port with VLANs. If p
+// has no VLANs, or the link is on its bridge already, it appends nothing. setUp sets the link up again.
 func (c *Conn) setDownUnlessPort(ctx context.Context, b *nl.Batch, p *Port) error {
 	if p.VLAN.IsZero() {
 		return nil

@@ -24,7 +24,7 @@ type ID struct {
 	ino uint64 // the namespace's inode, as in net:[4026531840]
 }
 
-// String returns the ID in the form of /proc/PID/ns/net.
+// String returns the ID as the symbolic link /proc/PID/ns/net shows it, such as "net:[4026531840]".
 func (id ID) String() string { return "net:[" + strconv.FormatUint(id.ino, 10) + "]" }
 
 // NS is a handle to a network namespace, and keeps the namespace alive. Several goroutines may call its methods at

@@ -413,7 +413,8 @@ func loadNewerLease(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Re
 }
 
 // newerLease returns the record of an attachment's lease if the lease has other addresses than the attachment's record,
-// or has ended. It returns nil if they agree, if the Add is not complete, or if the lease belongs to another namespace.
+// or has ended. It returns nil if they agree, if the Add is not complete, or if the lease belongs to another network
+// namespace.
 func newerLease(a *state.Attachment) (*lease.Record, error) {
 	if a.State != state.Ready || a.IPAMType != endpoint.Leased {
 		return nil, nil
@@ -485,8 +486,8 @@ func withLease(a *state.Attachment, rec *lease.Record) *state.Attachment {
 }
 
 // follow adapts an attachment's record, firewall elements, conntrack entries and alias to its lease. The caller holds
-// the exclusive lock. After an error or a kill at any point, it may be called again. If the network has no record, nw
-// is nil, and follow leaves the firewall alone.
+// the state directory's exclusive lock. After an error or a kill at any point, it may be called again. If the network
+// has no record, nw is nil, and follow leaves the firewall alone.
 func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Network, rec *lease.Record) error {
 	next := withLease(a, rec)
 	dropped := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {

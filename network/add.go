@@ -229,7 +229,6 @@ func (a *addCall) publishWithheld(ctx context.Context) error {
 	return a.s.publish(ctx, newWaiting(rec))
 }
 
-// result returns the result of Add.
 func (a *addCall) result() *Attachment {
 	at := attachmentOf(a.rec)
 	at.BridgeMAC, at.BridgeMTU = a.site.bridge.MAC, a.site.rec.MTU

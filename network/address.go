@@ -133,9 +133,9 @@ func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr 
 	return slices.Clone(t.Known.Addresses())
 }
 
-// release returns the addresses, except r.stillReserved, to the allocator that the record names, since the network may
-// use another allocator now. It leaves leases alone. For a slow allocator, it first releases the state directory's
-// lock.
+// release returns r.addresses, except r.stillReserved, to the allocator that the record names, since the network may
+// use another one now. Without a record, it uses the network's present allocator. It leaves leases alone. For a slow
+// allocator, it first releases the state directory's lock.
 func (t *teardown) release(ctx context.Context, r *remains) error {
 	if r.rec != nil && r.rec.IPAMType == endpoint.Leased || r.rec == nil && t.Known.Leased {
 		return nil // takeDown released the lease before it deleted the link

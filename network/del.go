@@ -140,8 +140,8 @@ type remains struct {
 	// the traffic from the pod.
 	network, portName, elementNetwork, ifb string
 	elementAddresses                       []netip.Addr // the addresses of its elements
-	// unrecorded means that the attachment had no record to lock. takeDown then takes the exclusive lock, so that no
-	// Add of the attachment can begin.
+	// unrecorded means that the attachment had no record to lock. takeDown then takes the state directory's exclusive
+	// lock, so that no Add of the attachment can begin.
 	unrecorded        bool
 	isLockedElsewhere bool // it has a record that another call has locked
 }
@@ -476,8 +476,8 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 	return inv, errors.Join(errs...)
 }
 
-// strays returns the attachments without a record, and the attachments with elements of addresses that they do not
-// have. It leaves out attachments with an unreadable record. The list is sorted by hash.
+// strays returns the attachments without a record, and those whose firewall elements contain addresses that the
+// attachment does not have. It leaves out attachments with an unreadable record. The list is sorted by hash.
 func (inv *inventory) strays() []*remains {
 	var list []*remains
 	for _, hash := range slices.Sorted(maps.Keys(inv.all)) {

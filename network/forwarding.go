@@ -181,7 +181,7 @@ func (n *site) lookAtOthers() {
 }
 
 // reopen makes the network's rules again if forwardingChanged is true, so that they no longer drop packets that the
-// owner lets the host forward. For this it takes the exclusive lock.
+// owner lets the host forward. For this it takes the state directory's exclusive lock.
 func reopen(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil || !forwardingChanged(rec) {
@@ -471,7 +471,7 @@ func closeLoopbackAfter(ctx context.Context, s *session, unknown Known, removed 
 
 // closeUnusedLoopback calls shutLoopback for each link that has route_localnet, unless a pod still needs the setting.
 // known means that a pod behind the links had host ports. If the firewall has elements for other pods' ports behind a
-// link, one listing suffices. If it has none, closeUnusedLoopback takes the exclusive lock.
+// link, one listing suffices. If it has none, closeUnusedLoopback takes the state directory's exclusive lock.
 func closeUnusedLoopback(ctx context.Context, s *session, known bool, links ...string) error {
 	slices.Sort(links)
 	var errs []error

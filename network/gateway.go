@@ -417,7 +417,7 @@ func refuseStranding(ctx context.Context, s *session, w *requirement, before *st
 		w.Record.Name, printable.Count(len(pods), "pod", "pods"), how)
 }
 
-// mode returns the configuration's name for a network's mode.
+// mode returns the configuration's name for a network's mode: "lan", "gateway" or "l2".
 func mode(defaultRoute string, gateway bool) string {
 	switch {
 	case defaultRoute != "":

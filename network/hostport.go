@@ -39,8 +39,8 @@ func isOfSameContainer(a, b *state.Attachment) bool {
 	return a.Hash() != b.Hash() && (a.ContainerID == b.ContainerID || a.NetNS == b.NetNS && a.NetNS != "")
 }
 
-// siblings lists other attachments of a's container. If a is on a LAN, it lists the attachments to networks without a
-// LAN. Otherwise it lists the attachments to LANs.
+// siblings lists other attachments of the container to which the attachment a belongs. If a is on a LAN, it lists only
+// attachments to networks without a LAN. If a is not on a LAN, it lists only attachments to LANs.
 func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ error) {
 	networks, err := s.otherNetworks(a.Network)
 	for _, nw := range networks {
@@ -59,9 +59,9 @@ func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ err
 	return list, err
 }
 
-// linkSiblings looks at each pair of a and another attachment of its container, where one publishes host ports and the
-// other is on a LAN. It adds the attachment on the LAN to the Waiting list of the publishing one. So the attachment on
-// the LAN gets the ports when the publishing one is removed.
+// linkSiblings compares the attachment a with each other attachment of its container. If one of the two publishes host
+// ports and the other is on a LAN, it adds the one on the LAN to the publishing one's Waiting list. So the attachment
+// on the LAN gets the ports when the publishing one is removed.
 func (s *session) linkSiblings(ctx context.Context, a *state.Attachment) error {
 	siblings, err := s.siblings(a)
 	for _, o := range siblings {

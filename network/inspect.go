@@ -190,9 +190,9 @@ func (report *Inspection) compareNetwork(ctx context.Context, s *session, name s
 	return nil
 }
 
-// strayDifferences describes objects in the kernel that belong to attachments without a record, and elements of
-// firewall sets with addresses that an attachment does not have. An attachment with a port may be a running pod. Only
-// its Del removes it, or a garbage collection whose list of valid attachments lacks it.
+// strayDifferences describes kernel objects of attachments without a record. It also describes elements of firewall
+// sets with addresses that their attachment does not have. An attachment with a port may be a running pod. Only its Del
+// removes it, or a garbage collection whose list of valid attachments lacks it.
 func strayDifferences(list []*remains) []tombolo.Difference {
 	found := &findings{}
 	for _, r := range list {

@@ -170,8 +170,8 @@ func (nw *Network) check() error {
 	return nw.CheckVLAN()
 }
 
-// CheckPolicies returns an error for a wrong Egress or PublishFrom, and for an Egress that the network could not
-// enforce, because packets do not pass the host's firewall. The error matches ErrInvalid.
+// CheckPolicies returns an error that matches ErrInvalid if Egress or PublishFrom is wrong. It also does so for an
+// Egress that the network cannot enforce, because packets do not pass the host's firewall.
 func (nw *Network) CheckPolicies() error { return nw.checkPolicies(nw.Egress, nw.PublishFrom) }
 
 func (nw *Network) checkPolicies(policy nft.Egress, callers string) error {
@@ -265,7 +265,8 @@ type Pod struct {
 	Lease *Lease
 
 	Ports []nft.Port // ports of the host that lead to the pod
-	// PublishFrom lists the callers that Ports are open to, if they are in Network.PublishFrom too.
+	// PublishFrom lists the callers for which Ports are open. If Network.PublishFrom is set too, a caller must be in
+	// both lists.
 	PublishFrom string
 	Limits      bandwidth.Shape // limits of the pod's traffic
 	Egress      nft.Egress      // permitted destinations, if also in Network.Egress; implies nft.GuardAddresses

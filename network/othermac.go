@@ -257,7 +257,8 @@ func probeAddress(conn *nl.Conn, link int, own netip.Addr) error {
 		return err
 	}
 
-	// First discard an old neighbour entry, since the machine that it names may be gone. Then make the kernel ask.
+	// First discard an old neighbour entry, since the machine that it names may be gone. Then make the kernel ask the
+	// LAN for the address.
 	forget := routing.NeighbourEntry{Addr: own, Link: link, State: routing.Failed}
 	request := forget
 	request.Flags = routing.Use

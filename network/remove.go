@@ -140,8 +140,8 @@ type allocationError struct{ error }
 
 func (e *allocationError) Unwrap() error { return e.error }
 
-// reclaim removes the network's dead attachments. It reports whether it removed any, so that Add should try again.
-// The Add has undone its changes and released its locks before.
+// reclaim removes the network's dead attachments. It reports whether it removed any, so that Add should try again. It
+// only logs errors. The Add has undone its changes and released its locks before.
 func (n *Node) reclaim(ctx context.Context, nw *Network) bool {
 	if ctx.Err() != nil {
 		return false
@@ -289,8 +289,9 @@ func (t *teardown) unreleasable(rec *state.Attachment) error {
 	return err
 }
 
-// collectDead removes the dead attachments of the network, and returns them. With dryRun it removes nothing. An
-// unreadable record counts too, by means of stubRecord.
+// collectDead removes the dead attachments of the network, and turns route_localnet off where no pod needs it. It
+// returns all dead attachments, even if it could not remove them. With dryRun it removes nothing. For an unreadable
+// record, it uses stubRecord.
 func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error) {
 	records, unread, err := t.Session.Dir.List(t.Network)
 	if err != nil {
@@ -427,8 +428,8 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
-// Known returns an error if a network is not on record and has no leases and no objects in the kernel, as when its name
-// is mistyped. The error matches ErrInvalid, and lists the names of the recorded networks.
+// Known returns an error if a network is unknown, as when its name is mistyped: it is not on record, and has no leases
+// and no objects in the kernel. The error matches ErrInvalid, and lists the names of the recorded networks.
 func (u Upkeep) Known(ctx context.Context, name string) error {
 	return u.node.withSession(func(s *session) error { return s.refuseUnknown(ctx, name) }, name)
 }
@@ -455,9 +456,9 @@ func (s *session) refuseUnknown(ctx context.Context, name string) error {
 	return failf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
 }
 
-// removeDeserted deletes the remains of a deserted network (isDeserted). The caller holds the exclusive lock, and
-// is about to build another network. That network needs our rules in other programs' chains, so removeDeserted
-// keeps them.
+// removeDeserted deletes the remains of a deserted network (isDeserted). The caller holds the state directory's
+// exclusive lock, and is about to build another network. That network needs our rules in other programs' chains, so
+// removeDeserted keeps them.
 func removeDeserted(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil {

@@ -37,7 +37,8 @@ func mendOthers(ctx context.Context, s *session, except string) ([]*site, error)
 
 // restore creates the missing parts of a network from its record, and saves the record. It reports whether an object
 // was missing that other networks share. After a failure it clears the record's ConfigHash, so that the network's next
-// Add repairs it. Without that, the Add would trust another network's repair of the shared parts.
+// Add repairs it. Without that, the Add might find the network complete after another network's repair of shared
+// objects.
 func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 	changed, err := n.make(ctx)
 	if err != nil {
@@ -210,7 +211,7 @@ func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, e
 }
 
 // RemoveStrays deletes firewall elements and IFB links that are not on record, such as elements that a program loaded
-// from an older copy. It reports whether there were such elements. It takes the exclusive lock.
+// from an older copy. It reports whether there were such elements. It takes the state directory's exclusive lock.
 func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	err := u.node.withSession(func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
 	return found, err
@@ -252,8 +253,8 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 
 // mendStrays deletes the firewall elements and IFB links of attachments that have neither a record nor a port. It also
 // deletes the elements of addresses that a pod no longer has. Such elements come back when a program loads an older
-// copy of our tables. mendStrays reports whether it found any elements. It takes the exclusive lock, so no Add is in
-// progress.
+// copy of our tables. mendStrays reports whether it found any elements. It takes the state directory's exclusive lock,
+// so no Add is in progress.
 func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 	if err := s.enterAlone(ctx); err != nil {
 		return false, err

@@ -288,7 +288,8 @@ func hostNextHop(is6 bool) netip.Addr {
 // usesHostRoute reports whether the pod gets default routes through the host.
 func (a *addCall) usesHostRoute() bool { return a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute }
 
-// addHostRoutes adds the default routes through the host, unless the pod's allocator returned default routes.
+// addHostRoutes adds default routes through the host to a.assigned, if usesHostRoute reports true. It skips a family
+// for which the allocator returned a default route.
 func (a *addCall) addHostRoutes() {
 	if !a.usesHostRoute() {
 		return

@@ -116,9 +116,9 @@ func (s *session) enter(ctx context.Context) error {
 	return err
 }
 
-// leave releases the lock, so that the caller can wait for something slow, or take a lock that comes before it in the
-// order of locks. It first notes nf_tables' generation in the lock's file. Records that were read under the lock may
-// have changed at the next enter.
+// leave releases the state directory's lock. The caller can then wait for something slow, or take a lock that comes
+// earlier in the order of locks. It first notes nf_tables' generation in the lock's file. Records that were read under
+// the lock may have changed at the next enter.
 func (s *session) leave() {
 	if s.lock == nil {
 		return
@@ -136,9 +136,10 @@ func (s *session) enterAlone(ctx context.Context) error {
 	return s.lock.Upgrade(ctx)
 }
 
-// The file of the state directory's lock notes nf_tables' generation at the end of the last call, and the networks for
-// which the firewall was complete then. The note is valid only in its epoch and network namespace. While the generation
-// stays the same, nf_tables is unchanged, and the next call requests this number instead of the rules.
+// The file of the state directory's lock has a note about the end of the last call. It contains nf_tables' generation,
+// and the networks for which the firewall was complete. The note is valid only in its epoch and network namespace.
+// While the generation stays the same, nf_tables is unchanged, and the next call requests this number instead of the
+// rules.
 
 // readGeneration passes the generation in the lock's file to the firewall's socket, if it was noted in this epoch,
 // usually this boot.

@@ -27,8 +27,8 @@ type part interface {
 	// nothing. If n.quick is set, as for an Add, it requests single objects only, so its cost does not depend on the
 	// number of pods.
 	look(ctx context.Context, n *site) error
-	// make creates or repairs the object or setting, under the exclusive lock. It reports whether anything was missing
-	// that other networks share. After an interruption, the next make completes the work.
+	// make creates or repairs the object or setting, under the state directory's exclusive lock. It reports whether
+	// anything was missing that other networks share. After an interruption, the next make completes the work.
 	make(ctx context.Context, n *site) (changed bool, err error)
 }
 
@@ -40,7 +40,7 @@ func parts() []part {
 	}
 }
 
-// site describes a network as a call finds it on the node, or creates it.
+// site holds the state of one network on the node, as a call has found or created it.
 type site struct {
 	s           *session
 	rec         *state.Network
@@ -149,8 +149,8 @@ func (f *findings) addAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 type podPart interface {
 	// look compares the object or setting with the record, and adds the differences to p.found. It changes nothing.
 	look(ctx context.Context, p *podSite) error
-	// mend restores the object or setting outside of the pod's namespace, under the exclusive lock. It is called only
-	// if the pod's port exists.
+	// mend restores the object or setting outside of the pod's namespace, under the state directory's exclusive lock.
+	// It is called only if the pod's port exists.
 	mend(ctx context.Context, p *podSite) error
 }
 
@@ -189,7 +189,8 @@ func (s *session) find(ctx context.Context, nw *state.Network, rec *state.Attach
 	return p, nil
 }
 
-// look compares each part of the pod with its record. It stops if an earlier part finds that the port is gone.
+// look calls the method look of each podPart, which compares the pod with its record. It stops after an error, or if
+// the port is gone.
 func (p *podSite) look(ctx context.Context) error {
 	for _, part := range podParts() {
 		if err := part.look(ctx, p); err != nil || p.gone {
@@ -263,7 +264,7 @@ func (w *requirement) configHash() string {
 }
 
 // ensureReady ensures that the network exists. Usually it does, and a few requests for single objects confirm that. If
-// anything is missing, one caller creates it under the exclusive lock, while the others wait.
+// anything is missing, one caller creates it under the state directory's exclusive lock, while the others wait.
 func ensureReady(ctx context.Context, s *session, w *requirement) (*site, error) {
 	// If route_localnet is off, a part is missing. Then skip the first comparison, since the network is compared
 	// again under the exclusive lock. Reading this parameter takes a tenth of the time of a comparison.
@@ -282,7 +283,8 @@ func ensureReady(ctx context.Context, s *session, w *requirement) (*site, error)
 }
 
 // ensureBuilt calls look, and returns the network that look returns. If look returns nil, ensureBuilt calls build under
-// the exclusive lock. If the network has needsCompletion set, ensureBuilt calls its method complete under that lock.
+// the state directory's exclusive lock. If the network has needsCompletion set, ensureBuilt calls its method complete
+// under that lock.
 func ensureBuilt(ctx context.Context, s *session, look, build func() (*site, error)) (n *site, err error) {
 	done := func() (is bool, _ error) {
 		n, err = look()
@@ -332,8 +334,9 @@ func samePools(a, b *state.Network) bool {
 	return a.PoolDir == b.PoolDir && reflect.DeepEqual(a.Pools, b.Pools)
 }
 
-// complete prepares a network that has needsCompletion set, under the exclusive lock. It makes host ports at 127.0.0.1
-// work, and records the pools. It costs less than a build, since a network may get its first host port many times.
+// complete prepares a network that has needsCompletion set, under the state directory's exclusive lock. It makes host
+// ports at 127.0.0.1 work, and records the pools. It costs less than a build, since a network may get its first host
+// port many times.
 func (n *site) complete(ctx context.Context) error {
 	rec, w := n.rec, n.required
 	unfiltered := rec.LoopbackUnfiltered
@@ -347,9 +350,9 @@ func (n *site) complete(ctx context.Context) error {
 	return stateError(n.s.Dir.SaveNetwork(rec))
 }
 
-// buildNetwork creates or repairs the network, under the exclusive lock. It first removes deserted networks with the
-// same subnets (isDeserted). If an object was missing that other networks share, it repairs those networks too. Every
-// step can be repeated, so the next build completes an interrupted one.
+// buildNetwork creates or repairs the network, under the state directory's exclusive lock. It first removes deserted
+// networks with the same subnets (isDeserted). If an object was missing that other networks share, it repairs those
+// networks too. Every step can be repeated, so the next build completes an interrupted one.
 func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error) {
 	deserted, err := w.refuse(ctx, s, s.Epoch.Token())
 	if err != nil {

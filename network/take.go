@@ -21,7 +21,7 @@ func (s *session) takeovers() *uplink.Conn { return uplink.On(s.Links.Socket()) 
 
 // recoverTake reads the record of a NIC's takeover. It returns nil if there is none. If a killed call left the takeover
 // or its restoration unfinished, recoverTake gives the NIC back, and returns nil and isUndone. The caller holds the
-// exclusive lock.
+// state directory's exclusive lock.
 func (s *session) recoverTake(ctx context.Context, nic string) (rec *uplink.Record, isUndone bool, _ error) {
 	rec, err := s.loadTake(nic)
 	if err != nil || rec == nil || rec.State == uplink.Taken {

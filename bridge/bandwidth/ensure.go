@@ -38,8 +38,8 @@ type Target struct {
 	IFB string
 	// Alias is the alias of the ifb, of at most 255 bytes. It marks the owner.
 	Alias string
-	// Owner is the required prefix of the ifb's alias. If a link named IFB has another alias, the Conn does not
-	// change it, and the error matches ErrForeign. "" accepts any alias.
+	// Owner is the required prefix of the ifb's alias. If the alias of a link named IFB does not begin with Owner, the
+	// Conn does not change it, and the error matches ErrForeign. "" accepts any alias.
 	Owner string
 }
 

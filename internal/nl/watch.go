@@ -243,7 +243,7 @@ func FollowOnly(protocol int, ns *netns.NS, kinds []Kind, groups ...int) (*Feed,
 	return &Feed{file: file, raw: raw, queue: queue{buf: make([]byte, feedSize), debug: w.debug}}, nil
 }
 
-// filter attaches a BPF filter to the socket, which accepts only messages of the kinds.
+// filter attaches a BPF filter to the socket, which accepts only messages of the kinds in kinds.
 func filter(fd int, kinds []Kind) error {
 	const typeAt, bodyAt, all, none = 4, 16, 0xffffffff, 0 // offsets in struct nlmsghdr, and results of the filter
 	var list []bpf.Instruction

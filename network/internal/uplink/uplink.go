@@ -567,8 +567,8 @@ func (s *snapshot) refuseAbove(no refusal) {
 	}
 }
 
-// refuseRoutes adds a reason against the takeover for each route or rule that it would break, and for each route of
-// another link that would then come first.
+// refuseRoutes adds a reason against the takeover for each route or rule that the takeover would break. It also adds
+// one for each route of another link that would then come first.
 func (s *snapshot) refuseRoutes(no refusal) {
 	for _, r := range s.Routes {
 		no(r.NexthopID != 0 && usesLink(&r, s.NIC.Index),

@@ -285,8 +285,9 @@ func (c *Conn) defaultRouteLinks(ctx context.Context) (list []*Link, _ error) {
 
 // Uplinks returns the names of bridges and veth links that lead to the host's own network. Other such links lead to
 // containers or virtual machines on the host. A bridge is an uplink if a port is hardware, a bond, a team or a VLAN, or
-// if the bridge has a default route. A veth link is an uplink if it has an address with a subnet, except a link-local
-// one, as in a node that is a container. Bridges in except are skipped, since listing their ports may take long.
+// if the bridge has a default route. A veth link is an uplink if it has an address with a subnet that is not
+// link-local. A node that is a container has such a link. Bridges in except are skipped, since listing their ports may
+// take long.
 func (c *Conn) Uplinks(ctx context.Context, except ...string) (names []string, _ error) {
 	bridges, err := c.links(ctx, "list bridges", "bridge", 0)
 	if err != nil {

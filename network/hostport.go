@@ -60,8 +60,8 @@ func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ err
 }
 
 // linkSiblings compares the attachment a with each other attachment of its container. If one of the two publishes host
-// ports and the other is on a LAN, it adds the one on the LAN to the publishing one's Waiting list. So the attachment
-// on the LAN gets the ports when the publishing one is removed.
+// ports and the other is on a LAN, the publishing one's Waiting list gets the other. So the attachment on the LAN gets
+// the ports when the publishing one is removed.
 func (s *session) linkSiblings(ctx context.Context, a *state.Attachment) error {
 	siblings, err := s.siblings(a)
 	for _, o := range siblings {

@@ -170,8 +170,8 @@ func (nw *Network) check() error {
 	return nw.CheckVLAN()
 }
 
-// CheckPolicies returns an error that matches ErrInvalid if Egress or PublishFrom is wrong. It also does so for an
-// Egress that the network cannot enforce, because packets do not pass the host's firewall.
+// CheckPolicies returns an error that matches ErrInvalid if Egress or PublishFrom is wrong, or if the network cannot
+// enforce Egress. The latter is the case if packets of pods do not pass the host's firewall.
 func (nw *Network) CheckPolicies() error { return nw.checkPolicies(nw.Egress, nw.PublishFrom) }
 
 func (nw *Network) checkPolicies(policy nft.Egress, callers string) error {

@@ -208,7 +208,7 @@ func (q *queue) messages(n int) ([]netlink.Message, error) {
 	return list, nil
 }
 
-// Kind selects announcements for FollowOnly.
+// Kind describes announcements that a Feed from FollowOnly receives.
 type Kind struct {
 	Type uint16
 	// At and Byte select messages that contain Byte at the offset At, counted from the end of the message's header.

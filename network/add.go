@@ -416,7 +416,7 @@ func (a *addCall) derive(context.Context) error {
 	port.Announce = a.pod.MAC != nil || rec.DataDir != ""
 
 	// If the uplink has no checksum offloading, the kernel fills in checksums only after the guard's rules have seen
-	// the packet. So make the pod fill them in.
+	// the packet. So make the pod fill them in (see bridge.Port.NoTxOffload).
 	port.NoTxOffload = nw.Guard != "" && nw.Guard != nft.GuardMAC && nw.Uplink != ""
 	port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
 	port.Addresses = prefixesOf(g.addresses)

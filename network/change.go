@@ -297,7 +297,7 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 	return lock.Create(rec)
 }
 
-// settles is the time after its Add in which a pod is expected to get a default route. After that, findArrival no
+// settles is the time after an Add in which its pod is expected to get a default route. After that, findArrival no
 // longer waits for the route, since the pod may never get one.
 const settles = 10 * time.Second
 

@@ -117,8 +117,8 @@ func refuseUnfiltered(rec *state.Network) error {
 	return nil
 }
 
-// refuseOthers returns an error if another network with pods has another mark, or another egress policy on the same
-// bridge. All networks share the rules that contain the mark.
+// refuseOthers returns an error if another network with pods has another packet mark, or another egress policy on the
+// same bridge. All networks share the rules that contain the mark.
 func refuseOthers(s *session, rec *state.Network) error {
 	others, err := s.otherNetworks(rec.Name)
 	if err != nil {

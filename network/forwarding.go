@@ -58,7 +58,7 @@ func (n *site) neededRouting() (r bridge.Routing) {
 }
 
 // lookAtForwarding sets n.closed to the families that the host forwards only for pods, now or after a repair that meets
-// needs. It returns the families that the host forwards now, at least for pods.
+// needs. It returns the families that the host forwards now, either for all or only for pods.
 func (n *site) lookAtForwarding(ctx context.Context, needs bridge.Routing) (pods bridge.Routing, _ error) {
 	pods, router, err := n.s.Links.Forwards(ctx)
 	if err != nil {
@@ -409,7 +409,8 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 }
 
 // publishedBehind reports whether a recorded pod of any network behind a bridge has host ports for IPv4. It ignores
-// pods whose Add is not complete, since such an Add turns on route_localnet itself, under the lock.
+// pods whose Add is not complete, since such an Add turns on route_localnet itself, under the state directory's
+// exclusive lock.
 func (s *session) publishedBehind(bridgeName string) (bool, error) {
 	attachments, err := s.allAttachments()
 	return slices.ContainsFunc(attachments, func(a *state.Attachment) bool {

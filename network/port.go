@@ -112,8 +112,8 @@ func recheckPort(ctx context.Context, s *session, a *state.Attachment, br *bridg
 }
 
 // keepTable sets fields of p that protect the bridge's FDB on a kernel without a limit of learned MACs (before Linux
-// 6.7). Without a guard that restricts the pod to its MAC, the bridge learns nothing from the pod's port. It gets a
-// static entry for the pod's MAC instead. Frames for other MACs behind the port then go to all ports.
+// 6.7). Without a guard that restricts the pod to its MAC, the bridge learns nothing from the pod's port. Instead, the
+// bridge gets a static entry for the pod's MAC. Frames for other MACs behind the port then go to all ports.
 func keepTable(p *bridge.Port, guarded bool, br *bridge.Link) {
 	if br.Bridge != nil && br.Bridge.MaxLearned == nil && !guarded {
 		p.NoLearning, p.StaticFDB = true, true

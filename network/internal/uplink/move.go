@@ -164,10 +164,10 @@ func (m *move) routes() []route.Route {
 		func(r route.Route) bool { return !usesLink(&r, m.from.Index) || r.NexthopID != 0 })
 }
 
-// moveRoutes returns the requests of one round (step.rounds). Each route through the other link is first added next to
-// the present route. If it exists already, as in the next round, moveRoutes deletes the present route. So packets
-// always find a route. The kernel combines IPv6 routes with gateways in the same place into one route. Such a route is
-// replaced in one request.
+// moveRoutes returns the requests of one round (step.rounds). For each present route, moveRoutes first adds a route
+// through the other link. If that route exists already, as in the next round, moveRoutes deletes the present route. So
+// packets always find a route. The kernel combines IPv6 routes with gateways in the same place into one route. Such a
+// route is replaced in one request.
 func (m *move) moveRoutes() []request {
 	var list []request
 	for _, r := range m.routes() {

@@ -284,9 +284,9 @@ func (p *Port) writeSysctls(inPod *podNamespace) error {
 	return errors.Join(errs...)
 }
 
-// setUp sets up a port that has VLANs, or whose index the function before needs first. Other ports are up already.
-// setUp first calls before, unless it is nil, and puts the port into its VLANs. A port that was up earlier would be in
-// the bridge's default VLAN while the pod may already send.
+// setUp sets up a port that configure has left down: a port with VLANs, or one for which before is not nil. For other
+// ports it does nothing. First it calls before, unless that is nil, with the port's index, and puts the port into its
+// VLANs. A port that was up earlier would be in the bridge's default VLAN while the pod may already send.
 func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, int) error) error {
 	if before == nil && p.VLAN.IsZero() {
 		return nil

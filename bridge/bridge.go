@@ -53,8 +53,8 @@ type Bridge struct {
 	// firewall, a pod that calls its own published port needs Port.Hairpin.
 	NFCall *bool
 	// VLANFiltering makes the bridge separate VLANs, as Port.VLAN requires. Existing ports stay in the default VLAN,
-	// but the bridge drops their tagged frames from then on. False leaves an existing bridge unchanged, and creates a
-	// new bridge without VLAN filtering.
+	// but the bridge drops their tagged frames from then on. With false, an existing bridge stays unchanged, and a new
+	// bridge does not filter VLANs.
 	VLANFiltering bool
 	// MaxLearned is the maximum number of MACs that the bridge learns from its ports (IFLA_BR_FDB_MAX_LEARNED, Linux
 	// 6.7). Older kernels have no limit. Without a limit, a sender that keeps changing its MAC can fill the host's

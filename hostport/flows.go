@@ -73,9 +73,10 @@ func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) e
 		func(to netip.AddrPort, _ bool, f *conntrack.Flow) bool { return f.Reply.Src == to })
 }
 
-// flush deletes the UDP flows for which match returns true. match gets flows to one of the ports, and where that leads
-// to. onAll is set for a port on all addresses. flush sends one request for each family. The request selects flows by
-// host port if the family has only one, else it selects all UDP flows.
+// flush deletes the UDP flows for which match returns true. It calls match for each flow that was opened to one of the
+// ports, with to, the pod's address and port to which that port leads. onAll is set if the port is published on all
+// addresses. flush sends one request for each family. If only one host port of the family is published, the kernel
+// selects the flows by this port. If there are more, it lists all UDP flows.
 func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port,
 	match func(to netip.AddrPort, onAll bool, f *conntrack.Flow) bool) error {
 	var questions []conntrack.Selector

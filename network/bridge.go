@@ -203,7 +203,7 @@ const ipv6MTU = 1280 // RFC 8200, section 5
 
 // chooseBridge chooses values for the settings in the record that the configuration leaves open. Another program's
 // bridge keeps its settings, since it must not be changed without a request. With an uplink, the MTU is the NIC's. Our
-// own bridge gets the defaults, and the MTU of the default route's link.
+// own bridge gets the default settings, and w.DefaultMTU or, if that is 0, the MTU of the default route's link.
 func (w *requirement) chooseBridge(ctx context.Context, s *session, rec *state.Network) error {
 	l, err := s.link(ctx, rec.Bridge)
 	if err != nil {

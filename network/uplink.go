@@ -121,7 +121,8 @@ func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 	return err
 }
 
-// disableIPv6Path returns the path of the parameter that turns IPv6 off on a bridge of ours, or "" if there is none.
+// disableIPv6Path returns the path of the parameter disable_ipv6 of the network's bridge. It returns "" if the bridge
+// is not ours, or if the kernel has no IPv6.
 func (n *site) disableIPv6Path() string {
 	path := sysctl.Link("ipv6", n.rec.Bridge, "disable_ipv6")
 	if n.bridge.Alias != endpoint.BridgeAlias || !sysctl.Exists(path) {
@@ -130,7 +131,8 @@ func (n *site) disableIPv6Path() string {
 	return path
 }
 
-// lookAtParameter reports a kernel parameter that differs from want. It does nothing if path is empty.
+// lookAtParameter adds a finding if the kernel parameter at path differs from want. It does nothing if path is empty or
+// cannot be read.
 func (n *site) lookAtParameter(path, want string) {
 	if have, err := sysctl.Read(path); path != "" && err == nil && have != want {
 		differs := tombolo.Difference{Object: "kernel parameters", What: path, Want: want, Have: have}

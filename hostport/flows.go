@@ -74,7 +74,7 @@ func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) e
 }
 
 // flush deletes the UDP flows for which match returns true. It calls match for each flow that was opened to one of the
-// ports, with to, the pod's address and port to which that port leads. onAll is set if the port is published on all
+// ports. to is the pod's address and port to which that port leads. onAll is set if the port is published on all
 // addresses. flush sends one request for each family. If only one host port of the family is published, the kernel
 // selects the flows by this port. If there are more, it lists all UDP flows.
 func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port,

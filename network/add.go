@@ -429,8 +429,9 @@ func (a *addCall) derive(context.Context) error {
 	return nil
 }
 
-// limitEgress sets the pod's egress policy in its record, and the name servers that the policies permit. A pod with a
-// policy gets at least the guard nft.GuardAddresses.
+// limitEgress writes the pod's egress policy, with the name servers that it permits, into the pod's record. It writes
+// the name servers that the network's policy permits into a.required. A pod with a policy gets at least the guard
+// nft.GuardAddresses.
 func (a *addCall) limitEgress() {
 	resolvers := a.pod.Resolvers
 	if from, ok := a.nw.Allocator.(interface{ Resolvers() []netip.Addr }); ok {

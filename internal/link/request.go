@@ -241,8 +241,8 @@ func (r *Request) body() *rtnetlink.LinkMessage {
 	return m
 }
 
-// hasPlainMTU reports whether rtnetlink writes r.MTU unchanged. It omits an MTU of 0, and returns its own error for
-// some MTUs of a veth. The kernel's error is more precise, so Request.more writes such MTUs.
+// hasPlainMTU reports whether rtnetlink writes r.MTU unchanged. rtnetlink omits an MTU of 0, and returns its own error
+// for some MTUs of a veth. The kernel's error is more precise, so Request.more writes such MTUs.
 func (r *Request) hasPlainMTU() bool {
 	const least, most = 68, 65535
 	return r.MTU != nil && *r.MTU >= least && *r.MTU <= most

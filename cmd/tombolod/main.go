@@ -1,5 +1,5 @@
-// Command tombolod renews the DHCP leases of pods, and repairs the links, shared NICs and firewall rules that pods
-// need: see tombolod --help.
+// Command tombolod renews the DHCP leases of pods. It repairs links, firewall rules, and NICs that the host shares with
+// pods: see tombolod --help.
 package main
 
 import (

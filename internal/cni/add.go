@@ -168,7 +168,8 @@ func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.All
 	}
 }
 
-// ipamRequest returns the request to pass to newAllocator. strictly becomes its field Strict.
+// ipamRequest returns the parameters of newAllocator for the network's ipam section. strictly becomes their field
+// Strict.
 func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	dataDir := conf.stateDir() + "/ipam"
 	if conf.bridge {
@@ -215,7 +216,8 @@ func (c *call) allocator(conf *NetConf, s *network.Network) (lease *network.Leas
 	return lease, nil
 }
 
-// explain replaces network.ErrHostNamespace by an error that names CNI_NETNS. It returns other errors unchanged.
+// explain replaces network.ErrHostNamespace, which means that the pod has no namespace of its own, by an error that
+// names CNI_NETNS. It returns other errors unchanged.
 func (c *call) explain(err error) error {
 	if errors.Is(err, network.ErrHostNamespace) {
 		return newError(codeInvalidNetNS,

@@ -90,8 +90,8 @@ func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
 	return append(list, addresses...)
 }
 
-// Add reserves addresses for owner, and fills in gateways, routes and DNS settings. It reads the file ipam.resolvConf
-// first, so that a failure leaves no reservation.
+// Add reserves addresses for owner, and adds routes and missing gateways. It first reads DNS settings from the file
+// ipam.resolvConf, so that a failure leaves no reservation.
 func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
 	if err := cmp.Or(a.confErr, a.noRanges); err != nil {
 		return nil, err

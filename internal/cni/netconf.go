@@ -224,7 +224,7 @@ func (c *NetConf) limitEgress(s *network.Network) {
 	}
 }
 
-// policies adds a problem for each invalid policy. source returns the origin of the policy in a field, for the error.
+// policies adds a problem for each invalid policy. source returns the origin of a field's policy, for the error.
 func (p *problems) policies(policy podPolicy, source func(field string) string, s network.Network) {
 	s.Egress, s.PublishFrom = nft.Egress(policy.EgressPolicy.policy()), ""
 	err := s.CheckPolicies()

@@ -34,8 +34,7 @@ const (
 )
 
 // Read returns the content of a small file. It follows no symbolic link and does not wait on a FIFO. The error matches
-// ErrDamaged if the file has more than limit bytes, is a FIFO or device, or belongs to another user than root and the
-// caller.
+// ErrDamaged if the file has more than limit bytes, is no regular file or directory, or is another user's.
 func Read(path string, limit int) ([]byte, error) {
 	fd, err := Open(path, unix.O_RDONLY)
 	if err != nil {

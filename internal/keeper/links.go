@@ -30,8 +30,8 @@ type linkSource struct {
 	bridges  map[int]linkFacts // bridges by index; a value is zero until the bridge's first announcement
 	ports    map[int]bool      // the indexes of pods' ports, which are the host's ends of their links
 	services int               // the index of kube-ipvs0, or 0 if it does not exist
-	// uplinks holds, by index, the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges.
-	// nics maps the names of the NICs to their indexes, or to 0 if a NIC does not exist.
+	// uplinks holds, by index, the NICs of networks on a LAN, and the veth pairs between bridges and shared NICs
+	// (package share). nics maps the names of the NICs to their indexes, or to 0 if a NIC does not exist.
 	uplinks map[int]linkFacts
 	nics    map[string]int
 	// remains maps a network to the differences that its last repair did not remove. The keeper does not repair and log

@@ -62,8 +62,8 @@ func (k kernel) enter(r *lease.Record) (pod, error) {
 	return p, nil
 }
 
-// namespace opens the network namespace at the record's path, if it still has the recorded cookie. If not, it returns
-// the error of errUnlessPort.
+// namespace opens the network namespace at the record's path, if it still has the recorded cookie (SO_NETNS_COOKIE). If
+// not, it returns the error of errUnlessPort.
 func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 	ns, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) || errors.Is(err, netns.ErrOther) {

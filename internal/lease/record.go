@@ -337,8 +337,8 @@ type Six struct {
 	Address netip.Addr `json:"address,omitzero"`
 	// Release is the encoded RELEASE message for Lease.
 	Release dhcpc.Hex `json:"release,omitempty"`
-	// Checking is set while the pod has Lease's address only for duplicate address detection. The record must name
-	// the address for this, since the firewall drops the pod's queries about other addresses.
+	// Checking is set while the pod has Lease's address only for duplicate address detection. The record must already
+	// name the address, since the firewall drops the pod's queries about other addresses.
 	Checking bool   `json:"checking,omitempty"`
 	Error    string `json:"error,omitempty"` // the present problem
 	Note     string `json:"note,omitempty"`  // why the lease is not renewed yet, while time is left

@@ -110,7 +110,7 @@ type Attachment struct {
 // Published is a port of the host, or a range of ports, that leads to the pod.
 type Published struct {
 	nft.Port
-	// Withheld is set while another attachment of the container has the port on the host.
+	// Withheld is set while another attachment of the container publishes this host port instead.
 	Withheld bool `json:"withheld,omitempty"`
 }
 

@@ -190,8 +190,8 @@ type RecordError struct {
 	Path string // the file
 
 	// Network and Hash come from the file's name, so that an attachment can be removed even if its record is damaged.
-	// Hash is empty for a network's record. Both are empty for the record of a NIC's takeover, and for a file whose
-	// name is not a record's.
+	// Hash is empty for a network's record. Both are empty for the record of a NIC's takeover (see UplinkFile), and for
+	// a file whose name is not a record's.
 	Network, Hash string
 
 	NIC string // set for the record of a NIC's takeover
@@ -296,7 +296,7 @@ func (d *Dir) CheckWritable() error {
 // 100, also if the kernel's own HZ differs.
 const userHZ = 100
 
-// sources holds the files and functions that show whether an epoch is over. Tests replace them.
+// sources holds the files and functions that show whether an epoch (see Epoch) is over. Tests replace them.
 type sources struct {
 	bootIDPath string
 	initPath   string                          // /proc/<pid>/stat of pid 1

@@ -100,7 +100,7 @@ type Network struct {
 }
 
 // GatewayUse is a gateway together with one attachment that needs it. As long as that attachment exists, the gateway
-// stays, and no other attachment needs to be examined.
+// stays, and the plugin need not look for other attachments that need it.
 type GatewayUse struct {
 	Gateway    netip.Prefix `json:"gateway"`
 	Attachment string       `json:"attachment"` // the attachment's hash

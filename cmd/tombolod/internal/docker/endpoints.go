@@ -37,8 +37,8 @@ const (
 // key identifies an endpoint by Docker's identifiers of the network and the endpoint.
 type key struct{ NetworkID, EndpointID string }
 
-// ifName returns the permanent name of an endpoint's interface. srcName returns the name that the interface has in the
-// host's namespace, from where Docker takes it.
+// ifName returns the name that an endpoint's interface has in the attachment's record, and as an alternative name.
+// srcName returns the interface's name in the host's namespace, from where Docker takes it.
 func (k key) ifName() string  { return "tb-" + k.EndpointID[:shortest-1] }
 func (k key) srcName() string { return "ts-" + k.EndpointID[:shortest-1] }
 

@@ -74,7 +74,7 @@ func (d *delegatedIPAM) undo(ctx context.Context, cause error) error {
 func (d *delegatedIPAM) Del(ctx context.Context, owner ipam.Owner, _ []netip.Addr) error {
 	plugin := d.request.Plugin
 	if owner.ContainerID != plugin.ContainerID || owner.IfName != plugin.IfName {
-		// The call is for another attachment: it is a GC, or an ADD that takes down a dead pod. So the owner's
+		// The owner is not the call's attachment: a GC runs, or an ADD that takes down a dead pod. So the owner's
 		// namespace and CNI_ARGS are unknown.
 		plugin.ContainerID, plugin.IfName, plugin.NetNS, plugin.Args = owner.ContainerID, owner.IfName, "", ""
 	}

@@ -37,7 +37,8 @@ func (r *ipamRequest) reservations(dataDir string, sets []ipam.RangeSet) (*ipam.
 }
 
 // readHostLocal decodes an ipam section of type host-local into a, and adds the addresses that the runtime or the pod
-// requests. It does not access the disk.
+// requests. If there are no ranges, it sets a.noRanges, and returns that error unless r.RangesLater is set. It does not
+// access the disk.
 func (a *allocator) readHostLocal(r *ipamRequest) error {
 	var conf hostLocalConf
 	if err := r.read(&conf); err != nil {

@@ -17,8 +17,8 @@ func (k *Keeper) newReclaim(ctx context.Context) *source {
 	return s
 }
 
-// newZones returns the source that puts the links through which the host forwards packets of pods into firewalld's zone
-// trusted.
+// newZones returns the source that manages firewalld's zone trusted. It adds the links through which the host forwards
+// packets of pods.
 func (k *Keeper) newZones(ctx context.Context) *source {
 	host := k.Node.Upkeep().Host
 	zones := firewalld.New(ctx, &firewalld.Config{State: k.State, Address: k.Bus, Tell: host, Log: k.Log})

@@ -135,8 +135,8 @@ func (a *annotations) read(setting, value string) error {
 	return nil
 }
 
-// source returns the origin of a setting for an error, such as "annotation tombolo-cni.github.io/mac". If the setting
-// does not come from an annotation, it returns the parameter otherwise.
+// source returns the origin of a setting for an error, such as "annotation tombolo-cni.github.io/mac". The origin is
+// the text in otherwise if no annotation has set the setting.
 func (c *Common) source(setting, otherwise string) string {
 	if key := c.annotated.keys[setting]; key != "" {
 		return "annotation " + key

@@ -205,8 +205,8 @@ func (p *problems) add(holds bool, format string, args ...any) {
 	}
 }
 
-// absolute returns dir if it is an absolute path. If not, it returns the parameter otherwise, a default path, since DEL
-// and GC need a directory even if the configuration is wrong.
+// absolute returns dir, or the default path in otherwise if dir is not an absolute path. DEL and GC need a directory
+// even if the configuration is wrong.
 func absolute(dir, otherwise string) string {
 	if !filepath.IsAbs(dir) {
 		return otherwise

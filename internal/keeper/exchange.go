@@ -294,8 +294,8 @@ func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 
 // recordLoss records that the session has lost its lease, and removes the lease's addresses and routes from the pod and
 // from the host's rules. After a NAK another host may have the address. After an expiry the kernel has already removed
-// it. If the lease was recorded as lost before, recordLoss changes neither the pod nor the record. In every case it
-// logs the error, and starts a new time limit.
+// it. If the session had no lease, and the record is Expired already, recordLoss changes neither the pod nor the
+// record. In every case it logs the error, and starts a new time limit.
 func (x *exchange) recordLoss(out dhcpc.Output) error {
 	switch {
 	case errors.Is(out.Err, dhcpc.ErrNAK):

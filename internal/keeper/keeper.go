@@ -25,8 +25,8 @@ type Config struct {
 	// check whether another pod has a leased address.
 	State *state.Dir
 	// Node is the network.Node with the same state and lease directories. With it the keeper updates attachments whose
-	// leases get other addresses, and repairs shared NICs, the firewall and links. It also takes down dead pods. If
-	// Node is nil, the keeper does none of this. Node requires State.
+	// leases get other addresses, and repairs the firewall, links, and NICs that the host shares with pods. It also
+	// takes down dead pods. If Node is nil, the keeper does none of this. Node requires State.
 	Node *network.Node
 	// Bus is the address of the D-Bus with firewalld, as in DBUS_SYSTEM_BUS_ADDRESS. If Bus is empty or Node is nil,
 	// the keeper leaves the zones of firewalld alone.

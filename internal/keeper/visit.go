@@ -304,9 +304,9 @@ func (v *visit) restore() error {
 	return nil
 }
 
-// configurePod adds the address and routes of the record's lease to the pod, unless the lease has ended. This is
-// necessary when a keeper begins, since an earlier keeper may have been killed between writing the record and
-// configuring the pod.
+// configurePod adds the address and routes of the record's lease to the pod, except those that the pod's owner removed
+// (see yield). If the lease has ended, it does nothing. A visit calls it when a keeper begins, after a failure, and
+// when the pod has lost an address or a route.
 func (v *visit) configurePod(p pod) error {
 	if v.r.State != lease.Bound || v.r.Lease.Left(now()) == 0 {
 		return nil

@@ -133,8 +133,8 @@ func (l *Interface) Keeps(ctx context.Context, a Applied) (Applied, error) {
 }
 
 // Lifetime converts left, the remaining time of a lease, into a lifetime for the kernel. If left is negative, it
-// returns nil, which means for ever. The result is at least least, since the kernel refuses a valid lifetime of 0 s. It
-// is at most MaxUint32-1 seconds, since MaxUint32 seconds would mean for ever.
+// returns nil, which means for ever. The result is never shorter than least, since the kernel refuses a valid lifetime
+// of 0 s. It is at most MaxUint32-1 seconds, since MaxUint32 seconds would mean for ever.
 func Lifetime(left, least time.Duration) *time.Duration {
 	if left < 0 {
 		return nil
@@ -443,8 +443,8 @@ func all6(ctx context.Context, r *Record, links *bridge.Conn) error {
 	return Release6(ctx, r, links, nil)
 }
 
-// fromPod calls send with a configuration for sending from the pod's interface. It returns false, without an error, if
-// the pod's namespace or interface cannot be found.
+// fromPod calls send with a configuration for sending from the pod's interface, and returns true and the error of send.
+// If the pod's namespace or interface cannot be found, it returns false and nil.
 func fromPod(ctx context.Context, r *Record, links *bridge.Conn, send func(*transport.Config) error) (bool,
 	error) {
 	pod, err := netns.OpenSame(r.NetNS, r.NetNSCookie)

@@ -275,7 +275,8 @@ func (h *LockedRecord) Replace(r *Record) error {
 	return nil
 }
 
-// Same returns an error if the existing record does not have r's token, with the same errors as Replace.
+// Same returns an error unless the existing record has r's token. The error matches os.ErrNotExist if there is no
+// record, and ErrSuperseded if the record has another token.
 func (h *LockedRecord) Same(r *Record) error {
 	now, err := h.dir.Load(h.hash)
 	if err != nil {

@@ -30,7 +30,7 @@ func Line(message string) string {
 	return text
 }
 
-// cut shortens each quoted text or word that is longer than quoteMax bytes, and adds "…" to it.
+// cut replaces each quoted text or word that is longer than quoteMax bytes by its first quoteMax bytes and "…".
 func cut(text string) string {
 	if len(text) <= quoteMax {
 		return text

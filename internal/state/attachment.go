@@ -477,11 +477,11 @@ func lastDocument(data []byte) []byte {
 // ErrBusy means that another call holds the lock of an attachment's record.
 var ErrBusy = errors.New("another call is at work on it")
 
-// An AttachmentLock is the flock(2) on the file of an attachment's record, held until Close or until the process
-// ends. An ADD holds it from [Dir.Create] until it is done, and a call that undoes an attachment holds it while it
-// works. So if a record says Adding and can be locked, its ADD was killed.
+// An AttachmentLock is the flock(2) on the file of an attachment's record, held until Close or until the process ends.
+// An ADD holds it from [Dir.Create] until it is done, and a call that undoes an attachment holds it while it works. So
+// if a record says Adding and can be locked, its ADD was killed.
 //
-// It comes before all other locks. Callers try it and never wait for it.
+// In the order of locks (see package lockorder) it comes first. Callers try it and never wait for it.
 type AttachmentLock struct {
 	fd    int
 	order *lockorder.Acquisition

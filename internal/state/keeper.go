@@ -61,8 +61,8 @@ func (d *Dir) Contested() (*Contested, error) {
 }
 
 // Zones lists the links that tombolod has put into firewalld's zone trusted, and the links that an operator has put
-// into another zone. An ADD does not wait for tombolod if an operator chose the link's zone. A restarted tombolod finds
-// in it the links to remove from the zone.
+// into another zone. An ADD does not wait for tombolod if an operator chose the link's zone. From this record, a
+// restarted tombolod knows which links to remove from the zone.
 type Zones struct {
 	Version int      `json:"version,omitempty"`
 	Joined  []string `json:"joined,omitempty"` // links that tombolod put into the zone

@@ -225,7 +225,7 @@ func (l *Lock) take(ctx context.Context, mode Mode) error {
 	return nil
 }
 
-// tryShared takes the shared lock on the file, if the gate is free. It reports whether it did.
+// tryShared takes the shared lock on the file, if the gate is free. It reports whether it took the lock.
 func (l *Lock) tryShared() (bool, error) {
 	gate, err := file.LockRange(l.fd, unix.F_OFD_GETLK, unix.F_RDLCK, 0, 1)
 	if err != nil || gate.Type != unix.F_UNLCK {

@@ -31,8 +31,8 @@ func Write(path, value string) error { return all().Write(path, value) }
 // Ensure sets a parameter unless it already has the value, and reports whether it changed the parameter.
 func Ensure(path, value string) (changed bool, err error) { return all().Ensure(path, value) }
 
-// Exists reports whether the kernel has the parameter at present. Loading a module may add parameters. Exists also
-// returns true if the parameter cannot be read for another reason.
+// Exists reports whether the kernel has the parameter at present, even if the parameter cannot be read. Loading a
+// module may add parameters.
 func Exists(path string) bool {
 	_, err := Read(path)
 	return !errors.Is(err, fs.ErrNotExist)

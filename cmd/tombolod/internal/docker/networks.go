@@ -206,8 +206,8 @@ func (d *Driver) own(n *runtimes.Network) *runtimes.Network {
 	return n
 }
 
-// deleteNetwork removes a network. Docker calls it when the network has no endpoint that Docker knows. So deleteNetwork
-// first removes the attachments that Docker has forgotten.
+// deleteNetwork removes a network and its description. Docker calls it when the network has no endpoint that Docker
+// knows. So deleteNetwork first removes the attachments that Docker has forgotten. An unknown network is no error.
 func (d *Driver) deleteNetwork(ctx context.Context, r *request) (*answer, error) {
 	n, err := d.network(r.NetworkID)
 	if errors.Is(err, fs.ErrNotExist) {

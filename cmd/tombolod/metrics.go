@@ -76,8 +76,8 @@ func listen(network, address string) (net.Listener, error) {
 	return cfg.Listen(context.Background(), network, address)
 }
 
-// makeRoom creates a socket's directory, and removes the socket that a killed tombolod left. No other tombolod can be
-// using the socket, since only one runs for a lease directory.
+// makeRoom creates a socket's directory, and removes the socket that a killed tombolod left. A file that is no socket
+// is an error. No other tombolod can be using the socket, since only one runs for a lease directory.
 func makeRoom(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err

@@ -100,7 +100,7 @@ type tuningSettings struct {
 // since it is unclear which value is intended.
 type sysctls map[string]string
 
-// UnmarshalJSON parses an object whose values are strings.
+// UnmarshalJSON parses an object whose values are strings. It returns an error for a key that occurs twice.
 func (s *sysctls) UnmarshalJSON(data []byte) error {
 	if !jsontext.Value(data).IsValid(jsontext.AllowInvalidUTF8(true)) {
 		return errors.New("a parameter is given twice")

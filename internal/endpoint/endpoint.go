@@ -19,9 +19,9 @@ import (
 // Leased is the IPAMType of attachments with an IPv4 address from DHCP.
 const Leased = "dhcp"
 
-// Of returns an attachment's endpoint: its addresses, host ports and guard in the form for the firewall. An attachment
-// without any address, as after the loss of its lease, publishes no host ports. If its guard checks addresses, a pod
-// without its leased IPv4 address may send only DHCP requests in IPv4.
+// Of returns an attachment's endpoint: its addresses, host ports, and guard against false source addresses, in the form
+// for the firewall. An attachment without any address, as after the loss of its lease, publishes no host ports. If its
+// guard checks addresses, a pod without its leased IPv4 address may send only DHCP requests in IPv4.
 func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(), NIC: a.NIC,

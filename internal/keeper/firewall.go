@@ -82,7 +82,7 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 		g := generationOf(m.Data)
 		switch {
 		case !g.lost && int32(g.id-f.checked) <= 0 && f.checked != 0:
-			// Ignore this change: the last comparison came after it.
+			// Ignore this change: the last comparison without differences came after it.
 		case g.by == nftnl.DoctorName:
 			// `tombolo doctor` changes only its own table, and deletes it afterwards.
 		case g.lost || g.by != "tombolo" && g.by != "tombolod":

@@ -50,7 +50,7 @@ type linkFacts struct {
 	bridge      string // the settings of a bridge, as text; empty for other links
 }
 
-// factsOf returns the properties of a link.
+// factsOf returns the properties of a link that pods depend on.
 func factsOf(l *link.Info) linkFacts {
 	f := linkFacts{name: l.Name, master: l.Master, mtu: l.MTU, mac: string(l.MAC), up: l.Up(),
 		promiscuous: l.Flags&unix.IFF_PROMISC != 0}
@@ -189,7 +189,7 @@ func (l *linkSource) uplinkUrgency(n *link.Info, gone bool) urgency {
 }
 
 // linkUrgency returns how soon the keeper must compare links after a change or deletion of the link n. It also updates
-// the sets of bridges, NICs and ports to watch.
+// the sets of bridges, NICs and pods' ports to watch.
 func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
 	if when := l.uplinkUrgency(n, gone); when != never {
 		return when
@@ -324,7 +324,7 @@ func (l *linkSource) recordMend(name string, before, after []string) {
 }
 
 // lookAgain returns the differences between the links and the records, by network. It updates the sets of bridges, NICs
-// and ports to watch. If it fails, it logs the error and schedules another visit, and ok is false.
+// and pods' ports to watch. If it fails, it logs the error and schedules another visit, and ok is false.
 func (l *linkSource) lookAgain(ctx context.Context) (lacking map[string][]string, ok bool) {
 	seen, err := l.Node.Upkeep().Links(ctx)
 	l.metrics.linkLooks.Inc() // tests wait for this counter, and may change links then

@@ -14,7 +14,7 @@ import (
 // name means that events were lost, so that every record must be read.
 type change struct{ name string }
 
-// slot is the schedule for visits to a lease or a source.
+// slot is the schedule for visits to a lease or a source (see source).
 type slot struct {
 	wake time.Time // the time of the next visit; if zero, no visit is scheduled
 	busy bool      // a worker is visiting the lease or source

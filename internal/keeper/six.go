@@ -143,8 +143,8 @@ func (v *visit) restore6() error {
 	return nil
 }
 
-// noteFormed records the addresses that the pod formed from router advertisements. If they have changed, it updates the
-// attachment. It also schedules the next check, after a pause that doubles from one second on. Routers may begin to
+// noteFormed records the addresses that the pod formed from router advertisements. If they have changed, it calls
+// follow. It also schedules the next check, after a pause that doubles from one second on. Routers may begin to
 // advertise at any time, most often within seconds of a pod's start.
 func (v *visit) noteFormed(p pod) error {
 	formed, err := p.formedAddresses()

@@ -247,7 +247,7 @@ func (v *visit) follow() error {
 	return nil
 }
 
-// isDue reports whether a session has work to do at the time t.
+// isDue reports whether a DHCP session has work to do at the time t.
 func isDue(s *dhcpc.Session, t time.Time) bool { return !s.Wake().IsZero() && !t.Before(s.Wake()) }
 
 func (v *visit) work(p pod) error {
@@ -457,8 +457,8 @@ func (v *visit) outcome(wake time.Time) outcome {
 	return outcome{memory: v.m, state: v.r.State, wake: wake}
 }
 
-// idle returns the outcome of a visit that left no work. The next visit is due when a session or the check of the pod
-// is due.
+// idle returns the outcome of a visit that left no work. The next visit is due when a DHCP session or the check of the
+// pod is due.
 func (v *visit) idle() outcome {
 	o := v.outcome(v.m.nextCheck)
 	if s := v.m.session; s != nil {

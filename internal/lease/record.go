@@ -27,7 +27,7 @@ const (
 	// Adding means that an ADD is acquiring the lease, or died while it was acquiring it.
 	Adding State = "adding"
 
-	// Bound means that a pod has the lease, and the keeper renews it.
+	// Bound means that a pod has the lease, and the keeper (tombolod) renews it.
 	Bound State = "bound"
 
 	// Expired means that the pod's lease ran out, or that a server refused to renew it. The keeper tries to get
@@ -210,7 +210,7 @@ func (r *Record) Check() error {
 		errs = append(errs, r.Lease.Validate())
 	}
 
-	// NewMachine checks the client's other fields.
+	// NewMachine checks the fields of the client.
 	if _, err := dhcpc.NewMachine(r.Client.DHCPConfig(nil)); err != nil {
 		errs = append(errs, fmt.Errorf("client: %w", err))
 	}
@@ -219,8 +219,8 @@ func (r *Record) Check() error {
 	return errors.Join(errs...)
 }
 
-// At returns the name of the host's link in the pod's network: the shared NIC, the host's link in the pod's VLAN, or
-// the bridge.
+// At returns the name of the host's link in the pod's network. This is the shared NIC (package share), the host's link
+// in the pod's VLAN, or the bridge.
 func (r *Record) At() string {
 	return cmp.Or(r.GatewayLink, r.Bridge)
 }

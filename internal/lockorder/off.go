@@ -5,8 +5,8 @@ package lockorder
 // Acquisition is a lock that the caller holds or waits for. Without the build tag it holds no data.
 type Acquisition struct{}
 
-// Wait does nothing in this build, and returns nil. With the tag lockorder it registers a lock. Call it before a wait
-// for the lock.
+// Wait does nothing in this build, and returns nil. With the tag lockorder it registers a lock, and panics if the
+// caller must not wait for it. Call it before the wait.
 func Wait(Rank) *Acquisition { return nil }
 
 // Tried does nothing in this build, and returns nil. With the tag lockorder it registers a lock that was taken

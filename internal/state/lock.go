@@ -225,7 +225,7 @@ func (l *Lock) take(ctx context.Context, mode Mode) error {
 	return nil
 }
 
-// tryShared takes the shared lock on the file, if the gate is free. It reports whether it took the lock.
+// tryShared takes the shared lock on the file, if the gate (see Lock) is free. It reports whether it took the lock.
 func (l *Lock) tryShared() (bool, error) {
 	gate, err := file.LockRange(l.fd, unix.F_OFD_GETLK, unix.F_RDLCK, 0, 1)
 	if err != nil || gate.Type != unix.F_UNLCK {
@@ -234,8 +234,8 @@ func (l *Lock) tryShared() (bool, error) {
 	return file.TryFlock(l.fd, unix.LOCK_SH)
 }
 
-// tryExclusive takes the gate and then the exclusive lock on the file, and reports whether it has both. It keeps the
-// gate even if another process still has the file locked.
+// tryExclusive takes the gate (see Lock) and then the exclusive lock on the file, and reports whether it has both. It
+// keeps the gate even if another process still has the file locked.
 func (l *Lock) tryExclusive() (bool, error) {
 	if had, err := tryGate(l.fd); !had {
 		return false, err
@@ -243,13 +243,13 @@ func (l *Lock) tryExclusive() (bool, error) {
 	return file.TryFlock(l.fd, unix.LOCK_EX)
 }
 
-// release releases the flock and the gate, and keeps the file open.
+// release releases the flock and the gate (see Lock), and keeps the file open.
 func (l *Lock) release() error {
 	l.mode = unlocked
 	return errors.Join(unix.Flock(l.fd, unix.LOCK_UN), setGate(l.fd, unix.F_UNLCK))
 }
 
-// tryGate takes the gate unless another process has it. It reports whether it took the gate.
+// tryGate takes the gate (see Lock) unless another process has it. It reports whether it took the gate.
 func tryGate(fd int) (bool, error) {
 	err := setGate(fd, unix.F_WRLCK)
 	if errors.Is(err, unix.EAGAIN) {
@@ -258,7 +258,7 @@ func tryGate(fd int) (bool, error) {
 	return err == nil, err
 }
 
-// setGate takes the gate (F_WRLCK) or releases it (F_UNLCK).
+// setGate takes the gate (F_WRLCK) or releases it (F_UNLCK): see Lock.
 func setGate(fd int, kind int16) error {
 	_, err := file.LockRange(fd, unix.F_OFD_SETLK, kind, 0, 1)
 	return err
@@ -275,8 +275,8 @@ const (
 	noteSum = 17  // length of the checksum before the note: 16 digits and a space
 )
 
-// Note reads the note in the lock's file. It returns "" if there is no note, if the note is incomplete, or if it
-// concerns another network namespace.
+// Note reads the note, a line in the lock's file that caches facts about the network namespace. It returns "" if there
+// is no note, if the note is incomplete, or if it concerns another network namespace.
 func (l *Lock) Note() string {
 	netns, err := l.netns()
 	if err != nil {
@@ -297,7 +297,7 @@ func (l *Lock) Note() string {
 	return text
 }
 
-// SetNote replaces the note in the lock's file. text is one line of at most maxNote bytes.
+// SetNote replaces the note, which Note reads. text is one line of at most maxNote bytes.
 func (l *Lock) SetNote(text string) error {
 	if len(text) > maxNote || strings.Contains(text, "\n") {
 		return fmt.Errorf("note of %d bytes: it must be a line of %d at most", len(text), maxNote)

@@ -257,8 +257,8 @@ func (a *Attachment) VLANLink() string {
 	return a.GatewayLink()
 }
 
-// maxUplink is the largest size of the file with the record of a NIC's takeover, in bytes. The record has all former
-// addresses and routes of the NIC, and a route takes about 200 bytes.
+// maxUplink is the largest size of the file with the record of a NIC's takeover (see UplinkFile), in bytes. The record
+// has all former addresses and routes of the NIC, and a route takes about 200 bytes.
 const maxUplink = 16 << 20
 
 // An UplinkFile is the file with the record of one NIC's takeover. A takeover (`tombolo uplink take`) makes the NIC a
@@ -362,8 +362,8 @@ func (f *UplinkFile) path() (string, error) {
 	return f.dir.uplinksPath() + "/" + f.nic + suffix, nil
 }
 
-// Uplinks returns the sorted names of all NICs that have the record of a takeover. It reads no record, and needs no
-// lock.
+// Uplinks returns the sorted names of all NICs that have the record of a takeover (see UplinkFile). It reads no record,
+// and needs no lock.
 func (d *Dir) Uplinks() ([]string, error) {
 	entries, err := file.ReadDir(d.uplinksPath())
 	if err != nil {

@@ -71,10 +71,10 @@ func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) hand
 	return selected
 }
 
-// findMakers finds out from prevResult who made the host's end of the pod's link. ours is set if Tombolo did, and its
-// name is port. others is set if another program's bridge plugin did. Such a plugin's result has two interfaces of the
-// host, a bridge and a port. The result of a plugin like ptp has only one. If prevResult is missing or invalid, both
-// values are false.
+// findMakers finds out from prevResult who made the host's end of the pod's link. ours is set if its name is port, so
+// that Tombolo made it. others is set if another program's bridge plugin made it. Such a plugin's result has two
+// interfaces of the host, a bridge and a port. The result of a plugin like ptp has only one. If prevResult is missing
+// or invalid, both values are false.
 func (c *call) findMakers(port string) (ours, others bool) {
 	prev, err := c.conf.prevResult()
 	if err != nil || prev == nil {

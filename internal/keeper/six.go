@@ -144,8 +144,8 @@ func (v *visit) restore6() error {
 }
 
 // noteFormed records the addresses that the pod formed from router advertisements. If they have changed, it calls
-// follow. It also schedules the next check, after a pause that doubles from one second on. Routers may begin to
-// advertise at any time, most often within seconds of a pod's start.
+// follow, which updates the host's rules for the pod. It also schedules the next check, after a pause that doubles from
+// one second on. Routers may begin to advertise at any time, most often within seconds of a pod's start.
 func (v *visit) noteFormed(p pod) error {
 	formed, err := p.formedAddresses()
 	if err != nil {

@@ -163,7 +163,7 @@ func (r *Record) Intended(l *dhcpc.Lease) Applied {
 }
 
 // Wants6 reports whether the pod may get an address by DHCPv6. It must not get one if the pod's owner has removed an
-// IPv6 address. Wants6 returns true even if the pod does not use DHCPv6.
+// IPv6 address. Wants6 does not check whether the pod uses DHCPv6.
 func (r *Record) Wants6() bool {
 	return !slices.ContainsFunc(r.Removed.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
 }

@@ -76,8 +76,8 @@ const (
 // the filter: see State.Routed. have is the result of Get, which the caller must call immediately before.
 //
 // Ensure does not change other filters at the bridge's ingress. A filter that the kernel runs earlier may accept
-// packets that this filter would drop. Our own filter is replaced in place, or the new one is added before the old one
-// is deleted. If the kernel has no cls_bpf or no clsact, IsUnsupported reports true for the error.
+// packets that this filter would drop. Ensure replaces our own filter in place, or adds the new one before it deletes
+// the old one. If the kernel has no cls_bpf or no clsact, IsUnsupported reports true for the error.
 func (c *Conn) Ensure(ctx context.Context, k Filter, have *State, routed bool) (changed bool, _ error) {
 	if have.Exists && have.Routed == routed && len(have.filters) == 1 {
 		return false, nil

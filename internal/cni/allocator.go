@@ -72,8 +72,8 @@ func (a *allocator) Resolvers() (list []netip.Addr) {
 // RangeSets returns the range sets of the wrapped allocator, or nil if it has none. Package network records them.
 func (a *allocator) RangeSets() []ipam.RangeSet { return ipam.RangeSetsOf(a.Allocator) }
 
-// ordered sorts addresses for a result, so that their families have the same order as in a.reported. Addresses for
-// which a.reported has no element come last.
+// ordered sorts addresses for a result, so that their families have the same order as in a.reported (see
+// ipamRequest.ByName). Addresses for which a.reported has no element come last.
 func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
 	addresses = slices.Clone(addresses)
 	var list []ipam.Address

@@ -63,9 +63,9 @@ func (f *portmapConf) lacks(rec *state.Attachment) bool {
 	return err == nil && len(ports) > 0 && len(rec.Published) == 0
 }
 
-// publication returns the ports to publish for a pod, and the rule that chooses connections whose source address
-// becomes the host's. prev is a result with the pod's addresses. As in the reference plugin, masqAll has no effect if
-// snat is false. publication drops mappings of a host address whose family the pod lacks, with a warning.
+// publication returns the ports to publish for a pod. Its field SNAT selects the connections whose source address the
+// firewall replaces by the host's. prev is a result with the pod's addresses. As in the reference plugin, masqAll has
+// no effect if snat is false. publication drops mappings of a host address whose family the pod lacks, with a warning.
 func (f *portmapConf) publication(c *call, prev *current.Result) (p network.Publication, _ error) {
 	switch {
 	case f.SNAT != nil && !*f.SNAT:

@@ -50,9 +50,9 @@ func Of(a *state.Attachment) nft.Endpoint {
 }
 
 // SNAT returns the kind of connections to an attachment's host ports whose source address the firewall replaces by the
-// host's address. Usually this is the record's PortSNAT. If that is SNATNeeded, and another attachment of the container
-// is to a LAN but this one is not, SNAT returns SNATAll. Without this, the container would answer many clients directly
-// through the LAN, from an address that does not belong there.
+// host's address. Usually this is the record's PortSNAT. If that is SNATNeeded, and the container has another
+// attachment on a LAN while this one is on none, SNAT returns SNATAll. Without this, the container would answer many
+// clients directly through the LAN, from an address that does not belong there.
 func SNAT(a *state.Attachment) nft.SNAT {
 	isLAN := func(w state.Waiting) bool { return w.LAN }
 	if a.PortSNAT == nft.SNATNeeded && a.DefaultRoute == "" && slices.ContainsFunc(a.Waiting, isLAN) {

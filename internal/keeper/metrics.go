@@ -104,8 +104,8 @@ func newMetrics(cfg *Config) *metrics {
 	return m
 }
 
-// collector is a prometheus.Collector that computes its values when metrics are requested. Their labels are not known
-// beforehand.
+// collector is a prometheus.Collector that computes its values when metrics are requested. The labels of the values are
+// not known beforehand.
 type collector func(chan<- prometheus.Metric)
 
 // Describe sends no descriptions, since they would have to contain the labels.

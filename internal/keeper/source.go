@@ -21,8 +21,8 @@ const (
 	urgeNews  = 700 * time.Millisecond
 
 	// pauseAgain and urgeAgain replace pauseNews and urgeNews for the firewall if something was repaired within the
-	// last minute. A reload of ufw runs a dozen programs one after the other, and each undoes the previous repairs. The
-	// longer pauses prevent that this counts as a contest: pods need their rules only when the reload has ended.
+	// last minute. A reload of ufw runs a dozen programs one after the other, and each undoes the previous repairs.
+	// With the longer pauses, the reload does not count as a contest: pods need their rules only when it has ended.
 	pauseAgain = 900 * time.Millisecond
 	urgeAgain  = 5 * time.Second
 

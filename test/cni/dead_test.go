@@ -103,7 +103,7 @@ func TestTomboloGCReclaimsAPodWhosePortIsStillThere(t *testing.T) {
 	w := n.podnet(nil)
 	hidden := w.addPod("hidden")
 	vanish(t, hidden.path)
-	if o := n.operate("gc", "--state", n.state); o.status != 0 || o.stdout != "nothing is left of dead pods\n" || !strings.Contains(o.stderr, "its port "+w.port(hidden)+" is still there") {
+	if o := n.operate("gc", "--state", n.state); o.status != 0 || o.stdout != "nothing is left of dead pods\n" || !strings.Contains(o.stderr, "the pod's port "+w.port(hidden)+" exists") {
 		t.Errorf("gc says nothing of a pod whose port is there: %+v", o)
 	}
 	for begin := time.Now(); time.Since(begin) < patience; {

@@ -373,7 +373,7 @@ func TestWhatOthersDoToAPodIsNamedAndMended(t *testing.T) {
 				must.That(t, ok, "nothing is advised: %+v", o)
 				_, behind, _ = strings.Cut(behind, ": ")
 				behind, _, _ = strings.Cut(behind, "\n")
-				return strings.TrimPrefix(strings.TrimSuffix(behind, " [configuration]"), "unless it is meant: ")
+				return strings.TrimPrefix(strings.TrimSuffix(behind, " [configuration]"), "unless the route is intended: ")
 			}
 			for range 2 { // a rule may be in the way of two things
 				mend := tc.mend

@@ -387,7 +387,7 @@ func TestAnOperatorsZoneOfFirewalldStays(t *testing.T) {
 	f.inTrusted(t, "free")
 	f.do("firewall-cmd --permanent --zone=drop --add-interface=free; firewall-cmd --zone=block --change-interface=managed; firewall-cmd --reload")
 	must.Until(t, "the free bridge goes where it is put", func() bool { return f.zone("free") == "drop" })
-	must.Until(t, "it is seen", func() bool { return strings.Count(nstest.ReadIf(t, m.log), "left in the zone") == 3 })
+	must.Until(t, "it is seen", func() bool { return strings.Count(nstest.ReadIf(t, m.log), "stays in the zone") == 3 })
 	for bridge, want := range map[string]string{"running": "drop", "permanent": "block", "managed": "block", "free": "drop"} {
 		expect.Equal(t, f.zone(bridge), want, "%s is in zone", bridge)
 	}

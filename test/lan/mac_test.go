@@ -25,7 +25,7 @@ func TestNoPodGetsTheMACOfAnotherMachine(t *testing.T) {
 	for name, c := range map[string]struct{ mac, says string }{
 		"router":    {router, "another machine"},
 		"other":     {macOf(t, l.other, nic), "another machine"},
-		"host":      {own, "that of uplink"},
+		"host":      {own, "belongs to uplink"},
 		"multicast": {"01:00:5e:00:00:01", "MAC of one interface"},
 	} {
 		wantWithin(t, "ADD with the MAC of "+name, limit{}, m.during(func() { n.refusesMAC(name, c.mac, c.says) }))

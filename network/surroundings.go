@@ -425,7 +425,7 @@ func (s *session) cutBridges(ctx context.Context, planned string) (texts []strin
 
 	cause := "br_netfilter shows what it forwards to the host's firewall"
 	if planned != "" {
-		cause = `br_netfilter, which only "defaultRoute": "host" needs, shows what it forwards to the host's firewall`
+		cause = `br_netfilter (for "defaultRoute": "host"), once loaded, shows what it forwards to the host's firewall`
 	}
 
 	drops := func(name string) ([]foreign.Obstacle, error) {

@@ -562,8 +562,8 @@ func (s *snapshot) refuseAbove(no refusal) {
 		receives := isChild(l.Kind) || l.Kind == "macsec"
 		no(receives, "%s, of kind %s, rests on %s, which then cannot be a port; delete it, and create it on the "+
 			"bridge afterwards", l.Name, l.Kind, s.NIC.Name)
-		no(!receives, "the tunnel %s, of kind %s, sends by %s alone and would be cut off; make it again without a link, "+
-			"or delete it", l.Name, l.Kind, s.NIC.Name)
+		no(!receives, "the tunnel %s, of kind %s, sends by %s alone and would be cut off; make it again without a "+
+			"link, or delete it", l.Name, l.Kind, s.NIC.Name)
 	}
 }
 

@@ -8,10 +8,10 @@ import (
 )
 
 // allocate reserves an address of the range set p[index] for owner, and returns it with its range. If requested is
-// valid, it reserves this address, or returns an error that matches ErrAddressTaken. Without a requested address, it
-// first tries addresses that are kept for the owner's name (see HostLocal.Keep). Then it takes the next free address
-// in turn. It takes an address that is kept for another name only if no other is free.
-func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
+// valid, it reserves this address, or returns an error that matches ErrAddressTaken. Otherwise it prefers an address
+// that the owner's name keeps, and else takes the next free address in turn. It takes an address that another name
+// keeps only if no other is free.
+func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner) (netip.Addr, *Range, error) {
 	set := p[index]
 	if requested.IsValid() {
 		if name := s.keeperOf(requested); name != "" && name != s.keeper {
@@ -70,36 +70,28 @@ func (s *store) holder(addr netip.Addr) string {
 // nextFree reserves the first address after last that is free and that no name keeps. It tries a few addresses one by
 // one, and lists the directory only if all of these are taken. So the cost of a normal ADD does not depend on the
 // number of reservations. If no address is left, the error matches ErrPoolFull.
-func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (netip.Addr, *ipRange, error) {
+func (s *session) nextFree(p pool, set RangeSet, last netip.Addr, owner Owner) (netip.Addr, *Range, error) {
 	candidates := set.from(last, p)
-	for range maxProbes {
+	var taken map[netip.Addr]bool
+	for tried := 0; ; tried++ {
+		if tried == maxProbes {
+			// From here on compare only names and sizes, so that a nearly full /16 costs one listing and not 60,000 attempts.
+			addrs, err := s.list()
+			if err != nil {
+				return netip.Addr{}, nil, err
+			}
+			taken = reservedAddresses(addrs, p, set)
+		}
+
 		addr, r, ok := candidates.next()
 		if !ok {
 			return netip.Addr{}, nil, s.fullError(set, set.size(p), set.size(p))
 		}
-		if s.keeperOf(addr) != "" {
-			continue
-		}
-		if ok, err := s.reserve(addr, owner.reservation()); ok || err != nil {
-			return addr, r, err
-		}
-	}
 
-	// From here on compare only names and sizes, so that a nearly full /16 costs one listing and not 60,000 attempts.
-	addrs, err := s.list()
-	if err != nil {
-		return netip.Addr{}, nil, err
-	}
-
-	taken := reservedAddresses(addrs, p, set)
-	for {
-		addr, r, ok := candidates.next()
-		if !ok {
-			return netip.Addr{}, nil, s.fullError(set, uint64(len(taken)), set.size(p))
-		}
 		if taken[addr] && !s.isEmpty(addr) || s.keeperOf(addr) != "" {
 			continue
 		}
+
 		if ok, err := s.reserve(addr, owner.reservation()); ok || err != nil {
 			return addr, r, err
 		}
@@ -108,7 +100,7 @@ func (s *session) nextFree(p pool, set rangeSet, last netip.Addr, owner Owner) (
 
 // reservedAddresses returns the addresses in addrs that the set could have assigned. addrs are the addresses that have
 // a reservation file.
-func reservedAddresses(addrs []netip.Addr, p pool, set rangeSet) map[netip.Addr]bool {
+func reservedAddresses(addrs []netip.Addr, p pool, set RangeSet) map[netip.Addr]bool {
 	taken := make(map[netip.Addr]bool, len(addrs))
 	for _, addr := range addrs {
 		if set.rangeOf(addr) != nil && !p.isGateway(addr) {
@@ -126,7 +118,7 @@ func (s *store) isEmpty(addr netip.Addr) bool {
 }
 
 // fullError returns an error that matches ErrPoolFull: taken of the set's size addresses are reserved.
-func (s *store) fullError(set rangeSet, taken, size uint64) error {
+func (s *store) fullError(set RangeSet, taken, size uint64) error {
 	return s.failf(ErrPoolFull, "%s is full: %d of %d addresses reserved (in %s): "+
-		"delete pods, run GC, or give the network more addresses", set, taken, size, s.dir)
+		"delete pods, run GC, or give the network more addresses", set.describe(), taken, size, s.dir)
 }

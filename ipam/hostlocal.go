@@ -119,7 +119,7 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 	bound.requested = make([]netip.Addr, len(h.pool))
 	for _, addr := range addresses {
 		addr = addr.Unmap()
-		i := slices.IndexFunc(h.pool, func(s rangeSet) bool { return s.rangeOf(addr) != nil })
+		i := slices.IndexFunc(h.pool, func(s RangeSet) bool { return s.rangeOf(addr) != nil })
 		switch {
 		case h.pool.isGateway(addr):
 			return nil, h.store.failf(tombolo.ErrInvalid, "the requested address %s is a gateway", addr)
@@ -128,7 +128,7 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 		case bound.requested[i].IsValid() && bound.requested[i] != addr:
 			return nil, h.store.failf(tombolo.ErrInvalid,
 				"%s gives one address to an attachment, but %s and %s were requested",
-				h.pool[i], bound.requested[i], addr)
+				h.pool[i].describe(), bound.requested[i], addr)
 		}
 
 		bound.requested[i] = addr
@@ -185,7 +185,7 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 			return nil, err
 		}
 		allocation.Addresses = append(allocation.Addresses,
-			Address{Prefix: netip.PrefixFrom(addr, r.subnet.Bits()), Gateway: r.gateway})
+			Address{Prefix: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway})
 		if !h.requested[i].IsValid() {
 			lasting = append(lasting, addr)
 		}
@@ -387,7 +387,7 @@ func (h *HostLocal) Check(ctx context.Context, owner Owner, held []Address) erro
 }
 
 // checkSet does the work of Check for one range set.
-func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
+func (h *HostLocal) checkSet(set RangeSet, owner Owner, held []Address) error {
 	seen := false
 	for _, a := range held {
 		addr := a.Prefix.Addr()
@@ -420,7 +420,7 @@ func (h *HostLocal) checkSet(set rangeSet, owner Owner, held []Address) error {
 	}
 
 	return h.store.failf(ErrNotReserved, "interface %q of container %q has no address of %s", owner.IfName,
-		owner.ContainerID, set)
+		owner.ContainerID, set.describe())
 }
 
 // Status returns an error if Add cannot succeed for any attachment: a range set has no free address (ErrPoolFull), or
@@ -507,17 +507,9 @@ type Pool struct {
 	Reserved uint64
 }
 
-// RangeSets returns the configured range sets with their defaults, but without their names.
-func (h *HostLocal) RangeSets() []RangeSet {
-	sets := make([]RangeSet, len(h.pool))
-	for i, set := range h.pool {
-		sets[i].Ranges = make([]Range, len(set.ranges))
-		for k, r := range set.ranges {
-			sets[i].Ranges[k] = Range{Subnet: r.subnet, RangeStart: r.start, RangeEnd: r.end, Gateway: r.gateway}
-		}
-	}
-	return sets
-}
+// RangeSets returns the configured range sets with their defaults, but without their names. The caller must not change
+// them.
+func (h *HostLocal) RangeSets() []RangeSet { return h.pool }
 
 // Pools counts the reservations of each range set. It takes no lock and changes nothing.
 func (h *HostLocal) Pools(ctx context.Context) ([]Pool, error) {
@@ -528,8 +520,7 @@ func (h *HostLocal) Pools(ctx context.Context) ([]Pool, error) {
 
 	pools := make([]Pool, len(h.pool))
 	for i, set := range h.pool {
-		name := strings.TrimPrefix(strings.TrimPrefix(set.String(), "range set "), "range ")
-		pools[i] = Pool{Name: name, IPv6: set.ranges[0].start.Is6(), Size: set.size(h.pool),
+		pools[i] = Pool{Name: set.text(), IPv6: set.Ranges[0].RangeStart.Is6(), Size: set.size(h.pool),
 			Reserved: uint64(len(reservedAddresses(addrs, h.pool, set)))}
 	}
 	return pools, nil

@@ -84,7 +84,7 @@ func (s *session) keeperOf(addr netip.Addr) string {
 
 // takeKept reserves the first free address of the set that this Add's name keeps. If own is false, it takes the first
 // that another name keeps. It returns a nil range if there is none.
-func (s *session) takeKept(p pool, set rangeSet, owner Owner, own bool) (netip.Addr, *ipRange, error) {
+func (s *session) takeKept(p pool, set RangeSet, owner Owner, own bool) (netip.Addr, *Range, error) {
 	for _, k := range s.kept {
 		r := set.rangeOf(k.addr)
 		if r == nil || p.isGateway(k.addr) || (k.name == s.keeper) != own {

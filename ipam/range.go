@@ -6,9 +6,9 @@ import (
 	"math/big"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/tombolo-cni/tombolo"
-	"github.com/tombolo-cni/tombolo/internal/printable"
 )
 
 // The terms are the reference plugin's: a network has range sets, and a set has ranges.
@@ -36,22 +36,9 @@ type Range struct {
 	Name string `json:"name,omitempty"`
 }
 
-// An ipRange is a run of addresses in a subnet, both ends included.
-type ipRange struct {
-	subnet  netip.Prefix
-	start   netip.Addr
-	end     netip.Addr
-	gateway netip.Addr
-}
-
-// A rangeSet is a checked RangeSet.
-type rangeSet struct {
-	ranges []ipRange
-	name   string
-}
-
-// A pool holds all sets of a network. The index of a set is part of the on-disk format (last_reserved_ip.<index>).
-type pool []rangeSet
+// A pool holds all sets of a network, checked and with their defaults. The index of a set is part of the on-disk
+// format (last_reserved_ip.<index>).
+type pool []RangeSet
 
 // newPool checks the ranges and fills in their defaults.
 func newPool(sets []RangeSet) (pool, error) {
@@ -67,19 +54,23 @@ func newPool(sets []RangeSet) (pool, error) {
 		p = append(p, set)
 	}
 
-	return p, p.checkOverlaps()
+	err := p.checkOverlaps()
+	for i := range p {
+		p[i].Name = "" // only errors of this function have it
+	}
+	return p, err
 }
 
 // newRangeSet checks one set and fills in its defaults.
-func newRangeSet(conf RangeSet) (rangeSet, error) {
-	set := rangeSet{name: conf.Name}
+func newRangeSet(conf RangeSet) (RangeSet, error) {
+	set := RangeSet{Name: conf.Name}
 	if len(conf.Ranges) == 0 {
-		return set, newError(tombolo.ErrInvalid, "%s is an empty list of ranges", set.name)
+		return set, newError(tombolo.ErrInvalid, "%s is an empty list of ranges", set.Name)
 	}
 
 	for i, one := range conf.Ranges {
 		if one.Name == "" {
-			one.Name = fmt.Sprintf("%s[%d]", set.name, i)
+			one.Name = fmt.Sprintf("%s[%d]", set.Name, i)
 		}
 
 		r, err := newRange(one)
@@ -87,17 +78,17 @@ func newRangeSet(conf RangeSet) (rangeSet, error) {
 			return set, err
 		}
 
-		for _, other := range set.ranges {
-			if other.start.Is4() != r.start.Is4() {
+		for _, other := range set.Ranges {
+			if other.RangeStart.Is4() != r.RangeStart.Is4() {
 				return set, newError(tombolo.ErrInvalid, "%s mixes IPv4 and IPv6: put %s and %s into sets of their own",
-					set.name, other.subnet, r.subnet)
+					set.Name, other.Subnet, r.Subnet)
 			}
 			if other.overlaps(r) {
-				return set, newError(tombolo.ErrInvalid, "%s: ranges %s and %s overlap", set.name, other, r)
+				return set, newError(tombolo.ErrInvalid, "%s: ranges %s and %s overlap", set.Name, other.text(), r.text())
 			}
 		}
 
-		set.ranges = append(set.ranges, r)
+		set.Ranges = append(set.Ranges, r)
 	}
 
 	return set, nil
@@ -105,9 +96,9 @@ func newRangeSet(conf RangeSet) (rangeSet, error) {
 
 // newRange checks one range and fills in its defaults. By default the gateway is the subnet's first address, and the
 // range covers all addresses except the network's and, in IPv4, the broadcast address.
-func newRange(conf Range) (ipRange, error) {
-	fail := func(format string, args ...any) (ipRange, error) {
-		return ipRange{}, newError(tombolo.ErrInvalid, "%s: %s", conf.Name, fmt.Sprintf(format, args...))
+func newRange(conf Range) (Range, error) {
+	fail := func(format string, args ...any) (Range, error) {
+		return Range{}, newError(tombolo.ErrInvalid, "%s: %s", conf.Name, fmt.Sprintf(format, args...))
 	}
 	subnet := conf.Subnet
 	switch {
@@ -122,16 +113,16 @@ func newRange(conf Range) (ipRange, error) {
 	}
 
 	first, last := subnet.Addr().Next(), lastHost(subnet)
-	r := ipRange{subnet: subnet, start: first, end: last, gateway: first}
+	r := Range{Subnet: subnet, RangeStart: first, RangeEnd: last, Gateway: first}
 	for _, bound := range []struct {
 		name string
 		from netip.Addr
 		to   *netip.Addr
 		free bool // the address may lie outside of the subnet
 	}{
-		{"rangeStart", conf.RangeStart, &r.start, false},
-		{"rangeEnd", conf.RangeEnd, &r.end, false},
-		{"gateway", conf.Gateway, &r.gateway, true},
+		{"rangeStart", conf.RangeStart, &r.RangeStart, false},
+		{"rangeEnd", conf.RangeEnd, &r.RangeEnd, false},
+		{"gateway", conf.Gateway, &r.Gateway, true},
 	} {
 		if !bound.from.IsValid() {
 			continue
@@ -150,8 +141,8 @@ func newRange(conf Range) (ipRange, error) {
 		*bound.to = addr
 	}
 
-	if r.end.Less(r.start) {
-		return fail("rangeEnd %s is before rangeStart %s", r.end, r.start)
+	if r.RangeEnd.Less(r.RangeStart) {
+		return fail("rangeEnd %s is before rangeStart %s", r.RangeEnd, r.RangeStart)
 	}
 
 	return r, nil
@@ -175,11 +166,11 @@ func lastHost(subnet netip.Prefix) netip.Addr {
 func (p pool) checkOverlaps() error {
 	for i, set := range p {
 		for _, other := range p[i+1:] {
-			for _, a := range set.ranges {
-				for _, b := range other.ranges {
+			for _, a := range set.Ranges {
+				for _, b := range other.Ranges {
 					if a.overlaps(b) {
-						return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a, set.name, b,
-							other.name)
+						return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a.text(), set.Name,
+							b.text(), other.Name)
 					}
 				}
 			}
@@ -192,30 +183,30 @@ func (p pool) checkOverlaps() error {
 // isGateway reports whether addr is the gateway of any range of the network. Such an address is never assigned, not
 // even out of another range.
 func (p pool) isGateway(addr netip.Addr) bool {
-	return slices.ContainsFunc(p, func(s rangeSet) bool {
-		return slices.ContainsFunc(s.ranges, func(r ipRange) bool { return r.gateway == addr })
+	return slices.ContainsFunc(p, func(s RangeSet) bool {
+		return slices.ContainsFunc(s.Ranges, func(r Range) bool { return r.Gateway == addr })
 	})
 }
 
 // contains reports whether addr is in any set.
 func (p pool) contains(addr netip.Addr) bool {
-	return slices.ContainsFunc(p, func(s rangeSet) bool { return s.rangeOf(addr) != nil })
+	return slices.ContainsFunc(p, func(s RangeSet) bool { return s.rangeOf(addr) != nil })
 }
 
 // rangeOf returns the range with addr, or nil.
-func (s rangeSet) rangeOf(addr netip.Addr) *ipRange {
-	for i := range s.ranges {
-		if s.ranges[i].contains(addr) {
-			return &s.ranges[i]
+func (s RangeSet) rangeOf(addr netip.Addr) *Range {
+	for i := range s.Ranges {
+		if s.Ranges[i].contains(addr) {
+			return &s.Ranges[i]
 		}
 	}
 	return nil
 }
 
 // size returns the number of addresses that the set can assign, without gateways. It saturates at math.MaxUint64.
-func (s rangeSet) size(p pool) uint64 {
+func (s RangeSet) size(p pool) uint64 {
 	var total uint64
-	for _, r := range s.ranges {
+	for _, r := range s.Ranges {
 		n := r.size()
 		for _, gateway := range p.gateways() {
 			if r.contains(gateway) && n > 0 {
@@ -235,56 +226,64 @@ func (s rangeSet) size(p pool) uint64 {
 func (p pool) gateways() []netip.Addr {
 	var gateways []netip.Addr
 	for _, set := range p {
-		for _, r := range set.ranges {
-			if !slices.Contains(gateways, r.gateway) {
-				gateways = append(gateways, r.gateway)
+		for _, r := range set.Ranges {
+			if !slices.Contains(gateways, r.Gateway) {
+				gateways = append(gateways, r.Gateway)
 			}
 		}
 	}
 	return gateways
 }
 
-// String returns the set's name for an operator: "range 10.1.0.0/24", or a list of all ranges.
-func (s rangeSet) String() string {
-	kind := "range set "
-	if len(s.ranges) == 1 {
-		kind = "range "
+// text returns the ranges of the set, separated by commas.
+func (s RangeSet) text() string {
+	texts := make([]string, len(s.Ranges))
+	for i, r := range s.Ranges {
+		texts[i] = r.text()
 	}
-	return kind + printable.List(s.ranges, ", ")
+	return strings.Join(texts, ", ")
+}
+
+// describe returns the set's name for an operator: "range 10.1.0.0/24", or a list of all ranges.
+func (s RangeSet) describe() string {
+	if len(s.Ranges) == 1 {
+		return "range " + s.text()
+	}
+	return "range set " + s.text()
 }
 
 // contains reports whether addr lies between the ends.
-func (r ipRange) contains(addr netip.Addr) bool {
-	return addr.BitLen() == r.start.BitLen() && !addr.Less(r.start) && !r.end.Less(addr)
+func (r Range) contains(addr netip.Addr) bool {
+	return addr.BitLen() == r.RangeStart.BitLen() && !addr.Less(r.RangeStart) && !r.RangeEnd.Less(addr)
 }
 
 // overlaps reports whether the ranges share an address. If they do, one of them starts inside the other.
-func (r ipRange) overlaps(other ipRange) bool {
-	return r.contains(other.start) || other.contains(r.start)
+func (r Range) overlaps(other Range) bool {
+	return r.contains(other.RangeStart) || other.contains(r.RangeStart)
 }
 
 // size returns the number of addresses from start to end. It saturates at math.MaxUint64.
-func (r ipRange) size() uint64 {
-	n := new(big.Int).SetBytes(r.end.AsSlice())
-	n.Sub(n, new(big.Int).SetBytes(r.start.AsSlice())).Add(n, big.NewInt(1))
+func (r Range) size() uint64 {
+	n := new(big.Int).SetBytes(r.RangeEnd.AsSlice())
+	n.Sub(n, new(big.Int).SetBytes(r.RangeStart.AsSlice())).Add(n, big.NewInt(1))
 	if !n.IsUint64() {
 		return math.MaxUint64
 	}
 	return n.Uint64()
 }
 
-// String returns the subnet if the range is the subnet's default range, else the ends and the subnet.
-func (r ipRange) String() string {
-	if r.start == r.subnet.Addr().Next() && r.end == lastHost(r.subnet) {
-		return r.subnet.String()
+// text returns the subnet if the range is the subnet's default range, else the ends and the subnet.
+func (r Range) text() string {
+	if r.RangeStart == r.Subnet.Addr().Next() && r.RangeEnd == lastHost(r.Subnet) {
+		return r.Subnet.String()
 	}
-	return fmt.Sprintf("%s-%s of %s", r.start, r.end, r.subnet)
+	return fmt.Sprintf("%s-%s of %s", r.RangeStart, r.RangeEnd, r.Subnet)
 }
 
 // A cursor visits each address of a set once, except gateways. It starts after the last assigned address and wraps
 // around, so that a released address is assigned again as late as possible.
 type cursor struct {
-	set   rangeSet
+	set   RangeSet
 	pool  pool
 	index int        // index of the range that contains at
 	at    netip.Addr // the next candidate
@@ -293,9 +292,9 @@ type cursor struct {
 
 // from returns a cursor that starts after last. If last is not valid or not in the set, the cursor starts at the
 // beginning.
-func (s rangeSet) from(last netip.Addr, p pool) *cursor {
-	c := &cursor{set: s, pool: p, at: s.ranges[0].start}
-	for i, r := range s.ranges {
+func (s RangeSet) from(last netip.Addr, p pool) *cursor {
+	c := &cursor{set: s, pool: p, at: s.Ranges[0].RangeStart}
+	for i, r := range s.Ranges {
 		if r.contains(last) {
 			c.index, c.at = i, last
 			c.advance()
@@ -306,22 +305,22 @@ func (s rangeSet) from(last netip.Addr, p pool) *cursor {
 
 // advance moves to the next address. After the end of a range this is the start of the next range.
 func (c *cursor) advance() {
-	if c.at == c.set.ranges[c.index].end {
-		c.index = (c.index + 1) % len(c.set.ranges)
-		c.at = c.set.ranges[c.index].start
+	if c.at == c.set.Ranges[c.index].RangeEnd {
+		c.index = (c.index + 1) % len(c.set.Ranges)
+		c.at = c.set.Ranges[c.index].RangeStart
 		return
 	}
 	c.at = c.at.Next()
 }
 
 // next returns the next candidate with its range. It returns false after it has returned each candidate once.
-func (c *cursor) next() (netip.Addr, *ipRange, bool) {
+func (c *cursor) next() (netip.Addr, *Range, bool) {
 	for {
 		if c.at == c.stop {
 			return netip.Addr{}, nil, false
 		}
 
-		addr, r := c.at, &c.set.ranges[c.index]
+		addr, r := c.at, &c.set.Ranges[c.index]
 		if !c.stop.IsValid() {
 			c.stop = addr
 		}

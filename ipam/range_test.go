@@ -39,8 +39,8 @@ func TestRangesHaveDefaults(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := mustPool(t, "["+tt.conf+"]")[0].ranges[0]
-			got := strings.Join([]string{r.start.String(), r.end.String(), r.gateway.String()}, " ")
+			r := mustPool(t, "["+tt.conf+"]")[0].Ranges[0]
+			got := strings.Join([]string{r.RangeStart.String(), r.RangeEnd.String(), r.Gateway.String()}, " ")
 			expect.Equal(t, got, tt.want)
 		})
 	}
@@ -140,7 +140,7 @@ func TestCursorGoesRoundOnce(t *testing.T) {
 				if !ok {
 					break
 				}
-				expect.That(t, r.contains(addr), "%s is not in its range %s", addr, r)
+				expect.That(t, r.contains(addr), "%s is not in its range %s", addr, r.text())
 				got = append(got, addr.String())
 			}
 			expect.Equal(t, strings.Join(got, " "), tt.want, "got %q, want %q", got, tt.want)
@@ -164,8 +164,8 @@ func FuzzRange(f *testing.F) {
 		if err != nil {
 			return
 		}
-		r, p := set.ranges[0], pool{set}
-		must.That(t, r.subnet.Contains(r.start) && r.subnet.Contains(r.end) && !r.end.Less(r.start), "bad range %+v", r)
+		r, p := set.Ranges[0], pool{set}
+		must.That(t, r.Subnet.Contains(r.RangeStart) && r.Subnet.Contains(r.RangeEnd) && !r.RangeEnd.Less(r.RangeStart), "bad range %+v", r)
 		size := set.size(p)
 		lastAddr, _ := netip.ParseAddr(last)
 		seen := map[netip.Addr]bool{}
@@ -175,7 +175,7 @@ func FuzzRange(f *testing.F) {
 				must.That(t, uint64(len(seen)) == size, "%+v has %d addresses, the cursor gave %d", r, size, len(seen))
 				return
 			}
-			must.That(t, !seen[addr] && addr != r.gateway && r.contains(addr), "%+v gave %s", r, addr)
+			must.That(t, !seen[addr] && addr != r.Gateway && r.contains(addr), "%+v gave %s", r, addr)
 			seen[addr] = true
 		}
 	})
@@ -213,7 +213,7 @@ func FuzzWant(f *testing.F) {
 				addr, _, _ = set.from(addr, h.pool).next()
 			}
 			must.That(t, !addr.IsValid() || set.rangeOf(addr) != nil && !h.pool.isGateway(addr),
-				"%s would be given out of %s", addr, set)
+				"%s would be given out of %s", addr, set.text())
 		}
 	})
 }

@@ -307,7 +307,6 @@ func (a *addCall) begin(ctx context.Context) error {
 
 // writeRecord creates the attachment's record and locks it. If a record exists, the error matches fs.ErrExist.
 func (a *addCall) writeRecord() error {
-	a.rec.Epoch = a.s.Epoch.Token()
 	var err error
 	if a.pending, err = a.s.Dir.Create(a.rec); err != nil {
 		if errors.Is(err, fs.ErrExist) {
@@ -332,11 +331,12 @@ func (a *addCall) takeRemainsDown(ctx context.Context) error {
 		return errAlreadyExists(a.pod.key(a.nw))
 	}
 	defer lock.Close()
-	unfinished, err := a.s.Dir.Unfinished(a.nw.Name, a.hash)
+	rec, err := a.s.Dir.Load(a.nw.Name, a.hash)
+	unfinished := err == nil && rec.State == state.Adding
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil || !unfinished && !a.s.hasDied(ctx, a.nw.Name, a.hash):
+		return nil // the record is gone already
+	case !unfinished && !a.s.hasDied(ctx, a.nw.Name, a.hash):
 		return errAlreadyExists(a.pod.key(a.nw))
 	case unfinished:
 		a.s.warn("an earlier ADD of this attachment was killed: undoing what it left")

@@ -221,7 +221,6 @@ func TestAnADDUnderWayIsNotReclaimed(t *testing.T) {
 		killed := b.another(t, "killed")
 		killed.Path += "-elsewhere"
 		rec := killed.record(&b.nw, killed.key(&b.nw).hash())
-		rec.Epoch = s.Epoch.Token()
 		pending, err := s.Dir.Create(rec)
 		if err != nil {
 			return err

@@ -82,7 +82,7 @@ func (m *movable) attach() {
 		if err != nil {
 			return err
 		}
-		a.Epoch, n.Epoch = epoch.Token(), epoch.Token()
+		n.Epoch = epoch.Token()
 		p, err := m.state.Create(a)
 		if err == nil {
 			err = errors.Join(p.Commit(a), lock.Upgrade(m.Context()), m.state.SaveNetwork(n))

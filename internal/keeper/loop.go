@@ -28,7 +28,6 @@ type entry struct {
 	stale      bool // the machine slept during a visit, so drop the DHCP sessions
 	memory     memory
 	state      lease.State // the state at its last visit, for the metrics
-	next       time.Time   // the time of its next renewal, for the metrics
 }
 
 // loop schedules all work. Only the goroutine of run uses the entries. Workers do all work that may block.
@@ -225,7 +224,7 @@ func (l *loop) finish(e *entry, o outcome) {
 		return
 	}
 
-	e.memory, e.state, e.next = o.memory, o.state, o.next
+	e.memory, e.state = o.memory, o.state
 	if e.stale {
 		e.memory.session, e.memory.six.session = nil, nil
 	}

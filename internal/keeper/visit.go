@@ -60,7 +60,6 @@ type outcome struct {
 	memory memory
 	state  lease.State
 	wake   time.Time
-	next   time.Time // the time of the renewal, for the metrics
 }
 
 // visit holds the state of one worker's visit to one lease.
@@ -115,41 +114,18 @@ func (v *visit) dropEnded() outcome {
 	return v.drop("cannot remove remembered lease", (*lease.LockedRecord).Remove)
 }
 
-// visitAdding visits a lease whose ADD has not finished. It leaves the record alone while the ADD runs or the pod
-// exists: a DEL or GC will follow. If the ADD died and the pod no longer exists, it deletes the record.
+// visitAdding visits a lease whose ADD has not finished. It leaves the record to that ADD, or to a DEL or GC, unless
+// the pod no longer exists.
 func (v *visit) visitAdding() outcome {
-	held, err := v.Leases.TryLock(v.r.Hash())
-	if err != nil {
-		return v.fail("cannot lock lease record", err)
-	}
-
-	if held == nil {
-		// An ADD holds the lock. When the ADD writes the record, a file event starts the next visit. If the ADD is
-		// killed, there is no event, so look again after a minute.
-		return v.outcome(now().Add(time.Minute))
-	}
-	defer v.unlock(held)
-	if fresh, err := held.Load(); err != nil || fresh.State != lease.Adding {
-		return v.outcome(now())
-	}
-
 	pod, err := v.node.enter(v.r)
+	if errors.Is(err, errGone) {
+		return v.releaseGone("the pod of an unfinished ADD is gone")
+	}
+
 	if err == nil {
-		if err = pod.close(); err == nil {
-			return v.outcome(now().Add(lookEvery))
-		}
+		_ = pod.close()
 	}
-
-	if !errors.Is(err, errGone) {
-		return v.fail("cannot look for the pod of an unfinished ADD", err)
-	}
-
-	if err := held.Remove(); err != nil {
-		return v.fail("cannot remove lease record", err)
-	}
-
-	v.Log.Info("record of an unfinished ADD removed: its pod is gone", v.logAttrs()...)
-	return outcome{gone: true}
+	return v.outcome(now().Add(lookEvery))
 }
 
 // keep checks the pod of a lease, and renews its leases if they are due. If the pod no longer exists, it ends the
@@ -356,15 +332,15 @@ func (v *visit) releaseGone(why string) outcome {
 			v.Log.Info("lease remembered", append(v.logAttrs(), "why", why)...)
 			return held.Remember(v.ctx, v.r)
 		case released:
-			if err := v.release4(v.r.Lease); err != nil {
-				return err // repeat until the lease ends, since the host's link may not exist yet
+			if err := v.release(func() error { return v.node.release(v.ctx, v.r, v.r.Lease) }); err != nil {
+				return err
 			}
 		}
 
 		if v.r.Releases6(now()) {
 			// Without a link-local address on the host's link, the RELEASE can never succeed. Give up after some
 			// attempts, so that the record does not stay for ever.
-			if err := v.release6(); err != nil && v.m.failures < tries6 {
+			if err := v.release(func() error { return v.node.release6(v.ctx, v.r) }); err != nil && v.m.failures < tries6 {
 				return fmt.Errorf("DHCPv6: %w", err)
 			}
 		}
@@ -400,14 +376,6 @@ func (v *visit) release(send func() error) error {
 	return nil
 }
 
-func (v *visit) release4(l *dhcpc.Lease) error {
-	return v.release(func() error { return v.node.release(v.ctx, v.r, l) })
-}
-
-func (v *visit) release6() error {
-	return v.release(func() error { return v.node.release6(v.ctx, v.r) })
-}
-
 // drop calls do to delete or replace a record, if the record is unchanged since the visit read it. If do returns an
 // error, drop logs it with the text fails, and schedules another try. If the record has changed, the next visit is due
 // at once.
@@ -427,14 +395,14 @@ var errDeleted = errors.New("the lease was deleted in the meantime")
 
 // underLock calls fn while it holds the record's lock. If another process removed or replaced the record since the
 // visit read it, underLock does not call fn, and its error matches errDeleted.
-func (v *visit) underLock(fn func(*lease.LockedRecord) error) error {
+func (v *visit) underLock(fn func(*lease.LockedRecord) error) (err error) {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
 	held, err := v.Leases.Lock(ctx, v.r.Hash())
 	if err != nil {
 		return err
 	}
-	defer v.unlock(held)
+	defer func() { err = errors.Join(err, held.Close()) }()
 	err = held.Same(v.r)
 	switch {
 	case errors.Is(err, os.ErrNotExist) || errors.Is(err, lease.ErrSuperseded):
@@ -444,12 +412,6 @@ func (v *visit) underLock(fn func(*lease.LockedRecord) error) error {
 	}
 
 	return fn(held)
-}
-
-func (k *Keeper) unlock(held *lease.LockedRecord) {
-	if err := held.Close(); err != nil {
-		k.countError("cannot unlock lease record", "record", held.Hash(), "err", err)
-	}
 }
 
 // outcome returns the result of a successful visit. wake is the time of the next visit.
@@ -462,9 +424,8 @@ func (v *visit) outcome(wake time.Time) outcome {
 func (v *visit) idle() outcome {
 	o := v.outcome(v.m.nextCheck)
 	if s := v.m.session; s != nil {
-		o.next = s.Wake()
+		o.wake = earliest(o.wake, s.Wake())
 	}
-	o.wake = earliest(o.wake, o.next)
 	if s := v.m.six.session; s != nil {
 		o.wake = earliest(o.wake, s.Wake())
 	}

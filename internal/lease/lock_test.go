@@ -13,6 +13,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 )
@@ -67,8 +68,8 @@ func TestALockKeepsOthersOut(t *testing.T) {
 	t.Parallel()
 	d, r := open(t), sample()
 	h := lock(t, d, r)
-	other, err := d.TryLock(r.Hash())
-	must.That(t, other == nil && err == nil, "TryLock while it is held: %v, %v", other, err)
+	other, err := d.tryLock(r.Hash())
+	must.That(t, other == nil && err == nil, "tryLock while it is held: %v, %v", other, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := d.Lock(ctx, r.Hash()); !errors.Is(err, file.ErrLocked) || !errors.Is(err, context.Canceled) {
@@ -76,8 +77,8 @@ func TestALockKeepsOthersOut(t *testing.T) {
 	}
 	must.Succeed(t, h.Close())
 	expect.Success(t, h.Close(), "second Close")
-	other, err = d.TryLock(r.Hash())
-	must.That(t, other != nil && err == nil, "TryLock after Close: %v, %v", other, err)
+	other, err = d.tryLock(r.Hash())
+	must.That(t, other != nil && err == nil, "tryLock after Close: %v, %v", other, err)
 	other.Close()
 	expect.Is(t, h.Create(r), os.ErrClosed, "Create without the lock")
 }
@@ -107,7 +108,7 @@ func TestNoTwoHoldALockWhoseFileComesAndGoes(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for range 300 {
-				h, err := d.TryLock(r.Hash()) // without the pauses of Lock, which would hide it
+				h, err := d.tryLock(r.Hash()) // without the pauses of Lock, which would hide it
 				if err != nil {
 					t.Error(err)
 					return
@@ -194,7 +195,7 @@ func TestAStickyLeaseIsRecalledByItsClient(t *testing.T) {
 	must.Succeed(t, lock(t, d, r).Remember(t.Context(), r))
 	_, err := d.Load(sample().Hash())
 	expect.That(t, errors.Is(err, os.ErrNotExist), "the pod's record: %v, want it gone", err)
-	got := must.Of(d.Load(stickyHash("lan", id))).Get(t)
+	got := must.Of(d.Load(ident.Hash("lan", id.String(), ""))).Get(t)
 	expect.That(t, got.State == Sticky && got.Lease.Address == address && got.NetNS == "" && got.Applied.Empty(),
 		"remembered %+v", got)
 	next := func(change func(*Record)) *Record {

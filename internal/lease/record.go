@@ -130,15 +130,10 @@ func (c *Client) key() string {
 // instead, since the pod's next container does not know the hash of the previous one.
 func (r *Record) Hash() string {
 	if r.State == Sticky {
-		return stickyHash(r.Network, r.Client.ClientID)
+		// No interface's name is empty, so this differs from every attachment's hash.
+		return ident.Hash(r.Network, r.Client.ClientID.String(), "")
 	}
 	return ident.Hash(r.Network, r.ContainerID, r.IfName)
-}
-
-// stickyHash returns the name of a client's record in the state Sticky. It differs from every attachment's hash, since
-// no interface's name is empty.
-func stickyHash(network string, clientID dhcpc.Hex) string {
-	return ident.Hash(network, clientID.String(), "")
 }
 
 // Expires returns the end of the lease. It returns the zero time if there is no lease, or if the lease never ends.

@@ -40,9 +40,8 @@ const (
 // the ADD without its configuration, its namespace or its result. It also suffices to put the host's end of the pod's
 // link back on a bridge that was created again.
 type Attachment struct {
-	Version int    `json:"version,omitempty"`
-	State   State  `json:"state"`
-	Epoch   string `json:"epoch,omitempty"` // the Token of the epoch (one boot of the node) of the ADD
+	Version int   `json:"version,omitempty"`
+	State   State `json:"state"`
 
 	Network     string `json:"network"`
 	ContainerID string `json:"containerID"`
@@ -268,27 +267,6 @@ func (d *Dir) UpdateLocked(a *Attachment) error {
 		err = d.replaceFile(path, line)
 	}
 	return withOperation(err, "update attachment")
-}
-
-// Unfinished reports whether an ADD has not finished the record: its state is Adding, or it has no complete line. If no
-// process holds the record's lock, that ADD was killed. For a damaged record Unfinished reports false.
-func (d *Dir) Unfinished(network, hash string) (bool, error) {
-	path, err := d.attachmentPath(network, hash)
-	if err != nil {
-		return false, fmt.Errorf("load attachment: %w", err)
-	}
-
-	data, err := readFile(path)
-	if err != nil {
-		return false, fmt.Errorf("load attachment: %w", err)
-	}
-
-	if !bytes.ContainsRune(data, '\n') && !json.Valid(data) {
-		return true, nil
-	}
-
-	a, err := loadAttachment(path, network, hash)
-	return err == nil && a.State == Adding, nil
 }
 
 // Remove removes an attachment's record, or a directory in its place. A missing record is no error. Remove needs the

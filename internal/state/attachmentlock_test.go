@@ -33,7 +33,8 @@ func TestARunningADDHasItsRecordLocked(t *testing.T) {
 		}
 		must.Succeed(t, err, "after %s", end)
 		expect.Is(t, expect.Err(d.LockAttachment(a.Network, a.Hash())), ErrBusy, "while it is held")
-		expect.Of(d.Unfinished(a.Network, a.Hash())).Is(t, (end == "close"), "after %s: unfinished", end)
+		now := must.Of(d.Load(a.Network, a.Hash())).Get(t)
+		expect.Equal(t, now.State == Adding, end == "close", "after %s: unfinished", end)
 		for range 2 {
 			expect.Success(t, l.Close())
 		}
@@ -74,38 +75,7 @@ func TestAKilledADDsRecordIsFree(t *testing.T) {
 	p.kill()
 	l := must.Of(d.LockAttachment(a.Network, a.Hash())).Get(t)
 	defer l.Close()
-	expect.Of(d.Unfinished(a.Network, a.Hash())).Is(t, true, "unfinished")
-}
-
-// Of a record that only half was written of, nobody has seen a result; of one that was
-// damaged later, a pod may run.
-func TestUnfinishedIsWhatAnADDWrites(t *testing.T) {
-	t.Parallel()
-	whole := string(mustEncode(t, sample("c1")))
-	for _, tt := range []struct {
-		name, text string
-		want       bool
-	}{
-		{"empty", "", true},
-		{"half a line", whole[:len(whole)/2], true},
-		{"adding", strings.Replace(whole, `"state":"ready"`, `"state":"adding"`, 1), true},
-		{"ready", whole, false},
-		{"adding, and half of ready", strings.Replace(whole, `"ready"`, `"adding"`, 1) + whole[:40], true},
-		{"a line of rubbish", "rubbish\n", false},
-		{"a newer version", strings.Replace(whole, `"version":1`, `"version":99`, 1), false},
-	} {
-		d := newDir(t)
-		a := sample("c1")
-		path := must.Of(d.attachmentPath(a.Network, a.Hash())).Get(t)
-		writeFile(t, path, tt.text)
-		expect.Of(d.Unfinished(a.Network, a.Hash())).Is(t, tt.want, "%s", tt.name)
-	}
-}
-
-func mustEncode(t *testing.T, a *Attachment) []byte {
-	t.Helper()
-	a.State = Ready
-	return must.Of(encodeAttachment(a)).Get(t)
+	expect.Equal(t, must.Of(d.Load(a.Network, a.Hash())).Get(t).State, Adding, "state")
 }
 
 // The undo of an ADD that was told to end must not take the record of the next.

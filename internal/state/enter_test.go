@@ -23,7 +23,6 @@ func furnish(t *testing.T, d *Dir) Epoch {
 	epoch := enter(t, d)
 	for _, container := range []string{"c1", "c2"} {
 		a := sample(container)
-		a.Epoch = epoch.Token()
 		create(t, d, a)
 	}
 	n := sampleNetwork("cbr0")

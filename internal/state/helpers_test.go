@@ -186,12 +186,11 @@ func helpAdd(args []string) error {
 		return err
 	}
 	unix.Access("/tombolo-add-begins", 0)
-	l, epoch, err := d.Enter(context.Background())
+	l, _, err := d.Enter(context.Background())
 	if err != nil {
 		return err
 	}
 	a := sample("added")
-	a.Epoch = epoch.Token()
 	p, err := d.Create(a)
 	if err != nil {
 		return err

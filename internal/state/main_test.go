@@ -91,7 +91,6 @@ func again(d *Dir) *Dir { return &Dir{path: d.path, sources: d.sources} }
 // sample returns an attachment with everything set that a usual one has.
 func sample(container string) *Attachment {
 	return &Attachment{
-		Epoch:       "a59bef75-6922-4ab4-8416-46a500e25de5/00112233445566778899aabbccddeeff",
 		Network:     "cbr0",
 		ContainerID: container,
 		IfName:      "eth0",

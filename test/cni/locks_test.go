@@ -22,6 +22,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -130,11 +131,13 @@ func slowNetworks(t *testing.T, n *node) []slow {
 			if _, err := dir.Load(hash); err != nil {
 				return false
 			}
-			held := must.Of(dir.TryLock(hash)).Get(t)
-			if held != nil {
+			done, cancel := context.WithCancel(t.Context())
+			cancel()
+			held, err := dir.Lock(done, hash)
+			if err == nil {
 				held.Close()
 			}
-			return held == nil && hasPort(n, leased, p)
+			return errors.Is(err, file.ErrLocked) && hasPort(n, leased, p)
 		}},
 		{"a plugin", delegated, func(p *pod) { heard[p] = adds(calls(), p) }, func(p *pod) bool { return adds(calls(), p) > heard[p] }},
 	}
@@ -233,27 +236,16 @@ func TestAnADDAfterOneThatWasKilledUndoesWhatThatLeft(t *testing.T) {
 	(&lan{node: n}).wantNoLeaseRecords()
 }
 
-// TestRecordsThatAreInTheWay are those of which a pod may run.
+// TestRecordsThatAreInTheWay are those of which a pod may run. An ADD writes none of these.
 func TestRecordsThatAreInTheWay(t *testing.T) {
 	n := parallelNode(t)
 	w := n.podnet(nil)
-	for name, tt := range map[string]struct {
-		text string
-		ok   bool
-	}{
-		"empty":         {"", true},
-		"half a line":   {`{"version":1,"state":"add`, true},
-		"rubbish":       {"rubbish\n", false},
-		"newer version": {`{"version":99,"state":"adding"}` + "\n", false},
-	} {
+	for name, text := range map[string]string{"empty": "", "half a line": `{"version":1,"state":"add`, "rubbish": "rubbish\n",
+		"newer version": `{"version":99,"state":"adding"}` + "\n"} {
 		p := n.pod("pod-" + strings.ReplaceAll(name, " ", "-"))
 		path := n.state + "/attachments/podnet/" + strings.TrimPrefix(w.port(p), "veth") + ".json"
-		must.Succeed(t, errors.Join(os.MkdirAll(n.state+"/attachments/podnet", 0o700), os.WriteFile(path, []byte(tt.text), 0o600)))
-		_, err := w.tryAdd(p)
-		expect.That(t, !tt.ok || err == nil, "%s: %v", name, err)
-		if !tt.ok {
-			wantError(t, err, 111, "DEL it first")
-		}
+		must.Succeed(t, errors.Join(os.MkdirAll(n.state+"/attachments/podnet", 0o700), os.WriteFile(path, []byte(text), 0o600)))
+		wantError(t, expect.Err(w.tryAdd(p)), 111, "DEL it first")
 		w.del(p)
 	}
 	n.wantNothing()

@@ -83,7 +83,7 @@ func Examine(ctx context.Context, node *network.Node, inspection *network.Inspec
 
 	reports := []Report{}
 	for _, r := range inspection.Attachments {
-		e := &examination{node: node, opt: opt, at: r.Attachment, obstacles: obstacles[r.Network],
+		e := &examination{opt: opt, at: r.Attachment, obstacles: obstacles[r.Network],
 			others: inspection.Others}
 		isOther := func(n network.NetworkReport) bool { return n.Network != r.Network }
 		shared := slices.DeleteFunc(slices.Clone(inspection.Networks), isOther)
@@ -122,7 +122,6 @@ func isReplaced(d tombolo.Difference) bool {
 
 // examination is the examination of one attachment in progress.
 type examination struct {
-	node        *network.Node
 	opt         Options
 	at          *network.Attachment
 	way                            // links and sockets on the path of the pod's packets; set by walk

@@ -126,12 +126,7 @@ func (l *loader) network(name string) (*Network, error) {
 
 	n := &Network{Name: name, Attachments: len(attachments), Pools: []Pool{}, Ports: []Port{}}
 	for _, d := range damaged {
-		// If an ADD is just creating this record, the record has no content yet, and is not damaged.
-		if unfinished, err := l.dir.Unfinished(name, d.Hash); err == nil && unfinished {
-			n.Attachments, n.Adding = n.Attachments+1, n.Adding+1
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			l.problems = append(l.problems, d)
-		}
+		l.problems = append(l.problems, d)
 	}
 
 	rec, err := l.dir.LoadNetwork(name)

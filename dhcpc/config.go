@@ -154,8 +154,10 @@ func (c *Config) check() error {
 }
 
 func (c *Config) checkOptions() error {
+	// These options are padding, the end mark, options with a field in Config, and options that the protocol sets.
+	reserved := []uint8{0, 12, 50, 52, 53, 54, 55, 57, 60, 61, 80, 255}
 	for _, o := range c.Provide {
-		if reserved(o.Code) {
+		if slices.Contains(reserved, o.Code) {
 			return trace.Invalidf(
 				"option %d cannot be provided: it is a mark, has a field of its own, or the protocol sets it", o.Code)
 		}
@@ -171,12 +173,6 @@ func (c *Config) checkOptions() error {
 	}
 
 	return nil
-}
-
-// reserved reports whether Config.Provide must not contain an option. Such options are padding, the end mark, options
-// with a field in Config, and options that the protocol sets.
-func reserved(code uint8) bool {
-	return slices.Contains([]uint8{0, 12, 50, 52, 53, 54, 55, 57, 60, 61, 80, 255}, code)
 }
 
 // defaultOptions returns the codes of the options that a client requests by default. RFC 3442 demands classless

@@ -200,8 +200,8 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 		case leaveAlone:
 			now.Left = append(now.Left, link)
 			if !slices.Contains(before.Left, link) {
-				z.Log.Info("a bridge stays in the zone of firewalld that another program or a user chose",
-					"link", link, "zone", current.chosen())
+				z.Log.Info("a bridge is left in the zone of firewalld that another program or a user chose for it",
+					"link", link, "zone", cmp.Or(current.permanent, current.running))
 			}
 		default:
 			// Write the record and the rules before the change. So even if this process is killed, every link that it
@@ -267,11 +267,6 @@ type zones struct {
 	running   string
 	permanent string // in the permanent configuration; empty if none
 	standard  string // the default zone
-}
-
-// chosen returns the zone that a program or a user chose for the link.
-func (z zones) chosen() string {
-	return cmp.Or(z.permanent, z.running)
 }
 
 // act is an action on a link.

@@ -47,7 +47,7 @@ func (t *step) discover() {
 	t.send("DISCOVER", t.broadcast(d))
 	wake := t.now.Add(t.retransmission(t.s.tries))
 	if t.s.last != nil && t.now.Before(t.s.giveUp) {
-		wake = trace.Earlier(wake, t.s.giveUp)
+		wake = trace.Earliest(wake, t.s.giveUp)
 	}
 
 	t.enter(selecting, wake)
@@ -61,7 +61,7 @@ func (t *step) reboot() {
 	d := t.request(dhcpv4.MessageTypeRequest, t.s)
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.hint)))
 	t.send("REQUEST", t.broadcast(d))
-	t.enter(rebooting, trace.Earlier(t.now.Add(confirmWait), t.s.giveUp))
+	t.enter(rebooting, trace.Earliest(t.now.Add(confirmWait), t.s.giveUp))
 }
 
 // rebooting handles an answer to the REQUEST of INIT-REBOOT. It uses the lease in an ACK of the requested address, and

@@ -147,7 +147,7 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 			return r.step(ctx, nil)
 		}
 
-		p, err := r.wait(ctx, now, trace.Earlier(limit, r.session.wake))
+		p, err := r.wait(ctx, now, trace.Earliest(limit, r.session.wake))
 		if err != nil {
 			return Output{}, err
 		}
@@ -184,7 +184,7 @@ func (r *runner) countSleep(now time.Time) (err error) {
 // fails, wait closes the transport and waits without it.
 func (r *runner) wait(ctx context.Context, now, until time.Time) (*Packet, error) {
 	if r.conn != nil && now.Before(r.session.listen) {
-		p, err := r.conn.Receive(ctx, trace.Earlier(until, r.session.listen))
+		p, err := r.conn.Receive(ctx, trace.Earliest(until, r.session.listen))
 		switch {
 		case err == nil:
 			return p, nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 const (
@@ -94,7 +95,7 @@ func (x *exchange) run() error {
 			return x.recordNoAnswer()
 		}
 
-		p, err := x.receive(x.ctx, earliest(out.Listen, x.limit, x.again))
+		p, err := x.receive(x.ctx, trace.Earliest(out.Listen, x.limit, x.again))
 		if err != nil {
 			return fmt.Errorf("hear from DHCP servers: %w", err)
 		}
@@ -326,17 +327,6 @@ func (x *exchange) recordLoss(out dhcpc.Output) error {
 	}
 
 	return err
-}
-
-// earliest returns the earliest of several times. It ignores zero times, which mean never.
-func earliest(times ...time.Time) time.Time {
-	var first time.Time
-	for _, t := range times {
-		if first.IsZero() || !t.IsZero() && t.Before(first) {
-			first = t
-		}
-	}
-	return first
 }
 
 // pod is a pod's network interface. *podInterface implements it, and tests replace it.

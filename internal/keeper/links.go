@@ -16,6 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // Announcements of links, addresses and routes (rtnetlink(7)) do not name the program that made the change. So the
@@ -293,7 +294,7 @@ func (l *linkSource) networksToMend(lacking map[string][]string) (networks []str
 		case len(lacking[name]) == 0, slices.Equal(lacking[name], l.remains[name]):
 			// Do not repair: nothing is missing, or the last repair did not help.
 		case now().Before(until):
-			l.wake = earliest(l.wake, until)
+			l.wake = trace.Earliest(l.wake, until)
 		default:
 			networks = append(networks, name)
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // change is an event about lease records. name is the hash of the lease whose record was written or removed. An empty
@@ -250,12 +251,12 @@ func (l *loop) pause() time.Duration {
 
 	l.metrics.next.Store(&renewal)
 	if l.running < l.workers {
-		next = earliest(next, renewal)
+		next = trace.Earliest(next, renewal)
 	}
 
 	for _, s := range l.sources {
 		if !s.busy {
-			next = earliest(next, s.wake)
+			next = trace.Earliest(next, s.wake)
 		}
 	}
 

@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 // Only the keeper leases a pod's DHCPv6 address, from the first SOLICIT on. The plugin has no code for DHCPv6: its ADD
@@ -161,7 +162,7 @@ func (v *visit) noteFormed(p pod) error {
 		})
 	}
 
-	v.m.nextCheck = earliest(v.m.nextCheck, now().Add(time.Second<<v.m.formed))
+	v.m.nextCheck = trace.Earliest(v.m.nextCheck, now().Add(time.Second<<v.m.formed))
 	v.m.formed = min(v.m.formed+1, 9)
 	if err != nil || !isNew {
 		return err
@@ -257,7 +258,7 @@ func (x *exchange6) run() error {
 			return x.recordNoAnswer()
 		}
 
-		message, err := x.receive(x.ctx, earliest(out.Listen, s.Wake(), x.limit))
+		message, err := x.receive(x.ctx, trace.Earliest(out.Listen, s.Wake(), x.limit))
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 const (
@@ -137,9 +138,9 @@ func (s *source) receive(messages []netlink.Message) {
 		if s.kind == "firewall" && s.repairedRecently() {
 			settle, urge = pauseAgain, urgeAgain
 		}
-		s.wake = earliest(now().Add(settle), s.first.Add(urge))
+		s.wake = trace.Earliest(now().Add(settle), s.first.Add(urge))
 	case later:
-		s.wake = earliest(now().Add(pauseOwn), s.wake)
+		s.wake = trace.Earliest(now().Add(pauseOwn), s.wake)
 	}
 }
 
@@ -253,7 +254,7 @@ func (s *source) recordRepair(key, what, say string, args ...any) (c *contest, b
 	}
 
 	c.until = now().Add(contestedFor)
-	s.wake = earliest(s.wake, c.until)
+	s.wake = trace.Earliest(s.wake, c.until)
 	return c, begins
 }
 

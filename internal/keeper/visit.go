@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
 const (
@@ -424,10 +425,10 @@ func (v *visit) outcome(wake time.Time) outcome {
 func (v *visit) idle() outcome {
 	o := v.outcome(v.m.nextCheck)
 	if s := v.m.session; s != nil {
-		o.wake = earliest(o.wake, s.Wake())
+		o.wake = trace.Earliest(o.wake, s.Wake())
 	}
 	if s := v.m.six.session; s != nil {
-		o.wake = earliest(o.wake, s.Wake())
+		o.wake = trace.Earliest(o.wake, s.Wake())
 	}
 	return o
 }
@@ -457,7 +458,7 @@ func (v *visit) fail(what string, err error) outcome {
 
 	for _, t := range due {
 		if t.After(now()) {
-			o.wake = earliest(o.wake, t)
+			o.wake = trace.Earliest(o.wake, t)
 		}
 	}
 

@@ -82,29 +82,16 @@ func (d *Store) Load(hash string) (*Record, error) {
 	if err := ident.CheckHash(hash); err != nil {
 		return nil, fmt.Errorf("load lease record: %w", err)
 	}
-	path := d.recordPath(hash)
-	r, err := d.load(path, hash)
+	bad := &state.RecordError{Path: d.recordPath(hash), Hash: hash}
+	r, err := state.ReadRecord(bad, d.fromDisk, func(r *Record) error {
+		if r.Hash() != hash {
+			return fmt.Errorf("%w: it is the record of network %s, container %s, interface %s, whose file is %s%s",
+				file.ErrDamaged, r.Network, r.ContainerID, r.IfName, r.Hash(), recordSuffix)
+		}
+		return nil
+	})
 	if err != nil {
-		return nil, fmt.Errorf("load lease: %w", (&state.RecordError{Path: path, Hash: hash}).Wrap(err))
-	}
-	return r, nil
-}
-
-// load reads the record at path, and returns an error if it is the record of another hash.
-func (d *Store) load(path, hash string) (*Record, error) {
-	data, err := file.Read(path, file.MaxRecord)
-	if err != nil {
-		return nil, err
-	}
-
-	r, err := d.fromDisk(data)
-	if err != nil {
-		return nil, err
-	}
-
-	if r.Hash() != hash {
-		return nil, fmt.Errorf("%w: it is the record of network %s, container %s, interface %s, whose file is %s%s",
-			file.ErrDamaged, r.Network, r.ContainerID, r.IfName, r.Hash(), recordSuffix)
+		return nil, fmt.Errorf("load lease: %w", err)
 	}
 	return r, nil
 }

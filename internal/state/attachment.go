@@ -188,42 +188,24 @@ func decodeAttachment(data []byte) (*Attachment, error) {
 // used, the error wraps a *RecordError. Load needs no lock, but without one the answer may be out of date at once.
 func (d *Dir) Load(network, hash string) (*Attachment, error) {
 	path, err := d.attachmentPath(network, hash)
-	if err != nil {
-		return nil, fmt.Errorf("load attachment: %w", err)
+	var a *Attachment
+	if err == nil {
+		a, err = loadAttachment(path, network, hash)
 	}
-
-	a, err := loadAttachment(path, network, hash)
-	if err != nil {
-		bad := &RecordError{Path: path, Network: network, Hash: hash}
-		err = bad.Wrap(err)
-		if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ELOOP) {
-			bad.Err = fmt.Errorf("%w: %w", ErrDamaged, bad.Err)
-		}
-		return nil, fmt.Errorf("load attachment: %w", err)
-	}
-
-	return a, nil
+	return a, withOperation(err, "load attachment")
 }
 
 // loadAttachment reads the record at path, and checks that it belongs to the network and the hash in its path.
 func loadAttachment(path, network, hash string) (*Attachment, error) {
-	data, err := readFile(path)
-	if err != nil {
-		return nil, err
-	}
-
-	a, err := decodeAttachment(data)
-	if err != nil {
-		return nil, err
-	}
-
-	if a.Network != network || a.Hash() != hash {
-		return nil, fmt.Errorf("%w: it is the record of network %s, container %s, interface %s, whose file is %s/%s%s",
-			ErrDamaged, a.Network, a.ContainerID, a.IfName, a.Network, a.Hash(), suffix)
-	}
-
-	a.Short = hash
-	return a, nil
+	bad := &RecordError{Path: path, Network: network, Hash: hash}
+	return ReadRecord(bad, decodeAttachment, func(a *Attachment) error {
+		if a.Network != network || a.Hash() != hash {
+			return fmt.Errorf("%w: it is the record of network %s, container %s, interface %s, whose file is %s/%s%s",
+				ErrDamaged, a.Network, a.ContainerID, a.IfName, a.Network, a.Hash(), suffix)
+		}
+		a.Short = hash
+		return nil
+	})
 }
 
 // Written returns the modification time of an attachment's record.

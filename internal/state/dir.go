@@ -220,7 +220,7 @@ func (e *RecordError) Error() string {
 func (e *RecordError) Unwrap() error { return e.Err }
 
 // Wrap sets e.Err to err, an error from reading the record, and returns e. It returns err itself if the file is
-// missing, since a missing record is no damage.
+// missing, since a missing record is no damage. A directory or a symbolic link in a record's place counts as damage.
 func (e *RecordError) Wrap(err error) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return err
@@ -228,8 +228,30 @@ func (e *RecordError) Wrap(err error) error {
 	if pathErr, ok := err.(*os.PathError); ok {
 		err = pathErr.Err // e names the path already
 	}
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ELOOP) {
+		err = fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
 	e.Err = err
 	return e
+}
+
+// ReadRecord reads the file bad.Path, decodes it, and calls check with the record. An error wraps bad, except for a
+// missing file.
+func ReadRecord[T any](bad *RecordError, decode func([]byte) (*T, error), check func(*T) error) (*T, error) {
+	var record *T
+	data, err := readFile(bad.Path)
+	if err == nil {
+		record, err = decode(data)
+	}
+
+	if err == nil {
+		err = check(record)
+	}
+
+	if err != nil {
+		return nil, bad.Wrap(err)
+	}
+	return record, nil
 }
 
 // list reads the records in a directory, sorted by name. isName reports whether a name, without its suffix, is valid

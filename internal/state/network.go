@@ -137,25 +137,16 @@ func (d *Dir) SaveNetwork(n *Network) error {
 // os.ErrNotExist. If the record cannot be used, the error wraps a *RecordError. LoadNetwork needs the shared lock.
 func (d *Dir) LoadNetwork(name string) (*Network, error) {
 	path, err := d.networkPath(name)
-	if err != nil {
-		return nil, fmt.Errorf("load network: %w", err)
-	}
-
 	var n *Network
-	data, err := readFile(path)
 	if err == nil {
-		n, err = decodeNetwork(data)
+		n, err = ReadRecord(&RecordError{Path: path, Network: name}, decodeNetwork, func(n *Network) error {
+			if n.Name != name {
+				return fmt.Errorf("%w: it is the record of network %s", ErrDamaged, n.Name)
+			}
+			return nil
+		})
 	}
-
-	if err == nil && n.Name != name {
-		err = fmt.Errorf("%w: it is the record of network %s", ErrDamaged, n.Name)
-	}
-
-	if err != nil {
-		return nil, fmt.Errorf("load network: %w", (&RecordError{Path: path, Network: name}).Wrap(err))
-	}
-
-	return n, nil
+	return n, withOperation(err, "load network")
 }
 
 func decodeNetwork(data []byte) (*Network, error) {

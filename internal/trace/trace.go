@@ -147,12 +147,15 @@ func (f *failure) Error() string { return f.text }
 
 func (f *failure) Unwrap() []error { return f.causes }
 
-// Earlier returns the earlier of two times. The zero time means never.
-func Earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
+// Earliest returns the earliest of several times. The zero time means never.
+func Earliest(times ...time.Time) time.Time {
+	var first time.Time
+	for _, t := range times {
+		if first.IsZero() || !t.IsZero() && t.Before(first) {
+			first = t
+		}
 	}
-	return a
+	return first
 }
 
 // Random is the state of a SplitMix64 generator. It is part of a session, so that equal sessions behave equally.

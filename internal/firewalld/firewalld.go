@@ -200,7 +200,7 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 		case leaveAlone:
 			now.Left = append(now.Left, link)
 			if !slices.Contains(before.Left, link) {
-				z.Log.Info("a bridge is left in the zone of firewalld that another program or a user chose for it",
+				z.Log.Info("a bridge stays in the zone of firewalld that another program or a user chose",
 					"link", link, "zone", cmp.Or(current.permanent, current.running))
 			}
 		default:

@@ -368,7 +368,7 @@ func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error 
 		six.Address = l.Address
 	}
 
-	return x.underLock(func(held *lease.LockedRecord) error {
+	err := x.underLock(func(held *lease.LockedRecord) error {
 		if before := x.r.Six.Lease; before != nil && l != nil && before.Address != l.Address {
 			if err := x.pod.withdraw(applied6(before)); err != nil {
 				return err
@@ -384,6 +384,14 @@ func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error 
 		x.r.Six = &six
 		return held.Replace(x.r)
 	})
+	if errors.Is(err, errDeleted) {
+		// The DEL did not know this lease and so did not release it.
+		if x.r.Six = &six; x.r.Releases6(now()) {
+			err = errors.Join(err, x.release6())
+		}
+	}
+
+	return err
 }
 
 // applyLease6 adds the address of a new or renewed lease to the pod, and records the lease.

@@ -341,7 +341,7 @@ func (v *visit) releaseGone(why string) outcome {
 		if v.r.Releases6(now()) {
 			// Without a link-local address on the host's link, the RELEASE can never succeed. Give up after some
 			// attempts, so that the record does not stay for ever.
-			if err := v.release(func() error { return v.node.release6(v.ctx, v.r) }); err != nil && v.m.failures < tries6 {
+			if err := v.release6(); err != nil && v.m.failures < tries6 {
 				return fmt.Errorf("DHCPv6: %w", err)
 			}
 		}
@@ -375,6 +375,10 @@ func (v *visit) release(send func() error) error {
 
 	v.metrics.releases.Inc()
 	return nil
+}
+
+func (v *visit) release6() error {
+	return v.release(func() error { return v.node.release6(v.ctx, v.r) })
 }
 
 // drop calls do to delete or replace a record, if the record is unchanged since the visit read it. If do returns an

@@ -75,7 +75,8 @@ func (s *session) nextFree(p pool, set RangeSet, last netip.Addr, owner Owner) (
 	var taken map[netip.Addr]bool
 	for tried := 0; ; tried++ {
 		if tried == maxProbes {
-			// From here on compare only names and sizes, so that a nearly full /16 costs one listing and not 60,000 attempts.
+			// From here on compare only names and sizes, so that a nearly full /16 costs one listing and not 60,000
+			// attempts.
 			addrs, err := s.list()
 			if err != nil {
 				return netip.Addr{}, nil, err

@@ -84,7 +84,8 @@ func newRangeSet(conf RangeSet) (RangeSet, error) {
 					set.Name, other.Subnet, r.Subnet)
 			}
 			if other.overlaps(r) {
-				return set, newError(tombolo.ErrInvalid, "%s: ranges %s and %s overlap", set.Name, other.text(), r.text())
+				return set, newError(tombolo.ErrInvalid, "%s: ranges %s and %s overlap", set.Name,
+					other.text(), r.text())
 			}
 		}
 
@@ -169,8 +170,8 @@ func (p pool) checkOverlaps() error {
 			for _, a := range set.Ranges {
 				for _, b := range other.Ranges {
 					if a.overlaps(b) {
-						return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a.text(), set.Name,
-							b.text(), other.Name)
+						return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a.text(),
+							set.Name, b.text(), other.Name)
 					}
 				}
 			}

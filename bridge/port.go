@@ -195,8 +195,8 @@ func checkName(name string) error {
 }
 
 // create appends the message that creates both ends of the pair. The peer is created in the pod's namespace, since
-// moving it there later would take several RCU grace periods and a rename. The kernel creates both ends down, and
-// accepts no other state in this message.
+// moving it there later would take several RCU grace periods and a rename. Both ends are down at first. The kernel
+// refuses a message that sets the peer up (ENOTCONN), and the port needs its settings first: see configure.
 func (p *Port) create(b *nl.Batch, bridge, podNS int) {
 	r := link.Request{
 		Name: p.Name, MAC: p.MAC, MTU: &p.MTU, Master: &bridge,

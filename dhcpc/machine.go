@@ -108,8 +108,8 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 
 // Restore continues a lease whose address the client still has, as after a restart of the program. It sends nothing
 // until the lease is due for renewal. If the lease has expired, the next Step ends it, and requests its address in a
-// DISCOVER. If Obtained is in the future, the clock was set back, and the next Step asks servers to confirm the
-// lease. An unusable lease is an error that matches tombolo.ErrInvalid.
+// DISCOVER. If Obtained is in the future, the clock was set back. Then the next Step asks servers to confirm the lease,
+// unless the lease never ends. For an unusable lease, the error matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if err := l.Validate(); err != nil {
 		return Session{}, err

@@ -141,9 +141,9 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 // reads neither the directory nor other reservations, except with Config.Search or after a boot. The error matches
 // ErrPoolFull if no address is left, and ErrAddressTaken if another attachment has a requested address.
 //
-// A second Add for one owner mostly assigns a second set of addresses. Callers keep records of attachments, so Add
-// does not search for earlier addresses. The error matches ErrDuplicate only if a candidate turns out to belong to
-// the attachment already.
+// With Config.Search, the error matches ErrDuplicate if the search finds an address of the owner. Without it, Add does
+// not search for earlier addresses, since callers keep records of attachments. A second Add for the owner then assigns
+// more addresses. Its error matches ErrDuplicate only if Add happens to try an address that the owner already has.
 func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	if err := cmp.Or(h.checkRanges(), h.checkKeeper()); err != nil {
 		return nil, err

@@ -96,7 +96,8 @@ type Network struct {
 	DetectConflicts *bool
 	// VLAN selects the bridge's VLANs to which the pods' ports belong. The zero Membership is the default VLAN, to
 	// which the bridge itself also belongs. If VLAN.ID is set, the gateways' addresses are on a separate link; see
-	// GatewayLink. An uplink carries all these VLANs with tags.
+	// GatewayLink. On an uplink, the frames of VLAN.ID and VLAN.Trunk have tags, and frames of the default VLAN have
+	// none. A shared uplink allows only the zero Membership.
 	VLAN vlan.Membership
 	// SLAAC makes pods form IPv6 addresses from router advertisements. The advertisements also give the default
 	// route, unless Exit is ExitHost.

@@ -301,8 +301,9 @@ func (report *Inspection) addGatewayFaults(ctx context.Context, host *surroundin
 
 // addStrangeAddresses finds addresses of the gateways' link that no network has on record. Such an address directs its
 // subnet to the bridge. If the host has another route to that subnet, such as a route to another node's pods, the
-// address is a fault. Other such addresses are only noted in report.Others. addStrangeAddresses skips addresses with a
-// lifetime, which belong to a running program.
+// address is a fault. Otherwise addStrangeAddresses adds a note to report.Others, unless the host's default route uses
+// the link: then the address is the host's own. It skips link-local addresses. It also skips addresses with a lifetime,
+// which belong to a running program.
 func (report *Inspection) addStrangeAddresses(ctx context.Context, host *surroundings, n *site) error {
 	routes := n.s.Links.Routes()
 	for _, a := range host.addresses {

@@ -113,7 +113,8 @@ func (c *call) runVerb(ctx context.Context) ([]byte, error) {
 }
 
 // refuseOwnNamespace returns an error for an ADD whose CNI_NETNS is the plugin's own network namespace, unless the
-// runtime allows it. It ignores a path that cannot be opened, since some plugins do not need the namespace.
+// runtime allows it. It returns nil if the configuration is a NetConf, whose ADD checks the namespace itself. It
+// ignores a path that cannot be opened, since some plugins do not need the namespace.
 func (c *call) refuseOwnNamespace() error {
 	if _, own := c.configuration.(*NetConf); own || c.verb != "ADD" || c.sameNetNS() {
 		return nil // the ADD of NetConf checks the namespace itself

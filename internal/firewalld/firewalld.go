@@ -269,7 +269,8 @@ type zones struct {
 	standard  string // the default zone
 }
 
-// act is an action on a link.
+// act is a decision about a link's zone in firewalld. The values stay, forget and leaveAlone leave the zone unchanged,
+// and the others change it.
 type act int
 
 const (

@@ -298,8 +298,10 @@ func (c *Conn) assignSequence(b *Batch) uint32 {
 	return base
 }
 
-// collect reads answers until the socket is empty. So no error of a silent request or of a whole transaction stays in
-// the socket for the next Execute.
+// collect reads the answers to the batch b until the socket is empty, and passes each to its request. base is the
+// sequence number of the first request. The number of answers is not known beforehand: the kernel answers a request
+// from AddSilent only if it fails, and may report an error of a whole transaction. No such answer may stay in the
+// socket for the next Execute. collect returns an error if it could not read the answers. Errors of requests are in b.
 func (c *Conn) collect(b *Batch, base uint32) error {
 	buf := c.buffer()
 	var lost error

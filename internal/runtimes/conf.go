@@ -172,8 +172,10 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 	return conf, errors.Join(errs...)
 }
 
-// valueOf converts an option's text into its value in JSON. It returns an error for an unknown option, or for text that
-// is no valid number or bool.
+// valueOf returns the value of an option for the plugin's configuration in JSON. For an option that takes a text, the
+// value is the text itself, and for ipam.servers it is a list. For all other options, the text must be JSON, such as a
+// number or a bool. The plugin later refuses a value of a wrong type. valueOf returns an error for an unknown option,
+// and for text that is not JSON although the option needs it.
 func valueOf(name, text string) (any, error) {
 	isText, known := options()[name]
 	var value any

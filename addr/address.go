@@ -142,8 +142,8 @@ func (a Address) Message(typ netlink.HeaderType, flags netlink.HeaderFlags) (net
 	return nl.Marshal(unix.RTM_DELADDR, 0, body.MarshalBinary, a.putMapped)
 }
 
-// identity returns an address message with only the attributes that identify the address on its link. If isMapped is
-// true, it leaves these attributes to putMapped.
+// identity returns an address message with only the attributes that identify the address on its link. For IPv4-mapped
+// IPv6 addresses (isMapped), the message has no attributes, and the caller must add those of putMapped.
 func (a *Address) identity() (*rtnetlink.AddressMessage, error) {
 	if !a.Prefix.IsValid() {
 		return nil, errPrefix

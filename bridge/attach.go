@@ -45,7 +45,8 @@ var ErrNoIPv6 = errors.New("IPv6 is switched off in this kernel (ipv6.disable=1 
 
 // Attach connects a pod to a bridge. It creates a veth pair, with one end as a port of the bridge. The other end is the
 // pod's interface with its addresses and routes. Attach also sets the pod's loopback interface up. When Attach returns,
-// the pod's addresses are usable and the port forwards, unless port.NoWait or port.Down is set (see Wait).
+// the pod's addresses are usable and the port forwards, unless port.NoWait or port.Down is set (see Wait). If the
+// bridge runs the spanning tree protocol, the port forwards later, after BridgeState.PortDelay.
 //
 // If Attach fails, it undoes its own steps. If a link named port.Name already exists, the error matches fs.ErrExist. If
 // the pod already has an interface named port.Peer, the error matches ErrPeerExists.

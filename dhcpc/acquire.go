@@ -201,7 +201,7 @@ func (t *step) requesting(m *message) {
 }
 
 // isAnothers reports whether a message comes from a server other than the server of the requested lease. If so, it
-// records the server for Lease.Others.
+// records the server for Lease.Others, unless the server is unknown.
 func (t *step) isAnothers(m *message, requested *Lease) bool {
 	if m.sender() == requested.Server || m.source == requested.Server {
 		return false

@@ -232,7 +232,7 @@ func (t *step) enter(state state, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, wake
 }
 
-// idle changes to a state that expects no message. The state ends at the time wake.
+// idle changes to a state that expects no message. The state ends at the time wake; the zero time means never.
 func (t *step) idle(state state, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, time.Time{}
 }

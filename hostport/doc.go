@@ -1,6 +1,6 @@
-// Package hostport finds sockets of the host that conflict with published ports. It also deletes conntrack flows whose
-// address translation is outdated. Package nft publishes the ports (nft.Endpoint.Ports). Ports at 127.0.0.1 also need
-// bridge.Routing.RouteLocalnet.
+// Package hostport finds sockets of the host that conflict with published ports. It also deletes conntrack flows of UDP
+// whose address translation is outdated. Package nft publishes the ports (nft.Endpoint.Ports). Ports at 127.0.0.1 also
+// need bridge.Routing.RouteLocalnet.
 //
 //	taken, err := hostport.Listeners(ctx, host, port) // sockets that would not receive packets any more
 //	conn, err := hostport.Dial(host, nil)

@@ -255,7 +255,7 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 			return err
 		}
 
-		// A killed ADD, which held this lock, has left an empty file. This DEL may have to undo that very ADD, so
+		// If a file is empty, an ADD was killed while it held this lock. This DEL may have to undo that very ADD, so
 		// reclaim the file.
 		for _, addr := range candidates {
 			if s.isEmpty(addr) {

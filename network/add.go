@@ -403,13 +403,14 @@ func (a *addCall) derive(context.Context) error {
 
 	rec.MAC = state.MAC(mac)
 	port := portOf(rec)
+
+	// For a pod that leases its address, leave NoWait unset: Attach then returns only when the port forwards. Otherwise
+	// the pod's first DHCP message would be lost.
 	port.DAD, port.Group, port.NoWait, port.SameNetNS = nw.DAD, nft.PodGroup, a.leasing == nil, a.pod.SameNetNS
 	if nw.Gateway && nw.Uplink == "" {
 		port.Group = nft.GatewayGroup
 	}
 
-	// A pod that leases its address waits until its port forwards (NoWait above), or its first frame would be lost.
-	//
 	// Announce the MAC only if neighbours may remember another MAC for the address. By default the MAC is derived
 	// from the address, so it stays the same. It may differ if the pod requests a MAC, or if another plugin's pod had
 	// the address before.

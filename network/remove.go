@@ -277,7 +277,8 @@ func (t *teardown) stubRecord(hash string) *state.Attachment {
 	return rec
 }
 
-// unreleasable returns an error with the reason if no allocator can take the attachment's addresses back.
+// unreleasable returns an error with the reason if no allocator can take the attachment's addresses back. It returns
+// nil for an attachment with a DHCP lease, which needs no allocator.
 func (t *teardown) unreleasable(rec *state.Attachment) error {
 	switch {
 	case rec.IPAMType == endpoint.Leased:

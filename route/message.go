@@ -371,7 +371,7 @@ func (r *Route) decodeMetrics(ad *netlink.AttributeDecoder) {
 }
 
 // expires parses struct rta_cacheinfo. It returns nil if the route never expires. The field rta_expires counts in
-// USER_HZ, which is 100 on all present architectures.
+// USER_HZ, which is 100 on all architectures that Go supports.
 func expires(b []byte) *time.Duration {
 	const userHZ = 100
 	if len(b) < 12 {

@@ -297,7 +297,7 @@ func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 // minutes apart, so without this limit the socket would stay open throughout.
 const answerWait = 15 * time.Second
 
-// idle enters a state in which the client expects no message until wake.
+// idle enters a state in which the client expects no message until the time wake. The zero time means never.
 func (t *step) idle(state State, wake time.Time) {
 	t.s.state, t.s.wake, t.s.listen = state, wake, time.Time{}
 }

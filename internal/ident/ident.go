@@ -84,7 +84,7 @@ func EndsAlike(a, b netip.Addr) bool {
 	return [8]byte(one[8:]) == [8]byte(other[8:])
 }
 
-// ErrName is the cause of an error about a name that is empty, too long, or has characters that are not allowed.
+// ErrName is the cause of an error about a name or a hash that has a wrong length, or characters that are not allowed.
 var ErrName = errors.New("bad name")
 
 // IsIdentifier reports whether s is a valid container ID or network name. The CNI specification demands

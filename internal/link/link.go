@@ -169,8 +169,8 @@ func (r *reader) find(path ...uint16) []byte {
 	return nl.Find(r.attrs, path...)
 }
 
-// number returns the content of an attribute as a number of four bytes, or 0 if the attribute is missing. It stores an
-// error about another length.
+// number returns the content of an attribute as a number of four bytes, or 0 if the attribute is missing. If the
+// attribute has another length, it returns 0 and stores an error in r.err.
 func (r *reader) number(path ...uint16) uint32 {
 	b := r.find(path...)
 	if len(b) == 4 {

@@ -323,7 +323,8 @@ const DefaultMark = 0x10
 // DefaultTable is the name of our tables if Config.Table is empty.
 const DefaultTable = "tombolo"
 
-// maxTable is the maximum length of a table's name in bytes. Such a name still fits into the comment of a rule.
+// maxTable is the maximum length in bytes of a table's name that CheckTable accepts. Such a name still fits into the
+// comment of a rule.
 const maxTable = 32
 
 // CheckTable returns an error that matches tombolo.ErrInvalid if a Config has an invalid Table or Mark. An empty name

@@ -225,8 +225,8 @@ func (c *Conn) buffer() []byte {
 }
 
 // Execute sends a batch and reads the answers. It returns the error of the first failed request. Batch.Err returns the
-// error of any request. The kernel processes all requests even if some fail. But if a request could not be encoded, or
-// sendmsg fails, it processes none.
+// error of any request. The kernel processes all requests even if some fail, except in a transaction of nf_tables. If a
+// request could not be encoded, or sendmsg fails, the kernel processes none.
 func (c *Conn) Execute(b *Batch) error {
 
 	if err := b.firstErr(); err != nil {

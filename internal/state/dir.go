@@ -72,7 +72,7 @@ func (d *Dir) attachmentPath(network, hash string) (string, error) {
 	return d.attachmentsPath() + "/" + network + "/" + hash + suffix, nil
 }
 
-// ErrName means that the name of a network or a NIC is invalid. It is ident.ErrName.
+// ErrName means that the name of a network or a NIC, or the hash of an attachment, is invalid. It is ident.ErrName.
 var ErrName = ident.ErrName
 
 // maxNetworkName is the maximum length of a network's name, in bytes. A file name has up to 255 (NAME_MAX), and ends in

@@ -15,7 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
-// The records in this file carry information between the plugin and the keeper (tombolod).
+// The following records carry information between the plugin and the keeper (tombolod).
 
 // Contested describes a conflict: another program undoes tombolod's repairs of the firewall again and again.
 type Contested struct {
@@ -156,7 +156,8 @@ func (d *Dir) ForwardedLinks() (links []string, _ error) {
 }
 
 // NetworksChanged returns a number that changes whenever a network's record is written or removed. It is 0 before the
-// first record.
+// first record. Before Linux 6.13, a second change within one tick of the kernel's clock (up to 10 ms) may leave the
+// number as it is.
 func (d *Dir) NetworksChanged() int64 {
 	info, err := os.Stat(d.networksPath())
 	if err != nil {

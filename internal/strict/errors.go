@@ -195,10 +195,10 @@ func compact(raw []byte) string {
 	return strings.ToValidUTF8(text[:valueLimit], "") + "…"
 }
 
-// Nearest returns the name that differs from key by at most one typing error, or "" if there is none. Such an error is
-// a letter too much, a missing or wrong letter, or two swapped neighbours. Nearest ignores case, so "isgateway" finds
-// "isGateway". For a key of fewer than three letters, it returns only a name that differs in case, since every short
-// name would be close.
+// Nearest returns the first name that differs from key by at most one typing error, or "" if there is none. Such an
+// error is a letter too much, a missing or wrong letter, or two swapped neighbours. Nearest ignores case, so
+// "isgateway" finds "isGateway". It prefers a name that differs only in case. For a key of fewer than three letters, it
+// returns only such a name, since every short name would be close.
 func Nearest(key string, names []string) string {
 	near := ""
 	for _, name := range names {

@@ -330,7 +330,8 @@ const (
 // The following methods are the building blocks of rules of the family bridge. Each adds the same expressions as nft,
 // in the same order.
 
-// isEtherType matches frames with an EtherType. If a frame has a VLAN tag, its EtherType is the type of the tag.
+// isEtherType matches frames with an EtherType. If a frame has a VLAN tag, its EtherType is the type of the tag, such
+// as unix.ETH_P_8021Q, and not the type behind the tag.
 func (x expressions) isEtherType(typ uint16) expressions {
 	return x.isAt(expr.PayloadBaseLLHeader, etherType, Number16(typ))
 }

@@ -213,8 +213,8 @@ func (p *GuardedPort) own() (own4, own6 []netip.Addr) {
 	return own4, own6
 }
 
-// addGuard appends the rules of the chain guard, which accepts the packets that a port may send and drops all others.
-// Most rules accept some packets by ending the chain for them. Such packets go on to our later chains and to other
+// addGuard appends the rules of the chain guard, which accepts the packets that a port may send and drops all others. A
+// rule accepts packets by ending the chain for them (Return). Such packets go on to our later chains and to other
 // tables.
 func (list *rules) addGuard() {
 	const in = expr.MetaKeyIIFNAME

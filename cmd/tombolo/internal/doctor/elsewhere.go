@@ -28,10 +28,10 @@ const (
 		"vtysh -c 'show bgp summary'), or from the cloud's route controller"
 )
 
-// kept checks the destinations in Options.Kept, such as other nodes' pods. It adds a note if an unreachable,
-// blackhole or prohibit route covers such a destination, and no other route leads to a part of it. A routing daemon
-// adds such a route for all pods of a cluster, and more specific routes for the nodes that it knows. kept ignores
-// default routes, since the next router may have a route.
+// kept checks the destinations in Options.Kept, such as other nodes' pods. It adds a note if an unreachable, blackhole
+// or prohibit route covers such a destination, and no other route leads to a part of it. A routing daemon adds such a
+// route for all pods of a cluster, and more specific routes for the nodes that it knows. kept ignores default routes,
+// since the next router may have a route. It also ignores routes to the pod itself, such as the route to its subnet.
 func (e *examination) kept(ctx context.Context) error {
 	routes, err := e.onHost.List(ctx, route.Filter{Family: nl.FamilyOf(e.own), Table: unix.RT_TABLE_MAIN})
 	if err != nil {

@@ -114,8 +114,8 @@ func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) 
 	return c.nl.Do(ctx, &again)
 }
 
-// fillIn sets BridgeIndex, MTU, MAC and PeerMAC if the caller left them zero. It returns an error if the link p.Bridge
-// is not a bridge.
+// fillIn sets BridgeIndex, MTU, MAC and PeerMAC if the caller left them zero. For BridgeIndex and MTU it looks up the
+// link p.Bridge, and returns an error if the link is not a bridge.
 func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 	if p.BridgeIndex == 0 || p.MTU == 0 {
 		l, err := c.bridgeNamed(ctx, p.Bridge)

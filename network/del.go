@@ -73,10 +73,10 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 }
 
 // Remove deletes the objects of a network that Collect leaves. These are its rules, its gateways, its record, and its
-// host-local directory in the state directory. Remove also deletes the bridge if nothing else uses it. With the last
-// network, it also turns off the forwarding that Tombolo turned on; before Linux 6.17, IPv6 forwarding stays on. If the
-// network has attachments, the error matches ErrAttached, and mentions those that CollectDead would remove. If the
-// network does not exist, Remove returns nil: use Upkeep.Known to find out.
+// host-local directory in the state directory. Remove also deletes a bridge that Tombolo created, if nothing else uses
+// the bridge. With the last network, it also turns off the forwarding that Tombolo turned on; before Linux 6.17, IPv6
+// forwarding stays on. If the network has attachments, the error matches ErrAttached, and mentions those that
+// CollectDead would remove. If the network does not exist, Remove returns nil: use Upkeep.Known to find out.
 func (n *Node) Remove(ctx context.Context, name string) error {
 	err := n.withSession(func(s *session) error { return removeNetwork(ctx, s, name) }, name)
 	return n.nameDead(ctx, name, err)

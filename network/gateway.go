@@ -380,8 +380,8 @@ func refuseConflicts(ctx context.Context, s *session, w *requirement, token stri
 	return refuseOverlaps(ctx, s, w, before, token)
 }
 
-// refuseStranding returns an error if the new configuration would take the bridge or the gateway from the network's
-// present pods.
+// refuseStranding returns an error if the network has pods and the new configuration changes its bridge or its mode.
+// Otherwise the pods would lose their bridge or their gateway.
 func refuseStranding(ctx context.Context, s *session, w *requirement, before *state.Network) error {
 	was, is := mode(before.DefaultRoute, len(before.Gateways) > 0), mode(w.Record.DefaultRoute, w.Gateway)
 

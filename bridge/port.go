@@ -421,8 +421,9 @@ func (p *Port) raSysctls() []raSysctl {
 	}
 }
 
-// raSysctl is a sysctl together with its value in a new network namespace. If the value is 0 and asks is set,
-// the kernel sends no router solicitations. If the value is 0 and forms is set, the kernel forms no addresses.
+// raSysctl is a sysctl for router advertisements together with initial, its value in a new network namespace. asks is
+// set if the kernel sends no router solicitations while the sysctl is 0. forms is set if the kernel forms no addresses
+// while the sysctl is 0.
 type raSysctl struct {
 	parameter
 	initial     int32

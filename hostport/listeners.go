@@ -159,7 +159,8 @@ func (k *links) reaches(l *Listener, host netip.Addr) bool {
 // accept IPv4 too. If the kernel lacks the protocol's module, the list is empty. The request is struct
 // inet_diag_req_v2 (include/uapi/linux/inet_diag.h).
 func sockets(ctx context.Context, conn *nl.Conn, protocol nft.Protocol, family uint8) ([]Listener, error) {
-	// States of include/net/tcp_states.h. A UDP socket has the state "closed" until it is connected.
+	// requestLen is the size of the request in bytes. listening and closed are states of include/net/tcp_states.h. A
+	// UDP socket has the state "closed" until it is connected.
 	const requestLen, listening, closed = 56, 10, 7
 	state := uint8(listening)
 	if protocol == unix.IPPROTO_UDP {

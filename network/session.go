@@ -375,8 +375,9 @@ func (n *Node) withSession(do func(*session) error, networks ...string) error {
 	return do(s)
 }
 
-// openKnown opens a session for a call without a network's configuration. It checks the given names of networks. If
-// Config.Mark is 0, openKnown reads the mark from a network's record: all networks share one mark.
+// openKnown opens a session for a call without a network's configuration. If one of the given names cannot be a
+// network's name, the error matches ErrInvalid. A network with the name need not exist. If Config.Mark is 0, openKnown
+// reads the mark from a network's record: all networks share one mark.
 func (n *Node) openKnown(networks ...string) (*session, error) {
 	for _, name := range networks {
 		if err := checkName(name); err != nil {

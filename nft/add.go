@@ -128,12 +128,13 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 }
 
 // replace adds the elements in group. It keeps elements that exist with the same comment and data. It deletes other
-// existing elements with the same keys, and existing elements that exclude new ones. It also deletes the elements in
-// gone that exist with the same comment. No element may be in both group and gone. If two elements in group exclude
-// each other, replace returns a *ConflictError.
+// existing elements with the same keys, and published ports that exclude new ones (ruleset.Element.Excludes). It also
+// deletes the elements in gone that exist with the same comment. No element may be in both group and gone. If two
+// elements in group exclude each other, replace returns a *ConflictError.
 //
-// If refuse is not nil, replace first calls it with the existing elements that have a key from group or exclude a new
-// element. An entry is nil if a key does not exist. If refuse returns an error, replace changes nothing.
+// If refuse is not nil, replace first calls it with the existing elements that would be in the way. For each element in
+// group, the list has the existing element with the same key, or nil if there is none. After these it has the published
+// ports that exclude new ones. If refuse returns an error, replace changes nothing.
 func (c *Conn) replace(ctx context.Context, group, gone []ruleset.Element,
 	refuse func(is []*ruleset.Element) error) error {
 	if i := slices.IndexFunc(group, publishedBy(group).exclude); i >= 0 {

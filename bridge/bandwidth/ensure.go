@@ -279,7 +279,8 @@ func addIFB(b *nl.Batch, name string, mac net.HardwareAddr) {
 	link.Request{Name: name, MAC: mac, MTU: &mtu, Kind: "ifb"}.Create(b, "add link", name)
 }
 
-// setAlias appends a request that sets the alias. The kernel ignores an alias in the request that creates a link.
+// setAlias appends a request that sets the alias of the named link. If alias is empty, it appends nothing. The request
+// is separate because the kernel ignores an alias in the request that creates a link.
 func setAlias(b *nl.Batch, name, alias string) {
 	if alias != "" {
 		link.Request{Name: name, Alias: &alias}.Set(b, "set link", name)

@@ -168,8 +168,8 @@ func (c *Common) complete(request *call) {
 	c.argMAC, c.RuntimeConfig.ArgIPs = args.MAC, args.IPs
 }
 
-// readArgs decodes the fields of args.cni that a plugin uses, and stores errors in them by note. It ignores all other
-// fields, which belong to other plugins.
+// readArgs decodes the object args.cni of the configuration into the struct that into points to. It passes errors about
+// values to note. It ignores keys without a field in the struct, because they belong to other plugins.
 func (c *call) readArgs(into any) {
 	if data := c.conf.Args.CNI; !isEmpty(data) {
 		c.note(strict.Part("args.cni", data, into, strict.Everything))

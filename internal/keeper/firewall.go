@@ -99,8 +99,8 @@ func (f *firewall) hear(messages []netlink.Message) urgency {
 }
 
 // visit compares the firewall with the records, and repairs it if anything is missing. While another program undoes its
-// repairs (see contest), it does nothing until the next repair is due. If nothing is missing, it also looks for
-// obstacles, and for set elements of pods that are gone.
+// repairs (see contest), it does nothing until the next repair is due. If nothing is missing, it also looks for other
+// programs' rules that drop packets of pods (foreign.Obstacle), and for set elements of pods that are gone.
 func (f *firewall) visit(ctx context.Context) {
 	if now().Before(f.contest.until) {
 		f.wake = f.contest.until

@@ -269,7 +269,8 @@ func (l *linkSource) visit(ctx context.Context) {
 }
 
 // networksToMend returns the networks to repair now. lacking maps each network to its differences. networksToMend also
-// ends the contests (see contest) over networks without differences, and updates the metric of contested networks.
+// ends the contests (see contest) over networks without differences, and sets the Prometheus gauge
+// tombolo_links_contested.
 func (l *linkSource) networksToMend(lacking map[string][]string) (networks []string) {
 	maps.DeleteFunc(l.remains, func(name string, _ []string) bool { return len(lacking[name]) == 0 })
 	for name, r := range l.contests {

@@ -484,8 +484,9 @@ func Release6(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS
 		func(cfg *transport.Config) error { return transport.Send6(cfg, r.Six.Release) })
 }
 
-// send calls transmit with a configuration for sending from the host's link in the pod's network. own is the released
-// address, for errors.
+// send calls transmit with a configuration for sending from the host's link in the pod's network. If the host has no
+// link in the pod's VLAN, send returns nil without calling transmit. own is the address of the lease to release, for
+// errors.
 func send(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, own netip.Addr,
 	transmit func(*transport.Config) error) error {
 	at, err := links.Link(ctx, r.At())

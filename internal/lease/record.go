@@ -236,7 +236,8 @@ func kernelClock() Clock {
 // (Booted). Within that boot only the difference between a time and Booted counts, so setting the clock does no harm.
 // After another boot, the times count unchanged. In memory, times have readings of the process's monotonic clock.
 
-// toDisk returns a copy of the record with its times converted for the record's file.
+// toDisk returns a copy of the record for its file. In the copy, all times are wall clock times in UTC, and Booted is
+// the time of the boot.
 func (d *Store) toDisk(r *Record) (*Record, error) {
 	_, up, err := d.Clock()
 	if err != nil {

@@ -327,8 +327,8 @@ func routeName(t int) (name string, header int) {
 	return "RTM_" + verbs[t%len(verbs)] + objects[i], headers[i]
 }
 
-// netfilterName returns the name of a message type of nfnetlink. For a subsystem other than nf_tables, it returns the
-// numbers of subsystem and message.
+// netfilterName returns the name of a message type of nfnetlink. It knows the messages of nf_tables, and those that
+// begin and end a batch. For other types, it returns a text with the numbers of subsystem and message.
 func netfilterName(t int) string {
 	names := []string{"NEWTABLE", "GETTABLE", "DELTABLE", "NEWCHAIN", "GETCHAIN", "DELCHAIN", "NEWRULE", "GETRULE",
 		"DELRULE", "NEWSET", "GETSET", "DELSET", "NEWSETELEM", "GETSETELEM", "DELSETELEM", "NEWGEN", "GETGEN", "TRACE"}

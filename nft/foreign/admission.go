@@ -106,9 +106,9 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 	return rules, err
 }
 
-// read sets b.rules to the rules of the base chain at, evaluated for the packet p. It sets b.chain to a function
-// that returns the rules of any chain in the same table, and that reads each chain only once. Errors of reading are
-// stored in b.err.
+// read sets b.rules to the rules of the base chain at. It sets b.chain to a function that returns the rules of the
+// named chain in the same table, and that reads each chain only once. The fields conditional and unmet of each rule
+// tell whether the packet p meets its conditions. If reading fails, b.err is the error.
 func (c *Conn) read(ctx context.Context, b *base, at chain, p *packet) {
 	read := map[string][]rule{}
 	b.chain = func(name string) []rule {

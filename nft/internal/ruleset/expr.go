@@ -411,7 +411,7 @@ func (x expressions) nextHeader(from, to byte) expressions {
 	return x.load(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1).byteBetween(from, to)
 }
 
-// byteBetween matches if the byte in the first register is between from and to.
+// byteBetween matches if the byte in the first register is at least from and at most to.
 func (x expressions) byteBetween(from, to byte) expressions {
 	return x.numberBetween([]byte{from}, []byte{to})
 }

@@ -299,7 +299,8 @@ func (rs *Ruleset) add(ch Chain) {
 // addForward appends the rules of the chain forward, which sets the mark bit on packets that may pass. An accept
 // here would not override a drop in another table, so a rule in that table must accept the mark. The chain changes
 // only the mark of packets from or to our bridges and of pods' packets at a shared NIC. It drops packets that a
-// policy forbids, and new connections from trusted links (TrustedSet) to links of other programs.
+// policy forbids. It also drops new connections from trusted links (TrustedSet) to links of other programs, unless a
+// rule has changed the connection's destination (DNAT).
 func (list *rules) addForward(mark uint32) {
 	const in, out, link = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME, expr.PayloadBaseLLHeader
 

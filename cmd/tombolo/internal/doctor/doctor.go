@@ -120,7 +120,7 @@ func isReplaced(d tombolo.Difference) bool {
 	return d.Have != "" && d.What != "link" && have <= want
 }
 
-// examination is the examination of one attachment in progress.
+// examination is the state of one run of the doctor on one attachment: its input, open sockets and findings so far.
 type examination struct {
 	opt         Options
 	at          *network.Attachment

@@ -380,7 +380,8 @@ var ErrNoNetfilter = errors.New("bridged packets do not pass the firewall")
 // When the module is loaded later, NFCall also takes effect on existing bridges.
 func ProbeNetfilter() error { return probeNetfilter(sysctl.Exists) }
 
-// probeNetfilter checks for a sysctl that the module adds to each network namespace (Linux 5.3).
+// probeNetfilter does the work of ProbeNetfilter. It looks for a sysctl that the module adds to each network namespace
+// (Linux 5.3). exists reports whether the sysctl with the given path exists.
 func probeNetfilter(exists func(path string) bool) error {
 	if exists("net/bridge/bridge-nf-call-iptables") {
 		return nil

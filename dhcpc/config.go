@@ -230,7 +230,8 @@ type Lease struct {
 	// the server, or to the relay in between. It is empty if the transport does not know it.
 	ServerMAC Hex `json:"serverMAC,omitempty"`
 
-	// Others are other servers that answered while the client acquired this lease or the leases before it.
+	// Others are the other servers that answered since the client's last search for servers by DISCOVER began, also
+	// during renewals.
 	Others []netip.Addr `json:"others,omitempty"`
 
 	// Obtained is the time of the REQUEST or DISCOVER that the ACK answered. Renew (T1), Rebind (T2) and Expire are

@@ -253,7 +253,7 @@ func (s RangeSet) describe() string {
 	return "range set " + s.text()
 }
 
-// contains reports whether addr lies between the ends.
+// contains reports whether addr belongs to the range, which includes RangeStart and RangeEnd.
 func (r Range) contains(addr netip.Addr) bool {
 	return addr.BitLen() == r.RangeStart.BitLen() && !addr.Less(r.RangeStart) && !r.RangeEnd.Less(addr)
 }

@@ -40,12 +40,12 @@ type store struct {
 	node    Node
 }
 
-// failf returns an error about the network that matches cause.
+// failf returns an error that names the network and matches cause.
 func (s *store) failf(cause error, format string, args ...any) error {
 	return newError(cause, "network %q: %s", s.network, fmt.Sprintf(format, args...))
 }
 
-// ioError returns an error about a failed operation on the directory.
+// ioError returns an error about a failed operation on the directory. It matches err.
 func (s *store) ioError(doing string, err error) error { return s.failf(err, "%s: %s", doing, err) }
 
 // warnf sends a message to Node.Warn.

@@ -536,7 +536,7 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 }
 
 // addChildLinks notes in report.Others the limitations that sharing causes for macvlan and ipvlan links on the same
-// NIC.
+// NIC. If the network shares no NIC, it notes nothing.
 func (report *Inspection) addChildLinks(ctx context.Context, n *site) error {
 	if !n.uplink.shared || n.uplink.nic.Index == 0 {
 		return nil

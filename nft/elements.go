@@ -216,8 +216,9 @@ func (c *Conn) hostElements(ctx context.Context) (list []ruleset.Element, _ erro
 }
 
 // Remove deletes the elements of endpoints. It is no error if an endpoint does not exist. Remove looks up the elements
-// by bridge, addresses, MAC and ports, and deletes only elements whose comment names the owner. So an address that now
-// belongs to another endpoint stays. Elements with other keys stay too, even the owner's: see RemoveOwners.
+// by bridge, addresses, MAC and ports, and deletes only elements whose comment names the owner of one of the endpoints.
+// So an address that now belongs to another owner stays. Elements with other keys stay too, whoever their owner is: see
+// RemoveOwners.
 //
 // The kernel frees deleted objects after an RCU grace period. Only Close waits for that.
 func (c *Conn) Remove(ctx context.Context, eps ...Endpoint) error {

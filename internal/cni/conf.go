@@ -78,7 +78,7 @@ func (p podPolicy) withDefaults(q podPolicy) podPolicy {
 	return podPolicy{cmp.Or(p.EgressPolicy, q.EgressPolicy), cmp.Or(p.PublishFrom, q.PublishFrom)}
 }
 
-// entries is a text of entries, separated by commas. In JSON it may also be a list of texts.
+// entries is a list in one text, separated by commas. In JSON it may also be a list of texts.
 type entries string
 
 // UnmarshalJSON parses a text or a list of texts. It returns an error for an empty list, which could mean everything or
@@ -176,7 +176,7 @@ func (c *call) readArgs(into any) {
 	}
 }
 
-// note stores errors in stdin. The method refuse returns them later, for the verbs that they stop.
+// note stores errors that decoding stdin has found. The method refuse returns them later, for the verbs that they stop.
 func (c *call) note(found strict.Problems) {
 	for _, err := range found {
 		c.undecoded = append(c.undecoded, configError(err))

@@ -71,10 +71,10 @@ func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) hand
 	return selected
 }
 
-// findMakers finds out from prevResult who made the host's end of the pod's link. ours is set if its name is port, so
-// that Tombolo made it. others is set if another program's bridge plugin made it. Such a plugin's result has two
-// interfaces of the host, a bridge and a port. The result of a plugin like ptp has only one. If prevResult is missing
-// or invalid, both values are false.
+// findMakers finds out from prevResult who made the host's end of the pod's link. ours is set if prevResult has an
+// interface called port, which only Tombolo makes. others is set if another program's bridge plugin made it. Such a
+// plugin's result has two interfaces of the host, a bridge and a port. The result of a plugin like ptp has only one.
+// If prevResult is missing or invalid, both values are false.
 func (c *call) findMakers(port string) (ours, others bool) {
 	prev, err := c.conf.prevResult()
 	if err != nil || prev == nil {
@@ -97,7 +97,8 @@ func (c *call) isKept() bool {
 }
 
 // forward runs the kept program (see Kept) with the call's stdin, and returns its output. If there is no kept program,
-// it returns the result of errNoneKept. For STATUS it does nothing if the plugin bridge is Tombolo.
+// it returns the result of errNoneKept. For STATUS it runs nothing if the plugin bridge is Tombolo too, since pods
+// then need no other program.
 func (c *call) forward(ctx context.Context) ([]byte, error) {
 	if c.verb == "STATUS" && delegate.IsOurs(filepath.Join(filepath.Dir(c.Kept), nameBridge)) {
 		return nil, nil // Tombolo makes the pods' interfaces, so it needs no other program

@@ -224,7 +224,8 @@ func (c *NetConf) limitEgress(s *network.Network) {
 	}
 }
 
-// policies adds a problem for each invalid policy. source returns the origin of a field's policy, for the error.
+// policies adds a problem for each policy that is invalid, or that a network with the settings s cannot enforce. source
+// returns the origin of a field's policy, for the error.
 func (p *problems) policies(policy podPolicy, source func(field string) string, s network.Network) {
 	s.Egress, s.PublishFrom = nft.Egress(policy.EgressPolicy.policy()), ""
 	err := s.CheckPolicies()

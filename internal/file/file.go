@@ -34,7 +34,8 @@ const (
 )
 
 // Read returns the content of a small file. It follows no symbolic link and does not wait on a FIFO. The error matches
-// ErrDamaged if the file has more than limit bytes, is no regular file or directory, or is another user's.
+// ErrDamaged if the file has more than limit bytes, if it is neither a regular file nor a directory, or if it belongs
+// to neither root nor the caller. For a directory, the error matches unix.EISDIR.
 func Read(path string, limit int) ([]byte, error) {
 	fd, err := Open(path, unix.O_RDONLY)
 	if err != nil {

@@ -111,8 +111,8 @@ func (l *loop) run(changes <-chan change, beat func() error) error {
 	return err
 }
 
-// beat calls the heartbeat and Alive. After a suspension of the machine, it also schedules visits to all leases. It
-// drops their DHCP sessions, whose times did not count the suspension.
+// beat calls the function beat, which records a heartbeat, and Keeper.Alive. After a suspension of the machine, it
+// also schedules visits to all leases. It drops their DHCP sessions, whose times did not count the suspension.
 func (l *loop) beat(beat func() error) error {
 	if err := beat(); err != nil {
 		return err

@@ -250,7 +250,8 @@ func (d *Store) toDisk(r *Record) (*Record, error) {
 	return out, nil
 }
 
-// fromDisk decodes a record's file, and converts its times. It returns the errors of decode and of Clock.
+// fromDisk decodes a record's file. In the result, all times have readings of the process's monotonic clock. It returns
+// the errors of decode and of Clock.
 func (d *Store) fromDisk(data []byte) (*Record, error) {
 	r, err := decode(data)
 	if err != nil {

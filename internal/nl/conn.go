@@ -561,7 +561,7 @@ func listing(ask netlink.HeaderType) kind {
 
 const sizeofTcmsg = 20
 
-// identify adds the bytes that identify an object to the hash sum.
+// identify adds the bytes that identify an object to the hash sum. If k has no keys, it adds nothing.
 func (k kind) identify(sum io.Writer, data []byte) {
 	if k.keys == nil {
 		return

@@ -314,7 +314,8 @@ func (d *debugger) describe(m netlink.Message) (name, content string) {
 	return name, string(appendAttributes(fmt.Appendf(nil, " %x", m.Data[:header]), m.Data[header:]))
 }
 
-// routeName returns the name of a message type of rtnetlink, and the length of such a message's fixed header.
+// routeName returns the name of a message type of rtnetlink, and the length of such a message's fixed header. For an
+// unknown type, it returns a text with the number, and 0.
 func routeName(t int) (name string, header int) {
 	verbs := []string{"NEW", "DEL", "GET", "SET"}
 	objects := []string{"LINK", "ADDR", "ROUTE", "NEIGH", "RULE", "QDISC", "TCLASS", "TFILTER"}

@@ -80,8 +80,9 @@ func getChain(b *nl.Batch, ch chain, reply func(nftnl.Chain)) {
 	}, ch.named(unix.NFTA_CHAIN_NAME)...)
 }
 
-// rulesOf returns the rules of a chain, evaluated for the packet p. A rule of ours is evaluated for packets of its own
-// bridge instead. If the chain does not exist, the result is empty.
+// rulesOf returns the rules of a chain as decodeRule evaluates them for the packet p: the fields conditional and unmet
+// of a rule depend on p. It evaluates a rule of ours for packets of the rule's own bridge instead. If the chain does
+// not exist, the result is empty.
 func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -107,8 +108,8 @@ func (c *Conn) rulesOf(ctx context.Context, ch chain, p *packet) ([]rule, error)
 }
 
 // read sets b.rules to the rules of the base chain at. It sets b.chain to a function that returns the rules of the
-// named chain in the same table, and that reads each chain only once. The fields conditional and unmet of each rule
-// tell whether the packet p meets its conditions. If reading fails, b.err is the error.
+// named chain in the same table, and that reads each chain only once. rulesOf evaluates all these rules for the packet
+// p. If reading fails, b.err is the error.
 func (c *Conn) read(ctx context.Context, b *base, at chain, p *packet) {
 	read := map[string][]rule{}
 	b.chain = func(name string) []rule {

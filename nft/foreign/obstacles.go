@@ -101,8 +101,8 @@ func (c *Conn) chains(family uint8, each func(nftnl.Chain)) error {
 	})
 }
 
-// rules lists the rules in the tables of other programs, evaluates every rule for the packet p, and passes the result
-// to each.
+// rules lists the rules in the tables of other programs, and passes every rule to each, as decodeRule evaluates it for
+// the packet p.
 func (c *Conn) rules(p packet, each func(at chain, r rule)) error {
 	for _, family := range families() {
 		err := nftnl.List(c.nl, "list rules", family, unix.NFT_MSG_GETRULE, func(data []byte) error {

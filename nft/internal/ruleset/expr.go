@@ -386,7 +386,8 @@ func (x expressions) isNoSender() expressions {
 	return x.isAt(expr.PayloadBaseNetworkHeader, arpSenderIP, make([]byte, Addr4Len))
 }
 
-// isDiscovery matches ICMPv6 messages with a type between from and to, such as those of neighbour discovery.
+// isDiscovery matches ICMPv6 messages whose type is at least from and at most to, such as those of neighbour
+// discovery.
 func (x expressions) isDiscovery(from, to byte) expressions {
 	return x.isEtherType(unix.ETH_P_IPV6).isICMPv6(from, to)
 }
@@ -401,12 +402,12 @@ func (x expressions) isICMPv6(from, to byte) expressions {
 	return x.isL4(unix.IPPROTO_ICMPV6).firstByte(from, to)
 }
 
-// firstByte matches packets if the first byte of their transport header is between from and to.
+// firstByte matches packets if the first byte of their transport header is at least from and at most to.
 func (x expressions) firstByte(from, to byte) expressions {
 	return x.load(expr.PayloadBaseTransportHeader, 0, 1).byteBetween(from, to)
 }
 
-// nextHeader matches packets whose IPv6 next header field is between from and to.
+// nextHeader matches packets whose IPv6 next header field is at least from and at most to.
 func (x expressions) nextHeader(from, to byte) expressions {
 	return x.load(expr.PayloadBaseNetworkHeader, ip6NextHeader, 1).byteBetween(from, to)
 }
@@ -416,7 +417,8 @@ func (x expressions) byteBetween(from, to byte) expressions {
 	return x.numberBetween([]byte{from}, []byte{to})
 }
 
-// numberBetween matches if the number in the first register is between from and to, which are in network byte order.
+// numberBetween matches if the number in the first register is at least from and at most to, which are in network byte
+// order.
 func (x expressions) numberBetween(from, to []byte) expressions {
 	if bytes.Equal(from, to) {
 		return x.compare(expr.CmpOpEq, from)

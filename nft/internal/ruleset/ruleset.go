@@ -86,7 +86,7 @@ type setType struct {
 	DataLen  uint32 // length of the data in bytes; 0 if the set is no map
 }
 
-// hasIntervals reports whether each element is a range of keys with several parts.
+// hasIntervals reports whether each element of the set is a range of keys, from a first to a last key.
 func (s setType) hasIntervals() bool { return s.flags&unix.NFT_SET_INTERVAL != 0 }
 
 // intervalSet returns the definition of a set of intervals. types are the types of the parts of its keys.

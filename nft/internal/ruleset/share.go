@@ -58,7 +58,7 @@ func ofShare(at Place, bridge string) bool {
 	return ok && owner == bridge
 }
 
-// addShare adds the chains that the network's Share needs.
+// addShare adds the chains that the network's Share needs. For a network without a Share, it adds none.
 func (rs *Ruleset) addShare(n *Network, mark uint32) {
 	if n.Share == nil {
 		return

@@ -41,7 +41,7 @@ type Finding struct {
 	Step     Step   `json:"step"`
 	Evidence string `json:"evidence"`
 	Remedy   string `json:"remedy,omitempty"`
-	// Note is set if no test has failed because of the finding, which may be intended.
+	// Note is set if the finding may be intended, since no test has failed because of it.
 	Note bool `json:"note,omitempty"`
 }
 

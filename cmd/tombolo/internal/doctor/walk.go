@@ -170,9 +170,10 @@ func (e *examination) families(ctx context.Context) error {
 	return nil
 }
 
-// family follows one address of the pod to its gateways and beyond. It tests the gateways of the pod's routes. An
-// IPAM names a gateway for every subnet. So family tests the recorded gateway only if the host has its address, or
-// if a route of the pod leads there.
+// family follows packets from the pod's address e.own to its gateways and beyond. It tests the gateways of the pod's
+// routes. The parameter gateway is the recorded gateway of the address. An IPAM names a gateway for every subnet. So
+// family tests the recorded gateway, and the path beyond it, only if the host has its address, or if a route of the pod
+// leads there.
 func (e *examination) family(ctx context.Context, gateway netip.Addr) error {
 	routes, err := e.inPod.List(ctx, route.Filter{Family: nl.FamilyOf(e.own), Link: e.index})
 	if err != nil {

@@ -72,7 +72,8 @@ type painter struct {
 
 func (p *painter) line(parts ...string) { p.WriteString(strings.Join(parts, "") + "\n") }
 
-// in returns a text in a style, if the screen has colours.
+// in returns a text with the control sequences for a style. If the screen has no colours, it returns the text
+// unchanged.
 func (p *painter) in(how, text string) string {
 	if !p.Colour || how == plain {
 		return text

@@ -108,8 +108,8 @@ func (h *HostLocal) Bind(node Node) Allocator {
 func (*HostLocal) Slow() bool { return false }
 
 // Want returns a copy of h whose Add assigns the given addresses, at most one from each set. From the other sets, Add
-// assigns any address. If an address is in no range, or is a gateway, the error matches tombolo.ErrInvalid. An
-// address may be listed twice.
+// assigns any address. If an address is in no range or is a gateway, or if two different addresses are in one set, the
+// error matches tombolo.ErrInvalid. An address may be listed twice.
 func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 	if err := h.checkRanges(); err != nil {
 		return nil, err

@@ -172,8 +172,8 @@ func (s *session) reclaim(addr netip.Addr) error {
 	return nil
 }
 
-// release removes the reservation of addr. The caller has checked the owner. If a name keeps addr, release makes it the
-// last of the kept addresses that other attachments get.
+// release removes the reservation of addr. The caller has checked the owner. If addr is kept for a name (see
+// HostLocal.Keep), release moves it to the end of the kept addresses, so that other attachments get it last.
 func (s *session) release(addr netip.Addr) error {
 	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("release "+addr.String(), err)
@@ -316,7 +316,7 @@ func (s *session) unlock() {
 	unix.Close(s.fd)
 }
 
-// lineBreak separates the lines of a reservation file. There is none at the end.
+// lineBreak separates container and interface in a reservation file. In a file with a hash, it follows the hash.
 const lineBreak = "\r\n"
 
 // hashPrefix begins a reservation whose owner is known only by its hash (Live.Hash). A container ID has no colon, so

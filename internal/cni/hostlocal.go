@@ -11,9 +11,10 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// hostLocal sets a.Allocator to an ipam.HostLocal for the section, and returns the first error in the section. After an
-// error in a strict request, a.Allocator stays nil. In a request that is not strict, hostLocal logs the error, and the
-// HostLocal knows only ipam.dataDir. That suffices to release addresses. hostLocal does not access the disk.
+// hostLocal sets a.Allocator to an ipam.HostLocal for the section, and returns the first error in the section. After
+// an error in a strict request, the caller must not use a.Allocator. In a request that is not strict, hostLocal logs
+// the error, and the HostLocal knows only ipam.dataDir. That suffices to release addresses. hostLocal does not access
+// the disk.
 func (a *allocator) hostLocal(r *ipamRequest) error {
 	confErr := a.readHostLocal(r)
 	if confErr == nil || r.Strict {

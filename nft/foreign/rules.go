@@ -210,8 +210,8 @@ func (b *base) beforeLogs(behind, at int) int {
 	return at
 }
 
-// couldAccept reports whether one of the rules, or of the chains that they call, could accept packets of pods.
-// visited records chains that were examined already.
+// couldAccept reports whether one of the rules, or of the chains that they call, could accept packets of pods. It skips
+// our own rules. visited records chains that were examined already.
 func (b *base) couldAccept(rules []rule, visited map[string]bool) bool {
 	for _, r := range rules {
 		switch {
@@ -417,7 +417,8 @@ func bits(value, known uint32) loaded {
 		known: binary.NativeEndian.AppendUint32(nil, known)}
 }
 
-// and applies a mask to the loaded value. The bits outside of the mask are then known to be 0.
+// and applies a mask to the loaded value. The bits outside of the mask are then known to be 0. If the mask has another
+// length than the value, or the flag not is set, the value becomes unknown.
 func (l *loaded) and(mask []byte) {
 	if len(mask) != len(l.value) || l.not {
 		*l = loaded{}

@@ -30,7 +30,7 @@ func TestBrokenRulesAreNamedAndMended(t *testing.T) {
 		"a chain of a network more": {on: "nft add chain inet tombolo masq-pods", says: "table inet tombolo: chain masq-pods does not belong there [repair]"},
 		"another's chain more":      {on: "nft add chain inet tombolo theirs"},
 		"a chain at another hook": {on: "nft delete chain inet tombolo unmark; nft add chain inet tombolo unmark '{ type filter hook input priority 300; }'",
-			says: cleared + "\nchain unmark of table inet tombolo: hook is type filter hook input priority 300, should be type filter hook postrouting priority 300 [repair]\n" +
+			says: cleared + "\nchain unmark of table inet tombolo: hook is type filter hook input priority 300, should be type filter hook postrouting priority -160 [repair]\n" +
 				`chain unmark of table inet tombolo: comment (version and settings) is "", should be "tombolo rules 1, mark 0x10, 4 in all" [repair]`},
 		"a rule more":      {on: "nft insert rule inet tombolo unmark counter", says: another},
 		"a rule exchanged": {on: "nft flush chain inet tombolo unmark" + strings.Repeat("; nft add rule inet tombolo unmark counter", 4), says: another + "\n" + cleared, unseen: true},

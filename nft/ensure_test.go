@@ -134,7 +134,7 @@ var damages = []struct {
 		do: "delete chain inet tombolo unmark; add chain inet tombolo unmark { type filter hook input priority 7; " +
 			`comment "tombolo rules 1, mark 0x10, 1 in all"; }; add rule inet tombolo unmark counter comment "clear the mark bit of packets to our bridges"`,
 		unready: true,
-		found:   []string{"chain unmark of table inet tombolo: hook is type filter hook input priority 7, should be type filter hook postrouting priority 300"},
+		found:   []string{"chain unmark of table inet tombolo: hook is type filter hook input priority 7, should be type filter hook postrouting priority -160"},
 	}, {
 		name: "no base chain",
 		do:   `delete chain inet tombolo masq-podnet; add chain inet tombolo masq-podnet { comment "x"; }`, unready: true,

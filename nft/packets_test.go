@@ -202,11 +202,11 @@ const spy = `table inet spy {
 		oifname "cbr0" meta mark & 0x10 == 0 counter name in_unmarked
 	}
 	chain beforelast {
-		type filter hook postrouting priority 299;
+		type filter hook postrouting priority -161;
 		meta l4proto udp meta mark & 0x10 == 0x10 counter name before_last
 	}
 	chain afterlast {
-		type filter hook postrouting priority 301;
+		type filter hook postrouting priority -159;
 		meta l4proto udp meta mark & 0x10 == 0x10 counter name after_last
 	}
 }`
@@ -312,7 +312,7 @@ func TestMarkLeavesOtherBitsAlone(t *testing.T) {
 		counter left { }
 		chain before { type filter hook forward priority mangle; meta mark set 0xabcdefef; }
 		chain after { type filter hook forward priority filter; oifname "up0" meta mark 0xabcdefff counter name forwarded; }
-		chain last { type filter hook postrouting priority 301; oifname "up0" meta mark 0xabcdefef counter name left; }
+		chain last { type filter hook postrouting priority -159; oifname "up0" meta mark 0xabcdefef counter name left; }
 	}`)
 	must.Succeed(t, nstest.Ping(t, s.pod, nstest.Addr(far4)))
 	got := counts(t, s.host)

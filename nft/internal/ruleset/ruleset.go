@@ -189,9 +189,8 @@ const (
 	priorityBeforeFilter    = nftnl.PriorityForward
 	priorityBeforeSourceNAT = prioritySourceNAT - 1
 	prioritySourceNAT       = 100
-	// priorityLast lets a chain run after all other chains in postrouting, so that the others can still read the
-	// mark bit.
-	priorityLast = 300
+	// priorityUnmark is before mangle in postrouting, where other programs save a packet's mark in its connection.
+	priorityUnmark = -160
 )
 
 // podSets returns the sets with the pods of all networks.
@@ -210,7 +209,7 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 	}
 	rs.filter(InInet(forwardChain), unix.NF_INET_FORWARD, priorityBeforeFilter, markSettings(mark),
 		func(list *rules) { list.addForward(mark) })
-	rs.filter(InInet(unmarkChain), unix.NF_INET_POST_ROUTING, priorityLast, markSettings(mark),
+	rs.filter(InInet(unmarkChain), unix.NF_INET_POST_ROUTING, priorityUnmark, markSettings(mark),
 		func(list *rules) { list.addUnmark(mark) })
 	rs.addPorts(mark)
 

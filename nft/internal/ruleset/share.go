@@ -79,7 +79,7 @@ func (rs *Ruleset) addShare(n *Network, mark uint32) {
 	rs.filter(InInet(shareTrackPrefix+n.Bridge), unix.NF_INET_PRE_ROUTING, priorityRaw, host, s.addTrack)
 	marks := s.NIC + ", " + markSettings(mark)
 	rs.filter(InInet(shareClosedPrefix+n.Bridge), unix.NF_INET_FORWARD, priorityBeforeFilter+1, marks, s.addClosed)
-	rs.filter(InInet(shareUnmarkPrefix+n.Bridge), unix.NF_INET_POST_ROUTING, priorityLast, marks, s.addUnmark)
+	rs.filter(InInet(shareUnmarkPrefix+n.Bridge), unix.NF_INET_POST_ROUTING, priorityUnmark, marks, s.addUnmark)
 	if n.NFCall {
 		rs.gone = append(rs.gone, InInet(shareAnswerPrefix+n.Bridge))
 		return

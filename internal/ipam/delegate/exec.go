@@ -18,6 +18,8 @@ import (
 const (
 	// quotedBytes limits the number of bytes that an error quotes from the end of an output.
 	quotedBytes = 512
+	// maxOutput is the most bytes that a plugin may print on stdout, and on stderr.
+	maxOutput = 4 << 20
 	// pipeGrace is the time that stdout may stay open after the plugin's end, since a child of the plugin may have it
 	// open too. It also covers the time to read the plugin's last output on a busy machine.
 	pipeGrace = 3 * time.Second
@@ -34,7 +36,7 @@ const (
 // stderr. When ctx ends, run kills the plugin and all processes of its group, and returns the error of ctx.
 func run(ctx context.Context, path string, env []string, stdin []byte, stderr io.Writer) ([]byte, error) {
 	name := filepath.Base(path)
-	var stdout, complaint bytes.Buffer
+	var stdout, complaint buffer
 	err := start(ctx, func() *exec.Cmd {
 		cmd := exec.CommandContext(ctx, path)
 		cmd.Env = env
@@ -50,18 +52,34 @@ func run(ctx context.Context, path string, env []string, stdin []byte, stderr io
 	})
 
 	switch {
+	case stdout.full, complaint.full:
+		return nil, fmt.Errorf("run plugin %s: it printed more than %d bytes", name, maxOutput)
 	case err == nil, errors.Is(err, exec.ErrWaitDelay):
-		return stdout.Bytes(), nil
+		return stdout.text, nil
 	case ctx.Err() != nil:
-		return nil, fmt.Errorf("run plugin %s: killed: %w%s", name, ctx.Err(), quoted("; stderr", complaint.Bytes()))
+		return nil, fmt.Errorf("run plugin %s: killed: %w%s", name, ctx.Err(), quoted("; stderr", complaint.text))
 	}
 
-	if own := errorObject(stdout.Bytes()); own != nil {
+	if own := errorObject(stdout.text); own != nil {
 		return nil, own
 	}
 
-	return nil, fmt.Errorf("run plugin %s: %w%s%s", name, err, quoted("; stdout", stdout.Bytes()),
-		quoted("; stderr", complaint.Bytes()))
+	return nil, fmt.Errorf("run plugin %s: %w%s%s", name, err, quoted("; stdout", stdout.text),
+		quoted("; stderr", complaint.text))
+}
+
+// buffer is a buffer for output of a plugin. It takes at most maxOutput bytes.
+type buffer struct {
+	text []byte
+	full bool // the plugin printed more
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	if b.full = b.full || len(b.text)+len(p) > maxOutput; b.full {
+		return 0, io.ErrShortWrite
+	}
+	b.text = append(b.text, p...)
+	return len(p), nil
 }
 
 // start runs a command and waits for its end. If its binary is being written (ETXTBSY), start tries again, at most

@@ -69,3 +69,10 @@ func TestAContextThatHasEndedStartsNothing(t *testing.T) {
 		t.Errorf("ran %q", verbs(got))
 	}
 }
+
+func TestEndlessOutputEndsThePlugin(t *testing.T) {
+	t.Parallel()
+	plugin, _ := fakePlugin(t, map[string]string{"ADD": "flood"})
+	_, err := plugin.Add(context.Background())
+	expect.That(t, err != nil && strings.Contains(err.Error(), "it printed more than 4194304 bytes"), "got %v", err)
+}

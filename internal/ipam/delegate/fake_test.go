@@ -64,6 +64,11 @@ func fake() int {
 	case "stderr":
 		fmt.Fprint(os.Stderr, text)
 		return 3
+	case "flood":
+		for err := error(nil); err == nil; {
+			_, err = os.Stdout.Write(make([]byte, 1<<16))
+		}
+		return 0
 	case "hang":
 		fmt.Fprint(os.Stderr, "waiting for a server")
 		// A child that shares stdout must not keep the caller waiting either.

@@ -15,7 +15,7 @@ func TestWhatAnAttachmentHasByItsLease(t *testing.T) {
 	t.Parallel()
 	const v6 = "fd00::5/64"
 	bound := func(address string) *lease.Record {
-		return &lease.Record{State: lease.Bound, Lease: &dhcpc.Lease{Address: netip.MustParsePrefix(address), Routers: []netip.Addr{netip.MustParseAddr("10.9.0.5")}}}
+		return &lease.Record{State: lease.Bound, Lease: &dhcpc.Lease{Address: netip.MustParsePrefix(address), Routes: []dhcpc.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.9.0.5")}}}}
 	}
 	for _, tt := range []struct {
 		name   string

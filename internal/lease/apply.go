@@ -212,10 +212,11 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 }
 
 // Router returns the gateway to report with the address of the lease l. This is Gateway or, if it is not set, the
-// lease's first router. If there is neither, Router returns the zero Addr.
+// gateway of the lease's default route. If there is neither, Router returns the zero Addr.
 func (p *Policy) Router(l *dhcpc.Lease) netip.Addr {
-	if !p.Gateway.IsValid() && len(l.Routers) > 0 {
-		return l.Routers[0]
+	i := slices.IndexFunc(l.Routes, func(r dhcpc.Route) bool { return r.Dst.Bits() == 0 })
+	if !p.Gateway.IsValid() && i >= 0 {
+		return l.Routes[i].Gateway
 	}
 	return p.Gateway
 }

@@ -249,7 +249,8 @@ func (e *examination) unrouted(
 	}
 
 	refusing := route.Route{}
-	err = e.onHost.Walk(ctx, route.Filter{Family: nl.FamilyOf(dst)}, func(r route.Route) {
+	main := route.Filter{Family: nl.FamilyOf(dst), Table: unix.RT_TABLE_MAIN}
+	err = e.onHost.Walk(ctx, main, func(r route.Route) {
 		if refuses(r) && r.Dst.Contains(dst) && r.Dst.Bits() >= refusing.Dst.Bits() {
 			refusing = r
 		}

@@ -14,7 +14,7 @@ func TestABrokenBridgeIsNamedAndMended(t *testing.T) {
 	const (
 		dedup = "\ntable bridge tombolo: chain dedup-pods does not belong there [repair]" // without a promiscuous bridge
 		off   = "\n#: nf_call_iptables is off, should be on [repair]\n#: nf_call_ip6tables is off, should be on [repair]\n#: promiscuous mode is off, should be on [repair]" +
-			gateways + dedup + calls + gatewaysSet
+			gateways + "\n" + advertises + dedup + calls + gatewaysSet
 	)
 	table{keeper: lackingLinks, with: func(n *node) { n.nw.Promiscuous, n.nw.NFCall = new(true), new(true) }, faults: map[string]fault{
 		"deleted":         {on: "ip link del cbr0", says: "#: link cbr0 is missing [repair]\nport $P: # is missing [repair]" + dedup + calls + gatewaysSet},

@@ -149,14 +149,14 @@ func (gatewayPart) make(ctx context.Context, n *site) (bool, error) {
 	return false, n.buildGateways(ctx, n.required != nil && n.required.ForceAddress)
 }
 
-// acceptRAPath returns the path of the parameter accept_ra of the gateways' link. The value must be 0, so that no pod
-// can give the host addresses and routes by router advertisements. acceptRAPath returns "" if the kernel has no IPv6,
-// or if neither the bridge nor any gateway is ours. It also returns "" if the network has an uplink, through which the
-// LAN's router advertises.
+// acceptRAPath returns the path of the parameter accept_ra of the gateways' link. The value must be 0, so that no
+// pod can give the host addresses and routes by router advertisements. acceptRAPath returns "" if the kernel has no
+// IPv6, or if the host may need the advertisements of a router on the LAN: on an uplink and on a bridge that Tombolo
+// did not make.
 func (n *site) acceptRAPath() string {
 	path := sysctl.Link("ipv6", n.gatewayLink.Name, "accept_ra")
-	routes := n.bridge.Alias == endpoint.BridgeAlias || len(n.rec.Gateways) > 0
-	if n.rec.Uplink != "" || !routes || !sysctl.Exists(path) {
+	isOurs := n.bridge.Alias == endpoint.BridgeAlias || n.gatewayLink.Index != n.bridge.Index
+	if n.rec.Uplink != "" || !isOurs || !sysctl.Exists(path) {
 		return ""
 	}
 	return path
@@ -212,10 +212,11 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 	defer usable.Close()
 	for _, gw := range rec.Gateways {
 		for _, a := range have {
-			if !overlapsGateway(rec, gw, a.Prefix) {
-				continue
+			isStale := slices.Contains(stale, a.Prefix)
+			if !overlapsGateway(rec, gw, a.Prefix) || has(have, gw) && !force && !isStale {
+				continue // a bridge with the gateway works beside an address that somebody added later
 			}
-			if !force && !slices.Contains(stale, a.Prefix) {
+			if !force && !isStale {
 				return failf(ErrConflict,
 					"bridge %s has the address %s, which overlaps with the gateway %s of network %q: set "+
 						"forceAddress to replace it, or choose another bridge",

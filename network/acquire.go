@@ -501,7 +501,7 @@ func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Net
 
 	err := s.moveElements(ctx, next, nw, dropped)
 	if err == nil {
-		err = errors.Join(forgetFlows(ctx, dropped), s.renameAlias(ctx, next))
+		err = errors.Join(forgetFlows(ctx, dropped), s.renameAlias(ctx, next), s.completeNextHops(ctx, next))
 	}
 
 	if err != nil {

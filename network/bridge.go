@@ -440,15 +440,23 @@ func removeVLANLink(ctx context.Context, s *session, rec *state.Network, l *brid
 // Without it, if an operator's file matches every link, each start of systemd-networkd would remove the ports from
 // the bridge. It writes the file only for bridges that Tombolo made.
 func (n *site) shieldFromNetworkd() error {
-	path, links := networkdFile(n.rec.Bridge), n.rec.Bridge+" "+n.rec.GatewayLink()
-	isOurs := n.bridge.Alias == endpoint.BridgeAlias
-	if path == "" || !isOurs || strings.ContainsAny(links, `*?[]!\'"`) {
+	if n.bridge.Alias != endpoint.BridgeAlias {
+		return nil
+	}
+	hash := strings.Repeat("[0-9a-f]", 11) // the hash in the names of a port and of its ifb
+	return shieldLinks(n.rec.Bridge, n.rec.Bridge, n.rec.GatewayLink(), "veth"+hash, "ifb"+hash)
+}
+
+// shieldLinks writes the file of the link name, which makes systemd-networkd ignore links with the given names or
+// patterns. It does nothing if no systemd-networkd runs, or if a link's name contains special characters.
+func shieldLinks(name string, links ...string) error {
+	path := networkdFile(name)
+	if path == "" || strings.ContainsAny(name, `*?[]!\'"`) {
 		return nil
 	}
 
-	hash := strings.Repeat("[0-9a-f]", 11) // the hash in the names of a port and of its ifb
-	text := fmt.Sprintf("# Made by Tombolo. \"tombolo remove\" deletes it.\n"+
-		"[Match]\nName=%s veth%s ifb%[2]s\n\n[Link]\nUnmanaged=yes\n", links, hash)
+	text := fmt.Sprintf("# Made by Tombolo. \"tombolo remove\" and \"tombolo uplink restore\" delete it.\n"+
+		"[Match]\nName=%s\n\n[Link]\nUnmanaged=yes\n", strings.Join(links, " "))
 	if have, err := file.Read(path, len(text)); err == nil && string(have) == text {
 		return nil
 	}
@@ -458,7 +466,7 @@ func (n *site) shieldFromNetworkd() error {
 		os.Chmod(temp, 0o644), os.Rename(temp, path))
 }
 
-// networkdFile returns the path of a bridge's file for systemd-networkd, which reads the directory /run/systemd/network
+// networkdFile returns the path of a link's file for systemd-networkd, which reads the directory /run/systemd/network
 // when it starts (systemd.network(5)). A boot empties this directory. The name sorts before the names of operators'
 // files. networkdFile returns "" if no systemd-networkd runs, or if the calling thread's network namespace is not the
 // namespace of pid 1.

@@ -26,11 +26,11 @@ import (
 // such a MAC, a pod would receive the other machine's frames. refuseMAC returns nil if the bridge shares no NIC, or if
 // mac is nil because we choose it. It ignores answers for the addresses in own, since the pod itself may answer there.
 func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip.Addr) error {
-	if !n.uplink.shared || mac == nil {
+	if n.rec.Uplink == "" || n.gatewayLink.Index == 0 || mac == nil {
 		return nil
 	}
 
-	nic := n.uplink.nic
+	nic := n.gatewayLink
 	switch {
 	case mac[0]&1 != 0:
 		return failf(ErrInvalid, "MAC %s is a multicast MAC: a pod needs one whose first byte is even", mac)

@@ -25,6 +25,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/uplink"
 )
 
 // Dead is an attachment whose pod died without a Del.
@@ -502,7 +503,14 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 		return err
 	}
 
-	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias {
+	var taken *uplink.Record // the bridge of a takeover has the host's addresses
+	if rec.Uplink != "" {
+		if taken, err = s.loadTake(rec.Uplink); err != nil {
+			return err
+		}
+	}
+
+	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias && taken == nil {
 		// If there is no file for systemd-networkd, networkdFile returns "", and file.Remove does nothing.
 		return errors.Join(s.Links.Remove(ctx, rec.Bridge), file.Remove(networkdFile(rec.Bridge)))
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network/internal/uplink"
 )
@@ -27,8 +28,31 @@ func (s *session) recoverTake(ctx context.Context, nic string) (rec *uplink.Reco
 	if err != nil || rec == nil || rec.State == uplink.Taken {
 		return rec, false, err
 	}
-	err = s.takeovers().Restore(ctx, rec, s.Dir.Uplink(nic))
-	return nil, true, err
+	return nil, true, s.giveBack(ctx, rec)
+}
+
+// giveBack undoes a takeover, or completes its undoing.
+func (s *session) giveBack(ctx context.Context, rec *uplink.Record) error {
+	if err := s.takeovers().Restore(ctx, rec, s.Dir.Uplink(rec.NIC)); err != nil {
+		return err
+	}
+	return file.Remove(networkdFile(rec.NIC)) // "" is no error
+}
+
+// isPort reports whether the NIC of a takeover is still a port of the bridge.
+func (s *session) isPort(ctx context.Context, rec *uplink.Record) (bool, error) {
+	nic, err := s.link(ctx, rec.NIC)
+	if err != nil {
+		return false, err
+	}
+	l, err := s.link(ctx, rec.Bridge)
+	return err == nil && l.Index != 0 && nic.Master == l.Index, err
+}
+
+// errTaken returns the error about a takeover that must be undone before the NIC has another use.
+func errTaken(rec *uplink.Record) error {
+	return failf(ErrConflict, "uplink %s was made a port of bridge %s by `tombolo uplink take`: tombolo uplink "+
+		"restore %[1]s gives the NIC its addresses and routes back", rec.NIC, rec.Bridge)
 }
 
 // loadTake reads the record of a NIC's takeover. It returns nil if there is none, or only one of an earlier epoch,
@@ -99,9 +123,7 @@ func (s *session) refuseTake(ctx context.Context, nic string) error {
 	}
 
 	if rec != nil && rec.State == uplink.Taken {
-		return failf(ErrConflict,
-			"uplink %s is a port of bridge %s already: tombolo uplink restore %[1]s gives it back",
-			nic, rec.Bridge)
+		return errTaken(rec)
 	}
 
 	records, _, err := s.Dir.ListNetworks()
@@ -134,13 +156,23 @@ func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 	return u.withLock(ctx, nic, func(s *session) error {
 		rec, _, err := s.recoverTake(ctx, nic)
 		if err == nil && rec != nil && rec.Bridge == want.Bridge {
-			return nil
+			if is, err := s.isPort(ctx, rec); is || err != nil {
+				return err
+			}
 		}
+
 		if err == nil {
 			err = s.refuseTake(ctx, nic)
 		}
 		if err == nil {
-			_, err = s.takeovers().Take(ctx, want, s.Dir.Uplink(nic))
+			err = shieldLinks(nic, nic, bridgeName) // a start of systemd-networkd would undo the takeover
+		}
+		if err == nil {
+			var unfinished *uplink.Record
+			unfinished, err = s.takeovers().Take(ctx, want, s.Dir.Uplink(nic))
+			if err != nil && unfinished == nil {
+				err = errors.Join(err, file.Remove(networkdFile(nic)))
+			}
 		}
 		return explainNIC(err, nic)
 	})
@@ -152,7 +184,19 @@ func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 // gives the NIC back, and then returns an error that names the address.
 func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 	return u.node.nameDead(ctx, "", u.withLock(ctx, nic, func(s *session) error {
-		if err := refusePodsBehind(s, nic); err != nil {
+		rec, err := s.loadTake(nic)
+		if err != nil {
+			return err
+		}
+
+		isPort := false
+		if rec != nil {
+			isPort, err = s.isPort(ctx, rec)
+		}
+		if err == nil && (isPort || rec == nil) {
+			err = refusePodsBehind(s, nic)
+		}
+		if err != nil {
 			return err
 		}
 
@@ -166,14 +210,17 @@ func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 			return failf(ErrConflict, "uplink %s is a port of bridge %s, not of %s", nic, rec.Bridge, bridgeName)
 		}
 
-		bridgeLink, err := s.link(ctx, rec.Bridge)
-		if err == nil {
-			err = s.refuseCutOff(ctx, bridgeLink, nic, nic)
+		if isPort {
+			bridgeLink, err := s.link(ctx, rec.Bridge)
+			if err == nil {
+				err = s.refuseCutOff(ctx, bridgeLink, nic, nic)
+			}
+			if err != nil {
+				return err
+			}
 		}
-		if err == nil {
-			err = s.takeovers().Restore(ctx, rec, s.Dir.Uplink(nic))
-		}
-		if err != nil {
+
+		if err := s.giveBack(ctx, rec); err != nil {
 			return err
 		}
 		return s.refuseLost(ctx, rec)
@@ -237,12 +284,11 @@ func (s *session) takeReports(ctx context.Context) (list []UplinkReport, wrong [
 		case rec.State != uplink.Taken:
 			found.advise(tombolo.RemedyRepair, "the work on uplink %s was cut short (%s)", name, rec.State)
 		default:
-			nic, nicErr := s.link(ctx, name)
-			bridgeLink, err := s.link(ctx, rec.Bridge)
-			if err := errors.Join(nicErr, err); err != nil {
+			isPort, err := s.isPort(ctx, rec)
+			if err != nil {
 				return nil, nil, err
 			}
-			if nic.Index == 0 || bridgeLink.Index == 0 || nic.Master != bridgeLink.Index {
+			if !isPort {
 				found.advise(tombolo.RemedyConfigure,
 					"uplink %s is no port of bridge %s any more: tombolo uplink restore %[1]s gives it what the "+
 						"bridge has, or had if it is gone", name, rec.Bridge)

@@ -252,6 +252,17 @@ func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared b
 		return false, nil
 	}
 
+	if l.Index != 0 && l.Kind != "bridge" || rec.Bridge == rec.Uplink {
+		return false, failf(share.ErrUnfit, "uplink %s: %s is no bridge; choose another name for the bridge", nic.Name,
+			rec.Bridge)
+	}
+
+	if taken, err := s.loadTake(nic.Name); err != nil {
+		return false, err
+	} else if taken != nil {
+		return false, errTaken(taken)
+	}
+
 	if nic.Master != 0 {
 		master, err := s.Links.LinkByIndex(ctx, nic.Master)
 		if err != nil {
@@ -364,6 +375,9 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 		return nil, nil, err
 	}
 	defer s.close()
+	if s.Epoch, err = s.Dir.Epoch(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, stateError(err)
+	}
 	shared, err := refuseUplink(ctx, s, &state.Network{Uplink: nic, Bridge: bridgeName})
 	if err != nil {
 		return nil, nil, err

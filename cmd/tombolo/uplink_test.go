@@ -79,7 +79,7 @@ func TestUplinkIsPlannedTakenLookedAtAndGivenBack(t *testing.T) {
 		{"take again", func() outcome { return call("take", "eth0", "br0") },
 			outcome{0, "eth0 is a port of br0, which has its addresses and routes\n", ""}},
 		{"plan again", func() outcome { return call("plan", "--take", "eth0", "br0") },
-			outcome{exitFailed, "", "tombolo: uplink eth0 is a port of bridge br0 already: tombolo uplink restore eth0 gives it back\n"}},
+			outcome{exitFailed, "", "tombolo: uplink eth0 was made a port of bridge br0 by `tombolo uplink take`: tombolo uplink restore eth0 gives the NIC its addresses and routes back\n"}},
 		{"status", func() outcome { return call("status") }, outcome{0, "eth0 on br0: taken\n", ""}},
 		{"restore from another bridge", func() outcome { return call("restore", "eth0", "br1") },
 			outcome{exitFailed, "", "tombolo: uplink eth0 is a port of bridge br0, not of br1\n"}},

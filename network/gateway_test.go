@@ -19,6 +19,8 @@ func TestABrokenGatewayIsNamedAndMended(t *testing.T) {
 		"IPv6 route":         {on: "ip -6 route del fd61::/64 dev cbr0", says: route6 + "is missing [repair]"},
 		"the route leads elsewhere": {on: "ip route replace blackhole 10.61.0.0/24", left: "ip route add blackhole 10.61.0.0/24",
 			says: route4 + "leads elsewhere: blackhole 10.61.0.0/24 [repair]"},
+		"IPv6 address, beside an address that was added later": {on: "ip address add 10.61.0.53/32 dev cbr0; ip address del fd61::1/64 dev cbr0",
+			left: "ip address add 10.61.0.53/32 dev cbr0", says: "#: the gateway fd61::1/64 is missing [repair]"},
 		"another address overlaps": {on: "ip address del 10.61.0.1/24 dev cbr0; ip address add 10.61.0.1/16 dev cbr0", undo: "ip address del 10.61.0.1/16 dev cbr0",
 			says: "#: the gateway 10.61.0.1/24 is missing, and in its place is 10.61.0.1/16 [configuration]"},
 	}}.run(t)

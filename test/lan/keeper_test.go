@@ -287,55 +287,61 @@ func (n *network) wantStatus(says string) {
 
 func TestKeeperRenewsPodsWhichFollowTheServerToOtherAddresses(t *testing.T) {
 	t.Parallel()
-	l, d := newLab(t)
-	n := l.network(kept(nil))
-	k := n.keeper()
-	a := n.add(l.newPod("a", published()...))
-	b := n.add(l.newPod("b"))
-	for _, p := range []*pod{a, b} {
-		l.serve(p.place, servicePort, 4)
+	for _, route := range []string{"router", "host"} {
+		t.Run("by the "+route, func(t *testing.T) {
+			t.Parallel()
+			l, d := newLab(t)
+			n := l.network(kept(object{"defaultRoute": route}))
+			k := n.keeper()
+			a := n.add(l.newPod("a", published()...))
+			b := n.add(l.newPod("b"))
+			for _, p := range []*pod{a, b} {
+				l.serve(p.place, servicePort, 4)
+			}
+			works := func() {
+				t.Helper()
+				l.everybodyTalks(4, a.place, b.place)
+				l.publishedPortIsReached(4, a.place, b.place)
+				expect.Success(t, nstest.Ping(t, a.ns, l.internet.ip4), "from the pod to beyond the router")
+			}
+			works()
+
+			mac, hash := macOf(t, a.place, nic), n.leaseOf(a).Hash
+			was, heard := n.leaseOf(a), len(d.messages(mac))
+			k.kill()
+			n.makeDue(hash)
+			k = n.keeper()
+			d.renewed(mac, heard)
+			must.Until(l, "the keeper knows", func() bool {
+				e := n.leaseOf(a)
+				return e.State == lease.Bound && e.Renew.After(time.Now()) && e.Address == was.Address
+			})
+			works()
+
+			// The operator wants the pod elsewhere.
+			k.kill()
+			d.Stop()
+			old, next := a.ip4, nstest.Addr("192.168.50.55")
+			d.start("--dhcp-host=" + mac + "," + next.String())
+			n.makeDue(hash)
+			n.keeper()
+			must.Until(l, "the pod's attachment follows", func() bool { return n.attached(a) == next.String() })
+			got := d.messages(mac)
+			expect.That(t, slices.Contains(got, "DHCPNAK"), "the server was to refuse the old address: %v", got)
+			a.ip4 = next
+			works()
+			n.check(a)
+			n.check(b)
+
+			// What it was it may not be any more, and would be if the guard had not followed.
+			ip(t, a.ns, "address add "+old.String()+"/32 dev "+nic, "route add "+l.other.ip4.String()+" dev "+nic+" src "+old.String())
+			l.wantNoAnswer(a.place, l.other.ip4, servicePort)
+			ip(t, a.ns, "route del "+l.other.ip4.String(), "address del "+old.String()+"/32 dev "+nic)
+			works()
+			n.del(a)
+			d.forgets(mac)
+		})
 	}
-	works := func() {
-		t.Helper()
-		l.everybodyTalks(4, a.place, b.place)
-		l.publishedPortIsReached(4, a.place, b.place)
-	}
-	works()
-
-	mac, hash := macOf(t, a.place, nic), n.leaseOf(a).Hash
-	was, heard := n.leaseOf(a), len(d.messages(mac))
-	k.kill()
-	n.makeDue(hash)
-	k = n.keeper()
-	d.renewed(mac, heard)
-	must.Until(l, "the keeper knows", func() bool {
-		e := n.leaseOf(a)
-		return e.State == lease.Bound && e.Renew.After(time.Now()) && e.Address == was.Address
-	})
-	works()
-
-	// The operator wants the pod elsewhere.
-	k.kill()
-	d.Stop()
-	old, next := a.ip4, nstest.Addr("192.168.50.55")
-	d.start("--dhcp-host=" + mac + "," + next.String())
-	n.makeDue(hash)
-	n.keeper()
-	must.Until(l, "the pod's attachment follows", func() bool { return n.attached(a) == next.String() })
-	got := d.messages(mac)
-	expect.That(t, slices.Contains(got, "DHCPNAK"), "the server was to refuse the old address: %v", got)
-	a.ip4 = next
-	works()
-	n.check(a)
-	n.check(b)
-
-	// What it was it may not be any more, and would be if the guard had not followed.
-	ip(t, a.ns, "address add "+old.String()+"/32 dev "+nic, "route add "+l.other.ip4.String()+" dev "+nic+" src "+old.String())
-	l.wantNoAnswer(a.place, l.other.ip4, servicePort)
-	ip(t, a.ns, "route del "+l.other.ip4.String(), "address del "+old.String()+"/32 dev "+nic)
-	works()
-	n.del(a)
-	d.forgets(mac)
 }
 
 // attached gives a pod's addresses as `tombolo ls` has them.

@@ -42,6 +42,16 @@ func TestNoPodGetsTheMACOfAnotherMachine(t *testing.T) {
 	expect.Success(t, nstest.Ping(t, tuned.ns, l.other.ip4), "from the pod with another MAC")
 }
 
+func TestNoPodOnTheSystemsBridgeGetsTheMACOfTheRouter(t *testing.T) {
+	t.Parallel()
+	l := newHost(t)
+	ip(t, l.host.ns, "link add "+bridge+" type bridge forward_delay 0")
+	l.moveToBridge()
+	n := l.network(object{"ipam": staticAddresses(t.TempDir()), "lanGuard": false})
+	n.refusesMAC("router", macOf(t, l.router, nic), "another machine")
+	expect.Success(t, nstest.Ping(t, l.host.ns, l.router.ip4), "the host's router")
+}
+
 // refusesMAC fails the test unless an ADD with a MAC is refused.
 func (n *network) refusesMAC(name, mac, says string) {
 	n.Helper()

@@ -96,6 +96,8 @@ func TestPlanOfAShareSaysWhatIsMadeAndWhatCannotWork(t *testing.T) {
 	for _, sysctl := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
 		nstest.Sysctl(t, l.host.ns, sysctl, "1")
 	}
+	_, err = n.exec("tombolo", nil, nil, "uplink", "plan", "--state", n.state, nic, nic)
+	expect.That(t, err != nil && strings.Contains(err.Error(), "eth0 is no bridge"), "the plan with the NIC for a bridge: %v", err)
 	said, err = plan(nic)
 	expect.That(t, err == nil && !strings.Contains(said, "forwarding"), "the plan of a router: %s %v", said, err)
 	for _, sysctl := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
@@ -122,4 +124,31 @@ func TestPlanOfAShareSaysWhatIsMadeAndWhatCannotWork(t *testing.T) {
 	n.by = []string{"setpriv", "--bounding-set", "-bpf,-sys_admin"}
 	_, err = plan(nic)
 	expect.That(t, err != nil && strings.Contains(err.Error(), "CAP_BPF"), "the plan without bpf(2): %v", err)
+}
+
+// The bridge of a takeover has the host's addresses. Nothing may share the NIC with it, or delete it, before they are
+// given back.
+func TestATakenNICThatLeftItsBridgeIsOnlyGivenBack(t *testing.T) {
+	t.Parallel()
+	for name, harm := range map[string]string{"the NIC is no port": "link set " + nic + " nomaster", "the bridge is gone": "link del " + bridge} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newHost(t)
+			n := l.network(plain(t, nil))
+			n.operate("uplink take", nic, bridge)
+			p := n.add(l.newPod("before"))
+			ip(t, l.host.ns, harm)
+			for what, err := range map[string]error{
+				"ADD":  expect.Err(n.verb("ADD", l.newPod("meanwhile"))),
+				"take": expect.Err(n.exec("tombolo", nil, nil, "uplink", "take", "--state", n.state, nic, bridge)),
+			} {
+				expect.That(t, err != nil && strings.Contains(err.Error(), "tombolo uplink restore "+nic), "%s: %v", what, err)
+			}
+			n.operate("uplink restore", nic)
+			expect.Success(t, nstest.Ping(t, l.other.ns, l.host.ip4), "the host")
+			n.del(p)
+			after := n.add(l.newPod("after"))
+			expect.Success(t, nstest.Ping(t, l.other.ns, after.ip4), "a pod that shares the NIC")
+		})
+	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/trace"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/route"
 )
@@ -250,7 +251,7 @@ func (a *addCall) acquire(ctx context.Context) error {
 		return failf(ErrTryAgain, "%w: %s", err, endpoint.SlowPorts(a.nw.Bridge, a.site.bridge.Bridge.PortDelay))
 	}
 
-	if errors.Is(err, dhcpc.ErrTimeout) {
+	if errors.Is(err, trace.ErrSilent) {
 		if router := a.site.answeringRouter(ctx); router.IsValid() {
 			return failf(ErrTryAgain, "%w; the host's router %s answers the host: see %s", err, router, endpoint.OneMAC)
 		}

@@ -25,7 +25,6 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
-	"github.com/tombolo-cni/tombolo/network/internal/uplink"
 )
 
 // Dead is an attachment whose pod died without a Del.
@@ -503,14 +502,16 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 		return err
 	}
 
-	var taken *uplink.Record // the bridge of a takeover has the host's addresses
+	isTaken := false // the bridge of a takeover has the host's addresses
 	if rec.Uplink != "" {
-		if taken, err = s.loadTake(rec.Uplink); err != nil {
+		taken, err := s.loadTake(rec.Uplink)
+		if err != nil {
 			return err
 		}
+		isTaken = taken != nil
 	}
 
-	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias && taken == nil {
+	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias && !isTaken {
 		// If there is no file for systemd-networkd, networkdFile returns "", and file.Remove does nothing.
 		return errors.Join(s.Links.Remove(ctx, rec.Bridge), file.Remove(networkdFile(rec.Bridge)))
 	}

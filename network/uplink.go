@@ -328,9 +328,9 @@ func refuseOtherShare(s *session, rec *state.Network) error {
 			continue
 		}
 		return failf(ErrConflict,
-			"network %q on bridge %s with uplink %s: network %q has bridge %s with uplink %s: a bridge shares one "+
+			"bridge %s with uplink %s: network %q has bridge %s with uplink %s: a bridge shares one "+
 				"NIC, and a NIC is shared by one bridge",
-			rec.Name, rec.Bridge, rec.Uplink, o.Name, o.Bridge, o.Uplink)
+			rec.Bridge, rec.Uplink, o.Name, o.Bridge, o.Uplink)
 	}
 
 	return err

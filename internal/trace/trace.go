@@ -17,6 +17,9 @@ import (
 // ErrTimeout is the cause of an error if no lease came in time. Package dhcpc exports it.
 var ErrTimeout = errors.New("no lease in time")
 
+// ErrSilent is a further cause of such an error if no server answered at all.
+var ErrSilent = errors.New("no server answered")
+
 // Invalid is an error that matches tombolo.ErrInvalid.
 type Invalid string
 
@@ -129,6 +132,10 @@ func (t *Trace) Failure(op string, now time.Time, err error, vain, hint string) 
 	}
 
 	causes := []error{err}
+	if silent && timeout {
+		causes = append(causes, ErrSilent)
+	}
+
 	if t.Last != nil {
 		text += "; before: " + t.Last.Error()
 		causes = append(causes, t.Last)

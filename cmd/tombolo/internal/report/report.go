@@ -230,6 +230,9 @@ func Summary(inspection *network.Inspection) string {
 	if !inspection.Differs() {
 		return text + ": nothing differs"
 	}
+	if differing == 0 {
+		return text + ", none of them differs"
+	}
 	return fmt.Sprintf("%s, %d of them differ%s", text, differing, map[bool]string{true: "s"}[differing == 1])
 }
 

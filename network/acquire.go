@@ -32,7 +32,7 @@ type leaseCall struct {
 	request *Lease
 	client  lease.Client
 	dir     *lease.Store
-	lock    *lease.LockedRecord // the locked record of the lease; nil after unlock
+	lock    *lease.LockedRecord // the locked record of the lease; nil if it is not locked
 	rec     *lease.Record
 	// unconfirmed means that no server answered, and the pod uses its last lease again. tombolod then asks servers to
 	// confirm the lease.
@@ -302,8 +302,8 @@ func isUnconfirmed(last, got *dhcpc.Lease) bool {
 }
 
 // refuse returns a function that checks each lease that a server offers or grants. The function returns an error if
-// the lease's address is unusable, the host's, a gateway's, or another pod's. link is the index of the host's link
-// to the pod. had is the pod's previous lease, or nil.
+// the lease's address is unusable, the host's, a gateway's, or another pod's. link is the index of the link through
+// which the host routes to the pods. had is the pod's previous lease, or nil.
 func (a *addCall) refuse(ctx context.Context, link int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
 	var before netip.Addr
 	if had != nil {
@@ -361,8 +361,8 @@ func (l *leaseCall) commit(ctx context.Context, s *session) error {
 
 // Follow adapts an attachment to its lease, if the lease has ended or now has other addresses than the attachment's
 // record. It changes the record, the pod's firewall elements and the port's alias, and deletes the conntrack entries of
-// lost addresses. It returns the addresses before and after. If there is nothing to adapt, Follow does nothing and
-// returns nil.
+// lost addresses. It returns the addresses before and after. If there is nothing to adapt, Follow does nothing, and
+// returns nil for both lists and the error.
 func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _ error) {
 	if err := key.check(); err != nil {
 		return nil, nil, err
@@ -401,8 +401,8 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 	return from, to, err
 }
 
-// loadNewerLease loads an attachment's record. It also returns the lease's record if that has other addresses, or the
-// lease has ended (newerLease). If the attachment does not exist, it returns nil for both.
+// loadNewerLease loads an attachment's record, and the lease's record if the attachment must follow the lease
+// (newerLease). If either record does not exist, it returns nil for both and no error.
 func loadNewerLease(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Record, err error) {
 	if a, err = dir.Load(key.Network, key.hash()); err == nil {
 		rec, err = newerLease(a)
@@ -413,9 +413,9 @@ func loadNewerLease(dir *state.Dir, key Key) (a *state.Attachment, rec *lease.Re
 	return a, rec, stateError(err)
 }
 
-// newerLease returns the record of an attachment's lease if the lease has other addresses than the attachment's record,
-// or has ended. It returns nil if they agree, if the Add is not complete, or if the lease belongs to another network
-// namespace.
+// newerLease returns the record of an attachment's lease if the attachment must follow the lease: the two records
+// differ in the addresses, or a killed process left the attachment's record with Moving set. Otherwise it returns nil.
+// It also returns nil if the Add is not complete, or if the lease belongs to another network namespace.
 func newerLease(a *state.Attachment) (*lease.Record, error) {
 	if a.State != state.Ready || a.IPAMType != endpoint.Leased {
 		return nil, nil

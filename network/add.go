@@ -20,13 +20,14 @@ import (
 )
 
 // Add attaches a pod to a network. It creates the network if necessary, and the pod's interface with addresses,
-// routes and limits, and adds the pod's elements to the firewall. If Add fails, it undoes its changes.
+// routes and limits, and adds the pod's elements to the firewall. If Add fails, it undoes its changes for the pod. A
+// network that it has created stays.
 //
 // If an earlier Add of the same attachment was killed, Add first deletes the objects that it left. If the attachment
 // exists, the error matches ErrExists. If the network has no free address, Add removes the network's dead
-// attachments, as CollectDead does, and tries once more.
+// attachments, as CollectDead does. If there were any, Add tries once more.
 //
-// Add needs CAP_NET_ADMIN in both namespaces, and CAP_SYS_ADMIN to enter the pod's.
+// Add needs CAP_NET_ADMIN in the host's and the pod's namespace, and CAP_SYS_ADMIN to enter the pod's.
 func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
 	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err
@@ -112,7 +113,7 @@ type addCall struct {
 	assigned assignment
 	required *requirement
 	port     bridge.Port
-	site     *site              // the network
+	site     *site              // the network as it exists; nil before ready
 	link     *bridge.Attachment // nil until the pod has its link
 }
 

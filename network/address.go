@@ -167,7 +167,7 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 
 // removeElements deletes the attachment's elements from the firewall's sets. It first sets the port down if the pod has
 // a guard (anti-spoofing rules), or may have one. Without this, the pod could send anything until the port is gone. If
-// the port cannot be set down, the elements stay.
+// the port cannot be set down, the elements stay, unless the link belongs to another owner.
 func removeElements(ctx context.Context, s *session, r *remains) error {
 	var err error
 	if !isKnown(r.rec) || r.rec.Guard != "" {
@@ -286,7 +286,7 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 	return at.Apply(ctx, a, remaining, remaining, add)
 }
 
-// leaseLockWait limits the wait for the lock of a lease's record. tombolod never holds the lock that long.
+// leaseLockWait limits the wait for the lock of a lease's record.
 const leaseLockWait = 5 * time.Second
 
 func lockLease(ctx context.Context, a *state.Attachment) (*lease.LockedRecord, error) {
@@ -491,7 +491,7 @@ func (n *Node) awaitDNS(ctx context.Context, made *Attachment) {
 	}
 }
 
-// addDNS adds the name servers and search domains from a DHCPv6 server to the result.
+// addDNS adds the name servers and search domains from a DHCPv6 server to a.DNS.
 func (a *Attachment) addDNS(servers []netip.Addr, search []string) {
 	for _, server := range servers {
 		if server.IsLinkLocalUnicast() {
@@ -526,8 +526,8 @@ func (a *addCall) solicit(ctx context.Context) (*bridge.Solicitation, error) {
 func (a *addCall) unconfirmed() bool { return a.leasing != nil && a.leasing.unconfirmed }
 
 // awaitAdvertised waits until the pod has formed an address from a router advertisement. It adds the address, the
-// default route and the name servers to a.assigned. If the network uses DHCPv6, or if no DHCP server answered, it does
-// not wait for an address.
+// default route and the name servers to a.assigned. It does not wait if the network uses DHCPv6, or if no DHCP server
+// answered. It adds no default route if the network permits none, or routes through the host.
 func (a *addCall) awaitAdvertised(ctx context.Context, solicitation *bridge.Solicitation) error {
 	if solicitation == nil {
 		return nil
@@ -547,9 +547,9 @@ func (a *addCall) awaitAdvertised(ctx context.Context, solicitation *bridge.Soli
 	var gateway netip.Addr
 	switch {
 	case a.nw.NoDefaultRoute:
-	case a.nw.Exit == ExitHost: // the pod has that route
+	case a.nw.Exit == ExitHost: // the pod already has a default route through the host
 		gateway = hostNextHop(true)
-	case len(got.Gateways) > 0: // the pod's kernel has learnt that route
+	case len(got.Gateways) > 0: // the pod's kernel has learnt the default route
 		gateway = got.Gateways[0]
 		g.routes = append(g.routes, defaultRouteVia(gateway))
 	}

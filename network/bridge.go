@@ -363,7 +363,7 @@ func (vlanPart) look(ctx context.Context, n *site) error {
 
 	nic, err := n.bridgedNIC(ctx)
 	if nic == nil || err != nil {
-		return nil // findUplink reports the missing NIC
+		return nil // uplinkPart reports the missing NIC
 	}
 
 	outside, err := vlans.Outside(ctx, nic.Index, taggedVLANs(n.rec)...)
@@ -413,7 +413,8 @@ func ensureVLANs(ctx context.Context, n *site) (changed bool, _ error) {
 	return changed || joined, err
 }
 
-// bridgedNIC returns the network's uplink if it is a port of the bridge, and otherwise nil.
+// bridgedNIC returns the network's uplink if it is a port of the bridge, and otherwise nil. If the NIC is missing, the
+// error matches fs.ErrNotExist.
 func (n *site) bridgedNIC(ctx context.Context) (*bridge.Link, error) {
 	if n.rec.Uplink == "" {
 		return nil, nil

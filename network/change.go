@@ -303,8 +303,11 @@ const settles = 10 * time.Second
 
 // findArrival returns the cookie of the namespace at path if the pod's interface has arrived there: it is up, and has a
 // default route if the pod should have one. If it has not arrived, findArrival returns 0 and an error. If path is
-// empty, because the namespace is not known yet, it returns 0 and no error. A pod with a lease should have a default
-// route. findArrival requires the route because the runtime could not add its own after Tombolo has added one.
+// empty, because the namespace is not known yet, it returns 0 and no error. If path is still the recorded namespace,
+// it returns that cookie.
+//
+// A pod should have a default route if it has a lease, or if its record lists one. findArrival requires the route until
+// the time settles is over, because the runtime could not add its own after Tombolo has added one.
 func findArrival(ctx context.Context, a *state.Attachment, path string) (cookie uint64, late error) {
 	if path == "" {
 		return 0, nil

@@ -26,13 +26,13 @@ import (
 type Known struct {
 	Bridge      string              // the bridge of the attachments' network
 	GatewayLink string              // the network's gateway link: see Network.GatewayLink
-	Addresses   func() []netip.Addr // returns the addresses of the attachment; called only if it has no record
+	Addresses   func() []netip.Addr // returns the addresses of the attachment; called only without a complete record
 	Leased      bool                // the attachments' addresses come by DHCP
 }
 
-// Del removes an attachment. It needs neither the pod's namespace nor a configuration, because the port's name
-// follows from the key, and the port's alias names the owner. Objects that are gone already are no error. After a
-// failed step, Del continues with the other steps, and returns all errors. known may be nil.
+// Del removes an attachment. It does not need the pod's namespace. It needs no configuration either, unless only
+// Config.Allocators can release the address. Objects that are gone already are no error. After a failed step, Del
+// continues with the other steps, and returns all errors. known may be nil.
 func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 	if err := key.check(); err != nil {
 		return err
@@ -133,9 +133,9 @@ type remains struct {
 	rec           *state.Attachment // nil if it has no record
 	isUnreadable  bool              // its record could not be read
 	addresses     []netip.Addr      // nil if unknown
-	stillReserved []netip.Addr      // the addresses of this list that release must keep reserved
+	stillReserved []netip.Addr      // those of addresses that release must keep reserved
 	leaseDir      string            // the directory with its lease; empty if it has none
-	// The following fields come from the kernel. portName is the port's name, and network the network in the port's
+	// The next five fields come from the kernel. portName is the port's name, and network the network in the port's
 	// alias. elementNetwork is the network in the comments of the attachment's elements. ifb is the link that shapes
 	// the traffic from the pod.
 	network, portName, elementNetwork, ifb string
@@ -250,8 +250,9 @@ func (t *teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string
 // releases addresses after the link and the elements are gone. It deletes the record last, and only if all steps
 // succeeded, because a later Del or Collect finds the rest by the record.
 //
-// The caller holds the record's lock, if there is a record, and no other lock. takeDown takes the other locks in their
-// order. It waits for no disk or plugin while it holds the state directory's lock.
+// The caller holds the record's lock, unless there is no record or another call has locked it (r.isLockedElsewhere).
+// The caller holds no other lock. takeDown takes the other locks in their order. It waits for no disk or plugin while
+// it holds the state directory's lock.
 func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	s := t.Session
 	var leaseErr error
@@ -353,9 +354,9 @@ func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _
 }
 
 // collect removes one attachment that the caller's list of valid attachments lacks. began is the time when the list of
-// attachments was made. collect skips an attachment that has changed or was created since then, and an attachment with
-// an ADD or DEL in progress. If the record was unreadable at the time began and is readable now, collect removes the
-// attachment only if it was created before began.
+// attachments was made. collect skips an attachment that was created since then, even if an older one of its name was
+// on the list. It also skips an attachment that another call has locked. If the record was unreadable at the time began
+// and is readable now, collect removes the attachment only if it was created before began.
 func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) error {
 	now := *r
 	lock, err := t.Session.Dir.LockAttachment(t.Network, r.hash)
@@ -388,8 +389,8 @@ func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) err
 	return t.takeDown(ctx, &now)
 }
 
-// inventory holds the records and kernel objects of the attachments of one network, or of all networks. The keys of the
-// map all are hashes (ident.Hash).
+// inventory holds the records and kernel objects of the attachments of one network, or of all networks. The keys of all
+// are hashes (ident.Hash).
 type inventory struct {
 	all    map[string]*remains
 	others []string // descriptions of other programs' elements

@@ -17,8 +17,8 @@ import (
 
 // endpointPart implements podPart for a pod's elements in the nf_tables sets of our tables. They serve its guard
 // (anti-spoofing rules), its host ports, its masquerading, and frames from the LAN. The guard's elements are added
-// before the port is created, and deleted after the port. In any other order, a process in the pod's namespace could
-// send unguarded frames as soon as the interface appears, or until it is gone.
+// before the port is created, and deleted once the port is down or gone. In any other order, a process in the pod's
+// namespace could send unguarded frames.
 type endpointPart struct{}
 
 func (endpointPart) look(ctx context.Context, p *podSite) error {
@@ -43,7 +43,7 @@ type entry struct {
 	isTakeover bool           // the Add took over host ports from the container's attachment to a LAN
 	undo       undoSteps
 
-	guard     *nft.Endpoint // the guard's elements, added before its port existed; nil if none
+	guard     *nft.Endpoint // the pod's elements that existed before add; nil if none
 	requested nft.Endpoint  // the elements that the pod's record last asked for
 }
 
@@ -56,8 +56,8 @@ func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
 }
 
 // guardBefore adds elements to the firewall's sets before the pod's port exists. They restrict the pod to its MAC and
-// addresses, and send frames from the LAN to it. If it needs neither, guardBefore does nothing. A pod that gets its
-// addresses later gets its host ports then, too.
+// addresses, and send frames from the LAN to the pod. If the pod needs neither, guardBefore does nothing. A pod that
+// gets its addresses later gets its host ports then, too.
 func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, required *requirement) error {
 	if rec.Guard == "" && rec.NIC == "" {
 		return nil
@@ -221,8 +221,7 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 // attachment to the Waiting list of the other attachment, whose Del then passes the port on. If only the other
 // attachment is on a LAN, withhold calls takeOver instead.
 //
-// For any other conflict, the error names the pod that has the port or address. A conflict over an address means that
-// the other pod's reservation is lost; the next Add gets another address.
+// For any other conflict, withhold returns an error that names the owner of the port or address.
 func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *nft.ConflictError) error {
 	if conflict.Port == "" {
 		if has, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {

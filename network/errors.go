@@ -25,7 +25,8 @@ var (
 	ErrNotAttached = errors.New("no such attachment")
 	// ErrAttached means that a network or an uplink still has attachments.
 	ErrAttached = errors.New("there are attachments")
-	// ErrConflict means that an address, a port or a link belongs to another owner.
+	// ErrConflict means that an address, a subnet, a port or a link belongs to another owner, or that a setting
+	// conflicts with another network or with existing pods.
 	ErrConflict = errors.New("it belongs to another owner")
 	// ErrNoGateway means that an allocator returned an address without a gateway, although the network has Gateway
 	// set.

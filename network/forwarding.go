@@ -25,8 +25,8 @@ import (
 type forwardingPart struct{}
 
 // neededRouting returns the address families that the host must forward for the network. These are the families of
-// gateways, of pods with host ports, and of pods with a default route through the host (ExitHost). With n.quick, as for
-// an Add, only the Add's own pod counts. If the host is a gateway, Input is the link with the gateways.
+// gateways, of pods with host ports, and of pods with a default route through the host (ExitHost). With n.quick in an
+// Add, only the Add's own pod and gateways count. If the host is a gateway, Input is the link with the gateways.
 func (n *site) neededRouting() (r bridge.Routing) {
 	need := func(a netip.Addr) { r.IPv4, r.IPv6 = r.IPv4 || a.Is4(), r.IPv6 || a.Is6() }
 	gateways := n.rec.Gateways
@@ -273,8 +273,9 @@ const (
 //
 // The bridge needs route_localnet for this. With route_localnet the kernel routes packets between 127.0.0.1 and a
 // link, which it otherwise drops as forged. A firewall rule then protects the host's services at 127.0.0.1 from
-// everything behind the bridge. In case all rules are flushed, a filter at the bridge's ingress protects them too.
-// The setting and the filter exist as long as a pod behind the bridge has such ports.
+// everything behind the bridge. In case all rules are flushed, a filter at the bridge's ingress protects them too,
+// unless the record has LoopbackUnfiltered set. The setting and the filter exist as long as a pod behind the bridge
+// has such ports.
 //
 // In a VLAN, the host's link in the VLAN gets both the setting and the filter, and so does the bridge. The bridge
 // needs both if bridged packets go through the firewall (br_netfilter). Then the destination of an answer becomes
@@ -343,16 +344,15 @@ func loopbackFilter(l *bridge.Link, mark uint32) localnet.Filter {
 	return localnet.Filter{Bridge: l.Name, Index: l.Index, Mark: mark, Stays: l.Alias == endpoint.BridgeAlias}
 }
 
-// placeLoopback adds the clsact qdisc for the filter to a new bridge, since adding it later would lose packets of pods.
-// placeLoopback ignores errors, because when the first host port is published, loopbackPart.make tries again, or
-// reports that the kernel has no clsact.
+// placeLoopback adds the clsact qdisc for the filter to a new bridge or VLAN link, since adding it later would lose
+// packets of pods. It ignores errors, because when the first host port is published, loopbackPart.make tries again or
+// logs a warning.
 func (s *session) placeLoopback(ctx context.Context, l *bridge.Link) {
 	_ = localnet.On(s.Links.Socket()).Place(ctx, loopbackFilter(l, 0))
 }
 
 // make turns on route_localnet and adds the filter, if a pod needs them. It must run after firewallPart, whose rules
-// protect the host. If the kernel does not support the filter, make records this, so that later calls do not look for
-// the filter.
+// protect the host. If make leaves the filter out, it records this, so that later calls do not look for the filter.
 func (loopbackPart) make(ctx context.Context, n *site) (bool, error) {
 	if !n.usesLoopback() {
 		return false, nil
@@ -420,9 +420,9 @@ func (s *session) publishedBehind(bridgeName string) (bool, error) {
 }
 
 // shutLoopback turns off route_localnet and removes the filter of a bridge, without checking whether pods need them.
-// It leaves route_localnet on if an operator turned it on. If the kernel does not support the filter, nothing records
-// who turned route_localnet on. Then shutLoopback turns it off only if the bridge is ours and known is true: a pod
-// behind the bridge had host ports.
+// The filter records who turned route_localnet on. If this was an operator, route_localnet stays on. Without a filter,
+// shutLoopback turns route_localnet off only if the bridge is ours and known is true: a pod behind the bridge had host
+// ports.
 func shutLoopback(ctx context.Context, s *session, bridgeName string, known bool) error {
 	l, err := s.link(ctx, bridgeName)
 	if err != nil || l.Index == 0 {

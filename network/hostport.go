@@ -22,9 +22,9 @@ import (
 )
 
 // withholdsPorts reports whether an attachment has withheld host ports. Some runtimes pass a container's ports to all
-// of its networks. Then only the first attachment gets the ports. The records of the others list the ports as withheld,
-// and the first one's record lists those attachments as waiting. They get the ports when the first attachment is
-// removed.
+// of its networks. Then only one attachment gets the ports: the first, or the first that is not on a LAN. The records
+// of the others list the ports as withheld, and its record lists the others as waiting. When it is removed, the
+// waiting attachments get the ports.
 func withholdsPorts(a *state.Attachment) bool {
 	return slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
 }
@@ -330,8 +330,8 @@ func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 	return conn.FlushStale(ctx, endpoint.Addresses(rec), endpoint.Ports(rec)...)
 }
 
-// dialFlows opens a connection to the kernel's conntrack table. It returns nil if rec is nil or publishes no UDP
-// port, since only UDP flows can outlive an attachment.
+// dialFlows opens a connection to the kernel's conntrack table. It returns nil if rec is nil or publishes no UDP port:
+// a UDP client that keeps sending keeps its old flow, while other clients open new flows.
 func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error) {
 	udp := func(p nft.Port) bool { return p.Protocol == unix.IPPROTO_UDP }
 	if rec == nil || !slices.ContainsFunc(endpoint.Ports(rec), udp) {
@@ -340,9 +340,9 @@ func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error
 	return hostport.Dial(nil, links.Routes())
 }
 
-// flushFlows deletes the conntrack entries of flows to a pod that is being removed. It works in the background, and the
-// caller receives the error from the channel. The kernel walks through its whole table, which takes some 10 ms. In this
-// time the caller can delete the link, which takes as long.
+// flushFlows deletes the conntrack entries of UDP flows to host ports that an attachment loses. It works in the
+// background, and the caller receives the error from the channel. The kernel walks through its whole table, which takes
+// some 10 ms. In this time the caller can delete the link, which takes as long.
 func flushFlows(ctx context.Context, links *bridge.Conn, rec *state.Attachment) <-chan error {
 	done := make(chan error, 1)
 
@@ -368,9 +368,9 @@ type Publication struct {
 }
 
 // Publish makes ports of the host lead to an attached pod, as if its Add had requested them. They replace the pod's
-// present ports. Without any ports, Publish only removes the present ones. After a failure it undoes its changes. If
-// there is no record of the attachment, or its Add is not complete, the error matches ErrNotAttached. Publish needs
-// CAP_NET_ADMIN.
+// present ports. If that fails, Publish restores the present ports. Without any ports, Publish only removes the present
+// ones, and a later call completes a failed removal. If there is no record of the attachment, or its Add is not
+// complete, the error matches ErrNotAttached. Publish needs CAP_NET_ADMIN.
 func (c Change) Publish(ctx context.Context, what Publication) error {
 	return c.do(ctx, func(s *session, a, next *state.Attachment) error {
 		err := c.replacePorts(ctx, s, a, next, what)

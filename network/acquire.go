@@ -486,9 +486,9 @@ func withLease(a *state.Attachment, rec *lease.Record) *state.Attachment {
 	return &next
 }
 
-// follow adapts an attachment's record, firewall elements, conntrack entries and alias to its lease. The caller holds
-// the state directory's exclusive lock. After an error or a kill at any point, it may be called again. If the network
-// has no record, nw is nil, and follow leaves the firewall alone.
+// follow adapts an attachment's record, firewall elements, conntrack entries, alias and neighbour entries to its lease.
+// The caller holds the state directory's exclusive lock. After an error or a kill at any point, it may be called again.
+// If the network has no record, nw is nil, and follow leaves the firewall alone.
 func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Network, rec *lease.Record) error {
 	next := withLease(a, rec)
 	dropped := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {

@@ -449,7 +449,7 @@ func (n *site) shieldFromNetworkd() error {
 }
 
 // shieldLinks writes the file of the link name, which makes systemd-networkd ignore links with the given names or
-// patterns. It does nothing if no systemd-networkd runs, or if a link's name contains special characters.
+// patterns. It does nothing if networkdFile returns "", or if name contains special characters.
 func shieldLinks(name string, links ...string) error {
 	path := networkdFile(name)
 	if path == "" || strings.ContainsAny(name, `*?[]!\'"`) {

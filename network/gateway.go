@@ -191,8 +191,8 @@ func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
 
 // buildGateways adds the gateways' addresses to the link, repairs the routes to their subnets, and deletes gateways
 // that are no longer needed (staleGateways). If another address of the link overlaps with a gateway's, it deletes that
-// address if force is set, and returns an error if not. If another machine has a gateway's address, it returns an error
-// too.
+// address if force is set. Without force, it returns an error if the link lacks the gateway. If another machine has the
+// address of a gateway that the link lacks, it returns an error too.
 func (n *site) buildGateways(ctx context.Context, force bool) error {
 	s, rec, l := n.s, n.rec, n.gatewayLink
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})

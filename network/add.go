@@ -253,7 +253,8 @@ func (a *addCall) result() *Attachment {
 	return at
 }
 
-// assignment holds the addresses of a pod, IPv4 first, its routes as requested, and its name servers.
+// assignment holds the addresses of a pod, IPv4 first, and its DNS. It also holds the pod's routes, without the default
+// routes that withDefaults adds.
 type assignment struct {
 	addresses []ipam.Address
 	routes    []route.Route

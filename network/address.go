@@ -114,7 +114,7 @@ func (s *session) removeReservations(network string) error {
 	return stateError(os.RemoveAll(s.Dir.Path() + "/ipam/" + network))
 }
 
-// knownAddresses returns the attachment's addresses. It tries the record, the port's alias, and the caller's
+// knownAddresses returns the attachment's addresses. It tries the complete record, the port's alias, and the caller's
 // Known.Addresses in turn. nil means that the addresses are unknown, and must be searched for.
 func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec != nil && r.rec.State == state.Ready {

@@ -244,7 +244,8 @@ func (w *requirement) chooseBridge(ctx context.Context, s *session, rec *state.N
 }
 
 // leaveBridge removes the network from its previous bridge and uplink, if the configuration now names other ones. It
-// deletes the previous bridge if nothing else uses it. refuseConflicts has checked that no pod loses its bridge.
+// deletes the previous bridge if Tombolo created it and nothing else uses it. refuseConflicts has checked that no pod
+// loses its bridge.
 func leaveBridge(ctx context.Context, s *session, w *requirement) error {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != s.Epoch.Token() {

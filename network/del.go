@@ -30,9 +30,10 @@ type Known struct {
 	Leased      bool                // the attachments' addresses come by DHCP
 }
 
-// Del removes an attachment. It does not need the pod's namespace. It needs no configuration either, unless only
-// Config.Allocators can release the address. Objects that are gone already are no error. After a failed step, Del
-// continues with the other steps, and returns all errors. known may be nil.
+// Del removes an attachment. It needs neither the pod's namespace nor the network's configuration. Without
+// Config.Allocators, it returns an error if it must release an address to an allocator other than host-local. Objects
+// that are gone already are no error. After a failed step, Del continues with the other steps, and returns all errors.
+// known may be nil.
 func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 	if err := key.check(); err != nil {
 		return err

@@ -408,8 +408,8 @@ func (n *site) open(ctx context.Context, l *bridge.Link) error {
 	return sysctl.Write(path, "1")
 }
 
-// publishedBehind reports whether a recorded pod of any network behind a bridge has host ports for IPv4. It ignores
-// pods whose Add is not complete, since such an Add turns on route_localnet itself, under the state directory's
+// publishedBehind reports whether a recorded pod behind a bridge or a host's VLAN link has host ports for IPv4. It
+// ignores pods whose Add is not complete, since such an Add turns on route_localnet itself, under the state directory's
 // exclusive lock.
 func (s *session) publishedBehind(bridgeName string) (bool, error) {
 	attachments, err := s.allAttachments()

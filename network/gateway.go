@@ -429,7 +429,7 @@ func mode(defaultRoute string, gateway bool) string {
 	return "l2"
 }
 
-// refuseOverlaps returns an error if another network or the host has one of the network's subnets already. It applies
+// refuseOverlaps returns an error if a subnet of another network or of the host overlaps with the network's. It applies
 // to networks with a gateway, because the host routes to their subnets. It skips subnets that are on record for the
 // network. Without this, the network's ADDs would fail if another network took such a subnet later. deserted is as in
 // refuseConflicts.

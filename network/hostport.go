@@ -22,9 +22,9 @@ import (
 )
 
 // withholdsPorts reports whether an attachment has withheld host ports. Some runtimes pass a container's ports to all
-// of its networks. Then only one attachment gets the ports: the first, or the first that is not on a LAN. The records
-// of the others list the ports as withheld, and its record lists the others as waiting. When it is removed, the
-// waiting attachments get the ports.
+// of its networks. Then only one attachment publishes the ports: the first, or the first that is not on a LAN. Its
+// record lists the others as waiting, and their records list the ports as withheld. They get the ports when the
+// publishing attachment is removed.
 func withholdsPorts(a *state.Attachment) bool {
 	return slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
 }

@@ -308,7 +308,7 @@ func restoreSteps() []step {
 
 // Plan describes the work of a takeover for the operator.
 type Plan struct {
-	// Steps has a line for each action and each warning.
+	// Steps has a line for each step, each action and each warning.
 	Steps string
 	// Moves are the addresses to move, without link-local ones.
 	Moves []netip.Addr
@@ -353,7 +353,7 @@ func plan(s *snapshot, u Uplink) (*Plan, error) {
 	return p, nil
 }
 
-// actions lists the actions of all steps, one a line.
+// actions lists all steps with their actions, one a line.
 func actions(steps []step, m *move) string {
 	var b strings.Builder
 	for i, st := range steps {

@@ -30,7 +30,7 @@ import (
 // ErrRefused means that a NIC cannot be taken over as it is. Nothing was changed. The text of the error has advice.
 var ErrRefused = errors.New("it cannot be taken over as it is")
 
-// Uplink names a NIC and the bridge whose port a takeover makes it.
+// Uplink names a NIC, and the bridge that gets the NIC as a port.
 type Uplink struct {
 	// NIC is the interface that becomes a port. It must be an Ethernet device that is up.
 	NIC string
@@ -253,7 +253,8 @@ func waitUntilLocal(ctx context.Context, c *Conn, _ *Record, m *move) error {
 // Restore moves everything that is on the bridge to the NIC, removes the NIC from the bridge, and removes the journal.
 // It deletes the bridge unless other ports are on it. It continues after most errors. If an address or a route cannot
 // move, it stops, so that the host stays reachable on the bridge. After an error the journal stays, and the caller may
-// call Restore again. After a crash, Restore undoes an interrupted takeover, or completes an interrupted restoration.
+// call Restore again. If the NIC no longer exists, Restore only deletes the bridge and removes the journal. After a
+// crash, Restore undoes an interrupted takeover, or completes an interrupted restoration.
 func (c *Conn) Restore(ctx context.Context, before *Record, j Journal) error {
 	n := *before
 	rec := &n

@@ -34,10 +34,8 @@ type Inspection struct {
 	Uplinks []tombolo.Difference `json:"uplinks,omitempty"`
 	// Stray lists our objects in the kernel that belong to no record.
 	Stray []tombolo.Difference `json:"stray,omitempty"`
-	// Others describes objects and settings that are no differences, but that may explain a problem. These are
-	// objects of other programs in our tables, elements of unrecorded owners and networks, and settings of the host.
-	// Chains of other tables that may drop pods' packets belong here too, and rules of other tables that set our bit
-	// of the mark.
+	// Others describes objects and settings that are no differences, but that may explain a problem. Examples are
+	// objects of other programs in our tables, settings of the host, and foreign chains that may drop pods' packets.
 	Others []string `json:"others,omitempty"`
 	// Damaged lists the records that cannot be read.
 	Damaged []tombolo.Difference `json:"damaged,omitempty"`
@@ -54,9 +52,9 @@ func (report *Inspection) note(format string, args ...any) {
 	report.Others = append(report.Others, fmt.Sprintf(format, args...))
 }
 
-// Inspect compares all attachments on record with the kernel, inside the pods' namespaces too. It changes nothing and
-// waits for no lock. So objects that are created or deleted at the same time may show as differences. It skips an
-// attachment whose Add is in progress.
+// Inspect compares all networks and attachments on record with the kernel, inside the pods' namespaces too. It changes
+// nothing and waits for no lock. So objects that are created or deleted at the same time may show as differences. For
+// an attachment whose Add or move (Change.Moved) is in progress, it reports no differences.
 func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	s, err := n.openKnown()
 	if err != nil {

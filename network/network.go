@@ -35,23 +35,23 @@ type Network struct {
 	// Config.Allocators.
 	Origin Origin
 
-	// Subnets are the subnets of the pods' future addresses, if known. Node.Ready uses them to check that the host
-	// supports their address families.
+	// Subnets are the subnets of the pods' future addresses, if known. Only Node.Ready uses them, to look for conflicts
+	// with other networks and the host, and for missing IPv6.
 	Subnets []netip.Prefix
 
-	// Gateway makes the host the pods' gateway: the bridge gets the gateways' addresses, and the host forwards
-	// packets.
+	// Gateway makes the host the pods' gateway: the link GatewayLink gets the gateways' addresses, and the host
+	// forwards packets.
 	Gateway bool
 	// DefaultGateway gives a pod a default route for each family with a gateway, unless the allocator returned one
 	// already.
 	DefaultGateway bool
-	// NoDefaultRoute leaves out the default route that a DHCP lease or a router of the LAN offers.
+	// NoDefaultRoute leaves out the default route by Exit, and one that a DHCP lease or a router of the LAN offers.
 	NoDefaultRoute bool
 	// ForceAddress deletes addresses of the bridge that overlap with a gateway's subnet. Without it, such an address
 	// makes Add fail.
 	ForceAddress bool
 
-	Masquerade    bool           // packets from pods to other destinations get the host's address
+	Masquerade    bool           // packets from pods to outside the pods' subnets get the host's address
 	NonMasquerade []netip.Prefix // destinations to which packets keep the pod's address
 	Policy        nft.Policy     // the pods, of this and other networks, that may send to the network's pods
 	Internal      bool           // no packet passes between the bridge and another link
@@ -99,8 +99,8 @@ type Network struct {
 	// GatewayLink. On an uplink, the frames of VLAN.ID and VLAN.Trunk have tags, and frames of the default VLAN have
 	// none. A shared uplink allows only the zero Membership.
 	VLAN vlan.Membership
-	// SLAAC makes pods form IPv6 addresses from router advertisements. The advertisements also give the default
-	// route, unless Exit is ExitHost.
+	// SLAAC makes pods form IPv6 addresses from router advertisements. The advertisements also give the default route,
+	// unless Exit is ExitHost or NoDefaultRoute is set.
 	SLAAC bool
 	// DHCPv6 makes the keeper (tombolod) lease an IPv6 address too, for pods that lease their IPv4 address. It needs
 	// SLAAC, because pods learn the routes to the routers only from advertisements. The lease does not wait for
@@ -253,8 +253,8 @@ type Pod struct {
 	Path      string
 	SameNetNS bool
 
-	// MAC is the pod's MAC. If nil, it is derived from its IPv4 address, or random. If the bridge or another pod on it
-	// has the MAC, the error of Add matches ErrConflict.
+	// MAC is the pod's MAC. If nil, Add derives the MAC from the pod's addresses. A pod without addresses, or with a
+	// lease, gets a random MAC. If the bridge or another pod on it has the MAC, the error of Add matches ErrConflict.
 	MAC net.HardwareAddr
 	// Addresses are the pod's addresses if neither an allocator nor a lease provides any. Routes are added to the
 	// routes of the network and of the allocator or lease.
@@ -304,7 +304,8 @@ type Reported struct {
 	Routes []route.Route
 }
 
-// Attachment is the result of Add.
+// Attachment is the result of Add. If it comes from the records, as in Node.Attachments, then BridgeMAC, BridgeMTU,
+// HostVLAN, HostVLANMAC, Routes and DNS are not set.
 type Attachment struct {
 	Key
 	Pod   string // the pod's name for operators

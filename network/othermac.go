@@ -195,8 +195,8 @@ func (c Change) RefuseMAC(ctx context.Context, mac net.HardwareAddr) error {
 // refuseTaken returns an error if an address of a pod on a LAN belongs to the host. With GuardUntrusted, it also
 // refuses the address of a gateway. Unless DetectConflicts is false, it then makes the kernel ask the LAN for the pod's
 // addresses. Machines answer while the Add continues, and refuseAnswered looks for their answers later. If
-// DetectConflicts is true, refuseTaken waits for the answers itself. It does not check addresses from DHCP, which the
-// method addCall.refuse checks.
+// DetectConflicts is true, refuseTaken waits for the answers itself. It does not check addresses that a DHCP server has
+// just assigned: the method addCall.refuse checks these.
 func (a *addCall) refuseTaken(ctx context.Context) error {
 	if !a.namesAddresses() {
 		return nil

@@ -59,7 +59,7 @@ func (portPart) look(ctx context.Context, p *podSite) error {
 }
 
 // mend puts the port back on the recorded bridge, and corrects its settings. The recorded bridge may differ from the
-// network's present bridge. If it does not exist, mend does nothing.
+// network's present bridge. If the recorded bridge does not exist, mend does nothing.
 func (portPart) mend(ctx context.Context, p *podSite) error {
 	br, err := p.s.link(ctx, p.Bridge)
 	if err != nil {
@@ -314,8 +314,8 @@ func (r *remains) ifbNames() []string {
 	return []string{bandwidth.IFBName(r.hash)}
 }
 
-// limit limits the pod's port as requested, if at all. bridge.Attach calls it as soon as the port's index is known,
-// and before the port is up (bridge.Port's BeforeUp).
+// limit sets the requested limits, if any, at the port with the given index, before the port is up (bridge.Port's
+// BeforeUp).
 func (a *addCall) limit(ctx context.Context, index, mtu int) (err error) {
 	if a.pod.Limits.IsZero() {
 		return a.node.reportStep("bandwidth")
@@ -400,8 +400,7 @@ func effectiveLimits(s *session, requested bandwidth.Shape, mtu int) (bandwidth.
 // read it.
 
 // dialPod opens a connection into a pod's namespace, and finds the pod's interface, whatever its name is now. The
-// caller must close the connection. If the interface is gone, the error matches fs.ErrNotExist, and there is no
-// connection to close.
+// caller must close the connection, except after an error. If the interface is gone, the error matches fs.ErrNotExist.
 func (s *session) dialPod(ctx context.Context, a *state.Attachment, pod *netns.NS) (*nl.Conn, *link.Info, error) {
 	port, err := s.link(ctx, a.HostIf)
 	if err != nil {

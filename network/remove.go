@@ -51,8 +51,8 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 }
 
 // CollectDead removes attachments whose pods are gone, and returns them. If network is empty, it looks at all networks.
-// A killed runtime leaves such attachments. If all records are of an earlier epoch, usually an earlier boot,
-// CollectDead deletes the records, and returns none.
+// If the network is not on record, the error matches ErrInvalid. A killed runtime leaves such attachments. If all
+// records are of an earlier epoch, usually an earlier boot, CollectDead deletes the records, and returns none.
 //
 // A pod is gone if two conditions hold. Its port is gone, or about to be deleted together with its namespace. And its
 // recorded path does not lead to the pod's namespace. One condition alone is not enough. A path that cannot be opened
@@ -224,7 +224,7 @@ func namespaceLost(rec *state.Attachment) (string, error) {
 	}
 	defer pod.Close()
 	if rec.NetNSCookie == 0 {
-		return "", nil // the ADD was killed early, so the namespace may be the pod's
+		return "", nil // no namespace is on record yet, so this may be the pod's
 	}
 
 	cookie, err := pod.Cookie()
@@ -291,8 +291,8 @@ func (t *teardown) unreleasable(rec *state.Attachment) error {
 }
 
 // collectDead removes the dead attachments of the network, and turns route_localnet off where no pod needs it. It
-// returns all dead attachments, even if it could not remove them. With dryRun it removes nothing. For an unreadable
-// record, it uses stubRecord.
+// returns all dead attachments, even if it could not remove them. With dryRun it removes nothing. For a damaged record,
+// it uses stubRecord.
 func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error) {
 	records, unread, err := t.Session.Dir.List(t.Network)
 	if err != nil {

@@ -18,8 +18,9 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// mendOthers repairs all networks that have attachments, except for the named one. It only warns of errors. The caller
-// passes the returned networks to declareMended. A network without attachments is repaired by its next ADD.
+// mendOthers repairs all networks that have attachments, except for the named one. If a network's repair fails, it only
+// warns. The caller passes the returned networks to declareMended. A network without attachments is repaired by its
+// next ADD.
 func mendOthers(ctx context.Context, s *session, except string) ([]*site, error) {
 	others, err := s.otherNetworks(except)
 	if err != nil {
@@ -135,7 +136,8 @@ func (r *repair) network(ctx context.Context, rec *state.Network) error {
 
 // Repair restores all recorded networks that have pods, and the host's side of every pod. It is needed after another
 // program flushed the firewall, or deleted or changed a bridge. The next ADD of each network would repair it too.
-// Repair also deletes the elements and links of pods that are gone and not on record.
+// Repair also deletes the elements and IFB links of pods that are gone and not on record. It gives back NICs whose
+// takeover was interrupted (Uplinks.Take).
 //
 // Repair changes nothing inside a pod, with one exception. If a pod's default route leads to the host, the pod's
 // neighbour entry of the host gets the host's present MAC. After a failure Repair continues, and returns all errors.
@@ -157,7 +159,8 @@ type Upkeep struct{ node *Node }
 func (n *Node) Upkeep() Upkeep { return Upkeep{n} }
 
 // Repair repairs the named networks as Node.Repair does, but does not search for objects without a pod. It repairs
-// other networks only if an object was missing that networks share, such as the firewall's table.
+// other networks only if an object was missing that networks share, such as the firewall's table. Without names it does
+// nothing.
 func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
 		return nil
@@ -166,8 +169,8 @@ func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 }
 
 // Firewall returns the faults of the firewall for the networks with pods, as far as an ADD would notice them. It also
-// returns nf_tables' generation at that time, or 0 if it is unknown. If there are no faults, the next ADD need not
-// check the tables. Firewall changes nothing.
+// returns nf_tables' generation at that time, or 0 if it is unknown or no network has pods. If there are no faults, the
+// next ADD need not check the tables. Firewall changes nothing.
 func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []string, _ error) {
 	s, records, err := u.node.openNetworks(ctx)
 	if err != nil || s == nil {
@@ -210,8 +213,9 @@ func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, e
 	return list, nil
 }
 
-// RemoveStrays deletes firewall elements and IFB links that are not on record, such as elements that a program loaded
-// from an older copy. It reports whether there were such elements. It takes the state directory's exclusive lock.
+// RemoveStrays deletes firewall elements and IFB links that have neither a record nor a port, such as elements that a
+// program loaded from an older copy. It reports whether there were such elements. It takes the state directory's
+// exclusive lock.
 func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	err := u.node.withSession(func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
 	return found, err
@@ -320,13 +324,13 @@ func (u Upkeep) Host(ctx context.Context) error {
 
 // Links describes the links of the networks that have pods.
 type Links struct {
-	Bridges, Ports []int // indexes of the links that exist
+	Bridges, Ports []int // indexes of the links that exist; Bridges includes the host's links in VLANs
 	// Uplinks maps the names of the networks' NICs to their indexes, or to 0 if a NIC does not exist. Pairs are the
 	// indexes of both ends of the veth pairs that connect shared NICs to bridges.
 	Uplinks  map[string]int
 	Pairs    []int
 	Services int // the index of kube-ipvs0, or 0 if it does not exist
-	// Lacking lists, by network, the faults of the host's links, addresses and routes that Upkeep.Repair repairs.
+	// Lacking lists, by network, the faults of the host's links, addresses and routes.
 	Lacking map[string][]string
 }
 

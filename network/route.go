@@ -98,10 +98,10 @@ func subnetRoutes(addresses []netip.Prefix) []route.Route {
 }
 
 // routesFor returns the requested routes in the form that the pod's kernel gets. It keeps the order, and drops
-// duplicates. A route without a gateway gets the first gateway among the addresses, unless it is an IPv4 route whose
-// scope is link or narrower. The gateways 0.0.0.0 and :: mean that there is no gateway. A gateway outside the
-// addresses' prefixes gets the flag onlink. A route that remains without a gateway has the scope global by default, as
-// in CNI's bridge plugin.
+// duplicates. A route without a gateway gets the first gateway of its family, unless it is an IPv4 route whose scope is
+// link or narrower. The gateways 0.0.0.0 and :: mean that there is no gateway. A gateway outside the addresses'
+// prefixes gets the flag onlink. A route that remains without a gateway has the scope global by default, as in CNI's
+// bridge plugin.
 func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route {
 	var list []route.Route
 	for _, r := range requested {
@@ -127,8 +127,8 @@ func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route 
 	return list
 }
 
-// withDefaults returns the routes. If add is set, it adds a default route for each family that has a gateway and lacks
-// one. It does not change the caller's list.
+// withDefaults returns the routes. If add is set, it adds a default route for each family that has a gateway but no
+// default route. It does not change the caller's list.
 func withDefaults(add bool, addresses []ipam.Address, routes []route.Route) []route.Route {
 	if !add {
 		return routes
@@ -289,7 +289,7 @@ func hostNextHop(is6 bool) netip.Addr {
 func (a *addCall) usesHostRoute() bool { return a.nw.Exit == ExitHost && !a.nw.NoDefaultRoute }
 
 // addHostRoutes adds default routes through the host to a.assigned, if usesHostRoute reports true. It skips a family
-// for which the allocator returned a default route.
+// that has a default route already.
 func (a *addCall) addHostRoutes() {
 	if !a.usesHostRoute() {
 		return

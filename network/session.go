@@ -30,7 +30,7 @@ type session struct {
 	Firewall *nft.Conn
 	Epoch    state.Epoch // the present epoch, usually one boot of the node; known after enter
 
-	bridges map[string]*bridge.Link // cached bridges; nil if nothing is cached
+	bridges map[string]*bridge.Link // cache of bridges by name; nil unless cacheBridges is in effect
 
 	leaveNS    func() error // returns to the caller's namespace
 	lock       *state.Lock
@@ -319,7 +319,7 @@ type Config struct {
 // same time.
 type Node struct{ cfg settings }
 
-// settings is a Config in which the empty fields have their defaults, except for Mark. Dir is the state directory.
+// settings is the Config of an open Node. Its Log is never nil. Dir is the state directory.
 type settings struct {
 	Config
 	Dir  *state.Dir
@@ -404,8 +404,8 @@ func (n *Node) openKnown(networks ...string) (*session, error) {
 // unlimited makes poll continue until done reports true or returns an error, or ctx ends.
 const unlimited = time.Duration(-1)
 
-// poll calls done until it reports true or returns an error, with pauses. After limit, it returns nil. If ctx ends, it
-// returns ctx's error.
+// poll calls done, with pauses, until done reports true or returns an error, which poll returns. After limit, poll
+// returns nil. If ctx ends, poll returns ctx's error.
 func poll(ctx context.Context, pause, limit time.Duration, done func() (bool, error)) error {
 	for end := time.Now().Add(limit); ; {
 		if is, err := done(); is || err != nil || limit != unlimited && !time.Now().Before(end) {

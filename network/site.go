@@ -45,13 +45,13 @@ type site struct {
 	s           *session
 	rec         *state.Network
 	attachments []*state.Attachment
-	required    *requirement // the requirements of the Add that looks, or nil
+	required    *requirement // the requirements of the call, such as an Add; nil for a repair
 	quick       bool         // look only for things that an Add would notice
 
 	// bridge has Index 0 if the bridge does not exist. gatewayLink is the link through which the host routes to the
 	// pods. It is the bridge, the host's link in the network's VLAN, or the NIC that the bridge shares.
 	bridge, gatewayLink *bridge.Link
-	share               *nft.Share // the connection of the bridge to a LAN by a NIC that is not its port, or nil
+	share               *nft.Share // the connection to a LAN by a NIC that is no port of the bridge, or nil
 	uplink              foundUplink
 	found               findings
 	closed              []nft.Closed // the families that the host forwards for pods only; nil before the look
@@ -61,7 +61,7 @@ type site struct {
 	restored        []nft.Endpoint // endpoints of pods that were restored
 }
 
-// pods returns the network's attachments and, while an Add looks, the future attachment of its pod.
+// pods returns the network's attachments, and n.required.Pod if it is set.
 func (n *site) pods() []*state.Attachment {
 	if n.required == nil || n.required.Pod == nil {
 		return n.attachments
@@ -89,7 +89,8 @@ func (n *site) findGatewayLink(ctx context.Context) (err error) {
 	return n.findUplink(ctx)
 }
 
-// look compares the listed parts of the network with its record. If n.quick is set, it stops at the first difference.
+// look compares the listed parts of the network with its record. If n.quick is set, it stops at the first difference or
+// error.
 func (n *site) look(ctx context.Context, list []part) error {
 	if err := n.find(ctx); err != nil {
 		return err
@@ -165,9 +166,9 @@ type podSite struct {
 	*state.Attachment
 	s     *session
 	nw    *state.Network
-	link  *bridge.Link // the pod's port, if it is to be repaired
+	link  *bridge.Link // the pod's port; set only for a repair
 	port  bridge.Port  // the intended port and interface
-	pod   *netns.NS    // nil if it is gone or belongs to another pod, with the reason in lost
+	pod   *netns.NS    // the pod's namespace; nil if it could not be opened, with the reason in lost
 	lost  error
 	gone  bool // the port is gone; nothing else is reported, since the pod's other objects are useless without it
 	found findings
@@ -201,8 +202,8 @@ func (p *podSite) look(ctx context.Context) error {
 }
 
 // reattach repairs the host's side of the network's existing pods, and appends these pods to n.restored. It skips an
-// attachment whose Add has not finished, or whose port is gone. If such an Add has a guard and waits for a lease,
-// reattach repairs only its rules in the firewall.
+// attachment whose port is gone. For an attachment whose Add has not finished, it calls only endpointPart.mend, and
+// only if the pod has a guard.
 func (n *site) reattach(ctx context.Context) error {
 	defer n.s.cacheBridges()()
 	for _, a := range n.attachments {
@@ -243,8 +244,8 @@ func (n *site) reattach(ctx context.Context) error {
 
 // requirement describes the network that one call needs, such as an Add.
 type requirement struct {
-	// Record is the network's record as requested, with the gateways and subnets of this pod alone. MTU is 0, and
-	// NFCall and Promiscuous are nil, if the configuration leaves them open.
+	// Record is the network's record as requested, without the gateways and subnets of other pods. MTU is 0, and NFCall
+	// and Promiscuous are nil, if the configuration leaves them open.
 	Record       state.Network
 	DefaultMTU   int  // MTU of a new bridge if the MTU is open; see Network.DefaultMTU
 	Gateway      bool // the bridge has the gateways' addresses
@@ -253,10 +254,11 @@ type requirement struct {
 
 	PodEgress bool              // the pod has a policy of egress
 	Owner     string            // the hash of the attachment of the Add
-	Pod       *state.Attachment // the pod's future record; nil in Ready, which has no pod
+	Pod       *state.Attachment // the record of the call's pod; nil in Ready, which has no pod
 }
 
-// configHash returns a hash of the network's configuration. It leaves out the fields that depend on single pods.
+// configHash returns a hash of the network's configuration. It leaves out the pools, and the fields that depend on
+// single pods.
 func (w *requirement) configHash() string {
 	r := w.Record
 	r.Gateways, r.Subnets, r.Pools, r.PoolDir, r.Resolvers = nil, nil, nil, "", nil
@@ -282,9 +284,9 @@ func ensureReady(ctx context.Context, s *session, w *requirement) (*site, error)
 	}, func() (*site, error) { return buildNetwork(ctx, s, w) })
 }
 
-// ensureBuilt calls look, and returns the network that look returns. If look returns nil, ensureBuilt calls build under
-// the state directory's exclusive lock. If the network has needsCompletion set, ensureBuilt calls its method complete
-// under that lock.
+// ensureBuilt returns the network that look finds. If look returns nil, ensureBuilt takes the state directory's
+// exclusive lock, calls look again and, after another nil, returns the result of build. If the network has
+// needsCompletion set, ensureBuilt calls its method complete under that lock.
 func ensureBuilt(ctx context.Context, s *session, look, build func() (*site, error)) (n *site, err error) {
 	done := func() (is bool, _ error) {
 		n, err = look()
@@ -335,7 +337,7 @@ func samePools(a, b *state.Network) bool {
 }
 
 // complete prepares a network that has needsCompletion set, under the state directory's exclusive lock. It makes host
-// ports at 127.0.0.1 work, and records the pools. It costs less than a build, since a network may get its first host
+// ports at 127.0.0.1 work, and records the pools. It is faster than a build, because a network may get its first host
 // port many times.
 func (n *site) complete(ctx context.Context) error {
 	rec, w := n.rec, n.required
@@ -351,7 +353,7 @@ func (n *site) complete(ctx context.Context) error {
 }
 
 // buildNetwork creates or repairs the network, under the state directory's exclusive lock. It first removes deserted
-// networks with the same subnets (isDeserted). If an object was missing that other networks share, it repairs those
+// networks with the same subnets (isDeserted). If an object was missing that other networks share, it repairs the other
 // networks too. Every step can be repeated, so the next build completes an interrupted one.
 func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error) {
 	deserted, err := w.refuse(ctx, s, s.Epoch.Token())
@@ -455,8 +457,8 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 }
 
 // prepareForHostPorts prepares a network so that host ports can lead to the attachment a, whose record already lists
-// the ports. It also applies change to the network's record. change reports whether it changed the record. Usually
-// nothing is missing, and a few requests confirm that, as in the function ensureReady.
+// the ports. It also applies change to the network's record, and returns the record. change reports whether it changed
+// the record. Usually nothing is missing, and a few requests confirm that, as in the function ensureReady.
 func prepareForHostPorts(
 	ctx context.Context, s *session, a *state.Attachment, change func(*state.Network) bool,
 ) (rec *state.Network, _ error) {
@@ -475,8 +477,8 @@ func prepareForHostPorts(
 	return rec, err
 }
 
-// restoreAlone repairs one network from its record. If an object was missing that networks share, it also repairs those
-// networks. It returns an error if another program's firewall certainly stops the pods.
+// restoreAlone repairs one network from its record. If an object was missing that networks share, it also repairs the
+// other networks. It returns an error if another program's firewall certainly stops the pods.
 func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requirement) error {
 	attachments, err := s.attachments(rec.Name)
 	if err != nil {
@@ -498,7 +500,7 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requir
 }
 
 // settle completes the firewall's sets after a network was created or repaired (declareMended). If changed is true, an
-// object was missing that other networks share, and settle repairs those networks too. For example, a flush of our
+// object was missing that other networks share, and settle repairs the other networks too. For example, a flush of our
 // table deletes the rules of all networks, and a deleted bridge loses the ports of all its networks. Then settle also
 // deletes elements of pods that no longer exist, which a program may have loaded from an older copy of the table.
 func (n *site) settle(ctx context.Context, changed bool) error {

@@ -35,7 +35,7 @@ type surroundings struct {
 	rules     []routing.Rule
 	networks  []*state.Network
 	queues    []string // rules that hand packets to a queue without a program
-	strict    bool     // firewalld closes host ports of other programs
+	strict    bool     // firewalld closes host ports that other programs publish (StrictForwardPorts)
 }
 
 func (h *surroundings) read(ctx context.Context, s *session) (err error) {
@@ -66,7 +66,8 @@ func (h *surroundings) read(ctx context.Context, s *session) (err error) {
 }
 
 // deadQueues describes the rules that pass packets to a queue (NFQUEUE) to which no program listens. The kernel drops
-// these packets. A NetworkPolicy engine that died leaves such rules.
+// these packets, except for a rule with the flag bypass, which deadQueues skips. A NetworkPolicy engine that died
+// leaves such rules.
 func (s *session) deadQueues() (texts []string, _ error) {
 	listening, err := nftnl.QueueListeners()
 	if err != nil {
@@ -299,11 +300,11 @@ func (report *Inspection) addGatewayFaults(ctx context.Context, host *surroundin
 	return nil
 }
 
-// addStrangeAddresses finds addresses of the gateways' link that no network has on record. Such an address directs its
-// subnet to the bridge. If the host has another route to that subnet, such as a route to another node's pods, the
-// address is a fault. Otherwise addStrangeAddresses adds a note to report.Others, unless the host's default route uses
-// the link: then the address is the host's own. It skips link-local addresses. It also skips addresses with a lifetime,
-// which belong to a running program.
+// addStrangeAddresses finds addresses of the gateways' link outside of all recorded gateways' subnets. Such an address
+// directs its subnet to the bridge. If the host has another route to that subnet, such as a route to another node's
+// pods, the address is a fault. Otherwise addStrangeAddresses adds a note to report.Others, unless the host's default
+// route uses the link: then the address is the host's own. It skips link-local addresses. It also skips addresses with
+// a lifetime, which belong to a running program.
 func (report *Inspection) addStrangeAddresses(ctx context.Context, host *surroundings, n *site) error {
 	routes := n.s.Links.Routes()
 	for _, a := range host.addresses {

@@ -83,9 +83,9 @@ func (u Uplinks) withLock(ctx context.Context, nic string, do func(*session) err
 	})
 }
 
-// PlanTake describes the work of Take. steps has a line for each action, moves lists the addresses that would move,
-// and warnings describe things that behave differently afterwards. PlanTake changes nothing. If the NIC is already
-// taken over or shared, the error matches ErrConflict.
+// PlanTake describes the work of Take. steps has a line for each step, action and warning, moves lists the addresses
+// that would move, and warnings describe things that behave differently afterwards. PlanTake changes nothing. If the
+// NIC is already taken over or shared, the error matches ErrConflict.
 func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps string, moves []netip.Addr,
 	warnings []string, _ error) {
 	if err := checkNIC(nic); err != nil {

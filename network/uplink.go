@@ -94,9 +94,9 @@ func (n *site) sharedNIC() string {
 	return n.share.NIC
 }
 
-// followNIC writes the name of the NIC that the bridge shares now into a pod's record. The keys of the pod's elements
-// contain that name, so followNIC deletes the old elements, and endpointPart adds new ones. While the host has no
-// such NIC, the old elements stay.
+// followNIC corrects a pod's record if it does not name the NIC that the bridge shares now. The keys of the pod's
+// elements contain that name, so followNIC deletes the old elements, and endpointPart adds new ones. While the host has
+// no such NIC, the old elements stay.
 func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 	if a.State != state.Ready {
 		a.NIC = n.sharedNIC() // the Add in progress records this
@@ -464,7 +464,8 @@ func (n *Node) tryShare(ctx context.Context) error {
 	return err
 }
 
-// children lists the macvlan and ipvlan links of this namespace on top of a NIC.
+// children lists the macvlan, macvtap, ipvlan and ipvtap links of this namespace on top of a NIC. Each text consists of
+// the link's kind and name.
 func (s *session) children(ctx context.Context, nic string) (list []string, _ error) {
 	nicLink, err := s.link(ctx, nic)
 	if err != nil {
@@ -493,7 +494,8 @@ func describeChild(child, nic string) string {
 type UplinkReport struct {
 	NIC    string `json:"nic"`
 	Bridge string `json:"bridge"`
-	// State is "shared", or the progress of `uplink take`: "taken", "taking" or "restoring".
+	// State is "shared", or the progress of `uplink take`: "taken", "taking" or "restoring". State and Bridge are empty
+	// if the record of the takeover cannot be read.
 	State string `json:"state"`
 	// Networks lists the bridge's networks with this uplink.
 	Networks []string `json:"networks,omitempty"`

@@ -46,8 +46,8 @@ type Address struct {
 	Flags uint32
 	// Valid is how long the address exists, and Preferred how long it may be chosen for new connections; nil means for
 	// ever. A Preferred that exceeds Valid is sent as Valid. The kernel counts in whole seconds, so fractions are
-	// rounded up. It refuses a Valid of zero. For an IPv4 address without Valid, it ignores a Preferred other than
-	// zero.
+	// rounded up. The kernel refuses a Valid of zero. For an IPv4 address without Valid, it ignores a Preferred other
+	// than zero.
 	Valid, Preferred *time.Duration
 	// Protocol is the origin of the address (IFAPROT_*). Numbers from 4 upwards are free; 2 is a router
 	// advertisement. Kernels before Linux 5.18 ignore the field.
@@ -55,7 +55,8 @@ type Address struct {
 	// Metric is the metric of the connected route that the kernel adds together with the address. 0 is the kernel's
 	// default (0 for IPv4, 256 for IPv6).
 	Metric uint32
-	// Other holds attributes (IFA_*) that this package has no field for. Requests contain them unchanged.
+	// Other holds attributes (IFA_*) that this package has no field for. Requests that add an address contain them
+	// unchanged.
 	Other []netlink.Attribute
 }
 

@@ -202,8 +202,8 @@ type Advertised struct {
 // count. Advertised lists the addresses over conn. Call Listen before the link accepts advertisements, or the Watch
 // misses the name servers in the first advertisement.
 //
-// If ctx is done first, the error matches ctx's error and also ErrNoRouter or ErrNoPrefix. If another node has the
-// only address, Advertised returns an error at once that matches ErrDuplicate.
+// If ctx is done first, the error matches ctx's error and usually also ErrNoRouter or ErrNoPrefix. If another node has
+// the only address, Advertised returns an error at once that matches ErrDuplicate.
 func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertised, error) {
 	for {
 		usable, pending, err := conn.slaacAddresses(context.WithoutCancel(ctx), link)
@@ -236,7 +236,8 @@ func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertis
 }
 
 // slaacAddresses returns the addresses of a link that the kernel formed from router advertisements. It returns the
-// usable ones, deprecated ones last, and those still in duplicate address detection. It omits addresses that failed it.
+// usable ones, deprecated ones last, and those still in duplicate address detection. It omits addresses that failed
+// this detection.
 func (c *Conn) slaacAddresses(ctx context.Context, link int) (usable, pending []Address, _ error) {
 	list, err := c.List(ctx, Filter{Link: link, Family: unix.AF_INET6})
 	if err != nil {

@@ -26,7 +26,7 @@ const (
 // Message returns a request about the route, for callers that send several in one datagram. typ is unix.RTM_NEWROUTE or
 // unix.RTM_DELROUTE. For RTM_NEWROUTE, pass the flags of Conn.Add (netlink.Create and Excl) or of Conn.Replace (Create
 // and Replace). For RTM_DELROUTE, pass no flags, as in Conn.Remove. For a deletion, the kernel does not compare fields
-// that are zero, except Dst, From and TOS. Unlike Conn.Add, Message leaves a Protocol of 0 as it is.
+// that are zero, except Dst, From, TOS and Table. Unlike Conn.Add, Message leaves a Protocol of 0 as it is.
 //
 // With the flags Create and Append, the kernel adds the route behind existing routes with the same key. Packets take
 // the first of these routes. For IPv6 the kernel combines routes with a gateway into one route with several next hops.

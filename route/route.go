@@ -102,7 +102,7 @@ func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.Head
 }
 
 // Remove deletes the first route of r's table with the same Dst, From and TOS that also equals r in all fields that are
-// set. It does not compare MTU, AdvMSS, Pref, Expires and Other. A missing route or link is no error.
+// set. It does not compare OnLink, MTU, AdvMSS, Pref, Expires and Other. A missing route or link is no error.
 func (c *Conn) Remove(ctx context.Context, r Route) error {
 	return nl.PassAbsent(c.change(ctx, "delete route", &r, unix.RTM_DELROUTE, 0))
 }
@@ -280,8 +280,8 @@ type Route struct {
 
 	// Flags are the kernel's flags in results (RTM_F_* and RTNH_F_*). Requests do not contain them.
 	Flags uint32 `json:"flags,omitempty"`
-	// Other holds attributes (RTA_*) that this package has no field for: encapsulation, realms, and an RTA_METRICS
-	// with further metrics. Requests contain them unchanged, since a route without them would be another route.
+	// Other holds attributes (RTA_*) that this package has no field for: encapsulation, realms, and an RTA_METRICS with
+	// further metrics. Requests that add a route contain them unchanged.
 	Other []netlink.Attribute `json:"other,omitempty"`
 }
 

@@ -158,10 +158,9 @@ func (ns *NS) Close() error {
 	return unix.Close(fd)
 }
 
-// ErrStranded is the cause of an error if the kernel refused to move a thread back to its own namespace. The methods Do
-// and Cookie, the function New, and the function leave that Enter returns can return it. The calling goroutine is then
-// still in the other namespace. It stays locked to its thread, so that no other goroutine runs there. The caller should
-// end the goroutine.
+// ErrStranded is the cause of an error if the kernel refused to move a thread back to its own namespace. New, OpenSame,
+// Cookie, Do, Enter and Enter's function leave can return this error. The calling goroutine is then still in the other
+// namespace. It stays locked to its thread, so that no other goroutine runs there. The caller should end the goroutine.
 var ErrStranded = errors.New("the thread could not return to its own network namespace")
 
 // Do runs fn in the namespace and returns its error. The sockets and the files under /proc/sys/net that fn opens stay

@@ -147,7 +147,7 @@ func (r *Request) list(c *nl.Conn, op string, each func(*Info), only ...uint16) 
 }
 
 // Find returns one link, by index or, if index is 0, by name. only selects the attributes to decode, as in Info.Decode.
-// After an error, the link is a zero Info.
+// The returned pointer is never nil.
 func Find(ctx context.Context, c *nl.Conn, name string, index int, only ...uint16) (*Info, error) {
 	var l Info
 	var b nl.Batch

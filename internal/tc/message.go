@@ -416,8 +416,8 @@ func (f *Filter) Decode(b []byte) error {
 	return nil
 }
 
-// isMatchAll reports whether a struct tc_u32_sel matches every packet. It has exactly one key, whose first field, the
-// mask, is 0.
+// isMatchAll reports whether a struct tc_u32_sel matches every packet. Such a struct is terminal, and has exactly one
+// key, whose mask is 0.
 func isMatchAll(sel []byte) bool {
 	return len(sel) == sizeofU32Sel+sizeofU32Key && sel[0]&u32Terminal != 0 && sel[2] == 1 &&
 		binary.NativeEndian.Uint32(sel[sizeofU32Sel:]) == 0

@@ -51,7 +51,7 @@ type Network struct {
 	// makes Add fail.
 	ForceAddress bool
 
-	Masquerade    bool           // packets from pods to outside the pods' subnets get the host's address
+	Masquerade    bool           // packets of pods that leave the network's subnets get the host's address
 	NonMasquerade []netip.Prefix // destinations to which packets keep the pod's address
 	Policy        nft.Policy     // the pods, of this and other networks, that may send to the network's pods
 	Internal      bool           // no packet passes between the bridge and another link

@@ -22,9 +22,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// refuseMAC returns an error if mac is a multicast MAC, or belongs to the host or another machine on the LAN. With
-// such a MAC, a pod would receive the other machine's frames. refuseMAC returns nil if the bridge shares no NIC, or if
-// mac is nil because we choose it. It ignores answers for the addresses in own, since the pod itself may answer there.
+// refuseMAC returns an error if mac is a multicast MAC, or belongs to the host or another machine on the LAN. With the
+// MAC of another machine, a pod would receive that machine's frames. Without an uplink, or if mac is nil because we
+// choose it, refuseMAC returns nil. It ignores answers for the addresses in own, since the pod itself may answer there.
 func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip.Addr) error {
 	if n.rec.Uplink == "" || n.gatewayLink.Index == 0 || mac == nil {
 		return nil
@@ -182,9 +182,9 @@ func probeNeighbour(ctx context.Context, conn *nl.Conn, entry routing.NeighbourE
 	return now, err
 }
 
-// RefuseMAC returns an error if the pod's interface cannot get the MAC mac. The error matches ErrInvalid if the
-// present MAC identifies the pod to a DHCP server or on its LAN. It matches ErrConflict if another machine on the LAN
-// has mac. RefuseMAC changes nothing.
+// RefuseMAC returns an error if the pod's interface cannot get the MAC mac. The error matches ErrInvalid if mac is a
+// multicast MAC, or if the present MAC identifies the pod to a DHCP server or on its LAN. The error matches ErrConflict
+// if the host or another machine on the LAN has mac. RefuseMAC changes nothing.
 func (c Change) RefuseMAC(ctx context.Context, mac net.HardwareAddr) error {
 	if _, err := c.node.loadAttachment(c.key); err != nil {
 		return err

@@ -477,10 +477,10 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 	return s.Dir.RemoveNetwork(name)
 }
 
-// removeBridge deletes the network's bridge if we made it, and no other network and no port uses it. It also deletes
-// the bridge's file for systemd-networkd. If the bridge stays, removeBridge calls removeVLANLink in a VLAN. Without a
-// VLAN, it deletes those gateways' addresses that no other network needs, unless pods of another program are on the
-// bridge.
+// removeBridge deletes the network's bridge if we made it and it has no other network, no port and no taken NIC. With
+// the bridge, it deletes the bridge's file for systemd-networkd. If the bridge stays, removeBridge calls removeVLANLink
+// in a VLAN. Without a VLAN, it deletes those gateways' addresses that no other network needs, unless pods of another
+// program are on the bridge.
 func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	l, err := s.link(ctx, rec.Bridge)
 	if err != nil || l.Index == 0 {

@@ -54,11 +54,11 @@ type site struct {
 	share               *nft.Share // the connection to a LAN by a NIC that is no port of the bridge, or nil
 	uplink              foundUplink
 	found               findings
-	closed              []nft.Closed // the families that the host forwards for pods only; nil before the look
+	closed              []nft.Closed // the families that the host forwards for pods only; nil until lookAtForwarding
 	// needsCompletion means that little is missing: host ports are not reachable at 127.0.0.1, or the record's pools
 	// differ from the requested ones. complete repairs both.
 	needsCompletion bool
-	restored        []nft.Endpoint // endpoints of pods that were restored
+	restored        []nft.Endpoint // the endpoints of the pods that reattach repaired
 }
 
 // pods returns the network's attachments, and n.required.Pod if it is set.

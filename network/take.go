@@ -31,12 +31,12 @@ func (s *session) recoverTake(ctx context.Context, nic string) (rec *uplink.Reco
 	return nil, true, s.giveBack(ctx, rec)
 }
 
-// giveBack undoes a takeover, or completes its undoing.
+// giveBack undoes a takeover, even an unfinished one, and deletes the NIC's file for systemd-networkd.
 func (s *session) giveBack(ctx context.Context, rec *uplink.Record) error {
 	if err := s.takeovers().Restore(ctx, rec, s.Dir.Uplink(rec.NIC)); err != nil {
 		return err
 	}
-	return file.Remove(networkdFile(rec.NIC)) // "" is no error
+	return file.Remove(networkdFile(rec.NIC)) // file.Remove ignores the path ""
 }
 
 // isPort reports whether the NIC of a takeover is still a port of the bridge.
@@ -149,8 +149,8 @@ func (s *session) refuseTake(ctx context.Context, nic string) error {
 }
 
 // Take makes a NIC a port of a bridge, and moves the host's addresses and routes from the NIC to the bridge. If an
-// earlier Take of the NIC was interrupted, Take undoes it first. If the NIC was taken over for this bridge, Take does
-// nothing. Take is for an operator's command; an Add never takes a NIC over.
+// earlier Take of the NIC was interrupted, Take undoes it first. If the NIC was taken over for this bridge, and is
+// still its port, Take does nothing. Take is for an operator's command; an Add never takes a NIC over.
 func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 	want := uplink.Uplink{NIC: nic, Bridge: bridgeName, Alias: endpoint.BridgeAlias}
 	return u.withLock(ctx, nic, func(s *session) error {

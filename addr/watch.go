@@ -51,8 +51,8 @@ func (w *Watch) Close() error {
 	return w.nl.Close()
 }
 
-// Wait waits until all the given addresses of a link are usable. IPv4 addresses always are. If no announcement comes
-// within 250 ms, Wait reads the addresses over conn.
+// Wait waits until all the given addresses of a link are usable. It does not wait for IPv4 addresses. If no
+// announcement comes within 250 ms, Wait reads the addresses over conn.
 //
 // If another node has one of the addresses, the error matches ErrDuplicate. If an address disappears before it is
 // usable, the error matches fs.ErrNotExist: another program deleted the address or its link, or set the link down. If
@@ -202,8 +202,8 @@ type Advertised struct {
 // count. Advertised lists the addresses over conn. Call Listen before the link accepts advertisements, or the Watch
 // misses the name servers in the first advertisement.
 //
-// If ctx is done first, the error matches ctx's error and usually also ErrNoRouter or ErrNoPrefix. If another node has
-// the only address, Advertised returns an error at once that matches ErrDuplicate.
+// If ctx is done first, the error matches ctx's error and the reason, such as ErrNoRouter or ErrNoPrefix. If another
+// node has the only address, Advertised returns an error at once that matches ErrDuplicate.
 func (w *Watch) Advertised(ctx context.Context, conn *Conn, link int) (*Advertised, error) {
 	for {
 		usable, pending, err := conn.slaacAddresses(context.WithoutCancel(ctx), link)

@@ -65,7 +65,7 @@ type Counters struct {
 	RxPackets, TxPackets, RxBytes, TxBytes uint64
 }
 
-// Alternative returns an error about a name that is only an alternative name of a link. own is the link's real name.
+// Alternative returns an error about a name that is only an alternative name of a link. own is the link's own name.
 func Alternative(own string) error {
 	return nl.Invalid("it is an alternative name of link " + own + ", which rules of the firewall do not know: give " +
 		own)

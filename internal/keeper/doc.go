@@ -12,8 +12,8 @@
 // If a lease's pod no longer exists, the keeper releases the lease from the host, on behalf of the pod. If the lease is
 // sticky, the keeper instead leaves its record for the pod's next container. A pod no longer exists if the machine has
 // booted since, or if both its namespace and the host's end of its link are gone. The namespace is gone if its path
-// leads to nothing, or to a namespace with another cookie (SO_NETNS_COOKIE). If a pod exists but the keeper cannot open
-// its namespace, the lease stays until it expires.
+// leads to nothing, to no network namespace, or to one with another cookie (SO_NETNS_COOKIE). If a pod exists but the
+// keeper cannot open its namespace, the lease stays until it expires.
 //
 // The keeper does not trust a pod's namespace. It receives the answers of DHCP servers at the host's end of the pod's
 // link, where the pod cannot forge them. When a lease ends, it also removes the address from the host's firewall, even

@@ -167,7 +167,7 @@ func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
 	return x.conn.Send(x.ctx, p)
 }
 
-// messageConn is the transport between a visit and DHCP servers. conn is nil until a message is sent.
+// messageConn is the transport between a visit and DHCP servers. conn is nil before the first message and after hangUp.
 type messageConn[M any] struct {
 	conn interface {
 		Send(context.Context, M) error
@@ -223,8 +223,8 @@ func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	before, fresh := x.r.Lease, x.r.State != lease.Bound
 	err := x.underLock(func(held *lease.LockedRecord) error { return x.apply(held, x.pod, l) })
 	if err != nil {
-		// The record, and perhaps the pod, lack the new lease. If the session continued, it would wait until the new
-		// lease is due for renewal, and the pod's address would expire by the old one. So drop the session.
+		// The record or the pod may lack the new lease. If the session continued, it would wait until the new lease is
+		// due for renewal, and the pod's address would expire by the old one. So drop the session.
 		x.m.session = nil
 		return err
 	}
@@ -241,10 +241,10 @@ func (x *exchange) applyLease(l *dhcpc.Lease) error {
 	return nil
 }
 
-// apply adds the addresses and routes of a lease to the pod, and records the lease. It removes the previous lease's
-// addresses and routes that the new one lacks. The caller holds the record's lock, so that no DEL comes in between.
-// Before a removal, apply records the old and the new addresses and routes together. So if the keeper is killed, the
-// next one knows everything that the pod may have.
+// apply adds the addresses and routes of a lease to the pod, except those that the pod's owner removed, and records the
+// lease. It removes the previous lease's addresses and routes that the new one lacks. The caller holds the record's
+// lock, so that no DEL comes in between. Before a removal, apply records the old and the new addresses and routes
+// together. So if the keeper is killed, the next one knows everything that the pod may have.
 func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 	yielded, err := v.yield(p)
 	if err != nil {

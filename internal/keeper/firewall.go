@@ -17,18 +17,18 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
-// The kernel announces each change of nf_tables with one message at the end of the transaction (NFT_MSG_NEWGEN). A
-// filter keeps the messages about rules and elements out of the socket's queue, since a burst of a thousand would
-// overflow it. Each change has a generation number. The keeper does not compare the firewall again for a generation at
-// which it found no differences.
+// At the end of each transaction of nf_tables, the kernel announces a new generation (NFT_MSG_NEWGEN). A filter keeps
+// the messages about rules and elements out of the socket's queue, since a burst of a thousand would overflow it.
+// Generations have numbers. After a comparison without differences, the keeper ignores announcements up to that
+// generation.
 
 // lookAtFirewall is the interval between comparisons of the firewall with the records, if the kernel announces no
-// changes. The kernel announces neither changes of legacy iptables, nor that a table becomes dormant.
+// changes. The kernel does not announce changes of legacy iptables.
 const lookAtFirewall = 30 * time.Second
 
 // generation is one announcement of a change of nf_tables (NFT_MSG_NEWGEN).
 type generation struct {
-	lost bool // announcements were lost; the other fields are unset
+	lost bool // the announcement was malformed; id is 0
 	id   uint32
 	by   string // the name of the process that made the change
 }
@@ -39,7 +39,7 @@ type firewall struct {
 	source
 	contest    *contest  // the count of repairs of the whole firewall
 	checked    uint32    // the last generation that had no differences
-	names      []string  // the other programs that changed nf_tables since then; "" stands for an unknown one
+	names      []string  // up to two other programs that changed nf_tables since then; "" is an unknown one
 	strays     bool      // another program has changed nf_tables since lastSweep
 	lastSweep  time.Time // the last search for elements of pods that no longer exist
 	blocked    []string  // the obstacles that were logged last
@@ -69,9 +69,9 @@ func generationOf(b []byte) generation {
 	return generation{lost: id == 0, id: id, by: nftnl.Text(nftnl.Find(b, unix.NFTA_GEN_PROC_NAME))}
 }
 
-// hear returns how soon the keeper must compare the firewall after announcements: soon if another program changed it,
-// later if one of our programs did. It ignores changes up to the generation f.checked, and those of `tombolo doctor`.
-// It notes the names of the other programs.
+// hear returns how soon the keeper must compare the firewall after announcements: soon if another program changed it or
+// a message is malformed, later if one of our programs did. It ignores changes up to the generation f.checked, and
+// those of `tombolo doctor`. It adds the other programs to f.names.
 func (f *firewall) hear(messages []netlink.Message) urgency {
 	when := never
 	for _, m := range messages {

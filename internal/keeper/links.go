@@ -104,9 +104,8 @@ func (k *Keeper) newLinkSource(ctx context.Context, firewall *source) *linkSourc
 	return l
 }
 
-// hear returns how soon the keeper must compare links after announcements. It returns soon after changes that no pod
-// causes, and later after changes that pods also cause when they come and go. A malformed message counts as a change
-// that no pod causes.
+// hear returns how soon the keeper must compare links after announcements. It returns the highest urgency of the
+// messages.
 func (l *linkSource) hear(messages []netlink.Message) urgency {
 	when := never
 	for _, m := range messages {
@@ -115,8 +114,8 @@ func (l *linkSource) hear(messages []netlink.Message) urgency {
 	return when
 }
 
-// urgencyOf returns how soon the keeper must compare links after a netlink notification. If a forwarding parameter has
-// changed, it also schedules a look at the firewall.
+// urgencyOf returns how soon the keeper must compare links after a netlink notification. For a malformed one it returns
+// soon. If a forwarding parameter has changed, it also schedules a look at the firewall.
 func (l *linkSource) urgencyOf(m netlink.Message) urgency {
 	const indexAt = 4 // in struct ifaddrmsg and struct tcmsg
 	index, gone := 0, false
@@ -234,8 +233,8 @@ func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
 	return later
 }
 
-// visit compares the links of all networks with the records, and repairs the networks with differences. While another
-// program undoes the repairs of a network (see contest), visit repairs it only once a minute.
+// visit compares the links of all networks with the records, and repairs the networks that networksToMend selects.
+// While another program undoes the repairs of a network (see contest), visit repairs it only once a minute.
 func (l *linkSource) visit(ctx context.Context) {
 	lacking, ok := l.lookAgain(ctx)
 	if !ok {
@@ -268,8 +267,9 @@ func (l *linkSource) visit(ctx context.Context) {
 	}
 }
 
-// networksToMend returns the networks to repair now. lacking maps each network to its differences. networksToMend also
-// ends the contests (see contest) over networks without differences, and sets the Prometheus gauge
+// networksToMend returns the networks to repair now. It leaves out a network whose last repair did not help, or whose
+// next repair is not due. lacking maps each network to its differences. networksToMend also ends the contests (see
+// contest) over networks that have no differences when a repair is due again, and sets the Prometheus gauge
 // tombolo_links_contested.
 func (l *linkSource) networksToMend(lacking map[string][]string) (networks []string) {
 	maps.DeleteFunc(l.remains, func(name string, _ []string) bool { return len(lacking[name]) == 0 })

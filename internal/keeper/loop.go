@@ -28,10 +28,10 @@ type entry struct {
 	isDueAgain bool // the record changed during a visit, so visit again at once
 	stale      bool // the machine slept during a visit, so drop the DHCP sessions
 	memory     memory
-	state      lease.State // the state at its last visit, for the metrics
+	state      lease.State // the lease's state at the last visit, for the metrics
 }
 
-// loop schedules all work. Only the goroutine of run uses the entries. Workers do all work that may block.
+// loop schedules all work. Only the goroutine of run uses the entries. Workers make the visits, which may block.
 type loop struct {
 	*Keeper
 	ctx     context.Context
@@ -216,8 +216,8 @@ func (l *loop) start(at *slot, work func() (end func())) {
 	}()
 }
 
-// finish stores the outcome of a visit, and schedules the lease's next visit. If the record is gone, it deletes the
-// lease's entry instead, unless the record has changed since.
+// finish stores the outcome of a visit, and schedules the lease's next visit. If o.gone is set, it deletes the lease's
+// entry instead, unless the record changed during the visit.
 func (l *loop) finish(e *entry, o outcome) {
 	l.metrics.countTransition(e.state, o.state)
 	if o.gone && !e.isDueAgain {

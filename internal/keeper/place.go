@@ -73,8 +73,8 @@ func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
 }
 
 // errUnlessPort returns an error for a pod whose namespace was not found. The error matches errGone only if the pod's
-// port, the host's end of its link, is gone too. If the port exists, so does the pod, but the keeper cannot reach it,
-// for example because it does not see the runtime's mounts.
+// port, the host's end of its link, is gone too, or is not recorded. If the port exists, so does the pod, but the
+// keeper cannot reach it, for example because it does not see the runtime's mounts.
 func (k kernel) errUnlessPort(r *lease.Record, cause error) error {
 	if r.HostIf != "" {
 		switch _, err := k.port(r.HostIf); {
@@ -109,8 +109,8 @@ func (k kernel) withLinks(do func(*bridge.Conn) error) error {
 	return do(links)
 }
 
-// checkConflict returns an error if the host has the address a, or routes through it as a gateway. No pod may have such
-// an address. at is the name of the pod's bridge. If a equals had, the pod's previous address, it may be a gateway.
+// checkConflict returns an error if the host's addresses or routes show that no pod can have the address a. at is the
+// name of the pod's bridge, and had is the pod's previous address: see lease.CheckConflict.
 func (k kernel) checkConflict(at string, a, had netip.Addr) error {
 	return k.withLinks(func(links *bridge.Conn) error {
 		l, err := links.Link(context.Background(), at)
@@ -121,9 +121,8 @@ func (k kernel) checkConflict(at string, a, had netip.Addr) error {
 	})
 }
 
-// follow updates the host's rules for the pod after a change of its lease. The rules concern the addresses that the pod
-// may send from, its host ports and masquerading. follow returns the old and the new addresses, or nil if nothing
-// changed.
+// follow updates the host's rules for the pod after a change of its lease. It returns the old and the new
+// addresses, or nil if nothing changed.
 func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error) {
 	if k.network == nil {
 		return nil, nil, nil
@@ -277,8 +276,8 @@ const (
 )
 
 // inUse adds an IPv6 address to the pod, and reports whether another host has the address. If so, or after an error, it
-// removes the address again. The kernel detects duplicates only while accept_dad is set, so inUse sets it. At other
-// times accept_dad is off in a pod with leased addresses, since its other addresses are known to be unique.
+// removes the address again. The kernel detects duplicates only while accept_dad is set, so inUse sets accept_dad for
+// that time.
 func (p *podInterface) inUse(
 	ctx context.Context, a lease.Applied, valid, preferred time.Duration,
 ) (used bool, err error) {

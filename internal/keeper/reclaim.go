@@ -18,7 +18,7 @@ func (k *Keeper) newReclaim(ctx context.Context) *source {
 }
 
 // newZones returns the source that manages firewalld's zone trusted. It adds the links through which the host forwards
-// packets of pods.
+// packets of pods, unless they are in another zone.
 func (k *Keeper) newZones(ctx context.Context) *source {
 	host := k.Node.Upkeep().Host
 	zones := firewalld.New(ctx, &firewalld.Config{State: k.State, Address: k.Bus, Tell: host, Log: k.Log})
@@ -38,8 +38,8 @@ func (k *Keeper) newZones(ctx context.Context) *source {
 	return s
 }
 
-// reclaim takes down the attachments of pods that died without a DEL. It logs each, and returns an error for each that
-// it could not take down.
+// reclaim takes down and logs the attachments of pods that died without a DEL. It returns an error about those that it
+// could not take down.
 func (k *Keeper) reclaim(ctx context.Context) error {
 	dead, err := k.Node.CollectDead(ctx, "", false)
 	errs := []error{err}

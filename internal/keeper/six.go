@@ -14,9 +14,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Only the keeper leases a pod's DHCPv6 address, from the first SOLICIT on. The plugin has no code for DHCPv6: its ADD
-// waits until the record has the address. The DHCPv6 lease is in the same record as the IPv4 lease, so a DEL releases
-// both together. After a change of either lease, visit.follow updates the attachment.
+// Only the keeper leases a pod's DHCPv6 address, from the first SOLICIT on. The plugin's ADD only waits for the result
+// in the record. The DHCPv6 lease is in the same record as the IPv4 lease, so a DEL releases both together. After a
+// change of either lease, visit.follow updates the attachment.
 
 // memory6 is the part of memory that concerns DHCPv6.
 type memory6 struct {
@@ -146,7 +146,8 @@ func (v *visit) restore6() error {
 
 // noteFormed records the addresses that the pod formed from router advertisements. If they have changed, it calls
 // follow, which updates the host's rules for the pod. It also schedules the next check, after a pause that doubles from
-// one second on. Routers may begin to advertise at any time, most often within seconds of a pod's start.
+// one second on until the addresses change. Routers may begin to advertise at any time, most often within seconds of a
+// pod's start.
 func (v *visit) noteFormed(p pod) error {
 	formed, err := p.formedAddresses()
 	if err != nil {
@@ -189,8 +190,8 @@ func (v *visit) change6(change func(*lease.Six)) error {
 	})
 }
 
-// tries6 is the number of visits that try to send a RELEASE for a pod that no longer exists. Together they take more
-// than half a minute.
+// tries6 is the number of failed visits after which a failed RELEASE no longer keeps the record of a pod that no longer
+// exists. Their pauses take more than half a minute.
 const tries6 = 3
 
 // expires6 returns the end of the pod's DHCPv6 lease, or the zero time if there is no lease or it never ends.
@@ -306,7 +307,8 @@ func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	return nil
 }
 
-// recordInformation records the DNS servers and search domains that a DHCPv6 server sent to a pod without a lease.
+// recordInformation records the DNS servers and search domains that a DHCPv6 server sent to a pod without a DHCPv6
+// lease.
 func (x *exchange6) recordInformation(i *dhcp6.Information) error {
 	err := x.change6(func(six *lease.Six) {
 		six.Information, six.Error = &lease.NameService{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
@@ -394,7 +396,7 @@ func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error 
 	return err
 }
 
-// applyLease6 adds the address of a new or renewed lease to the pod, and records the lease.
+// applyLease6 applies and records a new or renewed lease by write, and counts it.
 func (x *exchange6) applyLease6(l *dhcp6.Lease6) error {
 	fresh := x.r.Six.Lease == nil || x.r.Six.Checking
 	if !fresh {

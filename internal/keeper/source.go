@@ -31,7 +31,7 @@ const (
 	// and DEL calls cause too.
 	pauseOwn = 3 * time.Second
 
-	// again is the pause before a failed action is repeated.
+	// again is the pause after a failed repair, or a failed comparison of links.
 	again = 10 * time.Second
 
 	// lookWithin limits the duration of one visit to a source, including repairs.
@@ -60,7 +60,7 @@ type feed interface {
 
 // source is a subject of the keeper's work besides leases, such as the firewall. The loop visits it after announcements
 // of changes, and at regular intervals. At most one worker visits it at a time. During the visit all fields except news
-// belong to that worker.
+// and busy belong to that worker.
 type source struct {
 	*Keeper
 	slot
@@ -176,8 +176,8 @@ func (s *source) reportResult(what string, err error) {
 	s.failure = text
 }
 
-// contest counts repairs of one object, so that the keeper and another program do not undo each other's changes for
-// ever. If a repair is undone several times within a minute, a person or a program must want the change. The object is
+// contest counts repairs of one object, so that the keeper and another program do not undo each other's changes all the
+// time. If a repair is undone several times within a minute, a person or a program must want the change. The object is
 // then contested: the keeper repairs it only once a minute.
 type contest struct {
 	repairs []repair  // the repairs within the last contestedFor

@@ -44,7 +44,7 @@ const (
 type memory struct {
 	token        string // the Token of the lease record that this memory belongs to
 	machine      *dhcpc.Machine
-	session      *dhcpc.Session // nil before the first exchange, and after the machine slept
+	session      *dhcpc.Session // nil if the next visit must restore it from the record
 	isConfigured bool           // the pod had the lease's address and routes at the last check
 	confirm      bool           // a renewal set the address, which was not checked since
 	nextCheck    time.Time      // the time of the next check of the pod
@@ -57,7 +57,7 @@ type memory struct {
 
 // outcome is the result of a visit to a lease.
 type outcome struct {
-	gone   bool // the record no longer exists or is damaged
+	gone   bool // the loop must forget the lease until its record changes
 	memory memory
 	state  lease.State
 	wake   time.Time
@@ -291,8 +291,8 @@ func (v *visit) configurePod(p pod) error {
 	return v.underLock(func(held *lease.LockedRecord) error { return v.apply(held, p, v.r.Lease) })
 }
 
-// yield removes from v.r.Applied the addresses and routes that the pod no longer has. v.r.Applied lists those that the
-// keeper added. The pod's owner removed them, so yield adds them to v.r.Removed and returns true: the pod does not get
+// yield removes from v.r.Applied the addresses and routes that the pod no longer has. v.r.Applied lists those that
+// Tombolo added. The pod's owner removed them, so yield adds them to v.r.Removed and returns true: the pod does not get
 // them again. Soon after a renewal, the kernel may have removed the address instead (see confirmAfter). Then yield
 // returns false. It does nothing if the lease ends soon.
 func (v *visit) yield(p pod) (yielded bool, _ error) {

@@ -168,8 +168,8 @@ func (c *call) allocators(conf *NetConf) func(string, *network.Origin) (ipam.All
 	}
 }
 
-// ipamRequest returns the parameters of newAllocator for the network's ipam section. strictly becomes their field
-// Strict.
+// ipamRequest returns the parameters of newAllocator for the network's ipam section. strictly becomes
+// ipamRequest.Strict.
 func (c *call) ipamRequest(conf *NetConf, strictly bool) *ipamRequest {
 	dataDir := conf.stateDir() + "/ipam"
 	if conf.bridge {

@@ -90,8 +90,8 @@ func (a *allocator) ordered(addresses []ipam.Address) []ipam.Address {
 	return append(list, addresses...)
 }
 
-// Add reserves addresses for owner, and adds routes and missing gateways. It first reads DNS settings from the file
-// ipam.resolvConf, so that a failure leaves no reservation.
+// Add reserves addresses for owner. It adds the section's routes, and missing gateways if ipamRequest.Gateways is set.
+// It first reads DNS settings from the file ipam.resolvConf, so that a failure leaves no reservation.
 func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation, error) {
 	if err := cmp.Or(a.confErr, a.noRanges); err != nil {
 		return nil, err
@@ -132,8 +132,7 @@ func (a *allocator) Check(ctx context.Context, owner ipam.Owner, held []ipam.Add
 }
 
 // Status returns an error if Add cannot succeed. An error without a code gets the code 50, the specification's code for
-// "not available". If only ranges or addresses are missing, Status returns nil, since the runtime may pass them with
-// each pod.
+// "not available". If only ranges are missing, and the runtime may pass them with each pod, Status returns nil.
 func (a *allocator) Status(ctx context.Context) error {
 	if a.confErr != nil || a.noRanges != nil {
 		return a.confErr
@@ -148,7 +147,7 @@ func (a *allocator) Status(ctx context.Context) error {
 // An ipamRequest holds the parameters of newAllocator: the ipam section, and facts about the call.
 type ipamRequest struct {
 	// Plugin holds the parameters for running a delegated IPAM plugin. Name is the IPAM type, from the section or from
-	// the attachment's record. For GC and STATUS, ContainerID, NetNS, IfName and Args are empty.
+	// the attachment's record.
 	delegate.Plugin
 	Network string // the network's name, and the name of its directory of reservations
 	Section Section

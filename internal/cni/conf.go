@@ -36,8 +36,8 @@ type configuration interface {
 	// problems returns the errors in the decoded configuration. Verbs other than DEL and GC refuse a configuration with
 	// errors, and report the first one.
 	problems() []error
-	// lacks reports whether the configuration requests a setting that the attachment's record lacks. The program that
-	// had the plugin's name before Tombolo may have made that setting (see kept.go).
+	// lacks reports whether the program that had the plugin's name before Tombolo may have made settings that the
+	// attachment's record lacks (see kept.go).
 	lacks(*state.Attachment) bool
 }
 
@@ -306,8 +306,9 @@ func (c *Common) acceptName() error {
 }
 
 // Examine decodes and checks a configuration for the plugin called name. It returns the network that the configuration
-// describes, and all errors that ADD would find without access to the kernel or the disk. For a plugin that makes no
-// network, such as portmap, the network is nil.
+// describes, and the errors that ADD would find without access to the kernel or the disk, one a line. For an ipam
+// section of type dhcp, it returns only the first error. For a plugin that makes no network, such as portmap, the
+// network is nil.
 func Examine(name string, data []byte) (*network.Network, []string) {
 	c := (&Plugin{Name: name}).newCall()
 	var found []string

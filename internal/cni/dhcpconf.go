@@ -16,7 +16,7 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// DHCP is the ipam section of type dhcp. The fields request, provide and priority have the same meaning as in the
+// DHCP is the ipam section of type dhcp. The fields request, provide and priority have the same form as in the
 // reference plugin dhcp.
 type DHCP struct {
 	Type string `json:"type"`
@@ -47,8 +47,8 @@ type request struct {
 	Option      option `json:"option"`
 }
 
-// provide is an element of the field provide: an option that the client sends. Its value is Value, or the value of the
-// key FromArg in CNI_ARGS.
+// provide is an element of the field provide: an option that the client sends. FromArg, if set, is the key in CNI_ARGS
+// that has the option's value. Without FromArg, Value is the value.
 type provide struct {
 	Option  option `json:"option"`
 	Value   string `json:"value"`
@@ -189,8 +189,8 @@ func MACOf(identity string) net.HardwareAddr {
 	return net.HardwareAddr{ident.DerivedMAC, sum[0], sum[1], sum[2], sum[3], sum[4]}
 }
 
-// Lease returns the settings for leasing an address for one pod. It returns an error if a value from CNI_ARGS is
-// missing, or an element of provide names no option. Package network checks the values.
+// Lease returns the settings for leasing an address for one pod. It returns an error if a value from CNI_ARGS or a
+// required pod name is missing, or an element of provide names no option. Package network checks the values.
 func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network.Lease, error) {
 	clientID, err := id.clientID(conf.ClientID, mac)
 	if err != nil {
@@ -221,8 +221,8 @@ func (conf *DHCP) Lease(id *identity, mac net.HardwareAddr, args Args) (*network
 }
 
 // request sets the options that c requests from the server: those in the configuration, and the client's default
-// options unless skipDefault is set. As the reference plugin bridge, it replaces the default options by the mask and
-// the routers.
+// options unless skipDefault is set. If the program was called as the reference plugin bridge, the mask and the routers
+// replace the default options.
 func (conf *DHCP) request(c *dhcpc.Config) {
 	for _, r := range conf.Request {
 		c.RequestOnly = c.RequestOnly || r.SkipDefault

@@ -39,7 +39,7 @@ const (
 	codePluginMissing = uint(104) // a delegated plugin is not in CNI_PATH
 	codePluginFailed  = uint(105) // a delegated plugin ended without an error object
 
-	codeKernel        = uint(110) // the kernel refused a request
+	codeKernel        = uint(110) // the kernel refused a request, or no other code fits
 	codeExists        = uint(111) // the interface or the attachment exists already
 	codeConflict      = uint(112) // an address or a name belongs to another owner
 	codeDiffers       = uint(113) // CHECK found a difference

@@ -40,7 +40,7 @@ func (s *Section) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// isEmpty reports whether a JSON object is missing, is null, or has no fields.
+// isEmpty reports whether a JSON object is missing, null or {}.
 func isEmpty(data json.RawMessage) bool {
 	return slices.Contains([]string{"", "null", "{}"}, strings.TrimSpace(string(data)))
 }

@@ -288,7 +288,8 @@ type VLANConf struct {
 	PreserveDefaultVLAN bool    `json:"preserveDefaultVlan"`
 }
 
-// Trunk is an element of the list vlanTrunk. It selects the VLANs from MinID to MaxID, the single VLAN ID, or both.
+// Trunk is an element of the list vlanTrunk. It selects the VLANs from MinID to MaxID, both included, or the single
+// VLAN ID. It may have all three fields.
 type Trunk struct {
 	MinID *uint16 `json:"minID"`
 	MaxID *uint16 `json:"maxID"`
@@ -342,8 +343,8 @@ func (c *NetConf) vlanProblems(p *problems) {
 // nameBridge is the name of the reference plugin bridge, which NetConf implements with other defaults.
 const nameBridge = "bridge"
 
-// asBridge sets the defaults of the reference plugin bridge. It clears Tombolo's own fields, except those of Common,
-// and the fields of runtimeConfig that the reference plugin ignores.
+// asBridge sets the defaults of the reference plugin bridge. It clears Tombolo's own fields outside Common. It also
+// clears the fields of runtimeConfig that the reference plugin ignores.
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall = "", LANConf{}, nil, nil
 	c.IngressPolicy, c.Internal, c.Annotations, c.Bandwidth = "", false, nil, Bandwidth{}

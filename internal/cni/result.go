@@ -233,7 +233,7 @@ func ipNet(p netip.Prefix) net.IPNet {
 }
 
 // prefixOf converts a net.IPNet into a netip.Prefix. It returns false if the address or the mask is invalid, or if they
-// belong to different families. An IPv4 address in IPv6 form becomes IPv4.
+// do not fit together. An IPv4 address or mask in IPv6 form becomes IPv4.
 func prefixOf(n net.IPNet) (netip.Prefix, bool) {
 	ip, ok := netip.AddrFromSlice(n.IP)
 	ones, bits := n.Mask.Size()

@@ -46,7 +46,7 @@ func execute(args []string, in io.Reader) (any, error) {
 	case args[0] == "info":
 		build, _ := debug.ReadBuildInfo()
 		return map[string]string{"version": build.Main.Version, "api_version": "1.0.0"}, nil
-	case os.Geteuid() != 0 || os.Getenv("_CONTAINERS_USERNS_CONFIGURED") == "done": // rootless podman sets it
+	case os.Geteuid() != 0 || os.Getenv("_CONTAINERS_USERNS_CONFIGURED") == "done": // set by rootless podman
 		return nil,
 			errors.New(
 				"podman without root may not change the host's network, which a network of tombolo is in: run podman " +

@@ -101,9 +101,9 @@ func (n *network) completeSubnets() error {
 	return nil
 }
 
-// freeSubnet returns a /24 in podman's range that overlaps no route of the host. The search begins at a subnet that
-// depends on the new network's id. So it probably avoids the subnets of networks without containers, which have no
-// routes yet.
+// freeSubnet returns a /24 in podman's range that overlaps no route of the host, apart from default routes. The search
+// begins at a subnet that depends on the new network's id. So it probably avoids the subnets of networks without
+// containers, which have no routes yet.
 func freeSubnet(id string) (netip.Prefix, error) {
 	var routes []route.Route
 	conn, err := route.Dial(nil)

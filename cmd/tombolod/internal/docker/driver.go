@@ -38,7 +38,7 @@ type Driver struct {
 	*Config
 	networks  string          // the directory with the networks' files
 	endpoints sync.Map        // maps each endpoint's identifier to an *endpoint
-	begun     atomic.Int64    // when dockerd first called, in nanoseconds since 1970; 0 if it has not yet
+	begun     atomic.Int64    // when dockerd last activated the driver, in nanoseconds since 1970; 0 if never
 	ctx       context.Context // ends the background work
 	work      sync.WaitGroup  // waits for the background work
 }

@@ -44,7 +44,7 @@ func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error)
 		_, err = d.own(n).Call("STATUS", nil)
 	}
 
-	data, _ := json.Marshal(n) // cannot fail: a network contains only strings
+	data, _ := json.Marshal(n) // cannot fail: every value in a network has a JSON form
 	if err == nil {
 		err = os.MkdirAll(d.networks, 0o700)
 	}

@@ -49,7 +49,8 @@ func cut(text string) string {
 	})
 }
 
-// whole removes an incomplete rune or escape (such as \u00) from the end of a text.
+// whole removes an incomplete rune from the end of a text. If one of the last five bytes is a backslash, whole cuts the
+// text there, since an escape (such as \u00) may be incomplete.
 func whole(text string) string {
 	for len(text) > 0 && !utf8.ValidString(text) {
 		text = text[:len(text)-1]
@@ -60,8 +61,8 @@ func whole(text string) string {
 	return text
 }
 
-// escape replaces each character that cannot be printed by \u and four digits, which is also an escape in JSON. It
-// does not replace the characters in keep. A byte that is not UTF-8 becomes \ufffd.
+// escape replaces each character that cannot be printed by its escape in JSON, such as \u001b. It does not replace the
+// characters in keep. A byte that is not UTF-8 becomes \ufffd.
 func escape(text, keep string) string {
 	ok := func(r rune) bool {
 		return r != utf8.RuneError && strconv.IsPrint(r) || strings.ContainsRune(keep, r)

@@ -59,8 +59,8 @@ type Container struct {
 
 // Call runs a CNI verb of the plugin in this process, for the container c. c is nil for a verb that concerns no
 // container. GC removes all attachments of the network. Only ADD returns a result; for other verbs the result is nil.
-// Invalid options are an error, except for DEL and GC. A failure of the plugin is a *types.Error, also if the call
-// exceeds its deadline.
+// Invalid options are an error, except for DEL and GC. An error that the plugin prints is a *types.Error, also if the
+// call exceeds its deadline.
 func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	if c == nil {
 		c = &Container{}

@@ -262,7 +262,7 @@ func (d *decoder) structure(v reflect.Value) error {
 }
 
 // member decodes the value that follows a key into the field with the key's name. If seen shows that the object has had
-// the field before, member also stores a problem. If no field has the name, member calls unknown.
+// the field before, member also stores a problem. If no field fits, member calls unknown.
 func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byte) error {
 	i := slices.IndexFunc(fields, func(f field) bool { return f.name == string(key) })
 	if i < 0 {

@@ -91,9 +91,8 @@ type Attachment struct {
 	Unadmitted  bool     `json:"unadmitted,omitempty"`
 	// PortSNAT selects the connections to host ports that reach the pod with the host's address as source.
 	PortSNAT nft.SNAT `json:"portSNAT,omitempty"`
-	// Waiting lists the container's other attachments that get this attachment's host ports when this attachment is
-	// deleted. In their records these ports are Withheld. Attachments to a LAN are listed even if they have no host
-	// ports.
+	// Waiting lists other attachments of the container. When this attachment is deleted, each publishes its Withheld
+	// host ports that are free. Attachments to a LAN are listed even if they have no such ports.
 	Waiting   []Waiting       `json:"waiting,omitempty"`
 	Bandwidth bandwidth.Shape `json:"bandwidth,omitzero"` // as the kernel enforces it
 	IFB       string          `json:"ifb,omitempty"`      // the ifb link that shapes the pod's egress
@@ -113,13 +112,13 @@ type Published struct {
 	Withheld bool `json:"withheld,omitempty"`
 }
 
-// Waiting names another attachment of the same container, which waits for host ports.
+// Waiting is an entry of Attachment.Waiting. It names another attachment of the same container.
 type Waiting struct {
 	Network string `json:"network"`
 	Hash    string `json:"hash"`
-	// Addresses are the addresses of the waiting attachment.
+	// Addresses are the addresses of the named attachment. The list may be empty.
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-	// LAN is set if the waiting attachment is on a LAN, and so reaches the LAN's machines without passing through the
+	// LAN is set if the named attachment is on a LAN, and so reaches the LAN's machines without passing through the
 	// host.
 	LAN bool `json:"lan,omitempty"`
 }
@@ -223,7 +222,7 @@ func (d *Dir) Written(network, hash string) (time.Time, error) {
 
 // Update replaces an attachment's existing record as a whole, after its ADD. It needs the directory's shared lock (see
 // Dir.Lock), and locks the record while it writes. If another call holds the record's lock, the error matches ErrBusy.
-// If there is no record, it matches os.ErrNotExist.
+// If there is no record, the error matches os.ErrNotExist.
 func (d *Dir) Update(a *Attachment) error {
 	lock, err := d.LockAttachment(a.Network, a.Hash())
 	if err != nil {
@@ -264,12 +263,11 @@ func (d *Dir) Remove(network, hash string) error {
 	return withOperation(err, "remove attachment")
 }
 
-// List reads the records of a network's attachments, sorted by hash. For each record that cannot be used, it returns a
-// *RecordError. The error is set only if the directory cannot be read. A network without a directory has no
-// attachments.
+// List reads the records of a network's attachments, sorted by hash. For each record that cannot be used, and for each
+// other file, it returns a *RecordError. The error is set only if the network's name is invalid or the directory cannot
+// be read. A network without a directory has no attachments.
 //
-// Under the shared lock records may come and go while List reads, and a record that is just being created looks
-// damaged. Only the exclusive lock prevents that.
+// Under the shared lock, records may come and go while List reads. Only the exclusive lock prevents that.
 func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
 	if err := checkNetwork(network); err != nil {
 		return nil, nil, fmt.Errorf("list attachments: %w", err)
@@ -297,9 +295,9 @@ type Pending struct {
 // Create writes the record of a new attachment in state Adding, and locks it. It sets a.State, a.Short and, if it is
 // zero, a.Created.
 //
-// If there is a record already, even a damaged one, the error matches os.ErrExist. Either the attachment exists, a
-// DEL is due, or an ADD was killed. [Dir.LockAttachment] tells these cases apart. Create needs the shared lock. The
-// caller must call Commit, Close or Abandon on the result.
+// If there is a record already, even a damaged one, the error matches os.ErrExist. The record's ADD may have succeeded,
+// be in progress, or have been killed: see State and AttachmentLock. Create needs the shared lock. The caller must call
+// Commit, Close or Abandon on the result.
 func (d *Dir) Create(a *Attachment) (_ *Pending, err error) {
 	defer func() { err = withOperation(err, "create attachment") }()
 	a.State = Adding
@@ -363,7 +361,7 @@ func openUnnamed(dir string) (int, error) {
 	return file.OpenAny(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_APPEND)
 }
 
-// Gone reports whether a DEL or a GC has removed the record since Create. In that case the ADD must end.
+// Gone reports whether a DEL or a GC has removed the record between Create and Commit. In that case the ADD must end.
 func (p *Pending) Gone() (bool, error) {
 	if p.fd < 0 {
 		return p.lost, nil
@@ -375,8 +373,8 @@ func (p *Pending) Gone() (bool, error) {
 	return st.Nlink == 0, nil
 }
 
-// Abandon removes the record, even after Commit, and closes p. If another call has created a record of the same name
-// since, Abandon leaves the new record alone. It needs the shared lock.
+// Abandon removes the record, even after Commit, and closes p. As long as p is open, Abandon leaves a later record of
+// the same name alone. It needs the shared lock.
 func (p *Pending) Abandon() error {
 	gone, err := p.Gone()
 	if err == nil && !gone && !p.lost {
@@ -390,7 +388,7 @@ func (p *Pending) Abandon() error {
 
 // Commit sets the record's state to Ready, writes all of a, and closes p. It appends a line, so that a crash in the
 // middle leaves the record Adding and no temporary file. If the record was removed since Create, the error matches
-// os.ErrNotExist, and the record is not created again. After any error a.State is Adding.
+// os.ErrNotExist, and the record is not created again. If the record did not become Ready, a.State is Adding.
 func (p *Pending) Commit(a *Attachment) (err error) {
 	defer func() {
 		if err != nil {
@@ -422,9 +420,9 @@ func (p *Pending) Commit(a *Attachment) (err error) {
 	return err
 }
 
-// lastDocument returns the last complete line of a record's file. Text after the last newline counts too if it is valid
-// JSON, since an editor may omit the newline. A line that was written only in part is never valid, since no proper
-// prefix of a JSON object is JSON.
+// lastDocument returns the last complete line of a record's file, or all of data if it has no newline. Text after the
+// last newline counts too if it is valid JSON, since an editor may omit the newline. A line that was written only in
+// part is never valid, since no proper prefix of a JSON object is JSON.
 func lastDocument(data []byte) []byte {
 	end := bytes.LastIndexByte(data, '\n')
 	if tail := data[end+1:]; end < 0 || json.Valid(tail) {
@@ -441,7 +439,8 @@ var ErrBusy = errors.New("another call is at work on it")
 // An ADD holds it from [Dir.Create] until it is done, and a call that undoes an attachment holds it while it works. So
 // if a record says Adding and can be locked, its ADD was killed.
 //
-// In the order of locks (see package lockorder) it comes first. Callers try it and never wait for it.
+// An AttachmentLock comes first in the order of locks (see package lockorder). A caller that holds another lock tries
+// to take it, and never waits for it.
 type AttachmentLock struct {
 	fd    int
 	order *lockorder.Acquisition

@@ -23,7 +23,7 @@ import (
 // DefaultDir is the state directory if the configuration names no other.
 const DefaultDir = "/run/tombolo"
 
-// suffix is the end of the name of every record's file.
+// suffix is the end of the names of the files for networks, attachments and NICs.
 const suffix = ".json"
 
 // A Dir is a state directory on disk. Several goroutines and processes may call its methods at once. The comment of
@@ -33,8 +33,8 @@ type Dir struct {
 	sources sources
 }
 
-// Open returns the state directory at an absolute path. It makes no system call. The first write creates the directory
-// and its files.
+// Open returns the state directory at an absolute path. It makes no system call. The first lock or record creates the
+// directory.
 func Open(dir string) (*Dir, error) {
 	path, err := file.CleanDir(dir)
 	if err != nil {
@@ -79,8 +79,8 @@ var ErrName = ident.ErrName
 // ".json".
 const maxNetworkName = 250
 
-// checkNetwork returns an error unless the CNI specification allows name as the name of a network. This keeps "..",
-// '/', NUL and our own ".tmp-" out of paths.
+// checkNetwork returns an error if the CNI specification forbids name as the name of a network, or if name is too long
+// for a file. This keeps "..", '/', NUL and our own ".tmp-" out of paths.
 func checkNetwork(name string) error {
 	switch {
 	case name == "":
@@ -146,8 +146,8 @@ func Encode(v *int, record any) []byte {
 // checkable is a record that can check itself. Check returns an error if the record is invalid.
 type checkable interface{ Check() error }
 
-// EncodeChecked checks a record and encodes it. It returns an error if the record is invalid, or if the result is
-// longer than most bytes.
+// EncodeChecked checks a record and encodes it. It returns an error if the record is invalid, or if the result has more
+// bytes than the limit most.
 func EncodeChecked(v *int, record checkable, most int) ([]byte, error) {
 	if err := record.Check(); err != nil {
 		return nil, err
@@ -180,7 +180,7 @@ var (
 	// ErrDamaged means that the content of a file is not valid. It is file.ErrDamaged.
 	ErrDamaged = file.ErrDamaged
 
-	// ErrVersion means that a newer Tombolo wrote a file. This version does not touch such a file. The operator can
+	// ErrVersion means that a newer Tombolo wrote a file. This version cannot read such a file. The operator can
 	// install the newer version again, or empty the node and remove the state directory.
 	ErrVersion = errors.New("written by a newer version")
 )
@@ -189,17 +189,17 @@ var (
 type RecordError struct {
 	Path string // the file
 
-	// Network and Hash come from the file's name, so that an attachment can be removed even if its record is damaged.
-	// Hash is empty for a network's record. Both are empty for the record of a NIC's takeover (see UplinkFile), and for
-	// a file whose name is not a record's.
+	// Network and Hash come from the file's path, so that an attachment can be removed even if its record is damaged.
+	// Network is set for the record of an attachment or a network. Hash is set for the record of an attachment or a
+	// lease.
 	Network, Hash string
 
-	NIC string // set for the record of a NIC's takeover
+	NIC string // set for the record of a NIC's takeover (see UplinkFile)
 
 	Err error
 }
 
-// Error returns a message with the path of the file, the error and, for a damaged file, advice on how to remove it.
+// Error returns a message with the path of the file, the error and, for a damaged file, advice.
 func (e *RecordError) Error() string {
 	text := fmt.Sprintf("record %s: %v", e.Path, e.Err)
 	switch {
@@ -219,7 +219,7 @@ func (e *RecordError) Error() string {
 // Unwrap returns the cause.
 func (e *RecordError) Unwrap() error { return e.Err }
 
-// Wrap sets e.Err to err, an error from reading the record, and returns e. It returns err itself if the file is
+// Wrap sets e.Err from err, an error from reading the record, and returns e. It returns err itself if the file is
 // missing, since a missing record is no damage. A directory or a symbolic link in a record's place counts as damage.
 func (e *RecordError) Wrap(err error) error {
 	if errors.Is(err, os.ErrNotExist) {
@@ -254,8 +254,9 @@ func ReadRecord[T any](bad *RecordError, decode func([]byte) (*T, error), check 
 	return record, nil
 }
 
-// list reads the records in a directory, sorted by name. isName reports whether a name, without its suffix, is valid
-// for a record. bad has a *RecordError for each record that cannot be used, and for each file whose name is not valid.
+// list reads the records in a directory, sorted by file name. isName reports whether a name, without its suffix, is
+// valid for a record. bad has a *RecordError for each record that cannot be used, and for each file whose name is not
+// valid.
 func list[T any](dir string, isName func(string) bool, load func(name string) (*T, error)) (found []*T,
 	bad []*RecordError, _ error) {
 	entries, err := file.ReadDir(dir)
@@ -298,7 +299,7 @@ func LoadAll[T any](names []string, load func(name string) (*T, error)) (found [
 // writableSize is the number of bytes that CheckWritable tries to write. Almost every call writes smaller records.
 const writableSize = 16 << 10
 
-// CheckWritable returns an error if no record could be written now, because the file system is full or read-only. It
+// CheckWritable returns an error if no record could be written now, for example because the file system is full. It
 // writes to a file without a name, so nothing remains. If the directory does not exist, it tries the closest parent
 // that does. It takes no lock.
 func (d *Dir) CheckWritable() error {
@@ -422,8 +423,9 @@ func NetNSCookie() (uint64, error) {
 var ErrStale = errors.New("of an earlier epoch")
 
 // An Epoch describes one life of the node. Each record belongs to one epoch. An epoch ends at a reboot, when all pods
-// of the node are gone for good. If the node itself is a container (kind, k3s in Docker), the epoch also ends when that
-// container restarts. Such a restart changes pid 1 and the network namespace, but not the boot id.
+// of the node are gone for good. If the node itself is a container with its own network namespace (kind, k3s in
+// Docker), the epoch also ends when that container restarts. Such a restart changes pid 1 and the network namespace,
+// but not the boot id.
 type Epoch struct {
 	Version int    `json:"version,omitempty"`
 	Boot    string `json:"boot"` // the kernel's boot id
@@ -439,7 +441,7 @@ type Epoch struct {
 	NetNS uint64 `json:"netns,omitempty"`
 }
 
-// Token returns a text that identifies the epoch. The records of networks and attachments contain it.
+// Token returns a text that identifies the epoch. The record of a network contains it.
 func (e Epoch) Token() string { return e.Boot + "/" + e.ID }
 
 // Epoch reads the recorded epoch and writes nothing. If there is none, the error matches os.ErrNotExist. If the epoch
@@ -550,10 +552,10 @@ func (d *Dir) Begun(e Epoch) time.Time {
 
 // Enter takes the shared lock, and returns it together with the node's present epoch.
 //
-// If the recorded epoch is missing, damaged or over, one process begins a new epoch under the exclusive lock, while
-// all others wait. It deletes the records of an epoch that is over, and writes the new epoch last. If a step fails,
-// the next caller begins again. If the recorded epoch was missing or damaged, all records stay, and GC later
-// removes the attachments of pods that are gone.
+// If the recorded epoch is missing, damaged or over, one process begins a new epoch under the exclusive lock, while all
+// others wait. This process deletes the attachments and networks of an epoch that is over, and writes the new epoch
+// last. If a step fails, the next caller begins again. If the recorded epoch was missing or damaged, all records stay,
+// and GC later removes the attachments of pods that are gone.
 //
 // If a newer version wrote the epoch, the error matches ErrVersion. Enter also returns the errors of Lock. The
 // caller must be in the node's own network namespace and, to begin an epoch, in its PID namespace.

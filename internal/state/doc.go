@@ -7,20 +7,20 @@
 //	attachments/<network>/<hash>.json  one attachment; <hash> is [ident.Hash]
 //	uplinks/<nic>.json                 one NIC whose takeover has begun or is complete
 //	uplinks/<nic>.lock                 locked by the call that works on that NIC
-//	lock                               locked by every call, never replaced
+//	lock                               the lock of the directory (see [Lock]), never replaced
 //	failures/<verb>.<code>             calls that failed, one byte for each
 //	contested.json                     the firewall repairs that another program undoes again and again
 //	firewalld                          the links in firewalld's zones, with a file firewalld.lock
 //	.tmp-*                             files being written, or left by a crash
 //
-// The first record creates the directory. Directories have mode 0700 and files 0600. The file system must be local and
-// support O_TMPFILE (tmpfs, ext4, xfs, btrfs, overlay). NFS is unsuitable, since there flock(2) and fcntl(2) locks
-// conflict with each other. The directory belongs in /run. Nothing in it is fsynced, since no pod survives a power
-// cut. If the directory survives a reboot, [Dir.Enter] drops the outdated records.
+// The first lock or record creates the directory. Directories have mode 0700 and files 0600. The file system must be
+// local and support O_TMPFILE (tmpfs, ext4, xfs, btrfs, overlay). NFS is unsuitable, since there flock(2) and fcntl(2)
+// locks conflict with each other. The directory belongs in /run. Nothing in it is fsynced, since no pod survives a
+// power cut. If the directory survives a reboot, [Dir.Enter] drops the outdated records of attachments and networks.
 //
-// The files are JSON with a version number. An attachment's file has one document a line, and the last whole line
-// counts. So after a crash in the middle of a write, the previous line still counts. The size of each file is
-// limited. An error about a damaged file names the file and matches [ErrDamaged].
+// The records are JSON with a version number. An attachment's file has one document a line, and the last whole line
+// counts. So after a crash in the middle of a write, the previous line still counts. The size of each record is
+// limited. An error about a damaged record matches [ErrDamaged].
 //
 // A verb of CNI calls [Dir.Enter], and holds the shared lock that Enter returns as long as it works on the kernel.
 // Work that only one process may do, such as building a network, goes through [Lock.Ensure] or [Lock.Upgrade].

@@ -73,8 +73,7 @@ func (d *Dir) zonesPath() string { return d.path + "/firewalld" }
 
 func (d *Dir) zonesLockPath() string { return d.path + "/firewalld.lock" }
 
-// Zones reads the record that SetZones has written. A damaged record counts as empty. At worst a link then stays in a
-// zone.
+// Zones reads the record that SetZones has written. A damaged record is no error. At worst a link then stays in a zone.
 func (d *Dir) Zones() (Zones, error) {
 	var z Zones
 	data, err := readFile(d.zonesPath())
@@ -110,7 +109,7 @@ func (d *Dir) AttendZones() (*os.File, error) {
 }
 
 // ZonesAttended reports whether a process now manages zones (see AttendZones) and no operator chose another zone for
-// the link. If the record of the zones cannot be read, it reports true, although the ADD may then wait in vain.
+// the link. If the record of the zones cannot be read, no operator's choice counts, and an ADD may wait in vain.
 func (d *Dir) ZonesAttended(link string) bool {
 	fd, err := file.Open(d.zonesLockPath(), unix.O_RDONLY)
 	if err != nil {
@@ -128,9 +127,10 @@ func (d *Dir) ZonesAttended(link string) bool {
 }
 
 // ForwardedLinks returns the links through which the host forwards packets of pods. These are the links with gateway
-// addresses in the networks of the present epoch. It leaves out bridges with an uplink: they belong to the NIC's zone,
-// which the operator chooses. If the records of some networks cannot be read, it returns an error together with the
-// links of the other networks. It needs no lock, since a network's record is replaced as a whole.
+// addresses in the networks of the present epoch. ForwardedLinks leaves out bridges with an uplink. Such a bridge
+// belongs to the NIC's zone, which the operator chooses. If the records of some networks cannot be read, it returns an
+// error together with the links of the other networks. It needs no lock, since a network's record is replaced as a
+// whole.
 func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	epoch, err := d.Epoch()
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) {
@@ -173,15 +173,13 @@ type Failures struct {
 	Count uint64
 }
 
-// lastCode is the largest code that CountFailure counts separately. It counts larger codes, which other plugins may
-// return, under lastCode.
+// lastCode stands for itself and for all larger codes, which other plugins may return.
 const lastCode = uint(999)
 
 func (d *Dir) failuresPath() string { return d.path + "/failures" }
 
 // CountFailure counts a failed call of a verb for tombolod's metrics. Each verb and code has a file, with one byte for
-// each call. CountFailure does not create the state directory, because without one no tombolod reads it. It needs no
-// lock.
+// each call. If there is no state directory, CountFailure returns an error and creates none. It needs no lock.
 func (d *Dir) CountFailure(verb string, code uint) error {
 	path := fmt.Sprintf("%s/%s.%d", d.failuresPath(), verb, min(code, lastCode))
 	const flags = unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT

@@ -36,8 +36,7 @@ func (m Mode) String() string {
 	return [...]string{unlocked: "not held", Shared: "shared", Exclusive: "exclusive"}[m]
 }
 
-// A Lock is the lock of a state directory. It is held until Close or until the process ends, even by a
-// kill. It consists of two parts:
+// A Lock is the lock of a state directory. It is held until Close or the end of the process. It consists of two parts:
 //
 //   - flock(2) on a file, shared or exclusive;
 //   - the gate, a write lock on that file's first byte (F_OFD_SETLK). A process that wants the exclusive lock takes
@@ -123,7 +122,7 @@ func (l *Lock) Upgrade(ctx context.Context) error {
 	return l.take(ctx, Exclusive)
 }
 
-// giveUp releases a shared lock, so that it can be taken in another mode.
+// giveUp releases a shared lock, so that the caller can take the lock again.
 func (l *Lock) giveUp() error {
 	if l.mode != Shared {
 		return fmt.Errorf("the lock of %s is %s", l.dir.path, l.mode)

@@ -52,11 +52,11 @@ type Network struct {
 	Egress    nft.Egress   `json:"egress,omitempty"`
 	Resolvers []netip.Addr `json:"resolvers,omitempty"`
 	PodEgress bool         `json:"podEgress,omitempty"` // pods may have egress policies of their own
-	// ChainedPolicy is the ingress policy that a plugin further down the chain requested. The stricter one of Policy
-	// and ChainedPolicy applies.
+	// ChainedPolicy is the ingress policy that a later plugin of the network's configuration list requested. The
+	// stricter one of Policy and ChainedPolicy applies.
 	ChainedPolicy nft.Policy `json:"chainedPolicy,omitempty"`
-	// AdminChain is an operator's chain that FORWARD of iptables calls first. A plugin further down the chain
-	// requested it.
+	// AdminChain is an operator's chain that FORWARD of iptables calls first. A later plugin of the network's
+	// configuration list requested this.
 	AdminChain string `json:"adminChain,omitempty"`
 	PortSNAT   bool   `json:"portSNAT,omitempty"` // the network has the rules that a pod's PortSNAT needs
 	Guard      bool   `json:"guard,omitempty"`    // the network has rules that check the sources of pods' packets
@@ -91,8 +91,8 @@ type Network struct {
 	Closed4 bool `json:"closed4,omitempty"`
 	Closed6 bool `json:"closed6,omitempty"`
 
-	// LoopbackUnfiltered is set if the bridge lacks the ingress filter for the host's 127.0.0.1 (package localnet).
-	// Either the kernel does not support the filter, or adding it would have lost packets.
+	// LoopbackUnfiltered is set if the bridge lacks the ingress filter that protects the host's 127.0.0.0/8 (package
+	// localnet). Either the kernel does not support the filter, or adding it would have lost packets.
 	LoopbackUnfiltered bool `json:"loopbackUnfiltered,omitempty"`
 
 	// GatewayUses has, for each gateway in use, one attachment that needs the gateway.
@@ -134,7 +134,8 @@ func (d *Dir) SaveNetwork(n *Network) error {
 }
 
 // LoadNetwork reads a network's record. If there is none, the network has not been built, and the error matches
-// os.ErrNotExist. If the record cannot be used, the error wraps a *RecordError. LoadNetwork needs the shared lock.
+// os.ErrNotExist. If the record cannot be used, the error wraps a *RecordError. LoadNetwork needs no lock, but without
+// one the answer may be out of date at once.
 func (d *Dir) LoadNetwork(name string) (*Network, error) {
 	path, err := d.networkPath(name)
 	var n *Network
@@ -175,8 +176,8 @@ func (d *Dir) RemoveNetwork(name string) error {
 	return withOperation(d.remove(path), "remove network")
 }
 
-// Networks returns the sorted names of all networks that have a record or have had an attachment. It skips other files
-// in the directories of networks and attachments.
+// Networks returns the sorted names of all networks that have a record, or a directory for attachments. It skips other
+// files in the directories of networks and attachments.
 func (d *Dir) Networks() ([]string, error) {
 	records, err := file.ReadDir(d.networksPath())
 	if err != nil {
@@ -213,8 +214,8 @@ func UnknownNetwork(names []string, name string) error {
 	return fmt.Errorf("there is no network %q: those on record are %s", name, strings.Join(names, ", "))
 }
 
-// ListNetworks reads the records of all networks, sorted by name. For each record that cannot be used, it returns a
-// *RecordError.
+// ListNetworks reads the records of all networks, sorted by file name. For each record that cannot be used, and for
+// each other file, it returns a *RecordError.
 func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
 	found, bad, err := list(d.networksPath(), func(name string) bool { return checkNetwork(name) == nil },
 		d.LoadNetwork)
@@ -353,8 +354,8 @@ func (f *UplinkFile) path() (string, error) {
 	return f.dir.uplinksPath() + "/" + f.nic + suffix, nil
 }
 
-// Uplinks returns the sorted names of all NICs that have the record of a takeover (see UplinkFile). It reads no record,
-// and needs no lock.
+// Uplinks returns the names of all NICs that have the record of a takeover (see UplinkFile). It reads no record, and
+// needs no lock.
 func (d *Dir) Uplinks() ([]string, error) {
 	entries, err := file.ReadDir(d.uplinksPath())
 	if err != nil {

@@ -9,9 +9,9 @@
 // Each transport is for one goroutine:
 //
 //   - DialRaw opens an AF_PACKET socket. It needs no address on the interface, and receives unicast answers to an
-//     address that is not configured yet. A filter in the kernel, set before the socket is bound, accepts only
-//     answers to the client's MAC address, which may differ from the interface's. Closing such a socket takes the
-//     kernel 10 to 20 ms.
+//     address that is not configured yet. A filter in the kernel, set before the socket is bound, rejects
+//     answers to other clients. The client's MAC address may differ from the interface's. Closing such a socket
+//     takes the kernel 10 to 20 ms.
 //   - DialUDP opens a UDP socket bound to the interface. It is for renewals from the leased address, through the
 //     kernel's routes and neighbours. It can also get a first lease if the server is asked to broadcast
 //     (Config.Broadcast of package dhcpc) and rp_filter is 0 in the namespace. Only one such client on a link hears
@@ -26,7 +26,7 @@
 //
 // # Needs
 //
-// Opening a socket in a namespace other than the thread's needs CAP_SYS_ADMIN. DialRaw needs CAP_NET_RAW there, and
-// DialUDP and DialUDP6 need CAP_NET_BIND_SERVICE for ports 68 and 546. The package needs Linux 5.0 or later. Errors
+// Opening a socket in a namespace other than the thread's needs CAP_SYS_ADMIN. A packet socket needs CAP_NET_RAW there,
+// and DialUDP and DialUDP6 need CAP_NET_BIND_SERVICE for ports 68 and 546. The package needs Linux 5.0 or later. Errors
 // of the kernel are *tombolo.OpError, or contain a *net.OpError, and match their errno.
 package transport

@@ -37,7 +37,8 @@ type Config struct {
 	// VLAN is the ID, 1 to 4094, of the tag that DialRaw and Release add to their frames. It is for an
 	// interface that carries several VLANs, such as a trunk port of a bridge. With 0 the frames have no tag.
 	VLAN uint16
-	// ARP makes DialRaw also receive ARP packets, as needed for Config.DetectConflicts of package dhcpc.
+	// ARP makes DialRaw and DialWitness also receive ARP packets, as needed for Config.DetectConflicts of package
+	// dhcpc.
 	ARP bool
 }
 
@@ -88,16 +89,16 @@ func (c *Config) complete() (*Config, error) {
 	return &full, full.check()
 }
 
-// object returns the link's name for errors.
+// object returns a text with the link's index, for errors.
 func (c *Config) object() string { return "link " + strconv.Itoa(c.Link) }
 
 // DialRaw opens a packet socket on the interface. It receives DHCP answers to the client's MAC address and, with
 // Config.ARP, ARP packets. It sends complete frames, so it needs no route, neighbour or address.
 //
-// If Config.MAC is not the interface's own, the interface also receives frames to Config.MAC until Close, if
-// necessary in promiscuous mode. A macvlan never receives such frames, so it needs Config.Broadcast of package dhcpc,
-// which a server may ignore. Without CAP_NET_RAW the error matches unix.EPERM. If there is no such link, it
-// matches fs.ErrNotExist.
+// If Config.MAC is not the interface's own, the interface also receives frames to Config.MAC until Close, if necessary
+// in promiscuous mode. A macvlan never receives such frames, so it needs Config.Broadcast of package dhcpc, which a
+// server may ignore. Without CAP_NET_RAW the error matches unix.EPERM. If Config.MAC is set and there is no such link,
+// the error matches fs.ErrNotExist.
 func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	c, err := cfg.complete()
 	if err != nil {
@@ -379,7 +380,7 @@ func argument(what string) error { return fmt.Errorf("%w: %s", tombolo.ErrInvali
 // are frames that came to the pod through the bridge, and never frames from the pod. The pod cannot forge answers: it
 // may rename or replace its interface, redirect packets, or answer itself, but the transport receives none of this.
 //
-// The transport receives DHCP answers and, with Config.ARP, all ARP packets. Frames must be sent to the client's MAC
+// The transport receives DHCP answers and, with Config.ARP, ARP packets. Frames must be sent to the client's MAC
 // address or to the broadcast address, untagged or with a tag of VLAN 0. They may also come from other ports of the
 // same bridge. Config.NetNS and Link describe the other end. Config.MAC is the client's own and is required.
 // DialWitness returns the same errors as DialRaw and dial.

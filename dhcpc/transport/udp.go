@@ -22,8 +22,8 @@ import (
 // in `all` and for the interface. If several such sockets are open on one link, a unicast answer reaches only one of
 // them, maybe the wrong one: see Dialer.
 //
-// If another program in the namespace uses the port exclusively, the error matches unix.EADDRINUSE. A missing link
-// shows only at the first Send, which fails with unix.ENODEV or ENETUNREACH.
+// If another program in the namespace uses the port exclusively, the error matches unix.EADDRINUSE. If Config.MAC is
+// set, a missing link shows only at the first Send, which fails with unix.ENODEV or ENETUNREACH.
 func DialUDP(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	c, err := cfg.complete()
 	if err != nil {

@@ -43,10 +43,10 @@ func (t *step) solicit() {
 	t.send(m, solTimeout, solMaxRT, time.Time{})
 }
 
-// soliciting handles a message in SOLICITING. It ignores an ADVERTISE that Config.Refuse refuses, and requests one
-// with preference 255 at once. Until the first pause ends, it keeps the ADVERTISE with the highest preference. After
-// the first pause, it requests the first ADVERTISE whose server is not in the list of servers to avoid. A REPLY
-// counts only with rapid commit.
+// soliciting handles a message in SOLICITING. It ignores an ADVERTISE that Config.Refuse refuses. It requests one with
+// preference 255 at once, unless its server is in the list of servers to avoid. Until the first pause ends, it keeps
+// the ADVERTISE with the highest preference. After the first pause, it requests the first ADVERTISE whose server is not
+// in this list. A REPLY counts only with rapid commit.
 func (t *step) soliciting(m *message) {
 	rapid := m.kind == dhcpv6.MessageTypeReply && m.rapid && t.cfg.RapidCommit
 	if m.kind == dhcpv6.MessageTypeReply && !rapid {
@@ -180,8 +180,8 @@ func (t *step) requestFailed(err error) {
 	t.startOver(err)
 }
 
-// requestingTimeUp repeats the REQUEST, up to reqMaxRC times. Then it asks all servers for the present lease or,
-// without one, sends a SOLICIT. If the present lease has ended, it reports the lease as lost.
+// requestingTimeUp repeats the REQUEST until it was sent reqMaxRC times. Then it asks all servers for the present lease
+// or, without one, sends a SOLICIT. If the present lease has ended, it reports the lease as lost.
 func (t *step) requestingTimeUp() {
 	switch {
 	case t.s.lease != nil && t.s.lease.Left(t.now) == 0:

@@ -81,7 +81,7 @@ type Event struct {
 
 // Output is the result of a Step. It tells the caller the next actions.
 type Output struct {
-	// Send is a message to send now, or nil. If sending fails, continue: a later Step repeats the message.
+	// Send is a message to send now, or nil. If sending fails, continue as if the network had lost the message.
 	Send []byte
 	// Check is a lease whose address needs duplicate address detection, or nil. The caller adds the address to the
 	// link and waits for the result. The Session then waits for an Event with a Verdict. If it still has another
@@ -264,8 +264,8 @@ func (t *step) request(kind dhcpv6.MessageType, server dhcpc.Hex, a netip.Addr) 
 }
 
 // send sends the next message of the exchange, and sets the time of its retransmission (RFC 8415, section 15). The
-// first pause is irt. Each further pause doubles, up to mrt. All pauses vary at random by a tenth. The exchange ends at
-// the time end at the latest; the zero time means never.
+// first pause is irt. Each further pause doubles, up to mrt. All pauses vary at random by up to a tenth. The exchange
+// ends at the time end at the latest; the zero time means never.
 func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	t.out.Send = m.ToBytes()
 	t.s.trace.Sent.Add(m.MessageType.String())

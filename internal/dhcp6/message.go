@@ -31,8 +31,8 @@ type Lease6 struct {
 	DUID dhcpc.Hex `json:"duid"`
 	IAID uint32    `json:"iaid"`
 	// Obtained is the sending time of the message that the REPLY answered. Renew (T1), Rebind (T2), Preferred and
-	// Expire are relative to it. They are zero in a lease that never ends. Preferred is also zero if the address
-	// stays preferred for as long as it is valid. The times use the same clocks as the times of a dhcpc.Lease.
+	// Expire are relative to it. Renew, Rebind and Expire are zero in a lease that never ends. Preferred is zero if the
+	// address stays preferred for ever. The times use the same clocks as the times of a dhcpc.Lease.
 	Obtained  time.Time `json:"obtained"`
 	Renew     time.Time `json:"renew,omitzero"`
 	Rebind    time.Time `json:"rebind,omitzero"`

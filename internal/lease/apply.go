@@ -151,14 +151,14 @@ type Policy struct {
 	NoDefault bool `json:"noDefault,omitempty"`
 	// Gateway is the next hop of the default route, in place of the lease's router. It is set if pods of a LAN reach
 	// other networks through the host. The pod then gets no other routes of the lease: by them, a server could lead the
-	// pod's traffic past the host. Gateway has no effect with NoDefault.
+	// pod's traffic past the host. With NoDefault, Gateway does not change the routes.
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Routes are additional routes from the configuration.
 	Routes []dhcpc.Route `json:"routes,omitempty"`
 	// Priority is the metric of all the pod's routes. 0 is the kernel's default.
 	Priority int `json:"priority,omitempty"`
-	// IPv6 is set if the pod uses IPv6. The MTU is then at least minMTU6, since the kernel removes IPv6 from a link
-	// with a lower MTU.
+	// IPv6 is set if the pod uses IPv6. A lower MTU of the lease is then raised to minMTU6, since the kernel removes
+	// IPv6 from a link with a lower MTU.
 	IPv6 bool `json:"ipv6,omitempty"`
 }
 
@@ -276,10 +276,10 @@ func TwoServers(l *dhcpc.Lease) string {
 		l.Server, l.Address, l.Others)
 }
 
-// CheckConflict returns an error if the host shows that a pod cannot have the address a. Either the host itself has the
-// address, or one of the host's routes through the pod's network has it as a gateway. at is the index of the host's
-// link in that network. If a equals had, the pod's previous address, CheckConflict skips the second check, since the
-// host may route through a pod.
+// CheckConflict returns an error if the host shows that a pod cannot have the address a. The address may be the host's
+// own, a broadcast address of the host, or a gateway of a host's route through the pod's network. at is the index of
+// the host's link in that network. If a equals had, the pod's previous address, CheckConflict does not look for
+// gateways, since the host may route through a pod.
 func CheckConflict(ctx context.Context, host *route.Conn, at int, a, had netip.Addr) error {
 	r, err := host.Get(ctx, a)
 	switch {
@@ -362,8 +362,8 @@ func WhoHas(ctx context.Context, index int, own net.HardwareAddr, a netip.Addr, 
 // client is sticky, it releases nothing. An IPv4 lease that has not expired then stays in a record of the state Sticky,
 // for the pod's next container. GiveBack does nothing if there is no record. links works in the host's namespace.
 //
-// If the record is damaged or a RELEASE cannot be sent, GiveBack passes the error to warn and continues, so that the
-// pod can end. The server then frees the address when the lease expires. If another process holds the record's lock
+// If the record cannot be used or a RELEASE cannot be sent, GiveBack passes the error to warn and continues, so that
+// the pod can end. The server then frees the address when the lease expires. If another process holds the record's lock
 // until ctx ends, the error matches file.ErrLocked. The caller must not hold the state's lock.
 func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn func(string)) error {
 	dir, err := Open(path)
@@ -472,8 +472,8 @@ func fromPod(ctx context.Context, r *Record, links *bridge.Conn, send func(*tran
 }
 
 // Release sends the RELEASE for a pod that is gone, from the host's link in the pod's network. links is a connection to
-// the host's namespace, and host a handle to that namespace. If the host has no link in the pod's VLAN, Release does
-// nothing. The server then frees the address when the lease expires.
+// the host's namespace. host is a handle to that namespace; nil means the calling thread's. If the host has no link in
+// the pod's VLAN, Release does nothing. The server then frees the address when the lease expires.
 func Release(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, l *dhcpc.Lease) error {
 	return send(ctx, r, links, host, l.Address.Addr(),
 		func(cfg *transport.Config) error { return transport.Release(ctx, cfg, l) })

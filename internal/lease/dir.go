@@ -39,7 +39,8 @@ type Store struct {
 	Clock Clock
 }
 
-// Open returns the directory at an absolute path. It makes no system call. The first write creates the directory.
+// Open returns the directory at an absolute path. It makes no system call. The first lock or record creates the
+// directory.
 func Open(dir string) (*Store, error) {
 	path, err := file.CleanDir(dir)
 	if err != nil {
@@ -124,8 +125,8 @@ func (d *Store) List() ([]*Record, []*state.RecordError, error) {
 }
 
 // Recall returns the last lease of the client in the record next, or nil if there is none. The last lease is in a
-// record of the state Sticky, or in a record from before the last boot. For a sticky client Recall searches the records
-// of all containers. For any other client it reads only the record with next's hash.
+// record of the state Sticky, or in a record of the state Bound from an earlier boot. For a sticky client Recall
+// searches the records of all containers. For any other client it reads only the record with next's hash.
 func (d *Store) Recall(next *Record) *dhcpc.Lease {
 	key := next.Client.key()
 	isLast := func(r *Record) bool {
@@ -146,7 +147,7 @@ func (d *Store) Recall(next *Record) *dhcpc.Lease {
 }
 
 // Same returns the other records of r's network whose client looks the same to a server. Such a client has an equal
-// client identifier or, without one, an equal MAC. Same leaves out sticky records and unreadable ones.
+// client identifier or, without one, an equal MAC. Same leaves out unreadable records and records in the state Sticky.
 func (d *Store) Same(r *Record) ([]*Record, error) {
 	key := r.Client.key()
 	return d.recordsContaining(key, func(other *Record) bool {

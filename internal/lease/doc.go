@@ -1,7 +1,7 @@
-// Package lease stores the records of DHCP leases. The plugin and the keeper, tombolod, communicate only by these
-// records. ADD gets a lease and writes its record, and the keeper sees the record and renews the lease. DEL releases
-// the lease and removes the record, unless the client is sticky (see Client.Sticky). Plugin and keeper may start in any
-// order, die at any time, and differ in version.
+// Package lease stores the records of DHCP leases. The plugin and the keeper, tombolod, communicate about leases by
+// these records. ADD gets a lease and writes its record, and the keeper sees the record and renews the lease. DEL
+// releases the lease and removes the record, unless the client is sticky (see Client.Sticky). Plugin and keeper may
+// start in any order, die at any time, and differ in version.
 //
 //	<hash>.json  one lease; <hash> is Record.Hash
 //	<hash>.lock  the record's lock: never replaced, and removed only under the lock

@@ -91,8 +91,7 @@ type Client struct {
 	dhcpc.Config
 	// MAC is stored in place of Config.MAC, which has no JSON form.
 	MAC dhcpc.Hex `json:"mac"`
-	// Timeout is the longest time that the keeper waits for servers in one visit to the lease. 0 means the client's
-	// default.
+	// Timeout is stored in place of Config.Timeout, which has no JSON form either. 0 means the client's default.
 	Timeout time.Duration `json:"timeout,omitempty"`
 	// Sticky is set if the identity belongs to the pod and not to its container. The lease is then not released when
 	// the pod ends, and its record stays across a boot.
@@ -271,7 +270,8 @@ func (d *Store) fromDisk(data []byte) (*Record, error) {
 	return r.withTimes(func(t time.Time) time.Time { return booted.Add(t.Sub(from)) }), nil
 }
 
-// withTimes returns a copy of the record in which change has converted all times of the leases, except zero times.
+// withTimes returns a copy of the record in which change has converted all times of the leases and of Six.Information,
+// except zero times.
 func (r *Record) withTimes(change func(time.Time) time.Time) *Record {
 	to := func(times ...*time.Time) {
 		for _, t := range times {

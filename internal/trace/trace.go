@@ -48,11 +48,11 @@ func Shun[T comparable](list []T, server T) []T {
 	return list[max(len(list)-most, 0):]
 }
 
-// maxHeard is the number of kinds of messages that a Trace counts separately. It counts all other kinds together, so
+// maxHeard is the number of kinds of messages that a Counts counts separately. It counts all other kinds together, so
 // that a flood of odd messages takes little memory.
 const maxHeard = 8
 
-// Trace counts the messages since the client last had a lease. Copies of a session have copies of its Trace, which
+// Trace counts the messages of one attempt to get or renew a lease. Copies of a session have copies of its Trace, which
 // share their lists. So the methods make new lists instead of changing a list.
 type Trace struct {
 	Began       time.Time
@@ -177,7 +177,7 @@ func (r *Random) Next() uint64 {
 	return z ^ z>>31
 }
 
-// Between returns a random duration from lo to hi.
+// Between returns a random duration from lo to hi, both included.
 func (r *Random) Between(lo, hi time.Duration) time.Duration {
 	if hi <= lo {
 		return lo
@@ -191,7 +191,7 @@ const (
 	longestBackOff = 30 * time.Minute
 )
 
-// BackOff returns the pause after the given number of failures in a row.
+// BackOff returns the pause after a failure. The parameter is the number of failures in a row before that one.
 func BackOff(failures int) time.Duration { return Doubled(firstBackOff, failures, longestBackOff) }
 
 // Doubled returns the duration d doubled n times, limited to the maximum in the parameter most.

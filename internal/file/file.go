@@ -1,6 +1,6 @@
 // Package file reads and writes the small files in which Tombolo stores its records. It reads or replaces a whole file
-// with few system calls. Except in ReadNamed, it follows no symbolic link, which another user may have put in the
-// place of a file.
+// with few system calls. Except in ReadNamed, it opens no file through a symbolic link, since another user may have
+// made the link.
 //
 // For records it makes system calls directly. An os.File would start the runtime's poller, which costs a short-lived
 // plugin more time than all of its records.

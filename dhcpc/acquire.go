@@ -81,10 +81,10 @@ func (t *step) rebooting(m *message) {
 	}
 }
 
-// selecting handles an answer to a DISCOVER. It requests the first OFFER that Config.Refuse accepts and whose server
-// is not in the list of servers to avoid. It remembers another OFFER for the case that no better one comes. It does
-// not compare acceptable OFFERs: nothing shows which one is better, and waiting would delay every client. It also
-// accepts a late ACK of an address that the client requested before.
+// selecting handles an answer to a DISCOVER. It requests the first OFFER that Config.Refuse accepts and whose server is
+// not in the list of servers to avoid. It remembers another OFFER for the case that no better one comes. It does not
+// compare acceptable OFFERs: nothing shows which one is better, and waiting would delay every client. It also accepts
+// an ACK with rapid commit, and a late ACK of an address that the client requested before.
 func (t *step) selecting(m *message) {
 	isACK := m.MessageType() == dhcpv4.MessageTypeAck
 	rapid := isACK && t.cfg.RapidCommit && m.Options.Has(dhcpv4.OptionRapidCommit)

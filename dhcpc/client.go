@@ -61,7 +61,7 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 //
 // Run ends with the error of apply, with ctx's error or with an error that matches tombolo.ErrInvalid. If no server
 // answers, or a transport fails, Run tries again later. A lease also runs out while the machine is suspended. Within
-// ten seconds of its waking, Run renews such a lease or calls apply with nil.
+// ten seconds of the machine's waking, Run asks servers to renew such a lease, or calls apply with nil.
 func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease) error) error {
 	if apply == nil {
 		apply = func(_, _ *Lease) error { return nil }

@@ -24,7 +24,7 @@ const (
 	defaultLeaseTime  = time.Hour        // the lease time if a server names none
 	minRenewWait      = 60 * time.Second // pauses between the REQUESTs of one renewal grow at least to this
 	confirmWait       = time.Second      // the wait for an answer to the REQUEST of INIT-REBOOT
-	silence           = 4 * time.Second  // the time without any answer before Config.Last is used
+	silence           = 4 * time.Second  // the longest wait for any answer before Config.Last is used
 
 	// If a server sends a lease time below shortestLease, the client uses shortestLease. If T1 or T2 is below its
 	// limit, the client computes it. The limits keep a client from asking the server again and again.
@@ -202,9 +202,9 @@ func (c *Config) requested() []uint8 {
 type Lease struct {
 	// Address is the leased address with the prefix length of its network.
 	Address netip.Prefix `json:"address"`
-	// Routes are all the routes to install, in an order that the kernel accepts. If the server sent classless routes
-	// (option 121, else 249), Routes has these. Otherwise it has the static routes (33) and a default route to the
-	// first router. If a router is not on the link, a route to it comes first.
+	// Routes are all the routes to install, in an order that the kernel accepts. If the server sent valid classless
+	// routes (option 121, else 249), Routes has these. Otherwise it has the static routes (33) and a default route to
+	// the first router. If a router is not on the link, a route to it comes first.
 	Routes []Route `json:"routes,omitempty"`
 	// Routers are the usable routers of option 3, best first. Install Routes, not these: if a server also sends
 	// classless routes, clients must ignore its routers.
@@ -221,10 +221,11 @@ type Lease struct {
 	// MTU is the link's MTU in bytes (option 26), or 0 if the server sent none. A value below 576 is raised to 576.
 	// Then Config.LinkMTU, if it is not 0, limits the result.
 	MTU int `json:"mtu,omitempty"`
-	// Broadcast is the broadcast address (option 28). It is not valid if the server sent none.
+	// Broadcast is the broadcast address (option 28). It is not valid if the server sent none that is usable.
 	Broadcast netip.Addr `json:"broadcast,omitzero"`
 
-	// Server is the server's identifier (option 54), which is its address.
+	// Server is the server's address. This is its identifier (option 54) or, without one, the source address of its
+	// packets.
 	Server netip.Addr `json:"server"`
 	// ServerMAC is the source MAC of the frame with the ACK, or with the OFFER if the ACK's is not known. It belongs to
 	// the server, or to the relay in between. It is empty if the transport does not know it.
@@ -318,8 +319,8 @@ func (l *Lease) Left(now time.Time) time.Duration {
 }
 
 // unconfirmed returns a copy of the lease with T1 and T2 set to now. So the client asks servers at once whether the
-// lease is still valid. If Obtained is in the future, because the clock was set back, it moves the lease to begin now.
-// It returns a lease that never ends unchanged.
+// lease is still valid. If Obtained is in the future, because the clock was set back, the copy begins now. A lease that
+// never ends is returned unchanged.
 func (l *Lease) unconfirmed(now time.Time) *Lease {
 	if l.Infinite() {
 		return l
@@ -353,7 +354,7 @@ type Packet struct {
 // ARP is an ARP packet (RFC 826) for IPv4 over Ethernet.
 type ARP struct {
 	Reply                bool
-	SenderMAC, TargetMAC Hex // TargetMAC is empty in a request
+	SenderMAC, TargetMAC Hex // TargetMAC may be empty in a request
 	SenderIP, TargetIP   netip.Addr
 }
 
@@ -363,8 +364,8 @@ type Transport[M any] interface {
 	// Send sends a message. It blocks only while the socket's buffer is full.
 	Send(ctx context.Context, message M) error
 	// Receive waits for a message to the client's port, or for an ARP packet if the transport supports ARP. It may
-	// return packets for other clients. When the given time has come, it returns os.ErrDeadlineExceeded. As soon as
-	// ctx is done, it returns ctx's error.
+	// return packets for other clients. When the given time has come, the error matches os.ErrDeadlineExceeded. As soon
+	// as ctx is done, Receive returns ctx's error.
 	Receive(ctx context.Context, until time.Time) (M, error)
 	// Close releases the transport's resources.
 	Close() error

@@ -50,16 +50,17 @@
 //	│     └──────────┘ / REQUEST to all───┘                   │
 //	└──────────────────────────────────────────────────────────┘
 //
-// With Config.Last, INIT sends the REQUEST of INIT-REBOOT and goes to REBOOTING. An ACK leads to BOUND, and a NAK to
-// INIT. After 1 s without an answer, the client sends a DISCOVER.
+// With Config.Last, INIT sends the REQUEST of INIT-REBOOT and goes to REBOOTING. An ACK leads to PROBING or BOUND, and
+// a NAK to INIT. After at most 1 s without an answer, the client sends a DISCOVER.
 //
-// If a server does not answer a REQUEST in REQUESTING, the client sends a new DISCOVER, and a late ACK still counts.
-// After a NAK it waits 1 s, doubled with each further failure up to 30 min. After a conflict it waits at least 10 s.
-// A client whose lease expired requests its previous address in a DISCOVER.
+// If a server answers neither of two REQUESTs in REQUESTING, the client sends a new DISCOVER, and a late ACK still
+// counts. After a NAK it waits 1 s, doubled with each further failure up to 30 min. After a conflict it waits at least
+// 10 s. A client whose lease expired requests its previous address in a DISCOVER.
 //
 // In RENEWING the first REQUEST goes to the server, and the others go to all. The first pause is 10 s. Pauses double,
 // up to half of the remaining time or to 60 s, whichever is longer. Every second REQUEST has the form for INIT-REBOOT,
-// with the broadcast flag. It reaches a server behind a relay, and its answer is accepted from any port and address.
+// with the broadcast flag. Such a REQUEST reaches a server behind a relay. Its broadcast answer is accepted from any
+// port and address.
 //
 // # Standards
 //
@@ -70,16 +71,17 @@
 // DISCOVER, and asks an offering server twice instead of four times. It ignores a FORCERENEW (RFC 3203), since it could
 // not authenticate one.
 //
-// A message counts if it is a reply with our transaction and hardware address, and names no other client identifier.
-// If Config.Servers is not empty, the message must come from one of them. An ACK counts from every server, if its
-// address is the requested one. In REQUESTING and RENEWING, a NAK of another server than the asked one does not
-// count. In RENEWING, a NAK that names no server counts. If the client has an address, an answer must be broadcast,
-// or come from port 67 and from the client's subnet or its server. A machine outside the LAN can send any other
-// answer. A server without an identifier is identified by its packets' source.
+// A message counts if it is a reply with our transaction and hardware address, and names no other client identifier. If
+// Config.Servers is not empty, the message must come from one of them. An ACK counts from every such server, if its
+// address is the requested one. In REQUESTING and RENEWING, a NAK of another server than the asked one does not count.
+// In RENEWING, a NAK that names no server counts. If the client has an address, an answer must be broadcast, or come
+// from port 67 and from the client's subnet or its server. A machine outside the LAN can send any other answer. A
+// server without an identifier is identified by its packets' source.
 //
 // Wrong options of a server (truncated, of the wrong size, or out of range) are ignored one by one, and listed in
 // Lease.Ignored. If a server sends an option of fixed size twice, it is read once. The parts of any other option are
-// joined (RFC 3396). Only an address or a lease time that no client could use makes an OFFER unusable.
+// joined (RFC 3396). An OFFER is unusable only if no client could use its address or lease time, or if its server is
+// unknown.
 //
 // The client ignores BOOTP answers, which have no message type (option 53), and IP fragments. It accepts a tag of
 // VLAN 0, which contains only a priority. From the third DISCOVER on it asks for broadcast answers.

@@ -15,7 +15,7 @@ type Machine struct {
 	cfg *Config
 }
 
-// NewMachine checks a configuration and returns a Machine. It ignores the configuration's Dial and Timeout.
+// NewMachine checks a configuration and returns a Machine. It ignores the configuration's Dial.
 func NewMachine(cfg *Config) (*Machine, error) {
 	c, err := cfg.withDefaults()
 	if err != nil {
@@ -76,8 +76,8 @@ func (s *Session) Wake() time.Time { return s.wake }
 
 // Output is the result of a Step. It tells the caller the next actions.
 type Output struct {
-	// Send is a packet that the caller must send now, or nil. If sending fails, continue: a later Step repeats the
-	// message.
+	// Send is a packet that the caller must send now, or nil. If sending fails, continue as if the network had lost the
+	// packet.
 	Send *Packet
 	// Bound is a lease to use from now on, or nil. A server has just granted, renewed or confirmed it, or it is
 	// Config.Last and no server has answered. The caller must apply its address, routes and lifetimes.
@@ -321,7 +321,7 @@ const (
 	requesting              // sent a REQUEST for an offered address; waits for the server's ACK or NAK
 	probing                 // received an ACK; asks by ARP whether a host has the address (RFC 5227)
 	bound                   // has a lease; waits for T1
-	renewing                // past T1: sent a REQUEST to the server that gave the lease
+	renewing                // past T1: sent a REQUEST, the first one to the lease's server only
 	rebinding               // past T2: sent a REQUEST to any server
 )
 

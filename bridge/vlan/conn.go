@@ -38,7 +38,7 @@ func unsupported(err error) error {
 }
 
 // Conn manages the VLANs of bridges in one network namespace. It uses the socket of another connection. Several
-// goroutines may call its methods at the same time. Errors are *tombolo.OpError.
+// goroutines may call its methods at the same time. Errors are, or wrap, a *tombolo.OpError.
 type Conn struct{ nl *nl.Conn }
 
 // On returns a Conn that uses an open socket. The socket's owner still has to close it.
@@ -372,8 +372,8 @@ func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, err
 	return list, err
 }
 
-// RemoveLink deletes the host's link and then removes the bridge from the VLAN. If the link does not exist, has another
-// alias or is a veth, RemoveLink changes nothing and returns nil.
+// RemoveLink deletes the host's link and then removes the bridge from the VLAN. If no link with this name is in the
+// VLAN, or the link has another alias or is a veth, RemoveLink changes nothing and returns nil.
 func (c *Conn) RemoveLink(ctx context.Context, l Link) error {
 	if err := check(Membership{ID: l.ID}); err != nil {
 		return err
@@ -455,8 +455,8 @@ func (l Ranges) String() string { return printable.List(l, ",") }
 // MarshalText returns the same text as String.
 func (l Ranges) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// UnmarshalText parses a text that String returns. For other texts, and for an empty text, the error matches
-// tombolo.ErrInvalid.
+// UnmarshalText parses a text such as "2-4,100". For an empty text, and for numbers that are no VLAN IDs, the error
+// matches tombolo.ErrInvalid.
 func (l *Ranges) UnmarshalText(text []byte) error {
 
 	var list Ranges
@@ -548,7 +548,7 @@ func (e entries) runs() []entryRange {
 	return list
 }
 
-// String returns the entries as the command bridge prints them: "100 pvid untagged, 200-300".
+// String returns the entries as the command bridge prints them: "100 pvid untagged, 200-300", or "none".
 func (e entries) String() string {
 	var texts []string
 	for _, r := range e.runs() {
@@ -569,5 +569,5 @@ func (e entries) String() string {
 	return strings.Join(texts, ", ")
 }
 
-// String returns the VLANs as the command bridge prints them: "100 pvid untagged, 200-300".
+// String returns the VLANs as the command bridge prints them: "100 pvid untagged, 200-300", or "none".
 func (m Membership) String() string { return m.entries().String() }

@@ -33,7 +33,7 @@ func On(s tombolo.Socket) *Conn { return &Conn{nl.Of(s), bridge.On(s, nil)} }
 
 // Share describes a NIC of the host and the bridge to connect to its LAN.
 type Share struct {
-	// NIC is the name of an Ethernet link of the host: hardware, a bond, a team, a VLAN or a veth.
+	// NIC is the name of an Ethernet link of the host, such as hardware, a bond, a team, a VLAN or a veth.
 	NIC string
 	// Bridge is the name of an existing bridge. Ensure disables ARP on it, since the host has no address there.
 	Bridge string
@@ -133,8 +133,8 @@ func (c *Conn) Find(ctx context.Context, s Share) (*bridge.Link, error) {
 }
 
 // Ready returns the index of the pair's outer end if the Share needs no Ensure, and 0 if it does. nic is the result of
-// Find. Ready sends two requests in one round trip. Unlike Check, it does not look at the BPF program and the flag
-// IFF_NOARP.
+// Find. Ready sends two requests in one round trip. Unlike Check, it ignores the BPF program, the flag IFF_NOARP and
+// the index of the port's bridge.
 func (c *Conn) Ready(ctx context.Context, s Share, nic *bridge.Link) (outer int, _ error) {
 	if err := s.validate(); err != nil {
 		return 0, err

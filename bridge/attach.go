@@ -48,8 +48,8 @@ var ErrNoIPv6 = errors.New("IPv6 is switched off in this kernel (ipv6.disable=1 
 // the pod's addresses are usable and the port forwards, unless port.NoWait or port.Down is set (see Wait). If the
 // bridge runs the spanning tree protocol, the port forwards later, after BridgeState.PortDelay.
 //
-// If Attach fails, it undoes its own steps. If a link named port.Name already exists, the error matches fs.ErrExist. If
-// the pod already has an interface named port.Peer, the error matches ErrPeerExists.
+// If Attach fails, it deletes its veth pair. If a link named port.Name already exists, the error matches fs.ErrExist.
+// If the pod already has an interface named port.Peer, the error matches ErrPeerExists.
 //
 // Attach needs CAP_NET_ADMIN in both network namespaces, and CAP_SYS_ADMIN to enter the pod's.
 func (c *Conn) Attach(ctx context.Context, pod *netns.NS, port Port) (*Attachment, error) {

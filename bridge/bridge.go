@@ -28,7 +28,7 @@ type Bridge struct {
 	// Ensure always pins the MAC. The MAC of a bridge that is not pinned is the lowest MAC of its ports. It changes
 	// as ports come and go, and then neighbours have an outdated MAC in their caches.
 	MAC net.HardwareAddr
-	// MTU is the MTU in bytes. It is pinned too, so it does not follow the MTUs of the ports. If 0, an existing
+	// MTU is the MTU in bytes. The MTU of a new bridge does not follow the MTUs of its ports. If 0, an existing
 	// bridge keeps its MTU, and a new one gets 1500.
 	MTU int
 	// Alias marks the owner of a new bridge, in at most 255 bytes. An existing bridge keeps its alias. If an existing

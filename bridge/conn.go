@@ -245,9 +245,9 @@ func (l *Link) checkOwner(op, owner string) error {
 		Err: fmt.Errorf("%w: its alias is %q, where %q is expected", ErrForeign, l.Alias, owner)}
 }
 
-// Autoconf selects the settings that a pod accepts from router advertisements. The pod always takes addresses (RFC
-// 4862), but never temporary ones (RFC 8981). Each address has the same interface identifier as addr.LinkLocal of the
-// pod's MAC.
+// Autoconf selects the settings that a pod accepts from router advertisements. The pod takes addresses (RFC 4862), but
+// no temporary ones (RFC 8981), unless its sysctls are set otherwise (see Solicit). Each address has the same interface
+// identifier as addr.LinkLocal of the pod's MAC.
 type Autoconf struct {
 	// DefaultRoute makes the pod accept default routes and other routes (RFC 4191) from routers. Without it, the pod
 	// accepts only routes to prefixes of 48 to 64 bits, so the caller must add a default route.

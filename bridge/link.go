@@ -33,7 +33,7 @@ type Link struct {
 	// Promiscuous is set if a program set the flag IFF_PROMISC, as `ip link` does. It is not set if the link is
 	// promiscuous only because a packet capture is running.
 	Promiscuous bool
-	Master      int // index of the bridge that has the link as a port, 0 if none
+	Master      int // index of the bridge or bond that the link belongs to, 0 if none
 	Peer        int // for a veth, the index of the other end in that end's namespace
 	Alias       string
 	Group       uint32 // link group; 0 unless set
@@ -42,9 +42,9 @@ type Link struct {
 	RouteLocalnet bool
 	// AcceptRA is the link's sysctl net.ipv6.conf.LINK.accept_ra: 0, 1 or 2. Without IPv6 on the link it is 0.
 	AcceptRA int
-	// Port has the settings of a bridge's port that Conn.Enslave changes. It is nil if the link is not a port.
-	// Forwarding is set if the port forwards: it is up, has a carrier, and the bridge does not make it wait (spanning
-	// tree protocol).
+	// Port has the link's own fields as above and its port flags, such as Hairpin. It is nil if the link is not a port
+	// of a bridge. Forwarding is set if the port forwards: it is up, has a carrier, and does not wait for the spanning
+	// tree protocol.
 	Port       *Port
 	Forwarding bool
 	Bridge     *BridgeState // nil unless it is a bridge
@@ -213,8 +213,8 @@ func (p *Port) fdbMessage(typ netlink.HeaderType, header netlink.HeaderFlags, in
 }
 
 // addStaticFDB adds a static entry for the pod's MAC. It replaces an entry that the bridge has learnt. If the MAC is
-// the bridge's own or has a static entry for another port, it keeps the existing entry. Without that entry, the pod
-// would get the frames of the bridge or of another pod.
+// the bridge's own or has a static entry for another port, it keeps the existing entry. A new entry would
+// direct the frames of the bridge or of another pod to this pod.
 func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 	err := c.sendStaticFDB(ctx, p, index, netlink.Excl)
 	if !errors.Is(err, fs.ErrExist) {

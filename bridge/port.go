@@ -80,9 +80,9 @@ type Port struct {
 	Addresses []netip.Prefix
 	// Routes are the pod's routes, in the order in which they are added. A Link of 0 means the pod's interface. If the
 	// pod already has an IPv4 route with the same destination and metric, the new route is placed before it. IPv6
-	// routes with gateways, and with the same destination and metric, become one route with several next hops. The
-	// error of Attach matches fs.ErrExist if the pod already has an equal route. It also matches if the pod already has
-	// a default route in the main table with the same metric.
+	// routes with gateways, and with the same destination and metric, become one route with several next hops. If
+	// the pod already has an equal route, the error of Attach matches fs.ErrExist. An equal metric is enough for a
+	// default route in the main table.
 	Routes []route.Route
 	// Down leaves the pod's interface down. Then Addresses, Routes and Neighbours must be empty, and Autoconf nil.
 	Down bool
@@ -106,8 +106,8 @@ type Port struct {
 	// pod ignores them, unless LeaveIPv6 is set.
 	Autoconf *Autoconf
 	// LeaveIPv6 leaves the pod's IPv6 to the pod itself. Its interface forms a link-local address when it comes up,
-	// and accepts router advertisements, as the sysctls of its namespace say. It cannot be combined with IPv6
-	// Addresses or Autoconf.
+	// and accepts router advertisements, as the sysctls of its namespace say. Attach refuses LeaveIPv6 together
+	// with IPv6 Addresses or Autoconf.
 	LeaveIPv6 bool
 	// Neighbours are permanent entries for the pod's neighbour tables. They permit routes to a gateway that answers
 	// neither ARP nor neighbour solicitations. The kernel deletes the entries when the interface goes down or its MAC
@@ -208,10 +208,11 @@ func (p *Port) create(b *nl.Batch, bridge, podNS int) {
 	r.Create(b, "add link", p.Name)
 }
 
-// configure appends the settings that the kernel ignores in the message that creates the pair: the alias and the
-// attributes of the port. If fresh is set, it leaves out attributes that have the kernel's default. It identifies the
-// link by name, so that the request can follow the creation in the same sendmsg. The request also sets the port up,
-// so the port is never up without its settings. A port with VLANs or BeforeUp is set up later: see setUp.
+// configure appends the settings that the kernel ignores in the message that creates the pair: the alias, the
+// sysctls and the attributes of the port. If fresh is set, it leaves out attributes that have the kernel's default.
+// The request identifies the link by name, so that it can follow the creation in the same sendmsg. The request also
+// sets the port up, so the port is never up without its settings. A port with VLANs, or a new one with BeforeUp, is
+// set up later: see setUp.
 func (p *Port) configure(b *nl.Batch, fresh bool) {
 	r := link.Request{
 		Name: p.Name, Port: p.flags(fresh),
@@ -330,8 +331,8 @@ func (p *Port) addNeighbours(b *nl.Batch, index int) {
 }
 
 // announce appends a request that sets the MAC to its present value, so that the kernel sends a gratuitous ARP for
-// each address. The kernel also sends such messages when the interface comes up. But at that time the port does not
-// forward yet, since the kernel has not noticed its carrier.
+// each IPv4 address. The kernel also sends such messages when the interface comes up. But at that time the port does
+// not forward yet, since the kernel has not noticed its carrier.
 func (p *Port) announce(b *nl.Batch, index int) {
 	link.Request{Index: index, MAC: p.PeerMAC}.Set(b, "announce addresses of", p.Peer)
 }

@@ -26,8 +26,8 @@ import (
 type Routing struct {
 	// IPv4 and IPv6 enable forwarding of the family on all links of the host, including future links.
 	//
-	// If the host is already a router (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding is on), nothing changes.
-	// Otherwise EnsureRouting sets the sysctls of each link: net.ipv4.conf.LINK.forwarding, and
+	// If the host is already a router (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding is on), only Input has an
+	// effect. Otherwise EnsureRouting sets the sysctls of each link: net.ipv4.conf.LINK.forwarding, and
 	// net.ipv6.conf.LINK.force_forwarding (Linux 6.17). Older kernels can forward IPv6 only for all links, so
 	// EnsureRouting then sets net.ipv6.conf.all.forwarding.
 	//
@@ -40,7 +40,7 @@ type Routing struct {
 	// RouteLocalnet is the bridge through which ports published on 127.0.0.1 lead to pods. EnsureRouting turns on
 	// net.ipv4.conf.LINK.route_localnet for it. The kernel then also accepts packets to 127.0.0.0/8 from this link. So
 	// install rules that protect the host's own services there first. nft.Conn.Ensure adds such rules, and they last as
-	// long as its table.
+	// long as the table.
 	RouteLocalnet string
 }
 
@@ -199,7 +199,7 @@ func (c *Conn) withRealName(ctx context.Context, r Routing, err error) error {
 }
 
 // CheckRouting compares the sysctls of the host with r and returns the differences. EnsureRouting repairs them. A link
-// without forwarding is no difference, except r.Input, since the link's owner may have chosen this.
+// without forwarding is no difference, since its owner may have chosen this. Exceptions are r.Input and loopback.
 func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Difference, error) {
 	var list diff.List
 	err := c.nl.Within(func() error {

@@ -55,7 +55,7 @@ type Config struct {
 	// Tell updates our nf_tables rules about trusted links from State.Zones. Look calls it before each change of a
 	// link's zone, and again at the end.
 	Tell func(context.Context) error
-	// Log receives a line for each link that joins or leaves the zone.
+	// Log receives a line for each link that joins or leaves the zone, or that stays in another zone.
 	Log *slog.Logger
 }
 
@@ -275,8 +275,8 @@ type zones struct {
 type act int
 
 const (
-	stay       act = iota // the link is in our zone, as it should be
-	forget                // no network has the link, or it is in the zone without our doing
+	stay       act = iota // we put the link into our zone, and it stays there
+	forget                // no network has the link, or another program or a user chose our zone for it
 	leaveAlone            // another zone was chosen for the link
 	join                  // the link is in no zone
 	move                  // the link is in the default zone, where network managers put links

@@ -65,8 +65,7 @@ func (b *Batch) AddGet(op string, obj fmt.Stringer, m netlink.Message, err error
 	b.append(request{op: op, object: obj, want: object, reply: reply, err: err}, m)
 }
 
-// AddSilent appends a request that the kernel answers only if it fails. A later request of the batch must request an
-// acknowledgement. If none does, the error is lost.
+// AddSilent appends a request that the kernel answers only if it fails. It has the parameters of Add.
 func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err error) {
 	b.append(request{op: op, object: obj, want: nothing, err: err}, m)
 }

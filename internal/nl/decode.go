@@ -169,8 +169,8 @@ func ackError(m netlink.Message) (errno unix.Errno, text string, err error) {
 	return errno, extAck(m.Data[skip:]), nil
 }
 
-// extAck returns the text of an extended acknowledgement. If the acknowledgement is malformed, it returns "", since
-// the errno is still valid.
+// extAck returns the text of an extended acknowledgement, or a text about a missing attribute. If there is neither, it
+// returns "".
 func extAck(b []byte) string {
 	text, missing := Text(Find(b, unix.NLMSGERR_ATTR_MSG)), Find(b, nlmsgerrAttrMissType)
 	if text == "" && len(missing) == 4 {

@@ -102,8 +102,9 @@ func (w *Watch) next(flags int) ([]netlink.Message, error) {
 	return w.receive(w.fd, flags)
 }
 
-// Next waits for the next announcements. They are valid until the next call of Next. If announcements were lost, the
-// error matches unix.ENOBUFS, and the caller must look for changes itself. If ctx ends, Next returns ctx's error.
+// Next waits for the next announcements. They are valid until the next call of Next or Queued. If announcements were
+// lost, the error matches unix.ENOBUFS, and the caller must look for changes itself. If ctx ends, Next returns ctx's
+// error.
 func (w *Watch) Next(ctx context.Context) ([]netlink.Message, error) {
 	for {
 		if err := ctx.Err(); err != nil {

@@ -10,7 +10,7 @@ import (
 // allocate reserves an address of the range set p[index] for owner, and returns it with its range. If requested is
 // valid, it reserves this address, or returns an error that matches ErrAddressTaken. Without a requested address, it
 // first tries addresses that are kept for the owner's name (see HostLocal.Keep). Then it takes the next free address
-// in turn. It takes an address that is kept for another name only if no other is free.
+// in turn. If s.keeper is set, it takes an address that another name keeps only if no other is free.
 func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner) (netip.Addr, *Range, error) {
 	set := p[index]
 	if requested.IsValid() {

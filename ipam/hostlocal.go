@@ -81,7 +81,7 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	}, nil
 }
 
-// checkNetwork returns an error if a network's name would lead out of the directory.
+// checkNetwork returns an error if name cannot be the name of a network's directory.
 func checkNetwork(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return newError(tombolo.ErrInvalid, "network name %q cannot be the name of a directory", name)
@@ -137,9 +137,10 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 	return &bound, nil
 }
 
-// Add takes the lock once, and assigns one address from each set. As long as the next address in turn is free, it
-// reads neither the directory nor other reservations, except with Config.Search or after a boot. The error matches
-// ErrPoolFull if no address is left, and ErrAddressTaken if another attachment has a requested address.
+// Add takes the lock once, and assigns one address from each set. As long as the next address in turn is free, Add
+// reads neither the directory nor other reservations, except with Keep, with Config.Search or after a boot. The error
+// matches ErrPoolFull if no address is left. It matches ErrAddressTaken if a requested address is taken or, with Keep,
+// kept for another name.
 //
 // With Config.Search, the error matches ErrDuplicate if the search finds an address of the owner. Without it, Add does
 // not search for earlier addresses, since callers keep records of attachments. A second Add for the owner then assigns

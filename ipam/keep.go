@@ -21,9 +21,10 @@ const (
 
 // Keep returns a copy of h for an attachment with a lasting name, such as a pod's namespace and name. Add of the copy
 // assigns the addresses that the name's last attachment had, unless another attachment has them. After Del, the name
-// keeps the addresses that Add assigned without Want. Add assigns them to other attachments only if no other address is
-// free, and begins with the address that was released first. Beyond some 2,000 addresses the oldest are forgotten. If
-// the name is empty or too long, or has spaces, Add returns an error that matches tombolo.ErrInvalid.
+// keeps the addresses that Add assigned without Want. An Add for another name takes kept addresses only if no other is
+// free, and begins with the address that was released first. An Add without Keep ignores the names. Beyond 2,000
+// addresses the oldest are forgotten. If the name is empty or longer than 400 bytes, or has spaces, Add returns an error
+// that matches tombolo.ErrInvalid.
 func (h *HostLocal) Keep(name string) *HostLocal {
 	bound := *h
 	bound.keeper = &name

@@ -29,8 +29,8 @@ type Range struct {
 	// network address and, in IPv4, its broadcast address.
 	RangeStart netip.Addr `json:"rangeStart,omitzero"`
 	RangeEnd   netip.Addr `json:"rangeEnd,omitzero"`
-	// Gateway is returned with each address, and never assigned. By default it is the subnet's first address. It may
-	// lie outside of the subnet.
+	// Gateway is returned with each address, and never assigned. By default it is the address after the subnet's network
+	// address. It may lie outside of the subnet.
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Name is the range's name in errors. If empty, it is derived from the name of the set.
 	Name string `json:"name,omitempty"`
@@ -95,8 +95,8 @@ func newRangeSet(conf RangeSet) (RangeSet, error) {
 	return set, nil
 }
 
-// newRange checks one range and fills in its defaults. By default the gateway is the subnet's first address, and the
-// range covers all addresses except the network's and, in IPv4, the broadcast address.
+// newRange checks one range and fills in its defaults. By default the gateway is the address after the network
+// address. The default range covers all addresses except the network address and, in IPv4, the broadcast address.
 func newRange(conf Range) (Range, error) {
 	fail := func(format string, args ...any) (Range, error) {
 		return Range{}, newError(tombolo.ErrInvalid, "%s: %s", conf.Name, fmt.Sprintf(format, args...))

@@ -42,8 +42,8 @@ func (o *options) doctorCommand() *cobra.Command {
 	return cmd
 }
 
-// doctor examines the selected pods and prints the findings. It warns about unreadable records, and returns a
-// findingsError if it finds a problem.
+// doctor examines the selected pods and prints the findings. If all pods are selected, it also warns about
+// unreadable records. It returns a findingsError if it finds a problem.
 func (o *options) doctor(ctx context.Context, node *network.Node, only report.Selection, opt doctor.Options) error {
 	if err := readRecords(o.state, &opt); err != nil {
 		return err

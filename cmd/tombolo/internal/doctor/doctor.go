@@ -1,6 +1,6 @@
 // Package doctor finds out why a pod has no network. It follows the path of the pod's packets, from the pod's
-// interface to beyond the host. For each failing step it reports the evidence and a remedy. It sends a few packets,
-// and changes nothing.
+// interface to beyond the host. For each failing step it reports the evidence and a remedy. It sends a few packets.
+// To trace them, it creates nf_tables tables for some seconds. It changes nothing else.
 package doctor
 
 import (

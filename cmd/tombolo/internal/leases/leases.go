@@ -28,7 +28,7 @@ type Entry struct {
 	Server      netip.Addr   `json:"server,omitzero"`
 	Renew       time.Time    `json:"renew,omitzero"`  // T1: when the client first asks the server to renew
 	Expire      time.Time    `json:"expire,omitzero"` // zero for a lease without an end
-	Left        int64        `json:"left"`            // remaining seconds; 0: ended, -1: no end
+	Left        int64        `json:"left"`            // remaining seconds; 0: ended or no lease, -1: no end
 	DNS         []netip.Addr `json:"dns,omitempty"`
 	MTU         int          `json:"mtu,omitempty"`
 	// These are the pod's DHCPv6 address, the end of its lease, and the current problem with this lease.

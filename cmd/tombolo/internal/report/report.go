@@ -23,7 +23,7 @@ type Line struct {
 }
 
 // String returns the line with the remedy at its end, such as "table inet tombolo is missing (affects default/web-0,
-// default/web-1) [repair]". A command in the text comes last, so that it can be copied.
+// default/web-1) [repair]". A command in the text follows the names of the pods.
 func (l Line) String() string {
 	evidence, advice := Advice(l.Text)
 	text := l.before + evidence + l.behind + advice

@@ -22,9 +22,9 @@ const (
 	defaultWidth = 80
 )
 
-// ScreenOf returns the Screen for an open file. A terminal has its own width; for other files COLUMNS is the width. The
-// width is at least minWidth. NO_COLOR and TERM=dumb switch colours off. The locale determines whether UTF-8 is
-// available.
+// ScreenOf returns the Screen for an open file. A terminal has its own width. For other files, the width is COLUMNS, or
+// defaultWidth without COLUMNS. The width is at least minWidth. NO_COLOR and TERM=dumb switch colours off. The locale
+// determines whether UTF-8 is available.
 func ScreenOf(file *os.File, getenv func(string) string) Screen {
 	s := Screen{Width: defaultWidth}
 	if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil {

@@ -38,7 +38,7 @@ func unsupported(err error) error {
 }
 
 // Conn manages the VLANs of bridges in one network namespace. It uses the socket of another connection. Several
-// goroutines may call its methods at the same time. Errors are, or wrap, a *tombolo.OpError.
+// goroutines may call its methods at the same time. Errors from the kernel are, or wrap, a *tombolo.OpError.
 type Conn struct{ nl *nl.Conn }
 
 // On returns a Conn that uses an open socket. The socket's owner still has to close it.

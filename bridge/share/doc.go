@@ -23,5 +23,6 @@
 //
 // The package needs CAP_NET_ADMIN and CAP_BPF, and Linux 6.1 or later with veth, sch_ingress and cls_bpf. It refuses
 // Wi-Fi links, since access points drop frames from unknown MACs. Clouds, and switches that permit only one MAC for
-// each port, also drop such frames, but this package cannot detect this. Errors are, or wrap, a *tombolo.OpError.
+// each port, also drop such frames, but this package cannot detect this. Errors from the kernel are, or wrap, a
+// *tombolo.OpError.
 package share

@@ -28,5 +28,5 @@
 //
 // The package needs CAP_NET_ADMIN in the port's network namespace, and Linux 6.1 or later with sch_tbf. Limits for
 // egress also need ifb, sch_ingress, cls_u32 and act_mirred. The kernel loads these modules by itself if it is
-// permitted to. Errors are, or wrap, a *tombolo.OpError.
+// permitted to. Errors from the kernel are, or wrap, a *tombolo.OpError.
 package bandwidth

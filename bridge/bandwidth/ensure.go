@@ -39,7 +39,7 @@ type Target struct {
 	// Alias is the alias of the ifb, of at most 255 bytes. It marks the owner.
 	Alias string
 	// Owner is the required prefix of the ifb's alias. If the alias of a link named IFB does not begin with Owner, the
-	// Conn does not change it, and the error matches ErrForeign. "" accepts any alias.
+	// Conn does not change this link, and the error matches ErrForeign. "" accepts any alias.
 	Owner string
 }
 

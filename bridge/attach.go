@@ -416,7 +416,8 @@ func (c *Conn) closeWaiting(port string) {
 // bridge runs the spanning tree protocol (see BridgeState.PortDelay). The kernel notices the carrier in the background,
 // some milliseconds late on a busy machine. A packet that is sent earlier gets lost, and its sender repeats it about a
 // second later. If duplicate address detection finds another node with one of the addresses, the error matches
-// addr.ErrDuplicate. If ctx ends first, Wait returns ctx's error.
+// addr.ErrDuplicate. If an address disappears first, the error matches fs.ErrNotExist. If ctx ends first, the error
+// matches ctx's error.
 //
 // Attach calls Wait itself, unless Port.NoWait is set. With NoWait, call Wait on the same Conn, which keeps sockets
 // open until Wait, Detach or Close. A second Wait for the port returns at once.

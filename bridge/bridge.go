@@ -178,8 +178,8 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 }
 
 // finish sets properties that the request to create a bridge does not accept: the alias, and NoIPv6. It also removes
-// the bridge from unfinishedGroup. It must run before the bridge is set up. Several callers may run it at the same
-// time.
+// the bridge from unfinishedGroup. finish must run while the bridge is still down. Several callers may run it at the
+// same time.
 func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
 	noIPv6 := br.NoIPv6 && hasIPv6(differentMTU(br.newMTU()))
 	err := c.setNew(ctx, br, index, noIPv6)
@@ -231,8 +231,8 @@ func (br *Bridge) refuseNFCall(l *Link) error {
 }
 
 // correctBridge changes the bridge l so that it matches br, and reports whether it corrected a difference. pinned
-// states that the bridge's MAC is pinned already, which the kernel does not report. If it is not, correctBridge also
-// writes the MAC, which counts as no difference.
+// states that the bridge's MAC is pinned already, which the kernel does not report. If pinned is false, correctBridge
+// also writes the MAC, which counts as no difference.
 func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned bool) (bool, error) {
 	changed := len(br.Differences(l)) > 0
 	if !changed && pinned {
@@ -305,10 +305,10 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 }
 
 // Enslave makes the existing link port.Name a port of port.Bridge, and sets the link up. Use it for a port that lost
-// its bridge, or whose bridge was created again. The link gets the port flags and VLANs of port, and also port.Alias,
-// port.MAC and port.MTU if they are set. Port flags that port does not set, such as hairpin, are cleared. Static
-// entries of the forwarding database stay, also without StaticFDB. A link that is already a port of the bridge keeps
-// forwarding. Enslave does not change the peer. StaticFDB requires PeerMAC. Without VLAN and StaticFDB, and with
+// its bridge, or whose bridge was created again. The link gets the port flags of port, and also port.VLAN,
+// port.Alias, port.MAC and port.MTU if they are set. Port flags that port does not set, such as hairpin, are cleared.
+// Static entries of the forwarding database stay, also without StaticFDB. A link that is already a port of the bridge
+// keeps forwarding. Enslave does not change the peer. StaticFDB requires PeerMAC. Without VLAN and StaticFDB, and with
 // BridgeIndex, Enslave needs one sendmsg.
 func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	if err := checkName(port.Name); err != nil {

@@ -413,8 +413,8 @@ func token(l *link.Info) (netip.Addr, error) {
 
 // Wait waits until the pod has a usable address from a router advertisement. With Port.DAD, this takes one or two
 // seconds after the advertisement. If the pod's sysctls keep the kernel from forming addresses, Wait returns at once
-// with an empty result. If ctx ends first, the error matches ctx's error and also addr.ErrNoRouter, addr.ErrNoPrefix or
-// addr.ErrDuplicate.
+// with an empty result. If another node has the address, the error matches addr.ErrDuplicate. If ctx ends first, the
+// error matches ctx's error and also addr.ErrNoRouter or addr.ErrNoPrefix.
 func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 	if s.formsNone {
 		return &Autoconfigured{}, nil

@@ -36,5 +36,5 @@
 //
 // The package needs CAP_NET_ADMIN in the namespaces of the bridge and of the pod, CAP_SYS_ADMIN to enter the pod's
 // namespace, and /proc. It needs Linux 6.1 or later with bridge and veth. Bridge.NFCall also needs br_netfilter.
-// Errors are, or wrap, a *tombolo.OpError.
+// Errors from the kernel are, or wrap, a *tombolo.OpError.
 package bridge

@@ -323,8 +323,8 @@ func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, erro
 	return found, err
 }
 
-// Differences compares the link l with the port p on the bridge br. If the bridge does not exist, br.Index is 0.
-// VLANs and the static FDB entry are not compared, since they are not properties of a link.
+// Differences compares the link l with the port p on the bridge br. If the bridge does not exist, br is the zero
+// Link. VLANs and the static FDB entry are not compared, since they are not properties of a link.
 func (p *Port) Differences(l, br Link) []tombolo.Difference {
 	var list diff.List
 	object := "port " + p.Name

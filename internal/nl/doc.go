@@ -1,5 +1,5 @@
-// Package nl sends netlink requests and reads their answers. It sends many requests in one sendmsg, and includes the
-// kernel's own text in every error. Messages are types of mdlayher/netlink.
+// Package nl sends netlink requests and reads their answers, and receives announcements. It sends many requests in one
+// sendmsg. Its errors contain the kernel's own text, if there is one. Messages are types of mdlayher/netlink.
 //
 //	var b nl.Batch
 //	m, err := nl.Encode(unix.RTM_NEWLINK, netlink.Create|netlink.Excl, head, func(ae *netlink.AttributeEncoder) { … })
@@ -7,6 +7,6 @@
 //	b.AddGet("get link", …)
 //	err = conn.Execute(&b)
 //
-// The kernel answers rtnetlink and nfnetlink requests before sendmsg returns. So the package needs no poller, no
+// The kernel answers rtnetlink and nfnetlink requests before sendmsg returns. So a request needs no poller, no
 // goroutine and no timeout. An answer that is not in the socket when sendmsg returns will never come.
 package nl

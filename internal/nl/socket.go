@@ -67,8 +67,8 @@ func inNamespace(ns *netns.NS, open func() error) error {
 }
 
 // socket is a netlink socket that does not use the runtime's poller. The kernel processes requests to rtnetlink and
-// nfnetlink within sendmsg, and queues the answers before sendmsg returns. So no call ever waits. A poller would cost a
-// short-lived CNI plugin dozens of context switches.
+// nfnetlink within sendmsg, and queues the answers before sendmsg returns. So Receive never waits. A poller would cost
+// a short-lived CNI plugin dozens of context switches.
 type socket struct {
 	fd         int
 	answerable int // length of the longest datagram that the receive buffer was enlarged for

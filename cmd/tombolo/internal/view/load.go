@@ -40,7 +40,7 @@ type Network struct {
 	// Adding is the number of attachments whose ADD is in progress or was interrupted.
 	Adding   int      `json:"adding,omitempty"`
 	IPAM     []string `json:"ipam,omitempty"` // the IPAM types of its attachments
-	Pools    []Pool   `json:"pools"`          // empty if unknown; PoolNote has the reason
+	Pools    []Pool   `json:"pools"`          // empty if there are none or they are unknown; PoolNote has the reason
 	PoolNote string   `json:"poolNote,omitempty"`
 	Ports    []Port   `json:"ports"`
 

@@ -118,7 +118,6 @@ func (r *Record) validate() error {
 	return fmt.Errorf("%w: NIC %q, bridge %q, state %q", tombolo.ErrInvalid, r.NIC, r.Bridge, r.State)
 }
 
-// save writes the record to a journal.
 func (r *Record) save(j Journal) error {
 	b, err := json.Marshal(r)
 	if err == nil {
@@ -590,7 +589,6 @@ func (s *snapshot) refuseRoutes(no refusal) {
 	}
 }
 
-// describe returns a route's destination for a message.
 func describe(r *route.Route) string {
 	if r.Dst.Bits() == 0 {
 		return "everywhere"

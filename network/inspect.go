@@ -467,7 +467,7 @@ func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 }
 
 // Ready returns nil if an Add to the network could succeed now, and otherwise an error with the reason. leases
-// describes how the network's pods lease their addresses; it is nil if they do not. Ready takes no lock and changes
+// describes how the network's pods lease their addresses; it is nil if they do not. Ready waits for no lock and changes
 // nothing, since runtimes call it every few seconds. There is one exception: if the host has become a router, Ready
 // makes the network's rules again, since they drop all forwarded packets except the pods'.
 func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {

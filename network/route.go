@@ -148,7 +148,6 @@ func hasDefault(routes []route.Route, a netip.Addr) bool {
 		func(r route.Route) bool { return isDefault(&r) && r.Dst.Addr().Is4() == a.Is4() })
 }
 
-// defaultRouteVia returns the default route through a gateway.
 func defaultRouteVia(gateway netip.Addr) route.Route {
 	everything, _ := gateway.Prefix(0)
 	return route.Route{Dst: everything, Gateway: gateway}

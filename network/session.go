@@ -251,7 +251,7 @@ func refuseDeleted(record *state.Pending) error {
 	return err
 }
 
-// lookEvery is how often an ADD that waits for others checks that its record still exists.
+// lookEvery is the pause between two checks by a waiting ADD that its record still exists.
 const lookEvery = 100 * time.Millisecond
 
 // runWhileRecorded runs a function that may take long, and ends it when the attachment's record is removed. The call

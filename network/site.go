@@ -638,7 +638,6 @@ func probe(ctx context.Context, s *session, w *requirement) error {
 	return nil
 }
 
-// isIPv6 reports whether a prefix belongs to IPv6.
 func isIPv6(p netip.Prefix) bool { return p.Addr().Is6() }
 
 // isDeserted reports whether a network has no pods and no bridge. An unused bridge that Tombolo made counts as none.

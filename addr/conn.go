@@ -56,7 +56,6 @@ func (c *Conn) Replace(ctx context.Context, a Address) error {
 	return c.change(ctx, "replace address", &a, unix.RTM_NEWADDR, netlink.Create|netlink.Replace)
 }
 
-// change sends one request of the given message type about the address.
 func (c *Conn) change(ctx context.Context, op string, a *Address, typ netlink.HeaderType,
 	flags netlink.HeaderFlags) error {
 	m, err := a.Message(typ, flags)

@@ -94,7 +94,6 @@ func (c *Conn) Ensure(ctx context.Context, r Route) (changed bool, _ error) {
 	return err == nil, err
 }
 
-// change sends one request of the given message type about the route.
 func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.HeaderType,
 	flags netlink.HeaderFlags) error {
 	m, err := r.Message(typ, flags)

@@ -86,7 +86,6 @@ func (l Device) header(handle, parent, info uint32) []byte {
 	return b
 }
 
-// add appends a request about the link.
 func (l Device) add(b *nl.Batch, op string, typ netlink.HeaderType, flags netlink.HeaderFlags, head []byte,
 	attrs func(*netlink.AttributeEncoder)) {
 	m, err := nl.Encode(typ, flags, head, attrs)

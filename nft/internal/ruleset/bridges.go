@@ -20,7 +20,7 @@ import (
 const (
 	OursSet     = "ours"     // the bridges of all networks, and their links in VLANs
 	gatewaysSet = "gateways" // the bridges of networks with Gateway, through which the host routes only for pods
-	bridgesSet  = "bridges"  // the bridges of all networks
+	bridgesSet  = "bridges"  // the same links as in OursSet, as pairs
 	policiesSet = "policies" // bridges with a policy
 	isolatedSet = "isolated" // bridges with the policy Isolated
 	bypassSet   = "bypass"   // bridges without NFCall: packets between their pods bypass the firewall's hooks
@@ -47,7 +47,8 @@ func HostSets() []string {
 	return []string{UplinksSet, TrustedSet, families[0].Services, families[1].Services}
 }
 
-// BridgeSets returns the sets of link names: bridges and other links of networks, shared NICs and the host's uplinks.
+// BridgeSets returns the sets of link names that every firewall has. Sets for internal networks and for egress policies
+// are not among them.
 func BridgeSets() []Set {
 	names := [...]string{
 		bridgesSet, OursSet, gatewaysSet, policiesSet, isolatedSet, bypassSet, lansSet, SharesSet, UplinksSet,
@@ -142,7 +143,7 @@ const (
 func internalSets() []Set { return []Set{keySet(internalSet, nftnl.TypeIfname)} }
 
 // addInternal appends the rules of a chain that drops packets between an internal network's bridge and all other links,
-// in both directions. The firewall has this chain and its set only if there is an internal network.
+// in both directions. The first internal network creates this chain and its set.
 func (list *rules) addInternal() {
 	for _, link := range [...]struct {
 		direction string
@@ -168,9 +169,10 @@ func (c Closed) family() Family {
 	return Families()[0]
 }
 
-// addPodsOnly adds the chain that drops forwarded packets that are neither from nor to pods, in the families of closed.
-// Without this chain, the host would forward such packets, because forwarding for pods is on. The chain runs after the
-// chain forward, which marks the pods' packets. If no family is closed, addPodsOnly marks the chain for deletion.
+// addPodsOnly adds the chain that drops forwarded packets without the mark, in the families of closed. The first rules
+// of the chain are the exceptions. Without this chain, the host would forward packets that do not concern pods, because
+// forwarding for pods is on. The chain runs after the chain forward, which sets the mark. If no family is closed, the
+// chain must not exist.
 func (rs *Ruleset) addPodsOnly(closed []Closed, mark uint32) {
 	if len(closed) == 0 {
 		rs.gone = append(rs.gone, InInet(podsOnlyChain))
@@ -298,8 +300,8 @@ func (list *rules) addDedup(ds []Dedup) {
 	}
 }
 
-// normalDedup masks the subnets, sorts the list and removes duplicates, so that lists with the same meaning produce
-// the same rules.
+// normalDedup returns a sorted copy of the list with masked subnets and without duplicates, so that lists with the same
+// meaning produce the same rules.
 func normalDedup(list []Dedup) []Dedup {
 	list = slices.Clone(list)
 	for i := range list {

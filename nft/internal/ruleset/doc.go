@@ -6,6 +6,6 @@
 //	p := ruleset.Plan(want, have)
 //	err = p.Transaction(have, true).Commit(tables.Conn)
 //
-// The package knows networks, but not endpoints. Package nft turns an endpoint into elements with a key, data and a
-// comment. The file docs/ruleset.nft shows all tables.
+// Package nft turns an endpoint into elements with a key, data and a comment. The file docs/ruleset.nft shows the table
+// of the family inet.
 package ruleset

@@ -21,8 +21,8 @@ import (
 // and is created with the first network that needs it.
 //
 // The chains run after destination NAT and before routing. So they see each packet once, with its final destination,
-// which may be the host, a pod on the bridge or another machine. A policy also applies to connections that a pod opened
-// before the policy existed. A packet counts as an answer only if the other end opened the connection.
+// which may be the host, a pod or another machine. A policy also applies to connections that a pod opened before the
+// policy existed. A packet counts as an answer only if the other end opened the connection.
 const (
 	egressChain    = "egress"
 	podEgressChain = "pod-egress"
@@ -41,7 +41,7 @@ const (
 	anyType    = 1<<32 - 1
 )
 
-// reserved lists the prefixes of IPv4 and IPv6 that do not belong to the public internet.
+// reserved lists the prefixes that the entry "public" of a policy leaves out.
 func reserved() []string {
 	return []string{
 		"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
@@ -51,8 +51,8 @@ func reserved() []string {
 }
 
 // ParseEgress parses a policy: "all", "replies", or a comma-separated list of entries. An entry is "public", or a
-// prefix or address that a protocol and ports may follow. For "all" and "" it returns nil. For "replies" it returns
-// an Egress that permits nothing.
+// prefix or address. A protocol, or a protocol and ports, may follow. For "all" and "" it returns nil. For "replies" it
+// returns an Egress that permits nothing.
 func ParseEgress(text string) (*Egress, error) {
 	switch text {
 	case "", "all":

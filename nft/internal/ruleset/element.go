@@ -172,8 +172,8 @@ const (
 	keptOfLong    = 80
 )
 
-// NetworkKey returns the name of a network for use in comments and in names of chains and sets. It shortens a name
-// that is too long and appends "/" and a hash. Names of networks never contain "/", and nft permits it.
+// NetworkKey returns the name of a network for use in comments and in names of chains and sets. It shortens a name that
+// is too long and appends "/" and a hash. Names of networks never contain "/", and nft permits "/" in names.
 func NetworkKey(name string) string {
 	if len(name) <= maxNetworkKey {
 		return name
@@ -247,7 +247,7 @@ func partText(typ uint32, b []byte) string {
 	return fmt.Sprintf("0x%x", b)
 }
 
-// ProtocolName returns the name of an IP protocol as nft prints it, or its number.
+// ProtocolName returns "tcp", "udp" or "sctp", or the number of any other IP protocol.
 func ProtocolName(protocol uint8) string {
 	names := map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}
 	return cmp.Or(names[protocol], strconv.Itoa(int(protocol)))

@@ -172,7 +172,7 @@ func (list *rules) addTowardHost() {
 
 // addUntrusted appends the rules of the chain untrusted, which runs after the chain guard. It applies to guarded ports
 // that must not have a server or router behind them. The chain guard already checks the MAC and the addresses. This
-// chain drops packets by their protocol, and packets whose protocol the kernel cannot find.
+// chain drops packets by their protocol, and packets except ARP whose protocol the kernel cannot find.
 func (list *rules) addUntrusted() {
 	list.begin("ports that are not of hosts only").linkNotIn(expr.MetaKeyIIFNAME, guardUntrustedSet).Return()
 
@@ -218,8 +218,8 @@ func (list *rules) addDHCP() {
 	const moreFragments = 0x2000
 	list.begin("DHCP in fragments").fragment4(moreFragments).isUDP(udpTarget, dhcpServer).Drop()
 
-	// Drop all other messages to a DHCP server's port. These are messages to relays, and messages whose hardware
-	// address has another type or length and so would identify another client.
+	// Drop messages to a DHCP server's port if they are no requests, or if their hardware address is no MAC. Replies to
+	// this port are for relays, and another kind of address would identify another client.
 	list.begin("DHCP but for requests by Ethernet").
 		isUDP(udpTarget, dhcpServer).load(expr.PayloadBaseTransportHeader, udpLen, 3).
 		compare(expr.CmpOpNeq, []byte{1, unix.ARPHRD_ETHER, EtherLen}).Drop() // op, htype, hlen

@@ -13,13 +13,13 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The guard restricts the frames that a pod may send through its port (GuardedPort). The pod can use only its own MAC
-// and addresses, and cannot pose as a server or a router.
+// The guard restricts the frames that a pod may send through its port (GuardedPort).
 //
 // The chain guard sees frames when they come in by a port, before the bridge learns from them and before other rules
-// run. It checks Ethernet, ARP, IP and neighbour discovery, so that no pod can pose as the host or as a router. It
-// drops frames with any VLAN tag, and all protocols except IP and ARP, such as STP, LLDP and PPPoE. A port with
-// nft.GuardMAC is only checked for its MAC. A frame from a port without a guard costs two set lookups.
+// run. It checks Ethernet, ARP, IP and neighbour discovery. So a pod whose addresses are known cannot pose as the host
+// or as a router. The chain drops frames with any VLAN tag, and all protocols except IP and ARP, such as STP, LLDP and
+// PPPoE. A port with nft.GuardMAC is only checked for its MAC. A frame from a port without a guard costs two set
+// lookups.
 //
 // The chain untrusted applies to pods that must be hosts only. It keeps them from posing as DHCP or DHCPv6 servers
 // and as multicast routers, and from sending redirects. The chains groups and from-pods apply to every port whose
@@ -90,8 +90,7 @@ func (list *rules) addReports() {
 		isPodGroup(expr.MetaKeyOIFGROUP).isDiscovery(listenerReportTwo, listenerReportTwo).Drop()
 }
 
-// The names of the guard's sets, which are in the table of family bridge and shared by all networks. guardedSet
-// contains the guarded ports. The other sets contain the MACs and addresses that these ports may use. Each key begins
+// The names of the guard's sets, which are in the table of family bridge and shared by all networks. Each key begins
 // with the name of the port, which is the incoming link of its frames.
 const (
 	guardedSet   = "guarded"      // guarded ports

@@ -292,9 +292,9 @@ func (t Tables) ElementsOf(sets []Place) ([]Element, error) {
 	return all, nil
 }
 
-// ElementsOfSet lists the elements of a set, sorted by key. The kernel resizes the hash table of a set in the
-// background. During that time, a listing may contain some elements twice and lack as many others. In that case, the
-// error is nftnl.ErrOvertaken.
+// ElementsOfSet lists the elements of a set, also its sentinel, sorted by key. The kernel resizes the hash table of a
+// set in the background. During that time, a listing may contain some elements twice and lack as many others. In that
+// case, the error is nftnl.ErrOvertaken.
 func (t Tables) ElementsOfSet(set Place) ([]Element, error) {
 	var list []Element
 	err := nftnl.List(t.Conn, "list elements of set "+set.Name, set.Family, unix.NFT_MSG_GETSETELEM,
@@ -407,8 +407,8 @@ func (t Tables) Inventory(family uint8) (*Inventory, error) {
 	return inv, err
 }
 
-// RemoveNetwork deletes the chains and sets of a network from the table. If inUse is false, no other network exists,
-// and it deletes the whole table, including the chains that all networks share.
+// RemoveNetwork deletes the chains and sets of a network from the table. If inUse is false, RemoveNetwork deletes the
+// whole table, including the chains that all networks share.
 func (inv *Inventory) RemoveNetwork(t *Transaction, key string, inUse bool) {
 	switch {
 	case !inv.Table:

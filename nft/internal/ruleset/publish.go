@@ -63,8 +63,8 @@ func (f *Family) podPortSet(name string) Set {
 	return keySet(name, nftnl.TypeIfname, f.addrType, nftnl.TypeProtocol, nftnl.TypePort)
 }
 
-// HostPort returns the family, protocol and port that an element publishes, as one opaque string. onAll reports
-// whether the port is published on all addresses. For elements of other sets, the string is empty.
+// HostPort returns the family, protocol and port that an element publishes, as one opaque string. onAll reports whether
+// the port is published on all addresses. For an element that publishes no port, the string is empty.
 func (e Element) HostPort() (port string, onAll bool) {
 	for _, f := range Families() {
 		switch e.Set {
@@ -156,7 +156,7 @@ func (list *rules) addHostPorts() {
 		x.is(f).loadAddress(f.dst, f).loadHostPort(f.AddrLen).lookupData(f.HostAddrs).dnat(f)
 	})
 
-	// Publish no port at the addresses of 127.0.0.0/8 except 127.0.0.1, since programs of the host listen there. An
+	// In 127.0.0.0/8, publish ports on all addresses at 127.0.0.1 only, since programs of the host listen at others. An
 	// example is systemd-resolved, at 127.0.0.53.
 	ip4 := Families()[0]
 	list.begin("of 127.0.0.0/8, all addresses are 127.0.0.1 alone").
@@ -323,7 +323,8 @@ func anyLink() interval {
 // HostPorts are ports of the host: addresses of the host, a protocol, and ports.
 type HostPorts = box
 
-// HostPortsAt returns the ports from first to last at an address of the host, or at all addresses if it is not valid.
+// HostPortsAt returns the ports from first to last at an address of the host, or at all addresses if the parameter at
+// is not valid. first and last are included.
 func (f Family) HostPortsAt(at netip.Addr, protocol uint8, first, last uint16) HostPorts {
 	hosts := addresses(f.All)
 	if at.IsValid() {

@@ -17,7 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nftnl"
 )
 
-// The names of our sets and chains, and prefixes of such names. The key of a network follows each prefix.
+// Names of sets and chains, and prefixes of such names. The key of a network follows each prefix.
 const (
 	Pods4Set = "pods4"
 	Pods6Set = "pods6"
@@ -67,8 +67,8 @@ type Ruleset struct {
 	Bridge  []Element
 }
 
-// Set describes a hash set or a map. Our sets have no timeouts and no verdicts, because these slow down adding an
-// element as the set grows. Intervals also slow it down, so only the sets for egress policies and for callers of
+// Set describes a set or a map. Our sets have no timeouts and no verdicts, because with these, adding an element takes
+// longer as the set grows. Intervals have the same effect, so only the sets for egress policies and for callers of
 // published ports have them.
 type Set struct {
 	Place
@@ -156,7 +156,7 @@ func (list *rules) addFamilies(comment string, write func(expressions, Family)) 
 	}
 }
 
-// span is a range of numbers that a rule matches, with the comment of the rule.
+// span describes a rule that matches the numbers from the field from to the field to, both included.
 type span struct {
 	comment  string
 	from, to uint16
@@ -173,16 +173,15 @@ func (list *rules) addSpans(spans []span, write func(expressions, span)) {
 // produce. A test contains the rules of each version.
 const rulesVersion = 1
 
-// Comment returns the comment of a chain that contains the given number of rules. It contains the version, the
-// settings and this number. A different version or different settings mean that other rules were created. If the
-// number differs from the chain's actual number of rules, someone added or deleted rules. So a request for the chain
-// alone shows whether the chain is intact, without a listing of its rules. The kernel never changes a comment after
-// the chain was created.
+// Comment returns the comment of a chain that contains the given number of rules. It contains the version, the settings
+// and this number. With a different version or different settings, the chain has other rules. If the number differs
+// from the chain's actual number of rules, someone added or deleted rules. So a request for the chain alone shows most
+// changes, without a listing of the rules. The kernel never changes a comment after the chain was created.
 func (ch *Chain) Comment(rules int) string {
 	return "tombolo rules " + strconv.Itoa(rulesVersion) + ", " + ch.settings + ", " + strconv.Itoa(rules) + " in all"
 }
 
-// Priorities of hooks. The names follow those of nft.
+// Priorities of chains at a hook. The names follow those of nft.
 const (
 	priorityRaw             = -300
 	priorityDestinationNAT  = -100
@@ -219,7 +218,7 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 			(*rules).addPortSNAT)
 	}
 
-	// The firewall has the following chains only if a network needs them.
+	// The firewall has the following chains only after a network has needed them.
 	if n.Internal {
 		rs.filter(InInet(internalChain), unix.NF_INET_FORWARD, priorityBeforeFilter-1, sharedSettings,
 			(*rules).addInternal)
@@ -295,10 +294,10 @@ func (rs *Ruleset) add(ch Chain) {
 	rs.Chains = append(rs.Chains, ch)
 }
 
-// addForward appends the rules of the chain forward, which sets the mark bit on packets that may pass. An accept
-// here would not override a drop in another table, so a rule in that table must accept the mark. The chain changes
-// only the mark of packets from or to our bridges and of pods' packets at a shared NIC. It drops packets that a
-// policy forbids. It also drops new connections from trusted links (TrustedSet) to links of other programs, unless a
+// addForward appends the rules of the chain forward, which sets the mark bit on packets that may pass. An accept here
+// would not override a drop in another table, so a rule in that table must accept the mark. The chain changes only the
+// mark of packets from or to our bridges and of pods' packets at a shared NIC. It drops packets that a policy forbids.
+// It also drops new connections from trusted links (TrustedSet) to bridges and veth links of other programs, unless a
 // rule has changed the connection's destination (DNAT).
 func (list *rules) addForward(mark uint32) {
 	const in, out, link = expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME, expr.PayloadBaseLLHeader
@@ -363,9 +362,9 @@ func (list *rules) addClear(mark uint32) {
 	}
 }
 
-// addUnmark appends the rules of a chain that runs after all other chains, and clears the mark bit of our bridges'
-// packets. Only the firewall uses the bit. The chain also drops ICMP redirects from the host to pods. These would
-// direct pods to the LAN's router, past the host.
+// addUnmark appends the rules of a chain in postrouting that clears the mark bit of our bridges' packets. Only the
+// firewall uses the bit. The chain also drops ICMP redirects from the host to pods. These would direct pods to the
+// LAN's router, past the host.
 func (list *rules) addUnmark(mark uint32) {
 	list.addClear(mark)
 
@@ -485,8 +484,8 @@ const (
 	policyIsolated   = "isolated"    // pods of bridges without a policy may send
 )
 
-// Sum returns a hash of everything that determines the ruleset. Conn.Ready of package nft remembers by this hash that
-// it found the network complete.
+// Sum returns a hash that identifies the ruleset. Conn.Ready of package nft remembers by this hash that it found the
+// network complete.
 func (rs *Ruleset) Sum() uint64 {
 	sum := fnv.New64a()
 	write := func(at Place, text string) {

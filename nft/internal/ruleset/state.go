@@ -75,8 +75,8 @@ func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
 }
 
 // IsComplete reports whether the state from Outline shows no differences. It compares the tables, the chains, the
-// elements in the sets of bridges and the sentinels. Sets themselves are not looked up, since the rules that use them
-// keep them alive.
+// elements in the sets of bridges and the sentinels. Sets themselves are not looked up, since a sentinel shows that its
+// set exists.
 func (st *State) IsComplete(rs *Ruleset) bool {
 	for _, family := range rs.tables {
 		if t, ok := st.Tables[family]; !ok || t.IsDormant() {
@@ -105,8 +105,7 @@ func (st *State) bridgeChanges(rs *Ruleset) (add, del []Element) {
 		el := &st.bridges[i]
 		right := el.Comment == rs.of.BridgeComment() && slices.ContainsFunc(rs.Bridge, el.Equal)
 
-		// Keep elements of SharesSet if this network has no Share. They may belong to another network's Share, and
-		// RemoveShare deletes them.
+		// Keep elements of SharesSet if this network has no Share. They may belong to another network's Share.
 		unknown := rs.of.Share == nil && el.Set == InInet(SharesSet)
 		if el.IsNetwork(rs.network) && !right && !unknown {
 			del = append(del, *el)
@@ -235,12 +234,12 @@ func DecodeElements(family uint8, b []byte) (list []Element) {
 
 // The comments of chains do not show that another program changed the elements of a set. It may have emptied the set
 // (nft flush set), or deleted the table and loaded an older copy of it (nft -f). So each set and map contains one
-// additional element without an owner, the sentinel. One request for the sentinel shows whether the set is intact. A
-// flush deletes the sentinel. A loaded copy contains the sentinel with a shorter comment, since nft prints and loads
-// a comment only up to its first NUL.
+// additional element without an owner, the sentinel. One request for the sentinel shows whether this has happened. A
+// flush deletes the sentinel. A loaded copy contains the sentinel with a shorter comment, since nft prints and loads a
+// comment only up to its first NUL.
 //
-// A sentinel matches no real packet. If the key contains a link, it has an impossible name, since the kernel permits
-// no slash in names. Other keys contain the unspecified address, or the reserved protocol 255 and port 0.
+// A sentinel matches no real packet. If the key contains a link, this link has an impossible name, since the kernel
+// permits no slash in names. Other keys contain an address or a MAC of zeros, or the reserved protocol 255 and port 0.
 const (
 	SentinelLink     = "/sentinel"
 	sentinelProtocol = unix.IPPROTO_RAW
@@ -415,8 +414,8 @@ func (p *Changes) Transaction(have *State, sentinels bool) *Transaction {
 	return t
 }
 
-// Differences compares the tables, sets and chains in the kernel with the intended ones. If a table does not exist,
-// its sets and chains are not listed.
+// Differences returns the differences between the state in the kernel and the ruleset. If a table does not exist, its
+// sets and chains are not listed.
 func (rs *Ruleset) Differences(have *State) []tombolo.Difference {
 	var list diff.List
 	for _, family := range rs.tables {

@@ -8,8 +8,8 @@
 // In nf_tables, an accept in one table never overrides a drop in another table. So the chain forward of package nft
 // only marks the packets that may be forwarded. If iptables uses nf_tables, Ensure adds rules that accept marked
 // packets to the chain FORWARD of its table filter. The rules stand right before the first rule that drops every
-// packet, so earlier drops still apply. Ensure does not change legacy iptables, which Obstacles examines too. Both look
-// only for policies that drop, and for rules that drop everything without a condition.
+// packet, so earlier drops still apply. Ensure does not change legacy iptables, which Obstacles examines too. Ensure
+// and Obstacles look only for policies that drop, and for rules that drop everything without a condition.
 //
 // The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace.
 package foreign

@@ -18,8 +18,9 @@ import (
 type Obstacle struct {
 	Chain  string // such as "chain forward of table inet filter"
 	Effect string // such as "drops, by its policy,"
-	// Remedy is a shell command in one line that removes the obstacle. To keep the change after a reboot, it may also
-	// be necessary to change the configuration of the program that created the rules.
+	// Remedy is a shell command in one line that makes the packets pass, or "" for an obstacle in nf_tables on a Path
+	// with Switched. To keep the change after a reboot, it may also be necessary to change the configuration of the
+	// program that created the rules.
 	Remedy    string
 	Maybe     bool // a rule before the drop could accept the packets, so only a test packet can tell
 	Firewalld bool // firewalld drops the packets; the remedy changes the bridge's zone or reloads firewalld
@@ -121,13 +122,13 @@ func (c *Conn) rules(p packet, each func(at chain, r rule)) error {
 	return nil
 }
 
-// Remarks describes rules of other programs, in all tables of nf_tables, that conflict with ours. Each text names the
-// rule and a remedy.
+// Remarks describes rules of other programs, in the nf_tables families inet, ip and ip6, that conflict with ours. Each
+// text names the rule and a remedy.
 //
-// Remarks finds rules that set a bit of our mark in packets or connections, since both programs then use this bit.
-// With hostPorts, it also finds rules in nat chains of the hook prerouting that accept all packets to one address.
-// Such a rule exempts the address from later rules of iptables, such as those of the reference plugin portmap. It does
-// not exempt the address from our host ports, which are in another chain.
+// Remarks finds rules that set a bit of our mark in packets or connections, since both programs then use this bit. With
+// hostPorts, it also finds rules in nat chains of the hook prerouting that accept packets to one address. Such a rule
+// exempts these packets from later rules of iptables, such as those of the reference plugin portmap. It does not exempt
+// them from our host ports, which are in another chain.
 func (c *Conn) Remarks(ctx context.Context, hostPorts bool) (names []string, _ error) {
 	translates := map[chain]bool{}
 	for _, family := range families() {
@@ -158,9 +159,9 @@ func (c *Conn) Remarks(ctx context.Context, hostPorts bool) (names []string, _ e
 }
 
 // ReversePaths describes rules of other programs that drop a packet from the given bridge if the route back to its
-// source uses another link. Each text names the rule and a remedy. If the bridge shares a NIC, such rules drop bridged
-// frames of pods. affected selects unix.NFPROTO_IPV4, unix.NFPROTO_IPV6 or both. ReversePaths does not examine rules
-// with other conditions, or legacy iptables.
+// source uses another link. Each text names the rule and a remedy. If the bridge shares a NIC, such rules may drop
+// bridged frames of pods. affected selects unix.NFPROTO_IPV4, unix.NFPROTO_IPV6 or both. ReversePaths does not examine
+// rules with other conditions, or legacy iptables.
 func (c *Conn) ReversePaths(ctx context.Context, bridge string, affected ...uint8) (names []string, _ error) {
 	accepting := map[chain]bool{} // chains in which an earlier rule accepts or returns all packets from the bridge
 	err := c.rules(packet{link: bridge}, func(at chain, r rule) {

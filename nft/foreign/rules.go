@@ -24,7 +24,7 @@ type rule struct {
 	unmet       bool // no packet of pods meets its conditions
 	logs        bool
 	sets        uint32 // bits that it sets in the mark of a packet or a connection
-	destination []byte // the address, or the whole bytes of a prefix, that it requires as destination; nil for any
+	destination []byte // the destination that it requires: an address, or a prefix of whole bytes; otherwise nil
 	opaque      bool   // a part of it is unknown, and may accept or drop the packet
 	family      uint8  // family of the packets that it concerns; 0 for both
 	reversePath bool   // it compares the incoming link with the route back to the source
@@ -133,8 +133,8 @@ type place struct {
 	kept  []int // indexes of our rules in a right place, one for each comment
 }
 
-// decide returns the place for our rules, which is always after the call of the operator's chain admin. Its index is
-// -1 if the chain needs no rules of ours. decide keeps our rules that are in a right place.
+// decide returns the place for our rules, after the call of the operator's chain admin. The index of the place is -1 if
+// the chain needs no rules of ours. decide keeps our rules that are in a right place.
 func (b *base) decide(admin string) place {
 	decided := b.behindAdmin(admin)
 	at, how := b.end(decided)
@@ -183,8 +183,8 @@ func (b *base) behindAdmin(admin string) int {
 	return 0
 }
 
-// isAdmission reports whether the rule is ours and still accepts all packets of the bridge in its comment. It returns
-// false if somebody added a condition to the rule or changed its verdict.
+// isAdmission reports whether the rule is ours and still accepts all marked packets of the link in its comment. It
+// returns false if somebody added a condition to the rule or changed its verdict.
 func (r *rule) isAdmission() bool { return r.ours && r.verdict == accepts && r.isForAll() }
 
 // mayStop reports whether the rule could drop or change a packet that our rules accept. Our rules must stay behind
@@ -471,7 +471,7 @@ const xtName, xtInfo = 1, 3
 
 // xtMatch evaluates an x_tables match. It knows "mark" (struct xt_mark_mtinfo1 in
 // include/uapi/linux/netfilter/xt_mark.h), "comment", which is no condition, and "rpfilter", a check of the route back.
-// Every other match makes the rule conditional.
+// All matches except "mark" and "comment" make the rule conditional.
 func (rr *ruleReader) xtMatch(name string, info []byte) {
 	const markLen = 9 // the mark, its mask and a flag that inverts
 	switch {

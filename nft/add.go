@@ -29,8 +29,8 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 	elements := ep.elements()
 	return c.retry(ctx, func() error {
 		// Tie the transaction to the generation of nf_tables that this Conn last knew, if any. Every change of
-		// nf_tables begins a new generation. If there was one since, the kernel refuses the transaction,
-		// commitEndpoints forgets the old generation, and c.retry tries again.
+		// nf_tables begins a new generation. After a later change, the kernel refuses the transaction, commitEndpoints
+		// forgets the old generation, and c.retry tries again.
 		generation := c.verified.Generation()
 		if len(ep.Ports) > 0 && generation == nil {
 			visible, err := nftnl.VisibleGeneration(c.tables.Conn)
@@ -96,9 +96,9 @@ func explainMissing(err error) error {
 
 // Replace adds the elements of endpoints even if they conflict with existing elements. It keeps elements that are
 // already correct. It takes over elements of other owners, and deletes published ports that exclude new ones. In the
-// same transaction, it deletes elements that a guarded endpoint needed earlier, before it had an address or while it
-// had SLAAC set. To delete other former addresses, use Move. Each endpoint is added completely or not at all. After
-// an error, endpoints before the failed one may have been added.
+// same transaction, it deletes elements that a guarded endpoint needed earlier: before the endpoint had an address,
+// while it had SLAAC set, or while only its MAC was checked. To delete former addresses, use Move. Each endpoint is
+// added completely or not at all. After an error, endpoints before the failed one may have been added.
 //
 // Use Replace only for endpoints that the caller knows to be current. Examples are a new pod that conflicts with a
 // stale element, and endpoints to restore after Ensure created a set again. The error matches fs.ErrNotExist if the
@@ -132,9 +132,9 @@ func (c *Conn) Replace(ctx context.Context, eps ...Endpoint) error {
 // deletes the elements in gone that exist with the same comment. No element may be in both group and gone. If two
 // elements in group exclude each other, replace returns a *ConflictError.
 //
-// If refuse is not nil, replace first calls it with the existing elements that would be in the way. For each element in
-// group, the list has the existing element with the same key, or nil if there is none. After these it has the published
-// ports that exclude new ones. If refuse returns an error, replace changes nothing.
+// If refuse is not nil, replace first calls it with a list of existing elements. For each element in group, the list
+// has the existing element with the same key, or nil if there is none. At its end, the list has the published ports
+// that exclude new ones. If refuse returns an error, replace changes nothing.
 func (c *Conn) replace(ctx context.Context, group, gone []ruleset.Element,
 	refuse func(is []*ruleset.Element) error) error {
 	if i := slices.IndexFunc(group, publishedBy(group).exclude); i >= 0 {
@@ -193,10 +193,10 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.Element,
 	})
 }
 
-// Move changes an endpoint from old to next in one transaction, for example when a new lease changes its address. A
-// listing sees either the old elements or the new ones. So does every packet, except one that another CPU is
-// handling at that moment. So a guarded port is neither unprotected nor blocked in between, and a published port
-// always leads to one of the addresses.
+// Move changes an endpoint from old to next in one transaction, for example when a new lease changes its address. Every
+// packet meets either the old elements or the new ones, except one that another CPU is handling at that moment. So a
+// guarded port is neither unprotected nor blocked in between, and a published port always leads to one of the
+// addresses.
 //
 // old and next must have the same Owner and Network. Move adds the elements of next in the same way as Replace. It
 // deletes elements that only old has in the same way as Remove: only if they exist and belong to the owner. So Move can

@@ -154,9 +154,10 @@ func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []
 	return have, err
 }
 
-// commitEndpoints commits a transaction that changes only elements of endpoints, or does nothing if it is empty.
-// Networks that were complete then stay complete. So if the transaction is tied to a generation, c.verified applies
-// to the next generation too. If the kernel refuses the transaction as outdated, commitEndpoints empties c.verified.
+// commitEndpoints commits a transaction that changes only elements of endpoints or of the host, or does nothing if it
+// is empty. Networks that were complete then stay complete. So if the transaction is tied to a generation, c.verified
+// applies to the next generation too. If the kernel refuses the transaction as outdated, commitEndpoints empties
+// c.verified.
 func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	if t.Empty() {
 		return nil
@@ -179,10 +180,10 @@ func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 // change other networks. changed reports whether anything was missing or different. Several programs may call Ensure
 // at the same time.
 //
-// Elements of endpoints of all networks are missing if Ensure creates a set again, or if another program has emptied
-// or reloaded one. In these cases, Ensure calls Replace for the endpoints in back. So back must contain all endpoints
-// that the caller knows, of all networks. If Ensure is interrupted before it has added them, Ready and Check still
-// report differences. They do not notice missing endpoints that are not in back. CheckEndpoint does.
+// Elements of endpoints of all networks are missing if Ensure creates a set again, or if another program has emptied or
+// reloaded one. In these cases, Ensure calls Replace for the endpoints in back. So back must contain all endpoints that
+// the caller knows, of all networks. If Ensure is interrupted before it has added these endpoints, the network stays
+// incomplete for Ready and Check. Only CheckEndpoint notices missing endpoints that are not in back.
 //
 // The first Ensure also creates the rules that all networks share. A different Config.Mark changes these rules for
 // all networks.

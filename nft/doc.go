@@ -13,23 +13,23 @@
 //	differences, err := firewall.Check(ctx, network)
 //	err = firewall.Remove(ctx, pod)
 //
-// Most of the firewall is one nf_tables table, inet tombolo. Rules belong to networks, and elements of sets belong to
-// pods. The comment of an element names its owner. So neither the number of rules nor the time to add a pod depends
-// on the number of pods. The file docs/ruleset.nft shows the table for one masqueraded network and one pod with a
-// published port, and explains the purpose of each rule.
+// Most of the firewall is one nf_tables table, inet tombolo. Rules belong to networks, and most elements of sets belong
+// to pods. The comment of an element names its owner. So the number of rules does not depend on the number of pods. The
+// file docs/ruleset.nft shows the table for one masqueraded network and one pod with a published port, and explains the
+// purpose of each rule.
 //
-// The comment of a chain contains the version that created its rules, the settings or a hash of them, and the number
-// of rules. Each set and map contains one additional element, its sentinel, such as ("/sentinel" . 0.0.0.0). A
-// sentinel matches no packet. It is missing or different if a program has emptied the set or loaded an older copy of
-// the set. So Conn.Ready needs only one request for each chain and set to see that everything exists. Only if Ready
-// returns false, the caller needs Conn.Ensure. The table belongs to Tombolo: Ensure removes other programs' rules
-// from its chains.
+// The comment of a chain contains the version that created its rules, the settings or a hash of them, and the number of
+// rules. Each set and map contains one additional element, its sentinel, such as ("/sentinel" . 0.0.0.0). A sentinel
+// matches no packet. It is missing or different if a program has emptied the set or loaded an older copy of the set. So
+// Conn.Ready needs only one request for each chain and set to see that none is missing or emptied. Only if Ready
+// returns false, the caller needs Conn.Ensure. The table belongs to Tombolo: Ensure removes other programs' rules from
+// its chains.
 //
-// In nf_tables, an accept in one table never overrides a drop in another table. So the chain forward only sets a bit
-// of the packet mark (Config.Mark) on packets that may pass. A table that would drop these packets needs a rule that
-// accepts the mark. Package nft/foreign adds such rules to iptables. The chain forward marks packets from pods,
-// packets of existing connections, packets to published ports, and packets that stay on the bridge of a network. It
-// does not mark new connections to a bridge or veth link of another program (see SetHost).
+// In nf_tables, an accept in one table never overrides a drop in another table. So the chain forward only sets a bit of
+// the packet mark (Config.Mark) on packets that may pass. A table that would drop these packets needs a rule that
+// accepts the mark. Package nft/foreign adds such rules to iptables. The chain forward marks packets from pods, replies
+// to pods, packets to published ports (unless Endpoint.Unadmitted is set), and packets that stay on the bridge of a
+// network. It does not mark new connections to a bridge or veth link of another program (see SetHost).
 //
 // A port that is published on all addresses is reachable at every local address of the host. The exceptions are ::1,
 // IPv6 link-local addresses, addresses that SetHost excludes, and addresses in 127.0.0.0/8 except 127.0.0.1. At
@@ -45,15 +45,16 @@
 //   - the host, if it calls by 127.0.0.1
 //   - a pod that calls itself
 //   - another pod on the same bridge, if bridged packets do not pass the firewall's hooks (Network.NFCall)
+//   - all callers of a pod on a LAN (Network.LAN or Network.Share), if bridged packets do not pass these hooks
 //   - machines on the LAN, if the bridge is connected to a LAN (Network.LAN). This also applies if rules of another
 //     program changed the destination, for example from the address of a Kubernetes service.
 //
 // If a program of the host already listens on a published port, that program gets no packets any more. This package
 // does not look for such programs.
 //
-// Some networks also have a table bridge tombolo. Its chains restrict the frames that ports may send. Some chains
-// apply to every pod (Network.Groups), and others only to guarded pods (Network.Guard, Endpoint.Guard), whose
-// addresses are in sets. One transaction adds all elements of an endpoint, in both tables.
+// Some networks also have a table bridge tombolo. Its chains restrict the frames that ports may send. Some chains apply
+// to every pod (Network.Groups), and others only to guarded pods (Network.Guard, Endpoint.Guard), whose addresses are
+// in sets. One transaction adds all elements of an endpoint, in all tables.
 //
 // In the table bridge tombolo, the chains dedup-NETWORK drop packets that a promiscuous bridge would deliver twice
 // (Dedup). The chains quiet-NETWORK drop multicast listener reports, which pods do not need (Network.DropReports).

@@ -36,8 +36,9 @@ func (c *Conn) Endpoints(ctx context.Context, network string) ([]Endpoint, error
 	return collect(elements, network), nil
 }
 
-// HasPorts reports whether an endpoint behind the bridge has published ports for IPv4, in any network. It does not
-// see ports with SNATNone. It lists all endpoints of the host with such ports, so its cost grows with their number.
+// HasPorts reports whether an endpoint behind the bridge has published ports for IPv4, in any network. It does not see
+// ports of endpoints with SNATNone or with a NIC. It lists all endpoints of the host with such ports, so its cost grows
+// with their number.
 func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	if bridge == "" || len(bridge) >= unix.IFNAMSIZ {
 		return false, invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)
@@ -297,8 +298,8 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
 // the tables.
 //
 // A network that has neither masquerading nor a bridge nor endpoints leaves no trace in the tables. So removing another
-// network may delete the tables while such a network still needs them. If networks share a bridge, removing one also
-// deletes the set elements that describe the bridge. Afterwards Ready returns false for the other networks until Ensure
+// network may delete the tables while such a network still needs them. If networks share a bridge, removing one may
+// also delete the set elements that describe the bridge. Ready then returns false for the other networks until Ensure
 // is called.
 func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	if err := checkName(name); err != nil {
@@ -323,9 +324,8 @@ func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	})
 }
 
-// RemoveShare deletes the rules and sets of a bridge's Share. This disconnects the pods from the LAN. It is no error
-// if the bridge has no Share. For networks on the bridge, Ready returns false until Ensure is called again, with a
-// Share or without one.
+// RemoveShare deletes the rules and sets of a bridge's Share. This disconnects the pods from the LAN. It is no error if
+// the bridge has no Share. For a Network with this Share, Ready returns false until Ensure is called again.
 func (c *Conn) RemoveShare(ctx context.Context, bridge string) error {
 	if isNoLinkName(bridge) {
 		return invalid("%.40q cannot be the name of a bridge"+ident.LinkNameForm, bridge)

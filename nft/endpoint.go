@@ -29,8 +29,8 @@ type Endpoint struct {
 	Owner Owner
 	// Network is the name of the network that the endpoint belongs to.
 	Network string
-	// Bridge is the name of the bridge that the host's end of the pod's veth pair is a port of. Unless NIC is set, the
-	// host receives the pod's packets from this link.
+	// Bridge is the name in the Bridge field of the endpoint's Network. Unless NIC is set, the host receives the pod's
+	// packets from this link.
 	Bridge string
 	// NIC is the link that connects the bridge to a LAN (Share.NIC of Network.Share), or empty. The host then routes
 	// the pod's packets through the NIC, and the firewall passes frames to the pod's MAC from the NIC to the bridge.
@@ -44,8 +44,7 @@ type Endpoint struct {
 	// veth pair. The firewall drops all other packets that come in by this port. The network must have Network.Guard
 	// set.
 	//
-	// The guard does not see frames to 01:80:c2:00:00:00 to :0f. The bridge passes these frames to the host, and
-	// learns their source MAC. See Network.Groups.
+	// The guard does not see frames to 01:80:c2:00:00:00 to :0f. The rules of Network.Groups drop such frames.
 	Guard       Guard
 	GuardedPort string
 	// SLAAC permits a guarded pod to use every IPv6 address that ends with the interface identifier of its MAC
@@ -200,7 +199,7 @@ func podElement(bridge string, a netip.Addr) ruleset.Element {
 	return ruleset.Element{Set: ruleset.InInet(set), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}
 }
 
-// traces returns all elements that the endpoint may have in the kernel, also from an earlier state. It includes the
+// traces returns the elements that the endpoint may have in the kernel, also from an earlier state. It includes the
 // elements for masquerading, the elements from leftovers and, unless PortSNAT is SNATNeeded, the elements for every
 // PortSNAT.
 func (ep Endpoint) traces() []ruleset.Element {
@@ -231,8 +230,8 @@ func parseOwner(comment string) (owner Owner, networkKey string, ok bool) {
 	return Owner(o), key, true
 }
 
-// ownerOf returns the owner and the network from the comment of an element. For other programs' elements, ok is
-// false.
+// ownerOf returns the owner and the network from the comment of an element. For an element that belongs to no endpoint,
+// ok is false.
 func ownerOf(el *ruleset.Element) (owner Owner, networkKey string, ok bool) {
 	return parseOwner(el.Comment)
 }
@@ -261,20 +260,20 @@ const (
 	// GuardMAC checks only the source MAC of Ethernet frames. The pod may use any IP address, VLAN tags, and
 	// protocols other than IP. This suits a pod that contains a bridge or a router.
 	GuardMAC Guard = "mac"
-	// GuardAddresses checks the source MAC and the source address. The pod may send only IPv4, IPv6 and ARP, and
-	// only from its MAC and its addresses. A pod with an IPv6 address may also use the link-local address made from
-	// its MAC (addr_gen_mode eui64). From the unspecified address, any pod may send DHCP requests, ARP probes,
-	// router solicitations and multicast listener reports. A pod without an IPv6 address may send no other IPv6. If
-	// the pod has no addresses at all, only its MAC is checked, unless SLAAC is set.
+	// GuardAddresses checks the source MAC and the source address. The pod may send only IPv4, IPv6 and ARP, and only
+	// from its MAC and its addresses. A pod with an IPv6 address may also use the link-local address made from its MAC
+	// (addr_gen_mode eui64). From the unspecified address, any pod may send DHCP requests, ARP probes, router
+	// solicitations and multicast listener reports. Unless SLAAC is set, a pod with only IPv4 addresses may send no
+	// other IPv6, and a pod without any addresses may use all IP addresses.
 	GuardAddresses Guard = "addresses"
-	// GuardUntrusted includes all checks of GuardAddresses. It also drops packets that would let a pod pose as a
-	// server or router. Switches drop such packets at ports for hosts (DHCP snooping, RA guard of RFC 6105, DHCPv6
-	// shield of RFC 7610). The dropped packets are:
+	// GuardUntrusted includes all checks of GuardAddresses. It also drops packets that would let a pod pose as a server
+	// or router. Switches drop such packets at ports for hosts (DHCP snooping, RA guard of RFC 6105, DHCPv6 shield of
+	// RFC 7610). Among the dropped packets are:
 	//
 	//   - answers of DHCP or DHCPv6 servers and relays from any port
 	//   - DHCP requests for another MAC
 	//   - IGMP and MLD queries
-	//   - ICMP redirects
+	//   - ICMP redirects and router advertisements
 	//   - packets of IP protocols between routers or firewalls, at any address: PIM, OSPF, EIGRP, VRRP and CARP,
 	//     IS-IS, NHRP, pfsync and others
 	//   - packets to the UDP ports of RIP, OLSR, LDP, HSRP, GLBP, Babel, WCCP and others

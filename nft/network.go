@@ -19,9 +19,10 @@ type Network struct {
 	Name string
 	// Prefixes are the subnets of the network's own pods. Masquerade never applies to packets to these destinations.
 	Prefixes []netip.Prefix
-	// Masquerade replaces the source address of packets from pods by the address of the outgoing link. Only packets
-	// of endpoints that also have Masquerade are changed, and only if their destination is outside of Prefixes and
-	// NonMasquerade. Packets that a published port redirected are not changed.
+	// Masquerade replaces the source address of packets from pods by the address of the outgoing link. Only packets of
+	// endpoints that also have Masquerade are changed, and only if their destination is outside of Prefixes and
+	// NonMasquerade. Packets that a published port redirected are not changed, unless Endpoint.Unadmitted is set for
+	// the port.
 	Masquerade bool
 	// NonMasquerade lists further destinations that are not masqueraded. 0.0.0.0/0 or ::/0 disables masquerading for
 	// the whole family. Packets to multicast addresses and to 255.255.255.255 are never masqueraded.
@@ -54,8 +55,9 @@ type Network struct {
 	Gateway bool
 	// Closed lists the address families that the host routes for pods only. Pods need forwarding, and bridge.Routing
 	// enables it on all of the host's links. So the firewall drops other forwarded packets of such a family. It does
-	// not drop packets from or to the Bridge of a network with Gateway, nor packets that have the mark. All networks
-	// of a node share this rule, so set the same value in each network.
+	// not drop packets from or to the Bridge of a network with Gateway, nor packets that have the mark. Multicast
+	// passes too, and so do packets that another bridge forwards itself. All networks of a node share this rule, so set
+	// the same value in each network.
 	Closed []Closed
 	// Policy selects the pods, of this network and of others, that may send to the network's pods.
 	Policy Policy
@@ -226,10 +228,10 @@ func (p *Policy) UnmarshalText(text []byte) error {
 //   - "replies" permits no destination.
 //   - Any other value is a comma-separated list of entries. A destination is permitted if one entry permits it.
 //
-// The entry "public" permits the internet: all addresses except private, shared, link-local and multicast ones and
-// those of the host. Any other entry begins with a prefix or an address, and permits all of it, including addresses
-// of the host. A protocol, or a protocol and ports, may follow to permit only these. An example is "10.9.0.0/16 tcp
-// 5432, fd00::/8 udp 53-60, ::1 icmp".
+// The entry "public" permits the public internet. It leaves out private, shared, link-local, multicast and other
+// reserved addresses, and addresses of the host. Any other entry begins with a prefix or an address, and permits all of
+// it, including addresses of the host. A protocol, or a protocol and ports, may follow to permit only these. An example
+// is "10.9.0.0/16 tcp 5432, fd00::/8 udp 53-60, ::1 icmp".
 //
 // A pod can send ICMP errors only to permitted destinations.
 type Egress string

@@ -69,12 +69,14 @@ type SNAT string
 
 const (
 	// SNATNeeded selects only callers that would otherwise get no answer: the host if it calls by 127.0.0.1, and the
-	// pod itself. If bridged packets do not pass the firewall's hooks, it also selects other pods on the same
-	// bridge. With Network.LAN, it also selects machines on the LAN. It is the default.
+	// pod itself. If bridged packets do not pass the firewall's hooks, it also selects other pods on the same bridge.
+	// With Network.LAN, it also selects machines on the LAN. For a pod on a LAN (Network.LAN or a NIC) without
+	// Network.NFCall, it selects all callers. SNATNeeded is the default.
 	SNATNeeded SNAT = ""
 	// SNATAll selects all callers. The network must have Network.PortSNAT set.
 	SNATAll SNAT = "all"
-	// SNATNone selects only the host if it calls by 127.0.0.1. Another pod behind the same link then gets an answer
+	// SNATNone selects only the host if it calls by 127.0.0.1. For a pod on a LAN without Network.NFCall, it also
+	// selects callers that come in by another link than the pod. Another pod behind the same link then gets an answer
 	// only if the answer passes the firewall. A pod that calls itself gets no answer. The network must have
 	// Network.PortSNAT set.
 	SNATNone SNAT = "none"
@@ -146,7 +148,7 @@ func (ep *Endpoint) singles(pod netip.Addr) ([]Port, error) {
 	return list, nil
 }
 
-// isFor reports whether the port can lead to an address of a pod, which HostAddr of the other family cannot.
+// isFor reports whether the port can lead to an address of a pod. A port with a HostAddr of the other family cannot.
 func (p Port) isFor(pod netip.Addr) bool {
 	return !p.HostAddr.IsValid() || p.HostAddr.Is4() == pod.Is4()
 }

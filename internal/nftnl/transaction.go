@@ -112,8 +112,8 @@ func List(c *nl.Conn, op string, family uint8, msg uint16, each func([]byte) err
 	return c.List(context.Background(), op, m, err, body(each))
 }
 
-// Generation returns the present generation of nf_tables. Every transaction in the network namespace increments it,
-// also those of other programs.
+// Generation returns the present generation of nf_tables. Every change of nf_tables in the network namespace increments
+// the generation, also by other programs.
 func Generation(c *nl.Conn) (uint32, error) {
 	var generation uint32
 	m, err := message(nil, Type(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0, nil)

@@ -208,7 +208,8 @@ func decode(b []byte) (Listener, error) {
 }
 
 // conflictsWith reports whether a port published on the address host would take packets from the socket. An invalid
-// host means all addresses. conflictsWith considers only the socket's own address, and not its link.
+// host means all addresses, and an unspecified one all addresses of its family. conflictsWith considers only the
+// socket's own address, and not its link.
 func (l *Listener) conflictsWith(host netip.Addr) bool {
 	at, host := l.Local.Addr(), host.Unmap().WithZone("")
 	switch {

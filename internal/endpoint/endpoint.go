@@ -195,8 +195,8 @@ func SlowPorts(bridge string, delay time.Duration) string {
 // AliasPrefix is the prefix of each alias that Tombolo sets.
 const AliasPrefix = "tombolo:1:"
 
-// BridgeAlias marks a bridge that Tombolo created. Tombolo never deletes a bridge without this alias, and sets no
-// default parameters on it.
+// BridgeAlias is the alias of a bridge that Tombolo created. Tombolo never deletes another bridge, nor sets default
+// parameters on another.
 const BridgeAlias = AliasPrefix + "bridge"
 
 // ShareAlias is the alias prefix of the veth pair that connects a bridge to a shared NIC (package share).

@@ -3,9 +3,8 @@
 //
 // It follows the rules of encoding/json (tags, embedded structs, null, [json.Unmarshaler],
 // [encoding.TextUnmarshaler]) with these differences:
-//   - a key without a field is an [Error], which names a field with almost the same spelling;
-//   - keys match exactly: "isgateway" does not match "isGateway", except where unknown keys are allowed (see
-//     [Exempt]);
+//   - a key without a field is an [Error], unless the caller allows the key (see [Exempt]);
+//   - keys match exactly: "isgateway" matches "isGateway" only if the caller allows the key;
 //   - a key that occurs twice in an object is an [Error];
 //   - the top level must be an object.
 //

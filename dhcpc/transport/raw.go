@@ -228,9 +228,9 @@ func Dialer(cfg *Config) func(ctx context.Context, local netip.Addr) (dhcpc.Tran
 	}
 }
 
-// Release sends the RELEASE of a lease from another interface than the client's, such as the bridge when the client's
-// interface is gone. The frame has the client's MAC and IP addresses. Its destination MAC is Lease.ServerMAC, which
-// is the server's or a relay's, or else the broadcast address. Config.MAC is not used.
+// Release sends the RELEASE of a lease from any interface on the server's link, such as the bridge when the client's
+// interface is gone. The frame has the client's MAC and IP addresses. Its destination MAC is Lease.ServerMAC, which is
+// the server's or a relay's, or else the broadcast address. Config.MAC is not used.
 //
 // A server in the same namespace, at the bridge's own address, does not receive frames that the bridge itself sends. It
 // frees the address when the lease expires.

@@ -2,8 +2,8 @@
 // lock would stop a node, and tests rarely cause this by chance.
 //
 // Each kind of lock has a rank. A caller must not wait for a lock while it holds one of the same or a higher rank.
-// While it holds a lock that others need, it must not wait for anything slow, such as a server, another program or a
-// disk. If it does, the package panics. A lock that is taken without waiting (by a try) may come in any order.
+// While it holds a lock of rank State or higher, it must not wait for anything slow, such as a server, another program
+// or a disk. If it does, the package panics. A lock that is taken without waiting (by a try) may come in any order.
 //
 // The package checks this only in programs built with the tag lockorder, as `make test` builds them. In other
 // programs its functions do nothing.

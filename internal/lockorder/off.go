@@ -21,6 +21,6 @@ func (*Acquisition) WaitAgain() {}
 // released, on any goroutine.
 func (*Acquisition) Release() {}
 
-// Slow does nothing in this build. With the tag lockorder it panics if the caller holds a lock that others need. Call
-// it before a wait that may take long.
+// Slow does nothing in this build. With the tag lockorder it panics if the caller holds a lock of rank State or higher.
+// Call it before a wait that may take long.
 func Slow(string) {}

@@ -11,13 +11,14 @@ import (
 	"sync"
 )
 
-// String returns the name of the lock.
+// String returns the name of the kind of lock.
 func (r Rank) String() string {
 	return [...]string{Attachment: "attachment", Lease: "lease", Remembered: "remembered lease", State: "state",
 		Reservations: "reservations"}[r]
 }
 
-// table lists the locks that each goroutine holds. It works because a call of the plugin runs on one goroutine.
+// table lists the locks that each goroutine holds or waits for. The check works because a call of the plugin runs on
+// one goroutine.
 var table struct {
 	sync.Mutex
 	held map[string][]*Acquisition
@@ -78,8 +79,8 @@ func (h *Acquisition) Release() {
 	}
 }
 
-// Slow panics if the caller holds a lock that others need, of rank State or higher. Call it before a wait that may take
-// long. what describes the wait.
+// Slow panics if the caller holds a lock of rank State or higher. Call it before a wait that may take long. what
+// describes the wait.
 func Slow(what string) {
 	table.Lock()
 	defer table.Unlock()

@@ -155,7 +155,7 @@ type Policy struct {
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Routes are additional routes from the configuration.
 	Routes []dhcpc.Route `json:"routes,omitempty"`
-	// Priority is the metric of all the pod's routes. 0 is the kernel's default.
+	// Priority is the metric of all routes that the pod gets by this policy. 0 is the kernel's default.
 	Priority int `json:"priority,omitempty"`
 	// IPv6 is set if the pod uses IPv6. A lower MTU of the lease is then raised to minMTU6, since the kernel removes
 	// IPv6 from a link with a lower MTU.

@@ -214,8 +214,8 @@ func (t *step) isAnothers(m *message, requested *Lease) bool {
 }
 
 // acknowledged returns the lease in an ACK. It returns nil if the ACK is unusable, or if its address is not the
-// requested one. If the ACK lacks its server, or the server's MAC is unknown, the result has these from the
-// requested lease.
+// requested one. If the ACK lacks its server, the result has the server of the requested lease. If the MAC of that
+// server is unknown, the result also has the MAC of the requested lease.
 func (t *step) acknowledged(m *message, requested *Lease) *Lease {
 	if m.address != requested.Address.Addr() {
 		t.note(describe(m) + ": asked for " + requested.Address.Addr().String())

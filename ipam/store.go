@@ -264,8 +264,8 @@ type session struct {
 	kept   []keptAddress // the addresses that names keep; nil unless keeper is set
 }
 
-// lock waits for the lock of the directory until s.wait is over or ctx ends. The error matches ErrLocked if another
-// process has the lock, and fs.ErrNotExist if there is no directory.
+// lock waits for the lock of the directory until s.wait is over or ctx ends. The error matches ErrLocked if the
+// lock does not become free in time, and fs.ErrNotExist if there is no directory.
 func (s *store) lock(ctx context.Context) (*session, error) {
 	path := filepath.Join(s.dir, lockName)
 	if err := ctx.Err(); err != nil {

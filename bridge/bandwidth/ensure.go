@@ -92,7 +92,8 @@ func (t *Target) checkOwner(l *link.Info) error {
 
 // Ensure limits the traffic of a target, and reports whether it changed anything. It installs the limits that
 // s.Effective returns. The caller should show the adjustments from Effective to the operator. In a direction with a
-// rate of 0, Ensure deletes our own shaper, and keeps a qdisc of another program.
+// rate, our shaper replaces any other root qdisc. With a rate of 0, Ensure deletes our shaper, and keeps a qdisc of
+// another program.
 //
 // Existing shapers get the new rates and bursts, and keep their queued packets. If the target had no shaper before and
 // Ensure fails, it leaves none. If egress is to be limited and the ifb does not belong to Target.Owner, the error

@@ -59,8 +59,9 @@ func Meant(a *network.Attachment, name string) bool {
 	return ok && err == nil && pod != ""
 }
 
-// Inspect inspects a node, and returns only the selected attachments and their networks. It returns an error if a name
-// without wildcards denotes no pod, or if the network is not on record. Otherwise an empty result is no error.
+// Inspect inspects a node, and returns only the selected attachments, their networks, and the notes about the host. It
+// returns an error if a name without wildcards denotes no pod, or if the network is not on record. Otherwise an empty
+// result is no error. The zero Selection returns the whole inspection.
 func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.Inspection, error) {
 	if _, err := filepath.Match(s.Pod, ""); err != nil {
 		return nil, fmt.Errorf("pod %q: %w", s.Pod, err)

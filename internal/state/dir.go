@@ -228,6 +228,7 @@ func (e *RecordError) Wrap(err error) error {
 	if pathErr, ok := err.(*os.PathError); ok {
 		err = pathErr.Err // e names the path already
 	}
+
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ELOOP) {
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
 	}

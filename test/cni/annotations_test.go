@@ -182,7 +182,7 @@ func TestAnnotationsTakeNothingFromOtherPods(t *testing.T) {
 	_, err := other.tryAdd(n.pod("thief"), ask("mac", mac))
 	wantError(t, err, 112, "container victim on bridge cbr0")
 	_, err = w.tryAdd(n.pod("thief"), ask("mac", nstest.MAC(t, n.ns, "cbr0")))
-	wantError(t, err, 112, "that of bridge cbr0")
+	wantError(t, err, 112, "belongs to bridge cbr0")
 	w.del(victim)
 
 	// At once at most one gets the MAC.

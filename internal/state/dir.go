@@ -228,10 +228,6 @@ func (e *RecordError) Wrap(err error) error {
 	if pathErr, ok := err.(*os.PathError); ok {
 		err = pathErr.Err // e names the path already
 	}
-
-	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ELOOP) {
-		err = fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
 	e.Err = err
 	return e
 }
@@ -249,10 +245,15 @@ func ReadRecord[T any](bad *RecordError, decode func([]byte) (*T, error), check 
 		err = check(record)
 	}
 
-	if err != nil {
-		return nil, bad.Wrap(err)
+	if err == nil {
+		return record, nil
 	}
-	return record, nil
+
+	err = bad.Wrap(err)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ELOOP) {
+		bad.Err = fmt.Errorf("%w: %w", ErrDamaged, bad.Err)
+	}
+	return nil, err
 }
 
 // list reads the records in a directory, sorted by file name. isName reports whether a name, without its suffix, is

@@ -29,8 +29,8 @@ type Range struct {
 	// network address and, in IPv4, its broadcast address.
 	RangeStart netip.Addr `json:"rangeStart,omitzero"`
 	RangeEnd   netip.Addr `json:"rangeEnd,omitzero"`
-	// Gateway is returned with each address, and never assigned. By default it is the address after the subnet's network
-	// address. It may lie outside of the subnet.
+	// Gateway is returned with each address, and never assigned. By default it is the address after the subnet's
+	// network address. It may lie outside of the subnet.
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// Name is the range's name in errors. If empty, it is derived from the name of the set.
 	Name string `json:"name,omitempty"`

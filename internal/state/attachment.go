@@ -71,7 +71,8 @@ type Attachment struct {
 	// Addresses then lists both the new and the old addresses, and the kernel may have either.
 	Moving bool `json:"moving,omitempty"`
 
-	Up         bool `json:"up,omitempty"`         // the pod's interface is up; false only with disableContainerInterface
+	// Up is set if the pod's interface is up, which it is not with disableContainerInterface.
+	Up         bool `json:"up,omitempty"`
 	Masquerade bool `json:"masquerade,omitempty"` // the pod's addresses are masqueraded
 	// Guard restricts the MAC and addresses that the pod may send from.
 	Guard nft.Guard `json:"guard,omitzero"`

@@ -299,8 +299,8 @@ func decode(data []byte) (Address, error) {
 	}
 
 	if a.Flags&unix.IFA_F_DEPRECATED != 0 && a.Preferred == nil {
-		// The kernel sends no lifetimes for an IPv4 address that is valid for ever. So set the preferred lifetime to
-		// 0, as for any other deprecated address.
+		// For an IPv4 address that is valid for ever, the kernel sends an endless preferred lifetime, even if the
+		// address is deprecated. So set it to 0, as for any other deprecated address.
 		a.Preferred = new(time.Duration)
 	}
 

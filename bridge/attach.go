@@ -351,8 +351,9 @@ func (c *Conn) enter(pod *netns.NS, p *Port) (wait func() (*podNamespace, error)
 	return func() (*podNamespace, error) { err := <-done; return inPod, err }
 }
 
-// open opens the netlink socket with dial, the sysctl directory and, if ipv6 is set, the Watch usable. It must run in
-// the pod's network namespace.
+// open opens a netlink socket with dial, and the directory of the IPv6 sysctls if the kernel has IPv6. If ipv6 is set,
+// the kernel must have IPv6, and open also starts to watch the pod's addresses (usable). open must run in the pod's
+// network namespace.
 func (inPod *podNamespace) open(dial func() (*nl.Conn, error), ipv6 bool) (err error) {
 	if inPod.conn, err = dial(); err != nil {
 		return err

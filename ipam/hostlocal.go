@@ -81,7 +81,8 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	}, nil
 }
 
-// checkNetwork returns an error if name cannot be the name of a network's directory.
+// checkNetwork returns an error if name is empty, "." or "..", or contains a slash or a zero byte. Such a name cannot
+// be the name of a network's directory. checkNetwork does not limit the length.
 func checkNetwork(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return newError(tombolo.ErrInvalid, "network name %q cannot be the name of a directory", name)

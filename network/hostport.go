@@ -171,8 +171,9 @@ func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.
 	return err
 }
 
-// stopWaiting removes an attachment that is being deleted from the lists of waiting attachments. Without this, host
-// ports could later lead to its addresses, which may then belong to another pod.
+// stopWaiting removes the attachment removed, which is being deleted, from the lists Waiting of the container's other
+// attachments. If it stayed there, the end of another attachment could lead host ports to its addresses. These may then
+// belong to another pod.
 func (s *session) stopWaiting(ctx context.Context, removed *state.Attachment) error {
 	w := newWaiting(removed)
 	list, err := s.allAttachments()

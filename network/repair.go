@@ -221,8 +221,9 @@ func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	return found, err
 }
 
-// openNetworks opens a session under the shared lock. It returns the networks recorded in this epoch, usually this
-// boot, that have attachments, or rules that drop too much (forwardingChanged). If there are none, the session is nil.
+// openNetworks opens a session under the shared lock. It returns networks recorded in this epoch, which usually is this
+// boot. Each has attachments, or rules that no longer fit what the host forwards for others (forwardingChanged). If
+// there are none, the session is nil.
 func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
 	s, err := n.openKnown()
 	if err != nil {

@@ -224,7 +224,9 @@ func (c *Conn) Update(ctx context.Context, old, next Endpoint) error {
 	})
 }
 
-// move implements Move and Update. If refuse is nil, move takes over elements of other owners.
+// move implements Move and Update. Before any change, replace calls refuse with the existing elements that have keys of
+// next, or exclude its ports. If refuse returns an error, move changes nothing. If refuse is nil, move takes over
+// elements of other owners.
 func (c *Conn) move(ctx context.Context, old, next Endpoint, refuse func(is []*ruleset.Element) error) error {
 	for _, ep := range []*Endpoint{&old, &next} {
 		if err := ep.check(); err != nil {

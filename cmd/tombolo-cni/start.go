@@ -13,8 +13,9 @@ func prepare() {
 const stackSize = 24 << 10
 
 // growStack makes the stack of the calling goroutine grow to at least stackSize bytes. The stack keeps that size after
-// the call. If the function were inlined, its array would be part of the caller's frame, and deeper calls would have to
-// grow the stack again. Call it with use false, so that it wastes no time on the array.
+// the call, until a garbage collection finds most of it unused. If the function were inlined, its array would be part
+// of the caller's frame, and deeper calls would have to grow the stack again. Call it with use false, so that it wastes
+// no time on the array.
 //
 //go:noinline
 func growStack(use bool) byte {

@@ -105,8 +105,9 @@ func (k *Keeper) visit(ctx context.Context, hash string, m memory) outcome {
 	return v.keep()
 }
 
-// dropEnded deletes the record of a sticky lease, which waits for the pod's next container, if the lease has ended.
-// Then another client may have the address.
+// dropEnded deletes the record of a sticky lease if the lease has ended, since another client may then have the
+// address. Such a record waits for the pod's next container. Before the end, dropEnded changes nothing, and its outcome
+// sets the next visit to the end of the lease.
 func (v *visit) dropEnded() outcome {
 	ends := v.r.Expires()
 	if ends.IsZero() || now().Before(ends) {

@@ -330,7 +330,7 @@ type sources struct {
 	netns      func() (cookie uint64, _ error) // of the calling thread's network namespace
 }
 
-// hostSources returns the files and functions for the host on which this process runs.
+// hostSources returns the real files and functions that show whether an epoch is over. Only tests use other sources.
 func hostSources() sources {
 	return sources{
 		bootIDPath: "/proc/sys/kernel/random/boot_id",

@@ -227,7 +227,8 @@ func usesLink(r *route.Route, index int) bool {
 	return r.Link == index || slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Link == index })
 }
 
-// sameWay reports whether two routes are in the same place and have the same next hops.
+// sameWay reports whether two routes have the same place and the same next hops. The place consists of the fields that
+// placeKey returns. Next hops are compared by link and gateway only.
 func sameWay(a, b *route.Route) bool {
 	return placeKey(a) == placeKey(b) && a.Link == b.Link && a.Gateway == b.Gateway &&
 		slices.EqualFunc(a.Nexthops, b.Nexthops,

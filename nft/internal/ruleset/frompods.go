@@ -184,8 +184,8 @@ func (list *rules) addUntrusted() {
 	list.addARPProbes()
 	list.addRouters()
 
-	// Accept every packet whose protocol the kernel can find. No such packet has the reserved protocol 255 (RFC
-	// 5237).
+	// Accept packets whose protocol the kernel can find. The only exception is the reserved protocol 255 (RFC 5237). A
+	// pod could send such packets, and the last rule drops them.
 	list.begin("other protocols").isNotL4(unix.IPPROTO_RAW).Return()
 	list.begin("other ARP").isEtherType(unix.ETH_P_ARP).Return()
 	list.begin("what cannot be read").Drop()

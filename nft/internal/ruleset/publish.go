@@ -249,9 +249,10 @@ func (list *rules) addPortSNAT() {
 // Callers admits every call.
 type Callers [][]box
 
-// ParseCallers reads lists of callers, and returns the calls that every list contains. "" and "all" contain all
-// calls. Any other list consists of entries with commas between. An entry is a prefix, an address or the name of a
-// link. A protocol, or a protocol and host ports, may follow.
+// ParseCallers parses lists of callers of host ports, such as "192.0.2.0/24 tcp 80-90, eth0". It returns the calls that
+// every list permits. "" and "all" permit every call. Any other list consists of entries with commas between. An entry
+// is a prefix, an address or the name of a link. Behind it, the word tcp, udp or sctp may follow. A host port, or two
+// with '-' between, may come last.
 func ParseCallers(lists ...string) (Callers, error) {
 	var all Callers
 	for _, text := range lists {

@@ -16,7 +16,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// The defaults of Config, and limits from RFC 2131.
+// Times and lengths for the client. DefaultTimeout, defaultRetransmit and defaultMessageSize apply if Config does not
+// set Timeout, Retransmit or LinkMTU.
 const (
 	DefaultTimeout    = 30 * time.Second
 	defaultRetransmit = 4 * time.Second  // the first pause before a message is sent again; doubled each time

@@ -73,10 +73,11 @@ func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) e
 		func(to netip.AddrPort, _ bool, f *conntrack.Flow) bool { return f.Reply.Src == to })
 }
 
-// flush deletes the UDP flows for which match returns true. It calls match for each flow that was opened to one of the
-// ports. to is the pod's address and port to which that port leads. onAll is set if the port is published on all
-// addresses. flush sends one request for each family. If only one host port of the family is published, the kernel
-// selects the flows by this port. If there are more, it lists all UDP flows.
+// flush calls match for each UDP flow to one of the ports, and deletes the flow if match returns true. to is the pod's
+// address and port that the flow's host port leads to. onAll is set if the host port is published on all addresses.
+//
+// flush lists the flows once for each family, and then deletes the selected ones. If only one host port of the family
+// is published, it asks the kernel for the flows to this port. If there are more, it lists all UDP flows of the family.
 func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port,
 	match func(to netip.AddrPort, onAll bool, f *conntrack.Flow) bool) error {
 	var questions []conntrack.Selector

@@ -502,8 +502,8 @@ type Pool struct {
 	// Name is the subnet if the set consists of a whole subnet. Otherwise it lists the ranges of the set.
 	Name string
 	IPv6 bool
-	// Size is the number of addresses that the set can assign, without gateways. math.MaxUint64 stands for any larger
-	// number.
+	// Size is the number of addresses that the set can assign, without gateways. A range of 2^64 or more addresses
+	// counts as math.MaxUint64, less the gateways in it. math.MaxUint64 also stands for any larger sum of ranges.
 	Size uint64
 	// Reserved is the number of reserved addresses, including those of attachments that no longer exist.
 	Reserved uint64

@@ -115,8 +115,9 @@ func (e *entry) add(ctx context.Context, rec *state.Attachment, required *requir
 		func() error { ep = e.endpoint(rec); return e.s.Firewall.Update(ctx, *e.guard, ep) })
 }
 
-// refuseAddress returns an error if another pod behind the link has the address own. The error names that pod. It
-// ignores the remains of a pod that is gone.
+// refuseAddress returns an error if another pod behind the link already has own, the address that this pod is to get.
+// link is the shared NIC or, without one, the link with the network's gateways. The error names the other pod. The
+// remains of a pod that is gone do not count.
 func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) error {
 	owner, err := e.s.Firewall.AddressOwner(ctx, link, own)
 	if err != nil || owner == nil {

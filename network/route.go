@@ -368,9 +368,9 @@ func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	return false, nil
 }
 
-// setNextHops writes a pod's neighbour entries for the next hops, with the host's MAC. If the host's previous MAC,
-// before, is not nil, it replaces only permanent entries with that MAC. All other entries were changed by the pod's
-// owner. If the pod is gone, it does nothing.
+// setNextHops writes entries for the next hops, with the host's MAC, into the pod's neighbour table. If before is not
+// nil, it is the host's previous MAC. Then setNextHops replaces only those permanent entries that still have this MAC,
+// since the pod's owner changed all others. If the pod is gone, setNextHops does nothing.
 func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, before net.HardwareAddr) error {
 	list := neighbours(a, host)
 	if len(list) == 0 {

@@ -91,7 +91,8 @@ func (k kernel) errUnlessPort(r *lease.Record, cause error) error {
 	return fmt.Errorf("%w: %w", errGone, cause)
 }
 
-// port returns the host's link with the given name.
+// port returns the host's link with the given name, which is the host's end of a pod's link. If there is none, the
+// error matches fs.ErrNotExist.
 func (k kernel) port(name string) (l *bridge.Link, _ error) {
 	err := k.withLinks(func(links *bridge.Conn) (err error) {
 		l, err = links.Link(context.Background(), name)

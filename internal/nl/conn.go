@@ -401,8 +401,9 @@ func (c *Conn) List(ctx context.Context, op string, m netlink.Message, err error
 	return err
 }
 
-// Walk requests a list like List. It calls the callback each as soon as an object arrives, and stores no object. This
-// limits the memory, since a pod may create any number of objects. Walk calls begin before each attempt. If begin is
+// Walk requests a list like List, but stores no object. As soon as an object arrives, Walk passes it to each. This
+// limits the memory, since a pod may create any number of objects. Walk calls begin before each attempt, including the
+// first. An attempt passes all objects to each again, so begin must discard those of the previous attempt. If begin is
 // nil, Walk does not check for changes that the kernel does not report (see listing), so it may miss objects. The
 // callbacks must not use the Conn.
 func (c *Conn) Walk(ctx context.Context, op string, m netlink.Message, err error, begin func(),

@@ -263,9 +263,9 @@ func (list *rules) addAllowed(set func(Family) Set, sender func(expressions, Fam
 	answers.Add(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: uint32(nftnl.First)})
 	answers.compare(expr.CmpOpEq, []byte{1}).Return() // IP_CT_DIR_REPLY
 
-	// Always accept multicast listener reports and neighbour discovery, because without them no machine could reach
-	// the pod by IPv6. The host never forwards packets that the next two rules accept. The third rule accepts only
-	// packets that stay on their link.
+	// Always accept multicast listener reports and neighbour discovery, because without them no machine could reach the
+	// pod by IPv6. Unless the host is a multicast router, it forwards no packets that the next two rules accept. The
+	// third rule accepts only packets that stay on their link.
 	ip6 := Families()[1]
 	list.addSpans([]span{
 		{"multicast listeners and neighbour discovery, with the host and groups", listenerReport, neighbourAdvert},

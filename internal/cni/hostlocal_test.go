@@ -30,11 +30,11 @@ func TestTheResultHoldsAllThatTheConfigSays(t *testing.T) {
 	result := must.Of(n.tryAdd(n.request("a"))).Get(t)
 	got := must.Of(json.Marshal(result)).Get(t)
 	want := `{"cniVersion":"1.1.0","dns":{"nameservers":["192.0.2.53"]},` +
-		`"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"},{"address":"fd00::1/64","gateway":"fd00::ff"}],` +
+		`"ips":[{"address":"fd00::1/64","gateway":"fd00::ff"},{"address":"10.1.0.2/24","gateway":"10.1.0.1"}],` +
 		`"routes":[{"dst":"0.0.0.0/0"},{"dst":"fd00:9::/32","gw":"fd00::1"},` +
 		`{"advmss":1360,"dst":"10.0.0.0/8","gw":"10.1.0.1","mtu":1400,"priority":100,"scope":253,"table":50}]}`
 	expect.NoDiff(t, cmp.Diff(want, string(got)))
-	// The sets keep the index that they have in the config, whatever the order in the result.
+	// The sets keep the index that they have in the config.
 	n.expect(map[string]string{
 		"10.1.0.2": "a\r\neth0", "fd00::1": "a\r\neth0", "last_reserved_ip.0": "fd00::1", "last_reserved_ip.1": "10.1.0.2",
 	})

@@ -119,6 +119,23 @@ func (v *visit) dropEnded() outcome {
 // visitAdding visits a lease whose ADD has not finished. It leaves the record to that ADD, or to a DEL or GC, unless
 // the pod no longer exists.
 func (v *visit) visitAdding() outcome {
+	held, err := v.Leases.TryLock(v.r.Hash())
+	if err != nil {
+		return v.fail("cannot lock lease record", err)
+	}
+
+	if held == nil {
+		// An ADD holds the lock. When the ADD writes the record, a file event starts the next visit. If the ADD is
+		// killed, there is no event, so look again after a minute.
+		return v.outcome(now().Add(time.Minute))
+	}
+
+	// The ADD may have ended since the visit read the record.
+	fresh, err := held.Load()
+	if closeErr := held.Close(); err != nil || closeErr != nil || fresh.State != lease.Adding {
+		return v.outcome(now())
+	}
+
 	pod, err := v.node.enter(v.r)
 	if errors.Is(err, errGone) {
 		return v.releaseGone("the pod of an unfinished ADD is gone")

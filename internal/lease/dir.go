@@ -210,6 +210,19 @@ func (d *Store) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *
 	return h, nil
 }
 
+// TryLock takes the lock of a record without waiting. It returns nil without an error if another process has the
+// lock.
+func (d *Store) TryLock(hash string) (*LockedRecord, error) {
+	h, err := d.tryLock(hash)
+	if err != nil {
+		return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
+	}
+	if h != nil {
+		h.order = lockorder.Tried(lockorder.Lease)
+	}
+	return h, nil
+}
+
 // tryLock takes the lock of a record without waiting. It returns nil without an error if another process has the lock.
 func (d *Store) tryLock(hash string) (*LockedRecord, error) {
 	if err := ident.CheckHash(hash); err != nil {

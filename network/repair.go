@@ -222,8 +222,8 @@ func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 }
 
 // openNetworks opens a session under the shared lock. It returns networks recorded in this epoch, which usually is this
-// boot. Each has attachments, or rules that no longer fit what the host forwards for others (forwardingChanged). If
-// there are none, the session is nil.
+// boot. Each has attachments, or rules that no longer fit the host's own forwarding (forwardingChanged). If there are
+// none, the session is nil.
 func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
 	s, err := n.openKnown()
 	if err != nil {

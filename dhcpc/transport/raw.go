@@ -50,6 +50,18 @@ func (c *Config) do(fn func() error) error {
 	return c.NetNS.Do(fn)
 }
 
+// socket opens a socket that is used only for sending.
+func (c *Config) socket(family, kind int) (fd int, err error) {
+	err = c.do(func() error {
+		fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return 0, &tombolo.OpError{Op: "open socket on", Object: c.object(), Err: err}
+	}
+	return fd, nil
+}
+
 // checkLink returns an error if the Config is nil or names no link.
 func (c *Config) checkLink() error {
 	switch {
@@ -232,15 +244,26 @@ func Dialer(cfg *Config) func(ctx context.Context, local netip.Addr) (dhcpc.Tran
 // interface is gone. The frame has the client's MAC and IP addresses. Its destination MAC is Lease.ServerMAC, which is
 // the server's or a relay's, or else the broadcast address. Config.MAC is not used.
 //
-// A server in the same namespace, at the bridge's own address, does not receive frames that the bridge itself sends. It
-// frees the address when the lease expires.
+// A server in the same namespace, at the bridge's own address, does not receive frames that the bridge itself sends.
+// To such a server, Release sends through the kernel from the server's own address, as if the packet had come in by
+// the bridge. This needs the loopback interface of the bridge's namespace to be up. If it is down, the kernel drops
+// the packet without an error.
 func Release(ctx context.Context, cfg *Config, l *dhcpc.Lease) error {
 	p, err := dhcpc.Release(l, rand.Uint32())
 	if err != nil {
 		return fmt.Errorf("release lease: %w", err)
 	}
 
-	if err := cfg.releaseFrom(ctx, p); err != nil {
+	here := false
+	if err = cfg.checkLink(); err == nil {
+		here, err = releaseHere(cfg, p)
+	}
+
+	if err == nil && !here {
+		err = releaseFrom(ctx, cfg, p)
+	}
+
+	if err != nil {
 		return fmt.Errorf("release lease of %s: %w", l.Address.Addr(), err)
 	}
 
@@ -248,23 +271,55 @@ func Release(ctx context.Context, cfg *Config, l *dhcpc.Lease) error {
 }
 
 // releaseFrom sends a RELEASE as a frame on the interface.
-func (c *Config) releaseFrom(ctx context.Context, p *dhcpc.Packet) error {
-	if err := c.checkLink(); err != nil {
+func releaseFrom(ctx context.Context, cfg *Config, p *dhcpc.Packet) error {
+	c := *cfg
+	c.MAC, c.ARP = net.HardwareAddr(p.SrcMAC), false
+	if err := c.check(); err != nil {
 		return err
 	}
-
-	own := *c
-	own.MAC, own.ARP = net.HardwareAddr(p.SrcMAC), false
-	if err := own.check(); err != nil {
-		return err
-	}
-
-	conn, err := own.listenRaw(append(incoming(), frames(own.MAC, false)...), false)
+	conn, err := c.listenRaw(append(incoming(), frames(c.MAC, false)...), false)
 	if err != nil {
 		return err
 	}
-	raw := own.frameSocket(conn)
+	raw := c.frameSocket(conn)
 	return errors.Join(raw.Send(ctx, p), raw.Close())
+}
+
+// releaseHere sends a RELEASE to a server in the same namespace, at an address of the interface. It reports whether
+// the server's address is a local one. If not, it sends nothing.
+func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
+	fd, err := cfg.socket(unix.AF_INET, unix.SOCK_DGRAM)
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(fd)
+
+	// Bind the socket to the interface. The server then sees the packet as received on this interface.
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, cfg.Link); err != nil {
+		return false, &tombolo.OpError{Op: "bind UDP socket to", Object: cfg.object(), Err: err}
+	}
+
+	server := unix.SockaddrInet4{Addr: p.Dst.Addr().As4(), Port: int(p.Dst.Port())}
+	if err := unix.Connect(fd, &server); err != nil {
+		return false, nil // without a route, the server is certainly not this host
+	}
+
+	// The server's address is local if the kernel chooses the same address as the source. (A bind would prove
+	// nothing: the kernel permits any address while the namespace has none.)
+	own, err := unix.Getsockname(fd)
+	if err != nil {
+		return false, &tombolo.OpError{Op: "read address of UDP socket on", Object: cfg.object(), Err: err}
+	}
+
+	if from, ok := own.(*unix.SockaddrInet4); !ok || from.Addr != server.Addr {
+		return false, nil
+	}
+
+	if _, err := unix.Write(fd, p.Payload); err != nil {
+		return false, &tombolo.OpError{Op: "send to", Object: p.Dst.String(), Err: err}
+	}
+
+	return true, nil
 }
 
 // socket is a Transport that sends and receives through one packet or UDP socket.

@@ -87,6 +87,21 @@ func TestDnsmasqHearsTheBridgeReleaseForAPodThatIsGone(t *testing.T) {
 	expect.Is(t, transport.Release(soon(t), &transport.Config{Link: 1}, &dhcpc.Lease{}), tombolo.ErrInvalid, "error")
 }
 
+// A server on the host itself, which what a packet socket sends on the bridge does not
+// reach.
+func TestDnsmasqOnTheHostHearsTheRelease(t *testing.T) {
+	t.Parallel()
+	l, _ := newBridge(t)
+	nstest.Run(t, l.host, "ip", "address", "add", serverIP+"/24", "dev", "br0")
+	nstest.Run(t, l.host, "ip", "link", "del", "server")
+	nstest.Run(t, l.host, "ip", "link", "set", "lo", "up") // as on any host
+	leases := dnsmasq(t, l.host, "br0")
+	lease := must.Of(l.client(t, nil).Acquire(soon(t))).Get(t)
+	nstest.Run(t, l.host, "ip", "link", "del", "pod")
+	must.Succeed(t, transport.Release(soon(t), &transport.Config{NetNS: l.host, Link: l.index}, lease))
+	must.Until(t, "the server's file of leases", func() bool { return leases() == "" })
+}
+
 // dnsmasq ignores a RELEASE with the address in option 50 and not in ciaddr: that the
 // lease file changes above is proof of something.
 func TestDnsmasqIgnoresAReleaseThatIsWrong(t *testing.T) {

@@ -172,13 +172,9 @@ func Send6(cfg *Config, message []byte) error {
 		return argument(fmt.Sprintf("message of %d bytes: too long for a packet", len(message)))
 	}
 
-	var fd int
-	err := cfg.do(func() (err error) {
-		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		return err
-	})
+	fd, err := cfg.socket(unix.AF_INET6, unix.SOCK_DGRAM)
 	if err != nil {
-		return &tombolo.OpError{Op: "open socket on", Object: cfg.object(), Err: err}
+		return err
 	}
 
 	defer unix.Close(fd)

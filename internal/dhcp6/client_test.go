@@ -242,6 +242,14 @@ func TestALeaseSurvivesItsRecord(t *testing.T) {
 	}
 }
 
+func TestAClockThatWasSetBackHasTheServersAsked(t *testing.T) {
+	w := newWorld(t, honest())
+	l := w.acquire()
+	w.log, w.now = nil, epoch().Add(-24*time.Hour)
+	w.keep(l, w.hasSent(1))
+	expect.That(t, w.log[0] == "REBIND" && !w.now.After(epoch().Add(-23*time.Hour)), "sent %v at %s", w.log, w.now)
+}
+
 func TestWhatCannotBeMeantIsAnError(t *testing.T) {
 	for name, cfg := range map[string]*Config{
 		"no configuration":     nil,

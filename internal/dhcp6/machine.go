@@ -118,14 +118,32 @@ func (m *Machine) Inform(now time.Time, seed uint64) Session {
 
 // Restore returns a Session for a client that still has the lease l. The Session sends nothing until the lease is due
 // for renewal. If the lease has run out, the first Step reports it as lost, and the Session requests its address
-// again. An unusable lease is an error that matches tombolo.ErrInvalid.
+// again. If Obtained is in the future, the clock was set back, and the Session asks any server at once. An unusable
+// lease is an error that matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease6) (Session, error) {
+
 	if err := l.Validate(); err != nil {
 		return Session{}, err
 	}
 
 	s := m.Start(now, seed)
 	s.hint, s.lease, s.state, s.wake = l.Address, l, bound, l.Renew
+	if now.Before(l.Obtained) {
+		moved := *l
+		back := l.Obtained.Sub(now)
+		moved.Obtained = now
+		if !l.Infinite() {
+			// Move the times into the past by as much as the clock was set back. Otherwise the lease would last longer
+			// than the server granted it.
+			moved.Renew, moved.Rebind, moved.Expire = now, now, l.Expire.Add(-back)
+			if !l.Preferred.IsZero() {
+				moved.Preferred = l.Preferred.Add(-back)
+			}
+		}
+
+		s.lease, s.wake = &moved, moved.Renew
+	}
+
 	return s, nil
 }
 

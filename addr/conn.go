@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -264,11 +265,6 @@ func (a *Address) compare(have *Address) difference {
 		fixed &= unix.IFA_F_MCAUTOJOIN // the optimistic flag disappears when the detection ends
 	}
 
-	preferred := a.Preferred
-	if a.is4() && a.Valid == nil && seconds(preferred, nil) > 0 {
-		preferred = nil // the kernel ignores Preferred then
-	}
-
 	unusable := have.Flags&unix.IFA_F_DADFAILED != 0 || have.Flags&unix.IFA_F_TENTATIVE != 0 &&
 		a.Flags&unix.IFA_F_NODAD != 0
 	switch {
@@ -283,9 +279,17 @@ func (a *Address) compare(have *Address) difference {
 	case changeable != 0, a.peer() != have.peer(), a.Metric != have.Metric,
 		a.Protocol != 0 && a.Protocol != have.Protocol,
 		seconds(a.Valid, nil) != seconds(have.Valid, nil),
-		seconds(preferred, a.Valid) != seconds(have.Preferred, nil):
+		seconds(a.preferred(), a.Valid) != seconds(have.preferred(), nil):
 		return replaceable
 	}
 
 	return same
+}
+
+// preferred returns Preferred as the kernel takes it: for an IPv4 address without Valid, it ignores all values but 0.
+func (a *Address) preferred() *time.Duration {
+	if a.is4() && a.Valid == nil && seconds(a.Preferred, nil) > 0 {
+		return nil
+	}
+	return a.Preferred
 }

@@ -334,7 +334,7 @@ func (a *addCall) takeRemainsDown(ctx context.Context) error {
 	}
 	defer lock.Close()
 	rec, err := a.s.Dir.Load(a.nw.Name, a.hash)
-	unfinished := err == nil && rec.State == state.Adding
+	unfinished := state.IsUnfinished(rec, err)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil // the record is gone already

@@ -78,6 +78,33 @@ func TestAKilledADDsRecordIsFree(t *testing.T) {
 	expect.Equal(t, must.Of(d.Load(a.Network, a.Hash())).Get(t).State, Adding, "state")
 }
 
+// Of a record that only half was written of, nobody has seen a result; of one that was
+// damaged later, a pod may run.
+func TestUnfinishedIsWhatAnADDWrites(t *testing.T) {
+	t.Parallel()
+	a := sample("c1")
+	a.State = Ready
+	whole := string(must.Of(encodeAttachment(a)).Get(t))
+	for _, tt := range []struct {
+		name, text string
+		want       bool
+	}{
+		{"empty", "", true},
+		{"half a line", whole[:len(whole)/2], true},
+		{"adding", strings.Replace(whole, `"state":"ready"`, `"state":"adding"`, 1), true},
+		{"ready", whole, false},
+		{"adding, and half of ready", strings.Replace(whole, `"ready"`, `"adding"`, 1) + whole[:40], true},
+		{"a line of rubbish", "rubbish\n", false},
+		{"a newer version", strings.Replace(whole, `"version":1`, `"version":99`, 1), false},
+	} {
+		d := newDir(t)
+		a := sample("c1")
+		path := must.Of(d.attachmentPath(a.Network, a.Hash())).Get(t)
+		writeFile(t, path, tt.text)
+		expect.Equal(t, IsUnfinished(d.Load(a.Network, a.Hash())), tt.want, "%s", tt.name)
+	}
+}
+
 // The undo of an ADD that was told to end must not take the record of the next.
 func TestAbandonLeavesALaterRecordAlone(t *testing.T) {
 	t.Parallel()

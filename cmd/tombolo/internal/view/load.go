@@ -126,7 +126,11 @@ func (l *loader) network(name string) (*Network, error) {
 
 	n := &Network{Name: name, Attachments: len(attachments), Pools: []Pool{}, Ports: []Port{}}
 	for _, d := range damaged {
-		l.problems = append(l.problems, d)
+		if state.IsUnfinished(nil, d) {
+			n.Attachments, n.Adding = n.Attachments+1, n.Adding+1
+		} else {
+			l.problems = append(l.problems, d)
+		}
 	}
 
 	rec, err := l.dir.LoadNetwork(name)

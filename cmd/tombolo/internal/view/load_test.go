@@ -73,12 +73,10 @@ func forge(t *testing.T) string {
 		pending := must.Of(d.Create(a)).Get(t)
 		must.Succeed(t, pending.Commit(a))
 	}
-	killed := must.Of(d.Create(&state.Attachment{Network: "pods", ContainerID: "killed", IfName: "eth0"})).Get(t)
-	must.Succeed(t, killed.Close())
 	for path, text := range map[string]string{
 		"ipam/pods/10.99.0.1": "old\r\neth0", "disk/earlier/10.63.0.3": "c\r\neth0", "ipam/lost/10.63.0.7": "c\r\neth0",
-		"attachments/pods/00000000001.json": `{"version":9}` + "\n",
-		"networks/damaged.json":             "{",
+		"attachments/pods/00000000000.json": "", "attachments/pods/00000000001.json": `{"version":9}` + "\n",
+		"networks/damaged.json": "{",
 	} {
 		path = filepath.Join(dir, path)
 		must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o755))

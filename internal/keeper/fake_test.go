@@ -74,8 +74,10 @@ type world struct {
 	answer     func(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4
 	delay      time.Duration // of its answers
 	releaseErr error
-	open       int // transports
-	mostOpen   int
+	// conflictErr is the answer of checkConflict. It is set before start.
+	conflictErr error
+	open        int // transports
+	mostOpen    int
 }
 
 // inMemory gives a directory without a disk, where there is such a place: leases as
@@ -102,7 +104,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) checkConflict(string, netip.Addr, netip.Addr) error { return nil }
+func (w *world) checkConflict(string, netip.Addr, netip.Addr) error { return w.conflictErr }
 
 func (w *world) follow(context.Context, *lease.Record) (from, to []netip.Prefix, _ error) {
 	return nil, nil, nil

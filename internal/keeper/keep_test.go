@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+	"golang.org/x/sys/unix"
 
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
@@ -117,6 +118,34 @@ func TestALeaseThatIsRefusedIsReplaced(t *testing.T) {
 			t.Errorf("%d NAKs and %d acquisitions are counted", w.counted("naks"), w.counted("acquisitions"))
 		}
 	})
+}
+
+// A keeper that cannot look, for want of memory or of the bridge, knows of no conflict.
+func TestARenewedAddressIsLostToAConflictAlone(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		err  error
+		kept bool
+	}{
+		{"no memory", fmt.Errorf("get link br0: %w", unix.ENOBUFS), true},
+		{"no bridge", fmt.Errorf("get link br0: %w", os.ErrNotExist), true},
+		{"the host took it", lease.Conflict("it is the host's own address"), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in(t, func(t *testing.T, w *world) {
+				r := w.record(1)
+				p := w.add(r)
+				w.conflictErr = tt.err
+				w.start()
+				w.later(32 * time.Minute)
+				expect.Equal(t, p.addresses() == "[192.0.2.1/24]", tt.kept, "the pod has %s", p.addresses())
+				expect.Equal(t, w.load(r).State == lease.Bound, tt.kept, "the record has %s", w.load(r).State)
+				if tt.kept {
+					only(t, w.said(), "REQUEST")
+				}
+			})
+		})
+	}
 }
 
 func TestANewAddressOfARenewalTakesTheOldOnesPlace(t *testing.T) {

@@ -47,11 +47,15 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease6) error {
 func (k *Keeper) addressCheck(r *lease.Record) func(own, had netip.Addr, holds bool) error {
 	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
 	return func(own, had netip.Addr, holds bool) error {
-		if err := k.node.checkConflict(bridge, own, had); err != nil {
+		err := k.node.checkConflict(bridge, own, had)
+		if own == had && holds {
+			if !errors.As(err, new(lease.Conflict)) {
+				return nil // keep the pod's address if the keeper could not look, for example without memory
+			}
 			return err
 		}
-		if k.State == nil || own == had && holds {
-			return nil
+		if err != nil || k.State == nil {
+			return err
 		}
 		return k.refuseOwned(network, hash, at, own)
 	}

@@ -276,9 +276,14 @@ func TwoServers(l *dhcpc.Lease) string {
 		l.Server, l.Address, l.Others)
 }
 
-// CheckConflict returns an error if the host shows that a pod cannot have the address a. The address may be the host's
-// own, a broadcast address of the host, or a gateway of a host's route through the pod's network. at is the index of
-// the host's link in that network. If a equals had, the pod's previous address, CheckConflict does not look for
+// A Conflict is the reason why a pod cannot have an address.
+type Conflict string
+
+func (c Conflict) Error() string { return string(c) }
+
+// CheckConflict returns a [Conflict] if the host shows that a pod cannot have the address a. The address may be the
+// host's own, a broadcast address of the host, or a gateway of a host's route through the pod's network. Any other
+// error means that CheckConflict could not look. at is the index of the host's link in that network. If a equals had, the pod's previous address, CheckConflict does not look for
 // gateways, since the host may route through a pod.
 func CheckConflict(ctx context.Context, host *route.Conn, at int, a, had netip.Addr) error {
 	r, err := host.Get(ctx, a)
@@ -288,9 +293,9 @@ func CheckConflict(ctx context.Context, host *route.Conn, at int, a, had netip.A
 	case err != nil:
 		return fmt.Errorf("cannot tell whether it is the host's: %w", err)
 	case r.Type == unix.RTN_LOCAL:
-		return errors.New("it is the host's own address")
+		return Conflict("it is the host's own address")
 	case r.Type == unix.RTN_BROADCAST:
-		return errors.New("it is a broadcast address of the host's")
+		return Conflict("it is a broadcast address of the host's")
 	}
 
 	if a == had {
@@ -304,7 +309,7 @@ func CheckConflict(ctx context.Context, host *route.Conn, at int, a, had netip.A
 
 	for _, r := range list {
 		if r.Gateway == a || slices.ContainsFunc(r.Nexthops, func(hop route.Nexthop) bool { return hop.Gateway == a }) {
-			return fmt.Errorf("it is a gateway of the host's, for %s", destination(r))
+			return Conflict("it is a gateway of the host's, for " + destination(r))
 		}
 	}
 

@@ -12,6 +12,9 @@ both() {
 }
 both
 stop $DOCKERD_PID; same "" "$(ip -o link show group 29807 | grep -oE 'veth[0-9a-f]{11}' || true)"; dockerd; both
+# What was in a container may hold its namespace for a while, and a container with a MAC of its own waits for it.
+pid=$(docker inspect -f '{{.State.Pid}}' named)
+nsenter -t "$pid" -n sleep 5 &
 stop -9 $DOCKERD_PID; dockerd; both
 # tombolod comes later than dockerd, which waits.
 stop $DOCKERD_PID; stop $TOMBOLOD

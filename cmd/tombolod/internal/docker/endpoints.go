@@ -96,7 +96,7 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	d.sweep() // an abandoned endpoint may still have the container's ports and name
 	if mac := n.MAC(c); mac != "" {
 		defer d.lock(n.Name + mac).Unlock() // Docker may create two endpoints with one MAC at the same time
-		if err := d.refuseTwo(ctx, n, r.key, mac); err != nil {
+		if err := d.waitForMAC(ctx, n, r.key, mac); err != nil {
 			return nil, err
 		}
 	}
@@ -124,6 +124,18 @@ func (d *Driver) createEndpoint(ctx context.Context, r *request) (*answer, error
 	e.join = joinOf(made, r.srcName(), n.Options[withRouters] != "")
 	e.join.InterfaceName.DstPrefix = cmp.Or(n.IfPrefix, e.join.InterfaceName.DstPrefix)
 	return &answer{Interface: missingAddresses(n, c, made)}, nil
+}
+
+// waitForMAC waits until no other container of the network has the MAC. After dockerd was killed, it may start a
+// container again while the kernel still deletes the namespace of the previous one. If another container has the MAC
+// for longer, waitForMAC returns an error.
+func (d *Driver) waitForMAC(ctx context.Context, n *runtimes.Network, own key, mac string) error {
+	for range looksForMAC {
+		if d.refuseTwo(ctx, n, own, mac) == nil || ctx.Err() != nil || !d.sleep(lookEvery) {
+			break
+		}
+	}
+	return d.refuseTwo(ctx, n, own, mac)
 }
 
 // refuseTwo returns an error if another container of the network has the MAC. A DHCP server and a router would take the

@@ -20,6 +20,8 @@ import (
 const (
 	lookEvery = 100 * time.Millisecond
 	looks     = 600
+
+	looksForMAC = 50 // attempts to find that no other container has a container's MAC
 )
 
 // join returns the name of the link that Docker must move into a container, and the routes that Docker must add there.

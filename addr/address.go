@@ -312,7 +312,7 @@ func decode(data []byte) (Address, error) {
 
 	a.Prefix = netip.PrefixFrom(local, int(data[1]))
 	if !a.Prefix.IsValid() || (data[0] == unix.AF_INET) != local.Is4() || a.Peer.IsValid() &&
-		a.Peer.Is4() != local.Is4() {
+		a.Peer.Is4() != local.Is4() || a.Broadcast.Is6() {
 		return Address{}, fmt.Errorf("%w: family %d, address %s/%d", nl.ErrMalformed, data[0], local, data[1])
 	}
 

@@ -33,7 +33,7 @@ func FuzzAddress(f *testing.F) {
 		}
 		nltest.MustKeepUnknown(t, data, m.Data, unix.SizeofIfAddrmsg)
 		again := must.Of(decode(m.Data)).Get(t)
-		a.Flags = a.requestFlags()
+		a.Flags, a.Scope = a.requestFlags(), a.scope()
 		if !a.is4() {
 			a.Label, a.Broadcast = "", again.Broadcast
 		}

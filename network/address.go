@@ -77,7 +77,7 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 	return t.Session.bindAllocator(allocator, t.Network, ipam.Owner{}, "").Collect(ctx, valid)
 }
 
-// reservedAgain lists the addresses that CNI's host-local plugin has reserved again for the same attachment. This
+// reservedAgain lists the addresses that CNI's host-local plugin has reserved again for the same container. This
 // happens if the container is started again with that plugin, which does not know our records.
 func (t *teardown) reservedAgain(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec.DataDir == "" {

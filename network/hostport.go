@@ -331,8 +331,8 @@ func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 	return conn.FlushStale(ctx, endpoint.Addresses(rec), endpoint.Ports(rec)...)
 }
 
-// dialFlows opens a connection to the kernel's conntrack table. It returns nil if rec is nil or publishes no UDP port:
-// a UDP client that keeps sending keeps its old flow, while other clients open new flows.
+// dialFlows opens a connection to the kernel's conntrack table. It returns nil if rec is nil or publishes no UDP port.
+// Only a UDP client that keeps sending keeps its old flow. Clients of other protocols open new flows.
 func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error) {
 	udp := func(p nft.Port) bool { return p.Protocol == unix.IPPROTO_UDP }
 	if rec == nil || !slices.ContainsFunc(endpoint.Ports(rec), udp) {

@@ -24,7 +24,9 @@ import (
 type Network struct {
 	Name   string // 1 to 250 letters, digits, '_', '.' and '-'; used in file names
 	Bridge string // created if it does not exist
-	MTU    int    // in bytes; 0 means DefaultMTU, or the MTU of another program's bridge
+	// MTU is in bytes. 0 means the MTU of Uplink. Without an uplink, 0 means the MTU of another program's bridge, or
+	// DefaultMTU.
+	MTU int
 	// DefaultMTU is the MTU of a new bridge if MTU is 0. 0 means the MTU of the default route's link.
 	DefaultMTU int
 
@@ -45,7 +47,8 @@ type Network struct {
 	// DefaultGateway gives a pod a default route for each family with a gateway, unless the allocator returned one
 	// already.
 	DefaultGateway bool
-	// NoDefaultRoute leaves out the default route by Exit, and one that a DHCP lease or a router of the LAN offers.
+	// NoDefaultRoute leaves out the default route through the host (ExitHost), and one that a DHCP lease or a router of
+	// the LAN offers.
 	NoDefaultRoute bool
 	// ForceAddress deletes addresses of the bridge that overlap with a gateway's subnet. Without it, such an address
 	// makes Add fail.
@@ -260,7 +263,8 @@ type Pod struct {
 	// routes of the network and of the allocator or lease.
 	Addresses []ipam.Address
 	Routes    []route.Route
-	// Resolvers are name servers that egress policies permit, besides those of an allocator.
+	// Resolvers are name servers that the egress policy "public" permits. They have no effect if the network's
+	// Allocator has a method Resolvers.
 	Resolvers []netip.Addr
 	// Lease makes the pod lease its IPv4 address by DHCP.
 	Lease *Lease
@@ -393,7 +397,7 @@ func (p *Pod) key(nw *Network) Key { return Key{nw.Name, p.ContainerID, p.IfName
 
 func (k Key) hash() string { return ident.Hash(k.Network, k.ContainerID, k.IfName) }
 
-// record returns the record that Add writes first, before the pod has addresses, a MAC or limits.
+// record returns the record that Add writes first, before the pod has its addresses and limits.
 func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 	return &state.Attachment{
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,

@@ -50,9 +50,9 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 	}{d.Attachment.onRecord(), d.Why, kept})
 }
 
-// CollectDead removes attachments whose pods are gone, and returns them. If network is empty, it looks at all networks.
-// If the network is not on record, the error matches ErrInvalid. A killed runtime leaves such attachments. If all
-// records are of an earlier epoch, usually an earlier boot, CollectDead deletes the records, and returns none.
+// CollectDead removes attachments whose pods are gone, and returns them. A killed runtime leaves such attachments. If
+// network is empty, CollectDead looks at all networks. If the network is not on record, the error matches ErrInvalid.
+// If all records are of an earlier epoch, usually an earlier boot, CollectDead deletes the records, and returns none.
 //
 // A pod is gone if two conditions hold. Its port is gone, or about to be deleted together with its namespace. And its
 // recorded path does not lead to the pod's namespace. One condition alone is not enough. A path that cannot be opened

@@ -115,7 +115,7 @@ func (n *site) make(ctx context.Context) (changed bool, _ error) {
 		partChanged, err := p.make(ctx, n)
 		changed = changed || partChanged
 		if err != nil {
-			return i > 0, err // how far the part came is unknown
+			return i > 0, err // after the first part, assume that something shared was missing
 		}
 	}
 	return changed, n.reattach(ctx)
@@ -337,8 +337,8 @@ func samePools(a, b *state.Network) bool {
 }
 
 // complete prepares a network that has needsCompletion set, under the state directory's exclusive lock. It makes host
-// ports at 127.0.0.1 work, and records the pools. It is faster than a build, because a network may get its first host
-// port many times.
+// ports at 127.0.0.1 work, and records the pools. It is faster than a build. This matters since a network may get its
+// first host port many times.
 func (n *site) complete(ctx context.Context) error {
 	rec, w := n.rec, n.required
 	unfiltered := rec.LoopbackUnfiltered

@@ -277,8 +277,7 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 
 	at := &lease.Interface{Conn: conn, Index: link.PeerIndex, Name: rec.IfName, Priority: rec.Policy.Priority}
 
-	// Add the routes without NLM_F_EXCL, as bridge.Attach does, since another interface may have a route to the same
-	// destination.
+	// Add the routes without NLM_F_EXCL, since another interface may have a route to the same destination.
 	add := func(_ context.Context, _ *route.Conn, r route.Route) error {
 		m, err := r.Message(unix.RTM_NEWROUTE, netlink.Create)
 		return conn.Change(ctx, "add route", &r, m, err)

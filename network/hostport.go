@@ -112,9 +112,10 @@ func removeWaiting(list []state.Waiting, w state.Waiting) []state.Waiting {
 		func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash })
 }
 
-// passPorts publishes the host ports of a removed attachment for the attachments that waited for them. It also removes
-// the attachment from the other records' lists of waiting attachments. The caller holds the state directory's lock.
-// passPorts only logs errors, since the removal must continue, and Repair tries again.
+// passPorts publishes the host ports that an attachment loses for the attachments that waited for them. removed is the
+// attachment, which a Del removes, or whose ports Publish removes. passPorts also deletes it from the other records'
+// lists of waiting attachments. The caller holds the state directory's lock. passPorts only logs errors, since the
+// removal must continue, and Repair tries again.
 func (s *session) passPorts(ctx context.Context, removed *state.Attachment) {
 	if removed == nil {
 		return
@@ -171,9 +172,9 @@ func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.
 	return err
 }
 
-// stopWaiting removes the attachment removed, which is being deleted, from the lists Waiting of the container's other
-// attachments. If it stayed there, the end of another attachment could lead host ports to its addresses. These may then
-// belong to another pod.
+// stopWaiting deletes an attachment from the Waiting lists of the container's other attachments. If it stayed there
+// after its Del, the end of another attachment could lead host ports to its addresses. These may then belong to another
+// pod.
 func (s *session) stopWaiting(ctx context.Context, removed *state.Attachment) error {
 	w := newWaiting(removed)
 	list, err := s.allAttachments()
@@ -321,7 +322,7 @@ func refuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	return nil
 }
 
-// flushStale deletes the conntrack entries of UDP flows to a new pod's host ports, if the flows lead elsewhere.
+// flushStale deletes the conntrack entries of UDP flows to an attachment's host ports, if the flows lead elsewhere.
 func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) error {
 	conn, err := dialFlows(links, rec)
 	if conn == nil {

@@ -44,8 +44,8 @@ type Network struct {
 	// Gateway makes the host the pods' gateway: the link GatewayLink gets the gateways' addresses, and the host
 	// forwards packets.
 	Gateway bool
-	// DefaultGateway gives a pod a default route for each family with a gateway, unless the allocator returned one
-	// already.
+	// DefaultGateway gives a pod a default route for each family with a gateway, unless the pod has one from the
+	// allocator or Pod.Routes.
 	DefaultGateway bool
 	// NoDefaultRoute leaves out the default route through the host (ExitHost), and one that a DHCP lease or a router of
 	// the LAN offers.
@@ -80,7 +80,7 @@ type Network struct {
 	Routed bool
 
 	// LeaveIPv6 leaves IPv6 enabled in pods without addresses. They then have link-local addresses and accept router
-	// advertisements. It has no effect on pods with addresses.
+	// advertisements. It has no effect on pods with addresses or a lease.
 	LeaveIPv6 bool
 
 	Hairpin  bool // on each port: a pod reaches itself through a service
@@ -333,7 +333,7 @@ type Attachment struct {
 	Routes    []route.Route  // the requested routes, with their final metrics
 	Ports     []nft.Port
 	Limits    bandwidth.Shape // as enforced by the kernel
-	DNS       DNS             // from a lease and router advertisements
+	DNS       DNS             // from a lease, router advertisements and DHCPv6
 
 	rec *state.Attachment
 	// informs means that tombolod requests the pod's DNS configuration by DHCPv6.

@@ -306,8 +306,8 @@ type Config struct {
 	Mark uint32
 	// Allocators returns the allocator to which Del releases addresses. origin is the recorded origin of a network's
 	// attachment; nil selects the network's present allocator. If Allocators returns nil, the addresses are not
-	// released. If Allocators itself is nil, only addresses with an origin of type host-local can be released. Del
-	// then fails for the addresses of an allocator that Network.Origin does not name.
+	// released. If Allocators itself is nil, only addresses with an origin of type host-local can be released. Del then
+	// fails for the addresses of any other allocator.
 	Allocators func(network string, origin *Origin) (ipam.Allocator, error)
 	// Log receives warnings for the operator about problems that do not make a call fail. nil discards them.
 	Log *slog.Logger

@@ -58,7 +58,7 @@ func (n *Node) teardown(s *session, network string, known *Known) *teardown {
 // Collect removes all attachments of a network that are not in keep. It returns the keys of the recorded attachments
 // that are not in keep, even if it skipped one or could not remove it. It finds attachments by their records, their
 // leases and their objects in the kernel. It also releases reserved addresses that belong to no attachment. It skips
-// attachments that another call works on, and attachments that did not exist when it listed them. known may be nil.
+// attachments that another call works on, and attachments that were created after its list. known may be nil.
 //
 // An empty or nil keep removes all attachments. So a caller that got no list from its runtime must not call Collect.
 //
@@ -134,7 +134,7 @@ type remains struct {
 	rec           *state.Attachment // nil if it has no record
 	isUnreadable  bool              // its record could not be read
 	addresses     []netip.Addr      // nil if unknown
-	stillReserved []netip.Addr      // those of addresses that release must keep reserved
+	stillReserved []netip.Addr      // the part of addresses that release keeps reserved
 	leaseDir      string            // the directory with its lease; empty if it has none
 	// The next five fields come from the kernel. portName is the port's name, and network the network in the port's
 	// alias. elementNetwork is the network in the comments of the attachment's elements. ifb is the link that shapes

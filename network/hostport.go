@@ -92,8 +92,8 @@ func (s *session) addWaiting(ctx context.Context, has *state.Attachment, w state
 		func(has *state.Attachment) { has.Waiting = appendWaiting(has.Waiting, w) })
 }
 
-// enablePortSNAT returns a function that turns on PortSNAT in a network's record, if the attachment's host ports need
-// source NAT for their callers. The function reports whether it changed the record.
+// enablePortSNAT returns a function that turns on PortSNAT in a network's record, if the attachment's host ports do not
+// have the default kind of source NAT, nft.SNATNeeded. The function reports whether it changed the record.
 func enablePortSNAT(a *state.Attachment) func(*state.Network) bool {
 	return func(nw *state.Network) bool {
 		lacks := endpoint.SNAT(a) != nft.SNATNeeded && !nw.PortSNAT
@@ -234,7 +234,8 @@ func refuseListeners(ctx context.Context, containerID string, requested []nft.Po
 
 // findListeners finds sockets of the host on the requested ports: once published, the pod would get their packets. It
 // looks for a port without a host address in the families of the pod's addresses. If mayHaveMore is true, the pod may
-// get addresses later, by a lease or SLAAC, so findListeners looks in both families.
+// get addresses later, by a lease or SLAAC, so findListeners looks in both families. It leaves out sockets with which
+// the container's runtime reserves the ports (hostport.NotHeldFor).
 func findListeners(ctx context.Context, containerID string, requested []nft.Port, has []ipam.Address,
 	mayHaveMore bool) ([]hostport.Listener, error) {
 	if len(requested) == 0 {

@@ -58,8 +58,8 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 // recorded path does not lead to the pod's namespace. One condition alone is not enough. A path that cannot be opened
 // may belong to another mount namespace. An operator may have deleted the port.
 //
-// CollectDead skips attachments that an Add or Del is working on. It releases addresses to the allocators of
-// Config.Allocators. If an attachment cannot be removed, its field Kept has the reason. With dryRun nothing is changed.
+// CollectDead skips attachments that another call is working on. It releases addresses as Del does. If an attachment
+// cannot be removed, its field Kept has the reason. With dryRun nothing is changed.
 //
 // It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to distinguish namespaces.
 func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]Dead, error) {

@@ -20,7 +20,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// A part is one object or setting that the pods of a network share on the node. removeNetwork removes the parts.
+// A part is one object or setting that the pods of a network share on the node. removeNetwork removes the parts that no
+// other network needs.
 type part interface {
 	// look compares the object or setting with the network's record, and adds the differences to n.found. It changes
 	// nothing. If n.quick is set, as for an Add, it requests single objects only, so its cost does not depend on the

@@ -234,8 +234,8 @@ func refuseListeners(ctx context.Context, containerID string, requested []nft.Po
 
 // findListeners finds sockets of the host on the requested ports: once published, the pod would get their packets. It
 // looks for a port without a host address in the families of the pod's addresses. If mayHaveMore is true, the pod may
-// get addresses later, by a lease or SLAAC, so findListeners looks in both families. It leaves out sockets with which
-// the container's runtime reserves the ports (hostport.NotHeldFor).
+// get addresses later, by a lease or SLAAC, so findListeners looks in both families. It leaves out sockets that only
+// reserve the ports for the container's runtime (hostport.NotHeldFor).
 func findListeners(ctx context.Context, containerID string, requested []nft.Port, has []ipam.Address,
 	mayHaveMore bool) ([]hostport.Listener, error) {
 	if len(requested) == 0 {

@@ -357,7 +357,8 @@ func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _
 // collect removes one attachment that the caller's list of valid attachments lacks. r is its entry in the list of
 // attachments that the caller made after the time began. collect skips an attachment that was created after the list,
 // even if an older one of its name was on the list. It also skips an attachment that another call has locked. If the
-// record was unreadable then and is readable now, collect removes the attachment only if it was created before began.
+// record was unreadable in the list and is readable now, collect removes the attachment only if it was created before
+// began.
 func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) error {
 	now := *r
 	lock, err := t.Session.Dir.LockAttachment(t.Network, r.hash)

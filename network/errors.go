@@ -31,8 +31,8 @@ var (
 	ErrConflict = errors.New("it belongs to another owner")
 	// ErrNoGateway means that one of the pod's addresses has no gateway, although the network has Gateway set.
 	ErrNoGateway = errors.New("no gateway")
-	// ErrNoLink means that the bridge or the uplink does not exist, or that the bridge cannot be used as it is. For an
-	// uplink that cannot be used, the error matches share.ErrUnfit.
+	// ErrNoLink means that the bridge or the uplink does not exist, or that the bridge cannot be used as it is. For
+	// other faults of an uplink, the error matches share.ErrUnfit or ErrConflict.
 	ErrNoLink = errors.New("no link to attach to")
 	// ErrObstructed means that another firewall would drop the pods' packets, or that a program undoes our rules.
 	ErrObstructed = errors.New("another firewall is in the way")

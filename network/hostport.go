@@ -112,10 +112,10 @@ func removeWaiting(list []state.Waiting, w state.Waiting) []state.Waiting {
 		func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash })
 }
 
-// passPorts publishes the host ports that an attachment loses for the attachments that waited for them. removed is the
-// attachment, which a Del removes, or whose ports Publish removes. passPorts also deletes it from the other records'
-// lists of waiting attachments. The caller holds the state directory's lock. passPorts only logs errors, since the
-// removal must continue, and Repair tries again.
+// passPorts publishes the host ports of the attachment removed for the attachments that waited for them. A Del deletes
+// removed, or Publish removes its ports. passPorts also deletes removed from the Waiting lists of other records. The
+// caller holds the state directory's lock. passPorts only logs errors, since the removal must continue, and Repair
+// tries again.
 func (s *session) passPorts(ctx context.Context, removed *state.Attachment) {
 	if removed == nil {
 		return

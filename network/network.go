@@ -258,6 +258,7 @@ type Pod struct {
 
 	// MAC is the pod's MAC. If nil, Add derives the MAC from the pod's addresses. A pod without addresses, or with a
 	// lease, gets a random MAC. If the bridge or another pod on it has the MAC, the error of Add matches ErrConflict.
+	// Add does not check this for a MAC that begins with 0a, like the derived ones.
 	MAC net.HardwareAddr
 	// Addresses are the pod's addresses if neither an allocator nor a lease provides any. Routes are added to the
 	// routes of the network and of the allocator or lease.

@@ -239,7 +239,7 @@ func errDeleted() error {
 }
 
 // refuseDeleted returns an error if an ADD's record was removed. Call it before each change of objects that are named
-// after the attachment, since another ADD may own them by then. Outside of an ADD record is nil, and refuseDeleted
+// after the attachment, since another ADD may own them by then. Outside of an ADD, record is nil, and refuseDeleted
 // returns nil.
 func refuseDeleted(record *state.Pending) error {
 	if record == nil {

@@ -145,8 +145,8 @@ func (a *addCall) obtain(ctx context.Context) error {
 }
 
 // applyLease adds the IPv6 addresses that the pod formed to the lease's record in memory, and notes there if tombolod
-// must request DNS by DHCPv6. Then it configures the pod for its lease. It returns an error if another machine or pod
-// has one of the addresses.
+// must request DNS by DHCPv6. It checks addresses that no server has confirmed (refuseTaken). Then it configures the
+// pod for its lease.
 func (a *addCall) applyLease(ctx context.Context) error {
 	rec := a.leasing.rec
 	if formed := a.assigned.addresses[1:]; len(formed) > 0 {
@@ -301,9 +301,10 @@ func isUnconfirmed(last, got *dhcpc.Lease) bool {
 	return got == last || last != nil && !got.Infinite() && got.Renew.Equal(got.Rebind) && got.Renew.Before(time.Now())
 }
 
-// refuse returns a function that checks each lease that a server offers or grants. The function returns an error if
-// the lease's address is unusable, the host's, a gateway's, or another pod's. link is the index of the link through
-// which the host routes to the pods. had is the pod's previous lease, or nil.
+// refuse returns a function that checks each lease that a server offers or grants. The function returns an error if the
+// lease's address is unusable, the host's, a gateway's, or another pod's. link is the index of the link through which
+// the host routes to the pods. had is the pod's previous lease, or nil. Its address may be a gateway, since the host
+// may route through a pod.
 func (a *addCall) refuse(ctx context.Context, link int, had *dhcpc.Lease) func(l, _ *dhcpc.Lease) error {
 	var before netip.Addr
 	if had != nil {

@@ -152,8 +152,8 @@ func (a *addCall) refuseListeners(ctx context.Context) error {
 	return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.assigned.addresses, a.getsMore)
 }
 
-// ready ensures that the network exists as planned. It then returns an error if another machine or pod has the pod's
-// MAC or addresses. It skips this check if the pod already has its link.
+// ready ensures that the network exists as planned. It then checks whether others have the pod's MAC or addresses
+// (refuseTwin, refuseMAC, refuseTaken). It skips this check if the pod already has its link.
 func (a *addCall) ready(ctx context.Context) (err error) {
 	if a.site, err = ensureReady(ctx, a.s, a.required); err != nil {
 		return err

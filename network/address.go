@@ -77,7 +77,7 @@ func (t *teardown) collectReservations(ctx context.Context, valid []ipam.Owner) 
 	return t.Session.bindAllocator(allocator, t.Network, ipam.Owner{}, "").Collect(ctx, valid)
 }
 
-// reservedAgain lists the addresses that CNI's host-local plugin has reserved again for the same attachment. This
+// reservedAgain lists the addresses that CNI's host-local plugin has reserved again for the same container. This
 // happens if the container is started again with that plugin, which does not know our records.
 func (t *teardown) reservedAgain(ctx context.Context, r *remains) []netip.Addr {
 	if r.rec.DataDir == "" {
@@ -277,8 +277,7 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 
 	at := &lease.Interface{Conn: conn, Index: link.PeerIndex, Name: rec.IfName, Priority: rec.Policy.Priority}
 
-	// Add the routes without NLM_F_EXCL, as bridge.Attach does, since another interface may have a route to the same
-	// destination.
+	// Add the routes without NLM_F_EXCL, since another interface may have a route to the same destination.
 	add := func(_ context.Context, _ *route.Conn, r route.Route) error {
 		m, err := r.Message(unix.RTM_NEWROUTE, netlink.Create)
 		return conn.Change(ctx, "add route", &r, m, err)

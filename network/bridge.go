@@ -327,7 +327,7 @@ func hostVLAN(rec *state.Network, l *bridge.Link) (_ vlan.Link, ok bool) {
 		rec.VLAN.ID != 0 && len(rec.Gateways) > 0
 }
 
-// taggedVLANs returns the VLANs that a network's uplink carries with tags. Frames without a tag are the host's own.
+// taggedVLANs returns the VLANs whose frames have tags on the network's uplink. Frames of the default VLAN have none.
 func taggedVLANs(rec *state.Network) vlan.Ranges {
 	m := rec.VLAN
 	if m.ID != 0 {

@@ -23,8 +23,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// CNI plugins further down a chain change existing attachments. Each change is recorded before it is made, as if the
-// attachment's Add had requested it. So a Del finds the work of a killed call by the record.
+// CNI plugins further down a chain change existing attachments. New host ports and limits are recorded before they are
+// made, as if the attachment's Add had requested them. So a Del finds the work of a killed call by the record.
 
 // loadAttachment returns the record of an attachment. If there is none, or its Add is not complete, the error matches
 // ErrNotAttached. A runtime calls a chained plugin's DEL even if the ADD of an earlier plugin failed. In that case
@@ -197,8 +197,8 @@ func (c Change) Check(ctx context.Context, ports *Publication, limits *bandwidth
 // that namespace is not known yet. In the namespace, the interface has IfName as its alternative name. The other
 // program gives it its addresses and routes.
 //
-// Until the interface has arrived, Check and Inspect do not compare the pod, and Moved returns ErrTryAgain unless
-// path is empty. Once it has arrived, Moved writes the namespace into the records. It removes default routes from the
+// Until the interface has arrived, Inspect does not compare the attachment, and Moved returns ErrTryAgain unless path
+// is empty. Once it has arrived, Moved writes the namespace into the records. It removes default routes from the
 // record, since the other program may give them to another interface. Moved needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to
 // enter the namespace.
 func (c Change) Moved(ctx context.Context, path string) error {
@@ -301,10 +301,10 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 // longer waits for the route, since the pod may never get one.
 const settles = 10 * time.Second
 
-// findArrival returns the cookie of the namespace at path if the pod's interface has arrived there: it is up, and has a
-// default route if the pod should have one. If it has not arrived, findArrival returns 0 and an error. If path is
-// empty, because the namespace is not known yet, it returns 0 and no error. If path is still the recorded namespace,
-// it returns that cookie.
+// findArrival returns the cookie of the namespace at path if the pod's interface has arrived there: it is up, and the
+// namespace has a default route if the pod should have one. If it has not arrived, findArrival returns 0 and an error.
+// If path is empty, because the namespace is not known yet, it returns 0 and no error. If path is still the recorded
+// namespace, it returns that cookie.
 //
 // A pod should have a default route if it has a lease, or if its record lists one. findArrival requires the route until
 // the time settles is over, because the runtime could not add its own after Tombolo has added one.

@@ -58,7 +58,7 @@ func (n *Node) teardown(s *session, network string, known *Known) *teardown {
 // Collect removes all attachments of a network that are not in keep. It returns the keys of the recorded attachments
 // that are not in keep, even if it skipped one or could not remove it. It finds attachments by their records, their
 // leases and their objects in the kernel. It also releases reserved addresses that belong to no attachment. It skips
-// attachments that another call works on, and attachments that are newer than the call. known may be nil.
+// attachments that another call works on, and attachments that were created after its list. known may be nil.
 //
 // An empty or nil keep removes all attachments. So a caller that got no list from its runtime must not call Collect.
 //
@@ -134,7 +134,7 @@ type remains struct {
 	rec           *state.Attachment // nil if it has no record
 	isUnreadable  bool              // its record could not be read
 	addresses     []netip.Addr      // nil if unknown
-	stillReserved []netip.Addr      // those of addresses that release must keep reserved
+	stillReserved []netip.Addr      // the part of addresses that release keeps reserved
 	leaseDir      string            // the directory with its lease; empty if it has none
 	// The next five fields come from the kernel. portName is the port's name, and network the network in the port's
 	// alias. elementNetwork is the network in the comments of the attachment's elements. ifb is the link that shapes
@@ -248,8 +248,8 @@ func (t *teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string
 
 // takeDown removes an attachment: lease, firewall elements, links, addresses and record. It runs every step, even after
 // a failed one. It deletes the elements of the guard (anti-spoofing rules) when no frame can pass the port any more. It
-// releases addresses after the link and the elements are gone. It deletes the record last, and only if all steps
-// succeeded, because a later Del or Collect finds the rest by the record.
+// deletes elements and links before it releases addresses. It deletes the record last, and only if all steps succeeded,
+// because a later Del or Collect finds the rest by the record.
 //
 // The caller holds the record's lock, unless there is no record or another call has locked it (r.isLockedElsewhere).
 // The caller holds no other lock. takeDown takes the other locks in their order. It waits for no disk or plugin while
@@ -354,10 +354,11 @@ func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _
 	return went, errors.Join(append(errs, t.collectReservations(ctx, owners))...)
 }
 
-// collect removes one attachment that the caller's list of valid attachments lacks. began is the time when the list of
-// attachments was made. collect skips an attachment that was created since then, even if an older one of its name was
-// on the list. It also skips an attachment that another call has locked. If the record was unreadable at the time began
-// and is readable now, collect removes the attachment only if it was created before began.
+// collect removes one attachment that the caller's list of valid attachments lacks. r is its entry in the list of
+// attachments that the caller made after the time began. collect skips an attachment that was created after the list,
+// even if an older one of its name was on the list. It also skips an attachment that another call has locked. If the
+// record was unreadable in the list and is readable now, collect removes the attachment only if it was created before
+// began.
 func (t *teardown) collect(ctx context.Context, r *remains, began time.Time) error {
 	now := *r
 	lock, err := t.Session.Dir.LockAttachment(t.Network, r.hash)

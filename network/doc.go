@@ -25,7 +25,7 @@
 //
 // # Errors
 //
-// If an argument is invalid, the error matches ErrInvalid, and the call has changed nothing. The other variables,
-// such as ErrExists, are the errors that a program can distinguish. An error's message contains the failed operation,
-// the kernel's answer, and advice. Some messages name fields of the plugin's configuration.
+// If an argument is invalid, the error matches ErrInvalid. The other variables, such as ErrExists, are the errors that
+// a program can distinguish. An error's message contains the failed operation, the kernel's answer, and advice. Some
+// messages name fields of the plugin's configuration.
 package network

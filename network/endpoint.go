@@ -94,8 +94,8 @@ func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, required
 	return nil
 }
 
-// add adds those of the pod's elements to the firewall's sets that guardBefore has not added. If another attachment of
-// the container has a host port, add sets Withheld for this port in the record. required describes the network, to
+// add adds the elements to the firewall's sets that the pod needs and guardBefore has not added. If another attachment
+// of the container has a host port, add sets Withheld for this port in the record. required describes the network, to
 // restore missing sets; it is nil outside an Add.
 func (e *entry) add(ctx context.Context, rec *state.Attachment, required *requirement) error {
 	ep := e.endpoint(rec)

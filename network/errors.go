@@ -23,17 +23,18 @@ var (
 	ErrExists = errors.New("the attachment exists")
 	// ErrNotAttached means that there is no such attachment, or that its Add is not complete.
 	ErrNotAttached = errors.New("no such attachment")
-	// ErrAttached means that a network or an uplink still has attachments.
+	// ErrAttached means that a network or an uplink still has attachments, or that its bridge has ports of other
+	// programs.
 	ErrAttached = errors.New("there are attachments")
 	// ErrConflict means that an address, a subnet, a port or a link belongs to another owner, or that a setting
 	// conflicts with another network or with existing pods.
 	ErrConflict = errors.New("it belongs to another owner")
-	// ErrNoGateway means that an allocator returned an address without a gateway, although the network has Gateway
-	// set.
+	// ErrNoGateway means that one of the pod's addresses has no gateway, although the network has Gateway set.
 	ErrNoGateway = errors.New("no gateway")
-	// ErrNoLink means that the bridge or the uplink does not exist, or cannot be used as it is.
+	// ErrNoLink means that the bridge or the uplink does not exist, or that the bridge cannot be used as it is. For
+	// other faults of an uplink, the error matches share.ErrUnfit or ErrConflict.
 	ErrNoLink = errors.New("no link to attach to")
-	// ErrObstructed means that another firewall would drop the pods' packets.
+	// ErrObstructed means that another firewall would drop the pods' packets, or that a program undoes our rules.
 	ErrObstructed = errors.New("another firewall is in the way")
 )
 

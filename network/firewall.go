@@ -76,8 +76,8 @@ func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
 	return n.s.Firewall.Prepare(ctx, n.firewallNetwork())
 }
 
-// declareMended adds the elements of the repaired pods to the sets. It then adds a sentinel element to each set, which
-// marks the set as complete. It also writes the facts about the host again (setHost).
+// declareMended adds the sentinel elements, which mark the firewall's sets as complete. If a set is new or was emptied,
+// declareMended first adds the elements of the repaired pods again. It also writes the facts about the host (setHost).
 func declareMended(ctx context.Context, s *session, sites ...*site) error {
 	var back []nft.Endpoint // endpoints of all networks, since networks share sets
 	for _, n := range sites {
@@ -438,8 +438,7 @@ func (s *session) sharedNIC(ctx context.Context, rec *state.Network) (string, er
 }
 
 // filtersBridged reports whether packets that the network's bridge forwards pass the host's firewall: IPv4 packets if
-// ipv4 is true, else IPv6 packets. NFCall is nil if the network was not created yet and its configuration leaves the
-// setting open. Then only default routes through the host turn it on.
+// ipv4 is true, else IPv6 packets. A nil NFCall counts as on only with default routes through the host.
 func filtersBridged(rec *state.Network, ipv4 bool) bool {
 	own := rec.NFCall == nil && rec.DefaultRoute == exitHost || rec.NFCall != nil && *rec.NFCall
 	return passesFirewall(&bridge.BridgeState{NFCallIPTables: own, NFCallIP6Tables: own}, ipv4)

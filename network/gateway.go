@@ -381,8 +381,8 @@ func refuseConflicts(ctx context.Context, s *session, w *requirement, token stri
 	return refuseOverlaps(ctx, s, w, before, token)
 }
 
-// refuseStranding returns an error if the network has pods, and would lose their bridge or gateway: the new
-// configuration changes its bridge or its mode. A change from mode l2 to mode gateway is permitted.
+// refuseStranding returns an error if the network's pods would lose their bridge or gateway, because the new
+// configuration changes the network's bridge or mode.
 func refuseStranding(ctx context.Context, s *session, w *requirement, before *state.Network) error {
 	was, is := mode(before.DefaultRoute, len(before.Gateways) > 0), mode(w.Record.DefaultRoute, w.Gateway)
 

@@ -92,8 +92,8 @@ func (s *session) addWaiting(ctx context.Context, has *state.Attachment, w state
 		func(has *state.Attachment) { has.Waiting = appendWaiting(has.Waiting, w) })
 }
 
-// enablePortSNAT returns a function that turns on PortSNAT in a network's record, if the attachment's host ports need
-// source NAT for their callers. The function reports whether it changed the record.
+// enablePortSNAT returns a function that turns on PortSNAT in a network's record, if the attachment's host ports do not
+// have the default kind of source NAT, nft.SNATNeeded. The function reports whether it changed the record.
 func enablePortSNAT(a *state.Attachment) func(*state.Network) bool {
 	return func(nw *state.Network) bool {
 		lacks := endpoint.SNAT(a) != nft.SNATNeeded && !nw.PortSNAT
@@ -112,9 +112,10 @@ func removeWaiting(list []state.Waiting, w state.Waiting) []state.Waiting {
 		func(o state.Waiting) bool { return o.Network == w.Network && o.Hash == w.Hash })
 }
 
-// passPorts publishes the host ports of a removed attachment for the attachments that waited for them. It also removes
-// the attachment from the other records' lists of waiting attachments. The caller holds the state directory's lock.
-// passPorts only logs errors, since the removal must continue, and Repair tries again.
+// passPorts publishes the host ports of the attachment removed for the attachments that waited for them. A Del deletes
+// removed, or Publish removes its ports. passPorts also deletes removed from the Waiting lists of other records. The
+// caller holds the state directory's lock. passPorts only logs errors, since the removal must continue, and Repair
+// tries again.
 func (s *session) passPorts(ctx context.Context, removed *state.Attachment) {
 	if removed == nil {
 		return
@@ -171,9 +172,9 @@ func (s *session) publish(ctx context.Context, w state.Waiting, others ...state.
 	return err
 }
 
-// stopWaiting removes the attachment removed, which is being deleted, from the lists Waiting of the container's other
-// attachments. If it stayed there, the end of another attachment could lead host ports to its addresses. These may then
-// belong to another pod.
+// stopWaiting deletes an attachment from the Waiting lists of the container's other attachments. If it stayed there
+// after its Del, the end of another attachment could lead host ports to its addresses. These may then belong to another
+// pod.
 func (s *session) stopWaiting(ctx context.Context, removed *state.Attachment) error {
 	w := newWaiting(removed)
 	list, err := s.allAttachments()
@@ -233,7 +234,8 @@ func refuseListeners(ctx context.Context, containerID string, requested []nft.Po
 
 // findListeners finds sockets of the host on the requested ports: once published, the pod would get their packets. It
 // looks for a port without a host address in the families of the pod's addresses. If mayHaveMore is true, the pod may
-// get addresses later, by a lease or SLAAC, so findListeners looks in both families.
+// get addresses later, by a lease or SLAAC, so findListeners looks in both families. It leaves out sockets that only
+// reserve the ports for the container's runtime (hostport.NotHeldFor).
 func findListeners(ctx context.Context, containerID string, requested []nft.Port, has []ipam.Address,
 	mayHaveMore bool) ([]hostport.Listener, error) {
 	if len(requested) == 0 {
@@ -321,7 +323,7 @@ func refuseUnreachable(ports []nft.Port, addresses []ipam.Address) error {
 	return nil
 }
 
-// flushStale deletes the conntrack entries of UDP flows to a new pod's host ports, if the flows lead elsewhere.
+// flushStale deletes the conntrack entries of UDP flows to an attachment's host ports, if the flows lead elsewhere.
 func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) error {
 	conn, err := dialFlows(links, rec)
 	if conn == nil {
@@ -331,8 +333,8 @@ func flushStale(ctx context.Context, links *bridge.Conn, rec *state.Attachment) 
 	return conn.FlushStale(ctx, endpoint.Addresses(rec), endpoint.Ports(rec)...)
 }
 
-// dialFlows opens a connection to the kernel's conntrack table. It returns nil if rec is nil or publishes no UDP port:
-// a UDP client that keeps sending keeps its old flow, while other clients open new flows.
+// dialFlows opens a connection to the kernel's conntrack table. It returns nil if rec is nil or publishes no UDP port.
+// Only a UDP client that keeps sending keeps its old flow. Clients of other protocols open new flows.
 func dialFlows(links *bridge.Conn, rec *state.Attachment) (*hostport.Conn, error) {
 	udp := func(p nft.Port) bool { return p.Protocol == unix.IPPROTO_UDP }
 	if rec == nil || !slices.ContainsFunc(endpoint.Ports(rec), udp) {

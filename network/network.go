@@ -24,7 +24,9 @@ import (
 type Network struct {
 	Name   string // 1 to 250 letters, digits, '_', '.' and '-'; used in file names
 	Bridge string // created if it does not exist
-	MTU    int    // in bytes; 0 means DefaultMTU, or the MTU of another program's bridge
+	// MTU is in bytes. 0 means the MTU of Uplink. Without an uplink, 0 means the MTU of another program's bridge, or
+	// DefaultMTU.
+	MTU int
 	// DefaultMTU is the MTU of a new bridge if MTU is 0. 0 means the MTU of the default route's link.
 	DefaultMTU int
 
@@ -42,10 +44,11 @@ type Network struct {
 	// Gateway makes the host the pods' gateway: the link GatewayLink gets the gateways' addresses, and the host
 	// forwards packets.
 	Gateway bool
-	// DefaultGateway gives a pod a default route for each family with a gateway, unless the allocator returned one
-	// already.
+	// DefaultGateway gives a pod a default route for each family with a gateway, unless the pod has one from the
+	// allocator or Pod.Routes.
 	DefaultGateway bool
-	// NoDefaultRoute leaves out the default route by Exit, and one that a DHCP lease or a router of the LAN offers.
+	// NoDefaultRoute leaves out the default route through the host (ExitHost), and one that a DHCP lease or a router of
+	// the LAN offers.
 	NoDefaultRoute bool
 	// ForceAddress deletes addresses of the bridge that overlap with a gateway's subnet. Without it, such an address
 	// makes Add fail.
@@ -77,7 +80,7 @@ type Network struct {
 	Routed bool
 
 	// LeaveIPv6 leaves IPv6 enabled in pods without addresses. They then have link-local addresses and accept router
-	// advertisements. It has no effect on pods with addresses.
+	// advertisements. It has no effect on pods with addresses or a lease.
 	LeaveIPv6 bool
 
 	Hairpin  bool // on each port: a pod reaches itself through a service
@@ -255,12 +258,14 @@ type Pod struct {
 
 	// MAC is the pod's MAC. If nil, Add derives the MAC from the pod's addresses. A pod without addresses, or with a
 	// lease, gets a random MAC. If the bridge or another pod on it has the MAC, the error of Add matches ErrConflict.
+	// Add does not check this for a MAC that begins with 0a, like the derived ones.
 	MAC net.HardwareAddr
 	// Addresses are the pod's addresses if neither an allocator nor a lease provides any. Routes are added to the
 	// routes of the network and of the allocator or lease.
 	Addresses []ipam.Address
 	Routes    []route.Route
-	// Resolvers are name servers that egress policies permit, besides those of an allocator.
+	// Resolvers are name servers that the egress policy "public" permits. They have no effect if the network's
+	// Allocator has a method Resolvers.
 	Resolvers []netip.Addr
 	// Lease makes the pod lease its IPv4 address by DHCP.
 	Lease *Lease
@@ -329,7 +334,7 @@ type Attachment struct {
 	Routes    []route.Route  // the requested routes, with their final metrics
 	Ports     []nft.Port
 	Limits    bandwidth.Shape // as enforced by the kernel
-	DNS       DNS             // from a lease and router advertisements
+	DNS       DNS             // from a lease, router advertisements and DHCPv6
 
 	rec *state.Attachment
 	// informs means that tombolod requests the pod's DNS configuration by DHCPv6.
@@ -393,7 +398,7 @@ func (p *Pod) key(nw *Network) Key { return Key{nw.Name, p.ContainerID, p.IfName
 
 func (k Key) hash() string { return ident.Hash(k.Network, k.ContainerID, k.IfName) }
 
-// record returns the record that Add writes first, before the pod has addresses, a MAC or limits.
+// record returns the record that Add writes first, before the pod has its addresses and limits.
 func (p *Pod) record(nw *Network, hash string) *state.Attachment {
 	return &state.Attachment{
 		Network: nw.Name, ContainerID: p.ContainerID, IfName: p.IfName, Pod: p.Name, NetNS: p.Path,

@@ -65,8 +65,8 @@ func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip
 	return err
 }
 
-// refuseTwin returns an error if the bridge or another pod on it has the requested MAC. It does not check MACs that we
-// derive: they differ if addresses or names differ.
+// refuseTwin returns an error if the bridge or another pod on it has the requested MAC. It does not check a MAC that
+// begins with ident.DerivedMAC. We derive such MACs, and they differ if addresses or names differ.
 func (a *addCall) refuseTwin(ctx context.Context) error {
 	mac := a.pod.MAC
 	if mac == nil || mac[0] == ident.DerivedMAC {

@@ -77,8 +77,7 @@ func (portPart) mend(ctx context.Context, p *podSite) error {
 	return p.s.Links.Enslave(ctx, port)
 }
 
-// portDifferences returns the differences between port, a port of the bridge br, and the port that the record
-// requires.
+// portDifferences returns the differences between the link port and the port on the bridge br that the record requires.
 func portDifferences(ctx context.Context, s *session, a *state.Attachment, port, br *bridge.Link) ([]tombolo.Difference,
 	error) {
 	p := portOn(a, br)

@@ -50,16 +50,16 @@ func (d Dead) MarshalJSON() ([]byte, error) {
 	}{d.Attachment.onRecord(), d.Why, kept})
 }
 
-// CollectDead removes attachments whose pods are gone, and returns them. If network is empty, it looks at all networks.
-// If the network is not on record, the error matches ErrInvalid. A killed runtime leaves such attachments. If all
-// records are of an earlier epoch, usually an earlier boot, CollectDead deletes the records, and returns none.
+// CollectDead removes attachments whose pods are gone, and returns them. A killed runtime leaves such attachments. If
+// network is empty, CollectDead looks at all networks. If the network is not on record, the error matches ErrInvalid.
+// If all records are of an earlier epoch, usually an earlier boot, CollectDead deletes the records, and returns none.
 //
 // A pod is gone if two conditions hold. Its port is gone, or about to be deleted together with its namespace. And its
 // recorded path does not lead to the pod's namespace. One condition alone is not enough. A path that cannot be opened
 // may belong to another mount namespace. An operator may have deleted the port.
 //
-// CollectDead skips attachments that an Add or Del is working on. It releases addresses to the allocators of
-// Config.Allocators. If an attachment cannot be removed, its field Kept has the reason. With dryRun nothing is changed.
+// CollectDead skips attachments that another call is working on. It releases addresses as Del does. If an attachment
+// cannot be removed, its field Kept has the reason. With dryRun nothing is changed.
 //
 // It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN to distinguish namespaces.
 func (n *Node) CollectDead(ctx context.Context, network string, dryRun bool) ([]Dead, error) {

@@ -221,9 +221,9 @@ func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	return found, err
 }
 
-// openNetworks opens a session under the shared lock. It returns networks recorded in this epoch, which usually is this
-// boot. Each has attachments, or rules that no longer fit the host's own forwarding (forwardingChanged). If there are
-// none, the session is nil.
+// openNetworks opens a session under the shared lock. It returns the networks of this epoch, which usually is this
+// boot, that have attachments. It also returns networks whose rules no longer fit the host's own forwarding
+// (forwardingChanged). If there are none, the session is nil.
 func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
 	s, err := n.openKnown()
 	if err != nil {
@@ -259,7 +259,7 @@ func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, er
 // mendStrays deletes the firewall elements and IFB links of attachments that have neither a record nor a port. It also
 // deletes the elements of addresses that a pod no longer has. Such elements come back when a program loads an older
 // copy of our tables. mendStrays reports whether it found any elements. It takes the state directory's exclusive lock,
-// so no Add is in progress.
+// so each Add in progress has its record.
 func mendStrays(ctx context.Context, s *session) (found bool, _ error) {
 	if err := s.enterAlone(ctx); err != nil {
 		return false, err

@@ -338,8 +338,8 @@ func (nextHopPart) look(_ context.Context, n *site) error {
 }
 
 // If default routes lead through the host and the host's MAC is not the recorded one, make records the new MAC for
-// future pods. It also updates the neighbour entries in the present pods. On a bridge of another program, it also makes
-// the bridge's MAC explicit.
+// future pods. It also updates the neighbour entries in the present pods. If another program's bridge has this MAC,
+// make makes the bridge's MAC explicit.
 func (nextHopPart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	mac, before := n.hostMAC(), net.HardwareAddr(n.rec.HostMAC)
 	if n.rec.DefaultRoute != exitHost || bytes.Equal(mac, before) {

@@ -239,7 +239,8 @@ func errDeleted() error {
 }
 
 // refuseDeleted returns an error if an ADD's record was removed. Call it before each change of objects that are named
-// after the attachment, since another ADD may own them by then. For a complete ADD it returns nil.
+// after the attachment, since another ADD may own them by then. Outside of an ADD, record is nil, and refuseDeleted
+// returns nil.
 func refuseDeleted(record *state.Pending) error {
 	if record == nil {
 		return nil
@@ -300,12 +301,13 @@ type Config struct {
 	// Collect and Remove do not look for leases.
 	LeaseDir string
 	// Mark is the bit of the packet mark that means that a packet of a pod may be forwarded. All networks of a node
-	// share it. 0 means the bit in the networks' records or, without records, nft.DefaultMark.
+	// share it. 0 means nft.DefaultMark for Add, Check, Ready, Del and Change. Other calls then prefer the bit in the
+	// networks' records.
 	Mark uint32
 	// Allocators returns the allocator to which Del releases addresses. origin is the recorded origin of a network's
 	// attachment; nil selects the network's present allocator. If Allocators returns nil, the addresses are not
-	// released. If Allocators itself is nil, only addresses with an origin of type host-local can be released. Del
-	// then fails for the addresses of an allocator that Network.Origin does not name.
+	// released. If Allocators itself is nil, only addresses with an origin of type host-local can be released. Del then
+	// fails for the addresses of any other allocator.
 	Allocators func(network string, origin *Origin) (ipam.Allocator, error)
 	// Log receives warnings for the operator about problems that do not make a call fail. nil discards them.
 	Log *slog.Logger
@@ -364,8 +366,7 @@ func (n *Node) openEntered(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// withSession opens a session for the named networks, or for all networks if there are no names. It calls the function
-// do with the session, and closes the session.
+// withSession opens a session with openKnown, calls the function do with the session, and closes the session.
 func (n *Node) withSession(do func(*session) error, networks ...string) error {
 	s, err := n.openKnown(networks...)
 	if err != nil {

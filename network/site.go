@@ -20,8 +20,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// A part is one object or setting that the pods of a network share on the node. Its file contains everything about
-// it, including its removal (remove.go has the order).
+// A part is one object or setting that the pods of a network share on the node. removeNetwork removes the parts that no
+// other network needs.
 type part interface {
 	// look compares the object or setting with the network's record, and adds the differences to n.found. It changes
 	// nothing. If n.quick is set, as for an Add, it requests single objects only, so its cost does not depend on the
@@ -115,7 +115,7 @@ func (n *site) make(ctx context.Context) (changed bool, _ error) {
 		partChanged, err := p.make(ctx, n)
 		changed = changed || partChanged
 		if err != nil {
-			return i > 0, err // how far the part came is unknown
+			return i > 0, err // after the first part, assume that something shared was missing
 		}
 	}
 	return changed, n.reattach(ctx)
@@ -145,8 +145,8 @@ func (f *findings) addAll(diffs []tombolo.Difference, remedy tombolo.Remedy) {
 	}
 }
 
-// A podPart is one object or setting of a pod on its network. Its file contains everything about it, including its
-// creation in an Add (add.go has the order) and its removal in a Del (del.go).
+// A podPart is one object or setting of a pod on its network. addCall.run creates the podParts of a new pod, and
+// teardown.takeDown removes them.
 type podPart interface {
 	// look compares the object or setting with the record, and adds the differences to p.found. It changes nothing.
 	look(ctx context.Context, p *podSite) error
@@ -242,7 +242,7 @@ func (n *site) reattach(ctx context.Context) error {
 	return nil
 }
 
-// requirement describes the network that one call needs, such as an Add.
+// requirement describes the network that a call such as Add needs.
 type requirement struct {
 	// Record is the network's record as requested, without the gateways and subnets of other pods. MTU is 0, and NFCall
 	// and Promiscuous are nil, if the configuration leaves them open.
@@ -252,8 +252,8 @@ type requirement struct {
 	Routed       bool // the value of NFCall if it is open
 	ForceAddress bool // addresses of the bridge that overlap with a gateway's are replaced
 
-	PodEgress bool              // the pod has a policy of egress
-	Owner     string            // the hash of the attachment of the Add
+	PodEgress bool              // the pod has an egress policy
+	Owner     string            // the hash of the Add's attachment
 	Pod       *state.Attachment // the record of the call's pod; nil in Ready, which has no pod
 }
 
@@ -337,8 +337,8 @@ func samePools(a, b *state.Network) bool {
 }
 
 // complete prepares a network that has needsCompletion set, under the state directory's exclusive lock. It makes host
-// ports at 127.0.0.1 work, and records the pools. It is faster than a build, because a network may get its first host
-// port many times.
+// ports at 127.0.0.1 work, and records the pools. It is faster than a build. This matters since a network may get its
+// first host port many times.
 func (n *site) complete(ctx context.Context) error {
 	rec, w := n.rec, n.required
 	unfiltered := rec.LoopbackUnfiltered
@@ -530,7 +530,7 @@ func (w *requirement) newRecord(epoch string, attachments []*state.Attachment) *
 	}
 
 	for _, a := range attachments {
-		rec.Guard = rec.Guard || a.Guard != "" // a container of Docker may have a guard of its own
+		rec.Guard = rec.Guard || a.Guard != "" // a pod may have a guard although its network has none
 		for _, address := range a.Addresses {
 			rec.Subnets = appendNew(rec.Subnets, address.Prefix.Masked())
 			if !w.Gateway || !address.Gateway.IsValid() {

@@ -69,8 +69,8 @@ func (s *session) loadTake(nic string) (rec *uplink.Record, _ error) {
 	return rec, stateError(err)
 }
 
-// withLock calls do under the state directory's exclusive lock, so that no Add works at the same time. If nic cannot be
-// the name of a link, it returns an error.
+// withLock calls do under the state directory's exclusive lock, so that no Add changes the host at the same time. If
+// nic cannot be the name of a link, it returns an error.
 func (u Uplinks) withLock(ctx context.Context, nic string, do func(*session) error) error {
 	if err := checkNIC(nic); err != nil {
 		return err

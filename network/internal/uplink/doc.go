@@ -1,5 +1,5 @@
-// Package uplink makes a host's NIC a port of a bridge while traffic goes on, and gives the NIC back. Everything that
-// the host has on the NIC moves to the bridge: static addresses, routes of all tables, neighbours and parameters.
+// Package uplink makes a host's NIC a port of a bridge while traffic goes on, and gives the NIC back. The NIC's static
+// addresses and its routes of all tables move to the bridge. Its neighbours and kernel parameters are copied.
 //
 //	conn := uplink.On(socket)
 //	u := uplink.Uplink{NIC: "eth0", Bridge: "br0"}
@@ -18,18 +18,18 @@
 //	port         copy the neighbours to the bridge, and make the NIC its port
 //	routes       add the routes to the bridge, and then delete the NIC's
 //	release      delete the NIC's addresses
-//	settle       set the strict parameters on the bridge
+//	settle       copy the loosened parameters too
 //
 // While the NIC is a port, packets that the host sends through it go out, and incoming packets are delivered through
 // the bridge. So the steps may take any time. Each step is planned by the present state, so that it may be repeated.
-// The way back works alike: the NIC stops being a port after the last route uses the bridge.
+// The way back works alike: the NIC stops being a port after all routes have moved.
 //
 // The record of a takeover is saved before each step. If a step fails, or the context ends, Take undoes all steps.
 // After a crash Restore undoes them. The host is reachable throughout.
 //
 // # Limits
 //
-// Plan refuses, with the reason, a takeover that would cut the host off. Masqueraded flows through the NIC end. XDP
-// and tc programs, sockets bound to the NIC and multicast groups joined on it stay there, and receive nothing more.
-// Firewall rules that name the NIC are not examined. The package takes no locks: see Journal and Conn.
+// Plan refuses, with the reason, a takeover that would cut the host off. Masqueraded flows through the NIC end. Sockets
+// bound to the NIC and multicast groups joined on it stay there, and receive nothing more. XDP and tc programs stay
+// there too. Firewall rules that name the NIC are not examined. The package takes no locks: see Conn.
 package uplink

@@ -49,7 +49,7 @@ func (m *move) addresses() []addr.Address {
 }
 
 // inOrder returns the addresses in the order in which they must be added, IPv4 first. The kernel lists a new IPv6
-// address before the others, so adding them in reverse order preserves the order of the listing.
+// address before the others of its scope, so adding them in reverse order preserves the order of the listing.
 func inOrder(list []addr.Address) []addr.Address {
 	if first6 := slices.IndexFunc(list, func(a addr.Address) bool { return a.Prefix.Addr().Is6() }); first6 >= 0 {
 		slices.Reverse(list[first6:])
@@ -166,8 +166,8 @@ func (m *move) routes() []route.Route {
 
 // moveRoutes returns the requests of one round (step.rounds). For each present route, moveRoutes first adds a route
 // through the other link. If that route exists already, as in the next round, moveRoutes deletes the present route. So
-// packets always find a route. The kernel combines IPv6 routes with gateways in the same place into one route. Such a
-// route is replaced in one request.
+// packets always find a route. The kernel combines IPv6 routes that have gateways and the same place (see place) into
+// one route. moveRoutes replaces such a route in one request.
 func (m *move) moveRoutes() []request {
 	var list []request
 	for _, r := range m.routes() {
@@ -235,8 +235,9 @@ func sameWay(a, b *route.Route) bool {
 			func(x, y route.Nexthop) bool { return x.Link == y.Link && x.Gateway == y.Gateway })
 }
 
-// isKernelsOwn reports whether the kernel itself adds and removes a route, together with an address or with IPv6 on
-// a link. These are routes to the host's own addresses, and to broadcast, multicast and link-local addresses.
+// isKernelsOwn reports whether the kernel itself maintains a route on each link, so that it need not move. These are
+// routes to the host's own addresses, and to broadcast, multicast and IPv6 link-local addresses. The kernel's routes to
+// the subnets of other addresses do not count.
 func isKernelsOwn(r *route.Route) bool {
 	everywhere := r.Table == unix.RT_TABLE_LOCAL || r.Type == unix.RTN_MULTICAST || r.Dst.Addr().Is6() &&
 		r.Dst.Addr().IsLinkLocalUnicast()
@@ -283,8 +284,8 @@ func takeSteps(u *Uplink, nic *link.Info) []step {
 	}
 }
 
-// restoreSteps returns the steps that give a NIC back. Everything that is now on the bridge moves to the NIC, whether
-// or not it came from there.
+// restoreSteps returns the steps that give a NIC back. All addresses and routes that are now on the bridge move to the
+// NIC, whether or not they came from there.
 func restoreSteps() []step {
 	return []step{
 		{name: "bridge", work: func(_ context.Context, _ *Conn, rec *Record, _ *move) error {
@@ -456,8 +457,8 @@ func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 // atOnce is the largest number of requests in one sendmsg. Their acknowledgements must fit into the socket's buffer.
 const atOnce = 256
 
-// apply sends requests. It continues after errors, but not after the end of ctx, and returns the first error that
-// matters (see request.done).
+// apply sends requests. It continues after errors, and returns the first error that matters (see request.done). If ctx
+// ends, apply stops and returns ctx's error.
 func (c *Conn) apply(ctx context.Context, requests []request) (first error) {
 	for some := range slices.Chunk(requests, atOnce) {
 		if err := ctx.Err(); err != nil {

@@ -130,7 +130,7 @@ func (r *Record) save(j Journal) error {
 }
 
 // Take makes the NIC a port of the bridge, and moves its addresses, routes and neighbours there by the steps of Plan.
-// If a step fails, or ctx ends, Take undoes the previous steps and removes the journal.
+// If a step fails, or ctx ends, Take undoes all steps and removes the journal.
 //
 // If Take refuses the NIC before the first step, the error matches ErrRefused. If Take returns a record together with
 // an error, the caller must call Restore to complete the undo.
@@ -249,7 +249,7 @@ func waitUntilLocal(ctx context.Context, c *Conn, _ *Record, m *move) error {
 	return usable.Wait(ctx, c.addrs, m.to.Index, added...)
 }
 
-// Restore moves everything that is on the bridge to the NIC, removes the NIC from the bridge, and removes the journal.
+// Restore moves the bridge's addresses and routes to the NIC, removes the NIC from the bridge, and removes the journal.
 // It deletes the bridge unless other ports are on it. It continues after most errors. If an address or a route cannot
 // move, it stops, so that the host stays reachable on the bridge. After an error the journal stays, and the caller may
 // call Restore again. If the NIC no longer exists, Restore only deletes the bridge and removes the journal. After a
@@ -334,8 +334,8 @@ type snapshot struct {
 	Links []link.Info `json:"links,omitempty"`
 	// Addresses are the addresses of the NIC and the bridge, in the kernel's order.
 	Addresses []addr.Address `json:"addresses,omitempty"`
-	// Routes are the routes of all tables through the NIC or the bridge, in the kernel's order. Routes that the
-	// kernel added by itself are left out.
+	// Routes are the routes of all tables through the NIC or the bridge, in the kernel's order. They lack the routes
+	// that need not move (isKernelsOwn).
 	Routes []route.Route `json:"routes,omitempty"`
 	// Behind are IPv4 routes through other links in the same place as a route in Routes (see place). Now the kernel
 	// prefers the route in Routes. After the move it would prefer the route in Behind.
@@ -494,7 +494,7 @@ func (s *snapshot) refuseNIC(no refusal) {
 		"%s has no carrier, so nothing could be tried; check its cable", nic.Name)
 }
 
-// isChild reports whether a link of the kind takes its frames from another link, which then cannot be a bridge's
+// isChild reports whether kind is macvlan, macvtap, ipvlan or ipvtap. The NIC below such a link cannot be a bridge's
 // port.
 func isChild(kind string) bool {
 	return slices.Contains([]string{"macvlan", "macvtap", "ipvlan", "ipvtap"}, kind)

@@ -70,7 +70,7 @@ func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err er
 	b.append(request{op: op, object: obj, want: nothing, err: err}, m)
 }
 
-// append encodes a message at the end of the batch. Execute sets its sequence number later.
+// append encodes a message at the end of the batch. Conn.assignSequence sets the message's sequence number later.
 func (b *Batch) append(r request, m netlink.Message) {
 
 	if b.buf == nil {
@@ -173,13 +173,13 @@ type Conn struct {
 // New returns a Conn that uses and owns the transport t.
 func New(t Transport) *Conn { return &Conn{t: t} }
 
-// Of converts a Socket that a public package received to a Conn. For a Socket of any other type, it returns nil.
+// Of returns s as a Conn. Public packages take such a Conn as a tombolo.Socket. If s is not a Conn, Of returns nil.
 func Of(s tombolo.Socket) *Conn {
 	c, _ := s.(*Conn)
 	return c
 }
 
-// Close closes the transport. Later calls, including another Close, return an error that matches tombolo.ErrInvalid.
+// Close closes the transport. Later requests, and another Close, return an error that matches tombolo.ErrInvalid.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	t := c.t
@@ -549,7 +549,7 @@ func listing(ask netlink.HeaderType) kind {
 	case unix.RTM_GETROUTE:
 		keys := []uint16{unix.RTA_DST, unix.RTA_OIF, unix.RTA_GATEWAY, unix.RTA_PRIORITY, unix.RTA_TABLE}
 		return kind{unix.SizeofRtMsg, 8, keys}
-	case unix.RTM_GETNEIGH: // without the state, which changes with each packet
+	case unix.RTM_GETNEIGH: // without the state, which traffic changes
 		return kind{unix.SizeofNdMsg, 8, []uint16{unix.NDA_DST, unix.NDA_LLADDR}}
 	case unix.RTM_GETRULE:
 		return kind{unix.SizeofRtMsg, unix.SizeofRtMsg, []uint16{unix.FRA_PRIORITY, unix.FRA_SRC, unix.FRA_DST}}

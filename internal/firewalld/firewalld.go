@@ -395,7 +395,7 @@ const (
 	busPath = dbus.ObjectPath("/org/freedesktop/DBus")
 )
 
-// ErrNoBus means that no program listens at the bus's address, or that firewalld has just ended.
+// ErrNoBus means that no connection to the bus is possible, or that firewalld has just ended.
 var ErrNoBus = errors.New("no bus")
 
 // bus is a connection to a D-Bus message bus.
@@ -406,8 +406,8 @@ type bus struct {
 	notify  func() // called after a signal about firewalld, and at the end of the connection
 }
 
-// dialBus connects to a bus, and subscribes to signals about firewalld. The connection ends with ctx. If no program
-// listens, the error matches ErrNoBus.
+// dialBus connects to a bus, and subscribes to signals about firewalld. The connection ends with ctx. If connect(2)
+// fails, for example because no program listens, the error matches ErrNoBus.
 func dialBus(ctx context.Context, address string, timeout time.Duration, notify func()) (*bus, error) {
 	socket, err := dialSocket(ctx, address, timeout)
 	if err != nil {
@@ -533,7 +533,8 @@ func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method st
 	return nil
 }
 
-// isAnswer reports whether an error came from the called program rather than from the bus.
+// isAnswer reports whether an error is an error message over D-Bus, except the messages of isDisconnected. Usually the
+// called program sent it.
 func isAnswer(err error) bool {
 	var e dbus.Error
 	return errors.As(err, &e) && !isDisconnected(err)

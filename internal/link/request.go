@@ -18,10 +18,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Request describes a request about one link. Fields that are zero add no attributes to the message.
+// Request describes a request about one link, or about all links of a group. Fields that are zero add no attributes to
+// the message, with one exception: if Index, Name and Group are all unset, the message has an empty name.
 type Request struct {
 	// Index selects the link. If it is 0, Name selects the link. If Name is empty too, Group selects all links of a
-	// group.
+	// group. A Name or Group that selects nothing is a new value for the link.
 	Index         int
 	Name          string
 	Flags, Change uint32 // IFF_*; Change is the mask of the flags to change
@@ -125,7 +126,7 @@ func List(c *nl.Conn, op, kind string, master int, each func(*Info)) error {
 }
 
 // Count calls the callback each with every link of a kind. Of the attributes, it decodes only the name and the
-// counters. It sends one request.
+// counters.
 func Count(c *nl.Conn, kind string, each func(*Info)) error {
 	r := Request{Kind: kind}
 	return r.list(c, "count packets", each, unix.IFLA_IFNAME, unix.IFLA_STATS64)

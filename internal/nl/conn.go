@@ -208,8 +208,8 @@ func (closedTransport) Close() error {
 
 // receiveSize is the maximum length in bytes of a datagram from the kernel, which is an answer or a part of a listing.
 // The longest answer is a link with 64 KiB of alternative names. The unused part of the buffer costs no memory. With a
-// smaller buffer, the kernel would split a listing into more parts. Then links that come and go would interrupt nearly
-// every listing.
+// buffer of less than 32 KiB, the kernel would split a listing into more parts. Then links that come and go would
+// interrupt nearly every listing.
 const receiveSize = 80 << 10
 
 // announcementSize is the maximum length in bytes of an announcement.
@@ -536,9 +536,9 @@ type kind struct {
 
 // listing returns how to identify the objects of a list that must be checked for consistency. Lists of some kinds can
 // be inconsistent without a mark from the kernel. Between two parts of a list, the kernel remembers only how many
-// objects it has written, and not the last one. It does not mark lists of routes, neighbours, rules and filters, or
-// of the addresses of one link. Since Linux 6.9, it does not reliably mark lists of all addresses. If such a list has
-// several parts, it must be read a second time, in other parts, with the same result.
+// objects it has written, and not the last one. It does not mark lists of routes, neighbours, policy rules and tc
+// filters, or of the addresses of one link. Since Linux 6.9, it does not reliably mark lists of all addresses. If such
+// a list has several parts, it must be read a second time, in other parts, with the same result.
 //
 // For other lists, the result has no keys. The kernel marks interrupted lists of links, nf_tables objects and next
 // hops. In a list of flows or sockets, the kernel itself finds the place where the previous part ended.

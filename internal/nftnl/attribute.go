@@ -320,16 +320,16 @@ func LinkKey(link string, rest []byte, pad int) []byte {
 // forwarded for pods. docs/config.md lists the bits that other programs use.
 const DefaultMark = 0x10
 
-// DefaultTable is the name of our tables if the field Table of such a Config is empty.
+// DefaultTable is the name of our tables if the field Table of nft.Config or foreign.Config is empty.
 const DefaultTable = "tombolo"
 
 // maxTable is the maximum length in bytes of a table's name that CheckTable accepts. Such a name still fits into the
 // comment of a rule.
 const maxTable = 32
 
-// CheckTable returns an error that matches tombolo.ErrInvalid if the name or the mark is invalid. They are the fields
-// Table and Mark of a Config. An empty name means DefaultTable. A mark of 0 is valid only with DefaultTable: any other
-// table needs its own mark.
+// CheckTable checks the fields Table and Mark of nft.Config or foreign.Config. If one is invalid, the error matches
+// tombolo.ErrInvalid. An empty name means DefaultTable. A mark of 0 is valid only with DefaultTable: any other table
+// needs its own mark.
 func CheckTable(name string, mark uint32) error {
 	isLetter := func(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 	if name != "" && !(ident.IsIdentifier(name) && isLetter(name[0])) {
@@ -376,7 +376,7 @@ type Chain struct {
 	Table, Name string
 	Kind        string
 	Hook        uint32
-	Device      string // in family netdev: the name of the link with the hook, if that link exists
+	Device      string // in family netdev: the name of the link with the hook, if there is exactly one
 	Priority    int32
 	Policy      uint32
 	Uses        uint32 // the number of its rules plus the number of jumps to it

@@ -19,7 +19,7 @@ import (
 )
 
 // Request describes a request about one link, or about all links of a group. Fields that are zero add no attributes to
-// the message, with one exception: if Index, Name and Group are all unset, the message has an empty name.
+// the message. Only if Index, Name and Group are all unset, the message has an empty name.
 type Request struct {
 	// Index selects the link. If it is 0, Name selects the link. If Name is empty too, Group selects all links of a
 	// group. A Name or Group that selects nothing is a new value for the link.
@@ -34,8 +34,8 @@ type Request struct {
 	Lower         int     // the link below a new one; 0 for none
 	Group         *uint32
 	NetNS         *int                 // file descriptor of the namespace to create the link in
-	Kind          string               // the kind of the link, and of Data
-	Data          rtnetlink.LinkDriver // settings of the kind
+	Kind          string               // the kind of the link; ignored if Data is set
+	Data          rtnetlink.LinkDriver // the kind of the link, with its settings
 	// Peer describes the other end of a new veth. It replaces Kind and Data, and gives each end a single transmit
 	// queue.
 	Peer        *Request

@@ -10,7 +10,7 @@
 //	}
 //
 // It talks to firewalld over D-Bus. It changes only firewalld's running configuration, never the permanent one. So it
-// repeats the change whenever firewalld starts or reloads. It respects an operator's choice: it leaves a link alone
+// repeats the change whenever firewalld starts or reloads. It respects an operator's choice. It leaves a link alone
 // that has a zone in the permanent configuration, or is in another zone than the default one.
 package firewalld
 

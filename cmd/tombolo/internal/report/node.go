@@ -98,7 +98,7 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 }
 
 // Open opens a node. If the state directory is missing, it returns an error. A missing default directory is no
-// error, since it only means that no pod was ever attached.
+// error, since it only means that no pod was attached since the boot.
 func Open(ctx context.Context, cfg *network.Config) (*network.Node, error) {
 	if dir := cfg.StateDir; filepath.IsAbs(dir) && dir != network.DefaultStateDir {
 		if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {

@@ -116,8 +116,8 @@ func (z *Zones) notify() {
 
 // Look puts the links of State.ForwardedLinks into the zone, except links for which another program or a user chose a
 // zone. It takes out links whose networks are gone. If firewalld does not run in this network namespace, Look only
-// calls Tell. After an error, call Look again soon. ErrNoBus is no fault: the bus does not run, or firewalld has just
-// ended. Look may then not have called Tell.
+// calls Tell. After an error, call Look again soon. ErrNoBus is usually no fault: the bus does not run, or firewalld
+// has just ended. Look may then not have called Tell.
 func (z *Zones) Look(ctx context.Context) error {
 	if z.bus != nil && z.bus.conn.Context().Err() != nil {
 		z.release()

@@ -115,8 +115,8 @@ func Get(b *nl.Batch, name string, index int, into *Info, only ...uint16) {
 	b.AddGet("get link", nl.Name(object), m, err, func(m netlink.Message) error { return into.Decode(m.Data, only...) })
 }
 
-// List calls the callback each with every link of a kind, of a master, or of both. If kind is empty and master is 0,
-// it lists all links. The kernel selects the links (Linux 4.6).
+// List calls the callback each with every link that has the given kind and the given master. An empty kind, and a
+// master of 0, match all links. The kernel selects the links (Linux 4.6).
 func List(c *nl.Conn, op, kind string, master int, each func(*Info)) error {
 	r := Request{Kind: kind, mask: skipStats()}
 	if master != 0 {

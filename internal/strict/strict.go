@@ -8,8 +8,8 @@
 //   - a key that occurs twice in an object is an [Error];
 //   - the top level must be an object.
 //
-// These differences do not apply inside raw messages, maps, arrays, interfaces and types that unmarshal themselves. The
-// package does not support embedded pointers, fields that hide others, fractions and lists of bytes.
+// These differences do not apply inside raw messages, maps, Go arrays, interfaces and types that unmarshal themselves.
+// The package does not support embedded pointers, fields that hide others, fractions and lists of bytes.
 //
 // A plugin is a process that reads a few documents and exits. encoding/json builds a decoder for each type, which
 // such a process uses once. This costs 5 % of an ADD. This package builds no decoders.

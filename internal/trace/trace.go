@@ -1,5 +1,5 @@
-// Package trace contains code that the DHCPv4 client and the DHCPv6 client share. It counts messages for the error
-// of a failed session, generates random numbers, and has helpers for errors and times.
+// Package trace contains code that the DHCPv4 client, the DHCPv6 client and their callers share. It counts messages for
+// the error of a failed session, generates random numbers, and has helpers for errors and times.
 package trace
 
 import (

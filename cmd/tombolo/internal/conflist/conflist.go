@@ -180,7 +180,7 @@ func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
 func isNamed(kind string) bool { return slices.Contains(cni.Names(), filepath.Base(kind)) }
 
 // named returns a text about the work that Tombolo does in place of the reference plugin with this name. It returns ""
-// for any other name.
+// for a plugin that makes interfaces or assigns addresses, and for an unknown name.
 func named(name string) string {
 	return map[string]string{
 		"bandwidth": "a pod's traffic is limited to the rates of the configuration or the runtime",

@@ -117,8 +117,8 @@ func dial(ns *netns.NS, dst netip.Addr, opt Echo) (conn *net.IPConn, err error) 
 	return conn, err
 }
 
-// run does the work of Ping. It sends requests for the duration wait. An answer that has already arrived counts even
-// after that time, because the process may not have got the CPU in time.
+// run does the work of Ping. It sends requests for at most the duration wait. An answer that has already arrived counts
+// even after that time, because the process may not have got the CPU in time.
 func (p *pinger) run(ctx context.Context, wait time.Duration) error {
 	limit := time.Now().Add(wait)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {

@@ -22,7 +22,7 @@ import (
 // the message. Only if Index, Name and Group are all unset, the message has an empty name.
 type Request struct {
 	// Index selects the link. If it is 0, Name selects the link. If Name is empty too, Group selects all links of a
-	// group. A Name or Group that selects nothing is a new value for the link.
+	// group. A Name or Group that is not needed for this selection is a new value for the link.
 	Index         int
 	Name          string
 	Flags, Change uint32 // IFF_*; Change is the mask of the flags to change

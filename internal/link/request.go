@@ -250,7 +250,7 @@ func (r *Request) hasPlainMTU() bool {
 }
 
 // isNameless reports whether Index, Name and Group are all unset. Request.more then writes an empty name, which
-// rtnetlink would omit. Without any name, the kernel would understand the request differently.
+// rtnetlink would omit. To a get without any name, the kernel would answer EINVAL, and not ENODEV for a missing link.
 func (r *Request) isNameless() bool { return r.Index == 0 && r.Name == "" && r.Group == nil }
 
 // isWhole reports whether rtnetlink supports every part of the request.

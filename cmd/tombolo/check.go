@@ -162,8 +162,8 @@ func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 }
 
 // printPorts warns about pods whose namespace path is gone while the pod's port on the bridge still exists. The kernel
-// deletes the port a moment after the last socket in the namespace is closed. The warning may be wrong, since the path
-// may exist in another mount namespace. printPorts skips the pods in dead, which gc has printed.
+// deletes the port a moment after the last process and the last socket have left the namespace. The warning may be
+// wrong, since the path may exist in another mount namespace. printPorts skips the pods in dead, which gc has printed.
 func (o *options) printPorts(ctx context.Context, node *network.Node, name string, dead []network.Dead) error {
 	networks, err := node.Networks(ctx)
 	for _, n := range networks {

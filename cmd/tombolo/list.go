@@ -39,7 +39,8 @@ func (o *options) lsCommand() *cobra.Command {
 	return ls
 }
 
-// list prints the pods, and marks those with differences. It prints differences that concern no pod to stderr.
+// list prints the pods, and marks those with differences. To stderr it prints the differences that concern no pod, and
+// the notes about the host.
 func (o *options) list(ctx context.Context, node *network.Node, only report.Selection) error {
 	inspection, err := only.Inspect(ctx, node)
 	if err != nil {

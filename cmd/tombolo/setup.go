@@ -31,8 +31,8 @@ func (o *options) installCommand() *cobra.Command {
 	return cmd
 }
 
-// install copies the plugin into the directory dir, also under the names in list. With undo it removes these names
-// instead, or all names if list is empty.
+// install copies the plugin into the directory dir, and adds a file for each name in list. With undo it removes these
+// files instead or, if list is empty, the files of all names.
 func (o *options) install(dir, list string, undo bool) error {
 	var names []string
 	if list == "" && undo {
@@ -118,7 +118,7 @@ type version struct {
 	CNI     []string `json:"cni"`
 }
 
-// thisVersion returns the version that the go command recorded from git.
+// thisVersion describes this build. The go command recorded the version and the commit from git.
 func thisVersion() version {
 	v := version{"unknown", "unknown", runtime.Version(), cni.SupportedVersions()}
 	if info, ok := debug.ReadBuildInfo(); ok {

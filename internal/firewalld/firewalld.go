@@ -10,7 +10,7 @@
 //	}
 //
 // It talks to firewalld over D-Bus. It changes only firewalld's running configuration, never the permanent one. So it
-// repeats the change whenever firewalld starts or reloads. It respects an operator's choice: it leaves a link alone
+// repeats the change whenever firewalld starts or reloads. It respects an operator's choice. It leaves a link alone
 // that has a zone in the permanent configuration, or is in another zone than the default one.
 package firewalld
 
@@ -116,8 +116,8 @@ func (z *Zones) notify() {
 
 // Look puts the links of State.ForwardedLinks into the zone, except links for which another program or a user chose a
 // zone. It takes out links whose networks are gone. If firewalld does not run in this network namespace, Look only
-// calls Tell. After an error, call Look again soon. ErrNoBus is no fault: the bus does not run, or firewalld has just
-// ended. Look may then not have called Tell.
+// calls Tell. After an error, call Look again soon. ErrNoBus is usually no fault: the bus does not run, or firewalld
+// has just ended. Look may then not have called Tell.
 func (z *Zones) Look(ctx context.Context) error {
 	if z.bus != nil && z.bus.conn.Context().Err() != nil {
 		z.release()
@@ -395,7 +395,7 @@ const (
 	busPath = dbus.ObjectPath("/org/freedesktop/DBus")
 )
 
-// ErrNoBus means that no program listens at the bus's address, or that firewalld has just ended.
+// ErrNoBus means that no connection to the bus is possible, or that firewalld has just ended.
 var ErrNoBus = errors.New("no bus")
 
 // bus is a connection to a D-Bus message bus.
@@ -406,8 +406,8 @@ type bus struct {
 	notify  func() // called after a signal about firewalld, and at the end of the connection
 }
 
-// dialBus connects to a bus, and subscribes to signals about firewalld. The connection ends with ctx. If no program
-// listens, the error matches ErrNoBus.
+// dialBus connects to a bus, and subscribes to signals about firewalld. The connection ends with ctx. If connect(2)
+// fails, for example because no program listens, the error matches ErrNoBus.
 func dialBus(ctx context.Context, address string, timeout time.Duration, notify func()) (*bus, error) {
 	socket, err := dialSocket(ctx, address, timeout)
 	if err != nil {
@@ -533,7 +533,8 @@ func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method st
 	return nil
 }
 
-// isAnswer reports whether an error came from the called program rather than from the bus.
+// isAnswer reports whether an error is an error message over D-Bus, except the messages of isDisconnected. Usually the
+// called program sent it.
 func isAnswer(err error) bool {
 	var e dbus.Error
 	return errors.As(err, &e) && !isDisconnected(err)

@@ -48,8 +48,9 @@ type Echo struct {
 // ErrNoReply is the cause of an error of Ping if no answer came in time.
 var ErrNoReply = errors.New("no echo reply")
 
-// Ping sends echo requests from a namespace until one is answered or opt.Wait is over. Without an answer, the error
-// matches ErrNoReply, an errno of the kernel (EHOSTUNREACH, ECONNREFUSED, …) or ctx's error.
+// Ping sends echo requests from a namespace until one is answered, the kernel reports an error, ctx is done, or
+// opt.Wait is over. Without an answer, the error matches ErrNoReply, an errno of the kernel (EHOSTUNREACH,
+// ECONNREFUSED, …) or ctx's error.
 func Ping(ctx context.Context, ns *netns.NS, dst netip.Addr, opt Echo) error {
 	conn, err := dial(ns, dst, opt)
 	if err == nil {
@@ -116,7 +117,7 @@ func dial(ns *netns.NS, dst netip.Addr, opt Echo) (conn *net.IPConn, err error) 
 	return conn, err
 }
 
-// run sends requests until one is answered, or until the time wait is over. An answer that has already arrived counts
+// run does the work of Ping. It sends requests for at most the duration wait. An answer that has already arrived counts
 // even after that time, because the process may not have got the CPU in time.
 func (p *pinger) run(ctx context.Context, wait time.Duration) error {
 	limit := time.Now().Add(wait)

@@ -121,8 +121,9 @@ func CheckHash(hash string) error {
 	return nil
 }
 
-// CheckText returns an error if name is empty or not UTF-8. what describes the name, for the error. Use it for names
-// that never become part of a path. JSON cannot store other bytes, so a record would not match its own hash.
+// CheckText returns an error if name is empty or not UTF-8. what describes the name, for the error. Use CheckText for
+// names that never become part of a path. JSON cannot store bytes that are not UTF-8, so a record with such a name
+// would not match its own hash.
 func CheckText(what, name string) error {
 	if name == "" {
 		return fmt.Errorf("%s: %w: it is empty", what, ErrName)

@@ -57,7 +57,7 @@ type Info struct {
 	IPv4, IPv6  Parameters
 	RouterFlags uint32     // IF_RA_*
 	Token       netip.Addr // interface identifier; if unspecified, the kernel chooses it
-	Counters    Counters   // only set by Count
+	Counters    Counters   // set if the message has IFLA_STATS64, as for Count
 }
 
 // Counters holds the numbers of packets and bytes that a link has received and sent since it was created.

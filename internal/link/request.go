@@ -18,10 +18,11 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Request describes a request about one link. Fields that are zero add no attributes to the message.
+// Request describes a request about one link, or about all links of a group. Fields that are zero add no attributes to
+// the message. Only if Index, Name and Group are all unset, the message has an empty name.
 type Request struct {
 	// Index selects the link. If it is 0, Name selects the link. If Name is empty too, Group selects all links of a
-	// group.
+	// group. A Name or Group that is not needed for this selection is a new value for the link.
 	Index         int
 	Name          string
 	Flags, Change uint32 // IFF_*; Change is the mask of the flags to change
@@ -33,8 +34,8 @@ type Request struct {
 	Lower         int     // the link below a new one; 0 for none
 	Group         *uint32
 	NetNS         *int                 // file descriptor of the namespace to create the link in
-	Kind          string               // the kind of the link, and of Data
-	Data          rtnetlink.LinkDriver // settings of the kind
+	Kind          string               // the kind of the link; ignored if Data is set
+	Data          rtnetlink.LinkDriver // the kind of the link, with its settings
 	// Peer describes the other end of a new veth. It replaces Kind and Data, and gives each end a single transmit
 	// queue.
 	Peer        *Request
@@ -114,8 +115,8 @@ func Get(b *nl.Batch, name string, index int, into *Info, only ...uint16) {
 	b.AddGet("get link", nl.Name(object), m, err, func(m netlink.Message) error { return into.Decode(m.Data, only...) })
 }
 
-// List calls the callback each with every link of a kind, of a master, or of both. If kind is empty and master is 0,
-// it lists all links. The kernel selects the links (Linux 4.6).
+// List calls the callback each with every link that has the given kind and the given master. An empty kind, and a
+// master of 0, match all links. The kernel selects the links (Linux 4.6).
 func List(c *nl.Conn, op, kind string, master int, each func(*Info)) error {
 	r := Request{Kind: kind, mask: skipStats()}
 	if master != 0 {
@@ -125,7 +126,7 @@ func List(c *nl.Conn, op, kind string, master int, each func(*Info)) error {
 }
 
 // Count calls the callback each with every link of a kind. Of the attributes, it decodes only the name and the
-// counters. It sends one request.
+// counters.
 func Count(c *nl.Conn, kind string, each func(*Info)) error {
 	r := Request{Kind: kind}
 	return r.list(c, "count packets", each, unix.IFLA_IFNAME, unix.IFLA_STATS64)
@@ -249,7 +250,7 @@ func (r *Request) hasPlainMTU() bool {
 }
 
 // isNameless reports whether Index, Name and Group are all unset. Request.more then writes an empty name, which
-// rtnetlink would omit. Without any name, the kernel would understand the request differently.
+// rtnetlink would omit. To a get without any name, the kernel would answer EINVAL, and not ENODEV for a missing link.
 func (r *Request) isNameless() bool { return r.Index == 0 && r.Name == "" && r.Group == nil }
 
 // isWhole reports whether rtnetlink supports every part of the request.

@@ -316,19 +316,20 @@ func LinkKey(link string, rest []byte, pad int) []byte {
 	return key
 }
 
-// DefaultMark is the mark bit if Config.Mark is 0. Packets with this bit may be forwarded for pods. docs/config.md
-// lists the bits that other programs use.
+// DefaultMark is the mark bit if the field Mark of nft.Config or foreign.Config is 0. Packets with this bit may be
+// forwarded for pods. docs/config.md lists the bits that other programs use.
 const DefaultMark = 0x10
 
-// DefaultTable is the name of our tables if Config.Table is empty.
+// DefaultTable is the name of our tables if the field Table of nft.Config or foreign.Config is empty.
 const DefaultTable = "tombolo"
 
 // maxTable is the maximum length in bytes of a table's name that CheckTable accepts. Such a name still fits into the
 // comment of a rule.
 const maxTable = 32
 
-// CheckTable returns an error that matches tombolo.ErrInvalid if a Config has an invalid Table or Mark. An empty name
-// means DefaultTable. A mark of 0 is valid only with DefaultTable: any other table needs its own mark.
+// CheckTable checks the fields Table and Mark of nft.Config or foreign.Config. If one is invalid, the error matches
+// tombolo.ErrInvalid. An empty name means DefaultTable. A mark of 0 is valid only with DefaultTable: any other table
+// needs its own mark.
 func CheckTable(name string, mark uint32) error {
 	isLetter := func(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 	if name != "" && !(ident.IsIdentifier(name) && isLetter(name[0])) {
@@ -375,7 +376,7 @@ type Chain struct {
 	Table, Name string
 	Kind        string
 	Hook        uint32
-	Device      string // in family netdev: the name of the link with the hook, if that link exists
+	Device      string // in family netdev: the name of the link with the hook, if there is exactly one
 	Priority    int32
 	Policy      uint32
 	Uses        uint32 // the number of its rules plus the number of jumps to it
@@ -409,8 +410,8 @@ type Queue struct {
 	Bypass       bool // the kernel accepts the packet if no program listens
 }
 
-// QueueOf returns the queues that a rule, an NFT_MSG_NEWRULE, passes packets to. ok is false for any other rule, and
-// for a rule that computes the queue's number.
+// QueueOf returns the queues that a rule passes packets to. The parameter rule holds the attributes of an
+// NFT_MSG_NEWRULE. ok is false for a rule without a queue, and for a rule that computes the queue's number.
 func QueueOf(rule []byte) (q Queue, ok bool) {
 	Each(Find(rule, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {
 		own := Find(b, unix.NFTA_EXPR_DATA)
@@ -431,7 +432,7 @@ func QueueOf(rule []byte) (q Queue, ok bool) {
 	return q, ok
 }
 
-// QueueListeners returns the numbers of the queues that programs in this network namespace read.
+// QueueListeners returns the numbers of the queues that programs read in the calling thread's network namespace.
 func QueueListeners() (map[uint16]bool, error) {
 	text, err := os.ReadFile("/proc/thread-self/net/netfilter/nfnetlink_queue")
 	if errors.Is(err, os.ErrNotExist) { // the module is not loaded
@@ -450,8 +451,8 @@ func QueueListeners() (map[uint16]bool, error) {
 	return list, err
 }
 
-// RuleComment returns the comment of a rule, an NFT_MSG_NEWRULE, no matter whether nft or iptables added it. Without a
-// comment, it returns "".
+// RuleComment returns the comment of a rule, no matter whether nft or iptables added the rule. The parameter rule holds
+// the attributes of an NFT_MSG_NEWRULE. Without a comment, RuleComment returns "".
 func RuleComment(rule []byte) string {
 	comment, _ := CommentOf(Find(rule, unix.NFTA_RULE_USERDATA))
 	Each(Find(rule, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {

@@ -207,7 +207,7 @@ type SharedSocket struct {
 	*Verified
 }
 
-// Of converts s to a SharedSocket. If s does not come from this module, requests through the result return errors.
+// Of converts s to a SharedSocket. If s is neither a SharedSocket nor an nl.Conn, the Conn of the result is nil.
 func Of(s tombolo.Socket) SharedSocket {
 	if own, ok := s.(SharedSocket); ok {
 		return own

@@ -70,7 +70,7 @@ func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err er
 	b.append(request{op: op, object: obj, want: nothing, err: err}, m)
 }
 
-// append encodes a message at the end of the batch. Execute sets its sequence number later.
+// append encodes a message at the end of the batch. Conn.assignSequence sets the message's sequence number later.
 func (b *Batch) append(r request, m netlink.Message) {
 
 	if b.buf == nil {
@@ -173,13 +173,13 @@ type Conn struct {
 // New returns a Conn that uses and owns the transport t.
 func New(t Transport) *Conn { return &Conn{t: t} }
 
-// Of converts a Socket that a public package received to a Conn. For a Socket of any other type, it returns nil.
+// Of returns s as a Conn. Public packages take such a Conn as a tombolo.Socket. If s is not a Conn, Of returns nil.
 func Of(s tombolo.Socket) *Conn {
 	c, _ := s.(*Conn)
 	return c
 }
 
-// Close closes the transport. Later calls, including another Close, return an error that matches tombolo.ErrInvalid.
+// Close closes the transport. Later requests, and another Close, return an error that matches tombolo.ErrInvalid.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	t := c.t
@@ -208,8 +208,8 @@ func (closedTransport) Close() error {
 
 // receiveSize is the maximum length in bytes of a datagram from the kernel, which is an answer or a part of a listing.
 // The longest answer is a link with 64 KiB of alternative names. The unused part of the buffer costs no memory. With a
-// smaller buffer, the kernel would split a listing into more parts. Then links that come and go would interrupt nearly
-// every listing.
+// buffer of less than 32 KiB, the kernel would split a listing into more parts. Then links that come and go would
+// interrupt nearly every listing.
 const receiveSize = 80 << 10
 
 // announcementSize is the maximum length in bytes of an announcement.
@@ -536,9 +536,9 @@ type kind struct {
 
 // listing returns how to identify the objects of a list that must be checked for consistency. Lists of some kinds can
 // be inconsistent without a mark from the kernel. Between two parts of a list, the kernel remembers only how many
-// objects it has written, and not the last one. It does not mark lists of routes, neighbours, rules and filters, or
-// of the addresses of one link. Since Linux 6.9, it does not reliably mark lists of all addresses. If such a list has
-// several parts, it must be read a second time, in other parts, with the same result.
+// objects it has written, and not the last one. It does not mark lists of routes, neighbours, policy rules and tc
+// filters, or of the addresses of one link. Since Linux 6.9, it does not reliably mark lists of all addresses. If such
+// a list has several parts, it must be read a second time, in other parts, with the same result.
 //
 // For other lists, the result has no keys. The kernel marks interrupted lists of links, nf_tables objects and next
 // hops. In a list of flows or sockets, the kernel itself finds the place where the previous part ended.
@@ -549,7 +549,7 @@ func listing(ask netlink.HeaderType) kind {
 	case unix.RTM_GETROUTE:
 		keys := []uint16{unix.RTA_DST, unix.RTA_OIF, unix.RTA_GATEWAY, unix.RTA_PRIORITY, unix.RTA_TABLE}
 		return kind{unix.SizeofRtMsg, 8, keys}
-	case unix.RTM_GETNEIGH: // without the state, which changes with each packet
+	case unix.RTM_GETNEIGH: // without the state, which traffic changes
 		return kind{unix.SizeofNdMsg, 8, []uint16{unix.NDA_DST, unix.NDA_LLADDR}}
 	case unix.RTM_GETRULE:
 		return kind{unix.SizeofRtMsg, unix.SizeofRtMsg, []uint16{unix.FRA_PRIORITY, unix.FRA_SRC, unix.FRA_DST}}

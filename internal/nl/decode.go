@@ -250,8 +250,8 @@ func PutOther(ae *netlink.AttributeEncoder, list []netlink.Attribute) {
 	}
 }
 
-// Prefix returns the prefix with the given address and length. If they do not belong to the family, the error matches
-// ErrMalformed.
+// Prefix returns the prefix with the given address and length. If the address is not of the family, or is too short
+// for the length, the error matches ErrMalformed.
 func Prefix(family uint8, a netip.Addr, bits uint8) (netip.Prefix, error) {
 	p := netip.PrefixFrom(a, int(bits))
 	if !p.IsValid() || (family == unix.AF_INET) != a.Is4() {
@@ -328,8 +328,9 @@ func routeName(t int) (name string, header int) {
 	return "RTM_" + verbs[t%len(verbs)] + objects[i], headers[i]
 }
 
-// netfilterName returns the name of a message type of nfnetlink. It knows the messages of nf_tables, and those that
-// begin and end a batch. For other types, it returns a text with the numbers of subsystem and message.
+// netfilterName returns the name of a message type of nfnetlink. It knows the messages of nf_tables up to
+// NFT_MSG_TRACE, and the messages that begin and end a batch. For other types, it returns a text with the numbers of
+// subsystem and message.
 func netfilterName(t int) string {
 	names := []string{"NEWTABLE", "GETTABLE", "DELTABLE", "NEWCHAIN", "GETCHAIN", "DELCHAIN", "NEWRULE", "GETRULE",
 		"DELRULE", "NEWSET", "GETSET", "DELSET", "NEWSETELEM", "GETSETELEM", "DELSETELEM", "NEWGEN", "GETGEN", "TRACE"}
@@ -346,7 +347,7 @@ func netfilterName(t int) string {
 }
 
 // appendAttributes appends attributes to text as type:length:hex. If an attribute has the flag NLA_F_NESTED, it appends
-// the attributes inside in braces. If b has no valid attributes, it appends hexadecimal digits.
+// the attributes inside in braces. If the attributes in b are malformed, it appends b as hexadecimal digits.
 func appendAttributes(text, b []byte) []byte {
 	start := len(text)
 	err := Decode(b, func(ad *netlink.AttributeDecoder) {

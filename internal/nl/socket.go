@@ -19,7 +19,7 @@ import (
 // Dial opens a netlink socket for a protocol, such as unix.NETLINK_ROUTE or unix.NETLINK_NETFILTER. It enables extended
 // acknowledgements and, for NETLINK_ROUTE, strict checking of requests. The socket works on the network namespace ns,
 // from any thread. If ns is nil, it works on the calling thread's namespace. If ns is not nil, Dial needs
-// CAP_SYS_ADMIN. Most requests need CAP_NET_ADMIN.
+// CAP_SYS_ADMIN. Changes, and all requests to NETLINK_NETFILTER, need CAP_NET_ADMIN.
 func Dial(protocol int, ns *netns.NS) (*Conn, error) {
 	t, err := Open(protocol, ns)
 	if err != nil {

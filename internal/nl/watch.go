@@ -129,9 +129,9 @@ func (w *Watch) Queued() ([]netlink.Message, error) {
 // queue reads the messages that the kernel has queued for a socket.
 //
 // If the kernel loses messages, it reports ENOBUFS once, before the messages that are still queued. Until the process
-// has read this report, the kernel loses more messages without another report. So queue first reads all queued
-// messages, and only then returns ENOBUFS to its caller. If a caller looked for changes earlier, it could miss
-// changes whose messages were lost later.
+// has read all queued messages, the kernel drops every further message without another report. So queue first reads
+// all queued messages, and only then returns ENOBUFS to its caller. If a caller looked for changes earlier, it could
+// miss changes whose messages were lost later.
 type queue struct {
 	buf   []byte
 	lost  bool // messages were lost, and receive has not reported this yet

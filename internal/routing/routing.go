@@ -25,7 +25,7 @@ type Rule struct {
 
 	From, To   netip.Prefix
 	IIF, OIF   string // names of links, which need not exist; IIF "lo" means packets of the host itself
-	Mark, Mask uint32 // Mark is compared in the bits of Mask
+	Mark, Mask uint32 // the packet's mark must equal Mark in the bits of Mask
 	TOS        uint8
 	Invert     bool // apply the rule to packets that do not match
 

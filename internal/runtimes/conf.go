@@ -232,9 +232,9 @@ func (n *Network) addresses(c *Container, conf, ipam map[string]any) error {
 }
 
 // identify sets the fields of the ipam section that identify the container to a DHCP server. If Container.Lasting is
-// set, the identity is derived from the container's name. If not, a requested MAC is the identity, unless it equals the
-// MAC that the plugin derives for the container. A runtime that attaches a container again may request the derived MAC,
-// and must not change the identity.
+// set, the identity consists of the names of container and network. If not, a requested MAC is the identity, unless it
+// equals the MAC that the plugin derives for the container. A runtime that attaches a container again may request the
+// derived MAC. The identity must then stay as it was.
 func (n *Network) identify(c *Container, ipam map[string]any) {
 	switch {
 	case c.Lasting:
@@ -246,8 +246,8 @@ func (n *Network) identify(c *Container, ipam map[string]any) {
 }
 
 // MAC returns the MAC that the runtime requests for the container, as text. Without a request, and if Container.Lasting
-// is set, it derives a MAC from the container's name, since home routers recognize a machine by its MAC. If not, it
-// returns "", and the plugin chooses a MAC.
+// is set, it derives a MAC from the names of container and network. Home routers recognize a machine by its MAC.
+// Without a request and without Lasting, it returns "", and the plugin chooses a MAC.
 func (n *Network) MAC(c *Container) string {
 	if c.MAC != "" || !c.Lasting {
 		return c.MAC

@@ -51,7 +51,7 @@ type Container struct {
 	Name  string // also the host name in DHCP requests
 	// Lasting is set if the next container with this name must get the same address from the DHCP server.
 	Lasting   bool
-	MAC       string // as text; if empty, the plugin chooses one
+	MAC       string // the requested MAC as text; if empty, see Network.MAC
 	Addresses []netip.Prefix
 	Ports     []cni.PortMapping
 	Options   map[string]string // the container's own options: see ContainerOptions

@@ -33,15 +33,16 @@ const (
 // Error is one error in a JSON document.
 type Error struct {
 	Kind Kind
-	Path string // the field with all its parents: "ipam.ranges[0][0].rangeStrat"; empty for the document itself
+	// Path is the field with all its parents: "ipam.ranges[0][0].rangeStrat". It is empty for the document itself, and
+	// for an error of Kind Syntax.
+	Path string
 	Text string // the message
-	Err  error  // the error of UnmarshalJSON or UnmarshalText, or nil
+	Err  error  // the error of a type's own UnmarshalJSON or UnmarshalText, or of encoding/json; nil if none
 }
 
 func (e *Error) Error() string { return e.Text }
 
-// Unwrap returns the error of a type's own UnmarshalJSON or UnmarshalText, so that errors.Is finds the errors that it
-// wraps.
+// Unwrap returns e.Err, so that errors.Is finds the errors that e.Err wraps.
 func (e *Error) Unwrap() error { return e.Err }
 
 // syntaxError returns an Error for an error of the JSON library, with the line and the column in its message.

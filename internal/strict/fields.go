@@ -16,7 +16,7 @@ import (
 type field struct {
 	name  string
 	index []int // for reflect: the path through embedded structs to the field
-	omit  bool  // Append leaves the field out if it is zero
+	omit  bool  // Append leaves the field out if it is zero or an empty list
 }
 
 // types caches the fields of struct types during one call of Part or Append.

@@ -8,8 +8,8 @@
 //   - a key that occurs twice in an object is an [Error];
 //   - the top level must be an object.
 //
-// The package does not check the contents of raw messages, maps, interfaces and types that unmarshal themselves. It
-// does not support embedded pointers, fields that hide others, fractions and lists of bytes.
+// These differences do not apply inside raw messages, maps, Go arrays, interfaces and types that unmarshal themselves.
+// The package does not support embedded pointers, fields that hide others, fractions and lists of bytes.
 //
 // A plugin is a process that reads a few documents and exits. encoding/json builds a decoder for each type, which
 // such a process uses once. This costs 5 % of an ADD. This package builds no decoders.
@@ -205,8 +205,8 @@ func (d *decoder) null(v reflect.Value) error {
 	return err
 }
 
-// self decodes the next value by the UnmarshalJSON or UnmarshalText of v's type. done is false if the type has no such
-// method.
+// self decodes the next value by the UnmarshalJSON or UnmarshalText of v's type. done is false if the type has neither
+// method, or if the value is null and the type has only UnmarshalText.
 func (d *decoder) self(v reflect.Value, null bool) (done bool, err error) {
 	// Most types have no method. Test this first, since the first test of a type for an interface is slow.
 	if v.Addr().NumMethod() == 0 {

@@ -24,8 +24,8 @@ const root = "/proc/sys/"
 // interface's name may contain dots.
 func Read(path string) (string, error) { return all().read(path) }
 
-// Write sets a parameter. It needs root in the user namespace that owns the network namespace. If /proc/sys is
-// read-only, Write returns an error, unless the parameter already has the value.
+// Write sets a parameter. For a network parameter, it needs CAP_NET_ADMIN in the user namespace that owns the network
+// namespace. If /proc/sys is read-only, Write returns an error, unless the parameter already has the value.
 func Write(path, value string) error { return all().Write(path, value) }
 
 // Ensure sets a parameter unless it already has the value, and reports whether it changed the parameter.

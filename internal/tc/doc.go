@@ -6,6 +6,6 @@
 //	l.GetQdisc(&batch, tc.Root, &qdisc)
 //	err := tc.Look(ctx, conn, &batch)
 //
-// Its users are package bandwidth, which limits the traffic of ports, package localnet, which protects the host's
-// 127.0.0.0/8, and package share.
+// Three packages use it: bandwidth limits the traffic of ports, localnet protects the host's 127.0.0.0/8, and share
+// connects a bridge to a shared NIC.
 package tc

@@ -15,8 +15,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/nl"
 )
 
-// Handle is the handle of our qdiscs, and Priority the priority of our filters. They contain "to" in ASCII, a number
-// that other programs are unlikely to choose.
+// Handle is the handle of our token bucket filters (tbf), and Priority the priority of our filters. They contain "to"
+// in ASCII, a number that other programs are unlikely to choose.
 const (
 	minor    = 0x746f
 	Handle   = minor << 16
@@ -100,7 +100,7 @@ type Bucket struct {
 }
 
 // SetTBF appends a request that makes a token bucket filter the root qdisc of a link. If the root qdisc is already our
-// token bucket filter, the request changes its parameters. The qdisc keeps its queue and its tokens.
+// token bucket filter, the request changes its parameters. The qdisc keeps its queue, and gets a full bucket of tokens.
 func (l Device) SetTBF(b *nl.Batch, w Bucket) {
 	l.add(b, "set qdisc tbf of", unix.RTM_NEWQDISC, netlink.Create|netlink.Replace, l.header(Handle, Root, 0), w.encode)
 }
@@ -342,7 +342,7 @@ func (q *Qdisc) Decode(b []byte) error {
 	return nil
 }
 
-// Ours reports whether the qdisc has the kind and the handle of Tombolo's qdiscs.
+// Ours reports whether the qdisc has the kind and the handle of a qdisc of SetTBF.
 func (q Qdisc) Ours() bool { return q.Kind == "tbf" && q.Handle == Handle }
 
 // Burst returns the burst in bytes. It is as exact as a tick permits.

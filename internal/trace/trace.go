@@ -1,5 +1,5 @@
-// Package trace contains code that the DHCPv4 client and the DHCPv6 client share. It counts messages for the error
-// of a failed session, generates random numbers, and has helpers for errors and times.
+// Package trace contains code that the DHCPv4 client, the DHCPv6 client and their callers share. It counts messages for
+// the error of a failed session, generates random numbers, and has helpers for errors and times.
 package trace
 
 import (
@@ -17,7 +17,7 @@ import (
 // ErrTimeout is the cause of an error if no lease came in time. Package dhcpc exports it.
 var ErrTimeout = errors.New("no lease in time")
 
-// ErrSilent is a further cause of such an error if no server answered at all.
+// ErrSilent is a further cause of an error with the cause ErrTimeout if no server answered at all.
 var ErrSilent = errors.New("no server answered")
 
 // Invalid is an error that matches tombolo.ErrInvalid.

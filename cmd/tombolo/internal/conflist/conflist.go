@@ -24,7 +24,7 @@ import (
 
 // Report is the result of examining one file.
 type Report struct {
-	Problems []string // errors, as ADD would report them
+	Problems []string // all errors: those that ADD would report, and those in the list of plugins
 	Warnings []string // probable mistakes that ADD nevertheless accepts
 	Plan     []string // the steps of the first ADD; empty if there are problems
 	List     bool     // the file is a list of plugins (.conflist)
@@ -180,7 +180,7 @@ func isOurs(kind string) bool { return filepath.Base(kind) == "tombolo" }
 func isNamed(kind string) bool { return slices.Contains(cni.Names(), filepath.Base(kind)) }
 
 // named returns a text about the work that Tombolo does in place of the reference plugin with this name. It returns ""
-// for any other name.
+// for a plugin that makes interfaces or assigns addresses, and for an unknown name.
 func named(name string) string {
 	return map[string]string{
 		"bandwidth": "a pod's traffic is limited to the rates of the configuration or the runtime",
@@ -213,9 +213,9 @@ func (r *Report) doubles(parts []list) {
 	}
 }
 
-// plugin examines the configuration of one plugin, and adds the problems and warnings, or the steps of an ADD, to the
-// report. The plugin's type may be tombolo or the name of a reference plugin, which determines how Tombolo reads the
-// configuration. The list before contains the types of the preceding plugins.
+// plugin examines the configuration of one plugin. It adds the problems to the report or, if there are none, the
+// warnings and the steps of an ADD. The plugin's type may be tombolo or the name of a reference plugin. The type
+// determines how Tombolo reads the configuration. The list before contains the types of the preceding plugins.
 func (r *Report) plugin(data []byte, l *list, before []string) {
 	name, already := filepath.Base(l.Type), len(r.Problems)
 	if isOurs(name) {

@@ -146,8 +146,8 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 		"the answer comes to the pod's interface %s, and the pod does not take it", ifName), nil
 }
 
-// unanswered returns a finding about a neighbour that does not answer a request for its MAC, although the host passed
-// the request on. It pings the neighbour from the host, to find out whether only pods get no answer.
+// unanswered returns a finding about a neighbour that does not answer a request for its MAC, although the request came
+// to the bridge. It pings the neighbour from the host, to find out whether only pods get no answer.
 func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *Finding {
 	where := "on the bridge " + e.bridge.Name
 	if t.sent != nil {

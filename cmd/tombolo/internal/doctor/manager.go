@@ -14,7 +14,7 @@ import (
 type manager struct {
 	prefixes string // prefixes of the names of its chains and tables
 	name     string
-	command  string // a command that shows the program's setting
+	command  string // a command that shows the program's settings; for some programs also one that changes them
 }
 
 const policies = "kubectl get networkpolicy"
@@ -49,8 +49,8 @@ func managerOf(r *rule) *manager {
 	return &list[i]
 }
 
-// governs returns the remedy for a rule that a program manages. The remedy is never to delete the rule. The program
-// would create the rule again, and until then its protection would be missing. comment is the rule's comment.
+// governs returns the remedy for a rule that the program m manages. The remedy never deletes the rule with nft. The
+// program would create the rule again, and until then its protection would be missing. comment is the rule's comment.
 func (m *manager) governs(comment string) string {
 	command := m.command
 	if command == policies {

@@ -425,8 +425,8 @@ func (e *examination) acceptInPolicy(policy string) string {
 		`source address="%s" accept' && firewall-cmd --reload`, policy, family, e.at.Addresses[i].Prefix.Masked())
 }
 
-// remedy returns advice against a rule that drops a packet, or against a chain's policy. It never suggests deleting a
-// rule that a program manages. A rule with a comment may be such a rule.
+// remedy returns advice against a rule that drops a packet, or against a chain's policy. It does not suggest deleting a
+// rule whose program managerOf knows, or a rule with a comment, which a program may manage.
 func (e *examination) remedy(r *rule, comment, side string) string {
 	link := e.link.Name
 	zone, ofZone := strings.CutPrefix(r.chain, "filter_FWD_")

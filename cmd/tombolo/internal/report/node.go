@@ -37,9 +37,10 @@ func PodName(pod, containerID string) string {
 	return cmp.Or(pod, fmt.Sprintf("container %.12s", containerID))
 }
 
-// Meant reports whether name denotes an attachment. name may be the pod's name with or without its namespace; * stands
-// for any characters except /. It may also be an address, or the beginning of the container's ID. The name of the port
-// on the bridge and the name of the pod's interface denote the attachment too. An empty name denotes every attachment.
+// Meant reports whether name denotes an attachment. name may be the pod's name with or without its namespace, and with
+// the wildcards of filepath.Match. It may also be an address, or the beginning of the container's ID. The name of the
+// port on the bridge and the name of the pod's interface denote the attachment too. An empty name denotes every
+// attachment.
 func Meant(a *network.Attachment, name string) bool {
 	if name == a.Port || name == a.IfName || strings.HasPrefix(a.ContainerID, name) {
 		return true
@@ -97,7 +98,7 @@ func (s Selection) Inspect(ctx context.Context, node *network.Node) (*network.In
 }
 
 // Open opens a node. If the state directory is missing, it returns an error. A missing default directory is no
-// error, since it only means that no pod was ever attached.
+// error, since it only means that no pod was attached since the boot.
 func Open(ctx context.Context, cfg *network.Config) (*network.Node, error) {
 	if dir := cfg.StateDir; filepath.IsAbs(dir) && dir != network.DefaultStateDir {
 		if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {

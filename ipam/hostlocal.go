@@ -33,9 +33,9 @@ type Config struct {
 	// LockWait is the maximum time to wait for another process's lock on the directory. 0 means 5 s. The context may
 	// end the wait earlier.
 	LockWait time.Duration
-	// Search is for callers without records of attachments. Before Add assigns an address, it searches all
-	// reservations for an address that the attachment already has. If it finds one, the error matches ErrDuplicate.
-	// For an explicitly requested address, Add does not search.
+	// Search is for callers without records of attachments. Before Add assigns an address, it searches all reservations
+	// for an address that the attachment already has. If it finds one, the error matches ErrDuplicate. The search skips
+	// sets from which an address was requested (see Want).
 	Search bool
 }
 

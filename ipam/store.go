@@ -127,8 +127,8 @@ func (s *store) list() ([]netip.Addr, error) {
 }
 
 // reserve creates a reservation of addr, and returns true. It returns false if addr is reserved for another owner, or
-// if its file has another format or cannot be read. If addr is reserved for the same owner, the error matches
-// ErrDuplicate. reserve replaces the empty file of a process that died.
+// if its file has another format or cannot be read. If addr is reserved for the container and interface in r, the error
+// matches ErrDuplicate. reserve replaces the empty file of a process that died.
 func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 	path, owner := s.path(addr), Owner{ContainerID: r.containerID, IfName: r.ifName}
 	for range 2 {

@@ -437,10 +437,10 @@ type raSysctl struct {
 // to link-local groups (nft.Network's Groups).
 //
 // The following sysctls protect the host even if someone flushes the rules. With rp_filter (RFC 3704), the kernel drops
-// all IPv4 packets, since no route leads to this port. The exceptions have the source 0.0.0.0, and a destination in
-// 224.0.0.0/24, or 255.255.255.255, as DHCP clients send. With accept_ra 0, the kernel ignores router advertisements.
-// With drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination inside multicast frames. The
-// sysctl disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock for links (RTNL).
+// all IPv4 packets, since no route leads to this port. The exceptions have the source 0.0.0.0: broadcasts to
+// 255.255.255.255, as DHCP clients send, and some multicasts. With accept_ra 0, the kernel ignores router
+// advertisements. With drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination inside multicast
+// frames. The sysctl disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock for links (RTNL).
 
 // hostEndIPv4 returns the IPv4 sysctls of the host's end of a veth pair. Netlink can set them.
 func hostEndIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }

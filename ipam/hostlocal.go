@@ -35,7 +35,7 @@ type Config struct {
 	LockWait time.Duration
 	// Search is for callers without records of attachments. Before Add assigns an address, it searches all reservations
 	// for an address that the attachment already has. If it finds one, the error matches ErrDuplicate. The search skips
-	// sets from which an address was requested (see Want).
+	// a set if Want requests one of its addresses.
 	Search bool
 }
 

@@ -37,8 +37,8 @@ type Link struct {
 	Peer        int // for a veth, the index of the other end in that end's namespace
 	Alias       string
 	Group       uint32 // link group; 0 unless set
-	// RouteLocalnet is set if the kernel routes packets to 127.0.0.0/8 on the link
-	// (net.ipv4.conf.LINK.route_localnet).
+	// RouteLocalnet is the link's sysctl net.ipv4.conf.LINK.route_localnet. If it is on, the kernel routes packets to
+	// 127.0.0.0/8 on the link.
 	RouteLocalnet bool
 	// AcceptRA is the link's sysctl net.ipv6.conf.LINK.accept_ra: 0, 1 or 2. Without IPv6 on the link it is 0.
 	AcceptRA int

@@ -230,7 +230,7 @@ const (
 
 // Forwards returns the address families that the host forwards, in the fields IPv4 and IPv6. pods has all families that
 // the host forwards. router leaves out the families that only EnsureRouting has enabled, except IPv6 before Linux 6.17.
-// Forwards sends one request.
+// Forwards sends one request, for the sysctls of loopback.
 func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	lo, err := link.Find(ctx, c.nl, "", loopbackIndex, unix.IFLA_AF_SPEC)
 	if err != nil {

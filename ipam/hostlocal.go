@@ -139,9 +139,9 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 }
 
 // Add takes the lock once, and assigns one address from each set. As long as the next address in turn is free, Add
-// reads neither the directory nor other reservations, except with Keep, with Config.Search or after a boot. The error
-// matches ErrPoolFull if no address is left. It matches ErrAddressTaken if a requested address is taken or, with Keep,
-// kept for another name.
+// reads neither the directory nor other reservations. Exceptions are Keep, Config.Search and the first Add after a
+// boot. The error matches ErrPoolFull if no address is left. It matches ErrAddressTaken if a requested address is taken
+// or, with Keep, kept for another name.
 //
 // With Config.Search, the error matches ErrDuplicate if the search finds an address of the owner. Without it, Add does
 // not search for earlier addresses, since callers keep records of attachments. A second Add for the owner then assigns

@@ -173,7 +173,7 @@ func (s *session) reclaim(addr netip.Addr) error {
 }
 
 // release removes the reservation of addr. The caller has checked the owner. If addr is kept for a name (see
-// HostLocal.Keep), release moves it to the end of the kept addresses, so that other attachments get it last.
+// HostLocal.Keep), release moves it to the end of the kept addresses. So other attachments get it last.
 func (s *session) release(addr netip.Addr) error {
 	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("release "+addr.String(), err)

@@ -372,8 +372,8 @@ func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, err
 	return list, err
 }
 
-// RemoveLink deletes the host's link and then removes the bridge from the VLAN. If no link with this name is in the
-// VLAN, or the link has another alias or is a veth, RemoveLink changes nothing and returns nil.
+// RemoveLink deletes the host's link and then removes the bridge from the VLAN. RemoveLink changes nothing and returns
+// nil if no link with this name is in the VLAN, or if it has another alias or is a veth.
 func (c *Conn) RemoveLink(ctx context.Context, l Link) error {
 	if err := check(Membership{ID: l.ID}); err != nil {
 		return err

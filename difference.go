@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Difference is one difference between the intended and the actual state, found by a Check function of this module.
-// Its text is for the operator and uses the names that ip and nft print.
+// Difference is one difference between the intended and the actual state, as the methods Check and Differences of this
+// module find it. Its text is for the operator.
 type Difference struct {
 	Object string // "port vethab…", "chain forward of table inet tombolo"
 	What   string // "MTU", "address", "rule"
@@ -25,7 +25,7 @@ type Difference struct {
 // one kernel object does not know which program should repair that object.
 type Remedy string
 
-// The remedies that package network names for a node's differences.
+// The remedies for the differences that package network finds. Packages bandwidth and vlan set RemedyConfigure too.
 const (
 	RemedyRepair    Remedy = "repair"         // Node.Repair; tombolo repair
 	RemedyCollect   Remedy = "gc"             // garbage collection of pods that died without a Del

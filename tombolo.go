@@ -1,5 +1,5 @@
-// Package tombolo is the root of a set of packages that put pods on a Linux bridge. They work in one process and only
-// over netlink: no package here starts another program.
+// Package tombolo is the root of a set of packages that put pods on a Linux bridge. They work in one process, mostly
+// over netlink: no public package starts another program.
 //
 //	ns, err := netns.New() // or nil, the calling thread's
 //	links, err := bridge.Dial(ns)
@@ -12,15 +12,16 @@
 // The programs in package comments omit the handling of errors; the Examples contain it. docs/embedding.md explains
 // the purpose of each package, and the promises of a version.
 //
-// In each package, Dial opens one netlink socket in the given namespace or, if that is nil, in the calling thread's.
-// On uses a socket that is already open. All packages use net/netip, and none knows about CNI. Only package network
-// logs, to the logger of its Config. If the environment variable NLDEBUG is set, as for mdlayher/netlink, every socket
-// prints its messages to standard error. Only packages ipam and network keep files. The verbs mean the same everywhere:
+// Dial opens a connection to the given namespace or, if that is nil, to the calling thread's. On uses a netlink socket
+// that is already open. Addresses have the types of net/netip. No public package imports the CNI library. Only package
+// network logs, to the logger of its Config. If the environment variable NLDEBUG is set, as for mdlayher/netlink, every
+// netlink socket prints its messages to standard error. Only packages ipam and network write files, except sysctls.
+// Most methods follow these verbs:
 //
 //	Add      creates; an existing object is an error (fs.ErrExist)
 //	Ensure   creates or corrects, and reports whether it changed anything
 //	Replace  creates or overwrites
-//	Del      deletes; a missing object is an error (fs.ErrNotExist)
+//	Del      undoes an Add; a missing object is no error
 //	Remove   deletes; a missing object is no error
 package tombolo
 
@@ -31,9 +32,8 @@ import (
 	"syscall"
 )
 
-// ErrInvalid is the cause of an error about an invalid argument, such as a file that is no namespace, or a closed
-// Conn. After such an error nothing has changed. A method that is called on a nil pointer, or with a nil context,
-// panics.
+// ErrInvalid is the cause of an error about an invalid argument, such as a file that is no namespace, or a closed Conn.
+// After such an error nothing has changed. A method that is called on a nil pointer, or with a nil context, may panic.
 var ErrInvalid = errors.New("invalid argument")
 
 // Socket is a netlink socket that several packages of this module share. A package's On function takes a Socket,
@@ -41,14 +41,14 @@ var ErrInvalid = errors.New("invalid argument")
 type Socket interface{ Close() error }
 
 // OpError is the error of an operation that the kernel refused, or that could not be requested. Every error of a
-// kernel operation in this module is an OpError, or wraps one or several. Use errors.As to reach the fields. Use
+// netlink request in this module is an OpError, or wraps one or several. Use errors.As to reach the fields. Use
 // errors.Is with an errno (unix.EEXIST) or an error of io/fs (fs.ErrExist, fs.ErrNotExist, fs.ErrPermission) to
 // distinguish causes.
 type OpError struct {
 	// Op is the requested operation, as a verb and the kind of object: "add link", "set port", "list routes".
 	Op string
-	// Object is the name of the object, such as a link's name, an address with its link, or a route. It is empty if
-	// there is only one such object.
+	// Object is the name of the object, such as a link's name, an address with its link, or a route. It is empty if no
+	// single object is meant, as in a listing.
 	Object string
 	// Err is the cause, usually the kernel's errno (a syscall.Errno).
 	Err error
@@ -100,6 +100,5 @@ func (e *OpError) Is(target error) bool {
 	return errno == syscall.ENODEV || errno == syscall.ESRCH || errno == syscall.EADDRNOTAVAIL
 }
 
-// ErrInterrupted is the cause of an error if changes interrupted a listing at every try. The kernel marks an
-// inconsistent listing with NLM_F_DUMP_INTR.
+// ErrInterrupted is the cause of an error if changes interrupted a listing at every try.
 var ErrInterrupted = errors.New("listing was interrupted by changes each time it was tried")

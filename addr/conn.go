@@ -17,7 +17,7 @@ import (
 )
 
 // Conn reads and writes the addresses of one network namespace. Several goroutines may call its methods at once. A
-// method sends nothing if its context is done. Errors of the kernel are *tombolo.OpError.
+// method sends nothing if its context is done. Errors of the kernel are, or wrap, a *tombolo.OpError.
 type Conn struct {
 	nl     *nl.Conn
 	shared bool
@@ -179,8 +179,8 @@ func (a *Address) network() netip.Prefix {
 func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 	var have Address
 
-	// With strict checking the kernel requires a prefix length of 0 here, and accepts no other attribute. The encoder
-	// of package rtnetlink would add an attribute of type 0.
+	// With strict checking the kernel requires a prefix length of 0 here, and refuses an attribute of type 0. The
+	// encoder of package rtnetlink would add one.
 	m, err := nl.Marshal(unix.RTM_GETADDR, 0, header(unix.AF_INET6, 0, 0, a.Link).MarshalBinary,
 		func(ae *netlink.AttributeEncoder) {
 			nl.PutAddr(ae, unix.IFA_ADDRESS, a.Prefix.Addr())
@@ -197,7 +197,7 @@ func (c *Conn) get(ctx context.Context, a *Address) (Address, error) {
 // compare a Broadcast, Label or Protocol that is not set. It renews a finite lifetime unless the remaining seconds are
 // equal; renewing counts as a change.
 //
-// If the kernel cannot change a property in place, Ensure deletes the address and adds it again in one message. If the
+// If the kernel cannot change a property in place, Ensure deletes the address and adds it again in one datagram. If the
 // kernel refuses the new address, Ensure restores the old one. For IPv4 such properties are Flags, Scope, Broadcast,
 // Label and Peer; see Remove for the consequences of a deletion. For IPv6 they are the prefix length, IFA_F_MCAUTOJOIN,
 // and a Peer or Metric to remove. Ensure also replaces an unusable IPv6 address: one whose duplicate address detection

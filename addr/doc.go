@@ -6,11 +6,10 @@
 //	a := addr.Address{Prefix: netip.MustParsePrefix("2001:db8::1/64"), Link: index, Flags: addr.NoDAD}
 //	changed, err := conn.Ensure(ctx, a) // adds it, or does nothing
 //	list, err := conn.List(ctx, addr.Filter{Link: index})
-//	err = conn.Remove(ctx, a) // success also if nothing is there
+//	err = conn.Remove(ctx, a) // no error if it does not exist
 //
 // Adding and deleting need CAP_NET_ADMIN in the user namespace that owns the network namespace; listing needs no
-// capability. A socket in another namespace needs CAP_SYS_ADMIN. The package needs Linux 6.1 or later. The comments
-// of Address name the fields that need a newer kernel.
+// capability. A socket in another namespace needs CAP_SYS_ADMIN. The package needs Linux 6.1 or later.
 //
 // A link can have an IPv6 address only once, but an IPv4 address once for each prefix length and peer's network.
 package addr

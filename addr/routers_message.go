@@ -45,8 +45,8 @@ const (
 	optionHeader = 8 // bytes before the list: type, length, two reserved bytes, lifetime in seconds
 )
 
-// update processes the options of one advertisement. Any machine of the LAN may have sent them, so update ignores
-// invalid options. A lifetime of 0 withdraws an earlier server or domain.
+// update processes options of one advertisement. Any machine of the LAN may have sent them, so update ignores invalid
+// options. A lifetime of 0 withdraws an earlier server or domain.
 func (n *nameService) update(options []byte) {
 	for len(options) >= optionUnit {
 		length := int(options[1]) * optionUnit
@@ -143,7 +143,7 @@ func isLabel(s string) bool {
 }
 
 const (
-	linkRAReceived = 0x20 // IF_RA_RCVD, include/net/if_inet6.h: an advertisement came since the link came up
+	linkRAReceived = 0x20 // IF_RA_RCVD, include/net/if_inet6.h: an advertisement came after a solicitation
 	linkRAManaged  = 0x40 // IF_RA_MANAGED: the M flag of the last advertisement
 	linkRAOther    = 0x80 // IF_RA_OTHERCONF: the O flag of the last advertisement
 )

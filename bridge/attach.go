@@ -39,8 +39,7 @@ var ErrPeerExists = errors.New("the pod has an interface of this name already")
 // ErrBridgeFull is wrapped by the error of Attach if the bridge cannot have another port.
 var ErrBridgeFull = errors.New("the bridge holds 1023 ports, the most that Linux allows")
 
-// ErrNoIPv6 is wrapped by the error of Attach if the port needs IPv6 (IPv6 addresses or Autoconf) and the kernel has
-// none.
+// ErrNoIPv6 is wrapped by an error about a port that needs IPv6 (IPv6 addresses or Autoconf) if the kernel has none.
 var ErrNoIPv6 = errors.New("IPv6 is switched off in this kernel (ipv6.disable=1 on its command line, or built without)")
 
 // Attach connects a pod to a bridge. It creates a veth pair, with one end as a port of the bridge. The other end is the
@@ -259,8 +258,8 @@ func (c *Conn) SetPortMTU(ctx context.Context, port string, mtu int) error {
 	return c.refuseIPv6(port)
 }
 
-// writeSysctls writes the sysctls of the pod's interface that have no netlink attribute. It must run before the
-// interface comes up.
+// writeSysctls writes the sysctls of the pod's interface and loopback that have no netlink attribute. It must run
+// before the interface comes up.
 func (p *Port) writeSysctls(inPod *podNamespace) error {
 	var errs []error
 	if inPod.ipv6 != nil && !p.LeaveIPv6 {
@@ -413,12 +412,12 @@ func (c *Conn) closeWaiting(port string) {
 	}
 }
 
-// Wait waits until a port has a carrier and the pod's IPv6 addresses are usable. The port then forwards, unless the
-// bridge runs the spanning tree protocol (see BridgeState.PortDelay). The kernel notices the carrier in the background,
-// some milliseconds late on a busy machine. A packet that is sent earlier gets lost, and its sender repeats it about a
-// second later. If duplicate address detection finds another node with one of the addresses, the error matches
-// addr.ErrDuplicate. If an address disappears first, the error matches fs.ErrNotExist. If ctx ends first, the error
-// matches ctx's error.
+// Wait waits until the kernel has noticed a port's carrier and the pod's IPv6 addresses are usable. The port then
+// forwards, unless the bridge runs the spanning tree protocol (see BridgeState.PortDelay). The kernel notices the
+// carrier in the background, some milliseconds late on a busy machine. A packet that is sent earlier gets lost, and its
+// sender repeats it about a second later. If duplicate address detection finds another node with one of the addresses,
+// the error matches addr.ErrDuplicate. If an address disappears first, the error matches fs.ErrNotExist. If ctx ends
+// first, the error matches ctx's error.
 //
 // Attach calls Wait itself, unless Port.NoWait is set. With NoWait, call Wait on the same Conn, which keeps sockets
 // open until Wait, Detach or Close. A second Wait for the port returns at once.

@@ -24,9 +24,9 @@ import (
 type Bridge struct {
 	// Name is the name of the bridge, of 1 to 15 bytes.
 	Name string
-	// MAC is the bridge's own MAC. If nil, an existing bridge keeps its MAC, and a new bridge gets a random one.
-	// Ensure always pins the MAC. The MAC of a bridge that is not pinned is the lowest MAC of its ports. It changes
-	// as ports come and go, and then neighbours have an outdated MAC in their caches.
+	// MAC is the bridge's own MAC. If nil, an existing bridge keeps its MAC, and a new bridge gets a random one. Ensure
+	// always pins the MAC. A MAC that is not pinned is the lowest MAC of the bridge's ports. It changes as ports come
+	// and go, and then neighbours have an outdated MAC in their caches.
 	MAC net.HardwareAddr
 	// MTU is the MTU in bytes. The MTU of a new bridge does not follow the MTUs of its ports. If 0, an existing
 	// bridge keeps its MTU, and a new one gets 1500.
@@ -36,7 +36,8 @@ type Bridge struct {
 	// again, and the kernel then drops the bridge's neighbour entries. So set Alias, unless the bridge belongs to
 	// another program.
 	Alias string
-	// NoIPv6 makes Ensure create a new bridge without a link-local address. It is for networks without IPv6.
+	// NoIPv6 makes Ensure create a new bridge without a link-local address. It is for bridges on which the host uses no
+	// IPv6.
 	NoIPv6 bool
 	// Promiscuous makes the bridge pass all frames to the host, whatever their destination (IFF_PROMISC). Like
 	// Port.Hairpin, it lets a pod reach itself through a service. Together with NFCall, packets from pods to a service
@@ -49,8 +50,8 @@ type Bridge struct {
 	//
 	// NFCall needs the kernel module br_netfilter, and has no effect without it: see ProbeNetfilter. False has no
 	// effect while the sysctls net.bridge.bridge-nf-call-iptables and -ip6tables are on, which apply to all bridges.
-	// After br_netfilter was loaded, the kernel turns them on in each new network namespace. While packets pass the
-	// firewall, a pod that calls its own published port needs Port.Hairpin.
+	// The kernel turns them on in all network namespaces when br_netfilter is loaded, and later in each new one. While
+	// packets pass the firewall, a pod that calls its own published port needs Port.Hairpin.
 	NFCall *bool
 	// VLANFiltering makes the bridge separate VLANs, as Port.VLAN requires. Existing ports stay in the default VLAN,
 	// but the bridge drops their tagged frames from then on. With false, an existing bridge stays unchanged, and a new
@@ -66,8 +67,8 @@ type Bridge struct {
 // ErrNotBridge is wrapped by the errors of Ensure and Remove if a link with the bridge's name is of another kind.
 var ErrNotBridge = errors.New("the link is not a bridge")
 
-// Ensure creates the bridge if it is missing, configures it, and reports whether it changed anything. Conn.Link returns
-// its index. Several callers may call Ensure at once.
+// Ensure creates the bridge if it is missing, or corrects it, and reports whether it did either. Conn.Link returns the
+// bridge's index. Several callers may call Ensure at once.
 //
 // Ensure does not change the spanning tree protocol. On a new bridge it is off, so a port forwards as soon as it has a
 // carrier.
@@ -150,8 +151,8 @@ const leastMTU, mostMTU = 68, 65535
 // program's.
 const unfinishedGroup = 29808
 
-// Unfinished reports whether the link is a bridge that Ensure has not finished creating, because it is still running
-// or was killed. Such a bridge has no alias yet. The next Ensure finishes it.
+// Unfinished reports whether the link is a bridge that Ensure has not finished creating, because Ensure is still
+// running, failed or was killed. Such a bridge has no alias yet. The next Ensure finishes it.
 func (l *Link) Unfinished() bool { return l != nil && l.Kind == "bridge" && l.Group == unfinishedGroup }
 
 // createBridge creates the bridge, without the settings that finish adds. It is no error if another caller has just
@@ -305,10 +306,10 @@ func (c *Conn) Remove(ctx context.Context, name string) error {
 }
 
 // Enslave makes the existing link port.Name a port of port.Bridge, and sets the link up. Use it for a port that lost
-// its bridge, or whose bridge was created again. The link gets the port flags of port, and also port.VLAN,
-// port.Alias, port.MAC and port.MTU if they are set. Port flags that port does not set, such as hairpin, are cleared.
-// Static entries of the forwarding database stay, also without StaticFDB. A link that is already a port of the bridge
-// keeps forwarding. Enslave does not change the peer. StaticFDB requires PeerMAC. Without VLAN and StaticFDB, and with
+// its bridge, or whose bridge was created again. The link gets the port flags of port, and also port.VLAN, port.Alias,
+// port.MAC and port.MTU if they are set. Port flags that port does not set, such as hairpin, are cleared. Static
+// entries of the forwarding database stay, even without StaticFDB. A link that is already a port of the bridge keeps
+// forwarding. Enslave does not change the peer. StaticFDB requires PeerMAC. Without VLAN and StaticFDB, and with
 // BridgeIndex, Enslave needs one sendmsg.
 func (c *Conn) Enslave(ctx context.Context, port Port) error {
 	if err := checkName(port.Name); err != nil {

@@ -35,7 +35,7 @@ type Conn struct {
 
 	mu      sync.Mutex
 	ipv6    *sysctl.Dir              // see hostIPv6
-	waiting map[string]*podNamespace // by port name; pods for which Attach left the waiting to Wait
+	waiting map[string]*podNamespace // by port name; the pods that Wait has not yet waited for
 }
 
 // Dial opens a connection to the network namespace ns, which contains the bridges. If ns is nil, Dial uses the
@@ -73,8 +73,8 @@ func (c *Conn) checkPod(pod *netns.NS, same bool) error {
 }
 
 // On returns a Conn that uses the open socket s and closes it in Close. The Conn calls dialPod within a pod's namespace
-// to open a socket there. If dialPod is nil, it opens an rtnetlink socket. Programs use Dial; On lets a test answer in
-// the kernel's place.
+// to open a socket there. If dialPod is nil, it opens an rtnetlink socket. Programs use Dial. On is for package share,
+// and for tests that answer in the kernel's place.
 func On(s tombolo.Socket, dialPod func() (tombolo.Socket, error)) *Conn {
 	if dialPod == nil {
 		return &Conn{nl: nl.Of(s), dialPod: dialRoute}
@@ -245,9 +245,9 @@ func (l *Link) checkOwner(op, owner string) error {
 		Err: fmt.Errorf("%w: its alias is %q, where %q is expected", ErrForeign, l.Alias, owner)}
 }
 
-// Autoconf selects the settings that a pod accepts from router advertisements. The pod takes addresses (RFC 4862), but
-// no temporary ones (RFC 8981), unless its sysctls are set otherwise (see Solicit). Each address has the same interface
-// identifier as addr.LinkLocal of the pod's MAC.
+// Autoconf selects the settings that a pod accepts from router advertisements. The pod takes addresses (RFC 4862). They
+// have the same interface identifier as addr.LinkLocal of the pod's MAC. The pod takes no temporary addresses (RFC
+// 8981), unless its sysctls are set otherwise (see Solicit).
 type Autoconf struct {
 	// DefaultRoute makes the pod accept default routes and other routes (RFC 4191) from routers. Without it, the pod
 	// accepts only routes to prefixes of 48 to 64 bits, so the caller must add a default route.
@@ -256,8 +256,8 @@ type Autoconf struct {
 
 // Autoconfigured holds the settings that a pod has received from router advertisements.
 type Autoconfigured struct {
-	// Advertised contains the addresses and the name servers. If a name server has a link-local address, its zone is
-	// the name of the pod's interface.
+	// Advertised contains the addresses, name servers and search domains. If a name server has a link-local address,
+	// its zone is the name of the pod's interface.
 	addr.Advertised
 	// Gateways are the link-local addresses of the routers in the pod's default routes. They are empty without
 	// Autoconf.DefaultRoute, or if no router offers a default route.
@@ -271,24 +271,24 @@ type Solicitation struct {
 	autoconf Autoconf
 	peer     string
 	link     int
-	// silent is set if the pod's sysctls keep the kernel from sending solicitations. formsNone is set if they keep it
-	// from forming addresses.
+	// silent is set if the pod's sysctls keep the kernel from sending solicitations. formsNone is set if Wait does not
+	// expect addresses, because of silent or because the sysctls keep the kernel from forming addresses.
 	silent, formsNone bool
 }
 
 // Solicit makes a pod that was attached with port.Autoconf accept router advertisements, and sends a router
 // solicitation. Call it when the port forwards, and after a guard (nft.Endpoint.SLAAC) permits the pod's addresses. The
-// kernel sends the solicitation before Solicit returns, and again after 4 s. The kernel then repeats the solicitation
-// with growing pauses until a router answers. Solicitation.Wait returns the result. If Solicit is called again, the
+// kernel sends the solicitation before Solicit returns. Until a router answers, it repeats the solicitation, first
+// after about 4 s, then with growing pauses. Solicitation.Wait returns the result. If Solicit is called again, the
 // kernel sends nothing, and Wait waits for the routers' periodic advertisements.
 //
 // Solicit does not change an IPv6 sysctl of the pod, such as autoconf or use_tempaddr, whose value is not the kernel's
-// default. The pod's owner or runtime has chosen that value. With some values the kernel sends no solicitation. If the
-// pod forms no addresses, Wait returns at once, without addresses.
+// default. The pod's owner or runtime has chosen that value. With some values the kernel sends no solicitation or forms
+// no addresses. Then Wait returns at once, without addresses.
 //
 // With port.LeaveIPv6 the interface may have received advertisements before, if another program has moved it into the
-// pod. In that case, Solicit deletes the default routes that the kernel has learnt, unless Autoconf.DefaultRoute is
-// set.
+// pod. So Solicit then deletes the default routes that the kernel has learnt, unless Autoconf.DefaultRoute is set or
+// the kernel sends no solicitation.
 func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicitation, error) {
 	if err := cmp.Or(ctx.Err(), c.checkPod(pod, true)); err != nil {
 		return nil, err
@@ -308,8 +308,8 @@ func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicita
 	return s, nil
 }
 
-// start first opens a socket for announcements, so that none is missed. Then it sets the sysctls and makes the kernel
-// send a solicitation. It also deletes default routes that the kernel learnt earlier, as Solicit describes.
+// start first opens the sockets, so that no announcement is missed. Then it sets the sysctls and makes the kernel send
+// a solicitation. It also deletes default routes that the kernel learnt earlier, as Solicit describes.
 func (s *Solicitation) start(c *Conn, pod *netns.NS, port *Port) error {
 	var l *link.Info
 	err := pod.Do(func() (err error) {
@@ -412,9 +412,10 @@ func token(l *link.Info) (netip.Addr, error) {
 }
 
 // Wait waits until the pod has a usable address from a router advertisement. With Port.DAD, this takes one or two
-// seconds after the advertisement. If the pod's sysctls keep the kernel from forming addresses, Wait returns at once
-// with an empty result. If another node has the address, the error matches addr.ErrDuplicate. If ctx ends first, the
-// error matches ctx's error and also addr.ErrNoRouter or addr.ErrNoPrefix.
+// seconds after the advertisement. If the pod's sysctls keep the kernel from sending solicitations or forming
+// addresses, Wait returns at once with an empty result. If another node has the address, the error matches
+// addr.ErrDuplicate. If ctx ends first, the error matches ctx's error and the reason, such as addr.ErrNoRouter or
+// addr.ErrNoPrefix.
 func (s *Solicitation) Wait(ctx context.Context) (*Autoconfigured, error) {
 	if s.formsNone {
 		return &Autoconfigured{}, nil

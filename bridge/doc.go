@@ -7,7 +7,7 @@
 //		Bridge: "pods0", Name: bridge.HostName("example", "container-1", "eth0"), Peer: "eth0",
 //		Alias: "example:container-1", Addresses: addresses, Routes: routes,
 //	}
-//	attached, err := conn.Attach(ctx, pod, port) // undoes its own steps if it fails
+//	attached, err := conn.Attach(ctx, pod, port) // deletes its veth pair if it fails
 //	differences, err := conn.Check(ctx, port)
 //	err = conn.Detach(ctx, port.Name, port.Alias) // no error if nothing exists
 //
@@ -16,13 +16,13 @@
 // take does not depend on the number of pods.
 //
 // One message creates the veth pair, with the pod's end already in the pod's namespace. Moving it there later would
-// take several RCU grace periods. Attach adds the pod's link-local address itself, like the other addresses.
-// Addresses skip duplicate address detection (IFA_F_NODAD) unless Port.DAD is set. MACs and MTUs are always set
-// explicitly, so that neither the kernel nor udev changes them later.
+// take several RCU grace periods. If the pod uses IPv6, Attach adds the link-local address itself, like the other
+// addresses. IPv6 addresses skip duplicate address detection (IFA_F_NODAD) unless Port.DAD is set. MACs and MTUs are
+// always set explicitly, so that neither the kernel nor udev changes them later.
 //
-// Ensure creates or corrects the bridge, and Bridge.Differences compares it. How pods reach services on their own
-// node, and themselves, depends on Port.Hairpin, Bridge.Promiscuous and Bridge.NFCall. Hairpin together with NFCall
-// works in all cases.
+// Ensure creates or corrects the bridge, and Bridge.Differences compares a Link with the Bridge. How pods reach
+// services on their own node, and themselves, depends on Port.Hairpin, Bridge.Promiscuous and Bridge.NFCall. Hairpin
+// together with NFCall works in all cases.
 //
 // # Pods on the LAN
 //

@@ -33,18 +33,18 @@ type Link struct {
 	// Promiscuous is set if a program set the flag IFF_PROMISC, as `ip link` does. It is not set if the link is
 	// promiscuous only because a packet capture is running.
 	Promiscuous bool
-	Master      int // index of the bridge or bond that the link belongs to, 0 if none
+	Master      int // index of the bridge, bond or other master of the link, 0 if none
 	Peer        int // for a veth, the index of the other end in that end's namespace
 	Alias       string
 	Group       uint32 // link group; 0 unless set
-	// RouteLocalnet is set if the kernel routes packets to 127.0.0.0/8 on the link
-	// (net.ipv4.conf.LINK.route_localnet).
+	// RouteLocalnet is the link's sysctl net.ipv4.conf.LINK.route_localnet. If it is on, the kernel routes packets to
+	// 127.0.0.0/8 on the link.
 	RouteLocalnet bool
 	// AcceptRA is the link's sysctl net.ipv6.conf.LINK.accept_ra: 0, 1 or 2. Without IPv6 on the link it is 0.
 	AcceptRA int
-	// Port has the link's own fields as above and its port flags, such as Hairpin. It is nil if the link is not a port
-	// of a bridge. Forwarding is set if the port forwards: it is up, has a carrier, and does not wait for the spanning
-	// tree protocol.
+	// Port describes the link as a port of a bridge: its name, MAC, MTU, alias and group, and its port flags, such as
+	// Hairpin. It is nil if the link is not a port of a bridge. Forwarding is set if the port forwards: it is up, has a
+	// carrier, and does not wait for the spanning tree protocol.
 	Port       *Port
 	Forwarding bool
 	Bridge     *BridgeState // nil unless it is a bridge
@@ -192,7 +192,7 @@ func optionalBool(on bool) *driver.BridgeEnable {
 const (
 	nudNoARP     = 0x40 // NUD_NOARP: a static entry
 	nudPermanent = 0x80 // NUD_PERMANENT: the MAC of the bridge or a port
-	ntfSticky    = 0x40 // NTF_STICKY: frames from elsewhere do not move the entry (Linux 5.0)
+	ntfSticky    = 0x40 // NTF_STICKY: frames from elsewhere do not move the entry
 )
 
 // fdbMessage returns a request about the entry for the pod's MAC in the bridge's forwarding database (NTF_MASTER). It
@@ -246,7 +246,7 @@ type fdbEntry struct {
 	state uint16
 }
 
-// isStatic reports whether the entry neither expires nor moves to another port.
+// isStatic reports whether the entry never expires.
 func (f fdbEntry) isStatic() bool { return f.state&(nudNoARP|nudPermanent) != 0 }
 
 // fdbEntry returns the entry for the pod's MAC in the forwarding database of the port's bridge. If there is none, the
@@ -267,7 +267,7 @@ func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, erro
 }
 
 // lacksStaticFDB reports whether p.StaticFDB is set but the bridge has no static entry for the pod's MAC at the port.
-// index is the index of the port.
+// Without p.PeerMAC it returns false. index is the index of the port.
 func (c *Conn) lacksStaticFDB(ctx context.Context, p *Port, index int) (bool, error) {
 	if !p.StaticFDB || len(p.PeerMAC) != 6 {
 		return false, nil
@@ -279,9 +279,9 @@ func (c *Conn) lacksStaticFDB(ctx context.Context, p *Port, index int) (bool, er
 	return err == nil && (!f.isStatic() || f.port != index), err
 }
 
-// Check compares the host's end of a pod's veth pair with port, and returns the differences. The MAC, the MTU and the
-// alias are compared only if port sets them. Check does not look at the pod's end, which belongs to the pod after
-// Attach has returned.
+// Check compares the host's end of a pod's veth pair with port, and returns the differences. The MAC, MTU, alias, VLANs
+// and static FDB entry are compared only if port sets them. Check does not look at the pod's end, which belongs to the
+// pod after Attach has returned.
 func (c *Conn) Check(ctx context.Context, port Port) ([]tombolo.Difference, error) {
 	l, err := c.Link(ctx, port.Name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -362,8 +362,8 @@ func orString(mac, other net.HardwareAddr) string {
 	return mac.String()
 }
 
-// Differences compares the link l with the bridge br. l is nil if the bridge does not exist. Fields that are not set
-// in br are not compared. The alias is not compared either, since only a new bridge gets it.
+// Differences compares the link l with the bridge br. l is nil if the bridge does not exist. Fields that are not set in
+// br are not compared. Alias and NoIPv6 are not compared either, since they apply only to a new bridge.
 func (br *Bridge) Differences(l *Link) []tombolo.Difference {
 	var list diff.List
 	object := "bridge " + br.Name

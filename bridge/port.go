@@ -185,7 +185,7 @@ func (p *Port) validate() error {
 	return p.VLAN.Check()
 }
 
-// checkName returns an error if the kernel would not accept name as the name of a link.
+// checkName returns an error if name is not a valid name of a link (ident.IsLinkName).
 func checkName(name string) error {
 	if !ident.IsLinkName(name) {
 		return fmt.Errorf("%w: %q is no name of a link"+ident.LinkNameForm, tombolo.ErrInvalid, name)
@@ -208,11 +208,11 @@ func (p *Port) create(b *nl.Batch, bridge, podNS int) {
 	r.Create(b, "add link", p.Name)
 }
 
-// configure appends the settings that the kernel ignores in the message that creates the pair: the alias, the
-// sysctls and the attributes of the port. If fresh is set, it leaves out attributes that have the kernel's default.
-// The request identifies the link by name, so that it can follow the creation in the same sendmsg. The request also
-// sets the port up, so the port is never up without its settings. A port with VLANs, or a new one with BeforeUp, is
-// set up later: see setUp.
+// configure appends the settings that the kernel ignores in the message that creates the pair: the alias, the sysctls
+// and the attributes of the port. If fresh is set, it leaves out port flags that have the kernel's default. If not, it
+// also sets p.MAC and p.MTU, unless they are zero. The request identifies the link by name, so that it can follow the
+// creation in the same sendmsg. The request also sets the port up, so the port is never up without its settings. A port
+// with VLANs, or a new one with BeforeUp, is set up later: see setUp.
 func (p *Port) configure(b *nl.Batch, fresh bool) {
 	r := link.Request{
 		Name: p.Name, Port: p.flags(fresh),
@@ -301,8 +301,8 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 	link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}.Set(b, "set link up", p.Peer)
 	routes := p.podRoutes(index)
 	for i, r := range routes {
-		// Add the first default route of each metric exclusively, so that it does not override the default route of
-		// another interface. Further ones cannot be exclusive, since the first one exists by then.
+		// Add the first default route of each family and metric exclusively, so that it does not override the default
+		// route of another interface. Further ones cannot be exclusive, since the first one exists by then.
 		isSame := func(o route.Route) bool {
 			isOfFamily := r.Dst.IsValid() || o.Gateway.BitLen() == r.Gateway.BitLen()
 			return o.Dst == r.Dst && isOfFamily && o.Priority == r.Priority && o.Table == r.Table
@@ -395,7 +395,7 @@ const (
 func (p *Port) raSysctls() []raSysctl {
 	// A pod accepts routes from advertisements only to prefixes of certain lengths. Thread border routers advertise
 	// routes to prefixes of 64 bits, so 64 is the maximum. Without DefaultRoute the minimum is 48, the length of a
-	// site's prefix, so that no advertised route replaces a route that the caller has added.
+	// site's prefix, so that no advertised route replaces the caller's default route.
 	router, shortest := int32(1), int32(0)
 	if !p.Autoconf.DefaultRoute {
 		router, shortest = 0, 48
@@ -423,8 +423,8 @@ func (p *Port) raSysctls() []raSysctl {
 }
 
 // raSysctl is a sysctl for router advertisements together with initial, its value in a new network namespace. asks is
-// set if the kernel sends no router solicitations while the sysctl is 0. forms is set if the kernel forms no addresses
-// while the sysctl is 0.
+// set if the kernel sends no router solicitations while the sysctl is 0. forms is set if Solicitation.Wait does not
+// expect addresses while the sysctl is 0.
 type raSysctl struct {
 	parameter
 	initial     int32
@@ -436,11 +436,11 @@ type raSysctl struct {
 // (01:80:c2:00:00:00 to :0f), and all frames if the port was removed from its bridge. Firewall rules drop the frames
 // to link-local groups (nft.Network's Groups).
 //
-// The following sysctls protect the host even if someone flushes the rules. With rp_filter (RFC 3704), the kernel
-// drops all IPv4 packets, since no route leads to this port. The exception is packets with source 0.0.0.0 and
-// destination 255.255.255.255, as DHCP clients send. With accept_ra 0, it ignores router advertisements. With
-// drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination inside multicast frames. The sysctl
-// disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock for links (RTNL).
+// The following sysctls protect the host even if someone flushes the rules. With rp_filter (RFC 3704), the kernel drops
+// all IPv4 packets, since no route leads to this port. The exceptions have the source 0.0.0.0: broadcasts to
+// 255.255.255.255, as DHCP clients send, and some multicasts. With accept_ra 0, the kernel ignores router
+// advertisements. With drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination inside multicast
+// frames. The sysctl disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock for links (RTNL).
 
 // hostEndIPv4 returns the IPv4 sysctls of the host's end of a veth pair. Netlink can set them.
 func hostEndIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }

@@ -26,16 +26,16 @@ import (
 type Routing struct {
 	// IPv4 and IPv6 enable forwarding of the family on all links of the host, including future links.
 	//
-	// If the host is already a router (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding is on), only Input has an
-	// effect. Otherwise EnsureRouting sets the sysctls of each link: net.ipv4.conf.LINK.forwarding, and
-	// net.ipv6.conf.LINK.force_forwarding (Linux 6.17). Older kernels can forward IPv6 only for all links, so
-	// EnsureRouting then sets net.ipv6.conf.all.forwarding.
+	// If the host already routes the family (net.ipv4.ip_forward or net.ipv6.conf.all.forwarding is on), EnsureRouting
+	// sets at most the sysctl of Input for it. Otherwise EnsureRouting sets the sysctls of each link:
+	// net.ipv4.conf.LINK.forwarding, and net.ipv6.conf.LINK.force_forwarding (Linux 6.17). Older kernels can forward
+	// IPv6 only for all links, so EnsureRouting then sets net.ipv6.conf.all.forwarding.
 	//
 	// The host then also forwards packets between links of other programs. Use the field Closed of nft.Network to
 	// drop such packets.
 	IPv4, IPv6 bool
-	// Input is the link where packets from pods come in. EnsureRouting also turns on forwarding for this link, since
-	// the kernel forwards IPv4 packets only from such links, even on a router.
+	// Input is the link where packets from pods come in. With IPv4 or IPv6, EnsureRouting also turns on forwarding for
+	// this link. Even on a router, the kernel forwards IPv4 packets only from links with forwarding on.
 	Input string
 	// RouteLocalnet is the bridge through which ports published on 127.0.0.1 lead to pods. EnsureRouting turns on
 	// net.ipv4.conf.LINK.route_localnet for it. The kernel then also accepts packets to 127.0.0.0/8 from this link. So
@@ -48,7 +48,7 @@ const (
 	routeLocalnet = "route_localnet"
 
 	// loopbackName is the name of the loopback interface, which every network namespace has. EnsureRouting sets its
-	// sysctl last, so the value shows whether all links were set.
+	// sysctl after those of the other links, so the value shows whether all links were set.
 	loopbackName = "lo"
 )
 
@@ -108,8 +108,8 @@ func (f *forwarding) parameters(input string) (list []hostParameter, _ error) {
 
 // keepAdvertised changes accept_ra from 1 to 2 on all links, and for future links, so that they still accept router
 // advertisements when the host forwards. With 1 the kernel would delete the routes that it has learnt, and ignore
-// further advertisements. It does not change an accept_ra of 0: then another program such as systemd-networkd handles
-// advertisements, or they are unwanted.
+// further advertisements. keepAdvertised leaves an accept_ra of 0: then another program such as systemd-networkd
+// handles advertisements, or they are unwanted.
 func keepAdvertised() error { return sysctl.Replace("ipv6", "accept_ra", "1", "2") }
 
 func (r *Routing) parameters() ([]hostParameter, error) {
@@ -230,7 +230,7 @@ const (
 
 // Forwards returns the address families that the host forwards, in the fields IPv4 and IPv6. pods has all families that
 // the host forwards. router leaves out the families that only EnsureRouting has enabled, except IPv6 before Linux 6.17.
-// Forwards sends one request.
+// Forwards sends one request, for the sysctls of loopback.
 func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 	lo, err := link.Find(ctx, c.nl, "", loopbackIndex, unix.IFLA_AF_SPEC)
 	if err != nil {

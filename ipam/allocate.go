@@ -118,7 +118,8 @@ func (s *store) isEmpty(addr netip.Addr) bool {
 	return err == nil && stat.Mode&unix.S_IFMT == unix.S_IFREG && stat.Size == 0
 }
 
-// fullError returns an error that matches ErrPoolFull: taken of the set's size addresses are reserved.
+// fullError returns an error that matches ErrPoolFull. taken is the number of reserved addresses, and size the number
+// of all addresses of the set.
 func (s *store) fullError(set RangeSet, taken, size uint64) error {
 	return s.failf(ErrPoolFull, "%s is full: %d of %d addresses reserved (in %s): "+
 		"delete pods, run GC, or give the network more addresses", set.describe(), taken, size, s.dir)

@@ -11,7 +11,7 @@ import (
 // An Allocator assigns addresses to the attachments of one network. [*HostLocal] is an Allocator. Package network
 // accepts any implementation.
 type Allocator interface {
-	// Bind returns a copy of the allocator with the facts about the node. It does not change its receiver. Package
+	// Bind returns a copy of the allocator that uses the facts in node. It does not change its receiver. Package
 	// network calls Bind before all other methods.
 	Bind(node Node) Allocator
 

@@ -4,8 +4,8 @@
 //	ranges := []ipam.RangeSet{{Ranges: []ipam.Range{{Subnet: netip.MustParsePrefix("10.1.0.0/24")}}}}
 //	addresses, err := ipam.NewHostLocal(&ipam.Config{Network: "pods", Dir: dir, Ranges: ranges})
 //	owner := ipam.Owner{ContainerID: "web-1", IfName: "eth0"}
-//	given, err := addresses.Add(ctx, owner) // 10.1.0.2/24 via 10.1.0.1
-//	err = addresses.Check(ctx, owner, given.Addresses)
+//	allocation, err := addresses.Add(ctx, owner) // 10.1.0.2/24 via 10.1.0.1
+//	err = addresses.Check(ctx, owner, allocation.Addresses)
 //	err = addresses.Del(ctx, owner, nil)
 //	err = addresses.Collect(ctx, owners) // the owners that still exist
 //
@@ -25,9 +25,9 @@
 // in use, even if the file is still empty. But if a process that holds the lock finds an empty file, the file's creator
 // died, and the address is free.
 //
-// Add takes the lock, and reads the marker, last_reserved_ip and the file of the address that it tries. It does not
-// list the directory as long as one of the next few addresses in turn is free. A Del with a hint reads only the
-// files of these addresses. So the cost of both does not grow with the number of pods. These calls list the
+// Add takes the lock, reads the marker and last_reserved_ip, and creates the file of the next address. It does not list
+// the directory as long as one of the next few addresses in turn is free. A Del with a hint reads only the files of
+// these addresses and .tombolo-kept. So the cost of both does not grow with the number of pods. These calls list the
 // directory: Del without a hint, Collect, Status, Pools, and a Check that got no address of some range set. An Add
 // lists it if it found several taken addresses in a row, with Config.Search, and as the first one after a boot.
 //
@@ -41,6 +41,6 @@
 //
 // # Needs and errors
 //
-// The package needs write access to the directory and no capability. Its errors match the sentinels of this package.
-// If several errors are joined, the most important one comes first.
+// The package needs write access to the directory and no capability. An error matches an error variable of this
+// package, tombolo.ErrInvalid, or an error of the operating system.
 package ipam

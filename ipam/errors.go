@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Errors of this package match these variables by errors.Is. An error of the operating system also matches its errno,
-// and contains an [*fs.PathError].
+// Use errors.Is to match an error of this package with these variables. An error of the operating system matches its
+// errno, and contains an [*fs.PathError].
 var (
 	ErrPoolFull     = errors.New("no free address")
 	ErrAddressTaken = errors.New("address is taken")

@@ -33,9 +33,9 @@ type Config struct {
 	// LockWait is the maximum time to wait for another process's lock on the directory. 0 means 5 s. The context may
 	// end the wait earlier.
 	LockWait time.Duration
-	// Search is for callers without records of attachments. Before Add assigns an address, it searches all
-	// reservations for an address that the attachment already has. If it finds one, the error matches ErrDuplicate.
-	// For an explicitly requested address, Add does not search.
+	// Search is for callers without records of attachments. Before Add assigns an address, it searches all reservations
+	// for an address that the attachment already has. If it finds one, the error matches ErrDuplicate. The search skips
+	// a set if Want requests one of its addresses.
 	Search bool
 }
 
@@ -139,9 +139,9 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 }
 
 // Add takes the lock once, and assigns one address from each set. As long as the next address in turn is free, Add
-// reads neither the directory nor other reservations, except with Keep, with Config.Search or after a boot. The error
-// matches ErrPoolFull if no address is left. It matches ErrAddressTaken if a requested address is taken or, with Keep,
-// kept for another name.
+// reads neither the directory nor other reservations. Exceptions are Keep, Config.Search and the first Add after a
+// boot. The error matches ErrPoolFull if no address is left. It matches ErrAddressTaken if a requested address is taken
+// or, with Keep, kept for another name.
 //
 // With Config.Search, the error matches ErrDuplicate if the search finds an address of the owner. Without it, Add does
 // not search for earlier addresses, since callers keep records of attachments. A second Add for the owner then assigns

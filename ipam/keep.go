@@ -23,8 +23,8 @@ const (
 // assigns the addresses that the name's last attachment had, unless another attachment has them. After Del, the name
 // keeps the addresses that Add assigned without Want. An Add for another name takes kept addresses only if no other is
 // free, and begins with the address that was released first. An Add without Keep ignores the names. Beyond 2,000
-// addresses the oldest are forgotten. If the name is empty or longer than 400 bytes, or has spaces, Add returns an
-// error that matches tombolo.ErrInvalid.
+// addresses, Add forgets the oldest, first those without a reservation. If the name is empty or longer than 400 bytes,
+// or has spaces, Add returns an error that matches tombolo.ErrInvalid.
 func (h *HostLocal) Keep(name string) *HostLocal {
 	bound := *h
 	bound.keeper = &name

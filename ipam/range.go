@@ -56,7 +56,7 @@ func newPool(sets []RangeSet) (pool, error) {
 
 	err := p.checkOverlaps()
 	for i := range p {
-		p[i].Name = "" // only errors of this function have it
+		p[i].Name = "" // it is only for errors of this function
 	}
 	return p, err
 }
@@ -204,7 +204,8 @@ func (s RangeSet) rangeOf(addr netip.Addr) *Range {
 	return nil
 }
 
-// size returns the number of addresses that the set can assign, without gateways. It saturates at math.MaxUint64.
+// size returns the number of addresses that the set can assign, without gateways. See Pool.Size for more than
+// math.MaxUint64 addresses.
 func (s RangeSet) size(p pool) uint64 {
 	var total uint64
 	for _, r := range s.Ranges {
@@ -288,7 +289,7 @@ type cursor struct {
 	pool  pool
 	index int        // index of the range that contains at
 	at    netip.Addr // the next candidate
-	stop  netip.Addr // the first candidate, once next has returned it
+	stop  netip.Addr // the first address that next looked at; not valid before
 }
 
 // from returns a cursor that starts after last. If last is not valid or not in the set, the cursor starts at the

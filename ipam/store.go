@@ -127,8 +127,8 @@ func (s *store) list() ([]netip.Addr, error) {
 }
 
 // reserve creates a reservation of addr, and returns true. It returns false if addr is reserved for another owner, or
-// if its file has another format or cannot be read. If addr is reserved for the same owner, the error matches
-// ErrDuplicate. reserve replaces the empty file of a process that died.
+// if its file has another format or cannot be read. If addr is reserved for the container and interface in r, the error
+// matches ErrDuplicate. reserve replaces the empty file of a process that died.
 func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 	path, owner := s.path(addr), Owner{ContainerID: r.containerID, IfName: r.ifName}
 	for range 2 {
@@ -173,7 +173,7 @@ func (s *session) reclaim(addr netip.Addr) error {
 }
 
 // release removes the reservation of addr. The caller has checked the owner. If addr is kept for a name (see
-// HostLocal.Keep), release moves it to the end of the kept addresses, so that other attachments get it last.
+// HostLocal.Keep), release moves it to the end of the kept addresses. So other attachments get it last.
 func (s *session) release(addr netip.Addr) error {
 	if err := file.Remove(s.path(addr)); err != nil {
 		return s.ioError("release "+addr.String(), err)

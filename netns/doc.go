@@ -2,7 +2,7 @@
 //
 //	ns, err := netns.New() // or netns.Open("/run/netns/pod")
 //	defer ns.Close()
-//	conn, err := addr.Dial(ns) // a socket in there, for any goroutine
+//	conn, err := addr.Dial(ns) // its socket is in ns, and works from any goroutine
 //	defer conn.Close()
 //	err = ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) })
 //

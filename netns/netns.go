@@ -80,8 +80,8 @@ func Current() (*NS, error) {
 	return ns, err
 }
 
-// New creates a network namespace without a name. The namespace lives until its handle is closed and no process,
-// socket or mount uses it any more. It has only a loopback interface, which is down. New needs CAP_SYS_ADMIN.
+// New creates a network namespace without a name. The namespace lives until its handle is closed and no process, socket
+// or mount uses it any more. Its loopback interface is down. New needs CAP_SYS_ADMIN.
 func New() (*NS, error) {
 	var ns *NS
 	err := andReturn(func() (err error) {

@@ -4,7 +4,7 @@
 //	defer conn.Close()
 //	r := route.Route{Gateway: netip.MustParseAddr("10.1.0.1"), Link: index} // without Dst, the default route
 //	changed, err := conn.Ensure(ctx, r)
-//	way, err := conn.Get(ctx, netip.MustParseAddr("192.0.2.1")) // as the kernel would send to it
+//	way, err := conn.Get(ctx, netip.MustParseAddr("192.0.2.1")) // the route of a packet to this address
 //	err = conn.Remove(ctx, r)
 //
 // Changes need CAP_NET_ADMIN in the user namespace that owns the network namespace; reading needs no capability. A

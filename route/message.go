@@ -246,8 +246,8 @@ func (n *Route) metrics() ([]byte, error) {
 	return b, err
 }
 
-// seconds converts a duration to whole seconds, rounded up. The result is at least 1, since the kernel takes 0 as
-// never.
+// seconds converts a duration to whole seconds, rounded up. The result is at least 1, since the kernel lists a route
+// with 0 like one that never expires.
 func seconds(d time.Duration) uint32 {
 	s := d / time.Second
 	if d%time.Second > 0 {
@@ -302,7 +302,7 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	}
 
 	if r.From.IsSingleIP() && r.From.Addr().IsUnspecified() {
-		r.From = netip.Prefix{} // in an answer to Get, 0/0 means that the request had no source
+		r.From = netip.Prefix{} // in an answer to Get, ::/128 means that the request had no source
 	}
 
 	return r, true, err

@@ -180,9 +180,9 @@ func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 }
 
 // GetFrom returns the route of a packet from the address src to the address dst. If link is not 0, the packet comes in
-// by the link with that index. The kernel then also checks the source: the error is EXDEV if the reverse path filter
-// would drop the packet. If link is 0, src must be an address of this host, or invalid. If src is invalid, the kernel
-// chooses a source.
+// by the link with that index. For IPv4 the kernel then also checks the source: the error is EXDEV if the reverse path
+// filter would drop the packet. If link is 0, an IPv4 src must be an address of this host. If src is invalid, the
+// kernel chooses a source.
 func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Route, error) {
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
 	if dst.Is4() {
@@ -280,7 +280,7 @@ type Route struct {
 	// Flags are the kernel's flags in results (RTM_F_* and RTNH_F_*). Requests do not contain them.
 	Flags uint32 `json:"flags,omitempty"`
 	// Other holds attributes (RTA_*) that this package has no field for: encapsulation, realms, and an RTA_METRICS with
-	// further metrics. Requests that add a route contain them unchanged.
+	// further metrics. Requests that add a route contain them, except the encapsulation of a nexthop object.
 	Other []netlink.Attribute `json:"other,omitempty"`
 }
 
@@ -382,8 +382,8 @@ func (r *Route) family() uint8 {
 	return 0
 }
 
-// normal returns a copy of the route with the defaults of Add in place of zero values. It clears fields that requests
-// for the family do not contain, and Gateway and Link beside Nexthops.
+// normal returns a copy of the route with the defaults of Add in place of zero values. It clears Pref and Expires of an
+// IPv4 route, and Gateway and Link beside Nexthops.
 func (r *Route) normal() Route {
 	n := *r
 	n.Family = r.family()

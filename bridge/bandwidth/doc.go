@@ -21,8 +21,8 @@
 //	        ifb                                      ifb, root: tbf
 //
 // A tbf on the pod's end would need no ifb, but a process with CAP_NET_ADMIN in the pod could delete it. The queue is
-// long enough for 15 ms of the rate, and for at least eight frames. See Effective for the burst. Our filters and qdiscs
-// have the priority and handle 0x746f.
+// long enough for 15 ms of the rate, and for at least eight frames. See Effective for the burst. Our filters have the
+// priority 0x746f, and our tbf qdiscs the handle 746f:.
 //
 // # Needs
 //

@@ -29,8 +29,8 @@ type Target struct {
 	// Port is the name of the host's end of the pod's veth pair. For Remove it may be "" if the port is gone or will
 	// be deleted anyway. Everything except the ifb disappears with the port.
 	Port string
-	// PortIndex is the index of the port. MTU is the port's MTU in bytes. If one of them is 0, the Conn sends a
-	// request to find it.
+	// PortIndex is the index of the port. MTU is the port's MTU in bytes. If one of them is 0, the Conn sends a request
+	// to find both.
 	PortIndex int
 	MTU       int
 
@@ -39,7 +39,7 @@ type Target struct {
 	// Alias is the alias of the ifb, of at most 255 bytes. It marks the owner.
 	Alias string
 	// Owner is the required prefix of the ifb's alias. If the alias of a link named IFB does not begin with Owner, the
-	// Conn does not change this link, and the error matches ErrForeign. "" accepts any alias.
+	// Conn does not change this link. An error about this matches ErrForeign. "" accepts any alias.
 	Owner string
 }
 

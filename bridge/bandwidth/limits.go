@@ -95,8 +95,8 @@ func formatRate(rate uint64) string {
 
 // Effective returns the limits that Ensure installs on a port with the given MTU in bytes. The rates are whole bytes
 // per second. Each limit with a rate has a burst, long enough to reach the rate, and short enough to limit it. For each
-// configured burst that Effective changes, adjustments contains an explanation for the operator. Calling Effective on
-// its own result changes nothing. Errors match tombolo.ErrInvalid.
+// configured burst that Effective changes, except by rounding, adjustments contains an explanation for the operator.
+// Calling Effective on its own result, with the same MTU, changes nothing. Errors match tombolo.ErrInvalid.
 func (s Shape) Effective(mtu int) (_ Shape, adjustments []string, _ error) {
 	if mtu < 68 || mtu > 65535 {
 		return Shape{}, nil, fmt.Errorf("%w: an MTU of %d bytes", tombolo.ErrInvalid, mtu)
@@ -175,7 +175,8 @@ func (l Limit) bucket(mtu int) tc.Bucket {
 }
 
 // Check compares the state of a target in the kernel with the limits s, and returns the differences. Ensure repairs
-// them. In a direction without a limit, a qdisc of another program is no difference.
+// them, except in a link that is not our ifb. In a direction without a limit, a qdisc of another program is no
+// difference.
 func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Difference, error) {
 	want, err := c.prepare(&t, s)
 	var have *installation
@@ -267,7 +268,7 @@ func describe(q tc.Qdisc) string {
 
 // installation holds the state of a target in the kernel. Missing parts have zero values.
 type installation struct {
-	ifb    *link.Info // nil if no link has this name
+	ifb    *link.Info // nil if no link has the name Target.IFB
 	egress tc.Qdisc   // root qdisc of the ifb
 
 	ingress tc.Qdisc // root qdisc of the port

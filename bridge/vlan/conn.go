@@ -114,8 +114,8 @@ func (c *Conn) Outside(ctx context.Context, port int, list ...Range) ([]Range, e
 	return out, nil
 }
 
-// Leave removes the port with the given index from VLANs. It is no error if the port does not exist. Leave needs
-// CAP_NET_ADMIN.
+// Leave removes the port with the given index from VLANs. It is no error if the link does not exist or is no port.
+// Leave needs CAP_NET_ADMIN.
 func (c *Conn) Leave(ctx context.Context, port int, list ...Range) error {
 	if err := check(Membership{Trunk: list}); err != nil || len(list) == 0 {
 		return err
@@ -238,14 +238,14 @@ type Link struct {
 	Name   string // name of the link, 1 to 15 bytes
 	ID     uint16 // 1 to 4094
 	MTU    int    // in bytes
-	// MAC is the bridge's MAC, since the bridge passes only frames to its own MAC up to the host. If nil, the link
-	// keeps its own.
+	// MAC is the link's MAC. It must be the bridge's MAC, since the bridge passes only unicast frames to its own MAC up
+	// to the host. If nil, the link keeps its MAC.
 	MAC   net.HardwareAddr
 	Alias string // the alias of a new link, which marks its owner
 }
 
-// EnsureLink adds the bridge itself to a VLAN, and creates or corrects the host's link in this VLAN. The link is up and
-// has no link-local address. EnsureLink reports whether it changed anything. It needs CAP_NET_ADMIN.
+// EnsureLink adds the bridge itself to a VLAN, and creates or corrects the host's link in this VLAN. It sets the link
+// up. A new link gets no link-local address. EnsureLink reports whether it changed anything. It needs CAP_NET_ADMIN.
 //
 // If a link with this name exists with another kind, VLAN or bridge, the error matches fs.ErrExist. EnsureLink leaves
 // any veth link with this name unchanged, since another program may have connected it to the VLAN. If another program
@@ -335,7 +335,7 @@ func (c *Conn) link(l *Link) (*link.Info, error) {
 		fs.ErrExist, have.Kind, l.ID)}
 }
 
-// CheckLink compares the host's link with l, and returns the differences.
+// CheckLink compares the host's link with l, and returns the differences. Of a veth link it checks only that it is up.
 func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, error) {
 	if err := check(Membership{ID: l.ID}); err != nil {
 		return nil, err
@@ -372,8 +372,8 @@ func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, err
 	return list, err
 }
 
-// RemoveLink deletes the host's link and then removes the bridge from the VLAN. If no link with this name is in the
-// VLAN, or the link has another alias or is a veth, RemoveLink changes nothing and returns nil.
+// RemoveLink deletes the host's link and then removes the bridge from the VLAN. RemoveLink changes nothing and returns
+// nil if no link with this name is in the VLAN, or if it has another alias or is a veth.
 func (c *Conn) RemoveLink(ctx context.Context, l Link) error {
 	if err := check(Membership{ID: l.ID}); err != nil {
 		return err
@@ -433,7 +433,8 @@ func (m Membership) native() uint16 {
 	return m.ID
 }
 
-// Check returns an error that matches tombolo.ErrInvalid if a VLAN ID is out of range.
+// Check returns an error that matches tombolo.ErrInvalid if a VLAN ID is out of range, or if a range ends before it
+// begins.
 func (m Membership) Check() error {
 	if m.ID > maxID {
 		return fmt.Errorf("%w: VLAN %d, where 1 to %d are VLANs", tombolo.ErrInvalid, m.ID, maxID)

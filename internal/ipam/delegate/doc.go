@@ -6,5 +6,6 @@
 // No other package in the shipped programs starts processes. Package delegate needs no capability of its own.
 //
 // It does not use the CNI library's package invoke. After that package has killed a plugin, it waits for ever for
-// grandchildren that still have stdout open. And it does not try again if the binary is just being replaced (ETXTBSY).
+// grandchildren that still have stdout open. And if the binary is just being replaced (ETXTBSY), its second attempt
+// always fails, since it reuses the exec.Cmd.
 package delegate

@@ -31,9 +31,9 @@ const (
 // run runs the CNI plugin at path with exactly this environment ("KEY=value") and stdin, and returns its stdout. It
 // copies the plugin's stderr to stderr.
 //
-// If the plugin fails and prints an error object, run returns the object as a *[types.Error] with its code, message
-// and details. Any other error contains the plugin's name, how the plugin ended, and the ends of its stdout and
-// stderr. When ctx ends, run kills the plugin and all processes of its group, and returns the error of ctx.
+// If the plugin fails and prints an error object, run returns the object as a *[types.Error] with its code, message and
+// details. Any other error contains the plugin's name and the reason. It may quote the ends of stdout and stderr. When
+// ctx ends, run kills the plugin and all processes of its group, and returns the error of ctx.
 func run(ctx context.Context, path string, env []string, stdin []byte, stderr io.Writer) ([]byte, error) {
 	name := filepath.Base(path)
 	var stdout, complaint buffer

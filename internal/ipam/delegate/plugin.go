@@ -18,7 +18,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
-// ErrNotFound means that the plugin is in no directory of CNI_PATH.
+// ErrNotFound means that the plugin is in no directory of CNI_PATH or, for Forward, that its file is missing.
 var ErrNotFound = errors.New("plugin not found")
 
 // ErrBadResult means that a plugin succeeded but printed no valid result.
@@ -36,8 +36,8 @@ type Plugin struct {
 	IsIPAM      bool     // it must not be Tombolo, which would call itself
 	Stdin       []byte   // the complete configuration of the calling plugin
 
-	// Stderr receives the plugin's stderr while the plugin runs. If nil, the output is dropped. Errors quote the end
-	// of it in any case.
+	// Stderr receives the plugin's stderr while the plugin runs. If nil, the output is dropped, but an error may still
+	// quote its end.
 	Stderr io.Writer
 }
 
@@ -88,9 +88,9 @@ func (p *Plugin) Run(ctx context.Context, verb string) error {
 	return err
 }
 
-// Forward runs the program in file with the caller's environment and stdin, and returns its output. If file is
-// missing, the error matches ErrNotFound. If file is Tombolo, it matches ErrSelf. If the program does not know the
-// verb, Forward returns no error. Otherwise it fails as run does.
+// Forward runs the program in file with environ, one digit deeper (see Deeper), and stdin. It returns the program's
+// output. If file is missing, the error matches ErrNotFound. If file is Tombolo, it matches ErrSelf. If the program
+// does not know the verb, Forward returns no error. Otherwise it fails as run does.
 func Forward(ctx context.Context, file string, environ []string, stdin []byte, stderr io.Writer) ([]byte, error) {
 	if _, err := os.Stat(file); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotFound, err)

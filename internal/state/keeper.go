@@ -92,7 +92,8 @@ func (d *Dir) SetZones(z Zones) error {
 }
 
 // AttendZones announces to ADDs that this process adds the link of each newly recorded network to firewalld's zone
-// trusted. The announcement ends when the caller closes the returned file.
+// trusted. The announcement ends when the caller closes the returned file. If another process has announced this
+// already, the error matches ErrLocked.
 func (d *Dir) AttendZones() (*os.File, error) {
 	// An ADD that looks for this announcement holds the lock for the time of one system call. So wait briefly.
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)

@@ -316,7 +316,8 @@ func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
 }
 
 // incoming returns a program that rejects packets from this machine and packets to other machines. Packets to other
-// machines arrive in promiscuous mode. The kernel also classes frames of an unknown VLAN as packets to other machines.
+// machines arrive in promiscuous mode. For a socket of a single protocol, the kernel also classes frames of an unknown
+// VLAN as packets to other machines. A socket for all protocols receives frames of every VLAN.
 func incoming() program {
 	return program{
 		bpf.LoadExtension{Num: bpf.ExtType},

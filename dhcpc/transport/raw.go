@@ -32,10 +32,11 @@ type Config struct {
 	// Link is the interface's index in the namespace. The interface must be up to send messages.
 	Link int
 	// MAC is the client's hardware address. The transport receives only answers to this address. nil means the
-	// interface's own address.
+	// interface's own address. DialWitness requires MAC.
 	MAC net.HardwareAddr
-	// VLAN is the ID, 1 to 4094, of the tag that DialRaw and Release add to their frames. It is for an
-	// interface that carries several VLANs, such as a trunk port of a bridge. With 0 the frames have no tag.
+	// VLAN is the ID, 1 to 4094, of the tag that DialRaw and Release add to their frames. It is for an interface that
+	// carries several VLANs, such as a trunk port of a bridge. With 0 the frames have no tag. VLAN does not concern
+	// received frames.
 	VLAN uint16
 	// ARP makes DialRaw and DialWitness also receive ARP packets, as needed for Config.DetectConflicts of package
 	// dhcpc.

@@ -140,9 +140,9 @@ func compare(a, b nft.Port) int {
 		cmp.Compare(a.HostPort, b.HostPort))
 }
 
-// PublishesIPv4 reports whether a host port on an IPv4 address of the host, such as 127.0.0.1, leads to the pod. A pod
-// whose lease has ended counts as one with an address, since tombolod will get another lease. With SNATNone it reports
-// false.
+// PublishesIPv4 reports whether a host port on an IPv4 address of the host, such as 127.0.0.1, leads to the pod. A
+// withheld host port counts too. A pod whose lease has ended counts as one with an address, since tombolod will get
+// another lease. With SNATNone it reports false.
 func PublishesIPv4(rec *state.Attachment) bool {
 	if rec.PortSNAT == nft.SNATNone {
 		return false // connections from 127.0.0.1 would get no answer

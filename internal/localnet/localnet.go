@@ -42,8 +42,8 @@ type Filter struct {
 	// the bit on replies to the host's own connections. With br_netfilter, the destination of these replies is already
 	// translated to 127.0.0.1 when they reach the filter.
 	Mark uint32
-	// Stays makes Ensure record that Remove must leave the bridge's clsact, even if Ensure added it. Place explains
-	// why.
+	// Stays is for Ensure. If it is set, Remove later leaves the bridge's clsact, even if Ensure added it. Place
+	// explains why.
 	Stays bool
 }
 

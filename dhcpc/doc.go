@@ -1,14 +1,14 @@
-// Package dhcpc is a DHCP client for IPv4. The link that it sends on has an index and a MAC, as in package
-// net's Interface.
+// Package dhcpc is a DHCP client for IPv4. In this example, index and mac are the Index and the HardwareAddr of the
+// client's net.Interface in the network namespace pod.
 //
 //	dial := transport.Dialer(&transport.Config{NetNS: pod, Link: index, MAC: mac})
 //	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: dial})
 //	lease, err := client.Acquire(ctx)
 //	err = apply(nil, lease)
 //	err = client.Run(ctx, lease, apply) // until ctx is done; apply gets each change
-//	err = client.Release(context.WithoutCancel(ctx), held)
+//	err = client.Release(context.WithoutCancel(ctx), held) // held is the last lease that apply got
 //
-// It has three parts, which can be used separately:
+// The package has three parts, which can be used separately:
 //
 //   - Machine and Session are the state machine. They have no sockets, no clock and no goroutines. From a client's
 //     state, the time, and a received message, they compute the next state, the message to send, and the time of the

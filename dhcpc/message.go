@@ -298,7 +298,7 @@ var (
 	ErrExpired = errors.New("lease expired")
 )
 
-// describe returns the description of a message for a trace, such as "OFFER of 192.0.2.9 from 192.0.2.1".
+// describe returns the description of a message, for step.note, such as "OFFER of 192.0.2.9 from 192.0.2.1".
 func describe(m *message) string {
 	s := m.MessageType().String()
 	if m.MessageType() == dhcpv4.MessageTypeNone {

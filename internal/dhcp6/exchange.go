@@ -85,10 +85,9 @@ func (t *step) soliciting(m *message) {
 	}
 }
 
-// granted returns the lease that a message offers or grants for the address want. If the message does not contain
-// want, granted returns the lease of the first usable address. Without a usable address it returns nil and the
-// reason, for a trace. The reason is empty if the message has an error status, since the message's description
-// contains the status.
+// granted returns the lease that a message offers or grants for the address want. If the message does not contain want,
+// granted returns the lease of the first usable address. Without a usable address it returns nil and the reason, for
+// note. The reason is empty if the message has an error status, since the message's description contains the status.
 func (t *step) granted(m *message, want netip.Addr) (l *Lease6, why string) {
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		return nil, ""
@@ -172,7 +171,6 @@ func (t *step) requesting(m *message) {
 func (t *step) requestFailed(err error) {
 	t.shun(t.s.requested.Server)
 	if t.s.lease != nil {
-		// The client keeps its lease until the lease ends, and tries again.
 		t.s.trace.Last, t.s.requested = err, nil
 		t.begin(rebinding)
 		t.s.wake, t.s.listen = t.now.Add(min(rebTimeout, t.s.lease.Expire.Sub(t.now))), time.Time{}

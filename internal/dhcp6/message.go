@@ -266,7 +266,7 @@ func statusText(s *dhcpv6.OptStatusCode) string {
 	return fmt.Sprintf("%s %q", s.StatusCode, text)
 }
 
-// describe returns a short description of the message for a trace.
+// describe returns a short description of the message, for step.note.
 func (m *message) describe() string {
 	text := m.kind.String()
 	if len(m.server) > 0 {
@@ -280,7 +280,7 @@ func (m *message) describe() string {
 
 // leases returns a lease of each usable address in our IA_NA. asked is the time when the client last sent the request
 // that m answers. If a server ends an address by a lifetime of 0, the lease's Expire equals Obtained. why is a reason,
-// for a trace, in case the caller finds no lease with a lifetime in list.
+// for step.note, in case the caller finds no lease with a lifetime in list.
 func (c *Config) leases(m *message, asked time.Time) (list []*Lease6, why string) {
 	if m.ia == nil {
 		return nil, ": no IA_NA of ours"

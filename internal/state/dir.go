@@ -447,7 +447,7 @@ type Epoch struct {
 func (e Epoch) Token() string { return e.Boot + "/" + e.ID }
 
 // Epoch reads the recorded epoch and writes nothing. If there is none, the error matches os.ErrNotExist. If the epoch
-// is over, Epoch returns it together with an error that matches ErrStale. Epoch needs no lock. A verb that changes
+// is over, Epoch returns it together with an error that matches ErrStale. Epoch needs no lock. A CNI call that changes
 // something calls [Dir.Enter] instead.
 func (d *Dir) Epoch() (Epoch, error) { return d.epochOf(d.sources.netns) }
 

@@ -87,7 +87,7 @@ func (t *step) soliciting(m *message) {
 
 // granted returns the lease that a message offers or grants for the address want. If the message does not contain want,
 // granted returns the lease of the first usable address. Without a usable address it returns nil and the reason, for
-// note. The reason is empty if the message has an error status, since the message's description contains the status.
+// step.note. The reason is empty if the message has an error status, since the description contains the status.
 func (t *step) granted(m *message, want netip.Addr) (l *Lease6, why string) {
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		return nil, ""

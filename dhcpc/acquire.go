@@ -214,8 +214,8 @@ func (t *step) isAnothers(m *message, requested *Lease) bool {
 }
 
 // acknowledged returns the lease in an ACK. It returns nil if the ACK is unusable, or if its address is not the
-// requested one. If the ACK lacks its server, the result has the server of the requested lease. If the MAC of that
-// server is unknown, the result also has the MAC of the requested lease.
+// requested one. If the ACK lacks its server, the result has the server of the requested lease. If the ACK comes from
+// the server of the requested lease without a source MAC, the result has the ServerMAC of the requested lease.
 func (t *step) acknowledged(m *message, requested *Lease) *Lease {
 	if m.address != requested.Address.Addr() {
 		t.note(describe(m) + ": asked for " + requested.Address.Addr().String())
@@ -258,8 +258,8 @@ func (t *step) refusal(l *Lease) error {
 	return t.cfg.Refuse(l, t.s.lease)
 }
 
-// refuse declines a granted address because Config.Refuse refused it, ends the present lease and avoids the server from
-// now on.
+// refuse declines a granted address because Config.Refuse refused it, ends the present lease and avoids the server
+// until the next lease.
 func (t *step) refuse(l *Lease, why error) {
 	t.lose()
 	t.shun(l.Server)
@@ -347,8 +347,9 @@ func (t *step) handleARP(a *ARP) {
 const (
 	// answerWait is how long a socket stays open for the answer to a REQUEST that renews a lease.
 	answerWait = 15 * time.Second
-	// secondRenewal is the pause after the first REQUEST of a renewal. It doubles with each REQUEST, up to half of the
-	// remaining time or to minRenewWait, whichever is longer (RFC 2131, section 4.4.5).
+	// secondRenewal is the pause after the first REQUEST in RENEWING, and again in REBINDING. It doubles with each
+	// REQUEST, up to half of the time to T2 or to the end of the lease, or to minRenewWait if that is longer (RFC 2131,
+	// section 4.4.5).
 	secondRenewal = 10 * time.Second
 )
 
@@ -370,7 +371,7 @@ func (t *step) leaseTimeUp() {
 // answers: the extension counts from that REQUEST.
 //
 // Every second REQUEST has the form for a rebooted client and asks for a broadcast answer. Such a REQUEST reaches a
-// server behind a relay. Its answer may come from another port or address.
+// server behind a relay, and isFromLAN accepts its broadcast answer from any port and address.
 func (t *step) renew(state state, end time.Time) {
 	l := t.s.lease
 	t.newXID()

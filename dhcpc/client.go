@@ -60,8 +60,9 @@ func (c *Client) Acquire(ctx context.Context) (*Lease, error) {
 // the change must be in effect, since renewals come from the leased address.
 //
 // Run ends with the error of apply, with ctx's error or with an error that matches tombolo.ErrInvalid. If no server
-// answers, or a transport fails, Run tries again later. A lease also runs out while the machine is suspended. Within
-// ten seconds of the machine's waking, Run asks servers to renew such a lease, or calls apply with nil.
+// answers, or a transport fails, Run tries again later. A lease also runs out while the machine is suspended. Within 15
+// seconds of the machine's waking, Run renews a lease that is due for renewal. If the lease has ended, Run calls apply
+// with next nil.
 func (c *Client) Run(ctx context.Context, l *Lease, apply func(old, next *Lease) error) error {
 	if apply == nil {
 		apply = func(_, _ *Lease) error { return nil }
@@ -263,8 +264,8 @@ type clock interface {
 	Now() time.Time
 	// Asleep returns how long the machine has been suspended since it booted. Now does not count that time.
 	Asleep() time.Duration
-	// Wait returns nil when the given time has come, or soon after the machine was suspended. It returns ctx's error
-	// as soon as ctx is done. The zero time means no limit.
+	// Wait returns nil when the given time has come, or soon after the machine was suspended. It returns ctx's error as
+	// soon as ctx is done. With the zero time, it waits for ctx alone.
 	Wait(ctx context.Context, until time.Time) error
 }
 

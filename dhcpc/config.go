@@ -63,9 +63,9 @@ type Config struct {
 	Servers []netip.Addr `json:"servers,omitempty"`
 	// Address is the address to request in a DISCOVER. The server may assign another one.
 	Address netip.Addr `json:"address,omitzero"`
-	// Last is the client's lease from before its restart, or nil. If it has not ended, the client first asks servers
-	// to confirm it (INIT-REBOOT). If no server answers within 4 s, or half of Timeout if that is less, the client
-	// uses the lease again. T1 and T2 then count as reached (RFC 2131, section 3.2).
+	// Last is the client's lease from before its restart, or nil. If it has not ended, the client first asks servers to
+	// confirm it (INIT-REBOOT). If no server answers within 4 s, or half of Timeout if that is less, the client uses
+	// the lease again. T1 and T2 then count as reached (RFC 2131, section 3.2), unless the lease never ends.
 	Last *Lease `json:"-"`
 
 	// Broadcast asks servers to broadcast their answers. A UDP socket needs this on an interface without an address. A
@@ -77,13 +77,14 @@ type Config struct {
 	// DetectConflicts probes an address by ARP before the client uses it (RFC 5227), and declines it if another host
 	// has it. This takes 4 to 7 seconds, and needs a transport that supports ARP.
 	DetectConflicts bool `json:"detectConflicts,omitempty"`
-	// LinkMTU is the upper limit for Lease.MTU, in bytes. 0 means no limit.
+	// LinkMTU is the link's MTU in bytes. It limits Lease.MTU, and the size of the answers that the client asks for
+	// (option 57). 0 means no limit for Lease.MTU.
 	LinkMTU int `json:"linkMTU,omitempty"`
 
 	// Refuse returns the reason to refuse a lease, or nil to accept it. A nil Refuse accepts all leases. held is the
 	// lease that the client already has, or nil. The client calls Refuse for each OFFER and each ACK, and before it
-	// uses Last without an answer. It uses a refused OFFER only if no server offers a better one, and answers a refused
-	// ACK with a DECLINE.
+	// uses Last without an answer. It requests the address of a refused OFFER only if no server offers a better one,
+	// and answers a refused ACK with a DECLINE.
 	Refuse func(l, held *Lease) error `json:"-"`
 
 	// Timeout limits Acquire, together with its context. 0 means DefaultTimeout.
@@ -228,16 +229,16 @@ type Lease struct {
 	// Server is the server's address. This is its identifier (option 54) or, without one, the source address of its
 	// packets.
 	Server netip.Addr `json:"server"`
-	// ServerMAC is the source MAC of the frame with the ACK, or with the OFFER if the ACK's is not known. It belongs to
-	// the server, or to the relay in between. It is empty if the transport does not know it.
+	// ServerMAC is the source MAC of the frame with the ACK or, if that is not known, with an earlier answer of this
+	// server. It belongs to the server, or to the relay in between. It is empty if the transport does not know it.
 	ServerMAC Hex `json:"serverMAC,omitempty"`
 
 	// Others are the other servers that answered since the client's last search for servers by DISCOVER began, also
 	// during renewals.
 	Others []netip.Addr `json:"others,omitempty"`
 
-	// Obtained is the time of the REQUEST or DISCOVER that the ACK answered. Renew (T1), Rebind (T2) and Expire are
-	// relative to it, and all zero if the lease never ends.
+	// Obtained is the time when the client sent its last REQUEST or DISCOVER before the ACK. Renew (T1), Rebind (T2)
+	// and Expire are relative to it, and all zero if the lease never ends.
 	//
 	// Within a process the times have a reading of the monotonic clock, which the kernel also uses for lifetimes of
 	// addresses. That clock stops while the machine is suspended; Client.Run corrects the times. Times read from JSON
@@ -382,9 +383,9 @@ func (h Hex) String() string { return net.HardwareAddr(h).String() }
 // MarshalText returns the text form.
 func (h Hex) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
 
-// UnmarshalText parses the text form, and returns an error for any other form.
+// UnmarshalText parses the text form, also with digits in upper case, and returns an error for any other form.
 func (h *Hex) UnmarshalText(text []byte) error {
-	// Accept only two digits a byte with colons between them, so that equal bytes have equal texts.
+	// Accept only two digits a byte with colons between them.
 	b, err := hex.DecodeString(strings.ReplaceAll(string(text), ":", ""))
 	if err != nil || !strings.EqualFold(Hex(b).String(), string(text)) {
 		return fmt.Errorf("read %q: not bytes in hexadecimal with colons between them", text)

@@ -1,14 +1,14 @@
-// Package dhcpc is a DHCP client for IPv4. The link that it sends on has an index and a MAC, as in package
-// net's Interface.
+// Package dhcpc is a DHCP client for IPv4. In this example, index and mac are the Index and the HardwareAddr of the
+// client's net.Interface in the network namespace pod.
 //
 //	dial := transport.Dialer(&transport.Config{NetNS: pod, Link: index, MAC: mac})
 //	client, err := dhcpc.New(&dhcpc.Config{MAC: mac, Dial: dial})
 //	lease, err := client.Acquire(ctx)
 //	err = apply(nil, lease)
 //	err = client.Run(ctx, lease, apply) // until ctx is done; apply gets each change
-//	err = client.Release(context.WithoutCancel(ctx), held)
+//	err = client.Release(context.WithoutCancel(ctx), held) // held is the last lease that apply got
 //
-// It has three parts, which can be used separately:
+// The package has three parts, which can be used separately:
 //
 //   - Machine and Session are the state machine. They have no sockets, no clock and no goroutines. From a client's
 //     state, the time, and a received message, they compute the next state, the message to send, and the time of the
@@ -74,17 +74,17 @@
 // A message counts if it is a reply with our transaction and hardware address, and names no other client identifier. If
 // Config.Servers is not empty, the message must come from one of them. An ACK counts from every such server, if its
 // address is the requested one. In REQUESTING and RENEWING, a NAK of another server than the asked one does not count.
-// In RENEWING, a NAK that names no server counts. If the client has an address, an answer must be broadcast, or come
-// from port 67 and from the client's subnet or its server. A machine outside the LAN can send any other answer. A
-// server without an identifier is identified by its packets' source.
+// In RENEWING, a NAK that names no server counts. If the client has a lease, and its transport reports the destinations
+// of packets, an answer must be broadcast, or come from port 67 and from the client's subnet or its server. A machine
+// outside the LAN can send any other answer. A server without an identifier is identified by its packets' source.
 //
 // Wrong options of a server (truncated, of the wrong size, or out of range) are ignored one by one, and listed in
 // Lease.Ignored. If a server sends an option of fixed size twice, it is read once. The parts of any other option are
 // joined (RFC 3396). An OFFER is unusable only if no client could use its address or lease time, or if its server is
 // unknown.
 //
-// The client ignores BOOTP answers, which have no message type (option 53), and IP fragments. It accepts a tag of
-// VLAN 0, which contains only a priority. From the third DISCOVER on it asks for broadcast answers.
+// The client ignores BOOTP answers, which have no message type (option 53). Its raw sockets ignore IP fragments, and
+// accept a tag of VLAN 0, which contains only a priority. From the third DISCOVER on it asks for broadcast answers.
 //
 // # Needs
 //

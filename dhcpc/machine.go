@@ -35,7 +35,7 @@ type Session struct {
 	trace  trace.Trace
 
 	xid         uint32
-	secs        uint16    // seconds from the attempt's begin to the last DISCOVER or renewal
+	secs        uint16    // seconds from the start of the attempt to its last DISCOVER or renewal
 	requestSent time.Time // the time of the last REQUEST or DISCOVER
 	tries       int       // how often the message of this state was sent
 	failures    int       // failed exchanges since the last lease; each makes the back-off longer
@@ -106,10 +106,10 @@ func (m *Machine) Start(now time.Time, seed uint64) Session {
 	return s
 }
 
-// Restore continues a lease whose address the client still has, as after a restart of the program. It sends nothing
-// until the lease is due for renewal. If the lease has expired, the next Step ends it, and requests its address in a
-// DISCOVER. If Obtained is in the future, the clock was set back. Then the next Step asks servers to confirm the lease,
-// unless the lease never ends. For an unusable lease, the error matches tombolo.ErrInvalid.
+// Restore continues a lease whose address the client still has, as after a restart of the program. The Session sends
+// nothing until the lease is due for renewal. If the lease has expired, the next Step ends it, and requests its address
+// in a DISCOVER. If Obtained is in the future, the clock was set back. Then the next Step asks servers to confirm the
+// lease, unless the lease never ends. For an unusable lease, the error matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error) {
 	if err := l.Validate(); err != nil {
 		return Session{}, err
@@ -125,12 +125,12 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease) (Session, error)
 	return s, nil
 }
 
-// Step advances a Session to the time now and processes the packet heard, unless that is nil. It returns the next
-// state and the caller's next actions.
+// Step advances a Session to the time now and processes the packet heard, unless that is nil. It returns the new
+// Session and the caller's next actions.
 //
-// Step may be called late: it then does the work that is due. If now is before the time of an earlier Step, the
-// earlier time counts, so a Session's time never runs backwards. The caller must add the time during which the
-// machine was suspended, which Go's monotonic clock does not count: see unix.CLOCK_BOOTTIME.
+// Step may be called late: it then does the work that is due. If now is before the time of an earlier Step, the earlier
+// time counts, so a Session's time never runs backwards. Go's monotonic clock stops while the machine is suspended, so
+// the caller must add that time to now: see unix.CLOCK_BOOTTIME.
 func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output) {
 	if now.Before(s.now) {
 		now = s.now
@@ -142,8 +142,7 @@ func (m *Machine) Step(s Session, now time.Time, heard *Packet) (Session, Output
 		t.receive(heard)
 	}
 
-	// If the message changed the state, it also set a new wake-up time. Do no more in this Step, even if that time
-	// has passed.
+	// If the packet led to a lease or to a packet to send, do no more in this Step, even if the wake-up time has come.
 	if !s.wake.IsZero() && !now.Before(s.wake) && t.out.Send == nil && t.out.Bound == nil {
 		t.timeUp()
 	}
@@ -276,7 +275,8 @@ func (t *step) forget() {
 	t.s.tries, t.s.offer, t.s.other = 0, nil, nil
 }
 
-// shun records that a server's OFFER did not lead to a lease, so that the client prefers other servers.
+// shun records that a server's OFFER did not lead to a lease, so that the client prefers other servers until the next
+// lease.
 func (t *step) shun(server netip.Addr) { t.s.avoid = trace.Shun(t.s.avoid, server) }
 
 // lose ends the present lease, if there is one, and reports it in Output.Lost.
@@ -322,7 +322,7 @@ const (
 	probing                 // received an ACK; asks by ARP whether a host has the address (RFC 5227)
 	bound                   // has a lease; waits for T1
 	renewing                // past T1: sent a REQUEST, the first one to the lease's server only
-	rebinding               // past T2: sent a REQUEST to any server
+	rebinding               // past T2: sent a REQUEST to all servers
 )
 
 func (s state) String() string {

@@ -131,7 +131,7 @@ func (m *message) addOverloaded(payload []byte) {
 	}
 }
 
-// whyForeign returns the reason why a message is no answer to the session's last message, or "" if it is an answer.
+// whyForeign returns the reason why a message is no answer in the session's present transaction, or "" if it is one.
 func (m *Machine) whyForeign(s *Session, msg *message) string {
 	switch {
 	case msg.OpCode != dhcpv4.OpcodeBootReply:
@@ -272,7 +272,7 @@ func Release(l *Lease, xid uint32) (*Packet, error) {
 
 	d := draft(dhcpv4.MessageTypeRelease, xid, l.MAC, l.ClientID)
 
-	// The address belongs in ciaddr, not in option 50: servers ignore a RELEASE with option 50 (RFC 2131, table 5).
+	// The address belongs in ciaddr. RFC 2131, table 5, forbids option 50 in a RELEASE.
 	d.ClientIPAddr = ip(l.Address.Addr())
 	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(l.Server)))
 	p := packet(d, l.Address.Addr(), l.Server)
@@ -298,7 +298,7 @@ var (
 	ErrExpired = errors.New("lease expired")
 )
 
-// describe returns the description of a message for a trace, such as "OFFER of 192.0.2.9 from 192.0.2.1".
+// describe returns the description of a message, for step.note, such as "OFFER of 192.0.2.9 from 192.0.2.1".
 func describe(m *message) string {
 	s := m.MessageType().String()
 	if m.MessageType() == dhcpv4.MessageTypeNone {

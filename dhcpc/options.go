@@ -76,8 +76,8 @@ func (m *Machine) lease(msg *message, sent time.Time) (*Lease, error) {
 	return l, nil
 }
 
-// times sets the times of a lease from options 51, 58 and 59. It replaces missing and unusable times by defaults. A
-// lease time of 0 is an error.
+// times sets the times of a lease from options 51, 58 and 59. It replaces missing and unusable times by defaults. For
+// an infinite lease time it sets none. A lease time of 0 is an error.
 func (r *reader) times(l *Lease) error {
 	total, known, infinite := r.seconds(51)
 	switch {
@@ -183,9 +183,9 @@ func (r *reader) broadcast(own netip.Prefix) netip.Addr {
 	return a
 }
 
-// mtu reads the MTU (option 26), and returns 0 if there is none. It raises a value below 576 bytes, which every host
-// must accept (RFC 791), to 576. If link, the MTU of the client's link, is not 0, it is the upper limit of the
-// result.
+// mtu reads the MTU (option 26), and returns 0 if there is none. It raises a smaller value to 576 bytes, the packet
+// size that every host must accept (RFC 791). If link, the MTU of the client's link, is not 0, it is the upper limit of
+// the result.
 func (r *reader) mtu(link int) int {
 	v := r.sized(26, 2)
 	if v == nil {

@@ -14,8 +14,8 @@
 //     takes the kernel 10 to 20 ms.
 //   - DialUDP opens a UDP socket bound to the interface. It is for renewals from the leased address, through the
 //     kernel's routes and neighbours. It can also get a first lease if the server is asked to broadcast
-//     (Config.Broadcast of package dhcpc) and rp_filter is 0 in the namespace. Only one such client on a link hears
-//     its answers.
+//     (Config.Broadcast of package dhcpc) and rp_filter is 0 in the namespace. If several such sockets are open on one
+//     link, a unicast answer reaches only one of them.
 //   - DialWitness receives at the other end of the client's link, where a process in the client's namespace cannot
 //     forge an answer. It sends through one of the other transports.
 //

@@ -29,7 +29,8 @@ const (
 	timeToLive = 64
 )
 
-// errNotOurs is the error about a frame that the socket's filter should have rejected.
+// errNotOurs is the error about a frame without a valid DHCP or ARP packet for a client. The socket's filter rejects
+// most such frames.
 var errNotOurs = errors.New("not a DHCP or ARP packet for a client")
 
 // broadcastMAC returns the broadcast address, for a receiver whose MAC is unknown. A host also accepts packets for
@@ -315,7 +316,8 @@ func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
 }
 
 // incoming returns a program that rejects packets from this machine and packets to other machines. Packets to other
-// machines arrive in promiscuous mode. The kernel also classes frames of an unknown VLAN as packets to other machines.
+// machines arrive in promiscuous mode. For a socket of a single protocol, the kernel also classes frames of an unknown
+// VLAN as packets to other machines. A socket for all protocols receives frames of every VLAN.
 func incoming() program {
 	return program{
 		bpf.LoadExtension{Num: bpf.ExtType},
@@ -325,9 +327,9 @@ func incoming() program {
 }
 
 // incomingFor returns a program that rejects packets from this machine, frames of a VLAN, and packets to other
-// machines. It accepts frames to mac even if that is not the interface's own address, so that the kernel classes
-// them as PACKET_OTHERHOST. The socket must be for all protocols, because the kernel removes VLAN tags before
-// sockets for a single protocol receive the frame.
+// machines. It accepts frames to mac even if that is not the interface's own address and the kernel therefore classes
+// them as PACKET_OTHERHOST. The socket must be for all protocols, because the kernel removes VLAN tags before sockets
+// for a single protocol receive the frame.
 func incomingFor(mac []byte) program {
 	p := append(ofNoVLAN(), bpf.LoadExtension{Num: bpf.ExtType})
 	other := program{}

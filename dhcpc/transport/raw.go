@@ -26,16 +26,17 @@ import (
 
 // Config configures a transport.
 type Config struct {
-	// NetNS is the network namespace of the interface; nil means the calling thread's. The caller may close it once
-	// the socket is open.
+	// NetNS is the network namespace of the interface; nil means the calling thread's. The caller may close it once the
+	// socket is open. A function from Dialer uses it in each call.
 	NetNS *netns.NS
 	// Link is the interface's index in the namespace. The interface must be up to send messages.
 	Link int
 	// MAC is the client's hardware address. The transport receives only answers to this address. nil means the
-	// interface's own address.
+	// interface's own address. DialWitness requires MAC.
 	MAC net.HardwareAddr
-	// VLAN is the ID, 1 to 4094, of the tag that DialRaw and Release add to their frames. It is for an
-	// interface that carries several VLANs, such as a trunk port of a bridge. With 0 the frames have no tag.
+	// VLAN is the ID, 1 to 4094, of the tag that DialRaw and Release add to their frames. It is for an interface that
+	// carries several VLANs, such as a trunk port of a bridge. With 0 the frames have no tag. VLAN does not concern
+	// received frames.
 	VLAN uint16
 	// ARP makes DialRaw and DialWitness also receive ARP packets, as needed for Config.DetectConflicts of package
 	// dhcpc.
@@ -73,7 +74,7 @@ func (c *Config) checkLink() error {
 	return nil
 }
 
-// check returns an error if a field is not valid.
+// check returns an error if Link or MAC is not valid.
 func (c *Config) check() error {
 	if err := c.checkLink(); err != nil {
 		return err
@@ -176,7 +177,7 @@ func (c *Config) listenRaw(takes program, allProtocols bool) (*packet.Conn, erro
 	err = c.do(func() error {
 		var err error
 
-		// Pass only the index. A look-up of the interface would list all interfaces.
+		// Pass only the index. To look up the interface, package net would read the list of all interfaces.
 		conn, err = packet.Listen(&net.Interface{Index: c.Link}, packet.Raw, protocol, &packet.Config{Filter: filter})
 		return err
 	})
@@ -330,8 +331,8 @@ type socket[P any] struct {
 	send func(p P) error
 }
 
-// frameMax is the size of the read buffer in bytes. It exceeds any answer, since a client announces its maximum size
-// (option 57).
+// frameMax is the size of the read buffer in bytes. It exceeds every DHCPv4 answer, since a client announces the
+// maximum size (option 57). It also exceeds usual DHCPv6 answers.
 const frameMax = 1 << 14
 
 func newSocket[P any](conn net.PacketConn, read func([]byte, net.Addr) (P, error), send func(P) error) *socket[P] {

@@ -17,10 +17,10 @@ import (
 )
 
 // DialUDP opens a UDP socket at port 68 of every address, bound to the interface. It supports no ARP, and received
-// packets have no MAC addresses. It sends along the kernel's routes, from the packet's source address. Before the
-// interface has an address, it receives only broadcasts. The kernel drops these unless rp_filter is 0 in the namespace,
-// in `all` and for the interface. If several such sockets are open on one link, a unicast answer reaches only one of
-// them, maybe the wrong one: see Dialer.
+// packets have neither MAC addresses nor a destination. It sends along the kernel's routes, from the packet's source
+// address. Before the interface has an address, it receives only broadcasts. The kernel drops these unless rp_filter is
+// 0 in the namespace, in `all` and for the interface. If several such sockets are open on one link, a unicast answer
+// reaches only one of them, maybe the wrong one: see Dialer.
 //
 // If another program in the namespace uses the port exclusively, the error matches unix.EADDRINUSE. If Config.MAC is
 // set, a missing link shows only at the first Send, which fails with unix.ENODEV or ENETUNREACH.

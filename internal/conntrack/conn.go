@@ -6,8 +6,9 @@
 // NAT rules see only the first packet of a flow. A client that keeps sending datagrams from one port keeps its flow,
 // with the translation that was chosen when the flow began.
 //
-// For each Selector, the kernel walks through its whole table, which all network namespaces share. This takes about 9
-// ms for the default of 262,144 buckets, and 2.5 µs for each flow that it returns.
+// If the network namespace has flows, the kernel walks through its whole table for each Selector. All network
+// namespaces share this table. The walk takes about 9 ms for 262,144 buckets (the default with more than 4 GiB of
+// memory), and 2.5 µs for each returned flow.
 //
 // The package needs CAP_NET_ADMIN in the user namespace that owns the network namespace, and Linux 6.1 or later with
 // nf_conntrack_netlink (CONFIG_NF_CT_NETLINK). The messages are defined in
@@ -43,8 +44,8 @@ type Selector struct {
 	Where func(*Flow) bool
 }
 
-// Of returns a Selector for all flows from and to an address, including masqueraded flows. Use it for the address of a
-// deleted pod, before another pod gets the address.
+// Of returns a Selector for all flows from an address, masqueraded or not, and for all flows to it, also through a port
+// of the host. Use it for the address of a deleted pod, before another pod gets the address.
 func Of(a netip.Addr) Selector {
 	return Selector{Family: nl.FamilyOf(a),
 		Where: func(f *Flow) bool { return f.Orig.Src.Addr() == a || f.Reply.Src.Addr() == a }}
@@ -67,8 +68,8 @@ func Dial(ns *netns.NS) (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.nl.Close() }
 
-// List returns the flows that at least one Selector in questions selects, in the kernel's order. If several select a
-// flow, List repeats the flow. If a flow begins or ends during the call, the result may contain it or not.
+// List returns the flows that at least one Selector in questions selects, for one Selector after the other. If several
+// select a flow, List repeats the flow. If a flow begins or ends during the call, the result may contain it or not.
 //
 // The error matches errors.ErrUnsupported if the kernel has no ctnetlink, fs.ErrPermission without CAP_NET_ADMIN, and
 // tombolo.ErrInterrupted if many attempts in a row were interrupted.
@@ -119,7 +120,7 @@ func (c *Conn) count() (count uint32, _ error) {
 
 // Flush deletes the flows that at least one Selector in questions selects, and returns the number of deleted flows. A
 // flow that ends by itself during the call is no error and is not counted. If a new flow with the same addresses and
-// ports replaces a selected flow during the call, Flush does not delete the new one.
+// ports replaces a selected flow during the call, Flush leaves the new one, unless it has the same id.
 //
 // The next packet of a client opens a new flow under the present rules. So change the rules before Flush.
 func (c *Conn) Flush(ctx context.Context, questions ...Selector) (deleted int, _ error) {
@@ -129,7 +130,7 @@ func (c *Conn) Flush(ctx context.Context, questions ...Selector) (deleted int, _
 	}
 
 	// Limit the size of a batch. Its acknowledgements must fit into the socket's buffer, which only a privileged
-	// process can enlarge.
+	// process can enlarge beyond net.core.rmem_max.
 	const atOnce = 128
 	for some := range slices.Chunk(list, atOnce) {
 		if err := c.delete(some, &deleted); err != nil {
@@ -154,7 +155,7 @@ func (c *Conn) delete(list []Flow, deleted *int) error {
 		switch delErr := b.Err(i); {
 		case delErr == nil:
 			*deleted++
-		case !errors.Is(delErr, unix.ENOENT): // ENOENT: the flow is gone, or another has the same tuple
+		case !errors.Is(delErr, unix.ENOENT): // ENOENT: no flow has this tuple and id
 			return delErr
 		default:
 			err = nil
@@ -209,7 +210,8 @@ type Flow struct {
 	// they are translated back.
 	Orig, Reply Tuple
 
-	// id distinguishes flows that have the same tuple at different times.
+	// id is the kernel's CTA_ID, a hash that is almost unique. It distinguishes flows that have the same tuple at
+	// different times.
 	id   uint32
 	zone uint16
 	// tuple is the kernel's attribute for Orig. A request to delete the flow contains it unchanged, since for some

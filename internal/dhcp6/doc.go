@@ -34,15 +34,15 @@
 //	                     │ RENEWING │──────────┘
 //	                     └──────────┘
 //
-// In CHECKING the machine waits for its caller. The caller adds the address to the interface and waits for the result
-// of duplicate address detection (RFC 8415, section 18.2.10.1).
+// The machine enters CHECKING only with Config.DetectConflicts, and waits there for its caller. The caller adds the
+// address to the interface and waits for the result of duplicate address detection (RFC 8415, section 18.2.10.1).
 //
 // # Conformance
 //
-// Retransmissions, their limits and their randomness follow RFC 8415, sections 7.6 and 15. There are three exceptions.
+// Retransmissions, their limits and their randomness follow RFC 8415, sections 7.6 and 15. There are four exceptions.
 // The client ignores SOL_MAX_RT and INF_MAX_RT of servers, sends a DECLINE only once, and does not delay the first
-// SOLICIT.
-// All messages go to all servers, as RFC 9915 requires: the client ignores the Server Unicast option and a status
+// SOLICIT or INFORMATION-REQUEST. A doubled pause varies by up to a tenth, not a twentieth. All messages go to the
+// multicast group of all servers, as RFC 9915 requires: the client ignores the Server Unicast option and a status
 // UseMulticast. It ignores a RECONFIGURE, since it could not authenticate one. It supports neither IA_TA nor prefix
 // delegation. It never sends a CONFIRM: a client that was moved to another link notices it at its renewal.
 //

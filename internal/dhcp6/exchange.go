@@ -43,10 +43,10 @@ func (t *step) solicit() {
 	t.send(m, solTimeout, solMaxRT, time.Time{})
 }
 
-// soliciting handles a message in SOLICITING. It ignores an ADVERTISE that Config.Refuse refuses. It requests one with
-// preference 255 at once, unless its server is in the list of servers to avoid. Until the first pause ends, it keeps
-// the ADVERTISE with the highest preference. After the first pause, it requests the first ADVERTISE whose server is not
-// in this list. A REPLY counts only with rapid commit.
+// soliciting handles a message in SOLICITING. It ignores an ADVERTISE that has no usable address, or that Config.Refuse
+// refuses. Until the pause ends, it keeps the ADVERTISE with the highest preference, and ranks servers to avoid
+// (Session.avoid) last. It requests the address of an ADVERTISE at once if the server is not one to avoid, and the
+// preference is 255 or the first pause is over. A REPLY counts only with rapid commit.
 func (t *step) soliciting(m *message) {
 	rapid := m.kind == dhcpv6.MessageTypeReply && m.rapid && t.cfg.RapidCommit
 	if m.kind == dhcpv6.MessageTypeReply && !rapid {
@@ -85,10 +85,9 @@ func (t *step) soliciting(m *message) {
 	}
 }
 
-// granted returns the lease that a message offers or grants for the address want. If the message does not contain
-// want, granted returns the lease of the first usable address. Without a usable address it returns nil and the
-// reason, for a trace. The reason is empty if the message has an error status, since the message's description
-// contains the status.
+// granted returns the lease that a message offers or grants for the address want. If the message does not contain want,
+// granted returns the lease of the first usable address. Without a usable address it returns nil and the reason, for
+// step.note. The reason is empty if the message has an error status, since the description contains the status.
 func (t *step) granted(m *message, want netip.Addr) (l *Lease6, why string) {
 	if s := m.refusal(); statusOf(s) != iana.StatusSuccess {
 		return nil, ""
@@ -155,7 +154,7 @@ func (t *step) requesting(m *message) {
 		}
 
 	case iana.StatusUnspecFail, iana.StatusUseMulticast:
-		t.note(m.describe()) // a retry may succeed: the next REQUEST is sent in time
+		t.note(m.describe()) // a retry may succeed: requestingTimeUp sends the next REQUEST
 	default:
 		t.note(m.describe())
 		if s.StatusCode == iana.StatusNotOnLink {
@@ -166,12 +165,12 @@ func (t *step) requesting(m *message) {
 	}
 }
 
-// requestFailed gives up a REQUEST that the server does not grant, and avoids the server from now on. With a present
-// lease, the client then asks all servers for it (REBINDING). Without one, it starts over.
+// requestFailed gives up a REQUEST that the server does not grant, and avoids the server until the next lease. With a
+// present lease, the client waits in REBINDING for at most 10 s. Then it sends a REBIND or, before T2, another RENEW.
+// Without a present lease, it starts over.
 func (t *step) requestFailed(err error) {
 	t.shun(t.s.requested.Server)
 	if t.s.lease != nil {
-		// The client keeps its lease until the lease ends, and asks other servers.
 		t.s.trace.Last, t.s.requested = err, nil
 		t.begin(rebinding)
 		t.s.wake, t.s.listen = t.now.Add(min(rebTimeout, t.s.lease.Expire.Sub(t.now))), time.Time{}
@@ -180,8 +179,9 @@ func (t *step) requestFailed(err error) {
 	t.startOver(err)
 }
 
-// requestingTimeUp repeats the REQUEST until it was sent reqMaxRC times. Then it asks all servers for the present lease
-// or, without one, sends a SOLICIT. If the present lease has ended, it reports the lease as lost.
+// requestingTimeUp repeats the REQUEST until it was sent reqMaxRC times. Then it avoids the server, and continues with
+// the present lease (see requestFailed) or, without one, sends a SOLICIT. If the present lease has ended, it reports
+// the lease as lost.
 func (t *step) requestingTimeUp() {
 	switch {
 	case t.s.lease != nil && t.s.lease.Left(t.now) == 0:
@@ -271,8 +271,8 @@ func (t *step) renewing(m *message) {
 	}
 }
 
-// decline sends a DECLINE for an address that a server granted and the client does not use. The client ends its
-// present lease, avoids the server from now on, and starts over.
+// decline sends a DECLINE for an address that a server granted and the client does not use. The client ends its present
+// lease, avoids the server until the next lease, and starts over.
 func (t *step) decline(l *Lease6, why error) {
 	t.shun(l.Server)
 	if t.s.hint = t.cfg.Address; t.s.hint == l.Address {

@@ -41,16 +41,16 @@ type Session struct {
 
 	xid   uint32
 	first time.Time     // when the first message of the exchange was sent
-	sent  time.Time     // when its last message was sent
+	sent  time.Time     // when the last message of the exchange was sent
 	tries int           // messages sent in the exchange
 	rt    time.Duration // the pause after the last message
 
 	failures  int      // failures since the last lease; they lengthen the back-off
 	best      *Lease6  // the best ADVERTISE so far
-	rank      int      // its preference, lower for a server to avoid
-	avoid     []string // servers that advertised, and then refused or did not answer
+	rank      int      // the preference of best, negative for a server to avoid
+	avoid     []string // servers whose ADVERTISE or REPLY led to no lease
 	hint      netip.Addr
-	requested *Lease6 // the lease being requested, checked or declined
+	requested *Lease6 // the lease being requested or checked
 	lease     *Lease6 // the present lease
 }
 
@@ -72,8 +72,8 @@ const (
 	InUse                     // another host has the address
 )
 
-// Event is the input of a Step. The zero Event means that only time has passed. Message is a received message, or
-// nil. Step checks its bytes. Verdict is the answer to Output.Check.
+// Event is the input of a Step. The zero Event means that only time has passed. Message is a received message, or nil.
+// Step checks its bytes. Verdict is the answer to Output.Check. Step ignores the Verdict of an Event with a Message.
 type Event struct {
 	Message []byte
 	Verdict Verdict
@@ -83,9 +83,9 @@ type Event struct {
 type Output struct {
 	// Send is a message to send now, or nil. If sending fails, continue as if the network had lost the message.
 	Send []byte
-	// Check is a lease whose address needs duplicate address detection, or nil. The caller adds the address to the
-	// link and waits for the result. The Session then waits for an Event with a Verdict. If it still has another
-	// lease, it waits until that lease ends, and otherwise without a time limit.
+	// Check is a lease whose address needs duplicate address detection, or nil. The caller adds the address to the link
+	// and waits for the result. The Session then waits for an Event with a Verdict. A Session that still has another
+	// lease waits only until that lease ends. Any other Session waits without a time limit.
 	Check *Lease6
 	// Bound is a lease that a server has just granted or renewed and that passed all checks, or nil.
 	Bound *Lease6
@@ -117,9 +117,9 @@ func (m *Machine) Inform(now time.Time, seed uint64) Session {
 }
 
 // Restore returns a Session for a client that still has the lease l. The Session sends nothing until the lease is due
-// for renewal. If the lease has run out, the first Step reports it as lost, and the Session requests its address
-// again. If Obtained is in the future, the clock was set back, and the Session asks any server at once. An unusable
-// lease is an error that matches tombolo.ErrInvalid.
+// for renewal. If the lease has run out, the first Step reports it as lost, and the Session requests its address again.
+// If Obtained is in the future, the clock was set back, and the Session sends a REBIND at once, unless the lease never
+// ends. An unusable lease is an error that matches tombolo.ErrInvalid.
 func (m *Machine) Restore(now time.Time, seed uint64, l *Lease6) (Session, error) {
 
 	if err := l.Validate(); err != nil {
@@ -147,7 +147,7 @@ func (m *Machine) Restore(now time.Time, seed uint64, l *Lease6) (Session, error
 	return s, nil
 }
 
-// Step advances a Session to the time now and handles the event. It returns the next state and the caller's next
+// Step advances a Session to the time now and handles the event. It returns the new Session and the caller's next
 // actions. Step may be called late: it then does the work that is due. If now is before the time of an earlier Step,
 // the earlier time counts.
 func (m *Machine) Step(s Session, now time.Time, e Event) (Session, Output) {
@@ -329,7 +329,8 @@ func (t *step) startOver(err error) {
 	t.idle(initial, t.now.Add(pause))
 }
 
-// shun records that a server's ADVERTISE did not lead to a lease, so that the client prefers other servers.
+// shun records that a server's ADVERTISE or REPLY did not lead to a lease, so that the client prefers other servers
+// until the next lease.
 func (t *step) shun(server dhcpc.Hex) { t.s.avoid = trace.Shun(t.s.avoid, string(server)) }
 
 // lose ends the present lease, reports it in Output.Lost with the reason why, and begins to look for another lease.
@@ -418,11 +419,11 @@ type State uint8
 const (
 	initial    State = iota // about to send a SOLICIT, at the start or after a back-off
 	soliciting              // SOLICIT sent; waits for ADVERTISEs or, with rapid commit, for a REPLY
-	requesting              // REQUEST sent to the server with the best ADVERTISE
+	requesting              // REQUEST sent to the server of the best ADVERTISE, or to one that forgot the lease
 	checking                // REPLY received; waits until the caller knows whether the address is in use
 	bound                   // has a lease; waits for T1
 	renewing                // after T1: RENEW sent to the server of the lease
-	rebinding               // after T2: REBIND sent to any server
+	rebinding               // after T2: REBIND sent to all servers; also the pause after a failed REQUEST
 	informing               // INFORMATION-REQUEST sent; needs options and no address
 	Informed                // has the options, and is done
 )

@@ -30,9 +30,9 @@ type Lease6 struct {
 	// DUID and IAID identify the client and its address towards the server.
 	DUID dhcpc.Hex `json:"duid"`
 	IAID uint32    `json:"iaid"`
-	// Obtained is the sending time of the message that the REPLY answered. Renew (T1), Rebind (T2), Preferred and
-	// Expire are relative to it. Renew, Rebind and Expire are zero in a lease that never ends. Preferred is zero if the
-	// address stays preferred for ever. The times use the same clocks as the times of a dhcpc.Lease.
+	// Obtained is the time when the client last sent the message that the REPLY answers. Renew (T1), Rebind (T2),
+	// Preferred and Expire are relative to it. Renew, Rebind and Expire are zero in a lease that never ends. Preferred
+	// is zero if the address stays preferred for ever. The times use the same clocks as the times of a dhcpc.Lease.
 	Obtained  time.Time `json:"obtained"`
 	Renew     time.Time `json:"renew,omitzero"`
 	Rebind    time.Time `json:"rebind,omitzero"`
@@ -123,8 +123,8 @@ type Config struct {
 	Address netip.Addr
 	// HostName is the host name (option 39). The server may enter it in its DNS.
 	HostName string
-	// RapidCommit requests the lease in two messages instead of four. Without it, the client waits a second for
-	// ADVERTISEs of better servers.
+	// RapidCommit requests the lease in two messages instead of four. Without it, or if no server supports it, the
+	// client collects ADVERTISEs for about a second.
 	RapidCommit bool
 	// Refuse returns an error if the client must not use the lease l. held is the client's present lease, or nil. The
 	// client ignores an offer that Refuse rejects, and declines a granted lease that Refuse rejects. A nil Refuse
@@ -227,7 +227,8 @@ func parse(data []byte, iaid uint32) (*message, error) {
 	return m, nil
 }
 
-// decodeOption decodes the options that the client reads, and keeps all others as bytes.
+// decodeOption decodes the options whose structure the client needs. It keeps malformed options and all others as
+// bytes.
 func decodeOption(code dhcpv6.OptionCode, data []byte) (dhcpv6.Option, error) {
 	switch code {
 	case dhcpv6.OptionIANA, dhcpv6.OptionStatusCode, dhcpv6.OptionDNSRecursiveNameServer, dhcpv6.OptionDomainSearchList,
@@ -247,8 +248,8 @@ func statusOf(s *dhcpv6.OptStatusCode) iana.StatusCode {
 	return s.StatusCode
 }
 
-// refusal returns the status of the message if that is not Success. Otherwise it returns the status of our IA_NA. nil
-// means Success.
+// refusal returns the status of the message if that is not Success. Otherwise it returns the status of our IA_NA, if
+// the message has one. It returns nil for a missing status, which means Success.
 func (m *message) refusal() *dhcpv6.OptStatusCode {
 	if statusOf(m.status) != iana.StatusSuccess || m.ia == nil {
 		return m.status
@@ -265,7 +266,7 @@ func statusText(s *dhcpv6.OptStatusCode) string {
 	return fmt.Sprintf("%s %q", s.StatusCode, text)
 }
 
-// describe returns a short description of the message for a trace.
+// describe returns a short description of the message, for step.note.
 func (m *message) describe() string {
 	text := m.kind.String()
 	if len(m.server) > 0 {
@@ -277,9 +278,9 @@ func (m *message) describe() string {
 	return text
 }
 
-// leases returns a lease of each usable address in our IA_NA. asked is the time when the client sent the request that m
-// answers. If a server ends an address by a lifetime of 0, the lease's Expire equals Obtained. why is a reason, for a
-// trace, in case the caller finds no lease with a lifetime in list.
+// leases returns a lease of each usable address in our IA_NA. asked is the time when the client last sent the request
+// that m answers. If a server ends an address by a lifetime of 0, the lease's Expire equals Obtained. why is a reason,
+// for step.note, in case the caller finds no lease with a lifetime in list.
 func (c *Config) leases(m *message, asked time.Time) (list []*Lease6, why string) {
 	if m.ia == nil {
 		return nil, ": no IA_NA of ours"
@@ -319,7 +320,7 @@ func (c *Config) leases(m *message, asked time.Time) (list []*Lease6, why string
 	return nil, ": no address"
 }
 
-// shortest is the minimum of T1. It also applies if a server requests a shorter time.
+// shortest is the minimum of T1, also if the server sent less. In a shorter lease, T1 is the end of the lease.
 const shortest = 2 * time.Second
 
 // lease returns a lease of the address a with the given lifetimes, without the options that m has for all addresses.
@@ -339,7 +340,7 @@ func (c *Config) lease(m *message, a netip.Addr, preferred, valid time.Duration,
 
 // times returns T1 and T2, in this order and not after the end of the lease. The server may leave them to the client,
 // or send times after the end. They are then fractions of the preferred lifetime, as RFC 8415, section 21.4,
-// recommends.
+// recommends. If the preferred lifetime is 0, they are fractions of the valid lifetime.
 func times(preferred, valid, t1, t2 time.Duration) (renew, rebind time.Duration) {
 	base := preferred
 	if base == 0 {
@@ -358,7 +359,8 @@ func times(preferred, valid, t1, t2 time.Duration) (renew, rebind time.Duration)
 	return t1, min(max(t2, t1), valid)
 }
 
-// dns returns the name servers of a message, at most maxServers. It records the others in l.Ignored.
+// dns returns the usable name servers of a message, each once and at most maxServers. It records unusable and further
+// ones in l.Ignored.
 func (m *message) dns(l *Lease6) []netip.Addr {
 	var list []netip.Addr
 	for _, ip := range m.options.DNS() {
@@ -377,7 +379,7 @@ func (m *message) dns(l *Lease6) []netip.Addr {
 	return list
 }
 
-// search returns the search domains of a message, at most maxSearch. It records the others in l.Ignored.
+// search returns the valid search domains of a message, at most maxSearch. It records the others in l.Ignored.
 func (m *message) search(l *Lease6) []string {
 	labels := m.options.DomainSearchList()
 	if labels == nil {

@@ -19,9 +19,10 @@ import (
 // Leased is the IPAMType of attachments with an IPv4 address from DHCP.
 const Leased = "dhcp"
 
-// Of returns an attachment's endpoint: its addresses, host ports, and guard against false source addresses, in the form
-// for the firewall. An attachment without any address, as after the loss of its lease, publishes no host ports. If its
-// guard checks addresses, a pod without its leased IPv4 address may send only DHCP requests in IPv4.
+// Of returns an attachment's endpoint: its addresses, host ports, egress policy, and guard against false source
+// addresses, in the form for the firewall. An attachment without any address, as after the loss of its lease, publishes
+// no host ports. If its guard checks addresses, a pod without its leased IPv4 address may send only DHCP requests in
+// IPv4.
 func Of(a *state.Attachment) nft.Endpoint {
 	ep := nft.Endpoint{
 		Owner: nft.Owner(a.Hash()), Network: a.Network, Bridge: a.GatewayLink(), NIC: a.NIC,
@@ -139,9 +140,9 @@ func compare(a, b nft.Port) int {
 		cmp.Compare(a.HostPort, b.HostPort))
 }
 
-// PublishesIPv4 reports whether a host port on an IPv4 address of the host, such as 127.0.0.1, leads to the pod. A pod
-// whose lease has ended counts as one with an address, since tombolod will get another lease. With SNATNone it reports
-// false.
+// PublishesIPv4 reports whether a host port on an IPv4 address of the host, such as 127.0.0.1, leads to the pod. A
+// withheld host port counts too. A pod whose lease has ended counts as one with an address, since tombolod will get
+// another lease. With SNATNone it reports false.
 func PublishesIPv4(rec *state.Attachment) bool {
 	if rec.PortSNAT == nft.SNATNone {
 		return false // connections from 127.0.0.1 would get no answer
@@ -182,7 +183,7 @@ func MissingLinks(callers string, exists func(name string) bool) (warnings []str
 }
 
 // SlowPorts returns a warning about a bridge that runs the spanning tree protocol. delay is the time until a new port
-// forwards frames. The warning also has the command that helps.
+// forwards frames. The warning names the command that turns the protocol off.
 func SlowPorts(bridge string, delay time.Duration) string {
 	return fmt.Sprintf("bridge %s runs the spanning tree protocol, so that a new port forwards nothing for %s; "+
 		"unless its ports form a loop, this helps: "+
@@ -195,8 +196,8 @@ func SlowPorts(bridge string, delay time.Duration) string {
 // AliasPrefix is the prefix of each alias that Tombolo sets.
 const AliasPrefix = "tombolo:1:"
 
-// BridgeAlias is the alias of a bridge that Tombolo created. Tombolo never deletes another bridge, nor sets default
-// parameters on another.
+// BridgeAlias is the alias of a bridge that Tombolo created. Tombolo never deletes a bridge without this alias, nor
+// sets default parameters on one.
 const BridgeAlias = AliasPrefix + "bridge"
 
 // ShareAlias is the alias prefix of the veth pair that connects a bridge to a shared NIC (package share).
@@ -204,8 +205,8 @@ const ShareAlias = AliasPrefix + "share"
 
 const aliasMax = 255 // IFALIASZ without its NUL
 
-// AliasOwner returns the beginning of the alias of the host's end of a pod's link. No other attachment's alias begins
-// with it.
+// AliasOwner returns the beginning of the alias of the host's end of a pod's link, for the attachment with the given
+// hash. No other attachment's alias begins with this text.
 func AliasOwner(hash string) string { return AliasPrefix + hash + ":" }
 
 // AliasOf returns the alias for an attachment's port.

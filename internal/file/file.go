@@ -1,6 +1,6 @@
 // Package file reads and writes the small files in which Tombolo stores its records. It reads or replaces a whole file
-// with few system calls. Except in ReadNamed, it opens no file through a symbolic link, since another user may have
-// made the link.
+// with few system calls. Except in ReadNamed, it opens no file whose path is a symbolic link, since another user may
+// have made the link.
 //
 // For records it makes system calls directly. An os.File would start the runtime's poller, which costs a short-lived
 // plugin more time than all of its records.
@@ -70,8 +70,8 @@ func readFrom(fd int, path string, limit int) ([]byte, error) {
 			return nil, fmt.Errorf("%w: it is larger than %d bytes", ErrDamaged, limit)
 		}
 
-		// A short read means the end of the file on every local file system and in /proc. So skip a second read,
-		// which would double the system calls.
+		// A short read means the end of the file on every local file system and in the files of /proc that we read. So
+		// skip a second read, which would double the system calls.
 		if filled < len(buf) {
 			return buf[:filled], nil
 		}
@@ -111,7 +111,8 @@ func readNamed(path string, limit int, also fs.FileMode) ([]byte, error) {
 		return nil, err
 	}
 
-	// With O_NONBLOCK, reading a FIFO without a writer returns the end of the file at once.
+	// With O_NONBLOCK, opening a FIFO does not wait for a writer, and reading without a writer returns the end of the
+	// file.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -194,7 +195,7 @@ func Replace(temp, path string, data []byte) error {
 	return replace(temp, path, data, func(int) error { return nil })
 }
 
-// ReplaceDurably replaces a file like Replace. It returns when the file's content and name are on the disk.
+// ReplaceDurably replaces a file like Replace. It returns after an fsync of the file and of its directory.
 func ReplaceDurably(temp, path string, data []byte) error {
 	err := replace(temp, path, data, func(fd int) error { return PathError("sync", temp, unix.Fsync(fd)) })
 	if err != nil {
@@ -291,7 +292,7 @@ func PathError(op, path string, err error) error {
 	return &os.PathError{Op: op, Path: path, Err: err}
 }
 
-// ErrLocked means that another process still held the lock when the context ended.
+// ErrLocked means that another process or goroutine still held the lock when the context ended.
 var ErrLocked = errors.New("locked by another process")
 
 // These are the first and the longest pause between two attempts of Await. The pause doubles with each attempt.
@@ -301,7 +302,7 @@ const (
 )
 
 // Await calls try, which tries to take the lock of the file at path, until try returns true or an error. If ctx ends
-// first, the error matches ErrLocked and ctx's error. Await polls, since a wait in the kernel could not be cancelled.
+// first, the error matches ErrLocked and ctx's cause. Await polls, since a wait in the kernel could not be cancelled.
 func Await(ctx context.Context, path string, try func() (bool, error)) error {
 	start := time.Now()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -317,7 +318,8 @@ func Await(ctx context.Context, path string, try func() (bool, error)) error {
 	}
 }
 
-// TryFlock calls flock(2) with the operation how, without waiting. It returns false if another process has the lock.
+// TryFlock calls flock(2) with the operation how, without waiting. It returns false if another process or goroutine has
+// the lock.
 func TryFlock(fd, how int) (bool, error) {
 	_, err := Restart(func() (int, error) { return 0, unix.Flock(fd, how|unix.LOCK_NB) })
 	if err == unix.EWOULDBLOCK {
@@ -330,8 +332,8 @@ func TryFlock(fd, how int) (bool, error) {
 }
 
 // TryLock opens a file and locks it with flock(2). Unlock, or the end of the process, releases the lock. TryLock
-// returns -1 without an error if another process has the lock. With O_CREAT it creates a missing file and its
-// directory. If the last holder removed or replaced the file, TryLock locks the new one.
+// returns -1 without an error if another process or goroutine has the lock. With O_CREAT it creates a missing file and
+// its directory. If the last holder removed or replaced the file, TryLock locks the new one.
 func TryLock(path string, flags int) (int, error) {
 	open := Open
 	if flags&unix.O_CREAT != 0 {

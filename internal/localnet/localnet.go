@@ -42,7 +42,8 @@ type Filter struct {
 	// the bit on replies to the host's own connections. With br_netfilter, the destination of these replies is already
 	// translated to 127.0.0.1 when they reach the filter.
 	Mark uint32
-	// Stays is set if Remove must leave the bridge's clsact, even if Ensure added it. Place explains why.
+	// Stays is for Ensure. If it is set, Remove later leaves the bridge's clsact, even if Ensure added it. Place
+	// explains why.
 	Stays bool
 }
 
@@ -62,7 +63,7 @@ type State struct {
 }
 
 // These are parts of the handles of our filters. The lowest bits of a handle record which objects must be removed, or
-// turned off, together with the filter. The kernel stores no other data with a filter.
+// turned off, together with the filter. So this record lasts as long as the filter.
 const (
 	// noteRouted records that route_localnet was turned on, and notePlace that clsact was added.
 	noteRouted = 1 << 0
@@ -185,8 +186,8 @@ func (have *State) madePlace() bool {
 }
 
 // Remove deletes the filter. It also deletes the clsact if Ensure added it for the filter, unless other filters use it
-// or Stays was set. A missing filter or clsact is no error. have is the result of Get, which the caller must call
-// immediately before.
+// or Stays was set for Ensure. A missing filter or clsact is no error. have is the result of Get, which the caller must
+// call immediately before.
 func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 	var b nl.Batch
 	if have.madePlace() && have.others == 0 {

@@ -3,7 +3,8 @@
 //
 // Each kind of lock has a rank. A caller must not wait for a lock while it holds one of the same or a higher rank.
 // While it holds a lock of rank State or higher, it must not wait for anything slow, such as a server, another program
-// or a disk. If it does, the package panics. A lock that is taken without waiting (by a try) may come in any order.
+// or a disk. If a caller breaks a rule, the package panics. A lock that is taken without waiting (by a try) may come in
+// any order.
 //
 // The package checks this only in programs built with the tag lockorder, as `make test` builds them. In other
 // programs its functions do nothing.

@@ -459,8 +459,8 @@ type AttachmentLock struct {
 	order *lockorder.Acquisition
 }
 
-// LockAttachment locks the record of an attachment. If there is no record, the error matches os.ErrNotExist. If
-// another process has the lock, the error matches ErrBusy.
+// LockAttachment locks the record of an attachment. If there is no record, the error matches os.ErrNotExist. If another
+// call has the lock, the error matches ErrBusy.
 func (d *Dir) LockAttachment(network, hash string) (*AttachmentLock, error) {
 	path, err := d.attachmentPath(network, hash)
 	if err != nil {
@@ -499,7 +499,7 @@ func (d *Dir) AtWork(network, hash string) (wait func(context.Context), err erro
 	return func(ctx context.Context) {
 		defer unix.Close(fd)
 
-		// The only possible error is the end of ctx.
+		// Ignore the error: the wait is over, because ctx ended or flock(2) failed.
 		_ = file.Await(ctx, path, func() (bool, error) { return file.TryFlock(fd, unix.LOCK_SH) })
 	}, nil
 }

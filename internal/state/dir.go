@@ -220,7 +220,7 @@ func (e *RecordError) Error() string {
 func (e *RecordError) Unwrap() error { return e.Err }
 
 // Wrap sets e.Err from err, an error from reading the record, and returns e. It returns err itself if the file is
-// missing, since a missing record is no damage. A directory or a symbolic link in a record's place counts as damage.
+// missing, since a missing record is no damage.
 func (e *RecordError) Wrap(err error) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return err
@@ -233,7 +233,7 @@ func (e *RecordError) Wrap(err error) error {
 }
 
 // ReadRecord reads the file bad.Path, decodes it, and calls check with the record. An error wraps bad, except for a
-// missing file.
+// missing file. A directory or a symbolic link in place of the file counts as damage.
 func ReadRecord[T any](bad *RecordError, decode func([]byte) (*T, error), check func(*T) error) (*T, error) {
 	var record *T
 	data, err := readFile(bad.Path)
@@ -447,7 +447,7 @@ type Epoch struct {
 func (e Epoch) Token() string { return e.Boot + "/" + e.ID }
 
 // Epoch reads the recorded epoch and writes nothing. If there is none, the error matches os.ErrNotExist. If the epoch
-// is over, Epoch returns it together with an error that matches ErrStale. Epoch needs no lock. A verb that changes
+// is over, Epoch returns it together with an error that matches ErrStale. Epoch needs no lock. A CNI call that changes
 // something calls [Dir.Enter] instead.
 func (d *Dir) Epoch() (Epoch, error) { return d.epochOf(d.sources.netns) }
 
@@ -555,9 +555,9 @@ func (d *Dir) Begun(e Epoch) time.Time {
 // Enter takes the shared lock, and returns it together with the node's present epoch.
 //
 // If the recorded epoch is missing, damaged or over, one process begins a new epoch under the exclusive lock, while all
-// others wait. This process deletes the attachments and networks of an epoch that is over, and writes the new epoch
-// last. If a step fails, the next caller begins again. If the recorded epoch was missing or damaged, all records stay,
-// and GC later removes the attachments of pods that are gone.
+// others wait. This process deletes the records of attachments and networks of an epoch that is over, and writes the
+// new epoch last. If a step fails, the next caller begins again. If the recorded epoch was missing or damaged, all
+// records stay, and GC later removes the attachments of pods that are gone.
 //
 // If a newer version wrote the epoch, the error matches ErrVersion. Enter also returns the errors of Lock. The
 // caller must be in the node's own network namespace and, to begin an epoch, in its PID namespace.

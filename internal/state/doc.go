@@ -6,7 +6,6 @@
 //	networks/<network>.json            one network
 //	attachments/<network>/<hash>.json  one attachment; <hash> is [ident.Hash]
 //	uplinks/<nic>.json                 one NIC whose takeover has begun or is complete
-//	uplinks/<nic>.lock                 locked by the call that works on that NIC
 //	lock                               the lock of the directory (see [Lock]), never replaced
 //	failures/<verb>.<code>             calls that failed, one byte for each
 //	contested.json                     the firewall repairs that another program undoes again and again

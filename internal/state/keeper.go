@@ -92,7 +92,8 @@ func (d *Dir) SetZones(z Zones) error {
 }
 
 // AttendZones announces to ADDs that this process adds the link of each newly recorded network to firewalld's zone
-// trusted. The announcement ends when the caller closes the returned file.
+// trusted. The announcement ends when the caller closes the returned file. If another process has announced this
+// already, the error matches ErrLocked.
 func (d *Dir) AttendZones() (*os.File, error) {
 	// An ADD that looks for this announcement holds the lock for the time of one system call. So wait briefly.
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
@@ -166,7 +167,7 @@ func (d *Dir) NetworksChanged() int64 {
 	return info.ModTime().UnixNano()
 }
 
-// Failures is the number of failed calls of one verb with one error code.
+// Failures is the number of failed calls of one CNI verb, such as ADD, with one error code.
 type Failures struct {
 	Verb  string
 	Code  uint
@@ -178,8 +179,8 @@ const lastCode = uint(999)
 
 func (d *Dir) failuresPath() string { return d.path + "/failures" }
 
-// CountFailure counts a failed call of a verb for tombolod's metrics. Each verb and code has a file, with one byte for
-// each call. If there is no state directory, CountFailure returns an error and creates none. It needs no lock.
+// CountFailure counts a failed call of a CNI verb for tombolod's metrics. Each verb and code has a file, with one byte
+// for each call. If there is no state directory, CountFailure returns an error and creates none. It needs no lock.
 func (d *Dir) CountFailure(verb string, code uint) error {
 	path := fmt.Sprintf("%s/%s.%d", d.failuresPath(), verb, min(code, lastCode))
 	const flags = unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT

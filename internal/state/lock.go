@@ -14,7 +14,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lockorder"
 )
 
-// ErrLocked means that another process holds the lock. It is file.ErrLocked.
+// ErrLocked means that another process or goroutine holds the lock. It is file.ErrLocked.
 var ErrLocked = file.ErrLocked
 
 // A Mode is the way in which a lock is held: shared, exclusive or not at all.
@@ -68,10 +68,10 @@ func (l *Lock) netns() (uint64, error) {
 	return l.cookie, err
 }
 
-// Lock takes the lock of the state directory. If ctx ends while Lock waits, the error matches ErrLocked and the
-// context's error. A caller that holds the lock must not take it again, but use Ensure or Upgrade. A holder must not
-// wait for anything slow, because all other calls of the node would wait too. It must not wait for a lock that comes
-// before this lock (see package lockorder).
+// Lock takes the lock of the state directory. If ctx ends while Lock waits, the error matches ErrLocked and ctx's
+// cause. A caller that holds the lock must not take it again, but use Ensure or Upgrade. A holder must not wait for
+// anything slow, because all other calls of the node would wait too. It must not wait for a lock that comes before this
+// lock (see package lockorder).
 func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
 	fd, err := file.Create(d.lockPath(), unix.O_RDWR)
 	if err != nil {

@@ -79,8 +79,8 @@ func Replace(ctx context.Context, routes *route.Conn, r route.Route) error {
 	return err
 }
 
-// ReplaceOwn returns a function that sets a route of a pod's lease. The function replaces only routes in had, which the
-// pod had from the lease before. If any other route with the destination and metric exists, that route belongs to the
+// ReplaceOwn returns a function that sets a route of a pod's lease. The function replaces only the routes in had, the
+// routes in the record's Applied. If any other route with the destination and metric exists, that route belongs to the
 // pod's owner, and the function changes nothing.
 func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Route) error {
 	return func(ctx context.Context, routes *route.Conn, r route.Route) error {
@@ -146,8 +146,8 @@ func Lifetime(left, least time.Duration) *time.Duration {
 // Policy holds the settings that determine which parts of a lease a pod gets. A lease's record contains the policy, so
 // that a renewal applies the same parts as the ADD did.
 type Policy struct {
-	// NoDefault leaves out the lease's default route. It also leaves out routes with prefixes shorter than
-	// shortestRoute, since a few of them together amount to a default route.
+	// NoDefault leaves out the lease's default route. It also leaves out the lease's other routes with prefixes shorter
+	// than shortestRoute, since a few of them together amount to a default route.
 	NoDefault bool `json:"noDefault,omitempty"`
 	// Gateway is the next hop of the default route, in place of the lease's router. It is set if pods of a LAN reach
 	// other networks through the host. The pod then gets no other routes of the lease: by them, a server could lead the
@@ -157,18 +157,18 @@ type Policy struct {
 	Routes []dhcpc.Route `json:"routes,omitempty"`
 	// Priority is the metric of all routes that the pod gets by this policy. 0 is the kernel's default.
 	Priority int `json:"priority,omitempty"`
-	// IPv6 is set if the pod uses IPv6. A lower MTU of the lease is then raised to minMTU6, since the kernel removes
-	// IPv6 from a link with a lower MTU.
+	// IPv6 is set if the pod uses IPv6. If the lease's MTU is below minMTU6, the pod then gets minMTU6 instead, since
+	// the kernel removes IPv6 from a link with a lower MTU.
 	IPv6 bool `json:"ipv6,omitempty"`
 }
 
 // minMTU6 is IPv6's smallest MTU (RFC 8200, section 5).
 const minMTU6 = 1280
 
-// shortestRoute is the shortest prefix length of a route that NoDefault does not leave out.
+// shortestRoute is a prefix length. Policy.NoDefault leaves out the lease's routes with shorter prefixes.
 const shortestRoute = 8
 
-// Applied lists the addresses, routes and MTU that a pod has from a lease.
+// Applied lists the addresses, routes and MTU that a pod has, or must get, from a lease.
 type Applied struct {
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	// Routes are in an order that the kernel accepts.
@@ -276,10 +276,10 @@ func TwoServers(l *dhcpc.Lease) string {
 		l.Server, l.Address, l.Others)
 }
 
-// CheckConflict returns an error if the host shows that a pod cannot have the address a. The address may be the host's
-// own, a broadcast address of the host, or a gateway of a host's route through the pod's network. at is the index of
-// the host's link in that network. If a equals had, the pod's previous address, CheckConflict does not look for
-// gateways, since the host may route through a pod.
+// CheckConflict returns an error if the host's addresses or routes show that a pod cannot have the address a. The
+// address may be the host's own, a broadcast address of the host, or a gateway of a host's route through the pod's
+// network. at is the index of the host's link in that network. If a equals had, the pod's previous address,
+// CheckConflict does not look for gateways, since the host may route through a pod.
 func CheckConflict(ctx context.Context, host *route.Conn, at int, a, had netip.Addr) error {
 	r, err := host.Get(ctx, a)
 	switch {

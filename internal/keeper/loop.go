@@ -17,7 +17,7 @@ type change struct{ name string }
 
 // slot is the schedule for visits to a lease or a source (see source).
 type slot struct {
-	wake time.Time // the time of the next visit; if zero, no visit is scheduled
+	wake time.Time // the time of the next visit; if zero, no visit to the lease is scheduled (never zero for a source)
 	busy bool      // a worker is visiting the lease or source
 }
 

@@ -27,7 +27,7 @@ const (
 
 // allocator is the ipam.Allocator for the ipam section of a configuration. It wraps the Allocator that assigns the
 // addresses, and adds the section's gateways, routes and DNS settings. The embedded Allocator is nil for the types
-// static and dhcp, and for a section without a type. Then only the ipamSection may be used.
+// static and dhcp, and for a section without a type. Then nobody may call the methods of ipam.Allocator.
 type allocator struct {
 	*ipamSection
 	ipam.Allocator

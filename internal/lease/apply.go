@@ -359,12 +359,13 @@ func WhoHas(ctx context.Context, index int, own net.HardwareAddr, a netip.Addr, 
 }
 
 // GiveBack releases an attachment's leases, and removes their record. path is the directory of the records. If the
-// client is sticky, it releases nothing. An IPv4 lease that has not expired then stays in a record of the state Sticky,
-// for the pod's next container. GiveBack does nothing if there is no record. links works in the host's namespace.
+// client is sticky, it releases nothing. Unless the record's state is Expired, it then keeps the IPv4 lease in a record
+// of the state Sticky, for the pod's next container. GiveBack does nothing if there is no record. links works in the
+// host's namespace.
 //
 // If the record cannot be used or a RELEASE cannot be sent, GiveBack passes the error to warn and continues, so that
-// the pod can end. The server then frees the address when the lease expires. If another process holds the record's lock
-// until ctx ends, the error matches file.ErrLocked. The caller must not hold the state's lock.
+// the pod can end. The server then frees the address when the lease expires. If the record's lock does not become free
+// before ctx ends, the error matches file.ErrLocked. The caller must not hold the state's lock.
 func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn func(string)) error {
 	dir, err := Open(path)
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 type linkSource struct {
 	source                     // its contests are counted for each network
 	firewall *source           // the source of the firewall, whose rules depend on the host's forwarding
-	bridges  map[int]linkFacts // bridges by index; a value is zero until the bridge's first announcement
+	bridges  map[int]linkFacts // bridges and the host's links in VLANs, by index; zero until the first announcement
 	ports    map[int]bool      // the indexes of pods' ports, which are the host's ends of their links
 	services int               // the index of kube-ipvs0, or 0 if it does not exist
 	// uplinks holds, by index, the NICs of networks on a LAN, and the veth pairs between bridges and shared NICs

@@ -355,7 +355,7 @@ func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 
 // write records the DHCPv6 lease l, or no lease if l is nil. Unless checking is set, it also adds the lease's address
 // to the pod, if the pod may have it (see Wants6). If l has another address than the previous lease, write removes the
-// previous address. trouble is the error to record. If another process deleted or replaced the record, write releases
+// previous address. trouble is the error to record. If somebody else deleted or replaced the record, write releases
 // l, unless the client is sticky.
 func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error {
 	six := *x.r.Six

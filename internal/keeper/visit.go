@@ -189,7 +189,7 @@ func (v *visit) keep() outcome {
 }
 
 // retryRenewal handles a visit that failed with err, and returns the outcome with the time of the next try. If a lease
-// has expired, it also records the lease's end. If another process replaced or deleted the record, the next visit is
+// has expired, it also records the lease's end. If somebody else replaced or deleted the record, the next visit is
 // due at once.
 func (v *visit) retryRenewal(what string, err error) outcome {
 	if !errors.Is(err, errDeleted) {
@@ -403,7 +403,7 @@ func (v *visit) release6() error {
 	return v.release(func() error { return v.node.release6(v.ctx, v.r) })
 }
 
-// drop calls do to delete or replace a record, unless another process deleted or replaced it since the visit read it.
+// drop calls do to delete or replace a record, unless somebody else deleted or replaced it since the visit read it.
 // In that case, the next visit is due at once. If do returns an error, drop logs the error with the message fails, and
 // schedules another try.
 func (v *visit) drop(fails string, do func(*lease.LockedRecord) error) outcome {
@@ -416,11 +416,11 @@ func (v *visit) drop(fails string, do func(*lease.LockedRecord) error) outcome {
 	return outcome{gone: true}
 }
 
-// errDeleted is the cause of an error about a record that another process removed, or that another ADD replaced, since
-// the visit read it.
+// errDeleted is the cause of an error about a record that somebody else, such as a DEL or an ADD, deleted or replaced
+// since the visit read it.
 var errDeleted = errors.New("the lease was deleted in the meantime")
 
-// underLock calls fn while it holds the record's lock. If another process removed or replaced the record since the
+// underLock calls fn while it holds the record's lock. If somebody else deleted or replaced the record since the
 // visit read it, underLock does not call fn, and its error matches errDeleted.
 func (v *visit) underLock(fn func(*lease.LockedRecord) error) (err error) {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)

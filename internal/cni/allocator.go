@@ -169,8 +169,8 @@ type ipamRequest struct {
 	// Unrecorded is set if the caller has no records of attachments. host-local then searches all reservations for an
 	// address of the attachment before it assigns one.
 	Unrecorded bool
-	// If All is set, newAllocator returns all faults of the section's fields in one error, one a line. If not, it
-	// returns the first fault.
+	// If All is set, newAllocator returns all faults that decoding the section finds in one error, one a line. If not,
+	// it returns the first fault.
 	All bool
 
 	Warn     func(string)  // receives messages about problems that do not stop the verb

@@ -270,8 +270,8 @@ type clock struct {
 	mono time.Time
 }
 
-// sleptFrom is the shortest suspension that counts. It is shorter than every lease, and longer than the time between
-// the readings of the two clocks.
+// sleptFrom is the shortest suspension that counts. It is shorter than every DHCPv4 lease, and longer than the time
+// between the readings of the two clocks.
 const sleptFrom = 2 * time.Second
 
 // suspension returns how long the machine was suspended since the first call, or since the last suspension that it

@@ -51,7 +51,7 @@ type memory struct {
 	formed       int            // number of checks of the autoconfigured addresses since they last changed, at most 9
 	failures     int            // consecutive failed visits
 	// slow is set after a failed send, a late or missing answer, or the loss of a lease. Exchanges then wait longer,
-	// and those of DHCPv4 use packet sockets.
+	// and those of DHCPv4 use packet sockets, until a server grants or renews the DHCPv4 lease.
 	slow   bool
 	doubts []string // the reasons for rejected answers that were logged
 	six    memory6

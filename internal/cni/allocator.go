@@ -27,7 +27,7 @@ const (
 
 // allocator is the ipam.Allocator for the ipam section of a configuration. It wraps the Allocator that assigns the
 // addresses, and adds the section's gateways, routes and DNS settings. The embedded Allocator is nil for the types
-// static and dhcp, and for a section without a type. Then only the ipamSection may be used.
+// static and dhcp, and for a section without a type. Then nobody may call the methods of ipam.Allocator.
 type allocator struct {
 	*ipamSection
 	ipam.Allocator
@@ -169,8 +169,8 @@ type ipamRequest struct {
 	// Unrecorded is set if the caller has no records of attachments. host-local then searches all reservations for an
 	// address of the attachment before it assigns one.
 	Unrecorded bool
-	// If All is set, newAllocator returns all faults of the section's fields in one error, one a line. If not, it
-	// returns the first fault.
+	// If All is set, newAllocator returns all faults that decoding the section finds in one error, one a line. If not,
+	// it returns the first fault.
 	All bool
 
 	Warn     func(string)  // receives messages about problems that do not stop the verb

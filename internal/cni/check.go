@@ -112,8 +112,8 @@ func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) er
 
 	err = node.Ready(ctx, &s, leases)
 
-	// All errors get code 50, the specification's code for a plugin that cannot serve an ADD now. The exceptions are
-	// network.ErrConflict, and errors that contain a *types.Error.
+	// All errors of Ready get code 50, the specification's code for a plugin that cannot serve an ADD now. The
+	// exceptions are network.ErrConflict, and errors that contain a *types.Error.
 	if err == nil || errors.As(err, new(*types.Error)) || errors.Is(err, network.ErrConflict) {
 		return err
 	}

@@ -306,8 +306,8 @@ func (c *Common) acceptName() error {
 }
 
 // Examine decodes and checks a configuration for the plugin called name. It returns the network that the configuration
-// describes, and the errors that ADD would find without access to the kernel or the disk, one a line. For an ipam
-// section of type dhcp, it returns only the first error. For a plugin that makes no network, such as portmap, the
+// describes, and the errors that ADD would find without access to the kernel or the disk, each as one element. Of an
+// ipam section of type dhcp, it returns only the first error. For a plugin that makes no network, such as portmap, the
 // network is nil.
 func Examine(name string, data []byte) (*network.Network, []string) {
 	c := (&Plugin{Name: name}).newCall()

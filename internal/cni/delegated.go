@@ -56,8 +56,8 @@ func (d *delegatedIPAM) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation
 	return &ipam.Allocation{Addresses: addresses}, nil
 }
 
-// undo runs the plugin with DEL after an ADD that failed with cause, even if ctx has ended. If the plugin
-// did not run at all, undo only returns cause. It returns cause as the first error, so that the runtime gets its code.
+// undo runs the plugin with DEL after an ADD that failed with cause, even if ctx has ended. If the plugin did not run
+// at all, undo only returns cause. It returns cause as the first error, so that the runtime gets cause's code.
 func (d *delegatedIPAM) undo(ctx context.Context, cause error) error {
 	if errors.Is(cause, delegate.ErrNotFound) || errors.Is(cause, delegate.ErrSelf) {
 		return cause

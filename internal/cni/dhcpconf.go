@@ -96,8 +96,9 @@ const (
 	keeperOptional = "optional"
 )
 
-// dhcp decodes the ipam section of type dhcp, adds defaults and the pod's annotations, and returns the first error in
-// it. If the program was called as the reference plugin bridge, it ignores unknown fields and the field routes.
+// dhcp decodes the ipam section of type dhcp, and adds defaults and the pod's annotations. It returns the first error
+// in the section. If the program was called as the reference plugin bridge, dhcp ignores unknown fields and the field
+// routes.
 func (c *NetConf) dhcp() (*DHCP, error) {
 	conf := DHCP{ClientID: clientByContainer, Keeper: keeperRequired, Timeout: Duration(dhcpc.DefaultTimeout),
 		byName: c.bridge}

@@ -11,7 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// hostLocal sets a.Allocator to an ipam.HostLocal for the section, and returns the first error in the section. After
+// hostLocal sets a.Allocator to an ipam.HostLocal for the section, and returns an error if the section is wrong. After
 // an error in a strict request, the caller must not use a.Allocator. In a request that is not strict, hostLocal logs
 // the error, and the HostLocal knows only ipam.dataDir. That suffices to release addresses. hostLocal does not access
 // the disk.

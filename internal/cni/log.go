@@ -30,7 +30,8 @@ type stepLog struct {
 func (c *call) openLog() (*stepLog, error) {
 	conf := c.conf
 
-	// An empty path means no log. So does a relative path for DEL and GC. The other verbs have refused it before.
+	// An empty path means no log. So does a relative path, which the method refuse rejects for verbs other than DEL and
+	// GC.
 	if !filepath.IsAbs(conf.LogFile) {
 		return noLog(), nil
 	}

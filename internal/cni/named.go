@@ -164,7 +164,7 @@ func (c *call) passThrough() (*current.Result, error) {
 }
 
 // undoChange calls do to undo a chained plugin's changes to an attachment, for DEL. It logs errors and returns none.
-// After an error the runtime would not call the DEL of the plugin bridge, which comes next and removes everything of
+// After an error the runtime would not call the DEL of the plugin bridge, which comes later and removes everything of
 // the pod.
 func (c *call) undoChange(do func(network.Change) error) {
 	change, err := c.change()

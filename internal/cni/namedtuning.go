@@ -52,8 +52,9 @@ func (f *tuningConf) run(ctx context.Context, c *call) (*current.Result, error) 
 	return prev, nil
 }
 
-// tune sets kernel parameters, and then attributes of the pod's interface. If an attribute cannot be set, it restores
-// all attributes, but not the parameters. Later verbs restore nothing, since after ADD the settings belong to the pod.
+// tune sets kernel parameters, and then attributes of the pod's interface. If the attributes cannot be set or recorded,
+// it restores all attributes, but not the parameters. Later verbs restore nothing, since after ADD the settings belong
+// to the pod.
 func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) error {
 	return inNamespace(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {

@@ -18,7 +18,7 @@ import (
 )
 
 // NetConf is a network's configuration in JSON, of Tombolo's own plugin and of the reference plugin bridge. A boolean
-// whose default depends on the mode is a pointer. docs/config.md describes each field.
+// whose default is not always false is a pointer. docs/config.md describes each field.
 type NetConf struct {
 	Common
 	Type         string          `json:"type"`
@@ -343,8 +343,8 @@ func (c *NetConf) vlanProblems(p *problems) {
 // nameBridge is the name of the reference plugin bridge, which NetConf implements with other defaults.
 const nameBridge = "bridge"
 
-// asBridge sets the defaults of the reference plugin bridge. It clears Tombolo's own fields outside Common. It also
-// clears the fields of runtimeConfig that the reference plugin ignores.
+// asBridge sets the defaults of the reference plugin bridge. It clears the fields outside Common that the reference
+// plugin does not have. It also clears the fields of runtimeConfig that the reference plugin ignores.
 func (c *NetConf) asBridge() {
 	c.Mode, c.LANConf, c.NonMasqueradeCIDRs, c.BridgeNFCall = "", LANConf{}, nil, nil
 	c.IngressPolicy, c.Internal, c.Annotations, c.Bandwidth = "", false, nil, Bandwidth{}

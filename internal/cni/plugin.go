@@ -36,8 +36,8 @@ type Plugin struct {
 	Kept string
 	// Moves is set if the caller will move the pod's interface to another namespace after ADD: see network.Pod.Path.
 	Moves bool
-	// Exit ends the process with the given status, and must not return. The watchdog calls it if the call hangs after
-	// its deadline.
+	// Exit ends the process with the given status. In a program that embeds the plugin, it may end only the calling
+	// goroutine. It must not return. The watchdog calls it if the call hangs after its deadline.
 	Exit func(status int)
 }
 

@@ -63,8 +63,8 @@ func findLink(conn *nl.Conn, name string) (*link.Info, error) {
 	return link.Find(context.Background(), conn, name, 0, unix.IFLA_ADDRESS, unix.IFLA_MTU, unix.IFLA_TXQLEN)
 }
 
-// podHasLink reports whether the namespace at path has a link called name. It also returns true if the link exists but
-// cannot be read, since it has more alternative names than fit into the kernel's answer. It returns false if the
+// podHasLink reports whether the namespace at path has a link called name. It also returns true if the link cannot be
+// read, for example because it has more alternative names than fit into the kernel's answer. It returns false if the
 // namespace cannot be opened, or is the caller's own.
 func podHasLink(path, name string) (has bool) {
 	_ = inPodNamespace(path, func(conn *nl.Conn, _ *netns.NS) error {

@@ -11,7 +11,7 @@ import (
 // passed. abort allows as much time to count the failure.
 const lastGrace = time.Second
 
-// watchdog ends the process if a call continues after its deadline and the time for its undo. It is needed because a
+// watchdog calls Plugin.Exit if a call continues after its deadline and the time for its undo. It is needed because a
 // context cannot end a read of stdin, or a system call on a file system that does not answer. DEL later removes the
 // remains of such a call, as after a kill.
 type watchdog struct {
@@ -28,8 +28,8 @@ func (c *call) startWatchdog() {
 	c.watchdog = w
 }
 
-// abort prints an error, counts the failure, and ends the process. If the call has begun to print, it only ends the
-// process: the call's reader has the output already, or there is no reader.
+// abort prints an error, counts the failure, and calls Plugin.Exit. If the call has begun to print, abort only calls
+// Exit: the call's reader has the output already, or there is no reader.
 func (c *call) abort(w *watchdog) {
 	if conf := w.conf.Load(); w.claimed.CompareAndSwap(false, true) {
 		c.printError(conf.CNIVersion, newError(codeTryAgainLater,
@@ -48,7 +48,7 @@ func (w *watchdog) restart(conf *Common) {
 }
 
 // claim prevents the watchdog from printing. The call must call claim before it prints its result or error. If the
-// watchdog is already printing, the process is about to end, and claim does not return.
+// watchdog is already printing, it is about to call Plugin.Exit, and claim does not return.
 func (w *watchdog) claim() {
 	if !w.claimed.CompareAndSwap(false, true) {
 		select {}

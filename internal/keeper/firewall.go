@@ -19,8 +19,8 @@ import (
 
 // At the end of each transaction of nf_tables, the kernel announces a new generation (NFT_MSG_NEWGEN). A filter keeps
 // the messages about rules and elements out of the socket's queue, since a burst of a thousand would overflow it.
-// Generations have numbers. After a comparison without differences, the keeper ignores announcements up to that
-// generation.
+// Generations have numbers. If a comparison finds no differences, the keeper ignores the announcements of the compared
+// generation and of earlier ones.
 
 // lookAtFirewall is the interval between comparisons of the firewall with the records, if the kernel announces no
 // changes. The kernel does not announce changes of legacy iptables.
@@ -39,7 +39,7 @@ type firewall struct {
 	source
 	contest    *contest  // the count of repairs of the whole firewall
 	checked    uint32    // the last generation that had no differences
-	names      []string  // up to two other programs that changed nf_tables since then; "" is an unknown one
+	names      []string  // up to two other programs that changed nf_tables after checked; "" is an unknown one
 	strays     bool      // another program has changed nf_tables since lastSweep
 	lastSweep  time.Time // the last search for elements of pods that no longer exist
 	blocked    []string  // the obstacles that were logged last
@@ -133,9 +133,9 @@ func (f *firewall) visit(ctx context.Context) {
 	f.mend(ctx, strings.Join(lacking, "; "))
 }
 
-// removeStrays deletes the elements of pods that no longer exist from the firewall's sets. Another program may have
-// loaded them from an old copy of a set. A comparison with the records does not find such elements, so removeStrays
-// lists all elements. It runs only after changes by other programs, and at most every lookAtFirewall.
+// removeStrays deletes the set elements and IFB links of pods that no longer exist. Another program may have loaded the
+// elements from an old copy of a set. A comparison with the records does not find such elements, so removeStrays lists
+// all elements. It does nothing unless another program has changed nf_tables, and runs at most once in lookAtFirewall.
 func (f *firewall) removeStrays(ctx context.Context) {
 	if !f.strays || now().Sub(f.lastSweep) < lookAtFirewall {
 		return

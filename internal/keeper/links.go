@@ -28,7 +28,7 @@ import (
 type linkSource struct {
 	source                     // its contests are counted for each network
 	firewall *source           // the source of the firewall, whose rules depend on the host's forwarding
-	bridges  map[int]linkFacts // bridges by index; a value is zero until the bridge's first announcement
+	bridges  map[int]linkFacts // bridges and the host's links in VLANs, by index; zero until the first announcement
 	ports    map[int]bool      // the indexes of pods' ports, which are the host's ends of their links
 	services int               // the index of kube-ipvs0, or 0 if it does not exist
 	// uplinks holds, by index, the NICs of networks on a LAN, and the veth pairs between bridges and shared NICs
@@ -115,7 +115,7 @@ func (l *linkSource) hear(messages []netlink.Message) urgency {
 }
 
 // urgencyOf returns how soon the keeper must compare links after a netlink notification. For a malformed one it returns
-// soon. If a forwarding parameter has changed, it also schedules a look at the firewall.
+// soon. If a parameter such as forwarding has changed (RTM_NEWNETCONF), it also schedules a visit to the firewall.
 func (l *linkSource) urgencyOf(m netlink.Message) urgency {
 	const indexAt = 4 // in struct ifaddrmsg and struct tcmsg
 	index, gone := 0, false
@@ -212,7 +212,7 @@ func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
 	case n.Name == link.ServiceLink && n.Index != l.services:
 		return later
 	case strings.HasPrefix(n.Alias, endpoint.ShareAlias):
-		return soon // a new veth pair of a shared NIC: a comparison finds the NIC
+		return soon // the veth pair of a shared NIC may be new: a comparison finds the NIC
 	case n.Kind == "bridge":
 		return later // another program may have deleted one of our bridges and created it again
 	case !strings.HasPrefix(n.Alias, endpoint.AliasPrefix):
@@ -267,10 +267,10 @@ func (l *linkSource) visit(ctx context.Context) {
 	}
 }
 
-// networksToMend returns the networks to repair now. It leaves out a network whose last repair did not help, or whose
-// next repair is not due. lacking maps each network to its differences. networksToMend also ends the contests (see
-// contest) over networks that have no differences when a repair is due again, and sets the Prometheus gauge
-// tombolo_links_contested.
+// networksToMend returns the networks to repair now. lacking maps each network to its differences. networksToMend
+// leaves out a network whose next repair is not due, or whose differences are equal to those that its last repair left.
+// It also ends the contests (see contest) over networks that have no differences when a repair is due again, and sets
+// the Prometheus gauge tombolo_links_contested.
 func (l *linkSource) networksToMend(lacking map[string][]string) (networks []string) {
 	maps.DeleteFunc(l.remains, func(name string, _ []string) bool { return len(lacking[name]) == 0 })
 	for name, r := range l.contests {

@@ -17,7 +17,7 @@ type change struct{ name string }
 
 // slot is the schedule for visits to a lease or a source (see source).
 type slot struct {
-	wake time.Time // the time of the next visit; if zero, no visit is scheduled
+	wake time.Time // the time of the next visit; if zero, no visit to the lease is scheduled (never zero for a source)
 	busy bool      // a worker is visiting the lease or source
 }
 
@@ -270,8 +270,8 @@ type clock struct {
 	mono time.Time
 }
 
-// sleptFrom is the shortest suspension that counts. It is shorter than every lease, and longer than the time between
-// the readings of the two clocks.
+// sleptFrom is the shortest suspension that counts. It is shorter than every DHCPv4 lease, and longer than the time
+// between the readings of the two clocks.
 const sleptFrom = 2 * time.Second
 
 // suspension returns how long the machine was suspended since the first call, or since the last suspension that it

@@ -17,8 +17,8 @@ func (k *Keeper) newReclaim(ctx context.Context) *source {
 	return s
 }
 
-// newZones returns the source that manages firewalld's zone trusted. It adds the links through which the host forwards
-// packets of pods, unless they are in another zone.
+// newZones returns the source that puts links into firewalld's zone trusted. These are the links through which the host
+// forwards packets of pods, except links that an operator has put into another zone.
 func (k *Keeper) newZones(ctx context.Context) *source {
 	host := k.Node.Upkeep().Host
 	zones := firewalld.New(ctx, &firewalld.Config{State: k.State, Address: k.Bus, Tell: host, Log: k.Log})

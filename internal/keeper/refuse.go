@@ -31,7 +31,8 @@ func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	}
 }
 
-// refuse6 returns the function for dhcp6.Config.Refuse. It works like the function that refuse returns.
+// refuse6 returns the function for dhcp6.Config.Refuse. The returned function returns an error if the pod cannot have
+// the address of an offered or granted DHCPv6 lease (see addressCheck).
 func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease6) error {
 	free := k.addressCheck(r)
 	return func(l, held *dhcp6.Lease6) error {
@@ -43,7 +44,8 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease6) error {
 }
 
 // addressCheck returns a function that returns an error if a pod cannot have the address own. had is the pod's previous
-// address, and holds means that the pod still has it. The pod cannot have an address of the host or of another pod.
+// address, and holds means that the pod still has it. The pod cannot have an address of the host, of another pod, or of
+// a gateway of the host (see lease.CheckConflict).
 func (k *Keeper) addressCheck(r *lease.Record) func(own, had netip.Addr, holds bool) error {
 	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
 	return func(own, had netip.Addr, holds bool) error {

@@ -145,9 +145,9 @@ func (v *visit) restore6() error {
 }
 
 // noteFormed records the addresses that the pod formed from router advertisements. If they have changed, it calls
-// follow, which updates the host's rules for the pod. It also schedules the next check, after a pause that doubles from
-// one second on until the addresses change. Routers may begin to advertise at any time, most often within seconds of a
-// pod's start.
+// follow, which updates the host's rules for the pod. It also schedules the next check. The pause before it is one
+// second after a change of the addresses, and then doubles up to lookEvery. Routers may begin to advertise at any time,
+// most often within seconds of a pod's start.
 func (v *visit) noteFormed(p pod) error {
 	formed, err := p.formedAddresses()
 	if err != nil {
@@ -172,7 +172,7 @@ func (v *visit) noteFormed(p pod) error {
 	return v.follow()
 }
 
-// note6 records trouble, the reason why the pod has no DHCPv6 lease, for the waiting ADD and for `tombolo check`.
+// note6 writes trouble, the text of a DHCPv6 error, into the record, for the waiting ADD and for `tombolo check`.
 func (v *visit) note6(trouble string) error {
 	if v.r.Six.Error == trouble {
 		return nil
@@ -191,7 +191,7 @@ func (v *visit) change6(change func(*lease.Six)) error {
 }
 
 // tries6 is the number of failed visits after which a failed RELEASE no longer keeps the record of a pod that no longer
-// exists. Their pauses take more than half a minute.
+// exists. The pauses after them take about half a minute together.
 const tries6 = 3
 
 // expires6 returns the end of the pod's DHCPv6 lease, or the zero time if there is no lease or it never ends.
@@ -235,7 +235,9 @@ func (x *exchange6) run() error {
 		x.m.six.session, e = &s, dhcp6.Event{}
 		err := x.handleOutput(out)
 		if err == nil && x.r.Six.Lease == nil && out.Send != nil && s.State() == before {
-			err = x.note6(x.noResult().Error()) // a repeated request: the waiting ADD may give up before the end
+			// The session repeats a request. Record the failure now, since the waiting ADD may give up before the
+			// exchange ends.
+			err = x.note6(x.noResult().Error())
 		}
 
 		if err != nil {
@@ -353,7 +355,7 @@ func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 
 // write records the DHCPv6 lease l, or no lease if l is nil. Unless checking is set, it also adds the lease's address
 // to the pod, if the pod may have it (see Wants6). If l has another address than the previous lease, write removes the
-// previous address. trouble is the error to record. If another process deleted or replaced the record, write releases
+// previous address. trouble is the error to record. If somebody else deleted or replaced the record, write releases
 // l, unless the client is sticky.
 func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error {
 	six := *x.r.Six

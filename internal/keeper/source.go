@@ -113,8 +113,8 @@ func (l *loop) subscribe(s *source) (stop func()) {
 	return func() { _ = f.Close(); <-ended }
 }
 
-// receive schedules a visit to the source after announcements. During a visit it queues them. An empty list means that
-// announcements were lost.
+// receive schedules a visit to the source after announcements. During a visit it queues the announcements. An empty
+// list has the urgency soon. It means that announcements were lost, or that another source requests a visit.
 func (s *source) receive(messages []netlink.Message) {
 	if s.busy {
 		if len(s.news) == mostNews {
@@ -230,8 +230,8 @@ func (c *contest) repairedRecently() bool {
 func (c *contest) isContested() bool { return c.times > 0 }
 
 // recordRepair records a repair of the object with the given key. what describes the repaired differences. If the
-// object is now contested (see contest), it schedules the next repair. If it was not contested before, recordRepair
-// logs the message say and returns true.
+// object is now contested (see contest), recordRepair schedules the next repair. If this repair made the object
+// contested, begins is true, and recordRepair logs the message say with args.
 func (s *source) recordRepair(key, what, say string, args ...any) (c *contest, begins bool) {
 	c = s.contestOver(key)
 	c.repairs = append(slices.DeleteFunc(c.repairs, func(r repair) bool { return now().Sub(r.at) > contestedFor }),

@@ -34,8 +34,8 @@ const (
 	firstRetry = 5 * time.Second
 	lastRetry  = 5 * time.Minute
 
-	// lockedFor limits the wait for a record's lock. An ADD may hold the lock for longer, while it waits for its
-	// server, but then there is no lease to renew yet.
+	// lockedFor limits the wait for a record's lock, and the duration of an update of the host's rules. An ADD may hold
+	// the lock for longer, while it waits for its server, but then there is no lease to renew yet.
 	lockedFor = 5 * time.Second
 )
 
@@ -46,13 +46,15 @@ type memory struct {
 	machine      *dhcpc.Machine
 	session      *dhcpc.Session // nil if the next visit must restore it from the record
 	isConfigured bool           // the pod had the lease's address and routes at the last check
-	confirm      bool           // a renewal set the address, which was not checked since
+	confirm      bool           // a renewal set the address, and no check has found it since
 	nextCheck    time.Time      // the time of the next check of the pod
-	formed       int            // number of checks of the autoconfigured addresses since they last changed
+	formed       int            // number of checks of the autoconfigured addresses since they last changed, at most 9
 	failures     int            // consecutive failed visits
-	slow         bool           // servers were slow or the lease was lost: the next exchange may take longer
-	doubts       []string       // the reasons for rejected answers that were logged
-	six          memory6
+	// slow is set after a failed send, a late or missing answer, or the loss of a lease. Exchanges then wait longer,
+	// and those of DHCPv4 use packet sockets, until a server grants or renews the DHCPv4 lease.
+	slow   bool
+	doubts []string // the reasons for rejected answers that were logged
+	six    memory6
 }
 
 // outcome is the result of a visit to a lease.
@@ -153,7 +155,7 @@ func (v *visit) keep() outcome {
 	t := now()
 	due := v.m.session == nil || isDue(v.m.session, t) || v.isDue6(t)
 	if !due && v.m.isConfigured && t.Before(v.m.nextCheck) {
-		return v.idle() // the previous visit's own change of the record caused this visit
+		return v.idle() // usually, the previous visit's own change of the record caused this visit
 	}
 
 	if v.r.NetNS == "" {
@@ -187,7 +189,7 @@ func (v *visit) keep() outcome {
 }
 
 // retryRenewal handles a visit that failed with err, and returns the outcome with the time of the next try. If a lease
-// has expired, it also records the lease's end. If another process replaced or deleted the record, the next visit is
+// has expired, it also records the lease's end. If somebody else replaced or deleted the record, the next visit is
 // due at once.
 func (v *visit) retryRenewal(what string, err error) outcome {
 	if !errors.Is(err, errDeleted) {
@@ -199,9 +201,9 @@ func (v *visit) retryRenewal(what string, err error) outcome {
 	return v.fail(what, err)
 }
 
-// endUnreachable records the end of a lease that has expired while the keeper cannot reach the pod's interface. The
-// pod's owner may have renamed or moved the interface, or shut the keeper out. Another host may have the address now,
-// so endUnreachable removes it from the host's rules for the pod. In the pod, the kernel removes it.
+// endUnreachable records the end of a DHCPv4 or DHCPv6 lease that has expired, after a visit that failed with cause.
+// For example, the pod's owner may have moved the interface to another namespace. Another host may have the address
+// now, so endUnreachable removes the address from the host's rules for the pod. In the pod, the kernel removes it.
 func (v *visit) endUnreachable(cause error) error {
 	if v.ctx.Err() != nil {
 		return nil
@@ -229,7 +231,8 @@ func (v *visit) endUnreachable(cause error) error {
 	return errors.Join(err, v.follow())
 }
 
-// follow updates the host's rules for the pod to the addresses that the pod now leases (see network.Upkeep.Follow).
+// follow updates the attachment's record and the host's rules for the pod to the addresses that the pod now leases (see
+// network.Upkeep.Follow).
 func (v *visit) follow() error {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)
 	defer cancel()
@@ -339,8 +342,9 @@ func (v *visit) yield(p pod) (yielded bool, _ error) {
 // remaining time; a negative value means that the lease never ends.
 func endsSoon(left time.Duration) bool { return left >= 0 && left < yieldUntil }
 
-// releaseGone releases the leases of a pod that no longer exists, and deletes the record. If the lease is sticky and
-// has not ended, it instead turns the record into one for the pod's next container. why is the reason, for the log.
+// releaseGone releases the leases of a pod that no longer exists, and deletes the record. If the client is sticky, and
+// its lease is bound and has not ended, releaseGone instead turns the record into one for the pod's next container. why
+// is the reason, for the log.
 func (v *visit) releaseGone(why string) outcome {
 	return v.drop("cannot end the lease of a pod that is gone", func(held *lease.LockedRecord) error {
 		// Release only a bound lease. An address that an ADD wanted to request, or that a server refused, does not
@@ -399,9 +403,9 @@ func (v *visit) release6() error {
 	return v.release(func() error { return v.node.release6(v.ctx, v.r) })
 }
 
-// drop calls do to delete or replace a record, if the record is unchanged since the visit read it. If do returns an
-// error, drop logs it with the text fails, and schedules another try. If the record has changed, the next visit is due
-// at once.
+// drop calls do to delete or replace a record, unless somebody else deleted or replaced it since the visit read it.
+// In that case, the next visit is due at once. If do returns an error, drop logs the error with the message fails, and
+// schedules another try.
 func (v *visit) drop(fails string, do func(*lease.LockedRecord) error) outcome {
 	switch err := v.underLock(do); {
 	case errors.Is(err, errDeleted):
@@ -412,11 +416,11 @@ func (v *visit) drop(fails string, do func(*lease.LockedRecord) error) outcome {
 	return outcome{gone: true}
 }
 
-// errDeleted is the cause of an error about a record that another process removed, or that another ADD replaced, since
-// the visit read it.
+// errDeleted is the cause of an error about a record that somebody else, such as a DEL or an ADD, deleted or replaced
+// since the visit read it.
 var errDeleted = errors.New("the lease was deleted in the meantime")
 
-// underLock calls fn while it holds the record's lock. If another process removed or replaced the record since the
+// underLock calls fn while it holds the record's lock. If somebody else deleted or replaced the record since the
 // visit read it, underLock does not call fn, and its error matches errDeleted.
 func (v *visit) underLock(fn func(*lease.LockedRecord) error) (err error) {
 	ctx, cancel := context.WithTimeout(v.ctx, lockedFor)

@@ -79,8 +79,8 @@ func Replace(ctx context.Context, routes *route.Conn, r route.Route) error {
 	return err
 }
 
-// ReplaceOwn returns a function that sets a route of a pod's lease. The function replaces only routes in had, which the
-// pod had from the lease before. If any other route with the destination and metric exists, that route belongs to the
+// ReplaceOwn returns a function that sets a route of a pod's lease. The function replaces only the routes in had, the
+// routes in the record's Applied. If any other route with the destination and metric exists, that route belongs to the
 // pod's owner, and the function changes nothing.
 func ReplaceOwn(had []dhcpc.Route) func(context.Context, *route.Conn, route.Route) error {
 	return func(ctx context.Context, routes *route.Conn, r route.Route) error {
@@ -146,8 +146,8 @@ func Lifetime(left, least time.Duration) *time.Duration {
 // Policy holds the settings that determine which parts of a lease a pod gets. A lease's record contains the policy, so
 // that a renewal applies the same parts as the ADD did.
 type Policy struct {
-	// NoDefault leaves out the lease's default route. It also leaves out routes with prefixes shorter than
-	// shortestRoute, since a few of them together amount to a default route.
+	// NoDefault leaves out the lease's default route. It also leaves out the lease's other routes with prefixes shorter
+	// than shortestRoute, since a few of them together amount to a default route.
 	NoDefault bool `json:"noDefault,omitempty"`
 	// Gateway is the next hop of the default route, in place of the lease's router. It is set if pods of a LAN reach
 	// other networks through the host. The pod then gets no other routes of the lease: by them, a server could lead the
@@ -157,18 +157,18 @@ type Policy struct {
 	Routes []dhcpc.Route `json:"routes,omitempty"`
 	// Priority is the metric of all routes that the pod gets by this policy. 0 is the kernel's default.
 	Priority int `json:"priority,omitempty"`
-	// IPv6 is set if the pod uses IPv6. A lower MTU of the lease is then raised to minMTU6, since the kernel removes
-	// IPv6 from a link with a lower MTU.
+	// IPv6 is set if the pod uses IPv6. If the lease's MTU is below minMTU6, the pod then gets minMTU6 instead, since
+	// the kernel removes IPv6 from a link with a lower MTU.
 	IPv6 bool `json:"ipv6,omitempty"`
 }
 
 // minMTU6 is IPv6's smallest MTU (RFC 8200, section 5).
 const minMTU6 = 1280
 
-// shortestRoute is the shortest prefix length of a route that NoDefault does not leave out.
+// shortestRoute is a prefix length. Policy.NoDefault leaves out the lease's routes with shorter prefixes.
 const shortestRoute = 8
 
-// Applied lists the addresses, routes and MTU that a pod has from a lease.
+// Applied lists the addresses, routes and MTU that a pod has, or must get, from a lease.
 type Applied struct {
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 	// Routes are in an order that the kernel accepts.
@@ -364,12 +364,13 @@ func WhoHas(ctx context.Context, index int, own net.HardwareAddr, a netip.Addr, 
 }
 
 // GiveBack releases an attachment's leases, and removes their record. path is the directory of the records. If the
-// client is sticky, it releases nothing. An IPv4 lease that has not expired then stays in a record of the state Sticky,
-// for the pod's next container. GiveBack does nothing if there is no record. links works in the host's namespace.
+// client is sticky, it releases nothing. Unless the record's state is Expired, it then keeps the IPv4 lease in a record
+// of the state Sticky, for the pod's next container. GiveBack does nothing if there is no record. links works in the
+// host's namespace.
 //
 // If the record cannot be used or a RELEASE cannot be sent, GiveBack passes the error to warn and continues, so that
-// the pod can end. The server then frees the address when the lease expires. If another process holds the record's lock
-// until ctx ends, the error matches file.ErrLocked. The caller must not hold the state's lock.
+// the pod can end. The server then frees the address when the lease expires. If the record's lock does not become free
+// before ctx ends, the error matches file.ErrLocked. The caller must not hold the state's lock.
 func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn func(string)) error {
 	dir, err := Open(path)
 	if err != nil {

@@ -175,7 +175,7 @@ func (d *Store) recordsContaining(text string, pass func(*Record) bool) ([]*Reco
 	return found, err
 }
 
-// ErrSuperseded means that a later ADD has replaced the record.
+// ErrSuperseded means that a later ADD, or another caller of Create, has replaced the record.
 var ErrSuperseded = errors.New("replaced by a later ADD")
 
 // LockedRecord is the lock of one record, held until Close or the end of the process. Only one goroutine may use it at
@@ -188,7 +188,7 @@ type LockedRecord struct {
 	order *lockorder.Acquisition
 }
 
-// Lock takes the lock of a record, which need not exist. If another process holds the lock until ctx ends, the error
+// Lock takes the lock of a record, which need not exist. If the lock does not become free before ctx ends, the error
 // matches file.ErrLocked and ctx's error.
 func (d *Store) Lock(ctx context.Context, hash string) (*LockedRecord, error) {
 	return d.lock(ctx, hash, lockorder.Lease)
@@ -210,8 +210,7 @@ func (d *Store) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *
 	return h, nil
 }
 
-// TryLock takes the lock of a record without waiting. It returns nil without an error if another process has the
-// lock.
+// TryLock takes the lock of a record without waiting. It returns nil without an error if the lock is not free.
 func (d *Store) TryLock(hash string) (*LockedRecord, error) {
 	h, err := d.tryLock(hash)
 	if err != nil {
@@ -223,7 +222,7 @@ func (d *Store) TryLock(hash string) (*LockedRecord, error) {
 	return h, nil
 }
 
-// tryLock takes the lock of a record without waiting. It returns nil without an error if another process has the lock.
+// tryLock works like TryLock, but does not register the lock with package lockorder.
 func (d *Store) tryLock(hash string) (*LockedRecord, error) {
 	if err := ident.CheckHash(hash); err != nil {
 		return nil, err
@@ -235,7 +234,7 @@ func (d *Store) tryLock(hash string) (*LockedRecord, error) {
 	return &LockedRecord{dir: d, hash: hash, fd: fd}, nil
 }
 
-// Load reads the record. No other process changes the record while the lock is held.
+// Load reads the record. Nobody else changes the record while the lock is held.
 func (h *LockedRecord) Load() (*Record, error) { return h.dir.Load(h.hash) }
 
 // Create writes a record with a new token, and replaces any existing one. If the state is Adding, Create does not

@@ -46,7 +46,8 @@ type Record struct {
 
 	State State `json:"state"`
 
-	// Token is random for each ADD. It distinguishes the record from a later record with the same name.
+	// Token is a new random text for each call of Create. It distinguishes the record from a later one with the same
+	// name.
 	Token string `json:"token"`
 
 	Network     string `json:"network"`
@@ -66,7 +67,9 @@ type Record struct {
 	// (package share), or the host's link in the pod's VLAN. The host need not have a link in the VLAN.
 	GatewayLink string `json:"gatewayLink,omitempty"`
 
-	Client  Client       `json:"client"`
+	Client Client `json:"client"`
+	// Lease is the pod's IPv4 lease. In the state Adding, it is the client's last lease, whose address the ADD requests
+	// again, or nil.
 	Lease   *dhcpc.Lease `json:"lease,omitempty"`
 	Policy  Policy       `json:"policy,omitzero"`
 	Applied Applied      `json:"applied,omitzero"` // the parts of the lease that the pod has
@@ -324,7 +327,7 @@ func TimeLeft(l interface {
 }
 
 // Six is the DHCPv6 part of a record. Only the keeper speaks DHCPv6, since the codec would slow the plugin down. ADD
-// writes the client's identity and waits for the keeper. DEL sends the message in Release unchanged.
+// writes the client's identity, and usually waits for the keeper's result. DEL sends the message in Release unchanged.
 type Six struct {
 	DUID dhcpc.Hex `json:"duid"`
 	IAID uint32    `json:"iaid"`

@@ -43,8 +43,8 @@ type Driver struct {
 	work      sync.WaitGroup  // waits for the background work
 }
 
-// New returns a Driver. If an earlier Driver ended while Docker was moving endpoints into containers, the new one looks
-// for these endpoints in their containers. The Driver works in the background until ctx is done.
+// New returns a Driver. The Driver looks for the endpoints of an earlier Driver in their containers, since Docker may
+// still have been moving some of them there. It works in the background until ctx is done.
 func New(ctx context.Context, cfg *Config) *Driver {
 	d := &Driver{Config: cfg, ctx: ctx, networks: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")}
 	for k, a := range d.attached() {
@@ -115,7 +115,8 @@ type staticRoute struct {
 
 type interfaceName struct{ SrcName, DstPrefix string }
 
-// methods returns the functions for those methods of the protocol that need more than an empty answer, by name.
+// methods returns the functions for methods of the protocol, by name. ServeHTTP itself answers GetCapabilities, and
+// gives an empty answer to methods without a function.
 func (d *Driver) methods() map[string]func(context.Context, *request) (*answer, error) {
 	return map[string]func(context.Context, *request) (*answer, error){
 		"CreateNetwork": d.createNetwork, "DeleteNetwork": d.deleteNetwork,

@@ -235,7 +235,7 @@ func moveToHost(pod *netns.NS, name, newName string) error {
 
 	var b nl.Batch
 
-	// The kernel renames a link only while it is down.
+	// Linux before 6.2 renames a link only while it is down.
 	link.Request{Index: index, Change: unix.IFF_UP}.Set(&b, "set link down", name)
 	link.Request{Index: index, Name: newName}.Set(&b, "rename link", name)
 	link.AddName(&b, index, name)

@@ -96,9 +96,9 @@ func explainMissing(err error) error {
 
 // Replace adds the elements of endpoints even if they conflict with existing elements. It keeps elements that are
 // already correct. It takes over elements of other owners, and deletes published ports that exclude new ones. In the
-// same transaction, it deletes elements that a guarded endpoint needed earlier: before the endpoint had an address,
-// while it had SLAAC set, or while only its MAC was checked. To delete former addresses, use Move. Each endpoint is
-// added completely or not at all. After an error, endpoints before the failed one may have been added.
+// same transaction, it deletes elements that a guarded endpoint needed only earlier: while it had no address, another
+// value of SLAAC or another Guard. To delete former addresses, use Move. Each endpoint is added completely or not at
+// all. After an error, endpoints before the failed one may have been added.
 //
 // Use Replace only for endpoints that the caller knows to be current. Examples are a new pod that conflicts with a
 // stale element, and endpoints to restore after Ensure created a set again. The error matches fs.ErrNotExist if the

@@ -297,10 +297,10 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
 // have not been removed. It is no error if the network does not exist. With the last network, RemoveNetwork deletes
 // the tables.
 //
-// A network that has neither masquerading nor a bridge nor endpoints leaves no trace in the tables. So removing another
-// network may delete the tables while such a network still needs them. If networks share a bridge, removing one may
-// also delete the set elements that describe the bridge. Ready then returns false for the other networks until Ensure
-// is called.
+// A network without Masquerade, Bridge, Dedup, DropReports and endpoints leaves no trace in the tables. So removing
+// another network may delete the tables while such a network still needs them. If networks share a bridge, removing one
+// may also delete the set elements that describe the bridge. Ready then returns false for the other networks until
+// Ensure is called.
 func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	if err := checkName(name); err != nil {
 		return err

@@ -86,7 +86,7 @@ func (x expressions) isEthernet() expressions {
 	return x.isMeta(expr.MetaKeyIIFTYPE, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))
 }
 
-// isReply matches packets of connections that have seen an answer, and packets that are related to such connections. In
+// isReply matches packets of connections that have seen an answer, and packets that are related to any connection. In
 // nf_tables, bit n+1 stands for state n of the kernel's enum ip_conntrack_info.
 func (x expressions) isReply() expressions {
 	return x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, replyStates)
@@ -357,8 +357,8 @@ func (x expressions) isOwn(offset, length uint32, set string) expressions {
 	return x.portIn(expr.PayloadBaseNetworkHeader, offset, length, set)
 }
 
-// isOwnID matches addresses that SLAAC may assign to the pod behind the incoming port. offset is the offset of the
-// interface identifier in the IP header.
+// isOwnID matches packets with an address that SLAAC may assign to the pod behind the incoming port. offset is the
+// offset of the interface identifier in the IP header.
 func (x expressions) isOwnID(offset uint32) expressions {
 	return x.isOwn(offset, interfaceIDLen, guardIDSet)
 }

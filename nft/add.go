@@ -28,9 +28,10 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 
 	elements := ep.elements()
 	return c.retry(ctx, func() error {
-		// Tie the transaction to the generation of nf_tables that this Conn last knew, if any. Every change of
-		// nf_tables begins a new generation. After a later change, the kernel refuses the transaction, commitEndpoints
-		// forgets the old generation, and c.retry tries again.
+		// Tie the transaction to the generation of nf_tables that this Conn last knew. Without one, read the generation
+		// only for ports, which need it (see publishedPorts). Every change of nf_tables begins a new generation. After
+		// a later change, the kernel refuses the transaction, commitEndpoints forgets the old generation, and c.retry
+		// tries again.
 		generation := c.verified.Generation()
 		if len(ep.Ports) > 0 && generation == nil {
 			visible, err := nftnl.VisibleGeneration(c.tables.Conn)

@@ -116,9 +116,10 @@ func (ep *Endpoint) note(el *ruleset.Element) {
 	ep.Masquerade = ep.Masquerade || ruleset.IsMasqueradeSet(el.Set.Name)
 }
 
-// AddressOwner returns the owner of an address behind a bridge, as the *ConflictError that an Add of the address
-// would return. It returns nil if the address has no owner, or if the table or the set is missing. If another program
-// added the element, the ConflictError has no Owner. AddressOwner sends one request.
+// AddressOwner returns the owner of an address behind a bridge, as the *ConflictError that an Add of the address would
+// return. For an endpoint with a NIC, pass the NIC as bridge. AddressOwner returns nil if the address has no owner, or
+// if the table or the set is missing. If another program added the element, the ConflictError has no Owner.
+// AddressOwner sends one request.
 func (c *Conn) AddressOwner(ctx context.Context, bridge string, a netip.Addr) (*ConflictError, error) {
 	if !ident.IsLinkName(bridge) || !a.IsValid() {
 		return nil, invalid("address %s behind bridge %q", a, bridge)

@@ -74,9 +74,9 @@ type Endpoint struct {
 	// permits too are reachable. Set a Guard too: Egress does not restrict packets from other source addresses. The
 	// network must have Network.PodEgress set.
 	Egress Egress
-	// Callers are the pod's addresses on other bridges. If the pod calls its own Ports from one of them, the call is
-	// masqueraded, like a call from the address that the port leads to. Without masquerading, the pod would drop the
-	// packets, because their source is its own address.
+	// Callers are the pod's addresses on other bridges, without duplicates. If the pod calls its own Ports from one of
+	// them, the call is masqueraded, like a call from the address that the port leads to. Without masquerading, the pod
+	// would drop the packets, because their source is its own address.
 	Callers []netip.Addr
 }
 

@@ -109,8 +109,8 @@ type Network struct {
 
 // Share describes a NIC of the host that is shared with pods, and the veth pair between the NIC and a bridge (package
 // bridge/share). If the NIC receives or is about to send a frame to the MAC of an endpoint on the bridge, the firewall
-// sends the frame into the pair instead. It also sends copies of multicast frames into the pair. It does not change the
-// way of other frames, frames that pods sent, and frames of a VLAN.
+// sends the frame into the pair instead. It also sends copies of multicast frames into the pair. Other frames, frames
+// that pods sent, and frames of a VLAN go their usual way.
 //
 // Share needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FWD_NETDEV, CONFIG_NFT_DUP_NETDEV and CONFIG_NETFILTER_EGRESS (Linux
 // 5.16). After the pair was created again, Ready returns false until Ensure is called.
@@ -202,8 +202,8 @@ const (
 	// SameBridge drops packets between two bridges that both have a policy.
 	SameBridge
 	// Isolated also drops packets that stay on the bridge. This includes packets that a pod sends to itself through the
-	// host. The rules do not match packets that the bridge itself forwards without Network.NFCall or with VLANOf. In
-	// these cases, the ports of the bridge must be isolated (bridge.Port).
+	// host. Without Network.NFCall, and with VLANOf, the rules do not match packets that the bridge itself forwards.
+	// The ports of the bridge must then be isolated (bridge.Port).
 	Isolated
 )
 

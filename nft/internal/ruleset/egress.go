@@ -26,7 +26,7 @@ import (
 const (
 	egressChain    = "egress"
 	podEgressChain = "pod-egress"
-	egressSet      = "egress" // bridges with a policy
+	egressSet      = "egress" // bridges with an egress policy
 
 	priorityEgress = priorityDestinationNAT + 2
 )

@@ -261,11 +261,12 @@ type Family struct {
 	All       netip.Prefix
 	multicast netip.Prefix // all multicast addresses
 
-	// The names of the sets and maps for pods and published ports. HostPorts maps a port on all addresses of the host
-	// to a pod's address and port. HostAddrs is the map for ports on one address. Published contains the pods' own
-	// ports that host ports lead to, unless nft.Endpoint.Unadmitted is set. Selves contains pairs of two addresses of
-	// one pod, which match calls to itself. Services contains host addresses that ports on all addresses are not
-	// published on. SNATAll and SNATNone contain pods' ports with this value of nft.Endpoint.PortSNAT.
+	// The names of the sets and maps for pods and published ports. pods contains the addresses of pods, each with the
+	// link to the pod. HostPorts maps a port on all addresses of the host to a pod's address and port. HostAddrs is the
+	// map for ports on one address. Published contains the pods' own ports that host ports lead to, unless
+	// nft.Endpoint.Unadmitted is set. Selves contains pairs of two addresses of one pod, which match calls to itself.
+	// Services contains host addresses that ports on all addresses are not published on. SNATAll and SNATNone contain
+	// pods' ports with this value of nft.Endpoint.PortSNAT.
 	pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
 
 	// The names of the sets for egress policies and for callers of host ports. egress contains the destinations that

@@ -459,7 +459,7 @@ type Network struct {
 	Masquerade                 bool
 	Exempt                     []netip.Prefix // destinations that are never masqueraded, in any order
 	Bridge                     string         // "" if the network has no bridge
-	VLANOf                     string         // the bridge whose VLAN link Bridge is, or ""
+	VLANOf                     string         // the VLAN-aware bridge if Bridge is its link in a VLAN, else ""
 	NFCall, LAN, Gateway       bool
 	Closed                     []Closed
 	Policy                     string // selects the pods that may send to the network's pods

@@ -66,8 +66,8 @@ func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Po
 	})
 }
 
-// Flush deletes UDP flows to ports that are no longer published, if the flows lead to the addresses in pod. The
-// kernel walks through its table of all flows, which takes some 10 ms if there are many.
+// Flush deletes UDP flows to ports that are no longer published, if the flows lead to the addresses in pod. The kernel
+// walks through its whole table of flows, which takes about 10 ms.
 func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
 	return c.flush(ctx, pod, ports,
 		func(to netip.AddrPort, _ bool, f *conntrack.Flow) bool { return f.Reply.Src == to })
@@ -76,8 +76,8 @@ func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) e
 // flush calls match for each UDP flow to one of the ports, and deletes the flow if match returns true. to is the pod's
 // address and port that the flow's host port leads to. onAll is set if the host port is published on all addresses.
 //
-// flush lists the flows once for each family, and then deletes the selected ones. If only one host port of the family
-// is published, it asks the kernel for the flows to this port. If there are more, it lists all UDP flows of the family.
+// flush lists the flows once for each family, and then deletes the selected ones. For a single host port, it asks the
+// kernel for the flows to this port. If there are more, it lists all UDP flows of the family.
 func (c *Conn) flush(ctx context.Context, pod []netip.Addr, ports []nft.Port,
 	match func(to netip.AddrPort, onAll bool, f *conntrack.Flow) bool) error {
 	var questions []conntrack.Selector

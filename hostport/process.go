@@ -17,8 +17,8 @@ import (
 //	0.0.0.0:67/udp on virbr0 is in use by dnsmasq (pid 4711)
 //	0.0.0.0:80/tcp is in use by conmon (pid 4711) for container 0123456789ab
 //
-// String reads all of /proc to find the program. It cannot find the program without CAP_SYS_PTRACE, if the process is
-// outside of our PID namespace, or if the kernel itself has opened the socket.
+// String searches all of /proc for the program. For programs of other users, it needs CAP_SYS_PTRACE. It finds no
+// program if the process is outside of our PID namespace, or if the kernel itself has opened the socket.
 func (l Listener) String() string {
 	text := l.Local.String() + "/" + l.Protocol.String()
 	if l.Link != "" {

@@ -28,9 +28,10 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 
 	elements := ep.elements()
 	return c.retry(ctx, func() error {
-		// Tie the transaction to the generation of nf_tables that this Conn last knew, if any. Every change of
-		// nf_tables begins a new generation. After a later change, the kernel refuses the transaction, commitEndpoints
-		// forgets the old generation, and c.retry tries again.
+		// Tie the transaction to the generation of nf_tables that this Conn last knew. Without one, read the generation
+		// only for ports, which need it (see publishedPorts). Every change of nf_tables begins a new generation. After
+		// a later change, the kernel refuses the transaction, commitEndpoints forgets the old generation, and c.retry
+		// tries again.
 		generation := c.verified.Generation()
 		if len(ep.Ports) > 0 && generation == nil {
 			visible, err := nftnl.VisibleGeneration(c.tables.Conn)
@@ -96,9 +97,9 @@ func explainMissing(err error) error {
 
 // Replace adds the elements of endpoints even if they conflict with existing elements. It keeps elements that are
 // already correct. It takes over elements of other owners, and deletes published ports that exclude new ones. In the
-// same transaction, it deletes elements that a guarded endpoint needed earlier: before the endpoint had an address,
-// while it had SLAAC set, or while only its MAC was checked. To delete former addresses, use Move. Each endpoint is
-// added completely or not at all. After an error, endpoints before the failed one may have been added.
+// same transaction, it deletes elements that a guarded endpoint needed only earlier: while it had no address, another
+// value of SLAAC or another Guard. To delete former addresses, use Move. Each endpoint is added completely or not at
+// all. After an error, endpoints before the failed one may have been added.
 //
 // Use Replace only for endpoints that the caller knows to be current. Examples are a new pod that conflicts with a
 // stale element, and endpoints to restore after Ensure created a set again. The error matches fs.ErrNotExist if the

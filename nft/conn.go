@@ -144,8 +144,8 @@ func (c *Conn) elements(ctx context.Context) (all []ruleset.Element, _ error) {
 	return all, err
 }
 
-// lookup looks up elements by their keys. The result has the same order. An entry is nil if the element does not
-// exist.
+// lookup looks up elements by their keys, and returns them in the same order. For an element that does not exist, the
+// result contains nil.
 func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []*ruleset.Element, _ error) {
 	err := c.retry(ctx, func() (err error) {
 		have, err = c.tables.Lookup(elements)
@@ -155,9 +155,9 @@ func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []
 }
 
 // commitEndpoints commits a transaction that changes only elements of endpoints or of the host, or does nothing if it
-// is empty. Networks that were complete then stay complete. So if the transaction is tied to a generation, c.verified
-// applies to the next generation too. If the kernel refuses the transaction as outdated, commitEndpoints empties
-// c.verified.
+// is empty. Networks that were complete then stay complete. So after a transaction that is tied to a generation,
+// commitEndpoints moves the record c.verified from that generation to the next one. If the kernel refuses the
+// transaction as outdated, commitEndpoints empties c.verified.
 func (c *Conn) commitEndpoints(t *ruleset.Transaction) error {
 	if t.Empty() {
 		return nil
@@ -251,9 +251,10 @@ func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, 
 
 // Ready reports whether the network is complete, so that the caller does not need Ensure. It is cheap enough to be
 // called for each new pod. Ready checks that the tables and chains exist, are active and hooked in, and were created
-// for this network and mark by this version. It also checks the number of rules in each chain, and the sentinel of
-// each set. After another program emptied a set or loaded an older copy, its sentinel is missing or different. Ready
-// does not notice rules that were replaced (see Check), or missing elements of endpoints (see CheckEndpoint).
+// for this network and mark by this version. It also checks the number of rules in each chain, the elements that
+// describe the bridge, and the sentinel of each set. After another program emptied a set or loaded an older copy, its
+// sentinel is missing or different. Ready does not notice rules that were replaced (see Check), or missing elements of
+// endpoints (see CheckEndpoint).
 func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	want, err := c.ruleset(&n)
 	if err = errors.Join(ctx.Err(), err); err != nil {
@@ -294,8 +295,9 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	return true, nil
 }
 
-// explainKernel explains the error "not found" of Ensure's transaction. The transaction names only objects that exist
-// or that it creates. So the error means that the kernel lacks an nf_tables module.
+// explainKernel explains the error "not found" of Ensure's transaction. The transaction names only objects of nf_tables
+// that exist or that it creates. So the error means that the kernel lacks an nf_tables module. Kernels before 6.16
+// return it too if a link of a Share does not exist.
 func explainKernel(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf(
@@ -343,7 +345,8 @@ func (c *Conn) Check(ctx context.Context, n Network) ([]tombolo.Difference, erro
 }
 
 // CheckEndpoint compares the firewall with the intended elements of an endpoint, and returns the differences. Replace
-// repairs them. Additional elements are no difference, unless they make the guard permit more than it should.
+// repairs them. Additional elements are no difference, except elements that a guarded endpoint needed only earlier (see
+// Replace).
 func (c *Conn) CheckEndpoint(ctx context.Context, ep Endpoint) ([]tombolo.Difference, error) {
 	if err := ep.check(); err != nil {
 		return nil, err

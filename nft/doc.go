@@ -14,7 +14,7 @@
 //	err = firewall.Remove(ctx, pod)
 //
 // Most of the firewall is one nf_tables table, inet tombolo. Rules belong to networks, and most elements of sets belong
-// to pods. The comment of an element names its owner. So the number of rules does not depend on the number of pods. The
+// to pods. So the number of rules does not depend on the number of pods. The comment of an element names its owner. The
 // file docs/ruleset.nft shows the table for one masqueraded network and one pod with a published port, and explains the
 // purpose of each rule.
 //
@@ -33,21 +33,23 @@
 //
 // A port that is published on all addresses is reachable at every local address of the host. The exceptions are ::1,
 // IPv6 link-local addresses, addresses that SetHost excludes, and addresses in 127.0.0.0/8 except 127.0.0.1. At
-// 127.0.0.1, only the host itself can reach the port, and the program must first enable route_localnet for the
-// bridge. Enable route_localnet only after Ensure. The chain loopback then protects the host's other services at
-// 127.0.0.1 from pods. This protection ends when the table is deleted. A program that adds its own protection in
-// another table can match the mark. The chain loopback-answers sets the mark on packets that may reach 127.0.0.0/8
-// through a bridge.
+// 127.0.0.1, only the host itself can reach the port, and only if route_localnet is enabled for the bridge. Enable
+// route_localnet only after Ensure. The chain loopback then protects the host's other services in 127.0.0.0/8 from
+// pods. This protection ends when the table is deleted. If another table also drops packets to 127.0.0.0/8 from
+// bridges, it must accept the mark. The chain loopback-answers sets the mark on answers of pods to programs at
+// 127.0.0.1.
 //
-// A client of a published port keeps its source address, unless the answer would then bypass the host. Unless
-// Endpoint.PortSNAT selects others, the firewall masquerades the following clients:
+// A client of a published port keeps its source address, unless it would then get no answer. Unless Endpoint.PortSNAT
+// selects others, the firewall masquerades the following clients:
 //
 //   - the host, if it calls by 127.0.0.1
 //   - a pod that calls itself
 //   - another pod on the same bridge, if bridged packets do not pass the firewall's hooks (Network.NFCall)
 //   - all callers of a pod on a LAN (Network.LAN or Network.Share), if bridged packets do not pass these hooks
-//   - machines on the LAN, if the bridge is connected to a LAN (Network.LAN). This also applies if rules of another
-//     program changed the destination, for example from the address of a Kubernetes service.
+//
+// If the bridge is connected to a LAN (Network.LAN), the firewall also masquerades packets that any rule redirected to
+// a machine on the LAN. An example is a rule for the address of a Kubernetes service. Packets that a pod sent are
+// masqueraded only if bridged packets do not pass these hooks.
 //
 // If a program of the host already listens on a published port, that program gets no packets any more. This package
 // does not look for such programs.

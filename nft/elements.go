@@ -116,9 +116,10 @@ func (ep *Endpoint) note(el *ruleset.Element) {
 	ep.Masquerade = ep.Masquerade || ruleset.IsMasqueradeSet(el.Set.Name)
 }
 
-// AddressOwner returns the owner of an address behind a bridge, as the *ConflictError that an Add of the address
-// would return. It returns nil if the address has no owner, or if the table or the set is missing. If another program
-// added the element, the ConflictError has no Owner. AddressOwner sends one request.
+// AddressOwner returns the owner of an address behind a bridge, as the *ConflictError that an Add of the address would
+// return. For an endpoint with a NIC, pass the NIC as bridge. AddressOwner returns nil if the address has no owner, or
+// if the table or the set is missing. If another program added the element, the ConflictError has no Owner.
+// AddressOwner sends one request.
 func (c *Conn) AddressOwner(ctx context.Context, bridge string, a netip.Addr) (*ConflictError, error) {
 	if !ident.IsLinkName(bridge) || !a.IsValid() {
 		return nil, invalid("address %s behind bridge %q", a, bridge)
@@ -297,10 +298,10 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
 // have not been removed. It is no error if the network does not exist. With the last network, RemoveNetwork deletes
 // the tables.
 //
-// A network that has neither masquerading nor a bridge nor endpoints leaves no trace in the tables. So removing another
-// network may delete the tables while such a network still needs them. If networks share a bridge, removing one may
-// also delete the set elements that describe the bridge. Ready then returns false for the other networks until Ensure
-// is called.
+// A network without Masquerade, Bridge, Dedup, DropReports and endpoints leaves no trace in the tables. So removing
+// another network may delete the tables while such a network still needs them. If networks share a bridge, removing one
+// may also delete the set elements that describe the bridge. Ready then returns false for the other networks until
+// Ensure is called.
 func (c *Conn) RemoveNetwork(ctx context.Context, name string) error {
 	if err := checkName(name); err != nil {
 		return err

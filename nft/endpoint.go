@@ -44,7 +44,8 @@ type Endpoint struct {
 	// veth pair. The firewall drops all other packets that come in by this port. The network must have Network.Guard
 	// set.
 	//
-	// The guard does not see frames to 01:80:c2:00:00:00 to :0f. The rules of Network.Groups drop such frames.
+	// The guard does not see frames to 01:80:c2:00:00:00 to :0f that the bridge does not forward. The rules of
+	// Network.Groups drop such frames.
 	Guard       Guard
 	GuardedPort string
 	// SLAAC permits a guarded pod to use every IPv6 address that ends with the interface identifier of its MAC
@@ -70,12 +71,12 @@ type Endpoint struct {
 	// packets from pods.
 	Unadmitted bool
 	// Egress lists the destinations that the pod may open connections to. Only destinations that the network's Egress
-	// permits too are reachable. It needs a Guard, so that the pod cannot send from other addresses. The network must
-	// have Network.PodEgress set.
+	// permits too are reachable. Set a Guard too: Egress does not restrict packets from other source addresses. The
+	// network must have Network.PodEgress set.
 	Egress Egress
-	// Callers are the pod's addresses on other bridges. If the pod calls its own Ports from one of them, the call is
-	// masqueraded, like a call from Addrs. Without masquerading, the pod would drop the packets, because their source
-	// is its own address.
+	// Callers are the pod's addresses on other bridges, without duplicates. If the pod calls its own Ports from one of
+	// them, the call is masqueraded, like a call from the address that the port leads to. Without masquerading, the pod
+	// would drop the packets, because their source is its own address.
 	Callers []netip.Addr
 }
 
@@ -257,8 +258,8 @@ const GatewayGroup = ruleset.GatewayGroup
 type Guard string
 
 const (
-	// GuardMAC checks only the source MAC of Ethernet frames. The pod may use any IP address, VLAN tags, and
-	// protocols other than IP. This suits a pod that contains a bridge or a router.
+	// GuardMAC checks only the source MAC of Ethernet frames. The pod may use any IP address, VLAN tags, and protocols
+	// other than IP. This suits a pod that is a router.
 	GuardMAC Guard = "mac"
 	// GuardAddresses checks the source MAC and the source address. The pod may send only IPv4, IPv6 and ARP, and only
 	// from its MAC and its addresses. A pod with an IPv6 address may also use the link-local address made from its MAC
@@ -324,8 +325,8 @@ func (ep *Endpoint) guardElements() []ruleset.Element {
 }
 
 // leftovers returns the elements that a guarded endpoint must not have now, but may have from an earlier state. In that
-// state the endpoint had no addresses, another value of SLAAC, or only its MAC checked. Without a Guard, it returns
-// nil.
+// state the endpoint had no addresses, another value of SLAAC, or another Guard. If the endpoint has no Guard now, it
+// returns nil.
 func (ep *Endpoint) leftovers() []ruleset.Element {
 	if ep.Guard == "" {
 		return nil

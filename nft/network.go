@@ -21,8 +21,8 @@ type Network struct {
 	Prefixes []netip.Prefix
 	// Masquerade replaces the source address of packets from pods by the address of the outgoing link. Only packets of
 	// endpoints that also have Masquerade are changed, and only if their destination is outside of Prefixes and
-	// NonMasquerade. Packets that a published port redirected are not changed, unless Endpoint.Unadmitted is set for
-	// the port.
+	// NonMasquerade. Packets that any rule redirected to a published port of a pod are not changed, unless
+	// Endpoint.Unadmitted is set for the port.
 	Masquerade bool
 	// NonMasquerade lists further destinations that are not masqueraded. 0.0.0.0/0 or ::/0 disables masquerading for
 	// the whole family. Packets to multicast addresses and to 255.255.255.255 are never masqueraded.
@@ -46,9 +46,9 @@ type Network struct {
 	// them. Without NFCall, it also masquerades such packets from pods and to pods.
 	//
 	// With NFCall, the bridge itself delivers a packet whose destination was changed. It never sends the packet back
-	// through the port where it arrived. So a LAN machine gets no answer if its packet is redirected to another LAN
-	// machine. To avoid this, keep frames from the LAN to the host's MAC away from the bridge. For example, tc's
-	// mirred action can redirect them from the port's ingress to the bridge's ingress.
+	// through the port where it arrived. So a LAN machine gets no answer if its packet is redirected to another machine
+	// behind the same port. To avoid this, keep frames from the LAN to the host's MAC away from the bridge. For
+	// example, tc's mirred action can redirect them from the port's ingress to the bridge's ingress.
 	LAN bool
 	// Gateway states that the host routes for the network through Bridge, and that only pods are behind Bridge. It
 	// exempts packets from and to Bridge from the drop rules of Closed, and has no other effect.
@@ -64,20 +64,21 @@ type Network struct {
 	// Guard adds the rules for endpoints with Endpoint.Guard. If a later Ensure has no Guard, the rules stay, and
 	// guarded ports stay guarded.
 	Guard bool
-	// Groups drops packets from pods to the link-local groups (01:80:c2:00:00:00 to :0f). Guard implies Groups. A
-	// bridge does not forward such frames. It passes them to the host as if the port had received them, so rules that
-	// name the bridge do not match.
+	// Groups drops packets from pods to the link-local groups (01:80:c2:00:00:00 to :0f). Guard implies Groups.
+	// Normally, a bridge does not forward such frames. It passes them to the host as if the port had received them, so
+	// rules that name the bridge do not match.
 	//
-	// The rule applies to each port of each bridge if the port's name begins with "veth". This includes ports of
-	// other programs, and pods that the firewall does not know. If such a port must pass STP or LLDP frames through a
-	// bridge without STP, give the port another name. For the groups of STP and LLDP, the kernel calls the rules only
-	// if the port forwards these groups (ForwardGroups of bridge.Port).
+	// The rule applies to each port of each bridge if the port's name begins with "veth". This includes ports of other
+	// programs, and pods that the firewall does not know. If such a port must pass STP or LLDP frames through a bridge,
+	// give the port another name. The kernel calls no rule for LLDP frames, or for STP frames while the bridge runs
+	// STP, unless the port forwards these groups (ForwardGroups of bridge.Port).
 	//
-	// Groups also drops, from such ports, IP packets behind a VLAN tag with VLAN ID 0. These would reach other pods
-	// without passing the firewall's hooks. It drops frames with a second tag behind a tag of VLAN 1. From ports in
-	// PodGroup or GatewayGroup, it drops multicast queries. From ports in GatewayGroup, it also drops packets that
-	// would let a pod pose as the host's DHCP server or router. These are packets to DHCP client ports, router
-	// advertisements and redirects, if the bridge would pass them to the host. Packets between pods pass.
+	// Groups also drops, from such ports, IP packets and further tags behind a VLAN tag with VLAN ID 0. Such packets
+	// would reach other pods without passing the firewall's hooks. It drops frames with a second tag behind a tag of
+	// VLAN 1. From ports in PodGroup or GatewayGroup, it drops multicast queries. From ports in GatewayGroup, it also
+	// drops packets that would let a pod pose as the host's DHCP server or router. Among these are packets to DHCP
+	// client ports, router advertisements and redirects, if the bridge would pass them to the host. Packets between
+	// pods pass.
 	Groups bool
 	// PortSNAT adds the rules for endpoints whose Endpoint.PortSNAT is not SNATNeeded. If a later Ensure has no
 	// PortSNAT, the rules stay, and ports that use them keep working.
@@ -91,8 +92,8 @@ type Network struct {
 	Egress Egress
 	// PodEgress adds the rules for endpoints with Endpoint.Egress.
 	PodEgress bool
-	// DropReports drops multicast listener reports (MLDv2, RFC 3810) that would leave by the bridge's ports in
-	// PodGroup or GatewayGroup. Each pod with IPv6 sends some reports when it starts. A bridge that has seen no
+	// DropReports drops multicast listener reports (MLDv2, RFC 3810) that would leave by ports in PodGroup or
+	// GatewayGroup, of any bridge. Each pod with IPv6 sends some reports when it starts. A bridge that has seen no
 	// querier sends them to all ports, and the kernel handles them in every pod, though no pod needs them. With
 	// hundreds of pods, this is the largest part of the cost of starting one. The bridge itself still learns from the
 	// reports. A port that leads to a multicast router must be in another group, since routers need the reports (RFC
@@ -107,12 +108,12 @@ type Network struct {
 }
 
 // Share describes a NIC of the host that is shared with pods, and the veth pair between the NIC and a bridge (package
-// bridge/share). The firewall sends frames from the NIC into the pair if their destination is the MAC of an endpoint on
-// the bridge. It also sends copies of multicast frames into the pair. All other frames, and all frames of a VLAN, stay
-// with the host.
+// bridge/share). If the NIC receives or is about to send a frame to the MAC of an endpoint on the bridge, the firewall
+// sends the frame into the pair instead. It also sends copies of multicast frames into the pair. Other frames, frames
+// that pods sent, and frames of a VLAN go their usual way.
 //
-// Share needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FWD_NETDEV, CONFIG_NFT_DUP_NETDEV and CONFIG_NETFILTER_EGRESS
-// (Linux 5.16). After the pair or the NIC was created again, Ready returns false until Ensure is called.
+// Share needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_FWD_NETDEV, CONFIG_NFT_DUP_NETDEV and CONFIG_NETFILTER_EGRESS (Linux
+// 5.16). After the pair was created again, Ready returns false until Ensure is called.
 type Share struct {
 	NIC   string
 	MAC   net.HardwareAddr // the NIC's MAC
@@ -200,9 +201,9 @@ const (
 	Open Policy = iota
 	// SameBridge drops packets between two bridges that both have a policy.
 	SameBridge
-	// Isolated also drops packets that stay on the bridge. This includes packets that a pod sends to itself through
-	// the host. Packets that the bridge itself forwards pass these rules only with Network.NFCall. Without NFCall,
-	// the ports of the bridge must be isolated (bridge.Port).
+	// Isolated also drops packets that stay on the bridge. This includes packets that a pod sends to itself through the
+	// host. Without Network.NFCall, and with VLANOf, the rules do not match packets that the bridge itself forwards.
+	// The ports of the bridge must then be isolated (bridge.Port).
 	Isolated
 )
 

@@ -70,8 +70,8 @@ type SNAT string
 const (
 	// SNATNeeded selects only callers that would otherwise get no answer: the host if it calls by 127.0.0.1, and the
 	// pod itself. If bridged packets do not pass the firewall's hooks, it also selects other pods on the same bridge.
-	// With Network.LAN, it also selects machines on the LAN. For a pod on a LAN (Network.LAN or a NIC) without
-	// Network.NFCall, it selects all callers. SNATNeeded is the default.
+	// For a pod on a LAN (Network.LAN or a NIC) without Network.NFCall, it selects all callers. SNATNeeded is the
+	// default.
 	SNATNeeded SNAT = ""
 	// SNATAll selects all callers. The network must have Network.PortSNAT set.
 	SNATAll SNAT = "all"
@@ -81,7 +81,7 @@ const (
 	// Network.PortSNAT set.
 	SNATNone SNAT = "none"
 
-	snatAny SNAT = "any" // stands for all other values, to list the elements of each
+	snatAny SNAT = "any" // stands for SNATAll and SNATNone, to list the elements of both
 )
 
 // String returns the host's side of the port, such as 8080/tcp, 192.0.2.1:8080/udp or [2001:db8::1]:8080-8090/sctp.
@@ -118,8 +118,9 @@ func (p Port) Check() error {
 	return nil
 }
 
-// singles returns the endpoint's ports that lead to one of its addresses, one by one, and without duplicates. Ports on
-// all addresses have no HostAddr. It returns an error if one host port would lead to two different ports of the pod.
+// singles returns the endpoint's ports that lead to its address pod, as single ports without duplicates. In the result,
+// ports on all addresses have no HostAddr. It returns an error if one host port would lead to two different ports of
+// the pod.
 func (ep *Endpoint) singles(pod netip.Addr) ([]Port, error) {
 	var all, list []Port
 	for _, p := range ep.Ports {
@@ -132,7 +133,7 @@ func (ep *Endpoint) singles(pod netip.Addr) ([]Port, error) {
 
 	// Ports on all addresses come first, since they include the same ports on single addresses.
 	slices.SortStableFunc(all, func(a, b Port) int { return a.HostAddr.Compare(b.HostAddr) })
-	podPorts := make(map[Port]uint16, len(all)) // by ports whose PodPort is 0
+	podPorts := make(map[Port]uint16, len(all)) // the PodPort of each key is 0
 	for _, p := range all {
 		key := Port{p.Protocol, p.HostAddr, p.HostPort, 0, 0}
 		switch by := cmp.Or(podPorts[Port{Protocol: p.Protocol, HostPort: p.HostPort}], podPorts[key]); by {

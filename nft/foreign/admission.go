@@ -169,9 +169,10 @@ func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.t
 // Ensure never moves our rules towards the beginning. So if somebody inserts a drop of everything before them, the
 // drop stays effective: see Obstacles. Only if all of our rules are missing, Ensure chooses their place anew.
 //
-// With an AdminChain, Ensure also makes FORWARD call this chain first. Ensure never creates a table. It creates a
-// chain FORWARD only to call an existing AdminChain. All changes are made in one transaction, so several processes
-// may call Ensure at the same time.
+// With an AdminChain, Ensure also inserts a call of this chain as the first rule of FORWARD. It does not if FORWARD, or
+// a chain that FORWARD calls, already calls the AdminChain. Ensure never creates a table. It creates a chain FORWARD
+// only to call an existing AdminChain. All changes are made in one transaction, so several processes may call Ensure at
+// the same time.
 func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 	err := c.planned(ctx, "", func(p *plan) error {
 		t := p.transaction()
@@ -416,8 +417,8 @@ func (p *plan) insert(t *nftnl.Transaction, f *familyPlan, a admission) {
 // adminComment is the comment of the rule that calls the operator's chain.
 const adminComment = "tombolo: the operator's rules first"
 
-// insertCall appends changes that make FORWARD call the operator's chain first, as the reference plugin firewall does.
-// It creates FORWARD and the operator's chain if they do not exist.
+// insertCall appends changes that insert a call of the operator's chain as the first rule of FORWARD, as the reference
+// plugin firewall does. It creates FORWARD and the operator's chain if they do not exist.
 func (p *plan) insertCall(t *nftnl.Transaction, f *familyPlan) {
 	if !f.hooked {
 		hook := nftnl.Nest(unix.NFTA_CHAIN_HOOK, nftnl.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_FORWARD),

@@ -18,8 +18,8 @@ import (
 // (include/uapi/linux/netfilter_ipv4/ip_tables.h and …_ipv6/ip6_tables.h). The numbers of the socket options are
 // equal.
 type legacyFamily struct {
-	proto         byte // family of nf_tables
-	names         string
+	proto         byte   // family of nf_tables
+	names         string // the file in /proc/net that lists the tables
 	domain, level int
 	program       string
 	about, entry  int // lengths in bytes: the part with the basic conditions, and an entry without matches and target
@@ -168,7 +168,8 @@ func (f *legacyFamily) decode(b []byte, p *packet) (rule, int, error) {
 }
 
 // legacyTarget evaluates a target. A target without a name is a verdict: -1 - NF_*, or -1 - NF_REPEAT for a return. A
-// code that is not negative is the offset of a chain that the rule calls. Such a rule counts as opaque.
+// code that is not negative is the offset of a chain that the rule calls or, for a rule without a verdict, of the next
+// rule. Both count as opaque.
 func (rr *ruleReader) legacyTarget(name string, code int32) {
 	switch kind := -1 - expr.VerdictKind(code); {
 	case name != "":

@@ -66,7 +66,7 @@ func (b *base) end(from int) (int, verdict) {
 }
 
 // ends returns the effect of a rule on all packets. If the rule does not end the chain for all of them, it returns
-// goesOn.
+// goesOn. It treats a goto like a jump.
 func (b *base) ends(r *rule) verdict {
 	switch {
 	case r.ours || !r.isForAll():

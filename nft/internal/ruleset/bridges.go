@@ -198,8 +198,9 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 
 	// The next rules accept frames that another program's bridge forwards itself. With br_netfilter, such frames pass
 	// this hook too, and no property of the packet distinguishes them from packets that the host routes. So the rules
-	// look up routes. They accept a packet if its destination is behind its incoming link. They also accept a packet if
-	// the host has no route to its destination, or no route to its source by its incoming link.
+	// look up routes, and accept only packets that come in and go out by a bridge. They accept such a packet if its
+	// destination is behind its incoming link. They also accept it if the host has no route to its destination, or no
+	// route to its source by its incoming link.
 	for _, route := range []struct {
 		text   string
 		fib    expr.Fib

@@ -26,7 +26,7 @@ import (
 const (
 	egressChain    = "egress"
 	podEgressChain = "pod-egress"
-	egressSet      = "egress" // bridges with a policy
+	egressSet      = "egress" // bridges with an egress policy
 
 	priorityEgress = priorityDestinationNAT + 2
 )
@@ -402,7 +402,7 @@ func (s *Set) fields() (list []int) {
 	return list
 }
 
-// boxElement returns the element of the set that contains all keys of the box b. The set must have the flag intervals.
+// boxElement returns the element of the set that contains all keys of the box b. The set must have the flag interval.
 func (s *Set) boxElement(b box) Element {
 	var from, to [][]byte
 	for i, length := range s.fields() {

@@ -81,8 +81,8 @@ func WithComment(list []Element, comment string) []Element {
 	return list
 }
 
-// KeyText returns the key as nft prints it, or "FIRST to LAST" for an interval. If the set is not ours, or the key has
-// a wrong length, it returns the key in hexadecimal.
+// KeyText returns the key as nft prints it, without quotes, or "FIRST to LAST" for an interval. If the set is not ours,
+// or the key has a wrong length, it returns the key in hexadecimal.
 func (e Element) KeyText() string {
 	if s, _ := setAt(e.Set); len(e.Key) == int(s.KeyLen) {
 		text := typedText(s.KeyType, e.Key)
@@ -192,8 +192,8 @@ func (e *Element) IsNetwork(key string) bool {
 	return own == networkComment(key)
 }
 
-// typedText returns a value of a type as nft prints it. typ may be a concatenation of types. If b is too short, the
-// result is in hexadecimal.
+// typedText returns a value of a type as nft prints it, without quotes. typ may be a concatenation of types. If b is
+// too short, the result is in hexadecimal.
 func typedText(typ uint32, b []byte) string {
 	var types []uint32 // in reverse order
 	for ; typ != 0; typ >>= nftnl.TypeBits {

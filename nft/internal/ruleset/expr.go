@@ -86,7 +86,7 @@ func (x expressions) isEthernet() expressions {
 	return x.isMeta(expr.MetaKeyIIFTYPE, binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_ETHER))
 }
 
-// isReply matches packets of connections that have seen an answer, and packets that are related to such connections. In
+// isReply matches packets of connections that have seen an answer, and packets that are related to any connection. In
 // nf_tables, bit n+1 stands for state n of the kernel's enum ip_conntrack_info.
 func (x expressions) isReply() expressions {
 	return x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, replyStates)
@@ -261,11 +261,12 @@ type Family struct {
 	All       netip.Prefix
 	multicast netip.Prefix // all multicast addresses
 
-	// The names of the sets and maps for pods and published ports. HostPorts maps a port on all addresses of the host
-	// to a pod's address and port. HostAddrs is the map for ports on one address. Published contains the pods' own
-	// ports that host ports lead to, unless nft.Endpoint.Unadmitted is set. Selves contains pairs of two addresses of
-	// one pod, which match calls to itself. Services contains host addresses that ports on all addresses are not
-	// published on. SNATAll and SNATNone contain pods' ports with this value of nft.Endpoint.PortSNAT.
+	// The names of the sets and maps for pods and published ports. pods contains the addresses of pods, each with the
+	// link to the pod. HostPorts maps a port on all addresses of the host to a pod's address and port. HostAddrs is the
+	// map for ports on one address. Published contains the pods' own ports that host ports lead to, unless
+	// nft.Endpoint.Unadmitted is set. Selves contains pairs of two addresses of one pod, which match calls to itself.
+	// Services contains host addresses that ports on all addresses are not published on. SNATAll and SNATNone contain
+	// pods' ports with this value of nft.Endpoint.PortSNAT.
 	pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
 
 	// The names of the sets for egress policies and for callers of host ports. egress contains the destinations that
@@ -357,8 +358,8 @@ func (x expressions) isOwn(offset, length uint32, set string) expressions {
 	return x.portIn(expr.PayloadBaseNetworkHeader, offset, length, set)
 }
 
-// isOwnID matches addresses that SLAAC may assign to the pod behind the incoming port. offset is the offset of the
-// interface identifier in the IP header.
+// isOwnID matches packets with an address that SLAAC may assign to the pod behind the incoming port. offset is the
+// offset of the interface identifier in the IP header.
 func (x expressions) isOwnID(offset uint32) expressions {
 	return x.isOwn(offset, interfaceIDLen, guardIDSet)
 }

@@ -105,17 +105,18 @@ func (x expressions) hasAny(bits uint16) expressions {
 }
 
 // Frames to the link-local groups, 01:80:c2:00:00:00 to :0f, are meant for the device at the other end of the wire
-// (IEEE 802.1Q, table 8-1). Examples are STP, LACP, 802.1X and LLDP. A bridge does not forward them, but passes them
-// to the host's own stack as frames from the port, not from the bridge. So they bypass every rule that names the
-// bridge, and may contain anything, such as an IPv6 router advertisement or a datagram. A pod does not need to send
-// such frames.
+// (IEEE 802.1Q, table 8-1). Examples are STP, LACP, 802.1X and LLDP. Normally, a bridge does not forward them, but
+// passes them to the host's own stack as frames from the port, not from the bridge. So they bypass every rule that
+// names the bridge, and may contain anything, such as an IPv6 router advertisement or a datagram. A pod does not need
+// to send such frames.
 //
 // The kernel calls rules in two places (br_handle_frame). The first is the bridge's input hook. The second is the
-// prerouting hook, for groups that the kernel handles like any other frames. These are the groups in group_fwd_mask
-// of the port or the bridge, and the STP group if STP is off on the bridge. The kernel calls no rule for :0e, nor for
-// :00 if STP is on, unless the port's mask contains the group. It drops pause frames (:01) itself.
+// prerouting hook, for groups that the kernel handles like any other frames. These are the groups in group_fwd_mask of
+// the port or the bridge, and the STP group if STP is off on the bridge. The kernel calls no rule for :0e unless one of
+// these masks contains the group. For :00 if STP is on, only the port's mask counts. The kernel drops pause frames
+// (:01) itself.
 
-// podPorts is the prefix of the names of all pods' ports, including ports that other plugins created. A match for it
+// podPorts is the prefix of the names of our pods' ports, and of ports that many other plugins create. A match for it
 // needs no set element, which would come and go with each pod. It needs no link group either, which an operator may
 // change.
 const podPorts = "veth"

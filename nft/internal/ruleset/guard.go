@@ -21,9 +21,9 @@ import (
 // PPPoE. A port with nft.GuardMAC is only checked for its MAC. A frame from a port without a guard costs two set
 // lookups.
 //
-// The chain untrusted applies to pods that must be hosts only. It keeps them from posing as DHCP or DHCPv6 servers
-// and as multicast routers, and from sending redirects. The chains groups and from-pods apply to every port whose
-// name begins with "veth".
+// The chain untrusted applies to pods that must be hosts only. It keeps them from posing as DHCP or DHCPv6 servers and
+// as multicast routers, and from sending redirects. The chains groups, groups-input and from-pods also apply to ports
+// without a guard.
 //
 // The guard has limits. It does not limit rates. A pod may ask DHCP servers for any number of addresses with
 // different client identifiers, which rules cannot read. The guard does not look at names in mDNS, LLMNR or NetBIOS,
@@ -102,7 +102,7 @@ const (
 	guardLinkSet = "guard-lladdr" // each port's MAC, for link-layer addresses inside messages
 	guardIDSet   = "guard-id"     // each port's interface identifier made from the MAC, for SLAAC
 
-	guardUntrustedSet = "guard-untrusted" // ports of hosts that must not be servers or routers
+	guardUntrustedSet = "guard-untrusted" // ports of pods that must not be servers or routers
 	// guardLeasingSet contains two kinds of ports: those in guard-untrusted that have no IPv4 address yet, and those
 	// for which only the MAC is checked (nft.GuardMAC).
 	guardLeasingSet = "guard-leasing"
@@ -136,8 +136,8 @@ func guardSets() []Set {
 	}
 }
 
-// GuardedPort is a port of a bridge with the addresses that the pod behind it may use. The fields have the meaning of
-// the fields of nft.Endpoint.
+// GuardedPort is a port of a bridge with the addresses that the pod behind it may use. MAC, Addrs and SLAAC have the
+// meaning of the fields of nft.Endpoint. MACOnly and Untrusted stand for nft.GuardMAC and nft.GuardUntrusted.
 type GuardedPort struct {
 	Name                      string
 	MAC                       net.HardwareAddr
@@ -242,7 +242,7 @@ func (list *rules) addGuard() {
 	list.guardDiscovery()
 	list.guardIPv6()
 
-	// Drop all other protocols. Among these are the protocols of bridges, which would reach the switches of a LAN.
+	// Drop all other frames. Among these are the protocols of bridges, which would reach the switches of a LAN.
 	list.begin("all else").Drop()
 }
 
@@ -282,8 +282,8 @@ const (
 	listenerReportTwo = 143
 )
 
-// guardDiscovery appends the rules for neighbour discovery (RFC 4861). They check the target address and the MAC in
-// the options.
+// guardDiscovery appends the rules for neighbour discovery (RFC 4861). They check the target of duplicate address
+// detection and the MAC in the options. guardIPv6 checks the target of advertisements.
 func (list *rules) guardDiscovery() {
 	// Drop fragments whose fragment header is followed by another extension header. The first fragment could end
 	// before the header that the rules need.

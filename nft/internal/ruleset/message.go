@@ -323,8 +323,8 @@ func (t Tables) dump(what string, family uint8, msg uint16, each func([]byte) er
 	return nftnl.List(t.Conn, "list "+what, family, msg, each, nftnl.String(unix.NFTA_RULE_TABLE, string(t.Name)))
 }
 
-// Lookup looks up elements by their keys. The result has the same order. An entry is nil if the element does not
-// exist.
+// Lookup looks up elements by their keys, and returns them in the same order. For an element that does not exist, the
+// result contains nil.
 func (t Tables) Lookup(elements []Element) ([]*Element, error) {
 	have := make([]*Element, len(elements))
 	for start := 0; start < len(elements); start += GroupSize {

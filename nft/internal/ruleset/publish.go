@@ -194,10 +194,10 @@ func (list *rules) addHairpin() {
 	list.addLAN()
 }
 
-// addLAN appends rules that masquerade packets to machines on a LAN if any rule changed the destination. Without
-// masquerading, such a machine would answer past this host, directly or through its router. The first rule leaves out
-// packets from and to pods, because their answers pass the hooks on the bridge. The second rule is for bridges whose
-// packets do not pass the hooks.
+// addLAN appends rules that masquerade packets to bridges with machines of a LAN if any rule changed the destination.
+// Without masquerading, such a machine would answer past this host, directly or through its router. The first rule
+// leaves out packets from and to pods, because their answers pass the hooks on the bridge. The second rule is for
+// bridges whose packets do not pass the hooks.
 func (list *rules) addLAN() {
 	const out = expr.MetaKeyOIFNAME
 	list.addFamilies("a machine of the LAN answers past the host", func(x expressions, f Family) {

@@ -156,7 +156,7 @@ func (list *rules) addFamilies(comment string, write func(expressions, Family)) 
 	}
 }
 
-// span describes a rule that matches the numbers from the field from to the field to, both included.
+// span describes a rule that matches the numbers between from and to, both included.
 type span struct {
 	comment  string
 	from, to uint16
@@ -341,8 +341,8 @@ func (list *rules) addForward(mark uint32) {
 	})
 }
 
-// opens matches packets that open a connection and go out by a link of the given kind. The link is neither ours, nor
-// an uplink, nor one of own.
+// opens matches packets that isNoReply matches and that go out by a link of the given kind. The link is neither ours,
+// nor an uplink, nor one of own.
 func (x expressions) opens(kind string, own ...string) expressions {
 	x.isNoReply().isMeta(metaOIFKind, nftnl.LinkKey(kind, nil, 0))
 	for _, link := range own {
@@ -362,9 +362,9 @@ func (list *rules) addClear(mark uint32) {
 	}
 }
 
-// addUnmark appends the rules of a chain in postrouting that clears the mark bit of our bridges' packets. Only the
-// firewall uses the bit. The chain also drops ICMP redirects from the host to pods. These would direct pods to the
-// LAN's router, past the host.
+// addUnmark appends the rules of a chain in postrouting that clears the mark bit of our bridges' packets, before other
+// programs save the mark in a connection. The chain also drops ICMP redirects from the host to pods. These would direct
+// pods to the LAN's router, past the host.
 func (list *rules) addUnmark(mark uint32) {
 	list.addClear(mark)
 
@@ -412,7 +412,7 @@ func (list *rules) addMasquerade(n *Network) {
 		list.begin("not sent by pods of this network, "+f.name).
 			is(f).loadAddress(f.src, f).isNotIn(MasqueradeSet(f.Is4(), n.Key)).Return()
 
-		// Do not masquerade a packet that was sent to an address of the host and that a published port redirected.
+		// Do not masquerade a packet that any rule redirected to a published port of a pod.
 		list.begin("pods keep their address towards published ports, " + f.name).
 			isRedirected().is(f).loadPodPort(f).isIn(f.Published).Return()
 
@@ -459,7 +459,7 @@ type Network struct {
 	Masquerade                 bool
 	Exempt                     []netip.Prefix // destinations that are never masqueraded, in any order
 	Bridge                     string         // "" if the network has no bridge
-	VLANOf                     string         // the bridge whose VLAN link Bridge is, or ""
+	VLANOf                     string         // the VLAN-aware bridge if Bridge is its link in a VLAN, else ""
 	NFCall, LAN, Gateway       bool
 	Closed                     []Closed
 	Policy                     string // selects the pods that may send to the network's pods

@@ -191,8 +191,8 @@ func (s *share) addUnmark(list *rules) {
 	})
 }
 
-// addAnswers appends rules that masquerade packets whose answers would otherwise bypass the host. The bridge is
-// connected to the LAN, so pods and LAN machines reach each other directly.
+// addAnswers appends rules that masquerade redirected packets from pods and to pods, since their answers would
+// otherwise bypass the host. The bridge is connected to the LAN, so pods and LAN machines reach each other directly.
 func (s *share) addAnswers(list *rules) {
 	list.addFamilies("a pod answers past the host", func(x expressions, f Family) {
 		s.isPod(x.isRedirected(), f, expr.MetaKeyOIFNAME, f.dst).masquerade()
@@ -208,8 +208,8 @@ func (s *share) isMAC(x expressions, offset uint32) expressions {
 	return x.isEthernet().load(expr.PayloadBaseLLHeader, offset, EtherLen).isIn(ShareSet(s.bridge))
 }
 
-// isPod matches packets of pods that come in or go out by the NIC. link and offset select the incoming link and the
-// source, or the outgoing link and the destination.
+// isPod matches packets that come in or go out by the NIC and have a pod's address. link selects the incoming or the
+// outgoing link, and offset the source or the destination.
 func (s *share) isPod(x expressions, f Family, link expr.MetaKey, offset uint32) expressions {
 	return x.isMeta(link, nftnl.LinkKey(s.NIC, nil, 0)).isPod(f, link, offset)
 }

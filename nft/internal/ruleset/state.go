@@ -105,7 +105,7 @@ func (st *State) bridgeChanges(rs *Ruleset) (add, del []Element) {
 		el := &st.bridges[i]
 		right := el.Comment == rs.of.BridgeComment() && slices.ContainsFunc(rs.Bridge, el.Equal)
 
-		// Keep elements of SharesSet if this network has no Share. They may belong to another network's Share.
+		// Keep elements of SharesSet if this network has no Share. Another network's Share may need them.
 		unknown := rs.of.Share == nil && el.Set == InInet(SharesSet)
 		if el.IsNetwork(rs.network) && !right && !unknown {
 			del = append(del, *el)

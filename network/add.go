@@ -372,7 +372,7 @@ func (a *addCall) derive(context.Context) error {
 	rec.PublishFrom = slices.DeleteFunc([]string{nw.PublishFrom, a.pod.PublishFrom},
 		func(list string) bool { return list == "" })
 	rec.Unadmitted = nw.Unadmitted
-	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
+	rec.DefaultRoute, rec.NoDefaultRoute, rec.SLAAC = string(nw.Exit), nw.NoDefaultRoute, nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
 	if a.site != nil {
 		rec.NIC = a.site.sharedNIC()

@@ -257,7 +257,7 @@ func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 		return err
 	}
 
-	if err := solicitation.Close(); err != nil || a.DefaultRoute != exitHost {
+	if err := solicitation.Close(); err != nil || a.DefaultRoute != exitHost || a.NoDefaultRoute {
 		return err
 	}
 

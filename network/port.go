@@ -129,7 +129,7 @@ func portOf(a *state.Attachment) bridge.Port {
 		Down: !a.Up, VLAN: a.VLAN,
 	}
 	if a.SLAAC {
-		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute != exitHost}
+		p.Autoconf = &bridge.Autoconf{DefaultRoute: a.DefaultRoute != exitHost && !a.NoDefaultRoute}
 	}
 	return p
 }

@@ -82,6 +82,8 @@ type Attachment struct {
 	// DefaultRoute is the next hop of the default route of a pod on a LAN: "host" or "router". It is empty without a
 	// LAN.
 	DefaultRoute string `json:"defaultRoute,omitempty"`
+	// NoDefaultRoute is set if the pod gets no default route, not even one of router advertisements.
+	NoDefaultRoute bool `json:"noDefaultRoute,omitempty"`
 	// SLAAC is set if the pod forms IPv6 addresses from router advertisements. Such addresses in Addresses end in the
 	// interface identifier derived from MAC. They come and go with the advertisements.
 	SLAAC bool `json:"slaac,omitempty"`
@@ -179,12 +181,12 @@ func encodeAttachment(a *Attachment) ([]byte, error) {
 }
 
 // errUnfinished means that a file has no complete line. No ADD that wrote it has returned a result.
-var errUnfinished = fmt.Errorf("%w: it has no complete line", ErrDamaged)
+var errUnfinished = errors.New("it has no complete line")
 
 // decodeAttachment parses the last complete line of a record's file.
 func decodeAttachment(data []byte) (*Attachment, error) {
 	if !bytes.ContainsRune(data, '\n') && !json.Valid(data) {
-		return nil, errUnfinished
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, errUnfinished)
 	}
 	a := new(Attachment)
 	return a, Decode(lastDocument(data), &a.Version, a)

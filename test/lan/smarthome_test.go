@@ -68,6 +68,25 @@ func TestTheSmartHome(t *testing.T) {
 	}
 }
 
+func TestWithoutADefaultRouteAPodTakesNoneOfARouters(t *testing.T) {
+	t.Parallel()
+	for _, exit := range []string{"router", "host"} {
+		t.Run("by the "+exit, func(t *testing.T) {
+			t.Parallel()
+			l := newLAN(t)
+			n := l.network(object{"ipv6": "slaac", "defaultRoute": exit, "isDefaultGateway": false})
+			l.plug(l.host.ns)
+			l.static(l.host)
+			l.dnsmasq()
+			p := n.add(l.newPod("a"))
+			expect.That(t, p.ip6.IsValid(), "no address of an advertisement")
+			expect.Equal(t, nstest.Run(t, p.ns, "ip", "route", "show", "default")+nstest.Run(t, p.ns, "ip", "-6", "route", "show", "default"), "", "default routes")
+			expect.Success(t, nstest.Ping(t, p.ns, nstest.Addr("192.168.50.1")), "the router")
+			n.check(p)
+		})
+	}
+}
+
 // reachesThread has a border router advertise its networks to a pod.
 func (l *lan) reachesThread(p *pod, takesSite bool) {
 	l.Helper()

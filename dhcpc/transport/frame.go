@@ -315,15 +315,14 @@ func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
 	p.add(bpf.RetConstant{Val: accept})
 }
 
-// incoming returns a program that rejects packets from this machine and packets to other machines. Packets to other
-// machines arrive in promiscuous mode. For a socket of a single protocol, the kernel also classes frames of an unknown
-// VLAN as packets to other machines. A socket for all protocols receives frames of every VLAN.
+// incoming returns a program that rejects packets from this machine, frames of a VLAN, and packets to other machines.
+// Packets to other machines arrive in promiscuous mode.
 func incoming() program {
-	return program{
+	return append(ofNoVLAN(),
 		bpf.LoadExtension{Num: bpf.ExtType},
 		bpf.JumpIf{Cond: bpf.JumpLessOrEqual, Val: unix.PACKET_MULTICAST, SkipTrue: 1},
 		bpf.RetConstant{Val: reject},
-	}
+	)
 }
 
 // incomingFor returns a program that rejects packets from this machine, frames of a VLAN, and packets to other

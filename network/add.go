@@ -232,7 +232,7 @@ func (a *addCall) publishWithheld(ctx context.Context) error {
 
 func (a *addCall) result() *Attachment {
 	at := attachmentOf(a.rec)
-	at.BridgeMAC, at.BridgeMTU = a.site.bridge.MAC, a.site.rec.MTU
+	at.BridgeMAC, at.BridgeMTU, at.HostVLAN = a.site.bridge.MAC, a.site.rec.MTU, ""
 	if l := a.site.gatewayLink; a.site.share == nil && l.Index != a.site.bridge.Index {
 		at.HostVLAN, at.HostVLANMAC = l.Name, l.MAC
 	}

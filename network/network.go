@@ -310,7 +310,7 @@ type Reported struct {
 }
 
 // Attachment is the result of Add. If it comes from the records, as in Node.Attachments, then BridgeMAC, BridgeMTU,
-// HostVLAN, HostVLANMAC, Routes and DNS are not set.
+// HostVLANMAC, Routes and DNS are not set.
 type Attachment struct {
 	Key
 	Pod   string // the pod's name for operators
@@ -319,7 +319,8 @@ type Attachment struct {
 
 	Bridge    string
 	BridgeMAC net.HardwareAddr
-	// HostVLAN is the host's link with the gateways in the network's VLAN, or "".
+	// HostVLAN is the name of the host's link in the network's VLAN, which has the gateways' addresses, or "". If the
+	// Attachment comes from the records, the link may be missing, since a network without gateways has none.
 	HostVLAN    string
 	HostVLANMAC net.HardwareAddr
 	BridgeMTU   int
@@ -354,7 +355,7 @@ type DNS struct {
 func attachmentOf(rec *state.Attachment) *Attachment {
 	return &Attachment{
 		Key: keyOf(rec), Pod: rec.Pod, Path: rec.NetNS, Ready: rec.State == state.Ready,
-		Bridge: rec.Bridge, Port: rec.HostIf, PortMAC: net.HardwareAddr(
+		Bridge: rec.Bridge, HostVLAN: rec.VLANLink(), Port: rec.HostIf, PortMAC: net.HardwareAddr(
 			rec.HostMAC), MTU: rec.MTU, MAC: net.HardwareAddr(rec.MAC), PodMTU: rec.MTU, IFB: rec.IFB,
 		Addresses: rec.Addresses, Ports: endpoint.Ports(rec), Limits: rec.Bandwidth, rec: rec,
 	}

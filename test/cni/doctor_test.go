@@ -161,6 +161,7 @@ func TestDoctorNamesTheRuleThatDropsAProbe(t *testing.T) {
 		"a verdict map":     {chain + "add chain inet fw no; add rule inet fw no counter; add rule inet fw no drop; add rule inet fw f tcp dport vmap { 80 : goto no, 443 : accept }", "no"},
 		"a reject":          {chain + "add rule inet fw f tcp dport { 80, 81 } reject with tcp reset", "f"},
 		"iptables' REJECT":  {"", "FORWARD"},
+		"in a VLAN":         {"", "FORWARD"},
 		"a policy, by name": {"add table inet fw; add chain inet fw f { type filter hook forward priority 5; policy drop; }; add rule inet fw f meta l4proto { icmp, ipv6-icmp } accept; add rule inet fw f tcp dport != 80 accept", "f"},
 	} {
 		nstest.RunParallel(t, name, func(t *testing.T) {
@@ -168,8 +169,12 @@ func TestDoctorNamesTheRuleThatDropsAProbe(t *testing.T) {
 			out := n.outside()
 			nstest.Serve(t, out, "tcp4", netip.MustParseAddrPort("0.0.0.0:80"))
 			nstest.Serve(t, out, "tcp4", netip.MustParseAddrPort("0.0.0.0:443"))
-			w := n.portnet(nil)
-			w.addPod("a")
+			of := conf{}
+			if name == "in a VLAN" {
+				needVLANs(t)
+				of["vlan"] = 100
+			}
+			n.portnet(of).addPod("a")
 			table, last := "inet fw", "drops or rejects, by its rule number "
 			if tc.rules == "" {
 				n.run("iptables", "-A", "FORWARD", "-p", "tcp", "-m", "multiport", "--dports", "80,81", "-j", "REJECT")

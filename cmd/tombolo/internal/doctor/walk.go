@@ -93,8 +93,11 @@ func (e *examination) lookAtLinks(ctx context.Context) error {
 	for _, find := range []struct {
 		link **bridge.Link
 		name string
-	}{{&e.port, e.at.Port}, {&e.bridge, e.at.Bridge}, {&e.link, cmp.Or(e.at.HostVLAN, e.at.Bridge)}} {
-		l, err := e.links.Link(ctx, find.name)
+	}{{&e.port, e.at.Port}, {&e.bridge, e.at.Bridge}, {&e.link, e.at.HostVLAN}} {
+		l, err := e.links.Link(ctx, cmp.Or(find.name, e.at.Bridge))
+		if errors.Is(err, fs.ErrNotExist) && find.name == e.at.HostVLAN {
+			l, err = e.bridge, nil // the network has no gateways
+		}
 		if errors.Is(err, fs.ErrNotExist) {
 			e.add(StepLink, recreate, "%v", err)
 			return nil

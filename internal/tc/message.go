@@ -336,7 +336,7 @@ func (q *Qdisc) Decode(b []byte) error {
 
 	q.Rate, q.Peaked = uint64(number(parms[8:])), number(parms[20:]) != 0
 	q.Limit, q.Ticks = number(parms[24:]), number(parms[28:])
-	if rate != nil {
+	if len(rate) > 0 {
 		q.Rate = binary.NativeEndian.Uint64(rate)
 	}
 	return nil

@@ -168,7 +168,8 @@ func (c *Conn) ReversePaths(ctx context.Context, bridge string, affected ...uint
 		family := cmp.Or(r.family, at.family)
 		concerns := family == unix.NFPROTO_INET || slices.Contains(affected, family)
 		accepting[at] = accepting[at] || r.isForAll() && r.does(accepts, returns)
-		if !r.reversePath || r.unmet || accepting[at] || !concerns {
+		counts := !r.opaque && r.verdict == goesOn // without a verdict
+		if !r.reversePath || r.unmet || accepting[at] || !concerns || counts {
 			return
 		}
 

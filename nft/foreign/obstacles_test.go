@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tombolo-cni/tombolo/internal/testutil/expect"
 	"github.com/tombolo-cni/tombolo/internal/testutil/must"
 	"github.com/tombolo-cni/tombolo/internal/testutil/nstest"
@@ -162,6 +164,8 @@ func TestChainsInTheWay(t *testing.T) {
 		{name: "the bridge is accepted by a map", ruleset: forward(`iifname vmap { "eth0" : drop, "cbr0" : accept }`), want: []string{may}},
 		{name: "the pods are accepted", ruleset: forward("ip saddr 10.22.0.0/16 accept; ip6 saddr fd00:22::/64 accept"), want: []string{may}},
 		{name: "a chain that drops", ruleset: "table inet filter { chain no { tcp dport 25 drop; counter drop; }; chain forward { type filter hook forward priority filter; jump no; }; }", want: []string{inet + rule}},
+		{name: "a goto of all before an accept of all", ruleset: "table inet filter { chain some { tcp dport 25 accept; }; chain forward { type filter hook forward priority filter; policy drop; goto some; accept; }; }", want: []string{may}},
+		{name: "a goto of all where the policy accepts", ruleset: "table inet filter { chain some { tcp dport 25 accept; }; chain forward { type filter hook forward priority filter; goto some; drop; }; }"},
 
 		// What drops some is no obstacle: doctor finds it.
 		{name: "the bridge is dropped", ruleset: `table inet filter { chain forward { type filter hook forward priority filter; iifname "cbr0" tcp dport 25 drop; }; }`},
@@ -268,5 +272,15 @@ func TestRemediesOverrideNoDropAhead(t *testing.T) {
 				iptables(t, ns, "iptables", "-t", "mangle", "-S") // it can still read its table
 			}
 		})
+	}
+}
+
+func TestAReversePathRuleWithoutAVerdictDropsNothing(t *testing.T) {
+	t.Parallel()
+	for verdict, want := range map[string]int{"drop": 1, "log drop": 1, "log": 0, "counter": 0} {
+		ns := newHost(t)
+		nftables(t, ns, "table inet own { chain pre { type filter hook prerouting priority -300; fib saddr . iif oif missing "+verdict+"; }; }")
+		got := must.Of(dial(t, ns).ReversePaths(t.Context(), "br0", unix.NFPROTO_IPV6)).Get(t)
+		expect.Equal(t, len(got), want, "%s: %v", verdict, got)
 	}
 }

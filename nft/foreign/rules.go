@@ -2,6 +2,7 @@ package foreign
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"slices"
 	"strings"
@@ -66,13 +67,15 @@ func (b *base) end(from int) (int, verdict) {
 }
 
 // ends returns the effect of a rule on all packets. If the rule does not end the chain for all of them, it returns
-// goesOn. It treats a goto like a jump.
+// goesOn.
 func (b *base) ends(r *rule) verdict {
 	switch {
 	case r.ours || !r.isForAll():
 		return goesOn
-	case r.does(jumps, goesTo):
+	case r.does(jumps):
 		return chainEnds(b.chain(r.target))
+	case r.does(goesTo):
+		return cmp.Or(chainEnds(b.chain(r.target)), b.policy) // the kernel does not come back after a goto
 	case r.verdict == returns:
 		return b.policy
 	}

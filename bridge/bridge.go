@@ -232,8 +232,8 @@ func (br *Bridge) refuseNFCall(l *Link) error {
 }
 
 // correctBridge changes the bridge l so that it matches br, and reports whether it corrected a difference. pinned
-// states that the bridge's MAC is pinned already, which the kernel does not report. If pinned is false, correctBridge
-// also writes the MAC, which counts as no difference.
+// states that the bridge's MAC was set explicitly, so that it does not follow the ports. Netlink does not report this.
+// If pinned is false, correctBridge also writes the MAC, which counts as no difference.
 func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned bool) (bool, error) {
 	changed := len(br.Differences(l)) > 0
 	if !changed && pinned {

@@ -121,7 +121,8 @@ func (c *Conn) Socket() tombolo.Socket {
 // VLANs returns a connection for VLANs of the bridges. It uses c's socket, so the caller does not need to close it.
 func (c *Conn) VLANs() *vlan.Conn { return vlan.On(c.Socket()) }
 
-// ErrForeign is wrapped by errors about a link whose alias names another owner.
+// ErrForeign is wrapped by errors about a link whose alias does not begin with the expected owner. A link without an
+// alias is such a link too.
 var ErrForeign = errors.New("the link belongs to another owner")
 
 // Detach deletes a port, and with it the pod's interface, addresses and routes. In the same step it deletes the links

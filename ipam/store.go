@@ -195,8 +195,9 @@ func parseLast(data []byte) netip.Addr {
 	return addr.Unmap()
 }
 
-// writeLast stores the last address. It overwrites the content first and then truncates the file. The other order would
-// be slow, since ext4 writes a file to disk at its close if the file was truncated to nothing.
+// writeLast stores addr as the address that the range set with this index assigned last. It overwrites the content
+// first and then truncates the file. The other order would be slow, since ext4 writes a file to disk at its close if
+// the file was truncated to nothing.
 func (s *session) writeLast(index int, addr netip.Addr) {
 	fd, err := file.OpenAny(s.lastPath(index), unix.O_WRONLY|unix.O_CREAT)
 	if err != nil {

@@ -23,8 +23,9 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// CNI plugins further down a chain change existing attachments. New host ports and limits are recorded before they are
-// made, as if the attachment's Add had requested them. So a Del finds the work of a killed call by the record.
+// Chained CNI plugins and tombolod's Docker driver change existing attachments. New host ports and limits are recorded
+// before they are made, as if the attachment's Add had requested them. So a Del finds the work of a killed call by the
+// record.
 
 // loadAttachment returns the record of an attachment. If there is none, or its Add is not complete, the error matches
 // ErrNotAttached. A runtime calls a chained plugin's DEL even if the ADD of an earlier plugin failed. In that case
@@ -50,7 +51,7 @@ func (n *Node) loadAttachment(key Key) (*state.Attachment, error) {
 	return rec, nil
 }
 
-// Change makes changes to a complete attachment, for plugins further down a chain.
+// Change makes changes to a complete attachment. Chained CNI plugins and tombolod's Docker driver use it.
 type Change struct {
 	node *Node
 	key  Key

@@ -597,7 +597,8 @@ func describe(r *route.Route) string {
 }
 
 // copySettings copies the kernel parameters (conf and neigh) of a NIC to a bridge. It leaves out parameters that cannot
-// be read, or that a bridge does not have, and the parameters in others, such as those of setSourceChecks.
+// be read, or that a bridge does not have. It also leaves out a fixed list, such as rp_filter and arp_filter, which
+// setSourceChecks sets.
 func copySettings(nic, bridgeName string) error {
 	const root = "/proc/sys/"
 	others := []string{"base_reachable_time", "retrans_time", "unres_qlen", // others show these values in a better unit

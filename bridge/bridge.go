@@ -155,8 +155,8 @@ const unfinishedGroup = 29808
 // running, failed or was killed. Such a bridge has no alias yet. The next Ensure finishes it.
 func (l *Link) Unfinished() bool { return l != nil && l.Kind == "bridge" && l.Group == unfinishedGroup }
 
-// createBridge creates the bridge, without the settings that finish adds. It is no error if another caller has just
-// created it.
+// createBridge creates the bridge in unfinishedGroup. The bridge is down and has a provisional MTU (differentMTU).
+// Ensure adds the other settings with finish and correctBridge. It is no error if another caller has just created it.
 func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 	if br.MAC == nil {
 		br.MAC = ident.RandomMAC()

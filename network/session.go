@@ -78,8 +78,8 @@ func (s *session) dialFirewall() (*nft.Conn, error) {
 	return nft.On(conn, cfg), err
 }
 
-// close releases the locks, calls the functions passed to deferUntilClose, closes the sockets, and returns to the
-// caller's namespace.
+// close releases the state directory's lock, calls the functions passed to deferUntilClose, closes the sockets, and
+// returns to the caller's namespace.
 func (s *session) close() {
 	s.leave()
 	for _, do := range s.deferred {
@@ -136,10 +136,10 @@ func (s *session) enterAlone(ctx context.Context) error {
 	return s.lock.Upgrade(ctx)
 }
 
-// The file of the state directory's lock has a note about the end of the last call. It contains nf_tables' generation,
-// and the networks for which the firewall was complete. The note is valid only in its epoch and network namespace.
-// While the generation stays the same, nf_tables is unchanged, and the next call requests this number instead of the
-// rules.
+// The file of the state directory's lock has a note, which leave writes. It contains nf_tables' generation, and
+// checksums of the rulesets that were complete in this generation (nftnl.Verified). The note is valid only in its epoch
+// and network namespace. While the generation stays the same, nf_tables is unchanged, and the next call requests this
+// number instead of the rules.
 
 // readGeneration passes the generation in the lock's file to the firewall's socket, if it was noted in this epoch,
 // usually this boot.

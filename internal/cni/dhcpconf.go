@@ -55,8 +55,8 @@ type provide struct {
 	FromArg string `json:"fromArg"`
 }
 
-// option is the number of a DHCP option. In JSON it is a number, a number in quotes, or a name from dhcp-options(5). 0
-// means none.
+// option is the number of a DHCP option, or 0 for none. In JSON it is a number from 1 to 254, such a number in quotes,
+// or one of the names in optionNames.
 type option uint8
 
 func optionNames() map[string]uint8 {

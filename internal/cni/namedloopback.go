@@ -21,8 +21,8 @@ const (
 )
 
 // loopbackConf is the configuration of the plugin loopback, which sets a pod's interface lo up, like the reference
-// plugin of this name. containerd up to 1.7 runs it for each pod before the plugins of the pod's networks. DEL sets lo
-// down, but never in the host's namespace.
+// plugin of this name. containerd runs it for each pod before the plugins of the pod's networks, unless its option
+// use_internal_loopback is set. DEL sets lo down, but never in the host's namespace.
 type loopbackConf struct{ Common }
 
 func (f *loopbackConf) run(ctx context.Context, c *call) (*current.Result, error) {

@@ -175,8 +175,9 @@ func (z *Zones) unlock() {
 	z.lock = nil
 }
 
-// look finds and carries out the action for each link that a network has or that we put into the zone before. It
-// records which links are in the zone, and calls Tell.
+// look decides about each link of State.ForwardedLinks, and each link that we put into the zone before, and carries
+// out the action. It records the links in the zone, and those in a zone that somebody else chose. It calls Tell before
+// each change, and at the end.
 func (z *Zones) look(ctx context.Context, b *bus) error {
 	// If some networks cannot be read, remove no link from the zone.
 	links, unread := z.State.ForwardedLinks()
@@ -295,13 +296,13 @@ func (a act) text() string {
 	return "a bridge leaves a zone of firewalld, as its network is gone"
 }
 
-// decide returns the action for a link with the zones z. ours is set if we put the link into our zone. needed is set
-// if a network has the link. sure is set if all networks could be read.
+// decide returns the action for a link with the zones z. ours is set if we put the link into our zone. needed is set if
+// State.ForwardedLinks has the link. sure is set if all networks could be read.
 func decide(z zones, ours, needed, sure bool) act {
 	switch {
 	case z.running == zone && ours && z.permanent != "" && z.permanent != zone:
-		// A reload of firewalld keeps a link's running zone. So our change would keep overriding the operator's
-		// choice.
+		// The operator has chosen another zone in the permanent configuration. A reload of firewalld keeps the running
+		// zone, which is ours, so move the link to the chosen zone.
 		return yield
 	case !needed && z.running == zone && ours && z.permanent == "":
 		if !sure {

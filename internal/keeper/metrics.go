@@ -133,9 +133,6 @@ func (m *metrics) untilNext() float64 {
 	return max(next.Sub(now()), 0).Round(time.Millisecond).Seconds()
 }
 
-// readWithin limits the time for reading the address pools when metrics are requested.
-const readWithin = 5 * time.Second
-
 // collectCalls exports values from the plugin's records: the number of failed calls, and the use of address pools.
 func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 	if m.State != nil {
@@ -153,9 +150,7 @@ func (m *metrics) collectCalls(to chan<- prometheus.Metric) {
 		return
 	}
 
-	ctx, cancel := context.WithTimeout(context.Background(), readWithin)
-	defer cancel()
-	list, err := m.Node.Pools(ctx)
+	list, err := m.Node.Pools(context.Background())
 	m.read(err)
 	for _, p := range list {
 		family := "ipv4"

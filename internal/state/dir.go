@@ -501,7 +501,7 @@ func (d *Dir) checkEpoch(path string, e Epoch, netns func() (uint64, error)) err
 		return fmt.Errorf("%s: %w: of boot %s, and this is %s", path, ErrStale, e.Boot, boot)
 	}
 
-	// Compare the cookie first. Reading it is cheap, and nearly every call ends here.
+	// Compare the cookie before pid 1's start time. Reading it is cheap, and nearly every call ends here.
 	cookie, err := netns()
 	if err != nil || cookie == e.NetNS {
 		return err

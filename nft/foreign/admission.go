@@ -187,8 +187,9 @@ func (c *Conn) Ensure(ctx context.Context) (changed bool, _ error) {
 	return changed, err
 }
 
-// Ready reports whether Ensure would change nothing. If a Conn with the same Socket has found this before, Ready only
-// compares the generation of nf_tables. If not, Ready reads the chain FORWARD, and chains that FORWARD calls.
+// Ready reports whether Ensure would change nothing. The socket may have a record that this was so for the same
+// settings (nftnl.Verified). While nf_tables has the record's generation, Ready reads nothing else. Otherwise it reads
+// our bridges, the chains FORWARD, and the chains that FORWARD calls.
 func (c *Conn) Ready(ctx context.Context) (bool, error) {
 	if c.err != nil {
 		return false, c.err

@@ -116,8 +116,8 @@ func (t *Transaction) newSet(s Set, id uint32) {
 		append(attrs, nftnl.Uint32(unix.NFTA_SET_ID, id), nftnl.Bytes(unix.NFTA_SET_USERDATA, s.userdata()))...)
 }
 
-// userdata returns the set's userdata, which contains the byte order of keys and data for nft. Without it, nft would
-// print single addresses backwards, and single link names as empty.
+// userdata returns the set's userdata for nft: the byte order of keys and data, and the set's typeof. Without it, nft
+// would print single addresses backwards, and single link names as empty.
 func (s Set) userdata() []byte {
 	const ofEachPart, hostEndian, bigEndian = 0, 1, 2 // enum byteorder; ofEachPart is for a concatenation
 	order := func(b []byte, field userdata.Type, typ uint32) []byte {

@@ -26,8 +26,8 @@ import (
 	"github.com/tombolo-cni/tombolo/network"
 )
 
-// ofOurs is the prefix of endpoint options that Tombolo defines. The option withName sets the name of the container for
-// a DHCP server.
+// ofOurs is the prefix of endpoint options that Tombolo defines. The option withName sets the container's name. The MAC
+// and the DHCP identity are derived from it, so that the next container with this name gets the same address.
 const (
 	ofOurs      = "tombolo."
 	withName    = ofOurs + "name"

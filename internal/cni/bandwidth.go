@@ -80,8 +80,8 @@ func (f *bandwidthConf) run(ctx context.Context, c *call) (*current.Result, erro
 }
 
 // Bandwidth holds the limits of a pod's traffic in the fields of the reference plugin bandwidth, which the capability
-// bandwidth has too. Rates are in bits per second, and bursts in bits. 0 means no limit. Ingress is the pod's incoming
-// traffic.
+// bandwidth has too. Rates are in bits per second, and bursts in bits. A rate of 0 means no limit, and a burst of 0 a
+// default burst. Ingress is the pod's incoming traffic.
 type Bandwidth struct {
 	IngressRate  uint64 `json:"ingressRate"`
 	IngressBurst uint64 `json:"ingressBurst"`

@@ -12,7 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// A Section is the field ipam of a configuration. JSON holds the whole section, which newAllocator decodes and checks.
+// A Section is the field ipam of a configuration. JSON holds the whole section. newAllocator decodes and checks it or,
+// for type dhcp, the method NetConf.dhcp.
 type Section struct {
 	Type    string
 	DataDir string
@@ -21,8 +22,8 @@ type Section struct {
 	detectConflicts *bool
 }
 
-// UnmarshalJSON stores the section, and decodes the fields of Section. It ignores errors in them, which newAllocator
-// finds again. null counts as a missing section.
+// UnmarshalJSON stores the section, and decodes the fields of Section. It ignores errors in them, since a later check
+// of the whole section finds them again. null counts as a missing section.
 func (s *Section) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil

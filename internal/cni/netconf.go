@@ -109,7 +109,7 @@ func (c *NetConf) complete(request *call) {
 }
 
 // problems returns the errors that can be found without a request to the kernel, except errors in the ipam section,
-// which newAllocator returns.
+// which newAllocator and the method dhcp return.
 func (c *NetConf) problems() []error {
 	p := problems(c.Common.problems())
 	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2,

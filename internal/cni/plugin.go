@@ -86,8 +86,8 @@ func (p *Plugin) newCall() *call {
 }
 
 // Run runs the verb in CNI_COMMAND with the configuration from Stdin. It prints the result or error to Stdout, in the
-// form of the CNI specification 1.1. It logs an error, and counts it (see countFailure). It returns the exit status of
-// the process: 0, or 1 after an error.
+// form of the configuration's version of the CNI specification. It logs an error, and counts it (see countFailure). It
+// returns the exit status of the process: 0, or 1 after an error.
 func (p *Plugin) Run() int {
 	c := p.newCall()
 	c.startWatchdog()

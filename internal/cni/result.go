@@ -19,8 +19,8 @@ import (
 )
 
 // result returns the result of ADD. It lists the interfaces of earlier plugins, and then the bridge, the host's end of
-// the pod's link and the pod's interface, in this order. The ifb that limits the pod's traffic, and the host's
-// interface in a VLAN, follow if they exist.
+// the pod's link and the pod's interface, in this order. The ifb that limits the pod's egress, and the host's interface
+// in a VLAN, follow if they exist.
 func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) *current.Result {
 	r := &current.Result{CNIVersion: current.ImplementedSpecVersion}
 	if a.prev != nil {
@@ -48,7 +48,7 @@ func (c *call) result(a *addRequest, from *allocator, made *network.Attachment) 
 		dns = types.DNS{Domain: made.DNS.Domain, Search: made.DNS.Search}
 	}
 
-	// The servers in made.DNS come from a lease or from router advertisements.
+	// The servers in made.DNS come from DHCPv4, DHCPv6 or router advertisements.
 	dns.Nameservers = append(dns.Nameservers, printable.Texts(made.DNS.Servers)...)
 	if !a.dns.IsEmpty() {
 		dns = a.dns

@@ -67,7 +67,7 @@ type Zones struct {
 	timeout time.Duration
 	bus     *bus          // nil while there is no connection
 	lock    *os.File      // tells an ADD that a process handles links' zones; nil while firewalld is down
-	news    chan struct{} // has an element after a signal about firewalld
+	news    chan struct{} // has an element after a call of notify
 	changed int64         // the last result of State.NetworksChanged
 	last    time.Time     // the time when Next last returned because of a signal
 }

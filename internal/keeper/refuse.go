@@ -16,8 +16,8 @@ import (
 )
 
 // refuse returns the function for dhcpc.Config.Refuse. The returned function returns an error if the pod cannot use the
-// address of an offered or granted lease. A DHCP session keeps the function for later visits to the lease (see the
-// package comment), so the function does not use r, which may be outdated by then.
+// address of an offered or granted lease. A dhcpc.Machine keeps the function for later visits to the lease. So the
+// function does not use r, which may be outdated by then.
 func (k *Keeper) refuse(r *lease.Record) func(l, held *dhcpc.Lease) error {
 	had, free := r.Lease.Address.Addr(), k.addressCheck(r)
 	return func(l, held *dhcpc.Lease) error {

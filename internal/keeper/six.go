@@ -22,7 +22,7 @@ import (
 type memory6 struct {
 	machine      *dhcp6.Machine
 	session      *dhcp6.Session
-	isConfigured bool // the address was checked since the session began
+	isConfigured bool // a visit has checked or set the address since the session began
 }
 
 // isDue6 reports whether DHCPv6 work is due at the time t.
@@ -121,7 +121,7 @@ func (v *visit) restore6() error {
 	cfg := v.r.Six.Config(v.r.Client.HostName)
 	cfg.Refuse = v.refuse6(v.r)
 	if l := v.r.Six.Lease; l != nil && v.r.Six.Checking {
-		cfg.Address = l.Address // request the same address: an earlier keeper ended during duplicate address detection
+		cfg.Address = l.Address // an earlier visit ended during duplicate address detection
 	}
 
 	machine, err := dhcp6.NewMachine(cfg)
@@ -190,8 +190,8 @@ func (v *visit) change6(change func(*lease.Six)) error {
 	})
 }
 
-// tries6 is the number of failed visits after which a failed RELEASE no longer keeps the record of a pod that no longer
-// exists. The pauses after them take about half a minute together.
+// tries6 is the number of failed visits after which the keeper deletes the record of a pod that is gone even if the
+// DHCPv6 RELEASE fails. The pauses after these visits take about half a minute together.
 const tries6 = 3
 
 // expires6 returns the end of the pod's DHCPv6 lease, or the zero time if there is no lease or it never ends.
@@ -319,10 +319,10 @@ func (x *exchange6) recordInformation(i *dhcp6.Information) error {
 	return err
 }
 
-// check finds out whether another host has the address of the offered lease. It first records the lease and updates the
-// host's rules for the pod, which would otherwise drop the kernel's neighbour solicitation. If another host has the
-// address, it removes the lease from the record and returns InUse. If the pod must not get the address (see Wants6), it
-// returns Unused at once.
+// check finds out whether another host has the address of a lease that a server has just granted. It first records the
+// lease and updates the host's rules for the pod, which would otherwise drop the kernel's neighbour solicitation. If
+// another host has the address, it removes the lease from the record and returns InUse. If the pod must not get the
+// address (see Wants6), it returns Unused at once.
 func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 	if !x.r.Wants6() {
 		return dhcp6.Unused, nil

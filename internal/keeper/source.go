@@ -73,12 +73,12 @@ type source struct {
 
 	failure  string              // the error of the last visit, for reportResult
 	first    time.Time           // the time of the first announcement that waits for a visit; zero if none
-	news     [][]netlink.Message // announcements that came during a visit; a nil element means that some were lost
+	news     [][]netlink.Message // announcements that came during a visit; for an empty element see receive
 	contests map[string]*contest // by the key of an object that is repaired separately
 }
 
-// subscribe delivers a source's announcements to the loop until the context is done or stop is called. If the
-// subscription fails, it logs the error, and only the regular visits remain.
+// subscribe delivers a source's announcements to the loop until the context is done, stop is called, or the feed fails.
+// If the subscription cannot begin, subscribe logs the error. Without a feed only the regular visits remain.
 func (l *loop) subscribe(s *source) (stop func()) {
 	if s.listen == nil {
 		return func() {}
@@ -114,7 +114,8 @@ func (l *loop) subscribe(s *source) (stop func()) {
 }
 
 // receive schedules a visit to the source after announcements. During a visit it queues the announcements. An empty
-// list has the urgency soon. It means that announcements were lost, or that another source requests a visit.
+// list has the urgency soon. It means that announcements were lost, that another source requests a visit, or that the
+// feed has no messages (firewalld).
 func (s *source) receive(messages []netlink.Message) {
 	if s.busy {
 		if len(s.news) == mostNews {

@@ -15,14 +15,16 @@ import (
 )
 
 const (
-	// lookEvery is the interval between checks of a pod whose leases are not due.
+	// lookEvery is the interval between checks of a pod if nothing is due earlier. A lease may be due earlier, and so
+	// may the checks of new addresses (see confirmAfter and noteFormed).
 	lookEvery = 5 * time.Minute
 
-	// confirmAfter is the time from setting a pod's address to checking that it still exists. If the address disappears
-	// within this time after a renewal, the keeper sets it again. Later, its disappearance means that the pod's owner
-	// removed it. The kernel may delete an address that was just set: to end expired addresses, it first reads the
-	// clock and then waits for its lock. An address that was set in between looks expired (check_lifetime in
-	// net/ipv4/devinet.c, Linux 6.18). On a busy machine, about 100 of 1,000,000 renewals lose the address in this way.
+	// confirmAfter is the time from setting a pod's address to checking that it still exists. If the check does not
+	// find the address, the keeper sets it again. If the address disappears after the check, the keeper concludes that
+	// the pod's owner removed it. The kernel may delete an address that was just set: to end expired addresses, it
+	// first reads the clock and then waits for its lock. An address that was set in between looks expired
+	// (check_lifetime in net/ipv4/devinet.c, Linux 6.18). On a busy machine, about 100 of 1,000,000 renewals lose the
+	// address in this way.
 	confirmAfter = time.Second
 
 	// yieldUntil is the length of time before the end of a lease in which the kernel may already have removed the
@@ -50,8 +52,9 @@ type memory struct {
 	nextCheck    time.Time      // the time of the next check of the pod
 	formed       int            // number of checks of the autoconfigured addresses since they last changed, at most 9
 	failures     int            // consecutive failed visits
-	// slow is set after a failed send, a late or missing answer, or the loss of a lease. Exchanges then wait longer,
-	// and those of DHCPv4 use packet sockets, until a server grants or renews the DHCPv4 lease.
+	// slow is set after a failed send of a UDP socket, a late or missing answer, or the loss of the DHCPv4 lease.
+	// Exchanges then wait longer, and those of DHCPv4 use packet sockets. Only a granted or renewed DHCPv4 lease resets
+	// slow.
 	slow   bool
 	doubts []string // the reasons for rejected answers that were logged
 	six    memory6
@@ -127,8 +130,8 @@ func (v *visit) visitAdding() outcome {
 	}
 
 	if held == nil {
-		// An ADD holds the lock. When the ADD writes the record, a file event starts the next visit. If the ADD is
-		// killed, there is no event, so look again after a minute.
+		// An ADD or a DEL holds the lock. When it writes or removes the record, a file event starts the next visit. If
+		// it is killed, there is no event, so look again after a minute.
 		return v.outcome(now().Add(time.Minute))
 	}
 
@@ -149,8 +152,8 @@ func (v *visit) visitAdding() outcome {
 	return v.outcome(now().Add(lookEvery))
 }
 
-// keep checks the pod of a lease, and renews its leases if they are due. If the pod no longer exists, it ends the
-// leases.
+// keep checks the pod of a lease, and renews its leases if they are due. If the pod no longer exists, it calls
+// releaseGone.
 func (v *visit) keep() outcome {
 	t := now()
 	due := v.m.session == nil || isDue(v.m.session, t) || v.isDue6(t)
@@ -303,8 +306,8 @@ func (v *visit) restore() error {
 }
 
 // configurePod adds the address and routes of the record's lease to the pod, except those that the pod's owner removed
-// (see yield). If the lease has ended, it does nothing. A visit calls it when a keeper begins, after a failure, and
-// when the pod has lost an address or a route.
+// (see yield). If the lease has ended, it does nothing. The first visit to a lease calls it. So do a visit after a
+// failure, and a visit that finds an address or a route missing in the pod.
 func (v *visit) configurePod(p pod) error {
 	if v.r.State != lease.Bound || v.r.Lease.Left(now()) == 0 {
 		return nil
@@ -342,9 +345,9 @@ func (v *visit) yield(p pod) (yielded bool, _ error) {
 // remaining time; a negative value means that the lease never ends.
 func endsSoon(left time.Duration) bool { return left >= 0 && left < yieldUntil }
 
-// releaseGone releases the leases of a pod that no longer exists, and deletes the record. If the client is sticky, and
-// its lease is bound and has not ended, releaseGone instead turns the record into one for the pod's next container. why
-// is the reason, for the log.
+// releaseGone releases the leases of a pod that no longer exists, and deletes the record. If the client is sticky and
+// has a client identifier, and its lease is bound and has not ended, releaseGone instead turns the record into one for
+// the pod's next container. why is the reason, for the log.
 func (v *visit) releaseGone(why string) outcome {
 	return v.drop("cannot end the lease of a pod that is gone", func(held *lease.LockedRecord) error {
 		// Release only a bound lease. An address that an ADD wanted to request, or that a server refused, does not

@@ -283,8 +283,8 @@ func (c Conflict) Error() string { return string(c) }
 
 // CheckConflict returns a [Conflict] if the host shows that a pod cannot have the address a. The address may be the
 // host's own, a broadcast address of the host, or a gateway of a host's route through the pod's network. Any other
-// error means that CheckConflict could not look. at is the index of the host's link in that network. If a equals had, the pod's previous address, CheckConflict does not look for
-// gateways, since the host may route through a pod.
+// error means that CheckConflict could not look. at is the index of the host's link in that network. If a equals had,
+// the pod's previous address, CheckConflict does not look for gateways, since the host may route through a pod.
 func CheckConflict(ctx context.Context, host *route.Conn, at int, a, had netip.Addr) error {
 	r, err := host.Get(ctx, a)
 	switch {
@@ -365,8 +365,8 @@ func WhoHas(ctx context.Context, index int, own net.HardwareAddr, a netip.Addr, 
 
 // GiveBack releases an attachment's leases, and removes their record. path is the directory of the records. If the
 // client is sticky, it releases nothing. Unless the record's state is Expired, it then keeps the IPv4 lease in a record
-// of the state Sticky, for the pod's next container. GiveBack does nothing if there is no record. links works in the
-// host's namespace.
+// of the state Sticky, for the pod's next container. GiveBack does nothing if there is no record. links is a connection
+// to the host's namespace.
 //
 // If the record cannot be used or a RELEASE cannot be sent, GiveBack passes the error to warn and continues, so that
 // the pod can end. The server then frees the address when the lease expires. If the record's lock does not become free

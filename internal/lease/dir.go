@@ -189,7 +189,7 @@ type LockedRecord struct {
 }
 
 // Lock takes the lock of a record, which need not exist. If the lock does not become free before ctx ends, the error
-// matches file.ErrLocked and ctx's error.
+// matches file.ErrLocked and ctx's cause.
 func (d *Store) Lock(ctx context.Context, hash string) (*LockedRecord, error) {
 	return d.lock(ctx, hash, lockorder.Lease)
 }

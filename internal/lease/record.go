@@ -70,9 +70,11 @@ type Record struct {
 	Client Client `json:"client"`
 	// Lease is the pod's IPv4 lease. In the state Adding, it is the client's last lease, whose address the ADD requests
 	// again, or nil.
-	Lease   *dhcpc.Lease `json:"lease,omitempty"`
-	Policy  Policy       `json:"policy,omitzero"`
-	Applied Applied      `json:"applied,omitzero"` // the parts of the lease that the pod has
+	Lease  *dhcpc.Lease `json:"lease,omitempty"`
+	Policy Policy       `json:"policy,omitzero"`
+	// Applied lists the parts of the lease that the pod has. While the keeper removes parts of an earlier lease, it
+	// lists these parts too.
+	Applied Applied `json:"applied,omitzero"`
 	// Removed lists the addresses and routes that the pod's owner removed, including DHCPv6 addresses. The pod does
 	// not get them again.
 	Removed Applied `json:"removed,omitzero"`

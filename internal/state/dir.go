@@ -298,7 +298,7 @@ func LoadAll[T any](names []string, load func(name string) (*T, error)) (found [
 	return found, bad
 }
 
-// writableSize is the number of bytes that CheckWritable tries to write. Almost every call writes smaller records.
+// writableSize is the number of bytes that CheckWritable tries to write. Almost every record is smaller.
 const writableSize = 16 << 10
 
 // CheckWritable returns an error if no record could be written now, for example because the file system is full. It
@@ -433,7 +433,7 @@ type Epoch struct {
 	Boot    string `json:"boot"` // the kernel's boot id
 	ID      string `json:"id"`   // random, so that no two epochs have the same Token
 
-	// Init is the start time of pid 1, by CLOCK_BOOTTIME.
+	// Init is the start time of pid 1, by CLOCK_BOOTTIME. It is at least 1 ms, so that it differs from a missing value.
 	Init time.Duration `json:"init,omitempty"`
 
 	// Made is the time when the epoch was written, by CLOCK_BOOTTIME.

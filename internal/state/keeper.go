@@ -60,13 +60,13 @@ func (d *Dir) Contested() (*Contested, error) {
 	return f, nil
 }
 
-// Zones lists the links that tombolod has put into firewalld's zone trusted, and the links that an operator has put
-// into another zone. An ADD does not wait for tombolod if an operator chose the link's zone. From this record, a
-// restarted tombolod knows which links to remove from the zone.
+// Zones lists the links that tombolod has put into firewalld's zone trusted. It also lists the links for which an
+// operator or another program chose another zone. For these links an ADD does not wait for tombolod. From this record,
+// a restarted tombolod knows which links to remove from the zone.
 type Zones struct {
 	Version int      `json:"version,omitempty"`
 	Joined  []string `json:"joined,omitempty"` // links that tombolod put into the zone
-	Left    []string `json:"left,omitempty"`   // links that an operator put into another zone
+	Left    []string `json:"left,omitempty"`   // links for which somebody else chose another zone
 }
 
 func (d *Dir) zonesPath() string { return d.path + "/firewalld" }
@@ -109,8 +109,8 @@ func (d *Dir) AttendZones() (*os.File, error) {
 	return os.NewFile(uintptr(fd), d.zonesLockPath()), nil
 }
 
-// ZonesAttended reports whether a process now manages zones (see AttendZones) and no operator chose another zone for
-// the link. If the record of the zones cannot be read, no operator's choice counts, and an ADD may wait in vain.
+// ZonesAttended reports whether a process now manages zones (see AttendZones) and Zones.Left does not list the link. If
+// the record of the zones cannot be read, it counts as empty, and an ADD may wait in vain.
 func (d *Dir) ZonesAttended(link string) bool {
 	fd, err := file.Open(d.zonesLockPath(), unix.O_RDONLY)
 	if err != nil {

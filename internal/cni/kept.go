@@ -54,7 +54,8 @@ func (c *call) findHandlers() (handlers, error) {
 // handlersOfDEL returns the programs that handle a DEL of bridge or of a chained plugin: this program, the kept program
 // (see Kept), or both. rec and err come from loading the record. port is the name that Tombolo gives to the host's end
 // of the pod's link. Both programs may have made parts of the pod, since an operator may have changed the program
-// behind a name after the ADD. Without a record, prevResult shows which program made the pod.
+// behind a name after the ADD. Without a record, prevResult shows which program made the pod. For bridge, this program
+// always takes part, and the kept program only if the pod still has the interface.
 func (c *call) handlersOfDEL(rec *state.Attachment, err error, port string) handlers {
 	ours, others := c.findMakers(port)
 	selected := handlers{ours: true}

@@ -233,8 +233,9 @@ func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
 	return later
 }
 
-// visit compares the links of all networks with the records, and repairs the networks that networksToMend selects.
-// While another program undoes the repairs of a network (see contest), visit repairs it only once a minute.
+// visit compares the links of the networks that have pods with the records, and repairs the networks that
+// networksToMend selects. While another program undoes the repairs of a network (see contest), visit repairs it only
+// once a minute.
 func (l *linkSource) visit(ctx context.Context) {
 	lacking, ok := l.lookAgain(ctx)
 	if !ok {

@@ -55,7 +55,7 @@ type Attachment struct {
 	HostIf    string         `json:"hostIf,omitempty"` // the veth's end in the host's namespace
 	Bridge    string         `json:"bridge,omitempty"` // the bridge that HostIf is a port of
 	NIC       string         `json:"nic,omitempty"`    // the NIC that the bridge shares; empty if none
-	MTU       int            `json:"mtu,omitempty"`    // bytes
+	MTU       int            `json:"mtu,omitempty"`    // of HostIf, in bytes
 	MAC       MAC            `json:"mac,omitempty"`    // MAC of the pod's end
 	HostMAC   MAC            `json:"hostMAC,omitempty"`
 	Addresses []ipam.Address `json:"addresses,omitempty"` // in the order of the CNI result
@@ -74,7 +74,7 @@ type Attachment struct {
 	// Up is set if the pod's interface is up, which it is not with disableContainerInterface.
 	Up         bool `json:"up,omitempty"`
 	Masquerade bool `json:"masquerade,omitempty"` // the pod's addresses are masqueraded
-	// Guard restricts the MAC and addresses that the pod may send from.
+	// Guard restricts the source addresses and the kinds of packets that the pod may send.
 	Guard nft.Guard `json:"guard,omitzero"`
 	// Egress lists the destinations that the pod may open connections to. The policy of its network must allow them
 	// too. Egress is empty if only the network's policy applies.
@@ -82,7 +82,8 @@ type Attachment struct {
 	// DefaultRoute is the next hop of the default route of a pod on a LAN: "host" or "router". It is empty without a
 	// LAN.
 	DefaultRoute string `json:"defaultRoute,omitempty"`
-	// NoDefaultRoute is set if the pod gets no default route, not even one of router advertisements.
+	// NoDefaultRoute is set if the pod gets no default route through the host, from a lease or from router
+	// advertisements.
 	NoDefaultRoute bool `json:"noDefaultRoute,omitempty"`
 	// SLAAC is set if the pod forms IPv6 addresses from router advertisements. Such addresses in Addresses end in the
 	// interface identifier derived from MAC. They come and go with the advertisements.
@@ -101,7 +102,9 @@ type Attachment struct {
 	IFB       string          `json:"ifb,omitempty"`      // the ifb link that shapes the pod's egress
 
 	IPAMType string `json:"ipamType,omitempty"` // ipam.type of the configuration, so that DEL can release the addresses
-	DataDir  string `json:"dataDir,omitempty"`  // ipam.dataDir of the configuration, as an absolute path
+	// DataDir is ipam.dataDir of the configuration or, for type dhcp, the directory of the lease records. For type
+	// host-local, empty means <state>/ipam.
+	DataDir string `json:"dataDir,omitempty"`
 
 	// Short caches the result of Hash. Create and the functions that read records fill it in. The name of the
 	// record's file contains it, but the file's content does not.

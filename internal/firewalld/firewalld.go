@@ -38,7 +38,7 @@ const (
 	// take many seconds to answer.
 	timeout = 30 * time.Second
 
-	// pollInterval is the interval at which Next checks for new and removed networks, and for signals.
+	// pollInterval is the interval between the checks of Next for new and removed networks, and for signals.
 	pollInterval = 250 * time.Millisecond
 
 	// minInterval is the least time between two results of Next caused by signals, since any local user can send

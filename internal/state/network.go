@@ -255,8 +255,8 @@ const maxUplink = 16 << 20
 
 // An UplinkFile is the file with the record of one NIC's takeover. A takeover (`tombolo uplink take`) makes the NIC a
 // port of a bridge, which gets the NIC's addresses and routes. Package uplink writes and reads the record as a whole,
-// so readers see either the old or the new record. The first line is an Epoch that Save has just made, for the present
-// life of the node. The addresses and routes in a record of an earlier epoch must not be restored.
+// so readers see either the old or the new record. The first line is an Epoch that Save creates, for the present life
+// of the node. The addresses and routes in a record of an earlier epoch must not be restored.
 //
 // A caller that writes or removes the record holds the exclusive lock. An UplinkFile is not safe for use by several
 // goroutines at once.

@@ -21,7 +21,7 @@ import (
 func Names() []string { return slices.Sorted(maps.Keys(kinds())) }
 
 // As is the program's first argument if a script with a reference plugin's name starts the program. The script's path
-// is the next argument. The first line of such a script is "#!/opt/cni/bin/tombolo as".
+// is the next argument. The first line of such a script is, for example, "#!/opt/cni/bin/tombolo as".
 const As = "as"
 
 // Kept returns the path of the kept program: the program that had a reference plugin's name before Tombolo was

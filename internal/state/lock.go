@@ -70,8 +70,8 @@ func (l *Lock) netns() (uint64, error) {
 
 // Lock takes the lock of the state directory. If ctx ends while Lock waits, the error matches ErrLocked and ctx's
 // cause. A caller that holds the lock must not take it again, but use Ensure or Upgrade. A holder must not wait for
-// anything slow, because all other calls of the node would wait too. It must not wait for a lock that comes before this
-// lock (see package lockorder).
+// anything slow, because all other calls of the node may then wait too. It must not wait for a lock that comes before
+// this lock (see package lockorder).
 func (d *Dir) Lock(ctx context.Context, mode Mode) (*Lock, error) {
 	fd, err := file.Create(d.lockPath(), unix.O_RDWR)
 	if err != nil {

@@ -213,9 +213,9 @@ func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, e
 	return list, nil
 }
 
-// RemoveStrays deletes firewall elements and IFB links that have neither a record nor a port, such as elements that a
-// program loaded from an older copy. It reports whether there were such elements. It takes the state directory's
-// exclusive lock.
+// RemoveStrays deletes firewall elements and IFB links that have neither a record nor a port, and elements of addresses
+// that a pod no longer has. Such elements come back when a program loads an older copy of our tables. RemoveStrays
+// reports whether it found any elements. It takes the state directory's exclusive lock.
 func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	err := u.node.withSession(func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
 	return found, err

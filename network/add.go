@@ -267,8 +267,8 @@ type assignment struct {
 const maxRemains = 3
 
 // begin takes the ADD's locks in their order, and writes the attachment's record before the ADD creates anything. So
-// every object has an owner, even after a kill. The ADD holds the record's lock until its end. A call that
-// waits for that lock holds no other lock.
+// every object has an owner, even after a kill. The ADD holds the record's lock until commit. A call that holds the
+// state directory's lock waits for the record's lock for at most busyWait.
 func (a *addCall) begin(ctx context.Context) error {
 	for range maxRemains {
 		if a.leasing != nil {

@@ -158,9 +158,9 @@ type Upkeep struct{ node *Node }
 // Upkeep returns the methods for programs that find and repair a node's faults automatically.
 func (n *Node) Upkeep() Upkeep { return Upkeep{n} }
 
-// Repair repairs the named networks as Node.Repair does, but does not search for objects without a pod. It repairs
-// other networks only if an object was missing that networks share, such as the firewall's table. Without names it does
-// nothing.
+// Repair repairs the named networks as Node.Repair does, but does not search for objects without a pod, and gives no
+// NICs back. It repairs other networks only if an object was missing that networks share, such as the firewall's table.
+// Without names it does nothing.
 func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
 		return nil

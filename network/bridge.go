@@ -24,7 +24,7 @@ import (
 )
 
 // bridgePart implements part for the network's bridge. On another program's bridge, it sets only the properties that
-// the configuration requests.
+// the configuration requests, sets the bridge up, and pins its MAC (bridge.Bridge).
 type bridgePart struct{}
 
 // requestedBridge returns the bridge with the properties that the network's record requests.

@@ -405,8 +405,8 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 		return err
 	}
 
-	// Look only at parts about which the kernel announces changes, with its messages about links, addresses and
-	// routes.
+	// Look only at parts about which the kernel announces changes, with its messages about links, addresses, routes,
+	// sysctls of links, and filters.
 	if err := n.look(ctx, []part{bridgePart{}, uplinkPart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{},
 		loopbackPart{}}); err != nil {
 		return err

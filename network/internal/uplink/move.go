@@ -19,7 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// move plans how to move all layer 3 settings from one link to another: from the NIC to the bridge, or back. A killed
+// move plans how to move the layer 3 settings from one link to another: from the NIC to the bridge, or back. A killed
 // process may have made some requests already. move leaves these out, or repeats them without harm.
 type move struct {
 	s        *snapshot

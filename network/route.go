@@ -27,8 +27,8 @@ import (
 )
 
 // hostRoutePart implements podPart for the host's route to a pod. It repairs nothing. If the host has a route to the
-// pod's subnet and still sends the pod's packets elsewhere, another program's rule or route is the cause. hostRoutePart
-// leaves these to their owner.
+// pod's subnet and still sends packets for the pod elsewhere, another program's rule or route is the cause.
+// hostRoutePart leaves these to their owner.
 type hostRoutePart struct{}
 
 func (hostRoutePart) mend(context.Context, *podSite) error { return nil }

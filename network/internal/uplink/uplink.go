@@ -77,8 +77,8 @@ const (
 	Restoring State = "restoring" // moving back to the NIC
 )
 
-// Record is the content of the journal: the request, its progress, and the state before the takeover. The steps are
-// planned from this and the kernel's present state, so that each may be repeated.
+// Record is the content of the journal: the request, its progress, and the state before the takeover. Each step is
+// planned from the record and the kernel's present state, so that it may be repeated.
 type Record struct {
 	Uplink
 	State   State `json:"state"`

@@ -59,9 +59,9 @@ type Network struct {
 	Policy        nft.Policy     // restricts packets between pods, also of different networks
 	Internal      bool           // no packet passes between the bridge and another link
 
-	// Egress limits the destinations to which pods may open connections. It needs Gateway and NFCall, which may be nil
-	// if Routed is set, but no Uplink and no VLAN. The policy "public" also permits the name servers of Allocator, if
-	// that has a method Resolvers() []netip.Addr.
+	// Egress limits the destinations to which pods may open connections. It needs Gateway and NFCall, but no Uplink and
+	// no VLAN. For a bridge of ours, Routed suffices in place of NFCall. The policy "public" also permits the name
+	// servers of Allocator, if that has a method Resolvers() []netip.Addr.
 	Egress nft.Egress
 
 	// PublishFrom lists the callers that pods' host ports are open to, as an entry of nft.Endpoint.PublishFrom does.
@@ -292,8 +292,8 @@ type Lease struct {
 	Sticky bool
 	// KeeperOptional lets Add succeed even if no keeper (tombolod) runs, which would renew the lease.
 	KeeperOptional bool
-	// Routes are added to the routes of the lease. Priority is the metric of all these routes. If the pod already has a
-	// default route with this metric, Add chooses a larger one.
+	// Routes are added to the routes of the lease. Priority is the metric of all these routes. If they include a
+	// default route, and the pod has one with this metric already, Add chooses a larger metric.
 	Routes   []dhcpc.Route
 	Priority int
 }

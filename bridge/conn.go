@@ -73,8 +73,8 @@ func (c *Conn) checkPod(pod *netns.NS, same bool) error {
 }
 
 // On returns a Conn that uses the open socket s and closes it in Close. The Conn calls dialPod within a pod's namespace
-// to open a socket there. If dialPod is nil, it opens an rtnetlink socket. Programs use Dial. On is for package share,
-// and for tests that answer in the kernel's place.
+// to open a socket there. If dialPod is nil, it opens an rtnetlink socket. Programs use Dial. On is for other packages
+// that share a socket, and for tests that answer in the kernel's place.
 func On(s tombolo.Socket, dialPod func() (tombolo.Socket, error)) *Conn {
 	if dialPod == nil {
 		return &Conn{nl: nl.Of(s), dialPod: dialRoute}

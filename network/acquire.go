@@ -361,9 +361,9 @@ func (l *leaseCall) commit(ctx context.Context, s *session) error {
 // and a Del looks for the elements of all addresses.
 
 // Follow adapts an attachment to its lease, if the lease has ended or now has other addresses than the attachment's
-// record. It changes the record, the pod's firewall elements and the port's alias, and deletes the conntrack entries of
-// lost addresses. It returns the addresses before and after. If there is nothing to adapt, Follow does nothing, and
-// returns nil for both lists and the error.
+// record. It changes the record, the pod's firewall elements and neighbour entries, and the port's alias, and deletes
+// the conntrack entries of lost addresses. It returns the addresses before and after. If there is nothing to adapt,
+// Follow does nothing, and returns nil for both lists and the error.
 func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _ error) {
 	if err := key.check(); err != nil {
 		return nil, nil, err

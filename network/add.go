@@ -24,8 +24,8 @@ import (
 // network that it has created stays.
 //
 // If an earlier Add of the same attachment was killed, Add first deletes the objects that it left. If the attachment
-// exists, the error matches ErrExists. If the network has no free address, Add removes the network's dead
-// attachments, as CollectDead does. If there were any, Add tries once more.
+// exists, the error matches ErrExists. If no address is free, or an IPAM plugin returns any error, Add removes the
+// network's dead attachments, as CollectDead does. If it has removed one, Add tries once more.
 //
 // Add needs CAP_NET_ADMIN in the host's and the pod's namespace, and CAP_SYS_ADMIN to enter the pod's.
 func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
@@ -267,8 +267,8 @@ type assignment struct {
 const maxRemains = 3
 
 // begin takes the ADD's locks in their order, and writes the attachment's record before the ADD creates anything. So
-// every object has an owner, even after a kill. The ADD holds the record's lock until its end. A call that
-// waits for that lock holds no other lock.
+// every object has an owner, even after a kill. The ADD holds the record's lock until commit. A call that holds the
+// state directory's lock waits for the record's lock for at most busyWait.
 func (a *addCall) begin(ctx context.Context) error {
 	for range maxRemains {
 		if a.leasing != nil {
@@ -356,8 +356,8 @@ func errAlreadyExists(k Key) error {
 		k.IfName, k.Network)
 }
 
-// derive computes the required network, the port and the record from the pod's addresses, routes and DNS. It returns an
-// error if the pod could not use these.
+// derive computes the required network, the port and the record from the configuration and the pod's addresses and
+// routes. It returns an error if the pod could not use these.
 func (a *addCall) derive(context.Context) error {
 	a.addHostRoutes()
 	g := a.assigned

@@ -24,7 +24,7 @@ import (
 )
 
 // bridgePart implements part for the network's bridge. On another program's bridge, it sets only the properties that
-// the configuration requests.
+// the configuration requests, sets the bridge up, and pins its MAC (bridge.Bridge).
 type bridgePart struct{}
 
 // requestedBridge returns the bridge with the properties that the network's record requests.
@@ -336,8 +336,8 @@ func taggedVLANs(rec *state.Network) vlan.Ranges {
 	return m.Trunk
 }
 
-// vlanPart implements part for the host's link in the network's VLAN, and for the uplink's membership in the network's
-// VLANs.
+// vlanPart implements part for the host's link in the network's VLAN, and for the VLANs of the bridge itself and of the
+// uplink.
 type vlanPart struct{}
 
 func (vlanPart) look(ctx context.Context, n *site) error {
@@ -469,9 +469,9 @@ func shieldLinks(name string, links ...string) error {
 }
 
 // networkdFile returns the path of a link's file for systemd-networkd, which reads the directory /run/systemd/network
-// when it starts (systemd.network(5)). A boot empties this directory. The name sorts before the names of operators'
-// files. networkdFile returns "" if no systemd-networkd runs, or if the calling thread's network namespace is not the
-// namespace of pid 1.
+// when it starts (systemd.network(5)). A boot empties this directory. The name sorts before the usual names of
+// operators' files. networkdFile returns "" if no systemd-networkd runs, or if the calling thread's network namespace
+// is not the namespace of pid 1.
 func networkdFile(name string) string {
 	var own, first unix.Stat_t
 	err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &own), unix.Stat("/proc/1/ns/net", &first))

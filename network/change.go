@@ -91,9 +91,8 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 // mtu of 0 mean that the value is unchanged. Tuned records the MAC, and updates the pod's guard (anti-spoofing rules).
 // It records an MTU only if it is larger than the port's, and raises the port's MTU then.
 //
-// The error matches ErrInvalid if the MAC identifies the pod to a DHCP server or on its LAN. It matches ErrConflict
-// if another machine on the LAN has the MAC (see RefuseMAC), and ErrNotAttached if there is no complete attachment.
-// Tuned needs CAP_NET_ADMIN.
+// If RefuseMAC refuses the MAC, Tuned returns the same error. The error matches ErrNotAttached if there is no complete
+// attachment. Tuned needs CAP_NET_ADMIN.
 func (c Change) Tuned(ctx context.Context, mac net.HardwareAddr, mtu int) error {
 	if len(mac) != 0 && len(mac) != 6 || mtu < 0 {
 		return failf(ErrInvalid, "MAC %s and MTU %d cannot be an interface's", mac, mtu)

@@ -252,8 +252,8 @@ func (t *teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string
 // because a later Del or Collect finds the rest by the record.
 //
 // The caller holds the record's lock, unless there is no record or another call has locked it (r.isLockedElsewhere).
-// The caller holds no other lock. takeDown takes the other locks in their order. It waits for no disk or plugin while
-// it holds the state directory's lock.
+// The caller holds no other lock. takeDown takes the other locks in their order. It does not hold the state
+// directory's lock while it releases a lease, or calls a slow allocator.
 func (t *teardown) takeDown(ctx context.Context, r *remains) error {
 	s := t.Session
 	var leaseErr error

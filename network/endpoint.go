@@ -55,9 +55,10 @@ func (e *entry) endpoint(rec *state.Attachment) nft.Endpoint {
 	return endpoint.Of(rec)
 }
 
-// guardBefore adds elements to the firewall's sets before the pod's port exists. They restrict the pod to its MAC and
-// addresses, and send frames from the LAN to the pod. If the pod needs neither, guardBefore does nothing. A pod that
-// gets its addresses later gets its host ports then, too.
+// guardBefore adds the elements of a pod with a guard, or behind a shared NIC, to the firewall's sets before the pod's
+// port exists. They restrict the pod to its MAC and addresses, or send frames from the LAN to it. For any other pod,
+// guardBefore does nothing. If the pod gets more addresses later, guardBefore leaves out host ports and masquerading,
+// and the method add adds them.
 func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, required *requirement) error {
 	if rec.Guard == "" && rec.NIC == "" {
 		return nil

@@ -207,9 +207,9 @@ func callsFirewall(l *bridge.Link) bool {
 }
 
 // hostPart implements part for the facts about the host in the firewall's rules, which all networks share
-// (nft.Conn.SetHost). Uplinks are the links through which packets of pods leave the host. Service addresses are the
-// addresses of the link kube-ipvs0. kube-proxy in IPVS mode keeps the addresses of all services there. The kernel takes
-// them for the host's own, so host ports without a hostIP must leave them alone.
+// (nft.Conn.SetHost). Uplinks are the bridges and veth links that lead to the host's own network (bridge.Conn.Uplinks).
+// Service addresses are the addresses of the link kube-ipvs0. kube-proxy in IPVS mode keeps the addresses of all
+// services there. The kernel takes them for the host's own, so host ports without a hostIP must leave them alone.
 type hostPart struct{}
 
 // look compares the service addresses in the firewall with the addresses of the link kube-ipvs0, and adds a finding if

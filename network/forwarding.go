@@ -185,7 +185,7 @@ func (n *site) lookAtOthers() {
 func reopen(ctx context.Context, s *session, name string) error {
 	rec, err := s.Dir.LoadNetwork(name)
 	if err != nil || !forwardingChanged(rec) {
-		return nil // checkNetwork reports the damaged record
+		return nil // Check and Inspect report a damaged record
 	}
 
 	if err := s.enterAlone(ctx); err != nil {
@@ -210,8 +210,8 @@ func reopen(ctx context.Context, s *session, name string) error {
 	return stateError(s.Dir.SaveNetwork(rec))
 }
 
-// noteRouters records the links for which the host's owner turned on IPv6 forwarding. It must run before any other link
-// forwards for pods, since the parameter is only 0 or 1 and does not tell who set it. If a network has already turned
+// noteRouters records the links for which the host's owner turned on IPv6 forwarding. It must run before we turn on
+// forwarding for pods, since the parameter is only 0 or 1 and does not tell who set it. If a network has already turned
 // on forwarding, noteRouters copies the list from another network's record.
 func (n *site) noteRouters() (err error) {
 	// If "default" is not 1, no network of ours has turned on force_forwarding yet, so each link's value is its

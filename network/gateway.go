@@ -80,8 +80,8 @@ func (n *site) lacksGateway(gw netip.Prefix, have []addr.Address) {
 	n.found.advise(tombolo.RemedyRepair, "bridge %s: the gateway %s is missing", n.gatewayLink.Name, gw)
 }
 
-// lookAtLinkLocal adds a finding if the gateways' link has an IPv6 gateway, but no link-local IPv6 address. Any such
-// address will do, not only the one that addLinkLocal adds.
+// lookAtLinkLocal adds a finding if the gateways' link is up and has an IPv6 gateway, but no link-local IPv6 address.
+// Any such address will do, not only the one that addLinkLocal adds.
 func (n *site) lookAtLinkLocal(have []addr.Address) {
 	is6 := func(gw netip.Prefix) bool { return isIPv6(gw) && has(have, gw) }
 	own := func(a addr.Address) bool { return isIPv6(a.Prefix) && a.Prefix.Addr().IsLinkLocalUnicast() }
@@ -163,8 +163,9 @@ func (n *site) acceptRAPath() string {
 }
 
 // addLinkLocal turns on IPv6 on the gateways' link, and adds the host's link-local address. As a router, the host sends
-// its neighbour solicitations for pods from that address (RFC 4861, section 7.2.2). Without addLinkLocal, the kernel
-// would add the address only after duplicate address detection, and never to a bridge that was created without IPv6.
+// its neighbour solicitations for pods from that address (RFC 4861, section 7.2.2). An address that the kernel adds
+// itself is usable only after duplicate address detection. To a bridge that was created without IPv6, the kernel adds
+// none.
 func (n *site) addLinkLocal(ctx context.Context) error {
 	if _, err := sysctl.Ensure(sysctl.Link("ipv6", n.gatewayLink.Name, "disable_ipv6"), "0"); err != nil {
 		return err
@@ -176,7 +177,7 @@ func (n *site) addLinkLocal(ctx context.Context) error {
 }
 
 // gatewaysInUse reports whether every gateway in the network's record is still needed. A gateway is needed if this ADD
-// requests it, or if the attachment whose Add added it to the record still exists.
+// requests it, or if the attachment that GatewayUses names for it still exists.
 func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
 	for _, holder := range rec.GatewayUses {
 		if slices.Contains(w.Record.Gateways, holder.Gateway) {

@@ -59,9 +59,9 @@ func (s *session) siblings(a *state.Attachment) (list []*state.Attachment, _ err
 	return list, err
 }
 
-// linkSiblings compares the attachment a with each other attachment of its container. If one of the two publishes host
-// ports and the other is on a LAN, the publishing one's Waiting list gets the other. So the attachment on the LAN gets
-// the ports when the publishing one is removed.
+// linkSiblings compares the attachment a with those that siblings lists. One of the two is always on a LAN, and the
+// other is not. If the attachment without a LAN publishes host ports, its Waiting list gets the attachment on the LAN.
+// So the latter gets the ports when the former is removed.
 func (s *session) linkSiblings(ctx context.Context, a *state.Attachment) error {
 	siblings, err := s.siblings(a)
 	for _, o := range siblings {

@@ -347,9 +347,10 @@ func (k *checkCall) expectedAddresses(report *Reported) []netip.Prefix {
 	return slices.DeleteFunc(reported, func(p netip.Prefix) bool { return autoconfigured(k.rec, p) || !onRecord(p) })
 }
 
-// reservations adds a finding if the allocator no longer reserves the pod's addresses. It asks about the addresses that
-// are on record and, if there is a report, in the report. Addresses from other plugins need no reservation. It also
-// adds a finding if the network leases addresses now, but did not when the pod was added.
+// reservations adds a finding if the allocator no longer reserves the pod's addresses. For a slow allocator, it returns
+// the error instead. It asks about the addresses that are on record and, if there is a report, in the report. Addresses
+// from other plugins need no reservation. It also adds a finding if the network leases addresses now, but did not when
+// the pod was added.
 func (k *checkCall) reservations(ctx context.Context, found *findings) error {
 	isLeased := k.rec.IPAMType == endpoint.Leased
 	if k.pod.Lease != nil && !isLeased {

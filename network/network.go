@@ -22,7 +22,7 @@ import (
 // Network describes a network: its bridge, and the settings that all its pods share. The zero value of a field turns
 // the feature off, unless the field's comment says otherwise.
 type Network struct {
-	Name   string // 1 to 250 letters, digits, '_', '.' and '-'; used in file names
+	Name   string // 1 to 250 letters, digits, '_', '.' and '-'; the first is a letter or digit; used in file names
 	Bridge string // created if it does not exist
 	// MTU is in bytes. 0 means the MTU of Uplink. Without an uplink, 0 means the MTU of another program's bridge, or
 	// DefaultMTU.
@@ -56,12 +56,12 @@ type Network struct {
 
 	Masquerade    bool           // packets of pods that leave the network's subnets get the host's address
 	NonMasquerade []netip.Prefix // destinations to which packets keep the pod's address
-	Policy        nft.Policy     // the pods, of this and other networks, that may send to the network's pods
+	Policy        nft.Policy     // restricts packets between pods, also of different networks
 	Internal      bool           // no packet passes between the bridge and another link
 
-	// Egress limits the destinations to which pods may open connections. It needs Gateway, no Uplink and no VLAN, and
-	// NFCall must not be false. The policy "public" also permits the name servers of Allocator, if that has a method
-	// Resolvers() []netip.Addr.
+	// Egress limits the destinations to which pods may open connections. It needs Gateway and NFCall, but no Uplink and
+	// no VLAN. For a bridge of ours, Routed suffices in place of NFCall. The policy "public" also permits the name
+	// servers of Allocator, if that has a method Resolvers() []netip.Addr.
 	Egress nft.Egress
 
 	// PublishFrom lists the callers that pods' host ports are open to, as an entry of nft.Endpoint.PublishFrom does.
@@ -258,7 +258,8 @@ type Pod struct {
 
 	// MAC is the pod's MAC. If nil, Add derives the MAC from the pod's addresses. A pod without addresses, or with a
 	// lease, gets a random MAC. If the bridge or another pod on it has the MAC, the error of Add matches ErrConflict.
-	// Add does not check this for a MAC that begins with 0a, like the derived ones.
+	// Add does not check this for a MAC that begins with 0a, like the derived ones. With an uplink, Add also refuses
+	// the MAC of another machine on the LAN.
 	MAC net.HardwareAddr
 	// Addresses are the pod's addresses if neither an allocator nor a lease provides any. Routes are added to the
 	// routes of the network and of the allocator or lease.
@@ -286,12 +287,13 @@ type Lease struct {
 	// Client holds the client's identity for the server, and the DHCP options that it requests. Add sets its clock,
 	// its sockets and its MAC, which is the pod's.
 	Client dhcpc.Config
-	// Sticky means that the client's identity belongs to the pod and not to its container. The lease is then never
-	// released, and is remembered for the pod's next container.
+	// Sticky means that the client's identity belongs to the pod and not to its container. Del then does not release
+	// the lease, and the pod's next container requests it again.
 	Sticky bool
 	// KeeperOptional lets Add succeed even if no keeper (tombolod) runs, which would renew the lease.
 	KeeperOptional bool
-	// Routes are added to the routes of the lease. Priority is the metric of all these routes.
+	// Routes are added to the routes of the lease. Priority is the metric of all these routes. If they include a
+	// default route, and the pod has one with this metric already, Add chooses a larger metric.
 	Routes   []dhcpc.Route
 	Priority int
 }

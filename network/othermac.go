@@ -22,8 +22,8 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// refuseMAC returns an error if mac is a multicast MAC, or belongs to the host or another machine on the LAN. With the
-// MAC of another machine, a pod would receive that machine's frames. Without an uplink, or if mac is nil because we
+// refuseMAC returns an error if mac is a multicast MAC, or the MAC of the uplink or of another machine on the LAN. With
+// the MAC of another machine, a pod would receive that machine's frames. Without an uplink, or if mac is nil because we
 // choose it, refuseMAC returns nil. It ignores answers for the addresses in own, since the pod itself may answer there.
 func (n *site) refuseMAC(ctx context.Context, mac net.HardwareAddr, own ...netip.Addr) error {
 	if n.rec.Uplink == "" || n.gatewayLink.Index == 0 || mac == nil {
@@ -182,9 +182,9 @@ func probeNeighbour(ctx context.Context, conn *nl.Conn, entry routing.NeighbourE
 	return now, err
 }
 
-// RefuseMAC returns an error if the pod's interface cannot get the MAC mac. The error matches ErrInvalid if mac is a
-// multicast MAC, or if the present MAC identifies the pod to a DHCP server or on its LAN. The error matches ErrConflict
-// if the host or another machine on the LAN has mac. RefuseMAC changes nothing.
+// RefuseMAC returns an error if the pod's interface cannot change its MAC to mac. The error matches ErrInvalid if the
+// present MAC identifies the pod to a DHCP server or on its LAN. With an uplink, it also matches ErrInvalid if mac is a
+// multicast MAC, and ErrConflict if the uplink or another machine on the LAN has mac. RefuseMAC changes nothing.
 func (c Change) RefuseMAC(ctx context.Context, mac net.HardwareAddr) error {
 	if _, err := c.node.loadAttachment(c.key); err != nil {
 		return err
@@ -192,11 +192,11 @@ func (c Change) RefuseMAC(ctx context.Context, mac net.HardwareAddr) error {
 	return c.do(ctx, func(s *session, a, _ *state.Attachment) error { return s.refuseNewMAC(ctx, a, mac) })
 }
 
-// refuseTaken returns an error if an address of a pod on a LAN belongs to the host. With GuardUntrusted, it also
-// refuses the address of a gateway. Unless DetectConflicts is false, it then makes the kernel ask the LAN for the pod's
-// addresses. Machines answer while the Add continues, and refuseAnswered looks for their answers later. If
-// DetectConflicts is true, refuseTaken waits for the answers itself. It does not check addresses that a DHCP server has
-// just assigned: the method addCall.refuse checks these.
+// refuseTaken returns an error if an address of a pod on a LAN is the host's own, or a broadcast address of the host.
+// With GuardUntrusted, it also refuses the address of a gateway. Unless DetectConflicts is false, it then makes the
+// kernel ask the LAN for the pod's addresses. Machines answer while the Add continues, and refuseAnswered looks for
+// their answers later. If DetectConflicts is true, refuseTaken waits for the answers itself. It does not check
+// addresses that a DHCP server has just assigned: the method addCall.refuse checks these.
 func (a *addCall) refuseTaken(ctx context.Context) error {
 	if !a.namesAddresses() {
 		return nil

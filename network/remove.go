@@ -326,9 +326,9 @@ func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error)
 }
 
 // collectIfDead removes one attachment if its pod is gone. It returns the attachment, with a reason in Kept if it was
-// not removed. It returns nil if the pod does not look dead, or if another call works on the attachment. Under the
-// record's lock, which an ADD holds from beginning to end, it checks again. With dryRun, or if no allocator can take
-// the addresses back, it removes nothing.
+// not removed. It returns nil if the pod does not look dead, or if another call works on the attachment. It checks
+// again under the record's lock, which an ADD holds until the record is complete. With dryRun, or if no allocator can
+// take the addresses back, it removes nothing.
 func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dryRun bool) (*Dead, error) {
 	if evidence, err := whyDead(ctx, t.Session, rec); evidence == "" {
 		return nil, err

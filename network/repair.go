@@ -158,9 +158,9 @@ type Upkeep struct{ node *Node }
 // Upkeep returns the methods for programs that find and repair a node's faults automatically.
 func (n *Node) Upkeep() Upkeep { return Upkeep{n} }
 
-// Repair repairs the named networks as Node.Repair does, but does not search for objects without a pod. It repairs
-// other networks only if an object was missing that networks share, such as the firewall's table. Without names it does
-// nothing.
+// Repair repairs the named networks as Node.Repair does, but does not search for objects without a pod, and gives no
+// NICs back. It repairs other networks only if an object was missing that networks share, such as the firewall's table.
+// Without names it does nothing.
 func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	if len(networks) == 0 {
 		return nil
@@ -213,9 +213,9 @@ func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, e
 	return list, nil
 }
 
-// RemoveStrays deletes firewall elements and IFB links that have neither a record nor a port, such as elements that a
-// program loaded from an older copy. It reports whether there were such elements. It takes the state directory's
-// exclusive lock.
+// RemoveStrays deletes firewall elements and IFB links that have neither a record nor a port, and elements of addresses
+// that a pod no longer has. Such elements come back when a program loads an older copy of our tables. RemoveStrays
+// reports whether it found any elements. It takes the state directory's exclusive lock.
 func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	err := u.node.withSession(func(s *session) (err error) { found, err = mendStrays(ctx, s); return err })
 	return found, err
@@ -405,8 +405,8 @@ func (l *Links) lookAt(ctx context.Context, n *site, ports map[string]*bridge.Li
 		return err
 	}
 
-	// Look only at parts about which the kernel announces changes, with its messages about links, addresses and
-	// routes.
+	// Look only at parts about which the kernel announces changes, with its messages about links, addresses, routes,
+	// sysctls of links, and filters.
 	if err := n.look(ctx, []part{bridgePart{}, uplinkPart{}, vlanPart{}, nextHopPart{}, forwardingPart{}, gatewayPart{},
 		loopbackPart{}}); err != nil {
 		return err

@@ -27,8 +27,8 @@ import (
 )
 
 // hostRoutePart implements podPart for the host's route to a pod. It repairs nothing. If the host has a route to the
-// pod's subnet and still sends the pod's packets elsewhere, another program's rule or route is the cause. hostRoutePart
-// leaves these to their owner.
+// pod's subnet and still sends packets for the pod elsewhere, another program's rule or route is the cause.
+// hostRoutePart leaves these to their owner.
 type hostRoutePart struct{}
 
 func (hostRoutePart) mend(context.Context, *podSite) error { return nil }
@@ -99,8 +99,8 @@ func subnetRoutes(addresses []netip.Prefix) []route.Route {
 
 // routesFor returns the requested routes in the form that the pod's kernel gets. It keeps the order, and drops
 // duplicates. A route without a gateway gets the first gateway of its family, unless it is an IPv4 route whose scope is
-// link or narrower. The gateways 0.0.0.0 and :: mean that there is no gateway. A gateway outside the addresses'
-// prefixes gets the flag onlink. A route that remains without a gateway has the scope global by default, as in CNI's
+// link or narrower. The gateways 0.0.0.0 and :: mean that there is no gateway. A route whose gateway isReachable
+// rejects gets the flag onlink. A route that remains without a gateway has the scope global by default, as in CNI's
 // bridge plugin.
 func routesFor(addresses []ipam.Address, requested []route.Route) []route.Route {
 	var list []route.Route
@@ -190,8 +190,8 @@ func (m metrics) apply(routes []route.Route) []route.Route {
 }
 
 // chooseFreeMetrics handles an Attach that failed because another interface of the pod has a default route. It sets
-// larger metrics for the default routes in port and in the attachment's record. If no other interface has a default
-// route, it returns the error of Attach.
+// larger metrics for the default routes in port and in the attachment's record. If the pod has no default route with
+// one of their metrics, it returns the error of Attach.
 func (a *addCall) chooseFreeMetrics(ctx context.Context, port *bridge.Port, failed error) error {
 	found := metrics{}
 	for i := range port.Routes {
@@ -411,8 +411,8 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 	return routing.Replace(conn, "add neighbour", entries...)
 }
 
-// completeNextHops writes again the neighbour entries of a pod whose default route leads to the host. The kernel has
-// deleted them because another program moved the interface, or gave it another MAC.
+// completeNextHops writes the neighbour entries of a pod whose default route leads to the host. The kernel has deleted
+// them if another program moved the interface, or gave it another MAC. A new address may need an entry for its family.
 func (s *session) completeNextHops(ctx context.Context, a *state.Attachment) error {
 	if a.DefaultRoute != exitHost {
 		return nil

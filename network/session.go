@@ -328,8 +328,8 @@ type settings struct {
 	dial nl.Dialer // nil outside of tests
 }
 
-// Open checks cfg and returns a Node. It does not create the state directory; the first call that writes a record
-// does.
+// Open checks cfg and returns a Node. It does not create the state directory; the first call that takes the directory's
+// lock does.
 func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	if cfg == nil {
 		cfg = &Config{}

@@ -353,8 +353,8 @@ func (n *site) complete(ctx context.Context) error {
 }
 
 // buildNetwork creates or repairs the network, under the state directory's exclusive lock. It first removes deserted
-// networks with the same subnets (isDeserted). If an object was missing that other networks share, it repairs the other
-// networks too. Every step can be repeated, so the next build completes an interrupted one.
+// networks (isDeserted) with overlapping subnets. If an object was missing that other networks share, it repairs the
+// other networks too. Every step can be repeated, so the next build completes an interrupted one.
 func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error) {
 	deserted, err := w.refuse(ctx, s, s.Epoch.Token())
 	if err != nil {

@@ -221,8 +221,8 @@ func (report *Inspection) addOpenings(ctx context.Context, n *site, a *state.Att
 }
 
 // addClientFaults adds a finding if a DHCP client or router advertisements gave the host addresses or routes on a pod's
-// port. It also looks at a bridge that Tombolo made for a network whose gateway is the host. By such addresses and
-// routes, a pod could direct the host's traffic.
+// port. It also looks at a bridge that Tombolo made for a network whose gateway is the host, and at the host's link in
+// the network's VLAN. By such addresses and routes, a pod could direct the host's traffic.
 func (h *surroundings) addClientFaults(ctx context.Context, n *site) error {
 	links, err := n.s.Links.Veths(ctx)
 	if err != nil {

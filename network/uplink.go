@@ -499,7 +499,7 @@ type UplinkReport struct {
 	State string `json:"state"`
 	// Networks lists the bridge's networks with this uplink.
 	Networks []string `json:"networks,omitempty"`
-	// Differences lists the faults, or the error that prevented the search for faults.
+	// Differences lists the faults, and the error if the search for faults failed.
 	Differences []string `json:"differences"`
 }
 

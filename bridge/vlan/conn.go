@@ -238,8 +238,8 @@ type Link struct {
 	Name   string // name of the link, 1 to 15 bytes
 	ID     uint16 // 1 to 4094
 	MTU    int    // in bytes
-	// MAC is the link's MAC. It must be the bridge's MAC, since the bridge passes only unicast frames to its own MAC up
-	// to the host. If nil, the link keeps its MAC.
+	// MAC is the link's MAC. It must be the bridge's MAC: the bridge passes no unicast frames for other MACs to the
+	// host. If nil, the link keeps its MAC.
 	MAC   net.HardwareAddr
 	Alias string // the alias of a new link, which marks its owner
 }

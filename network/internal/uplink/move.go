@@ -19,7 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// move plans how to move all layer 3 settings from one link to another: from the NIC to the bridge, or back. A killed
+// move plans how to move the layer 3 settings from one link to another: from the NIC to the bridge, or back. A killed
 // process may have made some requests already. move leaves these out, or repeats them without harm.
 type move struct {
 	s        *snapshot
@@ -284,7 +284,7 @@ func takeSteps(u *Uplink, nic *link.Info) []step {
 	}
 }
 
-// restoreSteps returns the steps that give a NIC back. All addresses and routes that are now on the bridge move to the
+// restoreSteps returns the steps that give a NIC back. The addresses and routes that are now on the bridge move to the
 // NIC, whether or not they came from there.
 func restoreSteps() []step {
 	return []step{
@@ -318,8 +318,9 @@ type Plan struct {
 	Warnings []string
 }
 
-// Plan returns the plan of a takeover of a NIC. It changes nothing. The bridge need not exist. If the NIC cannot be
-// taken over, the error matches ErrRefused and gives every reason. If there is no such NIC, it matches fs.ErrNotExist.
+// Plan returns the plan of a takeover of a NIC. It changes nothing. If the NIC cannot be taken over, or a link has the
+// bridge's name already, the error matches ErrRefused and gives every reason. If there is no such NIC, it matches
+// fs.ErrNotExist.
 func (c *Conn) Plan(ctx context.Context, u Uplink) (*Plan, error) {
 	if err := u.validate(); err != nil {
 		return nil, err
@@ -386,8 +387,8 @@ func moveToBridge(s *snapshot, rec *Record) *move {
 	return &move{s, s.NIC, to}
 }
 
-// moveBack returns the move from the bridge to the NIC. If another program deleted the bridge, it takes from the record
-// those addresses and routes that the NIC lacks.
+// moveBack returns the move from the bridge to the NIC. If the bridge does not exist, it takes from the record those
+// addresses and routes that the NIC lacks.
 func moveBack(s *snapshot, rec *Record) *move {
 	if s.Bridge != nil {
 		return &move{s, *s.Bridge, s.NIC}

@@ -77,8 +77,8 @@ const (
 	Restoring State = "restoring" // moving back to the NIC
 )
 
-// Record is the content of the journal: the request, its progress, and the state before the takeover. The steps are
-// planned from this and the kernel's present state, so that each may be repeated.
+// Record is the content of the journal: the request, its progress, and the state before the takeover. Each step is
+// planned from the record and the kernel's present state, so that it may be repeated.
 type Record struct {
 	Uplink
 	State   State `json:"state"`
@@ -129,8 +129,8 @@ func (r *Record) save(j Journal) error {
 	return nil
 }
 
-// Take makes the NIC a port of the bridge, and moves its addresses, routes and neighbours there by the steps of Plan.
-// If a step fails, or ctx ends, Take undoes all steps and removes the journal.
+// Take makes the NIC a port of the bridge, moves its addresses and routes there, and copies its neighbours, by the
+// steps of Plan. If a step fails, or ctx ends, Take undoes all steps and removes the journal.
 //
 // If Take refuses the NIC before the first step, the error matches ErrRefused. If Take returns a record together with
 // an error, the caller must call Restore to complete the undo.
@@ -277,8 +277,8 @@ func (c *Conn) Restore(ctx context.Context, before *Record, j Journal) error {
 }
 
 // restore moves addresses and routes from the bridge back to the NIC, by the steps of restoreSteps. If an address or a
-// route cannot move, it stops, so that the rest stays reachable on the bridge. hasBridge is false if another program
-// deleted the bridge.
+// route cannot move, it stops, so that the rest stays reachable on the bridge. hasBridge is false if the bridge was not
+// created yet, or another program deleted it.
 func (c *Conn) restore(ctx context.Context, rec *Record, j Journal, hasBridge bool) error {
 	var errs []error
 	for _, st := range restoreSteps() {
@@ -340,7 +340,7 @@ type snapshot struct {
 	// Behind are IPv4 routes through other links in the same place as a route in Routes (see place). Now the kernel
 	// prefers the route in Routes. After the move it would prefer the route in Behind.
 	Behind []route.Route `json:"behind,omitempty"`
-	// Neighbours are the neighbours on the NIC and the bridge.
+	// Neighbours are the neighbours on the NIC and the bridge, without multicast addresses.
 	Neighbours []routing.NeighbourEntry `json:"neighbours,omitempty"`
 	// Rules are the policy routing rules that name the NIC. Such a rule is a reason to refuse the takeover.
 	Rules []routing.Rule `json:"rules,omitempty"`
@@ -525,7 +525,7 @@ func (s *snapshot) refuseManaged(no refusal, u *Uplink) {
 }
 
 // refuseStale adds a reason against the takeover for each route of the NIC whose gateway is no longer in a network of
-// the NIC. The kernel would not accept such a route again.
+// the NIC. The kernel would not accept such a route again. refuseStale skips routes with several next hops.
 func (s *snapshot) refuseStale(no refusal) {
 	nic := s.NIC.Index
 	for _, r := range s.Routes {

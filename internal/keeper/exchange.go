@@ -358,8 +358,7 @@ type node interface {
 	enter(r *lease.Record) (pod, error)
 	checkConflict(bridge string, a, had netip.Addr) error
 	follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error)
-	release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error
-	release6(ctx context.Context, r *lease.Record) error
+	release(ctx context.Context, r *lease.Record, six bool) error
 }
 
 // errGone is the cause of an error about a pod that certainly no longer exists.

@@ -131,13 +131,9 @@ func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.P
 	return k.network.Upkeep().Follow(ctx, network.Key{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName})
 }
 
-// release sends a RELEASE of the lease from the host, for a pod that no longer exists.
-func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
-	return k.withLinks(func(links *bridge.Conn) error { return lease.Release(ctx, r, links, k.host, l) })
-}
-
-func (k kernel) release6(ctx context.Context, r *lease.Record) error {
-	return k.withLinks(func(links *bridge.Conn) error { return lease.Release6(ctx, r, links, k.host) })
+// release sends a RELEASE of the DHCPv4 or DHCPv6 lease from the host, for a pod that no longer exists.
+func (k kernel) release(ctx context.Context, r *lease.Record, six bool) error {
+	return k.withLinks(func(links *bridge.Conn) error { return lease.Release(ctx, r, links, k.host, six) })
 }
 
 // find finds the pod's interface: the peer of the host's end of the pod's link.

@@ -389,7 +389,7 @@ func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error 
 	if errors.Is(err, errDeleted) {
 		// The DEL did not know this lease and so did not release it.
 		if x.r.Six = &six; x.r.Releases6(now()) {
-			err = errors.Join(err, x.release6())
+			err = errors.Join(err, x.release(true))
 		}
 	}
 

@@ -351,7 +351,7 @@ func (v *visit) releaseGone(why string) outcome {
 			v.Log.Info("lease remembered", append(v.logAttrs(), "why", why)...)
 			return held.Remember(v.ctx, v.r)
 		case released:
-			if err := v.release(func() error { return v.node.release(v.ctx, v.r, v.r.Lease) }); err != nil {
+			if err := v.release(false); err != nil {
 				return err
 			}
 		}
@@ -359,7 +359,7 @@ func (v *visit) releaseGone(why string) outcome {
 		if v.r.Releases6(now()) {
 			// Without a link-local address on the host's link, the RELEASE can never succeed. Give up after some
 			// attempts, so that the record does not stay for ever.
-			if err := v.release6(); err != nil && v.m.failures < tries6 {
+			if err := v.release(true); err != nil && v.m.failures < tries6 {
 				return fmt.Errorf("DHCPv6: %w", err)
 			}
 		}
@@ -373,9 +373,9 @@ func (v *visit) releaseGone(why string) outcome {
 	})
 }
 
-// release calls send to release a lease, unless another pod now has the same client identity. The server cannot
-// distinguish the two pods, so a RELEASE would end the other pod's lease.
-func (v *visit) release(send func() error) error {
+// release releases the DHCPv4 lease or, if six is set, the DHCPv6 lease, unless another pod now has the same client
+// identity. The server cannot distinguish the two pods, so a RELEASE would end the other pod's lease.
+func (v *visit) release(six bool) error {
 	others, err := v.Leases.Same(v.r)
 	if err != nil {
 		return err
@@ -387,16 +387,12 @@ func (v *visit) release(send func() error) error {
 		return nil
 	}
 
-	if err := send(); err != nil {
+	if err := v.node.release(v.ctx, v.r, six); err != nil {
 		return err
 	}
 
 	v.metrics.releases.Inc()
 	return nil
-}
-
-func (v *visit) release6() error {
-	return v.release(func() error { return v.node.release6(v.ctx, v.r) })
 }
 
 // drop calls do to delete or replace a record, if the record is unchanged since the visit read it. If do returns an

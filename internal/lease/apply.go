@@ -283,8 +283,8 @@ func (c Conflict) Error() string { return string(c) }
 
 // CheckConflict returns a [Conflict] if the host shows that a pod cannot have the address a. The address may be the
 // host's own, a broadcast address of the host, or a gateway of a host's route through the pod's network. Any other
-// error means that CheckConflict could not look. at is the index of the host's link in that network. If a equals had, the pod's previous address, CheckConflict does not look for
-// gateways, since the host may route through a pod.
+// error means that CheckConflict could not look. at is the index of the host's link in that network. If a equals had,
+// the pod's previous address, CheckConflict does not look for gateways, since the host may route through a pod.
 func CheckConflict(ctx context.Context, host *route.Conn, at int, a, had netip.Addr) error {
 	r, err := host.Get(ctx, a)
 	switch {
@@ -396,7 +396,8 @@ func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn f
 		return err
 	}
 
-	if err := errors.Join(all4(ctx, dir, rec, links), all6(ctx, rec, links)); err != nil {
+	err = errors.Join(dir.release(ctx, rec, links, false), dir.release(ctx, rec, links, true))
+	if err != nil {
 		warn(err.Error())
 	}
 
@@ -410,49 +411,34 @@ func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn f
 	return held.Remove()
 }
 
-// all4 sends the DHCPv4 RELEASE of a bound lease from the pod, or from the host if the pod is gone. For a sticky client
-// (see Client.Sticky) it sends none, so that the server reserves the address for the pod until the lease expires. If
-// the pod is gone and another record has the same client identity, it sends none either. The server cannot tell the two
-// clients apart.
-func all4(ctx context.Context, dir *Store, r *Record, links *bridge.Conn) error {
-	if r.Client.Sticky || r.Lease == nil || r.State != Bound || r.Lease.Left(time.Now()) == 0 {
+// release sends the RELEASE of a bound DHCPv4 lease or, if six is set, of the DHCPv6 lease. It sends it from the pod,
+// or from the host if the pod is gone. For a sticky client (see Client.Sticky) it sends none, so that the server reserves
+// the address for the pod until the lease expires. If the pod is gone and another record has the same client identity,
+// it sends none either. The server cannot tell the two clients apart.
+func (d *Store) release(ctx context.Context, r *Record, links *bridge.Conn, six bool) error {
+	now := time.Now()
+	isHeld := r.Lease != nil && r.State == Bound && r.Lease.Left(now) != 0 && !r.Client.Sticky
+	if six {
+		isHeld = r.Releases6(now)
+	}
+
+	if !isHeld {
 		return nil
 	}
 
-	sent, err := fromPod(ctx, r, links, func(cfg *transport.Config) error {
-		return transport.Release(ctx, cfg, r.Lease)
-	})
-	if sent {
+	if sent, err := r.releaseFromPod(ctx, links, six); sent {
 		return err
 	}
 
-	if others, err := dir.Same(r); err != nil || len(others) > 0 {
+	if others, err := d.Same(r); err != nil || len(others) > 0 {
 		return err
 	}
-	return Release(ctx, r, links, nil, r.Lease)
+	return Release(ctx, r, links, nil, six)
 }
 
-// all6 sends the DHCPv6 RELEASE, which the keeper has encoded, from the pod, or from the host if the pod is gone. The
-// host may send it, since servers check its content and not its sender. Its destination is a multicast group, so it
-// needs no neighbour entry.
-func all6(ctx context.Context, r *Record, links *bridge.Conn) error {
-	if !r.Releases6(time.Now()) {
-		return nil
-	}
-
-	sent, err := fromPod(ctx, r, links, func(cfg *transport.Config) error {
-		return transport.Send6(cfg, r.Six.Release)
-	})
-	if sent {
-		return err
-	}
-	return Release6(ctx, r, links, nil)
-}
-
-// fromPod calls send with a configuration for sending from the pod's interface, and returns true and the error of send.
-// If the pod's namespace or interface cannot be found, it returns false and nil.
-func fromPod(ctx context.Context, r *Record, links *bridge.Conn, send func(*transport.Config) error) (bool,
-	error) {
+// releaseFromPod sends the RELEASE from the pod's interface, and returns true. If the pod's namespace or interface
+// cannot be found, it returns false and nil.
+func (r *Record) releaseFromPod(ctx context.Context, links *bridge.Conn, six bool) (sent bool, _ error) {
 	pod, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
 	if err != nil {
 		return false, nil
@@ -473,34 +459,35 @@ func fromPod(ctx context.Context, r *Record, links *bridge.Conn, send func(*tran
 		return false, nil
 	}
 
-	return true, send(&transport.Config{NetNS: pod, Link: l.Index})
+	return true, r.sendRelease(ctx, &transport.Config{NetNS: pod, Link: l.Index}, six)
 }
 
-// Release sends the RELEASE for a pod that is gone, from the host's link in the pod's network. links is a connection to
-// the host's namespace. host is a handle to that namespace; nil means the calling thread's. If the host has no link in
-// the pod's VLAN, Release does nothing. The server then frees the address when the lease expires.
-func Release(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, l *dhcpc.Lease) error {
-	return send(ctx, r, links, host, l.Address.Addr(),
-		func(cfg *transport.Config) error { return transport.Release(ctx, cfg, l) })
-}
-
-// Release6 sends the DHCPv6 RELEASE for a pod that is gone. It works like Release.
-func Release6(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS) error {
-	return send(ctx, r, links, host, r.Six.Lease.Address,
-		func(cfg *transport.Config) error { return transport.Send6(cfg, r.Six.Release) })
-}
-
-// send calls transmit with a configuration for sending from the host's link in the pod's network. If the host has no
-// link in the pod's VLAN, send returns nil without calling transmit. own is the address of the lease to release, for
-// errors.
-func send(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, own netip.Addr,
-	transmit func(*transport.Config) error) error {
+// Release sends the RELEASE of the DHCPv4 lease or, if six is set, of the DHCPv6 lease of a pod that is gone. It sends
+// from the host's link in the pod's network. The host may send a DHCPv6 RELEASE, since servers check its content and
+// not its sender. links is a connection to the host's namespace. host is a handle to that namespace; nil means the
+// calling thread's. If the host has no link in the pod's VLAN, Release does nothing. The server then frees the address
+// when the lease expires.
+func Release(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, six bool) error {
 	at, err := links.Link(ctx, r.At())
 	if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(r.At(), r.Bridge+".") {
 		return nil // the host is not in the pod's VLAN
 	}
+
 	if err != nil {
+		own := r.Leased6().Addr()
+		if !six {
+			own = r.Lease.Address.Addr()
+		}
 		return fmt.Errorf("release lease of %s: %w", own, err)
 	}
-	return transmit(&transport.Config{NetNS: host, Link: at.Index})
+	return r.sendRelease(ctx, &transport.Config{NetNS: host, Link: at.Index}, six)
+}
+
+// sendRelease sends the DHCPv4 RELEASE or, if six is set, the DHCPv6 RELEASE that the keeper has encoded. The latter
+// goes to a multicast group, so it needs no neighbour entry.
+func (r *Record) sendRelease(ctx context.Context, from *transport.Config, six bool) error {
+	if six {
+		return transport.Send6(from, r.Six.Release)
+	}
+	return transport.Release(ctx, from, r.Lease)
 }

@@ -91,10 +91,7 @@ func (d *Store) Load(hash string) (*Record, error) {
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("load lease: %w", err)
-	}
-	return r, nil
+	return r, state.WithOperation(err, "load lease")
 }
 
 // Hashes returns the hashes of all records, sorted, without reading the records. A missing directory is no error.
@@ -117,11 +114,8 @@ func (d *Store) Hashes() ([]string, error) {
 // error is set only if the directory cannot be read.
 func (d *Store) List() ([]*Record, []*state.RecordError, error) {
 	hashes, err := d.Hashes()
-	if err != nil {
-		return nil, nil, err
-	}
 	found, bad := state.LoadAll(hashes, d.Load)
-	return found, bad, nil
+	return found, bad, err
 }
 
 // Recall returns the last lease of the client in the record next, or nil if there is none. The last lease is in a
@@ -214,13 +208,10 @@ func (d *Store) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *
 // lock.
 func (d *Store) TryLock(hash string) (*LockedRecord, error) {
 	h, err := d.tryLock(hash)
-	if err != nil {
-		return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
-	}
 	if h != nil {
 		h.order = lockorder.Tried(lockorder.Lease)
 	}
-	return h, nil
+	return h, state.WithOperation(err, "lock lease record %s", hash)
 }
 
 // tryLock takes the lock of a record without waiting. It returns nil without an error if another process has the lock.
@@ -242,23 +233,18 @@ func (h *LockedRecord) Load() (*Record, error) { return h.dir.Load(h.hash) }
 // wait for the disk, since nothing needs such a record after a power cut.
 func (h *LockedRecord) Create(r *Record) error {
 	r.Token = fmt.Sprintf("%016x", rand.Uint64())
-	if err := h.put(r); err != nil {
-		return fmt.Errorf("create lease record: %w", err)
-	}
-	return nil
+	return state.WithOperation(h.put(r), "create lease record")
 }
 
 // Replace overwrites the existing record, which must have the token of r. If there is no record, the error matches
 // os.ErrNotExist. If the existing record has another token, the error matches ErrSuperseded. In both cases Replace
 // writes nothing.
 func (h *LockedRecord) Replace(r *Record) error {
-	if err := h.Same(r); err != nil {
-		return fmt.Errorf("replace lease record: %w", err)
+	err := h.Same(r)
+	if err == nil {
+		err = h.put(r)
 	}
-	if err := h.put(r); err != nil {
-		return fmt.Errorf("replace lease record: %w", err)
-	}
-	return nil
+	return state.WithOperation(err, "replace lease record")
 }
 
 // Same returns an error unless the existing record has r's token. The error matches os.ErrNotExist if there is no
@@ -306,10 +292,8 @@ func (h *LockedRecord) put(r *Record) error {
 // Remove removes the record. A missing record is no error. Remove does not wait for the disk. If a power cut brings
 // the record back, the record belongs to an earlier boot, and its lease is released once more.
 func (h *LockedRecord) Remove() error {
-	if err := errors.Join(file.Remove(h.dir.recordPath(h.hash)), file.Remove(h.dir.tempPath(h.hash))); err != nil {
-		return fmt.Errorf("remove lease record: %w", err)
-	}
-	return nil
+	err := errors.Join(file.Remove(h.dir.recordPath(h.hash)), file.Remove(h.dir.tempPath(h.hash)))
+	return state.WithOperation(err, "remove lease record")
 }
 
 // Remember turns the record of a pod that is gone into a record of the state Sticky, which Recall finds. It removes the
@@ -477,12 +461,10 @@ func (p *Heartbeat) beatAt(now time.Duration) error {
 		_, err = file.LockRange(p.fd, unix.F_OFD_SETLK, unix.F_UNLCK, p.beat, 1)
 	}
 
-	if err != nil {
-		return fmt.Errorf("keeper's heartbeat: %w", err)
+	if err == nil {
+		p.beat = beat
 	}
-
-	p.beat = beat
-	return nil
+	return state.WithOperation(err, "keeper's heartbeat")
 }
 
 // Close ends the caller's role as keeper. It unlocks explicitly, since a child process that is just being started may

@@ -104,8 +104,8 @@ func checkNIC(name string) error {
 	return nil
 }
 
-// withOperation puts the text of the failed operation before an error. It returns nil if err is nil.
-func withOperation(err error, format string, args ...any) error {
+// WithOperation puts the text of the failed operation before an error. It returns nil if err is nil.
+func WithOperation(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
 	}
@@ -173,7 +173,7 @@ func Decode(data []byte, v *int, record any) error {
 	if of, is := record.(checkable); err == nil && is {
 		err = of.Check()
 	}
-	return withOperation(err, "%w", ErrDamaged)
+	return WithOperation(err, "%w", ErrDamaged)
 }
 
 var (
@@ -314,7 +314,7 @@ func (d *Dir) CheckWritable() error {
 	if err == nil {
 		err = errors.Join(file.WriteAll(fd, path, make([]byte, writableSize)), unix.Close(fd))
 	}
-	return withOperation(err, "the state directory %s cannot be written", d.path)
+	return WithOperation(err, "the state directory %s cannot be written", d.path)
 }
 
 // userHZ is the number of clock ticks a second in /proc/<pid>/stat. For user space on amd64 and arm64 it is always
@@ -464,12 +464,7 @@ func (d *Dir) epochOf(netns func() (uint64, error)) (Epoch, error) {
 	} else {
 		err = d.checkEpoch(d.epochPath(), e, netns)
 	}
-
-	if err != nil {
-		return e, fmt.Errorf("read epoch: %w", err)
-	}
-
-	return e, nil
+	return e, WithOperation(err, "read epoch")
 }
 
 func decodeEpoch(data []byte) (e Epoch, _ error) {

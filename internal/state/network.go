@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -130,7 +129,7 @@ func (d *Dir) SaveNetwork(n *Network) error {
 	if err == nil {
 		err = d.replaceFile(path, data)
 	}
-	return withOperation(err, "save network %s", n.Name)
+	return WithOperation(err, "save network %s", n.Name)
 }
 
 // LoadNetwork reads a network's record. If there is none, the network has not been built, and the error matches
@@ -147,7 +146,7 @@ func (d *Dir) LoadNetwork(name string) (*Network, error) {
 			return nil
 		})
 	}
-	return n, withOperation(err, "load network")
+	return n, WithOperation(err, "load network")
 }
 
 func decodeNetwork(data []byte) (*Network, error) {
@@ -165,27 +164,24 @@ func (d *Dir) RemoveNetwork(name string) error {
 	}
 
 	dir := d.attachmentsPath() + "/" + name
-	switch err := unix.Rmdir(dir); err {
+	switch err = unix.Rmdir(dir); err {
 	case nil, unix.ENOENT:
+		err = d.remove(path)
 	case unix.ENOTEMPTY:
 		return fmt.Errorf("remove network %s: %w: there are records in %s", name, ErrInUse, dir)
 	default:
-		return fmt.Errorf("remove network: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
+		err = file.PathError("rmdir", dir, err)
 	}
 
-	return withOperation(d.remove(path), "remove network")
+	return WithOperation(err, "remove network")
 }
 
 // Networks returns the sorted names of all networks that have a record, or a directory for attachments. It skips other
 // files in the directories of networks and attachments.
 func (d *Dir) Networks() ([]string, error) {
 	records, err := file.ReadDir(d.networksPath())
-	if err != nil {
-		return nil, fmt.Errorf("list networks: %w", err)
-	}
-
-	dirs, err := file.ReadDir(d.attachmentsPath())
-	if err != nil {
+	dirs, dirsErr := file.ReadDir(d.attachmentsPath())
+	if err = errors.Join(err, dirsErr); err != nil {
 		return nil, fmt.Errorf("list networks: %w", err)
 	}
 
@@ -219,10 +215,7 @@ func UnknownNetwork(names []string, name string) error {
 func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
 	found, bad, err := list(d.networksPath(), func(name string) bool { return checkNetwork(name) == nil },
 		d.LoadNetwork)
-	if err != nil {
-		return nil, nil, fmt.Errorf("list networks: %w", err)
-	}
-	return found, bad, nil
+	return found, bad, WithOperation(err, "list networks")
 }
 
 // GatewayLink returns the name of the link for the network's gateway addresses: the bridge, or the host's link in the
@@ -291,7 +284,7 @@ func (f *UplinkFile) Save(record []byte) error {
 		err = f.dir.replaceFile(path, data)
 	}
 
-	return withOperation(err, "save record of uplink %s", f.nic)
+	return WithOperation(err, "save record of uplink %s", f.nic)
 }
 
 // Load reads the record. If there is none, the error matches os.ErrNotExist. If the record belongs to an earlier
@@ -343,7 +336,7 @@ func (f *UplinkFile) Remove() error {
 	if err == nil {
 		err = f.dir.remove(path)
 	}
-	return withOperation(err, "remove record of uplink")
+	return WithOperation(err, "remove record of uplink")
 }
 
 // path returns the path of the file with the record.

@@ -41,7 +41,7 @@ func (c *NetConf) lanProblems(p *problems) {
 		`the LAN twice`)
 	const ofLAN, ofUplink = `%s is a field of mode "lan"`, "%s has no effect without an uplink"
 	p.add(!lan && c.DefaultRoute != "", ofLAN, "defaultRoute")
-	p.add(!lan && c.IPAM.detectConflicts != nil && c.IPAM.Type != typeDHCP,
+	p.add(!lan && c.IPAM.DetectConflicts != nil && c.IPAM.Type != typeDHCP,
 		`ipam.detectConflicts is a field of mode "lan", and of the ipam "dhcp"`)
 	p.add(!lan && c.Mode != modeL2 && c.IPv6 != "",
 		`ipv6 is a field of modes "lan" and "l2": elsewhere pods get IPv6 by the ipam`)
@@ -62,7 +62,7 @@ func (c *NetConf) lan(s *network.Network) {
 	}
 
 	s.Exit = cmp.Or(network.Exit(c.DefaultRoute), network.ExitRouter)
-	s.DetectConflicts = c.IPAM.detectConflicts
+	s.DetectConflicts = c.IPAM.DetectConflicts
 	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
 
 	// In mode lan the host has no gateway address. With defaultRoute "router", the next hop of pods' default route is

@@ -239,13 +239,21 @@ func export(to chan<- prometheus.Metric, name, help string, kind prometheus.Valu
 }
 
 // Handler returns an HTTP handler for the paths /metrics and /healthz. The first has Prometheus' formats. The second
-// returns one line of JSON, with status 200 while the keeper's loop runs, and 503 otherwise.
+// returns one line of JSON, with status 200 while the keeper's loop runs, and 503 if its last heartbeat is older than
+// lease.Silence.
 func (k *Keeper) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(k.metrics.registry,
 		promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		since, ok := k.metrics.healthy()
+		// The loop counts as stuck before its first heartbeat too.
+		var since time.Duration
+		turn := k.metrics.turn.Load()
+		if turn != nil {
+			since = time.Since(*turn)
+		}
+
+		ok := turn != nil && since < lease.Silence
 		w.Header().Set("Content-Type", "application/json")
 		if !ok {
 			w.WriteHeader(http.StatusServiceUnavailable)
@@ -254,15 +262,4 @@ func (k *Keeper) Handler() http.Handler {
 	})
 
 	return mux
-}
-
-// healthy reports whether the loop runs, and returns the time since its last heartbeat. The loop counts as stuck if
-// that time reaches lease.Silence, and before its first heartbeat.
-func (m *metrics) healthy() (since time.Duration, _ bool) {
-	turn := m.turn.Load()
-	if turn == nil {
-		return 0, false
-	}
-	since = time.Since(*turn)
-	return since, since < lease.Silence
 }

@@ -242,13 +242,9 @@ func (p *problems) policy(name string) {
 }
 
 // policyOf returns the ingress policy called name, or nft.Open for any other name.
-func policyOf(name string) nft.Policy {
-	for _, p := range []nft.Policy{nft.SameBridge, nft.Isolated} {
-		if p.String() == name {
-			return p
-		}
-	}
-	return nft.Open
+func policyOf(name string) (p nft.Policy) {
+	_ = p.UnmarshalText([]byte(name)) // an error leaves p unchanged
+	return p
 }
 
 // orDefault returns *v, or def if v is nil.

@@ -35,6 +35,27 @@ type Interface struct {
 	Priority int // the metric of the lease's routes
 }
 
+// InterfaceOf opens the interface of r's pod: the peer of the host's end of the pod's link. pod is the pod's namespace,
+// where the owner may have renamed the interface. links works in the host's namespace. The caller must close the
+// result's Conn.
+func InterfaceOf(ctx context.Context, r *Record, pod *netns.NS, links *bridge.Conn) (*Interface, error) {
+	port, err := links.Link(ctx, r.HostIf)
+	if err != nil {
+		return nil, err
+	}
+
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
+	if err != nil {
+		return nil, err
+	}
+
+	l, err := link.Peer(conn, port.Peer, port.Index)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return &Interface{Conn: conn, Index: l.Index, Name: l.Name, Priority: r.Policy.Priority}, nil
+}
+
 // Apply adds the lease's addresses and routes to the pod. The addresses get the lifetimes valid and preferred (see
 // dhcpc.Lease.Left), so that the kernel removes them in time even if all of our processes die. Apply calls set to add
 // each route. Unless a.MTU is 0, it sets the MTU of the pod's interface. It does not change the bridge's MTU, since a
@@ -444,21 +465,11 @@ func (r *Record) releaseFromPod(ctx context.Context, links *bridge.Conn, six boo
 		return false, nil
 	}
 	defer pod.Close()
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
+	l, err := InterfaceOf(ctx, r, pod, links)
 	if err != nil {
 		return false, nil
 	}
-	defer conn.Close()
-	port, err := links.Link(ctx, r.HostIf)
-	if err != nil {
-		return false, nil
-	}
-
-	l, err := link.Peer(conn, port.Peer, port.Index) // the pod's owner may have renamed it
-	if err != nil {
-		return false, nil
-	}
-
+	defer l.Conn.Close()
 	return true, r.sendRelease(ctx, &transport.Config{NetNS: pod, Link: l.Index}, six)
 }
 

@@ -269,7 +269,8 @@ func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 		}
 	}
 
-	err = apply4(p, set, l)
+	left := l.Left(now())
+	err = p.apply(set, left, left)
 	if err == nil && !stale.Empty() {
 		err = p.withdraw(stale)
 	}
@@ -345,11 +346,6 @@ type pod interface {
 	// formedAddresses lists the addresses that the pod formed from router advertisements.
 	formedAddresses() ([]netip.Prefix, error)
 	close() error
-}
-
-func apply4(p pod, a lease.Applied, l *dhcpc.Lease) error {
-	left := l.Left(now())
-	return p.apply(a, left, left)
 }
 
 // node is the keeper's access to pods and to the host. kernel implements it, and tests replace it.

@@ -465,13 +465,9 @@ func (v *visit) fail(what string, err error) outcome {
 
 	// If the lease is due before the end of the pause, visit it then. Without this, it might end without another
 	// attempt, or its end would be noticed too late.
-	due := []time.Time{v.expires6()}
+	due := []time.Time{v.expires6(), v.r.Expires()}
 	if v.m.session != nil {
 		due = append(due, v.m.session.Wake())
-	}
-
-	if v.r.State == lease.Bound {
-		due = append(due, v.r.Expires())
 	}
 
 	for _, t := range due {

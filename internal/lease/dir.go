@@ -96,18 +96,8 @@ func (d *Store) Load(hash string) (*Record, error) {
 
 // Hashes returns the hashes of all records, sorted, without reading the records. A missing directory is no error.
 func (d *Store) Hashes() ([]string, error) {
-	entries, err := os.ReadDir(d.path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("list lease records: %w", err)
-	}
-
-	var list []string
-	for _, e := range entries {
-		if hash, ok := RecordHash(e.Name()); ok {
-			list = append(list, hash)
-		}
-	}
-	return list, nil
+	hashes, _, err := state.RecordNames(d.path, ident.IsHash)
+	return hashes, state.WithOperation(err, "list lease records")
 }
 
 // List reads all records, sorted by hash. For each record that cannot be used it returns a *state.RecordError. The

@@ -96,6 +96,8 @@ func checkNetwork(name string) error {
 	return nil
 }
 
+func isNetwork(name string) bool { return checkNetwork(name) == nil }
+
 // checkNIC returns an error unless name can be the name of a link. Such a name cannot lead out of a directory.
 func checkNIC(name string) error {
 	if !ident.IsLinkName(name) {
@@ -256,25 +258,33 @@ func ReadRecord[T any](bad *RecordError, decode func([]byte) (*T, error), check 
 	return nil, err
 }
 
+// RecordNames returns the sorted names of the records in a directory, without their suffix, and the names of all other
+// files. isName reports whether a name is valid for a record. A missing directory is no error.
+func RecordNames(dir string, isName func(string) bool) (names, others []string, _ error) {
+	entries, err := file.ReadDir(dir)
+	for _, e := range entries {
+		if name, ok := strings.CutSuffix(e.Name(), suffix); ok && isName(name) {
+			names = append(names, name)
+		} else {
+			others = append(others, e.Name())
+		}
+	}
+	return names, others, err
+}
+
 // list reads the records in a directory, sorted by file name. isName reports whether a name, without its suffix, is
 // valid for a record. bad has a *RecordError for each record that cannot be used, and for each file whose name is not
 // valid.
 func list[T any](dir string, isName func(string) bool, load func(name string) (*T, error)) (found []*T,
 	bad []*RecordError, _ error) {
-	entries, err := file.ReadDir(dir)
+	names, others, err := RecordNames(dir, isName)
 	if err != nil {
 		return nil, nil, err
 	}
 
-	var names []string
-	for _, e := range entries {
-		name, ok := strings.CutSuffix(e.Name(), suffix)
-		if !ok || !isName(name) {
-			bad = append(bad, &RecordError{Path: dir + "/" + e.Name(),
-				Err: fmt.Errorf("%w: no record has such a file name", ErrDamaged)})
-			continue
-		}
-		names = append(names, name)
+	for _, name := range others {
+		bad = append(bad, &RecordError{Path: dir + "/" + name,
+			Err: fmt.Errorf("%w: no record has such a file name", ErrDamaged)})
 	}
 
 	found, unread := LoadAll(names, load)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -179,26 +179,20 @@ func (d *Dir) RemoveNetwork(name string) error {
 // Networks returns the sorted names of all networks that have a record, or a directory for attachments. It skips other
 // files in the directories of networks and attachments.
 func (d *Dir) Networks() ([]string, error) {
-	records, err := file.ReadDir(d.networksPath())
+	names, _, err := RecordNames(d.networksPath(), isNetwork)
 	dirs, dirsErr := file.ReadDir(d.attachmentsPath())
 	if err = errors.Join(err, dirsErr); err != nil {
 		return nil, fmt.Errorf("list networks: %w", err)
 	}
 
-	names := make(map[string]bool)
-	for _, e := range records {
-		if name, ok := strings.CutSuffix(e.Name(), suffix); ok && checkNetwork(name) == nil {
-			names[name] = true
-		}
-	}
-
 	for _, e := range dirs {
-		if e.IsDir() && checkNetwork(e.Name()) == nil {
-			names[e.Name()] = true
+		if e.IsDir() && isNetwork(e.Name()) {
+			names = append(names, e.Name())
 		}
 	}
 
-	return slices.Sorted(maps.Keys(names)), nil
+	slices.Sort(names)
+	return slices.Compact(names), nil
 }
 
 // UnknownNetwork returns an error about a network that does not exist. names are the names of the recorded networks,
@@ -213,8 +207,7 @@ func UnknownNetwork(names []string, name string) error {
 // ListNetworks reads the records of all networks, sorted by file name. For each record that cannot be used, and for
 // each other file, it returns a *RecordError.
 func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
-	found, bad, err := list(d.networksPath(), func(name string) bool { return checkNetwork(name) == nil },
-		d.LoadNetwork)
+	found, bad, err := list(d.networksPath(), isNetwork, d.LoadNetwork)
 	return found, bad, WithOperation(err, "list networks")
 }
 
@@ -350,16 +343,6 @@ func (f *UplinkFile) path() (string, error) {
 // Uplinks returns the names of all NICs that have the record of a takeover (see UplinkFile). It reads no record, and
 // needs no lock.
 func (d *Dir) Uplinks() ([]string, error) {
-	entries, err := file.ReadDir(d.uplinksPath())
-	if err != nil {
-		return nil, fmt.Errorf("list uplinks: %w", err)
-	}
-
-	var nics []string
-	for _, e := range entries {
-		if nic, ok := strings.CutSuffix(e.Name(), suffix); ok && checkNIC(nic) == nil {
-			nics = append(nics, nic)
-		}
-	}
-	return nics, nil
+	nics, _, err := RecordNames(d.uplinksPath(), ident.IsLinkName)
+	return nics, WithOperation(err, "list uplinks")
 }

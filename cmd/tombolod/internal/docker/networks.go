@@ -11,10 +11,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -56,20 +56,12 @@ func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error)
 	return &answer{}, err
 }
 
-const suffix = ".json"
-
 // path returns the path of the file with a network's description. id is Docker's identifier of the network.
-func (d *Driver) path(id string) string { return filepath.Join(d.networks, id+suffix) }
+func (d *Driver) path(id string) string { return filepath.Join(d.networks, id+".json") }
 
 // networkIDs returns Docker's identifiers of all networks that have a description.
 func (d *Driver) networkIDs() []string {
-	var ids []string
-	entries, _ := os.ReadDir(d.networks) // a missing directory has no entries
-	for _, e := range entries {
-		if id, is := strings.CutSuffix(e.Name(), suffix); is {
-			ids = append(ids, id)
-		}
-	}
+	ids, _, _ := state.RecordNames(d.networks, func(string) bool { return true })
 	return ids
 }
 

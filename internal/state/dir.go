@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -112,6 +113,14 @@ func WithOperation(err error, format string, args ...any) error {
 		return nil
 	}
 	return fmt.Errorf(format+": %w", append(args, err)...)
+}
+
+// Ignore returns nil if err matches one of the targets. It returns any other error unchanged.
+func Ignore(err error, targets ...error) error {
+	if slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) }) {
+		return nil
+	}
+	return err
 }
 
 // readFile reads a record's file. It returns an error for a file larger than file.MaxRecord.
@@ -577,7 +586,9 @@ func (d *Dir) Enter(ctx context.Context) (*Lock, Epoch, error) {
 	err = l.Ensure(ctx,
 		func() (bool, error) {
 			epoch, found = d.epochOf(l.netns)
-			return found == nil, ignoreLost(found)
+
+			// A new epoch replaces a missing, stale or damaged one.
+			return found == nil, Ignore(found, os.ErrNotExist, ErrStale, ErrDamaged)
 		},
 		func() error {
 			var err error
@@ -590,15 +601,6 @@ func (d *Dir) Enter(ctx context.Context) (*Lock, Epoch, error) {
 	}
 
 	return l, epoch, nil
-}
-
-// ignoreLost returns nil for errors about a missing, stale or damaged epoch, which a new epoch replaces. It returns
-// other errors unchanged.
-func ignoreLost(err error) error {
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) || errors.Is(err, ErrDamaged) {
-		return nil
-	}
-	return err
 }
 
 // beginEpoch writes a new epoch. If the previous epoch is stale, beginEpoch first deletes its records of attachments

@@ -76,10 +76,7 @@ func (d *Dir) Zones() (Zones, error) {
 	if err == nil {
 		err = Decode(data, &z.Version, &z)
 	}
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrDamaged) {
-		err = nil
-	}
-	return z, WithOperation(err, "read firewalld's links")
+	return z, WithOperation(Ignore(err, os.ErrNotExist, ErrDamaged), "read firewalld's links")
 }
 
 // SetZones replaces the record of the zones. Only the process that called AttendZones calls it.

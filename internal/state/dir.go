@@ -392,10 +392,7 @@ func (s *sources) initStart() (time.Duration, error) {
 	}
 
 	start, err := parseStart(data)
-	if err != nil {
-		return 0, fmt.Errorf("read %s: %w", s.initPath, err)
-	}
-	return start, nil
+	return start, WithOperation(err, "read %s", s.initPath)
 }
 
 // parseStart returns starttime, field 22 of proc_pid_stat(5), which counts by CLOCK_BOOTTIME. It searches from the
@@ -532,21 +529,9 @@ func (d *Dir) checkEpoch(path string, e Epoch, netns func() (uint64, error)) err
 
 // newEpoch returns a new Epoch of the present boot, pid 1 and network namespace.
 func (d *Dir) newEpoch() (Epoch, error) {
-	boot, err := d.sources.bootID()
-	if err != nil {
-		return Epoch{}, err
-	}
-
-	start, err := d.sources.initStart()
-	if err != nil {
-		return Epoch{}, err
-	}
-
-	cookie, err := d.sources.netns()
-	if err != nil {
-		return Epoch{}, err
-	}
-
+	boot, bootErr := d.sources.bootID()
+	start, startErr := d.sources.initStart()
+	cookie, cookieErr := d.sources.netns()
 	return Epoch{
 		Version: version,
 		Boot:    boot,
@@ -554,7 +539,7 @@ func (d *Dir) newEpoch() (Epoch, error) {
 		Init:    max(start, time.Millisecond),
 		Made:    d.sources.uptime(),
 		NetNS:   cookie,
-	}, nil
+	}, errors.Join(bootErr, startErr, cookieErr)
 }
 
 // Begun returns the time of an epoch's beginning, by the present wall clock. An epoch begins when pid 1 starts. For the
@@ -607,22 +592,14 @@ func (d *Dir) Enter(ctx context.Context) (*Lock, Epoch, error) {
 // and networks. The caller holds the exclusive lock.
 func (d *Dir) beginEpoch(stale bool) (Epoch, error) {
 	epoch, err := d.newEpoch()
-	if err != nil {
-		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
+	if err == nil && stale { // records of NICs' takeovers may stay, since they contain their own epoch
+		err = WithOperation(errors.Join(os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath())),
+			"drop records of earlier epochs")
 	}
 
-	if stale { // records of NICs' takeovers may stay, since they contain their own epoch
-		err = errors.Join(os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))
+	if err == nil {
+		// Write the epoch last, since other processes regard the directory as usable as soon as it has the new epoch.
+		err = d.replaceFile(d.epochPath(), Encode(&epoch.Version, &epoch))
 	}
-
-	if err != nil {
-		return Epoch{}, fmt.Errorf("begin epoch: drop records of earlier epochs: %w", err)
-	}
-
-	// Write the epoch last, since other processes regard the directory as usable as soon as it has the new epoch.
-	if err := d.replaceFile(d.epochPath(), Encode(&epoch.Version, &epoch)); err != nil {
-		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
-	}
-
-	return epoch, nil
+	return epoch, WithOperation(err, "begin epoch")
 }

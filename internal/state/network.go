@@ -284,9 +284,14 @@ func (f *UplinkFile) Save(record []byte) error {
 // epoch, the error matches ErrStale. If the record cannot be used, the error wraps a *RecordError. Package uplink
 // checks the contents.
 func (f *UplinkFile) Load() ([]byte, error) {
+	record, err := f.load()
+	return record, WithOperation(err, "load record of uplink")
+}
+
+func (f *UplinkFile) load() ([]byte, error) {
 	path, err := f.path()
 	if err != nil {
-		return nil, fmt.Errorf("load record of uplink: %w", err)
+		return nil, err
 	}
 
 	var epoch Epoch
@@ -297,16 +302,9 @@ func (f *UplinkFile) Load() ([]byte, error) {
 	}
 
 	if err != nil {
-		err = (&RecordError{Path: path, NIC: f.nic}).Wrap(err)
-	} else {
-		err = f.dir.checkEpoch(path, epoch, f.dir.sources.netns)
+		return nil, (&RecordError{Path: path, NIC: f.nic}).Wrap(err)
 	}
-
-	if err != nil {
-		return nil, fmt.Errorf("load record of uplink: %w", err)
-	}
-
-	return record, nil
+	return record, f.dir.checkEpoch(path, epoch, f.dir.sources.netns)
 }
 
 // splitUplink splits the content of the file of an UplinkFile into its first line, the epoch, and the record, which is

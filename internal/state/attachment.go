@@ -377,10 +377,8 @@ func (p *Pending) Gone() (bool, error) {
 		return p.lost, nil
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(p.fd, &st); err != nil {
-		return false, &os.PathError{Op: "stat", Path: p.path, Err: err}
-	}
-	return st.Nlink == 0, nil
+	err := unix.Fstat(p.fd, &st)
+	return err == nil && st.Nlink == 0, file.PathError("stat", p.path, err)
 }
 
 // Abandon removes the record, even after Commit, and closes p. As long as p is open, Abandon leaves a later record of

@@ -54,23 +54,19 @@ func (d *Dir) uplinksPath() string  { return d.path + "/uplinks" }
 
 func (d *Dir) attachmentsPath() string { return d.path + "/attachments" }
 
-// networkPath returns the path of a network's record, or an error if the name is invalid.
+// networkPath returns the path of a network's record. With an error about an invalid name, the path must not be used.
 func (d *Dir) networkPath(network string) (string, error) {
-	if err := checkNetwork(network); err != nil {
-		return "", err
-	}
-	return d.networksPath() + "/" + network + suffix, nil
+	return d.networksPath() + "/" + network + suffix, checkNetwork(network)
 }
 
-// attachmentPath returns the path of an attachment's record, or an error if a name is invalid.
+// attachmentPath returns the path of an attachment's record. With an error about an invalid name, the path must not be
+// used.
 func (d *Dir) attachmentPath(network, hash string) (string, error) {
-	if err := checkNetwork(network); err != nil {
-		return "", err
+	err := checkNetwork(network)
+	if err == nil {
+		err = ident.CheckHash(hash)
 	}
-	if err := ident.CheckHash(hash); err != nil {
-		return "", err
-	}
-	return d.attachmentsPath() + "/" + network + "/" + hash + suffix, nil
+	return d.attachmentsPath() + "/" + network + "/" + hash + suffix, err
 }
 
 // ErrName means that the name of a network or a NIC, or the hash of an attachment, is invalid. It is ident.ErrName.
@@ -431,10 +427,7 @@ func NetNSCookie() (uint64, error) {
 	}
 	defer unix.Close(fd)
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("read SO_NETNS_COOKIE: %w", err)
-	}
-	return cookie, nil
+	return cookie, WithOperation(err, "read SO_NETNS_COOKIE")
 }
 
 // ErrStale means that a record belongs to an epoch that is over (see Epoch).

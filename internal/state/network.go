@@ -330,12 +330,9 @@ func (f *UplinkFile) Remove() error {
 	return WithOperation(err, "remove record of uplink")
 }
 
-// path returns the path of the file with the record.
+// path returns the path of the file with the record. With an error about an invalid name, the path must not be used.
 func (f *UplinkFile) path() (string, error) {
-	if err := checkNIC(f.nic); err != nil {
-		return "", err
-	}
-	return f.dir.uplinksPath() + "/" + f.nic + suffix, nil
+	return f.dir.uplinksPath() + "/" + f.nic + suffix, checkNIC(f.nic)
 }
 
 // Uplinks returns the names of all NICs that have the record of a takeover (see UplinkFile). It reads no record, and

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
@@ -138,11 +139,7 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 		err = errors.Join(x.hangUp(), x.sendFrom(local, p))
 	}
 
-	if err != nil {
-		return fmt.Errorf("send to DHCP servers: %w", err)
-	}
-
-	return nil
+	return state.WithOperation(err, "send to DHCP servers")
 }
 
 func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {

@@ -104,10 +104,7 @@ func optional(options map[string]json.RawMessage, name string, into any) error {
 	if options[name] == nil {
 		return nil
 	}
-	if err := json.Unmarshal(options[name], into); err != nil {
-		return fmt.Errorf("option %s: %w", name, err)
-	}
-	return nil
+	return state.WithOperation(json.Unmarshal(options[name], into), "option %s", name)
 }
 
 // refuse returns an error for a network that Tombolo cannot serve, with advice in terms of Docker's options. six is set

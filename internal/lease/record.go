@@ -204,12 +204,8 @@ func (r *Record) Check() error {
 		errs = append(errs, r.Lease.Validate())
 	}
 
-	// NewMachine checks the fields of the client.
-	if _, err := dhcpc.NewMachine(r.Client.DHCPConfig(nil)); err != nil {
-		errs = append(errs, fmt.Errorf("client: %w", err))
-	}
-
-	errs = append(errs, r.Six.check())
+	_, err := dhcpc.NewMachine(r.Client.DHCPConfig(nil)) // checks the fields of the client
+	errs = append(errs, state.WithOperation(err, "client"), state.WithOperation(r.Six.check(), "DHCPv6"))
 	return errors.Join(errs...)
 }
 
@@ -386,16 +382,13 @@ func (s *Six) check() error {
 	case s == nil:
 		return nil
 	case s.Lease == nil && len(s.Release) > 0:
-		return fmt.Errorf("DHCPv6: it has a RELEASE and no lease")
+		return errors.New("it has a RELEASE and no lease")
+	case len(s.DUID) < 3 || len(s.DUID) > 130 || s.Address.IsValid() && !s.Address.Is6():
+		return fmt.Errorf("DUID %s, address %s", s.DUID, s.Address)
 	case s.Lease != nil:
-		if err := s.Lease.Validate(); err != nil {
-			return fmt.Errorf("DHCPv6: %w", err)
-		}
+		return s.Lease.Validate()
 	}
 
-	if len(s.DUID) < 3 || len(s.DUID) > 130 || s.Address.IsValid() && !s.Address.Is6() {
-		return fmt.Errorf("DHCPv6: DUID %s, address %s", s.DUID, s.Address)
-	}
 	return nil
 }
 

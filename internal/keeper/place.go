@@ -18,6 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
@@ -189,12 +190,11 @@ func (p *podInterface) keeps(a lease.Applied) (lease.Applied, error) {
 // the interface identifier, which the pod's kernel makes from the MAC.
 func (p *podInterface) formedAddresses() ([]netip.Prefix, error) {
 	list := []netip.Prefix{}
-	local := addr.LinkLocal(net.HardwareAddr(p.r.Client.MAC)).As16()
+	local := addr.LinkLocal(net.HardwareAddr(p.r.Client.MAC))
 	all, err := addr.On(p.Conn).List(context.Background(), addr.Filter{Link: p.Index, Family: unix.AF_INET6})
 	for _, a := range all {
-		own := a.Prefix.Addr().As16()
 		isUsable := a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 && !a.Prefix.Addr().IsLinkLocalUnicast()
-		if isUsable && !a.Prefix.IsSingleIP() && [8]byte(own[8:]) == [8]byte(local[8:]) {
+		if isUsable && !a.Prefix.IsSingleIP() && ident.EndsAlike(a.Prefix.Addr(), local) {
 			list = append(list, a.Prefix)
 		}
 	}

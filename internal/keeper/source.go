@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -214,12 +215,7 @@ func (s *source) contestOver(key string) *contest {
 func (s *source) repairedRecently() bool { return s.anyContest((*contest).repairedRecently) }
 
 func (s *source) anyContest(is func(*contest) bool) bool {
-	for _, c := range s.contests {
-		if is(c) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(slices.Collect(maps.Values(s.contests)), is)
 }
 
 func (c *contest) repairedRecently() bool {

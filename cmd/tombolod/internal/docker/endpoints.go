@@ -179,12 +179,8 @@ func containerOf(r *request) (*runtimes.Container, error) {
 			withName, c.Name, longestName)
 	}
 
-	for _, address := range []netip.Prefix{r.Interface.Address, r.Interface.AddressIPv6} {
-		if address.IsValid() {
-			c.Addresses = append(c.Addresses, address)
-		}
-	}
-
+	c.Addresses = slices.DeleteFunc([]netip.Prefix{r.Interface.Address, r.Interface.AddressIPv6},
+		func(address netip.Prefix) bool { return !address.IsValid() })
 	return c, nil
 }
 

@@ -75,14 +75,11 @@ func networkOf(r *request) (*runtimes.Network, error) {
 		return nil, err
 	}
 
-	if name, ok := n.Options["name"]; ok {
-		n.Name = name
-		delete(n.Options, "name")
-	}
-
-	if prefix, ok := n.Options[runtimes.IfPrefix]; ok {
-		n.IfPrefix = prefix
-		delete(n.Options, runtimes.IfPrefix)
+	for option, into := range map[string]*string{"name": &n.Name, runtimes.IfPrefix: &n.IfPrefix} {
+		if value, ok := n.Options[option]; ok {
+			*into = value
+			delete(n.Options, option)
+		}
 	}
 
 	if n.Mode() == "gateway" {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -69,7 +70,7 @@ type source struct {
 	kind   string               // the source's name in logs and metrics
 	every  time.Duration        // the interval between visits without announcements
 	listen func() (feed, error) // subscribes to announcements; nil if there are none for the source
-	hear   func([]netlink.Message) urgency
+	hear   func(netlink.Message) urgency
 	look   func(context.Context) // compares and repairs; may set the time of the next visit
 
 	failure  string              // the error of the last visit, for reportResult
@@ -91,9 +92,8 @@ func (l *loop) subscribe(s *source) (stop func()) {
 		return func() {}
 	}
 
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
+	var reader sync.WaitGroup
+	reader.Go(func() {
 		for {
 			messages, err := f.Next()
 			if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, nl.ErrMalformed) {
@@ -109,9 +109,9 @@ func (l *loop) subscribe(s *source) (stop func()) {
 				return
 			}
 		}
-	}()
+	})
 
-	return func() { _ = f.Close(); <-ended }
+	return func() { _ = f.Close(); reader.Wait() }
 }
 
 // receive schedules a visit to the source after announcements. During a visit it queues them. An empty list means that
@@ -125,9 +125,13 @@ func (s *source) receive(messages []netlink.Message) {
 		return
 	}
 
-	when := soon
-	if len(messages) > 0 {
-		when = s.hear(messages)
+	when := never
+	if len(messages) == 0 {
+		when = soon
+	}
+
+	for _, m := range messages {
+		when = max(when, s.hear(m))
 	}
 
 	switch when {

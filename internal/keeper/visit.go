@@ -119,15 +119,16 @@ func (v *visit) dropEnded() outcome {
 // visitAdding visits a lease whose ADD has not finished. It leaves the record to that ADD, or to a DEL or GC, unless
 // the pod no longer exists.
 func (v *visit) visitAdding() outcome {
-	held, err := v.Leases.TryLock(v.r.Hash())
-	if err != nil {
-		return v.fail("cannot lock lease record", err)
-	}
-
-	if held == nil {
+	once, cancel := context.WithCancel(v.ctx)
+	cancel() // so that Lock does not wait
+	held, err := v.Leases.Lock(once, v.r.Hash())
+	switch {
+	case errors.Is(err, file.ErrLocked):
 		// An ADD holds the lock. When the ADD writes the record, a file event starts the next visit. If the ADD is
 		// killed, there is no event, so look again after a minute.
 		return v.outcome(now().Add(time.Minute))
+	case err != nil:
+		return v.fail("cannot lock lease record", err)
 	}
 
 	// The ADD may have ended since the visit read the record.

@@ -173,47 +173,27 @@ type LockedRecord struct {
 }
 
 // Lock takes the lock of a record, which need not exist. If another process holds the lock until ctx ends, the error
-// matches file.ErrLocked and ctx's error.
+// matches file.ErrLocked and ctx's error. If ctx has ended already, Lock tries once.
 func (d *Store) Lock(ctx context.Context, hash string) (*LockedRecord, error) {
 	return d.lock(ctx, hash, lockorder.Lease)
 }
 
 // lock waits for the lock of a record. rank is the lock's place in the order of locks.
-func (d *Store) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *LockedRecord, err error) {
+func (d *Store) lock(ctx context.Context, hash string, rank lockorder.Rank) (*LockedRecord, error) {
 	order := lockorder.Wait(rank)
-	err = file.Await(ctx, d.lockPath(hash), func() (bool, error) {
-		h, err = d.tryLock(hash)
-		return h != nil, err
-	})
+	fd, err := -1, ident.CheckHash(hash)
+	if err == nil {
+		err = file.Await(ctx, d.lockPath(hash), func() (_ bool, err error) {
+			fd, err = file.TryLock(d.lockPath(hash), unix.O_RDWR|unix.O_CREAT)
+			return fd >= 0, err
+		})
+	}
+
 	if err != nil {
 		order.Release()
 		return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
 	}
-
-	h.order = order
-	return h, nil
-}
-
-// TryLock takes the lock of a record without waiting. It returns nil without an error if another process has the
-// lock.
-func (d *Store) TryLock(hash string) (*LockedRecord, error) {
-	h, err := d.tryLock(hash)
-	if h != nil {
-		h.order = lockorder.Tried(lockorder.Lease)
-	}
-	return h, state.WithOperation(err, "lock lease record %s", hash)
-}
-
-// tryLock takes the lock of a record without waiting. It returns nil without an error if another process has the lock.
-func (d *Store) tryLock(hash string) (*LockedRecord, error) {
-	if err := ident.CheckHash(hash); err != nil {
-		return nil, err
-	}
-	fd, err := file.TryLock(d.lockPath(hash), unix.O_RDWR|unix.O_CREAT)
-	if err != nil || fd < 0 {
-		return nil, err
-	}
-	return &LockedRecord{dir: d, hash: hash, fd: fd}, nil
+	return &LockedRecord{dir: d, hash: hash, fd: fd, order: order}, nil
 }
 
 // Load reads the record. No other process changes the record while the lock is held.
@@ -372,12 +352,8 @@ func (d *Store) CheckKeeper() error {
 // keeper's first heartbeat.
 func (d *Store) heartbeat() (runs bool, since time.Duration, _ error) {
 	fd, err := file.Open(d.path+"/"+keeperLock, unix.O_RDWR)
-	if errors.Is(err, os.ErrNotExist) {
-		return false, 0, nil
-	}
-
 	if err != nil {
-		return false, 0, err
+		return false, 0, state.Ignore(err, os.ErrNotExist)
 	}
 	defer unix.Close(fd)
 	lives, err := file.LockRange(fd, unix.F_OFD_GETLK, unix.F_WRLCK, livesAt, 1)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/net/netutil"
+
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 // mostConnections is the maximum number of open connections to the metrics server, so that enough file descriptors
@@ -85,10 +87,8 @@ func makeRoom(path string) error {
 
 	st, err := os.Lstat(path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
 	case err != nil:
-		return err
+		return state.Ignore(err, fs.ErrNotExist)
 	case st.Mode().Type() != fs.ModeSocket:
 		return fmt.Errorf("%s is there and no socket: %w", path, fs.ErrExist)
 	}

@@ -379,12 +379,8 @@ func (s *sources) bootID() (string, error) {
 // returns 0, as if pid 1 had started at boot.
 func (s *sources) initStart() (time.Duration, error) {
 	data, err := file.ReadKernel(s.initPath)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
-		return 0, nil
-	}
-
 	if err != nil {
-		return 0, err
+		return 0, Ignore(err, os.ErrNotExist, os.ErrPermission)
 	}
 
 	start, err := parseStart(data)

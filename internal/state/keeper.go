@@ -45,15 +45,11 @@ func (d *Dir) SetContested(f *Contested) error {
 // Contested reads the record that SetContested has written. If there is none, it returns nil.
 func (d *Dir) Contested() (*Contested, error) {
 	data, err := readFile(d.contestedPath())
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+	if err != nil {
+		return nil, WithOperation(Ignore(err, os.ErrNotExist), "read who changes the firewall")
 	}
-
 	f := new(Contested)
-	if err == nil {
-		err = Decode(data, &f.Version, f)
-	}
-	return f, WithOperation(err, "read who changes the firewall")
+	return f, WithOperation(Decode(data, &f.Version, f), "read who changes the firewall")
 }
 
 // Zones lists the links that tombolod has put into firewalld's zone trusted, and the links that an operator has put
@@ -126,10 +122,8 @@ func (d *Dir) ZonesAttended(link string) bool {
 // whole.
 func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	epoch, err := d.Epoch()
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
+	if err != nil {
+		return nil, Ignore(err, os.ErrNotExist, ErrStale)
 	}
 
 	records, bad, err := d.ListNetworks()

@@ -56,8 +56,19 @@ func (c *NetConf) lanProblems(p *problems) {
 func (c *NetConf) lan(s *network.Network) {
 	s.Uplink = c.Uplink
 	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP
+
+	// The guard drops packets that pods send from a false source. If several fields select one, the first of them in
+	// this order counts, since its guard checks most.
+	switch {
+	case orDefault(c.LANGuard, c.Mode == modeLAN):
+		s.Guard = nft.GuardUntrusted
+	case c.Guard:
+		s.Guard = nft.GuardAddresses
+	case c.MACSpoofCheck:
+		s.Guard = nft.GuardMAC
+	}
+
 	if c.Mode != modeLAN {
-		c.guard(s, false)
 		return
 	}
 
@@ -68,22 +79,7 @@ func (c *NetConf) lan(s *network.Network) {
 	// In mode lan the host has no gateway address. With defaultRoute "router", the next hop of pods' default route is
 	// the gateway that the IPAM or the DHCP server names.
 	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute
-	c.guard(s, true)
 	if s.NFCall == nil && s.Exit == network.ExitHost {
 		s.NFCall = new(true) // without it, conntrack would see only one direction of traffic through the host
-	}
-}
-
-// guard sets s.Guard, which drops packets that pods send from a false source. The fields lanGuard, guard and
-// macspoofchk each select a guard. If several are set, the first of them in this order counts, since its guard checks
-// most. lan is the default of lanGuard.
-func (c *NetConf) guard(s *network.Network, lan bool) {
-	switch {
-	case orDefault(c.LANGuard, lan):
-		s.Guard = nft.GuardUntrusted
-	case c.Guard:
-		s.Guard = nft.GuardAddresses
-	case c.MACSpoofCheck:
-		s.Guard = nft.GuardMAC
 	}
 }

@@ -178,11 +178,8 @@ func (l *messageConn[M]) receive(ctx context.Context, until time.Time) (message 
 	if l.conn == nil {
 		return message, nil
 	}
-	got, err := l.conn.Receive(ctx, until)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return message, nil
-	}
-	return got, err
+	message, err = l.conn.Receive(ctx, until)
+	return message, state.Ignore(err, os.ErrDeadlineExceeded)
 }
 
 func (l *messageConn[M]) hangUp() error {

@@ -300,21 +300,16 @@ func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	switch {
 	case out.Bound != nil:
 		return x.applyLease6(out.Bound)
-	case out.Information != nil:
-		return x.recordInformation(out.Information)
+	case out.Information != nil: // a server sent DNS settings to a pod without a DHCPv6 lease
+		i := out.Information
+		x.Log.Debug("asked for DNS by DHCPv6", append(x.logAttrs(), "servers", i.DNS, "ignored", i.Ignored)...)
+		until := now().Add(i.Refresh)
+		return x.change6(func(six *lease.Six) {
+			six.Information, six.Error = &lease.NameService{DNS: i.DNS, Search: i.Search, Until: until}, ""
+		})
 	}
 
 	return nil
-}
-
-// recordInformation records the DNS servers and search domains that a DHCPv6 server sent to a pod without a DHCPv6
-// lease.
-func (x *exchange6) recordInformation(i *dhcp6.Information) error {
-	err := x.change6(func(six *lease.Six) {
-		six.Information, six.Error = &lease.NameService{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
-	})
-	x.Log.Debug("asked for DNS by DHCPv6", append(x.logAttrs(), "servers", i.DNS, "ignored", i.Ignored)...)
-	return err
 }
 
 // check finds out whether another host has the address of the offered lease. It first records the lease and updates the

@@ -306,15 +306,12 @@ func clone[T any](p *T) *T {
 }
 
 // TimeLeft returns the remaining time of a DHCPv4 or DHCPv6 lease as text.
-func TimeLeft(l interface {
-	Infinite() bool
-	Left(time.Time) time.Duration
-}, now time.Time) string {
-	if l.Infinite() {
+func TimeLeft(l interface{ Left(time.Time) time.Duration }, now time.Time) string {
+	switch left := l.Left(now); {
+	case left < 0:
 		return "for ever"
-	}
-	if d := l.Left(now); d > 0 {
-		return d.Truncate(time.Second).String()
+	case left > 0:
+		return left.Truncate(time.Second).String()
 	}
 	return "ended"
 }

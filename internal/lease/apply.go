@@ -205,28 +205,19 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 		a.MTU = max(a.MTU, minMTU6)
 	}
 
-	add := func(r dhcpc.Route) {
+	routes := []dhcpc.Route{{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: p.Gateway}}
+	if p.NoDefault || !p.Gateway.IsValid() {
+		routes = slices.DeleteFunc(slices.Clone(l.Routes), func(r dhcpc.Route) bool {
+			// The kernel adds and removes the route to the lease's own subnet together with the address.
+			return p.NoDefault && r.Dst.Bits() < shortestRoute || r.Dst == l.Address.Masked()
+		})
+	}
+
+	for _, r := range slices.Concat(routes, p.Routes) {
 		// Only the first route to a destination counts, as in the kernel.
 		if !slices.ContainsFunc(a.Routes, func(o dhcpc.Route) bool { return o.Dst == r.Dst }) {
 			a.Routes = append(a.Routes, r)
 		}
-	}
-	if p.NoDefault || !p.Gateway.IsValid() {
-		for _, r := range l.Routes {
-			// The kernel adds and removes the route to the lease's own subnet together with the address.
-			if p.NoDefault && r.Dst.Bits() < shortestRoute || r.Dst == l.Address.Masked() {
-				continue
-			}
-			add(r)
-		}
-	}
-
-	if p.Gateway.IsValid() && !p.NoDefault {
-		add(dhcpc.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: p.Gateway})
-	}
-
-	for _, r := range p.Routes {
-		add(r)
 	}
 
 	return a
@@ -408,13 +399,11 @@ func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn f
 	defer held.Close()
 	rec, err := held.Load()
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
 	case errors.As(err, new(*state.RecordError)):
 		warn(err.Error())
 		return held.Remove()
 	case err != nil:
-		return err
+		return state.Ignore(err, fs.ErrNotExist)
 	}
 
 	err = errors.Join(dir.release(ctx, rec, links, false), dir.release(ctx, rec, links, true))

@@ -185,19 +185,13 @@ func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
 		return later // another program may have deleted one of our bridges and created it again
 	case !strings.HasPrefix(n.Alias, endpoint.AliasPrefix):
 		return never
-	case gone:
-		delete(l.ports, n.Index)
-		return later
-	case n.Master == 0 || !n.Up():
-		was := l.ports[n.Index]
-		delete(l.ports, n.Index)
-		if was {
-			return soon
-		}
-		return later
 	}
 
-	l.ports[n.Index] = true
+	was, isPort := l.ports[n.Index], !gone && n.Master != 0 && n.Up()
+	l.ports[n.Index] = isPort
+	if was && !isPort && !gone {
+		return soon
+	}
 	return later
 }
 

@@ -42,18 +42,27 @@ type exchange struct {
 // exchange runs the lease's DHCP session until the session expects no more answers, or the time limit has passed. Then
 // it closes the transport.
 func (v *visit) exchange(p pod) error {
-	began := now()
-	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
-	if v.r.State == lease.Expired || v.m.slow {
-		x.limit = began.Add(v.timeLimit())
-	}
+	x := &exchange{visit: v, pod: p, limit: v.timeLimit(v.r.State != lease.Expired)}
 	return errors.Join(x.run(), x.hangUp())
 }
 
-// timeLimit returns the time limit for an exchange if servers are slow or the pod has no lease. It is the timeout of an
-// ADD, and at least renewWait.
-func (v *visit) timeLimit() time.Duration {
-	return max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait)
+// timeLimit returns the time limit of an exchange that begins now. If servers are slow or the pod has no lease, the
+// exchange may take the timeout of an ADD, and at least renewWait.
+func (v *visit) timeLimit(hasLease bool) time.Time {
+	if hasLease && !v.m.slow {
+		return now().Add(renewWait)
+	}
+	return now().Add(max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait))
+}
+
+// countLoss counts the error of a session if the error ends a lease.
+func (v *visit) countLoss(err error) {
+	switch {
+	case errors.Is(err, dhcpc.ErrNAK):
+		v.metrics.naks.Inc()
+	case errors.Is(err, dhcpc.ErrExpired):
+		v.metrics.expired.Inc()
+	}
 }
 
 func (x *exchange) run() error {
@@ -293,16 +302,10 @@ func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 // it. If the session had no lease, and the record is Expired already, recordLoss changes neither the pod nor the
 // record. In every case it logs the error, and starts a new time limit.
 func (x *exchange) recordLoss(out dhcpc.Output) error {
-	switch {
-	case errors.Is(out.Err, dhcpc.ErrNAK):
-		x.metrics.naks.Inc()
-	case errors.Is(out.Err, dhcpc.ErrExpired):
-		x.metrics.expired.Inc()
-	}
-
+	x.countLoss(out.Err)
 	x.Log.Warn("lease lost: trying to get another", append(x.logAttrs(), "err", out.Err)...)
 	x.m.slow = true
-	x.limit = now().Add(x.timeLimit())
+	x.limit = x.timeLimit(false)
 	if out.Lost == nil && x.r.State == lease.Expired {
 		return nil
 	}

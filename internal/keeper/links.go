@@ -103,8 +103,8 @@ func (k *Keeper) newLinkSource(ctx context.Context, firewall *source) *linkSourc
 	return l
 }
 
-// hear returns how soon the keeper must compare links after a netlink notification. For a malformed one it returns soon.
-// If a forwarding parameter has changed, it also schedules a look at the firewall.
+// hear returns how soon the keeper must compare links after a netlink notification. For a malformed one it returns
+// soon. If a forwarding parameter has changed, it also schedules a look at the firewall.
 func (l *linkSource) hear(m netlink.Message) urgency {
 	const indexAt = 4 // in struct ifaddrmsg and struct tcmsg
 	index, gone := 0, false

@@ -71,11 +71,7 @@ func (v *visit) keep6(p pod) error {
 		return nil
 	}
 
-	x := &exchange6{visit: v, pod: p, limit: now().Add(renewWait)}
-	if v.r.Six.Lease == nil || v.m.slow {
-		x.limit = now().Add(x.timeLimit())
-	}
-
+	x := &exchange6{visit: v, pod: p, limit: v.timeLimit(v.r.Six.Lease != nil)}
 	err := errors.Join(x.run(), x.hangUp())
 	if s := v.m.six.session; s != nil && s.State() == dhcp6.Informed {
 		v.m.six.session = nil // the next visit creates a new session
@@ -275,9 +271,7 @@ func (x *exchange6) run() error {
 func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.Log.Warn("no address by DHCPv6", append(x.logAttrs(), "err", out.Err)...)
-		if errors.Is(out.Err, dhcpc.ErrNAK) {
-			x.metrics.naks.Inc()
-		}
+		x.countLoss(out.Err)
 	}
 
 	switch {
@@ -418,10 +412,6 @@ func (x *exchange6) applyLease6(l *dhcp6.Lease6) error {
 // recordLoss6 removes the address of a lost lease from the pod and from the host's rules, and records that the pod has
 // no lease. It also starts the exchange's time limit anew.
 func (x *exchange6) recordLoss6(out dhcp6.Output) error {
-	if errors.Is(out.Err, dhcpc.ErrExpired) {
-		x.metrics.expired.Inc()
-	}
-
 	err := x.underLock(func(held *lease.LockedRecord) error {
 		err := x.pod.withdraw(applied6(out.Lost))
 		six := *x.r.Six
@@ -436,7 +426,7 @@ func (x *exchange6) recordLoss6(out dhcp6.Output) error {
 		err = x.follow()
 	}
 
-	x.limit = now().Add(x.timeLimit())
+	x.limit = x.timeLimit(false)
 	return err
 }
 

@@ -422,9 +422,9 @@ func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn f
 }
 
 // release sends the RELEASE of a bound DHCPv4 lease or, if six is set, of the DHCPv6 lease. It sends it from the pod,
-// or from the host if the pod is gone. For a sticky client (see Client.Sticky) it sends none, so that the server reserves
-// the address for the pod until the lease expires. If the pod is gone and another record has the same client identity,
-// it sends none either. The server cannot tell the two clients apart.
+// or from the host if the pod is gone. For a sticky client (see Client.Sticky) it sends none, so that the server
+// reserves the address for the pod until the lease expires. If the pod is gone and another record has the same client
+// identity, it sends none either. The server cannot tell the two clients apart.
 func (d *Store) release(ctx context.Context, r *Record, links *bridge.Conn, six bool) error {
 	now := time.Now()
 	isHeld := r.Lease != nil && r.State == Bound && r.Lease.Left(now) != 0 && !r.Client.Sticky

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -143,10 +144,8 @@ func (a *Attachment) Check() error {
 		errs = append(errs, fmt.Errorf("its state is %q", a.State))
 	}
 
-	for _, address := range a.Addresses {
-		if !address.Prefix.IsValid() {
-			errs = append(errs, errors.New("an address has no valid prefix"))
-		}
+	if slices.ContainsFunc(a.Addresses, func(address ipam.Address) bool { return !address.Prefix.IsValid() }) {
+		errs = append(errs, errors.New("an address has no valid prefix"))
 	}
 
 	for _, name := range []string{a.HostIf, a.Bridge, a.NIC, a.IFB} {

@@ -95,14 +95,6 @@ func checkNetwork(name string) error {
 
 func isNetwork(name string) bool { return checkNetwork(name) == nil }
 
-// checkNIC returns an error unless name can be the name of a link. Such a name cannot lead out of a directory.
-func checkNIC(name string) error {
-	if !ident.IsLinkName(name) {
-		return fmt.Errorf("uplink %.20q: %w: no link has it", name, ErrName)
-	}
-	return nil
-}
-
 // WithOperation puts the text of the failed operation before an error. It returns nil if err is nil.
 func WithOperation(err error, format string, args ...any) error {
 	if err == nil {

@@ -331,8 +331,11 @@ func (f *UplinkFile) Remove() error {
 }
 
 // path returns the path of the file with the record. With an error about an invalid name, the path must not be used.
-func (f *UplinkFile) path() (string, error) {
-	return f.dir.uplinksPath() + "/" + f.nic + suffix, checkNIC(f.nic)
+func (f *UplinkFile) path() (path string, err error) {
+	if !ident.IsLinkName(f.nic) { // such a name could lead out of the directory
+		err = fmt.Errorf("uplink %.20q: %w: no link has it", f.nic, ErrName)
+	}
+	return f.dir.uplinksPath() + "/" + f.nic + suffix, err
 }
 
 // Uplinks returns the names of all NICs that have the record of a takeover (see UplinkFile). It reads no record, and

@@ -50,8 +50,12 @@ type Keeper struct {
 	metrics *metrics
 }
 
-// New returns a Keeper with the given configuration. The Keeper opens no socket, and watches no file before Run.
+// New checks a configuration and returns a Keeper. The Keeper opens no socket, and watches no file before Run.
 func New(cfg *Config) (*Keeper, error) {
+	if cfg == nil || cfg.Leases == nil {
+		return nil, errors.New("keep leases: no directory given")
+	}
+
 	boot, _, err := cfg.Leases.Clock()
 	if err != nil {
 		return nil, fmt.Errorf("keep leases: %w", err)

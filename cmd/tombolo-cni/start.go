@@ -23,15 +23,8 @@ func growStack(use bool) byte {
 		return 0
 	}
 	var room [stackSize]byte
-	return occupy(&room)
-}
-
-// occupy writes to room, the array of growStack, so that the compiler does not remove the array.
-//
-//go:noinline
-func occupy(room *[stackSize]byte) byte {
 	for i := range room {
-		room[i] = byte(i)
+		room[i] = byte(i) // so that the compiler does not remove the array
 	}
 	return room[stackSize/2]
 }

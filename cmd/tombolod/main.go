@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -204,12 +203,9 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		log.Warn("cannot tell the service manager how it goes", "err", err)
 	}
 	defer systemd.close()
-	var metrics *http.Server
-	endDocker := func() {}
+	endMetrics, endDocker := func() {}, func() {}
 	defer func() {
-		if metrics != nil {
-			_ = metrics.Close()
-		}
+		endMetrics()
 		endDocker()
 	}()
 	bus := ""
@@ -227,7 +223,7 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		// The keeper calls Ready when no other keeper runs. So no other process uses the sockets for metrics and for
 		// Docker.
 		Ready: func() {
-			if metrics, err = serve(o.metrics, k.Handler()); err != nil {
+			if endMetrics, err = serve(o.metrics, k.Handler()); err != nil {
 				// Continue without metrics, since leases matter more.
 				log.Error("no metrics", "err", err)
 			}

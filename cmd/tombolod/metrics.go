@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/net/netutil"
+
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 // mostConnections is the maximum number of open connections to the metrics server, so that enough file descriptors
@@ -39,23 +41,22 @@ func endpoint(where string) (network, address string, _ error) {
 	return "tcp", where, nil
 }
 
-// serve serves metrics and health until the caller closes the server. It returns nil if where, the flag --metrics, is
-// "none".
-func serve(where string, handler http.Handler) (*http.Server, error) {
+// serve serves metrics and health until the caller calls end. It does nothing if where, the flag --metrics, is "none".
+func serve(where string, handler http.Handler) (end func(), _ error) {
 	network, address, err := endpoint(where)
 	if err != nil || network == "" {
-		return nil, err
+		return func() {}, err
 	}
 
 	l, err := listen(network, address)
 	if err != nil {
-		return nil, fmt.Errorf("serve metrics at %s: %w", where, err)
+		return func() {}, fmt.Errorf("serve metrics at %s: %w", where, err)
 	}
 
 	s := &http.Server{Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10}
 	go s.Serve(netutil.LimitListener(l, mostConnections)) //nolint:errcheck // Close ends Serve
-	return s, nil
+	return func() { _ = s.Close() }, nil
 }
 
 // listen opens a listener. For a Unix socket, it sets the mode 0600 before it binds the socket. So only root can
@@ -85,10 +86,8 @@ func makeRoom(path string) error {
 
 	st, err := os.Lstat(path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
 	case err != nil:
-		return err
+		return state.Ignore(err, fs.ErrNotExist)
 	case st.Mode().Type() != fs.ModeSocket:
 		return fmt.Errorf("%s is there and no socket: %w", path, fs.ErrExist)
 	}

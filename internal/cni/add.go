@@ -58,8 +58,10 @@ func (c *call) add(ctx context.Context, node *network.Node, conf *NetConf) (*cur
 	}
 
 	result := c.result(a, from, made)
-	if conf.bridge {
-		asBridge(result)
+	for _, one := range result.Interfaces {
+		if conf.bridge {
+			one.Mtu = 0 // results of the reference plugin bridge have no MTUs
+		}
 	}
 
 	return result, nil

@@ -309,41 +309,29 @@ func (c *Common) acceptName() error {
 // describes, and the errors that ADD would find without access to the kernel or the disk, each as one element. Of an
 // ipam section of type dhcp, it returns only the first error. For a plugin that makes no network, such as portmap, the
 // network is nil.
-func Examine(name string, data []byte) (*network.Network, []string) {
+func Examine(name string, data []byte) (n *network.Network, found []string) {
 	c := (&Plugin{Name: name}).newCall()
-	var found []string
-	note := func(errs ...error) {
-		for _, err := range errs {
-			if err != nil {
-				found = append(found, strings.Split(err.Error(), "\n")...)
-			}
+	errs := slices.Concat([]error{c.parse(data)}, c.configErrors(), []error{c.accept(), c.conf.acceptName()})
+	switch conf := c.configuration.(type) {
+	case *portmapConf:
+		errs = append(errs, conf.unsupported())
+	case *NetConf:
+		if conf.IPAM.Type == typeDHCP {
+			_, err := conf.dhcp()
+			errs = append(errs, err)
 		}
-	}
 
-	note(c.parse(data))
-	note(c.configErrors()...)
-	note(c.accept(), c.conf.acceptName())
-	if f, ok := c.configuration.(*portmapConf); ok {
-		note(f.unsupported())
-	}
-
-	conf, ok := c.configuration.(*NetConf)
-	if !ok {
-		return nil, found
-	}
-
-	s := conf.settings()
-	if conf.IPAM.Type == typeDHCP {
-		_, err := conf.dhcp()
-		note(err)
-	} else {
+		n = new(conf.settings())
 		r := c.ipamRequest(conf, true)
 		r.All = true
 		alloc, err := newAllocator(r)
-		if note(err); err == nil {
-			s.Subnets = alloc.subnets()
+		if errs = append(errs, err); err == nil {
+			n.Subnets = alloc.subnets()
 		}
 	}
 
-	return &s, found
+	if err := errors.Join(errs...); err != nil {
+		found = strings.Split(err.Error(), "\n")
+	}
+	return n, found
 }

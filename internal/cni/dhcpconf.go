@@ -142,29 +142,33 @@ type identity struct {
 // longestID is the maximum length in bytes of a client identifier without its type byte.
 const longestID = 254
 
-// text returns a text that identifies the interface. The client identifier and the MAC are derived from it. owner is
-// the container ID or the pod's name.
-func (id *identity) text(owner string) string { return owner + "/" + id.Network + "/" + id.IfName }
+// text returns a text that identifies the interface. The client identifier and the MAC are derived from it. The text
+// contains the container ID if basis, the setting ipam.clientID, is "container", or if the pod's name is unknown.
+// Otherwise, it contains the pod's name.
+func (id *identity) text(basis string) string {
+	owner := id.ContainerID
+	if id.pod != "" && basis != clientByContainer {
+		owner = id.pod
+	}
+	return owner + "/" + id.Network + "/" + id.IfName
+}
 
 // clientID returns the value of option 61, the client identifier. basis is the setting ipam.clientID. With "mac", the
 // value is the type of Ethernet and the MAC. With "container" or "pod", it is a zero byte, which means no hardware
 // address, and id.text. An operator can recognize this text in the server's list. Its SHA-256 replaces it if it is too
 // long. If basis is "pod" and the pod's name is unknown, clientID returns an error.
 func (id *identity) clientID(basis string, mac net.HardwareAddr) ([]byte, error) {
-	text := id.text(id.ContainerID)
-	switch basis {
-	case clientByMAC:
+	switch {
+	case basis == clientByMAC:
 		const ethernet = 1
 		return append([]byte{ethernet}, mac...), nil
-	case clientByPod:
-		if id.pod == "" {
-			return nil, newError(codeInvalidConfig,
-				`ipam.clientID "pod": the runtime does not say which pod it is (K8S_POD_NAMESPACE and K8S_POD_NAME `+
-					`in CNI_ARGS): use "container" or "mac"`)
-		}
-		text = id.text(id.pod)
+	case basis == clientByPod && id.pod == "":
+		return nil, newError(codeInvalidConfig,
+			`ipam.clientID "pod": the runtime does not say which pod it is (K8S_POD_NAMESPACE and K8S_POD_NAME `+
+				`in CNI_ARGS): use "container" or "mac"`)
 	}
 
+	text := id.text(basis)
 	if len(text) > longestID {
 		sum := sha256.Sum256([]byte(text))
 		return append([]byte{0}, sum[:]...), nil
@@ -174,15 +178,8 @@ func (id *identity) clientID(basis string, mac net.HardwareAddr) ([]byte, error)
 }
 
 // mac returns a locally administered MAC derived from the identity. The same identity always gets the same MAC, since
-// home routers reserve addresses by MAC. The MAC depends on the container ID if basis is "container" or the pod's name
-// is unknown, and otherwise on the pod's name.
-func (id *identity) mac(basis string) net.HardwareAddr {
-	owner := id.ContainerID
-	if id.pod != "" && basis != clientByContainer {
-		owner = id.pod
-	}
-	return MACOf(id.text(owner))
-}
+// home routers reserve addresses by MAC.
+func (id *identity) mac(basis string) net.HardwareAddr { return MACOf(id.text(basis)) }
 
 // MACOf derives a locally administered MAC from a text. The same text always gives the same MAC.
 func MACOf(identity string) net.HardwareAddr {

@@ -15,11 +15,10 @@ import (
 // A Section is the field ipam of a configuration. JSON holds the whole section. newAllocator decodes and checks it or,
 // for type dhcp, the method NetConf.dhcp.
 type Section struct {
-	Type    string
-	DataDir string
-	JSON    json.RawMessage
-
-	detectConflicts *bool
+	Type            string          `json:"type"`
+	DataDir         string          `json:"dataDir"`
+	DetectConflicts *bool           `json:"detectConflicts"`
+	JSON            json.RawMessage `json:"-"`
 }
 
 // UnmarshalJSON stores the section, and decodes the fields of Section. It ignores errors in them, since a later check
@@ -29,15 +28,10 @@ func (s *Section) UnmarshalJSON(data []byte) error {
 		return nil
 	}
 
-	*s = Section{JSON: slices.Clone(data)}
-	var fields struct {
-		Type    string `json:"type"`
-		DataDir string `json:"dataDir"`
-
-		DetectConflicts *bool `json:"detectConflicts"`
-	}
-	strict.Part("ipam", data, &fields, strict.Everything)
-	s.Type, s.DataDir, s.detectConflicts = fields.Type, fields.DataDir, fields.DetectConflicts
+	type fields Section // without this method
+	decoded := fields{JSON: slices.Clone(data)}
+	strict.Part("ipam", data, &decoded, strict.Everything)
+	*s = Section(decoded)
 	return nil
 }
 
@@ -77,7 +71,7 @@ func (r *ipamRequest) read(into any) error {
 
 	others := func(_, key string) bool {
 		return !r.Strict || r.ByName || strings.HasPrefix(key, "_") || key == "detectConflicts" &&
-			r.Section.detectConflicts != nil
+			r.Section.DetectConflicts != nil
 	}
 	problems := strict.Part("ipam", r.Section.JSON, into, others)
 	if r.All {

@@ -41,7 +41,7 @@ func (c *NetConf) lanProblems(p *problems) {
 		`the LAN twice`)
 	const ofLAN, ofUplink = `%s is a field of mode "lan"`, "%s has no effect without an uplink"
 	p.add(!lan && c.DefaultRoute != "", ofLAN, "defaultRoute")
-	p.add(!lan && c.IPAM.detectConflicts != nil && c.IPAM.Type != typeDHCP,
+	p.add(!lan && c.IPAM.DetectConflicts != nil && c.IPAM.Type != typeDHCP,
 		`ipam.detectConflicts is a field of mode "lan", and of the ipam "dhcp"`)
 	p.add(!lan && c.Mode != modeL2 && c.IPv6 != "",
 		`ipv6 is a field of modes "lan" and "l2": elsewhere pods get IPv6 by the ipam`)
@@ -56,34 +56,30 @@ func (c *NetConf) lanProblems(p *problems) {
 func (c *NetConf) lan(s *network.Network) {
 	s.Uplink = c.Uplink
 	s.SLAAC, s.DHCPv6 = c.IPv6 != "", c.IPv6 == ipv6DHCP
-	if c.Mode != modeLAN {
-		c.guard(s, false)
-		return
-	}
 
-	s.Exit = cmp.Or(network.Exit(c.DefaultRoute), network.ExitRouter)
-	s.DetectConflicts = c.IPAM.detectConflicts
-	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
-
-	// In mode lan the host has no gateway address. With defaultRoute "router", the next hop of pods' default route is
-	// the gateway that the IPAM or the DHCP server names.
-	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute
-	c.guard(s, true)
-	if s.NFCall == nil && s.Exit == network.ExitHost {
-		s.NFCall = new(true) // without it, conntrack would see only one direction of traffic through the host
-	}
-}
-
-// guard sets s.Guard, which drops packets that pods send from a false source. The fields lanGuard, guard and
-// macspoofchk each select a guard. If several are set, the first of them in this order counts, since its guard checks
-// most. lan is the default of lanGuard.
-func (c *NetConf) guard(s *network.Network, lan bool) {
+	// The guard drops packets that pods send from a false source. If several fields select one, the first of them in
+	// this order counts, since its guard checks most.
 	switch {
-	case orDefault(c.LANGuard, lan):
+	case orDefault(c.LANGuard, c.Mode == modeLAN):
 		s.Guard = nft.GuardUntrusted
 	case c.Guard:
 		s.Guard = nft.GuardAddresses
 	case c.MACSpoofCheck:
 		s.Guard = nft.GuardMAC
+	}
+
+	if c.Mode != modeLAN {
+		return
+	}
+
+	s.Exit = cmp.Or(network.Exit(c.DefaultRoute), network.ExitRouter)
+	s.DetectConflicts = c.IPAM.DetectConflicts
+	s.NoDefaultRoute = !orDefault(c.IsDefaultGateway, true)
+
+	// In mode lan the host has no gateway address. With defaultRoute "router", the next hop of pods' default route is
+	// the gateway that the IPAM or the DHCP server names.
+	s.Gateway, s.DefaultGateway = false, s.Exit == network.ExitRouter && !s.NoDefaultRoute
+	if s.NFCall == nil && s.Exit == network.ExitHost {
+		s.NFCall = new(true) // without it, conntrack would see only one direction of traffic through the host
 	}
 }

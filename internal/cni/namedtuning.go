@@ -15,6 +15,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
@@ -73,7 +74,7 @@ func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) e
 		if f.MAC != nil {
 			// Check before the pod gets the MAC. If another machine has the MAC, the pod's first frame would mislead
 			// the LAN's switches.
-			if err := change.RefuseMAC(ctx, f.mac()); err != nil && !errors.Is(err, network.ErrNotAttached) {
+			if err := state.Ignore(change.RefuseMAC(ctx, f.mac()), network.ErrNotAttached); err != nil {
 				return err
 			}
 		}
@@ -96,11 +97,7 @@ func (f *tuningConf) follow(ctx context.Context, change network.Change) error {
 	if f.MAC == nil && f.MTU == nil {
 		return nil
 	}
-	err := change.Tuned(ctx, f.mac(), orZero(f.MTU))
-	if errors.Is(err, network.ErrNotAttached) {
-		return nil
-	}
-	return err
+	return state.Ignore(change.Tuned(ctx, f.mac(), orZero(f.MTU)), network.ErrNotAttached)
 }
 
 // eachSysctl calls do in the pod's namespace with the path and the value of each parameter, sorted by name. It stops at

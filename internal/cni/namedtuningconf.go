@@ -31,14 +31,6 @@ type attributes struct {
 	TxQLen   *int    `json:"txQLen,omitempty"`
 }
 
-// withDefaults returns a, with the attributes of b in place of those that are nil.
-func (a attributes) withDefaults(b attributes) attributes {
-	return attributes{
-		cmp.Or(a.MAC, b.MAC), cmp.Or(a.Promisc, b.Promisc), cmp.Or(a.MTU, b.MTU),
-		cmp.Or(a.AllMulti, b.AllMulti), cmp.Or(a.TxQLen, b.TxQLen),
-	}
-}
-
 // currentValues returns the link's current values of the attributes that are not nil in a. The rest is nil.
 func (a attributes) currentValues(l *link.Info) attributes {
 	return attributes{
@@ -130,14 +122,7 @@ func (f *tuningConf) complete(c *call) {
 		f.MAC = &mac
 	}
 
-	var settings tuningSettings
-	c.readArgs(&settings)
-	f.attributes = settings.withDefaults(f.attributes)
-	if f.Sysctl == nil {
-		f.Sysctl = sysctls{}
-	}
-
-	maps.Copy(f.Sysctl, settings.Sysctl)
+	c.readArgs(&f.tuningSettings) // args.cni replaces only the settings that it has
 	if orZero(f.MAC) == "" {
 		f.MAC = nil
 	}

@@ -198,30 +198,24 @@ func (c *NetConf) settings() network.Network {
 	c.lan(&s)
 	s.VLAN = c.membership()
 	if s.Egress != "" {
-		c.limitEgress(&s)
-	}
-
-	if s.Bridge == "" {
-		s.Bridge = "cbr0"
-		if !gateway {
-			s.Bridge = "br0"
+		// Bridged packets must traverse the host's firewall, and pods may send only from their own addresses.
+		s.NFCall = cmp.Or(s.NFCall, new(true))
+		if s.Guard == "" || s.Guard == nft.GuardMAC {
+			s.Guard = nft.GuardAddresses
 		}
 	}
+
+	if gateway {
+		s.Bridge = cmp.Or(s.Bridge, "cbr0")
+	}
+
+	s.Bridge = cmp.Or(s.Bridge, "br0")
 
 	if s.Down {
 		s.Masquerade, s.Gateway, s.DefaultGateway = false, false, false
 	}
 
 	return s
-}
-
-// limitEgress sets the options that an egress policy needs. Bridged packets traverse the host's firewall, unless
-// bridgeNFCall is false. Pods can send only from their own addresses.
-func (c *NetConf) limitEgress(s *network.Network) {
-	s.NFCall = cmp.Or(s.NFCall, new(true))
-	if s.Guard == "" || s.Guard == nft.GuardMAC {
-		s.Guard = nft.GuardAddresses
-	}
 }
 
 // policies adds a problem for each policy that is invalid, or that a network with the settings s cannot enforce. source
@@ -242,13 +236,9 @@ func (p *problems) policy(name string) {
 }
 
 // policyOf returns the ingress policy called name, or nft.Open for any other name.
-func policyOf(name string) nft.Policy {
-	for _, p := range []nft.Policy{nft.SameBridge, nft.Isolated} {
-		if p.String() == name {
-			return p
-		}
-	}
-	return nft.Open
+func policyOf(name string) (p nft.Policy) {
+	_ = p.UnmarshalText([]byte(name)) // an error leaves p unchanged
+	return p
 }
 
 // orDefault returns *v, or def if v is nil.
@@ -359,12 +349,5 @@ func (c *NetConf) asBridge() {
 	c.RuntimeConfig = runtimeConfig{MAC: c.RuntimeConfig.MAC, RequestedAddresses: c.RuntimeConfig.RequestedAddresses}
 	if s := &c.IPAM; s.DataDir == "" && s.Type == "host-local" {
 		s.DataDir = ipam.DefaultDir
-	}
-}
-
-// asBridge removes the MTUs from a result, since results of the reference plugin bridge have none.
-func asBridge(r *current.Result) {
-	for _, one := range r.Interfaces {
-		one.Mtu = 0
 	}
 }

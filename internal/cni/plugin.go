@@ -184,7 +184,8 @@ func needs() map[string][]string {
 }
 
 // readEnvironment stores the parameters from the environment in c. It returns an error if the verb is unknown, if a
-// required variable is missing or invalid, or from refuseDepth.
+// required variable is missing or invalid. It also returns an error if more than maxDepth delegated plugins led to this
+// call, unless the verb is VERSION.
 func (c *call) readEnvironment() error {
 	c.verb = c.Getenv("CNI_COMMAND")
 	required, known := needs()[c.verb]
@@ -206,8 +207,10 @@ func (c *call) readEnvironment() error {
 
 	c.containerID, c.netns, c.ifName = c.Getenv("CNI_CONTAINERID"), c.Getenv("CNI_NETNS"), c.Getenv("CNI_IFNAME")
 	c.args, c.path = c.Getenv("CNI_ARGS"), c.Getenv("CNI_PATH")
-	if err := c.refuseDepth(); err != nil {
-		return err
+	if depth := len(c.Getenv(delegate.DepthVariable)); depth > maxDepth && c.verb != "VERSION" {
+		return newError(codeInvalidConfig,
+			"this %s was started by an IPAM plugin that was itself started by Tombolo, and so on (%s): ipam.type has "+
+				"to name a plugin that does not lead back here", c.verb, delegate.DepthVariable)
 	}
 
 	if len(required) == 0 {
@@ -229,21 +232,9 @@ func (c *call) readEnvironment() error {
 }
 
 // maxDepth is the maximum number of delegated plugins, each started by the one before, that may have led to this call.
-// It stops endless recursion. It is 1, so that an IPAM plugin may call Tombolo for another network.
+// It stops endless recursion: a delegated plugin, such as an IPAM plugin, may be a script around Tombolo, which would
+// start Tombolo again and again. It is 1, so that an IPAM plugin may call Tombolo for another network.
 const maxDepth = 1
-
-// refuseDepth returns an error if more than maxDepth delegated plugins led to this call, unless the verb is VERSION. A
-// delegated plugin is a program that Tombolo runs, such as an IPAM plugin. If it is a script around Tombolo, it would
-// start Tombolo again and again.
-func (c *call) refuseDepth() error {
-	depth := len(c.Getenv(delegate.DepthVariable))
-	if depth > maxDepth && c.verb != "VERSION" {
-		return newError(codeInvalidConfig,
-			"this %s was started by an IPAM plugin that was itself started by Tombolo, and so on (%s): ipam.type has "+
-				"to name a plugin that does not lead back here", c.verb, delegate.DepthVariable)
-	}
-	return nil
-}
 
 // readStdin reads and decodes the configuration, and returns an error if the verb cannot use it. It leaves the check of
 // a chained plugin's fields to runVerb, since another program may have made the attachment.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -42,10 +43,7 @@ func inPodNamespace(path string, do func(*nl.Conn, *netns.NS) error) error {
 		}
 		return do(conn, pod)
 	})
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
-		return nil
-	}
-	return err
+	return state.Ignore(err, fs.ErrNotExist, netns.ErrNotNetNS)
 }
 
 // isHost reports whether pod is the caller's own network namespace.

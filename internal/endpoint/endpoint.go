@@ -241,23 +241,14 @@ type Mark struct {
 
 // ParseAlias parses the alias of the host's end of a pod's link. It returns false for any other text.
 func ParseAlias(s string) (Mark, bool) {
-	rest, ok := strings.CutPrefix(s, AliasPrefix)
-	if !ok {
+	const hash, network, addresses, all = 2, 3, 4, 5
+	parts := strings.SplitN(s, ":", all) // an IPv6 address contains colons, but a network's name does not
+	if len(parts) < all || !strings.HasPrefix(s, AliasPrefix) || !ident.IsHash(parts[hash]) {
 		return Mark{}, false
 	}
 
-	var m Mark
-	var addresses string
-	if m.Hash, rest, ok = strings.Cut(rest, ":"); !ok || !ident.IsHash(m.Hash) {
-		return Mark{}, false
-	}
-
-	// Cut at the first colon. An IPv6 address contains colons, but a network's name does not.
-	if m.Network, addresses, ok = strings.Cut(rest, ":"); !ok {
-		return Mark{}, false
-	}
-
-	for _, text := range strings.Split(addresses, ",") {
+	m := Mark{Hash: parts[hash], Network: parts[network]}
+	for text := range strings.SplitSeq(parts[addresses], ",") {
 		if ip, err := netip.ParseAddr(text); err == nil {
 			m.Addresses = append(m.Addresses, ip)
 		}

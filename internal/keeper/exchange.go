@@ -12,6 +12,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
@@ -41,18 +42,27 @@ type exchange struct {
 // exchange runs the lease's DHCP session until the session expects no more answers, or the time limit has passed. Then
 // it closes the transport.
 func (v *visit) exchange(p pod) error {
-	began := now()
-	x := &exchange{visit: v, pod: p, limit: began.Add(renewWait)}
-	if v.r.State == lease.Expired || v.m.slow {
-		x.limit = began.Add(v.timeLimit())
-	}
+	x := &exchange{visit: v, pod: p, limit: v.timeLimit(v.r.State != lease.Expired)}
 	return errors.Join(x.run(), x.hangUp())
 }
 
-// timeLimit returns the time limit for an exchange if servers are slow or the pod has no lease. It is the timeout of an
-// ADD, and at least renewWait.
-func (v *visit) timeLimit() time.Duration {
-	return max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait)
+// timeLimit returns the time limit of an exchange that begins now. If servers are slow or the pod has no lease, the
+// exchange may take the timeout of an ADD, and at least renewWait.
+func (v *visit) timeLimit(hasLease bool) time.Time {
+	if hasLease && !v.m.slow {
+		return now().Add(renewWait)
+	}
+	return now().Add(max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait))
+}
+
+// countLoss counts the error of a session if the error ends a lease.
+func (v *visit) countLoss(err error) {
+	switch {
+	case errors.Is(err, dhcpc.ErrNAK):
+		v.metrics.naks.Inc()
+	case errors.Is(err, dhcpc.ErrExpired):
+		v.metrics.expired.Inc()
+	}
 }
 
 func (x *exchange) run() error {
@@ -138,11 +148,7 @@ func (x *exchange) send(p *dhcpc.Packet) error {
 		err = errors.Join(x.hangUp(), x.sendFrom(local, p))
 	}
 
-	if err != nil {
-		return fmt.Errorf("send to DHCP servers: %w", err)
-	}
-
-	return nil
+	return state.WithOperation(err, "send to DHCP servers")
 }
 
 func (x *exchange) sendFrom(local netip.Addr, p *dhcpc.Packet) error {
@@ -181,11 +187,8 @@ func (l *messageConn[M]) receive(ctx context.Context, until time.Time) (message 
 	if l.conn == nil {
 		return message, nil
 	}
-	got, err := l.conn.Receive(ctx, until)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return message, nil
-	}
-	return got, err
+	message, err = l.conn.Receive(ctx, until)
+	return message, state.Ignore(err, os.ErrDeadlineExceeded)
 }
 
 func (l *messageConn[M]) hangUp() error {
@@ -269,7 +272,8 @@ func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 		}
 	}
 
-	err = apply4(p, set, l)
+	left := l.Left(now())
+	err = p.apply(set, left, left)
 	if err == nil && !stale.Empty() {
 		err = p.withdraw(stale)
 	}
@@ -298,16 +302,10 @@ func (v *visit) apply(held *lease.LockedRecord, p pod, l *dhcpc.Lease) error {
 // it. If the session had no lease, and the record is Expired already, recordLoss changes neither the pod nor the
 // record. In every case it logs the error, and starts a new time limit.
 func (x *exchange) recordLoss(out dhcpc.Output) error {
-	switch {
-	case errors.Is(out.Err, dhcpc.ErrNAK):
-		x.metrics.naks.Inc()
-	case errors.Is(out.Err, dhcpc.ErrExpired):
-		x.metrics.expired.Inc()
-	}
-
+	x.countLoss(out.Err)
 	x.Log.Warn("lease lost: trying to get another", append(x.logAttrs(), "err", out.Err)...)
 	x.m.slow = true
-	x.limit = now().Add(x.timeLimit())
+	x.limit = x.timeLimit(false)
 	if out.Lost == nil && x.r.State == lease.Expired {
 		return nil
 	}
@@ -347,19 +345,13 @@ type pod interface {
 	close() error
 }
 
-func apply4(p pod, a lease.Applied, l *dhcpc.Lease) error {
-	left := l.Left(now())
-	return p.apply(a, left, left)
-}
-
 // node is the keeper's access to pods and to the host. kernel implements it, and tests replace it.
 type node interface {
 	// enter opens the interface of a lease's pod. The error matches errGone if the pod certainly no longer exists.
 	enter(r *lease.Record) (pod, error)
 	checkConflict(bridge string, a, had netip.Addr) error
 	follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error)
-	release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error
-	release6(ctx context.Context, r *lease.Record) error
+	release(ctx context.Context, r *lease.Record, six bool) error
 }
 
 // errGone is the cause of an error about a pod that certainly no longer exists.

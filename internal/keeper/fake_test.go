@@ -269,17 +269,18 @@ func (w *world) enter(r *lease.Record) (pod, error) {
 	return p, nil
 }
 
-func (w *world) release(_ context.Context, _ *lease.Record, l *dhcpc.Lease) error {
+func (w *world) release(_ context.Context, r *lease.Record, six bool) error {
+	if six {
+		return nil
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.releaseErr != nil {
 		return w.releaseErr
 	}
-	w.releases = append(w.releases, l.Address.Addr())
+	w.releases = append(w.releases, r.Lease.Address.Addr())
 	return nil
 }
-
-func (w *world) release6(context.Context, *lease.Record) error { return nil }
 
 // grant is a server that gives everyone what they ask for, and else 192.0.2.200.
 func (w *world) grant(d *dhcpv4.DHCPv4) *dhcpv4.DHCPv4 {

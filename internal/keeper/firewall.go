@@ -26,13 +26,6 @@ import (
 // changes. The kernel does not announce changes of legacy iptables.
 const lookAtFirewall = 30 * time.Second
 
-// generation is one announcement of a change of nf_tables (NFT_MSG_NEWGEN).
-type generation struct {
-	lost bool // the announcement was malformed; id is 0
-	id   uint32
-	by   string // the name of the process that made the change
-}
-
 // firewall is the source (see source) that compares nf_tables with the records, and repairs the rules of pods. Its
 // methods run in the loop or in the source's worker.
 type firewall struct {
@@ -60,42 +53,34 @@ func (k *Keeper) newFirewall(ctx context.Context) *firewall {
 
 const newGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 
-// generationOf parses the data of an NFT_MSG_NEWGEN, a struct nfgenmsg and attributes NFTA_GEN_*. For a malformed
-// message it sets lost.
-func generationOf(b []byte) generation {
-	const header = 4
-	b = b[min(header, len(b)):]
-	id := nftnl.Number(nftnl.Find(b, unix.NFTA_GEN_ID))
-	return generation{lost: id == 0, id: id, by: nftnl.Text(nftnl.Find(b, unix.NFTA_GEN_PROC_NAME))}
-}
-
-// hear returns how soon the keeper must compare the firewall after announcements: soon if another program changed it or
-// a message is malformed, later if one of our programs did. It ignores changes up to the generation f.checked, and
+// hear returns how soon the keeper must compare the firewall after an announcement: soon if another program changed it
+// or the message is malformed, later if one of our programs did. It ignores changes up to the generation f.checked, and
 // those of `tombolo doctor`. It adds the other programs to f.names.
-func (f *firewall) hear(messages []netlink.Message) urgency {
-	when := never
-	for _, m := range messages {
-		if m.Header.Type != newGeneration {
-			continue
-		}
-
-		g := generationOf(m.Data)
-		switch {
-		case !g.lost && int32(g.id-f.checked) <= 0 && f.checked != 0:
-			// Ignore this change: the last comparison without differences came after it.
-		case g.by == nftnl.DoctorName:
-			// `tombolo doctor` changes only its own table, and deletes it afterwards.
-		case g.lost || g.by != "tombolo" && g.by != "tombolod":
-			when, f.strays = soon, true
-			if !slices.Contains(f.names, g.by) && len(f.names) < 2 {
-				f.names = append(f.names, g.by)
-			}
-		default:
-			when = max(when, later)
-		}
+func (f *firewall) hear(m netlink.Message) urgency {
+	if m.Header.Type != newGeneration {
+		return never
 	}
 
-	return when
+	// The data is a struct nfgenmsg and attributes NFTA_GEN_*.
+	const header = 4
+	attributes := m.Data[min(header, len(m.Data)):]
+	id := nftnl.Number(nftnl.Find(attributes, unix.NFTA_GEN_ID)) // 0 if the message is malformed
+	by := nftnl.Text(nftnl.Find(attributes, unix.NFTA_GEN_PROC_NAME))
+	switch {
+	case id != 0 && int32(id-f.checked) <= 0 && f.checked != 0:
+		return never // the last comparison without differences came after this change
+	case by == nftnl.DoctorName:
+		return never // `tombolo doctor` changes only its own table, and deletes it afterwards
+	case id != 0 && (by == "tombolo" || by == "tombolod"):
+		return later
+	}
+
+	f.strays = true
+	if !slices.Contains(f.names, by) && len(f.names) < 2 {
+		f.names = append(f.names, by)
+	}
+
+	return soon
 }
 
 // visit compares the firewall with the records, and repairs it if anything is missing. While another program undoes its

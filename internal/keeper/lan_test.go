@@ -127,7 +127,8 @@ func (l *lan) lease(p *testPod) {
 	client := must.Of(dhcpc.New(cfg)).Get(l)
 	got := must.Of(client.Acquire(l.Context())).Get(l)
 	r := p.record
-	must.Succeed(l, apply4(pod, r.Policy.Apply(got), got))
+	left := got.Left(now())
+	must.Succeed(l, pod.apply(r.Policy.Apply(got), left, left))
 	r.State, r.Lease, r.Applied = lease.Bound, got, r.Policy.Apply(got)
 	l.write(r)
 }

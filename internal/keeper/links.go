@@ -26,14 +26,14 @@ import (
 
 // linkSource is the source (see source) that compares links, addresses and routes with the records, and repairs them.
 type linkSource struct {
-	source                     // its contests are counted for each network
-	firewall *source           // the source of the firewall, whose rules depend on the host's forwarding
-	bridges  map[int]linkFacts // bridges and the host's links in VLANs, by index; zero until the first announcement
-	ports    map[int]bool      // the indexes of pods' ports, which are the host's ends of their links
-	services int               // the index of kube-ipvs0, or 0 if it does not exist
-	// uplinks holds, by index, the NICs of networks on a LAN, and the veth pairs between bridges and shared NICs
-	// (package share). nics maps the names of the NICs to their indexes, or to 0 if a NIC does not exist.
-	uplinks map[int]linkFacts
+	source                // its contests are counted for each network
+	firewall *source      // the source of the firewall, whose rules depend on the host's forwarding
+	ports    map[int]bool // the indexes of pods' ports, which are the host's ends of their links
+	services int          // the index of kube-ipvs0, or 0 if it does not exist
+	// watched holds, by index, the bridges, the host's links in VLANs, the NICs of networks on a LAN, and the veth pairs
+	// between bridges and shared NICs (package share). A value is zero until the link's first announcement. nics maps the names of the NICs to
+	// their indexes, or to 0 if a NIC does not exist.
+	watched map[int]linkFacts
 	nics    map[string]int
 	// remains maps a network to the differences that its last repair did not remove. The keeper does not repair and log
 	// these differences again until they change.
@@ -92,8 +92,7 @@ func linkKinds() []nl.Kind {
 }
 
 func (k *Keeper) newLinkSource(ctx context.Context, firewall *source) *linkSource {
-	l := &linkSource{firewall: firewall, bridges: map[int]linkFacts{}, ports: map[int]bool{},
-		remains: map[string][]string{}}
+	l := &linkSource{firewall: firewall, ports: map[int]bool{}, remains: map[string][]string{}}
 	listen := func() (feed, error) {
 		return nl.FollowOnly(unix.NETLINK_ROUTE, k.host, linkKinds(), unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
 			unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF,
@@ -104,19 +103,9 @@ func (k *Keeper) newLinkSource(ctx context.Context, firewall *source) *linkSourc
 	return l
 }
 
-// hear returns how soon the keeper must compare links after announcements. It returns the highest urgency of the
-// messages.
-func (l *linkSource) hear(messages []netlink.Message) urgency {
-	when := never
-	for _, m := range messages {
-		when = max(when, l.urgencyOf(m))
-	}
-	return when
-}
-
-// urgencyOf returns how soon the keeper must compare links after a netlink notification. For a malformed one it returns
+// hear returns how soon the keeper must compare links after a netlink notification. For a malformed one it returns
 // soon. If a parameter such as forwarding has changed (RTM_NEWNETCONF), it also schedules a visit to the firewall.
-func (l *linkSource) urgencyOf(m netlink.Message) urgency {
+func (l *linkSource) hear(m netlink.Message) urgency {
 	const indexAt = 4 // in struct ifaddrmsg and struct tcmsg
 	index, gone := 0, false
 	switch m.Header.Type {
@@ -153,10 +142,9 @@ func (l *linkSource) urgencyOf(m netlink.Message) urgency {
 	}
 
 	isFilter := m.Header.Type == unix.RTM_DELTFILTER || m.Header.Type == unix.RTM_DELQDISC
-	_, isBridge := l.bridges[index]
-	_, isUplink := l.uplinks[index]
+	_, isWatched := l.watched[index]
 	switch {
-	case isFilter && isUplink, !isFilter && gone && isBridge:
+	case isWatched && gone:
 		return soon
 	case !isFilter && index != 0 && index == l.services:
 		return later
@@ -164,45 +152,25 @@ func (l *linkSource) urgencyOf(m netlink.Message) urgency {
 	return never
 }
 
-// uplinkUrgency returns how soon the keeper must compare links after a change or deletion of the link n. Only two kinds
-// of links matter here: the NICs of networks on a LAN, and the veth pairs that connect shared NICs with bridges. For
-// other links it returns the value never. If such a NIC was renamed, it also schedules a visit to the firewall.
-func (l *linkSource) uplinkUrgency(n *link.Info, gone bool) urgency {
-	facts := factsOf(n)
-	before, known := l.uplinks[n.Index]
-	index, isNIC := l.nics[n.Name]
-	switch {
-	case gone && known:
-		delete(l.uplinks, n.Index)
-	case known:
-		l.uplinks[n.Index] = facts
-		if !isNIC && slices.Contains(slices.Collect(maps.Values(l.nics)), n.Index) {
-			l.firewall.receive(nil) // the NIC was renamed: look at the firewall, whose netdev chains contain the name
-		}
-	}
-
-	if known && (gone || before != facts) || isNIC && n.Index != index {
-		return soon
-	}
-
-	return never
-}
-
 // linkUrgency returns how soon the keeper must compare links after a change or deletion of the link n. It also updates
-// the sets of bridges, NICs and pods' ports to watch.
+// the sets of links and pods' ports to watch. If a NIC was renamed, it schedules a visit to the firewall, whose netdev
+// chains contain the name.
 func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
-	if when := l.uplinkUrgency(n, gone); when != never {
-		return when
+	before, isWatched := l.watched[n.Index]
+	index, isNIC := l.nics[n.Name]
+	if isWatched && !gone && !isNIC && slices.Contains(slices.Collect(maps.Values(l.nics)), n.Index) {
+		l.firewall.receive(nil)
 	}
 
-	if before, ok := l.bridges[n.Index]; ok {
-		if gone {
-			delete(l.bridges, n.Index)
-			return soon
-		}
-
-		l.bridges[n.Index] = factsOf(n)
-		if before == l.bridges[n.Index] {
+	switch {
+	case isNIC && n.Index != index:
+		return soon
+	case isWatched && gone:
+		delete(l.watched, n.Index)
+		return soon
+	case isWatched:
+		l.watched[n.Index] = factsOf(n)
+		if before == l.watched[n.Index] {
 			return never
 		}
 		return soon // also at the first announcement, since the properties before it are unknown
@@ -217,19 +185,13 @@ func (l *linkSource) linkUrgency(n *link.Info, gone bool) urgency {
 		return later // another program may have deleted one of our bridges and created it again
 	case !strings.HasPrefix(n.Alias, endpoint.AliasPrefix):
 		return never
-	case gone:
-		delete(l.ports, n.Index)
-		return later
-	case n.Master == 0 || !n.Up():
-		was := l.ports[n.Index]
-		delete(l.ports, n.Index)
-		if was {
-			return soon
-		}
-		return later
 	}
 
-	l.ports[n.Index] = true
+	was, isPort := l.ports[n.Index], !gone && n.Master != 0 && n.Up()
+	l.ports[n.Index] = isPort
+	if was && !isPort && !gone {
+		return soon
+	}
 	return later
 }
 
@@ -337,21 +299,14 @@ func (l *linkSource) lookAgain(ctx context.Context) (lacking map[string][]string
 		return nil, false
 	}
 
-	for _, index := range seen.Bridges {
-		if _, ok := l.bridges[index]; !ok {
-			l.bridges[index] = linkFacts{}
-		}
-	}
-
-	maps.DeleteFunc(l.bridges, func(index int, _ linkFacts) bool { return !slices.Contains(seen.Bridges, index) })
 	l.services, l.nics = seen.Services, seen.Uplinks
 	watched := map[int]linkFacts{}
-	for _, index := range slices.AppendSeq(slices.Clone(seen.Pairs), maps.Values(seen.Uplinks)) {
-		watched[index] = l.uplinks[index]
+	for _, index := range slices.AppendSeq(slices.Concat(seen.Bridges, seen.Pairs), maps.Values(seen.Uplinks)) {
+		watched[index] = l.watched[index]
 	}
 
 	delete(watched, 0) // the index of NICs that do not exist
-	l.uplinks = watched
+	l.watched = watched
 	clear(l.ports)
 	for _, index := range seen.Ports {
 		l.ports[index] = true

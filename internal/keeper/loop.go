@@ -40,7 +40,9 @@ type loop struct {
 	sources []*source
 	events  chan func() // functions for the loop to call, from sources and workers
 	running int
-	clock   clock
+
+	began     time.Time     // the first call of suspension, by the monotonic clock
+	upAtBegin time.Duration // the time since boot at began, plus the suspensions since then
 }
 
 func (k *Keeper) newLoop(ctx context.Context) *loop {
@@ -263,31 +265,24 @@ func (l *loop) pause() time.Duration {
 	return max(next.Sub(now()), 0)
 }
 
-// clock holds readings of two clocks at one time: the time since boot, which counts suspensions, and the monotonic
-// clock, which stops during a suspension.
-type clock struct {
-	up   time.Duration
-	mono time.Time
-}
-
 // sleptFrom is the shortest suspension that counts. It is shorter than every DHCPv4 lease, and longer than the time
 // between the readings of the two clocks.
 const sleptFrom = 2 * time.Second
 
 // suspension returns how long the machine was suspended since the first call, or since the last suspension that it
-// returned. It returns 0 for less than sleptFrom.
+// returned. It returns 0 for less than sleptFrom. The time since boot counts suspensions, and the monotonic clock does
+// not.
 func (l *loop) suspension() (time.Duration, error) {
 	_, up, err := l.Leases.Clock()
-	reading := clock{up: up, mono: time.Now()}
-	if l.clock.mono.IsZero() {
-		l.clock = reading
+	if l.began.IsZero() {
+		l.began, l.upAtBegin = time.Now(), up
 	}
 
-	slept := reading.up - l.clock.up - reading.mono.Sub(l.clock.mono)
+	slept := up - l.upAtBegin - time.Since(l.began)
 	if err != nil || slept < sleptFrom {
 		return 0, err
 	}
 
-	l.clock = reading
+	l.upAtBegin += slept
 	return slept.Round(time.Millisecond), nil
 }

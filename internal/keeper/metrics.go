@@ -54,16 +54,13 @@ func newMetrics(cfg *Config) *metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return register.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
-	byState := func(name, help string, states ...string) *prometheus.GaugeVec {
-		g := register.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{"state"})
-		for _, s := range states {
-			g.WithLabelValues(s) // so that the metric exists with value 0
-		}
-		return g
+
+	m.leases = register.NewGaugeVec(prometheus.GaugeOpts{Name: "tombolo_leases", Help: "Leases by state."},
+		[]string{"state"})
+	for _, s := range []lease.State{lease.Adding, lease.Bound, lease.Expired, lease.Sticky} {
+		m.leases.WithLabelValues(string(s)) // so that the metric exists with value 0
 	}
 
-	m.leases = byState("tombolo_leases", "Leases by state.", string(lease.Adding), string(lease.Bound),
-		string(lease.Expired), string(lease.Sticky))
 	register.NewGaugeFunc(prometheus.GaugeOpts{Name: "tombolo_lease_next_seconds",
 		Help: "Seconds until the next lease is due; 0 if one is due now, or there is none."}, m.untilNext)
 	m.renewals = counter("tombolo_lease_renewals_total", "Leases that a server renewed.")
@@ -173,8 +170,15 @@ func (m *metrics) collectPods(to chan<- prometheus.Metric) {
 		return
 	}
 
-	counters, err := podCounters()
-	m.read(err)
+	// Among the host's veth interfaces are the host's ends of the pods' links.
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		m.read(err)
+		return
+	}
+	defer conn.Close()
+	counters := map[string]link.Counters{}
+	m.read(link.Count(conn, "veth", func(l *link.Info) { counters[l.Name] = l.Counters }))
 	networks, err := m.State.Networks()
 	m.read(err)
 	for _, name := range networks {
@@ -188,19 +192,7 @@ func (m *metrics) collectPods(to chan<- prometheus.Metric) {
 	}
 }
 
-// podCounters returns the counters of the host's veth interfaces, by name. Among these are the host's ends of the pods'
-// links.
-func podCounters() (map[string]link.Counters, error) {
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	counters := map[string]link.Counters{}
-	err = link.Count(conn, "veth", func(l *link.Info) { counters[l.Name] = l.Counters })
-	return counters, err
-}
-
+// exportPod exports the counters of one attachment.
 func exportPod(to chan<- prometheus.Metric, r *state.Attachment, c *link.Counters) {
 	namespace, pod, is := strings.Cut(r.Pod, "/")
 	if !is {
@@ -234,13 +226,21 @@ func export(to chan<- prometheus.Metric, name, help string, kind prometheus.Valu
 }
 
 // Handler returns an HTTP handler for the paths /metrics and /healthz. The first has Prometheus' formats. The second
-// returns one line of JSON, with status 200 while the keeper's loop runs, and 503 otherwise.
+// returns one line of JSON, with status 200 while the keeper's loop runs, and 503 if its last heartbeat is older than
+// lease.Silence.
 func (k *Keeper) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(k.metrics.registry,
 		promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		since, ok := k.metrics.healthy()
+		// The loop counts as stuck before its first heartbeat too.
+		var since time.Duration
+		turn := k.metrics.turn.Load()
+		if turn != nil {
+			since = time.Since(*turn)
+		}
+
+		ok := turn != nil && since < lease.Silence
 		w.Header().Set("Content-Type", "application/json")
 		if !ok {
 			w.WriteHeader(http.StatusServiceUnavailable)
@@ -249,15 +249,4 @@ func (k *Keeper) Handler() http.Handler {
 	})
 
 	return mux
-}
-
-// healthy reports whether the loop runs, and returns the time since its last heartbeat. The loop counts as stuck if
-// that time reaches lease.Silence, and before its first heartbeat.
-func (m *metrics) healthy() (since time.Duration, _ bool) {
-	turn := m.turn.Load()
-	if turn == nil {
-		return 0, false
-	}
-	since = time.Since(*turn)
-	return since, since < lease.Silence
 }

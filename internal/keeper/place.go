@@ -18,9 +18,8 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/dhcpc/transport"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
-	"github.com/tombolo-cni/tombolo/internal/link"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
@@ -36,40 +35,31 @@ type kernel struct {
 // has begun, even if the keeper's context ends.
 type podInterface struct {
 	kernel
-	r     *lease.Record
-	ns    *netns.NS // the pod's network namespace
-	conn  *nl.Conn  // a socket in the pod's namespace
-	index int       // the index of the pod's interface
-	name  string    // the present name of the pod's interface, which the pod may have renamed
+	*lease.Interface
+	r  *lease.Record
+	ns *netns.NS // the pod's network namespace
 }
 
 // enter opens the interface of a lease's pod, for the caller to close. If the pod no longer exists, the error matches
 // errGone.
 func (k kernel) enter(r *lease.Record) (pod, error) {
-	p := &podInterface{kernel: k, r: r}
-	var err error
-	if p.ns, err = k.namespace(r); err != nil {
+	ns, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, netns.ErrNotNetNS), errors.Is(err, netns.ErrOther):
+		return nil, k.errUnlessPort(r, err)
+	case err != nil:
 		return nil, err
 	}
 
-	if p.conn, err = nl.Dial(unix.NETLINK_ROUTE, p.ns); err == nil {
-		err = p.find()
-	}
-
+	p := &podInterface{kernel: k, r: r, ns: ns}
+	err = k.withLinks(func(links *bridge.Conn) (err error) {
+		p.Interface, err = lease.InterfaceOf(context.Background(), r, ns, links)
+		return err
+	})
 	if err != nil {
-		return nil, errors.Join(err, p.close())
+		return nil, errors.Join(err, ns.Close())
 	}
 	return p, nil
-}
-
-// namespace opens the network namespace at the record's path, if it still has the recorded cookie (SO_NETNS_COOKIE). If
-// not, it returns the error of errUnlessPort.
-func (k kernel) namespace(r *lease.Record) (*netns.NS, error) {
-	ns, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) || errors.Is(err, netns.ErrOther) {
-		return nil, k.errUnlessPort(r, err)
-	}
-	return ns, err
 }
 
 // errUnlessPort returns an error for a pod whose namespace was not found. The error matches errGone only if the pod's
@@ -131,39 +121,18 @@ func (k kernel) follow(ctx context.Context, r *lease.Record) (from, to []netip.P
 	return k.network.Upkeep().Follow(ctx, network.Key{Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName})
 }
 
-// release sends a RELEASE of the lease from the host, for a pod that no longer exists.
-func (k kernel) release(ctx context.Context, r *lease.Record, l *dhcpc.Lease) error {
-	return k.withLinks(func(links *bridge.Conn) error { return lease.Release(ctx, r, links, k.host, l) })
+// release sends a RELEASE of the DHCPv4 or DHCPv6 lease from the host, for a pod that no longer exists.
+func (k kernel) release(ctx context.Context, r *lease.Record, six bool) error {
+	return k.withLinks(func(links *bridge.Conn) error { return lease.Release(ctx, r, links, k.host, six) })
 }
 
-func (k kernel) release6(ctx context.Context, r *lease.Record) error {
-	return k.withLinks(func(links *bridge.Conn) error { return lease.Release6(ctx, r, links, k.host) })
-}
-
-// find finds the pod's interface: the peer of the host's end of the pod's link.
-func (p *podInterface) find() error {
-	port, err := p.port(p.r.HostIf)
-	if err != nil {
-		return err
-	}
-	l, err := link.Peer(p.conn, port.Peer, port.Index)
-	p.index, p.name = l.Index, l.Name
-	return err
-}
-
-func (p *podInterface) close() error {
-	var err error
-	if p.conn != nil {
-		err = p.conn.Close()
-	}
-	return errors.Join(err, p.ns.Close())
-}
+func (p *podInterface) close() error { return errors.Join(p.Conn.Close(), p.ns.Close()) }
 
 // dial returns a transport that sends from the pod's interface and receives at the host's end of the pod's link. It
 // sends through a UDP socket if local is a valid address, and otherwise through a packet socket. Receiving inside the
 // pod would be unsafe: the pod may give the interface's name to another link, and answer itself.
 func (p *podInterface) dial(_ context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
-	sockets := &transport.Config{NetNS: p.ns, Link: p.index, MAC: []byte(p.r.Client.MAC),
+	sockets := &transport.Config{NetNS: p.ns, Link: p.Index, MAC: []byte(p.r.Client.MAC),
 		ARP: p.r.Client.DetectConflicts}
 	outside, err := p.hostEndConfig()
 	if err != nil {
@@ -185,7 +154,7 @@ func (p *podInterface) dial6() (dhcpc.Transport[[]byte], error) {
 		return nil, err
 	}
 	return transport.DialWitness6(outside, func() (dhcpc.Transport[[]byte], error) {
-		return transport.DialUDP6(&transport.Config{NetNS: p.ns, Link: p.index})
+		return transport.DialUDP6(&transport.Config{NetNS: p.ns, Link: p.Index})
 	})
 }
 
@@ -206,27 +175,26 @@ func (p *podInterface) hostEndConfig() (*transport.Config, error) {
 // has returns the interface's addresses that equal want. For IPv6 it ignores the prefix length, as
 // lease.Interface.Keeps does.
 func (p *podInterface) has(want netip.Prefix) ([]addr.Address, error) {
-	list, err := addr.On(p.conn).List(context.Background(), addr.Filter{})
+	list, err := addr.On(p.Conn).List(context.Background(), addr.Filter{})
 	return slices.DeleteFunc(list, func(a addr.Address) bool {
 		is := a.Prefix == want || want.Addr().Is6() && a.Prefix.Addr() == want.Addr()
-		return !is || a.Link != p.index
+		return !is || a.Link != p.Index
 	}), err
 }
 
 func (p *podInterface) keeps(a lease.Applied) (lease.Applied, error) {
-	return p.pod().Keeps(context.Background(), a)
+	return p.Keeps(context.Background(), a)
 }
 
 // formedAddresses returns the usable addresses that the pod formed from router advertisements. It recognizes them by
 // the interface identifier, which the pod's kernel makes from the MAC.
 func (p *podInterface) formedAddresses() ([]netip.Prefix, error) {
 	list := []netip.Prefix{}
-	local := addr.LinkLocal(net.HardwareAddr(p.r.Client.MAC)).As16()
-	all, err := addr.On(p.conn).List(context.Background(), addr.Filter{Link: p.index, Family: unix.AF_INET6})
+	local := addr.LinkLocal(net.HardwareAddr(p.r.Client.MAC))
+	all, err := addr.On(p.Conn).List(context.Background(), addr.Filter{Link: p.Index, Family: unix.AF_INET6})
 	for _, a := range all {
-		own := a.Prefix.Addr().As16()
 		isUsable := a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 && !a.Prefix.Addr().IsLinkLocalUnicast()
-		if isUsable && !a.Prefix.IsSingleIP() && [8]byte(own[8:]) == [8]byte(local[8:]) {
+		if isUsable && !a.Prefix.IsSingleIP() && ident.EndsAlike(a.Prefix.Addr(), local) {
 			list = append(list, a.Prefix)
 		}
 	}
@@ -240,7 +208,7 @@ func (p *podInterface) apply(a lease.Applied, valid, preferred time.Duration) er
 	a.MTU = 0
 	a.Addresses = slices.DeleteFunc(slices.Clone(a.Addresses),
 		func(own netip.Prefix) bool { return p.hasLifetime(own, valid) })
-	return p.pod().Apply(context.Background(), a, valid, preferred, lease.ReplaceOwn(p.r.Applied.Routes))
+	return p.Apply(context.Background(), a, valid, preferred, lease.ReplaceOwn(p.r.Applied.Routes))
 }
 
 // hasLifetime reports whether the pod has the address with a valid lifetime that differs from the given one by at most
@@ -255,16 +223,11 @@ func (p *podInterface) hasLifetime(own netip.Prefix, valid time.Duration) bool {
 	return (*have[0].Valid - *want).Abs() <= 2*time.Second
 }
 
-// pod returns the pod's interface as a lease.Interface.
-func (p *podInterface) pod() *lease.Interface {
-	return &lease.Interface{Conn: p.conn, Index: p.index, Name: p.name, Priority: p.r.Policy.Priority}
-}
-
 // withdraw removes routes and addresses from the pod. For the removal it sets promote_secondaries, as systemd does for
 // every link. Without it, the kernel would also remove other addresses in the same network, and then all their routes.
 func (p *podInterface) withdraw(a lease.Applied) error {
-	return p.withParameter(sysctl.Link("ipv4", p.name, "promote_secondaries"), func() error {
-		return p.pod().Withdraw(context.Background(), a)
+	return p.withParameter(sysctl.Link("ipv4", p.Name, "promote_secondaries"), func() error {
+		return p.Withdraw(context.Background(), a)
 	})
 }
 
@@ -284,7 +247,7 @@ func (p *podInterface) inUse(
 ) (used bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, detection)
 	defer cancel()
-	err = p.withParameter(sysctl.Link("ipv6", p.name, "accept_dad"), func() error {
+	err = p.withParameter(sysctl.Link("ipv6", p.Name, "accept_dad"), func() error {
 		err := p.apply(a, valid, preferred)
 		if err == nil {
 			used, err = p.awaitDetection(ctx, a.Addresses[0])

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tombolo-cni/tombolo/internal/firewalld"
+	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
 // newReclaim returns the source that takes down attachments of pods that died without a DEL, when the keeper starts and
@@ -29,10 +30,8 @@ func (k *Keeper) newZones(ctx context.Context) *source {
 		if err != nil {
 			s.wake = now().Add(again / 2)
 		}
-		if errors.Is(err, firewalld.ErrNoBus) {
-			err = nil
-		}
-		s.reportResult("cannot set firewalld's zones as pods need them: trying again", err)
+		s.reportResult("cannot set firewalld's zones as pods need them: trying again",
+			state.Ignore(err, firewalld.ErrNoBus))
 	}
 
 	return s

@@ -11,6 +11,7 @@ import (
 	"github.com/tombolo-cni/tombolo/dhcpc"
 	"github.com/tombolo-cni/tombolo/internal/dhcp6"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -84,10 +85,8 @@ func (k *Keeper) refuseOwned(network, hash, bridge string, own netip.Addr) error
 
 	a, err := k.State.Load(held.Network, string(held.Owner))
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
 	case err != nil:
-		return err
+		return state.Ignore(err, fs.ErrNotExist)
 	case !slices.ContainsFunc(a.Addresses, func(a ipam.Address) bool { return a.Prefix.Addr() == own }):
 		return nil
 	}

@@ -71,11 +71,7 @@ func (v *visit) keep6(p pod) error {
 		return nil
 	}
 
-	x := &exchange6{visit: v, pod: p, limit: now().Add(renewWait)}
-	if v.r.Six.Lease == nil || v.m.slow {
-		x.limit = now().Add(x.timeLimit())
-	}
-
+	x := &exchange6{visit: v, pod: p, limit: v.timeLimit(v.r.Six.Lease != nil)}
 	err := errors.Join(x.run(), x.hangUp())
 	if s := v.m.six.session; s != nil && s.State() == dhcp6.Informed {
 		v.m.six.session = nil // the next visit creates a new session
@@ -277,9 +273,7 @@ func (x *exchange6) run() error {
 func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.Log.Warn("no address by DHCPv6", append(x.logAttrs(), "err", out.Err)...)
-		if errors.Is(out.Err, dhcpc.ErrNAK) {
-			x.metrics.naks.Inc()
-		}
+		x.countLoss(out.Err)
 	}
 
 	switch {
@@ -302,21 +296,16 @@ func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	switch {
 	case out.Bound != nil:
 		return x.applyLease6(out.Bound)
-	case out.Information != nil:
-		return x.recordInformation(out.Information)
+	case out.Information != nil: // a server sent DNS settings to a pod without a DHCPv6 lease
+		i := out.Information
+		x.Log.Debug("asked for DNS by DHCPv6", append(x.logAttrs(), "servers", i.DNS, "ignored", i.Ignored)...)
+		until := now().Add(i.Refresh)
+		return x.change6(func(six *lease.Six) {
+			six.Information, six.Error = &lease.NameService{DNS: i.DNS, Search: i.Search, Until: until}, ""
+		})
 	}
 
 	return nil
-}
-
-// recordInformation records the DNS servers and search domains that a DHCPv6 server sent to a pod without a DHCPv6
-// lease.
-func (x *exchange6) recordInformation(i *dhcp6.Information) error {
-	err := x.change6(func(six *lease.Six) {
-		six.Information, six.Error = &lease.NameService{DNS: i.DNS, Search: i.Search, Until: now().Add(i.Refresh)}, ""
-	})
-	x.Log.Debug("asked for DNS by DHCPv6", append(x.logAttrs(), "servers", i.DNS, "ignored", i.Ignored)...)
-	return err
 }
 
 // check finds out whether another host has the address of a lease that a server has just granted. It first records the
@@ -391,7 +380,7 @@ func (x *exchange6) write(l *dhcp6.Lease6, checking bool, trouble string) error 
 	if errors.Is(err, errDeleted) {
 		// The DEL did not know this lease and so did not release it.
 		if x.r.Six = &six; x.r.Releases6(now()) {
-			err = errors.Join(err, x.release6())
+			err = errors.Join(err, x.release(true))
 		}
 	}
 
@@ -425,10 +414,6 @@ func (x *exchange6) applyLease6(l *dhcp6.Lease6) error {
 // recordLoss6 removes the address of a lost lease from the pod and from the host's rules, and records that the pod has
 // no lease. It also starts the exchange's time limit anew.
 func (x *exchange6) recordLoss6(out dhcp6.Output) error {
-	if errors.Is(out.Err, dhcpc.ErrExpired) {
-		x.metrics.expired.Inc()
-	}
-
 	err := x.underLock(func(held *lease.LockedRecord) error {
 		err := x.pod.withdraw(applied6(out.Lost))
 		six := *x.r.Six
@@ -443,7 +428,7 @@ func (x *exchange6) recordLoss6(out dhcp6.Output) error {
 		err = x.follow()
 	}
 
-	x.limit = now().Add(x.timeLimit())
+	x.limit = x.timeLimit(false)
 	return err
 }
 

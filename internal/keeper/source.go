@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -68,7 +70,7 @@ type source struct {
 	kind   string               // the source's name in logs and metrics
 	every  time.Duration        // the interval between visits without announcements
 	listen func() (feed, error) // subscribes to announcements; nil if there are none for the source
-	hear   func([]netlink.Message) urgency
+	hear   func(netlink.Message) urgency
 	look   func(context.Context) // compares and repairs; may set the time of the next visit
 
 	failure  string              // the error of the last visit, for reportResult
@@ -90,9 +92,8 @@ func (l *loop) subscribe(s *source) (stop func()) {
 		return func() {}
 	}
 
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
+	var reader sync.WaitGroup
+	reader.Go(func() {
 		for {
 			messages, err := f.Next()
 			if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, nl.ErrMalformed) {
@@ -108,9 +109,9 @@ func (l *loop) subscribe(s *source) (stop func()) {
 				return
 			}
 		}
-	}()
+	})
 
-	return func() { _ = f.Close(); <-ended }
+	return func() { _ = f.Close(); reader.Wait() }
 }
 
 // receive schedules a visit to the source after announcements. During a visit it queues the announcements. An empty
@@ -125,9 +126,13 @@ func (s *source) receive(messages []netlink.Message) {
 		return
 	}
 
-	when := soon
-	if len(messages) > 0 {
-		when = s.hear(messages)
+	when := never
+	if len(messages) == 0 {
+		when = soon
+	}
+
+	for _, m := range messages {
+		when = max(when, s.hear(m))
 	}
 
 	switch when {
@@ -215,12 +220,7 @@ func (s *source) contestOver(key string) *contest {
 func (s *source) repairedRecently() bool { return s.anyContest((*contest).repairedRecently) }
 
 func (s *source) anyContest(is func(*contest) bool) bool {
-	for _, c := range s.contests {
-		if is(c) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(slices.Collect(maps.Values(s.contests)), is)
 }
 
 func (c *contest) repairedRecently() bool {

@@ -210,9 +210,9 @@ func FuzzAnnouncements(f *testing.F) {
 	f.Add(uint16(unix.RTM_DELADDR), make([]byte, unix.SizeofIfAddrmsg))
 	f.Add(uint16(unix.RTM_DELROUTE), []byte{1})
 	f.Fuzz(func(_ *testing.T, kind uint16, data []byte) {
-		messages := []netlink.Message{nltest.Message(kind, data)}
+		message := nltest.Message(kind, data)
 		l := &linkSource{firewall: &source{slot: slot{busy: true}}, ports: map[int]bool{}}
-		l.hear(messages)
-		(&firewall{}).hear(messages)
+		l.hear(message)
+		(&firewall{}).hear(message)
 	})
 }

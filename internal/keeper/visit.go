@@ -124,15 +124,16 @@ func (v *visit) dropEnded() outcome {
 // visitAdding visits a lease whose ADD has not finished. It leaves the record to that ADD, or to a DEL or GC, unless
 // the pod no longer exists.
 func (v *visit) visitAdding() outcome {
-	held, err := v.Leases.TryLock(v.r.Hash())
-	if err != nil {
-		return v.fail("cannot lock lease record", err)
-	}
-
-	if held == nil {
+	once, cancel := context.WithCancel(v.ctx)
+	cancel() // so that Lock does not wait
+	held, err := v.Leases.Lock(once, v.r.Hash())
+	switch {
+	case errors.Is(err, file.ErrLocked):
 		// An ADD or a DEL holds the lock. When it writes or removes the record, a file event starts the next visit. If
 		// it is killed, there is no event, so look again after a minute.
 		return v.outcome(now().Add(time.Minute))
+	case err != nil:
+		return v.fail("cannot lock lease record", err)
 	}
 
 	// The ADD may have ended since the visit read the record.
@@ -358,7 +359,7 @@ func (v *visit) releaseGone(why string) outcome {
 			v.Log.Info("lease remembered", append(v.logAttrs(), "why", why)...)
 			return held.Remember(v.ctx, v.r)
 		case released:
-			if err := v.release(func() error { return v.node.release(v.ctx, v.r, v.r.Lease) }); err != nil {
+			if err := v.release(false); err != nil {
 				return err
 			}
 		}
@@ -366,7 +367,7 @@ func (v *visit) releaseGone(why string) outcome {
 		if v.r.Releases6(now()) {
 			// Without a link-local address on the host's link, the RELEASE can never succeed. Give up after some
 			// attempts, so that the record does not stay for ever.
-			if err := v.release6(); err != nil && v.m.failures < tries6 {
+			if err := v.release(true); err != nil && v.m.failures < tries6 {
 				return fmt.Errorf("DHCPv6: %w", err)
 			}
 		}
@@ -380,9 +381,9 @@ func (v *visit) releaseGone(why string) outcome {
 	})
 }
 
-// release calls send to release a lease, unless another pod now has the same client identity. The server cannot
-// distinguish the two pods, so a RELEASE would end the other pod's lease.
-func (v *visit) release(send func() error) error {
+// release releases the DHCPv4 lease or, if six is set, the DHCPv6 lease, unless another pod now has the same client
+// identity. The server cannot distinguish the two pods, so a RELEASE would end the other pod's lease.
+func (v *visit) release(six bool) error {
 	others, err := v.Leases.Same(v.r)
 	if err != nil {
 		return err
@@ -394,16 +395,12 @@ func (v *visit) release(send func() error) error {
 		return nil
 	}
 
-	if err := send(); err != nil {
+	if err := v.node.release(v.ctx, v.r, six); err != nil {
 		return err
 	}
 
 	v.metrics.releases.Inc()
 	return nil
-}
-
-func (v *visit) release6() error {
-	return v.release(func() error { return v.node.release6(v.ctx, v.r) })
 }
 
 // drop calls do to delete or replace a record, unless somebody else deleted or replaced it since the visit read it.
@@ -476,13 +473,9 @@ func (v *visit) fail(what string, err error) outcome {
 
 	// If the lease is due before the end of the pause, visit it then. Without this, it might end without another
 	// attempt, or its end would be noticed too late.
-	due := []time.Time{v.expires6()}
+	due := []time.Time{v.expires6(), v.r.Expires()}
 	if v.m.session != nil {
 		due = append(due, v.m.session.Wake())
-	}
-
-	if v.r.State == lease.Bound {
-		due = append(due, v.r.Expires())
 	}
 
 	for _, t := range due {

@@ -16,8 +16,6 @@ import (
 type watcher struct {
 	file    *os.File
 	changes chan change // closed when the watcher ends, also because the directory is gone
-	stop    chan struct{}
-	ended   chan struct{}
 }
 
 // mask selects the inotify events about records. Writers rename a new record into place. Records are removed by
@@ -37,20 +35,20 @@ func watch(dir string) (*watcher, error) {
 		return nil, errors.Join(fmt.Errorf("watch %s: inotify: %w", dir, err), file.Close())
 	}
 
-	w := &watcher{file: file, changes: make(chan change, 64), stop: make(chan struct{}), ended: make(chan struct{})}
+	w := &watcher{file: file, changes: make(chan change, 64)}
 	go w.run()
 	return w, nil
 }
 
+// close ends the watcher. It drops the changes that nobody has received.
 func (w *watcher) close() error {
-	close(w.stop)
 	err := w.file.Close()
-	<-w.ended
+	for range w.changes {
+	}
 	return err
 }
 
 func (w *watcher) run() {
-	defer close(w.ended)
 	defer close(w.changes)
 	buf := make([]byte, 64<<10)
 	for {
@@ -61,11 +59,7 @@ func (w *watcher) run() {
 
 		changes, gone := parse(buf[:n])
 		for _, c := range changes {
-			select {
-			case w.changes <- c:
-			case <-w.stop:
-				return
-			}
+			w.changes <- c
 		}
 
 		if gone {

@@ -33,7 +33,7 @@ func (n trusting) enter(r *lease.Record) (pod, error) {
 type trustingPod struct{ *podInterface }
 
 func (p trustingPod) dial(ctx context.Context, local netip.Addr) (dhcpc.Transport[*dhcpc.Packet], error) {
-	return transport.Dialer(&transport.Config{NetNS: p.ns, Link: p.index, MAC: []byte(p.r.Client.MAC)})(ctx, local)
+	return transport.Dialer(&transport.Config{NetNS: p.ns, Link: p.Index, MAC: []byte(p.r.Client.MAC)})(ctx, local)
 }
 
 // Somebody has all rights in a pod's namespace, and has a server of the pod's own refuse

@@ -35,6 +35,27 @@ type Interface struct {
 	Priority int // the metric of the lease's routes
 }
 
+// InterfaceOf opens the interface of r's pod: the peer of the host's end of the pod's link. pod is the pod's namespace,
+// where the owner may have renamed the interface. links works in the host's namespace. The caller must close the
+// result's Conn.
+func InterfaceOf(ctx context.Context, r *Record, pod *netns.NS, links *bridge.Conn) (*Interface, error) {
+	port, err := links.Link(ctx, r.HostIf)
+	if err != nil {
+		return nil, err
+	}
+
+	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
+	if err != nil {
+		return nil, err
+	}
+
+	l, err := link.Peer(conn, port.Peer, port.Index)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return &Interface{Conn: conn, Index: l.Index, Name: l.Name, Priority: r.Policy.Priority}, nil
+}
+
 // Apply adds the lease's addresses and routes to the pod. The addresses get the lifetimes valid and preferred (see
 // dhcpc.Lease.Left), so that the kernel removes them in time even if all of our processes die. Apply calls set to add
 // each route. Unless a.MTU is 0, it sets the MTU of the pod's interface. It does not change the bridge's MTU, since a
@@ -184,28 +205,19 @@ func (p *Policy) Apply(l *dhcpc.Lease) Applied {
 		a.MTU = max(a.MTU, minMTU6)
 	}
 
-	add := func(r dhcpc.Route) {
+	routes := []dhcpc.Route{{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: p.Gateway}}
+	if p.NoDefault || !p.Gateway.IsValid() {
+		routes = slices.DeleteFunc(slices.Clone(l.Routes), func(r dhcpc.Route) bool {
+			// The kernel adds and removes the route to the lease's own subnet together with the address.
+			return p.NoDefault && r.Dst.Bits() < shortestRoute || r.Dst == l.Address.Masked()
+		})
+	}
+
+	for _, r := range slices.Concat(routes, p.Routes) {
 		// Only the first route to a destination counts, as in the kernel.
 		if !slices.ContainsFunc(a.Routes, func(o dhcpc.Route) bool { return o.Dst == r.Dst }) {
 			a.Routes = append(a.Routes, r)
 		}
-	}
-	if p.NoDefault || !p.Gateway.IsValid() {
-		for _, r := range l.Routes {
-			// The kernel adds and removes the route to the lease's own subnet together with the address.
-			if p.NoDefault && r.Dst.Bits() < shortestRoute || r.Dst == l.Address.Masked() {
-				continue
-			}
-			add(r)
-		}
-	}
-
-	if p.Gateway.IsValid() && !p.NoDefault {
-		add(dhcpc.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: p.Gateway})
-	}
-
-	for _, r := range p.Routes {
-		add(r)
 	}
 
 	return a
@@ -388,16 +400,15 @@ func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn f
 	defer held.Close()
 	rec, err := held.Load()
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
 	case errors.As(err, new(*state.RecordError)):
 		warn(err.Error())
 		return held.Remove()
 	case err != nil:
-		return err
+		return state.Ignore(err, fs.ErrNotExist)
 	}
 
-	if err := errors.Join(all4(ctx, dir, rec, links), all6(ctx, rec, links)); err != nil {
+	err = errors.Join(dir.release(ctx, rec, links, false), dir.release(ctx, rec, links, true))
+	if err != nil {
 		warn(err.Error())
 	}
 
@@ -411,97 +422,73 @@ func GiveBack(ctx context.Context, path, hash string, links *bridge.Conn, warn f
 	return held.Remove()
 }
 
-// all4 sends the DHCPv4 RELEASE of a bound lease from the pod, or from the host if the pod is gone. For a sticky client
-// (see Client.Sticky) it sends none, so that the server reserves the address for the pod until the lease expires. If
-// the pod is gone and another record has the same client identity, it sends none either. The server cannot tell the two
-// clients apart.
-func all4(ctx context.Context, dir *Store, r *Record, links *bridge.Conn) error {
-	if r.Client.Sticky || r.Lease == nil || r.State != Bound || r.Lease.Left(time.Now()) == 0 {
+// release sends the RELEASE of a bound DHCPv4 lease or, if six is set, of the DHCPv6 lease. It sends it from the pod,
+// or from the host if the pod is gone. For a sticky client (see Client.Sticky) it sends none, so that the server
+// reserves the address for the pod until the lease expires. If the pod is gone and another record has the same client
+// identity, it sends none either. The server cannot tell the two clients apart.
+func (d *Store) release(ctx context.Context, r *Record, links *bridge.Conn, six bool) error {
+	now := time.Now()
+	isHeld := r.Lease != nil && r.State == Bound && r.Lease.Left(now) != 0 && !r.Client.Sticky
+	if six {
+		isHeld = r.Releases6(now)
+	}
+
+	if !isHeld {
 		return nil
 	}
 
-	sent, err := fromPod(ctx, r, links, func(cfg *transport.Config) error {
-		return transport.Release(ctx, cfg, r.Lease)
-	})
-	if sent {
+	if sent, err := r.releaseFromPod(ctx, links, six); sent {
 		return err
 	}
 
-	if others, err := dir.Same(r); err != nil || len(others) > 0 {
+	if others, err := d.Same(r); err != nil || len(others) > 0 {
 		return err
 	}
-	return Release(ctx, r, links, nil, r.Lease)
+	return Release(ctx, r, links, nil, six)
 }
 
-// all6 sends the DHCPv6 RELEASE, which the keeper has encoded, from the pod, or from the host if the pod is gone. The
-// host may send it, since servers check its content and not its sender. Its destination is a multicast group, so it
-// needs no neighbour entry.
-func all6(ctx context.Context, r *Record, links *bridge.Conn) error {
-	if !r.Releases6(time.Now()) {
-		return nil
-	}
-
-	sent, err := fromPod(ctx, r, links, func(cfg *transport.Config) error {
-		return transport.Send6(cfg, r.Six.Release)
-	})
-	if sent {
-		return err
-	}
-	return Release6(ctx, r, links, nil)
-}
-
-// fromPod calls send with a configuration for sending from the pod's interface, and returns true and the error of send.
-// If the pod's namespace or interface cannot be found, it returns false and nil.
-func fromPod(ctx context.Context, r *Record, links *bridge.Conn, send func(*transport.Config) error) (bool,
-	error) {
+// releaseFromPod sends the RELEASE from the pod's interface, and returns true. If the pod's namespace or interface
+// cannot be found, it returns false and nil.
+func (r *Record) releaseFromPod(ctx context.Context, links *bridge.Conn, six bool) (sent bool, _ error) {
 	pod, err := netns.OpenSame(r.NetNS, r.NetNSCookie)
 	if err != nil {
 		return false, nil
 	}
 	defer pod.Close()
-	conn, err := nl.Dial(unix.NETLINK_ROUTE, pod)
+	l, err := InterfaceOf(ctx, r, pod, links)
 	if err != nil {
 		return false, nil
 	}
-	defer conn.Close()
-	port, err := links.Link(ctx, r.HostIf)
-	if err != nil {
-		return false, nil
-	}
-
-	l, err := link.Peer(conn, port.Peer, port.Index) // the pod's owner may have renamed it
-	if err != nil {
-		return false, nil
-	}
-
-	return true, send(&transport.Config{NetNS: pod, Link: l.Index})
+	defer l.Conn.Close()
+	return true, r.sendRelease(ctx, &transport.Config{NetNS: pod, Link: l.Index}, six)
 }
 
-// Release sends the RELEASE for a pod that is gone, from the host's link in the pod's network. links is a connection to
-// the host's namespace. host is a handle to that namespace; nil means the calling thread's. If the host has no link in
-// the pod's VLAN, Release does nothing. The server then frees the address when the lease expires.
-func Release(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, l *dhcpc.Lease) error {
-	return send(ctx, r, links, host, l.Address.Addr(),
-		func(cfg *transport.Config) error { return transport.Release(ctx, cfg, l) })
-}
-
-// Release6 sends the DHCPv6 RELEASE for a pod that is gone. It works like Release.
-func Release6(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS) error {
-	return send(ctx, r, links, host, r.Six.Lease.Address,
-		func(cfg *transport.Config) error { return transport.Send6(cfg, r.Six.Release) })
-}
-
-// send calls transmit with a configuration for sending from the host's link in the pod's network. If the host has no
-// link in the pod's VLAN, send returns nil without calling transmit. own is the address of the lease to release, for
-// errors.
-func send(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, own netip.Addr,
-	transmit func(*transport.Config) error) error {
+// Release sends the RELEASE of the DHCPv4 lease or, if six is set, of the DHCPv6 lease of a pod that is gone. It sends
+// from the host's link in the pod's network. The host may send a DHCPv6 RELEASE, since servers check its content and
+// not its sender. links is a connection to the host's namespace. host is a handle to that namespace; nil means the
+// calling thread's. If the host has no link in the pod's VLAN, Release does nothing. The server then frees the address
+// when the lease expires.
+func Release(ctx context.Context, r *Record, links *bridge.Conn, host *netns.NS, six bool) error {
 	at, err := links.Link(ctx, r.At())
 	if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(r.At(), r.Bridge+".") {
 		return nil // the host is not in the pod's VLAN
 	}
+
 	if err != nil {
+		own := r.Leased6().Addr()
+		if !six {
+			own = r.Lease.Address.Addr()
+		}
 		return fmt.Errorf("release lease of %s: %w", own, err)
 	}
-	return transmit(&transport.Config{NetNS: host, Link: at.Index})
+	return r.sendRelease(ctx, &transport.Config{NetNS: host, Link: at.Index}, six)
+}
+
+// sendRelease sends the DHCPv4 RELEASE or, if six is set, the DHCPv6 RELEASE that the keeper has encoded. The latter
+// goes to a multicast group, so it needs no neighbour entry.
+func (r *Record) sendRelease(ctx context.Context, from *transport.Config, six bool) error {
+	if six {
+		return transport.Send6(from, r.Six.Release)
+	}
+	return transport.Release(ctx, from, r.Lease)
 }

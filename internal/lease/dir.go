@@ -91,37 +91,21 @@ func (d *Store) Load(hash string) (*Record, error) {
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("load lease: %w", err)
-	}
-	return r, nil
+	return r, state.WithOperation(err, "load lease")
 }
 
 // Hashes returns the hashes of all records, sorted, without reading the records. A missing directory is no error.
 func (d *Store) Hashes() ([]string, error) {
-	entries, err := os.ReadDir(d.path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("list lease records: %w", err)
-	}
-
-	var list []string
-	for _, e := range entries {
-		if hash, ok := RecordHash(e.Name()); ok {
-			list = append(list, hash)
-		}
-	}
-	return list, nil
+	hashes, _, err := state.RecordNames(d.path, ident.IsHash)
+	return hashes, state.WithOperation(err, "list lease records")
 }
 
 // List reads all records, sorted by hash. For each record that cannot be used it returns a *state.RecordError. The
 // error is set only if the directory cannot be read.
 func (d *Store) List() ([]*Record, []*state.RecordError, error) {
 	hashes, err := d.Hashes()
-	if err != nil {
-		return nil, nil, err
-	}
 	found, bad := state.LoadAll(hashes, d.Load)
-	return found, bad, nil
+	return found, bad, err
 }
 
 // Recall returns the last lease of the client in the record next, or nil if there is none. The last lease is in a
@@ -189,49 +173,27 @@ type LockedRecord struct {
 }
 
 // Lock takes the lock of a record, which need not exist. If the lock does not become free before ctx ends, the error
-// matches file.ErrLocked and ctx's cause.
+// matches file.ErrLocked and ctx's cause. If ctx has ended already, Lock tries once.
 func (d *Store) Lock(ctx context.Context, hash string) (*LockedRecord, error) {
 	return d.lock(ctx, hash, lockorder.Lease)
 }
 
 // lock waits for the lock of a record. rank is the lock's place in the order of locks.
-func (d *Store) lock(ctx context.Context, hash string, rank lockorder.Rank) (h *LockedRecord, err error) {
+func (d *Store) lock(ctx context.Context, hash string, rank lockorder.Rank) (*LockedRecord, error) {
 	order := lockorder.Wait(rank)
-	err = file.Await(ctx, d.lockPath(hash), func() (bool, error) {
-		h, err = d.tryLock(hash)
-		return h != nil, err
-	})
+	fd, err := -1, ident.CheckHash(hash)
+	if err == nil {
+		err = file.Await(ctx, d.lockPath(hash), func() (_ bool, err error) {
+			fd, err = file.TryLock(d.lockPath(hash), unix.O_RDWR|unix.O_CREAT)
+			return fd >= 0, err
+		})
+	}
+
 	if err != nil {
 		order.Release()
 		return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
 	}
-
-	h.order = order
-	return h, nil
-}
-
-// TryLock takes the lock of a record without waiting. It returns nil without an error if the lock is not free.
-func (d *Store) TryLock(hash string) (*LockedRecord, error) {
-	h, err := d.tryLock(hash)
-	if err != nil {
-		return nil, fmt.Errorf("lock lease record %s: %w", hash, err)
-	}
-	if h != nil {
-		h.order = lockorder.Tried(lockorder.Lease)
-	}
-	return h, nil
-}
-
-// tryLock works like TryLock, but does not register the lock with package lockorder.
-func (d *Store) tryLock(hash string) (*LockedRecord, error) {
-	if err := ident.CheckHash(hash); err != nil {
-		return nil, err
-	}
-	fd, err := file.TryLock(d.lockPath(hash), unix.O_RDWR|unix.O_CREAT)
-	if err != nil || fd < 0 {
-		return nil, err
-	}
-	return &LockedRecord{dir: d, hash: hash, fd: fd}, nil
+	return &LockedRecord{dir: d, hash: hash, fd: fd, order: order}, nil
 }
 
 // Load reads the record. Nobody else changes the record while the lock is held.
@@ -241,23 +203,18 @@ func (h *LockedRecord) Load() (*Record, error) { return h.dir.Load(h.hash) }
 // wait for the disk, since nothing needs such a record after a power cut.
 func (h *LockedRecord) Create(r *Record) error {
 	r.Token = fmt.Sprintf("%016x", rand.Uint64())
-	if err := h.put(r); err != nil {
-		return fmt.Errorf("create lease record: %w", err)
-	}
-	return nil
+	return state.WithOperation(h.put(r), "create lease record")
 }
 
 // Replace overwrites the existing record, which must have the token of r. If there is no record, the error matches
 // os.ErrNotExist. If the existing record has another token, the error matches ErrSuperseded. In both cases Replace
 // writes nothing.
 func (h *LockedRecord) Replace(r *Record) error {
-	if err := h.Same(r); err != nil {
-		return fmt.Errorf("replace lease record: %w", err)
+	err := h.Same(r)
+	if err == nil {
+		err = h.put(r)
 	}
-	if err := h.put(r); err != nil {
-		return fmt.Errorf("replace lease record: %w", err)
-	}
-	return nil
+	return state.WithOperation(err, "replace lease record")
 }
 
 // Same returns an error unless the existing record has r's token. The error matches os.ErrNotExist if there is no
@@ -305,10 +262,8 @@ func (h *LockedRecord) put(r *Record) error {
 // Remove removes the record. A missing record is no error. Remove does not wait for the disk. If a power cut brings
 // the record back, the record belongs to an earlier boot, and its lease is released once more.
 func (h *LockedRecord) Remove() error {
-	if err := errors.Join(file.Remove(h.dir.recordPath(h.hash)), file.Remove(h.dir.tempPath(h.hash))); err != nil {
-		return fmt.Errorf("remove lease record: %w", err)
-	}
-	return nil
+	err := errors.Join(file.Remove(h.dir.recordPath(h.hash)), file.Remove(h.dir.tempPath(h.hash)))
+	return state.WithOperation(err, "remove lease record")
 }
 
 // Remember turns the record of a pod that is gone into a record of the state Sticky, which Recall finds. It removes the
@@ -397,12 +352,8 @@ func (d *Store) CheckKeeper() error {
 // keeper's first heartbeat.
 func (d *Store) heartbeat() (runs bool, since time.Duration, _ error) {
 	fd, err := file.Open(d.path+"/"+keeperLock, unix.O_RDWR)
-	if errors.Is(err, os.ErrNotExist) {
-		return false, 0, nil
-	}
-
 	if err != nil {
-		return false, 0, err
+		return false, 0, state.Ignore(err, os.ErrNotExist)
 	}
 	defer unix.Close(fd)
 	lives, err := file.LockRange(fd, unix.F_OFD_GETLK, unix.F_WRLCK, livesAt, 1)
@@ -476,12 +427,10 @@ func (p *Heartbeat) beatAt(now time.Duration) error {
 		_, err = file.LockRange(p.fd, unix.F_OFD_SETLK, unix.F_UNLCK, p.beat, 1)
 	}
 
-	if err != nil {
-		return fmt.Errorf("keeper's heartbeat: %w", err)
+	if err == nil {
+		p.beat = beat
 	}
-
-	p.beat = beat
-	return nil
+	return state.WithOperation(err, "keeper's heartbeat")
 }
 
 // Close ends the caller's role as keeper. It unlocks explicitly, since a child process that is just being started may

@@ -68,8 +68,6 @@ func TestALockKeepsOthersOut(t *testing.T) {
 	t.Parallel()
 	d, r := open(t), sample()
 	h := lock(t, d, r)
-	other, err := d.tryLock(r.Hash())
-	must.That(t, other == nil && err == nil, "tryLock while it is held: %v, %v", other, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := d.Lock(ctx, r.Hash()); !errors.Is(err, file.ErrLocked) || !errors.Is(err, context.Canceled) {
@@ -77,8 +75,8 @@ func TestALockKeepsOthersOut(t *testing.T) {
 	}
 	must.Succeed(t, h.Close())
 	expect.Success(t, h.Close(), "second Close")
-	other, err = d.tryLock(r.Hash())
-	must.That(t, other != nil && err == nil, "tryLock after Close: %v, %v", other, err)
+	other, err := d.Lock(ctx, r.Hash())
+	must.That(t, other != nil && err == nil, "Lock with a context that is done, after Close: %v, %v", other, err)
 	other.Close()
 	expect.Is(t, h.Create(r), os.ErrClosed, "Create without the lock")
 }
@@ -103,18 +101,20 @@ func TestLockFilesGoWithTheirRecords(t *testing.T) {
 func TestNoTwoHoldALockWhoseFileComesAndGoes(t *testing.T) {
 	t.Parallel()
 	d, r := open(t), sample()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
 	var inside atomic.Int32
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
 			for range 300 {
-				h, err := d.tryLock(r.Hash()) // without the pauses of Lock, which would hide it
+				h, err := d.Lock(ended, r.Hash()) // without pauses, which would hide it
+				if errors.Is(err, file.ErrLocked) {
+					continue
+				}
 				if err != nil {
 					t.Error(err)
 					return
-				}
-				if h == nil {
-					continue
 				}
 				n := inside.Add(1)
 				expect.That(t, n == 1, "%d hold the lock", n)

@@ -209,12 +209,8 @@ func (r *Record) Check() error {
 		errs = append(errs, r.Lease.Validate())
 	}
 
-	// NewMachine checks the fields of the client.
-	if _, err := dhcpc.NewMachine(r.Client.DHCPConfig(nil)); err != nil {
-		errs = append(errs, fmt.Errorf("client: %w", err))
-	}
-
-	errs = append(errs, r.Six.check())
+	_, err := dhcpc.NewMachine(r.Client.DHCPConfig(nil)) // checks the fields of the client
+	errs = append(errs, state.WithOperation(err, "client"), state.WithOperation(r.Six.check(), "DHCPv6"))
 	return errors.Join(errs...)
 }
 
@@ -315,15 +311,12 @@ func clone[T any](p *T) *T {
 }
 
 // TimeLeft returns the remaining time of a DHCPv4 or DHCPv6 lease as text.
-func TimeLeft(l interface {
-	Infinite() bool
-	Left(time.Time) time.Duration
-}, now time.Time) string {
-	if l.Infinite() {
+func TimeLeft(l interface{ Left(time.Time) time.Duration }, now time.Time) string {
+	switch left := l.Left(now); {
+	case left < 0:
 		return "for ever"
-	}
-	if d := l.Left(now); d > 0 {
-		return d.Truncate(time.Second).String()
+	case left > 0:
+		return left.Truncate(time.Second).String()
 	}
 	return "ended"
 }
@@ -391,16 +384,13 @@ func (s *Six) check() error {
 	case s == nil:
 		return nil
 	case s.Lease == nil && len(s.Release) > 0:
-		return fmt.Errorf("DHCPv6: it has a RELEASE and no lease")
+		return errors.New("it has a RELEASE and no lease")
+	case len(s.DUID) < 3 || len(s.DUID) > 130 || s.Address.IsValid() && !s.Address.Is6():
+		return fmt.Errorf("DUID %s, address %s", s.DUID, s.Address)
 	case s.Lease != nil:
-		if err := s.Lease.Validate(); err != nil {
-			return fmt.Errorf("DHCPv6: %w", err)
-		}
+		return s.Lease.Validate()
 	}
 
-	if len(s.DUID) < 3 || len(s.DUID) > 130 || s.Address.IsValid() && !s.Address.Is6() {
-		return fmt.Errorf("DHCPv6: DUID %s, address %s", s.DUID, s.Address)
-	}
 	return nil
 }
 

@@ -127,11 +127,8 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 	ipam := map[string]any{}
 	var errs []error
 	asked := map[string]any{"mac": n.MAC(c), "portMappings": c.Ports}
-	all := maps.Clone(n.Options)
-	if len(c.Options) > 0 && all == nil {
-		all = map[string]string{}
-	}
-
+	all := map[string]string{}
+	maps.Copy(all, n.Options)
 	for name, value := range c.Options {
 		if slices.Contains(policies(), name) {
 			asked[name] = value
@@ -164,10 +161,7 @@ func (n *Network) configuration(c *Container) (map[string]any, error) {
 		conf["internal"] = true
 	}
 
-	if err := n.addresses(c, conf, ipam); err != nil {
-		errs = append(errs, err)
-	}
-
+	errs = append(errs, n.addresses(c, conf, ipam))
 	conf["runtimeConfig"] = asked
 	return conf, errors.Join(errs...)
 }

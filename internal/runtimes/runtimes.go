@@ -62,10 +62,7 @@ type Container struct {
 // Invalid options are an error, except for DEL and GC. An error that the plugin prints is a *types.Error, also if the
 // call exceeds its deadline.
 func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
-	if c == nil {
-		c = &Container{}
-	}
-
+	c = cmp.Or(c, &Container{})
 	conf, err := n.configuration(c)
 	if err != nil && verb != "DEL" && verb != "GC" {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -148,10 +149,8 @@ func (a *Attachment) Check() error {
 		errs = append(errs, fmt.Errorf("its state is %q", a.State))
 	}
 
-	for _, address := range a.Addresses {
-		if !address.Prefix.IsValid() {
-			errs = append(errs, errors.New("an address has no valid prefix"))
-		}
+	if slices.ContainsFunc(a.Addresses, func(address ipam.Address) bool { return !address.Prefix.IsValid() }) {
+		errs = append(errs, errors.New("an address has no valid prefix"))
 	}
 
 	for _, name := range []string{a.HostIf, a.Bridge, a.NIC, a.IFB} {
@@ -171,7 +170,7 @@ func (a *Attachment) Check() error {
 	}
 
 	for _, p := range a.Published {
-		errs = append(errs, withOperation(p.Port.Check(), "it publishes port %d as %s", p.PodPort, p.Port))
+		errs = append(errs, WithOperation(p.Port.Check(), "it publishes port %d as %s", p.PodPort, p.Port))
 	}
 
 	return errors.Join(errs...)
@@ -209,7 +208,7 @@ func (d *Dir) Load(network, hash string) (*Attachment, error) {
 	if err == nil {
 		a, err = loadAttachment(path, network, hash)
 	}
-	return a, withOperation(err, "load attachment")
+	return a, WithOperation(err, "load attachment")
 }
 
 // loadAttachment reads the record at path, and checks that it belongs to the network and the hash in its path.
@@ -244,7 +243,7 @@ func (d *Dir) Written(network, hash string) (time.Time, error) {
 func (d *Dir) Update(a *Attachment) error {
 	lock, err := d.LockAttachment(a.Network, a.Hash())
 	if err != nil {
-		return fmt.Errorf("update attachment: %w", err)
+		return WithOperation(err, "update attachment")
 	}
 	return errors.Join(d.UpdateLocked(a), lock.Close())
 }
@@ -265,7 +264,7 @@ func (d *Dir) UpdateLocked(a *Attachment) error {
 	if err == nil {
 		err = d.replaceFile(path, line)
 	}
-	return withOperation(err, "update attachment")
+	return WithOperation(err, "update attachment")
 }
 
 // Remove removes an attachment's record, or a directory in its place. A missing record is no error. Remove needs the
@@ -278,7 +277,7 @@ func (d *Dir) Remove(network, hash string) error {
 	if errors.Is(err, unix.EISDIR) {
 		err = os.RemoveAll(path)
 	}
-	return withOperation(err, "remove attachment")
+	return WithOperation(err, "remove attachment")
 }
 
 // List reads the records of a network's attachments, sorted by hash. For each record that cannot be used, and for each
@@ -286,16 +285,13 @@ func (d *Dir) Remove(network, hash string) error {
 // be read. A network without a directory has no attachments.
 //
 // Under the shared lock, records may come and go while List reads. Only the exclusive lock prevents that.
-func (d *Dir) List(network string) ([]*Attachment, []*RecordError, error) {
-	if err := checkNetwork(network); err != nil {
-		return nil, nil, fmt.Errorf("list attachments: %w", err)
+func (d *Dir) List(network string) (found []*Attachment, bad []*RecordError, _ error) {
+	err := checkNetwork(network)
+	if err == nil {
+		found, bad, err = list(d.attachmentsPath()+"/"+network, ident.IsHash,
+			func(hash string) (*Attachment, error) { return d.Load(network, hash) })
 	}
-	found, bad, err := list(d.attachmentsPath()+"/"+network, ident.IsHash,
-		func(hash string) (*Attachment, error) { return d.Load(network, hash) })
-	if err != nil {
-		return nil, nil, fmt.Errorf("list attachments: %w", err)
-	}
-	return found, bad, nil
+	return found, bad, WithOperation(err, "list attachments")
 }
 
 // MAC is an Ethernet address in a record. Its text form is "02:00:00:00:00:01".
@@ -317,7 +313,7 @@ type Pending struct {
 // be in progress, or have been killed: see State and AttachmentLock. Create needs the shared lock. The caller must call
 // Commit, Close or Abandon on the result.
 func (d *Dir) Create(a *Attachment) (_ *Pending, err error) {
-	defer func() { err = withOperation(err, "create attachment") }()
+	defer func() { err = WithOperation(err, "create attachment") }()
 	a.State = Adding
 	if a.Created.IsZero() {
 		a.Created = d.sources.now().UTC()
@@ -385,10 +381,8 @@ func (p *Pending) Gone() (bool, error) {
 		return p.lost, nil
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(p.fd, &st); err != nil {
-		return false, &os.PathError{Op: "stat", Path: p.path, Err: err}
-	}
-	return st.Nlink == 0, nil
+	err := unix.Fstat(p.fd, &st)
+	return err == nil && st.Nlink == 0, file.PathError("stat", p.path, err)
 }
 
 // Abandon removes the record, even after Commit, and closes p. As long as p is open, Abandon leaves a later record of
@@ -398,10 +392,7 @@ func (p *Pending) Abandon() error {
 	if err == nil && !gone && !p.lost {
 		err = file.Remove(p.path)
 	}
-	if err = errors.Join(err, p.Close()); err != nil {
-		return fmt.Errorf("abandon attachment: %w", err)
-	}
-	return nil
+	return WithOperation(errors.Join(err, p.Close()), "abandon attachment")
 }
 
 // Commit sets the record's state to Ready, writes all of a, and closes p. It appends a line, so that a crash in the
@@ -412,7 +403,7 @@ func (p *Pending) Commit(a *Attachment) (err error) {
 		if err != nil {
 			a.State = Adding
 		}
-		err = withOperation(errors.Join(err, p.Close()), "commit attachment")
+		err = WithOperation(errors.Join(err, p.Close()), "commit attachment")
 	}()
 	if p.fd < 0 {
 		return &os.PathError{Op: "write", Path: p.path, Err: os.ErrClosed}
@@ -467,14 +458,14 @@ type AttachmentLock struct {
 // LockAttachment locks the record of an attachment. If there is no record, the error matches os.ErrNotExist. If another
 // call has the lock, the error matches ErrBusy.
 func (d *Dir) LockAttachment(network, hash string) (*AttachmentLock, error) {
+	fd := -1
 	path, err := d.attachmentPath(network, hash)
-	if err != nil {
-		return nil, fmt.Errorf("lock attachment: %w", err)
+	if err == nil {
+		fd, err = file.TryLock(path, unix.O_RDONLY)
 	}
 
-	fd, err := file.TryLock(path, unix.O_RDONLY)
 	if err == nil && fd < 0 {
-		err = &os.PathError{Op: "lock", Path: path, Err: ErrBusy}
+		err = file.PathError("lock", path, ErrBusy)
 	}
 
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -53,23 +54,19 @@ func (d *Dir) uplinksPath() string  { return d.path + "/uplinks" }
 
 func (d *Dir) attachmentsPath() string { return d.path + "/attachments" }
 
-// networkPath returns the path of a network's record, or an error if the name is invalid.
+// networkPath returns the path of a network's record. With an error about an invalid name, the path must not be used.
 func (d *Dir) networkPath(network string) (string, error) {
-	if err := checkNetwork(network); err != nil {
-		return "", err
-	}
-	return d.networksPath() + "/" + network + suffix, nil
+	return d.networksPath() + "/" + network + suffix, checkNetwork(network)
 }
 
-// attachmentPath returns the path of an attachment's record, or an error if a name is invalid.
+// attachmentPath returns the path of an attachment's record. With an error about an invalid name, the path must not be
+// used.
 func (d *Dir) attachmentPath(network, hash string) (string, error) {
-	if err := checkNetwork(network); err != nil {
-		return "", err
+	err := checkNetwork(network)
+	if err == nil {
+		err = ident.CheckHash(hash)
 	}
-	if err := ident.CheckHash(hash); err != nil {
-		return "", err
-	}
-	return d.attachmentsPath() + "/" + network + "/" + hash + suffix, nil
+	return d.attachmentsPath() + "/" + network + "/" + hash + suffix, err
 }
 
 // ErrName means that the name of a network or a NIC, or the hash of an attachment, is invalid. It is ident.ErrName.
@@ -96,20 +93,22 @@ func checkNetwork(name string) error {
 	return nil
 }
 
-// checkNIC returns an error unless name can be the name of a link. Such a name cannot lead out of a directory.
-func checkNIC(name string) error {
-	if !ident.IsLinkName(name) {
-		return fmt.Errorf("uplink %.20q: %w: no link has it", name, ErrName)
-	}
-	return nil
-}
+func isNetwork(name string) bool { return checkNetwork(name) == nil }
 
-// withOperation puts the text of the failed operation before an error. It returns nil if err is nil.
-func withOperation(err error, format string, args ...any) error {
+// WithOperation puts the text of the failed operation before an error. It returns nil if err is nil.
+func WithOperation(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf(format+": %w", append(args, err)...)
+}
+
+// Ignore returns nil if err matches one of the targets. It returns any other error unchanged.
+func Ignore(err error, targets ...error) error {
+	if slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) }) {
+		return nil
+	}
+	return err
 }
 
 // readFile reads a record's file. It returns an error for a file larger than file.MaxRecord.
@@ -173,7 +172,7 @@ func Decode(data []byte, v *int, record any) error {
 	if of, is := record.(checkable); err == nil && is {
 		err = of.Check()
 	}
-	return withOperation(err, "%w", ErrDamaged)
+	return WithOperation(err, "%w", ErrDamaged)
 }
 
 var (
@@ -256,25 +255,33 @@ func ReadRecord[T any](bad *RecordError, decode func([]byte) (*T, error), check 
 	return nil, err
 }
 
+// RecordNames returns the sorted names of the records in a directory, without their suffix, and the names of all other
+// files. isName reports whether a name is valid for a record. A missing directory is no error.
+func RecordNames(dir string, isName func(string) bool) (names, others []string, _ error) {
+	entries, err := file.ReadDir(dir)
+	for _, e := range entries {
+		if name, ok := strings.CutSuffix(e.Name(), suffix); ok && isName(name) {
+			names = append(names, name)
+		} else {
+			others = append(others, e.Name())
+		}
+	}
+	return names, others, err
+}
+
 // list reads the records in a directory, sorted by file name. isName reports whether a name, without its suffix, is
 // valid for a record. bad has a *RecordError for each record that cannot be used, and for each file whose name is not
 // valid.
 func list[T any](dir string, isName func(string) bool, load func(name string) (*T, error)) (found []*T,
 	bad []*RecordError, _ error) {
-	entries, err := file.ReadDir(dir)
+	names, others, err := RecordNames(dir, isName)
 	if err != nil {
 		return nil, nil, err
 	}
 
-	var names []string
-	for _, e := range entries {
-		name, ok := strings.CutSuffix(e.Name(), suffix)
-		if !ok || !isName(name) {
-			bad = append(bad, &RecordError{Path: dir + "/" + e.Name(),
-				Err: fmt.Errorf("%w: no record has such a file name", ErrDamaged)})
-			continue
-		}
-		names = append(names, name)
+	for _, name := range others {
+		bad = append(bad, &RecordError{Path: dir + "/" + name,
+			Err: fmt.Errorf("%w: no record has such a file name", ErrDamaged)})
 	}
 
 	found, unread := LoadAll(names, load)
@@ -314,7 +321,7 @@ func (d *Dir) CheckWritable() error {
 	if err == nil {
 		err = errors.Join(file.WriteAll(fd, path, make([]byte, writableSize)), unix.Close(fd))
 	}
-	return withOperation(err, "the state directory %s cannot be written", d.path)
+	return WithOperation(err, "the state directory %s cannot be written", d.path)
 }
 
 // userHZ is the number of clock ticks a second in /proc/<pid>/stat. For user space on amd64 and arm64 it is always
@@ -364,19 +371,12 @@ func (s *sources) bootID() (string, error) {
 // returns 0, as if pid 1 had started at boot.
 func (s *sources) initStart() (time.Duration, error) {
 	data, err := file.ReadKernel(s.initPath)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
-		return 0, nil
-	}
-
 	if err != nil {
-		return 0, err
+		return 0, Ignore(err, os.ErrNotExist, os.ErrPermission)
 	}
 
 	start, err := parseStart(data)
-	if err != nil {
-		return 0, fmt.Errorf("read %s: %w", s.initPath, err)
-	}
-	return start, nil
+	return start, WithOperation(err, "read %s", s.initPath)
 }
 
 // parseStart returns starttime, field 22 of proc_pid_stat(5), which counts by CLOCK_BOOTTIME. It searches from the
@@ -415,10 +415,7 @@ func NetNSCookie() (uint64, error) {
 	}
 	defer unix.Close(fd)
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("read SO_NETNS_COOKIE: %w", err)
-	}
-	return cookie, nil
+	return cookie, WithOperation(err, "read SO_NETNS_COOKIE")
 }
 
 // ErrStale means that a record belongs to an epoch that is over (see Epoch).
@@ -464,12 +461,7 @@ func (d *Dir) epochOf(netns func() (uint64, error)) (Epoch, error) {
 	} else {
 		err = d.checkEpoch(d.epochPath(), e, netns)
 	}
-
-	if err != nil {
-		return e, fmt.Errorf("read epoch: %w", err)
-	}
-
-	return e, nil
+	return e, WithOperation(err, "read epoch")
 }
 
 func decodeEpoch(data []byte) (e Epoch, _ error) {
@@ -518,21 +510,9 @@ func (d *Dir) checkEpoch(path string, e Epoch, netns func() (uint64, error)) err
 
 // newEpoch returns a new Epoch of the present boot, pid 1 and network namespace.
 func (d *Dir) newEpoch() (Epoch, error) {
-	boot, err := d.sources.bootID()
-	if err != nil {
-		return Epoch{}, err
-	}
-
-	start, err := d.sources.initStart()
-	if err != nil {
-		return Epoch{}, err
-	}
-
-	cookie, err := d.sources.netns()
-	if err != nil {
-		return Epoch{}, err
-	}
-
+	boot, bootErr := d.sources.bootID()
+	start, startErr := d.sources.initStart()
+	cookie, cookieErr := d.sources.netns()
 	return Epoch{
 		Version: version,
 		Boot:    boot,
@@ -540,7 +520,7 @@ func (d *Dir) newEpoch() (Epoch, error) {
 		Init:    max(start, time.Millisecond),
 		Made:    d.sources.uptime(),
 		NetNS:   cookie,
-	}, nil
+	}, errors.Join(bootErr, startErr, cookieErr)
 }
 
 // Begun returns the time of an epoch's beginning, by the present wall clock. An epoch begins when pid 1 starts. For the
@@ -572,7 +552,9 @@ func (d *Dir) Enter(ctx context.Context) (*Lock, Epoch, error) {
 	err = l.Ensure(ctx,
 		func() (bool, error) {
 			epoch, found = d.epochOf(l.netns)
-			return found == nil, ignoreLost(found)
+
+			// A new epoch replaces a missing, stale or damaged one.
+			return found == nil, Ignore(found, os.ErrNotExist, ErrStale, ErrDamaged)
 		},
 		func() error {
 			var err error
@@ -587,35 +569,18 @@ func (d *Dir) Enter(ctx context.Context) (*Lock, Epoch, error) {
 	return l, epoch, nil
 }
 
-// ignoreLost returns nil for errors about a missing, stale or damaged epoch, which a new epoch replaces. It returns
-// other errors unchanged.
-func ignoreLost(err error) error {
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) || errors.Is(err, ErrDamaged) {
-		return nil
-	}
-	return err
-}
-
 // beginEpoch writes a new epoch. If the previous epoch is stale, beginEpoch first deletes its records of attachments
 // and networks. The caller holds the exclusive lock.
 func (d *Dir) beginEpoch(stale bool) (Epoch, error) {
 	epoch, err := d.newEpoch()
-	if err != nil {
-		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
+	if err == nil && stale { // records of NICs' takeovers may stay, since they contain their own epoch
+		err = WithOperation(errors.Join(os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath())),
+			"drop records of earlier epochs")
 	}
 
-	if stale { // records of NICs' takeovers may stay, since they contain their own epoch
-		err = errors.Join(os.RemoveAll(d.attachmentsPath()), os.RemoveAll(d.networksPath()))
+	if err == nil {
+		// Write the epoch last, since other processes regard the directory as usable as soon as it has the new epoch.
+		err = d.replaceFile(d.epochPath(), Encode(&epoch.Version, &epoch))
 	}
-
-	if err != nil {
-		return Epoch{}, fmt.Errorf("begin epoch: drop records of earlier epochs: %w", err)
-	}
-
-	// Write the epoch last, since other processes regard the directory as usable as soon as it has the new epoch.
-	if err := d.replaceFile(d.epochPath(), Encode(&epoch.Version, &epoch)); err != nil {
-		return Epoch{}, fmt.Errorf("begin epoch: %w", err)
-	}
-
-	return epoch, nil
+	return epoch, WithOperation(err, "begin epoch")
 }

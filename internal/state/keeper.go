@@ -39,25 +39,17 @@ func (d *Dir) SetContested(f *Contested) error {
 	} else {
 		err = d.replaceFile(d.contestedPath(), Encode(&f.Version, f))
 	}
-	return withOperation(err, "write down who changes the firewall")
+	return WithOperation(err, "write down who changes the firewall")
 }
 
 // Contested reads the record that SetContested has written. If there is none, it returns nil.
 func (d *Dir) Contested() (*Contested, error) {
 	data, err := readFile(d.contestedPath())
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-
-	f := new(Contested)
-	if err == nil {
-		err = Decode(data, &f.Version, f)
-	}
-
 	if err != nil {
-		return nil, fmt.Errorf("read who changes the firewall: %w", err)
+		return nil, WithOperation(Ignore(err, os.ErrNotExist), "read who changes the firewall")
 	}
-	return f, nil
+	f := new(Contested)
+	return f, WithOperation(Decode(data, &f.Version, f), "read who changes the firewall")
 }
 
 // Zones lists the links that tombolod has put into firewalld's zone trusted. It also lists the links for which an
@@ -80,15 +72,12 @@ func (d *Dir) Zones() (Zones, error) {
 	if err == nil {
 		err = Decode(data, &z.Version, &z)
 	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, ErrDamaged) {
-		return Zones{}, fmt.Errorf("read firewalld's links: %w", err)
-	}
-	return z, nil
+	return z, WithOperation(Ignore(err, os.ErrNotExist, ErrDamaged), "read firewalld's links")
 }
 
 // SetZones replaces the record of the zones. Only the process that called AttendZones calls it.
 func (d *Dir) SetZones(z Zones) error {
-	return withOperation(d.replaceFile(d.zonesPath(), Encode(&z.Version, &z)), "write firewalld's links")
+	return WithOperation(d.replaceFile(d.zonesPath(), Encode(&z.Version, &z)), "write firewalld's links")
 }
 
 // AttendZones announces to ADDs that this process adds the link of each newly recorded network to firewalld's zone
@@ -134,10 +123,8 @@ func (d *Dir) ZonesAttended(link string) bool {
 // whole.
 func (d *Dir) ForwardedLinks() (links []string, _ error) {
 	epoch, err := d.Epoch()
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrStale) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
+	if err != nil {
+		return nil, Ignore(err, os.ErrNotExist, ErrStale)
 	}
 
 	records, bad, err := d.ListNetworks()
@@ -191,7 +178,7 @@ func (d *Dir) CountFailure(verb string, code uint) error {
 	if err == nil {
 		err = errors.Join(file.WriteAll(fd, path, []byte{'.'}), unix.Close(fd))
 	}
-	return withOperation(err, "count a %s that failed with code %d", verb, code)
+	return WithOperation(err, "count a %s that failed with code %d", verb, code)
 }
 
 // Failures returns the numbers of failed calls that CountFailure has counted.

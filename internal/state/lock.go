@@ -307,7 +307,7 @@ func (l *Lock) SetNote(text string) error {
 			return unix.Pwrite(l.fd, []byte(hashNote(text, netns)+text+"\n"), 0)
 		})
 	}
-	return withOperation(err, "write note to %s", l.dir.lockPath())
+	return WithOperation(err, "write note to %s", l.dir.lockPath())
 }
 
 // hashNote returns the checksum of a note and of the network namespace's cookie, followed by a space.

@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/nft"
 )
@@ -130,7 +129,7 @@ func (d *Dir) SaveNetwork(n *Network) error {
 	if err == nil {
 		err = d.replaceFile(path, data)
 	}
-	return withOperation(err, "save network %s", n.Name)
+	return WithOperation(err, "save network %s", n.Name)
 }
 
 // LoadNetwork reads a network's record. If there is none, the network has not been built, and the error matches
@@ -147,7 +146,7 @@ func (d *Dir) LoadNetwork(name string) (*Network, error) {
 			return nil
 		})
 	}
-	return n, withOperation(err, "load network")
+	return n, WithOperation(err, "load network")
 }
 
 func decodeNetwork(data []byte) (*Network, error) {
@@ -165,44 +164,35 @@ func (d *Dir) RemoveNetwork(name string) error {
 	}
 
 	dir := d.attachmentsPath() + "/" + name
-	switch err := unix.Rmdir(dir); err {
+	switch err = unix.Rmdir(dir); err {
 	case nil, unix.ENOENT:
+		err = d.remove(path)
 	case unix.ENOTEMPTY:
 		return fmt.Errorf("remove network %s: %w: there are records in %s", name, ErrInUse, dir)
 	default:
-		return fmt.Errorf("remove network: %w", &os.PathError{Op: "rmdir", Path: dir, Err: err})
+		err = file.PathError("rmdir", dir, err)
 	}
 
-	return withOperation(d.remove(path), "remove network")
+	return WithOperation(err, "remove network")
 }
 
 // Networks returns the sorted names of all networks that have a record, or a directory for attachments. It skips other
 // files in the directories of networks and attachments.
 func (d *Dir) Networks() ([]string, error) {
-	records, err := file.ReadDir(d.networksPath())
-	if err != nil {
+	names, _, err := RecordNames(d.networksPath(), isNetwork)
+	dirs, dirsErr := file.ReadDir(d.attachmentsPath())
+	if err = errors.Join(err, dirsErr); err != nil {
 		return nil, fmt.Errorf("list networks: %w", err)
-	}
-
-	dirs, err := file.ReadDir(d.attachmentsPath())
-	if err != nil {
-		return nil, fmt.Errorf("list networks: %w", err)
-	}
-
-	names := make(map[string]bool)
-	for _, e := range records {
-		if name, ok := strings.CutSuffix(e.Name(), suffix); ok && checkNetwork(name) == nil {
-			names[name] = true
-		}
 	}
 
 	for _, e := range dirs {
-		if e.IsDir() && checkNetwork(e.Name()) == nil {
-			names[e.Name()] = true
+		if e.IsDir() && isNetwork(e.Name()) {
+			names = append(names, e.Name())
 		}
 	}
 
-	return slices.Sorted(maps.Keys(names)), nil
+	slices.Sort(names)
+	return slices.Compact(names), nil
 }
 
 // UnknownNetwork returns an error about a network that does not exist. names are the names of the recorded networks,
@@ -217,12 +207,8 @@ func UnknownNetwork(names []string, name string) error {
 // ListNetworks reads the records of all networks, sorted by file name. For each record that cannot be used, and for
 // each other file, it returns a *RecordError.
 func (d *Dir) ListNetworks() ([]*Network, []*RecordError, error) {
-	found, bad, err := list(d.networksPath(), func(name string) bool { return checkNetwork(name) == nil },
-		d.LoadNetwork)
-	if err != nil {
-		return nil, nil, fmt.Errorf("list networks: %w", err)
-	}
-	return found, bad, nil
+	found, bad, err := list(d.networksPath(), isNetwork, d.LoadNetwork)
+	return found, bad, WithOperation(err, "list networks")
 }
 
 // GatewayLink returns the name of the link for the network's gateway addresses: the bridge, or the host's link in the
@@ -291,16 +277,21 @@ func (f *UplinkFile) Save(record []byte) error {
 		err = f.dir.replaceFile(path, data)
 	}
 
-	return withOperation(err, "save record of uplink %s", f.nic)
+	return WithOperation(err, "save record of uplink %s", f.nic)
 }
 
 // Load reads the record. If there is none, the error matches os.ErrNotExist. If the record belongs to an earlier
 // epoch, the error matches ErrStale. If the record cannot be used, the error wraps a *RecordError. Package uplink
 // checks the contents.
 func (f *UplinkFile) Load() ([]byte, error) {
+	record, err := f.load()
+	return record, WithOperation(err, "load record of uplink")
+}
+
+func (f *UplinkFile) load() ([]byte, error) {
 	path, err := f.path()
 	if err != nil {
-		return nil, fmt.Errorf("load record of uplink: %w", err)
+		return nil, err
 	}
 
 	var epoch Epoch
@@ -311,16 +302,9 @@ func (f *UplinkFile) Load() ([]byte, error) {
 	}
 
 	if err != nil {
-		err = (&RecordError{Path: path, NIC: f.nic}).Wrap(err)
-	} else {
-		err = f.dir.checkEpoch(path, epoch, f.dir.sources.netns)
+		return nil, (&RecordError{Path: path, NIC: f.nic}).Wrap(err)
 	}
-
-	if err != nil {
-		return nil, fmt.Errorf("load record of uplink: %w", err)
-	}
-
-	return record, nil
+	return record, f.dir.checkEpoch(path, epoch, f.dir.sources.netns)
 }
 
 // splitUplink splits the content of the file of an UplinkFile into its first line, the epoch, and the record, which is
@@ -343,30 +327,20 @@ func (f *UplinkFile) Remove() error {
 	if err == nil {
 		err = f.dir.remove(path)
 	}
-	return withOperation(err, "remove record of uplink")
+	return WithOperation(err, "remove record of uplink")
 }
 
-// path returns the path of the file with the record.
-func (f *UplinkFile) path() (string, error) {
-	if err := checkNIC(f.nic); err != nil {
-		return "", err
+// path returns the path of the file with the record. With an error about an invalid name, the path must not be used.
+func (f *UplinkFile) path() (path string, err error) {
+	if !ident.IsLinkName(f.nic) { // such a name could lead out of the directory
+		err = fmt.Errorf("uplink %.20q: %w: no link has it", f.nic, ErrName)
 	}
-	return f.dir.uplinksPath() + "/" + f.nic + suffix, nil
+	return f.dir.uplinksPath() + "/" + f.nic + suffix, err
 }
 
 // Uplinks returns the names of all NICs that have the record of a takeover (see UplinkFile). It reads no record, and
 // needs no lock.
 func (d *Dir) Uplinks() ([]string, error) {
-	entries, err := file.ReadDir(d.uplinksPath())
-	if err != nil {
-		return nil, fmt.Errorf("list uplinks: %w", err)
-	}
-
-	var nics []string
-	for _, e := range entries {
-		if nic, ok := strings.CutSuffix(e.Name(), suffix); ok && checkNIC(nic) == nil {
-			nics = append(nics, nic)
-		}
-	}
-	return nics, nil
+	nics, _, err := RecordNames(d.uplinksPath(), ident.IsLinkName)
+	return nics, WithOperation(err, "list uplinks")
 }

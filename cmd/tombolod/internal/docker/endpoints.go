@@ -22,6 +22,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/netns"
 	"github.com/tombolo-cni/tombolo/network"
 )
@@ -190,12 +191,8 @@ func containerOf(r *request) (*runtimes.Container, error) {
 			withName, c.Name, longestName)
 	}
 
-	for _, address := range []netip.Prefix{r.Interface.Address, r.Interface.AddressIPv6} {
-		if address.IsValid() {
-			c.Addresses = append(c.Addresses, address)
-		}
-	}
-
+	c.Addresses = slices.DeleteFunc([]netip.Prefix{r.Interface.Address, r.Interface.AddressIPv6},
+		func(address netip.Prefix) bool { return !address.IsValid() })
 	return c, nil
 }
 
@@ -276,10 +273,7 @@ func (d *Driver) takeDown(k key) error {
 	if err == nil {
 		_, err = n.Call("DEL", &runtimes.Container{ID: k.EndpointID, IfName: k.ifName()})
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return state.Ignore(err, fs.ErrNotExist)
 }
 
 // joinsWithin is the time that Docker has to move a new endpoint's interface into a container. It is also the interval

@@ -11,10 +11,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/runtimes"
+	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/network"
 )
 
@@ -56,20 +56,12 @@ func (d *Driver) createNetwork(ctx context.Context, r *request) (*answer, error)
 	return &answer{}, err
 }
 
-const suffix = ".json"
-
 // path returns the path of the file with a network's description. id is Docker's identifier of the network.
-func (d *Driver) path(id string) string { return filepath.Join(d.networks, id+suffix) }
+func (d *Driver) path(id string) string { return filepath.Join(d.networks, id+".json") }
 
 // networkIDs returns Docker's identifiers of all networks that have a description.
 func (d *Driver) networkIDs() []string {
-	var ids []string
-	entries, _ := os.ReadDir(d.networks) // a missing directory has no entries
-	for _, e := range entries {
-		if id, is := strings.CutSuffix(e.Name(), suffix); is {
-			ids = append(ids, id)
-		}
-	}
+	ids, _, _ := state.RecordNames(d.networks, func(string) bool { return true })
 	return ids
 }
 
@@ -83,14 +75,11 @@ func networkOf(r *request) (*runtimes.Network, error) {
 		return nil, err
 	}
 
-	if name, ok := n.Options["name"]; ok {
-		n.Name = name
-		delete(n.Options, "name")
-	}
-
-	if prefix, ok := n.Options[runtimes.IfPrefix]; ok {
-		n.IfPrefix = prefix
-		delete(n.Options, runtimes.IfPrefix)
+	for option, into := range map[string]*string{"name": &n.Name, runtimes.IfPrefix: &n.IfPrefix} {
+		if value, ok := n.Options[option]; ok {
+			*into = value
+			delete(n.Options, option)
+		}
 	}
 
 	if n.Mode() == "gateway" {
@@ -112,10 +101,7 @@ func optional(options map[string]json.RawMessage, name string, into any) error {
 	if options[name] == nil {
 		return nil
 	}
-	if err := json.Unmarshal(options[name], into); err != nil {
-		return fmt.Errorf("option %s: %w", name, err)
-	}
-	return nil
+	return state.WithOperation(json.Unmarshal(options[name], into), "option %s", name)
 }
 
 // refuse returns an error for a network that Tombolo cannot serve, with advice in terms of Docker's options. six is set

@@ -182,22 +182,25 @@ func encodeAttachment(a *Attachment) ([]byte, error) {
 	return EncodeChecked(&a.Version, a, file.MaxRecord/2) // the file holds up to two lines
 }
 
-// errUnfinished means that a file has no complete line. No ADD that wrote it has returned a result.
-var errUnfinished = errors.New("it has no complete line")
+// incompleteError is the error about a file without a complete line. No ADD that wrote it has returned a result.
+type incompleteError struct{ error }
+
+func (e incompleteError) Unwrap() error { return e.error }
 
 // decodeAttachment parses the last complete line of a record's file.
 func decodeAttachment(data []byte) (*Attachment, error) {
-	if !bytes.ContainsRune(data, '\n') && !json.Valid(data) {
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, errUnfinished)
-	}
 	a := new(Attachment)
-	return a, Decode(lastDocument(data), &a.Version, a)
+	err := Decode(lastDocument(data), &a.Version, a)
+	if err != nil && !bytes.ContainsRune(data, '\n') && !json.Valid(data) {
+		err = incompleteError{err}
+	}
+	return a, err
 }
 
 // IsUnfinished reports whether an ADD has not finished the record for which Load returned a and err: its state is
 // Adding, or its file has no complete line. If no process holds the record's lock, that ADD was killed.
 func IsUnfinished(a *Attachment, err error) bool {
-	return errors.Is(err, errUnfinished) || err == nil && a.State == Adding
+	return errors.As(err, new(incompleteError)) || err == nil && a.State == Adding
 }
 
 // Load reads an attachment's record. If there is none, the error matches os.ErrNotExist. If the record cannot be

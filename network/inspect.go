@@ -64,7 +64,6 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	if err := s.inOwnNamespace(); err != nil {
 		return nil, err
 	}
-	defer s.cacheBridges()()
 	networks, err := n.cfg.Dir.Networks()
 	if err != nil {
 		return nil, stateError(err)

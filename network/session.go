@@ -30,8 +30,6 @@ type session struct {
 	Firewall *nft.Conn
 	Epoch    state.Epoch // the present epoch, usually one boot of the node; known after enter
 
-	bridges map[string]*bridge.Link // cache of bridges by name; nil unless cacheBridges is in effect
-
 	leaveNS    func() error // returns to the caller's namespace
 	lock       *state.Lock
 	generation string // the note about nf_tables in the lock's file, as this call found it
@@ -167,26 +165,11 @@ func (s *session) rules() nftnl.SharedSocket { return nftnl.Of(s.Firewall.Socket
 
 // link returns a link of the host. If the link does not exist, the result has only a name.
 func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {
-	if l := s.bridges[name]; l != nil {
-		return l, nil
-	}
-
 	l, err := s.Links.Link(ctx, name)
 	if name == "" || errors.Is(err, fs.ErrNotExist) {
 		return &bridge.Link{Name: name}, nil
 	}
-
-	if err == nil && s.bridges != nil && l.Kind == "bridge" {
-		s.bridges[name] = l
-	}
 	return l, err
-}
-
-// cacheBridges makes the method link request each bridge from the kernel only once, however many pods are on it. The
-// effect ends when the caller calls forget. The caller must not change a bridge before that.
-func (s *session) cacheBridges() (forget func()) {
-	s.bridges = map[string]*bridge.Link{}
-	return func() { s.bridges = nil }
 }
 
 // otherNetworks returns the records of all networks except for the named one.

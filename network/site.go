@@ -205,7 +205,6 @@ func (p *podSite) look(ctx context.Context) error {
 // attachment whose port is gone. For an attachment whose Add has not finished, it calls only endpointPart.mend, and
 // only if the pod has a guard.
 func (n *site) reattach(ctx context.Context) error {
-	defer n.s.cacheBridges()()
 	for _, a := range n.attachments {
 		if a.State != state.Ready && (a.Guard == "" || !n.rec.Guards()) {
 			continue // its own Add is in progress, or was never finished

@@ -18,6 +18,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -249,11 +250,7 @@ func (s *session) setHost(ctx context.Context) error {
 		return err
 	}
 
-	err = s.Firewall.SetHost(ctx, uplinks, trusted, services)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return nl.PassAbsent(s.Firewall.SetHost(ctx, uplinks, trusted, services))
 }
 
 // trusted lists the links that tombolod added to firewalld's zone trusted. Without rules of firewalld it returns
@@ -287,12 +284,8 @@ func (s *session) uplinks(ctx context.Context) ([]string, error) {
 // the kernel, which would take too long for Add and Check.
 func (s *session) lookAtExits(ctx context.Context, found *findings) error {
 	known, _, err := s.Firewall.Host(ctx)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the table is missing, which firewallPart reports
-	}
-
 	if err != nil {
-		return err
+		return nl.PassAbsent(err) // firewallPart reports a missing table
 	}
 
 	names, err := s.uplinks(ctx)

@@ -287,8 +287,7 @@ func (a *addCall) refuseAnswered(mac net.HardwareAddr) error {
 		if has.State != routing.Reachable || slices.Equal(has.MAC, mac) {
 			if mac != nil && err == nil && has.State != routing.Permanent {
 				m, err := has.DelMessage() // the last look: leave the host's table as it was
-				err = conn.Change(context.Background(), "delete neighbour", &has, m, err)
-				if err := nl.PassAbsent(err); err != nil {
+				if err := conn.Change(context.Background(), "delete neighbour", &has, m, err); nl.PassAbsent(err) != nil {
 					return err
 				}
 			}

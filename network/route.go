@@ -383,12 +383,8 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 	}
 	defer pod.Close()
 	conn, l, err := s.dialPod(ctx, a, pod)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-
 	if err != nil {
-		return err
+		return nl.PassAbsent(err)
 	}
 	defer conn.Close()
 

@@ -385,7 +385,7 @@ func (p *podSite) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	case rec.Six.Lease.Left(time.Now()) == 0:
 		p.found.advise(remedy, "its DHCPv6 lease of %s ended at %s", own.Addr(),
 			rec.Six.Lease.Expire.Format(time.RFC3339))
-	case !slices.ContainsFunc(p.Addresses, func(a ipam.Address) bool { return a.Prefix == own }):
+	case !slices.Contains(prefixesOf(p.Addresses), own):
 		p.found.advise(remedy, "its DHCPv6 lease has the address %s", own.Addr())
 	}
 }

@@ -305,14 +305,7 @@ func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 		}
 	}
 
-	var stale []netip.Prefix
-	for _, gw := range before.Gateways {
-		if !slices.Contains(used, gw) {
-			stale = append(stale, gw)
-		}
-	}
-
-	return stale, nil
+	return slices.DeleteFunc(before.Gateways, func(gw netip.Prefix) bool { return slices.Contains(used, gw) }), nil
 }
 
 // subnetRoute returns the route to the subnet of a, as the kernel adds it together with the address. If the route is
@@ -440,13 +433,9 @@ func refuseOverlaps(
 		return nil, nil
 	}
 
-	var fresh []netip.Prefix
-	for _, p := range w.Record.Subnets {
-		if !p.IsSingleIP() && (before == nil || !slices.Contains(before.Subnets, p)) {
-			fresh = append(fresh, p)
-		}
-	}
-
+	fresh := slices.DeleteFunc(slices.Clone(w.Record.Subnets), func(p netip.Prefix) bool {
+		return p.IsSingleIP() || before != nil && slices.Contains(before.Subnets, p)
+	})
 	if len(fresh) == 0 {
 		return nil, nil
 	}

@@ -330,16 +330,9 @@ func (k *checkCall) expect(port *bridge.Port, found *findings) {
 // addresses come and go, and the report may be outdated. Then expectedAddresses leaves out the addresses that are no
 // longer on record, and those that the pod formed itself.
 func (k *checkCall) expectedAddresses(report *Reported) []netip.Prefix {
-	onRecord := func(p netip.Prefix) bool {
-		return slices.ContainsFunc(k.rec.Addresses, func(a ipam.Address) bool { return a.Prefix == p })
-	}
-	reported := slices.Clone(report.Addresses)
-	for _, p := range report.Unplaced {
-		if onRecord(p) {
-			reported = append(reported, p)
-		}
-	}
-
+	onRecord := func(p netip.Prefix) bool { return slices.Contains(prefixesOf(k.rec.Addresses), p) }
+	unplaced := slices.DeleteFunc(slices.Clone(report.Unplaced), func(p netip.Prefix) bool { return !onRecord(p) })
+	reported := slices.Concat(report.Addresses, unplaced)
 	if k.rec.IPAMType != endpoint.Leased && !k.rec.SLAAC {
 		return reported
 	}
@@ -360,13 +353,9 @@ func (k *checkCall) reservations(ctx context.Context, found *findings) error {
 	}
 
 	allocator := k.s.bindAllocator(k.nw.Allocator, k.nw.Name, k.pod.key(k.nw).owner(), k.rec.Short)
-	var own []ipam.Address
-	for _, a := range k.rec.Addresses {
-		if report := k.pod.Reported; report == nil || report.names(a.Prefix.Addr()) {
-			own = append(own, a)
-		}
-	}
-
+	own := slices.DeleteFunc(slices.Clone(k.rec.Addresses), func(a ipam.Address) bool {
+		return k.pod.Reported != nil && !k.pod.Reported.names(a.Prefix.Addr())
+	})
 	err := allocator.Check(ctx, k.pod.key(k.nw).owner(), own)
 	if err != nil && !allocator.Slow() {
 		found.add("%v", err)

@@ -287,7 +287,8 @@ func (a *addCall) refuseAnswered(mac net.HardwareAddr) error {
 		if has.State != routing.Reachable || slices.Equal(has.MAC, mac) {
 			if mac != nil && err == nil && has.State != routing.Permanent {
 				m, err := has.DelMessage() // the last look: leave the host's table as it was
-				if err := conn.Change(context.Background(), "delete neighbour", &has, m, err); nl.PassAbsent(err) != nil {
+				err = conn.Change(context.Background(), "delete neighbour", &has, m, err)
+				if nl.PassAbsent(err) != nil {
 					return err
 				}
 			}

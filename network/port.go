@@ -193,13 +193,7 @@ func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
 // lastingPrefixes returns the addresses that an attachment keeps as long as it exists. These are all except those from
 // router advertisements.
 func lastingPrefixes(rec *state.Attachment) []netip.Prefix {
-	var list []netip.Prefix
-	for _, a := range rec.Addresses {
-		if !autoconfigured(rec, a.Prefix) {
-			list = append(list, a.Prefix)
-		}
-	}
-	return list
+	return slices.DeleteFunc(prefixesOf(rec.Addresses), func(p netip.Prefix) bool { return autoconfigured(rec, p) })
 }
 
 // attach adds the guard's elements to the firewall, and creates the pod's link with its limits. If a link with the

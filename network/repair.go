@@ -183,9 +183,7 @@ func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []stri
 			return 0, nil, err
 		}
 		for _, d := range n.found.list {
-			if text := d.String(); !slices.Contains(lacking, text) {
-				lacking = append(lacking, text)
-			}
+			lacking = appendNew(lacking, d.String())
 		}
 	}
 

@@ -80,15 +80,15 @@ func (a *addCall) prepareLease() (*leaseCall, error) {
 	return l, nil
 }
 
-// openLeases opens the directory of lease records. request is nil if no lease is requested. If request requires a
-// keeper (tombolod), which renews leases, and none runs, openLeases returns an error.
+// openLeases opens the directory of lease records. If request requires a keeper (tombolod), which renews leases, and
+// none runs, openLeases returns an error.
 func (n *Node) openLeases(request *Lease) (*lease.Store, error) {
 	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {
 		return nil, failf(ErrInvalid, "%w", err)
 	}
 
-	if request == nil || request.KeeperOptional {
+	if request.KeeperOptional {
 		return dir, nil
 	}
 

@@ -359,11 +359,10 @@ func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link i
 // refuseConflicts returns an error if the network would cut pods off. These are its own pods if its bridge or mode has
 // changed, or pods of other networks whose subnets overlap. It also returns an error if the host has an overlapping
 // subnet on another link. deserted has the names of overlapping networks without living pods (isDeserted), which the
-// caller removes before it builds. token identifies the present epoch, usually this boot. refuseConflicts lists records
-// and addresses, so an Add calls it only when it builds.
-func refuseConflicts(ctx context.Context, s *session, w *requirement, token string) (deserted []string, err error) {
+// caller removes before it builds. refuseConflicts lists records and addresses, so an Add calls it only when it builds.
+func refuseConflicts(ctx context.Context, s *session, w *requirement) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
-	if err != nil || before.Epoch != token {
+	if err != nil || before.Epoch != s.Epoch.Token() {
 		before = nil // none, or damaged: the network's settings are unknown
 	}
 	if before != nil {
@@ -371,7 +370,7 @@ func refuseConflicts(ctx context.Context, s *session, w *requirement, token stri
 			return nil, err
 		}
 	}
-	return refuseOverlaps(ctx, s, w, before, token)
+	return refuseOverlaps(ctx, s, w, before)
 }
 
 // refuseStranding returns an error if the network has pods, and would lose their bridge or gateway: the new
@@ -426,9 +425,8 @@ func mode(defaultRoute string, gateway bool) string {
 // to networks with a gateway, because the host routes to their subnets. It skips subnets that are on record for the
 // network. Without this, the network's ADDs would fail if another network took such a subnet later. deserted is as in
 // refuseConflicts.
-func refuseOverlaps(
-	ctx context.Context, s *session, w *requirement, before *state.Network, token string,
-) (deserted []string, err error) {
+func refuseOverlaps(ctx context.Context, s *session, w *requirement, before *state.Network) (deserted []string,
+	err error) {
 	if !w.Gateway {
 		return nil, nil
 	}
@@ -448,7 +446,7 @@ func refuseOverlaps(
 	var bridges []string // bridges of deserted networks
 
 	for _, o := range others {
-		if o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != token || len(o.Gateways) == 0 {
+		if o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != s.Epoch.Token() || len(o.Gateways) == 0 {
 			continue
 		}
 

@@ -487,39 +487,24 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 		return failf(ErrObstructed, "%s", strings.Join(paths, "; "))
 	}
 
-	if leases == nil && nw.Allocator != nil {
-		err := n.allocatorReady(ctx, nw)
-		if !errors.Is(err, ipam.ErrPoolFull) {
-			return err
-		}
+	if leases != nil {
+		_, err := n.openLeases(leases)
+		return err
+	}
+
+	if nw.Allocator == nil {
+		return nil
+	}
+
+	node := s.ipamNode(nw.Name, ipam.Owner{}, "")
+	err = nw.Allocator.Bind(ipam.Node{Epoch: node.Epoch, Hash: node.Hash}).Status(ctx)
+	if errors.Is(err, ipam.ErrPoolFull) {
 		dead, deadErr := n.CollectDead(ctx, nw.Name, true)
 		if deadErr == nil && slices.ContainsFunc(dead, func(d Dead) bool { return d.Kept == nil }) {
 			return nil // an ADD would remove them; the runtime sends one only if Ready returns nil
 		}
-		return err
 	}
-
-	if leases == nil {
-		return nil
-	}
-
-	_, err = n.openLeases(leases)
 	return err
-}
-
-// allocatorReady returns an error if the network's allocator could not allocate an address now.
-func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
-	e, err := n.cfg.Dir.Epoch()
-	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, state.ErrStale), errors.Is(err, state.ErrDamaged):
-		e = state.Epoch{} // the next ADD begins an epoch, whose token differs from the token of every reservation
-	case err != nil:
-		return stateError(err)
-	}
-
-	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.cfg.Dir.Begun(e)},
-		Hash: func(o ipam.Owner) string { return Key{nw.Name, o.ContainerID, o.IfName}.hash() }}
-	return nw.Allocator.Bind(node).Status(ctx)
 }
 
 // contestedFor is the validity of tombolod's report about another program that undoes its repairs. Until that program

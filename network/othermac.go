@@ -186,9 +186,6 @@ func probeNeighbour(ctx context.Context, conn *nl.Conn, entry routing.NeighbourE
 // multicast MAC, or if the present MAC identifies the pod to a DHCP server or on its LAN. The error matches ErrConflict
 // if the host or another machine on the LAN has mac. RefuseMAC changes nothing.
 func (c Change) RefuseMAC(ctx context.Context, mac net.HardwareAddr) error {
-	if _, err := c.node.loadAttachment(c.key); err != nil {
-		return err
-	}
 	return c.do(ctx, func(s *session, a, _ *state.Attachment) error { return s.refuseNewMAC(ctx, a, mac) })
 }
 

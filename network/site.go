@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -355,7 +356,7 @@ func (n *site) complete(ctx context.Context) error {
 // networks with the same subnets (isDeserted). If an object was missing that other networks share, it repairs the other
 // networks too. Every step can be repeated, so the next build completes an interrupted one.
 func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error) {
-	deserted, err := w.refuse(ctx, s, s.Epoch.Token())
+	deserted, err := w.refuse(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -558,7 +559,7 @@ func appendNew[T comparable](list []T, p T) []T {
 }
 
 // checkBuildable returns an error with the reason if the network could not be built, or if no pod could be attached. It
-// takes no lock. It changes nothing now. If the host has become a router, it schedules reopen, which makes the rules
+// takes no lock, and sets s.Epoch. It changes nothing now. If the host has become a router, it schedules reopen, which makes the rules
 // anew when the session closes.
 func checkBuildable(ctx context.Context, s *session, w *requirement) error {
 	if err := probe(ctx, s, w); err != nil {
@@ -584,17 +585,21 @@ func checkBuildable(ctx context.Context, s *session, w *requirement) error {
 		return stateError(err)
 	}
 
-	e, err := s.Dir.Epoch()
-	if err != nil {
-		e = state.Epoch{} // no record is valid
+	var err error
+	switch s.Epoch, err = s.Dir.Epoch(); {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, state.ErrStale), errors.Is(err, state.ErrDamaged):
+		s.Epoch = state.Epoch{} // no record is valid, and the next ADD begins an epoch
+	case err != nil:
+		return stateError(err)
 	}
-	_, err = w.refuse(ctx, s, e.Token())
+
+	_, err = w.refuse(ctx, s)
 	return err
 }
 
-// refuse returns an error with the reason if the network cannot exist on this node. token and the deserted networks are
-// as in refuseConflicts.
-func (w *requirement) refuse(ctx context.Context, s *session, token string) (deserted []string, err error) {
+// refuse returns an error with the reason if the network cannot exist on this node. The deserted networks are as in
+// refuseConflicts.
+func (w *requirement) refuse(ctx context.Context, s *session) (deserted []string, err error) {
 	rec := &w.Record
 	if err := refuseIPv6(rec.Name, rec.SLAAC, rec.Subnets); err != nil {
 		return nil, err
@@ -606,7 +611,7 @@ func (w *requirement) refuse(ctx context.Context, s *session, token string) (des
 		}
 	}
 
-	if deserted, err = refuseConflicts(ctx, s, w, token); err == nil && rec.Uplink != "" {
+	if deserted, err = refuseConflicts(ctx, s, w); err == nil && rec.Uplink != "" {
 		_, err = refuseUplink(ctx, s, rec)
 	}
 	return deserted, err

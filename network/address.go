@@ -202,7 +202,7 @@ func (a *addCall) allocate(ctx context.Context) (err error) {
 	allocator := a.s.bindAllocator(a.nw.Allocator, a.nw.Name, owner, a.hash)
 	got, err := allocator.Add(ctx, owner)
 	if err != nil {
-		return &allocationError{err}
+		return failf(errAllocator, "%w", err)
 	}
 
 	a.undo.push(func(ctx context.Context) error {

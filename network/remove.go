@@ -128,17 +128,12 @@ const reclaimTimeout = 10 * time.Second
 // lacksAddress reports whether an Add failed for lack of an address that a dead pod may hold. An IPAM plugin reports a
 // full pool only by its own message. So lacksAddress reports true for every error of an allocator that runs a plugin.
 func (nw *Network) lacksAddress(err error) bool {
-	if errors.Is(err, ipam.ErrPoolFull) || errors.Is(err, ipam.ErrAddressTaken) {
-		return true
-	}
-	var refused *allocationError
-	return errors.As(err, &refused) && nw.Allocator.Slow()
+	return errors.Is(err, ipam.ErrPoolFull) || errors.Is(err, ipam.ErrAddressTaken) ||
+		errors.Is(err, errAllocator) && nw.Allocator.Slow()
 }
 
-// allocationError is an error that an allocator's Add returned.
-type allocationError struct{ error }
-
-func (e *allocationError) Unwrap() error { return e.error }
+// errAllocator is the kind of errors that an allocator's Add returned.
+var errAllocator = errors.New("no address")
 
 // reclaim removes the network's dead attachments. It reports whether it removed any, so that Add should try again. It
 // only logs errors. The Add has undone its changes and released its locks before.
@@ -419,14 +414,18 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	if len(others) == 0 { // delete our rules in other programs' chains too
 		err = errors.Join(stopForwarding(rec), s.foreignFirewall("").Remove(ctx))
 	}
+	return s.deleteNetwork(ctx, name, rec, err)
+}
 
-	err = errors.Join(err, s.Firewall.RemoveNetwork(ctx, name),
+// deleteNetwork deletes a network's rules, links and reservations, and turns off settings that no pod needs. If all of
+// this succeeds and earlier is nil, it deletes the network's record.
+func (s *session) deleteNetwork(ctx context.Context, name string, rec *state.Network, earlier error) error {
+	err := errors.Join(earlier, s.Firewall.RemoveNetwork(ctx, name),
 		closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()), removeShare(ctx, s, rec),
 		removeBridge(ctx, s, rec), s.removeReservations(name))
 	if err != nil {
 		return err
 	}
-
 	return s.Dir.RemoveNetwork(name)
 }
 
@@ -467,14 +466,7 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 		return stateError(err)
 	}
 
-	if err := errors.Join(s.Firewall.RemoveNetwork(ctx, name), removeBridge(ctx, s, rec)); err != nil {
-		return err
-	}
-
-	if err := s.removeReservations(name); err != nil {
-		return err
-	}
-	return s.Dir.RemoveNetwork(name)
+	return s.deleteNetwork(ctx, name, rec, nil)
 }
 
 // removeBridge deletes the network's bridge if we made it and it has no other network, no port and no taken NIC. With

@@ -18,24 +18,6 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// mendOthers repairs all networks that have attachments, except for the named one. If a network's repair fails, it only
-// warns. The caller passes the returned networks to declareMended. A network without attachments is repaired by its
-// next ADD.
-func mendOthers(ctx context.Context, s *session, except string) ([]*site, error) {
-	others, err := s.otherNetworks(except)
-	if err != nil {
-		return nil, err
-	}
-
-	r := &repair{s: s}
-	for _, o := range others {
-		if err := r.network(ctx, o); err != nil {
-			s.warn(err.Error()) // the network's next ADD reports the error
-		}
-	}
-	return r.mended, nil
-}
-
 // restore creates the missing parts of a network from its record, and saves the record. It reports whether an object
 // was missing that other networks share. After a failure it clears the record's ConfigHash, so that the network's next
 // Add repairs it. Without that, the Add might find the network complete after another network's repair of shared

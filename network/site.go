@@ -500,23 +500,30 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requir
 }
 
 // settle completes the firewall's sets after a network was created or repaired (declareMended). If changed is true, an
-// object was missing that other networks share, and settle repairs the other networks too. For example, a flush of our
-// table deletes the rules of all networks, and a deleted bridge loses the ports of all its networks. Then settle also
-// deletes elements of pods that no longer exist, which a program may have loaded from an older copy of the table.
+// object was missing that other networks share, and settle repairs the other networks with attachments too. If such a
+// repair fails, settle only warns. For example, a flush of our table deletes the rules of all networks, and a deleted
+// bridge loses the ports of all its networks. Then settle also deletes elements of pods that no longer exist, which a program may have loaded from an older copy of the table.
 func (n *site) settle(ctx context.Context, changed bool) error {
 	if !changed {
 		return declareMended(ctx, n.s, n)
 	}
 
-	others, err := mendOthers(ctx, n.s, n.rec.Name)
+	others, err := n.s.otherNetworks(n.rec.Name)
 	if err != nil {
 		return err
+	}
+
+	r := &repair{s: n.s}
+	for _, o := range others {
+		if err := r.network(ctx, o); err != nil {
+			n.s.warn(err.Error()) // the network's next ADD reports the error
+		}
 	}
 
 	if _, err := mendStrays(ctx, n.s); err != nil {
 		return err
 	}
-	return declareMended(ctx, n.s, append(others, n)...)
+	return declareMended(ctx, n.s, append(r.mended, n)...)
 }
 
 // newRecord returns the network's new record. It combines the requirements of this Add with the subnets, gateways and

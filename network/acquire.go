@@ -438,8 +438,7 @@ func isNewer(a *state.Attachment, rec *lease.Record) bool {
 		return false
 	}
 	have, want := prefixesOf(a.Addresses), prefixesOf(leasedAddresses(a, rec))
-	isMissing := func(p netip.Prefix) bool { return !slices.Contains(have, p) }
-	return a.Moving || len(have) != len(want) || slices.ContainsFunc(want, isMissing)
+	return a.Moving || len(have) != len(want) || !containsAll(have, want)
 }
 
 // leasedAddresses returns the addresses that an attachment has according to the record of its lease. These are the IPv4

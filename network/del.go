@@ -48,11 +48,7 @@ func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 
 // teardown returns a teardown for attachments of a network. known may be nil.
 func (n *Node) teardown(s *session, network string, known *Known) *teardown {
-	t := &teardown{node: n, Session: s, Network: network}
-	if known != nil {
-		t.Known = *known
-	}
-	return t
+	return &teardown{node: n, Session: s, Network: network, Known: *cmp.Or(known, &Known{})}
 }
 
 // Collect removes all attachments of a network that are not in keep. It returns the keys of the recorded attachments

@@ -116,21 +116,13 @@ func (n *site) answeringRouter(ctx context.Context) netip.Addr {
 
 // lanRouters lists the next hops of the host's default routes through a link.
 func (n *site) lanRouters(ctx context.Context, link int) (list []netip.Addr, _ error) {
-	add := func(hop netip.Addr) {
-		if hop.IsValid() && !slices.Contains(list, hop) {
-			list = append(list, hop)
-		}
-	}
 	err := n.s.Links.Routes().Walk(ctx, route.Filter{Link: link}, func(r route.Route) {
-		if r.Dst.Bits() != 0 {
-			return
-		}
-		add(r.Gateway)
-		for _, hop := range r.Nexthops {
-			add(hop.Gateway)
+		for _, hop := range append([]route.Nexthop{{Gateway: r.Gateway}}, r.Nexthops...) {
+			if r.Dst.Bits() == 0 && hop.Gateway.IsValid() {
+				list = appendNew(list, hop.Gateway)
+			}
 		}
 	})
-
 	return list, err
 }
 

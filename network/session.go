@@ -312,10 +312,7 @@ type settings struct {
 // Open checks cfg and returns a Node. It does not create the state directory; the first call that writes a record
 // does.
 func Open(ctx context.Context, cfg *Config) (*Node, error) {
-	if cfg == nil {
-		cfg = &Config{}
-	}
-
+	cfg = cmp.Or(cfg, &Config{})
 	dir, err := state.Open(cmp.Or(cfg.StateDir, DefaultStateDir))
 	if err != nil {
 		return nil, failf(ErrInvalid, "%w", err)

@@ -177,14 +177,10 @@ func (a *addCall) recordLease(context.Context) error {
 		return nil
 	}
 
-	boot, err := state.BootID()
-	if err != nil {
-		return err
-	}
-
 	// Record the namespace's cookie. tombolod compares it to recognize that the attachment belongs to the lease.
-	cookie, err := a.pod.NetNS.Cookie()
-	if err != nil {
+	boot, err := state.BootID()
+	cookie, cookieErr := a.pod.NetNS.Cookie()
+	if err := cmp.Or(err, cookieErr); err != nil {
 		return err
 	}
 

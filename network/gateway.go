@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -196,12 +197,8 @@ func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
 func (n *site) buildGateways(ctx context.Context, force bool) error {
 	s, rec, l := n.s, n.rec, n.gatewayLink
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
-	if err != nil {
-		return err
-	}
-
-	stale, err := staleGateways(s, rec)
-	if err != nil {
+	stale, staleErr := staleGateways(s, rec)
+	if err := cmp.Or(err, staleErr); err != nil {
 		return err
 	}
 
@@ -475,12 +472,8 @@ func refuseOverlaps(ctx context.Context, s *session, w *requirement, before *sta
 // part. It ignores the links in going, which are about to be deleted.
 func refuseConnected(ctx context.Context, s *session, w *requirement, fresh []netip.Prefix, going []string) error {
 	own, err := s.link(ctx, w.Record.GatewayLink())
-	if err != nil {
-		return err
-	}
-
-	addresses, err := s.Links.Addresses().List(ctx, addr.Filter{})
-	if err != nil {
+	addresses, listErr := s.Links.Addresses().List(ctx, addr.Filter{})
+	if err := cmp.Or(err, listErr); err != nil {
 		return err
 	}
 

@@ -70,8 +70,8 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	}
 
 	report := &Inspection{Attachments: []Report{}}
-	host := &surroundings{}
-	if err := host.read(ctx, s); err != nil {
+	host, err := s.surroundings(ctx)
+	if err != nil {
 		return nil, err
 	}
 
@@ -90,12 +90,8 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 			return len(r.Attachment.Ports) > 0 && !r.Attachment.rec.Unadmitted
 		})
 		remarks, err := s.foreignFirewall("").Remarks(ctx, publishes)
-		if err != nil {
-			return nil, err
-		}
-
-		cut, err := s.cutBridges(ctx, "")
-		if err != nil {
+		cut, cutErr := s.cutBridges(ctx, "")
+		if err := cmp.Or(err, cutErr); err != nil {
 			return nil, err
 		}
 		report.Others = slices.Concat(report.Others, remarks, cut)
@@ -474,12 +470,8 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 		return err
 	}
 
-	if err := refuseContested(n.cfg.Dir); err != nil {
-		return err
-	}
-
 	paths, err := s.reversePaths(ctx, &w.Record)
-	if err != nil {
+	if err := cmp.Or(refuseContested(n.cfg.Dir), err); err != nil {
 		return err
 	}
 

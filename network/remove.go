@@ -364,11 +364,7 @@ func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dry
 // removeNetwork removes the objects of a network that Collect leaves: see Node.Remove.
 func removeNetwork(ctx context.Context, s *session, name string) error {
 	leases, err := leasesOf(s, name)
-	if err != nil {
-		return err
-	}
-
-	if err := s.enterAlone(ctx); err != nil {
+	if err := cmp.Or(err, s.enterAlone(ctx)); err != nil {
 		return err
 	}
 
@@ -442,11 +438,8 @@ func (s *session) refuseUnknown(ctx context.Context, name string) error {
 	}
 
 	leases, err := leasesOf(s, name)
-	if err != nil {
-		return err
-	}
-
-	if has, err := s.Firewall.HasNetwork(ctx, name); has || err != nil {
+	has, hasErr := s.Firewall.HasNetwork(ctx, name)
+	if err := cmp.Or(err, hasErr); has || err != nil {
 		return err
 	}
 
@@ -485,12 +478,8 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	}
 
 	shared, err := sharers(s, rec)
-	if err != nil {
-		return err
-	}
-
-	ports, err := s.Links.Ports(ctx, l.Index)
-	if err != nil {
+	ports, portsErr := s.Links.Ports(ctx, l.Index)
+	if err := cmp.Or(err, portsErr); err != nil {
 		return err
 	}
 

@@ -371,12 +371,8 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 		return nil, err
 	}
 
-	if err := refuseOthers(s, &w.Record); err != nil {
-		return nil, err
-	}
-
 	attachments, err := s.attachments(w.Record.Name)
-	if err != nil {
+	if err := cmp.Or(refuseOthers(s, &w.Record), err); err != nil {
 		return nil, err
 	}
 
@@ -419,12 +415,8 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 	}
 
 	zonePending, err := refuseObstacles(ctx, s, rec, len(rec.Gateways) > 0)
-	if err != nil {
-		return nil, err
-	}
-
-	paths, err := s.reversePaths(ctx, rec)
-	if err != nil {
+	paths, pathsErr := s.reversePaths(ctx, rec)
+	if err := cmp.Or(err, pathsErr); err != nil {
 		return nil, err
 	}
 
@@ -665,10 +657,6 @@ func (s *session) isDeserted(ctx context.Context, o *state.Network) (bool, error
 	}
 
 	shared, err := sharers(s, o)
-	if err != nil {
-		return false, err
-	}
-
-	ports, err := s.Links.Ports(ctx, l.Index)
-	return len(ports) == 0 && len(shared) == 0 && l.Alias == endpoint.BridgeAlias, err
+	ports, portsErr := s.Links.Ports(ctx, l.Index)
+	return len(ports) == 0 && len(shared) == 0 && l.Alias == endpoint.BridgeAlias, cmp.Or(err, portsErr)
 }

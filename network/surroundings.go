@@ -38,31 +38,23 @@ type surroundings struct {
 	strict    bool     // firewalld closes host ports that other programs publish (StrictForwardPorts)
 }
 
-func (h *surroundings) read(ctx context.Context, s *session) (err error) {
-	if h.networks, _, err = s.Dir.ListNetworks(); err != nil {
-		return stateError(err)
-	}
+// surroundings reads the facts about the host that an Inspect needs.
+func (s *session) surroundings(ctx context.Context) (*surroundings, error) {
+	networks, _, networksErr := s.Dir.ListNetworks()
+	addresses, addressesErr := s.Links.Addresses().List(ctx, addr.Filter{})
+	queues, queuesErr := s.deadQueues()
+	_, strict, strictErr := s.foreignFirewall("").HasFirewalld(ctx)
+	rules, rulesErr := routing.Rules(nl.Of(s.Links.Socket()))
+	h := &surroundings{addresses: addresses, rules: rules, networks: networks, queues: queues, strict: strict}
 
-	if h.addresses, err = s.Links.Addresses().List(ctx, addr.Filter{}); err != nil {
-		return err
-	}
-
+	err := cmp.Or(stateError(networksErr), addressesErr, queuesErr, strictErr, rulesErr)
 	for _, f := range []route.Filter{{Family: unix.AF_INET, Protocol: unix.RTPROT_DHCP},
 		{Family: unix.AF_INET6, Protocol: unix.RTPROT_DHCP}, {Family: unix.AF_INET6, Protocol: unix.RTPROT_RA}} {
-		list, err := s.Links.Routes().List(ctx, f)
-		if err != nil {
-			return err
-		}
-		h.learnt = append(h.learnt, list...)
+		list, listErr := s.Links.Routes().List(ctx, f)
+		h.learnt, err = append(h.learnt, list...), cmp.Or(err, listErr)
 	}
-	if h.queues, err = s.deadQueues(); err != nil {
-		return err
-	}
-	if _, h.strict, err = s.foreignFirewall("").HasFirewalld(ctx); err != nil {
-		return err
-	}
-	h.rules, err = routing.Rules(nl.Of(s.Links.Socket()))
-	return err
+
+	return h, err
 }
 
 // deadQueues describes the rules that pass packets to a queue (NFQUEUE) to which no program listens. The kernel drops

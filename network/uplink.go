@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -379,12 +380,8 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 		return nil, nil, stateError(err)
 	}
 	shared, err := refuseUplink(ctx, s, &state.Network{Uplink: nic, Bridge: bridgeName})
-	if err != nil {
-		return nil, nil, err
-	}
-
-	cut, err := s.cutBridges(ctx, bridgeName)
-	if err != nil {
+	cut, cutErr := s.cutBridges(ctx, bridgeName)
+	if err := cmp.Or(err, cutErr); err != nil {
 		return nil, nil, err
 	}
 
@@ -512,13 +509,9 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	}
 	defer s.close()
 	list, _, err := s.takeReports(ctx)
-	if err != nil {
+	records, _, recordsErr := s.Dir.ListNetworks()
+	if err := cmp.Or(err, stateError(recordsErr)); err != nil {
 		return nil, err
-	}
-
-	records, _, err := s.Dir.ListNetworks()
-	if err != nil {
-		return nil, stateError(err)
 	}
 
 	for _, rec := range records {

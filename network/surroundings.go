@@ -97,25 +97,19 @@ func (report *Inspection) addSurroundings(ctx context.Context, host *surrounding
 		return err
 	}
 
-	if err := host.addClientFaults(ctx, n); err != nil {
+	err := host.addClientFaults(ctx, n)
+	if len(n.attachments) == 0 || err != nil {
 		return err
 	}
 
-	if len(n.attachments) == 0 {
-		return nil
-	}
 	for _, text := range host.queues {
 		n.found.advise(tombolo.RemedyConfigure, "%s", text)
 	}
-	if err := report.addChildLinks(ctx, n); err != nil {
-		return err
-	}
 
+	errs := []error{report.addChildLinks(ctx, n)}
 	for _, a := range n.attachments {
 		found, err := findListeners(ctx, a.ContainerID, endpoint.Ports(a), a.Addresses, false)
-		if err != nil {
-			return err
-		}
+		errs = append(errs, err)
 		for _, l := range found {
 			if isLimited(a) {
 				report.note("host port %d leads to container %s, and %s too, which gets only the packets of callers "+
@@ -132,26 +126,18 @@ func (report *Inspection) addSurroundings(ctx context.Context, host *surrounding
 		n.found.advise(tombolo.RemedyConfigure, "%s", endpoint.SlowPorts(n.rec.Bridge, b.PortDelay))
 	}
 
-	if n.gatewayLink.Index != 0 && n.gatewayLink.Up && n.rec.Uplink == "" {
-		if err := report.addGatewayFaults(ctx, host, n); err != nil {
-			return err
-		}
+	if n.gatewayLink.Index != 0 && n.gatewayLink.Up && n.rec.Uplink == "" && len(n.rec.Gateways) > 0 {
+		errs = append(errs, report.addGatewayFaults(ctx, host, n))
 	}
 
-	if err := n.s.lookAtExits(ctx, &n.found); err != nil {
-		return err
-	}
-
+	errs = append(errs, n.s.lookAtExits(ctx, &n.found))
 	paths, err := n.s.reversePaths(ctx, n.rec)
-	if err != nil {
-		return err
-	}
-
 	for _, path := range paths {
 		n.found.advise(tombolo.RemedyConfigure, "%s", path)
 	}
 
-	list, err := n.s.obstacles(ctx, n.rec)
+	list, listErr := n.s.obstacles(ctx, n.rec)
+	errs = append(errs, err, listErr)
 	for _, o := range list {
 		if o.Maybe {
 			report.note("%s", o)
@@ -168,12 +154,12 @@ func (report *Inspection) addSurroundings(ctx context.Context, host *surrounding
 		for _, text := range endpoint.MissingLinks(strings.Join(a.PublishFrom, ","), exists) {
 			report.note("network %s: %s", n.rec.Name, text)
 		}
-		if (a.Unadmitted || host.strict) && err == nil {
-			err = report.addOpenings(ctx, n, a)
+		if a.Unadmitted || host.strict {
+			errs = append(errs, report.addOpenings(ctx, n, a))
 		}
 	}
 
-	return err
+	return errors.Join(errs...)
 }
 
 // isLimited reports whether the attachment's host ports are open to some callers only.
@@ -262,18 +248,9 @@ func (h *surroundings) addClientFaults(ctx context.Context, n *site) error {
 // addGatewayFaults adds findings about faults that other programs cause at the link with the network's gateways, and in
 // the routes to and from it.
 func (report *Inspection) addGatewayFaults(ctx context.Context, host *surroundings, n *site) error {
-	if len(n.rec.Gateways) == 0 {
-		return nil
-	}
-
-	if err := report.addStrangeAddresses(ctx, host, n); err != nil {
-		return err
-	}
-
+	errs := []error{report.addStrangeAddresses(ctx, host, n)}
 	if slices.ContainsFunc(n.rec.Gateways, isIPv6) {
-		if err := report.addDeafLinks(ctx, n.s, host); err != nil {
-			return err
-		}
+		errs = append(errs, report.addDeafLinks(ctx, n.s, host))
 	}
 
 	for _, gw := range n.rec.Gateways {
@@ -283,13 +260,11 @@ func (report *Inspection) addGatewayFaults(ctx context.Context, host *surroundin
 		}
 		pods = slices.DeleteFunc(pods, func(a netip.Addr) bool { return !gw.Contains(a) })
 		if len(pods) > 0 && has(host.addresses, gw) {
-			if err := host.addRuleFaults(ctx, n, gw, pods); err != nil {
-				return err
-			}
+			errs = append(errs, host.addRuleFaults(ctx, n, gw, pods))
 		}
 	}
 
-	return nil
+	return errors.Join(errs...)
 }
 
 // addStrangeAddresses finds addresses of the gateways' link outside of all recorded gateways' subnets. Such an address

@@ -164,11 +164,7 @@ func (a *addCall) ready(ctx context.Context) (err error) {
 		return nil // the pod's own frames would look like another machine's
 	}
 
-	if err := a.refuseTwin(ctx); err != nil {
-		return err
-	}
-
-	if err := a.site.refuseMAC(ctx, a.pod.MAC); err != nil {
+	if err := cmp.Or(a.refuseTwin(ctx), a.site.refuseMAC(ctx, a.pod.MAC)); err != nil {
 		return err
 	}
 	return a.refuseTaken(ctx)
@@ -288,9 +284,14 @@ func (a *addCall) begin(ctx context.Context) error {
 			return err
 		}
 
-		err := a.writeRecord()
+		var err error
+		if a.pending, err = a.s.Dir.Create(a.rec); err == nil {
+			a.undo.push(func(context.Context) error { return a.pending.Abandon() })
+			return nil
+		}
+
 		if !errors.Is(err, fs.ErrExist) {
-			return err
+			return stateError(err)
 		}
 
 		// Release the locks first, since takeRemainsDown may have to release a lease, or to call an IPAM plugin.
@@ -305,19 +306,6 @@ func (a *addCall) begin(ctx context.Context) error {
 	}
 
 	return errAlreadyExists(a.pod.key(a.nw))
-}
-
-// writeRecord creates the attachment's record and locks it. If a record exists, the error matches fs.ErrExist.
-func (a *addCall) writeRecord() error {
-	var err error
-	if a.pending, err = a.s.Dir.Create(a.rec); err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return err
-		}
-		return stateError(err)
-	}
-	a.undo.push(func(context.Context) error { return a.pending.Abandon() })
-	return nil
 }
 
 // takeRemainsDown deletes the record and the objects that a killed ADD of the same attachment left. Such a record is
@@ -374,10 +362,6 @@ func (a *addCall) derive(context.Context) error {
 	rec.Unadmitted = nw.Unadmitted
 	rec.DefaultRoute, rec.SLAAC = string(nw.Exit), nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
-	if a.site != nil {
-		rec.NIC = a.site.sharedNIC()
-	}
-
 	for _, address := range g.addresses {
 		record := &a.required.Record
 		record.Subnets = appendNew(record.Subnets, address.Prefix.Masked())

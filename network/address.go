@@ -286,19 +286,6 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 	return at.Apply(ctx, a, remaining, remaining, add)
 }
 
-// leaseLockWait limits the wait for the lock of a lease's record.
-const leaseLockWait = 5 * time.Second
-
-func lockLease(ctx context.Context, a *state.Attachment) (*lease.LockedRecord, error) {
-	dir, err := lease.Open(a.DataDir)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, leaseLockWait)
-	defer cancel()
-	return dir.Lock(ctx, a.Hash())
-}
-
 // look compares an attachment with the record of its lease, and adds the differences to p.found. For a lease that has
 // ended or failed, it recommends no repair, since tombolod has to renew it. look releases the state directory's lock.
 func (leasePart) look(_ context.Context, p *podSite) error {

@@ -576,15 +576,11 @@ func checkBuildable(ctx context.Context, s *session, w *requirement) error {
 		}
 	}
 
-	if _, err := refuseObstacles(ctx, s, &rec, w.Gateway); err != nil {
+	_, err := refuseObstacles(ctx, s, &rec, w.Gateway)
+	if err := cmp.Or(err, stateError(s.Dir.CheckWritable())); err != nil {
 		return err
 	}
 
-	if err := s.Dir.CheckWritable(); err != nil {
-		return stateError(err)
-	}
-
-	var err error
 	switch s.Epoch, err = s.Dir.Epoch(); {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, state.ErrStale), errors.Is(err, state.ErrDamaged):
 		s.Epoch = state.Epoch{} // no record is valid, and the next ADD begins an epoch
@@ -618,11 +614,7 @@ func (w *requirement) refuse(ctx context.Context, s *session) (deserted []string
 
 // probe returns an error if the kernel lacks a facility that an Add needs.
 func probe(ctx context.Context, s *session, w *requirement) error {
-	if err := s.Links.Probe(); err != nil {
-		return err
-	}
-
-	if err := s.Firewall.Probe(ctx); err != nil {
+	if err := cmp.Or(s.Links.Probe(), s.Firewall.Probe(ctx)); err != nil {
 		return err
 	}
 

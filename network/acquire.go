@@ -546,17 +546,13 @@ func forgetFlows(ctx context.Context, dropped []ipam.Address) error {
 		return nil
 	}
 
-	var questions []conntrack.Selector
-	for _, g := range dropped {
-		questions = append(questions, conntrack.Of(g.Prefix.Addr()))
-	}
-
 	conn, err := conntrack.Dial(nil)
 	if err != nil {
 		return err
 	}
 
-	_, err = conn.Flush(ctx, questions...)
+	question := func(g ipam.Address) conntrack.Selector { return conntrack.Of(g.Prefix.Addr()) }
+	_, err = conn.Flush(ctx, convertAll(dropped, question)...)
 	return errors.Join(err, conn.Close())
 }
 
@@ -572,9 +568,5 @@ func (s *session) renameAlias(ctx context.Context, a *state.Attachment) error {
 }
 
 func prefixesOf(list []ipam.Address) []netip.Prefix {
-	all := make([]netip.Prefix, len(list))
-	for i, a := range list {
-		all[i] = a.Prefix
-	}
-	return all
+	return convertAll(list, func(a ipam.Address) netip.Prefix { return a.Prefix })
 }

@@ -320,12 +320,3 @@ func describe(rec *state.Attachment) string {
 func isKnown(rec *state.Attachment) bool {
 	return rec != nil && rec.State == state.Ready && !rec.Moving
 }
-
-// removeElements removes an attachment from the firewall's sets, by the keys in its record. If the record does not
-// contain all keys, or the deletion by key fails, removeElements searches for the elements by their owner.
-func (s *session) removeElements(ctx context.Context, hash string, rec *state.Attachment) error {
-	if isKnown(rec) && s.Firewall.Remove(ctx, endpoint.Of(rec)) == nil {
-		return nil
-	}
-	return s.Firewall.RemoveOwners(ctx, nft.Owner(hash))
-}

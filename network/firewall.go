@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"strings"
@@ -227,15 +226,11 @@ func (hostPart) look(ctx context.Context, n *site) error {
 
 	_, known, err := n.s.Firewall.Host(ctx)
 	slices.SortFunc(known, netip.Addr.Compare)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil // the table is missing, which firewallPart reports
-	case err == nil && !slices.Equal(known, services):
+	if err == nil && !slices.Equal(known, services) {
 		n.found.advise(tombolo.RemedyRepair,
 			"host ports without a hostIP spare other addresses than those of %s", link.ServiceLink)
 	}
-
-	return err
+	return nl.PassAbsent(err) // firewallPart reports a missing table
 }
 
 func (hostPart) make(ctx context.Context, n *site) (bool, error) { return false, n.s.setHost(ctx) }
@@ -273,11 +268,7 @@ func (s *session) uplinks(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var ours []string
-	for _, rec := range records {
-		ours = append(ours, rec.Bridge)
-	}
-	return s.Links.Uplinks(ctx, ours...)
+	return s.Links.Uplinks(ctx, convertAll(records, func(rec *state.Network) string { return rec.Bridge })...)
 }
 
 // lookAtExits adds a finding for each uplink of the host that the rules do not contain. It needs several lists from
@@ -372,12 +363,9 @@ func refuseObstacles(ctx context.Context, s *session, rec *state.Network, gatewa
 // the record lacks the hash of the configuration. So if this ADD fails, the next ADD builds the network again, and
 // waits too.
 func awaitZone(ctx context.Context, s *session, rec *state.Network) error {
-	finished := rec.ConfigHash
-	rec.ConfigHash = ""
-	err := s.Dir.SaveNetwork(rec)
-	rec.ConfigHash = finished
+	err := saveEarly(s, rec)
 	if err != nil {
-		return stateError(err)
+		return err
 	}
 
 	_ = poll(ctx, 20*time.Millisecond, 8*time.Second, func() (done bool, _ error) {
@@ -420,12 +408,8 @@ func (s *session) sharedNIC(ctx context.Context, rec *state.Network) (string, er
 	}
 
 	nic, err := s.shares().Find(ctx, shareOf(rec))
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil // uplinkPart reports the missing NIC
-	}
-
 	if err != nil || nic.Master != 0 {
-		return "", err
+		return "", nl.PassAbsent(err) // uplinkPart reports a missing NIC
 	}
 	return nic.Name, nil
 }

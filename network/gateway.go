@@ -361,11 +361,8 @@ func refuseConflicts(ctx context.Context, s *session, w *requirement) (deserted 
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != s.Epoch.Token() {
 		before = nil // none, or damaged: the network's settings are unknown
-	}
-	if before != nil {
-		if err := refuseStranding(ctx, s, w, before); err != nil {
-			return nil, err
-		}
+	} else if err := refuseStranding(ctx, s, w, before); err != nil {
+		return nil, err
 	}
 	return refuseOverlaps(ctx, s, w, before)
 }

@@ -404,12 +404,7 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 	if err != nil {
 		return nil, stateError(err)
 	}
-
-	list := make([]*Attachment, len(records))
-	for i, rec := range records {
-		list[i] = attachmentOf(rec)
-	}
-	return list, nil
+	return convertAll(records, attachmentOf), nil
 }
 
 // Pool describes the use of one range set of a network, which is a list of ranges that a pod gets one address from.

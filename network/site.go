@@ -426,9 +426,7 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 
 	// Save the record first: settle restores the other networks on the bridge, and their settings depend on this
 	// network's record (see adaptToOthers).
-	if shared, err := sharers(s, rec); err != nil {
-		return nil, err
-	} else if len(shared) > 0 && changed {
+	if changed {
 		if err := saveEarly(s, rec); err != nil {
 			return nil, err
 		}
@@ -548,6 +546,15 @@ func (w *requirement) newRecord(epoch string, attachments []*state.Attachment) *
 
 func containsAll[T comparable](have, want []T) bool {
 	return !slices.ContainsFunc(want, func(p T) bool { return !slices.Contains(have, p) })
+}
+
+// convertAll returns the results of convert for all elements of a list.
+func convertAll[From, To any](list []From, convert func(From) To) []To {
+	all := make([]To, len(list))
+	for i, one := range list {
+		all[i] = convert(one)
+	}
+	return all
 }
 
 func appendNew[T comparable](list []T, p T) []T {

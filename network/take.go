@@ -110,7 +110,7 @@ func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps st
 // unchanged.
 func explainNIC(err error, nic string) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return errNoLink(nic)
+		return failf(ErrNoLink, "uplink %s: the host has no such link (ip link lists its links)", nic)
 	}
 	return err
 }
@@ -185,12 +185,8 @@ func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 	return u.node.nameDead(ctx, "", u.withLock(ctx, nic, func(s *session) error {
 		rec, err := s.loadTake(nic)
-		if err != nil {
-			return err
-		}
-
 		isPort := false
-		if rec != nil {
+		if err == nil && rec != nil {
 			isPort, err = s.isPort(ctx, rec)
 		}
 		if err == nil && (isPort || rec == nil) {

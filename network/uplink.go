@@ -236,12 +236,8 @@ func saveEarly(s *session, rec *state.Network) error {
 // bridge shares the NIC or would share it, and false if the NIC is a port of the bridge.
 func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared bool, _ error) {
 	nic, err := s.shares().Find(ctx, shareOf(rec))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, errNoLink(rec.Uplink)
-	}
-
 	if err != nil {
-		return false, err
+		return false, explainNIC(err, rec.Uplink)
 	}
 
 	l, err := s.link(ctx, rec.Bridge)
@@ -298,10 +294,6 @@ func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared b
 	}
 
 	return true, refuseOtherShare(s, rec)
-}
-
-func errNoLink(nic string) error {
-	return failf(ErrNoLink, "uplink %s: the host has no such link (ip link lists its links)", nic)
 }
 
 // refuseHostsBridge returns an error if another program's bridge has an address of the host that is not link-local.

@@ -127,10 +127,16 @@ func (a *addCall) run(ctx context.Context) (*Attachment, error) {
 		})
 	}
 
+	refuseListeners := func(ctx context.Context) error {
+		return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.assigned.addresses, a.getsMore)
+	}
+	addElements := func(ctx context.Context) error { return a.add(ctx, a.rec, a.required) }
+	flushStale := func(ctx context.Context) error { return flushStale(ctx, a.s.Links, a.rec) }
+
 	// Last, publish host ports that another attachment of the container had, since the pod can answer now.
 	for _, step := range []func(context.Context) error{
-		a.begin, a.reportStep("record"), a.allocate, a.derive, a.refuseListeners, a.ready,
-		a.reportStep("network"), a.recordLease, a.attach, a.reportStep("link"), a.obtain, a.addElements, a.flushStale,
+		a.begin, a.reportStep("record"), a.allocate, a.derive, refuseListeners, a.ready,
+		a.reportStep("network"), a.recordLease, a.attach, a.reportStep("link"), a.obtain, addElements, flushStale,
 		a.reportStep("firewall"), a.commit, a.reportStep("commit"),
 		a.publishWithheld,
 	} {
@@ -145,11 +151,6 @@ func (a *addCall) run(ctx context.Context) (*Attachment, error) {
 // reportStep returns a step that reports the end of the previous steps to Config.Step.
 func (a *addCall) reportStep(name string) func(context.Context) error {
 	return func(context.Context) error { return a.node.reportStep(name) }
-}
-
-// refuseListeners returns an error if a program of the host listens on a host port that the pod requests.
-func (a *addCall) refuseListeners(ctx context.Context) error {
-	return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.assigned.addresses, a.getsMore)
 }
 
 // ready ensures that the network exists as planned. It then returns an error if another machine or pod has the pod's
@@ -168,16 +169,6 @@ func (a *addCall) ready(ctx context.Context) (err error) {
 		return err
 	}
 	return a.refuseTaken(ctx)
-}
-
-// addElements records the pod's limits, and adds the pod's elements to the firewall's sets.
-func (a *addCall) addElements(ctx context.Context) error {
-	setLimits(a.rec, a.limits)
-	return a.add(ctx, a.rec, a.required)
-}
-
-func (a *addCall) flushStale(ctx context.Context) error {
-	return flushStale(ctx, a.s.Links, a.rec)
 }
 
 // commit waits until the port forwards, and writes the complete records of the lease and the attachment. It returns an

@@ -78,13 +78,8 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 		return err
 	}
 
-	s, err := n.openEntered(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
 	next := *a
-	return do(s, a, &next)
+	return n.withEntered(ctx, func(s *session) error { return do(s, a, &next) })
 }
 
 // Tuned tells the Node that another program gives a pod's interface a new MAC, or a new MTU in bytes. A nil mac and an

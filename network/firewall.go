@@ -458,15 +458,12 @@ func (c Change) Admit(ctx context.Context, policy nft.Policy, adminChain string)
 		return err
 	}
 
-	s, err := c.node.openEntered(ctx)
-	if err != nil {
+	return c.node.withEntered(ctx, func(s *session) error {
+		_, err := prepareForHostPorts(ctx, s, a, func(nw *state.Network) bool {
+			changes := nw.ChainedPolicy != policy || nw.AdminChain != adminChain
+			nw.ChainedPolicy, nw.AdminChain = policy, adminChain
+			return changes
+		})
 		return err
-	}
-	defer s.close()
-	_, err = prepareForHostPorts(ctx, s, a, func(nw *state.Network) bool {
-		changes := nw.ChainedPolicy != policy || nw.AdminChain != adminChain
-		nw.ChainedPolicy, nw.AdminChain = policy, adminChain
-		return changes
 	})
-	return err
 }

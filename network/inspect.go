@@ -226,27 +226,23 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 		return nil, err
 	}
 
-	s, err := n.openEntered(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer s.close()
-	if err := reopen(ctx, s, nw.Name); err != nil {
-		return nil, err
-	}
-
-	rec, err := n.loadAttachment(pod.key(nw))
-	if err != nil {
-		return nil, err
-	}
-
-	k := &checkCall{s, nw, pod, rec}
 	found := &findings{}
-	if err := k.attachment(ctx, found); err != nil {
-		return nil, err
-	}
+	err := n.withEntered(ctx, func(s *session) error {
+		err := reopen(ctx, s, nw.Name)
+		if err != nil {
+			return err
+		}
 
-	err = k.reservations(ctx, found)
+		k := &checkCall{s: s, nw: nw, pod: pod}
+		if k.rec, err = n.loadAttachment(pod.key(nw)); err != nil {
+			return err
+		}
+
+		if err := k.attachment(ctx, found); err != nil {
+			return err
+		}
+		return k.reservations(ctx, found)
+	})
 	return found.list, err
 }
 

@@ -198,7 +198,7 @@ func lastingPrefixes(rec *state.Attachment) []netip.Prefix {
 
 // attach adds the guard's elements to the firewall, and creates the pod's link with its limits. If a link with the
 // port's name exists and belongs to this attachment, attach deletes that link and tries again. A killed Add or Del has
-// left it, since this Add holds the attachment's record. If the pod already has a default route with the same metric,
+// left it, since this Add holds the attachment's record. It records the limits. If the pod already has a default route with the same metric,
 // attach tries again with free metrics.
 func (a *addCall) attach(ctx context.Context) error {
 	port := a.portOnBridge()
@@ -256,6 +256,7 @@ func (a *addCall) attach(ctx context.Context) error {
 	a.link = made
 	a.rec.MTU, a.rec.MAC, a.rec.HostMAC = made.MTU, state.MAC(made.PeerMAC), state.MAC(made.MAC)
 	a.rec.NetNSCookie = made.NetNSCookie
+	setLimits(a.rec, a.limits)
 	return nil
 }
 

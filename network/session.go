@@ -331,17 +331,18 @@ func (n *Node) reportStep(name string) error {
 	return n.cfg.Step(name)
 }
 
-// openEntered opens a session and takes the state directory's lock, shared.
-func (n *Node) openEntered(ctx context.Context) (*session, error) {
+// withEntered opens a session and takes the state directory's lock, shared. It calls the function do with the session,
+// and closes the session.
+func (n *Node) withEntered(ctx context.Context, do func(*session) error) error {
 	s, err := openSession(n.cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	defer s.close()
 	if err := s.enter(ctx); err != nil {
-		s.close()
-		return nil, err
+		return err
 	}
-	return s, nil
+	return do(s)
 }
 
 // withSession opens a session for the named networks, or for all networks if there are no names. It calls the function

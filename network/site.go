@@ -84,10 +84,7 @@ func (n *site) findGatewayLink(ctx context.Context) (err error) {
 	if host, ok := hostVLAN(n.rec, n.bridge); ok {
 		n.gatewayLink, err = n.s.link(ctx, host.Name)
 	}
-	if err != nil {
-		return err
-	}
-	return n.findUplink(ctx)
+	return cmp.Or(err, n.findUplink(ctx))
 }
 
 // look compares the listed parts of the network with its record. If n.quick is set, it stops at the first difference or

@@ -474,18 +474,12 @@ func formedAddresses(a *state.Attachment) []ipam.Address {
 	})
 }
 
-// withLease returns a copy of an attachment's record with the addresses of its lease.
-func withLease(a *state.Attachment, rec *lease.Record) *state.Attachment {
-	next := *a
-	next.Addresses, next.Moving = leasedAddresses(a, rec), false
-	return &next
-}
-
 // follow adapts an attachment's record, firewall elements, conntrack entries, alias and neighbour entries to its lease.
 // The caller holds the state directory's exclusive lock. After an error or a kill at any point, it may be called again.
 // If the network has no record, nw is nil, and follow leaves the firewall alone.
 func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Network, rec *lease.Record) error {
-	next := withLease(a, rec)
+	next := new(*a)
+	next.Addresses, next.Moving = leasedAddresses(a, rec), false
 	dropped := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
 		return slices.Contains(prefixesOf(next.Addresses), o.Prefix)
 	})

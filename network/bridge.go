@@ -229,14 +229,7 @@ func (w *requirement) chooseBridge(ctx context.Context, s *session, rec *state.N
 		return nil
 	}
 
-	if rec.Promiscuous == nil {
-		rec.Promiscuous = new(bool)
-	}
-
-	if rec.NFCall == nil {
-		rec.NFCall = new(w.Routed)
-	}
-
+	rec.Promiscuous, rec.NFCall = cmp.Or(rec.Promiscuous, new(bool)), cmp.Or(rec.NFCall, new(w.Routed))
 	if rec.MTU = cmp.Or(rec.MTU, w.DefaultMTU); rec.MTU == 0 {
 		rec.MTU, err = s.Links.DefaultMTU(ctx, rec.Bridge)
 	}
@@ -252,15 +245,13 @@ func leaveBridge(ctx context.Context, s *session, w *requirement) error {
 		return nil
 	}
 
-	stays := before.GatewayLink() == w.Record.GatewayLink()
-	if stays && before.Uplink == w.Record.Uplink {
-		return nil
+	if before.Uplink != w.Record.Uplink || before.GatewayLink() != w.Record.GatewayLink() {
+		err = removeShare(ctx, s, before)
 	}
-
-	if err := removeShare(ctx, s, before); err != nil || stays {
-		return err
+	if err == nil && before.GatewayLink() != w.Record.GatewayLink() {
+		err = removeBridge(ctx, s, before)
 	}
-	return removeBridge(ctx, s, before)
+	return err
 }
 
 // maxLearned limits how many MACs our bridges learn. It is the size of a large switch's table. Without the options

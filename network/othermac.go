@@ -77,21 +77,16 @@ func (a *addCall) refuseTwin(ctx context.Context) error {
 		return failf(ErrConflict, "MAC %s belongs to bridge %s: give the pod another one", mac, a.nw.Bridge)
 	}
 
-	networks, err := a.s.Dir.Networks()
-	for _, name := range networks {
-		records, _, listErr := a.s.Dir.List(name)
-		for _, other := range records {
-			if other.Bridge != a.nw.Bridge || other.Hash() == a.hash || !bytes.Equal(other.MAC, mac) ||
-				other.State == state.Ready && a.s.hasDied(ctx, name, other.Hash()) {
-				continue
-			}
+	all, err := a.s.allAttachments()
+	for _, other := range all {
+		if other.Bridge == a.nw.Bridge && other.Hash() != a.hash && bytes.Equal(other.MAC, mac) &&
+			(other.State != state.Ready || !a.s.hasDied(ctx, other.Network, other.Hash())) {
 			return failf(ErrConflict, "MAC %s belongs to container %s on bridge %s: give the pod another one", mac,
 				other.ContainerID, a.nw.Bridge)
 		}
-		err = errors.Join(err, listErr)
 	}
 
-	return stateError(err)
+	return err
 }
 
 // answeringRouter returns the next hop of one of the host's default routes through the LAN, if it answers the host.

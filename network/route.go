@@ -294,11 +294,9 @@ func (a *addCall) addHostRoutes() {
 		return
 	}
 
-	var hops []ipam.Address
-	for _, address := range a.assigned.addresses {
-		hops = append(hops, ipam.Address{Gateway: hostNextHop(address.Prefix.Addr().Is6())})
-	}
-
+	hops := convertAll(a.assigned.addresses, func(own ipam.Address) ipam.Address {
+		return ipam.Address{Gateway: hostNextHop(isIPv6(own.Prefix))}
+	})
 	if a.nw.SLAAC {
 		hops = append(hops, ipam.Address{Gateway: hostNextHop(true)})
 	}

@@ -373,9 +373,7 @@ func (n *Node) openKnown(networks ...string) (*session, error) {
 			return nil, stateError(err)
 		}
 		for _, rec := range records {
-			if rec.Mark != 0 {
-				cfg.Mark = rec.Mark
-			}
+			cfg.Mark = cmp.Or(rec.Mark, cfg.Mark)
 		}
 	}
 

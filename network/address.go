@@ -168,8 +168,9 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 
 // removeElements deletes the attachment's elements from the firewall's sets, by the keys in its record. If the record
 // does not contain all keys, or the deletion by key fails, it searches for the elements by their owner. It first sets
-// the port down if the pod has a guard (anti-spoofing rules), or may have one. Without this, the pod could send anything
-// until the port is gone. If the port cannot be set down, the elements stay, unless the link belongs to another owner.
+// the port down if the pod has a guard (anti-spoofing rules), or may have one. Without this, the pod could send
+// anything until the port is gone. If the port cannot be set down, the elements stay, unless the link belongs to
+// another owner.
 func removeElements(ctx context.Context, s *session, r *remains) error {
 	var err error
 	if !isKnown(r.rec) || r.rec.Guard != "" {

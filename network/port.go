@@ -198,8 +198,8 @@ func lastingPrefixes(rec *state.Attachment) []netip.Prefix {
 
 // attach adds the guard's elements to the firewall, and creates the pod's link with its limits. If a link with the
 // port's name exists and belongs to this attachment, attach deletes that link and tries again. A killed Add or Del has
-// left it, since this Add holds the attachment's record. It records the limits. If the pod already has a default route with the same metric,
-// attach tries again with free metrics.
+// left it, since this Add holds the attachment's record. It records the limits. If the pod already has a default route
+// with the same metric, attach tries again with free metrics.
 func (a *addCall) attach(ctx context.Context) error {
 	port := a.portOnBridge()
 	beforeUp := func(ctx context.Context, index int) error {

@@ -32,7 +32,7 @@ type leaseCall struct {
 	request *Lease
 	client  lease.Client
 	dir     *lease.Store
-	lock    *lease.LockedRecord // the locked record of the lease; nil if it is not locked
+	lock    *lease.LockedRecord // the locked record of the lease; nil before begin
 	rec     *lease.Record
 	// unconfirmed means that no server answered, and the pod uses its last lease again. tombolod then asks servers to
 	// confirm the lease.
@@ -208,14 +208,6 @@ func (a *addCall) recordLease(context.Context) error {
 	l.rec = rec
 	a.undo.push(func(context.Context) error { return l.lock.Remove() })
 	return nil
-}
-
-// unlock releases the lock of the lease's record.
-func (l *leaseCall) unlock() {
-	if l.lock != nil {
-		l.lock.Close()
-		l.lock = nil
-	}
 }
 
 // acquire gets the lease through the pod's interface, and stores it in a.leasing.rec, without writing the record's

@@ -65,9 +65,8 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 	}
 	defer a.s.close()
 	if a.leasing != nil {
-		// Defer unlock after a.s.close, so that unlock runs first: close may call functions that take the locks of
-		// leases.
-		defer a.leasing.unlock()
+		// Release the lease's lock before a.s.close, which may call functions that take the locks of leases.
+		defer func() { a.leasing.lock.Close() }()
 	}
 
 	if err := n.reportStep("open"); err != nil {
@@ -288,7 +287,7 @@ func (a *addCall) begin(ctx context.Context) error {
 		// Release the locks first, since takeRemainsDown may have to release a lease, or to call an IPAM plugin.
 		a.s.leave()
 		if a.leasing != nil {
-			a.leasing.unlock()
+			a.leasing.lock.Close()
 		}
 
 		if err := a.takeRemainsDown(ctx); err != nil {

@@ -154,10 +154,9 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 		n.s.placeLoopback(ctx, n.bridge)
 	}
 
-	if err := n.shieldFromNetworkd(); err != nil {
-		n.s.warn("systemd-networkd may take pods off bridge " + n.rec.Bridge + " when it starts: " + err.Error())
+	if n.bridge.Alias == endpoint.BridgeAlias {
+		n.shieldFromNetworkd()
 	}
-
 	return changed, nil
 }
 
@@ -426,12 +425,12 @@ func removeVLANLink(ctx context.Context, s *session, rec *state.Network, l *brid
 // shieldFromNetworkd writes a configuration file that makes systemd-networkd ignore the bridge and the pods' ports.
 // Without it, if an operator's file matches every link, each start of systemd-networkd would remove the ports from
 // the bridge. It writes the file only for bridges that Tombolo made.
-func (n *site) shieldFromNetworkd() error {
-	if n.bridge.Alias != endpoint.BridgeAlias {
-		return nil
-	}
+func (n *site) shieldFromNetworkd() {
 	hash := strings.Repeat("[0-9a-f]", 11) // the hash in the names of a port and of its ifb
-	return shieldLinks(n.rec.Bridge, n.rec.Bridge, n.rec.GatewayLink(), "veth"+hash, "ifb"+hash)
+	err := shieldLinks(n.rec.Bridge, n.rec.Bridge, n.rec.GatewayLink(), "veth"+hash, "ifb"+hash)
+	if err != nil {
+		n.s.warn("systemd-networkd may take pods off bridge " + n.rec.Bridge + " when it starts: " + err.Error())
+	}
 }
 
 // shieldLinks writes the file of the link name, which makes systemd-networkd ignore links with the given names or

@@ -70,9 +70,6 @@ func (n *site) lookAtRules(what string, ready func() (bool, error), check func()
 }
 
 func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
-	if err := n.findGatewayLink(ctx); err != nil { // earlier parts may have created it
-		return false, err
-	}
 	return n.s.Firewall.Prepare(ctx, n.firewallNetwork())
 }
 

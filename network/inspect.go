@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -124,11 +124,8 @@ func (report *Inspection) compareNetwork(ctx context.Context, s *session, name s
 	}
 
 	rec, err := s.Dir.LoadNetwork(name)
-	if err != nil {
-		rec = nil
-		if !errors.Is(err, fs.ErrNotExist) {
-			report.Damaged = append(report.Damaged, recreateDifference(err.Error())...)
-		}
+	if nl.PassAbsent(err) != nil {
+		report.Damaged = append(report.Damaged, recreateDifference(err.Error())...)
 	}
 
 	if rec != nil {

@@ -385,18 +385,13 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		rec, err = &state.Network{}, nil
 	}
 
-	if err != nil {
-		return stateError(err)
-	}
-
-	others, err := s.otherNetworks(name)
-	if err != nil {
+	others, othersErr := s.otherNetworks(name)
+	if err := cmp.Or(stateError(err), othersErr); err != nil {
 		return err
 	}
 
-	sharers, err := sharers(s, rec)
-	if err == nil && rec.Uplink != "" &&
-		!slices.ContainsFunc(sharers, func(o *state.Network) bool { return o.Uplink != "" }) {
+	sharesNIC := func(o *state.Network) bool { return o.Bridge == rec.Bridge && o.Uplink != "" }
+	if rec.Uplink != "" && !slices.ContainsFunc(others, sharesNIC) {
 		n := &site{s: s, rec: rec}
 		if err = n.find(ctx); err == nil && n.share != nil {
 			err = s.refuseCutOff(ctx, n.bridge, rec.Uplink, n.share.Port)

@@ -118,10 +118,6 @@ func refuseUnfiltered(rec *state.Network) error {
 // same bridge. All networks share the rules that contain the mark.
 func refuseOthers(s *session, rec *state.Network) error {
 	others, err := s.otherNetworks(rec.Name)
-	if err != nil {
-		return err
-	}
-
 	for _, o := range others {
 		otherEgress := o.Bridge == rec.Bridge && o.Egress != rec.Egress
 		if (o.Mark == 0 || o.Mark == rec.Mark) && !otherEgress {
@@ -146,7 +142,7 @@ func refuseOthers(s *session, rec *state.Network) error {
 		}
 	}
 
-	return nil
+	return err
 }
 
 // firewallNetwork returns the firewall's description of the network, from the network's record and the state of its
@@ -324,10 +320,6 @@ func (admissionPart) make(ctx context.Context, n *site) (bool, error) {
 // firewalld is true if all of these settings are firewalld's.
 func refuseCertainObstacles(ctx context.Context, s *session, rec *state.Network) (firewalld bool, _ error) {
 	list, err := s.obstacles(ctx, rec)
-	if err != nil {
-		return false, err
-	}
-
 	firewalld = true
 	var texts []string
 	for _, o := range list {
@@ -337,8 +329,8 @@ func refuseCertainObstacles(ctx context.Context, s *session, rec *state.Network)
 		}
 	}
 
-	if len(texts) == 0 {
-		return false, nil
+	if len(texts) == 0 || err != nil {
+		return false, err
 	}
 
 	return firewalld, failf(ErrObstructed, "%s", strings.Join(texts, "; "))

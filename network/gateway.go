@@ -292,17 +292,13 @@ func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 
 	used := slices.Clone(rec.Gateways)
 	others, err := s.otherNetworks(rec.Name)
-	if err != nil {
-		return nil, err
-	}
-
 	for _, o := range others {
 		if o.GatewayLink() == rec.GatewayLink() {
 			used = append(used, o.Gateways...)
 		}
 	}
 
-	return slices.DeleteFunc(before.Gateways, func(gw netip.Prefix) bool { return slices.Contains(used, gw) }), nil
+	return slices.DeleteFunc(before.Gateways, func(gw netip.Prefix) bool { return slices.Contains(used, gw) }), err
 }
 
 // subnetRoute returns the route to the subnet of a, as the kernel adds it together with the address. If the route is
@@ -379,14 +375,10 @@ func refuseStranding(ctx context.Context, s *session, w *requirement, before *st
 	}
 
 	attachments, err := s.attachments(w.Record.Name)
-	if err != nil {
-		return err
-	}
-
 	pods := slices.DeleteFunc(attachments,
 		func(a *state.Attachment) bool { return a.Hash() == w.Owner || a.State != state.Ready })
-	if len(pods) == 0 {
-		return nil
+	if len(pods) == 0 || err != nil {
+		return err
 	}
 
 	how := fmt.Sprintf("in mode %q, and its configuration now is of mode %q, in which they lose their gateway", was, is)

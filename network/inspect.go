@@ -394,10 +394,7 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 	}
 
 	records, _, err := n.cfg.Dir.List(network)
-	if err != nil {
-		return nil, stateError(err)
-	}
-	return convertAll(records, attachmentOf), nil
+	return convertAll(records, attachmentOf), stateError(err)
 }
 
 // Pool describes the use of one range set of a network, which is a list of ranges that a pod gets one address from.
@@ -411,12 +408,8 @@ type Pool struct {
 // changes nothing.
 func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 	records, _, err := n.cfg.Dir.ListNetworks()
-	if err != nil {
-		return nil, stateError(err)
-	}
-
+	errs := []error{stateError(err)}
 	var list []Pool
-	var errs []error
 	for _, rec := range records {
 		if len(rec.Pools) == 0 {
 			continue

@@ -290,10 +290,7 @@ func (t *teardown) unreleasable(rec *state.Attachment) error {
 // it uses stubRecord.
 func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error) {
 	records, unread, err := t.Session.Dir.List(t.Network)
-	if err != nil {
-		return nil, stateError(err)
-	}
-
+	errs := []error{stateError(err)}
 	for _, d := range unread {
 		t.Session.warn(d.Error())
 		if d.Hash != "" && (errors.Is(d, state.ErrDamaged) || errors.Is(d, state.ErrVersion)) {
@@ -301,7 +298,6 @@ func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error)
 		}
 	}
 
-	var errs []error
 	var found []Dead
 	var removed []*state.Attachment
 	for _, rec := range records {
@@ -554,10 +550,6 @@ func sharers(s *session, rec *state.Network) ([]*state.Network, error) {
 // LAN.
 func refusePodsBehind(s *session, nic string) error {
 	networks, _, err := s.Dir.ListNetworks()
-	if err != nil {
-		return stateError(err)
-	}
-
 	for _, n := range networks {
 		if n.Uplink != nic {
 			continue
@@ -573,5 +565,5 @@ func refusePodsBehind(s *session, nic string) error {
 		}
 	}
 
-	return nil
+	return stateError(err)
 }

@@ -181,13 +181,10 @@ func (s *session) otherNetworks(except string) ([]*state.Network, error) {
 // attachments returns the records of a network's attachments, and warns of damaged ones.
 func (s *session) attachments(network string) ([]*state.Attachment, error) {
 	attachments, damaged, err := s.Dir.List(network)
-	if err != nil {
-		return nil, stateError(err)
-	}
 	for _, d := range damaged {
 		s.warn(d.Error())
 	}
-	return attachments, nil
+	return attachments, stateError(err)
 }
 
 // allAttachments returns the records of all networks' attachments.

@@ -203,10 +203,6 @@ func (report *Inspection) addOpenings(ctx context.Context, n *site, a *state.Att
 // routes, a pod could direct the host's traffic.
 func (h *surroundings) addClientFaults(ctx context.Context, n *site) error {
 	links, err := n.s.Links.Veths(ctx)
-	if err != nil {
-		return err
-	}
-
 	links = slices.DeleteFunc(links, func(l bridge.Link) bool {
 		a, ok := endpoint.ParseAlias(l.Alias)
 		return !ok || a.Network != endpoint.NetworkToken(n.rec.Name)
@@ -242,7 +238,7 @@ func (h *surroundings) addClientFaults(ctx context.Context, n *site) error {
 		}
 	}
 
-	return nil
+	return err
 }
 
 // addGatewayFaults adds findings about faults that other programs cause at the link with the network's gateways, and in

@@ -127,10 +127,7 @@ func (s *session) refuseTake(ctx context.Context, nic string) error {
 	}
 
 	records, _, err := s.Dir.ListNetworks()
-	if err != nil {
-		return stateError(err)
-	}
-
+	err = stateError(err)
 	for _, rec := range records {
 		n := &site{s: s, rec: rec}
 		if rec.Uplink == nic {

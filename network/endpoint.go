@@ -224,22 +224,18 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 //
 // For any other conflict, withhold returns an error that names the owner of the port or address.
 func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *nft.ConflictError) error {
-	if conflict.Port == "" {
-		if has, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
-			return fmt.Errorf("%s has the address: %w", describe(has), conflict)
-		}
-		return conflict
-	}
-
 	taken := func(owner string) error {
 		return failf(ErrConflict, "port %s is already published by %s", conflict.Port, owner)
 	}
-	if conflict.Owner == "" {
-		return taken("another program")
-	}
-
 	has, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner))
-	if err != nil {
+	switch {
+	case conflict.Port == "" && err == nil:
+		return fmt.Errorf("%s has the address: %w", describe(has), conflict)
+	case conflict.Port == "":
+		return conflict
+	case conflict.Owner == "":
+		return taken("another program")
+	case err != nil:
 		return taken("endpoint " + string(conflict.Owner))
 	}
 

@@ -419,26 +419,23 @@ func (s *session) deleteNetwork(ctx context.Context, name string, rec *state.Net
 // Known returns an error if a network is unknown, as when its name is mistyped: it is not on record, and has no leases
 // and no objects in the kernel. The error matches ErrInvalid, and lists the names of the recorded networks.
 func (u Upkeep) Known(ctx context.Context, name string) error {
-	return u.node.withSession(func(s *session) error { return s.refuseUnknown(ctx, name) }, name)
-}
+	return u.node.withSession(func(s *session) error {
+		names, err := s.Dir.Networks()
+		if err != nil || slices.Contains(names, name) {
+			return stateError(err)
+		}
 
-func (s *session) refuseUnknown(ctx context.Context, name string) error {
-	names, err := s.Dir.Networks()
-	if err != nil || slices.Contains(names, name) {
-		return stateError(err)
-	}
+		leases, err := leasesOf(s, name)
+		has, hasErr := s.Firewall.HasNetwork(ctx, name)
+		if err := cmp.Or(err, hasErr); has || err != nil {
+			return err
+		}
 
-	leases, err := leasesOf(s, name)
-	has, hasErr := s.Firewall.HasNetwork(ctx, name)
-	if err := cmp.Or(err, hasErr); has || err != nil {
-		return err
-	}
-
-	if rest, err := s.inventory(ctx, name, leases); err != nil || len(rest.all) > 0 {
-		return err
-	}
-
-	return failf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
+		if rest, err := s.inventory(ctx, name, leases); err != nil || len(rest.all) > 0 {
+			return err
+		}
+		return failf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
+	}, name)
 }
 
 // removeDeserted deletes the remains of a deserted network (isDeserted). The caller holds the state directory's

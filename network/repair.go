@@ -43,11 +43,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	}
 
 	records, damaged, err := s.Dir.ListNetworks()
-	if err != nil {
-		return stateError(err)
-	}
-
-	var errs []error
+	errs := []error{stateError(err)}
 	for _, d := range damaged {
 		errs = append(errs, d)
 	}

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,10 +43,8 @@ func (s *session) giveBack(ctx context.Context, rec *uplink.Record) error {
 // isPort reports whether the NIC of a takeover is still a port of the bridge.
 func (s *session) isPort(ctx context.Context, rec *uplink.Record) (bool, error) {
 	nic, err := s.link(ctx, rec.NIC)
-	if err != nil {
-		return false, err
-	}
-	l, err := s.link(ctx, rec.Bridge)
+	l, bridgeErr := s.link(ctx, rec.Bridge)
+	err = cmp.Or(err, bridgeErr)
 	return err == nil && l.Index != 0 && nic.Master == l.Index, err
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -315,4 +316,24 @@ func describe(rec *state.Attachment) string {
 // nil.
 func isKnown(rec *state.Attachment) bool {
 	return rec != nil && rec.State == state.Ready && !rec.Moving
+}
+
+// removeElements deletes the attachment's elements from the firewall's sets, by the keys in its record. If the record
+// does not contain all keys, or the deletion by key fails, it searches for the elements by their owner. It first sets
+// the port down if the pod has a guard (anti-spoofing rules), or may have one. Without this, the pod could send
+// anything until the port is gone. If the port cannot be set down, the elements stay, unless the link belongs to
+// another owner.
+func removeElements(ctx context.Context, s *session, r *remains) error {
+	var err error
+	if !isKnown(r.rec) || r.rec.Guard != "" {
+		err = s.Links.Shut(ctx, r.port(), endpoint.AliasOwner(r.hash))
+		if err != nil && !errors.Is(err, bridge.ErrForeign) {
+			return err
+		}
+	}
+
+	if isKnown(r.rec) && s.Firewall.Remove(ctx, endpoint.Of(r.rec)) == nil {
+		return err
+	}
+	return errors.Join(err, s.Firewall.RemoveOwners(ctx, nft.Owner(r.hash)))
 }

@@ -32,7 +32,7 @@ type leaseCall struct {
 	request *Lease
 	client  lease.Client
 	dir     *lease.Store
-	lock    *lease.LockedRecord // the locked record of the lease; nil if it is not locked
+	lock    *lease.LockedRecord // the locked record of the lease; nil before begin
 	rec     *lease.Record
 	// unconfirmed means that no server answered, and the pod uses its last lease again. tombolod then asks servers to
 	// confirm the lease.
@@ -80,15 +80,15 @@ func (a *addCall) prepareLease() (*leaseCall, error) {
 	return l, nil
 }
 
-// openLeases opens the directory of lease records. request is nil if no lease is requested. If request requires a
-// keeper (tombolod), which renews leases, and none runs, openLeases returns an error.
+// openLeases opens the directory of lease records. If request requires a keeper (tombolod), which renews leases, and
+// none runs, openLeases returns an error.
 func (n *Node) openLeases(request *Lease) (*lease.Store, error) {
 	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {
 		return nil, failf(ErrInvalid, "%w", err)
 	}
 
-	if request == nil || request.KeeperOptional {
+	if request.KeeperOptional {
 		return dir, nil
 	}
 
@@ -177,14 +177,10 @@ func (a *addCall) recordLease(context.Context) error {
 		return nil
 	}
 
-	boot, err := state.BootID()
-	if err != nil {
-		return err
-	}
-
 	// Record the namespace's cookie. tombolod compares it to recognize that the attachment belongs to the lease.
-	cookie, err := a.pod.NetNS.Cookie()
-	if err != nil {
+	boot, err := state.BootID()
+	cookie, cookieErr := a.pod.NetNS.Cookie()
+	if err := cmp.Or(err, cookieErr); err != nil {
 		return err
 	}
 
@@ -212,14 +208,6 @@ func (a *addCall) recordLease(context.Context) error {
 	l.rec = rec
 	a.undo.push(func(context.Context) error { return l.lock.Remove() })
 	return nil
-}
-
-// unlock releases the lock of the lease's record.
-func (l *leaseCall) unlock() {
-	if l.lock != nil {
-		l.lock.Close()
-		l.lock = nil
-	}
 }
 
 // acquire gets the lease through the pod's interface, and stores it in a.leasing.rec, without writing the record's
@@ -439,8 +427,7 @@ func isNewer(a *state.Attachment, rec *lease.Record) bool {
 		return false
 	}
 	have, want := prefixesOf(a.Addresses), prefixesOf(leasedAddresses(a, rec))
-	isMissing := func(p netip.Prefix) bool { return !slices.Contains(have, p) }
-	return a.Moving || len(have) != len(want) || slices.ContainsFunc(want, isMissing)
+	return a.Moving || len(have) != len(want) || !containsAll(have, want)
 }
 
 // leasedAddresses returns the addresses that an attachment has according to the record of its lease. These are the IPv4
@@ -480,18 +467,12 @@ func formedAddresses(a *state.Attachment) []ipam.Address {
 	})
 }
 
-// withLease returns a copy of an attachment's record with the addresses of its lease.
-func withLease(a *state.Attachment, rec *lease.Record) *state.Attachment {
-	next := *a
-	next.Addresses, next.Moving = leasedAddresses(a, rec), false
-	return &next
-}
-
 // follow adapts an attachment's record, firewall elements, conntrack entries, alias and neighbour entries to its lease.
 // The caller holds the state directory's exclusive lock. After an error or a kill at any point, it may be called again.
 // If the network has no record, nw is nil, and follow leaves the firewall alone.
 func (s *session) follow(ctx context.Context, a *state.Attachment, nw *state.Network, rec *lease.Record) error {
-	next := withLease(a, rec)
+	next := new(*a)
+	next.Addresses, next.Moving = leasedAddresses(a, rec), false
 	dropped := slices.DeleteFunc(slices.Clone(a.Addresses), func(o ipam.Address) bool {
 		return slices.Contains(prefixesOf(next.Addresses), o.Prefix)
 	})
@@ -552,17 +533,13 @@ func forgetFlows(ctx context.Context, dropped []ipam.Address) error {
 		return nil
 	}
 
-	var questions []conntrack.Selector
-	for _, g := range dropped {
-		questions = append(questions, conntrack.Of(g.Prefix.Addr()))
-	}
-
 	conn, err := conntrack.Dial(nil)
 	if err != nil {
 		return err
 	}
 
-	_, err = conn.Flush(ctx, questions...)
+	question := func(g ipam.Address) conntrack.Selector { return conntrack.Of(g.Prefix.Addr()) }
+	_, err = conn.Flush(ctx, convertAll(dropped, question)...)
 	return errors.Join(err, conn.Close())
 }
 
@@ -578,9 +555,5 @@ func (s *session) renameAlias(ctx context.Context, a *state.Attachment) error {
 }
 
 func prefixesOf(list []ipam.Address) []netip.Prefix {
-	all := make([]netip.Prefix, len(list))
-	for i, a := range list {
-		all[i] = a.Prefix
-	}
-	return all
+	return convertAll(list, func(a ipam.Address) netip.Prefix { return a.Prefix })
 }

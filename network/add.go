@@ -65,9 +65,8 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 	}
 	defer a.s.close()
 	if a.leasing != nil {
-		// Defer unlock after a.s.close, so that unlock runs first: close may call functions that take the locks of
-		// leases.
-		defer a.leasing.unlock()
+		// Release the lease's lock before a.s.close, which may call functions that take the locks of leases.
+		defer func() { a.leasing.lock.Close() }()
 	}
 
 	if err := n.reportStep("open"); err != nil {
@@ -127,10 +126,16 @@ func (a *addCall) run(ctx context.Context) (*Attachment, error) {
 		})
 	}
 
+	refuseListeners := func(ctx context.Context) error {
+		return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.assigned.addresses, a.getsMore)
+	}
+	addElements := func(ctx context.Context) error { return a.add(ctx, a.rec, a.required) }
+	flushStale := func(ctx context.Context) error { return flushStale(ctx, a.s.Links, a.rec) }
+
 	// Last, publish host ports that another attachment of the container had, since the pod can answer now.
 	for _, step := range []func(context.Context) error{
-		a.begin, a.reportStep("record"), a.allocate, a.derive, a.refuseListeners, a.ready,
-		a.reportStep("network"), a.recordLease, a.attach, a.reportStep("link"), a.obtain, a.addElements, a.flushStale,
+		a.begin, a.reportStep("record"), a.allocate, a.derive, refuseListeners, a.ready,
+		a.reportStep("network"), a.recordLease, a.attach, a.reportStep("link"), a.obtain, addElements, flushStale,
 		a.reportStep("firewall"), a.commit, a.reportStep("commit"),
 		a.publishWithheld,
 	} {
@@ -147,11 +152,6 @@ func (a *addCall) reportStep(name string) func(context.Context) error {
 	return func(context.Context) error { return a.node.reportStep(name) }
 }
 
-// refuseListeners returns an error if a program of the host listens on a host port that the pod requests.
-func (a *addCall) refuseListeners(ctx context.Context) error {
-	return refuseListeners(ctx, a.pod.ContainerID, a.pod.Ports, a.assigned.addresses, a.getsMore)
-}
-
 // ready ensures that the network exists as planned. It then checks whether others have the pod's MAC or addresses
 // (refuseTwin, refuseMAC, refuseTaken). It skips this check if the pod already has its link.
 func (a *addCall) ready(ctx context.Context) (err error) {
@@ -164,24 +164,10 @@ func (a *addCall) ready(ctx context.Context) (err error) {
 		return nil // the pod's own frames would look like another machine's
 	}
 
-	if err := a.refuseTwin(ctx); err != nil {
-		return err
-	}
-
-	if err := a.site.refuseMAC(ctx, a.pod.MAC); err != nil {
+	if err := cmp.Or(a.refuseTwin(ctx), a.site.refuseMAC(ctx, a.pod.MAC)); err != nil {
 		return err
 	}
 	return a.refuseTaken(ctx)
-}
-
-// addElements records the pod's limits, and adds the pod's elements to the firewall's sets.
-func (a *addCall) addElements(ctx context.Context) error {
-	setLimits(a.rec, a.limits)
-	return a.add(ctx, a.rec, a.required)
-}
-
-func (a *addCall) flushStale(ctx context.Context) error {
-	return flushStale(ctx, a.s.Links, a.rec)
 }
 
 // commit waits until the port forwards, and writes the complete records of the lease and the attachment. It returns an
@@ -288,15 +274,20 @@ func (a *addCall) begin(ctx context.Context) error {
 			return err
 		}
 
-		err := a.writeRecord()
+		var err error
+		if a.pending, err = a.s.Dir.Create(a.rec); err == nil {
+			a.undo.push(func(context.Context) error { return a.pending.Abandon() })
+			return nil
+		}
+
 		if !errors.Is(err, fs.ErrExist) {
-			return err
+			return stateError(err)
 		}
 
 		// Release the locks first, since takeRemainsDown may have to release a lease, or to call an IPAM plugin.
 		a.s.leave()
 		if a.leasing != nil {
-			a.leasing.unlock()
+			a.leasing.lock.Close()
 		}
 
 		if err := a.takeRemainsDown(ctx); err != nil {
@@ -305,19 +296,6 @@ func (a *addCall) begin(ctx context.Context) error {
 	}
 
 	return errAlreadyExists(a.pod.key(a.nw))
-}
-
-// writeRecord creates the attachment's record and locks it. If a record exists, the error matches fs.ErrExist.
-func (a *addCall) writeRecord() error {
-	var err error
-	if a.pending, err = a.s.Dir.Create(a.rec); err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return err
-		}
-		return stateError(err)
-	}
-	a.undo.push(func(context.Context) error { return a.pending.Abandon() })
-	return nil
 }
 
 // takeRemainsDown deletes the record and the objects that a killed ADD of the same attachment left. Such a record is
@@ -374,10 +352,6 @@ func (a *addCall) derive(context.Context) error {
 	rec.Unadmitted = nw.Unadmitted
 	rec.DefaultRoute, rec.NoDefaultRoute, rec.SLAAC = string(nw.Exit), nw.NoDefaultRoute, nw.SLAAC
 	rec.Hairpin, rec.Isolated = nw.Hairpin, nw.Isolated
-	if a.site != nil {
-		rec.NIC = a.site.sharedNIC()
-	}
-
 	for _, address := range g.addresses {
 		record := &a.required.Record
 		record.Subnets = appendNew(record.Subnets, address.Prefix.Masked())

@@ -165,20 +165,6 @@ func (t *teardown) release(ctx context.Context, r *remains) error {
 	return allocator.Del(ctx, r.owner, addresses)
 }
 
-// removeElements deletes the attachment's elements from the firewall's sets. It first sets the port down if the pod has
-// a guard (anti-spoofing rules), or may have one. Without this, the pod could send anything until the port is gone. If
-// the port cannot be set down, the elements stay, unless the link belongs to another owner.
-func removeElements(ctx context.Context, s *session, r *remains) error {
-	var err error
-	if !isKnown(r.rec) || r.rec.Guard != "" {
-		err = s.Links.Shut(ctx, r.port(), endpoint.AliasOwner(r.hash))
-		if err != nil && !errors.Is(err, bridge.ErrForeign) {
-			return err
-		}
-	}
-	return errors.Join(err, s.removeElements(ctx, r.hash, r.rec))
-}
-
 // allocate gets the addresses of a pod that does not lease them: from the network's allocator or, if there is none,
 // from the request. An allocator that asks another program may be slow, so allocate releases the state directory's lock
 // while it waits.
@@ -202,18 +188,15 @@ func (a *addCall) allocate(ctx context.Context) (err error) {
 	allocator := a.s.bindAllocator(a.nw.Allocator, a.nw.Name, owner, a.hash)
 	got, err := allocator.Add(ctx, owner)
 	if err != nil {
-		return &allocationError{err}
+		return failf(errAllocator, "%w", err)
 	}
 
 	a.undo.push(func(ctx context.Context) error {
 		if allocator.Slow() {
 			a.s.leave()
 		}
-		var addrs []netip.Addr
-		for _, one := range got.Addresses {
-			addrs = append(addrs, one.Prefix.Addr())
-		}
-		return allocator.Del(ctx, owner, addrs)
+		return allocator.Del(ctx, owner,
+			convertAll(got.Addresses, func(one ipam.Address) netip.Addr { return one.Prefix.Addr() }))
 	})
 	if err := a.s.enter(ctx); err != nil {
 		return err
@@ -283,19 +266,6 @@ func configureLease(ctx context.Context, pod *netns.NS, rec *lease.Record, link 
 		return conn.Change(ctx, "add route", &r, m, err)
 	}
 	return at.Apply(ctx, a, remaining, remaining, add)
-}
-
-// leaseLockWait limits the wait for the lock of a lease's record.
-const leaseLockWait = 5 * time.Second
-
-func lockLease(ctx context.Context, a *state.Attachment) (*lease.LockedRecord, error) {
-	dir, err := lease.Open(a.DataDir)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, leaseLockWait)
-	defer cancel()
-	return dir.Lock(ctx, a.Hash())
 }
 
 // look compares an attachment with the record of its lease, and adds the differences to p.found. For a lease that has
@@ -384,7 +354,7 @@ func (p *podSite) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 	case rec.Six.Lease.Left(time.Now()) == 0:
 		p.found.advise(remedy, "its DHCPv6 lease of %s ended at %s", own.Addr(),
 			rec.Six.Lease.Expire.Format(time.RFC3339))
-	case !slices.ContainsFunc(p.Addresses, func(a ipam.Address) bool { return a.Prefix == own }):
+	case !slices.Contains(prefixesOf(p.Addresses), own):
 		p.found.advise(remedy, "its DHCPv6 lease has the address %s", own.Addr())
 	}
 }

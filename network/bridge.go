@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -20,6 +19,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge/vlan"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/file"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 )
 
@@ -69,13 +69,11 @@ func combineSettings(own, other *bool) *bool {
 func (bridgePart) look(ctx context.Context, n *site) error {
 	want, remedy := n.requestedBridge(), tombolo.RemedyRepair
 	if n.bridge.Index == 0 {
-		if name, err := n.newBridgeName(ctx); err != nil {
+		if text, err := n.describeRename(ctx); err != nil {
 			return err
-		} else if name != "" && !n.quick {
-			n.found.list = append(n.found.list, tombolo.Difference{
-				Object: "bridge " + n.rec.Bridge, What: "link", Want: n.rec.Bridge, Text: describeRename(n.rec.Bridge,
-					name), Remedy: tombolo.RemedyConfigure,
-			})
+		} else if text != "" && !n.quick {
+			n.found.list = append(n.found.list, tombolo.Difference{Object: "bridge " + n.rec.Bridge, What: "link",
+				Want: n.rec.Bridge, Text: text, Remedy: tombolo.RemedyConfigure})
 			return nil
 		}
 
@@ -114,10 +112,10 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 	}
 
 	want, isNew := n.requestedBridge(), n.bridge.Index == 0
-	if name, err := n.newBridgeName(ctx); err != nil {
+	if text, err := n.describeRename(ctx); err != nil {
 		return false, err
-	} else if name != "" {
-		return false, failf(ErrNoLink, "%s", describeRename(n.rec.Bridge, name))
+	} else if text != "" {
+		return false, failf(ErrNoLink, "%s", text)
 	}
 
 	want.Alias, want.NoIPv6 = endpoint.BridgeAlias, true
@@ -156,16 +154,15 @@ func (bridgePart) make(ctx context.Context, n *site) (changed bool, _ error) {
 		n.s.placeLoopback(ctx, n.bridge)
 	}
 
-	if err := n.shieldFromNetworkd(); err != nil {
-		n.s.warn("systemd-networkd may take pods off bridge " + n.rec.Bridge + " when it starts: " + err.Error())
+	if n.bridge.Alias == endpoint.BridgeAlias {
+		n.shieldFromNetworkd()
 	}
-
 	return changed, nil
 }
 
-// newBridgeName returns the present name of the network's bridge if an operator has renamed it. This is the bridge that
-// has the network's ports while no link has the recorded name. In all other cases newBridgeName returns "".
-func (n *site) newBridgeName(ctx context.Context) (string, error) {
+// describeRename returns a text with advice if an operator has renamed the network's bridge: another bridge has the
+// network's ports while no link has the recorded name. In all other cases it returns "".
+func (n *site) describeRename(ctx context.Context) (string, error) {
 	for _, a := range n.attachments {
 		if n.bridge.Index != 0 || a.State != state.Ready {
 			continue
@@ -182,21 +179,17 @@ func (n *site) newBridgeName(ctx context.Context) (string, error) {
 
 		l, err := n.s.Links.LinkByIndex(ctx, port.Master)
 		if err == nil && l.Kind == "bridge" {
-			return l.Name, nil
+			return fmt.Sprintf("bridge %[1]s is missing, and its ports are on bridge %[2]s, as if it had been "+
+				"renamed; this helps: ip link set %[2]s down; ip link set %[2]s name %[1]s; ip link set %[1]s up; "+
+				"tombolo repair", n.rec.Bridge, l.Name), nil
 		}
 
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if nl.PassAbsent(err) != nil {
 			return "", err
 		}
 	}
 
 	return "", nil
-}
-
-func describeRename(before, name string) string {
-	return fmt.Sprintf("bridge %s is missing, and its ports are on bridge %s, as if it had been renamed; this helps: "+
-		"ip link set %s down; ip link set %s name %s; ip link set %s up; tombolo repair",
-		before, name, name, name, before, before)
 }
 
 const ipv6MTU = 1280 // RFC 8200, section 5
@@ -229,14 +222,7 @@ func (w *requirement) chooseBridge(ctx context.Context, s *session, rec *state.N
 		return nil
 	}
 
-	if rec.Promiscuous == nil {
-		rec.Promiscuous = new(bool)
-	}
-
-	if rec.NFCall == nil {
-		rec.NFCall = new(w.Routed)
-	}
-
+	rec.Promiscuous, rec.NFCall = cmp.Or(rec.Promiscuous, new(bool)), cmp.Or(rec.NFCall, new(w.Routed))
 	if rec.MTU = cmp.Or(rec.MTU, w.DefaultMTU); rec.MTU == 0 {
 		rec.MTU, err = s.Links.DefaultMTU(ctx, rec.Bridge)
 	}
@@ -252,15 +238,13 @@ func leaveBridge(ctx context.Context, s *session, w *requirement) error {
 		return nil
 	}
 
-	stays := before.GatewayLink() == w.Record.GatewayLink()
-	if stays && before.Uplink == w.Record.Uplink {
-		return nil
+	if before.Uplink != w.Record.Uplink || before.GatewayLink() != w.Record.GatewayLink() {
+		err = removeShare(ctx, s, before)
 	}
-
-	if err := removeShare(ctx, s, before); err != nil || stays {
-		return err
+	if err == nil && before.GatewayLink() != w.Record.GatewayLink() {
+		err = removeBridge(ctx, s, before)
 	}
-	return removeBridge(ctx, s, before)
+	return err
 }
 
 // maxLearned limits how many MACs our bridges learn. It is the size of a large switch's table. Without the options
@@ -441,12 +425,12 @@ func removeVLANLink(ctx context.Context, s *session, rec *state.Network, l *brid
 // shieldFromNetworkd writes a configuration file that makes systemd-networkd ignore the bridge and the pods' ports.
 // Without it, if an operator's file matches every link, each start of systemd-networkd would remove the ports from
 // the bridge. It writes the file only for bridges that Tombolo made.
-func (n *site) shieldFromNetworkd() error {
-	if n.bridge.Alias != endpoint.BridgeAlias {
-		return nil
-	}
+func (n *site) shieldFromNetworkd() {
 	hash := strings.Repeat("[0-9a-f]", 11) // the hash in the names of a port and of its ifb
-	return shieldLinks(n.rec.Bridge, n.rec.Bridge, n.rec.GatewayLink(), "veth"+hash, "ifb"+hash)
+	err := shieldLinks(n.rec.Bridge, n.rec.Bridge, n.rec.GatewayLink(), "veth"+hash, "ifb"+hash)
+	if err != nil {
+		n.s.warn("systemd-networkd may take pods off bridge " + n.rec.Bridge + " when it starts: " + err.Error())
+	}
 }
 
 // shieldLinks writes the file of the link name, which makes systemd-networkd ignore links with the given names or

@@ -15,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/lease"
 	"github.com/tombolo-cni/tombolo/internal/link"
 	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -78,13 +79,8 @@ func (c Change) do(ctx context.Context, do func(s *session, a, next *state.Attac
 		return err
 	}
 
-	s, err := n.openEntered(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
 	next := *a
-	return do(s, a, &next)
+	return n.withEntered(ctx, func(s *session) error { return do(s, a, &next) })
 }
 
 // Tuned tells the Node that another program gives a pod's interface a new MAC, or a new MTU in bytes. A nil mac and an
@@ -276,6 +272,9 @@ func (s *session) hearRouters(ctx context.Context, a *state.Attachment) error {
 	return err
 }
 
+// leaseLockWait limits the wait for the lock of a lease's record.
+const leaseLockWait = 5 * time.Second
+
 // moveLease writes the new namespace into the record of an attachment's lease, if it has one. tombolod then checks all
 // addresses and routes of the interface there.
 func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uint64) error {
@@ -283,7 +282,14 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 		return nil
 	}
 
-	lock, err := lockLease(ctx, a)
+	dir, err := lease.Open(a.DataDir)
+	if err != nil {
+		return err
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, leaseLockWait)
+	defer cancel()
+	lock, err := dir.Lock(ctx, a.Hash())
 	if err != nil {
 		return err
 	}

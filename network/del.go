@@ -17,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/file"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/lease"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -48,11 +49,7 @@ func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 
 // teardown returns a teardown for attachments of a network. known may be nil.
 func (n *Node) teardown(s *session, network string, known *Known) *teardown {
-	t := &teardown{node: n, Session: s, Network: network}
-	if known != nil {
-		t.Known = *known
-	}
-	return t
+	return &teardown{node: n, Session: s, Network: network, Known: *cmp.Or(known, &Known{})}
 }
 
 // Collect removes all attachments of a network that are not in keep. It returns the keys of the recorded attachments
@@ -232,16 +229,11 @@ func waitAtMost(ctx context.Context, wait func(context.Context), limit time.Dura
 // ownRemains describes the remains of one attachment, by its record. Without a record it uses the facts in t.Known.
 func (t *teardown) ownRemains(ctx context.Context, owner ipam.Owner, hash string) *remains {
 	rec, err := t.Session.Dir.Load(t.Network, hash)
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			t.Session.warn(err.Error())
-		}
-		rec = nil
+	if nl.PassAbsent(err) != nil {
+		t.Session.warn(err.Error())
 	}
 
-	r := &remains{
-		hash: hash, owner: owner, rec: rec, leaseDir: t.leaseDir(rec),
-	}
+	r := &remains{hash: hash, owner: owner, rec: rec, leaseDir: t.leaseDir(rec)}
 	r.addresses = t.knownAddresses(ctx, r)
 	return r
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/tombolo-cni/tombolo"
+	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/ident"
 	"github.com/tombolo-cni/tombolo/internal/state"
@@ -225,22 +226,18 @@ func (e *entry) isStale(ctx context.Context, conflict *nft.ConflictError) (bool,
 //
 // For any other conflict, withhold returns an error that names the owner of the port or address.
 func (e *entry) withhold(ctx context.Context, rec *state.Attachment, conflict *nft.ConflictError) error {
-	if conflict.Port == "" {
-		if has, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner)); err == nil {
-			return fmt.Errorf("%s has the address: %w", describe(has), conflict)
-		}
-		return conflict
-	}
-
 	taken := func(owner string) error {
 		return failf(ErrConflict, "port %s is already published by %s", conflict.Port, owner)
 	}
-	if conflict.Owner == "" {
-		return taken("another program")
-	}
-
 	has, err := e.s.Dir.Load(conflict.Network, string(conflict.Owner))
-	if err != nil {
+	switch {
+	case conflict.Port == "" && err == nil:
+		return fmt.Errorf("%s has the address: %w", describe(has), conflict)
+	case conflict.Port == "":
+		return conflict
+	case conflict.Owner == "":
+		return taken("another program")
+	case err != nil:
 		return taken("endpoint " + string(conflict.Owner))
 	}
 
@@ -322,11 +319,22 @@ func isKnown(rec *state.Attachment) bool {
 	return rec != nil && rec.State == state.Ready && !rec.Moving
 }
 
-// removeElements removes an attachment from the firewall's sets, by the keys in its record. If the record does not
-// contain all keys, or the deletion by key fails, removeElements searches for the elements by their owner.
-func (s *session) removeElements(ctx context.Context, hash string, rec *state.Attachment) error {
-	if isKnown(rec) && s.Firewall.Remove(ctx, endpoint.Of(rec)) == nil {
-		return nil
+// removeElements deletes the attachment's elements from the firewall's sets, by the keys in its record. If the record
+// does not contain all keys, or the deletion by key fails, it searches for the elements by their owner. It first sets
+// the port down if the pod has a guard (anti-spoofing rules), or may have one. Without this, the pod could send
+// anything until the port is gone. If the port cannot be set down, the elements stay, unless the link belongs to
+// another owner.
+func removeElements(ctx context.Context, s *session, r *remains) error {
+	var err error
+	if !isKnown(r.rec) || r.rec.Guard != "" {
+		err = s.Links.Shut(ctx, r.port(), endpoint.AliasOwner(r.hash))
+		if err != nil && !errors.Is(err, bridge.ErrForeign) {
+			return err
+		}
 	}
-	return s.Firewall.RemoveOwners(ctx, nft.Owner(hash))
+
+	if isKnown(r.rec) && s.Firewall.Remove(ctx, endpoint.Of(r.rec)) == nil {
+		return err
+	}
+	return errors.Join(err, s.Firewall.RemoveOwners(ctx, nft.Owner(r.hash)))
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/link"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -70,9 +70,6 @@ func (n *site) lookAtRules(what string, ready func() (bool, error), check func()
 }
 
 func (firewallPart) make(ctx context.Context, n *site) (bool, error) {
-	if err := n.findGatewayLink(ctx); err != nil { // earlier parts may have created it
-		return false, err
-	}
 	return n.s.Firewall.Prepare(ctx, n.firewallNetwork())
 }
 
@@ -121,10 +118,6 @@ func refuseUnfiltered(rec *state.Network) error {
 // same bridge. All networks share the rules that contain the mark.
 func refuseOthers(s *session, rec *state.Network) error {
 	others, err := s.otherNetworks(rec.Name)
-	if err != nil {
-		return err
-	}
-
 	for _, o := range others {
 		otherEgress := o.Bridge == rec.Bridge && o.Egress != rec.Egress
 		if (o.Mark == 0 || o.Mark == rec.Mark) && !otherEgress {
@@ -149,7 +142,7 @@ func refuseOthers(s *session, rec *state.Network) error {
 		}
 	}
 
-	return nil
+	return err
 }
 
 // firewallNetwork returns the firewall's description of the network, from the network's record and the state of its
@@ -226,15 +219,11 @@ func (hostPart) look(ctx context.Context, n *site) error {
 
 	_, known, err := n.s.Firewall.Host(ctx)
 	slices.SortFunc(known, netip.Addr.Compare)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil // the table is missing, which firewallPart reports
-	case err == nil && !slices.Equal(known, services):
+	if err == nil && !slices.Equal(known, services) {
 		n.found.advise(tombolo.RemedyRepair,
 			"host ports without a hostIP spare other addresses than those of %s", link.ServiceLink)
 	}
-
-	return err
+	return nl.PassAbsent(err) // firewallPart reports a missing table
 }
 
 func (hostPart) make(ctx context.Context, n *site) (bool, error) { return false, n.s.setHost(ctx) }
@@ -249,11 +238,7 @@ func (s *session) setHost(ctx context.Context) error {
 		return err
 	}
 
-	err = s.Firewall.SetHost(ctx, uplinks, trusted, services)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return nl.PassAbsent(s.Firewall.SetHost(ctx, uplinks, trusted, services))
 }
 
 // trusted lists the links that tombolod added to firewalld's zone trusted. Without rules of firewalld it returns
@@ -276,23 +261,15 @@ func (s *session) uplinks(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var ours []string
-	for _, rec := range records {
-		ours = append(ours, rec.Bridge)
-	}
-	return s.Links.Uplinks(ctx, ours...)
+	return s.Links.Uplinks(ctx, convertAll(records, func(rec *state.Network) string { return rec.Bridge })...)
 }
 
 // lookAtExits adds a finding for each uplink of the host that the rules do not contain. It needs several lists from
 // the kernel, which would take too long for Add and Check.
 func (s *session) lookAtExits(ctx context.Context, found *findings) error {
 	known, _, err := s.Firewall.Host(ctx)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the table is missing, which firewallPart reports
-	}
-
 	if err != nil {
-		return err
+		return nl.PassAbsent(err) // firewallPart reports a missing table
 	}
 
 	names, err := s.uplinks(ctx)
@@ -343,10 +320,6 @@ func (admissionPart) make(ctx context.Context, n *site) (bool, error) {
 // firewalld is true if all of these settings are firewalld's.
 func refuseCertainObstacles(ctx context.Context, s *session, rec *state.Network) (firewalld bool, _ error) {
 	list, err := s.obstacles(ctx, rec)
-	if err != nil {
-		return false, err
-	}
-
 	firewalld = true
 	var texts []string
 	for _, o := range list {
@@ -356,8 +329,8 @@ func refuseCertainObstacles(ctx context.Context, s *session, rec *state.Network)
 		}
 	}
 
-	if len(texts) == 0 {
-		return false, nil
+	if len(texts) == 0 || err != nil {
+		return false, err
 	}
 
 	return firewalld, failf(ErrObstructed, "%s", strings.Join(texts, "; "))
@@ -379,12 +352,9 @@ func refuseObstacles(ctx context.Context, s *session, rec *state.Network, gatewa
 // the record lacks the hash of the configuration. So if this ADD fails, the next ADD builds the network again, and
 // waits too.
 func awaitZone(ctx context.Context, s *session, rec *state.Network) error {
-	finished := rec.ConfigHash
-	rec.ConfigHash = ""
-	err := s.Dir.SaveNetwork(rec)
-	rec.ConfigHash = finished
+	err := saveEarly(s, rec)
 	if err != nil {
-		return stateError(err)
+		return err
 	}
 
 	_ = poll(ctx, 20*time.Millisecond, 8*time.Second, func() (done bool, _ error) {
@@ -427,12 +397,8 @@ func (s *session) sharedNIC(ctx context.Context, rec *state.Network) (string, er
 	}
 
 	nic, err := s.shares().Find(ctx, shareOf(rec))
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil // uplinkPart reports the missing NIC
-	}
-
 	if err != nil || nic.Master != 0 {
-		return "", err
+		return "", nl.PassAbsent(err) // uplinkPart reports a missing NIC
 	}
 	return nic.Name, nil
 }
@@ -480,15 +446,12 @@ func (c Change) Admit(ctx context.Context, policy nft.Policy, adminChain string)
 		return err
 	}
 
-	s, err := c.node.openEntered(ctx)
-	if err != nil {
+	return c.node.withEntered(ctx, func(s *session) error {
+		_, err := prepareForHostPorts(ctx, s, a, func(nw *state.Network) bool {
+			changes := nw.ChainedPolicy != policy || nw.AdminChain != adminChain
+			nw.ChainedPolicy, nw.AdminChain = policy, adminChain
+			return changes
+		})
 		return err
-	}
-	defer s.close()
-	_, err = prepareForHostPorts(ctx, s, a, func(nw *state.Network) bool {
-		changes := nw.ChainedPolicy != policy || nw.AdminChain != adminChain
-		nw.ChainedPolicy, nw.AdminChain = policy, adminChain
-		return changes
 	})
-	return err
 }

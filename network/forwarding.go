@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net/netip"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/localnet"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/nft"
@@ -118,11 +118,7 @@ func (forwardingPart) look(ctx context.Context, n *site) error {
 	n.lookAtOthers()
 	diffs, err := n.s.Links.CheckRouting(ctx, needs)
 	n.found.addAll(diffs, tombolo.RemedyRepair)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // a link is gone, which another part reports
-	}
-
-	return err
+	return nl.PassAbsent(err) // another part reports a missing link
 }
 
 func (forwardingPart) make(ctx context.Context, n *site) (bool, error) {
@@ -432,17 +428,13 @@ func shutLoopback(ctx context.Context, s *session, bridgeName string, known bool
 	conn := localnet.On(s.Links.Socket())
 	keep := loopbackFilter(l, 0)
 	filter, err := conn.Get(ctx, keep)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-
 	if err != nil {
-		return err
+		return nl.PassAbsent(err)
 	}
 
 	if filter.Routed || !filter.Any() && known && l.Alias == endpoint.BridgeAlias {
-		if _, err := sysctl.Ensure(sysctl.Link("ipv4", bridgeName, routeLocalnet), "0"); err != nil &&
-			!errors.Is(err, fs.ErrNotExist) {
+		_, err := sysctl.Ensure(sysctl.Link("ipv4", bridgeName, routeLocalnet), "0")
+		if nl.PassAbsent(err) != nil {
 			return err
 		}
 	}

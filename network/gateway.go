@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -197,12 +198,8 @@ func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
 func (n *site) buildGateways(ctx context.Context, force bool) error {
 	s, rec, l := n.s, n.rec, n.gatewayLink
 	have, err := s.Links.Addresses().List(ctx, addr.Filter{Link: l.Index})
-	if err != nil {
-		return err
-	}
-
-	stale, err := staleGateways(s, rec)
-	if err != nil {
+	stale, staleErr := staleGateways(s, rec)
+	if err := cmp.Or(err, staleErr); err != nil {
 		return err
 	}
 
@@ -296,24 +293,13 @@ func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 
 	used := slices.Clone(rec.Gateways)
 	others, err := s.otherNetworks(rec.Name)
-	if err != nil {
-		return nil, err
-	}
-
 	for _, o := range others {
 		if o.GatewayLink() == rec.GatewayLink() {
 			used = append(used, o.Gateways...)
 		}
 	}
 
-	var stale []netip.Prefix
-	for _, gw := range before.Gateways {
-		if !slices.Contains(used, gw) {
-			stale = append(stale, gw)
-		}
-	}
-
-	return stale, nil
+	return slices.DeleteFunc(before.Gateways, func(gw netip.Prefix) bool { return slices.Contains(used, gw) }), err
 }
 
 // subnetRoute returns the route to the subnet of a, as the kernel adds it together with the address. If the route is
@@ -367,19 +353,15 @@ func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link i
 // refuseConflicts returns an error if the network would cut pods off. These are its own pods if its bridge or mode has
 // changed, or pods of other networks whose subnets overlap. It also returns an error if the host has an overlapping
 // subnet on another link. deserted has the names of overlapping networks without living pods (isDeserted), which the
-// caller removes before it builds. token identifies the present epoch, usually this boot. refuseConflicts lists records
-// and addresses, so an Add calls it only when it builds.
-func refuseConflicts(ctx context.Context, s *session, w *requirement, token string) (deserted []string, err error) {
+// caller removes before it builds. refuseConflicts lists records and addresses, so an Add calls it only when it builds.
+func refuseConflicts(ctx context.Context, s *session, w *requirement) (deserted []string, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
-	if err != nil || before.Epoch != token {
+	if err != nil || before.Epoch != s.Epoch.Token() {
 		before = nil // none, or damaged: the network's settings are unknown
+	} else if err := refuseStranding(ctx, s, w, before); err != nil {
+		return nil, err
 	}
-	if before != nil {
-		if err := refuseStranding(ctx, s, w, before); err != nil {
-			return nil, err
-		}
-	}
-	return refuseOverlaps(ctx, s, w, before, token)
+	return refuseOverlaps(ctx, s, w, before)
 }
 
 // refuseStranding returns an error if the network's pods would lose their bridge or gateway, because the new
@@ -394,14 +376,10 @@ func refuseStranding(ctx context.Context, s *session, w *requirement, before *st
 	}
 
 	attachments, err := s.attachments(w.Record.Name)
-	if err != nil {
-		return err
-	}
-
 	pods := slices.DeleteFunc(attachments,
 		func(a *state.Attachment) bool { return a.Hash() == w.Owner || a.State != state.Ready })
-	if len(pods) == 0 {
-		return nil
+	if len(pods) == 0 || err != nil {
+		return err
 	}
 
 	how := fmt.Sprintf("in mode %q, and its configuration now is of mode %q, in which they lose their gateway", was, is)
@@ -434,20 +412,15 @@ func mode(defaultRoute string, gateway bool) string {
 // to networks with a gateway, because the host routes to their subnets. It skips subnets that are on record for the
 // network. Without this, the network's ADDs would fail if another network took such a subnet later. deserted is as in
 // refuseConflicts.
-func refuseOverlaps(
-	ctx context.Context, s *session, w *requirement, before *state.Network, token string,
-) (deserted []string, err error) {
+func refuseOverlaps(ctx context.Context, s *session, w *requirement, before *state.Network) (deserted []string,
+	err error) {
 	if !w.Gateway {
 		return nil, nil
 	}
 
-	var fresh []netip.Prefix
-	for _, p := range w.Record.Subnets {
-		if !p.IsSingleIP() && (before == nil || !slices.Contains(before.Subnets, p)) {
-			fresh = append(fresh, p)
-		}
-	}
-
+	fresh := slices.DeleteFunc(slices.Clone(w.Record.Subnets), func(p netip.Prefix) bool {
+		return p.IsSingleIP() || before != nil && slices.Contains(before.Subnets, p)
+	})
 	if len(fresh) == 0 {
 		return nil, nil
 	}
@@ -460,7 +433,7 @@ func refuseOverlaps(
 	var bridges []string // bridges of deserted networks
 
 	for _, o := range others {
-		if o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != token || len(o.Gateways) == 0 {
+		if o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != s.Epoch.Token() || len(o.Gateways) == 0 {
 			continue
 		}
 
@@ -489,12 +462,8 @@ func refuseOverlaps(
 // part. It ignores the links in going, which are about to be deleted.
 func refuseConnected(ctx context.Context, s *session, w *requirement, fresh []netip.Prefix, going []string) error {
 	own, err := s.link(ctx, w.Record.GatewayLink())
-	if err != nil {
-		return err
-	}
-
-	addresses, err := s.Links.Addresses().List(ctx, addr.Filter{})
-	if err != nil {
+	addresses, listErr := s.Links.Addresses().List(ctx, addr.Filter{})
+	if err := cmp.Or(err, listErr); err != nil {
 		return err
 	}
 

@@ -395,11 +395,9 @@ func (c Change) replacePorts(ctx context.Context, s *session, a, next *state.Att
 		return unpublish(ctx, s, a, next)
 	}
 
-	if err := cmp.Or(checkPorts(what.Ports), refuseUnreachable(what.Ports, a.Addresses)); err != nil {
-		return err
-	}
-
-	if err := refuseListeners(ctx, c.key.ContainerID, what.Ports, a.Addresses, false); err != nil {
+	err := cmp.Or(checkPorts(what.Ports), refuseUnreachable(what.Ports, a.Addresses),
+		refuseListeners(ctx, c.key.ContainerID, what.Ports, a.Addresses, false))
+	if err != nil {
 		return err
 	}
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/bridge"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
+	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 )
@@ -64,15 +64,14 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	if err := s.inOwnNamespace(); err != nil {
 		return nil, err
 	}
-	defer s.cacheBridges()()
 	networks, err := n.cfg.Dir.Networks()
 	if err != nil {
 		return nil, stateError(err)
 	}
 
 	report := &Inspection{Attachments: []Report{}}
-	host := &surroundings{}
-	if err := host.read(ctx, s); err != nil {
+	host, err := s.surroundings(ctx)
+	if err != nil {
 		return nil, err
 	}
 
@@ -91,12 +90,8 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 			return len(r.Attachment.Ports) > 0 && !r.Attachment.rec.Unadmitted
 		})
 		remarks, err := s.foreignFirewall("").Remarks(ctx, publishes)
-		if err != nil {
-			return nil, err
-		}
-
-		cut, err := s.cutBridges(ctx, "")
-		if err != nil {
+		cut, cutErr := s.cutBridges(ctx, "")
+		if err := cmp.Or(err, cutErr); err != nil {
 			return nil, err
 		}
 		report.Others = slices.Concat(report.Others, remarks, cut)
@@ -129,11 +124,8 @@ func (report *Inspection) compareNetwork(ctx context.Context, s *session, name s
 	}
 
 	rec, err := s.Dir.LoadNetwork(name)
-	if err != nil {
-		rec = nil
-		if !errors.Is(err, fs.ErrNotExist) {
-			report.Damaged = append(report.Damaged, recreateDifference(err.Error())...)
-		}
+	if nl.PassAbsent(err) != nil {
+		report.Damaged = append(report.Damaged, recreateDifference(err.Error())...)
 	}
 
 	if rec != nil {
@@ -231,27 +223,23 @@ func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Diff
 		return nil, err
 	}
 
-	s, err := n.openEntered(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer s.close()
-	if err := reopen(ctx, s, nw.Name); err != nil {
-		return nil, err
-	}
-
-	rec, err := n.loadAttachment(pod.key(nw))
-	if err != nil {
-		return nil, err
-	}
-
-	k := &checkCall{s, nw, pod, rec}
 	found := &findings{}
-	if err := k.attachment(ctx, found); err != nil {
-		return nil, err
-	}
+	err := n.withEntered(ctx, func(s *session) error {
+		err := reopen(ctx, s, nw.Name)
+		if err != nil {
+			return err
+		}
 
-	err = k.reservations(ctx, found)
+		k := &checkCall{s: s, nw: nw, pod: pod}
+		if k.rec, err = n.loadAttachment(pod.key(nw)); err != nil {
+			return err
+		}
+
+		if err := k.attachment(ctx, found); err != nil {
+			return err
+		}
+		return k.reservations(ctx, found)
+	})
 	return found.list, err
 }
 
@@ -331,16 +319,9 @@ func (k *checkCall) expect(port *bridge.Port, found *findings) {
 // addresses come and go, and the report may be outdated. Then expectedAddresses leaves out the addresses that are no
 // longer on record, and those that the pod formed itself.
 func (k *checkCall) expectedAddresses(report *Reported) []netip.Prefix {
-	onRecord := func(p netip.Prefix) bool {
-		return slices.ContainsFunc(k.rec.Addresses, func(a ipam.Address) bool { return a.Prefix == p })
-	}
-	reported := slices.Clone(report.Addresses)
-	for _, p := range report.Unplaced {
-		if onRecord(p) {
-			reported = append(reported, p)
-		}
-	}
-
+	onRecord := func(p netip.Prefix) bool { return slices.Contains(prefixesOf(k.rec.Addresses), p) }
+	unplaced := slices.DeleteFunc(slices.Clone(report.Unplaced), func(p netip.Prefix) bool { return !onRecord(p) })
+	reported := slices.Concat(report.Addresses, unplaced)
 	if k.rec.IPAMType != endpoint.Leased && !k.rec.SLAAC {
 		return reported
 	}
@@ -362,13 +343,9 @@ func (k *checkCall) reservations(ctx context.Context, found *findings) error {
 	}
 
 	allocator := k.s.bindAllocator(k.nw.Allocator, k.nw.Name, k.pod.key(k.nw).owner(), k.rec.Short)
-	var own []ipam.Address
-	for _, a := range k.rec.Addresses {
-		if report := k.pod.Reported; report == nil || report.names(a.Prefix.Addr()) {
-			own = append(own, a)
-		}
-	}
-
+	own := slices.DeleteFunc(slices.Clone(k.rec.Addresses), func(a ipam.Address) bool {
+		return k.pod.Reported != nil && !k.pod.Reported.names(a.Prefix.Addr())
+	})
 	err := allocator.Check(ctx, k.pod.key(k.nw).owner(), own)
 	if err != nil && !allocator.Slow() {
 		found.add("%v", err)
@@ -418,15 +395,7 @@ func (n *Node) Attachments(ctx context.Context, network string) ([]*Attachment, 
 	}
 
 	records, _, err := n.cfg.Dir.List(network)
-	if err != nil {
-		return nil, stateError(err)
-	}
-
-	list := make([]*Attachment, len(records))
-	for i, rec := range records {
-		list[i] = attachmentOf(rec)
-	}
-	return list, nil
+	return convertAll(records, attachmentOf), stateError(err)
 }
 
 // Pool describes the use of one range set of a network, which is a list of ranges that a pod gets one address from.
@@ -440,12 +409,8 @@ type Pool struct {
 // changes nothing.
 func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 	records, _, err := n.cfg.Dir.ListNetworks()
-	if err != nil {
-		return nil, stateError(err)
-	}
-
+	errs := []error{stateError(err)}
 	var list []Pool
-	var errs []error
 	for _, rec := range records {
 		if len(rec.Pools) == 0 {
 			continue
@@ -487,12 +452,8 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 		return err
 	}
 
-	if err := refuseContested(n.cfg.Dir); err != nil {
-		return err
-	}
-
 	paths, err := s.reversePaths(ctx, &w.Record)
-	if err != nil {
+	if err := cmp.Or(refuseContested(n.cfg.Dir), err); err != nil {
 		return err
 	}
 
@@ -500,39 +461,24 @@ func (n *Node) Ready(ctx context.Context, nw *Network, leases *Lease) error {
 		return failf(ErrObstructed, "%s", strings.Join(paths, "; "))
 	}
 
-	if leases == nil && nw.Allocator != nil {
-		err := n.allocatorReady(ctx, nw)
-		if !errors.Is(err, ipam.ErrPoolFull) {
-			return err
-		}
+	if leases != nil {
+		_, err := n.openLeases(leases)
+		return err
+	}
+
+	if nw.Allocator == nil {
+		return nil
+	}
+
+	node := s.ipamNode(nw.Name, ipam.Owner{}, "")
+	err = nw.Allocator.Bind(ipam.Node{Epoch: node.Epoch, Hash: node.Hash}).Status(ctx)
+	if errors.Is(err, ipam.ErrPoolFull) {
 		dead, deadErr := n.CollectDead(ctx, nw.Name, true)
 		if deadErr == nil && slices.ContainsFunc(dead, func(d Dead) bool { return d.Kept == nil }) {
 			return nil // an ADD would remove them; the runtime sends one only if Ready returns nil
 		}
-		return err
 	}
-
-	if leases == nil {
-		return nil
-	}
-
-	_, err = n.openLeases(leases)
 	return err
-}
-
-// allocatorReady returns an error if the network's allocator could not allocate an address now.
-func (n *Node) allocatorReady(ctx context.Context, nw *Network) error {
-	e, err := n.cfg.Dir.Epoch()
-	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, state.ErrStale), errors.Is(err, state.ErrDamaged):
-		e = state.Epoch{} // the next ADD begins an epoch, whose token differs from the token of every reservation
-	case err != nil:
-		return stateError(err)
-	}
-
-	node := ipam.Node{Epoch: ipam.Epoch{Token: e.Token(), Started: n.cfg.Dir.Begun(e)},
-		Hash: func(o ipam.Owner) string { return Key{nw.Name, o.ContainerID, o.IfName}.hash() }}
-	return nw.Allocator.Bind(node).Status(ctx)
 }
 
 // contestedFor is the validity of tombolod's report about another program that undoes its repairs. Until that program

@@ -145,33 +145,20 @@ func (nw *Network) check() error {
 		return err
 	}
 
-	if !ident.IsLinkName(nw.Bridge) {
+	switch err := nw.Guard.Check(); {
+	case !ident.IsLinkName(nw.Bridge):
 		return failf(ErrInvalid, "bridge %q of network %q cannot name a link", nw.Bridge, nw.Name)
-	}
-
-	if nw.Uplink != "" {
-		if err := checkNIC(nw.Uplink); err != nil {
-			return err
-		}
-	}
-
-	if nw.Exit != "" && nw.Exit != ExitHost && nw.Exit != ExitRouter {
+	case nw.Uplink != "" && !ident.IsLinkName(nw.Uplink):
+		return checkNIC(nw.Uplink)
+	case nw.Exit != "" && nw.Exit != ExitHost && nw.Exit != ExitRouter:
 		return failf(ErrInvalid, `network %q: Exit is %q, and has to be "host" or "router"`, nw.Name, string(nw.Exit))
-	}
-
-	if err := nw.Guard.Check(); err != nil {
+	case err != nil:
 		return failf(ErrInvalid, "network %q: %w", nw.Name, err)
-	}
-
-	if nw.DHCPv6 && !nw.SLAAC {
+	case nw.DHCPv6 && !nw.SLAAC:
 		return failf(ErrInvalid, "network %q: DHCPv6 needs SLAAC, which gives pods the way to the routers", nw.Name)
 	}
 
-	if err := nw.CheckPolicies(); err != nil {
-		return err
-	}
-
-	return nw.CheckVLAN()
+	return cmp.Or(nw.CheckPolicies(), nw.CheckVLAN())
 }
 
 // CheckPolicies returns an error that matches ErrInvalid if Egress or PublishFrom is wrong, or if the network cannot
@@ -418,48 +405,35 @@ func (p *Pod) check(nw *Network, host *netns.NS) error {
 		return failf(ErrInvalid, "the network or the pod is nil")
 	}
 
-	if err := p.key(nw).check(); err != nil {
-		return err
-	}
-
-	if err := cmp.Or(checkPorts(p.Ports), nw.checkPolicies(p.Egress, p.PublishFrom)); err != nil {
+	err := cmp.Or(p.key(nw).check(), checkPorts(p.Ports), nw.checkPolicies(p.Egress, p.PublishFrom))
+	if err != nil {
 		return err
 	}
 
 	const ethernet = 1500 // another MTU has other adjustments, but the same errors
-	if _, _, err := p.Limits.Effective(ethernet); err != nil {
+	switch _, _, err := p.Limits.Effective(ethernet); {
+	case err != nil:
 		return failf(ErrInvalid, "bandwidth: %w", err)
-	}
-
-	if nw.DHCPv6 && (p.Lease == nil || p.Lease.KeeperOptional) {
+	case nw.DHCPv6 && (p.Lease == nil || p.Lease.KeeperOptional):
 		return failf(ErrInvalid,
 			`ipv6 "dhcp": tombolod leases the address, beside that of IPv4: it needs ipam.type "dhcp", and no keeper `+
 				`that is "optional"`)
-	}
-
-	if p.NetNS == nil {
+	case p.NetNS == nil:
 		return failf(ErrInvalid, "the pod of container %s has no namespace", p.ContainerID)
-	}
-
-	id := p.NetNS.ID()
-	if id == (netns.ID{}) {
+	case p.NetNS.ID() == netns.ID{}:
 		return failf(ErrInvalid, "the namespace of container %s is not open", p.ContainerID)
-	}
-
-	if p.SameNetNS {
+	case p.SameNetNS:
 		return nil
 	}
 
 	if host == nil {
-		own, err := netns.Current()
-		if err != nil {
+		if host, err = netns.Current(); err != nil {
 			return err
 		}
-		defer own.Close()
-		host = own
+		defer host.Close()
 	}
 
-	if host.ID() == id {
+	if host.ID() == p.NetNS.ID() {
 		return failf(ErrInvalid, "%w", ErrHostNamespace)
 	}
 

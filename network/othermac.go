@@ -77,21 +77,16 @@ func (a *addCall) refuseTwin(ctx context.Context) error {
 		return failf(ErrConflict, "MAC %s belongs to bridge %s: give the pod another one", mac, a.nw.Bridge)
 	}
 
-	networks, err := a.s.Dir.Networks()
-	for _, name := range networks {
-		records, _, listErr := a.s.Dir.List(name)
-		for _, other := range records {
-			if other.Bridge != a.nw.Bridge || other.Hash() == a.hash || !bytes.Equal(other.MAC, mac) ||
-				other.State == state.Ready && a.s.hasDied(ctx, name, other.Hash()) {
-				continue
-			}
+	all, err := a.s.allAttachments()
+	for _, other := range all {
+		if other.Bridge == a.nw.Bridge && other.Hash() != a.hash && bytes.Equal(other.MAC, mac) &&
+			(other.State != state.Ready || !a.s.hasDied(ctx, other.Network, other.Hash())) {
 			return failf(ErrConflict, "MAC %s belongs to container %s on bridge %s: give the pod another one", mac,
 				other.ContainerID, a.nw.Bridge)
 		}
-		err = errors.Join(err, listErr)
 	}
 
-	return stateError(err)
+	return err
 }
 
 // answeringRouter returns the next hop of one of the host's default routes through the LAN, if it answers the host.
@@ -116,21 +111,13 @@ func (n *site) answeringRouter(ctx context.Context) netip.Addr {
 
 // lanRouters lists the next hops of the host's default routes through a link.
 func (n *site) lanRouters(ctx context.Context, link int) (list []netip.Addr, _ error) {
-	add := func(hop netip.Addr) {
-		if hop.IsValid() && !slices.Contains(list, hop) {
-			list = append(list, hop)
-		}
-	}
 	err := n.s.Links.Routes().Walk(ctx, route.Filter{Link: link}, func(r route.Route) {
-		if r.Dst.Bits() != 0 {
-			return
-		}
-		add(r.Gateway)
-		for _, hop := range r.Nexthops {
-			add(hop.Gateway)
+		for _, hop := range append([]route.Nexthop{{Gateway: r.Gateway}}, r.Nexthops...) {
+			if r.Dst.Bits() == 0 && hop.Gateway.IsValid() {
+				list = appendNew(list, hop.Gateway)
+			}
 		}
 	})
-
 	return list, err
 }
 
@@ -186,9 +173,6 @@ func probeNeighbour(ctx context.Context, conn *nl.Conn, entry routing.NeighbourE
 // present MAC identifies the pod to a DHCP server or on its LAN. With an uplink, it also matches ErrInvalid if mac is a
 // multicast MAC, and ErrConflict if the uplink or another machine on the LAN has mac. RefuseMAC changes nothing.
 func (c Change) RefuseMAC(ctx context.Context, mac net.HardwareAddr) error {
-	if _, err := c.node.loadAttachment(c.key); err != nil {
-		return err
-	}
 	return c.do(ctx, func(s *session, a, _ *state.Attachment) error { return s.refuseNewMAC(ctx, a, mac) })
 }
 
@@ -288,7 +272,7 @@ func (a *addCall) refuseAnswered(mac net.HardwareAddr) error {
 			if mac != nil && err == nil && has.State != routing.Permanent {
 				m, err := has.DelMessage() // the last look: leave the host's table as it was
 				err = conn.Change(context.Background(), "delete neighbour", &has, m, err)
-				if err := nl.PassAbsent(err); err != nil {
+				if nl.PassAbsent(err) != nil {
 					return err
 				}
 			}

@@ -192,19 +192,13 @@ func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
 // lastingPrefixes returns the addresses that an attachment keeps as long as it exists. These are all except those from
 // router advertisements.
 func lastingPrefixes(rec *state.Attachment) []netip.Prefix {
-	var list []netip.Prefix
-	for _, a := range rec.Addresses {
-		if !autoconfigured(rec, a.Prefix) {
-			list = append(list, a.Prefix)
-		}
-	}
-	return list
+	return slices.DeleteFunc(prefixesOf(rec.Addresses), func(p netip.Prefix) bool { return autoconfigured(rec, p) })
 }
 
 // attach adds the guard's elements to the firewall, and creates the pod's link with its limits. If a link with the
 // port's name exists and belongs to this attachment, attach deletes that link and tries again. A killed Add or Del has
-// left it, since this Add holds the attachment's record. If the pod already has a default route with the same metric,
-// attach tries again with free metrics.
+// left it, since this Add holds the attachment's record. It records the limits. If the pod already has a default route
+// with the same metric, attach tries again with free metrics.
 func (a *addCall) attach(ctx context.Context) error {
 	port := a.portOnBridge()
 	beforeUp := func(ctx context.Context, index int) error {
@@ -261,6 +255,7 @@ func (a *addCall) attach(ctx context.Context) error {
 	a.link = made
 	a.rec.MTU, a.rec.MAC, a.rec.HostMAC = made.MTU, state.MAC(made.PeerMAC), state.MAC(made.MAC)
 	a.rec.NetNSCookie = made.NetNSCookie
+	setLimits(a.rec, a.limits)
 	return nil
 }
 

@@ -128,17 +128,12 @@ const reclaimTimeout = 10 * time.Second
 // lacksAddress reports whether an Add failed for lack of an address that a dead pod may hold. An IPAM plugin reports a
 // full pool only by its own message. So lacksAddress reports true for every error of an allocator that runs a plugin.
 func (nw *Network) lacksAddress(err error) bool {
-	if errors.Is(err, ipam.ErrPoolFull) || errors.Is(err, ipam.ErrAddressTaken) {
-		return true
-	}
-	var refused *allocationError
-	return errors.As(err, &refused) && nw.Allocator.Slow()
+	return errors.Is(err, ipam.ErrPoolFull) || errors.Is(err, ipam.ErrAddressTaken) ||
+		errors.Is(err, errAllocator) && nw.Allocator.Slow()
 }
 
-// allocationError is an error that an allocator's Add returned.
-type allocationError struct{ error }
-
-func (e *allocationError) Unwrap() error { return e.error }
+// errAllocator is the kind of errors that an allocator's Add returned.
+var errAllocator = errors.New("no address")
 
 // reclaim removes the network's dead attachments. It reports whether it removed any, so that Add should try again. It
 // only logs errors. The Add has undone its changes and released its locks before.
@@ -295,10 +290,7 @@ func (t *teardown) unreleasable(rec *state.Attachment) error {
 // it uses stubRecord.
 func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error) {
 	records, unread, err := t.Session.Dir.List(t.Network)
-	if err != nil {
-		return nil, stateError(err)
-	}
-
+	errs := []error{stateError(err)}
 	for _, d := range unread {
 		t.Session.warn(d.Error())
 		if d.Hash != "" && (errors.Is(d, state.ErrDamaged) || errors.Is(d, state.ErrVersion)) {
@@ -306,7 +298,6 @@ func (t *teardown) collectDead(ctx context.Context, dryRun bool) ([]Dead, error)
 		}
 	}
 
-	var errs []error
 	var found []Dead
 	var removed []*state.Attachment
 	for _, rec := range records {
@@ -369,11 +360,7 @@ func (t *teardown) collectIfDead(ctx context.Context, rec *state.Attachment, dry
 // removeNetwork removes the objects of a network that Collect leaves: see Node.Remove.
 func removeNetwork(ctx context.Context, s *session, name string) error {
 	leases, err := leasesOf(s, name)
-	if err != nil {
-		return err
-	}
-
-	if err := s.enterAlone(ctx); err != nil {
+	if err := cmp.Or(err, s.enterAlone(ctx)); err != nil {
 		return err
 	}
 
@@ -394,18 +381,13 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		rec, err = &state.Network{}, nil
 	}
 
-	if err != nil {
-		return stateError(err)
-	}
-
-	others, err := s.otherNetworks(name)
-	if err != nil {
+	others, othersErr := s.otherNetworks(name)
+	if err := cmp.Or(stateError(err), othersErr); err != nil {
 		return err
 	}
 
-	sharers, err := sharers(s, rec)
-	if err == nil && rec.Uplink != "" &&
-		!slices.ContainsFunc(sharers, func(o *state.Network) bool { return o.Uplink != "" }) {
+	sharesNIC := func(o *state.Network) bool { return o.Bridge == rec.Bridge && o.Uplink != "" }
+	if rec.Uplink != "" && !slices.ContainsFunc(others, sharesNIC) {
 		n := &site{s: s, rec: rec}
 		if err = n.find(ctx); err == nil && n.share != nil {
 			err = s.refuseCutOff(ctx, n.bridge, rec.Uplink, n.share.Port)
@@ -419,43 +401,41 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	if len(others) == 0 { // delete our rules in other programs' chains too
 		err = errors.Join(stopForwarding(rec), s.foreignFirewall("").Remove(ctx))
 	}
+	return s.deleteNetwork(ctx, name, rec, err)
+}
 
-	err = errors.Join(err, s.Firewall.RemoveNetwork(ctx, name),
+// deleteNetwork deletes a network's rules, links and reservations, and turns off settings that no pod needs. If all of
+// this succeeds and earlier is nil, it deletes the network's record.
+func (s *session) deleteNetwork(ctx context.Context, name string, rec *state.Network, earlier error) error {
+	err := errors.Join(earlier, s.Firewall.RemoveNetwork(ctx, name),
 		closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()), removeShare(ctx, s, rec),
 		removeBridge(ctx, s, rec), s.removeReservations(name))
 	if err != nil {
 		return err
 	}
-
 	return s.Dir.RemoveNetwork(name)
 }
 
 // Known returns an error if a network is unknown, as when its name is mistyped: it is not on record, and has no leases
 // and no objects in the kernel. The error matches ErrInvalid, and lists the names of the recorded networks.
 func (u Upkeep) Known(ctx context.Context, name string) error {
-	return u.node.withSession(func(s *session) error { return s.refuseUnknown(ctx, name) }, name)
-}
+	return u.node.withSession(func(s *session) error {
+		names, err := s.Dir.Networks()
+		if err != nil || slices.Contains(names, name) {
+			return stateError(err)
+		}
 
-func (s *session) refuseUnknown(ctx context.Context, name string) error {
-	names, err := s.Dir.Networks()
-	if err != nil || slices.Contains(names, name) {
-		return stateError(err)
-	}
+		leases, err := leasesOf(s, name)
+		has, hasErr := s.Firewall.HasNetwork(ctx, name)
+		if err := cmp.Or(err, hasErr); has || err != nil {
+			return err
+		}
 
-	leases, err := leasesOf(s, name)
-	if err != nil {
-		return err
-	}
-
-	if has, err := s.Firewall.HasNetwork(ctx, name); has || err != nil {
-		return err
-	}
-
-	if rest, err := s.inventory(ctx, name, leases); err != nil || len(rest.all) > 0 {
-		return err
-	}
-
-	return failf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
+		if rest, err := s.inventory(ctx, name, leases); err != nil || len(rest.all) > 0 {
+			return err
+		}
+		return failf(ErrInvalid, "%w", state.UnknownNetwork(names, name))
+	}, name)
 }
 
 // removeDeserted deletes the remains of a deserted network (isDeserted). The caller holds the state directory's
@@ -467,14 +447,7 @@ func removeDeserted(ctx context.Context, s *session, name string) error {
 		return stateError(err)
 	}
 
-	if err := errors.Join(s.Firewall.RemoveNetwork(ctx, name), removeBridge(ctx, s, rec)); err != nil {
-		return err
-	}
-
-	if err := s.removeReservations(name); err != nil {
-		return err
-	}
-	return s.Dir.RemoveNetwork(name)
+	return s.deleteNetwork(ctx, name, rec, nil)
 }
 
 // removeBridge deletes the network's bridge if we made it and it has no other network, no port and no taken NIC. With
@@ -493,12 +466,8 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	}
 
 	shared, err := sharers(s, rec)
-	if err != nil {
-		return err
-	}
-
-	ports, err := s.Links.Ports(ctx, l.Index)
-	if err != nil {
+	ports, portsErr := s.Links.Ports(ctx, l.Index)
+	if err := cmp.Or(err, portsErr); err != nil {
 		return err
 	}
 
@@ -578,10 +547,6 @@ func sharers(s *session, rec *state.Network) ([]*state.Network, error) {
 // LAN.
 func refusePodsBehind(s *session, nic string) error {
 	networks, _, err := s.Dir.ListNetworks()
-	if err != nil {
-		return stateError(err)
-	}
-
 	for _, n := range networks {
 		if n.Uplink != nic {
 			continue
@@ -597,5 +562,5 @@ func refusePodsBehind(s *session, nic string) error {
 		}
 	}
 
-	return nil
+	return stateError(err)
 }

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,24 +18,6 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
-
-// mendOthers repairs all networks that have attachments, except for the named one. If a network's repair fails, it only
-// warns. The caller passes the returned networks to declareMended. A network without attachments is repaired by its
-// next ADD.
-func mendOthers(ctx context.Context, s *session, except string) ([]*site, error) {
-	others, err := s.otherNetworks(except)
-	if err != nil {
-		return nil, err
-	}
-
-	r := &repair{s: s}
-	for _, o := range others {
-		if err := r.network(ctx, o); err != nil {
-			s.warn(err.Error()) // the network's next ADD reports the error
-		}
-	}
-	return r.mended, nil
-}
 
 // restore creates the missing parts of a network from its record, and saves the record. It reports whether an object
 // was missing that other networks share. After a failure it clears the record's ConfigHash, so that the network's next
@@ -60,11 +43,7 @@ func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	}
 
 	records, damaged, err := s.Dir.ListNetworks()
-	if err != nil {
-		return stateError(err)
-	}
-
-	var errs []error
+	errs := []error{stateError(err)}
 	for _, d := range damaged {
 		errs = append(errs, d)
 	}
@@ -172,45 +151,38 @@ func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 // returns nf_tables' generation at that time, or 0 if it is unknown or no network has pods. If there are no faults, the
 // next ADD need not check the tables. Firewall changes nothing.
 func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []string, _ error) {
-	s, records, err := u.node.openNetworks(ctx)
-	if err != nil || s == nil {
-		return 0, nil, err
-	}
-	defer s.close()
-	for _, rec := range records {
-		n := &site{s: s, rec: rec, quick: true}
-		if err := n.look(ctx, []part{firewallPart{}, admissionPart{}}); err != nil {
-			return 0, nil, err
-		}
-		for _, d := range n.found.list {
-			if text := d.String(); !slices.Contains(lacking, text) {
-				lacking = append(lacking, text)
+	err := u.node.withNetworks(ctx, func(s *session, records []*state.Network) error {
+		for _, rec := range records {
+			n := &site{s: s, rec: rec, quick: true}
+			if err := n.look(ctx, []part{firewallPart{}, admissionPart{}}); err != nil {
+				return err
+			}
+			for _, d := range n.found.list {
+				lacking = appendNew(lacking, d.String())
 			}
 		}
-	}
 
-	if now := s.rules().Generation(); now != nil {
-		generation = *now
-	}
-
-	return generation, lacking, nil
+		if now := s.rules().Generation(); now != nil {
+			generation = *now
+		}
+		return nil
+	})
+	return generation, lacking, err
 }
 
 // Obstacles lists, by network, settings on the host that stop pods, or may stop them. Tombolo cannot change these
 // settings, or leaves them to their owner.
 func (u Upkeep) Obstacles(ctx context.Context) (map[string][]foreign.Obstacle, error) {
-	s, records, err := u.node.openNetworks(ctx)
-	if err != nil || s == nil {
-		return nil, err
-	}
-	defer s.close()
 	list := map[string][]foreign.Obstacle{}
-	for _, rec := range records {
-		if list[rec.Name], err = s.obstacles(ctx, rec); err != nil {
-			return nil, err
+	err := u.node.withNetworks(ctx, func(s *session, records []*state.Network) (err error) {
+		for _, rec := range records {
+			if list[rec.Name], err = s.obstacles(ctx, rec); err != nil {
+				return err
+			}
 		}
-	}
-	return list, nil
+		return nil
+	})
+	return list, err
 }
 
 // RemoveStrays deletes firewall elements and IFB links that have neither a record nor a port, and elements of addresses
@@ -221,39 +193,35 @@ func (u Upkeep) RemoveStrays(ctx context.Context) (found bool, _ error) {
 	return found, err
 }
 
-// openNetworks opens a session under the shared lock. It returns the networks of this epoch, which usually is this
-// boot, that have attachments. It also returns networks whose rules no longer fit the host's own forwarding
-// (forwardingChanged). If there are none, the session is nil.
-func (n *Node) openNetworks(ctx context.Context) (*session, []*state.Network, error) {
-	s, err := n.openKnown()
-	if err != nil {
-		return nil, nil, err
-	}
-
-	records, _, err := s.Dir.ListNetworks()
-	if err == nil && len(records) > 0 {
-		if err = s.enter(ctx); err == nil {
-			records, _, err = s.Dir.ListNetworks() // an ADD may have changed a record before this session got the lock
+// withNetworks opens a session under the shared lock, and calls the function do with networks recorded in this epoch,
+// which usually is this boot. Each has attachments, or rules that no longer fit the host's own forwarding
+// (forwardingChanged). If there are none, it does not call do.
+func (n *Node) withNetworks(ctx context.Context, do func(*session, []*state.Network) error) error {
+	return n.withSession(func(s *session) error {
+		records, _, err := s.Dir.ListNetworks()
+		if err == nil && len(records) > 0 {
+			// List again, since an ADD may have changed a record before this session got the lock.
+			if err = s.enter(ctx); err == nil {
+				records, _, err = s.Dir.ListNetworks()
+			}
 		}
-	}
 
-	var used []*state.Network
-	for _, rec := range records {
-		if err != nil || rec.Epoch != s.Epoch.Token() {
-			continue
+		var used []*state.Network
+		for _, rec := range records {
+			if err != nil || rec.Epoch != s.Epoch.Token() {
+				continue
+			}
+			var attachments []*state.Attachment
+			if attachments, err = s.attachments(rec.Name); len(attachments) > 0 || forwardingChanged(rec) {
+				used = append(used, rec)
+			}
 		}
-		var attachments []*state.Attachment
-		if attachments, err = s.attachments(rec.Name); len(attachments) > 0 || forwardingChanged(rec) {
-			used = append(used, rec)
+
+		if err != nil || len(used) == 0 {
+			return err
 		}
-	}
-
-	if err != nil || len(used) == 0 {
-		s.close()
-		return nil, nil, err
-	}
-
-	return s, used, nil
+		return do(s, used)
+	})
 }
 
 // mendStrays deletes the firewall elements and IFB links of attachments that have neither a record nor a port. It also
@@ -339,39 +307,28 @@ type Links struct {
 // nothing except the facts about the host in the rules (nft.Conn.SetHost). It ignores missing ports, since their pods
 // are gone.
 func (u Upkeep) Links(ctx context.Context) (*Links, error) {
-	s, records, err := u.node.openNetworks(ctx)
-	if err != nil || s == nil {
-		return &Links{}, err
-	}
-	defer s.close()
-	veths, err := s.Links.Veths(ctx)
-	if err != nil {
-		return nil, err
-	}
-
-	ports := map[string]*bridge.Link{}
-	for i := range veths {
-		ports[veths[i].Name] = &veths[i]
-	}
-
 	l := &Links{Lacking: map[string][]string{}, Uplinks: map[string]int{}}
-	services, err := s.link(ctx, link.ServiceLink)
-	if err == nil {
-		l.Services = services.Index
-		err = s.setHost(ctx)
-	}
-
-	if err != nil {
-		return nil, err
-	}
-
-	for _, rec := range records {
-		if err := l.lookAt(ctx, &site{s: s, rec: rec}, ports); err != nil {
-			return nil, err
+	err := u.node.withNetworks(ctx, func(s *session, records []*state.Network) error {
+		veths, err := s.Links.Veths(ctx)
+		ports := map[string]*bridge.Link{}
+		for i := range veths {
+			ports[veths[i].Name] = &veths[i]
 		}
-	}
 
-	return l, nil
+		services, servicesErr := s.link(ctx, link.ServiceLink)
+		if err := cmp.Or(err, servicesErr, s.setHost(ctx)); err != nil {
+			return err
+		}
+
+		l.Services = services.Index
+		for _, rec := range records {
+			if err := l.lookAt(ctx, &site{s: s, rec: rec}, ports); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return l, err
 }
 
 // uplink adds the network's NIC, and the veth pair of a shared NIC, to Uplinks and Pairs.

@@ -294,11 +294,9 @@ func (a *addCall) addHostRoutes() {
 		return
 	}
 
-	var hops []ipam.Address
-	for _, address := range a.assigned.addresses {
-		hops = append(hops, ipam.Address{Gateway: hostNextHop(address.Prefix.Addr().Is6())})
-	}
-
+	hops := convertAll(a.assigned.addresses, func(own ipam.Address) ipam.Address {
+		return ipam.Address{Gateway: hostNextHop(isIPv6(own.Prefix))}
+	})
 	if a.nw.SLAAC {
 		hops = append(hops, ipam.Address{Gateway: hostNextHop(true)})
 	}
@@ -383,12 +381,8 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 	}
 	defer pod.Close()
 	conn, l, err := s.dialPod(ctx, a, pod)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-
 	if err != nil {
-		return err
+		return nl.PassAbsent(err)
 	}
 	defer conn.Close()
 

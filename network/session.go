@@ -30,8 +30,6 @@ type session struct {
 	Firewall *nft.Conn
 	Epoch    state.Epoch // the present epoch, usually one boot of the node; known after enter
 
-	bridges map[string]*bridge.Link // cache of bridges by name; nil unless cacheBridges is in effect
-
 	leaveNS    func() error // returns to the caller's namespace
 	lock       *state.Lock
 	generation string // the note about nf_tables in the lock's file, as this call found it
@@ -167,26 +165,11 @@ func (s *session) rules() nftnl.SharedSocket { return nftnl.Of(s.Firewall.Socket
 
 // link returns a link of the host. If the link does not exist, the result has only a name.
 func (s *session) link(ctx context.Context, name string) (*bridge.Link, error) {
-	if l := s.bridges[name]; l != nil {
-		return l, nil
-	}
-
 	l, err := s.Links.Link(ctx, name)
 	if name == "" || errors.Is(err, fs.ErrNotExist) {
 		return &bridge.Link{Name: name}, nil
 	}
-
-	if err == nil && s.bridges != nil && l.Kind == "bridge" {
-		s.bridges[name] = l
-	}
 	return l, err
-}
-
-// cacheBridges makes the method link request each bridge from the kernel only once, however many pods are on it. The
-// effect ends when the caller calls forget. The caller must not change a bridge before that.
-func (s *session) cacheBridges() (forget func()) {
-	s.bridges = map[string]*bridge.Link{}
-	return func() { s.bridges = nil }
 }
 
 // otherNetworks returns the records of all networks except for the named one.
@@ -198,13 +181,10 @@ func (s *session) otherNetworks(except string) ([]*state.Network, error) {
 // attachments returns the records of a network's attachments, and warns of damaged ones.
 func (s *session) attachments(network string) ([]*state.Attachment, error) {
 	attachments, damaged, err := s.Dir.List(network)
-	if err != nil {
-		return nil, stateError(err)
-	}
 	for _, d := range damaged {
 		s.warn(d.Error())
 	}
-	return attachments, nil
+	return attachments, stateError(err)
 }
 
 // allAttachments returns the records of all networks' attachments.
@@ -331,10 +311,7 @@ type settings struct {
 // Open checks cfg and returns a Node. It does not create the state directory; the first call that takes the directory's
 // lock does.
 func Open(ctx context.Context, cfg *Config) (*Node, error) {
-	if cfg == nil {
-		cfg = &Config{}
-	}
-
+	cfg = cmp.Or(cfg, &Config{})
 	dir, err := state.Open(cmp.Or(cfg.StateDir, DefaultStateDir))
 	if err != nil {
 		return nil, failf(ErrInvalid, "%w", err)
@@ -353,17 +330,18 @@ func (n *Node) reportStep(name string) error {
 	return n.cfg.Step(name)
 }
 
-// openEntered opens a session and takes the state directory's lock, shared.
-func (n *Node) openEntered(ctx context.Context) (*session, error) {
+// withEntered opens a session and takes the state directory's lock, shared. It calls the function do with the session,
+// and closes the session.
+func (n *Node) withEntered(ctx context.Context, do func(*session) error) error {
 	s, err := openSession(n.cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	defer s.close()
 	if err := s.enter(ctx); err != nil {
-		s.close()
-		return nil, err
+		return err
 	}
-	return s, nil
+	return do(s)
 }
 
 // withSession opens a session with openKnown, calls the function do with the session, and closes the session.
@@ -393,9 +371,7 @@ func (n *Node) openKnown(networks ...string) (*session, error) {
 			return nil, stateError(err)
 		}
 		for _, rec := range records {
-			if rec.Mark != 0 {
-				cfg.Mark = rec.Mark
-			}
+			cfg.Mark = cmp.Or(rec.Mark, cfg.Mark)
 		}
 	}
 

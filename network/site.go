@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -83,10 +84,7 @@ func (n *site) findGatewayLink(ctx context.Context) (err error) {
 	if host, ok := hostVLAN(n.rec, n.bridge); ok {
 		n.gatewayLink, err = n.s.link(ctx, host.Name)
 	}
-	if err != nil {
-		return err
-	}
-	return n.findUplink(ctx)
+	return cmp.Or(err, n.findUplink(ctx))
 }
 
 // look compares the listed parts of the network with its record. If n.quick is set, it stops at the first difference or
@@ -205,7 +203,6 @@ func (p *podSite) look(ctx context.Context) error {
 // attachment whose port is gone. For an attachment whose Add has not finished, it calls only endpointPart.mend, and
 // only if the pod has a guard.
 func (n *site) reattach(ctx context.Context) error {
-	defer n.s.cacheBridges()()
 	for _, a := range n.attachments {
 		if a.State != state.Ready && (a.Guard == "" || !n.rec.Guards()) {
 			continue // its own Add is in progress, or was never finished
@@ -356,7 +353,7 @@ func (n *site) complete(ctx context.Context) error {
 // networks (isDeserted) with overlapping subnets. If an object was missing that other networks share, it repairs the
 // other networks too. Every step can be repeated, so the next build completes an interrupted one.
 func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error) {
-	deserted, err := w.refuse(ctx, s, s.Epoch.Token())
+	deserted, err := w.refuse(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -371,12 +368,8 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 		return nil, err
 	}
 
-	if err := refuseOthers(s, &w.Record); err != nil {
-		return nil, err
-	}
-
 	attachments, err := s.attachments(w.Record.Name)
-	if err != nil {
+	if err := cmp.Or(refuseOthers(s, &w.Record), err); err != nil {
 		return nil, err
 	}
 
@@ -419,12 +412,8 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 	}
 
 	zonePending, err := refuseObstacles(ctx, s, rec, len(rec.Gateways) > 0)
-	if err != nil {
-		return nil, err
-	}
-
-	paths, err := s.reversePaths(ctx, rec)
-	if err != nil {
+	paths, pathsErr := s.reversePaths(ctx, rec)
+	if err := cmp.Or(err, pathsErr); err != nil {
 		return nil, err
 	}
 
@@ -434,9 +423,7 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 
 	// Save the record first: settle restores the other networks on the bridge, and their settings depend on this
 	// network's record (see adaptToOthers).
-	if shared, err := sharers(s, rec); err != nil {
-		return nil, err
-	} else if len(shared) > 0 && changed {
+	if changed {
 		if err := saveEarly(s, rec); err != nil {
 			return nil, err
 		}
@@ -500,23 +487,31 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requir
 }
 
 // settle completes the firewall's sets after a network was created or repaired (declareMended). If changed is true, an
-// object was missing that other networks share, and settle repairs the other networks too. For example, a flush of our
-// table deletes the rules of all networks, and a deleted bridge loses the ports of all its networks. Then settle also
-// deletes elements of pods that no longer exist, which a program may have loaded from an older copy of the table.
+// object was missing that other networks share, and settle repairs the other networks with attachments too. If such a
+// repair fails, settle only warns. For example, a flush of our table deletes the rules of all networks, and a deleted
+// bridge loses the ports of all its networks. Then settle also deletes elements of pods that no longer exist, which a
+// program may have loaded from an older copy of the table.
 func (n *site) settle(ctx context.Context, changed bool) error {
 	if !changed {
 		return declareMended(ctx, n.s, n)
 	}
 
-	others, err := mendOthers(ctx, n.s, n.rec.Name)
+	others, err := n.s.otherNetworks(n.rec.Name)
 	if err != nil {
 		return err
+	}
+
+	r := &repair{s: n.s}
+	for _, o := range others {
+		if err := r.network(ctx, o); err != nil {
+			n.s.warn(err.Error()) // the network's next ADD reports the error
+		}
 	}
 
 	if _, err := mendStrays(ctx, n.s); err != nil {
 		return err
 	}
-	return declareMended(ctx, n.s, append(others, n)...)
+	return declareMended(ctx, n.s, append(r.mended, n)...)
 }
 
 // newRecord returns the network's new record. It combines the requirements of this Add with the subnets, gateways and
@@ -551,6 +546,15 @@ func containsAll[T comparable](have, want []T) bool {
 	return !slices.ContainsFunc(want, func(p T) bool { return !slices.Contains(have, p) })
 }
 
+// convertAll returns the results of convert for all elements of a list.
+func convertAll[From, To any](list []From, convert func(From) To) []To {
+	all := make([]To, len(list))
+	for i, one := range list {
+		all[i] = convert(one)
+	}
+	return all
+}
+
 func appendNew[T comparable](list []T, p T) []T {
 	if slices.Contains(list, p) {
 		return list
@@ -559,8 +563,8 @@ func appendNew[T comparable](list []T, p T) []T {
 }
 
 // checkBuildable returns an error with the reason if the network could not be built, or if no pod could be attached. It
-// takes no lock. It changes nothing now. If the host has become a router, it schedules reopen, which makes the rules
-// anew when the session closes.
+// takes no lock, and sets s.Epoch. It changes nothing now. If the host has become a router, it schedules reopen, which
+// makes the rules anew when the session closes.
 func checkBuildable(ctx context.Context, s *session, w *requirement) error {
 	if err := probe(ctx, s, w); err != nil {
 		return err
@@ -577,25 +581,25 @@ func checkBuildable(ctx context.Context, s *session, w *requirement) error {
 		}
 	}
 
-	if _, err := refuseObstacles(ctx, s, &rec, w.Gateway); err != nil {
+	_, err := refuseObstacles(ctx, s, &rec, w.Gateway)
+	if err := cmp.Or(err, stateError(s.Dir.CheckWritable())); err != nil {
 		return err
 	}
 
-	if err := s.Dir.CheckWritable(); err != nil {
+	switch s.Epoch, err = s.Dir.Epoch(); {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, state.ErrStale), errors.Is(err, state.ErrDamaged):
+		s.Epoch = state.Epoch{} // no record is valid, and the next ADD begins an epoch
+	case err != nil:
 		return stateError(err)
 	}
 
-	e, err := s.Dir.Epoch()
-	if err != nil {
-		e = state.Epoch{} // no record is valid
-	}
-	_, err = w.refuse(ctx, s, e.Token())
+	_, err = w.refuse(ctx, s)
 	return err
 }
 
-// refuse returns an error with the reason if the network cannot exist on this node. token and the deserted networks are
-// as in refuseConflicts.
-func (w *requirement) refuse(ctx context.Context, s *session, token string) (deserted []string, err error) {
+// refuse returns an error with the reason if the network cannot exist on this node. The deserted networks are as in
+// refuseConflicts.
+func (w *requirement) refuse(ctx context.Context, s *session) (deserted []string, err error) {
 	rec := &w.Record
 	if err := refuseIPv6(rec.Name, rec.SLAAC, rec.Subnets); err != nil {
 		return nil, err
@@ -607,7 +611,7 @@ func (w *requirement) refuse(ctx context.Context, s *session, token string) (des
 		}
 	}
 
-	if deserted, err = refuseConflicts(ctx, s, w, token); err == nil && rec.Uplink != "" {
+	if deserted, err = refuseConflicts(ctx, s, w); err == nil && rec.Uplink != "" {
 		_, err = refuseUplink(ctx, s, rec)
 	}
 	return deserted, err
@@ -615,11 +619,7 @@ func (w *requirement) refuse(ctx context.Context, s *session, token string) (des
 
 // probe returns an error if the kernel lacks a facility that an Add needs.
 func probe(ctx context.Context, s *session, w *requirement) error {
-	if err := s.Links.Probe(); err != nil {
-		return err
-	}
-
-	if err := s.Firewall.Probe(ctx); err != nil {
+	if err := cmp.Or(s.Links.Probe(), s.Firewall.Probe(ctx)); err != nil {
 		return err
 	}
 
@@ -654,10 +654,6 @@ func (s *session) isDeserted(ctx context.Context, o *state.Network) (bool, error
 	}
 
 	shared, err := sharers(s, o)
-	if err != nil {
-		return false, err
-	}
-
-	ports, err := s.Links.Ports(ctx, l.Index)
-	return len(ports) == 0 && len(shared) == 0 && l.Alias == endpoint.BridgeAlias, err
+	ports, portsErr := s.Links.Ports(ctx, l.Index)
+	return len(ports) == 0 && len(shared) == 0 && l.Alias == endpoint.BridgeAlias, cmp.Or(err, portsErr)
 }

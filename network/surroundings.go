@@ -38,31 +38,23 @@ type surroundings struct {
 	strict    bool     // firewalld closes host ports that other programs publish (StrictForwardPorts)
 }
 
-func (h *surroundings) read(ctx context.Context, s *session) (err error) {
-	if h.networks, _, err = s.Dir.ListNetworks(); err != nil {
-		return stateError(err)
-	}
+// surroundings reads the facts about the host that an Inspect needs.
+func (s *session) surroundings(ctx context.Context) (*surroundings, error) {
+	networks, _, networksErr := s.Dir.ListNetworks()
+	addresses, addressesErr := s.Links.Addresses().List(ctx, addr.Filter{})
+	queues, queuesErr := s.deadQueues()
+	_, strict, strictErr := s.foreignFirewall("").HasFirewalld(ctx)
+	rules, rulesErr := routing.Rules(nl.Of(s.Links.Socket()))
+	h := &surroundings{addresses: addresses, rules: rules, networks: networks, queues: queues, strict: strict}
 
-	if h.addresses, err = s.Links.Addresses().List(ctx, addr.Filter{}); err != nil {
-		return err
-	}
-
+	err := cmp.Or(stateError(networksErr), addressesErr, queuesErr, strictErr, rulesErr)
 	for _, f := range []route.Filter{{Family: unix.AF_INET, Protocol: unix.RTPROT_DHCP},
 		{Family: unix.AF_INET6, Protocol: unix.RTPROT_DHCP}, {Family: unix.AF_INET6, Protocol: unix.RTPROT_RA}} {
-		list, err := s.Links.Routes().List(ctx, f)
-		if err != nil {
-			return err
-		}
-		h.learnt = append(h.learnt, list...)
+		list, listErr := s.Links.Routes().List(ctx, f)
+		h.learnt, err = append(h.learnt, list...), cmp.Or(err, listErr)
 	}
-	if h.queues, err = s.deadQueues(); err != nil {
-		return err
-	}
-	if _, h.strict, err = s.foreignFirewall("").HasFirewalld(ctx); err != nil {
-		return err
-	}
-	h.rules, err = routing.Rules(nl.Of(s.Links.Socket()))
-	return err
+
+	return h, err
 }
 
 // deadQueues describes the rules that pass packets to a queue (NFQUEUE) to which no program listens. The kernel drops
@@ -105,25 +97,19 @@ func (report *Inspection) addSurroundings(ctx context.Context, host *surrounding
 		return err
 	}
 
-	if err := host.addClientFaults(ctx, n); err != nil {
+	err := host.addClientFaults(ctx, n)
+	if len(n.attachments) == 0 || err != nil {
 		return err
 	}
 
-	if len(n.attachments) == 0 {
-		return nil
-	}
 	for _, text := range host.queues {
 		n.found.advise(tombolo.RemedyConfigure, "%s", text)
 	}
-	if err := report.addChildLinks(ctx, n); err != nil {
-		return err
-	}
 
+	errs := []error{report.addChildLinks(ctx, n)}
 	for _, a := range n.attachments {
 		found, err := findListeners(ctx, a.ContainerID, endpoint.Ports(a), a.Addresses, false)
-		if err != nil {
-			return err
-		}
+		errs = append(errs, err)
 		for _, l := range found {
 			if isLimited(a) {
 				report.note("host port %d leads to container %s, and %s too, which gets only the packets of callers "+
@@ -140,26 +126,18 @@ func (report *Inspection) addSurroundings(ctx context.Context, host *surrounding
 		n.found.advise(tombolo.RemedyConfigure, "%s", endpoint.SlowPorts(n.rec.Bridge, b.PortDelay))
 	}
 
-	if n.gatewayLink.Index != 0 && n.gatewayLink.Up && n.rec.Uplink == "" {
-		if err := report.addGatewayFaults(ctx, host, n); err != nil {
-			return err
-		}
+	if n.gatewayLink.Index != 0 && n.gatewayLink.Up && n.rec.Uplink == "" && len(n.rec.Gateways) > 0 {
+		errs = append(errs, report.addGatewayFaults(ctx, host, n))
 	}
 
-	if err := n.s.lookAtExits(ctx, &n.found); err != nil {
-		return err
-	}
-
+	errs = append(errs, n.s.lookAtExits(ctx, &n.found))
 	paths, err := n.s.reversePaths(ctx, n.rec)
-	if err != nil {
-		return err
-	}
-
 	for _, path := range paths {
 		n.found.advise(tombolo.RemedyConfigure, "%s", path)
 	}
 
-	list, err := n.s.obstacles(ctx, n.rec)
+	list, listErr := n.s.obstacles(ctx, n.rec)
+	errs = append(errs, err, listErr)
 	for _, o := range list {
 		if o.Maybe {
 			report.note("%s", o)
@@ -176,12 +154,12 @@ func (report *Inspection) addSurroundings(ctx context.Context, host *surrounding
 		for _, text := range endpoint.MissingLinks(strings.Join(a.PublishFrom, ","), exists) {
 			report.note("network %s: %s", n.rec.Name, text)
 		}
-		if (a.Unadmitted || host.strict) && err == nil {
-			err = report.addOpenings(ctx, n, a)
+		if a.Unadmitted || host.strict {
+			errs = append(errs, report.addOpenings(ctx, n, a))
 		}
 	}
 
-	return err
+	return errors.Join(errs...)
 }
 
 // isLimited reports whether the attachment's host ports are open to some callers only.
@@ -225,10 +203,6 @@ func (report *Inspection) addOpenings(ctx context.Context, n *site, a *state.Att
 // the network's VLAN. By such addresses and routes, a pod could direct the host's traffic.
 func (h *surroundings) addClientFaults(ctx context.Context, n *site) error {
 	links, err := n.s.Links.Veths(ctx)
-	if err != nil {
-		return err
-	}
-
 	links = slices.DeleteFunc(links, func(l bridge.Link) bool {
 		a, ok := endpoint.ParseAlias(l.Alias)
 		return !ok || a.Network != endpoint.NetworkToken(n.rec.Name)
@@ -264,24 +238,15 @@ func (h *surroundings) addClientFaults(ctx context.Context, n *site) error {
 		}
 	}
 
-	return nil
+	return err
 }
 
 // addGatewayFaults adds findings about faults that other programs cause at the link with the network's gateways, and in
 // the routes to and from it.
 func (report *Inspection) addGatewayFaults(ctx context.Context, host *surroundings, n *site) error {
-	if len(n.rec.Gateways) == 0 {
-		return nil
-	}
-
-	if err := report.addStrangeAddresses(ctx, host, n); err != nil {
-		return err
-	}
-
+	errs := []error{report.addStrangeAddresses(ctx, host, n)}
 	if slices.ContainsFunc(n.rec.Gateways, isIPv6) {
-		if err := report.addDeafLinks(ctx, n.s, host); err != nil {
-			return err
-		}
+		errs = append(errs, report.addDeafLinks(ctx, n.s, host))
 	}
 
 	for _, gw := range n.rec.Gateways {
@@ -291,13 +256,11 @@ func (report *Inspection) addGatewayFaults(ctx context.Context, host *surroundin
 		}
 		pods = slices.DeleteFunc(pods, func(a netip.Addr) bool { return !gw.Contains(a) })
 		if len(pods) > 0 && has(host.addresses, gw) {
-			if err := host.addRuleFaults(ctx, n, gw, pods); err != nil {
-				return err
-			}
+			errs = append(errs, host.addRuleFaults(ctx, n, gw, pods))
 		}
 	}
 
-	return nil
+	return errors.Join(errs...)
 }
 
 // addStrangeAddresses finds addresses of the gateways' link outside of all recorded gateways' subnets. Such an address

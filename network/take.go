@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,10 +43,8 @@ func (s *session) giveBack(ctx context.Context, rec *uplink.Record) error {
 // isPort reports whether the NIC of a takeover is still a port of the bridge.
 func (s *session) isPort(ctx context.Context, rec *uplink.Record) (bool, error) {
 	nic, err := s.link(ctx, rec.NIC)
-	if err != nil {
-		return false, err
-	}
-	l, err := s.link(ctx, rec.Bridge)
+	l, bridgeErr := s.link(ctx, rec.Bridge)
+	err = cmp.Or(err, bridgeErr)
 	return err == nil && l.Index != 0 && nic.Master == l.Index, err
 }
 
@@ -110,7 +109,7 @@ func (u Uplinks) PlanTake(ctx context.Context, nic, bridgeName string) (steps st
 // unchanged.
 func explainNIC(err error, nic string) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return errNoLink(nic)
+		return failf(ErrNoLink, "uplink %s: the host has no such link (ip link lists its links)", nic)
 	}
 	return err
 }
@@ -127,10 +126,7 @@ func (s *session) refuseTake(ctx context.Context, nic string) error {
 	}
 
 	records, _, err := s.Dir.ListNetworks()
-	if err != nil {
-		return stateError(err)
-	}
-
+	err = stateError(err)
 	for _, rec := range records {
 		n := &site{s: s, rec: rec}
 		if rec.Uplink == nic {
@@ -185,12 +181,8 @@ func (u Uplinks) Take(ctx context.Context, nic, bridgeName string) error {
 func (u Uplinks) Restore(ctx context.Context, nic, bridgeName string) error {
 	return u.node.nameDead(ctx, "", u.withLock(ctx, nic, func(s *session) error {
 		rec, err := s.loadTake(nic)
-		if err != nil {
-			return err
-		}
-
 		isPort := false
-		if rec != nil {
+		if err == nil && rec != nil {
 			isPort, err = s.isPort(ctx, rec)
 		}
 		if err == nil && (isPort || rec == nil) {

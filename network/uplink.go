@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -235,12 +236,8 @@ func saveEarly(s *session, rec *state.Network) error {
 // bridge shares the NIC or would share it, and false if the NIC is a port of the bridge.
 func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared bool, _ error) {
 	nic, err := s.shares().Find(ctx, shareOf(rec))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, errNoLink(rec.Uplink)
-	}
-
 	if err != nil {
-		return false, err
+		return false, explainNIC(err, rec.Uplink)
 	}
 
 	l, err := s.link(ctx, rec.Bridge)
@@ -297,10 +294,6 @@ func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared b
 	}
 
 	return true, refuseOtherShare(s, rec)
-}
-
-func errNoLink(nic string) error {
-	return failf(ErrNoLink, "uplink %s: the host has no such link (ip link lists its links)", nic)
 }
 
 // refuseHostsBridge returns an error if another program's bridge has an address of the host that is not link-local.
@@ -379,12 +372,8 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 		return nil, nil, stateError(err)
 	}
 	shared, err := refuseUplink(ctx, s, &state.Network{Uplink: nic, Bridge: bridgeName})
-	if err != nil {
-		return nil, nil, err
-	}
-
-	cut, err := s.cutBridges(ctx, bridgeName)
-	if err != nil {
+	cut, cutErr := s.cutBridges(ctx, bridgeName)
+	if err := cmp.Or(err, cutErr); err != nil {
 		return nil, nil, err
 	}
 
@@ -512,13 +501,9 @@ func (u Uplinks) List(ctx context.Context, nic string) ([]UplinkReport, error) {
 	}
 	defer s.close()
 	list, _, err := s.takeReports(ctx)
-	if err != nil {
+	records, _, recordsErr := s.Dir.ListNetworks()
+	if err := cmp.Or(err, stateError(recordsErr)); err != nil {
 		return nil, err
-	}
-
-	records, _, err := s.Dir.ListNetworks()
-	if err != nil {
-		return nil, stateError(err)
 	}
 
 	for _, rec := range records {

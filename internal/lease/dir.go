@@ -285,7 +285,7 @@ func (h *LockedRecord) Remember(ctx context.Context, r *Record) error {
 
 // Close releases the lock. If there is no record, Close also removes the lock's file. A second Close does nothing.
 func (h *LockedRecord) Close() error {
-	if h.fd < 0 {
+	if h == nil || h.fd < 0 {
 		return nil
 	}
 

@@ -39,13 +39,8 @@ func (m *move) words(obj fmt.Stringer) string {
 // addresses returns the addresses to move. It leaves out an address that another host has too (DADFAILED), since such
 // an address is useless on either link.
 func (m *move) addresses() []addr.Address {
-	var list []addr.Address
-	for _, a := range m.s.Addresses {
-		if a.Link == m.from.Index && a.Flags&unix.IFA_F_DADFAILED == 0 {
-			list = append(list, a)
-		}
-	}
-	return list
+	return slices.DeleteFunc(slices.Clone(m.s.Addresses),
+		func(a addr.Address) bool { return a.Link != m.from.Index || a.Flags&unix.IFA_F_DADFAILED != 0 })
 }
 
 // inOrder returns the addresses in the order in which they must be added, IPv4 first. The kernel lists a new IPv6

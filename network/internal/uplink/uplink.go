@@ -317,10 +317,7 @@ func (c *Conn) backWithoutNIC(ctx context.Context, rec *Record) error {
 		}
 	}
 
-	if isGone(err) {
-		return nil
-	}
-	return err
+	return nl.PassAbsent(err)
 }
 
 // snapshot is the state of a NIC and its bridge at one moment, as far as planning needs it. It is stored as JSON.

@@ -171,7 +171,7 @@ func causes(found []finding) []Line {
 type group struct {
 	text   string
 	covers func(*finding) bool // reports whether a finding belongs to the group; if nil, the key decides
-	key    key
+	key    tombolo.Difference
 	first  *finding
 	list   []*finding
 }
@@ -287,17 +287,12 @@ func rootOf(f *finding, tables []string) (text string, covers func(*finding) boo
 	return "", nil
 }
 
-// key holds the fields that findings with the same cause have in common.
-type key struct {
-	object, what, want, have, text string
-	remedy                         tombolo.Remedy
-}
-
-func keyOf(f *finding) key {
-	k := key{object: f.Object, what: f.What, want: f.Want, have: f.Have, text: f.Text, remedy: f.Remedy}
+// keyOf returns the difference of a finding without the details in which findings with the same cause differ.
+func keyOf(f *finding) tombolo.Difference {
+	k := f.Difference
 	if f.pod == "" {
 		if f.What == "rule" && f.Have == "" {
-			k.want = "some" // count all missing rules as one: the chain was flushed
+			k.Want = "some" // count all missing rules as one: the chain was flushed
 		}
 		return k
 	}
@@ -305,19 +300,19 @@ func keyOf(f *finding) key {
 	kind, _, _ := strings.Cut(f.Object, " ")
 	switch {
 	case kind == "port" || kind == "link":
-		k.object = kind // omit the name, which only one pod has
+		k.Object = kind // omit the name, which only one pod has
 	case f.What == "element", strings.HasPrefix(f.What, "data of"), strings.HasPrefix(f.What, "owner of"):
-		k.what, _, _ = strings.Cut(f.What, " ")
+		k.What, _, _ = strings.Cut(f.What, " ")
 	}
 
 	switch {
 	case f.Text != "":
 	case f.Have == "":
-		k.want = "some" // omit the address or key, which only one pod has
+		k.Want = "some" // omit the address or key, which only one pod has
 	case f.Want == "":
-		k.have = "some"
-	case strings.Contains(f.What, "alias"), strings.Contains(f.What, "MAC"), k.what != f.What:
-		k.want, k.have = "some", "some"
+		k.Have = "some"
+	case strings.Contains(f.What, "alias"), strings.Contains(f.What, "MAC"), k.What != f.What:
+		k.Want, k.Have = "some", "some"
 	}
 
 	return k

@@ -64,7 +64,8 @@ func Part(path string, data []byte, v any, exempt Exempt) Problems {
 	// Allow duplicate names, since this package finds them itself. Like encoding/json, replace bytes that are not
 	// UTF-8.
 	options := []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
-	d := &decoder{at: path, data: data, json: jsontext.NewDecoder(bytes.NewBuffer(data), options...), exempt: exempt}
+	d := &decoder{at: path, data: data, json: jsontext.NewDecoder(bytes.NewBuffer(data), options...), exempt: exempt,
+		types: types{}}
 	if err := d.document(v); err != nil {
 		d.problem(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -203,32 +204,25 @@ func split(text, otherwise string) (evidence, remedy string) {
 
 // StepOf returns the step of the path that a difference concerns.
 func StepOf(d tombolo.Difference) Step {
-	text := d.String()
-	has := func(parts ...string) bool {
-		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
-	}
-	switch {
-	case has("it is dead", "namespace is gone", "ADD has not come"):
-		return StepNamespace
-	case has(spanningTree):
-		return StepLink
-	case has("lease", "keeper"):
-		return StepLease
-	case d.What == "address":
-		return StepAddress
-	case d.What == "route":
-		return StepRoute
-	case d.What == "MTU":
-		return StepMTU
-	case has("the host's route", "the host does not send", "what the host sends", "which no network has on record"):
-		return StepForwarding
-	case has("forward of table", "FORWARD", " of table ", "nf_tables", "chain ", "what pods send", "br_netfilter",
-		"nf_call"):
-		return StepFirewall
-	case has("the gateway"):
-		return StepGateway
-	case has("forward"):
-		return StepForwarding
+	text := "[" + d.What + "] " + d.String()
+	for _, row := range []struct {
+		step    Step
+		pattern string
+	}{
+		{StepNamespace, "it is dead|namespace is gone|ADD has not come"},
+		{StepLink, spanningTree},
+		{StepLease, "lease|keeper"},
+		{StepAddress, `^\[address\]`},
+		{StepRoute, `^\[route\]`},
+		{StepMTU, `^\[MTU\]`},
+		{StepForwarding, "the host's route|the host does not send|what the host sends|which no network has on record"},
+		{StepFirewall, "FORWARD| of table |nf_tables|chain |what pods send|br_netfilter|nf_call"},
+		{StepGateway, "the gateway"},
+		{StepForwarding, "forward"},
+	} {
+		if regexp.MustCompile(row.pattern).MatchString(text) {
+			return row.step
+		}
 	}
 
 	return StepLink

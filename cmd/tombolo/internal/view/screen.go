@@ -1,6 +1,7 @@
 package view
 
 import (
+	"cmp"
 	"os"
 	"strconv"
 	"strings"
@@ -36,13 +37,8 @@ func ScreenOf(file *os.File, getenv func(string) string) Screen {
 		s.Width = n
 	}
 
-	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
-		if v := strings.ToUpper(getenv(name)); v != "" {
-			s.Unicode = strings.Contains(v, "UTF-8") || strings.Contains(v, "UTF8")
-			break
-		}
-	}
-
+	locale := strings.ToUpper(cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")))
+	s.Unicode = strings.Contains(locale, "UTF-8") || strings.Contains(locale, "UTF8")
 	s.Width = max(s.Width, minWidth)
 	return s
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/net/netutil"
+
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // mostConnections is the maximum number of open connections to the metrics server, so that enough file descriptors
@@ -83,15 +85,8 @@ func makeRoom(path string) error {
 		return err
 	}
 
-	st, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case st.Mode().Type() != fs.ModeSocket:
+	if st, err := os.Lstat(path); err == nil && st.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("%s is there and no socket: %w", path, fs.ErrExist)
 	}
-
-	return os.Remove(path)
+	return file.Remove(path)
 }

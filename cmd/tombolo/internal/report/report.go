@@ -101,17 +101,8 @@ func findings(inspection *network.Inspection) []finding {
 	for _, d := range slices.Concat(inspection.Uplinks, inspection.Stray, inspection.Damaged) {
 		list = append(list, finding{Difference: d})
 	}
-	return append(list, podFindings(inspection, func(r *network.Report) []tombolo.Difference {
-		return r.Differences
-	})...)
-}
-
-// podFindings calls the function differences for each pod, and returns a finding for each difference.
-func podFindings(
-	inspection *network.Inspection, differences func(*network.Report) []tombolo.Difference,
-) (list []finding) {
 	for _, r := range inspection.Attachments {
-		for _, d := range differences(&r) {
+		for _, d := range r.Differences {
 			list = append(list, finding{d, r.Network, PodName(r.Pod, r.ContainerID), r.IfName})
 		}
 	}
@@ -120,7 +111,11 @@ func podFindings(
 
 // Notes returns a line for each kind of change inside pods. Such a change is no fault.
 func Notes(inspection *network.Inspection) []Line {
-	return causes(podFindings(inspection, func(r *network.Report) []tombolo.Difference { return r.Inside }))
+	pods := slices.Clone(inspection.Attachments)
+	for i := range pods {
+		pods[i].Differences = pods[i].Inside
+	}
+	return Causes(&network.Inspection{Attachments: pods})
 }
 
 // Each returns a line for each difference.
@@ -149,12 +144,11 @@ func causes(found []finding) []Line {
 
 	for i := range found {
 		f := &found[i]
-		k := keyOf(f)
-		at := slices.IndexFunc(groups, func(g *group) bool {
-			return g.covers != nil && g.covers(f) || g.covers == nil && g.key == k
-		})
+		at := slices.IndexFunc(groups, func(g *group) bool { return g.covers(f) })
 		if at < 0 {
-			at, groups = len(groups), append(groups, &group{key: k, first: f})
+			k := keyOf(f)
+			alike := func(o *finding) bool { return keyOf(o) == k }
+			at, groups = len(groups), append(groups, &group{covers: alike, first: f})
 		}
 		groups[at].list = append(groups[at].list, f)
 	}
@@ -169,9 +163,8 @@ func causes(found []finding) []Line {
 
 // group is a set of findings with one cause.
 type group struct {
-	text   string
-	covers func(*finding) bool // reports whether a finding belongs to the group; if nil, the key decides
-	key    tombolo.Difference
+	text   string              // the cause, if it is a missing object: see rootOf
+	covers func(*finding) bool // reports whether a finding belongs to the group
 	first  *finding
 	list   []*finding
 }
@@ -179,7 +172,7 @@ type group struct {
 // line returns a Line for the group.
 func (g *group) line() Line {
 	l := g.first.line()
-	if g.covers == nil && len(g.list) == 1 {
+	if g.text == "" && len(g.list) == 1 {
 		return l
 	}
 

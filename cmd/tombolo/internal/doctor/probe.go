@@ -206,23 +206,12 @@ type rule struct {
 	family       uint8
 	table, chain string
 	handle       uint64 // 0 means the policy
-	queue        uint16
-	after        int // if the rule queues: the place of the doctor's chain that the packet passed last
+	queue        uint16 // if the rule queues packets: the number of the queue
 }
 
 // String returns the names of the rule's chain and table.
 func (r *rule) String() string {
 	return fmt.Sprintf("chain %s of table %s %s", r.chain, nftnl.FamilyName(r.family), r.table)
-}
-
-// place returns the position of one of the doctor's chains on the path of a packet. Later chains have larger numbers.
-func place(chain string) int {
-	name, isEnd := strings.CutSuffix(chain, end)
-	at := 2 * slices.Index([]string{"bridge", "prerouting", "input", "forward", "output", "postrouting"}, name)
-	if isEnd {
-		at++
-	}
-	return at
 }
 
 // trace makes the kernel trace the probe and its answer in nf_tables, calls send, and records how far the probe and its
@@ -369,17 +358,13 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 
 	switch {
 	case r.table == tableName():
-		pass.chain = r.chain
-		if pass.queue != nil && place(r.chain) > pass.queue.after {
-			pass.queue = nil
-		}
+		pass.chain, pass.queue = r.chain, nil // the packet has come back from a queue, or is another packet
 	case r.table == nftnl.DefaultTable && strings.HasPrefix(r.chain, "share-mute-"):
 		// Ignore this drop. The packet is only a copy: the host receives the original on the shared NIC.
 	case drops:
 		pass.drop = cmp.Or(pass.drop, &r)
 	case int32(code) > 0 && code&0xff == queues:
-		r.queue, r.after = uint16(code>>16), place(pass.chain)
-		pass.queue = &r
+		r.queue, pass.queue = uint16(code>>16), &r
 	}
 
 	return nil

@@ -183,12 +183,9 @@ func describe(raw []byte) string {
 // compact removes the white space of a valid JSON value, and cuts the result to valueLimit bytes at the start of a
 // rune.
 func compact(raw []byte) string {
-	var buf bytes.Buffer
-	if json.Compact(&buf, raw) != nil {
-		buf.Write(raw) // raw is nested deeper than json.Compact allows
-	}
-
-	text := strings.ToValidUTF8(buf.String(), "\uFFFD")
+	value := jsontext.Value(bytes.Clone(raw))
+	_ = value.Compact() // an error leaves the value as it is
+	text := strings.ToValidUTF8(string(value), "\uFFFD")
 	if len(text) <= valueLimit {
 		return text
 	}

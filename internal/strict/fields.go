@@ -64,12 +64,6 @@ func Names(typ reflect.Type) (names []string) {
 	return names
 }
 
-// folded returns the index of the field whose name equals name if case is ignored, or -1. Some programs write
-// "HostPort" for "hostPort" of the CNI conventions, since encoding/json accepts that.
-func folded(fields []field, name []byte) int {
-	return slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, string(name)) })
-}
-
 // Append appends the struct that v points to as a JSON object. It follows the tags of encoding/json. A field with
 // omitempty or omitzero is left out if it is zero or an empty list. Any value may be an [encoding.TextMarshaler].
 // Append encodes strings, booleans, integers, structs, lists and pointers itself, and uses encoding/json for all

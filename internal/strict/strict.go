@@ -23,6 +23,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -269,7 +270,8 @@ func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byt
 		path := d.json.StackPointer()
 		exempt := d.exempt != nil && d.exempt(d.words(path.Parent()), string(key))
 		if exempt {
-			i = folded(fields, key)
+			// Some programs write "HostPort" for "hostPort" of the CNI conventions, since encoding/json accepts that.
+			i = slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, string(key)) })
 		}
 		if i < 0 {
 			return d.unknown(string(key), fields, exempt)

@@ -187,8 +187,8 @@ func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail,
 // link.
 func (e *examination) see(t *trail, s *sighting, out, isAnswer bool) {
 	atPort := s.link == e.port.Index
-	atBridge := s.link == e.link.Index || s.link == e.bridge.Index || slices.Contains(e.pair[:], s.link)
-	elsewhere := !atPort && !atBridge && s.link != e.shaper
+	atBridge := s.link == e.link.Index || s.link == e.bridge.Index || slices.Contains(e.between, s.link)
+	elsewhere := !atPort && !atBridge
 	switch {
 	case out && isAnswer:
 		t.returned, t.back = t.returned || !elsewhere, t.back || atPort

@@ -18,6 +18,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/bridge/share"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/icmp"
@@ -37,12 +38,14 @@ type way struct {
 	socket, hostSocket *nl.Conn // in the pod's and in the host's namespace; used by inPod and onHost
 	inPod, onHost      *route.Conn
 	links              *bridge.Conn
-	index, mtu         int    // the pod's interface: its index and MTU
-	shaper             int    // the index of the link that limits packets from the pod; 0 if there is none
-	pair               [2]int // the indexes of both ends of the veth between the bridge and a shared NIC, or 0
+	index, mtu         int // the pod's interface: its index and MTU
 	port, bridge       *bridge.Link
 	link               *bridge.Link // the bridge, or the host's link in the network's VLAN
 	own                netip.Addr   // the pod's address that probes are sent from
+
+	// between holds the indexes of other links between the pod and the NICs: the link that limits packets from the pod,
+	// and both ends of the veth between the bridge and a shared NIC.
+	between []int
 }
 
 // walk tests the steps on the path of the pod's packets, and adds findings. It does nothing if the pod is dead or its
@@ -108,14 +111,10 @@ func (e *examination) lookAtLinks(ctx context.Context) error {
 		*find.link = l
 	}
 
-	if l, err := e.links.Link(ctx, "ifb"+strings.TrimPrefix(e.at.Port, "veth")); err == nil {
-		e.shaper = l.Index
-	}
-
 	outer, port := share.Pair(e.at.Bridge)
-	for i, name := range []string{outer, port} {
+	for _, name := range []string{outer, port, bandwidth.IFBName(e.at.Port)} {
 		if l, err := e.links.Link(ctx, name); err == nil {
-			e.pair[i] = l.Index
+			e.between = append(e.between, l.Index)
 		}
 	}
 
@@ -357,12 +356,7 @@ func (e *examination) isOwn(ctx context.Context, a netip.Addr) bool {
 // too long, or if neither the pod nor the host gets an answer. It uses the MTU of the pod's interface, which a lease
 // or the plugin tuning may have reduced below the recorded MTU.
 func (e *examination) long(ctx context.Context, hop netip.Addr) error {
-	const headers4, headers6 = 20 + 8, 40 + 8
-	headers := headers6
-	if hop.Is4() {
-		headers = headers4
-	}
-
+	headers := map[bool]int{true: 20 + 8, false: 40 + 8}[hop.Is4()] // of IP and ICMP
 	echo := icmp.Echo{From: e.own, Size: e.mtu - headers, DontFragment: true, Wait: wait}
 	err := icmp.Ping(ctx, e.pod, hop, echo)
 	if err == nil || e.failed(StepMTU) {

@@ -52,12 +52,7 @@ const (
 )
 
 // markOf returns the style for a name: red if something is wrong with it, and bold otherwise.
-func markOf(wrong bool) string {
-	if wrong {
-		return red
-	}
-	return bold
-}
+func markOf(wrong bool) string { return map[bool]string{true: red, false: bold}[wrong] }
 
 // painter collects the lines of a map.
 type painter struct {
@@ -79,10 +74,7 @@ func (p *painter) in(how, text string) string {
 
 // glyph returns the text unicode if the screen supports Unicode, and otherwise ascii.
 func (p *painter) glyph(unicode, ascii string) string {
-	if p.Unicode {
-		return unicode
-	}
-	return ascii
+	return map[bool]string{true: unicode, false: ascii}[p.Unicode]
 }
 
 // label returns a name for a map, as one line of ASCII, so that each byte is one column. The parameter most is the

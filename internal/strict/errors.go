@@ -45,8 +45,13 @@ func (e *Error) Error() string { return e.Text }
 // Unwrap returns e.Err, so that errors.Is finds the errors that e.Err wraps.
 func (e *Error) Unwrap() error { return e.Err }
 
-// syntaxError returns an Error for an error of the JSON library, with the line and the column in its message.
+// syntaxError returns an Error for an error of the JSON library, with the line and the column in its message. It returns
+// nil if err is nil.
 func (d *decoder) syntaxError(err error) error {
+	if err == nil {
+		return nil
+	}
+
 	offset := d.json.InputOffset()
 	var syntactic *jsontext.SyntacticError
 	if errors.As(err, &syntactic) {

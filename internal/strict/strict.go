@@ -17,6 +17,7 @@ package strict
 
 import (
 	"bytes"
+	"cmp"
 	"encoding"
 	"encoding/json"
 	"fmt"
@@ -47,12 +48,7 @@ type Expecter interface {
 type Problems []error
 
 // First returns the first problem, or nil if there is none.
-func (p Problems) First() error {
-	if len(p) == 0 {
-		return nil
-	}
-	return p[0]
-}
+func (p Problems) First() error { return cmp.Or(p...) }
 
 // Unmarshal decodes data, which is one JSON object, into the struct that v points to. If exempt is nil, every unknown
 // key is an error. Unmarshal sets each field whose value has no problem. It stops at an error of Kind Syntax, which is
@@ -116,18 +112,13 @@ func (d *decoder) document(v any) error {
 // value reads one value of any kind, or a key, and returns its bytes. The result is valid until the next call.
 func (d *decoder) value() ([]byte, error) {
 	raw, err := d.json.ReadValue()
-	if err != nil {
-		return nil, d.syntaxError(err)
-	}
-	return raw, nil
+	return raw, d.syntaxError(err)
 }
 
 // delimiter reads the beginning or the end of an object or array.
 func (d *decoder) delimiter() error {
-	if _, err := d.json.ReadToken(); err != nil {
-		return d.syntaxError(err)
-	}
-	return nil
+	_, err := d.json.ReadToken()
+	return d.syntaxError(err)
 }
 
 // unquote decodes a string. The result is valid until the next call. Bytes that are not UTF-8 become U+FFFD, so the

@@ -25,10 +25,7 @@ type Selection struct {
 
 // None returns the message for a selection that matches no attachment.
 func (s Selection) None() string {
-	if s == (Selection{}) {
-		return "no pod is on record\n"
-	}
-	return "no pod on record matches\n"
+	return map[bool]string{true: "no pod is on record\n", false: "no pod on record matches\n"}[s == Selection{}]
 }
 
 // PodName returns a name for a pod: its own name or, if that is not known, the shortened ID of its container, as in

@@ -45,18 +45,13 @@ func Advice(text string) (evidence, advice string) {
 
 // Help returns the command, or the instruction, that applies a remedy.
 func Help(r tombolo.Remedy) string {
-	switch r {
-	case tombolo.RemedyRepair:
-		return "tombolo repair"
-	case tombolo.RemedyCollect:
-		return "tombolo gc"
-	case tombolo.RemedyRecreate:
-		return "delete the pod and create it again"
-	case tombolo.RemedyKeeper:
-		return "systemctl start tombolod"
+	commands := map[tombolo.Remedy]string{
+		tombolo.RemedyRepair:   "tombolo repair",
+		tombolo.RemedyCollect:  "tombolo gc",
+		tombolo.RemedyRecreate: "delete the pod and create it again",
+		tombolo.RemedyKeeper:   "systemctl start tombolod",
 	}
-
-	return "change what is named here: the network's configuration, or the host's"
+	return cmp.Or(commands[r], "change what is named here: the network's configuration, or the host's")
 }
 
 // Helps returns the commands or instructions for several causes, each once.

@@ -4,6 +4,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -104,8 +105,9 @@ func Examine(ctx context.Context, node *network.Node, inspection *network.Inspec
 			}
 		}
 
-		if err := e.walk(ctx); err != nil {
-			return nil, fmt.Errorf("%s: %w", report.PodName(r.Pod, r.ContainerID), err)
+		e.fail(e.walk(ctx))
+		if e.err != nil {
+			return nil, fmt.Errorf("%s: %w", report.PodName(r.Pod, r.ContainerID), e.err)
 		}
 		reports = append(reports, Report{r.Network, r.Pod, r.ContainerID, r.IfName, e.sorted(), e.tried})
 	}
@@ -131,7 +133,8 @@ type examination struct {
 	findings    []Finding
 	tried       []string
 	dead        bool
-	usesGateway bool // the pod uses the gateway that its record names
+	usesGateway bool  // the pod uses the gateway that its record names
+	err         error // the first error of a step, such as a failed netlink request: see fail
 }
 
 // recreate is the remedy for a difference that only an ADD can repair.
@@ -153,6 +156,10 @@ func (e *examination) addLoss(f *Finding, name string) {
 	}
 	e.findings = append(e.findings, *f)
 }
+
+// fail records the error of a step, unless it is nil. After a step with an error the examination ends, and its findings
+// do not count.
+func (e *examination) fail(err error) { e.err = cmp.Or(e.err, err) }
 
 func (e *examination) try(format string, args ...any) {
 	e.tried = append(e.tried, fmt.Sprintf(format, args...))

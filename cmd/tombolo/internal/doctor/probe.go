@@ -390,15 +390,15 @@ func (r *rule) find() (number int, comment string, _ error) {
 
 // droppedBy returns a finding that the rule r drops a packet, which the argument what describes. side is "iifname" or
 // "oifname": the match that a new rule needs to select the packet by the pod's link.
-func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
+func (e *examination) droppedBy(r *rule, what, side string) *Finding {
 	if r.handle == 0 {
-		f := finding(StepFirewall, e.remedy(r, "", side), "%s%s drops, by its policy, %s", r, quoted(r, ""), what)
-		return f, nil
+		return finding(StepFirewall, e.remedy(r, "", side), "%s%s drops, by its policy, %s", r, quoted(r, ""), what)
 	}
 	number, comment, err := r.find()
+	e.fail(err)
 	return finding(StepFirewall, e.remedy(r, comment, side),
 		"%s drops or rejects, by its rule number %d with handle %d%s, %s",
-		r, number, r.handle, strings.TrimSuffix(quoted(r, comment), ","), what), err
+		r, number, r.handle, strings.TrimSuffix(quoted(r, comment), ","), what)
 }
 
 // acceptInPolicy returns a command that makes a firewalld policy accept packets from the pod's subnet, ahead of the

@@ -65,7 +65,8 @@ func (o *options) initLAN() *cobra.Command {
 
 func (o *options) initPods() *cobra.Command {
 	subnet := ""
-	cmd := o.initSubcommand("pods", "containers on a network of this host's own, with masquerade and host ports", "pods",
+	const short = "containers on a network of this host's own, with masquerade and host ports"
+	cmd := o.initSubcommand("pods", short, "pods",
 		func() (*firstNetwork, error) {
 			return &firstNetwork{
 				plugin: fmt.Sprintf(`{ "type": "tombolo", `+

@@ -62,8 +62,8 @@ func (o *options) uplinkSubcommand(use, short, long string,
 	return cmd
 }
 
-// planUplink prints the steps of the first ADD of a network whose bridge shares the NIC. If byTake is set, it prints the
-// steps of `tombolo uplink take`, which makes the NIC a port of the bridge.
+// planUplink prints the steps of the first ADD of a network whose bridge shares the NIC. If byTake is set, it prints
+// the steps of `tombolo uplink take`, which makes the NIC a port of the bridge.
 func (o *options) planUplink(ctx context.Context, node *network.Node, nic, bridge string, byTake bool) error {
 	if byTake {
 		steps, moves, warnings, err := node.Uplinks().PlanTake(ctx, nic, bridge)

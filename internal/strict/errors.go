@@ -45,8 +45,8 @@ func (e *Error) Error() string { return e.Text }
 // Unwrap returns e.Err, so that errors.Is finds the errors that e.Err wraps.
 func (e *Error) Unwrap() error { return e.Err }
 
-// syntaxError returns an Error for an error of the JSON library, with the line and the column in its message. It returns
-// nil if err is nil.
+// syntaxError returns an Error for an error of the JSON library, with the line and the column in its message. If err is
+// nil, it returns nil.
 func (d *decoder) syntaxError(err error) error {
 	if err == nil {
 		return nil

@@ -75,18 +75,14 @@ func (o *options) repairCommand() *cobra.Command {
 // repair repairs the host, and prints all repaired and all remaining differences. It returns a findingsError if some
 // remain, and the error of a failed repair if none remain.
 func (o *options) repair(ctx context.Context, node *network.Node, _ []string) error {
-	did, err := report.Repair(ctx, node)
-	if did == nil {
-		return err
-	}
-
+	done, left, err := report.Repair(ctx, node)
 	var text strings.Builder
-	for _, line := range did.Done {
+	for _, line := range done {
 		line.Remedy = "" // omit the remedy: Repair has applied it
 		text.WriteString("repaired: " + printable.Line(line.String()) + "\n")
 	}
 
-	for _, line := range did.Left {
+	for _, line := range left {
 		text.WriteString("left: " + printable.Line(line.String()) + "\n")
 	}
 
@@ -98,7 +94,7 @@ func (o *options) repair(ctx context.Context, node *network.Node, _ []string) er
 		return printErr
 	}
 
-	if len(did.Left) == 0 {
+	if len(left) == 0 {
 		return err
 	}
 
@@ -106,7 +102,7 @@ func (o *options) repair(ctx context.Context, node *network.Node, _ []string) er
 		o.warn(err.Error())
 	}
 
-	return differs(did.Left)
+	return differs(left)
 }
 
 func (o *options) gcCommand() *cobra.Command {

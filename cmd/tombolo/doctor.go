@@ -29,7 +29,7 @@ func (o *options) doctorCommand() *cobra.Command {
 			if opt.DNS, err = nameServers(ctx, dns); err != nil {
 				return err
 			}
-			if opt.To, err = parseTargets(to); err != nil {
+			if opt.To, err = parseFlag("--to", to, parseTarget); err != nil {
 				return err
 			}
 			return o.doctor(ctx, node, report.Selection{Pod: optional(args, 0)}, opt)
@@ -75,7 +75,7 @@ func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 	}
 
 	if len(named) > 0 {
-		return parseAddresses("--dns", named)
+		return parseFlag("--dns", named, netip.ParseAddr)
 	}
 
 	var list []netip.Addr
@@ -89,34 +89,25 @@ func nameServers(ctx context.Context, named []string) ([]netip.Addr, error) {
 	return list, nil
 }
 
-// parseAddresses parses the addresses that a flag lists. name is the flag's name, for errors.
-func parseAddresses(name string, texts []string) ([]netip.Addr, error) {
-	var list []netip.Addr
+// parseFlag parses the elements of a flag's list. name is the flag's name, for errors.
+func parseFlag[T any](name string, texts []string, parse func(string) (T, error)) (list []T, _ error) {
 	for _, text := range texts {
-		a, err := netip.ParseAddr(text)
+		v, err := parse(text)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", errUsage, name, err)
 		}
-		list = append(list, a)
+		list = append(list, v)
 	}
 	return list, nil
 }
 
-// parseTargets parses addresses with or without a port. A missing port becomes 0.
-func parseTargets(texts []string) (list []netip.AddrPort, _ error) {
-	for _, text := range texts {
-		to, err := netip.ParseAddrPort(text)
-		if err != nil {
-			plain, err := parseAddresses("--to", []string{text})
-			if err != nil {
-				return nil, err
-			}
-			to = netip.AddrPortFrom(plain[0], 0)
-		}
-		list = append(list, to)
+// parseTarget parses an address with or without a port. A missing port becomes 0.
+func parseTarget(text string) (netip.AddrPort, error) {
+	if to, err := netip.ParseAddrPort(text); err == nil {
+		return to, nil
 	}
-
-	return list, nil
+	a, err := netip.ParseAddr(text)
+	return netip.AddrPortFrom(a, 0), err
 }
 
 // readRecords sets the fields of opt that come from the networks' records, and from tombolod's record of firewalld

@@ -37,8 +37,8 @@ func (o *options) initCommand() *cobra.Command {
 }
 
 func (o *options) initLAN() *cobra.Command {
-	name, uplink := "", ""
-	cmd := o.initSubcommand("lan", "containers on the host's LAN, with addresses of its DHCP server",
+	uplink := ""
+	cmd := o.initSubcommand("lan", "containers on the host's LAN, with addresses of its DHCP server", "home",
 		func() (*firstNetwork, error) {
 			if uplink == "" {
 				return nil, fmt.Errorf("%w: --uplink is missing: the NIC that connects this host to the LAN; "+
@@ -51,14 +51,12 @@ func (o *options) initLAN() *cobra.Command {
 			}
 
 			return &firstNetwork{
-				name: name,
 				plugin: fmt.Sprintf(`{ "type": "tombolo", "mode": "lan", "uplink": %q, "ipam": { "type": "dhcp" },
       "capabilities": { "portMappings": true, "bandwidth": true, "ips": true, "mac": true } }`, uplink),
 				options: "-o mode=lan -o uplink=" + uplink, docker: "--ipam-driver null",
 			}, nil
 		})
 
-	cmd.Flags().StringVar(&name, "name", "home", "call the network `NAME`")
 	cmd.Flags().StringVar(&uplink, "uplink", "",
 		"share this `NIC`, which connects the host to the LAN; it stays the host's")
 	_ = cmd.RegisterFlagCompletionFunc("uplink", completeLinks)
@@ -66,11 +64,11 @@ func (o *options) initLAN() *cobra.Command {
 }
 
 func (o *options) initPods() *cobra.Command {
-	name, subnet := "", ""
-	cmd := o.initSubcommand("pods", "containers on a network of this host's own, with masquerade and host ports",
+	subnet := ""
+	const short = "containers on a network of this host's own, with masquerade and host ports"
+	cmd := o.initSubcommand("pods", short, "pods",
 		func() (*firstNetwork, error) {
 			return &firstNetwork{
-				name: name,
 				plugin: fmt.Sprintf(`{ "type": "tombolo", `+
 					`"capabilities": { "portMappings": true, "bandwidth": true, "ips": true, "mac": true }, `+
 					`"ipam": { "type": "host-local", "ranges": [[{ "subnet": %q }]] } }`, subnet),
@@ -79,23 +77,24 @@ func (o *options) initPods() *cobra.Command {
 			}, nil
 		})
 
-	cmd.Flags().StringVar(&name, "name", "pods", "call the network `NAME`")
 	cmd.Flags().StringVar(&subnet, "subnet", "10.22.0.0/16", "give addresses of this `SUBNET`")
 	return cmd
 }
 
 // initSubcommand returns a subcommand of init. The parameter network is a function that returns the network for the
-// flags.
-func (o *options) initSubcommand(use, short string, network func() (*firstNetwork, error)) *cobra.Command {
+// flags, without its name. name is the default of the flag --name.
+func (o *options) initSubcommand(use, short, name string, network func() (*firstNetwork, error)) *cobra.Command {
 	dir, yes := "", false
 	cmd := command(use, short, "", func(ctx context.Context, _ []string) error {
 		f, err := network()
 		if err != nil {
 			return err
 		}
-		return o.begin(ctx, f, filepath.Join(dir, "10-"+f.name+".conflist"), yes)
+		f.name = name
+		return o.begin(ctx, f, filepath.Join(dir, "10-"+name+".conflist"), yes)
 	})
 
+	cmd.Flags().StringVar(&name, "name", name, "call the network `NAME`")
 	cmd.Flags().StringVar(&dir, "dir", "/etc/cni/net.d", "the runtimes' `DIR` of CNI networks")
 	cmd.Flags().BoolVar(&yes, "yes", false, "write the file")
 	return cmd
@@ -104,7 +103,15 @@ func (o *options) initSubcommand(use, short string, network func() (*firstNetwor
 // begin prints, for each installed runtime, the file or the commands that configure the network. If yes is set, it also
 // writes the file at path, for runtimes that use CNI.
 func (o *options) begin(ctx context.Context, f *firstNetwork, path string, yes bool) error {
-	list := f.list()
+	list := fmt.Appendf(nil, `{
+  "cniVersion": "1.0.0",
+  "cniVersions": ["1.0.0", "1.1.0"],
+  "name": %q,
+  "plugins": [
+    %s
+  ]
+}
+`, f.name, f.plugin)
 	r := conflist.Examine(list)
 	if len(r.Problems) > 0 {
 		return errors.New(strings.Join(r.Problems, "; "))
@@ -123,19 +130,6 @@ func (o *options) begin(ctx context.Context, f *firstNetwork, path string, yes b
 	}
 
 	return o.writeList(ctx, path, list)
-}
-
-// list returns the content of the network's configuration file.
-func (f *firstNetwork) list() []byte {
-	return fmt.Appendf(nil, `{
-  "cniVersion": "1.0.0",
-  "cniVersions": ["1.0.0", "1.1.0"],
-  "name": %q,
-  "plugins": [
-    %s
-  ]
-}
-`, f.name, f.plugin)
 }
 
 // runtimes returns the names of the installed runtimes that use CNI. The result others is text for the operator, with

@@ -135,23 +135,18 @@ func (o *options) root() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&o.state, "state", network.DefaultStateDir, "use this state `DIR`, the configuration's stateDir")
 	flags.StringVar(&o.leases, "leases", lease.DefaultDir, "use this lease `DIR`, the configuration's leaseDir")
-	for _, g := range []struct {
-		title    string
-		commands []*cobra.Command
-	}{
-		{"Show the state, and what is wrong:", []*cobra.Command{o.statusCommand(), o.lsCommand(), o.leasesCommand(),
-			o.checkCommand(), o.doctorCommand(), o.bugreportCommand()}},
-		{"Repair and delete:", []*cobra.Command{o.repairCommand(), o.gcCommand(), o.removeCommand()}},
-		{"Set up:", []*cobra.Command{o.initCommand(), o.installCommand(), o.validateCommand(), o.uplinkCommand(),
-			o.versionCommand()}},
-	} {
-		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
-		for _, c := range g.commands {
-			c.GroupID = g.title
+	add := func(title string, commands ...*cobra.Command) {
+		root.AddGroup(&cobra.Group{ID: title, Title: title})
+		for _, c := range commands {
+			c.GroupID = title
 		}
-		root.AddCommand(g.commands...)
+		root.AddCommand(commands...)
 	}
 
+	add("Show the state, and what is wrong:", o.statusCommand(), o.lsCommand(), o.leasesCommand(), o.checkCommand(),
+		o.doctorCommand(), o.bugreportCommand())
+	add("Repair and delete:", o.repairCommand(), o.gcCommand(), o.removeCommand())
+	add("Set up:", o.initCommand(), o.installCommand(), o.validateCommand(), o.uplinkCommand(), o.versionCommand())
 	return root
 }
 

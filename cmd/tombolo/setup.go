@@ -120,13 +120,11 @@ type version struct {
 
 // thisVersion describes this build. The go command recorded the version and the commit from git.
 func thisVersion() version {
-	v := version{"unknown", "unknown", runtime.Version(), cni.SupportedVersions()}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		v.Version = info.Main.Version
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				v.Commit = s.Value
-			}
+	build, _ := debug.ReadBuildInfo()
+	v := version{build.Main.Version, "unknown", runtime.Version(), cni.SupportedVersions()}
+	for _, s := range build.Settings {
+		if s.Key == "vcs.revision" {
+			v.Commit = s.Value
 		}
 	}
 

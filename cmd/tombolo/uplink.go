@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -21,10 +22,7 @@ func (o *options) uplinkCommand() *cobra.Command {
 		"Print what the first ADD of a network with this uplink and bridge makes, and what cannot work. Change "+
 			"nothing. With --take, print how `uplink take` would make the NIC a port of the bridge.",
 		func(ctx context.Context, node *network.Node, args []string) error {
-			if byTake {
-				return o.planTake(ctx, node, args[0], args[1])
-			}
-			return o.planShare(ctx, node, args[0], args[1])
+			return o.planUplink(ctx, node, args[0], args[1], byTake)
 		})
 	plan.Flags().BoolVar(&byTake, "take", false, "print the steps of `uplink take`")
 	take := o.uplinkSubcommand("take NIC BRIDGE",
@@ -64,8 +62,17 @@ func (o *options) uplinkSubcommand(use, short, long string,
 	return cmd
 }
 
-// planShare prints the steps of the first ADD of a network whose bridge shares the NIC.
-func (o *options) planShare(ctx context.Context, node *network.Node, nic, bridge string) error {
+// planUplink prints the steps of the first ADD of a network whose bridge shares the NIC. If byTake is set, it prints
+// the steps of `tombolo uplink take`, which makes the NIC a port of the bridge.
+func (o *options) planUplink(ctx context.Context, node *network.Node, nic, bridge string, byTake bool) error {
+	if byTake {
+		steps, moves, warnings, err := node.Uplinks().PlanTake(ctx, nic, bridge)
+		if err != nil {
+			return err
+		}
+		return o.print(verdict(moves, warnings, nic, bridge, os.Getenv("SSH_CONNECTION"))+steps, nil)
+	}
+
 	lines, warnings, err := node.Uplinks().PlanShare(ctx, nic, bridge)
 	if err != nil {
 		return err
@@ -85,15 +92,6 @@ func (o *options) planShare(ctx context.Context, node *network.Node, nic, bridge
 	return o.print(text.String(), nil)
 }
 
-// planTake prints the steps of `tombolo uplink take`, which makes a NIC a port of a bridge.
-func (o *options) planTake(ctx context.Context, node *network.Node, nic, bridge string) error {
-	steps, moves, warnings, err := node.Uplinks().PlanTake(ctx, nic, bridge)
-	if err != nil {
-		return err
-	}
-	return o.print(verdict(moves, warnings, nic, bridge, os.Getenv("SSH_CONNECTION"))+steps, nil)
-}
-
 func okUnless(warnings []string) string {
 	if len(warnings) == 0 {
 		return "OK"
@@ -104,15 +102,13 @@ func okUnless(warnings []string) string {
 // verdict returns the first line of a takeover's plan. connection is the variable SSH_CONNECTION of sshd: address and
 // port of the client, then of the server.
 func verdict(addresses []netip.Addr, warnings []string, nic, bridge, connection string) string {
-	moves, sessions := "no address moves", "connections stay"
-	for _, ip := range addresses {
-		if ends := strings.Fields(connection); len(ends) == 4 && ends[2] == ip.String() {
-			sessions = "your SSH session stays"
-		}
+	moves, sessions, own := "no address moves", "connections stay", printable.Texts(addresses)
+	if ends := strings.Fields(connection); len(ends) == 4 && slices.Contains(own, ends[2]) {
+		sessions = "your SSH session stays"
 	}
 
-	if n := len(addresses); n > 0 {
-		moves = printable.List(addresses, ", ") + map[bool]string{true: " moves", false: " move"}[n == 1]
+	if n := len(own); n > 0 {
+		moves = strings.Join(own, ", ") + map[bool]string{true: " moves", false: " move"}[n == 1]
 	}
 	return fmt.Sprintf("%s: %s to %s, %s; undo: tombolo uplink restore %s\n", okUnless(warnings), moves, bridge,
 		sessions, nic)

@@ -105,13 +105,10 @@ func (p *program) run(ctx context.Context, args []string) int {
 	return exitOK
 }
 
-// version returns the version that the go command recorded from git, or "unknown".
+// version returns the version that the go command recorded from git.
 func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	return info.Main.Version
+	build, _ := debug.ReadBuildInfo()
+	return build.Main.Version
 }
 
 func parse(args []string) (*options, error) {

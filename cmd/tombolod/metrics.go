@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/net/netutil"
 
-	"github.com/tombolo-cni/tombolo/internal/state"
+	"github.com/tombolo-cni/tombolo/internal/file"
 )
 
 // mostConnections is the maximum number of open connections to the metrics server, so that enough file descriptors
@@ -84,13 +84,8 @@ func makeRoom(path string) error {
 		return err
 	}
 
-	st, err := os.Lstat(path)
-	switch {
-	case err != nil:
-		return state.Ignore(err, fs.ErrNotExist)
-	case st.Mode().Type() != fs.ModeSocket:
+	if st, err := os.Lstat(path); err == nil && st.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("%s is there and no socket: %w", path, fs.ErrExist)
 	}
-
-	return os.Remove(path)
+	return file.Remove(path)
 }

@@ -45,8 +45,13 @@ func (e *Error) Error() string { return e.Text }
 // Unwrap returns e.Err, so that errors.Is finds the errors that e.Err wraps.
 func (e *Error) Unwrap() error { return e.Err }
 
-// syntaxError returns an Error for an error of the JSON library, with the line and the column in its message.
+// syntaxError returns an Error for an error of the JSON library, with the line and the column in its message. If err is
+// nil, it returns nil.
 func (d *decoder) syntaxError(err error) error {
+	if err == nil {
+		return nil
+	}
+
 	offset := d.json.InputOffset()
 	var syntactic *jsontext.SyntacticError
 	if errors.As(err, &syntactic) {
@@ -183,12 +188,9 @@ func describe(raw []byte) string {
 // compact removes the white space of a valid JSON value, and cuts the result to valueLimit bytes at the start of a
 // rune.
 func compact(raw []byte) string {
-	var buf bytes.Buffer
-	if json.Compact(&buf, raw) != nil {
-		buf.Write(raw) // raw is nested deeper than json.Compact allows
-	}
-
-	text := strings.ToValidUTF8(buf.String(), "\uFFFD")
+	value := jsontext.Value(bytes.Clone(raw))
+	_ = value.Compact() // an error leaves the value as it is
+	text := strings.ToValidUTF8(string(value), "\uFFFD")
 	if len(text) <= valueLimit {
 		return text
 	}

@@ -20,21 +20,14 @@ type field struct {
 }
 
 // types caches the fields of struct types during one call of Part or Append.
-type types []struct {
-	of     reflect.Type
-	fields []field
-}
+type types map[reflect.Type][]field
 
 // fields returns the fields of a struct type in the order of the source code. It caches them.
-func (t *types) fields(typ reflect.Type) []field {
-	for _, known := range *t {
-		if known.of == typ {
-			return known.fields
-		}
+func (t types) fields(typ reflect.Type) []field {
+	if t[typ] == nil {
+		t[typ] = collect(make([]field, 0, typ.NumField()), typ, nil)
 	}
-	fields := collect(make([]field, 0, typ.NumField()), typ, nil)
-	*t = append(*t, types{{typ, fields}}...)
-	return fields
+	return t[typ]
 }
 
 // collect appends the fields of the struct type typ, and of its embedded structs, to fields. If typ is an embedded
@@ -71,22 +64,16 @@ func Names(typ reflect.Type) (names []string) {
 	return names
 }
 
-// folded returns the index of the field whose name equals name if case is ignored, or -1. Some programs write
-// "HostPort" for "hostPort" of the CNI conventions, since encoding/json accepts that.
-func folded(fields []field, name []byte) int {
-	return slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, string(name)) })
-}
-
 // Append appends the struct that v points to as a JSON object. It follows the tags of encoding/json. A field with
 // omitempty or omitzero is left out if it is zero or an empty list. Any value may be an [encoding.TextMarshaler].
 // Append encodes strings, booleans, integers, structs, lists and pointers itself, and uses encoding/json for all
 // other values.
 func Append(b []byte, v any) []byte {
-	return new(types).append(b, reflect.ValueOf(v))
+	return types{}.append(b, reflect.ValueOf(v))
 }
 
 // append appends one value as JSON.
-func (t *types) append(b []byte, v reflect.Value) []byte {
+func (t types) append(b []byte, v reflect.Value) []byte {
 	kind := v.Kind()
 	if text, ok := textOf(v); ok {
 		return quote(b, string(text))
@@ -131,7 +118,7 @@ func textOf(v reflect.Value) (text []byte, ok bool) {
 	return text, ok
 }
 
-func (t *types) appendObject(b []byte, v reflect.Value) []byte {
+func (t types) appendObject(b []byte, v reflect.Value) []byte {
 	b = append(b, '{')
 	separator := ""
 	for _, f := range t.fields(v.Type()) {
@@ -147,7 +134,7 @@ func (t *types) appendObject(b []byte, v reflect.Value) []byte {
 	return append(b, '}')
 }
 
-func (t *types) appendList(b []byte, v reflect.Value) []byte {
+func (t types) appendList(b []byte, v reflect.Value) []byte {
 	b = append(b, '[')
 	for i := range v.Len() {
 		if i > 0 {

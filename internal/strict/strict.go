@@ -17,12 +17,14 @@ package strict
 
 import (
 	"bytes"
+	"cmp"
 	"encoding"
 	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -46,12 +48,7 @@ type Expecter interface {
 type Problems []error
 
 // First returns the first problem, or nil if there is none.
-func (p Problems) First() error {
-	if len(p) == 0 {
-		return nil
-	}
-	return p[0]
-}
+func (p Problems) First() error { return cmp.Or(p...) }
 
 // Unmarshal decodes data, which is one JSON object, into the struct that v points to. If exempt is nil, every unknown
 // key is an error. Unmarshal sets each field whose value has no problem. It stops at an error of Kind Syntax, which is
@@ -64,7 +61,8 @@ func Part(path string, data []byte, v any, exempt Exempt) Problems {
 	// Allow duplicate names, since this package finds them itself. Like encoding/json, replace bytes that are not
 	// UTF-8.
 	options := []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
-	d := &decoder{at: path, data: data, json: jsontext.NewDecoder(bytes.NewBuffer(data), options...), exempt: exempt}
+	d := &decoder{at: path, data: data, json: jsontext.NewDecoder(bytes.NewBuffer(data), options...), exempt: exempt,
+		types: types{}}
 	if err := d.document(v); err != nil {
 		d.problem(err)
 	}
@@ -114,18 +112,13 @@ func (d *decoder) document(v any) error {
 // value reads one value of any kind, or a key, and returns its bytes. The result is valid until the next call.
 func (d *decoder) value() ([]byte, error) {
 	raw, err := d.json.ReadValue()
-	if err != nil {
-		return nil, d.syntaxError(err)
-	}
-	return raw, nil
+	return raw, d.syntaxError(err)
 }
 
 // delimiter reads the beginning or the end of an object or array.
 func (d *decoder) delimiter() error {
-	if _, err := d.json.ReadToken(); err != nil {
-		return d.syntaxError(err)
-	}
-	return nil
+	_, err := d.json.ReadToken()
+	return d.syntaxError(err)
 }
 
 // unquote decodes a string. The result is valid until the next call. Bytes that are not UTF-8 become U+FFFD, so the
@@ -268,7 +261,8 @@ func (d *decoder) member(v reflect.Value, fields []field, seen []bool, key []byt
 		path := d.json.StackPointer()
 		exempt := d.exempt != nil && d.exempt(d.words(path.Parent()), string(key))
 		if exempt {
-			i = folded(fields, key)
+			// Some programs write "HostPort" for "hostPort" of the CNI conventions, since encoding/json accepts that.
+			i = slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, string(key)) })
 		}
 		if i < 0 {
 			return d.unknown(string(key), fields, exempt)

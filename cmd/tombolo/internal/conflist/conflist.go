@@ -129,16 +129,14 @@ func Examine(data []byte) *Report {
 func (r *Report) warn(nw *network.Network, capabilities map[string]bool) {
 	known := []string{"portMappings", "bandwidth", "ipRanges", "ips", "mac", "dns", "egressPolicy", "publishFrom",
 		"io.kubernetes.cri.pod-annotations"}
-	for _, name := range slices.Sorted(maps.Keys(capabilities)) {
-		if !capabilities[name] || slices.Contains(known, name) {
-			continue
-		}
-		hint := ""
+	unknown := maps.Clone(capabilities)
+	maps.DeleteFunc(unknown, func(name string, on bool) bool { return !on || slices.Contains(known, name) })
+	for _, name := range slices.Sorted(maps.Keys(unknown)) {
+		text := fmt.Sprintf("capability %q has no effect here, since Tombolo does not know it", name)
 		if near := strict.Nearest(name, known); near != "" {
-			hint = fmt.Sprintf(": did you mean %q?", near)
+			text += fmt.Sprintf(": did you mean %q?", near)
 		}
-		r.Warnings = append(r.Warnings, fmt.Sprintf(
-			"capability %q has no effect here, since Tombolo does not know it%s", name, hint))
+		r.Warnings = append(r.Warnings, text)
 	}
 
 	if nw != nil {
@@ -240,19 +238,18 @@ func (r *Report) plugin(data []byte, l *list, before []string) {
 	}
 
 	r.warn(nw, l.Capabilities)
-	switch {
-	case nw == nil:
+	if nw == nil {
 		r.Plan = append(r.Plan, name+": "+named(name))
 		if name == "portmap" && !l.Capabilities["portMappings"] {
 			r.Warnings = append(r.Warnings,
 				"portmap publishes no ports, since the capability portMappings is not declared")
 		}
 		return
-	case name != "":
-		lines := plan(nw, l.Capabilities)
-		r.Plan = append(r.Plan, lines[:len(lines)-1]...) // omit the last line, about ports: portmap publishes them
-	default:
-		r.Plan = append(r.Plan, plan(nw, l.Capabilities)...)
+	}
+
+	r.Plan = append(r.Plan, plan(nw)...)
+	if name == "" { // of the reference plugins, only portmap publishes ports
+		r.Plan = append(r.Plan, ports(l.Capabilities))
 	}
 
 	if len(before) > 0 {
@@ -260,8 +257,8 @@ func (r *Report) plugin(data []byte, l *list, before []string) {
 	}
 }
 
-// plan describes the steps of the first ADD of a network, one line for each step.
-func plan(nw *network.Network, capabilities map[string]bool) []string {
+// plan describes the steps of the first ADD of a network, one line for each step, except the publication of ports.
+func plan(nw *network.Network) []string {
 	size := cmp.Or(nw.MTU, nw.DefaultMTU)
 	mtu := fmt.Sprintf("MTU %d", size)
 	if size == 0 {
@@ -276,7 +273,7 @@ func plan(nw *network.Network, capabilities map[string]bool) []string {
 				"%s %s says how)",
 			nw.Uplink, nw.Bridge, nw.Uplink, nw.Bridge))
 	}
-	return append(lines, addresses(nw), gateway(nw), firewall(nw), ports(capabilities))
+	return append(lines, addresses(nw), gateway(nw), firewall(nw))
 }
 
 func addresses(nw *network.Network) string {
@@ -323,7 +320,6 @@ func gateway(nw *network.Network) string {
 }
 
 func firewall(nw *network.Network) string {
-	var parts []string
 	masquerade := "no masquerade"
 	if nw.Masquerade {
 		masquerade = "packets of pods to other subnets get the host's address"
@@ -332,7 +328,7 @@ func firewall(nw *network.Network) string {
 		}
 	}
 
-	parts = append(parts, masquerade, "ingress policy "+nw.Policy.String())
+	parts := []string{masquerade, "ingress policy " + nw.Policy.String()}
 	switch nw.Guard {
 	case nft.GuardMAC:
 		parts = append(parts, "pods can send only from their own MAC")

@@ -4,9 +4,11 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -103,8 +105,9 @@ func Examine(ctx context.Context, node *network.Node, inspection *network.Inspec
 			}
 		}
 
-		if err := e.walk(ctx); err != nil {
-			return nil, fmt.Errorf("%s: %w", report.PodName(r.Pod, r.ContainerID), err)
+		e.fail(e.walk(ctx))
+		if e.err != nil {
+			return nil, fmt.Errorf("%s: %w", report.PodName(r.Pod, r.ContainerID), e.err)
 		}
 		reports = append(reports, Report{r.Network, r.Pod, r.ContainerID, r.IfName, e.sorted(), e.tried})
 	}
@@ -130,7 +133,8 @@ type examination struct {
 	findings    []Finding
 	tried       []string
 	dead        bool
-	usesGateway bool // the pod uses the gateway that its record names
+	usesGateway bool  // the pod uses the gateway that its record names
+	err         error // the first error of a step, such as a failed netlink request: see fail
 }
 
 // recreate is the remedy for a difference that only an ADD can repair.
@@ -152,6 +156,10 @@ func (e *examination) addLoss(f *Finding, name string) {
 	}
 	e.findings = append(e.findings, *f)
 }
+
+// fail records the error of a step, unless it is nil. After a step with an error the examination ends, and its findings
+// do not count.
+func (e *examination) fail(err error) { e.err = cmp.Or(e.err, err) }
 
 func (e *examination) try(format string, args ...any) {
 	e.tried = append(e.tried, fmt.Sprintf(format, args...))
@@ -203,32 +211,25 @@ func split(text, otherwise string) (evidence, remedy string) {
 
 // StepOf returns the step of the path that a difference concerns.
 func StepOf(d tombolo.Difference) Step {
-	text := d.String()
-	has := func(parts ...string) bool {
-		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
-	}
-	switch {
-	case has("it is dead", "namespace is gone", "ADD has not come"):
-		return StepNamespace
-	case has(spanningTree):
-		return StepLink
-	case has("lease", "keeper"):
-		return StepLease
-	case d.What == "address":
-		return StepAddress
-	case d.What == "route":
-		return StepRoute
-	case d.What == "MTU":
-		return StepMTU
-	case has("the host's route", "the host does not send", "what the host sends", "which no network has on record"):
-		return StepForwarding
-	case has("forward of table", "FORWARD", " of table ", "nf_tables", "chain ", "what pods send", "br_netfilter",
-		"nf_call"):
-		return StepFirewall
-	case has("the gateway"):
-		return StepGateway
-	case has("forward"):
-		return StepForwarding
+	text := "[" + d.What + "] " + d.String()
+	for _, row := range []struct {
+		step    Step
+		pattern string
+	}{
+		{StepNamespace, "it is dead|namespace is gone|ADD has not come"},
+		{StepLink, spanningTree},
+		{StepLease, "lease|keeper"},
+		{StepAddress, `^\[address\]`},
+		{StepRoute, `^\[route\]`},
+		{StepMTU, `^\[MTU\]`},
+		{StepForwarding, "the host's route|the host does not send|what the host sends|which no network has on record"},
+		{StepFirewall, "FORWARD| of table |nf_tables|chain |what pods send|br_netfilter|nf_call"},
+		{StepGateway, "the gateway"},
+		{StepForwarding, "forward"},
+	} {
+		if regexp.MustCompile(row.pattern).MatchString(text) {
+			return row.step
+		}
 	}
 
 	return StepLink

@@ -32,12 +32,9 @@ const (
 // or prohibit route covers such a destination, and no other route leads to a part of it. A routing daemon adds such a
 // route for all pods of a cluster, and more specific routes for the nodes that it knows. kept ignores default routes,
 // since the next router may have a route. It also ignores routes to the pod itself, such as the route to its subnet.
-func (e *examination) kept(ctx context.Context) error {
+func (e *examination) kept(ctx context.Context) {
 	routes, err := e.onHost.List(ctx, route.Filter{Family: nl.FamilyOf(e.own), Table: unix.RT_TABLE_MAIN})
-	if err != nil {
-		return err
-	}
-
+	e.fail(err)
 	for _, to := range e.opt.Kept[e.at.Network] {
 		if to.Addr().Is4() != e.own.Is4() {
 			continue
@@ -57,30 +54,22 @@ func (e *examination) kept(ctx context.Context) error {
 			e.findings = append(e.findings, *f)
 		}
 	}
-
-	return nil
 }
 
 // targets follows the path to each target that the operator named, such as another node's pod. It adds a finding for a
 // target that the pod does not reach.
-func (e *examination) targets(ctx context.Context) (err error) {
+func (e *examination) targets(ctx context.Context) {
 	for _, to := range e.opt.To {
 		switch {
 		case !e.sendsTo(to.Addr()):
 			e.add(StepAddress, "give the pod an address of that family",
 				"the pod has no address to reach %s from", to.Addr())
 		case to.Port() == 0:
-			err = e.destination(ctx, to.Addr())
+			e.destination(ctx, to.Addr())
 		default:
-			err = e.connection(ctx, to)
-		}
-
-		if err != nil {
-			return err
+			e.connection(ctx, to)
 		}
 	}
-
-	return nil
 }
 
 // sendsTo reports whether the pod has an address of the family of the destination. It sets the first such address as
@@ -95,7 +84,7 @@ func (e *examination) sendsTo(to netip.Addr) bool {
 
 // connection opens a TCP connection from the pod, and adds a finding if no answer comes. A refused connection counts as
 // an answer.
-func (e *examination) connection(ctx context.Context, to netip.AddrPort) error {
+func (e *examination) connection(ctx context.Context, to netip.AddrPort) {
 	const dynamic = 49152 // the first port that is not assigned (RFC 6335)
 	from := netip.AddrPortFrom(e.own, dynamic+rand.N[uint16](1<<14))
 	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from), Timeout: wait}
@@ -110,9 +99,9 @@ func (e *examination) connection(ctx context.Context, to netip.AddrPort) error {
 		})
 	}
 
-	f, err := e.exchange(ctx, "a connection to "+to.String(), to.Addr(), p, func() error { return dial(e.pod, dialer) })
+	f := e.exchange(ctx, "a connection to "+to.String(), to.Addr(), p, func() error { return dial(e.pod, dialer) })
 	if f == nil {
-		return err
+		return
 	}
 
 	if f.Remedy == "" {
@@ -125,21 +114,17 @@ func (e *examination) connection(ctx context.Context, to netip.AddrPort) error {
 	}
 
 	e.addLoss(f, to.String())
-	return err
 }
 
 // destination follows the path to an address, and adds a finding if the pod does not reach it.
-func (e *examination) destination(ctx context.Context, to netip.Addr) error {
-	f, _, err := e.echo(ctx, to, to.String())
-	if err != nil || f == nil {
-		return err
+func (e *examination) destination(ctx context.Context, to netip.Addr) {
+	f, _ := e.echo(ctx, to, to.String())
+	if f == nil {
+		return
 	}
 
 	hop, err := e.onHost.Get(ctx, to)
-	if err != nil {
-		return err
-	}
-
+	e.fail(err)
 	general, _ := e.onHost.Get(ctx, routing.Outside(to))
 	byDefault := hop.Gateway.IsValid() && hop.Gateway == general.Gateway && hop.Link == general.Link
 	keeps := slices.ContainsFunc(e.opt.Kept[e.at.Network], func(p netip.Prefix) bool { return p.Contains(to) })
@@ -156,7 +141,6 @@ func (e *examination) destination(ctx context.Context, to netip.Addr) error {
 	}
 
 	e.add(StepBeyond, remedy, "%s: %s", evidence, f.Evidence)
-	return nil
 }
 
 // hear is the time to wait for the answers to one ARP probe, which several nodes may answer.
@@ -164,7 +148,7 @@ const hear = 200 * time.Millisecond
 
 // duplicates sends ARP probes from the bridge for the pod's IPv4 addresses, and for a gateway's address that the host
 // itself has. It adds a finding for each other node that answers. The host itself does not answer these probes.
-func (e *examination) duplicates(ctx context.Context) error {
+func (e *examination) duplicates(ctx context.Context) {
 	for _, a := range e.at.Addresses {
 		for _, asked := range []netip.Addr{a.Prefix.Addr(), a.Gateway} {
 			isGateway := asked == a.Gateway
@@ -173,10 +157,7 @@ func (e *examination) duplicates(ctx context.Context) error {
 			}
 
 			owners, err := lease.WhoHas(ctx, e.bridge.Index, e.bridge.MAC, asked, hear)
-			if err != nil {
-				return err
-			}
-
+			e.fail(err)
 			for _, mac := range owners {
 				if isGateway {
 					e.add(StepDuplicate, "give that node another address",
@@ -188,6 +169,4 @@ func (e *examination) duplicates(ctx context.Context) error {
 			}
 		}
 	}
-
-	return nil
 }

@@ -24,7 +24,7 @@ import (
 // request left the host, and that no answer reached the host.
 func (e *examination) exchange(
 	ctx context.Context, tried string, to netip.Addr, p probe, send func() error,
-) (*Finding, error) {
+) *Finding {
 	var sendErr error
 	t, err := e.follow(ctx, p, func() { sendErr = send() })
 
@@ -34,24 +34,25 @@ func (e *examination) exchange(
 	}
 
 	if err := cmp.Or(ctx.Err(), err); err != nil {
-		return nil, err
+		e.fail(err)
+		return nil
 	}
 
 	isDropped := t.to.drop != nil || t.from.drop != nil
 	if sendErr == nil || errors.Is(sendErr, unix.ECONNREFUSED) && t.back && !isDropped {
 		e.try("%s", tried)
-		return nil, nil
+		return nil
 	}
 
 	r, err := e.inPod.Get(ctx, to)
-	hop := nextHop(r, to)
+	hop := cmp.Or(r.Gateway, to)
 	switch {
 	case p.isQuestion:
 	case err != nil:
-		return finding(StepRoute, setRoute, "the pod has no route to %s: %v", to, err), nil
+		return finding(StepRoute, setRoute, "the pod has no route to %s: %v", to, err)
 	case r.Link != e.index:
 		look := "see why: " + e.inside("ip route get "+to.String())
-		return finding(StepRoute, look, "the pod does not send it by %s", e.at.IfName), nil
+		return finding(StepRoute, look, "the pod does not send it by %s", e.at.IfName)
 	case !isResolved(e.socket, e.index, hop):
 		return e.unresolved(ctx, hop, hop.String())
 	}
@@ -61,23 +62,15 @@ func (e *examination) exchange(
 
 // unresolved pings a neighbour from the pod. It finds out where the kernel's request for the neighbour's MAC, or the
 // answer, is lost. It returns nil if the answer comes.
-func (e *examination) unresolved(ctx context.Context, a netip.Addr, name string) (*Finding, error) {
+func (e *examination) unresolved(ctx context.Context, a netip.Addr, name string) *Finding {
 	const untilAsked = wait * 3 / 2 // longer than a second, after which the kernel repeats its request
-	f, err := e.exchange(ctx, name+" by "+protocolOf(a), a, neighbourProbe(a), func() error {
+	f := e.exchange(ctx, name+" by "+protocolOf(a), a, neighbourProbe(a), func() error {
 		return icmp.Ping(ctx, e.pod, a, icmp.Echo{Wait: untilAsked})
 	})
 	if f != nil {
 		f = finding(StepGateway, f.Remedy, "%s does not answer by %s: %s", name, protocolOf(a), f.Evidence)
 	}
-	return f, err
-}
-
-// nextHop returns the next hop of a packet to dst by a route: the gateway or, if there is none, dst itself.
-func nextHop(r route.Route, dst netip.Addr) netip.Addr {
-	if r.Gateway.IsValid() {
-		return r.Gateway
-	}
-	return dst
+	return f
 }
 
 // isResolved reports whether the kernel has a neighbour entry with a MAC for an address.
@@ -101,14 +94,14 @@ func (e *examination) inside(command string) string {
 
 // lost finds out from a trail where a request to an address, or its answer, was lost. sendErr is the error of sending
 // or of waiting for the answer in the pod.
-func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr error) (*Finding, error) {
+func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr error) *Finding {
 	port, ifName := e.port.Name, e.at.IfName
 	isLocal := e.isOwn(ctx, to)
 	switch {
 	case !t.left:
 		look := "sh -c 'ip rule; ip route get %s; nft list ruleset; tc filter show dev %s egress'"
 		return finding(StepRoute, "see in the pod: "+e.inside(fmt.Sprintf(look, to, ifName)),
-			"it does not leave the pod's interface %s for the port %s (%v)", ifName, port, sendErr), nil
+			"it does not leave the pod's interface %s for the port %s (%v)", ifName, port, sendErr)
 	case t.to.drop != nil:
 		return e.droppedBy(t.to.drop, "what the pod sends to "+to.String(), "iifname")
 	case t.to.queue != nil:
@@ -116,9 +109,9 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 	case !t.arrived && t.sent == nil && t.to.chain == "":
 		look := "ip link show dev %s; tc filter show dev %[1]s ingress; nft list ruleset netdev; ebtables-legacy -L"
 		return finding(StepLink, "see what filters the port: "+fmt.Sprintf(look, port),
-			"it leaves the pod's interface %s and does not get to the bridge %s", ifName, e.link.Name), nil
+			"it leaves the pod's interface %s and does not get to the bridge %s", ifName, e.link.Name)
 	case t.isQuestion && !isLocal && t.came == nil:
-		return e.unanswered(ctx, to, t), nil
+		return e.unanswered(ctx, to, t)
 	case t.sent == nil && !(isLocal && t.arrived):
 		return e.stuck(ctx, t, e.own, to, e.link.Index)
 	case !isLocal && t.came == nil:
@@ -127,7 +120,7 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 			note = " as " + src.String()
 		}
 		return finding(StepBeyond, "", "it leaves the host by %s%s, and no answer comes back to the host",
-			e.name(ctx, t.sent.link), note), nil
+			e.name(ctx, t.sent.link), note)
 	case t.from.drop != nil:
 		return e.droppedBy(t.from.drop, "the answer of "+to.String()+" to the pod", "oifname")
 	case t.from.queue != nil:
@@ -138,12 +131,12 @@ func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr
 		return e.stuck(ctx, t, to, e.own, t.came.link)
 	case !t.back:
 		return finding(StepLink, fmt.Sprintf("see what filters it: tc filter show dev %s egress", port),
-			"the answer comes to the bridge %s and does not leave it by the port %s", e.link.Name, port), nil
+			"the answer comes to the bridge %s and does not leave it by the port %s", e.link.Name, port)
 	}
 
 	look := "sh -c 'nft list ruleset; tc filter show dev %s ingress; sysctl net.ipv4.conf.%[1]s.rp_filter'"
 	return finding(StepLink, "see the pod's own firewall and filters: "+e.inside(fmt.Sprintf(look, ifName)),
-		"the answer comes to the pod's interface %s, and the pod does not take it", ifName), nil
+		"the answer comes to the pod's interface %s, and the pod does not take it", ifName)
 }
 
 // unanswered returns a finding about a neighbour that does not answer a request for its MAC, although the request came
@@ -172,7 +165,7 @@ func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *
 // stuck returns a finding about a lost packet. The packet from src to dst came to the host by a link, and the host
 // neither forwarded nor answered it. Call stuck only after the trace has shown that no rule of nf_tables drops or
 // queues the packet.
-func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, link int) (*Finding, error) {
+func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, link int) *Finding {
 	name := e.name(ctx, link)
 	what, passed := "it comes to the host by "+name, t.to
 	if src != e.own {
@@ -183,10 +176,10 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 	switch {
 	case t.request.ethertype == unix.ETH_P_ARP:
 		return finding(StepGateway, "see nft list ruleset arp; arptables-legacy -L; sysctl net.ipv4.conf."+name+
-			".arp_ignore net.ipv4.conf.all.arp_ignore", "%s, and the host does not answer", what), nil
+			".arp_ignore net.ipv4.conf.all.arp_ignore", "%s, and the host does not answer", what)
 	case hook == "" || hook == "bridge":
 		return finding(StepGateway, "see whether the pod knows the MAC of "+name+": "+e.inside("ip neigh"),
-			"%s, and the host does not take it", what), nil
+			"%s, and the host does not take it", what)
 	case !ended:
 		f := finding(StepFirewall, "see what cannot be traced: iptables-legacy-save; ip6tables-legacy-save; "+
 			"sysctl net.netfilter.nf_conntrack_count net.netfilter.nf_conntrack_max",
@@ -196,31 +189,32 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 				f.Evidence, f.Remedy = fmt.Sprintf("%s: %s %s it", f.Evidence, o.Chain, o.Effect), o.Remedy
 			}
 		}
-		return f, nil
+		return f
 	case hook == "input":
 		return finding(StepFirewall, fmt.Sprintf("see where the answer goes: ip route get %s from %s; ip rule; "+
 			"sysctl net.ipv4.icmp_echo_ignore_all net.ipv6.icmp.echo_ignore_all", src, dst),
-			"%s and is taken, and the host sends no answer by %s", what, name), nil
+			"%s and is taken, and the host sends no answer by %s", what, name)
 	}
 
 	r, err := e.onHost.GetFrom(ctx, src, dst, link)
-	out, hop := e.name(ctx, r.Link), nextHop(r, dst)
+	out, hop := e.name(ctx, r.Link), cmp.Or(r.Gateway, dst)
 	switch {
 	case route.NoRoute(err) || errors.Is(err, unix.EXDEV):
 		return e.unrouted(ctx, src, dst, name, what, err)
 	case err != nil:
-		return nil, err
+		e.fail(err)
+		return nil
 	case hook != "postrouting":
 		return finding(StepForwarding, fmt.Sprintf("see ip route get %s from %s iif %s", dst, src, name),
-			"%s and is lost before it is forwarded", what), nil
+			"%s and is lost before it is forwarded", what)
 	case !isResolved(e.hostSocket, r.Link, hop):
 		return finding(StepBeyond, fmt.Sprintf("see whether %s is up and on the network of %s, or correct the route: "+
 			"ip route get %s", hop, out, dst),
-			"%s, and cannot be sent on, since %s does not answer by %s on %s", what, hop, protocolOf(hop), out), nil
+			"%s, and cannot be sent on, since %s does not answer by %s on %s", what, hop, protocolOf(hop), out)
 	}
 
 	return finding(StepBeyond, "see its filters: tc filter show dev "+out+" egress; nft list ruleset netdev",
-		"%s, passes the firewall and is not sent by %s", what, out), nil
+		"%s, passes the firewall and is not sent by %s", what, out)
 }
 
 // unrouted returns a finding about a packet from src to dst that the kernel does not route, for the error in cause. It
@@ -228,7 +222,7 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 // link, and the argument what describes it.
 func (e *examination) unrouted(
 	ctx context.Context, src, dst netip.Addr, link, what string, cause error,
-) (*Finding, error) {
+) *Finding {
 	// Regard EINVAL like EXDEV as a sign of the reverse path filter, since newer kernels return EINVAL for it. A
 	// blackhole route causes EINVAL too.
 	if src.Is4() && (errors.Is(cause, unix.EXDEV) || errors.Is(cause, unix.EINVAL)) {
@@ -237,24 +231,25 @@ func (e *examination) unrouted(
 		back, _ := e.onHost.Get(ctx, src)
 		if max(own, all) == "1" && e.name(ctx, back.Link) != link {
 			return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+link+"/rp_filter=2", "%s, whose reverse path "+
-				"filter drops it (net.ipv4.conf.%s.rp_filter), since the route to %s is another", what, link, src), nil
+				"filter drops it (net.ipv4.conf.%s.rp_filter), since the route to %s is another", what, link, src)
 		}
 	}
 
 	f := finding(StepForwarding, routed, "%s, and the host has no route to %s for it: %v", what, dst, cause)
 	rules, err := routing.Rules(e.hostSocket)
-	if rule, ok := routing.Foreign(rules, src, dst, link, 0); ok || err != nil {
+	e.fail(err)
+	if rule, ok := routing.Foreign(rules, src, dst, link, 0); ok {
 		f.Evidence, f.Remedy = f.Evidence+", because of the rule "+rule.String(), rule.Ahead("iif "+link)
-		return f, err
+		return f
 	}
 
 	refusing := route.Route{}
 	main := route.Filter{Family: nl.FamilyOf(dst), Table: unix.RT_TABLE_MAIN}
-	err = e.onHost.Walk(ctx, main, func(r route.Route) {
+	e.fail(e.onHost.Walk(ctx, main, func(r route.Route) {
 		if refuses(r) && r.Dst.Contains(dst) && r.Dst.Bits() >= refusing.Dst.Bits() {
 			refusing = r
 		}
-	})
+	}))
 	if refusing.Dst.IsValid() {
 		f.Evidence += ", because of the route " + refusing.String()
 	}
@@ -264,7 +259,7 @@ func (e *examination) unrouted(
 		f.Remedy = fmt.Sprintf(remedy, refusing.Type, refusing.Dst, refusing.Table)
 	}
 
-	return f, err
+	return f
 }
 
 // refuses reports whether the host drops packets that match the route.

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -64,13 +63,14 @@ func (m *manager) governs(comment string) string {
 
 // queuedBy returns a finding that the rule r sends a packet to a queue, and that the packet does not come back. The
 // argument what describes the packet.
-func (e *examination) queuedBy(r *rule, what string) (*Finding, error) {
+func (e *examination) queuedBy(r *rule, what string) *Finding {
 	listening := map[uint16]bool{}
-	err := e.host.Do(func() (err error) {
+	e.fail(e.host.Do(func() (err error) {
 		listening, err = nftnl.QueueListeners()
 		return err
-	})
-	number, comment, listErr := r.find()
+	}))
+	number, comment, err := r.find()
+	e.fail(err)
 	evidence := fmt.Sprintf("%s hands, by its rule number %d with handle %d%s, to queue %d %s", r, number, r.handle,
 		quoted(r, comment), r.queue, what)
 	does := "and the program that listens there drops or keeps it"
@@ -84,7 +84,7 @@ func (e *examination) queuedBy(r *rule, what string) (*Finding, error) {
 		remedy = fmt.Sprintf("start the program that listens at queue %d, in a cluster the engine of its "+
 			"NetworkPolicies", r.queue)
 	}
-	return finding(StepFirewall, remedy, "%s, %s", evidence, does), cmp.Or(err, listErr)
+	return finding(StepFirewall, remedy, "%s, %s", evidence, does)
 }
 
 // quoted returns a rule's comment and the name of its manager, as a part of a sentence. It returns "" if the rule has

@@ -187,8 +187,8 @@ func (e *examination) follow(ctx context.Context, p probe, send func()) (*trail,
 // link.
 func (e *examination) see(t *trail, s *sighting, out, isAnswer bool) {
 	atPort := s.link == e.port.Index
-	atBridge := s.link == e.link.Index || s.link == e.bridge.Index || slices.Contains(e.pair[:], s.link)
-	elsewhere := !atPort && !atBridge && s.link != e.shaper
+	atBridge := s.link == e.link.Index || s.link == e.bridge.Index || slices.Contains(e.between, s.link)
+	elsewhere := !atPort && !atBridge
 	switch {
 	case out && isAnswer:
 		t.returned, t.back = t.returned || !elsewhere, t.back || atPort
@@ -206,23 +206,12 @@ type rule struct {
 	family       uint8
 	table, chain string
 	handle       uint64 // 0 means the policy
-	queue        uint16
-	after        int // if the rule queues: the place of the doctor's chain that the packet passed last
+	queue        uint16 // if the rule queues packets: the number of the queue
 }
 
 // String returns the names of the rule's chain and table.
 func (r *rule) String() string {
 	return fmt.Sprintf("chain %s of table %s %s", r.chain, nftnl.FamilyName(r.family), r.table)
-}
-
-// place returns the position of one of the doctor's chains on the path of a packet. Later chains have larger numbers.
-func place(chain string) int {
-	name, isEnd := strings.CutSuffix(chain, end)
-	at := 2 * slices.Index([]string{"bridge", "prerouting", "input", "forward", "output", "postrouting"}, name)
-	if isEnd {
-		at++
-	}
-	return at
 }
 
 // trace makes the kernel trace the probe and its answer in nf_tables, calls send, and records how far the probe and its
@@ -369,17 +358,13 @@ func (t *trail) read(m netlink.Message, answers map[uint32]bool) error {
 
 	switch {
 	case r.table == tableName():
-		pass.chain = r.chain
-		if pass.queue != nil && place(r.chain) > pass.queue.after {
-			pass.queue = nil
-		}
+		pass.chain, pass.queue = r.chain, nil // the packet has come back from a queue, or is another packet
 	case r.table == nftnl.DefaultTable && strings.HasPrefix(r.chain, "share-mute-"):
 		// Ignore this drop. The packet is only a copy: the host receives the original on the shared NIC.
 	case drops:
 		pass.drop = cmp.Or(pass.drop, &r)
 	case int32(code) > 0 && code&0xff == queues:
-		r.queue, r.after = uint16(code>>16), place(pass.chain)
-		pass.queue = &r
+		r.queue, pass.queue = uint16(code>>16), &r
 	}
 
 	return nil
@@ -405,15 +390,15 @@ func (r *rule) find() (number int, comment string, _ error) {
 
 // droppedBy returns a finding that the rule r drops a packet, which the argument what describes. side is "iifname" or
 // "oifname": the match that a new rule needs to select the packet by the pod's link.
-func (e *examination) droppedBy(r *rule, what, side string) (*Finding, error) {
+func (e *examination) droppedBy(r *rule, what, side string) *Finding {
 	if r.handle == 0 {
-		f := finding(StepFirewall, e.remedy(r, "", side), "%s%s drops, by its policy, %s", r, quoted(r, ""), what)
-		return f, nil
+		return finding(StepFirewall, e.remedy(r, "", side), "%s%s drops, by its policy, %s", r, quoted(r, ""), what)
 	}
 	number, comment, err := r.find()
+	e.fail(err)
 	return finding(StepFirewall, e.remedy(r, comment, side),
 		"%s drops or rejects, by its rule number %d with handle %d%s, %s",
-		r, number, r.handle, strings.TrimSuffix(quoted(r, comment), ","), what), err
+		r, number, r.handle, strings.TrimSuffix(quoted(r, comment), ","), what)
 }
 
 // acceptInPolicy returns a command that makes a firewalld policy accept packets from the pod's subnet, ahead of the

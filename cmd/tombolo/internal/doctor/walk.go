@@ -18,6 +18,7 @@ import (
 
 	"github.com/tombolo-cni/tombolo/addr"
 	"github.com/tombolo-cni/tombolo/bridge"
+	"github.com/tombolo-cni/tombolo/bridge/bandwidth"
 	"github.com/tombolo-cni/tombolo/bridge/share"
 	"github.com/tombolo-cni/tombolo/internal/endpoint"
 	"github.com/tombolo-cni/tombolo/internal/icmp"
@@ -37,12 +38,14 @@ type way struct {
 	socket, hostSocket *nl.Conn // in the pod's and in the host's namespace; used by inPod and onHost
 	inPod, onHost      *route.Conn
 	links              *bridge.Conn
-	index, mtu         int    // the pod's interface: its index and MTU
-	shaper             int    // the index of the link that limits packets from the pod; 0 if there is none
-	pair               [2]int // the indexes of both ends of the veth between the bridge and a shared NIC, or 0
+	index, mtu         int // the pod's interface: its index and MTU
 	port, bridge       *bridge.Link
 	link               *bridge.Link // the bridge, or the host's link in the network's VLAN
 	own                netip.Addr   // the pod's address that probes are sent from
+
+	// between holds the indexes of other links between the pod and the NICs: the link that limits packets from the pod,
+	// and both ends of the veth between the bridge and a shared NIC.
+	between []int
 }
 
 // walk tests the steps on the path of the pod's packets, and adds findings. It does nothing if the pod is dead or its
@@ -79,12 +82,12 @@ func (e *examination) walk(ctx context.Context) error {
 		return err
 	}
 
-	steps := []func(context.Context) error{e.addresses, e.duplicates, e.families, e.names, e.targets}
-	for i := 0; err == nil && i < len(steps) && (i == 0 || !e.failed(StepAddress)); i++ {
-		err = steps[i](ctx)
+	steps := []func(context.Context){e.addresses, e.duplicates, e.families, e.names, e.targets}
+	for i := 0; e.err == nil && i < len(steps) && (i == 0 || !e.failed(StepAddress)); i++ {
+		steps[i](ctx)
 	}
 
-	return err
+	return ctx.Err()
 }
 
 // lookAtLinks stores the host's links and the pod's interface in e.way. It adds a finding if one of them is missing,
@@ -108,14 +111,10 @@ func (e *examination) lookAtLinks(ctx context.Context) error {
 		*find.link = l
 	}
 
-	if l, err := e.links.Link(ctx, "ifb"+strings.TrimPrefix(e.at.Port, "veth")); err == nil {
-		e.shaper = l.Index
-	}
-
 	outer, port := share.Pair(e.at.Bridge)
-	for i, name := range []string{outer, port} {
+	for _, name := range []string{outer, port, bandwidth.IFBName(e.at.Port)} {
 		if l, err := e.links.Link(ctx, name); err == nil {
-			e.pair[i] = l.Index
+			e.between = append(e.between, l.Index)
 		}
 	}
 
@@ -148,9 +147,10 @@ func (e *examination) lookAtLinks(ctx context.Context) error {
 
 // addresses adds a finding for each address of the pod that another node has too, according to duplicate address
 // detection.
-func (e *examination) addresses(ctx context.Context) error {
+func (e *examination) addresses(ctx context.Context) {
 	e.try("the port, the pod's interface and its addresses")
 	have, err := addr.On(e.socket).List(ctx, addr.Filter{})
+	e.fail(err)
 	for _, a := range have {
 		isOwn := slices.ContainsFunc(e.at.Addresses, func(own ipam.Address) bool { return own.Prefix == a.Prefix })
 		if isOwn && a.Flags&unix.IFA_F_DADFAILED != 0 {
@@ -158,86 +158,67 @@ func (e *examination) addresses(ctx context.Context) error {
 				"another node has %s: duplicate address detection failed", a.Prefix.Addr())
 		}
 	}
-
-	return err
 }
 
 // families follows each address of the pod to its gateway and beyond.
-func (e *examination) families(ctx context.Context) error {
+func (e *examination) families(ctx context.Context) {
 	for _, a := range e.at.Addresses {
 		e.own = a.Prefix.Addr()
-		if err := e.family(ctx, a.Gateway); err != nil {
-			return err
-		}
+		e.family(ctx, a.Gateway)
 	}
-	return nil
 }
 
 // family follows packets from the pod's address e.own to its gateways and beyond. It tests the gateways of the pod's
 // routes. The parameter gateway is the recorded gateway of the address. An IPAM names a gateway for every subnet. So
 // family tests the recorded gateway, and the path beyond it, only if the host has its address, or if a route of the pod
 // leads there.
-func (e *examination) family(ctx context.Context, gateway netip.Addr) error {
+func (e *examination) family(ctx context.Context, gateway netip.Addr) {
 	routes, err := e.inPod.List(ctx, route.Filter{Family: nl.FamilyOf(e.own), Link: e.index})
-	if err != nil {
-		return err
-	}
-
+	e.fail(err)
 	isUsed := gateway.IsValid() && e.isOwn(ctx, gateway)
 	for _, r := range routes {
 		isUsed = isUsed || gateway.IsValid() && (r.Gateway == gateway ||
 			slices.ContainsFunc(r.Nexthops, func(h route.Nexthop) bool { return h.Gateway == gateway }))
 		if r.Gateway.IsValid() && r.Gateway != gateway && r.Gateway.Is4() == e.own.Is4() {
 			name := fmt.Sprintf("the gateway %s of the pod's route to %s", r.Gateway, r.Dst)
-			if _, err := e.gateway(ctx, r.Gateway, name); err != nil {
-				return err
-			}
+			e.gateway(ctx, r.Gateway, name)
 		}
 	}
 
 	if !isUsed {
-		return nil
+		return
 	}
 
 	e.usesGateway = true
-	if answers, err := e.gateway(ctx, gateway, "the gateway "+gateway.String()); err != nil || !answers {
-		return err
+	if e.gateway(ctx, gateway, "the gateway "+gateway.String()) && e.err == nil {
+		e.kept(ctx)
+		e.beyond(ctx)
 	}
-
-	if err := e.kept(ctx); err != nil {
-		return err
-	}
-
-	return e.beyond(ctx)
 }
 
 // gateway reports whether the pod reaches a gateway. It pings the gateway, but a resolved MAC suffices, since the
 // gateway's firewall may drop pings. If the gateway is an address of the host and does not answer, gateway compares the
 // MAC in the pod's neighbour entry with the bridge's. It adds a finding for a problem, unless an earlier step explains
 // it.
-func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name string) (bool, error) {
+func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name string) bool {
 	pingErr := icmp.Ping(ctx, e.pod, gateway, icmp.Echo{From: e.own, Wait: wait})
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
-
 	if e.failed(StepForwarding, StepRoute) && pingErr != nil {
-		return false, nil // the obstacle is known
+		return false // the obstacle is known
 	}
 
 	if r, err := e.inPod.Get(ctx, gateway); err != nil || r.Link != e.index {
 		look := e.inside("sh -c 'ip route get " + gateway.String() + "; ip rule'")
 		e.add(StepRoute, "delete in the pod the route or rule that leads elsewhere: "+look,
 			"the pod has no route to its gateway %s by %s", gateway, e.at.IfName)
-		return false, nil
+		return false
 	}
 
 	if pingErr != nil && !isResolved(e.socket, e.index, gateway) {
-		f, err := e.unresolved(ctx, gateway, name)
+		f := e.unresolved(ctx, gateway, name)
 		if f != nil {
 			e.findings = append(e.findings, *f)
 		}
-		return f == nil, err
+		return f == nil
 	}
 
 	// Compare the MAC in the pod's neighbour entry with the bridge's MAC. The host's link in a VLAN has that MAC too.
@@ -247,7 +228,7 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 			"the network",
 			"the gateway %s does not answer: the pod's entry for it has the MAC %s, not %s", gateway, next.MAC,
 			e.bridge.MAC)
-		return false, nil
+		return false
 	}
 
 	protocol := protocolOf(gateway)
@@ -256,50 +237,50 @@ func (e *examination) gateway(ctx context.Context, gateway netip.Addr, name stri
 	}
 
 	e.try("%s by %s", name, protocol)
-	return true, nil
+	return true
 }
 
 // beyond follows the path to destinations outside, as far as the host's next hop, and adds findings. If the next hop
 // answers, it also tests long packets.
-func (e *examination) beyond(ctx context.Context) error {
+func (e *examination) beyond(ctx context.Context) {
 	far := routing.Outside(e.own)
 	hop, err := e.onHost.Get(ctx, far)
 	if err != nil {
-		return e.noDefault(ctx, far, err)
+		e.noDefault(ctx, far, err)
+		return
 	}
 
 	if r, err := e.inPod.Get(ctx, far); err != nil {
 		e.add(StepRoute, setRoute, "the pod has no default route: %v", err)
-		return nil
+		return
 	} else if r.Link != e.index {
 		e.try("not beyond the gateway: the pod's default route is by another interface")
-		return nil
+		return
 	}
 
 	if !hop.Gateway.IsValid() || hop.Link == e.bridge.Index || e.failed(StepForwarding, StepFirewall) {
-		return nil // there is no next hop, it is on the pod's bridge, or the obstacle is known
+		return // there is no next hop, it is on the pod's bridge, or the obstacle is known
 	}
 
 	name := "the host's next hop " + hop.Gateway.String()
-	lost, answered, err := e.echo(ctx, hop.Gateway, name)
+	lost, answered := e.echo(ctx, hop.Gateway, name)
 	if lost != nil {
 		e.try("%s, which answers no echo request of host or pod: what the pod sends leaves the host", name)
 	}
 
 	if answered {
-		return e.long(ctx, hop.Gateway)
+		e.long(ctx, hop.Gateway)
 	}
-
-	return err
 }
 
 // noDefault adds a finding that the host has no default route, unless an earlier finding concerns forwarding. For IPv6
 // the finding is a note if the host does not seem to use IPv6.
-func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error) error {
+func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error) {
 	missing := map[bool]string{true: "default route of IPv4", false: "default route of IPv6"}[far.Is4()]
 	f := finding(StepForwarding, "give the host a default route: ip route add default via ROUTER",
 		"the host itself has no %s (%s): %v", missing, far, cause)
 	have, err := e.links.Addresses().List(ctx, addr.Filter{})
+	e.fail(err)
 	f.Note = far.Is6() && !slices.ContainsFunc(have, func(a addr.Address) bool {
 		return a.Prefix.Addr().Is6() && a.Link != e.link.Index && a.Prefix.Addr().IsGlobalUnicast()
 	})
@@ -313,21 +294,19 @@ func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error
 	if !e.failed(StepForwarding) {
 		e.findings = append(e.findings, *f)
 	}
-
-	return err
 }
 
 // echo sends echo requests from the pod to an address. The result answered reports whether an answer came. If none
 // came, echo adds a finding if this host is the cause, or if the host itself gets an answer. In any other case without
 // an answer, the result lost tells how far the requests came.
-func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (lost *Finding, answered bool, _ error) {
+func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (lost *Finding, answered bool) {
 	id := uint16(rand.Uint32())
-	f, err := e.exchange(ctx, name+" by echo requests", to, echoProbe(to.Is4(), id), func() error {
+	f := e.exchange(ctx, name+" by echo requests", to, echoProbe(to.Is4(), id), func() error {
 		return icmp.Ping(ctx, e.pod, to, icmp.Echo{From: e.own, Wait: wait, ID: id})
 	})
 	switch {
 	case f == nil:
-		return nil, err == nil, err
+		return nil, e.err == nil
 	case f.Remedy != "":
 		e.addLoss(f, name)
 	case icmp.Ping(ctx, e.host, to, icmp.Echo{Wait: wait}) == nil:
@@ -341,10 +320,10 @@ func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (los
 		}
 		e.add(StepBeyond, remedy, "the host reaches %s, and the pod %s does not: %s", to, e.own, f.Evidence)
 	default:
-		return f, false, ctx.Err()
+		return f, false
 	}
 
-	return nil, false, nil
+	return nil, false
 }
 
 // isOwn reports whether the host itself has an address.
@@ -356,17 +335,12 @@ func (e *examination) isOwn(ctx context.Context, a netip.Addr) bool {
 // long sends an echo request as long as the pod's MTU to the host's next hop. It adds a finding if the request is
 // too long, or if neither the pod nor the host gets an answer. It uses the MTU of the pod's interface, which a lease
 // or the plugin tuning may have reduced below the recorded MTU.
-func (e *examination) long(ctx context.Context, hop netip.Addr) error {
-	const headers4, headers6 = 20 + 8, 40 + 8
-	headers := headers6
-	if hop.Is4() {
-		headers = headers4
-	}
-
+func (e *examination) long(ctx context.Context, hop netip.Addr) {
+	headers := map[bool]int{true: 20 + 8, false: 40 + 8}[hop.Is4()] // of IP and ICMP
 	echo := icmp.Echo{From: e.own, Size: e.mtu - headers, DontFragment: true, Wait: wait}
 	err := icmp.Ping(ctx, e.pod, hop, echo)
 	if err == nil || e.failed(StepMTU) {
-		return ctx.Err()
+		return
 	}
 
 	echo.From = netip.Addr{}
@@ -374,16 +348,14 @@ func (e *examination) long(ctx context.Context, hop netip.Addr) error {
 		e.add(StepMTU, "set mtu of the network to what the path takes, and create its pods again",
 			"packets of %d bytes, the pod's MTU, do not get to %s, and short ones do: %v", e.mtu, hop, err)
 	}
-
-	return nil
 }
 
 // names sends a DNS query from the pod to each name server that the pod reaches through the examined interface. It
 // adds a finding for each server that does not answer. An error answer is an answer too. names does nothing if a
 // step from the route to beyond the host has shown that packets get lost.
-func (e *examination) names(ctx context.Context) error {
+func (e *examination) names(ctx context.Context) {
 	if e.failed(StepGateway, StepRoute, StepForwarding, StepFirewall, StepBeyond) {
-		return nil
+		return
 	}
 
 	for _, server := range e.opt.DNS {
@@ -394,12 +366,7 @@ func (e *examination) names(ctx context.Context) error {
 			continue
 		}
 
-		f, err := e.ask(ctx, server)
-		if err != nil {
-			return err
-		}
-
-		if f != nil {
+		if f := e.ask(ctx, server); f != nil {
 			remedy := "see whether the server serves the pod's subnet, and whether a firewall drops UDP 53"
 			if !e.opt.IsDNSNamed && strings.Contains(e.at.Pod, "/") {
 				remedy = "ask the cluster's DNS, since this is the node's name server: --dns ADDR; else " + remedy
@@ -408,20 +375,18 @@ func (e *examination) names(ctx context.Context) error {
 				"the name server %s does not answer the pod: %s", server, f.Evidence)
 		}
 	}
-
-	return nil
 }
 
 // ask sends a query to a name server, twice if necessary. It returns nil for any answer, even an error. If none comes,
 // it returns a finding that tells where the query or the answer was lost.
-func (e *examination) ask(ctx context.Context, server netip.Addr) (*Finding, error) {
+func (e *examination) ask(ctx context.Context, server netip.Addr) *Finding {
 	var conn *net.UDPConn
 	err := e.pod.Do(func() (err error) {
 		conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(server, 53)))
 		return err
 	})
 	if err != nil {
-		return finding(StepDNS, "see in the pod: "+e.inside("ip route get "+server.String()), "%v", err), nil
+		return finding(StepDNS, "see in the pod: "+e.inside("ip route get "+server.String()), "%v", err)
 	}
 	defer conn.Close()
 

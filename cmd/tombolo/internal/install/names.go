@@ -82,15 +82,22 @@ func Add(out io.Writer, plugin, dir string, names []string) error {
 			"shorter one without spaces", dir)
 	}
 
-	if err := putPlugin(out, plugin, program); err != nil {
+	put := func(path string) (string, error) { return putPlugin(plugin, path) }
+	if err := each(out, dir, []string{installed}, put); err != nil {
 		return err
 	}
-	return each(dir, names, func(path string) error { return addName(out, path, line) })
+	return each(out, dir, names, func(path string) (string, error) { return addName(path, line) })
 }
 
-func each(dir string, names []string, do func(path string) error) (failed error) {
+// each calls do with the path of each name, and writes a line about each path with the outcome, unless that is empty.
+func each(out io.Writer, dir string, names []string, do func(path string) (outcome string, _ error)) (failed error) {
 	for _, name := range names {
-		failed = errors.Join(failed, do(filepath.Join(dir, name)))
+		path := filepath.Join(dir, name)
+		outcome, err := do(path)
+		if err == nil && outcome != "" {
+			_, err = fmt.Fprintf(out, "%s: %s\n", path, outcome)
+		}
+		failed = errors.Join(failed, err)
 	}
 	return failed
 }
@@ -112,7 +119,7 @@ func Remove(out io.Writer, dir string, names []string) error {
 		return err
 	}
 
-	return each(dir, names, func(path string) error { return removeName(out, path) })
+	return each(out, dir, names, removeName)
 }
 
 // plugins returns the absolute path of the plugin directory, or an error if it is not a directory.
@@ -125,71 +132,54 @@ func plugins(dir string) (string, error) {
 }
 
 // putPlugin copies the plugin to path, unless path already has the same content.
-func putPlugin(out io.Writer, from, path string) error {
+func putPlugin(from, path string) (outcome string, _ error) {
 	plugin, err := os.ReadFile(from)
 	if err != nil {
-		return err
+		return "", err
 	}
 
-	outcome := "the plugin"
 	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, plugin) {
-		outcome += ", as before"
-	} else if err := replace(path, plugin); err != nil {
-		return err
+		return "the plugin, as before", nil
 	}
-
-	_, err = fmt.Fprintf(out, "%s: %s\n", path, outcome)
-	return err
+	return "the plugin", replace(path, plugin)
 }
 
 // addName creates the file for one name, with the given interpreter line. It first keeps the plugin of another program
 // as NAME.reference.
-func addName(out io.Writer, path, line string) error {
+func addName(path, line string) (outcome string, _ error) {
 	there, ours, err := look(path)
 	if err != nil {
-		return err
+		return "", err
 	}
 
-	outcome := "Tombolo"
+	outcome = "Tombolo"
 	if there && !ours {
 		if err := keep(path); err != nil {
-			return err
+			return "", err
 		}
 		outcome += "; what was there is " + cni.Kept(path)
 	}
 
 	text := line + "# Tombolo, by the name of the reference plugin " + filepath.Base(path) +
 		". To undo: tombolo install --undo " + filepath.Dir(path) + "\n"
-	if err := replace(path, []byte(text)); err != nil {
-		return err
-	}
-
-	_, err = fmt.Fprintf(out, "%s: %s\n", path, outcome)
-	return err
+	return outcome, replace(path, []byte(text))
 }
 
 // removeName removes the file that Add created at path, and restores the plugin that Add kept. It leaves the file of
-// another program.
-func removeName(out io.Writer, path string) error {
+// another program. If there is no file, the outcome is empty.
+func removeName(path string) (outcome string, _ error) {
 	there, ours, err := look(path)
-	if err != nil || !there {
-		return err
+	switch {
+	case err != nil || !there:
+		return "", err
+	case !ours:
+		return "not Tombolo's, and left as it is", nil
 	}
 
-	outcome := "not Tombolo's, and left as it is"
-	if ours {
-		outcome = "the plugin that was there before"
-		err = os.Rename(cni.Kept(path), path)
-		if errors.Is(err, fs.ErrNotExist) {
-			outcome, err = "gone", os.Remove(path)
-		}
-		if err != nil {
-			return err
-		}
+	if err := os.Rename(cni.Kept(path), path); !errors.Is(err, fs.ErrNotExist) {
+		return "the plugin that was there before", err
 	}
-
-	_, err = fmt.Fprintf(out, "%s: %s\n", path, outcome)
-	return err
+	return "gone", os.Remove(path)
 }
 
 // look reports whether the file at path exists, and whether Add created it. It returns an error for a directory, and
@@ -207,13 +197,8 @@ func look(path string) (there, ours bool, _ error) {
 		return false, false, fmt.Errorf("%s is not a file: move it away first", path)
 	}
 
-	file, err := os.Open(path)
-	if err != nil {
-		return false, false, err
-	}
-	defer file.Close()
-	first, err := io.ReadAll(io.LimitReader(file, maxInterpreter))
-	first, _, _ = bytes.Cut(first, []byte("\n"))
+	data, err := os.ReadFile(path)
+	first, _, _ := bytes.Cut(data, []byte("\n"))
 	return true, bytes.HasPrefix(first, []byte("#!/")) && bytes.HasSuffix(first, []byte("/"+installed+" "+cni.As)), err
 }
 

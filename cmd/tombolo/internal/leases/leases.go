@@ -48,45 +48,36 @@ func Of(r *lease.Record, now time.Time) Entry {
 		Hash: r.Hash(), State: r.State, Network: r.Network, ContainerID: r.ContainerID, IfName: r.IfName, Pod: r.Pod,
 		MAC: r.Client.MAC, ClientID: r.Client.ClientID, MTU: r.Applied.MTU, Error: r.Error,
 	}
-	if r.Six != nil {
-		if e.ErrorIPv6 = r.Six.Error; r.Six.Lease != nil {
-			e.IPv6, e.ExpireIPv6 = r.Six.Lease.Address, r.Six.Lease.Expire.UTC()
+	if r.Note != "" {
+		e.Notes = append(e.Notes, r.Note)
+	}
+
+	if six := r.Six; six != nil {
+		e.ErrorIPv6 = six.Error
+		if six.Lease != nil {
+			e.IPv6, e.ExpireIPv6 = six.Lease.Address, six.Lease.Expire.UTC()
+		}
+		if six.Note != "" {
+			e.Notes = append(e.Notes, "DHCPv6: "+six.Note)
+		}
+		if six.Information != nil {
+			e.DNS = six.Information.DNS
 		}
 	}
 
 	if l := r.Lease; l != nil {
-		e.Address, e.Server, e.DNS = l.Address, l.Server, l.DNS
+		e.Address, e.Server, e.DNS = l.Address, l.Server, slices.Concat(l.DNS, e.DNS)
 		e.Renew, e.Expire = l.Renew.UTC(), l.Expire.UTC()
 		if e.Left = -1; !l.Infinite() {
 			e.Left = int64(l.Left(now) / time.Second)
 		}
-	}
-
-	e.Notes = notes(r)
-	if r.Six != nil && r.Six.Information != nil {
-		e.DNS = append(slices.Clone(e.DNS), r.Six.Information.DNS...)
+		if len(l.Others) > 0 {
+			e.Notes = append(e.Notes, lease.TwoServers(l))
+		}
+		e.Notes = append(e.Notes, l.Ignored...)
 	}
 
 	return e
-}
-
-func notes(r *lease.Record) []string {
-	var list []string
-	if r.Note != "" {
-		list = append(list, r.Note)
-	}
-
-	if r.Six != nil && r.Six.Note != "" {
-		list = append(list, "DHCPv6: "+r.Six.Note)
-	}
-
-	if l := r.Lease; l != nil {
-		if len(l.Others) > 0 {
-			list = append(list, lease.TwoServers(l))
-		}
-		list = append(list, l.Ignored...)
-	}
-	return list
 }
 
 // List returns an Entry for each record.

@@ -25,10 +25,7 @@ type Selection struct {
 
 // None returns the message for a selection that matches no attachment.
 func (s Selection) None() string {
-	if s == (Selection{}) {
-		return "no pod is on record\n"
-	}
-	return "no pod on record matches\n"
+	return map[bool]string{true: "no pod is on record\n", false: "no pod on record matches\n"}[s == Selection{}]
 }
 
 // PodName returns a name for a pod: its own name or, if that is not known, the shortened ID of its container, as in
@@ -108,27 +105,21 @@ func Open(ctx context.Context, cfg *network.Config) (*network.Node, error) {
 	return network.Open(ctx, cfg)
 }
 
-// Repaired is the result of a repair, found by comparing the differences before and after it.
-type Repaired struct {
-	Done []Line // differences that are gone
-	Left []Line // differences that are still there
-}
-
-// Repair repairs the host, and compares the differences before and after. The error describes failed repairs, whose
-// differences may also be in Left. If the result is nil, the outcome is unknown.
-func Repair(ctx context.Context, node *network.Node) (*Repaired, error) {
+// Repair repairs the host, and compares the differences before and after. It returns the causes that are gone and those
+// that are left. The error describes failed repairs, whose causes may also be in left, or a failed inspection.
+func Repair(ctx context.Context, node *network.Node) (done, left []Line, _ error) {
 	before, err := node.Inspect(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 
 	err = node.Repair(ctx)
 	after, afterErr := node.Inspect(ctx)
 	if afterErr != nil {
-		return nil, errors.Join(err, afterErr)
+		return nil, nil, errors.Join(err, afterErr)
 	}
 
-	left := findings(after)
-	done := slices.DeleteFunc(findings(before), func(f finding) bool { return slices.Contains(left, f) })
-	return &Repaired{causes(done), causes(left)}, err
+	remaining := findings(after)
+	gone := slices.DeleteFunc(findings(before), func(f finding) bool { return slices.Contains(remaining, f) })
+	return causes(gone), causes(remaining), err
 }

@@ -45,18 +45,13 @@ func Advice(text string) (evidence, advice string) {
 
 // Help returns the command, or the instruction, that applies a remedy.
 func Help(r tombolo.Remedy) string {
-	switch r {
-	case tombolo.RemedyRepair:
-		return "tombolo repair"
-	case tombolo.RemedyCollect:
-		return "tombolo gc"
-	case tombolo.RemedyRecreate:
-		return "delete the pod and create it again"
-	case tombolo.RemedyKeeper:
-		return "systemctl start tombolod"
+	commands := map[tombolo.Remedy]string{
+		tombolo.RemedyRepair:   "tombolo repair",
+		tombolo.RemedyCollect:  "tombolo gc",
+		tombolo.RemedyRecreate: "delete the pod and create it again",
+		tombolo.RemedyKeeper:   "systemctl start tombolod",
 	}
-
-	return "change what is named here: the network's configuration, or the host's"
+	return cmp.Or(commands[r], "change what is named here: the network's configuration, or the host's")
 }
 
 // Helps returns the commands or instructions for several causes, each once.
@@ -101,17 +96,8 @@ func findings(inspection *network.Inspection) []finding {
 	for _, d := range slices.Concat(inspection.Uplinks, inspection.Stray, inspection.Damaged) {
 		list = append(list, finding{Difference: d})
 	}
-	return append(list, podFindings(inspection, func(r *network.Report) []tombolo.Difference {
-		return r.Differences
-	})...)
-}
-
-// podFindings calls the function differences for each pod, and returns a finding for each difference.
-func podFindings(
-	inspection *network.Inspection, differences func(*network.Report) []tombolo.Difference,
-) (list []finding) {
 	for _, r := range inspection.Attachments {
-		for _, d := range differences(&r) {
+		for _, d := range r.Differences {
 			list = append(list, finding{d, r.Network, PodName(r.Pod, r.ContainerID), r.IfName})
 		}
 	}
@@ -120,7 +106,11 @@ func podFindings(
 
 // Notes returns a line for each kind of change inside pods. Such a change is no fault.
 func Notes(inspection *network.Inspection) []Line {
-	return causes(podFindings(inspection, func(r *network.Report) []tombolo.Difference { return r.Inside }))
+	pods := slices.Clone(inspection.Attachments)
+	for i := range pods {
+		pods[i].Differences = pods[i].Inside
+	}
+	return Causes(&network.Inspection{Attachments: pods})
 }
 
 // Each returns a line for each difference.
@@ -149,12 +139,11 @@ func causes(found []finding) []Line {
 
 	for i := range found {
 		f := &found[i]
-		k := keyOf(f)
-		at := slices.IndexFunc(groups, func(g *group) bool {
-			return g.covers != nil && g.covers(f) || g.covers == nil && g.key == k
-		})
+		at := slices.IndexFunc(groups, func(g *group) bool { return g.covers(f) })
 		if at < 0 {
-			at, groups = len(groups), append(groups, &group{key: k, first: f})
+			k := keyOf(f)
+			alike := func(o *finding) bool { return keyOf(o) == k }
+			at, groups = len(groups), append(groups, &group{covers: alike, first: f})
 		}
 		groups[at].list = append(groups[at].list, f)
 	}
@@ -169,9 +158,8 @@ func causes(found []finding) []Line {
 
 // group is a set of findings with one cause.
 type group struct {
-	text   string
-	covers func(*finding) bool // reports whether a finding belongs to the group; if nil, the key decides
-	key    key
+	text   string              // the cause, if it is a missing object: see rootOf
+	covers func(*finding) bool // reports whether a finding belongs to the group
 	first  *finding
 	list   []*finding
 }
@@ -179,7 +167,7 @@ type group struct {
 // line returns a Line for the group.
 func (g *group) line() Line {
 	l := g.first.line()
-	if g.covers == nil && len(g.list) == 1 {
+	if g.text == "" && len(g.list) == 1 {
 		return l
 	}
 
@@ -287,17 +275,12 @@ func rootOf(f *finding, tables []string) (text string, covers func(*finding) boo
 	return "", nil
 }
 
-// key holds the fields that findings with the same cause have in common.
-type key struct {
-	object, what, want, have, text string
-	remedy                         tombolo.Remedy
-}
-
-func keyOf(f *finding) key {
-	k := key{object: f.Object, what: f.What, want: f.Want, have: f.Have, text: f.Text, remedy: f.Remedy}
+// keyOf returns the difference of a finding without the details in which findings with the same cause differ.
+func keyOf(f *finding) tombolo.Difference {
+	k := f.Difference
 	if f.pod == "" {
 		if f.What == "rule" && f.Have == "" {
-			k.want = "some" // count all missing rules as one: the chain was flushed
+			k.Want = "some" // count all missing rules as one: the chain was flushed
 		}
 		return k
 	}
@@ -305,19 +288,19 @@ func keyOf(f *finding) key {
 	kind, _, _ := strings.Cut(f.Object, " ")
 	switch {
 	case kind == "port" || kind == "link":
-		k.object = kind // omit the name, which only one pod has
+		k.Object = kind // omit the name, which only one pod has
 	case f.What == "element", strings.HasPrefix(f.What, "data of"), strings.HasPrefix(f.What, "owner of"):
-		k.what, _, _ = strings.Cut(f.What, " ")
+		k.What, _, _ = strings.Cut(f.What, " ")
 	}
 
 	switch {
 	case f.Text != "":
 	case f.Have == "":
-		k.want = "some" // omit the address or key, which only one pod has
+		k.Want = "some" // omit the address or key, which only one pod has
 	case f.Want == "":
-		k.have = "some"
-	case strings.Contains(f.What, "alias"), strings.Contains(f.What, "MAC"), k.what != f.What:
-		k.want, k.have = "some", "some"
+		k.Have = "some"
+	case strings.Contains(f.What, "alias"), strings.Contains(f.What, "MAC"), k.What != f.What:
+		k.Want, k.Have = "some", "some"
 	}
 
 	return k

@@ -90,38 +90,30 @@ func Load(ctx context.Context, node *network.Node, stateDir, name string) (list 
 		problems = append(problems, err)
 	}
 
-	l := &loader{dir, pools, problems}
 	list = []Network{}
 	for _, one := range names {
-		before := len(l.problems)
-		n, err := l.network(one)
+		n, damaged, err := load(dir, pools, one)
 		if err != nil {
 			return nil, nil, err
 		}
 
 		// A network without any record is the empty directory that a failed first ADD left. List it only if it was
 		// named.
-		n.bare = n.Mode == "" && n.Attachments == 0 && len(l.problems) == before
+		n.bare = n.Mode == "" && n.Attachments == 0 && len(damaged) == 0
 		if name != "" || !n.bare {
 			list = append(list, *n)
 		}
+		problems = append(problems, damaged...)
 	}
 
-	return list, l.problems, nil
+	return list, problems, nil
 }
 
-// loader holds the data of one call of Load.
-type loader struct {
-	dir      *state.Dir
-	pools    []network.Pool
-	problems []error
-}
-
-// network collects the data of one network.
-func (l *loader) network(name string) (*Network, error) {
-	attachments, damaged, err := l.dir.List(name)
+// load collects the data of one network. problems are errors about unreadable records.
+func load(dir *state.Dir, pools []network.Pool, name string) (_ *Network, problems []error, _ error) {
+	attachments, damaged, err := dir.List(name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 
 	n := &Network{Name: name, Attachments: len(attachments), Pools: []Pool{}, Ports: []Port{}}
@@ -129,16 +121,16 @@ func (l *loader) network(name string) (*Network, error) {
 		if state.IsUnfinished(nil, d) {
 			n.Attachments, n.Adding = n.Attachments+1, n.Adding+1
 		} else {
-			l.problems = append(l.problems, d)
+			problems = append(problems, d)
 		}
 	}
 
-	rec, err := l.dir.LoadNetwork(name)
+	rec, err := dir.LoadNetwork(name)
 	switch {
 	case err == nil:
 		n.record(rec)
 	case !errors.Is(err, fs.ErrNotExist):
-		l.problems = append(l.problems, err)
+		problems = append(problems, err)
 	}
 
 	for _, a := range attachments {
@@ -150,7 +142,7 @@ func (l *loader) network(name string) (*Network, error) {
 			a.HostAddr.Compare(b.HostAddr))
 	})
 	slices.Sort(n.IPAM)
-	for _, p := range l.pools {
+	for _, p := range pools {
 		family := 4
 		if p.IPv6 {
 			family = 6
@@ -164,7 +156,7 @@ func (l *loader) network(name string) (*Network, error) {
 		n.PoolNote = poolNote(n.IPAM, attachments)
 	}
 
-	return n, nil
+	return n, problems, nil
 }
 
 // record sets the fields that come from the network's own record.

@@ -57,10 +57,11 @@ func (n *Network) text(b *strings.Builder) {
 	line("default route", ifSet(n.DefaultRoute != "", "to the %s", n.DefaultRoute))
 	line("IPv6", ifSet(n.SLAAC, "by router advertisements"))
 	if n.Mode != "" {
-		line("masquerade", onOff(n.Masquerade)+
+		onOff := map[bool]string{true: "on", false: "off"}
+		line("masquerade", onOff[n.Masquerade]+
 			ifSet(n.Masquerade && len(n.NonMasquerade) > 0, ", except to %s", printable.List(n.NonMasquerade, ", ")))
 		line("policy", n.Policy)
-		line("guard", onOff(n.Guard)+ifSet(n.Guard && n.MACOnly > 0, ", only of the MAC for %d of the pods", n.MACOnly))
+		line("guard", onOff[n.Guard]+ifSet(n.Guard && n.MACOnly > 0, ", only of the MAC for %d of the pods", n.MACOnly))
 	}
 
 	line("pods", strconv.Itoa(n.Attachments)+ifSet(n.Adding > 0, ", %d of them not ready", n.Adding))
@@ -82,13 +83,6 @@ func ifSet(is bool, format string, args ...any) string {
 		return ""
 	}
 	return fmt.Sprintf(format, args...)
-}
-
-func onOff(on bool) string {
-	if on {
-		return "on"
-	}
-	return "off"
 }
 
 // String returns the pool's use as text, such as "10.61.0.0/24: 3 of 253 in use, 250 free".

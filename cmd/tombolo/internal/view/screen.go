@@ -1,6 +1,7 @@
 package view
 
 import (
+	"cmp"
 	"os"
 	"strconv"
 	"strings"
@@ -36,13 +37,8 @@ func ScreenOf(file *os.File, getenv func(string) string) Screen {
 		s.Width = n
 	}
 
-	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
-		if v := strings.ToUpper(getenv(name)); v != "" {
-			s.Unicode = strings.Contains(v, "UTF-8") || strings.Contains(v, "UTF8")
-			break
-		}
-	}
-
+	locale := strings.ToUpper(cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")))
+	s.Unicode = strings.Contains(locale, "UTF-8") || strings.Contains(locale, "UTF8")
 	s.Width = max(s.Width, minWidth)
 	return s
 }
@@ -56,12 +52,7 @@ const (
 )
 
 // markOf returns the style for a name: red if something is wrong with it, and bold otherwise.
-func markOf(wrong bool) string {
-	if wrong {
-		return red
-	}
-	return bold
-}
+func markOf(wrong bool) string { return map[bool]string{true: red, false: bold}[wrong] }
 
 // painter collects the lines of a map.
 type painter struct {
@@ -83,10 +74,7 @@ func (p *painter) in(how, text string) string {
 
 // glyph returns the text unicode if the screen supports Unicode, and otherwise ascii.
 func (p *painter) glyph(unicode, ascii string) string {
-	if p.Unicode {
-		return unicode
-	}
-	return ascii
+	return map[bool]string{true: unicode, false: ascii}[p.Unicode]
 }
 
 // label returns a name for a map, as one line of ASCII, so that each byte is one column. The parameter most is the

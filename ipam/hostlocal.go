@@ -179,13 +179,14 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	allocation := &Allocation{}
 	var lasting []netip.Addr
 	for i := range h.pool {
-		addr, r, err := s.allocate(h.pool, i, h.requested[i], owner)
+		addr, err := s.allocate(h.pool, i, h.requested[i], owner)
 		if err != nil {
 			for _, earlier := range allocation.Addresses {
 				err = errors.Join(err, s.release(earlier.Prefix.Addr()))
 			}
 			return nil, err
 		}
+		r := h.pool[i].rangeOf(addr)
 		allocation.Addresses = append(allocation.Addresses,
 			Address{Prefix: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway})
 		if !h.requested[i].IsValid() {

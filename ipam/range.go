@@ -2,6 +2,7 @@ package ipam
 
 import (
 	"fmt"
+	"iter"
 	"math"
 	"math/big"
 	"net/netip"
@@ -282,54 +283,26 @@ func (r Range) text() string {
 	return fmt.Sprintf("%s-%s of %s", r.RangeStart, r.RangeEnd, r.Subnet)
 }
 
-// A cursor visits each address of a set once, except gateways. It starts after the last assigned address and wraps
-// around, so that a released address is assigned again as late as possible.
-type cursor struct {
-	set   RangeSet
-	pool  pool
-	index int        // index of the range that contains at
-	at    netip.Addr // the next candidate
-	stop  netip.Addr // the first address that next looked at; not valid before
-}
-
-// from returns a cursor that starts after last. If last is not valid or not in the set, the cursor starts at the
+// after returns the addresses of the set that can be assigned, each once. It starts after last and wraps around, so that
+// a released address is assigned again as late as possible. If last is not valid or not in the set, it starts at the
 // beginning.
-func (s RangeSet) from(last netip.Addr, p pool) *cursor {
-	c := &cursor{set: s, pool: p, at: s.Ranges[0].RangeStart}
-	for i, r := range s.Ranges {
-		if r.contains(last) {
-			c.index, c.at = i, last
-			c.advance()
+func (s RangeSet) after(last netip.Addr, p pool) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		first := s.next(last)
+		for addr := first; p.isGateway(addr) || yield(addr); {
+			if addr = s.next(addr); addr == first {
+				return
+			}
 		}
 	}
-	return c
 }
 
-// advance moves to the next address. After the end of a range this is the start of the next range.
-func (c *cursor) advance() {
-	if c.at == c.set.Ranges[c.index].RangeEnd {
-		c.index = (c.index + 1) % len(c.set.Ranges)
-		c.at = c.set.Ranges[c.index].RangeStart
-		return
+// next returns the address after addr. After the end of a range this is the start of the next range. If addr is not in
+// the set, it is the start of the first range.
+func (s RangeSet) next(addr netip.Addr) netip.Addr {
+	i := slices.IndexFunc(s.Ranges, func(r Range) bool { return r.contains(addr) })
+	if i >= 0 && addr != s.Ranges[i].RangeEnd {
+		return addr.Next()
 	}
-	c.at = c.at.Next()
-}
-
-// next returns the next candidate with its range. It returns false after it has returned each candidate once.
-func (c *cursor) next() (netip.Addr, *Range, bool) {
-	for {
-		if c.at == c.stop {
-			return netip.Addr{}, nil, false
-		}
-
-		addr, r := c.at, &c.set.Ranges[c.index]
-		if !c.stop.IsValid() {
-			c.stop = addr
-		}
-
-		c.advance()
-		if !c.pool.isGateway(addr) {
-			return addr, r, true
-		}
-	}
+	return s.Ranges[(i+1)%len(s.Ranges)].RangeStart
 }

@@ -19,7 +19,7 @@ func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner)
 				"(in %s): request another, or delete that line", requested, name, s.keptPath())
 		}
 
-		ok, err := s.reserve(requested, owner.reservation())
+		ok, err := s.reserve(requested, reservation{Owner: owner})
 		if err != nil {
 			return netip.Addr{}, err
 		}
@@ -59,7 +59,7 @@ func (s *store) holder(addr netip.Addr) string {
 	case held.hash != "":
 		return "the attachment with hash " + held.hash
 	default:
-		return "container " + held.containerID
+		return "container " + held.ContainerID
 	}
 }
 
@@ -88,7 +88,7 @@ func (s *session) nextFree(p pool, set RangeSet, last netip.Addr, owner Owner) (
 			continue
 		}
 
-		if ok, err := s.reserve(addr, owner.reservation()); ok || err != nil {
+		if ok, err := s.reserve(addr, reservation{Owner: owner}); ok || err != nil {
 			return addr, err
 		}
 	}

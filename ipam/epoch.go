@@ -24,10 +24,7 @@ const (
 
 // lastEpoch returns the token of the last epoch that used the directory, or "" if it is unknown.
 func (s *store) lastEpoch() string {
-	data, err := readFile(filepath.Join(s.dir, markerName), maxMarker)
-	if err != nil {
-		return ""
-	}
+	data, _ := readFile(filepath.Join(s.dir, markerName), maxMarker)
 	return string(data)
 }
 
@@ -109,16 +106,12 @@ func (s *session) dropOld(alive map[netip.Addr]Live) error {
 		}
 
 		held, state, err := s.read(addr)
-		if err != nil || state == stateForeign {
-			continue
-		}
+		l, isAlive := alive[addr]
 
-		if l, ok := alive[addr]; ok && state == stateComplete && s.mayBelongTo(held, l) {
+		// If the owner has a record, its reservation is of this epoch.
+		if err != nil || state == stateForeign ||
+			state == stateComplete && (isAlive && s.mayBelongTo(held, l) || s.isInUse(held)) {
 			continue
-		}
-
-		if state == stateComplete && s.isInUse(held) {
-			continue // the owner has a record, so its reservation is of this epoch
 		}
 
 		if err := s.release(addr); err != nil {
@@ -142,7 +135,7 @@ func (s *store) mayBelongTo(r reservation, l Live) bool {
 	if r.hash != "" {
 		return r.hash == l.Hash
 	}
-	return s.node.Hash == nil || s.node.Hash(Owner{r.containerID, r.ifName}) == l.Hash
+	return s.node.Hash == nil || s.node.Hash(r.Owner) == l.Hash
 }
 
 // rebuild reserves every live address of our ranges that has no reservation. The reservation names its owner by the

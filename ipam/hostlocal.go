@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -229,8 +230,8 @@ func (h *HostLocal) lockOrCreate(ctx context.Context) (*session, error) {
 		if !errors.Is(err, fs.ErrNotExist) {
 			return s, err
 		}
-		if err := h.store.create(); err != nil {
-			return nil, err
+		if err := os.MkdirAll(h.store.dir, 0o755); err != nil { // the reference plugin's mode
+			return nil, h.store.ioError("make the directory of the reservations", err)
 		}
 	}
 }
@@ -354,7 +355,7 @@ func (s *store) isInUse(r reservation) bool {
 	case s.node.Hash == nil:
 		return false
 	}
-	return s.node.InUse(s.node.Hash(Owner{ContainerID: r.containerID, IfName: r.ifName}))
+	return s.node.InUse(s.node.Hash(r.Owner))
 }
 
 // forms returns the reservations that valid owners may have. An owner has one with container and interface and, if
@@ -362,7 +363,7 @@ func (s *store) isInUse(r reservation) bool {
 func (s *store) forms(valid []Owner) map[reservation]bool {
 	forms := make(map[reservation]bool, 2*len(valid))
 	for _, owner := range valid {
-		forms[owner.reservation()] = true
+		forms[reservation{Owner: owner}] = true
 		if s.node.Hash != nil {
 			forms[reservation{hash: s.node.Hash(owner)}] = true
 		}
@@ -413,7 +414,7 @@ func (h *HostLocal) checkSet(set RangeSet, owner Owner, held []Address) error {
 	}
 
 	addrs, err := h.store.list()
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return err
 	}
 
@@ -438,10 +439,6 @@ func (h *HostLocal) Status(ctx context.Context) error {
 	}
 
 	addrs, err := h.store.list()
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-
 	if err != nil {
 		return err
 	}
@@ -517,7 +514,7 @@ func (h *HostLocal) RangeSets() []RangeSet { return h.pool }
 // Pools counts the reservations of each range set. It takes no lock and changes nothing.
 func (h *HostLocal) Pools(ctx context.Context) ([]Pool, error) {
 	addrs, err := h.store.list()
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return nil, err
 	}
 

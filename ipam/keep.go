@@ -90,7 +90,7 @@ func (s *session) takeKept(p pool, set RangeSet, owner Owner, own bool) (netip.A
 		if set.rangeOf(k.addr) == nil || p.isGateway(k.addr) || (k.name == s.keeper) != own {
 			continue
 		}
-		ok, err := s.reserve(k.addr, owner.reservation())
+		ok, err := s.reserve(k.addr, reservation{Owner: owner})
 		if ok || err != nil {
 			return k.addr, err
 		}

@@ -135,22 +135,14 @@ type Config struct {
 	DetectConflicts bool
 }
 
-// own checks the configuration and returns a copy.
-func (c *Config) own() (*Config, error) {
-	if c == nil {
-		return nil, trace.Invalid("no configuration: a DHCPv6 client needs a DUID")
-	}
-	cfg := *c
-	cfg.DUID = slices.Clone(c.DUID)
-	return &cfg, cfg.check()
-}
-
 // maxHostName is the longest DNS name, in bytes.
 const maxHostName = 253
 
-// check returns an error that matches tombolo.ErrInvalid if a field is not valid.
+// check returns an error that matches tombolo.ErrInvalid if there is no Config, or a field is not valid.
 func (c *Config) check() error {
 	switch {
+	case c == nil:
+		return trace.Invalid("no configuration: a DHCPv6 client needs a DUID")
 	case len(c.DUID) < minDUID || len(c.DUID) > maxDUID:
 		return trace.Invalidf("DUID of %d bytes: want %d to %d, the first two being its type", len(c.DUID), minDUID,
 			maxDUID)

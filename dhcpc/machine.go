@@ -1,6 +1,7 @@
 package dhcpc
 
 import (
+	"cmp"
 	"math"
 	"net/netip"
 	"time"
@@ -210,14 +211,10 @@ func (t *step) receive(p *Packet) {
 
 	t.s.last = nil // a server exists
 	switch t.s.state {
-	case rebooting:
-		t.rebooting(m)
 	case selecting:
 		t.selecting(m)
-	case requesting:
-		t.requesting(m)
-	case renewing, rebinding:
-		t.renewing(m)
+	case rebooting, requesting, renewing, rebinding:
+		t.answered(m, cmp.Or(t.s.lease, t.s.offer))
 	default:
 		t.note(describe(m) + ": nothing was asked")
 	}

@@ -301,42 +301,39 @@ func (p *program) need(v uint32) {
 	p.add(bpf.JumpIf{Cond: bpf.JumpEqual, Val: v, SkipTrue: 1}, bpf.RetConstant{Val: reject})
 }
 
-// answer adds tests that accept only a DHCP answer to a MAC address. load returns an instruction that loads size
-// bytes at an offset in the message.
-func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
-	p.add(load(opAt, 1))
-	p.need(bootReply)
-	p.add(load(hwaddrAt, 4))
+// load returns an instruction that loads size bytes at an offset.
+type load func(off, size int) bpf.Instruction
+
+// atFrame loads bytes of the frame or, in the filter of a UDP socket, of the UDP packet.
+func atFrame(off, size int) bpf.Instruction { return bpf.LoadAbsolute{Off: uint32(off), Size: size} }
+
+// needMAC adds tests that reject the packet unless it has the MAC address at the offset off.
+func (p *program) needMAC(mac []byte, off int, at load) {
+	p.add(at(off, 4))
 	p.need(binary.BigEndian.Uint32(mac))
-	p.add(load(hwaddrAt+4, 2))
+	p.add(at(off+4, 2))
 	p.need(uint32(binary.BigEndian.Uint16(mac[4:])))
-	p.add(load(cookieAt, 4))
+}
+
+// answer adds tests that accept only a DHCP answer to a MAC address. at loads bytes of the message.
+func (p *program) answer(mac []byte, at load) {
+	p.add(at(opAt, 1))
+	p.need(bootReply)
+	p.needMAC(mac, hwaddrAt, at)
+	p.add(at(cookieAt, 4))
 	p.need(cookie)
 	p.add(bpf.RetConstant{Val: accept})
 }
 
 // incoming returns a program that rejects packets from this machine, frames of a VLAN, and packets to other machines.
-// Packets to other machines arrive in promiscuous mode.
-func incoming() program {
-	return append(ofNoVLAN(),
-		bpf.LoadExtension{Num: bpf.ExtType},
-		bpf.JumpIf{Cond: bpf.JumpLessOrEqual, Val: unix.PACKET_MULTICAST, SkipTrue: 1},
-		bpf.RetConstant{Val: reject},
-	)
-}
-
-// incomingFor returns a program that rejects packets from this machine, frames of a VLAN, and packets to other
-// machines. It accepts frames to mac even if that is not the interface's own address and the kernel therefore classes
-// them as PACKET_OTHERHOST. The socket must be for all protocols, because the kernel removes VLAN tags before sockets
-// for a single protocol receive the frame.
-func incomingFor(mac []byte) program {
+// Packets to other machines arrive in promiscuous mode. It accepts frames to mac even if that is not the interface's own
+// address and the kernel therefore classes them as PACKET_OTHERHOST. The socket must be for all protocols, because the
+// kernel removes VLAN tags before sockets for a single protocol receive the frame.
+func incoming(mac []byte) program {
 	p := append(ofNoVLAN(), bpf.LoadExtension{Num: bpf.ExtType})
 	other := program{}
 	other.need(unix.PACKET_OTHERHOST)
-	other.add(bpf.LoadAbsolute{Off: 0, Size: 4})
-	other.need(binary.BigEndian.Uint32(mac))
-	other.add(bpf.LoadAbsolute{Off: 4, Size: 2})
-	other.need(uint32(binary.BigEndian.Uint16(mac[4:])))
+	other.needMAC(mac, 0, atFrame)
 	p.add(bpf.JumpIf{Cond: bpf.JumpLessOrEqual, Val: unix.PACKET_MULTICAST, SkipTrue: uint8(len(other))})
 	return append(p, other...)
 }
@@ -451,8 +448,6 @@ func frames6() program {
 // sees packets from the UDP header on.
 func datagrams(mac []byte) program {
 	var p program
-	p.answer(mac, func(off, size int) bpf.Instruction {
-		return bpf.LoadAbsolute{Off: uint32(udpHeaderLen + off), Size: size}
-	})
+	p.answer(mac, func(off, size int) bpf.Instruction { return atFrame(udpHeaderLen+off, size) })
 	return p
 }

@@ -2,9 +2,7 @@ package transport
 
 import (
 	"bytes"
-	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -20,7 +18,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -117,7 +114,7 @@ func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := c.listenRaw(append(incoming(), frames(c.MAC, c.ARP)...), c.ARP)
+	conn, err := c.listenRaw(append(incoming(c.MAC), frames(c.MAC, c.ARP)...))
 	if err != nil {
 		return nil, err
 	}
@@ -135,42 +132,31 @@ func (c *Config) frameSocket(conn *packet.Conn) *socket[*dhcpc.Packet] {
 // receiveMAC makes the interface receive frames to the client's MAC address until the socket is closed. It does
 // nothing if the address is the interface's own.
 func (c *Config) receiveMAC(conn *packet.Conn) error {
+	if bytes.Equal(conn.LocalAddr().(*packet.Addr).HardwareAddr, c.MAC) {
+		return nil
+	}
+
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err
 	}
-	filter, err := bpf.Assemble(append(incomingFor(c.MAC), frames(c.MAC, c.ARP)...))
-	if err != nil {
-		return err
-	}
-	all := unix.SockaddrLinklayer{Protocol: binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL}), Ifindex: c.Link}
+
 	m := unix.PacketMreq{Ifindex: int32(c.Link), Type: unix.PACKET_MR_UNICAST, Alen: macLen}
 	copy(m.Address[:], c.MAC)
 
 	var failed error
 	err = raw.Control(func(fd uintptr) {
-		at, err := unix.Getsockname(int(fd))
-		if own, ok := at.(*unix.SockaddrLinklayer); err != nil || ok && bytes.Equal(own.Addr[:own.Halen], c.MAC) {
-			failed = err
-			return
-		}
-		failed = cmp.Or(nl.AttachFilter(int(fd), filter), unix.Bind(int(fd), &all),
-			unix.SetsockoptPacketMreq(int(fd), unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &m))
+		failed = unix.SetsockoptPacketMreq(int(fd), unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &m)
 	})
 	return errors.Join(err, failed)
 }
 
-// listenRaw opens a packet socket with the program in the parameter takes as its filter. The socket sees received IPv4
-// frames. If allProtocols is set, it sees frames of all protocols, also frames that leave the interface.
-func (c *Config) listenRaw(takes program, allProtocols bool) (*packet.Conn, error) {
+// listenRaw opens a packet socket with the program in the parameter takes as its filter. The socket sees frames of all
+// protocols, also frames that leave the interface.
+func (c *Config) listenRaw(takes program) (*packet.Conn, error) {
 	filter, err := bpf.Assemble(takes)
 	if err != nil {
 		return nil, fmt.Errorf("assemble filter: %w", err)
-	}
-
-	protocol := unix.ETH_P_IP
-	if allProtocols {
-		protocol = unix.ETH_P_ALL
 	}
 
 	var conn *packet.Conn
@@ -178,7 +164,8 @@ func (c *Config) listenRaw(takes program, allProtocols bool) (*packet.Conn, erro
 		var err error
 
 		// Pass only the index. To look up the interface, package net would read the list of all interfaces.
-		conn, err = packet.Listen(&net.Interface{Index: c.Link}, packet.Raw, protocol, &packet.Config{Filter: filter})
+		conn, err = packet.Listen(&net.Interface{Index: c.Link}, packet.Raw, unix.ETH_P_ALL,
+			&packet.Config{Filter: filter})
 		return err
 	})
 	if err != nil {
@@ -278,7 +265,7 @@ func releaseFrom(ctx context.Context, cfg *Config, p *dhcpc.Packet) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	conn, err := c.listenRaw(append(incoming(), frames(c.MAC, false)...), false)
+	conn, err := c.listenRaw(append(incoming(c.MAC), frames(c.MAC, false)...))
 	if err != nil {
 		return err
 	}
@@ -405,7 +392,7 @@ func witness[P any](c *Config, takes func(*Config) program, read func([]byte, ne
 		return nil, argument("nothing to send by")
 	}
 
-	conn, err := c.listenRaw(append(leaving(c.MAC), takes(c)...), true)
+	conn, err := c.listenRaw(append(leaving(c.MAC), takes(c)...))
 	if err != nil {
 		return nil, err
 	}

@@ -283,9 +283,9 @@ func (r Range) text() string {
 	return fmt.Sprintf("%s-%s of %s", r.RangeStart, r.RangeEnd, r.Subnet)
 }
 
-// after returns the addresses of the set that can be assigned, each once. It starts after last and wraps around, so that
-// a released address is assigned again as late as possible. If last is not valid or not in the set, it starts at the
-// beginning.
+// after returns the addresses of the set that can be assigned, each once. It starts after last and wraps around, so
+// that a released address is assigned again as late as possible. If last is not valid or not in the set, it starts at
+// the beginning.
 func (s RangeSet) after(last netip.Addr, p pool) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		first := s.next(last)

@@ -326,9 +326,9 @@ func (p *program) answer(mac []byte, at load) {
 }
 
 // incoming returns a program that rejects packets from this machine, frames of a VLAN, and packets to other machines.
-// Packets to other machines arrive in promiscuous mode. It accepts frames to mac even if that is not the interface's own
-// address and the kernel therefore classes them as PACKET_OTHERHOST. The socket must be for all protocols, because the
-// kernel removes VLAN tags before sockets for a single protocol receive the frame.
+// Packets to other machines arrive in promiscuous mode. It accepts frames to mac even if that is not the interface's
+// own address and the kernel therefore classes them as PACKET_OTHERHOST. The socket must be for all protocols, because
+// the kernel removes VLAN tags before sockets for a single protocol receive the frame.
 func incoming(mac []byte) program {
 	p := append(ofNoVLAN(), bpf.LoadExtension{Num: bpf.ExtType})
 	other := program{}
@@ -367,14 +367,11 @@ func leaving(mac []byte) program {
 		bpf.RetConstant{Val: reject},
 	)
 
-	high, low := bpf.LoadAbsolute{Off: 0, Size: 4}, bpf.LoadAbsolute{Off: 4, Size: 2}
-	p.add(high, bpf.JumpIf{Cond: bpf.JumpEqual, Val: math.MaxUint32, SkipTrue: 5})
-	p.need(binary.BigEndian.Uint32(mac))
-	p.add(low, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 4},
-		bpf.RetConstant{Val: reject})
-	p.add(low) // the rest of the broadcast address
-	p.need(math.MaxUint16)
-	return p
+	unicast := program{}
+	unicast.needMAC(mac, 0, atFrame)
+	p.add(atFrame(0, 4), bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: math.MaxUint32, SkipTrue: 2},
+		atFrame(4, 2), bpf.JumpIf{Cond: bpf.JumpEqual, Val: math.MaxUint16, SkipTrue: uint8(len(unicast))})
+	return append(p, unicast...)
 }
 
 // vlanID is the mask of the VLAN's number in a tag. The other bits hold the frame's priority.

@@ -533,23 +533,21 @@ func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method st
 	return nil
 }
 
+// errorName returns the name of an error message over D-Bus, or "" for another error.
+func errorName(err error) string {
+	e, _ := errors.AsType[dbus.Error](err)
+	return strings.TrimPrefix(e.Name, busName+".Error.")
+}
+
 // isAnswer reports whether an error is an error message over D-Bus, except the messages of isDisconnected. Usually the
 // called program sent it.
-func isAnswer(err error) bool {
-	var e dbus.Error
-	return errors.As(err, &e) && !isDisconnected(err)
-}
+func isAnswer(err error) bool { return errorName(err) != "" && !isDisconnected(err) }
 
 // isDisconnected reports whether an error of the bus means that the called program does not run, or ended before it
 // answered.
-func isDisconnected(err error) bool {
-	var e dbus.Error
-	return isNoOwner(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"
-}
+func isDisconnected(err error) bool { return isNoOwner(err) || errorName(err) == "NoReply" }
 
 // isNoOwner reports whether an error of the bus means that no program owns the called name.
 func isNoOwner(err error) bool {
-	var e dbus.Error
-	return errors.As(err, &e) && (e.Name == busName+".Error.NameHasNoOwner" ||
-		e.Name == busName+".Error.ServiceUnknown")
+	return slices.Contains([]string{"NameHasNoOwner", "ServiceUnknown"}, errorName(err))
 }

@@ -243,6 +243,13 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 		return err
 	}
 
+	return h.sweep(ctx, hint, func(held reservation) bool { return h.store.isOwner(held, owner) })
+}
+
+// sweep releases the reservations that are gone. It looks at the addresses in hint or, without a hint, at all
+// reservations. It also removes the empty files of killed processes: such a file may belong to the very ADD that a DEL
+// has to undo. The error includes files that could not be read.
+func (h *HostLocal) sweep(ctx context.Context, hint []netip.Addr, isGone func(reservation) bool) error {
 	s, err := h.store.lock(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -252,28 +259,28 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 		return err
 	}
 	defer s.unlock()
-	var errs []error
-	candidates := hint
-	if len(hint) == 0 {
-		if candidates, err = s.list(); err != nil {
-			return err
-		}
 
-		// If a file is empty, an ADD was killed while it held this lock. This DEL may have to undo that very ADD, so
-		// reclaim the file.
-		for _, addr := range candidates {
-			if s.isEmpty(addr) {
-				errs = append(errs, s.reclaim(addr))
-			}
+	addrs := hint
+	if len(addrs) == 0 {
+		if addrs, err = s.list(); err != nil {
+			return err
 		}
 	}
 
-	own, err := s.addressesOf(candidates, owner)
-
-	// Return this error too: an unreadable file may belong to this attachment.
-	errs = append(errs, err)
-	for _, addr := range own {
-		errs = append(errs, s.release(addr))
+	var errs []error
+	for _, addr := range addrs {
+		held, state, err := s.read(addr)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			errs = append(errs, err)
+		case state == stateForeign:
+			s.warnf("%s holds no reservation: left alone", s.path(addr))
+		case state == stateTruncated:
+			errs = append(errs, s.reclaim(addr))
+		case isGone(held):
+			errs = append(errs, s.release(addr))
+		}
 	}
 
 	return errors.Join(errs...)
@@ -308,38 +315,8 @@ func (s *store) addressesOf(addrs []netip.Addr, owner Owner) (own []netip.Addr, 
 // Collect releases every reservation whose owner is neither in valid nor on record (Node.InUse). It also removes the
 // empty files of killed processes. Files in another format stay.
 func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
-	s, err := h.store.lock(ctx)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-
-	if err != nil {
-		return err
-	}
-	defer s.unlock()
-	addrs, err := s.list()
-	if err != nil {
-		return err
-	}
-
-	forms := s.forms(valid)
-	var errs []error
-	for _, addr := range addrs {
-		held, state, err := s.read(addr)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
-			errs = append(errs, err)
-		case state == stateForeign:
-			s.warnf("%s holds no reservation: left alone", s.path(addr))
-		case state == stateTruncated:
-			errs = append(errs, s.reclaim(addr))
-		case !forms[held] && !s.isInUse(held):
-			errs = append(errs, s.release(addr))
-		}
-	}
-
-	return errors.Join(errs...)
+	forms := h.store.forms(valid)
+	return h.sweep(ctx, nil, func(held reservation) bool { return !forms[held] && !h.store.isInUse(held) })
 }
 
 // isInUse reports whether the attachment that owns the reservation has a record. It returns false if Node.InUse, or the

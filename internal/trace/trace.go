@@ -113,18 +113,14 @@ func (t *Trace) Failure(op string, now time.Time, err error, vain, hint string) 
 
 	sent, waited := t.Sent.String(), now.Sub(t.Began).Round(time.Millisecond)
 	silent, timeout := len(t.Heard) == 0, errors.Is(err, ErrTimeout)
-	text := ""
-	switch {
-	case sent == "":
-		text = fmt.Sprint(err)
-	case silent:
+	text := fmt.Sprintf("%s %s in %s; heard %s", vain, sent, waited, t.Heard)
+	if silent {
 		text = fmt.Sprintf("no answer to %s in %s", sent, waited)
-	default:
-		text = fmt.Sprintf("%s %s in %s; heard %s", vain, sent, waited, t.Heard)
 	}
 
 	switch {
 	case sent == "":
+		text = fmt.Sprint(err)
 	case !timeout:
 		text += ": " + fmt.Sprint(err)
 	case silent:

@@ -143,7 +143,7 @@ func (s *store) mayBelongTo(r reservation, l Live) bool {
 func (s *session) rebuild(alive map[netip.Addr]Live, p pool) error {
 	rebuilt := 0
 	for addr, l := range alive {
-		if !p.contains(addr) || p.isGateway(addr) {
+		if p.indexOf(addr) < 0 || p.isGateway(addr) {
 			continue
 		}
 

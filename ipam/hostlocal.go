@@ -121,7 +121,7 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 	bound.requested = make([]netip.Addr, len(h.pool))
 	for _, addr := range addresses {
 		addr = addr.Unmap()
-		i := slices.IndexFunc(h.pool, func(s RangeSet) bool { return s.rangeOf(addr) != nil })
+		i := h.pool.indexOf(addr)
 		switch {
 		case h.pool.isGateway(addr):
 			return nil, h.store.failf(tombolo.ErrInvalid, "the requested address %s is a gateway", addr)

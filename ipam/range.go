@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"math"
@@ -45,21 +46,24 @@ type pool []RangeSet
 func newPool(sets []RangeSet) (pool, error) {
 	var p pool
 	for i, conf := range sets {
-		if conf.Name == "" {
-			conf.Name = fmt.Sprintf("ranges[%d]", i)
-		}
+		conf.Name = cmp.Or(conf.Name, fmt.Sprintf("ranges[%d]", i))
 		set, err := newRangeSet(conf)
 		if err != nil {
 			return nil, err
 		}
+
+		for _, earlier := range p {
+			if err := earlier.checkOverlaps(set); err != nil {
+				return nil, err
+			}
+		}
 		p = append(p, set)
 	}
 
-	err := p.checkOverlaps()
 	for i := range p {
 		p[i].Name = "" // it is only for errors of this function
 	}
-	return p, err
+	return p, nil
 }
 
 // newRangeSet checks one set and fills in its defaults.
@@ -70,10 +74,7 @@ func newRangeSet(conf RangeSet) (RangeSet, error) {
 	}
 
 	for i, one := range conf.Ranges {
-		if one.Name == "" {
-			one.Name = fmt.Sprintf("%s[%d]", set.Name, i)
-		}
-
+		one.Name = cmp.Or(one.Name, fmt.Sprintf("%s[%d]", set.Name, i))
 		r, err := newRange(one)
 		if err != nil {
 			return set, err
@@ -164,17 +165,13 @@ func lastHost(subnet netip.Prefix) netip.Addr {
 	return last
 }
 
-// checkOverlaps returns an error if two sets have a common address.
-func (p pool) checkOverlaps() error {
-	for i, set := range p {
-		for _, other := range p[i+1:] {
-			for _, a := range set.Ranges {
-				for _, b := range other.Ranges {
-					if a.overlaps(b) {
-						return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a.text(),
-							set.Name, b.text(), other.Name)
-					}
-				}
+// checkOverlaps returns an error if the sets have a common address.
+func (s RangeSet) checkOverlaps(other RangeSet) error {
+	for _, a := range s.Ranges {
+		for _, b := range other.Ranges {
+			if a.overlaps(b) {
+				return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a.text(), s.Name, b.text(),
+					other.Name)
 			}
 		}
 	}
@@ -190,9 +187,9 @@ func (p pool) isGateway(addr netip.Addr) bool {
 	})
 }
 
-// contains reports whether addr is in any set.
-func (p pool) contains(addr netip.Addr) bool {
-	return slices.ContainsFunc(p, func(s RangeSet) bool { return s.rangeOf(addr) != nil })
+// indexOf returns the index of the set with addr, or -1.
+func (p pool) indexOf(addr netip.Addr) int {
+	return slices.IndexFunc(p, func(s RangeSet) bool { return s.rangeOf(addr) != nil })
 }
 
 // rangeOf returns the range with addr, or nil.

@@ -2,6 +2,7 @@ package dhcpc
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -33,9 +34,8 @@ func (t *step) discover() {
 
 	t.s.tries++
 	t.s.askBroadcast = t.s.askBroadcast || t.s.tries >= broadcastTry
-	t.s.requestSent = t.now
 	t.count()
-	d := t.request(dhcpv4.MessageTypeDiscover, t.s)
+	d := t.request(dhcpv4.MessageTypeDiscover)
 	if t.s.hint.IsValid() {
 		d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.hint)))
 	}
@@ -56,9 +56,9 @@ func (t *step) discover() {
 // reboot sends a REQUEST for the previous lease's address, so that servers confirm it (RFC 2131, section 3.2).
 func (t *step) reboot() {
 	t.newXID()
-	t.s.offer, t.s.hint, t.s.requestSent = t.s.last, t.s.last.Address.Addr(), t.now
+	t.s.offer, t.s.hint = t.s.last, t.s.last.Address.Addr()
 	t.s.giveUp = t.now.Add(min(silence, t.cfg.Timeout/2))
-	d := t.request(dhcpv4.MessageTypeRequest, t.s)
+	d := t.request(dhcpv4.MessageTypeRequest)
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.hint)))
 	t.send("REQUEST", t.broadcast(d))
 	t.enter(rebooting, trace.Earliest(t.now.Add(confirmWait), t.s.giveUp))
@@ -152,8 +152,7 @@ func (t *step) choose(offer *Lease) {
 
 func (t *step) sendRequest() {
 	t.s.tries++
-	t.s.requestSent = t.now
-	d := t.request(dhcpv4.MessageTypeRequest, t.s)
+	d := t.request(dhcpv4.MessageTypeRequest)
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.offer.Address.Addr())))
 	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(t.s.offer.Server)))
 	t.send("REQUEST", t.broadcast(d))
@@ -219,10 +218,7 @@ func (t *step) acknowledged(m *message, requested *Lease) *Lease {
 		return nil
 	}
 
-	if !l.Server.IsValid() {
-		l.Server = requested.Server
-	}
-
+	l.Server = cmp.Or(l.Server, requested.Server)
 	if len(l.ServerMAC) == 0 && l.Server == requested.Server {
 		l.ServerMAC = requested.ServerMAC
 	}
@@ -296,13 +292,12 @@ const (
 // probe sends the next ARP probe. After the last one and the wait for its answers, it begins to use the lease. If the
 // lease ends during the probes, it sends a DISCOVER.
 func (t *step) probe() {
-	if !t.s.offer.Infinite() && !t.now.Before(t.s.offer.Expire) {
+	switch {
+	case t.s.offer.Left(t.now) == 0:
 		t.forget()
 		t.discover()
 		return
-	}
-
-	if t.s.tries == probeCount {
+	case t.s.tries == probeCount:
 		t.bind(t.s.offer)
 		return
 	}
@@ -381,9 +376,8 @@ func (t *step) renew(state state, end time.Time) {
 	}
 
 	t.s.tries++
-	t.s.requestSent = t.now
 	t.count()
-	d := t.request(dhcpv4.MessageTypeRequest, t.s)
+	d := t.request(dhcpv4.MessageTypeRequest)
 	src, dst, dstMAC := l.Address.Addr(), broadcastAddr(), Hex(nil)
 	if t.s.tries%2 == 0 {
 		d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(src)))

@@ -18,11 +18,10 @@ type Machine struct {
 
 // NewMachine checks a configuration and returns a Machine. It ignores the configuration's Dial.
 func NewMachine(cfg *Config) (*Machine, error) {
-	c, err := cfg.withDefaults()
-	if err != nil {
+	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	return &Machine{cfg: c}, nil
+	return &Machine{cfg: cfg.withDefaults()}, nil
 }
 
 // Session is the state of a client. It is a value: a copy is a snapshot, and Step changes neither the Session that it

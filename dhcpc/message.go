@@ -200,24 +200,25 @@ func draft(kind dhcpv4.MessageType, xid uint32, mac, clientID []byte) *dhcpv4.DH
 	return d
 }
 
-// request returns a DISCOVER or a REQUEST without the option for the requested address. Both types have the same
-// other options (RFC 2131, table 5).
-func (m *Machine) request(kind dhcpv4.MessageType, s *Session) *dhcpv4.DHCPv4 {
-	d := draft(kind, s.xid, m.cfg.MAC, m.cfg.ClientID)
-	d.NumSeconds = s.secs
+// request returns a DISCOVER or a REQUEST to send now, without the option for the requested address. Both types have
+// the same other options (RFC 2131, table 5).
+func (t *step) request(kind dhcpv4.MessageType) *dhcpv4.DHCPv4 {
+	t.s.requestSent = t.now
+	d := draft(kind, t.s.xid, t.cfg.MAC, t.cfg.ClientID)
+	d.NumSeconds = t.s.secs
 	set := func(code dhcpv4.OptionCode, value []byte) {
 		if len(value) > 0 {
 			d.Options[code.Code()] = value
 		}
 	}
-	set(dhcpv4.OptionHostName, []byte(m.cfg.HostName))
-	set(dhcpv4.OptionClassIdentifier, []byte(m.cfg.VendorClass))
-	set(dhcpv4.OptionParameterRequestList, m.cfg.requested())
+	set(dhcpv4.OptionHostName, []byte(t.cfg.HostName))
+	set(dhcpv4.OptionClassIdentifier, []byte(t.cfg.VendorClass))
+	set(dhcpv4.OptionParameterRequestList, t.cfg.requested())
 
 	// Ask for answers that need no fragmentation on the client's link, since a raw socket receives no fragments.
-	size := min(max(cmp.Or(m.cfg.LinkMTU, defaultMessageSize), minMessage), defaultMessageSize)
+	size := min(max(cmp.Or(t.cfg.LinkMTU, defaultMessageSize), minMessage), defaultMessageSize)
 	d.UpdateOption(dhcpv4.OptMaxMessageSize(uint16(size)))
-	for _, o := range m.cfg.Provide {
+	for _, o := range t.cfg.Provide {
 		d.Options[o.Code] = o.Value
 	}
 

@@ -132,10 +132,8 @@ func (s *session) dropOld(alive map[netip.Addr]Live) error {
 // mayBelongTo reports whether the live address l may belong to the owner of the reservation. Either the hashes are
 // equal, or the reservation's hash cannot be known.
 func (s *store) mayBelongTo(r reservation, l Live) bool {
-	if r.hash != "" {
-		return r.hash == l.Hash
-	}
-	return s.node.Hash == nil || s.node.Hash(r.Owner) == l.Hash
+	hash := s.hashOf(r)
+	return hash == "" || hash == l.Hash
 }
 
 // rebuild reserves every live address of our ranges that has no reservation. The reservation names its owner by the

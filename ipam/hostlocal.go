@@ -324,15 +324,8 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 // address before it removes the record. So while GC holds the lock, it never mistakes a used reservation for an
 // ownerless one.
 func (s *store) isInUse(r reservation) bool {
-	switch {
-	case s.node.InUse == nil:
-		return false
-	case r.hash != "":
-		return s.node.InUse(r.hash)
-	case s.node.Hash == nil:
-		return false
-	}
-	return s.node.InUse(s.node.Hash(r.Owner))
+	hash := s.hashOf(r)
+	return s.node.InUse != nil && hash != "" && s.node.InUse(hash)
 }
 
 // forms returns the reservations that valid owners may have. An owner has one with container and interface and, if
@@ -340,10 +333,8 @@ func (s *store) isInUse(r reservation) bool {
 func (s *store) forms(valid []Owner) map[reservation]bool {
 	forms := make(map[reservation]bool, 2*len(valid))
 	for _, owner := range valid {
-		forms[reservation{Owner: owner}] = true
-		if s.node.Hash != nil {
-			forms[reservation{hash: s.node.Hash(owner)}] = true
-		}
+		r := reservation{Owner: owner}
+		forms[r], forms[reservation{hash: s.hashOf(r)}] = true, true
 	}
 	return forms
 }

@@ -170,8 +170,8 @@ func (s RangeSet) checkOverlaps(other RangeSet) error {
 	for _, a := range s.Ranges {
 		for _, b := range other.Ranges {
 			if a.overlaps(b) {
-				return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a.text(), s.Name, b.text(),
-					other.Name)
+				return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a.text(), s.Name,
+					b.text(), other.Name)
 			}
 		}
 	}

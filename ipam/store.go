@@ -64,15 +64,12 @@ func (s *store) path(addr netip.Addr) string { return s.dir + "/" + addr.String(
 // disk or the machine failed, so the owner is unknown.
 func (s *store) read(addr netip.Addr) (reservation, reservationState, error) {
 	data, err := readFile(s.path(addr), maxReservation)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return reservation{}, 0, err
-	}
-
-	if isFault(err) {
+	case isFault(err):
 		return reservation{}, stateForeign, s.ioError("read the reservation of "+addr.String(), err)
-	}
-
-	if err != nil {
+	case err != nil:
 		return reservation{}, stateForeign, nil
 	}
 
@@ -90,9 +87,17 @@ func isFault(err error) bool {
 // isOwner reports whether r is a reservation of the owner.
 func (s *store) isOwner(r reservation, owner Owner) bool {
 	if r.hash != "" {
-		return s.node.Hash != nil && r.hash == s.node.Hash(owner)
+		return r.hash == s.hashOf(reservation{Owner: owner})
 	}
 	return r.Owner == owner
+}
+
+// hashOf returns the hash of the reservation's owner, or "" if it cannot be known.
+func (s *store) hashOf(r reservation) string {
+	if r.hash == "" && s.node.Hash != nil {
+		return s.node.Hash(r.Owner)
+	}
+	return r.hash
 }
 
 // list returns the addresses that have a reservation file, unsorted. Without a directory there are none.

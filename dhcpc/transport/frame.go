@@ -98,7 +98,8 @@ func appendUDP(b, addresses []byte, src, dst uint16, payload []byte) []byte {
 	b = be.AppendUint16(b, uint16(length))
 	b = be.AppendUint16(b, 0)
 	b = append(b, payload...)
-	checksum := ^sum(pseudo(addresses, length), b[udp:])
+	pseudo := sum(unix.IPPROTO_UDP+uint32(length), addresses) // of the pseudo header
+	checksum := ^sum(uint32(pseudo), b[udp:])
 	if checksum == 0 {
 		checksum = 0xffff // a checksum of 0 means "no checksum"
 	}
@@ -143,8 +144,8 @@ func tagged(frame []byte, vlan uint16) []byte {
 }
 
 // sum returns the ones' complement sum of 16-bit words, beginning with start (RFC 1071).
-func sum(start uint16, b []byte) uint16 {
-	s := uint32(start)
+func sum(start uint32, b []byte) uint16 {
+	s := start
 	for ; len(b) >= 2; b = b[2:] {
 		s += uint32(binary.BigEndian.Uint16(b))
 		s = s&0xffff + s>>16
@@ -154,12 +155,6 @@ func sum(start uint16, b []byte) uint16 {
 		s = s&0xffff + s>>16
 	}
 	return uint16(s)
-}
-
-// pseudo returns the sum of the pseudo header (addresses, protocol and length) for the UDP checksum.
-func pseudo(addresses []byte, length int) uint16 {
-	s := uint32(sum(0, addresses)) + unix.IPPROTO_UDP + uint32(length)
-	return uint16(s&0xffff + s>>16)
 }
 
 // untagged returns a frame without its tag of VLAN 0, which only carries a priority. It returns a copy if the frame

@@ -58,12 +58,12 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 		return nil, newError(tombolo.ErrInvalid, "host-local: %s: there is no Config", tombolo.ErrInvalid)
 	}
 
-	if err := checkNetwork(cfg.Network); err != nil {
-		return nil, err
-	}
-
-	dir := cmp.Or(cfg.Dir, DefaultDir)
-	if !filepath.IsAbs(dir) {
+	// A network has a directory of its name. The length of the name is not limited here.
+	name, dir := cfg.Network, cmp.Or(cfg.Dir, DefaultDir)
+	switch {
+	case name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00"):
+		return nil, newError(tombolo.ErrInvalid, "network name %q cannot be the name of a directory", name)
+	case !filepath.IsAbs(dir):
 		return nil, newError(tombolo.ErrInvalid, "host-local: %s: directory %q is not an absolute path",
 			tombolo.ErrInvalid, dir)
 	}
@@ -74,21 +74,12 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	}
 
 	return &HostLocal{
-		store: store{dir: filepath.Join(dir, cfg.Network), network: cfg.Network,
+		store: store{dir: filepath.Join(dir, name), network: name,
 			wait: cmp.Or(cfg.LockWait, defaultLockWait)},
 		pool:      p,
 		requested: make([]netip.Addr, len(p)),
 		search:    cfg.Search,
 	}, nil
-}
-
-// checkNetwork returns an error if name is empty, "." or "..", or contains a slash or a zero byte. Such a name cannot
-// be the name of a network's directory. checkNetwork does not limit the length.
-func checkNetwork(name string) error {
-	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
-		return newError(tombolo.ErrInvalid, "network name %q cannot be the name of a directory", name)
-	}
-	return nil
 }
 
 // checkRanges returns an error if the HostLocal has no addresses to assign.

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,10 +49,15 @@ func (c *Config) do(fn func() error) error {
 	return c.NetNS.Do(fn)
 }
 
-// socket opens a socket that is used only for sending.
-func (c *Config) socket(family, kind int) (fd int, err error) {
+// socket opens a UDP socket that is used only for sending on the link. If the Config is nil or names no link, the error
+// matches tombolo.ErrInvalid.
+func (c *Config) socket(family int) (fd int, err error) {
+	if err := c.checkLink(); err != nil {
+		return 0, err
+	}
+
 	err = c.do(func() error {
-		fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+		fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {
@@ -242,11 +248,7 @@ func Release(ctx context.Context, cfg *Config, l *dhcpc.Lease) error {
 		return fmt.Errorf("release lease: %w", err)
 	}
 
-	here := false
-	if err = cfg.checkLink(); err == nil {
-		here, err = releaseHere(cfg, p)
-	}
-
+	here, err := releaseHere(cfg, p)
 	if err == nil && !here {
 		err = releaseFrom(ctx, cfg, p)
 	}
@@ -276,7 +278,7 @@ func releaseFrom(ctx context.Context, cfg *Config, p *dhcpc.Packet) error {
 // releaseHere sends a RELEASE to a server in the same namespace, at an address of the interface. It reports whether
 // the server's address is a local one. If not, it sends nothing.
 func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
-	fd, err := cfg.socket(unix.AF_INET, unix.SOCK_DGRAM)
+	fd, err := cfg.socket(unix.AF_INET)
 	if err != nil {
 		return false, err
 	}
@@ -326,48 +328,32 @@ func newSocket[P any](conn net.PacketConn, read func([]byte, net.Addr) (P, error
 func (s *socket[P]) Send(_ context.Context, p P) error { return s.send(p) }
 
 // Receive returns the next packet or message for the client. It skips packets that cannot be parsed.
-func (s *socket[P]) Receive(ctx context.Context, until time.Time) (P, error) {
-	var none P
-	done, err := s.deadline(ctx, until)
-	if err != nil {
+func (s *socket[P]) Receive(ctx context.Context, until time.Time) (none P, err error) {
+	if err := cmp.Or(ctx.Err(), s.SetReadDeadline(until)); err != nil {
 		return none, err
 	}
-	defer done()
-	for {
-		n, from, err := s.ReadFrom(s.buf)
-		switch {
-		case err != nil && ctx.Err() != nil:
-			return none, ctx.Err()
-		case err != nil:
-			return none, err
-		}
-		if p, err := s.read(s.buf[:n], from); err == nil {
-			return p, nil
-		}
-	}
-}
 
-// deadline makes reads end at the time until, or when ctx is done. The caller must call the returned function after
-// reading. When that function returns, ctx can no longer disturb the next read.
-func (s *socket[P]) deadline(ctx context.Context, until time.Time) (func(), error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-
-	if err := s.SetReadDeadline(until); err != nil {
-		return nil, err
-	}
-
+	// When ctx is done, make reads end. Before returning, wait for this, so that it cannot interrupt the next read.
 	fired := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(fired)
 		_ = s.SetReadDeadline(time.Unix(1, 0)) // long past, so that every reader stops
 	})
-	return func() {
+	defer func() {
 		if !stop() {
-			<-fired // otherwise it could interrupt the next read
+			<-fired
 		}
-	}, nil
+	}()
+
+	for {
+		n, from, err := s.ReadFrom(s.buf)
+		if err != nil {
+			return none, cmp.Or(ctx.Err(), err)
+		}
+		if p, err := s.read(s.buf[:n], from); err == nil {
+			return p, nil
+		}
+	}
 }
 
 // witnessed is a transport that receives through the embedded transport and sends through another.

@@ -296,12 +296,10 @@ func (c systemClock) Wait(ctx context.Context, until time.Time) error {
 
 	asleep := c.Asleep()
 	for left := time.Until(until); left > 0 && c.Asleep()-asleep < leastSleep; left = time.Until(until) {
-		timer := time.NewTimer(min(left, sleepLook))
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return ctx.Err()
-		case <-timer.C:
+		case <-time.After(min(left, sleepLook)):
 		}
 	}
 

@@ -288,17 +288,9 @@ func (l *Lease) Validate() error {
 		return trace.Unusable("server %s is not an IPv4 address", l.Server)
 	case len(l.MAC) != macLen:
 		return trace.Unusable("MAC address %q is not of %d bytes", l.MAC, macLen)
-	case l.Obtained.IsZero():
-		return trace.Unusable("it does not say when it began")
-	case l.Infinite():
-		return nil
-	case l.Renew.Before(l.Obtained) || l.Rebind.Before(l.Renew) || l.Expire.Before(l.Rebind):
-		return trace.Unusable("times %s, %s, %s, %s are not in their order",
-			l.Obtained.Format(time.RFC3339), l.Renew.Format(time.RFC3339), l.Rebind.Format(
-				time.RFC3339), l.Expire.Format(time.RFC3339))
 	}
 
-	return nil
+	return trace.CheckTimes(l.Obtained, l.Renew, l.Rebind, l.Expire)
 }
 
 // Infinite reports whether the lease never ends.

@@ -233,9 +233,7 @@ func (t *step) whyForeign(m *message) string {
 		return "of another transaction"
 	case len(m.server) < minDUID || len(m.server) > maxDUID:
 		return fmt.Sprintf("a server identifier of %d bytes", len(m.server))
-	case len(m.client) == 0 && t.s.state == informing:
-		return ""
-	case !bytes.Equal(m.client, t.cfg.DUID):
+	case !bytes.Equal(m.client, t.cfg.DUID) && (len(m.client) > 0 || t.s.state != informing):
 		return "for another client"
 	}
 
@@ -245,14 +243,11 @@ func (t *step) whyForeign(m *message) string {
 // isReplyFrom reports whether a message is a REPLY of the given server. It records a REPLY of another server for the
 // error that Failure returns.
 func (t *step) isReplyFrom(m *message, server dhcpc.Hex) bool {
-	switch {
-	case m.kind != dhcpv6.MessageTypeReply:
-		return false // further ADVERTISEs are common, and not worth a note
-	case !bytes.Equal(m.server, server):
+	isReply, isAsked := m.kind == dhcpv6.MessageTypeReply, bytes.Equal(m.server, server)
+	if isReply && !isAsked { // further ADVERTISEs are common, and not worth a note
 		t.note(m.describe() + ": not the server that was asked, " + server.String())
-		return false
 	}
-	return true
+	return isReply && isAsked
 }
 
 // note records a received message, for the error that Failure returns.

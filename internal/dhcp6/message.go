@@ -56,16 +56,9 @@ func (l *Lease6) Validate() error {
 		return trace.Unusable("server identifier of %d bytes: want %d to %d", len(l.Server), minDUID, maxDUID)
 	case len(l.DUID) < minDUID || len(l.DUID) > maxDUID:
 		return trace.Unusable("client identifier of %d bytes: want %d to %d", len(l.DUID), minDUID, maxDUID)
-	case l.Obtained.IsZero():
-		return trace.Unusable("it does not say when it began")
-	case l.Infinite():
-		return nil
-	case l.Renew.Before(l.Obtained) || l.Rebind.Before(l.Renew) || l.Expire.Before(l.Rebind):
-		return trace.Unusable("times %s, %s, %s, %s are not in their order", l.Obtained.Format(time.RFC3339),
-			l.Renew.Format(time.RFC3339), l.Rebind.Format(time.RFC3339), l.Expire.Format(time.RFC3339))
 	}
 
-	return nil
+	return trace.CheckTimes(l.Obtained, l.Renew, l.Rebind, l.Expire)
 }
 
 // Infinite reports whether the lease never ends.

@@ -147,8 +147,8 @@ func TestCursorGoesRoundOnce(t *testing.T) {
 	}
 }
 
-// FuzzRange: any subnet and bounds either give an error or a range that lies in the subnet, and of which each address is given
-// once.
+// FuzzRange: any subnet and bounds either give an error or a range that lies in the subnet, and of which each address
+// is given once.
 func FuzzRange(f *testing.F) {
 	f.Add("10.1.0.0/28", "10.1.0.3", "10.1.0.9", "10.1.0.5", "10.1.0.4")
 	f.Add("fd00::/124", "", "", "", "fd00::f")

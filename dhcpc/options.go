@@ -334,27 +334,22 @@ func (m *message) staticRoutes() []Route {
 // router. If neither the subnet nor a route on the link contains a router, onLinkFirst adds a route to this router.
 func onLinkFirst(list []Route, own netip.Prefix) []Route {
 	var onLink, others []Route
-	list = slices.Clone(list)
-	for i, r := range list {
-		if r.Gateway == own.Addr() {
+	for _, r := range list {
+		switch {
+		case !r.Gateway.IsValid(), r.Gateway == own.Addr():
 			// If the host is its own router, all destinations behind that router are on its link.
-			list[i].Gateway = netip.Addr{}
-		}
-		if r = list[i]; !r.Gateway.IsValid() {
-			onLink = append(onLink, r)
+			onLink = append(onLink, Route{Dst: r.Dst})
+		case !slices.Contains(others, r):
+			others = append(others, r)
 		}
 	}
 
-	for _, r := range list {
-		if !r.Gateway.IsValid() || slices.Contains(others, r) {
-			continue
-		}
+	for _, r := range others {
 		reached := own.Bits() < 32 && own.Contains(r.Gateway) ||
 			slices.ContainsFunc(onLink, func(l Route) bool { return l.Dst.Contains(r.Gateway) })
 		if !reached {
 			onLink = append(onLink, Route{Dst: netip.PrefixFrom(r.Gateway, 32)})
 		}
-		others = append(others, r)
 	}
 
 	return append(onLink, others...)
